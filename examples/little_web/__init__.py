@@ -1,0 +1,1 @@
+"""The quickstart's generated little web."""

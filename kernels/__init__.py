@@ -1,0 +1,1 @@
+"""Fast paths, each behind one dispatch with a plain reference that it must agree with."""
