@@ -1,0 +1,45 @@
+"""Words for people, on stderr: one line each, marked with the command and the Slurm job.
+
+stdout carries data only. Under Slurm a line names job, array index and restart count, so that
+the interleaved logs of an array can be told apart.
+"""
+
+import os
+import sys
+from collections.abc import Mapping
+
+_state = {"command": "sabia", "quiet": False}
+
+
+def configure(command: str, quiet: bool) -> None:
+    """Set the name that lines start with; `quiet` drops notes (warnings and errors stay)."""
+    _state["command"], _state["quiet"] = f"sabia {command}", quiet
+
+
+def slurm_mark(environment: Mapping[str, str]) -> str:
+    """`[job 12_3 restart 1] ` from SLURM_* variables; empty outside Slurm."""
+    job = environment.get("SLURM_ARRAY_JOB_ID") or environment.get("SLURM_JOB_ID")
+    if not job:
+        return ""
+    index = environment.get("SLURM_ARRAY_TASK_ID")
+    restarts = environment.get("SLURM_RESTART_COUNT")
+    return f"[job {job}{f'_{index}' if index else ''}{f' restart {restarts}' if restarts else ''}] "
+
+
+def say(message: str) -> None:
+    """Write one line to stderr; a closed stderr is not an error."""
+    try:
+        print(f"{slurm_mark(os.environ)}{_state['command']}: {message}", file=sys.stderr, flush=True)
+    except (BrokenPipeError, ValueError):
+        sys.stderr = open(os.devnull, "w")  # noqa: SIM115 - stays open for the rest of the process
+
+
+def note(message: str) -> None:
+    """A line that `--quiet` drops."""
+    if not _state["quiet"]:
+        say(message)
+
+
+def warn(message: str) -> None:
+    """A line that is always written."""
+    say(f"warning: {message}")

@@ -1,0 +1,51 @@
+"""Files that appear whole or not at all: dot-tmp in the same directory, fsync, rename.
+
+A process that dies leaves at most a dot-file `.NAME.PID.tmp`; the next run for the same name
+sweeps those whose process is gone. No reader of this package looks at dot-files.
+"""
+
+import contextlib
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+
+def fsync_directory(directory: Path) -> None:
+    """Make renames in the directory durable."""
+    handle = os.open(directory, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def sweep_stale(path: Path) -> None:
+    """Remove temporary files of `path` whose process no longer lives on this host."""
+    for old in path.parent.glob(f".{path.name}.*.tmp"):
+        pid = old.name.removesuffix(".tmp").rpartition(".")[2]
+        if pid.isdigit() and not os.path.exists(f"/proc/{pid}"):
+            with contextlib.suppress(OSError):
+                old.unlink()
+
+
+@contextlib.contextmanager
+def atomic_path(path: str | Path) -> Iterator[Path]:
+    """Yield a temporary path beside `path`; on success it is synced and renamed, else removed."""
+    final = Path(path)
+    final.parent.mkdir(parents=True, exist_ok=True)
+    sweep_stale(final)
+    temporary = final.with_name(f".{final.name}.{os.getpid()}.tmp")
+    try:
+        yield temporary
+        with open(temporary, "rb") as written:
+            os.fsync(written.fileno())
+        os.replace(temporary, final)
+        fsync_directory(final.parent)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def write_atomic(path: str | Path, data: bytes | str) -> None:
+    """Write a small file atomically."""
+    with atomic_path(path) as temporary:
+        temporary.write_bytes(data.encode() if isinstance(data, str) else data)

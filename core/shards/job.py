@@ -1,0 +1,45 @@
+"""A job: what one call of a command is to read, write and keep in mind.
+
+The command line builds it, the rooms read it. It holds the shared options of the grammar and
+the command's own resolved options, which are part of every fingerprint. Standard library only,
+so that `--help` stays fast.
+"""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Job:
+    """One call of one command; field names are those of the options."""
+
+    command: str
+    inputs: tuple[str, ...] = ()
+    out: str | None = None
+    to: str = "parquet"  # format of stdout: parquet, arrow or jsonl
+    rejects: str | None = None
+    jobs: int = 1
+    shard: tuple[int, int] | None = None  # (index from 0, count)
+    force: bool = False
+    dry_run: bool = False
+    stats: str | None = None
+    seed: int = 0
+    json: bool = False
+    backend: str = "torch"
+    mesh: str = ""
+    options: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def to_stdout(self) -> bool:
+        """True when rows go to stdout."""
+        return self.out in (None, "-")
+
+    @property
+    def to_file(self) -> bool:
+        """True when all rows go to one Parquet file."""
+        return not self.to_stdout and str(self.out).endswith(".parquet")
+
+    @property
+    def to_directory(self) -> bool:
+        """True when every input shard gives one output shard in a directory."""
+        return not self.to_stdout and not self.to_file

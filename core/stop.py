@@ -1,0 +1,36 @@
+"""Stopping politely: SIGTERM, SIGUSR1 and SIGUSR2 set a flag, the work looks at it.
+
+Data stages look between batches, trainers between steps; both leave finished work in place
+and exit 75. Slurm sends SIGTERM on scancel, requeue and preemption, and USR1 or USR2 by
+`--signal`; all three mean the same here.
+"""
+
+import signal
+from types import FrameType
+
+from sabia.core.errors import Interrupted
+
+SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
+_received: list[int] = []
+
+
+def install() -> None:
+    """Set the handlers; only in the main thread of a process."""
+    for number in SIGNALS:
+        signal.signal(number, _remember)
+
+
+def _remember(number: int, _frame: FrameType | None) -> None:
+    _received.append(number)
+
+
+def requested() -> bool:
+    """True once a stop signal has arrived."""
+    return bool(_received)
+
+
+def check() -> None:
+    """Raise Interrupted if a stop signal has arrived."""
+    if _received:
+        name = signal.Signals(_received[0]).name
+        raise Interrupted(f"stopped by {name}; finished work is kept: run again to resume")
