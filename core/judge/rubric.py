@@ -1,0 +1,120 @@
+"""Rubrics: what an answer is judged by, item by item, and the score that the verdicts give.
+
+A rubric is {"id", "version", "items": [{"id", "text", "weight", "kind", "reference"}]}; a bare list
+of items will do. A negative weight is a penalty: the item says what should not be. kind is `llm`
+(a judge reads the text) or a verifier of `sabia.core.judge.verifiers`.
+  score = clip( Σ weight·met / Σ of the positive weights, 0, 1 )
+as HealthBench divides (arXiv 2505.08775), over the items with a verdict. Where more than
+`max_unknown` of the positive weight has none, or a penalty has none, there is no score.
+"""
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from sabia.core.errors import BadData
+from sabia.core.judge.verdict import Grade, Verdict
+from sabia.core.judge.verifiers import VERIFIERS
+
+KINDS = ("llm", *VERIFIERS)
+
+
+@dataclass(frozen=True)
+class Item:
+    """One criterion."""
+
+    id: str
+    text: str = ""
+    weight: float = 1.0
+    kind: str = "llm"
+    reference: str = ""
+
+
+@dataclass(frozen=True)
+class Rubric:
+    """Criteria with their weights; `id` is a hash of the items where none is given."""
+
+    id: str
+    items: tuple[Item, ...]
+    version: str = "1"
+
+    @property
+    def needs_judge(self) -> bool:
+        """True where an item is for a language model to judge."""
+        return any(item.kind == "llm" for item in self.items)
+
+    def score(self, verdicts: Mapping[str, Verdict], max_unknown: float = 0.0) -> float | None:
+        """The score in [0, 1] of verdicts by item id (a missing id is unknown), or None."""
+        known = [i for i in self.items if verdicts.get(i.id, Verdict.UNKNOWN) != Verdict.UNKNOWN]
+        missing = [item for item in self.items if item not in known]
+        positive = sum(max(item.weight, 0.0) for item in known)
+        unknown = sum(max(item.weight, 0.0) for item in missing)
+        penalty_open = any(item.weight < 0 for item in missing) and max_unknown <= 0
+        if penalty_open or positive <= 0 or unknown > max_unknown * (positive + unknown):
+            return None
+        points = sum(item.weight for item in known if verdicts[item.id] == Verdict.MET)
+        return min(max(points / positive, 0.0), 1.0)
+
+    def grade(self, verdicts: Mapping[str, Verdict], max_unknown: float = 0.0) -> Grade:
+        """The score with its verdicts, in the rubric's order."""
+        found = ((i.id, verdicts.get(i.id, Verdict.UNKNOWN), i.weight) for i in self.items)
+        return Grade(self.score(verdicts, max_unknown), tuple(found))
+
+
+def parse_rubric(value: str | list[Any] | Mapping[str, Any]) -> Rubric:
+    """A rubric from its JSON or the parsed object.
+
+    Raises BadData for what is not a rubric: no items, ids that repeat, an unknown kind, a
+    weight that is no number, or no item with a positive weight.
+    """
+    if isinstance(value, str):
+        try:
+            value = json.loads(value)
+        except ValueError as error:
+            raise BadData(f"rubric is not JSON: {value!r:.80} ({error})") from error
+    head = {"items": value} if isinstance(value, list) else value
+    if not isinstance(head, Mapping) or not isinstance(head.get("items"), list | tuple):
+        raise BadData(f"not a rubric: {value!r:.80} (expected an object with a list of items)")
+    items = tuple(_item(item, number) for number, item in enumerate(head["items"], 1))
+    _check(items)
+    name = head.get("id") or _hash(items)
+    return Rubric(str(name), items, str(head.get("version", "1")))
+
+
+def _item(value: Any, number: int) -> Item:
+    if not isinstance(value, Mapping):
+        raise BadData(f"rubric item {number} is {value!r:.60} (expected an object)")
+    weight = value.get("weight", 1.0)
+    if isinstance(weight, bool) or not isinstance(weight, int | float):
+        raise BadData(f"rubric item {number}: weight {weight!r} (expected a number)")
+    kind = value.get("kind") or "llm"
+    if kind not in KINDS:
+        raise BadData(f"rubric item {number}: kind {kind!r} (expected one of {', '.join(KINDS)})")
+    reference = value.get("reference")
+    if kind == "json" and reference is not None and not isinstance(reference, str):
+        reference = json.dumps(reference)
+    item = Item(
+        str(value.get("id") or number),
+        str(value.get("text") or ""),
+        float(weight),
+        kind,
+        "" if reference is None else str(reference),
+    )
+    if kind == "llm" and not item.text:
+        raise BadData(f"rubric item {item.id}: no text (expected what the judge is to look for)")
+    return item
+
+
+def _check(items: tuple[Item, ...]) -> None:
+    ids = [item.id for item in items]
+    if len(set(ids)) != len(ids):
+        raise BadData(f"rubric items repeat an id: {', '.join(ids)} (expected distinct ids)")
+    if not any(item.weight > 0 for item in items):
+        raise BadData("rubric has no item with a positive weight (the score divides by their sum)")
+
+
+def _hash(items: tuple[Item, ...]) -> str:
+    text = json.dumps([vars(item) for item in items], sort_keys=True, ensure_ascii=False)
+    return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
