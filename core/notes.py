@@ -29,7 +29,9 @@ def slurm_mark(environment: Mapping[str, str]) -> str:
 def say(message: str) -> None:
     """Write one line to stderr; a closed stderr is not an error."""
     try:
-        print(f"{slurm_mark(os.environ)}{_state['command']}: {message}", file=sys.stderr, flush=True)
+        print(
+            f"{slurm_mark(os.environ)}{_state['command']}: {message}", file=sys.stderr, flush=True
+        )
     except (BrokenPipeError, ValueError):
         sys.stderr = open(os.devnull, "w")  # noqa: SIM115 - stays open for the rest of the process
 

@@ -1,0 +1,257 @@
+"""The one grammar of all commands: shared options, units, configuration, errors, exit codes.
+
+A command is a function whose first parameter is a Job and whose others are its own options.
+`@command(kind)` adds the options that commands of its kind share and wraps the call:
+flag > SABIA_COMMAND_OPTION > --config file > default. Importing this module must stay cheap:
+`--help` may take 100 ms and imports neither numpy, pyarrow, torch nor jax.
+"""
+
+import functools
+import inspect
+import json
+import os
+import sys
+import tomllib
+from collections.abc import Callable
+from typing import Annotated, Any
+
+import typer
+
+from sabia.core import notes, stop, units
+from sabia.core.errors import ExitCode, SabiaError, UsageError
+from sabia.core.shards.job import Job
+
+
+def option(help: str, *names: str, **settings: Any) -> Any:
+    """An option; `names` such as '--keep' or '-k' only where the default will not do."""
+    return typer.Option(*names, help=help, **settings)
+
+
+def _unit(parse: Callable[..., Any], metavar: str) -> Callable[..., Any]:
+    def declare(help: str, *names: str, **settings: Any) -> Any:
+        def convert(text: Any) -> Any:
+            try:
+                return parse(text)
+            except UsageError as error:
+                raise typer.BadParameter(str(error)) from error
+
+        return typer.Option(*names, help=help, parser=convert, metavar=metavar, **settings)
+
+    return declare
+
+
+count = _unit(units.parse_count, "COUNT")
+length = _unit(units.parse_length, "LENGTH")
+size = _unit(units.parse_bytes, "BYTES")
+duration = _unit(units.parse_duration, "DURATION")
+fraction = _unit(units.parse_fraction, "SHARE")
+money = _unit(units.parse_money, "USD")
+
+
+def _load_config(context: typer.Context, path: str | None) -> str | None:
+    """Make the file's values the defaults of this call (eager, before the other options)."""
+    if not path:
+        return None
+    try:
+        with open(path, "rb") as file:
+            values = tomllib.load(file)
+    except (OSError, tomllib.TOMLDecodeError) as error:
+        raise typer.BadParameter(f"{path}: {error}") from error
+    name = context.info_name or ""
+    values = values.get(name, {k: v for k, v in values.items() if not isinstance(v, dict)})
+    values = {key.replace("-", "_"): value for key, value in values.items()}
+    known = {parameter.name for parameter in context.command.params}
+    for key in values:
+        if key not in known:
+            raise typer.BadParameter(f"{path}: {name} has no option {key.replace('_', '-')!r}")
+    context.default_map = {**(context.default_map or {}), **values}
+    return path
+
+
+def _shard(text: str | None) -> str | None:
+    if text:
+        from sabia.core.shards.slices import parse_shard
+
+        try:
+            parse_shard(text)
+        except UsageError as error:
+            raise typer.BadParameter(str(error)) from error
+    return text
+
+
+_OPTIONS: dict[str, tuple[Any, Any]] = {
+    "inputs": (
+        Annotated[
+            list[str] | None,
+            typer.Argument(
+                metavar="[INPUT]...",
+                help="Files, directories, globs or URLs; none or - reads stdin.",
+                show_default=False,
+            ),
+        ],
+        None,
+    ),
+    "out": (
+        Annotated[str | None, option("FILE.parquet, a directory, or - (stdout).", "-o", "--out", metavar="PATH")],
+        None,
+    ),
+    "to": (
+        Annotated[
+            str,
+            option("parquet, arrow or jsonl on stdout.", envvar=["SABIA_PIPE"], metavar="FORMAT"),
+        ],
+        "parquet",
+    ),
+    "rejects": (
+        Annotated[str | None, option("Where unusable rows go, with the reason.", metavar="PATH")],
+        None,
+    ),
+    "jobs": (Annotated[int, option("Worker processes.", "-j", "--jobs", min=1, metavar="N")], 1),
+    "shard": (
+        Annotated[
+            str | None,
+            option(
+                "Take slice I of N of the input shards (default: the Slurm array's).",
+                metavar="I/N",
+                callback=_shard,
+            ),
+        ],
+        None,
+    ),
+    "backend": (
+        Annotated[str, option("torch or jax.", envvar=["SABIA_BACKEND"], metavar="NAME")],
+        "torch",
+    ),
+    "mesh": (Annotated[str, option("Devices by axis, such as data=4.", metavar="AXIS=N,…")], ""),
+    "seed": (Annotated[int, option("Random seed.", min=0, metavar="N")], 0),
+    "stats": (Annotated[str | None, option("Figures of the run as JSON; - is stderr.", metavar="FILE")], None),
+    "json": (Annotated[bool, option("Report as JSON on stdout.", "--json")], False),
+    "force": (Annotated[bool, option("Redo what is already done.", "--force")], False),
+    "dry_run": (Annotated[bool, option("Show what would be done.", "--dry-run")], False),
+    "config": (
+        Annotated[
+            str | None,
+            option("Options from a TOML file.", metavar="FILE.toml", is_eager=True,
+                   callback=_load_config),
+        ],
+        None,
+    ),
+    "quiet": (Annotated[bool, option("No notes on stderr.", "-q", "--quiet")], False),
+    "debug": (Annotated[bool, option("Show tracebacks.", "--debug")], False),
+}  # fmt: skip
+
+_ALWAYS = ("force", "dry_run", "config", "quiet", "debug")
+KINDS: dict[str, tuple[str, ...]] = {
+    "map": ("inputs", "out", "to", "rejects", "jobs", "shard", "seed", "stats", *_ALWAYS),
+    "barrier": ("inputs", "out", "to", "rejects", "jobs", "seed", "stats", *_ALWAYS),
+    "train": ("inputs", "out", "to", "rejects", "backend", "mesh", "seed", *_ALWAYS),
+    "report": ("inputs", "out", "to", "backend", "seed", "json", *_ALWAYS),
+    "plan": ("out", "to", "json", "config", "quiet", "debug"),
+}
+_READS_STDIN = ("map", "barrier", "train")
+_CHOICES = {"to": ("parquet", "arrow", "jsonl"), "backend": ("torch", "jax")}
+
+
+def command(kind: str, examples: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Declare a command of a kind: map, barrier, train, report or plan.
+
+    `examples` are shell lines that the help ends with.
+    """
+
+    def declare(function: Callable[..., None]) -> Callable[..., None]:
+        shared = KINDS[kind]
+        own = [
+            parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY)
+            for parameter in inspect.signature(function, eval_str=True).parameters.values()
+        ][1:]
+
+        @functools.wraps(function)
+        def call(**values: Any) -> None:
+            settings = {name: values.pop(name) for name in shared}
+            _boundary(function, kind, settings, values)
+
+        parameters = [*_shared_parameters(("inputs",) if "inputs" in shared else ()), *own]
+        parameters += _shared_parameters(tuple(name for name in shared if name != "inputs"))
+        call.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+        call.__annotations__ = {p.name: p.annotation for p in parameters}
+        call.examples = inspect.cleandoc(examples)  # type: ignore[attr-defined]
+        call.kind = kind  # type: ignore[attr-defined]
+        return call
+
+    return declare
+
+
+def _shared_parameters(names: tuple[str, ...]) -> list[inspect.Parameter]:
+    keyword = inspect.Parameter.KEYWORD_ONLY
+    return [
+        inspect.Parameter(name, keyword, default=_OPTIONS[name][1], annotation=_OPTIONS[name][0])
+        for name in names
+    ]
+
+
+def _boundary(
+    function: Callable[..., None], kind: str, settings: dict[str, Any], own: dict[str, Any]
+) -> None:
+    """Run a command; turn every way of ending into its exit code and at most one line."""
+    name = function.__name__.replace("_", "-")
+    notes.configure(name, settings["quiet"])
+    stop.install()
+    try:
+        function(_job(name, kind, settings, own), **own)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        _end_now(ExitCode.PIPE)
+    except KeyboardInterrupt:
+        raise typer.Exit(ExitCode.SIGINT) from None
+    except (typer.Exit, typer.Abort, typer.BadParameter):
+        raise
+    except Exception as error:
+        if settings["debug"] or os.environ.get("SABIA_DEBUG"):
+            raise
+        raise typer.Exit(_explain(error)) from None
+
+
+def _end_now(code: int) -> None:
+    """Leave without flushing the closed pipe again; worker processes end with us."""
+    import multiprocessing
+
+    for child in multiprocessing.active_children():
+        child.terminate()
+    os._exit(code)
+
+
+def _explain(error: Exception) -> int:
+    """Say in one line what went wrong; returns the exit code."""
+    text = " ".join(str(error).split()) or type(error).__name__
+    if isinstance(error, SabiaError):
+        notes.say(text if error.exit_code == ExitCode.INTERRUPTED else f"error: {text}")
+        return int(error.exit_code)
+    if isinstance(error, ModuleNotFoundError):
+        notes.say(f"error: package {error.name!r} is missing; pip install it")
+        return int(ExitCode.MISSING)
+    if isinstance(error, OSError):
+        notes.say(f"error: {error.filename or ''}: {error.strerror or text}")
+        return int(ExitCode.FAILED)
+    notes.say(f"error: {type(error).__name__}: {text} (a defect; --debug shows where)")
+    return int(ExitCode.FAILED)
+
+
+def _job(name: str, kind: str, settings: dict[str, Any], own: dict[str, Any]) -> Job:
+    """The Job of a call; refuses choices that do not exist and a terminal as input."""
+    for key, choices in _CHOICES.items():
+        if settings.get(key, choices[0]) not in choices:
+            known = " or ".join(choices)
+            raise UsageError(f"--{key}: {settings[key]!r} (expected {known})")
+    inputs = tuple(settings.get("inputs") or ())
+    if kind in _READS_STDIN and not inputs and sys.stdin.isatty():
+        raise UsageError(f"no INPUT, and stdin is a terminal; sabia {name} --help shows examples")
+    if kind == "barrier" and os.environ.get("SLURM_ARRAY_TASK_COUNT", "1") != "1":
+        raise UsageError(f"{name} needs all shards at once; run it as one job, not as an array")
+    fields = {k: v for k, v in settings.items() if k in Job.__dataclass_fields__}
+    fields |= {"inputs": inputs, "options": json.loads(json.dumps(own, default=str))}
+    if settings.get("shard"):
+        from sabia.core.shards.slices import parse_shard
+
+        fields["shard"] = parse_shard(settings["shard"])
+    return Job(command=name, **fields)

@@ -1,0 +1,75 @@
+"""Run one function over many shards: here in this process, or in `jobs` worker processes.
+
+Results come back in the order of the tasks, whatever the order of the work. A stop signal or
+Ctrl-C reaches the workers, which leave no half-written file; a worker that dies is one clear
+error. Larger executors (a Slurm array slices its shards before this, Ray) serve the same call.
+"""
+
+import os
+import signal
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
+from multiprocessing import get_context
+from typing import Any, TypeVar
+
+from sabia.core import notes, stop
+from sabia.core.errors import Failed
+
+R = TypeVar("R")
+LOOK_S = 0.2  # how often a waiting parent looks for a stop signal
+
+
+def run_tasks(
+    function: Callable[..., R], tasks: Sequence[tuple[Any, ...]], jobs: int = 1
+) -> Iterator[R]:
+    """Yield function(*task) for each task in order; `function` and tasks must be picklable.
+
+    Raises Interrupted on a stop signal and Failed when a worker process dies.
+    """
+    if jobs <= 1 or len(tasks) <= 1:
+        for task in tasks:
+            stop.check()
+            yield function(*task)
+        return
+    yield from _in_processes(function, tasks, min(jobs, len(tasks)))
+
+
+def _in_processes(function: Callable[..., R], tasks: Sequence[tuple[Any, ...]], jobs: int):
+    pool = ProcessPoolExecutor(jobs, get_context("spawn"), initializer=_prepare_worker)
+    try:
+        futures = [pool.submit(function, *task) for task in tasks]
+        for future in futures:
+            _wait(future)
+            yield future.result()
+    except BrokenProcessPool as error:
+        raise Failed("a worker process died (out of memory?); run again to go on") from error
+    except BaseException:
+        _end_workers(pool)
+        raise
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+def _wait(future: "Future[Any]") -> None:
+    while not future.done():
+        stop.check()
+        wait([future], LOOK_S, FIRST_COMPLETED)
+
+
+def _prepare_worker() -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent hears Ctrl-C and ends us
+    stop.install()
+    notes.configure("worker", quiet=False)
+
+
+def _end_workers(pool: ProcessPoolExecutor) -> None:
+    for worker in list((pool._processes or {}).values()):
+        if worker.pid and worker.is_alive():
+            os.kill(worker.pid, signal.SIGTERM)
+
+
+def cpu_count() -> int:
+    """CPUs this process may use: Slurm's figure first, then the scheduler's mask."""
+    given = os.environ.get("SLURM_CPUS_ON_NODE", "")
+    return int(given) if given.isdigit() and int(given) else len(os.sched_getaffinity(0))

@@ -1,0 +1,166 @@
+"""From what the user typed to sources: paths, directories, globs, URLs, or stdin.
+
+stdin (no INPUT, or `-`) is sniffed by its first bytes: Parquet, Arrow stream, gzip or zstd (then
+looked into), JSON lines; any other text is a list of paths, one a line. Streams are spooled
+unless stdin is a file, so that every source can be read more than once. An empty stdin is
+BadData: its producer died.
+"""
+
+import glob
+import os
+import sys
+import tempfile
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from typing import BinaryIO
+
+import fsspec
+
+from sabia.core.errors import BadData, UsageError
+from sabia.core.shards.job import Job
+from sabia.core.shards.sources import Source, decompressed
+
+READABLE = (".parquet", ".arrow", ".arrows", ".jsonl", ".jsonl.gz", ".jsonl.zst", ".json")
+_LIST_LIMIT_BYTES = 64 << 20
+
+
+def open_inputs(job: Job, kind: str) -> list[Source]:
+    """The job's input shards in order; raises UsageError or BadData for what cannot be read."""
+    if not job.inputs:
+        return from_stdin(kind)
+    sources: list[Source] = []
+    for given in job.inputs:
+        sources += from_stdin(kind) if given == "-" else from_path(given, kind)
+    return sources
+
+
+def from_path(given: str, kind: str) -> list[Source]:
+    """Sources of a file, a directory, a glob or an fsspec URL."""
+    names = expand(given)
+    return [Source(name, kind, sniff(partial(open_binary, name), name), _opener(name))
+            for name in names]  # fmt: skip
+
+
+def _opener(name: str):
+    return partial(open_binary, name)
+
+
+def is_url(name: str) -> bool:
+    """True for fsspec URLs such as s3://bucket/key."""
+    return "://" in name
+
+
+def open_binary(name: str) -> BinaryIO:
+    """Open a local path or an fsspec URL for reading; BadData when it cannot be opened."""
+    try:
+        return fsspec.open(name, "rb").open() if is_url(name) else open(name, "rb")
+    except OSError as error:
+        raise BadData(f"{name}: {error.strerror or error}") from error
+
+
+def expand(given: str, endings: Sequence[str] = READABLE) -> list[str]:
+    """The files that a path, directory, glob or URL stands for, sorted; never empty."""
+    if is_url(given):
+        return _expand_url(given, endings)
+    if os.path.isdir(given):
+        names = sorted(p for p in Path(given).iterdir() if _is_shard(p.name, endings))
+        found = [str(p) for p in names if p.name != "manifest.json"]
+        hint = f"expected files ending in {' '.join(endings)}"
+    elif os.path.exists(given):
+        return [given]
+    else:
+        found, hint = sorted(glob.glob(given)), "check the path"
+    if not found:
+        what = "no input files in it" if os.path.isdir(given) else "no such file"
+        raise UsageError(f"{given}: {what}; {hint}")
+    return found
+
+
+def _expand_url(given: str, endings: Sequence[str]) -> list[str]:
+    files, path = fsspec.core.url_to_fs(given)
+    protocol = given.partition("://")[0]
+    if any(c in path for c in "*?["):
+        paths = sorted(files.glob(path))
+    elif files.isdir(path):
+        paths = sorted(p for p in files.ls(path, detail=False)
+                       if _is_shard(p.rpartition("/")[2], endings)
+                       and not p.endswith("/manifest.json"))  # fmt: skip
+    else:
+        paths = [path]
+    if not paths:
+        raise UsageError(f"{given}: no such object")
+    return [p if "://" in p else f"{protocol}://{p}" for p in paths]
+
+
+def _is_shard(name: str, endings: Sequence[str]) -> bool:
+    return not name.startswith(".") and name.endswith(tuple(endings))
+
+
+def sniff(opener, name: str) -> str:
+    """parquet, arrow or jsonl, from the first bytes (looking through gzip and zstd)."""
+    with opener() as file:
+        head = file.read(8)
+        if not head:
+            raise BadData(f"{name}: empty file")
+        file.seek(0)
+        if head[:4] == b"PAR1":
+            return "parquet"
+        if head[:4] == b"\xff\xff\xff\xff" or head[:6] == b"ARROW1":
+            return "arrow"
+        first = decompressed(file).read(4096).lstrip(b"\xef\xbb\xbf \t\r\n")[:1]
+    if first in (b"{", b"["):
+        return "jsonl"
+    raise BadData(f"{name}: neither Parquet, Arrow nor JSON lines (starts with {head!r})")
+
+
+def from_stdin(kind: str) -> list[Source]:
+    """Sources of standard input; the text form is a list of paths."""
+    path = spool_stdin()
+    opener = partial(open, path, "rb")
+    with opener() as file:
+        text = decompressed(file)
+        head = text.read(4096)
+    if head[:4] in (b"PAR1", b"\xff\xff\xff\xff") or head.lstrip()[:1] == b"{":
+        return [Source("<stdin>", kind, sniff(opener, "<stdin>"), opener)]
+    with opener() as file:
+        listed = decompressed(file).read(_LIST_LIMIT_BYTES).decode("utf-8", "replace").split("\n")
+    sources: list[Source] = []
+    for line in filter(None, (line.strip() for line in listed)):
+        if not is_url(line) and not os.path.exists(line):
+            raise BadData(f"<stdin>: neither records nor a list of paths (line {line!r:.60})")
+        sources += from_path(line, kind)
+    return sources
+
+
+def spool_stdin() -> str:
+    """A path from which stdin can be read again and again; BadData when it is empty.
+
+    A regular file is read in place; anything else is copied to an unnamed temporary file, whose
+    path under /proc lives as long as this process (worker processes can open it too).
+    """
+    stdin = sys.stdin.buffer
+    if _is_regular(stdin):
+        name = f"/proc/{os.getpid()}/fd/{stdin.fileno()}"
+        if os.fstat(stdin.fileno()).st_size == 0:
+            raise BadData("<stdin>: empty input (its producer failed?)")
+        return name
+    size = 0
+    with tempfile.TemporaryFile() as spool:
+        while block := stdin.read(1 << 20):
+            spool.write(block)
+            size += len(block)
+        spool.flush()
+        kept = os.dup(spool.fileno())  # stays open, and so stays readable, until the process ends
+    if not size:
+        raise BadData("<stdin>: empty input (its producer failed?)")
+    return f"/proc/{os.getpid()}/fd/{kept}"
+
+
+def _is_regular(stream: BinaryIO) -> bool:
+    import stat
+
+    try:
+        return stat.S_ISREG(os.fstat(stream.fileno()).st_mode)
+    except (OSError, ValueError):
+        return False

@@ -1,0 +1,90 @@
+"""What was made from what: fingerprints of outputs, and the manifest of an output directory.
+
+A shard is the unit of idempotence. Its metadata holds the fingerprint of its input, the resolved
+options and the version; a run skips every shard whose metadata already says what it would write.
+"""
+
+import hashlib
+import json
+import os
+from collections.abc import Sequence
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from sabia.core import notes
+from sabia.core.shards.atomic import write_atomic
+from sabia.core.shards.job import Job
+from sabia.core.shards.outputs import output_path, read_metadata
+from sabia.core.shards.sources import Source
+
+
+def provenance(job: Job, kind: str, inputs: Sequence[str], salt: str = "") -> dict[str, Any]:
+    """What made an output: command, version, options, seed, input fingerprints, record kind."""
+    said = {
+        "command": job.command,
+        "version": version("sabia"),
+        "kind": kind,
+        "options": job.options,
+        "seed": job.seed,
+        "inputs": list(inputs),
+        "salt": salt,
+    }
+    text = json.dumps(said, sort_keys=True, default=str)
+    return said | {"fingerprint": hashlib.blake2b(text.encode(), digest_size=16).hexdigest()}
+
+
+def holds(path: str, wanted: dict[str, Any]) -> bool:
+    """True when the file exists, opens, and was made from the same with the same."""
+    found = read_metadata(path)
+    return found is not None and found.get("fingerprint") == wanted["fingerprint"]
+
+
+def is_current(job: Job, sources: Sequence[Source], salt: str = "", kind: str = "document") -> bool:
+    """For stages with a barrier: all outputs exist and match the inputs and options."""
+    if job.force or job.to_stdout:
+        return False
+    prints = [source.fingerprint() for source in sources]
+    if job.to_file:
+        return holds(output_path(job), provenance(job, kind, prints, salt))
+    wanted = [provenance(job, kind, [one], salt) for one in prints]
+    return all(holds(output_path(job, part), made) for part, made in enumerate(wanted))
+
+
+def finish_directory(job: Job, parts: int) -> None:
+    """Drop parts that an earlier run of this command left behind the last one; write the manifest.
+
+    Local directories only; in a Slurm array every task does it, and the last one's word is whole.
+    """
+    directory = Path(str(job.out))
+    for path in sorted(directory.glob("part-*.parquet")):
+        number = path.stem.removeprefix("part-")
+        if number.isdigit() and int(number) >= parts:
+            made = read_metadata(str(path))
+            if made and made.get("command") == job.command:
+                path.unlink()
+                notes.note(f"removed {path.name}, left by an earlier run with more inputs")
+    write_atomic(directory / "manifest.json", json.dumps(_manifest(job, directory), indent=1))
+
+
+def _manifest(job: Job, directory: Path) -> dict[str, Any]:
+    shards = []
+    for path in sorted(directory.glob("part-*.parquet")):
+        try:
+            rows = pq.read_metadata(path).num_rows
+        except (OSError, pa.ArrowException):
+            continue  # another task of the array has just replaced it and will list it
+        made = read_metadata(str(path)) or {}
+        shards.append(
+            {
+                "name": path.name,
+                "rows": rows,
+                "size_bytes": os.path.getsize(path),
+                "fingerprint": made.get("fingerprint"),
+            }
+        )
+    said = {"command": job.command, "version": version("sabia"), "options": job.options}
+    return said | {"seed": job.seed, "shards": shards}

@@ -1,0 +1,271 @@
+"""The map stage: one transform over every input shard, wherever the rows go.
+
+Into a directory each input shard gives one output shard, skipped when it is already there and
+made from the same; into a file or stdout all shards go in order. A transform sees one shard at
+a time, so rows do not depend on workers, slices or the form of the output.
+"""
+
+import os
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from sabia.core import notes, stop
+from sabia.core.errors import BadData, UsageError
+from sabia.core.progress import Bar, progress
+from sabia.core.shards import manifest, outputs, schemas
+from sabia.core.shards.executor import run_tasks
+from sabia.core.shards.inputs import is_url, open_inputs
+from sabia.core.shards.job import Job
+from sabia.core.shards.rejects import Rejects, reject_path
+from sabia.core.shards.slices import slurm_slice
+from sabia.core.shards.sources import Source
+from sabia.core.shards.summary import Summary
+
+
+@dataclass
+class ShardContext:
+    """What a transform is told about its shard, and where it counts and rejects."""
+
+    index: int
+    name: str
+    rejects: Rejects
+    counters: dict[str, float] = field(default_factory=dict)
+
+    def reject(self, rows: pa.RecordBatch | dict[str, Any], reason: str) -> None:
+        """Keep rows that cannot be used, with the reason."""
+        self.rejects.add(rows, reason, self.name)
+
+    def count(self, name: str, n: float = 1) -> None:
+        """Add to a counter of the summary."""
+        self.counters[name] = self.counters.get(name, 0) + n
+
+
+Transform = Callable[[Iterator[pa.RecordBatch], ShardContext], Iterator[pa.RecordBatch]]
+
+
+def run_map(
+    job: Job,
+    transform: Transform,
+    kind_in: str = "document",
+    kind_out: str = "document",
+    sources: Sequence[Source] | None = None,
+    salt: str = "",
+    next_step: str = "",
+) -> Summary:
+    """Run the transform over the job's inputs and write its output; returns the summary.
+
+    `salt` enters the fingerprints (a barrier stage passes the digest of what it learnt from all
+    shards). Raises BadData, UsageError, Interrupted.
+    """
+    started = time.monotonic()
+    sources = list(sources if sources is not None else open_inputs(job, kind_in))
+    ours = _our_shards(job, len(sources))
+    work = _Work(job, transform, kind_out, salt)
+    if job.dry_run:
+        _print_plan(work, sources, ours)
+        return Summary()
+    summary = _directory(work, sources, ours) if job.to_directory else _stream(work, sources, ours)
+    summary.seconds = time.monotonic() - started
+    summary.report(job, next_step)
+    return summary
+
+
+@dataclass(frozen=True)
+class _Work:
+    job: Job
+    transform: Transform
+    kind_out: str
+    salt: str
+
+    def provenance(self, sources: Sequence[Source]) -> dict[str, Any]:
+        prints = [source.fingerprint() for source in sources]
+        return manifest.provenance(self.job, self.kind_out, prints, self.salt)
+
+
+def _our_shards(job: Job, count: int) -> list[int]:
+    """Indices of the input shards that this process owns."""
+    mine = job.shard or slurm_slice()
+    if mine is None:
+        return list(range(count))
+    if not job.to_directory:
+        raise UsageError("a slice of the shards needs a directory to write to; give -o DIR")
+    owned = list(range(mine[0], count, mine[1]))
+    notes.note(f"slice {mine[0]} of {mine[1]}: {len(owned)} of {count} shards")
+    return owned
+
+
+def _directory(work: _Work, sources: Sequence[Source], ours: Sequence[int]) -> Summary:
+    tasks = [(work, sources[i], i) for i in ours]
+    total = Summary()
+    with progress(len(tasks), work.job.command, "shards") as bar:
+        for done in run_tasks(_one_part, tasks, work.job.jobs):
+            total.add(done)
+            bar.advance(1, rows=f"{total.rows_out:,}")
+    if not is_url(str(work.job.out)):
+        manifest.finish_directory(work.job, len(sources))
+    return total
+
+
+def _one_part(work: _Work, source: Source, part: int) -> Summary:
+    path = outputs.output_path(work.job, part)
+    made = work.provenance([source])
+    if not work.job.force and manifest.holds(path, made):
+        rows = pq.read_metadata(path).num_rows if not is_url(path) else 0
+        return Summary(shards_skipped=1, rows_out=rows)
+    summary = Summary(shards_done=1)
+    with Rejects(reject_path(work.job, part)) as rejects:
+        batches = _transformed(work, source, part, rejects, summary, Bar())
+        _write(work, batches, made, part, summary)
+    return summary
+
+
+def _stream(work: _Work, sources: Sequence[Source], ours: Sequence[int]) -> Summary:
+    job = work.job
+    made = work.provenance(sources)
+    if job.to_file and not job.force and manifest.holds(str(job.out), made):
+        return Summary(shards_skipped=len(ours), rows_out=pq.read_metadata(str(job.out)).num_rows)
+    summary = Summary(shards_done=len(ours))
+    counts = [source.rows() for source in sources]
+    total = None if None in counts else sum(filter(None, counts))
+    with progress(total, job.command) as bar, Rejects(reject_path(job)) as rejects:
+        if job.jobs > 1 and len(sources) > 1:
+            batches = _in_parallel(work, sources, rejects, summary, bar)
+        else:
+            batches = _in_turn(work, sources, rejects, summary, bar)
+        _write(work, batches, made, 0, summary)
+    return summary
+
+
+def _in_turn(
+    work: _Work, sources: Sequence[Source], rejects: Rejects, summary: Summary, bar: Bar
+) -> Iterator[pa.RecordBatch]:
+    for index, source in enumerate(sources):
+        yield from _transformed(work, source, index, rejects, summary, bar)
+
+
+def _in_parallel(
+    work: _Work, sources: Sequence[Source], rejects: Rejects, summary: Summary, bar: Bar
+) -> Iterator[pa.RecordBatch]:
+    """Workers write scratch shards, which are read back in order."""
+    with tempfile.TemporaryDirectory(prefix=".sabia-", dir=_scratch_parent(work.job)) as scratch:
+        tasks = [(work, source, i, scratch) for i, source in enumerate(sources)]
+        for index, part in enumerate(run_tasks(_scratch_part, tasks, work.job.jobs)):
+            part.shards_done = part.rows_out = 0
+            rejected = part.reject_path if part.rejected else None
+            part.rejected, part.reject_path = 0, None
+            summary.add(part)
+            bar.advance(part.rows_in)
+            if rejected:
+                _take_over_rejects(rejected, rejects, summary)
+            with pq.ParquetFile(f"{scratch}/part-{index:05d}.parquet") as file:
+                yield from file.iter_batches(outputs.GROUP_ROWS)
+
+
+def _scratch_parent(job: Job) -> str | None:
+    return os.path.dirname(os.path.abspath(str(job.out))) if job.to_file else None
+
+
+def _scratch_part(work: _Work, source: Source, index: int, scratch: str) -> Summary:
+    from dataclasses import replace
+
+    job = replace(work.job, out=scratch, rejects=None, force=True)
+    return _one_part(_Work(job, work.transform, work.kind_out, work.salt), source, index)
+
+
+def _take_over_rejects(path: str, rejects: Rejects, summary: Summary) -> None:
+    import json
+
+    for row in pq.read_table(path).to_pylist():
+        rejects.add(json.loads(row["record"]), row["reason"], row["shard"])
+    summary.rejected, summary.reject_path = rejects.count, rejects.path
+
+
+def _transformed(
+    work: _Work, source: Source, index: int, rejects: Rejects, summary: Summary, bar: Bar
+) -> Iterator[pa.RecordBatch]:
+    """The transform's batches of one shard; fills in the summary."""
+    context = ShardContext(index, source.name, rejects)
+    before = rejects.count
+
+    def counted() -> Iterator[pa.RecordBatch]:
+        for batch in source.batches(reject=context.reject):
+            stop.check()
+            summary.rows_in += batch.num_rows
+            bar.advance(batch.num_rows)
+            yield batch
+        summary.rows_in += rejects.count - before  # what the reader itself refused
+
+    for batch in work.transform(counted(), context):
+        stop.check()
+        yield batch
+    for name, n in context.counters.items():
+        summary.counters[name] = summary.counters.get(name, 0) + n
+    if rejects.count > before:
+        summary.rejected += rejects.count - before
+        summary.reject_path = rejects.path
+
+
+def _write(
+    work: _Work,
+    batches: Iterator[pa.RecordBatch],
+    made: dict[str, Any],
+    part: int,
+    summary: Summary,
+) -> None:
+    first = next(batches, None)
+    schema = schemas.schema_of(work.kind_out) if first is None else first.schema
+    with outputs.open_output(work.job, schema.remove_metadata(), made, part) as writer:
+        batch = first
+        while batch is not None:
+            writer.write(_align(batch, schema))
+            summary.rows_out += batch.num_rows
+            batch = next(batches, None)
+
+
+def _align(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
+    """Give a later batch the columns of the first one; BadData where that would lose any."""
+    if batch.schema.equals(schema):
+        return batch
+    late = [name for name in batch.schema.names if name not in schema.names]
+    if late:
+        raise BadData(
+            f"column {late[0]!r} is in a later shard but not in the first;"
+            " one file cannot hold both: give -o DIR"
+        )
+    arrays = [_column(batch, field) for field in schema]
+    return pa.RecordBatch.from_arrays(arrays, schema=schema)
+
+
+def _column(batch: pa.RecordBatch, wanted: pa.Field) -> pa.Array:
+    if wanted.name not in batch.schema.names:
+        return pa.nulls(batch.num_rows, wanted.type)
+    try:
+        return batch.column(wanted.name).cast(wanted.type)
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
+        found = batch.column(wanted.name).type
+        raise BadData(
+            f"column {wanted.name!r} is {found} in a later shard (first: {wanted.type})"
+        ) from error
+
+
+def _print_plan(work: _Work, sources: Sequence[Source], ours: Sequence[int]) -> None:
+    """`--dry-run`: what would be read and written; touches nothing."""
+    job = work.job
+    for index in ours:
+        source = sources[index]
+        if not job.to_directory:
+            print(f"read {source.name}")
+            continue
+        path = outputs.output_path(job, index)
+        done = not job.force and manifest.holds(path, work.provenance([source]))
+        print(f"{'keep' if done else 'write'} {path} from {source.name}")
+    if not job.to_directory:
+        print(f"write {'stdout' if job.to_stdout else job.out} from {len(ours)} shards")
+    sys.stdout.flush()

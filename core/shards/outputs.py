@@ -1,0 +1,209 @@
+"""Where rows go: a Parquet file, a directory of shards, an fsspec URL, stdout or a terminal.
+
+Files are zstd Parquet in row groups of bounded size and appear atomically. stdout is one stream
+(Parquet, or Arrow IPC or JSON lines by `--to`); a terminal gets a short table, never binary.
+Each file carries what made it in its schema metadata under the key `sabia`.
+"""
+
+import contextlib
+import json
+import os
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, BinaryIO, Protocol
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from sabia.core.errors import UsageError
+from sabia.core.shards import records
+from sabia.core.shards.atomic import atomic_path
+from sabia.core.shards.inputs import is_url
+from sabia.core.shards.job import Job
+
+GROUP_ROWS = 10_000
+GROUP_BYTES = 64 << 20
+TABLE_ROWS = 10
+METADATA_KEY = b"sabia"
+
+
+class Writer(Protocol):
+    """Takes batches of one schema, in order."""
+
+    def write(self, batch: pa.RecordBatch) -> None:
+        """Append a batch."""
+
+
+class ParquetRows:
+    """Parquet with row groups of at most GROUP_ROWS rows and about GROUP_BYTES bytes."""
+
+    def __init__(self, target: BinaryIO | str, schema: pa.Schema) -> None:
+        self.schema, self.pending, self.rows = schema, list[pa.RecordBatch](), 0
+        self.file = pq.ParquetWriter(target, schema, compression="zstd", compression_level=3)
+
+    def write(self, batch: pa.RecordBatch) -> None:
+        for start in range(0, batch.num_rows, GROUP_ROWS):
+            self._add(batch.slice(start, GROUP_ROWS))
+
+    def _add(self, batch: pa.RecordBatch) -> None:
+        full = sum(b.num_rows for b in self.pending) + batch.num_rows > GROUP_ROWS
+        if full or sum(b.nbytes for b in self.pending) >= GROUP_BYTES:
+            self.flush()
+        self.pending.append(batch)
+        self.rows += batch.num_rows
+
+    def flush(self) -> None:
+        """Write what is pending as one row group."""
+        if self.pending:
+            table = pa.Table.from_batches(self.pending).replace_schema_metadata(
+                self.schema.metadata
+            )
+            self.file.write_table(table, row_group_size=max(1, table.num_rows))
+            self.pending = []
+
+    def close(self) -> None:
+        """Write the rest and the footer."""
+        self.flush()
+        self.file.close()
+
+
+class ArrowRows:
+    """An Arrow IPC stream."""
+
+    def __init__(self, target: BinaryIO, schema: pa.Schema) -> None:
+        self.stream = pa.ipc.new_stream(target, schema)
+
+    def write(self, batch: pa.RecordBatch) -> None:
+        self.stream.write_batch(batch)
+
+    def close(self) -> None:
+        """Write the end mark."""
+        self.stream.close()
+
+
+class JsonRows:
+    """JSON lines."""
+
+    def __init__(self, target: BinaryIO, _schema: pa.Schema) -> None:
+        self.target = target
+
+    def write(self, batch: pa.RecordBatch) -> None:
+        lines = "".join(records.to_json(row) + "\n" for row in batch.to_pylist())
+        self.target.write(lines.encode("utf-8", "replace"))
+
+    def close(self) -> None:
+        """Nothing is pending."""
+
+
+class TableRows:
+    """The first rows as a table for a terminal, and a count of all."""
+
+    def __init__(self, _target: BinaryIO, schema: pa.Schema) -> None:
+        self.shown, self.rows, self.schema = list[dict[str, Any]](), 0, schema
+
+    def write(self, batch: pa.RecordBatch) -> None:
+        self.shown += batch.slice(0, max(0, TABLE_ROWS - len(self.shown))).to_pylist()
+        self.rows += batch.num_rows
+
+    def close(self) -> None:
+        """Draw the table."""
+        from rich.console import Console
+        from rich.table import Table
+
+        names = [n for n in self.schema.names if any(r.get(n) is not None for r in self.shown)]
+        table = Table(*names, caption=f"{self.rows:,} rows; -o FILE.parquet or a pipe keeps them")
+        for row in self.shown:
+            table.add_row(*(_cell(row.get(name)) for name in names))
+        Console().print(table)
+
+
+def _cell(value: Any, width: int = 40) -> str:
+    text = f"{value:.4g}" if isinstance(value, float) else str("" if value is None else value)
+    text = " ".join(text.split())
+    return text if len(text) <= width else text[: width - 1] + "…"
+
+
+STREAMS: dict[str, Callable[[BinaryIO, pa.Schema], Any]] = {
+    "parquet": ParquetRows, "arrow": ArrowRows, "jsonl": JsonRows,
+}  # fmt: skip
+
+
+def with_metadata(schema: pa.Schema, metadata: dict[str, Any] | None) -> pa.Schema:
+    """The schema, its metadata replaced by ours."""
+    text = json.dumps(metadata or {}, sort_keys=True, ensure_ascii=False, default=str)
+    return schema.with_metadata({METADATA_KEY: text.encode()})
+
+
+def read_metadata(path: str) -> dict[str, Any] | None:
+    """What `with_metadata` wrote into a Parquet file; None if unreadable or not ours."""
+    try:
+        found = pq.read_schema(path).metadata or {}
+        return json.loads(found[METADATA_KEY])
+    except (OSError, KeyError, ValueError, pa.ArrowException):
+        return None
+
+
+@contextlib.contextmanager
+def open_file(
+    path: str, schema: pa.Schema, metadata: dict[str, Any] | None = None
+) -> Iterator[ParquetRows]:
+    """Write one Parquet file atomically, on a local path or an fsspec URL."""
+    full = with_metadata(schema, metadata)
+    with _url_path(path) if is_url(path) else atomic_path(path) as temporary:
+        writer = ParquetRows(str(temporary), full)
+        try:
+            yield writer
+        except BaseException:
+            with contextlib.suppress(OSError, pa.ArrowException):
+                writer.file.close()
+            raise
+        writer.close()
+
+
+@contextlib.contextmanager
+def _url_path(url: str) -> Iterator[Path]:
+    """Write locally, then put under a temporary key and move."""
+    import fsspec
+
+    files, key = fsspec.core.url_to_fs(url)
+    parent, _, name = key.rpartition("/")
+    with tempfile.TemporaryDirectory() as scratch:
+        local = Path(scratch) / "shard"
+        yield local
+        waiting = f"{parent}/.{name}.{os.getpid()}.tmp" if parent else f".{name}.{os.getpid()}.tmp"
+        files.makedirs(parent, exist_ok=True)
+        files.put_file(str(local), waiting)
+        files.mv(waiting, key)
+
+
+@contextlib.contextmanager
+def open_stdout(job: Job, schema: pa.Schema, metadata: dict[str, Any] | None) -> Iterator[Writer]:
+    """The stream on stdout in the job's format; a table when stdout is a terminal."""
+    out = sys.stdout.buffer
+    kind = TableRows if out.isatty() and job.to == "parquet" else STREAMS[job.to]
+    writer = kind(out, with_metadata(schema, metadata))
+    yield writer
+    writer.close()
+    out.flush()
+
+
+@contextlib.contextmanager
+def open_output(
+    job: Job, schema: pa.Schema, metadata: dict[str, Any] | None = None, part: int = 0
+) -> Iterator[Writer]:
+    """The job's output: its file, part number `part` of its directory, or stdout."""
+    if job.to_stdout:
+        with open_stdout(job, schema, metadata) as stream:
+            yield stream
+        return
+    with open_file(output_path(job, part), schema, metadata) as file:
+        yield file
+
+
+def output_path(job: Job, part: int = 0) -> str:
+    """The path of part number `part`; raises UsageError for stdout, which has none."""
+    if job.out is None or job.to_stdout:
+        raise UsageError("stdout has no path; give -o PATH")
+    return job.out if job.to_file else f"{job.out.rstrip('/')}/part-{part:05d}.parquet"

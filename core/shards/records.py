@@ -1,0 +1,120 @@
+"""Between Python dictionaries and Arrow batches: JSON records in, JSON records out.
+
+A JSON object becomes a row: the kind's own fields by name, scalar extras as columns (their
+types are those of the first lines), and what does not fit either is kept inside `meta`. A row
+that cannot be made to fit is refused with a reason, never bent silently.
+"""
+
+import json
+from collections.abc import Sequence
+from datetime import datetime
+from typing import Any
+
+import pyarrow as pa
+
+from sabia.core.shards import schemas
+
+_SCALARS: dict[type, pa.DataType] = {
+    str: pa.string(), bool: pa.bool_(), int: pa.int64(), float: pa.float64(),
+}  # fmt: skip
+
+
+def extra_fields(rows: Sequence[dict[str, Any]], kind: str) -> list[pa.Field]:
+    """Columns for scalar fields that the kind does not know, typed by the rows given."""
+    known = set(schemas.schema_of(kind).names)
+    types: dict[str, set[type]] = {}
+    for row in rows:
+        for name, value in row.items():
+            if name not in known and value is not None:
+                types.setdefault(name, set()).add(type(value))
+    return [pa.field(n, t) for n, seen in types.items() if (t := _common(seen)) is not None]
+
+
+def _common(seen: set[type]) -> pa.DataType | None:
+    if seen == {int, float}:
+        return pa.float64()
+    return _SCALARS.get(next(iter(seen))) if len(seen) == 1 else None
+
+
+def fit_row(row: dict[str, Any], kind: str, extras: Sequence[pa.Field]) -> dict[str, Any]:
+    """A row ready for `to_batch`; raises ValueError with the reason when it cannot fit."""
+    schema = schemas.schema_of(kind)
+    extra_types = {field.name: field.type for field in extras}
+    fitted: dict[str, Any] = {}
+    rest: dict[str, Any] = {}
+    for name, value in row.items():
+        if name in schema.names:
+            fitted[name] = _value(name, value, schema.field(name).type)
+        elif name in extra_types:
+            fitted[name] = _value(name, value, extra_types[name])
+        else:
+            rest[name] = value
+    for name in schemas.REQUIRED[kind]:
+        if fitted.get(name) is None:
+            raise ValueError(f"no {name}")
+    return _keep_rest(fitted, rest, schema)
+
+
+def _keep_rest(row: dict[str, Any], rest: dict[str, Any], schema: pa.Schema) -> dict[str, Any]:
+    if rest and "meta" in schema.names:
+        given = row.get("meta")
+        before = json.loads(given) if given else {}
+        merged = before | rest if isinstance(before, dict) else {"meta": before} | rest
+        row["meta"] = json.dumps(merged, ensure_ascii=False)
+    return row
+
+
+def _value(name: str, value: Any, wanted: pa.DataType) -> Any:
+    if value is None:
+        return None
+    if pa.types.is_string(wanted):
+        return _as_text(name, value)
+    if pa.types.is_map(wanted):
+        if not isinstance(value, dict):
+            raise ValueError(f"{name} is {type(value).__name__} (expected an object)")
+        return [(str(k), float(v)) for k, v in value.items()]
+    if pa.types.is_timestamp(wanted):
+        return datetime.fromisoformat(value) if isinstance(value, str) else value
+    if pa.types.is_list(wanted) and pa.types.is_struct(wanted.value_type):
+        return _structs(name, value, wanted.value_type)
+    try:
+        return pa.scalar(value, wanted).as_py()
+    except (pa.ArrowInvalid, pa.ArrowTypeError) as error:
+        raise ValueError(f"{name} is {value!r:.60} (expected {wanted})") from error
+
+
+def _as_text(name: str, value: Any) -> str:
+    if isinstance(value, str):
+        try:
+            value.encode()
+        except UnicodeEncodeError as error:
+            raise ValueError(f"{name} holds a lone surrogate, which is not Unicode text") from error
+        return value
+    if name == "text":
+        raise ValueError(f"text is {type(value).__name__} (expected a string)")
+    return json.dumps(value, ensure_ascii=False)
+
+
+def _structs(name: str, value: Any, wanted: pa.StructType) -> list[dict[str, Any]]:
+    if not isinstance(value, list) or not all(isinstance(item, dict) for item in value):
+        raise ValueError(f"{name} is not a list of objects")
+    fields = [wanted.field(i) for i in range(wanted.num_fields)]
+    return [{f.name: _value(f.name, item.get(f.name), f.type) for f in fields} for item in value]
+
+
+def to_batch(rows: Sequence[dict[str, Any]], kind: str, extras: Sequence[pa.Field] = ()):
+    """Rows from `fit_row` as one batch that conforms to the kind."""
+    schema = pa.schema([*schemas.schema_of(kind), *extras])
+    arrays = [pa.array([row.get(f.name) for row in rows], f.type) for f in schema]
+    return schemas.conform(pa.RecordBatch.from_arrays(arrays, schema=schema), kind)
+
+
+def to_json(row: dict[str, Any]) -> str:
+    """One row of `RecordBatch.to_pylist` as a line of JSON; maps become objects."""
+    return json.dumps({k: _plain(v) for k, v in row.items()}, ensure_ascii=False, default=str)
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, list) and value and all(isinstance(v, tuple) for v in value):
+        return dict(value)
+    return value

@@ -1,0 +1,73 @@
+"""Rows that could not be used: kept with a reason and a count, never silently away."""
+
+import os
+from collections.abc import Iterable
+from typing import Any
+
+import pyarrow as pa
+
+from sabia.core.shards import records
+from sabia.core.shards.job import Job
+from sabia.core.shards.outputs import open_file
+
+SCHEMA = pa.schema(
+    [("reason", pa.string()), ("shard", pa.string()), ("record", pa.string())],
+)
+FLUSH_ROWS = 1_000
+
+
+def reject_path(job: Job, part: int = 0) -> str:
+    """Where a part's rejects go: `--rejects`, beside the output, or the current folder."""
+    if job.to_directory:
+        directory = job.rejects or f"{str(job.out).rstrip('/')}/rejects"
+        return f"{directory.rstrip('/')}/part-{part:05d}.parquet"
+    if job.rejects:
+        return job.rejects
+    if job.to_file:
+        return str(job.out).removesuffix(".parquet") + ".rejects.parquet"
+    return f"sabia-{job.command}.rejects-{os.getpid()}.parquet"
+
+
+class Rejects:
+    """Collects the rejects of one output part; the file appears only if there are any."""
+
+    def __init__(self, path: str) -> None:
+        self.path, self.count = path, 0
+        self._rows: list[dict[str, str]] = []
+        self._opened: Any = None
+        self._writer: Any = None
+
+    def add(self, rows: pa.RecordBatch | dict[str, Any] | Iterable[dict], reason: str, shard: str):
+        """Reject a batch, a row or rows for one reason."""
+        if isinstance(rows, dict):
+            rows = [rows]
+        for row in rows.to_pylist() if isinstance(rows, pa.RecordBatch) else rows:
+            self._rows.append({"reason": reason, "shard": shard, "record": records.to_json(row)})
+            self.count += 1
+        if len(self._rows) >= FLUSH_ROWS:
+            self._flush()
+
+    def _flush(self) -> None:
+        if not self._rows:
+            return
+        if self._opened is None:
+            self._opened = open_file(self.path, SCHEMA)
+            self._writer = self._opened.__enter__()
+        columns = [pa.array([_utf8(r[n]) for r in self._rows], pa.string()) for n in SCHEMA.names]
+        self._writer.write(pa.RecordBatch.from_arrays(columns, schema=SCHEMA))
+        self._rows = []
+
+    def __enter__(self) -> "Rejects":
+        return self
+
+    def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
+        if error is None:
+            self._flush()
+        if self._opened is not None:
+            self._opened.__exit__(kind, error, trace)
+        elif error is None and os.path.exists(self.path):
+            os.unlink(self.path)  # of an earlier run over other data
+
+
+def _utf8(text: str) -> str:
+    return text.encode("utf-8", "backslashreplace").decode()

@@ -1,0 +1,170 @@
+"""The records of sabia, in one place: Arrow schemas with versions, and how rows come to fit them.
+
+A kind's columns come first and in this order; unknown columns are carried through behind them.
+`id` is given, else a 128-bit hash of source and text. Fields that hold free JSON (meta, tools,
+tool_calls, rubric, detail) are strings of JSON, so that bytes survive every round trip.
+"""
+
+import hashlib
+from collections.abc import Callable, Iterable
+from functools import cache
+
+import pyarrow as pa
+
+from sabia.core.errors import BadData
+
+VERSION = 1
+_TEXT = pa.string()
+_INTS = pa.list_(pa.int32())
+_SCORES = pa.map_(pa.string(), pa.float64())
+_MESSAGE = pa.struct(
+    [("role", _TEXT), ("content", _TEXT), ("tool_calls", _TEXT), ("name", _TEXT)],
+)
+_MESSAGES = pa.list_(_MESSAGE)
+_ITEMS = pa.list_(pa.struct([("id", _TEXT), ("verdict", _TEXT), ("points", pa.float64())]))
+
+
+@cache
+def document() -> pa.Schema:
+    """A page or text with its scores; the record of the data stages."""
+    return _schema(
+        id=_TEXT, text=_TEXT, url=_TEXT, source=_TEXT, language=_TEXT,
+        crawl_time=pa.timestamp("us", tz="UTC"), scores=_SCORES, meta=_TEXT,
+    )  # fmt: skip
+
+
+@cache
+def chat() -> pa.Schema:
+    """A conversation to imitate."""
+    return _schema(id=_TEXT, messages=_MESSAGES, tools=_TEXT, meta=_TEXT)
+
+
+@cache
+def prompt() -> pa.Schema:
+    """A conversation to continue, with a reference answer and a rubric (JSON) to judge by."""
+    return _schema(id=_TEXT, messages=_MESSAGES, rubric=_TEXT, answer=_TEXT, meta=_TEXT)
+
+
+@cache
+def preference() -> pa.Schema:
+    """A conversation with a better and a worse continuation."""
+    return _schema(id=_TEXT, prompt=_MESSAGES, chosen=_TEXT, rejected=_TEXT)
+
+
+@cache
+def tokens() -> pa.Schema:
+    """A row of tokens of fixed length: input_ids[T], the lengths of its documents, loss_mask[T]."""
+    return _schema(
+        id=_TEXT, input_ids=_INTS, document_lengths=_INTS,
+        loss_mask=pa.list_(pa.bool_()), source=_TEXT,
+    )  # fmt: skip
+
+
+@cache
+def sample() -> pa.Schema:
+    """One sampled continuation: tokens[n], their log-probabilities[n] (natural log), reward."""
+    return _schema(
+        prompt_id=_TEXT, seed=pa.int64(), tokens=_INTS, logprobs=pa.list_(pa.float32()),
+        finish_reason=_TEXT, policy_version=pa.int64(), reward=pa.float64(), items=_ITEMS,
+    )  # fmt: skip
+
+
+@cache
+def score() -> pa.Schema:
+    """One metric of one item of one task."""
+    return _schema(task=_TEXT, item_id=_TEXT, metric=_TEXT, value=pa.float64(), detail=_TEXT)
+
+
+KINDS: dict[str, Callable[[], pa.Schema]] = {
+    "document": document, "chat": chat, "prompt": prompt, "preference": preference,
+    "tokens": tokens, "sample": sample, "score": score,
+}  # fmt: skip
+
+# what a row cannot do without; everything else may be null
+REQUIRED = {
+    "document": ("text",), "chat": ("messages",), "prompt": ("messages",),
+    "preference": ("prompt", "chosen", "rejected"), "tokens": ("input_ids", "document_lengths"),
+    "sample": ("tokens",), "score": ("task", "item_id", "value"),
+}  # fmt: skip
+
+# each command's records: (what it reads, what it writes); DESIGN's table of commands
+COMMAND_KINDS = {
+    "crawl": (("url", "document"), "document"),
+    "classify": (("document",), "document"),
+    "dedup": (("document",), "document"),
+    "rewrite": (("document",), "document"),
+    "tokenize": (("document",), "tokens"),
+    "pretrain": (("tokens",), "metric"),
+    "sft": (("chat", "preference"), "metric"),
+    "grpo": (("prompt",), "sample"),
+    "quantize": (("chat", "document", "tokens"), "layer_error"),
+    "eval": (("task", "answer"), "score"),
+    "plan-cluster": (("flags", "config"), "plan"),
+}
+
+
+def _schema(**columns: pa.DataType) -> pa.Schema:
+    return pa.schema(list(columns.items()))
+
+
+def schema_of(kind: str) -> pa.Schema:
+    """The schema of a kind of record."""
+    return KINDS[kind]()
+
+
+def document_id(source: str | None, text: str) -> str:
+    """128-bit BLAKE2b of source and text as 32 hexadecimal digits."""
+    digest = hashlib.blake2b((source or "").encode("utf-8", "surrogatepass"), digest_size=16)
+    digest.update(b"\0" + text.encode("utf-8", "surrogatepass"))
+    return digest.hexdigest()
+
+
+def conform(batch: pa.RecordBatch, kind: str) -> pa.RecordBatch:
+    """Give a batch the kind's columns: cast, add missing ones as null, fill in missing ids.
+
+    Raises BadData when a required column is missing or of a type that cannot be cast.
+    """
+    schema = schema_of(kind)
+    columns = {name: batch.column(name) for name in batch.schema.names}
+    missing = [name for name in REQUIRED[kind] if name not in columns]
+    if missing:
+        raise BadData(
+            f"not {kind} records: no column {missing[0]!r} among {', '.join(batch.schema.names)}"
+        )
+    known = [_fit(columns.pop(f.name, None), f, batch.num_rows, kind) for f in schema]
+    fields = [*schema, *(batch.schema.field(name) for name in columns)]
+    whole = pa.RecordBatch.from_arrays([*known, *columns.values()], schema=pa.schema(fields))
+    return _with_ids(whole, kind) if "id" in schema.names else whole
+
+
+def _fit(column: pa.Array | None, field: pa.Field, rows: int, kind: str) -> pa.Array:
+    if column is None:
+        return pa.nulls(rows, field.type)
+    if column.type == field.type:
+        return column
+    try:
+        return column.cast(field.type)
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
+        reason = f"column {field.name!r} is {column.type} (expected {field.type})"
+        raise BadData(f"not {kind} records: {reason}") from error
+
+
+def _with_ids(batch: pa.RecordBatch, kind: str) -> pa.RecordBatch:
+    ids = batch.column("id")
+    if not ids.null_count:
+        return batch
+    made = [
+        given if given is not None else made_id
+        for given, made_id in zip(ids.to_pylist(), _made_ids(batch, kind), strict=True)
+    ]
+    return batch.set_column(0, pa.field("id", _TEXT), pa.array(made, _TEXT))
+
+
+def _made_ids(batch: pa.RecordBatch, kind: str) -> Iterable[str]:
+    body = batch.column(REQUIRED[kind][0]).to_pylist()
+    names = batch.schema.names
+    sources = batch.column("source").to_pylist() if "source" in names else [None] * len(body)
+    return (
+        document_id(s, b if isinstance(b, str) else repr(b))
+        for s, b in zip(sources, body, strict=True)
+    )

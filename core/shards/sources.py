@@ -1,0 +1,290 @@
+"""Sources: one input shard each, read batch by batch in bounded memory, as often as needed.
+
+Formats: Parquet, Arrow IPC stream or file, JSON lines (plain, gzip, zstd). A source knows its
+name and fingerprint and yields batches that conform to a kind; rows that cannot are handed to
+`reject(row, reason)`. A stream cut short is BadData, never a shorter result: pyarrow accepts an
+Arrow stream without its end mark, so the last eight bytes are checked here.
+"""
+
+import gzip
+import hashlib
+import io
+import json
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, BinaryIO
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from sabia.core.errors import BadData
+from sabia.core.shards import records, schemas
+
+BATCH_ROWS = 2_000
+BATCH_BYTES = 8 << 20
+MAX_LINE_BYTES = 256 << 20
+TYPING_LINES = 2_000  # lines of JSON that decide the types of extra columns
+END_OF_STREAM = b"\xff\xff\xff\xff\0\0\0\0"
+_EDGE_BYTES = 1 << 16
+
+Reject = Callable[[dict[str, Any], str], None]
+Opener = Callable[[], BinaryIO]  # each call gives a fresh, seekable file at its start
+
+
+def ignore_reject(_row: dict[str, Any], _reason: str) -> None:
+    """For passes over data whose rejects another pass writes."""
+
+
+@dataclass(frozen=True)
+class Source:
+    """One input shard. `open` gives a fresh binary file; `form` is parquet, arrow or jsonl."""
+
+    name: str
+    kind: str
+    form: str
+    open: Opener
+
+    def fingerprint(self) -> str:
+        """A hash of size and both ends (a Parquet or Arrow footer describes the middle)."""
+        digest = hashlib.blake2b(digest_size=16)
+        with self.open() as file:
+            size = file.seek(0, io.SEEK_END)
+            digest.update(f"{self.form} {size}".encode())
+            for start in (0, max(0, size - _EDGE_BYTES)):
+                file.seek(start)
+                digest.update(file.read(_EDGE_BYTES))
+            if self.form == "jsonl":
+                file.seek(0)
+                while block := file.read(1 << 20):
+                    digest.update(block)
+        return digest.hexdigest()
+
+    def rows(self) -> int | None:
+        """The number of rows where the format says so (Parquet), else None."""
+        if self.form != "parquet":
+            return None
+        with self._reading(), self.open() as file:
+            return pq.ParquetFile(file).metadata.num_rows
+
+    def batches(
+        self,
+        columns: Sequence[str] | None = None,
+        rows: int = BATCH_ROWS,
+        reject: Reject = ignore_reject,
+    ) -> Iterator[pa.RecordBatch]:
+        """Conforming batches of at most `rows` rows; `columns` limits what is read and yielded.
+
+        Raises BadData when the shard is corrupt or cut short.
+        """
+        readers = {"parquet": self._parquet, "arrow": self._arrow, "jsonl": self._jsonl}
+        with self._reading():
+            for batch in readers[self.form](columns, rows, reject):
+                whole = self._conform(batch, columns, reject)
+                if whole.num_rows:
+                    yield whole
+
+    def _reading(self) -> "_Reading":
+        return _Reading(self.name)
+
+    def _conform(
+        self, batch: pa.RecordBatch, columns: Sequence[str] | None, reject: Reject
+    ) -> pa.RecordBatch:
+        needed = [n for n in schemas.REQUIRED[self.kind] if columns is None or n in columns]
+        whole = _drop_nulls(batch, [n for n in needed if n in batch.schema.names], reject)
+        if columns is None:
+            return schemas.conform(whole, self.kind)
+        full = schemas.conform(_with_nulls(whole, self.kind), self.kind)
+        return full.select([name for name in columns if name in full.schema.names])
+
+    def _parquet(
+        self, columns: Sequence[str] | None, rows: int, _reject: Reject
+    ) -> Iterator[pa.RecordBatch]:
+        with self.open() as file:
+            parquet = pq.ParquetFile(file)
+            check_single_parquet(file, parquet.metadata)
+            names = parquet.schema_arrow.names
+            self._must_have(names)
+            wanted = None if columns is None else self._to_read(parquet, columns)
+            for group in range(parquet.num_row_groups):
+                for batch in parquet.iter_batches(rows, row_groups=[group], columns=wanted):
+                    yield from _small(batch)
+
+    def _to_read(self, parquet: pq.ParquetFile, columns: Sequence[str]) -> list[str]:
+        """The columns asked for, and the body where ids have to be made from it."""
+        names = parquet.schema_arrow.names
+        body = schemas.REQUIRED[self.kind][0]
+        made = "id" in columns and _may_lack_ids(parquet.metadata)
+        return [name for name in names if name in columns or (made and name in (body, "source"))]
+
+    def _arrow(
+        self, columns: Sequence[str] | None, rows: int, _reject: Reject
+    ) -> Iterator[pa.RecordBatch]:
+        with self.open() as file:
+            check_end_of_stream(file, self.name)
+            stream = pa.ipc.open_stream(file)
+            self._must_have(stream.schema.names)
+            for batch in stream:
+                kept = batch if columns is None else batch.select(_present(batch, columns))
+                for start in range(0, kept.num_rows, rows):
+                    yield from _small(kept.slice(start, rows))
+
+    def _jsonl(
+        self, columns: Sequence[str] | None, rows: int, reject: Reject
+    ) -> Iterator[pa.RecordBatch]:
+        del columns  # a line of JSON is parsed whole
+        with self.open() as raw:
+            yield from _json_batches(decompressed(raw), self.kind, rows, reject)
+
+    def _must_have(self, names: Sequence[str]) -> None:
+        for name in schemas.REQUIRED[self.kind]:
+            if name not in names:
+                raise BadData(f"no column {name!r} (expected {self.kind} records)")
+
+
+class _Reading:
+    """Turns what libraries raise on a bad shard into one line that names the shard."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, _type: Any, error: BaseException | None, _trace: Any) -> None:
+        if isinstance(error, BadData):
+            if not str(error).startswith(self.name):
+                raise BadData(f"{self.name}: {error}") from error
+        elif isinstance(error, pa.ArrowException | EOFError | gzip.BadGzipFile) or (
+            error is not None and type(error).__name__ == "ZstdError"
+        ):
+            reason = str(error).partition("\n")[0]
+            raise BadData(f"{self.name}: corrupt or cut short ({reason})") from error
+
+
+def check_end_of_stream(file: BinaryIO, name: str) -> None:
+    """Raise BadData unless the Arrow stream ends with its end mark; rewinds the file."""
+    size = file.seek(0, io.SEEK_END)
+    file.seek(max(0, size - 8))
+    ends = file.read(8) == END_OF_STREAM
+    file.seek(0)
+    if not ends:
+        raise BadData(f"{name}: Arrow stream without its end mark (the producer was cut off)")
+
+
+def check_single_parquet(file: BinaryIO, metadata: pq.FileMetaData) -> None:
+    """Raise BadData when several Parquet files were joined by `cat`; only one would be read."""
+    end = 4
+    for group in range(metadata.num_row_groups):
+        for column in range(metadata.num_columns):
+            chunk = metadata.row_group(group).column(column)
+            start = chunk.dictionary_page_offset or chunk.data_page_offset
+            end = max(end, start + chunk.total_compressed_size)
+    footer = file.seek(0, io.SEEK_END) - 8 - metadata.serialized_size
+    file.seek(end)
+    if footer > end and b"PAR1PAR1" in file.read(footer - end):
+        raise BadData("several Parquet files joined into one stream; pass their paths instead")
+    file.seek(0)
+
+
+def _may_lack_ids(metadata: pq.FileMetaData) -> bool:
+    for group in range(metadata.num_row_groups):
+        chunks = (metadata.row_group(group).column(c) for c in range(metadata.num_columns))
+        ids = [chunk for chunk in chunks if chunk.path_in_schema == "id"]
+        if not ids or ids[0].statistics is None or ids[0].statistics.null_count:
+            return True
+    return False
+
+
+def decompressed(raw: BinaryIO) -> BinaryIO:
+    """Look through gzip or zstd by the first bytes; other files are returned as they are."""
+    magic = raw.read(4)
+    raw.seek(0)
+    if magic[:2] == b"\x1f\x8b":
+        return io.BufferedReader(gzip.GzipFile(fileobj=raw))
+    if magic == b"\x28\xb5\x2f\xfd":
+        import zstandard
+
+        reader = zstandard.ZstdDecompressor().stream_reader(raw, read_across_frames=True)
+        return io.BufferedReader(reader)
+    return raw
+
+
+def _json_batches(file: BinaryIO, kind: str, rows: int, reject: Reject) -> Iterator[pa.RecordBatch]:
+    extras: list[pa.Field] | None = None
+    pending: list[dict[str, Any]] = []
+    size = 0
+    for row, row_bytes in _json_rows(file, reject):
+        pending.append(row)
+        size += row_bytes
+        if len(pending) >= (rows if extras is not None else TYPING_LINES) or size >= BATCH_BYTES:
+            extras = records.extra_fields(pending, kind) if extras is None else extras
+            yield from _rows_to_batches(pending, kind, extras, rows, reject)
+            pending, size = [], 0
+    if pending:
+        extras = records.extra_fields(pending, kind) if extras is None else extras
+        yield from _rows_to_batches(pending, kind, extras, rows, reject)
+
+
+def _json_rows(file: BinaryIO, reject: Reject) -> Iterator[tuple[dict[str, Any], int]]:
+    number = 0
+    while line := file.readline(MAX_LINE_BYTES + 1):
+        number += 1
+        if len(line) > MAX_LINE_BYTES:
+            raise BadData(f"line {number} is longer than {MAX_LINE_BYTES >> 20} MiB")
+        if not line.strip():
+            continue
+        try:
+            row = json.loads(line)
+        except ValueError as error:  # invalid JSON or invalid UTF-8
+            reject({"line": number, "bytes": line.decode("utf-8", "replace")}, f"not JSON: {error}")
+            continue
+        if isinstance(row, dict):
+            yield row, len(line)
+        else:
+            reject({"line": number, "value": row}, "not a JSON object")
+
+
+def _rows_to_batches(
+    rows: list[dict[str, Any]], kind: str, extras: list[pa.Field], limit: int, reject: Reject
+) -> Iterator[pa.RecordBatch]:
+    fitted = []
+    for row in rows:
+        try:
+            fitted.append(records.fit_row(row, kind, extras))
+        except (ValueError, TypeError) as error:
+            reject(row, str(error))
+    for start in range(0, len(fitted), limit):
+        yield records.to_batch(fitted[start : start + limit], kind, extras)
+
+
+def _present(batch: pa.RecordBatch, columns: Sequence[str]) -> list[str]:
+    return [name for name in columns if name in batch.schema.names]
+
+
+def _with_nulls(batch: pa.RecordBatch, kind: str) -> pa.RecordBatch:
+    """Stand-ins for required columns that were not asked for, so that `conform` accepts it."""
+    for name in schemas.REQUIRED[kind]:
+        if name not in batch.schema.names:
+            wanted = schemas.schema_of(kind).field(name)
+            batch = batch.append_column(wanted, pa.nulls(batch.num_rows, wanted.type))
+    return batch
+
+
+def _drop_nulls(batch: pa.RecordBatch, names: Sequence[str], reject: Reject) -> pa.RecordBatch:
+    for name in names:
+        column = batch.column(name)
+        if column.null_count:
+            for row in batch.filter(column.is_null()).to_pylist():
+                reject(row, f"{name} is null")
+            batch = batch.filter(column.is_valid())
+    return batch
+
+
+def _small(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+    """Cut a batch until each piece holds at most BATCH_BYTES (or one row)."""
+    if batch.nbytes <= BATCH_BYTES or batch.num_rows <= 1:
+        yield batch
+        return
+    middle = batch.num_rows // 2
+    yield from _small(batch.slice(0, middle))
+    yield from _small(batch.slice(middle))

@@ -1,0 +1,45 @@
+"""What a data stage did, in numbers: for the last line on stderr, and as JSON for `--stats`."""
+
+import json
+import sys
+from dataclasses import asdict, dataclass, field
+
+from sabia.core import notes, units
+from sabia.core.shards.atomic import write_atomic
+from sabia.core.shards.job import Job
+
+
+@dataclass
+class Summary:
+    """Rows in, out and rejected, named counters, and shards done and skipped."""
+
+    rows_in: int = 0
+    rows_out: int = 0
+    rejected: int = 0
+    shards_done: int = 0
+    shards_skipped: int = 0
+    seconds: float = 0.0
+    counters: dict[str, float] = field(default_factory=dict)
+    reject_path: str | None = None
+
+    def add(self, other: "Summary") -> None:
+        """Take in the figures of one more shard."""
+        for name in ("rows_in", "rows_out", "rejected", "shards_done", "shards_skipped"):
+            setattr(self, name, getattr(self, name) + getattr(other, name))
+        for name, value in other.counters.items():
+            self.counters[name] = self.counters.get(name, 0) + value
+        self.reject_path = self.reject_path or other.reject_path
+
+    def report(self, job: Job, next_step: str = "") -> None:
+        """Say the figures on stderr and write them to `--stats`."""
+        parts = [f"{self.rows_in:,} rows in", f"{self.rows_out:,} out"]
+        parts += [f"{name} {value:,.6g}" for name, value in sorted(self.counters.items())]
+        if self.rejected:
+            parts.append(f"{self.rejected:,} rejected → {self.reject_path}")
+        if self.shards_skipped:
+            parts.append(f"{self.shards_skipped} shards already done")
+        line = ", ".join(parts) + f" ({units.format_duration(self.seconds)})"
+        notes.note(line + (f"; next: {next_step}" if next_step else ""))
+        if job.stats:
+            text = json.dumps({"command": job.command} | asdict(self)) + "\n"
+            sys.stderr.write(text) if job.stats == "-" else write_atomic(job.stats, text)
