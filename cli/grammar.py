@@ -92,7 +92,10 @@ _OPTIONS: dict[str, tuple[Any, Any]] = {
         None,
     ),
     "out": (
-        Annotated[str | None, option("FILE.parquet, a directory, or - (stdout).", "-o", "--out", metavar="PATH")],
+        Annotated[
+            str | None,
+            option("FILE.parquet, a directory, or - (stdout).", "-o", "--out", metavar="PATH"),
+        ],
         None,
     ),
     "to": (
@@ -124,7 +127,10 @@ _OPTIONS: dict[str, tuple[Any, Any]] = {
     ),
     "mesh": (Annotated[str, option("Devices by axis, such as data=4.", metavar="AXIS=N,…")], ""),
     "seed": (Annotated[int, option("Random seed.", min=0, metavar="N")], 0),
-    "stats": (Annotated[str | None, option("Figures of the run as JSON; - is stderr.", metavar="FILE")], None),
+    "stats": (
+        Annotated[str | None, option("Figures of the run as JSON; - is stderr.", metavar="FILE")],
+        None,
+    ),
     "json": (Annotated[bool, option("Report as JSON on stdout.", "--json")], False),
     "force": (Annotated[bool, option("Redo what is already done.", "--force")], False),
     "dry_run": (Annotated[bool, option("Show what would be done.", "--dry-run")], False),

@@ -1,0 +1,17 @@
+#!/usr/bin/env bash
+# The tests. usage: bash tests/run.sh [PYTEST ARGUMENTS]
+#   bash tests/run.sh                     the fast suite (at most 15 minutes on two cores)
+#   bash tests/run.sh -m slow             the slow tests
+#   bash tests/run.sh tests/core/plan     one room
+# SABIA_TEST_DATA names a folder of real data; tests that need it are skipped without it.
+set -euo pipefail
+root=$(cd "$(dirname "$0")/.." && pwd)
+source "$root/examples/environment.sh"
+make_environment "$root" "[dev]"
+if [ -z "${SABIA_TEST_DATA:-}" ] && [ -d "$root/../shared/data" ]; then
+  SABIA_TEST_DATA=$(cd "$root/../shared/data" && pwd)
+  export SABIA_TEST_DATA
+fi
+export OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false HF_HUB_OFFLINE=1
+cd "$root"
+exec python -m pytest -q -n "${SABIA_TEST_WORKERS:-$(nproc)}" --dist loadfile --durations 15 "$@"
