@@ -1,0 +1,122 @@
+"""MinHash sketches of documents straight from Arrow buffers: what is computed, and by which engine.
+
+All arithmetic is modulo 2**64 unless said; `mix` is the splitmix64 finaliser. With the words of
+text_table: word hash w = mix(sum of (code + 1) * P**(length-1-i)); the shingle that starts at word
+j is s_j = mix(sum of w_(j+i) * M**(n-1-i)) over n words (a text of fewer words has one shingle, all
+of them); x = s >> 32. Signature slot k is the least x * A_k + B_k modulo 2**32 (a bijection for
+odd A_k, so slots agree with probability equal to the Jaccard similarity of the shingle sets).
+A band's digest folds its rows: d = mix(d * M + slot + 1), from the band's number.
+The exact hash has two lanes, the sums over tokens t_j (words, and marks as mix(code + MARK_SALT))
+of mix(t_j + j * C0) and mix(t_j ^ (j * C1 + C2)), finished with the token count.
+Both engines give the same bits; `numpy` is the reference, `numba` the fast one. Broder 1997;
+Indyk and Motwani 1998.
+"""
+
+import importlib.util
+import os
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+MASK64 = (1 << 64) - 1
+WORD_BASE = 0x9E3779B97F4A7C15  # P
+SHINGLE_BASE = 0xD6E8FEB86659FD93  # M
+EXACT_STEP = (0xA24BAED4963EE407, 0x9FB21C651E98DF25, 0xC2B2AE3D27D4EB4F)  # C0, C1, C2
+MARK_SALT = 0x165667B19E3779F9
+ENGINES = ("numba", "numpy")
+
+
+@dataclass(frozen=True)
+class SketchConfig:
+    """Word n-gram length, bands and rows per band (0 bands: exact hash only), seed of the slots."""
+
+    ngram: int = 5
+    bands: int = 16
+    rows: int = 8
+    seed: int = 0
+
+    def slots(self) -> tuple[np.ndarray, np.ndarray]:
+        """(A, B), uint32[bands * rows] each; every A is odd."""
+        count = self.bands * self.rows
+        state = [mix_int(mix_int(self.seed) + i * WORD_BASE) >> 32 for i in range(2 * count)]
+        values = np.array(state, np.uint64).astype(np.uint32)
+        return values[:count] | np.uint32(1), values[count:]
+
+
+class Sketches(NamedTuple):
+    """Of n documents: digests uint64[n, bands], exact uint64[n, 2], words int64[n]."""
+
+    digests: np.ndarray
+    exact: np.ndarray
+    words: np.ndarray
+
+
+def mix_int(value: int) -> int:
+    """The splitmix64 finaliser on a Python integer."""
+    value &= MASK64
+    value = ((value ^ (value >> 30)) * 0xBF58476D1CE4E5B9) & MASK64
+    value = ((value ^ (value >> 27)) * 0x94D049BB133111EB) & MASK64
+    return value ^ (value >> 31)
+
+
+def numba_available() -> bool:
+    """True when the package can be found; it is not imported."""
+    return importlib.util.find_spec("numba") is not None
+
+
+def set_cache_directory() -> None:
+    """Give numba a directory of the user's own for compiled code, unless the user named one."""
+    if "NUMBA_CACHE_DIR" in os.environ:
+        return
+    root = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
+    chosen = Path(root) / "sabia" / "numba"
+    try:
+        chosen.mkdir(parents=True, exist_ok=True)
+        writable = os.access(chosen, os.W_OK)
+    except OSError:
+        writable = False
+    if not writable:
+        chosen = Path(tempfile.gettempdir()) / f"sabia-numba-{os.getuid()}"
+    os.environ["NUMBA_CACHE_DIR"] = str(chosen)
+
+
+def sketch(
+    data: np.ndarray, offsets: np.ndarray, config: SketchConfig, engine: str = "numpy"
+) -> Sketches:
+    """Sketch documents whose UTF-8 bytes are data[offsets[i]:offsets[i+1]].
+
+    data[bytes] uint8, offsets[n + 1] int64. The numba engine holds no GIL while it works.
+    """
+    if engine == "numba":
+        set_cache_directory()
+        from sabia.kernels import minhash_numba as room
+    else:
+        from sabia.kernels import minhash_reference as room
+    return room.sketch(data, offsets, config)
+
+
+def shingle_sets(
+    data: np.ndarray, offsets: np.ndarray, ngram: int, engine: str = "numpy"
+) -> tuple[np.ndarray, np.ndarray]:
+    """Distinct shingles of each document, sorted: (values uint64[total], starts int64[n + 1])."""
+    if engine == "numba":
+        set_cache_directory()
+        from sabia.kernels import minhash_numba as room
+    else:
+        from sabia.kernels import minhash_reference as room
+    return room.shingle_sets(data, offsets, ngram)
+
+
+def jaccard(
+    values: np.ndarray, starts: np.ndarray, pairs: np.ndarray, engine: str = "numpy"
+) -> np.ndarray:
+    """Jaccard similarity float64[p] of pairs[p, 2] of `shingle_sets`; 1 where both are empty."""
+    if engine == "numba":
+        set_cache_directory()
+        from sabia.kernels import minhash_numba as room
+    else:
+        from sabia.kernels import minhash_reference as room
+    return room.jaccard(values, starts, pairs)

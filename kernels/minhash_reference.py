@@ -1,0 +1,233 @@
+"""The plain NumPy engine of sabia.kernels.minhash: the definition that the fast one is held to.
+
+Works on whole batches without a Python loop over documents, through prefix sums: with P odd,
+a word's hash is P**(end-1) * (S[end] - S[start]) where S sums code * P**-i. Batches are cut so
+that working memory stays near CHUNK_BYTES * 60.
+"""
+
+from collections.abc import Iterator
+from itertools import pairwise
+from typing import NamedTuple
+
+import numpy as np
+
+from sabia.kernels.minhash import (
+    EXACT_STEP,
+    MARK_SALT,
+    SHINGLE_BASE,
+    WORD_BASE,
+    SketchConfig,
+    Sketches,
+    mix_int,
+)
+from sabia.kernels.text_table import (
+    LETTER,
+    MARK,
+    SKIP,
+    SOLO,
+    SOLO_END,
+    SPACE,
+    TABLE_SIZE,
+    folding_tables,
+)
+
+CHUNK_BYTES = 1 << 20
+_U = np.uint64
+
+
+class Tokens(NamedTuple):
+    """Tokens of n documents in order: hash uint64[t], is_word bool[t], starts int64[n + 1]."""
+
+    hash: np.ndarray
+    is_word: np.ndarray
+    starts: np.ndarray
+
+
+def mix(value: np.ndarray) -> np.ndarray:
+    """The splitmix64 finaliser, elementwise on uint64."""
+    value = (value ^ (value >> _U(30))) * _U(0xBF58476D1CE4E5B9)
+    value = (value ^ (value >> _U(27))) * _U(0x94D049BB133111EB)
+    return value ^ (value >> _U(31))
+
+
+def decode(data: np.ndarray, offsets: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """(code points int64[c], their documents int64[c], their first bytes int64[c]) of UTF-8 bytes.
+
+    A byte outside a well-formed sequence gives a space; sequences do not cross documents.
+    """
+    data = data[offsets[0] : offsets[-1]]
+    bounds = offsets - offsets[0]
+    document = np.repeat(np.arange(len(bounds) - 1), np.diff(bounds))
+    left = bounds[1:][document] - np.arange(len(data))  # bytes to the document's end
+    padded = np.concatenate((data, np.zeros(3, np.uint8))).astype(np.int64)
+    tail = [(padded[i : i + len(data)] & 0xC0) == 0x80 for i in range(4)]
+    low = [padded[i : i + len(data)] & 0x3F for i in range(4)]
+    first = padded[: len(data)]
+    two = (first >= 0xC2) & (first < 0xE0) & tail[1] & (left >= 2)
+    three = (first >= 0xE0) & (first < 0xF0) & tail[1] & tail[2] & (left >= 3)
+    four = (first >= 0xF0) & (first < 0xF5) & tail[1] & tail[2] & tail[3] & (left >= 4)
+    code = np.where(first < 0x80, first, 0x20)
+    code = np.where(two, (first & 0x1F) << 6 | low[1], code)
+    code = np.where(three, (first & 0x0F) << 12 | low[1] << 6 | low[2], code)
+    wide = (first & 0x07) << 18 | low[1] << 12 | low[2] << 6 | low[3]
+    code = np.where(four, wide, code)
+    inside = np.zeros(len(data) + 3, bool)  # bytes that belong to an earlier lead byte
+    for leads, length in ((two, 2), (three, 3), (four, 4)):
+        for step in range(1, length):
+            inside[np.flatnonzero(leads) + step] = True
+    starts = np.flatnonzero(~inside[: len(data)])
+    return code[starts], document[starts], starts
+
+
+def folded(code: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """(folded code points, kinds) by the tables and the rules above them."""
+    folds, kinds = folding_tables()
+    small = np.minimum(code, TABLE_SIZE - 1)
+    beyond = code >= TABLE_SIZE
+    kind = np.where(beyond, np.where(code < SOLO_END, SOLO, MARK), kinds[small])
+    return np.where(beyond, code, folds[small]), kind
+
+
+def power_table(base: int, count: int) -> np.ndarray:
+    """base**0 … base**(count-1) modulo 2**64."""
+    powers = np.full(count, base, np.uint64)
+    powers[:1] = 1
+    return np.cumprod(powers, dtype=np.uint64)
+
+
+def run_hashes(codes: np.ndarray, starts: np.ndarray, ends: np.ndarray) -> np.ndarray:
+    """Polynomial hashes uint64 of codes[start:end] (before `mix`)."""
+    inverse = pow(WORD_BASE, -1, 1 << 64)
+    terms = (codes.astype(np.uint64) + _U(1)) * power_table(inverse, len(codes))
+    sums = np.concatenate((np.zeros(1, np.uint64), np.cumsum(terms, dtype=np.uint64)))
+    return (sums[ends] - sums[starts]) * power_table(WORD_BASE, len(codes) + 1)[ends - 1]
+
+
+def tokenize(data: np.ndarray, offsets: np.ndarray) -> Tokens:
+    """Words and marks of each document."""
+    code, document, _ = decode(data, offsets)
+    code, kind = folded(code)
+    keep = kind != SKIP
+    code, kind, document = code[keep], kind[keep], document[keep]
+    fresh = np.ones(len(code), bool)  # first code point of a token
+    fresh[1:] = (kind[1:] != LETTER) | (kind[:-1] != LETTER) | (document[1:] != document[:-1])
+    start = np.flatnonzero(fresh)
+    end = np.append(start[1:], len(code))
+    start, end = start[kind[start] != SPACE], end[kind[start] != SPACE]
+    is_word = kind[start] != MARK
+    hashes = mix(run_hashes(code, start, end))
+    marks = mix(code[start].astype(np.uint64) + _U(MARK_SALT))
+    counts = np.bincount(document[start], minlength=len(offsets) - 1)
+    starts = np.concatenate(([0], np.cumsum(counts)))
+    return Tokens(np.where(is_word, hashes, marks), is_word, starts)
+
+
+def exact_hashes(tokens: Tokens) -> np.ndarray:
+    """uint64[n, 2] over words and marks."""
+    n = len(tokens.starts) - 1
+    counts = np.diff(tokens.starts)
+    place = np.arange(len(tokens.hash)) - np.repeat(tokens.starts[:-1], counts)
+    place = place.astype(np.uint64)
+    terms = (
+        mix(tokens.hash + place * _U(EXACT_STEP[0])),
+        mix(tokens.hash ^ (place * _U(EXACT_STEP[1]) + _U(EXACT_STEP[2]))),
+    )
+    result = np.empty((n, 2), np.uint64)
+    for lane, term in enumerate(terms):
+        sums = np.concatenate((np.zeros(1, np.uint64), np.cumsum(term, dtype=np.uint64)))
+        total = sums[tokens.starts[1:]] - sums[tokens.starts[:-1]]
+        result[:, lane] = mix(total + counts.astype(np.uint64))
+    return result
+
+
+def shingles(tokens: Tokens, ngram: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """(shingle hashes in text order, starts int64[n + 1], words int64[n])."""
+    running = np.concatenate(([0], np.cumsum(tokens.is_word)))
+    bounds = running[tokens.starts]
+    words = np.diff(bounds)
+    hashes = tokens.hash[tokens.is_word]
+    counts = np.where(words == 0, 0, np.maximum(words - ngram + 1, 1))
+    starts = np.concatenate(([0], np.cumsum(counts)))
+    owner = np.repeat(np.arange(len(words)), counts)
+    first = bounds[:-1][owner] + np.arange(len(owner)) - starts[:-1][owner]
+    total = np.zeros(len(owner), np.uint64)
+    for step in range(ngram):
+        live = step < words[owner]  # a short text has one shingle of all its words
+        place = np.minimum(first + step, max(len(hashes) - 1, 0))
+        total = np.where(live, total * _U(SHINGLE_BASE) + hashes[place], total)
+    return mix(total), starts, words
+
+
+def band_digests(signatures: np.ndarray, config: SketchConfig) -> np.ndarray:
+    """uint64[n, bands] of signatures uint32[n, bands * rows]."""
+    digests = np.empty((len(signatures), config.bands), np.uint64)
+    for band in range(config.bands):
+        digest = np.full(len(signatures), mix_int(band), np.uint64)
+        for row in range(config.rows):
+            slot = signatures[:, band * config.rows + row].astype(np.uint64)
+            digest = mix(digest * _U(SHINGLE_BASE) + slot + _U(1))
+        digests[:, band] = digest
+    return digests
+
+
+def signatures(values: np.ndarray, starts: np.ndarray, config: SketchConfig) -> np.ndarray:
+    """uint32[n, bands * rows]: the least of each slot; 2**32 - 1 where there are no shingles."""
+    a, b = config.slots()
+    x = (values >> _U(32)).astype(np.uint32)
+    n = len(starts) - 1
+    result = np.full((n, len(a)), 0xFFFFFFFF, np.uint32)
+    some = np.flatnonzero(np.diff(starts) > 0)
+    for slot in range(len(a)):
+        if len(some):
+            result[some, slot] = np.minimum.reduceat(x * a[slot] + b[slot], starts[some])
+    return result
+
+
+def _chunks(offsets: np.ndarray) -> Iterator[tuple[int, int]]:
+    """Document ranges of about CHUNK_BYTES (one long document alone may be more)."""
+    low, n = 0, len(offsets) - 1
+    while low < n:
+        high = int(np.searchsorted(offsets, offsets[low] + CHUNK_BYTES, side="right")) - 1
+        high = max(high, low + 1)
+        yield low, high
+        low = high
+
+
+def sketch(data: np.ndarray, offsets: np.ndarray, config: SketchConfig) -> Sketches:
+    """See sabia.kernels.minhash.sketch."""
+    n = len(offsets) - 1
+    result = Sketches(
+        np.empty((n, config.bands), np.uint64), np.empty((n, 2), np.uint64), np.empty(n, np.int64)
+    )
+    for low, high in _chunks(offsets):
+        tokens = tokenize(data, offsets[low : high + 1])
+        result.exact[low:high] = exact_hashes(tokens)
+        values, starts, words = shingles(tokens, config.ngram)
+        result.words[low:high] = words
+        if config.bands:
+            result.digests[low:high] = band_digests(signatures(values, starts, config), config)
+    return result
+
+
+def shingle_sets(
+    data: np.ndarray, offsets: np.ndarray, ngram: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """See sabia.kernels.minhash.shingle_sets."""
+    parts: list[np.ndarray] = []
+    for low, high in _chunks(offsets):
+        values, starts, _ = shingles(tokenize(data, offsets[low : high + 1]), ngram)
+        parts += [np.unique(values[a:b]) for a, b in pairwise(starts)]
+    counts = [len(part) for part in parts]
+    flat = np.concatenate([np.empty(0, np.uint64), *parts])
+    return flat, np.concatenate(([0], np.cumsum(counts, dtype=np.int64)))
+
+
+def jaccard(values: np.ndarray, starts: np.ndarray, pairs: np.ndarray) -> np.ndarray:
+    """See sabia.kernels.minhash.jaccard."""
+    result = np.empty(len(pairs))
+    for i, (a, b) in enumerate(pairs.tolist()):
+        first, second = values[starts[a] : starts[a + 1]], values[starts[b] : starts[b + 1]]
+        both = len(np.intersect1d(first, second, assume_unique=True))
+        union = len(first) + len(second) - both
+        result[i] = both / union if union else 1.0
+    return result
