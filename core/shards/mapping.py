@@ -194,13 +194,16 @@ def _transformed(
     context = ShardContext(index, source.name, rejects)
     before = rejects.count
 
+    def refused(row: dict[str, Any], reason: str) -> None:
+        summary.rows_in += 1
+        context.reject(row, reason)
+
     def counted() -> Iterator[pa.RecordBatch]:
-        for batch in source.batches(reject=context.reject):
+        for batch in source.batches(reject=refused):
             stop.check()
             summary.rows_in += batch.num_rows
             bar.advance(batch.num_rows)
             yield batch
-        summary.rows_in += rejects.count - before  # what the reader itself refused
 
     for batch in work.transform(counted(), context):
         stop.check()

@@ -1,0 +1,132 @@
+"""The grammar that all commands share, as a user meets it: help, units, exit codes, options."""
+
+import json
+import os
+import re
+import resource
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from sabia.cli.main import COMMANDS
+
+ROOT = Path(__file__).parent.parent.parent
+SABIA = [sys.executable, "-m", "sabia.cli.main"]
+HEAVY = ("numpy", "pyarrow", "torch", "jax", "rich", "pydantic", "numba", "aiohttp")
+
+
+def run(*words: str, **settings) -> subprocess.CompletedProcess:
+    return subprocess.run([*SABIA, *words], capture_output=True, text=True, **settings)
+
+
+def test_help_lists_every_command() -> None:
+    shown = run("--help")
+    assert shown.returncode == 0
+    assert all(f"  {name} " in shown.stdout for name in COMMANDS)
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_command_help_is_light_and_has_examples(name: str) -> None:
+    probe = (
+        "import sys; sys.argv = ['sabia', sys.argv[1], '--help']\n"
+        "from sabia.cli.main import main\n"
+        "try: main()\n"
+        "except SystemExit as end: assert not end.code, end.code\n"
+        f"heavy = [m for m in {HEAVY!r} if m in sys.modules]\n"
+        "assert not heavy, heavy\n"
+        "print(len(sys.modules), file=sys.stderr)"
+    )
+    words = [sys.executable, "-c", probe, name]
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    shown = subprocess.run(words, capture_output=True, text=True)
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    assert shown.returncode == 0, shown.stderr
+    assert "Examples:" in shown.stdout and f"man sabia-{name}" in shown.stdout
+    cpu_s = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+    assert int(shown.stderr) <= 300  # modules: a measure that does not depend on the machine's load
+    assert cpu_s < 1.0  # the bar of 100 ms is measured in the bench; this only catches disasters
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_manual_and_help_name_the_same_options(name: str) -> None:
+    page = (ROOT / "man" / f"sabia-{name}.1").read_text()
+    shown = run(name, "--help").stdout
+    options = shown.partition("Options:")[2].partition("Examples:")[0]
+    helped = set(re.findall(r"(?m)^\s+(?:-\w, )?(?:--[\w-]+ / )?--([\w-]+)", options))
+    listed = set(re.findall(r"(?m)^\.It .*?Fl -([\w-]+)", page))
+    assert listed == helped
+
+
+def test_version_says_what_is_there() -> None:
+    assert re.fullmatch(r"sabia \d+\.\d+\.\d+\n", run("--version").stdout)
+
+
+def test_unknown_command_is_usage_error_with_a_hint() -> None:
+    asked = run("dedupe")
+    assert asked.returncode == 2
+    assert "dedup" in asked.stderr
+
+
+def test_bare_call_shows_help_and_exits_2() -> None:
+    asked = run()
+    assert asked.returncode == 2 and "Commands" in asked.stderr and not asked.stdout
+
+
+@pytest.fixture
+def documents(tmp_path: Path) -> Path:
+    rows = [{"text": f"A small page about house number {i}, its door and its seven windows."}
+            for i in range(50)]  # fmt: skip
+    path = tmp_path / "documents.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def test_unknown_config_key_is_named(documents: Path, tmp_path: Path) -> None:
+    config = tmp_path / "c.toml"
+    config.write_text("no-such-thing = 3\n")
+    asked = run("dedup", str(documents), "--config", str(config), "-o", str(tmp_path / "o.parquet"))
+    assert asked.returncode == 2 and "no-such-thing" in asked.stderr
+
+
+def test_flag_beats_variable_beats_file_beats_default(documents: Path, tmp_path: Path) -> None:
+    def threshold(*words: str, **environment: str) -> float:
+        out = tmp_path / "o.parquet"
+        done = run("dedup", str(documents), "-o", str(out), "--force", *words,
+                   env=os.environ | environment)  # fmt: skip
+        assert done.returncode == 0, done.stderr
+        from sabia.core.shards.outputs import read_metadata
+
+        return read_metadata(str(out))["options"]["threshold"]
+
+    config = tmp_path / "c.toml"
+    config.write_text("threshold = 0.7\n[dedup]\nthreshold = 0.75\n")
+    assert threshold() == 0.8
+    assert threshold("--config", str(config)) == 0.75
+    assert threshold("--config", str(config), SABIA_DEDUP_THRESHOLD="0.6") == 0.6
+    last = threshold("--threshold", "0.9", "--config", str(config), SABIA_DEDUP_THRESHOLD="0.6")
+    assert last == 0.9
+
+
+def test_wrong_choice_is_one_line(documents: Path) -> None:
+    asked = run("dedup", str(documents), "--to", "csv")
+    assert asked.returncode == 2 and asked.stderr.count("\n") == 1
+
+
+def test_missing_file_is_one_line(tmp_path: Path) -> None:
+    asked = run("classify", str(tmp_path / "none.parquet"))
+    assert asked.returncode == 2 and asked.stderr.count("\n") == 1
+
+
+def test_stage_with_a_barrier_refuses_an_array(documents: Path) -> None:
+    asked = run("dedup", str(documents), env=os.environ | {"SLURM_ARRAY_TASK_COUNT": "4"})
+    assert asked.returncode == 2 and "one job" in asked.stderr
+
+
+def test_full_disk_is_one_line(documents: Path) -> None:
+    with open("/dev/full", "wb") as full:
+        asked = subprocess.run([*SABIA, "dedup", str(documents)], stdout=full,
+                               stderr=subprocess.PIPE, text=True)  # fmt: skip
+    assert asked.returncode == 1
+    assert "No space left" in asked.stderr and "Traceback" not in asked.stderr

@@ -1,0 +1,129 @@
+"""The rules of the house, read from the source text: imports go one way, files stay small,
+every file and public function says what it is for, every package is listed in the wheel."""
+
+import ast
+import re
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+FOLDERS = ("cli", "core", "kernels", "examples")
+FILES = sorted(p for folder in FOLDERS for p in (ROOT / folder).rglob("*.py"))
+TESTS = sorted((ROOT / "tests").rglob("*.py"))
+
+LEAVES = {"errors", "units", "stop", "notes", "progress", "shards", "spec", "numerics"}
+TOP = {"errors", "units", "stop", "notes", "progress"}
+ALLOWED = {
+    "shards": set(), "spec": set(), "numerics": set(),
+    "plan": {"spec"}, "model": {"spec", "numerics", "shards"}, "parallel": {"spec"},
+    "train": {"model", "parallel", "shards", "numerics", "spec"},
+    "generate": {"model", "parallel", "spec", "text", "shards"},
+    "judge": {"generate", "shards"},
+    "web": {"shards", "generate", "text"}, "text": {"shards", "generate"},
+    "bench": {"generate", "judge", "shards", "text", "model", "spec"},
+    "quant": {"model", "numerics", "shards", "spec", "text", "generate"},
+}  # fmt: skip
+
+
+def imports(path: Path) -> list[str]:
+    """Modules named in import statements anywhere in a file."""
+    names = []
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            names += [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            names.append(node.module)
+            names += [f"{node.module}.{alias.name}" for alias in node.names]
+    return names
+
+
+def room(path: Path) -> str:
+    parts = path.relative_to(ROOT).parts
+    return parts[1].removesuffix(".py") if parts[0] == "core" else parts[0]
+
+
+def imported_rooms(path: Path) -> set[str]:
+    found = (re.match(r"sabia\.core\.(\w+)", name) for name in imports(path))
+    return {match[1] for match in found if match}
+
+
+@pytest.mark.parametrize("path", [p for p in FILES if p.parts[-3:-1] != ("core",)], ids=str)
+def test_imports_go_one_way(path: Path) -> None:
+    here = room(path)
+    names = imports(path)
+    assert not [n for n in names if re.match(r"(core|cli|kernels)(\.|$)", n)], "bare import"
+    if path.is_relative_to(ROOT / "core"):
+        assert not [n for n in names if n.startswith("sabia.cli")], "core imports cli"
+        if here in ALLOWED:
+            wrong = imported_rooms(path) - ALLOWED[here] - TOP - {here}
+            assert not wrong, f"{here} may not import {wrong}"
+    if path.is_relative_to(ROOT / "kernels"):
+        assert not [n for n in names if re.match(r"sabia\.(cli|core)", n)], "kernels import up"
+    if not path.is_relative_to(ROOT / "cli"):
+        recipes = [n for n in names if n.startswith("sabia.core.recipes")]
+        assert here == "recipes" or not recipes, "only cli imports recipes"
+
+
+def test_backends_never_meet() -> None:
+    for path in FILES:
+        names = set(imports(path))
+        if path.name == "ops_torch.py":
+            assert not [n for n in names if n.split(".")[0] == "jax"]
+        if path.name == "ops_jax.py":
+            assert not [n for n in names if n.split(".")[0] == "torch"]
+
+
+@pytest.mark.parametrize("path", FILES + TESTS, ids=str)
+def test_files_are_small_and_say_what_they_are(path: Path) -> None:
+    text = path.read_text()
+    assert len(text.splitlines()) <= 500
+    assert ast.get_docstring(ast.parse(text)), "no module docstring"
+
+
+@pytest.mark.parametrize("path", FILES, ids=str)
+def test_public_functions_have_docstrings(path: Path) -> None:
+    tree = ast.parse(path.read_text())
+    kinds = (ast.FunctionDef, ast.ClassDef, ast.AsyncFunctionDef)
+    bare = [n.name for n in tree.body if isinstance(n, kinds)
+            and not n.name.startswith("_") and not ast.get_docstring(n)]  # fmt: skip
+    assert not bare, f"no docstring: {', '.join(bare)}"
+
+
+def test_every_package_is_listed_for_the_wheel() -> None:
+    settings = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]
+    roots = {v: k for k, v in settings["package-dir"].items()}
+    found = set()
+    for init in (p for p in FILES if p.name == "__init__.py"):
+        folder = init.parent.relative_to(ROOT).as_posix()
+        top = next(root for root in roots if folder == root or folder.startswith(root + "/"))
+        found.add((roots[top] + folder.removeprefix(top)).replace("/", "."))
+    assert found == set(settings["packages"])
+
+
+@pytest.mark.slow
+def test_wheel_holds_only_the_package(tmp_path: Path) -> None:
+    import zipfile
+
+    words = [
+        sys.executable,
+        "-m",
+        "pip",
+        "wheel",
+        "-q",
+        "--no-deps",
+        "-w",
+        str(tmp_path),
+        str(ROOT),
+    ]
+    subprocess.run(words, check=True, cwd=tmp_path)
+    (wheel,) = tmp_path.glob("*.whl")
+    names = zipfile.ZipFile(wheel).namelist()
+    strange = [n for n in names if not re.match(r"sabia/|sabia-[\d.]+\.(dist-info|data)/", n)]
+    assert not strange
+    assert "sabia/core/plan/chips.toml" in names
+    assert any(n.startswith("sabia/examples/little_web/") for n in names)
+    assert any(n.endswith("share/man/man1/sabia.1") for n in names)
