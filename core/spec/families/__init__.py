@@ -1,0 +1,58 @@
+"""The families: one file each, one entry each in the table below.
+
+A family's file offers `read(Fields) -> ModelSpec`: it takes every configuration field that
+changes the maths and composes the parts of `core/spec/layers.py`. Nothing else is needed for
+initialisation, loading, export, counting, sharding or either backend.
+"""
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from sabia.core.errors import BadData, UsageError
+from sabia.core.spec.families import llama, qwen3
+from sabia.core.spec.fields import Fields
+from sabia.core.spec.model import ModelSpec
+
+_FAMILIES: Mapping[str, Callable[[Fields], ModelSpec]] = {
+    "llama": llama.read,
+    "qwen3": qwen3.read,
+}
+
+
+def families() -> tuple[str, ...]:
+    """Names (`model_type`) of the families that can be read."""
+    return tuple(_FAMILIES)
+
+
+def from_config(config: Mapping[str, Any]) -> ModelSpec:
+    """The model that a Hugging Face configuration describes.
+
+    Raises UsageError naming the field that is missing, wrong or not computed here.
+    """
+    family = config.get("model_type")
+    if family not in _FAMILIES:
+        known = ", ".join(_FAMILIES)
+        raise UsageError(f"config.json: model_type is {family!r} (expected one of {known})")
+    fields = Fields(config)
+    spec = _FAMILIES[family](fields)
+    fields.finish()
+    return replace(spec, config=dict(config))
+
+
+def load_spec(path: str | Path) -> ModelSpec:
+    """The model described by a directory's config.json, or by that file."""
+    file = Path(path)
+    if file.is_dir():
+        file = file / "config.json"
+    try:
+        config = json.loads(file.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise UsageError(f"model: {file} does not exist (expected a model directory)") from None
+    except ValueError as error:
+        raise BadData(f"model: {file} is not JSON ({error})") from None
+    if not isinstance(config, dict):
+        raise BadData(f"model: {file} is not a JSON object (expected a configuration)")
+    return from_config(config)

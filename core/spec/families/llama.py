@@ -1,0 +1,75 @@
+"""Llama 2 and 3 (arXiv 2307.09288, 2407.21783): pre-norm, grouped attention, SwiGLU.
+
+Also the base that other families change: their readers call `attention`, `decoder` and extend
+`NAMES`.
+"""
+
+from sabia.core.errors import UsageError
+from sabia.core.spec.fields import Fields
+from sabia.core.spec.layers import Attention, GatedMlp, Layer
+from sabia.core.spec.model import ModelSpec
+from sabia.core.spec.rope_fields import read_rope
+
+_LAYER = "model.layers.{layer}."
+NAMES = {
+    "embed": "model.embed_tokens.weight",
+    "final_norm": "model.norm.weight",
+    "head": "lm_head.weight",
+    "attn.norm": _LAYER + "input_layernorm.weight",
+    "mlp.norm": _LAYER + "post_attention_layernorm.weight",
+}
+NAMES |= {f"attn.{p}": _LAYER + f"self_attn.{p}_proj.weight" for p in "qkvo"}
+NAMES |= {f"attn.{p}_bias": _LAYER + f"self_attn.{p}_proj.bias" for p in "qkvo"}
+NAMES |= {f"mlp.{p}": _LAYER + f"mlp.{p}_proj.weight" for p in ("gate", "up", "down")}
+NAMES |= {f"mlp.{p}_bias": _LAYER + f"mlp.{p}_proj.bias" for p in ("gate", "up", "down")}
+ROTARY_BUFFERS = r"model\.layers\.\d+\.self_attn\.rotary_emb\.inv_freq"
+
+
+def attention(fields: Fields, width: int, head_dim: int | None = None) -> Attention:
+    """Take the attention fields; `head_dim` is the family's default (None: width / heads)."""
+    heads = fields.size("num_attention_heads")
+    kv_heads = fields.size("num_key_value_heads", heads)
+    size = fields.size("head_dim", head_dim or width // heads)
+    bias = fields.take("attention_bias", bool, False)
+    fields.expect("attention_dropout", (0, 0.0), 0.0)
+    if heads % kv_heads or size % 2:
+        raise UsageError(
+            f"config.json: {heads} heads, {kv_heads} key-value heads, head_dim {size} "
+            "(expected heads divisible by key-value heads and an even head_dim)"
+        )
+    rope = read_rope(fields, size)
+    return Attention(heads, kv_heads, size, size**-0.5, rope, qkv_bias=bias, output_bias=bias)
+
+
+def decoder(
+    fields: Fields, width: int, layers: tuple[Layer, ...], names: dict[str, str]
+) -> ModelSpec:
+    """Take the fields around the layers and assemble the model."""
+    return ModelSpec(
+        family=fields.family,
+        vocab_size=fields.size("vocab_size"),
+        hidden_size=width,
+        layers=layers,
+        norm_eps=fields.take("rms_norm_eps", float, 1e-6),
+        tied=fields.take("tie_word_embeddings", bool, False),
+        init_std=fields.take("initializer_range", float, 0.02),
+        max_positions=fields.size("max_position_embeddings", 2048),
+        config={},
+        names=names,
+        ignored=(ROTARY_BUFFERS,),
+    )
+
+
+def mlp(fields: Fields) -> GatedMlp:
+    """Take the feed-forward fields."""
+    fields.expect("hidden_act", ("silu",), "silu")
+    bias = fields.take("mlp_bias", bool, False)
+    return GatedMlp(fields.size("intermediate_size"), bias=bias)
+
+
+def read(fields: Fields) -> ModelSpec:
+    """The model of a `llama` configuration."""
+    width = fields.size("hidden_size")
+    layer = Layer(attention(fields, width), mlp(fields))
+    layers = (layer,) * fields.size("num_hidden_layers")
+    return decoder(fields, width, layers, NAMES)

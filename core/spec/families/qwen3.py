@@ -1,0 +1,47 @@
+"""Qwen3 dense (arXiv 2505.09388): Llama with a norm on each head's query and key.
+
+`use_sliding_window` gives the layers from `max_window_layers` on a window; `layer_types` says it
+layer by layer.
+"""
+
+from dataclasses import replace
+
+from sabia.core.errors import UsageError
+from sabia.core.spec.families import llama
+from sabia.core.spec.fields import Fields
+from sabia.core.spec.layers import Layer
+from sabia.core.spec.model import ModelSpec
+
+NAMES = llama.NAMES | {
+    f"attn.{p}_norm": f"model.layers.{{layer}}.self_attn.{p}_norm.weight" for p in "qk"
+}
+_WINDOWED = {"full_attention": False, "sliding_attention": True}
+
+
+def windows(fields: Fields, depth: int) -> tuple[int | None, ...]:
+    """Take the window fields: the window of each layer, None where it sees everything."""
+    used = fields.take("use_sliding_window", bool, False)
+    size = fields.take("sliding_window", int, 4096)
+    first = fields.take("max_window_layers", int, 28)
+    windowed = [used and index >= first for index in range(depth)]
+    kinds = fields.take("layer_types", list, None)
+    if kinds is not None:
+        if len(kinds) != depth or not set(kinds) <= set(_WINDOWED):
+            raise UsageError(
+                f"config.json: layer_types is {kinds!r} (expected {depth} of {list(_WINDOWED)})"
+            )
+        windowed = [_WINDOWED[kind] for kind in kinds]
+    if any(windowed) and not used:
+        raise UsageError("config.json: layer_types has windows but use_sliding_window is false")
+    return tuple(size if flag else None for flag in windowed)
+
+
+def read(fields: Fields) -> ModelSpec:
+    """The model of a `qwen3` configuration."""
+    width = fields.size("hidden_size")
+    mixer = replace(llama.attention(fields, width, head_dim=128), qk_norm=True)
+    fields.expect("mlp_bias", (False,), False)
+    mlp = llama.mlp(fields)
+    depth = fields.size("num_hidden_layers")
+    layers = tuple(Layer(replace(mixer, window=window), mlp) for window in windows(fields, depth))
+    return llama.decoder(fields, width, layers, NAMES)

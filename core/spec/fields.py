@@ -1,0 +1,88 @@
+"""Reading a config.json field by field, so that nothing that changes the maths is overlooked.
+
+Every field is either taken by the family, or known to say nothing about the function that the
+model computes, or empty (null). Any other field is an error that names it: a model that loads
+computes what its file says.
+"""
+
+from collections.abc import Mapping
+from typing import Any, TypeVar
+
+from sabia.core.errors import UsageError
+
+T = TypeVar("T")
+_REQUIRED = object()
+
+# Provenance, tokens, generation defaults, outputs, training-time remarks: no part of the maths.
+# fmt: off
+INERT = frozenset({
+    "architectures", "auto_map", "model_type", "transformers_version", "torch_dtype", "dtype",
+    "use_cache", "_name_or_path", "_commit_hash", "_attn_implementation",
+    "_attn_implementation_autoset", "attn_implementation", "name_or_path", "bos_token_id",
+    "eos_token_id", "pad_token_id", "sep_token_id", "unk_token_id", "decoder_start_token_id",
+    "forced_bos_token_id", "forced_eos_token_id", "suppress_tokens", "begin_suppress_tokens",
+    "bad_words_ids", "id2label", "label2id", "num_labels", "problem_type", "finetuning_task",
+    "task_specific_params", "prefix", "output_attentions", "output_hidden_states",
+    "return_dict", "return_dict_in_generate", "output_scores", "torchscript", "use_bfloat16",
+    "tf_legacy_loss", "tokenizer_class", "chunk_size_feed_forward", "is_decoder",
+    "is_encoder_decoder", "add_cross_attention", "cross_attention_hidden_size",
+    "tie_encoder_decoder", "pruned_heads", "pretraining_tp", "quantization_config",
+    "compression_config", "unsloth_version", "unsloth_fixed", "do_sample", "early_stopping",
+    "max_length", "min_length", "num_beams", "num_beam_groups", "num_return_sequences",
+    "temperature", "top_k", "top_p", "typical_p", "repetition_penalty", "length_penalty",
+    "diversity_penalty", "no_repeat_ngram_size", "encoder_no_repeat_ngram_size",
+    "remove_invalid_values", "exponential_decay_length_penalty",
+})
+# fmt: on
+
+
+class Fields:
+    """The fields of a configuration, each taken once; `finish` refuses what was left over."""
+
+    def __init__(self, config: Mapping[str, Any]) -> None:
+        self._left = {
+            key: value for key, value in config.items() if key not in INERT and value is not None
+        }
+        self.family = str(config.get("model_type"))
+
+    def take(self, name: str, kind: type[T], default: Any = _REQUIRED) -> T:
+        """The value of `name`; `default` where absent or null. Whole floats pass as int."""
+        if name not in self._left:
+            if default is _REQUIRED:
+                raise UsageError(f"config.json: {name} is missing (a {self.family} model needs it)")
+            return default
+        value = self._left.pop(name)
+        fits = isinstance(value, kind) and not (kind is not bool and isinstance(value, bool))
+        if kind is float and isinstance(value, int) and not isinstance(value, bool):
+            return float(value)
+        if kind is int and isinstance(value, float) and value.is_integer():
+            return int(value)
+        if not fits:
+            raise UsageError(f"config.json: {name} is {value!r} (expected {kind.__name__})")
+        return value
+
+    def size(self, name: str, default: Any = _REQUIRED) -> int:
+        """A whole number ≥ 1."""
+        value = self.take(name, int, default)
+        if value < 1:
+            raise UsageError(f"config.json: {name} is {value} (expected 1 or more)")
+        return value
+
+    def expect(self, name: str, allowed: tuple[Any, ...], default: Any) -> Any:
+        """A value that must be one of `allowed`, because nothing else is computed."""
+        value = self._left.pop(name, default)
+        if value not in allowed:
+            choices = ", ".join(repr(choice) for choice in allowed)
+            raise UsageError(
+                f"config.json: {name} is {value!r} (expected {choices} in a {self.family} model)"
+            )
+        return value
+
+    def finish(self) -> None:
+        """Refuse fields nobody took."""
+        if self._left:
+            name, value = next(iter(self._left.items()))
+            raise UsageError(
+                f"config.json: {name}={value!r} is unknown to the {self.family} family "
+                "(expected only fields whose effect is computed; remove it if it has none)"
+            )

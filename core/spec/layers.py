@@ -1,0 +1,103 @@
+"""The parts that layers are made of, as data, and the tensors each part owns.
+
+A layer is a mixer (attention) followed by a feed-forward part, each behind a norm and added to
+the residual stream. A part's tensor names are relative to its layer; `core/model` computes each
+part in the function registered for its class. Every family is a composition of these parts.
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from sabia.core.spec.rope import Rope
+from sabia.core.spec.tensors import Row
+
+Activation = Literal["silu"]
+
+
+@dataclass(frozen=True)
+class Attention:
+    """Softmax attention with grouped keys and values.
+
+    window: a query sees the last `window` positions, itself included (None: all).
+    scale: factor of the scores; head_dim**-0.5 in most families.
+    """
+
+    heads: int
+    kv_heads: int
+    head_dim: int
+    scale: float
+    rope: Rope
+    qkv_bias: bool = False
+    output_bias: bool = False
+    qk_norm: bool = False
+    window: int | None = None
+    softcap: float | None = None
+
+    def rows(self, width: int) -> tuple[Row, ...]:
+        """Tensors for a residual stream of `width`."""
+        n, kv = self.heads * self.head_dim, self.kv_heads * self.head_dim
+        rows = [
+            Row("attn.norm", (width,), ("embed",), "norm", "ones"),
+            Row("attn.q", (n, width), ("heads", "embed"), "attention"),
+            Row("attn.k", (kv, width), ("kv_heads", "embed"), "attention"),
+            Row("attn.v", (kv, width), ("kv_heads", "embed"), "attention"),
+        ]
+        if self.qkv_bias:
+            rows += [
+                Row("attn.q_bias", (n,), ("heads",), "attention", "zeros"),
+                Row("attn.k_bias", (kv,), ("kv_heads",), "attention", "zeros"),
+                Row("attn.v_bias", (kv,), ("kv_heads",), "attention", "zeros"),
+            ]
+        if self.qk_norm:
+            rows += [
+                Row("attn.q_norm", (self.head_dim,), ("head_dim",), "norm", "ones"),
+                Row("attn.k_norm", (self.head_dim,), ("head_dim",), "norm", "ones"),
+            ]
+        rows.append(
+            Row("attn.o", (width, n), ("embed", "heads"), "attention", residual_output=True)
+        )
+        if self.output_bias:
+            rows.append(Row("attn.o_bias", (width,), ("embed",), "attention", "zeros"))
+        return tuple(rows)
+
+    def score_width(self) -> int:
+        """Multiply-adds per (query, key) pair over both products, summed over heads."""
+        return 2 * self.heads * self.head_dim
+
+
+@dataclass(frozen=True)
+class GatedMlp:
+    """down(activation(gate(x)) * up(x)) of inner `width`."""
+
+    width: int
+    activation: Activation = "silu"
+    bias: bool = False
+
+    def rows(self, width: int) -> tuple[Row, ...]:
+        """Tensors for a residual stream of `width`."""
+        inner = self.width
+        rows = [
+            Row("mlp.norm", (width,), ("embed",), "norm", "ones"),
+            Row("mlp.gate", (inner, width), ("mlp", "embed"), "mlp"),
+            Row("mlp.up", (inner, width), ("mlp", "embed"), "mlp"),
+            Row("mlp.down", (width, inner), ("embed", "mlp"), "mlp", residual_output=True),
+        ]
+        if self.bias:
+            rows += [
+                Row("mlp.gate_bias", (inner,), ("mlp",), "mlp", "zeros"),
+                Row("mlp.up_bias", (inner,), ("mlp",), "mlp", "zeros"),
+                Row("mlp.down_bias", (width,), ("embed",), "mlp", "zeros"),
+            ]
+        return tuple(rows)
+
+
+@dataclass(frozen=True)
+class Layer:
+    """One block of the stack."""
+
+    mixer: Attention
+    mlp: GatedMlp
+
+    def rows(self, width: int) -> tuple[Row, ...]:
+        """Tensors of the block, in the order of the computation."""
+        return self.mixer.rows(width) + self.mlp.rows(width)

@@ -1,0 +1,63 @@
+"""Rotary fields of a config.json, in both spellings.
+
+Older files say `rope_theta` and `rope_scaling` (with `type` or `rope_type`), newer ones put both
+into `rope_parameters`. A scaling that is not computed here is an error that names it.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from sabia.core.errors import UsageError
+from sabia.core.spec.fields import Fields
+from sabia.core.spec.rope import Rope
+
+_LLAMA3 = {
+    "factor": "factor",
+    "low_freq_factor": "low_freq_factor",
+    "high_freq_factor": "high_freq_factor",
+    "original_max_position_embeddings": "original_length",
+}
+# rope_type → fields it needs in the file → our names
+_KINDS: dict[str, dict[str, str]] = {
+    "default": {},
+    "linear": {"factor": "factor"},
+    "llama3": _LLAMA3,
+}
+
+
+def _kind(left: dict[str, Any]) -> str:
+    kinds = {str(left.pop(key)) for key in ("rope_type", "type") if key in left} or {"default"}
+    kind = min(kinds)
+    if len(kinds) > 1 or kind not in _KINDS:
+        known = ", ".join(_KINDS)
+        raise UsageError(f"config.json: rope_type is {kind!r} (expected one of {known})")
+    return kind
+
+
+def _number(left: dict[str, Any], name: str) -> float:
+    value = left.pop(name, None)
+    if isinstance(value, bool) or not isinstance(value, int | float) or value <= 0:
+        raise UsageError(f"config.json: rope {name} is {value!r} (expected a number above 0)")
+    return float(value)
+
+
+def rope_from(values: Mapping[str, Any], theta: float, head_dim: int) -> Rope:
+    """The rotation that the scaling fields `values` describe for heads of `head_dim`."""
+    left = {key: value for key, value in values.items() if value is not None}
+    kind = _kind(left)
+    numbers = {ours: _number(left, name) for name, ours in _KINDS[kind].items()}
+    if left.get("partial_rotary_factor") == 1:
+        del left["partial_rotary_factor"]
+    if left:
+        name, value = next(iter(left.items()))
+        raise UsageError(f"config.json: rope {name}={value!r} is not computed for type {kind!r}")
+    return Rope(head_dim, theta, kind, **numbers)
+
+
+def read_rope(fields: Fields, head_dim: int, default_theta: float = 10000.0) -> Rope:
+    """Take `rope_parameters`, or `rope_theta` and `rope_scaling`."""
+    theta = fields.take("rope_theta", float, default_theta)
+    scaling = fields.take("rope_scaling", dict, {})
+    values = dict(fields.take("rope_parameters", dict, scaling))
+    theta = float(values.pop("rope_theta", theta))
+    return rope_from(values, theta, head_dim)
