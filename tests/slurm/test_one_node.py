@@ -1,0 +1,101 @@
+"""On a real Slurm of one node: an array that shares shards, a trainer that is requeued.
+
+Skipped, with a word why, where a Slurm cannot be started. Takes about two minutes.
+"""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from one_node import OneNode, ask, job_state, wait_until, what_is_missing
+
+ROOT = Path(__file__).parent.parent.parent
+SBATCH = ROOT / "examples" / "slurm"
+pytestmark = pytest.mark.slurm
+
+
+@pytest.fixture(scope="module")
+def node(tmp_path_factory):
+    missing = what_is_missing()
+    if missing:
+        pytest.skip(missing)
+    os.environ["PATH"] = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    with OneNode(tmp_path_factory.mktemp("slurm")) as running:
+        yield running
+
+
+def test_array_processes_every_shard_once(node: OneNode, tmp_path: Path) -> None:
+    shards = tmp_path / "in"
+    shards.mkdir()
+    for s in range(10):
+        texts = [f"The house number {i} of street {s} has seven windows." for i in range(20)]
+        pq.write_table(pa.table({"text": texts}), shards / f"{s}.parquet")
+    words = ["sbatch", "--wait", "--array=0-3", f"--output={tmp_path}/log-%a.txt",
+             str(SBATCH / "data_array.sbatch"), "classify", str(shards), "-o",
+             str(tmp_path / "out")]  # fmt: skip
+    assert subprocess.run(words, cwd=tmp_path).returncode == 0
+    parts = sorted((tmp_path / "out").glob("part-*.parquet"))
+    assert len(parts) == 10
+    assert [pq.read_metadata(p).num_rows for p in parts] == [20] * 10
+    logs = [(tmp_path / f"log-{i}.txt").read_text() for i in range(4)]
+    taken = sum(int(log.partition("slice ")[2].split(": ")[1].split(" of")[0]) for log in logs)
+    assert taken == 10
+    assert not any("already done" in log for log in logs)
+
+
+def tokens(folder: Path) -> Path:
+    """A little corpus as token rows, with its tokenizer."""
+    texts = [
+        f"{i} and {i + 1} make {2 * i + 1}, said the owl of house {i % 7}." for i in range(900)
+    ]
+    pq.write_table(pa.table({"text": texts}), folder / "texts.parquet")
+    words = ["sabia", "tokenize", "texts.parquet", "--train-tokenizer", "--vocab-size", "400",
+             "--length", "64", "-o", "tokens"]  # fmt: skip
+    subprocess.run(words, cwd=folder, check=True)
+    return folder / "tokens"
+
+
+def train_words(folder: Path, out: str, *more: str) -> list[str]:
+    return ["pretrain", str(tokens_once(folder)), "--shape", "d=64,layers=2,heads=2", "--steps",
+            "300", "--batch", "8", "-o", str(folder / out), *more]  # fmt: skip
+
+
+def tokens_once(folder: Path) -> Path:
+    return folder / "tokens" if (folder / "tokens").exists() else tokens(folder)
+
+
+def losses(run: Path) -> list[float]:
+    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    by_step = {row["step"]: row["loss"] for row in rows if "loss" in row}
+    return [by_step[step] for step in sorted(by_step)]
+
+
+def test_trainer_is_requeued_and_ends_with_the_same_loss(node: OneNode, tmp_path: Path) -> None:
+    subprocess.run(["sabia", *train_words(tmp_path, "whole")], check=True, cwd=tmp_path)
+    job = ask("sbatch", "--parsable", f"--output={tmp_path}/train.log", f"--chdir={tmp_path}",
+              str(SBATCH / "train.sbatch"), *train_words(tmp_path, "cut"))  # fmt: skip
+    metrics = tmp_path / "cut" / "metrics.jsonl"
+    wait_until(lambda: metrics.exists() and metrics.read_text().count("\n") > 5, 120)
+    ask("scancel", "--signal=USR1", "--batch", job)
+    wait_until(lambda: job_state(job) in ("PENDING", "COMPLETED"), 60)
+    assert job_state(job) == "PENDING"
+    ask("scontrol", "update", f"JobId={job}", "StartTime=now")
+    wait_until(lambda: job_state(job) == "COMPLETED", 240)
+    assert "restart 1" in (tmp_path / "train.log").read_text()
+    assert losses(tmp_path / "cut")[-1] == losses(tmp_path / "whole")[-1]
+
+
+def test_srun_starts_two_processes_that_equal_one(node: OneNode, tmp_path: Path) -> None:
+    subprocess.run(["sabia", *train_words(tmp_path, "one")], check=True, cwd=tmp_path)
+    words = ["sbatch", "--wait", "--ntasks=2", f"--output={tmp_path}/train.log",
+             str(SBATCH / "train.sbatch"),
+             *train_words(tmp_path, "two", "--mesh", "data=2")]  # fmt: skip
+    done = subprocess.run(words, cwd=tmp_path)
+    assert done.returncode == 0, (tmp_path / "train.log").read_text()
+    pairs = zip(losses(tmp_path / "one"), losses(tmp_path / "two"), strict=True)
+    assert max(abs(a - b) for a, b in list(pairs)[:20]) <= 1e-5
