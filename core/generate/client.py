@@ -1,0 +1,385 @@
+"""One client for every OpenAI-compatible server: waits as asked, never pays twice, stops at a cap.
+
+Finished calls live in a content-addressed cache and are on disk before they are used; identical
+requests in flight are one call. 408, 409, 425, 429, 5xx, time-outs, resets and broken bodies are
+tried again with full jitter (Brooker 2015) and never before Retry-After; 400, 401, 403, 404 and 422
+fail at once with the server's words. An answer is never made up: a call that came to nothing has an
+`error` and no text, and a server that answers nobody stops the run.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import contextlib
+import os
+import threading
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from sabia.core import stop
+from sabia.core.errors import Failed, UsageError
+from sabia.core.generate.budget import Budget, Price
+from sabia.core.generate.cache import CallCache
+from sabia.core.generate.calls import (
+    ChatRequest,
+    ChatResponse,
+    Refused,
+    Retryable,
+    Usage,
+    check_status,
+    parse_reply,
+    to_response,
+)
+from sabia.core.generate.limiter import Limiter
+
+OUTAGE_AFTER = 8  # calls in a row that were given up
+REFUSED_AFTER = 3  # requests in a row refused as malformed before any was taken
+POLL_S = 0.1
+GRACE_S = 3.0  # a stop signal leaves 5 s
+DATE_SLACK_S = 0.05  # clocks of two processes on one machine
+
+
+@dataclass(frozen=True)
+class ClientStats:
+    """What the client has done so far."""
+
+    calls: int  # answered by the server
+    cached: int  # answered from the cache, or by a twin in flight
+    failed: int  # came to nothing
+    requests: int  # HTTP requests sent, tries counted
+    usage: Usage  # of `calls`
+    usd: float | None  # of `usage`; None without a price
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """What requests would cost at most: those not in the cache, with `max_tokens` each."""
+
+    requests: int
+    cached: int
+    usage: Usage
+    usd: float | None
+
+
+class Client:
+    """Sends chat requests from its own event loop; use it as a context manager."""
+
+    def __init__(
+        self,
+        base_url: str,
+        model: str,
+        *,
+        api_key_env: str = "SABIA_API_KEY",
+        cache_dir: str | os.PathLike[str] | None = None,
+        max_concurrency: int = 16,
+        max_usd: float | None = None,
+        max_requests: int | None = None,
+        max_tokens: int | None = None,
+        prices: Mapping[str, Price] | None = None,
+        timeout_s: float = 600.0,
+        max_tries: int = 6,
+        backoff_s: float = 1.0,
+        max_wait_s: float = 600.0,
+    ) -> None:
+        """`base_url` ends where /chat/completions begins (…/v1). The key is read from the variable
+        `api_key_env`; without one no Authorization header is sent. `max_wait_s` bounds what a
+        server may ask to wait. Raises UsageError for a cap in dollars without a price.
+        """
+        if not base_url.startswith(("http://", "https://")):
+            raise UsageError(f"not an HTTP address: {base_url} (expected http://HOST:PORT/v1)")
+        price = (prices or {}).get(model)
+        if max_usd is not None and price is None:
+            raise UsageError(f"no price for model {model} (a cap in dollars needs a price table)")
+        self.url = base_url.rstrip("/") + "/chat/completions"
+        self.model = model
+        self.budget = Budget(price, max_usd, max_requests, max_tokens)
+        self.cache = CallCache(cache_dir)
+        self._key = os.environ.get(api_key_env, "")
+        self._concurrency, self._timeout_s = max_concurrency, timeout_s
+        self._max_tries, self._backoff_s, self._max_wait_s = max_tries, backoff_s, max_wait_s
+        self._calls = self._cached = self._failed = 0
+        self._failed_in_row = self._refused_first = 0
+        self._fatal: Exception | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._starting = threading.Lock()
+
+    def __enter__(self) -> Client:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    @property
+    def stats(self) -> ClientStats:
+        """Counts so far."""
+        budget = self.budget
+        counts = (self._calls, self._cached, self._failed)
+        return ClientStats(*counts, budget.requests, budget.used, budget.usd)
+
+    def chat(self, requests: Iterable[ChatRequest]) -> list[ChatResponse]:
+        """The responses in the order of the requests.
+
+        Raises Refused, BudgetExceeded, or Failed when the server is out; Interrupted on a stop
+        signal. Calls finished by then are in the cache.
+        """
+        futures = [self.submit(request) for request in requests]
+        responses = self.wait(futures)
+        if responses and all(response.refused for response in responses):
+            raise Failed(str(responses[0].error))
+        return responses
+
+    def submit(self, request: ChatRequest) -> concurrent.futures.Future[ChatResponse]:
+        """Starts one request; collect it with `wait`."""
+        with self._starting:
+            loop = self._running()
+        return asyncio.run_coroutine_threadsafe(self._answer(request), loop)
+
+    def wait(
+        self, futures: Sequence[concurrent.futures.Future[ChatResponse]]
+    ) -> list[ChatResponse]:
+        """The results of `submit`, looking for stop signals meanwhile; raises what `chat` does."""
+        left = set(futures)
+        try:
+            while left:
+                stop.check()
+                done, left = concurrent.futures.wait(left, POLL_S, "FIRST_EXCEPTION")
+                for future in done:
+                    future.result()
+        except Exception as error:
+            self._let_finish(left, error)
+            raise
+        return [future.result() for future in futures]
+
+    def _let_finish(self, left: set[concurrent.futures.Future[ChatResponse]], error: Exception):
+        """Starts nothing new, gives the calls in flight a moment: they are paid for."""
+        self._fatal = self._fatal or error
+        _, slow = concurrent.futures.wait(left, GRACE_S)
+        for future in slow:
+            future.cancel()
+
+    def estimate(self, requests: Iterable[ChatRequest]) -> Estimate:
+        """What `chat` would send and cost; sends nothing."""
+        seen: set[str] = set()
+        cached, usage = 0, Usage()
+        for request in requests:
+            key = request.key(self.model)
+            if key in seen or self.cache.get(key) is not None:
+                cached += 1
+            else:
+                usage += request.estimate()
+                seen.add(key)
+        price = self.budget.price
+        return Estimate(len(seen), cached, usage, price.cost_usd(usage) if price else None)
+
+    def close(self) -> None:
+        """Ends the loop; calls still in flight are dropped."""
+        if self._loop is not None:
+            loop, self._loop = self._loop, None
+            asyncio.run_coroutine_threadsafe(self._shut(), loop).result()
+            loop.call_soon_threadsafe(loop.stop)
+            self._thread.join()
+            loop.close()
+        self.cache.close()
+
+    def _running(self) -> asyncio.AbstractEventLoop:
+        if self._loop is None:
+            self._loop = asyncio.new_event_loop()
+            self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
+            self._thread.start()
+            asyncio.run_coroutine_threadsafe(self._open(), self._loop).result()
+        return self._loop
+
+    async def _open(self) -> None:
+        import aiohttp
+
+        headers = {"Authorization": f"Bearer {self._key}"} if self._key else {}
+        self._session = aiohttp.ClientSession(
+            headers=headers,
+            timeout=aiohttp.ClientTimeout(total=self._timeout_s, connect=30),
+            connector=aiohttp.TCPConnector(limit=0),
+        )
+        self._limiter = Limiter(self._concurrency)
+        self._in_flight: dict[str, asyncio.Future[Any]] = {}
+        self._settled = asyncio.Condition()
+        self._to_keep: list[tuple[str, dict[str, Any], asyncio.Future[None]]] = []
+        self._keeping: asyncio.Task[None] | None = None
+
+    async def _shut(self) -> None:
+        tasks = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await self._session.close()
+
+    async def _answer(self, request: ChatRequest) -> ChatResponse:
+        """One request through cache, twins in flight and the server."""
+        self._raise_if_over()
+        key = request.key(self.model)
+        twin = self._in_flight.get(key)
+        if twin is not None:
+            reply, cached = await asyncio.shield(twin), True
+        elif (kept := self.cache.get(key)) is not None:
+            reply, cached = kept, True
+        else:
+            reply, cached = await self._lead(key, request), False
+        if isinstance(reply, Exception):
+            return ChatResponse(key, error=str(reply), refused=isinstance(reply, Refused))
+        self._cached += cached
+        return to_response(key, reply, request, cached)
+
+    def _raise_if_over(self) -> None:
+        if self._fatal is not None:
+            raise self._fatal.with_traceback(None)  # one error for all: its trace would only grow
+
+    async def _lead(self, key: str, request: ChatRequest) -> dict[str, Any] | Exception:
+        """Calls the server for everybody who asks the same; returns what ends this request only."""
+        result: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        self._in_flight[key] = result
+        try:
+            reply = await self._call(key, request)
+            result.set_result(reply)
+            return reply
+        except BaseException as error:
+            result.set_exception(error if isinstance(error, Exception) else Failed("cancelled"))
+            result.exception()  # retrieved here: there may be no twin to do it
+            raise
+        finally:
+            del self._in_flight[key]
+
+    async def _call(self, key: str, request: ChatRequest) -> dict[str, Any] | Exception:
+        estimate, usage = request.estimate(), None
+        await self._reserve(estimate)
+        try:
+            reply = await self._try(request.body(self.model))
+            usage = to_response(key, reply, request, False).usage
+            await self._keep(key, reply)
+            self._calls += 1
+            self._failed_in_row, self._refused_first = 0, -1
+            return reply
+        except Refused as error:
+            return self._refused(error)
+        except Retryable as error:
+            return self._given_up(error)
+        except Exception as error:
+            self._fatal = error
+            raise
+        finally:
+            self.budget.settle(estimate, usage)
+            async with self._settled:
+                self._settled.notify_all()
+
+    async def _reserve(self, estimate: Usage) -> None:
+        async with self._settled:
+            try:
+                await self._settled.wait_for(lambda: self.budget.reserve(estimate))
+            except Exception as error:
+                self._fatal = error
+                raise
+
+    def _refused(self, error: Refused) -> Refused:
+        """Raises where nothing else can come of the run, else gives the error of this request."""
+        self._failed += 1
+        if self._refused_first >= 0:
+            self._refused_first += 1
+        if error.for_all or self._refused_first >= REFUSED_AFTER:
+            self._fatal = error
+            raise error
+        return error
+
+    def _given_up(self, error: Retryable) -> Retryable:
+        self._failed += 1
+        self._failed_in_row += 1
+        line = f"given up after {self._max_tries} tries: {error}"
+        if self._failed_in_row >= OUTAGE_AFTER:
+            self._fatal = Failed(
+                f"{line}; {OUTAGE_AFTER} calls in a row came to nothing; finished calls are kept: "
+                "run again when the server is back"
+            )
+            raise self._fatal
+        return Retryable(line)
+
+    async def _try(self, body: Mapping[str, Any]) -> dict[str, Any]:
+        """Up to `max_tries` attempts; raises the last Retryable, or Refused at once."""
+        import tenacity
+
+        jitter = tenacity.wait_random_exponential(multiplier=self._backoff_s, max=60)
+
+        def wait(state: tenacity.RetryCallState) -> float:
+            error = state.outcome.exception() if state.outcome else None
+            asked = getattr(error, "wait_s", None)
+            return max(jitter(state), 0.0 if asked is None else asked + DATE_SLACK_S)
+
+        attempts = tenacity.AsyncRetrying(
+            stop=tenacity.stop_after_attempt(self._max_tries) | self._asks_too_much,
+            wait=wait,
+            retry=tenacity.retry_if_exception_type(Retryable),
+            reraise=True,
+        )
+        return await attempts(self._attempt, body)
+
+    def _asks_too_much(self, state: Any) -> bool:
+        asked = getattr(state.outcome.exception(), "wait_s", None)
+        return asked is not None and asked > self._max_wait_s
+
+    async def _attempt(self, body: Mapping[str, Any]) -> dict[str, Any]:
+        """One HTTP request under the shared limiter."""
+        generation = await self._limiter.acquire()
+        succeeded = False
+        try:
+            self._raise_if_over()
+            self.budget.count_request()
+            reply = await self._post(body)
+            succeeded = True
+            return reply
+        except Retryable as error:
+            if error.overload:
+                self._limiter.overloaded(generation)
+            if error.wait_s is not None and error.wait_s <= self._max_wait_s:
+                self._limiter.pause(error.wait_s + DATE_SLACK_S)
+            raise
+        finally:
+            await self._limiter.release(succeeded)
+
+    async def _post(self, body: Mapping[str, Any]) -> dict[str, Any]:
+        import aiohttp
+
+        try:
+            async with self._session.post(self.url, json=body, allow_redirects=False) as answer:
+                raw = await answer.read()
+                status, headers = answer.status, dict(answer.headers)
+        except TimeoutError as error:
+            reason = f"{self.url}: no answer within {self._timeout_s:g} s"
+            raise Retryable(reason, overload=True) from error
+        except (aiohttp.ClientError, OSError) as error:
+            reason = " ".join(str(error).split()) or type(error).__name__
+            raise Retryable(f"{self.url}: {reason}") from error
+        if self._key:
+            raw = raw.replace(self._key.encode(), b"***")  # some servers say the key back
+        check_status(status, headers, raw, self.url)
+        return parse_reply(raw)
+
+    async def _keep(self, key: str, reply: dict[str, Any]) -> None:
+        """On disk when it returns; replies that arrive together share one fsync."""
+        loop = asyncio.get_running_loop()
+        kept: asyncio.Future[None] = loop.create_future()
+        self._to_keep.append((key, reply, kept))
+        if self._keeping is None:
+            self._keeping = loop.create_task(self._keep_pending())
+        await asyncio.shield(kept)
+
+    async def _keep_pending(self) -> None:
+        try:
+            while self._to_keep:
+                batch, self._to_keep = self._to_keep, []
+                error: Exception | None = None
+                try:
+                    await asyncio.to_thread(self.cache.append, [item[:2] for item in batch])
+                except OSError as failure:
+                    error = Failed(f"cannot write the cache of calls: {failure}")
+                for _, _, kept in batch:
+                    with contextlib.suppress(asyncio.InvalidStateError):
+                        kept.set_exception(error) if error else kept.set_result(None)
+        finally:
+            self._keeping = None

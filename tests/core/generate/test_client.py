@@ -1,0 +1,291 @@
+"""The client against a server with scripted faults: pays once, waits as asked, stops at caps."""
+
+import importlib.util
+import json
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from sabia.core.errors import ExitCode, Failed, UsageError
+from sabia.core.generate.budget import BudgetExceeded, load_prices
+from sabia.core.generate.cache import CallCache
+from sabia.core.generate.calls import ChatRequest, Refused, Usage, server_message, wait_s
+from sabia.core.generate.client import Client
+
+STUB = Path(__file__).parents[2] / "openai_stub.py"
+spec = importlib.util.spec_from_file_location("openai_stub", STUB)
+openai_stub = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(openai_stub)
+Stub = openai_stub.Stub
+
+
+def ask(text: str, **options) -> ChatRequest:
+    return ChatRequest([{"role": "user", "content": text}], max_tokens=32, **options)
+
+
+def client(stub, **options) -> Client:
+    return Client(stub.url, "m", **({"backoff_s": 0.02} | options))
+
+
+def first_attempt(*faults):
+    """Each of the first attempts of any content meets the next fault."""
+    return lambda text, attempt: faults[attempt] if attempt < len(faults) else ""
+
+
+def test_answers_in_order_with_usage():
+    with Stub() as stub, client(stub) as one:
+        responses = one.chat(ask(f"q {i}") for i in range(50))
+    assert [r.text for r in responses] == [f"echo q {i}" for i in range(50)]
+    assert responses[0].finish_reason == "stop" and responses[0].model == "stub-1"
+    assert responses[0].usage == Usage(2, 3)
+    assert one.stats.usage == Usage(100, 150) and one.stats.calls == 50
+    assert stub.bodies[0]["max_tokens"] == 32 and stub.bodies[0]["temperature"] == 0.0
+
+
+def test_never_pays_twice_for_one_content(tmp_path):
+    questions = [ask(f"q {i % 10}") for i in range(40)]
+    with Stub(latency_s=0.02) as stub:
+        with client(stub, cache_dir=tmp_path) as one:
+            first = one.chat(questions)
+            assert one.stats.calls == 10 and one.stats.cached == 30  # twins in flight are one call
+        with client(stub, cache_dir=tmp_path) as two:
+            second = two.chat(questions)
+        assert two.stats.calls == 0 and all(r.cached for r in second)
+    assert [r.text for r in first] == [r.text for r in second]
+    assert set(stub.delivered.values()) == {1} and stub.requests == 10
+
+
+def test_another_process_s_calls_are_seen(tmp_path):
+    ours, theirs = CallCache(tmp_path), CallCache(tmp_path)
+    theirs.append([("a" * 64, {"x": "é"})])
+    ours._refreshed = 0.0
+    assert ours.get("a" * 64) == {"x": "é"}
+
+
+def test_a_torn_last_line_is_not_there_and_harms_nothing(tmp_path):
+    cache = CallCache(tmp_path)
+    cache.append([("a" * 64, {"n": 1}), ("b" * 64, {"n": 2})])
+    cache.close()
+    (segment,) = tmp_path.glob("*.log")
+    whole = segment.read_bytes()
+    for cut in range(len(whole)):
+        segment.write_bytes(whole[:cut])
+        again = CallCache(tmp_path)
+        ends = whole[:cut].count(b"\n")
+        kept = [again.get(k * 64) for k in "ab"]
+        assert kept == [{"n": 1} if ends >= 1 else None, {"n": 2} if ends >= 2 else None]
+
+
+def test_votes_are_calls_of_their_own():
+    with Stub() as stub, client(stub) as one:
+        one.chat([ask("q", vote=v, temperature=1.0) for v in (0, 1, 2, 1)])
+    assert stub.requests == 3
+    assert sorted(body.get("seed", 0) for body in stub.bodies) == [0, 1, 2]
+
+
+@pytest.mark.parametrize("form", ["429-seconds", "429-date", "503-seconds", "429-ms"])
+def test_waits_as_long_as_asked_and_everybody_does(form):
+    def fault(text, attempt):
+        return form if text == "q 0" and attempt == 0 else ""
+
+    slow = Stub(fault=fault, retry_after_s=1.0, latency_s=0.05)
+    with slow as stub, client(stub, max_concurrency=4) as one:
+        start = time.time()
+        responses = one.chat(ask(f"q {i}") for i in range(12))
+        took = time.time() - start
+    assert all(r.text for r in responses)
+    assert stub.early == 0
+    assert stub.early_all <= 3  # only what was already on its way
+    assert took >= 0.9
+
+
+@pytest.mark.parametrize("fault", ["500", "502", "408", "425", "garbage", "no-choices", "reset"])
+def test_transient_faults_are_tried_again(fault):
+    with Stub(fault=first_attempt(fault, fault)) as stub, client(stub) as one:
+        responses = one.chat(ask(f"q {i}") for i in range(5))
+    assert [r.text for r in responses] == [f"echo q {i}" for i in range(5)]
+    assert set(stub.attempts.values()) == {3} and set(stub.delivered.values()) == {1}
+
+
+def test_a_hanging_server_is_left_and_asked_again():
+    with Stub(fault=first_attempt("hang")) as stub, client(stub, timeout_s=0.3) as one:
+        (response,) = one.chat([ask("q")])
+    assert response.text == "echo q" and stub.requests == 2
+
+
+@pytest.mark.parametrize("status", [400, 401, 403, 404, 422])
+def test_refusals_fail_at_once_in_the_server_s_words(status):
+    with (
+        Stub(fault=lambda text, attempt: str(status)) as stub,
+        client(stub) as one,
+        pytest.raises(Failed, match=f"HTTP {status}: planned {status}") as caught,
+    ):
+        one.chat([ask("q")])
+    assert stub.requests == 1
+    assert "\n" not in str(caught.value)
+
+
+def test_one_refused_request_does_not_stop_the_others():
+    fault = lambda text, attempt: "400" if text == "bad" else ""  # noqa: E731
+    with Stub(fault=fault) as stub, client(stub) as one:
+        responses = one.chat([ask("good"), ask("bad"), ask("fine")])
+    assert [r.text for r in responses] == ["echo good", None, "echo fine"]
+    assert responses[1].refused and "HTTP 400" in responses[1].error
+    assert stub.requests == 3
+
+
+def test_a_parameter_nobody_accepts_stops_soon():
+    with (
+        Stub(fault=lambda text, attempt: "422", latency_s=0.01) as stub,
+        client(stub, max_concurrency=2) as one,
+        pytest.raises(Refused),
+    ):
+        one.chat(ask(f"q {i}") for i in range(200))
+    assert stub.requests < 20
+
+
+def test_gives_one_call_up_without_making_up_an_answer():
+    fault = lambda text, attempt: "500" if text == "bad" else ""  # noqa: E731
+    with Stub(fault=fault) as stub, client(stub, max_tries=3, backoff_s=0.001) as one:
+        good, bad = one.chat([ask("good"), ask("bad")])
+        assert (good.text, bad.text) == ("echo good", None)
+        assert "given up after 3 tries" in bad.error and not bad.refused
+        assert one.stats.failed == 1 and stub.requests == 4
+
+
+def test_an_outage_stops_the_run():
+    with (
+        Stub(fault=lambda text, attempt: "503") as stub,
+        client(stub, max_tries=2, backoff_s=0.001) as one,
+        pytest.raises(Failed, match="8 calls in a row"),
+    ):
+        one.chat(ask(f"q {i}") for i in range(100))
+    assert stub.requests < 100
+
+
+def test_nobody_listening_is_one_line():
+    with Client("http://127.0.0.1:9/v1", "m", max_tries=2, backoff_s=0.001) as one:
+        (response,) = one.chat([ask("q")])
+    assert "given up after 2 tries" in response.error and "\n" not in response.error
+
+
+def test_a_wait_too_long_is_not_waited():
+    busy = Stub(fault=lambda text, attempt: "429-seconds", retry_after_s=3600)
+    with busy as stub, client(stub, max_wait_s=10) as one:
+        (response,) = one.chat([ask("q")])
+    assert "HTTP 429" in response.error and stub.requests == 1
+
+
+def test_concurrency_is_bounded_cut_on_overload_and_grows_back():
+    with Stub(latency_s=0.01) as stub, client(stub, max_concurrency=5) as one:
+        one.chat(ask(f"q {i}") for i in range(40))
+        assert stub.most_in_flight == 5
+        assert one._limiter.limit == 5
+        stub.fault = lambda text, attempt: "429" if attempt == 0 else ""
+        one.chat(ask(f"r {i}") for i in range(5))
+        assert one._limiter.cuts >= 1 and one._limiter.limit < 5
+        stub.fault = lambda text, attempt: ""
+        one.chat(ask(f"s {i}") for i in range(60))
+        assert one._limiter.limit == 5
+
+
+def test_key_is_sent_and_never_shown(monkeypatch):
+    monkeypatch.setenv("SOME_KEY", "secret-123")
+    with Stub(fault=lambda text, attempt: "401") as stub:
+        with client(stub, api_key_env="SOME_KEY") as one, pytest.raises(Refused) as caught:
+            one.chat([ask("q")])
+        assert stub.headers[0]["Authorization"] == "Bearer secret-123"
+        assert "secret" not in str(caught.value)
+        monkeypatch.delenv("SOME_KEY")
+        with client(stub, api_key_env="SOME_KEY") as two, pytest.raises(Refused):
+            two.chat([ask("q")])
+        assert "Authorization" not in stub.headers[1]
+
+
+def test_budgets_stop_hard_and_keep_what_is_paid(tmp_path):
+    prices = tmp_path / "prices.toml"
+    prices.write_text("[m]\nprompt = 10\ncompletion = 30\n")
+    table = load_prices(prices)
+    caps = ({"max_requests": 7}, {"max_tokens": 400}, {"max_usd": 0.009, "prices": table})
+    for number, cap in enumerate(caps):
+        place = tmp_path / f"cache{number}"
+        with Stub(latency_s=0.01) as stub:
+            with client(stub, cache_dir=place, **cap) as one, pytest.raises(BudgetExceeded) as e:
+                one.chat(ask(f"q {i}") for i in range(300))
+            assert e.value.exit_code == ExitCode.INFEASIBLE
+            stats, paid = one.stats, sum(stub.delivered.values())
+            assert 0 < paid < 300
+            assert len(CallCache(place)) == paid == stats.calls
+            assert stats.requests <= cap.get("max_requests", 300)
+            assert stats.usage.total_tokens <= cap.get("max_tokens", 10**9)
+            assert (stats.usd or 0) <= cap.get("max_usd", 10**9)
+            with client(stub, cache_dir=place) as two:
+                two.chat(ask(f"q {i}") for i in range(300))
+            assert set(stub.delivered.values()) == {1}
+
+
+def test_a_dollar_cap_needs_a_price(tmp_path):
+    with pytest.raises(UsageError, match="no price for model m"):
+        Client("http://127.0.0.1:9/v1", "m", max_usd=1.0)
+    (tmp_path / "prices.toml").write_text("[m]\nprompt = 1\n")
+    with pytest.raises(UsageError, match="cannot read price table"):
+        load_prices(tmp_path / "prices.toml")
+
+
+def test_estimate_knows_the_cache_and_sends_nothing(tmp_path):
+    (tmp_path / "p.json").write_text('{"m": {"prompt": 1000000, "completion": 1000000}}')
+    options = {"cache_dir": tmp_path / "c", "prices": load_prices(tmp_path / "p.json")}
+    with Stub() as stub, client(stub, **options) as one:
+        one.chat([ask("a")])
+        estimate = one.estimate([ask("a"), ask("b"), ask("b"), ask("c" * 700)])
+        assert stub.requests == 1
+    assert (estimate.requests, estimate.cached) == (2, 2)
+    assert estimate.usage.completion_tokens == 64
+    assert estimate.usage.prompt_tokens > 200
+    assert estimate.usd == estimate.usage.total_tokens
+
+
+def test_reads_what_servers_say():
+    assert server_message(b'{"error": {"message": "a\\n b"}}') == "a b"
+    assert server_message(b'{"detail": [{"loc": 1}]}') == '[{"loc": 1}]'
+    assert server_message(b"<html>\noops") == "<html> oops"
+    assert wait_s({"Retry-After": "2.5"}) == 2.5
+    assert wait_s({"retry-after-ms": "1500", "Retry-After": "9"}) == 1.5
+    assert wait_s({"Retry-After": "Thu, 01 Jan 1970 00:01:40 GMT"}, now=40.0) == 60.0
+    assert wait_s({"Retry-After": "Thu, 01 Jan 1970 00:01:40 GMT"}, now=400.0) == 0.0
+    assert wait_s({"Retry-After": "soon"}) is None and wait_s({}) is None
+
+
+CHILD = """
+import sys
+from sabia.core import stop
+from sabia.core.generate.client import Client
+from sabia.core.generate.calls import ChatRequest
+stop.install()
+with Client(sys.argv[1], "m", cache_dir=sys.argv[2], max_concurrency=2) as one:
+    one.chat(ChatRequest([{"role": "user", "content": f"q {i}"}]) for i in range(60))
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+def test_a_killed_run_pays_at_most_for_what_was_in_flight(number, tmp_path):
+    with Stub(latency_s=0.05) as stub:
+        child = [sys.executable, "-c", CHILD, stub.url, str(tmp_path)]
+        first = subprocess.Popen(child, stderr=subprocess.DEVNULL)
+        deadline = time.time() + 20
+        while sum(stub.delivered.values()) < 8 and time.time() < deadline:
+            time.sleep(0.01)
+        sent, start = time.time(), first.send_signal(number)
+        first.wait(10)
+        assert start is None and time.time() - sent < 5 and first.returncode != 0
+        paid = sum(stub.delivered.values())
+        subprocess.run(child, check=True, timeout=30)
+    assert 8 <= paid < 60
+    twice = sum(n - 1 for n in stub.delivered.values())
+    assert twice <= (2 if number == signal.SIGKILL else 0)
+    kept = [json.loads(line[65:]) for p in tmp_path.glob("*.log") for line in p.open("rb")]
+    assert len(kept) == 60
