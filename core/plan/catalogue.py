@@ -1,0 +1,31 @@
+"""Read the data files that lie beside this module: one entry, its source and its date.
+
+Every fact that ages (a chip's rate, a price) is data with a source and a date, never code.
+An entry without either is refused, as is a key that no reader knows (a misspelt field would
+otherwise be silently left out).
+"""
+
+import tomllib
+from datetime import date
+from importlib import resources
+from typing import Any
+
+from sabia.core.errors import BadData
+
+
+def read_data(name: str) -> dict[str, Any]:
+    """The data file `name` of this package, parsed."""
+    return tomllib.loads((resources.files(__package__) / name).read_text(encoding="utf-8"))
+
+
+def check_entry(
+    file: str, label: str, entry: dict[str, Any], required: set[str], optional: set[str]
+) -> None:
+    """Raise BadData unless `entry` has all required keys, no unknown one, and a real date."""
+    missing = sorted(required - entry.keys())
+    unknown = sorted(entry.keys() - required - optional)
+    if missing or unknown:
+        what = f"lacks {', '.join(missing)}" if missing else f"has unknown {', '.join(unknown)}"
+        raise BadData(f"{file}: {label} {what} (expected {', '.join(sorted(required))})")
+    if "date" in required and not isinstance(entry["date"], date):
+        raise BadData(f"{file}: {label} date is {entry['date']!r} (expected YYYY-MM-DD)")

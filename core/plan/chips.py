@@ -1,0 +1,70 @@
+"""Accelerators by name: peak rate, memory, node size, and the way out to host and storage.
+
+The figures are data (chips.toml) with their source and date. Peaks are dense BF16; memory is
+kept twice where marketing and programs disagree (B200: 192 GB sold, 180 GB usable).
+"""
+
+import datetime
+import difflib
+from dataclasses import dataclass
+from typing import Any
+
+from sabia.core.errors import UsageError
+from sabia.core.plan.catalogue import check_entry, read_data
+
+REQUIRED = {"family", "bf16_tflops", "hbm_gb", "node_chips", "source", "date"}
+OPTIONAL = {"usable_gb", "pcie_gb_s", "nic_gb_s"}
+
+
+@dataclass(frozen=True)
+class Chip:
+    """One accelerator; rates per second, `None` where no public figure was found."""
+
+    name: str
+    family: str
+    bf16_flops_per_s: float
+    hbm_bytes: float
+    usable_hbm_bytes: float
+    node_chips: int
+    host_bytes_per_s: float | None
+    network_bytes_per_s: float | None
+    source: str
+    date: datetime.date
+
+
+def load_chips(data: dict[str, Any] | None = None) -> dict[str, Chip]:
+    """All chips by name; `data` stands in for chips.toml. Raises BadData on a faulty entry."""
+    entries = read_data("chips.toml") if data is None else data
+    return {name: _chip(name, entry) for name, entry in entries.items()}
+
+
+def _chip(name: str, entry: dict[str, Any]) -> Chip:
+    check_entry("chips.toml", name, entry, REQUIRED, OPTIONAL)
+    return Chip(
+        name=name,
+        family=entry["family"],
+        bf16_flops_per_s=entry["bf16_tflops"] * 1e12,
+        hbm_bytes=entry["hbm_gb"] * 1e9,
+        usable_hbm_bytes=entry.get("usable_gb", entry["hbm_gb"]) * 1e9,
+        node_chips=entry["node_chips"],
+        host_bytes_per_s=_per_second(entry, "pcie_gb_s"),
+        network_bytes_per_s=_per_second(entry, "nic_gb_s"),
+        source=entry["source"],
+        date=entry["date"],
+    )
+
+
+def _per_second(entry: dict[str, Any], key: str) -> float | None:
+    return entry[key] * 1e9 if key in entry else None
+
+
+def find_chip(name: str) -> Chip:
+    """The chip called `name`, in any case; `v5p` finds `tpu-v5p`. Raises UsageError."""
+    chips = load_chips()
+    wanted = name.strip().lower()
+    for key in (wanted, f"tpu-{wanted}"):
+        if key in chips:
+            return chips[key]
+    near = difflib.get_close_matches(wanted, chips, n=1)
+    hint = f"; did you mean {near[0]}?" if near else ""
+    raise UsageError(f"--chip: {name!r} is not known (expected one of {', '.join(chips)}){hint}")

@@ -1,0 +1,56 @@
+"""Operations of a training run, and the chips and time they take.
+
+A training token costs 6 operations per active parameter (2 forward, 4 backward), 4 with LoRA,
+whose frozen weights need no weight gradient. Attention over the sequence is not in this count
+(the 6ND convention); MFU is measured against the same count. Counts of chips are exact here
+and rounded up by the caller, so that 63.01 can be told from 64.
+"""
+
+import math
+from dataclasses import dataclass
+
+FLOPS_PER_PARAM_TOKEN = 6
+LORA_FLOPS_PER_PARAM_TOKEN = 4
+DEFAULT_MFU = 0.40
+
+
+@dataclass(frozen=True)
+class MfuRange:
+    """What well-run training reaches, as a share of the dense BF16 peak."""
+
+    low: float
+    high: float
+
+
+MFU_RANGES = {"dense": MfuRange(0.50, 0.60), "sparse": MfuRange(0.20, 0.40)}
+
+
+def model_kind(params: float, active_params: float) -> str:
+    """'sparse' where a token visits only a part of the parameters, else 'dense'."""
+    return "sparse" if active_params < params else "dense"
+
+
+def train_flops(active_params: float, tokens: float, lora: bool = False) -> float:
+    """Operations of the whole run."""
+    per_token = LORA_FLOPS_PER_PARAM_TOKEN if lora else FLOPS_PER_PARAM_TOKEN
+    return per_token * active_params * tokens
+
+
+def chip_seconds(flops: float, flops_per_chip_s: float) -> float:
+    """Work of the run in seconds of one chip."""
+    return flops / flops_per_chip_s
+
+
+def min_chips(work_chip_s: float, deadline_s: float) -> float:
+    """Chips that finish the work exactly at the deadline (not rounded)."""
+    return work_chip_s / deadline_s
+
+
+def whole_chips(chips: float) -> int:
+    """`chips` rounded up, forgiving the last bits of the division."""
+    return max(1, math.ceil(chips * (1 - 1e-12)))
+
+
+def whole_nodes(chips: float, node_chips: int) -> int:
+    """`chips` rounded up to full nodes of `node_chips`."""
+    return math.ceil(whole_chips(chips) / node_chips) * node_chips

@@ -1,0 +1,77 @@
+"""Bytes that training holds over the whole cluster, and how many chips that takes.
+
+State is bytes per parameter (weights + gradients + optimizer) by recipe, over *all* parameters:
+an expert that a token does not visit still takes its room. Activations are those of full
+recomputation: each layer keeps its input, 2 bytes (BF16) per token and hidden unit, for every
+token that is live at once. With gradient accumulation fewer tokens are live, down to one
+sequence, so `state + one sequence` is the floor and `state + batch` the comfortable figure.
+"""
+
+import math
+from dataclasses import dataclass
+
+from sabia.core.errors import UsageError
+
+ACTIVATION_BYTES = 2
+
+
+@dataclass(frozen=True)
+class StateRecipe:
+    """Bytes per parameter. `durable` is what a checkpoint must keep of them."""
+
+    name: str
+    weights: float
+    gradients: float
+    optimizer: float
+    durable: float
+    about: str
+
+    @property
+    def bytes_per_param(self) -> float:
+        """Everything held while training."""
+        return self.weights + self.gradients + self.optimizer
+
+
+RECIPES = {
+    recipe.name: recipe
+    for recipe in (
+        StateRecipe("adamw16", 2, 2, 12, 12, "BF16 weights and gradients, FP32 master, m and v"),
+        StateRecipe("megatron18", 2, 4, 12, 12, "as adamw16 with FP32 gradients"),
+        StateRecipe("fsdp-fp32", 4, 4, 8, 12, "FP32 weights and gradients, m and v"),
+        StateRecipe(
+            "jax10", 2, 0, 8, 10, "BF16 weights, FP32 m and v, no master, no kept gradient"
+        ),
+        StateRecipe("bf16-moments", 2, 2, 8, 8, "as adamw16 with BF16 m and v (DeepSeek-V3)"),
+        StateRecipe("muon", 2, 2, 8, 8, "BF16 weights and gradients, FP32 master and momentum"),
+        StateRecipe("lion", 2, 2, 8, 8, "BF16 weights and gradients, FP32 master and momentum"),
+        StateRecipe("adam8bit", 2, 2, 6, 6, "as adamw16 with 8-bit m and v"),
+    )
+}
+LORA = StateRecipe("lora", 2, 0, 0, 0, "frozen BF16 weights; the adapters are not counted")
+
+
+def find_recipe(name: str) -> StateRecipe:
+    """The recipe called `name`. Raises UsageError."""
+    if name not in RECIPES:
+        raise UsageError(f"--state-recipe: {name!r} (expected one of {', '.join(RECIPES)})")
+    return RECIPES[name]
+
+
+def state_bytes(params: float, recipe: StateRecipe) -> float:
+    """Weights, gradients and optimizer of all `params`."""
+    return params * recipe.bytes_per_param
+
+
+def activation_bytes(layers: int, hidden: int, live_tokens: float) -> float:
+    """Inputs of all layers for `live_tokens`, with full recomputation."""
+    return layers * hidden * live_tokens * ACTIVATION_BYTES
+
+
+def chips_to_hold(size_bytes: float, hbm_bytes: float) -> int:
+    """Fewest chips whose memory together is `size_bytes`, every byte usable."""
+    return max(1, math.ceil(size_bytes / hbm_bytes * (1 - 1e-12)))
+
+
+def live_tokens_that_fit(room_bytes: float, layers: int, hidden: int) -> int:
+    """How many tokens' activations fit into `room_bytes`."""
+    return max(0, int(room_bytes // (layers * hidden * ACTIVATION_BYTES)))

@@ -1,0 +1,183 @@
+"""Join the parts: a run and a cluster's price in, chips · time · money by deadline out.
+
+For each deadline the cluster is the larger of what compute needs to be on time and what memory
+needs to hold state and the whole batch's activations; `chips` fixes it instead. A plan that
+cannot be raises Infeasible, naming the smallest change that makes it possible.
+"""
+
+from dataclasses import dataclass
+
+from sabia.core.errors import Infeasible, UsageError
+from sabia.core.plan import compute, memory, money
+from sabia.core.plan.chips import Chip
+from sabia.core.plan.memory import StateRecipe
+from sabia.core.plan.prices import Price
+from sabia.core.units import format_bytes, format_duration
+
+
+@dataclass(frozen=True)
+class Run:
+    """The training run: parameters (`matmul_params` cost operations), tokens, batch, shape."""
+
+    params: float
+    active_params: float
+    matmul_params: float
+    tokens: float
+    sequence: int
+    batch_tokens: float
+    layers: int
+    hidden: int
+    recipe: StateRecipe
+    lora: bool = False
+
+    @property
+    def state_bytes(self) -> float:
+        """Weights, gradients and optimizer over the cluster."""
+        return memory.state_bytes(self.params, self.recipe)
+
+    @property
+    def activation_bytes(self) -> float:
+        """Activations of the whole batch, live at once."""
+        return memory.activation_bytes(self.layers, self.hidden, self.batch_tokens)
+
+    @property
+    def train_flops(self) -> float:
+        """Operations of the whole run."""
+        return compute.train_flops(self.matmul_params, self.tokens, self.lora)
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """What is rented: the chip, its memory and utilization, prices; `chips` None = to be found."""
+
+    chip: Chip
+    hbm_bytes: float
+    mfu: float
+    prices: tuple[Price, ...]
+    chips: int | None = None
+
+    @property
+    def flops_per_chip_s(self) -> float:
+        """Sustained rate of one chip."""
+        return self.chip.bf16_flops_per_s * self.mfu
+
+
+@dataclass(frozen=True)
+class Row:
+    """One deadline: what compute and memory ask for, what is used, when it is done."""
+
+    deadline_s: float
+    compute_min_chips: float
+    memory_min_chips: int
+    chips: int
+    finishes_s: float
+
+    @property
+    def chips_needed(self) -> int:
+        """Chips that meet this deadline with the whole batch live."""
+        return max(compute.whole_chips(self.compute_min_chips), self.memory_min_chips)
+
+    @property
+    def meets_deadline(self) -> bool:
+        """Whether the run is done in time (to the last bits of the division)."""
+        return self.finishes_s <= self.deadline_s * (1 + 1e-9)
+
+    @property
+    def memory_bound(self) -> bool:
+        """Whether memory asks for at least as many chips as the deadline does."""
+        return self.memory_min_chips >= compute.whole_chips(self.compute_min_chips)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A run on a cluster, one row a deadline, loosest first as given by the caller."""
+
+    run: Run
+    cluster: Cluster
+    work_chip_s: float
+    state_min_chips: int
+    accumulated_min_chips: int
+    memory_min_chips: int
+    rows: tuple[Row, ...]
+
+    @property
+    def chip_hours(self) -> float:
+        """Work of the run in chip-hours."""
+        return self.work_chip_s / money.HOUR_S
+
+    @property
+    def best(self) -> Row:
+        """The smallest cluster that meets its deadline; among equals the first."""
+        return min((row for row in self.rows if row.meets_deadline), key=lambda row: row.chips)
+
+    def cost_usd(self, price: Price) -> float:
+        """The bill for the whole run; the same for every deadline."""
+        return money.cost_usd(self.work_chip_s, price.usd_per_chip_hour)
+
+
+def plan(run: Run, cluster: Cluster, deadlines_s: list[float]) -> Plan:
+    """Plan `run` on `cluster` for each deadline. Raises UsageError, Infeasible."""
+    check(run, cluster, deadlines_s)
+    work_chip_s = compute.chip_seconds(run.train_flops, cluster.flops_per_chip_s)
+    sequence_bytes = memory.activation_bytes(run.layers, run.hidden, run.sequence)
+
+    def hold(live_bytes: float) -> int:
+        return memory.chips_to_hold(run.state_bytes + live_bytes, cluster.hbm_bytes)
+
+    memory_min_chips = hold(run.activation_bytes)
+    rows = []
+    for deadline_s in deadlines_s:
+        exact = compute.min_chips(work_chip_s, deadline_s)
+        chips = cluster.chips or max(compute.whole_chips(exact), memory_min_chips)
+        rows.append(Row(deadline_s, exact, memory_min_chips, chips, work_chip_s / chips))
+    result = Plan(
+        run, cluster, work_chip_s, hold(0), hold(sequence_bytes), memory_min_chips, tuple(rows)
+    )
+    if cluster.chips:
+        refuse_infeasible(result, cluster.chips)
+    return result
+
+
+def check(run: Run, cluster: Cluster, deadlines_s: list[float]) -> None:
+    """Raise UsageError on numbers that describe no run."""
+    positive = {
+        "--params": run.params, "--active": run.active_params, "--tokens": run.tokens,
+        "--layers": run.layers, "--hidden": run.hidden, "--hbm": cluster.hbm_bytes,
+        "--mfu": cluster.mfu, "--deadline": min(deadlines_s),
+        "--chips": 1 if cluster.chips is None else cluster.chips,
+        "--price": min(price.usd_per_chip_hour for price in cluster.prices),
+    }  # fmt: skip
+    for flag, value in positive.items():
+        if not value > 0:
+            raise UsageError(f"{flag}: {value:g} (expected more than 0)")
+    if run.active_params > run.params:
+        raise UsageError(
+            f"--active: {run.active_params:g} is more than --params {run.params:g} "
+            "(expected at most all of them)"
+        )
+    if run.batch_tokens < run.sequence:
+        raise UsageError(
+            f"--batch-tokens: {run.batch_tokens:g} is less than one sequence of {run.sequence} "
+            "tokens (expected at least --seq)"
+        )
+
+
+def refuse_infeasible(result: Plan, chips: int) -> None:
+    """Raise Infeasible if `chips` cannot hold the run or meet any deadline, with what would."""
+    cluster, longest = result.cluster, max(result.rows, key=lambda row: row.deadline_s)
+    on_time = compute.whole_chips(longest.compute_min_chips)
+    fix = max(result.accumulated_min_chips, on_time)
+    name, have = cluster.chip.name, f"--chips: {chips}"
+    if chips < result.accumulated_min_chips:
+        need = format_bytes(result.run.state_bytes)
+        raise Infeasible(
+            f"{have} {name} of {format_bytes(cluster.hbm_bytes)} cannot hold {need} of state and "
+            f"one sequence (expected {result.accumulated_min_chips} or more); use --chips {fix}"
+        )
+    if not any(row.meets_deadline for row in result.rows):
+        takes = format_duration(longest.finishes_s)
+        days = -(-longest.finishes_s // money.DAY_S)
+        raise Infeasible(
+            f"{have} {name} take {takes}, which meets no deadline (longest is "
+            f"{format_duration(longest.deadline_s)}); use --chips {fix} or --deadline {days:.0f}d"
+        )

@@ -1,0 +1,119 @@
+"""A plan as JSON: a version, inputs, assumptions, and rows, with units in the key names.
+
+Keys are only ever added; a change of meaning raises SCHEMA_VERSION.
+"""
+
+from dataclasses import asdict
+from typing import Any
+
+from sabia.core.plan.chips import Chip
+from sabia.core.plan.compute import MFU_RANGES, model_kind, whole_nodes
+from sabia.core.plan.failures import StopForecast, StopModel
+from sabia.core.plan.money import cost_usd_per_day
+from sabia.core.plan.planner import Plan, Row
+from sabia.core.plan.prices import Price
+from sabia.core.plan.request import Request, usable_needs
+
+SCHEMA_VERSION = 1
+
+
+def report(request: Request, plan: Plan) -> dict[str, Any]:
+    """The plan as a JSON object."""
+    run, cluster = plan.run, plan.cluster
+    mfu_range = MFU_RANGES[model_kind(run.params, run.active_params)]
+    usable_state, usable_total = usable_needs(run, cluster.chip)
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "params": run.params,
+        "active_params": run.active_params,
+        "tokens": run.tokens,
+        "train_flops": run.train_flops,
+        "flops_per_chip_s": cluster.flops_per_chip_s,
+        "chip_hours": plan.chip_hours,
+        "state_bytes": run.state_bytes,
+        "activation_bytes": run.activation_bytes,
+        "total_bytes": run.state_bytes + run.activation_bytes,
+        "state_min_chips": plan.state_min_chips,
+        "accumulated_min_chips": plan.accumulated_min_chips,
+        "memory_min_chips": plan.memory_min_chips,
+        "usable_hbm_state_min_chips": usable_state,
+        "usable_hbm_memory_min_chips": usable_total,
+        "layers": run.layers,
+        "hidden": run.hidden,
+        "matmul_params": run.matmul_params,
+        "model_origin": request.model.origin,
+        "attention_flops_share_not_counted": request.model.attention_share,
+        "sequence_tokens": run.sequence,
+        "batch_tokens": run.batch_tokens,
+        "optimizer_steps": run.tokens / run.batch_tokens,
+        "state_recipe": run.recipe.name,
+        "state_bytes_per_param": run.recipe.bytes_per_param,
+        "lora": run.lora,
+        "mfu": cluster.mfu,
+        "mfu_usual_low": mfu_range.low,
+        "mfu_usual_high": mfu_range.high,
+        "hbm_bytes": cluster.hbm_bytes,
+        "chip": _chip(cluster.chip),
+        "prices": [_price(price) for price in cluster.prices],
+        "assumed": list(request.assumed),
+        "rows": [_row(plan, row) for row in plan.rows],
+    }
+
+
+def _chip(chip: Chip) -> dict[str, Any]:
+    return asdict(chip) | {"date": chip.date.isoformat()}
+
+
+def _price(price: Price) -> dict[str, Any]:
+    return {
+        "usd_per_chip_hour": price.usd_per_chip_hour,
+        "tier": price.tier,
+        "provider": price.provider,
+        "source": price.source,
+        "date": price.date.isoformat() if price.date else None,
+    }
+
+
+def _row(plan: Plan, row: Row) -> dict[str, Any]:
+    size = plan.cluster.chip.node_chips
+    return {
+        "deadline_s": row.deadline_s,
+        "compute_min_chips": row.compute_min_chips,
+        "compute_min_chips_in_nodes": whole_nodes(row.compute_min_chips, size),
+        "memory_min_chips": row.memory_min_chips,
+        "chips": row.chips,
+        "chips_in_nodes": whole_nodes(row.chips, size),
+        "chips_needed": row.chips_needed,
+        "finishes_s": row.finishes_s,
+        "meets_deadline": row.meets_deadline,
+        "bound": "memory" if row.memory_bound else "compute",
+        "costs": [
+            {
+                "price_usd_per_chip_hour": price.usd_per_chip_hour,
+                "cost_usd": plan.cost_usd(price),
+                "cost_usd_per_day": cost_usd_per_day(row.chips, price.usd_per_chip_hour),
+                "tier": price.tier,
+            }
+            for price in plan.cluster.prices
+        ],
+    }
+
+
+def flat_rows(request: Request, plan: Plan) -> list[dict[str, Any]]:
+    """One record a deadline, with the run's own figures, for tables of many plans."""
+    run = plan.run
+    own = {
+        "params": run.params,
+        "active_params": run.active_params,
+        "tokens": run.tokens,
+        "chip": plan.cluster.chip.name,
+        "chip_hours": plan.chip_hours,
+    }
+    return [own | row for row in report(request, plan)["rows"]]
+
+
+def stops_report(model: StopModel, forecast: StopForecast) -> dict[str, Any]:
+    """The view of failures as a JSON object; a rate that never happens is null."""
+    figures = asdict(model) | asdict(forecast)
+    figures["wall_over_work"] = forecast.wall_s / forecast.work_s
+    return {key: None if value == float("inf") else value for key, value in figures.items()}

@@ -1,0 +1,198 @@
+"""A plan as text for people: what goes in, a line a deadline, a verdict.
+
+Chips are shown rounded up (the exact 63.01 is in the `nodes` line and in JSON), money short.
+Only words and layout here; every figure comes from the plan.
+"""
+
+import math
+from collections.abc import Sequence
+
+from sabia.core.plan import compute, memory
+from sabia.core.plan.failures import WINDOW_S, StopForecast, StopModel
+from sabia.core.plan.money import DAY_S, cost_usd_per_day, short_money
+from sabia.core.plan.planner import Plan, Row
+from sabia.core.plan.prices import Price, format_rate
+from sabia.core.plan.request import Request
+from sabia.core.units import format_bytes, format_count, format_duration
+
+
+def render(request: Request, plan: Plan) -> str:
+    """The whole report, lines joined."""
+    lines = [*_header(request, plan), *_deadlines(plan), f"verdict   {verdict(plan)}"]
+    lines += [f"per day   {_per_day(plan)}", f"nodes     {_nodes(plan)}"]
+    if request.assumed:
+        lines.append(f"assumed   {'; '.join(request.assumed)}")
+    return "\n".join(lines)
+
+
+def columns(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+    """Lines of a table: first column left, the others right, two spaces between."""
+    widths = [max(len(row[i]) for row in (head, *rows)) for i in range(len(head))]
+    return [
+        "  ".join(
+            cell.rjust(width) if i else cell.ljust(width)
+            for i, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ).rstrip()
+        for row in (head, *rows)
+    ]
+
+
+def power_of_ten(value: float) -> str:
+    """1.47e+23 → '1.47e23'."""
+    return f"{value:.3g}".replace("e+", "e")
+
+
+def _header(request: Request, plan: Plan) -> list[str]:
+    run, cluster = plan.run, plan.cluster
+    convention = "4ND, LoRA" if run.lora else "6ND"
+    counted, visited = format_count(run.matmul_params, 2), format_count(run.active_params, 2)
+    if counted != visited:
+        convention += f", N = {counted} without the input lookup"
+    shape = f"{run.layers} layers, hidden {run.hidden}"
+    if request.model.origin.startswith("assumed"):
+        shape = f"assumed {shape}"
+    model = f"{format_count(run.params, 2)} total / {visited} active ({shape})"
+    peak, sustained = cluster.chip.bf16_flops_per_s / 1e15, cluster.flops_per_chip_s / 1e15
+    speed = (
+        f"{cluster.chip.name} {peak:g} PFLOP/s x {_percent(cluster.mfu)} MFU = "
+        f"{sustained:.2f} PFLOP/s/{cluster.chip.family}"
+    )
+    width = max(len(model), len(speed)) + 3
+    held = run.state_bytes + run.activation_bytes
+    return [
+        f"model     {model:<{width}}compute {power_of_ten(run.train_flops)} FLOP ({convention})",
+        f"speed     {speed:<{width}}{plan.chip_hours:,.0f} {cluster.chip.family}-hours",
+        f"memory    state {format_bytes(run.state_bytes)} ({run.recipe.bytes_per_param:g} B/param)"
+        f" + activations {format_bytes(run.activation_bytes)} "
+        f"({format_count(run.batch_tokens)} tokens live) = {format_bytes(held)}",
+    ]
+
+
+def _percent(share: float) -> str:
+    return f"{share * 100:g}%"
+
+
+def _deadlines(plan: Plan) -> list[str]:
+    prices = plan.cluster.prices
+    head = ["DEADLINE", "BY COMPUTE", "BY MEMORY", "USE", "FINISHES", *map(_column, prices)]
+    rows = [
+        [
+            format_duration(row.deadline_s),
+            f"{compute.whole_chips(row.compute_min_chips):,}",
+            f"{row.memory_min_chips:,}",
+            f"{row.chips:,}",
+            finish(row),
+            *(short_money(plan.cost_usd(price)) for price in prices),
+        ]
+        for row in plan.rows
+    ]
+    return columns(head, rows)
+
+
+def _column(price: Price) -> str:
+    rate = format_rate(price.usd_per_chip_hour)
+    return f"{price.tier.upper()} {rate}" if price.tier else f"AT {rate}/H"
+
+
+def finish(row: Row) -> str:
+    """'12.4d', or '12.6d late'."""
+    return span(row.finishes_s) + ("" if row.meets_deadline else " late")
+
+
+def span(seconds: float) -> str:
+    """Days with one decimal ('7.0d'); shorter times in their own unit."""
+    return f"{seconds / DAY_S:.1f}d" if seconds >= DAY_S else format_duration(seconds)
+
+
+def verdict(plan: Plan) -> str:
+    """One or two sentences: what to rent, what binds, when it is done, the least bill."""
+    best, name = plan.best, plan.cluster.chip.name.upper()
+    bill = short_money(min(plan.cost_usd(price) for price in plan.cluster.prices))
+    weeks = f" ({best.finishes_s / DAY_S / 7:.1f} weeks)" if best.finishes_s > 60 * DAY_S else ""
+    done = f"finishes in {best.finishes_s / DAY_S:.1f} days{weeks}, {bill}."
+    if best.finishes_s < DAY_S:
+        done = f"finishes in {format_duration(best.finishes_s)}, {bill}."
+    least = plan.accumulated_min_chips
+    hold = f"With gradient accumulation {least} hold{'' if least > 1 else 's'} the state."
+    if plan.cluster.chips:
+        return f"given {best.chips} {name}: {done} {_given(plan, hold)}"
+    if best.memory_bound:
+        return f"memory-bound: {best.chips} {name}, {done} {hold}"
+    return (
+        f"compute-bound: {best.chips} {name} for {format_duration(best.deadline_s)}, {done} {hold}"
+    )
+
+
+def _given(plan: Plan, hold: str) -> str:
+    """What a cluster of a given size can and cannot do."""
+    late = [row for row in plan.rows if not row.meets_deadline]
+    words = [f"{format_duration(row.deadline_s)} would need {row.chips_needed}." for row in late]
+    if plan.best.chips < plan.memory_min_chips:
+        run, cluster = plan.run, plan.cluster
+        room = plan.best.chips * cluster.hbm_bytes - run.state_bytes
+        live = memory.live_tokens_that_fit(room, run.layers, run.hidden)
+        words.append(
+            f"The whole batch live needs {plan.memory_min_chips}; here {format_count(live)} "
+            f"tokens are, so accumulate {-(-run.batch_tokens // live):.0f} steps."
+        )
+    else:
+        words.append(hold)
+    return " ".join(words)
+
+
+def _per_day(plan: Plan) -> str:
+    chips = plan.best.chips
+    parts = [
+        f"${cost_usd_per_day(chips, price.usd_per_chip_hour):,.0f} {price.label}"
+        for price in plan.cluster.prices
+    ]
+    return f"{chips} {plan.cluster.chip.name.upper()}: {', '.join(parts)}"
+
+
+def _nodes(plan: Plan) -> str:
+    size = plan.cluster.chip.node_chips
+    exact = " / ".join(f"{row.compute_min_chips:.2f}" for row in plan.rows)
+    whole = " / ".join(str(compute.whole_nodes(r.compute_min_chips, size)) for r in plan.rows)
+    held = compute.whole_nodes(plan.memory_min_chips, size)
+    return f"by compute exactly {exact} chips; in nodes of {size}: {whole}, by memory {held}"
+
+
+def render_stops(model: StopModel, forecast: StopForecast, plan: Plan) -> str:
+    """The view of failures, preemptions and checkpoints."""
+    preempted = f", a preemption every {span(model.preemption_s)}" if model.preemption_s else ""
+    longer = forecast.wall_s / forecast.work_s - 1
+    lines = [
+        f"stops     {forecast.chips} chips failing {_percent(model.failures_per_chip_day)} a day: "
+        f"{_failures(forecast)}{preempted}",
+        f"save      {format_bytes(forecast.checkpoint_bytes)}: {forecast.offload_s:.0f} s to host "
+        f"memory, {forecast.upload_s / 60:.0f} min to storage; {_every(forecast)}",
+        f"expected  {span(forecast.work_s)} of work takes {forecast.wall_s / DAY_S:.2f}d "
+        f"({longer:+.1%}), {_bills(model, forecast, plan)}",
+    ]
+    return "\n".join(lines)
+
+
+def _failures(forecast: StopForecast) -> str:
+    if math.isinf(forecast.mean_time_between_failures_s):
+        return "no failure"
+    return (
+        f"one every {span(forecast.mean_time_between_failures_s)}, "
+        f"{forecast.failure_probability:.0%} within {WINDOW_S / DAY_S:.0f} days"
+    )
+
+
+def _every(forecast: StopForecast) -> str:
+    if math.isinf(forecast.mean_time_between_stops_s):
+        return "one at the end"
+    return f"one every {forecast.interval_s / 60:.0f} min"
+
+
+def _bills(model: StopModel, forecast: StopForecast, plan: Plan) -> str:
+    longer = forecast.wall_s / forecast.work_s
+    share = model.spot_share if model.preemption_s else 1.0
+    what = f"preemptible at {_percent(share)} of " if model.preemption_s else ""
+    bills = [
+        f"{short_money(plan.cost_usd(price) * longer * share)} {what}{price.label}"
+        for price in plan.cluster.prices
+    ]
+    return ", ".join(bills)

@@ -1,0 +1,125 @@
+"""Chips, prices and shapes on file: complete, dated, sane; placeholders and old prices told."""
+
+import datetime
+
+import pytest
+
+from sabia.core.errors import BadData, UsageError
+from sabia.core.plan import prices
+from sabia.core.plan.chips import find_chip, load_chips
+from sabia.core.plan.compute import model_kind
+from sabia.core.plan.memory import RECIPES
+from sabia.core.plan.shapes import load_shapes
+
+DAY = datetime.date(2026, 8, 1)
+
+
+def row(**changed):
+    return {
+        "chip": "b200", "tier": "neocloud", "provider": "A", "usd_per_chip_hour": 4.4,
+        "source": "a page", "date": DAY,
+    } | changed  # fmt: skip
+
+
+def test_every_chip_has_source_date_and_sane_figures():
+    for name, chip in load_chips().items():
+        assert chip.source and isinstance(chip.date, datetime.date), name
+        assert 1e14 < chip.bf16_flops_per_s < 1e16, name
+        assert 10e9 < chip.usable_hbm_bytes <= chip.hbm_bytes < 1e12, name
+        assert chip.node_chips in (4, 8, 16), name
+
+
+@pytest.mark.parametrize(
+    ("name", "hbm_gb", "tflops"),
+    [("h100", 80, 989), ("h200", 141, 989), ("b200", 192, 2250), ("mi300x", 192, 1307),
+     ("v5p", 95, 459), ("v6e", 32, 918), ("trn2", 96, 667)],
+)  # fmt: skip
+def test_published_chip_figures(name, hbm_gb, tflops):
+    chip = find_chip(name)
+    assert (chip.hbm_bytes / 1e9, chip.bf16_flops_per_s / 1e12) == (hbm_gb, tflops)
+
+
+def test_b200_sells_192_gb_and_gives_180():
+    assert find_chip("B200").usable_hbm_bytes == 180e9
+
+
+def test_unknown_chip_gets_a_hint():
+    with pytest.raises(UsageError, match="did you mean h100"):
+        find_chip("h10")
+
+
+@pytest.mark.parametrize(
+    "entry", [{"family": "GPU"}, {"bf16_tflop": 1}, {"date": "yesterday"}, {"source": None}]
+)
+def test_a_faulty_chip_entry_is_refused(entry):
+    good = {
+        "family": "GPU", "bf16_tflops": 1, "hbm_gb": 1, "node_chips": 8, "source": "x", "date": DAY,
+    }  # fmt: skip
+    assert load_chips({"x": good})["x"].hbm_bytes == 1e9
+    bad = entry if entry == {"family": "GPU"} else good | entry
+    bad = {key: value for key, value in bad.items() if value is not None}
+    with pytest.raises(BadData, match=r"chips\.toml: x"):
+        load_chips({"x": bad})
+
+
+def test_every_price_is_dated_and_of_a_known_chip_and_tier():
+    chips = load_chips()
+    for chip, offers in prices.load_prices().items():
+        assert chip in chips
+        for offer in offers:
+            assert offer.source and offer.date <= datetime.date.today()
+            assert offer.tier in prices.TIERS
+
+
+def test_a_placeholder_price_is_refused():
+    rows = [row(), row(provider="B", usd_per_chip_hour=6.0), row(provider="C")]
+    assert len(prices.load_prices({"price": rows})["b200"]) == 3
+    rows.append(row(chip="tpu-v5p", provider="D", usd_per_chip_hour=700.0))
+    with pytest.raises(BadData, match=r"tpu-v5p at D costs \$700 .*placeholder"):
+        prices.load_prices({"price": rows})
+
+
+def test_a_price_of_nothing_is_refused():
+    with pytest.raises(BadData, match=r"costs \$0"):
+        prices.load_prices({"price": [row(), row(usd_per_chip_hour=0)]})
+
+
+@pytest.mark.parametrize(("days", "old"), [(0, False), (90, False), (91, True)])
+def test_prices_are_stale_after_ninety_days(days, old):
+    offers = prices.load_prices({"price": [row()]})["b200"]
+    assert bool(prices.stale(offers, DAY + datetime.timedelta(days))) == old
+
+
+def test_own_prices_never_go_stale():
+    assert prices.stale((prices.Price(3.0),), DAY) == ()
+
+
+def test_the_table_takes_the_first_on_demand_price_of_each_tier():
+    assert [(p.tier, p.usd_per_chip_hour) for p in prices.default_prices("b200")] == [
+        ("neocloud", 4.4),
+        ("big cloud", 12.0),
+    ]
+    assert not any(price.spot for price in prices.default_prices("tpu-v5p"))
+
+
+def test_a_chip_without_a_price_asks_for_one():
+    with pytest.raises(UsageError, match="--price"):
+        prices.default_prices("mi300x")
+
+
+def test_shapes_are_of_possible_models():
+    for shape in load_shapes():
+        assert 0 < shape.active <= shape.params, shape.name
+        assert model_kind(shape.params, shape.active) in ("dense", "sparse")
+        dense_part = 4 * shape.layers * shape.hidden**2
+        assert dense_part < shape.params * 1.5, shape.name
+
+
+@pytest.mark.parametrize(
+    ("name", "held", "durable"),
+    [("adamw16", 16, 12), ("megatron18", 18, 12), ("fsdp-fp32", 16, 12), ("jax10", 10, 10),
+     ("bf16-moments", 12, 8), ("muon", 12, 8), ("lion", 12, 8), ("adam8bit", 10, 6)],
+)  # fmt: skip
+def test_state_recipes(name, held, durable):
+    recipe = RECIPES[name]
+    assert (recipe.bytes_per_param, recipe.durable) == (held, durable)

@@ -1,0 +1,89 @@
+"""The text of a plan: columns, rounding, lateness, and what a reader is told beside it."""
+
+import datetime
+
+import pytest
+
+from sabia.core.plan import answer, remarks, table
+from sabia.core.plan.money import short_money
+from sabia.core.plan.prices import format_rate
+
+
+def run(params=1.6e12, active=49e9, today=None, stops=None, **settings):
+    counts = {"params": params, "active": active, "layers": None, "hidden": None}
+    return answer.of_run(None, counts, settings, stops or {}, today=today)
+
+
+def test_columns_line_up():
+    lines = table.columns(["A", "LONG", "C"], [["aa", "1", "22222"], ["a", "10", "3"]])
+    assert lines == ["A   LONG      C", "aa     1  22222", "a     10      3"]
+
+
+@pytest.mark.parametrize(
+    ("usd", "text"),
+    [(199_630, "$0.20M"), (544_444, "$0.54M"), (15_840, "$15.8K"), (25.3, "$25.30"),
+     (3.2e9, "$3.20B")],
+)  # fmt: skip
+def test_money_is_short(usd, text):
+    assert short_money(usd) == text
+
+
+def test_rates_show_cents_only_where_there_are_any():
+    assert (format_rate(12.0), format_rate(4.4)) == ("$12", "$4.40")
+
+
+def test_times_keep_a_decimal_of_days():
+    assert [table.span(s) for s in (604_800, 1_074_560, 7200)] == ["7.0d", "12.4d", "2h"]
+
+
+def test_a_late_row_says_so_and_the_verdict_says_what_it_needs():
+    text = run(chips=150).text
+    assert "12.6d late" in text
+    assert "7d would need 271." in text
+    assert "3.7M tokens" in text and "accumulate 2 steps" in text
+
+
+def test_a_short_run_is_told_in_hours():
+    assert "finishes in 11.8h" in run(8e9, 8e9, tokens=20e9, chip="h100", deadlines="12h").text
+
+
+def test_lora_counts_four_operations():
+    assert "(4ND, LoRA)" in run(lora=True).text
+
+
+def test_own_prices_head_their_columns():
+    text = run(prices="$4.4,12usd/h").text
+    assert "AT $4.40/H" in text and "AT $12/H" in text
+    assert "prices seen" not in text
+
+
+def test_usable_memory_is_noted_unless_planned_for():
+    assert any("143 chips, with activations 162" in note for note in run().notes)
+    planned = run(hbm_bytes=180e9)
+    assert planned.report["memory_min_chips"] == 162
+    assert not any("usable" in note for note in planned.notes)
+
+
+def test_old_prices_warn_in_one_line():
+    assert run(today=datetime.date(2026, 8, 2)).warnings == []
+    (line,) = run(today=datetime.date(2027, 1, 1)).warnings
+    assert "neocloud $4.40, big cloud $12 last seen 153 days ago" in line
+
+
+def test_far_too_few_tokens_warn():
+    lines = run(8e9, 8e9, tokens=1e8, prices="1").warnings
+    assert len(lines) == 1 and "far from any known run" in lines[0]
+
+
+def test_stops_view():
+    text = run(chips=150, stops={"preemption_s": 6 * 3600.0, "bucket_bytes_per_s": 8e9}).text
+    assert "one every 6.7d, 36% within 3 days, a preemption every 6h" in text
+    assert "40 min to storage; one every 40 min" in text
+    assert "preemptible at 50% of neocloud" in text
+    calm = run(chips=150, stops={"failures_per_chip_day": 0.0}).text
+    assert "150 chips failing 0% a day: no failure" in calm
+    assert "one at the end" in calm
+
+
+def test_remarks_are_plain_lines():
+    assert remarks.stale_lines((), datetime.date(2026, 1, 1)) == []
