@@ -1,0 +1,126 @@
+"""A language model as judge, item by item, through any OpenAI-compatible server.
+
+Each call asks about `items_per_call` items of one response; `votes` calls decide by majority. A
+call that fails for good, and a reply that cannot be read, leave their items UNKNOWN; a tie of
+votes too. Verdicts are paid for once: the client's cache holds every finished call.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from sabia.core.errors import UsageError
+from sabia.core.judge.prompt import VERSION, judge_messages, parse_verdicts, reply_schema
+from sabia.core.judge.rubric import Item
+from sabia.core.judge.verdict import Verdict
+
+if TYPE_CHECKING:
+    from sabia.core.generate.calls import ChatRequest
+    from sabia.core.generate.client import Client
+
+FORMATS = ("text", "json-object", "json-schema")
+
+
+@dataclass(frozen=True)
+class JudgeConfig:
+    """How a judge is asked. `reply_format` is what the server is told to hold the reply to."""
+
+    items_per_call: int = 1
+    votes: int = 1
+    max_tokens: int = 512
+    reply_format: str = "text"
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if self.reply_format not in FORMATS:
+            raise UsageError(
+                f"judge format: {self.reply_format!r} (expected {' or '.join(FORMATS)})"
+            )
+        if self.items_per_call < 1 or self.votes < 1:
+            raise UsageError(
+                f"judge: {self.items_per_call} items a call, {self.votes} votes "
+                "(expected 1 or more of each)"
+            )
+
+
+@dataclass(frozen=True)
+class Question:
+    """One response to be judged on some items."""
+
+    messages: Sequence[Mapping[str, Any]]
+    response: str
+    items: tuple[Item, ...]
+
+
+@dataclass(frozen=True)
+class _Call:
+    question: int
+    items: tuple[Item, ...]
+    request: ChatRequest
+
+
+class Judge:
+    """Asks a client for verdicts."""
+
+    def __init__(self, client: Client, config: JudgeConfig = JudgeConfig()) -> None:
+        self.client, self.config = client, config
+
+    def verdicts(self, questions: Sequence[Question]) -> list[dict[str, Verdict]]:
+        """For each question, a verdict by item id (UNKNOWN where none could be had).
+
+        Raises what the client raises when the server is out, refuses everything or a budget ends.
+        """
+        calls = [call for number, q in enumerate(questions) for call in self._calls(number, q)]
+        responses = self.client.chat([call.request for call in calls])
+        votes: list[dict[str, list[Verdict]]] = [{} for _ in questions]
+        for call, response in zip(calls, responses, strict=True):
+            found = parse_verdicts(response.text or "", call.items)
+            for item, verdict in found.items():
+                votes[call.question].setdefault(item, []).append(verdict)
+        return [{item: majority(seen) for item, seen in vote.items()} for vote in votes]
+
+    def _calls(self, number: int, question: Question) -> Iterator[_Call]:
+        for vote in range(self.config.votes):
+            for items in self._parts(question, vote):
+                yield _Call(number, items, self._request(question, items, vote))
+
+    def _parts(self, question: Question, vote: int) -> Iterator[tuple[Item, ...]]:
+        """The items of each call; with several in a call, their order is drawn anew each vote."""
+        items, step = list(question.items), self.config.items_per_call
+        if step > 1:
+            random.Random(f"{self.config.seed} {vote} {question.response}").shuffle(items)
+        for start in range(0, len(items), step):
+            yield tuple(items[start : start + step])
+
+    def _request(self, question: Question, items: tuple[Item, ...], vote: int) -> ChatRequest:
+        from sabia.core.generate.calls import ChatRequest
+
+        secret = f"{VERSION} {self.config.seed}"
+        return ChatRequest(
+            judge_messages(question.messages, question.response, items, secret),
+            max_tokens=self.config.max_tokens,
+            temperature=0.0 if self.config.votes == 1 else 1.0,
+            seed=self.config.seed,
+            response_format=_response_format(self.config.reply_format, items),
+            vote=vote,
+        )
+
+
+def _response_format(name: str, items: tuple[Item, ...]) -> dict[str, Any] | None:
+    if name == "json-object":
+        return {"type": "json_object"}
+    if name == "json-schema":
+        schema = {"name": "verdicts", "strict": True, "schema": reply_schema(items)}
+        return {"type": "json_schema", "json_schema": schema}
+    return None
+
+
+def majority(votes: Sequence[Verdict]) -> Verdict:
+    """The verdict of more than half of the votes that have one; UNKNOWN on a tie or without any."""
+    counts = Counter(vote for vote in votes if vote is not Verdict.UNKNOWN)
+    met, unmet = counts[Verdict.MET], counts[Verdict.UNMET]
+    return Verdict.of(None if met == unmet else met > unmet)

@@ -1,0 +1,146 @@
+"""Rewards of samples: verifiers against the record's answer, rubrics, or a weighted mix of them.
+
+A reward is written `exact`, `number`, `regex`, `rubric`, or several with weights: `number=0.8,
+regex=0.2`. Each part gives a score in [0, 1]; a part without a score (the judge failed) leaves the
+sample without a reward. `NullGuard` stops a run whose judge fails too often.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from sabia.core.errors import BadData, Failed, UsageError
+from sabia.core.judge.llm import Judge, Question
+from sabia.core.judge.rubric import Item, Rubric, parse_rubric
+from sabia.core.judge.verdict import Grade, Verdict
+from sabia.core.judge.verifiers import VERIFIERS, verify
+
+RUBRIC = "rubric"
+GUARD_WINDOW = 200  # samples over which the share without a reward is looked at
+
+
+@dataclass(frozen=True)
+class Case:
+    """A sampled `text` that answers `messages`, with what it is to be judged by."""
+
+    messages: Sequence[Mapping[str, Any]]
+    text: str
+    answer: str | None = None
+    rubric: Rubric | None = None
+
+
+def parse_reward(text: str) -> dict[str, float]:
+    """'number=0.8,regex=0.2' → weights by kind; raises UsageError for what is not a reward."""
+    weights: dict[str, float] = {}
+    for part in text.split(","):
+        kind, _, weight = (piece.strip() for piece in part.partition("="))
+        if kind not in (*VERIFIERS, RUBRIC) or kind in weights:
+            known = ", ".join((*VERIFIERS, RUBRIC))
+            raise UsageError(f"reward: {part.strip()!r} (expected each once of {known})")
+        try:
+            weights[kind] = float(weight or 1.0)
+        except ValueError:
+            raise UsageError(f"reward: weight {weight!r} of {kind} is not a number") from None
+        if not weights[kind] > 0:
+            raise UsageError(f"reward: weight {weight} of {kind} (expected above 0)")
+    return weights
+
+
+class Grader:
+    """Gives rewards by one recipe; `judge` is needed where a rubric has items for a judge."""
+
+    def __init__(
+        self, weights: Mapping[str, float], judge: Judge | None = None, max_unknown: float = 0.0
+    ) -> None:
+        self.weights, self.judge, self.max_unknown = dict(weights), judge, max_unknown
+
+    def check(self, answer: str | None, rubric: str | None) -> Rubric | None:
+        """The record's rubric, parsed; raises BadData where the reward needs what is not there."""
+        if any(kind != RUBRIC for kind in self.weights) and answer is None:
+            raise BadData(f"no answer (reward {', '.join(self.weights)} needs one)")
+        for kind in self.weights:
+            if kind != RUBRIC:
+                verify(kind, "", str(answer))  # a reference that cannot be read fails here
+        if RUBRIC not in self.weights:
+            return None
+        if not rubric:
+            raise BadData("no rubric (reward rubric needs one)")
+        parsed = parse_rubric(rubric)
+        if parsed.needs_judge and self.judge is None:
+            raise UsageError(
+                f"rubric {parsed.id} has items for a judge (expected --judge-url, --judge-model)"
+            )
+        return parsed
+
+    def grade(self, cases: Sequence[Case]) -> list[Grade]:
+        """The reward of each case with the verdicts behind it."""
+        rubrics = self._rubric_grades(cases) if RUBRIC in self.weights else [None] * len(cases)
+        return [self._mix(case, rubric) for case, rubric in zip(cases, rubrics, strict=True)]
+
+    def _mix(self, case: Case, rubric: Grade | None) -> Grade:
+        total, score = sum(self.weights.values()), 0.0
+        verdicts: list[tuple[str, Verdict, float]] = []
+        for kind, weight in self.weights.items():
+            if kind != RUBRIC:
+                met = verify(kind, case.text, str(case.answer))
+                verdicts.append((kind, Verdict.of(met), weight))
+                score += weight * met
+        if rubric is not None:
+            verdicts += rubric.verdicts
+            if rubric.score is None:
+                return Grade(None, tuple(verdicts))
+            score += self.weights[RUBRIC] * rubric.score
+        return Grade(score / total, tuple(verdicts))
+
+    def _rubric_grades(self, cases: Sequence[Case]) -> list[Grade]:
+        verdicts = [self._verified(case) for case in cases]
+        asked = [(n, c, items) for n, c in enumerate(cases) if (items := _for_judge(c.rubric))]
+        if asked and self.judge is None:
+            raise UsageError("reward: the rubric needs a judge; name one with --judge-url")
+        if asked:
+            questions = [Question(case.messages, case.text, items) for _, case, items in asked]
+            for (number, _, _), found in zip(
+                asked, self.judge.verdicts(questions), strict=True
+            ):  # fmt: skip
+                verdicts[number] |= found
+        return [
+            case.rubric.grade(found, self.max_unknown)
+            for case, found in zip(cases, verdicts, strict=True)
+        ]
+
+    @staticmethod
+    def _verified(case: Case) -> dict[str, Verdict]:
+        """Verdicts on the items that need no judge."""
+        items = case.rubric.items if case.rubric else ()
+        return {
+            item.id: Verdict.of(verify(item.kind, case.text, item.reference))
+            for item in items
+            if item.kind != "llm"
+        }
+
+
+def _for_judge(rubric: Rubric | None) -> tuple[Item, ...]:
+    return tuple(item for item in rubric.items if item.kind == "llm") if rubric else ()
+
+
+class NullGuard:
+    """Raises Failed when, over the last GUARD_WINDOW samples, too many have no reward."""
+
+    def __init__(self, max_share: float) -> None:
+        self.max_share, self.recent = max_share, list[bool]()
+        self.seen = self.missing = 0
+
+    def add(self, grades: Sequence[Grade]) -> None:
+        """Count the grades; raises Failed above the share."""
+        missing = [grade.score is None for grade in grades]
+        self.seen, self.missing = self.seen + len(missing), self.missing + sum(missing)
+        self.recent = (self.recent + missing)[-max(GUARD_WINDOW, len(missing)) :]
+        share = sum(self.recent) / max(len(self.recent), 1)
+        if share > self.max_share:
+            raise Failed(
+                f"the judge gave no verdict on {share:.0%} of the last {len(self.recent)} samples "
+                f"(expected at most {self.max_share:.0%}); finished samples and verdicts are kept: "
+                "mend the judge and run again, or raise --max-null"
+            )
