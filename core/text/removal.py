@@ -1,0 +1,150 @@
+"""Last pass of dedup: drop the rows that go, name the clusters, write down what was removed.
+
+Decisions travel to worker processes through unnamed files that vanish with the parent process,
+whatever ends it. Every row comes out with `cluster` (the id of the document kept) and
+`cluster_size`; a removed row also with `reason`, `kept_id` and `similarity`.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from sabia.core.errors import BadData
+from sabia.core.shards.mapping import ShardContext
+from sabia.core.shards.sources import Source
+from sabia.core.text.clusters import ALONE, KEPT, REASONS, Clusters
+from sabia.core.text.removed import put_column, with_reason, write_removed
+from sabia.core.text.sketching import Corpus, Spool
+
+DECISION = np.dtype([("cluster", "i8"), ("reason", "u1"), ("similarity", "f4")])
+
+
+class _Kept:
+    """Keeps spools open in the process that made them; its copy in a worker keeps nothing."""
+
+    def __init__(self, *spools: Spool) -> None:
+        self.spools = spools
+
+    def __reduce__(self) -> tuple[type["_Kept"], tuple[()]]:
+        return _Kept, ()
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Decisions by row and clusters by number, readable from any process by path."""
+
+    rows_path: str
+    clusters_path: str
+    starts: tuple[int, ...]
+    kept: _Kept
+
+    @classmethod
+    def write(cls, corpus: Corpus, found: Clusters) -> "Plan":
+        """Spool what was decided."""
+        rows, clusters = Spool(), Spool()
+        table = np.empty(corpus.count, DECISION)
+        table["cluster"], table["reason"] = found.of_row, found.reason
+        table["similarity"] = found.similarity
+        rows.append(table)
+        rows.file.flush()
+        batch = pa.RecordBatch.from_arrays(
+            [_kept_ids(corpus, found.kept_row), pa.array(found.size, pa.int64())], ["id", "size"]
+        )
+        with pa.ipc.new_file(clusters.file, batch.schema) as writer:
+            writer.write_batch(batch)
+        clusters.file.flush()
+        starts = tuple(corpus.starts.tolist())
+        return cls(rows.path, clusters.path, starts, _Kept(rows, clusters))
+
+    def rows(self, index: int) -> np.ndarray:
+        """Decisions of the rows of source `index`."""
+        first, last = self.starts[index : index + 2]
+        if first == last:
+            return np.empty(0, DECISION)
+        where = first * DECISION.itemsize
+        return np.memmap(self.rows_path, DECISION, "r", where, (last - first,))
+
+    def clusters(self) -> pa.RecordBatch:
+        """id (of the document kept) and size of each cluster."""
+        return pa.ipc.open_file(pa.memory_map(self.clusters_path)).get_batch(0)
+
+
+def _kept_ids(corpus: Corpus, kept_row: np.ndarray) -> pa.Array:
+    order = np.argsort(kept_row)
+    place = np.empty(len(order), np.int64)
+    place[order] = np.arange(len(order))
+    return corpus.ids.take(kept_row[order]).take(pa.array(place, pa.int64()))
+
+
+def _decided(
+    batches: Iterator[pa.RecordBatch], plan: Plan, index: int, name: str
+) -> Iterator[tuple[pa.RecordBatch, np.ndarray]]:
+    """(batch with cluster and cluster_size, decisions) of one source."""
+    rows, clusters, first = plan.rows(index), plan.clusters(), 0
+    for batch in batches:
+        part = rows[first : first + batch.num_rows]
+        if len(part) != batch.num_rows:
+            raise BadData(f"{name}: grew while it was being deduplicated; run again")
+        yield _with_cluster(batch, part["cluster"], clusters), part
+        first += batch.num_rows
+    if first != len(rows):
+        raise BadData(f"{name}: shrank while it was being deduplicated; run again")
+
+
+def _with_cluster(
+    batch: pa.RecordBatch, cluster: np.ndarray, clusters: pa.RecordBatch
+) -> pa.RecordBatch:
+    """A document without duplicates is a cluster of its own."""
+    number = pa.array(cluster, pa.int64(), mask=cluster == ALONE)
+    ids = pc.coalesce(clusters.column("id").take(number), batch.column("id"))
+    sizes = pc.fill_null(clusters.column("size").take(number), 1)
+    return put_column(put_column(batch, "cluster", ids), "cluster_size", sizes)
+
+
+def drop(
+    batches: Iterator[pa.RecordBatch], context: ShardContext, plan: Plan | None
+) -> Iterator[pa.RecordBatch]:
+    """The transform: rows kept, with their cluster. Without a plan there is nothing to do."""
+    if plan is None:
+        return
+    for batch, part in _decided(batches, plan, context.index, context.name):
+        for number, reason in enumerate(REASONS):
+            count = int((part["reason"] == number).sum())
+            if count and number != KEPT:
+                context.count(f"{reason} duplicates", count)
+        yield batch.filter(pa.array(part["reason"] == KEPT))
+
+
+def write_dropped(path: str, sources: Sequence[Source], plan: Plan, made: dict[str, Any]) -> None:
+    """The rows that `drop` drops, as one Parquet file."""
+    parts = [_Dropped(source, plan, index) for index, source in enumerate(sources)]
+    write_removed(path, [part for part in parts if part.any()], made)
+
+
+@dataclass(frozen=True)
+class _Dropped:
+    """The removed rows of one source, readable more than once."""
+
+    source: Source
+    plan: Plan
+    index: int
+
+    def any(self) -> bool:
+        return bool((self.plan.rows(self.index)["reason"] != KEPT).any())
+
+    def __iter__(self) -> Iterator[pa.RecordBatch]:
+        batches = self.source.batches()
+        for batch, part in _decided(batches, self.plan, self.index, self.source.name):
+            gone = part["reason"] != KEPT
+            if not gone.any():
+                continue
+            rows, part = batch.filter(pa.array(gone)), part[gone]
+            reasons = pa.array(np.array(REASONS)[part["reason"]], pa.string())
+            similarity = pa.array(part["similarity"], mask=np.isnan(part["similarity"]))
+            rows = with_reason(rows, reasons)
+            rows = put_column(rows, "kept_id", rows.column("cluster"))
+            yield put_column(rows, "similarity", similarity)
