@@ -1,0 +1,153 @@
+"""The GRPO losses: advantages from group rewards, the clipped policy loss, its named sums.
+
+Rows are samples [B, T] with one log-probability a token. With rho = exp(logp - old):
+  token loss   -min(rho A, clip(rho, 1 - low, 1 + high) A); `dual_clip` c: at most -c A where A < 0
+  KL           + beta (exp(d) - d - 1), d = ref - logp (k3), no reference needed where beta is 0
+  aggregation  token: sum over all tokens / their number;  seq-mean: mean of the samples' means;
+               dr: sum / (samples x max_length)
+A denominator belongs to the whole step, whatever the micro-batches: the loss returns its numerator
+and each row brings its share of the denominator. A sample without a reward (NaN: the judge failed)
+is in no mean, no count and no loss. Sources: arXiv 2402.03300 (GRPO), 2503.14476 (DAPO:
+clip-higher, token sum), 2503.20783 (Dr. GRPO), 2507.18071 (GSPO), 1912.09729 (dual clip).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from sabia.core.errors import UsageError
+
+AGGREGATIONS = ("token", "seq-mean", "dr")
+RATIOS = ("token", "sequence")
+CORRECTIONS = ("none", "token-cap", "sequence-cap", "sequence-mask")
+STD_EPSILON = 1e-4
+
+
+@dataclass(frozen=True)
+class GrpoLossConfig:
+    """How the policy loss is formed; the defaults are DAPO's clip and token sum, without KL.
+
+    `temperature` is that of sampling: the trained log-probabilities are of the same distribution.
+    """
+
+    clip_low: float = 0.2
+    clip_high: float = 0.28
+    aggregation: str = "token"
+    ratio: str = "token"
+    dual_clip: float = 0.0
+    beta: float = 0.0
+    kl_times_ratio: bool = False
+    correction: str = "none"
+    correction_cap: float = 2.0
+    temperature: float = 1.0
+
+    def __post_init__(self) -> None:
+        for name, known in (
+            ("aggregation", AGGREGATIONS),
+            ("ratio", RATIOS),
+            ("correction", CORRECTIONS),
+        ):
+            if getattr(self, name) not in known:
+                raise UsageError(
+                    f"{name}: {getattr(self, name)!r} (expected one of {', '.join(known)})"
+                )
+        if not 0 < self.clip_low < 1 or self.clip_high <= 0 or self.beta < 0:
+            raise UsageError(
+                f"clip {self.clip_low}/{self.clip_high}, beta {self.beta} "
+                "(expected clips above 0, the lower below 1, and beta 0 or more)"
+            )
+        if self.dual_clip and self.dual_clip <= 1:
+            raise UsageError(f"dual clip: {self.dual_clip} (expected above 1, or 0 for none)")
+
+
+def advantages(rewards: np.ndarray, std: bool = False) -> np.ndarray:
+    """A[Q, G] of rewards[Q, G]: reward - mean of its group; NaN rewards stay out and get 0.
+
+    `std` divides by the group's standard deviation (ddof 1) + 1e-4, as the first GRPO did.
+    """
+    valid = ~np.isnan(rewards)
+    count = valid.sum(1, keepdims=True)
+    filled = np.where(valid, rewards, 0.0)
+    centred = np.where(valid, filled - filled.sum(1, keepdims=True) / np.maximum(count, 1), 0.0)
+    if std:
+        spread = np.sqrt((centred**2).sum(1, keepdims=True) / np.maximum(count - 1, 1))
+        centred = centred / (spread + STD_EPSILON)
+    return centred
+
+
+def live_groups(rewards: np.ndarray) -> np.ndarray:
+    """Which groups[Q] teach something: two or more valid rewards, and not all the same."""
+    low = np.where(np.isnan(rewards), np.inf, rewards).min(1)
+    high = np.where(np.isnan(rewards), -np.inf, rewards).max(1)
+    return high > low
+
+
+def aggregation_weights(
+    mask: np.ndarray, aggregation: str, max_length: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """(weights[B, T] of the token losses, each row's share[B] of the denominator)."""
+    lengths = mask.sum(1)
+    if aggregation == "token":
+        return mask, lengths
+    if aggregation == "seq-mean":
+        return mask / np.maximum(lengths, 1)[:, None], (lengths > 0).astype(mask.dtype)
+    return mask, np.full(len(mask), max_length, mask.dtype)
+
+
+def policy_losses(
+    logp: Any,
+    old: Any,
+    mask: Any,
+    advantage: Any,
+    config: GrpoLossConfig,
+    ops: Any,
+    *,
+    sampler: Any = None,
+    ref: Any = None,
+) -> tuple[Any, Any]:
+    """(loss[B, T], 1 where the clip binds [B, T]) for log-probabilities [B, T], advantage[B, 1].
+
+    `old` is the policy's own at sampling time, `sampler` what the sampler reported where the two
+    differ (then `correction` weighs the loss), `ref` the reference's (with `beta`).
+    """
+    lengths = ops.maximum(mask.sum(-1)[..., None], 1.0)
+    log_ratio = (logp - old) * mask
+    if config.ratio == "sequence":
+        log_ratio = log_ratio.sum(-1)[..., None] / lengths
+    rho = ops.exp(log_ratio)
+    within = ops.minimum(ops.maximum(rho, 1 - config.clip_low), 1 + config.clip_high)
+    loss = ops.maximum(-rho * advantage, -within * advantage)
+    clipped = ops.where(-within * advantage > -rho * advantage, mask, 0.0 * mask)
+    if config.dual_clip:
+        capped = ops.minimum(loss, -config.dual_clip * advantage)
+        loss = ops.where(advantage < 0, capped, loss)
+    if config.correction != "none":
+        loss = loss * _correction(old, sampler, mask, config, ops)
+    if config.beta:
+        loss = loss + config.beta * _k3(logp, ref, mask, ops) * (
+            rho if config.kl_times_ratio else 1.0
+        )
+    return loss * mask, clipped
+
+
+def _k3(logp: Any, ref: Any, mask: Any, ops: Any) -> Any:
+    """The estimate exp(d) - d - 1 of KL(policy || reference), never negative."""
+    difference = (ref - logp) * mask
+    return ops.exp(difference) - difference - 1.0
+
+
+def _correction(old: Any, sampler: Any, mask: Any, config: GrpoLossConfig, ops: Any) -> Any:
+    """Truncated importance weight of the policy at sampling time against the sampler."""
+    difference = (old - sampler) * mask
+    if config.correction == "token-cap":
+        return ops.minimum(ops.exp(difference), config.correction_cap)
+    weight = ops.exp(difference.sum(-1)[..., None])
+    over = config.correction_cap if config.correction == "sequence-cap" else 0.0
+    return ops.where(weight <= config.correction_cap, weight, over)
+
+
+GrpoLoss = Callable[..., tuple[Any, Any, dict[str, Any]]]
