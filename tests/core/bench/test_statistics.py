@@ -1,0 +1,110 @@
+"""Intervals and paired tests against closed forms, scipy where present, and simulation."""
+
+import math
+
+import numpy as np
+import pytest
+
+from sabia.core.bench import statistics as s
+
+
+def test_wilson_equals_the_published_formula_and_scipy() -> None:
+    binomtest = pytest.importorskip("scipy.stats", reason="scipy is the judge").binomtest
+    for k, n in ((0, 10), (3, 10), (10, 10), (179, 320), (1, 2000)):
+        ours = s.wilson(k, n)
+        theirs = binomtest(k, n).proportion_ci(method="wilson")
+        assert (ours.low, ours.high) == pytest.approx((theirs.low, theirs.high), abs=1e-12)
+        assert ours.low <= ours.value <= ours.high
+
+
+def test_mean_interval_is_the_normal_one_for_other_values() -> None:
+    x = np.array([0.2, 0.5, 0.9, 0.4])
+    ours = s.mean_interval(x)
+    half = 1.959963984540054 * x.std(ddof=1) / 2
+    assert ours.method == "normal"
+    assert (ours.low, ours.high) == pytest.approx((x.mean() - half, x.mean() + half))
+
+
+def test_clusters_of_one_are_the_plain_standard_error() -> None:
+    x = np.random.default_rng(0).random(50)
+    assert s.standard_error(x, np.arange(50)) == pytest.approx(s.standard_error(x))
+
+
+def test_copies_of_an_item_add_no_certainty() -> None:
+    x = np.random.default_rng(1).integers(0, 2, 40).astype(float)
+    eight = np.repeat(x, 8)
+    ours = s.mean_interval(eight, np.repeat(np.arange(40), 8))
+    assert ours.method == "normal_clustered_by_item"
+    assert s.standard_error(eight, np.repeat(np.arange(40), 8)) == pytest.approx(
+        s.standard_error(x)
+    )
+
+
+def test_clustered_interval_covers_as_it_says() -> None:
+    rng = np.random.default_rng(2)
+    clusters = np.repeat(np.arange(100), 5)
+    hits = 0
+    for _ in range(400):
+        chance = rng.beta(1, 1, 100)
+        x = (rng.random(500) < np.repeat(chance, 5)).astype(float)
+        interval = s.mean_interval(x, clusters)
+        hits += interval.low <= 0.5 <= interval.high
+    assert 0.92 <= hits / 400 <= 0.98
+
+
+@pytest.mark.parametrize(("b", "c"), [(0, 0), (5, 5), (10, 2), (0, 6), (31, 14), (1, 0)])
+def test_mcnemar_is_the_exact_binomial_test(b: int, c: int) -> None:
+    binomtest = pytest.importorskip("scipy.stats", reason="scipy is the judge").binomtest
+    expected = binomtest(b, b + c).pvalue if b + c else 1.0
+    assert s.mcnemar_exact(b, c) == pytest.approx(expected, abs=1e-12)
+
+
+def test_mcnemar_by_hand() -> None:
+    assert s.mcnemar_exact(0, 5) == 2 / 32
+    assert s.mcnemar_exact(1, 4) == 2 * (1 + 5) / 32
+
+
+def test_paired_counts_items_and_finds_what_an_unpaired_test_misses() -> None:
+    rng = np.random.default_rng(3)
+    a = (rng.random(220) < 0.6).astype(float)
+    b = a.copy()
+    right = np.flatnonzero(a == 1)
+    b[right[:14]] = 0
+    b[np.flatnonzero(a == 0)[:2]] = 1
+    pair = s.paired(a, b, np.arange(220))
+    assert (pair.regressed, pair.fixed, pair.items, pair.test) == (14, 2, 220, "mcnemar_exact")
+    assert pair.difference.value == pytest.approx(-12 / 220)
+    assert pair.p_value < 0.01
+    assert s.wilson(a.sum(), 220).low < s.wilson(b.sum(), 220).high  # their intervals overlap
+
+
+def test_paired_with_samples_is_clustered() -> None:
+    a, b = np.zeros(40), np.tile([1.0, 0.0], 20)
+    pair = s.paired(a, b, np.repeat(np.arange(10), 4))
+    assert pair.test == "normal_clustered_by_item"
+    assert (pair.items, pair.fixed, pair.regressed) == (10, 20, 0)
+    assert pair.difference.value == 0.5
+
+
+def test_bootstrap_of_a_ratio_matches_the_delta_method() -> None:
+    rng = np.random.default_rng(4)
+    size = rng.integers(500, 1500, 300).astype(float)
+    bits = size * rng.normal(2.0, 0.3, 300)
+    ours = s.ratio_bootstrap(bits, size)
+    ratio = bits.sum() / size.sum()
+    error = np.sqrt(((bits - ratio * size) ** 2).sum()) / size.sum()
+    assert ours.value == pytest.approx(ratio)
+    assert ours.half_width == pytest.approx(1.96 * error, rel=0.1)
+    assert ours == s.ratio_bootstrap(bits, size)
+
+
+def test_holm_is_monotone_and_skips_nan() -> None:
+    assert s.holm([0.01, 0.04, 0.03]) == pytest.approx([0.03, 0.06, 0.06])
+    adjusted = s.holm([0.01, math.nan, 0.5])
+    assert adjusted[0] == pytest.approx(0.02) and math.isnan(adjusted[1])
+
+
+def test_macro_mean_of_two_tasks() -> None:
+    mean = s.macro_mean([s.Interval(0.4, 0.3, 0.5, ""), s.Interval(0.6, 0.5, 0.7, "")])
+    assert mean.value == pytest.approx(0.5)
+    assert mean.half_width == pytest.approx(math.sqrt(0.02) / 2)
