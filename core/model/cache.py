@@ -1,0 +1,85 @@
+"""The key-value cache of decoding: per layer, arrays of a fixed number of slots per row.
+
+`layers[i]` maps names to arrays (attention: keys and values [B, S, K, N]). The object is a
+container that `forward.hidden` updates: under torch the arrays are written in place; under jax
+they are replaced, and since the class is registered as a pytree, a jitted function takes the
+cache as an argument and returns it.
+
+`reads` is how many slots attention looks at (static under jit). None: taken from the positions
+where that costs nothing (torch on CPU), otherwise all slots. A caller that knows the largest
+position of a call sets it with `upto(largest + 1)`; slots beyond are not seen.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from sabia.core.errors import UsageError
+from sabia.core.model.ops import Array, Ops
+from sabia.core.spec.model import ModelSpec
+
+
+@dataclass
+class KVCache:
+    """Keys and values of all layers for B rows of S slots."""
+
+    layers: list[dict[str, Array]] = field(default_factory=list)
+    reads: int | None = None
+
+    @classmethod
+    def create(
+        cls,
+        spec: ModelSpec,
+        batch: int,
+        slots: int,
+        ops: Ops,
+        dtype: str = "float32",
+        like: Array | None = None,
+    ) -> "KVCache":
+        """An empty cache; `like` gives the device (default: the backend's)."""
+        layers = []
+        for layer in spec.layers:
+            shape = (batch, slots, layer.mixer.kv_heads, layer.mixer.head_dim)
+            names = ("keys", "values")
+            layers.append({name: ops.zeros(shape, dtype, like) for name in names})
+        return cls(layers)
+
+    @property
+    def slots(self) -> int:
+        """Slots per row."""
+        return int(self.layers[0]["keys"].shape[1])
+
+    def upto(self, reads: int | None) -> "KVCache":
+        """This cache, attention looking at its first `reads` slots (None: decide per call)."""
+        self.reads = reads
+        return self
+
+    def select(self, rows: Sequence[int] | Array) -> "KVCache":
+        """A cache of the given rows (copied; a row may occur often: a shared prompt fans out)."""
+        rows = np.asarray(rows) if isinstance(rows, list | tuple | range) else rows
+        layers = [{name: x[rows] for name, x in layer.items()} for layer in self.layers]
+        return KVCache(layers, self.reads)
+
+    def reads_for(self, positions: Array, ops: Ops) -> int:
+        """Slots to look at for a call with these positions[B, T].
+
+        Raises UsageError where a known position has no slot or lies beyond `reads`.
+        """
+        bound = self.slots if self.reads is None else self.reads
+        largest = ops.known_max(positions)
+        if bound > self.slots or (largest is not None and largest >= bound):
+            raise UsageError(
+                f"cache: position {largest} with {bound} of {self.slots} slots in use "
+                "(expected positions below the slots; create a larger cache)"
+            )
+        return bound if self.reads is not None or largest is None else largest + 1
+
+    def extend(
+        self, index: int, k: Array, v: Array, slots: Array, reads: int, ops: Ops
+    ) -> tuple[Array, Array]:
+        """Write k, v[B, T, K, N] of layer `index`; returns the first `reads` slots of both."""
+        layer = self.layers[index]
+        layer["keys"] = ops.cache_write(layer["keys"], k, slots)
+        layer["values"] = ops.cache_write(layer["values"], v, slots)
+        return layer["keys"][:, :reads], layer["values"][:, :reads]

@@ -1,0 +1,159 @@
+"""The operations that a backend offers to the forward pass: the whole vocabulary, as a Protocol.
+
+`ops_torch` and `ops_jax` are modules with exactly these functions; `forward` sees nothing else,
+so it has no backend branches. Arrays are the backend's own; both know `+ - * @`, slicing,
+`.shape`, `.dtype`, `.reshape`. Letters: B batch, T queries, S key slots, D width, H query heads,
+K key-value heads, N head dim, V vocabulary. Reductions (norms, softmax, losses) run in fp32
+whatever the dtype of their inputs.
+
+A caller may hand `forward` another object with these attributes: that is how a mesh comes in
+(`shard` then constrains an activation to the layout its rules give for the axis names).
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal, Protocol
+
+Array = Any
+Params = Mapping[str, Array]
+Remat = Literal["none", "full", "matmuls"]
+Angles = tuple[Array, Array]
+FORWARD_DTYPES = ("float32", "bfloat16", "float16")
+
+
+class Ops(Protocol):
+    """What `load_ops` returns."""
+
+    name: str
+
+    # -- arrays
+    def to_device(self, params: Mapping[str, Any], dtype: str | None = None) -> dict[str, Array]:
+        """NumPy arrays (ml_dtypes too) → backend arrays on the default device, cast to `dtype`."""
+        ...
+
+    def to_numpy(self, params: Params) -> dict[str, Any]:
+        """Backend arrays → NumPy arrays of the same dtype (bfloat16 as ml_dtypes)."""
+        ...
+
+    def integers(self, values: Any, like: Array) -> Array:
+        """Token ids or positions as a backend integer array where `like` lives."""
+        ...
+
+    def arange(self, count: int, like: Array) -> Array:
+        """[count] integers from 0, where `like` lives."""
+        ...
+
+    def zeros(self, shape: Sequence[int], dtype: str, like: Array | None = None) -> Array:
+        """An array of zeros."""
+        ...
+
+    def cast(self, x: Array, dtype: str) -> Array:
+        """x in another dtype; differentiable."""
+        ...
+
+    def concat(self, xs: Sequence[Array], axis: int) -> Array:
+        """Arrays joined along an axis."""
+        ...
+
+    def known_max(self, x: Array) -> int | None:
+        """Largest element where reading it costs nothing (host memory, not traced), else None."""
+        ...
+
+    # -- maths
+    def embedding(self, table: Array, ids: Array) -> Array:
+        """table[V, D], ids[B, T] → [B, T, D]."""
+        ...
+
+    def linear(self, x: Array, weight: Array, bias: Array | None = None) -> Array:
+        """x[..., in] · weight[out, in]ᵀ + bias[out], in x's dtype."""
+        ...
+
+    def rms_norm(self, x: Array, weight: Array, eps: float) -> Array:
+        """x / rms(x) · weight over the last axis (arXiv 1910.07467)."""
+        ...
+
+    def silu(self, x: Array) -> Array:
+        """x · sigmoid(x)."""
+        ...
+
+    def softmax(self, x: Array) -> Array:
+        """Over the last axis, fp32."""
+        ...
+
+    def softcap(self, x: Array, cap: float) -> Array:
+        """cap · tanh(x / cap)."""
+        ...
+
+    def topk(self, x: Array, k: int) -> tuple[Array, Array]:
+        """The k largest of the last axis, descending: (values, indices)."""
+        ...
+
+    def rope_angles(self, positions: Array, frequencies: tuple[float, ...]) -> Angles:
+        """positions[B or 1, T] → (cos, sin), each fp32 [B or 1, T, 1, 2·len(frequencies)]."""
+        ...
+
+    def rope(self, x: Array, angles: Angles) -> Array:
+        """x[B, T, H, N] with pairs (i, i + N/2) rotated."""
+        ...
+
+    def attention_mask(
+        self,
+        like: Array,
+        keys: int,
+        *,
+        segments: Array | None = None,
+        slots: Array | None = None,
+        window: int | None = None,
+    ) -> Any:
+        """What `attention` may look at, prepared once per forward pass; opaque.
+
+        like[B, T, D] gives batch, queries, dtype, device. With `slots[B, T]` (a cache) query t of
+        row b sees key slots j ≤ slots[b, t]; without, keys are the queries' own tokens and query
+        t sees j ≤ t, in the same segment (segments[B, T]; padding sees padding, so no row is
+        empty). With `window`, only the last `window` of these.
+        """
+        ...
+
+    def attention(
+        self,
+        q: Array,
+        k: Array,
+        v: Array,
+        mask: Any,
+        *,
+        scale: float,
+        softcap: float | None = None,
+    ) -> Array:
+        """q[B, T, H, N], k[B, S, K, N], v[B, S, K, N] → [B, T, H, N]; head h reads h·K // H."""
+        ...
+
+    def cache_write(self, cache: Array, new: Array, slots: Array) -> Array:
+        """cache[B, S, K, N] with new[B, T, K, N] at [b, slots[b, t]]; torch writes in place."""
+        ...
+
+    def linear_cross_entropy(
+        self,
+        hidden: Array,
+        weight: Array,
+        targets: Array,
+        *,
+        softcap: float | None = None,
+        chunk_bytes: int | None = None,
+    ) -> tuple[Array, Array]:
+        """hidden[B, T, D], weight[V, D], targets[B, T] → (nll[B, T], logsumexp[B, T]), fp32.
+
+        At most about `chunk_bytes` of logits exist at a time (default 256 MiB); beyond that they
+        are computed again for the gradient. Targets below 0 give a loss of 0.
+        """
+        ...
+
+    # -- program
+    def shard(self, x: Array, axes: tuple[str | None, ...]) -> Array:
+        """x with its layout fixed by the axis names; the identity on one device."""
+        ...
+
+    def remat(self, function: Callable[..., Array], policy: Remat) -> Callable[..., Array]:
+        """`function` that keeps fewer activations for the gradient.
+
+        none: all; matmuls: only outputs of matrix products; full: only the inputs.
+        """
+        ...

@@ -1,0 +1,324 @@
+"""The operations in torch. Eager on CPU is a first-class target, so the hot ones are fused by hand.
+
+RMSNorm, rotary embedding and the vocabulary loss have their own gradients: fewer passes over
+memory than autograd's chains, and no [B, T, V] beyond a chunk. Inside torch.compile plain
+expressions are used where the compiler fuses better. Attention is
+`scaled_dot_product_attention`, whose CPU and flash kernels read grouped keys without a copy.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch.utils.checkpoint import (
+    CheckpointPolicy,
+    checkpoint,
+    create_selective_checkpoint_contexts,
+)
+
+from sabia.core.errors import UsageError
+from sabia.core.model.ops import FORWARD_DTYPES, Angles, Remat
+from sabia.core.model.ops_torch_loss import linear_cross_entropy
+
+__all__ = ["linear_cross_entropy"]
+
+Tensor = torch.Tensor
+name = "torch"
+
+# NumPy has no such dtypes of its own: their bytes travel as integers of equal width.
+_BY_BYTES = {
+    "bfloat16": (np.uint16, torch.bfloat16),
+    "float8_e4m3fn": (np.uint8, torch.float8_e4m3fn),
+    "float8_e5m2": (np.uint8, torch.float8_e5m2),
+}
+
+
+def _dtype(dtype: str) -> torch.dtype:
+    if dtype not in FORWARD_DTYPES:
+        raise UsageError(f"dtype: {dtype!r} (expected one of {', '.join(FORWARD_DTYPES)})")
+    return getattr(torch, dtype)
+
+
+def default_device() -> torch.device:
+    """The accelerator if there is one, else the CPU."""
+    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+
+def _tensor(array: np.ndarray) -> Tensor:
+    array = np.array(array, order="C")  # a copy: files are mapped read-only
+    carrier = _BY_BYTES.get(array.dtype.name)
+    if carrier is None:
+        return torch.from_numpy(array)
+    return torch.from_numpy(array.view(carrier[0])).view(carrier[1])
+
+
+def to_device(
+    params: Mapping[str, np.ndarray], dtype: str | None = None, device: Any = None
+) -> dict[str, Tensor]:
+    """See Ops.to_device; `device` defaults to `default_device()`."""
+    target = torch.device(device) if device is not None else default_device()
+    kind = None if dtype is None else _dtype(dtype)
+    return {key: _tensor(array).to(target, kind) for key, array in params.items()}
+
+
+def _array(x: Tensor) -> np.ndarray:
+    x = x.detach().cpu().contiguous()
+    for dtype_name, (carrier, dtype) in _BY_BYTES.items():
+        if x.dtype == dtype:
+            import ml_dtypes
+
+            raw = x.view(getattr(torch, np.dtype(carrier).name)).numpy()
+            return raw.view(getattr(ml_dtypes, dtype_name)).copy()
+    return np.array(x.numpy())
+
+
+def to_numpy(params: Mapping[str, Tensor]) -> dict[str, np.ndarray]:
+    """See Ops.to_numpy."""
+    return {key: _array(value) for key, value in params.items()}
+
+
+def integers(values: Any, like: Tensor) -> Tensor:
+    """See Ops.integers."""
+    x = torch.as_tensor(values, device=like.device)
+    return x if x.dtype == torch.int64 else x.long()
+
+
+def arange(count: int, like: Tensor) -> Tensor:
+    """See Ops.arange."""
+    return torch.arange(count, device=like.device)
+
+
+def zeros(shape: Sequence[int], dtype: str, like: Tensor | None = None) -> Tensor:
+    """See Ops.zeros."""
+    device = default_device() if like is None else like.device
+    return torch.zeros(tuple(shape), dtype=_dtype(dtype), device=device)
+
+
+def cast(x: Tensor, dtype: str) -> Tensor:
+    """See Ops.cast."""
+    return x.to(_dtype(dtype))
+
+
+def concat(xs: Sequence[Tensor], axis: int) -> Tensor:
+    """See Ops.concat."""
+    return torch.cat(tuple(xs), axis)
+
+
+def known_max(x: Tensor) -> int | None:
+    """See Ops.known_max: on CPU, and not while compiling."""
+    if x.device.type != "cpu" or torch.compiler.is_compiling():
+        return None
+    return int(x.max())
+
+
+def embedding(table: Tensor, ids: Tensor) -> Tensor:
+    """See Ops.embedding."""
+    return F.embedding(ids, table)
+
+
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """See Ops.linear."""
+    if weight.dtype != x.dtype:
+        weight = weight.to(x.dtype)
+    if bias is not None and bias.dtype != x.dtype:
+        bias = bias.to(x.dtype)
+    return F.linear(x, weight, bias)
+
+
+class _RmsNorm(torch.autograd.Function):
+    """y = x·r·w, r = 1/rms(x): dx = r·(g·w - x̂·mean(g·w·x̂)), dw = Σ g·x̂, with x̂ = x·r."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        norm = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
+        inverse = norm.square_().div_(x.shape[-1]).add_(eps).rsqrt_()
+        ctx.save_for_backward(x, weight, inverse)
+        return (x * inverse).mul_(weight)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None]:
+        x, weight, inverse = ctx.saved_tensors
+        unit = x * inverse
+        product = (grad * unit).flatten(0, -2)
+        mean = torch.mv(product, weight).div_(x.shape[-1]).view(inverse.shape)
+        dx = unit.mul_(mean).neg_().addcmul_(grad, weight).mul_(inverse)
+        return dx, product.sum(0), None
+
+
+def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """See Ops.rms_norm."""
+    if x.dtype == weight.dtype == torch.float32 and not torch.compiler.is_compiling():
+        return _RmsNorm.apply(x, weight, eps)
+    wide = x.float()
+    wide = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)
+    return (wide * weight.float()).to(x.dtype)
+
+
+def silu(x: Tensor) -> Tensor:
+    """See Ops.silu."""
+    return F.silu(x)
+
+
+def softmax(x: Tensor) -> Tensor:
+    """See Ops.softmax."""
+    return torch.softmax(x, -1, dtype=torch.float32)
+
+
+def softcap(x: Tensor, cap: float) -> Tensor:
+    """See Ops.softcap."""
+    return torch.tanh(x / cap) * cap
+
+
+def topk(x: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    """See Ops.topk."""
+    values, indices = torch.topk(x, k, dim=-1, sorted=True)
+    return values, indices
+
+
+def rope_angles(positions: Tensor, frequencies: tuple[float, ...]) -> Angles:
+    """See Ops.rope_angles."""
+    table = torch.tensor(frequencies * 2, dtype=torch.float32, device=positions.device)
+    angles = (positions[:, :, None].float() * table)[:, :, None, :]
+    return angles.cos(), angles.sin()
+
+
+def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    half = x.shape[-1] // 2
+    out = x * cos
+    out[..., :half].addcmul_(x[..., half:], sin[..., :half], value=-1)
+    out[..., half:].addcmul_(x[..., :half], sin[..., half:])
+    return out
+
+
+class _Rope(torch.autograd.Function):
+    """A rotation; its gradient is the inverse rotation, and nothing of x is kept."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        ctx.save_for_backward(cos, sin)
+        return _rotate(x, cos, sin)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
+        cos, sin = ctx.saved_tensors
+        return _rotate(grad, cos, -sin), None, None
+
+
+def rope(x: Tensor, angles: Angles) -> Tensor:
+    """See Ops.rope."""
+    cos, sin = angles
+    if x.dtype == torch.float32 and not torch.compiler.is_compiling():
+        return _Rope.apply(x, cos, sin)
+    wide = x.float()
+    first, second = wide.chunk(2, -1)
+    return (wide * cos + torch.cat((-second, first), -1) * sin).to(x.dtype)
+
+
+@dataclass(frozen=True)
+class AttentionMask:
+    """`causal`: the plain triangle. Otherwise `bias`, 0 or -inf, [B or 1, 1, T, S]."""
+
+    causal: bool
+    bias: Tensor | None = None
+
+
+def attention_mask(
+    like: Tensor,
+    keys: int,
+    *,
+    segments: Tensor | None = None,
+    slots: Tensor | None = None,
+    window: int | None = None,
+) -> AttentionMask:
+    """See Ops.attention_mask."""
+    length = like.shape[1]
+    if segments is None and slots is None and (window is None or window >= length):
+        return AttentionMask(causal=True)
+    queries = arange(length, like)[None] if slots is None else slots
+    distance = queries[:, :, None] - arange(keys, like)
+    allowed = distance >= 0
+    if window is not None:
+        allowed &= distance < window
+    if segments is not None:
+        allowed = allowed & (segments[:, :, None] == segments[:, None, :])
+    bias = torch.zeros(allowed.shape, dtype=like.dtype, device=like.device)
+    return AttentionMask(False, bias.masked_fill_(~allowed, float("-inf"))[:, None])
+
+
+def attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: AttentionMask,
+    *,
+    scale: float,
+    softcap: float | None = None,
+) -> Tensor:
+    """See Ops.attention."""
+    q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
+    if k.dtype != q.dtype:
+        k, v = k.to(q.dtype), v.to(q.dtype)
+    grouped = q.shape[1] != k.shape[1]
+    if softcap is not None:
+        return _capped_attention(q, k, v, mask, scale, softcap).transpose(1, 2)
+    if grouped and mask.bias is not None and q.device.type == "cuda":
+        # The kernels that take a bias there read no grouped keys; a repeat beats their fallback.
+        k, v = (x.repeat_interleave(q.shape[1] // k.shape[1], 1) for x in (k, v))
+        grouped = False
+    out = F.scaled_dot_product_attention(
+        q, k, v, attn_mask=mask.bias, is_causal=mask.causal, scale=scale, enable_gqa=grouped
+    )
+    return out.transpose(1, 2)
+
+
+def _capped_attention(
+    q: Tensor, k: Tensor, v: Tensor, mask: AttentionMask, scale: float, cap: float
+) -> Tensor:
+    batch, heads, length, size = q.shape
+    groups = k.shape[1]
+    q = q.reshape(batch, groups, heads // groups, length, size)
+    scores = softcap(torch.einsum("bkgtn,bksn->bkgts", q, k).float() * scale, cap)
+    if mask.bias is None:
+        later = torch.ones(length, length, dtype=torch.bool, device=q.device).triu(1)
+        scores = scores.masked_fill(later, float("-inf"))
+    else:
+        scores = scores + mask.bias[:, :, None]
+    out = torch.einsum("bkgts,bksn->bkgtn", softmax(scores).to(v.dtype), v)
+    return out.reshape(batch, heads, length, v.shape[-1])
+
+
+def cache_write(cache: Tensor, new: Tensor, slots: Tensor) -> Tensor:
+    """See Ops.cache_write: in place."""
+    rows = torch.arange(cache.shape[0], device=cache.device)[:, None]
+    cache[rows, slots] = new.to(cache.dtype)
+    return cache
+
+
+def shard(x: Tensor, axes: tuple[str | None, ...]) -> Tensor:
+    """See Ops.shard: one device, so x itself."""
+    return x
+
+
+_MATMULS = frozenset(
+    (torch.ops.aten.mm.default, torch.ops.aten.addmm.default, torch.ops.aten.bmm.default)
+)
+
+
+def _keep_matmuls(ctx: Any, operation: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
+    keep = operation in _MATMULS
+    return CheckpointPolicy.MUST_SAVE if keep else CheckpointPolicy.PREFER_RECOMPUTE
+
+
+def remat(function: Callable[..., Tensor], policy: Remat) -> Callable[..., Tensor]:
+    """See Ops.remat."""
+    if policy == "none":
+        return function
+    options: dict[str, Any] = {"use_reentrant": False, "preserve_rng_state": False}
+    if policy == "matmuls":
+        options["context_fn"] = lambda: create_selective_checkpoint_contexts(_keep_matmuls)
+    elif policy != "full":
+        raise UsageError(f"remat: {policy!r} (expected none, matmuls or full)")
+    return lambda *args: checkpoint(function, *args, **options)
