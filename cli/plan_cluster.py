@@ -136,9 +136,10 @@ def _write_rows(job: Job, found: "Answer") -> None:
     """A Parquet file or directory, or a stream on stdout."""
     import pyarrow as pa
 
+    from sabia.core.shards.manifest import provenance
     from sabia.core.shards.outputs import open_output
 
     table = pa.Table.from_pylist(found.rows)
-    with open_output(job, table.schema, {"command": job.command}) as writer:
+    with open_output(job, table.schema, provenance(job, "plan", ())) as writer:
         for batch in table.to_batches():
             writer.write(batch)
