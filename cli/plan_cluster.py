@@ -126,10 +126,18 @@ def _show(job: Job, found: "Answer") -> None:
         import json
 
         print(json.dumps(found.report, indent=2))
-    elif job.out or job.to != "parquet":
+    elif not job.to_stdout or _rows_on_stdout(job):
         _write_rows(job, found)
     else:
         print(found.text)
+
+
+def _rows_on_stdout(job: Job) -> bool:
+    """Whether rows were asked for; a terminal gets the table rather than binary."""
+    import sys
+
+    asked = job.out == "-" or job.to != "parquet"
+    return asked and (job.to == "jsonl" or not sys.stdout.isatty())
 
 
 def _write_rows(job: Job, found: "Answer") -> None:
