@@ -105,10 +105,23 @@ class RowParams:
             any(row.temperature == 0 for row in rows),
         )
 
+    def joined(self, other: RowParams) -> RowParams:
+        """The parameters of these rows and, behind them, of others."""
+        import torch
+
+        pairs = zip(self._columns(), other._columns(), strict=True)
+        return RowParams(
+            *(torch.cat(pair) for pair in pairs),
+            self.any_filter or other.any_filter,
+            self.any_greedy or other.any_greedy,
+        )
+
+    def _columns(self) -> tuple[torch.Tensor, ...]:
+        return self.temperature, self.top_k, self.top_p, self.min_p
+
     def take(self, rows: torch.Tensor) -> RowParams:
         """The parameters of some rows, in the order given."""
-        columns = (self.temperature, self.top_k, self.top_p, self.min_p)
-        return RowParams(*(c[rows] for c in columns), self.any_filter, self.any_greedy)
+        return RowParams(*(c[rows] for c in self._columns()), self.any_filter, self.any_greedy)
 
 
 def draw(

@@ -1,0 +1,215 @@
+"""A small generation engine in torch: continuous batching over a slot KV cache.
+
+A prompt is run once and its keys and values are copied to the slots of its `n` samples; a group is
+admitted whole, as soon as enough slots are free. Each step computes one position for every active
+row and the logits of that position only. Tokens depend on (seed, request id, sample, position) and
+on the model alone; the company a row keeps can move its logits by the last bits of a float sum.
+For models and servers that need paged attention use an OpenAI-compatible server instead.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from sabia.core.errors import UsageError
+from sabia.core.generate.requests import Completion, Request
+from sabia.core.generate.slots import CONTEXT_STEP, Slots
+from sabia.core.model import forward
+from sabia.core.model.backend import load_ops
+from sabia.core.spec import ModelSpec
+
+SLOTS = 512
+CACHE_BYTES = 4 << 30
+PREFILL_TOKENS = 16_384
+
+
+class Engine:
+    """Generates with one model; `params` may be replaced between calls (a trainer's, say)."""
+
+    def __init__(
+        self,
+        spec: ModelSpec,
+        params: Mapping[str, Any],
+        tokenizer: Any,
+        dtype: str = "float32",
+        slots: int = SLOTS,
+        cache_bytes: int = CACHE_BYTES,
+    ) -> None:
+        """`params` are NumPy arrays or tensors by spec name; arrays are moved to the device.
+
+        `slots` samples are decoded together, fewer where their cache would exceed `cache_bytes`.
+        """
+        self.spec, self.tokenizer = spec, tokenizer
+        self.ops = load_ops("torch")
+        arrays = {name: value for name, value in params.items() if isinstance(value, np.ndarray)}
+        self.params = {**params, **(self.ops.to_device(arrays, dtype) if arrays else {})}
+        self.slots, self.cache_bytes = slots, cache_bytes
+
+    @property
+    def device(self) -> torch.device:
+        """Where the parameters are."""
+        return self.params["embed"].device
+
+    def generate(self, requests: Sequence[Request]) -> list[Completion]:
+        """All samples of all requests, in the order of the requests, samples 0..n-1 of each.
+
+        Raises UsageError where a request cannot be served (empty, too long, wrong ids).
+        """
+        place, first = {}, 0
+        for request in requests:
+            if request.name in place:
+                raise UsageError(
+                    f"generate: two requests are named {request.name!r}; give them ids"
+                )
+            place[request.name] = first
+            first += request.n
+        done: list[Completion | None] = [None] * first
+        for completion in self.stream(requests):
+            done[place[completion.request_id] + completion.sample] = completion
+        return [completion for completion in done if completion is not None]
+
+    def stream(self, requests: Sequence[Request]) -> Iterator[Completion]:
+        """Samples as they are finished, in no particular order."""
+        for request in requests:
+            request.check(self.spec.vocab_size, self.spec.max_positions)
+        if requests:
+            with torch.inference_mode():
+                yield from self._run(requests)
+
+    def _run(self, requests: Sequence[Request]) -> Iterator[Completion]:
+        kinds, table = self._stop_table(requests)
+        slots = Slots(self._capacity(requests), max(r.max_new_tokens for r in requests), table,
+                      self.device)  # fmt: skip
+        cache = self._cache(slots.capacity, self._context(requests))
+        waiting = deque(zip(requests, kinds, strict=True))
+        while waiting or slots.active:
+            group = self._next_group(waiting, slots)
+            if group:
+                self._prefill(group, slots, cache)
+            else:
+                self._decode(slots, cache)
+            yield from self._collect(slots, cache)
+
+    def _stop_table(self, requests: Sequence[Request]) -> tuple[list[int], np.ndarray]:
+        """(kind of each request, [kinds, V] whether an id ends a sample of the kind)."""
+        default = tuple(self.tokenizer.stop_ids)
+        sets = [default if r.stop_ids is None else tuple(r.stop_ids) for r in requests]
+        known = {ids: number for number, ids in enumerate(dict.fromkeys(sets))}
+        table = np.zeros((len(known), self.spec.vocab_size), bool)
+        for ids, number in known.items():
+            table[number, [i for i in ids if i < self.spec.vocab_size]] = True
+        return [known[ids] for ids in sets], table
+
+    @staticmethod
+    def _context(requests: Sequence[Request]) -> int:
+        longest = max(len(request.prompt) + request.max_new_tokens for request in requests)
+        return -(-longest // CONTEXT_STEP) * CONTEXT_STEP
+
+    def _capacity(self, requests: Sequence[Request]) -> int:
+        """Slots for this call: what is wanted, what fits the cache, at least one group."""
+        mixers = [layer.mixer for layer in self.spec.layers]
+        width = sum(2 * mixer.kv_heads * mixer.head_dim for mixer in mixers)
+        row_bytes = self._context(requests) * width * self.params["embed"].element_size()
+        largest = max(request.n for request in requests)
+        total = sum(request.n for request in requests)
+        return max(min(self.slots, total, self.cache_bytes // row_bytes), largest)
+
+    def _cache(self, rows: int, slots: int) -> forward.KVCache:
+        embed = self.params["embed"]
+        dtype = str(embed.dtype).removeprefix("torch.")
+        return forward.KVCache.create(self.spec, rows, slots, self.ops, dtype, embed)
+
+    @staticmethod
+    def _next_group(waiting: deque[tuple[Request, int]], slots: Slots) -> list[tuple[Request, int]]:
+        """Requests to admit now: as many as fit, once an eighth of the slots is free."""
+        if not waiting or (slots.active and slots.free < slots.capacity // 8):
+            return []
+        group: list[tuple[Request, int]] = []
+        free, tokens = slots.free, 0
+        while waiting and waiting[0][0].n <= free:
+            tokens += len(waiting[0][0].prompt)
+            if group and tokens > PREFILL_TOKENS:
+                break
+            free -= waiting[0][0].n
+            group.append(waiting.popleft())
+        return group
+
+    def _prefill(
+        self, group: list[tuple[Request, int]], slots: Slots, cache: forward.KVCache
+    ) -> None:
+        """Run the prompts once, copy their keys and values to their samples, draw token 0."""
+        requests = [request for request, _ in group]
+        lengths = torch.tensor([len(request.prompt) for request in requests], device=self.device)
+        width = int(lengths.max())
+        ids = torch.zeros(len(requests), width, dtype=torch.int64, device=self.device)
+        for row, request in enumerate(requests):
+            ids[row, : len(request.prompt)] = torch.tensor(list(request.prompt))
+        prompts = self._cache(len(requests), width)
+        positions = torch.arange(width, device=self.device).expand(len(requests), width)
+        hidden = self._hidden(ids, positions, prompts)
+        last = hidden[torch.arange(len(requests), device=self.device), lengths - 1]
+        logits = self._logits(last)
+        start = slots.active
+        which = torch.from_numpy(slots.admit(requests, [kind for _, kind in group]))
+        which = which.to(self.device)
+        for ours, theirs in zip(cache.layers, prompts.layers, strict=True):
+            for name, tensor in ours.items():
+                tensor[start : slots.active, :width] = theirs[name][which]
+        slots.draw(logits[which], start)
+
+    def _decode(self, slots: Slots, cache: forward.KVCache) -> None:
+        """One more token for every active row."""
+        ids, positions = slots.inputs()
+        rows = [
+            {name: tensor[: slots.active] for name, tensor in layer.items()}
+            for layer in cache.layers
+        ]
+        view = forward.KVCache(rows, slots.context)
+        slots.draw(self._logits(self._hidden(ids, positions, view)[:, 0]), 0)
+
+    def _hidden(
+        self, ids: torch.Tensor, positions: torch.Tensor, cache: forward.KVCache
+    ) -> torch.Tensor:
+        return forward.hidden(
+            self.spec, self.params, ids, self.ops, positions=positions, cache=cache
+        )
+
+    def _logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Logits[B, V] of hidden states [B, D]."""
+        return forward.logits(self.spec, self.params, hidden[:, None], self.ops)[:, 0]
+
+    def _collect(self, slots: Slots, cache: forward.KVCache) -> Iterator[Completion]:
+        """Hand out the rows that have ended and close the gaps they leave."""
+        ended = slots.finished(self.tokenizer)
+        if not ended:
+            return
+        completions = [self._completion(slots, row, *how) for row, how in ended.items()]
+        source, target = slots.release(list(ended))
+        if len(source) and slots.active:
+            moved, to = (torch.from_numpy(rows).to(self.device) for rows in (source, target))
+            for layer in cache.layers:
+                for tensor in layer.values():
+                    tensor[to] = tensor[moved]
+        yield from completions
+
+    def _completion(self, slots: Slots, row: int, reason: str, text: str | None) -> Completion:
+        request, sample = slots.owner[row]
+        count = int(slots.drawn[row])
+        tokens = slots.tokens[row, :count].tolist()
+        if text is None:
+            ends = slots.stop_table[slots.kind[row], tokens[-1]]
+            text = self.tokenizer.decode(tokens[:-1] if ends else tokens)
+        return Completion(
+            request.name,
+            sample,
+            tokens,
+            text,
+            slots.logprobs[row, :count].tolist(),
+            slots.raw[row, :count].tolist(),
+            reason,
+        )

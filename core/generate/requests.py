@@ -1,0 +1,88 @@
+"""What a generation engine is asked for and what it gives back.
+
+A request is one prompt and `n` samples of it. Random numbers are named by (seed, request id,
+sample, position); a request without an id is named by its prompt, so the same prompt with the same
+seed gives the same samples in any company.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+from sabia.core.errors import UsageError
+from sabia.core.generate.sampling import SamplingParams
+
+STOP, LENGTH = "stop", "length"
+
+
+@dataclass(frozen=True)
+class Request:
+    """`n` samples of at most `max_new_tokens` tokens that continue the token ids of `prompt`.
+
+    temperature 0 is greedy; top_k 0, top_p 1 and min_p 0 filter nothing. A sample ends with a stop
+    id (None: the tokenizer's) or where its text holds one of the `stop` strings.
+    """
+
+    prompt: Sequence[int]
+    max_new_tokens: int = 128
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    seed: int = 0
+    stop: tuple[str, ...] = ()
+    stop_ids: tuple[int, ...] | None = None
+    n: int = 1
+    id: str = ""
+
+    @cached_property
+    def sampling(self) -> SamplingParams:
+        """The request's sampling parameters; raises UsageError for impossible ones."""
+        return SamplingParams(self.temperature, self.top_k, self.top_p, self.min_p)
+
+    @cached_property
+    def name(self) -> str:
+        """The id, or a hash of the prompt."""
+        text = ",".join(map(str, self.prompt))
+        return self.id or hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
+
+    def check(self, vocab_size: int, context: int) -> None:
+        """Raise UsageError where the model cannot serve the request."""
+        if not len(self.prompt) or self.max_new_tokens < 1 or self.n < 1:
+            raise UsageError(
+                f"generate: prompt of {len(self.prompt)} tokens, {self.max_new_tokens} new tokens, "
+                f"{self.n} samples (expected 1 or more of each)"
+            )
+        if not 0 <= min(self.prompt) <= max(self.prompt) < vocab_size:
+            raise UsageError(
+                f"generate: token ids {min(self.prompt)}..{max(self.prompt)} in the prompt "
+                f"(expected 0..{vocab_size - 1}; is this the model's tokenizer?)"
+            )
+        if len(self.prompt) + self.max_new_tokens > context:
+            raise UsageError(
+                f"generate: prompt of {len(self.prompt)} + {self.max_new_tokens} new tokens do not "
+                f"fit the model's context of {context}; ask for fewer new tokens"
+            )
+        if any(not text for text in self.stop):
+            raise UsageError("generate: an empty stop string (expected one or more characters)")
+        _ = self.sampling
+
+
+@dataclass(frozen=True)
+class Completion:
+    """One sample: `tokens` end with the stop id where one was drawn; `text` is without it.
+
+    `logprobs` are of the distribution drawn from, `raw_logprobs` of the model's own (temperature
+    1, whole vocabulary); natural logarithms, one a token. `finish_reason` is stop or length.
+    """
+
+    request_id: str
+    sample: int
+    tokens: list[int]
+    text: str
+    logprobs: list[float]
+    raw_logprobs: list[float]
+    finish_reason: str

@@ -1,0 +1,149 @@
+"""Slots: the samples that an engine decodes together, as columns, and their KV cache.
+
+Rows 0..n-1 are active and contiguous: a finished row is replaced by the last active one, so a step
+never pays for what is done. The cache of a layer is [slots, context, K, N]; a step sees a view of
+its first n rows and of as many positions as the longest row needs, in steps of CONTEXT_STEP.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+
+from sabia.core.generate.requests import LENGTH, STOP, Request
+from sabia.core.generate.sampling import RowParams, draw, stream_keys, uniforms
+
+CONTEXT_STEP = 16
+
+
+@dataclass
+class Slots:
+    """Columns of [capacity] rows; the first `active` of them are samples in flight."""
+
+    capacity: int
+    max_new_tokens: int
+    stop_table: np.ndarray  # [kinds, V] bool: which ids end a sample of that kind
+    device: torch.device
+    active: int = 0
+    owner: list[tuple[Request, int]] = field(default_factory=list)  # (request, sample) of each row
+    params: RowParams | None = None
+
+    def __post_init__(self) -> None:
+        rows = self.capacity
+        self.key = np.zeros(rows, np.uint64)
+        self.kind = np.zeros(rows, np.int64)
+        self.length = np.zeros(rows, np.int64)  # prompt tokens
+        self.drawn = np.zeros(rows, np.int64)
+        self.limit = np.zeros(rows, np.int64)
+        self.watches_text = np.zeros(rows, bool)
+        self.tokens = np.zeros((rows, self.max_new_tokens), np.int32)
+        self.logprobs = np.zeros((rows, self.max_new_tokens), np.float32)
+        self.raw = np.zeros((rows, self.max_new_tokens), np.float32)
+
+    @property
+    def free(self) -> int:
+        """Rows that could be admitted."""
+        return self.capacity - self.active
+
+    @property
+    def context(self) -> int:
+        """Cache positions that a step needs: the longest row, its next token counted."""
+        used = int((self.length + self.drawn)[: self.active].max())
+        return -(-used // CONTEXT_STEP) * CONTEXT_STEP
+
+    def admit(self, requests: Sequence[Request], kinds: Sequence[int]) -> np.ndarray:
+        """Take in all samples of the requests behind the active rows.
+
+        Returns which request each new row belongs to, for copying prompts and logits.
+        """
+        counts = np.array([request.n for request in requests])
+        which = np.repeat(np.arange(len(requests)), counts)
+        new = slice(self.active, self.active + len(which))
+        self.key[new] = np.concatenate([stream_keys(r.seed, r.name, r.n) for r in requests])
+        self.kind[new] = np.asarray(kinds)[which]
+        self.length[new] = np.array([len(r.prompt) for r in requests])[which]
+        self.limit[new] = np.array([r.max_new_tokens for r in requests])[which]
+        self.watches_text[new] = np.array([bool(r.stop) for r in requests])[which]
+        self.drawn[new] = 0
+        self.owner += [(request, s) for request in requests for s in range(request.n)]
+        added = RowParams.of([requests[i].sampling for i in which], self.device)
+        self.params = added if self.active == 0 else self.params.joined(added)
+        self.active += len(which)
+        return which
+
+    def draw(self, logits: torch.Tensor, start: int) -> None:
+        """Draw one token for rows start..active from logits[active - start, V]; store it."""
+        rows = np.arange(start, self.active)
+        params = self.params if start == 0 else self.params.take(torch.from_numpy(rows))
+        drawn = self.drawn[rows]
+        tokens, logprobs, raw = draw(logits, params, uniforms(self.key[rows], drawn))
+        self.tokens[rows, drawn] = tokens.cpu().numpy()
+        self.logprobs[rows, drawn] = logprobs.cpu().numpy()
+        self.raw[rows, drawn] = raw.cpu().numpy()
+        self.drawn[rows] += 1
+
+    def inputs(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """(the last token[active, 1] of each row, its position[active, 1])."""
+        rows = np.arange(self.active)
+        last = self.tokens[rows, self.drawn[rows] - 1].astype(np.int64)
+        positions = (self.length + self.drawn)[rows] - 1
+        return self._column(last), self._column(positions)
+
+    def _column(self, values: np.ndarray) -> torch.Tensor:
+        return torch.from_numpy(values).to(self.device).unsqueeze(1)
+
+    def finished(self, tokenizer: Any) -> dict[int, tuple[str, str | None]]:
+        """Rows that have just ended → (finish reason, text where a stop string has cut it)."""
+        rows = np.arange(self.active)
+        last = self.tokens[rows, self.drawn[rows] - 1]
+        stopped = self.stop_table[self.kind[rows], last]
+        full = self.drawn[rows] >= self.limit[rows]
+        ended: dict[int, tuple[str, str | None]] = {}
+        for row in np.flatnonzero(stopped | full | self.watches_text[rows]).tolist():
+            text = None if stopped[row] else self._cut(row, tokenizer)
+            if stopped[row] or text is not None:
+                ended[row] = (STOP, text)
+            elif full[row]:
+                ended[row] = (LENGTH, None)
+        return ended
+
+    def _cut(self, row: int, tokenizer: Any) -> str | None:
+        """The row's text before the first stop string, None while it holds none.
+
+        Every token is at least one byte, so a tail of as many tokens as the longest stop string has
+        bytes decides whether the whole has to be decoded; 4 more start it on a whole character.
+        """
+        stops = self.owner[row][0].stop
+        if not stops:
+            return None
+        tail = max(len(text.encode()) for text in stops) + 4
+        tokens = self.tokens[row, : self.drawn[row]]
+        if not any(text in tokenizer.decode(tokens[-tail:]) for text in stops):
+            return None
+        whole = tokenizer.decode(tokens)
+        found = [at for text in stops if (at := whole.find(text)) >= 0]
+        return whole[: min(found)] if found else None
+
+    def release(self, rows: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
+        """Drop rows; the last rows move into their places. Returns (from rows, to rows)."""
+        gone = np.zeros(self.active, bool)
+        gone[list(rows)] = True
+        left = self.active - len(rows)
+        to = np.flatnonzero(gone[:left])
+        moved = left + np.flatnonzero(~gone[left:])
+        for name in ("key", "kind", "length", "drawn", "limit", "watches_text",
+                     "tokens", "logprobs", "raw"):  # fmt: skip
+            column = getattr(self, name)
+            column[to] = column[moved]
+        for source, target in zip(moved.tolist(), to.tolist(), strict=True):
+            self.owner[target] = self.owner[source]
+        del self.owner[left:]
+        order = np.arange(left)
+        order[to] = moved
+        self.params = self.params.take(torch.from_numpy(order))
+        self.active = left
+        return moved, to
