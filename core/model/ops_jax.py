@@ -1,0 +1,253 @@
+"""The operations in JAX: pure functions, friendly to jit, grad and static shapes.
+
+Large vocabulary losses scan over chunks of tokens and recompute logits for the gradient.
+Attention is `jax.nn.dot_product_attention`, which reads grouped keys without a copy. Nothing
+here keeps state; importing this module registers KVCache as a pytree (its `reads` is static).
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from sabia.core.errors import UsageError
+from sabia.core.model.cache import KVCache
+from sabia.core.model.ops import FORWARD_DTYPES, Angles, Remat
+
+Array = jax.Array
+name = "jax"
+DEFAULT_CHUNK_BYTES = 256 << 20
+
+jax.tree_util.register_dataclass(KVCache, data_fields=["layers"], meta_fields=["reads"])
+
+
+def _dtype(dtype: str) -> Any:
+    if dtype not in FORWARD_DTYPES:
+        raise UsageError(f"dtype: {dtype!r} (expected one of {', '.join(FORWARD_DTYPES)})")
+    return jnp.dtype(dtype)
+
+
+def to_device(params: Mapping[str, np.ndarray], dtype: str | None = None) -> dict[str, Array]:
+    """See Ops.to_device."""
+    kind = None if dtype is None else _dtype(dtype)
+    # A copy: on CPU jnp.asarray may alias NumPy memory that its owner changes later.
+    return {key: jnp.array(array, dtype=kind, copy=True) for key, array in params.items()}
+
+
+def to_numpy(params: Mapping[str, Array]) -> dict[str, np.ndarray]:
+    """See Ops.to_numpy."""
+    return {key: np.array(value) for key, value in params.items()}
+
+
+def integers(values: Any, like: Array) -> Array:
+    """See Ops.integers (int32)."""
+    return jnp.asarray(values, dtype=jnp.int32)
+
+
+def arange(count: int, like: Array) -> Array:
+    """See Ops.arange."""
+    return jnp.arange(count, dtype=jnp.int32)
+
+
+def zeros(shape: Sequence[int], dtype: str, like: Array | None = None) -> Array:
+    """See Ops.zeros."""
+    return jnp.zeros(tuple(shape), dtype=_dtype(dtype))
+
+
+def cast(x: Array, dtype: str) -> Array:
+    """See Ops.cast."""
+    return x.astype(_dtype(dtype))
+
+
+def concat(xs: Sequence[Array], axis: int) -> Array:
+    """See Ops.concat."""
+    return jnp.concatenate(tuple(xs), axis)
+
+
+def known_max(x: Array) -> int | None:
+    """See Ops.known_max: never, since a length that varies would compile anew at every step."""
+    return None
+
+
+def embedding(table: Array, ids: Array) -> Array:
+    """See Ops.embedding."""
+    return jnp.take(table, ids, axis=0)
+
+
+def linear(x: Array, weight: Array, bias: Array | None = None) -> Array:
+    """See Ops.linear."""
+    out = jax.lax.dot_general(x, weight.astype(x.dtype), (((x.ndim - 1,), (1,)), ((), ())))
+    return out if bias is None else out + bias.astype(x.dtype)
+
+
+def rms_norm(x: Array, weight: Array, eps: float) -> Array:
+    """See Ops.rms_norm."""
+    wide = x.astype(jnp.float32)
+    wide = wide * jax.lax.rsqrt(jnp.mean(jnp.square(wide), axis=-1, keepdims=True) + eps)
+    return (wide * weight.astype(jnp.float32)).astype(x.dtype)
+
+
+def silu(x: Array) -> Array:
+    """See Ops.silu."""
+    return jax.nn.silu(x)
+
+
+def softmax(x: Array) -> Array:
+    """See Ops.softmax."""
+    return jax.nn.softmax(x.astype(jnp.float32), axis=-1)
+
+
+def softcap(x: Array, cap: float) -> Array:
+    """See Ops.softcap."""
+    return jnp.tanh(x / cap) * cap
+
+
+def topk(x: Array, k: int) -> tuple[Array, Array]:
+    """See Ops.topk."""
+    values, indices = jax.lax.top_k(x, k)
+    return values, indices
+
+
+def rope_angles(positions: Array, frequencies: tuple[float, ...]) -> Angles:
+    """See Ops.rope_angles."""
+    table = np.asarray(frequencies * 2, dtype=np.float32)
+    angles = (positions[:, :, None].astype(jnp.float32) * table)[:, :, None, :]
+    return jnp.cos(angles), jnp.sin(angles)
+
+
+def rope(x: Array, angles: Angles) -> Array:
+    """See Ops.rope."""
+    cos, sin = angles
+    wide = x.astype(jnp.float32)
+    first, second = jnp.split(wide, 2, axis=-1)
+    return (wide * cos + jnp.concatenate((-second, first), axis=-1) * sin).astype(x.dtype)
+
+
+@dataclass(frozen=True)
+class AttentionMask:
+    """`causal`: the plain triangle. Otherwise `allowed`, boolean [B or 1, 1, T, S]."""
+
+    causal: bool
+    allowed: Array | None = None
+
+
+def attention_mask(
+    like: Array,
+    keys: int,
+    *,
+    segments: Array | None = None,
+    slots: Array | None = None,
+    window: int | None = None,
+) -> AttentionMask:
+    """See Ops.attention_mask."""
+    length = like.shape[1]
+    if segments is None and slots is None and (window is None or window >= length):
+        return AttentionMask(causal=True)
+    queries = arange(length, like)[None] if slots is None else slots
+    distance = queries[:, :, None] - arange(keys, like)
+    allowed = distance >= 0
+    if window is not None:
+        allowed &= distance < window
+    if segments is not None:
+        allowed &= segments[:, :, None] == segments[:, None, :]
+    return AttentionMask(False, allowed[:, None])
+
+
+def attention(
+    q: Array,
+    k: Array,
+    v: Array,
+    mask: AttentionMask,
+    *,
+    scale: float,
+    softcap: float | None = None,
+) -> Array:
+    """See Ops.attention."""
+    k, v = k.astype(q.dtype), v.astype(q.dtype)
+    if softcap is not None:
+        return _capped_attention(q, k, v, mask, scale, softcap)
+    return jax.nn.dot_product_attention(
+        q, k, v, mask=mask.allowed, is_causal=mask.causal, scale=scale
+    )
+
+
+def _capped_attention(
+    q: Array, k: Array, v: Array, mask: AttentionMask, scale: float, cap: float
+) -> Array:
+    batch, length, heads, size = q.shape
+    groups = k.shape[2]
+    q = q.reshape(batch, length, groups, heads // groups, size)
+    scores = jnp.einsum("btkgn,bskn->bkgts", q, k).astype(jnp.float32) * scale
+    allowed = jnp.tri(length, dtype=bool) if mask.allowed is None else mask.allowed[:, None]
+    scores = jnp.where(allowed, softcap(scores, cap), -jnp.inf)
+    out = jnp.einsum("bkgts,bskn->btkgn", softmax(scores).astype(v.dtype), v)
+    return out.reshape(batch, length, heads, v.shape[-1])
+
+
+def cache_write(cache: Array, new: Array, slots: Array) -> Array:
+    """See Ops.cache_write: a new array (in place inside jit with a donated cache)."""
+    rows = jnp.arange(cache.shape[0])[:, None]
+    rows = jnp.broadcast_to(rows, new.shape[:2])
+    slots = jnp.broadcast_to(slots, new.shape[:2])
+    return cache.at[rows, slots].set(new.astype(cache.dtype))
+
+
+def _losses(hidden: Array, weight: Array, targets: Array, cap: float | None) -> tuple[Array, Array]:
+    scores = linear(hidden, weight).astype(jnp.float32)
+    scores = scores if cap is None else softcap(scores, cap)
+    lse = jax.nn.logsumexp(scores, axis=-1)
+    picked = jnp.take_along_axis(scores, jnp.maximum(targets, 0)[:, None], axis=-1)[:, 0]
+    return jnp.where(targets >= 0, lse - picked, 0.0), lse
+
+
+def _chunked_losses(
+    hidden: Array, weight: Array, targets: Array, cap: float | None, rows: int
+) -> tuple[Array, Array]:
+    tokens = hidden.shape[0]
+    chunks = -(-tokens // rows)
+    spare = chunks * rows - tokens
+    hidden = jnp.pad(hidden, ((0, spare), (0, 0))).reshape(chunks, rows, -1)
+    targets = jnp.pad(targets, (0, spare)).reshape(chunks, rows)
+    one = jax.checkpoint(lambda part: _losses(part[0], weight, part[1], cap))
+    nll, lse = jax.lax.map(one, (hidden, targets))
+    return nll.reshape(-1)[:tokens], lse.reshape(-1)[:tokens]
+
+
+def linear_cross_entropy(
+    hidden: Array,
+    weight: Array,
+    targets: Array,
+    *,
+    softcap: float | None = None,
+    chunk_bytes: int | None = None,
+) -> tuple[Array, Array]:
+    """See Ops.linear_cross_entropy."""
+    flat, goals = hidden.reshape(-1, hidden.shape[-1]), targets.reshape(-1)
+    rows = max(1, (chunk_bytes or DEFAULT_CHUNK_BYTES) // (4 * weight.shape[0]))
+    if rows >= flat.shape[0]:
+        nll, lse = _losses(flat, weight, goals, softcap)
+    else:
+        nll, lse = _chunked_losses(flat, weight, goals, softcap, rows)
+    return nll.reshape(targets.shape), lse.reshape(targets.shape)
+
+
+def shard(x: Array, axes: tuple[str | None, ...]) -> Array:
+    """See Ops.shard: one device, so x itself."""
+    return x
+
+
+def remat(function: Callable[..., Array], policy: Remat) -> Callable[..., Array]:
+    """See Ops.remat."""
+    if policy == "none":
+        return function
+    if policy == "full":
+        return jax.checkpoint(function)
+    if policy != "matmuls":
+        raise UsageError(f"remat: {policy!r} (expected none, matmuls or full)")
+    return partial(jax.checkpoint, policy=jax.checkpoint_policies.dots_with_no_batch_dims_saveable)(
+        function
+    )
