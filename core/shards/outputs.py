@@ -180,9 +180,9 @@ def _url_path(url: str) -> Iterator[Path]:
 
 @contextlib.contextmanager
 def open_stdout(job: Job, schema: pa.Schema, metadata: dict[str, Any] | None) -> Iterator[Writer]:
-    """The stream on stdout in the job's format; a table when stdout is a terminal."""
+    """The stream on stdout in the job's format; a table where a terminal would get binary."""
     out = sys.stdout.buffer
-    kind = TableRows if out.isatty() and job.to == "parquet" else STREAMS[job.to]
+    kind = TableRows if out.isatty() and job.to != "jsonl" else STREAMS[job.to]
     writer = kind(out, with_metadata(schema, metadata))
     yield writer
     writer.close()
