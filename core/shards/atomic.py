@@ -6,6 +6,7 @@ sweeps those whose process is gone. No reader of this package looks at dot-files
 
 import contextlib
 import os
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -49,3 +50,36 @@ def write_atomic(path: str | Path, data: bytes | str) -> None:
     """Write a small file atomically."""
     with atomic_path(path) as temporary:
         temporary.write_bytes(data.encode() if isinstance(data, str) else data)
+
+
+@contextlib.contextmanager
+def atomic_directory(path: str | Path) -> Iterator[Path]:
+    """Yield an empty directory beside `path`; on success it takes that name, else it goes.
+
+    A directory of that name is replaced as a whole (for an instant neither is there). Files
+    written inside should be synced by their writers; their names are synced here.
+    """
+    final = Path(path)
+    final.parent.mkdir(parents=True, exist_ok=True)
+    for old in final.parent.glob(f".{final.name}.*.tmp"):
+        _sweep_directory(old)
+    temporary = final.with_name(f".{final.name}.{os.getpid()}.tmp")
+    shutil.rmtree(temporary, ignore_errors=True)
+    temporary.mkdir()
+    try:
+        yield temporary
+        fsync_directory(temporary)
+        replaced = final.with_name(f".{final.name}.old.{os.getpid()}.tmp")
+        if final.exists():
+            os.rename(final, replaced)
+        os.rename(temporary, final)
+        fsync_directory(final.parent)
+        shutil.rmtree(replaced, ignore_errors=True)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+
+
+def _sweep_directory(old: Path) -> None:
+    pid = old.name.removesuffix(".tmp").rpartition(".")[2]
+    if old.is_dir() and pid.isdigit() and not os.path.exists(f"/proc/{pid}"):
+        shutil.rmtree(old, ignore_errors=True)

@@ -1,0 +1,213 @@
+"""Model directories of the Hugging Face hub: config.json and safetensors, in and out.
+
+Loading maps files and renames tensors by the spec's table; nothing is cast, so bf16 stays bf16
+and what is not changed is written back byte for byte (experts stacked in, unstacked out).
+A directory with a `quantization_config` is decoded by `sabia.core.numerics.compressed`. Saving
+makes a directory that transformers opens with no missing or unexpected tensor, and it appears
+whole or not at all.
+"""
+
+import json
+import re
+import shutil
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from sabia.core.errors import BadData, UsageError
+from sabia.core.model.init import init_params
+from sabia.core.model.safetensors_file import read_tensors, write_tensors
+from sabia.core.shards.atomic import atomic_directory
+from sabia.core.spec.families import load_spec
+from sabia.core.spec.model import ModelSpec
+from sabia.core.spec.tensors import TensorSpec
+
+__all__ = ["from_hf", "init_params", "load_model", "read_checkpoint", "save_model", "to_hf"]
+
+Arrays = Mapping[str, np.ndarray]
+INDEX = "model.safetensors.index.json"
+MAX_SHARD_BYTES = 5_000_000_000
+TOKENIZER_FILES = (
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "chat_template.jinja",
+    "vocab.json",
+    "merges.txt",
+    "tokenizer.model",
+    "generation_config.json",
+)
+
+
+def load_model(directory: str | Path) -> tuple[ModelSpec, dict[str, np.ndarray]]:
+    """(spec, name → array in the file's dtype) of a model directory.
+
+    Arrays are read-only and mapped; a compressed checkpoint is decoded to full matrices. Raises
+    UsageError for a configuration that is not computed here, BadData for missing, unknown or
+    misshapen tensors.
+    """
+    spec = load_spec(directory)
+    tensors = read_checkpoint(directory)
+    quantization = spec.config.get("quantization_config")
+    if quantization is not None:
+        from sabia.core.numerics.compressed import dequantize
+
+        tensors = dequantize(tensors, quantization)
+    return spec, from_hf(spec, tensors)
+
+
+def read_checkpoint(directory: str | Path) -> dict[str, np.ndarray]:
+    """All tensors of a directory's safetensors files under the files' own names."""
+    root = Path(directory)
+    tensors: dict[str, np.ndarray] = {}
+    for file in _files(root):
+        if not file.is_file():
+            raise BadData(f"model: {file} is missing (expected by {INDEX})")
+        tensors |= read_tensors(file)
+    return tensors
+
+
+def _files(root: Path) -> list[Path]:
+    index = root / INDEX
+    if index.is_file():
+        try:
+            names = json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()
+        except (ValueError, KeyError, AttributeError):
+            raise BadData(f"model: {index} has no weight_map (expected JSON with one)") from None
+        return [root / name for name in sorted(set(names))]
+    files = [root / "model.safetensors"]
+    if not files[0].is_file():
+        files = sorted(root.glob("[!.]*.safetensors"))
+    if not files:
+        raise UsageError(f"model: {root} has no safetensors file (expected model.safetensors)")
+    return files
+
+
+def from_hf(spec: ModelSpec, tensors: Arrays) -> dict[str, np.ndarray]:
+    """Tensors under file names → parameters under our names; all of them, and no others."""
+    left = dict(tensors)
+    params = {tensor.name: _take(tensor, left) for tensor in spec.tensors()}
+    if spec.tied:  # some files store the head although it is the embedding
+        left.pop(spec.names["head"], None)
+    unknown = [n for n in left if not any(re.fullmatch(p, n) for p in spec.ignored)]
+    if unknown:
+        raise BadData(
+            f"model: tensor {unknown[0]} is unknown to the {spec.family} family "
+            f"({len(unknown)} such; expected the tensors of config.json)"
+        )
+    return params
+
+
+def _take(tensor: TensorSpec, left: dict[str, np.ndarray]) -> np.ndarray:
+    names = (tensor.hf,) if isinstance(tensor.hf, str) else tensor.hf
+    missing = next((name for name in names if name not in left), None)
+    if missing is not None:
+        raise BadData(f"model: tensor {missing} is missing (expected shape {tensor.shape})")
+    parts = [left.pop(name) for name in names]
+    array = parts[0] if isinstance(tensor.hf, str) else np.stack(parts)
+    if array.shape != tensor.shape:
+        raise BadData(f"model: {names[0]} has shape {array.shape} (expected {tensor.shape})")
+    return array
+
+
+def to_hf(spec: ModelSpec, params: Arrays) -> dict[str, np.ndarray]:
+    """Parameters under our names → tensors under file names; the inverse of `from_hf`."""
+    table = {tensor.name: tensor for tensor in spec.tensors()}
+    odd = set(params) ^ set(table)
+    if odd:
+        raise UsageError(
+            f"model: parameters do not fit the spec at {min(odd)} (expected its table)"
+        )
+    return dict(pair for name, tensor in table.items() for pair in _named(tensor, params[name]))
+
+
+def _named(tensor: TensorSpec, array: np.ndarray) -> Iterator[tuple[str, np.ndarray]]:
+    if array.shape != tensor.shape:
+        raise UsageError(f"model: {tensor.name} is {array.shape} (expected {tensor.shape})")
+    if isinstance(tensor.hf, str):
+        yield tensor.hf, array
+    else:
+        yield from zip(tensor.hf, array, strict=True)
+
+
+def save_model(
+    directory: str | Path,
+    spec: ModelSpec,
+    params: Arrays,
+    tokenizer_from: str | Path | None = None,
+    *,
+    max_shard_bytes: int = MAX_SHARD_BYTES,
+) -> None:
+    """Write config.json and safetensors, each tensor in its array's dtype.
+
+    tokenizer_from: a directory whose tokenizer files are copied along.
+    """
+    config = {key: value for key, value in spec.config.items() if key != "quantization_config"}
+    write_checkpoint(
+        directory,
+        config,
+        to_hf(spec, params),
+        tokenizer_from=tokenizer_from,
+        max_shard_bytes=max_shard_bytes,
+    )
+
+
+def write_checkpoint(
+    directory: str | Path,
+    config: Mapping[str, Any],
+    tensors: Arrays,
+    *,
+    tokenizer_from: str | Path | None = None,
+    max_shard_bytes: int = MAX_SHARD_BYTES,
+) -> None:
+    """Write a model directory from a configuration and tensors under file names, atomically."""
+    with atomic_directory(directory) as temporary:
+        text = json.dumps(_with_dtype(config, tensors), indent=2) + "\n"
+        (temporary / "config.json").write_text(text, encoding="utf-8")
+        _write_shards(temporary, tensors, max_shard_bytes)
+        if tokenizer_from is not None:
+            _copy_tokenizer(Path(tokenizer_from), temporary)
+
+
+def _with_dtype(config: Mapping[str, Any], tensors: Arrays) -> dict[str, Any]:
+    """The configuration, its dtype being that of the largest tensor where that is a float."""
+    result = dict(config)
+    largest = max(tensors.values(), key=lambda array: array.size).dtype.name
+    if largest in ("float32", "bfloat16", "float16"):
+        keys = [key for key in ("dtype", "torch_dtype") if key in result] or ["dtype"]
+        result |= dict.fromkeys(keys, largest)
+    return result
+
+
+def _write_shards(root: Path, tensors: Arrays, max_shard_bytes: int) -> None:
+    shards: list[dict[str, np.ndarray]] = [{}]
+    room = max_shard_bytes
+    for name, array in tensors.items():
+        if array.nbytes > room and shards[-1]:
+            shards.append({})
+            room = max_shard_bytes
+        shards[-1][name] = array
+        room -= array.nbytes
+    metadata = {"format": "pt"}  # transformers refuses files that do not say so
+    if len(shards) == 1:
+        write_tensors(root / "model.safetensors", shards[0], metadata)
+        return
+    weight_map: dict[str, str] = {}
+    for number, shard in enumerate(shards, 1):
+        file = f"model-{number:05d}-of-{len(shards):05d}.safetensors"
+        write_tensors(root / file, shard, metadata)
+        weight_map |= dict.fromkeys(shard, file)
+    total = sum(array.nbytes for array in tensors.values())
+    index = {"metadata": {"total_size": total}, "weight_map": dict(sorted(weight_map.items()))}
+    (root / INDEX).write_text(json.dumps(index, indent=2) + "\n", encoding="utf-8")
+
+
+def _copy_tokenizer(source: Path, target: Path) -> None:
+    found = [name for name in TOKENIZER_FILES if (source / name).is_file()]
+    if not found:
+        raise UsageError(f"tokenizer: {source} has no tokenizer files (expected tokenizer.json)")
+    for name in found:
+        shutil.copyfile(source / name, target / name)

@@ -1,0 +1,118 @@
+"""The safetensors format over NumPy: mapped reading, plain writing, any dtype's bytes unchanged.
+
+A file is a little-endian u64 header length, a JSON header (name → dtype, shape, byte range), and
+the tensors' bytes (https://github.com/huggingface/safetensors, "Format"). Reading maps the file,
+so a tensor costs memory only when touched. bfloat16 and fp8 are NumPy dtypes from ml_dtypes;
+neither torch nor jax is needed to move them.
+"""
+
+import json
+import math
+import os
+import struct
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from sabia.core.errors import BadData
+
+# names in the file → names of NumPy dtypes (those after the gap are ml_dtypes')
+_DTYPES = {
+    "BOOL": "bool",
+    "U8": "uint8",
+    "I8": "int8",
+    "U16": "uint16",
+    "I16": "int16",
+    "U32": "uint32",
+    "I32": "int32",
+    "U64": "uint64",
+    "I64": "int64",
+    "F16": "float16",
+    "F32": "float32",
+    "F64": "float64",
+    "BF16": "bfloat16",
+    "F8_E4M3": "float8_e4m3fn",
+    "F8_E5M2": "float8_e5m2",
+    "F8_E8M0": "float8_e8m0fnu",
+}
+_NAMES = {ours: theirs for theirs, ours in _DTYPES.items()}
+_LENGTH = struct.Struct("<Q")
+_MAX_HEADER_BYTES = 100_000_000
+
+
+def _numpy_dtype(name: str) -> np.dtype:
+    if name in ("bfloat16", "float8_e4m3fn", "float8_e5m2", "float8_e8m0fnu"):
+        import ml_dtypes
+
+        return np.dtype(getattr(ml_dtypes, name))
+    return np.dtype(name)
+
+
+def read_header(path: Path) -> tuple[dict[str, Any], int]:
+    """(name → {dtype, shape, data_offsets} and `__metadata__`, position of the first byte).
+
+    Raises BadData where the file is not safetensors or cut short.
+    """
+    size = path.stat().st_size
+    with open(path, "rb") as file:
+        prefix = file.read(_LENGTH.size)
+        length = _LENGTH.unpack(prefix)[0] if len(prefix) == _LENGTH.size else size
+        if length > min(size - _LENGTH.size, _MAX_HEADER_BYTES):
+            raise BadData(f"safetensors: {path} has no whole header (expected {length} bytes)")
+        try:
+            header = json.loads(file.read(length))
+        except ValueError as error:
+            raise BadData(f"safetensors: {path} header is not JSON ({error})") from None
+    return header, _LENGTH.size + length
+
+
+def _view(path: Path, data: np.ndarray, name: str, entry: Mapping[str, Any]) -> np.ndarray:
+    if entry["dtype"] not in _DTYPES:
+        raise BadData(f"safetensors: {path}: {name} has dtype {entry['dtype']} (expected known)")
+    dtype, shape = _numpy_dtype(_DTYPES[entry["dtype"]]), tuple(entry["shape"])
+    begin, end = entry["data_offsets"]
+    if end > data.size or end - begin != math.prod(shape) * dtype.itemsize:
+        raise BadData(f"safetensors: {path}: {name} is cut short ({data.size} data bytes)")
+    return data[begin:end].view(dtype).reshape(shape)
+
+
+def read_tensors(path: str | Path) -> dict[str, np.ndarray]:
+    """All tensors of a file as read-only arrays mapped from it."""
+    file = Path(path)
+    header, start = read_header(file)
+    header.pop("__metadata__", None)
+    if file.stat().st_size == start:
+        data = np.empty(0, np.uint8)
+    else:
+        data = np.memmap(file, mode="r", dtype=np.uint8, offset=start)
+    return {name: _view(file, data, name, entry) for name, entry in header.items()}
+
+
+def _entry(array: np.ndarray, begin: int) -> dict[str, Any]:
+    return {
+        "dtype": _NAMES[array.dtype.name],
+        "shape": list(array.shape),
+        "data_offsets": [begin, begin + array.nbytes],
+    }
+
+
+def write_tensors(
+    path: str | Path, tensors: Mapping[str, np.ndarray], metadata: Mapping[str, str] | None = None
+) -> None:
+    """Write a file (synced to disk), widest dtypes first so that every tensor is aligned."""
+    order = sorted(tensors, key=lambda name: (-tensors[name].dtype.itemsize, name))
+    header: dict[str, Any] = {"__metadata__": dict(metadata)} if metadata else {}
+    position = 0
+    for name in order:
+        header[name] = _entry(tensors[name], position)
+        position += tensors[name].nbytes
+    text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
+    text += b" " * (-len(text) % 8)
+    with open(path, "wb") as file:
+        file.write(_LENGTH.pack(len(text)) + text)
+        for name in order:
+            file.write(np.ascontiguousarray(tensors[name]).reshape(-1).view(np.uint8))
+        file.flush()
+        os.fsync(file.fileno())
