@@ -1,0 +1,70 @@
+"""Sentences of our own in several languages, apart from the prose the identifier knows."""
+
+SENTENCES = {
+    "pt": [
+        "O professor explicou a regra duas vezes, mas metade da turma continuou sem entender.",
+        "Choveu tanto em março que as estradas ficaram fechadas durante três semanas.",
+        "Se você quiser, podemos jantar mais cedo e depois ver o filme.",
+        "A câmara municipal aprovou ontem o orçamento para as obras do novo hospital.",
+        "Nenhum dos barcos voltou antes do pôr do sol.",
+    ],
+    "en": [
+        "The teacher explained the rule twice, yet half of the class still did not understand.",
+        "It rained so much in March that the roads were closed for three weeks.",
+        "If you want, we can have dinner earlier and watch the film afterwards.",
+        "The city council approved the budget for the new hospital yesterday.",
+        "None of the boats returned before sunset.",
+    ],
+    "es": [
+        "El profesor explicó la regla dos veces, pero la mitad de la clase siguió sin entenderla.",
+        "Llovió tanto en marzo que las carreteras estuvieron cerradas durante tres semanas.",
+        "Si quieres, podemos cenar más temprano y después ver la película.",
+        "El ayuntamiento aprobó ayer el presupuesto para las obras del nuevo hospital.",
+        "Ninguno de los barcos volvió antes de la puesta del sol.",
+    ],
+    "fr": [
+        "Le professeur a expliqué la règle deux fois, mais la moitié de la classe n'a rien compris.",
+        "Il a tellement plu en mars que les routes sont restées fermées pendant trois semaines.",
+        "Si tu veux, nous pouvons dîner plus tôt et regarder le film ensuite.",
+        "Le conseil municipal a approuvé hier le budget des travaux du nouvel hôpital.",
+        "Aucun des bateaux n'est revenu avant le coucher du soleil.",
+    ],
+    "de": [
+        "Der Lehrer erklärte die Regel zweimal, doch die halbe Klasse verstand sie noch nicht.",
+        "Im März regnete es so viel, dass die Straßen drei Wochen lang gesperrt waren.",
+        "Wenn du willst, können wir früher essen und danach den Film ansehen.",
+        "Der Stadtrat hat gestern den Haushalt für das neue Krankenhaus beschlossen.",
+        "Keines der Boote kehrte vor Sonnenuntergang zurück.",
+    ],
+    "it": [
+        "Il professore ha spiegato la regola due volte, ma metà della classe non ha capito.",
+        "A marzo è piovuto così tanto che le strade sono rimaste chiuse per tre settimane.",
+        "Se vuoi, possiamo cenare prima e poi guardare il film.",
+        "Il consiglio comunale ha approvato ieri il bilancio per i lavori del nuovo ospedale.",
+        "Nessuna delle barche è tornata prima del tramonto.",
+    ],
+    "nl": [
+        "De leraar legde de regel twee keer uit, maar de helft van de klas begreep het nog niet.",
+        "In maart regende het zo veel dat de wegen drie weken lang gesloten waren.",
+    ],
+    "ca": [
+        "El professor va explicar la regla dues vegades, però la meitat de la classe no la va entendre.",
+        "Al març va ploure tant que les carreteres van estar tancades durant tres setmanes.",
+    ],
+    "el": ["Ο δάσκαλος εξήγησε τον κανόνα δύο φορές."],
+    "he": ["המורה הסביר את הכלל פעמיים."],
+    "th": ["ครูอธิบายกฎสองครั้งแล้ว"],
+    "ko": ["선생님은 규칙을 두 번 설명했습니다."],
+    "ja": ["先生は規則を二回説明しました。"],
+    "zh": ["老师把规则解释了两遍。"],
+    "und": [
+        "Nauczyciel wyjaśnił zasadę dwa razy, ale połowa klasy nadal jej nie zrozumiała wczoraj.",
+        "Opettaja selitti säännön kahdesti, mutta puolet luokasta ei vieläkään ymmärtänyt sitä.",
+        "Öğretmen kuralı iki kez açıkladı, ancak sınıfın yarısı hâlâ anlamadı ve sordu.",
+        "Учитель дважды объяснил правило, но половина класса так ничего и не поняла.",
+        "xq zzv wkpt brrgh plomk dfgh qwrt zxcv bnmk lkjh gfds poiu",
+        "12 34 56 78 90 = 270",
+        "",
+        "...",
+    ],
+}
