@@ -49,7 +49,9 @@ class Fields:
         """The value of `name`; `default` where absent or null. Whole floats pass as int."""
         if name not in self._left:
             if default is _REQUIRED:
-                raise UsageError(f"config.json: {name} is missing (a {self.family} model needs it)")
+                raise UsageError(
+                    f"config.json: {name} is missing (expected in a {self.family} model)"
+                )
             return default
         value = self._left.pop(name)
         fits = isinstance(value, kind) and not (kind is not bool and isinstance(value, bool))

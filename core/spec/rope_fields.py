@@ -50,7 +50,9 @@ def rope_from(values: Mapping[str, Any], theta: float, head_dim: int) -> Rope:
         del left["partial_rotary_factor"]
     if left:
         name, value = next(iter(left.items()))
-        raise UsageError(f"config.json: rope {name}={value!r} is not computed for type {kind!r}")
+        raise UsageError(
+            f"config.json: rope {name}={value!r} (expected no such field for {kind!r})"
+        )
     return Rope(head_dim, theta, kind, **numbers)
 
 

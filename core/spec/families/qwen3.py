@@ -32,7 +32,9 @@ def windows(fields: Fields, depth: int) -> tuple[int | None, ...]:
             )
         windowed = [_WINDOWED[kind] for kind in kinds]
     if any(windowed) and not used:
-        raise UsageError("config.json: layer_types has windows but use_sliding_window is false")
+        raise UsageError(
+            "config.json: use_sliding_window is false (expected true, as layer_types has windows)"
+        )
     return tuple(size if flag else None for flag in windowed)
 
 

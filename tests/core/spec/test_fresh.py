@@ -1,0 +1,39 @@
+"""Shapes for models from scratch: what is given, what is filled in, what is refused."""
+
+import pytest
+
+from sabia.core.errors import UsageError
+from sabia.core.spec import from_config, new_config, parse_shape
+
+
+def test_shape_text_gives_arguments() -> None:
+    text = "d=128, layers=4,heads=4,kv=2,ffn=384,vocab=4k,context=1k,theta=1e4,tied=false"
+    shape = parse_shape(text)
+    assert shape == {
+        "hidden": 128, "layers": 4, "heads": 4, "kv_heads": 2, "ffn": 384, "vocab": 4000,
+        "context": 1024, "rope_theta": 1e4, "tied": False,
+    }  # fmt: skip
+    spec = from_config(new_config(**shape))
+    assert (spec.hidden_size, len(spec.layers), spec.vocab_size) == (128, 4, 4000)
+    assert not spec.tied and spec.layers[0].mixer.kv_heads == 2
+
+
+def test_defaults_are_the_usual_proportions() -> None:
+    small = from_config(new_config(hidden=128, layers=1, vocab=10)).layers[0]
+    assert (small.mixer.heads, small.mixer.head_dim, small.mlp.width) == (4, 32, 352)
+    large = from_config(new_config("qwen3", hidden=1024, layers=1, vocab=10)).layers[0]
+    assert (large.mixer.heads, large.mixer.head_dim, large.mlp.width) == (16, 64, 2752)
+
+
+@pytest.mark.parametrize("text", ["d128", "depth=4", "tied=yes", "d=many"])
+def test_bad_shapes_are_refused(text: str) -> None:
+    with pytest.raises(UsageError):
+        parse_shape(text)
+
+
+@pytest.mark.parametrize(
+    "shape", [dict(heads=3), dict(heads=4, kv_heads=3), dict(heads=64), dict(family="bert")]
+)
+def test_shapes_that_do_not_fit_are_refused(shape: dict) -> None:
+    with pytest.raises(UsageError, match="expected"):
+        new_config(**(dict(hidden=64, layers=1, vocab=10) | shape))
