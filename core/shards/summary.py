@@ -11,7 +11,10 @@ from sabia.core.shards.job import Job
 
 @dataclass
 class Summary:
-    """Rows in, out and rejected, named counters, and shards done and skipped."""
+    """Rows in, out and rejected, named counters, and shards done and skipped.
+
+    Counters of a group, `name[group]`, are for `--stats` only: the last line would be too long.
+    """
 
     rows_in: int = 0
     rows_out: int = 0
@@ -33,7 +36,8 @@ class Summary:
     def report(self, job: Job, next_step: str = "") -> None:
         """Say the figures on stderr and write them to `--stats`."""
         parts = [f"{self.rows_in:,} rows in", f"{self.rows_out:,} out"]
-        parts += [f"{name} {value:,.6g}" for name, value in sorted(self.counters.items())]
+        shown = sorted(item for item in self.counters.items() if "[" not in item[0])
+        parts += [f"{name} {value:,.6g}" for name, value in shown]
         if self.rejected:
             parts.append(f"{self.rejected:,} rejected → {self.reject_path}")
         if self.shards_skipped:

@@ -1,0 +1,268 @@
+"""Writing a mix: each source packed apart into a spool on disk, then rows drawn by the plan.
+
+The spools are unnamed files (nothing is left behind by a kill), read through memory maps, so memory
+holds a few numbers a row and not the rows. The output is one file, stdout, or parts of PART_ROWS
+rows in a directory; all carry the plan in their metadata.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+from sabia.core import notes, stop
+from sabia.core.errors import UsageError
+from sabia.core.text.encoding import Encoder
+from sabia.core.text.mixing import Share, interleave, parse_mix, passes, plan_mix
+from sabia.core.text.packing import Rows, make_packer, to_batch
+from sabia.core.text.token_counts import Tally, report_bytes_per_token
+
+if TYPE_CHECKING:
+    import numpy as np
+    import pyarrow as pa
+
+    from sabia.core.shards.job import Job
+    from sabia.core.shards.mapping import ShardContext
+    from sabia.core.shards.sources import Source
+    from sabia.core.shards.summary import Summary
+    from sabia.core.text.tokenize import TokenizeConfig
+
+PART_ROWS = 65_536
+BATCH_ROWS = 512
+
+
+class RowSpool:
+    """Packed rows of one source on disk: appended once, then read in any order."""
+
+    def __init__(self, length: int, directory: str | None) -> None:
+        self.length = length
+        self._ids = tempfile.TemporaryFile(dir=directory)  # noqa: SIM115 - closed by `close`
+        self._pieces = tempfile.TemporaryFile(dir=directory)  # noqa: SIM115
+        self._ends = [0]
+
+    def __len__(self) -> int:
+        return len(self._ends) - 1
+
+    def append(self, rows: Rows) -> None:
+        """Adds packed rows."""
+        import numpy as np
+
+        self._ids.write(rows.ids.astype("<i4").tobytes())
+        self._pieces.write(rows.piece_lengths.astype("<i4").tobytes())
+        counts = np.bincount(rows.piece_rows, minlength=len(rows))
+        self._ends += (np.cumsum(counts) + self._ends[-1]).tolist()
+
+    def seal(self) -> None:
+        """Ends writing; `read` works from here on."""
+        import numpy as np
+
+        for file in (self._ids, self._pieces):
+            file.flush()
+        if len(self):
+            self._all_ids = np.memmap(self._ids, "<i4", "r").reshape(len(self), self.length)
+            self._all_pieces = np.memmap(self._pieces, "<i4", "r")
+
+    def read(self, row: int) -> tuple[np.ndarray, np.ndarray]:
+        """(ids[T], lengths of its documents) of one row."""
+        return self._all_ids[row], self._all_pieces[self._ends[row] : self._ends[row + 1]]
+
+    def close(self) -> None:
+        """Gives the disk space back."""
+        self._ids.close()
+        self._pieces.close()
+
+
+def write(
+    job: Job, config: TokenizeConfig, encoder: Encoder, sources: Sequence[Source], salt: str
+) -> None:
+    """Mixes the documents of `sources` into the job's output; skips what is already made."""
+    from sabia.core.shards import manifest
+    from sabia.core.shards.rejects import Rejects, reject_path
+    from sabia.core.shards.summary import Summary
+
+    _refuse_slices(job)
+    started = time.monotonic()
+    prints = [source.fingerprint() for source in sources]
+    made = manifest.provenance(job, "tokens", prints, salt)
+    if not job.force and _is_current(job, made):
+        Summary(shards_skipped=len(sources)).report(job)
+        return
+    summary = Summary(shards_done=len(sources))
+    weights = parse_mix(config.mix)
+    with ExitStack() as stack:
+        rejects = stack.enter_context(Rejects(reject_path(job)))
+        spools = {name: RowSpool(config.length, _spool_directory(job)) for name in weights}
+        for spool in spools.values():
+            stack.callback(spool.close)
+        _fill(spools, config, encoder, sources, rejects, summary)
+        budget = None if config.tokens is None else int(config.tokens) // config.length
+        available = {name: len(spool) for name, spool in spools.items()}
+        shares = plan_mix(weights, available, budget, config.max_repeat)
+        _write_rows(job, _mixed(spools, shares, job.seed), made, shares)
+    summary.rows_out = sum(share.rows for share in shares)
+    summary.rejected = rejects.count
+    summary.reject_path = rejects.path if rejects.count else None
+    summary.seconds = time.monotonic() - started
+    _say_shares(shares, config.length, summary)
+    summary.report(job)
+    report_bytes_per_token(job, summary)
+
+
+def _refuse_slices(job: Job) -> None:
+    from sabia.core.shards.slices import slurm_slice
+
+    if job.shard or slurm_slice():
+        raise UsageError(
+            "a mix needs the counts of all shards; run it as one job, or tokenize in slices and "
+            "mix when training"
+        )
+
+
+def _spool_directory(job: Job) -> str | None:
+    """Beside the output, which has room for rows; None: the temporary directory."""
+    if job.to_stdout or "://" in str(job.out):
+        return None
+    place = os.path.abspath(str(job.out))
+    place = os.path.dirname(place) if job.to_file else place
+    os.makedirs(place, exist_ok=True)
+    return place
+
+
+def _is_current(job: Job, made: Mapping[str, Any]) -> bool:
+    from sabia.core.shards import manifest, outputs
+
+    if job.to_stdout:
+        return False
+    first = outputs.output_path(job)
+    if not manifest.holds(first, dict(made)):
+        return False
+    parts = (outputs.read_metadata(first) or {}).get("parts", 1)
+    return all(manifest.holds(outputs.output_path(job, p), dict(made)) for p in range(1, parts))
+
+
+def _fill(
+    spools: Mapping[str, RowSpool],
+    config: TokenizeConfig,
+    encoder: Encoder,
+    sources: Sequence[Source],
+    rejects: Any,
+    summary: Summary,
+) -> None:
+    """Packs the documents of each source into its spool; those of other sources are counted."""
+    from sabia.core.shards.mapping import ShardContext
+
+    packers = {
+        name: make_packer(config.packing, config.length, encoder.tokenizer.pad_id)
+        for name in spools
+    }
+    tally, unused = Tally(), 0
+    for index, source in enumerate(sources):
+        context = ShardContext(index, source.name, rejects)
+        for batch in source.batches(reject=context.reject):
+            stop.check()
+            summary.rows_in += batch.num_rows
+            kept = _by_source(batch, context, set(spools))
+            unused += batch.num_rows - sum(part.num_rows for part in kept.values())
+            for name, part in kept.items():
+                _add(packers[name], spools[name], encoder, part, tally)
+    for name, packer in packers.items():
+        for rows in packer.flush():
+            spools[name].append(rows)
+        spools[name].seal()
+    summary.counters.update(tally.counters())
+    if unused:
+        summary.counters["documents of other sources or empty"] = unused
+
+
+def _by_source(
+    batch: pa.RecordBatch, context: ShardContext, names: set[str]
+) -> dict[str, pa.RecordBatch]:
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    from sabia.core.text.tokenize import without_empty
+
+    kept = without_empty(batch, context)
+    column = kept.column("source")
+    present = names & set(pc.unique(column).to_pylist())
+    return {name: kept.filter(pc.equal(column, pa.scalar(name))) for name in sorted(present)}
+
+
+def _add(
+    packer: Any, spool: RowSpool, encoder: Encoder, batch: pa.RecordBatch, tally: Tally
+) -> None:
+    import numpy as np
+
+    from sabia.core.text.tokenize import encode_documents
+
+    tokens, lengths = encode_documents(encoder, batch, tally)
+    for rows in packer.add(tokens, lengths, np.zeros(len(lengths), np.int64)):
+        spool.append(rows)
+
+
+def _mixed(
+    spools: Mapping[str, RowSpool], shares: Sequence[Share], seed: int
+) -> Iterator[pa.RecordBatch]:
+    """The rows in the order of the mix, in batches."""
+    names = [share.source for share in shares]
+    readers = [passes(s.source, s.available, s.rows, seed) for s in shares]
+    order = interleave([share.rows for share in shares])
+    for start in range(0, len(order), BATCH_ROWS):
+        codes = order[start : start + BATCH_ROWS].tolist()
+        drawn = [spools[names[code]].read(next(readers[code])) for code in codes]
+        yield to_batch(_joined(drawn, codes), names)
+
+
+def _joined(drawn: list[tuple[np.ndarray, np.ndarray]], codes: list[int]) -> Rows:
+    import numpy as np
+
+    counts = [len(lengths) for _, lengths in drawn]
+    return Rows(
+        np.stack([ids for ids, _ in drawn]).astype(np.int32),
+        np.repeat(np.arange(len(drawn)), counts),
+        np.concatenate([lengths for _, lengths in drawn]).astype(np.int64),
+        np.repeat(np.array(codes), counts),
+    )
+
+
+def _write_rows(
+    job: Job,
+    batches: Iterator[pa.RecordBatch],
+    made: Mapping[str, Any],
+    shares: Sequence[Share],
+) -> None:
+    from sabia.core.shards import manifest, open_output, schemas
+
+    total = sum(share.rows for share in shares)
+    parts = -(-total // PART_ROWS) if job.to_directory else 1
+    said = {**made, "parts": parts, "mix": [asdict(share) for share in shares]}
+    for part in range(max(parts, 1)):
+        with open_output(job, schemas.tokens(), said, part) as writer:
+            written = 0
+            while not job.to_directory or written < PART_ROWS:
+                stop.check()
+                batch = next(batches, None)
+                if batch is None:
+                    break
+                writer.write(batch)
+                written += batch.num_rows
+    if job.to_directory and "://" not in str(job.out):
+        manifest.finish_directory(job, max(parts, 1))
+
+
+def _say_shares(shares: Sequence[Share], length: int, summary: Summary) -> None:
+    total = max(1, sum(share.rows for share in shares))
+    for share in shares:
+        got = share.rows / total
+        notes.note(
+            f"mix {share.source}: planned {share.weight:.2%} = {share.planned * length:,} tokens; "
+            f"achieved {got:.2%} = {share.rows * length:,} tokens, {share.repeats:.2f} passes"
+        )
+        summary.counters[f"planned_share[{share.source}]"] = round(share.weight, 6)
+        summary.counters[f"achieved_share[{share.source}]"] = round(got, 6)
+        summary.counters[f"passes[{share.source}]"] = round(share.repeats, 6)

@@ -1,0 +1,122 @@
+"""Mixing sources by weight: how many rows of each, and in which order.
+
+The budget is split by the weights; no source gives more than `max_repeat` times its rows, and what
+it cannot give the others take over in proportion to theirs. The order is a deterministic weighted
+interleave: the k-th of a source's n rows stands at (k + 1/2)/n of the whole, so every stretch of
+the output has the proportions of the whole; within a source the seed shuffles each pass anew.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from sabia.core.errors import UsageError
+
+if TYPE_CHECKING:
+    import numpy as np
+
+
+@dataclass(frozen=True)
+class Share:
+    """What was wanted of one source and what it gives; counts are rows."""
+
+    source: str
+    weight: float  # of all weights; they sum to 1
+    available: int
+    planned: int  # by weight alone
+    rows: int  # within max_repeat
+
+    @property
+    def repeats(self) -> float:
+        """How often each row is read on average."""
+        return self.rows / self.available if self.available else 0.0
+
+
+def parse_mix(text: str) -> dict[str, float]:
+    """'web=0.6,edu=0.4' → weights that sum to 1; raises UsageError."""
+    weights: dict[str, float] = {}
+    for part in filter(None, (part.strip() for part in text.split(","))):
+        name, sign, number = part.rpartition("=")
+        try:
+            weight = float(number)
+        except ValueError:
+            weight = -1.0
+        if not sign or not name or name in weights or not 0 < weight < float("inf"):
+            raise UsageError(f"--mix: {part!r} (expected SOURCE=WEIGHT,… each once, weights > 0)")
+        weights[name] = weight
+    if not weights:
+        raise UsageError(f"--mix: {text!r} (expected SOURCE=WEIGHT,…)")
+    total = sum(weights.values())
+    return {name: weight / total for name, weight in weights.items()}
+
+
+def plan_mix(
+    weights: Mapping[str, float], available: Mapping[str, int], rows: int | None, max_repeat: float
+) -> list[Share]:
+    """Rows to take of each source for a budget of `rows` (None: as many as there are).
+
+    Raises UsageError for a source that has no rows.
+    """
+    empty = [name for name in weights if not available.get(name)]
+    if empty:
+        known = ", ".join(sorted(name for name, n in available.items() if n)) or "none"
+        raise UsageError(f"--mix: no documents of source {empty[0]!r} (sources found: {known})")
+    budget = sum(available[name] for name in weights) if rows is None else rows
+    caps = {name: int(max_repeat * available[name]) for name in weights}
+    planned = _apportion(weights, budget)
+    taken = _fill(weights, caps, budget)
+    return [
+        Share(name, weight, available[name], planned[name], taken[name])
+        for name, weight in weights.items()
+    ]
+
+
+def _fill(weights: Mapping[str, float], caps: Mapping[str, int], budget: int) -> dict[str, int]:
+    """Splits by weight; what is over a cap goes to the sources still below theirs."""
+    taken: dict[str, int] = {}
+    free = dict(weights)
+    while free:
+        left = budget - sum(taken.values())
+        split = _apportion(free, left)
+        over = [name for name in free if split[name] > caps[name]]
+        if not over:
+            return taken | split
+        for name in over:
+            taken[name] = caps[name]
+            del free[name]
+    return taken
+
+
+def _apportion(weights: Mapping[str, float], budget: int) -> dict[str, int]:
+    """Whole numbers that sum to the budget, by largest remainder; ties in order of the names."""
+    total = sum(weights.values())
+    exact = {name: budget * weight / total for name, weight in weights.items()}
+    whole = {name: int(value) for name, value in exact.items()}
+    rest = sorted(exact, key=lambda name: (whole[name] - exact[name], name))
+    for name in rest[: budget - sum(whole.values())]:
+        whole[name] += 1
+    return whole
+
+
+def interleave(counts: list[int]) -> np.ndarray:
+    """int64[Σ counts]: which source each place of the output takes; source s comes counts[s]
+    times, evenly spread."""
+    import numpy as np
+
+    at = np.concatenate([(np.arange(n) + 0.5) / n for n in counts if n] or [np.empty(0)])
+    which = np.repeat(np.arange(len(counts)), counts)
+    return which[np.argsort(at, kind="stable")]
+
+
+def passes(source: str, available: int, rows: int, seed: int) -> Iterator[int]:
+    """Row numbers to read: passes over all rows of the source, each in an order of its own."""
+    import numpy as np
+
+    name = int.from_bytes(hashlib.blake2b(source.encode(), digest_size=8).digest(), "little")
+    for number in range(-(-rows // available) if available else 0):
+        draw = np.random.Generator(np.random.Philox(key=[seed, name], counter=[number, 0, 0, 0]))
+        order = draw.permutation(available)[: rows - number * available]
+        yield from order.tolist()

@@ -1,0 +1,91 @@
+"""Bytes and tokens by language and by source: how well a tokenizer fits each of them.
+
+Bytes are those of the UTF-8 text; end-of-document tokens are not counted. Counters are named
+`bytes[language=pt]`, `tokens[source=web]`; beyond MOST names of a field the rest is `other`.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from typing import TYPE_CHECKING
+
+from sabia.core import notes
+
+if TYPE_CHECKING:
+    import numpy as np
+    import pyarrow as pa
+
+    from sabia.core.shards.job import Job
+    from sabia.core.shards.summary import Summary
+
+FIELDS = ("language", "source")
+MOST = 40
+COUNTER = re.compile(r"(bytes|tokens)\[(language|source)=(.*)\]", re.DOTALL)
+
+
+class Tally:
+    """Counts of one shard."""
+
+    def __init__(self) -> None:
+        self._counts: dict[tuple[str, str], list[int]] = {}
+
+    def add(self, batch: pa.RecordBatch, tokens: np.ndarray) -> None:
+        """Documents (`text`, `language`, `source`) and the tokens of each."""
+        import pyarrow.compute as pc
+
+        sizes = pc.binary_length(batch.column("text")).to_pylist()
+        for field in FIELDS:
+            names = batch.column(field).to_pylist()
+            for name, size, n in zip(names, sizes, tokens.tolist(), strict=True):
+                entry = self._entry(field, "unknown" if name is None else name)
+                entry[0] += size
+                entry[1] += n
+
+    def _entry(self, field: str, name: str) -> list[int]:
+        key = (field, name)
+        if key not in self._counts and sum(f == field for f, _ in self._counts) >= MOST:
+            key = (field, "other")
+        return self._counts.setdefault(key, [0, 0])
+
+    def counters(self) -> dict[str, int]:
+        """Counters for the summary."""
+        found = {}
+        for (field, name), (size, tokens) in self._counts.items():
+            found[f"bytes[{field}={name}]"] = size
+            found[f"tokens[{field}={name}]"] = tokens
+        return found
+
+
+def bytes_per_token(counters: dict[str, float]) -> dict[str, dict[str, float]]:
+    """{"language": {"pt": 4.1, …}, "source": {…}} from the counters of a summary."""
+    totals: dict[tuple[str, str], dict[str, float]] = {}
+    for name, value in counters.items():
+        if found := COUNTER.fullmatch(name):
+            totals.setdefault((found[2], found[3]), {})[found[1]] = value
+    ratios: dict[str, dict[str, float]] = {field: {} for field in FIELDS}
+    for (field, name), counted in sorted(totals.items()):
+        if counted.get("tokens"):
+            ratios[field][name] = round(counted["bytes"] / counted["tokens"], 4)
+    return ratios
+
+
+def report_bytes_per_token(job: Job, summary: Summary) -> None:
+    """Says the ratios on stderr and adds them to `--stats`."""
+    from sabia.core.shards.atomic import write_atomic
+
+    ratios = bytes_per_token(summary.counters)
+    if any(ratios.values()):
+        parts = [
+            f"{field} " + ", ".join(f"{name} {value:.2f}" for name, value in found.items())
+            for field, found in ratios.items()
+            if found
+        ]
+        notes.note("bytes per token: " + "; ".join(parts))
+    if job.stats == "-":
+        sys.stderr.write(json.dumps({"command": job.command, "bytes_per_token": ratios}) + "\n")
+    elif job.stats:
+        with open(job.stats, encoding="utf-8") as file:
+            figures = json.load(file)
+        write_atomic(job.stats, json.dumps(figures | {"bytes_per_token": ratios}) + "\n")

@@ -1,0 +1,227 @@
+"""`sabia tokenize` as a user runs it: files, pipes, workers, mixes, kills and re-runs."""
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from sabia.core.text.tokenizer import load_tokenizer
+
+SABIA = [sys.executable, "-m", "sabia.cli.main"]
+WORDS = {
+    "en": "the sum of two small numbers is found by adding units then tens and a carry",
+    "pt": "a soma de dois números pequenos se acha somando unidades depois dezenas e sobra",
+}
+
+
+def sabia(*words, **settings):
+    settings = {"capture_output": True, "check": True, "timeout": 60} | settings
+    return subprocess.run([*SABIA, *map(str, words)], **settings)
+
+
+def documents(count, seed=0):
+    draw = random.Random(seed)
+    for i in range(count):
+        language = draw.choice(["en", "pt"])
+        size = draw.randint(300, 700) if i % 40 == 7 else draw.randint(3, 60)
+        text = " ".join(draw.choice(WORDS[language].split()) for _ in range(size)) + f" {i}."
+        yield {"text": text, "language": language, "source": draw.choice(["web", "edu"])}
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory):
+    """Two shards, one file with both, a tokenizer trained on them, and their rows."""
+    root = tmp_path_factory.mktemp("tokenize")
+    rows = list(documents(400))
+    (root / "shards").mkdir()
+    for part in range(2):
+        name = root / "shards" / f"part-{part}.parquet"
+        pq.write_table(pa.Table.from_pylist(rows[part * 200 : part * 200 + 200]), name)
+    pq.write_table(pa.Table.from_pylist(rows), root / "all.parquet", row_group_size=64)
+    made = sabia("tokenize", root / "shards", "--train-tokenizer", "--vocab-size", 400,
+                 "--length", 64, "-o", root / "rows", "--stats", root / "stats.json")  # fmt: skip
+    return root, rows, made
+
+
+def table(path):
+    names = sorted(path.glob("*.parquet")) if path.is_dir() else [path]
+    return pa.concat_tables(pq.read_table(n).replace_schema_metadata(None) for n in names)
+
+
+def ids_without_padding(rows):
+    for row in rows.to_pylist():
+        at = 0
+        for size in row["document_lengths"]:
+            yield row["input_ids"][at : at + size]
+            at += size
+
+
+def tokenizer_of(root):
+    return ["--tokenizer", root / "rows" / "tokenizer", "--length", 64]
+
+
+def test_rows_hold_every_document_and_say_how_well_they_fit(world):
+    root, rows, made = world
+    tokenizer = load_tokenizer(root / "rows" / "tokenizer")
+    found = table(root / "rows")
+    stream = [i for piece in ids_without_padding(found) for i in piece]
+    texts = tokenizer.decode(stream).split("<|endoftext|>")
+    assert texts[-1] == "" and texts[:-1] == [row["text"] for row in rows]
+    used = [sum(row["document_lengths"]) for row in found.to_pylist()]
+    assert sum(size < 64 for size in used) <= 2  # at most one padded row a shard
+    said = json.loads((root / "stats.json").read_text())["bytes_per_token"]
+    for language in ("en", "pt"):
+        texts = [row["text"] for row in rows if row["language"] == language]
+        tokens = sum(len(tokenizer.encode_ordinary(text)) for text in texts)
+        ratio = sum(len(text.encode()) for text in texts) / tokens
+        assert said["language"][language] == pytest.approx(ratio, abs=1e-3)
+    assert set(said["source"]) == {"web", "edu"}
+    words = made.stderr.decode()
+    assert "encoder tiktoken: same ids on 400 probed documents" in words
+    assert "bytes per token: language en" in words
+
+
+def test_metadata_names_the_tokenizer(world):
+    root, _, _ = world
+    said = json.loads(pq.read_schema(root / "rows" / "part-00000.parquet").metadata[b"sabia"])
+    tokenizer = load_tokenizer(root / "rows" / "tokenizer")
+    assert said["options"]["fingerprint"] == tokenizer.fingerprint
+    assert said["options"]["vocab_size"] == tokenizer.vocab_size <= 400
+    assert load_tokenizer(said["options"]["tokenizer"]).fingerprint == tokenizer.fingerprint
+
+
+def test_a_re_run_trains_and_packs_nothing_again(world):
+    root, _, _ = world
+    command = ("tokenize", root / "shards", "--train-tokenizer", "--vocab-size", 400,
+               "--length", 64, "-o", root / "rows")  # fmt: skip
+    before = {p: p.stat().st_mtime_ns for p in (root / "rows").rglob("*.parquet")}
+    words = sabia(*command).stderr.decode()
+    assert "already trained on this input" in words and "2 shards already done" in words
+    assert before == {p: p.stat().st_mtime_ns for p in (root / "rows").rglob("*.parquet")}
+
+
+def test_workers_files_and_pipes_give_the_same_rows(world, tmp_path):
+    root, _, _ = world
+    wanted = table(root / "rows")
+    sabia("tokenize", root / "shards", *tokenizer_of(root), "-j", 2, "-o", tmp_path / "two.parquet")
+    assert table(tmp_path / "two.parquet").equals(wanted)
+    whole = sabia("tokenize", root / "all.parquet", *tokenizer_of(root)).stdout
+    with (
+        (root / "all.parquet").open("rb") as file,
+        subprocess.Popen(["cat"], stdin=file, stdout=subprocess.PIPE) as cat,
+    ):
+        piped = sabia("tokenize", *tokenizer_of(root), "--to", "arrow", stdin=cat.stdout).stdout
+    rows = pq.read_table(pa.BufferReader(whole)).replace_schema_metadata(None)
+    assert pa.ipc.open_stream(piped).read_all().replace_schema_metadata(None).equals(rows)
+    stream = [i for piece in ids_without_padding(rows) for i in piece]
+    assert stream == [i for piece in ids_without_padding(wanted) for i in piece]
+
+
+def test_training_reads_stdin_twice(world, tmp_path):
+    root, _, _ = world
+    with (
+        (root / "all.parquet").open("rb") as file,
+        subprocess.Popen(["cat"], stdin=file, stdout=subprocess.PIPE) as cat,
+    ):
+        sabia("tokenize", "--train-tokenizer", "--vocab-size", 400, "--length", 64,
+              "-o", tmp_path / "t.parquet", stdin=cat.stdout)  # fmt: skip
+    tokenizer = load_tokenizer(tmp_path / "t.tokenizer")
+    assert tokenizer.definition == load_tokenizer(root / "rows" / "tokenizer").definition
+
+
+def test_mix_has_the_weights_and_is_reproducible(world, tmp_path):
+    root, rows, _ = world
+    mix = ("tokenize", root / "shards", *tokenizer_of(root), "--mix", "web=0.75,edu=0.25",
+           "--tokens", 16_384, "--stats", tmp_path / "s.json")  # fmt: skip
+    sabia(*mix, "--seed", 5, "-o", tmp_path / "a")
+    sabia(*mix, "--seed", 5, "-o", tmp_path / "b.parquet")
+    sabia(*mix, "--seed", 6, "-o", tmp_path / "c.parquet")
+    found = table(tmp_path / "a")
+    assert found.equals(table(tmp_path / "b.parquet"))
+    assert not found.equals(table(tmp_path / "c.parquet"))
+    sources = found.column("source").to_pylist()
+    assert (sources.count("web"), sources.count("edu")) == (192, 64)  # of 256 rows
+    assert 70 <= sources[:100].count("web") <= 80
+    said = json.loads((tmp_path / "s.json").read_text())["counters"]
+    assert said["achieved_share[web]"] == pytest.approx(0.75)
+    again = sabia(*mix, "--seed", 5, "-o", tmp_path / "a").stderr.decode()
+    assert "already done" in again
+    capped = sabia(*mix, "--max-repeat", 1, "-o", tmp_path / "d.parquet").stderr.decode()
+    assert "1.00 passes" in capped
+    texts = {row["text"] for row in rows if row["source"] == "web"}
+    tokenizer = load_tokenizer(root / "rows" / "tokenizer")
+    pieces = [p for r in found.to_pylist() if r["source"] == "web"
+              for p in ids_without_padding(pa.Table.from_pylist([r]))]  # fmt: skip
+    whole = {t for t in (tokenizer.decode(p) for p in pieces) if t.endswith("<|endoftext|>")}
+    assert any(t.removesuffix("<|endoftext|>") in texts for t in whole)
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+def test_killed_and_run_again_gives_the_same_rows(world, tmp_path, number):
+    root, _, _ = world
+    for part in range(4):
+        rows = list(documents(1500, seed=part + 10))
+        pq.write_table(pa.Table.from_pylist(rows), tmp_path / f"in-{part}.parquet")
+    inputs = sorted(tmp_path.glob("in-*.parquet"))
+    command = [*SABIA, "tokenize", *inputs, *tokenizer_of(root), "-o", tmp_path / "out"]
+    command = [str(word) for word in command]
+    running = subprocess.Popen(command, stderr=subprocess.DEVNULL)
+    deadline = time.time() + 30
+    while not (tmp_path / "out" / "part-00000.parquet").exists() and time.time() < deadline:
+        time.sleep(0.002)
+    running.send_signal(number)
+    code = running.wait(10)
+    assert code in ((75, 0) if number == signal.SIGTERM else (-9, 0))
+    for path in (tmp_path / "out").glob("part-*.parquet"):
+        pq.read_table(path)  # whatever has a final name is whole
+    subprocess.run(command, check=True, stderr=subprocess.DEVNULL)
+    sabia("tokenize", *inputs, *tokenizer_of(root), "-o", tmp_path / "never")
+    assert table(tmp_path / "out").equals(table(tmp_path / "never"))
+
+
+def test_usage_errors_say_what_to_do(world, tmp_path):
+    root, _, _ = world
+    cases = [
+        ([], "either --tokenizer DIR or --train-tokenizer"),
+        (["--train-tokenizer"], "give --save-tokenizer DIR"),
+        (["--tokenizer", tmp_path], "no tokenizer"),
+        ([*tokenizer_of(root), "--tokens", "1M"], "--tokens is the budget of a mix"),
+        ([*tokenizer_of(root), "--mix", "news=1"], "no documents of source 'news'"),
+        ([*tokenizer_of(root), "--packing", "tight"], "expected sequential or best-fit"),
+    ]
+    for words, message in cases:
+        done = sabia("tokenize", root / "all.parquet", *words, check=False)
+        assert done.returncode == 2 and not done.stdout, words
+        assert message in done.stderr.decode()
+    sliced = sabia("tokenize", root / "shards", "--train-tokenizer", "-o", tmp_path / "x",
+                   "--shard", "0/2", check=False)  # fmt: skip
+    assert sliced.returncode == 2 and b"a slice cannot train" in sliced.stderr
+
+
+def test_slices_make_the_parts_of_the_whole(world, tmp_path):
+    root, _, _ = world
+    for task in range(2):
+        array = {"TASK_ID": task, "TASK_MIN": 0, "TASK_STEP": 1, "TASK_COUNT": 2}
+        env = os.environ | {f"SLURM_ARRAY_{name}": str(v) for name, v in array.items()}
+        said = sabia(
+            "tokenize", root / "shards", *tokenizer_of(root), "-o", tmp_path / "o", env=env
+        )
+        assert f"slice {task} of 2: 1 of 2 shards" in said.stderr.decode()
+    assert table(tmp_path / "o").equals(table(root / "rows"))
+
+
+def test_dry_run_touches_nothing(world, tmp_path):
+    root, _, _ = world
+    plan = sabia(
+        "tokenize", root / "shards", "--train-tokenizer", "-o", tmp_path / "o", "--dry-run"
+    )
+    lines = plan.stdout.decode().splitlines()
+    assert lines[0].startswith("train ") and len(lines) == 3
+    assert not (tmp_path / "o").exists()

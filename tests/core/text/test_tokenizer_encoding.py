@@ -1,0 +1,83 @@
+"""The fast encoder: taken only where it gives the ids of tokenizers, and safe on hard texts."""
+
+import json
+import pickle
+from functools import cache
+
+import pytest
+
+from sabia.core.errors import UsageError
+from sabia.core.text.encoding import Encoder, choose_encoder, tiktoken_encoding
+from sabia.core.text.tokenizer import Tokenizer, train_bpe
+
+TEXTS = [
+    f"Número {i}: the {word} of {i * 37} — não é “difícil”, it's {word}ly done.\n\n\tFim {i}.  "
+    for i in range(60)
+    for word in ("quick", "slow", "wild", "quiet")
+]
+HARD = [
+    "", " ", "a" * 50_000, " " * 100_000 + "x", "\n" * 30_000, "x" + " \n" * 3_000 + "y",
+    "<|endoftext|><|im_end|>", "漢字😀" * 200, "\u0000\u200b\ufeff", "1234567890" * 100,
+]  # fmt: skip
+
+
+@cache
+def trained() -> Tokenizer:
+    return train_bpe(TEXTS, 700)
+
+
+def changed(**changes) -> Tokenizer:
+    definition = json.loads(trained().definition)
+    definition.update(changes)
+    return Tokenizer(json.dumps(definition), trained().config)
+
+
+def test_tiktoken_is_taken_and_agrees_on_hard_texts():
+    choice = choose_encoder(trained(), TEXTS)
+    assert choice.encoder.engine == "tiktoken" and "240 probed documents" in choice.reason
+    plain = Encoder(trained(), "tokenizers")
+    for text in HARD:
+        (ids,) = choice.encoder.encode([text])
+        assert ids.tolist() == plain.encode([text])[0].tolist() == trained().encode_ordinary(text)
+        assert ids.dtype == "int32" and not set(ids.tolist()) & trained().special_ids
+
+
+def test_encoder_travels_to_worker_processes():
+    encoder = choose_encoder(trained(), TEXTS).encoder
+    again = pickle.loads(pickle.dumps(encoder))
+    assert [r.tolist() for r in again.encode(HARD)] == [r.tolist() for r in encoder.encode(HARD)]
+
+
+def test_a_disagreement_on_the_probe_keeps_tokenizers(monkeypatch):
+    swapped = Encoder.encode
+
+    def wrong(self, texts):
+        rows = swapped(self, texts)
+        return [row[::-1] if self.engine == "tiktoken" else row for row in rows]
+
+    monkeypatch.setattr(Encoder, "encode", wrong)
+    choice = choose_encoder(trained(), TEXTS)
+    assert choice.encoder.engine == "tokenizers" and "differs on 240 of 240" in choice.reason
+    with pytest.raises(UsageError, match="--encoder tiktoken: tiktoken differs"):
+        choose_encoder(trained(), TEXTS, "tiktoken")
+
+
+def test_what_tiktoken_cannot_express_is_not_tried():
+    assert tiktoken_encoding(trained()) is not None
+    assert tiktoken_encoding(changed(normalizer={"type": "NFC"})) is None
+    assert tiktoken_encoding(changed(pre_tokenizer={"type": "Whitespace"})) is None
+    model = json.loads(trained().definition)["model"]
+    shuffled = {**model, "merges": model["merges"][::-1]}  # ids no longer in order of the merges
+    assert tiktoken_encoding(changed(model=shuffled)) is None
+    assert tiktoken_encoding(changed(model={**model, "byte_fallback": True})) is None
+    choice = choose_encoder(changed(normalizer={"type": "NFC"}), TEXTS)
+    assert choice.encoder.engine == "tokenizers" and "cannot express" in choice.reason
+
+
+def test_gpt2_style_tokenizers_are_expressed():
+    gpt2 = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True}
+    tokenizer = changed(pre_tokenizer=gpt2)
+    choice = choose_encoder(tokenizer, TEXTS)
+    assert choice.encoder.engine == "tiktoken"
+    plain = Encoder(tokenizer, "tokenizers").encode(HARD)
+    assert [r.tolist() for r in choice.encoder.encode(HARD)] == [r.tolist() for r in plain]
