@@ -30,9 +30,13 @@ def encode_weight(codes: np.ndarray, scale: np.ndarray, scheme: Scheme) -> dict[
     """The stored parts of a weight, by suffix.
 
     codes[O, I] are int8, or uint8 E4M3 codes for fp8; scale[O, groups] holds BF16 values as
-    float32 and is returned as BF16 bits (uint16).
+    float32. What is BF16 or E4M3 in the file has that dtype of ml_dtypes.
     """
-    parts = {"weight_scale": floats.bfloat16_bits(scale)}
+    import ml_dtypes
+
+    parts = {"weight_scale": floats.bfloat16_bits(scale).view(ml_dtypes.bfloat16)}
+    if scheme.type == "float":
+        return parts | {"weight": codes.view(ml_dtypes.float8_e4m3fn)}
     if scheme.format != "pack-quantized":
         return parts | {"weight": codes}
     packed = integers.pack(codes, scheme.bits)

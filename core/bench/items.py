@@ -1,0 +1,265 @@
+"""Rows of a task as items: id, prompt with its few-shot examples, choices, right answer.
+
+Few-shot examples come from `shots_data`, or are the first rows of the data, which are then not
+evaluated; sampled ones are drawn for each item from the pool without the item itself. Ids must be
+unique, because models are compared item by item.
+"""
+
+import gzip
+import json
+import random
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from sabia.core.bench.task import Task
+from sabia.core.errors import BadData, UsageError
+
+Row = Mapping[str, Any]
+Message = dict[str, str]
+
+
+@dataclass(frozen=True)
+class Item:
+    """One item. A prompt is `text`, or `messages` for the chat template; the other is empty.
+
+    answer: the index of the right choice, or the reference answer. fields: the row itself.
+    """
+
+    id: str
+    text: str = ""
+    messages: tuple[Message, ...] = ()
+    choices: tuple[str, ...] = ()
+    answer: int | str | None = None
+    fields: Row = field(default_factory=dict, compare=False)
+
+    @property
+    def question(self) -> str:
+        """The prompt for people."""
+        return self.text or "\n\n".join(f"[{m['role']}] {m['content']}" for m in self.messages)
+
+    @property
+    def as_messages(self) -> list[Message]:
+        """The prompt as a conversation."""
+        return list(self.messages) or [{"role": "user", "content": self.text}]
+
+
+def load_items(task: Task, limit: int = 0, seed: int = 0) -> list[Item]:
+    """The items of a task, at most `limit` or the task's own limit.
+
+    Raises UsageError for a missing file, BadData for rows that do not give what the task names.
+    """
+    rows = _rows_of(task, task.data)
+    pool, rows = _shots(task, rows)
+    items = [_item(task, row, number) for number, row in enumerate(rows)]
+    _check_unique(task, items)
+    cut = min(filter(None, (limit, task.limit)), default=len(items))
+    items = items[:cut]
+    if not items:
+        raise BadData(f"{task.name}: no item in {task.data} (after where and few-shot examples)")
+    return [_with_shots(task, item, pool, seed) for item in items]
+
+
+def read_rows(path: Path) -> list[dict[str, Any]]:
+    """Rows of a Parquet, JSON (an array) or JSON lines file (also .gz, .zst)."""
+    if not path.is_file():
+        raise UsageError(f"{path}: no such file (expected the rows of a task)")
+    if path.suffix == ".parquet":
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+
+        try:
+            return pq.read_table(path).to_pylist()
+        except pa.ArrowException as error:
+            raise BadData(f"{path}: {str(error).partition(chr(10))[0]}") from error
+    text = _read_text(path)
+    try:
+        if text.lstrip()[:1] == "[":
+            return list(json.loads(text))
+        # not splitlines(): it would also split at U+2028 inside strings
+        return [json.loads(line) for line in text.split("\n") if line.strip()]
+    except ValueError as error:
+        raise BadData(f"{path}: not JSON ({error})") from error
+
+
+def _read_text(path: Path) -> str:
+    data = path.read_bytes()
+    if data[:2] == b"\x1f\x8b":
+        data = gzip.decompress(data)
+    elif data[:4] == b"\x28\xb5\x2f\xfd":
+        import zstandard
+
+        data = zstandard.ZstdDecompressor().stream_reader(data, read_across_frames=True).read()
+    return data.decode("utf-8-sig")
+
+
+def _rows_of(task: Task, name: str) -> list[dict[str, Any]]:
+    rows = read_rows(task.resolve(name))
+    if not task.where:
+        return rows
+    keep = _environment().compile_expression(task.where)
+    return [row for row in rows if keep(**row)]
+
+
+def _shots(task: Task, rows: list[dict[str, Any]]) -> tuple[list[Item], list[dict[str, Any]]]:
+    """(pool of examples, rows left to evaluate)."""
+    if not task.shots:
+        return [], rows
+    shared = not task.shots_data
+    source = rows if shared else _rows_of(task, task.shots_data)
+    if task.shots_sampler == "random":
+        return [_item(task, row, number) for number, row in enumerate(source)], rows
+    pool = [_item(task, row, number) for number, row in enumerate(source[: task.shots])]
+    if len(pool) < task.shots:
+        raise BadData(f"{task.name}: {len(pool)} rows for {task.shots} few-shot examples")
+    if not shared:
+        return pool, rows
+    return pool, rows[task.shots :]
+
+
+def _item(task: Task, row: Row, number: int) -> Item:
+    try:
+        return _made(task, row, number)
+    except (BadData, KeyError, ValueError) as error:
+        name = row.get(task.id, f"row {number}") if isinstance(row, Mapping) else f"row {number}"
+        raise BadData(f"{task.name}, item {name}: {error}") from error
+
+
+def _made(task: Task, row: Row, number: int) -> Item:
+    if not isinstance(row, Mapping):
+        raise BadData(f"{row!r:.40} (expected an object)")
+    name = str(value(task.id, row)) if task.id in row or "{" in task.id else f"{number}"
+    if task.kind == "perplexity":
+        return Item(name, text=str(value(task.text, row)), fields=row)
+    choices = _choices(task, row)
+    given = None if task.kind == "rubric" else value(task.answer, row)
+    if task.kind == "exact_match" and given is None:
+        raise BadData(f"no answer in column {task.answer!r}")
+    answer = choice_index(given, choices) if choices else None if given is None else str(given)
+    if not task.prompt:
+        return Item(name, "", _messages(task, row), choices, answer, row)
+    text = render(task.prompt, row)
+    if not task.chat:
+        return Item(name, task.system + text, (), choices, answer, row)
+    system = [{"role": "system", "content": task.system}] if task.system else []
+    return Item(name, "", (*system, {"role": "user", "content": text}), choices, answer, row)
+
+
+def _messages(task: Task, row: Row) -> tuple[Message, ...]:
+    messages = row.get("messages")
+    if not messages:
+        raise BadData("no prompt in the task and no messages in the row")
+    kept = [{"role": m["role"], "content": m.get("content") or ""} for m in messages]
+    if task.system and kept[0]["role"] != "system":
+        kept.insert(0, {"role": "system", "content": task.system})
+    return tuple(kept)
+
+
+def _choices(task: Task, row: Row) -> tuple[str, ...]:
+    if task.kind != "multiple_choice":
+        return ()
+    found = task.choices if isinstance(task.choices, tuple) else value(task.choices, row)
+    if isinstance(found, str):
+        found = json.loads(found)
+    if not isinstance(found, list | tuple) or len(found) < 2:
+        raise BadData(f"choices {found!r:.60} (expected a list of two or more)")
+    return tuple(str(choice) for choice in found)
+
+
+def choice_index(given: Any, choices: Sequence[str]) -> int:
+    """The index meant by a 0-based number, the text of a choice, or its letter."""
+    if isinstance(given, int) and not isinstance(given, bool) and 0 <= given < len(choices):
+        return given
+    text = str(given)
+    if text in choices:
+        return list(choices).index(text)
+    if text.isdecimal() and int(text) < len(choices):
+        return int(text)
+    letter = text.strip().upper()
+    if len(letter) == 1 and 0 <= ord(letter) - ord("A") < len(choices):
+        return ord(letter) - ord("A")
+    raise BadData(f"answer {given!r:.60} is none of {len(choices)} choices (index, letter or text)")
+
+
+def value(name: str, row: Row) -> Any:
+    """The column `name` of a row, or the text of a template."""
+    if name in row:
+        return row[name]
+    if "{{" in name or "{%" in name:
+        return render(name, row)
+    raise BadData(f"no column {name!r} among {', '.join(map(str, row))}")
+
+
+@lru_cache(maxsize=1)
+def _environment() -> Any:
+    import jinja2
+    from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+    return ImmutableSandboxedEnvironment(
+        undefined=jinja2.StrictUndefined, keep_trailing_newline=True, autoescape=False
+    )
+
+
+@lru_cache(maxsize=256)
+def _template(text: str) -> Any:
+    import jinja2
+
+    try:
+        return _environment().from_string(text)
+    except jinja2.TemplateSyntaxError as error:
+        raise BadData(f"not a Jinja template: {text!r:.60} ({error.message})") from error
+
+
+def render(template: str, row: Row) -> str:
+    """A template with the columns of a row; BadData for an undefined name."""
+    import jinja2
+
+    try:
+        return str(_template(template).render(**row))
+    except jinja2.TemplateError as error:
+        raise BadData(f"template {template!r:.60}: {error}") from error
+
+
+def _check_unique(task: Task, items: Sequence[Item]) -> None:
+    seen: set[str] = set()
+    for item in items:
+        if item.id in seen:
+            raise BadData(
+                f"{task.name}: two items have the id {item.id!r}; models are compared by id"
+            )
+        seen.add(item.id)
+
+
+def target_text(task: Task, item: Item) -> str:
+    """How an example shows its answer."""
+    if task.target:
+        return render(task.target, item.fields)
+    if isinstance(item.answer, int):
+        return item.choices[item.answer]
+    if item.answer is None:
+        raise BadData(f"{task.name}: example {item.id} has no answer (name one with target)")
+    return item.answer
+
+
+def _with_shots(task: Task, item: Item, pool: Sequence[Item], seed: int) -> Item:
+    if not task.shots:
+        return item
+    shots = list(pool)
+    if task.shots_sampler == "random":
+        others = [shot for shot in pool if shot.id != item.id]
+        if len(others) < task.shots:
+            raise BadData(f"{task.name}: {len(others)} rows for {task.shots} few-shot examples")
+        shots = random.Random(f"{seed} {task.name} {item.id}").sample(others, task.shots)
+    if not item.messages:
+        shown = (s.text + task.delimiter + target_text(task, s) + task.separator for s in shots)
+        return replace(item, text="".join(shown) + item.text)
+    system = tuple(m for m in item.messages[:1] if m["role"] == "system")
+    turns = [turn for s in shots for turn in (*s.messages, _said(target_text(task, s)))]
+    turns = [turn for turn in turns if turn["role"] != "system"]
+    return replace(item, messages=(*system, *turns, *item.messages[len(system) :]))
+
+
+def _said(text: str) -> Message:
+    return {"role": "assistant", "content": text}

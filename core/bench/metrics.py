@@ -1,0 +1,140 @@
+"""What is measured of one answer, and how the items' values become a task's value.
+
+multiple_choice: `acc` is 1 where the right choice has the greatest summed log-likelihood,
+`acc_norm` the same after division by the choice's characters (Python's, without the delimiter),
+`acc_bytes` by its UTF-8 bytes; the first of equals wins. exact_match: 1 where the extracted,
+normalised answer passes the verifier. rubric: `share` of the positive points, or the `points`.
+perplexity: sums over documents, so that a task's value is a ratio of sums. The names and
+definitions of acc, acc_norm, acc_bytes and the perplexities follow lm-evaluation-harness.
+"""
+
+import math
+import re
+import string
+import unicodedata
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from sabia.core.bench.task import Task
+from sabia.core.judge.verifiers import verify
+
+Aggregate = Literal["mean", "sum", "ratio"]
+LN2 = math.log(2)
+
+
+@dataclass(frozen=True)
+class Metric:
+    """How a metric is reported.
+
+    ratio metrics are transform(-Σ loglikelihood_nats / Σ `per`), from the rows of those names.
+    """
+
+    name: str
+    unit: str
+    aggregate: Aggregate = "mean"
+    higher_is_better: bool = True
+    per: str = ""
+    transform: Callable[[float], float] = float
+
+
+def _bits(nats: float) -> float:
+    return nats / LN2
+
+
+METRICS = {
+    metric.name: metric
+    for metric in (
+        Metric("acc", "share"),
+        Metric("acc_norm", "share"),
+        Metric("acc_bytes", "share"),
+        Metric("exact_match", "share"),
+        Metric("share", "share"),
+        Metric("points", "points", "sum"),
+        Metric("bits_per_byte", "bits per byte", "ratio", False, "bytes", _bits),
+        Metric("byte_perplexity", "perplexity", "ratio", False, "bytes", math.exp),
+        Metric("word_perplexity", "perplexity", "ratio", False, "words", math.exp),
+        Metric("token_perplexity", "perplexity", "ratio", False, "tokens", math.exp),
+    )
+}
+LOGLIKELIHOOD = "loglikelihood_nats"
+MAXIMUM = "maximum_points"
+NO_VERDICT = "no_verdict"  # 1 for an item whose judge gave none: it has no score, not a bad one
+RATIOS = tuple(name for name, metric in METRICS.items() if metric.aggregate == "ratio")
+KIND_METRICS = {
+    "multiple_choice": ("acc", "acc_norm", "acc_bytes"),
+    "exact_match": ("exact_match",),
+    "rubric": ("share", "points"),
+    "perplexity": RATIOS,
+}
+
+
+def choice_scores(
+    loglikelihoods: Sequence[float], choices: Sequence[str], answer: int
+) -> dict[str, float]:
+    """acc, acc_norm and acc_bytes of one item from its choices' summed log-likelihoods (nats)."""
+    total = np.asarray(loglikelihoods, float)
+    characters = np.array([max(len(choice), 1) for choice in choices])
+    sizes = np.array([max(len(choice.encode()), 1) for choice in choices])
+    measured = {"acc": total, "acc_norm": total / characters, "acc_bytes": total / sizes}
+    return {name: float(int(np.argmax(score)) == answer) for name, score in measured.items()}
+
+
+def document_sums(text: str, loglikelihood: float, tokens: int) -> dict[str, float]:
+    """The rows of a document that perplexities are made of; words split at white space."""
+    return {
+        LOGLIKELIHOOD: loglikelihood,
+        "bytes": float(len(text.encode())),
+        "words": float(len(re.split(r"\s+", text))),
+        "tokens": float(tokens),
+    }
+
+
+def extracted(task: Task, text: str) -> str | None:
+    """The answer by the task's pattern (its group 1, if it has one); None without a match."""
+    if not task.extract:
+        return text.strip()
+    found = list(re.finditer(task.extract, text, re.MULTILINE))
+    if not found:
+        return None
+    match = found[0 if task.extract_pick == "first" else -1]
+    picked = match[1] if match.re.groups and match[1] is not None else match[0]
+    return picked.strip()
+
+
+def normalised(task: Task, text: str) -> str:
+    """NFC and single spaces, then what the task asks for, in its order."""
+    text = " ".join(unicodedata.normalize("NFC", text).split())
+    for name in task.normalize:
+        text = _NORMALIZERS[name](text)
+    return text
+
+
+def _without_accents(text: str) -> str:
+    apart = unicodedata.normalize("NFD", text)
+    return unicodedata.normalize("NFC", "".join(c for c in apart if not unicodedata.combining(c)))
+
+
+def _without_punctuation(text: str) -> str:
+    marks = set(string.punctuation)
+    kept = "".join(c for c in text if c not in marks and unicodedata.category(c)[0] != "P")
+    return " ".join(kept.split())
+
+
+_NORMALIZERS: dict[str, Callable[[str], str]] = {
+    "case": str.casefold,
+    "punctuation": _without_punctuation,
+    "accents": _without_accents,
+    "digit_groups": lambda text: re.sub(r"(?<=\d)[,\u00a0\u202f](?=\d{3}(?!\d))", "", text),
+}
+
+
+def exact_match(task: Task, text: str, answer: str) -> tuple[float, str | None]:
+    """(1 or 0, what was extracted) for a generated text against the reference answer."""
+    found = extracted(task, text)
+    if found is None:
+        return 0.0, None
+    right = verify(task.verifier, normalised(task, found), normalised(task, answer))
+    return float(right), found

@@ -1,0 +1,146 @@
+"""A benchmark task as a TOML file, read strictly: an unknown key is an error that names it.
+
+A task says which rows it has, how a row becomes a prompt, what the right answer is and how
+answers are scored. Templates are Jinja (sandboxed; an undefined name is an error); keys that name a
+column (id, answer, choices, text, rubric, maximum) may hold a template instead. Paths are relative
+to the file.
+"""
+
+import difflib
+import re
+import tomllib
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any, Literal
+
+from sabia.core.errors import UsageError
+from sabia.core.judge.verifiers import VERIFIERS
+
+Kind = Literal["multiple_choice", "exact_match", "rubric", "perplexity"]
+KINDS = ("multiple_choice", "exact_match", "rubric", "perplexity")
+NORMALIZERS = ("case", "punctuation", "accents", "digit_groups")
+SAMPLERS = ("first", "random")
+SCORINGS = ("items", "points")
+PICKS = ("first", "last")
+
+
+@dataclass(frozen=True)
+class Task:
+    """One task; fields are the keys of the file.
+
+    prompt: template of the question; without it rows carry `messages`. chat: prompt and shots go
+    through the chat template (always so for messages). target: how a shot shows its answer.
+    where: a Jinja expression that rows must satisfy. metric: the one that headlines the report.
+    """
+
+    name: str
+    kind: Kind
+    data: str
+    id: str = "id"
+    description: str = ""
+    capability: str = ""
+    where: str = ""
+    limit: int = 0
+    prompt: str = ""
+    system: str = ""
+    chat: bool = False
+    delimiter: str = " "
+    choices: tuple[str, ...] | str = ""
+    answer: str = "answer"
+    target: str = ""
+    shots: int = 0
+    shots_data: str = ""
+    shots_sampler: str = "first"
+    separator: str = "\n\n"
+    metric: str = ""
+    extract: str = ""
+    extract_pick: str = "last"
+    normalize: tuple[str, ...] = ()
+    verifier: str = "exact"
+    max_new_tokens: int = 128
+    temperature: float = 0.0
+    top_p: float = 1.0
+    samples: int = 1
+    stop: tuple[str, ...] = ()
+    rubric: str = "rubric"
+    scoring: str = "items"
+    maximum: str = "maximum"
+    text: str = "text"
+    path: str = field(default="", compare=False)
+
+    @property
+    def generates(self) -> bool:
+        """True where a model has to write."""
+        return self.kind in ("exact_match", "rubric")
+
+    def resolve(self, name: str) -> Path:
+        """A path of the file, relative to it."""
+        return Path(self.path).parent / name
+
+
+def load_task(path: str) -> Task:
+    """The task of a TOML file; UsageError names the key that is wrong."""
+    try:
+        with open(path, "rb") as file:
+            values = tomllib.load(file)
+    except (OSError, tomllib.TOMLDecodeError) as error:
+        raise UsageError(f"--task {path}: {getattr(error, 'strerror', None) or error}") from error
+    return task_from(values, path)
+
+
+def task_from(values: dict[str, Any], path: str = "") -> Task:
+    """The task of a dictionary of keys."""
+    where = path or "task"
+    known = {f.name for f in fields(Task)} - {"path"}
+    for key in values:
+        if key not in known:
+            near = difflib.get_close_matches(key, known, 1)
+            hint = f"; did you mean {near[0]}?" if near else ""
+            raise UsageError(f"{where}: no key {key!r} in a task{hint}")
+    for key in ("name", "kind", "data"):
+        if key not in values:
+            raise UsageError(f"{where}: no {key} (expected name, kind and data in every task)")
+    lists = {k: tuple(v) if isinstance(v, list) else v for k, v in values.items()}
+    _check_types(lists, where)
+    task = Task(**lists, path=path)
+    _check(task, where)
+    return task
+
+
+def _check_types(values: dict[str, Any], where: str) -> None:
+    samples = {f.name: f.default for f in fields(Task)}
+    for key, value in values.items():
+        default = samples[key] if isinstance(samples[key], bool | int | float | tuple) else ""
+        wanted = (int, float) if isinstance(default, float) else type(default)
+        wrong = not isinstance(value, wanted) or (
+            isinstance(value, bool) is not isinstance(default, bool)
+        )
+        if wrong and not (key == "choices" and isinstance(value, tuple)):
+            kind = "list" if isinstance(default, tuple) else type(default).__name__
+            raise UsageError(f"{where}: {key} = {value!r} (expected a {kind})")
+
+
+def _check(task: Task, where: str) -> None:
+    one_of: tuple[tuple[str, tuple[str, ...], tuple[str, ...]], ...] = (
+        ("kind", (task.kind,), KINDS),
+        ("shots_sampler", (task.shots_sampler,), SAMPLERS),
+        ("scoring", (task.scoring,), SCORINGS),
+        ("extract_pick", (task.extract_pick,), PICKS),
+        ("verifier", (task.verifier,), tuple(VERIFIERS)),
+        ("normalize", task.normalize, NORMALIZERS),
+    )
+    for key, given, allowed in one_of:
+        for value in given:
+            if value not in allowed:
+                raise UsageError(f"{where}: {key} {value!r} (expected one of {', '.join(allowed)})")
+    if task.kind == "multiple_choice" and not task.choices:
+        raise UsageError(f"{where}: no choices (a list, or the column that holds one)")
+    try:
+        re.compile(task.extract)
+    except re.error as error:
+        raise UsageError(f"{where}: extract {task.extract!r} is no pattern ({error})") from error
+    for key in ("limit", "shots"):
+        if getattr(task, key) < 0:
+            raise UsageError(f"{where}: {key} = {getattr(task, key)} (expected 0 or more)")
+    if task.samples < 1 or task.max_new_tokens < 1:
+        raise UsageError(f"{where}: samples and max_new_tokens are 1 or more")

@@ -1,0 +1,129 @@
+"""Log-likelihoods of options and documents against transformers, one row at a time."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from sabia.core.bench import loglikelihood as ll
+from sabia.core.errors import BadData
+from sabia.core.model import hub
+from sabia.core.text.tokenizer import load_tokenizer
+
+QUESTIONS = [
+    ("Pergunta: dois mais três?\nResposta:", [" cinco", " quatro mais um", " não há", " A"]),
+    ("A soma de 12 e 30 é", [" 42", " 18.", " a maçã que caiu do galho"]),
+    ("The cat sat on the ", ["mat", "dog", "galho e ação"]),
+    ("x", ["y", "yz"]),
+]
+
+
+def reference(directory: Path, rows: list[ll.Row]) -> list[float]:
+    """Summed log-probabilities of the scored tokens by transformers."""
+    torch = pytest.importorskip("torch")
+    transformers = pytest.importorskip("transformers", reason="transformers is the judge")
+    model = transformers.AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32)
+    found = []
+    with torch.no_grad():
+        for row in rows:
+            ids = torch.tensor([row.ids])
+            logs = model(ids[:, :-1]).logits[0].log_softmax(-1)
+            picked = logs.gather(1, ids[0, 1:, None])[-row.scored :]
+            found.append(float(picked.sum()))
+    return found
+
+
+@pytest.mark.parametrize("backend", ["torch", "jax"])
+@pytest.mark.parametrize("batch_tokens", [8192, 40])
+def test_options_score_as_in_transformers(
+    tiny_model: Path, backend: str, batch_tokens: int
+) -> None:
+    pytest.importorskip(backend)
+    tokenizer = load_tokenizer(tiny_model)
+    questions = [ll.encode_options(tokenizer, c, options, False) for c, options in QUESTIONS]
+    scorer = ll.Scorer(*hub.load_model(tiny_model), backend, batch_tokens=batch_tokens)
+    ours = np.concatenate(scorer.score(questions))
+    theirs = reference(tiny_model, [row for rows in questions for row in rows])
+    assert np.abs(ours - np.array(theirs)).max() <= 1e-4
+    assert np.ptp(ours) > 5  # the model does prefer something
+
+
+def test_options_of_one_token_need_only_the_prefix(
+    tiny_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tokenizer = load_tokenizer(tiny_model)
+    rows = ll.encode_options(tokenizer, "Resposta:", ["A", "B", "C"], False)
+    assert {row.scored for row in rows} == {1}
+    scorer = ll.Scorer(*hub.load_model(tiny_model))
+    calls: list[tuple[int, ...]] = []
+    hidden = scorer._hidden
+    monkeypatch.setattr(
+        scorer, "_hidden", lambda ids, *rest: calls.append(ids.shape) or hidden(ids, *rest)
+    )
+    scorer.score([rows])
+    assert calls == [(1, len(rows[0].ids) - 1)]
+
+
+def test_the_question_is_run_once_for_all_options(
+    tiny_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tokenizer = load_tokenizer(tiny_model)
+    context = " ".join(["Não há ação sem reação."] * 6)
+    rows = ll.encode_options(tokenizer, context, [" a maçã", " o galho caiu", " cinco"], False)
+    scorer = ll.Scorer(*hub.load_model(tiny_model))
+    tokens: list[int] = []
+    hidden = scorer._hidden
+    monkeypatch.setattr(
+        scorer, "_hidden", lambda ids, *rest: tokens.append(ids.size) or hidden(ids, *rest)
+    )
+    scorer.score([rows])
+    whole = sum(len(row.ids) for row in rows)
+    assert sum(tokens) < 0.6 * whole
+
+
+def test_white_space_moves_to_the_continuation_and_nothing_starts_with_eos(
+    tiny_model: Path,
+) -> None:
+    tokenizer = load_tokenizer(tiny_model)
+    spaced = ll.encode_options(tokenizer, "a soma é ", ["42"], False)
+    joined = ll.encode_options(tokenizer, "a soma é", [" 42"], False)
+    assert spaced == joined
+    empty = ll.encode_options(tokenizer, "", ["42"], False)[0]
+    assert empty.ids[0] == tokenizer.eos_id and empty.scored == len(empty.ids) - 1
+
+
+def test_long_rows_lose_tokens_on_the_left(tiny_model: Path) -> None:
+    scorer = ll.Scorer(*hub.load_model(tiny_model))
+    ids = tuple(np.random.default_rng(0).integers(20, 300, 400))
+    long, short = ll.Row(ids, 5), ll.Row(ids[-257:], 5)
+    np.testing.assert_array_equal(scorer.score([[long]]), scorer.score([[short]]))
+
+
+def test_document_windows_score_every_token_once() -> None:
+    for length in (1, 9, 10, 11, 25, 30):
+        ids = list(range(100, 100 + length))
+        rows = ll.document_rows(ids, 7, 10)
+        scored = [token for row in rows for token in row.ids[len(row.ids) - row.scored :]]
+        assert scored == ids
+        assert all(len(row.ids) <= 11 for row in rows)
+        assert rows[0].ids[0] == 7
+    # the last window sees as much as it may
+    assert len(ll.document_rows(list(range(25)), 7, 10)[-1].ids) == 11
+
+
+@pytest.mark.parametrize("backend", ["torch", "jax"])
+def test_a_document_scores_as_in_transformers(tiny_model: Path, backend: str) -> None:
+    pytest.importorskip(backend)
+    tokenizer = load_tokenizer(tiny_model)
+    ids = tokenizer.encode("Não há ação sem reação, e a maçã caiu. " * 30)
+    rows = ll.document_rows(ids, tokenizer.eos_id, 256)
+    assert len(rows) > 1
+    scorer = ll.Scorer(*hub.load_model(tiny_model), backend)
+    ours = sum(float(v[0]) for v in scorer.score([[row] for row in rows]))
+    assert ours == pytest.approx(sum(reference(tiny_model, rows)), rel=1e-5)
+
+
+def test_ids_beyond_the_vocabulary_are_refused(tiny_model: Path) -> None:
+    scorer = ll.Scorer(*hub.load_model(tiny_model))
+    with pytest.raises(BadData, match="token id 99999"):
+        scorer.score([[ll.Row((1, 99999), 1)]])

@@ -1,0 +1,65 @@
+"""Scores of one item by their definitions, with accents, ties, extraction and normalisation."""
+
+import math
+
+import pytest
+
+from sabia.core.bench import metrics as m
+from sabia.core.bench.task import Task
+
+
+def task(**changes: object) -> Task:
+    return Task("t", "exact_match", "x", **changes)
+
+
+def test_lengths_are_characters_for_acc_norm_and_bytes_for_acc_bytes() -> None:
+    choices = ["ação", "casas"]  # 4 characters, 6 bytes; 5 characters, 5 bytes
+    # by sum -8.0: ação; per character -2.00 against -2.02: ação; per byte -1.33 against -2.02: ação
+    assert m.choice_scores([-8.0, -10.1], choices, 0) == {"acc": 1, "acc_norm": 1, "acc_bytes": 1}
+    # sums: first; per character: -2.125 against -2.1; per byte: -1.417 against -2.1
+    assert m.choice_scores([-8.5, -10.5], choices, 1) == {"acc": 0, "acc_norm": 1, "acc_bytes": 0}
+    # composed and decomposed accents differ in characters, as Python counts
+    pair = ["\u00e7", "c\u0327"]
+    assert m.choice_scores([-2.0, -2.9], pair, 1) == {"acc": 0, "acc_norm": 1, "acc_bytes": 1}
+
+
+def test_the_first_of_equals_wins() -> None:
+    assert m.choice_scores([-1.0, -1.0], ["a", "b"], 0)["acc"] == 1
+    assert m.choice_scores([-1.0, -1.0], ["a", "b"], 1)["acc"] == 0
+
+
+def test_extraction_takes_group_one_first_or_last() -> None:
+    pattern = r"#### (-?[\d.,]+)"
+    text = "#### 3 then #### 1,234"
+    assert m.extracted(task(extract=pattern), text) == "1,234"
+    assert m.extracted(task(extract=pattern, extract_pick="first"), text) == "3"
+    assert m.extracted(task(extract=pattern), "no mark") is None
+    assert m.exact_match(task(extract=pattern), "no mark", "3") == (0.0, None)
+
+
+@pytest.mark.parametrize(
+    ("normalize", "text", "answer", "right"),
+    [
+        ((), "  São\nPaulo ", "São Paulo", 1),
+        ((), "são paulo", "São Paulo", 0),
+        (("case",), "são paulo", "São Paulo", 1),
+        (("case", "accents"), "SAO PAULO", "São Paulo", 1),
+        (("punctuation",), "São Paulo!", "São Paulo", 1),
+        (("digit_groups",), "1,234", "1234", 1),
+        (("digit_groups",), "1,23", "123", 0),
+    ],
+)
+def test_normalisers(normalize: tuple[str, ...], text: str, answer: str, right: int) -> None:
+    assert m.exact_match(task(normalize=normalize), text, answer)[0] == right
+
+
+def test_number_verifier_reads_solutions() -> None:
+    gsm = task(verifier="number")
+    assert m.exact_match(gsm, "so it costs 18 dollars", "She has 16 - 3 ...\n#### 18")[0] == 1
+
+
+def test_document_sums() -> None:
+    sums = m.document_sums("não há", -6.0, 3)
+    assert sums == {m.LOGLIKELIHOOD: -6.0, "bytes": 8, "words": 2, "tokens": 3}
+    bits = m.METRICS["bits_per_byte"]
+    assert bits.transform(6.0 / 8) == pytest.approx(6 / 8 / math.log(2))
