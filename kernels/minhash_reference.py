@@ -5,6 +5,7 @@ a word's hash is P**(end-1) * (S[end] - S[start]) where S sums code * P**-i. Bat
 that working memory stays near CHUNK_BYTES * 60.
 """
 
+import functools
 from collections.abc import Iterator
 from itertools import pairwise
 from typing import NamedTuple
@@ -90,8 +91,13 @@ def folded(code: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 def power_table(base: int, count: int) -> np.ndarray:
     """base**0 … base**(count-1) modulo 2**64."""
-    powers = np.full(count, base, np.uint64)
-    powers[:1] = 1
+    return _powers(base, max(count - 1, 1).bit_length())[:count]
+
+
+@functools.lru_cache(maxsize=4)
+def _powers(base: int, bits: int) -> np.ndarray:
+    powers = np.full(1 << bits, base, np.uint64)
+    powers[0] = 1
     return np.cumprod(powers, dtype=np.uint64)
 
 

@@ -58,6 +58,8 @@ def chunks(offsets: np.ndarray) -> Iterator[tuple[int, int]]:
 
 def sums(values: np.ndarray, bounds: np.ndarray) -> np.ndarray:
     """Sum of values[bounds[i]:bounds[i+1]] for each i; float64[n]."""
+    if values.dtype == bool:
+        return np.diff(np.searchsorted(np.flatnonzero(values), bounds)).astype(float)
     running = np.concatenate(([0.0], np.cumsum(values, dtype=np.float64)))
     return running[bounds[1:]] - running[bounds[:-1]]
 

@@ -61,7 +61,7 @@ NAMES = (*dict.fromkeys(rule.score for rule in RULES), "quality")
 
 
 def measure(texts: Texts, verdict: Verdict) -> dict[str, np.ndarray]:
-    """All scores of NAMES, float64[n] each; NaN where a figure has no meaning (no line, no word)."""
+    """All scores of NAMES, float64[n] each; NaN where a figure has no meaning (no words)."""
     scores = _word_scores(texts) | _line_scores(texts) | _character_scores(texts)
     scores |= _repetition_scores(texts)
     known = verdict.language != "und"

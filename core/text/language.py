@@ -26,6 +26,7 @@ MIN_CONFIDENCE = 0.6
 MIN_FUNCTION_WORDS = 0.12  # share of words that the leading language lists …
 SURE_WORDS = 8  # … in texts of at least so many words
 MIN_SCRIPT = 0.3  # share of letters in a script of one language
+_FIRST_SCRIPT = min(low for ranges in SCRIPTS.values() for low, _ in ranges)
 
 
 @dataclass(frozen=True)
@@ -145,6 +146,8 @@ def _by_script(texts: Texts) -> tuple[np.ndarray, np.ndarray]:
     """(language or und object[n], share of letters float64[n]) from scripts of one language."""
     names = np.full(texts.count, UNDETERMINED, object)
     certain = np.zeros(texts.count)
+    if not len(texts.codes) or texts.codes.max() < _FIRST_SCRIPT:
+        return names, certain
     letters = np.maximum(sums(texts.alphabetic, texts.bounds), 1)
     for language, ranges in SCRIPTS.items():
         inside = np.zeros(len(texts.codes), bool)

@@ -1,0 +1,177 @@
+"""The small language of `--keep`: comparisons over columns and scores, never code.
+
+Grammar (a subset of Python expressions): and, or, not; == != < <= > >=, chained; `x in ('a','b')`,
+`'word' in text`; `x is None`; + - * /; len(column); numbers, strings, True, False, None; a name is
+a column, else a score; `scores["a name"]` is a score, null in rows that lack it. A row is kept
+when the expression is true; null (a missing value in a comparison) does not keep it. Everything
+else in a syntax tree is refused, so an expression can neither call nor reach anything.
+"""
+
+import ast
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from sabia.core.errors import UsageError
+from sabia.core.text.scores import score_names, score_values
+
+_COMPARE: dict[type, Callable[[Any, Any], Any]] = {
+    ast.Eq: pc.equal, ast.NotEq: pc.not_equal, ast.Lt: pc.less, ast.LtE: pc.less_equal,
+    ast.Gt: pc.greater, ast.GtE: pc.greater_equal,
+}  # fmt: skip
+_ARITHMETIC: dict[type, Callable[[Any, Any], Any]] = {
+    ast.Add: pc.add, ast.Sub: pc.subtract, ast.Mult: pc.multiply, ast.Div: pc.divide,
+}  # fmt: skip
+
+
+class Predicate:
+    """A parsed expression. Raises UsageError when it is not one of the language."""
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+        try:
+            self.tree = ast.parse(text.strip(), mode="eval").body
+        except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+            raise UsageError(f"--keep: {text!r} is not an expression ({error})") from error
+        _check(self.tree, text)
+
+    @property
+    def names(self) -> set[str]:
+        """Names of columns or scores that must exist."""
+        inside = {id(n.value) for n in ast.walk(self.tree) if isinstance(n, ast.Subscript)}
+        inside |= {id(n.func) for n in ast.walk(self.tree) if isinstance(n, ast.Call)}
+        found = (n for n in ast.walk(self.tree) if isinstance(n, ast.Name) and id(n) not in inside)
+        return {node.id for node in found}
+
+    def check_names(self, batch: pa.RecordBatch, where: str) -> None:
+        """Raise UsageError for a name that is neither a column nor a score of this batch."""
+        known = set(batch.schema.names) | score_names(batch.column("scores"))
+        missing = sorted(self.names - known)
+        if missing:
+            raise UsageError(
+                f"--keep: {missing[0]!r} is neither a column nor a score in {where}"
+                f" (there are {', '.join(sorted(known))})"
+            )
+
+    def evaluate(self, batch: pa.RecordBatch) -> np.ndarray:
+        """True for the rows to keep, bool[n]."""
+        try:
+            value = _Evaluation(batch).value(self.tree)
+            if isinstance(value, pa.Scalar):
+                value = pa.array([value.as_py()] * batch.num_rows, pa.bool_())
+            return np.asarray(pc.fill_null(value.cast(pa.bool_()), False))
+        except (pa.ArrowException, TypeError) as error:
+            reason = str(error).partition("\n")[0]
+            raise UsageError(f"--keep: {self.text!r} cannot be computed ({reason})") from error
+
+
+_ALLOWED = (
+    ast.BoolOp, ast.And, ast.Or, ast.UnaryOp, ast.Not, ast.USub, ast.Compare, ast.In, ast.NotIn,
+    ast.Is, ast.IsNot, ast.BinOp, ast.Name, ast.Constant, ast.Tuple, ast.List, ast.Subscript,
+    ast.Call, ast.Load, *_COMPARE, *_ARITHMETIC,
+)  # fmt: skip
+
+
+def _check(tree: ast.AST, text: str) -> None:
+    for node in ast.walk(tree):
+        if not isinstance(node, _ALLOWED) or not _well_formed(node):
+            part = ast.get_source_segment(text.strip(), node) if hasattr(node, "lineno") else None
+            raise UsageError(
+                f"--keep: {part or type(node).__name__!r} is not allowed in {text!r}"
+                " (expected comparisons of columns and scores, and/or/not, in)"
+            )
+
+
+def _well_formed(node: ast.AST) -> bool:
+    if isinstance(node, ast.Constant):
+        return node.value is None or isinstance(node.value, str | int | float | bool)
+    if isinstance(node, ast.Tuple | ast.List):
+        return all(isinstance(item, ast.Constant) for item in node.elts)
+    if isinstance(node, ast.Call):
+        plain = isinstance(node.func, ast.Name) and node.func.id == "len"
+        return plain and len(node.args) == 1 and not node.keywords
+    if isinstance(node, ast.Subscript):
+        named = isinstance(node.value, ast.Name) and node.value.id == "scores"
+        return named and isinstance(node.slice, ast.Constant) and isinstance(node.slice.value, str)
+    return True
+
+
+class _Evaluation:
+    """Values of subtrees over one batch: Arrow arrays or scalars."""
+
+    def __init__(self, batch: pa.RecordBatch) -> None:
+        self.batch = batch
+
+    def value(self, node: ast.AST) -> Any:
+        return getattr(self, f"_{type(node).__name__.lower()}")(node)
+
+    def _constant(self, node: ast.Constant) -> Any:
+        return pa.scalar(node.value)
+
+    def _name(self, node: ast.Name) -> Any:
+        if node.id in self.batch.schema.names:
+            return self.batch.column(node.id)
+        return self._score(node.id)
+
+    def _subscript(self, node: ast.Subscript) -> Any:
+        assert isinstance(node.slice, ast.Constant)
+        return self._score(str(node.slice.value))
+
+    def _score(self, name: str) -> pa.Array:
+        values = score_values(self.batch.column("scores"), name)
+        return pa.array(values, mask=np.isnan(values))
+
+    def _call(self, node: ast.Call) -> Any:
+        value = self.value(node.args[0])
+        return (
+            pc.utf8_length(value) if pa.types.is_string(value.type) else pc.list_value_length(value)
+        )
+
+    def _boolop(self, node: ast.BoolOp) -> Any:
+        join = pc.and_kleene if isinstance(node.op, ast.And) else pc.or_kleene
+        result = self.value(node.values[0])
+        for other in node.values[1:]:
+            result = join(result, self.value(other))
+        return result
+
+    def _unaryop(self, node: ast.UnaryOp) -> Any:
+        value = self.value(node.operand)
+        return pc.invert(value) if isinstance(node.op, ast.Not) else pc.negate(value)
+
+    def _binop(self, node: ast.BinOp) -> Any:
+        left, right = self.value(node.left), self.value(node.right)
+        if isinstance(node.op, ast.Div):
+            left = left.cast(pa.float64())
+        return _ARITHMETIC[type(node.op)](left, right)
+
+    def _compare(self, node: ast.Compare) -> Any:
+        result, left = None, node.left
+        for operator, right in zip(node.ops, node.comparators, strict=True):
+            part = self._one(operator, left, right)
+            result = part if result is None else pc.and_kleene(result, part)
+            left = right
+        return result
+
+    def _one(self, operator: ast.cmpop, left: ast.AST, right: ast.AST) -> Any:
+        if isinstance(operator, ast.Is | ast.IsNot):
+            if not (isinstance(right, ast.Constant) and right.value is None):
+                raise TypeError("`is` compares with None only")
+            null = pc.is_null(self.value(left))
+            return null if isinstance(operator, ast.Is) else pc.invert(null)
+        if isinstance(operator, ast.In | ast.NotIn):
+            inside = self._contains(left, right)
+            return inside if isinstance(operator, ast.In) else pc.invert(inside)
+        return _COMPARE[type(operator)](self.value(left), self.value(right))
+
+    def _contains(self, left: ast.AST, right: ast.AST) -> Any:
+        if isinstance(right, ast.Tuple | ast.List):
+            value = self.value(left)
+            chosen = [item.value for item in right.elts if isinstance(item, ast.Constant)]
+            found = pc.is_in(value, pa.array(chosen).cast(value.type))
+            return pc.if_else(pc.is_valid(value), found, pa.scalar(None, pa.bool_()))
+        if isinstance(left, ast.Constant) and isinstance(left.value, str):
+            return pc.match_substring(self.value(right), left.value)
+        raise TypeError("`in` needs a list of values, or a quoted text on its left")
