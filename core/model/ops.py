@@ -75,6 +75,18 @@ class Ops(Protocol):
         """x · sigmoid(x)."""
         ...
 
+    def exp(self, x: Array) -> Array:
+        """e to the power of x."""
+        ...
+
+    def where(self, condition: Array, x: Array | float, y: Array | float) -> Array:
+        """x where the condition holds, else y; a gradient flows into the chosen one only."""
+        ...
+
+    def stop_gradient(self, x: Array) -> Array:
+        """x as a constant."""
+        ...
+
     def softmax(self, x: Array) -> Array:
         """Over the last axis, fp32."""
         ...

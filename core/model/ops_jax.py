@@ -96,6 +96,21 @@ def silu(x: Array) -> Array:
     return jax.nn.silu(x)
 
 
+def exp(x: Array) -> Array:
+    """See Ops.exp."""
+    return jnp.exp(x)
+
+
+def where(condition: Array, x: Array | float, y: Array | float) -> Array:
+    """See Ops.where."""
+    return jnp.where(condition, x, y)
+
+
+def stop_gradient(x: Array) -> Array:
+    """See Ops.stop_gradient."""
+    return jax.lax.stop_gradient(x)
+
+
 def softmax(x: Array) -> Array:
     """See Ops.softmax."""
     return jax.nn.softmax(x.astype(jnp.float32), axis=-1)

@@ -82,6 +82,8 @@ def to_numpy(params: Mapping[str, Tensor]) -> dict[str, np.ndarray]:
 
 def integers(values: Any, like: Tensor) -> Tensor:
     """See Ops.integers."""
+    if isinstance(values, np.ndarray) and not values.flags.writeable:
+        values = values.copy()  # torch warns of arrays it may not write to
     x = torch.as_tensor(values, device=like.device)
     return x if x.dtype == torch.int64 else x.long()
 
@@ -160,6 +162,21 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
 def silu(x: Tensor) -> Tensor:
     """See Ops.silu."""
     return F.silu(x)
+
+
+def exp(x: Tensor) -> Tensor:
+    """See Ops.exp."""
+    return torch.exp(x)
+
+
+def where(condition: Tensor, x: Tensor | float, y: Tensor | float) -> Tensor:
+    """See Ops.where."""
+    return torch.where(condition, x, y)
+
+
+def stop_gradient(x: Tensor) -> Tensor:
+    """See Ops.stop_gradient."""
+    return x.detach()
 
 
 def softmax(x: Tensor) -> Tensor:

@@ -13,7 +13,7 @@ clip-higher, token sum), 2503.20783 (Dr. GRPO), 2507.18071 (GSPO), 1912.09729 (d
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -114,24 +114,32 @@ def policy_losses(
     `old` is the policy's own at sampling time, `sampler` what the sampler reported where the two
     differ (then `correction` weighs the loss), `ref` the reference's (with `beta`).
     """
-    lengths = ops.maximum(mask.sum(-1)[..., None], 1.0)
+    lengths = mask.sum(-1)[..., None]
     log_ratio = (logp - old) * mask
     if config.ratio == "sequence":
-        log_ratio = log_ratio.sum(-1)[..., None] / lengths
+        log_ratio = log_ratio.sum(-1)[..., None] / ops.where(lengths > 0, lengths, 1.0)
     rho = ops.exp(log_ratio)
-    within = ops.minimum(ops.maximum(rho, 1 - config.clip_low), 1 + config.clip_high)
-    loss = ops.maximum(-rho * advantage, -within * advantage)
-    clipped = ops.where(-within * advantage > -rho * advantage, mask, 0.0 * mask)
+    within = _at_least(_at_most(rho, 1 + config.clip_high, ops), 1 - config.clip_low, ops)
+    binds = -within * advantage > -rho * advantage
+    loss = ops.where(binds, -within * advantage, -rho * advantage)
     if config.dual_clip:
-        capped = ops.minimum(loss, -config.dual_clip * advantage)
-        loss = ops.where(advantage < 0, capped, loss)
+        capped = ops.where(advantage < 0, -config.dual_clip * advantage, math.inf)
+        loss = ops.where(loss > capped, capped, loss)
     if config.correction != "none":
         loss = loss * _correction(old, sampler, mask, config, ops)
     if config.beta:
         loss = loss + config.beta * _k3(logp, ref, mask, ops) * (
             rho if config.kl_times_ratio else 1.0
         )
-    return loss * mask, clipped
+    return loss * mask, ops.where(binds, mask, 0.0)
+
+
+def _at_most(x: Any, bound: float, ops: Any) -> Any:
+    return ops.where(x > bound, bound, x)
+
+
+def _at_least(x: Any, bound: float, ops: Any) -> Any:
+    return ops.where(x < bound, bound, x)
 
 
 def _k3(logp: Any, ref: Any, mask: Any, ops: Any) -> Any:
@@ -144,10 +152,7 @@ def _correction(old: Any, sampler: Any, mask: Any, config: GrpoLossConfig, ops: 
     """Truncated importance weight of the policy at sampling time against the sampler."""
     difference = (old - sampler) * mask
     if config.correction == "token-cap":
-        return ops.minimum(ops.exp(difference), config.correction_cap)
+        return _at_most(ops.exp(difference), config.correction_cap, ops)
     weight = ops.exp(difference.sum(-1)[..., None])
     over = config.correction_cap if config.correction == "sequence-cap" else 0.0
     return ops.where(weight <= config.correction_cap, weight, over)
-
-
-GrpoLoss = Callable[..., tuple[Any, Any, dict[str, Any]]]
