@@ -1,1 +1,1 @@
-"""parallel."""
+"""How a run spreads over devices: mesh axes, and joining the processes launchers start."""

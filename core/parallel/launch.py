@@ -1,0 +1,198 @@
+"""Who we are among the processes of a run: bare python, torchrun or srun, with the same flags.
+
+torchrun is recognised by RANK and WORLD_SIZE, srun by SLURM_PROCID with more than one task and a
+step id (a batch script has a SLURM_PROCID too, but no step and no company). `detect` reads the
+environment only; `join_torch` and `join_jax` meet the other processes. The rendezvous waits
+longer the more processes there are: a cold start of many hosts outlasts fixed barriers.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from sabia.core.errors import Failed, UsageError
+
+BASE_TIMEOUT_S = 300
+TIMEOUT_S_PER_PROCESS = 2
+
+
+@dataclass(frozen=True)
+class World:
+    """This process's place: rank of size, its number on this host, where rank 0 is reached."""
+
+    rank: int = 0
+    size: int = 1
+    local_rank: int = 0
+    launcher: str = "bare"  # bare, torchrun or srun
+    host: str = ""
+    port: int = 0
+
+    @property
+    def leads(self) -> bool:
+        """True for the one process that writes checkpoints and rows."""
+        return self.rank == 0
+
+    @property
+    def timeout_s(self) -> int:
+        """How long to wait for the others."""
+        return BASE_TIMEOUT_S + TIMEOUT_S_PER_PROCESS * self.size
+
+
+def detect(environment: Mapping[str, str] = os.environ) -> World:
+    """The world that the launcher's variables describe; raises UsageError when they are broken."""
+    if "RANK" in environment and "WORLD_SIZE" in environment:
+        return _from_torchrun(environment)
+    if int(environment.get("SLURM_NTASKS") or 1) > 1 and "SLURM_STEP_ID" in environment:
+        return _from_slurm(environment)
+    return World()
+
+
+def _number(environment: Mapping[str, str], name: str, default: str | None = None) -> int:
+    value = environment.get(name, default)
+    if value is None or not value.isdigit():
+        raise UsageError(f"{name}: {value!r} in the environment (expected a number)")
+    return int(value)
+
+
+def _from_torchrun(environment: Mapping[str, str]) -> World:
+    return World(
+        rank=_number(environment, "RANK"),
+        size=_number(environment, "WORLD_SIZE"),
+        local_rank=_number(environment, "LOCAL_RANK", "0"),
+        launcher="torchrun",
+        host=environment.get("MASTER_ADDR", "127.0.0.1"),
+        port=_number(environment, "MASTER_PORT", "29500"),
+    )
+
+
+def _from_slurm(environment: Mapping[str, str]) -> World:
+    nodes = environment.get("SLURM_STEP_NODELIST") or environment.get("SLURM_NODELIST", "")
+    job, step = _number(environment, "SLURM_JOB_ID"), _number(environment, "SLURM_STEP_ID")
+    return World(
+        rank=_number(environment, "SLURM_PROCID"),
+        size=_number(environment, "SLURM_NTASKS"),
+        local_rank=_number(environment, "SLURM_LOCALID", "0"),
+        launcher="srun",
+        host=environment.get("SABIA_COORDINATOR") or first_host(nodes),
+        # below the kernel's range of ephemeral ports, and different for each job and step
+        port=20000 + (job * 64 + step % 64) % 12000,
+    )
+
+
+def first_host(nodes: str) -> str:
+    """The first name of a Slurm host list: 'gpu[003-006,9],x' → 'gpu003'."""
+    match = re.match(r"([^\[,]+)(?:\[(\d+)[^\]]*\]([^,]*))?", nodes)
+    if not match:
+        raise UsageError(f"SLURM_NODELIST: {nodes!r} (expected a list of hosts)")
+    return match[1] + (match[2] or "") + (match[3] or "")
+
+
+@contextlib.contextmanager
+def join_torch(world: World) -> Iterator[Any]:
+    """Yield the torch device of this process, with the others joined over NCCL or gloo."""
+    import torch
+
+    cuda = torch.cuda.is_available()
+    if cuda and world.local_rank >= torch.cuda.device_count():
+        raise UsageError(
+            f"process {world.local_rank} on this host has no GPU of its own "
+            f"({torch.cuda.device_count()} visible); start one process per GPU"
+        )
+    device = torch.device("cuda", world.local_rank) if cuda else torch.device("cpu")
+    if cuda:
+        torch.cuda.set_device(device)
+    if world.size == 1:
+        yield device
+        return
+    _initialise_torch(world, "nccl" if cuda else "gloo")
+    try:
+        yield device
+    finally:
+        torch.distributed.destroy_process_group()
+
+
+def _initialise_torch(world: World, transport: str) -> None:
+    from datetime import timedelta
+
+    import torch
+
+    # torchrun has a store of its own that env:// knows how to reach
+    method = "env://" if world.launcher == "torchrun" else f"tcp://{world.host}:{world.port}"
+    try:
+        torch.distributed.init_process_group(
+            transport,
+            init_method=method,
+            rank=world.rank,
+            world_size=world.size,
+            timeout=timedelta(seconds=world.timeout_s),
+        )
+    except (RuntimeError, ValueError) as error:
+        raise Failed(_unreachable(world, error)) from error
+
+
+def _unreachable(world: World, error: Exception) -> str:
+    reason = str(error).partition("\n")[0]
+    return (
+        f"process {world.rank} of {world.size} could not join {world.host}:{world.port} within "
+        f"{world.timeout_s} s: {reason}"
+    )
+
+
+@contextlib.contextmanager
+def join_jax(world: World, devices: int = 0) -> Iterator[None]:
+    """Join the other JAX processes; `devices` > 1 asks a CPU for that many in this process."""
+    import jax
+
+    if devices > 1 and world.size == 1 and _is_cpu():
+        with contextlib.suppress(RuntimeError):  # JAX is up already, with what devices it has
+            jax.config.update("jax_num_cpu_devices", devices)
+    if world.size == 1:
+        yield
+        return
+    # the port of torchrun itself is taken by its store
+    port = world.port + (1 if world.launcher == "torchrun" else 0)
+    if _is_cpu():
+        jax.config.update("jax_cpu_collectives_implementation", "gloo")
+    try:
+        jax.distributed.initialize(
+            f"{world.host}:{port}",
+            world.size,
+            world.rank,
+            initialization_timeout=world.timeout_s,
+            local_device_ids=None if _is_cpu() else [world.local_rank],
+        )
+    except (RuntimeError, ValueError) as error:
+        raise Failed(_unreachable(world, error)) from error
+    try:
+        yield
+    finally:
+        jax.distributed.shutdown()
+
+
+def _is_cpu() -> bool:
+    """Whether JAX was told, or has no choice but, to run on the CPU (asking would start it)."""
+    from importlib.util import find_spec
+
+    platforms = os.environ.get("JAX_PLATFORMS", "")
+    if platforms:
+        return platforms.split(",")[0] == "cpu"
+    return not any(find_spec(name) for name in ("libtpu", "jax_cuda12_plugin", "jax_cuda13_plugin"))
+
+
+def barrier(world: World, backend: str, name: str) -> None:
+    """Wait until every process has come to the point called `name`."""
+    if world.size == 1:
+        return
+    if backend == "torch":
+        import torch
+
+        torch.distributed.barrier()
+        return
+    from jax.experimental import multihost_utils
+
+    multihost_utils.sync_global_devices(name)

@@ -1,0 +1,189 @@
+"""Data order as arithmetic: which rows step number `step` of a run sees, from integers alone.
+
+The order of a run is a pure function of (seed, position): no state is kept, so a resumed run, on
+any number of hosts, reads no row twice and skips none. Within an epoch a source's rows follow a
+permutation computed on the fly: a Feistel network over the next power of four, walked along its
+cycle until it falls below the size (Black and Rogaway 2002, "Ciphers with arbitrary finite
+domains"). Sources are mixed by a fixed interleave of PERIOD slots in which each source's k-th of c
+slots lies at (k + 1/2)/c, so every prefix is within half a row per source of its weights.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from sabia.core.errors import UsageError
+
+PERIOD = 1 << 16
+ROUNDS = 8
+_U64 = np.uint64
+_GOLDEN = 0x9E3779B97F4A7C15
+_MASK = (1 << 64) - 1
+
+
+def mix64(value: int) -> int:
+    """The finalizer of SplitMix64 (Steele et al. 2014): a bijection on 64-bit integers."""
+    value = (value ^ (value >> 30)) * 0xBF58476D1CE4E5B9 & _MASK
+    value = (value ^ (value >> 27)) * 0x94D049BB133111EB & _MASK
+    return value ^ (value >> 31)
+
+
+def key64(*parts: int) -> int:
+    """One 64-bit key of several integers; the order of the parts matters."""
+    key = 0
+    for part in parts:
+        key = mix64((key + _GOLDEN & _MASK) ^ mix64(part & _MASK))
+    return key
+
+
+def _mix64_array(value: np.ndarray) -> np.ndarray:
+    value = (value ^ (value >> _U64(30))) * _U64(0xBF58476D1CE4E5B9)
+    value = (value ^ (value >> _U64(27))) * _U64(0x94D049BB133111EB)
+    return value ^ (value >> _U64(31))
+
+
+@dataclass(frozen=True)
+class Permutation:
+    """A permutation of range(size), different for each key, evaluated where it is asked for."""
+
+    size: int
+    key: int
+
+    @cached_property
+    def _half_bits(self) -> int:
+        return max(1, ((self.size - 1).bit_length() + 1) // 2)
+
+    def __call__(self, index: np.ndarray) -> np.ndarray:
+        """Images int64[n] of indices int64[n], all in range(size)."""
+        value = np.asarray(index).astype(_U64)
+        outside = np.ones(value.shape, bool)
+        while outside.any():
+            value[outside] = self._encrypt(value[outside])
+            outside = value >= _U64(self.size)
+        return value.astype(np.int64)
+
+    def _encrypt(self, value: np.ndarray) -> np.ndarray:
+        bits = _U64(self._half_bits)
+        mask = _U64((1 << self._half_bits) - 1)
+        left, right = value >> bits, value & mask
+        for number in range(ROUNDS):
+            round_key = _U64(key64(self.key, number))
+            left, right = right, left ^ (_mix64_array(right ^ round_key) & mask)
+        return (left << bits) | right
+
+
+@dataclass(frozen=True)
+class Interleave:
+    """Which source the n-th sample of a run comes from, and its how-manieth of that source."""
+
+    weights: tuple[float, ...]
+
+    def __post_init__(self) -> None:
+        if not self.weights or min(self.weights) < 0 or sum(self.weights) <= 0:
+            raise UsageError(f"weights: {self.weights} (expected 0 or more, not all 0)")
+
+    @cached_property
+    def counts(self) -> np.ndarray:
+        """Slots of each source in a period int64[S] (largest remainders)."""
+        share = np.array(self.weights, np.float64) / sum(self.weights) * PERIOD
+        counts = np.floor(share).astype(np.int64)
+        rest = np.argsort(counts - share, kind="stable")[: PERIOD - int(counts.sum())]
+        counts[rest] += 1
+        return counts
+
+    @cached_property
+    def _slots(self) -> tuple[np.ndarray, np.ndarray]:
+        """(source, rank within the source) of each slot of a period."""
+        source = np.repeat(np.arange(len(self.counts)), self.counts)
+        rank = np.concatenate([np.arange(count) for count in self.counts])
+        place = (rank + 0.5) / self.counts[source]
+        order = np.lexsort((source, place))
+        return source[order], rank[order]
+
+    def at(self, index: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """(source[n], position within that source[n]) of samples index[n]."""
+        period, slot = np.divmod(np.asarray(index, np.int64), PERIOD)
+        source, rank = self._slots[0][slot], self._slots[1][slot]
+        return source, period * self.counts[source] + rank
+
+
+@dataclass(frozen=True)
+class DataOrder:
+    """The order of rows of several sources; without weights all rows are one source.
+
+    `sizes` are the numbers of rows; a row's number counts through the sources in turn. Without
+    weights every row is read once per epoch; with weights each source has epochs of its own.
+    """
+
+    sizes: tuple[int, ...]
+    seed: int = 0
+    weights: tuple[float, ...] | None = None
+
+    def __post_init__(self) -> None:
+        if not sum(self.sizes):
+            raise UsageError("data: no rows (expected at least one row to read)")
+        if self.weights is None:
+            return
+        if len(self.weights) != len(self.sizes):
+            raise UsageError(f"weights: {len(self.weights)} for {len(self.sizes)} sources")
+        empty = [i for i, n in enumerate(self.sizes) if not n and self.weights[i] > 0]
+        if empty:
+            raise UsageError(f"weights: source number {empty[0]} has a weight but no rows")
+
+    def rows(self, start: int, count: int) -> np.ndarray:
+        """Row numbers int64[count] of the samples start … start + count - 1 of the run."""
+        index = np.arange(start, start + count, dtype=np.int64)
+        if self.weights is None:
+            return self._permuted(index, 0, sum(self.sizes))
+        source, position = self._interleave.at(index)
+        first = np.concatenate([[0], np.cumsum(self.sizes)])
+        rows = np.empty(count, np.int64)
+        for number in np.unique(source):
+            here = source == number
+            rows[here] = first[number] + self._permuted(
+                position[here], int(number) + 1, self.sizes[number]
+            )
+        return rows
+
+    def epochs(self, count: int) -> list[float]:
+        """How often each source has been read after `count` samples."""
+        if self.weights is None:
+            return [count / sum(self.sizes)] * len(self.sizes)
+        source, _ = self._interleave.at(np.arange(count % PERIOD, dtype=np.int64))
+        taken = count // PERIOD * self._interleave.counts
+        taken = taken + np.bincount(source, minlength=len(self.sizes))
+        return [float(n / size) if size else 0.0 for n, size in zip(taken, self.sizes, strict=True)]
+
+    @cached_property
+    def _interleave(self) -> Interleave:
+        return Interleave(self.weights or ())
+
+    def _permuted(self, position: np.ndarray, stream: int, size: int) -> np.ndarray:
+        epoch, within = np.divmod(position, size)
+        rows = np.empty(len(position), np.int64)
+        for number in np.unique(epoch):
+            here = epoch == number
+            rows[here] = Permutation(size, key64(self.seed, stream, int(number)))(within[here])
+        return rows
+
+
+def parse_weights(text: str, names: Sequence[str]) -> tuple[float, ...] | None:
+    """'web=3,books=1' → a weight for each of the names (0 where not named); '' → None."""
+    if not text:
+        return None
+    given: dict[str, float] = {}
+    for part in text.split(","):
+        name, _, value = part.rpartition("=")
+        try:
+            given[name.strip()] = float(value)
+        except ValueError:
+            raise UsageError(f"mix: {part!r} (expected SOURCE=WEIGHT)") from None
+    unknown = [name for name in given if name not in names]
+    if unknown:
+        known = ", ".join(names[:8]) + (" …" if len(names) > 8 else "")
+        raise UsageError(f"mix: no rows of source {unknown[0]!r} (expected some of {known})")
+    return tuple(given.get(name, 0.0) for name in names)

@@ -1,0 +1,54 @@
+"""The peak that MFU is relative to, where none is given: one device's own matrix product.
+
+A square product in the dtype of the run, the best of a few; about a tenth of a second. It is what
+the machine reaches, not what its maker promises, and depends on the threads in use.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+SIZES = {"cpu": 1024}
+DEFAULT_SIZE = 8192
+ROUNDS = 4
+
+
+def measure_peak_flops(backend: str, precision: str) -> float:
+    """Operations per second of one device in fp32 or bf16."""
+    return (_torch if backend == "torch" else _jax)("bfloat16" if precision == "bf16" else None)
+
+
+def _best(product: Callable[[], None], size: int) -> float:
+    product()
+    best = float("inf")
+    for _ in range(ROUNDS):
+        start = time.perf_counter()
+        product()
+        best = min(best, time.perf_counter() - start)
+    return 2.0 * size**3 / best
+
+
+def _torch(dtype: str | None) -> float:
+    import torch
+
+    kind = "cuda" if torch.cuda.is_available() else "cpu"
+    size = SIZES.get(kind, DEFAULT_SIZE)
+    square = torch.ones(size, size, device=kind, dtype=getattr(torch, dtype or "float32"))
+
+    def product() -> None:
+        torch.mm(square, square)
+        if kind == "cuda":
+            torch.cuda.synchronize()
+
+    return _best(product, size)
+
+
+def _jax(dtype: str | None) -> float:
+    import jax
+    import jax.numpy as jnp
+
+    size = SIZES.get(jax.local_devices()[0].platform, DEFAULT_SIZE)
+    square = jax.device_put(jnp.ones((size, size), dtype or "float32"), jax.local_devices()[0])
+    multiply = jax.jit(jnp.matmul)
+    return _best(lambda: multiply(square, square).block_until_ready() and None, size)
