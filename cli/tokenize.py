@@ -17,10 +17,10 @@ from sabia.core.shards.job import Job
 def tokenize(
     job: Job,
     tokenizer: Annotated[
-        str, option("tokenizer.json, or a directory with one.", metavar="DIR")
+        str, option("tokenizer.json, or a directory with one; else one is trained.", metavar="DIR")
     ] = "",
     train_tokenizer: Annotated[
-        bool, option("Train a byte-level BPE on the input first.", "--train-tokenizer")
+        bool, option("Train a byte-level BPE on the input (default).", "--train-tokenizer")
     ] = False,
     vocab_size: Annotated[int, option("Tokens to train, special ones counted.", metavar="N")] = (
         32_000

@@ -53,8 +53,8 @@ class TokenizeConfig:
     max_repeat: float = 4.0
 
     def __post_init__(self) -> None:
-        if bool(self.tokenizer) == self.train_tokenizer:
-            raise UsageError("which tokenizer? give either --tokenizer DIR or --train-tokenizer")
+        if self.tokenizer and self.train_tokenizer:
+            raise UsageError("give either --tokenizer DIR or --train-tokenizer, not both")
         for name, value, choices in (
             ("packing", self.packing, PACKINGS),
             ("encoder", self.encoder, ENGINES),

@@ -102,7 +102,7 @@ def test_flag_beats_variable_beats_file_beats_default(documents: Path, tmp_path:
 
     config = tmp_path / "c.toml"
     config.write_text("threshold = 0.7\n[dedup]\nthreshold = 0.75\n")
-    assert threshold() == 0.8
+    assert threshold() == 0.7
     assert threshold("--config", str(config)) == 0.75
     assert threshold("--config", str(config), SABIA_DEDUP_THRESHOLD="0.6") == 0.6
     last = threshold("--threshold", "0.9", "--config", str(config), SABIA_DEDUP_THRESHOLD="0.6")

@@ -189,8 +189,11 @@ def test_killed_and_run_again_gives_the_same_rows(world, tmp_path, number):
 def test_usage_errors_say_what_to_do(world, tmp_path):
     root, _, _ = world
     cases = [
-        ([], "either --tokenizer DIR or --train-tokenizer"),
-        (["--train-tokenizer"], "give --save-tokenizer DIR"),
+        (
+            [*tokenizer_of(root), "--train-tokenizer"],
+            "either --tokenizer DIR or --train-tokenizer",
+        ),
+        ([], "give --save-tokenizer DIR"),
         (["--tokenizer", tmp_path], "no tokenizer"),
         ([*tokenizer_of(root), "--tokens", "1M"], "--tokens is the budget of a mix"),
         ([*tokenizer_of(root), "--mix", "news=1"], "no documents of source 'news'"),
