@@ -1,0 +1,143 @@
+"""Calibration: what every matrix's inputs are, layer by layer, each layer run only once or twice.
+
+A pass for layer i starts from the states that the layers before left: an `ops` namespace handed to
+the forward pass counts its blocks, skips those before i, gives block i the kept states and ends the
+pass behind it; so calibrating L layers costs about two full passes. The same namespace shows the
+inputs of every product, whose x xᵀ are added up.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from sabia.core.model import forward
+from sabia.core.spec import ModelSpec
+
+BATCH_TOKENS = 8_192
+
+
+@dataclass(frozen=True)
+class Batch:
+    """ids[B, T] and segments[B, T]: 1 where there is a token, 0 where there is padding."""
+
+    ids: np.ndarray
+    segments: np.ndarray
+
+    @property
+    def mask(self) -> torch.Tensor:
+        """[B, T], True where there is a token."""
+        return torch.from_numpy(self.segments > 0)
+
+
+def batches(rows: Sequence[Sequence[int]], batch_tokens: int = BATCH_TOKENS) -> list[Batch]:
+    """Rows in padded batches of like length, about `batch_tokens` tokens each."""
+    found, group = list[Batch](), list[Sequence[int]]()
+    for row in sorted(rows, key=len):
+        if group and (len(group) + 1) * len(row) > batch_tokens:
+            found.append(_batch(group))
+            group = []
+        group.append(row)
+    return [*found, _batch(group)]
+
+
+def _batch(rows: Sequence[Sequence[int]]) -> Batch:
+    width = max(map(len, rows))
+    ids = np.zeros((len(rows), width), np.int64)
+    for number, row in enumerate(rows):
+        ids[number, : len(row)] = row
+    lengths = np.array([len(row) for row in rows])
+    return Batch(ids, (np.arange(width) < lengths[:, None]).astype(np.int64))
+
+
+class _Done(Exception):
+    """The block asked for has been run; carries its output."""
+
+    def __init__(self, states: torch.Tensor) -> None:
+        super().__init__()
+        self.states = states
+
+
+class StageOps:
+    """The operations of `ops`, for one pass that runs block `index` alone.
+
+    states: what the block before left; None takes the embeddings (index 0). record: sees every
+    product's (inputs, weight). simulate: replaces a product's inputs, knowing its weight.
+    """
+
+    def __init__(self, ops: Any, index: int | None = None, states: Any = None) -> None:
+        self.ops, self.index, self.states, self.block = ops, index, states, 0
+        self.record = self.simulate = None
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.ops, name)
+
+    def remat(self, function: Any, policy: str) -> Any:
+        """Skip the blocks before `index`; end the pass behind it."""
+        if self.index is None:
+            return self.ops.remat(function, policy)
+        position, self.block = self.block, self.block + 1
+
+        def call(weights: Any, x: Any) -> Any:
+            if position < self.index:
+                # the last block before a head-only pass hands over the kept states
+                return x if self.states is None else self.states
+            raise _Done(function(weights, x if self.states is None else self.states))
+
+        return call
+
+    def linear(self, x: Any, weight: Any, bias: Any = None) -> Any:
+        """The product, its inputs recorded or changed on the way."""
+        if self.record is not None:
+            self.record(x, weight)
+        if self.simulate is not None:
+            x = self.simulate(x, weight)
+        return self.ops.linear(x, weight, bias)
+
+
+class Hessians:
+    """2/n Σ x xᵀ by parameter name, summed over batches; products that share inputs share it."""
+
+    def __init__(self, params: Mapping[str, Any]) -> None:
+        self.names = {id(weight): name for name, weight in params.items()}
+        self.sums: dict[str, torch.Tensor] = {}
+        self.tokens = 0
+        self._mask: torch.Tensor | None = None
+        self._seen: list[tuple[Any, torch.Tensor]] = []
+
+    def begin(self, mask: torch.Tensor) -> None:
+        """A new batch with token mask[B, T]."""
+        self._mask, self._seen = mask, []
+        self.tokens += int(mask.sum())
+
+    def record(self, x: torch.Tensor, weight: Any) -> None:
+        """Add the inputs x[B, T, I] of a product."""
+        name = self.names.get(id(weight))
+        if name is None or self._mask is None:
+            return
+        product = next((found for inputs, found in self._seen if inputs is x), None)
+        if product is None:
+            flat = x[self._mask.to(x.device)].double()
+            product = flat.T @ flat
+            self._seen.append((x, product))
+        before = self.sums.get(name)
+        self.sums[name] = product.clone() if before is None else before.add_(product)
+
+    def of(self, name: str) -> torch.Tensor | None:
+        """H[I, I] of a parameter; None where no input reached it."""
+        return None if name not in self.sums else self.sums[name] * (2 / self.tokens)
+
+
+def run_block(
+    spec: ModelSpec,
+    params: Mapping[str, Any],
+    ops: StageOps,
+    batch: Batch,
+) -> torch.Tensor:
+    """The output of block `ops.index` [B, T, D]; behind the last block, the final hidden state."""
+    try:
+        return forward.hidden(spec, params, batch.ids, ops, segments=batch.segments)
+    except _Done as done:
+        return done.states

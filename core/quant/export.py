@@ -1,0 +1,95 @@
+"""A quantized model as a Hugging Face directory in compressed-tensors form.
+
+Every quantized matrix is stored by its module's parts, all else in BF16; `quantization_config` in
+config.json names the modules of each format. Servers and transformers read it as it is, and
+`hub.load_model` gives back exactly the values that were measured.
+"""
+
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from sabia.core.model import hub
+from sabia.core.numerics.floats import bfloat16_bits
+from sabia.core.numerics.schemes import Scheme, quantization_config
+from sabia.core.quant.quantize import Quantized
+from sabia.core.quant.recipe import Linear
+from sabia.core.spec import ModelSpec
+
+
+def export(
+    directory: str | Path, spec: ModelSpec, quantized: Quantized, tokenizer_from: str | Path | None
+) -> int:
+    """Write the model directory; returns the bytes of its tensors."""
+    tensors = stored_tensors(spec, quantized)
+    hub.write_checkpoint(
+        directory, export_config(spec, quantized.linears), tensors, tokenizer_from=tokenizer_from
+    )
+    return sum(array.nbytes for array in tensors.values())
+
+
+def export_config(spec: ModelSpec, linears: Sequence[Linear]) -> dict[str, Any]:
+    """config.json with its quantization_config; dtype is what kept tensors are stored in."""
+    groups, ignore = _groups(linears)
+    if spec.tied and "lm_head" not in ignore:
+        ignore = ["lm_head", *ignore]
+    config = {key: value for key, value in spec.config.items() if key != "torch_dtype"}
+    return config | {
+        "dtype": "bfloat16",
+        "quantization_config": quantization_config(groups, ignore),
+    }
+
+
+def stored_tensors(spec: ModelSpec, quantized: Quantized) -> dict[str, np.ndarray]:
+    """All tensors under their names in the file."""
+    modules = {linear.key: linear.module for linear in quantized.linears}
+    tensors: dict[str, np.ndarray] = {}
+    for tensor in spec.tensors():
+        names = {None: tensor.hf} if isinstance(tensor.hf, str) else dict(enumerate(tensor.hf))
+        for index, name in names.items():
+            stored = quantized.stored.get((tensor.name, index))
+            if stored is None:
+                value = quantized.params[tensor.name]
+                tensors[name] = _bfloat16(value if index is None else value[index])
+            else:
+                module = modules[tensor.name, index]
+                tensors |= {f"{module}.{part}": array for part, array in stored.parts.items()}
+    return tensors
+
+
+def _bfloat16(value: np.ndarray) -> np.ndarray:
+    import ml_dtypes
+
+    return bfloat16_bits(value).view(ml_dtypes.bfloat16)
+
+
+def _groups(linears: Sequence[Linear]) -> tuple[dict[Scheme, list[str]], list[str]]:
+    """Targets by scheme, and what stays BF16.
+
+    Modules that differ only in numbers (layers, experts) and share a scheme become one pattern.
+    """
+    alike: dict[str, list[Linear]] = {}
+    for linear in linears:
+        alike.setdefault(_pattern(linear.module), []).append(linear)
+    groups: dict[Scheme, list[str]] = {}
+    ignore: list[str] = []
+    for pattern, members in alike.items():
+        schemes = {member.scheme for member in members}
+        for scheme in schemes:
+            names = [m.module for m in members if m.scheme == scheme]
+            found = [pattern] if len(schemes) == 1 and len(names) > 1 else names
+            (groups.setdefault(scheme, []) if scheme.quantizes else ignore).extend(found)
+    return groups, ignore
+
+
+def _pattern(module: str) -> str:
+    parts = (r"\d+" if part.isdecimal() else re.escape(part) for part in module.split("."))
+    return "re:" + r"\.".join(parts) + "$"
+
+
+def tensor_bytes(params: Mapping[str, np.ndarray]) -> int:
+    """Bytes of the parameters as loaded."""
+    return sum(array.nbytes for array in params.values())

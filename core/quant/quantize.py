@@ -1,0 +1,244 @@
+"""A whole model: layer after layer calibrated, rounded, and run on with its rounded weights.
+
+Layer i is calibrated on what the layers before it give after they were quantized, so that its
+rounding makes up for theirs. Matrices that stay, vectors and embeddings are rounded to BF16 first.
+The result holds the very values that loading the written directory gives back.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from sabia.core import stop
+from sabia.core.numerics.floats import round_bfloat16
+from sabia.core.progress import progress
+from sabia.core.quant.calibration import Batch, Hessians, StageOps, run_block
+from sabia.core.quant.recipe import Linear, Recipe, plan
+from sabia.core.quant.rounding import Stored, errors_of, store
+from sabia.core.spec import ModelSpec
+
+
+@dataclass(frozen=True)
+class Quantized:
+    """linears: every matrix with its scheme; stored: those that are quantized, by key.
+
+    params: all parameters as float32 NumPy arrays with the stored values. rows: one of errors for
+    each quantized matrix.
+    """
+
+    linears: tuple[Linear, ...]
+    stored: dict[tuple[str, int | None], Stored]
+    params: dict[str, np.ndarray]
+    rows: list[dict[str, Any]]
+
+
+def quantize(
+    spec: ModelSpec,
+    params: Mapping[str, np.ndarray],
+    recipe: Recipe,
+    ops: Any,
+    calibration: Sequence[Batch] = (),
+) -> Quantized:
+    """Quantize `params` (by spec name) by a recipe; without calibration all is rounded to nearest.
+
+    Raises UsageError for a recipe that does not fit the model.
+    """
+    work = _Work(spec, params, recipe, ops, calibration)
+    with torch.inference_mode(), progress(len(spec.layers) + 1, "quantize", "layers") as bar:
+        for layer in range(len(spec.layers)):
+            stop.check()
+            work.quantize_layer(layer)
+            bar.advance(layer=layer)
+        work.quantize_head()
+        bar.advance()
+    return Quantized(work.linears, work.stored, work.values, work.rows)
+
+
+class _Work:
+    """State of one run: values so far, and the states [B, T, D] in front of the next layer."""
+
+    def __init__(
+        self,
+        spec: ModelSpec,
+        params: Mapping[str, np.ndarray],
+        recipe: Recipe,
+        ops: Any,
+        calibration: Sequence[Batch],
+    ) -> None:
+        self.spec, self.recipe, self.ops, self.calibration = spec, recipe, ops, calibration
+        self.linears = plan(spec, recipe)
+        quantized = {x.tensor.name for x in self.linears if x.scheme.quantizes}
+        self.values = {
+            name: _float32(array) if name in quantized else round_bfloat16(_float32(array))
+            for name, array in params.items()
+        }
+        self.params = ops.to_device(self.values, "float32")
+        self.states: list[torch.Tensor | None] = [None] * len(calibration)
+        self.stored: dict[tuple[str, int | None], Stored] = {}
+        self.rows: list[dict[str, Any]] = []
+
+    def quantize_layer(self, layer: int) -> None:
+        """Calibrate and round a layer's matrices, then carry the states through the result."""
+        hessians = Hessians(self.params)
+        for batch, states in zip(self.calibration, self.states, strict=True):
+            stage = StageOps(self.ops, layer, states)
+            stage.record = hessians.record
+            hessians.begin(batch.mask)
+            run_block(self.spec, self.params, stage, batch)
+        self._round([x for x in self.linears if x.tensor.layer == layer], hessians)
+        for number, (batch, states) in enumerate(zip(self.calibration, self.states, strict=True)):
+            stage = StageOps(self.ops, layer, states)
+            self.states[number] = run_block(self.spec, self.params, stage, batch)
+
+    def quantize_head(self) -> None:
+        """The matrices outside of the layers; their inputs are the final hidden states."""
+        outside = [x for x in self.linears if x.tensor.layer is None]
+        hessians = Hessians(self.params)
+        for batch, states in zip(self.calibration, self.states, strict=True) if outside else ():
+            stage = StageOps(self.ops, len(self.spec.layers), states)
+            hessians.begin(batch.mask)
+            hidden = run_block(self.spec, self.params, stage, batch)
+            hessians.record(hidden, self.params[self.spec.head_name])
+        self._round(outside, hessians)
+
+    def _round(self, linears: Sequence[Linear], hessians: Hessians) -> None:
+        for linear in linears:
+            if linear.scheme.quantizes:
+                stop.check()
+                self.rows.append(self._rounded(linear, hessians))
+        changed = {x.tensor.name for x in linears if x.scheme.quantizes}
+        fresh = self.ops.to_device({name: self.values[name] for name in changed}, "float32")
+        self.params.update(fresh)
+
+    def _rounded(self, linear: Linear, hessians: Hessians) -> dict[str, Any]:
+        name, index = linear.key
+        whole = self.values[name]
+        weight = whole if index is None else whole[index]
+        hessian = hessians.of(name) if index is None else None
+        stored = store(weight, linear.scheme, self.recipe, hessian, name)
+        errors = errors_of(weight, stored, linear.scheme, self.recipe, hessian)
+        self.stored[linear.key] = stored
+        if index is None:
+            self.values[name] = stored.decoded
+        else:
+            whole[index] = stored.decoded
+        tokens = 0 if hessian is None else hessians.tokens
+        return _row(linear, stored, tokens) | errors
+
+
+def _float32(array: np.ndarray) -> np.ndarray:
+    """A float32 copy that may be written to."""
+    return np.array(array, np.float32)
+
+
+def _row(linear: Linear, stored: Stored, tokens: int) -> dict[str, Any]:
+    tensor, scheme = linear.tensor, linear.scheme
+    return {
+        "layer": tensor.layer,
+        "component": tensor.component,
+        "module": linear.module,
+        "scheme": scheme.label(),
+        "bits": scheme.bits,
+        "method": stored.method,
+        "tokens": tokens,
+        "size_bytes": sum(part.nbytes for part in stored.parts.values()),
+    }
+
+
+def simulated_inputs(linears: Sequence[Linear], params: Mapping[str, Any]) -> Any:
+    """What `StageOps.simulate` takes: inputs rounded for each token where a scheme says so.
+
+    None where no scheme quantizes activations.
+    """
+    schemes = {id(params[x.tensor.name]): x.scheme for x in linears if x.scheme.dynamic_activations}
+    if not schemes:
+        return None
+
+    def simulate(x: torch.Tensor, weight: Any) -> torch.Tensor:
+        scheme = schemes.get(id(weight))
+        if scheme is None:
+            return x
+        largest = x.abs().amax(-1, keepdim=True).clamp_min(1e-30)
+        if scheme.type == "float":
+            scale = largest / 448
+            return (x / scale).to(torch.float8_e4m3fn).to(x.dtype) * scale
+        scale = largest / 127
+        return torch.round(x / scale) * scale
+
+    return simulate
+
+
+@dataclass(frozen=True)
+class Divergence:
+    """Original against quantized on the same tokens: means over next-token distributions."""
+
+    tokens: int
+    kl_nats: float
+    same_top_share: float
+    loss_before_nats: float
+    loss_after_nats: float
+
+
+def divergence(
+    spec: ModelSpec,
+    original: Mapping[str, Any],
+    quantized: Mapping[str, Any],
+    linears: Sequence[Linear],
+    ops: Any,
+    batches: Sequence[Batch],
+) -> Divergence:
+    """KL(original ‖ quantized) in nats, share of equal top tokens, losses; activations simulated.
+
+    original, quantized: backend arrays in float32.
+    """
+    stage = StageOps(ops)
+    stage.simulate = simulated_inputs(linears, quantized)
+    sums, tokens, targets = torch.zeros(4, dtype=torch.float64), 0, 0
+    with torch.inference_mode():
+        for batch in batches:
+            stop.check()
+            pair = (run_block(spec, original, StageOps(ops), batch),
+                    run_block(spec, quantized, stage, batch))  # fmt: skip
+            for part in _parts(spec, batch):
+                sums += _compare(spec, (original, quantized), pair, part, batch, stage)
+            tokens += int(batch.mask.sum())
+            targets += int(batch.mask[:, 1:].sum())
+    kl, same, before, after = sums.tolist()
+    return Divergence(tokens, kl / tokens, same / tokens, before / targets, after / targets)
+
+
+_LOGIT_BYTES = 256 << 20
+
+
+def _parts(spec: ModelSpec, batch: Batch) -> Iterator[slice]:
+    """Slices of rows whose logits stay small."""
+    rows = max(1, _LOGIT_BYTES // (4 * spec.vocab_size * batch.ids.shape[1]))
+    return (slice(start, start + rows) for start in range(0, len(batch.ids), rows))
+
+
+def _compare(
+    spec: ModelSpec,
+    params: tuple[Mapping[str, Any], Mapping[str, Any]],
+    hidden: tuple[torch.Tensor, torch.Tensor],
+    part: slice,
+    batch: Batch,
+    stage: StageOps,
+) -> torch.Tensor:
+    """Sums over tokens: KL, equal top tokens, and both losses of the next token."""
+    from sabia.core.model import forward
+
+    logs = []
+    for weights, states, ops in zip(params, hidden, (stage.ops, stage), strict=True):
+        scores = forward.logits(spec, weights, states[part], ops)
+        logs.append(scores.log_softmax(-1))
+    p, q = logs
+    mask = batch.mask[part].to(p.device)
+    kl = (p.exp() * (p - q)).sum(-1)[mask].sum()
+    same = (p.argmax(-1) == q.argmax(-1))[mask].sum()
+    ids = torch.from_numpy(batch.ids[part]).to(p.device)[:, 1:, None]
+    following = mask[:, 1:]
+    losses = [-x[:, :-1].gather(2, ids)[:, :, 0][following].sum() for x in logs]
+    return torch.stack([kl.double(), same.double(), *(x.double() for x in losses)]).cpu()

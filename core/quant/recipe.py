@@ -1,0 +1,184 @@
+"""Which part of a model is stored in which number format.
+
+A recipe gives each component (embedding, norm, router, attention, head, mlp, expert) a scheme of
+`sabia.core.numerics.schemes`; rules with a regular expression on our tensor names override it, the
+last match counts. Built in: `mixed` keeps embeddings, norms and routers in BF16, takes attention
+and the head to 8 bits and feed-forward parts and experts to 4.
+Group sizes: one that is asked for must divide a weight's columns; without one the largest of
+GROUPS that divides is taken, and one scale a row where none does.
+"""
+
+import re
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+from sabia.core.errors import UsageError
+from sabia.core.numerics.integers import group_width
+from sabia.core.numerics.schemes import SCHEMES, Scheme, scheme_named
+from sabia.core.spec import ModelSpec, TensorSpec
+
+Rounding = Literal["auto", "gptq", "rtn"]
+GROUPS = (128, 64, 32)
+COMPONENTS = ("embedding", "norm", "router", "attention", "head", "mlp", "expert")
+KEYS: dict[str, Any] = {"name": str, "components": dict, "rules": list, "group": int}
+KEYS |= {"rounding": str, "scale": str, "order": str, "damping": float}
+NEVER = ("embedding", "norm", "router")  # no kernel reads these in integers
+BUILT_IN: dict[str, dict[str, str]] = {
+    "w8": dict.fromkeys(("attention", "head", "mlp", "expert"), "w8a16"),
+    "w8a8": dict.fromkeys(("attention", "mlp", "expert"), "w8a8"),
+    "w4": dict.fromkeys(("attention", "mlp", "expert"), "w4a16") | {"head": "w8a16"},
+    "fp8": dict.fromkeys(("attention", "mlp", "expert"), "fp8"),
+    "mixed": {"attention": "w8a16", "head": "w8a16", "mlp": "w4a16", "expert": "w4a16"},
+}
+
+
+@dataclass(frozen=True)
+class Rule:
+    """Tensors whose name the pattern finds get the scheme (and the group, if given)."""
+
+    match: str
+    scheme: str
+    group: int | None = None
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """Schemes by component, rules over them, and how rounding is done.
+
+    rounding: auto is GPTQ for 4 bits where there is calibration, else to nearest.
+    scale: how scales are chosen, `mse` or `absmax`. order: GPTQ's order of columns, `static` (by
+    activation, groups as they lie) or `natural`.
+    """
+
+    name: str
+    components: Mapping[str, str]
+    rules: tuple[Rule, ...] = ()
+    group: int | None = None
+    rounding: Rounding = "auto"
+    scale: str = "mse"
+    order: str = "static"
+    damping: float = 0.01
+
+    def scheme_of(self, tensor: TensorSpec) -> Scheme:
+        """The scheme of a matrix, its group size settled; bf16 for all else."""
+        name, group = self.components.get(tensor.component, "bf16"), self.group
+        for rule in self.rules:
+            if re.search(rule.match, tensor.name):
+                name, group = rule.scheme, rule.group or self.group
+        scheme = scheme_named(name)
+        if not scheme.quantizes or len(tensor.shape) < 2:
+            return SCHEMES["bf16"]
+        if tensor.component in NEVER:
+            raise UsageError(
+                f"recipe {self.name}: {tensor.name} as {name} ({tensor.component} stays bf16)"
+            )
+        if scheme.group is None:
+            return scheme
+        return scheme.with_group(_settled(group, tensor))
+
+
+def _settled(group: int | None, tensor: TensorSpec) -> int | None:
+    columns = tensor.shape[-1]
+    if group is None:
+        return next((size for size in GROUPS if columns % size == 0), None)
+    try:
+        group_width(columns, group)
+    except UsageError as error:
+        raise UsageError(f"{tensor.name}: {error}") from error
+    return group
+
+
+def load_recipe(name: str) -> Recipe:
+    """A built-in recipe, or one from a TOML file; UsageError names what is wrong."""
+    if name in BUILT_IN:
+        return Recipe(name, BUILT_IN[name])
+    if not name.endswith(".toml"):
+        known = ", ".join(BUILT_IN)
+        raise UsageError(f"no recipe {name!r} (expected one of {known}, or a file NAME.toml)")
+    try:
+        with open(name, "rb") as file:
+            values = tomllib.load(file)
+    except (OSError, tomllib.TOMLDecodeError) as error:
+        raise UsageError(f"{name}: {getattr(error, 'strerror', None) or error}") from error
+    return _from_values(name, values)
+
+
+def _from_values(path: str, values: dict[str, Any]) -> Recipe:
+    for key, value in values.items():
+        if key not in KEYS:
+            raise UsageError(f"{path}: no key {key!r} in a recipe (expected {', '.join(KEYS)})")
+        if not isinstance(value, KEYS[key]):
+            raise UsageError(f"{path}: {key} = {value!r} (expected {KEYS[key].__name__})")
+    components = values.get("components", {})
+    for component, scheme in components.items():
+        if component not in COMPONENTS:
+            raise UsageError(f"{path}: component {component!r} (one of {', '.join(COMPONENTS)})")
+        scheme_named(scheme)
+    rules = tuple(_rule(path, rule) for rule in values.get("rules", ()))
+    settings = {k: v for k, v in values.items() if k not in ("components", "rules")}
+    return checked(Recipe(**({"name": path} | settings), components=components, rules=rules))
+
+
+def _rule(path: str, values: Any) -> Rule:
+    try:
+        rule = Rule(**values)
+        re.compile(rule.match)
+    except (TypeError, re.error) as error:
+        raise UsageError(f"{path}: rule {values!r} ({error})") from error
+    scheme_named(rule.scheme)
+    return rule
+
+
+def checked(recipe: Recipe) -> Recipe:
+    """The recipe, unless one of its settings is not one of those there are."""
+    choices = (
+        ("rounding", recipe.rounding, ("auto", "gptq", "rtn")),
+        ("scale", recipe.scale, ("mse", "absmax")),
+        ("order", recipe.order, ("static", "natural")),
+    )
+    for key, given, allowed in choices:
+        if given not in allowed:
+            raise UsageError(f"{key} {given!r} (expected {' or '.join(allowed)})")
+    if not 0 < recipe.damping < 1:
+        raise UsageError(f"damping {recipe.damping} (expected between 0 and 1)")
+    return recipe
+
+
+@dataclass(frozen=True)
+class Linear:
+    """One stored matrix: a tensor of the model, or one expert of a stacked tensor."""
+
+    tensor: TensorSpec
+    scheme: Scheme
+    index: int | None = None
+
+    @property
+    def module(self) -> str:
+        """Its module's name in the checkpoint."""
+        name = self.tensor.hf if self.index is None else self.tensor.hf[self.index]
+        return str(name).removesuffix(".weight")
+
+    @property
+    def key(self) -> tuple[str, int | None]:
+        """Its name among the parameters, and the expert."""
+        return self.tensor.name, self.index
+
+
+def plan(spec: ModelSpec, recipe: Recipe) -> tuple[Linear, ...]:
+    """All matrices that linear layers multiply by, with their schemes, in the model's order."""
+    found = []
+    for tensor in spec.tensors():
+        if len(tensor.shape) < 2 or tensor.component == "embedding":
+            continue
+        scheme = recipe.scheme_of(tensor)
+        stacked = not isinstance(tensor.hf, str)
+        indices: Sequence[int | None] = range(tensor.shape[0]) if stacked else (None,)
+        found += [Linear(tensor, scheme, index) for index in indices]
+    return tuple(found)
+
+
+def with_overrides(recipe: Recipe, **changes: Any) -> Recipe:
+    """The recipe with the settings that are not None."""
+    return checked(replace(recipe, **{k: v for k, v in changes.items() if v is not None}))

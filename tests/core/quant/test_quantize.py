@@ -1,0 +1,245 @@
+"""A model quantized, written and loaded back: exact values, bounded errors, outside judges."""
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from sabia.core.errors import UsageError  # noqa: E402
+from sabia.core.model import forward, hub  # noqa: E402
+from sabia.core.model.backend import load_ops  # noqa: E402
+from sabia.core.quant import calibration, export, recipe  # noqa: E402
+from sabia.core.quant.calibration import Hessians, StageOps, batches, run_block  # noqa: E402
+from sabia.core.quant.quantize import divergence, quantize  # noqa: E402
+from sabia.core.spec import from_config  # noqa: E402
+
+OPS = load_ops("torch")
+
+
+def logits(spec: Any, params: dict, ids: np.ndarray) -> np.ndarray:
+    tensors = OPS.to_device(params, "float32")
+    hidden = forward.hidden(spec, tensors, ids, OPS)
+    return forward.logits(spec, tensors, hidden, OPS).numpy()
+
+
+@pytest.mark.parametrize("name", ["w8", "w8a8", "w4", "fp8", "mixed"])
+def test_loading_back_gives_the_very_values_and_logits(tiny, token_rows, name, tmp_path) -> None:
+    spec, params = tiny
+    made = quantize(spec, params, recipe.load_recipe(name), OPS, batches(token_rows))
+    size = export.export(tmp_path / "q", spec, made, None)
+    loaded_spec, loaded = hub.load_model(tmp_path / "q")
+    assert loaded_spec == spec
+    for tensor, value in made.params.items():
+        np.testing.assert_array_equal(np.asarray(loaded[tensor], np.float32), value, err_msg=tensor)
+    ids = np.array(token_rows[0])[None]
+    np.testing.assert_array_equal(logits(spec, loaded, ids), logits(spec, made.params, ids))
+    assert size < 0.55 * export.tensor_bytes(params)
+
+
+def test_components_get_what_figure_ten_says(tiny, token_rows) -> None:
+    spec, params = tiny
+    made = quantize(spec, params, recipe.load_recipe("mixed"), OPS, batches(token_rows))
+    by_component = {row["component"]: row for row in made.rows}
+    assert {k: (r["bits"], r["method"]) for k, r in by_component.items()} == {
+        "attention": (8, "rtn"), "mlp": (4, "gptq"), "head": (8, "rtn"),
+    }  # fmt: skip
+    assert len(made.rows) == 3 * 7 + 1
+    embed = made.params["embed"]
+    np.testing.assert_array_equal(embed.view(np.uint32) & 0xFFFF, 0)  # BF16 values
+
+
+def test_gptq_is_below_rounding_to_nearest_and_brings_the_logits_closer(tiny, token_rows) -> None:
+    spec, params = tiny
+    four = recipe.load_recipe("w4")
+    rows = batches(token_rows)
+    clever = quantize(spec, params, four, OPS, rows)
+    plain = quantize(spec, params, recipe.with_overrides(four, rounding="rtn"), OPS, rows)
+    gptq = [row for row in clever.rows if row["method"] == "gptq"]
+    assert len(gptq) == 3 * 7
+    assert all(row["output_error"] < row["output_error_rtn"] for row in gptq)
+    assert {row["method"] for row in plain.rows} == {"rtn"}
+
+    def kl(made: Any) -> float:
+        pair = (OPS.to_device(params, "float32"), OPS.to_device(made.params, "float32"))
+        return divergence(spec, *pair, made.linears, OPS, rows).kl_nats
+
+    assert 0 < kl(clever) < kl(plain)
+
+
+def test_without_calibration_all_is_rounded_to_nearest(tiny) -> None:
+    spec, params = tiny
+    made = quantize(spec, params, recipe.load_recipe("w4"), OPS)
+    assert {row["method"] for row in made.rows} == {"rtn"}
+    assert {row["output_error"] for row in made.rows} == {None}
+    demanding = recipe.with_overrides(recipe.load_recipe("w4"), rounding="gptq")
+    with pytest.raises(UsageError, match="needs calibration"):
+        quantize(spec, params, demanding, OPS)
+
+
+def test_hessians_are_those_of_a_whole_pass(tiny, token_rows) -> None:
+    """Block by block from kept states gives the same H as one pass that hooks every product."""
+    spec, params = tiny
+    weights = OPS.to_device(params, "float32")
+    rows = batches(token_rows, 200)
+    assert len(rows) > 3
+    whole = Hessians(weights)
+    for batch in rows:
+        stage = StageOps(OPS)
+        stage.record = whole.record
+        whole.begin(batch.mask)
+        run_block(spec, weights, stage, batch)
+    states: list = [None] * len(rows)
+    for layer in range(len(spec.layers)):
+        alone = Hessians(weights)
+        for number, batch in enumerate(rows):
+            stage = StageOps(OPS, layer, states[number])
+            stage.record = alone.record
+            alone.begin(batch.mask)
+            states[number] = run_block(spec, weights, stage, batch)
+        assert set(alone.sums) == {f"layers.{layer}.{n}" for n in ("attn.q", "attn.k", "attn.v",
+                                   "attn.o", "mlp.gate", "mlp.up", "mlp.down")}  # fmt: skip
+        for name in alone.sums:
+            torch.testing.assert_close(alone.of(name), whole.of(name), rtol=1e-5, atol=1e-6)
+    assert alone.tokens == sum(map(len, token_rows))
+
+
+def test_padding_is_not_counted(tiny, token_rows) -> None:
+    spec, params = tiny
+    weights = OPS.to_device(params, "float32")
+    sums = []
+    for rows in (batches(token_rows, 10_000), batches(token_rows, 1)):
+        h = Hessians(weights)
+        for batch in rows:
+            stage = StageOps(OPS)
+            stage.record = h.record
+            h.begin(batch.mask)
+            run_block(spec, weights, stage, batch)
+        sums.append(h.of("layers.2.mlp.down"))
+    torch.testing.assert_close(sums[0], sums[1], rtol=1e-4, atol=1e-6)
+
+
+def test_divergence_of_a_model_from_itself_is_zero(tiny, token_rows) -> None:
+    spec, params = tiny
+    weights = OPS.to_device(params, "float32")
+    found = divergence(spec, weights, weights, (), OPS, batches(token_rows))
+    assert (found.kl_nats, found.same_top_share) == (0, 1)
+    assert found.loss_before_nats == found.loss_after_nats
+    ids = np.array(token_rows[0])
+    logs = torch.log_softmax(torch.from_numpy(logits(spec, params, ids[None])), -1)[0]
+    expected = -np.mean([float(logs[t, ids[t + 1]]) for t in range(len(ids) - 1)])
+    one = divergence(spec, weights, weights, (), OPS, batches(token_rows[:1]))
+    assert one.loss_before_nats == pytest.approx(expected, rel=1e-5)
+
+
+def test_activations_are_simulated_where_the_scheme_says_so(tiny, token_rows) -> None:
+    spec, params = tiny
+    rows = batches(token_rows)
+    made = quantize(spec, params, recipe.load_recipe("w8a8"), OPS, rows)
+    pair = (OPS.to_device(params, "float32"), OPS.to_device(made.params, "float32"))
+    weights_only = [
+        dataclasses.replace(x, scheme=dataclasses.replace(x.scheme, dynamic_activations=False))
+        for x in made.linears
+    ]
+    with_both = divergence(spec, *pair, made.linears, OPS, rows).kl_nats
+    assert with_both > divergence(spec, *pair, weights_only, OPS, rows).kl_nats > 0
+
+
+def test_groups_that_do_not_divide(tiny) -> None:
+    spec, params = tiny
+    four = recipe.load_recipe("w4")
+    made = quantize(spec, params, four, OPS)  # widths 64 and 160: groups of 64 and of 32
+    labels = {row["module"].rpartition(".")[2]: row["scheme"] for row in made.rows}
+    assert labels["q_proj"] == "w4a16 g64" and labels["down_proj"] == "w4a16 g32"
+    with pytest.raises(UsageError, match=r"down: group size 64 does not divide 160 .* 32 fit"):
+        quantize(spec, params, recipe.with_overrides(four, group=64), OPS)
+
+
+def test_recipe_files_rules_and_refusals(tiny, tmp_path: Path) -> None:
+    spec, params = tiny
+    path = tmp_path / "r.toml"
+    path.write_text(
+        'group = 32\nscale = "absmax"\n[components]\nmlp = "w4a16"\n'
+        '[[rules]]\nmatch = "layers\\\\.0\\\\."\nscheme = "w8a16"\n'
+    )
+    made = quantize(spec, params, recipe.load_recipe(str(path)), OPS)
+    schemes = {row["module"]: row["scheme"] for row in made.rows}
+    assert schemes["model.layers.0.mlp.up_proj"] == "w8a16"
+    assert schemes["model.layers.1.mlp.up_proj"] == "w4a16 g32"
+    assert "model.layers.1.self_attn.q_proj" not in schemes
+    for text, message in (
+        ('[components]\nmpl = "w4a16"', "component 'mpl'"),
+        ('[components]\nmlp = "w3"', "no number format 'w3'"),
+        ("grup = 3", "no key 'grup'"),
+        ('order = "random"', "order 'random'"),
+    ):
+        path.write_text(text)
+        with pytest.raises(UsageError, match=message):
+            recipe.load_recipe(str(path))
+    path.write_text('[components]\nembedding = "w8a16"')
+    # embeddings are never among the matrices that are quantized, whatever a recipe says
+    with pytest.raises(UsageError, match="embed"):
+        recipe.load_recipe(str(path)).scheme_of(spec.tensors()[0])
+
+
+def test_config_names_every_module_once(tiny, token_rows) -> None:
+    import re
+
+    spec, params = tiny
+    made = quantize(spec, params, recipe.load_recipe("mixed"), OPS)
+    written = export.export_config(spec, made.linears)["quantization_config"]
+    assert written["format"] == "pack-quantized"
+    for linear in made.linears:
+        hits = [
+            group
+            for group in written["config_groups"].values()
+            for target in group["targets"]
+            if (
+                re.match(target[3:], linear.module)
+                if target[:3] == "re:"
+                else target == linear.module
+            )
+        ]
+        assert [g["weights"]["num_bits"] for g in hits] == [linear.scheme.bits]
+
+
+def test_tied_heads_stay_with_the_embedding(tiny, tmp_path: Path) -> None:
+    spec, params = tiny
+    tied = from_config({**spec.config, "tie_word_embeddings": True})
+    made = quantize(
+        tied, {n: a for n, a in params.items() if n != "head"}, recipe.load_recipe("w8"), OPS
+    )
+    assert all(row["component"] != "head" for row in made.rows)
+    config = export.export_config(tied, made.linears)["quantization_config"]
+    assert "lm_head" in config["ignore"]
+    export.export(tmp_path / "t", tied, made, None)
+    assert set(hub.load_model(tmp_path / "t")[1]) == set(made.params)
+
+
+def test_batches_hold_every_row_once(token_rows) -> None:
+    made = calibration.batches(token_rows, 100)
+    rows = [ids[seg > 0].tolist() for b in made for ids, seg in zip(b.ids, b.segments, strict=True)]
+    assert sorted(rows) == sorted(token_rows)
+
+
+@pytest.mark.parametrize("name", ["w8", "w8a8", "w4", "mixed", "fp8"])
+def test_transformers_reads_the_directory(tiny, token_rows, name, tmp_path) -> None:
+    pytest.importorskip("compressed_tensors", reason="transformers reads it with that package")
+    transformers = pytest.importorskip("transformers")
+    spec, params = tiny
+    made = quantize(spec, params, recipe.load_recipe(name), OPS, batches(token_rows))
+    export.export(tmp_path / "q", spec, made, None)
+    config = transformers.utils.quantization_config.CompressedTensorsConfig(run_compressed=False)
+    model = transformers.AutoModelForCausalLM.from_pretrained(
+        tmp_path / "q", dtype=torch.bfloat16, quantization_config=config
+    )
+    state = model.state_dict()
+    for tensor in spec.tensors():
+        theirs = state[tensor.hf].float().numpy()
+        ours = made.params[tensor.name]
+        np.testing.assert_array_equal(
+            theirs, torch.from_numpy(ours).bfloat16().float().numpy(), err_msg=tensor.name
+        )
