@@ -5,7 +5,7 @@ where that leaves one code point; so `É`, `é`, `e` + U+0301 and full-width `�
 Kinds: SPACE and MARK end a word (a mark is a token of the exact hash, a space is nothing), LETTER
 (letters, digits, `_`, vowel signs) makes words, SOLO is a word of its own (scripts written without
 spaces: Han, kana, Thai, Lao, Khmer, Burmese, so that word n-grams are character n-grams there),
-SKIP is not there at all (combining diacritics, soft hyphen, joiners, byte order mark).
+SKIP is not there at all (combining diacritics, and format characters such as soft hyphens).
 Code points from U+20000 to U+3FFFF are Han: SOLO, unfolded; above that, MARK. A byte that is not
 part of a well-formed UTF-8 sequence reads as a SPACE. The tables come from Python's unicodedata, so
 characters that a later Unicode version adds read as MARK until Python knows them.
@@ -43,7 +43,7 @@ _DIACRITICS = (
     (0xFE00, 0xFE0F),
     (0xFE20, 0xFE2F),
 )
-_INVISIBLE = frozenset((0x00AD, 0x200C, 0x200D, 0x2060, 0xFEFF))
+_ZERO_WIDTH_SPACE = 0x200B
 
 
 def _within(code: int, ranges: tuple[tuple[int, int], ...]) -> bool:
@@ -63,10 +63,12 @@ def fold(code: int) -> int:
 
 def kind(code: int) -> int:
     """SPACE, MARK, LETTER, SOLO or SKIP, of a folded code point."""
-    if code in _INVISIBLE or _within(code, _DIACRITICS):
-        return SKIP
     char = chr(code)
     category = unicodedata.category(char)
+    if code == _ZERO_WIDTH_SPACE:
+        return SPACE
+    if category == "Cf" or _within(code, _DIACRITICS):
+        return SKIP
     if char.isspace() or category in ("Cc", "Zs", "Zl", "Zp", "Cs"):
         return SPACE
     if char.isalnum() or char == "_" or category in ("Mn", "Mc", "Me"):

@@ -51,9 +51,11 @@ def _salt(sources: Sequence[Source]) -> str:
 
 def _decide(job: Job, config: DedupConfig, sources: Sequence[Source]) -> removal.Plan:
     engine, sketch = choose_engine(config.engine), config.sketch(job.seed)
+    said = f"engine {engine}"
     if sketch.bands:
         hits = lsh.hit_probability(CURVE, sketch.bands, sketch.rows).tolist()
-        curve = ", ".join(f"{s:g}: {p:.3f}" for s, p in zip(CURVE, hits, strict=True))
-        notes.note(f"{sketch.bands} bands of {sketch.rows}; a pair is found by similarity {curve}")
+        curve = ", ".join(f"{p:.3f} at {s:g}" for s, p in zip(CURVE, hits, strict=True))
+        said += f", {sketch.bands} bands of {sketch.rows}; chance to find a pair: {curve}"
+    notes.note(said)
     corpus = read_corpus(sources, sketch, engine, job.jobs, config.score)
     return removal.Plan.write(corpus, find_clusters(corpus, sources, config, engine, job.jobs))

@@ -129,7 +129,7 @@ def _character_scores(texts: Texts) -> dict[str, np.ndarray]:
     dots = codes == ord(".")
     ellipsis = np.zeros(len(codes), bool)
     ellipsis[2:] = dots[2:] & dots[1:-1] & dots[:-2] & same[1:] & same[:-1]
-    ellipsis[3:] &= ~dots[:-3]  # a run of dots counts once
+    ellipsis[3:] &= ~(dots[:-3] & same[:-2])  # a run of dots counts once
     symbols = (codes == ord("#")) | (codes == ord("…")) | ellipsis
     ink = sums(texts.kind != 0, bounds)
     return {

@@ -63,7 +63,7 @@ class Predicate:
             if isinstance(value, pa.Scalar):
                 value = pa.array([value.as_py()] * batch.num_rows, pa.bool_())
             return np.asarray(pc.fill_null(value.cast(pa.bool_()), False))
-        except (pa.ArrowException, TypeError) as error:
+        except (pa.ArrowException, TypeError, RecursionError) as error:
             reason = str(error).partition("\n")[0]
             raise UsageError(f"--keep: {self.text!r} cannot be computed ({reason})") from error
 

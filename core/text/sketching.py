@@ -30,7 +30,7 @@ R = TypeVar("R")
 
 
 def choose_engine(name: str) -> str:
-    """numba or numpy for auto, numba or numpy; says on stderr what `auto` took."""
+    """numba or numpy for auto, numba or numpy; warns where `auto` has to take the slow one."""
     if name not in ("auto", *minhash.ENGINES):
         raise UsageError(f"--engine: {name!r} (expected auto, {' or '.join(minhash.ENGINES)})")
     there = minhash.numba_available()
@@ -38,9 +38,9 @@ def choose_engine(name: str) -> str:
         raise MissingBackend("--engine numba: package 'numba' is missing; pip install it")
     if name != "auto":
         return name
-    chosen = "numba" if there else "numpy"
-    notes.note(f"engine {chosen}" + ("" if there else " (numba is missing: about 10x slower)"))
-    return chosen
+    if not there:
+        notes.warn("package 'numba' is missing: engine numpy, about 10x slower")
+    return "numba" if there else "numpy"
 
 
 def text_buffers(column: pa.Array) -> tuple[np.ndarray, np.ndarray]:

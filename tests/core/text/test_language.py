@@ -1,4 +1,15 @@
-"""Sentences of our own in several languages, apart from the prose the identifier knows."""
+"""Language identification: own sentences in many languages, and real text where there is some."""
+
+import os
+import re
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from sabia.core.text import characters, language
+from sabia.core.text.sketching import text_buffers
 
 SENTENCES = {
     "pt": [
@@ -23,7 +34,7 @@ SENTENCES = {
         "Ninguno de los barcos volvió antes de la puesta del sol.",
     ],
     "fr": [
-        "Le professeur a expliqué la règle deux fois, mais la moitié de la classe n'a rien compris.",
+        "Le professeur a expliqué la règle deux fois, la moitié de la classe n'a pas compris.",
         "Il a tellement plu en mars que les routes sont restées fermées pendant trois semaines.",
         "Si tu veux, nous pouvons dîner plus tôt et regarder le film ensuite.",
         "Le conseil municipal a approuvé hier le budget des travaux du nouvel hôpital.",
@@ -48,7 +59,7 @@ SENTENCES = {
         "In maart regende het zo veel dat de wegen drie weken lang gesloten waren.",
     ],
     "ca": [
-        "El professor va explicar la regla dues vegades, però la meitat de la classe no la va entendre.",
+        "El professor va explicar la regla dues vegades, però ningú no la va entendre.",
         "Al març va ploure tant que les carreteres van estar tancades durant tres setmanes.",
     ],
     "el": ["Ο δάσκαλος εξήγησε τον κανόνα δύο φορές."],
@@ -68,3 +79,73 @@ SENTENCES = {
         "...",
     ],
 }
+
+
+def identify(texts: list[str]) -> list[str]:
+    data, offsets = text_buffers(pa.array(texts, pa.string()))
+    names: list[str] = []
+    for low, high in characters.chunks(offsets):
+        names += language.identify(characters.texts_of(data, offsets, low, high)).language.tolist()
+    return names
+
+
+def share(texts: list[str], expected: str) -> float:
+    return identify(texts).count(expected) / len(texts)
+
+
+@pytest.mark.parametrize("expected", SENTENCES)
+def test_sentences_of_every_language(expected: str) -> None:
+    assert identify(SENTENCES[expected]) == [expected] * len(SENTENCES[expected])
+
+
+def test_the_answer_does_not_depend_on_the_company() -> None:
+    texts = [text for group in SENTENCES.values() for text in group]
+    together = identify(texts)
+    assert together == [identify([text])[0] for text in texts]
+    assert identify([t.upper() for t in SENTENCES["pt"]]) == ["pt"] * len(SENTENCES["pt"])
+
+
+def test_only_the_beginning_of_a_long_text_is_read() -> None:
+    long = " ".join(SENTENCES["pt"]) * 40
+    assert len(long) > language.MAX_CHARACTERS
+    cut = language.beginning(characters.text_of(long))
+    assert cut.count == 1 and len(cut.codes) == language.MAX_CHARACTERS
+    assert identify([long + " the end of it"]) == ["pt"]
+
+
+def test_confidence_is_a_probability() -> None:
+    texts = [text for group in SENTENCES.values() for text in group]
+    data, offsets = text_buffers(pa.array(texts))
+    verdict = language.identify(characters.texts_of(data, offsets, 0, len(texts)))
+    assert np.all((verdict.confidence >= 0) & (verdict.confidence <= 1))
+    assert verdict.confidence[texts.index("")] == 0
+
+
+@pytest.fixture(scope="module")
+def real() -> Path:
+    if "SABIA_TEST_DATA" not in os.environ:
+        pytest.skip("SABIA_TEST_DATA is unset: no real texts to try")
+    return Path(os.environ["SABIA_TEST_DATA"]) / "text"
+
+
+def test_portuguese_news_sentences(real: Path) -> None:
+    lines = (real / "bosque/pt_bosque-ud-dev.conllu").read_text().splitlines()
+    sentences = [line[9:] for line in lines if line.startswith("# text = ")]
+    whole = [s for s in sentences if len(s.split()) >= 5]
+    assert len(whole) > 1000
+    assert share(whole, "pt") >= 0.97
+
+
+def test_portuguese_novels(real: Path) -> None:
+    for novel in sorted((real / "machado").glob("*.txt")):
+        sentences = [s for s in re.split(r"(?<=[.!?])\s+", novel.read_text()) if len(s.split()) > 4]
+        assert share(sentences, "pt") >= 0.97, novel.name
+        paragraphs = [" ".join(sentences[i : i + 4]) for i in range(0, len(sentences), 4)]
+        assert share(paragraphs, "pt") >= 0.995, novel.name
+
+
+def test_english_plays(real: Path) -> None:
+    text = (real / "shakespeare/tinyshakespeare.txt").read_text()
+    speeches = [s for s in text.split("\n\n") if len(s.split()) > 5]
+    assert len(speeches) > 5000
+    assert share(speeches, "en") >= 0.97

@@ -1,0 +1,96 @@
+"""LSH: the optimum against datasketch's, candidates and components against brute force."""
+
+import random
+
+import numpy as np
+import pytest
+
+from sabia.core.text import lsh
+
+
+def test_bands_are_those_of_datasketch() -> None:
+    inner = pytest.importorskip("datasketch.lsh", reason="the independent judge of the optimum")
+    for threshold in (0.3, 0.5, 0.6, 0.7, 0.75, 0.8, 0.9, 0.95):
+        for permutations in (32, 128, 200):
+            theirs = inner._optimal_param(threshold, permutations, 0.5, 0.5)
+            assert lsh.choose_bands(threshold, permutations, 0.5) == theirs
+
+
+def test_missing_weighs_towards_recall() -> None:
+    for threshold in (0.6, 0.7, 0.8, 0.9):
+        bands, rows = lsh.choose_bands(threshold, 128, lsh.MISS_WEIGHT_VERIFIED)
+        assert bands * rows <= 128
+        assert lsh.hit_probability(threshold, bands, rows) > 0.85
+    assert lsh.choose_bands(0.8, 128, lsh.MISS_WEIGHT_VERIFIED) == (16, 8)
+
+
+def test_hit_probability_is_what_happens() -> None:
+    """Simulated signatures of a known similarity share a band as often as the formula says."""
+    source = np.random.default_rng(2)
+    for similarity in (0.5, 0.7, 0.85):
+        equal = source.random((4000, 16, 8)) < similarity
+        seen = equal.all(axis=2).any(axis=1).mean()
+        assert seen == pytest.approx(float(lsh.hit_probability(similarity, 16, 8)), abs=0.03)
+
+
+def brute_pairs(digests: np.ndarray, rows: np.ndarray, window: int) -> set[tuple[int, int]]:
+    pairs = set()
+    for band in range(digests.shape[1]):
+        buckets: dict[int, list[int]] = {}
+        for row in rows.tolist():
+            buckets.setdefault(int(digests[row, band]), []).append(row)
+        for bucket in buckets.values():
+            for i, first in enumerate(bucket):
+                pairs |= {(first, other) for other in bucket[i + 1 : i + 1 + window]}
+    return pairs
+
+
+@pytest.mark.parametrize("window", [1, 3, 8])
+def test_candidates_equal_brute_force(window: int) -> None:
+    source = np.random.default_rng(window)
+    for n in (0, 1, 2, 40, 300):
+        digests = source.integers(0, max(n // 3, 1), (n, 4)).astype(np.uint64)
+        rows = np.flatnonzero(source.random(n) < 0.8)
+        got = lsh.candidate_pairs(digests, rows, window)
+        assert got.shape == (len(got), 2)
+        assert [tuple(pair) for pair in got.tolist()] == sorted(brute_pairs(digests, rows, window))
+
+
+def test_a_huge_bucket_gives_few_pairs_and_one_component() -> None:
+    n = 20_000
+    pairs = lsh.candidate_pairs(np.zeros((n, 3), np.uint64), np.arange(n))
+    assert len(pairs) < lsh.WINDOW * n
+    assert not lsh.components(n, pairs).any()
+
+
+def brute_components(count: int, pairs: list[tuple[int, int]]) -> list[int]:
+    label = list(range(count))
+    for a, b in pairs:
+        low, high = sorted((label[a], label[b]))
+        label = [low if x == high else x for x in label]
+    return label
+
+
+def test_components_equal_brute_force() -> None:
+    source = random.Random(8)
+    for _ in range(200):
+        n = source.randrange(1, 40)
+        pairs = [(source.randrange(n), source.randrange(n)) for _ in range(source.randrange(2 * n))]
+        got = lsh.components(n, np.array(pairs, np.int64).reshape(-1, 2))
+        assert got.tolist() == brute_components(n, pairs)
+
+
+@pytest.mark.parametrize("order", ["up", "down", "shuffled", "star"])
+def test_long_chains_become_one_component(order: str) -> None:
+    n = 50_000
+    chain = np.stack((np.arange(n - 1), np.arange(1, n)), axis=1)
+    if order == "down":
+        chain = chain[::-1, ::-1]
+    elif order == "shuffled":
+        names = np.random.default_rng(0).permutation(n)
+        chain = names[chain]
+    elif order == "star":
+        chain[:, 0] = n - 1
+        chain = chain[:-1]
+        chain = np.concatenate((chain, [[0, n - 1]]))
+    assert not lsh.components(n, chain).any()
