@@ -45,24 +45,30 @@ class LazyGroup(TyperGroup):
             context_settings={"help_option_names": ["-h", "--help"]},
         )
         built = get_command_from_info(info, pretty_exceptions_short=False, rich_markup_mode=None)
-        return _without_variables(built)
+        return _tidy(built)
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
         with formatter.section("Commands, in the order of a run"):
             formatter.write_dl(list(COMMANDS.items()))
 
     def get_help(self, ctx: Any) -> str:
-        return str(super(LazyGroup, _without_variables(self)).get_help(ctx))
+        return str(super(LazyGroup, _tidy(self)).get_help(ctx))
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         self.commands = dict.fromkeys(COMMANDS)  # names for the nearest-match hint
         return super().resolve_command(ctx, args)
 
 
-def _without_variables(command: Any) -> Any:
-    """Keep the name of each option's environment variable out of the help; the manual tells it."""
+METAVARS = {"int": "N", "integer": "N", "int range": "N", "integer range": "N",
+            "float": "X", "float range": "X", "str": "TEXT", "text": "TEXT"}  # fmt: skip
+
+
+def _tidy(command: Any) -> Any:
+    """Short placeholders in the help, and no environment variables: the manual tells those."""
     for parameter in command.params:
         parameter.show_envvar = False
+        if parameter.metavar is None:
+            parameter.metavar = METAVARS.get(parameter.type.name)
     return command
 
 
