@@ -10,7 +10,7 @@ For models and servers that need paged attention use an OpenAI-compatible server
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -39,16 +39,18 @@ class Engine:
         dtype: str = "float32",
         slots: int = SLOTS,
         cache_bytes: int = CACHE_BYTES,
+        on_step: Callable[[], None] | None = None,
     ) -> None:
         """`params` are NumPy arrays or tensors by spec name; arrays are moved to the device.
 
         `slots` samples are decoded together, fewer where their cache would exceed `cache_bytes`.
+        `on_step` is called before each step and may raise to end a call (a stop signal).
         """
         self.spec, self.tokenizer = spec, tokenizer
         self.ops = load_ops("torch")
         arrays = {name: value for name, value in params.items() if isinstance(value, np.ndarray)}
         self.params = {**params, **(self.ops.to_device(arrays, dtype) if arrays else {})}
-        self.slots, self.cache_bytes = slots, cache_bytes
+        self.slots, self.cache_bytes, self.on_step = slots, cache_bytes, on_step
 
     @property
     def device(self) -> torch.device:
@@ -60,18 +62,12 @@ class Engine:
 
         Raises UsageError where a request cannot be served (empty, too long, wrong ids).
         """
-        place, first = {}, 0
-        for request in requests:
-            if request.name in place:
-                raise UsageError(
-                    f"generate: two requests are named {request.name!r}; give them ids"
-                )
-            place[request.name] = first
-            first += request.n
-        done: list[Completion | None] = [None] * first
-        for completion in self.stream(requests):
-            done[place[completion.request_id] + completion.sample] = completion
-        return [completion for completion in done if completion is not None]
+        names = [request.name for request in requests]
+        if len(set(names)) < len(names):
+            twice = next(name for name in names if names.count(name) > 1)
+            raise UsageError(f"generate: two requests are named {twice!r}; give them ids")
+        done = {(c.request_id, c.sample): c for c in self.stream(requests)}
+        return [done[request.name, sample] for request in requests for sample in request.samples]
 
     def stream(self, requests: Sequence[Request]) -> Iterator[Completion]:
         """Samples as they are finished, in no particular order."""
@@ -88,6 +84,8 @@ class Engine:
         cache = self._cache(slots.capacity, self._context(requests))
         waiting = deque(zip(requests, kinds, strict=True))
         while waiting or slots.active:
+            if self.on_step is not None:
+                self.on_step()
             group = self._next_group(waiting, slots)
             if group:
                 self._prefill(group, slots, cache)
@@ -115,8 +113,8 @@ class Engine:
         mixers = [layer.mixer for layer in self.spec.layers]
         width = sum(2 * mixer.kv_heads * mixer.head_dim for mixer in mixers)
         row_bytes = self._context(requests) * width * self.params["embed"].element_size()
-        largest = max(request.n for request in requests)
-        total = sum(request.n for request in requests)
+        counts = [len(request.samples) for request in requests]
+        largest, total = max(counts), sum(counts)
         return max(min(self.slots, total, self.cache_bytes // row_bytes), largest)
 
     def _cache(self, rows: int, slots: int) -> forward.KVCache:
@@ -131,11 +129,11 @@ class Engine:
             return []
         group: list[tuple[Request, int]] = []
         free, tokens = slots.free, 0
-        while waiting and waiting[0][0].n <= free:
+        while waiting and len(waiting[0][0].samples) <= free:
             tokens += len(waiting[0][0].prompt)
             if group and tokens > PREFILL_TOKENS:
                 break
-            free -= waiting[0][0].n
+            free -= len(waiting[0][0].samples)
             group.append(waiting.popleft())
         return group
 

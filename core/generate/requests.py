@@ -37,6 +37,12 @@ class Request:
     stop_ids: tuple[int, ...] | None = None
     n: int = 1
     id: str = ""
+    only: tuple[int, ...] | None = None  # just these of the samples 0..n-1
+
+    @property
+    def samples(self) -> Sequence[int]:
+        """The numbers of the samples wanted."""
+        return range(self.n) if self.only is None else self.only
 
     @cached_property
     def sampling(self) -> SamplingParams:
@@ -51,10 +57,10 @@ class Request:
 
     def check(self, vocab_size: int, context: int) -> None:
         """Raise UsageError where the model cannot serve the request."""
-        if not len(self.prompt) or self.max_new_tokens < 1 or self.n < 1:
+        if not len(self.prompt) or self.max_new_tokens < 1 or not len(self.samples):
             raise UsageError(
                 f"generate: prompt of {len(self.prompt)} tokens, {self.max_new_tokens} new tokens, "
-                f"{self.n} samples (expected 1 or more of each)"
+                f"{len(self.samples)} samples (expected 1 or more of each)"
             )
         if not 0 <= min(self.prompt) <= max(self.prompt) < vocab_size:
             raise UsageError(

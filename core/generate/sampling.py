@@ -12,6 +12,7 @@ Sources: SplitMix64 (Steele, Lea, Flood 2014, DOI 10.1145/2714064.2660195); nucl
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -61,12 +62,12 @@ def mix64(x: np.ndarray) -> np.ndarray:
     return x ^ (x >> np.uint64(31))
 
 
-def stream_keys(seed: int, request_id: str, samples: int) -> np.ndarray:
-    """Keys[samples] (uint64) of a request's samples; uniforms() takes them with a position."""
+def stream_keys(seed: int, request_id: str, samples: Sequence[int]) -> np.ndarray:
+    """Keys (uint64) of a request's samples by number; uniforms() takes them with a position."""
     text = f"{seed}\0{request_id}".encode("utf-8", "surrogatepass")
     root = int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "little")
     with np.errstate(over="ignore"):
-        return mix64(np.uint64(root) + GOLDEN * np.arange(1, samples + 1, dtype=np.uint64))
+        return mix64(np.uint64(root) + GOLDEN * (np.asarray(samples, np.uint64) + np.uint64(1)))
 
 
 def uniforms(keys: np.ndarray, positions: np.ndarray) -> np.ndarray:

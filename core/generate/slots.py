@@ -60,16 +60,16 @@ class Slots:
 
         Returns which request each new row belongs to, for copying prompts and logits.
         """
-        counts = np.array([request.n for request in requests])
+        counts = np.array([len(request.samples) for request in requests])
         which = np.repeat(np.arange(len(requests)), counts)
         new = slice(self.active, self.active + len(which))
-        self.key[new] = np.concatenate([stream_keys(r.seed, r.name, r.n) for r in requests])
+        self.key[new] = np.concatenate([stream_keys(r.seed, r.name, r.samples) for r in requests])
         self.kind[new] = np.asarray(kinds)[which]
         self.length[new] = np.array([len(r.prompt) for r in requests])[which]
         self.limit[new] = np.array([r.max_new_tokens for r in requests])[which]
         self.watches_text[new] = np.array([bool(r.stop) for r in requests])[which]
         self.drawn[new] = 0
-        self.owner += [(request, s) for request in requests for s in range(request.n)]
+        self.owner += [(request, s) for request in requests for s in request.samples]
         added = RowParams.of([requests[i].sampling for i in which], self.device)
         self.params = added if self.active == 0 else self.params.joined(added)
         self.active += len(which)

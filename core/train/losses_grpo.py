@@ -14,12 +14,16 @@ clip-higher, token sum), 2503.20783 (Dr. GRPO), 2507.18071 (GSPO), 1912.09729 (d
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from sabia.core.errors import UsageError
+from sabia.core.model.forward import hidden, token_losses
+from sabia.core.model.ops import Array, Ops, Params, Remat
+from sabia.core.spec.model import ModelSpec
 
 AGGREGATIONS = ("token", "seq-mean", "dr")
 RATIOS = ("token", "sequence")
@@ -156,3 +160,65 @@ def _correction(old: Any, sampler: Any, mask: Any, config: GrpoLossConfig, ops: 
     weight = ops.exp(difference.sum(-1)[..., None])
     over = config.correction_cap if config.correction == "sequence-cap" else 0.0
     return ops.where(weight <= config.correction_cap, weight, over)
+
+
+def sample_logprobs(
+    spec: ModelSpec,
+    params: Params,
+    batch: Mapping[str, Array],
+    ops: Ops,
+    temperature: float = 1.0,
+    remat: Remat = "none",
+) -> Array:
+    """Log-probabilities [B, C] of the sampled tokens targets[B, C] at a temperature.
+
+    input_ids[B, T] are prompt and sample; completion_at[B, C] is the place in a row whose hidden
+    state predicts each target. Rows are padded behind, so plain causal attention is right.
+    """
+    x = hidden(spec, params, batch["input_ids"], ops, remat=remat)
+    rows = ops.arange(x.shape[0], x)[:, None]
+    x = x[rows, ops.integers(batch["completion_at"], x)] * (1.0 / temperature)
+    nll, _ = token_losses(spec, params, x, batch["targets"], ops)
+    return -nll
+
+
+def grpo_loss(
+    spec: ModelSpec,
+    params: Params,
+    batch: Mapping[str, Array],
+    ops: Ops,
+    *,
+    config: GrpoLossConfig,
+    remat: Remat = "none",
+) -> tuple[Array, Array, dict[str, Array]]:
+    """The policy loss of a micro-batch as (numerator, its share of the denominator, sums).
+
+    Besides what `sample_logprobs` reads: loss_mask, weights (of the aggregation), sampler [B, C];
+    advantage, share [B, 1]; slot[B, M], one-hot number of the micro-batch. Optional: old[B, C]
+    (without it the policy itself, held constant: the first update after sampling), ref[B, C].
+    Sums: tokens, clipped (tokens whose clip binds), gap (|logp - sampler|), gap_max[M], k3.
+    """
+    logp = sample_logprobs(spec, params, batch, ops, config.temperature, remat)
+    mask, sampler = batch["loss_mask"], batch["sampler"]
+    constant = ops.stop_gradient(logp)
+    losses, clipped = policy_losses(
+        logp,
+        batch.get("old", constant),
+        mask,
+        batch["advantage"],
+        config,
+        ops,
+        sampler=sampler,
+        ref=batch.get("ref"),
+    )
+    gap = (constant - sampler) * mask
+    gap = ops.where(gap < 0, -gap, gap)
+    sums = {
+        "tokens": mask.sum(),
+        "clipped": clipped.sum(),
+        "gap": gap.sum(),
+        "gap_max": gap.max() * batch["slot"][0],
+    }
+    if "ref" in batch:
+        sums["k3"] = (_k3(constant, batch["ref"], mask, ops) * mask).sum()
+    return (losses * batch["weights"]).sum(), batch["share"].sum(), sums

@@ -108,6 +108,11 @@ def test_tokens_do_not_depend_on_company_slots_or_order(model, tokenizer, engine
         assert completion.tokens == tokens[completion.request_id, completion.sample]
     alone = [engine.generate([request])[2] for request in requests]
     assert [c.tokens for c in alone] == [tokens[c.request_id, 2] for c in alone]
+    only = [
+        Request(r.prompt, 9, n=4, seed=1, top_p=0.9, stop_ids=(), only=(3, 1)) for r in requests
+    ]
+    some = [(c.request_id, c.sample, c.tokens) for c in engine.generate(only)]
+    assert some == [(r.name, s, tokens[r.name, s]) for r in requests for s in (3, 1)]
     fewer = Request(prompts[0], 9, n=2, seed=1, top_p=0.9, stop_ids=())
     assert [c.tokens for c in engine.generate([fewer])] == [c.tokens for c in whole[:2]]
     other = engine.generate([Request(prompts[0], 9, n=4, seed=2, top_p=0.9, stop_ids=())])
@@ -171,6 +176,19 @@ def test_params_can_be_replaced(engine, model, tokenizer, prompts):
 def test_impossible_requests(engine, values):
     with pytest.raises(UsageError):
         engine.generate([Request(**{"prompt": [20, 21], "max_new_tokens": 4, **values})])
+
+
+def test_on_step_can_end_a_call(model, tokenizer, prompts):
+    steps = []
+
+    def stop():
+        steps.append(1)
+        if len(steps) == 5:
+            raise InterruptedError
+
+    with pytest.raises(InterruptedError):
+        Engine(*model, tokenizer, on_step=stop).generate([Request(prompts[0], 50, stop_ids=())])
+    assert len(steps) == 5
 
 
 def test_two_requests_of_one_name_are_refused(engine):

@@ -16,7 +16,7 @@ from sabia.core.generate.sampling import (
 
 
 def test_uniforms_are_uniform_and_named():
-    keys = stream_keys(7, "prompt-1", 1000)
+    keys = stream_keys(7, "prompt-1", range(1000))
     numbers = np.concatenate([uniforms(keys, np.full(1000, t)) for t in range(100)])
     assert numbers.min() >= 0
     assert numbers.max() < 1
@@ -24,16 +24,18 @@ def test_uniforms_are_uniform_and_named():
     chi_squared = ((counts - 2000) ** 2 / 2000).sum()
     assert chi_squared < 90  # 49 degrees of freedom: p < 0.001 above 85
     assert len(np.unique(numbers)) == numbers.size
-    again = uniforms(stream_keys(7, "prompt-1", 3), np.array([5, 6, 7]))
+    again = uniforms(stream_keys(7, "prompt-1", range(3)), np.array([5, 6, 7]))
     assert again[1] == uniforms(keys[1:2], np.array([6]))[0]
-    assert uniforms(stream_keys(8, "prompt-1", 1), np.array([0])) != numbers[0]
-    assert uniforms(stream_keys(7, "prompt-2", 1), np.array([0])) != numbers[0]
+    assert uniforms(stream_keys(8, "prompt-1", range(1)), np.array([0])) != numbers[0]
+    assert uniforms(stream_keys(7, "prompt-2", range(1)), np.array([0])) != numbers[0]
 
 
 def test_draws_follow_the_distribution():
     logits = torch.tensor([[0.0, 1.0, -1.0, 0.5]]).expand(20000, 4).contiguous()
     rows = RowParams.of([SamplingParams(temperature=0.7)] * 20000)
-    tokens, logprobs, raw = draw(logits, rows, uniforms(stream_keys(0, "a", 20000), np.zeros(1)))
+    tokens, logprobs, raw = draw(
+        logits, rows, uniforms(stream_keys(0, "a", range(20000)), np.zeros(1))
+    )
     wanted = torch.softmax(logits[0] / 0.7, -1)
     share = torch.bincount(tokens, minlength=4) / 20000
     assert (share - wanted).abs().max() < 0.015
@@ -46,7 +48,7 @@ def test_a_row_does_not_see_its_neighbours():
     logits = torch.randn(6, 50, generator=generator)
     settings = ((0,), (1.3,), (1, 5), (1, 0, 0.5), (1, 0, 1, 0.2), (0.5, 9, 0.9, 0.01))
     kinds = [SamplingParams(*values) for values in settings]
-    u = uniforms(stream_keys(3, "x", 6), np.arange(6))
+    u = uniforms(stream_keys(3, "x", range(6)), np.arange(6))
     whole = draw(logits, RowParams.of(kinds), u)
     for i, kind in enumerate(kinds):
         alone = draw(logits[i : i + 1], RowParams.of([kind]), u[i : i + 1])
