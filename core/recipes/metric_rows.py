@@ -1,0 +1,72 @@
+"""The metrics of a finished run as rows on stdout, the same whether or not it was interrupted.
+
+A terminal gets a short table of rows spread over the run. So does a stdout that is the same file
+as stderr (a job's log), and srun's, which joins the streams of all tasks: nobody wants binary
+there. Anything else gets one stream in the format of `--to`.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from sabia.core.shards.job import Job
+from sabia.core.shards.outputs import TABLE_ROWS, TableRows, open_stdout
+from sabia.core.train.telemetry import metrics_path, read_rows
+
+_FLOAT, _BY_SOURCE = pa.float64(), pa.map_(pa.string(), pa.float64())
+SCHEMA = pa.schema(
+    [
+        ("step", pa.int64()),
+        ("loss", _FLOAT),
+        ("lr", _FLOAT),
+        ("grad_norm", _FLOAT),
+        ("tokens", pa.int64()),
+        ("tokens_per_s", _FLOAT),
+        ("mfu", _FLOAT),
+        ("seconds", _FLOAT),
+        ("validation_loss", _FLOAT),
+        ("validation_tokens", pa.int64()),
+        ("loss_by_source", _BY_SOURCE),
+        ("validation_by_source", _BY_SOURCE),
+    ]
+)
+BATCH_ROWS = 10_000
+
+
+def write_metric_rows(job: Job, run: Path, launcher: str = "bare") -> None:
+    """Write the rows of a run's metrics file to stdout."""
+    rows = [_columns(row) for row in read_rows(metrics_path(run))]
+    out = sys.stdout.buffer
+    if out.isatty() or launcher == "srun" or _is_log():
+        table = TableRows(out, SCHEMA)
+        table.write(pa.RecordBatch.from_pylist(_spread(rows, TABLE_ROWS), SCHEMA))
+        table.rows = len(rows)
+        table.close()
+        return
+    with open_stdout(job, SCHEMA, {"command": job.command, "run": str(run)}) as writer:
+        for start in range(0, len(rows), BATCH_ROWS):
+            writer.write(pa.RecordBatch.from_pylist(rows[start : start + BATCH_ROWS], SCHEMA))
+
+
+def _columns(row: dict[str, Any]) -> dict[str, Any]:
+    maps = {k: list(v.items()) for k, v in row.items() if isinstance(v, dict)}
+    return {name: (row | maps).get(name) for name in SCHEMA.names}
+
+
+def _spread(rows: list[dict[str, Any]], count: int) -> list[dict[str, Any]]:
+    """At most `count` rows, evenly spread, the first and the last among them."""
+    if len(rows) <= count:
+        return rows
+    return [rows[round(i * (len(rows) - 1) / (count - 1))] for i in range(count)]
+
+
+def _is_log() -> bool:
+    try:
+        return os.path.sameopenfile(sys.stdout.fileno(), sys.stderr.fileno())
+    except (OSError, ValueError):
+        return False

@@ -1,0 +1,120 @@
+"""Where a trainer's model and tokenizer come from, and their fingerprints for a run's identity.
+
+A tokenizer is taken as given, else from the model directory, else from where `tokenize` recorded
+it in the rows' metadata; rows may have moved with their tokenizer beside them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from sabia.core import notes
+from sabia.core.errors import UsageError
+from sabia.core.model import hub
+from sabia.core.shards.outputs import METADATA_KEY
+from sabia.core.shards.sources import Source
+from sabia.core.spec import ModelSpec, from_config, load_spec, new_config, parse_shape
+from sabia.core.text.tokenizer import load_tokenizer
+
+EDGE_BYTES = 1 << 16
+Params = Mapping[str, np.ndarray]
+
+
+def model_fingerprint(directory: str) -> str:
+    """A hash of config.json and of names, sizes and both ends of the weight files."""
+    root = Path(directory)
+    if not (root / "config.json").is_file():
+        raise UsageError(f"--model: {directory} has no config.json (expected a model directory)")
+    digest = hashlib.blake2b((root / "config.json").read_bytes(), digest_size=16)
+    for path in sorted(root.glob("*.safetensors")):
+        size = path.stat().st_size
+        digest.update(f"{path.name} {size}".encode())
+        with open(path, "rb") as file:
+            digest.update(file.read(EDGE_BYTES))
+            file.seek(max(0, size - EDGE_BYTES))
+            digest.update(file.read(EDGE_BYTES))
+    return digest.hexdigest()
+
+
+def load_fp32(directory: str) -> Params:
+    """The parameters of a model directory as fp32 masters."""
+    _, params = hub.load_model(directory)
+    return {name: np.asarray(array, np.float32) for name, array in params.items()}
+
+
+def fresh_model(
+    shape: str, config_json: str, tokenizer: str, row_length: int, seed: int
+) -> tuple[ModelSpec, Callable[[], Params]]:
+    """(spec, its initial parameters) of a new model, by `--shape` or `--config-json`."""
+    spec = load_spec(config_json) if config_json else _shaped(shape, tokenizer, row_length)
+    return spec, lambda: hub.init_params(spec, seed)
+
+
+def _shaped(shape: str, tokenizer: str, row_length: int) -> ModelSpec:
+    given = parse_shape(shape)
+    for key in ("hidden", "layers"):
+        if key not in given:
+            raise UsageError(f"--shape: {shape!r} (expected at least d=… and layers=…)")
+    if tokenizer:
+        made = load_tokenizer(tokenizer)
+        ids = {"bos_token_id": made.bos_id, "eos_token_id": made.eos_id}
+        given = {"vocab": made.vocab_size, "pad_token_id": made.pad_id, **ids} | given
+    if "vocab" not in given:
+        raise UsageError("the rows name no tokenizer; give --tokenizer DIR, or vocab=N in --shape")
+    given["context"] = max(row_length, given.get("context", 2048))
+    return from_config(new_config(**given))
+
+
+def find_tokenizer(given: str, model: str, sources: Sequence[Source]) -> str:
+    """The path of the tokenizer: given, the model's, or the one the rows record; '' if none.
+
+    Raises UsageError when the rows were made by several; warns when by another than that given.
+    """
+    recorded = [_recorded(source) for source in sources]
+    prints = {said.get("fingerprint") for said in recorded if said.get("fingerprint")}
+    if len(prints) > 1:
+        raise UsageError("the token rows were made by different tokenizers (expected one)")
+    if given or (model and (Path(model) / "tokenizer.json").is_file()):
+        place = given or model
+        if prints - {load_tokenizer(place).fingerprint}:
+            notes.warn(f"{place} is not the tokenizer that made the rows (ids may differ)")
+        return place
+    for source, said in zip(sources, recorded, strict=True):
+        for place in _candidates(source.name, str(said.get("tokenizer") or "")):
+            if _is_that(place, said.get("fingerprint")):
+                return str(place)
+    return ""
+
+
+def _candidates(name: str, recorded: str) -> list[Path]:
+    """Where `tokenize` keeps a tokenizer: where it said, or beside the rows if they were moved."""
+    path = Path(name)
+    beside = [path.parent / "tokenizer", path.with_suffix(".tokenizer")]
+    return ([Path(recorded)] if recorded else []) + beside
+
+
+def _is_that(place: Path, fingerprint: str | None) -> bool:
+    if not (place.is_file() or (place / "tokenizer.json").is_file()):
+        return False
+    return fingerprint is None or load_tokenizer(place).fingerprint == fingerprint
+
+
+def _recorded(source: Source) -> dict[str, Any]:
+    """What `tokenize` wrote into the rows' metadata, {} where there is none."""
+    if source.form == "jsonl":
+        return {}
+    with source.open() as file:
+        schema = (
+            pq.read_schema(file) if source.form == "parquet" else pa.ipc.open_stream(file).schema
+        )
+    said = json.loads((schema.metadata or {}).get(METADATA_KEY, b"{}"))
+    options = said.get("options")
+    return options if isinstance(options, dict) else {}

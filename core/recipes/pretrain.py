@@ -1,0 +1,101 @@
+"""Pretraining: token rows → a model, from scratch or going on from a checkpoint.
+
+Documents in a row do not see each other, and no token is predicted across their edge. The order
+of rows, the mix of sources and the schedule are functions of the options alone, so that the same
+call ends with the same weights however often it was stopped.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import pyarrow as pa
+
+from sabia.core import stop
+from sabia.core.errors import UsageError
+from sabia.core.recipes import training
+from sabia.core.recipes.model_source import (
+    find_tokenizer,
+    fresh_model,
+    load_fp32,
+    model_fingerprint,
+)
+from sabia.core.recipes.training import Task, TrainOptions
+from sabia.core.shards.inputs import from_path, open_inputs
+from sabia.core.shards.job import Job
+from sabia.core.shards.sources import Source
+from sabia.core.spec import load_spec
+from sabia.core.text.tokenizer import load_tokenizer
+from sabia.core.train.token_rows import COLUMNS, TokenRows, read_token_rows
+
+
+@dataclass(frozen=True)
+class PretrainConfig:
+    """The command's own options: a model (one of three ways), tokenizer, mix, validation rows."""
+
+    model: str = ""
+    config_json: str = ""
+    shape: str = ""
+    tokenizer: str = ""
+    mix: str = ""
+    validation: str = ""
+    options: TrainOptions = field(default_factory=TrainOptions)
+
+    def __post_init__(self) -> None:
+        if sum(bool(x) for x in (self.model, self.config_json, self.shape)) != 1:
+            raise UsageError(
+                "which model? give one of --model DIR, --config-json FILE and --shape d=…,layers=…"
+            )
+
+
+def run(job: Job, config: PretrainConfig) -> None:
+    """Train as the job and the config say; raises what its parts raise."""
+    directory, world = training.open_run(job)
+    sources = open_inputs(job, "tokens")
+    tokenizer = find_tokenizer(config.tokenizer, config.model, sources)
+    identity = _identity(job, config, sources, tokenizer)
+    if training.already_done(job, directory, identity, world):
+        return
+    task = _task(job, config, sources, tokenizer)
+    training.run(job, task, config.options, identity, directory, world)
+
+
+def _identity(
+    job: Job, config: PretrainConfig, sources: Sequence[Source], tokenizer: str
+) -> dict[str, Any]:
+    return {
+        "command": job.command,
+        "inputs": [source.fingerprint() for source in sources],
+        "model": model_fingerprint(config.model) if config.model else "",
+        "config": dict(load_spec(config.config_json).config) if config.config_json else {},
+        "shape": config.shape,
+        "tokenizer": load_tokenizer(tokenizer).fingerprint if tokenizer else "",
+        "mix": config.mix,
+        "seed": job.seed,
+        **config.options.identity(),
+    }
+
+
+def _task(job: Job, config: PretrainConfig, sources: Sequence[Source], tokenizer: str) -> Task:
+    rows = read_rows(sources)
+    validation = read_rows(from_path(config.validation, "tokens")) if config.validation else None
+    if config.model:
+        spec = load_spec(config.model)
+        return Task(spec, lambda: load_fp32(config.model), rows, validation, tokenizer, config.mix)
+    length = max(rows.row_length, validation.row_length if validation else 0)
+    spec, init = fresh_model(config.shape, config.config_json, tokenizer, length, job.seed)
+    return Task(spec, init, rows, validation, tokenizer, config.mix)
+
+
+def read_rows(sources: Sequence[Source]) -> TokenRows:
+    """All rows of token shards."""
+    return read_token_rows(_batches(sources))
+
+
+def _batches(sources: Sequence[Source]) -> Iterator[pa.RecordBatch]:
+    for source in sources:
+        for batch in source.batches(columns=list(COLUMNS)):
+            stop.check()
+            yield batch

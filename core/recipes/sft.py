@@ -1,0 +1,175 @@
+"""Supervised fine-tuning: conversations → a model that answers as the assistant does in them.
+
+Each conversation is rendered by the tokenizer's chat template; only what the assistant writes is
+to be predicted. Conversations are packed into rows (best fit, in windows), where positions restart
+and none sees another; those that cannot be used are rejected with a reason. Training is that of
+`core.recipes.training`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from sabia.core import notes, stop
+from sabia.core.errors import BadData
+from sabia.core.generate.chat import render_rows
+from sabia.core.parallel.launch import World
+from sabia.core.recipes import training
+from sabia.core.recipes.model_source import load_fp32, model_fingerprint
+from sabia.core.recipes.training import Task, TrainOptions
+from sabia.core.shards.inputs import from_path, open_inputs
+from sabia.core.shards.job import Job
+from sabia.core.shards.rejects import Rejects, reject_path
+from sabia.core.shards.sources import Source
+from sabia.core.spec import load_spec
+from sabia.core.text.packing import WINDOW, best_fit
+from sabia.core.text.tokenizer import Tokenizer, load_tokenizer
+from sabia.core.train.token_rows import TokenRows, read_token_rows
+
+Rendered = tuple[list[int], list[int]]
+RejectRow = Callable[[dict[str, Any], str, str], None]
+
+
+@dataclass(frozen=True)
+class SftConfig:
+    """The command's own options; `length` is the most tokens of a row and of a conversation."""
+
+    model: str
+    tokenizer: str = ""
+    length: int = 2048
+    packed: bool = True
+    validation: str = ""
+    options: TrainOptions = field(default_factory=TrainOptions)
+
+
+def run(job: Job, config: SftConfig) -> None:
+    """Train as the job and the config say; raises what its parts raise."""
+    directory, world = training.open_run(job)
+    sources = open_inputs(job, "chat")
+    place = config.tokenizer or config.model
+    tokenizer = load_tokenizer(place)
+    identity = {
+        "command": job.command,
+        "inputs": [source.fingerprint() for source in sources],
+        "model": model_fingerprint(config.model),
+        "tokenizer": tokenizer.fingerprint,
+        "length": config.length,
+        "packed": config.packed,
+        "seed": job.seed,
+        **config.options.identity(),
+    }
+    if training.already_done(job, directory, identity, world):
+        return
+    spec = load_spec(config.model)
+    rows, about = _rows(job, config, sources, tokenizer, world)
+    validation = None
+    if config.validation:
+        held_out = from_path(config.validation, "chat")
+        validation = _pack(config, _conversations(held_out, tokenizer, config.length, _warn))
+    task = Task(spec, lambda: load_fp32(config.model), rows, validation, place, about=about)
+    training.run(job, task, config.options, identity, directory, world)
+
+
+def _rows(
+    job: Job, config: SftConfig, sources: Sequence[Source], tokenizer: Tokenizer, world: World
+) -> tuple[TokenRows, dict[str, str]]:
+    """The packed rows, and what to say of them; raises BadData when nothing is usable."""
+    path = reject_path(job)
+    writes = world.leads and not job.dry_run
+    with Rejects(path) if writes else contextlib.nullcontext(_Count()) as rejects:
+        rendered = list(_conversations(sources, tokenizer, config.length, rejects.add))
+        if rejects.count:
+            where = f" → {path}" if writes else ""
+            notes.note(f"{rejects.count:,} conversations rejected{where}")
+    if not rendered:
+        raise BadData(
+            f"no usable conversation, {rejects.count:,} rejected (expected messages with an "
+            "assistant's answer that fit into --length)"
+        )
+    rows = _pack(config, rendered)
+    learnt, total = sum(sum(mask) for _, mask in rendered), sum(len(ids) for ids, _ in rendered)
+    notes.note(
+        f"{len(rendered):,} conversations in {len(rows):,} rows; {learnt:,} of {total:,} tokens "
+        "are the assistant's"
+    )
+    return rows, {"conversations": f"{len(rendered):,}", "assistant tokens": f"{learnt:,}"}
+
+
+@dataclass
+class _Count:
+    """Takes rejects where another process writes them, or none should."""
+
+    count: int = 0
+
+    def add(self, _row: dict[str, Any], _reason: str, _shard: str) -> None:
+        self.count += 1
+
+
+def _warn(_row: dict[str, Any], reason: str, shard: str) -> None:
+    notes.warn(f"{shard}: validation conversation left out: {reason}")
+
+
+def _conversations(
+    sources: Sequence[Source], tokenizer: Tokenizer, length: int, reject: RejectRow
+) -> Iterator[Rendered]:
+    """(ids, mask) of each usable conversation, in order."""
+    for source in sources:
+
+        def refuse(row: dict[str, Any], reason: str, name: str = source.name) -> None:
+            reject(row, reason, name)
+
+        for batch in source.batches(columns=["messages", "tools"], reject=refuse):
+            stop.check()
+            for row in batch.to_pylist():
+                yield from _rendered(row, tokenizer, length, refuse)
+
+
+def _rendered(
+    row: dict[str, Any], tokenizer: Tokenizer, length: int, refuse: Callable[..., None]
+) -> Iterator[Rendered]:
+    try:
+        found = render_rows(row["messages"], tokenizer, row["tools"])
+    except BadData as error:
+        refuse(row, str(error))
+        return
+    for ids, mask in found:
+        if len(ids) > length:
+            refuse(row, f"{len(ids)} tokens (expected at most --length {length})")
+        elif not any(mask[1:]):
+            refuse(row, "no token of the assistant follows another")
+        else:
+            yield ids, mask
+
+
+def _pack(config: SftConfig, rendered: Iterator[Rendered] | list[Rendered]) -> TokenRows:
+    """Token rows of the conversations: packed, or one a row."""
+    return read_token_rows(_packed(list(rendered), config.length, config.packed))
+
+
+def _packed(rendered: list[Rendered], length: int, packed: bool) -> Iterator[pa.RecordBatch]:
+    for start in range(0, len(rendered), WINDOW):
+        window = rendered[start : start + WINDOW]
+        sizes = [len(ids) for ids, _ in window]
+        bins = best_fit(sizes, length) if packed else [[i] for i in range(len(window))]
+        yield pa.RecordBatch.from_pydict(
+            {
+                "input_ids": [np.concatenate([window[i][0] for i in one]) for one in bins],
+                "document_lengths": [[sizes[i] for i in one] for one in bins],
+                "loss_mask": [
+                    np.concatenate([window[i][1] for i in one]).astype(bool) for one in bins
+                ],
+            },
+            schema=pa.schema(
+                [
+                    ("input_ids", pa.list_(pa.int32())),
+                    ("document_lengths", pa.list_(pa.int32())),
+                    ("loss_mask", pa.list_(pa.bool_())),
+                ]
+            ),
+        )
