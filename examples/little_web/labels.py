@@ -24,11 +24,12 @@ def labelled_documents(seed: int) -> Iterator[dict[str, Any]]:
             yield {"text": text, "source": "little_web", "language": page.language, "label": label}
 
 
-def focus_texts(seed: int, count: int = 12) -> list[str]:
-    """Example texts of what is wanted, one a line, half of them exercises."""
-    pages = list(build_site(LABELLED_PAGES, seed + _OTHER_SEED).pages.values())
+def focus_texts(seed: int, characters: int = 2_000) -> list[str]:
+    """Example texts of what is wanted, one a line: an article a topic, six lessons of sums."""
+    pages = build_site(LABELLED_PAGES, seed + _OTHER_SEED).pages.values()
+    lessons = [page for page in pages if page.kind == "exercise"]
+    by_topic = {page.path.rpartition("/")[0]: page for page in pages if page.kind == "prose"}
     return [
-        " ".join(page.body)
-        for kind in ("exercise", "prose")
-        for page in [p for p in pages if p.kind == kind][:: max(1, 96 // count)][: count // 2]
+        " ".join((page.title, *page.body))[:characters]
+        for page in (*lessons[::7], *by_topic.values())
     ]

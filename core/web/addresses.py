@@ -1,0 +1,93 @@
+"""Which addresses a crawler may connect to: a guard against requests into private networks.
+
+A page may link to http://169.254.169.254/ or to a name that resolves to 10.0.0.1; a crawler that
+follows hands an attacker the view from inside (SSRF). Here every name is resolved by us, every
+address checked, and the connection made to the address that was checked, so that a second answer
+of the name server cannot slip in. Only ports 80 and 443 are used. `allow_private` opens loopback,
+private networks and other ports, but never link-local addresses, where clouds keep credentials.
+"""
+
+import asyncio
+import ipaddress
+import socket
+from typing import Any
+
+from aiohttp.abc import AbstractResolver
+
+from sabia.core.errors import Failed
+from sabia.core.web.urls import host_of
+
+PORTS = ("", "80", "443")
+_METADATA = (ipaddress.ip_address("fd00:ec2::254"),)
+_NAT64 = ipaddress.ip_network("64:ff9b::/96")
+
+
+class Refused(Failed):
+    """The guard refuses the URL or its address."""
+
+
+def is_public(address: str) -> bool:
+    """True for addresses of the public internet, also looking into IPv4 wrapped in IPv6."""
+    ip = _unwrapped(address)
+    if isinstance(ip, ipaddress.IPv6Address) and (ip.is_site_local or ip.teredo is not None):
+        return False
+    return ip.is_global and not (ip.is_multicast or ip.is_reserved or ip.is_unspecified)
+
+
+def may_connect(address: str, allow_private: bool) -> bool:
+    """May we connect to this address?"""
+    ip = _unwrapped(address)
+    return is_public(address) or (
+        allow_private and not ip.is_link_local and ip not in _METADATA and not ip.is_multicast
+    )
+
+
+def _unwrapped(address: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address:
+    ip = ipaddress.ip_address(address.partition("%")[0])
+    if isinstance(ip, ipaddress.IPv4Address):
+        return ip
+    inner = ip.ipv4_mapped or ip.sixtofour
+    return inner or (ipaddress.IPv4Address(int(ip) & 0xFFFFFFFF) if ip in _NAT64 else ip)
+
+
+def check_url(url: str, allow_private: bool = False) -> None:
+    """Raise Refused for a literal address that may not be asked, or an unusual port."""
+    host, _, port = host_of(url).rpartition(":") if _has_port(url) else (host_of(url), "", "")
+    if port not in PORTS and not allow_private:
+        raise Refused(f"port {port} is not 80 or 443")
+    try:
+        literal = str(ipaddress.ip_address(host.strip("[]")))
+    except ValueError:
+        return  # a name; the resolver checks what it stands for
+    if not may_connect(literal, allow_private):
+        raise Refused(f"{literal} is not a public address")
+
+
+def _has_port(url: str) -> bool:
+    return host_of(url).rpartition(":")[2].isdecimal() and not host_of(url).endswith("]")
+
+
+class GuardedResolver(AbstractResolver):
+    """Resolves names with the system's resolver; keeps only addresses that may be asked."""
+
+    def __init__(self, allow_private: bool) -> None:
+        self.allow_private = allow_private
+
+    async def resolve(
+        self, host: str, port: int = 0, family: socket.AddressFamily = socket.AF_INET
+    ) -> list[Any]:
+        """aiohttp's records of the good addresses; Refused when there is none."""
+        loop = asyncio.get_running_loop()
+        found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM, family=family)
+        good = [entry for entry in found if may_connect(str(entry[4][0]), self.allow_private)]
+        if not good:
+            seen = ", ".join(sorted({str(entry[4][0]) for entry in found}))
+            raise Refused(f"{host} resolves to {seen or 'nothing'}, which is not public")
+        return [
+            {"hostname": host, "host": address[0], "port": port, "family": kind,
+             "proto": protocol, "flags": socket.AI_NUMERICHOST | socket.AI_NUMERICSERV}
+            for kind, _type, protocol, _name, address in good
+        ]  # fmt: skip
+
+    async def close(self) -> None:
+        """Nothing is held."""

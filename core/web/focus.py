@@ -1,0 +1,199 @@
+"""What a crawl is after: a score in [0, 1] for a page, and which links look promising.
+
+Three judges of pages: a fastText model; words that a page should hold; or example texts, to whose
+nearest a page's TF-IDF vector is compared (scaled so that 1 is as similar as examples are to
+each other). A link is first believed to be worth what its page is worth, and more for words that
+the focus knows; each of its words (anchor and path) moves that belief to the mean score of the
+pages found behind links with this word, the more the more such pages were fetched. A link's
+priority is the mean over its words and host of these, and a little exploration.
+"""
+
+import hashlib
+import math
+import os
+import re
+import unicodedata
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from statistics import fmean
+from typing import Protocol
+from urllib.parse import unquote
+
+from sabia.core.errors import BadData, UsageError
+from sabia.core.web.settings import FocusSettings
+
+BELIEF = 2.0  # the page's worth counts as so many pages already seen behind a word
+KNOWN_LETTERS = 4
+HOST_SHARE = 0.2  # of a priority; the rest comes from words
+DECAY = 0.7  # of a page's worth along links from pages that are not relevant themselves
+SCORED_CHARACTERS = 20_000
+_WORD = re.compile(r"\w+")
+
+
+class Judge(Protocol):
+    """Scores a page's text."""
+
+    def __call__(self, text: str) -> float:
+        """A score in [0, 1]."""
+
+    def knows(self, word: str) -> bool:
+        """Does a link's word speak for it before anything was learnt?"""
+
+
+def words_of(text: str) -> list[str]:
+    """Words in lower case without accents; numbers folded to 0."""
+    plain = unicodedata.normalize("NFKD", text.lower())
+    plain = "".join(c for c in plain if not unicodedata.combining(c))
+    return ["0" if word.isdecimal() else word for word in _WORD.findall(plain)]
+
+
+def make_judge(settings: FocusSettings) -> Judge | None:
+    """The judge that the settings ask for; None when they ask for none."""
+    if settings.words and settings.classifier:
+        raise UsageError("--focus and --classifier both given (expected one of them)")
+    if settings.classifier:
+        return FastTextJudge(settings.classifier, settings.label)
+    if settings.words and os.path.isfile(settings.words):
+        with open(settings.words, encoding="utf-8", errors="replace") as file:
+            return ExampleJudge([line for line in file if line.strip()])
+    return WordJudge(settings.words) if settings.words else None
+
+
+class WordJudge:
+    """The share of the given words that a page holds; a word also counts as a word's beginning."""
+
+    def __init__(self, words: str) -> None:
+        self.words = sorted(set(words_of(words)))
+        if not self.words:
+            raise UsageError(f"--focus: {words!r} holds no word")
+
+    def __call__(self, text: str) -> float:
+        found = set(words_of(text[:SCORED_CHARACTERS]))
+        hits = sum(any(f.startswith(word) for f in found) for word in self.words)
+        return hits / len(self.words)
+
+    def knows(self, word: str) -> bool:
+        """True for the given words and words that begin like them."""
+        return word.startswith(tuple(self.words))
+
+
+class ExampleJudge:
+    """Similarity to the nearest of some example texts, in units of their own similarity."""
+
+    def __init__(self, examples: Sequence[str]) -> None:
+        counts = [Counter(words_of(text[:SCORED_CHARACTERS])) for text in examples]
+        counts = [count for count in counts if count]
+        if len(counts) < 2:
+            raise UsageError("--focus: a file of examples needs two texts or more, one a line")
+        frequency = Counter(word for count in counts for word in count)
+        self.weight = {w: math.log(1 + len(counts) / n) for w, n in frequency.items()}
+        self.unknown = math.log(1 + len(counts))
+        self.vectors = [self._vector(count) for count in counts]
+        self.unit = fmean(
+            max(_cosine(v, other) for other in self.vectors if other is not v) for v in self.vectors
+        )
+
+    def __call__(self, text: str) -> float:
+        vector = self._vector(Counter(words_of(text[:SCORED_CHARACTERS])))
+        nearest = max(_cosine(vector, example) for example in self.vectors)
+        return min(1.0, nearest / self.unit) if self.unit else 0.0
+
+    def knows(self, word: str) -> bool:
+        """True for the examples' longer words."""
+        return len(word) >= KNOWN_LETTERS and word in self.weight
+
+    def _vector(self, count: Counter[str]) -> dict[str, float]:
+        raw = {w: (1 + math.log(n)) * self.weight.get(w, self.unknown) for w, n in count.items()}
+        length = math.sqrt(sum(value * value for value in raw.values())) or 1.0
+        return {word: value / length for word, value in raw.items()}
+
+
+def _cosine(a: dict[str, float], b: dict[str, float]) -> float:
+    small, large = (a, b) if len(a) < len(b) else (b, a)
+    return sum(value * large.get(word, 0.0) for word, value in small.items())
+
+
+class FastTextJudge:
+    """The probability that a fastText model gives to one label."""
+
+    def __init__(self, path: str, label: str) -> None:
+        import fasttext
+
+        if not os.path.isfile(path):
+            raise UsageError(f"--classifier: {path}: no such file")
+        try:
+            self.model = fasttext.load_model(path)
+        except (ValueError, RuntimeError) as error:
+            raise BadData(f"{path}: not a fastText model ({error})") from error
+        self.label = f"__label__{label.removeprefix('__label__')}"
+        if self.label not in self.model.get_labels():
+            known = ", ".join(x.removeprefix("__label__") for x in self.model.get_labels())
+            raise UsageError(f"--label: {label!r} is not a label of {path} (expected {known})")
+
+    def __call__(self, text: str) -> float:
+        line = " ".join(text[:SCORED_CHARACTERS].split())
+        labels, chances = self.model.predict(line, k=-1)
+        return min(1.0, dict(zip(labels, map(float, chances), strict=True)).get(self.label, 0.0))
+
+    def knows(self, word: str) -> bool:
+        """A model of pages says nothing about single words."""
+        return False
+
+
+def worth_of(score: float, inherited: float, settings: FocusSettings) -> float | None:
+    """What the links of a page inherit; None when they are not to be followed.
+
+    Relevant pages pass on their score. Others end the way (hard focus) or pass on the mean of their
+    score and of what they were reached with, decayed: a path may tunnel through menus, which share
+    words with what is wanted, but not far through pages that share none (soft focus).
+    """
+    if score >= settings.threshold:
+        return score
+    return None if settings.hard else (score + DECAY * inherited) / 2
+
+
+def link_words(url: str, anchor: str) -> list[str]:
+    """The words of a link: anchor text, path and parameters; numbers say nothing."""
+    path = unquote(url.split("/", 3)[-1])
+    return sorted(set(words_of(f"{anchor} {path.replace('_', ' ')}")) - {"0", "html", "htm", "php"})
+
+
+class LinkJudge:
+    """Priorities of links; `words` and `hosts` map a name to (tried, good) and are kept current."""
+
+    def __init__(
+        self, settings: FocusSettings, seed: int, judge: Judge | None,
+        words: dict[str, tuple[float, float]], hosts: dict[str, tuple[float, float]],
+    ) -> None:  # fmt: skip
+        self.settings, self.seed, self.judge = settings, seed, judge
+        self.words, self.hosts = words, hosts
+
+    def learn(self, words: Iterable[str], host: str, good: float) -> None:
+        """A page was fetched through a link with these words and was this good."""
+        for table, names in ((self.words, words), (self.hosts, (host,))):
+            for name in names:
+                tried, total = table.get(name, (0.0, 0.0))
+                table[name] = (tried + 1, total + good)
+
+    def priority(self, url: str, host: str, anchor: str, worth: float) -> float:
+        """The priority of a link found on a page of this worth."""
+        found = link_words(url, anchor)
+        rates = [_rate(self.words.get(word), self._belief(word, worth)) for word in found]
+        words = sum(rates) / len(rates) if rates else worth
+        host_rate = _rate(self.hosts.get(host), worth)
+        steered = (1 - HOST_SHARE) * words + HOST_SHARE * host_rate
+        return steered + self.settings.exploration * self._chance(url)
+
+    def _belief(self, word: str, worth: float) -> float:
+        known = self.judge is not None and self.judge.knows(word)
+        return (1 + worth) / 2 if known else worth
+
+    def _chance(self, url: str) -> float:
+        """A number in [0, 1) from seed and path; not host, so that a moved site crawls alike."""
+        text = f"{self.seed}/{url.split('/', 3)[-1]}"
+        return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=4).digest()) / 2**32
+
+
+def _rate(figure: tuple[float, float] | None, belief: float) -> float:
+    tried, good = figure or (0.0, 0.0)
+    return (good + BELIEF * belief) / (tried + BELIEF)

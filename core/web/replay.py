@@ -1,0 +1,96 @@
+"""Pages from WARC files and folders to documents: the same extraction and judging, no network.
+
+A map stage: one transform a shard, run in worker processes or Slurm array slices. Documents that
+come in as records (JSON lines, Parquet) pass with their text as it is; columns that the document
+schema does not know go into `meta`.
+"""
+
+import json
+from collections.abc import Iterator
+from functools import partial
+from typing import Any
+
+import pyarrow as pa
+
+from sabia.core.shards import schemas
+from sabia.core.shards.job import Job
+from sabia.core.shards.mapping import ShardContext, run_map
+from sabia.core.shards.records import to_batch
+from sabia.core.shards.summary import Summary
+from sabia.core.web.documents import document, judged_text
+from sabia.core.web.focus import Judge, make_judge
+from sabia.core.web.sandbox import Sandbox, Unextractable
+from sabia.core.web.settings import MIME_TYPES, FocusSettings
+from sabia.core.web.sources import is_document
+
+
+def run_replay(job: Job, sources: tuple[Any, ...], focus: FocusSettings) -> Summary:
+    """Turn the sources into documents at the job's output."""
+    if focus.words or focus.classifier:
+        make_judge(focus)  # a mistake in them should be said once, before any work
+    transform = partial(read_shard, focus=focus)
+    return run_map(job, transform, sources=list(sources), next_step="sabia classify")
+
+
+def read_shard(
+    batches: Iterator[pa.RecordBatch], context: ShardContext, focus: FocusSettings
+) -> Iterator[pa.RecordBatch]:
+    """The transform: batches of pages or documents in, batches of documents out."""
+    judge = make_judge(focus)
+    with Sandbox() as sandbox:
+        for batch in batches:
+            if is_document(batch):
+                found = [_scored(_folded(row), judge, focus, context) for row in batch.to_pylist()]
+            else:
+                found = list(_documents(batch, sandbox, judge, focus, context))
+            if found:
+                yield to_batch(found, "document")
+
+
+def _documents(
+    batch: pa.RecordBatch, sandbox: Sandbox, judge: Judge | None, focus: FocusSettings,
+    context: ShardContext,
+) -> Iterator[dict[str, Any]]:  # fmt: skip
+    for page in batch.to_pylist():
+        kind = page["content_type"] or "text/html"
+        if kind.partition(";")[0].strip().lower() not in MIME_TYPES:
+            context.reject({"url": page["url"]}, f"content type {kind}")
+            continue
+        try:
+            found = sandbox.extract(page["body"], kind, page["url"], False)
+        except Unextractable as error:
+            context.reject({"url": page["url"]}, str(error))
+            continue
+        if not found["text"]:
+            context.reject({"url": page["url"]}, "no text on the page")
+            continue
+        score = judge(judged_text(found)) if judge else None
+        _count(score, focus, context)
+        yield document(found, page["url"], page["source"], page["crawl_time"], score,
+                       truncated=page["cut"])  # fmt: skip
+
+
+def _folded(row: dict[str, Any]) -> dict[str, Any]:
+    """A document row with unknown columns moved into meta, so that all shards look the same."""
+    known = set(schemas.document().names)
+    extra = {name: value for name, value in row.items() if name not in known and value is not None}
+    kept = {name: row[name] for name in schemas.document().names}
+    if extra:
+        before = json.loads(row["meta"]) if row["meta"] else {}
+        kept["meta"] = json.dumps({**before, **extra}, ensure_ascii=False, default=str)
+    return kept
+
+
+def _scored(
+    row: dict[str, Any], judge: Judge | None, focus: FocusSettings, context: ShardContext
+) -> dict[str, Any]:
+    if judge is None:
+        return row
+    score = judge(row["text"])
+    _count(score, focus, context)
+    return row | {"scores": [*dict(row["scores"] or []).items(), ("focus", score)]}
+
+
+def _count(score: float | None, focus: FocusSettings, context: ShardContext) -> None:
+    if score is not None:
+        context.count("relevant", float(score >= focus.threshold))

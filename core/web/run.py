@@ -1,0 +1,161 @@
+"""`sabia crawl` from a Job and settings to documents: the network, or files instead of it.
+
+The crawl's state lives in a folder beside the output (`OUT.crawl`, or `--state`): the frontier
+with the documents found so far. When the budget is spent or nothing is left, the documents are
+written to the output at once; running again with a larger budget goes on from the same state.
+"""
+
+import asyncio
+import contextlib
+import hashlib
+import shutil
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import asdict
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from sabia.core import notes
+from sabia.core.errors import UsageError
+from sabia.core.progress import progress
+from sabia.core.shards import manifest, outputs
+from sabia.core.shards.job import Job
+from sabia.core.shards.records import to_batch
+from sabia.core.shards.rejects import Rejects, reject_path
+from sabia.core.shards.schemas import document as document_schema
+from sabia.core.shards.slices import slurm_slice
+from sabia.core.shards.summary import Summary
+from sabia.core.web.crawler import Crawl
+from sabia.core.web.focus import make_judge
+from sabia.core.web.frontier import Frontier
+from sabia.core.web.replay import run_replay
+from sabia.core.web.settings import CrawlSettings
+from sabia.core.web.sources import Inputs, open_crawl_inputs
+from sabia.core.web.urls import host_of
+from sabia.core.web.warc import WarcFile
+
+PART_DOCUMENTS = 50_000
+_BATCH = 500
+NEXT = "sabia classify"
+
+
+def run(job: Job, settings: CrawlSettings, stay: bool) -> Summary:
+    """Crawl from seeds, or read the files given; writes documents to the job's output."""
+    inputs = open_crawl_inputs(job, settings.fetch.max_bytes)
+    if inputs.sources:
+        if settings.warc or settings.state:
+            raise UsageError("--warc and --state belong to a crawl of the network (expected URLs)")
+        return run_replay(job, inputs.sources, settings.focus)
+    _check(job, settings)
+    if job.dry_run:
+        print(f"fetch up to {settings.budget} pages from {len(inputs.seeds)} seeds")
+        print(f"write {'stdout' if job.to_stdout else job.out}")
+        return Summary()
+    return _crawl(job, settings, inputs, stay)
+
+
+def _check(job: Job, settings: CrawlSettings) -> None:
+    if job.shard or slurm_slice():
+        raise UsageError("a crawl of the network has one frontier and takes no slice; run it once")
+    if not settings.fetch.agent.partition("(+")[2]:
+        raise UsageError(
+            "--contact: missing (expected an e-mail address or URL, which site owners can see)"
+        )
+    steered = settings.focus.words or settings.focus.classifier
+    if settings.focus.order == "best" and not steered:
+        raise UsageError("--order best needs --focus or --classifier to know what is better")
+
+
+def _crawl(job: Job, settings: CrawlSettings, inputs: Inputs, stay: bool) -> Summary:
+    started = time.monotonic()
+    judge = make_judge(settings.focus)
+    hosts = frozenset(host_of(url) for url in inputs.seeds) if stay else None
+    with _state(job, settings) as folder, contextlib.closing(Frontier(folder)) as frontier:
+        frontier.belongs_to(_identity(job, settings, inputs, stay))
+        with _warc(settings, frontier) as warc, progress(settings.budget, "crawl", "pages") as bar:
+            crawl = Crawl(settings, frontier, judge, hosts, warc, bar)
+            bar.advance(crawl.fetched)
+            crawl.add_seeds(inputs.seeds)
+            asyncio.run(crawl.run())
+        summary = _export(job, frontier, inputs, crawl.counters)
+    if judge:
+        summary.counters["harvest_rate"] = round(crawl.harvest(), 4)
+    summary.seconds = time.monotonic() - started
+    summary.report(job, NEXT)
+    return summary
+
+
+@contextlib.contextmanager
+def _state(job: Job, settings: CrawlSettings) -> Iterator[Path]:
+    """The frontier's path: `--state`, beside the output, or for stdout a folder that goes away."""
+    given = settings.state or (None if job.to_stdout else f"{str(job.out).rstrip('/')}.crawl")
+    if given is None:
+        notes.note("stdout has no state to resume from; --state DIR keeps one")
+        with tempfile.TemporaryDirectory(prefix="sabia-crawl-") as scratch:
+            yield Path(scratch) / "frontier.sqlite"
+        return
+    if "://" in given:
+        raise UsageError(f"{given}: the state must be a local folder; give --state DIR")
+    if job.force:
+        shutil.rmtree(given, ignore_errors=True)
+    yield Path(given) / "frontier.sqlite"
+
+
+@contextlib.contextmanager
+def _warc(settings: CrawlSettings, frontier: Frontier) -> Iterator[WarcFile | None]:
+    if not settings.warc:
+        yield None
+        return
+    file = WarcFile(settings.warc, int(frontier.fact("warc") or 0), settings.fetch.agent)
+    try:
+        yield file
+    finally:
+        file.close()
+
+
+def _identity(job: Job, settings: CrawlSettings, inputs: Inputs, stay: bool) -> dict[str, Any]:
+    """What makes two calls the same crawl; budget and pace may change between them."""
+    steering = asdict(settings.focus)
+    seeds = hashlib.blake2b("\n".join(inputs.seeds).encode(), digest_size=16).hexdigest()
+    return {"seeds": seeds, "steering": steering, "seed": job.seed, "stay": stay,
+            "warc": settings.warc}  # fmt: skip
+
+
+def _export(job: Job, frontier: Frontier, inputs: Inputs, counters: dict[str, float]) -> Summary:
+    """Documents and rejects from the state to the output, in the order of fetching."""
+    summary = Summary(rows_in=int(counters.get("fetched", 0)), shards_done=1)
+    summary.counters = {k: v for k, v in counters.items() if k not in ("fetched", "bytes")}
+    summary.counters["megabytes"] = round(counters.get("bytes", 0) / 1e6, 3)
+    with Rejects(reject_path(job)) as rejects:
+        for line in inputs.bad_seeds:
+            rejects.add({"url": line}, "not an http(s) URL", "seeds")
+        for url, host, reason in frontier.refusals():
+            rejects.add({"url": url}, reason, host)
+    summary.rejected, summary.reject_path = rejects.count, rejects.path
+    summary.rows_out = frontier.document_count()
+    _write(job, frontier)
+    return summary
+
+
+def _write(job: Job, frontier: Frontier) -> None:
+    """All documents; a directory gets parts of PART_DOCUMENTS."""
+    rows = frontier.documents()
+    count = frontier.document_count()
+    size = PART_DOCUMENTS if job.to_directory else max(1, count)
+    parts = max(1, -(-count // size))
+    made = manifest.provenance(job, "document", [str(frontier.fact("identity")), str(count)])
+    for part in range(parts):
+        with outputs.open_output(job, document_schema(), made, part) as writer:
+            for start in range(0, min(size, count - part * size), _BATCH):
+                wanted = min(_BATCH, count - part * size - start)
+                writer.write(to_batch([_row(next(rows)) for _ in range(wanted)], "document"))
+    if job.to_directory and "://" not in str(job.out):
+        manifest.finish_directory(job, parts)
+
+
+def _row(kept: dict[str, Any]) -> dict[str, Any]:
+    """A document as JSON kept it, with Arrow's types again."""
+    scores = [tuple(pair) for pair in kept["scores"]]
+    return kept | {"scores": scores, "crawl_time": datetime.fromisoformat(kept["crawl_time"])}

@@ -1,0 +1,220 @@
+"""What `sabia crawl` is given: seed URLs to start from, or files that hold pages already.
+
+Paths to WARC files, HTML, text, JSON lines, Parquet, and folders of these are read instead of the
+network; a text file whose lines are all URLs is a list of seeds. Small files are read in groups,
+so that a folder of many pages makes few shards.
+"""
+
+import hashlib
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import islice
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import pyarrow as pa
+
+from sabia.core.errors import BadData, UsageError
+from sabia.core.shards import schemas
+from sabia.core.shards.inputs import READABLE, from_path, open_binary, spool_stdin
+from sabia.core.shards.job import Job
+from sabia.core.shards.sources import BATCH_ROWS, Reject, Source, decompressed, ignore_reject
+from sabia.core.web.urls import canonical
+from sabia.core.web.warc import ENDINGS as WARC_ENDINGS
+from sabia.core.web.warc import read_pages
+
+HTML_ENDINGS = (".html", ".htm", ".xhtml")
+TEXT_ENDINGS = (".txt", ".md")
+GROUP_FILES = 500
+BATCH_PAGES = 50
+SNIFFED_LINES = 50
+
+# a page before extraction; documents have `text` instead of `body`
+PAGE = pa.schema(
+    [("url", pa.string()), ("source", pa.string()), ("content_type", pa.string()),
+     ("body", pa.binary()), ("crawl_time", pa.timestamp("us", tz="UTC")), ("cut", pa.bool_())]
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """Either seeds (canonical URLs, and the lines that are none) or sources of pages."""
+
+    seeds: tuple[str, ...] = ()
+    bad_seeds: tuple[str, ...] = ()
+    sources: tuple[Any, ...] = ()
+
+
+@dataclass(frozen=True)
+class PageFiles:
+    """A shard of WARC files or of HTML and text files, all of one folder."""
+
+    name: str
+    paths: tuple[str, ...]
+    max_bytes: int
+
+    def fingerprint(self) -> str:
+        """A hash of names, sizes and contents."""
+        digest = hashlib.blake2b(digest_size=16)
+        for path in self.paths:
+            with open_binary(path) as file:
+                digest.update(path.encode() + b"\0")
+                while block := file.read(1 << 20):
+                    digest.update(block)
+        return digest.hexdigest()
+
+    def rows(self) -> int | None:
+        """The number of pages where it is known beforehand."""
+        return None if self.paths[0].lower().endswith(WARC_ENDINGS) else len(self.paths)
+
+    def batches(
+        self, columns: Sequence[str] | None = None, rows: int = BATCH_ROWS,
+        reject: Reject = ignore_reject,
+    ) -> Iterator[pa.RecordBatch]:  # fmt: skip
+        """Batches of PAGE; what cannot be read goes to `reject`."""
+        pages = self._pages(reject)
+        while found := list(islice(pages, min(rows, BATCH_PAGES))):
+            batch = pa.RecordBatch.from_pylist(found, schema=PAGE)
+            yield batch if columns is None else batch.select(columns)
+
+    def _pages(self, reject: Reject) -> Iterator[dict[str, Any]]:
+        for path in self.paths:
+            try:
+                yield from self._pages_of(path, reject)
+            except (BadData, OSError, EOFError) as error:
+                said = str(error).removeprefix(f"{path}: ")
+                reject({"url": path}, said)
+
+    def _pages_of(self, path: str, reject: Reject) -> Iterator[dict[str, Any]]:
+        with open_binary(path) as file:
+            if path.lower().endswith(WARC_ENDINGS):
+                yield from self._archived(path, file, reject)
+                return
+            body = decompressed(file).read(self.max_bytes + 1)
+        if len(body) > self.max_bytes:
+            reject({"url": path}, f"larger than {self.max_bytes} bytes")
+            return
+        html = path.lower().removesuffix(".gz").endswith(HTML_ENDINGS)
+        yield _page(path, self.name, "text/html" if html else "text/plain", body)
+
+    def _archived(self, path: str, file: BinaryIO, reject: Reject) -> Iterator[dict[str, Any]]:
+        for found in read_pages(file, self.max_bytes):
+            if found.refused:
+                reject({"url": found.url}, found.refused)
+                continue
+            row = _page(found.url, os.path.basename(path), found.content_type, found.body)
+            yield row | {"crawl_time": found.time, "cut": found.cut}
+
+
+def _page(url: str, source: str, content_type: str, body: bytes) -> dict[str, Any]:
+    return {"url": url, "source": source, "content_type": content_type, "body": body, "cut": False}
+
+
+def open_crawl_inputs(job: Job, max_bytes: int) -> Inputs:
+    """Sort the job's inputs; raises UsageError when seeds and files are mixed."""
+    if not job.inputs or job.inputs == ("-",):
+        return _from_stdin(max_bytes)
+    lines: list[str] = []
+    sources: list[Any] = []
+    for given in job.inputs:
+        if given.startswith(("http://", "https://")):
+            lines.append(given)
+        elif os.path.isfile(given) and _is_seed_list(given):
+            lines += Path(given).read_text("utf-8", "replace").splitlines()
+        else:
+            sources += list(_from_path(given, max_bytes))
+    if lines and sources:
+        raise UsageError("seed URLs and files of pages are both given (expected one of the two)")
+    return _seeds(lines) if lines else Inputs(sources=tuple(sources))
+
+
+def _seeds(lines: Sequence[str]) -> Inputs:
+    given = [line.strip() for line in lines if line.strip() and not line.lstrip().startswith("#")]
+    if not given:
+        raise BadData("no seed URL in the input")
+    urls = {line: canonical(line) for line in given}
+    good = dict.fromkeys(url for url in urls.values() if url)
+    if not good:
+        raise BadData(f"no seed URL in the input ({given[0]!r:.60} is none)")
+    return Inputs(tuple(good), tuple(line for line, url in urls.items() if not url))
+
+
+def _is_seed_list(path: str) -> bool:
+    """A text file whose first lines are URLs or comments."""
+    if not path.lower().endswith((*TEXT_ENDINGS, ".urls", ".seeds", ".list")):
+        return False
+    with open(path, encoding="utf-8", errors="replace") as file:
+        lines = [line.strip() for line in islice(file, SNIFFED_LINES)]
+    given = [line for line in lines if line and not line.startswith("#")]
+    return bool(given) and all(line.startswith(("http://", "https://")) for line in given)
+
+
+def _from_stdin(max_bytes: int) -> Inputs:
+    path = spool_stdin()
+    with open(path, "rb") as file:
+        head = decompressed(file).read(512)
+    if head.startswith(b"WARC/"):
+        return Inputs(sources=(StdinWarc("<stdin>", (path,), max_bytes),))
+    if head[:4] in (b"PAR1", b"\xff\xff\xff\xff") or head.lstrip()[:1] == b"{":
+        opener = partial(open, path, "rb")
+        form = {b"PAR1": "parquet", b"\xff\xff\xff\xff": "arrow"}.get(head[:4], "jsonl")
+        return Inputs(sources=(Source("<stdin>", "document", form, opener),))
+    with open(path, "rb") as file:
+        return _seeds(decompressed(file).read().decode("utf-8", "replace").splitlines())
+
+
+@dataclass(frozen=True)
+class StdinWarc(PageFiles):
+    """A WARC file on standard input."""
+
+    def _pages_of(self, path: str, reject: Reject) -> Iterator[dict[str, Any]]:
+        with open(path, "rb") as file:
+            yield from self._archived(self.name, file, reject)
+
+
+def _from_path(given: str, max_bytes: int) -> Iterator[Any]:
+    """Sources of a file, or of a folder and the folders in it."""
+    paths = _walk(given) if os.path.isdir(given) else [given]
+    loose: dict[str, list[str]] = {}
+    found = False
+    for path in paths:
+        lower = path.lower()
+        if lower.endswith(WARC_ENDINGS):
+            found = True
+            yield PageFiles(path, (path,), max_bytes)
+        elif lower.removesuffix(".gz").endswith((*HTML_ENDINGS, *TEXT_ENDINGS)):
+            loose.setdefault(os.path.dirname(path), []).append(path)
+        elif lower.endswith(READABLE) or "://" in path or any(c in path for c in "*?["):
+            found = True
+            yield from from_path(path, "document")
+        elif not os.path.isdir(given):
+            raise UsageError(_unknown(given))
+    for folder, members in loose.items():
+        found = True
+        for start in range(0, len(members), GROUP_FILES):
+            name = os.path.basename(folder) or "files"
+            yield PageFiles(name, tuple(members[start : start + GROUP_FILES]), max_bytes)
+    if not found:
+        raise UsageError(_unknown(given))
+
+
+def _walk(folder: str) -> list[str]:
+    return [
+        str(Path(parent) / name)
+        for parent, folders, names in sorted(os.walk(folder))
+        for name in sorted(names)
+        if not name.startswith(".") and not folders.sort() and "/." not in parent
+    ]
+
+
+def _unknown(given: str) -> str:
+    known = " ".join((*WARC_ENDINGS, *HTML_ENDINGS, *TEXT_ENDINGS, ".jsonl", ".parquet"))
+    what = "no pages in it" if os.path.exists(given) else "no such file, and no URL"
+    return f"{given}: {what} (expected http(s)://…, a folder, or a file ending in {known})"
+
+
+def is_document(batch: pa.RecordBatch) -> bool:
+    """True for batches of documents, False for batches of PAGE."""
+    return batch.schema.names[: len(schemas.document().names)] == schemas.document().names
