@@ -1,0 +1,210 @@
+"""Quantize: read calibration rows, round the model, write it, load it back, say what it cost.
+
+The written directory is loaded again and must hold the very values that were measured. Beside the
+weights lies quantization.json: recipe, calibration, sizes, divergence and the errors of each
+matrix; a directory whose record matches model, calibration and options is not made again.
+"""
+
+import json
+import os
+import stat
+import sys
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+
+from sabia.core import notes, units
+from sabia.core.errors import Failed, UsageError
+from sabia.core.model import hub
+from sabia.core.quant.recipe import Recipe, load_recipe, with_overrides
+from sabia.core.recipes.calibration_rows import read_rows
+from sabia.core.recipes.model_source import model_fingerprint
+from sabia.core.shards import Job, open_inputs, write_atomic
+from sabia.core.shards.manifest import provenance
+from sabia.core.shards.outputs import open_stdout
+from sabia.core.spec import ModelSpec
+from sabia.core.text.tokenizer import load_tokenizer
+
+if TYPE_CHECKING:  # torch is loaded when there is something to do
+    from sabia.core.quant.quantize import Divergence, Quantized
+
+RECORD = "quantization.json"
+_FLOAT = pa.float64()
+SCHEMA = pa.schema(
+    [
+        ("layer", pa.int64()),
+        ("component", pa.string()),
+        ("module", pa.string()),
+        ("scheme", pa.string()),
+        ("bits", pa.int64()),
+        ("method", pa.string()),
+        ("mse", _FLOAT),
+        ("relative_error", _FLOAT),
+        ("output_error", _FLOAT),
+        ("output_error_rtn", _FLOAT),
+        ("kl_nats", _FLOAT),
+        ("tokens", pa.int64()),
+        ("size_bytes", pa.int64()),
+    ]
+)
+
+
+@dataclass(frozen=True)
+class QuantizeConfig:
+    """The command's options."""
+
+    model: str
+    recipe: str = "mixed"
+    group: int | None = None
+    rounding: str | None = None
+    scale: str | None = None
+    samples: int = 256
+    length: int = 2048
+
+
+def run(job: Job, config: QuantizeConfig) -> None:
+    """Quantize as the options say; writes rows of errors, or with --json a report, to stdout.
+
+    Raises UsageError for options that do not fit, BadData for inputs that cannot be read, Failed
+    where the written model is not the measured one.
+    """
+    if job.to_stdout:
+        raise UsageError("-o DIR is missing (where the quantized model goes)")
+    if job.backend != "torch":
+        raise UsageError(f"--backend {job.backend}: quantize runs on torch")
+    out = Path(str(job.out))
+    if out.exists() and os.path.samefile(out, config.model):
+        raise UsageError(f"-o {out} is the model itself; give another directory")
+    recipe = with_overrides(
+        load_recipe(config.recipe), group=config.group, rounding=config.rounding, scale=config.scale
+    )
+    job = _with_inputs(job, recipe)
+    wanted = _fingerprint(job, config, recipe)
+    report = None if job.force else _kept(out, wanted)
+    if job.dry_run:
+        print(f"{'keep' if report else 'write'} {out} by recipe {recipe.name}")
+        return
+    if report:
+        notes.note(f"{out} is already made from the same with the same; --force redoes it")
+    else:
+        report = _made(job, config, recipe, out) | {"fingerprint": wanted}
+        write_atomic(out / RECORD, json.dumps(report, indent=1) + "\n")
+        _summary(report)
+    _write(job, report)
+
+
+def _with_inputs(job: Job, recipe: Recipe) -> Job:
+    """The job, reading stdin where it is a pipe or a file and no INPUT is named."""
+    if job.inputs or recipe.rounding == "rtn":
+        return job
+    mode = os.fstat(sys.stdin.fileno()).st_mode if sys.stdin and not sys.stdin.closed else 0
+    if stat.S_ISFIFO(mode) or stat.S_ISREG(mode):
+        return replace(job, inputs=("-",))
+    notes.warn("no calibration records: 4 bits are rounded to nearest, which costs quality")
+    return job
+
+
+def _fingerprint(job: Job, config: QuantizeConfig, recipe: Recipe) -> str:
+    piped = "-" in job.inputs
+    prints = (
+        [] if piped or not job.inputs else [s.fingerprint() for s in open_inputs(job, "document")]
+    )
+    salt = json.dumps([model_fingerprint(config.model), asdict(recipe), piped], default=str)
+    return str(provenance(replace(job, options={}), "layer_error", prints, salt)["fingerprint"])
+
+
+def _kept(out: Path, wanted: str) -> dict[str, Any] | None:
+    """The record of a directory already made so; a piped calibration is never taken for known."""
+    try:
+        report = json.loads((out / RECORD).read_text("utf-8"))
+    except (OSError, ValueError):
+        return None
+    known = report.get("fingerprint") == wanted and not report.get("piped")
+    return report if known else None
+
+
+def _made(job: Job, config: QuantizeConfig, recipe: Recipe, out: Path) -> dict[str, Any]:
+    from sabia.core.model.backend import load_ops
+    from sabia.core.quant import calibration
+    from sabia.core.quant.export import export, tensor_bytes
+    from sabia.core.quant.quantize import quantize
+
+    spec, params = hub.load_model(config.model)
+    if "quantization_config" in spec.config:
+        raise UsageError(f"{config.model} is quantized already (expected the original)")
+    has_tokenizer = (Path(config.model) / "tokenizer.json").is_file()
+    kind, rows = "none", list[list[int]]()
+    if job.inputs:
+        tokenizer = load_tokenizer(config.model) if has_tokenizer else None
+        kind, rows = read_rows(job, tokenizer, config.samples, config.length)
+    batches = calibration.batches(rows) if rows else []
+    ops = load_ops("torch")
+    made = quantize(spec, params, recipe, ops, batches)
+    size = export(out, spec, made, config.model if has_tokenizer else None)
+    _check_reload(out, made)
+    report: dict[str, Any] = {
+        "schema_version": 1,
+        "model": config.model,
+        "recipe": asdict(recipe),
+        "calibration": {"kind": kind, "rows": len(rows), "tokens": sum(map(len, rows))},
+        "size_before_bytes": tensor_bytes(params),
+        "size_after_bytes": size,
+        "bits_per_weight": round(8 * size / sum(a.size for a in params.values()), 4),
+        "piped": "-" in job.inputs,
+        "layers": made.rows,
+    }
+    if spec.tied and recipe.components.get("head", "bf16") != "bf16":
+        notes.note("the head is the embedding (tied weights) and stays bf16")
+    return report | (
+        {"divergence": asdict(_measured(spec, params, made, ops, batches))} if rows else {}
+    )
+
+
+def _measured(spec: ModelSpec, params: Any, made: Quantized, ops: Any, batches: Any) -> Divergence:
+    from sabia.core.quant.quantize import divergence
+
+    original = ops.to_device(params, "float32")
+    stored = ops.to_device(made.params, "float32")
+    return divergence(spec, original, stored, made.linears, ops, batches)
+
+
+def _check_reload(out: Path, made: Quantized) -> None:
+    """Raise Failed unless loading gives the very values that were measured."""
+    _, loaded = hub.load_model(out)
+    for name, value in made.params.items():
+        if not np.array_equal(np.asarray(loaded[name], np.float32), value, equal_nan=True):
+            raise Failed(f"{out}: {name} does not load back as it was written (a full disk?)")
+
+
+def _summary(report: dict[str, Any]) -> None:
+    before, after = report["size_before_bytes"], report["size_after_bytes"]
+    size = f"{units.format_bytes(before)} → {units.format_bytes(after)}"
+    line = f"{size} ({report['bits_per_weight']:.2f} bits a weight)"
+    if found := report.get("divergence"):
+        line += (
+            f"; KL {found['kl_nats']:.2g} nats, same top token {found['same_top_share']:.1%}, loss "
+            f"{found['loss_before_nats']:.4f} → {found['loss_after_nats']:.4f} nats on "
+            f"{found['tokens']:,} calibration tokens"
+        )
+    notes.note(f"{line}; loads back exactly; next: sabia eval --model ORIGINAL --model QUANTIZED")
+
+
+def _write(job: Job, report: dict[str, Any]) -> None:
+    """The report as JSON, or its rows and a last one for the whole model."""
+    if job.json:
+        print(json.dumps(report, indent=1))
+        return
+    found = report.get("divergence") or {}
+    whole = {
+        "component": "model",
+        "scheme": report["recipe"]["name"],
+        "kl_nats": found.get("kl_nats"),
+        "tokens": report["calibration"]["tokens"],
+        "size_bytes": report["size_after_bytes"],
+    }
+    rows = [{name: row.get(name) for name in SCHEMA.names} for row in [*report["layers"], whole]]
+    with open_stdout(job, SCHEMA, {"command": job.command}) as writer:
+        writer.write(pa.RecordBatch.from_pylist(rows, SCHEMA))

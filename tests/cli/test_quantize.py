@@ -1,0 +1,123 @@
+"""`sabia quantize` as a user calls it: rows, report, refusals, done work kept."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from sabia.core.errors import BadData, UsageError
+
+pytest.importorskip("torch")
+COMMAND = [sys.executable, "-m", "sabia.cli.main", "quantize"]
+
+
+def run(*arguments: object, stdin: bytes | None = None) -> subprocess.CompletedProcess:
+    given = {"input": stdin} if stdin is not None else {"stdin": subprocess.DEVNULL}
+    return subprocess.run([*COMMAND, *map(str, arguments)], capture_output=True, **given)
+
+
+def make(out: Path, model: Path, *inputs: Path, **settings: object) -> None:
+    """The same in this process, where no row is wanted."""
+    from sabia.core.recipes import quantize as room
+    from sabia.core.shards import Job
+
+    job = Job("quantize", tuple(map(str, inputs)), out=str(out), to="jsonl", json=True,
+              backend=str(settings.pop("backend", "torch")))  # fmt: skip
+    room.run(job, room.QuantizeConfig(str(model), **settings))
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    from sabia.core.model import hub
+    from sabia.core.spec import from_config, new_config
+    from sabia.core.text.tokenizer import train_bpe
+
+    root = tmp_path_factory.mktemp("m")
+    tokenizer = train_bpe(["dois mais três são cinco"] * 4, 300)
+    tokenizer.save(root / "t")
+    config = new_config(hidden=64, layers=2, heads=4, vocab=tokenizer.vocab_size, tied=False)
+    spec = from_config(config)
+    hub.save_model(root / "m", spec, hub.init_params(spec, 0), tokenizer_from=root / "t")
+    return root / "m"
+
+
+@pytest.fixture(scope="module")
+def chats(model: Path) -> Path:
+    path = model.parent / "chats.jsonl"
+    turns = [{"role": "user", "content": "2+3?"}, {"role": "assistant", "content": "são cinco"}]
+    path.write_text("".join(json.dumps({"messages": turns, "n": i}) + "\n" for i in range(8)))
+    return path
+
+
+def test_rows_on_stdout_model_at_out_and_done_work_kept(
+    model: Path, chats: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "q"
+    first = run(chats, "--model", model, "-o", out, "--to", "jsonl")
+    assert first.returncode == 0, first.stderr
+    rows = [json.loads(line) for line in first.stdout.splitlines()]
+    assert [row["component"] for row in rows[-2:]] == ["head", "model"]
+    assert len(rows) == 2 * 7 + 2 and rows[-1]["kl_nats"] > 0
+    assert {row["method"] for row in rows if row["component"] == "mlp"} == {"gptq"}
+    config = json.loads((out / "config.json").read_text())
+    assert config["quantization_config"]["quant_method"] == "compressed-tensors"
+    assert (out / "tokenizer.json").is_file()
+    again = run(chats, "--model", model, "-o", out, "--to", "jsonl")
+    assert b"already made" in again.stderr and again.stdout == first.stdout
+
+
+def test_report_as_json_and_redone_when_the_recipe_changes(
+    model: Path, chats: Path, tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
+    for recipe in ("w4", "w8"):
+        make(tmp_path / "q", model, chats, recipe=recipe)
+        report = json.loads(capsys.readouterr().out)
+        assert report["recipe"]["name"] == recipe and report["calibration"]["kind"] == "chat"
+        assert report["size_after_bytes"] < 0.6 * report["size_before_bytes"]
+    assert {row["bits"] for row in report["layers"]} == {8}
+
+
+def test_without_records_it_says_so_and_rounds_to_nearest(model: Path, tmp_path: Path) -> None:
+    done = run("--model", model, "-o", tmp_path / "q", "--recipe", "w4", "--to", "jsonl")
+    assert done.returncode == 0 and b"no calibration records" in done.stderr
+    assert b'"gptq"' not in done.stdout
+
+
+def test_records_may_come_through_a_pipe(model: Path, chats: Path, tmp_path: Path) -> None:
+    done = run("--model", model, "-o", tmp_path / "q", "--json", stdin=chats.read_bytes())
+    assert json.loads(done.stdout)["calibration"]["rows"] == 8
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"recipe": "w3"}, "no recipe 'w3'"),
+        ({"group": 48}, "does not divide 64 columns; groups of 32, 64 fit"),
+        ({"backend": "jax"}, "runs on torch"),
+        ({"rounding": "gptq"}, "needs calibration"),
+        ({"scale": "best"}, "scale 'best'"),
+    ],
+)
+def test_refusals_leave_nothing(
+    model: Path, tmp_path: Path, settings: dict, message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "stdin", None)
+    with pytest.raises(UsageError, match=message):
+        make(tmp_path / "q", model, **settings)
+    assert not (tmp_path / "q").exists()
+
+
+def test_records_of_no_kind_are_bad_data(model: Path, tmp_path: Path) -> None:
+    (tmp_path / "x.jsonl").write_text('{"question": "?"}\n')
+    with pytest.raises(BadData, match="not calibration records"):
+        make(tmp_path / "q", model, tmp_path / "x.jsonl")
+
+
+def test_a_quantized_model_is_not_quantized_again(model: Path, tmp_path: Path, chats: Path) -> None:
+    make(tmp_path / "q", model, chats, recipe="w8")
+    with pytest.raises(UsageError, match="quantized already"):
+        make(tmp_path / "qq", tmp_path / "q", chats)
+    with pytest.raises(UsageError, match="is the model itself"):
+        make(model, model, chats)
