@@ -5,6 +5,8 @@ weights lies quantization.json: recipe, calibration, sizes, divergence and the e
 matrix; a directory whose record matches model, calibration and options is not made again.
 """
 
+from __future__ import annotations
+
 import json
 import os
 import stat
