@@ -1,0 +1,132 @@
+"""`sabia classify` as a user runs it: scores, filters, slices, classifiers, refusals."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+SABIA = [sys.executable, "-m", "sabia.cli.main", "classify"]
+ENGLISH = (
+    "The harbour was quiet that evening, and the fishermen had already brought in their nets."
+    " Someone was singing behind the warehouse, where the lamps had not yet been lit. A boy ran"
+    " along the quay with a letter in his hand, looking for the captain, who was not to be found"
+    " anywhere. Number {} had won again."
+)
+PORTUGUESE = (
+    "O porto estava calmo naquela tarde, e os pescadores já tinham recolhido as redes. Alguém"
+    " cantava atrás do armazém, onde ainda não se tinham acendido as lâmpadas. Um rapaz corria"
+    " pelo cais com uma carta na mão, à procura do capitão, que não se encontrava em parte"
+    " alguma. O número {} tinha ganhado outra vez."
+)
+SPAM = "buy cheap watches online cheap watches buy now {} " * 12
+
+
+def classify(*words, **settings) -> subprocess.CompletedProcess:
+    settings = {"capture_output": True, "timeout": 60} | settings
+    return subprocess.run([*SABIA, *map(str, words)], **settings)
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """shards/ with 4 files of 30 documents, their labels, and all.parquet with the same rows."""
+    root = tmp_path_factory.mktemp("classify")
+    (root / "shards").mkdir()
+    kinds = [("en", ENGLISH), ("pt", PORTUGUESE), ("spam", SPAM)]
+    rows = [
+        {
+            "id": f"d{i}",
+            "text": text.replace("{}", str(i)),
+            "label": "spam" if name == "spam" else "ham",
+        }
+        for i in range(40)
+        for name, text in kinds
+    ]
+    rows = [row | {"id": f"{row['id']}{n}"} for n, row in enumerate(rows)]
+    table = pa.Table.from_pylist(rows)
+    pq.write_table(table, root / "all.parquet", row_group_size=50)
+    for part in range(4):
+        pq.write_table(table.slice(part * 30, 30), root / "shards" / f"s{part}.parquet")
+    return root
+
+
+def rows(path: Path) -> list[dict]:
+    names = sorted(path.glob("part-*.parquet")) if path.is_dir() else [path]
+    return [row for name in names for row in pq.read_table(name).to_pylist()]
+
+
+def test_scores_language_and_filter(world: Path, tmp_path: Path) -> None:
+    keep = "quality >= 0.5 and language == 'pt'"
+    done = classify(world / "all.parquet", "-o", tmp_path / "k.parquet", "--keep", keep,
+                    "--removed", tmp_path / "r.parquet", "--stats", tmp_path / "s.json",
+                    check=True)  # fmt: skip
+    kept, removed = rows(tmp_path / "k.parquet"), rows(tmp_path / "r.parquet")
+    assert len(kept) == 40 and len(removed) == 80 and b"not kept 80" in done.stderr
+    assert all(row["language"] == "pt" and row["text"][0] == "O" for row in kept)
+    assert dict(kept[0]["scores"])["quality"] == 1.0 and kept[0]["label"] == "ham"
+    assert {row["reason"] for row in removed} == {f"not {keep}"}
+    figures = json.loads((tmp_path / "s.json").read_text())
+    assert figures["rejected"] == 0 and figures["counters"]["not kept"] == 80
+
+
+def test_workers_slices_and_pipes_give_the_same_rows(world: Path, tmp_path: Path) -> None:
+    expected = rows_of(classify(world / "all.parquet", "--to", "jsonl", check=True))
+    classify(world / "shards", "-o", tmp_path / "j2", "-j", 2, check=True)
+    for task in range(2):
+        array = {"TASK_ID": task, "TASK_COUNT": 2, "TASK_MIN": 0, "TASK_MAX": 1, "TASK_STEP": 1}
+        slurm = {f"SLURM_ARRAY_{name}": str(value) for name, value in array.items()}
+        told = classify(world / "shards", "-o", tmp_path / "array", env=os.environ | slurm)
+        assert told.returncode == 0 and b"2 of 4 shards" in told.stderr
+    for name in ("j2", "array"):
+        assert [row["id"] for row in rows(tmp_path / name)] == [row["id"] for row in expected]
+        found = [dict(row["scores"]) for row in rows(tmp_path / name)]
+        assert found == [row["scores"] for row in expected]
+
+
+def rows_of(done: subprocess.CompletedProcess) -> list[dict]:
+    return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+def test_removed_rows_of_a_directory(world: Path, tmp_path: Path) -> None:
+    line = [world / "shards", "-o", tmp_path / "o", "-j", 2, "--keep", "quality > 0.5"]
+    classify(*line, "--removed", tmp_path / "r", check=True)
+    assert len(rows(tmp_path / "o")) == 80 and len(rows(tmp_path / "r")) == 40
+    again = classify(*line, "--removed", tmp_path / "r")
+    assert b"4 shards already done" in again.stderr and len(rows(tmp_path / "r")) == 40
+    wrong = classify(*line, "--removed", tmp_path / "r.parquet")
+    assert wrong.returncode == 2 and b"directory" in wrong.stderr
+
+
+def test_train_then_predict(world: Path, tmp_path: Path) -> None:
+    pytest.importorskip("fasttext", reason="classifiers need fasttext-numpy2")
+    model = tmp_path / "spam.bin"
+    trained = classify(world / "shards", "--train", "label", "-o", model)
+    assert trained.returncode == 0 and not trained.stdout
+    assert b"held out: spam: precision 1.000, recall 1.000" in trained.stderr
+    scored = classify(world / "all.parquet", "--model", model, "--keep", "spam < 0.5",
+                      "--no-quality", "--to", "jsonl", check=True)  # fmt: skip
+    kept = rows_of(scored)
+    assert len(kept) == 80 and all(row["label"] == "ham" for row in kept)
+    assert set(kept[0]["scores"]) == {"ham", "spam"} and kept[0]["language"] is None
+
+
+@pytest.mark.parametrize(
+    ("words", "hint"),
+    [
+        (["--keep", "open('x')"], b"not allowed"),
+        (["--keep", "qualty > 1"], b"neither a column nor a score"),
+        (["--keep", "text > 1"], b"cannot be computed"),
+        (["--removed", "r.parquet"], b"needs --keep"),
+        (["--model", "none.bin"], b"No such file"),
+        (["--train", "label"], b"needs -o"),
+        (["--train", "kind", "-o", "m.bin"], b"no column 'kind'"),
+    ],
+)
+def test_refusals(world: Path, tmp_path: Path, words: list[str], hint: bytes) -> None:
+    refused = classify(world / "all.parquet", *words, cwd=tmp_path)
+    assert refused.returncode == 2 and hint in refused.stderr and not refused.stdout
+    assert len(refused.stderr.splitlines()) == 1 and not list(tmp_path.iterdir())
