@@ -86,7 +86,7 @@ def read_tensors(path: str | Path) -> dict[str, np.ndarray]:
     if file.stat().st_size == start:
         data = np.empty(0, np.uint8)
     else:
-        data = np.memmap(file, mode="r", dtype=np.uint8, offset=start)
+        data = np.memmap(file, mode="r", dtype=np.uint8, offset=start).view(np.ndarray)
     return {name: _view(file, data, name, entry) for name, entry in header.items()}
 
 

@@ -19,8 +19,8 @@ from sabia.core.spec import (
 
 
 def llama_405b() -> ModelSpec:
-    shape = dict(hidden=16384, layers=126, vocab=128256, heads=128, kv_heads=8, ffn=53248)
-    return from_config(new_config("llama", **shape, tied=False))
+    shape = {"hidden": 16384, "layers": 126, "heads": 128, "kv_heads": 8, "ffn": 53248}
+    return from_config(new_config("llama", **shape, vocab=128256, tied=False))
 
 
 def test_llama_405b_parameters_and_flops() -> None:

@@ -32,8 +32,8 @@ def test_bad_shapes_are_refused(text: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "shape", [dict(heads=3), dict(heads=4, kv_heads=3), dict(heads=64), dict(family="bert")]
+    "shape", [{"heads": 3}, {"heads": 4, "kv_heads": 3}, {"heads": 64}, {"family": "bert"}]
 )
 def test_shapes_that_do_not_fit_are_refused(shape: dict) -> None:
     with pytest.raises(UsageError, match="expected"):
-        new_config(**(dict(hidden=64, layers=1, vocab=10) | shape))
+        new_config(**({"hidden": 64, "layers": 1, "vocab": 10} | shape))

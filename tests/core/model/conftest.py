@@ -1,0 +1,86 @@
+"""Small awkward checkpoints: head_dim ≠ width/heads, odd vocabulary, 3 key-value heads.
+
+Every tensor is drawn anew, norms and biases too, with matrices large enough (1.2/sqrt(fan-in))
+that attention is far from uniform.
+"""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from sabia.core.model import backend, forward, hub
+from sabia.core.spec import ModelSpec, from_config, new_config
+
+SHAPE = {"hidden": 72, "layers": 2, "vocab": 293, "heads": 6, "kv_heads": 3, "head_dim": 20}
+SHAPE |= {"ffn": 104, "context": 256}
+LLAMA3 = {
+    "rope_type": "llama3",
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 32,
+}
+CONFIGS: dict[str, dict[str, Any]] = {
+    "llama": new_config("llama", **SHAPE, tied=False, rope_theta=30000.0),
+    "llama3": new_config("llama", **SHAPE, rope_theta=5e5) | {"rope_scaling": LLAMA3},
+    "llama-bias": new_config("llama", **SHAPE)
+    | {"attention_bias": True, "mlp_bias": True, "num_key_value_heads": 6}
+    | {"rope_scaling": {"type": "linear", "factor": 4.0}},
+    "qwen3": new_config("qwen3", **SHAPE, tied=False),
+    "qwen3-window": new_config("qwen3", **SHAPE)
+    | {"use_sliding_window": True, "sliding_window": 7, "max_window_layers": 1},
+}
+
+
+def perturbed(spec: ModelSpec, seed: int = 0) -> dict[str, np.ndarray]:
+    """Parameters that make every part of the model matter."""
+    random = np.random.default_rng(seed)
+    params = {}
+    for tensor in spec.tensors():
+        noise = random.standard_normal(tensor.shape, np.float32)
+        scale = np.float32(1.2 * tensor.shape[-1] ** -0.5 if len(tensor.shape) > 1 else 0.2)
+        params[tensor.name] = noise * scale + np.float32(tensor.init.kind == "ones")
+    return params
+
+
+@pytest.fixture(scope="session", params=CONFIGS)
+def checkpoint(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Path]:
+    """A model directory of each configuration."""
+    spec = from_config(CONFIGS[request.param])
+    path = tmp_path_factory.mktemp("models") / request.param
+    hub.save_model(path, spec, perturbed(spec))
+    yield path
+
+
+@pytest.fixture(params=backend.BACKENDS)
+def ops(request: pytest.FixtureRequest) -> Any:
+    """Each backend's operations."""
+    pytest.importorskip(request.param, reason=f"{request.param} is not installed")
+    return backend.load_ops(request.param)
+
+
+def compiled(ops: Any, function: Callable[..., Any]) -> Callable[..., Any]:
+    """`function` as callers run it: jitted under jax, eager under torch."""
+    if ops.name == "torch":
+        return function
+    import jax
+
+    return jax.jit(function)
+
+
+def states(spec: ModelSpec, params: Any, ids: Any, ops: Any, **rows: Any) -> np.ndarray:
+    """`forward.hidden` as a NumPy array."""
+    run = compiled(ops, lambda params, ids, rows: forward.hidden(spec, params, ids, ops, **rows))
+    return ops.to_numpy({"x": run(params, ids, rows)})["x"]
+
+
+@pytest.fixture
+def tiny() -> tuple[ModelSpec, dict[str, np.ndarray]]:
+    """(spec, parameters) of a Qwen3 of one layer."""
+    spec = from_config(CONFIGS["qwen3"] | {"num_hidden_layers": 1})
+    return spec, perturbed(spec)

@@ -1,0 +1,84 @@
+"""Packed rows compute what separate rows compute; padding is harmless."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from sabia.core.errors import UsageError
+from sabia.core.model import forward
+from sabia.core.spec import from_config
+
+from .conftest import CONFIGS, perturbed, states
+
+LENGTHS = (5, 1, 17, 9)
+DOCUMENTS = [np.random.default_rng(n).integers(1, 293, n) for n in LENGTHS]
+
+
+def packed(padding: int) -> dict[str, np.ndarray]:
+    """All documents in one row, then padding; and a second row that is nothing but padding."""
+    ids = np.concatenate([*DOCUMENTS, np.zeros(padding, int)])
+    segments = np.repeat([1, 2, 3, 4, 0], [*LENGTHS, padding])
+    positions = np.concatenate([np.arange(n) for n in (*LENGTHS, padding)])
+    rows = {"ids": ids, "segments": segments, "positions": positions}
+    return {name: np.stack([row, np.zeros_like(row)]) for name, row in rows.items()}
+
+
+@pytest.mark.parametrize("name", ["llama3", "qwen3-window"])
+def test_packed_rows_equal_separate_documents(name: str, ops: Any) -> None:
+    spec = from_config(CONFIGS[name])
+    params = ops.to_device(perturbed(spec), "float32")
+    batch = packed(padding=6)
+    whole = states(spec, params, batch.pop("ids"), ops, **batch)
+    assert np.isfinite(whole).all()
+    separate = np.zeros((len(LENGTHS), max(LENGTHS)), int)
+    for row, document in zip(separate, DOCUMENTS, strict=True):
+        row[: len(document)] = document  # what follows a document it cannot see
+    alone = states(spec, params, separate, ops)
+    together = np.concatenate([alone[row, :length] for row, length in enumerate(LENGTHS)])
+    assert np.abs(whole[0, : len(together)] - together).max() <= 1e-5
+
+
+def test_documents_do_not_see_each_other_or_the_future(tiny: Any, ops: Any) -> None:
+    spec, arrays = tiny
+    params = ops.to_device(arrays, "float32")
+    batch = packed(padding=3)
+    changed = batch | {"ids": batch["ids"].copy()}
+    changed["ids"][0, 10] = (changed["ids"][0, 10] + 1) % 293  # in the third document
+    first, second = (
+        states(spec, params, rows["ids"], ops, segments=rows["segments"])[0]
+        for rows in (batch, changed)
+    )
+    moved = np.abs(first - second).max(-1) > 0
+    assert moved[10:23].all() and not moved[:10].any() and not moved[23:].any()
+
+
+def test_gradients_with_padding_are_finite(tiny: Any, ops: Any) -> None:
+    spec, arrays = tiny
+    batch = packed(padding=7)
+    targets = np.where(batch["segments"] > 0, batch["ids"], -1)
+
+    def loss(params: Any) -> Any:
+        x = forward.hidden(spec, params, batch["ids"], ops, segments=batch["segments"])
+        return forward.token_losses(spec, params, x, targets, ops)[0].sum()
+
+    params = ops.to_device(arrays, "float32")
+    if ops.name == "jax":
+        import jax
+
+        grads = jax.jit(jax.grad(loss))(params)
+    else:
+        params = {name: p.requires_grad_() for name, p in params.items()}
+        loss(params).backward()
+        grads = {name: p.grad for name, p in params.items()}
+    assert all(np.isfinite(grad).all() for grad in ops.to_numpy(grads).values())
+
+
+def test_segments_with_a_cache_are_refused(tiny: Any, ops: Any) -> None:
+    spec, arrays = tiny
+    params = ops.to_device(arrays, "float32")
+    cache = forward.KVCache.create(spec, 1, 8, ops)
+    with pytest.raises(UsageError, match="segments with a cache"):
+        forward.hidden(
+            spec, params, np.ones((1, 4)), ops, segments=np.ones((1, 4), int), cache=cache
+        )

@@ -1,0 +1,105 @@
+"""Logits, losses and every gradient equal transformers', in both backends."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from sabia.core.model import forward, hub
+
+from .conftest import compiled
+
+transformers = pytest.importorskip("transformers", reason="transformers is the judge here")
+torch = pytest.importorskip("torch", reason="transformers needs torch")
+
+IDS = np.random.default_rng(7).integers(0, 293, (2, 33))
+
+
+def reference(path: Path) -> tuple[np.ndarray, float, dict[str, np.ndarray]]:
+    """(logits, mean next-token loss, gradients by file name) of transformers, eager, fp32."""
+    model, report = transformers.AutoModelForCausalLM.from_pretrained(
+        path, dtype=torch.float32, attn_implementation="eager", output_loading_info=True
+    )
+    assert not report["missing_keys"] and not report["unexpected_keys"]
+    ids = torch.from_numpy(IDS)
+    logits = model(ids, use_cache=False).logits
+    loss = torch.nn.functional.cross_entropy(logits[:, :-1].flatten(0, 1), ids[:, 1:].flatten())
+    loss.backward()
+    grads = {name: p.grad.numpy() for name, p in model.named_parameters()}
+    return logits.detach().numpy(), loss.item(), grads
+
+
+def relative(ours: np.ndarray, theirs: np.ndarray) -> float:
+    """|ours - theirs| / |theirs|, 2-norms."""
+    return float(np.linalg.norm(ours - theirs) / np.linalg.norm(theirs))
+
+
+def scores(spec: Any, params: Any, ops: Any) -> np.ndarray:
+    """Logits of IDS; the stream has the parameters' dtype."""
+
+    def run(params: Any) -> Any:
+        x = forward.hidden(spec, params, IDS, ops)
+        assert x.dtype == params["embed"].dtype
+        return forward.logits(spec, params, x, ops)
+
+    return ops.to_numpy({"x": compiled(ops, run)(params)})["x"]
+
+
+def mean_loss(spec: Any, params: Any, ops: Any, **options: Any) -> Any:
+    """Mean next-token loss through `token_losses`."""
+    x = forward.hidden(spec, params, IDS[:, :-1], ops, **options)
+    return forward.token_losses(spec, params, x, IDS[:, 1:], ops)[0].mean()
+
+
+def torch_gradients(spec: Any, params: Any, ops: Any, **options: Any) -> tuple[float, dict]:
+    params = {name: p.requires_grad_() for name, p in params.items()}
+    loss = mean_loss(spec, params, ops, **options)
+    loss.backward()
+    return loss.item(), ops.to_numpy({name: p.grad for name, p in params.items()})
+
+
+def jax_gradients(spec: Any, params: Any, ops: Any, **options: Any) -> tuple[float, dict]:
+    import jax
+
+    step = jax.jit(jax.value_and_grad(lambda p: mean_loss(spec, p, ops, **options)))
+    loss, grads = step(params)
+    return float(loss), ops.to_numpy(grads)
+
+
+GRADIENTS = {"torch": torch_gradients, "jax": jax_gradients}
+
+
+def test_logits_loss_and_gradients(checkpoint: Path, ops: Any) -> None:
+    logits, loss, grads = reference(checkpoint)
+    spec, arrays = hub.load_model(checkpoint)
+    params = ops.to_device(arrays, "float32")
+    ours = scores(spec, params, ops)
+    assert ours.shape == logits.shape and ours.dtype == np.float32
+    assert relative(ours, logits) <= 2e-6 and logits.std() > 0.5
+    assert np.abs(ours - logits).max() <= 1e-5 * np.abs(logits).max()
+    our_loss, our_grads = GRADIENTS[ops.name](spec, params, ops)
+    assert our_loss == pytest.approx(loss, abs=1e-5)
+    for tensor in spec.tensors():
+        assert relative(our_grads[tensor.name], grads[tensor.hf]) <= 1e-4, tensor.name
+
+
+def test_rematerialised_gradients_are_the_same(tiny: Any, ops: Any) -> None:
+    spec, arrays = tiny
+    plain, *others = (
+        GRADIENTS[ops.name](spec, ops.to_device(arrays, "float32"), ops, remat=policy)
+        for policy in ("none", "full", "matmuls")
+    )
+    for loss, grads in others:
+        assert loss == pytest.approx(plain[0], abs=1e-6)
+        assert max(relative(grads[name], grad) for name, grad in plain[1].items()) <= 1e-5
+
+
+def test_bfloat16_is_near_and_scores_stay_fp32(tiny: Any, ops: Any) -> None:
+    spec, arrays = tiny
+    found = []
+    for dtype in ("float32", "bfloat16"):
+        params = ops.to_device(arrays, dtype)
+        found.append(scores(spec, params, ops))
+    assert found[1].dtype == np.float32
+    assert 1e-4 < relative(found[1], found[0]) < 0.05
