@@ -1,0 +1,39 @@
+"""A model directory as a local engine, and the hash that names it in caches of finished calls."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+
+from sabia.core.errors import UsageError
+
+EDGE_BYTES = 1 << 16
+
+
+def load_engine(directory: str | Path, dtype: str = "float32"):
+    """An `Engine` over the model and tokenizer of a Hugging Face directory."""
+    from sabia.core.generate.engine import Engine
+    from sabia.core.model import hub
+    from sabia.core.text.tokenizer import load_tokenizer
+
+    spec, params = hub.load_model(directory)
+    return Engine(spec, params, load_tokenizer(directory), dtype=dtype)
+
+
+def model_fingerprint(directory: str | Path) -> str:
+    """128-bit hash, 32 hex digits, of a model directory: its JSON files whole, of its weights the
+    sizes and both ends. Raises UsageError where it is none."""
+    root = Path(directory)
+    if not (root / "config.json").is_file():
+        raise UsageError(f"not a model directory: {directory} (expected config.json in it)")
+    digest = hashlib.blake2b(digest_size=16)
+    for path in sorted([*root.glob("*.json"), *root.glob("*.jinja")]):
+        digest.update(path.name.encode() + b"\0" + path.read_bytes())
+    for path in sorted(root.glob("*.safetensors")):
+        size = path.stat().st_size
+        digest.update(f"{path.name} {size}".encode())
+        with path.open("rb") as file:
+            digest.update(file.read(EDGE_BYTES))
+            file.seek(max(0, size - EDGE_BYTES))
+            digest.update(file.read(EDGE_BYTES))
+    return digest.hexdigest()

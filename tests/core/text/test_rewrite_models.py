@@ -1,0 +1,149 @@
+"""Rewriting by a model: what passes as faithful, pieces of long texts, provenance, local engine."""
+
+import numpy as np
+import pytest
+
+from sabia.core.text.faithfulness import cleaned, unfaithful
+from sabia.core.text.rewrite import judged
+from sabia.core.text.rewrite_models import Answer, answer_tokens, pieces_of
+
+SOURCE = (
+    "How much is 37 + 58? The answer is 95. First add the units: 7 + 8 = 15, write 5 and carry 1. "
+    "Then add the tens: 3 + 5 + 1 = 9, so that the whole sum is found step by step."
+)
+GOOD = (
+    "How much is 37 + 58? First add the units: 7 + 8 = 15, write 5 and carry 1. Then add the "
+    "tens: 3 + 5 + 1 = 9, so that the whole sum is found step by step. The answer is 95."
+)
+TRANSLATED = (
+    "Quanto é 37 + 58? Primeiro some as unidades: 7 + 8 = 15, escreva 5 e leve 1. Depois some as "
+    "dezenas: 3 + 5 + 1 = 9, de modo que a soma toda se acha passo a passo. A resposta é 95."
+)
+
+
+def test_a_faithful_rewriting_passes():
+    assert unfaithful(SOURCE, GOOD, "stop") == ""
+
+
+@pytest.mark.parametrize(
+    ("text", "finish", "reason"),
+    [
+        (GOOD, "length", "cut short (finish reason length)"),
+        ("  ", "stop", "empty"),
+        ("I'm sorry, but " + GOOD, "stop", "refusal"),
+        ("Claro! " + GOOD, "stop", "refusal"),
+        (GOOD[:60], "stop", "length ratio"),
+        (GOOD * 2, "stop", "length ratio"),
+        (GOOD.replace("95", "96"), "stop", "number missing: 95"),
+        (GOOD + " Also 101 and 102 and 103 and 104.", "stop", "new numbers: 101"),
+        (" 37 58 7 8 15 5 1 3 9 95 " + "quite other things " * 8, "stop", "only "),
+    ],
+)
+def test_what_a_model_may_not_do(text, finish, reason):
+    assert unfaithful(SOURCE, text, finish).startswith(reason)
+
+
+def test_other_languages_and_repetition_are_seen():
+    from sabia.core.text import faithfulness
+
+    assert faithfulness._language(SOURCE, TRANSLATED) == "language pt (source: en)"
+    assert faithfulness._language(SOURCE, GOOD) == ""
+    looped = GOOD + " carry the one and write it" * 12
+    assert faithfulness._repetition(SOURCE, looped).startswith("repeats itself")
+
+
+def test_reasoning_blocks_and_fences_are_taken_off():
+    assert cleaned("<think>hm\n</think>\n\nText.") == "Text."
+    assert cleaned("```text\na\n\nb\n```") == "a\n\nb"
+    assert cleaned(" a ```b``` c ") == "a ```b``` c"
+
+
+def test_pieces_join_to_the_text_and_are_bounded():
+    text = "\n\n".join("word " * n for n in (10, 300, 5, 2_000, 1, 900, 900)) + "\n \n"
+    parts = pieces_of(text, 2_000)
+    assert "".join(parts) == text and len(parts) % 2 == 1
+    assert all(not gap.strip() for gap in parts[1::2])
+    paragraphs = [p for p in parts[::2] if "\n\n" in p]
+    assert paragraphs and all(len(p) <= 2_000 for p in paragraphs)
+    assert pieces_of("short") == ["short"]
+    assert answer_tokens("x" * 1000) > 500
+
+
+def test_a_failing_piece_keeps_its_original_and_decides_the_verdict():
+    parts = [SOURCE + "\n", "\n\n", "  " + SOURCE]
+    whole = {0: Answer(GOOD, "stop", "m"), 2: Answer(GOOD, "stop", "m")}
+    done = judged(parts, whole)
+    assert done.text == GOOD + "\n\n\n  " + GOOD and done.verdict == "rewritten"
+    assert (done.before, done.after) == ((0.0, 0.0), (1.0, 1.0))
+    half = judged(parts, whole | {2: Answer(None, None, "m", "given up after 6 tries")})
+    assert half.text == GOOD + "\n\n\n  " + SOURCE
+    assert half.verdict == "given up after 6 tries"
+    same = judged([SOURCE], {0: Answer(SOURCE, "stop", "m")})
+    assert (same.text, same.verdict) == (SOURCE, "unchanged")
+
+
+class Scripted:
+    """Stands in for an engine: answers by reversing nothing, counts what it is asked."""
+
+    class spec:
+        max_positions = 2_000
+
+    def __init__(self, tokenizer):
+        self.tokenizer, self.asked = tokenizer, 0
+
+    def generate(self, requests):
+        from sabia.core.generate.requests import Completion
+
+        self.asked += len(requests)
+        assert all(len(r.prompt) + r.max_new_tokens <= 2_000 for r in requests)
+        return [Completion(r.id, 0, [], f"done {len(r.prompt)}", [], [], "stop") for r in requests]
+
+
+def test_local_writer_generates_once_and_keeps_answers(tmp_path):
+    from sabia.core.generate.cache import CallCache
+    from sabia.core.text.rewrite_models import LocalWriter
+    from sabia.core.text.tokenizer import train_bpe
+
+    engine = Scripted(train_bpe([SOURCE, GOOD] * 3, 400))
+    door = ("name", "f" * 32, CallCache(tmp_path), "reason-first", 0.0, 0)
+    answers = LocalWriter(engine, *door).submit([SOURCE, GOOD, SOURCE, "x" * 9_000])()
+    assert [a.text is None for a in answers] == [False, False, False, True]
+    assert answers[0] == answers[2] and "does not fit" in answers[3].error
+    assert engine.asked == 2
+    again = LocalWriter(engine, *door[:2], CallCache(tmp_path), *door[3:])
+    assert again.submit([GOOD, SOURCE])() == [answers[1], answers[0]]
+    assert engine.asked == 2
+
+
+def test_a_real_local_model_answers(tmp_path):
+    """A tiny random model: its words mean nothing, so every document keeps its text."""
+    pytest.importorskip("torch", reason="the local engine runs on torch")
+    from sabia.core.generate.local import load_engine, model_fingerprint
+    from sabia.core.model import hub
+    from sabia.core.model.init import init_params
+    from sabia.core.spec import from_config
+    from sabia.core.text.tokenizer import train_bpe
+
+    tokenizer = train_bpe([SOURCE, GOOD] * 3, 400)
+    config = {
+        "model_type": "llama", "architectures": ["LlamaForCausalLM"], "hidden_size": 32,
+        "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4,
+        "num_key_value_heads": 2, "vocab_size": tokenizer.vocab_size, "rms_norm_eps": 1e-6,
+        "max_position_embeddings": 1024, "rope_theta": 10_000.0, "tie_word_embeddings": True,
+        "hidden_act": "silu",
+    }  # fmt: skip
+    spec = from_config(config)
+    params = {name: np.asarray(value) for name, value in init_params(spec, 0).items()}
+    hub.save_model(tmp_path, spec, params)
+    tokenizer.save(tmp_path)
+    assert model_fingerprint(tmp_path) == model_fingerprint(tmp_path)
+    from sabia.core.generate.cache import CallCache
+    from sabia.core.text.rewrite_models import LocalWriter
+
+    writer = LocalWriter(
+        load_engine(tmp_path), "tiny", model_fingerprint(tmp_path), CallCache(None),
+        "reason-first", 0.0, 0,
+    )  # fmt: skip
+    (answer,) = writer.submit(["Is 1 + 1 = 2?"])()
+    assert answer.text is not None and answer.finish_reason in ("stop", "length")
+    assert judged([SOURCE], {0: Answer(answer.text, answer.finish_reason, "tiny")}).text == SOURCE
