@@ -33,6 +33,7 @@ from sabia.kernels.text_table import (
 )
 
 CHUNK_BYTES = 1 << 20
+_CACHED_BITS = 22
 _U = np.uint64
 
 
@@ -91,7 +92,9 @@ def folded(code: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 def power_table(base: int, count: int) -> np.ndarray:
     """base**0 … base**(count-1) modulo 2**64."""
-    return _powers(base, max(count - 1, 1).bit_length())[:count]
+    bits = max(count - 1, 1).bit_length()
+    made = _powers(base, bits) if bits <= _CACHED_BITS else _powers.__wrapped__(base, bits)
+    return made[:count]
 
 
 @functools.lru_cache(maxsize=4)

@@ -218,7 +218,7 @@ def _texts_of(
         first = int(starts[index])
         if not np.diff(np.searchsorted(rows, starts[index : index + 2]))[0]:
             continue
-        for batch in source.batches(["text"]):
+        for batch in source.batches(["id", "text"]):  # without id, conforming would make ids
             low, high = np.searchsorted(rows, (first, first + batch.num_rows))
             if high > low:
                 yield batch.column("text").take(pa.array(rows[low:high] - first))

@@ -9,10 +9,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from sabia.core.errors import BadData, UsageError
+from sabia.core.errors import BadData, MissingBackend, UsageError
 from sabia.core.shards.job import Job
 from sabia.core.text import clusters, dedup
 from sabia.core.text.dedup_config import DedupConfig
+from sabia.kernels import minhash
 
 VOCABULARY = [f"word{i}" for i in range(3000)]
 
@@ -114,9 +115,7 @@ def test_the_answer_does_not_depend_on_workers_engine_or_shards(
     texts, _, path = corpus
     first = run([str(path)], tmp_path / "a.parquet", tmp_path / "ra.parquet", method=method)
     write(tmp_path, texts, parts=1)
-    engines = ["numpy"]
-    if __import__("importlib.util").util.find_spec("numba"):
-        engines.append("numba")
+    engines = ["numpy", "numba"] if minhash.numba_available() else ["numpy"]
     for number, engine in enumerate(engines):
         out, gone = tmp_path / f"b{number}.parquet", tmp_path / f"rb{number}.parquet"
         one = [str(tmp_path / "in0.parquet")]
@@ -228,6 +227,17 @@ def test_first_of_equal_is_the_first() -> None:
 def test_options_that_make_no_sense(corpus: tuple, tmp_path: Path, options: dict) -> None:
     with pytest.raises(UsageError):
         run([str(corpus[2])], tmp_path / "o.parquet", **options)
+
+
+def test_without_numba_the_reference_runs_and_says_so(
+    corpus: tuple, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    expected = run([str(corpus[2])], tmp_path / "a.parquet", engine="numpy")
+    monkeypatch.setattr(minhash, "numba_available", lambda: False)
+    assert run([str(corpus[2])], tmp_path / "b.parquet", engine="auto") == expected
+    assert "engine numpy, about 10x slower" in capsys.readouterr().err
+    with pytest.raises(MissingBackend, match="pip install"):
+        run([str(corpus[2])], tmp_path / "c.parquet", engine="numba")
 
 
 def test_removed_must_be_a_parquet_file(corpus: tuple, tmp_path: Path) -> None:
