@@ -1,0 +1,83 @@
+#!/usr/bin/env bash
+# The whole job, from a small web site to a quantized and evaluated model, on two CPU cores.
+#   bash examples/quickstart.sh [--fast] [--seed N] [DIRECTORY]
+# About 8 minutes with the set-up (--fast: 3, with smaller figures). Everything is kept in DIRECTORY
+# (default: quickstart); report.html there tells what each stage did. The lines marked $ are what
+# you would type: copy them for your own data, or see examples/own_data.sh.
+set -euo pipefail
+root=$(cd "$(dirname "$0")/.." && pwd)
+fast=no seed=0 work="$root/quickstart"
+while [ $# -gt 0 ]; do
+  case $1 in
+    --fast) fast=yes ;;
+    --seed) seed=$2 && shift ;;
+    -*) echo "quickstart: unknown option $1 (expected --fast, --seed N)" >&2 && exit 2 ;;
+    *) work=$1 ;;
+  esac
+  shift
+done
+if [ -e "$work" ] && [ ! -e "$work/.quickstart" ] && [ -n "$(ls -A "$work")" ]; then
+  echo "quickstart: $work has other files in it; name an empty directory" >&2 && exit 2
+fi
+started=$(date +%s)
+source "$root/examples/environment.sh"
+make_environment "$root" ""
+rm -rf "$work" && mkdir -p "$work" && cd "$work" && touch .quickstart
+export TOKENIZERS_PARALLELISM=false OMP_NUM_THREADS=1
+printf 'set up\t%s\tmain\n' "$(($(date +%s) - started))" >times.tsv
+
+# sizes: pretraining tokens, sft steps, grpo steps, held-out sums
+if [ "$fast" = yes ]; then tokens=150k sft=100 grpo=12 items=400; else tokens=600k sft=200 grpo=60 items=2400; fi
+corrupt=0.6
+
+# step NAME 'LINE': show the line, run it, note how long it took
+branch=main
+step() {
+  local from
+  printf '\n== %s\n$ %s\n' "$1" "$2"
+  from=$(date +%s.%N)
+  eval "$2"
+  printf '%s\t%s\t%s\n' "$1" "$(echo "$(date +%s.%N) $from" | awk '{print $1 - $2}')" "$branch" >>times.tsv
+}
+
+# -- the world: a site on loopback with pages worth having and others; records of sums to learn
+python -m sabia.examples.little_web --seed "$seed" --truth truth.jsonl --labels labels.jsonl \
+  --sft sft.parquet --corrupt "$corrupt" --n $((sft * 256)) --prompts prompts.parquet \
+  --eval sums.parquet --choices choices.parquet --eval-n "$items"
+python -m sabia.examples.little_web --seed "$seed" --serve --port-file port 2>web.log &
+trap 'kill $(jobs -p) 2>/dev/null || true' EXIT
+for _ in $(seq 100); do [ -s port ] && break || sleep 0.1; done
+echo "http://127.0.0.1:$(cat port)/" >seeds.txt
+cp "$root"/examples/tasks/*.toml .
+
+# -- data
+step "train the page classifier" 'sabia classify labels.jsonl --train label -o focus.bin'
+crawl="--contact you@example.org --classifier focus.bin --allow-private --delay 0s --backoff 0.1s"
+step "crawl, best first" "sabia crawl seeds.txt $crawl -o crawled.parquet --stats crawl.json"
+step "crawl, breadth first" "sabia crawl seeds.txt $crawl --order breadth --budget 250 -o breadth.parquet"
+step "classify" 'sabia classify crawled.parquet --model focus.bin --keep "keep >= 0.5 and word_count >= 50" --removed off-topic.parquet -o classified.parquet --stats classify.json'
+step "dedup" 'sabia dedup classified.parquet --removed duplicates.parquet -o unique.parquet --stats dedup.json'
+step "rewrite" 'sabia rewrite unique.parquet --recipe reason-first -o rewritten.parquet --stats rewrite.json'
+step "tokenize" 'sabia tokenize rewritten.parquet --vocab-size 512 --length 256 -o tokens/ --stats tokenize.json'
+
+# -- models. $1: tokens, $2: suffix of the run directories
+train() {
+  step "pretrain$2" "sabia pretrain $1 --shape d=128,layers=4,heads=4,ffn=384 --tokens $tokens --batch 16 --lr 2e-3 --seed $seed -o base$2 > base$2.parquet"
+  step "sft$2" "sabia sft sft.parquet --model base$2/final --no-pack --batch 256 --steps $sft --lr 1e-3 --seed $seed -o sft$2 > sft$2.parquet"
+}
+# the same without the rewrite, at the same time on the other core
+(
+  branch=other
+  step "tokenize, not rewritten" 'sabia tokenize unique.parquet --tokenizer tokens/tokenizer --length 256 -o tokens-plain/'
+  train tokens-plain/ -plain
+) >plain.log 2>&1 &
+plain=$!
+train tokens/ ""
+step "grpo" "sabia grpo prompts.parquet --model sft/final --steps $grpo --prompts 32 --group 16 --lr 1e-4 --max-new-tokens 8 --seed $seed -o grpo > samples.parquet"
+step "quantize to 8 bits" 'sabia quantize sft.parquet --model grpo/final --recipe w8 -o grpo-w8 > errors-w8.parquet'
+step "quantize, mixed" 'sabia quantize sft.parquet --model grpo/final --recipe mixed -o grpo-mixed > errors-mixed.parquet'
+wait "$plain" || { cat plain.log && exit 1; }
+cat plain.log
+step "eval" "sabia eval --task sums.toml --task choices.toml --model base=base/final --model sft-plain=sft-plain/final --model sft=sft/final --model grpo=grpo/final --model w8=grpo-w8 --model mixed=grpo-mixed --seed $seed -o scores.parquet --report eval.html --json > eval.json"
+step "plan the next one" 'sabia plan-cluster --params 1.6T --active 49B | tee plan.txt'
+python "$root/examples/quickstart_report.py" . --corrupt "$corrupt" --seconds $(($(date +%s) - started))
