@@ -35,27 +35,35 @@ SCHEMA = pa.schema(
         ("validation_by_source", _BY_SOURCE),
     ]
 )
+_GRPO = ("reward", "live_groups", "length", "truncated", "clip_fraction", "logprob_gap",
+         "logprob_gap_max", "kl", "loss", "grad_norm", "lr", "tokens_per_s", "seconds")  # fmt: skip
+_GRPO_COUNTS = ("step", "samples", "no_reward", "unknown_verdicts", "sampled_tokens",
+                "trained_tokens", "updates")  # fmt: skip
+GRPO_SCHEMA = pa.schema(
+    [*((name, pa.int64()) for name in _GRPO_COUNTS), *((name, _FLOAT) for name in _GRPO)]
+)
 BATCH_ROWS = 10_000
 
 
 def write_metric_rows(job: Job, run: Path, launcher: str = "bare") -> None:
     """Write the rows of a run's metrics file to stdout."""
-    rows = [_columns(row) for row in read_rows(metrics_path(run))]
+    schema = GRPO_SCHEMA if job.command == "grpo" else SCHEMA
+    rows = [_columns(row, schema) for row in read_rows(metrics_path(run))]
     out = sys.stdout.buffer
     if out.isatty() or launcher == "srun" or _is_log():
-        table = TableRows(out, SCHEMA)
-        table.write(pa.RecordBatch.from_pylist(_spread(rows, TABLE_ROWS), SCHEMA))
+        table = TableRows(out, schema)
+        table.write(pa.RecordBatch.from_pylist(_spread(rows, TABLE_ROWS), schema))
         table.rows = len(rows)
         table.close()
         return
-    with open_stdout(job, SCHEMA, {"command": job.command, "run": str(run)}) as writer:
+    with open_stdout(job, schema, {"command": job.command, "run": str(run)}) as writer:
         for start in range(0, len(rows), BATCH_ROWS):
-            writer.write(pa.RecordBatch.from_pylist(rows[start : start + BATCH_ROWS], SCHEMA))
+            writer.write(pa.RecordBatch.from_pylist(rows[start : start + BATCH_ROWS], schema))
 
 
-def _columns(row: dict[str, Any]) -> dict[str, Any]:
+def _columns(row: dict[str, Any], schema: pa.Schema) -> dict[str, Any]:
     maps = {k: list(v.items()) for k, v in row.items() if isinstance(v, dict)}
-    return {name: (row | maps).get(name) for name in SCHEMA.names}
+    return {name: (row | maps).get(name) for name in schema.names}
 
 
 def _spread(rows: list[dict[str, Any]], count: int) -> list[dict[str, Any]]:

@@ -1,0 +1,362 @@
+"""GRPO: groups of samples, rewards by verifiers or rubrics, one clipped policy update a step.
+
+A step takes its prompts by arithmetic, samples each `group` times with the policy as it is, grades
+the samples, compares each with its group's mean and updates. Everything but the clock is a
+function of the options: samples are named by (seed, step, prompt, number), the first update's old
+policy is the trainer's own, and the journal keeps finished samples; so a run that was stopped
+anywhere ends with the weights of one that was not. Source: arXiv 2402.03300, 2503.14476.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from functools import partial
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from sabia.core import notes, stop, units
+from sabia.core.errors import BadData, Failed, Interrupted, SabiaError, UsageError
+from sabia.core.generate.engine import Engine
+from sabia.core.judge.rewards import Grader, NullGuard
+from sabia.core.model import hub
+from sabia.core.parallel import launch
+from sabia.core.parallel.launch import World
+from sabia.core.recipes import training
+from sabia.core.recipes.grpo_batch import Batch, Group, empty_batch, make_batch, score, split
+from sabia.core.recipes.grpo_config import GrpoConfig
+from sabia.core.recipes.grpo_journal import Journal
+from sabia.core.recipes.grpo_prompts import Practice, Prompt, read_prompts
+from sabia.core.recipes.grpo_report import TALLIES, Table, metrics_row, tallies
+from sabia.core.recipes.grpo_sampling import Sampler, open_grader
+from sabia.core.recipes.metric_rows import write_metric_rows
+from sabia.core.recipes.model_source import load_fp32, model_fingerprint
+from sabia.core.shards.inputs import open_inputs
+from sabia.core.shards.job import Job
+from sabia.core.shards.rejects import Rejects, reject_path
+from sabia.core.shards.sources import Source
+from sabia.core.spec import ModelSpec, load_spec, parameter_count
+from sabia.core.text.tokenizer import Tokenizer, load_tokenizer
+from sabia.core.train import checkpoint
+from sabia.core.train.losses_grpo import grpo_loss
+from sabia.core.train.run_directory import RunDirectory
+from sabia.core.train.schedule import learning_rate
+from sabia.core.train.stepper import Stepper, make_stepper, weight_names
+from sabia.core.train.telemetry import RunLog
+
+
+def run(job: Job, config: GrpoConfig) -> None:
+    """Train as the job and the config say; raises what its parts raise."""
+    directory, world = training.open_run(job)
+    if job.backend != "torch":
+        raise UsageError(f"grpo: --backend {job.backend} (expected torch: its engine samples)")
+    if config.prompts % world.size:
+        raise UsageError(
+            f"--prompts: {config.prompts} (expected a multiple of {world.size} processes)"
+        )
+    sources = open_inputs(job, "prompt")
+    tokenizer = load_tokenizer(config.model)
+    identity = {
+        "command": job.command,
+        "inputs": [source.fingerprint() for source in sources],
+        "model": model_fingerprint(config.model),
+        "tokenizer": tokenizer.fingerprint,
+        "seed": job.seed,
+        **config.identity(),
+    }
+    if training.already_done(job, directory, identity, world):
+        return
+    spec = load_spec(config.model)
+    with open_grader(config) as grader:
+        prompts = _prompts(job, config, spec, sources, grader, world)
+        if job.dry_run:
+            _describe(spec, prompts, config)
+            return
+        lock = directory.locked() if world.leads else contextlib.nullcontext()
+        with lock, launch.join_torch(world):
+            _train(job, config, spec, tokenizer, prompts, grader, identity, directory, world)
+    if world.leads:
+        write_metric_rows(job, directory.path, world.launcher)
+
+
+def _prompts(
+    job: Job,
+    config: GrpoConfig,
+    spec: ModelSpec,
+    sources: Sequence[Source],
+    grader: Grader,
+    world: World,
+) -> list[Prompt]:
+    """The usable prompts; those that are not go to the rejects."""
+    read = partial(
+        read_prompts, sources, load_tokenizer(config.model), grader,
+        spec.max_positions - config.max_new_tokens,
+    )  # fmt: skip
+    if job.dry_run or not world.leads:
+        return read(lambda *_: None)
+    with Rejects(reject_path(job)) as rejects:
+        return read(rejects.add)
+
+
+def _describe(spec: ModelSpec, prompts: list[Prompt], config: GrpoConfig) -> None:
+    samples = config.prompts * config.group
+    print(f"parameters: {parameter_count(spec):,}")
+    print(f"prompts: {len(prompts):,}, the longest of {max(len(p.ids) for p in prompts):,} tokens")
+    print(f"steps: {config.steps:,} of {config.prompts} prompts x {config.group} samples")
+    print(f"samples: {samples * config.steps:,} of at most {config.max_new_tokens} tokens")
+    print(f"epochs: {config.steps * config.prompts / len(prompts):.2f}")
+
+
+def _train(
+    job: Job,
+    config: GrpoConfig,
+    spec: ModelSpec,
+    tokenizer: Tokenizer,
+    prompts: list[Prompt],
+    grader: Grader,
+    identity: Mapping[str, Any],
+    directory: RunDirectory,
+    world: World,
+) -> None:
+    """Begin or resume the run in its directory, train to the end, export."""
+    journal = Journal(directory.path / "samples", world.rank)
+    if world.leads:
+        if job.force:
+            journal.clear()
+        directory.begin(identity, job.force)
+    launch.barrier(world, "torch", "begin")
+    policy = Policy(job, config, spec, tokenizer, prompts, grader, directory, world, journal)
+    figures = policy.train()
+    if world.leads:
+        policy.export(directory.final)
+        directory.finish(identity, **figures)
+        took = units.format_duration(figures["seconds"])
+        notes.note(
+            f"{figures['step']:,} steps, {figures['samples']:,} samples, reward "
+            f"{figures['reward_first']:.3f} → {figures['reward']:.3f} ({took}) → {directory.final}"
+        )
+    launch.barrier(world, "torch", "end")
+
+
+@dataclass
+class Policy:
+    """One run in progress."""
+
+    job: Job
+    config: GrpoConfig
+    spec: ModelSpec
+    tokenizer: Tokenizer
+    prompts: list[Prompt]
+    grader: Grader
+    directory: RunDirectory
+    world: World
+    journal: Journal
+    step: int = 0
+    samples: int = 0
+    seconds_before: float = 0.0
+    reward_first: float = 0.0
+    reward: float = 0.0
+    table: Table = field(default_factory=Table)
+
+    def __post_init__(self) -> None:
+        config = self.config
+        self.micro_rows = max(1, config.micro_tokens // self._longest())
+        params = load_fp32(config.model)
+        self.stepper: Stepper = make_stepper(
+            "torch",
+            self.spec,
+            params,
+            partial(grpo_loss, config=config.loss),
+            config.optimizer,
+            precision=config.precision,
+            micro_batch=self.micro_rows,
+            world=self.world,
+        )
+        self.engine = Engine(self.spec, self.stepper.params, self.tokenizer, on_step=self._on_step)
+        self.reference = self.engine.ops.to_device(params, "float32") if config.loss.beta else None
+        self.sampler = Sampler(
+            config,
+            self.engine,
+            Practice(self.prompts, config.prompts, self.job.seed),
+            self.grader,
+            NullGuard(config.max_null),
+            self.journal,
+            self.world,
+            self.job.seed,
+        )
+
+    def _longest(self) -> int:
+        return max(len(prompt.ids) for prompt in self.prompts) + self.config.max_new_tokens
+
+    def train(self) -> dict[str, Any]:
+        """Run to the last step, from the newest checkpoint where there is one.
+
+        Returns the last figures. Raises Interrupted after a stop signal (state saved), Failed when
+        a loss is not finite or the judge fails too often.
+        """
+        self._resume()
+        self.started = self.saved_at = time.monotonic()
+        self.log = RunLog(self.directory.path, self.world.rank, self.step)
+        try:
+            while self.step < self.config.steps:
+                self._one_step()
+        finally:
+            self.log.close()
+            self.journal.close()
+        return {
+            "step": self.step,
+            "samples": self.samples,
+            "reward_first": self.reward_first,
+            "reward": self.reward,
+            "seconds": self._seconds(),
+        }
+
+    def _resume(self) -> None:
+        self.saved_step = 0
+        found = checkpoint.latest(self.directory.checkpoints)
+        if found is None:
+            return
+        said = found.manifest
+        if said["model"] != training.spec_hash(self.spec):
+            raise BadData(f"checkpoint {found.path.name} is of another model; --force starts over")
+        self.stepper.load(checkpoint.load(found))
+        self.step = self.saved_step = found.step
+        self.samples, self.seconds_before = int(said["data"]["samples"]), float(said["seconds"])
+        self.reward_first, self.reward = said["reward_first"], said["reward"]
+        self.table.rewards = list(said["rewards"])
+        notes.note(f"resuming at step {found.step:,} of {self.config.steps:,} ({found.path.name})")
+
+    def _one_step(self) -> None:
+        started = time.monotonic()
+        try:
+            self.engine.params = self._sampling_params()
+            groups = self.sampler.groups(self.step)
+        except SabiaError:
+            self.journal.close()
+            if self.step > self.saved_step and self.world.size == 1:
+                self._save()
+            raise
+        wishes = (stop.requested(), self._save_is_due())
+        sums = tallies(groups, self.sampler.made, time.monotonic() - started, *wishes)
+        lr = learning_rate(self.step, self.config.schedule_config())
+        updates = self._update(groups, lr, sums)
+        total = updates[0].pop("tallies")
+        self.step += 1
+        self._report(metrics_row(self.step, lr, total, updates))
+        self._end_of_step(dict(zip(TALLIES, total.tolist(), strict=True)))
+
+    def _end_of_step(self, total: Mapping[str, float]) -> None:
+        done = self.step == self.config.steps
+        if done or total["save"] or total["stop"]:
+            self._save()
+        if total["stop"] and not done:
+            raise Interrupted(
+                f"stopped at step {self.step:,} of {self.config.steps:,}; state is saved: run "
+                "again to resume"
+            )
+
+    def _sampling_params(self) -> Mapping[str, Any]:
+        """The policy in the precision it is trained in."""
+        if self.config.precision == "fp32":
+            return self.stepper.params
+        narrow = weight_names(self.spec)
+        params = self.stepper.params.items()
+        return {k: p.detach().bfloat16() if k in narrow else p for k, p in params}
+
+    def _on_step(self) -> None:
+        """Between two tokens: end the sampling on a stop signal (several processes: after it)."""
+        if self.world.size == 1:
+            stop.check()
+
+    def _update(self, groups: list[Group], lr: float, sums: np.ndarray) -> list[dict[str, Any]]:
+        config = self.config
+        batch = make_batch(groups, config, self.micro_rows) or empty_batch(config)
+        score_with = partial(
+            score, self.spec, batch=batch, ops=self.engine.ops, loss=config.loss,
+            micro_rows=self.micro_rows,
+        )  # fmt: skip
+        if self.reference is not None:
+            batch["ref"] = score_with(self.reference)
+        if config.updates > 1:
+            batch["old"] = score_with(self._sampling_params())
+        parts: list[Batch] = split(batch, config.updates, (self.job.seed, self.step))
+        parts += [self._no_rows(batch)] * (config.updates - len(parts))
+        return [
+            self._checked(self.stepper.step(part, lr, None if number else sums))
+            for number, part in enumerate(parts)
+        ]
+
+    def _no_rows(self, batch: Batch) -> Batch:
+        """A batch without weight that has the arrays of `batch` (all processes update as often)."""
+        nothing = empty_batch(self.config)
+        return nothing | {k: nothing["sampler"] for k in ("old", "ref") if k in batch}
+
+    def _checked(self, found: dict[str, Any]) -> dict[str, Any]:
+        if not found["updated"] and found["weight"] > 0:
+            raise Failed(
+                f"step {self.step + 1}: loss {found['loss']}, gradient norm {found['grad_norm']} "
+                "(expected finite numbers). Nothing was updated; try a lower --lr"
+            )
+        return found
+
+    def _report(self, row: dict[str, Any]) -> None:
+        self.samples += row["samples"]
+        self.reward = row["reward"]
+        if self.step == 1:
+            self.reward_first = self.reward
+        row["seconds"] = round(self._seconds(), 3)
+        self.log.write(row)
+        self.table.show(row)
+
+    def _save_is_due(self) -> bool:
+        config = self.config
+        if not self.world.leads:
+            return False
+        by_steps = config.save_every_steps and (self.step + 1) % config.save_every_steps == 0
+        waited = time.monotonic() - self.saved_at
+        return bool(by_steps or (config.save_every_s and waited >= config.save_every_s))
+
+    def _save(self) -> None:
+        self.log.sync()
+        if self.world.leads:
+            meta = {
+                "model": training.spec_hash(self.spec),
+                "config": dict(self.spec.config),
+                "optimizer": {"name": "adamw", **asdict(self.config.optimizer)},
+                "schedule": asdict(self.config.schedule_config()),
+                "rng": {"seed": self.job.seed},
+                "data": {
+                    "prompts": self.step * self.config.prompts,
+                    "samples": self.samples,
+                    "of_prompts": len(self.prompts),
+                },
+                "backend": "torch",
+                "precision": self.config.precision,
+                "mesh": {"data": self.world.size},
+                "version": version("sabia"),
+                "seconds": self._seconds(),
+                "reward_first": self.reward_first,
+                "reward": self.reward,
+                "rewards": self.table.rewards,
+            }
+            place = self.directory.checkpoints
+            checkpoint.save(place, self.step, self.stepper.state(), meta)
+            checkpoint.prune(place, self.config.keep_checkpoints)
+        self.saved_at, self.saved_step = time.monotonic(), self.step
+
+    def _seconds(self) -> float:
+        return self.seconds_before + time.monotonic() - self.started
+
+    def export(self, place: Path) -> None:
+        """Write the policy as a Hugging Face directory with its tokenizer."""
+        import ml_dtypes
+
+        kind = ml_dtypes.bfloat16 if self.config.export_dtype == "bfloat16" else np.float32
+        state = self.stepper.state()
+        params = {t.name: state[f"param/{t.name}"].astype(kind) for t in self.spec.tensors()}
+        hub.save_model(place, self.spec, params, tokenizer_from=Path(self.config.model))

@@ -1,0 +1,155 @@
+"""The samples of a GRPO run as files: finished samples survive whatever ends the process.
+
+`samples/step-NNNNNNNN-RRRR.parquet` holds the graded samples of a step, of process RRRR, and
+appears whole. While a step is sampled, finished samples are appended to a `.partial.jsonl` beside
+it; a run that starts again reads back what is there and makes only the rest, so a preemption costs
+no finished sample (nor biases a step towards short ones). Verdicts of a judge are kept by the
+client's own cache.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, TextIO
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from sabia.core.generate.requests import Completion
+from sabia.core.judge.verdict import Grade, Verdict
+from sabia.core.shards import schemas
+from sabia.core.shards.outputs import open_file
+
+SYNC_EVERY_S = 2.0
+EXTRA = (
+    pa.field("request_id", pa.string()),
+    pa.field("sample", pa.int32()),
+    pa.field("text", pa.string()),
+    pa.field("raw_logprobs", pa.list_(pa.float32())),
+    pa.field("weights", pa.list_(pa.float64())),
+)
+Key = tuple[str, int]  # (request id, sample)
+
+
+class Journal:
+    """The samples directory of a run, written by one process and read by all."""
+
+    def __init__(self, directory: Path, rank: int = 0) -> None:
+        self.directory, self.rank = directory, rank
+        directory.mkdir(parents=True, exist_ok=True)
+        self._file: TextIO | None = None
+        self._synced = 0.0
+
+    def clear(self) -> None:
+        """Remove all samples (of a run that is started over)."""
+        shutil.rmtree(self.directory, ignore_errors=True)
+        self.directory.mkdir(parents=True, exist_ok=True)
+
+    def path(self, step: int) -> Path:
+        """Where this process's samples of a step go."""
+        return self.directory / f"step-{step:08d}-{self.rank:04d}.parquet"
+
+    def _partial(self, step: int) -> Path:
+        return self.path(step).with_suffix(".partial.jsonl")
+
+    def graded(self, step: int) -> dict[Key, tuple[Completion, Grade]]:
+        """The finished samples of a step with their grades, of all processes."""
+        found: dict[Key, tuple[Completion, Grade]] = {}
+        for path in sorted(self.directory.glob(f"step-{step:08d}-*.parquet")):
+            for row in pq.read_table(path).to_pylist():
+                found[row["request_id"], row["sample"]] = (_completion(row), _grade(row))
+        return found
+
+    def sampled(self, step: int) -> dict[Key, Completion]:
+        """Samples of a step that was broken off, not yet graded; a last torn line is left out."""
+        found: dict[Key, Completion] = {}
+        for path in sorted(self.directory.glob(f"step-{step:08d}-*.partial.jsonl")):
+            for line in path.read_text("utf-8").splitlines():
+                try:
+                    completion = Completion(**json.loads(line))
+                except (ValueError, TypeError):
+                    continue
+                found[completion.request_id, completion.sample] = completion
+        return found
+
+    def add(self, step: int, completion: Completion) -> None:
+        """Append a finished sample; it is on the disk within SYNC_EVERY_S or at `close`."""
+        if self._file is None:
+            self._file = open(self._partial(step), "a", encoding="utf-8")  # noqa: SIM115
+            self._synced = time.monotonic()
+        self._file.write(json.dumps(asdict(completion)) + "\n")
+        if time.monotonic() - self._synced > SYNC_EVERY_S:
+            self._sync()
+
+    def _sync(self) -> None:
+        if self._file is not None:
+            self._file.flush()
+            os.fsync(self._file.fileno())
+            self._synced = time.monotonic()
+
+    def close(self) -> None:
+        """Make the appended samples durable."""
+        self._sync()
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+    def finish(
+        self,
+        step: int,
+        seed: int,
+        prompt_ids: Sequence[str],
+        samples: Iterable[tuple[Completion, Grade]],
+    ) -> pa.RecordBatch:
+        """Write the graded samples of a step and drop its partial file; returns their rows."""
+        rows = [
+            _row(step, seed, prompt_id, *sample)
+            for prompt_id, sample in zip(prompt_ids, samples, strict=True)
+        ]
+        schema = pa.schema([*schemas.sample(), *EXTRA])
+        batch = pa.RecordBatch.from_pylist(rows, schema=schema)
+        made_by = {"command": "grpo", "kind": "sample", "policy_version": step, "seed": seed}
+        with open_file(str(self.path(step)), schema, made_by) as file:
+            file.write(batch)
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+        self._partial(step).unlink(missing_ok=True)
+        return batch
+
+
+def _row(step: int, seed: int, prompt_id: str, completion: Completion, grade: Grade) -> dict:
+    return {
+        "prompt_id": prompt_id,
+        "seed": seed,
+        "tokens": completion.tokens,
+        "logprobs": completion.logprobs,
+        "finish_reason": completion.finish_reason,
+        "policy_version": step,
+        "reward": grade.score,
+        "items": grade.items(),
+        "request_id": completion.request_id,
+        "sample": completion.sample,
+        "text": completion.text,
+        "raw_logprobs": completion.raw_logprobs,
+        "weights": [weight for _, _, weight in grade.verdicts],
+    }
+
+
+def _completion(row: dict[str, Any]) -> Completion:
+    names = ("request_id", "sample", "tokens", "text", "logprobs", "raw_logprobs", "finish_reason")
+    return Completion(**{name: row[name] for name in names})
+
+
+def _grade(row: dict[str, Any]) -> Grade:
+    verdicts = [
+        (item["id"], Verdict(item["verdict"]), weight)
+        for item, weight in zip(row["items"], row["weights"], strict=True)
+    ]
+    return Grade(row["reward"], tuple(verdicts))

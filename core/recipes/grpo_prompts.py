@@ -1,0 +1,99 @@
+"""The prompts of a GRPO run: read, rendered, checked; and which of them a step practises.
+
+The order is arithmetic, as in pretraining: prompt number n of a run is a pure function of (seed,
+n), in passes over all prompts, each pass in an order of its own. Records that the reward cannot be
+computed for are rejected with the reason, never trained on with a made-up reward.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from sabia.core import notes
+from sabia.core.errors import BadData
+from sabia.core.generate.chat import render
+from sabia.core.shards.order import DataOrder
+
+if TYPE_CHECKING:
+    from sabia.core.judge.rewards import Grader
+    from sabia.core.judge.rubric import Rubric
+    from sabia.core.shards.sources import Source
+    from sabia.core.text.tokenizer import Tokenizer
+
+RejectRow = Callable[[dict[str, Any], str, str], None]
+COLUMNS = ("id", "messages", "rubric", "answer")
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """One prompt: its rendered token ids and what its samples are judged by."""
+
+    id: str
+    messages: Sequence[dict[str, Any]]
+    ids: tuple[int, ...]
+    answer: str | None
+    rubric: Rubric | None
+
+
+def read_prompts(
+    sources: Sequence[Source],
+    tokenizer: Tokenizer,
+    grader: Grader,
+    longest: int,
+    reject: RejectRow,
+) -> list[Prompt]:
+    """All usable prompts in the order of the input; raises BadData when there is none.
+
+    `longest` bounds the rendered prompt in tokens; `reject` takes (row, reason, shard).
+    """
+    found: list[Prompt] = []
+    reasons: list[str] = []
+    for source in sources:
+        name = source.name
+
+        def refuse(row: dict[str, Any], reason: str, name: str = name) -> None:
+            reasons.append(reason)
+            reject(row, reason, name)
+
+        for batch in source.batches(columns=COLUMNS, reject=refuse):
+            for row in batch.to_pylist():
+                try:
+                    found.append(_prompt(row, tokenizer, grader, longest))
+                except BadData as error:
+                    refuse(row, str(error))
+    if not found:
+        why = f"; the first: {reasons[0]}" if reasons else ""
+        raise BadData(f"no usable prompt records ({len(reasons):,} rejected{why})")
+    if reasons:
+        notes.warn(f"{len(reasons):,} prompt records rejected; the first: {reasons[0]}")
+    return found
+
+
+def _prompt(row: dict[str, Any], tokenizer: Tokenizer, grader: Grader, longest: int) -> Prompt:
+    messages = [{k: v for k, v in m.items() if v is not None} for m in row["messages"]]
+    if not messages or messages[-1].get("role") == "assistant":
+        raise BadData("the conversation does not end with a turn to answer")
+    rubric = grader.check(row["answer"], row["rubric"])
+    ids = tuple(tokenizer.encode(render(messages, tokenizer, add_generation_prompt=True)))
+    if len(ids) > longest:
+        raise BadData(f"the prompt has {len(ids)} tokens (at most {longest} leave room to answer)")
+    return Prompt(str(row["id"]), messages, ids, row["answer"], rubric)
+
+
+@dataclass(frozen=True)
+class Practice:
+    """The prompts of step s are numbers s·count … (s+1)·count - 1 of the run's order."""
+
+    prompts: Sequence[Prompt]
+    count: int
+    seed: int
+
+    def of_step(self, step: int) -> list[Prompt]:
+        """The prompts of a step (from 0)."""
+        order = DataOrder((len(self.prompts),), seed=self.seed)
+        numbers = order.rows(step * self.count, self.count)
+        return [self.prompts[n] for n in np.asarray(numbers).tolist()]

@@ -1,0 +1,130 @@
+"""What a GRPO run shows: a row of the table a step, the row of metrics, a warning of collapse.
+
+Sums travel between processes as one vector (`TALLIES`), so the figures are those of all samples.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from sabia.core import notes
+from sabia.core.generate.requests import LENGTH
+from sabia.core.judge.verdict import Verdict
+from sabia.core.recipes.grpo_batch import Group
+from sabia.core.train.losses_grpo import live_groups
+
+TALLIES = (
+    *("reward", "graded", "samples", "live", "groups", "tokens", "truncated", "unknown", "items"),
+    *("made", "seconds", "processes", "stop", "save"),
+)
+HEADER_EVERY = 20
+COLUMNS = ("step", "reward", "live", "length", "clip", "|dlogp|", "grad", "tok/s")
+COLLAPSE_SHARE, COLLAPSE_DROP, COLLAPSE_STEPS = 0.5, 0.1, 3
+
+
+def tallies(
+    groups: Sequence[Group], made: int, seconds: float, stop: bool, save: bool
+) -> np.ndarray:
+    """The sums of this process's samples, in the order of TALLIES; `made` tokens took `seconds`."""
+    rewards = np.stack([group.rewards for group in groups])
+    samples = [sample for group in groups for sample in group.samples]
+    verdicts = [v for group in groups for grade in group.grades for _, v, _ in grade.verdicts]
+    values = {
+        "reward": np.nansum(rewards),
+        "graded": (~np.isnan(rewards)).sum(),
+        "samples": rewards.size,
+        "live": live_groups(rewards).sum(),
+        "groups": len(groups),
+        "tokens": sum(len(sample.tokens) for sample in samples),
+        "truncated": sum(sample.finish_reason == LENGTH for sample in samples),
+        "unknown": sum(verdict is Verdict.UNKNOWN for verdict in verdicts),
+        "items": len(verdicts),
+        "made": made,
+        "seconds": seconds,
+        "processes": 1,
+        "stop": stop,
+        "save": save,
+    }
+    return np.array([values[name] for name in TALLIES], np.float64)
+
+
+def metrics_row(
+    step: int, lr: float, sums: np.ndarray, updates: Sequence[dict[str, Any]]
+) -> dict[str, Any]:
+    """The figures of a step for metrics.jsonl: means over samples, tokens and updates."""
+    t = dict(zip(TALLIES, np.asarray(sums, np.float64).tolist(), strict=True))
+    made = [update for update in updates if update["updated"]]
+    trained = sum(update.get("tokens", 0.0) for update in updates)
+    row = {
+        "step": step,
+        "reward": t["reward"] / max(t["graded"], 1),
+        "live_groups": t["live"] / t["groups"],
+        "samples": int(t["samples"]),
+        "no_reward": int(t["samples"] - t["graded"]),
+        "unknown_verdicts": int(t["unknown"]),
+        "length": t["tokens"] / t["samples"],
+        "truncated": t["truncated"] / t["samples"],
+        "sampled_tokens": int(t["tokens"]),
+        "trained_tokens": int(trained),
+        "clip_fraction": _share(updates, "clipped", trained),
+        "logprob_gap": _share(updates, "gap", trained),
+        "logprob_gap_max": max((float(np.max(u["gap_max"])) for u in updates), default=0.0),
+        "updates": len(made),
+        "lr": lr,
+        "tokens_per_s": t["made"] / max(t["seconds"] / t["processes"], 1e-9),
+    }
+    if made:
+        row["loss"] = float(np.mean([update["loss"] for update in made]))
+        row["grad_norm"] = float(np.mean([update["grad_norm"] for update in made]))
+    if any("k3" in update for update in updates):
+        row["kl"] = _share(updates, "k3", trained)
+    return row
+
+
+def _share(updates: Sequence[dict[str, Any]], name: str, tokens: float) -> float:
+    return sum(float(update.get(name, 0.0)) for update in updates) / max(tokens, 1.0)
+
+
+@dataclass
+class Table:
+    """Writes rows on stderr under a header, and warns once when the reward collapses."""
+
+    rows: int = 0
+    rewards: list[float] = field(default_factory=list)
+    warned: bool = False
+
+    def show(self, row: dict[str, Any]) -> None:
+        """One more step."""
+        if self.rows % HEADER_EVERY == 0:
+            notes.note("  ".join(f"{name:>7}" for name in COLUMNS))
+        self.rows += 1
+        cells = (
+            f"{row['step']:>7,}",
+            f"{row['reward']:>7.3f}",
+            f"{row['live_groups']:>7.0%}",
+            f"{row['length']:>7.1f}",
+            f"{row['clip_fraction']:>7.1%}",
+            f"{row['logprob_gap']:>7.0e}",
+            f"{row['grad_norm']:>7.3f}" if "grad_norm" in row else f"{'-':>7}",
+            f"{row['tokens_per_s']:>7,.0f}",
+        )
+        notes.note("  ".join(cells))
+        self.watch(row["reward"])
+
+    def watch(self, reward: float) -> None:
+        """Take in a step's reward; warns when it has fallen far below where the run started."""
+        self.rewards.append(reward)
+        if self.warned or len(self.rewards) < 2 * COLLAPSE_STEPS:
+            return
+        first = float(np.mean(self.rewards[:COLLAPSE_STEPS]))
+        now = float(np.mean(self.rewards[-COLLAPSE_STEPS:]))
+        if now < COLLAPSE_SHARE * first and first - now > COLLAPSE_DROP:
+            self.warned = True
+            notes.warn(
+                f"reward has collapsed from {first:.3f} to {now:.3f}: the updates destroy the "
+                "policy; stop, and try a tenth of --lr from the same start"
+            )

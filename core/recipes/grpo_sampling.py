@@ -1,0 +1,135 @@
+"""The samples of a GRPO step: drawn by the engine, graded, and kept in the journal.
+
+A sample is named by (seed, step, prompt, number); what the journal holds of a step is taken from
+there and only the rest is made.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from sabia.core.generate.engine import Engine
+from sabia.core.generate.requests import Completion, Request
+from sabia.core.judge.rewards import Case, Grader, NullGuard, parse_reward
+from sabia.core.judge.verdict import Grade
+from sabia.core.parallel.launch import World
+from sabia.core.recipes.grpo_batch import Group
+from sabia.core.recipes.grpo_config import GrpoConfig, JudgeOptions
+from sabia.core.recipes.grpo_journal import Journal, Key
+from sabia.core.recipes.grpo_prompts import Practice, Prompt
+
+Owners = Mapping[str, Prompt]  # request id → its prompt
+
+
+@dataclass
+class Sampler:
+    """Makes the groups of a step; `engine` holds the policy to sample from."""
+
+    config: GrpoConfig
+    engine: Engine
+    practice: Practice
+    grader: Grader
+    guard: NullGuard
+    journal: Journal
+    world: World
+    seed: int
+    made: int = 0  # tokens drawn for the last step
+
+    def groups(self, step: int) -> list[Group]:
+        """This process's groups of a step, graded, in order.
+
+        Raises what the grader and the engine's `on_step` raise; finished samples are kept then.
+        """
+        every = list(enumerate(self.practice.of_step(step)))
+        mine = every[self.world.rank :: self.world.size]
+        owners = {f"{step}-{number}-{prompt.id}": prompt for number, prompt in mine}
+        numbers = range(self.config.group)
+        wanted = [(name, number) for name in owners for number in numbers]
+        graded, self.made = self.journal.graded(step), 0
+        if not graded.keys() >= set(wanted):
+            known = {key: completion for key, (completion, _) in graded.items()}
+            found = self._sampled(step, owners, known | self.journal.sampled(step))
+            graded = self._graded(step, owners, {key: found[key] for key in wanted})
+        return [
+            Group(
+                prompt,
+                [graded[name, number][0] for number in numbers],
+                [graded[name, number][1] for number in numbers],
+            )
+            for name, prompt in owners.items()
+        ]
+
+    def _sampled(
+        self, step: int, owners: Owners, known: dict[Key, Completion]
+    ) -> dict[Key, Completion]:
+        """All samples of the owners' prompts, of which `known` exist."""
+        requests = []
+        for name, prompt in owners.items():
+            missing = tuple(n for n in range(self.config.group) if (name, n) not in known)
+            if missing:
+                requests.append(self._request(name, prompt, missing))
+        for completion in self.engine.stream(requests):
+            self.journal.add(step, completion)
+            known[completion.request_id, completion.sample] = completion
+            self.made += len(completion.tokens)
+        return known
+
+    def _request(self, name: str, prompt: Prompt, missing: tuple[int, ...]) -> Request:
+        return Request(
+            prompt.ids,
+            self.config.max_new_tokens,
+            self.config.loss.temperature,
+            seed=self.seed,
+            n=self.config.group,
+            id=name,
+            only=missing,
+        )
+
+    def _graded(
+        self, step: int, owners: Owners, found: Mapping[Key, Completion]
+    ) -> dict[Key, tuple[Completion, Grade]]:
+        prompts = [owners[name] for name, _ in found]
+        cases = [
+            Case(prompt.messages, completion.text, prompt.answer, prompt.rubric)
+            for prompt, completion in zip(prompts, found.values(), strict=True)
+        ]
+        grades = self.grader.grade(cases)
+        self.guard.add(grades)
+        pairs = list(zip(found.values(), grades, strict=True))
+        self.journal.finish(step, self.seed, [prompt.id for prompt in prompts], pairs)
+        return dict(zip(found, pairs, strict=True))
+
+
+@contextlib.contextmanager
+def open_grader(config: GrpoConfig) -> Iterator[Grader]:
+    """The reward's grader, with a judge on a client of its own where one is named."""
+    weights = parse_reward(config.reward)
+    if config.judge is None:
+        yield Grader(weights, None, config.max_unknown)
+        return
+    from sabia.core.generate.client import Client
+    from sabia.core.judge.llm import Judge, JudgeConfig
+
+    judge = config.judge
+    asked = JudgeConfig(judge.items_per_call, judge.votes, judge.reply_tokens, judge.reply_format)
+    with Client(**_client_options(judge)) as client:
+        yield Grader(weights, Judge(client, asked), config.max_unknown)
+
+
+def _client_options(judge: JudgeOptions) -> dict[str, Any]:
+    from sabia.core.generate.budget import load_prices
+
+    return {
+        "base_url": judge.url,
+        "model": judge.model,
+        "api_key_env": judge.api_key_env,
+        "cache_dir": judge.cache or None,
+        "max_concurrency": judge.concurrency,
+        "max_requests": judge.max_requests,
+        "max_tokens": judge.max_tokens,
+        "max_usd": judge.max_usd,
+        "prices": load_prices(judge.prices) if judge.prices else None,
+    }
