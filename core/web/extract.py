@@ -51,7 +51,7 @@ def extract(body: bytes, content_type: str, url: str, want_links: bool = True) -
     index, follow = _robots_meta(tree)
     text, extractor = main_text(decoded, tree)
     links = tuple(_links(tree, url)) if want_links and follow else ()
-    title = _BLANK.sub(" ", tree.title or "").strip()
+    title = " ".join((tree.title or "").split())
     return Extracted(text, title, _language(tree), links, index, extractor)
 
 
@@ -142,7 +142,7 @@ def _links(tree: HTMLTree, url: str) -> list[tuple[str, str]]:
             continue
         address = canonical(target, base)
         if address and address not in found:
-            found[address] = _BLANK.sub(" ", (tag.text or "").strip())[:MAX_ANCHOR]
+            found[address] = " ".join((tag.text or "").split())[:MAX_ANCHOR]
             if len(found) >= MAX_LINKS:
                 break
     return list(found.items())

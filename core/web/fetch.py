@@ -82,13 +82,13 @@ class Fetcher:
     async def robots(self, origin: str) -> tuple[robots.Verdict, int]:
         """The verdict for an origin such as `https://host`, and the requests it took."""
         url, sent = f"{origin}/robots.txt", 0
-        for hops in range(robots.MAX_REDIRECTS + 2):
+        for hops in range(robots.MAX_REDIRECTS + 1):
             answer = await self._retried(url, robots.MAX_BYTES, ())
             sent += answer.requests
             if answer.status is None and not answer.requests:
                 return robots.Verdict(robots.DENY_ALL, answer.refused), sent
-            if answer.redirect is None or hops > robots.MAX_REDIRECTS:
-                return robots.verdict(answer.status, answer.body, hops), sent
+            if answer.redirect is None or hops == robots.MAX_REDIRECTS:
+                return robots.verdict(answer.status, answer.body, hops + 1), sent
             url = answer.redirect
         raise AssertionError("the loop above returns at its last turn")
 

@@ -100,6 +100,11 @@ class Frontier:
         """Remember a value (inside the transaction that is open, if any)."""
         self.db.execute("INSERT OR REPLACE INTO facts VALUES (?,?)", (name, value))
 
+    def forget(self) -> None:
+        """Drop everything that was remembered."""
+        for table in ("pages", "documents", "figures", "seen", "robots", "facts"):
+            self.db.execute(f"DELETE FROM {table}")
+
     def begin(self) -> None:
         """Open the transaction of one page."""
         self.db.execute("BEGIN IMMEDIATE")

@@ -6,6 +6,7 @@ schema does not know go into `meta`.
 """
 
 import json
+import os
 from collections.abc import Iterator
 from functools import partial
 from typing import Any
@@ -40,7 +41,9 @@ def read_shard(
     with Sandbox() as sandbox:
         for batch in batches:
             if is_document(batch):
-                found = [_scored(_folded(row), judge, focus, context) for row in batch.to_pylist()]
+                found = [
+                    _scored(row, judge, focus, context) for row in _folded(batch, context.name)
+                ]
             else:
                 found = list(_documents(batch, sandbox, judge, focus, context))
             if found:
@@ -70,15 +73,17 @@ def _documents(
                        truncated=page["cut"])  # fmt: skip
 
 
-def _folded(row: dict[str, Any]) -> dict[str, Any]:
-    """A document row with unknown columns moved into meta, so that all shards look the same."""
-    known = set(schemas.document().names)
-    extra = {name: value for name, value in row.items() if name not in known and value is not None}
-    kept = {name: row[name] for name in schemas.document().names}
-    if extra:
-        before = json.loads(row["meta"]) if row["meta"] else {}
-        kept["meta"] = json.dumps({**before, **extra}, ensure_ascii=False, default=str)
-    return kept
+def _folded(batch: pa.RecordBatch, shard: str) -> Iterator[dict[str, Any]]:
+    """Document rows with unknown columns moved into meta, so that all shards look the same."""
+    known = schemas.document().names
+    for row in batch.to_pylist():
+        kept = {name: row[name] for name in known}
+        kept["source"] = kept["source"] or os.path.basename(shard)
+        extra = {n: value for n, value in row.items() if n not in known and value is not None}
+        if extra:
+            before = json.loads(row["meta"]) if row["meta"] else {}
+            kept["meta"] = json.dumps({**before, **extra}, ensure_ascii=False, default=str)
+        yield kept
 
 
 def _scored(

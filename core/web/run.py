@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from sabia.core import notes
-from sabia.core.errors import UsageError
+from sabia.core.errors import Failed, UsageError
 from sabia.core.progress import progress
 from sabia.core.shards import manifest, outputs
 from sabia.core.shards.job import Job
@@ -79,7 +79,11 @@ def _crawl(job: Job, settings: CrawlSettings, inputs: Inputs, stay: bool) -> Sum
             bar.advance(crawl.fetched)
             crawl.add_seeds(inputs.seeds)
             asyncio.run(crawl.run())
-        summary = _export(job, frontier, inputs, crawl.counters)
+        rejects = _write_rejects(job, frontier, inputs)
+        if not crawl.fetched:
+            raise Failed(_nothing(frontier, rejects))
+        summary = _summary(frontier, crawl.counters, rejects)
+        _write(job, frontier)
     if judge:
         summary.counters["harvest_rate"] = round(crawl.harvest(), 4)
     summary.seconds = time.monotonic() - started
@@ -123,19 +127,28 @@ def _identity(job: Job, settings: CrawlSettings, inputs: Inputs, stay: bool) -> 
             "warc": settings.warc}  # fmt: skip
 
 
-def _export(job: Job, frontier: Frontier, inputs: Inputs, counters: dict[str, float]) -> Summary:
-    """Documents and rejects from the state to the output, in the order of fetching."""
-    summary = Summary(rows_in=int(counters.get("fetched", 0)), shards_done=1)
-    summary.counters = {k: v for k, v in counters.items() if k not in ("fetched", "bytes")}
-    summary.counters["megabytes"] = round(counters.get("bytes", 0) / 1e6, 3)
+def _nothing(frontier: Frontier, rejects: Rejects) -> str:
+    """Why no page came; the state forgets its URLs, so that another run tries them again."""
+    url, _host, reason = next(frontier.refusals(), ("", "", "no URL was left to try"))
+    frontier.forget()
+    return f"no page was fetched; {url}: {reason} ({rejects.count} rejected → {rejects.path})"
+
+
+def _write_rejects(job: Job, frontier: Frontier, inputs: Inputs) -> Rejects:
     with Rejects(reject_path(job)) as rejects:
         for line in inputs.bad_seeds:
             rejects.add({"url": line}, "not an http(s) URL", "seeds")
         for url, host, reason in frontier.refusals():
             rejects.add({"url": url}, reason, host)
+    return rejects
+
+
+def _summary(frontier: Frontier, counters: dict[str, float], rejects: Rejects) -> Summary:
+    summary = Summary(rows_in=int(counters.get("fetched", 0)), shards_done=1)
+    summary.counters = {k: v for k, v in counters.items() if k not in ("fetched", "bytes")}
+    summary.counters["megabytes"] = round(counters.get("bytes", 0) / 1e6, 3)
     summary.rejected, summary.reject_path = rejects.count, rejects.path
     summary.rows_out = frontier.document_count()
-    _write(job, frontier)
     return summary
 
 

@@ -23,7 +23,7 @@ from sabia.core.shards.job import Job
 from sabia.core.shards.sources import BATCH_ROWS, Reject, Source, decompressed, ignore_reject
 from sabia.core.web.urls import canonical
 from sabia.core.web.warc import ENDINGS as WARC_ENDINGS
-from sabia.core.web.warc import read_pages
+from sabia.core.web.warc import Decompressed, read_pages
 
 HTML_ENDINGS = (".html", ".htm", ".xhtml")
 TEXT_ENDINGS = (".txt", ".md")
@@ -154,7 +154,7 @@ def _is_seed_list(path: str) -> bool:
 def _from_stdin(max_bytes: int) -> Inputs:
     path = spool_stdin()
     with open(path, "rb") as file:
-        head = decompressed(file).read(512)
+        head = Decompressed(file).read(512)
     if head.startswith(b"WARC/"):
         return Inputs(sources=(StdinWarc("<stdin>", (path,), max_bytes),))
     if head[:4] in (b"PAR1", b"\xff\xff\xff\xff") or head.lstrip()[:1] == b"{":

@@ -11,15 +11,20 @@ import gzip
 import hashlib
 import os
 import uuid
+import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, BinaryIO
 
+import zstandard
+
 from sabia.core.errors import BadData
+from sabia.core.shards.sources import decompressed
 from sabia.core.web.fetch import Response
 
+_PACKED_BYTES = 64 << 10
 ENDINGS = (".warc", ".warc.gz", ".warc.zst", ".wet", ".wet.gz")
 
 
@@ -45,10 +50,11 @@ def read_pages(file: BinaryIO, max_bytes: int) -> Iterator[Archived]:
     """
     from fastwarc.warc import ArchiveIterator, WarcRecordType
 
+    stream = Decompressed(file)
     wanted = WarcRecordType.response | WarcRecordType.resource | WarcRecordType.conversion
     records = 0
     try:
-        for record in ArchiveIterator(file, parse_http=False):
+        for record in ArchiveIterator(stream, parse_http=False):
             records += 1
             promised = record.content_length
             if record.record_type & wanted and promised > 4 * max_bytes:
@@ -64,6 +70,59 @@ def read_pages(file: BinaryIO, max_bytes: int) -> Iterator[Archived]:
         raise BadData(f"damaged after {records} records ({error})") from error
     if not records:
         raise BadData("no WARC record in it")
+    if stream.damaged or not stream.tail.endswith(b"\r\n\r\n"):
+        raise BadData(f"cut short after {records} records")
+
+
+class Decompressed:
+    """The decompressed stream, up to where it is damaged; remembers its last bytes.
+
+    What came before the damage must not be lost with it (Python's gzip loses some), and the end
+    has to be looked at because fastwarc takes a header that is cut for the end of the file.
+    """
+
+    def __init__(self, file: BinaryIO) -> None:
+        magic = file.read(2)
+        file.seek(0)
+        self.file = _Gunzip(file) if magic == b"\x1f\x8b" else decompressed(file)
+        self.tail, self.damaged, self.position = b"", False, 0
+
+    def read(self, size: int = -1) -> bytes:
+        """The next bytes of the stream."""
+        try:
+            block = b"" if self.damaged else self.file.read(size)
+        except (EOFError, OSError, zlib.error, zstandard.ZstdError):
+            self.damaged, block = True, b""
+        self.tail = (self.tail + block[-4:])[-4:]
+        self.position += len(block)
+        return block
+
+    def tell(self) -> int:
+        """The position in the decompressed stream."""
+        return self.position
+
+
+class _Gunzip:
+    """gzip of many members; raises EOFError or zlib.error only after all that can be had."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        self.file, self.member, self.packed = file, zlib.decompressobj(31), b""
+        self.inside = False  # a member has begun and not ended
+
+    def read(self, size: int = -1) -> bytes:
+        """At least one byte, unless the file has ended."""
+        while True:
+            fresh = self.packed or self.file.read(_PACKED_BYTES)
+            if not fresh:
+                if self.inside:
+                    raise EOFError("the last gzip member is cut short")
+                return b""
+            data = self.member.decompress(fresh, max(size, 0))
+            self.packed, self.inside = self.member.unconsumed_tail, not self.member.eof
+            if self.member.eof:
+                self.packed, self.member = self.member.unused_data, zlib.decompressobj(31)
+            if data:
+                return data
 
 
 def _url(record: Any) -> str:

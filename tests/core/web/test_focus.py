@@ -1,0 +1,101 @@
+"""Judges of pages, what links inherit, what is learnt from them."""
+
+import pytest
+
+from sabia.core.errors import BadData, UsageError
+from sabia.core.web.focus import (
+    ExampleJudge,
+    FastTextJudge,
+    LinkJudge,
+    WordJudge,
+    link_words,
+    make_judge,
+    words_of,
+    worth_of,
+)
+from sabia.core.web.settings import FocusSettings
+
+BEES = [
+    "the bee visits flowers and stores honey in the hive",
+    "a hive of bees guards its honey and wax through the winter",
+    "flowers give nectar, and the bees of the hive make honey from it",
+]
+
+
+def test_words_fold_case_accents_and_numbers():
+    assert words_of("Lição 12: ÁGUA e 3,5") == ["licao", "0", "agua", "e", "0", "0"]
+    assert link_words("http://h/pt/li%C3%A7%C3%A3o_2.html?p=3", "Lição 2") == ["licao", "p", "pt"]
+
+
+def test_word_judge():
+    judge = WordJudge("soma carry")
+    assert judge("As Somas de hoje") == 0.5
+    assert judge("somas and carrying") == 1.0
+    assert judge("nothing") == 0.0
+    assert judge.knows("somar")
+    assert not judge.knows("oferta")
+    with pytest.raises(UsageError):
+        WordJudge("!?")
+
+
+def test_example_judge_prefers_what_resembles_the_examples():
+    judge = ExampleJudge(BEES)
+    near, far = judge("bees carry nectar to the hive for honey"), judge("buy cheap watches now")
+    assert near > 0.5 > far
+    assert all(judge(text) == 1.0 for text in BEES)
+    with pytest.raises(UsageError):
+        ExampleJudge(["only one"])
+
+
+def test_fasttext_judge(tmp_path):
+    pytest.importorskip("fasttext")
+    from sabia.core.text import fasttext_model
+    from sabia.examples.little_web.labels import labelled_documents
+
+    rows = list(labelled_documents(0))
+    lines = [f"__label__{row['label']} {' '.join(row['text'].split())}" for row in rows]
+    (tmp_path / "train.txt").write_text("\n".join(lines))
+    model = fasttext_model.fit(str(tmp_path / "train.txt"), 10, 0, 1, [])
+    path = str(tmp_path / "m.bin")
+    model.save_model(path)
+    judge = FastTextJudge(path, "keep")
+    right = [(judge(row["text"]) >= 0.5) == (row["label"] == "keep") for row in rows]
+    assert sum(right) > 0.9 * len(right)
+    with pytest.raises(UsageError, match="expected"):
+        FastTextJudge(path, "absent")
+    (tmp_path / "bad.bin").write_bytes(b"not a model")
+    with pytest.raises(BadData):
+        FastTextJudge(str(tmp_path / "bad.bin"), "keep")
+
+
+def test_make_judge(tmp_path):
+    examples = tmp_path / "examples.txt"
+    examples.write_text("\n".join(BEES))
+    assert isinstance(make_judge(FocusSettings(words=str(examples))), ExampleJudge)
+    assert isinstance(make_judge(FocusSettings(words="bee honey")), WordJudge)
+    assert make_judge(FocusSettings()) is None
+    with pytest.raises(UsageError):
+        make_judge(FocusSettings(words="a", classifier="b"))
+    with pytest.raises(UsageError):
+        make_judge(FocusSettings(classifier="no/such/file"))
+
+
+def test_worth_soft_and_hard():
+    soft, hard = FocusSettings(), FocusSettings(hard=True)
+    assert worth_of(0.8, 0.1, soft) == worth_of(0.8, 0.1, hard) == 0.8
+    assert worth_of(0.1, 1.0, hard) is None
+    first = worth_of(0.1, 1.0, soft)
+    second = worth_of(0.1, first, soft)
+    assert 0 < second < first < 0.5
+
+
+def test_links_learn_from_pages():
+    links = LinkJudge(FocusSettings(exploration=0.0), 0, WordJudge("honey"), {}, {})
+    before = links.priority("http://h/offers/1", "h", "Offer", 0.5)
+    assert links.priority("http://h/honey", "h", "Honey", 0.5) > before
+    for _ in range(10):
+        links.learn(link_words("http://h/offers/2", "Offer"), "h", 0.0)
+    assert links.priority("http://h/offers/1", "h", "Offer", 0.5) < before / 2
+    assert links.priority("http://h/new", "h", "New", 0.9) > links.priority(
+        "http://h/new", "h", "New", 0.1
+    )
