@@ -18,7 +18,7 @@ from typing import Any
 from sabia.core.errors import Failed
 
 RETRIED = frozenset({408, 409, 425, 429})
-OVERLOAD = frozenset({429, 503, 529})
+OVERLOAD = frozenset({429, 502, 503, 504, 529})
 MESSAGE_CHARS = 300
 BYTES_PER_TOKEN = 3.5  # of estimates before a call; what is charged comes from the reply
 
@@ -102,12 +102,18 @@ class ChatResponse:
 
 
 class Retryable(Exception):
-    """An attempt that another may mend; `wait_s` is what the server asked for."""
+    """An attempt that another may mend. `wait_s` is what the server asked for; `overload`: fewer
+    calls at once would help; `unreachable`: there was no server."""
 
-    def __init__(self, message: str, wait_s: float | None = None, overload: bool = False) -> None:
+    def __init__(
+        self,
+        message: str,
+        wait_s: float | None = None,
+        overload: bool = False,
+        unreachable: bool = False,
+    ) -> None:
         super().__init__(message)
-        self.wait_s = wait_s
-        self.overload = overload
+        self.wait_s, self.overload, self.unreachable = wait_s, overload, unreachable
 
 
 class Refused(Failed):

@@ -14,6 +14,7 @@ import concurrent.futures
 import contextlib
 import os
 import threading
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -82,10 +83,12 @@ class Client:
         max_tries: int = 6,
         backoff_s: float = 1.0,
         max_wait_s: float = 600.0,
+        outage_s: float = 300.0,
     ) -> None:
         """`base_url` ends where /chat/completions begins (…/v1). The key is read from the variable
         `api_key_env`; without one no Authorization header is sent. `max_wait_s` bounds what a
-        server may ask to wait. Raises UsageError for a cap in dollars without a price.
+        server may ask to wait; after `outage_s` without any answer the run stops.
+        Raises UsageError for a cap in dollars without a price.
         """
         if not base_url.startswith(("http://", "https://")):
             raise UsageError(f"not an HTTP address: {base_url} (expected http://HOST:PORT/v1)")
@@ -100,7 +103,8 @@ class Client:
         self._concurrency, self._timeout_s = max_concurrency, timeout_s
         self._max_tries, self._backoff_s, self._max_wait_s = max_tries, backoff_s, max_wait_s
         self._calls = self._cached = self._failed = 0
-        self._failed_in_row = self._refused_first = 0
+        self._failed_in_row = self._refused_first = self._unreachable = 0
+        self._outage_s, self._heard_at = outage_s, 0.0  # 0: never heard of the server
         self._fatal: Exception | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._starting = threading.Lock()
@@ -200,7 +204,7 @@ class Client:
             timeout=aiohttp.ClientTimeout(total=self._timeout_s, connect=30),
             connector=aiohttp.TCPConnector(limit=0),
         )
-        self._limiter = Limiter(self._concurrency)
+        self._limiter = Limiter(self._concurrency, self._backoff_s)
         self._in_flight: dict[str, asyncio.Future[Any]] = {}
         self._settled = asyncio.Condition()
         self._to_keep: list[tuple[str, dict[str, Any], asyncio.Future[None]]] = []
@@ -331,16 +335,35 @@ class Client:
             self._raise_if_over()
             self.budget.count_request()
             reply = await self._post(body)
+            self._heard_at = time.monotonic()
             succeeded = True
             return reply
         except Retryable as error:
+            self._check_outage(error)
             if error.overload:
-                self._limiter.overloaded(generation)
+                self._limiter.overloaded(generation, told_to_wait=error.wait_s is not None)
             if error.wait_s is not None and error.wait_s <= self._max_wait_s:
                 self._limiter.pause(error.wait_s + DATE_SLACK_S)
             raise
         finally:
             await self._limiter.release(succeeded)
+
+    def _check_outage(self, error: Retryable) -> None:
+        """Raises Failed where the server was never there, or has been away too long."""
+        now = time.monotonic()
+        if not error.unreachable:
+            self._heard_at = self._heard_at or now
+        elif not self._heard_at:
+            self._unreachable += 1
+            if self._unreachable >= self._max_tries:
+                self._fatal = Failed(f"no server: {error}")
+                raise self._fatal
+        if self._heard_at and now - self._heard_at > self._outage_s:
+            self._fatal = Failed(
+                f"{error}; no answer for {self._outage_s:g} s; finished calls are kept: run again "
+                "when the server is back"
+            )
+            raise self._fatal
 
     async def _post(self, body: Mapping[str, Any]) -> dict[str, Any]:
         import aiohttp
@@ -352,6 +375,10 @@ class Client:
         except TimeoutError as error:
             reason = f"{self.url}: no answer within {self._timeout_s:g} s"
             raise Retryable(reason, overload=True) from error
+        except aiohttp.ClientConnectorError as error:
+            reason = " ".join(str(error).split())
+            line = f"{self.url}: {reason}"
+            raise Retryable(line, overload=True, unreachable=True) from error
         except (aiohttp.ClientError, OSError) as error:
             reason = " ".join(str(error).split()) or type(error).__name__
             raise Retryable(f"{self.url}: {reason}") from error

@@ -1,25 +1,31 @@
 """How many calls may be in flight: one limiter shared by all, with AIMD and a common pause.
 
-An overloaded server (429, 503, 529) halves the limit, once for all the calls that were in flight
+An overloaded or absent server halves the limit, once for all the calls that were in flight
 together; every success raises it by 1/limit, as TCP does (Chiu and Jain 1989). Retry-After pauses
-everybody, not only the call that was told. For one event loop; not thread-safe.
+everybody, not only the call that was told; where the server says nothing, everybody pauses twice
+as long each time until a call succeeds, so an outage costs a few tries and not six of each call.
+For one event loop; not thread-safe.
 """
 
 from __future__ import annotations
 
 import asyncio
+import random
 import time
+
+LONGEST_PAUSE_S = 15.0
 
 
 class Limiter:
     """Admits at most `limit` calls at once, `limit` moving between 1 and `most`."""
 
-    def __init__(self, most: int) -> None:
-        self.most = most
+    def __init__(self, most: int, backoff_s: float = 1.0) -> None:
+        self.most, self.backoff_s = most, backoff_s
         self.limit = float(most)
         self.in_flight = 0
         self.cuts = 0
         self._generation = 0
+        self._streak = 0  # overloads since the last success
         self._resume_at = 0.0
         self._freed = asyncio.Condition()
 
@@ -38,15 +44,22 @@ class Limiter:
         async with self._freed:
             self.in_flight -= 1
             if succeeded:
+                self._streak = 0
                 self.limit = min(float(self.most), self.limit + 1 / self.limit)
             self._freed.notify(max(1, int(self.limit) - self.in_flight))
 
-    def overloaded(self, generation: int) -> None:
-        """Halves the limit, unless calls of the same generation have done so already."""
-        if generation == self._generation:
-            self.limit = max(1.0, self.limit / 2)
-            self._generation += 1
-            self.cuts += 1
+    def overloaded(self, generation: int, told_to_wait: bool) -> None:
+        """Halves the limit, and pauses where nobody was told how long to wait; does neither where
+        another call of the same generation has done so already."""
+        if generation != self._generation:
+            return
+        self.limit = max(1.0, self.limit / 2)
+        self._generation += 1
+        self.cuts += 1
+        longest = min(LONGEST_PAUSE_S, self.backoff_s * 2**self._streak)
+        self._streak += 1
+        if not told_to_wait:
+            self.pause(longest * random.uniform(0.5, 1.0))
 
     def pause(self, seconds: float) -> None:
         """Lets nobody in for so long."""

@@ -18,6 +18,8 @@ from sabia.core.errors import UsageError
 if TYPE_CHECKING:
     import numpy as np
 
+CHUNK = 4096  # rows whose order is computed together
+
 
 @dataclass(frozen=True)
 class Share:
@@ -115,8 +117,11 @@ def passes(source: str, available: int, rows: int, seed: int) -> Iterator[int]:
     """Row numbers to read: passes over all rows of the source, each in an order of its own."""
     import numpy as np
 
+    from sabia.core.shards.order import Permutation, key64
+
     name = int.from_bytes(hashlib.blake2b(source.encode(), digest_size=8).digest(), "little")
-    for number in range(-(-rows // available) if available else 0):
-        draw = np.random.Generator(np.random.Philox(key=[seed, name], counter=[number, 0, 0, 0]))
-        order = draw.permutation(available)[: rows - number * available]
-        yield from order.tolist()
+    for start in range(0, rows, CHUNK):
+        number, place = np.divmod(np.arange(start, min(rows, start + CHUNK)), available)
+        for one in np.unique(number):
+            order = Permutation(available, key64(seed, name, int(one)))
+            yield from order(place[number == one]).tolist()
