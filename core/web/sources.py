@@ -5,6 +5,7 @@ network; a text file whose lines are all URLs is a list of seeds. Small files ar
 so that a folder of many pages makes few shards.
 """
 
+import glob
 import hashlib
 import os
 from collections.abc import Iterator, Sequence
@@ -27,6 +28,7 @@ from sabia.core.web.warc import Decompressed, read_pages
 
 HTML_ENDINGS = (".html", ".htm", ".xhtml")
 TEXT_ENDINGS = (".txt", ".md")
+RECORD_ENDINGS = tuple(ending for ending in READABLE if ending != ".json")  # settings, often
 GROUP_FILES = 500
 BATCH_PAGES = 50
 SNIFFED_LINES = 50
@@ -175,29 +177,39 @@ class StdinWarc(PageFiles):
 
 
 def _from_path(given: str, max_bytes: int) -> Iterator[Any]:
-    """Sources of a file, or of a folder and the folders in it."""
-    paths = _walk(given) if os.path.isdir(given) else [given]
+    """Sources of a file, a glob, or a folder and the folders in it."""
+    folder = os.path.isdir(given)
+    paths = _walk(given) if folder else (sorted(glob.glob(given)) or [given])
     loose: dict[str, list[str]] = {}
     found = False
     for path in paths:
-        lower = path.lower()
-        if lower.endswith(WARC_ENDINGS):
-            found = True
-            yield PageFiles(path, (path,), max_bytes)
-        elif lower.removesuffix(".gz").endswith((*HTML_ENDINGS, *TEXT_ENDINGS)):
+        kind = _kind(path, folder)
+        if kind == "loose":
             loose.setdefault(os.path.dirname(path), []).append(path)
-        elif lower.endswith(READABLE) or "://" in path or any(c in path for c in "*?["):
-            found = True
+        elif kind == "archive":
+            yield PageFiles(path, (path,), max_bytes)
+        elif kind == "records":
             yield from from_path(path, "document")
-        elif not os.path.isdir(given):
-            raise UsageError(_unknown(given))
-    for folder, members in loose.items():
-        found = True
+        elif not folder:
+            raise UsageError(_unknown(path))
+        found = found or kind != "other"
+    for place, members in loose.items():
         for start in range(0, len(members), GROUP_FILES):
-            name = os.path.basename(folder) or "files"
+            name = os.path.basename(place) or "files"
             yield PageFiles(name, tuple(members[start : start + GROUP_FILES]), max_bytes)
     if not found:
         raise UsageError(_unknown(given))
+
+
+def _kind(path: str, in_folder: bool) -> str:
+    """archive, loose (HTML or text), records or other, by the ending."""
+    lower = path.lower()
+    if lower.endswith(WARC_ENDINGS):
+        return "archive"
+    if lower.removesuffix(".gz").endswith((*HTML_ENDINGS, *TEXT_ENDINGS)):
+        return "loose"
+    records = lower.endswith(RECORD_ENDINGS if in_folder else READABLE)
+    return "records" if records or "://" in path else "other"
 
 
 def _walk(folder: str) -> list[str]:
