@@ -107,33 +107,32 @@ class Rewritten:
 
 def rewrite(text: str) -> Rewritten:
     """Moves every conclusion that stands before its reasoning; see the module's promise."""
-    before = positions(text)
-    if not before or min(before) >= 1:
-        return Rewritten(text, 0, before, before)
-    moved, new = 0, text
-    for _ in range(MAX_PASSES):  # a move can bring another conclusion in front of the reasoning
-        count, changed = _pass(new)
-        if not count:
-            return Rewritten(new, moved, before, positions(new) if moved else before)
-        moved, new = moved + count, changed
-    return Rewritten(text, 0, before, before)  # conclusions without end: not a text to put right
-
-
-def _pass(text: str) -> tuple[int, str]:
+    if not _ANYWHERE.search(text):
+        return Rewritten(text, 0, (), ())
     lines, breaks = split_lines(text)
-    moved = 0
-    for found in reversed(list(conclusions(lines))):
-        if found.after_chars and not found.before_chars:
-            moved += _move(lines, breaks, found)
-    return moved, join_lines(lines, breaks) if moved else text
+    found = list(conclusions(lines))
+    before, moved, new = _positions(found), 0, text
+    for _ in range(MAX_PASSES):  # a move can bring another conclusion in front of the reasoning
+        wrong = [one for one in reversed(found) if one.after_chars and not one.before_chars]
+        count = sum(_move(lines, breaks, one) for one in wrong)
+        if not count:
+            return Rewritten(new, moved, before, _positions(found))
+        new, moved = join_lines(lines, breaks), moved + count
+        lines, breaks = split_lines(new)
+        found = list(conclusions(lines))
+    return Rewritten(text, 0, before, before)  # conclusions without end: not a text to put right
 
 
 def positions(text: str) -> tuple[float, ...]:
     """For each conclusion with reasoning: the share of the reasoning that stands before it."""
     if not _ANYWHERE.search(text):
         return ()
-    found = (conclusion.position for conclusion in conclusions(split_lines(text)[0]))
-    return tuple(position for position in found if position is not None)
+    return _positions(list(conclusions(split_lines(text)[0])))
+
+
+def _positions(found: list[Conclusion]) -> tuple[float, ...]:
+    shares = (one.position for one in found)
+    return tuple(share for share in shares if share is not None)
 
 
 def kind_of(sentence: str) -> int:
