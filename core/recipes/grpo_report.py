@@ -72,7 +72,7 @@ def metrics_row(
         "trained_tokens": int(trained),
         "clip_fraction": _share(updates, "clipped", trained),
         "logprob_gap": _share(updates, "gap", trained),
-        "logprob_gap_max": max((float(np.max(u["gap_max"])) for u in updates), default=0.0),
+        "logprob_gap_max": max(0.0, *(float(np.max(update["gap_max"])) for update in updates)),
         "updates": len(made),
         "lr": lr,
         "tokens_per_s": t["made"] / max(t["seconds"] / t["processes"], 1e-9),
