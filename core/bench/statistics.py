@@ -3,7 +3,8 @@
 Means of yes/no over independent items have Wilson intervals; other means the normal interval with
 the sample standard deviation (ddof 1). Where an item was sampled several times, its samples are
 one cluster: the standard error is sqrt(Σ_items (Σ_samples (x - mean))²) / N with the factor
-sqrt(C/(C-1)) for C items (Miller 2024, arXiv 2411.00640, section 2.2). Ratios of sums (perplexity,
+sqrt(C/(C-1)) for C items (Miller 2024, arXiv 2411.00640, section 2.2), and yes/no values get
+Wilson's interval for the number of independent answers that have this error. Ratios of sums (perplexity,
 bits per byte) are bootstrapped over items. Pairs: exact McNemar where each item has one yes/no
 answer, else the normal test of the clustered difference. p-values of one report are Holm-adjusted.
 """
@@ -54,7 +55,7 @@ def z_value(confidence: float = CONFIDENCE) -> float:
     return NormalDist().inv_cdf(0.5 + confidence / 2)
 
 
-def wilson(successes: float, n: int, confidence: float = CONFIDENCE) -> Interval:
+def wilson(successes: float, n: float, confidence: float = CONFIDENCE) -> Interval:
     """Wilson's score interval of a share."""
     z, share = z_value(confidence), successes / n
     middle = (share + z * z / (2 * n)) / (1 + z * z / n)
@@ -82,13 +83,21 @@ def mean_interval(
 ) -> Interval:
     """Interval of a mean; `clusters` where several values belong to one item.
 
-    Yes/no values of single items get Wilson's interval, all else the normal one, cut at `bounds`.
+    Yes/no values get Wilson's interval, all else the normal one, cut at `bounds`. The effective
+    number of answers is at least that of the items: clusters only ever take certainty away.
     """
     x = np.asarray(values, float)
     grouped = clusters is not None and len(np.unique(clusters)) < len(x)
-    if not grouped and np.isin(x, (0.0, 1.0)).all():
+    binary = bool(np.isin(x, (0.0, 1.0)).all())
+    if binary and not grouped:
         return wilson(float(x.sum()), len(x), confidence)
     error = standard_error(x, clusters if grouped else None)
+    if binary and clusters is not None and not math.isnan(error):
+        n, share = len(x), float(x.mean())
+        items = len(np.unique(clusters))
+        effective = min(n, max(share * (1 - share) / error**2 if error else 0, items))
+        found = wilson(share * effective, effective, confidence)
+        return Interval(share, found.low, found.high, "wilson_clustered_by_item")
     half, mean = z_value(confidence) * error, float(x.mean())
     method = "normal_clustered_by_item" if grouped else "normal"
     if math.isnan(half):

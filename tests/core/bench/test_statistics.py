@@ -34,10 +34,25 @@ def test_copies_of_an_item_add_no_certainty() -> None:
     x = np.random.default_rng(1).integers(0, 2, 40).astype(float)
     eight = np.repeat(x, 8)
     ours = s.mean_interval(eight, np.repeat(np.arange(40), 8))
-    assert ours.method == "normal_clustered_by_item"
+    assert ours.method == "wilson_clustered_by_item"
+    single = s.mean_interval(x)
+    assert (ours.low, ours.high) == pytest.approx((single.low, single.high), abs=0.005)
     assert s.standard_error(eight, np.repeat(np.arange(40), 8)) == pytest.approx(
         s.standard_error(x)
     )
+
+
+def test_samples_without_a_right_answer_are_not_certain() -> None:
+    clusters = np.repeat(np.arange(30), 50)
+    none = s.mean_interval(np.zeros(1500), clusters)
+    assert (none.low, none.high) == (0.0, pytest.approx(s.wilson(0, 30).high))
+
+
+def test_independent_samples_count_in_full() -> None:
+    rng = np.random.default_rng(9)
+    x = (rng.random(2000) < 0.3).astype(float)
+    ours = s.mean_interval(x, np.repeat(np.arange(500), 4))
+    assert ours.half_width == pytest.approx(s.wilson(x.sum(), 2000).half_width, rel=0.1)
 
 
 def test_clustered_interval_covers_as_it_says() -> None:

@@ -1,0 +1,196 @@
+"""Answers: what a model wrote to each item, generated here or read from records.
+
+Records have a column response, completion, text or answer, and the item's id in `id`, `item_id`,
+`prompt_id` or by the task's own id template; rows that repeat an id are samples 0, 1, … of it. A
+column `model` splits them by model.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from sabia.core import notes, stop
+from sabia.core.bench.items import Item, Message, render, value
+from sabia.core.bench.metrics import exact_match
+from sabia.core.bench.score_rows import Score, scores_of
+from sabia.core.bench.task import Task
+from sabia.core.errors import BadData, UsageError
+
+TEXT_COLUMNS = ("response", "completion", "text", "answer")
+ID_COLUMNS = ("id", "item_id", "prompt_id")
+QUESTION_CHARACTERS = 500
+
+
+@dataclass(frozen=True)
+class Answer:
+    """One sample of one item. messages: the conversation it answers, where records hold it."""
+
+    item_id: str
+    sample: int
+    text: str
+    finish_reason: str = ""
+    tokens: int = 0
+    messages: tuple[Message, ...] = ()
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How answers are sampled; None takes the task's own."""
+
+    samples: int | None = None
+    temperature: float | None = None
+    seed: int = 0
+
+    def of(self, task: Task) -> tuple[int, float]:
+        """(samples, temperature) for a task; refuses copies of one greedy answer."""
+        samples = self.samples or task.samples
+        temperature = task.temperature if self.temperature is None else self.temperature
+        if samples > 1 and temperature == 0:
+            raise UsageError(
+                f"{task.name}: {samples} samples at temperature 0 are all the same; "
+                "give --temperature 1 or --samples 1"
+            )
+        return samples, temperature
+
+
+def generate(
+    engine: Any, tokenizer: Any, task: Task, items: Sequence[Item], sampling: Sampling
+) -> list[Answer]:
+    """Answers by the local engine, in the order of the items.
+
+    Random numbers are named by seed, task, item and sample, so two models see the same ones.
+    Prompts too long for the model lose tokens on the left; how many did is said.
+    """
+    from sabia.core.generate.requests import Request
+
+    samples, temperature = sampling.of(task)
+    room = engine.spec.max_positions - task.max_new_tokens
+    if room < 1:
+        raise UsageError(
+            f"{task.name}: max_new_tokens {task.max_new_tokens} do not fit the model's context of "
+            f"{engine.spec.max_positions}"
+        )
+    encoded = [prompt_ids(item, tokenizer) for item in items]
+    if cut := sum(len(ids) > room for ids in encoded):
+        notes.warn(f"{task.name}: {cut} of {len(items)} prompts cut on the left to {room} tokens")
+    requests = [
+        Request(ids[-room:], task.max_new_tokens, temperature, top_p=task.top_p, stop=task.stop,
+                seed=sampling.seed, n=samples, id=f"{task.name}/{item.id}")
+        for ids, item in zip(encoded, items, strict=True)
+    ]  # fmt: skip
+    names = {r.name: item.id for r, item in zip(requests, items, strict=True)}
+    order = {item.id: number for number, item in enumerate(items)}
+    found = []
+    for done in engine.stream(requests):
+        stop.check()
+        answer = Answer(
+            names[done.request_id], done.sample, done.text, done.finish_reason, len(done.tokens)
+        )
+        found.append(answer)
+    return sorted(found, key=lambda answer: (order[answer.item_id], answer.sample))
+
+
+def prompt_ids(item: Item, tokenizer: Any) -> list[int]:
+    """Token ids of an item's prompt, the assistant's turn opened where it is a conversation."""
+    from sabia.core.generate.chat import render as render_chat
+
+    if item.messages:
+        return tokenizer.encode(render_chat(item.messages, tokenizer, add_generation_prompt=True))
+    return tokenizer.encode(item.text, bos=True)
+
+
+def ask(client: Any, task: Task, items: Sequence[Item], sampling: Sampling) -> list[Answer]:
+    """Answers by an OpenAI-compatible endpoint; Failed where one came to nothing."""
+    from sabia.core.errors import Failed
+    from sabia.core.generate.calls import ChatRequest
+
+    samples, temperature = sampling.of(task)
+    cells = [(item, sample) for item in items for sample in range(samples)]
+    requests = [
+        ChatRequest(item.as_messages, task.max_new_tokens, temperature, task.top_p, sampling.seed,
+                    task.stop, vote=sample)
+        for item, sample in cells
+    ]  # fmt: skip
+    found = []
+    for (item, sample), reply in zip(cells, client.chat(requests), strict=True):
+        if reply.text is None:
+            raise Failed(
+                f"{task.name}, item {item.id}: no answer from the endpoint ({reply.error}); "
+                "answers so far are cached: run again"
+            )
+        tokens = reply.usage.completion_tokens
+        found.append(Answer(item.id, sample, reply.text, reply.finish_reason or "", tokens))
+    return found
+
+
+def read_answers(
+    task: Task, rows: Iterable[Mapping[str, Any]], name: str
+) -> dict[str, list[Answer]]:
+    """Answers by model; `name` is the model of rows that name none."""
+    found: dict[str, list[Answer]] = {}
+    seen: dict[tuple[str, str], int] = {}
+    for number, row in enumerate(rows):
+        column = next((c for c in TEXT_COLUMNS if row.get(c) is not None), None)
+        if column is None:
+            known = ", ".join(TEXT_COLUMNS)
+            raise BadData(f"answers {name}, row {number}: no column of {known}")
+        model, item = str(row.get("model") or name), _item_id(task, row, number)
+        sample = seen.get((model, item), 0)
+        seen[model, item] = sample + 1
+        messages = tuple(
+            {"role": m["role"], "content": m.get("content") or ""}
+            for m in row.get("messages") or ()
+        )
+        answer = Answer(item, sample, str(row[column]), messages=messages)
+        found.setdefault(model, []).append(answer)
+    return found
+
+
+def _item_id(task: Task, row: Mapping[str, Any], number: int) -> str:
+    if "{" in task.id:
+        return render(task.id, row)
+    for name in (task.id, *ID_COLUMNS):
+        if row.get(name) is not None:
+            return str(row[name])
+    raise BadData(f"answers, row {number}: no id (expected a column {task.id} or item_id)")
+
+
+def matched(
+    task: Task, items: Sequence[Item], answers: Sequence[Answer], model: str
+) -> list[tuple[Item, Answer]]:
+    """Items with their answers; says how many items have none. BadData where nothing fits."""
+    by_id = {item.id: item for item in items}
+    pairs = [(by_id[answer.item_id], answer) for answer in answers if answer.item_id in by_id]
+    if not pairs:
+        raise BadData(f"{task.name}: no answer of {model} has the id of an item")
+    if missing := len(by_id.keys() - {answer.item_id for _, answer in pairs}):
+        notes.warn(f"{task.name}: {model} has no answer to {missing} of {len(items)} items")
+    if unknown := len(answers) - len(pairs):
+        notes.warn(f"{task.name}: {unknown} answers of {model} belong to no item")
+    return pairs
+
+
+def detail_of(item: Item, answer: Answer, more: Mapping[str, Any]) -> dict[str, Any]:
+    """What a report shows of an answer; the question goes with its first sample."""
+    found: dict[str, Any] = {"response": answer.text, **more}
+    if answer.finish_reason:
+        found |= {"finish_reason": answer.finish_reason, "tokens": answer.tokens}
+    if answer.sample == 0:
+        found["question"] = item.question[-QUESTION_CHARACTERS:]
+    return found
+
+
+def score_exact(task: Task, model: str, pairs: Sequence[tuple[Item, Answer]]) -> list[Score]:
+    """Score rows of exact_match."""
+    rows: list[Score] = []
+    for item, answer in pairs:
+        right, found = exact_match(task, answer.text, str(item.answer))
+        detail = detail_of(item, answer, {"extracted": found, "answer": item.answer})
+        values = {"exact_match": right}
+        rows += scores_of(model, task.name, item.id, answer.sample, values, detail)
+    return rows
+
+
+def rubric_value(task: Task, item: Item) -> Any:
+    """The rubric of an item's row, as it is there."""
+    return value(task.rubric, item.fields)

@@ -1,0 +1,199 @@
+"""The report of an evaluation: one HTML page with charts and tables, and a table for a terminal.
+
+The page is self-contained (inline SVG, no script, nothing fetched) and stays below about a
+megabyte: examples are cut, and only the most changed items of each comparison are shown.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from sabia.core.bench import page, svg
+from sabia.core.bench.metrics import METRICS, Metric
+from sabia.core.bench.score_rows import Score
+from sabia.core.bench.summary import Comparison, Result, Summary
+
+EXAMPLES = 3  # changed items shown in full for each comparison
+EXAMPLE_CHARACTERS = 1_200
+COMPARISONS_WITH_EXAMPLES = 12
+IDS_SHOWN = 12
+
+
+def render(
+    summary: Summary, scores: Sequence[Score], title: str, facts: Sequence[tuple[str, str]] = ()
+) -> str:
+    """The HTML page. facts: name and value of settings to state at the end."""
+    parts = [page.paragraph(_lead(summary))]
+    parts += [page.section("Results", [*_charts(summary), _results_table(summary)])]
+    if summary.comparisons:
+        parts.append(page.section("Models compared item by item", _comparisons(summary, scores)))
+    if facts:
+        parts.append(page.section("How it was made", [page.table(["what", "value"], facts)]))
+    return page.page(title, parts)
+
+
+def _lead(summary: Summary) -> str:
+    items = {r.task: r.items for r in summary.results}
+    models, tasks = len(summary.models), len(summary.tasks)
+    return (
+        f"{models} {'model' if models == 1 else 'models'}, {tasks} "
+        f"{'task' if tasks == 1 else 'tasks'}, {sum(items.values()):,} items. Intervals are 95 %; "
+        "how each was computed stands beside it."
+    )
+
+
+def _charts(summary: Summary) -> list[str]:
+    """A bar chart for each unit among the headline metrics."""
+    units: dict[str, list[str]] = {}
+    for task, name in summary.headlines.items():
+        units.setdefault(METRICS.get(name, Metric(name, name)).unit, []).append(task)
+    charts = []
+    for unit, tasks in units.items():
+        groups = [svg.Group(_label(summary, task), _bars(summary, task)) for task in tasks]
+        groups = [group for group in groups if group.bars]
+        if groups:
+            span = (0.0, 1.0) if unit == "share" else None
+            name = "Accuracy" if unit == "share" else unit.capitalize()
+            charts.append(page.figure(svg.bar_chart(groups, f"{name} by task", unit, span)))
+    return charts
+
+
+def _label(summary: Summary, task: str) -> str:
+    return f"{task} ({summary.headlines[task]})"
+
+
+def _bars(summary: Summary, task: str) -> list[svg.Bar]:
+    found = [summary.result(model, task) for model in summary.models]
+    return [svg.Bar(r.model, r.interval.value, r.interval.low, r.interval.high) for r in found if r]
+
+
+def value_text(result: Result) -> str:
+    """A value with its interval: `0.512 [0.489, 0.535]`."""
+    i = result.interval
+    text = f"{i.value:.4g} [{i.low:.4g}, {i.high:.4g}]"
+    return text if result.maximum is None else f"{text} of {result.maximum:g}"
+
+
+def _results_table(summary: Summary) -> str:
+    rows = [
+        [
+            r.task,
+            r.model,
+            r.metric + (" *" if summary.headlines[r.task] == r.metric else ""),
+            value_text(r),
+            r.items,
+            f"{r.samples_per_item:g}",
+            r.no_verdict or "",
+            r.interval.method.replace("_", " "),
+        ]
+        for r in summary.results
+    ]
+    rows += [
+        ["all tasks", model, "mean of shares", f"{i.value:.4g} [{i.low:.4g}, {i.high:.4g}]",
+         "", "", "", i.method.replace("_", " ")]
+        for model, i in summary.overall.items()
+    ]  # fmt: skip
+    columns = ["task", "model", "metric", "value [95 %]", "items", "samples", "no verdict",
+               "interval"]  # fmt: skip
+    return page.table(columns, rows, "* headline metric of its task")
+
+
+def _comparisons(summary: Summary, scores: Sequence[Score]) -> list[str]:
+    rows = [_comparison_row(c) for c in summary.comparisons]
+    columns = ["task", "metric", "from", "to", "difference [95 %]", "worse", "better", "items",
+               "p", "p (Holm)", "test"]  # fmt: skip
+    note = (
+        "Difference is the second model minus the first, over the same items and samples; worse "
+        "and better count samples (items, where each has one). McNemar's exact test for one "
+        "yes/no sample an item, otherwise a normal test clustered by item."
+    )
+    parts = [page.table(columns, rows), page.paragraph(note, quiet=True)]
+    details = _details(scores)
+    shown = [c for c in summary.comparisons if c.worse or c.better][:COMPARISONS_WITH_EXAMPLES]
+    for c in shown:
+        parts += _examples(c, details)
+    return parts
+
+
+def _comparison_row(c: Comparison) -> list[Any]:
+    d = c.paired.difference
+    return [
+        c.task, c.metric, c.model_a, c.model_b, f"{d.value:+.4g} [{d.low:+.4g}, {d.high:+.4g}]",
+        c.paired.regressed, c.paired.fixed, c.paired.items, _p(c.paired.p_value), _p(c.p_holm),
+        c.paired.test.replace("_", " "),
+    ]  # fmt: skip
+
+
+def _p(value: float) -> str:
+    if math.isnan(value):
+        return ""
+    return "< 0.0001" if value < 1e-4 else f"{value:.4f}"
+
+
+Details = Mapping[tuple[str, str, str], Mapping[str, Any]]
+
+
+def _details(scores: Sequence[Score]) -> Details:
+    """The detail of each (model, task, item)'s first sample."""
+    found: dict[tuple[str, str, str], Mapping[str, Any]] = {}
+    for score in scores:
+        if score.detail is not None:
+            found.setdefault((score.model, score.task, score.item_id), score.detail)
+    return found
+
+
+def _examples(c: Comparison, details: Details) -> list[str]:
+    parts = [f"<h3>{page.text(f'{c.task}: {c.model_a} → {c.model_b}')}</h3>"]
+    for name, ids in (("worse", c.worse), ("better", c.better)):
+        if ids:
+            more = f" and {len(ids) - IDS_SHOWN} more" if len(ids) > IDS_SHOWN else ""
+            parts.append(page.paragraph(f"{name}: {', '.join(ids[:IDS_SHOWN])}{more}"))
+    for item in c.worse[:EXAMPLES]:
+        before, after = (details.get((m, c.task, item)) for m in (c.model_a, c.model_b))
+        if before or after:
+            parts.append(page.preformatted(_example(item, c, before or {}, after or {})))
+    return parts
+
+
+def _example(item: str, c: Comparison, before: Mapping[str, Any], after: Mapping[str, Any]) -> str:
+    lines = [f"item {item}"]
+    if question := before.get("question") or after.get("question"):
+        lines.append(question)
+    lines += [f"— {c.model_a}: {_said(before)}", f"— {c.model_b}: {_said(after)}"]
+    if (answer := before.get("answer", after.get("answer"))) is not None:
+        lines.append(f"— right answer: {answer}")
+    text = "\n".join(lines)
+    return text if len(text) <= EXAMPLE_CHARACTERS else text[:EXAMPLE_CHARACTERS] + "…"
+
+
+def _said(detail: Mapping[str, Any]) -> str:
+    for name in ("response", "chosen"):
+        if name in detail:
+            return str(detail[name]).strip()
+    return "(no answer kept)"
+
+
+def terminal_table(summary: Summary) -> str:
+    """The headline results and the comparisons as plain text."""
+    rows = [["task", "model", "metric", "value [95 %]", "items", "samples"]]
+    for r in summary.results:
+        if summary.headlines[r.task] == r.metric:
+            samples = f"{r.samples_per_item:g}"
+            rows.append([r.task, r.model, r.metric, value_text(r), str(r.items), samples])
+    lines = _aligned(rows)
+    if summary.comparisons:
+        pairs = [["task", "from → to", "difference [95 %]", "worse", "better", "p (Holm)"]]
+        for c in summary.comparisons:
+            row = _comparison_row(c)
+            pair = f"{c.model_a} → {c.model_b}"
+            pairs.append([c.task, pair, row[4], str(row[5]), str(row[6]), _p(c.p_holm)])
+        lines += ["", *_aligned(pairs)]
+    return "\n".join(lines)
+
+
+def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:
+    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+    return [
+        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+        for row in rows
+    ]

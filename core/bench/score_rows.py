@@ -1,0 +1,88 @@
+"""Score records: one metric of one sample of one item, with the model that gave it.
+
+Everything else (values, intervals, comparisons, the report) is computed from these rows alone, so
+the rows of an earlier run compare with those of a new one without running a model again.
+"""
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+
+from sabia.core.shards import schemas
+
+BATCH_ROWS = 10_000
+
+
+def schema() -> pa.Schema:
+    """The score schema with the columns model and sample."""
+    return pa.schema([*schemas.score(), ("model", pa.string()), ("sample", pa.int64())])
+
+
+@dataclass(frozen=True)
+class Score:
+    """One row. detail: what was answered, on the first metric of each sample."""
+
+    model: str
+    task: str
+    item_id: str
+    sample: int
+    metric: str
+    value: float
+    detail: Mapping[str, Any] | None = None
+
+    def row(self) -> dict[str, Any]:
+        """The row as a record."""
+        text = None if self.detail is None else json.dumps(self.detail, ensure_ascii=False)
+        return {
+            "task": self.task,
+            "item_id": self.item_id,
+            "metric": self.metric,
+            "value": self.value,
+            "detail": text,
+            "model": self.model,
+            "sample": self.sample,
+        }
+
+
+def scores_of(
+    model: str,
+    task: str,
+    item_id: str,
+    sample: int,
+    values: Mapping[str, float],
+    detail: Mapping[str, Any] | None = None,
+) -> list[Score]:
+    """Rows of several metrics of one sample; the first one carries the detail."""
+    return [
+        Score(model, task, item_id, sample, name, float(value), None if number else detail)
+        for number, (name, value) in enumerate(values.items())
+    ]
+
+
+def to_batches(scores: Iterable[Score]) -> list[pa.RecordBatch]:
+    """The rows as record batches."""
+    rows = [score.row() for score in scores]
+    parts = (rows[i : i + BATCH_ROWS] for i in range(0, len(rows), BATCH_ROWS))
+    return [pa.RecordBatch.from_pylist(part, schema()) for part in parts]
+
+
+def from_batch(batch: pa.RecordBatch, name: str) -> list[Score]:
+    """The rows of a batch of score records; `name` is the model of rows that name none."""
+    found = []
+    for row in batch.to_pylist():
+        detail = row.get("detail")
+        found.append(
+            Score(
+                row.get("model") or name,
+                row["task"],
+                row["item_id"],
+                row.get("sample") or 0,
+                row.get("metric") or "share",
+                row["value"],
+                json.loads(detail) if detail else None,
+            )
+        )
+    return found

@@ -1,0 +1,276 @@
+"""From score rows to values with intervals, and to models compared item by item.
+
+A task's headline metric is the one its file names, else the first of its kind. Every pair of
+models is compared on it over the items (and samples of the same number) that both have; p-values
+are Holm-adjusted over all comparisons of the report. The overall value of a model is the mean of
+its tasks' headline shares, given where all models have the same tasks.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import combinations
+from typing import Any
+
+import numpy as np
+
+from sabia.core.bench import statistics as stats
+from sabia.core.bench.metrics import (
+    KIND_METRICS,
+    LOGLIKELIHOOD,
+    MAXIMUM,
+    METRICS,
+    NO_VERDICT,
+    Metric,
+)
+from sabia.core.bench.score_rows import Score
+
+Key = tuple[str, int]  # item id, sample
+SCHEMA_VERSION = 1
+HEADLINES = ("acc", "exact_match", "points", "share", "bits_per_byte")
+
+
+@dataclass(frozen=True)
+class Result:
+    """One metric of one model on one task. maximum: of `points`, the points there are."""
+
+    model: str
+    task: str
+    metric: str
+    interval: stats.Interval
+    items: int
+    samples_per_item: float
+    no_verdict: int = 0
+    maximum: float | None = None
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Model b against model a on a task's headline metric; ids sorted by how much changed."""
+
+    task: str
+    metric: str
+    model_a: str
+    model_b: str
+    paired: stats.Paired
+    p_holm: float = float("nan")
+    worse: tuple[str, ...] = ()
+    better: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Summary:
+    """All results and comparisons of a report, in the order of models and tasks given."""
+
+    models: tuple[str, ...]
+    tasks: tuple[str, ...]
+    headlines: Mapping[str, str]
+    results: tuple[Result, ...]
+    comparisons: tuple[Comparison, ...]
+    overall: Mapping[str, stats.Interval] = field(default_factory=dict)
+
+    def result(self, model: str, task: str, metric: str = "") -> Result | None:
+        """The result of a model on a task (its headline metric by default)."""
+        wanted = metric or self.headlines.get(task)
+        for found in self.results:
+            if (found.model, found.task, found.metric) == (model, task, wanted):
+                return found
+        return None
+
+
+def summarise(scores: Iterable[Score], headlines: Mapping[str, str] | None = None) -> Summary:
+    """Values, intervals and comparisons; `headlines` gives tasks' headline metrics."""
+    table: dict[str, dict[str, dict[str, dict[Key, float]]]] = {}
+    for score in scores:  # task → model → metric → (item, sample) → value
+        cell = table.setdefault(score.task, {}).setdefault(score.model, {})
+        cell.setdefault(score.metric, {})[score.item_id, score.sample] = score.value
+    models = tuple(dict.fromkeys(model for task in table.values() for model in task))
+    chosen = {task: _headline(found, (headlines or {}).get(task)) for task, found in table.items()}
+    results = tuple(
+        result
+        for task, by_model in table.items()
+        for model, metrics in by_model.items()
+        for result in _results(model, task, metrics)
+    )
+    pairs = [
+        pair
+        for task, by_model in table.items()
+        for a, b in combinations([m for m in models if m in by_model], 2)
+        if (pair := _compare(task, chosen[task], a, b, by_model)) is not None
+    ]
+    return Summary(
+        models, tuple(table), chosen, results, _adjusted(pairs), _overall(models, chosen, results)
+    )
+
+
+def _headline(by_model: Mapping[str, Mapping[str, Any]], wanted: str | None) -> str:
+    present = {metric for metrics in by_model.values() for metric in metrics}
+    if LOGLIKELIHOOD in present:
+        present |= set(KIND_METRICS["perplexity"])
+    known = [name for name in (wanted, *HEADLINES, *METRICS) if name in present and name in METRICS]
+    return known[0] if known else min(present)
+
+
+def _results(model: str, task: str, metrics: Mapping[str, Mapping[Key, float]]) -> Iterable[Result]:
+    missing = len(metrics.get(NO_VERDICT, ()))
+    if missing and not set(metrics) & set(METRICS):
+        nothing = stats.Interval(np.nan, np.nan, np.nan, "no_verdict_at_all")
+        yield Result(model, task, "share", nothing, 0, 0.0, missing)
+    for name, metric in METRICS.items():
+        if metric.aggregate == "ratio":
+            if LOGLIKELIHOOD in metrics and metric.per in metrics:
+                yield _ratio(model, task, metric, metrics)
+        elif name in metrics:
+            yield _mean(model, task, metric, metrics, missing)
+
+
+def _ratio(
+    model: str, task: str, metric: Metric, metrics: Mapping[str, Mapping[Key, float]]
+) -> Result:
+    keys = list(metrics[LOGLIKELIHOOD])
+    nats = -np.array([metrics[LOGLIKELIHOOD][key] for key in keys])
+    per = np.array([metrics[metric.per][key] for key in keys])
+    found = stats.ratio_bootstrap(nats, per)
+    value, low, high = (metric.transform(x) for x in (found.value, found.low, found.high))
+    return Result(
+        model, task, metric.name, stats.Interval(value, low, high, found.method), len(keys), 1.0
+    )
+
+
+def _mean(
+    model: str, task: str, metric: Metric, metrics: Mapping[str, Mapping[Key, float]], missing: int
+) -> Result:
+    found = metrics[metric.name]
+    values, clusters, items = _columns(found, list(found))
+    bounds = (0.0, 1.0) if metric.unit == "share" else (-np.inf, np.inf)
+    interval, maximum = stats.mean_interval(values, clusters, bounds=bounds), None
+    if metric.aggregate == "sum":
+        n = len(values)
+        interval = stats.Interval(
+            round(float(values.sum()), 9), interval.low * n, interval.high * n, interval.method
+        )
+        maximum = round(sum(metrics.get(MAXIMUM, {}).values()), 9) or None
+    share = len(values) / items
+    return Result(model, task, metric.name, interval, items, share, missing, maximum)
+
+
+def _columns(found: Mapping[Key, float], keys: Sequence[Key]) -> tuple[np.ndarray, np.ndarray, int]:
+    """(values, number of the item of each, count of items)."""
+    number: dict[str, int] = {}
+    clusters = np.array([number.setdefault(item, len(number)) for item, _ in keys])
+    return np.array([found[key] for key in keys]), clusters, len(number)
+
+
+def _per_item(metric: Metric, metrics: Mapping[str, Mapping[Key, float]]) -> Mapping[Key, float]:
+    """Values by item, ratios by the item's own sums."""
+    if metric.aggregate != "ratio":
+        return metrics.get(metric.name, {})
+    nats, per = metrics.get(LOGLIKELIHOOD, {}), metrics.get(metric.per, {})
+    return {key: metric.transform(-nats[key] / per[key]) for key in nats if per.get(key)}
+
+
+def _compare(
+    task: str, name: str, a: str, b: str, by_model: Mapping[str, Mapping[str, Mapping[Key, float]]]
+) -> Comparison | None:
+    metric = METRICS.get(name, Metric(name, ""))
+    first, second = _per_item(metric, by_model[a]), _per_item(metric, by_model[b])
+    keys = [key for key in first if key in second]
+    if not keys:
+        return None
+    x, clusters, items = _columns(first, keys)
+    y, _, _ = _columns(second, keys)
+    sign = 1.0 if metric.higher_is_better else -1.0
+    pair = stats.paired(x, y, clusters)
+    if sign < 0:
+        pair = stats.Paired(
+            pair.difference, pair.p_value, pair.test, pair.items, pair.fixed, pair.regressed
+        )
+    change = np.bincount(clusters, weights=sign * (y - x), minlength=items)
+    ids = list(dict.fromkeys(item for item, _ in keys))
+    order = np.argsort(change, kind="stable")
+    worse = tuple(ids[i] for i in order if change[i] < 0)
+    better = tuple(ids[i] for i in order[::-1] if change[i] > 0)
+    return Comparison(task, name, a, b, pair, worse=worse, better=better)
+
+
+def _adjusted(pairs: Sequence[Comparison]) -> tuple[Comparison, ...]:
+    adjusted = stats.holm([pair.paired.p_value for pair in pairs])
+    return tuple(
+        Comparison(c.task, c.metric, c.model_a, c.model_b, c.paired, p, c.worse, c.better)
+        for c, p in zip(pairs, adjusted, strict=True)
+    )
+
+
+def _overall(
+    models: Sequence[str], headlines: Mapping[str, str], results: Sequence[Result]
+) -> dict[str, stats.Interval]:
+    """Mean of the share-valued headline metrics, where every model has them all."""
+    tasks = [
+        task for task, metric in headlines.items() if METRICS.get(metric, _OTHER).unit == "share"
+    ]
+    found = {(r.model, r.task): r.interval for r in results if headlines[r.task] == r.metric}
+    if len(tasks) < 2 or any((m, t) not in found for m in models for t in tasks):
+        return {}
+    return {m: stats.macro_mean([found[m, t] for t in tasks]) for m in models}
+
+
+_OTHER = Metric("", "")
+
+
+def to_json(summary: Summary, shown_ids: int = 50) -> dict[str, Any]:
+    """The summary as plain data; shares are fractions of 1, ids of changed items are cut."""
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "confidence_share": stats.CONFIDENCE,
+        "models": list(summary.models),
+        "headline_metrics": dict(summary.headlines),
+        "results": [_result_json(result, summary) for result in summary.results],
+        "overall": [
+            {"model": model, "tasks": len(summary.headlines)} | _interval_json(interval, "share")
+            for model, interval in summary.overall.items()
+        ],
+        "paired": [_comparison_json(c, shown_ids) for c in summary.comparisons],
+    }
+
+
+def unit_key(metric: str) -> str:
+    """The suffix that names a metric's unit in a key: share, points, bits_per_byte, perplexity."""
+    return METRICS.get(metric, Metric(metric, "value")).unit.replace(" ", "_") or "value"
+
+
+def _interval_json(interval: stats.Interval, unit: str) -> dict[str, Any]:
+    numbers = {"value": interval.value, "ci_low": interval.low, "ci_high": interval.high}
+    found = {f"{k}_{unit}": v if np.isfinite(v) else None for k, v in numbers.items()}
+    return found | {"ci_method": interval.method}
+
+
+def _result_json(result: Result, summary: Summary) -> dict[str, Any]:
+    found = {
+        "task": result.task,
+        "model": result.model,
+        "metric": result.metric,
+        "headline": summary.headlines[result.task] == result.metric,
+        "items": result.items,
+        "samples_per_item": result.samples_per_item,
+        "items_without_verdict": result.no_verdict,
+    } | _interval_json(result.interval, unit_key(result.metric))
+    return found if result.maximum is None else found | {"maximum_points": result.maximum}
+
+
+def _comparison_json(c: Comparison, shown: int) -> dict[str, Any]:
+    p = c.paired
+    return {
+        "task": c.task,
+        "metric": c.metric,
+        "model_a": c.model_a,
+        "model_b": c.model_b,
+        **{k.replace("value", "difference"): v
+           for k, v in _interval_json(p.difference, unit_key(c.metric)).items()},
+        "p_value": p.p_value if np.isfinite(p.p_value) else None,
+        "p_value_holm": c.p_holm if np.isfinite(c.p_holm) else None,
+        "test": p.test,
+        "items": p.items,
+        "regressed_samples": p.regressed,
+        "fixed_samples": p.fixed,
+        "regressed_items": list(c.worse[:shown]),
+        "fixed_items": list(c.better[:shown]),
+    }  # fmt: skip

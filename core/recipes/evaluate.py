@@ -1,0 +1,218 @@
+"""Evaluate: tasks × models → score rows, a summary, a report.
+
+Models are local directories or OpenAI-compatible endpoints; answers may also come from records,
+and score rows of earlier runs join the comparison without a model. Scores already at -o, made from
+the same tasks, models and options, are read instead of computed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from sabia.core import notes
+from sabia.core.bench import report as reports
+from sabia.core.bench.answers import Answer, Sampling, matched, read_answers
+from sabia.core.bench.items import Item, load_items, read_rows
+from sabia.core.bench.score_rows import Score, from_batch, schema, to_batches
+from sabia.core.bench.summary import Summary, summarise, to_json
+from sabia.core.bench.task import Task, load_task
+from sabia.core.errors import UsageError
+from sabia.core.recipes.subjects import JudgeOptions, Judging, Subject, open_subjects
+from sabia.core.shards import Job, open_inputs, open_output, write_atomic
+from sabia.core.shards.manifest import holds, provenance
+
+
+@dataclass(frozen=True)
+class EvalConfig:
+    """The command's options; models are NAME=DIR, DIR, or URL#MODEL, answers NAME=FILE or FILE."""
+
+    tasks: tuple[str, ...] = ()
+    models: tuple[str, ...] = ()
+    answers: tuple[str, ...] = ()
+    report: str | None = None
+    limit: int = 0
+    samples: int | None = None
+    temperature: float | None = None
+    dtype: str = "float32"
+    api_key_env: str = "SABIA_API_KEY"
+    concurrency: int = 16
+    judge: JudgeOptions = field(default_factory=JudgeOptions)
+
+
+def run(job: Job, config: EvalConfig) -> None:
+    """Evaluate as the options say; rows to -o or stdout, the table to stderr.
+
+    Raises UsageError where there is nothing to evaluate or an option does not fit.
+    """
+    started = time.monotonic()
+    tasks = [load_task(path) for path in config.tasks]
+    _check(job, config, tasks)
+    items = {task.name: load_items(task, config.limit, job.seed) for task in tasks}
+    subjects = open_subjects(config.models, job.backend, config)
+    if job.dry_run:
+        _plan(config, tasks, items, subjects)
+        return
+    made = _provenance(job, config, items, subjects)
+    old = None if job.force or not job.to_file else _kept(str(job.out), made)
+    if old is None:
+        fresh = list(_scores(job, config, tasks, items, subjects))
+    else:
+        notes.note(f"{job.out} holds these scores already; --force computes them again")
+        fresh = old
+    scores = [*_earlier(job), *fresh]
+    summary = summarise(scores, {task.name: task.metric for task in tasks if task.metric})
+    if old is None:
+        _write_rows(job, fresh, made)
+    _publish(job, config, summary, scores, items, time.monotonic() - started)
+
+
+def _check(job: Job, config: EvalConfig, tasks: Sequence[Task]) -> None:
+    if not tasks and not job.inputs:
+        raise UsageError("nothing to evaluate (expected --task FILE.toml, or score rows as INPUT)")
+    if tasks and not (config.models or config.answers):
+        raise UsageError("tasks without --model or --answers (whose answers are to be scored?)")
+    if (config.models or config.answers) and not tasks:
+        raise UsageError("--model and --answers need a --task")
+    names = [task.name for task in tasks]
+    if len(set(names)) != len(names):
+        raise UsageError(f"two tasks are named alike: {', '.join(names)}")
+    if config.answers and (kinds := [t.name for t in tasks if not t.generates]):
+        raise UsageError(f"--answers: {kinds[0]} is scored by a model's probabilities, not by text")
+    if job.to_directory:
+        raise UsageError(f"-o {job.out}: scores are one file (expected a name ending in .parquet)")
+
+
+def _plan(
+    config: EvalConfig,
+    tasks: Sequence[Task],
+    items: dict[str, list[Item]],
+    subjects: Sequence[Subject],
+) -> None:
+    """What would be done, in calls and answers; touches nothing."""
+    sampling = Sampling(config.samples, config.temperature)
+    for task in tasks:
+        count = len(items[task.name])
+        print(f"task {task.name}: {task.kind}, {count} items")
+        for subject in subjects:
+            if task.generates:
+                samples, _ = sampling.of(task)
+                print(
+                    f"  {subject.name}: {count * samples} answers of {task.max_new_tokens} tokens"
+                )
+            else:
+                options = sum(len(item.choices) or 1 for item in items[task.name])
+                print(f"  {subject.name}: {options} texts to score")
+        if task.kind == "rubric":
+            answers = count * max(1, len(subjects) + len(config.answers))
+            print(f"  judge: {Judging.calls(task, items[task.name], config.judge)} calls an answer"
+                  f" set, {answers} answers")  # fmt: skip
+
+
+def _scores(
+    job: Job,
+    config: EvalConfig,
+    tasks: Sequence[Task],
+    items: dict[str, list[Item]],
+    subjects: Sequence[Subject],
+) -> Iterator[Score]:
+    sampling = Sampling(config.samples, config.temperature, job.seed)
+    with Judging(config.judge) as judging:
+        for subject in subjects:
+            with subject:
+                for task in tasks:
+                    notes.note(f"{subject.name}: {task.name} ({len(items[task.name])} items)")
+                    yield from subject.scores(task, items[task.name], sampling, judging)
+        for given in config.answers:
+            for task in tasks:
+                yield from _scored_answers(given, task, items[task.name], judging)
+
+
+def _scored_answers(
+    given: str, task: Task, items: Sequence[Item], judging: Judging
+) -> Iterator[Score]:
+    name, _, path = given.rpartition("=")
+    by_model = read_answers(task, read_rows(Path(path)), name or Path(path).stem)
+    for model, answers in by_model.items():
+        pairs: list[tuple[Item, Answer]] = matched(task, items, answers, model)
+        yield from judging.score(task, model, pairs)
+
+
+def _earlier(job: Job) -> Iterator[Score]:
+    """Score rows of earlier runs, named as INPUT."""
+    for source in open_inputs(job, "score") if job.inputs else ():
+        for batch in source.batches():
+            yield from from_batch(batch, Path(source.name).stem)
+
+
+def _provenance(
+    job: Job, config: EvalConfig, items: dict[str, list[Item]], subjects: Sequence[Subject]
+) -> dict[str, Any]:
+    """What makes the scores: items as prompted, task settings, models, answers, sampling."""
+    digest = hashlib.blake2b(digest_size=16)
+    for path in config.tasks:
+        digest.update(json.dumps(asdict(load_task(path)) | {"path": ""}, sort_keys=True).encode())
+    for found in items.values():
+        for item in found:
+            digest.update(repr((item.id, item.question, item.choices, item.answer)).encode())
+            digest.update(json.dumps(item.fields, sort_keys=True, default=str).encode())
+    prints = [subject.fingerprint() for subject in subjects]
+    prints += [hashlib.blake2b(Path(a.rpartition("=")[2]).read_bytes()).hexdigest()
+               for a in config.answers]  # fmt: skip
+    said = asdict(replace(config, report=None, tasks=(), judge=config.judge.deciding()))
+    salt = f"{digest.hexdigest()} {job.backend} {json.dumps(said, sort_keys=True)}"
+    return provenance(replace(job, options={}), "score", prints, salt)
+
+
+def _kept(path: str, made: dict[str, Any]) -> list[Score] | None:
+    import pyarrow.parquet as pq
+
+    if not holds(path, made):
+        return None
+    batches = pq.read_table(path).to_batches()
+    return [score for batch in batches for score in from_batch(batch, "")]
+
+
+def _write_rows(job: Job, scores: Sequence[Score], made: dict[str, Any]) -> None:
+    """Rows to -o, or to stdout unless a report goes there or nobody could read them."""
+    if job.to_stdout and (job.json or sys.stdout.isatty()):
+        return
+    with open_output(job, schema(), made) as writer:
+        for batch in to_batches(scores) or [pa.RecordBatch.from_pylist([], schema())]:
+            writer.write(batch)
+
+
+def _publish(
+    job: Job,
+    config: EvalConfig,
+    summary: Summary,
+    scores: Sequence[Score],
+    items: dict[str, list[Item]],
+    wall_s: float,
+) -> None:
+    table = reports.terminal_table(summary)
+    for line in filter(None, table.splitlines()):
+        notes.note(line)
+    if config.report:
+        facts = [
+            ("tasks", ", ".join(f"{name} ({len(found)} items)" for name, found in items.items())),
+            ("models", ", ".join(config.models + config.answers) or "score records"),
+            ("seed", str(job.seed)),
+            ("backend", job.backend),
+            ("wall time", f"{wall_s:.1f} s"),
+        ]
+        title = "Evaluation: " + ", ".join(summary.tasks)
+        write_atomic(config.report, reports.render(summary, scores, title, facts))
+        notes.note(f"report: {config.report}")
+    if job.json:
+        print(
+            json.dumps(to_json(summary) | {"seed": job.seed, "wall_s": round(wall_s, 3)}, indent=1)
+        )

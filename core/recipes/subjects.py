@@ -1,0 +1,347 @@
+"""What is evaluated: a local model directory or an endpoint; and who judges rubrics.
+
+Both give score rows for a task. A local model computes log-likelihoods in the chosen backend and
+generates with the torch engine; an endpoint is probed before its log-probabilities are believed.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from sabia.core import notes
+from sabia.core.bench import answers as given
+from sabia.core.bench import judging as marks
+from sabia.core.bench.answers import Answer, Sampling, matched, score_exact
+from sabia.core.bench.endpoint import PromptScorer
+from sabia.core.bench.items import Item, value
+from sabia.core.bench.loglikelihood import Scorer, document_rows, encode_options, prefix_token
+from sabia.core.bench.metrics import choice_scores, document_sums
+from sabia.core.bench.score_rows import Score, scores_of
+from sabia.core.bench.task import Task
+from sabia.core.errors import UsageError
+from sabia.core.recipes.model_source import model_fingerprint
+
+
+@dataclass(frozen=True)
+class JudgeOptions:
+    """The judge of rubric tasks, behind an OpenAI-compatible server."""
+
+    url: str = ""
+    model: str = ""
+    votes: int = 1
+    items_per_call: int = 1
+    reply_format: str = "text"
+    max_tokens: int = 1024
+    cache: str = ""
+    max_usd: float | None = None
+    max_requests: int | None = None
+    prices: str = ""
+    max_unknown: float = 0.0
+    concurrency: int = 16
+    api_key_env: str = "SABIA_API_KEY"
+
+    def deciding(self) -> JudgeOptions:
+        """What decides verdicts, without where they are kept and what they may cost."""
+        return replace(self, cache="", max_usd=None, max_requests=None, prices="", concurrency=1)
+
+
+def open_client(url: str, model: str, options: JudgeOptions) -> Any:
+    """The client of an endpoint, with its cache and caps."""
+    from sabia.core.generate.budget import load_prices
+    from sabia.core.generate.client import Client
+
+    return Client(
+        url,
+        model,
+        api_key_env=options.api_key_env,
+        cache_dir=options.cache or None,
+        max_concurrency=options.concurrency,
+        max_usd=options.max_usd,
+        max_requests=options.max_requests,
+        prices=load_prices(options.prices) if options.prices else None,
+    )
+
+
+class Judging:
+    """Scores answers; opens the judge's client when the first rubric task needs it."""
+
+    def __init__(self, options: JudgeOptions) -> None:
+        self.options, self._client = options, None
+        if bool(options.url) != bool(options.model):
+            raise UsageError("a judge needs both --judge-url and --judge-model")
+
+    def __enter__(self) -> Judging:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._client is not None:
+            self._client.close()
+
+    @staticmethod
+    def calls(task: Task, items: Sequence[Item], options: JudgeOptions) -> int:
+        """Judge calls for one answer to every item."""
+        if task.scoring == "points":
+            return len(items)
+        rubrics = (marks.rubric_of(value(task.rubric, item.fields)) for item in items)
+        asked = (sum(i.kind == "llm" for i in rubric.items) for rubric in rubrics)
+        return sum(-(-n // options.items_per_call) * options.votes for n in asked)
+
+    def score(self, task: Task, model: str, pairs: Sequence[tuple[Item, Answer]]) -> list[Score]:
+        """Score rows of answers to an exact_match or rubric task."""
+        if task.kind == "exact_match":
+            return score_exact(task, model, pairs)
+        judge = self._points if task.scoring == "points" else self._items
+        rows: list[Score] = []
+        for (item, answer), judged in zip(pairs, judge(task, pairs), strict=True):
+            detail = given.detail_of(item, answer, judged.detail)
+            rows += scores_of(model, task.name, item.id, answer.sample, judged.values, detail)
+        return rows
+
+    def _items(self, task: Task, pairs: Sequence[tuple[Item, Answer]]) -> list[marks.Judged]:
+        from sabia.core.judge.llm import Judge, JudgeConfig
+        from sabia.core.judge.rewards import Case
+
+        rubrics = [marks.rubric_of(value(task.rubric, item.fields)) for item, _ in pairs]
+        cases = [
+            Case(list(answer.messages) or item.as_messages, answer.text, rubric=rubric)
+            for (item, answer), rubric in zip(pairs, rubrics, strict=True)
+        ]
+        judge = None
+        if any(rubric.needs_judge for rubric in rubrics):
+            o = self.options
+            config = JudgeConfig(o.items_per_call, o.votes, o.max_tokens, o.reply_format)
+            judge = Judge(self._open(task), config)
+        return marks.judge_items(cases, marks.items_grader(judge, self.options.max_unknown))
+
+    def _points(self, task: Task, pairs: Sequence[tuple[Item, Answer]]) -> list[marks.Judged]:
+        exams = [
+            marks.Exam(
+                list(answer.messages) or item.as_messages,
+                answer.text,
+                marks.key_text(value(task.rubric, item.fields)),
+                float(value(task.maximum, item.fields)),
+            )
+            for item, answer in pairs
+        ]
+        return marks.judge_points(exams, self._open(task), self.options.max_tokens)
+
+    def _open(self, task: Task) -> Any:
+        if not self.options.url:
+            raise UsageError(f"{task.name}: rubrics need a judge; give --judge-url, --judge-model")
+        if self._client is None:
+            self._client = open_client(self.options.url, self.options.model, self.options)
+        return self._client
+
+
+class Subject(ABC):
+    """A model under evaluation; a context manager that lets go of what it loaded."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def __enter__(self) -> Subject:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        return None
+
+    @abstractmethod
+    def fingerprint(self) -> str:
+        """What identifies the model."""
+
+    @abstractmethod
+    def choices(self, task: Task, items: Sequence[Item]) -> list[Sequence[float]]:
+        """Log-likelihoods (nats) of each item's choices."""
+
+    @abstractmethod
+    def documents(self, task: Task, items: Sequence[Item]) -> list[tuple[float, int]]:
+        """(log-likelihood, tokens) of each document."""
+
+    @abstractmethod
+    def answers(self, task: Task, items: Sequence[Item], sampling: Sampling) -> list[Answer]:
+        """What the model writes."""
+
+    def scores(
+        self, task: Task, items: Sequence[Item], sampling: Sampling, judging: Judging
+    ) -> Iterator[Score]:
+        """Score rows of a task."""
+        if task.kind == "multiple_choice":
+            for item, found in zip(items, self.choices(task, items), strict=True):
+                yield from self._chosen(task, item, list(found))
+        elif task.kind == "perplexity":
+            for item, (nats, count) in zip(items, self.documents(task, items), strict=True):
+                sums = document_sums(item.text, nats, count)
+                yield from scores_of(self.name, task.name, item.id, 0, sums)
+        else:
+            written = self.answers(task, items, sampling)
+            yield from judging.score(task, self.name, matched(task, items, written, self.name))
+
+    def _chosen(self, task: Task, item: Item, nats: list[float]) -> list[Score]:
+        right = int(item.answer or 0)
+        best = max(range(len(nats)), key=lambda i: nats[i])
+        detail: Mapping[str, Any] = {
+            "loglikelihoods": nats,
+            "chosen": item.choices[best],
+            "answer": item.choices[right],
+            "question": item.question[-given.QUESTION_CHARACTERS :],
+        }
+        values = choice_scores(nats, item.choices, right)
+        return scores_of(self.name, task.name, item.id, 0, values, detail)
+
+
+class LocalModel(Subject):
+    """A model directory."""
+
+    def __init__(self, name: str, directory: str, backend: str, dtype: str) -> None:
+        super().__init__(name)
+        self.directory, self.backend, self.dtype = directory, backend, dtype
+        self._print = model_fingerprint(directory)
+        self._scorer: Scorer | None = None
+        self._engine: Any = None
+        self._tokenizer: Any = None
+
+    def __exit__(self, *_: object) -> None:
+        self._scorer = self._engine = None
+
+    def fingerprint(self) -> str:
+        return f"{self.name} {self._print}"
+
+    @property
+    def tokenizer(self) -> Any:
+        """The model's own tokenizer."""
+        if self._tokenizer is None:
+            from sabia.core.text.tokenizer import load_tokenizer
+
+            self._tokenizer = load_tokenizer(self.directory)
+        return self._tokenizer
+
+    @property
+    def scorer(self) -> Scorer:
+        """Loads the model when first used."""
+        if self._scorer is None:
+            from sabia.core.model import hub
+
+            spec, params = hub.load_model(self.directory)
+            self._scorer = Scorer(spec, params, self.backend, self.dtype)
+        return self._scorer
+
+    @property
+    def engine(self) -> Any:
+        """The generation engine (torch); shares the scorer's weights where it can."""
+        if self._engine is None:
+            from sabia.core.generate.engine import Engine
+
+            if self.backend == "torch":
+                spec, params = self.scorer.spec, self.scorer.params
+            else:
+                from sabia.core.model import hub
+
+                notes.note("generation runs on torch, whatever the backend")
+                spec, params = hub.load_model(self.directory)
+            self._engine = Engine(spec, params, self.tokenizer, self.dtype)
+        return self._engine
+
+    def choices(self, task: Task, items: Sequence[Item]) -> list[Sequence[float]]:
+        questions = [self._options(task, item) for item in items]
+        return [found.tolist() for found in self.scorer.score(questions)]
+
+    def _options(self, task: Task, item: Item) -> Any:
+        if not item.messages:
+            texts = [task.delimiter + choice for choice in item.choices]
+            return encode_options(self.tokenizer, item.text, texts, special=False)
+        from sabia.core.generate.chat import render
+
+        context = render(item.messages, self.tokenizer, add_generation_prompt=True)
+        return encode_options(self.tokenizer, context, item.choices, special=True)
+
+    def documents(self, task: Task, items: Sequence[Item]) -> list[tuple[float, int]]:
+        prefix, context = prefix_token(self.tokenizer), self.scorer.context
+        encoded = self.tokenizer.encode_ordinary_batch([item.text for item in items])
+        rows = [document_rows(ids, prefix, context) for ids in encoded]
+        flat = self.scorer.score([[row] for document in rows for row in document])
+        sums, start = [], 0
+        for ids, document in zip(encoded, rows, strict=True):
+            part = flat[start : start + len(document)]
+            sums.append((sum(float(v[0]) for v in part), len(ids)))
+            start += len(document)
+        return sums
+
+    def answers(self, task: Task, items: Sequence[Item], sampling: Sampling) -> list[Answer]:
+        return given.generate(self.engine, self.tokenizer, task, items, sampling)
+
+
+class Endpoint(Subject):
+    """An OpenAI-compatible server; its calls are cached and never paid for twice."""
+
+    def __init__(self, name: str, url: str, model: str, options: JudgeOptions) -> None:
+        super().__init__(name)
+        self.url, self.model, self.options = url, model, options
+        self._client: Any = None
+
+    def __exit__(self, *_: object) -> None:
+        if self._client is not None:
+            self._client.close()
+            self._client = None
+
+    def fingerprint(self) -> str:
+        return f"{self.name} {self.url} {self.model}"
+
+    def choices(self, task: Task, items: Sequence[Item]) -> list[Sequence[float]]:
+        if any(item.messages for item in items):
+            raise UsageError(
+                f"{task.name}: a chat endpoint gives no log-probabilities of choices; use a plain "
+                "prompt (chat = false), or kind exact_match"
+            )
+        scorer = PromptScorer(
+            self.url, self.model, self.options.api_key_env, self.options.concurrency
+        )
+        scorer.probe()
+        questions = [(i.text, [task.delimiter + choice for choice in i.choices]) for i in items]
+        return list(scorer.score_all(questions))
+
+    def documents(self, task: Task, items: Sequence[Item]) -> list[tuple[float, int]]:
+        raise UsageError(f"{task.name}: perplexity needs a local --model DIR, not an endpoint")
+
+    def answers(self, task: Task, items: Sequence[Item], sampling: Sampling) -> list[Answer]:
+        if self._client is None:
+            self._client = open_client(self.url, self.model, self.options)
+        return given.ask(self._client, task, items, sampling)
+
+
+def open_subjects(models: Sequence[str], backend: str, config: Any) -> list[Subject]:
+    """Subjects of --model values: DIR, NAME=DIR, URL#MODEL or NAME=URL#MODEL; names are unique."""
+    found: list[Subject] = []
+    for text in models:
+        name, place = _named(text)
+        if place.startswith(("http://", "https://")):
+            url, _, model = place.partition("#")
+            if not model:
+                raise UsageError(f"--model {place}: which of its models? (expected {place}#NAME)")
+            options = replace(
+                config.judge, api_key_env=config.api_key_env, concurrency=config.concurrency
+            )
+            found.append(Endpoint(name or model, url, model, options))
+        else:
+            shown = name or _short(place)
+            if not name and shown in {s.name for s in found}:
+                shown = place
+            found.append(LocalModel(shown, place, backend, config.dtype))
+    names = [subject.name for subject in found]
+    if len(set(names)) != len(names):
+        raise UsageError(f"two models are named alike: {', '.join(names)}; write NAME=DIR")
+    return found
+
+
+def _short(place: str) -> str:
+    """The directory's name; for the `final` of a run directory, the run's."""
+    path = Path(place).resolve()
+    return path.parent.name if path.name == "final" else path.name
+
+
+def _named(text: str) -> tuple[str, str]:
+    name, equals, place = text.partition("=")
+    return (name, place) if equals and "/" not in name else ("", text)
