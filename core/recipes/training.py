@@ -34,7 +34,7 @@ from sabia.core.text.tokenizer import load_tokenizer
 from sabia.core.train.loop import LoopConfig, Training
 from sabia.core.train.losses import next_token_loss
 from sabia.core.train.optimizer import OptimizerConfig
-from sabia.core.train.peak import measure_peak_flops
+from sabia.core.train.peak import devices_at_peak, measure_peak_flops
 from sabia.core.train.run_directory import RunDirectory
 from sabia.core.train.schedule import ScheduleConfig
 from sabia.core.train.stepper import Stepper, make_stepper
@@ -360,7 +360,8 @@ def _training(
         eval_every=options.eval_every,
         log_every=options.log_every,
     )
-    meter = Meter(plan.flops_per_token, peak * devices)
+    times = devices_at_peak(job.backend, devices, world.size)
+    meter = Meter(plan.flops_per_token, peak * times)
     meta = {
         "model": spec_hash(task.spec),
         "config": dict(task.spec.config),

@@ -85,7 +85,7 @@ def _groups(state: Mapping[str, np.ndarray]) -> Iterator[dict[str, np.ndarray]]:
     group: dict[str, np.ndarray] = {}
     size = 0
     for name in state:
-        array = np.ascontiguousarray(state[name])
+        array = np.asarray(state[name], order="C")  # keeps numbers without axes as they are
         if group and size + array.nbytes > FILE_BYTES:
             yield group
             group, size = {}, 0

@@ -19,6 +19,15 @@ def measure_peak_flops(backend: str, precision: str) -> float:
     return (_torch if backend == "torch" else _jax)("bfloat16" if precision == "bf16" else None)
 
 
+def devices_at_peak(backend: str, devices: int, processes: int) -> int:
+    """How many times the measured peak there is: CPU devices of one process share its cores."""
+    if backend == "torch":
+        return devices
+    import jax
+
+    return processes if jax.local_devices()[0].platform == "cpu" else devices
+
+
 def _best(product: Callable[[], None], size: int) -> float:
     product()
     best = float("inf")
@@ -51,4 +60,8 @@ def _jax(dtype: str | None) -> float:
     size = SIZES.get(jax.local_devices()[0].platform, DEFAULT_SIZE)
     square = jax.device_put(jnp.ones((size, size), dtype or "float32"), jax.local_devices()[0])
     multiply = jax.jit(jnp.matmul)
-    return _best(lambda: multiply(square, square).block_until_ready() and None, size)
+
+    def product() -> None:
+        multiply(square, square).block_until_ready()
+
+    return _best(product, size)

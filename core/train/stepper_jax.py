@@ -188,16 +188,16 @@ def _bind(spec: ModelSpec, loss: Loss, precision: str) -> Callable[..., Any]:
 
 def _accumulate(function: Callable[[Any], Any], batch: dict[str, Array]) -> Any:
     """Sum of function(micro-batch) over the first axis; one micro-batch costs no loop."""
-    count = len(next(iter(batch.values())))
-    first = function({k: v[0] for k, v in batch.items()})
-    if count == 1:
-        return first
-    rest = {k: v[1:] for k, v in batch.items()}
+    first = {k: v[0] for k, v in batch.items()}
+    if len(next(iter(batch.values()))) == 1:
+        return function(first)
+    shapes = jax.eval_shape(function, first)
+    nothing = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes)
 
     def add(total: Any, micro: Any) -> tuple[Any, None]:
         return jax.tree.map(jnp.add, total, function(micro)), None
 
-    return jax.lax.scan(add, first, rest)[0]
+    return jax.lax.scan(add, nothing, batch)[0]
 
 
 def _padded(value: np.ndarray, rows: int) -> np.ndarray:

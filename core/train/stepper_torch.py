@@ -7,10 +7,12 @@ buffer carries gradients, loss, weight, extras and tallies, so N processes make 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
+from torch.optim.adamw import adamw
 
 from sabia.core.model.backend import load_ops
 from sabia.core.parallel.launch import World
@@ -20,7 +22,6 @@ from sabia.core.train.optimizer import COUNT, OptimizerConfig, check_state, deca
 from sabia.core.train.stepper import Batch, LazyState, weight_names
 
 Tensor = torch.Tensor
-_MOMENTS = {"m": "exp_avg", "v": "exp_avg_sq"}
 
 
 class TorchStepper:
@@ -41,14 +42,17 @@ class TorchStepper:
     ) -> None:
         self.spec, self.config, self.world = spec, config, world
         self.ops, self.micro_batch = load_ops("torch"), micro_batch
-        self.params = self.ops.to_device(params, "float32")
+        # a clone lies where torch aligns it: products of unaligned matrices round differently
+        self.params = {k: p.clone() for k, p in self.ops.to_device(params, "float32").items()}
         self.device = next(iter(self.params.values())).device
         for tensor in self.params.values():
             tensor.requires_grad_()
         self._loss = self._bind(loss, precision)
         if compiled:
             self._loss = torch.compile(self._loss)
-        self.optimizer = self._make_optimizer()
+        zeros = partial(torch.zeros_like, requires_grad=False)
+        self.moments = {part: {k: zeros(p) for k, p in self.params.items()} for part in "mv"}
+        self.counts = {k: torch.zeros((), device=self.device) for k in self.params}
         self.fixed_shapes = compiled
 
     def _bind(self, loss: Loss, precision: str) -> Any:
@@ -61,27 +65,30 @@ class TorchStepper:
 
         return bound
 
-    def _make_optimizer(self) -> torch.optim.AdamW:
+    @torch.no_grad()
+    def _update(self, gradients: dict[str, Tensor], lr: float) -> None:
+        """AdamW through its functional form: the class takes 2 s to import the compiler."""
         marked, config = decays(self.spec), self.config
-        groups = [
-            {"params": [p for k, p in self.params.items() if marked[k] is wanted],
-             "weight_decay": config.weight_decay if wanted else 0.0}
-            for wanted in (True, False)
-        ]  # fmt: skip
-        optimizer = torch.optim.AdamW(
-            [group for group in groups if group["params"]],
-            lr=0.0,
-            betas=(config.beta1, config.beta2),
-            eps=config.eps,
-            fused=True,
-        )
-        for parameter in self.params.values():
-            optimizer.state[parameter] = {
-                "step": torch.zeros((), dtype=torch.float32, device=self.device),
-                "exp_avg": torch.zeros_like(parameter, requires_grad=False),
-                "exp_avg_sq": torch.zeros_like(parameter, requires_grad=False),
-            }
-        return optimizer
+        for wanted in (True, False):
+            names = [name for name in self.params if marked[name] is wanted]
+            if not names:
+                continue
+            adamw(
+                [self.params[name] for name in names],
+                [gradients[name] for name in names],
+                [self.moments["m"][name] for name in names],
+                [self.moments["v"][name] for name in names],
+                [],
+                [self.counts[name] for name in names],
+                fused=True,
+                amsgrad=False,
+                beta1=config.beta1,
+                beta2=config.beta2,
+                lr=lr,
+                weight_decay=config.weight_decay if wanted else 0.0,
+                eps=config.eps,
+                maximize=False,
+            )
 
     def step(self, batch: Batch, lr: float, tallies: np.ndarray | None = None) -> dict[str, Any]:
         """See Stepper.step."""
@@ -92,7 +99,8 @@ class TorchStepper:
             _add(sums, {"loss": loss, "weight": weight, **extras})
         if tallies is not None:
             sums["tallies"] = torch.as_tensor(tallies, dtype=torch.float32, device=self.device)
-        gradients = [_gradient(p) for p in self.params.values()]
+        by_name = {name: _gradient(p) for name, p in self.params.items()}
+        gradients = list(by_name.values())
         sums = self._reduce(sums, gradients)
         norms = torch.stack(torch._foreach_norm(gradients))
         sums["grad_norm"] = torch.linalg.vector_norm(norms)
@@ -104,10 +112,9 @@ class TorchStepper:
             clip = self.config.clip_norm
             scale = clip / norm if clip and norm > clip else 1.0
             torch._foreach_mul_(gradients, scale / weight_sum)
-            for group in self.optimizer.param_groups:
-                group["lr"] = lr
-            self.optimizer.step()
-        self.optimizer.zero_grad(set_to_none=True)
+            self._update(by_name, lr)
+        for parameter in self.params.values():
+            parameter.grad = None
         return found | {
             "loss": found["loss"] / max(weight_sum, 1e-30),
             "grad_norm": norm_sum / max(weight_sum, 1e-30),
@@ -154,23 +161,20 @@ class TorchStepper:
 
     def _fetch_state(self, name: str) -> np.ndarray:
         if name == COUNT:
-            first = next(iter(self.params.values()))
-            return np.array(int(self.optimizer.state[first]["step"]), np.int64)
+            return np.array(int(next(iter(self.counts.values()))), np.int64)
         part, _, key = name.partition("/")
-        parameter = self.params[key]
-        found = parameter if part == "param" else self.optimizer.state[parameter][_MOMENTS[part]]
+        found = self.params[key] if part == "param" else self.moments[part][key]
         return found.detach().cpu().numpy()
 
     @torch.no_grad()
     def load(self, state: Mapping[str, np.ndarray]) -> None:
         """See Stepper.load."""
         check_state(state, {k: tuple(p.shape) for k, p in self.params.items()})
-        for key, parameter in self.params.items():
-            parameter.copy_(torch.from_numpy(np.array(state[f"param/{key}"])))
-            held = self.optimizer.state[parameter]
-            for part, moment in _MOMENTS.items():
-                held[moment].copy_(torch.from_numpy(np.array(state[f"{part}/{key}"])))
-            held["step"].fill_(float(state[COUNT]))
+        for part, held in {"param": self.params, **self.moments}.items():
+            for key, tensor in held.items():
+                tensor.copy_(torch.from_numpy(np.array(state[f"{part}/{key}"])))
+        for count in self.counts.values():
+            count.fill_(float(state[COUNT]))
 
 
 def _add(sums: dict[str, Tensor], new: Mapping[str, Tensor]) -> None:

@@ -1,0 +1,113 @@
+"""Data order: permutations are permutations, mixes keep their weights, nothing depends on state."""
+
+import numpy as np
+import pytest
+
+from sabia.core.errors import UsageError
+from sabia.core.shards.order import PERIOD, DataOrder, Interleave, Permutation, parse_weights
+
+
+@pytest.mark.parametrize("size", [*range(1, 70), 255, 256, 257, 1000, 4097, 65537])
+def test_permutation_hits_every_row_once(size: int) -> None:
+    found = Permutation(size, 7)(np.arange(size))
+    assert np.array_equal(np.sort(found), np.arange(size))
+
+
+def test_permutation_is_evaluated_anywhere() -> None:
+    whole = Permutation(1000, 3)(np.arange(1000))
+    assert np.array_equal(Permutation(1000, 3)(np.array([999, 0, 500])), whole[[999, 0, 500]])
+
+
+def test_permutation_of_a_huge_range() -> None:
+    found = Permutation(10**15 + 7, 1)(np.arange(1000))
+    assert len(np.unique(found)) == 1000
+    assert found.max() > 9 * 10**14
+    assert found.min() < 10**14
+
+
+def test_permutation_looks_random() -> None:
+    """Neither neighbours nor halves are related: both statistics within 5 standard errors."""
+    size = 20_000
+    found = Permutation(size, 11)(np.arange(size)) / size
+    assert abs(np.corrcoef(found[:-1], found[1:])[0, 1]) < 5 / np.sqrt(size)
+    assert abs(found[: size // 2].mean() - 0.5) < 5 * np.sqrt(1 / 12 / (size / 2))
+
+
+def test_keys_and_epochs_give_other_orders() -> None:
+    order = DataOrder((500,), seed=1)
+    epochs = [order.rows(500 * e, 500) for e in range(3)]
+    for rows in epochs:
+        assert np.array_equal(np.sort(rows), np.arange(500))
+    for a, b in ((epochs[0], epochs[1]), (epochs[1], epochs[2])):
+        assert (a == b).mean() < 0.05
+    assert (DataOrder((500,), seed=2).rows(0, 500) == epochs[0]).mean() < 0.05
+
+
+def test_order_never_changes_between_versions() -> None:
+    """A resumed run may be of another version: these numbers are part of the format."""
+    assert DataOrder((1000,), seed=0).rows(0, 6).tolist() == GOLDEN_PLAIN
+    assert DataOrder((10, 1000), 5, (1.0, 3.0)).rows(70_000, 6).tolist() == GOLDEN_MIXED
+
+
+GOLDEN_PLAIN = [553, 564, 791, 193, 551, 752]
+GOLDEN_MIXED = [360, 4, 250, 566, 615, 7]
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 4])
+def test_any_number_of_processes_reads_the_same_rows(ranks: int) -> None:
+    order, batch = DataOrder((100, 37), 3, (2.0, 1.0)), 8
+    whole = order.rows(0, 40 * batch)
+    parts = [
+        np.concatenate([order.rows(step * batch, batch)[rank::ranks] for step in range(40)])
+        for rank in range(ranks)
+    ]
+    assert np.array_equal(np.sort(np.concatenate(parts)), np.sort(whole))
+
+
+def test_interleave_keeps_weights_in_every_prefix() -> None:
+    weights = (5.0, 3.0, 1.5, 0.5)
+    source, _ = Interleave(weights).at(np.arange(5_000))
+    for end in (1, 7, 100, 999, 5_000):
+        counts = np.bincount(source[:end], minlength=4)
+        assert np.abs(counts - end * np.array(weights) / 10).max() <= len(weights) / 2 + 1
+
+
+def test_interleave_positions_count_up_across_periods() -> None:
+    index = np.arange(PERIOD - 50, PERIOD + 50)
+    source, position = Interleave((1.0, 2.0)).at(index)
+    for number in (0, 1):
+        assert (np.diff(position[source == number]) == 1).all()
+
+
+def test_mix_reads_each_source_in_whole_epochs() -> None:
+    order = DataOrder((10, 40), 9, (1.0, 1.0))
+    rows = order.rows(0, 80)
+    small = rows[rows < 10]
+    assert len(small) == 40
+    for epoch in range(4):
+        assert np.array_equal(np.sort(small[10 * epoch : 10 * epoch + 10]), np.arange(10))
+    assert np.array_equal(np.sort(rows[rows >= 10]), np.arange(10, 50))
+    assert order.epochs(80) == [4.0, 1.0]
+
+
+def test_epochs_count_over_many_periods() -> None:
+    order = DataOrder((10, 40), 9, (1.0, 3.0))
+    assert order.epochs(4 * PERIOD) == [PERIOD / 10, 3 * PERIOD / 40]
+
+
+def test_weights_from_text() -> None:
+    assert parse_weights("b=1,a=2.5", ["a", "b", "c"]) == (2.5, 1.0, 0.0)
+    assert parse_weights("", ["a"]) is None
+    with pytest.raises(UsageError, match="no rows of source 'x'"):
+        parse_weights("x=1", ["a"])
+    with pytest.raises(UsageError, match="SOURCE=WEIGHT"):
+        parse_weights("a=much", ["a"])
+
+
+def test_refusals() -> None:
+    with pytest.raises(UsageError, match="no rows"):
+        DataOrder((0,))
+    with pytest.raises(UsageError, match="has a weight but no rows"):
+        DataOrder((0, 3), 0, (1.0, 1.0))
+    with pytest.raises(UsageError, match="expected 0 or more"):
+        DataOrder((3, 3), 0, (-1.0, 1.0)).rows(0, 1)

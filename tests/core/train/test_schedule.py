@@ -1,0 +1,62 @@
+"""Schedules at golden values, and against optax's cosine."""
+
+import math
+
+import pytest
+
+from sabia.core.errors import UsageError
+from sabia.core.train.schedule import ScheduleConfig, learning_rate
+
+WSD = ScheduleConfig(peak=1.0, steps=1000, warmup=100, decay=200)
+
+
+@pytest.mark.parametrize(
+    ("step", "rate"),
+    [(0, 0.01), (50, 0.51), (99, 1.0), (100, 1.0), (500, 1.0), (800, 1.0), (900, 0.5),
+     (999, 0.005), (1000, 0.0), (1001, 0.0)],
+)  # fmt: skip
+def test_wsd_golden_values(step: int, rate: float) -> None:
+    assert learning_rate(step, WSD) == pytest.approx(rate, abs=1e-12)
+
+
+def test_no_update_is_wasted() -> None:
+    rates = [learning_rate(step, WSD) for step in range(1000)]
+    assert min(rates) > 0
+
+
+def test_square_root_tail() -> None:
+    config = ScheduleConfig(1.0, 1000, warmup=100, decay=200, tail="1-sqrt")
+    assert learning_rate(800, config) == 1.0
+    assert learning_rate(850, config) == pytest.approx(0.5)
+    assert learning_rate(1000, config) == 0.0
+
+
+def test_final_share_and_peak() -> None:
+    config = ScheduleConfig(4e-4, 1000, decay=200, final=0.1)
+    assert learning_rate(0, config) == pytest.approx(4e-4)
+    assert learning_rate(900, config) == pytest.approx(4e-4 * 0.55)
+    assert learning_rate(1000, config) == pytest.approx(4e-5)
+
+
+def test_cosine_is_optax_cosine_after_warmup() -> None:
+    optax = pytest.importorskip("optax", reason="optax is the reference")
+    config = ScheduleConfig(2.0, 500, warmup=50, kind="cosine", final=0.1)
+    reference = optax.cosine_decay_schedule(2.0, 450, alpha=0.1)
+    for step in (50, 51, 200, 499, 500):
+        assert learning_rate(step, config) == pytest.approx(float(reference(step - 50)), rel=1e-6)
+    assert learning_rate(275, config) == pytest.approx(2 * (0.1 + 0.9 * 0.5))
+
+
+def test_constant() -> None:
+    config = ScheduleConfig(1.0, 10, warmup=2, kind="constant")
+    assert [learning_rate(step, config) for step in range(4)] == [0.5, 1.0, 1.0, 1.0]
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [{"kind": "linear"}, {"tail": "exp"}, {"steps": 0}, {"warmup": 90, "decay": 20},
+     {"peak": 0.0}, {"peak": math.nan}, {"final": 2.0}],
+)  # fmt: skip
+def test_refusals(wrong: dict) -> None:
+    with pytest.raises(UsageError):
+        ScheduleConfig(**({"peak": 1.0, "steps": 100} | wrong))

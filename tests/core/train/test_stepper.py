@@ -1,0 +1,242 @@
+"""The step: the two backends agree, accumulation is exact, AdamW is the formula, bf16 is real."""
+
+import numpy as np
+import pytest
+
+from sabia.core.errors import BadData, UsageError
+from sabia.core.model.hub import init_params
+from sabia.core.spec import from_config, new_config
+from sabia.core.train.losses import next_token_loss
+from sabia.core.train.optimizer import OptimizerConfig, decays
+from sabia.core.train.stepper import make_stepper
+
+SPEC = from_config(new_config("llama", hidden=32, layers=1, vocab=97, heads=4, kv_heads=2, ffn=64))
+PARAMS = init_params(SPEC, 0)
+ROWS, LENGTH = 8, 24
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_thread():
+    torch = pytest.importorskip("torch", reason="the torch backend")
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def batch(seed: int, rows: int = ROWS, length: int = LENGTH) -> dict[str, np.ndarray]:
+    """Rows of two documents each, with padding, an uneven mask and two sources."""
+    rng = np.random.default_rng(seed)
+    ids = rng.integers(0, 50, (rows, length)).astype(np.int32)
+    ids[:, 1::2] = ids[:, ::2]
+    cut, end = length // 3, length - 2
+    column = np.arange(length)
+    segments = np.where(column < cut, 1, np.where(column < end, 2, 0)).astype(np.int32)
+    positions = np.where(column < cut, column, column - cut).astype(np.int32)
+    mask = rng.random((rows, length)) < rng.random((rows, 1))
+    return {
+        "input_ids": ids,
+        "targets": np.roll(ids, -1, 1),
+        "loss_mask": (mask & (segments > 0)).astype(np.float32),
+        "segments": np.tile(segments, (rows, 1)),
+        "positions": np.tile(positions, (rows, 1)),
+        "source": np.eye(2, dtype=np.float32)[rng.integers(0, 2, rows)],
+    }
+
+
+_MADE: dict = {}  # JAX compiles a step for seconds: settings share one, set back to the start
+
+
+def stepper(backend: str = "torch", **settings):
+    if backend != "jax":
+        return make_stepper(backend, SPEC, PARAMS, next_token_loss, **settings)
+    key = tuple(sorted(settings.items()))
+    if key not in _MADE:
+        one = make_stepper("jax", SPEC, PARAMS, next_token_loss, devices=1, **settings)
+        _MADE[key] = one, {name: np.array(array) for name, array in one.state().items()}
+    one, start = _MADE[key]
+    one.load(start)
+    return one
+
+
+def copied(one) -> dict[str, np.ndarray]:
+    """The state as it is now."""
+    return {name: np.array(array) for name, array in one.state().items()}
+
+
+def test_backends_agree_over_twenty_steps() -> None:
+    torch_one, jax_one = stepper("torch"), stepper("jax", micro_batch=3)
+    for step in range(20):
+        a, b = (one.step(batch(step), 1e-2, np.array([2.0, 0.0])) for one in (torch_one, jax_one))
+        assert abs(a["loss"] - b["loss"]) <= 1e-5
+        assert abs(a["grad_norm"] - b["grad_norm"]) <= 1e-4 * a["grad_norm"]
+        assert a["weight"] == b["weight"] == batch(step)["loss_mask"].sum()
+        np.testing.assert_allclose(a["source_loss"], b["source_loss"], rtol=1e-5)
+        assert a["tallies"].tolist() == b["tallies"].tolist() == [2.0, 0.0]
+    assert a["loss"] < 4.4
+    for name, array in torch_one.state().items():
+        np.testing.assert_allclose(array, jax_one.state()[name], atol=2e-5, err_msg=name)
+
+
+@pytest.mark.parametrize(("first", "second"), [("torch", "jax"), ("jax", "torch")])
+def test_handover_with_optimizer_state(first: str, second: str) -> None:
+    one = stepper(first)
+    for step in range(5):
+        one.step(batch(step), 1e-2)
+    handed = copied(one)
+    wanted = [one.step(batch(step), 1e-2)["loss"] for step in range(5, 10)]
+    other = stepper(second)
+    other.load(handed)
+    found = [other.step(batch(step), 1e-2)["loss"] for step in range(5, 10)]
+    assert np.abs(np.array(wanted) - np.array(found)).max() <= 1e-5
+
+
+@pytest.mark.parametrize("backend", ["torch", "jax"])
+def test_micro_batches_divide_once_by_the_global_weight(backend: str) -> None:
+    """Micro-batches of very different weight give the same update as one batch."""
+    data = batch(1)
+    data["loss_mask"][:6] *= np.arange(LENGTH) < 3
+    whole, parts = stepper(backend), stepper(backend, micro_batch=3)
+    a, b = whole.step(data, 1e-2), parts.step(data, 1e-2)
+    assert abs(a["loss"] - b["loss"]) <= 1e-6
+    assert abs(a["grad_norm"] - b["grad_norm"]) <= 1e-6
+    for name in PARAMS:  # m is (1 - beta1) times the clipped gradient
+        found = whole.state()[f"m/{name}"], parts.state()[f"m/{name}"]
+        np.testing.assert_allclose(*found, atol=2e-8, rtol=1e-5, err_msg=name)
+
+
+def gradients(data: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Of the mean loss, by torch's autograd on its own."""
+    import torch
+
+    from sabia.core.model.backend import load_ops
+
+    params = {k: torch.tensor(v, requires_grad=True) for k, v in PARAMS.items()}
+    loss, weight, _ = next_token_loss(
+        SPEC, params, {k: torch.tensor(v) for k, v in data.items()}, load_ops("torch")
+    )
+    (loss / weight).backward()
+    return {k: p.grad.numpy() for k, p in params.items()}
+
+
+@pytest.mark.parametrize("backend", ["torch", "jax"])
+def test_first_update_is_the_formula(backend: str) -> None:
+    """After one step m and v are known in closed form, and so is the update (decay marked)."""
+    config = OptimizerConfig(0.8, 0.9, 1e-6, weight_decay=0.3, clip_norm=0.05)
+    one = stepper(backend, optimizer=config)
+    norm = one.step(batch(2), 0.01)["grad_norm"]
+    raw = gradients(batch(2))
+    assert norm == pytest.approx(np.sqrt(sum((g**2).sum() for g in raw.values())), rel=1e-5)
+    assert norm > config.clip_norm
+    state = one.state()
+    assert state["count"] == 1
+    for name, g in raw.items():
+        g = g * (config.clip_norm / norm)
+        decay = 0.3 * PARAMS[name] if decays(SPEC)[name] else 0.0
+        wanted = PARAMS[name] - 0.01 * (g / (np.abs(g) + 1e-6) + decay)
+        np.testing.assert_allclose(state[f"m/{name}"], 0.2 * g, atol=1e-7)
+        np.testing.assert_allclose(state[f"v/{name}"], 0.1 * g**2, atol=1e-8)
+        np.testing.assert_allclose(state[f"param/{name}"], wanted, atol=3e-4)
+        exact = np.abs(g) > 1e-5
+        np.testing.assert_allclose(state[f"param/{name}"][exact], wanted[exact], atol=2e-5)
+
+
+def test_only_matrices_decay() -> None:
+    marked = decays(SPEC)
+    assert marked["embed"]
+    assert not marked["final_norm"]
+    assert {len(t.shape) > 1 for t in SPEC.tensors() if marked[t.name]} == {True}
+
+
+@pytest.mark.parametrize("backend", ["torch", "jax"])
+def test_nothing_happens_without_weight_or_with_nan(backend: str) -> None:
+    one = stepper(backend)
+    before = copied(one)
+    empty, broken = batch(3), batch(3)
+    empty["loss_mask"] = np.zeros_like(empty["loss_mask"])
+    broken["loss_mask"] = broken["loss_mask"] * np.float32("nan")
+    for data in (empty, broken):
+        assert one.step(data, 0.1)["updated"] is False
+    for name, array in one.state().items():
+        assert np.array_equal(array, before[name]), name
+
+
+@pytest.mark.parametrize("backend", ["torch", "jax"])
+def test_bf16_computes_in_bf16_and_keeps_fp32_masters(backend: str) -> None:
+    full, narrow = stepper(backend), stepper(backend, precision="bf16")
+    losses = [(full.step(batch(s), 1e-2)["loss"], narrow.step(batch(s), 1e-2)["loss"])
+              for s in range(8)]  # fmt: skip
+    differences = [abs(a - b) for a, b in losses]
+    assert 1e-5 < max(differences) < 0.05
+    assert losses[-1][1] < losses[0][1]
+    assert all(array.dtype == np.float32 for n, array in narrow.state().items() if n != "count")
+    small = narrow.state()["param/embed"]
+    assert (small.view(np.uint32) & 0xFFFF).any(), "masters were rounded to bf16"
+
+
+@pytest.mark.parametrize("backend", ["torch", "jax"])
+def test_evaluate_is_the_loss_before_the_step(backend: str) -> None:
+    one = stepper(backend)
+    measured = one.evaluate(batch(4))
+    stepped = one.step(batch(4), 1e-3)
+    assert measured["loss"] == pytest.approx(stepped["loss"], abs=1e-6)
+    np.testing.assert_allclose(measured["source_loss"], stepped["source_loss"], rtol=1e-5)
+
+
+def test_packed_loss_is_the_sum_of_separate_losses() -> None:
+    """Two documents in one row cost what they cost alone."""
+    one, data = stepper(), batch(5, rows=2)
+    data["loss_mask"] = np.where(np.isin(np.arange(LENGTH), (7, LENGTH - 3)), 0, 1) * (
+        data["segments"] > 0
+    )
+    data["loss_mask"] = data["loss_mask"].astype(np.float32)
+    whole, cut = one.evaluate(data), LENGTH // 3
+    total = 0.0
+    for part in (slice(0, cut), slice(cut, LENGTH - 2)):
+        alone = {k: v[:, part] for k, v in data.items() if k != "source"}
+        del alone["segments"], alone["positions"]
+        found = one.evaluate(alone)
+        total += found["loss"] * found["weight"]
+    assert whole["loss"] * whole["weight"] == pytest.approx(total, abs=1e-3)
+
+
+def test_variable_shapes_in_torch() -> None:
+    one = stepper()
+    for rows, length in ((3, 12), (8, 24), (1, 8)):
+        assert np.isfinite(one.step(batch(0, rows, length), 1e-3)["loss"])
+
+
+def test_a_loss_of_ones_own() -> None:
+    """What grpo needs: any loss over ops, with its own weights and extras."""
+
+    def own_loss(spec, params, data, ops):
+        loss, weight, _ = next_token_loss(spec, params, data, ops)
+        return 2.0 * loss, weight * 0 + 5.0, {"rows": weight * 0 + 1.0}
+
+    found = make_stepper("torch", SPEC, PARAMS, own_loss, micro_batch=4).step(batch(6), 0.0)
+    plain = stepper().evaluate(batch(6))
+    assert found["weight"] == 10.0
+    assert found["rows"] == 2.0
+    assert found["loss"] == pytest.approx(2 * plain["loss"] * plain["weight"] / 10, rel=1e-5)
+
+
+def test_refusals() -> None:
+    with pytest.raises(UsageError, match="--precision"):
+        stepper(precision="fp16")
+    with pytest.raises(UsageError, match="--backend"):
+        stepper("tensorflow")
+    one = stepper()
+    state = dict(one.state())
+    state.pop("m/embed")
+    with pytest.raises(BadData, match="m/embed"):
+        one.load(state)
+    with pytest.raises(BadData, match="expected"):
+        one.load(dict(one.state()) | {"v/embed": np.zeros(3, np.float32)})
+
+
+@pytest.mark.slow
+def test_compiled_step_agrees() -> None:
+    plain, compiled = stepper(), stepper(compiled=True)
+    for step in range(3):
+        a, b = (one.step(batch(step), 1e-2)["loss"] for one in (plain, compiled))
+        assert abs(a - b) <= 1e-5

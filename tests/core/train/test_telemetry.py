@@ -1,0 +1,48 @@
+"""Metrics files: one history whatever was killed; speed and MFU by their definitions."""
+
+import time
+from pathlib import Path
+
+from sabia.core.train.peak import measure_peak_flops
+from sabia.core.train.telemetry import Meter, RunLog, metrics_path, read_rows
+
+
+def test_rows_are_in_the_file_at_once(tmp_path: Path) -> None:
+    log = RunLog(tmp_path)
+    log.write({"step": 1, "loss": 2.5})
+    assert read_rows(metrics_path(tmp_path)) == [{"step": 1, "loss": 2.5}]
+    log.close()
+
+
+def test_resume_drops_what_was_past_the_checkpoint(tmp_path: Path) -> None:
+    log = RunLog(tmp_path)
+    for step in range(6):
+        log.write({"step": step})
+    log.close()
+    with open(metrics_path(tmp_path), "a") as file:
+        file.write('{"step": 6, "lo')  # the kill came here
+    RunLog(tmp_path, resume_step=3).close()
+    assert [row["step"] for row in read_rows(metrics_path(tmp_path))] == [0, 1, 2, 3]
+    RunLog(tmp_path).close()
+    assert read_rows(metrics_path(tmp_path)) == []
+
+
+def test_each_process_has_its_file(tmp_path: Path) -> None:
+    RunLog(tmp_path, 3).close()
+    assert [p.name for p in tmp_path.iterdir()] == ["metrics-0003.jsonl"]
+
+
+def test_meter() -> None:
+    meter = Meter(flops_per_token=10.0, peak_flops_per_s=1e5)
+    meter.start()
+    meter.tokens += 1000
+    meter.since = time.monotonic() - 2.0
+    found = meter.read()
+    assert abs(found["tokens_per_s"] - 500) < 1
+    assert abs(found["mfu"] - 0.05) < 1e-3
+    assert meter.tokens == 0
+
+
+def test_measured_peak_is_that_of_a_machine() -> None:
+    for backend in ("torch", "jax"):
+        assert 1e8 < measure_peak_flops(backend, "fp32") < 1e16
