@@ -130,13 +130,22 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     return F.linear(x, weight, bias)
 
 
+def _fused(x: Tensor) -> bool:
+    """Whether the hand-written path serves: fp32, and no compiler that fuses by itself."""
+    return x.dtype == torch.float32 and not torch.compiler.is_compiling()
+
+
+def _inverse_rms(x: Tensor, eps: float) -> Tensor:
+    norm = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
+    return norm.square_().div_(x.shape[-1]).add_(eps).rsqrt_()
+
+
 class _RmsNorm(torch.autograd.Function):
     """y = x·r·w, r = 1/rms(x): dx = r·(g·w - x̂·mean(g·w·x̂)), dw = Σ g·x̂, with x̂ = x·r."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, eps: float) -> Tensor:
-        norm = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
-        inverse = norm.square_().div_(x.shape[-1]).add_(eps).rsqrt_()
+        inverse = _inverse_rms(x, eps)
         ctx.save_for_backward(x, weight, inverse)
         return (x * inverse).mul_(weight)
 
@@ -152,8 +161,10 @@ class _RmsNorm(torch.autograd.Function):
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """See Ops.rms_norm."""
-    if x.dtype == weight.dtype == torch.float32 and not torch.compiler.is_compiling():
-        return _RmsNorm.apply(x, weight, eps)
+    if _fused(x) and weight.dtype == x.dtype:
+        if torch.is_grad_enabled():
+            return _RmsNorm.apply(x, weight, eps)
+        return (x * _inverse_rms(x, eps)).mul_(weight)
     wide = x.float()
     wide = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)
     return (wide * weight.float()).to(x.dtype)
@@ -227,8 +238,8 @@ class _Rope(torch.autograd.Function):
 def rope(x: Tensor, angles: Angles) -> Tensor:
     """See Ops.rope."""
     cos, sin = angles
-    if x.dtype == torch.float32 and not torch.compiler.is_compiling():
-        return _Rope.apply(x, cos, sin)
+    if _fused(x):
+        return (_Rope.apply if torch.is_grad_enabled() else _rotate)(x, cos, sin)
     wide = x.float()
     first, second = wide.chunk(2, -1)
     return (wide * cos + torch.cat((-second, first), -1) * sin).to(x.dtype)
@@ -278,9 +289,13 @@ def attention(
     q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
     if k.dtype != q.dtype:
         k, v = k.to(q.dtype), v.to(q.dtype)
-    grouped = q.shape[1] != k.shape[1]
     if softcap is not None:
         return _capped_attention(q, k, v, mask, scale, softcap).transpose(1, 2)
+    if q.shape[2] == 1:  # one query a row: the heads of a group become its queries
+        out = q.reshape(q.shape[0], k.shape[1], -1, q.shape[3])
+        out = F.scaled_dot_product_attention(out, k, v, attn_mask=mask.bias, scale=scale)
+        return out.reshape(q.shape[0], 1, q.shape[1], v.shape[3])
+    grouped = q.shape[1] != k.shape[1]
     if grouped and mask.bias is not None and q.device.type == "cuda":
         # The kernels that take a bias there read no grouped keys; a repeat beats their fallback.
         k, v = (x.repeat_interleave(q.shape[1] // k.shape[1], 1) for x in (k, v))

@@ -1,28 +1,32 @@
 """Cross-entropy over the vocabulary projection in torch, without [B, T, V] beyond a chunk.
 
-Rows (tokens) are taken in chunks: project, log-sum-exp, pick the target. Where all logits fit
-into the budget they are kept for the gradient, otherwise computed again chunk by chunk. With
-p = softmax(z): dz = g_nll·(p - onehot) + g_lse·p; for z = cap·tanh(u/cap),
-du = dz·(1 - (z/cap)²).
-The weight's gradient is summed over chunks in fp32.
+Tokens are taken in blocks that stay in cache (CPU) or fill the device (GPU). Where all scores fit
+into the budget, e = exp(z - max) is kept for the gradient, otherwise computed again block by
+block. With p = softmax(z): dz = g_nll·(p - onehot) + g_lse·p; for z = cap·tanh(u/cap),
+du = dz·(1 - (z/cap)²). The weight's gradient is summed over blocks in fp32.
 """
 
 from collections.abc import Iterator
 from typing import Any
 
 import torch
+from torch.utils.checkpoint import checkpoint
 
 Tensor = torch.Tensor
 DEFAULT_CHUNK_BYTES = 256 << 20
+CPU_BLOCK_BYTES = 8 << 20
 
 
-def _logits(hidden: Tensor, weight: Tensor, cap: float | None) -> Tensor:
-    scores = (hidden @ weight.t()).float()
-    return scores if cap is None else scores.div_(cap).tanh_().mul_(cap)
-
-
-def _chunks(tokens: int, rows: int) -> Iterator[slice]:
-    return (slice(start, start + rows) for start in range(0, tokens, rows))
+def _logits(hidden: Tensor, weight: Tensor, cap: float | None, out: Tensor | None) -> Tensor:
+    """Scores [rows, V], fp32; into `out` where given."""
+    if hidden.dtype == torch.float32:
+        scores = torch.mm(hidden, weight.t(), out=out)
+    else:
+        scores = torch.mm(hidden, weight.t()).float()
+        scores = scores if out is None else out.copy_(scores)
+    if cap is None:
+        return scores
+    return torch.tanh(scores / cap) * cap if out is None else scores.div_(cap).tanh_().mul_(cap)
 
 
 def _accumulate(total: Tensor, left: Tensor, right: Tensor) -> None:
@@ -32,41 +36,80 @@ def _accumulate(total: Tensor, left: Tensor, right: Tensor) -> None:
         total.add_(left @ right)
 
 
+def _blocks(tokens: int, rows: int) -> Iterator[slice]:
+    return (slice(start, min(start + rows, tokens)) for start in range(0, tokens, rows))
+
+
 class _LinearCrossEntropy(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, hidden: Tensor, weight: Tensor, targets: Tensor, cap: float | None, rows: int
+        ctx: Any,
+        hidden: Tensor,
+        weight: Tensor,
+        targets: Tensor,
+        cap: float | None,
+        rows: int,
+        keep: bool,
     ) -> tuple[Tensor, Tensor]:
-        lse = hidden.new_empty(hidden.shape[0], dtype=torch.float32)
-        picked = torch.empty_like(lse)
-        kept = None
-        for part in _chunks(hidden.shape[0], rows):
-            kept = _logits(hidden[part], weight, cap)
-            torch.logsumexp(kept, -1, out=lse[part])
-            picked[part] = kept.gather(1, targets[part, None].clamp_min(0))[:, 0]
-        keep = rows >= hidden.shape[0] and any(ctx.needs_input_grad[:2])
-        ctx.save_for_backward(hidden, weight, targets, lse, kept if keep else None)
+        tokens = hidden.shape[0]
+        lse, picked, sums = hidden.new_empty((3, tokens), dtype=torch.float32)
+        goals = targets.clamp_min(0)[:, None]
+        size = (tokens if keep else min(rows, tokens), weight.shape[0])
+        scores = hidden.new_empty(size, dtype=torch.float32)
+        for part in _blocks(tokens, rows):
+            out = scores[part] if keep else scores[: part.stop - part.start]
+            z = _logits(hidden[part], weight, cap, out)
+            picked[part] = z.gather(1, goals[part])[:, 0]
+            largest = z.amax(-1)
+            torch.sum(z.sub_(largest[:, None]).exp_(), -1, out=sums[part])
+            torch.add(largest, sums[part].log(), out=lse[part])
+        ctx.save_for_backward(hidden, weight, targets, lse, sums, scores if keep else None)
         ctx.cap, ctx.rows = cap, rows
-        nll = torch.where(targets >= 0, lse - picked, 0.0)
-        return nll, lse
+        return torch.where(targets >= 0, lse - picked, 0.0), lse
 
     @staticmethod
     def backward(
         ctx: Any, grad_nll: Tensor, grad_lse: Tensor
-    ) -> tuple[Tensor, Tensor, None, None, None]:
-        hidden, weight, targets, lse, kept = ctx.saved_tensors
+    ) -> tuple[Tensor, Tensor, None, None, None, None]:
+        hidden, weight, targets, lse, sums, kept = ctx.saved_tensors
         grad_nll = torch.where(targets >= 0, grad_nll, 0.0)
+        factor, goals = grad_nll + grad_lse, targets.clamp_min(0)[:, None]
         d_hidden, d_weight = torch.empty_like(hidden), torch.zeros_like(weight, dtype=torch.float32)
-        for part in _chunks(hidden.shape[0], ctx.rows):
-            z = _logits(hidden[part], weight, ctx.cap) if kept is None else kept
-            slope = None if ctx.cap is None else 1 - (z / ctx.cap).square()
-            dz = torch.sub(z, lse[part, None], out=z if kept is None else None)
-            dz.exp_().mul_((grad_nll + grad_lse)[part, None])
-            dz.scatter_add_(1, targets[part, None].clamp_min(0), -grad_nll[part, None])
+        block = hidden.new_empty((ctx.rows, weight.shape[0]), dtype=torch.float32)
+        for part in _blocks(hidden.shape[0], ctx.rows):
+            dz, slope = block[: part.stop - part.start], None
+            if kept is not None:
+                torch.mul(kept[part], (factor[part] / sums[part])[:, None], out=dz)
+            else:
+                _logits(hidden[part], weight, ctx.cap, dz)
+                slope = None if ctx.cap is None else 1 - (dz / ctx.cap).square_()
+                dz.sub_(lse[part, None]).exp_().mul_(factor[part, None])
+            dz.scatter_add_(1, goals[part], -grad_nll[part, None])
             dz = (dz if slope is None else dz.mul_(slope)).to(hidden.dtype)
             torch.mm(dz, weight, out=d_hidden[part])
             _accumulate(d_weight, dz.t(), hidden[part])
-        return d_hidden, d_weight.to(weight.dtype), None, None, None
+        return d_hidden, d_weight.to(weight.dtype), None, None, None, None
+
+
+def _plain(hidden: Tensor, weight: Tensor, targets: Tensor, cap: float | None) -> list[Tensor]:
+    z = _logits(hidden, weight, cap, None)
+    lse = torch.logsumexp(z, -1)
+    picked = z.gather(1, targets.clamp_min(0)[:, None])[:, 0]
+    return [torch.where(targets >= 0, lse - picked, 0.0), lse]
+
+
+def _compiled(
+    hidden: Tensor, weight: Tensor, targets: Tensor, cap: float | None, rows: int
+) -> tuple[Tensor, Tensor]:
+    """The same for torch.compile, which fuses plain expressions and recomputes the blocks."""
+    if rows >= hidden.shape[0]:
+        nll, lse = _plain(hidden, weight, targets, cap)
+        return nll, lse
+    parts = [
+        checkpoint(_plain, hidden[p], weight, targets[p], cap, use_reentrant=False)
+        for p in _blocks(hidden.shape[0], rows)
+    ]
+    return torch.cat([nll for nll, _ in parts]), torch.cat([lse for _, lse in parts])
 
 
 def linear_cross_entropy(
@@ -81,6 +124,13 @@ def linear_cross_entropy(
     if weight.dtype != hidden.dtype:
         weight = weight.to(hidden.dtype)
     flat, goals = hidden.reshape(-1, hidden.shape[-1]), targets.reshape(-1)
-    rows = max(1, (chunk_bytes or DEFAULT_CHUNK_BYTES) // (4 * weight.shape[0]))
-    nll, lse = _LinearCrossEntropy.apply(flat, weight, goals, softcap, rows)
+    budget, row_bytes = chunk_bytes or DEFAULT_CHUNK_BYTES, 4 * weight.shape[0]
+    if torch.compiler.is_compiling():
+        nll, lse = _compiled(flat, weight, goals, softcap, max(1, budget // row_bytes))
+        return nll.view(targets.shape), lse.view(targets.shape)
+    block = min(budget, CPU_BLOCK_BYTES) if hidden.device.type == "cpu" else budget
+    rows = min(max(1, block // row_bytes), max(1, flat.shape[0]))
+    differentiable = torch.is_grad_enabled() and (flat.requires_grad or weight.requires_grad)
+    keep = differentiable and softcap is None and flat.shape[0] * row_bytes <= budget
+    nll, lse = _LinearCrossEntropy.apply(flat, weight, goals, softcap, rows, keep)
     return nll.view(targets.shape), lse.view(targets.shape)

@@ -77,7 +77,9 @@ def test_bfloat16_survives_both_backends(backend_name: str, tiny: Any) -> None:
     assert same_bytes(ops.to_numpy(ops.to_device(params)), params)
 
 
-def test_moving_bytes_needs_neither_torch_nor_jax(checkpoint: Path, tmp_path: Path) -> None:
+def test_moving_bytes_needs_neither_torch_nor_jax(tiny: Any, tmp_path: Path) -> None:
+    checkpoint = tmp_path / "model"
+    hub.save_model(checkpoint, *tiny)
     code = (
         "import sys; from sabia.core.model import hub; "
         f"spec, params = hub.load_model({str(checkpoint)!r}); "
