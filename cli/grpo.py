@@ -109,15 +109,17 @@ def grpo(
     Face form. The same command again resumes a run that was stopped, or leaves it as it is.
     """
     from sabia.core.errors import UsageError
-    from sabia.core.recipes import grpo as room
-    from sabia.core.recipes.grpo_config import GrpoConfig, JudgeOptions
-    from sabia.core.recipes.training import TrainOptions
-    from sabia.core.train.losses_grpo import GrpoLossConfig
 
     if advantage not in ("mean", "std"):
         raise UsageError(f"--advantage: {advantage!r} (expected mean or std)")
     if bool(judge_url) != bool(judge_model):
         raise UsageError("a judge needs both --judge-url and --judge-model")
+
+    from sabia.core.recipes import grpo as room
+    from sabia.core.recipes.grpo_config import GrpoConfig, JudgeOptions
+    from sabia.core.recipes.training import TrainOptions
+    from sabia.core.train.losses_grpo import GrpoLossConfig
+
     shared = TrainOptions(
         weight_decay=weight_decay, betas=betas, clip_norm=clip_norm, save_every=save_every
     )

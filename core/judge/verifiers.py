@@ -89,28 +89,41 @@ def _plain_forms(token: str) -> list[str]:
 
 def final_number(text: str) -> str | None:
     """The number a text ends on: in its last \\boxed{}, behind its last ####, else its last one."""
+    found = _NUMBER.findall(text)
+    return _marked_number(text) or (found[-1] if found else None)
+
+
+def _marked_number(text: str) -> str | None:
     for pattern in (_BOXED, _HASHES):
         if (marked := pattern.findall(text)) and (inside := _NUMBER.findall(marked[-1])):
             return inside[-1]
-    found = _NUMBER.findall(text)
-    return found[-1] if found else None
+    return None
 
 
 def number(text: str, reference: str) -> bool:
     """The text's final number has the reference's value (relative tolerance 1e-6)."""
-    try:
-        wanted = {float(reference)}
-    except ValueError:
-        last = final_number(reference)
-        wanted = readings(last) if last else set()
-    if not wanted:
-        raise BadData(f"not a number: reference {reference!r} (expected one for kind number)")
+    wanted = _wanted(reference)
     given = final_number(text)
     return given is not None and any(
         math.isclose(value, want, rel_tol=REL_TOLERANCE, abs_tol=1e-12)
         for value in readings(given)
         for want in wanted
     )
+
+
+def _wanted(reference: str) -> set[float]:
+    """The value of a reference: a number, or a worked answer that marks one."""
+    try:
+        return {float(reference)}
+    except ValueError:
+        whole = _NUMBER.fullmatch(reference.strip())
+        marked = whole[0] if whole else _marked_number(reference)
+    if not marked or not (found := readings(marked)):
+        raise BadData(
+            f"not a number: reference {reference!r:.80} (expected a number, or a text that marks "
+            "one by #### or \\boxed{})"
+        )
+    return found
 
 
 def choice(text: str, reference: str) -> bool:

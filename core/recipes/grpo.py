@@ -93,10 +93,13 @@ def _prompts(
     world: World,
 ) -> list[Prompt]:
     """The usable prompts; those that are not go to the rejects."""
-    read = partial(
-        read_prompts, sources, load_tokenizer(config.model), grader,
-        spec.max_positions - config.max_new_tokens,
-    )  # fmt: skip
+    longest = spec.max_positions - config.max_new_tokens
+    if longest < 1:
+        raise UsageError(
+            f"--max-new-tokens: {config.max_new_tokens} (expected less than the model's context "
+            f"of {spec.max_positions})"
+        )
+    read = partial(read_prompts, sources, load_tokenizer(config.model), grader, longest)
     if job.dry_run or not world.leads:
         return read(lambda *_: None)
     with Rejects(reject_path(job)) as rejects:

@@ -28,6 +28,9 @@ def test_exact(text, reference, met):
         ("42 is wrong, it is 43", "42", False),
         ("first 7, so \\boxed{42} of 50", "42", True),
         ("5 + 5 = 10\n#### 1,234", "1234", True),
+        ("72", "48/2 = 24, 48 + 24 = 72\n#### 72", True),
+        ("24", "48/2 = 24, 48 + 24 = 72\n#### 72", False),
+        ("1234", "1,234", True),
         ("R$ 1.234,50", "1234.5", True),
         ("1,234,567", "1234567", True),
         ("-3", "3", False),
@@ -81,7 +84,7 @@ def test_other_kinds(kind, text, reference, met):
 
 
 def test_bad_references_are_errors_not_grades():
-    for kind, reference in (("regex", "("), ("number", "many"), ("json", "{")):
+    for kind, reference in (("regex", "("), ("number", "many"), ("number", "[0-9]"), ("json", "{")):
         with pytest.raises(BadData):
             verify(kind, "{}" if kind == "json" else "1", reference)
     with pytest.raises(BadData, match="no verifier"):

@@ -265,6 +265,11 @@ def test_refusals(config, prompts, tmp_path):
         grpo.run(job_of(prompts, tmp_path / "run", backend="jax"), config)
     with pytest.raises(UsageError, match="directory"):
         grpo.run(Job(command="grpo", inputs=(str(prompts),)), config)
+    for changes in ({"reward": "vibes"}, {"max_new_tokens": 64}):
+        with pytest.raises(UsageError):
+            grpo.run(job_of(prompts, tmp_path / "run"), replace(config, **changes))
+    with pytest.raises(BadData, match="no rubric"):
+        grpo.run(job_of(prompts, tmp_path / "run"), replace(config, reward="rubric"))
     for changes in ({"group": 1}, {"overlong": "drop"}, {"loss": GrpoLossConfig(temperature=0)}):
         with pytest.raises(UsageError):
             replace(config, **changes)

@@ -1,0 +1,113 @@
+"""`sabia grpo` as a user calls it: a run directory, metrics on stdout, stops and resumes."""
+
+import io
+import json
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("torch")
+COMMAND = [sys.executable, "-m", "sabia.cli.main", "grpo"]
+OPTIONS = ("--reward", "regex", "--prompts", 4, "--group", 8, "--max-new-tokens", 4, "--lr", "1e-3")
+
+
+def run(*arguments: object) -> subprocess.CompletedProcess:
+    call = [*COMMAND, *map(str, arguments)]
+    return subprocess.run(call, capture_output=True, stdin=subprocess.DEVNULL)
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    from sabia.core.model import hub
+    from sabia.core.spec import from_config, new_config
+    from sabia.core.text.tokenizer import train_bpe
+
+    root = tmp_path_factory.mktemp("m")
+    tokenizer = train_bpe(["user assistant 37+58=095"] * 4, 300)
+    tokenizer.save(root / "t")
+    config = new_config(hidden=32, layers=2, heads=2, vocab=tokenizer.vocab_size, context=64)
+    spec = from_config(config)
+    hub.save_model(root / "m", spec, hub.init_params(spec, 0), tokenizer_from=root / "t")
+    return root / "m"
+
+
+@pytest.fixture(scope="module")
+def prompts(model: Path) -> Path:
+    """Prompts whose reward is any digit or upper-case letter: about every second sample."""
+    path = model.parent / "prompts.jsonl"
+    rows = [{"id": str(n), "messages": [{"role": "user", "content": f"{n}+{n}="}],
+             "answer": "[0-9A-Z]"} for n in range(20)]  # fmt: skip
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def weights(place: Path) -> bytes:
+    return (place / "final" / "model.safetensors").read_bytes()
+
+
+def test_metrics_are_one_parquet_stream_and_the_rest_lies_in_the_directory(
+    model: Path, prompts: Path, tmp_path: Path
+) -> None:
+    import pyarrow.parquet as pq
+
+    out = tmp_path / "run"
+    done = run(prompts, "--model", model, *OPTIONS, "--steps", 3, "-o", out)
+    assert done.returncode == 0, done.stderr.decode()
+    rows = pq.read_table(io.BytesIO(done.stdout)).to_pylist()
+    assert [row["step"] for row in rows] == [1, 2, 3]
+    assert all(row["samples"] == 32 for row in rows)
+    assert b"reward     live   length     clip  |dlogp|" in done.stderr
+    assert pq.read_table(out / "samples").num_rows == 96
+    assert (out / "final" / "tokenizer.json").exists()
+    again = run(prompts, "--model", model, *OPTIONS, "--steps", 3, "-o", out, "--to", "jsonl")
+    assert again.returncode == 0
+    assert len(again.stdout.splitlines()) == 3
+    assert b"already finished" in again.stderr
+
+
+def test_sigterm_saves_and_the_same_call_goes_on_to_the_same_weights(
+    model: Path, prompts: Path, tmp_path: Path
+) -> None:
+    call = (prompts, "--model", model, *OPTIONS, "--steps", 150, "--to", "jsonl")
+    whole = run(*call, "-o", tmp_path / "whole")
+    assert whole.returncode == 0, whole.stderr.decode()
+    out = tmp_path / "stopped"
+    process = subprocess.Popen(
+        [*COMMAND, *map(str, call), "-o", str(out)], stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+    metrics = out / "metrics.jsonl"
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline and not (metrics.exists() and metrics.read_text()):
+        time.sleep(0.01)
+    process.send_signal(signal.SIGTERM)
+    stdout, stderr = process.communicate(timeout=60)
+    assert process.returncode == 75, stderr.decode()
+    assert stdout == b""
+    assert list((out / "checkpoints").glob("step-*"))
+    assert not (out / "final").exists()
+    again = run(*call, "-o", out)
+    assert again.returncode == 0, again.stderr.decode()
+    assert b"resuming at step" in again.stderr
+    assert weights(out) == weights(tmp_path / "whole")
+    shown = [json.loads(line)["reward"] for line in again.stdout.splitlines()]
+    assert shown == [json.loads(line)["reward"] for line in whole.stdout.splitlines()]
+
+
+def test_dry_run_and_refusals(model: Path, prompts: Path, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    plan = run(prompts, "--model", model, *OPTIONS, "-o", out, "--dry-run")
+    assert plan.returncode == 0
+    assert b"samples: 3,200 of at most 4 tokens" in plan.stdout
+    assert not out.exists()
+    for code, arguments in (
+        (2, ("--advantage", "median")),
+        (2, ("--judge-url", "http://localhost:1/v1")),
+        (65, ("--reward", "number")),
+    ):
+        said = run(prompts, "--model", model, *OPTIONS, "-o", out, *arguments)
+        assert said.returncode == code, (arguments, said.stderr.decode())
+        assert len(said.stderr.splitlines()) <= 3
