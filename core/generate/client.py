@@ -256,9 +256,8 @@ class Client:
         estimate, usage = request.estimate(), None
         await self._reserve(estimate)
         try:
-            reply = await self._try(request.body(self.model))
+            reply = await self._try(key, request.body(self.model))
             usage = to_response(key, reply, request, False).usage
-            await self._keep(key, reply)
             self._calls += 1
             self._failed_in_row, self._refused_first = 0, -1
             return reply
@@ -304,7 +303,7 @@ class Client:
             raise self._fatal
         return Retryable(line)
 
-    async def _try(self, body: Mapping[str, Any]) -> dict[str, Any]:
+    async def _try(self, key: str, body: Mapping[str, Any]) -> dict[str, Any]:
         """Up to `max_tries` attempts; raises the last Retryable, or Refused at once."""
         import tenacity
 
@@ -321,14 +320,15 @@ class Client:
             retry=tenacity.retry_if_exception_type(Retryable),
             reraise=True,
         )
-        return await attempts(self._attempt, body)
+        return await attempts(self._attempt, key, body)
 
     def _asks_too_much(self, state: Any) -> bool:
         asked = getattr(state.outcome.exception(), "wait_s", None)
         return asked is not None and asked > self._max_wait_s
 
-    async def _attempt(self, body: Mapping[str, Any]) -> dict[str, Any]:
-        """One HTTP request under the shared limiter."""
+    async def _attempt(self, key: str, body: Mapping[str, Any]) -> dict[str, Any]:
+        """One HTTP request under the shared limiter; its place is free again once the reply is on
+        disk, so that a kill loses at most as many paid calls as may be in flight."""
         generation = await self._limiter.acquire()
         succeeded = False
         try:
@@ -337,6 +337,7 @@ class Client:
             reply = await self._post(body)
             self._heard_at = time.monotonic()
             succeeded = True
+            await self._keep(key, reply)
             return reply
         except Retryable as error:
             self._check_outage(error)
