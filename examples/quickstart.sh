@@ -42,7 +42,7 @@ step() {
 
 # -- the world: a site on loopback with pages worth having and others; records of sums to learn
 python -m sabia.examples.little_web --seed "$seed" --truth truth.jsonl --labels labels.jsonl \
-  --sft sft.parquet --corrupt "$corrupt" --n $((sft * 256)) --prompts prompts.parquet \
+  --sft sft.parquet --corrupt "$corrupt" --n 12800 --prompts prompts.parquet \
   --eval sums.parquet --choices choices.parquet --eval-n "$items"
 python -m sabia.examples.little_web --seed "$seed" --serve --port-file port 2>web.log &
 trap 'kill $(jobs -p) 2>/dev/null || true' EXIT
@@ -62,8 +62,8 @@ step "tokenize" 'sabia tokenize rewritten.parquet --vocab-size 512 --length 256 
 
 # -- models. $1: tokens, $2: suffix of the run directories
 train() {
-  step "pretrain$2" "sabia pretrain $1 --shape d=128,layers=4,heads=4,ffn=384 --tokens $tokens --batch 16 --lr 2e-3 --seed $seed -o base$2 > base$2.parquet"
-  step "sft$2" "sabia sft sft.parquet --model base$2/final --no-pack --batch 256 --steps $sft --lr 1e-3 --seed $seed -o sft$2 > sft$2.parquet"
+  step "pretrain$2" "sabia pretrain $1 --shape d=128,layers=4,heads=4,ffn=384 --tokens $tokens --batch 16 --lr 2e-3 --seed $seed -o base$2 > base$2.metrics.parquet"
+  step "sft$2" "sabia sft sft.parquet --model base$2/final --no-pack --batch 256 --steps $sft --lr 1e-3 --seed $seed -o sft$2 > sft$2.metrics.parquet"
 }
 # the same without the rewrite, at the same time on the other core
 (

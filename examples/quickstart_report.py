@@ -7,6 +7,7 @@ those files; nothing is remembered from elsewhere.
 
 import argparse
 import json
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -45,7 +46,7 @@ class Run:
     def scores(self) -> Summary:
         """Values and comparisons of the evaluation."""
         batches = pq.ParquetFile(self.folder / "scores.parquet").iter_batches()
-        return summarise(score for batch in batches for score in from_batch(batch))
+        return summarise(score for batch in batches for score in from_batch(batch, "model"))
 
     def size_bytes(self, model: str) -> int:
         """Bytes of a model's weights."""
@@ -85,8 +86,6 @@ def data_part(run: Run) -> tuple[list[list[Any]], list[str]]:
     rewritten = run.rows("rewritten.parquet")
     n = min(len(crawled), len(breadth))
     best, broad = (sum(relevant(rows[:n], truth)) / n for rows in (crawled, breadth))
-    planted = [r for r in kept if truth.get(path_of(r), {}).get("duplicate_of")]
-    left = len([r for r in unique if truth.get(path_of(r), {}).get("duplicate_of")])
     tokens = sum(len(row["input_ids"]) for row in run.rows("tokens/part-00000.parquet"))
     right = relevant(kept, truth)
     lost = sum(relevant(crawled, truth)) - sum(right)
@@ -96,8 +95,7 @@ def data_part(run: Run) -> tuple[list[list[Any]], list[str]]:
         ["classify", f"{len(kept)} kept, {len(crawled) - len(kept)} dropped",
          f"{percent(sum(right) / len(kept))} of those kept worth having; {lost} such dropped"],
         ["dedup", f"{len(removed)} removed, {len(unique)} left",
-         f"{len(planted)} planted copies among the pages; {left} of {len(planted)} left beside"
-         " or in place of their original"],
+         _copies(kept, unique, truth)],
         ["rewrite", f"{sum(bool(r['rewritten']) for r in rewritten)} of {len(rewritten)} rewritten",
          _positions(run)],
         ["tokenize", f"{tokens:,} tokens", _bytes_per_token(rewritten, tokens)],
@@ -106,6 +104,20 @@ def data_part(run: Run) -> tuple[list[list[Any]], list[str]]:
     chart = line_chart(lines, "Harvest", "pages fetched", "share worth having", y_range=(0, 1))
     table = page.table(["stage", "what it did", "what came of it"], rows)
     return rows, [table, page.figure(chart, "By the generator's own knowledge of each page.")]
+
+
+def _copies(kept: Sequence[dict], unique: Sequence[dict], truth: dict[str, Any]) -> str:
+    """Planted copies against what is left of each page and its copies."""
+    before, after = (Counter(_original(row, truth) for row in rows) for rows in (kept, unique))
+    planted = sum(n - 1 for n in before.values())
+    missed = sum(n - 1 for n in after.values() if n > 1)
+    lost = sum(1 for page in before if page not in after)
+    return f"{planted} planted copies among the pages; {missed} missed, {lost} pages lost with all"
+
+
+def _original(row: dict[str, Any], truth: dict[str, Any]) -> str:
+    path = path_of(row)
+    return truth.get(path, {}).get("duplicate_of") or path
 
 
 def _positions(run: Run) -> str:
