@@ -15,6 +15,7 @@ from sabia.core.bench.metrics import exact_match
 from sabia.core.bench.score_rows import Score, scores_of
 from sabia.core.bench.task import Task
 from sabia.core.errors import BadData, UsageError
+from sabia.core.progress import progress
 
 TEXT_COLUMNS = ("response", "completion", "text", "answer")
 ID_COLUMNS = ("id", "item_id", "prompt_id")
@@ -81,12 +82,12 @@ def generate(
     names = {r.name: item.id for r, item in zip(requests, items, strict=True)}
     order = {item.id: number for number, item in enumerate(items)}
     found = []
-    for done in engine.stream(requests):
-        stop.check()
-        answer = Answer(
-            names[done.request_id], done.sample, done.text, done.finish_reason, len(done.tokens)
-        )
-        found.append(answer)
+    with progress(len(items) * samples, task.name, "answers") as bar:
+        for done in engine.stream(requests):
+            stop.check()
+            item, reason = names[done.request_id], done.finish_reason
+            found.append(Answer(item, done.sample, done.text, reason, len(done.tokens)))
+            bar.advance()
     return sorted(found, key=lambda answer: (order[answer.item_id], answer.sample))
 
 

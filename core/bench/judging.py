@@ -2,9 +2,9 @@
 
 `items`: every rubric item gets a verdict (by a verifier or the judge); the score is the share of
 the positive weight, and the points are the weights met. `points`: the judge reads the key and
-gives a number of points, as examiners do; it is read from [[0.65]], from JSON, or from a line such
-as `Total: 0,65`; parts are added up here rather than trusted to the judge. What cannot be read, or
-lies outside of 0 to the maximum, is no verdict, never a zero.
+gives a number of points, as examiners do; it is read from [[0.65]], from JSON, or from a last line
+such as `Total: 0,65`; parts are added up here rather than trusted to the judge. What cannot be
+read, or lies outside of 0 to the maximum, is no verdict, never a zero.
 """
 
 import json
@@ -27,6 +27,9 @@ SYSTEM = (
 )
 _BRACKETS = re.compile(r"\[\[\s*(\d+(?:[.,]\d+)?)\s*\]\]")
 _TOTAL = re.compile(r"(?i)\btotal\b[^\d\n]{0,20}(\d+(?:[.,]\d+)?)")
+_LAST_LINE = re.compile(
+    r"(?i)^\W*(?:soma|sum|nota|grade|score|points|pontuação|pontos)\b[^\d]*(\d+(?:[.,]\d+)?)\W*$"
+)
 _SLACK = 1e-6
 
 
@@ -126,8 +129,9 @@ def read_points(text: str, maximum: float) -> float | None:
     """The points in a judge's reply, between 0 and the maximum; None where there are none."""
     found = _from_items(text)
     if found is None:
-        for pattern in (_BRACKETS, _TOTAL):
-            if matches := pattern.findall(text):
+        last = text.strip().rpartition("\n")[2]
+        for pattern, where in ((_BRACKETS, text), (_TOTAL, text), (_LAST_LINE, last)):
+            if matches := pattern.findall(where):
                 found = float(matches[-1].replace(",", "."))
                 break
     if found is None or not -_SLACK <= found <= maximum + _SLACK:

@@ -20,6 +20,7 @@ from sabia.core import stop
 from sabia.core.errors import BadData
 from sabia.core.model import forward
 from sabia.core.model.backend import load_ops
+from sabia.core.progress import progress
 from sabia.core.spec import ModelSpec
 
 BATCH_TOKENS = 8_192
@@ -118,13 +119,16 @@ class Scorer:
         self._check(fitted)
         found = [np.zeros(len(rows)) for rows in fitted]
         alone: list[tuple[int, int]] = []
-        for batch in self._batches(fitted, alone):
-            stop.check()
-            self._score_shared(fitted, batch, found)
-        for cells in self._cells(fitted, alone):
-            stop.check()
-            for (q, o), value in zip(cells, self._score_rows(fitted, cells), strict=True):
-                found[q][o] = value
+        with progress(sum(map(len, fitted)), "score", "texts") as bar:
+            for batch in self._batches(fitted, alone):
+                stop.check()
+                self._score_shared(fitted, batch, found)
+                bar.advance(sum(len(fitted[question]) for question, _ in batch))
+            for cells in self._cells(fitted, alone):
+                stop.check()
+                for (q, o), value in zip(cells, self._score_rows(fitted, cells), strict=True):
+                    found[q][o] = value
+                bar.advance(len(cells))
         return found
 
     def _check(self, questions: Sequence[Sequence[Row]]) -> None:

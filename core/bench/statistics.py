@@ -4,9 +4,10 @@ Means of yes/no over independent items have Wilson intervals; other means the no
 the sample standard deviation (ddof 1). Where an item was sampled several times, its samples are
 one cluster: the standard error is sqrt(Σ_items (Σ_samples (x - mean))²) / N with the factor
 sqrt(C/(C-1)) for C items (Miller 2024, arXiv 2411.00640, section 2.2), and yes/no values get
-Wilson's interval for the number of independent answers that have this error. Ratios of sums (perplexity,
-bits per byte) are bootstrapped over items. Pairs: exact McNemar where each item has one yes/no
-answer, else the normal test of the clustered difference. p-values of one report are Holm-adjusted.
+Wilson's interval for the number of independent answers that have this error. Ratios of sums
+(perplexity, bits per byte) are bootstrapped over items. Pairs: exact McNemar where each item has
+one yes/no answer, else the normal test of the clustered difference. p-values of one report are
+Holm-adjusted.
 """
 
 import math

@@ -1,0 +1,200 @@
+"""`sabia eval` as a user calls it: rows, table, JSON, report, what is kept, what is refused."""
+
+import io
+import json
+import subprocess
+import sys
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pyarrow.parquet as pq
+import pytest
+
+from sabia.core.errors import BadData, UsageError
+
+pytest.importorskip("torch")
+COMMAND = [sys.executable, "-m", "sabia.cli.main", "eval"]
+
+
+def run(*arguments: object) -> subprocess.CompletedProcess:
+    full = [*COMMAND, *map(str, arguments)]
+    return subprocess.run(full, capture_output=True, stdin=subprocess.DEVNULL)
+
+
+def evaluate(tmp_path: Path, *tasks: Path, inputs: tuple = (), out: Path | None = None, **settings):
+    """The same in this process, with --json."""
+    from sabia.core.recipes import evaluate as room
+    from sabia.core.shards import Job
+
+    seed, backend = settings.pop("seed", 0), settings.pop("backend", "torch")
+    job = Job("eval", tuple(map(str, inputs)), out=out and str(out), json=True, seed=seed,
+              backend=backend, force=settings.pop("force", False))  # fmt: skip
+    texts = {k: tuple(map(str, v)) for k, v in settings.items() if isinstance(v, tuple)}
+    room.run(job, room.EvalConfig(tuple(map(str, tasks)), **(settings | texts)))
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two models (one is the other in 8 bits), tasks of each kind."""
+    from sabia.core.model import hub
+    from sabia.core.model.backend import load_ops
+    from sabia.core.quant.export import export
+    from sabia.core.quant.quantize import quantize
+    from sabia.core.quant.recipe import load_recipe
+    from sabia.core.spec import from_config, new_config
+    from sabia.core.text.tokenizer import train_bpe
+
+    root = tmp_path_factory.mktemp("eval")
+    tokenizer = train_bpe(["quantos são dois mais três? são cinco. 0123456789"] * 4, 300)
+    tokenizer.save(root / "t")
+    config = new_config(hidden=64, layers=2, heads=4, vocab=tokenizer.vocab_size, context=128)
+    spec = from_config(config)
+    params = {n: a if a.ndim == 1 else a * 5 for n, a in hub.init_params(spec, 0).items()}
+    hub.save_model(root / "big" / "final", spec, params, tokenizer_from=root / "t")
+    made = quantize(spec, params, load_recipe("w4"), load_ops("torch"))
+    export(root / "small", spec, made, root / "t")
+    rows = [
+        {"id": f"s{i}", "a": i, "text": f"{i} mais {i} são", "options": [str(i), f"{2 * i} são"],
+         "gold": i % 2, "answer": str(i % 10), "maximum": 2,
+         "rubric": [{"id": "d", "kind": "regex", "reference": r"\d", "points": 2}]}
+        for i in range(30)
+    ]  # fmt: skip
+    (root / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    common = 'data = "rows.jsonl"\nprompt = "{{a}} mais {{a}}?"\nmax_new_tokens = 3\n'
+    tasks = {
+        "mc": 'kind = "multiple_choice"\nchoices = "options"\nanswer = "gold"\nshots = 2\n',
+        "chat_mc": 'kind = "multiple_choice"\nchoices = ["A", "B"]\nanswer = "gold"\nchat = true\n',
+        "exact": 'kind = "exact_match"\nverifier = "contains"\nchat = true\n',
+        "rubric": 'kind = "rubric"\nchat = true\n',
+        "prose": 'kind = "perplexity"\n',
+    }
+    for name, text in tasks.items():
+        (root / f"{name}.toml").write_text(f'name = "{name}"\n{common}{text}')
+    return root
+
+
+def test_two_models_on_all_kinds_of_tasks(folder: Path, tmp_path: Path) -> None:
+    names = ("mc", "chat_mc", "exact", "rubric", "prose")
+    tasks = [part for name in names for part in ("--task", folder / f"{name}.toml")]
+    out, page = tmp_path / "s.parquet", tmp_path / "r.html"
+    models = ("--model", folder / "big/final", "--model", f"w4={folder / 'small'}")
+    sampling = ("--samples", 4, "--temperature", 1)
+    done = run(*tasks, *models, *sampling, "-o", out, "--report", page, "--json")
+    assert done.returncode == 0, done.stderr.decode()
+    made = json.loads(done.stdout)
+    assert made["models"] == ["big", "w4"] and len(made["paired"]) == 5
+    counts = {
+        (r["task"], r["metric"]): (r["items"], r["samples_per_item"]) for r in made["results"]
+    }
+    assert counts["mc", "acc"] == (28, 1) and counts["exact", "exact_match"] == (30, 4)
+    assert counts["rubric", "points"] == (30, 4) and counts["prose", "bits_per_byte"] == (30, 1)
+    assert "regressed" not in done.stderr.decode() and "big → w4" in done.stderr.decode()
+    table = pq.read_table(out)
+    assert table.schema.names[:5] == ["task", "item_id", "metric", "value", "detail"]
+    assert table.num_rows == 2 * (28 * 3 + 30 * 3 + 30 * 4 + 30 * 4 * 3 + 30 * 4)
+    root = ElementTree.fromstring(page.read_text().partition("\n")[2])
+    value = next(r for r in made["results"] if r["metric"] == "exact_match")["value_share"]
+    assert f"{value:.4g}" in " ".join(root.itertext())
+
+
+def test_a_model_against_itself_gives_the_same_samples(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
+    pair = (f"a={folder / 'big/final'}", f"b={folder / 'big/final'}")
+    tasks = (folder / "exact.toml", folder / "mc.toml")
+    evaluate(tmp_path, *tasks, models=pair, samples=3, temperature=1.0, limit=10)
+    made = json.loads(capsys.readouterr().out)
+    assert [(p["regressed_samples"], p["fixed_samples"]) for p in made["paired"]] == [(0, 0)] * 2
+    assert {r["items"] for r in made["results"]} == {10}
+
+
+def test_scores_are_kept_and_join_later_comparisons(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
+    out, task = tmp_path / "a.parquet", folder / "mc.toml"
+    evaluate(tmp_path, task, models=(folder / "big/final",), out=out)
+    first = json.loads(capsys.readouterr().out)
+    stamp = out.stat().st_mtime_ns
+    evaluate(tmp_path, task, models=(folder / "big/final",), out=out)
+    kept = capsys.readouterr()
+    assert "holds these scores already" in kept.err and out.stat().st_mtime_ns == stamp
+    assert json.loads(kept.out)["results"] == first["results"]
+    evaluate(tmp_path, task, models=(folder / "big/final",), out=out, limit=5)
+    assert out.stat().st_mtime_ns != stamp
+    capsys.readouterr()
+    evaluate(tmp_path, task, models=(folder / "small",), out=tmp_path / "b.parquet")
+    capsys.readouterr()
+    evaluate(tmp_path, inputs=(out, tmp_path / "b.parquet"))
+    both = json.loads(capsys.readouterr().out)
+    assert both["models"] == ["big", "small"] and both["paired"][0]["items"] == 5
+
+
+def test_both_backends_choose_alike(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
+    pytest.importorskip("jax")
+    details = []
+    for backend in ("torch", "jax"):
+        out = tmp_path / f"{backend}.parquet"
+        evaluate(tmp_path, folder / "mc.toml", models=(folder / "small",), out=out, backend=backend)
+        rows = pq.read_table(out, filters=[("metric", "=", "acc")]).to_pylist()
+        details.append([x for row in rows for x in json.loads(row["detail"])["loglikelihoods"]])
+    assert max(abs(a - b) for a, b in zip(*details, strict=True)) <= 1e-4
+
+
+def test_answers_written_before_are_scored(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
+    path = tmp_path / "mine.jsonl"
+    rows = [{"id": f"s{i}", "response": f"it is {i % 10}" if i < 20 else "?"} for i in range(29)]
+    path.write_text("".join(json.dumps(row) + "\n" for row in [*rows, {"id": "zz", "text": ""}]))
+    tasks = (folder / "exact.toml", folder / "rubric.toml")
+    evaluate(tmp_path, *tasks, answers=(path,))
+    said = capsys.readouterr()
+    values = {r["metric"]: r for r in json.loads(said.out)["results"]}
+    assert values["exact_match"]["value_share"] == pytest.approx(20 / 29)
+    assert values["points"]["value_points"] == 40 and values["points"]["maximum_points"] == 58
+    assert "no answer to 1 of 30" in said.err and "belong to no item" in said.err
+
+
+def test_rows_go_to_stdout_and_nothing_else(folder: Path) -> None:
+    done = run("--task", folder / "mc.toml", "--model", folder / "big/final", "--limit", 3)
+    assert pq.read_table(io.BytesIO(done.stdout)).num_rows == 9
+
+
+def test_dry_run_counts_and_touches_nothing(folder: Path, tmp_path: Path) -> None:
+    done = run("--task", folder / "exact.toml", "--task", folder / "mc.toml", "--model",
+               folder / "small", "-o", tmp_path / "s.parquet", "--dry-run", "--samples", 5,
+               "--temperature", 1)  # fmt: skip
+    assert done.returncode == 0 and not (tmp_path / "s.parquet").exists()
+    assert b"150 answers of 3 tokens" in done.stdout and b"56 texts to score" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"models": ()}, "whose answers"),
+        ({"samples": 4, "models": ("small",)}, "are all the same"),
+        ({"models": ("x=small", "x=small")}, "named alike"),
+        ({"models": ("http://127.0.0.1:9/v1",)}, "which of its models"),
+    ],
+)
+def test_refusals(folder: Path, tmp_path: Path, settings: dict, message: str) -> None:
+    models = settings.pop("models")
+    given = tuple(m.replace("small", str(folder / "small")) for m in models)
+    with pytest.raises(UsageError, match=message):
+        evaluate(tmp_path, folder / "exact.toml", models=given, **settings)
+
+
+def test_rubrics_without_a_judge_and_models_that_cannot_score(folder: Path, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="nothing to evaluate"):
+        evaluate(tmp_path)
+    with pytest.raises(UsageError, match="scored by a model's probabilities"):
+        evaluate(tmp_path, folder / "mc.toml", answers=(folder / "rows.jsonl",))
+    with pytest.raises(UsageError, match="perplexity needs a local"):
+        evaluate(tmp_path, folder / "prose.toml", models=("http://127.0.0.1:9/v1#m",))
+    with pytest.raises(BadData, match="no column 'gone'"):
+        bad = tmp_path / "bad.toml"
+        text = (folder / "mc.toml").read_text().replace('"options"', '"gone"')
+        bad.write_text(text.replace("rows.jsonl", str(folder / "rows.jsonl")))
+        evaluate(tmp_path, bad, models=(folder / "small",))

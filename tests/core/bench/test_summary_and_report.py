@@ -1,0 +1,132 @@
+"""Summaries from score rows alone, and the page that shows them."""
+
+import json
+import math
+from xml.etree import ElementTree
+
+import numpy as np
+import pytest
+
+from sabia.core.bench import report, statistics
+from sabia.core.bench.metrics import LOGLIKELIHOOD, MAXIMUM, NO_VERDICT
+from sabia.core.bench.score_rows import Score, from_batch, scores_of, to_batches
+from sabia.core.bench.summary import summarise, to_json
+
+
+def answers(model: str, right: list[int], task: str = "sums", samples: int = 1) -> list[Score]:
+    rows: list[Score] = []
+    for i, value in enumerate(right):
+        detail = {"response": f"{model} says {value}", "question": f"q{i}", "answer": 1}
+        values = {"exact_match": value}
+        rows += scores_of(model, task, f"i{i // samples}", i % samples, values, detail)
+    return rows
+
+
+A = [1, 1, 1, 0, 0, 1, 1, 0, 1, 1]
+B = [1, 0, 0, 1, 0, 1, 0, 0, 1, 0]
+
+
+def test_values_intervals_and_pairs() -> None:
+    found = summarise([*answers("a", A), *answers("b", B)])
+    a, b = found.result("a", "sums"), found.result("b", "sums")
+    assert (a.interval.value, b.interval.value) == (0.7, 0.4)
+    assert a.interval == statistics.wilson(7, 10)
+    (pair,) = found.comparisons
+    assert (pair.paired.regressed, pair.paired.fixed) == (4, 1)
+    assert pair.worse == ("i1", "i2", "i6", "i9") and pair.better == ("i3",)
+    assert pair.paired.p_value == statistics.mcnemar_exact(4, 1)
+    assert pair.paired.difference.value == pytest.approx(-0.3)
+
+
+def test_only_items_that_both_have_are_compared() -> None:
+    found = summarise([*answers("a", A), *answers("b", B[:4])])
+    assert found.comparisons[0].paired.items == 4
+    assert found.comparisons[0].paired.difference.value == pytest.approx(-0.25)
+
+
+def test_samples_are_clustered_by_item() -> None:
+    found = summarise(answers("a", [1, 1, 1, 1, 0, 0, 0, 0], samples=4))
+    result = found.result("a", "sums")
+    assert (result.items, result.samples_per_item) == (2, 4)
+    assert result.interval.method == "wilson_clustered_by_item"
+    assert result.interval.half_width > statistics.wilson(4, 8).half_width
+
+
+def test_perplexities_are_ratios_of_sums_and_lower_is_better() -> None:
+    rows = []
+    for model, nats in (("a", [-10.0, -30.0]), ("b", [-9.0, -33.0])):
+        for i, value in enumerate(nats):
+            sums = {LOGLIKELIHOOD: value, "bytes": 10.0 * (i + 1), "words": 2.0, "tokens": 5.0}
+            rows += scores_of(model, "prose", f"d{i}", 0, sums)
+    found = summarise(rows)
+    assert found.headlines["prose"] == "bits_per_byte"
+    assert found.result("a", "prose").interval.value == pytest.approx(40 / 30 / math.log(2))
+    assert found.result("a", "prose", "token_perplexity").interval.value == pytest.approx(
+        math.exp(4)
+    )
+    (pair,) = found.comparisons
+    assert pair.worse == ("d1",) and pair.better == ("d0",)
+    assert (pair.paired.regressed, pair.paired.fixed) == (1, 1)
+
+
+def test_points_are_summed_and_missing_verdicts_are_no_zeros() -> None:
+    rows = []
+    for i, points in enumerate((0.65, 0.2, 1.25)):
+        rows += scores_of("a", "exam", f"t{i}", 0, {"points": points, MAXIMUM: 1.25})
+    rows += scores_of("a", "exam", "t3", 0, {NO_VERDICT: 1.0})
+    result = summarise(rows).result("a", "exam")
+    assert (result.interval.value, result.maximum) == (2.1, 3.75)
+    assert (result.items, result.no_verdict) == (3, 1)
+    silent = summarise(scores_of("a", "exam", "t", 0, {NO_VERDICT: 1.0})).results[0]
+    assert math.isnan(silent.interval.value) and silent.no_verdict == 1
+
+
+def test_overall_is_given_where_all_models_have_all_tasks() -> None:
+    rows = [*answers("a", A), *answers("b", B), *answers("a", B, "mc"), *answers("b", A, "mc")]
+    found = summarise(rows)
+    assert found.overall["a"].value == pytest.approx(0.55)
+    holm = sorted(c.p_holm for c in found.comparisons)
+    assert holm == [pytest.approx(2 * statistics.mcnemar_exact(4, 1))] * 2 or max(holm) == 1
+    assert summarise([*rows, *answers("a", A, "third")]).overall == {}
+
+
+def test_rows_survive_their_records() -> None:
+    rows = [
+        *answers("a", A[:3]),
+        *scores_of("b", "x", "i", 2, {"acc": 1.0, "acc_norm": 0.0}, {"k": "é"}),
+    ]
+    back = [score for batch in to_batches(rows) for score in from_batch(batch, "?")]
+    assert back == rows
+
+
+def test_json_names_units_and_is_plain() -> None:
+    made = to_json(summarise([*answers("a", A), *answers("b", B)]))
+    text = json.dumps(made, allow_nan=False)
+    assert made["results"][0]["value_share"] == 0.7 and "ci_low_share" in made["results"][0]
+    assert made["paired"][0]["difference_share"] == pytest.approx(-0.3)
+    assert made["paired"][0]["regressed_items"] == ["i1", "i2", "i6", "i9"]
+    assert "NaN" not in text
+
+
+def test_page_holds_the_numbers_and_parses() -> None:
+    rng = np.random.default_rng(0)
+    rows = [
+        row
+        for model, rate in (("base & co", 0.4), ("tuned", 0.8), ("tuned-w4", 0.7))
+        for task in ("sums", "<mc>")
+        for row in answers(model, (rng.random(300) < rate).astype(int).tolist(), task)
+    ]
+    found = summarise(rows)
+    made = report.render(found, rows, "Evaluation", [("seed", "0")])
+    root = ElementTree.fromstring(made.partition("\n")[2])
+    text = " ".join(root.itertext())
+    for result in found.results:
+        assert report.value_text(result) in text
+    for pair in found.comparisons:
+        assert f"{pair.paired.difference.value:+.4g}" in text
+    assert "tuned says 0" in text and "right answer: 1" in text
+    assert len(made.encode()) < 1_000_000 and "<script" not in made and "http://www" in made
+    svg = "{http://www.w3.org/2000/svg}"
+    assert len([r for r in root.iter(f"{svg}rect") if r.get("opacity")]) == 6
+    table = report.terminal_table(found)
+    assert all(f"{p.model_a} → {p.model_b}" in table for p in found.comparisons)
