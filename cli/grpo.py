@@ -74,23 +74,22 @@ def grpo(
     ] = "",
     judge_model: Annotated[str, option("The judge's model name.", metavar="NAME")] = "",
     judge_votes: Annotated[int, option("Calls that vote on an item.", metavar="N", min=1)] = 1,
-    judge_items: Annotated[int, option("Items in a call.", metavar="N", min=1)] = 1,
+    judge_items_per_call: Annotated[int, option("Rubric items in a call.", metavar="N", min=1)] = 1,
     judge_format: Annotated[
         str, option("Replies held to: text, json-object, json-schema.", metavar="NAME")
     ] = "text",
-    judge_key_env: Annotated[
+    judge_tokens: Annotated[int, option("Longest reply of the judge.", metavar="N", min=16)] = 1024,
+    api_key_env: Annotated[
         str, option("Variable that holds the judge's key.", metavar="VARIABLE")
     ] = "SABIA_API_KEY",
     judge_cache: Annotated[
         str, option("Finished calls (default: ~/.cache/sabia/calls).", metavar="DIR")
     ] = "",
-    judge_concurrency: Annotated[int, option("Calls in flight.", metavar="N", min=1)] = 16,
-    judge_max_usd: Annotated[
-        float | None, money("Stop before spending more; needs --judge-prices.")
-    ] = None,
-    judge_max_requests: Annotated[float | None, count("Stop before sending more.")] = None,
-    judge_max_tokens: Annotated[float | None, count("Stop before using more tokens.")] = None,
-    judge_prices: Annotated[
+    concurrency: Annotated[int, option("Calls in flight.", metavar="N", min=1)] = 16,
+    max_usd: Annotated[float | None, money("Stop before spending more; needs --prices.")] = None,
+    max_requests: Annotated[float | None, count("Stop before sending more.")] = None,
+    max_judge_tokens: Annotated[float | None, count("Stop before using more tokens.")] = None,
+    prices: Annotated[
         str, option("Dollars per million tokens by model.", metavar="FILE.toml")
     ] = "",
     max_null: Annotated[float, fraction("Stop when more samples have no reward.")] = "20%",  # type: ignore[assignment]
@@ -128,15 +127,16 @@ def grpo(
         judge_url,
         judge_model,
         judge_votes,
-        judge_items,
+        judge_items_per_call,
         judge_format,
-        api_key_env=judge_key_env,
+        judge_tokens,
+        api_key_env,
         cache=judge_cache,
-        concurrency=judge_concurrency,
-        max_requests=None if judge_max_requests is None else int(judge_max_requests),
-        max_tokens=None if judge_max_tokens is None else int(judge_max_tokens),
-        max_usd=judge_max_usd,
-        prices=judge_prices,
+        concurrency=concurrency,
+        max_requests=None if max_requests is None else int(max_requests),
+        max_tokens=None if max_judge_tokens is None else int(max_judge_tokens),
+        max_usd=max_usd,
+        prices=prices,
     )
     loss = GrpoLossConfig(
         clip_low=clip_low,

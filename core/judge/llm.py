@@ -31,7 +31,7 @@ class JudgeConfig:
 
     items_per_call: int = 1
     votes: int = 1
-    max_tokens: int = 512
+    max_tokens: int = 1024
     reply_format: str = "text"
     seed: int = 0
 

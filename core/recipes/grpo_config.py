@@ -38,7 +38,7 @@ class JudgeOptions:
     votes: int = 1
     items_per_call: int = 1
     reply_format: str = "text"
-    reply_tokens: int = 512
+    reply_tokens: int = 1024
     api_key_env: str = "SABIA_API_KEY"
     cache: str = ""
     concurrency: int = 16
