@@ -18,6 +18,7 @@ from typing import Any
 
 from sabia.core.errors import BadData, UsageError
 from sabia.core.text.chatml import CHATML_TEMPLATE, END_OF_TEXT, PAD, TURN_END, TURN_START
+from sabia.core.text.role_words import with_role_words
 
 RESERVED = 12
 SPECIAL_TOKENS = (
@@ -172,6 +173,8 @@ class Tokenizer:
 def train_bpe(texts: Iterable[str], vocab_size: int, *, min_frequency: int = 2) -> Tokenizer:
     """Trains a byte-level BPE of at most `vocab_size` tokens, special ones and bytes counted.
 
+    The roles of a conversation (user, assistant, system, tool) are single tokens of it.
+
     The vocabulary comes out smaller where the texts have too few pairs seen `min_frequency` times.
     Raises UsageError where `vocab_size` has no room for the special tokens and the bytes.
     """
@@ -183,7 +186,8 @@ def train_bpe(texts: Iterable[str], vocab_size: int, *, min_frequency: int = 2) 
         )
     backend, trainer = _untrained(vocab_size, min_frequency)
     backend.train_from_iterator(texts, trainer=trainer)
-    return Tokenizer(backend.to_str(pretty=True), _config(), CHATML_TEMPLATE)
+    definition = with_role_words(backend.to_str(), vocab_size)
+    return Tokenizer(definition, _config(), CHATML_TEMPLATE)
 
 
 def load_tokenizer(path: str | Path) -> Tokenizer:
