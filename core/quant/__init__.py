@@ -1,1 +1,1 @@
-"""quant."""
+"""Quantization: recipes by component, calibration, GPTQ, export in compressed-tensors form."""
