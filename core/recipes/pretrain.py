@@ -22,6 +22,7 @@ from sabia.core.recipes.model_source import (
     load_fp32,
     model_fingerprint,
 )
+from sabia.core.recipes.rejected import RejectRow, opened_rejects, warn_of_rejects
 from sabia.core.recipes.training import Task, TrainOptions
 from sabia.core.shards.inputs import from_path, open_inputs
 from sabia.core.shards.job import Job
@@ -58,7 +59,9 @@ def run(job: Job, config: PretrainConfig) -> None:
     identity = _identity(job, config, sources, tokenizer)
     if training.already_done(job, directory, identity, world):
         return
-    task = _task(job, config, sources, tokenizer)
+    with opened_rejects(job, world, "token rows") as rejects:
+        rows = read_rows(sources, rejects.add)
+    task = _task(job, config, rows, tokenizer)
     training.run(job, task, config.options, identity, directory, world)
 
 
@@ -78,9 +81,11 @@ def _identity(
     }
 
 
-def _task(job: Job, config: PretrainConfig, sources: Sequence[Source], tokenizer: str) -> Task:
-    rows = read_rows(sources)
-    validation = read_rows(from_path(config.validation, "tokens")) if config.validation else None
+def _task(job: Job, config: PretrainConfig, rows: TokenRows, tokenizer: str) -> Task:
+    validation = None
+    if config.validation:
+        held_out = from_path(config.validation, "tokens")
+        validation = read_rows(held_out, warn_of_rejects("validation row"))
     if config.model:
         spec = load_spec(config.model)
         return Task(spec, lambda: load_fp32(config.model), rows, validation, tokenizer, config.mix)
@@ -89,13 +94,17 @@ def _task(job: Job, config: PretrainConfig, sources: Sequence[Source], tokenizer
     return Task(spec, init, rows, validation, tokenizer, config.mix)
 
 
-def read_rows(sources: Sequence[Source]) -> TokenRows:
-    """All rows of token shards."""
-    return read_token_rows(_batches(sources))
+def read_rows(sources: Sequence[Source], reject: RejectRow) -> TokenRows:
+    """All usable rows of token shards."""
+    return read_token_rows(_batches(sources, reject))
 
 
-def _batches(sources: Sequence[Source]) -> Iterator[pa.RecordBatch]:
+def _batches(sources: Sequence[Source], reject: RejectRow) -> Iterator[pa.RecordBatch]:
     for source in sources:
-        for batch in source.batches(columns=list(COLUMNS)):
+
+        def refuse(row: dict[str, Any], reason: str, name: str = source.name) -> None:
+            reject(row, reason, name)
+
+        for batch in source.batches(columns=list(COLUMNS), reject=refuse):
             stop.check()
             yield batch

@@ -8,7 +8,6 @@ and none sees another; those that cannot be used are rejected with a reason. Tra
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -22,10 +21,10 @@ from sabia.core.generate.chat import render_rows
 from sabia.core.parallel.launch import World
 from sabia.core.recipes import training
 from sabia.core.recipes.model_source import load_fp32, model_fingerprint
+from sabia.core.recipes.rejected import RejectRow, opened_rejects, warn_of_rejects
 from sabia.core.recipes.training import Task, TrainOptions
 from sabia.core.shards.inputs import from_path, open_inputs
 from sabia.core.shards.job import Job
-from sabia.core.shards.rejects import Rejects, reject_path
 from sabia.core.shards.sources import Source
 from sabia.core.spec import load_spec
 from sabia.core.text.packing import WINDOW, best_fit
@@ -33,7 +32,6 @@ from sabia.core.text.tokenizer import Tokenizer, load_tokenizer
 from sabia.core.train.token_rows import TokenRows, read_token_rows
 
 Rendered = tuple[list[int], list[int]]
-RejectRow = Callable[[dict[str, Any], str, str], None]
 
 
 @dataclass(frozen=True)
@@ -71,7 +69,8 @@ def run(job: Job, config: SftConfig) -> None:
     validation = None
     if config.validation:
         held_out = from_path(config.validation, "chat")
-        validation = _pack(config, _conversations(held_out, tokenizer, config.length, _warn))
+        refuse = warn_of_rejects("validation conversation")
+        validation = _pack(config, _conversations(held_out, tokenizer, config.length, refuse))
     task = Task(spec, lambda: load_fp32(config.model), rows, validation, place, about=about)
     training.run(job, task, config.options, identity, directory, world)
 
@@ -80,13 +79,8 @@ def _rows(
     job: Job, config: SftConfig, sources: Sequence[Source], tokenizer: Tokenizer, world: World
 ) -> tuple[TokenRows, dict[str, str]]:
     """The packed rows, and what to say of them; raises BadData when nothing is usable."""
-    path = reject_path(job)
-    writes = world.leads and not job.dry_run
-    with Rejects(path) if writes else contextlib.nullcontext(_Count()) as rejects:
+    with opened_rejects(job, world, "conversations") as rejects:
         rendered = list(_conversations(sources, tokenizer, config.length, rejects.add))
-        if rejects.count:
-            where = f" → {path}" if writes else ""
-            notes.note(f"{rejects.count:,} conversations rejected{where}")
     if not rendered:
         raise BadData(
             f"no usable conversation, {rejects.count:,} rejected (expected messages with an "
@@ -99,20 +93,6 @@ def _rows(
         "are the assistant's"
     )
     return rows, {"conversations": f"{len(rendered):,}", "assistant tokens": f"{learnt:,}"}
-
-
-@dataclass
-class _Count:
-    """Takes rejects where another process writes them, or none should."""
-
-    count: int = 0
-
-    def add(self, _row: dict[str, Any], _reason: str, _shard: str) -> None:
-        self.count += 1
-
-
-def _warn(_row: dict[str, Any], reason: str, shard: str) -> None:
-    notes.warn(f"{shard}: validation conversation left out: {reason}")
 
 
 def _conversations(

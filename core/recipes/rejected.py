@@ -1,0 +1,46 @@
+"""Rows that a trainer cannot use: kept with a reason by the leading process, counted by all."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from sabia.core import notes
+from sabia.core.parallel.launch import World
+from sabia.core.shards.job import Job
+from sabia.core.shards.rejects import Rejects, reject_path
+
+RejectRow = Callable[[dict[str, Any], str, str], None]  # (row, reason, shard)
+
+
+@dataclass
+class RejectCount:
+    """Counts rejects where another process writes them, or none should."""
+
+    count: int = 0
+
+    def add(self, _row: dict[str, Any], _reason: str, _shard: str) -> None:
+        """One more."""
+        self.count += 1
+
+
+@contextlib.contextmanager
+def opened_rejects(job: Job, world: World, what: str) -> Iterator[Rejects | RejectCount]:
+    """Yield what takes rejects; says at the end how many `what` were rejected and where to."""
+    path = reject_path(job)
+    writes = world.leads and not job.dry_run
+    with Rejects(path) if writes else contextlib.nullcontext(RejectCount()) as rejects:
+        yield rejects
+        if rejects.count:
+            notes.note(f"{rejects.count:,} {what} rejected{f' → {path}' if writes else ''}")
+
+
+def warn_of_rejects(what: str) -> RejectRow:
+    """A function that names each rejected row on stderr, for small held-out sets."""
+
+    def warn(_row: dict[str, Any], reason: str, shard: str) -> None:
+        notes.warn(f"{shard}: {what} left out: {reason}")
+
+    return warn

@@ -1,0 +1,243 @@
+"""`sabia pretrain` from the shell: the run directory, stdout, what is refused, what is skipped."""
+
+import io
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from training_cases import ENVIRONMENT, LENGTH, SHAPE, Commands, load, losses, make_tokens
+
+WORDS = ("--shape", SHAPE, "--steps", "15", "--batch", "8", "--lr", "1e-2")
+
+
+@pytest.fixture(scope="module")
+def sabia(tmp_path_factory):
+    commands = Commands(tmp_path_factory.mktemp("commands"))
+    yield commands
+    commands.close()
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory, sabia: Commands) -> Path:
+    """A folder with token rows and a finished run with validation."""
+    folder = tmp_path_factory.mktemp("made")
+    tokens = make_tokens(folder / "tokens")
+    done = sabia("pretrain", tokens, *WORDS, "--validation", tokens, "-o", folder / "run")
+    assert done.returncode == 0, done.stderr
+    (folder / "rows.parquet").write_bytes(done.stdout)
+    (folder / "notes.txt").write_bytes(done.stderr)
+    return folder
+
+
+def metrics(run: Path) -> list[dict]:
+    return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+
+
+def test_run_directory(made: Path) -> None:
+    run = made / "run"
+    assert sorted(p.name for p in run.iterdir() if p.name != ".lock") == [
+        "checkpoints", "final", "metrics.jsonl", "run.json",
+    ]  # fmt: skip
+    assert json.loads((run / "run.json").read_text())["finished"] is True
+    rows = metrics(run)
+    validations = [
+        (row["step"], row["validation_loss"]) for row in rows if "validation_loss" in row
+    ]
+    assert [step for step, _ in validations] == [0, 15]
+    assert validations[1][1] < validations[0][1] - 0.5
+    assert set(rows[0]["validation_by_source"]) == {"web", "books"}
+    first = rows[1]
+    assert first["step"] == 1
+    assert {"loss", "lr", "grad_norm", "tokens", "tokens_per_s", "mfu", "seconds",
+            "loss_by_source"} <= set(first)  # fmt: skip
+    # 8 rows of two documents: the first token of each is not predicted, nor padding
+    assert first["tokens"] <= 8 * (LENGTH - 2)
+    assert 0 < first["mfu"] < 2
+
+
+def test_metrics_are_rows_on_stdout(made: Path) -> None:
+    table = pq.read_table(made / "rows.parquet")
+    assert table.num_rows == 17
+    assert table["loss"].drop_null().to_pylist() == list(losses(made / "run").values())
+    assert dict(table["loss_by_source"][1].as_py()).keys() <= {"web", "books"}
+    assert "measured by a matrix product here" in (made / "notes.txt").read_text()
+
+
+def test_again_is_done_and_says_the_same(made: Path, sabia: Commands) -> None:
+    before = (made / "run" / "final" / "model.safetensors").stat().st_mtime_ns
+    done = sabia("pretrain", made / "tokens", *WORDS, "-o", made / "run")
+    assert done.returncode == 0
+    assert b"already finished" in done.stderr
+    assert pq.read_table(io.BytesIO(done.stdout)) == pq.read_table(made / "rows.parquet")
+    assert (made / "run" / "final" / "model.safetensors").stat().st_mtime_ns == before
+
+
+def test_other_options_are_refused_and_force_starts_over(
+    made: Path, tmp_path: Path, sabia: Commands
+) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(made / "run", run)
+    words = ("pretrain", made / "tokens", *WORDS, "-o", run, "--lr", "1e-3")
+    refused = sabia(*words)
+    assert refused.returncode == 2
+    assert b"lr 0.01, now 0.001" in refused.stderr
+    assert len(refused.stderr.splitlines()) == 1
+    assert losses(run) == losses(made / "run")
+    forced = sabia(*words, "--force")
+    assert forced.returncode == 0, forced.stderr
+    assert losses(run) != losses(made / "run")
+
+
+def test_how_often_to_save_is_not_another_run(made: Path, sabia: Commands) -> None:
+    words = ("--save-every", "3", "--eval-every", "2", "--micro-batch", "2", "--backend", "jax")
+    done = sabia("pretrain", made / "tokens", *WORDS, *words, "-o", made / "run")
+    assert b"already finished" in done.stderr
+
+
+def test_transformers_loads_the_result(made: Path) -> None:
+    transformers = pytest.importorskip("transformers", reason="the judge of the export")
+    import numpy as np
+    import torch
+
+    place = made / "run" / "final"
+    model, told = transformers.AutoModelForCausalLM.from_pretrained(place, output_loading_info=True)
+    assert not told["missing_keys"]
+    assert not told["unexpected_keys"]
+    tokenizer = transformers.AutoTokenizer.from_pretrained(place)
+    text = "3 and 4 make 7, said the owl."
+    assert tokenizer(text)["input_ids"] == load(made / "tokens").encode(text)
+    # the validation loss again, document by document
+    total = count = 0.0
+    for row in pq.read_table(made / "tokens" / "part-00000.parquet").to_pylist():
+        start = 0
+        for length in row["document_lengths"]:
+            ids = torch.tensor([row["input_ids"][start : start + length]])
+            start += length
+            with torch.no_grad():
+                scores = model(input_ids=ids).logits[0, :-1].log_softmax(-1)
+            total -= float(scores.gather(1, ids[0, 1:, None]).sum())
+            count += length - 1
+    wanted = [row for row in metrics(made / "run") if "validation_loss" in row][-1]
+    assert wanted["validation_tokens"] == count
+    assert np.isclose(total / count, wanted["validation_loss"], atol=1e-5)
+
+
+def test_goes_on_from_a_model(made: Path, tmp_path: Path, sabia: Commands) -> None:
+    tokens, final = made / "tokens", made / "run" / "final"
+    words = ("--model", final, "--steps", "3", "--lr", "1e-4", "--validation", tokens,
+             "--export-dtype", "bfloat16")  # fmt: skip
+    done = sabia("pretrain", tokens, *words, "-o", tmp_path / "run")
+    assert done.returncode == 0, done.stderr
+    before = [row for row in metrics(made / "run") if "validation_loss" in row][-1]
+    after = metrics(tmp_path / "run")[0]
+    assert after["step"] == 0
+    assert after["validation_loss"] == pytest.approx(before["validation_loss"], abs=1e-6)
+    config = json.loads((tmp_path / "run" / "final" / "config.json").read_text())
+    assert "bfloat16" in (config.get("dtype"), config.get("torch_dtype"))
+
+
+def test_mix_and_config_json(made: Path, tmp_path: Path, sabia: Commands) -> None:
+    config = made / "run" / "final" / "config.json"
+    words = ("--config-json", config, "--steps", "4", "--batch-tokens", str(8 * LENGTH), "--mix",
+             "books=1", "--log-every", "2")  # fmt: skip
+    done = sabia("pretrain", made / "tokens", *words, "-o", tmp_path / "run", "--to", "jsonl")
+    assert done.returncode == 0, done.stderr
+    rows = [json.loads(line) for line in done.stdout.splitlines()]
+    assert [row["step"] for row in rows] == [1, 2, 4]
+    assert all(set(row["loss_by_source"]) == {"books"} for row in rows)
+
+
+def test_stdin_and_dry_run(made: Path, tmp_path: Path) -> None:
+    """The rows come through a real pipe; a dry run touches nothing and says the plan."""
+    words = [sys.executable, "-m", "sabia.cli.main", "pretrain", *WORDS, "--dry-run", "-o",
+             str(tmp_path / "run"), "--tokenizer", str(made / "tokens" / "tokenizer")]  # fmt: skip
+    with subprocess.Popen(
+        ["cat", str(made / "tokens" / "part-00000.parquet")], stdout=subprocess.PIPE
+    ) as cat:
+        done = subprocess.run(
+            words, stdin=cat.stdout, capture_output=True, env=ENVIRONMENT, text=True
+        )
+    assert done.returncode == 0, done.stderr
+    said = dict(line.split(": ", 1) for line in done.stdout.splitlines())
+    assert said["steps"] == "15 of 8 rows (256 tokens)"
+    assert said["tokens"] == f"{15 * 8 * LENGTH:,}"
+    assert said["epochs"] == "web 1.88, books 1.88"
+    from sabia.core.spec import from_config, new_config, parameter_count
+
+    vocab = load(made / "tokens").vocab_size
+    spec = from_config(new_config(hidden=32, layers=1, heads=2, vocab=vocab))
+    assert said["parameters"] == f"{parameter_count(spec):,}"
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "said"),
+    [
+        ((), 2, "which model? give one of"),
+        (("--shape", SHAPE, "--mesh", "tensor=2"), 2, "axis 'tensor' is not run"),
+        (("--shape", SHAPE, "--mesh", "data=2"), 2, "torchrun --nproc-per-node 2"),
+        (("--shape", SHAPE, "--steps", "3", "--tokens", "5"), 2, "give one of --steps"),
+        (("--shape", SHAPE, "--mix", "poems=1"), 2, "no rows of source 'poems'"),
+        (("--shape", SHAPE + ",vocab=20"), 65, "expected below the model's vocabulary of 20"),
+        (("--shape", SHAPE, "--warmup", "much"), 2, "--warmup: 'much'"),
+        (("--shape", SHAPE, "--lr", "1e30", "--steps", "9"), 1, "expected finite numbers"),
+    ],
+)  # fmt: skip
+def test_refusals(made: Path, tmp_path: Path, sabia: Commands, words, code, said) -> None:
+    done = sabia("pretrain", made / "tokens", *words, "-o", tmp_path / "run", "-q")
+    assert done.returncode == code, done.stderr
+    assert said in done.stderr.decode()
+    assert len(done.stderr.splitlines()) == 1
+    assert not (tmp_path / "run" / "final").exists()
+
+
+def test_needs_a_run_directory(made: Path, sabia: Commands) -> None:
+    for out in ((), ("-o", "run.parquet"), ("-o", "-")):
+        done = sabia("pretrain", made / "tokens", *WORDS, *out)
+        assert done.returncode == 2
+        assert b"expected a local directory for the run" in done.stderr
+
+
+def test_rows_of_another_kind(tmp_path: Path, sabia: Commands) -> None:
+    pq.write_table(pa.table({"text": ["no tokens"]}), tmp_path / "documents.parquet")
+    done = sabia("pretrain", tmp_path / "documents.parquet", *WORDS, "-o", tmp_path / "run")
+    assert done.returncode == 65
+    assert b"no column 'input_ids'" in done.stderr
+
+
+def test_rows_without_tokens_are_rejected(made: Path, tmp_path: Path, sabia: Commands) -> None:
+    table = pq.read_table(made / "tokens" / "part-00000.parquet")
+    rows = table.to_pylist()
+    rows[3]["input_ids"] = None
+    pq.write_table(pa.Table.from_pylist(rows, table.schema), tmp_path / "rows.parquet")
+    words = ("--tokenizer", made / "tokens" / "tokenizer", "-o", tmp_path / "run")
+    done = sabia("pretrain", tmp_path / "rows.parquet", *WORDS, *words)
+    assert done.returncode == 0, done.stderr
+    assert b"1 token rows rejected" in done.stderr
+    (reject,) = pq.read_table(tmp_path / "run" / "rejects" / "part-00000.parquet").to_pylist()
+    assert reject["reason"] == "input_ids is null"
+
+
+def test_one_process_at_a_time(made: Path, tmp_path: Path, sabia: Commands) -> None:
+    from sabia.core.train.run_directory import RunDirectory
+
+    with RunDirectory(tmp_path / "run").locked():
+        done = sabia("pretrain", made / "tokens", *WORDS, "-o", tmp_path / "run")
+    assert done.returncode == 1
+    assert b"another process is training in it" in done.stderr
+
+
+def test_a_log_gets_no_binary(made: Path, tmp_path: Path) -> None:
+    """stdout and stderr in one file, as in a batch job: a table, not Parquet."""
+    words = [sys.executable, "-m", "sabia.cli.main", "pretrain", str(made / "tokens"), *WORDS,
+             "-o", str(made / "run")]  # fmt: skip
+    with open(tmp_path / "log", "wb") as log:
+        subprocess.run(words, stdout=log, stderr=subprocess.STDOUT, env=ENVIRONMENT, check=True)
+    text = (tmp_path / "log").read_bytes()
+    assert b"PAR1" not in text
+    assert "loss" in text.decode()
