@@ -22,8 +22,6 @@ SURE_SHARE = 0.05  # of the words may stand in short lines
 MAX_LINKS = 2_000
 MAX_ANCHOR = 200
 _CHARSET = re.compile(r"charset\s*=\s*[\"']?([\w.:-]+)", re.IGNORECASE)
-_BLANK = re.compile(r"[ \t\u00a0]+")
-_LINES = re.compile(r"\s*\n\s*")
 
 
 @dataclass(frozen=True)
@@ -111,7 +109,8 @@ def _trafilatura(decoded: str) -> str:
 def tidy(text: str) -> str:
     """Blanks folded, no empty lines, no characters that Unicode does not allow."""
     clean = text.encode("utf-8", "replace").decode().replace("\0", "")
-    return _LINES.sub("\n", _BLANK.sub(" ", clean)).strip()
+    lines = (" ".join(line.split()) for line in clean.split("\n"))
+    return "\n".join(line for line in lines if line)
 
 
 def _robots_meta(tree: HTMLTree) -> tuple[bool, bool]:

@@ -19,7 +19,9 @@ _TRACKERS = re.compile(
 )
 _SESSION = re.compile(r";(jsessionid|phpsessid|sid)=[^/?;]*", re.IGNORECASE)
 _ESCAPE = re.compile(r"%([0-9A-Fa-f]{2})")
-_CONTROL = re.compile(r"[\x00-\x20]+$|^[\x00-\x20]+|[\t\r\n]")
+_CONTROLS = "".join(map(chr, range(0x21)))  # stripped from both ends, as browsers do
+_BREAKS = str.maketrans("", "", "\t\r\n")
+MAX_RAW = 10_000  # characters of a link that are looked at
 _UNRESERVED = frozenset("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-._~")
 _DIGITS = re.compile(r"\d+")
 _BINARY = re.compile(
@@ -33,7 +35,8 @@ _BINARY = re.compile(
 def canonical(url: str, base: str = "") -> str | None:
     """The one spelling of an http(s) URL (resolved against `base`); None for anything else."""
     try:
-        parsed = can_ada.parse(urljoin(base, _CONTROL.sub("", url)))
+        plain = url[:MAX_RAW].strip(_CONTROLS).translate(_BREAKS)
+        parsed = can_ada.parse(urljoin(base, plain))
     except (ValueError, UnicodeError):
         return None
     if parsed.protocol not in ("http:", "https:") or not parsed.hostname or parsed.username:

@@ -1,5 +1,7 @@
 """RFC 9309: what each kind of answer means, and rules for our product token."""
 
+import time
+
 import pytest
 
 from sabia.core.web.robots import MAX_BYTES, Rules, Verdict, verdict
@@ -46,6 +48,8 @@ def test_answers(status, hops, state, allowed):
         ("User-agent: *\nDisallow: /caf\u00e9", "/caf%C3%A9", False),
         ("User-agent: *\nDisallow: /", "/robots.txt", True),
         ("<html>not rules</html>", "/x", True),
+        ("User-agent: sabia\nUnknown: line\nUser-agent: a\nDisallow: /x", "/x", False),
+        ("user-agent sabia\ndisallow /", "/x", False),
     ],
 )
 def test_rules(text, path, allowed):
@@ -66,3 +70,10 @@ def test_the_first_500_kib_count():
     assert not Rules(verdict(200, b"\xef\xbb\xbfUser-agent: *\nDisallow: /a"), "s").allowed(
         "http://h/a"
     )
+
+
+@pytest.mark.parametrize("text", ["\n" * 500_000, "a" * 500_000, " " * 500_000, "u\r" * 200_000])
+def test_hostile_files_cost_little(text):
+    started = time.process_time()
+    assert Rules(Verdict(text), "sabia").allowed("http://h/x")
+    assert time.process_time() - started < 2
