@@ -1,6 +1,7 @@
 """What a data stage did, in numbers: for the last line on stderr, and as JSON for `--stats`."""
 
 import json
+import os
 import sys
 from dataclasses import asdict, dataclass, field
 
@@ -44,6 +45,10 @@ class Summary:
             parts.append(f"{self.shards_skipped} shards already done")
         line = ", ".join(parts) + f" ({units.format_duration(self.seconds)})"
         notes.note(line + (f"; next: {next_step}" if next_step else ""))
-        if job.stats:
+        if job.stats and not self._stale(job.stats):
             text = json.dumps({"command": job.command} | asdict(self)) + "\n"
             sys.stderr.write(text) if job.stats == "-" else write_atomic(job.stats, text)
+
+    def _stale(self, path: str) -> bool:
+        """True where nothing was done again: figures of the run that did it are worth more."""
+        return self.shards_skipped > 0 and not self.shards_done and os.path.exists(path)

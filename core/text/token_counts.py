@@ -85,7 +85,7 @@ def report_bytes_per_token(job: Job, summary: Summary) -> None:
         notes.note("bytes per token: " + "; ".join(parts))
     if job.stats == "-":
         sys.stderr.write(json.dumps({"command": job.command, "bytes_per_token": ratios}) + "\n")
-    elif job.stats:
+    elif job.stats and any(ratios.values()):
         with open(job.stats, encoding="utf-8") as file:
             figures = json.load(file)
         write_atomic(job.stats, json.dumps(figures | {"bytes_per_token": ratios}) + "\n")

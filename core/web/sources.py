@@ -5,6 +5,7 @@ network; a text file whose lines are all URLs is a list of seeds. Small files ar
 so that a folder of many pages makes few shards.
 """
 
+import codecs
 import glob
 import hashlib
 import os
@@ -32,6 +33,8 @@ RECORD_ENDINGS = tuple(ending for ending in READABLE if ending != ".json")  # se
 GROUP_FILES = 500
 BATCH_PAGES = 50
 SNIFFED_LINES = 50
+SNIFFED_BYTES = 8192
+_UTF16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 
 # a page before extraction; documents have `text` instead of `body`
 PAGE = pa.schema(
@@ -98,6 +101,9 @@ class PageFiles:
         if len(body) > self.max_bytes:
             reject({"url": path}, f"larger than {self.max_bytes} bytes")
             return
+        if b"\0" in body[:SNIFFED_BYTES] and not body.startswith(_UTF16):
+            reject({"url": path}, "not text (it has zero bytes)")
+            return
         html = path.lower().removesuffix(".gz").endswith(HTML_ENDINGS)
         yield _page(path, self.name, "text/html" if html else "text/plain", body)
 
@@ -108,6 +114,25 @@ class PageFiles:
                 continue
             row = _page(found.url, os.path.basename(path), found.content_type, found.body)
             yield row | {"crawl_time": found.time, "cut": found.cut}
+
+
+@dataclass(frozen=True)
+class FolderRecords(PageFiles):
+    """A file of records found in a folder: one that cannot be read is rejected, not fatal."""
+
+    def rows(self) -> int | None:
+        return None
+
+    def batches(
+        self, columns: Sequence[str] | None = None, rows: int = BATCH_ROWS,
+        reject: Reject = ignore_reject,
+    ) -> Iterator[pa.RecordBatch]:  # fmt: skip
+        for path in self.paths:
+            try:
+                for source in from_path(path, "document"):
+                    yield from source.batches(columns, rows, reject)
+            except BadData as error:
+                reject({"url": path}, str(error).removeprefix(f"{path}: "))
 
 
 def _page(url: str, source: str, content_type: str, body: bytes) -> dict[str, Any]:
@@ -188,6 +213,8 @@ def _from_path(given: str, max_bytes: int) -> Iterator[Any]:
             loose.setdefault(os.path.dirname(path), []).append(path)
         elif kind == "archive":
             yield PageFiles(path, (path,), max_bytes)
+        elif kind == "records" and folder:
+            yield FolderRecords(path, (path,), max_bytes)
         elif kind == "records":
             yield from from_path(path, "document")
         elif not folder:
