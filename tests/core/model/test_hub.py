@@ -4,6 +4,7 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import ml_dtypes
@@ -14,6 +15,7 @@ from sabia.core.errors import BadData, MissingBackend, UsageError
 from sabia.core.model import backend, hub
 from sabia.core.model.safetensors_file import read_tensors, write_tensors
 from sabia.core.spec import from_config
+from sabia.core.spec.tensors import Row, place
 
 from .conftest import CONFIGS, perturbed
 
@@ -191,3 +193,15 @@ def test_unknown_and_absent_backends(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(backend, "import_module", absent)
     with pytest.raises(MissingBackend, match="jax"):
         backend.load_ops("jax")
+
+
+def test_stacked_tensors_are_one_file_tensor_a_slice() -> None:
+    row = Row("experts", (3, 2, 4), ("expert", "mlp", "embed"), "mlp", active_share=(1, 3))
+    stacked = place(row, "layers.0.", ("e.0", "e.1", "e.2"), 0.02, 0)
+    spec: Any = SimpleNamespace(tensors=lambda: (stacked,), tied=False, ignored=(), family="x")
+    files = {f"e.{n}": np.full((2, 4), n, np.float32) for n in range(3)}
+    params = hub.from_hf(spec, files)
+    assert params["layers.0.experts"].shape == (3, 2, 4)
+    assert same_bytes(hub.to_hf(spec, params), files)
+    with pytest.raises(BadData, match=r"e\.1 is missing"):
+        hub.from_hf(spec, {n: a for n, a in files.items() if n != "e.1"})

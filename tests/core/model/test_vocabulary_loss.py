@@ -1,9 +1,12 @@
 """The chunked vocabulary loss and the other operations against plain double-precision NumPy."""
 
+import inspect
 from typing import Any
 
 import numpy as np
 import pytest
+
+from sabia.core.model.ops import Ops
 
 from .conftest import compiled
 
@@ -123,3 +126,15 @@ def test_topk_descends_and_known_max_costs_nothing(ops: Any) -> None:
     assert (values == -np.sort(-WEIGHT, axis=-1)[:, :5]).all()
     assert (np.take_along_axis(WEIGHT, indices, -1) == values).all()
     assert ops.known_max(ops.integers([[3, 9]], x)) in (None, 9)
+
+
+def test_both_backends_offer_the_whole_vocabulary(ops: Any) -> None:
+    asked = {n: f for n, f in vars(Ops).items() if not n.startswith("_") and callable(f)}
+    assert len(asked) >= 20 and ops.name in ("torch", "jax")
+    for name, function in asked.items():
+        wanted = list(inspect.signature(function).parameters.values())[1:]
+        given = list(inspect.signature(getattr(ops, name)).parameters.values())
+        assert [(p.name, p.kind) for p in given[: len(wanted)]] == [
+            (p.name, p.kind) for p in wanted
+        ], name
+        assert all(p.default is not p.empty for p in given[len(wanted) :]), name
