@@ -10,6 +10,8 @@ import re
 from dataclasses import asdict, dataclass
 from typing import Any
 
+import lxml.etree
+import lxml.html
 from resiliparse.extract.html2text import extract_plain_text
 from resiliparse.parse.encoding import bytes_to_str, detect_encoding
 from resiliparse.parse.html import HTMLTree
@@ -45,12 +47,13 @@ def extract(body: bytes, content_type: str, url: str, want_links: bool = True) -
     decoded = decode(body, content_type)
     if content_type.lower().startswith("text/plain"):
         return Extracted(tidy(decoded), "", "", (), True, "plain")
-    tree = HTMLTree.parse(decoded)
+    text, extractor = main_text(decoded)
+    tree = _tree(decoded)
     index, follow = _robots_meta(tree)
-    text, extractor = main_text(decoded, tree)
     links = tuple(_links(tree, url)) if want_links and follow else ()
-    title = " ".join((tree.title or "").split())
-    return Extracted(text, title, _language(tree), links, index, extractor)
+    title = " ".join((tree.findtext(".//title") or "").split())
+    language = (tree.get("lang") or "").strip().lower()
+    return Extracted(text, title, language, links, index, extractor)
 
 
 def decode(body: bytes, content_type: str) -> str:
@@ -76,8 +79,9 @@ def _guess(body: bytes) -> str:
     return "utf-8"
 
 
-def main_text(decoded: str, tree: HTMLTree) -> tuple[str, str]:
+def main_text(decoded: str) -> tuple[str, str]:
     """The article's text and the extractor it came from."""
+    tree = HTMLTree.parse(decoded)
     fast = tidy(extract_plain_text(tree, main_content=True, list_bullets=False, alt_texts=False))
     whole = extract_plain_text(tree, main_content=False, list_bullets=False, alt_texts=False)
     if not whole.strip():
@@ -113,35 +117,38 @@ def tidy(text: str) -> str:
     return "\n".join(line for line in lines if line)
 
 
-def _robots_meta(tree: HTMLTree) -> tuple[bool, bool]:
+def _tree(decoded: str) -> Any:
+    """An lxml tree: resiliparse is the faster parser, but walks its elements in quadratic time."""
+    parser = lxml.html.HTMLParser(encoding="utf-8")
+    try:
+        return lxml.html.document_fromstring(decoded.encode("utf-8", "replace"), parser=parser)
+    except (lxml.etree.LxmlError, ValueError):
+        return lxml.html.Element("html")
+
+
+def _robots_meta(tree: Any) -> tuple[bool, bool]:
     """(may be kept, links may be followed) by <meta name=robots>."""
     said = ""
-    for tag in tree.document.get_elements_by_tag_name("meta"):
-        if (tag.getattr("name") or "").lower() in ("robots", "sabia"):
-            said += "," + (tag.getattr("content") or "").lower()
+    for tag in tree.iter("meta"):
+        if (tag.get("name") or "").lower() in ("robots", "sabia"):
+            said += "," + (tag.get("content") or "").lower()
     rules = {part.strip() for part in said.split(",")}
     none = "none" in rules
     return not (none or "noindex" in rules), not (none or "nofollow" in rules)
 
 
-def _language(tree: HTMLTree) -> str:
-    roots = tree.document.get_elements_by_tag_name("html")
-    return (roots[0].getattr("lang") or "").strip().lower() if roots else ""
-
-
-def _links(tree: HTMLTree, url: str) -> list[tuple[str, str]]:
+def _links(tree: Any, url: str) -> list[tuple[str, str]]:
     """Canonical targets in document order, each once, with the first anchor text."""
-    bases = tree.document.get_elements_by_tag_name("base")
-    base = (canonical(bases[0].getattr("href") or "", url) if bases else None) or url
+    base_tag = next(tree.iter("base"), None)
+    base = (canonical(base_tag.get("href") or "", url) if base_tag is not None else None) or url
     found: dict[str, str] = {}
-    for tag in tree.document.get_elements_by_tag_name("a"):
-        target = tag.getattr("href")
-        rel = (tag.getattr("rel") or "").lower().split()
-        if not target or "nofollow" in rel:
+    for tag in tree.iter("a"):
+        target = tag.get("href")
+        if not target or "nofollow" in (tag.get("rel") or "").lower().split():
             continue
         address = canonical(target, base)
         if address and address not in found:
-            found[address] = " ".join((tag.text or "").split())[:MAX_ANCHOR]
+            found[address] = " ".join(str(tag.text_content()).split())[:MAX_ANCHOR]
             if len(found) >= MAX_LINKS:
                 break
     return list(found.items())
