@@ -50,7 +50,7 @@ def read_pages(file: BinaryIO, max_bytes: int) -> Iterator[Archived]:
     """
     from fastwarc.warc import ArchiveIterator, WarcRecordType
 
-    stream = Decompressed(file)
+    stream: Any = Decompressed(file)
     wanted = WarcRecordType.response | WarcRecordType.resource | WarcRecordType.conversion
     records = 0
     try:

@@ -12,6 +12,7 @@ import time
 from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 from sabia.examples.little_web.pages import Page, render
@@ -57,7 +58,7 @@ class LittleWebServer(ThreadingHTTPServer):
         threading.Thread(target=self.serve_forever, args=(0.05,), daemon=True).start()
         return self
 
-    def handle_error(self, request: object, client_address: object) -> None:
+    def handle_error(self, request: Any, client_address: Any) -> None:
         """A crawler that hangs up is no news; anything else is."""
         if not isinstance(sys.exception(), ConnectionError):
             super().handle_error(request, client_address)
