@@ -113,6 +113,6 @@ def write_tensors(
     with open(path, "wb") as file:
         file.write(_LENGTH.pack(len(text)) + text)
         for name in order:
-            file.write(np.ascontiguousarray(tensors[name]).reshape(-1).view(np.uint8))
+            file.write(np.ascontiguousarray(tensors[name]).reshape(-1).view(np.uint8).data)
         file.flush()
         os.fsync(file.fileno())

@@ -54,12 +54,11 @@ class Fields:
                 )
             return default
         value = self._left.pop(name)
-        fits = isinstance(value, kind) and not (kind is not bool and isinstance(value, bool))
         if kind is float and isinstance(value, int) and not isinstance(value, bool):
-            return float(value)
+            value = float(value)
         if kind is int and isinstance(value, float) and value.is_integer():
-            return int(value)
-        if not fits:
+            value = int(value)
+        if not isinstance(value, kind) or (kind is not bool and isinstance(value, bool)):
             raise UsageError(f"config.json: {name} is {value!r} (expected {kind.__name__})")
         return value
 

@@ -23,7 +23,7 @@ class Rope:
     factor: float = 1.0
     low_freq_factor: float = 0.0
     high_freq_factor: float = 0.0
-    original_length: int = 0
+    original_length: float = 0.0
 
 
 def _llama3(frequency: float, rope: Rope) -> float:

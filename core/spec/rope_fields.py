@@ -5,11 +5,12 @@ into `rope_parameters`. A scaling that is not computed here is an error that nam
 """
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from sabia.core.errors import UsageError
 from sabia.core.spec.fields import Fields
-from sabia.core.spec.rope import Rope
+from sabia.core.spec.rope import Rope, RopeKind
 
 _LLAMA3 = {
     "factor": "factor",
@@ -18,20 +19,21 @@ _LLAMA3 = {
     "original_max_position_embeddings": "original_length",
 }
 # rope_type → fields it needs in the file → our names
-_KINDS: dict[str, dict[str, str]] = {
+_KINDS: dict[RopeKind, dict[str, str]] = {
     "default": {},
     "linear": {"factor": "factor"},
     "llama3": _LLAMA3,
 }
 
 
-def _kind(left: dict[str, Any]) -> str:
+def _kind(left: dict[str, Any]) -> RopeKind:
     kinds = {str(left.pop(key)) for key in ("rope_type", "type") if key in left} or {"default"}
-    kind = min(kinds)
-    if len(kinds) > 1 or kind not in _KINDS:
+    found = [kind for kind in _KINDS if {kind} == kinds]
+    if not found:
         known = ", ".join(_KINDS)
-        raise UsageError(f"config.json: rope_type is {kind!r} (expected one of {known})")
-    return kind
+        named = " and ".join(sorted(kinds))
+        raise UsageError(f"config.json: rope_type is {named!r} (expected one of {known})")
+    return found[0]
 
 
 def _number(left: dict[str, Any], name: str) -> float:
@@ -53,7 +55,7 @@ def rope_from(values: Mapping[str, Any], theta: float, head_dim: int) -> Rope:
         raise UsageError(
             f"config.json: rope {name}={value!r} (expected no such field for {kind!r})"
         )
-    return Rope(head_dim, theta, kind, **numbers)
+    return replace(Rope(head_dim, theta, kind), **numbers)
 
 
 def read_rope(fields: Fields, head_dim: int, default_theta: float = 10000.0) -> Rope:

@@ -32,7 +32,7 @@ def from_config(config: Mapping[str, Any]) -> ModelSpec:
 
     Raises UsageError naming the field that is missing, wrong or not computed here.
     """
-    family = config.get("model_type")
+    family = str(config.get("model_type"))
     if family not in _FAMILIES:
         known = ", ".join(_FAMILIES)
         raise UsageError(f"config.json: model_type is {family!r} (expected one of {known})")
