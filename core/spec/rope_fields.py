@@ -47,7 +47,7 @@ def rope_from(values: Mapping[str, Any], theta: float, head_dim: int) -> Rope:
     """The rotation that the scaling fields `values` describe for heads of `head_dim`."""
     left = {key: value for key, value in values.items() if value is not None}
     kind = _kind(left)
-    numbers = {ours: _number(left, name) for name, ours in _KINDS[kind].items()}
+    numbers: dict[str, Any] = {ours: _number(left, name) for name, ours in _KINDS[kind].items()}
     if left.get("partial_rotary_factor") == 1:
         del left["partial_rotary_factor"]
     if left:
