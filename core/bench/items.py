@@ -99,8 +99,13 @@ def _rows_of(task: Task, name: str) -> list[dict[str, Any]]:
     rows = read_rows(task.resolve(name))
     if not task.where:
         return rows
-    keep = _environment().compile_expression(task.where)
-    return [row for row in rows if keep(**row)]
+    import jinja2
+
+    try:
+        keep = _environment().compile_expression(task.where, undefined_to_none=False)
+        return [row for row in rows if keep(**row)]
+    except jinja2.TemplateError as error:
+        raise UsageError(f"{task.name}: where {task.where!r}: {error}") from error
 
 
 def _shots(task: Task, rows: list[dict[str, Any]]) -> tuple[list[Item], list[dict[str, Any]]]:

@@ -23,7 +23,7 @@ from sabia.core.model.backend import load_ops
 from sabia.core.progress import progress
 from sabia.core.spec import ModelSpec
 
-BATCH_TOKENS = 8_192
+BATCH_TOKENS = 4_096
 CACHE_BYTES = 1 << 30
 LENGTH_STEP = 64  # jax: row lengths are padded to multiples of this times a power of two
 

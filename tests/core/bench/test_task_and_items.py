@@ -94,6 +94,9 @@ def test_where_limit_and_templates_in_columns(folder: Path) -> None:
     items = load_items(task(folder, where="not img", id="{{id}}/{{q}}", limit=4))
     assert [i.id for i in items] == ["q0/0+1?", "q1/1+1?", "q2/2+1?", "q4/4+1?"]
     assert len(load_items(task(folder), limit=3)) == 3
+    for where, message in (("imgs", "'imgs' is undefined"), ("not (", "where 'not .'")):
+        with pytest.raises(UsageError, match=message):
+            load_items(task(folder, where=where))
 
 
 @pytest.mark.parametrize(("given", "index"), [(2, 2), ("4", 1), ("B", 1), ("c", 2), ("0", 0)])
