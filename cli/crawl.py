@@ -59,6 +59,7 @@ def crawl(
     state: Annotated[
         str, option("Where the frontier is kept (default: OUT.crawl).", metavar="DIR")
     ] = "",
+    exclude: Annotated[str, option("Leave these paths in a folder unread.", metavar="GLOB,…")] = "",
 ) -> None:
     """Fetch pages from seed URLs, led by a classifier; or read WARC files and folders.
 
@@ -88,6 +89,7 @@ def crawl(
     settings = given.CrawlSettings(
         budget=int(budget), delay_s=delay, per_host=per_host, concurrency=concurrency,
         host_pages=int(host_pages), workers=job.jobs, seed=job.seed, warc=warc, state=state,
-        fetch=fetching, focus=steering, limits=Limits(depth=depth),
+        exclude=tuple(filter(None, exclude.split(","))), fetch=fetching, focus=steering,
+        limits=Limits(depth=depth),
     )  # fmt: skip
     room.run(job, settings, stay)

@@ -43,7 +43,7 @@ NEXT = "sabia classify"
 
 def run(job: Job, settings: CrawlSettings, stay: bool) -> Summary:
     """Crawl from seeds, or read the files given; writes documents to the job's output."""
-    inputs = open_crawl_inputs(job, settings.fetch.max_bytes)
+    inputs = open_crawl_inputs(job, settings.fetch.max_bytes, settings.exclude)
     if inputs.sources:
         if settings.warc or settings.state:
             raise UsageError("--warc and --state belong to a crawl of the network (expected URLs)")

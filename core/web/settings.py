@@ -43,6 +43,7 @@ class CrawlSettings:
     per_host: int = 1
     concurrency: int = 32
     host_pages: int = 50_000
+    exclude: tuple[str, ...] = ()
     workers: int = 1
     seed: int = 0
     warc: str = ""

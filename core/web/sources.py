@@ -11,6 +11,7 @@ import hashlib
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -139,8 +140,11 @@ def _page(url: str, source: str, content_type: str, body: bytes) -> dict[str, An
     return {"url": url, "source": source, "content_type": content_type, "body": body, "cut": False}
 
 
-def open_crawl_inputs(job: Job, max_bytes: int) -> Inputs:
-    """Sort the job's inputs; raises UsageError when seeds and files are mixed."""
+def open_crawl_inputs(job: Job, max_bytes: int, exclude: Sequence[str] = ()) -> Inputs:
+    """Sort the job's inputs; raises UsageError when seeds and files are mixed.
+
+    `exclude`: globs of paths, as seen from a folder that is given, which are left unread.
+    """
     if not job.inputs or job.inputs == ("-",):
         return _from_stdin(max_bytes)
     lines: list[str] = []
@@ -151,7 +155,7 @@ def open_crawl_inputs(job: Job, max_bytes: int) -> Inputs:
         elif os.path.isfile(given) and _is_seed_list(given):
             lines += Path(given).read_text("utf-8", "replace").splitlines()
         else:
-            sources += list(_from_path(given, max_bytes))
+            sources += list(_from_path(given, max_bytes, exclude))
     if lines and sources:
         raise UsageError("seed URLs and files of pages are both given (expected one of the two)")
     return _seeds(lines) if lines else Inputs(sources=tuple(sources))
@@ -201,10 +205,10 @@ class StdinWarc(PageFiles):
             yield from self._archived(self.name, file, reject)
 
 
-def _from_path(given: str, max_bytes: int) -> Iterator[Any]:
+def _from_path(given: str, max_bytes: int, exclude: Sequence[str]) -> Iterator[Any]:
     """Sources of a file, a glob, or a folder and the folders in it."""
     folder = os.path.isdir(given)
-    paths = _walk(given) if folder else (sorted(glob.glob(given)) or [given])
+    paths = _walk(given, exclude) if folder else (sorted(glob.glob(given)) or [given])
     loose: dict[str, list[str]] = {}
     found = False
     for path in paths:
@@ -239,13 +243,23 @@ def _kind(path: str, in_folder: bool) -> str:
     return "records" if records or "://" in path else "other"
 
 
-def _walk(folder: str) -> list[str]:
+def _walk(folder: str, exclude: Sequence[str]) -> list[str]:
     return [
         str(Path(parent) / name)
         for parent, folders, names in sorted(os.walk(folder))
         for name in sorted(names)
-        if not name.startswith(".") and not folders.sort() and "/." not in parent
+        if not name.startswith(".")
+        and not folders.sort()
+        and "/." not in parent
+        and not _excluded(os.path.relpath(os.path.join(parent, name), folder), exclude)
     ]
+
+
+def _excluded(path: str, globs: Sequence[str]) -> bool:
+    """True where a glob names the path or a folder that it lies in."""
+    parts = path.split("/")
+    heads = ["/".join(parts[:n]) for n in range(1, len(parts) + 1)]
+    return any(fnmatchcase(head, form.rstrip("/")) for head in heads for form in globs)
 
 
 def _unknown(given: str) -> str:

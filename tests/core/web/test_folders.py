@@ -28,11 +28,11 @@ BAD = {
 }
 
 
-def read(tmp_path, stats=None, force=False, inputs=("in",)):
+def read(tmp_path, stats=None, force=False, inputs=("in",), exclude=()):
     out = str(tmp_path / "out.parquet")
     names = tuple(str(tmp_path / name) for name in inputs)
     job = Job("crawl", inputs=names, out=out, stats=stats, force=force)
-    summary = run(job, CrawlSettings(), stay=False)
+    summary = run(job, CrawlSettings(exclude=exclude), stay=False)
     rejects = tmp_path / "out.rejects.parquet"
     return summary, pq.read_table(out).to_pylist(), (
         pq.read_table(rejects).to_pylist() if rejects.exists() else [])  # fmt: skip
@@ -53,6 +53,15 @@ def test_bad_files_are_rejected_and_the_rest_is_read(folder):
     assert refused == {*BAD, ""}  # "" are the two lines of rows.jsonl
     assert summary.rejected == len(rejects) == len(BAD) + 2
     assert all(row["reason"] for row in rejects)
+
+
+def test_excluded_paths_are_seen_from_the_folder(folder):
+    for place in ("in/eval", "in/deep/eval", "in/deep/draft"):
+        os.makedirs(folder / place)
+        (folder / place / "some.txt").write_text(f"Some text in {place}.\n")
+    for given, left in (((), 3), (("eval",), 2), (("*/eval", "*draft"), 1), (("deep/",), 1)):
+        _, rows, _ = read(folder, force=True, exclude=given)
+        assert sum("Some text" in row["text"] for row in rows) == left
 
 
 def test_a_file_that_is_named_must_be_readable(folder):
