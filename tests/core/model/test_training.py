@@ -97,6 +97,9 @@ def test_initial_values_depend_on_seed_and_name_only() -> None:
     deeper = from_config(SPEC.config | {"num_hidden_layers": 3})
     name = "layers.1.mlp.gate"
     assert (hub.init_params(deeper, 1)[name] == first[name]).all()
-    assert first["layers.0.attn.q"].std() == pytest.approx(0.02, rel=0.05)
-    assert first["layers.0.attn.o"].std() == pytest.approx(0.01, rel=0.05)  # 0.02/sqrt(4)
+    std = SPEC.hidden_size**-0.5
+    assert first["layers.0.attn.q"].std() == pytest.approx(std, rel=0.05)
+    assert first["layers.0.attn.o"].std() == pytest.approx(
+        std / 2, rel=0.05
+    )  # 1/sqrt(2 layers · 2)
     assert (first["final_norm"] == 1).all()
