@@ -15,7 +15,7 @@ from typing import Any
 import pyarrow as pa
 
 from sabia.core.shards.job import Job
-from sabia.core.shards.outputs import TABLE_ROWS, TableRows, open_stdout
+from sabia.core.shards.outputs import open_stdout
 from sabia.core.train.telemetry import metrics_path, read_rows
 
 _FLOAT, _BY_SOURCE = pa.float64(), pa.map_(pa.string(), pa.float64())
@@ -43,6 +43,12 @@ GRPO_SCHEMA = pa.schema(
     [*((name, pa.int64()) for name in _GRPO_COUNTS), *((name, _FLOAT) for name in _GRPO)]
 )
 BATCH_ROWS = 10_000
+TABLE_ROWS = 12
+SHOWN = {
+    "step": "{:,}", "reward": "{:.4f}", "loss": "{:.4f}", "validation_loss": "{:.4f}",
+    "live_groups": "{:.2f}", "length": "{:.1f}", "lr": "{:.3g}", "grad_norm": "{:.3g}",
+    "tokens": "{:,}", "tokens_per_s": "{:,.0f}", "mfu": "{:.1%}",
+}  # fmt: skip
 
 
 def write_metric_rows(job: Job, run: Path, launcher: str = "bare") -> None:
@@ -51,14 +57,23 @@ def write_metric_rows(job: Job, run: Path, launcher: str = "bare") -> None:
     rows = [_columns(row, schema) for row in read_rows(metrics_path(run))]
     out = sys.stdout.buffer
     if out.isatty() or launcher == "srun" or _is_log():
-        table = TableRows(out, schema)
-        table.write(pa.RecordBatch.from_pylist(_spread(rows, TABLE_ROWS), schema))
-        table.rows = len(rows)
-        table.close()
+        _print_table(rows, run)
         return
     with open_stdout(job, schema, {"command": job.command, "run": str(run)}) as writer:
         for start in range(0, len(rows), BATCH_ROWS):
             writer.write(pa.RecordBatch.from_pylist(rows[start : start + BATCH_ROWS], schema))
+
+
+def _print_table(rows: list[dict[str, Any]], run: Path) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    named = [name for name in SHOWN if any(row.get(name) is not None for row in rows)]
+    caption = f"{len(rows):,} rows in {metrics_path(run)}"
+    table = Table(*(name.replace("_", " ") for name in named), caption=caption)
+    for row in _spread(rows, TABLE_ROWS):
+        table.add_row(*("" if row[n] is None else SHOWN[n].format(row[n]) for n in named))
+    Console().print(table)
 
 
 def _columns(row: dict[str, Any], schema: pa.Schema) -> dict[str, Any]:
