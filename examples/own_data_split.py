@@ -1,0 +1,116 @@
+"""Hold documents out: a share of the documents, and of each long one its end.
+
+    python examples/own_data_split.py DOCUMENTS TRAIN HELD_OUT [--share 0.05] [--stats FILE]
+
+Which documents depends on their ids alone, so that more data does not move what was held out. A
+document of more than LONG characters gives its end, cut at a line, so that a few books do not
+decide all of it. Where nothing would be held out the longest document gives its end.
+"""
+
+import argparse
+import hashlib
+import json
+import sys
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from sabia.core.shards import atomic_path, write_atomic
+
+LONG = 50_000
+
+
+@dataclass(frozen=True)
+class Rule:
+    """What is held out: `share` of the documents and of the long ones; `cut` are cut anyway."""
+
+    share: float
+    cut: frozenset[str] = frozenset()
+
+    def whole(self, name: str) -> bool:
+        """True for a document that is held out as a whole (if it is not cut)."""
+        drawn = int.from_bytes(hashlib.blake2b(name.encode(), digest_size=8).digest())
+        return drawn < self.share * 2**64
+
+    def parts(self, row: dict[str, Any]) -> tuple[dict[str, Any] | None, dict[str, Any] | None]:
+        """(for training, held out) of a document."""
+        text = row["text"]
+        if len(text) > LONG or row["id"] in self.cut:
+            at = cut_place(text, self.share)
+            return row | {"text": text[:at]}, row | {"id": f"{row['id']}-end", "text": text[at:]}
+        return (None, row) if self.whole(row["id"]) else (row, None)
+
+
+def cut_place(text: str, share: float) -> int:
+    """Where the last `share` of a text begins: after a line, a blank, or anywhere."""
+    at = min(len(text) - 1, int(len(text) * (1 - share)))
+    for mark in ("\n", " "):
+        found = text.rfind(mark, len(text) // 2, at)
+        if found >= 0:
+            return found + 1
+    return max(at, 1)
+
+
+def make_rule(sizes: Iterable[tuple[str, int]], share: float) -> Rule:
+    """The rule for documents (id, characters); the longest is cut where nothing else would be."""
+    rule, longest = Rule(share), ("", -1)
+    held = kept = False
+    for name, size in sizes:
+        cut = size > LONG
+        held, kept = held or cut or rule.whole(name), kept or cut or not rule.whole(name)
+        longest = max(longest, (name, size), key=lambda found: found[1])
+    return rule if held and kept else Rule(share, frozenset({longest[0]}))
+
+
+def split(documents: Path, train: Path, held_out: Path, share: float) -> dict[str, int]:
+    """Write both files; returns documents and characters of each."""
+    file = pq.ParquetFile(documents)
+    if not file.metadata.num_rows:
+        raise SystemExit(f"{documents}: no documents to split (was all of it filtered out?)")
+    sizes = ((row["id"], len(row["text"])) for row in _rows(file, ["id", "text"]))
+    rule, schema = make_rule(sizes, share), file.schema_arrow.remove_metadata()
+    counts = dict.fromkeys(("train", "held_out", "train_characters", "held_out_characters"), 0)
+    with atomic_path(train) as a, atomic_path(held_out) as b:
+        writers = {"train": pq.ParquetWriter(a, schema, compression="zstd"),
+                   "held_out": pq.ParquetWriter(b, schema, compression="zstd")}  # fmt: skip
+        for batch in file.iter_batches(1000):
+            pairs = [rule.parts(row) for row in batch.to_pylist()]
+            for (name, writer), side in zip(writers.items(), zip(*pairs, strict=True), strict=True):
+                rows = [row for row in side if row is not None]
+                counts[name] += len(rows)
+                counts[f"{name}_characters"] += sum(len(row["text"]) for row in rows)
+                writer.write_batch(pa.RecordBatch.from_pylist(rows, schema))
+        for writer in writers.values():
+            writer.close()
+    return counts
+
+
+def _rows(file: pq.ParquetFile, columns: list[str]) -> Iterator[dict[str, Any]]:
+    for batch in file.iter_batches(1000, columns=columns):
+        yield from batch.to_pylist()
+
+
+def main() -> None:
+    """Split the files named on the command line and say how."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    for name in ("documents", "train", "held_out"):
+        parser.add_argument(name, type=Path)
+    parser.add_argument("--share", type=float, default=0.05, help="between 0 and 1")
+    parser.add_argument("--stats", type=Path)
+    given = parser.parse_args()
+    if not 0 < given.share < 1:
+        parser.error(f"--share {given.share} (expected between 0 and 1)")
+    counts = split(given.documents, given.train, given.held_out, given.share)
+    if given.stats:
+        write_atomic(given.stats, json.dumps(counts) + "\n")
+    share = counts["held_out_characters"] / sum(v for n, v in counts.items() if "char" in n)
+    print(f"{counts['train']} documents for training, {counts['held_out']} held out "
+          f"({100 * share:.1f} % of the characters)", file=sys.stderr)  # fmt: skip
+
+
+if __name__ == "__main__":
+    main()
