@@ -57,7 +57,7 @@ step "tokenize" 'sabia tokenize train.parquet --vocab-size 4096 --length 512 -o 
 step "tokenize, held out" 'sabia tokenize held-out.parquet --tokenizer tokens/tokenizer --length 512 -o held-out-tokens/'
 
 # -- models
-step "pretrain" "sabia pretrain tokens/ --shape d=128,layers=4,heads=4,ffn=384,context=512 --tokens $tokens --batch 8 --lr 3e-3 --validation held-out-tokens/ -o run > metrics.parquet"
+step "pretrain" "sabia pretrain tokens/ --shape d=128,layers=4,heads=4,ffn=384,context=512 --tokens $tokens --batch 4 --lr 3e-3 --validation held-out-tokens/ -o run > metrics.parquet"
 step "quantize" 'sabia quantize tokens/ --model run/final --recipe mixed --samples 64 -o small > errors.parquet'
 
 # -- evaluation: the held-out text, and your tasks

@@ -159,9 +159,9 @@ def chance(scores: Sequence[Score]) -> dict[str, float]:
     return {task: sum(found) / len(found) for task, found in shares.items()}
 
 
-def evaluation_table(run: RunFolder) -> Table:
+def evaluation_table(run: RunFolder, name: str = "scores.parquet") -> Table:
     """Results with their intervals; beside multiple choice, what guessing would score."""
-    guess, summary = chance(run.scores()), run.summary()
+    guess, summary = chance(run.scores(name)), run.summary(name)
     rows = []
     for r in summary.results:
         if r.metric in RATIOS and r.metric != summary.headlines[r.task]:
@@ -202,8 +202,19 @@ def main() -> None:
     parser.add_argument("data", type=Path)
     parser.add_argument("--seconds", type=float, help="of the whole run (default: as last told)")
     parser.add_argument("--markdown", action="store_true", help="tables as Markdown")
+    parser.add_argument("--scores", help="only the evaluation in this file of WORK, as Markdown")
     given = parser.parse_args()
-    run, told = RunFolder(given.work), given.work / "seconds.json"
+    run = RunFolder(given.work)
+    if given.scores:
+        table = evaluation_table(run, given.scores)
+        print(markdown(table.columns, table.rows))
+    else:
+        report(run, given)
+
+
+def report(run: RunFolder, given: argparse.Namespace) -> None:
+    """report.html, and all tables on stdout."""
+    told = given.work / "seconds.json"
     if given.seconds is not None:
         told.write_text(json.dumps(given.seconds))
     seconds = json.loads(told.read_text())
