@@ -26,6 +26,7 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
         hidden=64, layers=2, heads=4, kv_heads=2, ffn=128, vocab=tokenizer.vocab_size, tied=False
     )
     spec = from_config(config | {"max_position_embeddings": 256})
-    params = {n: a if a.ndim == 1 else a * 4 for n, a in hub.init_params(spec, 0).items()}
+    fresh = hub.init_params(spec, 0)
+    params = {n: a if a.ndim == 1 else a * (0.08 / a.std()) for n, a in fresh.items()}
     hub.save_model(root / "tiny", spec, params, tokenizer_from=root / "tokenizer")
     return root / "tiny"

@@ -22,7 +22,8 @@ def tiny() -> tuple[Any, dict[str, np.ndarray]]:
     for name, array in hub.init_params(spec, 0).items():
         wide = array.ndim > 1
         factor = np.exp(rng.standard_normal(array.shape[-1])) if wide else 1.0
-        params[name] = (array * factor * (3 if wide else 1)).astype(np.float32)
+        size = 0.06 / array.std() if wide else 1.0  # whatever a fresh model starts with
+        params[name] = (array * factor * size).astype(np.float32)
     return spec, params
 
 
