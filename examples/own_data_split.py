@@ -19,6 +19,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from sabia.core.errors import BadData, SabiaError
 from sabia.core.shards import atomic_path, write_atomic
 
 LONG = 50_000
@@ -70,7 +71,7 @@ def split(documents: Path, train: Path, held_out: Path, share: float) -> dict[st
     """Write both files; returns documents and characters of each."""
     file = pq.ParquetFile(documents)
     if not file.metadata.num_rows:
-        raise SystemExit(f"{documents}: no documents to split (was all of it filtered out?)")
+        raise BadData(f"{documents}: no documents to split (was all of it filtered out?)")
     sizes = ((row["id"], len(row["text"])) for row in _rows(file, ["id", "text"]))
     rule, schema = make_rule(sizes, share), file.schema_arrow.remove_metadata()
     counts = dict.fromkeys(("train", "held_out", "train_characters", "held_out_characters"), 0)
@@ -104,7 +105,11 @@ def main() -> None:
     given = parser.parse_args()
     if not 0 < given.share < 1:
         parser.error(f"--share {given.share} (expected between 0 and 1)")
-    counts = split(given.documents, given.train, given.held_out, given.share)
+    try:
+        counts = split(given.documents, given.train, given.held_out, given.share)
+    except SabiaError as error:
+        print(f"own_data_split: {error}", file=sys.stderr)
+        sys.exit(int(error.exit_code))
     if given.stats:
         write_atomic(given.stats, json.dumps(counts) + "\n")
     share = counts["held_out_characters"] / sum(v for n, v in counts.items() if "char" in n)

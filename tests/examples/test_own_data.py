@@ -2,6 +2,7 @@
 
 import json
 import os
+import random
 import subprocess
 import sys
 import zlib
@@ -12,7 +13,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from sabia.core.bench.score_rows import Score
+from sabia.core.errors import BadData
 from sabia.core.shards.schemas import document
+from sabia.examples.little_web import prose
 
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT / "examples"))
@@ -20,9 +23,6 @@ sys.path.insert(0, str(ROOT / "examples"))
 import own_data_report  # noqa: E402
 import own_data_split  # noqa: E402
 from run_folder import RunFolder, aligned, markdown  # noqa: E402
-
-PROSE = "The river rises in spring and the boats wait at the bank number {n} for the water. "
-PROSA = "O rio sobe na primavera e os barcos esperam na margem número {n} pela água da chuva. "
 
 
 def documents(path: Path, texts: dict[str, str]) -> Path:
@@ -65,7 +65,7 @@ def test_neither_side_is_empty(tmp_path, texts):
 
 
 def test_nothing_to_split_is_said(tmp_path):
-    with pytest.raises(SystemExit, match="no documents to split"):
+    with pytest.raises(BadData, match="no documents to split"):
         split(tmp_path, {})
 
 
@@ -122,8 +122,15 @@ def warc(pages: dict[str, str]) -> bytes:
     return b"".join(records)
 
 
-def page(words: str, count: int) -> str:
-    text = "".join(f"<p>{words.format(n=n) * 2}</p>" for n in range(count))
+def article(language: str, seed: int) -> list[str]:
+    """Paragraphs by the little web's grammar."""
+    draw = random.Random(seed)
+    topics = list(prose.lexicon(language)["topics"].values())
+    return prose.paragraphs(topics[seed % len(topics)], language, draw)
+
+
+def page(language: str, seed: int) -> str:
+    text = "".join(f"<p>{part}</p>" for part in article(language, seed))
     return f"<html><body><article>{text}</article></body></html>"
 
 
@@ -132,11 +139,11 @@ def small_folder(tmp_path):
     data = tmp_path / "my data"
     (data / "eval").mkdir(parents=True)
     (data / "eval" / "secret.txt").write_text("This must not be read as training text.\n" * 9)
-    archive = {"http://a.example/1": page(PROSE, 40), "http://a.example/2": page(PROSE, 40)}
+    archive = {f"http://a.example/{n}": page("en", 0) for n in range(2)}
     (data / "a.warc").write_bytes(warc(archive))
-    (data / "b.html").write_text(page(PROSA, 40))
-    (data / "c.txt").write_text("".join(PROSA.format(n=n) + "\n" for n in range(100, 180)))
-    good = json.dumps({"id": "d1", "text": "".join(PROSE.format(n=n) for n in range(200, 280))})
+    (data / "b.html").write_text(page("pt", 1))
+    (data / "c.txt").write_text("\n".join(article("pt", 2)))
+    good = json.dumps({"id": "d1", "text": "\n".join(article("en", 3))})
     (data / "d.jsonl").write_text(f"{good}\n{{broken\n")
     (data / "e.txt").write_bytes(bytes(range(256)))
     (data / "task.toml").write_text(
