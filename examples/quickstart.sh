@@ -27,8 +27,8 @@ export TOKENIZERS_PARALLELISM=false OMP_NUM_THREADS=1
 printf 'set up\t%s\tmain\n' "$(($(date +%s) - started))" >times.tsv
 
 # sizes: pretraining tokens, sft steps, grpo steps, held-out sums
-if [ "$fast" = yes ]; then tokens=150k sft=100 grpo=12 items=400; else tokens=600k sft=200 grpo=60 items=2400; fi
-corrupt=0.6
+if [ "$fast" = yes ]; then tokens=150k sft=100 grpo=5 items=300; else tokens=1.2M sft=1000 grpo=80 items=2501; fi
+corrupt=0.65 # share of the demonstrations with one digit replaced, so that grpo has something to do
 
 # step NAME 'LINE': show the line, run it, note how long it took
 branch=main
@@ -42,7 +42,7 @@ step() {
 
 # -- the world: a site on loopback with pages worth having and others; records of sums to learn
 python -m sabia.examples.little_web --seed "$seed" --truth truth.jsonl --labels labels.jsonl \
-  --sft sft.parquet --corrupt "$corrupt" --n 12800 --prompts prompts.parquet \
+  --focus focus.txt --sft sft.parquet --corrupt "$corrupt" --n 16000 --prompts prompts.parquet \
   --eval sums.parquet --choices choices.parquet --eval-n "$items"
 python -m sabia.examples.little_web --seed "$seed" --serve --port-file port 2>web.log &
 trap 'kill $(jobs -p) 2>/dev/null || true' EXIT
@@ -51,11 +51,11 @@ echo "http://127.0.0.1:$(cat port)/" >seeds.txt
 cp "$root"/examples/tasks/*.toml .
 
 # -- data
-step "train the page classifier" 'sabia classify labels.jsonl --train label -o focus.bin'
-crawl="--contact you@example.org --classifier focus.bin --allow-private --delay 0s --backoff 0.1s"
+crawl="--contact you@example.org --focus focus.txt --allow-private --delay 0s --backoff 0.1s --budget 350"
 step "crawl, best first" "sabia crawl seeds.txt $crawl -o crawled.parquet --stats crawl.json"
-step "crawl, breadth first" "sabia crawl seeds.txt $crawl --order breadth --budget 250 -o breadth.parquet"
-step "classify" 'sabia classify crawled.parquet --model focus.bin --keep "keep >= 0.5 and word_count >= 50" --removed off-topic.parquet -o classified.parquet --stats classify.json'
+step "crawl, breadth first" "sabia crawl seeds.txt $crawl --order breadth -o breadth.parquet"
+step "train a classifier" 'sabia classify labels.jsonl --train label -o wanted.bin'
+step "classify" 'sabia classify crawled.parquet --model wanted.bin --keep "keep >= 0.5 and word_count >= 50" --removed off-topic.parquet -o classified.parquet --stats classify.json'
 step "dedup" 'sabia dedup classified.parquet --removed duplicates.parquet -o unique.parquet --stats dedup.json'
 step "rewrite" 'sabia rewrite unique.parquet --recipe reason-first -o rewritten.parquet --stats rewrite.json'
 step "tokenize" 'sabia tokenize rewritten.parquet --vocab-size 512 --length 256 -o tokens/ --stats tokenize.json'
@@ -63,7 +63,7 @@ step "tokenize" 'sabia tokenize rewritten.parquet --vocab-size 512 --length 256 
 # -- models. $1: tokens, $2: suffix of the run directories
 train() {
   step "pretrain$2" "sabia pretrain $1 --shape d=128,layers=4,heads=4,ffn=384 --tokens $tokens --batch 16 --lr 2e-3 --seed $seed -o base$2 > base$2.metrics.parquet"
-  step "sft$2" "sabia sft sft.parquet --model base$2/final --no-pack --batch 256 --steps $sft --lr 1e-3 --seed $seed -o sft$2 > sft$2.metrics.parquet"
+  step "sft$2" "sabia sft sft.parquet --model base$2/final --no-pack --batch 32 --steps $sft --lr 1e-3 --seed $seed -o sft$2 > sft$2.metrics.parquet"
 }
 # the same without the rewrite, at the same time on the other core
 (

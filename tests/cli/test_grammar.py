@@ -55,7 +55,8 @@ def test_manual_and_help_name_the_same_options(name: str) -> None:
     shown = run(name, "--help").stdout
     options = shown.partition("Options:")[2].partition("Examples:")[0]
     helped = set(re.findall(r"(?m)^\s+(?:-\w, )?(?:--[\w-]+ / )?--([\w-]+)", options))
-    listed = set(re.findall(r"(?m)^\.It .*?Fl -([\w-]+)", page))
+    entries = "\n".join(re.findall(r"(?m)^\.It .*Fl .*", page))
+    listed = set(re.findall(r"Fl -([\w-]+)", entries))
     assert listed == helped
 
 
