@@ -114,9 +114,9 @@ def language_sum(stats: dict[str, Any], unit: str) -> float:
 
 def rejects_table(run: RunFolder) -> Table:
     """What could not be read, and why; figures in the reasons are left out so that they group."""
-    reasons = Counter(
-        re.sub(r"\d+", "N", row["reason"]) for row in run.rows("pages.rejects.parquet")
-    )
+    found = (run.folder / "pages.rejects.parquet").exists()  # there is none without rejects
+    said = run.rows("pages.rejects.parquet", ["reason"]) if found else []
+    reasons = Counter(re.sub(r"\d+", "N", row["reason"]) for row in said)
     rows = [[reason, n] for reason, n in reasons.most_common()] or [["nothing was rejected", 0]]
     return Table("Rejected", ["reason", "count"], rows)
 

@@ -6,51 +6,28 @@ those files; nothing is remembered from elsewhere.
 """
 
 import argparse
-import json
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-import pyarrow.parquet as pq
+from run_folder import RunFolder, aligned, percent
 
 from sabia.core.bench import page
-from sabia.core.bench.score_rows import from_batch
-from sabia.core.bench.summary import Comparison, Summary, summarise
+from sabia.core.bench.summary import Comparison, Summary
 from sabia.core.bench.svg import Bar, Group, Series, bar_chart, line_chart
 
 STAGES = (("base", "pretrained"), ("sft-plain", "sft, not rewritten"), ("sft", "sft"),
           ("grpo", "grpo"), ("w8", "grpo, 8 bits"), ("mixed", "grpo, 8 and 4 bits"))  # fmt: skip
 
 
-@dataclass(frozen=True)
-class Run:
+class Run(RunFolder):
     """A quickstart directory."""
-
-    folder: Path
-
-    def rows(self, name: str) -> list[dict[str, Any]]:
-        """All rows of a Parquet file."""
-        return pq.read_table(self.folder / name).to_pylist()
-
-    def lines(self, name: str) -> list[dict[str, Any]]:
-        """All rows of a JSON lines file."""
-        return [json.loads(line) for line in (self.folder / name).read_text().splitlines()]
 
     def truth(self) -> dict[str, dict[str, Any]]:
         """What the generator knows of each page, by path."""
         return {row["path"]: row for row in self.lines("truth.jsonl")}
-
-    def scores(self) -> Summary:
-        """Values and comparisons of the evaluation."""
-        batches = pq.ParquetFile(self.folder / "scores.parquet").iter_batches()
-        return summarise(score for batch in batches for score in from_batch(batch, "model"))
-
-    def size_bytes(self, model: str) -> int:
-        """Bytes of a model's weights."""
-        return sum(p.stat().st_size for p in (self.folder / model).glob("*.safetensors"))
 
 
 def path_of(row: dict[str, Any]) -> str:
@@ -70,11 +47,6 @@ def harvest(name: str, rows: Sequence[dict[str, Any]], truth: dict[str, Any]) ->
         found += good
         points.append((float(n), found / n))
     return Series(name, points)
-
-
-def percent(value: float) -> str:
-    """0.934 → '93.4 %'."""
-    return f"{100 * value:.1f} %"
 
 
 def data_part(run: Run) -> tuple[list[list[Any]], list[str]]:
@@ -121,7 +93,7 @@ def _original(row: dict[str, Any], truth: dict[str, Any]) -> str:
 
 
 def _positions(run: Run) -> str:
-    counters = json.loads((run.folder / "rewrite.json").read_text())["counters"]
+    counters = run.stats("rewrite.json")["counters"]
     found = {when: counters.get(f"conclusions[{when}]", 0) for when in ("before", "after")}
     share = {w: counters.get(f"position[{w}]", 0) / n if n else 0 for w, n in found.items()}
     return (f"{percent(share['before'])} of the reasoning stood before its conclusion, "
@@ -133,20 +105,12 @@ def _bytes_per_token(documents: Sequence[dict[str, Any]], tokens: int) -> str:
     return f"{size / tokens:.2f} bytes a token, {len(documents)} documents"
 
 
-def curves(run: Run, names: Sequence[tuple[str, str]], key: str) -> list[Series]:
-    """One line a run directory from its metrics."""
-    made = []
-    for name, label in names:
-        rows = [r for r in run.lines(f"{name}/metrics.jsonl") if key in r and "step" in r]
-        made.append(Series(label, [(float(r["step"]), float(r[key])) for r in rows]))
-    return made
-
-
 def training_part(run: Run) -> list[str]:
     """Loss and reward curves."""
-    loss = curves(run, (("base", "rewritten"), ("base-plain", "not rewritten")), "loss")
-    tuned = curves(run, (("sft", "rewritten"), ("sft-plain", "not rewritten")), "loss")
-    reward = curves(run, (("grpo", "reward"),), "reward")
+    both = (("", "rewritten"), ("-plain", "not rewritten"))
+    loss = [run.curve(f"base{suffix}", "loss", label) for suffix, label in both]
+    tuned = [run.curve(f"sft{suffix}", "loss", label) for suffix, label in both]
+    reward = [run.curve("grpo", "reward", "reward")]
     return [
         page.figure(line_chart(loss, "Pretraining", "step", "loss")),
         page.figure(line_chart(tuned, "Fine-tuning on sums (sft)", "step", "loss")),
@@ -205,9 +169,9 @@ def claims_part(scores: Summary, corrupt: float) -> list[str]:
 
 def times_part(run: Run, seconds: float) -> tuple[list[list[str]], list[str]]:
     """Where the time went; the other core ran the branch without the rewrite meanwhile."""
-    rows = [line.split("\t") for line in (run.folder / "times.tsv").read_text().splitlines()]
-    main = [[name, f"{float(s):.1f} s"] for name, s, branch in rows if branch == "main"]
-    other = [[f"{name} (meanwhile)", f"{float(s):.1f} s"] for name, s, b in rows if b != "main"]
+    rows = run.times()
+    main = [[name, f"{s:.1f} s"] for name, s, branch in rows if branch == "main"]
+    other = [[f"{name} (meanwhile)", f"{s:.1f} s"] for name, s, b in rows if b != "main"]
     table = [*main, *other, ["in all", f"{seconds:.0f} s"]]
     return table, [page.table(["step", "time"], table)]
 
@@ -226,7 +190,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, required=True, help="of the whole run")
     given = parser.parse_args()
     run = Run(given.folder)
-    scores = run.scores()
+    scores = run.summary()
     data_rows, data = data_part(run)
     accuracy_rows, accuracy = accuracy_part(run, scores)
     time_rows, times = times_part(run, given.seconds)
@@ -241,18 +205,9 @@ def main() -> None:
         page.section("Now with your own data", [page.preformatted(NEXT)]),
     ]
     (run.folder / "report.html").write_text(page.page("sabia: the quickstart's report", parts))
-    show(data_rows, [*accuracy_rows], time_rows)
+    for rows in (data_rows, accuracy_rows, time_rows):
+        print("\n" + aligned(rows))
     print(f"\nthe whole report: {(run.folder / 'report.html').resolve()}\n\nnext:\n{NEXT}")
-
-
-def show(*tables: Sequence[Sequence[Any]]) -> None:
-    """Tables as aligned text."""
-    for rows in tables:
-        widths = [max(len(str(row[i])) for row in rows) for i in range(len(rows[0]))]
-        print()
-        for row in rows:
-            cells = (str(c).ljust(w) for c, w in zip(row, widths, strict=True))
-            print("  ".join(cells).rstrip())
 
 
 if __name__ == "__main__":

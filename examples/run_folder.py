@@ -24,14 +24,8 @@ class RunFolder:
     folder: Path
 
     def rows(self, name: str, columns: Sequence[str] | None = None) -> list[dict[str, Any]]:
-        """All rows of a Parquet file, [] where there is none."""
-        path = self.folder / name
-        return pq.read_table(path, columns=columns).to_pylist() if path.exists() else []
-
-    def count(self, name: str) -> int:
-        """The number of rows of a Parquet file, 0 where there is none."""
-        path = self.folder / name
-        return pq.read_metadata(path).num_rows if path.exists() else 0
+        """All rows of a Parquet file."""
+        return pq.read_table(self.folder / name, columns=columns).to_pylist()
 
     def lines(self, name: str) -> list[dict[str, Any]]:
         """All rows of a JSON lines file."""
