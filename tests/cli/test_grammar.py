@@ -54,7 +54,8 @@ def test_manual_and_help_name_the_same_options(name: str) -> None:
     page = (ROOT / "man" / f"sabia-{name}.1").read_text()
     shown = run(name, "--help").stdout
     options = shown.partition("Options:")[2].partition("Examples:")[0]
-    helped = set(re.findall(r"(?m)^\s+(?:-\w, )?(?:--[\w-]+ / )?--([\w-]+)", options))
+    starts = re.findall(r"(?m)^ {2}(?:-\w, )?(--[\w-]+(?: / --[\w-]+)?)", options)
+    helped = set(re.findall(r"--([\w-]+)", " ".join(starts)))
     entries = "\n".join(re.findall(r"(?m)^\.It .*Fl .*", page))
     listed = set(re.findall(r"Fl -([\w-]+)", entries))
     assert listed == helped
