@@ -28,7 +28,16 @@ from sabia.core.model import hub
 from sabia.core.parallel import launch
 from sabia.core.parallel.launch import World
 from sabia.core.recipes import training
-from sabia.core.recipes.grpo_batch import Batch, Group, empty_batch, make_batch, score, split
+from sabia.core.recipes.grpo_batch import (
+    Batch,
+    Group,
+    empty_batch,
+    make_batch,
+    micro_rows,
+    score,
+    split,
+    with_slots,
+)
 from sabia.core.recipes.grpo_config import GrpoConfig
 from sabia.core.recipes.grpo_journal import Journal
 from sabia.core.recipes.grpo_prompts import Practice, Prompt, read_prompts
@@ -168,7 +177,6 @@ class Policy:
 
     def __post_init__(self) -> None:
         config = self.config
-        self.micro_rows = max(1, config.micro_tokens // self._longest())
         params = load_fp32(config.model)
         self.stepper: Stepper = make_stepper(
             "torch",
@@ -177,7 +185,6 @@ class Policy:
             partial(grpo_loss, config=config.loss),
             config.optimizer,
             precision=config.precision,
-            micro_batch=self.micro_rows,
             world=self.world,
         )
         self.engine = Engine(self.spec, self.stepper.params, self.tokenizer, on_step=self._on_step)
@@ -192,9 +199,6 @@ class Policy:
             self.world,
             self.job.seed,
         )
-
-    def _longest(self) -> int:
-        return max(len(prompt.ids) for prompt in self.prompts) + self.config.max_new_tokens
 
     def train(self) -> dict[str, Any]:
         """Run to the last step, from the newest checkpoint where there is one.
@@ -278,19 +282,19 @@ class Policy:
 
     def _update(self, groups: list[Group], lr: float, sums: np.ndarray) -> list[dict[str, Any]]:
         config = self.config
-        batch = make_batch(groups, config, self.micro_rows) or empty_batch(config)
+        batch = make_batch(groups, config) or empty_batch(config)
+        rows = self.stepper.micro_batch = micro_rows(batch, config)
         score_with = partial(
-            score, self.spec, batch=batch, ops=self.engine.ops, loss=config.loss,
-            micro_rows=self.micro_rows,
-        )  # fmt: skip
+            score, self.spec, batch=batch, ops=self.engine.ops, loss=config.loss, rows=rows
+        )
         if self.reference is not None:
             batch["ref"] = score_with(self.reference)
         if config.updates > 1:
             batch["old"] = score_with(self._sampling_params())
-        parts: list[Batch] = split(batch, config.updates, (self.job.seed, self.step))
+        parts = split(batch, config.updates, (self.job.seed, self.step))
         parts += [self._no_rows(batch)] * (config.updates - len(parts))
         return [
-            self._checked(self.stepper.step(part, lr, None if number else sums))
+            self._checked(self.stepper.step(with_slots(part, rows), lr, None if number else sums))
             for number, part in enumerate(parts)
         ]
 

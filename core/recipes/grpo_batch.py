@@ -1,9 +1,11 @@
 """From graded samples to the arrays of an update.
 
-A row is prompt + sample without its last token, padded behind; what is trained on lies in narrow
-arrays [B, C] over the sample's tokens, with `completion_at` telling which hidden state predicts
-each (core.train.losses_grpo.sample_logprobs). Samples of groups that teach nothing (all rewards
-equal, fewer than two valid) are left out, and with them their share of the denominator.
+What is trained on lies in arrays [R, g, C]: R rows of g samples of one prompt, C tokens a sample.
+Where prompts are long against samples, g is as large as memory allows and the prompt is computed
+once a row; otherwise g is 1 and a row is prompt + sample without its last token (see
+core.train.losses_grpo.sample_logprobs). Everything is padded behind. Samples of groups that teach
+nothing (all rewards equal, fewer than two valid) are left out, and with them their share of the
+denominator.
 """
 
 from __future__ import annotations
@@ -29,7 +31,10 @@ from sabia.core.train.losses_grpo import (
 )
 
 WIDTH_STEP = 8
+MIN_SPARED = 0.25
+READ_BY_MODEL = ("input_ids", "completion_at", "prompt_ids", "prompt_length", "targets")
 Batch = dict[str, np.ndarray]
+Taught = tuple[Prompt, list[tuple[Completion, float]]]
 
 
 @dataclass(frozen=True)
@@ -47,17 +52,20 @@ class Group:
         return np.array(scores, np.float64)
 
 
-def make_batch(groups: Sequence[Group], config: GrpoConfig, micro_rows: int) -> Batch | None:
-    """The arrays of all rows that teach something; None where no group does."""
+def make_batch(groups: Sequence[Group], config: GrpoConfig) -> Batch | None:
+    """The arrays of all samples that teach something; None where no group does."""
     rewards = np.stack([group.rewards for group in groups])
     advantage, live = advantages(rewards, config.std), live_groups(rewards)
-    rows = [
-        (group.prompt, sample, float(advantage[g, i]))
-        for g, group in enumerate(groups)
-        for i, sample in enumerate(group.samples)
-        if live[g] and not np.isnan(rewards[g, i]) and _trains(sample, config)
-    ]
-    return _arrays(rows, config, micro_rows) if rows else None
+    taught = [
+        (group.prompt, [
+            (sample, float(advantage[g, i]))
+            for i, sample in enumerate(group.samples)
+            if not np.isnan(rewards[g, i]) and _trains(sample, config)
+        ])
+        for g, group in enumerate(groups) if live[g]
+    ]  # fmt: skip
+    taught = [(prompt, samples) for prompt, samples in taught if samples]
+    return _arrays(taught, config) if taught else None
 
 
 def _trains(sample: Completion, config: GrpoConfig) -> bool:
@@ -67,44 +75,92 @@ def _trains(sample: Completion, config: GrpoConfig) -> bool:
 def empty_batch(config: GrpoConfig) -> Batch:
     """One row of no weight: what a process adds to a step in which it has nothing to teach."""
     nothing = Completion("", 0, [0], "", [0.0], [0.0], LENGTH)
-    batch = _arrays([(Prompt("", (), (0,), None, None), nothing, 0.0)], config, 1)
+    batch = _arrays([(Prompt("", (), (0,), None, None), [(nothing, 0.0)])], config)
     for name in ("loss_mask", "weights", "share"):
         batch[name][:] = 0
     return batch
 
 
-def _arrays(
-    rows: Sequence[tuple[Prompt, Completion, float]], config: GrpoConfig, micro_rows: int
-) -> Batch:
-    count = len(rows)
-    longest = max(len(prompt.ids) + len(sample.tokens) - 1 for prompt, sample, _ in rows)
-    width = -(-longest // WIDTH_STEP) * WIDTH_STEP
-    narrow = max(len(sample.tokens) for _, sample, _ in rows)
-    ids = np.zeros((count, width), np.int32)
-    at = np.zeros((count, narrow), np.int32)
-    targets = np.full((count, narrow), -1, np.int32)
-    sampler = np.zeros((count, narrow), np.float32)
-    for row, (prompt, sample, _) in enumerate(rows):
-        start, length = len(prompt.ids), len(sample.tokens)
-        ids[row, :start] = prompt.ids
-        ids[row, start : start + length - 1] = sample.tokens[:-1]
-        at[row, :length] = np.arange(start - 1, start - 1 + length)
-        targets[row, :length] = sample.tokens
-        sampler[row, :length] = sample.logprobs
+def _arrays(taught: Sequence[Taught], config: GrpoConfig) -> Batch:
+    """The batch of (prompt, its samples with their advantages)."""
+    narrow = max(2, *(len(sample.tokens) for _, samples in taught for sample, _ in samples))
+    width = max(len(prompt.ids) for prompt, _ in taught)
+    fan = _fan(width, narrow, config)
+    rows = [
+        (prompt, samples[start : start + fan])
+        for prompt, samples in taught
+        for start in range(0, len(samples), fan)
+    ]
+    shape = (len(rows), fan, narrow)
+    targets, sampler = np.full(shape, -1, np.int32), np.zeros(shape, np.float32)
+    advantage = np.zeros((len(rows), fan, 1), np.float32)
+    for r, (_, samples) in enumerate(rows):
+        for i, (sample, a) in enumerate(samples):
+            targets[r, i, : len(sample.tokens)] = sample.tokens
+            sampler[r, i, : len(sample.tokens)] = sample.logprobs
+            advantage[r, i] = a
     mask = (targets >= 0).astype(np.float32)
-    weights, share = aggregation_weights(mask, config.loss.aggregation, config.max_new_tokens)
-    slots = -(-count // micro_rows)
-    return {
-        "input_ids": ids,
-        "completion_at": at,
+    weights, share = aggregation_weights(
+        mask.reshape(-1, narrow), config.loss.aggregation, config.max_new_tokens
+    )
+    share = np.where(mask.any(-1), share.reshape(shape[:2]), 0)  # padding has no share
+    prompts = [prompt.ids for prompt, _ in rows]
+    inputs = _prompt_arrays(prompts, width) if fan > 1 else _row_arrays(prompts, targets[:, 0])
+    return inputs | {
         "targets": targets,
         "loss_mask": mask,
-        "weights": weights.astype(np.float32),
-        "share": share.astype(np.float32)[:, None],
+        "weights": weights.reshape(shape).astype(np.float32),
+        "share": share.astype(np.float32)[..., None],
         "sampler": sampler,
-        "advantage": np.array([a for _, _, a in rows], np.float32)[:, None],
-        "slot": np.eye(slots, dtype=np.float32)[np.arange(count) // micro_rows],
+        "advantage": advantage,
     }
+
+
+def _fan(width: int, narrow: int, config: GrpoConfig) -> int:
+    """Samples a row: as many as fit into a micro-batch, where that spares a quarter of the work."""
+    fan = min(config.group, max(1, (config.micro_tokens - width) // narrow))
+    spared = width * (1 - 1 / fan) / (width + narrow)
+    return fan if spared >= MIN_SPARED else 1
+
+
+def _prompt_arrays(prompts: Sequence[Sequence[int]], width: int) -> Batch:
+    ids = np.zeros((len(prompts), width), np.int32)
+    for row, prompt in enumerate(prompts):
+        ids[row, : len(prompt)] = prompt
+    lengths = np.array([[len(prompt)] for prompt in prompts], np.int32)
+    return {"prompt_ids": ids, "prompt_length": lengths}
+
+
+def _row_arrays(prompts: Sequence[Sequence[int]], targets: np.ndarray) -> Batch:
+    """Rows of prompt + sample; `targets` [R, C]."""
+    lengths = (targets >= 0).sum(1)
+    longest = max(len(p) + n - 1 for p, n in zip(prompts, lengths.tolist(), strict=True))
+    ids = np.zeros((len(prompts), -(-longest // WIDTH_STEP) * WIDTH_STEP), np.int32)
+    at = np.zeros(targets.shape, np.int32)
+    for row, (prompt, length) in enumerate(zip(prompts, lengths.tolist(), strict=True)):
+        start = len(prompt)
+        ids[row, :start] = prompt
+        ids[row, start : start + length - 1] = targets[row, : length - 1]
+        at[row, :length] = np.arange(start - 1, start - 1 + length)
+    return {"input_ids": ids, "completion_at": at}
+
+
+def row_tokens(batch: Batch) -> int:
+    """Tokens that one row of the batch costs a forward pass."""
+    if "input_ids" in batch:
+        return batch["input_ids"].shape[1]
+    return batch["prompt_ids"].shape[1] + batch["targets"].shape[1] * batch["targets"].shape[2]
+
+
+def micro_rows(batch: Batch, config: GrpoConfig) -> int:
+    """Rows of one forward and backward pass."""
+    return max(1, config.micro_tokens // row_tokens(batch))
+
+
+def with_slots(batch: Batch, rows: int) -> Batch:
+    """The batch with the number of each row's micro-batch of `rows` rows, one-hot [R, M]."""
+    number = np.arange(len(batch["targets"])) // rows
+    return batch | {"slot": np.eye(number[-1] + 1, dtype=np.float32)[number]}
 
 
 def split(batch: Batch, parts: int, seed: tuple[int, int]) -> list[Batch]:
@@ -124,13 +180,18 @@ def score(
     batch: Batch,
     ops: Any,
     loss: GrpoLossConfig,
-    micro_rows: int,
+    rows: int,
 ) -> np.ndarray:
-    """Log-probabilities [B, C] of a batch's samples under `params`, without gradients."""
+    """Log-probabilities [R, g, C] of a batch's samples under `params`, `rows` at a time."""
     logprobs = partial(sample_logprobs, spec, params, ops=ops, temperature=loss.temperature)
-    names = ("input_ids", "completion_at", "targets")
+    device = params["embed"].device
+    arrays = {
+        name: torch.from_numpy(np.ascontiguousarray(batch[name])).to(device)
+        for name in READ_BY_MODEL
+        if name in batch
+    }
     parts = [
-        logprobs({name: batch[name][start : start + micro_rows] for name in names})
-        for start in range(0, len(batch["targets"]), micro_rows)
+        logprobs({name: array[start : start + rows] for name, array in arrays.items()})
+        for start in range(0, len(batch["targets"]), rows)
     ]
-    return torch.cat(parts).float().cpu().numpy()
+    return torch.cat(parts).float().cpu().numpy().reshape(batch["targets"].shape)

@@ -1,6 +1,7 @@
 """The GRPO losses: advantages from group rewards, the clipped policy loss, its named sums.
 
-Rows are samples [B, T] with one log-probability a token. With rho = exp(logp - old):
+Rows are samples [B, T] with one log-probability a token; in a batch, [R, g, C]: g samples of a
+prompt that is computed once for all of them. With rho = exp(logp - old):
   token loss   -min(rho A, clip(rho, 1 - low, 1 + high) A); `dual_clip` c: at most -c A where A < 0
   KL           + beta (exp(d) - d - 1), d = ref - logp (k3), no reference needed where beta is 0
   aggregation  token: sum over all tokens / their number;  seq-mean: mean of the samples' means;
@@ -21,7 +22,7 @@ from typing import Any
 import numpy as np
 
 from sabia.core.errors import UsageError
-from sabia.core.model.forward import hidden, token_losses
+from sabia.core.model.forward import KVCache, hidden, token_losses
 from sabia.core.model.ops import Array, Ops, Params, Remat
 from sabia.core.spec.model import ModelSpec
 
@@ -29,6 +30,7 @@ AGGREGATIONS = ("token", "seq-mean", "dr")
 RATIOS = ("token", "sequence")
 CORRECTIONS = ("none", "token-cap", "sequence-cap", "sequence-mask")
 STD_EPSILON = 1e-4
+_BY_SAMPLE = ("loss_mask", "weights", "sampler", "advantage", "share")
 
 
 @dataclass(frozen=True)
@@ -170,16 +172,49 @@ def sample_logprobs(
     temperature: float = 1.0,
     remat: Remat = "none",
 ) -> Array:
-    """Log-probabilities [B, C] of the sampled tokens targets[B, C] at a temperature.
+    """Log-probabilities [R·g, C] of the sampled tokens targets[R, g, C] at a temperature.
 
-    input_ids[B, T] are prompt and sample; completion_at[B, C] is the place in a row whose hidden
-    state predicts each target. Rows are padded behind, so plain causal attention is right.
+    A batch with `prompt_ids` [R, P] and `prompt_length` [R, 1] holds g samples of each prompt: the
+    prompt is run once and its keys and values fan out to them, with gradients. Otherwise g is 1,
+    input_ids[R, T] are prompt and sample, and completion_at[R, C] the place in a row whose hidden
+    state predicts each target. Rows are padded behind; a negative target is padding.
     """
+    states = _fanned_states if "prompt_ids" in batch else _row_states
+    targets = batch["targets"].reshape(-1, batch["targets"].shape[-1])
+    x = states(spec, params, batch, ops, remat) * (1.0 / temperature)
+    nll, _ = token_losses(spec, params, x, targets, ops)
+    return -nll
+
+
+def _row_states(
+    spec: ModelSpec, params: Params, batch: Mapping[str, Array], ops: Ops, remat: Remat
+) -> Array:
+    """Hidden states [R, C, D] that predict the samples, from whole rows."""
     x = hidden(spec, params, batch["input_ids"], ops, remat=remat)
     rows = ops.arange(x.shape[0], x)[:, None]
-    x = x[rows, ops.integers(batch["completion_at"], x)] * (1.0 / temperature)
-    nll, _ = token_losses(spec, params, x, batch["targets"], ops)
-    return -nll
+    return x[rows, ops.integers(batch["completion_at"], x)]
+
+
+def _fanned_states(
+    spec: ModelSpec, params: Params, batch: Mapping[str, Array], ops: Ops, remat: Remat
+) -> Array:
+    """Hidden states [R·g, C, D]: each prompt once, then its samples on copies of its cache."""
+    count, fan, length = batch["targets"].shape
+    prompts, embed = batch["prompt_ids"], params["embed"]
+    dtype = str(embed.dtype).removeprefix("torch.")
+    cache = KVCache.create(spec, count, prompts.shape[1] + length, ops, dtype, embed)
+    x = hidden(spec, params, prompts, ops, cache=cache, remat=remat)
+    rows = ops.arange(count, x)
+    lengths = ops.integers(batch["prompt_length"], x)
+    owner = (rows[:, None] + 0 * ops.arange(fan, x)).reshape(-1)
+    first = x[rows, lengths[:, 0] - 1][owner][:, None]
+    ids = ops.integers(batch["targets"], x).reshape(-1, length)[:, :-1]
+    ids = ops.where(ids < 0, 0, ids)
+    positions = lengths[owner] + ops.arange(length - 1, x)
+    rest = hidden(
+        spec, params, ids, ops, positions=positions, cache=cache.select(owner), remat=remat
+    )
+    return ops.concat([first, rest], 1)
 
 
 def grpo_loss(
@@ -193,23 +228,29 @@ def grpo_loss(
 ) -> tuple[Array, Array, dict[str, Array]]:
     """The policy loss of a micro-batch as (numerator, its share of the denominator, sums).
 
-    Besides what `sample_logprobs` reads: loss_mask, weights (of the aggregation), sampler [B, C];
-    advantage, share [B, 1]; slot[B, M], one-hot number of the micro-batch. Optional: old[B, C]
-    (without it the policy itself, held constant: the first update after sampling), ref[B, C].
-    Sums: tokens, clipped (tokens whose clip binds), gap (|logp - sampler|), gap_max[M], k3.
+    Besides what `sample_logprobs` reads: loss_mask, weights (of the aggregation), sampler
+    [R, g, C]; advantage, share [R, g, 1]; slot[R, M], one-hot number of the micro-batch. Optional:
+    old (without it the policy itself, held constant: the first update after sampling) and ref
+    [R, g, C]. Sums: tokens, clipped (tokens whose clip binds), gap (|logp - sampler|), gap_max[M],
+    k3.
     """
+    flat = {
+        name: batch[name].reshape(-1, batch[name].shape[-1])
+        for name in (*_BY_SAMPLE, "old", "ref")
+        if name in batch
+    }
     logp = sample_logprobs(spec, params, batch, ops, config.temperature, remat)
-    mask, sampler = batch["loss_mask"], batch["sampler"]
+    mask, sampler = flat["loss_mask"], flat["sampler"]
     constant = ops.stop_gradient(logp)
     losses, clipped = policy_losses(
         logp,
-        batch.get("old", constant),
+        flat.get("old", constant),
         mask,
-        batch["advantage"],
+        flat["advantage"],
         config,
         ops,
         sampler=sampler,
-        ref=batch.get("ref"),
+        ref=flat.get("ref"),
     )
     gap = (constant - sampler) * mask
     gap = ops.where(gap < 0, -gap, gap)
@@ -219,6 +260,6 @@ def grpo_loss(
         "gap": gap.sum(),
         "gap_max": gap.max() * batch["slot"][0],
     }
-    if "ref" in batch:
-        sums["k3"] = (_k3(constant, batch["ref"], mask, ops) * mask).sum()
-    return (losses * batch["weights"]).sum(), batch["share"].sum(), sums
+    if "ref" in flat:
+        sums["k3"] = (_k3(constant, flat["ref"], mask, ops) * mask).sum()
+    return (losses * flat["weights"]).sum(), flat["share"].sum(), sums

@@ -45,6 +45,7 @@ class Stepper(Protocol):
     spec: ModelSpec
     params: dict[str, Any]  # backend arrays, fp32, current
     fixed_shapes: bool  # batches of a new shape are costly (they are compiled for)
+    micro_batch: int  # rows at a time on one device (0: all); may change between steps
 
     def step(self, batch: Batch, lr: float, tallies: np.ndarray | None = None) -> dict[str, Any]:
         """Update once from this process's rows.

@@ -17,7 +17,15 @@ from sabia.core.judge.verdict import Grade, Verdict
 from sabia.core.model import hub
 from sabia.core.model.backend import load_ops
 from sabia.core.recipes import grpo
-from sabia.core.recipes.grpo_batch import Group, empty_batch, make_batch, score, split
+from sabia.core.recipes.grpo_batch import (
+    Group,
+    empty_batch,
+    make_batch,
+    micro_rows,
+    score,
+    split,
+    with_slots,
+)
 from sabia.core.recipes.grpo_config import GrpoConfig
 from sabia.core.recipes.grpo_journal import Journal
 from sabia.core.recipes.grpo_prompts import Practice, Prompt
@@ -27,7 +35,7 @@ from sabia.core.shards.job import Job
 from sabia.core.spec import from_config, new_config
 from sabia.core.text.tokenizer import load_tokenizer, train_bpe
 from sabia.core.train.losses import next_token_loss
-from sabia.core.train.losses_grpo import GrpoLossConfig
+from sabia.core.train.losses_grpo import GrpoLossConfig, grpo_loss
 from sabia.core.train.stepper import make_stepper
 
 
@@ -212,7 +220,7 @@ def test_micro_batches_give_the_same_gradient(config, prompts, tmp_path, aggrega
 @pytest.mark.parametrize("changes", [
     {"loss": GrpoLossConfig(beta=0.1, ratio="sequence", aggregation="seq-mean"), "std": True},
     {"loss": GrpoLossConfig(aggregation="dr", correction="token-cap", temperature=0.8)},
-    {"precision": "bf16", "overlong": "mask", "updates": 3},
+    {"precision": "bf16", "overlong": "mask", "updates": 3, "prompts": 6},
 ])  # fmt: skip
 def test_other_settings_run(config, prompts, tmp_path, changes):
     run = tmp_path / "run"
@@ -287,49 +295,100 @@ def group_of(rewards, lengths=None, prompt=(1, 2, 3), reason="stop"):
     return Group(Prompt("p", (), prompt, "7", None), samples, [Grade(r) for r in rewards])
 
 
+GROUPS = (
+    group_of([1.0, 0.0, 1.0], [1, 2, 4]),
+    group_of([1.0, 1.0, 1.0]),
+    group_of([None, 0.0, 1.0], prompt=(4, 5)),
+    group_of([None, None, 1.0]),
+)
+
+
 def test_batches_hold_what_teaches(config):
-    groups = [
-        group_of([1.0, 0.0, 1.0], [1, 2, 4]),
-        group_of([1.0, 1.0, 1.0]),
-        group_of([None, 0.0, 1.0], prompt=(4, 5)),
-        group_of([None, None, 1.0]),
-    ]
-    batch = make_batch(groups, config, micro_rows=2)
-    assert batch["loss_mask"].sum(1).tolist() == [1, 2, 4, 2, 2]
-    assert np.allclose(batch["advantage"][:, 0], [1 / 3, -2 / 3, 1 / 3, -0.5, 0.5])
+    batch = make_batch(GROUPS, replace(config, group=3, micro_tokens=8))
+    assert batch["targets"].shape == (5, 1, 4)
+    assert batch["loss_mask"].sum((1, 2)).tolist() == [1, 2, 4, 2, 2]
+    assert np.allclose(batch["advantage"].ravel(), [1 / 3, -2 / 3, 1 / 3, -0.5, 0.5])
     assert batch["input_ids"][2].tolist() == [1, 2, 3, 10, 11, 12, 0, 0]
-    assert batch["targets"][2].tolist() == [10, 11, 12, 13]
+    assert batch["targets"][2, 0].tolist() == [10, 11, 12, 13]
     assert batch["completion_at"][2].tolist() == [2, 3, 4, 5]
-    assert batch["targets"][3].tolist() == [10, 11, -1, -1]
-    assert batch["slot"].argmax(1).tolist() == [0, 0, 1, 1, 2]
-    assert make_batch(groups[1:2], config, 2) is None
+    assert batch["targets"][3, 0].tolist() == [10, 11, -1, -1]
+    fanned = make_batch(GROUPS, replace(config, group=3))
+    assert fanned["targets"].shape == (2, 3, 4)
+    assert fanned["prompt_ids"].tolist() == [[1, 2, 3], [4, 5, 0]]
+    assert fanned["prompt_length"].tolist() == [[3], [2]]
+    assert fanned["loss_mask"].sum(-1).tolist() == [[1, 2, 4], [2, 2, 0]]
+    assert fanned["share"].sum() == batch["share"].sum() == 11
+    assert make_batch(GROUPS[1:2], config) is None
     assert empty_batch(config)["loss_mask"].sum() == 0
     cut = [group_of([1.0, 0.0], reason="length")]
-    assert make_batch(cut, replace(config, overlong="mask"), 2) is None
-    assert len(make_batch(cut, config, 2)["targets"]) == 2
+    assert make_batch(cut, replace(config, overlong="mask")) is None
+    assert make_batch(cut, config)["loss_mask"].sum() == 4
+
+
+@pytest.mark.parametrize("aggregation", ["token", "seq-mean", "dr"])
+def test_shares_are_those_of_the_samples(config, aggregation):
+    loss = GrpoLossConfig(aggregation=aggregation)
+    wanted = {"token": 11, "seq-mean": 5, "dr": 5 * config.max_new_tokens}[aggregation]
+    for micro_tokens in (8, 10_000):
+        changed = replace(config, group=3, micro_tokens=micro_tokens, loss=loss)
+        assert make_batch(GROUPS, changed)["share"].sum() == wanted
+
+
+def test_parts_and_micro_batches(config):
+    batch = make_batch(GROUPS, replace(config, group=3, micro_tokens=8))
+    assert micro_rows(batch, replace(config, micro_tokens=16)) == 2
+    assert with_slots(batch, 2)["slot"].argmax(1).tolist() == [0, 0, 1, 1, 2]
     parts = split(batch, 3, (0, 1))
-    assert sorted(float(a) for p in parts for a in p["advantage"][:, 0]) == sorted(
-        batch["advantage"][:, 0].tolist()
-    )
+    assert [len(part["targets"]) for part in parts] == [2, 2, 1]
+    halves = np.concatenate([part["advantage"].ravel() for part in parts])
+    assert np.allclose(np.sort(halves), np.sort(batch["advantage"].ravel()))
     assert len(split(batch, 9, (0, 1))) == 5
 
 
-def test_scores_are_the_samplers_logprobs(start, config):
+@pytest.fixture(scope="module")
+def sampled(start):
+    """(spec, params, groups of samples of three prompts of different lengths)."""
     tokenizer = load_tokenizer(start)
     spec, params = hub.load_model(start)
-    engine = Engine(spec, params, tokenizer)
     prompts = [tuple(question_ids(tokenizer, text)) for text in ("which digit?", "9", "one two")]
-    asked = [Request(p, 6, 0.9, n=4, stop_ids=()) for p in prompts]
-    samples = engine.generate(asked)
-    groups = [
+    asked = [Request(p, 6, 0.9, n=4, stop_ids=(2, 30, 31, 32, 33)) for p in prompts]
+    samples = Engine(spec, params, tokenizer).generate(asked)
+    return spec, params, [
         Group(Prompt("", (), p, "7", None), samples[4 * i : 4 * i + 4],
               [Grade(float(j)) for j in range(4)])
         for i, p in enumerate(prompts)
     ]  # fmt: skip
-    batch = make_batch(groups, config, micro_rows=5)
+
+
+@pytest.mark.parametrize("micro_tokens", [20, 60, 10_000])
+def test_scores_are_the_samplers_logprobs(config, sampled, micro_tokens):
+    spec, params, groups = sampled
+    changed = replace(config, group=4, micro_tokens=micro_tokens)
+    batch = make_batch(groups, changed)
+    assert batch["targets"].shape[1] == {20: 1, 60: 4, 10_000: 4}[micro_tokens]
     ops, loss = load_ops("torch"), GrpoLossConfig(temperature=0.9)
-    found = score(spec, ops.to_device(params), batch, ops, loss, 5)
+    found = score(spec, ops.to_device(params), batch, ops, loss, micro_rows(batch, changed))
     assert np.abs((found - batch["sampler"]) * batch["loss_mask"]).max() <= 1e-4
+
+
+def test_a_shared_prompt_has_the_gradients_of_repeated_ones(config, sampled):
+    spec, params, groups = sampled
+    found = {}
+    for name, micro_tokens in (("rows", 20), ("fanned", 10_000)):
+        changed = replace(config, group=4, micro_tokens=micro_tokens)
+        batch = with_slots(make_batch(groups, changed), 1000)
+        assert ("prompt_ids" in batch) == (name == "fanned")
+        ops = load_ops("torch")
+        tensors = {k: p.requires_grad_() for k, p in ops.to_device(params, "float32").items()}
+        arrays = {k: torch.from_numpy(v) for k, v in batch.items()}
+        loss = GrpoLossConfig(temperature=0.9, ratio="sequence", aggregation="seq-mean")
+        numerator, share, _ = grpo_loss(spec, tensors, arrays, ops, config=loss)
+        (numerator / share).backward()
+        found[name] = (numerator.item(), {k: p.grad.numpy() for k, p in tensors.items()})
+    assert found["rows"][0] == pytest.approx(found["fanned"][0], abs=1e-6)
+    for name, gradient in found["rows"][1].items():
+        assert np.abs(gradient - found["fanned"][1][name]).max() <= 1e-5
+    assert np.abs(found["rows"][1]["embed"]).max() > 1e-3
 
 
 def test_the_order_of_prompts_is_arithmetic():
