@@ -63,7 +63,7 @@ step "tokenize" 'sabia tokenize rewritten.parquet --vocab-size 512 --length 256 
 # -- models. $1: tokens, $2: suffix of the run directories
 train() {
   step "pretrain$2" "sabia pretrain $1 --shape d=128,layers=4,heads=4,ffn=384 --tokens $tokens --batch 16 --lr 2e-3 --seed $seed -o base$2 > base$2.metrics.parquet"
-  step "sft$2" "sabia sft sft.parquet --model base$2/final --no-pack --batch 32 --steps $sft --lr 1e-3 --seed $seed -o sft$2 > sft$2.metrics.parquet"
+  step "sft$2" "sabia sft sft.parquet --model base$2/final --no-pack --batch 32 --steps $sft --lr 1.5e-3 --seed $seed -o sft$2 > sft$2.metrics.parquet"
 }
 # the same without the rewrite, at the same time on the other core
 (
