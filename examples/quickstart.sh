@@ -78,6 +78,6 @@ step "quantize to 8 bits" 'sabia quantize sft.parquet --model grpo/final --recip
 step "quantize, mixed" 'sabia quantize sft.parquet --model grpo/final --recipe mixed -o grpo-mixed > errors-mixed.parquet'
 wait "$plain" || { cat plain.log && exit 1; }
 cat plain.log
-step "eval" "sabia eval --task sums.toml --task choices.toml --model base=base/final --model sft-plain=sft-plain/final --model sft=sft/final --model grpo=grpo/final --model w8=grpo-w8 --model mixed=grpo-mixed --seed $seed -o scores.parquet --report eval.html --json > eval.json"
+step "eval" "sabia eval --task sums.toml --task greedy.toml --task choices.toml --model base=base/final --model sft-plain=sft-plain/final --model sft=sft/final --model grpo=grpo/final --model w8=grpo-w8 --model mixed=grpo-mixed --seed $seed -o scores.parquet --report eval.html --json > eval.json"
 step "plan the next one" 'sabia plan-cluster --params 1.6T --active 49B | tee plan.txt'
 python "$root/examples/quickstart_report.py" . --corrupt "$corrupt" --seconds $(($(date +%s) - started))

@@ -70,8 +70,11 @@ def _bars(summary: Summary, task: str) -> list[svg.Bar]:
 def value_text(result: Result) -> str:
     """A value with its interval: `0.512 [0.489, 0.535]`."""
     i = result.interval
-    text = f"{i.value:.4g} [{i.low:.4g}, {i.high:.4g}]"
-    return text if result.maximum is None else f"{text} of {result.maximum:g}"
+    if result.maximum is not None:
+        return f"{i.value:.2f} [{i.low:.2f}, {i.high:.2f}] of {result.maximum:g}"
+    if result.items == 1 and i.method.startswith("bootstrap"):
+        return f"{i.value:.4g} (one item: no interval)"
+    return f"{i.value:.4g} [{i.low:.4g}, {i.high:.4g}]"
 
 
 def _results_table(summary: Summary) -> str:

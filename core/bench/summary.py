@@ -144,13 +144,23 @@ def _mean(
     bounds = (0.0, 1.0) if metric.unit == "share" else (-np.inf, np.inf)
     interval, maximum = stats.mean_interval(values, clusters, bounds=bounds), None
     if metric.aggregate == "sum":
-        n = len(values)
-        interval = stats.Interval(
-            round(float(values.sum()), 9), interval.low * n, interval.high * n, interval.method
-        )
-        maximum = round(sum(metrics.get(MAXIMUM, {}).values()), 9) or None
+        interval, maximum = _total(values, interval, metrics.get(MAXIMUM, {}), list(found))
     share = len(values) / items
     return Result(model, task, metric.name, interval, items, share, missing, maximum)
+
+
+def _total(
+    values: np.ndarray, mean: stats.Interval, maxima: Mapping[Key, float], keys: Sequence[Key]
+) -> tuple[stats.Interval, float | None]:
+    """(the sum with its interval, the points there are); a sum never leaves 0 to its maximum."""
+    total = round(float(values.sum()), 9)
+    if not all(maxima.get(key, 0) > 0 for key in keys):
+        n = len(values)
+        return stats.Interval(total, mean.low * n, mean.high * n, mean.method), None
+    most = np.array([maxima[key] for key in keys])
+    share = stats.ratio_bootstrap(values, most)
+    full = round(float(most.sum()), 9)
+    return stats.Interval(total, share.low * full, share.high * full, share.method), full
 
 
 def _columns(found: Mapping[Key, float], keys: Sequence[Key]) -> tuple[np.ndarray, np.ndarray, int]:

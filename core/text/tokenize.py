@@ -242,7 +242,7 @@ def _beside(job: Job) -> str:
     empty for stdout and for URLs."""
     if job.to_stdout or "://" in str(job.out):
         return ""
-    out = str(job.out)
+    out = str(job.out).rstrip("/")
     return f"{out.removesuffix('.parquet')}.tokenizer" if job.to_file else f"{out}/tokenizer"
 
 

@@ -1,6 +1,6 @@
 """The peak that MFU is relative to, where none is given: one device's own matrix product.
 
-A square product in the dtype of the run, the best of a few; about a tenth of a second. It is what
+A square product in the dtype of the run, the best of a few; about a quarter of a second. It is what
 the machine reaches, not what its maker promises, and depends on the threads in use.
 """
 
@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 SIZES = {"cpu": 1024}
 DEFAULT_SIZE = 8192
-ROUNDS = 4
+ROUNDS = 12  # enough that one of them has the core to itself on a busy machine
 
 
 def measure_peak_flops(backend: str, precision: str) -> float:
