@@ -9,8 +9,10 @@ longer the more processes there are: a cold start of many hosts outlasts fixed b
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
 import re
+import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -90,6 +92,24 @@ def first_host(nodes: str) -> str:
     if not match:
         raise UsageError(f"SLURM_NODELIST: {nodes!r} (expected a list of hosts)")
     return match[1] + (match[2] or "") + (match[3] or "")
+
+
+@contextlib.contextmanager
+def stdout_kept_clean(world: World) -> Iterator[None]:
+    """Let what libraries print on stdout while processes are joined (gloo does) go to stderr."""
+    if world.size == 1:
+        yield
+        return
+    sys.stdout.flush()
+    kept = os.dup(1)
+    os.dup2(2, 1)
+    try:
+        yield
+    finally:
+        sys.stdout.flush()
+        ctypes.CDLL(None).fflush(None)  # theirs, too, while it still goes to stderr
+        os.dup2(kept, 1)
+        os.close(kept)
 
 
 @contextlib.contextmanager

@@ -278,7 +278,7 @@ def run(
             print(f"{name}: {value}")
         return
     lock = directory.locked() if world.leads else contextlib.nullcontext()
-    with lock, _joined(job, world) as devices:
+    with lock, launch.stdout_kept_clean(world), _joined(job, world) as devices:
         if world.leads:
             directory.begin(identity, job.force)
         launch.barrier(world, job.backend, "begin")

@@ -56,7 +56,9 @@ class OneNode:
         os.environ["SLURM_CONF"] = str(self.folder / "slurm.conf")
         files = {"key-file": "munge.key", "socket": "munge.socket", "pid-file": "munged.pid",
                  "log-file": "log/munged.log", "seed-file": "munged.seed"}  # fmt: skip
-        ask("munged", *(f"--{name}={self.folder / path}" for name, path in files.items()))
+        # --force: the socket may lie in a folder that only we can enter, such as pytest's
+        places = (f"--{name}={self.folder / path}" for name, path in files.items())
+        ask("munged", "--force", *places)
         ask("slurmctld")
         ask("slurmd")
         wait_until(lambda: "State=IDLE" in ask("scontrol", "show", "node", check=False), 60)
