@@ -7,14 +7,15 @@ error. Larger executors (a Slurm array slices its shards before this, Ray) serve
 
 import os
 import signal
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
-from multiprocessing import get_context
+from multiprocessing import get_context, parent_process
 from typing import Any, TypeVar
 
 from sabia.core import notes, stop
-from sabia.core.errors import Failed
+from sabia.core.errors import ExitCode, Failed
 
 R = TypeVar("R")
 LOOK_S = 0.2  # how often a waiting parent looks for a stop signal
@@ -60,7 +61,16 @@ def _wait(future: "Future[Any]") -> None:
 def _prepare_worker() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent hears Ctrl-C and ends us
     stop.install()
+    threading.Thread(target=_end_with_parent, daemon=True).start()
     notes.configure("worker", quiet=False)
+
+
+def _end_with_parent() -> None:
+    """Leave when the parent was killed: an idle worker would wait for its next task for ever."""
+    parent = parent_process()
+    if parent is not None:
+        parent.join()
+        os._exit(ExitCode.FAILED)
 
 
 def _end_workers(pool: ProcessPoolExecutor) -> None:
