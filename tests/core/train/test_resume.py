@@ -115,7 +115,7 @@ def test_corrupt_checkpoint_is_passed_over(whole: Path, tmp_path: Path, sabia: C
     same(whole, tmp_path / "run")
 
 
-@pytest.mark.parametrize("first", ["torch", "jax"])
+@pytest.mark.parametrize("first", ["jax", pytest.param("torch", marks=pytest.mark.slow)])
 def test_other_backend_takes_over(whole: Path, tmp_path: Path, first: str, sabia: Commands) -> None:
     pytest.importorskip("jax", reason="the jax backend")
     command, second = words(whole, tmp_path / "run"), {"torch": "jax", "jax": "torch"}[first]
