@@ -78,7 +78,7 @@ class OneNode:
         }  # fmt: skip
         node = f"NodeName={host} NodeAddr=127.0.0.1 CPUs={self.cpus} Sockets=1"
         node += f" CoresPerSocket={self.cpus} ThreadsPerCore=1 RealMemory=4000"
-        part = f"PartitionName=all Nodes={host} Default=YES MaxTime=60 State=UP"
+        part = f"PartitionName=all Nodes={host} Default=YES MaxTime=UNLIMITED State=UP"
         return "\n".join([*(f"{k}={v}" for k, v in named.items()), node, part, ""])
 
     def __exit__(self, *_error: object) -> None:
