@@ -111,3 +111,34 @@ def test_dry_run_and_refusals(model: Path, prompts: Path, tmp_path: Path) -> Non
         said = run(prompts, "--model", model, *OPTIONS, "-o", out, *arguments)
         assert said.returncode == code, (arguments, said.stderr.decode())
         assert len(said.stderr.splitlines()) <= 3
+
+
+@pytest.mark.slow
+def test_two_processes_make_the_updates_of_one(model: Path, prompts: Path, tmp_path: Path) -> None:
+    import numpy as np
+
+    from sabia.core.model import hub
+
+    call = (prompts, "--model", model, *OPTIONS, "--steps", 3)
+    alone = run(*call, "-o", tmp_path / "one")
+    assert alone.returncode == 0, alone.stderr.decode()
+    launch = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--nproc-per-node",
+        "2",
+        "--standalone",
+    ]
+    words = [*launch, *COMMAND[1:], *map(str, call), "-o", str(tmp_path / "two")]
+    both = subprocess.run(words, capture_output=True)
+    assert both.returncode == 0, both.stderr.decode()
+    rows = [
+        [json.loads(line) for line in (tmp_path / name / "metrics.jsonl").read_text().splitlines()]
+        for name in ("one", "two")
+    ]
+    assert rows[0][0]["reward"] == rows[1][0]["reward"]
+    assert rows[0][0]["samples"] == rows[1][0]["samples"] == 32
+    one, two = (hub.load_model(tmp_path / name / "final")[1] for name in ("one", "two"))
+    assert one.keys() == two.keys()
+    assert max(np.abs(one[name] - two[name]).max() for name in one) < 1e-4
