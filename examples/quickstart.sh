@@ -27,7 +27,7 @@ export TOKENIZERS_PARALLELISM=false OMP_NUM_THREADS=1
 printf 'set up\t%s\tmain\n' "$(($(date +%s) - started))" >times.tsv
 
 # sizes: pretraining tokens, sft steps, grpo steps, held-out sums
-if [ "$fast" = yes ]; then tokens=150k sft=100 grpo=5 items=300; else tokens=1.2M sft=1000 grpo=80 items=2501; fi
+if [ "$fast" = yes ]; then tokens=150k sft=100 grpo=5 items=300; else tokens=900k sft=900 grpo=60 items=2501; fi
 corrupt=0.65 # share of the demonstrations with one digit replaced, so that grpo has something to do
 
 # step NAME 'LINE': show the line, run it, note how long it took

@@ -137,7 +137,9 @@ def accuracy_part(run: Run, scores: Summary) -> tuple[list[list[Any]], list[str]
     items = max(result.items for result in scores.results)
     names = ["model", *(f"{task} (95 % interval)" for task in scores.tasks), "weights"]
     chart = bar_chart(groups, "Accuracy by stage", "share right", x_range=(0, 1))
-    under = f"{items:,} held-out sums; sums: sampled once at temperature 1; choices: of four."
+    under = (
+        f"{items:,} held-out sums, sampled once at temperature 1; 600 of them greedy and by choice."
+    )
     return rows, [page.table(names, rows, under), page.figure(chart)]
 
 
