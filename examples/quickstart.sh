@@ -27,7 +27,7 @@ export TOKENIZERS_PARALLELISM=false OMP_NUM_THREADS=1
 printf 'set up\t%s\tmain\n' "$(($(date +%s) - started))" >times.tsv
 
 # sizes: pretraining tokens, sft steps, grpo steps, held-out sums
-if [ "$fast" = yes ]; then tokens=150k sft=100 grpo=5 items=300; else tokens=900k sft=1000 grpo=80 items=2501; fi
+if [ "$fast" = yes ]; then tokens=150k sft=100 grpo=5 items=300; else tokens=900k sft=1400 grpo=80 items=2501; fi
 corrupt=0.65 # share of the demonstrations with one digit replaced, so that grpo has something to do
 
 # step NAME 'LINE': show the line, run it, note how long it took
@@ -63,7 +63,7 @@ step "tokenize" 'sabia tokenize rewritten.parquet --vocab-size 512 --length 256 
 # -- models. $1: tokens, $2: suffix of the run directories
 train() {
   step "pretrain$2" "sabia pretrain $1 --shape d=128,layers=4,heads=4,ffn=384 --tokens $tokens --batch 16 --lr 2e-3 --seed $seed -o base$2 > base$2.metrics.parquet"
-  step "sft$2" "sabia sft sft.parquet --model base$2/final --no-pack --batch 32 --steps $sft --lr 1.5e-3 --seed $seed -o sft$2 > sft$2.metrics.parquet"
+  step "sft$2" "sabia sft sft.parquet --model base$2/final --no-pack --batch 32 --steps $sft --lr 8e-4 --seed $seed -o sft$2 > sft$2.metrics.parquet"
 }
 # the same without the rewrite, at the same time on the other core
 (
