@@ -26,8 +26,12 @@ rm -rf "$work" && mkdir -p "$work" && cd "$work" && touch .quickstart
 export TOKENIZERS_PARALLELISM=false OMP_NUM_THREADS=1
 printf 'set up\t%s\tmain\n' "$(($(date +%s) - started))" >times.tsv
 
-# sizes: pretraining tokens, sft steps, grpo steps, held-out sums
-if [ "$fast" = yes ]; then tokens=150k sft=100 grpo=5 items=300; else tokens=900k sft=1400 grpo=80 items=2501; fi
+# sizes: pretraining tokens, sft steps and records, grpo steps, held-out sums
+if [ "$fast" = yes ]; then
+  tokens=150k sft=100 records=3200 grpo=16 items=300
+else
+  tokens=900k sft=1400 records=32000 grpo=80 items=2501
+fi
 corrupt=0.65 # share of the demonstrations with one digit replaced, so that grpo has something to do
 
 # step NAME 'LINE': show the line, run it, note how long it took
@@ -42,7 +46,7 @@ step() {
 
 # -- the world: a site on loopback with pages worth having and others; records of sums to learn
 python -m sabia.examples.little_web --seed "$seed" --truth truth.jsonl --labels labels.jsonl \
-  --focus focus.txt --sft sft.parquet --corrupt "$corrupt" --n 32000 --prompts prompts.parquet \
+  --focus focus.txt --sft sft.parquet --corrupt "$corrupt" --n "$records" --prompts prompts.parquet \
   --eval sums.parquet --choices choices.parquet --eval-n "$items"
 python -m sabia.examples.little_web --seed "$seed" --serve --port-file port 2>web.log &
 trap 'kill $(jobs -p) 2>/dev/null || true' EXIT
@@ -73,7 +77,7 @@ train() {
 ) >plain.log 2>&1 &
 plain=$!
 train tokens/ ""
-step "grpo" "sabia grpo prompts.parquet --model sft/final --steps $grpo --prompts 32 --group 16 --lr 2e-4 --schedule wsd --decay 30 --max-new-tokens 8 --seed $seed -o grpo > samples.parquet"
+step "grpo" "sabia grpo prompts.parquet --model sft/final --steps $grpo --prompts 32 --group 16 --lr 2e-4 --schedule wsd --decay $((grpo * 3 / 8)) --max-new-tokens 8 --seed $seed -o grpo > samples.parquet"
 step "quantize to 8 bits" 'sabia quantize sft.parquet --model grpo/final --recipe w8 -o grpo-w8 > errors-w8.parquet'
 step "quantize, mixed" 'sabia quantize sft.parquet --model grpo/final --recipe mixed -o grpo-mixed > errors-mixed.parquet'
 wait "$plain" || { cat plain.log && exit 1; }
