@@ -206,16 +206,30 @@ def _boundary(
         function(_job(name, kind, settings, own), **own)
         sys.stdout.flush()
     except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        _close_stdout()
         _end_now(ExitCode.PIPE)
     except KeyboardInterrupt:
         raise typer.Exit(ExitCode.SIGINT) from None
     except (typer.Exit, typer.Abort, typer.BadParameter):
         raise
     except Exception as error:
+        _settle_stdout()
         if settings["debug"] or os.environ.get("SABIA_DEBUG"):
             raise
         raise typer.Exit(_explain(error)) from None
+
+
+def _settle_stdout() -> None:
+    """Flush what was written; where that fails (a full disk), keep the interpreter's own flush at
+    exit from failing again and changing the exit code."""
+    try:
+        sys.stdout.flush()
+    except OSError:
+        _close_stdout()
+
+
+def _close_stdout() -> None:
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
 
 
 def _end_now(code: int) -> None:
