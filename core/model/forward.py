@@ -7,37 +7,22 @@ padding) and `positions` restart in each. Decoding: a KVCache, `positions[b, t]`
 rotary position and the slot where token t of row b is written; a query sees slots ≤ its own.
 """
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable
 from typing import Any
 
 from sabia.core.errors import UsageError
+from sabia.core.model.block import STREAM, VOCAB, Block, Context
 from sabia.core.model.cache import KVCache
-from sabia.core.model.ops import Angles, Array, Ops, Params, Remat
-from sabia.core.spec.layers import Attention, GatedMlp, Layer
+from sabia.core.model.feed_forward import MLPS
+from sabia.core.model.mixers import MIXERS
+from sabia.core.model.ops import Array, Ops, Params, Remat
+from sabia.core.spec.layers import Layer
 from sabia.core.spec.model import ModelSpec
-from sabia.core.spec.rope import Rope, inverse_frequencies
+from sabia.core.spec.rope import inverse_frequencies
 
-__all__ = ["KVCache", "hidden", "logits", "token_losses"]
+__all__ = ["KVCache", "Stats", "hidden", "hidden_and_stats", "logits", "token_losses"]
 
-STREAM = ("batch", "sequence", "embed")
-HEADS = ("batch", "sequence", "heads", "head_dim")
-KV_HEADS = ("batch", "sequence", "kv_heads", "head_dim")
-INNER = ("batch", "sequence", "mlp")
-VOCAB = ("batch", "sequence", "vocab")
-
-
-@dataclass(frozen=True)
-class Context:
-    """What all layers share in one pass: rotations by Rope, masks by window, the cache."""
-
-    ops: Ops
-    eps: float
-    angles: Mapping[Rope, Angles]
-    masks: Mapping[int | None, Any]
-    slots: Array | None
-    cache: KVCache | None
-    reads: int
+Stats = dict[str, dict[int, Array]]  # name → layer → figures
 
 
 def hidden(
@@ -57,21 +42,72 @@ def hidden(
     arrays are replaced (torch: written in place) and segments must be None. Activations have
     the dtype of the embedding.
     """
+    return hidden_and_stats(
+        spec, params, ids, ops, positions=positions, segments=segments, cache=cache, remat=remat
+    )[0]
+
+
+def hidden_and_stats(
+    spec: ModelSpec,
+    params: Params,
+    ids: Array,
+    ops: Ops,
+    *,
+    positions: Array | None = None,
+    segments: Array | None = None,
+    cache: KVCache | None = None,
+    remat: Remat = "none",
+) -> tuple[Array, Stats]:
+    """`hidden`, and what the layers report of themselves (router loads and balance losses)."""
     if cache is not None and segments is not None:
         raise UsageError("forward: segments with a cache (expected one document per cache row)")
-    ids = ops.integers(ids, params["embed"])
-    x = ops.shard(ops.embedding(params["embed"], ids), STREAM)
-    context = _context(spec, x, ops, positions, segments, cache)
-    for index, (layer, names) in enumerate(zip(spec.layers, spec.layer_names(), strict=True)):
-        weights = {short: params[name] for short, name in names.items()}
-        x = ops.remat(_bind(layer, index, context), remat)(weights, x)
-    return ops.rms_norm(x, params["final_norm"], spec.norm_eps)
+    x = embedded(spec, params, ids, ops)
+    context = make_context(spec, x, ops, positions, segments, cache)
+    x, stats = run_layers(spec, params, x, context, range(len(spec.layers)), remat)
+    return last_norm(spec, params, x, ops), stats
+
+
+def embedded(spec: ModelSpec, params: Params, ids: Array, ops: Ops) -> Array:
+    """The residual stream [B, T, D] of token ids[B, T] in front of the first layer."""
+    table = ops.gather({"embed": params["embed"]}, {"embed": "embed"})["embed"]
+    x = ops.embedding(table, ops.integers(ids, table))
+    if spec.embed_scale != 1.0:
+        x = x * ops.full((), spec.embed_scale, x)  # rounded to x's dtype, as the models' own code
+    return ops.shard(x, STREAM)
+
+
+def run_layers(
+    spec: ModelSpec,
+    params: Params,
+    x: Array,
+    context: Context,
+    layers: range,
+    remat: Remat = "none",
+) -> tuple[Array, Stats]:
+    """The stream x[B, T, D] behind the given layers, and their stats."""
+    stats: Stats = {}
+    names = spec.layer_names()
+    for index in layers:
+        weights = {short: params[name] for short, name in names[index].items()}
+        block = _bind(spec.layers[index], index, names[index], context)
+        x, told = context.ops.remat(block, remat)(weights, x)
+        for name, value in told.items():
+            stats.setdefault(name, {})[index] = value
+    return x, stats
+
+
+def last_norm(spec: ModelSpec, params: Params, x: Array, ops: Ops) -> Array:
+    """The final norm of the stream x[B, T, D]."""
+    weight = ops.gather({"w": params["final_norm"]}, {"w": "final_norm"})["w"]
+    return ops.rms_norm(x, weight, spec.norm_eps, spec.norm_offset)
 
 
 def logits(spec: ModelSpec, params: Params, hidden: Array, ops: Ops) -> Array:
     """Scores over the vocabulary, fp32 [B, T, V]; slice `hidden` first where few are needed."""
-    scores = ops.linear(hidden, params[spec.head_name])
-    return ops.cast(ops.shard(scores, VOCAB), "float32")
+    name = spec.head_name
+    head = ops.gather({"head": params[name]}, {"head": name})["head"]
+    scores = ops.cast(ops.shard(ops.linear(hidden, head, name=name), VOCAB), "float32")
+    return scores if spec.logit_softcap is None else ops.softcap(scores, spec.logit_softcap)
 
 
 def token_losses(
@@ -87,86 +123,53 @@ def token_losses(
 
     hidden[b, t] predicts targets[b, t] (already shifted); a negative target costs 0.
     """
-    head = params[spec.head_name]
+    name = spec.head_name
+    head = ops.gather({"head": params[name]}, {"head": name})["head"]
     targets = ops.integers(targets, head)
-    return ops.linear_cross_entropy(hidden, head, targets, chunk_bytes=chunk_bytes)
+    return ops.linear_cross_entropy(
+        hidden, head, targets, softcap=spec.logit_softcap, chunk_bytes=chunk_bytes
+    )
 
 
-def _context(
+def make_context(
     spec: ModelSpec,
     x: Array,
     ops: Ops,
-    positions: Array | None,
-    segments: Array | None,
-    cache: KVCache | None,
+    positions: Array | None = None,
+    segments: Array | None = None,
+    cache: KVCache | None = None,
 ) -> Context:
+    """What all layers of a pass over x[B, T, D] share."""
     length = x.shape[1]
     if positions is None:
-        positions = ops.arange(length, x)[None, :]
+        positions = ops.positions(length, x)
     positions = ops.integers(positions, x)
     slots, reads = None, length
     if cache is not None:
         slots, reads = positions, cache.reads_for(positions, ops)
     if segments is not None:
         segments = ops.integers(segments, x)
-    mixers = [layer.mixer for layer in spec.layers]
-    angles = {
-        rope: ops.rope_angles(positions, inverse_frequencies(rope))
-        for rope in dict.fromkeys(mixer.rope for mixer in mixers)
-    }
+    angles = {rope: ops.rope_angles(positions, inverse_frequencies(rope)) for rope in spec.ropes}
     masks = {
         window: ops.attention_mask(x, reads, segments=segments, slots=slots, window=window)
-        for window in dict.fromkeys(mixer.window for mixer in mixers)
+        for window in spec.windows
     }
-    return Context(ops, spec.norm_eps, angles, masks, slots, cache, reads)
+    return Context(ops, spec.norm_eps, angles, masks, segments, slots, cache, reads)
 
 
-def _bind(layer: Layer, index: int, context: Context) -> Callable[[Params, Array], Array]:
-    def block(weights: Params, x: Array) -> Array:
-        x = x + MIXERS[type(layer.mixer)](layer.mixer, weights, x, index, context)
-        x = context.ops.shard(x, STREAM)
-        x = x + MLPS[type(layer.mlp)](layer.mlp, weights, x, context)
-        return context.ops.shard(x, STREAM)
+def _bind(layer: Layer, index: int, names: Any, context: Context) -> Callable[..., Any]:
+    ops, norms = context.ops, layer.norms
 
-    return block
+    def branch(block: Block, name: str, part: Any, table: Any, x: Array) -> Array:
+        y = block.norm(f"{name}.norm", x, norms.offset) if norms.pre else x
+        y = table[type(part)](part, block, y)
+        y = block.norm(f"{name}.post_norm", y, norms.offset) if norms.post else y
+        return ops.shard(x + y, STREAM)
 
+    def run(weights: Params, x: Array) -> tuple[Array, dict[str, Array]]:
+        block = Block(index, ops.gather(weights, names), names, context)
+        x = branch(block, "attn", layer.mixer, MIXERS, x)
+        x = branch(block, "mlp", layer.mlp, MLPS, x)
+        return x, block.stats
 
-def project(weights: Params, name: str, x: Array, ops: Ops) -> Array:
-    """x through the matrix `name` and, where the model has it, its bias."""
-    return ops.linear(x, weights[name], weights.get(name + "_bias"))
-
-
-def attention(part: Attention, weights: Params, x: Array, index: int, context: Context) -> Array:
-    """Grouped-query softmax attention of x[B, T, D]."""
-    ops = context.ops
-    batch, length = x.shape[:2]
-    y = ops.rms_norm(x, weights["attn.norm"], context.eps)
-    q = project(weights, "attn.q", y, ops).reshape(batch, length, part.heads, part.head_dim)
-    k = project(weights, "attn.k", y, ops).reshape(batch, length, part.kv_heads, part.head_dim)
-    v = project(weights, "attn.v", y, ops).reshape(batch, length, part.kv_heads, part.head_dim)
-    if part.qk_norm:
-        q = ops.rms_norm(q, weights["attn.q_norm"], context.eps)
-        k = ops.rms_norm(k, weights["attn.k_norm"], context.eps)
-    angles = context.angles[part.rope]
-    q, k = ops.rope(ops.shard(q, HEADS), angles), ops.rope(ops.shard(k, KV_HEADS), angles)
-    v = ops.shard(v, KV_HEADS)
-    if context.cache is not None:
-        k, v = context.cache.extend(index, k, v, context.slots, context.reads, ops)
-    mask = context.masks[part.window]
-    out = ops.attention(q, k, v, mask, scale=part.scale, softcap=part.softcap)
-    out = ops.shard(out, HEADS).reshape(batch, length, part.heads * part.head_dim)
-    return project(weights, "attn.o", out, ops)
-
-
-def gated_mlp(part: GatedMlp, weights: Params, x: Array, context: Context) -> Array:
-    """down(silu(gate(y)) · up(y)) with y the normed x[B, T, D] (SwiGLU, arXiv 2002.05202)."""
-    ops = context.ops
-    y = ops.rms_norm(x, weights["mlp.norm"], context.eps)
-    gate = ops.shard(project(weights, "mlp.gate", y, ops), INNER)
-    up = ops.shard(project(weights, "mlp.up", y, ops), INNER)
-    return project(weights, "mlp.down", ACTIVATIONS[part.activation](ops, gate) * up, ops)
-
-
-MIXERS: Mapping[type, Callable[..., Array]] = {Attention: attention}
-MLPS: Mapping[type, Callable[..., Array]] = {GatedMlp: gated_mlp}
-ACTIVATIONS: Mapping[str, Callable[[Ops, Array], Array]] = {"silu": lambda ops, x: ops.silu(x)}
+    return run

@@ -17,12 +17,13 @@ from typing import Any
 import numpy as np
 
 from sabia.core.errors import BadData, UsageError
+from sabia.core.model.file_parts import read_part, write_parts
 from sabia.core.model.init import init_params
 from sabia.core.model.safetensors_file import read_tensors, write_tensors
 from sabia.core.shards.atomic import atomic_directory
 from sabia.core.spec.families import load_spec
 from sabia.core.spec.model import ModelSpec
-from sabia.core.spec.tensors import TensorSpec
+from sabia.core.spec.tensors import Part, TensorSpec
 
 __all__ = ["from_hf", "init_params", "load_model", "read_checkpoint", "save_model", "to_hf"]
 
@@ -90,9 +91,12 @@ def from_hf(spec: ModelSpec, tensors: Arrays) -> dict[str, np.ndarray]:
     """Tensors under file names → parameters under our names; all of them, and no others."""
     left = dict(tensors)
     params = {tensor.name: _take(tensor, left) for tensor in spec.tensors()}
+    for fused in {t.hf.file for t in spec.tensors() if isinstance(t.hf, Part)}:
+        del left[fused]
     if spec.tied:  # some files store the head although it is the embedding
         left.pop(spec.names["head"], None)
-    unknown = [n for n in left if not any(re.fullmatch(p, n) for p in spec.ignored)]
+    expected = spec.ignored + spec.kept
+    unknown = [n for n in left if not any(re.fullmatch(p, n) for p in expected)]
     if unknown:
         raise BadData(
             f"model: tensor {unknown[0]} is unknown to the {spec.family} family "
@@ -102,6 +106,10 @@ def from_hf(spec: ModelSpec, tensors: Arrays) -> dict[str, np.ndarray]:
 
 
 def _take(tensor: TensorSpec, left: dict[str, np.ndarray]) -> np.ndarray:
+    if isinstance(tensor.hf, Part):
+        if tensor.hf.file not in left:
+            raise BadData(f"model: tensor {tensor.hf.file} is missing")
+        return read_part(tensor.hf, left[tensor.hf.file], tensor.shape)
     names = (tensor.hf,) if isinstance(tensor.hf, str) else tensor.hf
     missing = next((name for name in names if name not in left), None)
     if missing is not None:
@@ -121,7 +129,12 @@ def to_hf(spec: ModelSpec, params: Arrays) -> dict[str, np.ndarray]:
         raise UsageError(
             f"model: parameters do not fit the spec at {min(odd)} (expected its table)"
         )
-    return dict(pair for name, tensor in table.items() for pair in _named(tensor, params[name]))
+    named = dict(pair for name, tensor in table.items() for pair in _named(tensor, params[name]))
+    fused: dict[str, list[tuple[Part, np.ndarray]]] = {}
+    for name, tensor in table.items():
+        if isinstance(tensor.hf, Part):
+            fused.setdefault(tensor.hf.file, []).append((tensor.hf, params[name]))
+    return named | {file: write_parts(parts) for file, parts in fused.items()}
 
 
 def _named(tensor: TensorSpec, array: np.ndarray) -> Iterator[tuple[str, np.ndarray]]:
@@ -129,7 +142,7 @@ def _named(tensor: TensorSpec, array: np.ndarray) -> Iterator[tuple[str, np.ndar
         raise UsageError(f"model: {tensor.name} is {array.shape} (expected {tensor.shape})")
     if isinstance(tensor.hf, str):
         yield tensor.hf, array
-    else:
+    elif isinstance(tensor.hf, tuple):
         yield from zip(tensor.hf, array, strict=True)
 
 

@@ -6,8 +6,10 @@ so it has no backend branches. Arrays are the backend's own; both know `+ - * @`
 K key-value heads, N head dim, V vocabulary. Reductions (norms, softmax, losses) run in fp32
 whatever the dtype of their inputs.
 
-A caller may hand `forward` another object with these attributes: that is how a mesh comes in
-(`shard` then constrains an activation to the layout its rules give for the axis names).
+A caller may hand `forward` another object with these attributes: that is how meshes, number
+formats and adapters come in. `gather`, `shard`, `relayout` and the `name` of a product exist for
+them: on one device the first three hand back what they are given. On a mesh arrays are either
+global (JAX) or this process's shards (torch); the axis names say which dimensions are split.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -46,6 +48,14 @@ class Ops(Protocol):
         """An array of zeros."""
         ...
 
+    def full(self, shape: Sequence[int], value: float, like: Array) -> Array:
+        """An array of one value in the dtype of `like`, where that lives."""
+        ...
+
+    def positions(self, length: int, like: Array) -> Array:
+        """[1, length] places in the sequence of `like`'s tokens where rows are one document."""
+        ...
+
     def cast(self, x: Array, dtype: str) -> Array:
         """x in another dtype; differentiable."""
         ...
@@ -63,12 +73,14 @@ class Ops(Protocol):
         """table[V, D], ids[B, T] → [B, T, D]."""
         ...
 
-    def linear(self, x: Array, weight: Array, bias: Array | None = None) -> Array:
-        """x[..., in] · weight[out, in]ᵀ + bias[out], in x's dtype."""
+    def linear(
+        self, x: Array, weight: Array, bias: Array | None = None, *, name: str | None = None
+    ) -> Array:
+        """x[..., in] · weight[out, in]ᵀ + bias[out], in x's dtype; `name`: the weight's."""
         ...
 
-    def rms_norm(self, x: Array, weight: Array, eps: float) -> Array:
-        """x / rms(x) · weight over the last axis (arXiv 1910.07467)."""
+    def rms_norm(self, x: Array, weight: Array, eps: float, offset: float = 0.0) -> Array:
+        """x / rms(x) · (weight + offset) over the last axis (arXiv 1910.07467)."""
         ...
 
     def silu(self, x: Array) -> Array:
@@ -158,9 +170,19 @@ class Ops(Protocol):
         """
         ...
 
-    # -- program
+    # -- layout and program
+    def gather(self, weights: Params, names: Mapping[str, str]) -> Params:
+        """The tensors of a layer (short name → array, → full name), ready to be computed with."""
+        ...
+
     def shard(self, x: Array, axes: tuple[str | None, ...]) -> Array:
-        """x with its layout fixed by the axis names; the identity on one device."""
+        """x, which has the layout that the axis names say; fixes it for the compiler."""
+        ...
+
+    def relayout(
+        self, x: Array, now: tuple[str | None, ...], then: tuple[str | None, ...]
+    ) -> Array:
+        """x moved from one layout to another: gathered, split or exchanged along mesh axes."""
         ...
 
     def remat(self, function: Callable[..., Array], policy: Remat) -> Callable[..., Array]:

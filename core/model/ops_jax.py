@@ -58,6 +58,16 @@ def zeros(shape: Sequence[int], dtype: str, like: Array | None = None) -> Array:
     return jnp.zeros(tuple(shape), dtype=_dtype(dtype))
 
 
+def full(shape: Sequence[int], value: float, like: Array) -> Array:
+    """See Ops.full."""
+    return jnp.full(tuple(shape), value, like.dtype)
+
+
+def positions(length: int, like: Array) -> Array:
+    """See Ops.positions."""
+    return arange(length, like)[None, :]
+
+
 def cast(x: Array, dtype: str) -> Array:
     """See Ops.cast."""
     return x.astype(_dtype(dtype))
@@ -78,17 +88,17 @@ def embedding(table: Array, ids: Array) -> Array:
     return jnp.take(table, ids, axis=0)
 
 
-def linear(x: Array, weight: Array, bias: Array | None = None) -> Array:
+def linear(x: Array, weight: Array, bias: Array | None = None, *, name: str | None = None) -> Array:
     """See Ops.linear."""
     out = jax.lax.dot_general(x, weight.astype(x.dtype), (((x.ndim - 1,), (1,)), ((), ())))
     return out if bias is None else out + bias.astype(x.dtype)
 
 
-def rms_norm(x: Array, weight: Array, eps: float) -> Array:
+def rms_norm(x: Array, weight: Array, eps: float, offset: float = 0.0) -> Array:
     """See Ops.rms_norm."""
     wide = x.astype(jnp.float32)
     wide = wide * jax.lax.rsqrt(jnp.mean(jnp.square(wide), axis=-1, keepdims=True) + eps)
-    return (wide * weight.astype(jnp.float32)).astype(x.dtype)
+    return (wide * (weight.astype(jnp.float32) + offset)).astype(x.dtype)
 
 
 def silu(x: Array) -> Array:
@@ -248,6 +258,16 @@ def linear_cross_entropy(
     else:
         nll, lse = _chunked_losses(flat, weight, goals, softcap, rows)
     return nll.reshape(targets.shape), lse.reshape(targets.shape)
+
+
+def gather(weights: Mapping[str, Array], names: Mapping[str, str]) -> Mapping[str, Array]:
+    """See Ops.gather: all is here."""
+    return weights
+
+
+def relayout(x: Array, now: tuple[str | None, ...], then: tuple[str | None, ...]) -> Array:
+    """See Ops.relayout: one device, so x itself."""
+    return x
 
 
 def shard(x: Array, axes: tuple[str | None, ...]) -> Array:

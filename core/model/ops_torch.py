@@ -99,6 +99,16 @@ def zeros(shape: Sequence[int], dtype: str, like: Tensor | None = None) -> Tenso
     return torch.zeros(tuple(shape), dtype=_dtype(dtype), device=device)
 
 
+def full(shape: Sequence[int], value: float, like: Tensor) -> Tensor:
+    """See Ops.full."""
+    return torch.full(tuple(shape), value, dtype=like.dtype, device=like.device)
+
+
+def positions(length: int, like: Tensor) -> Tensor:
+    """See Ops.positions."""
+    return arange(length, like)[None, :]
+
+
 def cast(x: Tensor, dtype: str) -> Tensor:
     """See Ops.cast."""
     return x.to(_dtype(dtype))
@@ -121,7 +131,9 @@ def embedding(table: Tensor, ids: Tensor) -> Tensor:
     return F.embedding(ids, table)
 
 
-def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+def linear(
+    x: Tensor, weight: Tensor, bias: Tensor | None = None, *, name: str | None = None
+) -> Tensor:
     """See Ops.linear."""
     if weight.dtype != x.dtype:
         weight = weight.to(x.dtype)
@@ -159,8 +171,10 @@ class _RmsNorm(torch.autograd.Function):
         return dx, product.sum(0), None
 
 
-def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+def rms_norm(x: Tensor, weight: Tensor, eps: float, offset: float = 0.0) -> Tensor:
     """See Ops.rms_norm."""
+    if offset:
+        weight = weight.float() + offset
     if _fused(x) and weight.dtype == x.dtype:
         if torch.is_grad_enabled():
             return _RmsNorm.apply(x, weight, eps)
@@ -327,6 +341,16 @@ def cache_write(cache: Tensor, new: Tensor, slots: Tensor) -> Tensor:
     rows = torch.arange(cache.shape[0], device=cache.device)[:, None]
     cache[rows, slots] = new.to(cache.dtype)
     return cache
+
+
+def gather(weights: Mapping[str, Tensor], names: Mapping[str, str]) -> Mapping[str, Tensor]:
+    """See Ops.gather: all is here."""
+    return weights
+
+
+def relayout(x: Tensor, now: tuple[str | None, ...], then: tuple[str | None, ...]) -> Tensor:
+    """See Ops.relayout: one device, so x itself."""
+    return x
 
 
 def shard(x: Tensor, axes: tuple[str | None, ...]) -> Tensor:

@@ -83,18 +83,18 @@ class StageOps:
         def call(weights: Any, x: Any) -> Any:
             if position < self.index:
                 # the last block before a head-only pass hands over the kept states
-                return x if self.states is None else self.states
-            raise _Done(function(weights, x if self.states is None else self.states))
+                return (x if self.states is None else self.states), {}
+            raise _Done(function(weights, x if self.states is None else self.states)[0])
 
         return call
 
-    def linear(self, x: Any, weight: Any, bias: Any = None) -> Any:
+    def linear(self, x: Any, weight: Any, bias: Any = None, *, name: str | None = None) -> Any:
         """The product, its inputs recorded or changed on the way."""
         if self.record is not None:
             self.record(x, weight)
         if self.simulate is not None:
             x = self.simulate(x, weight)
-        return self.ops.linear(x, weight, bias)
+        return self.ops.linear(x, weight, bias, name=name)
 
 
 class Hessians:

@@ -1,15 +1,16 @@
 """The parts that layers are made of, as data, and the tensors each part owns.
 
-A layer is a mixer (attention) followed by a feed-forward part, each behind a norm and added to
-the residual stream. A part's tensor names are relative to its layer; `core/model` computes each
-part in the function registered for its class. Every family is a composition of these parts.
+A layer is a mixer (attention) followed by a feed-forward part, each with norms before, behind or
+both, and added to the residual stream. A part's tensor names are relative to its layer;
+`core/model` computes each part in the function registered for its class. Every family is a
+composition of these parts.
 """
 
 from dataclasses import dataclass
 from typing import Literal
 
 from sabia.core.spec.rope import Rope
-from sabia.core.spec.tensors import Row
+from sabia.core.spec.tensors import InitKind, Row
 
 Activation = Literal["silu"]
 
@@ -20,13 +21,14 @@ class Attention:
 
     window: a query sees the last `window` positions, itself included (None: all).
     scale: factor of the scores; head_dim**-0.5 in most families.
+    rope: rotates the first rope.dim dimensions of each head; None: no rotation.
     """
 
     heads: int
     kv_heads: int
     head_dim: int
     scale: float
-    rope: Rope
+    rope: Rope | None
     qkv_bias: bool = False
     output_bias: bool = False
     qk_norm: bool = False
@@ -37,7 +39,6 @@ class Attention:
         """Tensors for a residual stream of `width`."""
         n, kv = self.heads * self.head_dim, self.kv_heads * self.head_dim
         rows = [
-            Row("attn.norm", (width,), ("embed",), "norm", "ones"),
             Row("attn.q", (n, width), ("heads", "embed"), "attention"),
             Row("attn.k", (kv, width), ("kv_heads", "embed"), "attention"),
             Row("attn.v", (kv, width), ("kv_heads", "embed"), "attention"),
@@ -77,7 +78,6 @@ class GatedMlp:
         """Tensors for a residual stream of `width`."""
         inner = self.width
         rows = [
-            Row("mlp.norm", (width,), ("embed",), "norm", "ones"),
             Row("mlp.gate", (inner, width), ("mlp", "embed"), "mlp"),
             Row("mlp.up", (inner, width), ("mlp", "embed"), "mlp"),
             Row("mlp.down", (width, inner), ("embed", "mlp"), "mlp", residual_output=True),
@@ -92,12 +92,36 @@ class GatedMlp:
 
 
 @dataclass(frozen=True)
+class Norms:
+    """RMSNorms around each part of a layer: of what it reads, of what it gives, or both.
+
+    offset: added to the stored weights (1 in Gemma, whose files hold w - 1).
+    """
+
+    pre: bool = True
+    post: bool = False
+    offset: float = 0.0
+
+    def rows(self, part: str, width: int) -> tuple[tuple[Row, ...], tuple[Row, ...]]:
+        """Tensors (before, behind) the part `attn` or `mlp`."""
+        init: InitKind = "zeros" if self.offset else "ones"
+        before = Row(f"{part}.norm", (width,), ("embed",), "norm", init)
+        behind = Row(f"{part}.post_norm", (width,), ("embed",), "norm", init)
+        return (before,) * self.pre, (behind,) * self.post
+
+
+@dataclass(frozen=True)
 class Layer:
     """One block of the stack."""
 
     mixer: Attention
     mlp: GatedMlp
+    norms: Norms = Norms()
 
     def rows(self, width: int) -> tuple[Row, ...]:
         """Tensors of the block, in the order of the computation."""
-        return self.mixer.rows(width) + self.mlp.rows(width)
+        rows: tuple[Row, ...] = ()
+        for name, part in (("attn", self.mixer), ("mlp", self.mlp)):
+            before, behind = self.norms.rows(name, width)
+            rows += before + part.rows(width) + behind
+        return rows

@@ -7,21 +7,26 @@ key or a static argument of a compiled function.
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from types import MappingProxyType
 from typing import Any
 
 from sabia.core.spec.layers import Layer
-from sabia.core.spec.tensors import Row, TensorSpec, place
+from sabia.core.spec.rope import Rope
+from sabia.core.spec.tensors import FileName, InitKind, Part, Row, TensorSpec, place
 
 
 @dataclass(frozen=True)
 class ModelSpec:
     """A decoder: embedding, layers, final norm, head.
 
-    names: layer or model tensor name → file name, `{layer}` standing for the index.
+    embed_scale: factor of the embeddings as they enter the stream (Gemma: sqrt(hidden_size)).
+    logit_softcap: cap·tanh(logits/cap). norm_offset: added to the final norm's weights.
+    names: layer or model tensor name → file name, `{layer}` and `{expert}` standing for indices;
+    or a Part with such a file name.
     ignored: regular expressions of file names that carry nothing (old rotary buffers).
+    kept: of file names that take no part in the maths and are handed on unchanged (MTP layers).
     """
 
     family: str
@@ -33,8 +38,12 @@ class ModelSpec:
     init_std: float
     max_positions: int
     config: Mapping[str, Any] = field(compare=False, repr=False)
-    names: Mapping[str, str] = field(compare=False, repr=False)
+    names: Mapping[str, str | Part] = field(compare=False, repr=False)
     ignored: tuple[str, ...] = field(default=(), compare=False, repr=False)
+    kept: tuple[str, ...] = field(default=(), compare=False, repr=False)
+    embed_scale: float = 1.0
+    logit_softcap: float | None = None
+    norm_offset: float = 0.0
 
     def tensors(self) -> tuple[TensorSpec, ...]:
         """All tensors: embedding, layers in order, final norm, head unless tied."""
@@ -43,6 +52,18 @@ class ModelSpec:
     def layer_names(self) -> tuple[Mapping[str, str], ...]:
         """For each layer, its tensors' short names → their full names."""
         return self._short_names
+
+    @cached_property
+    def ropes(self) -> tuple[Rope, ...]:
+        """The different rotations of the layers."""
+        found = (getattr(layer.mixer, "rope", None) for layer in self.layers)
+        return tuple(dict.fromkeys(rope for rope in found if rope is not None))
+
+    @cached_property
+    def windows(self) -> tuple[int | None, ...]:
+        """The different windows of the layers with softmax attention (None: sees everything)."""
+        mixers = (layer.mixer for layer in self.layers)
+        return tuple(dict.fromkeys(mixer.window for mixer in mixers if hasattr(mixer, "window")))
 
     @cached_property
     def _table(self) -> tuple[TensorSpec, ...]:
@@ -61,21 +82,30 @@ class ModelSpec:
 def _tensors(spec: ModelSpec) -> tuple[TensorSpec, ...]:
     matrix = ((spec.vocab_size, spec.hidden_size), ("vocab", "embed"))
     first = Row("embed", *matrix, "embedding")
-    last = [Row("final_norm", (spec.hidden_size,), ("embed",), "norm", "ones")]
+    init: InitKind = "zeros" if spec.norm_offset else "ones"
+    last = [Row("final_norm", (spec.hidden_size,), ("embed",), "norm", init)]
     last += [] if spec.tied else [Row("head", *matrix, "head")]
-    table = [place(first, "", spec.names["embed"], spec.init_std, None)]
+    table = [place(first, "", str(spec.names["embed"]), spec.init_std, None)]
     for index, layer in enumerate(spec.layers):
         for row in layer.rows(spec.hidden_size):
             table.append(_place_in_layer(spec, row, index))
-    table += [place(row, "", spec.names[row.name], spec.init_std, None) for row in last]
+    table += [place(row, "", str(spec.names[row.name]), spec.init_std, None) for row in last]
     return tuple(table)
 
 
 def _place_in_layer(spec: ModelSpec, row: Row, index: int) -> TensorSpec:
     # A sum of 2L branch outputs keeps unit growth when each is scaled by 1/sqrt(2L) (GPT-2).
     scale = 1 / math.sqrt(2 * len(spec.layers)) if row.residual_output else 1.0
-    hf = spec.names[row.name].format(layer=index)
+    hf = _file_name(spec.names[row.name], row, index)
     return place(row, f"layers.{index}.", hf, spec.init_std * scale, index)
+
+
+def _file_name(template: str | Part, row: Row, layer: int) -> FileName:
+    if isinstance(template, Part):
+        return replace(template, file=template.file.format(layer=layer))
+    if "{expert}" in template:
+        return tuple(template.format(layer=layer, expert=n) for n in range(row.shape[0]))
+    return template.format(layer=layer)
 
 
 def _layer_names(spec: ModelSpec) -> tuple[Mapping[str, str], ...]:

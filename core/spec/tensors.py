@@ -2,8 +2,9 @@
 
 Shapes follow the files on the Hugging Face hub ([out, in] for matrices), so that loading and
 exporting move bytes and change none. `axes` name each dimension logically (vocab, embed, heads,
-kv_heads, head_dim, mlp, expert); the sharding rules map them to mesh axes. A stacked tensor
-(experts) has one file name per slice of its first dimension.
+kv_heads, head_dim, mlp, expert); the sharding rules map them to mesh axes. A vector with the one
+axis head_dim is shared by all heads. A stacked tensor (experts) has one file name per slice of its
+first dimension; a piece of a fused projection is a Part of a file's tensor.
 """
 
 import math
@@ -12,7 +13,25 @@ from typing import Literal
 
 InitKind = Literal["normal", "ones", "zeros"]
 DtypeClass = Literal["weight", "vector"]
-Component = Literal["embedding", "head", "norm", "attention", "mlp"]
+Component = Literal["embedding", "head", "norm", "attention", "mlp", "router"]
+
+
+@dataclass(frozen=True)
+class Part:
+    """Where a tensor lies inside a larger tensor of the files (a fused projection).
+
+    The file's tensor of `shape`, seen as `view`, is cut by (start, stop, step) on each axis of
+    the view, the axes are put into `order`, and the result has the tensor's own shape.
+    """
+
+    file: str
+    shape: tuple[int, ...]
+    view: tuple[int, ...]
+    cut: tuple[tuple[int, int, int], ...]
+    order: tuple[int, ...]
+
+
+FileName = str | tuple[str, ...] | Part
 
 
 @dataclass(frozen=True)
@@ -28,8 +47,9 @@ class TensorSpec:
     """A tensor of the model.
 
     dtype_class: `weight` follows the compute dtype; `vector` (norms, biases) may stay in fp32.
-    hf: name in the checkpoint's files, or one name per slice of the first dimension.
+    hf: name in the checkpoint's files, one name per slice of the first dimension, or a Part.
     decay, muon: whether weight decay and Muon's orthogonal update apply.
+    trained: False for what no gradient changes (a router's balancing bias).
     active_share: (used, of), the part of the tensor that one token visits.
     """
 
@@ -39,11 +59,12 @@ class TensorSpec:
     init: Init
     dtype_class: DtypeClass
     component: Component
-    hf: str | tuple[str, ...]
+    hf: FileName
     decay: bool
     muon: bool
     layer: int | None = None
     active_share: tuple[int, int] = (1, 1)
+    trained: bool = True
 
     @property
     def size(self) -> int:
@@ -62,11 +83,10 @@ class Row:
     init: InitKind = "normal"
     residual_output: bool = False
     active_share: tuple[int, int] = (1, 1)
+    trained: bool = True
 
 
-def place(
-    row: Row, prefix: str, hf: str | tuple[str, ...], std: float, layer: int | None
-) -> TensorSpec:
+def place(row: Row, prefix: str, hf: FileName, std: float, layer: int | None) -> TensorSpec:
     """The tensor that `row` becomes under `prefix`, initialised with `std` where normal."""
     matrix = row.init == "normal" and len(row.shape) > 1
     return TensorSpec(
@@ -78,7 +98,8 @@ def place(
         component=row.component,
         hf=hf,
         decay=matrix,
-        muon=matrix and row.component not in ("embedding", "head"),
+        muon=matrix and row.component not in ("embedding", "head", "router"),
         layer=layer,
         active_share=row.active_share,
+        trained=row.trained,
     )

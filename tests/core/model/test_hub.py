@@ -198,7 +198,7 @@ def test_unknown_and_absent_backends(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_stacked_tensors_are_one_file_tensor_a_slice() -> None:
     row = Row("experts", (3, 2, 4), ("expert", "mlp", "embed"), "mlp", active_share=(1, 3))
     stacked = place(row, "layers.0.", ("e.0", "e.1", "e.2"), 0.02, 0)
-    spec: Any = SimpleNamespace(tensors=lambda: (stacked,), tied=False, ignored=(), family="x")
+    spec: Any = SimpleNamespace(tensors=lambda: (stacked,), tied=False, ignored=(), kept=(), family="x")
     files = {f"e.{n}": np.full((2, 4), n, np.float32) for n in range(3)}
     params = hub.from_hf(spec, files)
     assert params["layers.0.experts"].shape == (3, 2, 4)

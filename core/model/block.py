@@ -1,0 +1,66 @@
+"""What the parts of a layer see: the context of a pass, and one layer's place in it.
+
+Parts are pure functions `part(settings, block, y)` of the normed stream y[B, T, D]. Every matrix
+product goes through `Block.project`, which names the tensor, so that a wrapper of the operations
+(a mesh, a number format, an adapter) knows which matrix it multiplies by.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from sabia.core.model.cache import KVCache
+from sabia.core.model.ops import Angles, Array, Ops, Params
+from sabia.core.spec.rope import Rope
+
+STREAM = ("batch", "sequence", "embed")
+HEADS = ("batch", "sequence", "heads", "head_dim")
+KV_HEADS = ("batch", "sequence", "kv_heads", "head_dim")
+WHOLE_KV_HEADS = ("batch", None, "kv_heads", "head_dim")
+INNER = ("batch", "sequence", "mlp")
+VOCAB = ("batch", "sequence", "vocab")
+
+
+@dataclass(frozen=True)
+class Context:
+    """What all layers share in one pass: rotations by Rope, masks by window, the cache.
+
+    segments[B, T]: documents of packed rows, None where a row is one document.
+    """
+
+    ops: Ops
+    eps: float
+    angles: Mapping[Rope, Angles]
+    masks: Mapping[int | None, Any]
+    segments: Array | None = None
+    slots: Array | None = None
+    cache: KVCache | None = None
+    reads: int = 0
+
+
+@dataclass(frozen=True)
+class Block:
+    """One layer in one pass: its tensors by short name, their full names, the shared context.
+
+    stats: figures that a part reports (router loads, balance losses), summed per layer by name.
+    """
+
+    index: int
+    weights: Params
+    names: Mapping[str, str]
+    context: Context
+    stats: dict[str, Array] = field(default_factory=dict)
+
+    @property
+    def ops(self) -> Ops:
+        """The backend's operations."""
+        return self.context.ops
+
+    def project(self, name: str, x: Array) -> Array:
+        """x through the matrix `name` and, where the model has it, its bias."""
+        bias = self.weights.get(name + "_bias")
+        return self.ops.linear(x, self.weights[name], bias, name=self.names[name])
+
+    def norm(self, name: str, x: Array, offset: float = 0.0) -> Array:
+        """RMSNorm of x's last axis by the vector `name`."""
+        return self.ops.rms_norm(x, self.weights[name], self.context.eps, offset)

@@ -1,0 +1,41 @@
+"""The mixers: parts of a layer that let tokens see each other, by the class of their settings."""
+
+from collections.abc import Callable, Mapping
+
+from sabia.core.model.block import HEADS, KV_HEADS, WHOLE_KV_HEADS, Block
+from sabia.core.model.ops import Angles, Array, Ops
+from sabia.core.spec.layers import Attention
+
+
+def rotated(x: Array, angles: Angles | None, ops: Ops) -> Array:
+    """x[B, T, H, N] with its leading dimensions rotated: as many as the angles have."""
+    if angles is None:
+        return x
+    dims = angles[0].shape[-1]
+    if dims == x.shape[-1]:
+        return ops.rope(x, angles)
+    return ops.concat((ops.rope(x[..., :dims], angles), x[..., dims:]), -1)
+
+
+def attention(part: Attention, block: Block, y: Array) -> Array:
+    """Grouped-query softmax attention of y[B, T, D]."""
+    ops, context = block.ops, block.context
+    batch, length = y.shape[:2]
+    q = block.project("attn.q", y).reshape(batch, length, -1, part.head_dim)
+    k = block.project("attn.k", y).reshape(batch, length, -1, part.head_dim)
+    v = block.project("attn.v", y).reshape(batch, length, -1, part.head_dim)
+    if part.qk_norm:
+        q, k = block.norm("attn.q_norm", q), block.norm("attn.k_norm", k)
+    angles = None if part.rope is None else context.angles[part.rope]
+    q = rotated(ops.shard(q, HEADS), angles, ops)
+    k, v = rotated(ops.shard(k, KV_HEADS), angles, ops), ops.shard(v, KV_HEADS)
+    if context.cache is not None:
+        k, v = context.cache.extend(block.index, k, v, context.slots, context.reads, ops)
+    else:
+        k, v = (ops.relayout(x, KV_HEADS, WHOLE_KV_HEADS) for x in (k, v))
+    mask = context.masks[part.window]
+    out = ops.attention(q, k, v, mask, scale=part.scale, softcap=part.softcap)
+    return block.project("attn.o", ops.shard(out, HEADS).reshape(batch, length, -1))
+
+
+MIXERS: Mapping[type, Callable[..., Array]] = {Attention: attention}
