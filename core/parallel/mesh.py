@@ -1,22 +1,85 @@
-"""The mesh: how many devices lie along each named axis, as `--mesh data=4` says it.
+"""The mesh: how many devices lie along each named axis, as `--mesh fsdp=8,tensor=4` says it.
 
-Axes, outermost first: data fsdp expert context tensor pipe. This version runs the `data` axis
-(every device holds the whole model and takes its share of each batch); the others are refused.
+  data     copies of the model, each with its own rows of a batch
+  fsdp     rows likewise, parameters and optimizer state split (ZeRO-3, arXiv 1910.02054)
+  expert   rows likewise, experts split; tokens travel to their experts and back
+  context  the tokens of a row split
+  tensor   heads, inner widths and vocabulary split (Megatron-LM, arXiv 1909.08053)
+  pipe     layers split into stages (torch only)
+Ranks count with tensor fastest, then context, expert, fsdp, data, and pipe slowest, so that the
+axes that talk most lie on neighbouring devices.
 """
 
 from __future__ import annotations
 
+import math
+from dataclasses import asdict, dataclass
+
 from sabia.core.errors import UsageError
 
 AXES = ("data", "fsdp", "expert", "context", "tensor", "pipe")
-SUPPORTED = ("data",)
+RANK_ORDER = ("pipe", "data", "fsdp", "expert", "context", "tensor")
+ROW_AXES = ("data", "fsdp", "expert")  # the rows of a batch are split over these
+
+
+@dataclass(frozen=True)
+class Mesh:
+    """Devices along each axis; (rank of) a device ↔ coordinates."""
+
+    data: int = 1
+    fsdp: int = 1
+    expert: int = 1
+    context: int = 1
+    tensor: int = 1
+    pipe: int = 1
+
+    @property
+    def size(self) -> int:
+        """Devices in all."""
+        return math.prod(asdict(self).values())
+
+    @property
+    def rows(self) -> int:
+        """Into how many parts the rows of a batch are split."""
+        return self.data * self.fsdp * self.expert
+
+    def along(self, axis: str) -> int:
+        """Devices along `axis`."""
+        return int(getattr(self, axis))
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Sizes in RANK_ORDER: reshape a list of devices to this."""
+        return tuple(self.along(axis) for axis in RANK_ORDER)
+
+    def coordinates(self, rank: int) -> dict[str, int]:
+        """Where device `rank` lies along each axis."""
+        place = {}
+        for axis in reversed(RANK_ORDER):
+            rank, place[axis] = divmod(rank, self.along(axis))
+        return place
+
+    def row_part(self, rank: int) -> int:
+        """Which part of a batch's rows device `rank` works on."""
+        place = self.coordinates(rank)
+        return (place["data"] * self.fsdp + place["fsdp"]) * self.expert + place["expert"]
+
+    def peers(self, axes: tuple[str, ...]) -> list[list[int]]:
+        """Groups of ranks that differ only along `axes`, each in rank order."""
+        groups: dict[tuple[int, ...], list[int]] = {}
+        for rank in range(self.size):
+            place = self.coordinates(rank)
+            key = tuple(place[axis] for axis in RANK_ORDER if axis not in axes)
+            groups.setdefault(key, []).append(rank)
+        return list(groups.values())
+
+    def __str__(self) -> str:
+        given = [f"{axis}={n}" for axis, n in asdict(self).items() if n > 1]
+        return ",".join(given) or "data=1"
 
 
 def parse_mesh(text: str) -> dict[str, int]:
-    """'data=4' → {"data": 4}; '' → {} (all devices along data).
-
-    Raises UsageError for unknown axes, sizes below 1, and axes this version does not run.
-    """
+    """'fsdp=4,tensor=2' → {"fsdp": 4, "tensor": 2}; '' → {}; raises UsageError."""
     mesh: dict[str, int] = {}
     for part in filter(None, (piece.strip() for piece in text.split(","))):
         axis, _, size = part.partition("=")
@@ -25,9 +88,21 @@ def parse_mesh(text: str) -> dict[str, int]:
                 f"--mesh: {part!r} (expected AXIS=N, each axis of {', '.join(AXES)} at most once)"
             )
         mesh[axis] = int(size)
-    refused = [axis for axis, size in mesh.items() if axis not in SUPPORTED and size > 1]
-    if refused:
+    return mesh
+
+
+def make_mesh(text: str, devices: int, how: str = "") -> Mesh:
+    """The mesh that `--mesh` describes over `devices`; what is not given lies along `data`.
+
+    Raises UsageError where the product is not the number of devices; `how` says how to get more.
+    """
+    sizes = parse_mesh(text)
+    given = math.prod(sizes.values())
+    if "data" not in sizes and devices % given == 0:
+        sizes["data"] = devices // given
+    mesh = Mesh(**sizes)
+    if mesh.size != devices:
         raise UsageError(
-            f"--mesh: axis {refused[0]!r} is not run by this version (supported: data=N)"
+            f"--mesh: {text} needs {mesh.size} devices, there are {devices}" + (how and f" ({how})")
         )
     return mesh

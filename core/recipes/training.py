@@ -297,7 +297,10 @@ def run(
 @contextlib.contextmanager
 def _joined(job: Job, world: World) -> Iterator[int]:
     """Join the processes; yield how many devices there are in all."""
-    wanted = parse_mesh(job.mesh).get("data", 0)
+    sizes = parse_mesh(job.mesh)
+    wanted = sizes.pop("data", 0)
+    if max(sizes.values(), default=1) > 1:
+        raise UsageError(f"--mesh: {job.mesh} (expected data=N)")
     if job.backend == "torch":
         if wanted and wanted != world.size:
             raise UsageError(

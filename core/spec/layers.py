@@ -65,6 +65,10 @@ class Attention:
         """Multiply-adds per (query, key) pair over both products, summed over heads."""
         return 2 * self.heads * self.head_dim
 
+    def split_units(self) -> dict[str, int]:
+        """What is never cut when a logical axis is split over devices: whole heads."""
+        return {"heads": self.heads, "kv_heads": self.kv_heads}
+
 
 @dataclass(frozen=True)
 class GatedMlp:

@@ -4,7 +4,6 @@ import pytest
 
 from sabia.core.errors import UsageError
 from sabia.core.parallel.launch import World, detect, first_host, join_torch
-from sabia.core.parallel.mesh import parse_mesh
 
 SLURM = {
     "SLURM_JOB_ID": "4242", "SLURM_STEP_ID": "1", "SLURM_NTASKS": "4", "SLURM_PROCID": "3",
@@ -56,28 +55,6 @@ def test_first_host(nodes: str, first: str) -> None:
 
 def test_waits_longer_for_more_processes() -> None:
     assert World(size=2000).timeout_s > World(size=8).timeout_s >= 300
-
-
-def test_mesh() -> None:
-    assert parse_mesh("") == {}
-    assert parse_mesh("data=4") == {"data": 4}
-    assert parse_mesh("data=2, tensor=1") == {"data": 2, "tensor": 1}
-
-
-@pytest.mark.parametrize(
-    ("text", "said"),
-    [
-        ("tensor=2", "axis 'tensor' is not run by this version \\(supported: data=N\\)"),
-        ("data=2,fsdp=4", "'fsdp'"),
-        ("model=2", "each axis of data, fsdp"),
-        ("data=0", "AXIS=N"),
-        ("data", "AXIS=N"),
-        ("data=2,data=2", "at most once"),
-    ],
-)
-def test_mesh_refusals(text: str, said: str) -> None:
-    with pytest.raises(UsageError, match=said):
-        parse_mesh(text)
 
 
 def test_one_process_joins_nobody() -> None:

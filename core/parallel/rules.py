@@ -1,0 +1,116 @@
+"""Which mesh axis splits which logical axis: one table for weights, one for activations.
+
+Both backends read these tables. A weight's dimension is split over one mesh axis or is whole; an
+activation's over one or several. `check_fits` refuses meshes that would cut heads, experts or
+widths unevenly and names the sizes that fit. A vocabulary that does not divide (an open
+checkpoint's cannot be changed) is held whole on every device of `tensor`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+from sabia.core.errors import UsageError
+from sabia.core.parallel.mesh import Mesh
+from sabia.core.spec.model import ModelSpec
+from sabia.core.spec.tensors import TensorSpec
+
+WEIGHTS: dict[str, str] = {
+    "vocab": "tensor",
+    "embed": "fsdp",
+    "heads": "tensor",
+    "kv_heads": "tensor",
+    "mlp": "tensor",
+    "expert": "expert",
+}
+ACTIVATIONS: dict[str, tuple[str, ...]] = {
+    "batch": ("data", "fsdp", "expert"),
+    "sequence": ("context",),
+    "heads": ("tensor",),
+    "kv_heads": ("tensor",),
+    "split_heads": ("tensor", "context"),  # a whole sequence of some heads
+    "mlp": ("tensor",),
+    "vocab": ("tensor",),
+}
+Split = tuple[str | None, ...]
+
+
+def weight_split(tensor: TensorSpec, mesh: Mesh) -> Split:
+    """The mesh axis that splits each dimension of a weight, None where it is whole."""
+    return tuple(
+        _axis(name, size, mesh) for name, size in zip(tensor.axes, tensor.shape, strict=True)
+    )
+
+
+def _axis(name: str, size: int, mesh: Mesh) -> str | None:
+    axis = WEIGHTS.get(name)
+    if axis is None or mesh.along(axis) == 1:
+        return None
+    return None if name == "vocab" and size % mesh.along(axis) else axis
+
+
+def activation_split(axes: tuple[str | None, ...], mesh: Mesh) -> tuple[tuple[str, ...], ...]:
+    """The mesh axes (of size above 1) that split each dimension of an activation."""
+    found = (ACTIVATIONS.get(name or "", ()) for name in axes)
+    return tuple(tuple(axis for axis in split if mesh.along(axis) > 1) for split in found)
+
+
+def shard_slices(shape: tuple[int, ...], split: Split, mesh: Mesh, rank: int) -> tuple[slice, ...]:
+    """The part of a whole array that device `rank` holds."""
+    place = mesh.coordinates(rank)
+    slices = []
+    for size, axis in zip(shape, split, strict=True):
+        part = size // mesh.along(axis) if axis else size
+        start = place[axis] * part if axis else 0
+        slices.append(slice(start, start + part))
+    return tuple(slices)
+
+
+def owns(split: Split, mesh: Mesh, rank: int) -> bool:
+    """Whether `rank` is the first of the devices that hold the same shard of a weight."""
+    place = mesh.coordinates(rank)
+    return all(not n for axis, n in place.items() if axis not in split and axis != "pipe")
+
+
+def check_fits(spec: ModelSpec, mesh: Mesh, rows: int = 0, length: int = 0) -> None:
+    """Raise UsageError unless every split is even; rows and length (0: not known) of a step."""
+    wanted: dict[str, list[tuple[str, int]]] = {}
+    for axis, what, count in (*_counts(spec), *_batch_counts(mesh, rows, length)):
+        wanted.setdefault(axis, []).append((what, count))
+    for axis, found in wanted.items():
+        size = mesh.along(axis)
+        odd = next((pair for pair in found if pair[1] % size), None)
+        if odd:
+            common = math.gcd(*(count for _, count in found))
+            fits = [n for n in range(1, common + 1) if common % n == 0]
+            near = sorted(fits, key=lambda n: (abs(n - size), n))[:3]
+            raise UsageError(
+                f"--mesh: {axis}={size} does not divide {odd[0]} ({odd[1]:,}); sizes that fit: "
+                + ", ".join(str(n) for n in sorted(near))
+            )
+    if mesh.pipe > len(spec.layers):
+        raise UsageError(f"--mesh: pipe={mesh.pipe} with {len(spec.layers)} layers")
+    if mesh.expert > 1 and not any(axis == "expert" for axis, _, _ in _counts(spec)):
+        raise UsageError(f"--mesh: expert={mesh.expert} with a {spec.family} model without experts")
+
+
+def _counts(spec: ModelSpec) -> Iterator[tuple[str, str, int]]:
+    """(mesh axis, what it splits, how many) for every count that must divide."""
+    for part in dict.fromkeys(p for layer in spec.layers for p in (layer.mixer, layer.mlp)):
+        units = getattr(part, "split_units", dict)()
+        yield from ((WEIGHTS[name], name.replace("_", "-"), n) for name, n in units.items())
+    for tensor in spec.tensors():
+        for name, size in zip(tensor.axes, tensor.shape, strict=True):
+            if name in WEIGHTS and name not in ("vocab", "heads", "kv_heads"):
+                yield WEIGHTS[name], f"{name} of {tensor.name}", size
+
+
+def _batch_counts(mesh: Mesh, rows: int, length: int) -> Iterator[tuple[str, str, int]]:
+    if length:
+        yield "context", "the tokens of a row", length
+    if rows and rows % mesh.rows:
+        raise UsageError(
+            f"--batch: {rows} rows over data={mesh.data}, fsdp={mesh.fsdp}, expert={mesh.expert} "
+            f"(expected a multiple of {mesh.rows}, such as {-(-rows // mesh.rows) * mesh.rows})"
+        )
