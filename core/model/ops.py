@@ -87,6 +87,18 @@ class Ops(Protocol):
         """x · sigmoid(x)."""
         ...
 
+    def sigmoid(self, x: Array) -> Array:
+        """1 / (1 + e^-x)."""
+        ...
+
+    def softplus(self, x: Array) -> Array:
+        """log(1 + e^x)."""
+        ...
+
+    def gelu(self, x: Array, tanh: bool = False) -> Array:
+        """x · Φ(x), Φ the normal distribution; `tanh`: its usual approximation (1606.08415)."""
+        ...
+
     def exp(self, x: Array) -> Array:
         """e to the power of x."""
         ...

@@ -106,6 +106,21 @@ def silu(x: Array) -> Array:
     return jax.nn.silu(x)
 
 
+def sigmoid(x: Array) -> Array:
+    """See Ops.sigmoid."""
+    return jax.nn.sigmoid(x)
+
+
+def softplus(x: Array) -> Array:
+    """See Ops.softplus."""
+    return jax.nn.softplus(x)
+
+
+def gelu(x: Array, tanh: bool = False) -> Array:
+    """See Ops.gelu."""
+    return jax.nn.gelu(x, approximate=tanh)
+
+
 def exp(x: Array) -> Array:
     """See Ops.exp."""
     return jnp.exp(x)

@@ -189,6 +189,21 @@ def silu(x: Tensor) -> Tensor:
     return F.silu(x)
 
 
+def sigmoid(x: Tensor) -> Tensor:
+    """See Ops.sigmoid."""
+    return torch.sigmoid(x)
+
+
+def softplus(x: Tensor) -> Tensor:
+    """See Ops.softplus."""
+    return F.softplus(x)
+
+
+def gelu(x: Tensor, tanh: bool = False) -> Tensor:
+    """See Ops.gelu."""
+    return F.gelu(x, approximate="tanh" if tanh else "none")
+
+
 def exp(x: Tensor) -> Tensor:
     """See Ops.exp."""
     return torch.exp(x)
