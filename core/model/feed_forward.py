@@ -6,7 +6,11 @@ from sabia.core.model.block import INNER, Block
 from sabia.core.model.ops import Array, Ops
 from sabia.core.spec.layers import GatedMlp
 
-ACTIVATIONS: Mapping[str, Callable[[Ops, Array], Array]] = {"silu": lambda ops, x: ops.silu(x)}
+ACTIVATIONS: Mapping[str, Callable[[Ops, Array], Array]] = {
+    "silu": lambda ops, x: ops.silu(x),
+    "gelu": lambda ops, x: ops.gelu(x),
+    "gelu_pytorch_tanh": lambda ops, x: ops.gelu(x, tanh=True),
+}
 
 
 def gated_mlp(part: GatedMlp, block: Block, y: Array) -> Array:

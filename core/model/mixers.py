@@ -17,6 +17,20 @@ def rotated(x: Array, angles: Angles | None, ops: Ops) -> Array:
     return ops.concat((ops.rope(x[..., :dims], angles), x[..., dims:]), -1)
 
 
+def normed(part: Attention, block: Block, name: str, x: Array) -> Array:
+    """Queries or keys x[B, T, H, N], normed per head or over all heads where the part says so."""
+    if part.qk_norm:
+        return block.norm(name, x, part.norm_offset)
+    if not part.qk_norm_whole:
+        return x
+    ops, axis = block.ops, "heads" if name == "attn.q_norm" else "kv_heads"
+    split, whole = ("batch", "sequence", axis), ("batch", "sequence", None)
+    flat = ops.relayout(x.reshape(*x.shape[:2], -1), split, whole)
+    weight = ops.relayout(block.weights[name], (axis,), (None,))
+    flat = ops.rms_norm(flat, weight, block.context.eps, part.norm_offset)
+    return ops.relayout(flat, whole, split).reshape(x.shape)
+
+
 def attention(part: Attention, block: Block, y: Array) -> Array:
     """Grouped-query softmax attention of y[B, T, D]."""
     ops, context = block.ops, block.context
@@ -24,8 +38,7 @@ def attention(part: Attention, block: Block, y: Array) -> Array:
     q = block.project("attn.q", y).reshape(batch, length, -1, part.head_dim)
     k = block.project("attn.k", y).reshape(batch, length, -1, part.head_dim)
     v = block.project("attn.v", y).reshape(batch, length, -1, part.head_dim)
-    if part.qk_norm:
-        q, k = block.norm("attn.q_norm", q), block.norm("attn.k_norm", k)
+    q, k = normed(part, block, "attn.q_norm", q), normed(part, block, "attn.k_norm", k)
     angles = None if part.rope is None else context.angles[part.rope]
     q = rotated(ops.shard(q, HEADS), angles, ops)
     k, v = rotated(ops.shard(k, KV_HEADS), angles, ops), ops.shard(v, KV_HEADS)
@@ -35,7 +48,10 @@ def attention(part: Attention, block: Block, y: Array) -> Array:
         k, v = (ops.relayout(x, KV_HEADS, WHOLE_KV_HEADS) for x in (k, v))
     mask = context.masks[part.window]
     out = ops.attention(q, k, v, mask, scale=part.scale, softcap=part.softcap)
-    return block.project("attn.o", ops.shard(out, HEADS).reshape(batch, length, -1))
+    out = ops.shard(out, HEADS).reshape(batch, length, -1)
+    if part.output_gate:
+        out = out * ops.sigmoid(block.project("attn.gate", y))
+    return block.project("attn.o", out)
 
 
 MIXERS: Mapping[type, Callable[..., Array]] = {Attention: attention}

@@ -31,7 +31,7 @@ INERT = frozenset({
     "max_length", "min_length", "num_beams", "num_beam_groups", "num_return_sequences",
     "temperature", "top_k", "top_p", "typical_p", "repetition_penalty", "length_penalty",
     "diversity_penalty", "no_repeat_ngram_size", "encoder_no_repeat_ngram_size",
-    "remove_invalid_values", "exponential_decay_length_penalty",
+    "cache_implementation", "remove_invalid_values", "exponential_decay_length_penalty",
 })
 # fmt: on
 
@@ -43,7 +43,12 @@ class Fields:
         self._left = {
             key: value for key, value in config.items() if key not in INERT and value is not None
         }
+        self._stated = frozenset(config)
         self.family = str(config.get("model_type"))
+
+    def defaults(self, **values: Any) -> None:
+        """What fields mean to the family where the file does not have them (null: nothing)."""
+        self._left |= {key: value for key, value in values.items() if key not in self._stated}
 
     def take(self, name: str, kind: type[T], default: Any = _REQUIRED) -> T:
         """The value of `name`; `default` where absent or null. Whole floats pass as int."""
@@ -68,6 +73,15 @@ class Fields:
         if value < 1:
             raise UsageError(f"config.json: {name} is {value} (expected 1 or more)")
         return value
+
+    def each(self, name: str, count: int, allowed: tuple[str, ...], usual: list[str]) -> list[str]:
+        """One of `allowed` for each of `count` layers; `usual` where absent."""
+        kinds = self.take(name, list, usual)
+        if len(kinds) != count or not set(kinds) <= set(allowed):
+            raise UsageError(
+                f"config.json: {name} is {kinds!r} (expected {count} of {', '.join(allowed)})"
+            )
+        return kinds
 
     def expect(self, name: str, allowed: tuple[Any, ...], default: Any) -> Any:
         """A value that must be one of `allowed`, because nothing else is computed."""

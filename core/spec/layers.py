@@ -12,7 +12,7 @@ from typing import Literal
 from sabia.core.spec.rope import Rope
 from sabia.core.spec.tensors import InitKind, Row
 
-Activation = Literal["silu"]
+Activation = Literal["silu", "gelu", "gelu_pytorch_tanh"]
 
 
 @dataclass(frozen=True)
@@ -22,6 +22,9 @@ class Attention:
     window: a query sees the last `window` positions, itself included (None: all).
     scale: factor of the scores; head_dim**-0.5 in most families.
     rope: rotates the first rope.dim dimensions of each head; None: no rotation.
+    qk_norm: RMSNorm of each head's query and key; qk_norm_whole: one norm over all heads;
+    norm_offset: added to the stored weights of these norms.
+    output_gate: the result is multiplied by sigmoid(gate(y)) before the output projection.
     """
 
     heads: int
@@ -32,6 +35,9 @@ class Attention:
     qkv_bias: bool = False
     output_bias: bool = False
     qk_norm: bool = False
+    qk_norm_whole: bool = False
+    norm_offset: float = 0.0
+    output_gate: bool = False
     window: int | None = None
     softcap: float | None = None
 
@@ -49,17 +55,29 @@ class Attention:
                 Row("attn.k_bias", (kv,), ("kv_heads",), "attention", "zeros"),
                 Row("attn.v_bias", (kv,), ("kv_heads",), "attention", "zeros"),
             ]
-        if self.qk_norm:
-            rows += [
-                Row("attn.q_norm", (self.head_dim,), ("head_dim",), "norm", "ones"),
-                Row("attn.k_norm", (self.head_dim,), ("head_dim",), "norm", "ones"),
-            ]
+        if self.output_gate:
+            rows.append(Row("attn.gate", (n, width), ("heads", "embed"), "attention"))
+        if self.output_gate and self.qkv_bias:
+            rows.append(Row("attn.gate_bias", (n,), ("heads",), "attention", "zeros"))
+        rows += self._norm_rows()
         rows.append(
             Row("attn.o", (width, n), ("embed", "heads"), "attention", residual_output=True)
         )
         if self.output_bias:
             rows.append(Row("attn.o_bias", (width,), ("embed",), "attention", "zeros"))
         return tuple(rows)
+
+    def _norm_rows(self) -> list[Row]:
+        init: InitKind = "zeros" if self.norm_offset else "ones"
+        sizes: list[tuple[str, int, str]] = []
+        if self.qk_norm_whole:
+            sizes = [("q", self.heads, "heads"), ("k", self.kv_heads, "kv_heads")]
+        elif self.qk_norm:
+            sizes = [("q", 1, "head_dim"), ("k", 1, "head_dim")]
+        return [
+            Row(f"attn.{name}_norm", (heads * self.head_dim,), (axis,), "norm", init)
+            for name, heads, axis in sizes
+        ]
 
     def score_width(self) -> int:
         """Multiply-adds per (query, key) pair over both products, summed over heads."""

@@ -58,10 +58,24 @@ def rope_from(values: Mapping[str, Any], theta: float, head_dim: int) -> Rope:
     return replace(Rope(head_dim, theta, kind), **numbers)
 
 
-def read_rope(fields: Fields, head_dim: int, default_theta: float = 10000.0) -> Rope:
-    """Take `rope_parameters`, or `rope_theta` and `rope_scaling`."""
+def read_rope(
+    fields: Fields, head_dim: int, default_theta: float = 10000.0, partial: bool = False
+) -> Rope:
+    """Take `rope_parameters`, or `rope_theta` and `rope_scaling`.
+
+    partial: the family reads `partial_rotary_factor`, the share of a head that is rotated.
+    """
     theta = fields.take("rope_theta", float, default_theta)
     scaling = fields.take("rope_scaling", dict, {})
     values = dict(fields.take("rope_parameters", dict, scaling))
     theta = float(values.pop("rope_theta", theta))
+    if partial:
+        share = fields.take("partial_rotary_factor", float, 1.0)
+        share = values.pop("partial_rotary_factor", share)
+        if not 0 < share <= 1 or int(head_dim * share) % 2:
+            raise UsageError(
+                f"config.json: partial_rotary_factor is {share!r} (expected a share of head_dim "
+                f"{head_dim} that is an even number of dimensions)"
+            )
+        head_dim = int(head_dim * share)
     return rope_from(values, theta, head_dim)

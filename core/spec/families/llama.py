@@ -4,11 +4,15 @@ Also the base that other families change: their readers call `attention`, `decod
 `NAMES`.
 """
 
+from collections.abc import Mapping
+from typing import get_args
+
 from sabia.core.errors import UsageError
 from sabia.core.spec.fields import Fields
-from sabia.core.spec.layers import Attention, GatedMlp, Layer
+from sabia.core.spec.layers import Activation, Attention, GatedMlp, Layer
 from sabia.core.spec.model import ModelSpec
 from sabia.core.spec.rope_fields import read_rope
+from sabia.core.spec.tensors import Part
 
 _LAYER = "model.layers.{layer}."
 NAMES = {
@@ -25,8 +29,14 @@ NAMES |= {f"mlp.{p}_bias": _LAYER + f"mlp.{p}_proj.bias" for p in ("gate", "up",
 ROTARY_BUFFERS = r"model\.layers\.\d+\.self_attn\.rotary_emb\.inv_freq"
 
 
-def attention(fields: Fields, width: int, head_dim: int | None = None) -> Attention:
-    """Take the attention fields; `head_dim` is the family's default (None: width / heads)."""
+def attention(
+    fields: Fields,
+    width: int,
+    head_dim: int | None = None,
+    theta: float = 10000.0,
+    partial_rotary: bool = False,
+) -> Attention:
+    """Take the attention fields; head_dim (None: width / heads), theta: the family's defaults."""
     heads = fields.size("num_attention_heads")
     kv_heads = fields.size("num_key_value_heads", heads)
     size = fields.size("head_dim", head_dim or width // heads)
@@ -37,20 +47,24 @@ def attention(fields: Fields, width: int, head_dim: int | None = None) -> Attent
             f"config.json: {heads} heads, {kv_heads} key-value heads, head_dim {size} "
             "(expected heads divisible by key-value heads and an even head_dim)"
         )
-    rope = read_rope(fields, size)
+    rope = read_rope(fields, size, theta, partial_rotary)
     return Attention(heads, kv_heads, size, size**-0.5, rope, qkv_bias=bias, output_bias=bias)
 
 
 def decoder(
-    fields: Fields, width: int, layers: tuple[Layer, ...], names: dict[str, str]
+    fields: Fields,
+    width: int,
+    layers: tuple[Layer, ...],
+    names: Mapping[str, str | Part],
+    eps: float = 1e-6,
 ) -> ModelSpec:
-    """Take the fields around the layers and assemble the model."""
+    """Take the fields around the layers and assemble the model; eps: the family's default."""
     return ModelSpec(
         family=fields.family,
         vocab_size=fields.size("vocab_size"),
         hidden_size=width,
         layers=layers,
-        norm_eps=fields.take("rms_norm_eps", float, 1e-6),
+        norm_eps=fields.take("rms_norm_eps", float, eps),
         tied=fields.take("tie_word_embeddings", bool, False),
         init_std=fields.take("initializer_range", float, 0.02),
         max_positions=fields.size("max_position_embeddings", 2048),
@@ -60,11 +74,11 @@ def decoder(
     )
 
 
-def mlp(fields: Fields) -> GatedMlp:
+def mlp(fields: Fields, activation_name: str = "hidden_act", usual: str = "silu") -> GatedMlp:
     """Take the feed-forward fields."""
-    fields.expect("hidden_act", ("silu",), "silu")
+    activation = fields.expect(activation_name, get_args(Activation), usual)
     bias = fields.take("mlp_bias", bool, False)
-    return GatedMlp(fields.size("intermediate_size"), bias=bias)
+    return GatedMlp(fields.size("intermediate_size"), activation, bias)
 
 
 def read(fields: Fields) -> ModelSpec:

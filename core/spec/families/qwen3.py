@@ -15,7 +15,7 @@ from sabia.core.spec.model import ModelSpec
 NAMES = llama.NAMES | {
     f"attn.{p}_norm": f"model.layers.{{layer}}.self_attn.{p}_norm.weight" for p in "qk"
 }
-_WINDOWED = {"full_attention": False, "sliding_attention": True}
+KINDS = ("full_attention", "sliding_attention")
 
 
 def windows(fields: Fields, depth: int) -> tuple[int | None, ...]:
@@ -23,14 +23,9 @@ def windows(fields: Fields, depth: int) -> tuple[int | None, ...]:
     used = fields.take("use_sliding_window", bool, False)
     size = fields.take("sliding_window", int, 4096)
     first = fields.take("max_window_layers", int, 28)
-    windowed = [used and index >= first for index in range(depth)]
-    kinds = fields.take("layer_types", list, None)
-    if kinds is not None:
-        if len(kinds) != depth or not set(kinds) <= set(_WINDOWED):
-            raise UsageError(
-                f"config.json: layer_types is {kinds!r} (expected {depth} of {list(_WINDOWED)})"
-            )
-        windowed = [_WINDOWED[kind] for kind in kinds]
+    usual = [KINDS[used and index >= first] for index in range(depth)]
+    kinds = fields.each("layer_types", depth, KINDS, usual)
+    windowed = [kind == "sliding_attention" for kind in kinds]
     if any(windowed) and not used:
         raise UsageError(
             "config.json: use_sliding_window is false (expected true, as layer_types has windows)"

@@ -49,7 +49,7 @@ def test_equal_models_are_equal_whatever_their_files_say_besides() -> None:
         ({"final_logit_softcapping": 30.0}, "final_logit_softcapping"),
         ({"num_experts": 8}, "num_experts"),
         ({"new_flag": False}, "new_flag"),
-        ({"hidden_act": "gelu"}, "hidden_act"),
+        ({"hidden_act": "relu"}, "hidden_act"),
         ({"attention_dropout": 0.1}, "attention_dropout"),
         ({"rope_scaling": {"rope_type": "yarn", "factor": 4.0}}, "yarn"),
         ({"rope_scaling": {"type": "linear", "factor": 4.0, "beta": 1}}, "beta"),

@@ -1,0 +1,52 @@
+"""Gemma 3 text models (arXiv 2503.19786): Gemma 2 with norms on queries and keys instead of caps.
+
+Five local layers, with a rotation of their own (base 10,000), stand between two global ones.
+"""
+
+from dataclasses import replace
+from typing import Any
+
+from sabia.core.spec.families import gemma2
+from sabia.core.spec.fields import Fields
+from sabia.core.spec.layers import Layer
+from sabia.core.spec.model import ModelSpec
+from sabia.core.spec.rope_fields import rope_from
+
+NAMES = gemma2.NAMES | {
+    f"attn.{p}_norm": f"model.layers.{{layer}}.self_attn.{p}_norm.weight" for p in "qk"
+}
+_LOCAL, _GLOBAL = gemma2.KINDS
+
+
+def rotations(fields: Fields) -> dict[str, tuple[dict[str, Any], float]]:
+    """Take the rotary fields: scaling and base of each kind of layer."""
+    bases = {
+        _LOCAL: fields.take("rope_local_base_freq", float, 10000.0),
+        _GLOBAL: fields.take("rope_theta", float, 1000000.0),
+    }
+    scaling = {_GLOBAL: fields.take("rope_scaling", dict, {})}
+    values = fields.take("rope_parameters", dict, scaling)
+    found = {kind: dict(values.get(kind) or {}) for kind in bases}
+    return {
+        kind: (found[kind], float(found[kind].pop("rope_theta", bases[kind]))) for kind in bases
+    }
+
+
+def read(fields: Fields) -> ModelSpec:
+    """The model of a `gemma3_text` configuration."""
+    fields.defaults(sliding_window=4096)
+    width, depth = fields.size("hidden_size"), fields.size("num_hidden_layers")
+    every = fields.size("sliding_window_pattern", fields.size("_sliding_window_pattern", 6))
+    usual = [_LOCAL if (index + 1) % every else _GLOBAL for index in range(depth)]
+    kinds = fields.each("layer_types", depth, gemma2.KINDS, usual)
+    turned = rotations(fields)
+    base = replace(gemma2.attention(fields, width), qk_norm=True, norm_offset=1.0)
+    window = fields.take("sliding_window", int, None)
+    ropes = {kind: rope_from(*turned[kind], base.head_dim) for kind in gemma2.KINDS}
+    mixers = {
+        _LOCAL: replace(base, rope=ropes[_LOCAL], window=window),
+        _GLOBAL: replace(base, rope=ropes[_GLOBAL]),
+    }
+    feed = gemma2.mlp(fields)
+    layers = tuple(Layer(mixers[kind], feed, gemma2.NORMS) for kind in kinds)
+    return gemma2.decoder(fields, width, layers, NAMES)

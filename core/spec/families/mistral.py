@@ -1,0 +1,20 @@
+"""Mistral (arXiv 2310.06825): Llama whose every layer sees a window, or everything where null."""
+
+from dataclasses import replace
+
+from sabia.core.spec.families import llama
+from sabia.core.spec.fields import Fields
+from sabia.core.spec.layers import Layer
+from sabia.core.spec.model import ModelSpec
+
+
+def read(fields: Fields) -> ModelSpec:
+    """The model of a `mistral` configuration."""
+    fields.defaults(sliding_window=4096, num_key_value_heads=8)
+    for name in ("attention_bias", "mlp_bias"):
+        fields.expect(name, (False,), False)
+    width = fields.size("hidden_size")
+    window = fields.take("sliding_window", int, None)
+    layer = Layer(replace(llama.attention(fields, width), window=window), llama.mlp(fields))
+    layers = (layer,) * fields.size("num_hidden_layers")
+    return llama.decoder(fields, width, layers, llama.NAMES)
