@@ -1,0 +1,74 @@
+"""The optimizers in JAX: `core.train.updates` over traced arrays, for use inside jit."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from types import SimpleNamespace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from sabia.core.train.optimizer import Rule, state_parts
+from sabia.core.train.updates import update
+
+Array = jax.Array
+NamedChange = Callable[[str, Array], Array]
+States = dict[str, dict[str, Array]]
+
+MATHS = SimpleNamespace(
+    sqrt=jnp.sqrt,
+    sign=jnp.sign,
+    floor=jnp.maximum,
+    mean=lambda x, axes: jnp.mean(x, axes, keepdims=True),
+    argsort=jnp.argsort,
+    take=jnp.take_along_axis,
+    eigenvectors=lambda x: jnp.linalg.eigh(x)[1][..., ::-1],
+    orthonormal=lambda x: jnp.linalg.qr(x)[0],
+    expm1=jnp.expm1,
+    cond=jax.lax.cond,
+    repeat=lambda times, function, x: jax.lax.fori_loop(0, times, lambda _, y: function(y), x),
+)
+
+
+def init_jax(shapes: Mapping[str, tuple[int, ...]], rules: Mapping[str, Rule]) -> States:
+    """Name → part → zeros: the state before the first update (jit it with the layouts wanted)."""
+    return {
+        name: {
+            part: jnp.zeros(size, jnp.float32)
+            for part, (size, _) in state_parts(rules[name], tuple(shape)).items()
+        }
+        for name, shape in shapes.items()
+    }
+
+
+def apply_jax(
+    params: Mapping[str, Array],
+    grads: Mapping[str, Array],
+    state: Mapping[str, Mapping[str, Array]],
+    rules: Mapping[str, Rule],
+    count: Any,
+    lr: Any,
+    gather: NamedChange | None = None,
+    own: NamedChange | None = None,
+) -> tuple[dict[str, Array], States]:
+    """Parameters and state after an update; `count` is the number of updates made before.
+
+    `gather(name, x)` gives the whole tensor of a shard, `own(name, x)` this device's shard of a
+    whole one (under jit: constraints of their layout); without them the compiler decides. Frozen
+    tensors need no gradient.
+    """
+    new: dict[str, Array] = {}
+    parts: States = {}
+    with jax.default_matmul_precision("float32"):  # a TPU's default is bfloat16
+        for name, p in params.items():
+            changes: dict[str, Any] = {}
+            if gather is not None and own is not None:
+                changes = {"gather": _bound(gather, name), "own": _bound(own, name)}
+            arguments = (p, grads.get(name), state[name], count, lr)
+            new[name], parts[name] = update(rules[name], MATHS, *arguments, **changes)
+    return new, parts
+
+
+def _bound(change: NamedChange, name: str) -> Callable[[Array], Array]:
+    return lambda x: change(name, x)

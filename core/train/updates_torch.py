@@ -1,0 +1,179 @@
+"""The optimizers in torch: `core.train.updates` over eager tensors, in place.
+
+AdamW runs through torch's fused kernel, all tensors of one rule at once (its functional form: the
+class takes 2 s to import the compiler), Lion through `torch._foreach`; the others tensor by tensor.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from torch.optim.adamw import adamw
+
+from sabia.core.train.optimizer import Rule, state_parts
+from sabia.core.train.updates import update
+
+Tensor = torch.Tensor
+NamedChange = Callable[[str, Tensor], Tensor]
+GROUP_ELEMENTS = 1 << 26  # Lion's temporary copy is at most this, or one tensor
+
+
+def _repeat(times: int, function: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+    for _ in range(times):
+        x = function(x)
+    return x
+
+
+MATHS = SimpleNamespace(
+    sqrt=torch.sqrt,
+    sign=torch.sign,
+    floor=lambda x, least: torch.clamp(x, min=least),
+    mean=lambda x, axes: torch.mean(x, axes, keepdim=True),
+    argsort=lambda x: torch.argsort(x, dim=-1, stable=True),
+    take=lambda x, indices, axis: torch.take_along_dim(x, indices, axis),
+    eigenvectors=lambda x: torch.linalg.eigh(x)[1].flip(-1),
+    orthonormal=lambda x: torch.linalg.qr(x)[0],
+    expm1=math.expm1,
+    cond=lambda condition, yes, no: yes() if condition else no(),
+    repeat=_repeat,
+)
+
+
+def init_torch(
+    params: Mapping[str, Tensor],
+    rules: Mapping[str, Rule],
+    shapes: Mapping[str, tuple[int, ...]] | None = None,
+) -> dict[str, dict[str, Tensor]]:
+    """Name → part → zeros: the state before the first update.
+
+    `shapes`: of the whole tensors, where `params` are shards (whole parts are made whole).
+    """
+
+    def zeros(p: Tensor, shape: tuple[int, ...], whole: bool) -> Tensor:
+        return torch.zeros(shape if whole else p.shape, device=p.device)
+
+    return {
+        name: {
+            part: zeros(p, shape, whole)
+            for part, (shape, whole) in state_parts(
+                rules[name], tuple(p.shape if shapes is None else shapes[name])
+            ).items()
+        }
+        for name, p in params.items()
+    }
+
+
+@torch.no_grad()
+def apply_torch(
+    params: Mapping[str, Tensor],
+    grads: Mapping[str, Tensor],
+    state: Mapping[str, dict[str, Tensor]],
+    rules: Mapping[str, Rule],
+    count: int,
+    lr: float,
+    gather: NamedChange | None = None,
+    own: NamedChange | None = None,
+) -> None:
+    """Update parameters and state in place; `count` is the number of updates made before.
+
+    `gather(name, x)` gives the whole tensor of a shard, `own(name, x)` this device's shard of a
+    whole one; without them the tensors are whole.
+    """
+    for rule, names in _by_rule(params, rules).items():
+        group = [[of[name] for name in names] for of in (params, grads)]
+        if rule.kind == "adamw" and all(params[name].is_contiguous() for name in names):
+            _adamw(rule, *group, [state[name] for name in names], count, lr)
+        elif rule.kind == "lion":
+            for some in _bounded(names, params):
+                _lion(rule, *([of[n] for n in some] for of in (params, grads, state)), lr)
+        else:
+            for name in names:
+                _one(rule, name, params[name], grads[name], state[name], count, lr, gather, own)
+
+
+def _by_rule(params: Mapping[str, Tensor], rules: Mapping[str, Rule]) -> dict[Rule, list[str]]:
+    groups: dict[Rule, list[str]] = {}
+    for name in params:
+        if rules[name].trained:
+            groups.setdefault(rules[name], []).append(name)
+    return groups
+
+
+def _bounded(names: list[str], params: Mapping[str, Tensor]) -> Iterator[list[str]]:
+    """The names in runs of at most GROUP_ELEMENTS, or of one tensor."""
+    some: list[str] = []
+    size = 0
+    for name in names:
+        if some and size + params[name].numel() > GROUP_ELEMENTS:
+            yield some
+            some, size = [], 0
+        some.append(name)
+        size += params[name].numel()
+    yield some
+
+
+def _adamw(
+    rule: Rule,
+    params: list[Tensor],
+    grads: list[Tensor],
+    state: list[dict[str, Tensor]],
+    count: int,
+    lr: float,
+) -> None:
+    device = params[0].device
+    steps = torch.full((len(params),), float(count), device=device).unbind()
+    adamw(
+        params,
+        [g.contiguous() for g in grads],  # the kernel reads memory in order, whatever the strides
+        [parts["m"] for parts in state],
+        [parts["v"] for parts in state],
+        [],
+        list(steps),
+        fused=True,
+        amsgrad=False,
+        beta1=rule.config.beta1,
+        beta2=rule.config.beta2,
+        lr=lr * rule.lr_scale,
+        weight_decay=rule.decay / rule.lr_scale,  # torch multiplies it by the scaled rate
+        eps=rule.config.eps,
+        maximize=False,
+    )
+
+
+def _lion(
+    rule: Rule,
+    params: list[Tensor],
+    grads: list[Tensor],
+    state: list[dict[str, Tensor]],
+    lr: float,
+) -> None:
+    moments = [parts["m"] for parts in state]
+    directions = torch._foreach_lerp(moments, grads, 1 - rule.config.beta1)
+    torch._foreach_sign_(directions)
+    torch._foreach_mul_(params, 1 - lr * rule.decay)
+    torch._foreach_add_(params, directions, alpha=-lr * rule.lr_scale)
+    torch._foreach_lerp_(moments, grads, 1 - rule.config.beta2)
+
+
+def _one(
+    rule: Rule,
+    name: str,
+    p: Tensor,
+    g: Tensor,
+    state: dict[str, Tensor],
+    count: int,
+    lr: float,
+    gather: NamedChange | None,
+    own: NamedChange | None,
+) -> None:
+    changes: dict[str, Any] = {}
+    if gather is not None and own is not None:
+        changes = {"gather": lambda x: gather(name, x), "own": lambda x: own(name, x)}
+    new, parts = update(rule, MATHS, p, g, state, count, lr, **changes)
+    p.copy_(new)
+    for part, value in parts.items():
+        state[part].copy_(value)
