@@ -26,6 +26,7 @@ class Context:
     """What all layers share in one pass: rotations by Rope, masks by window, the cache.
 
     segments[B, T]: documents of packed rows, None where a row is one document.
+    wanted: names of the figures that parts are to report (Block.stats).
     """
 
     ops: Ops
@@ -36,6 +37,7 @@ class Context:
     slots: Array | None = None
     cache: KVCache | None = None
     reads: int = 0
+    wanted: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True)
@@ -60,6 +62,11 @@ class Block:
         """x through the matrix `name` and, where the model has it, its bias."""
         bias = self.weights.get(name + "_bias")
         return self.ops.linear(x, self.weights[name], bias, name=self.names[name])
+
+    def grouped(self, name: str, rows: Array, plan: Any) -> Array:
+        """rows[M, in] of each expert through its matrix of the stack `name`, and its bias."""
+        bias = self.weights.get(name + "_bias")
+        return self.ops.grouped_matmul(rows, self.weights[name], plan, bias, name=self.names[name])
 
     def norm(self, name: str, x: Array, offset: float = 0.0) -> Array:
         """RMSNorm of x's last axis by the vector `name`."""

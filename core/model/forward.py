@@ -15,7 +15,9 @@ from sabia.core.model.block import STREAM, VOCAB, Block, Context
 from sabia.core.model.cache import KVCache
 from sabia.core.model.feed_forward import MLPS
 from sabia.core.model.mixers import MIXERS
+from sabia.core.model.moe import experts
 from sabia.core.model.ops import Array, Ops, Params, Remat
+from sabia.core.spec.experts import Experts
 from sabia.core.spec.layers import Layer
 from sabia.core.spec.model import ModelSpec
 from sabia.core.spec.rope import inverse_frequencies
@@ -23,6 +25,7 @@ from sabia.core.spec.rope import inverse_frequencies
 __all__ = ["KVCache", "Stats", "hidden", "hidden_and_stats", "logits", "token_losses"]
 
 Stats = dict[str, dict[int, Array]]  # name → layer → figures
+_FEED_FORWARD = {**MLPS, Experts: experts}
 
 
 def hidden(
@@ -57,12 +60,13 @@ def hidden_and_stats(
     segments: Array | None = None,
     cache: KVCache | None = None,
     remat: Remat = "none",
+    wanted: frozenset[str] = frozenset(),
 ) -> tuple[Array, Stats]:
-    """`hidden`, and what the layers report of themselves (router loads and balance losses)."""
+    """`hidden`, and what the layers report of themselves: the figures `wanted` (core.model.moe)."""
     if cache is not None and segments is not None:
         raise UsageError("forward: segments with a cache (expected one document per cache row)")
     x = embedded(spec, params, ids, ops)
-    context = make_context(spec, x, ops, positions, segments, cache)
+    context = make_context(spec, x, ops, positions, segments, cache, wanted)
     x, stats = run_layers(spec, params, x, context, range(len(spec.layers)), remat)
     return last_norm(spec, params, x, ops), stats
 
@@ -138,6 +142,7 @@ def make_context(
     positions: Array | None = None,
     segments: Array | None = None,
     cache: KVCache | None = None,
+    wanted: frozenset[str] = frozenset(),
 ) -> Context:
     """What all layers of a pass over x[B, T, D] share."""
     length = x.shape[1]
@@ -154,7 +159,7 @@ def make_context(
         window: ops.attention_mask(x, reads, segments=segments, slots=slots, window=window)
         for window in spec.windows
     }
-    return Context(ops, spec.norm_eps, angles, masks, segments, slots, cache, reads)
+    return Context(ops, spec.norm_eps, angles, masks, segments, slots, cache, reads, wanted)
 
 
 def _bind(layer: Layer, index: int, names: Any, context: Context) -> Callable[..., Any]:
@@ -169,7 +174,7 @@ def _bind(layer: Layer, index: int, names: Any, context: Context) -> Callable[..
     def run(weights: Params, x: Array) -> tuple[Array, dict[str, Array]]:
         block = Block(index, ops.gather(weights, names), names, context)
         x = branch(block, "attn", layer.mixer, MIXERS, x)
-        x = branch(block, "mlp", layer.mlp, MLPS, x)
+        x = branch(block, "mlp", layer.mlp, _FEED_FORWARD, x)
         return x, block.stats
 
     return run

@@ -123,6 +123,42 @@ class Ops(Protocol):
         """The k largest of the last axis, descending: (values, indices)."""
         ...
 
+    def take_along(self, x: Array, indices: Array) -> Array:
+        """The elements of x's last axis at indices[..., k]."""
+        ...
+
+    def logsumexp(self, x: Array) -> Array:
+        """log Σ e^x over the last axis, fp32."""
+        ...
+
+    def dispatch(self, y: Array, chosen: Array, experts: int) -> tuple[Array, Any]:
+        """Copies of tokens y[B, T, D], one for each of chosen[B, T, k], sorted by expert.
+
+        Returns (rows[M, D], the plan that `grouped_matmul` and `combine` need; opaque). The copies
+        of an expert keep the tokens' order. On one device M = B·T·k.
+        """
+        ...
+
+    def grouped_matmul(
+        self,
+        rows: Array,
+        weight: Array,
+        plan: Any,
+        bias: Array | None = None,
+        *,
+        name: str | None = None,
+    ) -> Array:
+        """rows[M, in] of each expert e · weight[e, out, in]ᵀ + bias[e, out], in rows' dtype."""
+        ...
+
+    def combine(self, rows: Array, plan: Any, shares: Array) -> Array:
+        """Σ over each token's copies of share · row: rows[M, D], shares[B, T, k] → [B, T, D]."""
+        ...
+
+    def tally(self, indices: Array, weights: Array, count: int) -> Array:
+        """fp32 [B, count]: sums of weights[B, N] by indices[B, N]; a constant for gradients."""
+        ...
+
     def rope_angles(self, positions: Array, frequencies: tuple[float, ...]) -> Angles:
         """positions[B or 1, T] → (cos, sin), each fp32 [B or 1, T, 1, 2·len(frequencies)]."""
         ...

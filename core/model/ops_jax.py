@@ -17,6 +17,9 @@ import numpy as np
 from sabia.core.errors import UsageError
 from sabia.core.model.cache import KVCache
 from sabia.core.model.ops import FORWARD_DTYPES, Angles, Remat
+from sabia.core.model.ops_jax_moe import combine, dispatch, grouped_matmul, tally
+
+__all__ = ["combine", "dispatch", "grouped_matmul", "tally"]
 
 Array = jax.Array
 name = "jax"
@@ -150,6 +153,16 @@ def topk(x: Array, k: int) -> tuple[Array, Array]:
     """See Ops.topk."""
     values, indices = jax.lax.top_k(x, k)
     return values, indices
+
+
+def take_along(x: Array, indices: Array) -> Array:
+    """See Ops.take_along."""
+    return jnp.take_along_axis(x, indices, axis=-1)
+
+
+def logsumexp(x: Array) -> Array:
+    """See Ops.logsumexp."""
+    return jax.nn.logsumexp(x.astype(jnp.float32), axis=-1)
 
 
 def rope_angles(positions: Array, frequencies: tuple[float, ...]) -> Angles:

@@ -22,8 +22,9 @@ from torch.utils.checkpoint import (
 from sabia.core.errors import UsageError
 from sabia.core.model.ops import FORWARD_DTYPES, Angles, Remat
 from sabia.core.model.ops_torch_loss import linear_cross_entropy
+from sabia.core.model.ops_torch_moe import combine, dispatch, grouped_matmul, tally
 
-__all__ = ["linear_cross_entropy"]
+__all__ = ["combine", "dispatch", "grouped_matmul", "linear_cross_entropy", "tally"]
 
 Tensor = torch.Tensor
 name = "torch"
@@ -233,6 +234,16 @@ def topk(x: Tensor, k: int) -> tuple[Tensor, Tensor]:
     """See Ops.topk."""
     values, indices = torch.topk(x, k, dim=-1, sorted=True)
     return values, indices
+
+
+def take_along(x: Tensor, indices: Tensor) -> Tensor:
+    """See Ops.take_along."""
+    return x.gather(-1, indices)
+
+
+def logsumexp(x: Tensor) -> Tensor:
+    """See Ops.logsumexp."""
+    return torch.logsumexp(x.float(), -1)
 
 
 def rope_angles(positions: Tensor, frequencies: tuple[float, ...]) -> Angles:

@@ -46,7 +46,8 @@ class Init:
 class TensorSpec:
     """A tensor of the model.
 
-    dtype_class: `weight` follows the compute dtype; `vector` (norms, biases) may stay in fp32.
+    dtype_class: `weight` follows the compute dtype; `vector` (norms, biases, routers) may stay
+    in fp32.
     hf: name in the checkpoint's files, one name per slice of the first dimension, or a Part.
     decay, muon: whether weight decay and Muon's orthogonal update apply.
     trained: False for what no gradient changes (a router's balancing bias).
@@ -94,7 +95,7 @@ def place(row: Row, prefix: str, hf: FileName, std: float, layer: int | None) ->
         shape=row.shape,
         axes=row.axes,
         init=Init(row.init, std if row.init == "normal" else 0.0),
-        dtype_class="weight" if matrix else "vector",
+        dtype_class="weight" if matrix and row.component != "router" else "vector",
         component=row.component,
         hf=hf,
         decay=matrix,

@@ -12,13 +12,28 @@ from pathlib import Path
 from typing import Any
 
 from sabia.core.errors import BadData, UsageError
-from sabia.core.spec.families import llama, qwen3
+from sabia.core.spec.families import (
+    gemma2,
+    gemma3,
+    llama,
+    mistral,
+    mixtral,
+    olmo2,
+    qwen3,
+    qwen3_moe,
+)
 from sabia.core.spec.fields import Fields
 from sabia.core.spec.model import ModelSpec
 
 _FAMILIES: Mapping[str, Callable[[Fields], ModelSpec]] = {
     "llama": llama.read,
     "qwen3": qwen3.read,
+    "mistral": mistral.read,
+    "gemma2": gemma2.read,
+    "gemma3_text": gemma3.read,
+    "olmo2": olmo2.read,
+    "mixtral": mixtral.read,
+    "qwen3_moe": qwen3_moe.read,
 }
 
 

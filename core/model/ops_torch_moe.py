@@ -1,0 +1,110 @@
+"""Dispatch, grouped products and combination of experts in torch.
+
+Copies of tokens are sorted by expert, so each expert's rows are contiguous. Gradients of both
+permutations are permutations too (gathers, no scattered sums). The product of all groups is one
+`grouped_mm` where its layout rule holds (rows of 16-byte multiples, both ways), otherwise one
+product per expert: each row is multiplied once either way.
+"""
+
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+Tensor = torch.Tensor
+ALIGNMENT_BYTES = 16
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Where copies went. A copy is numbered token·k + place of its expert in the token's choice.
+
+    order[M]: the copy in each row; places[M]: the row of each copy; experts[M]: the expert of
+    each row; ends[E]: the row behind each expert's last (int32).
+    """
+
+    shape: tuple[int, ...]
+    order: Tensor
+    places: Tensor
+    experts: Tensor
+    ends: Tensor
+
+
+class _Send(torch.autograd.Function):
+    """rows = tokens[order // k]; the gradient of a token is the sum of its copies'."""
+
+    @staticmethod
+    def forward(ctx: Any, tokens: Tensor, order: Tensor, places: Tensor, copies: int) -> Tensor:
+        ctx.save_for_backward(places)
+        ctx.copies = copies
+        return tokens.index_select(0, order // copies)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:
+        (places,) = ctx.saved_tensors
+        grads = grad.index_select(0, places).view(-1, ctx.copies, grad.shape[-1])
+        return grads.sum(1), None, None, None
+
+
+class _Permute(torch.autograd.Function):
+    """x[forth]; back is the inverse permutation."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, forth: Tensor, back: Tensor) -> Tensor:
+        ctx.save_for_backward(back)
+        return x.index_select(0, forth)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
+        return grad.index_select(0, ctx.saved_tensors[0]), None, None
+
+
+def dispatch(y: Tensor, chosen: Tensor, experts: int) -> tuple[Tensor, Plan]:
+    """See Ops.dispatch."""
+    flat = chosen.reshape(-1)
+    sorted_experts, order = torch.sort(flat, stable=True)
+    places = torch.empty_like(order)
+    places[order] = torch.arange(len(order), device=order.device)
+    numbers = torch.arange(experts, device=flat.device)
+    ends = torch.searchsorted(sorted_experts, numbers, right=True, out_int32=True)
+    rows = _Send.apply(y.reshape(-1, y.shape[-1]), order, places, chosen.shape[-1])
+    return rows, Plan(tuple(chosen.shape), order, places, sorted_experts, ends)
+
+
+def _aligned(rows: Tensor, weight: Tensor) -> bool:
+    return all(size * rows.element_size() % ALIGNMENT_BYTES == 0 for size in weight.shape[1:])
+
+
+def grouped_matmul(
+    rows: Tensor,
+    weight: Tensor,
+    plan: Plan,
+    bias: Tensor | None = None,
+    *,
+    name: str | None = None,
+) -> Tensor:
+    """See Ops.grouped_matmul."""
+    weight = weight if weight.dtype == rows.dtype else weight.to(rows.dtype)
+    if _aligned(rows, weight):
+        out = F.grouped_mm(rows, weight.transpose(1, 2), offs=plan.ends)
+    else:
+        ends = [0, *plan.ends.tolist()]
+        counts = [end - start for start, end in pairwise(ends)]
+        pairs = zip(rows.split(counts), weight.unbind(0), strict=True)
+        out = torch.cat([F.linear(part, matrix) for part, matrix in pairs])
+    return out if bias is None else out + bias.to(out.dtype).index_select(0, plan.experts)
+
+
+def combine(rows: Tensor, plan: Plan, shares: Tensor) -> Tensor:
+    """See Ops.combine."""
+    copies = _Permute.apply(rows, plan.places, plan.order).view(-1, plan.shape[-1], rows.shape[-1])
+    shares = shares.reshape(-1, 1, plan.shape[-1]).to(rows.dtype)
+    return torch.bmm(shares, copies).view(*plan.shape[:-1], rows.shape[-1])
+
+
+def tally(indices: Tensor, weights: Tensor, count: int) -> Tensor:
+    """See Ops.tally."""
+    found = weights.new_zeros((len(indices), count), dtype=torch.float32)
+    return found.scatter_add_(1, indices, weights.detach().float())

@@ -1,0 +1,33 @@
+"""Mixtral (arXiv 2401.04088): Llama with experts in every layer, the best two normalised."""
+
+from dataclasses import replace
+
+from sabia.core.spec.experts import Experts
+from sabia.core.spec.families import llama
+from sabia.core.spec.families.qwen3_moe import router, training_remarks
+from sabia.core.spec.fields import Fields
+from sabia.core.spec.layers import Layer
+from sabia.core.spec.model import ModelSpec
+
+_MLP = "model.layers.{layer}.block_sparse_moe."
+_EXPERT = _MLP + "experts.{expert}."
+NAMES = llama.NAMES | {
+    "mlp.router": _MLP + "gate.weight",
+    "mlp.experts.gate": _EXPERT + "w1.weight",
+    "mlp.experts.up": _EXPERT + "w3.weight",
+    "mlp.experts.down": _EXPERT + "w2.weight",
+}
+
+
+def read(fields: Fields) -> ModelSpec:
+    """The model of a `mixtral` configuration."""
+    width = fields.size("hidden_size")
+    mixer = llama.attention(fields, width, theta=1e6)
+    window = fields.take("sliding_window", int, None)
+    fields.expect("hidden_act", ("silu",), "silu")
+    fields.expect("router_jitter_noise", (0, 0.0), 0.0)
+    chosen, count = fields.size("num_experts_per_tok", 2), fields.size("num_local_experts", 8)
+    experts = Experts(router(fields, count, chosen), fields.size("intermediate_size"))
+    training_remarks(fields)
+    layers = (Layer(replace(mixer, window=window), experts),) * fields.size("num_hidden_layers")
+    return llama.decoder(fields, width, layers, NAMES, eps=1e-5)
