@@ -23,6 +23,13 @@ LLAMA3 = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 32,
 }
+ALTERNATING = ["sliding_attention", "full_attention"]
+GEMMA = new_config("llama", **SHAPE) | {"query_pre_attn_scalar": 28, "sliding_window": 7}
+GEMMA |= {"hidden_activation": "gelu_pytorch_tanh", "layer_types": ALTERNATING}
+GEMMA3_ROPE = {
+    "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0},
+    "full_attention": {"rope_type": "linear", "rope_theta": 1e6, "factor": 8.0},
+}
 CONFIGS: dict[str, dict[str, Any]] = {
     "llama": new_config("llama", **SHAPE, tied=False, rope_theta=30000.0),
     "llama3": new_config("llama", **SHAPE, rope_theta=5e5) | {"rope_scaling": LLAMA3},
@@ -32,6 +39,12 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "qwen3": new_config("qwen3", **SHAPE, tied=False),
     "qwen3-window": new_config("qwen3", **SHAPE)
     | {"use_sliding_window": True, "sliding_window": 7, "max_window_layers": 1},
+    "mistral": new_config("llama", **SHAPE) | {"model_type": "mistral", "sliding_window": 7},
+    "gemma2": GEMMA
+    | {"model_type": "gemma2", "attn_logit_softcapping": 5.0, "final_logit_softcapping": 3.0},
+    "gemma3": GEMMA
+    | {"model_type": "gemma3_text", "rope_theta": None, "rope_parameters": GEMMA3_ROPE},
+    "olmo2": new_config("llama", **SHAPE, tied=False) | {"model_type": "olmo2", "head_dim": 12},
 }
 
 
