@@ -1,13 +1,23 @@
-"""BF16 and FP8 E4M3 in NumPy: the oracles that other code is compared with.
+"""BF16, E4M3, E5M2, E2M1 and E8M0 in NumPy: the oracles that other code is compared with.
 
-BF16 is the upper half of a float32, rounded to nearest, ties to even. E4M3 (the "fn" form of OCP
-FP8, arXiv 2209.05433) has 4 exponent bits with bias 7, 3 mantissa bits, no infinities, NaN at
-0x7F and 0xFF, largest value 448. Encoding rounds to nearest, ties to even, and saturates.
+BF16 is the upper half of a float32, rounded to nearest, ties to even. The small formats have a
+sign, `exponent` bits of the given bias and `mantissa` bits (OCP FP8, arXiv 2209.05433; OCP
+Microscaling Formats 1.0):
+  E4M3  bias 7, largest 448, NaN at 0x7F and 0xFF, no infinities (the "fn" form)
+  E5M2  bias 15, largest 57344, infinities at 0x7C and 0xFC, NaN above
+  E2M1  bias 1, values 0, 0.5, 1, 1.5, 2, 3, 4, 6 and their negatives, no NaN
+  E8M0  no sign: code c is 2^(c-127), 255 is NaN; for scales only
+`encode` rounds to nearest, ties to even, or stochastically where it is given uniform numbers; it
+saturates, infinities too. NaN becomes the format's NaN, in E2M1 a plain 0. The sign of a zero
+stays. Subnormal float32 inputs count as zeros, because accelerators flush them.
 """
+
+from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
-E4M3_MAX = 448.0
+SMALLEST_NORMAL = np.float32(2.0**-126)
 _BITS = np.uint32
 
 
@@ -30,30 +40,103 @@ def round_bfloat16(x: np.ndarray) -> np.ndarray:
     return from_bfloat16_bits(bfloat16_bits(x))
 
 
-def _e4m3_table() -> np.ndarray:
-    """The float32 value of each of the 256 codes."""
-    code = np.arange(256)
-    exponent, mantissa = code >> 3 & 15, code & 7
-    normal = np.ldexp(1 + mantissa / 8, exponent - 7)
-    value = np.where(exponent == 0, np.ldexp(mantissa / 8, -6), normal)
-    value[code & 127 == 127] = np.nan
-    return np.where(code > 127, -value, value).astype(np.float32)
+@dataclass(frozen=True)
+class SmallFloat:
+    """A signed format; `largest` is its largest finite code without the sign, `nan` its NaN."""
+
+    exponent: int
+    mantissa: int
+    bias: int
+    largest: int
+    nan: int | None
+
+    @cached_property
+    def values(self) -> np.ndarray:
+        """The float32 values of the codes 0 … largest, ascending."""
+        code = np.arange(self.largest + 1)
+        power, rest = code >> self.mantissa, code % 2**self.mantissa
+        fraction = (rest + 2**self.mantissa * (power > 0)) / 2**self.mantissa
+        return np.ldexp(fraction, np.maximum(power, 1) - self.bias).astype(np.float32)
+
+    @property
+    def max(self) -> float:
+        """The largest finite value."""
+        return float(self.values[-1])
+
+    @property
+    def sign(self) -> int:
+        """The code of the sign."""
+        return 1 << (self.exponent + self.mantissa)
+
+    @cached_property
+    def table(self) -> np.ndarray:
+        """The float32 value of every code."""
+        half = np.full(self.sign, np.nan, np.float32)
+        half[: len(self.values)] = self.values
+        if self.nan is not None and self.largest + 1 < self.nan:
+            half[self.largest + 1] = np.inf
+        return np.concatenate([half, -half])
+
+    def decode(self, codes: np.ndarray) -> np.ndarray:
+        """float32 values of codes (uint8)."""
+        return self.table[np.asarray(codes, np.uint8)]
+
+    def encode(self, x: np.ndarray, uniforms: np.ndarray | None = None) -> np.ndarray:
+        """Codes (uint8) of x[...]: nearest, or up where uniforms[...] < the distance from below.
+
+        uniforms lie in [0, 1); with them E[decode(encode(x))] = x for |x| ≤ max.
+        """
+        x = np.asarray(x, np.float32)
+        size = np.abs(x)
+        size = np.minimum(np.where(size < SMALLEST_NORMAL, np.float32(0), size), self.values[-1])
+        code = self._nearest(size) if uniforms is None else self._stochastic(size, uniforms)
+        code = code.astype(np.uint8) | (np.signbit(x) * np.uint8(self.sign))
+        return np.where(np.isnan(x), np.uint8(self.nan or 0), code)
+
+    def _nearest(self, size: np.ndarray) -> np.ndarray:
+        middle = (self.values[:-1] + self.values[1:]) / 2  # exact: few bits each
+        code = np.searchsorted(middle, size, side="left")
+        tie = size == middle[np.minimum(code, len(middle) - 1)]
+        return np.minimum(code + (tie & (code % 2 == 1)), self.largest)
+
+    def _stochastic(self, size: np.ndarray, uniforms: np.ndarray) -> np.ndarray:
+        last = len(self.values) - 2
+        below = np.minimum(np.searchsorted(self.values, size, side="right") - 1, last)
+        low, high = self.values[below], self.values[below + 1]
+        return below + (uniforms < (size - low) / (high - low))
 
 
-E4M3 = _e4m3_table()
-_MIDPOINTS = (E4M3[:126] + E4M3[1:127]) / 2  # exact: neighbours differ by a power of two
+E2M1 = SmallFloat(2, 1, 1, 0x7, None)
+E4M3 = SmallFloat(4, 3, 7, 0x7E, 0x7F)
+E5M2 = SmallFloat(5, 2, 15, 0x7B, 0x7F)
+FORMATS = {"e2m1": E2M1, "e4m3": E4M3, "e5m2": E5M2}
+E4M3_MAX = E4M3.max
+
+
+E8M0 = np.append(np.exp2(np.arange(255.0) - 127), np.nan).astype(np.float32)
 
 
 def decode_e4m3(codes: np.ndarray) -> np.ndarray:
     """float32 values of E4M3 codes (uint8)."""
-    return E4M3[np.asarray(codes, np.uint8)]
+    return E4M3.decode(codes)
 
 
 def encode_e4m3(x: np.ndarray) -> np.ndarray:
     """E4M3 codes (uint8) nearest to x[...]: ties to even, saturating at ±448; NaN is 0x7F."""
+    return E4M3.encode(x)
+
+
+def encode_e8m0(x: np.ndarray) -> np.ndarray:
+    """Codes (uint8) of the smallest powers of two ≥ x[...] > 0, from 2^-127 to 2^127.
+
+    What is not above 0 gives code 0 (2^-127); NaN and infinities give 255, as does x > 2^127.
+    """
     x = np.asarray(x, np.float32)
-    size = np.abs(x)
-    code = np.searchsorted(_MIDPOINTS, size, side="left")
-    tie = size == _MIDPOINTS[np.minimum(code, len(_MIDPOINTS) - 1)]
-    code = np.minimum(code + (tie & (code & 1 == 1)), 126).astype(np.uint8)
-    return np.where(np.isnan(x), np.uint8(0x7F), code | (np.signbit(x) * np.uint8(0x80)))
+    fraction, power = np.frexp(np.where(np.isfinite(x) & (x > 0), x, np.float32(2.0**-127)))
+    code = np.clip(power - (fraction == 0.5) + 127, 0, 255)
+    return np.where(np.isfinite(x), code, 255).astype(np.uint8)
+
+
+def decode_e8m0(codes: np.ndarray) -> np.ndarray:
+    """float32 powers of two of E8M0 codes (uint8)."""
+    return E8M0[np.asarray(codes, np.uint8)]

@@ -1,0 +1,153 @@
+"""Every engine of NVFP4 and FP8 against the NumPy oracle, bit for bit."""
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from sabia.core.numerics import hadamard, tiles
+from sabia.kernels import quantize as q
+
+LAYOUTS = {
+    "nvfp4": q.NVFP4,
+    "nvfp4-weight": q.NVFP4_WEIGHT,
+    "fp8": q.FP8,
+    "fp8-gradient": q.FP8_GRADIENT,
+    "fp8-tiles": q.FP8_TILES,
+    "fp8-weight-tiles": q.FP8_WEIGHT_TILES,
+}
+KEY = (0x9E3779B9, 0x00C0FFEE)
+
+
+def matrix(rows: int, columns: int, seed: int = 0) -> np.ndarray:
+    """Many magnitudes; zeros, whole tiles of them, subnormals, outliers, ties."""
+    random = np.random.default_rng(seed)
+    x = random.standard_normal((rows, columns)) * np.exp2(random.integers(-8, 8, (rows, columns)))
+    special = random.random((rows, columns))
+    x = np.where(special < 0.02, 0.0, x)
+    x = np.where((special > 0.02) & (special < 0.03), -0.0, x)
+    x = np.where((special > 0.03) & (special < 0.04), random.random((rows, columns)) * 1e-38, x)
+    x = np.where(special > 0.9995, x * 3000, x)
+    x = np.where((special > 0.5) & (special < 0.6), np.round(x * 4) / 4, x)
+    x[: rows // 8, : columns // 4] = 0
+    x[rows // 2 : rows // 2 + 2] *= 1e-6
+    x[rows // 2 + 3] = 2e-39
+    return x.astype(np.float32)
+
+
+def torch_engine(x: np.ndarray, layout: q.Layout, key: Any) -> list[Any]:
+    torch = pytest.importorskip("torch")
+    found = q.quantize(torch.from_numpy(x), layout, key, "torch")
+    return [None if part is None else part.numpy() for part in found]
+
+
+def jax_engine(x: np.ndarray, layout: q.Layout, key: Any) -> list[Any]:
+    jax = pytest.importorskip("jax")
+    words = None if key is None else np.array(key, np.uint32)
+    run = jax.jit(lambda x, words: q.quantize(x, layout, words, "jax"))
+    return [None if part is None else np.asarray(part) for part in run(x, words)]
+
+
+ENGINES: dict[str, Callable[..., list[Any]]] = {"torch": torch_engine, "jax": jax_engine}
+
+
+def same(found: list[Any], wanted: q.Quantized) -> None:
+    for mine, theirs in zip(found, wanted, strict=True):
+        assert (mine is None) == (theirs is None)
+        if mine is not None:
+            assert mine.dtype == theirs.dtype
+            np.testing.assert_array_equal(mine, theirs)
+
+
+@functools.cache
+def million(name: str, stochastic: bool) -> tuple[np.ndarray, q.Quantized]:
+    """A million values and what the oracle makes of them."""
+    x = matrix(1000, 1000)
+    draws = tiles.uniforms(x.shape, KEY) if stochastic else None
+    return x, tiles.encode(x, LAYOUTS[name], draws)
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("name", LAYOUTS)
+@pytest.mark.parametrize("stochastic", [False, True])
+def test_a_million_values_get_the_codes_of_the_oracle(
+    engine: str, name: str, stochastic: bool
+) -> None:
+    x, wanted = million(name, stochastic)
+    same(ENGINES[engine](x, LAYOUTS[name], KEY if stochastic else None), wanted)
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("name", LAYOUTS)
+@pytest.mark.parametrize("value", [0.0, 1e-39, 1e-36, 3e38, np.nan, np.inf, -np.inf])
+def test_extremes_end_as_described(engine: str, name: str, value: float) -> None:
+    x, layout = matrix(40, 300, 1) * np.float32(1e-3), LAYOUTS[name]
+    x[3, 5] = value
+    if abs(value) < 1:
+        x = np.full_like(x, value)
+    found = ENGINES[engine](x, layout, None)
+    same(found, tiles.encode(x, layout))
+    decoded = tiles.decode(q.Quantized(*found), layout)
+    if np.isfinite(value):
+        assert np.isfinite(decoded).all()
+        assert value > 1e-38 or not decoded.any()
+    else:
+        assert np.isnan(decoded[3, 5])
+        assert np.isnan(decoded).all() == (layout.scale != "power2")
+
+
+@pytest.mark.parametrize("library", ["torch", "jax"])
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_rounded_values_are_the_decoded_codes(library: str, name: str) -> None:
+    module = pytest.importorskip(library)
+    x, layout = matrix(50, 200, 2), LAYOUTS[name]
+    if library == "torch":
+        from sabia.kernels import quantize_torch as room
+
+        given: Any = module.from_numpy(x)
+    else:
+        from sabia.kernels import quantize_jax as room  # type: ignore[no-redef]
+
+        given = module.numpy.asarray(x)
+    compiled = module.jit if library == "jax" else lambda function: function
+    values, scale = (np.asarray(p) for p in compiled(lambda x: room.rounded(x, layout))(given))
+    quantized = compiled(lambda x: room.quantize(x, layout))(given)
+    again = compiled(lambda x: room.dequantize(x, layout))(quantized)
+    np.testing.assert_array_equal(values, np.asarray(again[0]))
+    np.testing.assert_array_equal(values * scale, tiles.simulate(x, layout))
+    bits = values.view(np.uint32)
+    assert not (bits & 0xFFFF).any(), "a value that BF16 does not hold"
+
+
+@pytest.mark.parametrize("library", ["torch", "jax"])
+def test_hadamard_transform_equals_the_oracle(library: str) -> None:
+    module = pytest.importorskip(library)
+    x, signs = matrix(64, 160, 3), hadamard.signs(7)
+    x[np.abs(x) < 1e-30] = 0
+    if library == "torch":
+        from sabia.kernels.quantize_torch import hadamard as run
+
+        found = run(module.from_numpy(x), module.from_numpy(signs)).numpy()
+    else:
+        from sabia.kernels.quantize_jax import hadamard as run  # type: ignore[assignment]
+
+        found = np.asarray(module.jit(run)(x, signs))
+    np.testing.assert_array_equal(found, hadamard.transform(x, signs))
+
+
+def test_torch_compiles_to_the_same_bits() -> None:
+    torch = pytest.importorskip("torch")
+    x = matrix(64, 128, 4)
+    run = torch.compile(
+        lambda x, key: q.quantize(x, q.NVFP4, key, "torch"), fullgraph=True, backend="aot_eager"
+    )
+    key = torch.tensor(np.array(KEY, np.uint32).view(np.int32))
+    found = [part.numpy() for part in run(torch.from_numpy(x), key)]
+    same(found, tiles.encode(x, q.NVFP4, tiles.uniforms(x.shape, KEY)))
+
+
+def test_an_unknown_engine_is_refused() -> None:
+    with pytest.raises(ValueError, match="expected one of torch"):
+        q.quantize(np.zeros((2, 2)), q.FP8, engine="cuda")
