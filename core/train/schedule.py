@@ -4,6 +4,8 @@ Convention: `step` is the number of updates already made, 0 … steps - 1. The w
 update itself, (step + 1) / warmup, and the tail what is left, (steps - step) / decay, so neither
 the first nor the last update is made at rate 0. With 1000 steps, a warm-up of 100 and a linear
 tail of 200: lr(50) = 0.51, lr(99 … 800) = 1, lr(900) = 0.5, lr(999) = 0.005, lr(1000) = 0.
+With x the share of the decay that is done, 0 … 1, the tails are 1 - x (linear), 2 · 2^-x - 1
+(exponential), (1 + cos πx) / 2 (cosine) and 1 - sqrt x (1-sqrt); Megatron-LM's four shapes.
 Sources: WSD, Hu et al. 2024 (arXiv 2404.06395); its 1 - sqrt tail, Hägele et al. 2024 (arXiv
 2405.18392); cosine, Loshchilov and Hutter 2017 (arXiv 1608.03983).
 """
@@ -11,12 +13,18 @@ Sources: WSD, Hu et al. 2024 (arXiv 2404.06395); its 1 - sqrt tail, Hägele et a
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from sabia.core.errors import UsageError
 
 KINDS = ("wsd", "cosine", "constant")
-TAILS = ("linear", "1-sqrt")
+TAILS: Mapping[str, Callable[[float], float]] = {
+    "linear": lambda done: 1 - done,
+    "exponential": lambda done: 2 * 0.5**done - 1,
+    "cosine": lambda done: 0.5 * (1 + math.cos(math.pi * done)),
+    "1-sqrt": lambda done: 1 - math.sqrt(done),
+}
 
 
 @dataclass(frozen=True)
@@ -35,7 +43,7 @@ class ScheduleConfig:
         if self.kind not in KINDS:
             raise UsageError(f"schedule: {self.kind!r} (expected one of {', '.join(KINDS)})")
         if self.tail not in TAILS:
-            raise UsageError(f"decay shape: {self.tail!r} (expected {' or '.join(TAILS)})")
+            raise UsageError(f"decay shape: {self.tail!r} (expected one of {', '.join(TAILS)})")
         if self.steps < 1 or self.warmup < 0 or self.decay < 0 or not 0 <= self.final <= 1:
             raise UsageError(
                 f"schedule: {self.steps} steps, {self.warmup} warm-up, {self.decay} decay, final "
@@ -56,13 +64,20 @@ def learning_rate(step: int, config: ScheduleConfig) -> float:
     return config.peak * warm * (config.final + (1 - config.final) * _shape(step, config))
 
 
+def decay_start(config: ScheduleConfig) -> int:
+    """Updates made when the decay begins: the last whole rate is that of this step.
+
+    WSD: steps - decay; cosine: the end of the warm-up; without a decay: steps.
+    """
+    if config.kind == "cosine":
+        return config.warmup
+    return config.steps - (config.decay if config.kind == "wsd" else 0)
+
+
 def _shape(step: int, config: ScheduleConfig) -> float:
     """The part of 1 … 0 that the schedule has come down to, warm-up apart."""
-    if config.kind == "cosine":
-        span = max(1, config.steps - config.warmup)
-        done = min(max(step - config.warmup, 0) / span, 1.0)
-        return 0.5 * (1 + math.cos(math.pi * done))
-    if config.kind == "constant" or not config.decay:
+    start = decay_start(config)
+    if start >= config.steps:
         return 1.0
-    left = min(max(config.steps - step, 0) / config.decay, 1.0)
-    return left if config.tail == "linear" else 1 - math.sqrt(1 - left)
+    done = min(max(step - start, 0) / (config.steps - start), 1.0)
+    return TAILS["cosine" if config.kind == "cosine" else config.tail](done)

@@ -5,7 +5,7 @@ import math
 import pytest
 
 from sabia.core.errors import UsageError
-from sabia.core.train.schedule import ScheduleConfig, learning_rate
+from sabia.core.train.schedule import ScheduleConfig, decay_start, learning_rate
 
 WSD = ScheduleConfig(peak=1.0, steps=1000, warmup=100, decay=200)
 
@@ -29,6 +29,31 @@ def test_square_root_tail() -> None:
     assert learning_rate(800, config) == 1.0
     assert learning_rate(850, config) == pytest.approx(0.5)
     assert learning_rate(1000, config) == 0.0
+
+
+@pytest.mark.parametrize(
+    ("tail", "quarter", "half", "three_quarters", "last"),
+    [
+        ("linear", 0.75, 0.5, 0.25, 0.005),
+        ("exponential", 0.681792830507429, 0.414213562373095, 0.189207115002721, 0.00347174),
+        ("cosine", 0.853553390593274, 0.5, 0.146446609406726, 0.0000616838),
+        ("1-sqrt", 0.5, 0.292893218813453, 0.133974596215561, 0.00250313),
+    ],
+)
+def test_tails_golden_values(tail, quarter, half, three_quarters, last) -> None:
+    config = ScheduleConfig(1.0, 1000, warmup=100, decay=200, tail=tail)
+    found = [learning_rate(step, config) for step in (800, 850, 900, 950, 999, 1000, 2000)]
+    assert found == pytest.approx([1.0, quarter, half, three_quarters, last, 0.0, 0.0], abs=1e-8)
+    floor = ScheduleConfig(1.0, 1000, warmup=100, decay=200, tail=tail, final=0.1)
+    assert learning_rate(900, floor) == pytest.approx(0.1 + 0.9 * half)
+
+
+def test_where_the_decay_starts() -> None:
+    assert decay_start(WSD) == 800
+    assert learning_rate(800, WSD) == 1.0 > learning_rate(801, WSD)
+    assert decay_start(ScheduleConfig(1.0, 500, warmup=50, kind="cosine")) == 50
+    assert decay_start(ScheduleConfig(1.0, 500, warmup=50, kind="constant", decay=100)) == 500
+    assert decay_start(ScheduleConfig(1.0, 500, warmup=50)) == 500
 
 
 def test_final_share_and_peak() -> None:
