@@ -2,7 +2,7 @@
 
 Matrices are normal with standard deviation `initializer_range` (0.02; not truncated), the
 outputs of both branches of a layer scaled by 1/sqrt(2L) as in GPT-2 (Radford et al. 2019, §2.3);
-norms 1, biases 0. Each tensor has its own random stream keyed by (seed, name), so the values do
+norms 1, biases 0; what else there is says `core.spec.tensors.Init`. Each tensor has its own random stream keyed by (seed, name), so the values do
 not depend on the order of the table or on which tensors a host makes.
 """
 
@@ -16,11 +16,18 @@ from sabia.core.spec.tensors import TensorSpec
 
 def init_tensor(tensor: TensorSpec, seed: int) -> np.ndarray:
     """Initial values of one tensor, fp32."""
-    if tensor.init.kind != "normal":
-        return np.full(tensor.shape, float(tensor.init.kind == "ones"), np.float32)
+    kind = tensor.init.kind
+    if kind in ("ones", "zeros"):
+        return np.full(tensor.shape, float(kind == "ones"), np.float32)
     digest = hashlib.blake2b(f"{seed}:{tensor.name}".encode(), digest_size=16).digest()
     stream = np.random.Generator(np.random.Philox(key=int.from_bytes(digest, "little")))
-    return stream.standard_normal(tensor.shape, np.float32) * np.float32(tensor.init.std)
+    if kind == "rate":
+        return np.log(stream.uniform(0.01, 16, tensor.shape)).astype(np.float32)
+    if kind == "step":
+        steps = np.exp(stream.uniform(np.log(0.001), np.log(0.1), tensor.shape))
+        return np.log(np.expm1(steps)).astype(np.float32)
+    std = tensor.init.std if kind == "normal" else tensor.shape[-1] ** -0.5
+    return stream.standard_normal(tensor.shape, np.float32) * np.float32(std)
 
 
 def init_params(spec: ModelSpec, seed: int) -> dict[str, np.ndarray]:

@@ -2,13 +2,16 @@
 
 training_flops_per_token = 6·N_mm + c·12·Σ_layers min(s, window)·(score width)/2 with N_mm the
 active matrix elements without the input lookup and c by convention: `6nd` 0, `palm` 1 (PaLM,
-arXiv 2204.02311 appendix B), `causal` ½ (half of the score matrix is masked). A tied embedding
+arXiv 2204.02311 appendix B), `causal` ½ (half of the score matrix is masked). A gated delta net
+adds 6·3·(state elements) per token under both of these, whatever the length. A tied embedding
 counts once as a parameter and once as the head's matrix.
 """
 
 from typing import Literal, get_args
 
 from sabia.core.errors import UsageError
+from sabia.core.spec.delta import GatedDeltaNet
+from sabia.core.spec.layers import Mixer
 from sabia.core.spec.model import ModelSpec
 from sabia.core.spec.tensors import TensorSpec
 
@@ -43,7 +46,13 @@ def training_flops_per_token(spec: ModelSpec, seq: int, convention: Convention =
     if convention not in _SHARE:
         known = ", ".join(get_args(Convention))
         raise UsageError(f"FLOP convention: {convention!r} (expected one of {known})")
-    scores = sum(
-        min(seq, layer.mixer.window or seq) * layer.mixer.score_width() for layer in spec.layers
-    )
-    return 6.0 * matmul_parameter_count(spec) + _SHARE[convention] * 6.0 * scores
+    share = _SHARE[convention]
+    mixing = sum(_mixing(layer.mixer, seq, share) for layer in spec.layers) if share else 0.0
+    return 6.0 * matmul_parameter_count(spec) + 6.0 * mixing
+
+
+def _mixing(mixer: Mixer, seq: int, share: float) -> float:
+    """Multiply-adds per token between activations; a recurrent state has no masked half."""
+    if isinstance(mixer, GatedDeltaNet):
+        return mixer.state_products()
+    return share * min(seq, mixer.window or seq) * mixer.score_width()

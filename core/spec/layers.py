@@ -1,6 +1,6 @@
 """The parts that layers are made of, as data, and the tensors each part owns.
 
-A layer is a mixer (attention) followed by a feed-forward part, each with norms before, behind or
+A layer is a mixer (attention or another) followed by a feed-forward part, each with norms before, behind or
 both, and added to the residual stream. A part's tensor names are relative to its layer;
 `core/model` computes each part in the function registered for its class. Every family is a
 composition of these parts.
@@ -9,6 +9,7 @@ composition of these parts.
 from dataclasses import dataclass
 from typing import Literal
 
+from sabia.core.spec.delta import GatedDeltaNet
 from sabia.core.spec.rope import Rope
 from sabia.core.spec.tensors import InitKind, Row
 
@@ -132,11 +133,14 @@ class Norms:
         return (before,) * self.pre, (behind,) * self.post
 
 
+Mixer = Attention | GatedDeltaNet
+
+
 @dataclass(frozen=True)
 class Layer:
     """One block of the stack."""
 
-    mixer: Attention
+    mixer: Mixer
     mlp: GatedMlp
     norms: Norms = Norms()
 

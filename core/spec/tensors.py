@@ -11,9 +11,9 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
-InitKind = Literal["normal", "ones", "zeros"]
+InitKind = Literal["normal", "fan_in", "ones", "zeros", "rate", "step"]
 DtypeClass = Literal["weight", "vector"]
-Component = Literal["embedding", "head", "norm", "attention", "mlp", "router"]
+Component = Literal["embedding", "head", "norm", "attention", "conv", "mlp", "router"]
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,12 @@ FileName = str | tuple[str, ...] | Part
 
 @dataclass(frozen=True)
 class Init:
-    """Initial values: `normal` (mean 0, standard deviation `std`), `ones` or `zeros`."""
+    """Initial values: `ones`, `zeros`, `normal` (mean 0, standard deviation `std`) or others.
+
+    fan_in: normal of standard deviation 1/sqrt(last dimension). rate: logarithms of decay rates
+    spread evenly over (0.01, 16); step: what softplus maps to time steps whose logarithms are
+    spread evenly over (0.001, 0.1); both as in Mamba-2 (arXiv 2405.21060).
+    """
 
     kind: InitKind
     std: float = 0.0
