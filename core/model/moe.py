@@ -18,6 +18,8 @@ from sabia.core.model.ops import Array, Ops
 from sabia.core.spec.experts import ClampedSwiglu, Experts, Router
 
 EXPERT_INNER = ("copies", "mlp")
+_TOKENS = ("batch", "sequence", None)
+_WHOLE_ROWS = ("batch", None, None)
 
 
 def experts(part: Experts, block: Block, y: Array) -> Array:
@@ -94,12 +96,16 @@ def report(router: Router, block: Block, scores: Array, chosen: Array) -> None:
     if not wanted:
         return
     real = _real_tokens(block, scores)
-    tokens = ops.where(real.sum(-1) > 0, real.sum(-1), 1.0)
-    repeated = (real[..., None] + ops.cast(chosen * 0, "float32")).reshape(len(real), -1)
-    load = ops.tally(chosen.reshape(len(real), -1), repeated, router.experts)
     if "expert_load" in wanted:
-        block.stats["expert_load"] = load
+        block.stats["expert_load"] = _load(router, chosen, real, ops)
+    if not wanted - {"expert_load"}:
+        return
+    # These two belong to whole rows, wherever their tokens are.
+    scores, chosen = (ops.relayout(x, _TOKENS, _WHOLE_ROWS) for x in (scores, chosen))
+    real = ops.relayout(real, _TOKENS[:2], _WHOLE_ROWS[:2])
+    tokens = ops.where(real.sum(-1) > 0, real.sum(-1), 1.0)
     if "balance" in wanted:
+        load = _load(router, chosen, real, ops)
         values = ops.sigmoid(scores) if router.scores == "sigmoid" else ops.softmax(scores)
         values = values / values.sum(-1)[..., None]
         mean = (values * real[..., None]).sum(1) / tokens[:, None]
@@ -107,6 +113,13 @@ def report(router: Router, block: Block, scores: Array, chosen: Array) -> None:
         block.stats["balance"] = (load * mean).sum(-1) * even / tokens
     if "router_z" in wanted:
         block.stats["router_z"] = (ops.logsumexp(scores) ** 2 * real).sum(-1) / tokens
+
+
+def _load(router: Router, chosen: Array, real: Array, ops: Ops) -> Array:
+    """Copies that each expert got of each row's real tokens, fp32 [B, E]."""
+    rows = chosen.shape[0]
+    weights = (real[..., None] + ops.cast(chosen * 0, "float32")).reshape(rows, -1)
+    return ops.tally(chosen.reshape(rows, -1), weights, router.experts)
 
 
 def _real_tokens(block: Block, like: Array) -> Array:
