@@ -1,0 +1,252 @@
+"""Attention over packed documents in torch: the mask, the reference, and torch's own kernels.
+
+`scaled_dot_product_attention` is the fastest where the mask is the bare triangle (it picks cuDNN or
+FlashAttention) and reads grouped heads and unequal head sizes; on CPU it also takes the dense mask.
+FlexAttention generates a fused Triton kernel from a score function and a block mask, whose blocks
+are computed here from the intervals, without the [B, T, S] matrix that `create_block_mask` makes.
+"""
+
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+from sabia.kernels.dispatch import Choice, Option, choose, reference_option, triton_obstacle
+
+Tensor = torch.Tensor
+FLEX_BLOCK = 128
+
+
+@dataclass(frozen=True)
+class Mask:
+    """first[B or 1, T]: the least visible key of each query, `keys` for padding (int32).
+
+    until[B or 1, S]: one past the last position that sees each key, 0 for padding (int32).
+    `causal` where it is the bare triangle of a square.
+    """
+
+    first: Tensor
+    until: Tensor
+    start: int
+    causal: bool
+
+    @property
+    def keys(self) -> int:
+        """S."""
+        return self.until.shape[-1]
+
+    @functools.cached_property
+    def positions(self) -> Tensor:
+        """int32[T] of the queries."""
+        count = self.first.shape[-1]
+        return torch.arange(self.start, self.start + count, device=self.first.device)
+
+    @functools.cached_property
+    def dense(self) -> Tensor:
+        """bool[B or 1, 1, T, S]: which keys each query sees."""
+        keys = torch.arange(self.keys, device=self.first.device)
+        allowed = (keys >= self.first[..., None]) & (keys <= self.positions[:, None])
+        return allowed[:, None]
+
+    @functools.cached_property
+    def seen(self) -> Tensor:
+        """bool[B or 1, T, 1, 1]: queries that are no padding."""
+        return (self.first < self.keys)[..., None, None]
+
+    @functools.cached_property
+    def blocks(self) -> Any:
+        """FlexAttention's BlockMask."""
+        return _block_mask(self)
+
+
+def attention_mask(
+    like: Tensor, queries: int, keys: int, segments: Tensor | None, start: int, window: int | None
+) -> Mask:
+    """See attention.attention_mask."""
+    at = torch.arange(keys, device=like.device, dtype=torch.int32)[None]
+    if segments is None:
+        begin, end = torch.zeros_like(at), torch.full_like(at, keys)
+    else:
+        change = torch.ones_like(segments, dtype=torch.bool)
+        change[:, 1:] = segments[:, 1:] != segments[:, :-1]
+        begin = torch.where(change, at, 0).cummax(-1).values
+        last = torch.where(change.roll(-1, -1), at + 1, keys)  # row's end is always a change
+        end = last.flip(-1).cummin(-1).values.flip(-1)
+    if window is not None and window < keys:
+        begin, end = torch.maximum(begin, at - window + 1), torch.minimum(end, at + window)
+    if segments is not None:
+        begin, end = torch.where(segments == 0, keys, begin), torch.where(segments == 0, 0, end)
+    free = segments is None and (window is None or window >= keys) and queries == keys
+    first = begin[:, start : start + queries].int().contiguous()
+    return Mask(first, end.int().contiguous(), start, free)
+
+
+def _block_mask(mask: Mask) -> Any:
+    from torch.nn.attention.flex_attention import BlockMask
+
+    rows, length = mask.first.shape
+    count, total = -(-length // FLEX_BLOCK), -(-mask.keys // FLEX_BLOCK)
+    spare = count * FLEX_BLOCK - length
+    shape = (rows, count, FLEX_BLOCK)
+    most = F.pad(mask.first, (0, spare), value=mask.keys).view(shape).amax(-1)
+    least = F.pad(mask.first, (0, spare), value=mask.keys).view(shape).amin(-1)
+    begin = torch.arange(count, device=mask.first.device) * FLEX_BLOCK + mask.start
+    reach = torch.where(mask.first < mask.keys, mask.positions + 1, 0)
+    stop = F.pad(reach, (0, spare)).view(shape).amax(-1)  # one past the last visible key
+    low, high = least // FLEX_BLOCK, -(-stop // FLEX_BLOCK)
+    full_low, full_high = -(-most // FLEX_BLOCK), (begin + 1) // FLEX_BLOCK
+    block = torch.arange(total, device=mask.first.device)
+    some = (block >= low[..., None]) & (block < high[..., None])
+    full = (block >= full_low[..., None]) & (block < full_high[:, None])
+    first, start, keys = mask.first, mask.start, mask.keys
+
+    def visible(b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
+        row = b if rows > 1 else b * 0
+        inside = i.clamp_max(length - 1)  # the last block reaches beyond the queries
+        return (j >= first[row, inside]) & (j <= i + start) & (i < length) & (j < keys)
+
+    def listed(chosen: Tensor) -> tuple[Tensor, Tensor]:
+        order = torch.argsort(chosen.int(), dim=-1, descending=True, stable=True)
+        return chosen.sum(-1).int()[:, None], order.int()[:, None]
+
+    return BlockMask.from_kv_blocks(
+        *listed(some & ~full),
+        *listed(full),
+        BLOCK_SIZE=FLEX_BLOCK,
+        mask_mod=visible,
+        seq_lengths=(length, keys),
+    )
+
+
+def choose_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: Mask,
+    softcap: float | None,
+    sinks: Tensor | None,
+    implementation: str | None,
+) -> Choice:
+    """See attention.choose_attention."""
+    plain = softcap is None and sinks is None
+    device = q.device.type
+    if device == "cuda":
+        kernel = "scaled_dot_product_attention" if plain and mask.causal else "FlexAttention"
+        library = Option("library", f"{kernel}: torch's fused kernel")
+    elif device == "cpu":
+        obstacle = None if plain else "on CPU torch has no fused kernel with a cap or sinks"
+        library = Option("library", "scaled_dot_product_attention on CPU", obstacle)
+    else:
+        library = Option("library", "", f"not tried on {device}")
+    own = Option("triton", "one fused kernel", triton_obstacle(q), automatic=False)
+    return choose("attention", [library, own, reference_option()], implementation)
+
+
+def _reference(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: Mask,
+    scale: float,
+    softcap: float | None,
+    sinks: Tensor | None,
+) -> Tensor:
+    group = q.shape[2] // k.shape[2]
+    k, v = (x.repeat_interleave(group, 2) for x in (k, v))
+    scores = torch.einsum("bthn,bshn->bhts", q, k).float() * scale
+    if softcap is not None:
+        scores = torch.tanh(scores / softcap) * softcap
+    scores = scores.masked_fill(~mask.dense, -torch.inf)
+    scores = torch.where(mask.seen.transpose(1, 2), scores, 0)  # keeps NaN out of the gradient
+    if sinks is not None:
+        column = sinks.float()[None, :, None, None].expand(*scores.shape[:3], 1)
+        scores = torch.cat((scores, column), -1)
+    weights = torch.softmax(scores, -1)[..., : k.shape[1]]
+    out = torch.einsum("bhts,bshn->bthn", weights.to(v.dtype), v)
+    return torch.where(mask.seen, out, 0)
+
+
+def _sdpa(q: Tensor, k: Tensor, v: Tensor, mask: Mask, scale: float) -> Tensor:
+    q, k, v = (x.transpose(1, 2) for x in (q, k, v))
+    options: dict[str, Any] = {"scale": scale, "enable_gqa": q.shape[1] != k.shape[1]}
+    if mask.causal:
+        options["is_causal"] = True
+    else:
+        padding = ~mask.seen.transpose(1, 2)  # these rows see all: no kernel divides by nothing
+        options["attn_mask"] = mask.dense | padding
+    out = F.scaled_dot_product_attention(q, k, v, **options).transpose(1, 2)
+    return out if mask.causal else torch.where(mask.seen, out, 0)
+
+
+@functools.cache
+def _compiled_flex() -> Callable[..., Any]:
+    from torch.nn.attention.flex_attention import flex_attention
+
+    return torch.compile(flex_attention, dynamic=False)
+
+
+def flex(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: Mask,
+    scale: float,
+    softcap: float | None,
+    sinks: Tensor | None,
+) -> Tensor:
+    """FlexAttention; compiled unless a compiler is at work already (or the tensors are on CPU)."""
+    from torch.nn.attention.flex_attention import AuxRequest, flex_attention
+
+    bare = torch.compiler.is_compiling() or q.device.type == "cpu"
+    attend = flex_attention if bare else _compiled_flex()
+
+    def capped(score: Tensor, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
+        return torch.tanh(score / softcap) * softcap
+
+    out, aux = attend(
+        *(x.transpose(1, 2) for x in (q, k, v)),
+        score_mod=None if softcap is None else capped,
+        block_mask=mask.blocks,
+        scale=scale,
+        enable_gqa=q.shape[2] != k.shape[2],
+        return_aux=AuxRequest(lse=True),
+    )
+    if sinks is not None:  # the sink only enlarges the denominator
+        share = torch.sigmoid(aux.lse - sinks.float()[:, None])
+        out = (out * share[..., None]).to(q.dtype)
+    return torch.where(mask.seen, out.transpose(1, 2), 0)
+
+
+def _library(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: Mask,
+    scale: float,
+    softcap: float | None,
+    sinks: Tensor | None,
+) -> Tensor:
+    plain = softcap is None and sinks is None
+    if q.device.type == "cpu" or (plain and mask.causal):
+        return _sdpa(q, k, v, mask, scale)
+    return flex(q, k, v, mask, scale, softcap, sinks)
+
+
+def _triton(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: Mask,
+    scale: float,
+    softcap: float | None,
+    sinks: Tensor | None,
+) -> Tensor:
+    from sabia.kernels.attention_triton import attention
+
+    return attention(q, k, v, mask.first, mask.until, mask.start, scale, softcap, sinks)
+
+
+IMPLEMENTATIONS = {"reference": _reference, "library": _library, "triton": _triton}
