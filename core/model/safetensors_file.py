@@ -42,7 +42,8 @@ _LENGTH = struct.Struct("<Q")
 _MAX_HEADER_BYTES = 100_000_000
 
 
-def _numpy_dtype(name: str) -> np.dtype:
+def numpy_dtype(name: str) -> np.dtype:
+    """The dtype of a NumPy or ml_dtypes name: 'float32', 'bfloat16', 'float8_e4m3fn'."""
     if name in ("bfloat16", "float8_e4m3fn", "float8_e5m2", "float8_e8m0fnu"):
         import ml_dtypes
 
@@ -71,7 +72,7 @@ def read_header(path: Path) -> tuple[dict[str, Any], int]:
 def _view(path: Path, data: np.ndarray, name: str, entry: Mapping[str, Any]) -> np.ndarray:
     if entry["dtype"] not in _DTYPES:
         raise BadData(f"safetensors: {path}: {name} has dtype {entry['dtype']} (expected known)")
-    dtype, shape = _numpy_dtype(_DTYPES[entry["dtype"]]), tuple(entry["shape"])
+    dtype, shape = numpy_dtype(_DTYPES[entry["dtype"]]), tuple(entry["shape"])
     begin, end = entry["data_offsets"]
     if end > data.size or end - begin != math.prod(shape) * dtype.itemsize:
         raise BadData(f"safetensors: {path}: {name} is cut short ({data.size} data bytes)")
@@ -90,12 +91,21 @@ def read_tensors(path: str | Path) -> dict[str, np.ndarray]:
     return {name: _view(file, data, name, entry) for name, entry in header.items()}
 
 
-def _entry(array: np.ndarray, begin: int) -> dict[str, Any]:
-    return {
-        "dtype": _NAMES[array.dtype.name],
-        "shape": list(array.shape),
-        "data_offsets": [begin, begin + array.nbytes],
-    }
+def encode_header(arrays: Mapping[str, Any], metadata: Mapping[str, str] | None = None) -> bytes:
+    """The head of a file whose tensors follow in this order, of anything with dtype and shape.
+
+    Padded so that data begin at a multiple of 8; give the widest dtypes first to align them all.
+    """
+    header: dict[str, Any] = {"__metadata__": dict(metadata)} if metadata else {}
+    position = 0
+    for name, array in arrays.items():
+        end = position + math.prod(array.shape) * array.dtype.itemsize
+        kind, shape = _NAMES[array.dtype.name], list(array.shape)
+        header[name] = {"dtype": kind, "shape": shape, "data_offsets": [position, end]}
+        position = end
+    text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
+    text += b" " * (-len(text) % 8)
+    return _LENGTH.pack(len(text)) + text
 
 
 def write_tensors(
@@ -103,15 +113,8 @@ def write_tensors(
 ) -> None:
     """Write a file (synced to disk), widest dtypes first so that every tensor is aligned."""
     order = sorted(tensors, key=lambda name: (-tensors[name].dtype.itemsize, name))
-    header: dict[str, Any] = {"__metadata__": dict(metadata)} if metadata else {}
-    position = 0
-    for name in order:
-        header[name] = _entry(tensors[name], position)
-        position += tensors[name].nbytes
-    text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
-    text += b" " * (-len(text) % 8)
     with open(path, "wb") as file:
-        file.write(_LENGTH.pack(len(text)) + text)
+        file.write(encode_header({name: tensors[name] for name in order}, metadata))
         for name in order:
             file.write(np.ascontiguousarray(tensors[name]).reshape(-1).view(np.uint8).data)
         file.flush()

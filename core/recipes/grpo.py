@@ -231,7 +231,7 @@ class Policy:
         said = found.manifest
         if said["model"] != training.spec_hash(self.spec):
             raise BadData(f"checkpoint {found.path.name} is of another model; --force starts over")
-        self.stepper.load(checkpoint.load(found))
+        self.stepper.load(checkpoint.Reader(found))
         self.step = self.saved_step = found.step
         self.samples, self.seconds_before = int(said["data"]["samples"]), float(said["seconds"])
         self.reward_first, self.reward = said["reward_first"], said["reward"]
@@ -352,8 +352,8 @@ class Policy:
                 "rewards": self.table.rewards,
             }
             place = self.directory.checkpoints
-            checkpoint.save(place, self.step, self.stepper.state(), meta)
-            checkpoint.prune(place, self.config.keep_checkpoints)
+            with checkpoint.Saver(place, keep=self.config.keep_checkpoints) as saver:
+                saver.save(self.step, checkpoint.whole_pieces(self.stepper.state()), meta)
         self.saved_at, self.saved_step = time.monotonic(), self.step
 
     def _seconds(self) -> float:

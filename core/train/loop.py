@@ -66,6 +66,7 @@ class Training:
         after a stop signal (state saved), Failed when a loss is not finite.
         """
         self._resume()
+        self.saver = checkpoint.Saver(self.run.checkpoints, keep=self.config.keep_checkpoints)
         self.started = self.saved_at = time.monotonic()
         self.log = RunLog(self.run.path, self.world.rank, self.step)
         try:
@@ -76,6 +77,7 @@ class Training:
                 while self.step < self.config.steps:
                     self._one_step(line)
         finally:
+            self.saver.close()
             self.log.close()
         return {"step": self.step, "tokens": self.tokens, "seconds": self._seconds(), **self.last}
 
@@ -88,12 +90,13 @@ class Training:
             raise BadData(f"checkpoint {found.path.name} is of another model; --force starts over")
         if said["data"]["rows"] != found.step * self.config.batch_rows:
             raise BadData(f"checkpoint {found.path.name}: its data position is not of this batch")
-        self.stepper.load(checkpoint.load(found))
+        self.stepper.load(checkpoint.Reader(found))
         self.step, self.tokens = found.step, int(said["data"]["tokens"])
         self.seconds_before = float(said["seconds"])
         notes.note(f"resuming at step {self.step:,} of {self.config.steps:,} ({found.path.name})")
 
     def _one_step(self, line: Line) -> None:
+        self.saver.poll()
         batch = self._batch(self.step)
         lr = learning_rate(self.step, self.config.schedule)
         tokens = np.count_nonzero(batch["loss_mask"])
@@ -196,8 +199,7 @@ class Training:
             position = {"rows": self.step * self.config.batch_rows, "tokens": self.tokens}
             meta = self.meta | {"seconds": self._seconds()}
             meta["data"] = {**meta.get("data", {}), **position}
-            checkpoint.save(self.run.checkpoints, self.step, self.stepper.state(), meta)
-            checkpoint.prune(self.run.checkpoints, self.config.keep_checkpoints)
+            self.saver.save(self.step, checkpoint.whole_pieces(self.stepper.state()), meta)
         self.saved_at = time.monotonic()
 
     def _seconds(self) -> float:

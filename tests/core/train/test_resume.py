@@ -107,11 +107,11 @@ def test_corrupt_checkpoint_is_passed_over(whole: Path, tmp_path: Path, sabia: C
     command = words(whole, tmp_path / "run")
     stopped = sabia(*command, at=("step", 7, "SIGTERM"))
     assert stopped.returncode == 75
-    file = tmp_path / "run" / "checkpoints" / "step-00000008" / "state-00000.safetensors"
+    file = tmp_path / "run" / "checkpoints" / "step-00000008" / "state-00000-00000.safetensors"
     file.write_bytes(file.read_bytes()[:-100])
     done = sabia(*command)
     assert done.returncode == 0, done.stderr
-    assert b"warning: checkpoint step-00000008: state-00000.safetensors is corrupt" in done.stderr
+    assert b"warning: checkpoint step-00000008: state-00000-00000.safetensors is corrupt" in done.stderr
     same(whole, tmp_path / "run")
 
 

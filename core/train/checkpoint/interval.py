@@ -1,0 +1,76 @@
+"""When to save: every so many steps, every so many seconds, or as often as pays.
+
+`auto` takes T = max(1.1 x upload time, sqrt(2 x blocking time x MTBF)): Young's first-order optimum
+between time lost to saving and work lost to failures (Young, CACM 17(9), 1974; Daly, FGCS 22(3),
+2006), but never before the last upload is through. Blocking and upload times are measured in the
+run. Where the mean time between failures is not given, it is that of the published Llama 3 405B
+run (arXiv 2407.21783, section 3.3.4: 419 unexpected interruptions in 54 days on 16,384 GPUs, so
+50,700 device-hours each) divided by the devices, and a week at most.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from sabia.core import units
+from sabia.core.errors import UsageError
+
+DEVICE_MTBF_S = 54 * 86400 * 16384 / 419
+LONGEST_MTBF_S = 7 * 86400.0
+FIRST_SAVE_S = 120.0
+UPLOAD_SLACK = 1.1
+
+
+def default_mtbf_s(devices: int) -> float:
+    """Seconds between failures that a run on so many devices may expect."""
+    return min(DEVICE_MTBF_S / max(1, devices), LONGEST_MTBF_S)
+
+
+def best_interval_s(blocking_s: float, upload_s: float, mtbf_s: float) -> float:
+    """Seconds from one save to the next: max(1.1 upload, sqrt(2 blocking MTBF))."""
+    return max(UPLOAD_SLACK * upload_s, math.sqrt(2 * blocking_s * mtbf_s))
+
+
+@dataclass(frozen=True)
+class Interval:
+    """One of `steps`, `seconds` or `auto` (none of them: never); `mtbf_s` 0 is not known."""
+
+    steps: int = 0
+    seconds: float = 0.0
+    auto: bool = False
+    mtbf_s: float = 0.0
+    devices: int = 1
+
+    def due(
+        self, step: int, waited_s: float, blocking_s: float | None = None, upload_s: float = 0.0
+    ) -> bool:
+        """Whether to save after step `step` (counted from 1), `waited_s` after the last save.
+
+        blocking_s: of the last save; None before the first. upload_s: of the last upload, or the
+        age of the one under way where that is more; 0 without a URL.
+        """
+        if self.steps:
+            return step % self.steps == 0
+        wanted = self.wanted_s(blocking_s, upload_s)
+        return bool(wanted) and waited_s >= wanted
+
+    def wanted_s(self, blocking_s: float | None, upload_s: float = 0.0) -> float:
+        """Seconds from the last save to the next; 0 where time does not decide."""
+        if not self.auto:
+            return self.seconds
+        if blocking_s is None:
+            return FIRST_SAVE_S
+        return best_interval_s(blocking_s, upload_s, self.mtbf_s or default_mtbf_s(self.devices))
+
+
+def parse_interval(text: str, mtbf: str = "", devices: int = 1) -> Interval:
+    """'500' steps, '10m' by time, 'auto'; `mtbf` such as '8h'. Raises UsageError for others."""
+    if mtbf and text != "auto":
+        raise UsageError(f"--mtbf: {mtbf} with --save-every {text} (expected --save-every auto)")
+    if text == "auto":
+        between = units.parse_duration(mtbf, "--mtbf") if mtbf else 0.0
+        return Interval(auto=True, mtbf_s=between, devices=devices)
+    if text.isdigit():
+        return Interval(steps=int(text))
+    return Interval(seconds=units.parse_duration(text, "--save-every"))

@@ -1,0 +1,136 @@
+"""What a process puts into a checkpoint: pieces of tensors, fetched when their turn comes.
+
+A piece is a box of a global tensor: name, offset, shape. Its array is a NumPy array or a
+`LazyArray`, of which only shape and dtype are known until rows (slices of the first axis) are
+asked for; a writer asks for blocks of about BLOCK_BYTES, so that a copy from a device costs no more
+host memory than a block, however large the tensor.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from sabia.core.errors import UsageError
+
+BLOCK_BYTES = 64 << 20
+
+
+@dataclass(frozen=True)
+class LazyArray:
+    """An array that is fetched when it is used: `fetch(start, stop)` gives rows of its first axis.
+
+    One without axes is a single row: `fetch(0, 1)` gives it. It looks enough like a NumPy array
+    (shape, dtype, iteration, np.asarray) to be written to a file or copied to a device.
+    """
+
+    shape: tuple[int, ...]
+    dtype: np.dtype
+    fetch: Callable[[int, int], np.ndarray]
+
+    @property
+    def size(self) -> int:
+        """Number of elements."""
+        return math.prod(self.shape)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the whole array."""
+        return self.size * self.dtype.itemsize
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    def __iter__(self) -> Iterator[LazyArray]:
+        return (self.row(number) for number in range(len(self)))
+
+    def row(self, number: int) -> LazyArray:
+        """One slice of the first axis, not fetched yet (all of it when it is)."""
+
+        def fetch(start: int, stop: int) -> np.ndarray:
+            whole = np.asarray(self.fetch(number, number + 1)[0])
+            return whole[start:stop] if whole.ndim else whole
+
+        return LazyArray(self.shape[1:], self.dtype, fetch)
+
+    def __getitem__(self, place: Any) -> np.ndarray:
+        return np.asarray(self)[place]
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+        whole = self.fetch(0, self.shape[0] if self.shape else 1)
+        return np.array(whole, dtype, copy=copy)
+
+    def __float__(self) -> float:
+        return float(np.asarray(self))
+
+
+Array = np.ndarray | LazyArray
+
+
+@dataclass(frozen=True)
+class Piece:
+    """A box of the tensor `name`: all of it unless `offset` and `global_shape` say where."""
+
+    name: str
+    array: Array
+    offset: tuple[int, ...] = ()
+    global_shape: tuple[int, ...] | None = None
+
+    def __post_init__(self) -> None:
+        given = self.array.shape if self.global_shape is None else self.global_shape
+        whole = tuple(map(int, given))
+        offset = tuple(map(int, self.offset)) or (0,) * len(whole)
+        object.__setattr__(self, "global_shape", whole)
+        object.__setattr__(self, "offset", offset)
+        ends = [o + n for o, n in zip(offset, self.array.shape, strict=False)]
+        fits = len(self.array.shape) == len(whole) == len(offset)
+        if not fits or min(offset, default=0) < 0 or any(map(int.__gt__, ends, whole)):
+            raise UsageError(
+                f"checkpoint: piece of {self.name} of shape {self.array.shape} at {offset} "
+                f"(expected inside {whole})"
+            )
+
+    @property
+    def key(self) -> str:
+        """The name in its file; what is not the whole tensor bears its offset: `m/w@0,512`."""
+        if self.array.shape == self.global_shape:
+            return self.name
+        return f"{self.name}@{','.join(map(str, self.offset))}"
+
+
+def whole_pieces(state: Mapping[str, Array]) -> Iterator[Piece]:
+    """Pieces of arrays that are held whole."""
+    return (Piece(name, array) for name, array in state.items())
+
+
+def blocks(array: Array, limit: int = BLOCK_BYTES) -> Iterator[memoryview]:
+    """The bytes of an array in order, about `limit` at a time (a row at least)."""
+    rows = array.shape[0] if array.shape else 1
+    if not array.nbytes:
+        return
+    step = max(1, limit * rows // array.nbytes)
+    for start in range(0, rows, step):
+        stop = min(start + step, rows)
+        if isinstance(array, LazyArray):
+            part = array.fetch(start, stop)
+        else:
+            part = array[start:stop] if array.shape else array
+        yield np.ascontiguousarray(part).reshape(-1).view(np.uint8).data
+
+
+def by_file(pieces: Iterable[Piece], limit: int) -> Iterator[list[Piece]]:
+    """Pieces in groups of at most `limit` bytes (or one piece)."""
+    group: list[Piece] = []
+    size = 0
+    for piece in pieces:
+        if group and size + piece.array.nbytes > limit:
+            yield group
+            group, size = [], 0
+        group.append(piece)
+        size += piece.array.nbytes
+    if group:
+        yield group

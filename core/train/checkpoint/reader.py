@@ -1,0 +1,141 @@
+"""Read any box of any tensor of a checkpoint, whatever mesh wrote it.
+
+A box may lie in several pieces; of each only the bytes of the overlap are read: straight into the
+result where they are one run in the file, through a short-lived map of the piece otherwise. A
+file's hash is checked when it is first touched, unless the checkpoint was checked as a whole.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from sabia.core.errors import BadData
+from sabia.core.model.safetensors_file import numpy_dtype, read_header
+from sabia.core.train.checkpoint.layout import Checkpoint, check_file
+from sabia.core.train.checkpoint.pieces import LazyArray
+
+Box = tuple[slice, ...]
+
+
+class Reader(Mapping[str, LazyArray]):
+    """The tensors of a checkpoint by name, read when used; `read` gives a box of one."""
+
+    def __init__(self, checkpoint: Checkpoint) -> None:
+        self.checkpoint = checkpoint
+        self._tensors: Mapping[str, Any] = checkpoint.manifest["tensors"]
+        self._headers: dict[str, tuple[dict[str, Any], int]] = {}
+        self._lock = threading.Lock()
+        self.bytes_read = 0
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._tensors)
+
+    def __len__(self) -> int:
+        return len(self._tensors)
+
+    def __getitem__(self, name: str) -> LazyArray:
+        entry = self._tensors[name]
+        shape = tuple(entry["shape"])
+        return LazyArray(shape, numpy_dtype(entry["dtype"]), partial(self._rows, name, shape))
+
+    def _rows(self, name: str, shape: tuple[int, ...], start: int, stop: int) -> np.ndarray:
+        if not shape:
+            return self.read(name)
+        rest = (0,) * (len(shape) - 1)
+        return self.read(name, (start, *rest), (stop - start, *shape[1:]))
+
+    def read(
+        self, name: str, offset: Sequence[int] = (), shape: Sequence[int] | None = None
+    ) -> np.ndarray:
+        """The box of a tensor at `offset` of `shape` (all of it by default), a new array.
+
+        Raises BadData for a name that is not there, a box outside the tensor, a corrupt file.
+        """
+        if name not in self._tensors:
+            raise BadData(f"checkpoint {self.checkpoint.path.name}: no tensor {name}")
+        entry = self._tensors[name]
+        shape = tuple(entry["shape"] if shape is None else shape)
+        offset = tuple(offset) or (0,) * len(shape)
+        ends = [o + n for o, n in zip(offset, shape, strict=True)]
+        if len(ends) != len(entry["shape"]) or any(map(int.__gt__, ends, entry["shape"])):
+            raise BadData(f"checkpoint: {name} at {offset} of {shape} is outside {entry['shape']}")
+        result = np.empty(shape, numpy_dtype(entry["dtype"]))
+        for piece in entry["pieces"]:
+            self._copy(piece, offset, result)
+        return result
+
+    def _copy(self, piece: Mapping[str, Any], offset: Sequence[int], result: np.ndarray) -> None:
+        """Copy what a piece and the result have in common."""
+        begin = [max(a, b) for a, b in zip(offset, piece["offset"], strict=True)]
+        end = [
+            min(a + n, b + m)
+            for a, n, b, m in zip(
+                offset, result.shape, piece["offset"], piece["shape"], strict=True
+            )
+        ]
+        if any(b >= e for b, e in zip(begin, end, strict=True)):
+            return
+        source, target = _box(begin, end, piece["offset"]), _box(begin, end, offset)
+        header, data_start = self._header(piece["file"])
+        at = data_start + header[piece["key"]]["data_offsets"][0]
+        path = self.checkpoint.path / piece["file"]
+        _copy_box(path, at, tuple(piece["shape"]), source, result, target)
+        part = [e - b for b, e in zip(begin, end, strict=True)]
+        self.bytes_read += int(np.prod(part, dtype=np.int64)) * result.dtype.itemsize
+
+    def _header(self, file: str) -> tuple[dict[str, Any], int]:
+        with self._lock:
+            if file not in self._headers:
+                if not self.checkpoint.checked:
+                    check_file(self.checkpoint, file)
+                self._headers[file] = read_header(self.checkpoint.path / file)
+            return self._headers[file]
+
+
+def _box(begin: Sequence[int], end: Sequence[int], origin: Sequence[int]) -> Box:
+    return tuple(slice(b - o, e - o) for b, e, o in zip(begin, end, origin, strict=True))
+
+
+def _is_run(box: Box, shape: Sequence[int]) -> bool:
+    """Whether a box is one run of elements in an array of this shape (row-major)."""
+    lengths = [cut.stop - cut.start for cut in box]
+    partial_axes = [axis for axis, n in enumerate(lengths) if n != shape[axis]]
+    return not partial_axes or all(n == 1 for n in lengths[: partial_axes[-1]])
+
+
+def _copy_box(
+    path: Path, at: int, shape: tuple[int, ...], source: Box, result: np.ndarray, target: Box
+) -> None:
+    """Copy the box `source` of an array that begins at byte `at` into result[target]."""
+    item = result.dtype.itemsize
+    with open(path, "rb", buffering=0) as file:
+        if _is_run(source, shape) and _is_run(target, result.shape):
+            strides = np.cumprod((item, *shape[:0:-1]))[::-1] if shape else ()
+            first = sum(int(s) * cut.start for s, cut in zip(strides, source, strict=True))
+            into = result[(*target, ...)].reshape(-1).view(np.uint8)
+            _read_into(file.fileno(), memoryview(into), at + first)
+            return
+        start = at - at % mmap.ALLOCATIONGRANULARITY
+        size = int(np.prod(shape, dtype=np.int64)) * item
+        with mmap.mmap(
+            file.fileno(), at - start + size, access=mmap.ACCESS_READ, offset=start
+        ) as m:
+            flat = np.frombuffer(m, np.uint8, size, at - start).view(result.dtype)
+            result[target] = flat.reshape(shape)[source]
+            del flat  # the map cannot be closed while a view of it lives
+
+
+def _read_into(descriptor: int, view: memoryview, at: int) -> None:
+    while view:
+        count = os.preadv(descriptor, [view], at)
+        if not count:
+            raise BadData("checkpoint: a file became shorter while it was read")
+        view, at = view[count:], at + count

@@ -1,0 +1,130 @@
+"""Checkpoints at a URL that fsspec knows: s3://, gs://, memory://, file://.
+
+An object store has no rename, so a checkpoint there is what has a COMMITTED mark, uploaded last;
+removing one removes the mark first. Files go up and down a few MiB at a time, which leaves the
+interpreter to the training step, a few files at the same time, and each file is tried again, with
+waits that double, before the upload counts as failed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, TypeVar
+
+from sabia.core.errors import BadData, Failed, MissingBackend, UsageError
+from sabia.core.train.checkpoint.layout import COMMITTED, MANIFEST, name_of, read_manifest, step_of
+from sabia.core.train.checkpoint.writer import CHUNK_BYTES
+
+ATTEMPTS = 6
+FIRST_WAIT_S, LONGEST_WAIT_S = 1.0, 60.0
+STREAMS = 4
+T = TypeVar("T")
+
+
+class Remote:
+    """The checkpoints under a URL; every operation raises Failed when its retries are used up."""
+
+    def __init__(self, url: str) -> None:
+        import fsspec
+
+        self.url = url.rstrip("/")
+        try:
+            self.files, root = fsspec.core.url_to_fs(self.url)
+        except ImportError as error:
+            raise MissingBackend(f"--checkpoint-url: {url} needs a package ({error})") from error
+        except ValueError as error:
+            raise UsageError(f"--checkpoint-url: {url} ({error})") from error
+        self.root = root.rstrip("/")
+
+    def steps(self) -> list[int]:
+        """Steps with a commit mark, newest first."""
+        found = {step_of(path.rpartition("/")[2]) for path in self._retry(self._list, self.root)}
+        whole = [s for s in found if s is not None and self._retry(self._is_committed, s)]
+        return sorted(whole, reverse=True)
+
+    def manifest(self, step: int) -> tuple[dict[str, Any], bytes, bytes]:
+        """(manifest, its text, the mark); BadData when the mark does not vouch for it."""
+        text, mark = (self._retry(self._cat, self._key(step, n)) for n in (MANIFEST, COMMITTED))
+        try:
+            return read_manifest(f"{self.url}/{name_of(step)}", text, mark), text, mark
+        except ValueError as error:
+            raise BadData(f"checkpoint {self.url}/{name_of(step)}: {error}") from error
+
+    def withdraw(self, step: int) -> None:
+        """Take the mark from a checkpoint of this step, before another is put in its place."""
+        self._retry(self._remove, self._key(step, COMMITTED), False)
+
+    def upload(self, step: int, paths: Iterable[Path]) -> None:
+        """Copy files into the step's folder."""
+        self._retry(self.files.makedirs, f"{self.root}/{name_of(step)}", exist_ok=True)
+        jobs = [(path, self._key(step, path.name)) for path in paths]
+        self._each(lambda job: self._retry(self._put, *job), jobs)
+
+    def commit(self, step: int, path: Path) -> None:
+        """Upload the manifest, then the mark."""
+        for name in (MANIFEST, COMMITTED):
+            self._retry(self._put, path / name, self._key(step, name))
+
+    def download(self, step: int, names: Iterable[str], into: Path) -> None:
+        """Copy files of a step into a local directory."""
+        jobs = [(self._key(step, name), into / name) for name in names]
+        self._each(lambda job: self._retry(self._get, *job), jobs)
+
+    def discard(self, step: int) -> None:
+        """Remove a checkpoint, its mark first."""
+        self.withdraw(step)
+        self._retry(self._remove, f"{self.root}/{name_of(step)}", True)
+
+    def _each(self, work: Callable[[Any], None], jobs: list[Any]) -> None:
+        with ThreadPoolExecutor(STREAMS) as pool:
+            list(pool.map(work, jobs))
+
+    def _retry(self, work: Callable[..., T], *args: Any, **named: Any) -> T:
+        import tenacity
+
+        hopeless = (PermissionError, NotImplementedError, FileNotFoundError)
+        attempts = tenacity.Retrying(
+            stop=tenacity.stop_after_attempt(ATTEMPTS),
+            wait=tenacity.wait_random_exponential(FIRST_WAIT_S, LONGEST_WAIT_S),
+            retry=tenacity.retry_if_exception(
+                lambda e: isinstance(e, Exception) and not isinstance(e, hopeless)
+            ),
+            reraise=True,
+        )
+        try:
+            return attempts(work, *args, **named)
+        except Exception as error:
+            reason = f"{type(error).__name__}: {error}"
+            raise Failed(f"checkpoint: {self.url} failed for good ({reason})") from error
+
+    def _key(self, step: int, name: str) -> str:
+        return f"{self.root}/{name_of(step)}/{name}"
+
+    def _list(self, path: str) -> list[str]:
+        self.files.invalidate_cache()
+        try:
+            return [name.rstrip("/") for name in self.files.ls(path, detail=False)]
+        except FileNotFoundError:
+            return []
+
+    def _is_committed(self, step: int) -> bool:
+        return bool(self.files.exists(self._key(step, COMMITTED)))
+
+    def _cat(self, path: str) -> bytes:
+        return bytes(self.files.cat_file(path))
+
+    def _remove(self, path: str, recursive: bool) -> None:
+        if self.files.exists(path):
+            self.files.rm(path, recursive=recursive)
+
+    def _put(self, local: Path, path: str) -> None:
+        with open(local, "rb", buffering=0) as source, self.files.open(path, "wb") as target:
+            while chunk := source.read(CHUNK_BYTES):
+                target.write(chunk)
+
+    def _get(self, path: str, local: Path) -> None:
+        with self.files.open(path, "rb") as source, open(local, "wb", buffering=0) as target:
+            while chunk := source.read(CHUNK_BYTES):
+                target.write(chunk)
