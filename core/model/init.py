@@ -2,11 +2,13 @@
 
 Matrices are normal with standard deviation `initializer_range` (0.02; not truncated), the
 outputs of both branches of a layer scaled by 1/sqrt(2L) as in GPT-2 (Radford et al. 2019, §2.3);
-norms 1, biases 0; what else there is says `core.spec.tensors.Init`. Each tensor has its own random stream keyed by (seed, name), so the values do
-not depend on the order of the table or on which tensors a host makes.
+norms 1, biases 0; `core.spec.tensors.Init` names the rest. Each tensor has its own random stream
+keyed by (seed, name), so the values do not depend on the order of the table or on which tensors a
+host makes.
 """
 
 import hashlib
+from collections.abc import Mapping
 
 import numpy as np
 
@@ -14,8 +16,8 @@ from sabia.core.spec.model import ModelSpec
 from sabia.core.spec.tensors import TensorSpec
 
 
-def init_tensor(tensor: TensorSpec, seed: int) -> np.ndarray:
-    """Initial values of one tensor, fp32."""
+def init_tensor(tensor: TensorSpec, seed: int, std: float | None = None) -> np.ndarray:
+    """Initial values of one tensor, fp32; `std` replaces the table's where they are normal."""
     kind = tensor.init.kind
     if kind in ("ones", "zeros"):
         return np.full(tensor.shape, float(kind == "ones"), np.float32)
@@ -26,10 +28,17 @@ def init_tensor(tensor: TensorSpec, seed: int) -> np.ndarray:
     if kind == "step":
         steps = np.exp(stream.uniform(np.log(0.001), np.log(0.1), tensor.shape))
         return np.log(np.expm1(steps)).astype(np.float32)
-    std = tensor.init.std if kind == "normal" else tensor.shape[-1] ** -0.5
+    if std is None:
+        std = tensor.init.std if kind == "normal" else tensor.shape[-1] ** -0.5
     return stream.standard_normal(tensor.shape, np.float32) * np.float32(std)
 
 
-def init_params(spec: ModelSpec, seed: int) -> dict[str, np.ndarray]:
-    """name → fp32 array, a pure function of (spec, seed)."""
-    return {tensor.name: init_tensor(tensor, seed) for tensor in spec.tensors()}
+def init_params(
+    spec: ModelSpec, seed: int, stds: Mapping[str, float] | None = None
+) -> dict[str, np.ndarray]:
+    """name → fp32 array, a pure function of (spec, seed, stds).
+
+    stds: name → standard deviation in place of the table's (μP).
+    """
+    stds = stds or {}
+    return {t.name: init_tensor(t, seed, stds.get(t.name)) for t in spec.tensors()}

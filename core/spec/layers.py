@@ -1,7 +1,7 @@
 """The parts that layers are made of, as data, and the tensors each part owns.
 
-A layer is a mixer (attention or another) followed by a feed-forward part, each with norms before, behind or
-both, and added to the residual stream. A part's tensor names are relative to its layer;
+A layer is a mixer (attention, a delta net) followed by a feed-forward part, each with norms before,
+behind or both, and added to the residual stream. A part's tensor names are relative to its layer;
 `core/model` computes each part in the function registered for its class. Every family is a
 composition of these parts.
 """
