@@ -106,7 +106,7 @@ def rules(
     own = () if adapters else spec.tensors()
     table = (*spec.tensors(), *adapters)
     frozen = {t.name for t in table} - {t.name for t in (*own, *adapters)}
-    frozen |= _frozen(table, config.freeze)
+    frozen |= _frozen(table, config.freeze) | {t.name for t in table if not t.trained}
     unknown = set(config.lr_scales) - {t.name for t in table}
     if unknown:
         raise UsageError(f"learning-rate scale: no tensor is called {min(unknown)!r}")
