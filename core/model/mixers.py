@@ -3,7 +3,9 @@
 from collections.abc import Callable, Mapping
 
 from sabia.core.model.block import HEADS, KV_HEADS, WHOLE_KV_HEADS, Block
+from sabia.core.model.delta import gated_delta_net
 from sabia.core.model.ops import Angles, Array, Ops
+from sabia.core.spec.delta import GatedDeltaNet
 from sabia.core.spec.layers import Attention
 
 
@@ -43,15 +45,20 @@ def attention(part: Attention, block: Block, y: Array) -> Array:
     q = rotated(ops.shard(q, HEADS), angles, ops)
     k, v = rotated(ops.shard(k, KV_HEADS), angles, ops), ops.shard(v, KV_HEADS)
     if context.cache is not None:
-        k, v = context.cache.extend(block.index, k, v, context.slots, context.reads, ops)
+        new = {"keys": k, "values": v}
+        k, v = context.cache.extend(block.index, new, context.slots, context.reads, ops)
     else:
         k, v = (ops.relayout(x, KV_HEADS, WHOLE_KV_HEADS) for x in (k, v))
     mask = context.masks[part.window]
-    out = ops.attention(q, k, v, mask, scale=part.scale, softcap=part.softcap)
+    sinks = block.weights["attn.sinks"] if part.sinks else None
+    out = ops.attention(q, k, v, mask, scale=part.scale, softcap=part.softcap, sinks=sinks)
     out = ops.shard(out, HEADS).reshape(batch, length, -1)
     if part.output_gate:
         out = out * ops.sigmoid(block.project("attn.gate", y))
     return block.project("attn.o", out)
 
 
-MIXERS: Mapping[type, Callable[..., Array]] = {Attention: attention}
+MIXERS: Mapping[type, Callable[..., Array]] = {
+    Attention: attention,
+    GatedDeltaNet: gated_delta_net,
+}

@@ -194,8 +194,37 @@ class Ops(Protocol):
         *,
         scale: float,
         softcap: float | None = None,
+        sinks: Array | None = None,
     ) -> Array:
-        """q[B, T, H, N], k[B, S, K, N], v[B, S, K, N] → [B, T, H, N]; head h reads h·K // H."""
+        """q[B, T, H, N], k[B, S, K, N], v[B, S, K, P] → [B, T, H, P]; head h reads h·K // H.
+
+        sinks[H]: a score per head that every query's softmax sums over beside its keys'.
+        """
+        ...
+
+    def causal_conv(self, x: Array, weight: Array, segments: Array | None = None) -> Array:
+        """Per channel, Σ_j weight[C, K-1-j] · x[B, t-j, C] over j < K within the document of t."""
+        ...
+
+    def delta_rule(
+        self,
+        q: Array,
+        k: Array,
+        v: Array,
+        log_decay: Array,
+        beta: Array,
+        segments: Array | None = None,
+    ) -> Array:
+        """The gated delta rule over whole rows (core/spec/delta.py), its state in fp32.
+
+        q, k[B, T, K, N], v[B, T, H, V], log_decay, beta[B, T, H] → [B, T, H, V] in v's dtype;
+        head h reads q, k of head h·K // H. Nothing is scaled or normed here. The state is empty
+        at the start of a row and wherever `segments` changes.
+        """
+        ...
+
+    def whole_segments(self, segments: Array) -> Array:
+        """segments[B, T] of whole rows, where a mesh splits the sequence."""
         ...
 
     def cache_write(self, cache: Array, new: Array, slots: Array) -> Array:

@@ -17,9 +17,10 @@ import numpy as np
 from sabia.core.errors import UsageError
 from sabia.core.model.cache import KVCache
 from sabia.core.model.ops import FORWARD_DTYPES, Angles, Remat
+from sabia.core.model.ops_jax_delta import causal_conv, delta_rule
 from sabia.core.model.ops_jax_moe import combine, dispatch, grouped_matmul, tally
 
-__all__ = ["combine", "dispatch", "grouped_matmul", "tally"]
+__all__ = ["causal_conv", "combine", "delta_rule", "dispatch", "grouped_matmul", "tally"]
 
 Array = jax.Array
 name = "jax"
@@ -218,27 +219,45 @@ def attention(
     *,
     scale: float,
     softcap: float | None = None,
+    sinks: Array | None = None,
 ) -> Array:
     """See Ops.attention."""
     k, v = k.astype(q.dtype), v.astype(q.dtype)
-    if softcap is not None:
-        return _capped_attention(q, k, v, mask, scale, softcap)
+    if softcap is not None or sinks is not None or v.shape[-1] != q.shape[-1]:
+        return _plain_attention(q, k, v, mask, scale, softcap, sinks)
     return jax.nn.dot_product_attention(
         q, k, v, mask=mask.allowed, is_causal=mask.causal, scale=scale
     )
 
 
-def _capped_attention(
-    q: Array, k: Array, v: Array, mask: AttentionMask, scale: float, cap: float
+def _plain_attention(
+    q: Array,
+    k: Array,
+    v: Array,
+    mask: AttentionMask,
+    scale: float,
+    cap: float | None,
+    sinks: Array | None,
 ) -> Array:
+    """What `dot_product_attention` cannot: caps, sinks, values of another size than keys."""
     batch, length, heads, size = q.shape
     groups = k.shape[2]
     q = q.reshape(batch, length, groups, heads // groups, size)
     scores = jnp.einsum("btkgn,bskn->bkgts", q, k).astype(jnp.float32) * scale
     allowed = jnp.tri(length, dtype=bool) if mask.allowed is None else mask.allowed[:, None]
-    scores = jnp.where(allowed, softcap(scores, cap), -jnp.inf)
-    out = jnp.einsum("bkgts,bskn->btkgn", softmax(scores).astype(v.dtype), v)
+    scores = jnp.where(allowed, scores if cap is None else softcap(scores, cap), -jnp.inf)
+    if sinks is not None:
+        column = sinks.astype(jnp.float32).reshape(1, groups, -1, 1, 1)
+        column = jnp.broadcast_to(column, (*scores.shape[:-1], 1))
+        scores = jnp.concatenate((scores, column), -1)
+    weights = softmax(scores)[..., : k.shape[1]].astype(v.dtype)
+    out = jnp.einsum("bkgts,bskn->btkgn", weights, v)
     return out.reshape(batch, length, heads, v.shape[-1])
+
+
+def whole_segments(segments: Array) -> Array:
+    """See Ops.whole_segments: one device, so segments itself."""
+    return segments
 
 
 def cache_write(cache: Array, new: Array, slots: Array) -> Array:

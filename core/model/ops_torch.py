@@ -21,10 +21,19 @@ from torch.utils.checkpoint import (
 
 from sabia.core.errors import UsageError
 from sabia.core.model.ops import FORWARD_DTYPES, Angles, Remat
+from sabia.core.model.ops_torch_delta import causal_conv, delta_rule
 from sabia.core.model.ops_torch_loss import linear_cross_entropy
 from sabia.core.model.ops_torch_moe import combine, dispatch, grouped_matmul, tally
 
-__all__ = ["combine", "dispatch", "grouped_matmul", "linear_cross_entropy", "tally"]
+__all__ = [
+    "causal_conv",
+    "combine",
+    "delta_rule",
+    "dispatch",
+    "grouped_matmul",
+    "linear_cross_entropy",
+    "tally",
+]
 
 Tensor = torch.Tensor
 name = "torch"
@@ -324,13 +333,24 @@ def attention(
     *,
     scale: float,
     softcap: float | None = None,
+    sinks: Tensor | None = None,
 ) -> Tensor:
     """See Ops.attention."""
     q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
     if k.dtype != q.dtype:
         k, v = k.to(q.dtype), v.to(q.dtype)
     if softcap is not None:
-        return _capped_attention(q, k, v, mask, scale, softcap).transpose(1, 2)
+        return _capped_attention(q, k, v, mask, scale, softcap, sinks).transpose(1, 2)
+    if sinks is not None:
+        q, k, v, mask = _with_sink_key(q, k, v, mask, scale, sinks)
+    size = v.shape[3]
+    if size < q.shape[3]:  # the fused kernels want keys and values of one size
+        v = F.pad(v, (0, q.shape[3] - size))
+    return _fused_attention(q, k, v, mask, scale)[..., :size]
+
+
+def _fused_attention(q: Tensor, k: Tensor, v: Tensor, mask: AttentionMask, scale: float) -> Tensor:
+    """q, k, v[B, heads, length, N] → [B, T, H, N]."""
     if q.shape[2] == 1:  # one query a row: the heads of a group become its queries
         out = q.reshape(q.shape[0], k.shape[1], -1, q.shape[3])
         out = F.scaled_dot_product_attention(out, k, v, attn_mask=mask.bias, scale=scale)
@@ -346,8 +366,37 @@ def attention(
     return out.transpose(1, 2)
 
 
+def _with_sink_key(
+    q: Tensor, k: Tensor, v: Tensor, mask: AttentionMask, scale: float, sinks: Tensor
+) -> tuple[Tensor, Tensor, Tensor, AttentionMask]:
+    """One more key, whose score is the head's sink and whose value is nought.
+
+    Eight more dimensions keep rows aligned: in two of them, queries hold sink / scale (what q's
+    dtype can hold of it, and the rest), the new key 1 and the others 0.
+    """
+    batch, heads, length, size = q.shape
+    wide = sinks.float() / scale
+    high = wide.to(q.dtype)
+    pair = torch.stack((high, (wide - high).to(q.dtype)), -1)
+    q = torch.cat((q, F.pad(pair, (0, 6))[:, None].expand(batch, heads, length, 8)), -1)
+    key = F.pad(k.new_ones(2), (size, 6)).expand(batch, k.shape[1], 1, size + 8)
+    k = torch.cat((F.pad(k, (0, 8)), key), 2)
+    if mask.bias is None:
+        later = torch.ones(length, length, dtype=torch.bool, device=q.device).triu(1)
+        bias = q.new_zeros(later.shape).masked_fill_(later, float("-inf"))[None, None]
+    else:
+        bias = mask.bias
+    return q, k, F.pad(v, (0, 0, 0, 1)), AttentionMask(False, F.pad(bias, (0, 1)))
+
+
 def _capped_attention(
-    q: Tensor, k: Tensor, v: Tensor, mask: AttentionMask, scale: float, cap: float
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: AttentionMask,
+    scale: float,
+    cap: float,
+    sinks: Tensor | None,
 ) -> Tensor:
     batch, heads, length, size = q.shape
     groups = k.shape[1]
@@ -360,6 +409,11 @@ def _capped_attention(
         scores = scores + mask.bias[:, :, None]
     out = torch.einsum("bkgts,bksn->bkgtn", softmax(scores).to(v.dtype), v)
     return out.reshape(batch, heads, length, v.shape[-1])
+
+
+def whole_segments(segments: Tensor) -> Tensor:
+    """See Ops.whole_segments: one device, so segments itself."""
+    return segments
 
 
 def cache_write(cache: Tensor, new: Tensor, slots: Tensor) -> Tensor:

@@ -1,0 +1,184 @@
+"""The chunked delta rule and the convolution against a step-by-step oracle in float64."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from .conftest import compiled
+
+SIZES = {"batch": 2, "groups": 2, "heads": 6, "keys": 5, "values": 7}
+
+
+def inputs(length: int, seed: int = 0, decay: float = 0.3) -> dict[str, np.ndarray]:
+    """Unit keys, decays around e^-decay, strengths in (0, 1)."""
+    random = np.random.default_rng(seed)
+    batch, heads = SIZES["batch"], SIZES["heads"]
+    q, k = random.standard_normal((2, batch, length, SIZES["groups"], SIZES["keys"]))
+    return {
+        "q": q,
+        "k": k / np.linalg.norm(k, axis=-1, keepdims=True),
+        "v": random.standard_normal((batch, length, heads, SIZES["values"])),
+        "log_decay": -decay * random.exponential(size=(batch, length, heads)),
+        "beta": random.uniform(0, 1, (batch, length, heads)),
+    }
+
+
+def documents(length: int, seed: int = 1) -> np.ndarray:
+    """Rows of documents of 1 to 90 tokens; the last row ends in padding; a number comes back."""
+    random = np.random.default_rng(seed)
+    rows = np.zeros((SIZES["batch"], length), int)
+    for row in rows:
+        start, number = 0, 1
+        while start < length:
+            size = int(random.integers(1, 90))
+            row[start : start + size] = 1 + number % 3
+            start, number = start + size, number + 1
+    rows[-1, length - length // 4 :] = 0
+    return rows
+
+
+def one_step_at_a_time(
+    q: np.ndarray,
+    k: np.ndarray,
+    v: np.ndarray,
+    log_decay: np.ndarray,
+    beta: np.ndarray,
+    segments: np.ndarray | None,
+) -> np.ndarray:
+    """The recurrence as it is defined."""
+    q, k = (np.repeat(x, v.shape[2] // x.shape[2], axis=2) for x in (q, k))
+    out = np.zeros_like(v)
+    for row in range(v.shape[0]):
+        state = np.zeros((v.shape[2], q.shape[3], v.shape[3]))
+        for t in range(v.shape[1]):
+            if segments is not None and t and segments[row, t] != segments[row, t - 1]:
+                state[:] = 0
+            state *= np.exp(log_decay[row, t])[:, None, None]
+            error = v[row, t] - np.einsum("hnv,hn->hv", state, k[row, t])
+            state += np.einsum("hn,hv,h->hnv", k[row, t], error, beta[row, t])
+            out[row, t] = np.einsum("hnv,hn->hv", state, q[row, t])
+    return out
+
+
+def convolved(x: np.ndarray, weight: np.ndarray, segments: np.ndarray | None) -> np.ndarray:
+    """The convolution as it is defined."""
+    out = np.zeros_like(x)
+    for row in range(x.shape[0]):
+        for t in range(x.shape[1]):
+            for back in range(min(t + 1, weight.shape[1])):
+                part = None if segments is None else segments[row, t - back : t + 1]
+                if part is None or (part == part[0]).all():
+                    out[row, t] += weight[:, -1 - back] * x[row, t - back]
+    return out
+
+
+def value_and_gradients(
+    ops: Any, function: Any, arrays: dict[str, np.ndarray], weights: np.ndarray
+) -> tuple[np.ndarray, dict[str, np.ndarray]]:
+    """function(**arrays) in fp32 and the gradients of its sum weighted by `weights`."""
+    narrow = {name: array.astype(np.float32) for name, array in arrays.items()}
+    if ops.name == "torch":
+        import torch
+
+        leaves = {name: torch.tensor(array, requires_grad=True) for name, array in narrow.items()}
+        out = function(**leaves)
+        (out * torch.tensor(weights, dtype=torch.float32)).sum().backward()
+        grads = {name: leaf.grad for name, leaf in leaves.items()}
+        return ops.to_numpy({"x": out})["x"], ops.to_numpy(grads)
+    import jax
+
+    def loss(arrays: Any) -> Any:
+        out = function(**arrays)
+        return (out * weights.astype(np.float32)).sum(), out
+
+    (_, out), grads = jax.jit(jax.value_and_grad(loss, has_aux=True))(narrow)
+    return np.asarray(out), ops.to_numpy(grads)
+
+
+def numeric(function: Any, arrays: dict, weights: np.ndarray, name: str, seed: int) -> tuple:
+    """(direction, derivative along it) by central differences in float64."""
+    direction = np.random.default_rng(seed).standard_normal(arrays[name].shape)
+    step = 1e-5
+    sums = [
+        (function(**(arrays | {name: arrays[name] + sign * step * direction})) * weights).sum()
+        for sign in (1, -1)
+    ]
+    return direction, (sums[0] - sums[1]) / (2 * step)
+
+
+@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize("length", [1, 50, 64, 200])
+def test_chunks_equal_steps_and_gradients_equal_differences(
+    length: int, packed: bool, ops: Any
+) -> None:
+    arrays = inputs(length)
+    segments = documents(length) if packed else None
+    like = ops.zeros((1,), "float32")
+    rows = None if segments is None else ops.integers(segments, like)
+    weights = np.random.default_rng(5).standard_normal(arrays["v"].shape)
+    out, grads = value_and_gradients(
+        ops, lambda **x: ops.delta_rule(**x, segments=rows), arrays, weights
+    )
+    right = one_step_at_a_time(**arrays, segments=segments)
+    assert np.linalg.norm(out - right) <= 2e-6 * np.linalg.norm(right)
+    for name in arrays:
+        direction, slope = numeric(
+            lambda **x: one_step_at_a_time(**x, segments=segments), arrays, weights, name, 9
+        )
+        size = np.linalg.norm(grads[name]) * np.linalg.norm(direction)
+        assert abs((grads[name] * direction).sum() - slope) <= 1e-5 * size, name
+
+
+@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize("length", [1, 3, 41])
+def test_convolution_stays_in_its_document(length: int, packed: bool, ops: Any) -> None:
+    random = np.random.default_rng(0)
+    arrays = {
+        "x": random.standard_normal((2, length, 6)),
+        "weight": random.standard_normal((6, 4)),
+    }
+    segments = documents(length) if packed else None
+    if packed:
+        segments[0, : length // 2] = np.arange(length // 2) % 5  # many short documents
+    rows = None if segments is None else ops.integers(segments, ops.zeros((1,), "float32"))
+    weights = random.standard_normal(arrays["x"].shape)
+    out, grads = value_and_gradients(
+        ops, lambda **x: ops.causal_conv(**x, segments=rows), arrays, weights
+    )
+    right = convolved(**arrays, segments=segments)
+    assert np.abs(out - right).max() <= 1e-5
+    for name in arrays:
+        direction, slope = numeric(
+            lambda **x: convolved(**x, segments=segments), arrays, weights, name, 3
+        )
+        assert abs((grads[name] * direction).sum() - slope) <= 1e-5 * (1 + abs(slope)), name
+
+
+def test_equal_keys_without_decay_stay_exact(ops: Any) -> None:
+    arrays = inputs(256) | {"log_decay": np.zeros((2, 256, 6)), "beta": np.ones((2, 256, 6))}
+    arrays["k"] = np.broadcast_to(arrays["k"][:, :1], arrays["k"].shape).copy()
+    narrow = ops.to_device({name: x.astype(np.float32) for name, x in arrays.items()})
+    run = compiled(ops, lambda x: ops.delta_rule(**x))
+    right = one_step_at_a_time(**arrays, segments=None)
+    out = ops.to_numpy({"x": run(narrow)})["x"]
+    assert np.linalg.norm(out - right) <= 1e-5 * np.linalg.norm(right)
+
+
+def test_torch_compiles_the_rule_without_breaks_or_unrolling() -> None:
+    torch = pytest.importorskip("torch", reason="torch is not installed")
+    from sabia.core.model import ops_torch
+
+    arrays = {n: torch.tensor(x, dtype=torch.float32) for n, x in inputs(300).items()}
+    segments = torch.tensor(documents(300))
+    graphs = []
+
+    def counting(graph: Any, example: Any) -> Any:
+        graphs.append(graph)
+        return graph.forward
+
+    run = torch.compile(ops_torch.delta_rule, backend=counting, fullgraph=True)
+    out = run(**arrays, segments=segments)
+    assert torch.allclose(out, ops_torch.delta_rule(**arrays, segments=segments), atol=1e-6)
+    calls = [node for node in graphs[0].graph.nodes if "affine_scan" in str(node.target)]
+    assert len(graphs) == len(calls) == 1
