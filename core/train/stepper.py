@@ -13,14 +13,16 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from sabia.core.errors import UsageError
+from sabia.core.errors import BadData, UsageError
 from sabia.core.parallel.launch import World
+from sabia.core.parallel.mesh import Mesh
 from sabia.core.spec.model import ModelSpec
 from sabia.core.train.losses import Loss
 from sabia.core.train.optimizer import OptimizerConfig
 
 PRECISIONS = ("fp32", "bf16")
 Batch = Mapping[str, np.ndarray]
+ReadPiece = Callable[[str, tuple[int, ...], tuple[int, ...]], np.ndarray]  # name, offset, shape
 
 
 class LazyState(Mapping[str, np.ndarray]):
@@ -76,6 +78,7 @@ def make_stepper(
     compiled: bool = False,
     world: World | None = None,
     devices: int = 0,
+    mesh: Mesh | None = None,
 ) -> Stepper:
     """A stepper for `torch` or `jax`, starting from `params` (NumPy, by the spec's names).
 
@@ -95,9 +98,34 @@ def make_stepper(
     load_ops(backend)  # says what is missing, or that there is no such backend
     from sabia.core.train.stepper_jax import JaxStepper
 
-    return JaxStepper(spec, params, loss, config, precision, micro_batch, world, devices)
+    if mesh is None:
+        import jax
+
+        mesh = Mesh(data=devices or jax.device_count())
+    return JaxStepper(
+        spec,
+        params,
+        loss,
+        config,
+        precision=precision,
+        micro_batch=micro_batch,
+        mesh=mesh,
+        world=world,
+    )
 
 
 def weight_names(spec: ModelSpec) -> frozenset[str]:
     """Tensors that follow the compute dtype; the others (norms, biases) stay fp32."""
     return frozenset(t.name for t in spec.tensors() if t.dtype_class == "weight")
+
+
+def from_arrays(state: Mapping[str, np.ndarray]) -> ReadPiece:
+    """A reader of pieces out of whole arrays."""
+
+    def read(name: str, offset: tuple[int, ...], shape: tuple[int, ...]) -> np.ndarray:
+        if name not in state:
+            raise BadData(f"optimizer state: {name!r} is missing (another model's state?)")
+        place = tuple(slice(o, o + n) for o, n in zip(offset, shape, strict=True))
+        return np.asarray(state[name][place])
+
+    return read

@@ -1,14 +1,15 @@
-"""The training step in JAX: one jitted function, optax's AdamW, batches sharded over `data`.
+"""The training step in JAX: one jitted function over global arrays that lie on a mesh.
 
-Parameters and optimizer state are replicated on a mesh of one axis; a batch is laid out as
-[micro-batches, rows, ...] with its rows over the devices of all processes, and the sums that jit
-computes are global, so N devices make the update of one. Rows are padded with rows without weight
-to a multiple of the devices, so shapes stay the same from step to step.
+Parameters and optimizer state are split by `core.parallel.rules`; a batch is laid out as
+[micro-batches, rows, tokens] with rows over data, fsdp and expert and tokens over context. The sums
+that jit computes are global, so any mesh makes the update of one device. Every process gives all
+rows of a batch (`row_part` is the whole) and places those that its devices need; rows are padded
+with rows without weight, so that shapes stay the same from step to step.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import Any
 
@@ -17,31 +18,40 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 from flax import struct
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import Mesh as JaxMesh
+from jax.sharding import NamedSharding, PartitionSpec
 
 from sabia.core.errors import UsageError
 from sabia.core.model.backend import load_ops
 from sabia.core.parallel.launch import World
+from sabia.core.parallel.mesh import RANK_ORDER, ROW_AXES, Mesh
+from sabia.core.parallel.ops_jax import MeshOps, partition
+from sabia.core.parallel.rules import weight_split
 from sabia.core.spec.model import ModelSpec
+from sabia.core.train.checkpoint import Piece
 from sabia.core.train.losses import Loss
-from sabia.core.train.optimizer import COUNT, OptimizerConfig, check_state, decays, state_names
-from sabia.core.train.stepper import Batch, LazyState, weight_names
+from sabia.core.train.optimizer import COUNT, OptimizerConfig, rules, state_parts, state_shapes
+from sabia.core.train.stepper import Batch, LazyState, ReadPiece, from_arrays, weight_names
+from sabia.core.train.updates_jax import apply_jax, init_jax
 
 Array = jax.Array
+Tree = dict[str, Array]
 
 
 @struct.dataclass
 class TrainState:
-    """Parameters and the optimizer's moments; one pytree that a step takes and gives back."""
+    """Parameters, optimizer state by name and part, and updates made; what a step passes on."""
 
-    params: dict[str, Array]
-    moments: optax.ScaleByAdamState
+    params: Tree
+    parts: dict[str, Tree]
+    count: Array
 
 
 class JaxStepper:
     """See `core.train.stepper.Stepper`."""
 
     fixed_shapes = True
+    row_part = (0, 1)
 
     def __init__(
         self,
@@ -49,144 +59,214 @@ class JaxStepper:
         params: Mapping[str, np.ndarray],
         loss: Loss,
         config: OptimizerConfig,
+        *,
         precision: str,
         micro_batch: int,
+        mesh: Mesh,
         world: World,
-        devices: int,
     ) -> None:
-        self.spec, self.config, self.world = spec, config, world
-        self.micro_batch = micro_batch
-        self.mesh = _mesh(world, devices)
-        self.local = len(self.mesh.local_devices)
-        self._adam = optax.scale_by_adam(config.beta1, config.beta2, config.eps)
-        self._loss = _bind(spec, loss, precision)
-        everywhere = NamedSharding(self.mesh, PartitionSpec())
-        put = partial(jax.device_put, device=everywhere)
-        held = {k: put(np.asarray(v, np.float32)) for k, v in params.items()}
-        moments = jax.jit(self._adam.init, out_shardings=everywhere)(held)
-        self._state = TrainState(held, moments)
-        self._put = put
-        self._step = jax.jit(self._update, donate_argnums=0, out_shardings=everywhere)
-        self._evaluate = jax.jit(self._measure, out_shardings=everywhere)
+        if mesh.pipe > 1:
+            raise UsageError(f"--mesh: pipe={mesh.pipe} (expected 1: pipelines run on torch only)")
+        self.spec, self.config, self.world, self.mesh = spec, config, world, mesh
+        self.micro_batch, self.devices = micro_batch, _device_mesh(mesh, world)
+        self.table = {tensor.name: tensor for tensor in spec.tensors()}
+        self.rules = rules(spec, config)
+        self._ops = load_ops("jax")
+        if mesh.size > 1:
+            self._ops = MeshOps(self._ops, self.table, mesh, self.devices)
+        self._narrow = weight_names(spec) if precision == "bf16" else frozenset()
+        self._function = loss
+        layout = self._layout()
+        held = {
+            k: self._placed(layout.params[k], v.shape, v.__getitem__) for k, v in params.items()
+        }
+        init = jax.jit(
+            lambda: init_jax({k: t.shape for k, t in self.table.items()}, self.rules),
+            out_shardings=layout.parts,
+        )
+        count = self._placed(layout.count, (), lambda _: np.int32(0), np.int32)
+        self._state, self._layouts = TrainState(held, init(), count), layout
+        whole = self._sharding()
+        self._step = jax.jit(self._update, donate_argnums=0, out_shardings=(layout, whole))
+        self._evaluate = jax.jit(self._measure, out_shardings=whole)
+
+    # -- placing
+
+    def _sharding(self, *split: Any) -> NamedSharding:
+        return NamedSharding(self.devices, PartitionSpec(*split))
+
+    def _layout(self) -> Any:
+        """Where everything of a TrainState lies."""
+        params, parts = {}, {}
+        for name, tensor in self.table.items():
+            split = NamedSharding(self.devices, partition(weight_split(tensor, self.mesh)))
+            params[name] = split
+            kept = state_parts(self.rules[name], tensor.shape)
+            parts[name] = {
+                k: self._sharding() if whole else split for k, (_, whole) in kept.items()
+            }
+        return TrainState(params, parts, self._sharding())
+
+    @staticmethod
+    def _placed(
+        where: NamedSharding, shape: tuple[int, ...], read: Callable[[Any], Any], kind: Any = None
+    ) -> Array:
+        kind = kind or np.float32
+
+        def piece(index: tuple[slice, ...]) -> np.ndarray:
+            return np.array(read(index), kind)  # a copy: what is read may change later
+
+        return jax.make_array_from_callback(tuple(shape), where, piece)
+
+    def _lay_out(self, batch: Batch) -> Tree:
+        """[rows, …] of all processes → [micro-batches, rows, …] over the mesh."""
+        rows, length = batch["input_ids"].shape
+        per_device = -(-rows // self.mesh.rows)
+        size = min(self.micro_batch or per_device, per_device)
+        count = -(-per_device // size)
+        return {
+            key: self._spread(_padded(value, count * size * self.mesh.rows), count, length)
+            for key, value in batch.items()
+        }
+
+    def _spread(self, value: np.ndarray, count: int, length: int) -> Array:
+        value = value.reshape(count, -1, *value.shape[1:])
+        over_tokens = value.ndim > 2 and value.shape[2] == length
+        where = self._sharding(None, ROW_AXES, "context" if over_tokens else None)
+        return jax.make_array_from_callback(value.shape, where, value.__getitem__)
+
+    # -- the step
 
     @property
-    def params(self) -> dict[str, Array]:
+    def params(self) -> Tree:
         """Current parameters."""
         return self._state.params
 
     def step(self, batch: Batch, lr: float, tallies: np.ndarray | None = None) -> dict[str, Any]:
         """See Stepper.step."""
-        mine = np.zeros((self.local, 0 if tallies is None else len(tallies)), np.float32)
-        mine[:1] = 0 if tallies is None else tallies
-        counted = self._global(mine, PartitionSpec("data"))
-        self._state, sums = self._step(self._state, self._lay_out(batch), np.float32(lr), counted)
+        self._state, sums = self._step(self._state, self._lay_out(batch), np.float32(lr))
         found = _fetch(sums)
         found["updated"] = bool(found["updated"])
-        if tallies is None:
-            del found["tallies"]
+        if tallies is not None:
+            found["tallies"] = _summed(tallies, self.world)
         return _means(found, ("loss", "grad_norm"))
 
     def evaluate(self, batch: Batch) -> dict[str, Any]:
         """See Stepper.evaluate."""
         return _means(_fetch(self._evaluate(self._state.params, self._lay_out(batch))), ("loss",))
 
-    def _lay_out(self, batch: Batch) -> dict[str, Array]:
-        """[rows, ...] of this process → [micro-batches, rows, ...] over the mesh."""
-        rows = len(next(iter(batch.values())))
-        per_device = -(-rows // self.local)
-        size = min(self.micro_batch or per_device, per_device)
-        count = -(-per_device // size)
-        whole = count * size * self.local
-        return {
-            key: self._global(
-                _padded(value, whole).reshape(count, -1, *value.shape[1:]),
-                PartitionSpec(None, "data"),
-            )
-            for key, value in batch.items()
-        }
+    def gradients(self, batch: Batch) -> dict[str, np.ndarray]:
+        """Gradients of the mean loss, whole, by name; for comparisons."""
+        found, sums = jax.jit(self._gradients)(self._state.params, self._lay_out(batch))
+        return {k: np.asarray(g) / float(sums["weight"]) for k, g in found.items()}
 
-    def _global(self, value: np.ndarray, spec: PartitionSpec) -> Array:
-        sharding = NamedSharding(self.mesh, spec)
-        return jax.make_array_from_process_local_data(sharding, value)
-
-    def _sums(self, params: Any, micro: Any) -> Any:
-        loss, weight, extras = self._loss(params, micro)
+    def _loss(self, params: Tree, micro: Tree) -> Any:
+        params = {k: p.astype(jnp.bfloat16) if k in self._narrow else p for k, p in params.items()}
+        loss, weight, extras = self._function(self.spec, params, micro, self._ops)
         return loss, {"loss": loss, "weight": weight, **extras}
 
-    def _update(
-        self, state: TrainState, batch: dict[str, Array], lr: Array, tallies: Array
-    ) -> tuple[TrainState, dict[str, Array]]:
-        gradient = jax.grad(self._sums, has_aux=True)
-        gradients, sums = _accumulate(partial(gradient, state.params), batch)
+    def _gradients(self, params: Tree, batch: Tree) -> tuple[Tree, Tree]:
+        trained = {k: p for k, p in params.items() if self.rules[k].trained}
+        fixed = {k: p for k, p in params.items() if k not in trained}
+        gradient = jax.grad(lambda p, micro: self._loss(fixed | p, micro), has_aux=True)
+        return _accumulate(partial(gradient, trained), batch)
+
+    def _update(self, state: TrainState, batch: Tree, lr: Array) -> tuple[TrainState, Tree]:
+        gradients, sums = self._gradients(state.params, batch)
         norm_sum = optax.tree.norm(gradients)
-        weight = sums["weight"]
-        safe = jnp.maximum(weight, 1e-30)
+        safe = jnp.maximum(sums["weight"], 1e-30)
         norm = norm_sum / safe
         clip = self.config.clip_norm
         scale = jnp.where(norm > clip, clip / norm, 1.0) if clip else 1.0
         gradients = jax.tree.map(lambda g: g * (scale / safe), gradients)
-        updates, moments = self._adam.update(gradients, state.moments)
-        marked, decay = decays(self.spec), self.config.weight_decay
-        params = {
-            k: p - lr * (updates[k] + (decay * p if marked[k] else 0.0))
-            for k, p in state.params.items()
-        }
-        updated = (weight > 0) & jnp.isfinite(norm_sum + sums["loss"])
-        new = TrainState(params, moments)
+        given = (state.params, gradients, state.parts, self.rules, state.count, lr)
+        new = TrainState(*apply_jax(*given), state.count + 1)
+        updated = (sums["weight"] > 0) & jnp.isfinite(norm_sum + sums["loss"])
         state = jax.tree.map(lambda a, b: jnp.where(updated, a, b), new, state)
-        sums |= {"grad_norm": norm_sum, "updated": updated, "tallies": tallies.sum(0)}
-        return state, sums
+        return state, sums | {"grad_norm": norm_sum, "updated": updated}
 
-    def _measure(self, params: Any, batch: dict[str, Array]) -> dict[str, Array]:
-        return _accumulate(lambda micro: self._sums(params, micro)[1], batch)
+    def _measure(self, params: Tree, batch: Tree) -> Tree:
+        return _accumulate(lambda micro: self._loss(params, micro)[1], batch)
+
+    # -- state
+
+    def _arrays(self) -> Tree:
+        """The state by checkpoint name."""
+        shapes = {name: tensor.shape for name, tensor in self.table.items()}
+        found: Tree = {}
+        for key in state_shapes(shapes, self.rules):
+            part, _, name = key.partition("/")
+            found[key] = self.params[name] if part == "param" else self._state.parts[name][part]
+        return found | {COUNT: self._state.count}
 
     def state(self) -> Mapping[str, np.ndarray]:
         """See Stepper.state."""
-        return LazyState(state_names(self.params), self._fetch_state)
+        arrays = self._arrays()
+        return LazyState(list(arrays), lambda name: _whole(arrays[name], name))
 
-    def _fetch_state(self, name: str) -> np.ndarray:
-        moments = self._state.moments
-        if name == COUNT:
-            return np.array(int(moments.count), np.int64)
-        part, _, key = name.partition("/")
-        return np.asarray({"param": self.params, "m": moments.mu, "v": moments.nu}[part][key])
+    def pieces(self) -> Iterator[Piece]:
+        """See Stepper.pieces."""
+        for name, array in self._arrays().items():
+            for shard in array.addressable_shards:
+                if shard.replica_id == 0:
+                    value = np.asarray(shard.data)
+                    value = value.astype(np.int64) if name == COUNT else value
+                    offset = tuple(part.start or 0 for part in shard.index)
+                    yield Piece(name, value, offset, tuple(array.shape))
 
-    def load(self, state: Mapping[str, np.ndarray]) -> None:
+    def load(self, read: ReadPiece) -> None:
         """See Stepper.load."""
-        names = list(self.params)
-        check_state(state, {k: tuple(p.shape) for k, p in self.params.items()})
-        param, m, v = (
-            {k: self._put(np.array(state[f"{part}/{k}"])) for k in names}
-            for part in ("param", "m", "v")
-        )
-        count = self._put(np.array(state[COUNT], np.int32))
-        self._state = TrainState(param, optax.ScaleByAdamState(count, m, v))
-
-
-def _mesh(world: World, devices: int) -> Mesh:
-    found = jax.devices()
-    if world.size == 1:
-        if devices > len(found):
-            raise UsageError(
-                f"--mesh: data={devices} with {len(found)} {found[0].platform} devices"
+        if not callable(read):
+            read = from_arrays(read)
+        loaded = {}
+        for name, array in self._arrays().items():
+            kind = np.int32 if name == COUNT else np.float32
+            loaded[name] = self._placed(
+                array.sharding, array.shape, partial(_read_box, read, name, array.shape), kind
             )
-        found = found[: devices or len(found)]
-    return Mesh(np.array(found), ("data",))
+        params = {k: loaded.pop(f"param/{k}") for k in self.params}
+        parts = {
+            name: {part: loaded[f"{part}/{name}"] for part in held}
+            for name, held in self._state.parts.items()
+        }
+        self._state = TrainState(params, parts, loaded[COUNT])
 
 
-def _bind(spec: ModelSpec, loss: Loss, precision: str) -> Callable[..., Any]:
-    ops = load_ops("jax")
-    narrow = weight_names(spec) if precision == "bf16" else frozenset()
-
-    def bound(params: dict[str, Array], batch: dict[str, Array]) -> Any:
-        if narrow:
-            params = {k: p.astype(jnp.bfloat16) if k in narrow else p for k, p in params.items()}
-        return loss(spec, params, batch, ops)
-
-    return bound
+def _read_box(
+    read: ReadPiece, name: str, shape: tuple[int, ...], index: tuple[slice, ...]
+) -> np.ndarray:
+    ranges = [part.indices(size) for part, size in zip(index, shape, strict=True)]
+    return read(name, tuple(r[0] for r in ranges), tuple(r[1] - r[0] for r in ranges))
 
 
-def _accumulate(function: Callable[[Any], Any], batch: dict[str, Array]) -> Any:
+def _whole(array: Array, name: str) -> np.ndarray:
+    if array.is_fully_addressable or array.is_fully_replicated:
+        found = np.asarray(array)
+    else:
+        from jax.experimental import multihost_utils
+
+        found = multihost_utils.process_allgather(array, tiled=True)
+    return found.astype(np.int64) if name == COUNT else found
+
+
+def _device_mesh(mesh: Mesh, world: World) -> JaxMesh:
+    found = jax.devices()
+    if mesh.size > len(found) or (world.size > 1 and mesh.size != len(found)):
+        kind = found[0].platform
+        raise UsageError(f"--mesh: {mesh} is of {mesh.size} devices, there are {len(found)} {kind}")
+    return JaxMesh(np.array(found[: mesh.size]).reshape(mesh.shape), RANK_ORDER)
+
+
+def _summed(tallies: np.ndarray, world: World) -> np.ndarray:
+    """Numbers of this process, summed over all."""
+    if world.size == 1:
+        return np.asarray(tallies)
+    from jax.experimental import multihost_utils
+
+    return np.asarray(multihost_utils.process_allgather(np.asarray(tallies, np.float32))).sum(0)
+
+
+def _accumulate(function: Callable[[Any], Any], batch: Tree) -> Any:
     """Sum of function(micro-batch) over the first axis; one micro-batch costs no loop."""
     first = {k: v[0] for k, v in batch.items()}
     if len(next(iter(batch.values()))) == 1:

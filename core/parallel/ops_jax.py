@@ -1,0 +1,218 @@
+"""The operations of a JAX mesh: constraints for the compiler, and three exchanges by hand.
+
+Arrays are global; `shard_map` is used where the partitioner would do needless work: the lookup and
+the loss of a vocabulary that lies over `tensor`, and the mixture of experts. There the tokens of
+the devices along `expert` are gathered, each device takes the copies meant for its own experts,
+and the results are summed and scattered back: exact and with static shapes, at the price of rows
+for the worst case (all tokens at one device's experts), which `ragged_dot` does not multiply.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import Mesh as JaxMesh
+from jax.sharding import NamedSharding, PartitionSpec
+
+from sabia.core.parallel.mesh import ROW_AXES, Mesh
+from sabia.core.parallel.rules import Split, activation_split, weight_split
+from sabia.core.spec.tensors import TensorSpec
+
+Array = jax.Array
+TOKENS = (*ROW_AXES, "context")  # what splits the tokens of a batch
+CHUNK_BYTES = 256 << 20
+
+
+def partition(split: Split) -> PartitionSpec:
+    """A weight's split as JAX says it."""
+    return PartitionSpec(*split)
+
+
+class MeshOps:
+    """`base`, the operations of one device, over the devices of a mesh."""
+
+    def __init__(
+        self, base: Any, table: Mapping[str, TensorSpec], mesh: Mesh, devices: JaxMesh
+    ) -> None:
+        self.base, self.mesh, self.devices = base, mesh, devices
+        self.splits = {name: weight_split(tensor, mesh) for name, tensor in table.items()}
+        self.split_tokens = any(mesh.along(axis) > 1 for axis in TOKENS)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.base, name)
+
+    def _constrain(self, x: Array, spec: PartitionSpec) -> Array:
+        return jax.lax.with_sharding_constraint(x, NamedSharding(self.devices, spec))
+
+    def _mapped(
+        self, function: Callable[..., Any], inside: Any, outside: Any
+    ) -> Callable[..., Any]:
+        return jax.shard_map(
+            function, mesh=self.devices, in_specs=inside, out_specs=outside, check_vma=False
+        )
+
+    # -- layout
+
+    def _gathered(self, name: str) -> PartitionSpec:
+        """How a weight lies while it is computed with: not split over fsdp."""
+        split = self.splits.get(name, ())
+        return PartitionSpec(*(None if axis == "fsdp" else axis for axis in split))
+
+    def gather(self, weights: Mapping[str, Array], names: Mapping[str, str]) -> dict[str, Array]:
+        """See Ops.gather; the gradient of the constraint scatters what it sums."""
+        return {
+            short: self._constrain(weight, self._gathered(names[short]))
+            for short, weight in weights.items()
+        }
+
+    def shard(self, x: Array, axes: tuple[str | None, ...]) -> Array:
+        """See Ops.shard."""
+        split = activation_split(axes, self.mesh)
+        return self._constrain(x, PartitionSpec(*(part or None for part in split)))
+
+    def relayout(
+        self, x: Array, now: tuple[str | None, ...], then: tuple[str | None, ...]
+    ) -> Array:
+        """See Ops.relayout."""
+        return self.shard(x, then)
+
+    # -- vocabulary
+
+    def embedding(self, table: Array, ids: Array) -> Array:
+        """See Ops.embedding."""
+        if self.splits["embed"][0] is None:
+            return self.base.embedding(table, ids)
+        ids_split = PartitionSpec(ROW_AXES, "context")
+
+        def look_up(part: Array, ids: Array) -> Array:
+            place = ids - jax.lax.axis_index("tensor") * part.shape[0]
+            here = (place >= 0) & (place < part.shape[0])
+            found = self.base.embedding(part, jnp.where(here, place, 0))
+            return jax.lax.psum(jnp.where(here[..., None], found, 0), "tensor")
+
+        split = (PartitionSpec("tensor"), ids_split)
+        return self._mapped(look_up, split, ids_split)(table, ids)
+
+    def linear_cross_entropy(
+        self,
+        hidden: Array,
+        weight: Array,
+        targets: Array,
+        *,
+        softcap: float | None = None,
+        chunk_bytes: int | None = None,
+    ) -> tuple[Array, Array]:
+        """See Ops.linear_cross_entropy; every device takes its own tokens."""
+        head = self.splits.get("head", self.splits["embed"])[0]
+        tokens = PartitionSpec(ROW_AXES, "context")
+        losses = partial(self.base.linear_cross_entropy, softcap=softcap, chunk_bytes=chunk_bytes)
+        if head is not None:
+            losses = partial(_split_losses, cap=softcap, chunk_bytes=chunk_bytes or CHUNK_BYTES)
+        mapped = self._mapped(losses, (tokens, PartitionSpec(head), tokens), (tokens, tokens))
+        return mapped(hidden, weight, targets)
+
+    # -- experts
+
+    def dispatch(self, y: Array, chosen: Array, experts: int) -> tuple[Array, Any]:
+        """See Ops.dispatch; rows[devices·M, D] and a plan of which each device has its part."""
+        if not self.split_tokens:
+            return self.base.dispatch(y, chosen, experts)
+        mine, many = experts // self.mesh.expert, self.mesh.expert > 1
+
+        def send(y: Array, chosen: Array) -> tuple[Array, Any]:
+            if not many:
+                return self.base.dispatch(y, chosen, experts)
+            y, chosen = (_along_experts(x) for x in (y, chosen))
+            chosen = chosen - jax.lax.axis_index("expert") * mine
+            chosen = jnp.where((chosen >= 0) & (chosen < mine), chosen, mine)  # mine: elsewhere
+            rows, plan = self.base.dispatch(y, chosen, mine + 1)
+            plan = plan._replace(
+                experts=jnp.minimum(plan.experts, mine - 1), counts=plan.counts[:mine]
+            )
+            return _own_rows(rows, plan), plan
+
+        tokens, rows = PartitionSpec(ROW_AXES, "context"), PartitionSpec(TOKENS)
+        return self._mapped(send, (tokens, tokens), (rows, rows))(y, chosen)
+
+    def grouped_matmul(
+        self,
+        rows: Array,
+        weight: Array,
+        plan: Any,
+        bias: Array | None = None,
+        *,
+        name: str | None = None,
+    ) -> Array:
+        """See Ops.grouped_matmul."""
+        if not self.split_tokens:
+            return self.base.grouped_matmul(rows, weight, plan, bias, name=name)
+        layout = self._gathered(name or "")
+        _, wide, narrow = (*layout, None, None, None)[:3]
+        by_rows = PartitionSpec(TOKENS)
+
+        def multiply(rows: Array, weight: Array, plan: Any, bias: Array | None) -> Array:
+            out = self.base.grouped_matmul(rows, weight, plan, name=name)
+            out = out if narrow is None else jax.lax.psum(out, narrow)
+            return out if bias is None else out + bias.astype(out.dtype)[plan.experts]
+
+        inside = (PartitionSpec(TOKENS, narrow), layout, by_rows, PartitionSpec("expert", wide))
+        mapped = self._mapped(multiply, inside, PartitionSpec(TOKENS, wide))
+        return mapped(rows, weight, plan, bias)
+
+    def combine(self, rows: Array, plan: Any, shares: Array) -> Array:
+        """See Ops.combine."""
+        if not self.split_tokens:
+            return self.base.combine(rows, plan, shares)
+        many = self.mesh.expert > 1
+
+        def add_up(rows: Array, plan: Any, shares: Array) -> Array:
+            if not many:
+                return self.base.combine(rows, plan, shares)
+            out = self.base.combine(_own_rows(rows, plan), plan, _along_experts(shares))
+            return jax.lax.psum_scatter(out, "expert", scatter_dimension=0, tiled=True)
+
+        tokens, by_rows = PartitionSpec(ROW_AXES, "context"), PartitionSpec(TOKENS)
+        return self._mapped(add_up, (by_rows, by_rows, tokens), tokens)(rows, plan, shares)
+
+
+def _along_experts(x: Array) -> Array:
+    """The rows of all devices along `expert`."""
+    return jax.lax.all_gather(x, "expert", axis=0, tiled=True)
+
+
+def _own_rows(rows: Array, plan: Any) -> Array:
+    """Rows of this device's experts; the others, which are sorted behind them, are 0."""
+    return jnp.where((jnp.arange(len(rows)) < plan.counts.sum())[:, None], rows, 0)
+
+
+def _split_losses(
+    hidden: Array, weight: Array, targets: Array, *, cap: float | None, chunk_bytes: int
+) -> tuple[Array, Array]:
+    """(-log p, log-sum-exp) of this device's tokens with its part of the vocabulary."""
+    flat, goals = hidden.reshape(-1, hidden.shape[-1]), targets.reshape(-1)
+    rows = min(len(flat), max(1, chunk_bytes // (4 * weight.shape[0])))
+    chunks = -(-len(flat) // rows)
+    spare = chunks * rows - len(flat)
+    flat = jnp.pad(flat, ((0, spare), (0, 0))).reshape(chunks, rows, -1)
+    one = jax.checkpoint(lambda part: _chunk_losses(part[0], weight, part[1], cap))
+    nll, lse = jax.lax.map(one, (flat, jnp.pad(goals, (0, spare)).reshape(chunks, rows)))
+    return tuple(x.reshape(-1)[: len(goals)].reshape(targets.shape) for x in (nll, lse))
+
+
+def _chunk_losses(
+    hidden: Array, weight: Array, targets: Array, cap: float | None
+) -> tuple[Array, Array]:
+    scores = (hidden @ weight.astype(hidden.dtype).T).astype(jnp.float32)
+    scores = scores if cap is None else jnp.tanh(scores / cap) * cap
+    largest = jax.lax.pmax(jax.lax.stop_gradient(scores.max(-1)), "tensor")
+    total = jax.lax.psum(jnp.exp(scores - largest[:, None]).sum(-1), "tensor")
+    place = targets - jax.lax.axis_index("tensor") * weight.shape[0]
+    here = (place >= 0) & (place < weight.shape[0])
+    picked = jnp.take_along_axis(scores, jnp.where(here, place, 0)[:, None], -1)[:, 0]
+    picked = jax.lax.psum(jnp.where(here, picked, 0.0), "tensor")
+    lse = largest + jnp.log(total)
+    return jnp.where(targets >= 0, lse - picked, 0.0), lse

@@ -1,0 +1,63 @@
+"""What tests of meshes share: small models whose sizes fit many meshes, batches, and comparisons.
+
+The sizes are awkward (head_dim is not width/heads, an odd vocabulary, widths that are no powers of
+two) but divide by 2 where a mesh splits them. Rows are packed, and documents cross every boundary.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from sabia.core.model.init import init_params
+from sabia.core.spec import ModelSpec, from_config, new_config
+
+LENGTH = 24
+SHAPE = {"hidden": 36, "layers": 2, "vocab": 131, "heads": 6, "kv_heads": 2, "head_dim": 10}
+SHAPE |= {"ffn": 44, "context": 64}
+LLAMA = new_config("llama", **SHAPE, tied=False)
+MOE = {k: v for k, v in new_config("llama", **SHAPE).items() if k != "attention_bias"}
+MOE |= {"model_type": "mixtral", "architectures": ["MixtralForCausalLM"]}
+MOE |= {"num_local_experts": 6, "num_experts_per_tok": 2, "sliding_window": None}
+
+
+def models() -> dict[str, dict[str, Any]]:
+    """Name → config.json of each kind of model."""
+    return {"dense": LLAMA, "tied": LLAMA | {"vocab_size": 130, "tie_word_embeddings": True},
+            "moe": MOE}  # fmt: skip
+
+
+def model(name: str) -> tuple[ModelSpec, dict[str, np.ndarray]]:
+    """(spec, parameters) of a model by name."""
+    spec = from_config(models()[name])
+    return spec, init_params(spec, 3)
+
+
+def batch(spec: ModelSpec, step: int, rows: int = 8) -> dict[str, np.ndarray]:
+    """Packed rows of three documents each, with padding behind the last."""
+    draw = np.random.default_rng(step)
+    ids = np.cumsum(draw.integers(0, 5, (rows, LENGTH)), 1) % spec.vocab_size
+    edges = np.sort(draw.permuted(np.tile(np.arange(2, LENGTH - 2), (rows, 1)), axis=1)[:, :2], 1)
+    column = np.arange(LENGTH)
+    segments = 1 + (column >= edges[:, :1]) + (column >= edges[:, 1:])
+    first = np.where(segments == 1, 0, np.where(segments == 2, edges[:, :1], edges[:, 1:]))
+    padding = column >= LENGTH - 1 - np.arange(rows)[:, None] % 2
+    follows = np.zeros(ids.shape, np.float32)
+    follows[:, :-1] = (segments[:, 1:] == segments[:, :-1]) & ~padding[:, 1:]
+    return {
+        "input_ids": ids.astype(np.int32),
+        "targets": np.roll(ids, -1, 1).astype(np.int32),
+        "loss_mask": follows,
+        "segments": np.where(padding, 0, segments).astype(np.int32),
+        "positions": np.where(padding, 0, column - first).astype(np.int32),
+        "source": np.eye(2, dtype=np.float32)[np.arange(rows) % 2],
+    }
+
+
+def apart(one: Mapping[str, np.ndarray], other: Mapping[str, np.ndarray]) -> dict[str, float]:
+    """|a - b| / |a| of each array (2-norms), absolute where a is 0."""
+    assert set(one) == set(other)
+    return {
+        name: float(np.linalg.norm(a - other[name]) / (np.linalg.norm(a) or 1.0))
+        for name, a in one.items()
+    }
