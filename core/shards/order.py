@@ -104,6 +104,11 @@ class Interleave:
         order = np.lexsort((source, place))
         return source[order], rank[order]
 
+    def taken(self, count: int) -> np.ndarray:
+        """How many of the first `count` samples come from each source, int64[S]."""
+        source = self._slots[0][: count % PERIOD]
+        return count // PERIOD * self.counts + np.bincount(source, minlength=len(self.counts))
+
     def at(self, index: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """(source[n], position within that source[n]) of samples index[n]."""
         period, slot = np.divmod(np.asarray(index, np.int64), PERIOD)
@@ -112,25 +117,45 @@ class Interleave:
 
 
 @dataclass(frozen=True)
+class Stage:
+    """From sample `start` of the run on, sources are mixed by these weights."""
+
+    start: int
+    weights: tuple[float, ...]
+
+
+@dataclass(frozen=True)
 class DataOrder:
     """The order of rows of several sources; without weights all rows are one source.
 
     `sizes` are the numbers of rows; a row's number counts through the sources in turn. Without
     weights every row is read once per epoch; with weights each source has epochs of its own.
+    `stages` change the weights on the way (a curriculum, or the mix of the decay); a source goes on
+    where it was, so that no row is read again before all of its source have been.
     """
 
     sizes: tuple[int, ...]
     seed: int = 0
     weights: tuple[float, ...] | None = None
+    stages: tuple[Stage, ...] = ()
 
     def __post_init__(self) -> None:
         if not sum(self.sizes):
             raise UsageError("data: no rows (expected at least one row to read)")
         if self.weights is None:
+            if self.stages:
+                raise UsageError("data: stages need a mix to start from; give --mix")
             return
-        if len(self.weights) != len(self.sizes):
-            raise UsageError(f"weights: {len(self.weights)} for {len(self.sizes)} sources")
-        empty = [i for i, n in enumerate(self.sizes) if not n and self.weights[i] > 0]
+        starts = [stage.start for stage in self.stages]
+        if starts != sorted(set(starts)) or min(starts, default=1) < 1:
+            raise UsageError(f"data: stages from samples {starts} (expected ascending, above 0)")
+        for weights in (self.weights, *(stage.weights for stage in self.stages)):
+            self._check(weights)
+
+    def _check(self, weights: tuple[float, ...]) -> None:
+        if len(weights) != len(self.sizes):
+            raise UsageError(f"weights: {len(weights)} for {len(self.sizes)} sources")
+        empty = [i for i, n in enumerate(self.sizes) if not n and weights[i] > 0]
         if empty:
             raise UsageError(f"weights: source number {empty[0]} has a weight but no rows")
 
@@ -139,7 +164,7 @@ class DataOrder:
         index = np.arange(start, start + count, dtype=np.int64)
         if self.weights is None:
             return self._permuted(index, 0, sum(self.sizes))
-        source, position = self._interleave.at(index)
+        source, position = self._drawn(index)
         first = np.concatenate([[0], np.cumsum(self.sizes)])
         rows = np.empty(count, np.int64)
         for number in np.unique(source):
@@ -153,14 +178,33 @@ class DataOrder:
         """How often each source has been read after `count` samples."""
         if self.weights is None:
             return [count / sum(self.sizes)] * len(self.sizes)
-        source, _ = self._interleave.at(np.arange(count % PERIOD, dtype=np.int64))
-        taken = count // PERIOD * self._interleave.counts
-        taken = taken + np.bincount(source, minlength=len(self.sizes))
+        taken = np.zeros(len(self.sizes), np.int64)
+        for begin, end, mix, _ in self._parts:
+            taken += mix.taken(max(0, min(count, end) - begin))
         return [float(n / size) if size else 0.0 for n, size in zip(taken, self.sizes, strict=True)]
 
     @cached_property
-    def _interleave(self) -> Interleave:
-        return Interleave(self.weights or ())
+    def _parts(self) -> tuple[tuple[int, int, Interleave, np.ndarray], ...]:
+        """Each stage's (first sample, end, interleave, samples of each source before it)."""
+        edges = [0, *(stage.start for stage in self.stages), 1 << 62]
+        mixes = [self.weights or (), *(stage.weights for stage in self.stages)]
+        before, parts = np.zeros(len(self.sizes), np.int64), []
+        for begin, end, weights in zip(edges, edges[1:], mixes, strict=True):
+            mix = Interleave(weights)
+            parts.append((begin, end, mix, before))
+            if end < 1 << 62:
+                before = before + mix.taken(end - begin)
+        return tuple(parts)
+
+    def _drawn(self, index: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """(source[n], how-manieth of that source[n]) of samples index[n]."""
+        source, position = np.empty_like(index), np.empty_like(index)
+        for begin, end, mix, before in self._parts:
+            here = (index >= begin) & (index < end)
+            if here.any():
+                source[here], rank = mix.at(index[here] - begin)
+                position[here] = rank + before[source[here]]
+        return source, position
 
     def _permuted(self, position: np.ndarray, stream: int, size: int) -> np.ndarray:
         epoch, within = np.divmod(position, size)

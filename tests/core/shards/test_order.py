@@ -4,7 +4,14 @@ import numpy as np
 import pytest
 
 from sabia.core.errors import UsageError
-from sabia.core.shards.order import PERIOD, DataOrder, Interleave, Permutation, parse_weights
+from sabia.core.shards.order import (
+    PERIOD,
+    DataOrder,
+    Interleave,
+    Permutation,
+    Stage,
+    parse_weights,
+)
 
 
 @pytest.mark.parametrize("size", [*range(1, 70), 255, 256, 257, 1000, 4097, 65537])
@@ -111,3 +118,31 @@ def test_refusals() -> None:
         DataOrder((0, 3), 0, (1.0, 1.0))
     with pytest.raises(UsageError, match="expected 0 or more"):
         DataOrder((3, 3), 0, (-1.0, 1.0)).rows(0, 1)
+
+
+def test_stages_change_the_mix_and_sources_go_on() -> None:
+    """Each stage keeps its weights, and no row comes again before its source is through."""
+    order = DataOrder((500, 300), 5, (1.0, 1.0), (Stage(200, (3.0, 1.0)), Stage(400, (0.0, 1.0))))
+    rows = order.rows(0, 500)
+    pieces = [order.rows(start, 50) for start in range(0, 500, 50)]
+    assert np.array_equal(rows, np.concatenate(pieces))
+    books = rows >= 500
+    assert [int(books[a:b].sum()) for a, b in ((0, 200), (200, 400), (400, 500))] == [100, 50, 100]
+    assert len(np.unique(rows[~books])) == 250  # of 500 rows, none twice
+    assert len(np.unique(rows[books])) == 250
+    assert order.epochs(500) == [250 / 500, 250 / 300]
+    assert np.array_equal(rows[:200], DataOrder((500, 300), 5, (1.0, 1.0)).rows(0, 200))
+
+
+@pytest.mark.parametrize(
+    ("weights", "stages", "said"),
+    [
+        (None, (Stage(5, (1.0, 0.0)),), "need a mix"),
+        ((1.0, 1.0), (Stage(5, (1.0, 0.0)), Stage(5, (0.0, 1.0))), "ascending"),
+        ((1.0, 1.0), (Stage(0, (1.0, 0.0)),), "above 0"),
+        ((1.0, 1.0), (Stage(5, (1.0,)),), "1 for 2 sources"),
+    ],
+)
+def test_stages_that_make_no_sense(weights: tuple, stages: tuple, said: str) -> None:
+    with pytest.raises(UsageError, match=said):
+        DataOrder((9, 9), 0, weights, stages)
