@@ -1,0 +1,152 @@
+"""LoRA: small matrices beside frozen ones (Hu et al. 2021, arXiv 2106.09685).
+
+A targeted matrix W[out, in] becomes W + alpha/rank · B A with A[rank, in], B[out, rank]; only A and
+B are trained. They are tensors as any other, NAME.lora_a and NAME.lora_b, and shard like their
+matrix. `LoraOps` wraps a backend's operations (or another wrapper of them), so the forward pass
+knows nothing of it. B starts at zero, so training starts from the model itself. No dropout: it
+would make an update depend on more than (seed, step), and the paper's gains do not rest on it.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from sabia.core.errors import UsageError
+from sabia.core.model.init import init_tensor
+from sabia.core.model.ops import Array, Ops, Params
+from sabia.core.spec.model import ModelSpec
+from sabia.core.spec.tensors import Init, TensorSpec
+
+A, B = ".lora_a", ".lora_b"
+
+
+@dataclass(frozen=True)
+class LoraConfig:
+    """rank and alpha as above; targets: regular expression, searched in names of matrices.
+
+    Matrices that can take an adapter are those inside the layers that multiply every token: not
+    embeddings and heads, routers and stacked experts. '' targets all of them.
+    """
+
+    rank: int = 16
+    alpha: float = 32.0
+    targets: str = ""
+
+    def __post_init__(self) -> None:
+        if self.rank < 1 or not (math.isfinite(self.alpha) and self.alpha > 0):
+            raise UsageError(
+                f"lora: rank {self.rank}, alpha {self.alpha} (expected 1 or more, above 0)"
+            )
+        try:
+            re.compile(self.targets)
+        except re.error as error:
+            raise UsageError(
+                f"lora: targets {self.targets!r} is no regular expression ({error})"
+            ) from None
+
+    @property
+    def scale(self) -> float:
+        """alpha / rank."""
+        return self.alpha / self.rank
+
+
+def adaptable(spec: ModelSpec) -> tuple[TensorSpec, ...]:
+    """The matrices that can take an adapter."""
+    return tuple(t for t in spec.tensors() if t.muon and len(t.shape) == 2)
+
+
+def targeted(spec: ModelSpec, config: LoraConfig) -> tuple[TensorSpec, ...]:
+    """The matrices that get an adapter; raises UsageError where there are none."""
+    able = adaptable(spec)
+    found = tuple(t for t in able if re.search(config.targets, t.name))
+    if not found:
+        names = ", ".join(sorted({t.name.split(".", 2)[-1] for t in able}))
+        raise UsageError(
+            f"lora: targets {config.targets!r} fits no matrix that can take an adapter (expected "
+            f"some of layers.N.{{{names}}})"
+        )
+    return found
+
+
+def lora_tensors(spec: ModelSpec, config: LoraConfig) -> tuple[TensorSpec, ...]:
+    """The adapters' tensors, A and B of each targeted matrix, in the order of the table."""
+    return tuple(t for matrix in targeted(spec, config) for t in _pair(matrix, config.rank))
+
+
+def _pair(matrix: TensorSpec, rank: int) -> tuple[TensorSpec, TensorSpec]:
+    (outs, ins), (out_axis, in_axis) = matrix.shape, matrix.axes
+    module = str(matrix.hf).removesuffix(".weight")
+    common = replace(matrix, muon=False, active_share=(1, 1))
+    return (
+        replace(
+            common,
+            name=matrix.name + A,
+            shape=(rank, ins),
+            axes=("lora", in_axis),
+            init=Init("normal", ins**-0.5),
+            hf=f"base_model.model.{module}.lora_A.weight",
+        ),
+        replace(
+            common,
+            name=matrix.name + B,
+            shape=(outs, rank),
+            axes=(out_axis, "lora"),
+            init=Init("zeros"),
+            hf=f"base_model.model.{module}.lora_B.weight",
+        ),
+    )
+
+
+def init_lora(spec: ModelSpec, config: LoraConfig, seed: int) -> dict[str, np.ndarray]:
+    """name → fp32 array of fresh adapters, a pure function of its arguments."""
+    return {t.name: init_tensor(t, seed) for t in lora_tensors(spec, config)}
+
+
+class LoraOps:
+    """Operations whose `linear` adds the adapters that `params` holds for the named matrix.
+
+    For training and scoring; decoding with a cache may use a matrix in another way than `linear`
+    (latent attention does): generate from `merge`.
+    """
+
+    def __init__(self, base: Ops, params: Params, config: LoraConfig) -> None:
+        self._base, self._scale = base, config.scale
+        self._adapters = {k: v for k, v in params.items() if k.endswith((A, B))}
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._base, name)
+
+    def linear(
+        self, x: Array, weight: Array, bias: Array | None = None, *, name: str | None = None
+    ) -> Array:
+        """See Ops.linear; plus alpha/rank · (x Aᵀ) Bᵀ."""
+        base = self._base
+        y = base.linear(x, weight, bias, name=name)
+        if name is None or name + A not in self._adapters:
+            return y
+        names = {"a": name + A, "b": name + B}
+        pair = base.gather({k: self._adapters[full] for k, full in names.items()}, names)
+        inner = base.linear(x, pair["a"], name=names["a"])
+        return y + self._scale * base.linear(inner, pair["b"], name=names["b"])
+
+
+def merge(
+    spec: ModelSpec, params: Mapping[str, np.ndarray], config: LoraConfig
+) -> dict[str, np.ndarray]:
+    """The plain model: targeted matrices plus alpha/rank · B A, computed in fp32.
+
+    Each keeps its dtype; tensors without an adapter are handed on as they are.
+    """
+    plain = {t.name: params[t.name] for t in spec.tensors()}
+    for matrix in targeted(spec, config):
+        a, b = (np.asarray(params[matrix.name + part], np.float32) for part in (A, B))
+        weight = np.asarray(plain[matrix.name])
+        summed = weight.astype(np.float32) + np.float32(config.scale) * (b @ a)
+        plain[matrix.name] = summed.astype(weight.dtype)
+    return plain

@@ -1,0 +1,295 @@
+"""LoRA: the wrapped forward pass is that of the merged matrices, and peft reads and writes it."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from sabia.core.errors import BadData, UsageError
+from sabia.core.model import backend, hub
+from sabia.core.model.forward import hidden, logits
+from sabia.core.model.lora import (
+    LoraConfig,
+    LoraOps,
+    adaptable,
+    init_lora,
+    lora_tensors,
+    merge,
+    targeted,
+)
+from sabia.core.model.lora_hub import CONFIG, WEIGHTS, load_adapter, save_adapter
+from sabia.core.model.safetensors_file import read_tensors
+from sabia.core.spec import ModelSpec, from_config, new_config
+from sabia.core.train.optimizer import OptimizerConfig, rules
+
+SHAPE = {"hidden": 72, "layers": 2, "vocab": 293, "heads": 6, "kv_heads": 3, "head_dim": 20}
+SHAPE |= {"ffn": 104, "context": 256}
+CONFIGS: dict[str, dict[str, Any]] = {
+    "llama": new_config("llama", **SHAPE, tied=False),
+    "llama-bias": new_config("llama", **SHAPE) | {"attention_bias": True, "mlp_bias": True},
+    "qwen3": new_config("qwen3", **SHAPE, tied=False),
+    "olmo2": new_config("llama", **SHAPE) | {"model_type": "olmo2", "head_dim": 12},
+}
+SPECS = {name: from_config(config) for name, config in CONFIGS.items()}
+LORA = LoraConfig(rank=3, alpha=7.0)
+IDS = np.random.default_rng(2).integers(0, 293, (2, 11))
+
+
+def perturbed(spec: ModelSpec) -> dict[str, np.ndarray]:
+    """Parameters that make every part of the model matter."""
+    rng = np.random.default_rng(0)
+    return {
+        t.name: rng.standard_normal(t.shape, np.float32)
+        * np.float32(1.2 * t.shape[-1] ** -0.5 if len(t.shape) > 1 else 0.2)
+        + np.float32(t.init.kind == "ones")
+        for t in spec.tensors()
+    }
+
+
+def adapters(spec: ModelSpec, config: LoraConfig, seed: int = 1) -> dict[str, np.ndarray]:
+    """Adapters that matter: B drawn too."""
+    rng = np.random.default_rng(seed)
+    fresh = init_lora(spec, config, seed)
+    return {k: v + 0.1 * rng.standard_normal(v.shape, np.float32) for k, v in fresh.items()}
+
+
+def scores(ops: Any, spec: ModelSpec, params: Any, over: Any = None, **settings: Any) -> Any:
+    over = over or ops
+    return logits(spec, params, hidden(spec, params, IDS, over, **settings), over)
+
+
+def array(ops: Any, x: Any) -> np.ndarray:
+    return ops.to_numpy({"x": x})["x"]
+
+
+@pytest.mark.parametrize("name", SPECS)
+@pytest.mark.parametrize("targets", ["", r"attn\.[qv]$", r"layers\.1\.mlp"])
+def test_wrapped_is_merged(ops: Any, name: str, targets: str) -> None:
+    spec, config = SPECS[name], LoraConfig(3, 7.0, targets)
+    params = perturbed(spec) | adapters(spec, config)
+    held = ops.to_device(params)
+    wrapped = array(ops, scores(ops, spec, held, LoraOps(ops, held, config)))
+    merged = array(ops, scores(ops, spec, ops.to_device(merge(spec, params, config))))
+    plain = array(ops, scores(ops, spec, held))
+    np.testing.assert_allclose(wrapped, merged, atol=2e-5)
+    assert np.abs(wrapped - plain).max() > 0.05
+
+
+def test_fresh_adapters_change_nothing(ops: Any) -> None:
+    spec = SPECS["llama"]
+    held = ops.to_device(perturbed(spec) | init_lora(spec, LORA, 0))
+    wrapped = array(ops, scores(ops, spec, held, LoraOps(ops, held, LORA)))
+    np.testing.assert_array_equal(wrapped, array(ops, scores(ops, spec, held)))
+
+
+def gradients(name: str, spec: ModelSpec, held: Any, wanted: Any, wrap: bool, remat: str) -> Any:
+    """Of the squared scores, with respect to the tensors `wanted`."""
+    ops = backend.load_ops(name)
+
+    def loss(some: Any) -> Any:
+        params = held | some
+        over = LoraOps(ops, params, LORA) if wrap else ops
+        return (scores(ops, spec, params, over, remat=remat) ** 2).sum()
+
+    some = {k: held[k] for k in wanted}
+    if name == "jax":
+        import jax
+
+        return ops.to_numpy(jax.jit(jax.grad(loss))(some))
+    import torch
+
+    some = {k: v.requires_grad_() for k, v in some.items()}
+    found = torch.autograd.grad(loss(some), list(some.values()))
+    return ops.to_numpy(dict(zip(some, found, strict=True)))
+
+
+@pytest.mark.parametrize(("name", "remat"), [("torch", "none"), ("torch", "full"), ("jax", "full")])
+def test_gradients_by_the_chain_rule(name: str, remat: str) -> None:
+    """dA = s Bᵀ dW and dB = s dW Aᵀ with dW of the merged model; trained are A and B only."""
+    pytest.importorskip(name, reason=f"{name} is not installed")
+    spec, ops = SPECS["llama"], backend.load_ops(name)
+    params = perturbed(spec) | adapters(spec, LORA)
+    table = rules(spec, OptimizerConfig(), lora_tensors(spec, LORA))
+    trained = [k for k, rule in table.items() if rule.trained]
+    assert set(trained) == set(params) - {t.name for t in spec.tensors()}
+    found = gradients(name, spec, ops.to_device(params), trained, True, remat)
+    matrices = [t.name for t in targeted(spec, LORA)]
+    merged = ops.to_device(merge(spec, params, LORA))
+    dw = gradients(name, spec, merged, matrices, False, "none")
+    for matrix in matrices:
+        a, b = params[matrix + ".lora_a"], params[matrix + ".lora_b"]
+        for part, wanted in (
+            (".lora_a", LORA.scale * b.T @ dw[matrix]),
+            (".lora_b", LORA.scale * dw[matrix] @ a.T),
+        ):
+            atol = 2e-5 * np.abs(wanted).max()
+            np.testing.assert_allclose(found[matrix + part], wanted, atol=atol, rtol=1e-3)
+
+
+def test_tensors_shard_like_their_matrix() -> None:
+    spec = SPECS["llama"]
+    table = {t.name: t for t in lora_tensors(spec, LORA)}
+    a, b = table["layers.0.attn.o.lora_a"], table["layers.0.attn.o.lora_b"]
+    assert (a.shape, a.axes) == ((3, 120), ("lora", "heads"))
+    assert (b.shape, b.axes) == ((72, 3), ("embed", "lora"))
+    assert a.init.std == pytest.approx(120**-0.5)
+    assert b.init.kind == "zeros"
+    assert len(table) == 2 * len(adaptable(spec)) == 2 * 7 * 2
+
+
+def test_merge_keeps_dtypes_and_untouched_tensors() -> None:
+    import ml_dtypes
+
+    spec, config = SPECS["llama"], LoraConfig(3, 7.0, r"attn\.q$")
+    params = {k: v.astype(ml_dtypes.bfloat16) for k, v in perturbed(spec).items()}
+    merged = merge(spec, params | adapters(spec, config), config)
+    assert merged.keys() == params.keys()
+    assert {v.dtype.name for v in merged.values()} == {"bfloat16"}
+    changed = {k for k in params if merged[k].tobytes() != params[k].tobytes()}
+    assert changed == {"layers.0.attn.q", "layers.1.attn.q"}
+
+
+@pytest.mark.parametrize("targets", ["", r"attn\.[qv]$", r"layers\.1\.(attn\.o|mlp)"])
+def test_files_round_trip(tmp_path: Path, targets: str) -> None:
+    spec, config = SPECS["qwen3"], LoraConfig(4, 6.5, targets)
+    params = adapters(spec, config)
+    save_adapter(tmp_path / "a", spec, params, config, "some/model")
+    found, arrays = load_adapter(tmp_path / "a", spec)
+    assert (found.rank, found.alpha) == (4, 6.5)
+    assert targeted(spec, found) == targeted(spec, config)
+    assert arrays.keys() == params.keys()
+    assert all((arrays[k] == v).all() for k, v in params.items())
+    settings = json.loads((tmp_path / "a" / CONFIG).read_text())
+    assert (
+        settings["target_modules"]
+        == {
+            "": ["down_proj", "gate_proj", "k_proj", "o_proj", "q_proj", "up_proj", "v_proj"],
+            r"attn\.[qv]$": ["q_proj", "v_proj"],
+            r"layers\.1\.(attn\.o|mlp)": [
+                "model.layers.1.mlp.down_proj",
+                "model.layers.1.mlp.gate_proj",
+                "model.layers.1.mlp.up_proj",
+                "model.layers.1.self_attn.o_proj",
+            ],
+        }[targets]
+    )
+
+
+@pytest.fixture(scope="module")
+def peft() -> Any:
+    pytest.importorskip("torch", reason="peft is a torch package")
+    pytest.importorskip("transformers", reason="peft adapts its models")
+    return pytest.importorskip("peft", reason="peft is the reference")
+
+
+@pytest.fixture(scope="module", params=["llama-bias", "qwen3"])
+def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Any:
+    spec = SPECS[request.param]
+    path = tmp_path_factory.mktemp("lora") / "model"
+    hub.save_model(path, spec, perturbed(spec))
+    return spec, path
+
+
+def reference(path: Path) -> Any:
+    from transformers import AutoModelForCausalLM
+
+    return AutoModelForCausalLM.from_pretrained(path, dtype="float32").eval()
+
+
+def their_scores(module: Any) -> np.ndarray:
+    import torch
+
+    with torch.no_grad():
+        return module(torch.from_numpy(IDS)).logits.numpy()
+
+
+@pytest.mark.parametrize("targets", ["", r"layers\.1\.(attn\.o|mlp)"])
+def test_peft_reads_ours(peft: Any, model: Any, tmp_path: Path, targets: str) -> None:
+    (spec, path), config = model, LoraConfig(3, 7.0, targets)
+    params = perturbed(spec) | adapters(spec, config)
+    save_adapter(tmp_path / "a", spec, params, config, str(path))
+    adapted = peft.PeftModel.from_pretrained(reference(path), tmp_path / "a")
+    ops = backend.load_ops("torch")
+    held = ops.to_device(params)
+    ours = array(ops, scores(ops, spec, held, LoraOps(ops, held, config)))
+    np.testing.assert_allclose(their_scores(adapted), ours, atol=2e-5)
+    merged = array(ops, scores(ops, spec, ops.to_device(merge(spec, params, config))))
+    np.testing.assert_allclose(their_scores(adapted.merge_and_unload()), merged, atol=2e-5)
+
+
+@pytest.mark.parametrize("rank_stabilised", [False, True])
+def test_we_read_pefts(peft: Any, model: Any, tmp_path: Path, rank_stabilised: bool) -> None:
+    spec, path = model
+    settings = peft.LoraConfig(
+        r=4,
+        lora_alpha=6,
+        target_modules=["q_proj", "down_proj"],
+        use_rslora=rank_stabilised,
+        init_lora_weights=False,  # B drawn, too
+        task_type="CAUSAL_LM",
+    )
+    adapted = peft.get_peft_model(reference(path), settings)
+    adapted.save_pretrained(tmp_path / "a")
+    config, arrays = load_adapter(tmp_path / "a", spec)
+    assert config.scale == pytest.approx(6 / (2 if rank_stabilised else 4))
+    ops = backend.load_ops("torch")
+    held = ops.to_device(perturbed(spec) | arrays)
+    ours = array(ops, scores(ops, spec, held, LoraOps(ops, held, config)))
+    np.testing.assert_allclose(their_scores(adapted.eval()), ours, atol=2e-5)
+    save_adapter(tmp_path / "b", spec, arrays, config)
+    theirs, again = (read_tensors(tmp_path / name / WEIGHTS) for name in "ab")
+    assert theirs.keys() == again.keys()
+    assert all((theirs[k] == again[k]).all() for k in theirs)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"rank": 0}, "rank 0"),
+        ({"alpha": 0.0}, "alpha 0"),
+        ({"targets": "("}, "regular expression"),
+        ({"targets": "embed|head|norm"}, "fits no matrix"),
+    ],
+)
+def test_refused_settings(settings: dict, message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        targeted(SPECS["llama"], LoraConfig(**settings))
+
+
+def test_stacked_experts_are_not_targets() -> None:
+    shape = {"hidden": 32, "layers": 1, "vocab": 97, "heads": 4, "ffn": 64, "tied": False}
+    config = new_config("llama", **shape) | {"model_type": "mixtral"}
+    config |= {"num_local_experts": 4, "num_experts_per_tok": 2}
+    spec = from_config(config)
+    assert {t.name for t in adaptable(spec)} == {f"layers.0.attn.{x}" for x in "qkvo"}
+    with pytest.raises(UsageError, match="fits no matrix"):
+        targeted(spec, LoraConfig(targets="experts"))
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "message"),
+    [
+        ({"peft_type": "IA3"}, UsageError, "IA3"),
+        ({"use_dora": True}, UsageError, "use_dora"),
+        ({"rank_pattern": {"q_proj": 8}}, UsageError, "rank_pattern"),
+        ({"r": 5}, BadData, "expected"),
+    ],
+)
+def test_refused_adapters(tmp_path: Path, change: dict, error: type, message: str) -> None:
+    spec = SPECS["llama"]
+    save_adapter(tmp_path / "a", spec, adapters(spec, LORA), LORA)
+    file = tmp_path / "a" / CONFIG
+    file.write_text(json.dumps(json.loads(file.read_text()) | change))
+    with pytest.raises(error, match=message):
+        load_adapter(tmp_path / "a", spec)
+
+
+def test_an_adapter_of_another_model_is_refused(tmp_path: Path) -> None:
+    save_adapter(tmp_path / "a", SPECS["olmo2"], adapters(SPECS["olmo2"], LORA), LORA)
+    with pytest.raises(BadData, match="adapter"):
+        load_adapter(tmp_path / "a", SPECS["llama"])
+    (tmp_path / "a" / CONFIG).unlink()
+    with pytest.raises(BadData, match="not readable"):
+        load_adapter(tmp_path / "a", SPECS["llama"])
