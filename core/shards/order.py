@@ -189,7 +189,7 @@ class DataOrder:
         edges = [0, *(stage.start for stage in self.stages), 1 << 62]
         mixes = [self.weights or (), *(stage.weights for stage in self.stages)]
         before, parts = np.zeros(len(self.sizes), np.int64), []
-        for begin, end, weights in zip(edges, edges[1:], mixes, strict=True):
+        for begin, end, weights in zip(edges[:-1], edges[1:], mixes, strict=True):
             mix = Interleave(weights)
             parts.append((begin, end, mix, before))
             if end < 1 << 62:
