@@ -110,8 +110,8 @@ class Engine:
 
     def _capacity(self, requests: Sequence[Request]) -> int:
         """Slots for this call: what is wanted, what fits the cache, at least one group."""
-        mixers = [layer.mixer for layer in self.spec.layers]
-        width = sum(2 * mixer.kv_heads * mixer.head_dim for mixer in mixers)
+        shapes = [layer.mixer.cache_shapes().values() for layer in self.spec.layers]
+        width = sum(heads * size for layer in shapes for heads, size in layer)
         row_bytes = self._context(requests) * width * self.params["embed"].element_size()
         counts = [len(request.samples) for request in requests]
         largest, total = max(counts), sum(counts)

@@ -1,6 +1,7 @@
 """The key-value cache of decoding: per layer, arrays of a fixed number of slots per row.
 
-`layers[i]` maps names to arrays (attention: keys and values [B, S, K, N]). The object is a
+`layers[i]` maps names to arrays [B, S, K, N]: what the mixer's `cache_shapes` says (attention: keys
+and values; latent attention: latents and one rotated key). The object is a
 container that `forward.hidden` updates: under torch the arrays are written in place; under jax
 they are replaced, and since the class is registered as a pytree, a jitted function takes the
 cache as an argument and returns it.
@@ -10,7 +11,7 @@ where that costs nothing (torch on CPU), otherwise all slots. A caller that know
 position of a call sets it with `upto(largest + 1)`; slots beyond are not seen.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -22,7 +23,7 @@ from sabia.core.spec.model import ModelSpec
 
 @dataclass
 class KVCache:
-    """Keys and values of all layers for B rows of S slots."""
+    """What all layers keep of the tokens of B rows of S slots."""
 
     layers: list[dict[str, Array]] = field(default_factory=list)
     reads: int | None = None
@@ -40,15 +41,16 @@ class KVCache:
         """An empty cache; `like` gives the device (default: the backend's)."""
         layers = []
         for layer in spec.layers:
-            shape = (batch, slots, layer.mixer.kv_heads, layer.mixer.head_dim)
-            names = ("keys", "values")
-            layers.append({name: ops.zeros(shape, dtype, like) for name in names})
+            shapes = layer.mixer.cache_shapes().items()
+            layers.append(
+                {name: ops.zeros((batch, slots, *shape), dtype, like) for name, shape in shapes}
+            )
         return cls(layers)
 
     @property
     def slots(self) -> int:
         """Slots per row."""
-        return int(self.layers[0]["keys"].shape[1])
+        return int(next(iter(self.layers[0].values())).shape[1])
 
     def upto(self, reads: int | None) -> "KVCache":
         """This cache, attention looking at its first `reads` slots (None: decide per call)."""
@@ -76,10 +78,10 @@ class KVCache:
         return bound if self.reads is not None or largest is None else largest + 1
 
     def extend(
-        self, index: int, k: Array, v: Array, slots: Array, reads: int, ops: Ops
-    ) -> tuple[Array, Array]:
-        """Write k, v[B, T, K, N] of layer `index`; returns the first `reads` slots of both."""
+        self, index: int, new: Mapping[str, Array], slots: Array, reads: int, ops: Ops
+    ) -> tuple[Array, ...]:
+        """Write arrays [B, T, K, N] of layer `index`; returns the first `reads` slots of each."""
         layer = self.layers[index]
-        layer["keys"] = ops.cache_write(layer["keys"], k, slots)
-        layer["values"] = ops.cache_write(layer["values"], v, slots)
-        return layer["keys"][:, :reads], layer["values"][:, :reads]
+        for name, array in new.items():
+            layer[name] = ops.cache_write(layer[name], array, slots)
+        return tuple(layer[name][:, :reads] for name in new)

@@ -14,17 +14,20 @@ from sabia.core.errors import UsageError
 from sabia.core.model.block import STREAM, VOCAB, Block, Context
 from sabia.core.model.cache import KVCache
 from sabia.core.model.feed_forward import MLPS
+from sabia.core.model.latent import latent_attention
 from sabia.core.model.mixers import MIXERS
 from sabia.core.model.moe import experts
-from sabia.core.model.ops import Array, Ops, Params, Remat
+from sabia.core.model.ops import Angles, Array, Ops, Params, Remat
 from sabia.core.spec.experts import Experts
+from sabia.core.spec.latent import LatentAttention
 from sabia.core.spec.layers import Layer
 from sabia.core.spec.model import ModelSpec
-from sabia.core.spec.rope import inverse_frequencies
+from sabia.core.spec.rope import Rope, inverse_frequencies
 
 __all__ = ["KVCache", "Stats", "hidden", "hidden_and_stats", "logits", "token_losses"]
 
 Stats = dict[str, dict[int, Array]]  # name → layer → figures
+_MIXERS = {**MIXERS, LatentAttention: latent_attention}
 _FEED_FORWARD = {**MLPS, Experts: experts}
 
 
@@ -154,12 +157,17 @@ def make_context(
         slots, reads = positions, cache.reads_for(positions, ops)
     if segments is not None:
         segments = ops.integers(segments, x)
-    angles = {rope: ops.rope_angles(positions, inverse_frequencies(rope)) for rope in spec.ropes}
+    angles = {rope: _angles(rope, positions, ops) for rope in spec.ropes}
     masks = {
         window: ops.attention_mask(x, reads, segments=segments, slots=slots, window=window)
         for window in spec.windows
     }
     return Context(ops, spec.norm_eps, angles, masks, segments, slots, cache, reads, wanted)
+
+
+def _angles(rope: Rope, positions: Array, ops: Ops) -> Angles:
+    cos, sin = ops.rope_angles(positions, inverse_frequencies(rope))
+    return (cos, sin) if rope.amplitude == 1 else (cos * rope.amplitude, sin * rope.amplitude)
 
 
 def _bind(layer: Layer, index: int, names: Any, context: Context) -> Callable[..., Any]:
@@ -173,7 +181,7 @@ def _bind(layer: Layer, index: int, names: Any, context: Context) -> Callable[..
 
     def run(weights: Params, x: Array) -> tuple[Array, dict[str, Array]]:
         block = Block(index, ops.gather(weights, names), names, context)
-        x = branch(block, "attn", layer.mixer, MIXERS, x)
+        x = branch(block, "attn", layer.mixer, _MIXERS, x)
         x = branch(block, "mlp", layer.mlp, _FEED_FORWARD, x)
         return x, block.stats
 

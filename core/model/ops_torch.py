@@ -407,7 +407,11 @@ def _capped_attention(
         scores = scores.masked_fill(later, float("-inf"))
     else:
         scores = scores + mask.bias[:, :, None]
-    out = torch.einsum("bkgts,bksn->bkgtn", softmax(scores).to(v.dtype), v)
+    if sinks is not None:
+        column = sinks.float().view(1, groups, -1, 1, 1).expand(*scores.shape[:-1], 1)
+        scores = torch.cat((scores, column), -1)
+    weights = softmax(scores)[..., : k.shape[2]].to(v.dtype)
+    out = torch.einsum("bkgts,bksn->bkgtn", weights, v)
     return out.reshape(batch, heads, length, v.shape[-1])
 
 

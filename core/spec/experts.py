@@ -9,6 +9,7 @@ sharding rules see an expert axis; the files' names are one per expert or Parts 
 from dataclasses import dataclass
 from typing import Literal
 
+from sabia.core.errors import UsageError
 from sabia.core.spec.layers import Activation, GatedMlp
 from sabia.core.spec.tensors import Row
 
@@ -42,6 +43,16 @@ class Router:
     chosen_groups: int = 1
     correction: bool = False
     bias: bool = False
+
+    def __post_init__(self) -> None:
+        size = self.experts // self.groups
+        even = size * self.groups == self.experts and self.chosen_groups <= self.groups
+        if not even or self.chosen > size * self.chosen_groups:
+            raise UsageError(
+                f"config.json: {self.chosen} of {self.experts} experts in {self.chosen_groups} of "
+                f"{self.groups} groups (expected groups that divide the experts, and no more "
+                "chosen experts than those groups have)"
+            )
 
     def rows(self, width: int) -> tuple[Row, ...]:
         """Tensors for a residual stream of `width`; every rank of a mesh needs all scores."""

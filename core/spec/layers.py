@@ -7,9 +7,10 @@ composition of these parts.
 """
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, Protocol
 
 from sabia.core.spec.delta import GatedDeltaNet
+from sabia.core.spec.latent import LatentAttention
 from sabia.core.spec.rope import Rope
 from sabia.core.spec.tensors import InitKind, Row
 
@@ -25,6 +26,7 @@ class Attention:
     rope: rotates the first rope.dim dimensions of each head; None: no rotation.
     qk_norm: RMSNorm of each head's query and key; qk_norm_whole: one norm over all heads;
     norm_offset: added to the stored weights of these norms.
+    sinks: each head has a score that takes part in the softmax and has no value (GPT-OSS).
     output_gate: the result is multiplied by sigmoid(gate(y)) before the output projection.
     """
 
@@ -41,6 +43,7 @@ class Attention:
     output_gate: bool = False
     window: int | None = None
     softcap: float | None = None
+    sinks: bool = False
 
     def rows(self, width: int) -> tuple[Row, ...]:
         """Tensors for a residual stream of `width`."""
@@ -60,6 +63,8 @@ class Attention:
             rows.append(Row("attn.gate", (n, width), ("heads", "embed"), "attention"))
         if self.output_gate and self.qkv_bias:
             rows.append(Row("attn.gate_bias", (n,), ("heads",), "attention", "zeros"))
+        if self.sinks:
+            rows.append(Row("attn.sinks", (self.heads,), ("heads",), "attention", "zeros"))
         rows += self._norm_rows()
         rows.append(
             Row("attn.o", (width, n), ("embed", "heads"), "attention", residual_output=True)
@@ -87,6 +92,10 @@ class Attention:
     def split_units(self) -> dict[str, int]:
         """What is never cut when a logical axis is split over devices: whole heads."""
         return {"heads": self.heads, "kv_heads": self.kv_heads}
+
+    def cache_shapes(self) -> dict[str, tuple[int, int]]:
+        """(heads, size) of what decoding keeps of each token."""
+        return dict.fromkeys(("keys", "values"), (self.kv_heads, self.head_dim))
 
 
 @dataclass(frozen=True)
@@ -133,7 +142,15 @@ class Norms:
         return (before,) * self.pre, (behind,) * self.post
 
 
-Mixer = Attention | GatedDeltaNet
+Mixer = Attention | LatentAttention | GatedDeltaNet
+
+
+class FeedForward(Protocol):
+    """A gated MLP, or a mixture of experts (core.spec.experts)."""
+
+    def rows(self, width: int) -> tuple[Row, ...]:
+        """Tensors for a residual stream of `width`."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -141,7 +158,7 @@ class Layer:
     """One block of the stack."""
 
     mixer: Mixer
-    mlp: GatedMlp
+    mlp: FeedForward
     norms: Norms = Norms()
 
     def rows(self, width: int) -> tuple[Row, ...]:

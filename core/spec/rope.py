@@ -3,6 +3,9 @@
 `default`: theta^(-2i/N) (Su et al. 2021, arXiv 2104.09864). `linear`: all frequencies divided by
 a factor (position interpolation, arXiv 2306.15595). `llama3`: wavelengths beyond the original
 context divided by the factor, short ones kept, a linear blend between (Llama 3, arXiv 2407.21783).
+`yarn`: pairs that turn more than beta_fast times in the original context kept, those that turn
+less than beta_slow times divided by the factor, a linear blend between, and cos and sin multiplied
+by `amplitude` (arXiv 2309.00071).
 Computed in double precision; pairs are (i, i + N/2), the layout of the files on the hub.
 """
 
@@ -10,12 +13,16 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
-RopeKind = Literal["default", "linear", "llama3"]
+RopeKind = Literal["default", "linear", "llama3", "yarn"]
 
 
 @dataclass(frozen=True)
 class Rope:
-    """Rotation of a head's `dim` leading dimensions; fields not used by `kind` keep their 0."""
+    """Rotation of a head's `dim` leading dimensions; fields not used by `kind` keep their value.
+
+    truncate: the blend begins and ends at whole pairs. mscale_all_dim: DeepSeek's families scale
+    their attention scores by it (`score_factor`); the rotation does not.
+    """
 
     dim: int
     theta: float
@@ -24,6 +31,11 @@ class Rope:
     low_freq_factor: float = 0.0
     high_freq_factor: float = 0.0
     original_length: float = 0.0
+    beta_fast: float = 0.0
+    beta_slow: float = 0.0
+    truncate: bool = True
+    amplitude: float = 1.0
+    mscale_all_dim: float = 0.0
 
 
 def _llama3(frequency: float, rope: Rope) -> float:
@@ -35,9 +47,38 @@ def _llama3(frequency: float, rope: Rope) -> float:
     return kept * frequency + (1 - kept) * frequency / rope.factor
 
 
+def _yarn(plain: tuple[float, ...], rope: Rope) -> tuple[float, ...]:
+    def pair_that_turns(times: float) -> float:
+        turns_of_first = rope.original_length / (2 * math.pi)
+        return rope.dim * math.log(turns_of_first / times) / (2 * math.log(rope.theta))
+
+    low, high = pair_that_turns(rope.beta_fast), pair_that_turns(rope.beta_slow)
+    if rope.truncate:
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, rope.dim - 1)
+    span = high - low or 0.001
+    stretched = [min(1.0, max(0.0, (pair - low) / span)) for pair in range(len(plain))]
+    return tuple(
+        frequency * (1 - share + share / rope.factor)
+        for frequency, share in zip(plain, stretched, strict=True)
+    )
+
+
+def yarn_mscale(factor: float, mscale: float = 1.0) -> float:
+    """0.1·mscale·ln(factor) + 1, the growth of the scores that YaRN makes up for."""
+    return 1.0 if factor <= 1 else 0.1 * mscale * math.log(factor) + 1.0
+
+
+def score_factor(rope: Rope) -> float:
+    """What the scores of DeepSeek's attention are multiplied by."""
+    return yarn_mscale(rope.factor, rope.mscale_all_dim) ** 2 if rope.mscale_all_dim else 1.0
+
+
 def inverse_frequencies(rope: Rope) -> tuple[float, ...]:
     """Radians per position of each of the dim/2 pairs."""
     plain = tuple(rope.theta ** (-2 * pair / rope.dim) for pair in range(rope.dim // 2))
     if rope.kind == "llama3":
         return tuple(_llama3(frequency, rope) for frequency in plain)
+    if rope.kind == "yarn":
+        return _yarn(plain, rope)
     return tuple(frequency / rope.factor for frequency in plain)

@@ -10,7 +10,7 @@ from typing import Any
 
 from sabia.core.errors import UsageError
 from sabia.core.spec.fields import Fields
-from sabia.core.spec.rope import Rope, RopeKind
+from sabia.core.spec.rope import Rope, RopeKind, yarn_mscale
 
 _LLAMA3 = {
     "factor": "factor",
@@ -23,7 +23,12 @@ _KINDS: dict[RopeKind, dict[str, str]] = {
     "default": {},
     "linear": {"factor": "factor"},
     "llama3": _LLAMA3,
+    "yarn": {"factor": "factor", "original_max_position_embeddings": "original_length"},
 }
+
+
+# How dimensions are dealt to the time, height and width of images: a text's three are the same.
+_GRIDS = ("mrope_section", "mrope_interleaved")
 
 
 def _kind(left: dict[str, Any]) -> RopeKind:
@@ -43,11 +48,38 @@ def _number(left: dict[str, Any], name: str) -> float:
     return float(value)
 
 
+def _yarn(left: dict[str, Any], factor: float) -> dict[str, Any]:
+    """YaRN's optional fields; its amplitude is given, or the ratio of two mscales, or usual."""
+
+    def optional(name: str, default: float) -> float:
+        if not left.get(name):
+            left.pop(name, None)
+            return default
+        return _number(left, name)
+
+    mscale, all_dim = optional("mscale", 0.0), optional("mscale_all_dim", 0.0)
+    ratio = yarn_mscale(factor)
+    if mscale and all_dim:
+        ratio = yarn_mscale(factor, mscale) / yarn_mscale(factor, all_dim)
+    truncate = left.pop("truncate", True)
+    if not isinstance(truncate, bool):
+        raise UsageError(f"config.json: rope truncate is {truncate!r} (expected true or false)")
+    return {
+        "amplitude": optional("attention_factor", ratio),
+        "beta_fast": optional("beta_fast", 32.0),
+        "beta_slow": optional("beta_slow", 1.0),
+        "truncate": truncate,
+        "mscale_all_dim": all_dim,
+    }
+
+
 def rope_from(values: Mapping[str, Any], theta: float, head_dim: int) -> Rope:
     """The rotation that the scaling fields `values` describe for heads of `head_dim`."""
     left = {key: value for key, value in values.items() if value is not None}
     kind = _kind(left)
     numbers: dict[str, Any] = {ours: _number(left, name) for name, ours in _KINDS[kind].items()}
+    if kind == "yarn":
+        numbers |= _yarn(left, numbers["factor"])
     if left.get("partial_rotary_factor") == 1:
         del left["partial_rotary_factor"]
     if left:
@@ -69,6 +101,8 @@ def read_rope(
     scaling = fields.take("rope_scaling", dict, {})
     values = dict(fields.take("rope_parameters", dict, scaling))
     theta = float(values.pop("rope_theta", theta))
+    for name in _GRIDS:
+        values.pop(name, None)
     if partial:
         share = fields.take("partial_rotary_factor", float, 1.0)
         share = values.pop("partial_rotary_factor", share)

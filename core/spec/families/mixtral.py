@@ -2,9 +2,9 @@
 
 from dataclasses import replace
 
-from sabia.core.spec.experts import Experts
+from sabia.core.spec.experts import Experts, Router
 from sabia.core.spec.families import llama
-from sabia.core.spec.families.qwen3_moe import router, training_remarks
+from sabia.core.spec.families.qwen3_moe import training_remarks
 from sabia.core.spec.fields import Fields
 from sabia.core.spec.layers import Layer
 from sabia.core.spec.model import ModelSpec
@@ -27,7 +27,7 @@ def read(fields: Fields) -> ModelSpec:
     fields.expect("hidden_act", ("silu",), "silu")
     fields.expect("router_jitter_noise", (0, 0.0), 0.0)
     chosen, count = fields.size("num_experts_per_tok", 2), fields.size("num_local_experts", 8)
-    experts = Experts(router(fields, count, chosen), fields.size("intermediate_size"))
+    experts = Experts(Router(count, chosen), fields.size("intermediate_size"))
     training_remarks(fields)
     layers = (Layer(replace(mixer, window=window), experts),) * fields.size("num_hidden_layers")
     return llama.decoder(fields, width, layers, NAMES, eps=1e-5)

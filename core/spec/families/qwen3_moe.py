@@ -6,7 +6,6 @@ dense. The softmax runs over all experts, and the chosen are normalised where `n
 
 from dataclasses import replace
 
-from sabia.core.errors import UsageError
 from sabia.core.spec.experts import Experts, Router
 from sabia.core.spec.families import llama, qwen3
 from sabia.core.spec.fields import Fields
@@ -23,15 +22,8 @@ def training_remarks(fields: Fields) -> None:
     """Take the coefficients of a loss that only training adds; ours are options of the run."""
     fields.take("router_aux_loss_coef", float, 0.0)
     fields.take("output_router_logits", bool, False)
-
-
-def router(fields: Fields, experts: int, chosen: int, **settings: object) -> Router:
-    """A router; refuses to choose more experts than there are."""
-    if chosen > experts:
-        raise UsageError(
-            f"config.json: num_experts_per_tok is {chosen} (expected at most the {experts} experts)"
-        )
-    return replace(Router(experts, chosen), **settings)
+    fields.take("aux_loss_alpha", float, 0.0)
+    fields.take("seq_aux", bool, False)
 
 
 def sparse(fields: Fields, depth: int) -> tuple[bool, ...]:
@@ -41,6 +33,16 @@ def sparse(fields: Fields, depth: int) -> tuple[bool, ...]:
     return tuple((index + 1) % step == 0 and index not in dense for index in range(depth))
 
 
+def experts(fields: Fields, count: int, chosen: int, width: int) -> Experts:
+    """Take the fields of the routed experts; the numbers are the family's defaults."""
+    count = fields.size("num_experts", fields.size("num_local_experts", count))  # either name
+    chosen = fields.size("num_experts_per_tok", chosen)
+    normalised = fields.take("norm_topk_prob", bool, False)
+    inner = fields.size("moe_intermediate_size", width)
+    training_remarks(fields)
+    return Experts(Router(count, chosen, normalised=normalised), inner)
+
+
 def read(fields: Fields) -> ModelSpec:
     """The model of a `qwen3_moe` configuration."""
     width = fields.size("hidden_size")
@@ -48,16 +50,10 @@ def read(fields: Fields) -> ModelSpec:
     fields.expect("mlp_bias", (False,), False)
     dense = llama.mlp(fields)
     depth = fields.size("num_hidden_layers")
-    count = fields.size("num_experts", fields.size("num_local_experts", 128))  # either name
-    chosen = fields.size("num_experts_per_tok", 8)
-    normalised = fields.take("norm_topk_prob", bool, False)
-    experts = Experts(
-        router(fields, count, chosen, normalised=normalised), fields.size("moe_intermediate_size")
-    )
-    training_remarks(fields)
+    mixture = experts(fields, 128, 8, 768)
     windows = qwen3.windows(fields, depth)
     layers = tuple(
-        Layer(replace(mixer, window=window), experts if routed else dense)
+        Layer(replace(mixer, window=window), mixture if routed else dense)
         for window, routed in zip(windows, sparse(fields, depth), strict=True)
     )
     return llama.decoder(fields, width, layers, NAMES)

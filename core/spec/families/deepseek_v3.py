@@ -1,0 +1,80 @@
+"""DeepSeek-V3 (arXiv 2412.19437): latent attention, sigmoid routing with group limits and a bias.
+
+The first `first_k_dense_replace` layers are dense, the others route to experts and a shared one.
+Layers of multi-token prediction follow the stack in the files; they take no part in the maths and
+are handed on unchanged.
+"""
+
+from dataclasses import replace
+
+from sabia.core.spec.experts import Experts, Router
+from sabia.core.spec.families import llama, qwen3_moe
+from sabia.core.spec.fields import Fields
+from sabia.core.spec.latent import LatentAttention
+from sabia.core.spec.layers import GatedMlp, Layer
+from sabia.core.spec.model import ModelSpec
+from sabia.core.spec.rope import score_factor
+from sabia.core.spec.rope_fields import read_rope
+
+_LAYER = "model.layers.{layer}."
+_ATTENTION = {"q": "q_proj", "q_down": "q_a_proj", "q_norm": "q_a_layernorm", "q_up": "q_b_proj"}
+_ATTENTION |= {"kv_down": "kv_a_proj_with_mqa", "kv_norm": "kv_a_layernorm", "kv_up": "kv_b_proj"}
+NAMES = llama.NAMES | qwen3_moe.NAMES
+NAMES |= {f"attn.{p}": f"{_LAYER}self_attn.{m}.weight" for p, m in _ATTENTION.items()}
+NAMES |= {f"attn.{p}_bias": f"{_LAYER}self_attn.{m}.bias" for p, m in _ATTENTION.items()}
+NAMES |= {"mlp.correction": _LAYER + "mlp.gate.e_score_correction_bias"}
+for _p in ("gate", "up", "down"):
+    NAMES[f"mlp.shared.{_p}"] = f"{_LAYER}mlp.shared_experts.{_p}_proj.weight"
+
+
+def attention(fields: Fields) -> LatentAttention:
+    """Take the attention fields."""
+    heads = fields.size("num_attention_heads")
+    fields.expect("num_key_value_heads", (heads,), heads)
+    fields.expect("attention_dropout", (0, 0.0), 0.0)
+    turned, plain = fields.size("qk_rope_head_dim", 64), fields.size("qk_nope_head_dim", 128)
+    for name, size in (("head_dim", turned), ("qk_head_dim", plain + turned)):
+        fields.expect(name, (size,), size)
+    rope = read_rope(fields, turned)
+    scale = (plain + turned) ** -0.5 * score_factor(rope)
+    values, latent = fields.size("v_head_dim", 128), fields.size("kv_lora_rank", 512)
+    interleaved = fields.take("rope_interleave", bool, True)
+    bias = fields.take("attention_bias", bool, False)
+    ranks = (latent, fields.take("q_lora_rank", int, None))
+    return LatentAttention(heads, plain, values, *ranks, scale, rope, interleaved, bias)
+
+
+def experts(fields: Fields) -> Experts:
+    """Take the fields of the routed layers."""
+    fields.expect("scoring_func", ("sigmoid",), "sigmoid")
+    fields.expect("topk_method", ("noaux_tc",), "noaux_tc")
+    router = Router(
+        fields.size("n_routed_experts", 256),
+        fields.size("num_experts_per_tok", 8),
+        "sigmoid",
+        fields.take("norm_topk_prob", bool, True),
+        fields.take("routed_scaling_factor", float, 2.5),
+        fields.size("n_group", 8),
+        fields.size("topk_group", 4),
+        correction=True,
+    )
+    inner = fields.size("moe_intermediate_size", 2048)
+    return Experts(router, inner, shared=inner * fields.size("n_shared_experts", 1))
+
+
+def read(fields: Fields) -> ModelSpec:
+    """The model of a `deepseek_v3` configuration."""
+    fields.defaults(q_lora_rank=1536)
+    width, depth = fields.size("hidden_size"), fields.size("num_hidden_layers")
+    mixer, routed = attention(fields), experts(fields)
+    fields.expect("hidden_act", ("silu",), "silu")
+    fields.expect("moe_layer_freq", (1,), 1)
+    dense = GatedMlp(fields.size("intermediate_size"))
+    first = fields.take("first_k_dense_replace", int, 3)
+    predicted = fields.take("num_mtp_layers", int, 1)
+    predicted = fields.take("num_nextn_predict_layers", int, predicted)
+    fields.take("ep_size", int, 1)
+    qwen3_moe.training_remarks(fields)
+    layers = tuple(Layer(mixer, dense if index < first else routed) for index in range(depth))
+    kept = tuple(rf"model\.layers\.{depth + n}\..+" for n in range(predicted))
+    return replace(llama.decoder(fields, width, layers, NAMES), kept=kept)

@@ -1,0 +1,69 @@
+"""GPT-OSS (arXiv 2508.10925): attention with sinks, windows in every other layer, clamped experts.
+
+The files hold each expert's gate and up columns alternating in one [in, out] tensor, in bf16 or as
+MXFP4 blocks (core.numerics.mxfp4). The softmax runs over the chosen experts' scores.
+"""
+
+from dataclasses import replace
+
+from sabia.core.spec.experts import ClampedSwiglu, Experts, Router
+from sabia.core.spec.families import llama
+from sabia.core.spec.families.qwen3 import KINDS
+from sabia.core.spec.families.qwen3_moe import training_remarks
+from sabia.core.spec.fields import Fields
+from sabia.core.spec.layers import Layer
+from sabia.core.spec.model import ModelSpec
+from sabia.core.spec.tensors import Part
+
+_MLP = "model.layers.{layer}.mlp."
+_ROPE = {"rope_type": "yarn", "factor": 32.0, "original_max_position_embeddings": 4096}
+_ROPE |= {"truncate": False}
+NAMES = llama.NAMES | {
+    "attn.sinks": "model.layers.{layer}.self_attn.sinks",
+    "mlp.router": _MLP + "router.weight",
+    "mlp.router_bias": _MLP + "router.bias",
+    "mlp.experts.down_bias": _MLP + "experts.down_proj_bias",
+}
+
+
+def fused(count: int, width: int, inner: int) -> dict[str, Part]:
+    """Where the stacked [expert, out, in] matrices lie in the files."""
+    both = (count, width, 2 * inner)
+    down = (count, inner, width)
+    whole = tuple((0, size, 1) for size in down)
+    parts = {"mlp.experts.down": Part(_MLP + "experts.down_proj", down, down, whole, (0, 2, 1))}
+    for place, name in enumerate(("gate", "up")):
+        columns = (place, 2 * inner, 2)
+        cut = ((0, count, 1), (0, width, 1), columns)
+        file = _MLP + "experts.gate_up_proj"
+        parts[f"mlp.experts.{name}"] = Part(file, both, both, cut, (0, 2, 1))
+        shape = (count, 2 * inner)
+        bias = Part(file + "_bias", shape, shape, ((0, count, 1), columns), (0, 1))
+        parts[f"mlp.experts.{name}_bias"] = bias
+    return parts
+
+
+def read(fields: Fields) -> ModelSpec:
+    """The model of a `gpt_oss` configuration."""
+    fields.defaults(attention_bias=True, rope_scaling=_ROPE, sliding_window=128)
+    width, depth = fields.size("hidden_size"), fields.size("num_hidden_layers")
+    mixer = replace(llama.attention(fields, width, head_dim=64, theta=150000.0), sinks=True)
+    fields.expect("hidden_act", ("silu",), "silu")
+    count = fields.size("num_local_experts", fields.size("num_experts", 128))
+    chosen = fields.size("num_experts_per_tok", fields.size("experts_per_token", 4))
+    inner = fields.size("intermediate_size")
+    activation = ClampedSwiglu(
+        fields.take("swiglu_alpha", float, 1.702), fields.take("swiglu_limit", float, 7.0)
+    )
+    scores = Router(count, chosen, scores="softmax_chosen", bias=True)
+    experts = Experts(scores, inner, activation, bias=True)
+    training_remarks(fields)
+    fields.take("initial_context_length", int, None)  # repeated in the rotary fields
+    usual = [KINDS[(index + 1) % 2] for index in range(depth)]
+    window = fields.take("sliding_window", int, None)
+    layers = tuple(
+        Layer(replace(mixer, window=None if kind == KINDS[0] else window), experts)
+        for kind in fields.each("layer_types", depth, KINDS, usual)
+    )
+    names = NAMES | fused(count, width, inner)
+    return llama.decoder(fields, width, layers, names, eps=1e-5)
