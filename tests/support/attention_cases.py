@@ -62,7 +62,7 @@ CASES = [
     Case("sinks", sinks=True, K=1),
     Case("everything", window=9, softcap=2.0, sinks=True, H=6, scale=0.3),
     Case("latent", H=2, K=2, N=24, M=16, B=1),
-    Case("slice", T=13, S=37, start=17, window=20, sinks=True),
+    Case("slice", T=13, S=37, start=17, window=20, softcap=4.0, sinks=True, N=24),
     Case("slice of padding", T=8, S=40, start=32, B=1),
     Case("a multiple of blocks", T=32, S=32, N=16, M=16),
 ]
@@ -89,3 +89,14 @@ def oracle(case: Case, data: dict[str, Any]) -> np.ndarray:
         rest = np.exp(np.float64(data["sinks"][h])) if case.sinks else 0.0
         out[b, t, h] = weight @ v[b, keys, group] / (weight.sum() + rest)
     return out
+
+
+def interpreted(fast: set[str]) -> list[Any]:
+    """CASES for an interpreter: all but these are marked slow."""
+    import pytest
+
+    assert fast <= {case.name for case in CASES}
+    return [
+        pytest.param(case, id=case.name, marks=[] if case.name in fast else [pytest.mark.slow])
+        for case in CASES
+    ]
