@@ -1,9 +1,14 @@
 """Every optimizer against its judge (torch.optim, optax, or a NumPy oracle), in both backends."""
 
+import json
+import subprocess
+import sys
 import threading
+from pathlib import Path
 
 import numpy as np
 import pytest
+from update_cases import KINDS, LR, MATRICES, problem, rule
 
 from sabia.core.train.optimizer import OptimizerConfig, Rule, state_parts
 
@@ -13,31 +18,6 @@ optax = pytest.importorskip("optax", reason="optax is a reference")
 
 from sabia.core.train import updates_jax, updates_torch  # noqa: E402
 from sabia.core.train.updates import newton_schulz, update  # noqa: E402
-
-SHAPES = {"wide": (12, 20), "tall": (20, 12), "square": (16, 16), "vector": (20,)}
-STEPS = 10
-LR = 2e-3
-
-
-def rule(kind: str, decay: float = 0.1, scale: float = 1.0, **settings) -> Rule:
-    return Rule(kind, decay, OptimizerConfig(name=kind, **settings), scale)
-
-
-def problem(shapes=SHAPES, steps: int = STEPS, seed: int = 0):
-    """Parameters, and per step the gradients: a fixed part of falling spectrum, and noise."""
-    rng = np.random.default_rng(seed)
-
-    def spread(shape):
-        x = rng.standard_normal(shape)
-        return x * 0.8 ** np.arange(shape[-1]) if len(shape) > 1 else x
-
-    fixed = {k: spread(s) for k, s in shapes.items()}
-    params = {k: rng.standard_normal(s).astype(np.float32) for k, s in shapes.items()}
-    grads = [
-        {k: (fixed[k] + 0.5 * spread(s)).astype(np.float32) * 0.1 for k, s in shapes.items()}
-        for _ in range(steps)
-    ]
-    return params, grads
 
 
 def run_torch(rules, params, grads, lr: float = LR):
@@ -91,7 +71,6 @@ def close(found, wanted, atol: float) -> None:
 
 
 BOTH = pytest.mark.parametrize("run", [run_torch, run_jax], ids=["torch", "jax"])
-MATRICES = {k: s for k, s in SHAPES.items() if len(s) == 2}
 
 
 @BOTH
@@ -212,9 +191,6 @@ def soap_oracle(p, grads, lr, decay, every, largest, b1=0.95, b2=0.95, eps=1e-8)
     return p
 
 
-SOAP = {"beta1": 0.95, "beta2": 0.95, "soap_every": 3}
-
-
 @BOTH
 @pytest.mark.parametrize("largest", [100, 15], ids=["two-sided", "one-sided"])
 def test_soap_is_the_paper(run, largest) -> None:
@@ -222,9 +198,7 @@ def test_soap_is_the_paper(run, largest) -> None:
     no basis of its own."""
     shapes = {"square": (16, 16)} if largest == 100 else {"wide": (12, 20), "tall": (20, 12)}
     params, grads = problem(shapes, steps=12, seed=3)
-    ours, state = run(
-        {k: rule("soap", soap_max_dim=largest, **SOAP) for k in params}, params, grads
-    )
+    ours, state = run({k: rule("soap", soap_max_dim=largest) for k in params}, params, grads)
     for name, p in params.items():
         wanted = soap_oracle(p, [g[name] for g in grads], LR, 0.1, 3, largest)
         np.testing.assert_allclose(ours[name], wanted, atol=2e-5)
@@ -236,14 +210,14 @@ def test_soap_is_the_paper(run, largest) -> None:
     assert turned == {name: wanted[name] for name in shapes}
 
 
-@pytest.mark.parametrize("kind", ["adamw", "muon", "lion", "adafactor", "soap"])
+@pytest.mark.parametrize("kind", KINDS)
 def test_backends_agree_over_ten_steps(kind) -> None:
     """With a scaled rate, and stacked matrices where a rule knows them."""
     shapes = {"square": (16, 16), "stack": (2, 8, 8)}
     if kind != "muon" and kind != "soap":
         shapes["vector"] = (20,)
     params, grads = problem(shapes)
-    rules = {k: rule(kind, 0.1, 0.3, **(SOAP if kind == "soap" else {})) for k in params}
+    rules = {k: rule(kind, 0.1, 0.3) for k in params}
     one, state = run_torch(rules, params, grads)
     other, there = run_jax(rules, params, grads)
     close(one, other, 1e-5)
@@ -271,7 +245,7 @@ def test_stacked_matrices_are_matrices(kind) -> None:
 def test_the_scale_leaves_the_decay_alone() -> None:
     params, grads = problem({"square": (16, 16)}, steps=1)
     nothing = [{"square": np.zeros((16, 16), np.float32)}]
-    for kind in ("adamw", "lion", "muon", "adafactor", "soap"):
+    for kind in KINDS:
         small, _ = run_torch({"square": rule(kind, 0.1, 0.01)}, params, nothing)
         np.testing.assert_allclose(small["square"], params["square"] * (1 - LR * 0.1), atol=1e-6)
     full, _ = run_torch({"square": rule("adamw", 0.0)}, params, grads)
@@ -337,10 +311,10 @@ class Ring:
 
 
 @pytest.mark.parametrize("axis", [0, 1])
-@pytest.mark.parametrize("kind", ["adamw", "muon", "lion", "adafactor", "soap"])
+@pytest.mark.parametrize("kind", KINDS)
 def test_sharded_is_unsharded(kind, axis) -> None:
     params, grads = problem({"p": (16, 16)})
-    one = rule(kind, **(SOAP if kind == "soap" else {}))
+    one = rule(kind)
     whole, _ = run_torch({"p": one}, params, grads)
     halves = Ring(axis).run(
         one, torch.from_numpy(params["p"]), [torch.from_numpy(g["p"]) for g in grads]
@@ -355,6 +329,15 @@ def test_sharded_vector_of_adafactor() -> None:
         rule("adafactor"), torch.from_numpy(params["p"]), [torch.from_numpy(g["p"]) for g in grads]
     )
     np.testing.assert_allclose(halves, whole["p"], atol=1e-6)
+
+
+def test_jax_on_a_mesh_is_one_device() -> None:
+    """jit on four devices, parameters and elementwise state split both ways."""
+    file = Path(__file__).parents[2] / "support" / "update_mesh.py"
+    done = subprocess.run([sys.executable, file], capture_output=True, check=True, cwd=file.parent)
+    found = json.loads(done.stdout)
+    assert found.keys() == set(KINDS)
+    assert max(found.values()) <= 1e-5, found
 
 
 def test_fast_paths_are_the_shared_maths() -> None:
