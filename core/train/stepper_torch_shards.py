@@ -1,0 +1,122 @@
+"""What a process of a torch mesh holds of every tensor, and the sums that make its steps global.
+
+A gradient is summed over the axes whose processes saw other tokens and hold the same shard: data,
+fsdp and expert where they do not split the tensor, context for all. (What fsdp splits was summed
+when it was scattered, what expert splits holds every token that came; along tensor all computed
+the same.) Gradients travel in flat buffers of at most BUCKET_BYTES.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+
+from sabia.core.parallel.collectives_torch import Axes, Groups, gathered, own_part
+from sabia.core.parallel.mesh import Mesh
+from sabia.core.parallel.rules import Split, owns, shard_slices, weight_split
+from sabia.core.spec.tensors import TensorSpec
+
+Tensor = torch.Tensor
+Box = tuple[tuple[int, ...], tuple[int, ...]]  # offset and shape
+TOKEN_AXES = ("data", "fsdp", "expert", "context")
+BUCKET_BYTES = 64 << 20
+
+
+class Shards:
+    """The shards of process `rank`; `stages`: tensor → first stage of the pipeline that has it."""
+
+    def __init__(
+        self,
+        table: Mapping[str, TensorSpec],
+        mesh: Mesh,
+        rank: int,
+        stages: Mapping[str, tuple[int, ...]],
+    ) -> None:
+        self.mesh, self.rank = mesh, rank
+        self.shapes = {name: tensor.shape for name, tensor in table.items()}
+        self.splits: dict[str, Split] = {n: weight_split(t, mesh) for n, t in table.items()}
+        self.stages, self.stage = stages, mesh.coordinates(rank)["pipe"]
+
+    def wanted_groups(self) -> list[Axes]:
+        """The sets of axes that `sum_gradients` and `gather` talk along."""
+        return list(dict.fromkeys([self._summed(name) for name in self.splits]))
+
+    def _summed(self, name: str) -> Axes:
+        split = self.splits[name]
+        return tuple(axis for axis in TOKEN_AXES if self.mesh.along(axis) > 1 and axis not in split)
+
+    # -- places
+
+    def here(self, name: str) -> bool:
+        """Whether this process's stage has the tensor."""
+        return self.stage in self.stages[name]
+
+    def box(self, name: str) -> Box:
+        """Where this process's shard lies in the whole tensor."""
+        cuts = shard_slices(self.shapes[name], self.splits[name], self.mesh, self.rank)
+        return tuple(cut.start for cut in cuts), tuple(cut.stop - cut.start for cut in cuts)
+
+    def cut(self, name: str, whole: Any) -> np.ndarray:
+        """This process's shard of a whole array, which may be lazy."""
+        whole = whole if isinstance(whole, np.ndarray) else np.asarray(whole)
+        return whole[shard_slices(whole.shape, self.splits[name], self.mesh, self.rank)]
+
+    def owns(self, name: str, whole: bool = False) -> bool:
+        """Whether this process is the first of those that hold this shard (or all of it)."""
+        split = () if whole else self.splits[name]
+        return owns(split, self.mesh, self.rank) and self.stage == self.stages[name][0]
+
+    # -- exchanges
+
+    def whole(self, name: str, shard: Tensor, groups: Groups) -> Tensor:
+        """The whole tensor of a shard, on every process that has one."""
+        for dim, axis in enumerate(self.splits[name]):
+            if axis is not None:
+                shard = gathered(shard, dim, groups.along(axis))
+        return shard
+
+    def own(self, name: str, whole: Tensor, groups: Groups) -> Tensor:
+        """This process's shard of a whole tensor."""
+        for dim, axis in enumerate(self.splits[name]):
+            if axis is not None:
+                whole = own_part(whole, dim, groups.along(axis))
+        return whole.contiguous()
+
+    @torch.no_grad()
+    def sum_gradients(self, gradients: Mapping[str, Tensor], groups: Groups) -> None:
+        """Add up, in place, what the processes that hold the same shards have computed."""
+        by_axes: dict[Axes, list[Tensor]] = {}
+        for name, gradient in gradients.items():
+            by_axes.setdefault(self._summed(name), []).append(gradient)
+        for axes in (axes for axes in self.wanted_groups() if axes and axes in by_axes):
+            for some in _buckets(by_axes[axes]):
+                _sum_together(some, groups.along(*axes))
+
+    def square_sum(self, gradients: Mapping[str, Tensor]) -> Tensor:
+        """Σ g² over the elements that this process is the first to hold."""
+        mine = [gradient for name, gradient in gradients.items() if self.owns(name)]
+        if not mine:
+            return next(iter(gradients.values())).new_zeros(())
+        return torch.stack(torch._foreach_norm(mine)).square().sum()
+
+
+def _buckets(tensors: list[Tensor]) -> Iterator[list[Tensor]]:
+    some: list[Tensor] = []
+    size = 0
+    for tensor in tensors:
+        if some and size + tensor.nbytes > BUCKET_BYTES:
+            yield some
+            some, size = [], 0
+        some.append(tensor)
+        size += tensor.nbytes
+    yield some
+
+
+def _sum_together(tensors: list[Tensor], group: Any) -> None:
+    flat = torch.cat([tensor.reshape(-1) for tensor in tensors])
+    torch.distributed.all_reduce(flat, group=group)
+    for tensor, part in zip(tensors, flat.split([t.numel() for t in tensors]), strict=True):
+        tensor.copy_(part.view_as(tensor))
