@@ -8,6 +8,7 @@ first dimension; a piece of a fused projection is a Part of a file's tensor.
 """
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -29,6 +30,19 @@ class Part:
     view: tuple[int, ...]
     cut: tuple[tuple[int, int, int], ...]
     order: tuple[int, ...]
+
+
+def pieces(
+    file: str, shape: tuple[int, ...], view: tuple[int, ...], axis: int, sizes: Mapping[str, int]
+) -> dict[str, Part]:
+    """Parts of a file's tensor that lie behind each other on one axis of `view`, by name."""
+    found, start = {}, 0
+    for name, size in sizes.items():
+        cut = [(0, length, 1) for length in view]
+        cut[axis] = (start, start + size, 1)
+        found[name] = Part(file, shape, view, tuple(cut), tuple(range(len(view))))
+        start += size
+    return found
 
 
 FileName = str | tuple[str, ...] | Part

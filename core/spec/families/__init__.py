@@ -13,14 +13,18 @@ from typing import Any
 
 from sabia.core.errors import BadData, UsageError
 from sabia.core.spec.families import (
+    deepseek_v3,
     gemma2,
     gemma3,
+    gpt_oss,
     llama,
     mistral,
     mixtral,
     olmo2,
     qwen3,
+    qwen3_5,
     qwen3_moe,
+    qwen3_next,
 )
 from sabia.core.spec.fields import Fields
 from sabia.core.spec.model import ModelSpec
@@ -30,10 +34,18 @@ _FAMILIES: Mapping[str, Callable[[Fields], ModelSpec]] = {
     "qwen3": qwen3.read,
     "mistral": mistral.read,
     "gemma2": gemma2.read,
+    "gemma3": gemma3.read_whole,
     "gemma3_text": gemma3.read,
     "olmo2": olmo2.read,
     "mixtral": mixtral.read,
+    "deepseek_v3": deepseek_v3.read,
+    "gpt_oss": gpt_oss.read,
     "qwen3_moe": qwen3_moe.read,
+    "qwen3_next": qwen3_next.read,
+    "qwen3_5": qwen3_5.read_whole,
+    "qwen3_5_text": qwen3_5.read,
+    "qwen3_5_moe": qwen3_5.read_whole,
+    "qwen3_5_moe_text": qwen3_5.read,
 }
 
 

@@ -6,7 +6,7 @@ Five local layers, with a rotation of their own (base 10,000), stand between two
 from dataclasses import replace
 from typing import Any
 
-from sabia.core.spec.families import gemma2
+from sabia.core.spec.families import composite, gemma2
 from sabia.core.spec.fields import Fields
 from sabia.core.spec.layers import Layer
 from sabia.core.spec.model import ModelSpec
@@ -50,3 +50,12 @@ def read(fields: Fields) -> ModelSpec:
     feed = gemma2.mlp(fields)
     layers = tuple(Layer(mixers[kind], feed, gemma2.NORMS) for kind in kinds)
     return gemma2.decoder(fields, width, layers, NAMES)
+
+
+def read_whole(fields: Fields) -> ModelSpec:
+    """The language model of a `gemma3` configuration (4B and larger, which see images too)."""
+    tokens = ("image_token_index", "boi_token_index", "eoi_token_index", "image_token_id")
+    for name in (*tokens, "boi_token_id", "eoi_token_id", "mm_tokens_per_image"):
+        fields.take(name, int, 0)
+    others = (r"vision_tower\..*", r"multi_modal_projector\..*")
+    return composite.language_model(fields, read, lambda name: f"language_model.{name}", others)

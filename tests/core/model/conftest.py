@@ -30,6 +30,18 @@ GEMMA3_ROPE = {
     "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0},
     "full_attention": {"rope_type": "linear", "rope_theta": 1e6, "factor": 8.0},
 }
+HYBRID = new_config("llama", **SHAPE, tied=False) | {
+    "rope_theta": None,
+    "rope_parameters": {"rope_theta": 10000.0, "partial_rotary_factor": 0.3},
+    "layer_types": ["linear_attention", "full_attention"],
+    "linear_num_key_heads": 3,
+    "linear_num_value_heads": 6,
+    "linear_key_head_dim": 12,
+    "linear_value_head_dim": 20,
+    "linear_conv_kernel_dim": 4,
+}
+MIXTURE = {"num_experts": 5, "num_experts_per_tok": 2, "moe_intermediate_size": 44}
+MIXTURE |= {"shared_expert_intermediate_size": 52}
 CONFIGS: dict[str, dict[str, Any]] = {
     "llama": new_config("llama", **SHAPE, tied=False, rope_theta=30000.0),
     "llama3": new_config("llama", **SHAPE, rope_theta=5e5) | {"rope_scaling": LLAMA3},
@@ -45,6 +57,9 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "gemma3": GEMMA
     | {"model_type": "gemma3_text", "rope_theta": None, "rope_parameters": GEMMA3_ROPE},
     "olmo2": new_config("llama", **SHAPE, tied=False) | {"model_type": "olmo2", "head_dim": 12},
+    "qwen3-next": HYBRID | MIXTURE | {"model_type": "qwen3_next"},
+    "qwen3.5": HYBRID | {"model_type": "qwen3_5_text", "attention_bias": True},
+    "qwen3.5-moe": HYBRID | MIXTURE | {"model_type": "qwen3_5_moe_text", "intermediate_size": None},
 }
 
 

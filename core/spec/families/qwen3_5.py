@@ -1,0 +1,58 @@
+"""Qwen3.5 (Qwen team, 2026): the hybrid, dense or with experts, alone or inside a model with sight.
+
+The delta nets' projections are stored as q, k and v in one, the others by themselves.
+"""
+
+from sabia.core.spec.delta import GatedDeltaNet
+from sabia.core.spec.families import composite, llama, qwen3_hybrid
+from sabia.core.spec.fields import Fields
+from sabia.core.spec.layers import FeedForward
+from sabia.core.spec.model import ModelSpec
+from sabia.core.spec.tensors import Part, pieces
+
+NAMES = qwen3_hybrid.NAMES | {
+    f"delta.{ours}": f"{qwen3_hybrid.DELTA}in_proj_{theirs}.weight"
+    for ours, theirs in (("z", "z"), ("beta", "b"), ("decay", "a"))
+}
+_REMARKS = {"mtp_num_hidden_layers": int, "mtp_use_dedicated_embeddings": bool}
+_REMARKS |= {"mamba_ssm_dtype": str}
+_TOKENS = ("image_token_id", "video_token_id", "vision_start_token_id", "vision_end_token_id")
+
+
+def projections(delta: GatedDeltaNet, width: int) -> dict[str, Part]:
+    """Names of the delta nets' queries, keys and values."""
+    keys, values = delta.key_heads * delta.key_dim, delta.value_heads * delta.value_dim
+    sizes = {"delta.q": keys, "delta.k": keys, "delta.v": values}
+    shape = (2 * keys + values, width)
+    return pieces(qwen3_hybrid.DELTA + "in_proj_qkv.weight", shape, shape, 0, sizes)
+
+
+def _feed(fields: Fields) -> FeedForward:
+    if "moe" not in fields.family:
+        return llama.mlp(fields)
+    fields.expect("mlp_only_layers", ([],), [])
+    fields.expect("hidden_act", ("silu",), "silu")
+    return qwen3_hybrid.experts(fields)
+
+
+def read(fields: Fields) -> ModelSpec:
+    """The model of a `qwen3_5_text` or `qwen3_5_moe_text` configuration."""
+    for name, kind in _REMARKS.items():
+        fields.take(name, kind, None)
+    width, depth = fields.size("hidden_size"), fields.size("num_hidden_layers")
+    fields.expect("mlp_bias", (False,), False)
+    delta, full = qwen3_hybrid.mixers(fields, width)
+    names = NAMES | qwen3_hybrid.fused(delta, full, width) | projections(delta, width)
+    return qwen3_hybrid.decoder(fields, width, delta, full, [_feed(fields)] * depth, names)
+
+
+def read_whole(fields: Fields) -> ModelSpec:
+    """The language model of a `qwen3_5` or `qwen3_5_moe` configuration."""
+    for name in _TOKENS:
+        fields.take(name, int, 0)
+
+    def file_name(name: str) -> str:
+        inside = name.removeprefix("model.")
+        return name if inside == name else f"model.language_model.{inside}"
+
+    return composite.language_model(fields, read, file_name, (r"model\.visual\..*",))

@@ -1,0 +1,33 @@
+"""Qwen3-Next (Qwen team, 2025): the hybrid with experts and fused projections of the delta nets."""
+
+from sabia.core.spec.delta import GatedDeltaNet
+from sabia.core.spec.families import llama, qwen3_hybrid, qwen3_moe
+from sabia.core.spec.fields import Fields
+from sabia.core.spec.model import ModelSpec
+from sabia.core.spec.tensors import Part, pieces
+
+
+def projections(delta: GatedDeltaNet, width: int) -> dict[str, Part]:
+    """Names of the delta nets' projections: for each key head q, k, v, z, and beta, decay."""
+    share = delta.value_heads // delta.key_heads
+    inner = share * delta.value_dim
+    sizes = {"delta.q": delta.key_dim, "delta.k": delta.key_dim, "delta.v": inner}
+    names = {}
+    for file, parts in (
+        ("in_proj_qkvz.weight", sizes | {"delta.z": inner}),
+        ("in_proj_ba.weight", {"delta.beta": share, "delta.decay": share}),
+    ):
+        view = (delta.key_heads, sum(parts.values()), width)
+        names |= pieces(qwen3_hybrid.DELTA + file, (view[0] * view[1], width), view, 1, parts)
+    return names
+
+
+def read(fields: Fields) -> ModelSpec:
+    """The model of a `qwen3_next` configuration."""
+    width, depth = fields.size("hidden_size"), fields.size("num_hidden_layers")
+    delta, full = qwen3_hybrid.mixers(fields, width)
+    fields.expect("mlp_bias", (False,), False)
+    dense, mixture = llama.mlp(fields), qwen3_hybrid.experts(fields)
+    feeds = [mixture if routed else dense for routed in qwen3_moe.sparse(fields, depth)]
+    names = qwen3_hybrid.NAMES | qwen3_hybrid.fused(delta, full, width) | projections(delta, width)
+    return qwen3_hybrid.decoder(fields, width, delta, full, feeds, names)
