@@ -94,7 +94,7 @@ class Saver:
         """
         json.dumps(meta)  # what cannot be written must not leave half a checkpoint
         self._wait_for_commit()
-        if self._uploading == step:
+        if self._uploading >= step:  # the run went back: what it is uploading will be void
             self._wait_for_upload()
         self.poll()
         since = time.monotonic()
@@ -123,6 +123,11 @@ class Saver:
         if upload is not None and upload.done():
             self._upload, self._uploading = None, -1
             upload.result()
+
+    def settle(self) -> None:
+        """Wait until the last checkpoint is committed in the directory."""
+        self._wait_for_commit()
+        self.poll()
 
     def close(self) -> None:
         """Wait until the last checkpoint is committed, and uploaded where there is a URL."""

@@ -1,0 +1,109 @@
+"""Checkpoints to Hugging Face directories and back: the same bytes, a tensor at a time."""
+
+import tracemalloc
+from pathlib import Path
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from sabia.core.errors import BadData, UsageError
+from sabia.core.model import hub
+from sabia.core.model.init import init_params
+from sabia.core.spec import from_config, new_config
+from sabia.core.train import convert
+from sabia.core.train.checkpoint import Piece, Reader, Saver, latest
+from sabia.core.train.optimizer import COUNT
+
+SHAPE = {"hidden": 32, "layers": 2, "vocab": 67, "heads": 4, "kv_heads": 2, "head_dim": 8}
+SHAPE |= {"ffn": 48, "context": 64}
+EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24,
+           "norm_topk_prob": True, "decoder_sparse_step": 1, "mlp_only_layers": []}  # fmt: skip
+GPT_OSS = {"num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": 8,
+           "layer_types": ["sliding_attention", "full_attention"], "attention_bias": True,
+           "swiglu_limit": 7.0, "hidden_act": "silu"}  # fmt: skip
+CONFIGS = {
+    "plain": new_config("llama", **SHAPE),
+    "tied": new_config("qwen3", **SHAPE, tied=True),
+    "stacked": new_config("qwen3", **SHAPE) | {"model_type": "qwen3_moe"} | EXPERTS,
+    "fused": new_config("llama", **SHAPE) | {"model_type": "gpt_oss"} | GPT_OSS,
+}
+
+
+@pytest.fixture(params=CONFIGS)
+def spec(request: pytest.FixtureRequest):
+    return from_config(CONFIGS[request.param])
+
+
+def save_halves(place: Path, params: dict[str, np.ndarray]) -> Reader:
+    """A checkpoint of parameters, each cut in two where it can be."""
+    pieces = []
+    for name, array in params.items():
+        half = len(array) // 2
+        at = (half, *(0,) * (array.ndim - 1))
+        pieces += [Piece(f"param/{name}", array[:half], (), array.shape)] * (half > 0)
+        pieces += [Piece(f"param/{name}", array[half:], at, array.shape)]
+    with Saver(place) as saver:
+        saver.save(1, pieces, {})
+    return Reader(latest(place))
+
+
+def files(place: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in place.iterdir()}
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+@pytest.mark.parametrize("shard", [10**9, 20_000])
+def test_export_is_what_saving_whole_arrays_gives(tmp_path, spec, dtype: str, shard: int) -> None:
+    params = init_params(spec, 3)
+    kind = {"bfloat16": ml_dtypes.bfloat16, "float32": np.float32}[dtype]
+    cast = {name: array.astype(kind) for name, array in params.items()}
+    hub.save_model(tmp_path / "whole", spec, cast, max_shard_bytes=shard)
+    reader = save_halves(tmp_path / "run", params)
+    convert.export_checkpoint(reader, spec, tmp_path / "lazy", dtype, max_shard_bytes=shard)
+    assert files(tmp_path / "lazy") == files(tmp_path / "whole")
+    assert len(files(tmp_path / "lazy")) == 2 or shard < 10**9
+
+
+def test_there_and_back(tmp_path: Path, spec) -> None:
+    params = init_params(spec, 3)
+    hub.save_model(tmp_path / "model", spec, params)
+    found, pieces = convert.model_pieces(tmp_path / "model", ("m", "v"))
+    with Saver(tmp_path / "run") as saver:
+        saver.save(0, pieces, {})
+    reader = Reader(latest(tmp_path / "run"))
+    assert found == spec
+    assert set(reader) == {f"{p}/{n}" for p in ("param", "m", "v") for n in params} | {COUNT}
+    for name, array in params.items():
+        assert np.array_equal(reader.read(f"param/{name}"), array)
+        assert reader["m/" + name].shape == array.shape
+        assert not reader.read("v/" + name).any()
+    convert.export_checkpoint(reader, spec, tmp_path / "back", "float32")
+    assert files(tmp_path / "back") == files(tmp_path / "model")
+
+
+def test_peak_memory_is_a_tensor(tmp_path: Path) -> None:
+    """24 MiB of parameters in bfloat16, of which the largest has 2 MiB."""
+    wide = SHAPE | {"hidden": 512, "ffn": 2048, "vocab": 2048, "layers": 4}
+    spec = from_config(new_config("llama", **wide))
+    reader = save_halves(tmp_path / "run", init_params(spec, 0))
+    total = sum(2 * int(np.prod(tensor.shape)) for tensor in spec.tensors())
+    tracemalloc.start()
+    convert.export_checkpoint(reader, spec, tmp_path / "out", max_shard_bytes=total)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < total / 2
+
+
+def test_what_does_not_fit_is_refused(tmp_path: Path) -> None:
+    spec, other = (from_config(CONFIGS[name]) for name in ("plain", "tied"))
+    reader = save_halves(tmp_path / "run", init_params(spec, 0))
+    with pytest.raises(BadData, match="missing"):
+        convert.export_checkpoint(reader, other, tmp_path / "out")
+    hub.save_model(tmp_path / "model", spec, init_params(spec, 0))
+    config = (tmp_path / "model" / "config.json").read_text()
+    (tmp_path / "model" / "config.json").write_text(
+        config.replace("{", '{"quantization_config": {"quant_method": "fp8"},', 1)
+    )
+    with pytest.raises(UsageError, match="quantized"):
+        convert.model_pieces(tmp_path / "model")
