@@ -11,9 +11,16 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from sabia.core.errors import UsageError
+from sabia.core.spec.fresh_mixtures import MIXTURES, Mixture
 from sabia.core.units import parse_count, parse_length
 
-_ARCHITECTURES = {"llama": "LlamaForCausalLM", "qwen3": "Qwen3ForCausalLM"}
+_ARCHITECTURES = {
+    "llama": "LlamaForCausalLM",
+    "qwen3": "Qwen3ForCausalLM",
+    "qwen3_moe": "Qwen3MoeForCausalLM",
+    "mixtral": "MixtralForCausalLM",
+    "deepseek_v3": "DeepseekV3ForCausalLM",
+}
 
 
 def _whole(text: str) -> int:
@@ -40,6 +47,10 @@ _KEYS: Mapping[str, tuple[str, Callable[[str], Any]]] = {
     "context": ("context", parse_length),
     "theta": ("rope_theta", parse_count),
     "init": ("init_std", float),
+    "experts": ("experts", _whole),
+    "chosen": ("chosen", _whole),
+    "expert_ffn": ("expert_ffn", _whole),
+    "shared": ("shared", _whole),
     "tied": ("tied", _flag),
 }
 
@@ -90,8 +101,12 @@ def new_config(
     bos_token_id: int | None = None,
     eos_token_id: int | list[int] | None = None,
     pad_token_id: int | None = None,
+    **mixture: int,
 ) -> dict[str, Any]:
-    """A config.json for a fresh model; raises UsageError where the numbers do not fit."""
+    """A config.json for a fresh model; raises UsageError where the numbers do not fit.
+
+    mixture: experts, chosen, expert_ffn, shared of core.spec.fresh_mixtures, for those families.
+    """
     if family not in _ARCHITECTURES:
         known = ", ".join(_ARCHITECTURES)
         raise UsageError(f"family: {family!r} (expected one of {known})")
@@ -99,8 +114,13 @@ def new_config(
         raise UsageError(
             f"shape: d={hidden}, layers={layers}, vocab={vocab}, context={context} (expected ≥ 1)"
         )
+    if mixture and family not in MIXTURES:
+        raise UsageError(
+            f"shape: {', '.join(mixture)} in a {family} model (expected family=qwen3_moe, mixtral "
+            "or deepseek_v3)"
+        )
     count, groups = _heads(hidden, heads, kv_heads)
-    return {
+    config = {
         "architectures": [_ARCHITECTURES[family]],
         "model_type": family,
         "vocab_size": vocab,
@@ -123,3 +143,6 @@ def new_config(
         "pad_token_id": pad_token_id,
         "dtype": "float32",
     }
+    if family in MIXTURES:
+        config |= MIXTURES[family](config, Mixture(**mixture))
+    return {key: value for key, value in config.items() if value is not None or "token" in key}

@@ -37,3 +37,27 @@ def test_bad_shapes_are_refused(text: str) -> None:
 def test_shapes_that_do_not_fit_are_refused(shape: dict) -> None:
     with pytest.raises(UsageError, match="expected"):
         new_config(**({"hidden": 64, "layers": 1, "vocab": 10} | shape))
+
+
+@pytest.mark.parametrize("family", ["qwen3_moe", "mixtral", "deepseek_v3"])
+def test_fresh_mixtures_have_the_dense_model_s_active_width(family: str) -> None:
+    shape = parse_shape(f"family={family},d=128,layers=2,vocab=100,ffn=384,experts=6,chosen=3")
+    last = from_config(new_config(**shape)).layers[-1].mlp
+    assert (last.router.experts, last.router.chosen, last.width) == (6, 3, 128)
+    assert last.shared == (128 if family == "deepseek_v3" else 0)
+    wide = from_config(new_config(**shape | parse_shape("expert_ffn=40,chosen=1"))).layers[-1].mlp
+    assert (wide.width, wide.router.chosen) == (40, 1)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "family=llama,experts=4",
+        "family=mixtral,experts=2,chosen=3",
+        "family=deepseek_v3,kv=1",
+        "family=qwen3_moe,expert_ffn=-1",
+    ],
+)
+def test_mixtures_that_do_not_fit_are_refused(text: str) -> None:
+    with pytest.raises(UsageError, match="expected"):
+        new_config(**parse_shape("d=64,layers=2,vocab=10," + text))
