@@ -68,9 +68,9 @@ def hidden_and_stats(
     """`hidden`, and what the layers report of themselves: the figures `wanted` (core.model.moe)."""
     if cache is not None and segments is not None:
         raise UsageError("forward: segments with a cache (expected one document per cache row)")
-    x = embedded(spec, params, ids, ops)
+    x, layers = ops.stage(lambda: embedded(spec, params, ids, ops), len(spec.layers))
     context = make_context(spec, x, ops, positions, segments, cache, wanted)
-    x, stats = run_layers(spec, params, x, context, range(len(spec.layers)), remat)
+    x, stats = ops.staged(*run_layers(spec, params, x, context, layers, remat))
     return last_norm(spec, params, x, ops), stats
 
 

@@ -248,6 +248,18 @@ class Ops(Protocol):
         ...
 
     # -- layout and program
+    def stage(self, embed: Callable[[], Array], layers: int) -> tuple[Array, range]:
+        """The stream in front of the layers that are run here, and which of `layers` these are.
+
+        `embed()` and all of them, or in a pipeline what came from the stage before and its own.
+        """
+        ...
+
+    def staged(self, x: Array, stats: dict[str, Any]) -> tuple[Array, dict[str, Any]]:
+        """The stream behind the last layer and the stats of all; a stage before the last one of a
+        pipeline hands on what it has and goes no further."""
+        ...
+
     def gather(self, weights: Params, names: Mapping[str, str]) -> Params:
         """The tensors of a layer (short name → array, → full name), ready to be computed with."""
         ...

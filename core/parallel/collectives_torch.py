@@ -6,7 +6,6 @@ everywhere. Along `context` processes hold different tokens, so the gradient of 
 is a part, and all parts are summed. Hence the pairs (forward / backward):
   enter      nothing / all-reduce        in front of a product whose outputs are split (tensor)
   leave      all-reduce / nothing        behind a product whose inputs are split (tensor)
-  total      all-reduce / all-reduce     a sum over tokens that each process goes on with (context)
   gather     all-gather / reduce-scatter (context), or / own part (tensor)
   split      own part / zero-padded (context), or / all-gather (tensor)
   exchange   all-to-all / all-to-all     one dimension is split instead of another
@@ -124,17 +123,6 @@ class _Leave(torch.autograd.Function):
         return grad, None
 
 
-class _Total(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, group: Any) -> Tensor:
-        ctx.group = group
-        return summed(x, group)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
-        return summed(grad, ctx.group), None
-
-
 class _Gather(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, dim: int, group: Any, parts: bool) -> Tensor:
@@ -194,11 +182,6 @@ def enter(x: Tensor, group: Any) -> Tensor:
 def leave(x: Tensor, group: Any) -> Tensor:
     """The sum of all x; each keeps its gradient."""
     return _Leave.apply(x, group)
-
-
-def total(x: Tensor, group: Any) -> Tensor:
-    """The sum of all x, and of all its gradients."""
-    return _Total.apply(x, group)
 
 
 def gather(x: Tensor, dim: int, group: Any, *, parts: bool) -> Tensor:

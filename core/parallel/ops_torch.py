@@ -215,11 +215,6 @@ class MeshOps:
             return c.gather(x, now, group, parts=parts)
         return c.exchange(x, then, now, group)
 
-    def token_sums(self, x: Tensor) -> Tensor:
-        """See Ops.token_sums."""
-        sums = self.base.token_sums(x)
-        return sums if self.mesh.context == 1 else c.total(sums, self.groups["context"])
-
     def whole_segments(self, segments: Tensor) -> Tensor:
         """See Ops.whole_segments."""
         if self.mesh.context == 1:
