@@ -14,6 +14,8 @@ import pytest
 from sabia.core.model import backend, forward, hub
 from sabia.core.spec import ModelSpec, from_config, new_config
 
+from .mixtures import MIXTURES
+
 SHAPE = {"hidden": 72, "layers": 2, "vocab": 293, "heads": 6, "kv_heads": 3, "head_dim": 20}
 SHAPE |= {"ffn": 104, "context": 256}
 LLAMA3 = {
@@ -42,6 +44,7 @@ HYBRID = new_config("llama", **SHAPE, tied=False) | {
 }
 MIXTURE = {"num_experts": 5, "num_experts_per_tok": 2, "moe_intermediate_size": 44}
 MIXTURE |= {"shared_expert_intermediate_size": 52}
+HURRY = {"xla_backend_optimization_level": 0}  # half the time of tests is compilation
 CONFIGS: dict[str, dict[str, Any]] = {
     "llama": new_config("llama", **SHAPE, tied=False, rope_theta=30000.0),
     "llama3": new_config("llama", **SHAPE, rope_theta=5e5) | {"rope_scaling": LLAMA3},
@@ -61,6 +64,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "qwen3.5": HYBRID | {"model_type": "qwen3_5_text", "attention_bias": True},
     "qwen3.5-moe": HYBRID | MIXTURE | {"model_type": "qwen3_5_moe_text", "intermediate_size": None},
 }
+CONFIGS |= MIXTURES
 
 
 def perturbed(spec: ModelSpec, seed: int = 0) -> dict[str, np.ndarray]:
@@ -93,12 +97,12 @@ def ops(request: pytest.FixtureRequest) -> Any:
 
 
 def compiled(ops: Any, function: Callable[..., Any]) -> Callable[..., Any]:
-    """`function` as callers run it: jitted under jax, eager under torch."""
+    """`function` as callers run it: jitted under jax (compiled in a hurry), eager under torch."""
     if ops.name == "torch":
         return function
     import jax
 
-    return jax.jit(function)
+    return jax.jit(function, compiler_options=HURRY)
 
 
 def states(spec: ModelSpec, params: Any, ids: Any, ops: Any, **rows: Any) -> np.ndarray:

@@ -28,11 +28,17 @@ def same_bytes(a: dict[str, np.ndarray], b: dict[str, np.ndarray]) -> bool:
     )
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_what_transformers_wrote_comes_back_byte_for_byte(dtype: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("name", "dtype"),
+    [("llama3", "float32"), ("gemma3", "bfloat16"), ("olmo2", "bfloat16")]
+    + [("qwen3-next", "bfloat16"), ("qwen3.5-moe", "bfloat16")],
+)
+def test_what_transformers_wrote_comes_back_byte_for_byte(
+    name: str, dtype: str, tmp_path: Path
+) -> None:
     transformers = pytest.importorskip("transformers", reason="transformers is the judge here")
     torch = pytest.importorskip("torch", reason="transformers needs torch")
-    config = transformers.AutoConfig.for_model(**CONFIGS["llama3"])
+    config = transformers.AutoConfig.for_model(**CONFIGS[name])
     model = transformers.AutoModelForCausalLM.from_config(config, dtype=getattr(torch, dtype))
     model.save_pretrained(tmp_path / "theirs", max_shard_size="60KB")
     assert (tmp_path / "theirs" / hub.INDEX).is_file()
@@ -198,7 +204,8 @@ def test_unknown_and_absent_backends(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_stacked_tensors_are_one_file_tensor_a_slice() -> None:
     row = Row("experts", (3, 2, 4), ("expert", "mlp", "embed"), "mlp", active_share=(1, 3))
     stacked = place(row, "layers.0.", ("e.0", "e.1", "e.2"), 0.02, 0)
-    spec: Any = SimpleNamespace(tensors=lambda: (stacked,), tied=False, ignored=(), kept=(), family="x")
+    spec: Any = SimpleNamespace(tensors=lambda: (stacked,), tied=False, ignored=(), kept=())
+    spec.family = "x"
     files = {f"e.{n}": np.full((2, 4), n, np.float32) for n in range(3)}
     params = hub.from_hf(spec, files)
     assert params["layers.0.experts"].shape == (3, 2, 4)

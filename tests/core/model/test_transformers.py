@@ -67,7 +67,7 @@ def torch_gradients(spec: Any, params: Any, ops: Any, **options: Any) -> tuple[f
 def jax_gradients(spec: Any, params: Any, ops: Any, **options: Any) -> tuple[float, dict]:
     import jax
 
-    step = jax.jit(jax.value_and_grad(lambda p: mean_loss(spec, p, ops, **options)))
+    step = compiled(ops, jax.value_and_grad(lambda p: mean_loss(spec, p, ops, **options)))
     loss, grads = step(params)
     return float(loss), ops.to_numpy(grads)
 
