@@ -8,6 +8,7 @@ minimum or maximum of what may be NaN (on CPU it may drop it).
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import jax
@@ -29,6 +30,7 @@ from sabia.kernels.quantize import (
 Array = jax.Array
 
 
+@partial(jax.jit, static_argnums=1)
 def quantize(x: Array, layout: Layout, key: Any = None) -> Quantized:
     """See `sabia.kernels.quantize.quantize`; key: uint32[2]."""
     tiled, tiles, scale, draws = _prepare(x, layout, key)
@@ -38,6 +40,7 @@ def quantize(x: Array, layout: Layout, key: Any = None) -> Quantized:
     return Quantized(_cropped(codes, x), stored if layout.tile else None, scale)
 
 
+@partial(jax.jit, static_argnums=1)
 def rounded(x: Array, layout: Layout, key: Any = None) -> tuple[Array, Array]:
     """(values float32 [R, C], scale []) with x ≈ values · scale; BF16 holds every value."""
     tiled, tiles, scale, draws = _prepare(x, layout, key)

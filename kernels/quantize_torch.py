@@ -68,25 +68,26 @@ def hadamard(x: Tensor, signs: Tensor) -> Tensor:
     return (y * 0.25).flatten(-2)
 
 
-def mix(x: Tensor) -> Tensor:
+def mix_tensor(x: Tensor) -> Tensor:
     """The hash on int32[...]."""
     for shift, factor in zip(MIX[::2], (*MIX[1::2], 1), strict=True):
-        x = (x ^ ((x >> shift) & (0xFFFFFFFF >> shift))) * _signed(factor)
+        x = (x ^ ((x >> shift) & (0xFFFFFFFF >> shift))) * signed(factor)
     return x
 
 
 def uniforms(rows: int, columns: int, key: Any, device: torch.device) -> Tensor:
     """float32 [rows, columns] in (0, 1) by key and index."""
     if not isinstance(key, Tensor):
-        key = torch.tensor([_signed(word) for word in key], dtype=torch.int32)
+        key = torch.tensor([signed(word) for word in key], dtype=torch.int32)
     key = key.to(device)
     index = torch.arange(rows * columns, device=device).to(torch.int32)
-    bits = mix(mix(index ^ key[0]) + key[1])
+    bits = mix_tensor(mix_tensor(index ^ key[0]) + key[1])
     odd = ((bits >> 9) & 0x7FFFFF) * 2 + 1
     return (odd.float() * 2.0**-24).view(rows, columns)
 
 
-def _signed(word: int) -> int:
+def signed(word: int) -> int:
+    """A 32-bit word as int32 has it."""
     return (word & 0xFFFFFFFF) - ((word & 0x80000000) << 1)
 
 
