@@ -84,15 +84,23 @@ def apply_torch(
     whole one; without them the tensors are whole.
     """
     for rule, names in _by_rule(params, rules).items():
-        group = [[of[name] for name in names] for of in (params, grads)]
         if rule.kind == "adamw" and all(params[name].is_contiguous() for name in names):
-            _adamw(rule, *group, [state[name] for name in names], count, lr)
+            _adamw(rule, *_lists(names, params, grads, state), count, lr)
         elif rule.kind == "lion":
             for some in _bounded(names, params):
-                _lion(rule, *([of[n] for n in some] for of in (params, grads, state)), lr)
+                _lion(rule, *_lists(some, params, grads, state), lr)
         else:
             for name in names:
                 _one(rule, name, params[name], grads[name], state[name], count, lr, gather, own)
+
+
+def _lists(
+    names: list[str],
+    params: Mapping[str, Tensor],
+    grads: Mapping[str, Tensor],
+    state: Mapping[str, dict[str, Tensor]],
+) -> tuple[list[Tensor], list[Tensor], list[dict[str, Tensor]]]:
+    return [params[n] for n in names], [grads[n] for n in names], [state[n] for n in names]
 
 
 def _by_rule(params: Mapping[str, Tensor], rules: Mapping[str, Rule]) -> dict[Rule, list[str]]:
