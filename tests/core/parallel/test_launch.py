@@ -1,5 +1,8 @@
 """Whom the launchers say we are, and which meshes this version runs."""
 
+import os
+from pathlib import Path
+
 import pytest
 
 from sabia.core.errors import UsageError
@@ -36,6 +39,25 @@ def test_batch_script_is_alone() -> None:
     batch = {k: v for k, v in SLURM.items() if k != "SLURM_STEP_ID"}
     assert detect(batch) == World()
     assert detect(SLURM | {"SLURM_NTASKS": "1"}) == World()
+
+
+def test_tpu_pod() -> None:
+    pod = {"TPU_WORKER_HOSTNAMES": "t0,t1,t2", "TPU_WORKER_ID": "2"}
+    found = detect(pod)
+    assert (found.rank, found.size, found.launcher, found.host) == (2, 3, "pod", "t0")
+    assert detect(pod | {"TPU_WORKER_HOSTNAMES": "localhost", "TPU_WORKER_ID": "0"}) == World()
+
+
+def test_nothing_is_fetched_and_caches_are_apart(tmp_path: Path) -> None:
+    environment = {"TMPDIR": str(tmp_path), "SLURM_JOB_ID": "12", "TRITON_CACHE_DIR": "/mine"}
+    keep_offline(environment)
+    keep_caches_apart(tmp_path / "run", environment)
+    assert environment["HF_HUB_OFFLINE"] == environment["TRANSFORMERS_OFFLINE"] == "1"
+    assert environment["TRITON_CACHE_DIR"] == "/mine"  # what the user has set stays
+    node = tmp_path / f"sabia-{os.getuid()}" / "12"
+    assert node.stat().st_mode & 0o777 == 0o700
+    assert environment["TORCHINDUCTOR_CACHE_DIR"] == str(node / "inductor")
+    assert environment["JAX_COMPILATION_CACHE_DIR"] == str(tmp_path / "run" / ".cache" / "jax")
 
 
 def test_broken_environment_is_said() -> None:

@@ -1,0 +1,196 @@
+"""The parts of the roll call: host lists, tokens, who is missing or differs, and strangers."""
+
+import json
+import os
+import socket
+import threading
+import time
+
+import pytest
+
+from sabia.core.errors import Failed, UsageError
+from sabia.core.parallel import rollcall
+from sabia.core.parallel.launch import World
+from sabia.core.parallel.launch_hosts import (
+    expand_counts,
+    expand_hosts,
+    hosts_of_ranks,
+    say_ranks,
+)
+from sabia.core.parallel.rollcall import Register, Report, job_token, ports, settings
+from sabia.core.parallel.watch import Guard, Watch
+
+STEP = {
+    "SLURM_JOB_ID": "7", "SLURM_STEP_ID": "0", "SLURM_STEP_NODELIST": "a[1-2],b",
+    "SLURM_STEP_TASKS_PER_NODE": "2(x2),1",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("nodes", "names"),
+    [
+        ("n1", ["n1"]),
+        ("n1,n2", ["n1", "n2"]),
+        ("a[1-3,7],b[01-03]x", ["a1", "a2", "a3", "a7", "b01x", "b02x", "b03x"]),
+        ("gpu[098-101]", ["gpu098", "gpu099", "gpu100", "gpu101"]),
+        ("r[1-2]n[1-2]-ib", ["r1n1-ib", "r1n2-ib", "r2n1-ib", "r2n2-ib"]),
+    ],
+)
+def test_host_lists(nodes: str, names: list[str]) -> None:
+    assert expand_hosts(nodes) == names
+
+
+@pytest.mark.parametrize("nodes", ["", "a[1-", "a[x]", "a[3-1]", "a,,b", "a]", "n[0-9999999]", ","])
+def test_what_is_no_host_list(nodes: str) -> None:
+    with pytest.raises(UsageError, match="host list"):
+        expand_hosts(nodes)
+
+
+def test_counts() -> None:
+    assert expand_counts("2(x3),1") == [2, 2, 2, 1]
+    with pytest.raises(UsageError, match="tasks per node"):
+        expand_counts("2(x3")
+
+
+def test_hosts_of_ranks() -> None:
+    block = ["a1", "a1", "a2", "a2", "b"]
+    cyclic = ["a1", "a2", "b", "a1", "a2"]
+    assert list(hosts_of_ranks(STEP, 5).values()) == block
+    turned = STEP | {"SLURM_DISTRIBUTION": "cyclic"}
+    assert list(hosts_of_ranks(turned, 5).values()) == cyclic
+    assert hosts_of_ranks(STEP | {"SLURM_DISTRIBUTION": "plane=2"}, 5) == {}
+    assert hosts_of_ranks(STEP, 8) == {}  # torchrun in a step: its ranks are not the step's tasks
+    assert hosts_of_ranks({}, 5) == {}
+    assert hosts_of_ranks({"TPU_WORKER_HOSTNAMES": "t0,t1"}, 2) == {0: "t0", 1: "t1"}
+
+
+def test_ranks_are_said_briefly() -> None:
+    assert say_ranks([17], {}) == "rank 17"
+    hosts = dict.fromkeys(range(8, 16), "g1") | {42: "g5"}
+    assert say_ranks([42, *range(8, 16)], hosts) == "ranks 8-15, 42 (g1, g5)"
+    many = say_ranks(range(0, 60, 2), {}, most=3)
+    assert many == "ranks 0, 2, 4 and 27 more"
+
+
+def test_a_token_tells_jobs_apart() -> None:
+    token = job_token("srun", STEP)
+    assert token == job_token("srun", STEP | {"SLURM_PROCID": "3"})
+    for name in ("SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_RESTART_COUNT", "SABIA_JOB_SECRET"):
+        assert job_token("srun", STEP | {name: "9"}) != token
+    # torchrun's processes may come from several steps
+    assert job_token("torchrun", STEP) == job_token("torchrun", STEP | {"SLURM_STEP_ID": "1"})
+
+
+def test_ports_are_below_the_ephemeral_ones() -> None:
+    for base in (29500, 20000, 65535, 12345):
+        assert len(set(ports(base))) == 4
+        assert all(12000 <= port < 20000 for port in ports(base))
+        assert base not in ports(base)
+
+
+def test_settings_leave_the_secret_out() -> None:
+    plain = settings({"NCCL_DEBUG": "INFO"})
+    assert plain == settings({"NCCL_DEBUG": "INFO", "SABIA_JOB_SECRET": "s", "HOME": "/root"})
+    assert plain != settings({"NCCL_DEBUG": "WARN"})
+
+
+def test_the_missing_are_named() -> None:
+    expected = {rank: f"gpu{rank:03d}" for rank in range(100)}
+    register = Register(100, Report(0), expected)
+    for rank in set(range(1, 100)) - {17, 42}:
+        assert register.add(Report(rank)) == ""
+    assert not register.complete
+    said = register.missing(World(size=100).timeout_s)
+    assert said.startswith("ranks 17, 42 (gpu017, gpu042) did not report within 500 s")
+
+
+def test_who_differs_is_named_also_when_it_is_process_0() -> None:
+    register = Register(4, Report(0, host="a", same={"torch": "2.7"}), {})
+    for rank in (1, 2, 3):
+        register.add(Report(rank, host="b", same={"torch": "2.8"}, settings="x"))
+    assert "torch is 2.7 on rank 0 (a), and 2.8 on the other 3" in register.differing()
+    assert register.settings_differ().startswith("rank 0 (a): other environment variables")
+
+
+def test_a_stranger_rank_is_named() -> None:
+    register = Register(4, Report(0), {})
+    assert "reports as rank 4 (expected 0-3)" in register.add(Report(4))
+
+
+def processes(size: int, base: int, **settings) -> list[Watch]:
+    world = [World(rank, size, 0, "srun", "127.0.0.1", base) for rank in range(size)]
+    guard = Guard(interval_s=0.1, grace_s=60, **settings)
+    return [Watch(each, guard) for each in world]
+
+
+def started(watch: Watch) -> threading.Thread:
+    thread = threading.Thread(target=watch.start)
+    thread.start()
+    return thread
+
+
+def strange_words() -> list[bytes]:
+    """What may come to a port by accident or malice."""
+    other_job = Report(1).hello("another job's token")
+    return [
+        b"", b"\n", b"\x16\x03\x01\x02\x00garbage\xff\n", b"GET / HTTP/1.1\r\n\r\n",
+        b"x" * 100_000, b"[1, 2]\n", b"{}\n", b"[" * 50_000 + b"\n",
+        json.dumps(other_job).encode() + b"\n",
+        json.dumps({**Report(1).hello(job_token("srun")), "same": 3}).encode() + b"\n",
+    ]  # fmt: skip
+
+
+def test_strangers_on_the_port_change_nothing() -> None:
+    base = os.getpid()
+    first, second = processes(2, base)
+    leading = started(first)
+    time.sleep(0.1)
+    sockets = [socket.create_connection(("127.0.0.1", ports(base)[0])) for _ in strange_words()]
+    for each, words in zip(sockets, strange_words(), strict=True):
+        each.sendall(words)
+    second.start()
+    leading.join(5)
+    assert not leading.is_alive()
+    assert first.ending is second.ending is None
+    assert list(first._end.register.reports) == [0, 1]  # type: ignore[union-attr]
+    refused = sockets[8].recv(100)
+    assert b"another job" in refused
+    for each in sockets:
+        each.close()
+    second.close()
+    first.close()
+
+
+def test_a_taken_port_is_passed_over() -> None:
+    base = os.getpid() + 1
+    with socket.create_server(("127.0.0.1", ports(base)[0])) as other:  # silent: it never answers
+        first, second = processes(2, base)
+        leading = started(first)
+        waiting = rollcall.HEARD_WITHIN_S
+        rollcall.HEARD_WITHIN_S = 0.3
+        try:
+            second.start()
+        finally:
+            rollcall.HEARD_WITHIN_S = waiting
+        leading.join(5)
+        assert not leading.is_alive()
+        assert other.getsockname()[1] != first._end._listener.getsockname()[1]  # type: ignore[union-attr]
+    second.close()
+    first.close()
+
+
+def test_nobody_answers() -> None:
+    (_, second) = processes(2, os.getpid() + 2, start_timeout_s=0.3)
+    with pytest.raises(
+        Failed, match=r"process 1 of 2 on .* could not reach process 0 at 127.0.0.1"
+    ):
+        second.start()
+
+
+def test_all_ports_taken() -> None:
+    base = os.getpid() + 3
+    taken = [socket.create_server(("127.0.0.1", port)) for port in ports(base)]
+    with pytest.raises(Failed, match=r"cannot listen: ports .* are taken"):
+        rollcall.listen("127.0.0.1", base, 2, within_s=0.1)
+    for each in taken:
+        each.close()

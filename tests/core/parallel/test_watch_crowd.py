@@ -1,0 +1,94 @@
+"""A hundred real processes: released together, and whoever fails them is named."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+CROWD = Path(__file__).parents[2] / "support" / "roll_call_crowd.py"
+SIZE = 100
+NODES = {
+    "SLURM_JOB_ID": "7", "SLURM_STEP_ID": "0", "SLURM_STEP_NODELIST": "gpu[001-025]",
+    "SLURM_STEP_TASKS_PER_NODE": "4(x25)", "SLURM_DISTRIBUTION": "block",
+}  # fmt: skip
+
+
+def crowd(folder: Path, scenario: str, size: int = SIZE) -> dict:
+    """Run it; the ranks are numbers again, and what a rank wrote to stderr is added."""
+    words = [sys.executable, str(CROWD), str(size), scenario, str(folder)]
+    done = subprocess.run(words, capture_output=True, text=True, env=os.environ | NODES, timeout=60)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    found["codes"] = {int(rank): code for rank, code in found["codes"].items()}
+    facts = {int(rank): said for rank, said in found["facts"].items()}
+    for rank, said in facts.items():
+        said["line"] = said.get("said", "") + (folder / str(rank)).read_text()
+    return found | {"facts": facts}
+
+
+def others(found: dict) -> dict[int, dict]:
+    return {rank: said for rank, said in found["facts"].items() if rank != 17}
+
+
+def test_all_are_released_together_over_one_connection_each(tmp_path: Path) -> None:
+    found = crowd(tmp_path, "fine")
+    assert set(found["codes"].values()) == {0}
+    released = [said["released"] for said in found["facts"].values()]
+    assert len(released) == SIZE
+    assert max(released) - min(released) < 1.0
+    assert min(released) >= max(said["started"] for said in found["facts"].values())
+    assert found["facts"][0]["accepted"] == SIZE - 1
+    assert not any(said["line"] for said in found["facts"].values())
+
+
+def test_one_that_never_starts_is_named_with_its_host(tmp_path: Path) -> None:
+    found = crowd(tmp_path, "absent")
+    line = "rank 17 (gpu005) did not report within 3 s (99 of 100 processes did)"
+    assert {said["line"].startswith(line) for said in found["facts"].values()} == {True}
+    assert set(found["codes"].values()) == {1}
+    assert len(found["codes"]) == SIZE - 1
+
+
+def test_one_that_is_killed_is_named_within_seconds(tmp_path: Path) -> None:
+    found = crowd(tmp_path, "killed")
+    host = os.uname().nodename
+    for said in others(found).values():
+        assert said["line"].count("\n") == 1
+        assert f"rank 17 ({host}) died, last heard of at step 3 (backward); the " in said["line"]
+        assert said["line"].endswith("run again to resume\n")
+    assert found["codes"].pop(17) == -9
+    assert set(found["codes"].values()) == {75}
+    assert found["ended"] - found["facts"][17]["mishap"] < 5
+
+
+def test_one_that_stops_is_named_after_the_hang_timeout(tmp_path: Path) -> None:
+    found = crowd(tmp_path, "stopped")
+    lines = {said["line"].splitlines()[-1] for said in others(found).values()}
+    assert all("rank 17 (" in x and "at step 3 (backward)" in x for x in lines), lines
+    assert all("the other 99 wait" in line and "run again to resume" in line for line in lines)
+    assert found["codes"].pop(17) == -9  # by the test, at the end
+    assert set(found["codes"].values()) == {75}
+    assert 1 < found["ended"] - found["facts"][17]["mishap"] < 8
+    assert "in live" in found["facts"][3]["line"]  # the stacks come before the line
+
+
+def test_other_versions_are_named(tmp_path: Path) -> None:
+    found = crowd(tmp_path, "other-version", 40)
+    for said in found["facts"].values():
+        assert "sabia is 0.0.9 on rank 17 (" in said["line"]
+        assert said["line"].endswith("on the other 39")
+    assert set(found["codes"].values()) == {1}
+
+
+@pytest.mark.parametrize(
+    ("scenario", "code", "line"),
+    [("twice", 1, "rank 17 was reported twice: by process "),
+     ("fails", 65, ") failed: shard 5 is cut short")],
+)  # fmt: skip
+def test_a_mishap_ends_all_alike(tmp_path: Path, scenario: str, code: int, line: str) -> None:
+    found = crowd(tmp_path, scenario, 40)
+    assert set(found["codes"].values()) == {code}
+    assert all(line in said["line"] for said in others(found).values())

@@ -1,0 +1,63 @@
+"""A rank that all-reduces step after step; rank 1 hangs, dies or fails in the third.
+
+usage: stuck_rank.py torch|jax hangs|dies|fails|none DIRECTORY, with the variables of a launcher.
+Exits as the command line does: the line on stderr, the error's code.
+"""
+
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+from sabia.core import notes, stop
+from sabia.core.errors import BadData, SabiaError
+from sabia.core.parallel import launch, watch
+from sabia.core.parallel.watch import Guard
+
+
+def main(backend: str, mishap: str, directory: Path) -> None:
+    """Join, step, leave."""
+    stop.install()
+    world = launch.detect()
+    guard = Guard(hang_timeout_s=4.0, interval_s=0.5, grace_s=1.0, directory=directory)
+    join = launch.join_torch if backend == "torch" else launch.join_jax
+    with join(world, guard=guard):
+        for step in range(1, 6):
+            watch.at(step, "backward")
+            if step == 3 and world.rank == 1:
+                time.sleep(0.7)
+                meet(mishap)
+            watch.at(step, "reduce")
+            all_reduce(backend, step)
+        if world.leads:
+            print(watch.figures())
+
+
+def meet(mishap: str) -> None:
+    if mishap == "hangs":
+        while True:
+            time.sleep(1)
+    if mishap == "dies":
+        os.kill(os.getpid(), signal.SIGKILL)
+    if mishap == "fails":
+        raise BadData("shard 5 is cut short")
+
+
+def all_reduce(backend: str, step: int) -> None:
+    if backend == "torch":
+        import torch
+
+        torch.distributed.all_reduce(torch.ones(4) * step)
+        return
+    from jax.experimental import multihost_utils
+
+    multihost_utils.process_allgather(float(step))
+
+
+if __name__ == "__main__":
+    try:
+        main(sys.argv[1], sys.argv[2], Path(sys.argv[3]))
+    except SabiaError as error:
+        notes.say(str(error))
+        sys.exit(int(error.exit_code))
