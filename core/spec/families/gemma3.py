@@ -6,6 +6,7 @@ Five local layers, with a rotation of their own (base 10,000), stand between two
 from dataclasses import replace
 from typing import Any
 
+from sabia.core.errors import UsageError
 from sabia.core.spec.families import composite, gemma2
 from sabia.core.spec.fields import Fields
 from sabia.core.spec.layers import Layer
@@ -26,6 +27,11 @@ def rotations(fields: Fields) -> dict[str, tuple[dict[str, Any], float]]:
     }
     scaling = {_GLOBAL: fields.take("rope_scaling", dict, {})}
     values = fields.take("rope_parameters", dict, scaling)
+    odd = set(values) - set(bases)
+    if odd:
+        raise UsageError(
+            f"config.json: rope_parameters has {min(odd)!r} (expected {_LOCAL} and {_GLOBAL})"
+        )
     found = {kind: dict(values.get(kind) or {}) for kind in bases}
     return {
         kind: (found[kind], float(found[kind].pop("rope_theta", bases[kind]))) for kind in bases
