@@ -63,9 +63,14 @@ class Remote:
         self._each(lambda job: self._retry(self._put, *job), jobs)
 
     def commit(self, step: int, path: Path) -> None:
-        """Upload the manifest, then the mark."""
-        for name in (MANIFEST, COMMITTED):
-            self._retry(self._put, path / name, self._key(step, name))
+        """Upload the manifest, then the mark, which is there whole or not at all."""
+        self._retry(self._put, path / MANIFEST, self._key(step, MANIFEST))
+        mark = self._key(step, COMMITTED)
+        if "file" in self.files.protocol:  # object stores are atomic as they are
+            self._retry(self._put, path / COMMITTED, f"{mark}.part")
+            self._retry(self.files.mv, f"{mark}.part", mark)
+        else:
+            self._retry(self._put, path / COMMITTED, mark)
 
     def download(self, step: int, names: Iterable[str], into: Path) -> None:
         """Copy files of a step into a local directory."""

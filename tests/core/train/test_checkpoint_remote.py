@@ -1,5 +1,8 @@
 """Checkpoints at a URL: retried, at most one on its way, resumed from on a fresh machine."""
 
+import os
+import random
+import signal
 import threading
 import time
 from collections.abc import Iterator
@@ -183,6 +186,31 @@ def test_void_future_goes_there_too(tmp_path: Path) -> None:
         save(saver, 4)
     assert remote.Remote(URL).steps()[0] == 4
     assert layout.steps(tmp_path)[0] == 4
+
+
+def test_killed_while_uploading(tmp_path: Path, capfd) -> None:
+    """After each kill the URL gives a whole checkpoint, without a word, to a fresh machine."""
+    url, draw, last = f"file://{tmp_path}/store", random.Random(5), 0
+    for life in range(8):
+        child = os.fork()
+        if not child:
+            try:
+                with Saver(tmp_path / "run", url, keep=1) as saver:
+                    for step in range(last + 1, 10**6):
+                        saver.save(step, whole(state(step)), {})
+                        saver._wait_for_upload()
+            finally:
+                os._exit(1)
+        time.sleep(draw.uniform(0.1, 0.3))
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+        found = latest(tmp_path / f"new{life}", url)
+        if found is not None:
+            assert holds(found, found.step)
+            assert found.step >= last
+            last = found.step
+    assert last > 8
+    assert "warning" not in capfd.readouterr().err
 
 
 def test_none_good_anywhere(tmp_path: Path) -> None:
