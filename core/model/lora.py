@@ -11,9 +11,9 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -134,6 +134,15 @@ class LoraOps:
         pair = base.gather({k: self._adapters[full] for k, full in names.items()}, names)
         inner = base.linear(x, pair["a"], name=names["a"])
         return y + self._scale * base.linear(inner, pair["b"], name=names["b"])
+
+
+def adapted(loss: Callable[..., Any], config: LoraConfig) -> Callable[..., Any]:
+    """A loss(spec, params, batch, ops) of core.train that computes with params' adapters."""
+
+    def bound(spec: ModelSpec, params: Params, batch: Mapping[str, Array], ops: Ops) -> Any:
+        return loss(spec, params, batch, cast(Ops, LoraOps(ops, params, config)))
+
+    return bound
 
 
 def merge(

@@ -14,6 +14,7 @@ from sabia.core.model.lora import (
     LoraConfig,
     LoraOps,
     adaptable,
+    adapted,
     init_lora,
     lora_tensors,
     merge,
@@ -75,6 +76,21 @@ def test_wrapped_is_merged(ops: Any, name: str, targets: str) -> None:
     plain = array(ops, scores(ops, spec, held))
     np.testing.assert_allclose(wrapped, merged, atol=2e-5)
     assert np.abs(wrapped - plain).max() > 0.05
+
+
+def test_an_adapted_loss_is_that_of_the_merged_model(ops: Any) -> None:
+    from sabia.core.train.losses import next_token_loss
+
+    spec = SPECS["qwen3"]
+    params = perturbed(spec) | adapters(spec, LORA)
+    batch = {"input_ids": IDS[:, :-1], "targets": IDS[:, 1:]}
+    batch = {k: ops.integers(v, ops.zeros((), "float32")) for k, v in batch.items()}
+    batch["loss_mask"] = ops.zeros((2, 10), "float32") + 1.0
+    held, merged = ops.to_device(params), ops.to_device(merge(spec, params, LORA))
+    found, weight, _ = adapted(next_token_loss, LORA)(spec, held, batch, ops)
+    wanted, _, _ = next_token_loss(spec, merged, batch, ops)
+    assert float(weight) == 20
+    assert float(found) == pytest.approx(float(wanted), rel=1e-5)
 
 
 def test_fresh_adapters_change_nothing(ops: Any) -> None:
