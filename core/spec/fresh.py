@@ -12,6 +12,7 @@ from typing import Any
 
 from sabia.core.errors import UsageError
 from sabia.core.spec.fresh_mixtures import MIXTURES, Mixture
+from sabia.core.spec.fresh_variants import VARIANTS
 from sabia.core.units import parse_count, parse_length
 
 _ARCHITECTURES = {
@@ -20,6 +21,12 @@ _ARCHITECTURES = {
     "qwen3_moe": "Qwen3MoeForCausalLM",
     "mixtral": "MixtralForCausalLM",
     "deepseek_v3": "DeepseekV3ForCausalLM",
+    "mistral": "MistralForCausalLM",
+    "gemma2": "Gemma2ForCausalLM",
+    "gemma3": "Gemma3ForCausalLM",
+    "olmo2": "Olmo2ForCausalLM",
+    "qwen3_5": "Qwen3_5ForCausalLM",
+    "qwen3_next": "Qwen3NextForCausalLM",
 }
 
 
@@ -116,8 +123,8 @@ def new_config(
         )
     if mixture and family not in MIXTURES:
         raise UsageError(
-            f"shape: {', '.join(mixture)} in a {family} model (expected family=qwen3_moe, mixtral "
-            "or deepseek_v3)"
+            f"shape: {', '.join(mixture)} in a {family} model (expected family="
+            f"{', '.join(MIXTURES)})"
         )
     count, groups = _heads(hidden, heads, kv_heads)
     config = {
@@ -145,4 +152,6 @@ def new_config(
     }
     if family in MIXTURES:
         config |= MIXTURES[family](config, Mixture(**mixture))
+    if family in VARIANTS:
+        config |= VARIANTS[family](config)
     return {key: value for key, value in config.items() if value is not None or "token" in key}

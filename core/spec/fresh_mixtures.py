@@ -84,6 +84,7 @@ def _deepseek_v3(config: Mapping[str, Any], mixture: Mixture) -> dict[str, Any]:
 
 MIXTURES: Mapping[str, Callable[[Mapping[str, Any], Mixture], dict[str, Any]]] = {
     "qwen3_moe": _qwen3_moe,
+    "qwen3_next": _qwen3_moe,
     "mixtral": _mixtral,
     "deepseek_v3": _deepseek_v3,
 }

@@ -3,7 +3,8 @@
 import pytest
 
 from sabia.core.errors import UsageError
-from sabia.core.spec import from_config, new_config, parse_shape
+from sabia.core.spec import Attention, from_config, new_config, parameter_count, parse_shape
+from sabia.core.spec.delta import GatedDeltaNet
 
 
 def test_shape_text_gives_arguments() -> None:
@@ -61,3 +62,34 @@ def test_fresh_mixtures_have_the_dense_model_s_active_width(family: str) -> None
 def test_mixtures_that_do_not_fit_are_refused(text: str) -> None:
     with pytest.raises(UsageError, match="expected"):
         new_config(**parse_shape("d=64,layers=2,vocab=10," + text))
+
+
+@pytest.mark.parametrize(
+    "family", ["mistral", "gemma2", "gemma3", "olmo2", "qwen3_5", "qwen3_next"]
+)
+@pytest.mark.parametrize("layers", [1, 8])
+def test_fresh_models_of_every_kind_are_what_transformers_builds(family: str, layers: int) -> None:
+    transformers = pytest.importorskip("transformers", reason="transformers is the judge here")
+    torch = pytest.importorskip("torch", reason="transformers needs torch")
+    config = new_config(
+        **parse_shape(f"family={family},d=128,layers={layers},vocab=100,context=64")
+    )
+    spec = from_config(config)
+    with torch.device("meta"):
+        theirs = transformers.AutoModelForCausalLM.from_config(
+            transformers.AutoConfig.for_model(**config)
+        )
+    assert type(theirs).__name__ == config["architectures"][0]
+    assert parameter_count(spec) == theirs.num_parameters()
+    last = spec.layers[-1].mixer
+    assert isinstance(last, Attention) and (last.window is None or family == "mistral")
+
+
+def test_a_fresh_hybrid_has_three_delta_nets_to_one_attention() -> None:
+    config = new_config(**parse_shape("family=qwen3_next,d=128,layers=8,vocab=100,experts=6"))
+    spec = from_config(config)
+    kinds = [isinstance(layer.mixer, GatedDeltaNet) for layer in spec.layers]
+    assert kinds == [True, True, True, False] * 2
+    delta, full = spec.layers[0].mixer, spec.layers[3].mixer
+    assert (delta.key_heads, delta.value_heads, delta.value_dim) == (4, 8, 32)
+    assert full.rope.dim == 8 and full.output_gate and spec.layers[0].mlp.shared_gate
