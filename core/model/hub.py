@@ -71,6 +71,14 @@ def read_checkpoint(directory: str | Path) -> dict[str, np.ndarray]:
     return tensors
 
 
+def kept_tensors(spec: ModelSpec, directory: str | Path) -> dict[str, np.ndarray]:
+    """Tensors of a directory that take no part in the maths and are handed on (`spec.kept`)."""
+    if not spec.kept:
+        return {}
+    found = read_checkpoint(directory).items()
+    return {k: v for k, v in found if any(re.fullmatch(p, k) for p in spec.kept)}
+
+
 def _files(root: Path) -> list[Path]:
     index = root / INDEX
     if index.is_file():

@@ -44,18 +44,30 @@ def model_fingerprint(directory: str) -> str:
     return digest.hexdigest()
 
 
+def load_arrays(directory: str) -> Params:
+    """The parameters of a model directory, mapped, in the dtypes of its files."""
+    return hub.load_model(directory)[1]
+
+
 def load_fp32(directory: str) -> Params:
-    """The parameters of a model directory as fp32 masters."""
-    _, params = hub.load_model(directory)
-    return {name: np.asarray(array, np.float32) for name, array in params.items()}
+    """The parameters of a model directory as fp32 arrays in memory."""
+    return {name: np.asarray(x, np.float32) for name, x in load_arrays(directory).items()}
 
 
 def fresh_model(
-    shape: str, config_json: str, tokenizer: str, row_length: int, seed: int
+    shape: str,
+    config_json: str,
+    tokenizer: str,
+    row_length: int,
+    seed: int,
+    stds: Callable[[ModelSpec], Mapping[str, float] | None],
 ) -> tuple[ModelSpec, Callable[[], Params]]:
-    """(spec, its initial parameters) of a new model, by `--shape` or `--config-json`."""
+    """(spec, its initial parameters) of a new model, by `--shape` or `--config-json`.
+
+    stds: standard deviations of initial values that are not the table's, given the spec.
+    """
     spec = load_spec(config_json) if config_json else _shaped(shape, tokenizer, row_length)
-    return spec, lambda: hub.init_params(spec, seed)
+    return spec, lambda: hub.init_params(spec, seed, stds(spec))
 
 
 def _shaped(shape: str, tokenizer: str, row_length: int) -> ModelSpec:

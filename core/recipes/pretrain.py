@@ -7,8 +7,9 @@ call ends with the same weights however often it was stopped.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import pyarrow as pa
@@ -19,15 +20,17 @@ from sabia.core.recipes import training
 from sabia.core.recipes.model_source import (
     find_tokenizer,
     fresh_model,
-    load_fp32,
+    load_arrays,
     model_fingerprint,
 )
 from sabia.core.recipes.rejected import RejectRow, opened_rejects, warn_of_rejects
-from sabia.core.recipes.training import Task, TrainOptions
+from sabia.core.recipes.rows_read import row_names, write_read_rows
+from sabia.core.recipes.training import Task
+from sabia.core.recipes.training_options import TrainOptions
 from sabia.core.shards.inputs import from_path, open_inputs
 from sabia.core.shards.job import Job
 from sabia.core.shards.sources import Source
-from sabia.core.spec import load_spec
+from sabia.core.spec import ModelSpec, from_config, load_spec
 from sabia.core.text.tokenizer import load_tokenizer
 from sabia.core.train.token_rows import COLUMNS, TokenRows, read_token_rows
 
@@ -41,10 +44,15 @@ class PretrainConfig:
     shape: str = ""
     tokenizer: str = ""
     mix: str = ""
+    stages: str = ""
+    context: int = 0
+    rope_theta: float = 0.0
     validation: str = ""
     options: TrainOptions = field(default_factory=TrainOptions)
 
     def __post_init__(self) -> None:
+        if (self.context or self.rope_theta) and not self.model:
+            raise UsageError("--context, --rope-theta: without --model (a new model has its own)")
         if sum(bool(x) for x in (self.model, self.config_json, self.shape)) != 1:
             raise UsageError(
                 "which model? give one of --model DIR, --config-json FILE and --shape d=…,layers=…"
@@ -61,7 +69,7 @@ def run(job: Job, config: PretrainConfig) -> None:
         return
     with opened_rejects(job, world, "token rows") as rejects:
         rows = read_rows(sources, rejects.add)
-    task = _task(job, config, rows, tokenizer)
+    task = _task(job, config, sources, rows, tokenizer)
     training.run(job, task, config.options, identity, directory, world)
 
 
@@ -76,22 +84,59 @@ def _identity(
         "shape": config.shape,
         "tokenizer": load_tokenizer(tokenizer).fingerprint if tokenizer else "",
         "mix": config.mix,
+        "stages": config.stages,
+        "context": config.context,
+        "rope_theta": config.rope_theta,
         "seed": job.seed,
         **config.options.identity(),
     }
 
 
-def _task(job: Job, config: PretrainConfig, rows: TokenRows, tokenizer: str) -> Task:
+def _task(
+    job: Job,
+    config: PretrainConfig,
+    sources: Sequence[Source],
+    rows: TokenRows,
+    tokenizer: str,
+) -> Task:
     validation = None
     if config.validation:
         held_out = from_path(config.validation, "tokens")
         validation = read_rows(held_out, warn_of_rejects("validation row"))
-    if config.model:
-        spec = load_spec(config.model)
-        return Task(spec, lambda: load_fp32(config.model), rows, validation, tokenizer, config.mix)
     length = max(rows.row_length, validation.row_length if validation else 0)
-    spec, init = fresh_model(config.shape, config.config_json, tokenizer, length, job.seed)
-    return Task(spec, init, rows, validation, tokenizer, config.mix)
+    spec, load = _model(job, config, tokenizer, length)
+    names = row_names(sources, rows)
+    return Task(
+        spec, load, rows, validation, tokenizer, config.mix, config.stages, config.model, names
+    )
+
+
+def _model(
+    job: Job, config: PretrainConfig, tokenizer: str, length: int
+) -> tuple[ModelSpec, Callable[[], Any]]:
+    """(spec, a function that gives its parameters)."""
+    if not config.model:
+        stds = config.options.initial_stds
+        return fresh_model(config.shape, config.config_json, tokenizer, length, job.seed, stds)
+    spec = load_spec(config.model)
+    if config.context:
+        from sabia.core.spec import extend_context
+
+        longer = extend_context(spec.config, config.context, theta=config.rope_theta or None)
+        spec = from_config(longer)
+    return spec, partial(load_arrays, config.model)
+
+
+def list_read(job: Job, config: PretrainConfig) -> None:
+    """Write which rows the run in -o has read, one a sample, in order; trains nothing."""
+    directory, _ = training.open_run(job)
+    sources = open_inputs(job, "tokens")
+    tokenizer = find_tokenizer(config.tokenizer, config.model, sources)
+    directory.finished(_identity(job, config, sources, tokenizer))  # refuses another run's
+    rows = read_rows(sources, warn_of_rejects("token row"))
+    task = _task(job, config, sources, rows, tokenizer)
+    plan = training.make_plan(task, config.options, job.seed)
+    write_read_rows(job, directory, rows, plan, row_names(sources, rows))
 
 
 def read_rows(sources: Sequence[Source], reject: RejectRow) -> TokenRows:

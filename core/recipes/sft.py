@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -20,9 +21,10 @@ from sabia.core.errors import BadData
 from sabia.core.generate.chat import render_rows
 from sabia.core.parallel.launch import World
 from sabia.core.recipes import training
-from sabia.core.recipes.model_source import load_fp32, model_fingerprint
+from sabia.core.recipes.model_source import load_arrays, model_fingerprint
 from sabia.core.recipes.rejected import RejectRow, opened_rejects, warn_of_rejects
-from sabia.core.recipes.training import Task, TrainOptions
+from sabia.core.recipes.training import Task
+from sabia.core.recipes.training_options import TrainOptions
 from sabia.core.shards.inputs import from_path, open_inputs
 from sabia.core.shards.job import Job
 from sabia.core.shards.sources import Source
@@ -71,7 +73,8 @@ def run(job: Job, config: SftConfig) -> None:
         held_out = from_path(config.validation, "chat")
         refuse = warn_of_rejects("validation conversation")
         validation = _pack(config, _conversations(held_out, tokenizer, config.length, refuse))
-    task = Task(spec, lambda: load_fp32(config.model), rows, validation, place, about=about)
+    load = partial(load_arrays, config.model)
+    task = Task(spec, load, rows, validation, place, model=config.model, about=about)
     training.run(job, task, config.options, identity, directory, world)
 
 

@@ -1,14 +1,14 @@
 """What pretraining and fine-tuning share: from token rows and a model to a finished run directory.
 
 `run` resolves the options into steps, joins the processes of the launcher, trains or resumes, and
-writes `final/`. A run's identity is everything that decides its weights; backend, mesh, micro-batch
-and how often to save or report are not part of it, so that a run may go on elsewhere.
+writes `final/` from the last checkpoint, a tensor at a time.
 """
 
 from __future__ import annotations
 
 import contextlib
 import hashlib
+import json
 import math
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
@@ -22,144 +22,43 @@ import numpy as np
 
 from sabia.core import notes, units
 from sabia.core.errors import BadData, UsageError
-from sabia.core.model import hub
+from sabia.core.model.precision import PrecisionSchedule, describe, precision_named
 from sabia.core.parallel import launch
 from sabia.core.parallel.launch import World
-from sabia.core.parallel.mesh import parse_mesh
+from sabia.core.parallel.mesh import Mesh, make_mesh, parse_mesh
+from sabia.core.parallel.rules import check_fits
+from sabia.core.parallel.watch import Guard
 from sabia.core.recipes.metric_rows import write_metric_rows
+from sabia.core.recipes.training_options import TrainOptions, data_order
 from sabia.core.shards.job import Job
-from sabia.core.shards.order import DataOrder, parse_weights
+from sabia.core.shards.order import DataOrder
 from sabia.core.spec import ModelSpec, parameter_count, training_flops_per_token
 from sabia.core.text.tokenizer import load_tokenizer
+from sabia.core.train.checkpoint import Reader, latest
+from sabia.core.train.convert import export_checkpoint
 from sabia.core.train.loop import LoopConfig, Training
 from sabia.core.train.losses import next_token_loss
-from sabia.core.train.optimizer import OptimizerConfig
 from sabia.core.train.peak import devices_at_peak, measure_peak_flops
+from sabia.core.train.row_source import NameRows, RowSource
 from sabia.core.train.run_directory import RunDirectory
-from sabia.core.train.schedule import ScheduleConfig
+from sabia.core.train.schedule import ScheduleConfig, decay_start
 from sabia.core.train.stepper import Stepper, make_stepper
 from sabia.core.train.telemetry import Meter
 from sabia.core.train.token_rows import TokenRows
 
+__all__ = ["Task", "TrainOptions", "already_done", "open_run", "run", "spec_hash"]
+
 FLOP_CONVENTION = "causal"
-EXPORT_DTYPES = ("float32", "bfloat16")
-REMATS = ("none", "matmuls", "full")
-# options that may change while a run goes on: they do not decide what is learnt
-FREE = frozenset(
-    (
-        "micro_batch",
-        "compiled",
-        "remat",
-        "save_every",
-        "keep_checkpoints",
-        "eval_every",
-        "log_every",
-        "peak_flops",
-    )
-)
 STATE_BYTES_PER_PARAMETER = 16  # fp32 parameter, gradient, two moments
 
 
 @dataclass(frozen=True)
-class TrainOptions:
-    """The options of both trainers as given; 0 or '' means: by default or not at all."""
-
-    lr: float = 6e-4
-    schedule: str = "wsd"
-    warmup: str = "2%"
-    decay: str = "20%"
-    decay_shape: str = "linear"
-    final_lr: float = 0.0
-    weight_decay: float = 0.1
-    betas: str = "0.9,0.95"
-    clip_norm: float = 1.0
-    batch: int = 0
-    batch_tokens: int = 0
-    micro_batch: int = 0
-    steps: int = 0
-    tokens: int = 0
-    epochs: float = 0.0
-    precision: str = "fp32"
-    compiled: bool = False
-    remat: str = "none"
-    save_every: str = "10m"
-    keep_checkpoints: int = 2
-    eval_every: int = 0
-    log_every: int = 1
-    peak_flops: float = 0.0
-    export_dtype: str = "float32"
-
-    def __post_init__(self) -> None:
-        if self.export_dtype not in EXPORT_DTYPES:
-            raise UsageError(f"--export-dtype: {self.export_dtype!r} (expected float32, bfloat16)")
-        if self.remat not in REMATS:
-            raise UsageError(f"--remat: {self.remat!r} (expected one of {', '.join(REMATS)})")
-        if sum(bool(x) for x in (self.steps, self.tokens, self.epochs)) > 1:
-            raise UsageError("how long? give one of --steps, --tokens and --epochs")
-        if self.batch and self.batch_tokens:
-            raise UsageError("how much a step? give either --batch or --batch-tokens")
-        self.optimizer()
-        self.save_interval()
-
-    def optimizer(self) -> OptimizerConfig:
-        """The optimizer's settings; raises UsageError."""
-        try:
-            beta1, beta2 = (float(part) for part in self.betas.split(","))
-        except ValueError:
-            raise UsageError(f"--betas: {self.betas!r} (expected two, such as 0.9,0.95)") from None
-        return OptimizerConfig(
-            beta1, beta2, weight_decay=self.weight_decay, clip_norm=self.clip_norm
-        )
-
-    def save_interval(self) -> tuple[int, float]:
-        """(steps, seconds) between checkpoints, one of them 0; raises UsageError."""
-        if self.save_every.isdigit():
-            return int(self.save_every), 0.0
-        return 0, units.parse_duration(self.save_every, "--save-every")
-
-    def batch_rows(self, row_length: int) -> int:
-        """Rows in a step."""
-        if self.batch_tokens:
-            return max(1, round(self.batch_tokens / row_length))
-        return self.batch or 32
-
-    def step_count(self, rows: int, row_length: int, batch: int) -> int:
-        """Steps of the whole run; one epoch by default."""
-        if self.steps:
-            return self.steps
-        if self.tokens:
-            return max(1, math.ceil(self.tokens / (batch * row_length)))
-        return max(1, math.ceil((self.epochs or 1.0) * rows / batch))
-
-    def schedule_config(self, steps: int) -> ScheduleConfig:
-        """The schedule of a run of `steps`."""
-        return ScheduleConfig(
-            peak=self.lr,
-            steps=steps,
-            warmup=_part("--warmup", self.warmup, steps),
-            kind=self.schedule,
-            decay=_part("--decay", self.decay, steps) if self.schedule == "wsd" else 0,
-            tail=self.decay_shape,
-            final=self.final_lr,
-        )
-
-    def identity(self) -> dict[str, Any]:
-        """The options that decide the weights."""
-        return {name: value for name, value in asdict(self).items() if name not in FREE}
-
-
-def _part(name: str, text: str, steps: int) -> int:
-    """Steps of '20%' or '100'."""
-    if text.isdigit():
-        return int(text)
-    if text.endswith("%"):
-        return round(units.parse_fraction(text, name) * steps)
-    raise UsageError(f"{name}: {text!r} (expected steps such as 100, or a share such as 2%)")
-
-
-@dataclass(frozen=True)
 class Task:
-    """What a recipe has prepared: model, rows to learn and to validate on, tokenizer ('' none)."""
+    """What a recipe has prepared: model, rows to learn and to validate on, tokenizer ('' none).
+
+    mix, stages: of sources, see training_options.data_order. name_rows: see Training. model: the
+    directory that the model came from ('': it is new).
+    """
 
     spec: ModelSpec
     load_params: Callable[[], Mapping[str, np.ndarray]]
@@ -167,6 +66,9 @@ class Task:
     validation: TokenRows | None
     tokenizer: str
     mix: str = ""
+    stages: str = ""
+    model: str = ""
+    name_rows: NameRows | None = None
     about: dict[str, str] = field(default_factory=dict)  # more lines for the plan
 
 
@@ -179,6 +81,7 @@ class Plan:
     row_length: int
     order: DataOrder
     schedule: ScheduleConfig
+    precision: PrecisionSchedule
     flops_per_token: float
 
     @property
@@ -214,7 +117,7 @@ def already_done(job: Job, run: RunDirectory, identity: Mapping[str, Any], world
     return True
 
 
-def make_plan(task: Task, options: TrainOptions, seed: int, world: World) -> Plan:
+def make_plan(task: Task, options: TrainOptions, seed: int) -> Plan:
     """Resolve steps, batch, order and schedule; raises UsageError, BadData."""
     rows, spec = task.rows, task.spec
     if rows.largest_id >= spec.vocab_size:
@@ -225,30 +128,34 @@ def make_plan(task: Task, options: TrainOptions, seed: int, world: World) -> Pla
     if rows.row_length > spec.max_positions:
         raise BadData(
             f"rows of {rows.row_length} tokens (expected at most the model's context of "
-            f"{spec.max_positions})"
+            f"{spec.max_positions}; pretrain --context extends it)"
         )
     batch = options.batch_rows(rows.row_length)
-    if batch % world.size:
-        raise UsageError(f"--batch: {batch} rows (expected a multiple of {world.size} processes)")
-    weights = parse_weights(task.mix, rows.source_names)
     steps = options.step_count(len(rows), rows.row_length, batch)
+    schedule = options.schedule_config(steps)
+    decayed = steps - decay_start(schedule)
+    precision = precision_named(options.precision)
     return Plan(
         steps=steps,
         batch_rows=batch,
         row_length=rows.row_length,
-        order=DataOrder(rows.source_sizes, seed, weights),
-        schedule=options.schedule_config(steps),
+        order=data_order(rows, task.mix, task.stages, seed, batch, schedule),
+        schedule=schedule,
+        precision=PrecisionSchedule(precision, steps, decayed, options.bf16_tail),
         flops_per_token=training_flops_per_token(spec, rows.row_length, FLOP_CONVENTION),
     )
 
 
-def describe(task: Task, plan: Plan, options: TrainOptions) -> dict[str, str]:
+def describe_plan(task: Task, plan: Plan, mesh: str) -> dict[str, str]:
     """The plan of a run for `--dry-run`, line by line."""
     n, rows = parameter_count(task.spec), task.rows
     epochs = plan.order.epochs(plan.steps * plan.batch_rows)
     named = zip(rows.source_names, epochs, strict=True)
-    state = n * (STATE_BYTES_PER_PARAMETER + (2 if options.precision == "bf16" else 0))
+    narrow = 0 if plan.precision.precision.name == "fp32" else 2
+    state = n * (STATE_BYTES_PER_PARAMETER + narrow)
     flops = plan.tokens * plan.flops_per_token
+    sizes = parse_mesh(mesh)
+    split = math.prod(n for axis, n in sizes.items() if axis not in ("data", "context"))
     return {
         "parameters": f"{n:,}",
         "rows": f"{len(rows):,} of {plan.row_length:,} tokens ({rows.tokens:,} tokens)",
@@ -257,7 +164,7 @@ def describe(task: Task, plan: Plan, options: TrainOptions) -> dict[str, str]:
         f"({plan.batch_rows * plan.row_length:,} tokens)",
         "tokens": f"{plan.tokens:,}",
         "FLOPs": f"{flops:.3g} ({plan.flops_per_token:.3g} a token, {FLOP_CONVENTION})",
-        "memory": f"{units.format_bytes(state)} of state on each device, and activations",
+        "memory": f"{units.format_bytes(state // split)} of state on each device, and activations",
         "warm-up, decay": f"{plan.schedule.warmup:,}, {plan.schedule.decay:,} steps",
         **task.about,
     }
@@ -272,21 +179,26 @@ def run(
     world: World,
 ) -> None:
     """Train (or resume) and write final/, run.json and the metrics on stdout."""
-    plan = make_plan(task, options, job.seed, world)
+    plan = make_plan(task, options, job.seed)
     if job.dry_run:
-        for name, value in describe(task, plan, options).items():
+        for name, value in describe_plan(task, plan, job.mesh).items():
             print(f"{name}: {value}")
         return
     lock = directory.locked() if world.leads else contextlib.nullcontext()
-    with lock, launch.stdout_kept_clean(world), _joined(job, world) as devices:
+    guard = Guard(
+        same={"run": _digest(identity)},
+        hang_timeout_s=options.seconds("hang_timeout"),
+        directory=directory.path,
+    )
+    with lock, launch.stdout_kept_clean(world), joined(job, world, guard) as mesh:
+        check_fits(task.spec, mesh, plan.batch_rows, plan.row_length)
         if world.leads:
             directory.begin(identity, job.force)
         launch.barrier(world, job.backend, "begin")
-        stepper = _make_stepper(job, task, options, world, devices)
-        training = _training(job, task, options, plan, stepper, directory, world, devices)
+        training = _training(job, task, options, plan, directory, world, mesh)
         figures = training.train()
         if world.leads:
-            export(directory.final, task, stepper, options.export_dtype)
+            export(directory, task, options)
             directory.finish(identity, **figures)
             _say_end(figures, directory)
         launch.barrier(world, job.backend, "end")
@@ -294,45 +206,54 @@ def run(
         write_metric_rows(job, directory.path, world.launcher)
 
 
+def _digest(identity: Mapping[str, Any]) -> str:
+    text = json.dumps(identity, sort_keys=True, default=str)
+    return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
+
+
 @contextlib.contextmanager
-def _joined(job: Job, world: World) -> Iterator[int]:
-    """Join the processes; yield how many devices there are in all."""
-    sizes = parse_mesh(job.mesh)
-    wanted = sizes.pop("data", 0)
-    if max(sizes.values(), default=1) > 1:
-        raise UsageError(f"--mesh: {job.mesh} (expected data=N)")
+def joined(job: Job, world: World, guard: Guard | None = None) -> Iterator[Mesh]:
+    """Join the processes; yield the mesh of all devices."""
+    wanted = math.prod(parse_mesh(job.mesh).values())
     if job.backend == "torch":
-        if wanted and wanted != world.size:
-            raise UsageError(
-                f"--mesh: data={wanted} with {world.size} processes (torch runs one process per "
-                f"device: torchrun --nproc-per-node {wanted}, or srun -n {wanted})"
-            )
-        with launch.join_torch(world):
-            yield world.size
+        start = f"torchrun --nproc-per-node {wanted}, srun -n {wanted}"
+        how = f"torch runs one process a device: {start}"
+        mesh = make_mesh(job.mesh, world.size, how)
+        with launch.join_torch(world, guard):
+            yield mesh
         return
-    with launch.join_jax(world, wanted):
+    with launch.join_jax(world, wanted, guard):
         import jax
 
         found = jax.device_count()
-        if wanted > found or (world.size > 1 and wanted and wanted != found):
-            raise UsageError(f"--mesh: data={wanted} with {found} devices in all")
-        yield wanted or found
+        of_cpu = world.size == 1 and jax.devices()[0].platform == "cpu"
+        yield make_mesh(job.mesh, wanted if of_cpu and wanted <= found else found)
 
 
-def _make_stepper(
-    job: Job, task: Task, options: TrainOptions, world: World, devices: int
+def _stepper(
+    job: Job, task: Task, options: TrainOptions, plan: Plan, world: World, mesh: Mesh
 ) -> Stepper:
+    loss = partial(
+        next_token_loss,
+        remat=options.remat,
+        z_loss=options.z_loss,
+        balance=options.balance,
+        router_z=options.router_z,
+    )
     return make_stepper(
         job.backend,
         task.spec,
         task.load_params(),
-        partial(next_token_loss, remat=options.remat),
-        options.optimizer(),
-        precision=options.precision,
+        loss,
+        options.optimizer_for(task.spec),
+        precision=plan.precision,
         micro_batch=options.micro_batch,
         compiled=options.compiled,
+        lora=options.lora(),
+        bias_rate=options.bias_rate,
+        seed=job.seed,
+        mesh=mesh,
         world=world,
-        devices=devices if world.size == 1 else 0,
     )
 
 
@@ -341,45 +262,78 @@ def _training(
     task: Task,
     options: TrainOptions,
     plan: Plan,
-    stepper: Stepper,
     directory: RunDirectory,
     world: World,
-    devices: int,
+    mesh: Mesh,
 ) -> Training:
-    every_steps, every_s = options.save_interval()
+    stepper = _stepper(job, task, options, plan, world, mesh)
     peak = options.peak_flops or measure_peak_flops(job.backend, options.precision)
     notes.note(
         f"{parameter_count(task.spec):,} parameters, {plan.steps:,} steps of {plan.batch_rows} "
-        f"rows of {plan.row_length} tokens; MFU is of {units.format_count(peak)}FLOP/s a device "
-        f"({'given' if options.peak_flops else 'measured by a matrix product here'})"
+        f"rows of {plan.row_length} tokens on {mesh}; MFU is of {units.format_count(peak)}FLOP/s a "
+        f"device ({'given' if options.peak_flops else 'measured by a matrix product here'})"
     )
+    notes.note(describe(plan.precision.precision, _device(job.backend)))
     loop = LoopConfig(
         steps=plan.steps,
-        batch_rows=plan.batch_rows,
         schedule=plan.schedule,
-        save_every_steps=every_steps,
-        save_every_s=every_s,
+        interval=options.interval(mesh.size),
         keep_checkpoints=options.keep_checkpoints,
+        keep_every=options.keep_every,
+        checkpoint_url=options.checkpoint_url,
+        grace_s=options.seconds("grace"),
         eval_every=options.eval_every,
         log_every=options.log_every,
+        guard=options.guard(),
     )
-    times = devices_at_peak(job.backend, devices, world.size)
-    meter = Meter(plan.flops_per_token, peak * times)
-    meta = {
+    times = devices_at_peak(job.backend, mesh.size, world.size)
+    more: dict[str, Any] = {} if task.name_rows is None else {"name_rows": task.name_rows}
+    return Training(
+        config=loop,
+        backend=job.backend,
+        stepper=stepper,
+        source=RowSource(task.rows, plan.order, plan.batch_rows, stepper),
+        run=directory,
+        world=world,
+        meter=Meter(plan.flops_per_token, peak * times),
+        meta=_meta(job, task, options, plan, mesh),
+        validation=task.validation,
+        **more,
+    )
+
+
+def _device(backend: str) -> Any:
+    if backend == "jax":
+        import jax
+
+        return jax.local_devices()[0]
+    import torch
+
+    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+
+def _meta(job: Job, task: Task, options: TrainOptions, plan: Plan, mesh: Mesh) -> dict[str, Any]:
+    """What checkpoints say besides their tensors."""
+    stages = [asdict(stage) for stage in plan.order.stages]
+    return {
         "model": spec_hash(task.spec),
         "config": dict(task.spec.config),
-        "optimizer": {"name": "adamw", **asdict(options.optimizer())},
+        "optimizer": asdict(options.plain_optimizer()),
         "schedule": asdict(plan.schedule),
         "rng": {"seed": job.seed},
-        "data": {"seed": job.seed, "batch_rows": plan.batch_rows, "of_rows": len(task.rows)},
+        "data": {
+            "seed": job.seed,
+            "batch_rows": plan.batch_rows,
+            "of_rows": len(task.rows),
+            "sources": dict(zip(task.rows.source_names, task.rows.source_sizes, strict=True)),
+            "weights": plan.order.weights,
+            "stages": stages,
+        },
         "backend": job.backend,
         "precision": options.precision,
-        "mesh": {"data": devices},
+        "mesh": {axis: n for axis, n in asdict(mesh).items() if n > 1},
         "version": version("sabia"),
     }
-    return Training(
-        loop, stepper, task.rows, plan.order, directory, world, meter, meta, task.validation
-    )
 
 
 def spec_hash(spec: ModelSpec) -> str:
@@ -388,15 +342,20 @@ def spec_hash(spec: ModelSpec) -> str:
     return hashlib.blake2b(table.encode(), digest_size=16).hexdigest()
 
 
-def export(place: Path, task: Task, stepper: Stepper, dtype: str) -> None:
-    """Write the parameters as a Hugging Face directory with the tokenizer's files."""
-    import ml_dtypes
-
-    kind = ml_dtypes.bfloat16 if dtype == "bfloat16" else np.float32
-    state = stepper.state()
-    params = {t.name: state[f"param/{t.name}"].astype(kind) for t in task.spec.tensors()}
+def export(directory: RunDirectory, task: Task, options: TrainOptions) -> None:
+    """Write the last checkpoint's parameters as a Hugging Face directory, adapters merged."""
+    found = latest(directory.checkpoints)
+    assert found is not None, "a finished run has a checkpoint"
     with _tokenizer_directory(task.tokenizer) as tokenizer:
-        hub.save_model(place, task.spec, params, tokenizer_from=tokenizer)
+        export_checkpoint(
+            Reader(found),
+            task.spec,
+            directory.final,
+            options.export_dtype,
+            tokenizer_from=tokenizer,
+            lora=options.lora(),
+            kept_from=task.model or None,
+        )
 
 
 @contextlib.contextmanager

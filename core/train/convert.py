@@ -17,6 +17,7 @@ import numpy as np
 from sabia.core.errors import BadData, UsageError
 from sabia.core.model import hub
 from sabia.core.model.file_parts import read_part, write_parts
+from sabia.core.model.lora import A, B, LoraConfig, targeted
 from sabia.core.model.safetensors_file import numpy_dtype
 from sabia.core.spec.families import load_spec
 from sabia.core.spec.model import ModelSpec
@@ -35,31 +36,53 @@ def export_checkpoint(
     dtype: str = "bfloat16",
     tokenizer_from: str | Path | None = None,
     *,
+    lora: LoraConfig | None = None,
+    kept_from: str | Path | None = None,
     max_shard_bytes: int = hub.MAX_SHARD_BYTES,
 ) -> None:
     """Write the parameters of a checkpoint as a Hugging Face directory, atomically.
 
-    tokenizer_from: a directory whose tokenizer files are copied along. Raises BadData when the
-    checkpoint is of another model.
+    tokenizer_from: a directory whose tokenizer files are copied along. lora: adapters that are
+    merged into their matrices. kept_from: the model directory that the run began from, whose
+    tensors without part in the maths are handed on. Raises BadData when the checkpoint is of
+    another model.
     """
     kind = numpy_dtype(dtype)
-    params = {t.name: _parameter(reader, t, kind) for t in spec.tensors()}
+    adapted = {t.name for t in targeted(spec, lora)} if lora else set()
+    params = {}
+    for tensor in spec.tensors():
+        found = _parameter(reader, tensor)
+        if lora and tensor.name in adapted:
+            found = _merged(reader, tensor.name, found, lora)
+        params[tensor.name] = cast(found, kind)
     config = {key: value for key, value in spec.config.items() if key != "quantization_config"}
     hub.write_checkpoint(
         out,
         config,
-        dict(_file_tensors(spec, params)),  # type: ignore[arg-type]
+        dict(_file_tensors(spec, params))  # type: ignore[arg-type]
+        | (hub.kept_tensors(spec, kept_from) if kept_from else {}),
         tokenizer_from=tokenizer_from,
         max_shard_bytes=max_shard_bytes,
     )
 
 
-def _parameter(reader: Reader, tensor: TensorSpec, kind: np.dtype) -> LazyArray:
+def _merged(reader: Reader, name: str, weight: LazyArray, lora: LoraConfig) -> LazyArray:
+    """A matrix with its adapter: rows of W + scale · B A, in fp32."""
+    a, b = np.asarray(reader[f"param/{name}{A}"]), reader[f"param/{name}{B}"]
+
+    def fetch(start: int, stop: int) -> np.ndarray:
+        rows = weight.fetch(start, stop).astype(np.float32)
+        return rows + np.float32(lora.scale) * (b.fetch(start, stop) @ a)
+
+    return LazyArray(weight.shape, np.dtype(np.float32), fetch)
+
+
+def _parameter(reader: Reader, tensor: TensorSpec) -> LazyArray:
     key = f"param/{tensor.name}"
     if key not in reader or reader[key].shape != tensor.shape:
         found = reader[key].shape if key in reader else "missing"
         raise BadData(f"checkpoint: {key} is {found} (expected {tensor.shape})")
-    return cast(reader[key], kind)
+    return reader[key]
 
 
 def _file_tensors(

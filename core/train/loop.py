@@ -1,15 +1,16 @@
 """The training loop: rows by arithmetic, steps, validation, metrics, checkpoints, polite stops.
 
-The rows of step s are samples s·B … s·B + B - 1 of the run's order; process r of R takes every
-R-th. So the position is one integer and a run may be stopped anywhere and resumed by any number of
-processes, on either backend. All processes decide alike when to save and when to stop, because
-what one wishes travels with the sums of the step.
+The rows of step s are samples s·B … s·B + B - 1 of the run's order, so the position is one integer
+and a run may be stopped anywhere and resumed by any number of processes, on either backend. All
+processes decide alike when to save, to stop and to go back, because what one wishes travels with
+the sums of the step. A step that a guard refuses is not taken: the run goes back to its last good
+checkpoint and on without the rows that stand out (see `core.train.guards`).
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,45 +18,58 @@ import numpy as np
 
 from sabia.core import notes, stop
 from sabia.core.errors import BadData, Failed, Interrupted
-from sabia.core.parallel.launch import World
-from sabia.core.shards.order import DataOrder
+from sabia.core.parallel import watch
+from sabia.core.parallel.launch import World, agree, barrier
 from sabia.core.train import checkpoint
+from sabia.core.train.checkpoint import Interval
+from sabia.core.train.guards import GuardConfig, SpikeGuard, outliers
+from sabia.core.train.row_source import NameRows, RowSource, skipped_rows
 from sabia.core.train.run_directory import RunDirectory
 from sabia.core.train.schedule import ScheduleConfig, learning_rate
-from sabia.core.train.stepper import Batch, Stepper
+from sabia.core.train.stepper import Stepper
 from sabia.core.train.telemetry import Line, Meter, RunLog, live_line
 from sabia.core.train.token_rows import TokenRows
 
 
 @dataclass(frozen=True)
 class LoopConfig:
-    """Lengths are in steps; `save_every_s` saves by time (both 0: only at the end)."""
+    """Lengths are in steps. checkpoint_url: where checkpoints are uploaded to ('': nowhere).
+
+    grace_s: how long a process lives on after SIGTERM (0: not known).
+    """
 
     steps: int
-    batch_rows: int
     schedule: ScheduleConfig
-    save_every_steps: int = 0
-    save_every_s: float = 0.0
+    interval: Interval = field(default_factory=Interval)
     keep_checkpoints: int = 2
+    keep_every: int = 0
+    checkpoint_url: str = ""
+    grace_s: float = 0.0
     eval_every: int = 0
     log_every: int = 1
+    guard: GuardConfig = field(default_factory=GuardConfig)
 
 
 @dataclass
 class Training:
-    """One run in progress; `meta` is what its checkpoints say besides step and position."""
+    """One run in progress; `meta` is what its checkpoints say besides step and position.
+
+    name_rows: what to call rows in messages and records, given their numbers.
+    """
 
     config: LoopConfig
+    backend: str
     stepper: Stepper
-    rows: TokenRows
-    order: DataOrder
+    source: RowSource
     run: RunDirectory
     world: World
     meter: Meter
     meta: dict[str, Any]
     validation: TokenRows | None = None
+    name_rows: NameRows = lambda numbers: [f"row {number}" for number in numbers]
     step: int = 0
     tokens: int = 0
+    rewinds: int = 0
     seconds_before: float = 0.0
     last: dict[str, Any] = field(default_factory=dict)
 
@@ -63,11 +77,14 @@ class Training:
         """Run to the last step, from the newest checkpoint where there is one.
 
         Returns the last figures: step, loss, tokens, seconds, validation_loss. Raises Interrupted
-        after a stop signal (state saved), Failed when a loss is not finite.
+        after a stop signal (state saved), Failed when a step is refused and cannot be mended.
         """
+        self.guard = SpikeGuard(self.config.guard)
+        self.source.skipped |= {int(entry["row"]) for entry in skipped_rows(self.run.path)}
+        self.started = time.monotonic()
         self._resume()
-        self.saver = checkpoint.Saver(self.run.checkpoints, keep=self.config.keep_checkpoints)
-        self.started = self.saved_at = time.monotonic()
+        self.saver = self._saver()
+        self.saved_at = time.monotonic()
         self.log = RunLog(self.run.path, self.world.rank, self.step)
         try:
             if self.step == 0:
@@ -76,38 +93,96 @@ class Training:
             with live_line(self.config.steps, self.step, "training") as line:
                 while self.step < self.config.steps:
                     self._one_step(line)
-        finally:
+            watch.at(self.step, "waiting for the upload", 86400.0)
             self.saver.close()
+        except BaseException:
+            self._close_after_failure()
+            raise
+        finally:
             self.log.close()
         return {"step": self.step, "tokens": self.tokens, "seconds": self._seconds(), **self.last}
 
+    # -- checkpoints
+
+    def _saver(self) -> checkpoint.Saver:
+        config = self.config
+        return checkpoint.Saver(
+            self.run.checkpoints,
+            config.checkpoint_url,
+            world=self.world,
+            barrier=lambda: barrier(self.world, self.backend, "checkpoint"),
+            keep=config.keep_checkpoints,
+            keep_every=config.keep_every,
+            grace_s=config.grace_s,
+        )
+
+    def _close_after_failure(self) -> None:
+        """Finish what is being written; the error under way is the one to tell."""
+        try:
+            self.saver.close()
+        except Exception as error:
+            notes.warn(f"checkpoint: {error}")
+
+    def _latest(self) -> checkpoint.Checkpoint | None:
+        return checkpoint.latest(
+            self.run.checkpoints,
+            self.config.checkpoint_url,
+            self.world,
+            lambda flag: agree(self.world, self.backend, flag),
+        )
+
     def _resume(self) -> None:
-        found = checkpoint.latest(self.run.checkpoints)
+        watch.at(0, "looking for a checkpoint", 3600.0)
+        found = self._latest()
         if found is None:
             return
+        self._restore(found)
+        notes.note(f"resuming at step {self.step:,} of {self.config.steps:,} ({found.path.name})")
+
+    def _restore(self, found: checkpoint.Checkpoint) -> None:
         said = found.manifest
         if said["model"] != self.meta["model"]:
             raise BadData(f"checkpoint {found.path.name} is of another model; --force starts over")
-        if said["data"]["rows"] != found.step * self.config.batch_rows:
+        if said["data"]["rows"] != found.step * self.source.batch_rows:
             raise BadData(f"checkpoint {found.path.name}: its data position is not of this batch")
-        self.stepper.load(checkpoint.Reader(found))
+        self.stepper.load(checkpoint.Reader(found).read)
+        self.guard.load(said.get("guard", {}))
         self.step, self.tokens = found.step, int(said["data"]["tokens"])
-        self.seconds_before = float(said["seconds"])
-        notes.note(f"resuming at step {self.step:,} of {self.config.steps:,} ({found.path.name})")
+        self.seconds_before = float(said["seconds"]) - (time.monotonic() - self.started)
+
+    def _save(self) -> None:
+        watch.at(self.step, "saving", 3600.0)
+        self.log.sync()
+        position = {"rows": self.step * self.source.batch_rows, "tokens": self.tokens}
+        meta = self.meta | {"seconds": self._seconds(), "guard": self.guard.state()}
+        meta["data"] = {**meta.get("data", {}), **position}
+        self.saver.save(self.step, self.stepper.pieces(), meta)
+        self.saved_at = time.monotonic()
+
+    def _save_is_due(self) -> bool:
+        """Whether this process, if it leads, wants a checkpoint after this step."""
+        if not self.world.leads:
+            return False
+        saver, waited = self.saver, time.monotonic() - self.saved_at
+        return self.config.interval.due(self.step + 1, waited, saver.blocking_s, saver.upload_s)
+
+    # -- steps
 
     def _one_step(self, line: Line) -> None:
         self.saver.poll()
-        batch = self._batch(self.step)
+        if self.step in self._stage_steps():
+            self.guard.forget()  # another mix has other losses
+        watch.at(self.step + 1, "reading")
+        batch = self.source.batch(self.step)
         lr = learning_rate(self.step, self.config.schedule)
-        tokens = np.count_nonzero(batch["loss_mask"])
-        wishes = np.array([stop.requested(), self._save_is_due(), tokens], np.float64)
-        found = self.stepper.step(batch, lr, wishes)
-        self._check(found)
-        stopping, saving, trained = found.pop("tallies")
-        self.step += 1
-        self.tokens += int(trained)
-        self.meter.tokens += int(trained)
-        self._report(found, lr, line)
+        wishes = np.array([stop.requested(), self._save_is_due()], np.float64)
+        watch.at(self.step + 1, "stepping")
+        found = self.stepper.step(batch, lr, wishes, limits=self.guard.limits(), number=self.step)
+        stopping, saving = found.pop("tallies")
+        if not found["updated"] and found["weight"] > 0:
+            self._refused(found)
+            return
+        self._taken(found, lr, line)
         done = self.step == self.config.steps
         if done or (self.config.eval_every and self.step % self.config.eval_every == 0):
             self._validate()
@@ -119,36 +194,75 @@ class Training:
                 "again to resume"
             )
 
-    def _batch(self, step: int) -> Batch:
-        config = self.config
-        numbers = self.order.rows(step * config.batch_rows, config.batch_rows)
-        return self._rows(self.rows, numbers[self.world.rank :: self.world.size])
+    def _stage_steps(self) -> set[int]:
+        """The steps with which a new stage of the mix begins."""
+        rows = self.source.batch_rows
+        return {-(-stage.start // rows) for stage in self.source.order.stages}
 
-    def _rows(self, rows: TokenRows, numbers: np.ndarray) -> dict[str, np.ndarray]:
-        length = rows.row_length if self.stepper.fixed_shapes else None
-        batch = rows.batch(numbers, length)
-        if rows.unpacked:  # plain causal attention is faster and means the same
-            del batch["segments"], batch["positions"]
-        return batch
+    def _taken(self, found: dict[str, Any], lr: float, line: Line) -> None:
+        if found["weight"] > 0:
+            self.guard.accept(found)
+        self.step += 1
+        self.tokens += int(found["weight"])
+        self.meter.tokens += int(found["weight"])
+        self._report(found, lr, line)
 
-    def _save_is_due(self) -> bool:
-        """Whether this process, if it leads, wants a checkpoint after this step."""
-        config = self.config
-        if not self.world.leads:
-            return False
-        by_steps = config.save_every_steps and (self.step + 1) % config.save_every_steps == 0
-        waited = time.monotonic() - self.saved_at
-        return bool(by_steps or (config.save_every_s and waited >= config.save_every_s))
+    # -- refused steps
 
-    def _check(self, found: dict[str, Any]) -> None:
-        if found["updated"] or found["weight"] == 0:
-            return
-        first = self.step * self.config.batch_rows
-        raise Failed(
-            f"step {self.step + 1}: loss {found['loss']}, gradient norm {found['grad_norm']} "
-            f"(expected finite numbers); the step's rows are samples {first} to "
-            f"{first + self.config.batch_rows - 1}. Nothing was updated; try a lower --lr"
+    def _refused(self, found: dict[str, Any]) -> None:
+        """Go back to the last good checkpoint and leave out what stands out since then."""
+        config, at = self.config.guard, self.step
+        told = (
+            f"step {at + 1}: loss {found['loss']:.4g}, gradient norm {found['grad_norm']:.4g} "
+            f"(expected at most {self.guard.limits()[0]:.4g} and {self.guard.limits()[1]:.4g})"
         )
+        self.rewinds += 1
+        if config.action != "rewind" or self.rewinds > config.rewinds:
+            how = f" after {config.rewinds} rewinds" if config.action == "rewind" else ""
+            raise Failed(
+                f"{told}{how}; its rows: {self._named(self.source.numbers(at))}. Nothing was "
+                "updated; look at these rows, or try a lower --lr or --on-spike rewind"
+            )
+        self.saver.settle()
+        back = self._latest()
+        if back is not None:
+            self._restore(back)
+        bad = self._stand_out(range(self.step, at + 1))
+        self.source.leave_out(bad, self.run.path if self.world.leads else None)
+        self.log.close()
+        self.log = RunLog(self.run.path, self.world.rank, self.step)
+        self.meter.start()
+        notes.warn(
+            f"{told}: back to step {self.step:,}, and on without {len(bad)} rows: "
+            + self._named([entry["row"] for entry in bad])
+        )
+
+    def _stand_out(self, steps: range) -> list[dict[str, Any]]:
+        """Rows of these steps whose losses now are outliers; all of the last step if none is."""
+        numbers = np.concatenate([self.source.numbers(step) for step in steps])
+        losses = []
+        for step in steps:
+            watch.at(step + 1, "judging rows")
+            losses.append(self.source.row_losses(step))
+        loss = np.concatenate(losses)
+        groups = self.source.rows.source_of(numbers)
+        found = outliers(loss, groups, self.config.guard.row_sigmas)
+        if not found.any():
+            found[-self.source.batch_rows :] = np.isfinite(loss[-self.source.batch_rows :])
+        at = np.repeat(np.array(steps) + 1, self.source.batch_rows)
+        chosen = {int(numbers[i]): i for i in np.flatnonzero(found)}
+        names = self.name_rows(list(chosen))
+        return [
+            {"row": row, "name": name, "step": int(at[i]), "loss": float(loss[i])}
+            for (row, i), name in zip(chosen.items(), names, strict=True)
+        ]
+
+    def _named(self, numbers: Sequence[int] | np.ndarray) -> str:
+        first = [int(number) for number in numbers[:8]]
+        more = f" and {len(numbers) - 8} more" if len(numbers) > 8 else ""
+        return ", ".join(self.name_rows(first)) + more
+
+    # -- what is told
 
     def _report(self, found: dict[str, Any], lr: float, line: Line) -> None:
         row: dict[str, Any] = {
@@ -161,7 +275,7 @@ class Training:
         every = self.config.log_every
         if self.step % every == 0 or self.step in (1, self.config.steps):
             row |= self.meter.read() | {"seconds": round(self._seconds(), 3)}
-            row |= _by_source("loss_by_source", found, self.rows)
+            row |= _by_source("loss_by_source", found, self.source.rows)
             self.log.write(row)
         self.last |= {"loss": found["loss"]}
         line.show(row)
@@ -171,7 +285,8 @@ class Training:
             return
         since = time.monotonic()
         total = _Sums()
-        for batch in self._validation_batches(self.validation):
+        for batch in self.source.validation(self.validation):
+            watch.at(self.step, "validating")
             total.add(self.stepper.evaluate(batch))
         loss = total.loss / max(total.weight, 1.0)
         row = {"step": self.step, "validation_loss": loss}
@@ -180,27 +295,6 @@ class Training:
         self.last |= {"validation_loss": loss}
         notes.note(f"step {self.step:,}: validation loss {loss:.4f}")
         self.meter.since += time.monotonic() - since  # not training time
-
-    def _validation_batches(self, rows: TokenRows) -> Iterator[Batch]:
-        """This process's part of all rows, in batches of one size; what is over has no weight."""
-        size = self.config.batch_rows
-        for start in range(0, len(rows), size):
-            numbers = np.arange(start, start + size)
-            inside = (numbers < len(rows)).astype(np.float32)
-            mine = slice(self.world.rank, None, self.world.size)
-            batch = self._rows(rows, np.minimum(numbers, len(rows) - 1)[mine])
-            batch["loss_mask"] = batch["loss_mask"] * inside[mine, None]
-            yield batch
-
-    def _save(self) -> None:
-        """Write a checkpoint; the leader does, the others meet it again in the next step."""
-        self.log.sync()
-        if self.world.leads:
-            position = {"rows": self.step * self.config.batch_rows, "tokens": self.tokens}
-            meta = self.meta | {"seconds": self._seconds()}
-            meta["data"] = {**meta.get("data", {}), **position}
-            self.saver.save(self.step, checkpoint.whole_pieces(self.stepper.state()), meta)
-        self.saved_at = time.monotonic()
 
     def _seconds(self) -> float:
         return self.seconds_before + time.monotonic() - self.started

@@ -57,7 +57,8 @@ def next_token_loss(
     rows, weights = (nll * mask).sum(-1), mask.sum(-1)
     extras: dict[str, Any] = {}
     if "source" in batch:
-        extras = {"source_loss": rows @ batch["source"], "source_weight": weights @ batch["source"]}
+        extras = {name: _by_source(x, batch["source"], ops)
+                  for name, x in (("source_loss", rows), ("source_weight", weights))}  # fmt: skip
     if balance or router_z or z_loss:
         extras["nll"] = rows.sum()
     if z_loss:
@@ -68,6 +69,11 @@ def next_token_loss(
     if "expert_load" in stats:
         extras["expert_load"] = _loads(stats, weights, ops)
     return rows.sum(), weights.sum(), extras
+
+
+def _by_source(figures: Array, source: Array, ops: Ops) -> Array:
+    """Sums [S] of figures[B] by source[B, S]; what is not a number stays in its source."""
+    return ops.where(source > 0, figures[:, None] * source, 0.0).sum(0)
 
 
 def _wanted(balance: float, router_z: float) -> frozenset[str]:

@@ -9,18 +9,23 @@ gradient that is not finite, updates nothing. Every process gives its own rows o
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
 
-from sabia.core.errors import BadData, UsageError
+from sabia.core.errors import BadData
+from sabia.core.model.lora import LoraConfig, init_lora, lora_tensors
+from sabia.core.model.precision import Precision, PrecisionSchedule, precision_named
 from sabia.core.parallel.launch import World
 from sabia.core.parallel.mesh import Mesh
 from sabia.core.spec.model import ModelSpec
+from sabia.core.spec.tensors import TensorSpec
+from sabia.core.train.checkpoint import Piece
+from sabia.core.train.guards import INFINITE
 from sabia.core.train.losses import Loss
-from sabia.core.train.optimizer import OptimizerConfig
+from sabia.core.train.optimizer import OptimizerConfig, Rule, rules
 
-PRECISIONS = ("fp32", "bf16")
 Batch = Mapping[str, np.ndarray]
 ReadPiece = Callable[[str, tuple[int, ...], tuple[int, ...]], np.ndarray]  # name, offset, shape
 
@@ -46,24 +51,40 @@ class Stepper(Protocol):
 
     spec: ModelSpec
     params: dict[str, Any]  # backend arrays, fp32, current
+    row_part: tuple[int, int]  # which part of how many of a batch's rows this process gives
     fixed_shapes: bool  # batches of a new shape are costly (they are compiled for)
     micro_batch: int  # rows at a time on one device (0: all); may change between steps
 
-    def step(self, batch: Batch, lr: float, tallies: np.ndarray | None = None) -> dict[str, Any]:
-        """Update once from this process's rows.
+    def step(
+        self,
+        batch: Batch,
+        lr: float,
+        tallies: np.ndarray | None = None,
+        *,
+        limits: tuple[float, float] = INFINITE,
+        number: int = 0,
+    ) -> dict[str, Any]:
+        """Update once from this process's rows; `number`: of the step, counted from 0.
 
         Returns loss (mean by global weight), weight, grad_norm (before clipping), updated (bool),
         the extras of the loss summed, and `tallies`, numbers of this process, summed over all.
+        Nothing is updated where loss or grad_norm is above its limit.
         """
 
     def evaluate(self, batch: Batch) -> dict[str, Any]:
         """loss, weight and extras over all processes, without gradients."""
 
-    def state(self) -> Mapping[str, np.ndarray]:
-        """Parameters and optimizer state by the names of core.train.optimizer."""
+    def gradients(self, batch: Batch) -> dict[str, np.ndarray]:
+        """Gradients of the mean loss, whole, by name; for comparisons."""
 
-    def load(self, state: Mapping[str, np.ndarray]) -> None:
-        """Take over a state; raises BadData when it is of another model."""
+    def pieces(self) -> Iterator[Piece]:
+        """This process's pieces of the state by the names of core.train.optimizer."""
+
+    def state(self) -> Mapping[str, np.ndarray]:
+        """The whole state, on a mesh that does not split it."""
+
+    def load(self, read: ReadPiece) -> None:
+        """Take over a state box by box; raises BadData when it is of another model."""
 
 
 def make_stepper(
@@ -73,26 +94,47 @@ def make_stepper(
     loss: Loss,
     optimizer: OptimizerConfig | None = None,
     *,
-    precision: str = "fp32",
+    precision: str | PrecisionSchedule = "fp32",
     micro_batch: int = 0,
     compiled: bool = False,
-    world: World | None = None,
-    devices: int = 0,
+    lora: LoraConfig | None = None,
+    bias_rate: float = 0.0,
+    seed: int = 0,
     mesh: Mesh | None = None,
+    world: World | None = None,
 ) -> Stepper:
     """A stepper for `torch` or `jax`, starting from `params` (NumPy, by the spec's names).
 
-    precision: fp32, or bf16 compute with fp32 masters. micro_batch: rows at a time on one device
-    (0: all). compiled: torch.compile (JAX always compiles). world: the processes that were joined
-    (core.parallel.launch). devices: how many this JAX process uses (0: all; torch uses one).
+    precision: one of core.model.precision.PRECISIONS, or a schedule of them; parameters and
+    optimizer state are fp32 in all. micro_batch: rows at a time on one device (0: all). compiled:
+    torch.compile (JAX always compiles). lora: train adapters, made from `seed` where `params` has
+    none, and nothing else. bias_rate: of core.train.balancing. seed: of adapters and of stochastic
+    rounding. mesh: how the devices are used (None: all along `data`). world: the processes that
+    were joined (core.parallel.launch).
     """
-    if precision not in PRECISIONS:
-        raise UsageError(f"--precision: {precision!r} (expected {' or '.join(PRECISIONS)})")
-    config, world = optimizer or OptimizerConfig(), world or World()
+    if isinstance(precision, str):
+        precision = PrecisionSchedule(precision_named(precision), 1)
+    setup = Setup(
+        spec,
+        loss,
+        optimizer or OptimizerConfig(),
+        precision,
+        micro_batch,
+        compiled,
+        lora,
+        bias_rate,
+        seed,
+        world or World(),
+    )
+    if lora is not None:
+        params = {
+            **params,
+            **{k: v for k, v in init_lora(spec, lora, seed).items() if k not in params},
+        }
     if backend == "torch":
         from sabia.core.train.stepper_torch import TorchStepper
 
-        return TorchStepper(spec, params, loss, config, precision, micro_batch, compiled, world)
+        return TorchStepper(setup, params, mesh or Mesh(data=setup.world.size))
     from sabia.core.model.backend import load_ops
 
     load_ops(backend)  # says what is missing, or that there is no such backend
@@ -101,17 +143,41 @@ def make_stepper(
     if mesh is None:
         import jax
 
-        mesh = Mesh(data=devices or jax.device_count())
-    return JaxStepper(
-        spec,
-        params,
-        loss,
-        config,
-        precision=precision,
-        micro_batch=micro_batch,
-        mesh=mesh,
-        world=world,
-    )
+        mesh = Mesh(data=jax.device_count())
+    return JaxStepper(setup, params, mesh)
+
+
+@dataclass(frozen=True)
+class Setup:
+    """What a stepper of either backend is made of; see `make_stepper`."""
+
+    spec: ModelSpec
+    loss: Loss
+    optimizer: OptimizerConfig
+    precision: PrecisionSchedule
+    micro_batch: int
+    compiled: bool
+    lora: LoraConfig | None
+    bias_rate: float
+    seed: int
+    world: World
+
+    def table(self) -> dict[str, TensorSpec]:
+        """All tensors by name, adapters behind the model's."""
+        return {t.name: t for t in (*self.spec.tensors(), *self._adapters())}
+
+    def rules(self) -> dict[str, Rule]:
+        """How each tensor is updated."""
+        return rules(self.spec, self.optimizer, self._adapters())
+
+    def _adapters(self) -> tuple[TensorSpec, ...]:
+        return () if self.lora is None else lora_tensors(self.spec, self.lora)
+
+    def narrow(self, precision: Precision) -> frozenset[str]:
+        """Tensors that are computed with in BF16; the others (norms, biases) stay fp32."""
+        if precision.compute == "float32":
+            return frozenset()
+        return frozenset(name for name, t in self.table().items() if t.dtype_class == "weight")
 
 
 def weight_names(spec: ModelSpec) -> frozenset[str]:
@@ -125,7 +191,10 @@ def from_arrays(state: Mapping[str, np.ndarray]) -> ReadPiece:
     def read(name: str, offset: tuple[int, ...], shape: tuple[int, ...]) -> np.ndarray:
         if name not in state:
             raise BadData(f"optimizer state: {name!r} is missing (another model's state?)")
-        place = tuple(slice(o, o + n) for o, n in zip(offset, shape, strict=True))
-        return np.asarray(state[name][place])
+        whole = np.asarray(state[name])
+        place = tuple(slice(o, o + n) for o, n in zip(offset, shape, strict=False))
+        if whole.ndim != len(shape) or whole[place].shape != tuple(shape):
+            raise BadData(f"optimizer state: {name} is {whole.shape} (expected {tuple(shape)})")
+        return whole[place]
 
     return read

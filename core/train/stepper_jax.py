@@ -23,15 +23,17 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from sabia.core.errors import UsageError
 from sabia.core.model.backend import load_ops
+from sabia.core.model.lora import LoraOps
+from sabia.core.model.precision import Precision, recipe_at, wrap
 from sabia.core.parallel.launch import World
 from sabia.core.parallel.mesh import RANK_ORDER, ROW_AXES, Mesh
 from sabia.core.parallel.ops_jax import MeshOps, partition
 from sabia.core.parallel.rules import weight_split
-from sabia.core.spec.model import ModelSpec
+from sabia.core.train.balancing import balanced_bias, correction_names
 from sabia.core.train.checkpoint import Piece
-from sabia.core.train.losses import Loss
-from sabia.core.train.optimizer import COUNT, OptimizerConfig, rules, state_parts, state_shapes
-from sabia.core.train.stepper import Batch, LazyState, ReadPiece, from_arrays, weight_names
+from sabia.core.train.guards import INFINITE
+from sabia.core.train.optimizer import COUNT, state_parts, state_shapes
+from sabia.core.train.stepper import Batch, LazyState, ReadPiece, Setup, from_arrays
 from sabia.core.train.updates_jax import apply_jax, init_jax
 
 Array = jax.Array
@@ -53,29 +55,13 @@ class JaxStepper:
     fixed_shapes = True
     row_part = (0, 1)
 
-    def __init__(
-        self,
-        spec: ModelSpec,
-        params: Mapping[str, np.ndarray],
-        loss: Loss,
-        config: OptimizerConfig,
-        *,
-        precision: str,
-        micro_batch: int,
-        mesh: Mesh,
-        world: World,
-    ) -> None:
+    def __init__(self, setup: Setup, params: Mapping[str, np.ndarray], mesh: Mesh) -> None:
         if mesh.pipe > 1:
             raise UsageError(f"--mesh: pipe={mesh.pipe} (expected 1: pipelines run on torch only)")
-        self.spec, self.config, self.world, self.mesh = spec, config, world, mesh
-        self.micro_batch, self.devices = micro_batch, _device_mesh(mesh, world)
-        self.table = {tensor.name: tensor for tensor in spec.tensors()}
-        self.rules = rules(spec, config)
-        self._ops = load_ops("jax")
-        if mesh.size > 1:
-            self._ops = MeshOps(self._ops, self.table, mesh, self.devices)
-        self._narrow = weight_names(spec) if precision == "bf16" else frozenset()
-        self._function = loss
+        self.setup, self.spec, self.config, self.mesh = setup, setup.spec, setup.optimizer, mesh
+        self.micro_batch, self.devices = setup.micro_batch, _device_mesh(mesh, setup.world)
+        self.table, self.rules = setup.table(), setup.rules()
+        self._biases = correction_names(setup.spec) if setup.bias_rate else ()
         layout = self._layout()
         held = {
             k: self._placed(layout.params[k], v.shape, v.__getitem__) for k, v in params.items()
@@ -86,9 +72,7 @@ class JaxStepper:
         )
         count = self._placed(layout.count, (), lambda _: np.int32(0), np.int32)
         self._state, self._layouts = TrainState(held, init(), count), layout
-        whole = self._sharding()
-        self._step = jax.jit(self._update, donate_argnums=0, out_shardings=(layout, whole))
-        self._evaluate = jax.jit(self._measure, out_shardings=whole)
+        self._jitted: dict[Any, Any] = {}
 
     # -- placing
 
@@ -142,51 +126,53 @@ class JaxStepper:
         """Current parameters."""
         return self._state.params
 
-    def step(self, batch: Batch, lr: float, tallies: np.ndarray | None = None) -> dict[str, Any]:
+    def step(
+        self,
+        batch: Batch,
+        lr: float,
+        tallies: np.ndarray | None = None,
+        *,
+        limits: tuple[float, float] = INFINITE,
+        number: int = 0,
+    ) -> dict[str, Any]:
         """See Stepper.step."""
-        self._state, sums = self._step(self._state, self._lay_out(batch), np.float32(lr))
+        settings = {"lr": np.float32(lr), "limits": np.array(limits, np.float32)}
+        settings["number"] = np.int32(number)
+        update = self._function("update", self._precision(number))
+        self._state, sums = update(self._state, self._lay_out(batch), settings)
         found = _fetch(sums)
         found["updated"] = bool(found["updated"])
         if tallies is not None:
-            found["tallies"] = _summed(tallies, self.world)
+            found["tallies"] = _summed(tallies, self.setup.world)
         return _means(found, ("loss", "grad_norm"))
 
     def evaluate(self, batch: Batch) -> dict[str, Any]:
         """See Stepper.evaluate."""
-        return _means(_fetch(self._evaluate(self._state.params, self._lay_out(batch))), ("loss",))
+        measure = self._function("measure", self.setup.precision.precision)
+        return _means(_fetch(measure(self._state.params, self._lay_out(batch))), ("loss",))
 
-    def gradients(self, batch: Batch) -> dict[str, np.ndarray]:
+    def gradients(self, batch: Batch, number: int = 0) -> dict[str, np.ndarray]:
         """Gradients of the mean loss, whole, by name; for comparisons."""
-        found, sums = jax.jit(self._gradients)(self._state.params, self._lay_out(batch))
+        gradients = self._function("gradients", self._precision(number))
+        found, sums = gradients(self._state.params, self._lay_out(batch), np.int32(number))
         return {k: np.asarray(g) / float(sums["weight"]) for k, g in found.items()}
 
-    def _loss(self, params: Tree, micro: Tree) -> Any:
-        params = {k: p.astype(jnp.bfloat16) if k in self._narrow else p for k, p in params.items()}
-        loss, weight, extras = self._function(self.spec, params, micro, self._ops)
-        return loss, {"loss": loss, "weight": weight, **extras}
+    def _precision(self, number: int) -> Precision:
+        return recipe_at(number, self.setup.precision)
 
-    def _gradients(self, params: Tree, batch: Tree) -> tuple[Tree, Tree]:
-        trained = {k: p for k, p in params.items() if self.rules[k].trained}
-        fixed = {k: p for k, p in params.items() if k not in trained}
-        gradient = jax.grad(lambda p, micro: self._loss(fixed | p, micro), has_aux=True)
-        return _accumulate(partial(gradient, trained), batch)
-
-    def _update(self, state: TrainState, batch: Tree, lr: Array) -> tuple[TrainState, Tree]:
-        gradients, sums = self._gradients(state.params, batch)
-        norm_sum = optax.tree.norm(gradients)
-        safe = jnp.maximum(sums["weight"], 1e-30)
-        norm = norm_sum / safe
-        clip = self.config.clip_norm
-        scale = jnp.where(norm > clip, clip / norm, 1.0) if clip else 1.0
-        gradients = jax.tree.map(lambda g: g * (scale / safe), gradients)
-        given = (state.params, gradients, state.parts, self.rules, state.count, lr)
-        new = TrainState(*apply_jax(*given), state.count + 1)
-        updated = (sums["weight"] > 0) & jnp.isfinite(norm_sum + sums["loss"])
-        state = jax.tree.map(lambda a, b: jnp.where(updated, a, b), new, state)
-        return state, sums | {"grad_norm": norm_sum, "updated": updated}
-
-    def _measure(self, params: Tree, batch: Tree) -> Tree:
-        return _accumulate(lambda micro: self._loss(params, micro)[1], batch)
+    def _function(self, name: str, precision: Precision) -> Any:
+        """The jitted function of that name in a precision; each is compiled when first used."""
+        if (name, precision) not in self._jitted:
+            run = _Run(self, precision)
+            whole = self._sharding()
+            self._jitted[name, precision] = {
+                "update": lambda: jax.jit(
+                    run.update, donate_argnums=0, out_shardings=(self._layouts, whole)
+                ),
+                "measure": lambda: jax.jit(run.measure, out_shardings=whole),
+                "gradients": lambda: jax.jit(run.gradients),
+            }[name]()
+        return self._jitted[name, precision]
 
     # -- state
 
@@ -232,6 +218,68 @@ class JaxStepper:
         self._state = TrainState(params, parts, loaded[COUNT])
 
 
+class _Run:
+    """The functions that are jitted: one precision of a stepper."""
+
+    def __init__(self, stepper: JaxStepper, precision: Precision) -> None:
+        self.setup, self.rules, self.biases = stepper.setup, stepper.rules, stepper._biases
+        self.narrow = stepper.setup.narrow(precision)
+        ops = load_ops("jax")
+        if stepper.mesh.size > 1:
+            ops = MeshOps(ops, stepper.table, stepper.mesh, stepper.devices)
+        self.ops = wrap(ops, stepper.spec, precision, stepper.setup.seed)
+
+    def loss(self, params: Tree, micro: Tree, ops: Any) -> Any:
+        """(loss sum, all sums) of a micro-batch."""
+        params = {k: p.astype(jnp.bfloat16) if k in self.narrow else p for k, p in params.items()}
+        if self.setup.lora is not None:
+            ops = LoraOps(ops, params, self.setup.lora)
+        loss, weight, extras = self.setup.loss(self.setup.spec, params, micro, ops)
+        return loss, {"loss": loss, "weight": weight, **extras}
+
+    def gradients(self, params: Tree, batch: Tree, number: Array) -> tuple[Tree, Tree]:
+        """Sums of gradients of what is trained, and of the figures, over the micro-batches."""
+        trained = {k: p for k, p in params.items() if self.rules[k].trained}
+        fixed = {k: p for k, p in params.items() if k not in trained}
+
+        def one(micro: Tree, part: Array) -> Any:
+            ops = self.ops.at(number, part)
+            return jax.grad(lambda p: self.loss(fixed | p, micro, ops), has_aux=True)(trained)
+
+        return _accumulate(one, batch)
+
+    def update(self, state: TrainState, batch: Tree, settings: Tree) -> tuple[TrainState, Tree]:
+        """The state after a step, or as it was where the step is refused."""
+        gradients, sums = self.gradients(state.params, batch, settings["number"])
+        norm_sum = optax.tree.norm(gradients)
+        safe = jnp.maximum(sums["weight"], 1e-30)
+        norm = norm_sum / safe
+        clip = self.setup.optimizer.clip_norm
+        scale = jnp.where(norm > clip, clip / norm, 1.0) if clip else 1.0
+        gradients = jax.tree.map(lambda g: g * (scale / safe), gradients)
+        given = (state.params, gradients, state.parts, self.rules, state.count, settings["lr"])
+        params, parts = apply_jax(*given)
+        new = TrainState(self.balanced(params, sums), parts, state.count + 1)
+        most_loss, most_norm = settings["limits"]
+        within = (sums["loss"] / safe <= most_loss) & (norm <= most_norm)  # NaN is not
+        updated = (sums["weight"] > 0) & within & jnp.isfinite(norm_sum + sums["loss"])
+        state = jax.tree.map(lambda a, b: jnp.where(updated, a, b), new, state)
+        return state, sums | {"grad_norm": norm_sum, "updated": updated}
+
+    def balanced(self, params: Tree, sums: Tree) -> Tree:
+        """The routers' biases moved by the loads of the step."""
+        moved = dict(params)
+        for row, name in enumerate(self.biases):
+            if name is not None:
+                load = sums["expert_load"][row]
+                moved[name] = balanced_bias(params[name], load, self.setup.bias_rate)
+        return moved
+
+    def measure(self, params: Tree, batch: Tree) -> Tree:
+        """The sums without gradients."""
+        return _accumulate(lambda micro, part: self.loss(params, micro, self.ops.at(0))[1], batch)
+
+
 def _read_box(
     read: ReadPiece, name: str, shape: tuple[int, ...], index: tuple[slice, ...]
 ) -> np.ndarray:
@@ -266,18 +314,19 @@ def _summed(tallies: np.ndarray, world: World) -> np.ndarray:
     return np.asarray(multihost_utils.process_allgather(np.asarray(tallies, np.float32))).sum(0)
 
 
-def _accumulate(function: Callable[[Any], Any], batch: Tree) -> Any:
-    """Sum of function(micro-batch) over the first axis; one micro-batch costs no loop."""
+def _accumulate(function: Callable[[Any, Any], Any], batch: Tree) -> Any:
+    """Sum of function(micro-batch, its number); one micro-batch costs no loop."""
+    count = len(next(iter(batch.values())))
     first = {k: v[0] for k, v in batch.items()}
-    if len(next(iter(batch.values()))) == 1:
-        return function(first)
-    shapes = jax.eval_shape(function, first)
+    if count == 1:
+        return function(first, 0)
+    shapes = jax.eval_shape(function, first, 0)
     nothing = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes)
 
-    def add(total: Any, micro: Any) -> tuple[Any, None]:
-        return jax.tree.map(jnp.add, total, function(micro)), None
+    def add(total: Any, given: tuple[Tree, Array]) -> tuple[Any, None]:
+        return jax.tree.map(jnp.add, total, function(*given)), None
 
-    return jax.lax.scan(add, nothing, batch)[0]
+    return jax.lax.scan(add, nothing, (batch, jnp.arange(count)))[0]
 
 
 def _padded(value: np.ndarray, rows: int) -> np.ndarray:

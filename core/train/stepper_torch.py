@@ -1,140 +1,207 @@
-"""The training step in torch: autograd over the shared forward pass, fused AdamW.
+"""The training step in torch: autograd over the shared forward pass, every process one device.
 
-Data parallel: each process adds up the gradients of its own rows; one all-reduce of one flat
-buffer carries gradients, loss, weight, extras and tallies, so N processes make the update of one.
+Each process holds its shards of parameters and optimizer state (core.train.stepper_torch_shards)
+and computes with the operations of its place in the mesh (core.train.stepper_torch_loss), so the
+losses are written once. After the backward pass gradients are summed over the processes that saw
+other tokens, and one small buffer carries loss, weight, extras, tallies and the squared norm over
+all of them: so every process decides alike whether to update, and N processes make the update of
+one.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from functools import partial
+import math
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
 import torch
-from torch.optim.adamw import adamw
 
 from sabia.core.model.backend import load_ops
-from sabia.core.parallel.launch import World
-from sabia.core.spec.model import ModelSpec
-from sabia.core.train.losses import Loss
-from sabia.core.train.optimizer import COUNT, OptimizerConfig, check_state, decays, state_names
-from sabia.core.train.stepper import Batch, LazyState, weight_names
+from sabia.core.model.precision import Precision, recipe_at
+from sabia.core.parallel.collectives_torch import Groups
+from sabia.core.parallel.mesh import Mesh
+from sabia.core.parallel.ops_torch import OPS_GROUPS
+from sabia.core.parallel.pipe_torch import (
+    MICRO_BATCHES_PER_STAGE,
+    Pipeline,
+    stage_layers,
+    stages_of,
+)
+from sabia.core.train.balancing import balanced_bias, correction_names
+from sabia.core.train.checkpoint import Piece
+from sabia.core.train.checkpoint.pieces_torch import lazy
+from sabia.core.train.guards import INFINITE
+from sabia.core.train.optimizer import COUNT, state_parts, state_shapes
+from sabia.core.train.stepper import Batch, LazyState, ReadPiece, Setup, from_arrays
+from sabia.core.train.stepper_torch_loss import PlacedLoss
+from sabia.core.train.stepper_torch_shards import Shards
+from sabia.core.train.updates_torch import apply_torch, init_torch
 
 Tensor = torch.Tensor
+WITHOUT_TOKENS = ("source",)  # arrays of a batch whose second axis is never that of tokens
 
 
 class TorchStepper:
     """See `core.train.stepper.Stepper`."""
 
-    fixed_shapes = False
-
-    def __init__(
-        self,
-        spec: ModelSpec,
-        params: Mapping[str, np.ndarray],
-        loss: Loss,
-        config: OptimizerConfig,
-        precision: str,
-        micro_batch: int,
-        compiled: bool,
-        world: World,
-    ) -> None:
-        self.spec, self.config, self.world = spec, config, world
-        self.ops, self.micro_batch = load_ops("torch"), micro_batch
-        # a clone lies where torch aligns it: products of unaligned matrices round differently
-        self.params = {k: p.clone() for k, p in self.ops.to_device(params, "float32").items()}
+    def __init__(self, setup: Setup, params: Mapping[str, np.ndarray], mesh: Mesh) -> None:
+        self.setup, self.spec, self.world, self.mesh = setup, setup.spec, setup.world, mesh
+        self.micro_batch, self.fixed_shapes = setup.micro_batch, setup.compiled
+        rank = self.world.rank
+        self.row_part = (mesh.row_part(rank), mesh.rows)
+        self.table, self.rules = setup.table(), setup.rules()
+        layers = stage_layers(self.spec, mesh.pipe)
+        self.shards = Shards(self.table, mesh, rank, stages_of(self.spec, self.table, layers))
+        self.groups = Groups(mesh, rank, (*OPS_GROUPS, *self.shards.wanted_groups()))
+        self.params = self._placed(params)
         self.device = next(iter(self.params.values())).device
-        for tensor in self.params.values():
-            tensor.requires_grad_()
-        self._loss = self._bind(loss, precision)
-        if compiled:
-            self._loss = torch.compile(self._loss)
-        zeros = partial(torch.zeros_like, requires_grad=False)
-        self.moments = {part: {k: zeros(p) for k, p in self.params.items()} for part in "mv"}
-        self.counts = {k: torch.zeros((), device=self.device) for k in self.params}
-        self.fixed_shapes = compiled
+        self.parts = init_torch(self.params, self.rules, self.shards.shapes)
+        self.count = 0
+        self._pipeline: Pipeline | None = None
+        self._layers: range | None = None
+        if mesh.pipe > 1:
+            self._layers = layers[self.shards.stage]
+            self._pipeline = Pipeline(mesh, rank, self.device, self.spec.tied)
+        self._losses: dict[Precision, PlacedLoss] = {}
+        self._biases = correction_names(self.spec) if setup.bias_rate else ()
 
-    def _bind(self, loss: Loss, precision: str) -> Any:
-        narrow = weight_names(self.spec) if precision == "bf16" else frozenset()
+    def _placed(self, params: Mapping[str, np.ndarray]) -> dict[str, Tensor]:
+        """This process's shards on its device, read one by one."""
+        found = {}
+        for name in filter(self.shards.here, self.table):
+            array = self.shards.cut(name, params[name])
+            # a clone lies where torch aligns it: products of unaligned matrices round differently
+            tensor = load_ops("torch").to_device({name: array}, "float32")[name].clone()
+            found[name] = tensor.requires_grad_(self.rules[name].trained)
+        return found
 
-        def bound(params: dict[str, Tensor], batch: dict[str, Tensor]) -> Any:
-            if narrow:
-                params = {k: p.bfloat16() if k in narrow else p for k, p in params.items()}
-            return loss(self.spec, params, batch, self.ops)
-
-        return bound
-
-    @torch.no_grad()
-    def _update(self, gradients: dict[str, Tensor], lr: float) -> None:
-        """AdamW through its functional form: the class takes 2 s to import the compiler."""
-        marked, config = decays(self.spec), self.config
-        for wanted in (True, False):
-            names = [name for name in self.params if marked[name] is wanted]
-            if not names:
-                continue
-            adamw(
-                [self.params[name] for name in names],
-                [gradients[name] for name in names],
-                [self.moments["m"][name] for name in names],
-                [self.moments["v"][name] for name in names],
-                [],
-                [self.counts[name] for name in names],
-                fused=True,
-                amsgrad=False,
-                beta1=config.beta1,
-                beta2=config.beta2,
-                lr=lr,
-                weight_decay=config.weight_decay if wanted else 0.0,
-                eps=config.eps,
-                maximize=False,
+    def _loss(self, number: int | None) -> PlacedLoss:
+        """In the precision of step `number`, or that of the run."""
+        schedule = self.setup.precision
+        precision = schedule.precision if number is None else recipe_at(number, schedule)
+        if precision not in self._losses:
+            last = self.shards.stage == self.mesh.pipe - 1
+            self._losses[precision] = PlacedLoss(
+                self.setup, precision, self.groups, self._layers, last
             )
+        return self._losses[precision]
 
-    def step(self, batch: Batch, lr: float, tallies: np.ndarray | None = None) -> dict[str, Any]:
+    # -- the step
+
+    def step(
+        self,
+        batch: Batch,
+        lr: float,
+        tallies: np.ndarray | None = None,
+        *,
+        limits: tuple[float, float] = INFINITE,
+        number: int = 0,
+    ) -> dict[str, Any]:
         """See Stepper.step."""
-        sums: dict[str, Tensor] = {}
-        for micro in self._micro_batches(batch):
-            loss, weight, extras = self._loss(self.params, micro)
-            loss.backward()
-            _add(sums, {"loss": loss, "weight": weight, **extras})
+        gradients, sums = self._gradients(batch, number)
         if tallies is not None:
             sums["tallies"] = torch.as_tensor(tallies, dtype=torch.float32, device=self.device)
-        by_name = {name: _gradient(p) for name, p in self.params.items()}
-        gradients = list(by_name.values())
-        sums = self._reduce(sums, gradients)
-        norms = torch.stack(torch._foreach_norm(gradients))
-        sums["grad_norm"] = torch.linalg.vector_norm(norms)
-        found = _fetch(sums)
-        weight_sum, norm_sum = found["weight"], found["grad_norm"]
-        updated = weight_sum > 0 and bool(np.isfinite(norm_sum + found["loss"]))
-        if updated:
-            norm = norm_sum / weight_sum
-            clip = self.config.clip_norm
+        found = _fetch(self._global(sums, gradients))
+        weight = max(found["weight"], 1e-30)
+        found |= {name: found[name] / weight for name in ("loss", "grad_norm")}
+        loss, norm = found["loss"], found["grad_norm"]
+        within = loss <= limits[0] and norm <= limits[1]  # what is not a number is not
+        found["updated"] = found["weight"] > 0 and within and math.isfinite(loss + norm)
+        if found["updated"]:
+            clip = self.setup.optimizer.clip_norm
             scale = clip / norm if clip and norm > clip else 1.0
-            torch._foreach_mul_(gradients, scale / weight_sum)
-            self._update(by_name, lr)
+            torch._foreach_mul_(list(gradients.values()), scale / weight)
+            self._update(gradients, lr)
+            self._balance(found.get("expert_load"))
+        self._forget_gradients()
+        return found
+
+    def _gradients(self, batch: Batch, number: int) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        """The gradients of this process's shards over all tokens, and its own sums."""
+        sums = self._passes(batch, self._loss(number), number, train=True)
+        trained = (item for item in self.params.items() if self.rules[item[0]].trained)
+        gradients = {name: _gradient(parameter) for name, parameter in trained}
+        self.shards.sum_gradients(gradients, self.groups)
+        if self._pipeline is not None and self.spec.tied and "embed" in gradients:
+            self._pipeline.sum_tied(gradients["embed"])
+        return gradients, sums
+
+    def _passes(
+        self, batch: Batch, loss: PlacedLoss, number: int, train: bool
+    ) -> dict[str, Tensor]:
+        """Sums over the micro-batches, with their gradients where these are to be trained on."""
+        micro_batches = self._micro_batches(batch)
+        sums: dict[str, Tensor] = {}
+
+        def forward(index: int) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
+            part = index * self.world.size + self.world.rank
+            return loss(self.params, micro_batches[index], number, part)
+
+        if self._pipeline is not None:
+            for found in self._pipeline.run(micro_batches, loss.ops, forward, train):
+                _add(sums, found)
+            return sums
+        for index in range(len(micro_batches)):
+            total, weight, extras = forward(index)
+            if train:
+                total.backward()
+            _add(sums, {"loss": total, "weight": weight, **extras})
+        return sums
+
+    def _update(self, gradients: dict[str, Tensor], lr: float) -> None:
+        changes: dict[str, Any] = {}
+        if self.mesh.size > self.mesh.data * self.mesh.pipe:
+            changes = {
+                "gather": lambda name, x: self.shards.whole(name, x, self.groups),
+                "own": lambda name, x: self.shards.own(name, x, self.groups),
+            }
+        given = (self.params, gradients, self.parts, self.rules, self.count, lr)
+        apply_torch(*given, **changes)
+        self.count += 1
+
+    @torch.no_grad()
+    def _balance(self, loads: np.ndarray | None) -> None:
+        """Move the routers' biases by the loads of the step."""
+        for row, name in enumerate(self._biases if loads is not None else ()):
+            if name in self.params:
+                bias = self.params[name]
+                load = torch.as_tensor(loads[row], device=self.device)
+                bias.copy_(balanced_bias(bias, load, self.setup.bias_rate))
+
+    def _forget_gradients(self) -> None:
         for parameter in self.params.values():
             parameter.grad = None
-        return found | {
-            "loss": found["loss"] / max(weight_sum, 1e-30),
-            "grad_norm": norm_sum / max(weight_sum, 1e-30),
-            "updated": updated,
-        }
 
     @torch.no_grad()
     def evaluate(self, batch: Batch) -> dict[str, Any]:
         """See Stepper.evaluate."""
-        sums: dict[str, Tensor] = {}
-        for micro in self._micro_batches(batch):
-            loss, weight, extras = self._loss(self.params, micro)
-            _add(sums, {"loss": loss, "weight": weight, **extras})
-        found = _fetch(self._reduce(sums, []))
+        found = _fetch(self._global(self._passes(batch, self._loss(None), 0, train=False)))
         return found | {"loss": found["loss"] / max(found["weight"], 1e-30)}
 
+    def gradients(self, batch: Batch, number: int = 0) -> dict[str, np.ndarray]:
+        """See Stepper.gradients."""
+        gradients, sums = self._gradients(batch, number)
+        weight = _fetch(self._global(sums))["weight"]
+        found = {
+            name: self.shards.whole(name, gradient, self.groups).cpu().numpy() / weight
+            for name, gradient in gradients.items()
+        }
+        self._forget_gradients()
+        if self._pipeline is not None:
+            found = self._pipeline.joined(found)
+        return found
+
     def _micro_batches(self, batch: Batch) -> list[dict[str, Tensor]]:
-        arrays = {k: torch.from_numpy(np.ascontiguousarray(v)) for k, v in batch.items()}
+        length = batch["input_ids"].shape[1] if self.mesh.context > 1 else 0
+        arrays = {
+            k: torch.from_numpy(np.ascontiguousarray(self._own_tokens(k, v, length)))
+            for k, v in batch.items()
+        }
         rows = len(next(iter(arrays.values())))
         size = self.micro_batch or rows
+        if not self.micro_batch and self._pipeline is not None:
+            size = max(1, rows // (MICRO_BATCHES_PER_STAGE * self.mesh.pipe))
         return [
             {
                 k: v[start : start + size].to(self.device, non_blocking=True)
@@ -143,38 +210,78 @@ class TorchStepper:
             for start in range(0, rows, size)
         ]
 
-    def _reduce(self, sums: dict[str, Tensor], gradients: list[Tensor]) -> dict[str, Tensor]:
-        """The sums and (in place) the gradients of all processes."""
-        if self.world.size == 1:
+    def _own_tokens(self, name: str, array: np.ndarray, length: int) -> np.ndarray:
+        """The tokens of each row that this process has (`length`: of a row, 0: it has all)."""
+        split = length and name not in WITHOUT_TOKENS and array.ndim > 1
+        if not split or array.shape[1] != length:
+            return array
+        part = length // self.mesh.context
+        start = self.groups.place["context"] * part
+        return array[:, start : start + part]
+
+    @torch.no_grad()
+    def _global(
+        self, sums: dict[str, Tensor], gradients: Mapping[str, Tensor] | None = None
+    ) -> dict[str, Tensor]:
+        """The sums of all processes and, as `grad_norm`, the norm of all gradients."""
+        if self.mesh.size == 1:
+            if gradients:
+                norms = torch.stack(torch._foreach_norm(list(gradients.values())))
+                sums["grad_norm"] = torch.linalg.vector_norm(norms)
             return sums
-        flat = torch.cat([t.reshape(-1).float() for t in (*gradients, *sums.values())])
+        if self.groups.place["tensor"]:  # these saw the tokens of the first along tensor
+            sums = {k: v if k == "tallies" else torch.zeros_like(v) for k, v in sums.items()}
+        if gradients is not None:
+            sums["grad_norm"] = self.shards.square_sum(gradients, self.device)
+        flat = torch.cat([t.reshape(-1).float() for t in sums.values()])
         torch.distributed.all_reduce(flat)
-        parts = flat.split([t.numel() for t in (*gradients, *sums.values())])
-        for gradient, part in zip(gradients, parts, strict=False):
-            gradient.copy_(part.view_as(gradient))
-        rest = parts[len(gradients) :]
-        return {k: part.view(sums[k].shape) for k, part in zip(sums, rest, strict=True)}
+        parts = flat.split([t.numel() for t in sums.values()])
+        found = {k: part.view(sums[k].shape) for k, part in zip(sums, parts, strict=True)}
+        if gradients is not None:
+            found["grad_norm"] = found["grad_norm"].sqrt()
+        return found
+
+    # -- state
+
+    def _held(self) -> Iterator[tuple[str, str, Tensor, bool]]:
+        """(name in the state, tensor's name, what is held here, whether that is all of it)."""
+        for key in state_shapes(self.shards.shapes, self.rules):
+            part, _, name = key.partition("/")
+            if part == "param" and name in self.params:
+                yield key, name, self.params[name], False
+            elif name in self.params:
+                whole = state_parts(self.rules[name], self.shards.shapes[name])[part][1]
+                yield key, name, self.parts[name][part], whole
+
+    def pieces(self) -> Iterator[Piece]:
+        """See Stepper.pieces: each shard by the first of the processes that hold it."""
+        for key, name, tensor, whole in self._held():
+            if self.shards.owns(name, whole):
+                place = {} if whole else self.shards.place(name)
+                yield Piece(key, lazy(tensor.detach()), **place)
+        if self.world.leads:
+            yield Piece(COUNT, np.array(self.count, np.int64))
 
     def state(self) -> Mapping[str, np.ndarray]:
         """See Stepper.state; on a CPU the arrays are views: copy what must outlive a step."""
-        return LazyState(state_names(self.params), self._fetch_state)
+        held = {key: tensor for key, _, tensor, _ in self._held()}
 
-    def _fetch_state(self, name: str) -> np.ndarray:
-        if name == COUNT:
-            return np.array(int(next(iter(self.counts.values()))), np.int64)
-        part, _, key = name.partition("/")
-        found = self.params[key] if part == "param" else self.moments[part][key]
-        return found.detach().cpu().numpy()
+        def fetch(key: str) -> np.ndarray:
+            if key == COUNT:
+                return np.array(self.count, np.int64)
+            return held[key].detach().cpu().numpy()
+
+        return LazyState([*held, COUNT], fetch)
 
     @torch.no_grad()
-    def load(self, state: Mapping[str, np.ndarray]) -> None:
+    def load(self, read: ReadPiece | Mapping[str, np.ndarray]) -> None:
         """See Stepper.load."""
-        check_state(state, {k: tuple(p.shape) for k, p in self.params.items()})
-        for part, held in {"param": self.params, **self.moments}.items():
-            for key, tensor in held.items():
-                tensor.copy_(torch.from_numpy(np.array(state[f"{part}/{key}"])))
-        for count in self.counts.values():
-            count.fill_(float(state[COUNT]))
+        if not callable(read):
+            read = from_arrays(read)
+        for key, name, tensor, whole in self._held():
+            offset = (0,) * tensor.dim() if whole else self.shards.place(name)["offset"]
+            tensor.copy_(torch.from_numpy(np.array(read(key, offset, tuple(tensor.shape)))))
+        self.count = int(read(COUNT, (), ()))
 
 
 def _add(sums: dict[str, Tensor], new: Mapping[str, Tensor]) -> None:

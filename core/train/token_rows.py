@@ -140,9 +140,12 @@ class TokenRows:
         origin = np.maximum.accumulate(np.where(opened[:, :width] > 0, column, 0), 1)
         return segments, np.where(inside, column - origin, 0).astype(np.int32)
 
+    def source_of(self, rows: np.ndarray) -> np.ndarray:
+        """The number of each row's source."""
+        return np.searchsorted(np.cumsum(self.source_sizes), rows, side="right")
+
     def _one_hot(self, rows: np.ndarray) -> np.ndarray:
-        edges = np.cumsum(self.source_sizes)
-        code = np.minimum(np.searchsorted(edges, rows, side="right"), SOURCES - 1)
+        code = np.minimum(self.source_of(rows), SOURCES - 1)
         return np.eye(len(self.reported_sources), dtype=np.float32)[code]
 
 

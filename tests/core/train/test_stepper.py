@@ -5,6 +5,7 @@ import pytest
 
 from sabia.core.errors import BadData, UsageError
 from sabia.core.model.hub import init_params
+from sabia.core.parallel.mesh import Mesh
 from sabia.core.spec import from_config, new_config
 from sabia.core.train.losses import next_token_loss
 from sabia.core.train.optimizer import OptimizerConfig, decays
@@ -52,7 +53,7 @@ def stepper(backend: str = "torch", **settings):
         return make_stepper(backend, SPEC, PARAMS, next_token_loss, **settings)
     key = tuple(sorted(settings.items()))
     if key not in _MADE:
-        one = make_stepper("jax", SPEC, PARAMS, next_token_loss, devices=1, **settings)
+        one = make_stepper("jax", SPEC, PARAMS, next_token_loss, mesh=Mesh(), **settings)
         _MADE[key] = one, {name: np.array(array) for name, array in one.state().items()}
     one, start = _MADE[key]
     one.load(start)

@@ -1,0 +1,86 @@
+"""What a run has read: names of token rows, and the list of every sample in the order of reading.
+
+The order is arithmetic (core.shards.order), so the list needs no log: the run's options, its rows
+and the step of its last checkpoint decide it. Rows that a guard left out are marked.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from sabia.core.errors import UsageError
+from sabia.core.shards.job import Job
+from sabia.core.shards.outputs import open_stdout
+from sabia.core.shards.sources import Source
+from sabia.core.train import checkpoint
+from sabia.core.train.row_source import NameRows, skipped_rows
+from sabia.core.train.run_directory import RunDirectory
+from sabia.core.train.token_rows import COLUMNS, TokenRows
+
+SCHEMA = pa.schema(
+    [
+        ("step", pa.int64()),
+        ("sample", pa.int64()),
+        ("row", pa.int64()),
+        ("name", pa.string()),
+        ("source", pa.string()),
+        ("left_out", pa.bool_()),
+    ]
+)
+STEPS_AT_A_TIME = 64
+
+
+def row_names(sources: Sequence[Source], rows: TokenRows) -> NameRows:
+    """A function that names rows by shard and id; it reads the ids when it is first used."""
+    found: list[str] = []
+
+    def name(numbers: Sequence[int]) -> list[str]:
+        if not found:
+            found.extend(_names(sources))
+        return [found[rows.by_source[number]] for number in numbers]
+
+    return name
+
+
+def _names(sources: Sequence[Source]) -> list[str]:
+    """`shard:id` of every usable row in the order of reading; its number where it has no id."""
+    names = []
+    for source in sources:
+        number = 0
+        for batch in source.batches(columns=["id", *COLUMNS]):
+            for row in batch.column("id").to_pylist():
+                names.append(f"{source.name}:{number if row is None else row}")
+                number += 1
+    return names
+
+
+def write_read_rows(
+    job: Job, run: RunDirectory, rows: TokenRows, plan: Any, name_rows: NameRows
+) -> None:
+    """Write a row a sample for all steps up to the run's last checkpoint to stdout."""
+    found = checkpoint.latest(run.checkpoints)
+    if found is None:
+        raise UsageError(f"{run.path}: no checkpoint (expected a run that has saved one)")
+    left_out = {int(entry["row"]) for entry in skipped_rows(run.path)}
+    with open_stdout(job, SCHEMA, {"command": job.command, "run": str(run.path)}) as writer:
+        for first in range(0, found.step, STEPS_AT_A_TIME):
+            count = min(STEPS_AT_A_TIME, found.step - first) * plan.batch_rows
+            sample = np.arange(first * plan.batch_rows, first * plan.batch_rows + count)
+            numbers = plan.order.rows(int(sample[0]), count)
+            writer.write(
+                pa.RecordBatch.from_pydict(
+                    {
+                        "step": sample // plan.batch_rows + 1,
+                        "sample": sample,
+                        "row": numbers,
+                        "name": name_rows(numbers.tolist()),
+                        "source": [rows.source_names[i] for i in rows.source_of(numbers)],
+                        "left_out": [int(n) in left_out for n in numbers],
+                    },
+                    SCHEMA,
+                )
+            )
