@@ -18,7 +18,6 @@ import torch
 
 from sabia.core.model.ops import Remat
 from sabia.core.parallel import collectives_torch as c
-from sabia.core.parallel.mesh import Mesh
 from sabia.core.parallel.ops_torch_experts import Exchange
 from sabia.core.parallel.ops_torch_weights import Weights
 from sabia.core.parallel.rules import Split, activation_split, weight_split
@@ -36,11 +35,11 @@ class MeshOps:
         self,
         base: Any,
         table: Mapping[str, TensorSpec],
-        mesh: Mesh,
         groups: c.Groups,
         narrow: frozenset[str] = frozenset(),
         dtype: torch.dtype = torch.float32,
     ) -> None:
+        mesh = groups.mesh
         self.base, self.mesh, self.place = base, mesh, groups.place
         self.narrow, self.dtype = narrow, dtype
         self.splits: dict[str, Split] = {n: weight_split(t, mesh) for n, t in table.items()}

@@ -20,13 +20,12 @@ from sabia.core.parallel.rules import Split, owns, shard_slices, weight_split
 from sabia.core.spec.tensors import TensorSpec
 
 Tensor = torch.Tensor
-Box = tuple[tuple[int, ...], tuple[int, ...]]  # offset and shape
 TOKEN_AXES = ("data", "fsdp", "expert", "context")
 BUCKET_BYTES = 64 << 20
 
 
 class Shards:
-    """The shards of process `rank`; `stages`: tensor → first stage of the pipeline that has it."""
+    """The shards of process `rank`; `stages`: tensor → the stages of the pipeline that have it."""
 
     def __init__(
         self,
@@ -54,10 +53,11 @@ class Shards:
         """Whether this process's stage has the tensor."""
         return self.stage in self.stages[name]
 
-    def box(self, name: str) -> Box:
-        """Where this process's shard lies in the whole tensor."""
-        cuts = shard_slices(self.shapes[name], self.splits[name], self.mesh, self.rank)
-        return tuple(cut.start for cut in cuts), tuple(cut.stop - cut.start for cut in cuts)
+    def place(self, name: str) -> dict[str, tuple[int, ...]]:
+        """Where this process's shard lies in the whole tensor: `offset` and `global_shape`."""
+        shape = self.shapes[name]
+        cuts = shard_slices(shape, self.splits[name], self.mesh, self.rank)
+        return {"offset": tuple(cut.start for cut in cuts), "global_shape": shape}
 
     def cut(self, name: str, whole: Any) -> np.ndarray:
         """This process's shard of a whole array, which may be lazy."""
@@ -95,11 +95,11 @@ class Shards:
             for some in _buckets(by_axes[axes]):
                 _sum_together(some, groups.along(*axes))
 
-    def square_sum(self, gradients: Mapping[str, Tensor]) -> Tensor:
+    def square_sum(self, gradients: Mapping[str, Tensor], device: torch.device) -> Tensor:
         """Σ g² over the elements that this process is the first to hold."""
         mine = [gradient for name, gradient in gradients.items() if self.owns(name)]
         if not mine:
-            return next(iter(gradients.values())).new_zeros(())
+            return torch.zeros((), device=device)
         return torch.stack(torch._foreach_norm(mine)).square().sum()
 
 
