@@ -19,7 +19,7 @@ LEAVES = {"errors", "units", "stop", "notes", "progress", "shards", "spec", "num
 TOP = {"errors", "units", "stop", "notes", "progress"}
 ALLOWED = {
     "shards": set(), "spec": set(), "numerics": set(),
-    "plan": {"spec"}, "model": {"spec", "numerics", "shards"}, "parallel": {"spec"},
+    "plan": {"spec"}, "model": {"spec", "numerics", "shards"}, "parallel": {"spec", "model"},
     "train": {"model", "parallel", "shards", "numerics", "spec"},
     "generate": {"model", "parallel", "spec", "text", "shards"},
     "judge": {"generate", "shards"},
