@@ -36,8 +36,8 @@ def reference(path: Path, scratch: Path) -> tuple[np.ndarray, float, dict[str, n
 
 
 def relative(ours: np.ndarray, theirs: np.ndarray) -> float:
-    """|ours - theirs| / |theirs|, 2-norms."""
-    return float(np.linalg.norm(ours - theirs) / np.linalg.norm(theirs))
+    """|ours - theirs| / |theirs|, 2-norms; an expert that no token visited has gradients of 0."""
+    return float(np.linalg.norm(ours - theirs) / (np.linalg.norm(theirs) or 1.0))
 
 
 def scores(spec: Any, params: Any, ops: Any) -> np.ndarray:
@@ -51,25 +51,28 @@ def scores(spec: Any, params: Any, ops: Any) -> np.ndarray:
     return ops.to_numpy({"x": compiled(ops, run)(params)})["x"]
 
 
-def mean_loss(spec: Any, params: Any, ops: Any, **options: Any) -> Any:
-    """Mean next-token loss through `token_losses`."""
-    x = forward.hidden(spec, params, IDS[:, :-1], ops, **options)
-    return forward.token_losses(spec, params, x, IDS[:, 1:], ops)[0].mean()
+def loss_and_logits(spec: Any, params: Any, ops: Any, **options: Any) -> tuple[Any, Any]:
+    """Mean next-token loss of IDS through `token_losses`, and their logits."""
+    x = forward.hidden(spec, params, IDS, ops, **options)
+    assert x.dtype == params["embed"].dtype
+    losses = forward.token_losses(spec, params, x[:, :-1], IDS[:, 1:], ops)[0]
+    return losses.mean(), forward.logits(spec, params, x, ops)
 
 
-def torch_gradients(spec: Any, params: Any, ops: Any, **options: Any) -> tuple[float, dict]:
+def torch_gradients(spec: Any, params: Any, ops: Any, **options: Any) -> tuple[float, dict, Any]:
     params = {name: p.requires_grad_() for name, p in params.items()}
-    loss = mean_loss(spec, params, ops, **options)
+    loss, logits = loss_and_logits(spec, params, ops, **options)
     loss.backward()
-    return loss.item(), ops.to_numpy({name: p.grad for name, p in params.items()})
+    found = {k: torch.zeros_like(p) if p.grad is None else p.grad for k, p in params.items()}
+    return loss.item(), ops.to_numpy(found), logits.detach().numpy()
 
 
-def jax_gradients(spec: Any, params: Any, ops: Any, **options: Any) -> tuple[float, dict]:
+def jax_gradients(spec: Any, params: Any, ops: Any, **options: Any) -> tuple[float, dict, Any]:
     import jax
 
-    step = compiled(ops, jax.value_and_grad(lambda p: mean_loss(spec, p, ops, **options)))
-    loss, grads = step(params)
-    return float(loss), ops.to_numpy(grads)
+    run = jax.value_and_grad(lambda p: loss_and_logits(spec, p, ops, **options), has_aux=True)
+    (loss, logits), grads = compiled(ops, run)(params)
+    return float(loss), ops.to_numpy(grads), np.asarray(logits)
 
 
 GRADIENTS = {"torch": torch_gradients, "jax": jax_gradients}
@@ -79,16 +82,16 @@ def test_logits_loss_and_gradients(checkpoint: Path, ops: Any, tmp_path: Path) -
     logits, loss, grads = reference(checkpoint, tmp_path)
     spec, arrays = hub.load_model(checkpoint)
     params = ops.to_device(arrays, "float32")
-    ours = scores(spec, params, ops)
+    our_loss, our_grads, ours = GRADIENTS[ops.name](spec, params, ops)
     assert ours.shape == logits.shape and ours.dtype == np.float32
-    assert relative(ours, logits) <= 2e-6 and logits.std() > 0.5
+    assert relative(ours, logits) <= 4e-6 and logits.std() > 0.5
     assert np.abs(ours - logits).max() <= 1e-5 * np.abs(logits).max()
-    our_loss, our_grads = GRADIENTS[ops.name](spec, params, ops)
     assert our_loss == pytest.approx(loss, abs=1e-5)
     named = hub.to_hf(spec, our_grads)
     assert named.keys() == grads.keys()
-    for name, grad in grads.items():
-        assert relative(named[name], grad) <= 1e-4, name
+    constant = {tensor.hf for tensor in spec.tensors() if not tensor.trained}
+    for name in grads.keys() - constant:
+        assert relative(named[name], grads[name]) <= 1e-4, name
 
 
 def test_rematerialised_gradients_are_the_same(tiny: Any, ops: Any) -> None:
@@ -97,7 +100,7 @@ def test_rematerialised_gradients_are_the_same(tiny: Any, ops: Any) -> None:
         GRADIENTS[ops.name](spec, ops.to_device(arrays, "float32"), ops, remat=policy)
         for policy in ("none", "full", "matmuls")
     )
-    for loss, grads in others:
+    for loss, grads, _ in others:
         assert loss == pytest.approx(plain[0], abs=1e-6)
         assert max(relative(grads[name], grad) for name, grad in plain[1].items()) <= 1e-5
 
