@@ -2,8 +2,8 @@
 
 from typing import Annotated
 
-from sabia.cli import training_options as given
 from sabia.cli.grammar import command, count, fraction, money, option
+from sabia.cli.training_options import kind
 from sabia.core.shards.job import Job
 
 
@@ -59,15 +59,15 @@ def grpo(
     overlong: Annotated[
         str, option("Samples cut off: keep them in the loss, or mask.", metavar="NAME")
     ] = "keep",
-    lr: given.Lr = 1e-4,
-    schedule: given.Schedule = "constant",
+    lr: kind("lr") = 1e-4,
+    schedule: kind("schedule") = "constant",
     warmup: Annotated[int, option("Steps of warm-up.", metavar="STEPS", min=0)] = 10,
     decay: Annotated[int, option("Steps of wsd's tail.", metavar="STEPS", min=0)] = 0,
-    final_lr: given.FinalLr = 0.0,
-    weight_decay: given.WeightDecay = 0.0,
-    betas: given.Betas = "0.9,0.95",
-    clip_norm: given.ClipNorm = 1.0,
-    precision: given.Precision = "fp32",
+    final_lr: kind("final_lr") = 0.0,
+    weight_decay: kind("weight_decay") = 0.0,
+    betas: kind("betas") = "0.9,0.95",
+    clip_norm: kind("clip_norm") = 1.0,
+    precision: kind("precision") = "fp32",
     micro_tokens: Annotated[float, count("Tokens of one forward and backward pass.")] = "16K",  # type: ignore[assignment]
     judge_url: Annotated[
         str, option("OpenAI-compatible server of the judge, up to /v1.", metavar="URL")
@@ -96,9 +96,9 @@ def grpo(
     max_unknown: Annotated[
         float, fraction("Share of a rubric's weight that may lack a verdict.")
     ] = "0%",  # type: ignore[assignment]
-    save_every: given.SaveEvery = "10m",
-    keep_checkpoints: given.KeepCheckpoints = 2,
-    export_dtype: given.ExportDtype = "float32",
+    save_every: kind("save_every") = "10m",
+    keep_checkpoints: kind("keep_checkpoints") = 2,
+    export_dtype: kind("export_dtype") = "float32",
 ) -> None:
     """Improve a model on prompts whose answers can be graded.
 

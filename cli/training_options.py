@@ -87,6 +87,11 @@ OPTIONS: Mapping[str, tuple[Any, Any]] = {
 WHOLE = ("tokens", "batch_tokens")
 
 
+def kind(name: str) -> Any:
+    """The annotation of a shared option, for a command that has only some of them."""
+    return OPTIONS[name][0]
+
+
 def training(**defaults: Any) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Give a command the shared options; `defaults` are its own for some of them.
 
