@@ -56,6 +56,10 @@ class Marks:
             self._work_s += share * (self._work - self._work_s)
         self._began, self._work = now, 0.0
 
+    def phase(self, name: str) -> None:
+        """The same step, another phase."""
+        self.at(self._mark.step, name, self._mark.patience)
+
     def alive(self) -> None:
         """The same phase goes on, and something has been done in it."""
         old = self._mark

@@ -187,6 +187,12 @@ def at(step: int, phase: str, patience_s: float = 0.0) -> None:
         _current.at(step, phase, patience_s)
 
 
+def phase(name: str) -> None:
+    """Another phase of the same step, for code that does not know the step's number."""
+    if _current:
+        _current.marks.phase(name)
+
+
 def alive() -> None:
     """The phase goes on: something has been done in it."""
     if _current:

@@ -75,7 +75,7 @@ def test_marks_tell_work_from_waiting() -> None:
     for step in range(1, 5):
         marks.at(step, "work")
         time.sleep(0.02)
-        marks.at(step, "reduce")
+        marks.phase("reduce")
         time.sleep(0.06)
     beat = marks.beat()
     assert beat.position == (4, 2)
