@@ -71,6 +71,11 @@ def sum_of_parts(parts: Tensor, group: Any) -> Tensor:
     return found
 
 
+def in_parts(x: Tensor, dim: int, group: Any) -> Tensor:
+    """x cut along `dim`, [processes, ...], contiguous (a stack keeps odd strides of its parts)."""
+    return torch.stack(x.chunk(dist.get_world_size(group), dim)).contiguous()
+
+
 def gathered(x: Tensor, dim: int, group: Any) -> Tensor:
     """The parts of all processes joined along `dim`."""
     parts = all_parts(x, group)
@@ -79,7 +84,7 @@ def gathered(x: Tensor, dim: int, group: Any) -> Tensor:
 
 def scattered(x: Tensor, dim: int, group: Any) -> Tensor:
     """This process's part along `dim` of the sum of all x."""
-    return sum_of_parts(torch.stack(x.chunk(dist.get_world_size(group), dim)), group)
+    return sum_of_parts(in_parts(x, dim, group), group)
 
 
 def own_part(x: Tensor, dim: int, group: Any) -> Tensor:
@@ -89,7 +94,7 @@ def own_part(x: Tensor, dim: int, group: Any) -> Tensor:
 
 def exchanged(x: Tensor, cut: int, join: int, group: Any) -> Tensor:
     """x whole along `cut` and split along `join` → split along `cut` and whole along `join`."""
-    parts = torch.stack(x.chunk(dist.get_world_size(group), cut))
+    parts = in_parts(x, cut, group)
     found = torch.empty_like(parts)
     dist.all_to_all_single(found, parts, group=group)
     return torch.cat(found.unbind(0), join)

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from sabia.core.parallel.collectives_torch import all_parts, sum_of_parts
+from sabia.core.parallel.collectives_torch import all_parts, in_parts, sum_of_parts
 
 Tensor = torch.Tensor
 
@@ -46,9 +46,7 @@ class Layout:
     def own(self, grads: Sequence[Tensor]) -> list[Tensor]:
         """Sum over the group and keep this process's shards, float32."""
         size = dist.get_world_size(self.group)
-        cut = [
-            torch.stack(grad.chunk(size, dim)) for grad, dim in zip(grads, self.dims, strict=True)
-        ]
+        cut = [in_parts(grad, dim, self.group) for grad, dim in zip(grads, self.dims, strict=True)]
         buffer = torch.cat([parts.reshape(size, -1).float() for parts in cut], 1)
         flat = sum_of_parts(buffer, self.group)
         pieces = flat.split([parts[0].numel() for parts in cut])
