@@ -51,13 +51,19 @@ def load_model(directory: str | Path) -> tuple[ModelSpec, dict[str, np.ndarray]]
     misshapen tensors.
     """
     spec = load_spec(directory)
-    tensors = read_checkpoint(directory)
-    quantization = spec.config.get("quantization_config")
-    if quantization is not None:
-        from sabia.core.numerics.compressed import dequantize
+    return spec, from_hf(spec, _decoded(spec, read_checkpoint(directory)))
 
-        tensors = dequantize(tensors, quantization)
-    return spec, from_hf(spec, tensors)
+
+def _decoded(spec: ModelSpec, tensors: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Tensors under file names, quantized ones as full matrices."""
+    quantization = spec.config.get("quantization_config")
+    if quantization is None:
+        return tensors
+    if quantization.get("quant_method") in ("mxfp4", "fp8"):
+        from sabia.core.numerics.published import dequantize
+    else:
+        from sabia.core.numerics.compressed import dequantize
+    return dequantize(tensors, quantization)
 
 
 def read_checkpoint(directory: str | Path) -> dict[str, np.ndarray]:
@@ -72,11 +78,15 @@ def read_checkpoint(directory: str | Path) -> dict[str, np.ndarray]:
 
 
 def kept_tensors(spec: ModelSpec, directory: str | Path) -> dict[str, np.ndarray]:
-    """Tensors of a directory that take no part in the maths and are handed on (`spec.kept`)."""
+    """Tensors of a directory that take no part in the maths and are handed on (`spec.kept`).
+
+    Mapped from its files, byte for byte; those of a quantized directory are decoded.
+    """
     if not spec.kept:
         return {}
-    found = read_checkpoint(directory).items()
-    return {k: v for k, v in found if any(re.fullmatch(p, k) for p in spec.kept)}
+    tensors = read_checkpoint(directory)
+    found = {k: v for k, v in tensors.items() if any(re.fullmatch(p, k) for p in spec.kept)}
+    return _decoded(load_spec(directory), found)
 
 
 def _files(root: Path) -> list[Path]:
@@ -160,17 +170,19 @@ def save_model(
     params: Arrays,
     tokenizer_from: str | Path | None = None,
     *,
+    kept_from: str | Path | None = None,
     max_shard_bytes: int = MAX_SHARD_BYTES,
 ) -> None:
     """Write config.json and safetensors, each tensor in its array's dtype.
 
-    tokenizer_from: a directory whose tokenizer files are copied along.
+    tokenizer_from: a directory whose tokenizer files are copied along. kept_from: the directory
+    that the model came from, whose tensors without part in the maths are handed on.
     """
     config = {key: value for key, value in spec.config.items() if key != "quantization_config"}
     write_checkpoint(
         directory,
         config,
-        to_hf(spec, params),
+        to_hf(spec, params) | (kept_tensors(spec, kept_from) if kept_from else {}),
         tokenizer_from=tokenizer_from,
         max_shard_bytes=max_shard_bytes,
     )

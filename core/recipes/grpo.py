@@ -366,4 +366,5 @@ class Policy:
         kind = ml_dtypes.bfloat16 if self.config.export_dtype == "bfloat16" else np.float32
         state = self.stepper.state()
         params = {t.name: state[f"param/{t.name}"].astype(kind) for t in self.spec.tensors()}
-        hub.save_model(place, self.spec, params, tokenizer_from=Path(self.config.model))
+        source = Path(self.config.model)
+        hub.save_model(place, self.spec, params, tokenizer_from=source, kept_from=source)
