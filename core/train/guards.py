@@ -1,11 +1,14 @@
 """Guards against bad data and bad steps: limits from what was seen, and which rows are to blame.
 
 A step whose loss or gradient norm lies more than `sigmas` above the median of the last accepted
-steps, or is not a number, is not taken (the update is withheld inside the step). What follows is
-`core.train.loop`'s: back to the last good checkpoint, and on without the rows that stand out.
+steps, or is not a number, is not taken (the update is withheld inside the step). Then the rows of
+the step are judged one by one. Where some stand out they are left out and the step is taken without
+them; where none or most do, the model itself has gone wrong: the run goes back to its last good
+checkpoint, and on without the rows that stand out there (`core.train.loop`).
+
 Spread is 1.4826 times the median absolute deviation (Rousseeuw and Croux, JASA 88, 1993), which a
-few bad steps do not widen, and at least FLOOR of the median, so that a run that has become quiet is
-not stopped by noise. Skipping a step by such a limit is OLMo's (OLMo 2, arXiv 2501.00656, section
+few bad steps do not widen, and at least FLOOR of the median, so that noise does not stop a quiet
+run (norms vary far more than losses, and clipping tames most of that). Skipping a step by such a limit is OLMo's (OLMo 2, arXiv 2501.00656, section
 3.3), going back and leaving rows out is what Palm's authors did by hand (arXiv 2204.02311, 5.1).
 """
 
@@ -22,7 +25,7 @@ import numpy as np
 from sabia.core.errors import UsageError
 
 ACTIONS = ("rewind", "stop", "off")
-FLOOR = {"loss": 0.02, "grad_norm": 0.25}  # least spread, as a share of the median
+FLOOR = {"loss": 0.02, "grad_norm": 2.0}  # least spread, as a share of the median
 NORMAL = 1.4826
 INFINITE = (math.inf, math.inf)
 
@@ -32,16 +35,17 @@ class GuardConfig:
     """What to do about a spike, and when a step is one.
 
     action: rewind; stop with an error; or off, which takes any finite step. least: accepted steps
-    before any is judged. row_sigmas: how far the loss of a row stands out to be left out. rewinds:
-    of one run, before it gives up.
+    before any is judged. row_sigmas: how far the loss of a row stands out to be left out. rewinds,
+    most_left_out (a share of the rows): of one run, before it gives up.
     """
 
     action: str = "rewind"
     sigmas: float = 8.0
-    window: int = 128
+    window: int = 64
     least: int = 32
     row_sigmas: float = 8.0
     rewinds: int = 8
+    most_left_out: float = 0.1
 
     def __post_init__(self) -> None:
         if self.action not in ACTIONS:

@@ -210,35 +210,49 @@ class Training:
     # -- refused steps
 
     def _refused(self, found: dict[str, Any]) -> None:
-        """Go back to the last good checkpoint and leave out what stands out since then."""
+        """Leave rows out and take the step again, or go back to where the run was well."""
         config, at = self.config.guard, self.step
+        most_loss, most_norm = self.guard.limits()
         told = (
             f"step {at + 1}: loss {found['loss']:.4g}, gradient norm {found['grad_norm']:.4g} "
-            f"(expected at most {self.guard.limits()[0]:.4g} and {self.guard.limits()[1]:.4g})"
+            f"(expected at most {most_loss:.4g} and {most_norm:.4g})"
         )
-        self.rewinds += 1
-        if config.action != "rewind" or self.rewinds > config.rewinds:
-            how = f" after {config.rewinds} rewinds" if config.action == "rewind" else ""
-            raise Failed(
-                f"{told}{how}; its rows: {self._named(self.source.numbers(at))}. Nothing was "
-                "updated; look at these rows, or try a lower --lr or --on-spike rewind"
-            )
+        if config.action != "rewind":
+            raise self._given_up(told)
+        bad = self._stand_out(range(at, at + 1))
+        if not 0 < len(bad) <= self.source.batch_rows / 2:  # not some rows: the model itself
+            self.rewinds += 1
+            if self.rewinds > config.rewinds:
+                raise self._given_up(f"{told} after {config.rewinds} rewinds")
+            self._go_back()
+            bad = self._stand_out(range(self.step, at + 1)) or self._all_of(at)
+        self.source.leave_out(bad, self.run.path if self.world.leads else None)
+        notes.warn(
+            f"{told}: on from step {self.step + 1:,} without {len(bad)} rows: "
+            + self._named([entry["row"] for entry in bad])
+        )
+        if len(self.source.skipped) > config.most_left_out * len(self.source.rows):
+            raise self._given_up(f"{told}; {len(self.source.skipped):,} rows are left out by now")
+
+    def _given_up(self, told: str) -> Failed:
+        rows = self._named(self.source.numbers(self.step))
+        return Failed(
+            f"{told}; its rows: {rows}. Nothing was updated; look at these rows, or try a lower "
+            "--lr or --on-spike rewind"
+        )
+
+    def _go_back(self) -> None:
+        """To the last good checkpoint; without any, the state before the refused step is it."""
         self.saver.settle()
         back = self._latest()
         if back is not None:
             self._restore(back)
-        bad = self._stand_out(range(self.step, at + 1))
-        self.source.leave_out(bad, self.run.path if self.world.leads else None)
         self.log.close()
         self.log = RunLog(self.run.path, self.world.rank, self.step)
         self.meter.start()
-        notes.warn(
-            f"{told}: back to step {self.step:,}, and on without {len(bad)} rows: "
-            + self._named([entry["row"] for entry in bad])
-        )
 
     def _stand_out(self, steps: range) -> list[dict[str, Any]]:
-        """Rows of these steps whose losses now are outliers; all of the last step if none is."""
+        """The rows of these steps whose losses are outliers now."""
         numbers = np.concatenate([self.source.numbers(step) for step in steps])
         losses = []
         for step in steps:
@@ -246,15 +260,23 @@ class Training:
             losses.append(self.source.row_losses(step))
         loss = np.concatenate(losses)
         groups = self.source.rows.source_of(numbers)
+        at = np.repeat(np.array(steps), self.source.batch_rows)
         found = outliers(loss, groups, self.config.guard.row_sigmas)
-        if not found.any():
-            found[-self.source.batch_rows :] = np.isfinite(loss[-self.source.batch_rows :])
-        at = np.repeat(np.array(steps) + 1, self.source.batch_rows)
-        chosen = {int(numbers[i]): i for i in np.flatnonzero(found)}
-        names = self.name_rows(list(chosen))
+        return self._entries(numbers[found], at[found], loss[found])
+
+    def _all_of(self, step: int) -> list[dict[str, Any]]:
+        numbers = self.source.numbers(step)
+        return self._entries(numbers, np.full(len(numbers), step), np.full(len(numbers), np.nan))
+
+    def _entries(
+        self, numbers: np.ndarray, steps: np.ndarray, losses: np.ndarray
+    ) -> list[dict[str, Any]]:
+        """What is recorded of rows that are left out; a row that occurs twice once."""
+        first = {int(number): place for place, number in reversed([*enumerate(numbers)])}
+        names = self.name_rows(list(first))
         return [
-            {"row": row, "name": name, "step": int(at[i]), "loss": float(loss[i])}
-            for (row, i), name in zip(chosen.items(), names, strict=True)
+            {"row": row, "name": name, "step": int(steps[i]) + 1, "loss": _finite(losses[i])}
+            for (row, i), name in zip(first.items(), names, strict=True)
         ]
 
     def _named(self, numbers: Sequence[int] | np.ndarray) -> str:
@@ -298,6 +320,11 @@ class Training:
 
     def _seconds(self) -> float:
         return self.seconds_before + time.monotonic() - self.started
+
+
+def _finite(loss: float) -> float | None:
+    """A number that JSON knows."""
+    return float(loss) if np.isfinite(loss) else None
 
 
 class _Sums:
