@@ -75,12 +75,13 @@ def mix(x: int) -> int:
 
 
 def engine_for(x: Any) -> str:
-    """triton for a CUDA tensor where it is installed, pallas for an array on TPU, else plain."""
-    if type(x).__module__.partition(".")[0] == "torch":
-        return "triton" if x.is_cuda and importlib.util.find_spec("triton") else "torch"
-    import jax
+    """triton for a CUDA tensor where it is installed, else the plain engine of the library.
 
-    return "pallas" if jax.default_backend() == "tpu" else "jax"
+    XLA fuses the plain one into what surrounds it, so pallas is for those who ask.
+    """
+    if type(x).__module__.partition(".")[0] != "torch":
+        return "jax"
+    return "triton" if x.is_cuda and importlib.util.find_spec("triton") else "torch"
 
 
 def quantize(x: Any, layout: Layout, key: Any = None, engine: str | None = None) -> Quantized:

@@ -127,18 +127,23 @@ def encode(x: Array, count: Array, power: Array, element: str) -> Array:
     return jnp.where(nan, NAN[element], code).astype(jnp.uint8)
 
 
-def tile_scales(size: Array, everything: Array, layout: Layout) -> tuple[Array, Array]:
-    """(tile scales [...], scale []) for the largest |x| of tiles [...] and of the matrix []."""
-    limit = LARGEST[layout.element]
-    size, everything = _finite(size), _finite(everything)
+def global_scale(everything: Array, layout: Layout) -> Array:
+    """The scale [] of a matrix in `layout` by its largest |x|."""
     if layout.scale == "power2":
-        return _power_of_two(size, limit), jnp.float32(1)
+        return jnp.float32(1)
+    factor = 1.0 if layout.scale == "tensor" else LARGEST["e4m3"]
+    return _at_least(_finite(everything), _reciprocal(factor * LARGEST[layout.element]))
+
+
+def tile_steps(size: Array, scale: Array, layout: Layout) -> Array:
+    """Tile scales [...] by the largest |x| of tiles [...] and the matrix's scale []."""
+    limit, size = LARGEST[layout.element], _finite(size)
+    if layout.scale == "power2":
+        return _power_of_two(size, limit)
     if layout.scale == "tensor":
-        return jnp.ones_like(size), _at_least(everything, _reciprocal(limit))
-    scale = _at_least(everything, _reciprocal(limit * LARGEST["e4m3"]))
-    wanted = size * _reciprocal(limit) * (1.0 / scale)
-    count, steps, _ = round_size(wanted, "e4m3", None)
-    return count * steps, scale
+        return jnp.ones_like(size)
+    count, steps, _ = round_size(size * _reciprocal(limit) * (1.0 / scale), "e4m3", None)
+    return count * steps
 
 
 def inverse_step(tiles: Array, scale: Array) -> Array:
@@ -151,7 +156,8 @@ def _prepare(x: Array, layout: Layout, key: Any) -> tuple[Array, Array, Array, A
     """(x over its scales, tiled; tile scales [down, across]; scale; draws, tiled)."""
     tiled = _tiled(flushed(x), layout)
     size = largest(tiled, (1, 3))
-    tiles, scale = tile_scales(size, largest(size, (0, 1)), layout)
+    scale = global_scale(largest(size, (0, 1)), layout)
+    tiles = tile_steps(size, scale, layout)
     draws = None
     if key is not None:
         draws = _tiled(uniforms(indices(*x.shape), jnp.asarray(key, jnp.uint32)), layout)

@@ -77,13 +77,29 @@ def mix_tensor(x: Tensor) -> Tensor:
 
 def uniforms(rows: int, columns: int, key: Any, device: torch.device) -> Tensor:
     """float32 [rows, columns] in (0, 1) by key and index."""
-    if not isinstance(key, Tensor):
-        key = torch.tensor([signed(word) for word in key], dtype=torch.int32)
-    key = key.to(device)
+    key = key_tensor(key, device)
     index = torch.arange(rows * columns, device=device).to(torch.int32)
     bits = mix_tensor(mix_tensor(index ^ key[0]) + key[1])
     odd = ((bits >> 9) & 0x7FFFFF) * 2 + 1
     return (odd.float() * 2.0**-24).view(rows, columns)
+
+
+def key_tensor(key: Any, device: torch.device) -> Tensor:
+    """int32[2] on the device, from a tensor or two 32-bit words."""
+    if not isinstance(key, Tensor):
+        key = torch.tensor([signed(word) for word in key], dtype=torch.int32)
+    return key.to(device)
+
+
+def global_scale(x: Tensor, layout: Layout) -> Tensor:
+    """The scale [] of a matrix in `layout`."""
+    if layout.scale == "power2":
+        return torch.ones((), device=x.device)
+    size = x.abs().amax().float()
+    size = torch.where(size < SMALLEST_NORMAL, 0.0, size)
+    size = torch.where(size < float("inf"), size, float("nan"))
+    factor = 1.0 if layout.scale == "tensor" else LARGEST["e4m3"]
+    return _at_least(size, _reciprocal(factor * LARGEST[layout.element]))
 
 
 def signed(word: int) -> int:
@@ -123,14 +139,12 @@ def _scales(tiled: Tensor, layout: Layout) -> tuple[Tensor, Tensor]:
     largest = LARGEST[layout.element]
     size = tiled.abs().amax((1, 3))
     size = torch.where(size < float("inf"), size, float("nan"))
+    scale = global_scale(size, layout)
     if layout.scale == "power2":
-        return _power_of_two(size, largest), size.new_ones(())
-    everything = size.amax()
+        return _power_of_two(size, largest), scale
     if layout.scale == "tensor":
-        return torch.ones_like(size), _at_least(everything, _reciprocal(largest))
-    scale = _at_least(everything, _reciprocal(largest * LARGEST["e4m3"]))
-    wanted = size * _reciprocal(largest) * (1.0 / scale)
-    count, steps, _ = _round(wanted, "e4m3", None)
+        return torch.ones_like(size), scale
+    count, steps, _ = _round(size * _reciprocal(largest) * (1.0 / scale), "e4m3", None)
     return count * steps, scale
 
 

@@ -1,7 +1,10 @@
 """Every engine of NVFP4 and FP8 against the NumPy oracle, bit for bit."""
 
 import functools
+import subprocess
+import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -48,6 +51,15 @@ def jax_engine(x: np.ndarray, layout: q.Layout, key: Any) -> list[Any]:
     words = None if key is None else np.array(key, np.uint32)
     run = jax.jit(lambda x, words: q.quantize(x, layout, words, "jax"))
     return [None if part is None else np.asarray(part) for part in run(x, words)]
+
+
+def pallas_engine(x: np.ndarray, layout: q.Layout, key: Any) -> list[Any]:
+    pytest.importorskip("jax")
+    from sabia.kernels.quantize_pallas import quantize
+
+    words = None if key is None else np.array(key, np.uint32)
+    found = quantize(x, layout, words, interpret=True)
+    return [None if part is None else np.asarray(part) for part in found]
 
 
 ENGINES: dict[str, Callable[..., list[Any]]] = {"torch": torch_engine, "jax": jax_engine}
@@ -146,6 +158,67 @@ def test_torch_compiles_to_the_same_bits() -> None:
     key = torch.tensor(np.array(KEY, np.uint32).view(np.int32))
     found = [part.numpy() for part in run(torch.from_numpy(x), key)]
     same(found, tiles.encode(x, q.NVFP4, tiles.uniforms(x.shape, KEY)))
+
+
+def cases() -> dict[str, tuple[np.ndarray, str, bool]]:
+    """name → (matrix, layout, stochastic): edges that cut tiles, zeros, outliers, NaN, infinity."""
+    found = {}
+    for number, name in enumerate(LAYOUTS):
+        x = matrix(150, 390, 5)
+        found |= {f"x.{number}": (x, name, False), f"x.{number}.s": (x, name, True)}
+        for value in (0.0, 1e-36, 3e38, np.nan, np.inf):
+            special = matrix(40, 150, 6) * np.float32(1e-3)
+            special[3, 5] = value
+            if abs(value) < 1:
+                special[:] = value
+            found[f"{value}".replace(".", "") + f".{number}"] = (special, name, False)
+    return found
+
+
+def wanted_of(x: np.ndarray, name: str, stochastic: bool) -> q.Quantized:
+    draws = tiles.uniforms(x.shape, KEY) if stochastic else None
+    return tiles.encode(x, LAYOUTS[name], draws)
+
+
+def test_the_triton_kernel_gives_the_codes_of_the_oracle(tmp_path: Path) -> None:
+    pytest.importorskip("triton")
+    program = Path(__file__).parents[1] / "support" / "triton_quantize.py"
+    np.savez(tmp_path / "x.npz", **{name: case[0] for name, case in cases().items()})
+    command = [sys.executable, str(program), str(tmp_path / "x.npz"), str(tmp_path / "found.npz")]
+    subprocess.run(command, check=True)
+    found = np.load(tmp_path / "found.npz")
+    for name, case in cases().items():
+        parts = [found.get(f"{name}/{field}") for field in q.Quantized._fields]
+        same(parts, wanted_of(*case))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("capability", [90, 100])
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_the_triton_kernel_compiles_for_the_chip(capability: int, name: str) -> None:
+    """To machine code, which needs no chip."""
+    triton = pytest.importorskip("triton")
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+
+    from sabia.kernels.quantize_triton import constants, encode_block
+
+    layout = LAYOUTS[name]
+    given = constants(layout, name == "nvfp4")
+    kinds = {"x": "*bf16", "codes": "*u8", "tiles": "*fp32", "scale": "*fp32", "key": "*i32"}
+    kinds |= {"rows": "i32", "columns": "i32", "across": "i32", "inverse_largest": "fp32"}
+    kinds["tiles"] = "*fp32" if layout.scale == "power2" else "*u8"
+    kinds |= dict.fromkeys(given, "constexpr")
+    values = {(list(kinds).index(word),): value for word, value in given.items()}
+    source = ASTSource(fn=encode_block, signature=kinds, constexprs=values)
+    assert triton.compile(source, target=GPUTarget("cuda", capability, 32)).asm["cubin"]
+
+
+@pytest.mark.parametrize("name", cases())
+def test_the_pallas_kernel_gives_the_codes_of_the_oracle(name: str) -> None:
+    x, layout, stochastic = cases()[name]
+    found = pallas_engine(x, LAYOUTS[layout], KEY if stochastic else None)
+    same(found, wanted_of(x, layout, stochastic))
 
 
 def test_an_unknown_engine_is_refused() -> None:

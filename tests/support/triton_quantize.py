@@ -1,0 +1,42 @@
+"""Every case of NVFP4 and FP8 through the interpreted Triton kernel: cases.npz → found.npz.
+
+A program of its own, since the interpreter must be asked for before triton is imported. A case
+`NAME.N` is the matrix NAME in the layout number N; `.s` behind it asks for stochastic rounding.
+"""
+
+import os
+import sys
+
+os.environ["TRITON_INTERPRET"] = "1"
+
+import numpy as np
+import torch
+
+from sabia.kernels import quantize as q
+
+LAYOUTS = (
+    q.NVFP4,
+    q.NVFP4_WEIGHT,
+    q.FP8,
+    q.FP8_GRADIENT,
+    q.FP8_TILES,
+    q.FP8_WEIGHT_TILES,
+)
+KEY = (0x9E3779B9, 0x00C0FFEE)
+
+
+def main(given: str, path: str) -> None:
+    """Write codes, tiles and scale of each case."""
+    found = {}
+    for name, x in np.load(given).items():
+        layout, *rest = name.split(".")[1:]
+        key = KEY if rest else None
+        parts = q.quantize(torch.from_numpy(x), LAYOUTS[int(layout)], key, "triton")
+        for field, part in parts._asdict().items():
+            if part is not None:
+                found[f"{name}/{field}"] = part.numpy()
+    np.savez(path, **found)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
