@@ -86,8 +86,8 @@ class Board:
         return limit * (2 if early else 1) + max(beat.patience for beat in beats)
 
     def hung(self, now: float) -> str:
-        """The line that names who holds the run up; '' while it moves."""
-        if not self.beats:
+        """The line that names who holds the run up; '' while it moves, or nobody marks anything."""
+        if not any(beat.marks for beat, _ in self.beats.values()):
             return ""
         limit = self.limit_s()
         idle = {rank: beat.idle + now - at for rank, (beat, at) in self.beats.items()}

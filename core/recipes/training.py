@@ -190,7 +190,7 @@ def run(
         hang_timeout_s=options.seconds("hang_timeout"),
         directory=directory.path,
     )
-    with lock, launch.stdout_kept_clean(world), joined(job, world, guard) as mesh:
+    with launch.stdout_kept_clean(world), joined(job, world, guard) as mesh, lock:
         check_fits(task.spec, mesh, plan.batch_rows, plan.row_length)
         if world.leads:
             directory.begin(identity, job.force)

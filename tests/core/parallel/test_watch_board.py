@@ -21,6 +21,13 @@ def test_nothing_to_say_while_anybody_moves() -> None:
     assert board({0: waiting, 1: moving, 2: waiting}).hung(0.0) == ""
 
 
+def test_a_run_that_marks_nothing_is_not_judged() -> None:
+    beats = {rank: Beat(idle=10_000) for rank in range(4)}
+    assert board(beats).hung(0.0) == ""
+    beats[0] = Beat(1, "step", 1, idle=9_000)
+    assert board(beats).hung(0.0).startswith("ranks 1-3 (h1, h2, h3) have not moved for 10,000 s")
+
+
 def test_the_one_behind_is_named() -> None:
     waiting = Beat(9, "reduce", 3, idle=150)
     stuck = Beat(9, "read", 1, idle=160, frame="rows.py:7 batch")
