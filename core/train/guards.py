@@ -8,8 +8,9 @@ checkpoint, and on without the rows that stand out there (`core.train.loop`).
 
 Spread is 1.4826 times the median absolute deviation (Rousseeuw and Croux, JASA 88, 1993), which a
 few bad steps do not widen, and at least FLOOR of the median, so that noise does not stop a quiet
-run (norms vary far more than losses, and clipping tames most of that). Skipping a step by such a limit is OLMo's (OLMo 2, arXiv 2501.00656, section
-3.3), going back and leaving rows out is what Palm's authors did by hand (arXiv 2204.02311, 5.1).
+run (norms vary far more than losses, and clipping tames most of that). Skipping a step by such a
+limit is OLMo's (OLMo 2, arXiv 2501.00656, section 3.3), going back and leaving data out is what
+PaLM's authors did by hand (arXiv 2204.02311, section 5.1).
 """
 
 from __future__ import annotations
