@@ -1,7 +1,7 @@
 """Checkpoints at a URL that fsspec knows: s3://, gs://, memory://, file://.
 
 An object store has no rename, so a checkpoint there is what has a COMMITTED mark, uploaded last;
-removing one removes the mark first. Files go up and down a few MiB at a time, which leaves the
+removing one removes the mark first. Files go up and down several MiB at a time, which leaves the
 interpreter to the training step, a few files at the same time, and each file is tried again, with
 waits that double, before the upload counts as failed.
 """
@@ -15,11 +15,11 @@ from typing import Any, TypeVar
 
 from sabia.core.errors import BadData, Failed, MissingBackend, UsageError
 from sabia.core.train.checkpoint.layout import COMMITTED, MANIFEST, name_of, read_manifest, step_of
-from sabia.core.train.checkpoint.writer import CHUNK_BYTES
 
 ATTEMPTS = 6
 FIRST_WAIT_S, LONGEST_WAIT_S = 1.0, 60.0
 STREAMS = 4
+CHUNK_BYTES = 8 << 20  # few hand-overs of the interpreter lock, which cost on a busy machine
 T = TypeVar("T")
 
 
