@@ -16,7 +16,7 @@ from jax.experimental.pallas import tpu as pltpu
 from sabia.kernels.dispatch import pallas_interpret
 
 Array = jax.Array
-BLOCK_ELEMENTS = 1 << 19
+BLOCK_ELEMENTS = 1 << 18
 
 
 def _forward_kernel(x, residual, weight, y, h, inverse, *, eps, plus_one):  # type: ignore[no-untyped-def]

@@ -1,0 +1,116 @@
+"""The vocabulary loss: every implementation against torch's cross_entropy and logsumexp in fp64,
+both results and both gradients, with a z-loss, ignored targets and a cap."""
+
+import os
+from typing import Any
+
+os.environ["TRITON_INTERPRET"] = "1"  # read when triton is imported
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+
+from sabia.kernels.vocabulary_loss import choose_linear_cross_entropy, linear_cross_entropy
+
+N, D, V = 21, 20, 293
+CHUNK = 8 * V * 4  # 8 rows of fp32 at a time
+
+
+def arrays() -> dict[str, np.ndarray]:
+    rng = np.random.default_rng(0)
+    targets = rng.integers(0, V, N)
+    targets[[0, 7, 20]] = -1, -100, V - 1
+    return {
+        "hidden": rng.standard_normal((N, D)).astype(np.float32),
+        "weight": rng.standard_normal((V, D)).astype(np.float32),
+        "targets": targets,
+        "g_nll": rng.standard_normal(N).astype(np.float32),
+        "g_lse": rng.standard_normal(N).astype(np.float32),
+    }
+
+
+def definition(data: dict[str, np.ndarray], cap: float | None) -> list[np.ndarray]:
+    """nll, lse, d_hidden, d_weight."""
+    given = {n: torch.from_numpy(a) for n, a in data.items()}
+    hidden, weight = (given[n].double().requires_grad_() for n in ("hidden", "weight"))
+    z = hidden @ weight.t()
+    z = z if cap is None else cap * torch.tanh(z / cap)
+    targets = torch.where(given["targets"] < 0, -100, given["targets"])
+    nll, lse = F.cross_entropy(z, targets, reduction="none"), torch.logsumexp(z, -1)
+    total = (nll * given["g_nll"]).sum() + (lse * given["g_lse"]).sum()
+    grads = torch.autograd.grad(total, (hidden, weight))
+    return [r.detach().numpy() for r in (nll, lse, *grads)]
+
+
+def run_torch(data: dict[str, np.ndarray], cap: float | None, name: str) -> list[np.ndarray]:
+    given = {n: torch.from_numpy(a) for n, a in data.items()}
+    hidden, weight = (given[n].requires_grad_() for n in ("hidden", "weight"))
+    outs = linear_cross_entropy(
+        hidden, weight, given["targets"], softcap=cap, chunk_bytes=CHUNK, implementation=name
+    )
+    grads = torch.autograd.grad(outs, (hidden, weight), (given["g_nll"], given["g_lse"]))
+    return [r.detach().numpy() for r in (*outs, *grads)]
+
+
+def run_jax(data: dict[str, np.ndarray], cap: float | None, name: str) -> list[np.ndarray]:
+    given = {n: jnp.asarray(a) for n, a in data.items()}
+
+    def losses(hidden: Any, weight: Any) -> Any:
+        return linear_cross_entropy(
+            hidden, weight, given["targets"], softcap=cap, implementation=name
+        )
+
+    outs, pull = jax.vjp(losses, given["hidden"], given["weight"])
+    return [np.asarray(r) for r in (*outs, *pull((given["g_nll"], given["g_lse"])))]
+
+
+def agree(got: list[np.ndarray], expected: list[np.ndarray]) -> None:
+    for one, other in zip(got, expected, strict=True):
+        np.testing.assert_allclose(one, other, rtol=0, atol=1e-5 * np.abs(other).max())
+
+
+@pytest.mark.parametrize("cap", [None, 5.0])
+@pytest.mark.parametrize("name", ["reference", "triton"])
+def test_torch(cap: float | None, name: str) -> None:
+    agree(run_torch(arrays(), cap, name), definition(arrays(), cap))
+
+
+@pytest.mark.parametrize("cap", [None, 5.0])
+@pytest.mark.parametrize("name", ["reference", "pallas"])
+def test_jax(cap: float | None, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PALLAS_INTERPRET", "1")
+    agree(run_jax(arrays(), cap, name), definition(arrays(), cap))
+
+
+def test_no_tokens() -> None:
+    hidden, weight = torch.ones(0, 4, requires_grad=True), torch.ones(5, 4, requires_grad=True)
+    targets = torch.ones(0, dtype=torch.int64)
+    nll, lse = linear_cross_entropy(hidden, weight, targets, implementation="triton")
+    (grad,) = torch.autograd.grad(nll.sum() + lse.sum(), weight)
+    assert nll.shape == lse.shape == (0,) and torch.equal(grad, torch.zeros(5, 4))
+
+
+def test_scores_are_never_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The largest product that the Triton path asks for is a chunk's."""
+    rows: list[int] = []
+    product = torch.mm
+    monkeypatch.setattr(
+        torch, "mm", lambda a, b, out: rows.append(out.shape[0]) or product(a, b, out=out)
+    )
+    run_torch(arrays(), None, "triton")
+    assert max(rows) == 8 < N
+
+
+def test_operators_are_sound() -> None:
+    hidden, weight = torch.ones(3, 4, requires_grad=True), torch.ones(5, 4, requires_grad=True)
+    inputs = (hidden, weight, torch.tensor([0, -1, 4]), 0.0, 2)
+    torch.library.opcheck(torch.ops.sabia.vocabulary_loss_forward, inputs)
+
+
+def test_choice_is_said() -> None:
+    assert choose_linear_cross_entropy(torch.ones(2, 3)).implementation == "reference"
+    with pytest.raises(ValueError, match=r"expected \[N, D\]"):
+        linear_cross_entropy(torch.ones(2, 3), torch.ones(5, 4), torch.ones(2))
