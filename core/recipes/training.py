@@ -39,12 +39,14 @@ from sabia.core.train.convert import export_checkpoint
 from sabia.core.train.loop import LoopConfig, Training
 from sabia.core.train.losses import next_token_loss
 from sabia.core.train.peak import devices_at_peak, measure_peak_flops
+from sabia.core.train.profiling import parse_steps
 from sabia.core.train.row_source import NameRows, RowSource
 from sabia.core.train.run_directory import RunDirectory
 from sabia.core.train.schedule import ScheduleConfig, decay_start
 from sabia.core.train.stepper import Stepper, make_stepper
 from sabia.core.train.telemetry import Meter
 from sabia.core.train.token_rows import TokenRows
+from sabia.core.train.tracking import Tracker, open_sink, parse_services
 
 __all__ = ["Task", "TrainOptions", "already_done", "open_run", "run", "spec_hash"]
 
@@ -83,6 +85,7 @@ class Plan:
     schedule: ScheduleConfig
     precision: PrecisionSchedule
     flops_per_token: float
+    flops_6nd: float
 
     @property
     def tokens(self) -> int:
@@ -143,6 +146,7 @@ def make_plan(task: Task, options: TrainOptions, seed: int) -> Plan:
         schedule=schedule,
         precision=PrecisionSchedule(precision, steps, decayed, options.bf16_tail),
         flops_per_token=training_flops_per_token(spec, rows.row_length, FLOP_CONVENTION),
+        flops_6nd=training_flops_per_token(spec, rows.row_length, "6nd"),
     )
 
 
@@ -195,7 +199,7 @@ def run(
         if world.leads:
             directory.begin(identity, job.force)
         launch.barrier(world, job.backend, "begin")
-        training = _training(job, task, options, plan, directory, world, mesh)
+        training = _training(job, task, options, plan, directory, world, mesh, identity)
         figures = training.train()
         if world.leads:
             export(directory, task, options)
@@ -265,6 +269,7 @@ def _training(
     directory: RunDirectory,
     world: World,
     mesh: Mesh,
+    identity: Mapping[str, Any],
 ) -> Training:
     stepper = _stepper(job, task, options, plan, world, mesh)
     peak = options.peak_flops or measure_peak_flops(job.backend, options.precision)
@@ -284,6 +289,7 @@ def _training(
         grace_s=options.seconds("grace"),
         eval_every=options.eval_every,
         log_every=options.log_every,
+        profile=parse_steps(options.profile),
         guard=options.guard(),
     )
     times = devices_at_peak(job.backend, mesh.size, world.size)
@@ -295,11 +301,21 @@ def _training(
         source=RowSource(task.rows, plan.order, plan.batch_rows, stepper),
         run=directory,
         world=world,
-        meter=Meter(plan.flops_per_token, peak * times),
+        meter=Meter(plan.flops_per_token, peak * times, plan.flops_6nd),
+        tracker=_tracker(options, directory, world, identity),
         meta=_meta(job, task, options, plan, mesh),
         validation=task.validation,
         **more,
     )
+
+
+def _tracker(
+    options: TrainOptions, directory: RunDirectory, world: World, identity: Mapping[str, Any]
+) -> Tracker:
+    """What sends metrics to services, from the leading process."""
+    names = parse_services(options.track) if world.leads else ()
+    given = (directory.path, _digest(identity), identity)
+    return Tracker([partial(open_sink, name, *given) for name in names])
 
 
 def _device(backend: str) -> Any:

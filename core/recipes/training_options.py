@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from typing import Any
 
 from sabia.core import units
@@ -19,8 +20,10 @@ from sabia.core.train.checkpoint import Interval, parse_interval
 from sabia.core.train.guards import GuardConfig
 from sabia.core.train.optimizer import BETAS, OptimizerConfig
 from sabia.core.train.optimizer_mup import mup
+from sabia.core.train.profiling import parse_steps
 from sabia.core.train.schedule import ScheduleConfig, decay_start
 from sabia.core.train.token_rows import TokenRows
+from sabia.core.train.tracking import parse_services
 
 EXPORT_DTYPES = ("float32", "bfloat16")
 REMATS = ("none", "matmuls", "full")
@@ -94,7 +97,15 @@ class TrainOptions:
             raise UsageError("how much a step? give either --batch or --batch-tokens")
         if not self.lora_rank and (self.lora_alpha or self.lora_targets):
             raise UsageError("--lora-alpha, --lora-targets: without --lora-rank (expected a rank)")
-        self.plain_optimizer(), self.lora(), self.guard(), self.interval(1)
+        for check in (
+            self.plain_optimizer,
+            self.lora,
+            self.guard,
+            partial(self.interval, 1),
+            partial(parse_steps, self.profile),
+            partial(parse_services, self.track),
+        ):
+            check()  # fmt: skip
 
     def plain_optimizer(self) -> OptimizerConfig:
         """The optimizer's settings without what depends on the model; raises UsageError."""

@@ -23,12 +23,21 @@ from sabia.core.parallel.launch import World, agree, barrier
 from sabia.core.train import checkpoint
 from sabia.core.train.checkpoint import Interval
 from sabia.core.train.guards import GuardConfig, SpikeGuard, outliers
+from sabia.core.train.profiling import Profile
 from sabia.core.train.row_source import NameRows, RowSource, skipped_rows
 from sabia.core.train.run_directory import RunDirectory
 from sabia.core.train.schedule import ScheduleConfig, learning_rate
 from sabia.core.train.stepper import Stepper
-from sabia.core.train.telemetry import Line, Meter, RunLog, live_line
+from sabia.core.train.telemetry import (
+    Line,
+    Meter,
+    RunLog,
+    expert_figures,
+    live_line,
+    memory_bytes,
+)
 from sabia.core.train.token_rows import TokenRows
+from sabia.core.train.tracking import Tracker
 
 
 @dataclass(frozen=True)
@@ -47,6 +56,7 @@ class LoopConfig:
     grace_s: float = 0.0
     eval_every: int = 0
     log_every: int = 1
+    profile: tuple[int, int] = (0, 0)
     guard: GuardConfig = field(default_factory=GuardConfig)
 
 
@@ -66,10 +76,12 @@ class Training:
     meter: Meter
     meta: dict[str, Any]
     validation: TokenRows | None = None
+    tracker: Tracker = field(default_factory=lambda: Tracker(()))
     name_rows: NameRows = lambda numbers: [f"row {number}" for number in numbers]
     step: int = 0
     tokens: int = 0
     rewinds: int = 0
+    working_s: float = 0.0  # of the steps that count
     seconds_before: float = 0.0
     last: dict[str, Any] = field(default_factory=dict)
 
@@ -81,7 +93,9 @@ class Training:
         """
         self.guard = SpikeGuard(self.config.guard)
         self.source.skipped |= {int(entry["row"]) for entry in skipped_rows(self.run.path)}
-        self.started = time.monotonic()
+        self.started, self.first_started = time.monotonic(), self.run.started_at()
+        profile = (self.config.profile, self.backend, self.run.path, self.world.rank)
+        self.profile = Profile(*profile)
         self._resume()
         self.saver = self._saver()
         self.saved_at = time.monotonic()
@@ -99,6 +113,8 @@ class Training:
             self._close_after_failure()
             raise
         finally:
+            self.profile.close()
+            self.tracker.close()
             self.log.close()
         return {"step": self.step, "tokens": self.tokens, "seconds": self._seconds(), **self.last}
 
@@ -148,13 +164,15 @@ class Training:
         self.stepper.load(checkpoint.Reader(found).read)
         self.guard.load(said.get("guard", {}))
         self.step, self.tokens = found.step, int(said["data"]["tokens"])
+        self.working_s = float(said.get("working_s", 0.0))
         self.seconds_before = float(said["seconds"]) - (time.monotonic() - self.started)
 
     def _save(self) -> None:
         watch.at(self.step, "saving", 3600.0)
         self.log.sync()
         position = {"rows": self.step * self.source.batch_rows, "tokens": self.tokens}
-        meta = self.meta | {"seconds": self._seconds(), "guard": self.guard.state()}
+        meta = self.meta | {"seconds": self._seconds(), "working_s": self.working_s}
+        meta["guard"] = self.guard.state()
         meta["data"] = {**meta.get("data", {}), **position}
         self.saver.save(self.step, self.stepper.pieces(), meta)
         self.saved_at = time.monotonic()
@@ -172,6 +190,8 @@ class Training:
         self.saver.poll()
         if self.step in self._stage_steps():
             self.guard.forget()  # another mix has other losses
+        since = time.monotonic()
+        self.profile.before(self.step + 1)
         watch.at(self.step + 1, "reading")
         batch = self.source.batch(self.step)
         lr = learning_rate(self.step, self.config.schedule)
@@ -182,6 +202,7 @@ class Training:
         if not found["updated"] and found["weight"] > 0:
             self._refused(found)
             return
+        self.working_s += time.monotonic() - since
         self._taken(found, lr, line)
         done = self.step == self.config.steps
         if done or (self.config.eval_every and self.step % self.config.eval_every == 0):
@@ -205,6 +226,7 @@ class Training:
         self.step += 1
         self.tokens += int(found["weight"])
         self.meter.tokens += int(found["weight"])
+        self.profile.after(self.step)
         self._report(found, lr, line)
 
     # -- refused steps
@@ -297,8 +319,12 @@ class Training:
         every = self.config.log_every
         if self.step % every == 0 or self.step in (1, self.config.steps):
             row |= self.meter.read() | {"seconds": round(self._seconds(), 3)}
+            row |= memory_bytes(self.backend) | watch.figures()
+            row["goodput"] = self.working_s / max(time.time() - self.first_started, 1e-9)
+            if "expert_load" in found:
+                row |= expert_figures(found["expert_load"])
             row |= _by_source("loss_by_source", found, self.source.rows)
-            self.log.write(row)
+            self._tell(row)
         self.last |= {"loss": found["loss"]}
         line.show(row)
 
@@ -313,10 +339,14 @@ class Training:
         loss = total.loss / max(total.weight, 1.0)
         row = {"step": self.step, "validation_loss": loss}
         row |= {"validation_tokens": int(total.weight)}
-        self.log.write(row | _by_source("validation_by_source", total.extras, self.validation))
+        self._tell(row | _by_source("validation_by_source", total.extras, self.validation))
         self.last |= {"validation_loss": loss}
         notes.note(f"step {self.step:,}: validation loss {loss:.4f}")
         self.meter.since += time.monotonic() - since  # not training time
+
+    def _tell(self, row: dict[str, Any]) -> None:
+        self.log.write(row)
+        self.tracker.write(row)
 
     def _seconds(self) -> float:
         return self.seconds_before + time.monotonic() - self.started

@@ -13,6 +13,7 @@ import fcntl
 import hashlib
 import json
 import shutil
+import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from importlib.metadata import version
@@ -79,7 +80,7 @@ class RunDirectory:
         """Write the record of a run that starts or resumes; `force` discards what is there."""
         if force:
             shutil.rmtree(self.checkpoints, ignore_errors=True)
-            for old in self.path.glob("metrics*.jsonl"):
+            for old in (*self.path.glob("metrics*.jsonl"), *self.path.glob("skipped.jsonl")):
                 old.unlink()
             self.record.unlink(missing_ok=True)
             shutil.rmtree(self.final, ignore_errors=True)
@@ -91,10 +92,17 @@ class RunDirectory:
         """Record that the run is done, with its last figures."""
         self._write(identity, finished=True, **figures)
 
+    def started_at(self) -> float:
+        """Seconds since the epoch when the run was first begun; now, when it has not been."""
+        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+            return float(json.loads(self.record.read_text("utf-8"))["started_at"])
+        return time.time()
+
     def _write(self, identity: Identity, finished: bool, **more: Any) -> None:
         text = json.dumps(identity, sort_keys=True)
         said = {
             "version": version("sabia"),
+            "started_at": self.started_at(),
             "fingerprint": hashlib.blake2b(text.encode(), digest_size=16).hexdigest(),
             "finished": finished,
             "identity": dict(identity),

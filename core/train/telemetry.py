@@ -5,7 +5,9 @@ Each process that reports writes its own file in the run directory: `metrics.jso
 linear history: what a killed run wrote past its last checkpoint is dropped when it resumes.
 
 MFU = training operations per token (forward and backward, 6 per active matrix parameter plus the
-attention scores a causal mask leaves; spec.count, convention `causal`) x tokens per second / peak.
+attention scores a causal mask leaves; spec.count, convention `causal`) x tokens per second / peak;
+mfu_6nd leaves the scores out. Goodput is the time of the steps that count (not those that a kill or
+a rewind has undone) as a share of all time since the run was first started.
 The peak is given (`--peak-flops`) or measured once by a short matrix product in the dtype of the
 run, and then says how near training comes to what this machine's own GEMM reaches.
 """
@@ -14,6 +16,7 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import sys
 import time
 from collections.abc import Iterator
@@ -22,11 +25,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from sabia.core import notes, units
 from sabia.core.progress import Bar, progress
 from sabia.core.shards.atomic import write_atomic
 
 NOTE_EVERY_S = 60.0
+KIB = 1024
 Row = dict[str, Any]
 
 
@@ -81,6 +87,7 @@ class Meter:
 
     flops_per_token: float
     peak_flops_per_s: float
+    flops_6nd: float = 0.0  # by the convention 6nd, which leaves attention scores out
     tokens: int = 0
     since: float = 0.0
 
@@ -89,12 +96,45 @@ class Meter:
         self.tokens, self.since = 0, time.monotonic()
 
     def read(self) -> Row:
-        """tokens_per_s and mfu since the last reading, which ends here."""
+        """tokens_per_s, mfu and mfu_6nd since the last reading, which ends here."""
         seconds = max(time.monotonic() - self.since, 1e-9)
         rate = self.tokens / seconds
         self.start()
-        used = rate * self.flops_per_token / self.peak_flops_per_s if self.peak_flops_per_s else 0
-        return {"tokens_per_s": rate, "mfu": used}
+        share = rate / self.peak_flops_per_s if self.peak_flops_per_s else 0.0
+        found = {"tokens_per_s": rate, "mfu": share * self.flops_per_token}
+        return found | ({"mfu_6nd": share * self.flops_6nd} if self.flops_6nd else {})
+
+
+def memory_bytes(backend: str) -> Row:
+    """memory_bytes, the most that this process has held; device_memory_bytes where there is one."""
+    found: Row = {"memory_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * KIB}
+    device = _torch_memory() if backend == "torch" else _jax_memory()
+    return found | ({"device_memory_bytes": device} if device else {})
+
+
+def _torch_memory() -> int:
+    import torch
+
+    return int(torch.cuda.max_memory_allocated()) if torch.cuda.is_available() else 0
+
+
+def _jax_memory() -> int:
+    import jax
+
+    found = (device.memory_stats() or {} for device in jax.local_devices())
+    return max((int(stats.get("peak_bytes_in_use", 0)) for stats in found), default=0)
+
+
+def expert_figures(load: Any) -> Row:
+    """Of token copies load[layers, E]: the fullest expert as a multiple of its layer's mean, by
+    layer and at worst, and how many experts got nothing."""
+    mean = np.maximum(load.mean(-1), 1e-30)
+    fullest = load.max(-1) / mean
+    return {
+        "expert_load": float(fullest.max()),
+        "experts_idle": int((load == 0).sum()),
+        "expert_load_by_layer": [round(float(value), 4) for value in fullest],
+    }
 
 
 @contextmanager
