@@ -24,7 +24,7 @@ class ModelSpec:
     embed_scale: factor of the embeddings as they enter the stream (Gemma: sqrt(hidden_size)).
     logit_softcap: cap·tanh(logits/cap). norm_offset: added to the final norm's weights.
     names: layer or model tensor name → file name, `{layer}` and `{expert}` standing for indices;
-    or a Part with such a file name.
+    or a Part with such a file name. other_names: another layout that files may have instead.
     ignored: regular expressions of file names that carry nothing (old rotary buffers).
     kept: of file names that take no part in the maths and are handed on unchanged (MTP layers).
     """
@@ -39,6 +39,7 @@ class ModelSpec:
     max_positions: int
     config: Mapping[str, Any] = field(compare=False, repr=False)
     names: Mapping[str, str | Part] = field(compare=False, repr=False)
+    other_names: Mapping[str, str | Part] = field(default_factory=dict, compare=False, repr=False)
     ignored: tuple[str, ...] = field(default=(), compare=False, repr=False)
     kept: tuple[str, ...] = field(default=(), compare=False, repr=False)
     embed_scale: float = 1.0

@@ -28,6 +28,7 @@ from sabia.core.spec.families import (
 )
 from sabia.core.spec.fields import Fields
 from sabia.core.spec.model import ModelSpec
+from sabia.core.spec.stored import as_stored
 
 _FAMILIES: Mapping[str, Callable[[Fields], ModelSpec]] = {
     "llama": llama.read,
@@ -82,4 +83,4 @@ def load_spec(path: str | Path) -> ModelSpec:
         raise BadData(f"model: {file} is not JSON ({error})") from None
     if not isinstance(config, dict):
         raise BadData(f"model: {file} is not a JSON object (expected a configuration)")
-    return from_config(config)
+    return as_stored(from_config(config), file.parent)

@@ -31,5 +31,9 @@ def language_model(
             return replace(name, file=file_name(name.file))
         return file_name(name)
 
-    names = {ours: renamed(name) for ours, name in spec.names.items()}
-    return replace(spec, family=fields.family, names=names, kept=spec.kept + kept)
+    names, others = (
+        {ours: renamed(name) for ours, name in table.items()}
+        for table in (spec.names, spec.other_names)
+    )
+    kept = spec.kept + kept
+    return replace(spec, family=fields.family, names=names, other_names=others, kept=kept)

@@ -1,9 +1,13 @@
 """Qwen3.5 (Qwen team, 2026): the hybrid, dense or with experts, alone or inside a model with sight.
 
-The delta nets' projections are stored as q, k and v in one, the others by themselves.
+The delta nets' projections are stored as q, k and v in one, the others by themselves; experts one
+by one or stacked.
 """
 
+from dataclasses import replace
+
 from sabia.core.spec.delta import GatedDeltaNet
+from sabia.core.spec.experts import Experts
 from sabia.core.spec.families import composite, llama, qwen3_hybrid
 from sabia.core.spec.fields import Fields
 from sabia.core.spec.layers import FeedForward
@@ -27,6 +31,14 @@ def projections(delta: GatedDeltaNet, width: int) -> dict[str, Part]:
     return pieces(qwen3_hybrid.DELTA + "in_proj_qkv.weight", shape, shape, 0, sizes)
 
 
+def stacked(count: int, inner: int, width: int) -> dict[str, str | Part]:
+    """Names of experts where the files hold all of a layer in one, as the published ones do."""
+    file, shape = "model.layers.{layer}.mlp.experts.", (count, 2 * inner, width)
+    sizes = {"mlp.experts.gate": inner, "mlp.experts.up": inner}
+    names: dict[str, str | Part] = {"mlp.experts.down": file + "down_proj"}
+    return names | pieces(file + "gate_up_proj", shape, shape, 1, sizes)
+
+
 def _feed(fields: Fields) -> FeedForward:
     if "moe" not in fields.family:
         return llama.mlp(fields)
@@ -43,7 +55,12 @@ def read(fields: Fields) -> ModelSpec:
     fields.expect("mlp_bias", (False,), False)
     delta, full = qwen3_hybrid.mixers(fields, width)
     names = NAMES | qwen3_hybrid.fused(delta, full, width) | projections(delta, width)
-    return qwen3_hybrid.decoder(fields, width, delta, full, [_feed(fields)] * depth, names)
+    feed = _feed(fields)
+    spec = qwen3_hybrid.decoder(fields, width, delta, full, [feed] * depth, names)
+    if isinstance(feed, Experts):
+        others = stacked(feed.router.experts, feed.width, width)
+        return replace(spec, other_names=others)
+    return spec
 
 
 def read_whole(fields: Fields) -> ModelSpec:

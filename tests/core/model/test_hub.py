@@ -30,8 +30,13 @@ def same_bytes(a: dict[str, np.ndarray], b: dict[str, np.ndarray]) -> bool:
 
 @pytest.mark.parametrize(
     ("name", "dtype"),
-    [("llama3", "float32"), ("gemma3", "bfloat16"), ("olmo2", "bfloat16")]
-    + [("qwen3-next", "bfloat16"), ("qwen3.5-moe", "bfloat16")],
+    [
+        ("llama3", "float32"),
+        ("gemma3", "bfloat16"),
+        ("olmo2", "bfloat16"),
+        ("qwen3-next", "bfloat16"),
+        ("qwen3.5-moe", "bfloat16"),
+    ],
 )
 def test_what_transformers_wrote_comes_back_byte_for_byte(
     name: str, dtype: str, tmp_path: Path

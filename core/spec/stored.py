@@ -1,0 +1,40 @@
+"""Which of two layouts a directory's files have, where a family has two.
+
+Experts, for instance, are stored one by one or all of a layer in one tensor, and config.json does
+not say which. The names are read from the index, or from the head of the one file; no tensor is.
+"""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+from sabia.core.errors import BadData
+from sabia.core.spec.model import ModelSpec
+from sabia.core.spec.tensors import Part
+
+
+def as_stored(spec: ModelSpec, directory: Path) -> ModelSpec:
+    """`spec` with the file names that the directory has; as it is without such files."""
+    if not spec.other_names:
+        return spec
+    stored = file_names(directory)
+    templates = [n.file if isinstance(n, Part) else n for n in spec.other_names.values()]
+    layers = range(len(spec.layers))
+    if not any(name.format(layer=layer) in stored for name in templates for layer in layers):
+        return spec
+    return replace(spec, names={**spec.names, **spec.other_names}, other_names=spec.names)
+
+
+def file_names(directory: Path) -> frozenset[str]:
+    """Names of the tensors in a model directory; none where it has no safetensors file."""
+    index, single = (directory / f"model.safetensors{end}" for end in (".index.json", ""))
+    try:
+        if index.is_file():
+            return frozenset(json.loads(index.read_text(encoding="utf-8"))["weight_map"])
+        if not single.is_file():
+            return frozenset()
+        with single.open("rb") as file:
+            size = int.from_bytes(file.read(8), "little")
+            return frozenset(json.loads(file.read(min(size, single.stat().st_size))))
+    except (ValueError, KeyError, TypeError):
+        raise BadData(f"model: {directory} has no readable list of tensors") from None
