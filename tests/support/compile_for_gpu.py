@@ -1,0 +1,84 @@
+"""Compile the Triton kernels for GPUs that are not here; print name and shared memory in bytes.
+
+`python compile_for_gpu.py 90` (capability × 10). Needs no driver: triton brings its assembler.
+"""
+
+import sys
+from typing import Any
+
+import torch
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+from sabia.kernels import (
+    attention_triton,
+    grouped_matmul_triton,
+    rms_norm_triton,
+    vocabulary_loss_triton,
+)
+
+FLOATS = {"lse", "nll", "grad_nll", "grad_lse", "sinks", "inverse", "shares"}
+FLOATS |= {"lse_base", "delta_base"}
+INTEGERS = {"first_base", "until_base", "groups", "starts", "ends", "bounds"}
+NUMBERS = {"scale", "cap", "eps"}
+ALIGNED = ("_row", "_head", "_batch")  # these and F, D, V: a real launch finds them to be so
+
+
+def signature(kernel: Any, constants: dict[str, Any]) -> tuple[dict[str, str], dict, dict]:
+    """Types, constants and alignments of a kernel's parameters; arrays are bfloat16."""
+    types, known, aligned = {}, {}, {}
+    for at, parameter in enumerate(kernel.params):
+        name = parameter.name
+        if name in constants:
+            types[name], known[(at,)] = "constexpr", constants[name]
+        elif parameter.annotation_type or name in NUMBERS:
+            types[name] = parameter.annotation_type or "fp32"
+        elif name in FLOATS or name in INTEGERS or name == "targets":
+            types[name] = "*fp32" if name in FLOATS else "*i64" if name == "targets" else "*i32"
+        else:
+            scalar = name in ("T", "S", "start", "H", "G", "E", "F", "D", "V", "rows")
+            types[name] = "i32" if scalar or name.endswith("_batch") else "*bf16"
+        if types[name].startswith("*") or name.endswith(ALIGNED) or name in ("F", "D", "V"):
+            aligned[(at,)] = [["tt.divisibility", 16]]
+    return types, known, aligned
+
+
+def compile_kernel(kernel: Any, capability: int, settings: dict[str, Any]) -> None:
+    """Print what one kernel takes."""
+    options = {n: settings.pop(n) for n in ("num_warps", "num_stages") if n in settings}
+    types, known, aligned = signature(kernel, settings)
+    source = ASTSource(fn=kernel, signature=types, constexprs=known, attrs=aligned)
+    made = triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options)
+    print(kernel.__name__, made.metadata.shared, flush=True)
+
+
+def main(capability: int) -> None:
+    """Every kernel, as a bfloat16 model would launch it."""
+
+    def like(size: int) -> torch.Tensor:
+        return torch.empty(1, 1, 1, size, dtype=torch.bfloat16, device="meta")
+
+    room: Any = attention_triton
+    for size, size_v in ((64, 64), (128, 128), (192, 128)):
+        shape = {"N": size, "M": size_v, "CAPPED": True}
+        forward = room._launch(like(size), like(size_v), room._BLOCKS) | shape
+        backward = room._launch(like(size), like(size_v), room._BLOCKS_BACKWARD) | shape
+        compile_kernel(room._forward_kernel, capability, forward | {"SINKS": True})
+        compile_kernel(room._queries_kernel, capability, dict(backward))
+        compile_kernel(room._keys_kernel, capability, dict(backward))
+    room = grouped_matmul_triton
+    for across in (False, True):
+        settings = room._launch(like(64)) | {"ACROSS": across}
+        compile_kernel(room._rows_kernel, capability, settings)
+    compile_kernel(room._matrices_kernel, capability, room._launch(like(64)))
+    for kernel in (rms_norm_triton._forward_kernel, rms_norm_triton._backward_kernel):
+        settings = rms_norm_triton._launch(7168) | {"ADD": True, "PLUS_ONE": True}
+        compile_kernel(kernel, capability, settings)
+    for kernel in (vocabulary_loss_triton._loss_kernel, vocabulary_loss_triton._gradient_kernel):
+        block = vocabulary_loss_triton.BLOCK
+        compile_kernel(kernel, capability, {"CAPPED": True, "BLOCK": block, "num_warps": 8})
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]))
