@@ -24,7 +24,9 @@ def packed(padding: int) -> dict[str, np.ndarray]:
     return {name: np.stack([row, np.zeros_like(row)]) for name, row in rows.items()}
 
 
-@pytest.mark.parametrize("name", ["llama3", "qwen3-window", "gemma3", "qwen3-next"])
+@pytest.mark.parametrize(
+    "name", ["llama3", "qwen3-window", "gemma3", "qwen3-next", "deepseek-v3", "gpt-oss"]
+)
 def test_packed_rows_equal_separate_documents(name: str, ops: Any) -> None:
     spec = from_config(CONFIGS[name])
     params = ops.to_device(perturbed(spec), "float32")
