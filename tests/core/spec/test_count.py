@@ -70,3 +70,29 @@ def test_published_parameter_counts(name: str, count: int) -> None:
         pytest.skip("SABIA_TEST_DATA is not set: no published configs")
     (file,) = Path(data, "configs").glob(f"*{name}.json")
     assert parameter_count(load_spec(file)) == count
+
+
+@pytest.mark.parametrize(
+    ("name", "total", "active"),
+    [
+        ("DeepSeek-V3", 671_026_419_200, 37.55e9),  # published: 671B, 37B
+        ("Qwen3-235B-A22B", 235_093_634_560, 22.19e9),  # 235B, 22B
+        ("Mixtral-8x7B-v0.1", 46_702_792_704, 12.88e9),  # 46.7B, 12.9B
+    ],
+)
+def test_published_counts_of_mixtures(name: str, total: int, active: float) -> None:
+    data = os.environ.get("SABIA_TEST_DATA")
+    if not data:
+        pytest.skip("SABIA_TEST_DATA is not set: no published configs")
+    (file,) = Path(data, "configs").glob(f"*{name}.json")
+    spec = load_spec(file)
+    assert parameter_count(spec) == total
+    assert active_parameter_count(spec) == pytest.approx(active, rel=1e-3)
+
+
+def test_a_token_meets_its_share_of_the_experts() -> None:
+    shape = {"hidden": 64, "layers": 1, "vocab": 101, "heads": 4, "ffn": 96}
+    spec = from_config(new_config("qwen3_moe", **shape, experts=8, chosen=2, expert_ffn=32))
+    idle = 6 * 3 * 64 * 32
+    assert parameter_count(spec) - active_parameter_count(spec) == idle
+    assert matmul_parameter_count(spec) == active_parameter_count(spec) - 2 * 16 - 3 * 64
