@@ -27,6 +27,13 @@ class GatedDeltaNet:
     value_dim: int
     taps: int
 
+    def __post_init__(self) -> None:
+        if self.value_heads % self.key_heads:
+            raise UsageError(
+                f"delta net: {self.value_heads} value heads, {self.key_heads} key heads "
+                "(expected key heads that divide value heads)"
+            )
+
     def rows(self, width: int) -> tuple[Row, ...]:
         """Tensors for a residual stream of `width`."""
         keys, values = self.key_heads * self.key_dim, self.value_heads * self.value_dim
