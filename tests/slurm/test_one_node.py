@@ -5,8 +5,11 @@ Skipped, with a word why, where a Slurm cannot be started. Takes about two minut
 
 import json
 import os
+import shutil
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pyarrow as pa
@@ -99,3 +102,50 @@ def test_srun_starts_two_processes_that_equal_one(node: OneNode, tmp_path: Path)
     assert done.returncode == 0, (tmp_path / "train.log").read_text()
     pairs = zip(losses(tmp_path / "one"), losses(tmp_path / "two"), strict=True)
     assert max(abs(a - b) for a, b in list(pairs)[:20]) <= 1e-5
+
+
+def test_a_killed_task_is_named_and_the_job_goes_on(node: OneNode, tmp_path: Path) -> None:
+    """From an environment that was broadcast as an archive."""
+    archive = small_environment(tmp_path / "environment")
+    words = train_words(tmp_path, "run", "--mesh", "data=2", "--save-every", "5")
+    job = ask("sbatch", "--parsable", "--ntasks=2", f"--output={tmp_path}/train.log",
+              f"--chdir={tmp_path}", f"--export=ALL,SABIA_ENV={archive}",
+              str(SBATCH / "train.sbatch"), *words)  # fmt: skip
+    metrics = tmp_path / "run" / "metrics.jsonl"
+    wait_until(lambda: metrics.exists() and metrics.read_text().count("\n") > 12, 180)
+    os.kill(task_pid(job, "1"), signal.SIGKILL)
+    wait_until(lambda: job_state(job) == "PENDING", 90)
+    log = (tmp_path / "train.log").read_text()
+    assert f"rank 1 ({os.uname().nodename.split('.')[0]}" in log and "died, last heard of" in log
+    time.sleep(5)  # started at once, it would meet its own remains
+    ask("scontrol", "update", f"JobId={job}", "StartTime=now")
+    wait_until(lambda: job_state(job) == "COMPLETED", 240)
+    assert "resuming at step" in (tmp_path / "train.log").read_text()
+    assert losses(tmp_path / "run")[-1] > 0
+    assert not Path(f"/tmp/sabia-environment-{job}").exists()
+
+
+def small_environment(folder: Path) -> Path:
+    """An archive of an environment that borrows this one's packages."""
+    (folder / "bin").mkdir(parents=True)
+    (folder / "bin" / "python").symlink_to(sys.executable)
+    (folder / "lib").symlink_to(Path(sys.prefix) / "lib")
+    if sys.prefix != sys.base_prefix:
+        shutil.copy(Path(sys.prefix) / "pyvenv.cfg", folder)
+    archive = folder.with_suffix(".tar")
+    subprocess.run(["tar", "-cf", str(archive), "-C", str(folder), "."], check=True)
+    return archive
+
+
+def task_pid(job: str, rank: str) -> int:
+    """The process of a task of a job's training step."""
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            said = (process / "environ").read_bytes().split(b"\0")
+            program = (process / "cmdline").read_bytes()
+        except OSError:
+            continue
+        mine = {f"SLURM_JOB_ID={job}".encode(), f"SLURM_PROCID={rank}".encode()} <= set(said)
+        if mine and b"sabia.cli.main" in program and b"srun" not in program:
+            return int(process.name)
+    raise ProcessLookupError(f"no task {rank} of job {job}")
