@@ -30,7 +30,7 @@ def guard(rank: int, scenario: str) -> Guard:
         hang_timeout_s=3.0 if scenario == "stopped" else 60.0,
         interval_s=0.5,
         grace_s=0.3,
-        start_timeout_s=3.0 if scenario == "absent" else 30.0,
+        start_timeout_s=6.0 if scenario == "absent" else 30.0,
     )
 
 

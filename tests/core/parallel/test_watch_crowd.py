@@ -46,7 +46,7 @@ def test_all_are_released_together_over_one_connection_each(tmp_path: Path) -> N
 
 def test_one_that_never_starts_is_named_with_its_host(tmp_path: Path) -> None:
     found = crowd(tmp_path, "absent")
-    line = "rank 17 (gpu005) did not report within 3 s (99 of 100 processes did)"
+    line = "rank 17 (gpu005) did not report within 6 s (99 of 100 processes did)"
     assert {said["line"].startswith(line) for said in found["facts"].values()} == {True}
     assert set(found["codes"].values()) == {1}
     assert len(found["codes"]) == SIZE - 1
