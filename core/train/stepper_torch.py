@@ -152,13 +152,20 @@ class TorchStepper:
     def _update(self, gradients: dict[str, Tensor], lr: float) -> None:
         changes: dict[str, Any] = {}
         if self.mesh.size > self.mesh.data * self.mesh.pipe:
-            changes = {
-                "gather": lambda name, x: self.shards.whole(name, x, self.groups),
-                "own": lambda name, x: self.shards.own(name, x, self.groups),
-            }
+            changes = {"gather": self._whole_matrices, "own": self._own_matrices}
         given = (self.params, gradients, self.parts, self.rules, self.count, lr)
         apply_torch(*given, **changes)
         self.count += 1
+
+    def _whole_matrices(self, name: str, shard: Tensor) -> Tensor:
+        return self.shards.whole(name, shard, self.groups, self._kept_split(name))
+
+    def _own_matrices(self, name: str, whole: Tensor) -> Tensor:
+        return self.shards.own(name, whole, self.groups, self._kept_split(name))
+
+    def _kept_split(self, name: str) -> str:
+        """Muon looks at each expert's matrix alone, so every process takes its own experts'."""
+        return "expert" if self.rules[name].kind == "muon" else ""
 
     @torch.no_grad()
     def _balance(self, loads: np.ndarray | None) -> None:

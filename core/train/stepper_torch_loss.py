@@ -40,8 +40,8 @@ class PlacedLoss:
             self.narrow = frozenset()
         if layers is not None:
             self.ops = StageOps(self.ops, layers, last)
-        if setup.compiled and layers is not None:
-            raise UsageError(f"--compile with pipe={mesh.pipe} (expected one of the two)")
+        if setup.compiled and mesh.size > mesh.data:
+            raise UsageError(f"--compile with --mesh {mesh} (expected a mesh along data alone)")
         self._loss = torch.compile(self._computed) if setup.compiled else self._computed
 
     def _computed(self, params: Mapping[str, Tensor], micro: Mapping[str, Tensor]) -> Any:

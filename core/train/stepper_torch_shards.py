@@ -71,17 +71,17 @@ class Shards:
 
     # -- exchanges
 
-    def whole(self, name: str, shard: Tensor, groups: Groups) -> Tensor:
-        """The whole tensor of a shard, on every process that has one."""
+    def whole(self, name: str, shard: Tensor, groups: Groups, but: str = "") -> Tensor:
+        """The whole tensor of a shard, on every process that has one; still split along `but`."""
         for dim, axis in enumerate(self.splits[name]):
-            if axis is not None:
+            if axis not in (None, but):
                 shard = gathered(shard, dim, groups.along(axis))
         return shard
 
-    def own(self, name: str, whole: Tensor, groups: Groups) -> Tensor:
-        """This process's shard of a whole tensor."""
+    def own(self, name: str, whole: Tensor, groups: Groups, but: str = "") -> Tensor:
+        """This process's shard of a whole tensor; the inverse of `whole`."""
         for dim, axis in enumerate(self.splits[name]):
-            if axis is not None:
+            if axis not in (None, but):
                 whole = own_part(whole, dim, groups.along(axis))
         return whole.contiguous()
 

@@ -20,11 +20,26 @@ MOE = {k: v for k, v in new_config("llama", **SHAPE).items() if k != "attention_
 MOE |= {"model_type": "mixtral", "architectures": ["MixtralForCausalLM"]}
 MOE |= {"num_local_experts": 6, "num_experts_per_tok": 2, "sliding_window": None}
 
+HYBRID = LLAMA | {"model_type": "qwen3_5_text", "rope_theta": None}
+HYBRID |= {"rope_parameters": {"rope_theta": 10000.0, "partial_rotary_factor": 0.6}}
+HYBRID |= {"layer_types": ["linear_attention", "full_attention"], "linear_conv_kernel_dim": 4}
+HYBRID |= {"linear_num_key_heads": 4, "linear_num_value_heads": 8}
+HYBRID |= {"linear_key_head_dim": 6, "linear_value_head_dim": 5}
+WITHOUT_GROUPS = {k: v for k, v in SHAPE.items() if k != "kv_heads"}
+LATENT = new_config("deepseek_v3", **WITHOUT_GROUPS, experts=6, chosen=2, expert_ffn=22, shared=2)
+LATENT |= {"n_group": 3, "topk_group": 2, "routed_scaling_factor": 2.5, "kv_lora_rank": 13}
+LATENT |= {"qk_nope_head_dim": 7, "qk_rope_head_dim": 4, "v_head_dim": 9, "q_lora_rank": 17}
+SINKS = new_config("mixtral", **SHAPE, experts=6, chosen=2, expert_ffn=22)
+SINKS |= {"model_type": "gpt_oss", "architectures": ["GptOssForCausalLM"], "sliding_window": 7}
+SINKS |= {"attention_bias": True, "swiglu_limit": 0.5}
+NORMED = LLAMA | {"model_type": "olmo2", "head_dim": 6}
+
 
 def models() -> dict[str, dict[str, Any]]:
     """Name → config.json of each kind of model."""
     return {"dense": LLAMA, "tied": LLAMA | {"vocab_size": 130, "tie_word_embeddings": True},
-            "moe": MOE}  # fmt: skip
+            "moe": MOE, "hybrid": HYBRID, "latent": LATENT, "sinks": SINKS,
+            "normed": NORMED}  # fmt: skip
 
 
 def model(name: str) -> tuple[ModelSpec, dict[str, np.ndarray]]:

@@ -1,0 +1,185 @@
+"""Trains models on meshes of gloo processes and says how far they are from one device.
+
+usage: mesh_torch.py RANK SIZE STORE JOB…
+All jobs of one number of processes run in one launch, which saves most of the time. The first
+process prints JSON: job → report. Jobs (a mesh is written as --mesh has it):
+  MODEL:MESH[:SETTING]  → [largest difference of 20 losses, worst gradient, its tensor, learnt]
+  move:MODEL:MESH:MESH  → whether a state moved through pieces is bit for bit the same, also on one
+                          device, and how often each of its elements was written (least, most)
+  packed:MODEL:MESH     → loss of packed rows, sum of the losses of their documents on one device
+  updates:MODEL:MESH    → optimizer → largest difference of a parameter after 10 given gradients
+"""
+
+import json
+import sys
+from functools import lru_cache, partial
+
+import mesh_cases
+import numpy as np
+import torch
+
+from sabia.core.model.lora import LoraConfig, init_lora
+from sabia.core.parallel.launch import World
+from sabia.core.parallel.mesh import Mesh, make_mesh
+from sabia.core.train.losses import next_token_loss
+from sabia.core.train.optimizer import KINDS, OptimizerConfig
+from sabia.core.train.stepper import from_arrays, make_stepper
+
+STEPS = 20
+# one hybrid device whose weights are changed by 1e-7 drifts by 1e-3 in 20 steps at the other rate
+LR = {"hybrid": 1e-4}
+SETTINGS = {
+    "remat": {"loss": {"remat": "full"}},
+    "matmuls": {"loss": {"remat": "matmuls"}},
+    "micro": {"micro_batch": 2},
+    "balance": {"loss": {"balance": 0.1, "router_z": 0.01, "z_loss": 1e-3}, "bias_rate": 1e-2},
+    "plain": {"drop": ("segments", "positions")},
+    "lora": {"lora": LoraConfig(3, 6.0)},
+    "freeze": {"optimizer": OptimizerConfig(freeze="embed|norm|attn.k")},
+    "compiled": {"compiled": True},
+} | {name: {"optimizer": OptimizerConfig(name=name)} for name in ("muon", "soap", "adafactor")}
+SETTINGS |= {name: {"precision": name} for name in ("bf16", "fp8", "qat-int8")}
+
+
+def stepper(
+    kind: str, mesh: Mesh, world: World, loss: dict | None = None, drop: object = (), **settings
+):
+    """A stepper of a model on a mesh."""
+    spec, params = mesh_cases.model(kind)
+    if "lora" in settings:
+        draw = np.random.default_rng(0)
+        fresh = init_lora(spec, settings["lora"], 0)
+        params |= {k: v + 0.1 * draw.standard_normal(v.shape, np.float32) for k, v in fresh.items()}
+    bound = partial(next_token_loss, **(loss or {}))
+    return make_stepper("torch", spec, params, bound, mesh=mesh, world=world, **settings)
+
+
+def batch(one, step: int, drop: tuple[str, ...] = ()) -> dict[str, np.ndarray]:
+    """This process's rows of a step."""
+    part, parts = one.row_part
+    whole = mesh_cases.batch(one.spec, step)
+    return {k: v[part::parts] for k, v in whole.items() if k not in drop}
+
+
+def run(kind: str, mesh: Mesh, world: World, setting: str) -> tuple[list[float], dict]:
+    """(losses, gradients of the first batch)."""
+    settings = SETTINGS.get(setting, {})
+    one = stepper(kind, mesh, world, **settings)
+    rows = partial(batch, one, drop=settings.get("drop", ()))
+    gradients = one.gradients(rows(0))
+    found = [one.step(rows(n), LR.get(kind, 3e-3), np.ones(1), number=n) for n in range(STEPS)]
+    assert {row["tallies"][0] for row in found} == {world.size}
+    assert all(row["updated"] for row in found)
+    return [row["loss"] for row in found], gradients
+
+
+@lru_cache(None)
+def alone(kind: str, setting: str) -> tuple[list[float], dict]:
+    """The run of one device."""
+    return run(kind, Mesh(), World(), setting)
+
+
+def compare(job: str, world: World) -> list:
+    """The report of one job."""
+    kind, mesh, setting = (*job.split(":"), "")[:3]
+    theirs, other = run(kind, make_mesh(mesh, world.size), world, setting)
+    if not world.leads:
+        return []
+    losses, gradients = alone(kind, setting)
+    worst = mesh_cases.apart(gradients, other)
+    name = max(worst, key=worst.__getitem__)
+    gap = max(abs(a - b) for a, b in zip(losses, theirs, strict=True))
+    return [gap, worst[name], name, losses[0] - losses[-1]]
+
+
+def written(one, world: World) -> tuple[dict[str, np.ndarray], list[int]]:
+    """The whole state from all processes' pieces; least and most pieces that hold an element."""
+    mine = [(p.name, p.offset, p.global_shape, np.asarray(p.array)) for p in one.pieces()]
+    told = [None] * world.size
+    torch.distributed.all_gather_object(told, mine)
+    arrays: dict[str, np.ndarray] = {}
+    counts: dict[str, np.ndarray] = {}
+    for name, offset, shape, array in (piece for pieces in told for piece in pieces):
+        place = tuple(slice(o, o + n) for o, n in zip(offset, array.shape, strict=True))
+        arrays.setdefault(name, np.empty(shape, array.dtype))[place] = array
+        counts.setdefault(name, np.zeros(shape, int))[place] += 1
+    seen = np.concatenate([count.reshape(-1) for count in counts.values()])
+    return arrays, [int(seen.min()), int(seen.max())]
+
+
+def move(kind: str, first: str, second: str, world: World) -> list:
+    """Train on one mesh, go on from its pieces on another and on one device."""
+    settings = {"optimizer": OptimizerConfig(name="adafactor" if kind == "moe" else "adamw")}
+    one = stepper(kind, make_mesh(first, world.size), world, **settings)
+    for n in range(3):
+        one.step(batch(one, n), 3e-3)
+    state, counts = written(one, world)
+    other = stepper(kind, make_mesh(second, world.size), world, **settings)
+    other.load(from_arrays(state))
+    moved, _ = written(other, world)
+    alone = stepper(kind, Mesh(), World(), **settings)
+    alone.load(from_arrays(state))
+    back = alone.state()
+    same = set(state) == set(moved) == set(back) and state["count"] == 3
+    same &= all(np.array_equal(state[k], moved[k]) for k in state)
+    return [bool(same and all(np.array_equal(state[k], back[k]) for k in state)), counts]
+
+
+def packed(kind: str, mesh: str, world: World) -> list[float]:
+    """Loss of packed rows on a mesh, and of each document by itself on one device."""
+    one = stepper(kind, make_mesh(mesh, world.size), world)
+    found = one.evaluate(batch(one, 0))
+    whole, alone, total = mesh_cases.batch(one.spec, 0), stepper(kind, Mesh(), World()), 0.0
+    for row, segments in enumerate(whole["segments"]):
+        for number in set(segments.tolist()) - {0}:
+            here = segments == number
+            part = {k: whole[k][row, here][None] for k in ("input_ids", "targets", "loss_mask")}
+            alone_found = alone.evaluate(part)
+            total += alone_found["loss"] * alone_found["weight"]
+    return [found["loss"] * found["weight"], total]
+
+
+def updates(kind: str, mesh: str, world: World) -> dict[str, float]:
+    """Ten updates by given gradients on a mesh and on one device, by every optimizer."""
+    report = {}
+    for name in KINDS:
+        config = OptimizerConfig(name=name, soap_every=3)
+        one = stepper(kind, make_mesh(mesh, world.size), world, optimizer=config)
+        alone = stepper(kind, Mesh(), World(), optimizer=config)
+        draw = np.random.default_rng(0)
+        for _ in range(10):
+            whole = {k: draw.standard_normal(t.shape, np.float32) for k, t in one.table.items()}
+            for each in (one, alone):
+                gradients = {
+                    k: torch.from_numpy(each.shards.cut(k, whole[k]).copy()) for k in each.params
+                }
+                each._update(gradients, 1e-2)
+        state, wanted = written(one, world)[0], alone.state()
+        report[name] = max(float(np.abs(state[k] - wanted[k]).max()) for k in state)
+    return report
+
+
+JOBS = {"move": move, "packed": packed, "updates": updates}
+
+
+def report_of(job: str, world: World) -> object:
+    """What a job of any kind says."""
+    kind, *words = job.split(":")
+    return JOBS[kind](*words, world) if kind in JOBS else compare(job, world)
+
+
+def main(rank: int, size: int, store: str, *jobs: str) -> None:
+    """Run all jobs as process `rank` of `size`."""
+    torch.set_num_threads(1)
+    torch.distributed.init_process_group(
+        "gloo", init_method=f"file://{store}", rank=rank, world_size=size
+    )
+    world = World(rank, size, rank)
+    report = {job: report_of(job, world) for job in jobs}
+    if world.leads:
+        print("REPORT" + json.dumps(report))
+    torch.distributed.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), int(sys.argv[2]), *sys.argv[3:])
