@@ -78,7 +78,7 @@ def test_torch(cap: float | None, name: str) -> None:
     agree(run_torch(arrays(), cap, name), definition(arrays(), cap))
 
 
-@pytest.mark.parametrize("cap", [None, 5.0])
+@pytest.mark.parametrize("cap", [pytest.param(None, marks=pytest.mark.slow), 5.0])
 @pytest.mark.parametrize("name", ["reference", "pallas"])
 def test_jax(cap: float | None, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PALLAS_INTERPRET", "1")
