@@ -36,6 +36,7 @@ class TorchLowOps:
     def __init__(self, base: Any, precision: Precision, low: frozenset[str], seed: int) -> None:
         self.base, self.precision, self.low, self.seed = base, precision, low, seed
         self._clock = torch.zeros((), dtype=torch.int32)
+        self._words = {name: tuple(map(signed, words(seed, name))) for name in low}
         self._signs = torch.from_numpy(hadamard_signs(seed))
         self.at(0)
 
@@ -82,7 +83,7 @@ class TorchLowOps:
 
     def _chance(self, name: str, x: Tensor) -> tuple[Tensor, Tensor]:
         """(key int32[2] of this tensor now, signs of the transform), where x is."""
-        first, second = (signed(word) for word in words(self.seed, name))
+        first, second = self._words[name]
         clock = self._clock.to(x.device)
         key = torch.stack((mix_tensor(clock ^ first), torch.full_like(clock, second)))
         return key, self._signs.to(x.device)

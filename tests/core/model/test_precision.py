@@ -1,5 +1,6 @@
 """Low-precision products and their gradients against the recipes written out in NumPy."""
 
+from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
@@ -295,3 +296,24 @@ def test_a_model_computes_in_it(ops: Any, name: str, remat: Any) -> None:
     a, b = (np.concatenate([g.ravel() for g in part[1:]]) for part in (found, exact))
     assert a @ b / np.linalg.norm(a) / np.linalg.norm(b) > 0.93
     assert (a != b).any()
+
+
+def test_torch_compiles_the_products_without_a_break() -> None:
+    """One program for all steps, with the numbers of the eager one."""
+    torch = pytest.importorskip("torch")
+    from sabia.core.model.backend import load_ops
+
+    low = p.wrap(load_ops("torch"), SPEC, "nvfp4", SEED)
+    x, w, dy = (torch.from_numpy(array) for array in matrices(32, 64, 48))
+    w.requires_grad_()
+
+    def run(x: Any, w: Any) -> Any:
+        return low.linear(x, w, name=NAME)
+
+    compiled = torch.compile(run, fullgraph=True, backend="aot_eager")
+    for step in (1, 2, 9):
+        low.at(step)
+        (wanted,) = torch.autograd.grad(run(x, w), [w], dy)
+        with torch.compiler.set_stance("fail_on_recompile") if step > 1 else nullcontext():
+            (found,) = torch.autograd.grad(compiled(x, w), [w], dy)
+        assert torch.equal(found, wanted)
