@@ -355,7 +355,7 @@ def _fused_attention(q: Tensor, k: Tensor, v: Tensor, mask: AttentionMask, scale
         out = q.reshape(q.shape[0], k.shape[1], -1, q.shape[3])
         out = F.scaled_dot_product_attention(out, k, v, attn_mask=mask.bias, scale=scale)
         return out.reshape(q.shape[0], 1, q.shape[1], v.shape[3])
-    grouped = q.shape[1] != k.shape[1]
+    grouped = bool(q.shape[1] != k.shape[1])  # not a symbol under torch.compile
     if grouped and mask.bias is not None and q.device.type == "cuda":
         # The kernels that take a bias there read no grouped keys; a repeat beats their fallback.
         k, v = (x.repeat_interleave(q.shape[1] // k.shape[1], 1) for x in (k, v))
