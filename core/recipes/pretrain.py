@@ -30,7 +30,7 @@ from sabia.core.recipes.training_options import TrainOptions
 from sabia.core.shards.inputs import from_path, open_inputs
 from sabia.core.shards.job import Job
 from sabia.core.shards.sources import Source
-from sabia.core.spec import ModelSpec, from_config, load_spec
+from sabia.core.spec import ModelSpec, extend_context, from_config, load_spec
 from sabia.core.text.tokenizer import load_tokenizer
 from sabia.core.train.token_rows import COLUMNS, TokenRows, read_token_rows
 
@@ -120,11 +120,15 @@ def _model(
         return fresh_model(config.shape, config.config_json, tokenizer, length, job.seed, stds)
     spec = load_spec(config.model)
     if config.context:
-        from sabia.core.spec import extend_context
-
-        longer = extend_context(spec.config, config.context, theta=config.rope_theta or None)
-        spec = from_config(longer)
+        spec = _longer(spec, config.context, config.rope_theta)
     return spec, partial(load_arrays, config.model)
+
+
+def _longer(spec: ModelSpec, context: int, theta: float) -> ModelSpec:
+    """The model with a longer context: by the rotary base `theta`, by YaRN where that is 0."""
+    stretched = max((rope.original_length for rope in spec.ropes), default=0.0)
+    factor = None if theta else context / (stretched or spec.max_positions)
+    return from_config(extend_context(spec.config, context, theta or None, factor))
 
 
 def list_read(job: Job, config: PretrainConfig) -> None:

@@ -22,6 +22,8 @@ import numpy as np
 
 from sabia.core import notes, units
 from sabia.core.errors import BadData, UsageError
+from sabia.core.model.lora import LoraConfig, lora_tensors, targeted
+from sabia.core.model.lora_hub import save_adapter
 from sabia.core.model.precision import PrecisionSchedule, describe, precision_named
 from sabia.core.parallel import launch
 from sabia.core.parallel.launch import World
@@ -359,9 +361,15 @@ def spec_hash(spec: ModelSpec) -> str:
 
 
 def export(directory: RunDirectory, task: Task, options: TrainOptions) -> None:
-    """Write the last checkpoint's parameters as a Hugging Face directory, adapters merged."""
+    """Write the last checkpoint's parameters as a Hugging Face directory, adapters merged.
+
+    Adapters are also written alone, in `adapter/`.
+    """
     found = latest(directory.checkpoints)
     assert found is not None, "a finished run has a checkpoint"
+    lora = options.lora()
+    if lora is not None:
+        _export_adapter(directory, task, Reader(found), lora)
     with _tokenizer_directory(task.tokenizer) as tokenizer:
         export_checkpoint(
             Reader(found),
@@ -369,9 +377,17 @@ def export(directory: RunDirectory, task: Task, options: TrainOptions) -> None:
             directory.final,
             options.export_dtype,
             tokenizer_from=tokenizer,
-            lora=options.lora(),
+            lora=lora,
             kept_from=task.model or None,
         )
+
+
+def _export_adapter(directory: RunDirectory, task: Task, reader: Reader, lora: LoraConfig) -> None:
+    if any(not isinstance(tensor.hf, str) for tensor in targeted(task.spec, lora)):
+        notes.note("no adapter/: an adapted matrix is part of a fused one in the model's files")
+        return
+    params = {t.name: np.asarray(reader[f"param/{t.name}"]) for t in lora_tensors(task.spec, lora)}
+    save_adapter(directory.path / "adapter", task.spec, params, lora, task.model)
 
 
 @contextlib.contextmanager

@@ -311,7 +311,7 @@ class Training:
     def _report(self, found: dict[str, Any], lr: float, line: Line) -> None:
         row: dict[str, Any] = {
             "step": self.step,
-            "loss": found["loss"],
+            "loss": _cross_entropy(found),
             "lr": lr,
             "grad_norm": found["grad_norm"],
             "tokens": self.tokens,
@@ -323,9 +323,11 @@ class Training:
             row["goodput"] = self.working_s / max(time.time() - self.first_started, 1e-9)
             if "expert_load" in found:
                 row |= expert_figures(found["expert_load"])
+            if "nll" in found:
+                row["objective"] = found["loss"]
             row |= _by_source("loss_by_source", found, self.source.rows)
             self._tell(row)
-        self.last |= {"loss": found["loss"]}
+        self.last |= {"loss": row["loss"]}
         line.show(row)
 
     def _validate(self) -> None:
@@ -352,6 +354,11 @@ class Training:
         return self.seconds_before + time.monotonic() - self.started
 
 
+def _cross_entropy(found: dict[str, Any]) -> float:
+    """The mean loss without the terms that are added to it."""
+    return float(found["nll"] / found["weight"]) if "nll" in found else float(found["loss"])
+
+
 def _finite(loss: float) -> float | None:
     """A number that JSON knows."""
     return float(loss) if np.isfinite(loss) else None
@@ -364,7 +371,7 @@ class _Sums:
 
     def add(self, found: dict[str, Any]) -> None:
         """Take in one evaluated batch."""
-        self.loss += found["loss"] * found["weight"]
+        self.loss += _cross_entropy(found) * found["weight"] if found["weight"] else 0.0
         self.weight += found["weight"]
         for name in ("source_loss", "source_weight"):
             self.extras[name] = self.extras.get(name, 0.0) + found[name].astype(np.float64)

@@ -31,6 +31,7 @@ from sabia.core.parallel.ops_jax import MeshOps, partition
 from sabia.core.parallel.rules import weight_split
 from sabia.core.train.balancing import balanced_bias, correction_names
 from sabia.core.train.checkpoint import Piece
+from sabia.core.train.checkpoint.pieces_jax import jax_pieces
 from sabia.core.train.guards import INFINITE
 from sabia.core.train.optimizer import COUNT, state_parts, state_shapes
 from sabia.core.train.stepper import Batch, LazyState, ReadPiece, Setup, from_arrays
@@ -193,12 +194,7 @@ class JaxStepper:
     def pieces(self) -> Iterator[Piece]:
         """See Stepper.pieces."""
         for name, array in self._arrays().items():
-            for shard in array.addressable_shards:
-                if shard.replica_id == 0:
-                    value = np.asarray(shard.data)
-                    value = value.astype(np.int64) if name == COUNT else value
-                    offset = tuple(part.start or 0 for part in shard.index)
-                    yield Piece(name, value, offset, tuple(array.shape))
+            yield from jax_pieces(name, array, np.int64 if name == COUNT else None)
 
     def load(self, read: ReadPiece) -> None:
         """See Stepper.load."""
