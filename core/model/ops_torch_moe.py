@@ -2,10 +2,12 @@
 
 Copies of tokens are sorted by expert, so each expert's rows are contiguous. Gradients of both
 permutations are permutations too (gathers, no scattered sums). The product of all groups is one
-`grouped_mm` where its layout rule holds (rows of 16-byte multiples, both ways), otherwise one
-product per expert: each row is multiplied once either way.
+`grouped_mm` in bfloat16 where its layout rule holds (rows of 16-byte multiples, both ways),
+otherwise one product per expert, opaque to the compiler, which cannot follow sizes that depend on
+data: each row is multiplied once either way.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -73,8 +75,58 @@ def dispatch(y: Tensor, chosen: Tensor, experts: int) -> tuple[Tensor, Plan]:
     return rows, Plan(tuple(chosen.shape), order, places, sorted_experts, ends)
 
 
-def _aligned(rows: Tensor, weight: Tensor) -> bool:
-    return all(size * rows.element_size() % ALIGNMENT_BYTES == 0 for size in weight.shape[1:])
+def _groups(ends: Tensor) -> Iterator[tuple[int, slice]]:
+    """(expert, its rows)."""
+    bounds = pairwise([0, *ends.tolist()])
+    return ((expert, slice(*pair)) for expert, pair in enumerate(bounds))
+
+
+@torch.library.custom_op("sabia::expert_products", mutates_args=())
+def _expert_products(rows: Tensor, weight: Tensor, ends: Tensor) -> Tensor:
+    """rows[M, in] of each expert e · weight[e, in, out]."""
+    out = rows.new_empty(rows.shape[0], weight.shape[2])
+    for expert, part in _groups(ends):
+        torch.mm(rows[part], weight[expert], out=out[part])
+    return out
+
+
+@torch.library.custom_op("sabia::expert_gradients", mutates_args=())
+def _expert_gradients(rows: Tensor, grad: Tensor, ends: Tensor) -> Tensor:
+    """[E, in, out]: rows[M, in]ᵀ · grad[M, out] of each expert."""
+    out = rows.new_empty(len(ends), rows.shape[1], grad.shape[1])
+    for expert, part in _groups(ends):
+        torch.mm(rows[part].t(), grad[part], out=out[expert])
+    return out
+
+
+@_expert_products.register_fake
+def _(rows: Tensor, weight: Tensor, ends: Tensor) -> Tensor:
+    return rows.new_empty(rows.shape[0], weight.shape[2])
+
+
+@_expert_gradients.register_fake
+def _(rows: Tensor, grad: Tensor, ends: Tensor) -> Tensor:
+    return rows.new_empty(ends.shape[0], rows.shape[1], grad.shape[1])
+
+
+def _keep(ctx: Any, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+    ctx.save_for_backward(*inputs)
+
+
+def _backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
+    rows, weight, ends = ctx.saved_tensors
+    needs_rows, needs_weight, _ = ctx.needs_input_grad
+    grad = grad.contiguous()
+    d_rows = _expert_products(grad, weight.transpose(1, 2), ends) if needs_rows else None
+    return d_rows, _expert_gradients(rows, grad, ends) if needs_weight else None, None
+
+
+_expert_products.register_autograd(_backward, setup_context=_keep)
+
+
+def _takes_grouped(rows: Tensor, weight: Tensor) -> bool:
+    aligned = all(size * rows.element_size() % ALIGNMENT_BYTES == 0 for size in weight.shape[1:])
+    return rows.dtype == torch.bfloat16 and aligned
 
 
 def grouped_matmul(
@@ -87,13 +139,10 @@ def grouped_matmul(
 ) -> Tensor:
     """See Ops.grouped_matmul."""
     weight = weight if weight.dtype == rows.dtype else weight.to(rows.dtype)
-    if _aligned(rows, weight):
+    if _takes_grouped(rows, weight):
         out = F.grouped_mm(rows, weight.transpose(1, 2), offs=plan.ends)
     else:
-        ends = [0, *plan.ends.tolist()]
-        counts = [end - start for start, end in pairwise(ends)]
-        pairs = zip(rows.split(counts), weight.unbind(0), strict=True)
-        out = torch.cat([F.linear(part, matrix) for part, matrix in pairs])
+        out = _expert_products(rows, weight.transpose(1, 2), plan.ends)
     return out if bias is None else out + bias.to(out.dtype).index_select(0, plan.experts)
 
 

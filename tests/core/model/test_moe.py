@@ -40,11 +40,8 @@ def mixed(ops: Any, x: dict[str, Any]) -> Any:
     return ops.combine(ops.grouped_matmul(inner, x["down"], plan), plan, x["shares"])
 
 
-@pytest.mark.parametrize(
-    "sizes", [(12, 16), (7, 9)]
-)  # with the layout of grouped products, without
-def test_tokens_get_their_experts_and_gradients_theirs(sizes: tuple[int, int], ops: Any) -> None:
-    x = arrays(*sizes)
+def test_tokens_get_their_experts_and_gradients_theirs(ops: Any) -> None:
+    x = arrays(7, 9)
     held = ops.to_device(x | {"shares": SHARES}, "float32")
     weight = RANDOM.standard_normal(x["y"].shape, np.float32)
     if ops.name == "torch":
@@ -74,7 +71,7 @@ def test_tokens_get_their_experts_and_gradients_theirs(sizes: tuple[int, int], o
     assert (grads["shares"] * SHARES).sum() == pytest.approx(per_copy.sum(), rel=1e-4)
 
 
-def test_torch_takes_one_grouped_product_where_rows_are_aligned(
+def test_torch_takes_one_grouped_product_in_bfloat16_where_rows_are_aligned(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     torch = pytest.importorskip("torch", reason="the torch backend")
@@ -97,7 +94,7 @@ def test_torch_takes_one_grouped_product_where_rows_are_aligned(
         out.sum().backward()
         assert out.dtype == getattr(torch, dtype)
         found.append(out.detach().float().numpy())
-    assert calls == [torch.float32] * 2 + [torch.bfloat16] * 2
+    assert calls == [torch.bfloat16] * 2
     assert 1e-4 < np.abs(found[1] - found[0]).max() / np.abs(found[0]).max() < 0.03
     calls.clear()
     mixed(ops_torch, ops_torch.to_device(arrays(20, 24) | {"shares": SHARES}, "bfloat16"))
