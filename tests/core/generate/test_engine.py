@@ -208,3 +208,15 @@ def test_thousands_of_short_samples_cost_seconds(tokenizer):
     completions = engine.generate(requests)
     assert len(completions) == 2000
     assert time.process_time() - start < 6
+
+
+def test_latent_attention_and_experts_are_generated_as_the_whole_pass_would(tokenizer, prompts):
+    config = new_config("deepseek_v3", hidden=64, layers=2, vocab=tokenizer.vocab_size, heads=4,
+                        context=128, experts=4)  # fmt: skip
+    spec = from_config(config)
+    model = spec, random_params(spec, 1)
+    engine = Engine(*model, tokenizer, slots=3)  # absorbed steps, rows that come and go
+    requests = [Request(p, 8, temperature=0, stop_ids=()) for p in prompts]
+    for request, completion in zip(requests, engine.generate(requests), strict=True):
+        plain = plain_logprobs(model, request.prompt, completion.tokens)
+        np.testing.assert_allclose(completion.raw_logprobs, plain, atol=2e-4)
