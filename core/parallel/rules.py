@@ -13,6 +13,7 @@ from collections.abc import Iterator
 
 from sabia.core.errors import UsageError
 from sabia.core.parallel.mesh import Mesh
+from sabia.core.spec.delta import GatedDeltaNet
 from sabia.core.spec.model import ModelSpec
 from sabia.core.spec.tensors import TensorSpec
 
@@ -88,6 +89,13 @@ def check_fits(spec: ModelSpec, mesh: Mesh, rows: int = 0, length: int = 0) -> N
             raise UsageError(
                 f"--mesh: {axis}={size} does not divide {odd[0]} ({odd[1]:,}); sizes that fit: "
                 + ", ".join(str(n) for n in sorted(near))
+            )
+    for part in dict.fromkeys(layer.mixer for layer in spec.layers):
+        ways = mesh.tensor * mesh.context
+        if isinstance(part, GatedDeltaNet) and part.key_heads % ways:
+            raise UsageError(
+                f"--mesh: context={mesh.context} times tensor={mesh.tensor} does not divide the "
+                f"key-heads of delta nets ({part.key_heads}), each of which runs along whole rows"
             )
     if mesh.pipe > len(spec.layers):
         raise UsageError(f"--mesh: pipe={mesh.pipe} with {len(spec.layers)} layers")

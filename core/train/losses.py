@@ -19,6 +19,8 @@ Loss = Callable[
     [ModelSpec, Params, Mapping[str, Array], Ops], tuple[Array, Array, dict[str, Array]]
 ]
 
+_WHOLE_ROWS = ("batch", "sequence"), ("batch", None)
+
 
 def next_token_loss(
     spec: ModelSpec,
@@ -67,7 +69,7 @@ def next_token_loss(
         if coefficient and name in stats:
             rows = rows + coefficient * _layer_mean(stats, name) * weights
     if "expert_load" in stats:
-        extras["expert_load"] = _loads(stats, weights, ops)
+        extras["expert_load"] = _loads(stats, ops.relayout(mask, *_WHOLE_ROWS), ops)
     return rows.sum(), weights.sum(), extras
 
 
@@ -87,8 +89,8 @@ def _layer_mean(stats: Stats, name: str) -> Array:
     return sum(found[1:], found[0]) / len(found)
 
 
-def _loads(stats: Stats, weights: Array, ops: Ops) -> Array:
+def _loads(stats: Stats, mask: Array, ops: Ops) -> Array:
     """[layers with experts, E]: loads of the rows with weight (the others pad a batch)."""
-    counts = ops.cast(weights > 0, "float32")
+    counts = ops.cast(mask.sum(-1) > 0, "float32")
     found = stats["expert_load"]
     return ops.concat([(counts @ found[index])[None] for index in sorted(found)], 0)

@@ -7,20 +7,25 @@ process prints JSON: job → report. Jobs (a mesh is written as --mesh has it):
   move:MODEL:MESH:MESH  → whether a state moved through pieces is bit for bit the same, also on one
                           device, and how often each of its elements was written (least, most)
   packed:MODEL:MESH     → loss of packed rows, sum of the losses of their documents on one device
+  memory:MESH           → see `memory`
   updates:MODEL:MESH    → optimizer → largest difference of a parameter after 10 given gradients
 """
 
+import ctypes
 import json
 import sys
 from functools import lru_cache, partial
+from pathlib import Path
 
 import mesh_cases
 import numpy as np
 import torch
 
+from sabia.core.model.init import init_params
 from sabia.core.model.lora import LoraConfig, init_lora
 from sabia.core.parallel.launch import World
 from sabia.core.parallel.mesh import Mesh, make_mesh
+from sabia.core.spec import from_config, new_config
 from sabia.core.train.losses import next_token_loss
 from sabia.core.train.optimizer import KINDS, OptimizerConfig
 from sabia.core.train.stepper import from_arrays, make_stepper
@@ -70,6 +75,8 @@ def run(kind: str, mesh: Mesh, world: World, setting: str) -> tuple[list[float],
     found = [one.step(rows(n), LR.get(kind, 3e-3), np.ones(1), number=n) for n in range(STEPS)]
     assert {row["tallies"][0] for row in found} == {world.size}
     assert all(row["updated"] for row in found)
+    if "expert_load" in found[0]:
+        gradients["expert_load"] = found[0]["expert_load"]
     return [row["loss"] for row in found], gradients
 
 
@@ -159,7 +166,34 @@ def updates(kind: str, mesh: str, world: World) -> dict[str, float]:
     return report
 
 
-JOBS = {"move": move, "packed": packed, "updates": updates}
+def memory(mesh: str, world: World) -> list[float]:
+    """What a forward pass keeps on an fsdp mesh, and if weights stayed, in parts of all weights."""
+    config = new_config("llama", hidden=512, layers=8, vocab=64, heads=8, ffn=1376, tied=False)
+    spec = from_config(config)
+    loss = partial(next_token_loss, remat="none")
+    mesh = make_mesh(mesh, world.size)
+    one = make_stepper("torch", spec, init_params(spec, 0), loss, mesh=mesh, world=world)
+    micro = {k: torch.from_numpy(v % 64) for k, v in mesh_cases.batch(spec, 0, 1).items()}
+    bare, report = lambda function, policy: function, []
+    for remat in (None, bare):
+        placed = one._loss(0)
+        if remat is not None:
+            placed.ops.remat = remat
+        placed(one.params, micro, 0, 0)[0].backward()  # whatever is allocated once
+        before = resident()
+        kept = placed(one.params, micro, 0, 0)
+        report.append((resident() - before) / sum(4 * t.size for t in spec.tensors()))
+        kept[0].backward()
+    return report
+
+
+def resident() -> int:
+    """Bytes of this process in memory, without what was freed."""
+    ctypes.CDLL(None).malloc_trim(0)
+    return int(Path("/proc/self/statm").read_text().split()[1]) * 4096
+
+
+JOBS = {"memory": memory, "move": move, "packed": packed, "updates": updates}
 
 
 def report_of(job: str, world: World) -> object:

@@ -59,6 +59,9 @@ def check(size: int, jobs: tuple[str, ...], folder: Path) -> None:
             assert found[0] == pytest.approx(found[1], rel=1e-6), job
         elif job.startswith("updates:"):
             assert max(found.values()) <= 1e-6, (job, found)
+        elif job.startswith("memory:"):
+            released, kept = found
+            assert released < 0.3 and kept > 0.9, (job, found)
         else:
             loss, gradient, name, learnt = found
             assert loss <= 1e-5, (job, loss)
@@ -101,7 +104,7 @@ def test_settings(tmp_path: Path) -> None:
 def test_states_move_between_meshes(tmp_path: Path) -> None:
     moves = ("move:dense:fsdp=2,tensor=2:context=2,pipe=2", "move:tied:pipe=2,tensor=2:fsdp=4",
              "move:moe:expert=2,fsdp=2:tensor=2,pipe=2", "move:hybrid:tensor=4:data=2,fsdp=2",
-             "updates:dense:fsdp=2,tensor=2", "packed:dense:context=4")  # fmt: skip
+             "updates:dense:fsdp=2,tensor=2", "packed:dense:context=4", "memory:fsdp=4")  # fmt: skip
     check(4, moves, tmp_path)
 
 
