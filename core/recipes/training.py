@@ -199,7 +199,7 @@ def run(
     with launch.stdout_kept_clean(world), joined(job, world, guard) as mesh, lock:
         check_fits(task.spec, mesh, plan.batch_rows, plan.row_length)
         if world.leads:
-            directory.begin(identity, job.force)
+            directory.begin(identity, job.force, options.checkpoint_url)
         launch.barrier(world, job.backend, "begin")
         training = _training(job, task, options, plan, directory, world, mesh, identity)
         figures = training.train()
@@ -305,7 +305,7 @@ def _training(
         world=world,
         meter=Meter(plan.flops_per_token, peak * times, plan.flops_6nd),
         tracker=_tracker(options, directory, world, identity),
-        meta=_meta(job, task, options, plan, mesh),
+        meta=_meta(job, task, options, plan, mesh) | {"identity": dict(identity)},
         validation=task.validation,
         **more,
     )

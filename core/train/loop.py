@@ -25,7 +25,7 @@ from sabia.core.train.checkpoint import Interval
 from sabia.core.train.guards import GuardConfig, SpikeGuard, outliers
 from sabia.core.train.profiling import Profile
 from sabia.core.train.row_source import NameRows, RowSource, skipped_rows
-from sabia.core.train.run_directory import RunDirectory
+from sabia.core.train.run_directory import RunDirectory, refuse_another
 from sabia.core.train.schedule import ScheduleConfig, learning_rate
 from sabia.core.train.stepper import Stepper
 from sabia.core.train.telemetry import (
@@ -157,15 +157,24 @@ class Training:
 
     def _restore(self, found: checkpoint.Checkpoint) -> None:
         said = found.manifest
+        place = self.config.checkpoint_url or str(found.path)
+        refuse_another(place, said["identity"], self.meta["identity"], "--checkpoint-url")
         if said["model"] != self.meta["model"]:
             raise BadData(f"checkpoint {found.path.name} is of another model; --force starts over")
         if said["data"]["rows"] != found.step * self.source.batch_rows:
             raise BadData(f"checkpoint {found.path.name}: its data position is not of this batch")
         self.stepper.load(checkpoint.Reader(found).read)
         self.guard.load(said.get("guard", {}))
+        self._leave_out_again(said["left_out"])
         self.step, self.tokens = found.step, int(said["data"]["tokens"])
         self.working_s = float(said.get("working_s", 0.0))
         self.seconds_before = float(said["seconds"]) - (time.monotonic() - self.started)
+
+    def _leave_out_again(self, entries: Sequence[dict[str, Any]]) -> None:
+        """Rows that were left out where the record of them is lost."""
+        lost = [entry for entry in entries if int(entry["row"]) not in self.source.skipped]
+        if lost:
+            self.source.leave_out(lost, self.run.path if self.world.leads else None)
 
     def _save(self) -> None:
         watch.at(self.step, "saving", 3600.0)
@@ -173,6 +182,7 @@ class Training:
         position = {"rows": self.step * self.source.batch_rows, "tokens": self.tokens}
         meta = self.meta | {"seconds": self._seconds(), "working_s": self.working_s}
         meta["guard"] = self.guard.state()
+        meta["left_out"] = skipped_rows(self.run.path) if self.world.leads else []
         meta["data"] = {**meta.get("data", {}), **position}
         self.saver.save(self.step, self.stepper.pieces(), meta)
         self.saved_at = time.monotonic()

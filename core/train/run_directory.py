@@ -57,12 +57,7 @@ class RunDirectory:
             found, done = said["identity"], bool(said["finished"])
         except (ValueError, KeyError, TypeError) as error:
             raise BadData(f"{self.record}: not a run's record ({error})") from error
-        changed = _differences(found, json.loads(json.dumps(identity)))
-        if changed:
-            raise UsageError(
-                f"{self.path}: holds another run ({'; '.join(changed[:3])}); give another -o, or "
-                "--force to discard it and start over"
-            )
+        refuse_another(str(self.path), found, identity, "-o")
         return done and (self.final / "config.json").exists()
 
     @contextlib.contextmanager
@@ -76,9 +71,13 @@ class RunDirectory:
                 raise Failed(f"{self.path}: another process is training in it") from error
             yield
 
-    def begin(self, identity: Identity, force: bool) -> None:
-        """Write the record of a run that starts or resumes; `force` discards what is there."""
+    def begin(self, identity: Identity, force: bool, checkpoint_url: str = "") -> None:
+        """Write the record of a run that starts or resumes.
+
+        `force` discards what is there, at the URL, too.
+        """
         if force:
+            checkpoint.discard_all(checkpoint_url)
             shutil.rmtree(self.checkpoints, ignore_errors=True)
             for old in (*self.path.glob("metrics*.jsonl"), *self.path.glob("skipped.jsonl")):
                 old.unlink()
@@ -109,6 +108,16 @@ class RunDirectory:
             **more,
         }
         write_atomic(self.record, json.dumps(said, indent=1) + "\n")
+
+
+def refuse_another(place: str, found: Identity, identity: Identity, option: str) -> None:
+    """Raise UsageError unless what lies in a place, given by an option, is of this identity."""
+    changed = _differences(found, json.loads(json.dumps(identity)))
+    if changed:
+        raise UsageError(
+            f"{place}: holds another run ({'; '.join(changed[:3])}); give another {option}, or "
+            "--force to discard it and start over"
+        )
 
 
 def _differences(old: Identity, new: Identity) -> list[str]:

@@ -27,8 +27,9 @@ def corpus(count: int = 300) -> list[str]:
     return [f"{i % 17} and {i % 5} make {i % 17 + i % 5}, said the owl." for i in range(count)]
 
 
-def make_tokens(folder: Path, rows: int = 64) -> Path:
-    """Token rows of two sources, made as `tokenize` makes them, with the tokenizer beside."""
+def make_tokens(folder: Path, rows: int = 64, sources: tuple[str, ...] = ("web", "books")) -> Path:
+    """Token rows, made as `tokenize` makes them, with the tokenizer beside; row r is of r-th source
+    of `sources`, which begins anew behind its end."""
     tokenizer = train_bpe(corpus(), 300)
     tokenizer.save(folder / "tokenizer")
     flat = [i for text in corpus(2000) for i in [*tokenizer.encode(text), tokenizer.eos_id]]
@@ -36,7 +37,7 @@ def make_tokens(folder: Path, rows: int = 64) -> Path:
         {
             "input_ids": [flat[LENGTH * r : LENGTH * (r + 1)] for r in range(rows)],
             "document_lengths": [[LENGTH // 2, LENGTH // 2 - r % 2] for r in range(rows)],
-            "source": [("web", "books")[r % 2] for r in range(rows)],
+            "source": [sources[r % len(sources)] for r in range(rows)],
         }
     )
     said = {"options": {"tokenizer": "", "fingerprint": tokenizer.fingerprint}}
@@ -93,10 +94,14 @@ class Commands:
         self.out, self.err = folder / "stdout", folder / "stderr"
 
     def __call__(
-        self, *words: object, at: tuple[str, int, str] | None = None
+        self,
+        *words: object,
+        at: tuple[str, float, str] | None = None,
+        limit: int = 0,
+        reads: Path | str = "",
     ) -> subprocess.CompletedProcess:
-        """Run to the end, or until the signal of `at` = (event, number, signal) ends it."""
-        said = {"words": [str(w) for w in words], "at": at}
+        """Run to the end, or until the mishap of `at`; see interrupted.py for the settings."""
+        said = {"words": [str(w) for w in words], "at": at, "limit": limit, "reads": str(reads)}
         said |= {"out": str(self.out), "err": str(self.err)}
         self.server.stdin.write(json.dumps(said) + "\n")
         self.server.stdin.flush()

@@ -16,6 +16,7 @@ from sabia.core.train.checkpoint.interval import Interval, best_interval_s, pars
 from sabia.core.train.checkpoint.layout import Checkpoint, open_checkpoint, steps, sweep, verify
 from sabia.core.train.checkpoint.pieces import LazyArray, Piece, whole_pieces
 from sabia.core.train.checkpoint.reader import Reader
+from sabia.core.train.checkpoint.remote import discard_all
 from sabia.core.train.checkpoint.saver import Saver
 from sabia.core.train.checkpoint.search import latest
 
@@ -27,6 +28,7 @@ __all__ = [
     "Reader",
     "Saver",
     "best_interval_s",
+    "discard_all",
     "latest",
     "open_checkpoint",
     "parse_interval",

@@ -23,6 +23,13 @@ CHUNK_BYTES = 8 << 20  # few hand-overs of the interpreter lock, which cost on a
 T = TypeVar("T")
 
 
+def discard_all(url: str) -> None:
+    """Remove all checkpoints under a URL ('': none); raises Failed."""
+    remote = Remote(url) if url else None
+    for step in remote.steps() if remote else ():
+        remote.discard(step)
+
+
 class Remote:
     """The checkpoints under a URL; every operation raises Failed when its retries are used up."""
 
