@@ -28,6 +28,7 @@ from sabia.core.parallel.pipe_torch import (
     stage_layers,
     stages_of,
 )
+from sabia.core.parallel.rules import check_fits
 from sabia.core.train.balancing import balanced_bias, correction_names
 from sabia.core.train.checkpoint import Piece
 from sabia.core.train.checkpoint.pieces_torch import lazy
@@ -48,6 +49,7 @@ class TorchStepper:
     def __init__(self, setup: Setup, params: Mapping[str, np.ndarray], mesh: Mesh) -> None:
         self.setup, self.spec, self.world, self.mesh = setup, setup.spec, setup.world, mesh
         self.micro_batch, self.fixed_shapes = setup.micro_batch, setup.compiled
+        check_fits(self.spec, mesh)
         rank = self.world.rank
         self.row_part = (mesh.row_part(rank), mesh.rows)
         self.table, self.rules = setup.table(), setup.rules()

@@ -102,9 +102,11 @@ def test_settings(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_states_move_between_meshes(tmp_path: Path) -> None:
-    moves = ("move:dense:fsdp=2,tensor=2:context=2,pipe=2", "move:tied:pipe=2,tensor=2:fsdp=4",
-             "move:moe:expert=2,fsdp=2:tensor=2,pipe=2", "move:hybrid:tensor=4:data=2,fsdp=2",
-             "updates:dense:fsdp=2,tensor=2", "packed:dense:context=4", "memory:fsdp=4")  # fmt: skip
+    moves = (
+        *("move:dense:fsdp=2,tensor=2:context=2,pipe=2", "move:tied:pipe=2,tensor=2:fsdp=4"),
+        *("move:moe:expert=2,fsdp=2:tensor=2,pipe=2", "move:hybrid:tensor=2,pipe=2:data=2,fsdp=2"),
+        *("updates:dense:fsdp=2,tensor=2", "packed:dense:context=4", "memory:fsdp=4"),
+    )
     check(4, moves, tmp_path)
 
 
