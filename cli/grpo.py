@@ -116,13 +116,12 @@ def grpo(
 
     from sabia.core.recipes import grpo as room
     from sabia.core.recipes.grpo_config import GrpoConfig, JudgeOptions
-    from sabia.core.recipes.training import TrainOptions
+    from sabia.core.recipes.training_options import TrainOptions
     from sabia.core.train.losses_grpo import GrpoLossConfig
 
     shared = TrainOptions(
         weight_decay=weight_decay, betas=betas, clip_norm=clip_norm, save_every=save_every
     )
-    save_steps, save_s = shared.save_interval()
     judge = JudgeOptions(
         judge_url,
         judge_model,
@@ -165,11 +164,10 @@ def grpo(
         overlong=overlong,
         precision=precision,
         loss=loss,
-        optimizer=shared.optimizer(),
+        optimizer=shared.plain_optimizer(),
         judge=judge if judge_url else None,
         micro_tokens=int(micro_tokens),
-        save_every_steps=save_steps,
-        save_every_s=save_s,
+        interval=shared.interval(1),
         keep_checkpoints=keep_checkpoints,
         max_null=max_null,
         max_unknown=max_unknown,

@@ -27,6 +27,7 @@ from sabia.core.judge.rewards import Grader, NullGuard
 from sabia.core.model import hub
 from sabia.core.parallel import launch
 from sabia.core.parallel.launch import World
+from sabia.core.parallel.mesh import make_mesh
 from sabia.core.recipes import training
 from sabia.core.recipes.grpo_batch import (
     Batch,
@@ -64,6 +65,8 @@ def run(job: Job, config: GrpoConfig) -> None:
     directory, world = training.open_run(job)
     if job.backend != "torch":
         raise UsageError(f"grpo: --backend {job.backend} (expected torch: its engine samples)")
+    if make_mesh(job.mesh, world.size).data != world.size:
+        raise UsageError(f"grpo: --mesh {job.mesh} (expected data=N: every process samples)")
     if config.prompts % world.size:
         raise UsageError(
             f"--prompts: {config.prompts} (expected a multiple of {world.size} processes)"
@@ -171,6 +174,7 @@ class Policy:
     step: int = 0
     samples: int = 0
     seconds_before: float = 0.0
+    blocking_s: float | None = None  # of the last save
     reward_first: float = 0.0
     reward: float = 0.0
     table: Table = field(default_factory=Table)
@@ -231,7 +235,7 @@ class Policy:
         said = found.manifest
         if said["model"] != training.spec_hash(self.spec):
             raise BadData(f"checkpoint {found.path.name} is of another model; --force starts over")
-        self.stepper.load(checkpoint.Reader(found))
+        self.stepper.load(checkpoint.Reader(found).read)
         self.step = self.saved_step = found.step
         self.samples, self.seconds_before = int(said["data"]["samples"]), float(said["seconds"])
         self.reward_first, self.reward = said["reward_first"], said["reward"]
@@ -324,9 +328,8 @@ class Policy:
         config = self.config
         if not self.world.leads:
             return False
-        by_steps = config.save_every_steps and (self.step + 1) % config.save_every_steps == 0
         waited = time.monotonic() - self.saved_at
-        return bool(by_steps or (config.save_every_s and waited >= config.save_every_s))
+        return config.interval.due(self.step + 1, waited, self.blocking_s)
 
     def _save(self) -> None:
         self.log.sync()
@@ -353,7 +356,8 @@ class Policy:
             }
             place = self.directory.checkpoints
             with checkpoint.Saver(place, keep=self.config.keep_checkpoints) as saver:
-                saver.save(self.step, checkpoint.whole_pieces(self.stepper.state()), meta)
+                saver.save(self.step, self.stepper.pieces(), meta)
+                self.blocking_s = saver.blocking_s
         self.saved_at, self.saved_step = time.monotonic(), self.step
 
     def _seconds(self) -> float:

@@ -10,12 +10,13 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from sabia.core.errors import UsageError
+from sabia.core.train.checkpoint import Interval
 from sabia.core.train.losses_grpo import GrpoLossConfig
 from sabia.core.train.optimizer import OptimizerConfig
 from sabia.core.train.schedule import ScheduleConfig
 
 OVERLONG = ("keep", "mask")
-FREE = ("judge", "micro_tokens", "save_every_steps", "save_every_s", "keep_checkpoints",
+FREE = ("judge", "micro_tokens", "interval", "keep_checkpoints",
         "max_null", "export_dtype")  # fmt: skip
 FREE_OF_JUDGE = (
     "url",
@@ -77,8 +78,7 @@ class GrpoConfig:
     optimizer: OptimizerConfig = field(default_factory=lambda: OptimizerConfig(weight_decay=0.0))
     judge: JudgeOptions | None = None
     micro_tokens: int = 16_384
-    save_every_steps: int = 0
-    save_every_s: float = 600.0
+    interval: Interval = field(default_factory=lambda: Interval(seconds=600.0))
     keep_checkpoints: int = 2
     max_null: float = 0.2
     max_unknown: float = 0.0

@@ -34,6 +34,7 @@ from sabia.core.recipes.grpo_sampling import Sampler
 from sabia.core.shards.job import Job
 from sabia.core.spec import from_config, new_config
 from sabia.core.text.tokenizer import load_tokenizer, train_bpe
+from sabia.core.train.checkpoint import Interval
 from sabia.core.train.losses import next_token_loss
 from sabia.core.train.losses_grpo import GrpoLossConfig, grpo_loss
 from sabia.core.train.stepper import make_stepper
@@ -188,7 +189,7 @@ def test_samples_past_the_checkpoint_are_not_made_again(config, prompts, tmp_pat
 
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
         patch.setattr(Table, "show", die)
-        grpo.run(job_of(prompts, run), replace(config, save_every_steps=4))
+        grpo.run(job_of(prompts, run), replace(config, interval=Interval(steps=4)))
     made = []
     original = Sampler._sampled
 
