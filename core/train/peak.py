@@ -1,7 +1,9 @@
 """The peak that MFU is relative to, where none is given: one device's own matrix product.
 
-A square product in the dtype of the run, the best of a few; about a quarter of a second. It is what
-the machine reaches, not what its maker promises, and depends on the threads in use.
+A square product, the best of a few; about a quarter of a second. It is in fp32 for the precision of
+that name and in BF16 for all others: also those that round to 8 and 4 bits keep BF16 for attention
+and head, so their MFU is of BF16's peak and may pass 1 where the units of FP8 and FP4 are used. It
+is what the machine reaches, not what its maker promises, and depends on the threads in use.
 """
 
 from __future__ import annotations
@@ -15,8 +17,13 @@ ROUNDS = 12  # enough that one of them has the core to itself on a busy machine
 
 
 def measure_peak_flops(backend: str, precision: str) -> float:
-    """Operations per second of one device in fp32 or bf16."""
-    return (_torch if backend == "torch" else _jax)("bfloat16" if precision == "bf16" else None)
+    """Operations per second of one device in the dtype that belongs to a named precision."""
+    return (_torch if backend == "torch" else _jax)(peak_dtype(precision))
+
+
+def peak_dtype(precision: str) -> str:
+    """float32 for fp32, else bfloat16."""
+    return "float32" if precision == "fp32" else "bfloat16"
 
 
 def devices_at_peak(backend: str, devices: int, processes: int) -> int:
@@ -38,12 +45,12 @@ def _best(product: Callable[[], None], size: int) -> float:
     return 2.0 * size**3 / best
 
 
-def _torch(dtype: str | None) -> float:
+def _torch(dtype: str) -> float:
     import torch
 
     kind = "cuda" if torch.cuda.is_available() else "cpu"
     size = SIZES.get(kind, DEFAULT_SIZE)
-    square = torch.ones(size, size, device=kind, dtype=getattr(torch, dtype or "float32"))
+    square = torch.ones(size, size, device=kind, dtype=getattr(torch, dtype))
 
     def product() -> None:
         torch.mm(square, square)
@@ -53,12 +60,12 @@ def _torch(dtype: str | None) -> float:
     return _best(product, size)
 
 
-def _jax(dtype: str | None) -> float:
+def _jax(dtype: str) -> float:
     import jax
     import jax.numpy as jnp
 
     size = SIZES.get(jax.local_devices()[0].platform, DEFAULT_SIZE)
-    square = jax.device_put(jnp.ones((size, size), dtype or "float32"), jax.local_devices()[0])
+    square = jax.device_put(jnp.ones((size, size), dtype), jax.local_devices()[0])
     multiply = jax.jit(jnp.matmul)
 
     def product() -> None:

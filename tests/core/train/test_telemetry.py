@@ -3,7 +3,8 @@
 import time
 from pathlib import Path
 
-from sabia.core.train.peak import measure_peak_flops
+from sabia.core.model.precision import PRECISIONS
+from sabia.core.train.peak import measure_peak_flops, peak_dtype
 from sabia.core.train.telemetry import Meter, RunLog, metrics_path, read_rows
 
 
@@ -46,3 +47,8 @@ def test_meter() -> None:
 def test_measured_peak_is_that_of_a_machine() -> None:
     for backend in ("torch", "jax"):
         assert 1e8 < measure_peak_flops(backend, "fp32") < 1e16
+
+
+def test_only_fp32_is_measured_against_products_in_fp32() -> None:
+    found = {name: peak_dtype(name) for name in PRECISIONS}
+    assert found.pop("fp32") == "float32" and set(found.values()) == {"bfloat16"}
