@@ -77,8 +77,25 @@ class MeshOps:
     def relayout(
         self, x: Array, now: tuple[str | None, ...], then: tuple[str | None, ...]
     ) -> Array:
-        """See Ops.relayout."""
-        return self.shard(x, then)
+        """See Ops.relayout; an axis that goes to another dimension is one all-to-all."""
+        before, behind = (activation_split(axes, self.mesh) for axes in (now, then))
+        moved = [
+            (axis, source, target)
+            for source, axes in enumerate(before)
+            for axis in axes
+            for target, wanted in enumerate(behind)
+            if axis in wanted and target != source
+        ]
+        if not moved:
+            return self.shard(x, then)
+
+        def exchange(x: Array) -> Array:
+            for axis, source, target in moved:
+                x = jax.lax.all_to_all(x, axis, target, source, tiled=True)
+            return x
+
+        inside, outside = (PartitionSpec(*(part or None for part in s)) for s in (before, behind))
+        return self._mapped(exchange, (inside,), outside)(x)
 
     # -- vocabulary
 

@@ -23,6 +23,7 @@ SCHEMA = pa.schema(
     [
         ("step", pa.int64()),
         ("loss", _FLOAT),
+        ("objective", _FLOAT),
         ("lr", _FLOAT),
         ("grad_norm", _FLOAT),
         ("tokens", pa.int64()),
