@@ -18,6 +18,7 @@ from sabia.core.errors import UsageError
 from sabia.core.numerics.integers import group_width
 from sabia.core.numerics.schemes import SCHEMES, Scheme, scheme_named
 from sabia.core.spec import ModelSpec, TensorSpec
+from sabia.core.spec.tensors import Part
 
 Rounding = Literal["auto", "gptq", "rtn"]
 GROUPS = (128, 64, 32)
@@ -167,11 +168,19 @@ class Linear:
 
 
 def plan(spec: ModelSpec, recipe: Recipe) -> tuple[Linear, ...]:
-    """All matrices that linear layers multiply by, with their schemes, in the model's order."""
+    """All matrices that linear layers multiply by, with their schemes, in the model's order.
+
+    Raises UsageError for a model whose files fuse several of them into one.
+    """
     found = []
     for tensor in spec.tensors():
-        if len(tensor.shape) < 2 or tensor.component == "embedding":
+        if len(tensor.shape) < 2 or tensor.component in ("embedding", "conv"):
             continue
+        if isinstance(tensor.hf, Part):
+            raise UsageError(
+                f"quantize: {tensor.name} is a part of {tensor.hf.file} in the files of a "
+                f"{spec.family} model (expected matrices of their own)"
+            )
         scheme = recipe.scheme_of(tensor)
         stacked = not isinstance(tensor.hf, str)
         indices: Sequence[int | None] = range(tensor.shape[0]) if stacked else (None,)

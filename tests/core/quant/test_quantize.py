@@ -15,7 +15,7 @@ from sabia.core.model.backend import load_ops  # noqa: E402
 from sabia.core.quant import calibration, export, recipe  # noqa: E402
 from sabia.core.quant.calibration import Hessians, StageOps, batches, run_block  # noqa: E402
 from sabia.core.quant.quantize import divergence, quantize  # noqa: E402
-from sabia.core.spec import from_config  # noqa: E402
+from sabia.core.spec import from_config, new_config  # noqa: E402
 
 OPS = load_ops("torch")
 
@@ -243,3 +243,9 @@ def test_transformers_reads_the_directory(tiny, token_rows, name, tmp_path) -> N
         np.testing.assert_array_equal(
             theirs, torch.from_numpy(ours).bfloat16().float().numpy(), err_msg=tensor.name
         )
+
+
+def test_a_model_of_fused_matrices_is_refused_by_name() -> None:
+    spec = from_config(new_config("qwen3_5", hidden=32, layers=2, vocab=50, heads=2))
+    with pytest.raises(UsageError, match=r"layers\.0\.delta\.\w+ is a part of"):
+        recipe.plan(spec, recipe.load_recipe("w8"))
