@@ -8,6 +8,7 @@ neither torch nor jax is needed to move them.
 
 import json
 import math
+import mmap
 import os
 import struct
 from collections.abc import Mapping
@@ -89,6 +90,22 @@ def read_tensors(path: str | Path) -> dict[str, np.ndarray]:
     else:
         data = np.memmap(file, mode="r", dtype=np.uint8, offset=start).view(np.ndarray)
     return {name: _view(file, data, name, entry) for name, entry in header.items()}
+
+
+def let_go(array: np.ndarray) -> None:
+    """Give back the memory of an array that is mapped from a file; touched again, it is read again.
+
+    Only whole pages of a contiguous read-only array are given back; of others nothing is.
+    """
+    owner: Any = array
+    while isinstance(owner, np.ndarray):
+        owner = owner.base
+    if not isinstance(owner, mmap.mmap) or array.flags.writeable or not array.flags.c_contiguous:
+        return
+    start = array.ctypes.data - np.frombuffer(owner, np.uint8).ctypes.data
+    first, end = -(-start // mmap.PAGESIZE), (start + array.nbytes) // mmap.PAGESIZE
+    if end > first:
+        owner.madvise(mmap.MADV_DONTNEED, first * mmap.PAGESIZE, (end - first) * mmap.PAGESIZE)
 
 
 def encode_header(arrays: Mapping[str, Any], metadata: Mapping[str, str] | None = None) -> bytes:

@@ -19,6 +19,7 @@ import torch
 
 from sabia.core.model.backend import load_ops
 from sabia.core.model.precision import Precision, recipe_at
+from sabia.core.model.safetensors_file import let_go
 from sabia.core.parallel.collectives_torch import Groups
 from sabia.core.parallel.mesh import Mesh
 from sabia.core.parallel.ops_torch import OPS_GROUPS
@@ -40,6 +41,7 @@ from sabia.core.train.stepper_torch_shards import Shards
 from sabia.core.train.updates_torch import apply_torch, init_torch
 
 Tensor = torch.Tensor
+ALIGNED = 64  # bytes, as torch allocates on a CPU
 WITHOUT_TOKENS = ("source",)  # arrays of a batch whose second axis is never that of tokens
 
 
@@ -69,12 +71,14 @@ class TorchStepper:
         self._biases = correction_names(self.spec) if setup.bias_rate else ()
 
     def _placed(self, params: Mapping[str, np.ndarray]) -> dict[str, Tensor]:
-        """This process's shards on its device, read one by one."""
+        """This process's shards on its device, read one by one and not kept in memory twice."""
         found = {}
         for name in filter(self.shards.here, self.table):
             array = self.shards.cut(name, params[name])
-            # a clone lies where torch aligns it: products of unaligned matrices round differently
-            tensor = load_ops("torch").to_device({name: array}, "float32")[name].clone()
+            tensor = load_ops("torch").to_device({name: array}, "float32")[name]
+            if tensor.data_ptr() % ALIGNED:  # products of unaligned matrices round differently
+                tensor = tensor.clone()
+            let_go(params[name])
             found[name] = tensor.requires_grad_(self.rules[name].trained)
         return found
 
