@@ -12,9 +12,15 @@ from typing import Any
 import torch
 from torch.utils.checkpoint import checkpoint
 
+from sabia.core.model.kernel_choice import kernels_of, obeyed
+from sabia.kernels import vocabulary_loss as kernels
+
 Tensor = torch.Tensor
 DEFAULT_CHUNK_BYTES = 256 << 20
 CPU_BLOCK_BYTES = 8 << 20
+KERNELS = kernels_of("torch")
+_NAMED = KERNELS.asked["vocabulary_loss"]
+_kernel = obeyed(kernels.linear_cross_entropy)
 
 
 def _logits(hidden: Tensor, weight: Tensor, cap: float | None, out: Tensor | None) -> Tensor:
@@ -112,6 +118,15 @@ def _compiled(
     return torch.cat([nll for nll, _ in parts]), torch.cat([lse for _, lse in parts])
 
 
+def _by_kernel(hidden: Tensor) -> bool:
+    """Where asked for; on CUDA where there is more than the reference, which keeps all scores."""
+    if _NAMED is not None:
+        return True
+    if not KERNELS.serve("vocabulary_loss", hidden.device.type):
+        return False
+    return kernels.choose_linear_cross_entropy(hidden).implementation != "reference"
+
+
 def linear_cross_entropy(
     hidden: Tensor,
     weight: Tensor,
@@ -124,6 +139,10 @@ def linear_cross_entropy(
     if weight.dtype != hidden.dtype:
         weight = weight.to(hidden.dtype)
     flat, goals = hidden.reshape(-1, hidden.shape[-1]), targets.reshape(-1)
+    if _by_kernel(flat):
+        options = {"chunk_bytes": chunk_bytes or DEFAULT_CHUNK_BYTES, "implementation": _NAMED}
+        nll, lse = _kernel(flat, weight, goals, softcap=softcap, **options)
+        return nll.view(targets.shape), lse.view(targets.shape)
     budget, row_bytes = chunk_bytes or DEFAULT_CHUNK_BYTES, 4 * weight.shape[0]
     if torch.compiler.is_compiling():
         nll, lse = _compiled(flat, weight, goals, softcap, max(1, budget // row_bytes))

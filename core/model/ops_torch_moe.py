@@ -4,7 +4,8 @@ Copies of tokens are sorted by expert, so each expert's rows are contiguous. Gra
 permutations are permutations too (gathers, no scattered sums). The product of all groups is one
 `grouped_mm` in bfloat16 where its layout rule holds (rows of 16-byte multiples, both ways),
 otherwise one product per expert, opaque to the compiler, which cannot follow sizes that depend on
-data: each row is multiplied once either way.
+data: each row is multiplied once either way. On CUDA the kernels of sabia.kernels take the place of
+the latter, and of all of it where SABIA_KERNELS names one.
 """
 
 from collections.abc import Iterator
@@ -15,8 +16,13 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
+from sabia.core.model.kernel_choice import kernels_of, obeyed
+from sabia.kernels import grouped_matmul as kernels
+
 Tensor = torch.Tensor
 ALIGNMENT_BYTES = 16
+KERNELS = kernels_of("torch")
+_kernel = obeyed(kernels.grouped_matmul)
 
 
 @dataclass(frozen=True)
@@ -139,8 +145,12 @@ def grouped_matmul(
 ) -> Tensor:
     """See Ops.grouped_matmul."""
     weight = weight if weight.dtype == rows.dtype else weight.to(rows.dtype)
-    if _takes_grouped(rows, weight):
+    named = KERNELS.asked["grouped_matmul"]
+    if named is None and _takes_grouped(rows, weight):
         out = F.grouped_mm(rows, weight.transpose(1, 2), offs=plan.ends)
+    elif KERNELS.serve("grouped_matmul", rows.device.type):
+        counts = plan.ends.diff(prepend=plan.ends.new_zeros(1))
+        out = _kernel(rows, weight, counts, implementation=named)
     else:
         out = _expert_products(rows, weight.transpose(1, 2), plan.ends)
     return out if bias is None else out + bias.to(out.dtype).index_select(0, plan.experts)

@@ -1,0 +1,155 @@
+"""Attention in torch: what a query may see, and who computes it.
+
+On CPU, and where keys lie in a cache, it is `scaled_dot_product_attention`, whose CPU and flash
+kernels read grouped keys without a copy; caps are plain expressions. On CUDA, and where
+SABIA_KERNELS names an implementation, rows without a cache go to sabia.kernels.attention, whose
+masks are one interval a query instead of a matrix [T, S].
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+from sabia.core.model.kernel_choice import kernels_of, obeyed, refusal
+from sabia.kernels import attention as kernels
+
+Tensor = torch.Tensor
+KERNELS = kernels_of("torch")
+_kernel = obeyed(kernels.attention)
+
+
+@dataclass(frozen=True)
+class AttentionMask:
+    """`causal`: the plain triangle. Otherwise `bias`, 0 or -inf, [B or 1, 1, T, S]."""
+
+    causal: bool
+    bias: Tensor | None = None
+
+
+def attention_mask(
+    like: Tensor,
+    keys: int,
+    *,
+    segments: Tensor | None = None,
+    slots: Tensor | None = None,
+    window: int | None = None,
+) -> Any:
+    """See Ops.attention_mask: an AttentionMask, or the kernels' own."""
+    length = like.shape[1]
+    if KERNELS.serve("attention", like.device.type):
+        if slots is None:
+            return kernels.attention_mask(like, length, keys, segments=segments, window=window)
+        _check_slots()
+    if segments is None and slots is None and (window is None or window >= length):
+        return AttentionMask(causal=True)
+    queries = torch.arange(length, device=like.device)[None] if slots is None else slots
+    distance = queries[:, :, None] - torch.arange(keys, device=like.device)
+    allowed = distance >= 0
+    if window is not None:
+        allowed &= distance < window
+    if segments is not None:
+        allowed = allowed & (segments[:, :, None] == segments[:, None, :])
+    bias = torch.zeros(allowed.shape, dtype=like.dtype, device=like.device)
+    return AttentionMask(False, bias.masked_fill_(~allowed, float("-inf"))[:, None])
+
+
+def _check_slots() -> None:
+    if KERNELS.asked["attention"] == "triton":
+        raise refusal("attention: triton cannot serve: keys lie in slots (expected whole rows)")
+
+
+def attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: Any,
+    *,
+    scale: float,
+    softcap: float | None = None,
+    sinks: Tensor | None = None,
+) -> Tensor:
+    """See Ops.attention."""
+    if not isinstance(mask, AttentionMask):
+        named = KERNELS.asked["attention"]
+        options = {"scale": scale, "softcap": softcap, "sinks": sinks, "implementation": named}
+        return _kernel(q, k.to(q.dtype), v.to(q.dtype), mask, **options)
+    q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
+    if k.dtype != q.dtype:
+        k, v = k.to(q.dtype), v.to(q.dtype)
+    if softcap is not None:
+        return _capped_attention(q, k, v, mask, scale, softcap, sinks).transpose(1, 2)
+    if sinks is not None:
+        q, k, v, mask = _with_sink_key(q, k, v, mask, scale, sinks)
+    size = v.shape[3]
+    if size < q.shape[3]:  # the fused kernels want keys and values of one size
+        v = F.pad(v, (0, q.shape[3] - size))
+    return _fused_attention(q, k, v, mask, scale)[..., :size]
+
+
+def _fused_attention(q: Tensor, k: Tensor, v: Tensor, mask: AttentionMask, scale: float) -> Tensor:
+    """q, k, v[B, heads, length, N] → [B, T, H, N]."""
+    if q.shape[2] == 1:  # one query a row: the heads of a group become its queries
+        out = q.reshape(q.shape[0], k.shape[1], -1, q.shape[3])
+        out = F.scaled_dot_product_attention(out, k, v, attn_mask=mask.bias, scale=scale)
+        return out.reshape(q.shape[0], 1, q.shape[1], v.shape[3])
+    grouped = bool(q.shape[1] != k.shape[1])  # not a symbol under torch.compile
+    if grouped and mask.bias is not None and q.device.type == "cuda":
+        # The kernels that take a bias there read no grouped keys; a repeat beats their fallback.
+        k, v = (x.repeat_interleave(q.shape[1] // k.shape[1], 1) for x in (k, v))
+        grouped = False
+    out = F.scaled_dot_product_attention(
+        q, k, v, attn_mask=mask.bias, is_causal=mask.causal, scale=scale, enable_gqa=grouped
+    )
+    return out.transpose(1, 2)
+
+
+def _with_sink_key(
+    q: Tensor, k: Tensor, v: Tensor, mask: AttentionMask, scale: float, sinks: Tensor
+) -> tuple[Tensor, Tensor, Tensor, AttentionMask]:
+    """One more key, whose score is the head's sink and whose value is nought.
+
+    Eight more dimensions keep rows aligned: in two of them, queries hold sink / scale (what q's
+    dtype can hold of it, and the rest), the new key 1 and the others 0.
+    """
+    batch, heads, length, size = q.shape
+    wide = sinks.float() / scale
+    high = wide.to(q.dtype)
+    pair = torch.stack((high, (wide - high).to(q.dtype)), -1)
+    q = torch.cat((q, F.pad(pair, (0, 6))[:, None].expand(batch, heads, length, 8)), -1)
+    key = F.pad(k.new_ones(2), (size, 6)).expand(batch, k.shape[1], 1, size + 8)
+    k = torch.cat((F.pad(k, (0, 8)), key), 2)
+    if mask.bias is None:
+        later = torch.ones(length, length, dtype=torch.bool, device=q.device).triu(1)
+        bias = q.new_zeros(later.shape).masked_fill_(later, float("-inf"))[None, None]
+    else:
+        bias = mask.bias
+    return q, k, F.pad(v, (0, 0, 0, 1)), AttentionMask(False, F.pad(bias, (0, 1)))
+
+
+def _capped_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: AttentionMask,
+    scale: float,
+    cap: float,
+    sinks: Tensor | None,
+) -> Tensor:
+    batch, heads, length, size = q.shape
+    groups = k.shape[1]
+    q = q.reshape(batch, groups, heads // groups, length, size)
+    scores = torch.einsum("bkgtn,bksn->bkgts", q, k).float() * scale
+    scores = torch.tanh(scores / cap) * cap
+    if mask.bias is None:
+        later = torch.ones(length, length, dtype=torch.bool, device=q.device).triu(1)
+        scores = scores.masked_fill(later, float("-inf"))
+    else:
+        scores = scores + mask.bias[:, :, None]
+    if sinks is not None:
+        column = sinks.float().view(1, groups, -1, 1, 1).expand(*scores.shape[:-1], 1)
+        scores = torch.cat((scores, column), -1)
+    weights = torch.softmax(scores, -1)[..., : k.shape[2]].to(v.dtype)
+    out = torch.einsum("bkgts,bksn->bkgtn", weights, v)
+    return out.reshape(batch, heads, length, v.shape[-1])
