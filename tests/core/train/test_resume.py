@@ -358,6 +358,58 @@ def test_disk_fails_at_every_moment(
     assert codes.count(1) >= STEPS
 
 
+SETTINGS = {
+    **{name: ("--optimizer", name) for name in ("muon", "lion", "adafactor", "soap")},
+    **{name: ("--precision", name) for name in ("bf16", "fp8", "qat-int8")},
+    "nvfp4": ("--precision", "nvfp4", "--bf16-tail", "--shape", "d=32,layers=4,heads=2"),
+    "experts": (
+        "--shape",
+        "family=deepseek_v3,d=32,layers=2,heads=2,experts=4,chosen=2",
+        "--balance",
+        0.1,
+    ),
+    "lora": ("--lora-rank", 4),
+    "micro-batch": ("--micro-batch", 3, "--remat", "full", "--z-loss", 1e-3),
+    "freeze": ("--freeze", "embed|norm", "--schedule", "cosine", "--then", "50%:notes=1"),
+    "mup": ("--mup-base", 16, "--clip-norm", 0, "--shape", f"{SHAPE},tied=false"),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("more", SETTINGS.values(), ids=SETTINGS)
+def test_killed_under_other_settings(whole: Path, tmp_path: Path, more, sabia: Commands) -> None:
+    """The state of every optimizer is saved whole, and random numbers are those of the step."""
+    done = sabia(*words(whole, tmp_path / "one", *more))
+    assert done.returncode == 0, done.stderr
+    killed = sabia(*words(whole, tmp_path / "run", *more), at=("step", 8, "SIGKILL"))
+    assert killed.returncode == -9, killed.stderr
+    done = sabia(*words(whole, tmp_path / "run", *more))
+    assert done.returncode == 0, done.stderr
+    same(tmp_path, tmp_path / "run", run="one")
+    assert weights(tmp_path / "run") != weights(whole / "run") or "--micro-batch" in more
+
+
+@pytest.mark.slow
+def test_signals_at_any_time(whole: Path, tmp_path: Path, sabia: Commands) -> None:
+    """From the start to writing the model: 75 and one line, or the end of the run.
+
+    Before the command has begun anything, a signal may just end it.
+    """
+    since = time.monotonic()
+    stopped = sabia(*words(whole, tmp_path / "one"))
+    took, draw = time.monotonic() - since, random.Random(1)
+    codes = []
+    for number in range(16):
+        out = tmp_path / f"run{number}"
+        stopped = sabia(*words(whole, out), at=("time", draw.uniform(0.05, took), "SIGTERM"))
+        codes.append(stopped.returncode)
+        expected = (0, 75) if out.exists() else (75, -15)
+        assert stopped.returncode in expected, (stopped.returncode, stopped.stderr)
+        assert stopped.stderr.count(b"\n") == (stopped.returncode == 75), stopped.stderr
+        resumed(whole, out, sabia)
+    assert 75 in codes
+
+
 @pytest.mark.parametrize("first", ["jax", pytest.param("torch", marks=pytest.mark.slow)])
 def test_other_backend_takes_over(whole: Path, tmp_path: Path, first: str, sabia: Commands) -> None:
     pytest.importorskip("jax", reason="the jax backend")
