@@ -251,7 +251,8 @@ def _explain(error: Exception) -> int:
         notes.say(f"error: package {error.name!r} is missing; pip install it")
         return int(ExitCode.MISSING)
     if isinstance(error, OSError):
-        notes.say(f"error: {error.filename or ''}: {error.strerror or text}")
+        name = "" if error.filename is None else f"{error.filename}: "
+        notes.say(f"error: {name}{error.strerror or text}")
         return int(ExitCode.FAILED)
     notes.say(f"error: {type(error).__name__}: {text} (a defect; --debug shows where)")
     return int(ExitCode.FAILED)

@@ -5,10 +5,13 @@ sweeps those whose process is gone. No reader of this package looks at dot-files
 """
 
 import contextlib
+import errno
 import os
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
+
+FAILED_WRITES = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 
 
 def fsync_directory(directory: Path) -> None:
@@ -30,6 +33,17 @@ def sweep_stale(path: Path) -> None:
 
 
 @contextlib.contextmanager
+def naming(path: Path) -> Iterator[None]:
+    """Let a failure to write that names no file, as a full disk's does, name this one."""
+    try:
+        yield
+    except OSError as error:
+        if error.filename is None and error.errno in FAILED_WRITES:
+            error.filename = str(path)
+        raise
+
+
+@contextlib.contextmanager
 def atomic_path(path: str | Path) -> Iterator[Path]:
     """Yield a temporary path beside `path`; on success it is synced and renamed, else removed."""
     final = Path(path)
@@ -37,11 +51,12 @@ def atomic_path(path: str | Path) -> Iterator[Path]:
     sweep_stale(final)
     temporary = final.with_name(f".{final.name}.{os.getpid()}.tmp")
     try:
-        yield temporary
-        with open(temporary, "rb") as written:
-            os.fsync(written.fileno())
-        os.replace(temporary, final)
-        fsync_directory(final.parent)
+        with naming(final):
+            yield temporary
+            with open(temporary, "rb") as written:
+                os.fsync(written.fileno())
+            os.replace(temporary, final)
+            fsync_directory(final.parent)
     finally:
         temporary.unlink(missing_ok=True)
 
@@ -67,14 +82,15 @@ def atomic_directory(path: str | Path) -> Iterator[Path]:
     shutil.rmtree(temporary, ignore_errors=True)
     temporary.mkdir()
     try:
-        yield temporary
-        fsync_directory(temporary)
-        replaced = final.with_name(f".{final.name}.old.{os.getpid()}.tmp")
-        if final.exists():
-            os.rename(final, replaced)
-        os.rename(temporary, final)
-        fsync_directory(final.parent)
-        shutil.rmtree(replaced, ignore_errors=True)
+        with naming(final):
+            yield temporary
+            fsync_directory(temporary)
+            replaced = final.with_name(f".{final.name}.old.{os.getpid()}.tmp")
+            if final.exists():
+                os.rename(final, replaced)
+            os.rename(temporary, final)
+            fsync_directory(final.parent)
+            shutil.rmtree(replaced, ignore_errors=True)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
 

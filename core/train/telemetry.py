@@ -29,7 +29,7 @@ import numpy as np
 
 from sabia.core import notes, units
 from sabia.core.progress import Bar, progress
-from sabia.core.shards.atomic import write_atomic
+from sabia.core.shards.atomic import naming, write_atomic
 
 NOTE_EVERY_S = 60.0
 KIB = 1024
@@ -49,12 +49,14 @@ class RunLog:
 
     def write(self, row: Row) -> None:
         """Append a row; it is in the file (not yet on the disk) when this returns."""
-        self._file.write(json.dumps(row) + "\n")
-        self._file.flush()
+        with naming(self.path):
+            self._file.write(json.dumps(row) + "\n")
+            self._file.flush()
 
     def sync(self) -> None:
         """Make what was written durable; done before a checkpoint is committed."""
-        os.fsync(self._file.fileno())
+        with naming(self.path):
+            os.fsync(self._file.fileno())
 
     def close(self) -> None:
         """Close the file."""
