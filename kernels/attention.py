@@ -14,8 +14,8 @@ sequence, and keys, values and segments are whole.
 Order of choice
     torch on CUDA   library: `scaled_dot_product_attention` for the bare triangle (cuDNN or
                     FlashAttention), else FlexAttention (takes all of the above: a score function
-                    for the cap, a block mask, sinks from its log-sum-exp). triton by name: one
-                    fused kernel of our own, independent of torch.compile.
+                    for the cap, a block mask, sinks from its log-sum-exp). triton by name and for
+                    heads below 16: one fused kernel of our own, independent of torch.compile.
     torch on CPU    library where there is neither cap nor sinks, else reference.
     JAX on TPU      library: splash attention, where lengths are multiples of 128 and start is a
                     Python number; else our Pallas kernel.

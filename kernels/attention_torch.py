@@ -18,6 +18,22 @@ from sabia.kernels.dispatch import Choice, Option, choose, reference_option, tri
 
 Tensor = torch.Tensor
 FLEX_BLOCK = 128
+FLEX_LEAST_HEAD = 16
+
+
+def _once(compute: Callable[[Any], Any]) -> Any:
+    """A property computed once; while compiling each time, since compilers see equal expressions
+    but cannot follow the lock of functools.cached_property."""
+    name = compute.__name__
+
+    def read(self: Any) -> Any:
+        if torch.compiler.is_compiling():
+            return compute(self)
+        if name not in self.__dict__:
+            self.__dict__[name] = compute(self)
+        return self.__dict__[name]
+
+    return property(read, doc=compute.__doc__)
 
 
 @dataclass(frozen=True)
@@ -38,25 +54,25 @@ class Mask:
         """S."""
         return self.until.shape[-1]
 
-    @functools.cached_property
+    @_once
     def positions(self) -> Tensor:
         """int32[T] of the queries."""
         count = self.first.shape[-1]
         return torch.arange(self.start, self.start + count, device=self.first.device)
 
-    @functools.cached_property
+    @_once
     def dense(self) -> Tensor:
         """bool[B or 1, 1, T, S]: which keys each query sees."""
         keys = torch.arange(self.keys, device=self.first.device)
         allowed = (keys >= self.first[..., None]) & (keys <= self.positions[:, None])
         return allowed[:, None]
 
-    @functools.cached_property
+    @_once
     def seen(self) -> Tensor:
         """bool[B or 1, T, 1, 1]: queries that are no padding."""
         return (self.first < self.keys)[..., None, None]
 
-    @functools.cached_property
+    @_once
     def blocks(self) -> Any:
         """FlexAttention's BlockMask."""
         return _block_mask(self)
@@ -121,6 +137,14 @@ def _block_mask(mask: Mask) -> Any:
     )
 
 
+def _cuda_library(q: Tensor, v: Tensor, flexible: bool) -> Option:
+    size, obstacle = min(q.shape[-1], v.shape[-1]), None
+    if flexible and size < FLEX_LEAST_HEAD:
+        obstacle = f"FlexAttention: heads of {size} (at least {FLEX_LEAST_HEAD})"
+    kernel = "FlexAttention" if flexible else "scaled_dot_product_attention"
+    return Option("library", f"{kernel}: torch's fused kernel", obstacle)
+
+
 def choose_attention(
     q: Tensor,
     k: Tensor,
@@ -134,14 +158,13 @@ def choose_attention(
     plain = softcap is None and sinks is None
     device = q.device.type
     if device == "cuda":
-        kernel = "scaled_dot_product_attention" if plain and mask.causal else "FlexAttention"
-        library = Option("library", f"{kernel}: torch's fused kernel")
+        library = _cuda_library(q, v, flexible=not (plain and mask.causal))
     elif device == "cpu":
         obstacle = None if plain else "on CPU torch has no fused kernel with a cap or sinks"
         library = Option("library", "scaled_dot_product_attention on CPU", obstacle)
     else:
         library = Option("library", "", f"not tried on {device}")
-    own = Option("triton", "one fused kernel", triton_obstacle(q), automatic=False)
+    own = Option("triton", "one fused kernel", triton_obstacle(q), automatic=device == "cuda")
     return choose("attention", [library, own, reference_option()], implementation)
 
 
@@ -171,13 +194,16 @@ def _reference(
 
 def _sdpa(q: Tensor, k: Tensor, v: Tensor, mask: Mask, scale: float) -> Tensor:
     q, k, v = (x.transpose(1, 2) for x in (q, k, v))
+    size = v.shape[-1]
+    if size < q.shape[-1] and q.device.type == "cuda":  # FlashAttention wants them of one size
+        v = F.pad(v, (0, q.shape[-1] - size))
     options: dict[str, Any] = {"scale": scale, "enable_gqa": q.shape[1] != k.shape[1]}
     if mask.causal:
         options["is_causal"] = True
     else:
         padding = ~mask.seen.transpose(1, 2)  # these rows see all: no kernel divides by nothing
         options["attn_mask"] = mask.dense | padding
-    out = F.scaled_dot_product_attention(q, k, v, **options).transpose(1, 2)
+    out = F.scaled_dot_product_attention(q, k, v, **options).transpose(1, 2)[..., :size]
     return out if mask.causal else torch.where(mask.seen, out, 0)
 
 

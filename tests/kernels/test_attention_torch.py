@@ -112,6 +112,20 @@ def test_operators_are_sound() -> None:
     agree([out], run(case, "reference")[:1])
 
 
+@pytest.mark.parametrize("name", ["reference", "library"])
+def test_masks_are_made_and_read_within_a_compiled_graph(name: str) -> None:
+    data, _ = tensors(Case("small", B=2, T=9, S=9, H=2, K=1, N=16, M=16))
+    segments = torch.tensor([[1] * 4 + [2] * 3 + [0] * 2, [1] * 9])
+
+    def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        mask = attention_mask(q, 9, 9, segments=segments, window=3)
+        return attention(q, k, v, mask, implementation=name)
+
+    qkv = [data[n] for n in "qkv"]
+    whole = torch.compile(attend, backend="aot_eager", fullgraph=True)
+    agree([whole(*qkv)], [attend(*qkv)])
+
+
 def test_choice_is_said_and_never_replaced() -> None:
     data, mask = tensors(CASES[0])
     qkv = [data[n] for n in "qkv"]
