@@ -125,7 +125,7 @@ def test_what_is_let_go_is_read_again(tmp_path: Path) -> None:
     assert all(np.array_equal(arrays[name], before[name]) for name in arrays)
 
 
-@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+@pytest.mark.parametrize("dtype", ["bfloat16", pytest.param("float32", marks=pytest.mark.slow)])
 def test_frozen_tensors_come_out_byte_for_byte(tmp_path: Path, dtype: str) -> None:
     model = make_model(tmp_path / "model", "small", numpy_dtype(dtype))
     tokens = make_tokens(tmp_path / "tokens", 8)

@@ -414,7 +414,8 @@ def test_signals_at_any_time(whole: Path, tmp_path: Path, sabia: Commands) -> No
     assert 75 in codes
 
 
-@pytest.mark.parametrize("first", ["jax", pytest.param("torch", marks=pytest.mark.slow)])
+@pytest.mark.slow  # test_resume_meshes has a fast one
+@pytest.mark.parametrize("first", ["jax", "torch"])
 def test_other_backend_takes_over(whole: Path, tmp_path: Path, first: str, sabia: Commands) -> None:
     pytest.importorskip("jax", reason="the jax backend")
     command, second = words(whole, tmp_path / "run"), {"torch": "jax", "jax": "torch"}[first]

@@ -55,7 +55,9 @@ def newest(out: Path) -> int:
 def check(whole: Path, out: Path, commands: Commands, optimizer: str = "adamw") -> None:
     """The run has ended as the one of one process, and has read the same."""
     assert list(losses(out)) == list(range(1, 21))
-    assert difference(whole / optimizer, out) <= 1e-5
+    gap = difference(whole / optimizer, out)
+    print(f"largest difference of a loss: {gap:.1e}")
+    assert gap <= 1e-5
     asked = ("--optimizer", optimizer, "--list-read", "--to", "jsonl")
     lists = [commands(*words(whole, run, *asked)).stdout for run in (whole / optimizer, out)]
     assert lists[0] == lists[1]
