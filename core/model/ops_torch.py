@@ -25,6 +25,7 @@ from sabia.core.model.ops_torch_attention import attention, attention_mask
 from sabia.core.model.ops_torch_delta import causal_conv, delta_rule
 from sabia.core.model.ops_torch_loss import linear_cross_entropy
 from sabia.core.model.ops_torch_moe import combine, dispatch, grouped_matmul, tally
+from sabia.core.model.ops_torch_wide import wide_linear, widened
 from sabia.kernels import rms_norm as kernels
 
 __all__ = [
@@ -155,7 +156,7 @@ def linear(
         weight = weight.to(x.dtype)
     if bias is not None and bias.dtype != x.dtype:
         bias = bias.to(x.dtype)
-    return F.linear(x, weight, bias)
+    return wide_linear(x, weight, bias) if widened(x) else F.linear(x, weight, bias)
 
 
 def _fused(x: Tensor) -> bool:

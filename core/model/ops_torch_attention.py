@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as F
 
 from sabia.core.model.kernel_choice import kernels_of, obeyed, refusal
+from sabia.core.model.ops_torch_wide import widened
 from sabia.kernels import attention as kernels
 
 Tensor = torch.Tensor
@@ -26,6 +27,10 @@ class AttentionMask:
 
     causal: bool
     bias: Tensor | None = None
+
+    def float(self) -> "AttentionMask":
+        """The same for queries in fp32."""
+        return self if self.bias is None else AttentionMask(self.causal, self.bias.float())
 
 
 def attention_mask(
@@ -82,10 +87,12 @@ def attention(
         return _capped_attention(q, k, v, mask, scale, softcap, sinks).transpose(1, 2)
     if sinks is not None:
         q, k, v, mask = _with_sink_key(q, k, v, mask, scale, sinks)
-    size = v.shape[3]
+    size, dtype = v.shape[3], q.dtype
     if size < q.shape[3]:  # the fused kernels want keys and values of one size
         v = F.pad(v, (0, q.shape[3] - size))
-    return _fused_attention(q, k, v, mask, scale)[..., :size]
+    if widened(q) and q.shape[2] > 1:
+        q, k, v, mask = q.float(), k.float(), v.float(), mask.float()
+    return _fused_attention(q, k, v, mask, scale)[..., :size].to(dtype)
 
 
 def _fused_attention(q: Tensor, k: Tensor, v: Tensor, mask: AttentionMask, scale: float) -> Tensor:

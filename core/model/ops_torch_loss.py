@@ -13,11 +13,13 @@ import torch
 from torch.utils.checkpoint import checkpoint
 
 from sabia.core.model.kernel_choice import kernels_of, obeyed
+from sabia.core.model.ops_torch_wide import widened
 from sabia.kernels import vocabulary_loss as kernels
 
 Tensor = torch.Tensor
 DEFAULT_CHUNK_BYTES = 256 << 20
 CPU_BLOCK_BYTES = 8 << 20
+WIDE_BLOCK_BYTES = 32 << 20
 KERNELS = kernels_of("torch")
 _NAMED = KERNELS.asked["vocabulary_loss"]
 _kernel = obeyed(kernels.linear_cross_entropy)
@@ -98,23 +100,67 @@ class _LinearCrossEntropy(torch.autograd.Function):
 
 
 def _plain(hidden: Tensor, weight: Tensor, targets: Tensor, cap: float | None) -> list[Tensor]:
-    z = _logits(hidden, weight, cap, None)
+    z = _logits(hidden.to(weight.dtype), weight, cap, None)
     lse = torch.logsumexp(z, -1)
     picked = z.gather(1, targets.clamp_min(0)[:, None])[:, 0]
     return [torch.where(targets >= 0, lse - picked, 0.0), lse]
 
 
+class _KeptScores(torch.autograd.Function):
+    """The same for torch.compile, all scores kept in hidden's dtype; the compiler fuses the rest.
+
+    The one-hot is a comparison, which fuses, where a gather's gradient would fill [tokens, V].
+    Products are in weight's dtype, which may be wider than hidden's.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, hidden: Tensor, weight: Tensor, targets: Tensor, cap: float | None
+    ) -> tuple[Tensor, Tensor]:
+        scores = hidden.to(weight.dtype) @ weight.t()
+        z = _capped(scores.float(), cap)
+        lse = torch.logsumexp(z, -1)
+        picked = z.gather(1, targets.clamp_min(0)[:, None])[:, 0]
+        ctx.save_for_backward(hidden, weight, targets, lse, scores.to(hidden.dtype))
+        ctx.cap = cap
+        return torch.where(targets >= 0, lse - picked, 0.0), lse
+
+    @staticmethod
+    def backward(ctx: Any, grad_nll: Tensor, grad_lse: Tensor) -> tuple[Tensor, Tensor, None, None]:
+        hidden, weight, targets, lse, scores = ctx.saved_tensors
+        z = _capped(scores.float(), ctx.cap)
+        grad_nll = torch.where(targets >= 0, grad_nll, 0.0)[:, None]
+        right = torch.arange(z.shape[1], device=z.device) == targets[:, None]
+        dz = (z - lse[:, None]).exp() * (grad_nll + grad_lse[:, None])
+        dz = torch.where(right, dz - grad_nll, dz)
+        if ctx.cap is not None:
+            dz = dz * (1 - (z / ctx.cap).square())
+        dz = dz.to(weight.dtype)
+        return (dz @ weight).to(hidden.dtype), dz.t() @ hidden.to(weight.dtype), None, None
+
+
+def _capped(scores: Tensor, cap: float | None) -> Tensor:
+    return scores if cap is None else torch.tanh(scores / cap) * cap
+
+
 def _compiled(
     hidden: Tensor, weight: Tensor, targets: Tensor, cap: float | None, rows: int
 ) -> tuple[Tensor, Tensor]:
-    """The same for torch.compile, which fuses plain expressions and recomputes the blocks."""
-    if rows >= hidden.shape[0]:
-        nll, lse = _plain(hidden, weight, targets, cap)
-        return nll, lse
-    parts = [
-        checkpoint(_plain, hidden[p], weight, targets[p], cap, use_reentrant=False)
-        for p in _blocks(hidden.shape[0], rows)
-    ]
+    """For torch.compile: `rows` of the scores may be kept; beyond that blocks are recomputed."""
+    tokens = hidden.shape[0]
+    if rows < tokens:
+        parts = [
+            checkpoint(_plain, hidden[p], weight, targets[p], cap, use_reentrant=False)
+            for p in _blocks(tokens, rows)
+        ]
+    else:
+        if weight.dtype != hidden.dtype:  # scores wider than those kept: of a few rows at a time
+            rows = max(1, WIDE_BLOCK_BYTES // (4 * weight.shape[0]))
+        parts = [
+            _KeptScores.apply(hidden[p], weight, targets[p], cap) for p in _blocks(tokens, rows)
+        ]
+    if len(parts) == 1:
+        return parts[0]
     return torch.cat([nll for nll, _ in parts]), torch.cat([lse for _, lse in parts])
 
 
@@ -143,10 +189,13 @@ def linear_cross_entropy(
         options = {"chunk_bytes": chunk_bytes or DEFAULT_CHUNK_BYTES, "implementation": _NAMED}
         nll, lse = _kernel(flat, weight, goals, softcap=softcap, **options)
         return nll.view(targets.shape), lse.view(targets.shape)
+    if widened(flat):  # the weight's gradient is then summed in fp32 too
+        weight = weight.float()
     budget, row_bytes = chunk_bytes or DEFAULT_CHUNK_BYTES, 4 * weight.shape[0]
     if torch.compiler.is_compiling():
         nll, lse = _compiled(flat, weight, goals, softcap, max(1, budget // row_bytes))
         return nll.view(targets.shape), lse.view(targets.shape)
+    flat = flat.to(weight.dtype)
     block = min(budget, CPU_BLOCK_BYTES) if hidden.device.type == "cpu" else budget
     rows = min(max(1, block // row_bytes), max(1, flat.shape[0]))
     differentiable = torch.is_grad_enabled() and (flat.requires_grad or weight.requires_grad)

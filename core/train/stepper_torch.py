@@ -117,8 +117,7 @@ class TorchStepper:
         if found["updated"]:
             clip = self.setup.optimizer.clip_norm
             scale = clip / norm if clip and norm > clip else 1.0
-            torch._foreach_mul_(list(gradients.values()), scale / weight)
-            self._update(gradients, lr)
+            self._update(gradients, lr, scale / weight)
             self._balance(found.get("expert_load"))
         self._forget_gradients()
         return found
@@ -155,10 +154,10 @@ class TorchStepper:
             _add(sums, {"loss": total, "weight": weight, **extras})
         return sums
 
-    def _update(self, gradients: dict[str, Tensor], lr: float) -> None:
-        changes: dict[str, Any] = {}
+    def _update(self, gradients: dict[str, Tensor], lr: float, scale: float = 1.0) -> None:
+        changes: dict[str, Any] = {"scale": scale}
         if self.mesh.size > self.mesh.data * self.mesh.pipe:
-            changes = {"gather": self._whole_matrices, "own": self._own_matrices}
+            changes |= {"gather": self._whole_matrices, "own": self._own_matrices}
         given = (self.params, gradients, self.parts, self.rules, self.count, lr)
         apply_torch(*given, **changes)
         self.count += 1

@@ -77,16 +77,22 @@ def apply_torch(
     lr: float,
     gather: NamedChange | None = None,
     own: NamedChange | None = None,
+    scale: float = 1.0,
 ) -> None:
     """Update parameters and state in place; `count` is the number of updates made before.
+
+    The gradients are multiplied by `scale`, in place (AdamW's kernel does it as it reads them).
 
     `gather(name, x)` gives the whole tensor of a shard, `own(name, x)` this device's shard of a
     whole one; without them the tensors are whole.
     """
     for rule, names in _by_rule(params, rules).items():
         if rule.kind == "adamw" and all(params[name].is_contiguous() for name in names):
-            _adamw(rule, *_lists(names, params, grads, state), count, lr)
-        elif rule.kind == "lion":
+            _adamw(rule, *_lists(names, params, grads, state), count, lr, scale)
+            continue
+        if scale != 1.0:
+            torch._foreach_mul_([grads[name] for name in names], scale)
+        if rule.kind == "lion":
             for some in _bounded(names, params):
                 _lion(rule, *_lists(some, params, grads, state), lr)
         else:
@@ -131,6 +137,7 @@ def _adamw(
     state: list[dict[str, Tensor]],
     count: int,
     lr: float,
+    scale: float,
 ) -> None:
     device = params[0].device
     steps = torch.full((len(params),), float(count), device=device).unbind()
@@ -142,6 +149,7 @@ def _adamw(
         [],
         list(steps),
         fused=True,
+        grad_scale=None if scale == 1.0 else torch.tensor(1 / scale, device=device),
         amsgrad=False,
         beta1=rule.config.beta1,
         beta2=rule.config.beta2,
