@@ -245,9 +245,10 @@ class Training:
         """Leave rows out and take the step again, or go back to where the run was well."""
         config, at = self.config.guard, self.step
         most_loss, most_norm = self.guard.limits()
+        least = f"at most {most_loss:.4g} and {most_norm:.4g}"
         told = (
             f"step {at + 1}: loss {found['loss']:.4g}, gradient norm {found['grad_norm']:.4g} "
-            f"(expected at most {most_loss:.4g} and {most_norm:.4g})"
+            f"(expected {least if np.isfinite(most_loss) else 'finite numbers'})"
         )
         if config.action != "rewind":
             raise self._given_up(told)
@@ -256,7 +257,8 @@ class Training:
             self.rewinds += 1
             if self.rewinds > config.rewinds:
                 raise self._given_up(f"{told} after {config.rewinds} rewinds")
-            self._go_back()
+            if not self._go_back():
+                raise self._given_up(f"{told}, and no checkpoint to go back to")
             bad = self._stand_out(range(self.step, at + 1)) or self._all_of(at)
         self.source.leave_out(bad, self.run.path if self.world.leads else None)
         notes.warn(
@@ -273,15 +275,17 @@ class Training:
             "--lr or --on-spike rewind"
         )
 
-    def _go_back(self) -> None:
-        """To the last good checkpoint; without any, the state before the refused step is it."""
+    def _go_back(self) -> bool:
+        """To the last good checkpoint; False where there is none."""
         self.saver.settle()
         back = self._latest()
-        if back is not None:
-            self._restore(back)
+        if back is None:
+            return False
+        self._restore(back)
         self.log.close()
         self.log = RunLog(self.run.path, self.world.rank, self.step)
         self.meter.start()
+        return True
 
     def _stand_out(self, steps: range) -> list[dict[str, Any]]:
         """The rows of these steps whose losses are outliers now."""

@@ -179,7 +179,7 @@ def test_stdin_and_dry_run(made: Path, tmp_path: Path) -> None:
     ("words", "code", "said"),
     [
         ((), 2, "which model? give one of"),
-        (("--shape", SHAPE, "--mesh", "tensor=2"), 2, "axis 'tensor' is not run"),
+        (("--shape", SHAPE, "--mesh", "tensor=2"), 2, "needs 2 devices, there are 1 (torch runs"),
         (("--shape", SHAPE, "--mesh", "data=2"), 2, "torchrun --nproc-per-node 2"),
         (("--shape", SHAPE, "--steps", "3", "--tokens", "5"), 2, "give one of --steps"),
         (("--shape", SHAPE, "--mix", "poems=1"), 2, "no rows of source 'poems'"),
