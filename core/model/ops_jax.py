@@ -1,12 +1,12 @@
 """The operations in JAX: pure functions, friendly to jit, grad and static shapes.
 
 Large vocabulary losses scan over chunks of tokens and recompute logits for the gradient.
-Attention is `jax.nn.dot_product_attention`, which reads grouped keys without a copy. Nothing
-here keeps state; importing this module registers KVCache as a pytree (its `reads` is static).
+On accelerators, and where SABIA_KERNELS asks for it (core.model.kernel_choice), kernels serve.
+Nothing here keeps state; importing this module registers KVCache as a pytree (its `reads` is
+static).
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -16,15 +16,29 @@ import numpy as np
 
 from sabia.core.errors import UsageError
 from sabia.core.model.cache import KVCache
+from sabia.core.model.kernel_choice import kernels_of, obeyed
 from sabia.core.model.ops import FORWARD_DTYPES, Angles, Remat
+from sabia.core.model.ops_jax_attention import attention, attention_mask
 from sabia.core.model.ops_jax_delta import causal_conv, delta_rule
 from sabia.core.model.ops_jax_moe import combine, dispatch, grouped_matmul, tally
+from sabia.kernels import vocabulary_loss as kernels
 
-__all__ = ["causal_conv", "combine", "delta_rule", "dispatch", "grouped_matmul", "tally"]
+__all__ = [
+    "attention",
+    "attention_mask",
+    "causal_conv",
+    "combine",
+    "delta_rule",
+    "dispatch",
+    "grouped_matmul",
+    "tally",
+]
 
 Array = jax.Array
 name = "jax"
 DEFAULT_CHUNK_BYTES = 256 << 20
+KERNELS = kernels_of("jax")
+_loss_kernel = obeyed(kernels.linear_cross_entropy)
 
 jax.tree_util.register_dataclass(KVCache, data_fields=["layers"], meta_fields=["reads"])
 
@@ -181,80 +195,6 @@ def rope(x: Array, angles: Angles) -> Array:
     return (wide * cos + jnp.concatenate((-second, first), axis=-1) * sin).astype(x.dtype)
 
 
-@dataclass(frozen=True)
-class AttentionMask:
-    """`causal`: the plain triangle. Otherwise `allowed`, boolean [B or 1, 1, T, S]."""
-
-    causal: bool
-    allowed: Array | None = None
-
-
-def attention_mask(
-    like: Array,
-    keys: int,
-    *,
-    segments: Array | None = None,
-    slots: Array | None = None,
-    window: int | None = None,
-) -> AttentionMask:
-    """See Ops.attention_mask."""
-    length = like.shape[1]
-    if segments is None and slots is None and (window is None or window >= length):
-        return AttentionMask(causal=True)
-    queries = arange(length, like)[None] if slots is None else slots
-    distance = queries[:, :, None] - arange(keys, like)
-    allowed = distance >= 0
-    if window is not None:
-        allowed &= distance < window
-    if segments is not None:
-        allowed &= segments[:, :, None] == segments[:, None, :]
-    return AttentionMask(False, allowed[:, None])
-
-
-def attention(
-    q: Array,
-    k: Array,
-    v: Array,
-    mask: AttentionMask,
-    *,
-    scale: float,
-    softcap: float | None = None,
-    sinks: Array | None = None,
-) -> Array:
-    """See Ops.attention."""
-    k, v = k.astype(q.dtype), v.astype(q.dtype)
-    if softcap is not None or sinks is not None or v.shape[-1] != q.shape[-1]:
-        return _plain_attention(q, k, v, mask, scale, softcap, sinks)
-    return jax.nn.dot_product_attention(
-        q, k, v, mask=mask.allowed, is_causal=mask.causal, scale=scale
-    )
-
-
-def _plain_attention(
-    q: Array,
-    k: Array,
-    v: Array,
-    mask: AttentionMask,
-    scale: float,
-    cap: float | None,
-    sinks: Array | None,
-) -> Array:
-    """What `dot_product_attention` cannot: caps, sinks, values of another size than keys."""
-    batch, length, heads, size = q.shape
-    groups = k.shape[2]
-    q = q.reshape(batch, length, groups, heads // groups, size)
-    scores = jnp.einsum("btkgn,bskn->bkgts", q, k).astype(jnp.float32) * scale
-    allowed = jnp.tri(length, dtype=bool) if mask.allowed is None else mask.allowed[:, None]
-    scores = jnp.where(allowed, scores if cap is None else softcap(scores, cap), -jnp.inf)
-    if sinks is not None:
-        column = sinks.astype(jnp.float32).reshape(1, groups, -1, 1, 1)
-        column = jnp.broadcast_to(column, (*scores.shape[:-1], 1))
-        scores = jnp.concatenate((scores, column), -1)
-    weights = softmax(scores)[..., : k.shape[1]].astype(v.dtype)
-    out = jnp.einsum("bkgts,bskn->btkgn", weights, v)
-    return out.reshape(batch, length, heads, v.shape[-1])
-
-
 def whole_segments(segments: Array) -> Array:
     """See Ops.whole_segments: one device, so segments itself."""
     return segments
@@ -300,7 +240,10 @@ def linear_cross_entropy(
     """See Ops.linear_cross_entropy."""
     flat, goals = hidden.reshape(-1, hidden.shape[-1]), targets.reshape(-1)
     rows = max(1, (chunk_bytes or DEFAULT_CHUNK_BYTES) // (4 * weight.shape[0]))
-    if rows >= flat.shape[0]:
+    if KERNELS.serve("vocabulary_loss", jax.default_backend()):
+        named = KERNELS.asked["vocabulary_loss"]
+        nll, lse = _loss_kernel(flat, weight, goals, softcap=softcap, implementation=named)
+    elif rows >= flat.shape[0]:
         nll, lse = _losses(flat, weight, goals, softcap)
     else:
         nll, lse = _chunked_losses(flat, weight, goals, softcap, rows)

@@ -1,7 +1,8 @@
 """Dispatch, grouped products and combination of experts in JAX, all shapes static.
 
 Copies of tokens are sorted by expert, M = B·T·k rows; `jax.lax.ragged_dot` multiplies each
-expert's rows by its matrix. Gradients of both permutations are gathers, no scattered sums.
+expert's rows by its matrix, on TPU a kernel of sabia.kernels. Gradients of both permutations are
+gathers, no scattered sums.
 """
 
 from functools import partial
@@ -10,7 +11,12 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from sabia.core.model.kernel_choice import kernels_of, obeyed
+from sabia.kernels import grouped_matmul as kernels
+
 Array = jax.Array
+KERNELS = kernels_of("jax")
+_kernel = obeyed(kernels.grouped_matmul)
 
 # rows[M, in] · weight[E, out, in] by groups of rows, contracting the last axes.
 _DIMENSIONS = jax.lax.RaggedDotDimensionNumbers(
@@ -86,7 +92,11 @@ def grouped_matmul(
 ) -> Array:
     """See Ops.grouped_matmul."""
     weight = weight.astype(rows.dtype)
-    out = jax.lax.ragged_dot_general(rows, weight, plan.counts, _DIMENSIONS)
+    if KERNELS.serve("grouped_matmul", jax.default_backend()):
+        named = KERNELS.asked["grouped_matmul"]
+        out = _kernel(rows, weight, plan.counts, implementation=named)
+    else:
+        out = jax.lax.ragged_dot_general(rows, weight, plan.counts, _DIMENSIONS)
     return out if bias is None else out + bias.astype(out.dtype)[plan.experts]
 
 

@@ -1,7 +1,8 @@
 """The operations of a JAX mesh: constraints for the compiler, and three exchanges by hand.
 
 Arrays are global; `shard_map` is used where the partitioner would do needless work: the lookup and
-the loss of a vocabulary that lies over `tensor`, and the mixture of experts. There the tokens of
+the loss of a vocabulary that lies over `tensor`, and the mixture of experts; and around kernels,
+which it cannot partition: attention by sabia.kernels, where that serves. With experts the tokens of
 the devices along `expert` are gathered, each device takes the copies meant for its own experts,
 and the results are summed and scattered back: exact and with static shapes, at the price of rows
 for the worst case (all tokens at one device's experts), which `ragged_dot` does not multiply.
@@ -10,6 +11,7 @@ for the worst case (all tokens at one device's experts), which `ragged_dot` does
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -18,13 +20,15 @@ import jax.numpy as jnp
 from jax.sharding import Mesh as JaxMesh
 from jax.sharding import NamedSharding, PartitionSpec
 
+from sabia.core.model.kernel_choice import kernels_of
+from sabia.core.model.ops_jax_attention import AttentionMask
 from sabia.core.parallel.mesh import ROW_AXES, Mesh
 from sabia.core.parallel.rules import Split, activation_split, weight_split
 from sabia.core.spec.tensors import TensorSpec
 
 Array = jax.Array
 TOKENS = (*ROW_AXES, "context")  # what splits the tokens of a batch
-CHUNK_BYTES = 256 << 20
+KERNELS = kernels_of("jax")
 
 
 def partition(split: Split) -> PartitionSpec:
@@ -128,9 +132,39 @@ class MeshOps:
         tokens = PartitionSpec(ROW_AXES, "context")
         losses = partial(self.base.linear_cross_entropy, softcap=softcap, chunk_bytes=chunk_bytes)
         if head is not None:
-            losses = partial(_split_losses, cap=softcap, chunk_bytes=chunk_bytes or CHUNK_BYTES)
+            losses = partial(_split_losses, losses)
         mapped = self._mapped(losses, (tokens, PartitionSpec(head), tokens), (tokens, tokens))
         return mapped(hidden, weight, targets)
+
+    # -- attention
+
+    def attention(
+        self,
+        q: Array,
+        k: Array,
+        v: Array,
+        mask: Any,
+        *,
+        scale: float,
+        softcap: float | None = None,
+        sinks: Array | None = None,
+    ) -> Array:
+        """See Ops.attention; kernels, which the compiler cannot partition, see this device's rows,
+        heads and queries, and the keys of whole rows."""
+        settings = {"scale": scale, "softcap": softcap}
+        if isinstance(mask, AttentionMask) or self.mesh.size == 1:
+            return self.base.attention(q, k, v, mask, **settings, sinks=sinks)
+
+        def attend(q: Array, k: Array, v: Array, mask: Any, sinks: Array | None) -> Array:
+            if self.mesh.context > 1:
+                start = jax.lax.axis_index("context") * q.shape[1]
+                mask = replace(mask, start=start, offset=None)
+            return self.base.attention(q, k, v, mask, **settings, sinks=sinks)
+
+        queries = PartitionSpec(ROW_AXES, "context", "tensor")
+        keys = PartitionSpec(ROW_AXES, None, "tensor")
+        inside = (queries, keys, keys, _mask_split(mask), PartitionSpec("tensor"))
+        return self._mapped(attend, inside, queries)(q, k, v, mask, sinks)
 
     # -- experts
 
@@ -165,7 +199,8 @@ class MeshOps:
         name: str | None = None,
     ) -> Array:
         """See Ops.grouped_matmul."""
-        if not self.split_tokens:
+        kernel = self.mesh.size > 1 and KERNELS.serve("grouped_matmul", jax.default_backend())
+        if not self.split_tokens and not kernel:
             return self.base.grouped_matmul(rows, weight, plan, bias, name=name)
         layout = self._gathered(name or "")
         _, wide, narrow = (*layout, None, None, None)[:3]
@@ -206,30 +241,31 @@ def _own_rows(rows: Array, plan: Any) -> Array:
     return jnp.where((jnp.arange(len(rows)) < plan.counts.sum())[:, None], rows, 0)
 
 
+def _mask_split(mask: Any) -> Any:
+    """How a kernel's mask lies: queries' part split over context, keys' whole."""
+    rows = None if mask.first.shape[0] == 1 else ROW_AXES
+    whole = PartitionSpec(rows)
+    return replace(
+        mask,
+        first=PartitionSpec(rows, "context"),
+        until=whole,
+        runs=None if mask.runs is None else whole,
+        start=PartitionSpec(),
+    )
+
+
 def _split_losses(
-    hidden: Array, weight: Array, targets: Array, *, cap: float | None, chunk_bytes: int
+    losses: Callable[..., tuple[Array, Array]], hidden: Array, weight: Array, targets: Array
 ) -> tuple[Array, Array]:
-    """(-log p, log-sum-exp) of this device's tokens with its part of the vocabulary."""
-    flat, goals = hidden.reshape(-1, hidden.shape[-1]), targets.reshape(-1)
-    rows = min(len(flat), max(1, chunk_bytes // (4 * weight.shape[0])))
-    chunks = -(-len(flat) // rows)
-    spare = chunks * rows - len(flat)
-    flat = jnp.pad(flat, ((0, spare), (0, 0))).reshape(chunks, rows, -1)
-    one = jax.checkpoint(lambda part: _chunk_losses(part[0], weight, part[1], cap))
-    nll, lse = jax.lax.map(one, (flat, jnp.pad(goals, (0, spare)).reshape(chunks, rows)))
-    return tuple(x.reshape(-1)[: len(goals)].reshape(targets.shape) for x in (nll, lse))
+    """(-log p, log-sum-exp) of this device's tokens with its part of the vocabulary.
 
-
-def _chunk_losses(
-    hidden: Array, weight: Array, targets: Array, cap: float | None
-) -> tuple[Array, Array]:
-    scores = (hidden @ weight.astype(hidden.dtype).T).astype(jnp.float32)
-    scores = scores if cap is None else jnp.tanh(scores / cap) * cap
-    largest = jax.lax.pmax(jax.lax.stop_gradient(scores.max(-1)), "tensor")
-    total = jax.lax.psum(jnp.exp(scores - largest[:, None]).sum(-1), "tensor")
+    lse = log sum of exp(lse of each part); a target's score is that of the part which has it.
+    """
     place = targets - jax.lax.axis_index("tensor") * weight.shape[0]
     here = (place >= 0) & (place < weight.shape[0])
-    picked = jnp.take_along_axis(scores, jnp.where(here, place, 0)[:, None], -1)[:, 0]
-    picked = jax.lax.psum(jnp.where(here, picked, 0.0), "tensor")
+    nll, lse = losses(hidden, weight, jnp.where(here, place, -1))
+    largest = jax.lax.pmax(jax.lax.stop_gradient(lse), "tensor")
+    parts = jnp.stack((jnp.exp(lse - largest), jnp.where(here, lse - nll, 0.0)))
+    total, picked = jax.lax.psum(parts, "tensor")
     lse = largest + jnp.log(total)
     return jnp.where(targets >= 0, lse - picked, 0.0), lse
