@@ -22,6 +22,7 @@ import numpy as np
 
 from sabia.core import notes, units
 from sabia.core.errors import BadData, UsageError
+from sabia.core.model import kernel_report
 from sabia.core.model.lora import LoraConfig, lora_tensors, targeted
 from sabia.core.model.lora_hub import save_adapter
 from sabia.core.model.precision import PrecisionSchedule, describe, precision_named
@@ -281,6 +282,8 @@ def _training(
         f"device ({'given' if options.peak_flops else 'measured by a matrix product here'})"
     )
     notes.note(describe(plan.precision.precision, _device(job.backend)))
+    computed, packed = plan.precision.precision.compute, not task.rows.unpacked
+    notes.note(kernel_report.describe(task.spec, job.backend, computed, plan.row_length, packed))
     loop = LoopConfig(
         steps=plan.steps,
         schedule=plan.schedule,

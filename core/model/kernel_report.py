@@ -1,0 +1,122 @@
+"""The line that says, before a run, which implementation computes each operation of its model.
+
+It asks the choosers of sabia.kernels about arrays of the model's shapes, so a named implementation
+that cannot serve is refused here, before the first step.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+from sabia.core.model.kernel_choice import kernels_of, obeyed
+from sabia.core.spec.experts import Experts
+from sabia.core.spec.latent import LatentAttention
+from sabia.core.spec.layers import Attention
+from sabia.core.spec.model import ModelSpec
+from sabia.kernels.attention import attention_mask, choose_attention
+from sabia.kernels.dispatch import Choice, framework
+from sabia.kernels.grouped_matmul import choose_grouped_matmul
+from sabia.kernels.rms_norm import choose_rms_norm
+from sabia.kernels.vocabulary_loss import choose_linear_cross_entropy
+
+Chooser = Callable[[str | None], list[Choice]]
+
+
+def describe(spec: ModelSpec, backend: str, dtype: str, length: int, packed: bool) -> str:
+    """`kernels on cuda: attention by library (...); ...` for rows of `length` tokens.
+
+    dtype: of activations; packed: rows hold several documents. On this process's default device.
+    MissingBackend where what SABIA_KERNELS names cannot serve.
+    """
+    like, platform = (_torch if backend == "torch" else _jax)(dtype)
+    kernels, told = kernels_of(backend), []
+    for operation, choose in _choosers(spec, like, length, packed).items():
+        if operation in kernels.asked and kernels.serve(operation, platform):
+            found = dict.fromkeys(obeyed(choose)(kernels.asked[operation]))
+            told.append(f"{operation} by {' and '.join(_said(choice) for choice in found)}")
+    own = {"torch": "torch's operations", "jax": "XLA"}[backend]
+    return f"kernels on {platform}: {'; '.join([*told, f'the rest by {own}'] if told else [own])}"
+
+
+def _said(choice: Choice) -> str:
+    return f"{choice.implementation} ({choice.reason})"
+
+
+def _torch(dtype: str) -> tuple[Any, str]:
+    """(an array that lends device and dtype, platform)."""
+    import torch
+
+    from sabia.core.model.ops_torch import default_device
+
+    like = torch.zeros((), dtype=getattr(torch, dtype), device=default_device())
+    return like, like.device.type
+
+
+def _jax(dtype: str) -> tuple[Any, str]:
+    import jax
+    import jax.numpy as jnp
+
+    return jnp.zeros((), dtype), jax.default_backend()
+
+
+def _shaped(like: Any, *shape: int) -> Any:
+    """An array of that shape which holds nothing."""
+    if framework(like) == "torch":
+        return like.expand(shape)
+    import jax
+
+    return jax.ShapeDtypeStruct(shape, like.dtype)
+
+
+def _choosers(spec: ModelSpec, like: Any, length: int, packed: bool) -> dict[str, Chooser]:
+    """Operation of this model → the choices for arrays of its shapes."""
+    x = _shaped(like, length, spec.hidden_size)
+    mixers = dict.fromkeys(layer.mixer for layer in spec.layers)
+    parts = [part for part in mixers if isinstance(part, Attention | LatentAttention)]
+    inner = [layer.mlp.width for layer in spec.layers if isinstance(layer.mlp, Experts)]
+    found: dict[str, Chooser] = {}
+    if parts:
+        found["attention"] = lambda name: [
+            _attention(part, like, length, packed, name) for part in parts
+        ]
+    if inner:
+        weight = _shaped(like, 1, inner[0], spec.hidden_size)
+        found["grouped_matmul"] = lambda name: [
+            choose_grouped_matmul(x, weight, implementation=name)
+        ]
+    scale = _shaped(like, spec.hidden_size)
+    found["rms_norm"] = lambda name: [choose_rms_norm(x, _wide(scale), implementation=name)]
+    found["vocabulary_loss"] = lambda name: [choose_linear_cross_entropy(x, implementation=name)]
+    return found
+
+
+def _wide(x: Any) -> Any:
+    """The weight of a norm is fp32 whatever the dtype of activations."""
+    return x.float() if framework(x) == "torch" else x
+
+
+def _one_document(like: Any, length: int) -> Any:
+    """[1, length] segment numbers."""
+    if framework(like) == "torch":
+        return like.new_ones((1, length)).int()
+    import jax.numpy as jnp
+
+    return jnp.ones((1, length), jnp.int32)
+
+
+def _attention(
+    part: Attention | LatentAttention, like: Any, length: int, packed: bool, name: str | None
+) -> Choice:
+    latent = isinstance(part, LatentAttention)
+    keys = (length, part.heads, part.key_dim) if latent else (length, part.kv_heads, part.head_dim)
+    values = (length, part.heads, part.value_dim) if latent else keys
+    segments = _one_document(like, length) if packed else None
+    mask = attention_mask(like, length, length, segments=segments, window=part.window)
+    return choose_attention(
+        _shaped(like, 1, length, part.heads, keys[-1]),
+        _shaped(like, 1, *keys),
+        _shaped(like, 1, *values),
+        mask,
+        softcap=None if latent else part.softcap,
+        sinks=_shaped(like, part.heads) if not latent and part.sinks else None,
+        implementation=name,
+    )
