@@ -48,9 +48,12 @@ def _best(product: Callable[[], None], size: int) -> float:
 def _torch(dtype: str) -> float:
     import torch
 
+    from sabia.core.model.ops_torch_wide import widened
+
     kind = "cuda" if torch.cuda.is_available() else "cpu"
     size = SIZES.get(kind, DEFAULT_SIZE)
     square = torch.ones(size, size, device=kind, dtype=getattr(torch, dtype))
+    square = square.float() if widened(square) else square  # as the products of a run are
 
     def product() -> None:
         torch.mm(square, square)
