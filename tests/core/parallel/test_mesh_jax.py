@@ -30,7 +30,6 @@ def check(model: str, *meshes: str) -> None:
 @pytest.mark.parametrize(
     ("model", "mesh"),
     [
-        ("dense", "fsdp=2,context=2,tensor=2"),
         ("moe", "fsdp=2,tensor=2,expert=2"),
         ("hybrid", "fsdp=2,context=2,tensor=2"),
     ],
