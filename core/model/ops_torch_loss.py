@@ -106,37 +106,17 @@ def _plain(hidden: Tensor, weight: Tensor, targets: Tensor, cap: float | None) -
     return [torch.where(targets >= 0, lse - picked, 0.0), lse]
 
 
-class _KeptScores(torch.autograd.Function):
-    """The same for torch.compile, all scores kept in hidden's dtype; the compiler fuses the rest.
+def _kept(hidden: Tensor, weight: Tensor, targets: Tensor, cap: float | None) -> list[Tensor]:
+    """The same for torch.compile: scores are kept in hidden's dtype, the rest is fused.
 
     The one-hot is a comparison, which fuses, where a gather's gradient would fill [tokens, V].
     Products are in weight's dtype, which may be wider than hidden's.
     """
-
-    @staticmethod
-    def forward(
-        ctx: Any, hidden: Tensor, weight: Tensor, targets: Tensor, cap: float | None
-    ) -> tuple[Tensor, Tensor]:
-        scores = hidden.to(weight.dtype) @ weight.t()
-        z = _capped(scores.float(), cap)
-        lse = torch.logsumexp(z, -1)
-        picked = z.gather(1, targets.clamp_min(0)[:, None])[:, 0]
-        ctx.save_for_backward(hidden, weight, targets, lse, scores.to(hidden.dtype))
-        ctx.cap = cap
-        return torch.where(targets >= 0, lse - picked, 0.0), lse
-
-    @staticmethod
-    def backward(ctx: Any, grad_nll: Tensor, grad_lse: Tensor) -> tuple[Tensor, Tensor, None, None]:
-        hidden, weight, targets, lse, scores = ctx.saved_tensors
-        z = _capped(scores.float(), ctx.cap)
-        grad_nll = torch.where(targets >= 0, grad_nll, 0.0)[:, None]
-        right = torch.arange(z.shape[1], device=z.device) == targets[:, None]
-        dz = (z - lse[:, None]).exp() * (grad_nll + grad_lse[:, None])
-        dz = torch.where(right, dz - grad_nll, dz)
-        if ctx.cap is not None:
-            dz = dz * (1 - (z / ctx.cap).square())
-        dz = dz.to(weight.dtype)
-        return (dz @ weight).to(hidden.dtype), dz.t() @ hidden.to(weight.dtype), None, None
+    scores = (hidden.to(weight.dtype) @ weight.t()).to(hidden.dtype)
+    z = _capped(scores.float(), cap)
+    lse = torch.logsumexp(z, -1)
+    right = torch.arange(z.shape[1], device=z.device) == targets[:, None]
+    return [torch.where(targets >= 0, lse - torch.where(right, z, 0.0).sum(-1), 0.0), lse]
 
 
 def _capped(scores: Tensor, cap: float | None) -> Tensor:
@@ -156,11 +136,7 @@ def _compiled(
     else:
         if weight.dtype != hidden.dtype:  # scores wider than those kept: of a few rows at a time
             rows = max(1, WIDE_BLOCK_BYTES // (4 * weight.shape[0]))
-        parts = [
-            _KeptScores.apply(hidden[p], weight, targets[p], cap) for p in _blocks(tokens, rows)
-        ]
-    if len(parts) == 1:
-        return parts[0]
+        parts = [_kept(hidden[p], weight, targets[p], cap) for p in _blocks(tokens, rows)]
     return torch.cat([nll for nll, _ in parts]), torch.cat([lse for _, lse in parts])
 
 
