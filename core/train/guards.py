@@ -26,7 +26,7 @@ import numpy as np
 from sabia.core.errors import UsageError
 
 ACTIONS = ("rewind", "stop", "off")
-FLOOR = {"loss": 0.02, "grad_norm": 2.0}  # least spread, as a share of the median
+FLOOR = {"loss": 0.02, "grad_norm": 10.0}  # least spread, as a share of the median
 NORMAL = 1.4826
 INFINITE = (math.inf, math.inf)
 
