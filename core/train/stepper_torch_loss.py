@@ -7,7 +7,7 @@ adapters add products that all of these treat as any other.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -15,8 +15,7 @@ import torch
 from sabia.core.errors import UsageError
 from sabia.core.model.backend import load_ops
 from sabia.core.model.lora import LoraOps
-from sabia.core.model.ops import Remat
-from sabia.core.model.precision import PlainOps, Precision, wrap
+from sabia.core.model.precision import Precision, wrap
 from sabia.core.parallel.collectives_torch import Groups
 from sabia.core.parallel.ops_torch import MeshOps
 from sabia.core.parallel.pipe_torch import StageOps
@@ -46,16 +45,7 @@ class PlacedLoss:
             raise UsageError(f"--compile with --mesh {mesh} (expected a mesh along data alone)")
         if setup.compiled:
             _settle(setup.spec)
-            if self._layers_alike():
-                self.ops = _LayerwiseOps(self.ops)
         self._loss = torch.compile(self._computed) if setup.compiled else self._computed
-
-    def _layers_alike(self) -> bool:
-        """Whether the layers differ in nothing but their tensors."""
-        plain = isinstance(self.low, PlainOps) and self.setup.lora is None
-        layers = self.setup.spec.layers
-        known = hasattr(torch.compiler, "nested_compile_region")  # torch 2.8
-        return known and plain and all(layer == layers[0] for layer in layers)
 
     def _computed(self, params: Mapping[str, Tensor], micro: Mapping[str, Tensor]) -> Any:
         if self.narrow:
@@ -71,27 +61,6 @@ class PlacedLoss:
         """(loss, weight, extras), sums; `part` of step `number`: what rounds by chance."""
         self.low.at(number, part)
         return self._loss(params, micro)
-
-
-class _LayerwiseOps:
-    """The operations, for a compiler that is to compile layers alike once."""
-
-    def __init__(self, base: Any) -> None:
-        self._base = base
-        self._region = torch.compiler.nested_compile_region(_called)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._base, name)
-
-    def remat(self, function: Callable[..., Any], policy: Remat) -> Callable[..., Any]:
-        """See Ops.remat."""
-        if policy != "none":
-            return self._base.remat(function, policy)
-        return lambda *args: self._region(function, *args)
-
-
-def _called(function: Callable[..., Any], *args: Any) -> Any:
-    return function(*args)
 
 
 def _settle(spec: ModelSpec) -> None:
