@@ -40,27 +40,28 @@ def widened(x: Tensor) -> bool:
     return x.dtype in WIDENED and x.device.type == "cpu"
 
 
+def _product(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    return F.linear(x.float(), weight.float(), None if bias is None else bias.float()).to(x.dtype)
+
+
 class _WideLinear(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor) -> Tensor:
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         ctx.save_for_backward(x, weight)
-        return F.linear(x.float(), weight.float()).to(x.dtype)
+        return _product(x, weight, bias)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None]:
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         x, weight = ctx.saved_tensors
-        wide, dx, dw = grad.float(), None, None
-        if ctx.needs_input_grad[0]:
-            dx = (wide @ weight.float()).to(x.dtype)
-        if ctx.needs_input_grad[1]:
-            dw = (wide.flatten(0, -2).t() @ x.float().flatten(0, -2)).to(weight.dtype)
-        return dx, dw
+        wide, (wants_x, wants_weight, wants_bias) = grad.float(), ctx.needs_input_grad
+        rows = wide.flatten(0, -2)
+        dx = (wide @ weight.float()).to(x.dtype) if wants_x else None
+        dw = (rows.t() @ x.float().flatten(0, -2)).to(weight.dtype) if wants_weight else None
+        return dx, dw, rows.sum(0).to(x.dtype) if wants_bias else None
 
 
 def wide_linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """x[..., in] · weight[out, in]ᵀ + bias, all of one narrow dtype."""
     if torch.compiler.is_compiling() or not torch.is_grad_enabled():
-        y = F.linear(x.float(), weight.float(), None if bias is None else bias.float())
-        return y.to(x.dtype)
-    y = _WideLinear.apply(x, weight)
-    return y if bias is None else y + bias
+        return _product(x, weight, bias)
+    return _WideLinear.apply(x, weight, bias)

@@ -7,7 +7,7 @@ adapters add products that all of these treat as any other.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -43,9 +43,7 @@ class PlacedLoss:
             self.ops = StageOps(self.ops, layers, last)
         if setup.compiled and mesh.size > mesh.data:
             raise UsageError(f"--compile with --mesh {mesh} (expected a mesh along data alone)")
-        if setup.compiled:
-            _settle(setup.spec)
-        self._loss = torch.compile(self._computed) if setup.compiled else self._computed
+        self._loss = _compiled(self._computed, setup.spec) if setup.compiled else self._computed
 
     def _computed(self, params: Mapping[str, Tensor], micro: Mapping[str, Tensor]) -> Any:
         if self.narrow:
@@ -63,6 +61,16 @@ class PlacedLoss:
         return self._loss(params, micro)
 
 
-def _settle(spec: ModelSpec) -> None:
-    """Have a spec work out what it caches: the compiler cannot trace the lock of the cache."""
-    spec.tensors(), spec.layer_names(), spec.ropes, spec.windows
+def _compiled(function: Callable[..., Any], spec: ModelSpec) -> Callable[..., Any]:
+    """torch.compile; widened copies of what is kept anyway are made again for the gradients."""
+    import torch._functorch.config as settings
+
+    # worked out here, because the compiler cannot trace the lock of what a spec caches
+    _ = spec.tensors(), spec.layer_names(), spec.ropes, spec.windows
+    compiled = torch.compile(function)
+
+    def call(*args: Any) -> Any:
+        with settings.patch(ban_recompute_materialized_backward=False):
+            return compiled(*args)
+
+    return call

@@ -241,3 +241,19 @@ def test_compiled_step_agrees() -> None:
     for step in range(3):
         a, b = (one.step(batch(step), 1e-2)["loss"] for one in (plain, compiled))
         assert abs(a - b) <= 1e-5
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("precision", "bound"), [("fp32", 1e-5), ("bf16", 0.03)])
+def test_compiled_gradients_agree_through_several_layers(precision: str, bound: float) -> None:
+    shape = {"hidden": 32, "layers": 3, "vocab": 97, "heads": 4, "kv_heads": 2, "ffn": 64}
+    spec = from_config(new_config("llama", **shape))
+    params, found = init_params(spec, 0), []
+    for compiled in (False, True):
+        one = make_stepper(
+            "torch", spec, params, next_token_loss, precision=precision, compiled=compiled
+        )
+        found.append(one.gradients(batch(0)))
+    for name, plain in found[0].items():
+        apart = np.linalg.norm(found[1][name] - plain) / np.linalg.norm(plain)
+        assert apart <= bound, name
