@@ -56,6 +56,7 @@ def test_the_reference_of_every_kernel(backend: str, tmp_path: Path) -> None:
     agree(tmp_path, backend, "sinks", SABIA_KERNELS="reference")
 
 
+@pytest.mark.slow
 def test_attention_by_shard_map_on_eight_devices(tmp_path: Path) -> None:
     pytest.importorskip("jax")
     agree(tmp_path, "jax", MESH, SABIA_KERNELS="reference")

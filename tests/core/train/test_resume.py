@@ -255,7 +255,8 @@ def test_directory_is_lost(whole: Path, tmp_path: Path, sabia: Commands) -> None
     done = sabia(*words(whole, tmp_path / "run", *more), reads=tmp_path / "reads")
     assert done.returncode == 0, done.stderr
     assert weights(tmp_path / "run") == weights(whole / "run")
-    assert list(truly_read(tmp_path / "reads")) == list(range(6, STEPS))
+    read = list(truly_read(tmp_path / "reads"))  # what was saved during an upload is not there
+    assert read == list(range(read[0], STEPS)) and read[0] in (3, 6)
     assert done.stderr.count(b"warning") == 1, done.stderr
     assert listed(sabia, whole, tmp_path / "run") == listed(sabia, whole, whole / "run")
 
