@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from functools import partial
 from pathlib import Path
 
 import pyarrow.parquet as pq
@@ -96,9 +97,11 @@ def test_dead_producer_exits_65(stage: str, tmp_path: Path) -> None:
 
 
 def start(words: list[str], folder: Path) -> subprocess.Popen:
+    """A command as a terminal starts it: a shell's background job would ignore SIGINT."""
+    heeded = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)
     return subprocess.Popen([BIN / "sabia", *words], cwd=folder, env=ENVIRONMENT,
                             stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
-                            stderr=subprocess.PIPE)  # fmt: skip
+                            stderr=subprocess.PIPE, preexec_fn=heeded)  # fmt: skip
 
 
 @pytest.fixture(scope="module")

@@ -31,7 +31,7 @@ def check(model: str, *meshes: str) -> None:
     ("model", "mesh"),
     [
         ("moe", "fsdp=2,tensor=2,expert=2"),
-        ("hybrid", "fsdp=2,context=2,tensor=2"),
+        pytest.param("hybrid", "fsdp=2,context=2,tensor=2", marks=pytest.mark.slow),
     ],
 )
 def test_a_mesh_of_eight(model: str, mesh: str) -> None:

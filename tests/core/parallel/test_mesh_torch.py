@@ -73,6 +73,7 @@ def test_two_processes(tmp_path: Path) -> None:
     check(2, TWO, tmp_path)
 
 
+@pytest.mark.slow
 def test_four_processes(tmp_path: Path) -> None:
     """Two axes at once; pieces of one mesh on another; documents over the edges of processes."""
     check(4, FOUR, tmp_path)
