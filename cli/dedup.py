@@ -1,9 +1,33 @@
-"""`sabia dedup`: remove exact and near-duplicate documents."""
+"""`sabia dedup`: remove exact and near-duplicate documents.
 
-from typing import Annotated
+METHODS tells what each `--method` runs: a module whose `run_method(job, options)` does it, and the
+options that it takes; another option given beside it is refused, never ignored.
+"""
+
+import inspect
+from importlib import import_module
+from typing import Annotated, NamedTuple
 
 from sabia.cli.grammar import command, option
+from sabia.core.errors import UsageError
 from sabia.core.shards.job import Job
+
+
+class Method(NamedTuple):
+    """A module of core, and the names of the command's options that it takes."""
+
+    module: str
+    takes: tuple[str, ...]
+
+
+_DOCUMENTS = ("keep", "removed", "engine")
+METHODS = {
+    "minhash": Method(
+        "sabia.core.text.dedup",
+        (*_DOCUMENTS, "threshold", "ngram", "permutations", "verify"),
+    ),
+    "exact": Method("sabia.core.text.dedup", _DOCUMENTS),
+}
 
 
 @command(
@@ -41,7 +65,17 @@ def dedup(
     Adds the columns cluster (the id of the document kept) and cluster_size. The answer does not
     depend on -j. All shards are needed at once: run it as one job, not in a Slurm array.
     """
-    from sabia.core.text.dedup import run
-    from sabia.core.text.dedup_config import DedupConfig
+    if method not in METHODS:
+        raise UsageError(f"--method: {method!r} (expected {', '.join(METHODS)})")
+    _refuse_others(job, method)
+    import_module(METHODS[method].module).run_method(job, job.options)
 
-    run(job, DedupConfig(method, threshold, ngram, permutations, keep, verify, engine), removed)
+
+def _refuse_others(job: Job, method: str) -> None:
+    """Raise UsageError for an option that is set and that the method does not take."""
+    for name, parameter in inspect.signature(inspect.unwrap(dedup)).parameters.items():
+        known = name in ("job", "method", *METHODS[method].takes)
+        if not known and job.options[name] != parameter.default:
+            flag = name.replace("_", "-")
+            users = ", ".join(other for other in METHODS if name in METHODS[other].takes)
+            raise UsageError(f"--{flag}: --method {method} does not take it (only {users})")

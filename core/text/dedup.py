@@ -7,8 +7,9 @@ replayable inputs: sketch, compare candidates, write. Broder 1997; Lee et al. 20
 """
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
+from typing import Any
 
 from sabia.core import notes
 from sabia.core.shards.inputs import open_inputs
@@ -22,6 +23,11 @@ from sabia.core.text.dedup_config import DedupConfig
 from sabia.core.text.sketching import choose_engine, read_corpus
 
 CURVE = (0.5, 0.6, 0.7, 0.8, 0.9)
+
+
+def run_method(job: Job, options: Mapping[str, Any]) -> None:
+    """`--method minhash` and `exact` with the command's options."""
+    run(job, DedupConfig.of(options), options["removed"])
 
 
 def run(job: Job, config: DedupConfig, removed_path: str = "") -> None:

@@ -1,6 +1,8 @@
 """The settings of deduplication, checked, and the bands that follow from them."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any
 
 from sabia.core.errors import UsageError
 from sabia.core.text import lsh
@@ -24,6 +26,11 @@ class DedupConfig:
     keep: str = "longest"
     verify: bool = True
     engine: str = "auto"
+
+    @classmethod
+    def of(cls, options: Mapping[str, Any]) -> "DedupConfig":
+        """The command's options that are settings of this method."""
+        return cls(**{each.name: options[each.name] for each in fields(cls)})
 
     def check(self) -> None:
         """Raise UsageError for values that make no sense."""

@@ -161,3 +161,10 @@ def test_kill_leaves_no_unreadable_file_and_a_rerun_the_same_rows(
     dedup(root / "in", "-o", tmp_path / "o", "--removed", tmp_path / "o.r.parquet", check=True)
     assert rows(tmp_path / "o") == expected
     assert len(rows(tmp_path / "o.r.parquet")) == 8000 - len(expected)
+
+
+def test_a_method_takes_its_own_options_only(world: Path) -> None:
+    refused = dedup(world / "all.parquet", "--method", "exact", "--ngram", 3)
+    assert refused.returncode == 2 and b"--ngram: --method exact does not take it" in refused.stderr
+    refused = dedup(world / "all.parquet", "--method", "fuzzy")
+    assert refused.returncode == 2 and b"expected minhash, exact" in refused.stderr
