@@ -58,7 +58,7 @@ def _load_config(context: typer.Context, path: str | None) -> str | None:
     except (OSError, tomllib.TOMLDecodeError) as error:
         raise typer.BadParameter(f"{path}: {error}") from error
     name = context.info_name or ""
-    values = values.get(name, {k: v for k, v in values.items() if not isinstance(v, dict)})
+    values = _table(values, name.split())
     values = {key.replace("-", "_"): value for key, value in values.items()}
     known = {parameter.name for parameter in context.command.params}
     for key in values:
@@ -66,6 +66,16 @@ def _load_config(context: typer.Context, path: str | None) -> str | None:
             raise typer.BadParameter(f"{path}: {name} has no option {key.replace('_', '-')!r}")
     context.default_map = {**(context.default_map or {}), **values}
     return path
+
+
+def _table(values: dict[str, Any], words: list[str]) -> dict[str, Any]:
+    """The options for a command in a file: its own table, [command] or [command.verb], else the
+    file's top level."""
+    own: Any = values
+    for word in words:
+        own = own.get(word) if isinstance(own, dict) else None
+    chosen = own if isinstance(own, dict) else values
+    return {key: value for key, value in chosen.items() if not isinstance(value, dict)}
 
 
 def _shard(text: str | None) -> str | None:
@@ -152,16 +162,20 @@ KINDS: dict[str, tuple[str, ...]] = {
     "barrier": ("inputs", "out", "to", "rejects", "jobs", "seed", "stats", *_ALWAYS),
     "train": ("inputs", "out", "to", "rejects", "backend", "mesh", "seed", *_ALWAYS),
     "report": ("inputs", "out", "to", "backend", "seed", "json", *_ALWAYS),
+    "fit": ("inputs", "out", "jobs", "seed", "json", *_ALWAYS),
     "plan": ("out", "to", "json", "config", "quiet", "debug"),
 }
-_READS_STDIN = ("map", "barrier", "train")
+_READS_STDIN = ("map", "barrier", "fit", "train")
 _CHOICES = {"to": ("parquet", "arrow", "jsonl"), "backend": ("torch", "jax")}
 
 
-def command(kind: str, examples: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Declare a command of a kind: map, barrier, train, report or plan.
+def command(
+    kind: str, examples: str, name: str = ""
+) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Declare a command of a kind: map, barrier, fit, train, report or plan.
 
-    `examples` are shell lines that the help ends with.
+    `examples` are shell lines that the help ends with. A function `command_verb` of a command
+    with verbs gives its `name`, "command verb".
     """
 
     def declare(function: Callable[..., None]) -> Callable[..., None]:
@@ -174,7 +188,8 @@ def command(kind: str, examples: str) -> Callable[[Callable[..., None]], Callabl
         @functools.wraps(function)
         def call(**values: Any) -> None:
             settings = {name: values.pop(name) for name in shared}
-            _boundary(function, kind, settings, values)
+            called = name or function.__name__.replace("_", "-")
+            _boundary(function, called, kind, settings, values)
 
         parameters = [*_shared_parameters(("inputs",) if "inputs" in shared else ()), *own]
         parameters += _shared_parameters(tuple(name for name in shared if name != "inputs"))
@@ -196,10 +211,13 @@ def _shared_parameters(names: tuple[str, ...]) -> list[inspect.Parameter]:
 
 
 def _boundary(
-    function: Callable[..., None], kind: str, settings: dict[str, Any], own: dict[str, Any]
+    function: Callable[..., None],
+    name: str,
+    kind: str,
+    settings: dict[str, Any],
+    own: dict[str, Any],
 ) -> None:
     """Run a command; turn every way of ending into its exit code and at most one line."""
-    name = function.__name__.replace("_", "-")
     notes.configure(name, settings["quiet"])
     stop.install()
     try:
@@ -267,7 +285,7 @@ def _job(name: str, kind: str, settings: dict[str, Any], own: dict[str, Any]) ->
     inputs = tuple(settings.get("inputs") or ())
     if kind in _READS_STDIN and not inputs and sys.stdin.isatty():
         raise UsageError(f"no INPUT, and stdin is a terminal; sabia {name} --help shows examples")
-    if kind == "barrier" and os.environ.get("SLURM_ARRAY_TASK_COUNT", "1") != "1":
+    if kind in ("barrier", "fit") and os.environ.get("SLURM_ARRAY_TASK_COUNT", "1") != "1":
         raise UsageError(f"{name} needs all shards at once; run it as one job, not as an array")
     fields = {k: v for k, v in settings.items() if k in Job.__dataclass_fields__}
     fields |= {"inputs": inputs, "options": json.loads(json.dumps(own, default=str))}

@@ -23,6 +23,14 @@ COMMANDS = {
     "eval": "Measure models on tasks, compare them item by item.",
     "plan-cluster": "Compute, memory, time and money of a training run.",
 }
+# command → its verbs; the first is meant where none is given, the module of any other is
+# sabia.cli.<command>_<verb>. A file named like a verb is given as ./verb.
+VERBS: dict[str, dict[str, str]] = {
+    "classify": {
+        "score": "Add scores to documents and filter by them (the default).",
+        "train": "Train a classifier from labelled documents.",
+    },
+}
 SETTINGS = {"help_option_names": ["-h", "--help"], "auto_envvar_prefix": "SABIA"}
 
 
@@ -33,16 +41,23 @@ class LazyGroup(TyperGroup):
         return list(COMMANDS)
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        if cmd_name not in COMMANDS:
+        command, _, verb = cmd_name.partition(" ")
+        verbs = VERBS.get(command, {})
+        if command not in COMMANDS or (verb and verb not in verbs):
             return None
-        name = cmd_name.replace("-", "_")
+        name = command.replace("-", "_")
+        if verb and verb != next(iter(verbs)):
+            name += f"_{verb}"
         function = getattr(import_module(f"sabia.cli.{name}"), name)
-        epilog = "\b\nExamples:\n" + "\n".join(f"  {x}" for x in function.examples.splitlines())
+        shown = {} if verb else verbs
         info = CommandInfo(
             name=cmd_name,
             callback=function,
-            epilog=f"{epilog}\n\nSee man sabia-{cmd_name}.",
-            context_settings={"help_option_names": ["-h", "--help"]},
+            epilog=_epilog(function.examples, command, shown),
+            context_settings={
+                "help_option_names": ["-h", "--help"],
+                "auto_envvar_prefix": f"SABIA_{name.upper()}",
+            },
         )
         built = get_command_from_info(info, pretty_exceptions_short=False, rich_markup_mode=None)
         return _tidy(built)
@@ -56,7 +71,20 @@ class LazyGroup(TyperGroup):
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         self.commands = dict.fromkeys(COMMANDS)  # names for the nearest-match hint
+        if len(args) > 1 and args[1] in VERBS.get(args[0], {}):
+            args = [f"{args[0]} {args[1]}", *args[2:]]
         return super().resolve_command(ctx, args)
+
+
+def _epilog(examples: str, command: str, verbs: dict[str, str]) -> str:
+    """What a help page ends with: the command's verbs, its examples, its manual page."""
+    width = max(map(len, verbs), default=0)
+    parts = []
+    if verbs:
+        rows = [f"  {verb:<{width}}  {line}" for verb, line in verbs.items()]
+        parts.append("\b\nVerbs (first word, each with its own --help):\n" + "\n".join(rows))
+    parts.append("\b\nExamples:\n" + "\n".join(f"  {x}" for x in examples.splitlines()))
+    return "\n\n".join([*parts, f"See man sabia-{command}."])
 
 
 METAVARS = {"int": "N", "integer": "N", "int range": "N", "integer range": "N",

@@ -49,7 +49,7 @@ step() {
 
 # -- data
 step "read" "sabia crawl $(printf %q "$data") --exclude eval -o pages.parquet --stats crawl.json"
-step "classify" 'sabia classify pages.parquet --keep "quality >= 0.5 and word_count >= 50" --removed dropped.parquet -o good.parquet --stats classify.json'
+step "classify" 'sabia classify pages.parquet --where "quality >= 0.5 and word_count >= 50" --removed dropped.parquet -o good.parquet --stats classify.json'
 step "dedup" 'sabia dedup good.parquet --removed duplicates.parquet -o unique.parquet --stats dedup.json'
 step "rewrite" 'sabia rewrite unique.parquet --recipe reason-first -o rewritten.parquet --stats rewrite.json'
 step "hold some out" "python $(printf %q "$root/examples/own_data_split.py") rewritten.parquet train.parquet held-out.parquet --share 0.05 --stats split.json"

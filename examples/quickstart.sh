@@ -58,8 +58,8 @@ cp "$root"/examples/tasks/*.toml .
 crawl="--contact you@example.org --focus focus.txt --allow-private --delay 0s --backoff 0.1s --budget 350"
 step "crawl, best first" "sabia crawl seeds.txt $crawl -o crawled.parquet --stats crawl.json"
 step "crawl, breadth first" "sabia crawl seeds.txt $crawl --order breadth -o breadth.parquet"
-step "train a classifier" 'sabia classify labels.jsonl --train label -o wanted.bin'
-step "classify" 'sabia classify crawled.parquet --model wanted.bin --keep "keep >= 0.5 and word_count >= 50" --removed off-topic.parquet -o classified.parquet --stats classify.json'
+step "train a classifier" 'sabia classify train labels.jsonl --label label -o wanted.bin'
+step "classify" 'sabia classify crawled.parquet --model wanted.bin --where "keep >= 0.5 and word_count >= 50" --removed off-topic.parquet -o classified.parquet --stats classify.json'
 step "dedup" 'sabia dedup classified.parquet --removed duplicates.parquet -o unique.parquet --stats dedup.json'
 step "rewrite" 'sabia rewrite unique.parquet --recipe reason-first -o rewritten.parquet --stats rewrite.json'
 step "tokenize" 'sabia tokenize rewritten.parquet --vocab-size 512 --length 256 -o tokens/ --stats tokenize.json'

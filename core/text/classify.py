@@ -1,16 +1,14 @@
 """Score documents and filter them: quality figures, language, a trained classifier.
 
 A map stage: each batch is scored by itself, so it runs alike in one process, in workers and in
-slices of a Slurm array. Rows that `--keep` refuses are counted, and written down when asked.
+slices of a Slurm array. Rows that `--where` refuses are counted, and written down when asked.
 """
 
-import json
 import os
-import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -20,56 +18,65 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from sabia.core import notes
 from sabia.core.errors import UsageError
-from sabia.core.shards.atomic import write_atomic
 from sabia.core.shards.inputs import open_inputs
 from sabia.core.shards.job import Job
 from sabia.core.shards.manifest import holds, is_current, provenance
 from sabia.core.shards.mapping import ShardContext, run_map
 from sabia.core.shards.outputs import open_file
-from sabia.core.shards.slices import slurm_slice
-from sabia.core.text import characters, fasttext_model, heuristics, language
+from sabia.core.shards.sources import Source
+from sabia.core.text import characters, heuristics, language
 from sabia.core.text.predicate import Predicate
 from sabia.core.text.removed import check_path, put_column, with_reason, write_removed
+from sabia.core.text.scorers import Scorer, check_names, digest, score_column
 from sabia.core.text.scores import with_scores
 from sabia.core.text.sketching import text_buffers
 
 
 @dataclass(frozen=True)
 class ClassifyConfig:
-    """keep: an expression; model: a fastText .bin; quality: count heuristics and name languages;
-    removed: where refused rows go (a directory of parts)."""
+    """where: an expression; quality: count heuristics and name languages; removed: where refused
+    rows go (a directory of parts)."""
 
-    keep: str = ""
-    model: str = ""
+    where: str = ""
     quality: bool = True
     removed: str = ""
 
 
-def run(job: Job, config: ClassifyConfig) -> None:
-    """Score the job's inputs. Raises UsageError for an expression or a model that will not do."""
-    if config.keep:
-        Predicate(config.keep)
-    if config.removed and not config.keep:
-        raise UsageError("--removed needs --keep: without it no row is removed")
-    salt = fasttext_model.digest(config.model) if config.model else ""
-    if config.model:
-        fasttext_model.load(config.model)
+def run(job: Job, config: ClassifyConfig, scorers: Sequence[Scorer] = ()) -> None:
+    """Score the job's inputs with the heuristics and the scorers, in this order.
+
+    Raises UsageError for an expression that will not do or scores of one name."""
+    if config.where:
+        Predicate(config.where)
+    if config.removed and not config.where:
+        raise UsageError("--removed needs --where: without it no row is removed")
+    check_names(scorers)
     if not config.removed or job.dry_run:
-        run_map(job, partial(score_shard, config=config), salt=salt, next_step="sabia dedup")
+        _map(job, config, scorers)
     elif job.to_directory:
         if config.removed.endswith(".parquet"):
             raise UsageError("--removed: give a directory, as -o is one (one part a shard)")
-        run_map(job, partial(score_shard, config=config), salt=salt, next_step="sabia dedup")
+        _map(job, config, scorers)
     else:
-        _run_to_files(job, config, salt)
+        _run_to_files(job, config, scorers)
 
 
-def _run_to_files(job: Job, config: ClassifyConfig, salt: str) -> None:
+def _map(
+    job: Job,
+    config: ClassifyConfig,
+    scorers: Sequence[Scorer],
+    sources: Sequence[Source] | None = None,
+) -> None:
+    transform = partial(score_shard, config=config, scorers=tuple(scorers))
+    run_map(job, transform, sources=sources, salt=digest(scorers), next_step="sabia dedup")
+
+
+def _run_to_files(job: Job, config: ClassifyConfig, scorers: Sequence[Scorer]) -> None:
     """One output, and one file of removed rows gathered from the shards' parts."""
     final = config.removed
     check_path(final)
+    salt = digest(scorers)
     sources = open_inputs(job, "document")
     made = provenance(job, "removed", [source.fingerprint() for source in sources], salt)
     written = holds(final, made)
@@ -78,8 +85,7 @@ def _run_to_files(job: Job, config: ClassifyConfig, salt: str) -> None:
     parent = os.path.dirname(os.path.abspath(final))
     os.makedirs(parent, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=".sabia-", dir=parent) as scratch:
-        transform = partial(score_shard, config=replace(config, removed=scratch))
-        run_map(job, transform, sources=sources, salt=salt, next_step="sabia dedup")
+        _map(job, replace(config, removed=scratch), scorers, sources)
         if not done:
             parts = [_Part(str(path)) for path in sorted(Path(scratch).glob("part-*.parquet"))]
             write_removed(final, parts, made)
@@ -97,13 +103,16 @@ class _Part:
 
 
 def score_shard(
-    batches: Iterator[pa.RecordBatch], context: ShardContext, config: ClassifyConfig
+    batches: Iterator[pa.RecordBatch],
+    context: ShardContext,
+    config: ClassifyConfig,
+    scorers: Sequence[Scorer] = (),
 ) -> Iterator[pa.RecordBatch]:
-    """The transform: rows with their scores, without those that `keep` refuses."""
-    predicate = Predicate(config.keep) if config.keep else None
+    """The transform: rows with their scores, without those that `where` refuses."""
+    predicate = Predicate(config.where) if config.where else None
     with _RemovedPart(config.removed, context.index) as removed:
         for number, batch in enumerate(batches):
-            scored = score_batch(batch, config)
+            scored = score_batch(batch, config, scorers)
             if predicate is None:
                 yield scored
                 continue
@@ -112,7 +121,7 @@ def score_shard(
             stays = predicate.evaluate(scored)
             if not stays.all():
                 context.count("not kept", int((~stays).sum()))
-                removed.write(scored.filter(pa.array(~stays)), f"not {config.keep}")
+                removed.write(scored.filter(pa.array(~stays)), f"not {config.where}")
             yield scored.filter(pa.array(stays))
 
 
@@ -141,7 +150,9 @@ class _RemovedPart:
             os.unlink(self.path)  # of an earlier run with other thresholds
 
 
-def score_batch(batch: pa.RecordBatch, config: ClassifyConfig) -> pa.RecordBatch:
+def score_batch(
+    batch: pa.RecordBatch, config: ClassifyConfig, scorers: Sequence[Scorer] = ()
+) -> pa.RecordBatch:
     """Add entries to `scores` and set `language`."""
     new: dict[str, np.ndarray] = {}
     if config.quality:
@@ -150,9 +161,8 @@ def score_batch(batch: pa.RecordBatch, config: ClassifyConfig) -> pa.RecordBatch
         told = pa.array(found, pa.string(), mask=found == language.UNDETERMINED)
         names = pc.fill_null(pc.coalesce(told, given), language.UNDETERMINED)
         batch = put_column(batch, "language", names)
-    if config.model:
-        model = fasttext_model.load(config.model)
-        new |= fasttext_model.predict(model, batch.column("text").to_pylist())
+    for scorer in scorers:
+        new |= score_column(scorer, batch.column("text"))
     if not new:
         return batch
     return put_column(batch, "scores", with_scores(batch.column("scores"), new))
@@ -172,26 +182,3 @@ def _measure(column: pa.Array) -> tuple[np.ndarray, dict[str, np.ndarray]]:
     keys = parts[0] if parts else {}
     scores = {key: np.concatenate([part[key] for part in parts]) for key in keys}
     return np.concatenate([np.empty(0, object), *names]), scores
-
-
-def train(job: Job, column: str) -> None:
-    """Train a fastText classifier on a label column of the job's inputs; -o names the model."""
-    if job.to_stdout or job.to_file:
-        raise UsageError("--train needs -o MODEL.bin")
-    if job.shard or slurm_slice():
-        raise UsageError("--train needs all shards at once; run it as one job, not as an array")
-    sources = open_inputs(job, "document")
-    if job.dry_run:
-        print(f"train {job.out} from {len(sources)} shards")
-        return
-    figures = fasttext_model.train(sources, column, str(job.out), job.seed, job.jobs)
-    if not figures:
-        notes.warn("too few documents to hold any out; nothing measured")
-    for one in figures:
-        notes.note(
-            f"held out: {one.label}: precision {one.precision:.3f},"
-            f" recall {one.recall:.3f} of {one.documents:,} documents"
-        )
-    if job.stats:
-        text = json.dumps({"command": "classify", "labels": [asdict(one) for one in figures]})
-        sys.stderr.write(text + "\n") if job.stats == "-" else write_atomic(job.stats, text)

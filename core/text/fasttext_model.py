@@ -84,12 +84,17 @@ def one_line(text: str) -> str:
     return text.replace("\n", " ").replace("\r", " ").replace("\0", " ")
 
 
+def label_names(model: Any) -> tuple[str, ...]:
+    """The labels of a model without fastText's mark."""
+    return tuple(label.removeprefix(PREFIX) for label in model.labels)
+
+
 def predict(model: Any, texts: Sequence[str]) -> dict[str, np.ndarray]:
-    """Probability float64[n] of every label."""
+    """Probability float32[n] of every label."""
     names, chances = model.predict([one_line(text) for text in texts], k=-1)
-    labels = [label.removeprefix(PREFIX) for label in model.labels]
+    labels = label_names(model)
     place = {label: i for i, label in enumerate(model.labels)}
-    result = np.zeros((len(labels), len(texts)))
+    result = np.zeros((len(labels), len(texts)), np.float32)
     for row, (found, values) in enumerate(zip(names, chances, strict=True)):
         for label, value in zip(found, values, strict=True):
             result[place[label], row] = min(float(value), 1.0)
@@ -104,7 +109,7 @@ def labelled(sources: Iterable[Source], column: str, seed: int) -> Iterator[tupl
             if column not in batch.schema.names:
                 known = ", ".join(batch.schema.names)
                 reason = f"no column {column!r} in {source.name} (there are {known})"
-                raise UsageError(f"--train: {reason}")
+                raise UsageError(f"--label: {reason}")
             labels = batch.column(column).cast(pa.string()).to_pylist()
             rows = zip(labels, batch["text"].to_pylist(), batch["id"].to_pylist(), strict=True)
             for label, text, name in rows:
@@ -122,7 +127,7 @@ def train(
         lines = f"{scratch}/train.txt"
         labels, count = _write_lines(lines, labelled(sources, column, seed), held)
         if len(labels) < 2:
-            raise BadData(f"--train {column}: {len(labels)} different labels (expected 2 or more)")
+            raise BadData(f"--label {column}: {len(labels)} different labels (expected 2 or more)")
         epochs = int(np.clip(EXAMPLES_SEEN // count, *EPOCHS))
         model = fit(lines, epochs, seed, threads, [text for _, text in held[:100]])
         stop.check()

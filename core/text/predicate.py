@@ -1,4 +1,4 @@
-"""The small language of `--keep`: comparisons over columns and scores, never code.
+"""The small language of `--where`: comparisons over columns and scores, never code.
 
 Grammar (a subset of Python expressions): and, or, not; == != < <= > >=, chained; `x in ('a','b')`,
 `'word' in text`; `x is None`; + - * /; len(column); numbers, strings, True, False, None; a name is
@@ -35,7 +35,7 @@ class Predicate:
         try:
             self.tree = ast.parse(text.strip(), mode="eval").body
         except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
-            raise UsageError(f"--keep: {text!r} is not an expression ({error})") from error
+            raise UsageError(f"--where: {text!r} is not an expression ({error})") from error
         _check(self.tree, text)
 
     @property
@@ -52,7 +52,7 @@ class Predicate:
         missing = sorted(self.names - known)
         if missing:
             raise UsageError(
-                f"--keep: {missing[0]!r} is neither a column nor a score in {where}"
+                f"--where: {missing[0]!r} is neither a column nor a score in {where}"
                 f" (there are {', '.join(sorted(known))})"
             )
 
@@ -65,7 +65,7 @@ class Predicate:
             return np.asarray(pc.fill_null(value.cast(pa.bool_()), False))
         except (pa.ArrowException, TypeError, RecursionError) as error:
             reason = str(error).partition("\n")[0]
-            raise UsageError(f"--keep: {self.text!r} cannot be computed ({reason})") from error
+            raise UsageError(f"--where: {self.text!r} cannot be computed ({reason})") from error
 
 
 _ALLOWED = (
@@ -80,7 +80,7 @@ def _check(tree: ast.AST, text: str) -> None:
         if not isinstance(node, _ALLOWED) or not _well_formed(node):
             part = ast.get_source_segment(text.strip(), node) if hasattr(node, "lineno") else None
             raise UsageError(
-                f"--keep: {part or type(node).__name__!r} is not allowed in {text!r}"
+                f"--where: {part or type(node).__name__!r} is not allowed in {text!r}"
                 " (expected comparisons of columns and scores, and/or/not, in)"
             )
 

@@ -61,7 +61,7 @@ def rows(path: Path) -> list[dict]:
 
 def test_scores_language_and_filter(world: Path, tmp_path: Path) -> None:
     keep = "quality >= 0.5 and language == 'pt'"
-    done = classify(world / "all.parquet", "-o", tmp_path / "k.parquet", "--keep", keep,
+    done = classify(world / "all.parquet", "-o", tmp_path / "k.parquet", "--where", keep,
                     "--removed", tmp_path / "r.parquet", "--stats", tmp_path / "s.json",
                     check=True)  # fmt: skip
     kept, removed = rows(tmp_path / "k.parquet"), rows(tmp_path / "r.parquet")
@@ -92,7 +92,7 @@ def rows_of(done: subprocess.CompletedProcess) -> list[dict]:
 
 
 def test_removed_rows_of_a_directory(world: Path, tmp_path: Path) -> None:
-    line = [world / "shards", "-o", tmp_path / "o", "-j", 2, "--keep", "quality > 0.5"]
+    line = [world / "shards", "-o", tmp_path / "o", "-j", 2, "--where", "quality > 0.5"]
     classify(*line, "--removed", tmp_path / "r", check=True)
     assert len(rows(tmp_path / "o")) == 80 and len(rows(tmp_path / "r")) == 40
     again = classify(*line, "--removed", tmp_path / "r")
@@ -104,10 +104,10 @@ def test_removed_rows_of_a_directory(world: Path, tmp_path: Path) -> None:
 def test_train_then_predict(world: Path, tmp_path: Path) -> None:
     pytest.importorskip("fasttext", reason="classifiers need fasttext-numpy2")
     model = tmp_path / "spam.bin"
-    trained = classify(world / "shards", "--train", "label", "-o", model)
+    trained = classify("train", world / "shards", "--label", "label", "-o", model)
     assert trained.returncode == 0 and not trained.stdout
     assert b"held out: spam: precision 1.000, recall 1.000" in trained.stderr
-    scored = classify(world / "all.parquet", "--model", model, "--keep", "spam < 0.5",
+    scored = classify(world / "all.parquet", "--model", model, "--where", "spam < 0.5",
                       "--no-quality", "--to", "jsonl", check=True)  # fmt: skip
     kept = rows_of(scored)
     assert len(kept) == 80 and all(row["label"] == "ham" for row in kept)
@@ -117,16 +117,32 @@ def test_train_then_predict(world: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "hint"),
     [
-        (["--keep", "open('x')"], b"not allowed"),
-        (["--keep", "qualty > 1"], b"neither a column nor a score"),
-        (["--keep", "text > 1"], b"cannot be computed"),
-        (["--removed", "r.parquet"], b"needs --keep"),
+        (["--where", "open('x')"], b"not allowed"),
+        (["--where", "qualty > 1"], b"neither a column nor a score"),
+        (["--where", "text > 1"], b"cannot be computed"),
+        (["--removed", "r.parquet"], b"needs --where"),
         (["--model", "none.bin"], b"No such file"),
-        (["--train", "label"], b"needs -o"),
-        (["--train", "kind", "-o", "m.bin"], b"no column 'kind'"),
     ],
 )
 def test_refusals(world: Path, tmp_path: Path, words: list[str], hint: bytes) -> None:
-    refused = classify(world / "all.parquet", *words, cwd=tmp_path)
+    refuses([world / "all.parquet", *words], hint, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("words", "hint"),
+    [
+        ([], b"no --label"),
+        (["--label", "label"], b"needs -o"),
+        (["--label", "kind", "-o", "m.bin"], b"no column 'kind'"),
+        (["--where", "x > 1"], b"No such option"),
+    ],
+)
+def test_refusals_of_train(world: Path, tmp_path: Path, words: list[str], hint: bytes) -> None:
+    refused = classify("train", world / "all.parquet", *words, cwd=tmp_path)
+    assert refused.returncode == 2 and hint in refused.stderr and not refused.stdout
+
+
+def refuses(words: list, hint: bytes, tmp_path: Path) -> None:
+    refused = classify(*words, cwd=tmp_path)
     assert refused.returncode == 2 and hint in refused.stderr and not refused.stdout
     assert len(refused.stderr.splitlines()) == 1 and not list(tmp_path.iterdir())

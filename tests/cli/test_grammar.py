@@ -10,11 +10,15 @@ from pathlib import Path
 
 import pytest
 
-from sabia.cli.main import COMMANDS
+from sabia.cli.main import COMMANDS, VERBS
 
 ROOT = Path(__file__).parent.parent.parent
 SABIA = [sys.executable, "-m", "sabia.cli.main"]
 HEAVY = ("numpy", "pyarrow", "torch", "jax", "rich", "pydantic", "numba", "aiohttp")
+
+
+# every command as it is called: its name, and each of its verbs
+CALLS = [*COMMANDS, *(f"{name} {verb}" for name, verbs in VERBS.items() for verb in verbs)]
 
 
 def run(*words: str, **settings) -> subprocess.CompletedProcess:
@@ -27,10 +31,10 @@ def test_help_lists_every_command() -> None:
     assert all(f"  {name} " in shown.stdout for name in COMMANDS)
 
 
-@pytest.mark.parametrize("name", COMMANDS)
+@pytest.mark.parametrize("name", CALLS)
 def test_command_help_is_light_and_has_examples(name: str) -> None:
     probe = (
-        "import sys; sys.argv = ['sabia', sys.argv[1], '--help']\n"
+        "import sys; sys.argv = ['sabia', *sys.argv[1].split(), '--help']\n"
         "from sabia.cli.main import main\n"
         "try: main()\n"
         "except SystemExit as end: assert not end.code, end.code\n"
@@ -43,19 +47,40 @@ def test_command_help_is_light_and_has_examples(name: str) -> None:
     shown = subprocess.run(words, capture_output=True, text=True)
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     assert shown.returncode == 0, shown.stderr
-    assert "Examples:" in shown.stdout and f"man sabia-{name}" in shown.stdout
+    assert "Examples:" in shown.stdout and f"man sabia-{name.split()[0]}" in shown.stdout
     cpu_s = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
     assert int(shown.stderr) <= 300  # modules: a measure that does not depend on the machine's load
     assert cpu_s < 1.0  # the bar of 100 ms is measured in the bench; this only catches disasters
 
 
+def verbs_of(name: str) -> list[tuple[str]]:
+    return [(verb,) for verb in VERBS.get(name, ())]
+
+
+def helped_options(*words: str) -> set[str]:
+    """Long options in the help of a call."""
+    options = run(*words, "--help").stdout.partition("Options:")[2].partition("Examples:")[0]
+    starts = re.findall(r"(?m)^ {2}(?:-\w, )?(--[\w-]+(?: / --[\w-]+)?)", options)
+    return set(re.findall(r"--([\w-]+)", " ".join(starts)))
+
+
+@pytest.mark.parametrize("name", VERBS)
+def test_verbs_are_listed_and_the_first_is_the_default(name: str) -> None:
+    default, *others = VERBS[name]
+    shown = run(name, "--help").stdout
+    assert all(f"  {verb} " in shown for verb in VERBS[name])
+    assert helped_options(name) == helped_options(name, default)
+    assert all(
+        f"Usage: sabia {name} {verb} " in run(name, verb, "--help").stdout for verb in others
+    )
+    asked = run(name, f"./{others[0]}")
+    assert asked.returncode == 2 and "no such file" in asked.stderr
+
+
 @pytest.mark.parametrize("name", COMMANDS)
 def test_manual_and_help_name_the_same_options(name: str) -> None:
     page = (ROOT / "man" / f"sabia-{name}.1").read_text()
-    shown = run(name, "--help").stdout
-    options = shown.partition("Options:")[2].partition("Examples:")[0]
-    starts = re.findall(r"(?m)^ {2}(?:-\w, )?(--[\w-]+(?: / --[\w-]+)?)", options)
-    helped = set(re.findall(r"--([\w-]+)", " ".join(starts)))
+    helped = set().union(*(helped_options(name, *verb) for verb in [(), *verbs_of(name)]))
     entries = "\n".join(re.findall(r"(?m)^\.It .*Fl .*", page))
     listed = set(re.findall(r"Fl -([\w-]+)", entries))
     assert listed == helped

@@ -1,4 +1,4 @@
-"""The language of --keep: its values against Python's own, what it refuses, and nulls."""
+"""The language of --where: its values against Python's own, what it refuses, and nulls."""
 
 import itertools
 
