@@ -1,73 +1,213 @@
 """robots.txt by RFC 9309: what may be fetched, how fast, and what to do when it cannot be read.
 
 2xx: its rules (at least 500 KiB are read). 4xx: everything is allowed, but 429 counts as
-unreachable. 5xx and no answer: nothing is allowed. Up to five redirects, also to other hosts; a
-sixth means "unavailable", hence allowed. Verdicts are kept for 24 hours. Matching is Protego's;
-user-agent lines are cut to the product token first, as the RFC asks, and unknown lines left out.
-Of 142 assertions that Google publishes with its parser 138 hold; the other four ask about URLs
-that are not in our canonical form, or for an agent with a blank in its name.
+unreachable. 5xx and no answer: nothing is allowed, unless an earlier copy is at hand. Up to five
+redirects, also to other hosts; a sixth means "unavailable", hence allowed. Verdicts are kept for
+24 hours, or less where Cache-Control says so.
+
+Lines end in CR, LF or both; a mark of byte order, also a cut one, is skipped. Common misspellings
+and missing colons are understood. The group of our product token governs, else that of `*`; all
+groups of one agent are one. Of the rules that match, the longest wins, and of two as long the
+Allow. `*` stands for anything and a final `$` for the end. RFC 9309 (2.2.2) compares with escapes
+of unreserved characters undone, Google's published parser as written: a URL is allowed only if
+both readings allow it.
 """
 
 import re
-from dataclasses import dataclass
-
-from protego import Protego
+from collections.abc import Iterator
+from dataclasses import dataclass, field
 
 MAX_BYTES = 500 << 10
 MAX_REDIRECTS = 5
-_LINE_CHARACTERS = 16_664  # eight times a URL's usual limit; nobody writes longer rules
 KEEP_S = 24 * 3600
+STALE_S = 30 * 24 * 3600  # so long an earlier copy stands in for a file that cannot be reached
+UNREACHABLE_S = 900.0  # then a file that could not be reached is asked for again
 MAX_DELAY_S = 60.0  # a longer Crawl-delay is read as this
-_AGENT = re.compile(r"(user-?[ \t]?agent[ \t]*[:=]?[ \t]*)([^\s#]*).*", re.IGNORECASE)
-_KNOWN = re.compile(r"user|dis+al|allow|crawl-?delay|site-?map|request-rate|visit-time", re.I)
+_LINE_CHARACTERS = 16_663  # as many as Google reads; nobody writes longer rules
+_MARKS = ("\xef\xbb\xbf", "\xef\xbb", "\xef")
 _LINE_END = re.compile(r"\r\n|\r|\n")
-_TOKEN = re.compile(r"\*|[A-Za-z_-]+")
+_NAMES = (
+    ("agent", ("user-agent", "useragent", "user agent")),
+    ("allow", ("allow",)),
+    ("disallow", ("disallow", "dissallow", "dissalow", "disalow", "diasllow", "disallaw")),
+    ("sitemap", ("sitemap", "site-map")),
+    ("delay", ("crawl-delay", "crawldelay", "crawl delay")),
+)
+_TOKEN = re.compile(r"[A-Za-z_-]*")
+_ESCAPE = re.compile(r"%[0-9A-Fa-f]{2}")
+_NOT_ASCII = re.compile(r"[\x80-\xff]")
+_UNRESERVED = re.compile(r"[A-Za-z0-9._~-]")
+_INDEX = re.compile(r"/index\.html?$")
+_PATH = re.compile(r"(?:[^/?#;]*:)?(?://[^/?#;]*|[^/?#;]*)([^#]*)")
 ALLOW_ALL = ""
 DENY_ALL = "User-agent: *\nDisallow: /\n"
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """The text that governs an origin and why: `rules`, `none` (4xx) or `unreachable`."""
+    """What governs an origin and why: `rules`, `none` (4xx), `unreachable`, or the guard's no.
+
+    `text` holds the file's bytes as Latin-1 characters; `keep_s` is how long the verdict stands.
+    """
 
     text: str
     state: str = "rules"
+    keep_s: float = KEEP_S
 
 
-def verdict(status: int | None, body: bytes = b"", hops: int = 0) -> Verdict:
+def verdict(status: int | None, body: bytes = b"", hops: int = 0, cache: str = "") -> Verdict:
     """What an answer for /robots.txt means; `status` None is no answer at all."""
+    keep_s = _keep_s(cache)
     if status is not None and 300 <= status < 400 and hops > MAX_REDIRECTS:
-        return Verdict(ALLOW_ALL, "none")
+        return Verdict(ALLOW_ALL, "none", keep_s)
     if status is not None and 200 <= status < 300:
-        return Verdict(body[:MAX_BYTES].decode("utf-8-sig", "replace"), "rules")
+        return Verdict(body[:MAX_BYTES].decode("latin-1"), "rules", keep_s)
     if status is not None and 400 <= status < 500 and status != 429:
-        return Verdict(ALLOW_ALL, "none")
-    return Verdict(DENY_ALL, "unreachable")
+        return Verdict(ALLOW_ALL, "none", keep_s)
+    return Verdict(DENY_ALL, "unreachable", UNREACHABLE_S)
+
+
+def _keep_s(cache: str) -> float:
+    """A day, or Cache-Control's max-age where it is shorter (but never less than a minute)."""
+    asked = re.search(r"\bmax-age\s*=\s*\"?(\d{1,9})", cache, re.IGNORECASE)
+    return min(KEEP_S, max(60.0, float(asked[1]))) if asked else KEEP_S
+
+
+@dataclass
+class _Group:
+    """All rules of one agent: (length, allow, pattern) as written and with escapes undone."""
+
+    written: list[tuple[int, bool, str]] = field(default_factory=list)
+    plain: list[tuple[int, bool, str]] = field(default_factory=list)
+    delay_s: float = 0.0
+
+    def add(self, allow: bool, value: str) -> None:
+        """Add a rule; one for /index.html speaks of the folder too."""
+        pattern = _escaped(value)
+        found = _INDEX.search(pattern) if allow else None
+        for form in (pattern, pattern[: found.start()] + "/$") if found else (pattern,):
+            self.written.append((len(form), allow, form))
+            self.plain.append((len(_undone(form)), allow, _undone(form)))
+
+    def allows(self, path: str) -> bool:
+        """By both readings."""
+        return _allowed(self.written, path) and _allowed(self.plain, _undone(path))
 
 
 class Rules:
-    """Parsed rules for one product token such as `sabia`."""
+    """Parsed rules for one product token such as `sabia`; `sitemaps` are URLs as written."""
 
     def __init__(self, found: Verdict, token: str) -> None:
-        self.state, self.token = found.state, token
-        self.parsed = Protego.parse(_plain(found.text))
+        self.state, self.sitemaps = found.state, list[str]()
+        own, others = _Group(), _Group()
+        self._named = self._read(found.text, token.lower(), own, others)
+        self._group = own if self._named else others
+
+    def _read(self, text: str, token: str, own: _Group, others: _Group) -> bool:
+        """Fill both groups; True when our token is named in the file."""
+        named, ended = False, False
+        open_groups: list[_Group] = []
+        for name, value in _lines(text):
+            if name == "agent":
+                open_groups = [] if ended else open_groups
+                ended = False
+                group = _governed(value, token, own, others)
+                named = named or group is own
+                open_groups += [group] if group else []
+            elif name == "sitemap":
+                self.sitemaps.append(value)
+            elif name == "delay":
+                for group in open_groups:
+                    group.delay_s = max(group.delay_s, _seconds(value))
+            else:
+                ended = True
+                for group in open_groups:
+                    group.add(name == "allow", value)
+        return named
 
     def allowed(self, url: str) -> bool:
         """May this URL be fetched? /robots.txt itself always may."""
-        return url.endswith("/robots.txt") or bool(self.parsed.can_fetch(url, self.token))
+        path = path_of(url)
+        return path == "/robots.txt" or self._group.allows(path)
 
     def delay_s(self) -> float:
         """Crawl-delay in seconds, 0 when there is none."""
-        found = self.parsed.crawl_delay(self.token)
-        return min(float(found), MAX_DELAY_S) if found else 0.0
+        return self._group.delay_s
 
 
-def _plain(text: str) -> str:
-    """Lines that mean something, user-agents cut to their token; other lines close no group."""
-    lines = (line.strip()[:_LINE_CHARACTERS] for line in _LINE_END.split(text))
-    return "\n".join(_AGENT.sub(_product, line, 1) for line in lines if _KNOWN.match(line))
+def path_of(url: str) -> str:
+    """Path, parameters and query of a URL, as rules speak of it."""
+    found = _PATH.match(url)
+    path = found[1] if found else ""
+    return path if path.startswith("/") else f"/{path}"
 
 
-def _product(found: re.Match[str]) -> str:
-    token = _TOKEN.match(found[2])
-    return found[1] + (token[0] if token else found[2])
+def _lines(text: str) -> Iterator[tuple[str, str]]:
+    """(name, value) of the lines that are understood."""
+    mark = next((mark for mark in _MARKS if text.startswith(mark)), "")
+    for line in _LINE_END.split(text[len(mark) :]):
+        plain = line[:_LINE_CHARACTERS].partition("#")[0].strip()
+        name, colon, value = plain.partition(":")
+        if not colon:
+            parts = plain.split()
+            name, value = parts if len(parts) == 2 else ("", "")
+        lower = name.strip().lower()
+        kind = next((kind for kind, forms in _NAMES if lower.startswith(forms)), None)
+        if kind:
+            yield kind, value.strip()
+
+
+def _governed(value: str, token: str, own: _Group, others: _Group) -> _Group | None:
+    """The group that a user-agent line opens, if it is one that may concern us."""
+    if value[:1] == "*" and (len(value) == 1 or value[1].isspace()):
+        return others
+    found = _TOKEN.match(value)
+    return own if token and found and found[0].lower() == token else None
+
+
+def _seconds(value: str) -> float:
+    found = re.match(r"\d{1,9}(\.\d+)?|\.\d+", value)
+    return min(float(found[0]), MAX_DELAY_S) if found else 0.0
+
+
+def _allowed(rules: list[tuple[int, bool, str]], path: str) -> bool:
+    """By the longest match; a rule that is empty says nothing."""
+    longest, allow = 0, True
+    for length, allows, pattern in rules:
+        if (length > longest or (length == longest and allows)) and _matches(pattern, path):
+            longest, allow = length, allows
+    return allow
+
+
+def _matches(pattern: str, path: str) -> bool:
+    """Does the pattern match the path's beginning? In linear time for each of its stars."""
+    anchored = pattern.endswith("$")
+    first, *others = (pattern[:-1] if anchored else pattern).split("*")
+    if not path.startswith(first):
+        return False
+    place = len(first)
+    if not others:
+        return not anchored or place == len(path)
+    last = others.pop() if anchored else ""
+    for part in others:
+        found = path.find(part, place)
+        if found < 0:
+            return False
+        place = found + len(part)
+    return not anchored or (path.endswith(last) and len(path) - len(last) >= place)
+
+
+def _escaped(value: str) -> str:
+    """Octets beyond ASCII as escapes, all escapes in capitals."""
+    escaped = _NOT_ASCII.sub(lambda found: f"%{ord(found[0]):02X}", value)
+    return _ESCAPE.sub(lambda found: found[0].upper(), escaped)
+
+
+def _undone(path: str) -> str:
+    """Escapes of unreserved characters undone (RFC 3986, 2.3)."""
+
+    def one(found: re.Match[str]) -> str:
+        character = chr(int(found[0][1:], 16))
+        return character if _UNRESERVED.fullmatch(character) else found[0].upper()
+
+    return _ESCAPE.sub(one, path) if "%" in path else path

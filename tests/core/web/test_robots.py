@@ -1,10 +1,15 @@
-"""RFC 9309: what each kind of answer means, and rules for our product token."""
+"""RFC 9309: what each kind of answer means, and rules for our product token.
 
+Cases in our own words; `test_robots_google` asks the judge of a parser's authors.
+"""
+
+import random
+import re
 import time
 
 import pytest
 
-from sabia.core.web.robots import MAX_BYTES, Rules, Verdict, verdict
+from sabia.core.web.robots import KEEP_S, MAX_BYTES, MAX_DELAY_S, Rules, Verdict, path_of, verdict
 
 
 @pytest.mark.parametrize(
@@ -50,15 +55,91 @@ def test_answers(status, hops, state, allowed):
         ("<html>not rules</html>", "/x", True),
         ("User-agent: sabia\nUnknown: line\nUser-agent: a\nDisallow: /x", "/x", False),
         ("user-agent sabia\ndisallow /", "/x", False),
+        ("useragent: sabia\ndissalow: /x", "/x", False),
+        ("user-agent: sabia\rdisallow: /x\r", "/x", False),  # CR alone
+        ("user-agent: sabia\r\n\r\ndisallow: /x", "/x", False),  # a blank line closes nothing
+        ("\ufeffuser-agent: sabia\ndisallow: /x", "/x", False),
+        ("disallow: /x\nuser-agent: sabia\nallow: /", "/x", True),  # outside of groups
+        ("user-agent: sabia\nsitemap: http://h/s\nuser-agent: b\ndisallow: /x", "/x", False),
+        ("user-agent: sabia\ncrawl-delay: 5\nuser-agent: b\ndisallow: /x", "/x", False),
+        ("user-agent: sabia\nallow: /y\nuser-agent: b\ndisallow: /x", "/x", True),
+        (
+            "user-agent: sabia\ndisallow: /x\nuser-agent: b\ndisallow: /\nuser-agent: sabia\n"
+            "disallow: /z",
+            "/z",
+            False,
+        ),  # groups of one agent are one
+        ("user-agent: sabia\ndisallow: /a/b # c", "/a/b", False),
+        ("user-agent: sabia\n#disallow: /a", "/a", True),
+        ("user-agent: *\ndisallow: /\nuser-agent: sabia", "/x", True),  # named, with no rule
+        ("user-agent: sabia\ndisallow: /\nallow: /a*c", "/abbc?x", True),
+        ("user-agent: sabia\ndisallow: /\nallow: /a*c$", "/abbc?x", False),
+        ("user-agent: sabia\ndisallow: /*/*/end$", "/a/b/end", False),
+        ("user-agent: sabia\ndisallow: /*/*/end$", "/a/end", True),
+        ("user-agent: sabia\ndisallow: /ab*ab$", "/ab", True),  # parts may not overlap
+        ("user-agent: sabia\ndisallow: /$a", "/$a", False),  # a dollar inside is one
+        ("user-agent: sabia\ndisallow: /a\nallow: /A", "/a", False),  # paths keep their case
+        ("user-agent: sabia\ndisallow: /%7ejoe/", "/~joe/", False),  # RFC 9309, 2.2.2
+        ("user-agent: sabia\ndisallow: /~joe/", "/%7ejoe/", False),
+        ("user-agent: sabia\ndisallow: /a%2fb", "/a/b", True),  # reserved ones stay
+        ("user-agent: sabia\ndisallow: /a%2fb", "/a%2Fb", False),
+        ("user-agent: sabia\ndisallow: /\nallow: /%7ejoe/", "/~joe/", False),  # both readings
+        ("user-agent: sabia\ndisallow: /\nallow: /index.html", "/", True),
+        ("user-agent: sabia\ndisallow: /?q=", "/?q=1", False),
+        ("user-agent: sabia\ndisallow: /" + "a" * 20_000, "/" + "a" * 16_700, False),  # long lines
     ],
 )
 def test_rules(text, path, allowed):
-    assert Rules(Verdict(text), "sabia").allowed(f"http://h{path}") is allowed
+    found = verdict(200, text.encode())
+    assert Rules(found, "sabia").allowed(f"http://h{path}") is allowed
+
+
+@pytest.mark.parametrize(
+    ("url", "path"),
+    [
+        ("http://h", "/"), ("http://h/", "/"), ("http://h?q", "/?q"), ("http://h/a?b#c", "/a?b"),
+        ("http://h:8080/a;b?u=http://g/", "/a;b?u=http://g/"), ("//h/a", "/a"), ("/a:b", "/a:b"),
+    ],
+)  # fmt: skip
+def test_paths(url, path):
+    assert path_of(url) == path
+
+
+def test_matching_agrees_with_expressions():
+    """Random patterns over a small alphabet, beside the same as regular expressions."""
+    draw = random.Random(3)
+    for _ in range(3_000):
+        pattern = "/" + "".join(draw.choice("ab*") for _ in range(draw.randrange(6)))
+        pattern += draw.choice(["", "$"])
+        path = "/" + "".join(draw.choice("ab") for _ in range(draw.randrange(8)))
+        form = re.escape(pattern.removesuffix("$")).replace(r"\*", ".*")
+        wanted = re.match(form + ("$" if pattern.endswith("$") else ""), path) is None
+        found = Rules(Verdict(f"user-agent: *\ndisallow: {pattern}"), "sabia")
+        assert found.allowed(f"http://h{path}") is wanted, (pattern, path)
+
+
+def test_sitemaps_and_delays_of_groups():
+    text = (
+        "Sitemap: http://h/1.xml\nuser-agent: other\ncrawl-delay: 9\nuser-agent: *\n"
+        "crawl-delay: 3\nuser-agent: sabia\nsite-map: /2.xml\ncrawl-delay: .5 # s\ndisallow:\n"
+    )
+    found = Rules(Verdict(text), "sabia")
+    assert (found.sitemaps, found.delay_s()) == (["http://h/1.xml", "/2.xml"], 0.5)
+    assert Rules(Verdict(text), "nobody").delay_s() == 3  # still open below, but the longer wins
+    assert Rules(Verdict("user-agent: *\ncrawl-delay: soon"), "sabia").delay_s() == 0
+
+
+def test_how_long_a_verdict_stands():
+    assert verdict(200).keep_s == KEEP_S
+    assert verdict(200, cache="public, max-age=600").keep_s == 600
+    assert verdict(404, cache="max-age=0").keep_s == 60
+    assert verdict(200, cache="max-age=99999999").keep_s == KEEP_S
+    assert verdict(503, cache="max-age=86400").keep_s < 3600
 
 
 def test_crawl_delay_is_bounded():
     assert Rules(Verdict("User-agent: *\nCrawl-delay: 2.5"), "sabia").delay_s() == 2.5
-    assert Rules(Verdict("User-agent: *\nCrawl-delay: 86400"), "sabia").delay_s() == 60
+    assert Rules(Verdict("User-agent: *\nCrawl-delay: 86400"), "sabia").delay_s() == MAX_DELAY_S
     assert Rules(Verdict(""), "sabia").delay_s() == 0
 
 
@@ -72,8 +153,17 @@ def test_the_first_500_kib_count():
     )
 
 
-@pytest.mark.parametrize("text", ["\n" * 500_000, "a" * 500_000, " " * 500_000, "u\r" * 200_000])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "\n" * 500_000,
+        "a" * 500_000,
+        " " * 500_000,
+        "u\r" * 200_000,
+        "user-agent: *\n" + ("disallow: /" + "*a" * 8_000 + "\n") * 31,
+    ],
+)
 def test_hostile_files_cost_little(text):
     started = time.process_time()
-    assert Rules(Verdict(text), "sabia").allowed("http://h/x")
+    assert Rules(Verdict(text), "sabia").allowed("http://h/" + "a" * 1_990)
     assert time.process_time() - started < 2
