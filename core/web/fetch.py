@@ -2,48 +2,73 @@
 
 Redirects are not followed here but handed back, so that each hop passes the frontier, robots.txt
 and the guard like any other URL. Connection errors, 5xx, 429 and bodies cut short are tried again
-after Retry-After (seconds or HTTP date), else after a growing, jittered pause.
+after Retry-After (seconds or HTTP date), else after a growing, jittered pause. HTTP/1.1 only:
+with one request in flight a host there is nothing for HTTP/2 to multiplex.
 """
 
 import asyncio
 import email.utils
+import random
 import time
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
 
 import aiohttp
-from tenacity import AsyncRetrying, RetryCallState, retry_if_exception_type, wait_exponential_jitter
 from yarl import URL
 
-from sabia.core.web import addresses, robots
+from sabia.core.web import addresses, bodies, robots
 from sabia.core.web.addresses import Refused
 from sabia.core.web.settings import FetchSettings
 from sabia.core.web.urls import canonical
 
-_CHUNK = 64 << 10
 _AGAIN = (429, 500, 502, 503, 504, 408)
 _REDIRECTS = (301, 302, 303, 307, 308)
+_DNS_S = 300  # a name's checked addresses are used so long
+_PAGES = "text/html, application/xhtml+xml, text/plain;q=0.8"
+_NOTHING: Mapping[str, str] = {}
+Headers = tuple[tuple[str, str], ...]
 
 
 @dataclass(frozen=True)
 class Response:
-    """What came back: exactly one of a page (status 200 and no `refused`), a redirect, a refusal.
+    """What came back: one of a page (200), an unchanged page (304), a redirect, a refusal.
 
-    `retry_s` asks to come back later; `requests` counts what was sent for it.
+    `retry_s` asks to come back later; `requests` counts what was sent for it; `asked` are the
+    headers that were sent, `address` whom they were sent to, `took_s` the last request's time.
     """
 
     url: str
     status: int | None = None
-    headers: tuple[tuple[str, str], ...] = ()
+    headers: Headers = ()
     body: bytes = b""
     redirect: str | None = None
     refused: str = ""
     retry_s: float | None = None
     requests: int = 1
+    reason: str = "OK"
+    asked: Headers = ()
+    address: str = ""
+    took_s: float = 0.0
+
+    def header(self, name: str) -> str:
+        """A header as sent, or nothing; `name` in lower case."""
+        return next((v for k, v in self.headers if k.lower() == name), "")
 
     @property
     def content_type(self) -> str:
         """The Content-Type header as sent."""
-        return next((v for k, v in self.headers if k.lower() == "content-type"), "")
+        return self.header("content-type")
+
+
+@dataclass(frozen=True)
+class _Wanted:
+    """What one kind of request asks for; bodies beyond `limit` are refused or, `cut`, cut off."""
+
+    limit: int
+    types: tuple[str, ...] = ()
+    cut: bool = False
+    headers: Mapping[str, str] = field(default_factory=dict)
 
 
 class _Again(Exception):
@@ -54,125 +79,168 @@ class _Again(Exception):
         self.wait_s, self.status = wait_s, status
 
 
+class _Answer(aiohttp.ClientResponse):
+    """Remembers whom it came from, which aiohttp forgets once a short body has ended."""
+
+    address = ""
+
+    async def start(self, connection: Any) -> "_Answer":
+        """As aiohttp does it."""
+        peer = connection.transport.get_extra_info("peername") if connection.transport else None
+        self.address = str(peer[0]) if peer else ""
+        await super().start(connection)
+        return self
+
+
 class Fetcher:
     """An aiohttp session with the guard built in; use as an async context manager."""
 
     def __init__(self, settings: FetchSettings) -> None:
         self.settings = settings
-        self._pause = wait_exponential_jitter(settings.backoff_s, max=settings.max_wait_s)
 
     async def __aenter__(self) -> "Fetcher":
         resolver = addresses.GuardedResolver(self.settings.allow_private)
-        connector = aiohttp.TCPConnector(resolver=resolver, limit=0)
-        timeout = aiohttp.ClientTimeout(self.settings.timeout_s, sock_connect=15, sock_read=30)
-        headers = {"User-Agent": self.settings.agent, "Accept": "text/html, text/plain;q=0.8"}
+        connector = aiohttp.TCPConnector(resolver=resolver, limit=0, ttl_dns_cache=_DNS_S)
+        total = self.settings.timeout_s
+        timeout = aiohttp.ClientTimeout(
+            total, sock_connect=min(15, total), sock_read=min(30, total)
+        )
+        headers = {"User-Agent": self.settings.agent, "Accept-Encoding": bodies.ACCEPTED}
         self.session = aiohttp.ClientSession(
-            connector=connector, timeout=timeout, headers=headers,
-            cookie_jar=aiohttp.DummyCookieJar(),
+            connector=connector, timeout=timeout, headers=headers, response_class=_Answer,
+            cookie_jar=aiohttp.DummyCookieJar(), auto_decompress=False,
         )  # fmt: skip
         return self
 
     async def __aexit__(self, *_error: object) -> None:
         await self.session.close()
 
-    async def page(self, url: str) -> Response:
-        """Fetch a page; never raises for what the other side does."""
-        return await self._retried(url, self.settings.max_bytes, self.settings.mime_types)
+    async def page(self, url: str, conditions: Mapping[str, str] = _NOTHING) -> Response:
+        """Fetch a page, if given on conditions (If-None-Match and the like); never raises for
+        what the other side does.
+        """
+        headers = {"Accept": _PAGES, **conditions}
+        given = self.settings
+        return await self._retried(url, _Wanted(given.max_bytes, given.mime_types, False, headers))
+
+    async def file(self, url: str, limit: int) -> Response:
+        """Fetch a file of any type, such as a sitemap; a longer one is cut at `limit` bytes."""
+        return await self._retried(url, _Wanted(limit, cut=True, headers={"Accept": "*/*"}))
 
     async def robots(self, origin: str) -> tuple[robots.Verdict, int]:
         """The verdict for an origin such as `https://host`, and the requests it took."""
         url, sent = f"{origin}/robots.txt", 0
         for hops in range(robots.MAX_REDIRECTS + 1):
-            answer = await self._retried(url, robots.MAX_BYTES, ())
+            answer = await self.file(url, robots.MAX_BYTES)
             sent += answer.requests
             if answer.status is None and not answer.requests:
                 return robots.Verdict(robots.DENY_ALL, answer.refused), sent
             if answer.redirect is None or hops == robots.MAX_REDIRECTS:
-                return robots.verdict(answer.status, answer.body, hops + 1), sent
+                status = None if answer.refused and answer.status == 200 else answer.status
+                cache = answer.header("cache-control")
+                return robots.verdict(status, answer.body, hops + 1, cache), sent
             url = answer.redirect
         raise AssertionError("the loop above returns at its last turn")
 
-    async def _retried(self, url: str, limit: int, types: tuple[str, ...]) -> Response:
-        sent = 0
-        try:
-            async for attempt in AsyncRetrying(
-                retry=retry_if_exception_type(_Again), wait=self._wait, stop=self._enough,
-                reraise=True,
-            ):  # fmt: skip
-                with attempt:
-                    sent += 1
-                    return await self._once(url, limit, types, sent)
-        except _Again as error:
-            later = error.wait_s if (error.wait_s or 0) > self.settings.max_wait_s else None
-            return Response(url, error.status, refused=str(error), retry_s=later, requests=sent)
-        except Refused as error:
-            return Response(url, refused=str(error), requests=0)
-        raise AssertionError("tenacity ended without a result")
+    async def _retried(self, url: str, wanted: _Wanted) -> Response:
+        for sent in range(1, self.settings.attempts + 1):
+            try:
+                return await self._once(url, wanted, sent)
+            except _Again as error:
+                asked = error.wait_s
+                too_long = asked is not None and asked > self.settings.max_wait_s
+                if too_long or sent == self.settings.attempts:
+                    return Response(url, error.status, refused=str(error), requests=sent,
+                                    retry_s=asked if too_long else None)  # fmt: skip
+                await asyncio.sleep(self._pause_s(sent) if asked is None else asked)
+            except Refused as error:
+                return Response(url, refused=str(error), requests=sent - 1)
+        raise AssertionError("attempts is 1 or more")
 
-    def _wait(self, state: RetryCallState) -> float:
-        error = state.outcome.exception() if state.outcome else None
-        asked = error.wait_s if isinstance(error, _Again) else None
-        return asked if asked is not None else self._pause(state)
+    def _pause_s(self, sent: int) -> float:
+        """Doubled for each request sent, and up to half as long again, so that crowds part."""
+        pause = self.settings.backoff_s * 2 ** (sent - 1) * random.uniform(1.0, 1.5)
+        return float(min(pause, self.settings.max_wait_s))
 
-    def _enough(self, state: RetryCallState) -> bool:
-        error = state.outcome.exception() if state.outcome else None
-        asked = error.wait_s if isinstance(error, _Again) else None
-        too_long = asked is not None and asked > self.settings.max_wait_s
-        return too_long or state.attempt_number >= self.settings.attempts
-
-    async def _once(self, url: str, limit: int, types: tuple[str, ...], sent: int) -> Response:
+    async def _once(self, url: str, wanted: _Wanted, sent: int) -> Response:
         addresses.check_url(url, self.settings.allow_private)
         try:
             target = URL(url, encoded=True)
-            async with self.session.get(target, allow_redirects=False) as answer:
-                return await self._read(url, answer, limit, types, sent)
+            started = time.monotonic()
+            async with self.session.get(
+                target, allow_redirects=False, headers=wanted.headers
+            ) as answer:
+                found = await self._read(url, answer, wanted)
+                asked = tuple(answer.request_info.headers.items())
+            return Response(
+                url, answer.status, _headers(answer), requests=sent, asked=asked,
+                reason=answer.reason or "", address=getattr(answer, "address", ""),
+                took_s=time.monotonic() - started, **found,
+            )  # fmt: skip
+        except aiohttp.ClientSSLError as error:
+            raise Refused(f"TLS: {_said(error)}") from error
         except aiohttp.ClientConnectorError as error:
-            if isinstance(error.os_error, Refused) or isinstance(error.__cause__, Refused):
+            if isinstance(error.__cause__, Refused):
                 raise Refused(str(error.__cause__)) from error
             raise _Again(f"no connection: {error.os_error.strerror or error}") from error
-        except (aiohttp.ClientError, TimeoutError, asyncio.IncompleteReadError) as error:
-            said = str(error).partition("\n")[0] or type(error).__name__
-            raise _Again(f"transfer failed: {said}") from error
+        except (aiohttp.ClientError, TimeoutError, OSError, EOFError, ValueError) as error:
+            raise _Again(f"transfer failed: {_said(error)}") from error
 
     async def _read(
-        self,
-        url: str,
-        answer: aiohttp.ClientResponse,
-        limit: int,
-        types: tuple[str, ...],
-        sent: int,
-    ) -> Response:
-        headers = tuple((str(k), str(v)) for k, v in answer.headers.items())
-        status = answer.status
-        if status in _AGAIN:
+        self, url: str, answer: aiohttp.ClientResponse, wanted: _Wanted
+    ) -> dict[str, Any]:
+        """The fields of Response that the answer's status and body decide."""
+        if answer.status in _AGAIN:
             wait = retry_after_s(answer.headers.get("Retry-After"), time.time())
-            raise _Again(f"HTTP {status}", wait, status)
-        if status in _REDIRECTS:
+            raise _Again(f"HTTP {answer.status}", wait, answer.status)
+        if answer.status in _REDIRECTS:
             target = canonical(answer.headers.get("Location", ""), url)
-            refused = "" if target else f"HTTP {status} without a usable Location"
-            return Response(url, status, headers, b"", target, refused, requests=sent)
-        if status != 200:
-            return Response(url, status, headers, refused=f"HTTP {status}", requests=sent)
+            said = "" if target else f"HTTP {answer.status} without a usable Location"
+            return {"redirect": target, "refused": said}
+        if answer.status == 304 and wanted.headers.keys() & {"If-None-Match", "If-Modified-Since"}:
+            return {}
+        if answer.status != 200:
+            return {"refused": f"HTTP {answer.status}"}
         kind = answer.headers.get("Content-Type", "").partition(";")[0].strip().lower()
-        if types and kind not in types:
-            said = f"content type {kind or 'missing'}"
-            return Response(url, status, headers, refused=said, requests=sent)
-        body = await _bounded(answer, limit)
-        if len(body) > limit and types:
-            said = f"larger than {limit} bytes"
-            return Response(url, status, headers, refused=said, requests=sent)
-        return Response(url, status, headers, body, requests=sent)
+        if wanted.types and kind not in wanted.types:
+            return {"refused": f"content type {kind or 'missing'}"}
+        return await _body(answer, wanted)
+
+
+async def _body(answer: aiohttp.ClientResponse, wanted: _Wanted) -> dict[str, Any]:
+    """The body, no more of it read and unpacked than allowed."""
+    if not wanted.cut and (answer.content_length or 0) > wanted.limit:
+        answer.close()
+        return {"refused": f"larger than {wanted.limit} bytes"}
+    raw = await _bounded(answer, wanted.limit)
+    if len(raw) <= wanted.limit or not answer.headers.get("Content-Encoding"):
+        try:
+            body = bodies.decoded(raw, answer.headers.get("Content-Encoding", ""), wanted.limit)
+        except bodies.Undecodable as error:
+            return {"refused": str(error)}
+        if wanted.cut or len(body) <= wanted.limit:
+            return {"body": body[: wanted.limit]}
+    return {"refused": f"larger than {wanted.limit} bytes"}
 
 
 async def _bounded(answer: aiohttp.ClientResponse, limit: int) -> bytes:
-    """The decompressed body, read until it exceeds the limit (then it is not whole)."""
-    body = bytearray()
-    async for chunk in answer.content.iter_chunked(_CHUNK):
-        body += chunk
-        if len(body) > limit:
+    """The body as sent, read until it exceeds the limit (then it is not whole)."""
+    parts, size = [], 0
+    while chunk := await answer.content.readany():
+        parts.append(chunk)
+        size += len(chunk)
+        if size > limit:
             answer.close()
             break
-    return bytes(body)
+    return b"".join(parts)
+
+
+def _headers(answer: aiohttp.ClientResponse) -> Headers:
+    return tuple((str(name), str(value)) for name, value in answer.headers.items())
+
+
+def _said(error: BaseException) -> str:
+    return str(error).partition("\n")[0][:200] or type(error).__name__
 
 
 def retry_after_s(header: str | None, now: float) -> float | None:

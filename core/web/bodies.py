@@ -1,0 +1,93 @@
+"""A response's body undone from its content encodings, within bounds.
+
+gzip, deflate (with and without zlib's header), br and zstd, alone or one on another. A few
+kilobytes can unpack to gigabytes, so that no more than a limit is unpacked, and what grows more
+than MAX_RATIO times beyond GROWTH_BYTES is refused as a bomb.
+"""
+
+import io
+import zlib
+
+import brotli
+import zstandard
+
+MAX_RATIO = 200  # pages shrink to a twentieth, seldom to a fiftieth
+GROWTH_BYTES = 1 << 20  # so much may come of anything
+MAX_ENCODINGS = 2
+ACCEPTED = "gzip, deflate, br, zstd"
+_WINDOW_BYTES = 1 << 27
+
+
+class Undecodable(ValueError):
+    """The body is not what its Content-Encoding says, or a bomb."""
+
+
+def decoded(body: bytes, encodings: str, limit: int) -> bytes:
+    """The body as it was before it was packed; at most `limit` + 1 bytes. Raises Undecodable."""
+    names = [name.strip().lower() for name in encodings.split(",")]
+    names = [name for name in names if name not in ("", "identity", "none", "utf-8")]
+    if len(names) > MAX_ENCODINGS:
+        raise Undecodable(f"{len(names)} content encodings")
+    for name in reversed(names):
+        body = _unpacked(name.removeprefix("x-"), body, limit)
+    return body
+
+
+def _unpacked(name: str, body: bytes, limit: int) -> bytes:
+    unpack = {"gzip": gunzip, "deflate": _inflate, "br": _brotli, "zstd": _zstd}.get(name)
+    if unpack is None:
+        raise Undecodable(f"content encoding {name:.40}")
+    allowed = min(limit, max(GROWTH_BYTES, MAX_RATIO * len(body)))
+    try:
+        found = unpack(body, allowed + 1) if body else b""
+    except (zlib.error, brotli.error, zstandard.ZstdError, EOFError) as error:
+        raise Undecodable(f"damaged {name} ({error})") from error
+    if len(found) > allowed and allowed < limit:
+        raise Undecodable(f"a decompression bomb ({name}, over {MAX_RATIO} times its size)")
+    return found
+
+
+def gunzip(body: bytes, limit: int) -> bytes:
+    """All members of a gzip file, at most `limit` bytes; EOFError where it is cut."""
+    found, rest = b"", body
+    while rest and len(found) < limit:
+        member = zlib.decompressobj(31)
+        try:
+            found += member.decompress(rest, limit - len(found))
+        except zlib.error:
+            if found:
+                break  # what follows the last member is padding
+            raise
+        if not member.eof and not member.unconsumed_tail and len(found) < limit:
+            raise EOFError("it ends too early")
+        rest = member.unused_data if member.eof else b""
+    return found
+
+
+def _inflate(body: bytes, limit: int) -> bytes:
+    for window in (15, -15):
+        try:
+            stream = zlib.decompressobj(window)
+            found = stream.decompress(body, limit)
+        except zlib.error:
+            continue
+        if not stream.eof and len(found) < limit:
+            raise EOFError("it ends too early")
+        return found
+    raise zlib.error("no deflate stream")
+
+
+def _brotli(body: bytes, limit: int) -> bytes:
+    stream = brotli.Decompressor()
+    found = bytearray(stream.process(body, output_buffer_limit=limit))
+    while not stream.is_finished() and not stream.can_accept_more_data() and len(found) < limit:
+        found += stream.process(b"", output_buffer_limit=limit - len(found))
+    if not stream.is_finished() and len(found) < limit:
+        raise EOFError("it ends too early")
+    return bytes(found[:limit])
+
+
+def _zstd(body: bytes, limit: int) -> bytes:
+    unpacker = zstandard.ZstdDecompressor(max_window_size=_WINDOW_BYTES)
+    with unpacker.stream_reader(io.BytesIO(body), read_across_frames=True) as stream:
+        return stream.read(limit)
