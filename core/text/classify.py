@@ -4,30 +4,21 @@ A map stage: each batch is scored by itself, so it runs alike in one process, in
 slices of a Slurm array. Rows that `--where` refuses are counted, and written down when asked.
 """
 
-import os
-import tempfile
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 
 from sabia.core.errors import UsageError
-from sabia.core.shards.inputs import open_inputs
 from sabia.core.shards.job import Job
-from sabia.core.shards.manifest import holds, is_current, provenance
 from sabia.core.shards.mapping import ShardContext, run_map
-from sabia.core.shards.outputs import open_file
 from sabia.core.shards.sources import Source
 from sabia.core.text import characters, heuristics, language
 from sabia.core.text.predicate import Predicate
-from sabia.core.text.removed import check_path, put_column, with_reason, write_removed
+from sabia.core.text.removed import RemovedPart, map_and_gather, put_column
 from sabia.core.text.scorers import Scorer, check_names, digest, score_column
 from sabia.core.text.scores import with_scores
 from sabia.core.text.sketching import text_buffers
@@ -52,54 +43,13 @@ def run(job: Job, config: ClassifyConfig, scorers: Sequence[Scorer] = ()) -> Non
     if config.removed and not config.where:
         raise UsageError("--removed needs --where: without it no row is removed")
     check_names(scorers)
-    if not config.removed or job.dry_run:
-        _map(job, config, scorers)
-    elif job.to_directory:
-        if config.removed.endswith(".parquet"):
-            raise UsageError("--removed: give a directory, as -o is one (one part a shard)")
-        _map(job, config, scorers)
-    else:
-        _run_to_files(job, config, scorers)
 
+    def work(job: Job, removed: str, sources: Sequence[Source] | None) -> None:
+        given = replace(config, removed=removed)
+        transform = partial(score_shard, config=given, scorers=tuple(scorers))
+        run_map(job, transform, sources=sources, salt=digest(scorers), next_step="sabia dedup")
 
-def _map(
-    job: Job,
-    config: ClassifyConfig,
-    scorers: Sequence[Scorer],
-    sources: Sequence[Source] | None = None,
-) -> None:
-    transform = partial(score_shard, config=config, scorers=tuple(scorers))
-    run_map(job, transform, sources=sources, salt=digest(scorers), next_step="sabia dedup")
-
-
-def _run_to_files(job: Job, config: ClassifyConfig, scorers: Sequence[Scorer]) -> None:
-    """One output, and one file of removed rows gathered from the shards' parts."""
-    final = config.removed
-    check_path(final)
-    salt = digest(scorers)
-    sources = open_inputs(job, "document")
-    made = provenance(job, "removed", [source.fingerprint() for source in sources], salt)
-    written = holds(final, made)
-    done = written and is_current(job, sources, salt)
-    job = job if written else replace(job, force=True)
-    parent = os.path.dirname(os.path.abspath(final))
-    os.makedirs(parent, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix=".sabia-", dir=parent) as scratch:
-        _map(job, replace(config, removed=scratch), scorers, sources)
-        if not done:
-            parts = [_Part(str(path)) for path in sorted(Path(scratch).glob("part-*.parquet"))]
-            write_removed(final, parts, made)
-
-
-@dataclass(frozen=True)
-class _Part:
-    """The removed rows of one shard, readable more than once."""
-
-    path: str
-
-    def __iter__(self) -> Iterator[pa.RecordBatch]:
-        with pq.ParquetFile(self.path) as file:
-            yield from file.iter_batches()
+    map_and_gather(job, config.removed, work, digest(scorers))
 
 
 def score_shard(
@@ -110,7 +60,7 @@ def score_shard(
 ) -> Iterator[pa.RecordBatch]:
     """The transform: rows with their scores, without those that `where` refuses."""
     predicate = Predicate(config.where) if config.where else None
-    with _RemovedPart(config.removed, context.index) as removed:
+    with RemovedPart(config.removed, context.index) as removed:
         for number, batch in enumerate(batches):
             scored = score_batch(batch, config, scorers)
             if predicate is None:
@@ -123,31 +73,6 @@ def score_shard(
                 context.count("not kept", int((~stays).sum()))
                 removed.write(scored.filter(pa.array(~stays)), f"not {config.where}")
             yield scored.filter(pa.array(stays))
-
-
-class _RemovedPart:
-    """A shard's removed rows as `part-NNNNN.parquet`, which appears only if there are any."""
-
-    def __init__(self, directory: str, index: int) -> None:
-        self.path = f"{directory.rstrip('/')}/part-{index:05d}.parquet" if directory else ""
-        self.stack, self.writer = ExitStack(), None
-
-    def write(self, batch: pa.RecordBatch, reason: str) -> None:
-        """Add rows with the reason why they went."""
-        if not self.path:
-            return
-        rows = with_reason(batch, reason)
-        if self.writer is None:
-            self.writer = self.stack.enter_context(open_file(self.path, rows.schema))
-        self.writer.write(rows)
-
-    def __enter__(self) -> "_RemovedPart":
-        return self
-
-    def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
-        self.stack.__exit__(kind, error, trace)
-        if self.path and self.writer is None and error is None and os.path.exists(self.path):
-            os.unlink(self.path)  # of an earlier run with other thresholds
 
 
 def score_batch(

@@ -4,14 +4,26 @@ They are not errors (those go to the rejects): they keep all their columns, so t
 be judged, and taken back, by looking at what went.
 """
 
-from collections.abc import Iterable, Sequence
+import os
+import tempfile
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 
 from sabia.core.errors import BadData, UsageError
 from sabia.core.shards import schemas
+from sabia.core.shards.inputs import open_inputs
+from sabia.core.shards.job import Job
+from sabia.core.shards.manifest import holds, is_current, provenance
 from sabia.core.shards.outputs import open_file
+from sabia.core.shards.sources import Source
+
+Work = Callable[[Job, str, Sequence[Source] | None], None]
 
 
 def check_path(path: str) -> None:
@@ -33,6 +45,76 @@ def with_reason(batch: pa.RecordBatch, reason: pa.Array | str) -> pa.RecordBatch
     """Set the column `reason`."""
     column = pa.array([reason] * batch.num_rows) if isinstance(reason, str) else reason
     return put_column(batch, "reason", column)
+
+
+class RemovedPart:
+    """A shard's removed rows as `part-NNNNN.parquet`, which appears only if there are any.
+
+    Without a directory nothing is kept."""
+
+    def __init__(self, directory: str, index: int) -> None:
+        self.path = f"{directory.rstrip('/')}/part-{index:05d}.parquet" if directory else ""
+        self.stack, self.writer = ExitStack(), None
+
+    def write(self, batch: pa.RecordBatch, reason: pa.Array | str) -> None:
+        """Add rows with the reason why they went."""
+        if not self.path:
+            return
+        rows = with_reason(batch, reason)
+        if self.writer is None:
+            self.writer = self.stack.enter_context(open_file(self.path, rows.schema))
+        self.writer.write(rows)
+
+    def __enter__(self) -> "RemovedPart":
+        return self
+
+    def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
+        self.stack.__exit__(kind, error, trace)
+        if self.path and self.writer is None and error is None and os.path.exists(self.path):
+            os.unlink(self.path)  # of an earlier run with other settings
+
+
+def map_and_gather(job: Job, removed: str, work: Work, salt: str) -> None:
+    """Run a map stage that leaves RemovedParts in a directory, and put them where they belong.
+
+    `work(job, directory, sources)` runs the stage. Where the job writes a directory, `removed` is
+    one too; else it is one file, gathered from the parts. Raises UsageError where it is the other.
+    """
+    if not removed or job.dry_run:
+        work(job, removed, None)
+    elif job.to_directory:
+        if removed.endswith(".parquet"):
+            raise UsageError("--removed: give a directory, as -o is one (one part a shard)")
+        work(job, removed, None)
+    else:
+        _gathered(job, removed, work, salt)
+
+
+def _gathered(job: Job, final: str, work: Work, salt: str) -> None:
+    check_path(final)
+    sources = open_inputs(job, "document")
+    made = provenance(job, "removed", [source.fingerprint() for source in sources], salt)
+    written = holds(final, made)
+    done = written and is_current(job, sources, salt)
+    job = job if written else replace(job, force=True)
+    parent = os.path.dirname(os.path.abspath(final))
+    os.makedirs(parent, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=".sabia-", dir=parent) as scratch:
+        work(job, scratch, sources)
+        if not done:
+            parts = [_Part(str(path)) for path in sorted(Path(scratch).glob("part-*.parquet"))]
+            write_removed(final, parts, made)
+
+
+@dataclass(frozen=True)
+class _Part:
+    """The removed rows of one shard, readable more than once."""
+
+    path: str
+
+    def __iter__(self) -> Iterator[pa.RecordBatch]:
+        with pq.ParquetFile(self.path) as file:
+            yield from file.iter_batches()
 
 
 def write_removed(
