@@ -23,14 +23,14 @@ from sabia.core.text.sketching import Corpus, Spool
 DECISION = np.dtype([("cluster", "i8"), ("reason", "u1"), ("similarity", "f4")])
 
 
-class _Kept:
+class Held:
     """Keeps spools open in the process that made them; its copy in a worker keeps nothing."""
 
     def __init__(self, *spools: Spool) -> None:
         self.spools = spools
 
-    def __reduce__(self) -> tuple[type["_Kept"], tuple[()]]:
-        return _Kept, ()
+    def __reduce__(self) -> tuple[type["Held"], tuple[()]]:
+        return Held, ()
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class Plan:
     rows_path: str
     clusters_path: str
     starts: tuple[int, ...]
-    kept: _Kept
+    kept: Held
 
     @classmethod
     def write(cls, corpus: Corpus, found: Clusters) -> "Plan":
@@ -58,7 +58,7 @@ class Plan:
             writer.write_batch(batch)
         clusters.file.flush()
         starts = tuple(corpus.starts.tolist())
-        return cls(rows.path, clusters.path, starts, _Kept(rows, clusters))
+        return cls(rows.path, clusters.path, starts, Held(rows, clusters))
 
     def rows(self, index: int) -> np.ndarray:
         """Decisions of the rows of source `index`."""
