@@ -1,11 +1,12 @@
-"""Causal attention over packed documents: what is computed, and by which implementation.
+"""Attention over packed documents: what is computed, and by which implementation.
 
 Query t of a row stands at position p = start + t and sees the keys j of its own document with
-first[t] <= j <= p, where first[t] = max(start of the document, p - window + 1). A document is a
-run of equal segment numbers; 0 is padding, whose queries give 0 and whose keys nobody sees. So a
-mask is one interval a query, blocks of keys outside the intervals of a block of queries are never
-visited, and no [T, S] matrix exists but in the reference. With s = scale * q.k, or
-s = softcap * tanh(scale * q.k / softcap), and one learned logit z a head where there are sinks:
+first[t] <= j <= p, where first[t] = max(start of the document, p - window + 1). Where attention is
+not causal it sees those with |j - p| < window. A document is a run of equal segment numbers; 0 is
+padding, whose queries give 0 and whose keys nobody sees. So a mask is one interval a query, blocks
+of keys outside the intervals of a block of queries are never visited, and no [T, S] matrix exists
+but in the reference. With s = scale * q.k, or s = softcap * tanh(scale * q.k / softcap), and one
+learned logit z a head where there are sinks:
     out = sum_j exp(s_j) v_j / (sum_j exp(s_j) + exp(z))      (arXiv 2309.17453, GPT-OSS)
 Head h reads key-value head h * K // H; keys and values may differ in size (multi-head latent
 attention: 192 and 128). Under context parallelism q is the slice [start : start + T] of the
@@ -16,6 +17,7 @@ Order of choice
                     FlashAttention), else FlexAttention (takes all of the above: a score function
                     for the cap, a block mask, sinks from its log-sum-exp). triton by name and for
                     heads below 16: one fused kernel of our own, independent of torch.compile.
+                    Our own kernels are causal: what is not is refused by name and never theirs.
     torch on CPU    library where there is neither cap nor sinks, else reference.
     JAX on TPU      library: splash attention, where lengths are multiples of 128 and start is a
                     Python number; else our Pallas kernel.
@@ -49,6 +51,7 @@ def attention_mask(
     segments: Array | None = None,
     start: Any = 0,
     window: int | None = None,
+    causal: bool = True,
 ) -> Any:
     """The intervals of keys, made once and used by every layer; opaque.
 
@@ -62,7 +65,7 @@ def attention_mask(
         raise ValueError(f"attention: queries {start}..{start + queries} of {keys} keys")
     if segments is not None and segments.shape[-1] != keys:
         raise ValueError(f"attention: {segments.shape[-1]} segment numbers for {keys} keys")
-    return _room(like).attention_mask(like, queries, keys, segments, start, window)
+    return _room(like).attention_mask(like, queries, keys, segments, start, window, causal)
 
 
 def choose_attention(

@@ -31,7 +31,7 @@ _HALF = (jnp.bfloat16, jnp.float16)
 
 @functools.partial(
     jax.tree_util.register_dataclass,
-    data_fields=["first", "until", "runs", "start"],
+    data_fields=["first", "until", "runs", "start", "last"],
     meta_fields=["offset", "window"],
 )
 @dataclass(frozen=True)
@@ -41,7 +41,8 @@ class Mask:
     until[B or 1, S]: one past the last position that sees each key, 0 for padding (int32).
     runs[B, S]: number of each document in its row, 0 for padding; None: one document a row.
     start: position of the first query (a scalar array); offset: the same where it is known while
-    tracing; window: as given, None where it hides nothing.
+    tracing; window: as given, None where it hides nothing. last[B or 1, T]: the last visible key of
+    each query, -1 for padding; None: its own position.
     """
 
     first: Array
@@ -50,6 +51,7 @@ class Mask:
     start: Array
     offset: int | None
     window: int | None
+    last: Array | None = None
 
     @property
     def keys(self) -> int:
@@ -70,12 +72,19 @@ class Mask:
         """bool[B or 1, 1, T, S]: which keys each query sees."""
         keys = jnp.arange(self.keys)
         positions = self.start + jnp.arange(self.first.shape[-1])
-        allowed = (keys >= self.first[..., None]) & (keys <= positions[:, None])
+        last = positions if self.last is None else self.last
+        allowed = (keys >= self.first[..., None]) & (keys <= last[..., None])
         return allowed[:, None]
 
 
 def attention_mask(
-    like: Array, queries: int, keys: int, segments: Array | None, start: Any, window: int | None
+    like: Array,
+    queries: int,
+    keys: int,
+    segments: Array | None,
+    start: Any,
+    window: int | None,
+    causal: bool,
 ) -> Mask:
     """See attention.attention_mask."""
     window = window if window is not None and window < keys else None
@@ -94,7 +103,8 @@ def attention_mask(
         begin, end = jnp.where(segments == 0, keys, begin), jnp.where(segments == 0, 0, end)
     first = jax.lax.dynamic_slice_in_dim(begin, start, queries, 1)
     offset = start if isinstance(start, int) else None
-    return Mask(first, end, runs, jnp.asarray(start, jnp.int32), offset, window)
+    last = None if causal else jax.lax.dynamic_slice_in_dim(end, start, queries, 1) - 1
+    return Mask(first, end, runs, jnp.asarray(start, jnp.int32), offset, window, last)
 
 
 def _library_option(
@@ -111,7 +121,8 @@ def _library_option(
     if not plain:
         obstacle = f"on {platform} JAX has no fused kernel with a cap or sinks"
     elif platform == "gpu":
-        if q.dtype not in _HALF or not mask.square or mask.runs is not None:
+        bare = mask.square and mask.runs is None and mask.last is None
+        if q.dtype not in _HALF or not bare:
             obstacle = "cuDNN: half precision, square causal masks without documents"
         return Option("library", "cuDNN flash attention", obstacle)
     elif q.shape[-1] != v.shape[-1]:
@@ -131,7 +142,8 @@ def choose_attention(
     """See attention.choose_attention."""
     library = _library_option(q, k, v, mask, softcap, sinks)
     on_tpu = jax_platform() == "tpu"
-    own = Option("pallas", "one fused TPU kernel", pallas_obstacle(), automatic=on_tpu)
+    obstacle = pallas_obstacle() if mask.last is None else "it is causal, this mask is not"
+    own = Option("pallas", "one fused TPU kernel", obstacle, automatic=on_tpu)
     return choose("attention", [library, own, reference_option()], implementation)
 
 
@@ -176,10 +188,13 @@ def splash(
     from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_mask as masks
 
     length, keys = q.shape[1], k.shape[1]
-    if mask.window is None:
-        shape: Any = masks.CausalMask((length, keys), offset=mask.offset)
+    if mask.window is None and mask.last is not None:
+        shape: Any = masks.FullMask((length, keys))
+    elif mask.window is None:
+        shape = masks.CausalMask((length, keys), offset=mask.offset)
     else:
-        shape = masks.LocalMask((length, keys), (mask.window - 1, 0), offset=mask.offset)
+        after = 0 if mask.last is None else mask.window - 1
+        shape = masks.LocalMask((length, keys), (mask.window - 1, after), offset=mask.offset)
     made = kernel.make_splash_mha_single_device(
         masks.MultiHeadMask([shape] * q.shape[2]),
         block_sizes=_splash_blocks(length, keys),

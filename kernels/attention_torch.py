@@ -41,13 +41,16 @@ class Mask:
     """first[B or 1, T]: the least visible key of each query, `keys` for padding (int32).
 
     until[B or 1, S]: one past the last position that sees each key, 0 for padding (int32).
-    `causal` where it is the bare triangle of a square.
+    `causal` where it is the bare triangle of a square, `whole` where all see all.
+    last[B or 1, T]: the last visible key of each query, -1 for padding; None: its own position.
     """
 
     first: Tensor
     until: Tensor
     start: int
     causal: bool
+    whole: bool = False
+    last: Tensor | None = None
 
     @property
     def keys(self) -> int:
@@ -64,7 +67,8 @@ class Mask:
     def dense(self) -> Tensor:
         """bool[B or 1, 1, T, S]: which keys each query sees."""
         keys = torch.arange(self.keys, device=self.first.device)
-        allowed = (keys >= self.first[..., None]) & (keys <= self.positions[:, None])
+        last = self.positions if self.last is None else self.last
+        allowed = (keys >= self.first[..., None]) & (keys <= last[..., None])
         return allowed[:, None]
 
     @_once
@@ -79,7 +83,13 @@ class Mask:
 
 
 def attention_mask(
-    like: Tensor, queries: int, keys: int, segments: Tensor | None, start: int, window: int | None
+    like: Tensor,
+    queries: int,
+    keys: int,
+    segments: Tensor | None,
+    start: int,
+    window: int | None,
+    causal: bool,
 ) -> Mask:
     """See attention.attention_mask."""
     at = torch.arange(keys, device=like.device, dtype=torch.int32)[None]
@@ -96,8 +106,12 @@ def attention_mask(
     if segments is not None:
         begin, end = torch.where(segments == 0, keys, begin), torch.where(segments == 0, 0, end)
     free = segments is None and (window is None or window >= keys) and queries == keys
-    first = begin[:, start : start + queries].int().contiguous()
-    return Mask(first, end.int().contiguous(), start, free)
+    begin, end = begin.int(), end.int().contiguous()
+    first = begin[:, start : start + queries].contiguous()
+    if causal:
+        return Mask(first, end, start, free)
+    last = (end[:, start : start + queries] - 1).contiguous()
+    return Mask(first, end, start, False, free, last)
 
 
 def _block_mask(mask: Mask) -> Any:
@@ -109,20 +123,22 @@ def _block_mask(mask: Mask) -> Any:
     shape = (rows, count, FLEX_BLOCK)
     most = F.pad(mask.first, (0, spare), value=mask.keys).view(shape).amax(-1)
     least = F.pad(mask.first, (0, spare), value=mask.keys).view(shape).amin(-1)
-    begin = torch.arange(count, device=mask.first.device) * FLEX_BLOCK + mask.start
-    reach = torch.where(mask.first < mask.keys, mask.positions + 1, 0)
-    stop = F.pad(reach, (0, spare)).view(shape).amax(-1)  # one past the last visible key
+    last = mask.positions if mask.last is None else mask.last
+    reach = torch.where(mask.first < mask.keys, last + 1, 0)  # one past the last visible key
+    reach = F.pad(reach, (0, spare)).view(shape)
+    stop, surely = reach.amax(-1), reach.amin(-1)
     low, high = least // FLEX_BLOCK, -(-stop // FLEX_BLOCK)
-    full_low, full_high = -(-most // FLEX_BLOCK), (begin + 1) // FLEX_BLOCK
+    full_low, full_high = -(-most // FLEX_BLOCK), surely // FLEX_BLOCK
     block = torch.arange(total, device=mask.first.device)
     some = (block >= low[..., None]) & (block < high[..., None])
-    full = (block >= full_low[..., None]) & (block < full_high[:, None])
+    full = (block >= full_low[..., None]) & (block < full_high[..., None])
     first, start, keys = mask.first, mask.start, mask.keys
 
     def visible(b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
         row = b if rows > 1 else b * 0
         inside = i.clamp_max(length - 1)  # the last block reaches beyond the queries
-        return (j >= first[row, inside]) & (j <= i + start) & (i < length) & (j < keys)
+        most = i + start if mask.last is None else mask.last[row, inside]
+        return (j >= first[row, inside]) & (j <= most) & (i < length) & (j < keys)
 
     def listed(chosen: Tensor) -> tuple[Tensor, Tensor]:
         order = torch.argsort(chosen.int(), dim=-1, descending=True, stable=True)
@@ -135,6 +151,11 @@ def _block_mask(mask: Mask) -> Any:
         mask_mod=visible,
         seq_lengths=(length, keys),
     )
+
+
+def _bare(mask: Mask) -> bool:
+    """Whether `scaled_dot_product_attention` needs no mask in memory."""
+    return mask.causal or mask.whole
 
 
 def _cuda_library(q: Tensor, v: Tensor, flexible: bool) -> Option:
@@ -158,13 +179,14 @@ def choose_attention(
     plain = softcap is None and sinks is None
     device = q.device.type
     if device == "cuda":
-        library = _cuda_library(q, v, flexible=not (plain and mask.causal))
+        library = _cuda_library(q, v, flexible=not (plain and _bare(mask)))
     elif device == "cpu":
         obstacle = None if plain else "on CPU torch has no fused kernel with a cap or sinks"
         library = Option("library", "scaled_dot_product_attention on CPU", obstacle)
     else:
         library = Option("library", "", f"not tried on {device}")
-    own = Option("triton", "one fused kernel", triton_obstacle(q), automatic=device == "cuda")
+    obstacle = triton_obstacle(q) if mask.last is None else "it is causal, this mask is not"
+    own = Option("triton", "one fused kernel", obstacle, automatic=device == "cuda")
     return choose("attention", [library, own, reference_option()], implementation)
 
 
@@ -200,11 +222,11 @@ def _sdpa(q: Tensor, k: Tensor, v: Tensor, mask: Mask, scale: float) -> Tensor:
     options: dict[str, Any] = {"scale": scale, "enable_gqa": q.shape[1] != k.shape[1]}
     if mask.causal:
         options["is_causal"] = True
-    else:
+    elif not mask.whole:
         padding = ~mask.seen.transpose(1, 2)  # these rows see all: no kernel divides by nothing
         options["attn_mask"] = mask.dense | padding
     out = F.scaled_dot_product_attention(q, k, v, **options).transpose(1, 2)[..., :size]
-    return out if mask.causal else torch.where(mask.seen, out, 0)
+    return out if _bare(mask) else torch.where(mask.seen, out, 0)
 
 
 @functools.cache
@@ -256,7 +278,7 @@ def _library(
     sinks: Tensor | None,
 ) -> Tensor:
     plain = softcap is None and sinks is None
-    if q.device.type == "cpu" or (plain and mask.causal):
+    if q.device.type == "cpu" or (plain and _bare(mask)):
         return _sdpa(q, k, v, mask, scale)
     return flex(q, k, v, mask, scale, softcap, sinks)
 

@@ -11,6 +11,7 @@ from typing import Any
 
 from sabia.core.model.cache import KVCache
 from sabia.core.model.ops import Angles, Array, Ops, Params
+from sabia.core.spec.layers import NormKind
 from sabia.core.spec.rope import Rope
 
 STREAM = ("batch", "sequence", "embed")
@@ -19,6 +20,15 @@ KV_HEADS = ("batch", "sequence", "kv_heads", "head_dim")
 WHOLE_KV_HEADS = ("batch", None, "kv_heads", "head_dim")
 INNER = ("batch", "sequence", "mlp")
 VOCAB = ("batch", "sequence", "vocab")
+
+
+def stream_norm(
+    kind: NormKind, ops: Ops, x: Array, weight: Array, eps: float, offset: float = 0.0
+) -> Array:
+    """The norm of that kind over x's last axis."""
+    if kind == "layer":
+        return ops.layer_norm(x, weight, eps)
+    return ops.rms_norm(x, weight, eps, offset)
 
 
 @dataclass(frozen=True)
@@ -38,6 +48,11 @@ class Context:
     cache: KVCache | None = None
     reads: int = 0
     wanted: frozenset[str] = frozenset()
+    norm_kind: NormKind = "rms"
+
+    def norm(self, x: Array, weight: Array, offset: float = 0.0) -> Array:
+        """x normed as the model norms its stream."""
+        return stream_norm(self.norm_kind, self.ops, x, weight, self.eps, offset)
 
 
 @dataclass(frozen=True)

@@ -11,9 +11,10 @@ from collections.abc import Callable
 from typing import Any
 
 from sabia.core.errors import UsageError
-from sabia.core.model.block import STREAM, VOCAB, Block, Context
+from sabia.core.model.block import STREAM, VOCAB, Block, Context, stream_norm
 from sabia.core.model.cache import KVCache
 from sabia.core.model.feed_forward import MLPS
+from sabia.core.model.heads import dtype_name, gathered, transformed
 from sabia.core.model.latent import latent_attention
 from sabia.core.model.mixers import MIXERS
 from sabia.core.model.moe import experts
@@ -68,6 +69,8 @@ def hidden_and_stats(
     """`hidden`, and what the layers report of themselves: the figures `wanted` (core.model.moe)."""
     if cache is not None and segments is not None:
         raise UsageError("forward: segments with a cache (expected one document per cache row)")
+    if cache is not None and not spec.causal:
+        raise UsageError(f"forward: a cache with a {spec.family} encoder (expected whole rows)")
     x, layers = ops.stage(lambda: embedded(spec, params, ids, ops), len(spec.layers))
     context = make_context(spec, x, ops, positions, segments, cache, wanted)
     x, stats = ops.staged(*run_layers(spec, params, x, context, layers, remat))
@@ -76,10 +79,12 @@ def hidden_and_stats(
 
 def embedded(spec: ModelSpec, params: Params, ids: Array, ops: Ops) -> Array:
     """The residual stream [B, T, D] of token ids[B, T] in front of the first layer."""
-    table = ops.gather({"embed": params["embed"]}, {"embed": "embed"})["embed"]
+    table = gathered(params, ops, "embed")["embed"]
     x = ops.embedding(table, ops.integers(ids, table))
     if spec.embed_scale != 1.0:
         x = x * ops.full((), spec.embed_scale, x)  # rounded to x's dtype, as the models' own code
+    if spec.embed_norm:
+        x = _stream_norm(spec, params, "embed_norm", x, ops)
     return ops.shard(x, STREAM)
 
 
@@ -105,15 +110,21 @@ def run_layers(
 
 def last_norm(spec: ModelSpec, params: Params, x: Array, ops: Ops) -> Array:
     """The final norm of the stream x[B, T, D]."""
-    weight = ops.gather({"w": params["final_norm"]}, {"w": "final_norm"})["w"]
-    return ops.rms_norm(x, weight, spec.norm_eps, spec.norm_offset)
+    return _stream_norm(spec, params, "final_norm", x, ops)
+
+
+def _stream_norm(spec: ModelSpec, params: Params, name: str, x: Array, ops: Ops) -> Array:
+    weight = gathered(params, ops, name)[name]
+    return stream_norm(spec.norm_kind, ops, x, weight, spec.norm_eps, spec.norm_offset)
 
 
 def logits(spec: ModelSpec, params: Params, hidden: Array, ops: Ops) -> Array:
     """Scores over the vocabulary, fp32 [B, T, V]; slice `hidden` first where few are needed."""
     name = spec.head_name
-    head = ops.gather({"head": params[name]}, {"head": name})["head"]
-    scores = ops.cast(ops.shard(ops.linear(hidden, head, name=name), VOCAB), "float32")
+    w = gathered(params, ops, name, "head_bias")
+    hidden = transformed(spec, params, hidden, ops)
+    scores = ops.linear(hidden, w[name], w.get("head_bias"), name=name)
+    scores = ops.cast(ops.shard(scores, VOCAB), "float32")
     return scores if spec.logit_softcap is None else ops.softcap(scores, spec.logit_softcap)
 
 
@@ -130,8 +141,12 @@ def token_losses(
 
     hidden[b, t] predicts targets[b, t] (already shifted); a negative target costs 0.
     """
-    name = spec.head_name
-    head = ops.gather({"head": params[name]}, {"head": name})["head"]
+    w = gathered(params, ops, spec.head_name, "head_bias")
+    head, hidden = w[spec.head_name], transformed(spec, params, hidden, ops)
+    if "head_bias" in w:  # one more column, which hidden states of 1 read
+        one = ops.full((*hidden.shape[:2], 1), 1.0, hidden)
+        hidden = ops.concat((hidden, one), -1)
+        head = ops.concat((head, ops.cast(w["head_bias"][:, None], dtype_name(head))), -1)
     targets = ops.integers(targets, head)
     return ops.linear_cross_entropy(
         hidden, head, targets, softcap=spec.logit_softcap, chunk_bytes=chunk_bytes
@@ -159,10 +174,13 @@ def make_context(
         segments = ops.integers(segments, x)
     angles = {rope: _angles(rope, positions, ops) for rope in spec.ropes}
     masks = {
-        window: ops.attention_mask(x, reads, segments=segments, slots=slots, window=window)
+        window: ops.attention_mask(
+            x, reads, segments=segments, slots=slots, window=window, causal=spec.causal
+        )
         for window in spec.windows
     }
-    return Context(ops, spec.norm_eps, angles, masks, segments, slots, cache, reads, wanted)
+    kind = spec.norm_kind
+    return Context(ops, spec.norm_eps, angles, masks, segments, slots, cache, reads, wanted, kind)
 
 
 def _angles(rope: Rope, positions: Array, ops: Ops) -> Angles:
@@ -174,9 +192,10 @@ def _bind(layer: Layer, index: int, names: Any, context: Context) -> Callable[..
     ops, norms = context.ops, layer.norms
 
     def branch(block: Block, name: str, part: Any, table: Any, x: Array) -> Array:
-        y = block.norm(f"{name}.norm", x, norms.offset) if norms.pre else x
+        w = block.weights
+        y = context.norm(x, w[f"{name}.norm"], norms.offset) if norms.before(name) else x
         y = table[type(part)](part, block, y)
-        y = block.norm(f"{name}.post_norm", y, norms.offset) if norms.post else y
+        y = context.norm(y, w[f"{name}.post_norm"], norms.offset) if norms.post else y
         return ops.shard(x + y, STREAM)
 
     def run(weights: Params, x: Array) -> tuple[Array, dict[str, Array]]:

@@ -76,7 +76,7 @@ def _choosers(spec: ModelSpec, like: Any, length: int, packed: bool) -> dict[str
     found: dict[str, Chooser] = {}
     if parts:
         found["attention"] = lambda name: [
-            _attention(part, like, length, packed, name) for part in parts
+            _attention(part, like, length, packed, spec.causal, name) for part in parts
         ]
     if inner:
         weight = _shaped(like, 1, inner[0], spec.hidden_size)
@@ -84,8 +84,12 @@ def _choosers(spec: ModelSpec, like: Any, length: int, packed: bool) -> dict[str
             choose_grouped_matmul(x, weight, implementation=name)
         ]
     scale = _shaped(like, spec.hidden_size)
-    found["rms_norm"] = lambda name: [choose_rms_norm(x, _wide(scale), implementation=name)]
-    found["vocabulary_loss"] = lambda name: [choose_linear_cross_entropy(x, implementation=name)]
+    if spec.norm_kind == "rms":
+        found["rms_norm"] = lambda name: [choose_rms_norm(x, _wide(scale), implementation=name)]
+    if spec.classifier is None:
+        found["vocabulary_loss"] = lambda name: [
+            choose_linear_cross_entropy(x, implementation=name)
+        ]
     return found
 
 
@@ -104,13 +108,19 @@ def _one_document(like: Any, length: int) -> Any:
 
 
 def _attention(
-    part: Attention | LatentAttention, like: Any, length: int, packed: bool, name: str | None
+    part: Attention | LatentAttention,
+    like: Any,
+    length: int,
+    packed: bool,
+    causal: bool,
+    name: str | None,
 ) -> Choice:
     latent = isinstance(part, LatentAttention)
     keys = (length, part.heads, part.key_dim) if latent else (length, part.kv_heads, part.head_dim)
     values = (length, part.heads, part.value_dim) if latent else keys
     segments = _one_document(like, length) if packed else None
-    mask = attention_mask(like, length, length, segments=segments, window=part.window)
+    shape = {"segments": segments, "window": part.window, "causal": causal}
+    mask = attention_mask(like, length, length, **shape)
     return choose_attention(
         _shaped(like, 1, length, part.heads, keys[-1]),
         _shaped(like, 1, *keys),

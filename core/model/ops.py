@@ -83,6 +83,10 @@ class Ops(Protocol):
         """x / rms(x) · (weight + offset) over the last axis (arXiv 1910.07467)."""
         ...
 
+    def layer_norm(self, x: Array, weight: Array, eps: float) -> Array:
+        """(x - mean) / sqrt(variance + eps) · weight over the last axis (arXiv 1607.06450)."""
+        ...
+
     def silu(self, x: Array) -> Array:
         """x · sigmoid(x)."""
         ...
@@ -175,13 +179,15 @@ class Ops(Protocol):
         segments: Array | None = None,
         slots: Array | None = None,
         window: int | None = None,
+        causal: bool = True,
     ) -> Any:
         """What `attention` may look at, prepared once per forward pass; opaque.
 
         like[B, T, D] gives batch, queries, dtype, device. With `slots[B, T]` (a cache) query t of
         row b sees key slots j ≤ slots[b, t]; without, keys are the queries' own tokens and query
         t sees j ≤ t, in the same segment (segments[B, T]; padding sees padding, so no row is
-        empty). With `window`, only the last `window` of these.
+        empty). With `window`, only the last `window` of these. Not `causal`: j > t too, with
+        `window` where |j - t| < window.
         """
         ...
 

@@ -119,6 +119,14 @@ def rms_norm(x: Array, weight: Array, eps: float, offset: float = 0.0) -> Array:
     return (wide * (weight.astype(jnp.float32) + offset)).astype(x.dtype)
 
 
+def layer_norm(x: Array, weight: Array, eps: float) -> Array:
+    """See Ops.layer_norm."""
+    wide = x.astype(jnp.float32)
+    wide = wide - jnp.mean(wide, axis=-1, keepdims=True)
+    wide = wide * jax.lax.rsqrt(jnp.mean(jnp.square(wide), axis=-1, keepdims=True) + eps)
+    return (wide * weight.astype(jnp.float32)).astype(x.dtype)
+
+
 def silu(x: Array) -> Array:
     """See Ops.silu."""
     return jax.nn.silu(x)

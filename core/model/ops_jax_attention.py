@@ -22,7 +22,7 @@ _kernel = obeyed(kernels.attention)
 
 @dataclass(frozen=True)
 class AttentionMask:
-    """`causal`: the plain triangle. Otherwise `allowed`, boolean [B or 1, 1, T, S]."""
+    """`causal`: the plain triangle. Otherwise `allowed`, boolean [B or 1, 1, T, S]; None: all."""
 
     causal: bool
     allowed: Array | None = None
@@ -35,21 +35,23 @@ def attention_mask(
     segments: Array | None = None,
     slots: Array | None = None,
     window: int | None = None,
+    causal: bool = True,
 ) -> Any:
     """See Ops.attention_mask: an AttentionMask, or the kernels' own."""
     length = like.shape[1]
     if KERNELS.serve("attention", jax.default_backend()):
         if slots is None:
-            return kernels.attention_mask(like, length, keys, segments=segments, window=window)
+            settings = {"segments": segments, "window": window, "causal": causal}
+            return kernels.attention_mask(like, length, keys, **settings)
         if KERNELS.asked["attention"] == "pallas":
             raise refusal("attention: pallas cannot serve: keys lie in slots (expected whole rows)")
     if segments is None and slots is None and (window is None or window >= length):
-        return AttentionMask(causal=True)
+        return AttentionMask(causal)
     queries = jnp.arange(length)[None] if slots is None else slots
     distance = queries[:, :, None] - jnp.arange(keys)
-    allowed = distance >= 0
+    allowed = distance >= 0 if causal else jnp.ones_like(distance, dtype=bool)
     if window is not None:
-        allowed &= distance < window
+        allowed &= jnp.abs(distance) < window
     if segments is not None:
         allowed &= segments[:, :, None] == segments[:, None, :]
     return AttentionMask(False, allowed[:, None])
@@ -92,7 +94,9 @@ def _plain_attention(
     groups = k.shape[2]
     q = q.reshape(batch, length, groups, heads // groups, size)
     scores = jnp.einsum("btkgn,bskn->bkgts", q, k).astype(jnp.float32) * scale
-    allowed = jnp.tri(length, dtype=bool) if mask.allowed is None else mask.allowed[:, None]
+    allowed: Any = jnp.tri(length, dtype=bool) if mask.causal else True
+    if mask.allowed is not None:
+        allowed = mask.allowed[:, None]
     scores = jnp.where(allowed, scores if cap is None else jnp.tanh(scores / cap) * cap, -jnp.inf)
     if sinks is not None:
         column = sinks.astype(jnp.float32).reshape(1, groups, -1, 1, 1)

@@ -213,6 +213,11 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float, offset: float = 0.0) -> Tens
     return (wide * weight.float()).to(x.dtype)
 
 
+def layer_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """See Ops.layer_norm."""
+    return F.layer_norm(x.float(), x.shape[-1:], weight.float(), eps=eps).to(x.dtype)
+
+
 def silu(x: Tensor) -> Tensor:
     """See Ops.silu."""
     return F.silu(x)

@@ -23,7 +23,7 @@ _kernel = obeyed(kernels.attention)
 
 @dataclass(frozen=True)
 class AttentionMask:
-    """`causal`: the plain triangle. Otherwise `bias`, 0 or -inf, [B or 1, 1, T, S]."""
+    """`causal`: the plain triangle. Otherwise `bias`, 0 or -inf, [B or 1, 1, T, S]; None: all."""
 
     causal: bool
     bias: Tensor | None = None
@@ -40,20 +40,22 @@ def attention_mask(
     segments: Tensor | None = None,
     slots: Tensor | None = None,
     window: int | None = None,
+    causal: bool = True,
 ) -> Any:
     """See Ops.attention_mask: an AttentionMask, or the kernels' own."""
     length = like.shape[1]
     if KERNELS.serve("attention", like.device.type):
         if slots is None:
-            return kernels.attention_mask(like, length, keys, segments=segments, window=window)
+            settings = {"segments": segments, "window": window, "causal": causal}
+            return kernels.attention_mask(like, length, keys, **settings)
         _check_slots()
     if segments is None and slots is None and (window is None or window >= length):
-        return AttentionMask(causal=True)
+        return AttentionMask(causal)
     queries = torch.arange(length, device=like.device)[None] if slots is None else slots
     distance = queries[:, :, None] - torch.arange(keys, device=like.device)
-    allowed = distance >= 0
+    allowed = distance >= 0 if causal else torch.ones_like(distance, dtype=torch.bool)
     if window is not None:
-        allowed &= distance < window
+        allowed &= distance.abs() < window
     if segments is not None:
         allowed = allowed & (segments[:, :, None] == segments[:, None, :])
     bias = torch.zeros(allowed.shape, dtype=like.dtype, device=like.device)
@@ -127,12 +129,18 @@ def _with_sink_key(
     q = torch.cat((q, F.pad(pair, (0, 6))[:, None].expand(batch, heads, length, 8)), -1)
     key = F.pad(k.new_ones(2), (size, 6)).expand(batch, k.shape[1], 1, size + 8)
     k = torch.cat((F.pad(k, (0, 8)), key), 2)
-    if mask.bias is None:
-        later = torch.ones(length, length, dtype=torch.bool, device=q.device).triu(1)
-        bias = q.new_zeros(later.shape).masked_fill_(later, float("-inf"))[None, None]
-    else:
-        bias = mask.bias
+    bias = mask.bias
+    if bias is None:
+        bias = q.new_zeros((1, 1, length, length))
+        if mask.causal:
+            bias.masked_fill_(_later(q), float("-inf"))
     return q, k, F.pad(v, (0, 0, 0, 1)), AttentionMask(False, F.pad(bias, (0, 1)))
+
+
+def _later(q: Tensor) -> Tensor:
+    """[T, T]: the keys behind each query of q[..., T, N]."""
+    length = q.shape[-2]
+    return torch.ones(length, length, dtype=torch.bool, device=q.device).triu(1)
 
 
 def _capped_attention(
@@ -149,10 +157,9 @@ def _capped_attention(
     q = q.reshape(batch, groups, heads // groups, length, size)
     scores = torch.einsum("bkgtn,bksn->bkgts", q, k).float() * scale
     scores = torch.tanh(scores / cap) * cap
-    if mask.bias is None:
-        later = torch.ones(length, length, dtype=torch.bool, device=q.device).triu(1)
-        scores = scores.masked_fill(later, float("-inf"))
-    else:
+    if mask.causal:
+        scores = scores.masked_fill(_later(q), float("-inf"))
+    elif mask.bias is not None:
         scores = scores + mask.bias[:, :, None]
     if sinks is not None:
         column = sinks.float().view(1, groups, -1, 1, 1).expand(*scores.shape[:-1], 1)

@@ -251,6 +251,7 @@ def _mask_split(mask: Any) -> Any:
         until=whole,
         runs=None if mask.runs is None else whole,
         start=PartitionSpec(),
+        last=None if mask.last is None else PartitionSpec(rows, "context"),
     )
 
 

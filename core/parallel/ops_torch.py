@@ -232,14 +232,16 @@ class MeshOps:
         segments: Tensor | None = None,
         slots: Tensor | None = None,
         window: int | None = None,
+        causal: bool = True,
     ) -> Any:
         """See Ops.attention_mask: own queries, keys of the whole row."""
         if self.mesh.context == 1 or slots is not None:
-            return self.base.attention_mask(
-                like, keys, segments=segments, slots=slots, window=window
-            )
+            settings = {"window": window, "causal": causal}
+            return self.base.attention_mask(like, keys, segments=segments, slots=slots, **settings)
         slots = self.positions(keys, like)
-        mask = self.base.attention_mask(like, keys * self.mesh.context, slots=slots, window=window)
+        mask = self.base.attention_mask(
+            like, keys * self.mesh.context, slots=slots, window=window, causal=causal
+        )
         if segments is None:
             return mask
         other = segments[:, :, None] != self.whole_segments(segments)[:, None, :]

@@ -2,7 +2,8 @@
 
 training_flops_per_token = 6·N_mm + c·12·Σ_layers min(s, window)·(score width)/2 with N_mm the
 active matrix elements without the input lookup and c by convention: `6nd` 0, `palm` 1 (PaLM,
-arXiv 2204.02311 appendix B), `causal` ½ (half of the score matrix is masked). A gated delta net
+arXiv 2204.02311 appendix B), `causal` ½ (half of the score matrix is masked; of an encoder's
+nothing is, and its windows reach to both sides). A gated delta net
 adds 6·3·(state elements) per token under both of these, whatever the length. A tied embedding
 counts once as a parameter and once as the head's matrix.
 """
@@ -38,7 +39,7 @@ def matmul_parameter_count(spec: ModelSpec) -> int:
     """Active matrix elements without the input embedding's lookup; the head always counts."""
     inner = (t for t in spec.tensors() if len(t.shape) > 1)
     inner_count = sum(_active(t) for t in inner if t.component not in ("embedding", "head"))
-    return inner_count + spec.vocab_size * spec.hidden_size
+    return inner_count + (0 if spec.classifier else spec.vocab_size * spec.hidden_size)
 
 
 def training_flops_per_token(spec: ModelSpec, seq: int, convention: Convention = "6nd") -> float:
@@ -46,13 +47,15 @@ def training_flops_per_token(spec: ModelSpec, seq: int, convention: Convention =
     if convention not in _SHARE:
         known = ", ".join(get_args(Convention))
         raise UsageError(f"FLOP convention: {convention!r} (expected one of {known})")
-    share = _SHARE[convention]
-    mixing = sum(_mixing(layer.mixer, seq, share) for layer in spec.layers) if share else 0.0
+    share, sides = _SHARE[convention], 1
+    if share and not spec.causal:
+        share, sides = 1.0, 2
+    mixing = sum(_mixing(layer.mixer, seq, share, sides) for layer in spec.layers) if share else 0.0
     return 6.0 * matmul_parameter_count(spec) + 6.0 * mixing
 
 
-def _mixing(mixer: Mixer, seq: int, share: float) -> float:
+def _mixing(mixer: Mixer, seq: int, share: float, sides: int) -> float:
     """Multiply-adds per token between activations; a recurrent state has no masked half."""
     if isinstance(mixer, GatedDeltaNet):
         return mixer.state_products()
-    return share * min(seq, mixer.window or seq) * mixer.score_width()
+    return share * min(seq, sides * (mixer.window or seq)) * mixer.score_width()

@@ -15,13 +15,15 @@ from sabia.core.spec.rope import Rope
 from sabia.core.spec.tensors import InitKind, Row
 
 Activation = Literal["silu", "gelu", "gelu_pytorch_tanh"]
+NormKind = Literal["rms", "layer"]
 
 
 @dataclass(frozen=True)
 class Attention:
     """Softmax attention with grouped keys and values.
 
-    window: a query sees the last `window` positions, itself included (None: all).
+    window: a query sees the last `window` positions, itself included (None: all); in an encoder
+    those less than `window` away on either side.
     scale: factor of the scores; head_dim**-0.5 in most families.
     rope: rotates the first rope.dim dimensions of each head; None: no rotation.
     qk_norm: RMSNorm of each head's query and key; qk_norm_whole: one norm over all heads;
@@ -125,21 +127,27 @@ class GatedMlp:
 
 @dataclass(frozen=True)
 class Norms:
-    """RMSNorms around each part of a layer: of what it reads, of what it gives, or both.
+    """Norms around each part of a layer: of what it reads, of what it gives, or both.
 
-    offset: added to the stored weights (1 in Gemma, whose files hold w - 1).
+    offset: added to the stored weights (1 in Gemma, whose files hold w - 1). bare: a part (`attn`,
+    `mlp`) that reads the stream as it is.
     """
 
     pre: bool = True
     post: bool = False
     offset: float = 0.0
+    bare: str = ""
+
+    def before(self, part: str) -> bool:
+        """Whether what the part reads is normed."""
+        return self.pre and part != self.bare
 
     def rows(self, part: str, width: int) -> tuple[tuple[Row, ...], tuple[Row, ...]]:
         """Tensors (before, behind) the part `attn` or `mlp`."""
         init: InitKind = "zeros" if self.offset else "ones"
         before = Row(f"{part}.norm", (width,), ("embed",), "norm", init)
         behind = Row(f"{part}.post_norm", (width,), ("embed",), "norm", init)
-        return (before,) * self.pre, (behind,) * self.post
+        return (before,) * self.before(part), (behind,) * self.post
 
 
 Mixer = Attention | LatentAttention | GatedDeltaNet

@@ -12,17 +12,22 @@ from functools import cached_property
 from types import MappingProxyType
 from typing import Any
 
-from sabia.core.spec.layers import Layer
+from sabia.core.errors import UsageError
+from sabia.core.spec.heads import Classifier, Transform
+from sabia.core.spec.layers import Layer, NormKind
 from sabia.core.spec.rope import Rope
 from sabia.core.spec.tensors import FileName, InitKind, Part, Row, TensorSpec, place
 
 
 @dataclass(frozen=True)
 class ModelSpec:
-    """A decoder: embedding, layers, final norm, head.
+    """A decoder or an encoder: embedding, layers, final norm, head.
 
     embed_scale: factor of the embeddings as they enter the stream (Gemma: sqrt(hidden_size)).
     logit_softcap: cap·tanh(logits/cap). norm_offset: added to the final norm's weights.
+    causal: tokens see only what is before them. norm_kind: of the norms of the stream; embed_norm:
+    the embeddings are normed. transform: in front of the head. head_bias: of the vocabulary's.
+    classifier: the head, in place of the vocabulary's.
     names: layer or model tensor name → file name, `{layer}` and `{expert}` standing for indices;
     or a Part with such a file name. other_names: another layout that files may have instead.
     ignored: regular expressions of file names that carry nothing (old rotary buffers).
@@ -45,6 +50,12 @@ class ModelSpec:
     embed_scale: float = 1.0
     logit_softcap: float | None = None
     norm_offset: float = 0.0
+    causal: bool = True
+    norm_kind: NormKind = "rms"
+    embed_norm: bool = False
+    transform: Transform | None = None
+    head_bias: bool = False
+    classifier: Classifier | None = None
 
     def tensors(self) -> tuple[TensorSpec, ...]:
         """All tensors: embedding, layers in order, final norm, head unless tied."""
@@ -76,8 +87,18 @@ class ModelSpec:
 
     @property
     def head_name(self) -> str:
-        """Name of the tensor that projects to the vocabulary."""
+        """Name of the tensor that projects to the vocabulary; UsageError where there is none."""
+        if self.classifier is not None:
+            labels = self.classifier.labels
+            raise UsageError(f"model: a classifier of {labels} labels (expected a language model)")
         return "embed" if self.tied else "head"
+
+
+def check_predicts(spec: ModelSpec) -> None:
+    """Raise UsageError unless the model predicts each token from those before it."""
+    _ = spec.head_name
+    if not spec.causal:
+        raise UsageError(f"model: {spec.family} is an encoder (expected a model that writes text)")
 
 
 def _tensors(spec: ModelSpec) -> tuple[TensorSpec, ...]:
@@ -85,8 +106,15 @@ def _tensors(spec: ModelSpec) -> tuple[TensorSpec, ...]:
     first = Row("embed", *matrix, "embedding")
     init: InitKind = "zeros" if spec.norm_offset else "ones"
     last = [Row("final_norm", (spec.hidden_size,), ("embed",), "norm", init)]
-    last += [] if spec.tied else [Row("head", *matrix, "head")]
-    table = [place(first, "", str(spec.names["embed"]), spec.init_std, None)]
+    last += spec.transform.rows(spec.hidden_size) if spec.transform else ()
+    if spec.classifier is not None:
+        last += spec.classifier.rows(spec.hidden_size)
+    else:
+        last += [] if spec.tied else [Row("head", *matrix, "head")]
+        last += [Row("head_bias", matrix[0][:1], ("vocab",), "head", "zeros")] * spec.head_bias
+    norm = Row("embed_norm", (spec.hidden_size,), ("embed",), "norm", init)
+    begin = [first, *[norm] * spec.embed_norm]
+    table = [place(row, "", str(spec.names[row.name]), spec.init_std, None) for row in begin]
     for index, layer in enumerate(spec.layers):
         for row in layer.rows(spec.hidden_size):
             table.append(_place_in_layer(spec, row, index))

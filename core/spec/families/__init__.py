@@ -20,6 +20,7 @@ from sabia.core.spec.families import (
     llama,
     mistral,
     mixtral,
+    modernbert,
     olmo2,
     qwen3,
     qwen3_5,
@@ -27,6 +28,7 @@ from sabia.core.spec.families import (
     qwen3_next,
 )
 from sabia.core.spec.fields import Fields
+from sabia.core.spec.heads import Classifier, is_classifier, label_names
 from sabia.core.spec.model import ModelSpec
 from sabia.core.spec.stored import as_stored
 
@@ -47,6 +49,7 @@ _FAMILIES: Mapping[str, Callable[[Fields], ModelSpec]] = {
     "qwen3_5_text": qwen3_5.read,
     "qwen3_5_moe": qwen3_5.read_whole,
     "qwen3_5_moe_text": qwen3_5.read,
+    "modernbert": modernbert.read,
 }
 
 
@@ -67,7 +70,23 @@ def from_config(config: Mapping[str, Any]) -> ModelSpec:
     fields = Fields(config)
     spec = _FAMILIES[family](fields)
     fields.finish()
-    return replace(spec, config=dict(config))
+    spec = replace(spec, config=dict(config))
+    return _classifier(spec) if is_classifier(config) else spec
+
+
+def _classifier(spec: ModelSpec) -> ModelSpec:
+    """The model with the head that its `...ForSequenceClassification` has.
+
+    A decoder's scores are a matrix's, of the last token; an encoder says how it pools.
+    """
+    config, names = spec.config, {"classifier": "score.weight", **spec.names}
+    if "text_config" in config:
+        raise UsageError(
+            f"config.json: a {spec.family} classifier (expected a model of texts alone)"
+        )
+    pooling = "last" if spec.causal else config.get("classifier_pooling") or "cls"
+    head = Classifier(len(label_names(config)), pooling, bias=not spec.causal)
+    return replace(spec, classifier=head, names=names, tied=False, head_bias=False)
 
 
 def load_spec(path: str | Path) -> ModelSpec:

@@ -19,11 +19,18 @@ NAMES = gemma2.NAMES | {
 _LOCAL, _GLOBAL = gemma2.KINDS
 
 
-def rotations(fields: Fields) -> dict[str, tuple[dict[str, Any], float]]:
-    """Take the rotary fields: scaling and base of each kind of layer."""
+def rotations(
+    fields: Fields,
+    names: tuple[str, str] = ("rope_local_base_freq", "rope_theta"),
+    usual: float = 1000000.0,
+) -> dict[str, tuple[dict[str, Any], float]]:
+    """Take the rotary fields: scaling and base of each kind of layer.
+
+    names: of the local and the global base where a file has them; usual: the global base.
+    """
     bases = {
-        _LOCAL: fields.take("rope_local_base_freq", float, 10000.0),
-        _GLOBAL: fields.take("rope_theta", float, 1000000.0),
+        _LOCAL: fields.take(names[0], float, 10000.0),
+        _GLOBAL: fields.take(names[1], float, usual),
     }
     scaling = {_GLOBAL: fields.take("rope_scaling", dict, {})}
     values = fields.take("rope_parameters", dict, scaling)

@@ -1,0 +1,79 @@
+"""ModernBERT (arXiv 2412.13663): an encoder with rotary positions, GeGLU and local layers.
+
+Every third layer sees the whole document, the others a window centred on each token; the two kinds
+rotate by bases of their own. LayerNorms have no biases, the first layer reads the normed embeddings
+as they are, queries, keys and values lie in one matrix of the files, and so do gate and up. Dropout
+is of training elsewhere; none is applied here.
+"""
+
+from dataclasses import replace
+from typing import get_args
+
+from sabia.core.spec.families import gemma3, llama
+from sabia.core.spec.families.gemma2 import KINDS
+from sabia.core.spec.fields import Fields
+from sabia.core.spec.heads import Transform
+from sabia.core.spec.layers import Activation, Attention, GatedMlp, Layer, Norms
+from sabia.core.spec.model import ModelSpec
+from sabia.core.spec.rope_fields import rope_from
+from sabia.core.spec.tensors import Part, pieces
+
+_LAYER = "model.layers.{layer}."
+NAMES = {
+    "embed": "model.embeddings.tok_embeddings.weight",
+    "embed_norm": "model.embeddings.norm.weight",
+    "final_norm": "model.final_norm.weight",
+    "transform": "head.dense.weight",
+    "transform_bias": "head.dense.bias",
+    "transform_norm": "head.norm.weight",
+    "head": "decoder.weight",
+    "head_bias": "decoder.bias",
+    "classifier": "classifier.weight",
+    "classifier_bias": "classifier.bias",
+}
+NAMES |= {f"{part}.norm": f"{_LAYER}{part}_norm.weight" for part in ("attn", "mlp")}
+for _ours, _theirs in (("attn.o", "attn.Wo"), ("mlp.down", "mlp.Wo")):
+    NAMES |= {_ours: f"{_LAYER}{_theirs}.weight", f"{_ours}_bias": f"{_LAYER}{_theirs}.bias"}
+_REMARKS = {"gradient_checkpointing": bool, "reference_compile": bool, "sparse_prediction": bool}
+_REMARKS |= {"repad_logits_with_grad": bool, "deterministic_flash_attn": bool, "cls_token_id": int}
+_REMARKS |= {"position_embedding_type": str, "sparse_pred_ignore_index": int}
+_REMARKS |= {"initializer_cutoff_factor": float, "layer_norm_eps": float, "mlp_dropout": float}
+_REMARKS |= {"embedding_dropout": float, "attention_dropout": float, "classifier_dropout": float}
+
+
+def fused(width: int, inner: int) -> dict[str, Part]:
+    """Where queries, keys and values, and gate and up, lie in the files; biases likewise."""
+    found = {}
+    for file, parts, size in (("attn.Wqkv", "qkv", width), ("mlp.Wi", ("gate", "up"), inner)):
+        rows, room = len(parts) * size, file.partition(".")[0]
+        for end, ours, shape in ((".weight", "", (rows, width)), (".bias", "_bias", (rows,))):
+            sizes = {f"{room}.{part}{ours}": size for part in parts}
+            found |= pieces(_LAYER + file + end, shape, shape, 0, sizes)
+    return found
+
+
+def read(fields: Fields) -> ModelSpec:
+    """The model of a `modernbert` configuration; a classifier's pooling is read with its head."""
+    fields.defaults(tie_word_embeddings=True)
+    width, depth = fields.size("hidden_size"), fields.size("num_hidden_layers")
+    for name, kind in _REMARKS.items():
+        fields.take(name, kind, None)
+    fields.expect("norm_bias", (False,), False)
+    fields.expect("classifier_pooling", ("cls", "mean"), "cls")
+    heads, bias = fields.size("num_attention_heads"), fields.take("attention_bias", bool, False)
+    every = fields.size("global_attn_every_n_layers", 3)
+    kinds = fields.each("layer_types", depth, KINDS, [KINDS[n % every == 0] for n in range(depth)])
+    size, reach = width // heads, fields.size("local_attention", 128) // 2
+    turned = gemma3.rotations(fields, ("local_rope_theta", "global_rope_theta"), 160000.0)
+    ropes = {kind: rope_from(*turned[kind], size) for kind in KINDS}
+    full = Attention(heads, heads, size, size**-0.5, ropes[KINDS[1]], bias, bias)
+    mixers = {KINDS[0]: replace(full, rope=ropes[KINDS[0]], window=reach + 1), KINDS[1]: full}
+    mlp: GatedMlp = llama.mlp(fields, "hidden_activation", "gelu")
+    norms = Norms(), Norms(bare="attn")
+    layers = tuple(Layer(mixers[kind], mlp, norms[n == 0]) for n, kind in enumerate(kinds))
+    activation = fields.expect("classifier_activation", get_args(Activation), "gelu")
+    transform = Transform(activation, fields.take("classifier_bias", bool, False))
+    fields.defaults(rms_norm_eps=fields.take("norm_eps", float, 1e-5))
+    spec = llama.decoder(fields, width, layers, NAMES | fused(width, mlp.width))
+    kept = {"causal": False, "norm_kind": "layer", "embed_norm": True, "transform": transform}
+    return replace(spec, **kept, head_bias=fields.take("decoder_bias", bool, True))
