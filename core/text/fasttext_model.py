@@ -101,6 +101,12 @@ def predict(model: Any, texts: Sequence[str]) -> dict[str, np.ndarray]:
     return dict(zip(labels, result, strict=True))
 
 
+def is_held_out(seed: int, name: str) -> bool:
+    """Whether the document of that id is one of those that training does not see."""
+    mark = hashlib.blake2b(f"{seed} {name}".encode(), digest_size=8).digest()
+    return int.from_bytes(mark, "big") % HELD_OUT == 0
+
+
 def labelled(sources: Iterable[Source], column: str, seed: int) -> Iterator[tuple[str, str, bool]]:
     """(label, text, is held out) of every document that has a label."""
     for source in sources:
@@ -114,8 +120,7 @@ def labelled(sources: Iterable[Source], column: str, seed: int) -> Iterator[tupl
             rows = zip(labels, batch["text"].to_pylist(), batch["id"].to_pylist(), strict=True)
             for label, text, name in rows:
                 if label is not None and label.strip():
-                    mark = hashlib.blake2b(f"{seed} {name}".encode(), digest_size=8).digest()
-                    yield label, text, int.from_bytes(mark, "big") % HELD_OUT == 0
+                    yield label, text, is_held_out(seed, name)
 
 
 def train(
