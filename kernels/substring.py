@@ -44,13 +44,13 @@ def gram_length(span: int) -> int:
 
 
 def file_windows(
-    units: np.ndarray, offsets: np.ndarray, span: int, base: int = 0, engine: str = "numpy"
+    units: np.ndarray, offsets: np.ndarray, span: int, engine: str = "numpy"
 ) -> np.ndarray:
     """RECORD[r] of the documents units[offsets[i]:offsets[i + 1]], by rising start.
 
-    units[…] uint8 or int32; `base` is added to positions, which count from units[offsets[0]].
+    units[…] uint8 or int32; positions count from offsets[0].
     """
-    return _room(engine).file_windows(units, offsets, span, base)
+    return _room(engine).file_windows(units, offsets, span)
 
 
 def find_repeats(

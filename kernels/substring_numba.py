@@ -26,7 +26,7 @@ def _mix(x):  # type: ignore[no-untyped-def]
 
 
 @_jit
-def _file_windows(units, offsets, base, span, k, leave, value, start, count):  # type: ignore[no-untyped-def]
+def _file_windows(units, offsets, span, k, leave, value, start, count):  # type: ignore[no-untyped-def]
     """Fill value[…], start[…], count[…]; returns the number of records."""
     width = span - k + 1
     size = 1
@@ -61,17 +61,17 @@ def _file_windows(units, offsets, base, span, k, leave, value, start, count):  #
             if opened and value[made - 1] == least:
                 count[made - 1] += 1
                 continue
-            value[made], start[made], count[made] = least, window - offsets[0] + base, 1
+            value[made], start[made], count[made] = least, window - offsets[0], 1
             opened, made = True, made + 1
     return made
 
 
-def file_windows(units: np.ndarray, offsets: np.ndarray, span: int, base: int) -> np.ndarray:
+def file_windows(units: np.ndarray, offsets: np.ndarray, span: int) -> np.ndarray:
     """See sabia.kernels.substring.file_windows."""
     k, most = gram_length(span), int(offsets[-1] - offsets[0])
     columns = np.empty(most, np.uint64), np.empty(most, np.int64), np.empty(most, np.int64)
     leave = U(pow(BASE, k, 1 << 64))
-    made = _file_windows(_read_only(units), offsets, base, span, k, leave, *columns)
+    made = _file_windows(_read_only(units), offsets, span, k, leave, *columns)
     records = np.empty(made, RECORD)
     for name, column in zip(RECORD.names or (), columns, strict=True):
         records[name] = column[:made]

@@ -41,7 +41,7 @@ def least_of_runs(values: np.ndarray, width: int) -> np.ndarray:
     return np.minimum(values[: len(values) - rest], values[rest:]) if rest else values
 
 
-def file_windows(units: np.ndarray, offsets: np.ndarray, span: int, base: int) -> np.ndarray:
+def file_windows(units: np.ndarray, offsets: np.ndarray, span: int) -> np.ndarray:
     """See sabia.kernels.substring.file_windows."""
     k, found = gram_length(span), [np.empty(0, RECORD)]
     for low, high in pairwise(offsets):
@@ -51,7 +51,7 @@ def file_windows(units: np.ndarray, offsets: np.ndarray, span: int, base: int) -
         heads = np.flatnonzero(np.concatenate(([True], least[1:] != least[:-1])))
         records = np.empty(len(heads), RECORD)
         records["value"] = least[heads]
-        records["start"] = heads + (low - offsets[0] + base)
+        records["start"] = heads + (low - offsets[0])
         records["count"] = np.diff(np.append(heads, len(least)))
         found.append(records)
     return np.concatenate(found)

@@ -91,6 +91,13 @@ class Tokenizer:
         encoded = self._ordinary.encode_batch_fast(list(texts), add_special_tokens=False)
         return [item.ids for item in encoded]
 
+    def encode_ordinary_with_offsets(
+        self, texts: Sequence[str]
+    ) -> tuple[list[list[int]], list[list[tuple[int, int]]]]:
+        """(`encode_ordinary` of each text, for each id its half-open span of characters)."""
+        encoded = self._ordinary.encode_batch(list(texts), add_special_tokens=False)
+        return [item.ids for item in encoded], [item.offsets for item in encoded]
+
     def encode_with_offsets(self, text: str) -> tuple[list[int], list[tuple[int, int]]]:
         """(`encode(text)`, for each id its half-open span of characters of the text)."""
         encoded = self.backend.encode(text, add_special_tokens=False)

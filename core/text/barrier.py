@@ -1,0 +1,55 @@
+"""A stage with a barrier: read everything, decide, write down what goes, write what stays.
+
+Every output shard depends on all inputs and their order, so all of them enter its fingerprint.
+What is decided lies in unnamed temporary files: a killed run leaves nothing behind but finished
+output shards, and runs again from the start.
+"""
+
+import hashlib
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+
+import pyarrow as pa
+
+from sabia.core.shards.inputs import open_inputs
+from sabia.core.shards.job import Job
+from sabia.core.shards.manifest import holds, is_current, provenance
+from sabia.core.shards.mapping import Transform, run_map
+from sabia.core.shards.sources import Source
+from sabia.core.text import removed
+
+
+@dataclass(frozen=True)
+class Decision:
+    """The transform of the last pass (picklable), and the rows it takes out, by source."""
+
+    transform: Transform
+    dropped: Sequence[Iterable[pa.RecordBatch]] = field(default=())
+
+
+def run(
+    job: Job, removed_path: str, decide: Callable[[list[Source]], Decision], salt: str = ""
+) -> None:
+    """Decide and write, unless the outputs are there and made from the same.
+
+    `salt`: what else the decision depends on, such as a tokenizer's fingerprint.
+    """
+    removed.check_path(removed_path)
+    sources = open_inputs(job, "document")
+    prints = [source.fingerprint() for source in sources]
+    text = " ".join([*prints, salt] if salt else prints)
+    salt = hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
+    made = provenance(job, "removed", prints, salt)
+    written = not removed_path or (not job.force and holds(removed_path, made))
+    if job.dry_run or (written and is_current(job, sources, salt)):
+        run_map(job, _nothing, sources=sources, salt=salt)
+        return
+    decision = decide(sources)
+    if removed_path:
+        removed.write_removed(removed_path, decision.dropped, made)
+    run_map(job, decision.transform, sources=sources, salt=salt, next_step="sabia tokenize")
+
+
+def _nothing(_batches: object, _context: object) -> Iterable[pa.RecordBatch]:
+    """Stands in for the transform where no shard is going to be made."""
+    return iter(())

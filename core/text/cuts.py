@@ -1,0 +1,266 @@
+"""Parts of documents that are copies: what is cut, from where, and where the kept copy is.
+
+A cut is bytes [start, stop) of the text of a row, both at character boundaries, and the row and
+byte where the first copy begins. Cuts of a row are disjoint and ascending. They travel to worker
+processes through unnamed files, as decisions about whole documents do (sabia.core.text.removal).
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from sabia.core.errors import BadData, UsageError
+from sabia.core.shards.mapping import ShardContext
+from sabia.core.shards.sources import Source
+from sabia.core.text.removal import Held
+from sabia.core.text.removed import put_column, with_reason
+from sabia.core.text.scores import with_scores
+from sabia.core.text.sketching import IdSpool, Spool, text_buffers
+
+CUT = np.dtype([("row", "i8"), ("start", "i8"), ("stop", "i8"), ("kept", "i8"), ("from", "i8")])
+ACTIONS = ("cut", "drop", "mark")
+SHARES = {"cut": 1.0, "drop": 0.5, "mark": 1.0}  # above which a document goes whole
+SCORE = "duplicate_share"
+_SPAN = pa.struct(
+    [("start", pa.int64()), ("length", pa.int64()),
+     ("kept_id", pa.string()), ("kept_start", pa.int64())]
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Policy:
+    """What happens to documents with copies in them; `reason` is what the removed rows say.
+
+    cut: copies go, and documents of which more than `share` of the bytes is a copy, or of which
+    nothing but white space would be left. drop: the latter documents go, others stay as they are.
+    mark: nothing goes; spans and share are written beside the text.
+    """
+
+    action: str
+    share: float
+    reason: str
+
+    @classmethod
+    def of(cls, action: str, share: float | None, reason: str, removed: str) -> "Policy":
+        """The policy of the options, checked; raises UsageError."""
+        if action not in ACTIONS:
+            raise UsageError(f"--action: {action!r} (expected {', '.join(ACTIONS)})")
+        if share is not None and not 0 <= share <= 1:
+            raise UsageError(f"--share: {share:g} (expected 0 to 1)")
+        if action == "mark" and (share is not None or removed):
+            option = "--removed" if removed else "--share"
+            raise UsageError(f"{option}: --action mark removes nothing")
+        return cls(action, SHARES[action] if share is None else share, reason)
+
+
+@dataclass(frozen=True)
+class Cuts:
+    """All cuts by row, and the ids of the rows that keep the copies, readable by path."""
+
+    path: str
+    count: int
+    ids_path: str
+    starts: tuple[int, ...]  # the first row of each source
+    held: Held
+
+    @classmethod
+    def write(cls, spool: Spool, count: int, ids: IdSpool, starts: np.ndarray) -> "Cuts":
+        """From `count` cuts in a spool, by rising row and start; `kept` holds row numbers."""
+        spool.file.flush()
+        named = Spool()
+        rows = _kept_rows(spool.array(CUT, (count,)))
+        batch = pa.RecordBatch.from_arrays([pa.array(rows), ids.take(rows)], ["row", "id"])
+        with pa.ipc.new_file(named.file, batch.schema) as writer:
+            writer.write_batch(batch)
+        named.file.flush()
+        return cls(spool.path, count, named.path, tuple(starts.tolist()), Held(spool, named))
+
+    def of_rows(self, first: int, last: int) -> np.ndarray:
+        """CUT[c] of rows first … last - 1."""
+        if not self.count:
+            return np.empty(0, CUT)
+        everything = np.memmap(self.path, CUT, "r", shape=(self.count,))
+        low, high = np.searchsorted(everything["row"], (first, last))
+        return np.array(everything[low:high])
+
+    def kept_ids(self, rows: np.ndarray) -> pa.Array:
+        """Ids of rows that keep copies."""
+        named = pa.ipc.open_file(pa.memory_map(self.ids_path)).get_batch(0)
+        return named.column("id").take(pa.array(np.searchsorted(named.column("row"), rows)))
+
+
+def _kept_rows(cuts: np.ndarray, piece: int = 1 << 20) -> np.ndarray:
+    parts = [np.unique(cuts["kept"][low : low + piece]) for low in range(0, len(cuts), piece)]
+    return np.unique(np.concatenate([np.empty(0, np.int64), *parts]))
+
+
+@dataclass(frozen=True)
+class _Judged:
+    """A batch, its cuts with rows counted from the batch's first, and which rows go whole."""
+
+    batch: pa.RecordBatch
+    cuts: np.ndarray
+    share: np.ndarray
+    whole: np.ndarray
+
+    @property
+    def parts(self) -> np.ndarray:
+        """Cuts of rows that do not go whole."""
+        return self.cuts[~self.whole[self.cuts["row"]]]
+
+
+def _judged(
+    batches: Iterator[pa.RecordBatch], cuts: Cuts, policy: Policy, index: int, name: str
+) -> Iterator[_Judged]:
+    first, last = cuts.starts[index : index + 2]
+    for batch in batches:
+        if first + batch.num_rows > last:
+            raise BadData(f"{name}: grew while it was being deduplicated; run again")
+        mine = cuts.of_rows(first, first + batch.num_rows)
+        mine["row"] -= first
+        yield _judge(batch, mine, policy)
+        first += batch.num_rows
+    if first != last:
+        raise BadData(f"{name}: shrank while it was being deduplicated; run again")
+
+
+def _judge(batch: pa.RecordBatch, cuts: np.ndarray, policy: Policy) -> _Judged:
+    sizes = np.diff(text_buffers(batch.column("text"))[1])
+    gone = np.bincount(cuts["row"], cuts["stop"] - cuts["start"], minlength=batch.num_rows)
+    share = gone / np.maximum(sizes, 1)
+    whole = np.zeros(batch.num_rows, bool)
+    if policy.action != "mark" and len(cuts):
+        whole = share > policy.share
+        if policy.action == "cut":
+            whole |= (gone > 0) & _blank(without(batch.column("text"), cuts))
+    return _Judged(batch, cuts, share, whole)
+
+
+def _blank(texts: pa.Array) -> np.ndarray:
+    return np.asarray(pc.equal(pc.binary_length(pc.utf8_ltrim_whitespace(texts)), 0))
+
+
+def without(texts: pa.Array, cuts: np.ndarray) -> pa.Array:
+    """The texts without the cut bytes."""
+    data, bounds = text_buffers(texts)
+    step = np.zeros(int(bounds[-1] - bounds[0]) + 1, np.int8)
+    row = bounds[cuts["row"]] - bounds[0]
+    step[row + cuts["start"]] += 1  # disjoint cuts: each start, and each stop, occurs once
+    step[row + cuts["stop"]] -= 1
+    stays = np.cumsum(step, dtype=np.int8)[:-1] == 0
+    ends = np.concatenate(([0], np.cumsum(stays)))[bounds - bounds[0]]
+    return _strings(data[bounds[0] : bounds[-1]][stays], ends)
+
+
+def _strings(data: np.ndarray, bounds: np.ndarray) -> pa.Array:
+    buffers = [
+        None,
+        pa.py_buffer(bounds.astype(np.int32)),
+        pa.py_buffer(np.ascontiguousarray(data)),
+    ]
+    return pa.Array.from_buffers(pa.string(), len(bounds) - 1, buffers)
+
+
+def _pieces(texts: pa.Array, cuts: np.ndarray) -> pa.Array:
+    """The bytes of each cut as a string."""
+    data, bounds = text_buffers(texts)
+    low = bounds[cuts["row"]] + cuts["start"]
+    length = cuts["stop"] - cuts["start"]
+    ends = np.concatenate(([0], np.cumsum(length)))
+    places = np.repeat(low - ends[:-1], length) + np.arange(ends[-1])
+    return _strings(data[places], ends)
+
+
+def transform(
+    batches: Iterator[pa.RecordBatch], context: ShardContext, cuts: Cuts, policy: Policy
+) -> Iterator[pa.RecordBatch]:
+    """Documents without their copies, or with word of them, as the policy says."""
+    for judged in _judged(batches, cuts, policy, context.index, context.name):
+        _count(judged, context, policy)
+        batch = judged.batch
+        if policy.action == "mark":
+            yield _marked(judged, cuts)
+            continue
+        if policy.action == "cut" and len(judged.parts):
+            batch = put_column(batch, "text", without(batch.column("text"), judged.parts))
+        yield batch.filter(pa.array(~judged.whole))
+
+
+def _count(judged: _Judged, context: ShardContext, policy: Policy) -> None:
+    spans = judged.cuts if policy.action == "mark" else judged.parts
+    if len(spans) and policy.action != "drop":
+        context.count("spans", len(spans))
+        context.count("bytes in spans", int((spans["stop"] - spans["start"]).sum()))
+    if judged.whole.any():
+        sizes = np.diff(text_buffers(judged.batch.column("text"))[1])
+        context.count("documents removed", int(judged.whole.sum()))
+        context.count("bytes removed with them", int(sizes[judged.whole].sum()))
+
+
+def _marked(judged: _Judged, cuts: Cuts) -> pa.RecordBatch:
+    """`duplicate_spans` (bytes, and where the copy is kept) and the share among the scores."""
+    found, rows = judged.cuts, judged.batch.num_rows
+    spans = pa.StructArray.from_arrays(
+        [pa.array(found["start"]), pa.array(found["stop"] - found["start"]),
+         cuts.kept_ids(found["kept"]), pa.array(found["from"])],
+        fields=list(_SPAN),
+    )  # fmt: skip
+    ends = np.concatenate(([0], np.cumsum(np.bincount(found["row"], minlength=rows))))
+    lists = pa.ListArray.from_arrays(pa.array(ends, pa.int32()), spans)
+    scores = with_scores(judged.batch.column("scores"), {SCORE: judged.share})
+    return put_column(put_column(judged.batch, "duplicate_spans", lists), "scores", scores)
+
+
+@dataclass(frozen=True)
+class Removed:
+    """What the transform takes out of one source, readable more than once.
+
+    A row for each cut, its text the bytes cut, and one for each document that went whole.
+    """
+
+    source: Source
+    cuts: Cuts
+    policy: Policy
+    index: int
+
+    def any(self) -> bool:
+        """Whether there is anything; cheap."""
+        first, last = self.cuts.starts[self.index : self.index + 2]
+        return bool(len(self.cuts.of_rows(first, last)))
+
+    def __iter__(self) -> Iterator[pa.RecordBatch]:
+        batches = self.source.batches()
+        for one in _judged(batches, self.cuts, self.policy, self.index, self.source.name):
+            rows = self._rows(one)
+            if rows.num_rows:
+                yield rows
+
+    def _rows(self, one: _Judged) -> pa.RecordBatch:
+        parts = one.parts if self.policy.action == "cut" else one.cuts[:0]
+        whole = np.flatnonzero(one.whole)
+        texts = one.batch.column("text")
+        sizes = np.diff(text_buffers(texts)[1])[whole]
+        order = np.argsort(np.concatenate((parts["row"], whole)), kind="stable")
+        nothing = pa.nulls(len(whole), pa.string())
+        columns: dict[str, Any] = {
+            "start": pa.array(np.concatenate((parts["start"], np.zeros(len(whole), np.int64)))),
+            "length": pa.array(np.concatenate((parts["stop"] - parts["start"], sizes))),
+            "kept_id": pa.concat_arrays([self.cuts.kept_ids(parts["kept"]), nothing]),
+            "kept_start": pa.concat_arrays(
+                [pa.array(parts["from"]), pa.nulls(len(whole), pa.int64())]
+            ),
+        }
+        rows = one.batch.take(pa.array(np.concatenate((parts["row"], whole))))
+        cut = pa.concat_arrays([_pieces(texts, parts), texts.take(pa.array(whole))])
+        rows = with_reason(put_column(rows, "text", cut), self._reasons(len(parts), len(whole)))
+        for name, column in columns.items():
+            rows = put_column(rows, name, column)
+        return rows.take(pa.array(order))
+
+    def _reasons(self, parts: int, whole: int) -> pa.Array:
+        names = [self.policy.reason] * parts + [f"{self.policy.reason} document"] * whole
+        return pa.array(names, pa.string())

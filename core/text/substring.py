@@ -1,0 +1,182 @@
+"""`dedup --method substring`: spans of text that occur before, found exactly and cut.
+
+A span of N units (tokens of a tokenizer, or bytes) is a copy where the same units stand earlier in
+the corpus, ending before it begins; a position is cut if any copy covers it. So the first
+occurrence stays, whatever the shards or workers, and every byte cut has an earlier one that stays.
+sabia.kernels.substring defines repeats and proves that filing windows by their least k-gram loses
+none. Passes: lay the units down in a temporary file and file their windows by hash; settle the
+files, a bounded part at a time; order what was found by document; write. Lee et al. 2021,
+"Deduplicating training data makes language models better" (arXiv 2107.06499), section 4.1.
+
+On disk: the units, and 24 bytes for about 4 / N of them. In memory: `mem` for files and tables (a
+file of windows that share one k-gram is read whole), and 24 bytes a document.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+
+from sabia.core import notes
+from sabia.core.errors import UsageError
+from sabia.core.progress import progress
+from sabia.core.shards.job import Job
+from sabia.core.shards.sources import Source
+from sabia.core.text import barrier
+from sabia.core.text.cuts import Cuts, Policy, Removed, transform
+from sabia.core.text.hashed_files import HashedFiles, gathered
+from sabia.core.text.sketching import IdSpool, Spool, choose_engine, in_order
+from sabia.core.text.span_units import Bytes, Tokens, Units, as_cuts
+from sabia.kernels import substring
+from sabia.kernels.substring import RECORD, Repeats
+
+SPAN_BYTES, SPAN_TOKENS = 200, 50
+_RUN = np.dtype([("start", "i8"), ("count", "i8"), ("first", "i8")])
+_COPIES = 4  # of a file of records in memory while it is settled
+_TABLE_BYTES = 64  # of a table for one window, while it grows
+_BUCKETS = 64
+
+
+@dataclass(frozen=True)
+class SubstringConfig:
+    """Units in a span, the tokenizer's path (bytes without one), memory and engine."""
+
+    span: int
+    tokenizer: str
+    mem_bytes: int
+    engine: str = "auto"
+
+    @classmethod
+    def of(cls, options: Mapping[str, Any]) -> "SubstringConfig":
+        """From the command's options."""
+        tokenizer = options["tokenizer"] or ""
+        span = options["span"] or (SPAN_TOKENS if tokenizer else SPAN_BYTES)
+        if span < 2:
+            raise UsageError(f"--span: {span} (expected at least 2)")
+        return cls(span, tokenizer, int(options["mem"]), options["engine"])
+
+
+def run_method(job: Job, options: Mapping[str, Any]) -> None:
+    """`--method substring` with the command's options."""
+    config = SubstringConfig.of(options)
+    policy = Policy.of(options["action"], options["share"], "substring", options["removed"])
+    units = Tokens.load(config.tokenizer) if config.tokenizer else Bytes()
+    decide = partial(_decide, job, config, policy, units)
+    barrier.run(job, options["removed"], decide, units.fingerprint)
+
+
+def _decide(
+    job: Job, config: SubstringConfig, policy: Policy, units: Units, sources: list[Source]
+) -> barrier.Decision:
+    engine = choose_engine(config.engine)
+    notes.note(f"engine {engine}, spans of {config.span} {units.name}")
+    laid = _lay_down(sources, units, config, engine, job.jobs)
+    cuts = _find_cuts(laid, config, engine, job.jobs)
+    dropped = [Removed(source, cuts, policy, i) for i, source in enumerate(sources)]
+    return barrier.Decision(
+        partial(transform, cuts=cuts, policy=policy), [part for part in dropped if part.any()]
+    )
+
+
+class _Laid(NamedTuple):
+    """The corpus as units: `starts` int64[n + 1] of documents, row_starts int64[sources + 1]."""
+
+    units: Units
+    starts: np.ndarray
+    row_starts: np.ndarray
+    ids: IdSpool
+    files: HashedFiles
+
+
+def _lay_down(
+    sources: Sequence[Source], units: Units, config: SubstringConfig, engine: str, jobs: int
+) -> _Laid:
+    """First pass: units on disk, windows filed by the hash of their least k-gram."""
+    files, ids, base = HashedFiles(RECORD), IdSpool(), 0
+    starts, rows = [np.zeros(1, np.int64)], np.zeros(len(sources) + 1, np.int64)
+
+    def work(item: tuple[int, pa.RecordBatch]) -> tuple[int, pa.Array, Any, np.ndarray]:
+        read = units.read(item[1].column("text"))
+        records = substring.file_windows(read.values, read.offsets, config.span, engine)
+        return item[0], item[1].column("id"), read, records
+
+    with progress(None, "dedup: reading") as bar:
+        for index, names, read, records in in_order(work, _batches(sources), jobs):
+            units.keep(read)
+            ids.append(names)
+            records["start"] += base
+            files.add(records)
+            starts.append(read.offsets[1:] - read.offsets[0] + base)
+            base = int(starts[-1][-1])
+            rows[index + 1] += len(names)
+            bar.advance(len(names))
+    return _Laid(units, np.concatenate(starts), np.cumsum(rows), ids, files)
+
+
+def _batches(sources: Sequence[Source]) -> Iterator[tuple[int, pa.RecordBatch]]:
+    for index, source in enumerate(sources):
+        for batch in source.batches(["id", "text"]):
+            yield index, batch
+
+
+def _find_cuts(laid: _Laid, config: SubstringConfig, engine: str, jobs: int) -> Cuts:
+    """Settle file after file, then go through the documents in order."""
+    values = laid.units.values(int(laid.starts[-1]))
+    limit = max(config.mem_bytes // (_COPIES * 2 * (jobs + 1)), 1 << 16)
+    runs = _ByDocument(laid.starts)
+
+    def settle(item: tuple[np.ndarray, int]) -> Repeats:
+        records, groups = gathered(*item)
+        largest = np.add.reduceat(records["count"], groups[:-1]).max()
+        passes = -(-int(largest) * _TABLE_BYTES * jobs // config.mem_bytes)
+        return substring.find_repeats(values, records, groups, config.span, passes, engine)
+
+    for repeats in in_order(settle, laid.files.files(limit), jobs):
+        runs.add(repeats)
+    spool, count = Spool(), 0
+    for part in runs.in_order():
+        cuts = as_cuts(part, laid.starts, laid.units, config.span)
+        spool.append(cuts)
+        count += len(cuts)
+    return Cuts.write(spool, count, laid.ids, laid.row_starts)
+
+
+class _ByDocument:
+    """Runs of repeats on disk, by ranges of documents of about equal size."""
+
+    def __init__(self, starts: np.ndarray) -> None:
+        even = np.linspace(0, starts[-1], _BUCKETS + 1)[1:-1]
+        self.edges = np.unique(starts[np.searchsorted(starts, even)])
+        self.spools = [Spool() for _ in range(len(self.edges) + 1)]
+        self.counts = np.zeros(len(self.spools), np.int64)
+
+    def add(self, repeats: Repeats) -> None:
+        """Append runs to their ranges."""
+        runs = np.empty(len(repeats.start), _RUN)
+        runs["start"], runs["count"], runs["first"] = repeats
+        place = np.searchsorted(self.edges, runs["start"], side="right")
+        order = np.argsort(place, kind="stable")
+        counts = np.bincount(place, minlength=len(self.spools))
+        ends = np.cumsum(counts)
+        for number in np.flatnonzero(counts):
+            mine = order[ends[number] - counts[number] : ends[number]]
+            self.spools[number].append(runs[mine])
+        self.counts += counts
+
+    def in_order(self) -> Iterator[Repeats]:
+        """Runs of one range of documents after the other, by rising start, as long as can be."""
+        for spool, count in zip(self.spools, self.counts.tolist(), strict=True):
+            if count:
+                yield _joined(np.sort(np.array(spool.array(_RUN, (count,))), order="start"))
+
+
+def _joined(runs: np.ndarray) -> Repeats:
+    """Runs that continue one another as one."""
+    start, count, first = (runs[name] for name in ("start", "count", "first"))
+    fresh = np.ones(len(runs), bool)
+    fresh[1:] = (start[:-1] + count[:-1] != start[1:]) | (first[:-1] + count[:-1] != first[1:])
+    heads = np.flatnonzero(fresh)
+    return Repeats(start[heads], np.add.reduceat(count, heads), first[heads])
