@@ -11,7 +11,6 @@ import hashlib
 import os
 import tempfile
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +21,8 @@ from sabia.core import notes, stop
 from sabia.core.errors import BadData, Failed, MissingBackend, UsageError
 from sabia.core.shards.atomic import atomic_path
 from sabia.core.shards.sources import Source
+from sabia.core.text import held_out
+from sabia.core.text.held_out import LabelFigures
 
 PREFIX = "__label__"
 HELD_OUT = 10  # one document in so many
@@ -32,16 +33,6 @@ SETTINGS: tuple[dict[str, Any], ...] = (
     {"lr": 0.2, "dim": 32, "wordNgrams": 1, "minn": 2, "maxn": 4, "bucket": 1 << 18},
     {"lr": 0.05, "dim": 16, "wordNgrams": 1, "minn": 2, "maxn": 4, "bucket": 1 << 16},
 )
-
-
-@dataclass(frozen=True)
-class LabelFigures:
-    """Of one label among the held-out documents: how many, precision and recall (NaN if 0/0)."""
-
-    label: str
-    documents: int
-    precision: float
-    recall: float
 
 
 def _library() -> Any:
@@ -178,24 +169,9 @@ def fit(path: str, epochs: int, seed: int, threads: int, probe: Sequence[str]) -
 
 
 def evaluate(model: Any, held: Sequence[tuple[str, str]]) -> list[LabelFigures]:
-    """Precision and recall of the most probable label, by label."""
+    """Figures of the most probable label, by label."""
     if not held:
         return []
     chances = predict(model, [text for _, text in held])
-    names = list(chances)
-    best = [names[i] for i in np.argmax(np.stack(list(chances.values())), axis=0)]
-    figures = []
-    for label in sorted({true for true, _ in held} | set(names)):
-        true = np.array([given == label for given, _ in held])
-        said = np.array([guess == label for guess in best])
-        right = int((true & said).sum())
-        figures.append(
-            LabelFigures(
-                label, int(true.sum()), _ratio(right, said.sum()), _ratio(right, true.sum())
-            )
-        )
-    return figures
-
-
-def _ratio(part: int, whole: int) -> float:
-    return part / whole if whole else float("nan")
+    scores = np.stack(list(chances.values()), -1)
+    return held_out.one_of(tuple(chances), [label for label, _ in held], scores)[1]
