@@ -28,6 +28,10 @@ METHODS = {
     ),
     "exact": Method("sabia.core.text.dedup", _DOCUMENTS),
 }
+DECONTAMINATE = Method(
+    "sabia.core.recipes.decontaminate",
+    ("decontaminate", "verdict", "overlap", "run", "removed", "engine"),
+)
 
 
 @command(
@@ -37,6 +41,7 @@ METHODS = {
     sabia classify pages/ | sabia dedup --removed removed.parquet -o unique.parquet
     sabia dedup pages/ --method exact -o unique.parquet
     sabia dedup scored/ --keep best:quality --threshold 0.8 -o unique/
+    sabia dedup unique/ --decontaminate enem.toml --decontaminate gsm8k.toml -o clean/
     """,
 )
 def dedup(
@@ -59,6 +64,19 @@ def dedup(
         str, option("What was removed, with reason and kept_id.", metavar="FILE.parquet")
     ] = "",
     engine: Annotated[str, option("auto, numba or numpy.", metavar="NAME")] = "auto",
+    decontaminate: Annotated[
+        list[str] | None,
+        option("Take items of this benchmark out instead; give it often.", metavar="BENCH"),
+    ] = None,
+    verdict: Annotated[
+        str, option("Of documents with items: auto, drop, mask or keep.", metavar="NAME")
+    ] = "auto",
+    overlap: Annotated[
+        float, option("Share of a question, by weight, that makes it found.", metavar="SHARE")
+    ] = 0.6,
+    run: Annotated[
+        int, option("Words in a row that are masked by themselves (0: never).", metavar="N")
+    ] = 13,
 ) -> None:
     """Remove exact and near-duplicate documents, keeping one of each cluster.
 
@@ -67,15 +85,21 @@ def dedup(
     """
     if method not in METHODS:
         raise UsageError(f"--method: {method!r} (expected {', '.join(METHODS)})")
-    _refuse_others(job, method)
-    import_module(METHODS[method].module).run_method(job, job.options)
+    if decontaminate:
+        chosen, said = DECONTAMINATE, "--decontaminate"
+    else:
+        chosen, said = METHODS[method], f"--method {method}"
+    _refuse_others(job, chosen, said)
+    import_module(chosen.module).run_method(job, job.options)
 
 
-def _refuse_others(job: Job, method: str) -> None:
-    """Raise UsageError for an option that is set and that the method does not take."""
+def _refuse_others(job: Job, chosen: Method, said: str) -> None:
+    """Raise UsageError for an option that is set and that what was chosen does not take."""
+    choices = {f"--method {name}": method for name, method in METHODS.items()}
+    choices["--decontaminate"] = DECONTAMINATE
     for name, parameter in inspect.signature(inspect.unwrap(dedup)).parameters.items():
-        known = name in ("job", "method", *METHODS[method].takes)
-        if not known and job.options[name] != parameter.default:
+        taken = name == "job" or name in chosen.takes or (name == "method" and "--m" in said)
+        if not taken and job.options[name] not in (parameter.default, []):
             flag = name.replace("_", "-")
-            users = ", ".join(other for other in METHODS if name in METHODS[other].takes)
-            raise UsageError(f"--{flag}: --method {method} does not take it (only {users})")
+            users = ", ".join(other for other in choices if name in choices[other].takes)
+            raise UsageError(f"--{flag}: {said} does not take it (only {users or 'alone'})")

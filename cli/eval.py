@@ -11,6 +11,7 @@ from sabia.core.shards.job import Job
     examples="""
     sabia eval --task sums.toml --model base/ --model tuned/ -o scores.parquet --report report.html
     sabia eval --task sums.toml --model tuned/ --samples 20 --temperature 1 --json
+    sabia eval --task enem.toml --task gsm8k.toml --index benchmarks.parquet
     sabia eval before.parquet after.parquet --report compared.html
     sabia eval --task oab.toml --answers tuned=answers.jsonl --judge-url http://localhost:8000/v1 \\
         --judge-model NAME
@@ -31,6 +32,10 @@ def eval(
     report: Annotated[
         str | None, option("Where the HTML report goes.", metavar="FILE.html")
     ] = None,
+    index: Annotated[
+        str,
+        option("The index of dedup --decontaminate: written, or compared.", metavar="FILE.parquet"),
+    ] = "",
     limit: Annotated[int, option("Items of each task (0: all).", metavar="N", min=0)] = 0,
     samples: Annotated[
         int | None, option("Answers to each item (default: the task's).", metavar="N", min=1)
@@ -93,6 +98,7 @@ def eval(
         models=tuple(model or ()),
         answers=tuple(answers or ()),
         report=report,
+        index=index,
         limit=limit,
         samples=samples,
         temperature=temperature,

@@ -1,8 +1,9 @@
 """Words of documents with the bytes that they stand in, n-grams looked up, and texts aligned.
 
-Words are those of text_table, hashed as in `minhash`; an n-gram's hash is
-mix(sum of w_(j+i) * M**(n-1-i)) over its n words (as a shingle's is). `numpy` is the reference,
-`numba` the fast engine; both give the same integers.
+Words are those of text_table. A word's hash is w = mix(sum of (code + 1) * P**(length-1-i)) over
+its folded code points, an n-gram's mix(sum of w_(j+i) * M**(n-1-i)) over its n words, modulo 2**64;
+these are frozen, because indices of benchmarks keep them. `numpy` is the reference, `numba` the
+fast engine; both give the same integers.
 
 `align` finds the common subsequence of greatest weight of two word sequences, the weighted form of
 Wagner and Fischer 1974: what of a known text stands in another, in order, whatever was put between,
@@ -13,10 +14,12 @@ from typing import NamedTuple
 
 import numpy as np
 
-from sabia.kernels.minhash import SHINGLE_BASE, set_cache_directory
+from sabia.kernels.minhash import set_cache_directory
 from sabia.kernels.text_table import LETTER, MARK, SKIP, SPACE
 
 ALONE = -1
+WORD_BASE = 0x9E3779B97F4A7C15  # P
+NGRAM_BASE = 0xD6E8FEB86659FD93  # M
 
 
 class Words(NamedTuple):
@@ -92,7 +95,7 @@ class _Reference:
         start, end = start[word], end[word]
         counts = np.bincount(document[start], minlength=len(offsets) - 1)
         return Words(
-            text.mix(text.run_hashes(code, start, end)),
+            text.mix(_polynomials(code, start, end)),
             first[start] + offsets[0],
             past[end - 1] + offsets[0],
             np.concatenate(([0], np.cumsum(counts))).astype(np.int64),
@@ -106,7 +109,7 @@ class _Reference:
         for step in range(ngram):
             shifted = np.zeros(len(total), np.uint64)
             shifted[: max(len(total) - step, 0)] = words.hash[step:]
-            total = total * np.uint64(SHINGLE_BASE) + shifted
+            total = total * np.uint64(NGRAM_BASE) + shifted
         left = np.repeat(words.starts[1:], np.diff(words.starts)) - np.arange(len(total))
         return np.where(left >= ngram, mix(total), np.uint64(0))
 
@@ -129,6 +132,19 @@ class _Reference:
                 took = weight[i] + best[i + 1, j + 1] if part[i] == window[j] else -1.0
                 best[i, j] = max(took, best[i + 1, j], best[i, j + 1])
         return trace(part, weight, window, best)
+
+
+def _polynomials(code: np.ndarray, start: np.ndarray, end: np.ndarray) -> np.ndarray:
+    """uint64[w]: the sum above of code[start:end], one or more code points each."""
+    length = end - start
+    first = np.cumsum(length) - length
+    inside = np.arange(length.sum()) - np.repeat(first, length)
+    powers = np.full(length.max(initial=1), WORD_BASE, np.uint64)
+    powers[0] = 1
+    powers = np.cumprod(powers, dtype=np.uint64)
+    terms = code[np.repeat(start, length) + inside].astype(np.uint64) + np.uint64(1)
+    terms *= powers[np.repeat(length, length) - 1 - inside]
+    return np.add.reduceat(terms, first) if len(first) else np.empty(0, np.uint64)
 
 
 def trace(part: np.ndarray, weight: np.ndarray, window: np.ndarray, best: np.ndarray) -> np.ndarray:

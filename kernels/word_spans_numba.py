@@ -3,8 +3,6 @@
 import numba
 import numpy as np
 
-from sabia.kernels.minhash import SHINGLE_BASE, WORD_BASE
-from sabia.kernels.minhash_numba import _decode, _mix
 from sabia.kernels.text_table import (
     LETTER,
     MARK,
@@ -15,10 +13,11 @@ from sabia.kernels.text_table import (
     TABLE_SIZE,
     folding_tables,
 )
-from sabia.kernels.word_spans import ALONE, Words, trace
+from sabia.kernels.utf8_numba import decode, mix
+from sabia.kernels.word_spans import ALONE, NGRAM_BASE, WORD_BASE, Words, trace
 
 U = np.uint64
-_M = U(SHINGLE_BASE)
+_M = U(NGRAM_BASE)
 _P = U(WORD_BASE)
 _SPACE, _MARK, _LETTER, _SOLO, _SKIP = SPACE, MARK, LETTER, SOLO, SKIP
 _jit = numba.njit(nogil=True, cache=True, boundscheck=False)
@@ -36,7 +35,7 @@ def _spans(data, offsets, folds, kinds, hashes, begin, end, starts):  # type: ig
             if i < stop:
                 code = np.int64(data[i])
                 if code >= 0x80:
-                    code, used = _decode(data, i, stop)
+                    code, used = decode(data, i, stop)
                 if code < TABLE_SIZE:
                     kind = np.int64(kinds[code])
                     code = np.int64(folds[code])
@@ -53,11 +52,11 @@ def _spans(data, offsets, folds, kinds, hashes, begin, end, starts):  # type: ig
                 last = i
                 continue
             if inside:
-                hashes[count], begin[count], end[count] = _mix(word), first, last
+                hashes[count], begin[count], end[count] = mix(word), first, last
                 count += 1
                 inside, word = False, U(0)
             if kind == _SOLO:
-                hashes[count], begin[count], end[count] = _mix(U(code + 1)), at, i
+                hashes[count], begin[count], end[count] = mix(U(code + 1)), at, i
                 count += 1
         starts[d + 1] = count
     return count
@@ -71,7 +70,7 @@ def _ngrams(hashes, starts, ngram, result):  # type: ignore[no-untyped-def]
             if j + ngram <= starts[d + 1]:
                 for step in range(ngram):
                     total = total * _M + hashes[j + step]
-                total = _mix(total)
+                total = mix(total)
             result[j] = total
 
 

@@ -26,6 +26,7 @@ from sabia.core.bench.score_rows import Score, from_batch, schema, to_batches
 from sabia.core.bench.summary import Summary, summarise, to_json
 from sabia.core.bench.task import Task, load_task
 from sabia.core.errors import UsageError
+from sabia.core.recipes import decontaminate
 from sabia.core.recipes.subjects import JudgeOptions, Judging, Subject, open_subjects
 from sabia.core.shards import Job, open_inputs, open_output, write_atomic
 from sabia.core.shards.manifest import holds, provenance
@@ -39,6 +40,7 @@ class EvalConfig:
     models: tuple[str, ...] = ()
     answers: tuple[str, ...] = ()
     report: str | None = None
+    index: str = ""
     limit: int = 0
     samples: int | None = None
     temperature: float | None = None
@@ -56,6 +58,9 @@ def run(job: Job, config: EvalConfig) -> None:
     started = time.monotonic()
     tasks = [load_task(path) for path in config.tasks]
     _check(job, config, tasks)
+    indexed = _indexed(job, config, tasks)
+    if config.index and not (config.models or config.answers):
+        return
     items = {task.name: load_items(task, config.limit, job.seed) for task in tasks}
     subjects = open_subjects(config.models, job.backend, config)
     if job.dry_run:
@@ -72,13 +77,15 @@ def run(job: Job, config: EvalConfig) -> None:
     summary = summarise(scores, {task.name: task.metric for task in tasks if task.metric})
     if old is None:
         _write_rows(job, fresh, made)
-    _publish(job, config, summary, scores, items, time.monotonic() - started)
+    _publish(job, config, summary, scores, items, time.monotonic() - started, indexed)
 
 
 def _check(job: Job, config: EvalConfig, tasks: Sequence[Task]) -> None:
     if not tasks and not job.inputs:
         raise UsageError("nothing to evaluate (expected --task FILE.toml, or score rows as INPUT)")
-    if tasks and not (config.models or config.answers):
+    if config.index and not (tasks and config.index.endswith(".parquet")):
+        raise UsageError(f"--index {config.index} (expected a file .parquet, and a --task)")
+    if tasks and not (config.models or config.answers or config.index):
         raise UsageError("tasks without --model or --answers (whose answers are to be scored?)")
     if (config.models or config.answers) and not tasks:
         raise UsageError("--model and --answers need a --task")
@@ -89,6 +96,13 @@ def _check(job: Job, config: EvalConfig, tasks: Sequence[Task]) -> None:
         raise UsageError(f"--answers: {kinds[0]} is scored by a model's probabilities, not by text")
     if job.to_directory:
         raise UsageError(f"-o {job.out}: scores are one file (expected a name ending in .parquet)")
+
+
+def _indexed(job: Job, config: EvalConfig, tasks: Sequence[Task]) -> str:
+    """What the index of `dedup --decontaminate` says of these tasks, for the report."""
+    if not config.index or job.dry_run:
+        return ""
+    return decontaminate.write_or_compare(config.index, tasks, job.force)
 
 
 def _plan(
@@ -167,7 +181,7 @@ def _provenance(
     prints = [subject.fingerprint() for subject in subjects]
     prints += [hashlib.blake2b(Path(a.rpartition("=")[2]).read_bytes()).hexdigest()
                for a in config.answers]  # fmt: skip
-    said = asdict(replace(config, report=None, tasks=(), judge=config.judge.deciding()))
+    said = asdict(replace(config, report=None, index="", tasks=(), judge=config.judge.deciding()))
     salt = f"{digest.hexdigest()} {job.backend} {json.dumps(said, sort_keys=True)}"
     return provenance(replace(job, options={}), "score", prints, salt)
 
@@ -197,6 +211,7 @@ def _publish(
     scores: Sequence[Score],
     items: dict[str, list[Item]],
     wall_s: float,
+    indexed: str,
 ) -> None:
     table = reports.terminal_table(summary)
     for line in filter(None, table.splitlines()):
@@ -208,6 +223,7 @@ def _publish(
             ("seed", str(job.seed)),
             ("backend", job.backend),
             ("wall time", f"{wall_s:.1f} s"),
+            *([("decontaminated", indexed)] if indexed else []),
         ]
         title = "Evaluation: " + ", ".join(summary.tasks)
         write_atomic(config.report, reports.render(summary, scores, title, facts))
