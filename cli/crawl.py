@@ -12,6 +12,7 @@ from sabia.core.shards.job import Job
 sabia crawl seeds.txt --contact me@example.org --budget 10k -o pages/
 sabia crawl seeds.txt --contact me@example.org --focus examples.txt -o pages/
 sabia crawl seeds.txt --contact me@example.org --classifier quality.bin --warc warc/ -o pages/
+sabia crawl seeds.txt --contact me@example.org --sitemaps robots --no-extract --warc warc/
 sabia crawl archive.warc.gz my_folder/ | sabia classify -o kept/
 """,
 )
@@ -47,6 +48,9 @@ def crawl(
     per_host: Annotated[int, option("Requests in flight a host.", min=1)] = 1,
     concurrency: Annotated[int, option("Requests in flight in all.", min=1)] = 32,
     host_pages: Annotated[float, count("Pages of one host at most.")] = "50k",  # type: ignore[assignment]
+    query_pages: Annotated[
+        float, count("Pages at most that differ in the values of parameters only.")
+    ] = "2k",  # type: ignore[assignment]
     depth: Annotated[int, option("Links from a seed at most.", min=0)] = 50,
     max_bytes: Annotated[int, size("Larger pages are refused.")] = "8MB",  # type: ignore[assignment]
     timeout: Annotated[float, duration("Time for one request.")] = "60s",  # type: ignore[assignment]
@@ -55,7 +59,18 @@ def crawl(
     allow_private: Annotated[
         bool, option("Also fetch from private and loopback addresses, any port.", "--allow-private")
     ] = False,
+    sitemaps: Annotated[
+        str,
+        option("Also take URLs from sitemaps: robots (those it names) or URLs.", metavar="WHICH,…"),
+    ] = "",
+    revisit: Annotated[
+        float | None, duration("Ask again, on conditions, for what was fetched so long ago.")
+    ] = None,
     warc: Annotated[str, option("Keep what was fetched as WARC.", metavar="DIR")] = "",
+    warc_size: Annotated[int, size("Begin a new WARC file at this size.")] = "1GB",  # type: ignore[assignment]
+    no_extract: Annotated[
+        bool, option("Only fetch and archive; documents can be had later.", "--no-extract")
+    ] = False,
     state: Annotated[
         str, option("Where the frontier is kept (default: OUT.crawl).", metavar="DIR")
     ] = "",
@@ -89,7 +104,9 @@ def crawl(
     settings = given.CrawlSettings(
         budget=int(budget), delay_s=delay, per_host=per_host, concurrency=concurrency,
         host_pages=int(host_pages), workers=job.jobs, seed=job.seed, warc=warc, state=state,
+        warc_bytes=warc_size, extract=not no_extract, revisit_s=revisit,
+        sitemaps=tuple(filter(None, sitemaps.split(","))),
         exclude=tuple(filter(None, exclude.split(","))), fetch=fetching, focus=steering,
-        limits=Limits(depth=depth),
+        limits=Limits(depth=depth, queries=int(query_pages)),
     )  # fmt: skip
     room.run(job, settings, stay)

@@ -1,15 +1,16 @@
 """The crawl: take the best URL that may be fetched, fetch, read, judge, remember, repeat.
 
 One event loop; the frontier is written only from it, so each page's end is one transaction.
-Extraction runs in sandboxed processes. Redirects become frontier entries of their own. A page
-family (URLs that differ in numbers only) that keeps giving the same text is given up as a trap.
+Extraction runs in sandboxed processes. Redirects and sitemaps become frontier entries of their
+own. A page that was fetched before is asked for on conditions, and left as it is where nothing
+changed.
 """
 
 import asyncio
 import hashlib
 import json
 import queue
-import re
+import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
@@ -18,22 +19,24 @@ from typing import Any
 from sabia.core import stop
 from sabia.core.errors import Interrupted
 from sabia.core.progress import Bar
-from sabia.core.web import addresses
+from sabia.core.web import addresses, sitemaps
+from sabia.core.web.archive import Archive, payload_digest
 from sabia.core.web.documents import document, judged_text
+from sabia.core.web.expand import Expansion
 from sabia.core.web.fetch import Fetcher, Response
 from sabia.core.web.focus import Judge, LinkJudge, link_words, worth_of
-from sabia.core.web.frontier import DONE, GONE, PENDING, Entry, Frontier, Link
+from sabia.core.web.frontier import DONE, GONE, PENDING, SITEMAP, Entry, Frontier, Link, Visit
 from sabia.core.web.hosts import Hosts, RobotsCache
+from sabia.core.web.links import links_only
+from sabia.core.web.robots import Rules
 from sabia.core.web.sandbox import Sandbox, Unextractable
 from sabia.core.web.settings import CrawlSettings
-from sabia.core.web.urls import canonical, host_of, looks_binary, template_of
-from sabia.core.web.warc import WarcFile
+from sabia.core.web.urls import host_of, origin_of
 
 MAX_REDIRECTS = 5
-TRAP_PAGES = 20  # a family is judged after so many pages
-TRAP_FRESH = 0.1  # and given up when a smaller share of them was new
 LOOK_S = 0.2
-_DIGITS = re.compile(r"\d+")
+PASSING = ("HTTP 5*", "HTTP 4[02]*", "no connection*", "transfer failed*", "robots.txt: unreach*")
+_GONE_FOR_GOOD = ("HTTP 404", "HTTP 410")
 
 
 class Crawl:
@@ -41,42 +44,50 @@ class Crawl:
 
     def __init__(
         self, settings: CrawlSettings, frontier: Frontier, judge: Judge | None,
-        hosts_allowed: frozenset[str] | None, warc: WarcFile | None, bar: Bar,
+        hosts_allowed: frozenset[str] | None, archive: Archive | None, bar: Bar,
     ) -> None:  # fmt: skip
         self.settings, self.frontier, self.judge = settings, frontier, judge
-        self.hosts_allowed, self.warc, self.bar = hosts_allowed, warc, bar
+        self.archive, self.bar = archive, bar
         self.counters: dict[str, float] = json.loads(frontier.fact("counters") or "{}")
-        self.links = LinkJudge(
-            settings.focus,
-            settings.seed,
-            judge,
-            frontier.figures("word"),
-            frontier.figures("host"),
-        )
-        self.families = frontier.figures("family")
+        self.before = int(frontier.fact("before") or 0)  # pages fetched in earlier rounds
+        tables = frontier.figures("word"), frontier.figures("host")
+        self.links = LinkJudge(settings.focus, settings.seed, judge, *tables)
         self.hosts = Hosts(settings, frontier)
+        self.expansion = Expansion(
+            settings, frontier, self.hosts, self.links, hosts_allowed, self.count
+        )
         self.tasks: set[asyncio.Task[None]] = set()
         self._threads = ThreadPoolExecutor(settings.workers)
         self._sandboxes: queue.SimpleQueue[Sandbox] = queue.SimpleQueue()
         for _ in range(settings.workers):
             self._sandboxes.put(Sandbox())
+        self._origins: set[str] = set()  # whose sitemaps are known
 
     @property
     def fetched(self) -> int:
         """Pages fetched so far, in this run and those before it."""
         return int(self.counters.get("fetched", 0))
 
+    @property
+    def left(self) -> int:
+        """Pages that the budget still allows in this round."""
+        return self.settings.budget - (self.fetched - self.before)
+
     def count(self, name: str, n: float = 1) -> None:
         """Add to a counter."""
         self.counters[name] = self.counters.get(name, 0) + n
 
     def add_seeds(self, urls: Sequence[str]) -> None:
-        """Put canonical seed URLs at the head of the frontier."""
-        self.frontier.add([Link(url, 1.0, 0, 1.0) for url in urls])
+        """Put canonical seed URLs at the head of the frontier, and the sitemaps that are named."""
+        self.frontier.begin()
+        self.frontier.add([Link(url, 1.0, 0, 1.0, via="seed") for url in urls])
+        self.expansion.sitemaps([s for s in self.settings.sitemaps if s != "robots"], "")
+        self.frontier.commit()
         self.hosts.load()
 
     async def run(self) -> None:
         """Crawl until the budget is spent or nothing is left; raises Interrupted."""
+        self._wake = asyncio.Event()
         try:
             async with Fetcher(self.settings.fetch) as self.fetcher:
                 token = self.settings.fetch.agent.partition("/")[0]
@@ -94,75 +105,111 @@ class Crawl:
         while True:
             if stop.requested():
                 raise Interrupted("stopped; the frontier is kept: run again to go on")
-            self._launch()
+            busy = self._launch()
             wait_s = self.hosts.wait_s()
-            if self.tasks:
-                pause = LOOK_S if wait_s is None else min(LOOK_S, max(wait_s, 0.001))
-                ended, self.tasks = await asyncio.wait(
-                    self.tasks, timeout=pause, return_when=asyncio.FIRST_COMPLETED
-                )
-                for task in ended:
-                    task.result()
-            elif wait_s is None or self.fetched >= self.settings.budget:
+            if not self.tasks and (wait_s is None or self.left <= 0):
                 return
-            else:
-                await asyncio.sleep(min(wait_s, LOOK_S))
+            await self._pause(LOOK_S if busy or wait_s is None else min(LOOK_S, wait_s))
+            for task in [task for task in self.tasks if task.done()]:
+                self.tasks.discard(task)
+                task.result()
 
-    def _launch(self) -> None:
-        while (
-            len(self.tasks) < self.settings.concurrency
-            and self.fetched + len(self.tasks) < self.settings.budget
-            and (entry := self.hosts.take()) is not None
-        ):
-            self.tasks.add(asyncio.create_task(self._visit(entry)))
+    async def _pause(self, seconds: float) -> None:
+        """Wait for a task to end, or so long."""
+        timer = asyncio.get_running_loop().call_later(seconds, self._wake.set)
+        await self._wake.wait()
+        timer.cancel()
+        self._wake.clear()
+
+    def _launch(self) -> bool:
+        """Begin all visits that may begin; True where only tasks that end make room for more."""
+        while len(self.tasks) < min(self.settings.concurrency, max(self.left, 0)):
+            entry = self.hosts.take()
+            if entry is None:
+                return False
+            task = asyncio.create_task(self._visit(entry))
+            task.add_done_callback(lambda _task: self._wake.set())
+            self.tasks.add(task)
+        return True
 
     async def _visit(self, entry: Entry) -> None:
-        rest_s, retry_s = self.settings.delay_s, 0.0
+        rest_s = self.settings.delay_s
         try:
-            reason, rest_s = await self._refusal(entry)
-            if reason:
-                self._give_up(entry, reason)
-                return
-            response = await self.fetcher.page(entry.url)
-            self.count("requests", response.requests)
-            if response.retry_s is not None and entry.tries < self.settings.fetch.attempts:
-                self.frontier.end(entry, PENDING)
-                self.hosts.refresh(entry.host)
-                retry_s = response.retry_s
-            elif response.redirect is not None:
-                self._redirect(entry, response.redirect)
-            elif response.refused:
-                self.count("failed")
-                self._give_up(entry, response.refused)
-            else:
-                await self._page(entry, response)
+            rest_s = await self._visited(entry)
         finally:
-            self.hosts.done(entry.host, max(rest_s, retry_s))
+            self.hosts.done(entry, rest_s)
 
-    async def _refusal(self, entry: Entry) -> tuple[str, float]:
-        """Why the URL may not be fetched (or nothing), and the seconds its host is to rest."""
+    async def _visited(self, entry: Entry) -> float:
+        """All that is done with a URL; the seconds that its host is to rest."""
+        if refused := self._guarded(entry):
+            self._give_up(entry, refused)
+            return 0.0
+        rules, sent = self.robots.known(entry.url), 0
+        if rules is None:
+            rules, sent = await self.robots.rules(entry.url)
+            self.count("requests", sent)
+        rest_s = max(self.settings.delay_s, rules.delay_s())
+        if refused := self._disallowed(entry, rules):
+            self._give_up(entry, refused)
+            return rest_s if sent else 0.0
+        if sent and rest_s:
+            return rest_s  # the URL stays pending while the host rests
+        return max(rest_s, await self._fetched(entry))
+
+    def _guarded(self, entry: Entry) -> str:
+        """Why the guard refuses the URL, or nothing."""
         try:
             addresses.check_url(entry.url, self.settings.fetch.allow_private)
         except addresses.Refused as error:
             self.count("guarded")
-            return str(error), 0.0
-        before = self.robots.requests
-        rules, asked = await self.robots.rules(entry.url)
-        rest_s = max(self.settings.delay_s, rules.delay_s())
+            return str(error)
+        return ""
+
+    def _disallowed(self, entry: Entry, rules: Rules) -> str:
+        """Why robots.txt forbids the URL, or nothing; its sitemaps are remembered."""
         if rules.state not in ("rules", "none"):
             self.count("robots_unreachable")
-            return f"robots.txt: {rules.state}", 0.0
+            return f"robots.txt: {rules.state}"
         if not rules.allowed(entry.url):
             self.count("robots_denied")
-            return "robots.txt disallows it", 0.0
-        if asked:
-            self.count("requests", self.robots.requests - before)
-            await asyncio.sleep(rest_s)
-        return "", rest_s
+            return "robots.txt disallows it"
+        origin = origin_of(entry.url)
+        if "robots" in self.settings.sitemaps and origin not in self._origins:
+            self._origins.add(origin)
+            self.expansion.sitemaps(rules.sitemaps, host_of(entry.url))
+        return ""
+
+    async def _fetched(self, entry: Entry) -> float:
+        """Fetch the URL and settle what came; seconds to rest beyond the usual."""
+        before = self.frontier.visit(entry)
+        if entry.kind == SITEMAP:
+            response = await self.fetcher.file(entry.url, sitemaps.MAX_BYTES)
+        else:
+            conditions = before.conditions() if before else {}
+            response = await self.fetcher.page(entry.url, conditions)
+        self.count("requests", response.requests)
+        if response.retry_s is not None and entry.tries + 1 < self.settings.fetch.attempts:
+            self.frontier.end(entry, PENDING)
+            return response.retry_s
+        if response.redirect is not None:
+            self._redirect(entry, response.redirect)
+        elif response.refused:
+            self.count("failed")
+            self._give_up(entry, response.refused)
+        elif entry.kind == SITEMAP:
+            await self._sitemap(entry, response)
+        else:
+            await self._page(entry, response, before)
+        if response.status is None and response.requests:
+            return max(response.retry_s or 0.0, self.hosts.failed(entry.host))
+        self.hosts.answered(entry.host)
+        return response.retry_s or 0.0
 
     def _give_up(self, entry: Entry, reason: str) -> None:
         self.frontier.begin()
-        self._tally_family(entry, 0.0)
+        self.expansion.tally_family(entry, 0.0)
+        if reason in _GONE_FOR_GOOD:
+            self.frontier.drop_page(entry)
         self.frontier.end(entry, GONE, reason)
         self._commit()
 
@@ -172,14 +219,38 @@ class Crawl:
         if entry.hops >= MAX_REDIRECTS:
             self.frontier.end(entry, GONE, f"more than {MAX_REDIRECTS} redirects")
         else:
-            self._follow([(target, entry.anchor)], entry.depth, entry.worth, entry.hops + 1)
+            if entry.kind == SITEMAP:
+                self.expansion.sitemaps([target], entry.anchor, entry.hops + 1)
+            else:
+                link = [(target, entry.anchor)]
+                self.expansion.follow(link, entry.depth, entry.worth, entry.hops + 1, "redirect")
+            self.frontier.visited(entry, Visit(time.time()))
             self.frontier.end(entry, DONE, "redirect")
         self._commit()
 
-    async def _page(self, entry: Entry, response: Response) -> None:
+    async def _sitemap(self, entry: Entry, response: Response) -> None:
         loop = asyncio.get_running_loop()
+        hosts = [entry.anchor] if entry.anchor else []
         try:
-            found = await loop.run_in_executor(self._threads, self._extract, response)
+            found = await loop.run_in_executor(
+                self._threads, sitemaps.read_sitemap, response.body, entry.url, hosts
+            )
+        except sitemaps.BadSitemap as error:
+            self.count("failed")
+            self._give_up(entry, f"sitemap: {error}")
+            return
+        self.frontier.begin()
+        self.expansion.listed(found, entry)
+        self.frontier.end(entry, DONE)
+        self._commit()
+
+    async def _page(self, entry: Entry, response: Response, before: Visit | None) -> None:
+        digest = payload_digest(response.body) if response.status == 200 else ""
+        if before and (response.status == 304 or digest == before.digest):
+            self._unchanged(entry, response, before)
+            return
+        try:
+            found = await self._extracted(response)
         except Unextractable as error:
             self.count("failed")
             self._give_up(entry, str(error))
@@ -188,9 +259,17 @@ class Crawl:
         self.frontier.begin()
         self.count("fetched")
         self.count("bytes", len(response.body))
+        self._archive(entry, response, digest)
         self._settle(entry, response, found, score)
         self._commit()
         self.bar.advance(1, harvest=f"{self.harvest():.0%}" if self.judge else "")
+
+    async def _extracted(self, response: Response) -> dict[str, Any]:
+        """Text and links, from a sandbox; links only where no text is wanted."""
+        if not self.settings.extract:
+            return links_only(response.body, response.content_type, response.url)
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._threads, self._extract, response)
 
     def _extract(self, response: Response) -> dict[str, Any]:
         sandbox = self._sandboxes.get()
@@ -199,94 +278,68 @@ class Crawl:
         finally:
             self._sandboxes.put(sandbox)
 
+    def _unchanged(self, entry: Entry, response: Response, before: Visit) -> None:
+        """The page is as it was: its document, links and figures stay."""
+        self.frontier.begin()
+        self.count("fetched")
+        self.count("unchanged")
+        same = before if response.status == 304 or before.record else None
+        self._archive(entry, response, before.digest, same)
+        self.frontier.end(entry, DONE)
+        self._commit()
+        self.bar.advance(1)
+
+    def _archive(
+        self, entry: Entry, response: Response, digest: str, before: Visit | None = None
+    ) -> None:
+        """Write the fetch to the WARC files, if there are any, and remember what it left."""
+        etag, modified = response.header("etag"), response.header("last-modified")
+        record, date = (before.record, before.date) if before else ("", "")
+        if before and response.status == 304:
+            etag, modified = etag or before.etag, modified or before.modified
+        if self.archive:
+            about = {"hopsFromSeed": str(entry.depth), "foundBy": entry.via}
+            kept = self.archive.add(response, about, before)
+            self.frontier.set_fact("warc", str(kept.position))
+            if before is None:
+                record, date = kept.record, kept.date
+        self.frontier.visited(entry, Visit(time.time(), etag, modified, digest, record, date))
+
     def _settle(
         self, entry: Entry, response: Response, found: dict[str, Any], score: float | None
     ) -> None:
         """Everything that a page leaves behind, inside its transaction."""
-        self._keep(entry, response, found, score)
+        if self.settings.extract:
+            self._keep(entry, found, score)
+        else:
+            self.frontier.end(entry, DONE)
         relevant = score is not None and score >= self.settings.focus.threshold
         if score is not None:
             self.count("relevant", float(relevant))
-        folded = _DIGITS.sub("0", found["text"]).encode()
-        fresh = self.frontier.first_time(hashlib.blake2b(folded, digest_size=12).digest())
-        self._tally_family(entry, float(fresh))
-        words = link_words(entry.url, entry.anchor)
-        self.links.learn(words, entry.host, score or 0.0)
-        self.frontier.tally("word", words, score or 0.0)
+        said = found["text"].encode() if self.settings.extract else response.body
+        self.expansion.tally_family(entry, float(self.frontier.first_time(_folded(said))))
+        if self.settings.focus.order == "best":
+            words = link_words(entry.url, entry.anchor)
+            self.links.learn(words, entry.host, score or 0.0)
+            self.frontier.tally("word", words, score or 0.0)
         self.frontier.tally("host", [entry.host], score or 0.0)
         worth = 1.0 if score is None else worth_of(score, entry.worth, self.settings.focus)
         worth = entry.worth if worth is None and entry.depth == 0 else worth
         if worth is not None:
-            self._follow(found["links"], entry.depth + 1, worth)
-        self._rescore(entry.host)
+            self.expansion.follow(found["links"], entry.depth + 1, worth)
+        self.expansion.rescore(entry.host)
 
-    def _rescore(self, name: str) -> None:
-        """Judge the host's pending URLs anew, at a cost of about 20 of them a page."""
-        host = self.hosts.get(name)
-        host.pages += 1
-        if self.settings.focus.order == "best" and host.pages >= host.rescore_at:
-            judged = self.frontier.rescore(name, self._priority)
-            host.rescore_at = host.pages + max(5, judged // 20)
-            self.hosts.refresh(name)
-
-    def _keep(
-        self, entry: Entry, response: Response, found: dict[str, Any], score: float | None
-    ) -> None:
-        if self.warc:
-            self.frontier.set_fact("warc", str(self.warc.add(response)))
+    def _keep(self, entry: Entry, found: dict[str, Any], score: float | None) -> None:
         reason = None if found["index"] else "the page asks not to be indexed"
         reason = reason or (None if found["text"] else "no text on the page")
         if reason is None:
             now = datetime.now(UTC).isoformat()
-            row = document(found, entry.url, host_of(entry.url), now, score,
-                           depth=entry.depth, order=self.fetched)  # fmt: skip
+            row = document(found, entry.url, host_of(entry.url), now, score, depth=entry.depth,
+                           order=self.fetched, via=entry.via)  # fmt: skip
             self.frontier.keep_document(self.fetched, entry, row)
+        else:
+            self.frontier.drop_document(entry)
         self.frontier.end(entry, GONE if reason else DONE, reason)
-
-    def _follow(
-        self, links: Sequence[Sequence[str]], depth: int, worth: float, hops: int = 0
-    ) -> None:
-        """Remember links that are worth it, with their priorities."""
-        kept = []
-        for raw, anchor in links:
-            url = canonical(raw)
-            if url is None or looks_binary(url) or not self._in_scope(url):
-                continue
-            if self.settings.limits.trap(url, depth) or self._is_trap(template_of(url)):
-                self.count("traps")
-                continue
-            found = Entry(0, url, host_of(url), depth, hops, 0, worth, anchor)
-            kept.append(Link(url, self._priority(found), depth, worth, anchor, hops))
-        if self.frontier.add(kept):
-            for link in kept:
-                self.hosts.raise_best(host_of(link.url), link.priority)
-
-    def _priority(self, entry: Entry) -> float:
-        """By what is known now; breadth first counts links from the seeds."""
-        if self.settings.focus.order == "breadth":
-            return float(-entry.depth)
-        return self.links.priority(entry.url, entry.host, entry.anchor, entry.worth)
-
-    def _in_scope(self, url: str) -> bool:
-        return self.hosts_allowed is None or host_of(url) in self.hosts_allowed
-
-    def _tally_family(self, entry: Entry, fresh: float) -> None:
-        """Note a page of this family, fresh or not; give the family up if it is a trap."""
-        template = template_of(entry.url)
-        if template == entry.url:
-            return
-        known = self._is_trap(template)
-        tried, good = self.families.get(template, (0.0, 0.0))
-        self.families[template] = (tried + 1, good + fresh)
-        self.frontier.tally("family", [template], fresh)
-        if self._is_trap(template) and not known:
-            reason = f"trap: {tried + 1:.0f} pages like it said nearly all the same"
-            self.count("traps", self.frontier.drop_family(template, entry.host, reason))
-            self.hosts.refresh(entry.host)
-
-    def _is_trap(self, template: str) -> bool:
-        tried, good = self.families.get(template, (0.0, 0.0))
-        return tried >= TRAP_PAGES and good < TRAP_FRESH * tried
 
     def _commit(self) -> None:
         self.frontier.set_fact("counters", json.dumps(self.counters))
@@ -295,3 +348,8 @@ class Crawl:
     def harvest(self) -> float:
         """The share of relevant pages among those fetched."""
         return self.counters.get("relevant", 0.0) / max(1, self.fetched)
+
+
+def _folded(text: bytes) -> bytes:
+    """A digest of a page that does not know its numbers."""
+    return hashlib.blake2b(text.translate(None, b"0123456789"), digest_size=12).digest()

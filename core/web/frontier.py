@@ -1,9 +1,10 @@
 """What is known of the web so far: one SQLite file in WAL mode that survives kill -9.
 
 Every page's end (document, links found, figures of host, page family and link words, position in
-the WARC file) is one transaction, so after a crash each URL is either as before its fetch or
-wholly done; what was in flight is fetched again, nothing else is. A URL is known by a 64-bit hash
-of its canonical form. Ties in priority go to the URL found first, which makes runs repeatable.
+the WARC files) is one transaction, so after a crash each URL is either as before its fetch or
+wholly done. What is in flight is known to the running process only: after a crash it is pending
+still and fetched again, nothing else is. A URL is known by a 64-bit hash of its canonical form.
+Ties in priority go to the URL found first, which makes runs repeatable.
 """
 
 import hashlib
@@ -19,29 +20,41 @@ import zstandard
 from sabia.core.errors import UsageError
 from sabia.core.web.urls import host_of, template_of
 
-PENDING, IN_FLIGHT, DONE, GONE = 0, 1, 2, 3
-_ENTRY = "number,url,host,depth,hops,tries,worth,anchor"
+PENDING, DONE, GONE = 0, 2, 3
+PAGE, SITEMAP = 0, 1
+_VERSION = 2
+_KNOWN_URLS = 500_000  # so many are remembered in memory, to ask the file less often
+_ENTRY = "number,url,host,depth,hops,tries,worth,anchor,via,kind"
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS pages (
   number INTEGER PRIMARY KEY, fp INTEGER UNIQUE NOT NULL, url TEXT NOT NULL, host TEXT NOT NULL,
   state INTEGER NOT NULL, priority REAL NOT NULL, depth INTEGER NOT NULL, hops INTEGER NOT NULL,
-  tries INTEGER NOT NULL DEFAULT 0, worth REAL NOT NULL, anchor TEXT NOT NULL, reason TEXT);
-CREATE INDEX IF NOT EXISTS best ON pages (host, state, priority DESC, number);
+  tries INTEGER NOT NULL DEFAULT 0, worth REAL NOT NULL, anchor TEXT NOT NULL, via TEXT NOT NULL,
+  kind INTEGER NOT NULL, reason TEXT);
+CREATE INDEX IF NOT EXISTS best ON pages (host, priority DESC, number) WHERE state=0;
+CREATE TABLE IF NOT EXISTS visits (
+  number INTEGER PRIMARY KEY, time REAL NOT NULL, etag TEXT NOT NULL, modified TEXT NOT NULL,
+  digest TEXT NOT NULL, record TEXT NOT NULL, date TEXT NOT NULL);
 CREATE TABLE IF NOT EXISTS documents (
-  place INTEGER PRIMARY KEY, number INTEGER NOT NULL, body BLOB NOT NULL);
+  place INTEGER PRIMARY KEY, number INTEGER UNIQUE NOT NULL, body BLOB NOT NULL);
 CREATE TABLE IF NOT EXISTS figures (
   kind TEXT NOT NULL, name TEXT NOT NULL, tried REAL NOT NULL, good REAL NOT NULL,
   PRIMARY KEY (kind, name)) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS seen (digest BLOB PRIMARY KEY) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS robots (
-  origin TEXT PRIMARY KEY, state TEXT NOT NULL, text TEXT NOT NULL, time REAL NOT NULL);
+  origin TEXT PRIMARY KEY, state TEXT NOT NULL, text TEXT NOT NULL, time REAL NOT NULL,
+  keep REAL NOT NULL);
 CREATE TABLE IF NOT EXISTS facts (name TEXT PRIMARY KEY, value TEXT NOT NULL);
 """
 
 
 @dataclass(frozen=True)
 class Link:
-    """A URL to remember. `worth` is what the page that named it was worth."""
+    """A URL to remember. `worth` is what the page that named it was worth.
+
+    `via` says how it was found: seed, link, redirect or sitemap; `changed_s` when a sitemap says
+    that the page changed last (seconds since 1970).
+    """
 
     url: str
     priority: float
@@ -49,11 +62,14 @@ class Link:
     worth: float
     anchor: str = ""
     hops: int = 0
+    via: str = "link"
+    kind: int = PAGE
+    changed_s: float | None = None
 
 
 @dataclass(frozen=True)
 class Entry:
-    """A URL taken from the frontier."""
+    """A URL taken from the frontier; `tries` counts earlier fetches that were put off."""
 
     number: int
     url: str
@@ -63,6 +79,25 @@ class Entry:
     tries: int
     worth: float
     anchor: str
+    via: str = "link"
+    kind: int = PAGE
+
+
+@dataclass(frozen=True)
+class Visit:
+    """What an earlier fetch left: validators, the payload's digest, id and date of its record."""
+
+    time_s: float
+    etag: str = ""
+    modified: str = ""
+    digest: str = ""
+    record: str = ""
+    date: str = ""
+
+    def conditions(self) -> dict[str, str]:
+        """The headers of a conditional request (RFC 9110, 13.1)."""
+        asked = {"If-None-Match": self.etag, "If-Modified-Since": self.modified}
+        return {name: value for name, value in asked.items() if value}
 
 
 class Frontier:
@@ -72,8 +107,21 @@ class Frontier:
         path.parent.mkdir(parents=True, exist_ok=True)
         self.path = path
         self.db = sqlite3.connect(path, isolation_level=None)
+        self._check_version()
         self.db.executescript("PRAGMA journal_mode=WAL; PRAGMA synchronous=NORMAL;" + _SCHEMA)
-        self.db.execute("UPDATE pages SET state=? WHERE state=?", (PENDING, IN_FLIGHT))
+        self._taken: dict[str, set[int]] = {}  # numbers in flight, by host
+        self._known: dict[str, float] = {}  # URLs that are in the file, with a priority they have
+
+    def _check_version(self) -> None:
+        """A file of another layout cannot be read; an empty one gets ours."""
+        (version,) = self.db.execute("PRAGMA user_version").fetchone()
+        (tables,) = self.db.execute("SELECT count(*) FROM sqlite_master").fetchone()
+        if tables and version != _VERSION:
+            raise UsageError(
+                f"{self.path}: the state of another version of sabia (layout {version}, expected"
+                f" {_VERSION}); --force starts anew, --state elsewhere keeps both"
+            )
+        self.db.execute(f"PRAGMA user_version={_VERSION}")
 
     def close(self) -> None:
         """Close the file; everything is already in it."""
@@ -102,8 +150,9 @@ class Frontier:
 
     def forget(self) -> None:
         """Drop everything that was remembered."""
-        for table in ("pages", "documents", "figures", "seen", "robots", "facts"):
+        for table in ("pages", "visits", "documents", "figures", "seen", "robots", "facts"):
             self.db.execute(f"DELETE FROM {table}")
+        self._known.clear()
 
     def begin(self) -> None:
         """Open the transaction of one page."""
@@ -114,57 +163,79 @@ class Frontier:
         self.db.execute("COMMIT")
 
     def add(self, links: Sequence[Link]) -> int:
-        """Remember URLs; pending ones rise to the better priority. Returns how many are new."""
-        before = self.db.total_changes
+        """Remember URLs; pending ones rise to the better priority, and those whose page changed
+        after it was fetched are pending again. Returns how many are new.
+        """
+        links = [k for k in links if self._known.get(k.url, -1e300) < k.priority or k.changed_s]
+        if len(self._known) > _KNOWN_URLS:
+            self._known.clear()
+        self._known.update((link.url, link.priority) for link in links)
         rows = [
             (fingerprint(k.url), k.url, host_of(k.url), PENDING, k.priority, k.depth, k.hops,
-             k.worth, k.anchor[:200])
+             k.worth, k.anchor[:200], k.via, k.kind)
             for k in links
         ]  # fmt: skip
-        self.db.executemany(
-            "INSERT OR IGNORE INTO pages (fp,url,host,state,priority,depth,hops,worth,anchor)"
-            " VALUES (?,?,?,?,?,?,?,?,?)",
-            rows,
+        insert = (
+            "INSERT OR IGNORE INTO pages"
+            " (fp,url,host,state,priority,depth,hops,worth,anchor,via,kind)"
+            " VALUES (?,?,?,?,?,?,?,?,?,?,?)"
         )
-        new = self.db.total_changes - before
+        added = [bool(self.db.execute(insert, row).rowcount) for row in rows]
+        old = [row for row, new in zip(rows, added, strict=True) if not new]
         self.db.executemany(
             "UPDATE pages SET priority=?, worth=max(worth,?), depth=min(depth,?)"
             " WHERE fp=? AND state=? AND priority<?",
-            [(r[4], r[7], r[5], r[0], PENDING, r[4]) for r in rows],
+            [(r[4], r[7], r[5], r[0], PENDING, r[4]) for r in old],
         )
-        return new
+        changed = [(fingerprint(k.url), k.changed_s) for k in links if k.changed_s]
+        self.db.executemany(
+            "UPDATE pages SET state=0, tries=0 WHERE fp=? AND state=2 AND EXISTS"
+            " (SELECT 1 FROM visits v WHERE v.number=pages.number AND v.time<?)",
+            changed,
+        )
+        return sum(added)
+
+    def skips(self, url: str, priority: float) -> bool:
+        """True for a URL that is known already to be there at this priority or a better one."""
+        return self._known.get(url, -1e300) >= priority
 
     def hosts(self) -> dict[str, float]:
         """Hosts with pending URLs and the best priority of each."""
         return dict(
-            self.db.execute(
-                "SELECT host, max(priority) FROM pages WHERE state=? GROUP BY host", (PENDING,)
-            )
+            self.db.execute("SELECT host, max(priority) FROM pages WHERE state=0 GROUP BY host")
         )
 
     def best_of(self, host: str) -> float | None:
-        """The best pending priority of a host."""
-        row = self.db.execute(
-            "SELECT priority FROM pages WHERE host=? AND state=?"
-            " ORDER BY priority DESC, number LIMIT 1",
-            (host, PENDING),
-        ).fetchone()
-        return row[0] if row else None
+        """The best pending priority of a host, of what is not in flight."""
+        found = next(self._pending(host, "number, priority"), None)
+        return found[1] if found else None
 
-    def take(self, host: str) -> Entry | None:
-        """The host's best pending URL, now in flight."""
-        row = self.db.execute(
-            "UPDATE pages SET state=?, tries=tries+1 WHERE number=(SELECT number FROM pages"
-            " WHERE host=? AND state=? ORDER BY priority DESC, number LIMIT 1)"
-            f" RETURNING {_ENTRY}",
-            (IN_FLIGHT, host, PENDING),
-        ).fetchone()
-        return Entry(*row) if row else None
+    def take(self, host: str) -> tuple[Entry | None, float | None]:
+        """The host's best pending URL, now in flight, and the priority of the next one."""
+        rows = self._pending(host, f"{_ENTRY}, priority")
+        row, following = next(rows, None), next(rows, None)
+        if row is None:
+            return None, None
+        self._taken.setdefault(host, set()).add(row[0])
+        return Entry(*row[:-1]), following[-1] if following else None
+
+    def release(self, entry: Entry) -> None:
+        """The URL is no longer in flight; what became of it has been said by `end`, if anything."""
+        self._taken.get(entry.host, set()).discard(entry.number)
+
+    def _pending(self, host: str, columns: str) -> Iterator[tuple[Any, ...]]:
+        """Pending rows of a host, best first, without those in flight."""
+        taken = self._taken.get(host, ())
+        rows = self.db.execute(
+            f"SELECT {columns} FROM pages WHERE host=? AND state=0 ORDER BY priority DESC, number",
+            (host,),
+        )
+        return (row for row in rows if row[0] not in taken)
 
     def rescore(self, host: str, priority: Callable[[Entry], float]) -> int:
         """Give all pending URLs of a host their priority by today's knowledge; how many."""
         rows = self.db.execute(
-            f"SELECT {_ENTRY} FROM pages WHERE host=? AND state=?", (host, PENDING)
+            f"SELECT {_ENTRY} FROM pages WHERE host=? AND state=0", (host,)
         ).fetchall()
         entries = [Entry(*row) for row in rows]
         self.db.executemany(
@@ -174,16 +245,46 @@ class Frontier:
         return len(entries)
 
     def end(self, entry: Entry, state: int, reason: str | None = None) -> None:
-        """Set what became of a URL: DONE, GONE with a reason, or PENDING again."""
+        """Set what became of a URL: DONE, GONE with a reason, or PENDING for another try."""
+        tries = entry.tries + 1 if state == PENDING else entry.tries
         self.db.execute(
-            "UPDATE pages SET state=?, reason=? WHERE number=?", (state, reason, entry.number)
+            "UPDATE pages SET state=?, reason=?, tries=? WHERE number=?",
+            (state, reason, tries, entry.number),
         )
+
+    def visited(self, entry: Entry, visit: Visit) -> None:
+        """Remember what a fetch left, for the next one."""
+        row = (entry.number, visit.time_s, visit.etag, visit.modified, visit.digest, visit.record,
+               visit.date)  # fmt: skip
+        self.db.execute("INSERT OR REPLACE INTO visits VALUES (?,?,?,?,?,?,?)", row)
+
+    def visit(self, entry: Entry) -> Visit | None:
+        """What the last fetch of this URL left."""
+        row = self.db.execute(
+            "SELECT time,etag,modified,digest,record,date FROM visits WHERE number=?",
+            (entry.number,),
+        ).fetchone()
+        return Visit(*row) if row else None
+
+    def revisit(self, before_s: float, passing: Sequence[str]) -> int:
+        """Make pending again what was fetched before a time, and what was given up for reasons
+        that may pass (globs); how many.
+        """
+        self._known.clear()
+        done = self.db.execute(
+            "UPDATE pages SET state=0, tries=0 WHERE state=2 AND (kind=? OR number IN"
+            " (SELECT number FROM visits WHERE time<?))",
+            (SITEMAP, before_s),
+        )
+        globs = " OR ".join("reason GLOB ?" for _ in passing)
+        gone = self.db.execute(
+            f"UPDATE pages SET state=0, tries=0, reason=NULL WHERE state=3 AND ({globs})", passing
+        )
+        return done.rowcount + gone.rowcount
 
     def drop_family(self, template: str, host: str, reason: str) -> int:
         """Give up the pending URLs of a page family (see urls.template_of); how many they were."""
-        pending = self.db.execute(
-            "SELECT number, url FROM pages WHERE host=? AND state=?", (host, PENDING)
-        )
+        pending = self.db.execute("SELECT number, url FROM pages WHERE host=? AND state=0", (host,))
         numbers = [(GONE, reason, n) for n, url in pending if template_of(url) == template]
         self.db.executemany("UPDATE pages SET state=?, reason=? WHERE number=?", numbers)
         return len(numbers)
@@ -209,7 +310,18 @@ class Frontier:
     def keep_document(self, place: int, entry: Entry, document: dict[str, Any]) -> None:
         """Store the document of the page that was fetched as number `place`."""
         packed = zstandard.compress(json.dumps(document, ensure_ascii=False).encode(), 3)
-        self.db.execute("INSERT INTO documents VALUES (?,?,?)", (place, entry.number, packed))
+        self.db.execute(
+            "INSERT OR REPLACE INTO documents VALUES (?,?,?)", (place, entry.number, packed)
+        )
+
+    def drop_document(self, entry: Entry) -> None:
+        """The page has no document any more."""
+        self.db.execute("DELETE FROM documents WHERE number=?", (entry.number,))
+
+    def drop_page(self, entry: Entry) -> None:
+        """The page is no more: forget its document and what its last fetch left."""
+        self.drop_document(entry)
+        self.db.execute("DELETE FROM visits WHERE number=?", (entry.number,))
 
     def documents(self) -> Iterator[dict[str, Any]]:
         """All documents in the order of fetching."""
@@ -220,6 +332,16 @@ class Frontier:
         """How many documents are kept."""
         return int(self.db.execute("SELECT count(*) FROM documents").fetchone()[0])
 
+    def waiting(self) -> int:
+        """How many URLs are pending."""
+        return int(self.db.execute("SELECT count(*) FROM pages WHERE state=0").fetchone()[0])
+
+    def given_up(self, passing: Sequence[str]) -> int:
+        """How many URLs were given up for reasons like these (globs)."""
+        globs = " OR ".join("reason GLOB ?" for _ in passing)
+        query = f"SELECT count(*) FROM pages WHERE state=3 AND ({globs})"
+        return int(self.db.execute(query, passing).fetchone()[0])
+
     def refusals(self) -> Iterator[tuple[str, str, str]]:
         """(url, host, reason) of what was given up, in the order found."""
         yield from self.db.execute(
@@ -228,16 +350,17 @@ class Frontier:
             (GONE,),
         )
 
-    def keep_robots(self, origin: str, state: str, text: str, time_s: float) -> None:
-        """Remember an origin's robots.txt."""
+    def keep_robots(self, origin: str, state: str, text: str, time_s: float, keep_s: float) -> None:
+        """Remember an origin's robots.txt and how long it stands."""
         self.db.execute(
-            "INSERT OR REPLACE INTO robots VALUES (?,?,?,?)", (origin, state, text, time_s)
+            "INSERT OR REPLACE INTO robots VALUES (?,?,?,?,?)",
+            (origin, state, text, time_s, keep_s),
         )
 
-    def robots(self, origin: str, since_s: float) -> tuple[str, str] | None:
-        """(state, text) of an origin's robots.txt if it was read after `since_s`."""
+    def robots(self, origin: str) -> tuple[str, str, float, float] | None:
+        """(state, text, time read, seconds it stands) of an origin's robots.txt."""
         return self.db.execute(
-            "SELECT state, text FROM robots WHERE origin=? AND time>?", (origin, since_s)
+            "SELECT state, text, time, keep FROM robots WHERE origin=?", (origin,)
         ).fetchone()
 
 

@@ -1,11 +1,13 @@
 """Politeness: which host may be asked now, and what its robots.txt says.
 
 A host has at most `per_host` requests in flight and rests `delay` seconds (its Crawl-delay, if
-that is longer) after each. Among the hosts that may be asked, the one with the best pending URL
-comes first.
+that is longer) after each; a host that keeps failing rests twice as long each time. Among the
+hosts that may be asked, the one with the best pending URL comes first. Hosts wait in two heaps,
+by priority and by the end of their rest; entries that no longer hold are skipped when met.
 """
 
 import asyncio
+import heapq
 import time
 from dataclasses import dataclass, field
 
@@ -14,6 +16,8 @@ from sabia.core.web.fetch import Fetcher
 from sabia.core.web.frontier import Entry, Frontier
 from sabia.core.web.settings import CrawlSettings
 from sabia.core.web.urls import origin_of
+
+MAX_STRIKES = 10  # doublings of a failing host's rest
 
 
 @dataclass
@@ -24,7 +28,9 @@ class Host:
     ready_s: float = 0.0
     pages: int = 0
     rescore_at: int = 0  # pages at which its pending URLs are judged anew
+    strikes: int = 0  # failures since the last answer
     best: float | None = None
+    place: int = 0  # in which heap entry it waits; older ones do not hold
 
 
 @dataclass
@@ -34,90 +40,147 @@ class Hosts:
     settings: CrawlSettings
     frontier: Frontier
     table: dict[str, Host] = field(default_factory=dict)
+    _ready: list[tuple[float, int, str]] = field(default_factory=list)
+    _resting: list[tuple[float, int, str]] = field(default_factory=list)
+    _places: int = 0
 
     def load(self) -> None:
         """Take up what the frontier knows."""
-        for name, best in self.frontier.hosts().items():
-            self.get(name).best = best
         for name, (tried, _good) in self.frontier.figures("host").items():
             self.get(name).pages = int(tried)
+        for name in self.frontier.hosts():
+            self.refresh(name)
 
     def get(self, name: str) -> Host:
         """The host of this name."""
-        return self.table.setdefault(name, Host())
+        host = self.table.get(name)
+        if host is None:
+            host = self.table[name] = Host()
+        return host
 
     def raise_best(self, name: str, priority: float) -> None:
         """A URL of this priority was added."""
         host = self.get(name)
-        host.best = priority if host.best is None else max(host.best, priority)
+        if host.best is None or priority > host.best:
+            host.best = priority
+            self._place(name, host)
 
     def refresh(self, name: str) -> None:
         """Look up the host's best pending URL."""
-        self.get(name).best = self.frontier.best_of(name)
+        host = self.get(name)
+        host.best = self.frontier.best_of(name)
+        self._place(name, host)
 
     def take(self) -> Entry | None:
         """The best URL that may be fetched now, its host made busy; None when there is none."""
-        while (name := self._best_open()) is not None:
-            entry = self.frontier.take(name)
-            self.refresh(name)
+        self._wake()
+        while self._ready:
+            _, place, name = heapq.heappop(self._ready)
+            host = self.table[name]
+            if host.place != place or not self._waiting(host):
+                continue
+            entry, host.best = self.frontier.take(name)
+            host.busy += entry is not None
+            self._place(name, host)
             if entry is not None:
-                self.get(name).busy += 1
                 return entry
         return None
 
-    def _best_open(self) -> str | None:
-        now = time.monotonic()
-        names = (name for name, host in self.table.items() if self._open(host, now))
-        return max(names, key=lambda name: self.table[name].best or 0.0, default=None)
+    def _place(self, name: str, host: Host) -> None:
+        """Let the host wait in the heap where it belongs, and in no other."""
+        self._places += 1
+        host.place = self._places
+        if not self._waiting(host):
+            return
+        if host.ready_s > time.monotonic():
+            heapq.heappush(self._resting, (host.ready_s, host.place, name))
+        else:
+            heapq.heappush(self._ready, (-(host.best or 0.0), host.place, name))
 
-    def _open(self, host: Host, now: float) -> bool:
-        return self._waiting(host) and host.ready_s <= now
+    def _wake(self) -> None:
+        """Move the hosts that have rested."""
+        now = time.monotonic()
+        while self._resting and self._resting[0][0] <= now:
+            _, place, name = heapq.heappop(self._resting)
+            if self.table[name].place == place:
+                self._place(name, self.table[name])
 
     def _waiting(self, host: Host) -> bool:
         """Has URLs, and may be asked as soon as it has rested."""
-        free = host.busy < self.settings.per_host and not self._full(host)
-        return host.best is not None and free
+        if host.best is None or host.busy >= self.settings.per_host:
+            return False
+        return host.pages + host.busy < self.settings.host_pages
 
-    def _full(self, host: Host) -> bool:
-        return host.pages + host.busy >= self.settings.host_pages
-
-    def done(self, name: str, rest_s: float) -> None:
+    def done(self, entry: Entry, rest_s: float) -> None:
         """A request to the host has ended; let it rest."""
-        host = self.get(name)
+        self.frontier.release(entry)
+        host = self.get(entry.host)
         host.busy -= 1
         host.ready_s = max(host.ready_s, time.monotonic() + rest_s)
+        self.refresh(entry.host)
+
+    def failed(self, name: str) -> float:
+        """The host failed to answer; the seconds that it rests for that."""
+        host = self.get(name)
+        host.strikes = min(host.strikes + 1, MAX_STRIKES)
+        rest_s = self.settings.fetch.backoff_s * 2.0**host.strikes
+        return float(min(rest_s, self.settings.fetch.max_wait_s))
+
+    def answered(self, name: str) -> None:
+        """The host answered; its failures are forgiven."""
+        self.get(name).strikes = 0
 
     def wait_s(self) -> float | None:
         """Seconds until some resting host may be asked; None when no host waits."""
-        resting = [host.ready_s for host in self.table.values() if self._waiting(host)]
-        return max(0.0, min(resting) - time.monotonic()) if resting else None
+        for heap in (self._ready, self._resting):
+            while heap and self.table[heap[0][2]].place != heap[0][1]:
+                heapq.heappop(heap)
+        if self._ready:
+            return 0.0
+        return max(0.0, self._resting[0][0] - time.monotonic()) if self._resting else None
 
 
 class RobotsCache:
-    """The rules of each origin, asked for once a day at most."""
+    """The rules of each origin: asked for once a day at most, kept in the frontier.
+
+    Where they cannot be had any more, a copy that is not too old stands in; a file that could not
+    be reached is asked for again after a while.
+    """
 
     def __init__(self, frontier: Frontier, fetcher: Fetcher, token: str) -> None:
         self.frontier, self.fetcher, self.token = frontier, fetcher, token
-        self.requests = 0
-        self._known: dict[str, tuple[float, robots.Rules]] = {}
+        self._known: dict[str, tuple[float, robots.Rules]] = {}  # (until when, rules)
         self._locks: dict[str, asyncio.Lock] = {}
 
-    async def rules(self, url: str) -> tuple[robots.Rules, bool]:
-        """The rules for a URL, and whether they had to be asked for just now."""
+    def known(self, url: str) -> robots.Rules | None:
+        """The rules for a URL if they are at hand and stand."""
+        found = self._known.get(origin_of(url))
+        return found[1] if found and found[0] > time.time() else None
+
+    async def rules(self, url: str) -> tuple[robots.Rules, int]:
+        """The rules for a URL, and how many requests it took to learn them just now."""
         origin = origin_of(url)
         async with self._locks.setdefault(origin, asyncio.Lock()):
-            known = self._known.get(origin)
-            if known and time.time() - known[0] < robots.KEEP_S:
-                return known[1], False
-            kept = self.frontier.robots(origin, time.time() - robots.KEEP_S)
-            if kept and kept[0] in ("rules", "none") and not known:
-                found = robots.Verdict(kept[1], kept[0])
-                asked = False
-            else:
-                found, sent = await self.fetcher.robots(origin)
-                self.requests += sent
-                self.frontier.keep_robots(origin, found.state, found.text, time.time())
-                asked = True
-            rules = robots.Rules(found, self.token)
-            self._known[origin] = (time.time(), rules)
-            return rules, asked
+            if known := self.known(url):
+                return known, 0
+            kept = self.frontier.robots(origin)
+            if kept and kept[2] + kept[3] > time.time():
+                return self._keep(origin, robots.Verdict(kept[1], kept[0]), kept[2] + kept[3]), 0
+            found, sent = await self.fetcher.robots(origin)
+            now = time.time()
+            if found.state in ("rules", "none"):
+                self.frontier.keep_robots(origin, found.state, found.text, now, found.keep_s)
+            elif found.state == "unreachable" and kept:
+                found = self._stale(kept)
+            return self._keep(origin, found, now + found.keep_s), sent
+
+    def _stale(self, kept: tuple[str, str, float, float]) -> robots.Verdict:
+        """An old copy in place of a file that cannot be reached; nothing is allowed without."""
+        fresh = time.time() - kept[2] < robots.STALE_S
+        said = (kept[1], kept[0]) if fresh else (robots.DENY_ALL, "unreachable")
+        return robots.Verdict(*said, keep_s=robots.UNREACHABLE_S)
+
+    def _keep(self, origin: str, found: robots.Verdict, until: float) -> robots.Rules:
+        rules = robots.Rules(found, self.token)
+        self._known[origin] = (until, rules)
+        return rules

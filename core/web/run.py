@@ -8,6 +8,7 @@ written to the output at once; running again with a larger budget goes on from t
 import asyncio
 import contextlib
 import hashlib
+import json
 import shutil
 import tempfile
 import time
@@ -27,14 +28,14 @@ from sabia.core.shards.rejects import Rejects, reject_path
 from sabia.core.shards.schemas import document as document_schema
 from sabia.core.shards.slices import slurm_slice
 from sabia.core.shards.summary import Summary
-from sabia.core.web.crawler import Crawl
+from sabia.core.web.archive import Archive, Position
+from sabia.core.web.crawler import PASSING, Crawl
 from sabia.core.web.focus import make_judge
 from sabia.core.web.frontier import Frontier
 from sabia.core.web.replay import run_replay
 from sabia.core.web.settings import CrawlSettings
 from sabia.core.web.sources import Inputs, open_crawl_inputs
 from sabia.core.web.urls import host_of
-from sabia.core.web.warc import WarcFile
 
 PART_DOCUMENTS = 50_000
 _BATCH = 500
@@ -45,8 +46,12 @@ def run(job: Job, settings: CrawlSettings, stay: bool) -> Summary:
     """Crawl from seeds, or read the files given; writes documents to the job's output."""
     inputs = open_crawl_inputs(job, settings.fetch.max_bytes, settings.exclude)
     if inputs.sources:
-        if settings.warc or settings.state:
-            raise UsageError("--warc and --state belong to a crawl of the network (expected URLs)")
+        network = {"--warc": settings.warc, "--state": settings.state,
+                   "--sitemaps": settings.sitemaps, "--no-extract": not settings.extract,
+                   "--revisit": settings.revisit_s is not None}  # fmt: skip
+        given = ", ".join(name for name, value in network.items() if value)
+        if given:
+            raise UsageError(f"{given}: belongs to a crawl of the network (expected URLs)")
         return run_replay(job, inputs.sources, settings.focus)
     _check(job, settings)
     if job.dry_run:
@@ -63,9 +68,20 @@ def _check(job: Job, settings: CrawlSettings) -> None:
         raise UsageError(
             "--contact: missing (expected an e-mail address or URL, which site owners can see)"
         )
+    if not settings.extract:
+        _check_unread(job, settings)
     steered = settings.focus.words or settings.focus.classifier
     if settings.focus.order == "best" and not steered:
         raise UsageError("--order best needs --focus or --classifier to know what is better")
+
+
+def _check_unread(job: Job, settings: CrawlSettings) -> None:
+    if not settings.warc:
+        raise UsageError("--no-extract keeps pages as WARC only (expected --warc DIR)")
+    if job.out:
+        raise UsageError("-o: --no-extract writes no documents (expected --warc DIR alone)")
+    if settings.focus.words or settings.focus.classifier:
+        raise UsageError("--no-extract: --focus and --classifier need the text of pages")
 
 
 def _crawl(job: Job, settings: CrawlSettings, inputs: Inputs, stay: bool) -> Summary:
@@ -74,27 +90,57 @@ def _crawl(job: Job, settings: CrawlSettings, inputs: Inputs, stay: bool) -> Sum
     hosts = frozenset(host_of(url) for url in inputs.seeds) if stay else None
     with _state(job, settings) as folder, contextlib.closing(Frontier(folder)) as frontier:
         frontier.belongs_to(_identity(job, settings, inputs, stay))
-        with _warc(settings, frontier) as warc, progress(settings.budget, "crawl", "pages") as bar:
-            crawl = Crawl(settings, frontier, judge, hosts, warc, bar)
-            bar.advance(crawl.fetched)
+        _begin_round(frontier, settings)
+        with (
+            _archive(settings, frontier) as kept,
+            progress(settings.budget, "crawl", "pages") as bar,
+        ):
+            crawl = Crawl(settings, frontier, judge, hosts, kept, bar)
+            bar.advance(crawl.fetched - crawl.before)
             crawl.add_seeds(inputs.seeds)
             asyncio.run(crawl.run())
+        frontier.set_fact("round", "closed")
         rejects = _write_rejects(job, frontier, inputs)
         if not crawl.fetched:
             raise Failed(_nothing(frontier, rejects))
         summary = _summary(frontier, crawl.counters, rejects)
-        _write(job, frontier)
+        if settings.extract:
+            _write(job, frontier)
+        following = _next(frontier, settings, crawl.left)
     if judge:
         summary.counters["harvest_rate"] = round(crawl.harvest(), 4)
     summary.seconds = time.monotonic() - started
-    summary.report(job, NEXT)
+    summary.report(job, following)
     return summary
+
+
+def _begin_round(frontier: Frontier, settings: CrawlSettings) -> None:
+    """With `--revisit`, make what is old pending again; an interrupted round just goes on."""
+    counters = json.loads(frontier.fact("counters") or "{}")
+    if settings.revisit_s is not None and frontier.fact("round") == "closed":
+        again = frontier.revisit(time.time() - settings.revisit_s, PASSING)
+        frontier.set_fact("before", str(int(counters.get("fetched", 0))))
+        notes.note(f"{again:,} URLs are asked for again")
+    frontier.set_fact("round", "open")
+
+
+def _next(frontier: Frontier, settings: CrawlSettings, left: int) -> str:
+    """What may be done now, in one line."""
+    steps = [NEXT if settings.extract else f"sabia crawl {settings.warc} -o pages/"]
+    waiting, passing = frontier.waiting(), frontier.given_up(PASSING)
+    if waiting:
+        what = "a larger --budget" if left <= 0 else "a larger --host-pages"
+        steps.append(f"{what} for the {waiting:,} URLs that wait")
+    if passing:
+        steps.append(f"--revisit AGE to ask again for {passing:,} URLs that failed")
+    return "; or ".join(steps)
 
 
 @contextlib.contextmanager
 def _state(job: Job, settings: CrawlSettings) -> Iterator[Path]:
     """The frontier's path: `--state`, beside the output, or for stdout a folder that goes away."""
-    given = settings.state or (None if job.to_stdout else f"{str(job.out).rstrip('/')}.crawl")
+    beside = settings.warc if not settings.extract else None if job.to_stdout else str(job.out)
+    given = settings.state or (beside and f"{beside.rstrip('/')}.crawl")
     if given is None:
         notes.note("stdout has no state to resume from; --state DIR keeps one")
         with tempfile.TemporaryDirectory(prefix="sabia-crawl-") as scratch:
@@ -108,11 +154,12 @@ def _state(job: Job, settings: CrawlSettings) -> Iterator[Path]:
 
 
 @contextlib.contextmanager
-def _warc(settings: CrawlSettings, frontier: Frontier) -> Iterator[WarcFile | None]:
+def _archive(settings: CrawlSettings, frontier: Frontier) -> Iterator[Archive | None]:
     if not settings.warc:
         yield None
         return
-    file = WarcFile(settings.warc, int(frontier.fact("warc") or 0), settings.fetch.agent)
+    position = Position.parse(frontier.fact("warc"))
+    file = Archive(settings.warc, position, settings.fetch.agent, settings.warc_bytes)
     try:
         yield file
     finally:
@@ -124,7 +171,7 @@ def _identity(job: Job, settings: CrawlSettings, inputs: Inputs, stay: bool) -> 
     steering = asdict(settings.focus)
     seeds = hashlib.blake2b("\n".join(inputs.seeds).encode(), digest_size=16).hexdigest()
     return {"seeds": seeds, "steering": steering, "seed": job.seed, "stay": stay,
-            "warc": settings.warc}  # fmt: skip
+            "warc": settings.warc, "extract": settings.extract}  # fmt: skip
 
 
 def _nothing(frontier: Frontier, rejects: Rejects) -> str:

@@ -47,6 +47,10 @@ class CrawlSettings:
     workers: int = 1
     seed: int = 0
     warc: str = ""
+    warc_bytes: int = 1_000_000_000
+    extract: bool = True
+    sitemaps: tuple[str, ...] = ()  # "robots" for those that robots.txt names, or URLs
+    revisit_s: float | None = None  # what was fetched longer ago is asked for again
     state: str = ""
     fetch: FetchSettings = field(default_factory=FetchSettings)
     focus: FocusSettings = field(default_factory=FocusSettings)

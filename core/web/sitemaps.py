@@ -63,7 +63,7 @@ class _Reader:
     def __init__(self, url: str, hosts: Collection[str]) -> None:
         self.url, self.hosts, self.found = url, hosts, Sitemap()
         self._entry: dict[str, str] = {}
-        self._field = ""
+        self._field, self._space = "", ""
         self._known = False  # the root element is one of a sitemap
 
     def read_text(self, body: bytes) -> None:
@@ -98,9 +98,10 @@ class _Reader:
             self._known = tag in ("urlset", "sitemapindex")
             if not self._known:
                 raise BadSitemap(f"XML of a {tag:.40}, which is no sitemap")
+        space = name[: -len(tag)]
         if tag in ("url", "sitemap"):
-            self._entry = {}
-        self._field = tag if tag in _FIELDS and "image" not in name and "video" not in name else ""
+            self._entry, self._space = {}, space
+        self._field = tag if tag in _FIELDS and space == self._space else ""  # not <image:loc>
 
     def _text(self, text: str) -> None:
         said = self._entry.get(self._field, "")

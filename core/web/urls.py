@@ -96,6 +96,7 @@ class Limits:
     segments: int = 20
     parameters: int = 12
     repeats: int = 3
+    queries: int = 2_000  # pages of one path that differ in their parameters' values only
 
     def trap(self, url: str, depth: int) -> str | None:
         """Why the URL is not worth following, or None."""

@@ -1,28 +1,19 @@
-"""WARC 1.1 (ISO 28500): pages out of archives, and what was fetched into one.
+"""WARC 1.0 and 1.1 (ISO 28500): pages out of archives; `archive` writes them.
 
 Reading goes through fastwarc; a file that is cut short or damaged yields what can be read, also of
-the record in which it ends, and then says so. Writing appends one gzip member a record; the caller
-keeps the offset up to which the file is whole, and a resumed crawl cuts off what a crash left
-behind it.
+the record in which it ends, and then says so.
 """
 
-import base64
-import gzip
-import hashlib
-import os
-import uuid
 import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
-from datetime import UTC, datetime
-from pathlib import Path
+from datetime import datetime
 from typing import Any, BinaryIO
 
 import zstandard
 
 from sabia.core.errors import BadData
 from sabia.core.shards.sources import decompressed
-from sabia.core.web.fetch import Response
 
 _PACKED_BYTES = 64 << 10
 ENDINGS = (".warc", ".warc.gz", ".warc.zst", ".wet", ".wet.gz")
@@ -148,57 +139,3 @@ def _page(record: Any, raw: bytes, max_bytes: int, cut: bool) -> Archived:
     kind = record.http_headers.get("Content-Type") or ""
     cut = cut or bool(record.headers.get("WARC-Truncated"))
     return Archived(url, kind, body, time, cut=cut)
-
-
-class WarcFile:
-    """Appends response records to `DIR/pages.warc.gz`, from a known good offset on."""
-
-    def __init__(self, directory: str, offset: int, software: str) -> None:
-        path = Path(directory)
-        path.mkdir(parents=True, exist_ok=True)
-        self.file = open(path / "pages.warc.gz", "ab")  # noqa: SIM115 - lives as long as we do
-        if self.file.tell() > offset:
-            os.truncate(self.file.fileno(), offset)
-        if offset == 0:
-            fields = f"software: {software}\r\nformat: WARC File Format 1.1\r\n".encode()
-            self._append("warcinfo", "application/warc-fields", fields)
-
-    def add(self, response: Response) -> int:
-        """Append a response; returns the offset behind it, durable against a crash of ours."""
-        names = ("content-encoding", "transfer-encoding", "content-length")  # body is decoded
-        kept = [(k, v) for k, v in response.headers if k.lower() not in names]
-        lines = [f"HTTP/1.1 {response.status} OK", *(f"{k}: {v}" for k, v in kept)]
-        lines.append(f"Content-Length: {len(response.body)}")
-        head = ("\r\n".join(lines) + "\r\n\r\n").encode("utf-8", "replace")
-        extra = {
-            "WARC-Target-URI": response.url,
-            "WARC-Payload-Digest": f"sha1:{_sha1(response.body)}",
-        }
-        kind = "application/http; msgtype=response"
-        return self._append("response", kind, head + response.body, extra)
-
-    def _append(
-        self, kind: str, content_type: str, block: bytes, extra: dict[str, str] | None = None
-    ) -> int:
-        fields = {
-            "WARC-Type": kind,
-            "WARC-Record-ID": f"<urn:uuid:{uuid.uuid4()}>",
-            "WARC-Date": datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
-            **(extra or {}),
-            "WARC-Block-Digest": f"sha1:{_sha1(block)}",
-            "Content-Type": content_type,
-            "Content-Length": str(len(block)),
-        }
-        head = "WARC/1.1\r\n" + "".join(f"{k}: {v}\r\n" for k, v in fields.items()) + "\r\n"
-        self.file.write(gzip.compress(head.encode() + block + b"\r\n\r\n", 6, mtime=0))
-        self.file.flush()
-        return self.file.tell()
-
-    def close(self) -> None:
-        """Sync and close."""
-        os.fsync(self.file.fileno())
-        self.file.close()
-
-
-def _sha1(data: bytes) -> str:
-    return base64.b32encode(hashlib.sha1(data, usedforsecurity=False).digest()).decode()

@@ -108,7 +108,7 @@ def _check_figures(stats, documents):
 def _check_replay(tmp_path, out):
     """The WARC that was written gives the same texts without the network."""
     again = tmp_path / "again.parquet"
-    crawl(tmp_path / "warc" / "pages.warc.gz", "-o", again)
+    crawl(tmp_path / "warc" / "pages-00000.warc.gz", "-o", again)
     texts = {row["url"]: row["text"] for row in rows(out)}
     assert {row["url"]: row["text"] for row in rows(again)} == texts
 

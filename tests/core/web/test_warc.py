@@ -1,4 +1,4 @@
-"""WARC: read what can be read and say where it ends; write what others can read."""
+"""WARC: read what can be read and say where it ends."""
 
 import gzip
 import io
@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 
 from sabia.core.errors import BadData
-from sabia.core.web.fetch import Response
-from sabia.core.web.warc import WarcFile, read_pages
+from sabia.core.web.warc import read_pages
 
 
 def record(kind, url, block, content_type="application/http; msgtype=response", extra=""):
@@ -124,28 +123,6 @@ def test_encodings_statuses_and_other_records():
         "http://h/large": "larger than 4000 bytes",
         "http://h/wet": b"plain text",
     }
-
-
-def test_written_file_is_read_by_fastwarc_and_resumes(tmp_path):
-    from fastwarc.warc import ArchiveIterator
-
-    headers = (("Content-Type", "text/html"), ("Content-Encoding", "gzip"))
-    file = WarcFile(str(tmp_path), 0, "sabia/0")
-    good = file.add(Response("http://h/1", 200, headers, b"<p>one</p>"))
-    file.add(Response("http://h/lost", 200, headers, b"<p>never committed</p>"))
-    file.close()
-    file = WarcFile(str(tmp_path), good, "sabia/0")
-    file.add(Response("http://h/2", 200, headers, b"<p>two</p>"))
-    file.close()
-    data = (tmp_path / "pages.warc.gz").read_bytes()
-    found, error = read(data)
-    assert [(page.url, page.body) for page in found] == [
-        ("http://h/1", b"<p>one</p>"),
-        ("http://h/2", b"<p>two</p>"),
-    ]
-    assert not error
-    checked = [r.verify_block_digest() for r in ArchiveIterator(io.BytesIO(data), parse_http=False)]
-    assert checked == [True] * 3
 
 
 def test_real_archives():

@@ -1,0 +1,181 @@
+"""Writing WARC 1.1 (ISO 28500): what was asked and answered, one gzip member a record.
+
+A fetch leaves a response (or, where nothing changed since an earlier fetch, a revisit), its
+request, and metadata, joined by WARC-Concurrent-To. Payloads are stored free of transfer and
+content encodings; the headers that spoke of those are kept as X-Crawl-…, as Common Crawl does.
+Files are begun anew at a size. The caller keeps the position up to which all is whole, and a
+resumed crawl cuts off what a crash left behind it.
+"""
+
+import base64
+import hashlib
+import os
+import uuid
+import zlib
+from collections.abc import Iterable
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from sabia.core.web.fetch import Response
+from sabia.core.web.frontier import Visit
+
+_LEVEL = 5
+_UNPACKED = ("content-encoding", "transfer-encoding", "content-length")
+_PROFILE = "http://netpreserve.org/warc/1.1/revisit/"
+_RECORDS = "application/http; msgtype="
+
+
+@dataclass(frozen=True)
+class Position:
+    """The number of a file in the folder, and the bytes of it that are whole."""
+
+    file: int = 0
+    offset: int = 0
+
+    @staticmethod
+    def parse(said: str | None) -> "Position":
+        """From what `str` gave; nothing is the beginning."""
+        file, _, offset = (said or "0 0").partition(" ")
+        return Position(int(file), int(offset))
+
+    def __str__(self) -> str:
+        return f"{self.file} {self.offset}"
+
+
+@dataclass(frozen=True)
+class Kept:
+    """Where a fetch was written: id, date and payload digest of its record, and what follows."""
+
+    record: str
+    date: str
+    digest: str
+    position: Position
+
+
+class Archive:
+    """Appends to `DIR/pages-NNNNN.warc.gz`, from a known good position on."""
+
+    def __init__(self, directory: str, position: Position, software: str, max_bytes: int) -> None:
+        self.directory, self.software, self.max_bytes = Path(directory), software, max_bytes
+        self.directory.mkdir(parents=True, exist_ok=True)
+        for later in self.directory.glob("pages-*.warc.gz"):
+            if int(later.name[6:-8]) > position.file:
+                later.unlink()  # a crash came before anything in it counted
+        self._open(position)
+
+    def _open(self, position: Position) -> None:
+        self.number = position.file
+        self.file = open(self.path(self.number), "ab")  # noqa: SIM115 - lives as long as we do
+        if self.file.tell() > position.offset:
+            os.truncate(self.file.fileno(), position.offset)
+        if position.offset == 0:
+            fields = {"software": self.software, "format": "WARC File Format 1.1",
+                      "conformsTo": "http://iipc.github.io/warc-specifications/"
+                      "specifications/warc-format/warc-1.1/", "robots": "obey"}  # fmt: skip
+            head = {"WARC-Filename": self.path(self.number).name}
+            self.file.write(_record("warcinfo", "application/warc-fields", _fields(fields), head))
+
+    def path(self, number: int) -> Path:
+        """The file of this number."""
+        return self.directory / f"pages-{number:05d}.warc.gz"
+
+    def add(self, response: Response, about: dict[str, str], before: Visit | None = None) -> Kept:
+        """Append a fetch; with `before`, as a revisit of what that one left.
+
+        `about` goes into the metadata record. All is durable against a crash of ours.
+        """
+        if self.file.tell() >= self.max_bytes:
+            self.close()
+            self._open(Position(self.number + 1))
+        record, date = _new_id(), _now()
+        head = {"WARC-Target-URI": response.url, "WARC-Date": date}
+        if response.address:
+            head["WARC-IP-Address"] = response.address
+        main, digest = _answer(response, head | {"WARC-Record-ID": record}, before)
+        head["WARC-Concurrent-To"] = record
+        about = about | {"fetchTimeMs": f"{1000 * response.took_s:.0f}"}
+        self.file.write(
+            main
+            + _record("request", f"{_RECORDS}request", _request(response), head)
+            + _record("metadata", "application/warc-fields", _fields(about), head)
+        )
+        self.file.flush()
+        return Kept(record, date, digest, Position(self.number, self.file.tell()))
+
+    def close(self) -> None:
+        """Sync and close."""
+        self.file.flush()
+        os.fsync(self.file.fileno())
+        self.file.close()
+
+
+def payload_digest(body: bytes) -> str:
+    """The digest of a payload as WARC headers spell it."""
+    return f"sha1:{_sha1(body)}"
+
+
+def _answer(response: Response, head: dict[str, str], before: Visit | None) -> tuple[bytes, str]:
+    """The response or revisit record, and the payload's digest."""
+    http = _http_head(response)
+    if before is None:
+        digest = payload_digest(response.body)
+        head = head | {"WARC-Payload-Digest": digest}
+        return _record("response", f"{_RECORDS}response", http + response.body, head), digest
+    same = "server-not-modified" if response.status == 304 else "identical-payload-digest"
+    head = head | {"WARC-Profile": _PROFILE + same, "WARC-Payload-Digest": before.digest}
+    if before.record:
+        head |= {"WARC-Refers-To": before.record, "WARC-Refers-To-Target-URI": response.url,
+                 "WARC-Refers-To-Date": before.date}  # fmt: skip
+    return _record("revisit", f"{_RECORDS}response", http, head), before.digest
+
+
+def _http_head(response: Response) -> bytes:
+    lines = [f"HTTP/1.1 {response.status} {response.reason}".rstrip()]
+    for name, value in response.headers:
+        lines.append(f"{'X-Crawl-' if name.lower() in _UNPACKED else ''}{name}: {value}")
+    if response.status == 200:
+        lines.append(f"Content-Length: {len(response.body)}")
+    return _lines(lines)
+
+
+def _request(response: Response) -> bytes:
+    parts = urlsplit(response.url)
+    target = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
+    return _lines([f"GET {target} HTTP/1.1", *(f"{k}: {v}" for k, v in response.asked)])
+
+
+def _lines(lines: Iterable[str]) -> bytes:
+    return ("\r\n".join(lines) + "\r\n\r\n").encode("utf-8", "replace")
+
+
+def _fields(fields: dict[str, str]) -> bytes:
+    return "".join(f"{name}: {value}\r\n" for name, value in fields.items()).encode()
+
+
+def _record(kind: str, content_type: str, block: bytes, extra: dict[str, str]) -> bytes:
+    fields = {
+        "WARC-Type": kind,
+        "WARC-Record-ID": _new_id(),
+        "WARC-Date": _now(),
+        **extra,
+        "WARC-Block-Digest": f"sha1:{_sha1(block)}",
+        "Content-Type": content_type,
+        "Content-Length": str(len(block)),
+    }
+    packer = zlib.compressobj(_LEVEL, zlib.DEFLATED, 31)
+    head = packer.compress(b"WARC/1.1\r\n" + _fields(fields) + b"\r\n")
+    return head + packer.compress(block) + packer.compress(b"\r\n\r\n") + packer.flush()
+
+
+def _new_id() -> str:
+    return f"<urn:uuid:{uuid.uuid4()}>"
+
+
+def _now() -> str:
+    return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def _sha1(data: bytes) -> str:
+    return base64.b32encode(hashlib.sha1(data, usedforsecurity=False).digest()).decode()

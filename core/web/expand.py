@@ -1,0 +1,146 @@
+"""From links to the frontier: what is followed, with which priority, and what is a trap.
+
+A page family (URLs that differ in numbers, dates and values only) that keeps giving the same text
+is given up; so is the rest of a family of queries once so many of it were fetched, since some
+sites answer any parameters with something new.
+"""
+
+from collections.abc import Callable, Sequence
+
+from sabia.core.web import sitemaps
+from sabia.core.web.focus import LinkJudge
+from sabia.core.web.frontier import SITEMAP, Entry, Frontier, Link
+from sabia.core.web.hosts import Hosts
+from sabia.core.web.settings import CrawlSettings
+from sabia.core.web.sitemaps import Sitemap
+from sabia.core.web.urls import canonical, host_of, looks_binary, template_of
+
+TRAP_PAGES = 20  # a family is judged after so many pages
+TRAP_FRESH = 0.1  # and given up when a smaller share of them was new
+SITEMAP_PRIORITY = 2.0  # before all pages
+SITEMAP_WORTH = 0.5  # nothing is known of who names the page
+SITEMAPS_A_HOST = 500
+
+
+class Expansion:
+    """Puts URLs into the frontier; `count` adds to the crawl's counters."""
+
+    def __init__(
+        self, settings: CrawlSettings, frontier: Frontier, hosts: Hosts, links: LinkJudge,
+        hosts_allowed: frozenset[str] | None, count: Callable[[str, float], None],
+    ) -> None:  # fmt: skip
+        self.settings, self.frontier, self.hosts, self.links = settings, frontier, hosts, links
+        self.hosts_allowed, self.count = hosts_allowed, count
+        self.families = frontier.figures("family")
+        self._sitemaps: dict[str, int] = {}
+
+    def follow(
+        self, links: Sequence[Sequence[str]], depth: int, worth: float, hops: int = 0,
+        via: str = "link",
+    ) -> None:  # fmt: skip
+        """Remember links (URL, anchor text) that are worth it, with their priorities."""
+        kept = []
+        for raw, anchor in links:
+            if (link := self._link(raw, anchor, depth, worth, hops, via)) is not None:
+                kept.append(link)
+        self._add(kept)
+
+    def listed(self, found: Sitemap, entry: Entry) -> None:
+        """Remember what a sitemap lists: pages, and more sitemaps."""
+        self.count("sitemaps", 1)
+        self.count("sitemap_urls", len(found.pages))
+        kept = []
+        for page in found.pages:
+            link = self._link(page.url, "", 1, SITEMAP_WORTH, 0, "sitemap", page.changed_s)
+            if link is not None:
+                kept.append(link)
+        self._add(kept)
+        if entry.hops < sitemaps.MAX_NESTED:
+            self.sitemaps([one.url for one in found.nested], entry.anchor, entry.hops + 1)
+
+    def sitemaps(self, urls: Sequence[str], named_by: str, hops: int = 0) -> None:
+        """Remember sitemaps that the robots.txt of host `named_by` names, or the user."""
+        kept = []
+        for said in urls:
+            url = canonical(said, f"http://{named_by}/" if named_by else "")
+            count = self._sitemaps.get(named_by, 0)
+            if url is None or count >= SITEMAPS_A_HOST or not self._in_scope(url):
+                self.count("sitemaps_left_out", 1)
+                continue
+            self._sitemaps[named_by] = count + 1
+            kept.append(Link(url, SITEMAP_PRIORITY, 0, SITEMAP_WORTH, named_by, hops,
+                             "sitemap", SITEMAP))  # fmt: skip
+        self._add(kept)
+
+    def _link(
+        self, raw: str, anchor: str, depth: int, worth: float, hops: int, via: str,
+        changed_s: float | None = None,
+    ) -> Link | None:  # fmt: skip
+        url = canonical(raw)
+        if url is None:
+            return None
+        host = host_of(url)
+        found = Entry(0, url, host, depth, hops, 0, worth, anchor)
+        breadth = self.settings.focus.order == "breadth"
+        if breadth and not changed_s and self.frontier.skips(url, float(-depth)):
+            return None
+        if looks_binary(url) or not self._in_scope(url):
+            return None
+        if self.settings.limits.trap(url, depth) or self.is_trap(template_of(url)):
+            self.count("traps", 1)
+            return None
+        priority = self.priority(found)
+        return Link(url, priority, depth, worth, anchor, hops, via, changed_s=changed_s)
+
+    def _add(self, links: Sequence[Link]) -> None:
+        self.frontier.add(links)
+        for link in links:
+            host = host_of(link.url)
+            best = self.hosts.get(host).best
+            if best is None or link.priority > best:
+                self.hosts.refresh(host)
+
+    def priority(self, entry: Entry) -> float:
+        """By what is known now; breadth first counts links from the seeds."""
+        if entry.kind == SITEMAP:
+            return SITEMAP_PRIORITY
+        if self.settings.focus.order == "breadth":
+            return float(-entry.depth)
+        return self.links.priority(entry.url, entry.host, entry.anchor, entry.worth)
+
+    def rescore(self, name: str) -> None:
+        """Count a page of the host, and judge its pending URLs anew, at a cost of about 20 of
+        them a page.
+        """
+        host = self.hosts.get(name)
+        host.pages += 1
+        if self.settings.focus.order == "best" and host.pages >= host.rescore_at:
+            judged = self.frontier.rescore(name, self.priority)
+            host.rescore_at = host.pages + max(5, judged // 20)
+            self.hosts.refresh(name)
+
+    def tally_family(self, entry: Entry, fresh: float) -> None:
+        """Note a page of this family, fresh or not; give the family up if it is a trap."""
+        template = template_of(entry.url)
+        if template == entry.url:
+            return
+        known = self.is_trap(template)
+        tried, good = self.families.get(template, (0.0, 0.0))
+        self.families[template] = (tried + 1, good + fresh)
+        self.frontier.tally("family", [template], fresh)
+        if self.is_trap(template) and not known:
+            reason = f"trap: {tried + 1:.0f} pages like it said nearly all the same"
+            if good + fresh >= TRAP_FRESH * (tried + 1):
+                reason = f"trap: {tried + 1:.0f} pages of the same parameters were fetched"
+            self.count("traps", self.frontier.drop_family(template, entry.host, reason))
+            self.hosts.refresh(entry.host)
+
+    def is_trap(self, template: str) -> bool:
+        """Has the family shown that it is one?"""
+        tried, good = self.families.get(template, (0.0, 0.0))
+        if tried >= self.settings.limits.queries and "?" in template:
+            return True
+        return tried >= TRAP_PAGES and good < TRAP_FRESH * tried
+
+    def _in_scope(self, url: str) -> bool:
+        return self.hosts_allowed is None or host_of(url) in self.hosts_allowed

@@ -1,0 +1,48 @@
+"""Links of a page without reading its text: for crawls that only fetch and archive.
+
+One pass of a regular expression over the bytes, linear whatever the bytes are, so that it needs no
+sandbox. Anchor texts are not looked at; `extract` does that for crawls that keep text.
+"""
+
+import html
+import re
+from typing import Any
+
+from sabia.core.web.urls import canonical
+
+MAX_LINKS = 2_000
+_VALUE = rb"\s*=\s*(?:\"([^\"<>]*)\"|'([^'<>]*)'|([^\s\"'<>]+))"
+_LINK = re.compile(rb"<(a|area|base)\s([^<>]*)", re.IGNORECASE)
+_HREF = re.compile(rb"(?:^|\s)href" + _VALUE, re.IGNORECASE)
+_NOFOLLOW = re.compile(rb"(?:^|\s)rel\s*=\s*[\"']?[^\"'>]*nofollow", re.IGNORECASE)
+_ROBOTS = re.compile(rb"<meta\s[^<>]*name\s*=\s*[\"']?(?:robots|sabia)\b[^<>]*", re.IGNORECASE)
+_CLOSED = re.compile(rb"\b(?:nofollow|none)\b", re.IGNORECASE)
+
+
+def links_only(body: bytes, content_type: str, url: str) -> dict[str, Any]:
+    """As `extract.Extracted` in a dictionary, with links and no text."""
+    found: list[tuple[str, str]] = []
+    if "html" in content_type.lower() and not _closed(body):
+        found = [(link, "") for link in _links(body, url)]
+    return {"text": "", "title": "", "language": "", "links": found, "index": True,
+            "extractor": ""}  # fmt: skip
+
+
+def _closed(body: bytes) -> bool:
+    """Does the page ask that its links be not followed?"""
+    return any(_CLOSED.search(tag[0]) for tag in _ROBOTS.finditer(body))
+
+
+def _links(body: bytes, url: str) -> list[str]:
+    base, found = url, dict[str, None]()
+    for tag, attributes in _LINK.findall(body):
+        target = _HREF.search(attributes)
+        if target is None or _NOFOLLOW.search(attributes):
+            continue
+        said = next(filter(None, target.groups()), b"").decode("utf-8", "replace")
+        address = canonical(html.unescape(said) if "&" in said else said, base)
+        if tag.lower() == b"base":
+            base = address or base
+        elif address and len(found) < MAX_LINKS:
+            found[address] = None
+    return list(found)
