@@ -151,7 +151,7 @@ def read_corpus(
 
     columns = ["id", "text"] + (["scores"] if score else [])
     with progress(_total(sources), "dedup: reading") as bar:
-        for index, batch, sketches in in_order(work, _batches(sources, columns), jobs):
+        for index, batch, sketches in in_order(work, batches_of(sources, columns), jobs):
             digests.append(sketches.digests)
             ids.append(batch.column("id"))
             exact.append(sketches.exact)
@@ -174,9 +174,10 @@ def read_corpus(
     )
 
 
-def _batches(
+def batches_of(
     sources: Sequence[Source], columns: Sequence[str]
 ) -> Iterator[tuple[int, pa.RecordBatch]]:
+    """(source number, batch) of all sources in order."""
     for index, source in enumerate(sources):
         for batch in source.batches(columns):
             yield index, batch

@@ -10,10 +10,10 @@ from typing import NamedTuple, Protocol
 import numpy as np
 import pyarrow as pa
 
-from sabia.core.text.cuts import CUT
+from sabia.core.text.repeats import Units
 from sabia.core.text.sketching import Spool, text_buffers
+from sabia.core.text.text_pieces import byte_positions
 from sabia.core.text.tokenizer import Tokenizer, load_tokenizer
-from sabia.kernels.substring import Repeats
 
 
 class Read(NamedTuple):
@@ -24,7 +24,7 @@ class Read(NamedTuple):
     bounds: np.ndarray | None = None  # uint32[units, 2]: the bytes of its text that each covers
 
 
-class Units(Protocol):
+class SpanUnits(Units, Protocol):
     """How texts become units, and units bytes."""
 
     name: str
@@ -39,15 +39,6 @@ class Units(Protocol):
     def values(self, count: int) -> np.ndarray:
         """All units kept."""
 
-    def bytes_of(
-        self, starts: np.ndarray, first: np.ndarray, last: np.ndarray, joined: np.ndarray
-    ) -> tuple[np.ndarray, np.ndarray]:
-        """Bytes [low, high) of spans of units [first, last), within their documents.
-
-        starts: of the spans' documents; joined[i]: span i + 1 begins where span i ends, and so
-        must their bytes.
-        """
-
 
 class Bytes:
     """Units are bytes."""
@@ -58,22 +49,22 @@ class Bytes:
         self.spool, self.array = Spool(), np.empty(0, np.uint8)
 
     def read(self, texts: pa.Array) -> Read:
-        """See Units."""
+        """See SpanUnits."""
         return Read(*text_buffers(texts))
 
     def keep(self, read: Read) -> None:
-        """See Units."""
+        """See SpanUnits."""
         self.spool.append(read.values[read.offsets[0] : read.offsets[-1]])
 
     def values(self, count: int) -> np.ndarray:
-        """See Units."""
+        """See SpanUnits."""
         self.array = self.spool.array(np.uint8, (count,))
         return self.array
 
     def bytes_of(
         self, starts: np.ndarray, first: np.ndarray, last: np.ndarray, joined: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray]:
-        """See Units: spans shrink to whole characters."""
+        """See repeats.Units: spans shrink to whole characters."""
         low, high = self._moved(first, 1), self._moved(last, -1)
         high[:-1][joined] = low[1:][joined]
         return low - starts, np.maximum(high, low) - starts
@@ -105,7 +96,7 @@ class Tokens:
         self.spool, self.bound_spool, self.count = Spool(), Spool(), 0
 
     def read(self, texts: pa.Array) -> Read:
-        """See Units."""
+        """See SpanUnits."""
         listed = texts.to_pylist()
         ids, spans = self.tokenizer.encode_ordinary_with_offsets(listed)
         bounds = [_own_bytes(text, pairs) for text, pairs in zip(listed, spans, strict=True)]
@@ -118,20 +109,20 @@ class Tokens:
         )
 
     def keep(self, read: Read) -> None:
-        """See Units."""
+        """See SpanUnits."""
         self.spool.append(read.values)
         if read.bounds is not None:
             self.bound_spool.append(read.bounds)
 
     def values(self, count: int) -> np.ndarray:
-        """See Units."""
+        """See SpanUnits."""
         self.count = count
         return self.spool.array(np.int32, (count,))
 
     def bytes_of(
         self, starts: np.ndarray, first: np.ndarray, last: np.ndarray, joined: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray]:
-        """See Units."""
+        """See SpanUnits."""
         del starts
         bounds = self.bound_spool.array(np.uint32, (self.count, 2))
         low, high = bounds[first, 0].astype(np.int64), bounds[last - 1, 1].astype(np.int64)
@@ -147,29 +138,3 @@ def _own_bytes(text: str, spans: list[tuple[int, int]]) -> np.ndarray:
     high[:-1] = np.minimum(high[:-1], own[1:, 0])
     own = np.stack((low, np.maximum(high, low)), axis=1)
     return (own if text.isascii() else byte_positions(text)[own]).astype(np.uint32)
-
-
-def byte_positions(text: str) -> np.ndarray:
-    """int64[len(text) + 1]: the byte of UTF-8 at which each character begins, and the end."""
-    data = np.frombuffer(text.encode(), np.uint8)
-    return np.append(np.flatnonzero((data & 0xC0) != 0x80), len(data))
-
-
-def as_cuts(runs: Repeats, starts: np.ndarray, units: Units, span: int) -> np.ndarray:
-    """CUT[c] of runs of repeats by rising start: disjoint, each with the copy that is kept.
-
-    Where runs overlap, the earlier has the bytes they share. starts int64[n + 1]: of documents.
-    """
-    ends = runs.start + runs.count - 1 + span
-    before = np.concatenate(([0], np.maximum.accumulate(ends)[:-1]))
-    low = np.maximum(runs.start, before)
-    new = low < ends
-    low, high, kept = low[new], ends[new], (runs.first + low - runs.start)[new]
-    row, kept_row = (np.searchsorted(starts, at, side="right") - 1 for at in (low, kept))
-    joined = high[:-1] == low[1:]
-    joined &= row[:-1] == row[1:]
-    cuts = np.empty(len(low), CUT)
-    cuts["row"], cuts["kept"] = row, kept_row
-    cuts["start"], cuts["stop"] = units.bytes_of(starts[row], low, high, joined)
-    cuts["from"] = units.bytes_of(starts[kept_row], kept, kept + 1, np.zeros(len(joined), bool))[0]
-    return cuts[cuts["start"] < cuts["stop"]]

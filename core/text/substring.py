@@ -12,7 +12,7 @@ On disk: the units, and 24 bytes for about 4 / N of them. In memory: `mem` for f
 file of windows that share one k-gram is read whole), and 24 bytes a document.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
@@ -28,16 +28,15 @@ from sabia.core.shards.sources import Source
 from sabia.core.text import barrier
 from sabia.core.text.cuts import Cuts, Policy, Removed, transform
 from sabia.core.text.hashed_files import HashedFiles, gathered
-from sabia.core.text.sketching import IdSpool, Spool, choose_engine, in_order
-from sabia.core.text.span_units import Bytes, Tokens, Units, as_cuts
+from sabia.core.text.repeats import ByDocument
+from sabia.core.text.sketching import IdSpool, batches_of, choose_engine, in_order
+from sabia.core.text.span_units import Bytes, SpanUnits, Tokens
 from sabia.kernels import substring
 from sabia.kernels.substring import RECORD, Repeats
 
 SPAN_BYTES, SPAN_TOKENS = 200, 50
-_RUN = np.dtype([("start", "i8"), ("count", "i8"), ("first", "i8")])
 _COPIES = 4  # of a file of records in memory while it is settled
 _TABLE_BYTES = 64  # of a table for one window, while it grows
-_BUCKETS = 64
 
 
 @dataclass(frozen=True)
@@ -69,7 +68,7 @@ def run_method(job: Job, options: Mapping[str, Any]) -> None:
 
 
 def _decide(
-    job: Job, config: SubstringConfig, policy: Policy, units: Units, sources: list[Source]
+    job: Job, config: SubstringConfig, policy: Policy, units: SpanUnits, sources: list[Source]
 ) -> barrier.Decision:
     engine = choose_engine(config.engine)
     notes.note(f"engine {engine}, spans of {config.span} {units.name}")
@@ -84,7 +83,7 @@ def _decide(
 class _Laid(NamedTuple):
     """The corpus as units: `starts` int64[n + 1] of documents, row_starts int64[sources + 1]."""
 
-    units: Units
+    units: SpanUnits
     starts: np.ndarray
     row_starts: np.ndarray
     ids: IdSpool
@@ -92,7 +91,7 @@ class _Laid(NamedTuple):
 
 
 def _lay_down(
-    sources: Sequence[Source], units: Units, config: SubstringConfig, engine: str, jobs: int
+    sources: Sequence[Source], units: SpanUnits, config: SubstringConfig, engine: str, jobs: int
 ) -> _Laid:
     """First pass: units on disk, windows filed by the hash of their least k-gram."""
     files, ids, base = HashedFiles(RECORD), IdSpool(), 0
@@ -104,7 +103,9 @@ def _lay_down(
         return item[0], item[1].column("id"), read, records
 
     with progress(None, "dedup: reading") as bar:
-        for index, names, read, records in in_order(work, _batches(sources), jobs):
+        for index, names, read, records in in_order(
+            work, batches_of(sources, ("id", "text")), jobs
+        ):
             units.keep(read)
             ids.append(names)
             records["start"] += base
@@ -116,17 +117,11 @@ def _lay_down(
     return _Laid(units, np.concatenate(starts), np.cumsum(rows), ids, files)
 
 
-def _batches(sources: Sequence[Source]) -> Iterator[tuple[int, pa.RecordBatch]]:
-    for index, source in enumerate(sources):
-        for batch in source.batches(["id", "text"]):
-            yield index, batch
-
-
 def _find_cuts(laid: _Laid, config: SubstringConfig, engine: str, jobs: int) -> Cuts:
     """Settle file after file, then go through the documents in order."""
     values = laid.units.values(int(laid.starts[-1]))
     limit = max(config.mem_bytes // (_COPIES * 2 * (jobs + 1)), 1 << 16)
-    runs = _ByDocument(laid.starts)
+    runs = ByDocument(laid.starts)
 
     def settle(item: tuple[np.ndarray, int]) -> Repeats:
         records, groups = gathered(*item)
@@ -136,47 +131,5 @@ def _find_cuts(laid: _Laid, config: SubstringConfig, engine: str, jobs: int) -> 
 
     for repeats in in_order(settle, laid.files.files(limit), jobs):
         runs.add(repeats)
-    spool, count = Spool(), 0
-    for part in runs.in_order():
-        cuts = as_cuts(part, laid.starts, laid.units, config.span)
-        spool.append(cuts)
-        count += len(cuts)
+    spool, count = runs.cuts(laid.units, config.span)
     return Cuts.write(spool, count, laid.ids, laid.row_starts)
-
-
-class _ByDocument:
-    """Runs of repeats on disk, by ranges of documents of about equal size."""
-
-    def __init__(self, starts: np.ndarray) -> None:
-        even = np.linspace(0, starts[-1], _BUCKETS + 1)[1:-1]
-        self.edges = np.unique(starts[np.searchsorted(starts, even)])
-        self.spools = [Spool() for _ in range(len(self.edges) + 1)]
-        self.counts = np.zeros(len(self.spools), np.int64)
-
-    def add(self, repeats: Repeats) -> None:
-        """Append runs to their ranges."""
-        runs = np.empty(len(repeats.start), _RUN)
-        runs["start"], runs["count"], runs["first"] = repeats
-        place = np.searchsorted(self.edges, runs["start"], side="right")
-        order = np.argsort(place, kind="stable")
-        counts = np.bincount(place, minlength=len(self.spools))
-        ends = np.cumsum(counts)
-        for number in np.flatnonzero(counts):
-            mine = order[ends[number] - counts[number] : ends[number]]
-            self.spools[number].append(runs[mine])
-        self.counts += counts
-
-    def in_order(self) -> Iterator[Repeats]:
-        """Runs of one range of documents after the other, by rising start, as long as can be."""
-        for spool, count in zip(self.spools, self.counts.tolist(), strict=True):
-            if count:
-                yield _joined(np.sort(np.array(spool.array(_RUN, (count,))), order="start"))
-
-
-def _joined(runs: np.ndarray) -> Repeats:
-    """Runs that continue one another as one."""
-    start, count, first = (runs[name] for name in ("start", "count", "first"))
-    fresh = np.ones(len(runs), bool)
-    fresh[1:] = (start[:-1] + count[:-1] != start[1:]) | (first[:-1] + count[:-1] != first[1:])
-    heads = np.flatnonzero(fresh)
-    return Repeats(start[heads], np.add.reduceat(count, heads), first[heads])

@@ -1,0 +1,216 @@
+"""`dedup --method line`: lines, paragraphs or runs of three sentences that occur before, cut.
+
+Boilerplate repeats in pieces, not in documents: a piece with at least `min_copies` copies in the
+corpus stays where it first stands and is cut everywhere else. Pieces are equal as documents are
+for `--method exact` (the same words and marks in the same order; spacing, case and accents aside),
+by 128 bits of hash. `line` and `paragraph`: CCNet (Wenzek et al. 2019, arXiv 1911.00359, section
+3.1) and dolma; `sentences`: C4 (Raffel et al. 2020, section 2.2) cuts every run of three sentences
+that occurs before; runs overlap, and a document of fewer has none.
+
+Hashes are spread over files by value and settled file by file, so memory holds `mem` and 24 bytes
+a document; on disk are 24 bytes for each piece, and 8 for its place.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+
+from sabia.core import notes
+from sabia.core.errors import UsageError
+from sabia.core.progress import progress
+from sabia.core.shards.job import Job
+from sabia.core.shards.sources import Source
+from sabia.core.text import barrier
+from sabia.core.text.cuts import Cuts, Policy, Removed, transform
+from sabia.core.text.hashed_files import HashedFiles
+from sabia.core.text.repeats import ByDocument
+from sabia.core.text.sketching import (
+    IdSpool,
+    Spool,
+    batches_of,
+    choose_engine,
+    in_order,
+    text_buffers,
+)
+from sabia.core.text.text_pieces import BOUNDS
+from sabia.kernels import minhash
+from sabia.kernels.minhash import SHINGLE_BASE, SketchConfig
+from sabia.kernels.substring import Repeats
+
+RUNS = {"line": 1, "paragraph": 1, "sentences": 3}  # pieces that have to repeat together
+_PIECE = np.dtype([("value", "u8"), ("low", "u8"), ("piece", "i8")])
+_EXACT = SketchConfig(bands=0)
+_COPIES = 8  # of a file of pieces in memory while it is settled
+
+
+@dataclass(frozen=True)
+class LineConfig:
+    """line, paragraph or sentences; from how many copies on, and of how many words, they count."""
+
+    unit: str
+    min_copies: int
+    min_words: int
+    mem_bytes: int
+    engine: str = "auto"
+
+    @classmethod
+    def of(cls, options: Mapping[str, Any]) -> "LineConfig":
+        """From the command's options, checked."""
+        unit, copies, words = (options[name] for name in ("unit", "min_copies", "min_words"))
+        if unit not in BOUNDS:
+            raise UsageError(f"--unit: {unit!r} (expected {', '.join(BOUNDS)})")
+        if copies < 2 or words < 0:
+            raise UsageError("--min-copies: expected at least 2; --min-words: at least 0")
+        return cls(unit, copies, words, int(options["mem"]), options["engine"])
+
+
+def run_method(job: Job, options: Mapping[str, Any]) -> None:
+    """`--method line` with the command's options."""
+    config = LineConfig.of(options)
+    policy = Policy.of(options["action"], options["share"], config.unit, options["removed"])
+    barrier.run(job, options["removed"], partial(_decide, job, config, policy))
+
+
+def _decide(
+    job: Job, config: LineConfig, policy: Policy, sources: list[Source]
+) -> barrier.Decision:
+    engine = choose_engine(config.engine)
+    notes.note(f"engine {engine}, {config.unit} pieces with {config.min_copies} copies or more")
+    read = _read(sources, config, engine, job.jobs)
+    cuts = _find_cuts(read, config, job.jobs)
+    dropped = [Removed(source, cuts, policy, i) for i, source in enumerate(sources)]
+    return barrier.Decision(
+        partial(transform, cuts=cuts, policy=policy), [part for part in dropped if part.any()]
+    )
+
+
+class _Places:
+    """The bytes of every piece of the corpus, on disk: see sabia.core.text.repeats.Units."""
+
+    def __init__(self) -> None:
+        self.spool, self.count = Spool(), 0
+
+    def add(self, places: np.ndarray) -> None:
+        """Append uint32[m, 2]: the bytes of pieces in their texts."""
+        self.spool.append(places)
+        self.count += len(places)
+
+    def bytes_of(
+        self, starts: np.ndarray, first: np.ndarray, last: np.ndarray, joined: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """See repeats.Units; neighbours join without more ado."""
+        del starts, joined
+        places = self.spool.array(np.uint32, (self.count, 2))
+        return places[first, 0].astype(np.int64), places[last - 1, 1].astype(np.int64)
+
+
+class _Read(NamedTuple):
+    """starts int64[n + 1]: the first piece of each document; row_starts int64[sources + 1]."""
+
+    starts: np.ndarray
+    row_starts: np.ndarray
+    ids: IdSpool
+    places: _Places
+    files: HashedFiles
+
+
+def _read(sources: Sequence[Source], config: LineConfig, engine: str, jobs: int) -> _Read:
+    """First pass: the places of all pieces, and the hashes of those that count."""
+    files, ids, places, base = HashedFiles(_PIECE), IdSpool(), _Places(), 0
+    starts, rows = [np.zeros(1, np.int64)], np.zeros(len(sources) + 1, np.int64)
+
+    def work(item: tuple[int, pa.RecordBatch]) -> tuple[int, pa.Array, _Pieces]:
+        return item[0], item[1].column("id"), _pieces(item[1].column("text"), config, engine)
+
+    with progress(None, "dedup: reading") as bar:
+        for index, names, pieces in in_order(work, batches_of(sources, ("id", "text")), jobs):
+            ids.append(names)
+            places.add(pieces.places)
+            pieces.records["piece"] += base
+            files.add(pieces.records)
+            starts.append(base + np.cumsum(pieces.counts))
+            base += len(pieces.places)
+            rows[index + 1] += len(names)
+            bar.advance(len(names))
+    return _Read(np.concatenate(starts), np.cumsum(rows), ids, places, files)
+
+
+class _Pieces(NamedTuple):
+    """Of a batch: places uint32[m, 2], counts int64[rows], records _PIECE[r]."""
+
+    places: np.ndarray
+    counts: np.ndarray
+    records: np.ndarray
+
+
+def _pieces(texts: pa.Array, config: LineConfig, engine: str) -> _Pieces:
+    data, bounds = text_buffers(texts)
+    edges = BOUNDS[config.unit](texts)
+    row = np.searchsorted(bounds, edges[:-1], side="right") - 1
+    places = np.stack((edges[:-1], edges[1:]), axis=1) - bounds[row][:, None]
+    counts = np.bincount(row, minlength=len(texts))
+    sketches = minhash.sketch(data, edges, _EXACT, engine)
+    counts_for = _counts(sketches, config.min_words, engine)
+    run = RUNS[config.unit]
+    heads = np.flatnonzero(_whole_runs(counts_for, row, run))
+    records = np.empty(len(heads), _PIECE)
+    records["piece"] = heads
+    for lane, name in enumerate(("value", "low")):
+        records[name] = _combined(sketches.exact[:, lane], heads, run)
+    return _Pieces(places.astype(np.uint32), counts, records)
+
+
+def _counts(sketches: minhash.Sketches, min_words: int, engine: str) -> np.ndarray:
+    """bool[m]: pieces of enough words, and not of white space alone."""
+    blank = minhash.sketch(np.zeros(0, np.uint8), np.zeros(2, np.int64), _EXACT, engine).exact[0]
+    return (sketches.words >= min_words) & (sketches.exact != blank).any(axis=1)
+
+
+def _whole_runs(counts_for: np.ndarray, row: np.ndarray, run: int) -> np.ndarray:
+    """bool[m - run + 1]: `run` pieces of one document, from here on, all of which count."""
+    m = max(len(row) - run + 1, 0)
+    whole = np.ones(m, bool)
+    for step in range(run):
+        whole &= counts_for[step : step + m] & (row[step : step + m] == row[:m])
+    return whole
+
+
+def _combined(lane: np.ndarray, heads: np.ndarray, run: int) -> np.ndarray:
+    """uint64[h]: one hash of the hashes of `run` pieces; that of a single piece is its own."""
+    value = lane[heads]
+    for step in range(1, run):
+        value = (value ^ (value >> np.uint64(29))) * np.uint64(SHINGLE_BASE) + lane[heads + step]
+    return value
+
+
+def _find_cuts(read: _Read, config: LineConfig, jobs: int) -> Cuts:
+    limit = max(config.mem_bytes // (_COPIES * 2 * (jobs + 1)), 1 << 16)
+    run, runs = RUNS[config.unit], ByDocument(read.starts)
+
+    def settle(item: tuple[np.ndarray, int]) -> Repeats:
+        return _copies(item[0], config.min_copies, run)
+
+    for repeats in in_order(settle, read.files.files(limit), jobs):
+        runs.add(repeats)
+    spool, count = runs.cuts(read.places, run)
+    return Cuts.write(spool, count, read.ids, read.row_starts)
+
+
+def _copies(records: np.ndarray, min_copies: int, run: int) -> Repeats:
+    """Pieces with enough copies that begin when the first has ended."""
+    ordered = records[np.lexsort((records["low"], records["value"]))]  # stable: pieces ascend
+    fresh = np.ones(len(ordered), bool)
+    fresh[1:] = (ordered["value"][1:] != ordered["value"][:-1]) | (
+        ordered["low"][1:] != ordered["low"][:-1]
+    )
+    heads = np.flatnonzero(fresh)
+    group = np.cumsum(fresh) - 1
+    first = ordered["piece"][heads][group]
+    many = np.diff(np.append(heads, len(ordered)))[group] >= min_copies
+    copies = many & (first + run <= ordered["piece"])
+    at = ordered["piece"][copies]
+    return Repeats(at, np.ones_like(at), first[copies])

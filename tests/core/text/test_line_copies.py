@@ -1,0 +1,185 @@
+"""Lines, paragraphs and sentences that occur before, against dictionaries in plain Python."""
+
+import random
+import re
+import unicodedata
+from collections import Counter
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from sabia.core.errors import UsageError
+from sabia.core.shards.job import Job
+from sabia.core.text import line_copies, text_pieces
+from sabia.core.text.sentences import sentences
+
+DEFAULTS = {"unit": "line", "min_copies": 2, "min_words": 1, "mem": 1 << 30, "engine": "numpy",
+            "action": "cut", "share": None, "removed": ""}  # fmt: skip
+
+
+def write(path: Path, texts: list[str], parts: int = 1) -> list[str]:
+    table = pa.table({"id": [f"d{i}" for i in range(len(texts))], "text": texts})
+    size, paths = -(-max(len(texts), 1) // parts), []
+    for part in range(parts):
+        paths.append(str(path / f"in{part}.parquet"))
+        pq.write_table(table.slice(part * size, size), paths[-1], row_group_size=7)
+    return paths
+
+
+def run(paths: list[str], out: Path, jobs: int = 1, **options) -> dict[str, dict]:
+    options = DEFAULTS | options
+    job = Job("dedup", tuple(paths), str(out), jobs=jobs, options=options)
+    line_copies.run_method(job, options)
+    return {row["id"]: row for row in pq.read_table(out).to_pylist()}
+
+
+def folded(piece: str) -> tuple[str, ...]:
+    """Words (Han characters are words) and marks; spacing, case and accents aside."""
+    plain = unicodedata.normalize("NFKD", piece.lower())
+    plain = "".join(c for c in plain if not unicodedata.combining(c))
+    return tuple(re.findall(r"[一-龯]|\w+|[^\w\s]", plain))
+
+
+def words_of(key: tuple[str, ...]) -> int:
+    return sum(token[0].isalnum() for token in key)
+
+
+def expected(pieces: list[list[str]], run_: int, min_copies: int, min_words: int) -> list[str]:
+    """What stays of documents given as lists of pieces."""
+    keys = [[folded(piece) for piece in document] for document in pieces]
+
+    def heads(document: list[tuple[str, ...]]) -> list[int]:
+        fit = [bool(key) and words_of(key) >= min_words for key in document]
+        return [i for i in range(len(document) - run_ + 1) if all(fit[i : i + run_])]
+
+    windows = [{i: tuple(keys[d][i : i + run_]) for i in heads(keys[d])} for d in range(len(keys))]
+    copies = Counter(window for document in windows for window in document.values())
+    first: dict[tuple, tuple[int, int]] = {}
+    left = []
+    for d, document in enumerate(windows):
+        gone = set()
+        for i, window in document.items():
+            where = first.setdefault(window, (d, i))
+            before = where[0] < d or where[1] + run_ <= i
+            if before and copies[window] >= min_copies:
+                gone |= set(range(i, i + run_))
+        left.append("".join(p for i, p in enumerate(pieces[d]) if i not in gone))
+    return left
+
+
+def lines_of(text: str) -> list[str]:
+    return re.findall(r"[^\n]*\n|[^\n]+$", text)
+
+
+def paragraphs_of(text: str) -> list[str]:
+    found: list[str] = []
+    blank_before = False
+    for line in lines_of(text):
+        blank = not line.strip(" \t\r\n\f\v")
+        if not found or (blank_before and not blank):
+            found.append("")
+        found[-1] += line
+        blank_before = blank
+    return found
+
+
+LINES = [
+    "Home",
+    "  home ",
+    "HÔME",
+    "Login | Register",
+    "a b c d",
+    "",
+    " ",
+    "\t",
+    "----",
+    "}",
+    "日本語",
+    "x",
+]
+
+
+def make_texts(source: random.Random, count: int = 60) -> list[str]:
+    texts = [
+        source.choice(["\n", "\n\n"]).join(source.choices(LINES, k=source.randrange(9)))
+        for _ in range(count)
+    ]
+    unique = (f"\nonly {i} here" * (source.random() < 0.7) for i in range(count))
+    ends = ("\n" * source.randrange(3) for _ in range(count))
+    return [text + own + end for text, own, end in zip(texts, unique, ends, strict=True)]
+
+
+@pytest.mark.parametrize("unit", ["line", "paragraph"])
+@pytest.mark.parametrize(("min_copies", "min_words"), [(2, 1), (4, 0), (2, 2)])
+def test_lines_and_paragraphs_are_those_of_a_dictionary(
+    tmp_path: Path, unit: str, min_copies: int, min_words: int
+) -> None:
+    texts = make_texts(random.Random(f"{unit}{min_copies}"))
+    cut = {"line": lines_of, "paragraph": paragraphs_of}[unit]
+    pieces = [cut(text) for text in texts]
+    assert ["".join(piece) for piece in pieces] == texts
+    left = expected(pieces, 1, min_copies, min_words)
+    kept = run(write(tmp_path, texts, 3), tmp_path / "o.parquet", unit=unit,
+               min_copies=min_copies, min_words=min_words)  # fmt: skip
+    for i, text in enumerate(texts):
+        if left[i].strip() or left[i] == text:
+            assert kept[f"d{i}"]["text"] == left[i]
+        else:
+            assert f"d{i}" not in kept
+    assert sum(map(len, left)) < 0.98 * sum(map(len, texts))
+
+
+def test_three_sentences(tmp_path: Path) -> None:
+    source = random.Random(9)
+    stock = [f"This is sentence number {i} of ação." for i in range(4)]
+    texts = [" ".join(source.choices(stock, k=source.randrange(9))) for _ in range(80)]
+    texts[5] += "\nA line.\n\nAnother one.  "
+    pieces = []
+    for text in texts:
+        starts = [0]
+        for sentence in sentences(text)[1:]:
+            starts.append(text.index(sentence, starts[-1] + 1))
+        ends = [*starts[1:], len(text)]
+        pieces.append([text[a:b] for a, b in zip(starts, ends, strict=True)])
+    left = expected(pieces, 3, 2, 1)
+    kept = run(write(tmp_path, texts), tmp_path / "o.parquet", unit="sentences")
+    for i, text in enumerate(texts):
+        assert (f"d{i}" in kept) == bool(left[i].strip() or left[i] == text)
+        assert kept.get(f"d{i}", {"text": left[i]})["text"] == left[i]
+    assert sum(map(len, left)) < 0.9 * sum(map(len, texts))
+
+
+def test_bounds_cover_the_text(tmp_path: Path) -> None:
+    texts = [*make_texts(random.Random(1)), "", "é.\n\nÉ! 日本 x. Y", "\n", "\r\n\r\na"]
+    column = pa.array(texts)
+    for bounds in text_pieces.BOUNDS.values():
+        whole, part = bounds(column), bounds(column.slice(7, 20))
+        assert whole[0] == 0 and whole[-1] == sum(len(text.encode()) for text in texts)
+        assert set(part.tolist()) <= set(whole.tolist())
+
+
+def test_removed_lines_and_the_answer_for_any_workers(tmp_path: Path) -> None:
+    texts = make_texts(random.Random(2), 200)
+    one = run(write(tmp_path, texts), tmp_path / "a.parquet", removed=str(tmp_path / "ra.parquet"))
+    gone = pq.read_table(tmp_path / "ra.parquet").to_pylist()
+    (tmp_path / "many").mkdir()
+    many = run(write(tmp_path / "many", texts, 4), tmp_path / "b.parquet", jobs=2, mem=1000,
+               removed=str(tmp_path / "rb.parquet"))  # fmt: skip
+    assert one == many and pq.read_table(tmp_path / "rb.parquet").to_pylist() == gone
+    assert {row["reason"] for row in gone} == {"line", "line document"}
+    for row in gone:
+        raw = texts[int(row["id"][1:])].encode()
+        assert raw[row["start"] : row["start"] + row["length"]] == row["text"].encode()
+        if row["reason"] == "line":
+            kept = texts[int(row["kept_id"][1:])].encode()[row["kept_start"] :].decode()
+            assert folded(lines_of(kept)[0]) == folded(lines_of(row["text"])[0])
+
+
+def test_odd_options_and_no_rows(tmp_path: Path) -> None:
+    paths = write(tmp_path, [])
+    assert run(paths, tmp_path / "o.parquet") == {}
+    for wrong in ({"unit": "word"}, {"min_copies": 1}, {"min_words": -1}, {"action": "mask"}):
+        with pytest.raises(UsageError):
+            run(paths, tmp_path / "w.parquet", **wrong)
