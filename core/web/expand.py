@@ -7,13 +7,14 @@ sites answer any parameters with something new.
 
 from collections.abc import Callable, Sequence
 
+from sabia.core.urls import canonical
 from sabia.core.web import sitemaps
 from sabia.core.web.focus import LinkJudge
 from sabia.core.web.frontier import SITEMAP, Entry, Frontier, Link
 from sabia.core.web.hosts import Hosts
 from sabia.core.web.settings import CrawlSettings
 from sabia.core.web.sitemaps import Sitemap
-from sabia.core.web.urls import canonical, host_of, looks_binary, template_of
+from sabia.core.web.urls import host_of, looks_binary, template_of
 
 TRAP_PAGES = 20  # a family is judged after so many pages
 TRAP_FRESH = 0.1  # and given up when a smaller share of them was new

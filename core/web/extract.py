@@ -16,7 +16,7 @@ from resiliparse.extract.html2text import extract_plain_text
 from resiliparse.parse.encoding import bytes_to_str, detect_encoding
 from resiliparse.parse.html import HTMLTree
 
-from sabia.core.web.urls import canonical
+from sabia.core.urls import canonical
 
 FEW_WORDS = 60
 SHORT_LINE_WORDS = 12

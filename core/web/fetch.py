@@ -17,10 +17,10 @@ from typing import Any
 import aiohttp
 from yarl import URL
 
+from sabia.core.urls import canonical
 from sabia.core.web import addresses, bodies, robots
 from sabia.core.web.addresses import Refused
 from sabia.core.web.settings import FetchSettings
-from sabia.core.web.urls import canonical
 
 _AGAIN = (429, 500, 502, 503, 504, 408)
 _REDIRECTS = (301, 302, 303, 307, 308)

@@ -8,7 +8,7 @@ import html
 import re
 from typing import Any
 
-from sabia.core.web.urls import canonical
+from sabia.core.urls import canonical
 
 MAX_LINKS = 2_000
 _VALUE = rb"\s*=\s*(?:\"([^\"<>]*)\"|'([^'<>]*)'|([^\s\"'<>]+))"

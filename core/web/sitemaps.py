@@ -12,8 +12,9 @@ from collections.abc import Collection
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
+from sabia.core.urls import canonical
 from sabia.core.web.bodies import gunzip
-from sabia.core.web.urls import canonical, host_of
+from sabia.core.web.urls import host_of
 
 MAX_BYTES = 50 << 20
 MAX_URLS = 50_000

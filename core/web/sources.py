@@ -24,7 +24,7 @@ from sabia.core.shards import schemas
 from sabia.core.shards.inputs import READABLE, from_path, open_binary, spool_stdin
 from sabia.core.shards.job import Job
 from sabia.core.shards.sources import BATCH_ROWS, Reject, Source, decompressed, ignore_reject
-from sabia.core.web.urls import canonical
+from sabia.core.urls import canonical
 from sabia.core.web.warc import ENDINGS as WARC_ENDINGS
 from sabia.core.web.warc import Decompressed, read_pages
 

@@ -2,7 +2,8 @@
 
 import pytest
 
-from sabia.core.web.urls import Limits, canonical, host_of, looks_binary, origin_of, template_of
+from sabia.core.urls import canonical
+from sabia.core.web.urls import Limits, host_of, looks_binary, origin_of, template_of
 
 
 @pytest.mark.parametrize(
