@@ -34,7 +34,7 @@ def stage_layers(spec: ModelSpec, stages: int) -> list[range]:
     for tensor in spec.tensors():
         place = tensor.layer
         if place is None:
-            place = 0 if tensor.name == "embed" else -1
+            place = 0 if tensor.component == "embedding" or tensor.name == "embed_norm" else -1
         sizes[place] += tensor.size
     if spec.tied and stages > 1:
         sizes[-1] += spec.tensors()[0].size
@@ -71,6 +71,8 @@ def stages_of(
             found[name] = (by_layer[tensor.layer],)
         elif name == "embed":
             found[name] = (0, last) if spec.tied and last else (0,)
+        elif name == "embed_norm":
+            found[name] = (0,)
         else:
             found[name] = (last,)
     return found

@@ -36,6 +36,7 @@ from sabia.core.recipes.training_options import TrainOptions, data_order
 from sabia.core.shards.job import Job
 from sabia.core.shards.order import DataOrder
 from sabia.core.spec import ModelSpec, parameter_count, training_flops_per_token
+from sabia.core.spec.model import check_predicts
 from sabia.core.text.tokenizer import load_tokenizer
 from sabia.core.train.checkpoint import Reader, latest
 from sabia.core.train.convert import export_checkpoint
@@ -74,6 +75,8 @@ class Task:
     stages: str = ""
     model: str = ""
     name_rows: NameRows | None = None
+    loss: Callable[..., Any] | None = None  # of core.train.losses but its remat; None: next token
+    arrange: Callable[[DataOrder, int, int], DataOrder] | None = None  # order, batch rows, steps
     about: dict[str, str] = field(default_factory=dict)  # more lines for the plan
 
 
@@ -136,16 +139,19 @@ def make_plan(task: Task, options: TrainOptions, seed: int) -> Plan:
             f"rows of {rows.row_length} tokens (expected at most the model's context of "
             f"{spec.max_positions}; pretrain --context extends it)"
         )
+    if task.loss is None:
+        check_predicts(spec)
     batch = options.batch_rows(rows.row_length)
     steps = options.step_count(len(rows), rows.row_length, batch)
     schedule = options.schedule_config(steps)
     decayed = steps - decay_start(schedule)
     precision = precision_named(options.precision)
+    order = data_order(rows, task.mix, task.stages, seed, batch, schedule)
     return Plan(
         steps=steps,
         batch_rows=batch,
         row_length=rows.row_length,
-        order=data_order(rows, task.mix, task.stages, seed, batch, schedule),
+        order=task.arrange(order, batch, steps) if task.arrange else order,
         schedule=schedule,
         precision=PrecisionSchedule(precision, steps, decayed, options.bf16_tail),
         flops_per_token=training_flops_per_token(spec, rows.row_length, FLOP_CONVENTION),
@@ -186,6 +192,20 @@ def run(
     world: World,
 ) -> None:
     """Train (or resume) and write final/, run.json and the metrics on stdout."""
+    train(job, task, options, identity, directory, world)
+    if world.leads and not job.dry_run:
+        write_metric_rows(job, directory.path, world.launcher)
+
+
+def train(
+    job: Job,
+    task: Task,
+    options: TrainOptions,
+    identity: Mapping[str, Any],
+    directory: RunDirectory,
+    world: World,
+) -> None:
+    """`run` with nothing on stdout but the plan of a dry run."""
     plan = make_plan(task, options, job.seed)
     if job.dry_run:
         for name, value in describe_plan(task, plan, job.mesh).items():
@@ -209,8 +229,6 @@ def run(
             directory.finish(identity, **figures)
             _say_end(figures, directory)
         launch.barrier(world, job.backend, "end")
-    if world.leads:
-        write_metric_rows(job, directory.path, world.launcher)
 
 
 def _digest(identity: Mapping[str, Any]) -> str:
@@ -237,21 +255,26 @@ def joined(job: Job, world: World, guard: Guard | None = None) -> Iterator[Mesh]
         yield make_mesh(job.mesh, wanted if of_cpu and wanted <= found else found)
 
 
-def _stepper(
-    job: Job, task: Task, options: TrainOptions, plan: Plan, world: World, mesh: Mesh
-) -> Stepper:
-    loss = partial(
+def _loss(task: Task, options: TrainOptions) -> Callable[..., Any]:
+    if task.loss is not None:
+        return partial(task.loss, remat=options.remat)
+    return partial(
         next_token_loss,
         remat=options.remat,
         z_loss=options.z_loss,
         balance=options.balance,
         router_z=options.router_z,
     )
+
+
+def _stepper(
+    job: Job, task: Task, options: TrainOptions, plan: Plan, world: World, mesh: Mesh
+) -> Stepper:
     return make_stepper(
         job.backend,
         task.spec,
         task.load_params(),
-        loss,
+        _loss(task, options),
         options.optimizer_for(task.spec),
         precision=plan.precision,
         micro_batch=options.micro_batch,
@@ -386,6 +409,9 @@ def export(directory: RunDirectory, task: Task, options: TrainOptions) -> None:
 
 
 def _export_adapter(directory: RunDirectory, task: Task, reader: Reader, lora: LoraConfig) -> None:
+    if task.spec.classifier is not None:
+        notes.note("no adapter/: a classifier is its adapters and its head (see final/)")
+        return
     if any(not isinstance(tensor.hf, str) for tensor in targeted(task.spec, lora)):
         notes.note("no adapter/: an adapted matrix is part of a fused one in the model's files")
         return

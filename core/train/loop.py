@@ -234,8 +234,9 @@ class Training:
         if found["weight"] > 0:
             self.guard.accept(found)
         self.step += 1
-        self.tokens += int(found["weight"])
-        self.meter.tokens += int(found["weight"])
+        tokens = int(found.get("tokens", found["weight"]))
+        self.tokens += tokens
+        self.meter.tokens += tokens
         self.profile.after(self.step)
         self._report(found, lr, line)
 

@@ -59,7 +59,7 @@ def next_token_loss(
     rows, weights = (nll * mask).sum(-1), mask.sum(-1)
     extras: dict[str, Any] = {}
     if "source" in batch:
-        extras = {name: _by_source(x, batch["source"], ops)
+        extras = {name: by_source(x, batch["source"], ops)
                   for name, x in (("source_loss", rows), ("source_weight", weights))}  # fmt: skip
     if balance or router_z or z_loss:
         extras["nll"] = rows.sum()
@@ -73,7 +73,7 @@ def next_token_loss(
     return rows.sum(), weights.sum(), extras
 
 
-def _by_source(figures: Array, source: Array, ops: Ops) -> Array:
+def by_source(figures: Array, source: Array, ops: Ops) -> Array:
     """Sums [S] of figures[B] by source[B, S]; what is not a number stays in its source."""
     return ops.where(source > 0, figures[:, None] * source, 0.0).sum(0)
 

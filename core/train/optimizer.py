@@ -100,10 +100,13 @@ def rules(
 ) -> dict[str, Rule]:
     """Tensor name → rule, in the order of the table, adapters after it.
 
-    With `adapters` (LoRA) only they are trained. Raises UsageError where `freeze` or a name in
+    With `adapters` (LoRA) only they are trained, and the head of a classifier, which the model did
+    not come with. Raises UsageError where `freeze` or a name in
     `lr_scales` fits no tensor, and where nothing is left to train.
     """
-    own = () if adapters else spec.tensors()
+    own = spec.tensors()
+    if adapters:
+        own = tuple(t for t in own if spec.classifier and t.name.startswith("classifier"))
     table = (*spec.tensors(), *adapters)
     frozen = {t.name for t in table} - {t.name for t in (*own, *adapters)}
     frozen |= _frozen(table, config.freeze) | {t.name for t in table if not t.trained}

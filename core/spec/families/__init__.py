@@ -71,22 +71,23 @@ def from_config(config: Mapping[str, Any]) -> ModelSpec:
     spec = _FAMILIES[family](fields)
     fields.finish()
     spec = replace(spec, config=dict(config))
-    return _classifier(spec) if is_classifier(config) else spec
+    return with_classifier(spec, config) if is_classifier(config) else spec
 
 
-def _classifier(spec: ModelSpec) -> ModelSpec:
-    """The model with the head that its `...ForSequenceClassification` has.
+def with_classifier(spec: ModelSpec, config: Mapping[str, Any]) -> ModelSpec:
+    """The model with the head that the `...ForSequenceClassification` of `config` has.
 
     A decoder's scores are a matrix's, of the last token; an encoder says how it pools.
     """
-    config, names = spec.config, {"classifier": "score.weight", **spec.names}
+    names = {"classifier": "score.weight", **spec.names}
     if "text_config" in config:
         raise UsageError(
             f"config.json: a {spec.family} classifier (expected a model of texts alone)"
         )
     pooling = "last" if spec.causal else config.get("classifier_pooling") or "cls"
     head = Classifier(len(label_names(config)), pooling, bias=not spec.causal)
-    return replace(spec, classifier=head, names=names, tied=False, head_bias=False)
+    changes = {"classifier": head, "names": names, "config": dict(config)}
+    return replace(spec, **changes, tied=False, head_bias=False, kept=())
 
 
 def load_spec(path: str | Path) -> ModelSpec:

@@ -1,0 +1,259 @@
+"""Training a sequence classifier: labelled documents and a model → a model that scores texts.
+
+Any encoder or decoder that the model core computes gets a head over the labels (core.spec.heads)
+and is trained as the other trainers train (core.recipes.training): one document a row, rows of
+similar length together. A tenth of the documents, by a hash of their id, is never trained on; what
+the finished model says of them is in `held_out.json`.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from sabia.core import notes, stop
+from sabia.core.errors import BadData, UsageError
+from sabia.core.model import hub
+from sabia.core.model.init import init_tensor
+from sabia.core.parallel.launch import World
+from sabia.core.parallel.mesh import parse_mesh
+from sabia.core.recipes import training
+from sabia.core.recipes.classifier_input import TextReader
+from sabia.core.recipes.classifier_labels import SINGLE, Labels, labels_of, usable
+from sabia.core.recipes.classifier_model import ClassifierModel
+from sabia.core.recipes.model_source import model_fingerprint
+from sabia.core.recipes.rejected import opened_rejects
+from sabia.core.recipes.training import Task
+from sabia.core.recipes.training_options import TrainOptions
+from sabia.core.shards.atomic import write_atomic
+from sabia.core.shards.inputs import open_inputs
+from sabia.core.shards.job import Job
+from sabia.core.shards.order_by_length import by_length
+from sabia.core.shards.sources import Source
+from sabia.core.spec import ModelSpec, load_spec
+from sabia.core.spec.families import with_classifier
+from sabia.core.spec.heads import classifier_config, label_names
+from sabia.core.text.fasttext_model import is_held_out
+from sabia.core.text.tokenizer import load_tokenizer
+from sabia.core.train.labelled_rows import LabelledRows, labelled_rows
+from sabia.core.train.losses_classify import classification_loss
+from sabia.core.train.run_directory import RunDirectory
+
+REPORT = "held_out.json"
+ReadLabels = Callable[[Sequence[Source]], Mapping[str, Any]]
+
+
+@dataclass(frozen=True)
+class ClassifierConfig:
+    """label: the column; model: what to start from; length: most tokens of a document."""
+
+    label: str
+    model: str
+    regression: bool = False
+    class_weights: str = "none"
+    length: int = 512
+    tokenizer: str = ""
+    options: TrainOptions = field(default_factory=TrainOptions)
+
+
+@dataclass
+class Documents:
+    """Token ids and values of the label column of some documents."""
+
+    ids: list[np.ndarray] = field(default_factory=list)
+    values: list[Any] = field(default_factory=list)
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+
+def run(job: Job, config: ClassifierConfig) -> None:
+    """Train and measure as the job and the config say; raises what its parts raise."""
+    directory, world = training.open_run(job)
+    if parse_mesh(job.mesh).get("context", 1) > 1:
+        raise UsageError("--mesh: context with a classifier (expected its devices along data)")
+    sources = open_inputs(job, "document")
+    place = config.tokenizer or config.model
+    reader = TextReader(load_tokenizer(place), config.length)
+    identity = _identity(job, config, sources, reader)
+    report = directory.path / REPORT
+    done = not job.force and directory.finished(identity)
+    if done and report.exists():
+        notes.note(f"{directory.path}: already finished; --force trains it again")
+        _tell(job, json.loads(report.read_text("utf-8")), world)
+        return
+    learnt, held = _read(job, config, sources, reader, world)
+    task, labels = make_task(job, config, reader, learnt, held)
+    if not done:
+        report.unlink(missing_ok=True)
+        training.train(job, task, config.options, identity, directory, world)
+    if world.leads and not job.dry_run:
+        _measure(job, directory, labels, held, world)
+
+
+def _identity(
+    job: Job, config: ClassifierConfig, sources: Sequence[Source], reader: TextReader
+) -> dict[str, Any]:
+    return {
+        "command": job.command,
+        "inputs": [source.fingerprint() for source in sources],
+        "model": model_fingerprint(config.model),
+        "tokenizer": reader.tokenizer.fingerprint,
+        "label": config.label,
+        "regression": config.regression,
+        "class_weights": config.class_weights,
+        "length": config.length,
+        "seed": job.seed,
+        **config.options.identity(),
+    }
+
+
+def _read(
+    job: Job,
+    config: ClassifierConfig,
+    sources: Sequence[Source],
+    reader: TextReader,
+    world: World,
+) -> tuple[Documents, Documents]:
+    """(documents to learn from, documents held out)."""
+    learnt, held = Documents(), Documents()
+    with opened_rejects(job, world, "documents") as rejects:
+        for source in sources:
+            for batch in source.batches():
+                stop.check()
+                if config.label not in batch.schema.names:
+                    raise _no_column(config.label, source.name, batch.schema.names)
+                kept: list[tuple[dict[str, Any], Any]] = []
+                for row in batch.select(["id", "text", config.label]).to_pylist():
+                    try:
+                        value = usable(row[config.label], config.regression)
+                    except BadData as error:
+                        rejects.add(row, str(error), source.name)
+                        continue
+                    if value is not None:
+                        kept.append((row, value))
+                rows, owner = reader.read([row["text"] for row, _ in kept])
+                for ids, number in zip(rows, owner, strict=True):
+                    row, value = kept[number]
+                    part = held if is_held_out(job.seed, row["id"]) else learnt
+                    part.ids.append(ids)
+                    part.values.append(value)
+    return learnt, held
+
+
+def _no_column(column: str, name: str, known: Sequence[str]) -> UsageError:
+    return UsageError(f"--label: no column {column!r} in {name} (there are {', '.join(known)})")
+
+
+def make_task(
+    job: Job, config: ClassifierConfig, reader: TextReader, learnt: Documents, held: Documents
+) -> tuple[Task, Labels]:
+    """What is trained, and the labels; documents held out under a label never learnt are dropped.
+
+    Raises BadData where there is nothing to learn.
+    """
+    if not len(learnt):
+        raise BadData(f"no document with a label (expected values in --label {config.label})")
+    labels = labels_of(learnt.values, config.label, config.regression)
+    spec = classifier_spec(config, labels, reader)
+    if config.length > spec.max_positions:
+        raise UsageError(
+            f"--length: {config.length} tokens (expected at most the model's {spec.max_positions})"
+        )
+    known = [n for n, value in enumerate(held.values) if _known(value, labels)]
+    if len(known) < len(held):
+        notes.warn(f"{len(held) - len(known):,} held-out documents have labels never learnt")
+    held.ids, held.values = ([part[n] for n in known] for part in (held.ids, held.values))
+    rows = _rows(spec, labels, learnt, config.class_weights)
+    task = Task(
+        spec,
+        partial(start_params, config.model, spec, job.seed),
+        rows,
+        _rows(spec, labels, held, "none") if len(held) else None,
+        config.tokenizer or config.model,
+        model=config.model,
+        loss=partial(classification_loss, problem=labels.problem),
+        arrange=lambda order, batch, steps: by_length(order, rows.lengths, batch, steps),
+        about={"labels": ", ".join(labels.names), "held out": f"{len(held):,} documents"},
+    )
+    return task, labels
+
+
+def _known(value: Any, labels: Labels) -> bool:
+    if labels.problem == "regression":
+        return True
+    named = (value,) if labels.problem == SINGLE else value
+    return set(named) <= set(labels.names)
+
+
+def _rows(spec: ModelSpec, labels: Labels, documents: Documents, weights: str) -> LabelledRows:
+    assert spec.classifier is not None
+    return labelled_rows(
+        documents.ids,
+        labels.encoded(documents.values),
+        labels.weights(documents.values, weights),
+        spec.classifier.pooling,
+        spec.causal,
+    )
+
+
+def classifier_spec(config: ClassifierConfig, labels: Labels, reader: TextReader) -> ModelSpec:
+    """The model with a head over the labels in place of what it has."""
+    base = load_spec(config.model)
+    made = classifier_config(base.config, labels.names, labels.problem, reader.tokenizer.pad_id)
+    return with_classifier(base, made | {"classifier_length": config.length})
+
+
+def start_params(model: str, spec: ModelSpec, seed: int) -> dict[str, np.ndarray]:
+    """The model's own tensors, and fresh ones for a head that it does not come with."""
+    base, params = hub.load_model(model)
+    same = base.classifier == spec.classifier
+    same &= base.classifier is None or label_names(base.config) == label_names(spec.config)
+    taken = {t.name for t in spec.tensors() if same or not t.name.startswith("classifier")}
+    return {
+        t.name: params[t.name] if t.name in taken else init_tensor(t, seed) for t in spec.tensors()
+    }
+
+
+def _measure(
+    job: Job, directory: RunDirectory, labels: Labels, held: Documents, world: World
+) -> None:
+    backend = job.backend if world.size == 1 else "torch"  # JAX's other processes have gone
+    model = ClassifierModel(str(directory.final), backend)
+    agreement, figures = labels.figures(held.values, model.scores(held.ids))
+    report = {"problem": labels.problem, "held_out": _plain(asdict(agreement))}
+    report |= {"labels": [_plain(asdict(one)) for one in figures]}
+    write_atomic(directory.path / REPORT, json.dumps(report, indent=1) + "\n")
+    if not len(held):
+        notes.warn("too few documents to hold any out; nothing measured")
+    _tell(job, report, world)
+
+
+def _plain(figures: dict[str, Any]) -> dict[str, Any]:
+    """Figures as JSON knows them: null where there is none."""
+    return {k: None if isinstance(v, float) and np.isnan(v) else v for k, v in figures.items()}
+
+
+def _tell(job: Job, report: Mapping[str, Any], world: World) -> None:
+    if not world.leads:
+        return
+    said = [(k.replace("_", " "), v) for k, v in report["held_out"].items() if v is not None]
+    shown = ", ".join(f"{k} {v:,}" if isinstance(v, int) else f"{k} {v:.4f}" for k, v in said)
+    notes.note(f"held out: {shown}")
+    for one in report["labels"]:
+        said = [(k, v) for k, v in one.items() if isinstance(v, float)]
+        shown = ", ".join(f"{k} {v:.3f}" for k, v in said)
+        notes.note(f"held out: {one['label']}: {shown} of {one['documents']:,} documents")
+    if job.json:
+        print(json.dumps(report), file=sys.stdout)
+
+
+def with_backend(job: Job, backend: str, mesh: str) -> Job:
+    """The job of a command whose kind has neither."""
+    return replace(job, backend=backend, mesh=mesh)

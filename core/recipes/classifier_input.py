@@ -1,0 +1,61 @@
+"""Texts as a classifier reads them: the tokenizer's own special tokens, cut or in windows.
+
+A text that is too long is cut behind its first tokens, as transformers truncates it, or becomes
+several overlapping windows. A special token that a text spells out stays ordinary text.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from sabia.core.errors import UsageError
+from sabia.core.text.tokenizer import Tokenizer
+
+OVERLAP = 8  # windows share one token in so many
+LONG = ("truncate", "windows")
+
+
+@dataclass(frozen=True)
+class TextReader:
+    """tokenizer; length: most tokens of a row; long: one of LONG."""
+
+    tokenizer: Tokenizer
+    length: int
+    long: str = "truncate"
+
+    def __post_init__(self) -> None:
+        if self.long not in LONG:
+            raise UsageError(f"--long: {self.long!r} (expected {' or '.join(LONG)})")
+        if self.length < 4:
+            raise UsageError(f"--length: {self.length} tokens (expected 4 or more)")
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"tokenizer": self.tokenizer, "length": self.length, "long": self.long}
+
+    @cached_property
+    def _backend(self) -> Any:
+        import tokenizers
+
+        backend = tokenizers.Tokenizer.from_str(self.tokenizer.definition)
+        backend.no_padding()
+        backend.encode_special_tokens = True  # the library's name for "as ordinary text"
+        stride = self.length // OVERLAP if self.long == "windows" else 0
+        backend.enable_truncation(self.length, stride=stride)
+        return backend
+
+    def read(self, texts: Sequence[str]) -> tuple[list[np.ndarray], np.ndarray]:
+        """(ids int32 of every row, which text[rows] each is of), in order; empty rows left out."""
+        rows: list[np.ndarray] = []
+        owner: list[int] = []
+        for number, encoded in enumerate(self._backend.encode_batch(list(texts))):
+            more = encoded.overflowing if self.long == "windows" else ()
+            for one in (encoded, *more):
+                if one.ids:
+                    rows.append(np.array(one.ids, np.int32))
+                    owner.append(number)
+        return rows, np.array(owner, np.int64)

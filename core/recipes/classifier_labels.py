@@ -1,0 +1,98 @@
+"""Labels of documents as numbers: one of several, any of several, or a number.
+
+What a column holds decides: lists of names are any of several, names one of several, numbers the
+same unless a regression is asked for.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from sabia.core.errors import BadData, UsageError
+from sabia.core.spec.heads import Problem
+from sabia.core.text import held_out
+
+SINGLE, MULTI, NUMBER = (
+    "single_label_classification",
+    "multi_label_classification",
+    "regression",
+)
+WEIGHTS = ("none", "balanced")
+
+
+@dataclass(frozen=True)
+class Labels:
+    """The problem and the names of a classifier's scores, in their order."""
+
+    problem: Problem
+    names: tuple[str, ...]
+
+    def encoded(self, values: Sequence[Any]) -> np.ndarray:
+        """Targets float32[n, L] of values that `usable` lets pass."""
+        if self.problem == NUMBER:
+            return np.array([[float(value)] for value in values], np.float32).reshape(-1, 1)
+        place = {name: number for number, name in enumerate(self.names)}
+        found = np.zeros((len(values), len(self.names)), np.float32)
+        for row, value in enumerate(values):
+            for name in value if self.problem == MULTI else (value,):
+                found[row, place[name]] = 1
+        return found
+
+    def weights(self, values: Sequence[Any], kind: str) -> np.ndarray:
+        """Weights float32[n] of documents; balanced: n / (labels · documents with the label)."""
+        if kind not in WEIGHTS:
+            raise UsageError(f"--class-weights: {kind!r} (expected {' or '.join(WEIGHTS)})")
+        if kind == "none":
+            return np.ones(len(values), np.float32)
+        if self.problem != SINGLE:
+            raise UsageError(f"--class-weights: {kind} with a {self.problem} (expected one label)")
+        counts = Counter(values)
+        share = {name: len(values) / (len(counts) * count) for name, count in counts.items()}
+        return np.array([share[value] for value in values], np.float32)
+
+    def figures(
+        self, values: Sequence[Any], scores: np.ndarray
+    ) -> tuple[held_out.Agreement, list[held_out.LabelFigures]]:
+        """How scores[n, L] of documents agree with their values."""
+        if self.problem == NUMBER:
+            return held_out.numbers(self.encoded(values)[:, 0].astype(np.float64), scores[:, 0]), []
+        if self.problem == MULTI:
+            return held_out.any_of(self.names, self.encoded(values) > 0, scores)
+        return held_out.one_of(self.names, list(values), scores)
+
+
+def usable(value: Any, regression: bool) -> Any:
+    """A value of a label column as it is used, None where there is none; BadData says why not."""
+    if value is None or value == "":
+        return None
+    if isinstance(value, list):
+        return tuple(sorted({str(item) for item in value if item is not None}))
+    if not regression:
+        return str(value).strip() or None
+    try:
+        number = float(value)
+    except (TypeError, ValueError):
+        raise BadData(f"label {value!r} is no number") from None
+    if not math.isfinite(number):
+        raise BadData(f"label {value!r} is not finite")
+    return number
+
+
+def labels_of(values: Sequence[Any], column: str, regression: bool) -> Labels:
+    """What the values of a column say; BadData where there are too few different ones."""
+    lists = {isinstance(value, tuple) for value in values}
+    if len(lists) > 1 or (True in lists and regression):
+        raise BadData(f"--label {column}: lists and single values (expected one kind)")
+    if regression:
+        return Labels(NUMBER, (column,))
+    multi = True in lists
+    names = {name for value in values for name in (value if multi else (value,))}
+    if len(names) < (1 if multi else 2):
+        raise BadData(f"--label {column}: {len(names)} different labels (expected 2 or more)")
+    return Labels(MULTI if multi else SINGLE, tuple(sorted(names)))

@@ -1,0 +1,75 @@
+"""Token rows with labels: one document a row, and the batches that classifiers are trained on.
+
+A batch is as long as its longest row; where a new shape costs a compilation, as the least of
+LENGTHS that holds it. Rows begin with their document, so pooling is arithmetic (core.model.heads).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+
+import numpy as np
+import pyarrow as pa
+
+from sabia.core.model.heads import pool_weights
+from sabia.core.spec.heads import Pooling
+from sabia.core.train.token_rows import Batch, TokenRows, read_token_rows
+
+LENGTHS = tuple(64 << n for n in range(12))
+
+
+@dataclass(frozen=True)
+class LabelledRows(TokenRows):
+    """labels float32[n, L] and weights float32[n] by row as read; causal: of the model's attention,
+    which then sees no padding and needs no segments."""
+
+    labels: np.ndarray
+    weights: np.ndarray
+    pooling: Pooling
+    causal: bool
+
+    @property
+    def unpacked(self) -> bool:  # type: ignore[override]
+        """True where attention needs no segments."""
+        return self.causal
+
+    @property
+    def lengths(self) -> np.ndarray:
+        """Tokens of each row, by its number."""
+        return np.diff(self.row_start)[self.by_source]
+
+    def batch(self, rows: np.ndarray, length: int | None = None) -> Batch:
+        """input_ids, segments, positions int32[B, T]; pool[B, T], labels[B, L], loss_mask[B, 1],
+        tokens[B, 1] and source[B, S] float32. length: given where shapes have to be few."""
+        number = self.by_source[rows]
+        size = np.diff(self.row_start)[number]
+        made = super().batch(rows, None if length is None else _shape(int(size.max()), length))
+        made.pop("targets")
+        return made | {
+            "loss_mask": self.weights[number][:, None],
+            "labels": self.labels[number],
+            "pool": pool_weights(size, made["input_ids"].shape[1], self.pooling),
+            "tokens": size[:, None].astype(np.float32),
+        }
+
+
+def _shape(longest: int, most: int) -> int:
+    return min(next((n for n in LENGTHS if n >= longest), most), most)
+
+
+def labelled_rows(
+    ids: Sequence[Sequence[int] | np.ndarray],
+    labels: np.ndarray,
+    weights: np.ndarray,
+    pooling: Pooling,
+    causal: bool,
+) -> LabelledRows:
+    """Rows of one document each; BadData where there are none."""
+    lists = pa.array([np.asarray(one, np.int32) for one in ids], pa.list_(pa.int32()))
+    sizes = pa.array([[len(one)] for one in ids], pa.list_(pa.int32()))
+    schema = ["input_ids", "document_lengths"]
+    rows = read_token_rows([pa.RecordBatch.from_arrays([lists, sizes], schema)])
+    given = {f.name: getattr(rows, f.name) for f in fields(TokenRows)}
+    figures = {"labels": labels.astype(np.float32), "weights": weights.astype(np.float32)}
+    return LabelledRows(**given, **figures, pooling=pooling, causal=causal)

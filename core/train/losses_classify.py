@@ -1,0 +1,57 @@
+"""The loss of sequence classifiers: cross-entropy, one binary cross-entropy a label, or squares.
+
+A batch has labels[B, L] fp32 (a distribution over labels; 0 or 1 each; numbers), weights of its
+rows as loss_mask[B, 1], and pool[B, T] (core.model.heads). What is returned are sums, as in
+core.train.losses; a weighted mean over rows is transformers' (and torch's, with class weights).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from sabia.core.errors import UsageError
+from sabia.core.model.forward import hidden
+from sabia.core.model.heads import class_logits
+from sabia.core.model.ops import Array, Ops, Params, Remat
+from sabia.core.spec.heads import Problem
+from sabia.core.spec.model import ModelSpec
+from sabia.core.train.losses import by_source
+
+
+def classification_loss(
+    spec: ModelSpec,
+    params: Params,
+    batch: Mapping[str, Array],
+    ops: Ops,
+    *,
+    problem: Problem,
+    remat: Remat = "none",
+) -> tuple[Array, Array, dict[str, Array]]:
+    """Loss and weight of the rows, summed; extras: by source, and `tokens` that were read."""
+    x = hidden(
+        spec,
+        params,
+        batch["input_ids"],
+        ops,
+        positions=batch.get("positions"),
+        segments=batch.get("segments"),
+        remat=remat,
+    )
+    scores = class_logits(spec, params, x, batch["pool"], ops)
+    weights = batch["loss_mask"][:, 0]
+    rows = row_losses(scores, batch["labels"], problem, ops) * weights
+    figures = (("source_loss", rows), ("source_weight", weights))
+    extras = {name: by_source(figure, batch["source"], ops) for name, figure in figures}
+    extras["tokens"] = batch["tokens"].sum()
+    return rows.sum(), weights.sum(), extras
+
+
+def row_losses(scores: Array, labels: Array, problem: Problem, ops: Ops) -> Array:
+    """Losses [B] of scores[B, L]."""
+    if problem == "single_label_classification":
+        return ops.logsumexp(scores) - (scores * labels).sum(-1)
+    if problem == "multi_label_classification":
+        return (ops.softplus(scores) - scores * labels).mean(-1)
+    if problem == "regression":
+        return ((scores - labels) * (scores - labels)).mean(-1)
+    raise UsageError(f"problem: {problem!r} (expected a kind of sequence classification)")
