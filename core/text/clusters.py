@@ -18,8 +18,8 @@ from sabia.core.text.dedup_config import DedupConfig
 from sabia.core.text.sketching import Corpus, shingle_sets_of
 from sabia.kernels import minhash
 
-KEPT, EXACT, NEAR = range(3)
-REASONS = ("kept", "exact", "near")
+KEPT, EXACT, NEAR, URL, SEMANTIC = range(5)
+REASONS = ("kept", "exact", "near", "url", "semantic")
 ALONE = -1
 _SLICE = 1 << 16
 
@@ -28,7 +28,7 @@ _SLICE = 1 << 16
 class Clusters:
     """The outcome for n rows in c clusters of two or more.
 
-    of_row int64[n]: the row's cluster, ALONE if it has none; reason uint8[n]: KEPT, EXACT or NEAR;
+    of_row int64[n]: the row's cluster, ALONE if it has none; reason uint8[n]: KEPT, EXACT, NEAR …;
     similarity float32[n]: of a row that goes to the one kept, NaN where unknown;
     kept_row int64[c], size int64[c].
     """
@@ -74,7 +74,7 @@ def find_clusters(
         distinct = np.flatnonzero((first == everyone) & (corpus.words > 0))
         near, sets = _near_pairs(corpus, sources, distinct, config, engine, jobs)
         edges = np.concatenate((edges, near))
-    clusters = choose_kept(lsh.components(corpus.count, edges), corpus, config.keep)
+    clusters = choose_kept(lsh.components(corpus.count, edges), _worth(corpus, config.keep))
     _explain(clusters, first, corpus, sets)
     return clusters
 
@@ -107,8 +107,11 @@ def first_of_equal(exact: np.ndarray) -> np.ndarray:
     return result
 
 
-def choose_kept(component: np.ndarray, corpus: Corpus, keep: str) -> Clusters:
-    """One row kept of each component of two or more; component[n] holds its least row."""
+def choose_kept(component: np.ndarray, worth: np.ndarray, reason: int = NEAR) -> Clusters:
+    """The row of most worth[n] kept of each component of two or more, the first of equals.
+
+    component[n] holds a row's component's least row; the others go for `reason`.
+    """
     count = len(component)
     sizes = np.bincount(component, minlength=count)
     roots = np.flatnonzero(sizes > 1)
@@ -116,13 +119,13 @@ def choose_kept(component: np.ndarray, corpus: Corpus, keep: str) -> Clusters:
     number[roots] = np.arange(len(roots))
     of_row = number[component]
     members = np.flatnonzero(of_row != ALONE)
-    order = np.lexsort((members, -_worth(corpus, keep)[members], of_row[members]))
+    order = np.lexsort((members, -worth[members], of_row[members]))
     _, heads = np.unique(of_row[members][order], return_index=True)
     kept_row = members[order][heads]
-    reason = np.where(of_row == ALONE, KEPT, NEAR).astype(np.uint8)
-    reason[kept_row] = KEPT
+    why = np.where(of_row == ALONE, KEPT, reason).astype(np.uint8)
+    why[kept_row] = KEPT
     unknown = np.full(count, np.nan, np.float32)
-    return Clusters(of_row, reason, unknown, kept_row, sizes[roots])
+    return Clusters(of_row, why, unknown, kept_row, sizes[roots])
 
 
 def _worth(corpus: Corpus, keep: str) -> np.ndarray:

@@ -64,4 +64,5 @@ def _decide(job: Job, config: DedupConfig, sources: Sequence[Source]) -> removal
         said += f", {sketch.bands} bands of {sketch.rows}; chance to find a pair: {curve}"
     notes.note(said)
     corpus = read_corpus(sources, sketch, engine, job.jobs, config.score)
-    return removal.Plan.write(corpus, find_clusters(corpus, sources, config, engine, job.jobs))
+    found = find_clusters(corpus, sources, config, engine, job.jobs)
+    return removal.Plan.write(corpus.starts, corpus.ids, found)

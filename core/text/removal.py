@@ -18,7 +18,7 @@ from sabia.core.shards.mapping import ShardContext
 from sabia.core.shards.sources import Source
 from sabia.core.text.clusters import ALONE, KEPT, REASONS, Clusters
 from sabia.core.text.removed import put_column, with_reason, write_removed
-from sabia.core.text.sketching import Corpus, Spool
+from sabia.core.text.sketching import IdSpool, Spool
 
 DECISION = np.dtype([("cluster", "i8"), ("reason", "u1"), ("similarity", "f4")])
 
@@ -43,21 +43,21 @@ class Plan:
     kept: Held
 
     @classmethod
-    def write(cls, corpus: Corpus, found: Clusters) -> "Plan":
-        """Spool what was decided."""
+    def write(cls, row_starts: np.ndarray, ids: IdSpool, found: Clusters) -> "Plan":
+        """Spool what was decided; row_starts int64[sources + 1]: the first row of each source."""
         rows, clusters = Spool(), Spool()
-        table = np.empty(corpus.count, DECISION)
+        table = np.empty(len(found.of_row), DECISION)
         table["cluster"], table["reason"] = found.of_row, found.reason
         table["similarity"] = found.similarity
         rows.append(table)
         rows.file.flush()
         batch = pa.RecordBatch.from_arrays(
-            [_kept_ids(corpus, found.kept_row), pa.array(found.size, pa.int64())], ["id", "size"]
+            [_kept_ids(ids, found.kept_row), pa.array(found.size, pa.int64())], ["id", "size"]
         )
         with pa.ipc.new_file(clusters.file, batch.schema) as writer:
             writer.write_batch(batch)
         clusters.file.flush()
-        starts = tuple(corpus.starts.tolist())
+        starts = tuple(row_starts.tolist())
         return cls(rows.path, clusters.path, starts, Held(rows, clusters))
 
     def rows(self, index: int) -> np.ndarray:
@@ -73,11 +73,11 @@ class Plan:
         return pa.ipc.open_file(pa.memory_map(self.clusters_path)).get_batch(0)
 
 
-def _kept_ids(corpus: Corpus, kept_row: np.ndarray) -> pa.Array:
+def _kept_ids(ids: IdSpool, kept_row: np.ndarray) -> pa.Array:
     order = np.argsort(kept_row)
     place = np.empty(len(order), np.int64)
     place[order] = np.arange(len(order))
-    return corpus.ids.take(kept_row[order]).take(pa.array(place, pa.int64()))
+    return ids.take(kept_row[order]).take(pa.array(place, pa.int64()))
 
 
 def _decided(
