@@ -31,7 +31,8 @@ INERT = frozenset({
     "max_length", "min_length", "num_beams", "num_beam_groups", "num_return_sequences",
     "temperature", "top_k", "top_p", "typical_p", "repetition_penalty", "length_penalty",
     "diversity_penalty", "no_repeat_ngram_size", "encoder_no_repeat_ngram_size",
-    "classifier_length", "cache_implementation", "remove_invalid_values", "exponential_decay_length_penalty",
+    "cache_implementation", "remove_invalid_values", "exponential_decay_length_penalty",
+    "classifier_length",
 })
 # fmt: on
 

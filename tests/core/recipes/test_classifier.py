@@ -1,5 +1,7 @@
 """Training and scoring classifiers: losses, learning, resume, exports, scores of any company."""
 
+import json
+import shutil
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -15,8 +17,10 @@ from sabia.core.recipes.classifier_model import ClassifierModel, ModelScorer
 from sabia.core.recipes.training_options import TrainOptions
 from sabia.core.shards.job import Job
 from sabia.core.spec import from_config
+from sabia.core.spec.families import with_classifier
+from sabia.core.spec.heads import classifier_config
 from sabia.core.train.labelled_rows import labelled_rows
-from sabia.core.train.losses_classify import row_losses
+from sabia.core.train.losses_classify import classification_loss, row_losses
 from sabia.core.train.stepper import make_stepper
 
 from .classifiers import DECODER, ENCODER, documents, model, report, texts
@@ -75,27 +79,24 @@ def test_a_classifier_learns_and_says_how_well(tmp_path: Path, config: dict[str,
     assert (run / "held_out.json").stat().st_mtime_ns == before
 
 
-def test_exports_score_alike_in_transformers(tmp_path: Path) -> None:
+@pytest.mark.parametrize("config", [ENCODER, DECODER], ids=["encoder", "decoder"])
+def test_exports_score_alike_in_transformers(tmp_path: Path, config: dict[str, Any]) -> None:
     transformers = pytest.importorskip("transformers")
-    for config in (ENCODER, DECODER):
-        place = tmp_path / str(config["model_type"])
-        place.mkdir()
-        run = trained(place, config, options=replace(OPTIONS, epochs=0, steps=2))
-        kind = transformers.AutoModelForSequenceClassification
-        judge, said = kind.from_pretrained(
-            run / "final", dtype=torch.float32, output_loading_info=True
-        )
-        assert not said["missing_keys"] and not said["unexpected_keys"]
-        assert judge.config.id2label == {0: "bad", 1: "good"}
-        tokenizer = transformers.AutoTokenizer.from_pretrained(run / "final")
-        for text in texts(5, 3)[0]:
-            ids = tokenizer(text, return_tensors="pt", truncation=True, max_length=32)["input_ids"]
-            expected = judge(ids).logits.softmax(-1).detach().numpy()[0]
-            scores = ModelScorer(str(run / "final")).score([text])
-            np.testing.assert_allclose([scores["bad"][0], scores["good"][0]], expected, atol=1e-5)
+    run = trained(tmp_path, config, options=replace(OPTIONS, epochs=0, steps=2))
+    kind = transformers.AutoModelForSequenceClassification
+    judge, said = kind.from_pretrained(run / "final", dtype=torch.float32, output_loading_info=True)
+    assert not said["missing_keys"] and not said["unexpected_keys"]
+    assert judge.config.id2label == {0: "bad", 1: "good"}
+    tokenizer = transformers.AutoTokenizer.from_pretrained(run / "final")
+    scorer = ModelScorer(str(run / "final"))
+    for text in texts(5, 3)[0]:
+        ids = tokenizer(text, return_tensors="pt", truncation=True, max_length=32)["input_ids"]
+        expected = judge(ids).logits.softmax(-1).detach().numpy()[0]
+        scores = scorer.score([text])
+        np.testing.assert_allclose([scores["bad"][0], scores["good"][0]], expected, atol=1e-5)
 
 
-@pytest.mark.parametrize("name", backend.BACKENDS)
+@pytest.mark.parametrize("name", ["torch", pytest.param("jax", marks=pytest.mark.slow)])
 def test_scores_do_not_depend_on_company(tmp_path: Path, name: str) -> None:
     run = trained(tmp_path, ENCODER, options=replace(OPTIONS, epochs=0, steps=2))
     many = [*texts(30, 5)[0], "", "theorem"]
@@ -124,7 +125,7 @@ def test_numbers_and_lists(tmp_path: Path) -> None:
     found = report(run)
     assert found["problem"] == "multi_label_classification"
     assert [one["label"] for one in found["labels"]] == ["bad", "good", "long"]
-    assert found["held_out"]["macro_f1"] > 0.8
+    assert all(one["f1"] > 0.9 for one in found["labels"][:2])
 
 
 def test_stopped_runs_end_alike(tmp_path: Path) -> None:
@@ -134,11 +135,7 @@ def test_stopped_runs_end_alike(tmp_path: Path) -> None:
     other = trained(tmp_path, ENCODER, "other", options=replace(options, keep_checkpoints=5))
     for place in (other / "checkpoints").iterdir():
         if "3" not in place.name:
-            import shutil
-
             shutil.rmtree(place)
-    import json
-
     record = json.loads((other / "run.json").read_text())
     (other / "run.json").write_text(json.dumps(record | {"finished": False}))
     trained(tmp_path, ENCODER, "other", options=replace(options, keep_checkpoints=5))
@@ -157,11 +154,8 @@ def test_adapters_train_the_head_too(tmp_path: Path) -> None:
     assert not (run / "adapter").exists()
 
 
+@pytest.mark.slow
 def test_both_backends_take_the_same_steps(tmp_path: Path) -> None:
-    from sabia.core.spec.families import with_classifier
-    from sabia.core.spec.heads import classifier_config
-    from sabia.core.train.losses_classify import classification_loss
-
     base = from_config(ENCODER | {"vocab_size": 97})
     problem = "single_label_classification"
     spec = with_classifier(base, classifier_config(base.config, ("a", "b", "c"), problem, 0))
@@ -170,9 +164,8 @@ def test_both_backends_take_the_same_steps(tmp_path: Path) -> None:
     labels = np.eye(3)[random.integers(0, 3, 4)]
     rows = labelled_rows(ids, labels, np.array([1, 2, 0.5, 1]), "mean", causal=False)
     batch = rows.batch(np.arange(4))
-    assert (
-        batch["input_ids"].shape == (4, 30) and rows.batch(np.arange(4), 512)["pool"].shape[1] == 64
-    )
+    assert batch["input_ids"].shape == (4, 30)
+    assert rows.batch(np.arange(4), 512)["pool"].shape == (4, 64)
     params = hub.init_params(spec, 0)
     gradients = []
     for name in backend.BACKENDS:
