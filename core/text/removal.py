@@ -7,7 +7,7 @@ whatever ends it. Every row comes out with `cluster` (the id of the document kep
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
 
 import numpy as np
 import pyarrow as pa
@@ -16,8 +16,9 @@ import pyarrow.compute as pc
 from sabia.core.errors import BadData
 from sabia.core.shards.mapping import ShardContext
 from sabia.core.shards.sources import Source
+from sabia.core.text.barrier import Decision
 from sabia.core.text.clusters import ALONE, KEPT, REASONS, Clusters
-from sabia.core.text.removed import put_column, with_reason, write_removed
+from sabia.core.text.removed import put_column, with_reason
 from sabia.core.text.sketching import IdSpool, Spool
 
 DECISION = np.dtype([("cluster", "i8"), ("reason", "u1"), ("similarity", "f4")])
@@ -106,11 +107,9 @@ def _with_cluster(
 
 
 def drop(
-    batches: Iterator[pa.RecordBatch], context: ShardContext, plan: Plan | None
+    batches: Iterator[pa.RecordBatch], context: ShardContext, plan: Plan
 ) -> Iterator[pa.RecordBatch]:
-    """The transform: rows kept, with their cluster. Without a plan there is nothing to do."""
-    if plan is None:
-        return
+    """The transform: rows kept, with their cluster."""
     for batch, part in _decided(batches, plan, context.index, context.name):
         for number, reason in enumerate(REASONS):
             count = int((part["reason"] == number).sum())
@@ -119,10 +118,10 @@ def drop(
         yield batch.filter(pa.array(part["reason"] == KEPT))
 
 
-def write_dropped(path: str, sources: Sequence[Source], plan: Plan, made: dict[str, Any]) -> None:
-    """The rows that `drop` drops, as one Parquet file."""
+def decision(sources: Sequence[Source], plan: Plan) -> Decision:
+    """What a stage with a barrier does by the plan."""
     parts = [_Dropped(source, plan, index) for index, source in enumerate(sources)]
-    write_removed(path, [part for part in parts if part.any()], made)
+    return Decision(partial(drop, plan=plan), [part for part in parts if part.any()])
 
 
 @dataclass(frozen=True)

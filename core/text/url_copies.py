@@ -1,0 +1,81 @@
+"""`dedup --method url`: one document of each canonical URL.
+
+URLs are compared as the crawler spells them (sabia.core.urls: no fragment, no tracking or session
+parameters, one form of escapes), by 128 bits of BLAKE2b. Documents without an http(s) URL are
+nobody's copy. In memory: 32 bytes a document.
+"""
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+
+from sabia.core import notes
+from sabia.core.errors import BadData
+from sabia.core.progress import progress
+from sabia.core.shards.job import Job
+from sabia.core.shards.sources import Source
+from sabia.core.text import barrier, keep, removal
+from sabia.core.text.clusters import URL, choose_kept, first_of_equal
+from sabia.core.text.sketching import IdSpool, batches_of, in_order
+from sabia.core.urls import canonical
+
+
+def run_method(job: Job, options: Mapping[str, Any]) -> None:
+    """`--method url` with the command's options."""
+    rule = options["keep"]
+    keep.check(rule)
+    barrier.run(job, options["removed"], partial(_decide, job, rule))
+
+
+def _decide(job: Job, rule: str, sources: list[Source]) -> barrier.Decision:
+    read = _read(sources, rule, job.jobs)
+    rows = np.flatnonzero(read.known)
+    if len(read.known) and not len(rows):
+        raise BadData("--method url: no document has an http(s) url")
+    notes.note(f"{len(read.known) - len(rows):,} documents without a URL stay")
+    component = np.arange(len(read.known))
+    component[rows] = rows[first_of_equal(read.keys[rows])]
+    found = choose_kept(component, read.worth, URL)
+    return removal.decision(sources, removal.Plan.write(read.row_starts, read.ids, found))
+
+
+class _Read(NamedTuple):
+    """Of n rows: keys uint64[n, 2] and whether known bool[n], worth float64[n]."""
+
+    keys: np.ndarray
+    known: np.ndarray
+    worth: np.ndarray
+    row_starts: np.ndarray
+    ids: IdSpool
+
+
+def _read(sources: Sequence[Source], rule: str, jobs: int) -> _Read:
+    ids, rows = IdSpool(), np.zeros(len(sources) + 1, np.int64)
+    keys, known, worth = [np.empty((0, 2), np.uint64)], [np.empty(0, bool)], []
+    columns = list(dict.fromkeys(["id", "url", *keep.columns(rule)]))
+
+    def work(item: tuple[int, pa.RecordBatch]) -> tuple[int, pa.RecordBatch, Any, Any]:
+        return *item, *url_keys(item[1].column("url"))
+
+    with progress(None, "dedup: reading") as bar:
+        for index, batch, key, there in in_order(work, batches_of(sources, columns), jobs):
+            ids.append(batch.column("id"))
+            keys.append(key)
+            known.append(there)
+            worth.append(keep.worth(batch, rule))
+            rows[index + 1] += batch.num_rows
+            bar.advance(batch.num_rows)
+    everything = np.concatenate(keys), np.concatenate(known), keep.whole(worth, rule)
+    return _Read(*everything, np.cumsum(rows), ids)
+
+
+def url_keys(urls: pa.Array) -> tuple[np.ndarray, np.ndarray]:
+    """(uint64[n, 2] of canonical URLs, bool[n] where there is one)."""
+    forms = [None if url is None else canonical(url) for url in urls.to_pylist()]
+    known = np.array([form is not None for form in forms], bool)
+    hashed = (hashlib.blake2b((form or "").encode(), digest_size=16).digest() for form in forms)
+    return np.frombuffer(b"".join(hashed), np.uint64).reshape(-1, 2), known
