@@ -1,13 +1,15 @@
 """MinHash sketches of documents straight from Arrow buffers: what is computed, and by which engine.
 
-All arithmetic is modulo 2**64 unless said; `mix` is the splitmix64 finaliser. With the words of
-text_table: word hash w = mix(sum of (code + 1) * P**(length-1-i)); the shingle that starts at word
-j is s_j = mix(sum of w_(j+i) * M**(n-1-i)) over n words (a text of fewer words has one shingle, all
-of them); x = s >> 32. Signature slot k is the least x * A_k + B_k modulo 2**32 (a bijection for
-odd A_k, so slots agree with probability equal to the Jaccard similarity of the shingle sets).
-A band's digest folds its rows: d = mix(d * M + slot + 1), from the band's number.
-The exact hash has two lanes, the sums over tokens t_j (words, and marks as mix(code + MARK_SALT))
-of mix(t_j + j * C0) and mix(t_j ^ (j * C1 + C2)), finished with the token count.
+All arithmetic is modulo 2**64 unless said; `mix` is the splitmix64 finaliser. Tokens are the words
+and marks of text_table, as the UTF-8 bytes of their folded code points; each byte of a mark is a
+token. A token of L bytes, cut into eight-byte little-endian numbers c (the last padded with zeros):
+h = L; for each c: h = (h ^ c) * P, h ^= h >> 32; then h = h * Q, h ^= h >> 29.
+The shingle that starts at word j is s_j = mix(sum of h_(j+i) * M**(n-1-i)) >> 32 over n words (a
+text of fewer words has one shingle, all of them). Signature slot k is the least s * A_k + B_k
+modulo 2**32 (a bijection for odd A_k, so slots agree with probability equal to the Jaccard
+similarity of the shingle sets). A band's digest folds its rows: d = mix(d * M + slot + 1), from
+mix(band). The exact hash has two lanes, the sums over tokens t_j of mix(t_j + j * C0) and
+mix(t_j ^ (j * C1 + C2)), each finished by mix(sum + number of tokens).
 Both engines give the same bits; `numpy` is the reference, `numba` the fast one. Broder 1997;
 Indyk and Motwani 1998.
 """
@@ -17,15 +19,15 @@ import os
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
+from types import ModuleType
 from typing import NamedTuple
 
 import numpy as np
 
 MASK64 = (1 << 64) - 1
-WORD_BASE = 0x9E3779B97F4A7C15  # P
+CHUNK_BASE, TOKEN_BASE = 0x9E3779B97F4A7C15, 0x8CB92BA72F3D8DD7  # P, Q
 SHINGLE_BASE = 0xD6E8FEB86659FD93  # M
 EXACT_STEP = (0xA24BAED4963EE407, 0x9FB21C651E98DF25, 0xC2B2AE3D27D4EB4F)  # C0, C1, C2
-MARK_SALT = 0x165667B19E3779F9
 ENGINES = ("numba", "numpy")
 
 
@@ -41,17 +43,23 @@ class SketchConfig:
     def slots(self) -> tuple[np.ndarray, np.ndarray]:
         """(A, B), uint32[bands * rows] each; every A is odd."""
         count = self.bands * self.rows
-        state = [mix_int(mix_int(self.seed) + i * WORD_BASE) >> 32 for i in range(2 * count)]
+        state = [mix_int(mix_int(self.seed) + i * CHUNK_BASE) >> 32 for i in range(2 * count)]
         values = np.array(state, np.uint64).astype(np.uint32)
         return values[:count] | np.uint32(1), values[count:]
 
 
 class Sketches(NamedTuple):
-    """Of n documents: digests uint64[n, bands], exact uint64[n, 2], words int64[n]."""
+    """Of n documents: digests uint64[n, bands], exact uint64[n, 2], words int64[n].
+
+    shingles uint32[total] of one document after another, in the order of the text and repeated as
+    there; counts int64[n] of them.
+    """
 
     digests: np.ndarray
     exact: np.ndarray
     words: np.ndarray
+    shingles: np.ndarray
+    counts: np.ndarray
 
 
 def mix_int(value: int) -> int:
@@ -83,6 +91,16 @@ def set_cache_directory() -> None:
     os.environ["NUMBA_CACHE_DIR"] = str(chosen)
 
 
+def room_of(engine: str) -> ModuleType:
+    """The module of an engine, loaded when it is first used."""
+    if engine == "numba":
+        set_cache_directory()
+        from sabia.kernels import minhash_numba as room
+    else:
+        from sabia.kernels import minhash_reference as room
+    return room
+
+
 def sketch(
     data: np.ndarray, offsets: np.ndarray, config: SketchConfig, engine: str = "numpy"
 ) -> Sketches:
@@ -90,33 +108,15 @@ def sketch(
 
     data[bytes] uint8, offsets[n + 1] int64. The numba engine holds no GIL while it works.
     """
-    if engine == "numba":
-        set_cache_directory()
-        from sabia.kernels import minhash_numba as room
-    else:
-        from sabia.kernels import minhash_reference as room
-    return room.sketch(data, offsets, config)
-
-
-def shingle_sets(
-    data: np.ndarray, offsets: np.ndarray, ngram: int, engine: str = "numpy"
-) -> tuple[np.ndarray, np.ndarray]:
-    """Distinct shingles of each document, sorted: (values uint64[total], starts int64[n + 1])."""
-    if engine == "numba":
-        set_cache_directory()
-        from sabia.kernels import minhash_numba as room
-    else:
-        from sabia.kernels import minhash_reference as room
-    return room.shingle_sets(data, offsets, ngram)
+    return room_of(engine).sketch(data, offsets, config)
 
 
 def jaccard(
-    values: np.ndarray, starts: np.ndarray, pairs: np.ndarray, engine: str = "numpy"
+    shingles: np.ndarray, starts: np.ndarray, pairs: np.ndarray, engine: str = "numpy"
 ) -> np.ndarray:
-    """Jaccard similarity float64[p] of pairs[p, 2] of `shingle_sets`; 1 where both are empty."""
-    if engine == "numba":
-        set_cache_directory()
-        from sabia.kernels import minhash_numba as room
-    else:
-        from sabia.kernels import minhash_reference as room
-    return room.jaccard(values, starts, pairs)
+    """Jaccard similarity float64[p] of the sets of pairs[p, 2]; 1 where both are empty.
+
+    Set i is shingles[starts[i]:starts[i+1]] (uint32, in any order, repeats allowed). Pairs with
+    the same first set should follow each other: the work is shared.
+    """
+    return room_of(engine).jaccard(shingles, starts, pairs)

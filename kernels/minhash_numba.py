@@ -1,227 +1,163 @@
-"""The compiled engine of sabia.kernels.minhash: one pass over the bytes of a batch.
+"""The compiled engine of sabia.kernels.minhash: a few tight loops over the bytes of each document.
 
-Decoding, folding, word hashes, the rolling shingle hash, the slots of the signature, band digests
-and the exact hash are fused in one loop, so a document costs no Python object and no memory beyond
-its shingles. Compiled code is cached on disk, and runs without the GIL: threads scale.
-Bit for bit equal to sabia.kernels.minhash_reference.
+Folding, words and their hashes (minhash_words_numba), the rolling shingle hash, the slots of the
+signature, band digests and the exact hash work in buffers that are reused, so a document costs no
+Python object and no memory beyond its shingles. Compiled code is cached on disk, and runs without
+the GIL: threads scale. Bit for bit equal to sabia.kernels.minhash_reference.
 """
 
-import numba
 import numpy as np
 
-from sabia.kernels.minhash import (
-    EXACT_STEP,
-    MARK_SALT,
-    SHINGLE_BASE,
-    WORD_BASE,
-    SketchConfig,
-    Sketches,
-    mix_int,
+from sabia.kernels.minhash import SHINGLE_BASE, SketchConfig, Sketches, mix_int
+from sabia.kernels.minhash_words_numba import (
+    BLOCK,
+    PADDING,
+    U,
+    find_tokens,
+    hash_tokens,
+    jit,
+    mix,
+    normalised,
 )
-from sabia.kernels.text_table import (
-    LETTER,
-    MARK,
-    SKIP,
-    SOLO,
-    SOLO_END,
-    SPACE,
-    TABLE_SIZE,
-    folding_tables,
-)
+from sabia.kernels.text_table import folding_tables
 
-U = np.uint64
-_P, _M, _MARK_SALT = U(WORD_BASE), U(SHINGLE_BASE), U(MARK_SALT)
-_C0, _C1, _C2 = (U(step) for step in EXACT_STEP)
-_KIND_SPACE, _KIND_MARK, _KIND_LETTER, _KIND_SOLO, _KIND_SKIP = (SPACE, MARK, LETTER, SOLO, SKIP)
-_jit = numba.njit(nogil=True, cache=True, boundscheck=False)
-_inline = numba.njit(nogil=True, cache=True, inline="always")
+_M = U(SHINGLE_BASE)
+_TOP = np.uint32(0xFFFFFFFF)
 
 
-@_inline
-def _mix(x):  # type: ignore[no-untyped-def]
-    x = (x ^ (x >> U(30))) * U(0xBF58476D1CE4E5B9)
-    x = (x ^ (x >> U(27))) * U(0x94D049BB133111EB)
-    return x ^ (x >> U(31))
-
-
-@_inline
-def _decode(data, i, end):  # type: ignore[no-untyped-def]
-    """(code point, bytes used) of a lead byte >= 0x80 at i; (space, 1) if it is malformed."""
-    first = np.int64(data[i])
-    if 0xC2 <= first < 0xE0 and i + 2 <= end and (data[i + 1] & 0xC0) == 0x80:
-        return ((first & 0x1F) << 6) | np.int64(data[i + 1] & 0x3F), 2
-    if 0xE0 <= first < 0xF0 and i + 3 <= end:
-        if (data[i + 1] & 0xC0) == 0x80 and (data[i + 2] & 0xC0) == 0x80:
-            low = (np.int64(data[i + 1] & 0x3F) << 6) | np.int64(data[i + 2] & 0x3F)
-            return ((first & 0x0F) << 12) | low, 3
-    elif 0xF0 <= first < 0xF5 and i + 4 <= end:
-        a, b, c = data[i + 1], data[i + 2], data[i + 3]
-        if (a & 0xC0) == 0x80 and (b & 0xC0) == 0x80 and (c & 0xC0) == 0x80:
-            low = (np.int64(b & 0x3F) << 6) | np.int64(c & 0x3F)
-            return ((first & 0x07) << 18) | (np.int64(a & 0x3F) << 12) | low, 4
-    return np.int64(0x20), 1
-
-
-@_jit
-def _document(data, start, end, folds, kinds, ngram, leave, ring, shingles, exact):  # type: ignore[no-untyped-def]
-    """Fill shingles[…] and exact[2]; return (number of shingles, number of words)."""
-    i, word, rolling = start, U(0), U(0)
-    inside, words, count, place = False, 0, 0, U(0)
-    exact0, exact1 = U(0), U(0)
-    while i <= end:
-        code, kind, used = np.int64(0x20), _KIND_SPACE, 1
-        if i < end:
-            code = np.int64(data[i])
-            if code >= 0x80:
-                code, used = _decode(data, i, end)
-            if code < TABLE_SIZE:
-                kind = np.int64(kinds[code])
-                code = np.int64(folds[code])
-            else:
-                kind = _KIND_SOLO if code < SOLO_END else _KIND_MARK
-        i += used
-        if kind == _KIND_LETTER:
-            word = word * _P + U(code + 1)
-            inside = True
-            continue
-        if kind == _KIND_SKIP:
-            continue
-        for step in range(2):  # the word that ends here, then a word of one code point
-            if step == 0:
-                if not inside:
-                    continue
-                token = _mix(word)
-                inside, word = False, U(0)
-            else:
-                if kind != _KIND_SOLO:
-                    continue
-                token = _mix(U(code + 1))
-            exact0 += _mix(token + place * _C0)
-            exact1 += _mix(token ^ (place * _C1 + _C2))
-            place += U(1)
-            slot = words % ngram
-            rolling = rolling * _M + token
-            if words >= ngram:
-                rolling -= ring[slot] * leave
-            ring[slot] = token
-            words += 1
-            if words >= ngram:
-                shingles[count] = _mix(rolling)
-                count += 1
-        if kind == _KIND_MARK:
-            token = _mix(U(code) + _MARK_SALT)
-            exact0 += _mix(token + place * _C0)
-            exact1 += _mix(token ^ (place * _C1 + _C2))
-            place += U(1)
-    if 0 < words < ngram:
-        shingles[0] = _mix(rolling)
-        count = 1
-    exact[0] = _mix(exact0 + place)
-    exact[1] = _mix(exact1 + place)
-    return count, words
-
-
-@_jit
-def _signature(shingles, count, a, b, slots):  # type: ignore[no-untyped-def]
-    slots[:] = np.uint32(0xFFFFFFFF)
+@jit
+def _shingles(words, count, ngram, leave, shingles, place):  # type: ignore[no-untyped-def]
+    """Write the shingles from `place` on; returns their number."""
+    rolling = U(0)
     for j in range(count):
-        x = np.uint32(shingles[j] >> U(32))
-        for k in range(slots.shape[0]):
-            value = np.uint32(x * a[k] + b[k])
-            slots[k] = min(slots[k], value)
+        rolling = rolling * _M + words[j]
+        if j >= ngram:
+            rolling -= words[j - ngram] * leave
+        if j >= ngram - 1:
+            shingles[place + j - ngram + 1] = np.uint32(mix(rolling) >> U(32))
+    if 0 < count < ngram:
+        shingles[place] = np.uint32(mix(rolling) >> U(32))
+        return 1
+    return max(count - ngram + 1, 0)
 
 
-@_jit
-def _sketch(data, offsets, folds, kinds, ngram, leave, a, b, first, digests, exact, words):  # type: ignore[no-untyped-def]
-    bands = digests.shape[1]
-    rows = a.shape[0] // max(bands, 1)
-    ring = np.zeros(ngram, np.uint64)
-    slots = np.empty(a.shape[0], np.uint32)
-    shingles = np.empty(1 << 14, np.uint64)
+@jit
+def _slots(shingles, a, b, slots):  # type: ignore[no-untyped-def]
+    for k in range(a.shape[0]):
+        least, p, q = _TOP, a[k], b[k]
+        for j in range(shingles.shape[0]):
+            least = min(least, np.uint32(shingles[j] * p + q))
+        slots[k] = least
+
+
+@jit
+def _digests(slots, first, digests):  # type: ignore[no-untyped-def]
+    rows = slots.shape[0] // digests.shape[0]
+    for band in range(digests.shape[0]):
+        digest = first[band]
+        for row in range(rows):
+            digest = mix(digest * _M + U(slots[band * rows + row]) + U(1))
+        digests[band] = digest
+
+
+@jit
+def _sketch(data, offsets, folds, kinds, ngram, leave, a, b, first, digests, exact, words, counts,
+            shingles):  # fmt: skip  # type: ignore[no-untyped-def]
+    """Fill the outputs of all documents; returns the number of shingles."""
+    longest = 0
     for d in range(offsets.shape[0] - 1):
-        start, end = offsets[d], offsets[d + 1]
-        if end - start > shingles.shape[0]:
-            shingles = np.empty(end - start, np.uint64)
-        count, words[d] = _document(
-            data, start, end, folds, kinds, ngram, leave, ring, shingles, exact[d]
-        )
-        if bands == 0:
-            continue
-        _signature(shingles, count, a, b, slots)
-        for band in range(bands):
-            digest = first[band]
-            for row in range(rows):
-                digest = _mix(digest * _M + U(slots[band * rows + row]) + U(1))
-            digests[d, band] = digest
-
-
-@_jit
-def _shingle_sets(data, offsets, folds, kinds, ngram, leave, values, starts):  # type: ignore[no-untyped-def]
-    ring = np.zeros(ngram, np.uint64)
-    exact = np.empty(2, np.uint64)
+        longest = max(longest, offsets[d + 1] - offsets[d])
+    room = 2 * longest + PADDING
+    text, marks = np.empty(room + BLOCK, np.uint8), np.empty(room // BLOCK + 2, np.uint64)
+    starts, ends = np.empty(room, np.int64), np.empty(room, np.int64)
+    hashes, slots = np.empty(room, np.uint64), np.empty(a.shape[0], np.uint32)
     total = 0
-    starts[0] = 0
     for d in range(offsets.shape[0] - 1):
-        room = values[total:]
-        count, _ = _document(
-            data, offsets[d], offsets[d + 1], folds, kinds, ngram, leave, ring, room, exact
-        )
-        ordered = np.sort(room[:count])
-        for j in range(count):
-            if j == 0 or ordered[j] != ordered[j - 1]:
-                values[total] = ordered[j]
-                total += 1
-        starts[d + 1] = total
+        n = normalised(data, offsets[d], offsets[d + 1], folds, kinds, text, marks)
+        tokens = find_tokens(text, n, marks, starts, ends)
+        words[d] = hash_tokens(text, tokens, starts, ends, hashes, exact[d])
+        counts[d] = _shingles(hashes, words[d], ngram, leave, shingles, total)
+        if a.shape[0]:
+            _slots(shingles[total : total + counts[d]], a, b, slots)
+            _digests(slots, first, digests[d])
+        total += counts[d]
     return total
-
-
-@_jit
-def _jaccard(values, starts, pairs, result):  # type: ignore[no-untyped-def]
-    for p in range(pairs.shape[0]):
-        i, i_end = starts[pairs[p, 0]], starts[pairs[p, 0] + 1]
-        j, j_end = starts[pairs[p, 1]], starts[pairs[p, 1] + 1]
-        size, both = (i_end - i) + (j_end - j), 0
-        while i < i_end and j < j_end:
-            left, right = values[i], values[j]
-            both += left == right
-            i += left <= right
-            j += right <= left
-        union = size - both
-        result[p] = both / union if union else 1.0
-
-
-def _leave(ngram: int) -> np.uint64:
-    """What the oldest word of a full window weighs when it leaves: M**ngram."""
-    return U(pow(SHINGLE_BASE, ngram, 1 << 64))
 
 
 def sketch(data: np.ndarray, offsets: np.ndarray, config: SketchConfig) -> Sketches:
     """See sabia.kernels.minhash.sketch."""
     n = len(offsets) - 1
-    result = Sketches(
-        np.empty((n, config.bands), np.uint64), np.empty((n, 2), np.uint64), np.empty(n, np.int64)
-    )
+    digests, exact = np.empty((n, config.bands), np.uint64), np.empty((n, 2), np.uint64)
+    words, counts = np.empty(n, np.int64), np.empty(n, np.int64)
+    # a word has a byte at least, and all but the last of a document a byte after it
+    shingles = np.empty(int(offsets[-1] - offsets[0] + n), np.uint32)
     folds, kinds = folding_tables()
     a, b = config.slots()
     first = np.array([mix_int(band) for band in range(config.bands)], np.uint64)
-    leave = _leave(config.ngram)
-    _sketch(data, offsets, folds, kinds, config.ngram, leave, a, b, first, *result)
-    return result
+    leave = U(pow(SHINGLE_BASE, config.ngram, 1 << 64))
+    total = _sketch(
+        data, offsets, folds, kinds, config.ngram, leave, a, b, first, digests, exact, words,
+        counts, shingles,
+    )  # fmt: skip
+    return Sketches(digests, exact, words, shingles[:total], counts)
 
 
-def shingle_sets(
-    data: np.ndarray, offsets: np.ndarray, ngram: int
-) -> tuple[np.ndarray, np.ndarray]:
-    """See sabia.kernels.minhash.shingle_sets."""
-    folds, kinds = folding_tables()
-    values = np.empty(int(offsets[-1] - offsets[0]) + len(offsets), np.uint64)
-    starts = np.empty(len(offsets), np.int64)
-    total = _shingle_sets(data, offsets, folds, kinds, ngram, _leave(ngram), values, starts)
-    return values[:total].copy(), starts
+@jit
+def _enter(shingles, first, last, keys, seen):  # type: ignore[no-untyped-def]
+    """Enter a set into an emptied hash table; returns (number of distinct, shift of the table)."""
+    bits = 4
+    while (1 << bits) < 2 * (last - first):
+        bits += 1
+    keys[: 1 << bits] = U(0)
+    seen[: 1 << bits] = -1
+    shift, mask, distinct = U(32 - bits), (1 << bits) - 1, 0
+    for i in range(first, last):
+        key = U(shingles[i]) + U(1)
+        spot = np.int64(((U(shingles[i]) * U(0x9E3779B1)) & U(0xFFFFFFFF)) >> shift)
+        while keys[spot] != U(0) and keys[spot] != key:
+            spot = (spot + 1) & mask
+        distinct += keys[spot] == U(0)
+        keys[spot] = key
+    return distinct, bits
 
 
-def jaccard(values: np.ndarray, starts: np.ndarray, pairs: np.ndarray) -> np.ndarray:
+@jit
+def _shared(shingles, first, last, keys, seen, bits, mark):  # type: ignore[no-untyped-def]
+    """How many distinct values of a set are in the table; each call needs a `mark` of its own."""
+    shift, mask, both = U(32 - bits), (1 << bits) - 1, 0
+    for i in range(first, last):
+        key = U(shingles[i]) + U(1)
+        spot = np.int64(((U(shingles[i]) * U(0x9E3779B1)) & U(0xFFFFFFFF)) >> shift)
+        while keys[spot] != U(0) and keys[spot] != key:
+            spot = (spot + 1) & mask
+        if keys[spot] == key and seen[spot] != mark:
+            seen[spot] = mark
+            both += 1
+    return both
+
+
+@jit
+def _jaccard(shingles, starts, pairs, result):  # type: ignore[no-untyped-def]
+    longest = 8
+    for i in range(starts.shape[0] - 1):
+        longest = max(longest, starts[i + 1] - starts[i])
+    keys, seen = np.empty(4 * longest, np.uint64), np.empty(4 * longest, np.int64)
+    sizes = np.empty(starts.shape[0] - 1, np.int64)
+    for i in range(starts.shape[0] - 1):
+        sizes[i], _ = _enter(shingles, starts[i], starts[i + 1], keys, seen)
+    before, bits = -1, 4
+    for p in range(pairs.shape[0]):
+        i, j = pairs[p, 0], pairs[p, 1]
+        if i != before:
+            _, bits = _enter(shingles, starts[i], starts[i + 1], keys, seen)
+            before = i
+        both = _shared(shingles, starts[j], starts[j + 1], keys, seen, bits, p)
+        union = sizes[i] + sizes[j] - both
+        result[p] = both / union if union else 1.0
+
+
+def jaccard(shingles: np.ndarray, starts: np.ndarray, pairs: np.ndarray) -> np.ndarray:
     """See sabia.kernels.minhash.jaccard."""
     result = np.empty(len(pairs))
-    _jaccard(values, starts, np.ascontiguousarray(pairs, dtype=np.int64), result)
+    _jaccard(shingles, starts, np.ascontiguousarray(pairs, dtype=np.int64), result)
     return result

@@ -1,22 +1,21 @@
 """The plain NumPy engine of sabia.kernels.minhash: the definition that the fast one is held to.
 
-Works on whole batches without a Python loop over documents, through prefix sums: with P odd,
-a word's hash is P**(end-1) * (S[end] - S[start]) where S sums code * P**-i. Batches are cut so
-that working memory stays near CHUNK_BYTES * 60.
+Works on whole batches without a Python loop over documents: on code points, then on the bytes of
+their folded forms, eight bytes of every token at a step. Batches are cut so that working memory
+stays near CHUNK_BYTES * 60.
 """
 
 import functools
 from collections.abc import Iterator
-from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
 
 from sabia.kernels.minhash import (
+    CHUNK_BASE,
     EXACT_STEP,
-    MARK_SALT,
     SHINGLE_BASE,
-    WORD_BASE,
+    TOKEN_BASE,
     SketchConfig,
     Sketches,
     mix_int,
@@ -105,11 +104,42 @@ def _powers(base: int, bits: int) -> np.ndarray:
 
 
 def run_hashes(codes: np.ndarray, starts: np.ndarray, ends: np.ndarray) -> np.ndarray:
-    """Polynomial hashes uint64 of codes[start:end] (before `mix`)."""
-    inverse = pow(WORD_BASE, -1, 1 << 64)
+    """Polynomial hashes uint64 of codes[start:end] (before `mix`), for other stages' words."""
+    inverse = pow(CHUNK_BASE, -1, 1 << 64)
     terms = (codes.astype(np.uint64) + _U(1)) * power_table(inverse, len(codes))
     sums = np.concatenate((np.zeros(1, np.uint64), np.cumsum(terms, dtype=np.uint64)))
-    return (sums[ends] - sums[starts]) * power_table(WORD_BASE, len(codes) + 1)[ends - 1]
+    return (sums[ends] - sums[starts]) * power_table(CHUNK_BASE, len(codes) + 1)[ends - 1]
+
+
+def utf8(code: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """(UTF-8 bytes uint8[b] of code points one after another, number of bytes of each int64[c])."""
+    length = 1 + (code >= 0x80).astype(np.int64) + (code >= 0x800) + (code >= 0x10000)
+    ends = np.cumsum(length)
+    result = np.empty(int(ends[-1]) if len(ends) else 0, np.uint8)
+    lead = np.array([0, 0, 0xC0, 0xE0, 0xF0])
+    result[ends - length] = lead[length] | (code >> (6 * (length - 1)))
+    for back in range(1, 4):  # the byte that stands `back` bytes before the end of the code point
+        has = length > back
+        result[ends[has] - back] = 0x80 | ((code[has] >> (6 * (back - 1))) & 0x3F)
+    return result, length
+
+
+def token_hashes(data: np.ndarray, starts: np.ndarray, ends: np.ndarray) -> np.ndarray:
+    """uint64[t] of the tokens data[starts[i]:ends[i]]."""
+    hashes, place = (ends - starts).astype(np.uint64), starts.copy()
+    padded = np.concatenate((data, np.zeros(8, np.uint8))).astype(np.uint64)
+    todo = np.arange(len(starts))
+    while len(todo):
+        chunk = np.zeros(len(todo), np.uint64)
+        for k in range(8):
+            inside = place[todo] + k < ends[todo]
+            chunk |= np.where(inside, padded[place[todo] + k], _U(0)) << _U(8 * k)
+        value = (hashes[todo] ^ chunk) * _U(CHUNK_BASE)
+        hashes[todo] = value ^ (value >> _U(32))
+        place[todo] += 8
+        todo = todo[place[todo] < ends[todo]]
+    hashes *= _U(TOKEN_BASE)
+    return hashes ^ (hashes >> _U(29))
 
 
 def tokenize(data: np.ndarray, offsets: np.ndarray) -> Tokens:
@@ -118,17 +148,19 @@ def tokenize(data: np.ndarray, offsets: np.ndarray) -> Tokens:
     code, kind = folded(code)
     keep = kind != SKIP
     code, kind, document = code[keep], kind[keep], document[keep]
-    fresh = np.ones(len(code), bool)  # first code point of a token
-    fresh[1:] = (kind[1:] != LETTER) | (kind[:-1] != LETTER) | (document[1:] != document[:-1])
+    text, length = utf8(code)
+    kind, document = np.repeat(kind, length), np.repeat(document, length)
+    first_byte = np.zeros(len(text), bool)
+    first_byte[np.cumsum(length) - length] = True
+    fresh = np.ones(len(text), bool)  # first byte of a token (or of a space)
+    joined = (kind[1:] == LETTER) & (kind[:-1] == LETTER) & (document[1:] == document[:-1])
+    fresh[1:] = ~joined & (first_byte[1:] | (kind[1:] == MARK))
     start = np.flatnonzero(fresh)
-    end = np.append(start[1:], len(code))
+    end = np.append(start[1:], len(text))
     start, end = start[kind[start] != SPACE], end[kind[start] != SPACE]
-    is_word = kind[start] != MARK
-    hashes = mix(run_hashes(code, start, end))
-    marks = mix(code[start].astype(np.uint64) + _U(MARK_SALT))
     counts = np.bincount(document[start], minlength=len(offsets) - 1)
     starts = np.concatenate(([0], np.cumsum(counts)))
-    return Tokens(np.where(is_word, hashes, marks), is_word, starts)
+    return Tokens(token_hashes(text, start, end), kind[start] != MARK, starts)
 
 
 def exact_hashes(tokens: Tokens) -> np.ndarray:
@@ -150,7 +182,7 @@ def exact_hashes(tokens: Tokens) -> np.ndarray:
 
 
 def shingles(tokens: Tokens, ngram: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """(shingle hashes in text order, starts int64[n + 1], words int64[n])."""
+    """(shingles uint32 in text order, counts int64[n], words int64[n])."""
     running = np.concatenate(([0], np.cumsum(tokens.is_word)))
     bounds = running[tokens.starts]
     words = np.diff(bounds)
@@ -164,7 +196,7 @@ def shingles(tokens: Tokens, ngram: int) -> tuple[np.ndarray, np.ndarray, np.nda
         live = step < words[owner]  # a short text has one shingle of all its words
         place = np.minimum(first + step, max(len(hashes) - 1, 0))
         total = np.where(live, total * _U(SHINGLE_BASE) + hashes[place], total)
-    return mix(total), starts, words
+    return (mix(total) >> _U(32)).astype(np.uint32), counts, words
 
 
 def band_digests(signatures: np.ndarray, config: SketchConfig) -> np.ndarray:
@@ -179,16 +211,15 @@ def band_digests(signatures: np.ndarray, config: SketchConfig) -> np.ndarray:
     return digests
 
 
-def signatures(values: np.ndarray, starts: np.ndarray, config: SketchConfig) -> np.ndarray:
+def signatures(values: np.ndarray, counts: np.ndarray, config: SketchConfig) -> np.ndarray:
     """uint32[n, bands * rows]: the least of each slot; 2**32 - 1 where there are no shingles."""
     a, b = config.slots()
-    x = (values >> _U(32)).astype(np.uint32)
-    n = len(starts) - 1
-    result = np.full((n, len(a)), 0xFFFFFFFF, np.uint32)
-    some = np.flatnonzero(np.diff(starts) > 0)
+    result = np.full((len(counts), len(a)), 0xFFFFFFFF, np.uint32)
+    some = np.flatnonzero(counts)
+    starts = (np.cumsum(counts) - counts)[some]
     for slot in range(len(a)):
         if len(some):
-            result[some, slot] = np.minimum.reduceat(x * a[slot] + b[slot], starts[some])
+            result[some, slot] = np.minimum.reduceat(values * a[slot] + b[slot], starts)
     return result
 
 
@@ -204,38 +235,31 @@ def _chunks(offsets: np.ndarray) -> Iterator[tuple[int, int]]:
 
 def sketch(data: np.ndarray, offsets: np.ndarray, config: SketchConfig) -> Sketches:
     """See sabia.kernels.minhash.sketch."""
-    n = len(offsets) - 1
-    result = Sketches(
-        np.empty((n, config.bands), np.uint64), np.empty((n, 2), np.uint64), np.empty(n, np.int64)
-    )
-    for low, high in _chunks(offsets):
-        tokens = tokenize(data, offsets[low : high + 1])
-        result.exact[low:high] = exact_hashes(tokens)
-        values, starts, words = shingles(tokens, config.ngram)
-        result.words[low:high] = words
-        if config.bands:
-            result.digests[low:high] = band_digests(signatures(values, starts, config), config)
-    return result
+    parts = [_sketch(data, offsets[low : high + 1], config) for low, high in _chunks(offsets)]
+    return Sketches(*map(np.concatenate, zip(_nothing(config), *parts, strict=True)))
 
 
-def shingle_sets(
-    data: np.ndarray, offsets: np.ndarray, ngram: int
-) -> tuple[np.ndarray, np.ndarray]:
-    """See sabia.kernels.minhash.shingle_sets."""
-    parts: list[np.ndarray] = []
-    for low, high in _chunks(offsets):
-        values, starts, _ = shingles(tokenize(data, offsets[low : high + 1]), ngram)
-        parts += [np.unique(values[a:b]) for a, b in pairwise(starts)]
-    counts = [len(part) for part in parts]
-    flat = np.concatenate([np.empty(0, np.uint64), *parts])
-    return flat, np.concatenate(([0], np.cumsum(counts, dtype=np.int64)))
+def _nothing(config: SketchConfig) -> Sketches:
+    none = np.empty(0, np.int64)
+    lanes = np.empty((0, config.bands), np.uint64), np.empty((0, 2), np.uint64)
+    return Sketches(*lanes, none, np.empty(0, np.uint32), none)
 
 
-def jaccard(values: np.ndarray, starts: np.ndarray, pairs: np.ndarray) -> np.ndarray:
+def _sketch(data: np.ndarray, offsets: np.ndarray, config: SketchConfig) -> Sketches:
+    tokens = tokenize(data, offsets)
+    values, counts, words = shingles(tokens, config.ngram)
+    digests = np.empty((len(words), 0), np.uint64)
+    if config.bands:
+        digests = band_digests(signatures(values, counts, config), config)
+    return Sketches(digests, exact_hashes(tokens), words, values, counts)
+
+
+def jaccard(shingles: np.ndarray, starts: np.ndarray, pairs: np.ndarray) -> np.ndarray:
     """See sabia.kernels.minhash.jaccard."""
     result = np.empty(len(pairs))
     for i, (a, b) in enumerate(pairs.tolist()):
-        first, second = values[starts[a] : starts[a + 1]], values[starts[b] : starts[b + 1]]
+        first = np.unique(shingles[starts[a] : starts[a + 1]])
+        second = np.unique(shingles[starts[b] : starts[b + 1]])
         both = len(np.intersect1d(first, second, assume_unique=True))
         union = len(first) + len(second) - both
         result[i] = both / union if union else 1.0

@@ -196,11 +196,12 @@ def shingle_sets_of(
     engine: str,
     jobs: int,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Distinct shingles of some ascending rows: (values uint64, starts int64[r + 1])."""
+    """Shingles of some ascending rows: (values uint32, starts int64[r + 1])."""
     spool, counts = Spool(), [np.zeros(1, np.int64)]
 
     def work(texts: pa.Array) -> tuple[np.ndarray, np.ndarray]:
-        return minhash.shingle_sets(*text_buffers(texts), ngram, engine)
+        made = minhash.sketch(*text_buffers(texts), SketchConfig(ngram, bands=0), engine)
+        return made.shingles, np.concatenate(([0], np.cumsum(made.counts)))
 
     with progress(len(rows), "dedup: comparing") as bar:
         for values, bounds in in_order(work, _texts_of(sources, starts, rows), jobs):
@@ -208,7 +209,7 @@ def shingle_sets_of(
             counts.append(np.diff(bounds))
             bar.advance(len(bounds) - 1)
     bounds = np.cumsum(np.concatenate(counts))
-    return spool.array(np.uint64, (int(bounds[-1]),)), bounds
+    return spool.array(np.uint32, (int(bounds[-1]),)), bounds
 
 
 def _texts_of(
