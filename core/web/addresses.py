@@ -10,6 +10,7 @@ private networks and other ports, but never link-local addresses, where clouds k
 import asyncio
 import ipaddress
 import socket
+from functools import lru_cache
 from typing import Any
 
 from aiohttp.abc import AbstractResolver
@@ -34,6 +35,7 @@ def is_public(address: str) -> bool:
     return ip.is_global and not (ip.is_multicast or ip.is_reserved or ip.is_unspecified)
 
 
+@lru_cache(4096)
 def may_connect(address: str, allow_private: bool) -> bool:
     """May we connect to this address?"""
     ip = _unwrapped(address)
@@ -52,19 +54,22 @@ def _unwrapped(address: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address:
 
 def check_url(url: str, allow_private: bool = False) -> None:
     """Raise Refused for a literal address that may not be asked, or an unusual port."""
-    host, _, port = host_of(url).rpartition(":") if _has_port(url) else (host_of(url), "", "")
+    if said := _refusal(host_of(url), allow_private):
+        raise Refused(said)
+
+
+@lru_cache(4096)
+def _refusal(place: str, allow_private: bool) -> str:
+    """Why a `host:port` may not be asked, as far as that can be said without resolving it."""
+    numbered = place.rpartition(":")[2].isdecimal() and not place.endswith("]")
+    host, _, port = place.rpartition(":") if numbered else (place, "", "")
     if port not in PORTS and not allow_private:
-        raise Refused(f"port {port} is not 80 or 443")
+        return f"port {port} is not 80 or 443"
     try:
         literal = str(ipaddress.ip_address(host.strip("[]")))
     except ValueError:
-        return  # a name; the resolver checks what it stands for
-    if not may_connect(literal, allow_private):
-        raise Refused(f"{literal} is not a public address")
-
-
-def _has_port(url: str) -> bool:
-    return host_of(url).rpartition(":")[2].isdecimal() and not host_of(url).endswith("]")
+        return ""  # a name; the resolver checks what it stands for
+    return "" if may_connect(literal, allow_private) else f"{literal} is not a public address"
 
 
 class GuardedResolver(AbstractResolver):

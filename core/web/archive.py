@@ -7,7 +7,6 @@ Files are begun anew at a size. The caller keeps the position up to which all is
 resumed crawl cuts off what a crash left behind it.
 """
 
-import base64
 import hashlib
 import os
 import uuid
@@ -21,10 +20,12 @@ from urllib.parse import urlsplit
 from sabia.core.web.fetch import Response
 from sabia.core.web.frontier import Visit
 
-_LEVEL = 5
+_LEVEL = 4
 _UNPACKED = ("content-encoding", "transfer-encoding", "content-length")
 _PROFILE = "http://netpreserve.org/warc/1.1/revisit/"
 _RECORDS = "application/http; msgtype="
+_LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ234567"
+_PAIRS = [first + second for first in _LETTERS for second in _LETTERS]
 
 
 @dataclass(frozen=True)
@@ -46,11 +47,10 @@ class Position:
 
 @dataclass(frozen=True)
 class Kept:
-    """Where a fetch was written: id, date and payload digest of its record, and what follows."""
+    """Where a fetch was written: id and date of its record, and the position behind it."""
 
     record: str
     date: str
-    digest: str
     position: Position
 
 
@@ -74,15 +74,17 @@ class Archive:
             fields = {"software": self.software, "format": "WARC File Format 1.1",
                       "conformsTo": "http://iipc.github.io/warc-specifications/"
                       "specifications/warc-format/warc-1.1/", "robots": "obey"}  # fmt: skip
-            head = {"WARC-Filename": self.path(self.number).name}
+            head = {"WARC-Date": _now(), "WARC-Filename": self.path(self.number).name}
             self.file.write(_record("warcinfo", "application/warc-fields", _fields(fields), head))
 
     def path(self, number: int) -> Path:
         """The file of this number."""
         return self.directory / f"pages-{number:05d}.warc.gz"
 
-    def add(self, response: Response, about: dict[str, str], before: Visit | None = None) -> Kept:
-        """Append a fetch; with `before`, as a revisit of what that one left.
+    def add(
+        self, response: Response, digest: str, about: dict[str, str], before: Visit | None = None
+    ) -> Kept:
+        """Append a fetch whose payload has this digest; with `before`, as a revisit of that one.
 
         `about` goes into the metadata record. All is durable against a crash of ours.
         """
@@ -90,19 +92,18 @@ class Archive:
             self.close()
             self._open(Position(self.number + 1))
         record, date = _new_id(), _now()
-        head = {"WARC-Target-URI": response.url, "WARC-Date": date}
+        head = {"WARC-Date": date, "WARC-Target-URI": response.url}
         if response.address:
             head["WARC-IP-Address"] = response.address
-        main, digest = _answer(response, head | {"WARC-Record-ID": record}, before)
-        head["WARC-Concurrent-To"] = record
+        beside = head | {"WARC-Concurrent-To": record}
         about = about | {"fetchTimeMs": f"{1000 * response.took_s:.0f}"}
         self.file.write(
-            main
-            + _record("request", f"{_RECORDS}request", _request(response), head)
-            + _record("metadata", "application/warc-fields", _fields(about), head)
+            _answer(response, digest, {"WARC-Record-ID": record} | head, before)
+            + _record("request", f"{_RECORDS}request", _request(response), beside)
+            + _record("metadata", "application/warc-fields", _fields(about), beside)
         )
         self.file.flush()
-        return Kept(record, date, digest, Position(self.number, self.file.tell()))
+        return Kept(record, date, Position(self.number, self.file.tell()))
 
     def close(self) -> None:
         """Sync and close."""
@@ -116,19 +117,18 @@ def payload_digest(body: bytes) -> str:
     return f"sha1:{_sha1(body)}"
 
 
-def _answer(response: Response, head: dict[str, str], before: Visit | None) -> tuple[bytes, str]:
-    """The response or revisit record, and the payload's digest."""
+def _answer(response: Response, digest: str, head: dict[str, str], before: Visit | None) -> bytes:
+    """The response or revisit record."""
     http = _http_head(response)
+    head["WARC-Payload-Digest"] = digest
     if before is None:
-        digest = payload_digest(response.body)
-        head = head | {"WARC-Payload-Digest": digest}
-        return _record("response", f"{_RECORDS}response", http + response.body, head), digest
+        return _record("response", f"{_RECORDS}response", http + response.body, head)
     same = "server-not-modified" if response.status == 304 else "identical-payload-digest"
-    head = head | {"WARC-Profile": _PROFILE + same, "WARC-Payload-Digest": before.digest}
+    head["WARC-Profile"] = _PROFILE + same
     if before.record:
         head |= {"WARC-Refers-To": before.record, "WARC-Refers-To-Target-URI": response.url,
                  "WARC-Refers-To-Date": before.date}  # fmt: skip
-    return _record("revisit", f"{_RECORDS}response", http, head), before.digest
+    return _record("revisit", f"{_RECORDS}response", http, head)
 
 
 def _http_head(response: Response) -> bytes:
@@ -157,8 +157,7 @@ def _fields(fields: dict[str, str]) -> bytes:
 def _record(kind: str, content_type: str, block: bytes, extra: dict[str, str]) -> bytes:
     fields = {
         "WARC-Type": kind,
-        "WARC-Record-ID": _new_id(),
-        "WARC-Date": _now(),
+        "WARC-Record-ID": extra.get("WARC-Record-ID") or _new_id(),
         **extra,
         "WARC-Block-Digest": f"sha1:{_sha1(block)}",
         "Content-Type": content_type,
@@ -178,4 +177,6 @@ def _now() -> str:
 
 
 def _sha1(data: bytes) -> str:
-    return base64.b32encode(hashlib.sha1(data, usedforsecurity=False).digest()).decode()
+    """SHA-1 in base 32, ten bits at a time."""
+    number = int.from_bytes(hashlib.sha1(data, usedforsecurity=False).digest(), "big")
+    return "".join([_PAIRS[number >> place & 1023] for place in range(150, -1, -10)])

@@ -1,6 +1,7 @@
 """The crawl: take the best URL that may be fetched, fetch, read, judge, remember, repeat.
 
-One event loop; the frontier is written only from it, so each page's end is one transaction.
+One event loop; the frontier is written only from it. What the pages that ended leave behind is
+committed before new visits begin, so that a kill costs no more than what was in flight.
 Extraction runs in sandboxed processes. Redirects and sitemaps become frontier entries of their
 own. A page that was fetched before is asked for on conditions, and left as it is where nothing
 changed.
@@ -20,7 +21,7 @@ from sabia.core import stop
 from sabia.core.errors import Interrupted
 from sabia.core.progress import Bar
 from sabia.core.web import addresses, sitemaps
-from sabia.core.web.archive import Archive, payload_digest
+from sabia.core.web.archive import Archive, Position, payload_digest
 from sabia.core.web.documents import document, judged_text
 from sabia.core.web.expand import Expansion
 from sabia.core.web.fetch import Fetcher, Response
@@ -61,6 +62,8 @@ class Crawl:
         self._sandboxes: queue.SimpleQueue[Sandbox] = queue.SimpleQueue()
         for _ in range(settings.workers):
             self._sandboxes.put(Sandbox())
+        self._written: Position | None = None  # how far the archive is whole
+        self._again = self.before > 0  # some pages were fetched in an earlier round
         self._origins: set[str] = set()  # whose sitemaps are known
 
     @property
@@ -92,7 +95,11 @@ class Crawl:
             async with Fetcher(self.settings.fetch) as self.fetcher:
                 token = self.settings.fetch.agent.partition("/")[0]
                 self.robots = RobotsCache(self.frontier, self.fetcher, token)
-                await self._loop()
+                try:
+                    await self._loop()
+                except Interrupted:
+                    self._commit()
+                    raise
         finally:
             for task in self.tasks:
                 task.cancel()
@@ -105,6 +112,7 @@ class Crawl:
         while True:
             if stop.requested():
                 raise Interrupted("stopped; the frontier is kept: run again to go on")
+            self._commit()
             busy = self._launch()
             wait_s = self.hosts.wait_s()
             if not self.tasks and (wait_s is None or self.left <= 0):
@@ -181,7 +189,7 @@ class Crawl:
 
     async def _fetched(self, entry: Entry) -> float:
         """Fetch the URL and settle what came; seconds to rest beyond the usual."""
-        before = self.frontier.visit(entry)
+        before = self.frontier.visit(entry) if self._again else None
         if entry.kind == SITEMAP:
             response = await self.fetcher.file(entry.url, sitemaps.MAX_BYTES)
         else:
@@ -189,6 +197,7 @@ class Crawl:
             response = await self.fetcher.page(entry.url, conditions)
         self.count("requests", response.requests)
         if response.retry_s is not None and entry.tries + 1 < self.settings.fetch.attempts:
+            self.frontier.begin()
             self.frontier.end(entry, PENDING)
             return response.retry_s
         if response.redirect is not None:
@@ -211,7 +220,6 @@ class Crawl:
         if reason in _GONE_FOR_GOOD:
             self.frontier.drop_page(entry)
         self.frontier.end(entry, GONE, reason)
-        self._commit()
 
     def _redirect(self, entry: Entry, target: str) -> None:
         self.count("redirects")
@@ -226,7 +234,6 @@ class Crawl:
                 self.expansion.follow(link, entry.depth, entry.worth, entry.hops + 1, "redirect")
             self.frontier.visited(entry, Visit(time.time()))
             self.frontier.end(entry, DONE, "redirect")
-        self._commit()
 
     async def _sitemap(self, entry: Entry, response: Response) -> None:
         loop = asyncio.get_running_loop()
@@ -242,7 +249,6 @@ class Crawl:
         self.frontier.begin()
         self.expansion.listed(found, entry)
         self.frontier.end(entry, DONE)
-        self._commit()
 
     async def _page(self, entry: Entry, response: Response, before: Visit | None) -> None:
         digest = payload_digest(response.body) if response.status == 200 else ""
@@ -261,7 +267,6 @@ class Crawl:
         self.count("bytes", len(response.body))
         self._archive(entry, response, digest)
         self._settle(entry, response, found, score)
-        self._commit()
         self.bar.advance(1, harvest=f"{self.harvest():.0%}" if self.judge else "")
 
     async def _extracted(self, response: Response) -> dict[str, Any]:
@@ -286,7 +291,6 @@ class Crawl:
         same = before if response.status == 304 or before.record else None
         self._archive(entry, response, before.digest, same)
         self.frontier.end(entry, DONE)
-        self._commit()
         self.bar.advance(1)
 
     def _archive(
@@ -299,8 +303,8 @@ class Crawl:
             etag, modified = etag or before.etag, modified or before.modified
         if self.archive:
             about = {"hopsFromSeed": str(entry.depth), "foundBy": entry.via}
-            kept = self.archive.add(response, about, before)
-            self.frontier.set_fact("warc", str(kept.position))
+            kept = self.archive.add(response, digest, about, before)
+            self._written = kept.position
             if before is None:
                 record, date = kept.record, kept.date
         self.frontier.visited(entry, Visit(time.time(), etag, modified, digest, record, date))
@@ -342,8 +346,12 @@ class Crawl:
         self.frontier.end(entry, GONE if reason else DONE, reason)
 
     def _commit(self) -> None:
-        self.frontier.set_fact("counters", json.dumps(self.counters))
-        self.frontier.commit()
+        """Make all that has ended durable, with the counters and the archive's position."""
+        if self.frontier.begun:
+            self.frontier.set_fact("counters", json.dumps(self.counters))
+            if self._written:
+                self.frontier.set_fact("warc", str(self._written))
+            self.frontier.commit()
 
     def harvest(self) -> float:
         """The share of relevant pages among those fetched."""

@@ -77,20 +77,16 @@ class Expansion:
         self, raw: str, anchor: str, depth: int, worth: float, hops: int, via: str,
         changed_s: float | None = None,
     ) -> Link | None:  # fmt: skip
-        url = canonical(raw)
-        if url is None:
-            return None
-        host = host_of(url)
-        found = Entry(0, url, host, depth, hops, 0, worth, anchor)
         breadth = self.settings.focus.order == "breadth"
-        if breadth and not changed_s and self.frontier.skips(url, float(-depth)):
+        if breadth and not changed_s and self.frontier.skips(raw, float(-depth)):
             return None
-        if looks_binary(url) or not self._in_scope(url):
+        url = canonical(raw)
+        if url is None or looks_binary(url) or not self._in_scope(url):
             return None
         if self.settings.limits.trap(url, depth) or self.is_trap(template_of(url)):
             self.count("traps", 1)
             return None
-        priority = self.priority(found)
+        priority = self.priority(Entry(0, url, host_of(url), depth, hops, 0, worth, anchor))
         return Link(url, priority, depth, worth, anchor, hops, via, changed_s=changed_s)
 
     def _add(self, links: Sequence[Link]) -> None:

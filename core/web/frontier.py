@@ -1,7 +1,7 @@
 """What is known of the web so far: one SQLite file in WAL mode that survives kill -9.
 
-Every page's end (document, links found, figures of host, page family and link words, position in
-the WARC files) is one transaction, so after a crash each URL is either as before its fetch or
+A page's end (document, links found, figures of host, page family and link words, position in the
+WARC files) lies within one transaction, so after a crash each URL is either as before its fetch or
 wholly done. What is in flight is known to the running process only: after a crash it is pending
 still and fetched again, nothing else is. A URL is known by a 64-bit hash of its canonical form.
 Ties in priority go to the URL found first, which makes runs repeatable.
@@ -154,12 +154,18 @@ class Frontier:
             self.db.execute(f"DELETE FROM {table}")
         self._known.clear()
 
+    @property
+    def begun(self) -> bool:
+        """Is a transaction open?"""
+        return self.db.in_transaction
+
     def begin(self) -> None:
-        """Open the transaction of one page."""
-        self.db.execute("BEGIN IMMEDIATE")
+        """Open a transaction for what a page leaves, unless one is open."""
+        if not self.db.in_transaction:
+            self.db.execute("BEGIN IMMEDIATE")
 
     def commit(self) -> None:
-        """Make the page durable against kill -9."""
+        """Make what was written durable against kill -9."""
         self.db.execute("COMMIT")
 
     def add(self, links: Sequence[Link]) -> int:

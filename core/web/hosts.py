@@ -117,7 +117,10 @@ class Hosts:
         host = self.get(entry.host)
         host.busy -= 1
         host.ready_s = max(host.ready_s, time.monotonic() + rest_s)
-        self.refresh(entry.host)
+        if host.best is None:
+            self.refresh(entry.host)  # the URL itself may have been put off
+        else:
+            self._place(entry.host, host)
 
     def failed(self, name: str) -> float:
         """The host failed to answer; the seconds that it rests for that."""

@@ -6,6 +6,7 @@ sandbox. Anchor texts are not looked at; `extract` does that for crawls that kee
 
 import html
 import re
+from functools import lru_cache
 from typing import Any
 
 from sabia.core.urls import canonical
@@ -28,6 +29,12 @@ def links_only(body: bytes, content_type: str, url: str) -> dict[str, Any]:
             "extractor": ""}  # fmt: skip
 
 
+@lru_cache(1 << 15)
+def _address(said: str, base: str) -> str | None:
+    """Menus name the same pages again and again; whole URLs need no base to be found by."""
+    return canonical(said, "" if said.startswith(("http://", "https://")) else base)
+
+
 def _closed(body: bytes) -> bool:
     """Does the page ask that its links be not followed?"""
     return any(_CLOSED.search(tag[0]) for tag in _ROBOTS.finditer(body))
@@ -40,7 +47,7 @@ def _links(body: bytes, url: str) -> list[str]:
         if target is None or _NOFOLLOW.search(attributes):
             continue
         said = next(filter(None, target.groups()), b"").decode("utf-8", "replace")
-        address = canonical(html.unescape(said) if "&" in said else said, base)
+        address = _address(html.unescape(said) if "&" in said else said, base)
         if tag.lower() == b"base":
             base = address or base
         elif address and len(found) < MAX_LINKS:
