@@ -1,4 +1,4 @@
-"""`sabia dedup`: remove exact and near-duplicate documents.
+"""`sabia dedup`: remove duplicate documents, and parts of documents that are copies.
 
 METHODS tells what each `--method` runs: a module whose `run_method(job, options)` does it, and the
 options that it takes; another option given beside it is refused, never ignored.
@@ -8,7 +8,7 @@ import inspect
 from importlib import import_module
 from typing import Annotated, NamedTuple
 
-from sabia.cli.grammar import command, option
+from sabia.cli.grammar import command, option, size
 from sabia.core.errors import UsageError
 from sabia.core.shards.job import Job
 
@@ -21,12 +21,16 @@ class Method(NamedTuple):
 
 
 _DOCUMENTS = ("keep", "removed", "engine")
+_PARTS = ("action", "share", "mem", "removed", "engine")
 METHODS = {
     "minhash": Method(
         "sabia.core.text.dedup",
         (*_DOCUMENTS, "threshold", "ngram", "permutations", "verify"),
     ),
     "exact": Method("sabia.core.text.dedup", _DOCUMENTS),
+    "substring": Method("sabia.core.text.substring", (*_PARTS, "span", "tokenizer")),
+    "line": Method("sabia.core.text.line_copies", (*_PARTS, "unit", "min_copies", "min_words")),
+    "url": Method("sabia.core.text.url_copies", ("keep", "removed")),
 }
 DECONTAMINATE = Method(
     "sabia.core.recipes.decontaminate",
@@ -41,29 +45,49 @@ DECONTAMINATE = Method(
     sabia classify pages/ | sabia dedup --removed removed.parquet -o unique.parquet
     sabia dedup pages/ --method exact -o unique.parquet
     sabia dedup scored/ --keep best:quality --threshold 0.8 -o unique/
+    sabia dedup unique/ --method substring --tokenizer model/ --removed spans.parquet -o cut/
+    sabia dedup pages/ --method line --unit paragraph --min-copies 3 -o cut/
+    sabia dedup crawls/ --method url --keep newest -o unique/
     sabia dedup unique/ --decontaminate enem.toml --decontaminate gsm8k.toml -o clean/
     """,
 )
 def dedup(
     job: Job,
     method: Annotated[
-        str, option("minhash (exact and near) or exact.", metavar="NAME")
+        str, option("minhash (exact and near), exact, substring, line or url.", metavar="NAME")
     ] = "minhash",
     threshold: Annotated[
-        float, option("Jaccard similarity of word n-grams from which two are one.", metavar="S")
-    ] = 0.7,
+        float | None,
+        option("Jaccard similarity of word n-grams from which two are one: 0.7.", metavar="S"),
+    ] = None,
     ngram: Annotated[int, option("Words in an n-gram.", metavar="N")] = 5,
     permutations: Annotated[
         int, option("Hashes of a signature; bands follow from the threshold.", metavar="N")
     ] = 128,
     keep: Annotated[
-        str, option("Whom to keep: longest, first, or best:SCORE.", metavar="RULE")
+        str, option("Whom to keep: longest, first, best:SCORE; url: newest.", metavar="RULE")
     ] = "longest",
     verify: Annotated[bool, option("Compare candidates exactly.", "--verify/--no-verify")] = True,
     removed: Annotated[
         str, option("What was removed, with reason and kept_id.", metavar="FILE.parquet")
     ] = "",
     engine: Annotated[str, option("auto, numba or numpy.", metavar="NAME")] = "auto",
+    span: Annotated[
+        int | None, option("Least copy: 50 tokens, or 200 bytes without a tokenizer.", metavar="N")
+    ] = None,
+    tokenizer: Annotated[str, option("Count spans in its tokens.", metavar="PATH")] = "",
+    unit: Annotated[
+        str, option("line, paragraph, or sentences (runs of three).", metavar="NAME")
+    ] = "line",
+    min_copies: Annotated[int, option("Copies that make a line go.", metavar="N")] = 2,
+    min_words: Annotated[int, option("Lines of fewer words stay.", metavar="N")] = 1,
+    action: Annotated[
+        str, option("Of copied parts: cut, drop (documents), or mark.", metavar="NAME")
+    ] = "cut",
+    share: Annotated[
+        float | None, option("Drop documents copied by more: 1; drop: 0.5.", metavar="SHARE")
+    ] = None,
+    mem: Annotated[float | None, size("Memory for spans and lines: 1GiB.")] = None,
     decontaminate: Annotated[
         list[str] | None,
         option("Take items of this benchmark out instead; give it often.", metavar="BENCH"),
@@ -78,10 +102,10 @@ def dedup(
         int, option("Words in a row that are masked by themselves (0: never).", metavar="N")
     ] = 13,
 ) -> None:
-    """Remove exact and near-duplicate documents, keeping one of each cluster.
+    """Remove duplicate documents, keeping one of each cluster, or copied parts of documents.
 
-    Adds the columns cluster (the id of the document kept) and cluster_size. The answer does not
-    depend on -j. All shards are needed at once: run it as one job, not in a Slurm array.
+    Adds the columns cluster (the id of the document kept) and cluster_size, or cuts spans and
+    lines that occur before. The answer does not depend on -j. All shards are needed at once: run it as one job, not in a Slurm array.
     """
     if method not in METHODS:
         raise UsageError(f"--method: {method!r} (expected {', '.join(METHODS)})")

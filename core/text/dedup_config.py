@@ -29,8 +29,9 @@ class DedupConfig:
 
     @classmethod
     def of(cls, options: Mapping[str, Any]) -> "DedupConfig":
-        """The command's options that are settings of this method."""
-        return cls(**{each.name: options[each.name] for each in fields(cls)})
+        """The command's options that are settings of this method; None leaves the default."""
+        given = {each.name: options[each.name] for each in fields(cls)}
+        return cls(**{name: value for name, value in given.items() if value is not None})
 
     def check(self) -> None:
         """Raise UsageError for values that make no sense."""

@@ -26,7 +26,7 @@ from sabia.core.shards.job import Job
 from sabia.core.shards.sources import Source
 from sabia.core.text import barrier
 from sabia.core.text.cuts import Cuts, Policy, Removed, transform
-from sabia.core.text.hashed_files import HashedFiles
+from sabia.core.text.hashed_files import MEM_BYTES, HashedFiles
 from sabia.core.text.repeats import ByDocument
 from sabia.core.text.sketching import (
     IdSpool,
@@ -65,7 +65,7 @@ class LineConfig:
             raise UsageError(f"--unit: {unit!r} (expected {', '.join(BOUNDS)})")
         if copies < 2 or words < 0:
             raise UsageError("--min-copies: expected at least 2; --min-words: at least 0")
-        return cls(unit, copies, words, int(options["mem"]), options["engine"])
+        return cls(unit, copies, words, int(options["mem"] or MEM_BYTES), options["engine"])
 
 
 def run_method(job: Job, options: Mapping[str, Any]) -> None:

@@ -27,7 +27,7 @@ from sabia.core.shards.job import Job
 from sabia.core.shards.sources import Source
 from sabia.core.text import barrier
 from sabia.core.text.cuts import Cuts, Policy, Removed, transform
-from sabia.core.text.hashed_files import HashedFiles, gathered
+from sabia.core.text.hashed_files import MEM_BYTES, HashedFiles, gathered
 from sabia.core.text.repeats import ByDocument
 from sabia.core.text.sketching import IdSpool, batches_of, choose_engine, in_order
 from sabia.core.text.span_units import Bytes, SpanUnits, Tokens
@@ -55,7 +55,7 @@ class SubstringConfig:
         span = options["span"] or (SPAN_TOKENS if tokenizer else SPAN_BYTES)
         if span < 2:
             raise UsageError(f"--span: {span} (expected at least 2)")
-        return cls(span, tokenizer, int(options["mem"]), options["engine"])
+        return cls(span, tokenizer, int(options["mem"] or MEM_BYTES), options["engine"])
 
 
 def run_method(job: Job, options: Mapping[str, Any]) -> None:
