@@ -16,7 +16,8 @@ import pyarrow as pa
 
 from sabia.core import stop
 from sabia.core.errors import UsageError
-from sabia.core.recipes import training
+from sabia.core.recipes import mixture_search, training
+from sabia.core.recipes.mixture_search import SearchConfig
 from sabia.core.recipes.model_source import (
     find_tokenizer,
     fresh_model,
@@ -29,6 +30,7 @@ from sabia.core.recipes.training import Task
 from sabia.core.recipes.training_options import TrainOptions
 from sabia.core.shards.inputs import from_path, open_inputs
 from sabia.core.shards.job import Job
+from sabia.core.shards.order import DataOrder
 from sabia.core.shards.sources import Source
 from sabia.core.spec import ModelSpec, extend_context, from_config, load_spec
 from sabia.core.text.tokenizer import load_tokenizer
@@ -45,12 +47,18 @@ class PretrainConfig:
     tokenizer: str = ""
     mix: str = ""
     stages: str = ""
+    max_repeat: float = 0.0
+    search: SearchConfig | None = None
     context: int = 0
     rope_theta: float = 0.0
     validation: str = ""
     options: TrainOptions = field(default_factory=TrainOptions)
 
     def __post_init__(self) -> None:
+        if self.search and (self.mix or self.stages or self.validation):
+            raise UsageError(
+                "--search-mix finds a mix: it goes without --mix, --then, --validation"
+            )
         if (self.context or self.rope_theta) and not self.model:
             raise UsageError("--context, --rope-theta: without --model (a new model has its own)")
         if sum(bool(x) for x in (self.model, self.config_json, self.shape)) != 1:
@@ -65,11 +73,14 @@ def run(job: Job, config: PretrainConfig) -> None:
     sources = open_inputs(job, "tokens")
     tokenizer = find_tokenizer(config.tokenizer, config.model, sources)
     identity = _identity(job, config, sources, tokenizer)
-    if training.already_done(job, directory, identity, world):
+    if not config.search and training.already_done(job, directory, identity, world):
         return
     with opened_rejects(job, world, "token rows") as rejects:
         rows = read_rows(sources, rejects.add)
     task = _task(job, config, sources, rows, tokenizer)
+    if config.search:
+        mixture_search.run(job, task, config.options, config.search, identity)
+        return
     training.run(job, task, config.options, identity, directory, world)
 
 
@@ -85,6 +96,7 @@ def _identity(
         "tokenizer": load_tokenizer(tokenizer).fingerprint if tokenizer else "",
         "mix": config.mix,
         "stages": config.stages,
+        **({"max_repeat": config.max_repeat} if config.max_repeat else {}),
         "context": config.context,
         "rope_theta": config.rope_theta,
         "seed": job.seed,
@@ -106,9 +118,24 @@ def _task(
     length = max(rows.row_length, validation.row_length if validation else 0)
     spec, load = _model(job, config, tokenizer, length)
     names = row_names(sources, rows)
+    repeats = config.max_repeat if not config.search else 0.0
     return Task(
-        spec, load, rows, validation, tokenizer, config.mix, config.stages, config.model, names
+        spec,
+        load,
+        rows,
+        validation,
+        tokenizer,
+        config.mix,
+        config.stages,
+        config.model,
+        names,
+        arrange=partial(_limited, repeats) if repeats else None,
     )
+
+
+def _limited(repeats: float, order: DataOrder, batch: int, steps: int) -> DataOrder:
+    """The order with no source read more often than `repeats`."""
+    return order.within(repeats, batch * steps)
 
 
 def _model(

@@ -13,10 +13,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import pairwise
 
 import numpy as np
 
 from sabia.core.errors import UsageError
+from sabia.core.shards.shares import apportion, fill
 
 PERIOD = 1 << 16
 ROUNDS = 8
@@ -174,6 +176,31 @@ class DataOrder:
             )
         return rows
 
+    def within(self, repeats: float, count: int) -> DataOrder:
+        """The order whose first `count` samples read no source more than `repeats` times.
+
+        A source that is wanted more often gives each stage its share of what it has; the rest of a
+        stage goes to its other sources, by their weights. Raises UsageError where they have too
+        little.
+        """
+        if self.weights is None:
+            if count > repeats * sum(self.sizes):
+                raise UsageError(_too_few(repeats, int(repeats * sum(self.sizes)), count))
+            return self
+        mixes = [self.weights, *(stage.weights for stage in self.stages)]
+        edges = [0, *(min(stage.start, count) for stage in self.stages), count]
+        rows = [end - begin for begin, end in pairwise(edges)]
+        room = [int(repeats * size) for size in self.sizes]
+        taken = _within(mixes, rows, room)
+        if sum(map(sum, taken)) < count:
+            raise UsageError(_too_few(repeats, sum(map(sum, taken)), count))
+        found = [
+            tuple(map(float, split)) if sum(split) else mix
+            for split, mix in zip(taken, mixes, strict=True)
+        ]
+        stages = tuple(map(Stage, (stage.start for stage in self.stages), found[1:]))
+        return DataOrder(self.sizes, self.seed, found[0], stages)
+
     def epochs(self, count: int) -> list[float]:
         """How often each source has been read after `count` samples."""
         if self.weights is None:
@@ -213,6 +240,32 @@ class DataOrder:
             here = epoch == number
             rows[here] = Permutation(size, key64(self.seed, stream, int(number)))(within[here])
         return rows
+
+
+def _within(
+    mixes: Sequence[Sequence[float]], rows: Sequence[int], room: Sequence[int]
+) -> list[list[int]]:
+    """Rows of each source in each stage of some rows, within the room of each source."""
+    named = [{n: w for n, w in enumerate(mix) if w > 0} for mix in mixes]
+    plan = [apportion(mix, count) for mix, count in zip(named, rows, strict=True)]
+    wanted = [sum(split.get(n, 0) for split in plan) for n in range(len(room))]
+    taken, left = np.zeros((len(rows), len(room)), np.int64), np.array(room)
+    for stage, split in enumerate(plan):  # what is scarce is shared out over the stages
+        fair = {n: room[n] * k // wanted[n] if wanted[n] > room[n] else k for n, k in split.items()}
+        taken[stage, list(fair)] = list(fair.values())
+    left -= taken.sum(0)
+    for stage, mix in enumerate(named):  # and what a stage lacks comes from where there is more
+        more = fill(mix, dict(enumerate(left.tolist())), rows[stage] - int(taken[stage].sum()))
+        taken[stage, list(more)] += list(more.values())
+        left[list(more)] -= list(more.values())
+    return taken.tolist()
+
+
+def _too_few(repeats: float, rows: int, wanted: int) -> str:
+    return (
+        f"--max-repeat: {repeats:g} passes over the sources give {rows:,} rows of this mix "
+        f"(expected {wanted:,}: fewer steps, more passes or other sources)"
+    )
 
 
 def parse_weights(text: str, names: Sequence[str]) -> tuple[float, ...] | None:

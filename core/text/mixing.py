@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from sabia.core.errors import UsageError
+from sabia.core.shards.shares import apportion, fill
 
 if TYPE_CHECKING:
     import numpy as np
@@ -68,39 +69,12 @@ def plan_mix(
         raise UsageError(f"--mix: no documents of source {empty[0]!r} (sources found: {known})")
     budget = sum(available[name] for name in weights) if rows is None else rows
     caps = {name: int(max_repeat * available[name]) for name in weights}
-    planned = _apportion(weights, budget)
-    taken = _fill(weights, caps, budget)
+    planned = apportion(weights, budget)
+    taken = fill(weights, caps, budget)
     return [
         Share(name, weight, available[name], planned[name], taken[name])
         for name, weight in weights.items()
     ]
-
-
-def _fill(weights: Mapping[str, float], caps: Mapping[str, int], budget: int) -> dict[str, int]:
-    """Splits by weight; what is over a cap goes to the sources still below theirs."""
-    taken: dict[str, int] = {}
-    free = dict(weights)
-    while free:
-        left = budget - sum(taken.values())
-        split = _apportion(free, left)
-        over = [name for name in free if split[name] > caps[name]]
-        if not over:
-            return taken | split
-        for name in over:
-            taken[name] = caps[name]
-            del free[name]
-    return taken
-
-
-def _apportion(weights: Mapping[str, float], budget: int) -> dict[str, int]:
-    """Whole numbers that sum to the budget, by largest remainder; ties in order of the names."""
-    total = sum(weights.values())
-    exact = {name: budget * weight / total for name, weight in weights.items()}
-    whole = {name: int(value) for name, value in exact.items()}
-    rest = sorted(exact, key=lambda name: (whole[name] - exact[name], name))
-    for name in rest[: budget - sum(whole.values())]:
-        whole[name] += 1
-    return whole
 
 
 def interleave(counts: list[int]) -> np.ndarray:

@@ -146,3 +146,39 @@ def test_stages_change_the_mix_and_sources_go_on() -> None:
 def test_stages_that_make_no_sense(weights: tuple, stages: tuple, said: str) -> None:
     with pytest.raises(UsageError, match=said):
         DataOrder((9, 9), 0, weights, stages)
+
+
+def test_repeats_are_limited_and_the_rest_goes_to_other_sources() -> None:
+    order = DataOrder((100, 1000, 50), 1, (1, 1, 1), (Stage(300, (0, 1, 1)),))
+    assert order.epochs(600) == [1.0, 0.25, 5.0]
+    limited = order.within(2, 600)
+    assert limited.epochs(600)[2] == 2.0 and sum(limited.weights) == 300
+    assert limited.stages[0].weights[2] == 60  # the scarce source is kept for the later stage too
+    rows = limited.rows(0, 600)
+    assert len(np.unique(rows[rows >= 1100])) == 50 and (rows >= 1100).sum() == 100
+    assert order.within(9, 600).epochs(600) == order.epochs(600)
+
+
+def test_more_than_the_repeats_give_is_refused() -> None:
+    with pytest.raises(UsageError, match="1,150 rows"):
+        DataOrder((100, 1000, 50), 1, (1, 1, 1)).within(1, 1200)
+    with pytest.raises(UsageError, match="2,000 rows"):
+        DataOrder((600, 400)).within(2, 2001)
+    assert DataOrder((600, 400)).within(2, 2000) == DataOrder((600, 400))
+
+
+def test_random_limits_hold() -> None:
+    rng = np.random.default_rng(0)
+    for _ in range(60):
+        sizes = tuple(rng.integers(1, 300, 4).tolist())
+        mixes = [tuple(rng.dirichlet(np.ones(4))) for _ in range(3)]
+        count = int(rng.integers(200, 700))
+        stages = tuple(Stage(s, m) for s, m in zip((60, 130), mixes[1:], strict=True))
+        order, repeats = DataOrder(sizes, 3, mixes[0], stages), float(rng.uniform(1, 4))
+        room = sum(int(repeats * size) for size in sizes)
+        if room < count:
+            with pytest.raises(UsageError):
+                order.within(repeats, count)
+            continue
+        read = np.array(order.within(repeats, count).epochs(count)) * sizes
+        assert (read <= repeats * np.array(sizes) + 2).all() and round(read.sum()) == count

@@ -1,0 +1,151 @@
+"""Proxy runs of a mixture search: small models trained on a mix, judged on held-out rows.
+
+Every HELD_OUT-th row of each source is held out and never trained on. All proxies start from the
+same weights and see each source's rows in the same order, so that only the mix differs. A finished
+proxy is a line of `proxies.jsonl` and is not trained again.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from functools import cached_property, partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from sabia.core import stop
+from sabia.core.errors import UsageError
+from sabia.core.recipes.training import Plan, Task
+from sabia.core.recipes.training_options import TrainOptions
+from sabia.core.shards import Job
+from sabia.core.shards.order import DataOrder
+from sabia.core.train.losses import next_token_loss
+from sabia.core.train.schedule import learning_rate
+from sabia.core.train.stepper import Stepper, make_stepper
+
+HELD_OUT = 20
+EVAL_ROWS = 256  # held-out rows of a source at most
+FILE = "proxies.jsonl"
+
+
+@dataclass
+class Proxies:
+    """What all proxies share. identity: what a kept line must be of."""
+
+    job: Job
+    task: Task
+    options: TrainOptions
+    plan: Plan
+    directory: Path
+    identity: str
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The sources."""
+        return self.task.rows.source_names
+
+    @cached_property
+    def sizes(self) -> np.ndarray:
+        """Rows of each source, float64[S]."""
+        return np.array(self.task.rows.source_sizes, np.float64)
+
+    @property
+    def base(self) -> np.ndarray:
+        """The mix as the rows are, float64[S]."""
+        return self.sizes / self.sizes.sum()
+
+    @cached_property
+    def begins(self) -> np.ndarray:
+        """The number of each source's first row, and of all rows, int64[S + 1]."""
+        return np.concatenate(([0], np.cumsum(self.task.rows.source_sizes)))
+
+    def losses(self, name: str, mix: np.ndarray) -> list[float]:
+        """Mean held-out loss a token of each source after training on a mix [S]."""
+        given = [round(float(weight), 9) for weight in mix]
+        path = self.directory / FILE
+        for line in path.read_text().splitlines() if path.exists() else ():
+            kept = json.loads(line)
+            if (kept["run"], kept["weights"], kept["of"]) == (name, given, self.identity):
+                return kept["losses"]
+        stepper = self.trained(mix)
+        losses = [self._loss(stepper, numbers) for numbers in self._held_out()]
+        row = {"run": name, "weights": given, "losses": losses, "of": self.identity}
+        with path.open("a") as file:
+            file.write(json.dumps(row) + "\n")
+        return losses
+
+    def trained(self, mix: np.ndarray) -> Stepper:
+        """A proxy after its steps on a mix."""
+        stepper, order = self.stepper(), self.order(mix)
+        for step in range(self.plan.steps):
+            stop.check()
+            batch = self.batch(stepper, self.numbers(order, step))
+            stepper.step(batch, self.rate(step), number=step)
+        return stepper
+
+    def stepper(self) -> Stepper:
+        """A fresh model and its optimizer."""
+        options, spec = self.options, self.task.spec
+        loss = partial(
+            next_token_loss,
+            remat=options.remat,
+            z_loss=options.z_loss,
+            balance=options.balance,
+            router_z=options.router_z,
+        )
+        return make_stepper(
+            self.job.backend,
+            spec,
+            self.task.load_params(),
+            loss,
+            options.optimizer_for(spec),
+            precision=self.plan.precision,
+            micro_batch=options.micro_batch,
+            compiled=options.compiled,
+            seed=self.job.seed,
+        )
+
+    def order(self, mix: np.ndarray) -> DataOrder:
+        """The order of rows that are not held out; see `numbers`."""
+        sizes = tuple(size - len(range(0, size, HELD_OUT)) for size in self.task.rows.source_sizes)
+        if not min(sizes):
+            name = self.names[sizes.index(0)]
+            raise UsageError(f"--search-mix: source {name!r} has one row (expected two or more)")
+        return DataOrder(sizes, self.job.seed, tuple(map(float, mix)))
+
+    def numbers(self, order: DataOrder, step: int) -> np.ndarray:
+        """Numbers among all rows of a step's rows, int64[B]."""
+        trained = order.rows(step * self.plan.batch_rows, self.plan.batch_rows)
+        first = np.concatenate(([0], np.cumsum(order.sizes)))
+        source = np.searchsorted(first[1:], trained, side="right")
+        within = trained - first[source]
+        return self.begins[source] + within + within // (HELD_OUT - 1) + 1
+
+    def batch(self, stepper: Stepper, numbers: np.ndarray) -> dict[str, np.ndarray]:
+        """Rows as a batch for a stepper."""
+        rows = self.task.rows
+        return rows.batch(numbers, rows.row_length if stepper.fixed_shapes else None)
+
+    def rate(self, step: int) -> float:
+        """The learning rate of a step."""
+        return learning_rate(step, self.plan.schedule)
+
+    def _held_out(self) -> list[np.ndarray]:
+        return [
+            first + np.arange(0, size, HELD_OUT)[:EVAL_ROWS]
+            for first, size in zip(self.begins, self.task.rows.source_sizes, strict=False)
+        ]
+
+    def _loss(self, stepper: Stepper, numbers: np.ndarray) -> float:
+        size, total, weight = self.plan.batch_rows, 0.0, 0.0
+        for start in range(0, len(numbers), size):
+            place = np.arange(start, start + size)
+            batch = self.batch(stepper, numbers[np.minimum(place, len(numbers) - 1)])
+            batch["loss_mask"] = batch["loss_mask"] * (place < len(numbers))[:, None]
+            found: dict[str, Any] = stepper.evaluate(batch)
+            if found["weight"] > 0:
+                total += found["loss"] * found["weight"]
+                weight += found["weight"]
+        return total / weight if weight else float("nan")
