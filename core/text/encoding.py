@@ -1,10 +1,12 @@
 """Documents to ids by the fastest engine that agrees with the tokenizer on the user's own text.
 
-tiktoken encodes two to five times as fast as tokenizers, but has its own reading of a vocabulary:
-it merges whatever pair is a token, in the order of ids. It is taken only where the tokenizer is a
-plain byte-level BPE whose ids are in the order of its merges, and where both give the same ids on
-a probe of the first documents. The choice depends on tokenizer and documents alone, not on timing,
-so a re-run makes the same rows. Special tokens spelled out in a document stay ordinary text.
+Three engines: `kernel`, our compiled encoder with a cache of pre-tokens (bpe_encoder), the fastest
+by far, which knows the common byte-level patterns; `tiktoken`, two to five times as fast as
+`tokenizers` for plain byte-level BPE whose ids are in the order of its merges; and `tokenizers`,
+whose ids are the reference. `auto` takes the first that can express the tokenizer and gives the
+same ids on a probe of the first documents; the kernel only where the probe is full, as compiling or
+loading it takes longer than a small input. The choice depends on tokenizer and documents alone, and
+all engines give the same rows. Special tokens spelled out in a document stay ordinary text.
 """
 
 from __future__ import annotations
@@ -19,16 +21,24 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from sabia.core.errors import UsageError
+from sabia.core.text.bpe_tables import (
+    GPT2_PATTERN,
+    Unsupported,
+    byte_of_character,
+    pre_tokenizer_chain,
+    split_pattern,
+)
 
 if TYPE_CHECKING:
     import numpy as np
+    import pyarrow as pa
 
+    from sabia.core.text.bpe_encoder import KernelEncoder
     from sabia.core.text.tokenizer import Tokenizer
 
-ENGINES = ("auto", "tiktoken", "tokenizers")
+ENGINES = ("auto", "kernel", "tiktoken", "tokenizers")
 PROBE_DOCUMENTS = 1_000
 PROBE_CHARS = 1_000_000
-GPT2_PATTERN = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 # tiktoken's regular expressions run out of stack on very long runs of white space
 LONG_SPACE = re.compile(r"\s{2000}")
 
@@ -38,27 +48,48 @@ class Encoder:
     """Encodes batches of documents with one engine; picklable."""
 
     tokenizer: Tokenizer
-    engine: str  # tiktoken or tokenizers
+    engine: str  # kernel, tiktoken or tokenizers
 
-    def encode(self, texts: Sequence[str]) -> list[np.ndarray]:
-        """int32 ids of each text, without end-of-document tokens."""
-        import numpy as np
+    def encode(self, texts: pa.Array, end_id: int = -1) -> tuple[np.ndarray, np.ndarray]:
+        """(ids int32[Σ n], lengths int64[documents]) of a string array without nulls.
 
+        `end_id` >= 0 ends every document and is counted in its length.
+        """
+        if self.engine == "kernel":
+            return self._kernel.encode(texts, end_id)
+        return _joined(self._rows(texts.to_pylist()), end_id)
+
+    def prepare(self) -> None:
+        """Build the engine, which the first call would do; raises Unsupported."""
+        if self.engine == "kernel":
+            import pyarrow as pa
+
+            self._kernel.encode(pa.array(["a"]))
+        elif self.engine == "tiktoken" and self._tiktoken is None:
+            raise Unsupported("cannot express this tokenizer")
+
+    def _rows(self, texts: Sequence[str]) -> list[Any]:
         if self.engine == "tokenizers":
-            rows = self.tokenizer.encode_ordinary_batch(texts)
-            return [np.asarray(row, np.int32) for row in rows]
+            return self.tokenizer.encode_ordinary_batch(texts)
         return [self._one(text) for text in texts]
 
-    def _one(self, text: str) -> np.ndarray:
-        import numpy as np
-
+    def _one(self, text: str) -> Any:
         if LONG_SPACE.search(text):
-            return np.asarray(self.tokenizer.encode_ordinary(text), np.int32)
-        return self._tiktoken.encode_to_numpy(text, disallowed_special=()).astype(np.int32)
+            return self.tokenizer.encode_ordinary(text)
+        return self._tiktoken.encode_to_numpy(text, disallowed_special=())
 
     @cached_property
     def _tiktoken(self) -> Any:
         return tiktoken_encoding(self.tokenizer)
+
+    @cached_property
+    def _kernel(self) -> KernelEncoder:
+        from sabia.core.text.bpe_encoder import KernelEncoder
+
+        return KernelEncoder(self.tokenizer)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"tokenizer": self.tokenizer, "engine": self.engine}
 
 
 @dataclass(frozen=True)
@@ -70,23 +101,52 @@ class Choice:
 
 
 def choose_encoder(tokenizer: Tokenizer, texts: Sequence[str], engine: str = "auto") -> Choice:
-    """Takes tiktoken if it gives the ids of tokenizers on all `texts`, else tokenizers.
+    """The fastest engine that gives the ids of tokenizers on all `texts`, or the one asked for.
 
-    Raises UsageError where `engine` is tiktoken and it cannot be used.
+    Raises UsageError where the one asked for cannot be used.
     """
-    plain, fast = Encoder(tokenizer, "tokenizers"), Encoder(tokenizer, "tiktoken")
+    plain = Encoder(tokenizer, "tokenizers")
     if engine == "tokenizers":
         return Choice(plain, "tokenizers, as asked")
-    if tiktoken_encoding(tokenizer) is None:
-        return _only_plain(plain, engine, "tiktoken cannot express this tokenizer")
-    wanted, plain_mb_s = _timed(plain, texts)
-    found, fast_mb_s = _timed(fast, texts)
-    differing = sum(a.tolist() != b.tolist() for a, b in zip(wanted, found, strict=True))
-    if differing:
-        reason = f"tiktoken differs on {differing} of {len(texts)} probed documents"
-        return _only_plain(plain, engine, reason)
-    speeds = f"{fast_mb_s:.1f} MB/s, tokenizers {plain_mb_s:.1f}"
-    return Choice(fast, f"tiktoken: same ids on {len(texts)} probed documents ({speeds})")
+    wanted = [] if engine == "auto" else [engine]
+    if engine == "auto":
+        wanted = ["kernel", "tiktoken"] if _is_full(texts) and _has_numba() else ["tiktoken"]
+    probe = _Probe(plain, texts)
+    refusals = []
+    for name in wanted:
+        encoder = Encoder(tokenizer, name)
+        refusal, speeds = probe.try_on(encoder)
+        if not refusal:
+            reason = f"{name}: same ids on {len(texts)} probed documents ({speeds})"
+            return Choice(encoder, reason)
+        refusals.append(f"{name} {refusal}")
+    if engine != "auto":
+        raise UsageError(f"--encoder {engine}: {refusals[0]}; use auto or tokenizers")
+    return Choice(plain, f"tokenizers: {'; '.join(refusals)}")
+
+
+@dataclass(frozen=True)
+class _Probe:
+    """The first documents, and what tokenizers makes of them."""
+
+    plain: Encoder
+    texts: Sequence[str]
+
+    def try_on(self, encoder: Encoder) -> tuple[str, str]:
+        """(why the encoder cannot be taken or "", speeds)."""
+        try:
+            encoder.prepare()
+        except Unsupported as error:
+            return f"cannot: {error}" if encoder.engine == "kernel" else str(error), ""
+        (wanted, plain_mb_s), (found, mb_s) = self._reference, _timed(encoder, self.texts)
+        differing = _differing(wanted, found)
+        if differing:
+            return f"differs on {differing} of {len(self.texts)} probed documents", ""
+        return "", f"{mb_s:.1f} MB/s, tokenizers {plain_mb_s:.1f}"
+
+    @cached_property
+    def _reference(self) -> tuple[tuple[np.ndarray, np.ndarray], float]:
+        return _timed(self.plain, self.texts)
 
 
 def probe_texts(batches: Iterable[Any]) -> list[str]:
@@ -117,35 +177,55 @@ def tiktoken_encoding(tokenizer: Tokenizer) -> Any:
         return None
 
 
-def _only_plain(plain: Encoder, engine: str, reason: str) -> Choice:
-    if engine == "tiktoken":
-        raise UsageError(f"--encoder tiktoken: {reason}; use auto or tokenizers")
-    return Choice(plain, f"tokenizers: {reason}")
+def _is_full(texts: Sequence[str]) -> bool:
+    return len(texts) >= PROBE_DOCUMENTS or sum(map(len, texts)) >= PROBE_CHARS
 
 
-def _timed(encoder: Encoder, texts: Sequence[str]) -> tuple[list[np.ndarray], float]:
-    encoder.encode(texts[:1])  # building the engine is not its speed
+def _has_numba() -> bool:
+    from sabia.kernels.minhash import numba_available
+
+    return numba_available()
+
+
+def _joined(rows: Sequence[Any], end_id: int) -> tuple[np.ndarray, np.ndarray]:
+    import numpy as np
+
+    end = np.array([end_id] if end_id >= 0 else [], np.int32)
+    lengths = np.array([len(row) + len(end) for row in rows], np.int64)
+    pieces = [part for row in rows for part in (np.asarray(row, np.int32), end)]
+    return (np.concatenate(pieces) if pieces else end[:0]), lengths
+
+
+def _timed(encoder: Encoder, texts: Sequence[str]) -> tuple[tuple[np.ndarray, np.ndarray], float]:
+    """(what `encode` gives, megabytes a CPU second)."""
+    import pyarrow as pa
+
+    column = pa.array(texts, pa.string())
     start = time.process_time()
-    rows = encoder.encode(texts)
+    found = encoder.encode(column)
     seconds = max(time.process_time() - start, 1e-9)
-    return rows, sum(len(text.encode()) for text in texts) / 1e6 / seconds
+    return found, sum(len(text.encode()) for text in texts) / 1e6 / seconds
+
+
+def _differing(wanted: tuple[np.ndarray, np.ndarray], found: tuple[np.ndarray, np.ndarray]) -> int:
+    """How many documents have other ids."""
+    import numpy as np
+
+    rows = [np.split(ids, np.cumsum(lengths)[:-1]) for ids, lengths in (wanted, found)]
+    return sum(not np.array_equal(a, b) for a, b in zip(*rows, strict=True))
 
 
 def _split_pattern(definition: dict[str, Any]) -> str | None:
     """The regular expression of a byte-level pre-tokenizer; None for any other kind."""
     if definition.get("normalizer"):
         return None
-    steps = definition.get("pre_tokenizer") or {}
-    chain = steps.get("pretokenizers", []) if steps.get("type") == "Sequence" else [steps]
+    chain = pre_tokenizer_chain(definition)
     last = chain[-1] if chain else {}
     if last.get("type") != "ByteLevel" or last.get("add_prefix_space"):
         return None
     if len(chain) == 1:
         return GPT2_PATTERN if last.get("use_regex", True) else None
-    split = chain[0]
-    whole = split.get("type") == "Split" and split.get("behavior") == "Isolated"
-    plain = whole and not split.get("invert") and not last.get("use_regex", True)
-    return split["pattern"].get("Regex") if len(chain) == 2 and plain else None
+    return split_pattern(chain[0]) if len(chain) == 2 and not last.get("use_regex", True) else None
 
 
 def _ranks(definition: dict[str, Any]) -> dict[bytes, int] | None:
@@ -169,11 +249,3 @@ def _ranks(definition: dict[str, Any]) -> dict[bytes, int] | None:
     if max(single) > first or len(tokens) != len(single) + len(made):
         return None
     return {bytes(table[c] for c in token): vocab[token] for token in tokens}
-
-
-def byte_of_character() -> dict[str, int]:
-    """GPT-2's spelling of bytes: a printable one as itself, else the next character from 256 on."""
-    printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
-    others = [byte for byte in range(256) if byte not in printable]
-    named = {chr(byte): byte for byte in printable}
-    return named | {chr(256 + i): byte for i, byte in enumerate(others)}

@@ -185,9 +185,9 @@ def _by_source(
     import pyarrow as pa
     import pyarrow.compute as pc
 
-    from sabia.core.text.tokenize import without_empty
+    from sabia.core.text.tokenize import usable
 
-    kept = without_empty(batch, context)
+    kept = usable(batch, context)
     column = kept.column("source")
     present = names & set(pc.unique(column).to_pylist())
     return {name: kept.filter(pc.equal(column, pa.scalar(name))) for name in sorted(present)}

@@ -33,15 +33,17 @@ class Tally:
 
     def add(self, batch: pa.RecordBatch, tokens: np.ndarray) -> None:
         """Documents (`text`, `language`, `source`) and the tokens of each."""
+        import numpy as np
         import pyarrow.compute as pc
 
-        sizes = pc.binary_length(batch.column("text")).to_pylist()
+        sizes = pc.binary_length(batch.column("text")).to_numpy()
         for field in FIELDS:
-            names = batch.column(field).to_pylist()
-            for name, size, n in zip(names, sizes, tokens.tolist(), strict=True):
+            names, codes = coded(batch.column(field))
+            totals = [np.bincount(codes, weights, len(names)) for weights in (sizes, tokens)]
+            for name, *counts in zip(names, *totals, strict=True):
                 entry = self._entry(field, "unknown" if name is None else name)
-                entry[0] += size
-                entry[1] += n
+                for place, n in enumerate(counts):
+                    entry[place] += int(n)
 
     def _entry(self, field: str, name: str) -> list[int]:
         key = (field, name)
@@ -56,6 +58,14 @@ class Tally:
             found[f"bytes[{field}={name}]"] = size
             found[f"tokens[{field}={name}]"] = tokens
         return found
+
+
+def coded(column: pa.Array) -> tuple[list[str | None], np.ndarray]:
+    """(distinct values in order of appearance, null among them; the code of each row)."""
+    import numpy as np
+
+    found = column.dictionary_encode("encode")
+    return found.dictionary.to_pylist(), found.indices.to_numpy().astype(np.int64)
 
 
 def bytes_per_token(counters: dict[str, float]) -> dict[str, dict[str, float]]:

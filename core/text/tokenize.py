@@ -23,10 +23,11 @@ from sabia.core.errors import UsageError
 from sabia.core.text.encoding import ENGINES, Encoder, choose_encoder, probe_texts
 from sabia.core.text.mixing import parse_mix
 from sabia.core.text.packing import PACKINGS, make_packer, to_batch
-from sabia.core.text.token_counts import Tally, report_bytes_per_token
+from sabia.core.text.token_counts import Tally, coded, report_bytes_per_token
 from sabia.core.text.tokenizer import Tokenizer, load_tokenizer, train_bpe
 
 if TYPE_CHECKING:
+    import numpy as np
     import pyarrow as pa
 
     from sabia.core.shards.job import Job
@@ -81,7 +82,7 @@ def run(job: Job, config: TokenizeConfig) -> None:
     else:
         tokenizer_print = tokenizer.fingerprint
         encoder = _encoder(tokenizer, config, sources)
-    salt = f"{tokenizer_print} {encoder.engine if encoder else ''}"
+    salt = tokenizer_print
     said = replace(job, options=_recorded(config, tokenizer, place))
     if config.mix:
         if encoder is None or job.dry_run:
@@ -103,16 +104,12 @@ def pack_shard(
     packing: str,
 ) -> Iterator[pa.RecordBatch]:
     """The transform: documents of one shard → token rows."""
-    tally, names, codes = Tally(), list[str | None](), dict[str | None, int]()
+    tally, names = Tally(), list[str | None]()
     packer = make_packer(packing, length, encoder.tokenizer.pad_id)
     for batch in batches:
-        kept = without_empty(batch, context)
-        for name in kept.column("source").to_pylist():
-            if codes.setdefault(name, len(codes)) == len(names):
-                names.append(name)
+        kept = usable(batch, context)
         tokens, lengths = encode_documents(encoder, kept, tally)
-        sources = [codes[name] for name in kept.column("source").to_pylist()]
-        for rows in packer.add(tokens, lengths, _array(sources)):
+        for rows in packer.add(tokens, lengths, source_codes(kept, names)):
             yield to_batch(rows, names)
     for rows in packer.flush():
         yield to_batch(rows, names)
@@ -120,10 +117,15 @@ def pack_shard(
         context.count(name, n)
 
 
-def without_empty(batch: pa.RecordBatch, context: ShardContext) -> pa.RecordBatch:
-    """The batch without documents that have no text, which are rejected."""
+def usable(batch: pa.RecordBatch, context: ShardContext) -> pa.RecordBatch:
+    """The batch without documents whose text is empty or not UTF-8, which are rejected."""
+    import pyarrow as pa
     import pyarrow.compute as pc
 
+    try:
+        batch.column("text").validate(full=True)
+    except pa.ArrowInvalid:
+        batch = _without_broken(batch, context)
     empty = pc.equal(pc.binary_length(batch.column("text")), 0)
     if pc.any(empty).as_py():
         context.reject(batch.filter(empty), "empty text")
@@ -131,16 +133,36 @@ def without_empty(batch: pa.RecordBatch, context: ShardContext) -> pa.RecordBatc
     return batch
 
 
-def encode_documents(encoder: Encoder, batch: pa.RecordBatch, tally: Tally):
-    """(tokens int32[Σ n], lengths int64[documents]) with the end-of-document token after each."""
+def _without_broken(batch: pa.RecordBatch, context: ShardContext) -> pa.RecordBatch:
+    """The batch without texts that are not UTF-8; they are rejected with U+FFFD for what is not."""
+    import pyarrow as pa
+
+    place = batch.schema.get_field_index("text")
+    texts = batch.column(place).cast(pa.binary()).to_pylist()
+    mended = [text.decode("utf-8", "replace") for text in texts]
+    whole = [mend.encode() == text for mend, text in zip(mended, texts, strict=True)]
+    fixed = batch.set_column(place, batch.schema.field(place), pa.array(mended, pa.string()))
+    context.reject(fixed.filter(pa.array([not one for one in whole])), "text is not UTF-8")
+    return fixed.filter(pa.array(whole))
+
+
+def source_codes(batch: pa.RecordBatch, names: list[str | None]) -> np.ndarray:
+    """int64[documents]: the place in `names` of each document's source; new ones are appended."""
     import numpy as np
 
-    ids = encoder.encode(batch.column("text").to_pylist())
-    lengths = np.array([len(row) + 1 for row in ids], np.int64)
+    found, codes = coded(batch.column("source"))
+    names += [name for name in found if name not in names]
+    return np.array([names.index(name) for name in found], np.int64)[codes]
+
+
+def encode_documents(
+    encoder: Encoder, batch: pa.RecordBatch, tally: Tally
+) -> tuple[np.ndarray, np.ndarray]:
+    """(tokens int32[Σ n], lengths int64[documents]) with the end-of-document token after each."""
+    end = encoder.tokenizer.eos_id
+    tokens, lengths = encoder.encode(batch.column("text"), -1 if end is None else end)
     tally.add(batch, lengths - 1)
-    end = np.array([encoder.tokenizer.eos_id], np.int32)
-    pieces = [part for row in ids for part in (row, end)]
-    return (np.concatenate(pieces) if pieces else np.empty(0, np.int32)), lengths
+    return tokens, lengths
 
 
 def obtain_tokenizer(
@@ -271,9 +293,3 @@ def _recorded(config: TokenizeConfig, tokenizer: Tokenizer | None, place: str) -
     if config.mix:
         said |= {"mix": config.mix, "tokens": config.tokens, "max_repeat": config.max_repeat}
     return said
-
-
-def _array(values: list[int]):
-    import numpy as np
-
-    return np.array(values, np.int64)

@@ -4,6 +4,8 @@ import json
 import pickle
 from functools import cache
 
+import numpy as np
+import pyarrow as pa
 import pytest
 
 from sabia.core.errors import UsageError
@@ -19,6 +21,12 @@ HARD = [
     "", " ", "a" * 50_000, " " * 100_000 + "x", "\n" * 30_000, "x" + " \n" * 3_000 + "y",
     "<|endoftext|><|im_end|>", "漢字😀" * 200, "\u0000\u200b\ufeff", "1234567890" * 100,
 ]  # fmt: skip
+
+
+def rows(encoder: Encoder, texts: list[str]) -> list[list[int]]:
+    ids, lengths = encoder.encode(pa.array(texts, pa.string()))
+    assert ids.dtype == np.int32
+    return [row.tolist() for row in np.split(ids, np.cumsum(lengths)[:-1])]
 
 
 @cache
@@ -37,23 +45,23 @@ def test_tiktoken_is_taken_and_agrees_on_hard_texts():
     assert choice.encoder.engine == "tiktoken" and "240 probed documents" in choice.reason
     plain = Encoder(trained(), "tokenizers")
     for text in HARD:
-        (ids,) = choice.encoder.encode([text])
-        assert ids.tolist() == plain.encode([text])[0].tolist() == trained().encode_ordinary(text)
-        assert ids.dtype == "int32" and not set(ids.tolist()) & trained().special_ids
+        (ids,) = rows(choice.encoder, [text])
+        assert [ids] == rows(plain, [text]) == [trained().encode_ordinary(text)]
+        assert not set(ids) & trained().special_ids
 
 
 def test_encoder_travels_to_worker_processes():
     encoder = choose_encoder(trained(), TEXTS).encoder
     again = pickle.loads(pickle.dumps(encoder))
-    assert [r.tolist() for r in again.encode(HARD)] == [r.tolist() for r in encoder.encode(HARD)]
+    assert rows(again, HARD) == rows(encoder, HARD)
 
 
 def test_a_disagreement_on_the_probe_keeps_tokenizers(monkeypatch):
     swapped = Encoder.encode
 
-    def wrong(self, texts):
-        rows = swapped(self, texts)
-        return [row[::-1] if self.engine == "tiktoken" else row for row in rows]
+    def wrong(self, texts, end_id=-1):
+        ids, lengths = swapped(self, texts, end_id)
+        return (ids + 1 if self.engine == "tiktoken" else ids), lengths
 
     monkeypatch.setattr(Encoder, "encode", wrong)
     choice = choose_encoder(trained(), TEXTS)
@@ -79,5 +87,25 @@ def test_gpt2_style_tokenizers_are_expressed():
     tokenizer = changed(pre_tokenizer=gpt2)
     choice = choose_encoder(tokenizer, TEXTS)
     assert choice.encoder.engine == "tiktoken"
-    plain = Encoder(tokenizer, "tokenizers").encode(HARD)
-    assert [r.tolist() for r in choice.encoder.encode(HARD)] == [r.tolist() for r in plain]
+    assert rows(choice.encoder, HARD) == rows(Encoder(tokenizer, "tokenizers"), HARD)
+
+
+@pytest.mark.parametrize("engine", ["kernel", "tiktoken", "tokenizers"])
+def test_engines_end_documents_alike(engine):
+    ids, lengths = Encoder(trained(), engine).encode(pa.array(HARD), end_id=0)
+    ends = np.cumsum(lengths) - 1
+    assert not ids[ends].any()
+    pieces = [row[:-1].tolist() for row in np.split(ids, ends[:-1] + 1)]
+    assert pieces == rows(Encoder(trained(), "tokenizers"), HARD)
+
+
+def test_the_kernel_is_taken_where_there_is_enough_to_encode():
+    choice = choose_encoder(trained(), TEXTS * 5)
+    assert choice.encoder.engine == "kernel" and "same ids on 1200" in choice.reason
+    assert choose_encoder(trained(), TEXTS, "kernel").encoder.engine == "kernel"
+    lower = changed(normalizer={"type": "Lowercase"})
+    assert (
+        "kernel cannot: normalizer Lowercase; tiktoken" in choose_encoder(lower, TEXTS * 5).reason
+    )
+    with pytest.raises(UsageError, match="--encoder kernel: kernel cannot: normalizer Lowercase"):
+        choose_encoder(lower, TEXTS, "kernel")

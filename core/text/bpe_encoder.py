@@ -1,0 +1,103 @@
+"""Documents to ids through the compiled kernel, straight from Arrow buffers.
+
+Exact by construction where the kernel is sure, and by the library `tokenizers` itself for the rest:
+a document with a code point that Python's unicodedata does not know, or one that NFC changes around
+added tokens, is encoded by the library and put back in its place.
+"""
+
+from __future__ import annotations
+
+import unicodedata
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from sabia.core.text.bpe_tables import compile_tables
+
+if TYPE_CHECKING:
+    import numpy as np
+    import pyarrow as pa
+
+    from sabia.core.text.tokenizer import Tokenizer
+    from sabia.kernels.bpe import Cache
+
+
+class KernelEncoder:
+    """One tokenizer as arrays, with a cache of its own: one of these a thread."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        """Raises bpe_tables.Unsupported where the kernel has no form for the tokenizer."""
+        from sabia.kernels.bpe import Cache
+
+        self.tokenizer = tokenizer
+        self.compiled = compile_tables(tokenizer)
+        self.cache: Cache = Cache()
+
+    def encode(self, texts: pa.Array, end_id: int = -1) -> tuple[np.ndarray, np.ndarray]:
+        """(ids int32[Σ n], lengths int64[documents]) of a string array without nulls.
+
+        `end_id` >= 0 ends every document and is counted. Raises pa.ArrowInvalid where a text is not
+        UTF-8.
+        """
+        from sabia.core.text.sketching import text_buffers
+        from sabia.kernels import bpe
+        from sabia.kernels.unicode_classes import NFC_MAYBE, UNKNOWN
+
+        texts.validate(full=True)
+        data, offsets = text_buffers(texts)
+        data, offsets = bpe.padded(data[offsets[0] : offsets[-1]]), offsets - offsets[0]
+        flags = bpe.document_flags(data, offsets, self.compiled.tables.classes)
+        sure = (flags & UNKNOWN) == 0
+        if self.compiled.nfc:
+            sure &= (flags & NFC_MAYBE) == 0
+        if sure.all():
+            return bpe.encode(data, offsets, self.compiled.tables, self.cache, end_id)
+        special = self._unsure(texts, ~sure)
+        found = bpe.encode(data, offsets, self.compiled.tables, self.cache, end_id, special.skip)
+        return _spliced(*found, special, end_id)
+
+    def _unsure(self, texts: pa.Array, unsure: np.ndarray) -> _Special:
+        """The documents among the unsure ones that the library has to encode, and their ids."""
+        import numpy as np
+
+        skip = unsure.copy()
+        rows = np.flatnonzero(unsure)
+        found = []
+        for row in rows.tolist():
+            text = texts[row].as_py()
+            if self.compiled.nfc and _settled(text):
+                skip[row] = False
+            else:
+                found.append(np.asarray(self.tokenizer.encode_ordinary(text), np.int32))
+        return _Special(skip, found)
+
+
+@dataclass(frozen=True)
+class _Special:
+    """skip bool[n]: documents that the library encodes; ids: theirs, in order."""
+
+    skip: np.ndarray
+    ids: list[np.ndarray]
+
+
+def _settled(text: str) -> bool:
+    """True where NFC leaves the text as it is and all of its code points are known."""
+    if not unicodedata.is_normalized("NFC", text):
+        return False
+    return not any(unicodedata.category(c) == "Cn" for c in set(text))
+
+
+def _spliced(
+    ids: np.ndarray, lengths: np.ndarray, special: _Special, end_id: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """Puts the ids of the library where its documents stand."""
+    import numpy as np
+
+    end = np.array([end_id] if end_id >= 0 else [], np.int32)
+    rows = np.flatnonzero(special.skip)
+    pieces, at = [], 0
+    ends = np.cumsum(lengths)
+    for row, found in zip(rows.tolist(), special.ids, strict=True):
+        pieces += [ids[at : ends[row]], found, end]
+        at = ends[row]
+        lengths[row] = len(found) + len(end)
+    return np.concatenate([*pieces, ids[at:]]), lengths

@@ -1,0 +1,45 @@
+"""Loads from byte buffers for compiled kernels: no bounds, no wrap-around of negative indices.
+
+NumPy indexing in numba asks of every signed index whether it is negative; in a loop over single
+bytes that is a good part of the work. Callers must stay inside the buffer.
+"""
+
+from llvmlite import ir
+from numba import types
+from numba.extending import intrinsic
+
+
+@intrinsic
+def byte_at(typing_context, array, index):  # type: ignore[no-untyped-def]
+    """array[index] of a contiguous uint8 array, as int64."""
+
+    def generate(context, builder, signature, arguments):  # type: ignore[no-untyped-def]
+        data = context.make_array(signature.args[0])(context, builder, arguments[0]).data
+        byte = builder.load(builder.gep(data, [arguments[1]]))
+        return builder.zext(byte, ir.IntType(64))
+
+    return types.int64(array, types.int64), generate
+
+
+@intrinsic
+def word_at(typing_context, array, index):  # type: ignore[no-untyped-def]
+    """Eight bytes of a contiguous uint8 array from any place, as a little-endian uint64."""
+
+    def generate(context, builder, signature, arguments):  # type: ignore[no-untyped-def]
+        data = context.make_array(signature.args[0])(context, builder, arguments[0]).data
+        address = builder.gep(data, [arguments[1]])
+        word = builder.load(builder.bitcast(address, ir.IntType(64).as_pointer()))
+        word.align = 1
+        return word
+
+    return types.uint64(array, types.int64), generate
+
+
+@intrinsic
+def trailing_zeros(typing_context, word):  # type: ignore[no-untyped-def]
+    """Zero bits below the lowest set bit of a uint64, as int64; 64 of zero."""
+
+    def generate(context, builder, signature, arguments):  # type: ignore[no-untyped-def]
+        return builder.cttz(arguments[0], ir.Constant(ir.IntType(1), 0))
+
+    return types.int64(types.uint64), generate
