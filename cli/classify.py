@@ -1,13 +1,19 @@
 """`sabia classify` (`sabia classify score`): score documents, name their language, filter."""
 
 import os
-from typing import TYPE_CHECKING, Annotated
+from dataclasses import replace
+from typing import TYPE_CHECKING, Annotated, Any
 
-from sabia.cli.grammar import command, option
+from sabia.cli.classifier_options import ASK, BACKEND, asked
+from sabia.cli.grammar import command, length, option
+from sabia.cli.shared_options import sharing
+from sabia.core import notes
 from sabia.core.shards.job import Job
 
 if TYPE_CHECKING:
     from sabia.core.text.scorers import Scorer
+
+NO_MATTER = (*ASK, "backend")  # to the scores; what is asked is in a scorer's digest
 
 
 @command(
@@ -19,6 +25,7 @@ if TYPE_CHECKING:
     sabia classify pages/ --model spam.bin --where "spam < 0.3" --removed out.parquet | sabia dedup
     """,
 )
+@sharing("asking", ASK)
 def classify(
     job: Job,
     where: Annotated[
@@ -34,6 +41,18 @@ def classify(
     quality: Annotated[
         bool, option("Count quality figures and name the language.", "--quality/--no-quality")
     ] = True,
+    length: Annotated[
+        int | None, length("Most tokens of a text or window (default: as trained).")
+    ] = None,
+    long: Annotated[
+        str, option("Longer texts: truncate, or windows.", metavar="NAME")
+    ] = "truncate",
+    precision: Annotated[
+        str, option("Of models of the core: fp32 or bf16.", metavar="NAME")
+    ] = "fp32",
+    backend: BACKEND = "torch",
+    *,
+    asking: dict[str, Any],
 ) -> None:
     """Score documents: quality, language, trained classifiers; filter.
 
@@ -42,16 +61,34 @@ def classify(
     """
     from sabia.core.text import classify as room
 
-    scorers = [_open(given) for given in model or ()]
-    room.run(job, room.ClassifyConfig(where, quality, removed), scorers)
+    settings = {"backend": backend, "length": length or 0, "long": long, "precision": precision}
+    scorers = [_open(given, settings) for given in model or ()]
+    config = room.ClassifyConfig(where, quality, removed)
+    asker = asked(asking, backend)
+    told = {k: v for k, v in job.options.items() if k not in NO_MATTER}
+    job = replace(job, options=told)
+    if asker is None:
+        room.run(job, config, scorers)
+        return
+    with asker:
+        room.run(_alone(job), config, [*scorers, asker])
+        notes.note(asker.said())
 
 
-def _open(given: str) -> "Scorer":
-    """The scorer of `PATH` or `NAME=PATH`."""
-    from sabia.core.errors import UsageError
+def _alone(job: Job) -> Job:
+    """The job in one process, which has many calls in flight and keeps within its budget."""
+    if job.jobs > 1:
+        notes.note(f"-j {job.jobs}: a language model is asked by one process; see --concurrency")
+    return replace(job, jobs=1)
+
+
+def _open(given: str, settings: dict[str, Any]) -> "Scorer":
+    """The scorer of `PATH` or `NAME=PATH`; a directory's model is the core's."""
     from sabia.core.text.scorers import named, open_scorer, split_name
 
     prefix, path = split_name(given)
     if os.path.isdir(path):
-        raise UsageError(f"--model: {path} is a directory (expected a fastText model file)")
+        from sabia.core.recipes.classifier_model import ModelScorer
+
+        return named(ModelScorer(path, **settings), prefix)
     return named(open_scorer(path), prefix)

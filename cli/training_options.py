@@ -5,11 +5,11 @@ of `core.recipes.training_options.TrainOptions`.
 """
 
 import functools
-import inspect
 from collections.abc import Callable, Mapping
 from typing import Annotated, Any
 
 from sabia.cli.grammar import count, option
+from sabia.cli.shared_options import Declare, sharing
 from sabia.core.shards.job import Job
 
 
@@ -92,29 +92,18 @@ def kind(name: str) -> Any:
     return OPTIONS[name][0]
 
 
-def training(**defaults: Any) -> Callable[[Callable[..., None]], Callable[..., None]]:
+def training(**defaults: Any) -> Declare:
     """Give a command the shared options; `defaults` are its own for some of them.
 
     The command's parameter `training` receives them by name.
     """
 
     def declare(function: Callable[..., None]) -> Callable[..., None]:
-        own = inspect.signature(function, eval_str=True).parameters.values()
-        keyword = inspect.Parameter.KEYWORD_ONLY
-        shared = [
-            inspect.Parameter(name, keyword, default=defaults.get(name, default), annotation=kind)
-            for name, (kind, default) in OPTIONS.items()
-        ]
-
         @functools.wraps(function)
-        def call(job: Job, **values: Any) -> None:
-            given = {name: values.pop(name) for name in OPTIONS}
-            given |= {name: int(given[name]) for name in WHOLE}
-            function(job, training=given, **values)
+        def whole(job: Job, training: dict[str, Any], **values: Any) -> None:
+            numbers = {name: int(training[name]) for name in WHOLE}
+            function(job, training=training | numbers, **values)
 
-        parameters = [p.replace(kind=keyword) if n else p for n, p in enumerate(own)]
-        kept = [p for p in parameters if p.name != "training"]
-        call.__signature__ = inspect.Signature(kept + shared)  # type: ignore[attr-defined]
-        return call
+        return sharing("training", OPTIONS, **defaults)(whole)
 
     return declare
