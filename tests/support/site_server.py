@@ -14,7 +14,7 @@ import time
 from contextlib import contextmanager
 from pathlib import Path
 
-WORDS = "river stone boat fish water bridge market morning letter garden window answer".split()
+WORDS = ("river", "stone", "boat", "fish", "water", "bridge", "market", "morning", "letter", "garden")
 
 
 def page(number, pages, hosts, port, size):
