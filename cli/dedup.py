@@ -25,7 +25,7 @@ _PARTS = ("action", "share", "mem", "removed", "engine")
 METHODS = {
     "minhash": Method(
         "sabia.core.text.dedup",
-        (*_DOCUMENTS, "threshold", "ngram", "permutations", "verify"),
+        (*_DOCUMENTS, "threshold", "ngram", "permutations", "verify", "mem"),
     ),
     "exact": Method("sabia.core.text.dedup", _DOCUMENTS),
     "substring": Method("sabia.core.text.substring", (*_PARTS, "span", "tokenizer")),
@@ -87,7 +87,7 @@ def dedup(
     share: Annotated[
         float | None, option("Drop documents copied by more: 1; drop: 0.5.", metavar="SHARE")
     ] = None,
-    mem: Annotated[float | None, size("Memory for spans and lines: 1GiB.")] = None,
+    mem: Annotated[float | None, size("Memory for sorting and comparing: 1GiB.")] = None,
     decontaminate: Annotated[
         list[str] | None,
         option("Take items of this benchmark out instead; give it often.", metavar="BENCH"),
@@ -105,7 +105,8 @@ def dedup(
     """Remove duplicate documents, keeping one of each cluster, or copied parts of documents.
 
     Adds the columns cluster (the id of the document kept) and cluster_size, or cuts spans and
-    lines that occur before. The answer does not depend on -j. All shards are needed at once: run it as one job, not in a Slurm array.
+    lines that occur before. The answer does not depend on -j. All shards are needed at once: run
+    it as one job, not in a Slurm array.
     """
     if method not in METHODS:
         raise UsageError(f"--method: {method!r} (expected {', '.join(METHODS)})")

@@ -120,3 +120,11 @@ def jaccard(
     the same first set should follow each other: the work is shared.
     """
     return room_of(engine).jaccard(shingles, starts, pairs)
+
+
+def gather(
+    source: np.ndarray, places: np.ndarray, counts: np.ndarray, target: np.ndarray,
+    engine: str = "numpy",
+) -> None:  # fmt: skip
+    """Copy source[places[i]:places[i] + counts[i]] for each i, one after the other, to `target`."""
+    room_of(engine).gather(source, places, counts, target)

@@ -161,3 +161,12 @@ def jaccard(shingles: np.ndarray, starts: np.ndarray, pairs: np.ndarray) -> np.n
     result = np.empty(len(pairs))
     _jaccard(shingles, starts, np.ascontiguousarray(pairs, dtype=np.int64), result)
     return result
+
+
+@jit
+def gather(source, places, counts, target):  # type: ignore[no-untyped-def]
+    """See sabia.kernels.minhash.gather."""
+    n = 0
+    for i in range(places.shape[0]):
+        target[n : n + counts[i]] = source[places[i] : places[i] + counts[i]]
+        n += counts[i]

@@ -264,3 +264,9 @@ def jaccard(shingles: np.ndarray, starts: np.ndarray, pairs: np.ndarray) -> np.n
         union = len(first) + len(second) - both
         result[i] = both / union if union else 1.0
     return result
+
+
+def gather(source: np.ndarray, places: np.ndarray, counts: np.ndarray, target: np.ndarray) -> None:
+    """See sabia.kernels.minhash.gather."""
+    shift = places - (np.cumsum(counts) - counts)
+    target[:] = source[np.arange(len(target)) + np.repeat(shift, counts)]

@@ -5,23 +5,18 @@ candidate pairs are compared exactly when verification is on. Clusters are conne
 All of it is a function of the rows and their order: earlier rows win ties.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from sabia.core import notes, stop
-from sabia.core.errors import BadData
-from sabia.core.shards.sources import Source
-from sabia.core.text import lsh
+from sabia.core.text import keep
 from sabia.core.text.dedup_config import DedupConfig
-from sabia.core.text.sketching import Corpus, shingle_sets_of
-from sabia.kernels import minhash
+from sabia.core.text.near import estimate, jaccard, join_near
+from sabia.core.text.sketch_files import Corpus
 
 KEPT, EXACT, NEAR, URL, SEMANTIC = range(5)
 REASONS = ("kept", "exact", "near", "url", "semantic")
 ALONE = -1
-_SLICE = 1 << 16
 
 
 @dataclass(frozen=True)
@@ -40,59 +35,16 @@ class Clusters:
     size: np.ndarray
 
 
-class ShingleSets:
-    """Shingle sets of the rows that are candidates, for exact similarity."""
-
-    def __init__(
-        self, sources: Sequence[Source], corpus: Corpus, rows: np.ndarray, ngram: int,
-        engine: str, jobs: int,
-    ) -> None:  # fmt: skip
-        self.rows, self.engine = rows, engine
-        found = shingle_sets_of(sources, corpus.starts, rows, ngram, engine, jobs)
-        self.values, self.starts = found
-
-    def jaccard(self, pairs: np.ndarray) -> np.ndarray:
-        """float64[p] of row pairs[p, 2]."""
-        result = np.empty(len(pairs))
-        for low in range(0, len(pairs), _SLICE):
-            stop.check()
-            places = np.searchsorted(self.rows, pairs[low : low + _SLICE])
-            part = minhash.jaccard(self.values, self.starts, places, self.engine)
-            result[low : low + len(part)] = part
-        return result
-
-
-def find_clusters(
-    corpus: Corpus, sources: Sequence[Source], config: DedupConfig, engine: str, jobs: int
-) -> Clusters:
+def find_clusters(corpus: Corpus, config: DedupConfig, engine: str) -> Clusters:
     """Join duplicates, choose whom to keep, and say why each of the others goes."""
-    everyone = np.arange(corpus.count)
     first = first_of_equal(corpus.exact)
-    edges = np.stack((first, everyone), axis=1)[first != everyone]
-    sets = None
+    parent = first
     if config.method == "minhash":
-        distinct = np.flatnonzero((first == everyone) & (corpus.words > 0))
-        near, sets = _near_pairs(corpus, sources, distinct, config, engine, jobs)
-        edges = np.concatenate((edges, near))
-    clusters = choose_kept(lsh.components(corpus.count, edges), _worth(corpus, config.keep))
-    _explain(clusters, first, corpus, sets)
+        distinct = (first == np.arange(corpus.count)) & (corpus.counts > 0)
+        parent = join_near(corpus, parent, distinct, config, engine)
+    clusters = choose_kept(parent, keep.whole([corpus.worth], config.keep))
+    _explain(clusters, first, corpus, config, engine)
     return clusters
-
-
-def _near_pairs(
-    corpus: Corpus, sources: Sequence[Source], distinct: np.ndarray, config: DedupConfig,
-    engine: str, jobs: int,
-) -> tuple[np.ndarray, ShingleSets | None]:  # fmt: skip
-    """Pairs of near-duplicates among distinct rows, and the sets that showed it."""
-    pairs = lsh.candidate_pairs(corpus.digests, distinct, lsh.WINDOW if config.verify else 1)
-    if not config.verify:
-        return pairs, None
-    sets = ShingleSets(sources, corpus, np.unique(pairs), config.ngram, engine, jobs)
-    true = sets.jaccard(pairs) >= config.threshold
-    notes.note(
-        f"{len(pairs):,} candidate pairs, {int(true.sum()):,} at {config.threshold:g} or more"
-    )
-    return pairs[true], sets
 
 
 def first_of_equal(exact: np.ndarray) -> np.ndarray:
@@ -128,19 +80,8 @@ def choose_kept(component: np.ndarray, worth: np.ndarray, reason: int = NEAR) ->
     return Clusters(of_row, why, unknown, kept_row, sizes[roots])
 
 
-def _worth(corpus: Corpus, keep: str) -> np.ndarray:
-    """What makes a row better than its duplicates, float64[n]; a missing score is worst."""
-    if keep == "first":
-        return np.zeros(corpus.count)
-    if keep == "longest" or corpus.score is None:
-        return corpus.size.astype(float)
-    if corpus.count and np.isnan(corpus.score).all():
-        raise BadData(f"--keep {keep}: no document has this score; sabia classify adds scores")
-    return np.where(np.isnan(corpus.score), -np.inf, corpus.score)
-
-
 def _explain(
-    clusters: Clusters, first: np.ndarray, corpus: Corpus, sets: ShingleSets | None
+    clusters: Clusters, first: np.ndarray, corpus: Corpus, config: DedupConfig, engine: str
 ) -> None:
     """Fill in why each removed row goes, and how similar it is to the row kept."""
     gone = np.flatnonzero(clusters.reason != KEPT)
@@ -149,17 +90,8 @@ def _explain(
     clusters.reason[gone[exact]] = EXACT
     clusters.similarity[gone[exact]] = 1.0
     near = np.stack((first[gone[~exact]], first[kept[~exact]]), axis=1)
-    if sets is not None:
-        clusters.similarity[gone[~exact]] = sets.jaccard(near)
+    if config.with_shingles:
+        clusters.similarity[gone[~exact]] = jaccard(corpus, near, engine)
     elif len(near):
-        clusters.similarity[gone[~exact]] = estimate(corpus.digests, near, corpus.rows_per_band)
-
-
-def estimate(digests: np.ndarray, pairs: np.ndarray, rows: int) -> np.ndarray:
-    """Similarity from the share of equal bands: share ** (1 / rows); NaN if no band is equal."""
-    result = np.empty(len(pairs))
-    for low in range(0, len(pairs), _SLICE):
-        part = pairs[low : low + _SLICE]
-        share = (digests[part[:, 0]] == digests[part[:, 1]]).mean(axis=1)
-        result[low : low + len(part)] = np.where(share > 0, share, np.nan) ** (1 / rows)
-    return result
+        rows = config.sketch(0).rows
+        clusters.similarity[gone[~exact]] = estimate(corpus, near, rows)

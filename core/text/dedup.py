@@ -16,7 +16,8 @@ from sabia.core.shards.sources import Source
 from sabia.core.text import barrier, lsh, removal
 from sabia.core.text.clusters import find_clusters
 from sabia.core.text.dedup_config import DedupConfig
-from sabia.core.text.sketching import choose_engine, read_corpus
+from sabia.core.text.sketch_pass import read_corpus
+from sabia.core.text.sketching import choose_engine
 
 CURVE = (0.5, 0.6, 0.7, 0.8, 0.9)
 
@@ -40,7 +41,6 @@ def _decide(job: Job, config: DedupConfig, sources: list[Source]) -> barrier.Dec
         curve = ", ".join(f"{p:.3f} at {s:g}" for s, p in zip(CURVE, hits, strict=True))
         said += f", {sketch.bands} bands of {sketch.rows}; chance to find a pair: {curve}"
     notes.note(said)
-    corpus = read_corpus(sources, sketch, engine, job.jobs, config.score)
-    found = find_clusters(corpus, sources, config, engine, job.jobs)
-    plan = removal.Plan.write(corpus.starts, corpus.ids, found)
+    corpus = read_corpus(sources, config, engine, job.seed, job.jobs)
+    plan = removal.Plan.write(corpus.starts, corpus, find_clusters(corpus, config, engine))
     return removal.decision(sources, plan)

@@ -5,18 +5,20 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from sabia.core.errors import UsageError
-from sabia.core.text import lsh
+from sabia.core.text import keep, lsh
 from sabia.kernels.minhash import SketchConfig
 
+MIN_MEM = 1 << 20
 METHODS = ("minhash", "exact")
 
 
 @dataclass(frozen=True)
 class DedupConfig:
-    """The options of the command; `keep` is longest, first or best:NAME of a score.
+    """The options of the command; `keep` is a rule of sabia.core.text.keep.
 
     `threshold` is a Jaccard similarity of sets of word n-grams. With `verify` every candidate is
     compared exactly, so false candidates cost little and bands are chosen for recall.
+    `mem` bytes are for sorting a band, beside about 100 bytes a document.
     """
 
     method: str = "minhash"
@@ -26,6 +28,7 @@ class DedupConfig:
     keep: str = "longest"
     verify: bool = True
     engine: str = "auto"
+    mem: float = 1 << 30
 
     @classmethod
     def of(cls, options: Mapping[str, Any]) -> "DedupConfig":
@@ -41,14 +44,14 @@ class DedupConfig:
             raise UsageError(f"--threshold: {self.threshold} (expected above 0, at most 1)")
         if self.ngram < 1 or not 1 <= self.permutations <= 4096:
             raise UsageError("--ngram: expected at least 1; --permutations: from 1 to 4096")
-        best = self.keep.startswith("best:") and self.score
-        if self.keep not in ("longest", "first") and not best:
-            raise UsageError(f"--keep: {self.keep!r} (expected longest, first or best:SCORE)")
+        keep.check(self.keep)
+        if self.mem < MIN_MEM:
+            raise UsageError(f"--mem: {self.mem:g} (expected at least {MIN_MEM >> 20}MiB)")
 
     @property
-    def score(self) -> str:
-        """The score that `--keep best:` names, or an empty string."""
-        return self.keep.partition(":")[2]
+    def with_shingles(self) -> bool:
+        """True when candidates will be compared."""
+        return self.method == "minhash" and self.verify
 
     def sketch(self, seed: int) -> SketchConfig:
         """Bands and rows for the threshold; no bands for the exact method."""

@@ -1,18 +1,14 @@
 """Locality-sensitive hashing: bands and rows for a threshold, candidate pairs, components.
 
 Two documents of Jaccard similarity s share at least one of b bands of r rows with probability
-1 - (1 - s**r)**b. Candidates are found by sorting each band's digests: rows with equal digests lie
+1 - (1 - s**r)**b. Candidates are found by sorting a band's digests: rows with equal digests lie
 together, and each is paired with the next WINDOW of its bucket, so a bucket of m rows gives at
 most WINDOW * m pairs, never m**2. Everything is a function of the digests and row numbers alone:
 neither workers nor the order of the work can change it. Leskovec, Rajaraman, Ullman, MMDS ch. 3.
 """
 
-from collections.abc import Iterator
-
 import numpy as np
 from numpy.typing import ArrayLike
-
-from sabia.core import stop
 
 WINDOW = 8
 CURVE_POINTS = 1001
@@ -44,41 +40,44 @@ def choose_bands(threshold: float, permutations: int, miss_weight: float) -> tup
     return best[1], best[2]
 
 
-def candidate_pairs(digests: np.ndarray, rows: np.ndarray, window: int = WINDOW) -> np.ndarray:
-    """Distinct pairs int64[p, 2] (first < second) of rows that share a band, sorted.
+def bucket_pairs(rows: np.ndarray, digests: np.ndarray, window: int = WINDOW) -> np.ndarray:
+    """Pairs int64[p, 2] (first < second, sorted) of rows that share a digest of one band.
 
-    digests[n, bands] uint64 (may be a memory map; one band is copied at a time); `rows` are the
-    row numbers, ascending, that take part.
+    rows int64[m] ascending, digests uint64[m]. The high bits of a digest and the row's place in
+    one number make a plain sort of values do, which is much faster than sorting places.
     """
-    found = [np.empty(0, np.int64)]
-    for band in range(digests.shape[1]):
-        stop.check()
-        found.append(np.unique(np.concatenate([*_band_pairs(digests[rows, band], window)])))
-    packed = np.unique(np.concatenate(found))
-    count = np.int64(max(len(rows), 1))
-    return np.stack((rows[packed // count], rows[packed % count]), axis=1)
-
-
-def _band_pairs(digest: np.ndarray, window: int) -> Iterator[np.ndarray]:
-    """Pairs of one band, packed as first * n + second."""
-    n = np.int64(max(len(digest), 1))
-    order = np.argsort(digest, kind="stable")
-    ordered = digest[order]
-    yield np.empty(0, np.int64)
-    for step in range(1, window + 1):
-        same = np.flatnonzero(ordered[step:] == ordered[:-step])
-        if not len(same):
-            return
-        yield order[same] * n + order[same + step]  # a stable sort keeps rows ascending
+    bits = np.uint64(max(len(rows) - 1, 1).bit_length())
+    keys = digests >> bits << bits
+    keys |= np.arange(len(rows), dtype=np.uint64)
+    keys.sort()
+    place = (keys & ((np.uint64(1) << bits) - np.uint64(1))).astype(np.int64)
+    same = np.flatnonzero(keys[1:] >> bits == keys[:-1] >> bits)
+    del keys
+    if (digests[place[same]] != digests[place[same + 1]]).any():  # equal in their high bits only
+        place = np.argsort(digests, kind="stable")
+        same = np.flatnonzero(digests[place[1:]] == digests[place[:-1]])
+    found, run = [np.empty((0, 2), np.int64)], same
+    for step in range(1, window + 1):  # same[i]: a bucket goes on from place i to i + 1
+        found.append(np.stack((place[run], place[run + step]), axis=1))
+        run = run[np.isin(run + step, same, assume_unique=True)]
+        if not len(run):
+            break
+    pairs = np.concatenate(found)
+    pairs = pairs[np.lexsort((pairs[:, 1], pairs[:, 0]))] if len(pairs) else pairs
+    return rows[pairs]
 
 
 def components(count: int, pairs: np.ndarray) -> np.ndarray:
-    """The least row of each row's connected component, int64[count], for edges int64[p, 2].
+    """The least row of each row's connected component, int64[count], for edges int64[p, 2]."""
+    return join(np.arange(count, dtype=np.int64), pairs)
+
+
+def join(parent: np.ndarray, pairs: np.ndarray) -> np.ndarray:
+    """Components after more edges: parent[n] holds every row's least row, before and after.
 
     Roots are hooked to smaller roots, then paths are halved, until no edge joins two trees.
     """
-    parent = np.arange(count, dtype=np.int64)
-    edges = pairs
+    parent, edges = parent.copy(), pairs
     while len(edges):
         roots = parent[edges]
         low, high = roots.min(axis=1), roots.max(axis=1)

@@ -8,6 +8,7 @@ whatever ends it. Every row comes out with `cluster` (the id of the document kep
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import Protocol
 
 import numpy as np
 import pyarrow as pa
@@ -19,9 +20,16 @@ from sabia.core.shards.sources import Source
 from sabia.core.text.barrier import Decision
 from sabia.core.text.clusters import ALONE, KEPT, REASONS, Clusters
 from sabia.core.text.removed import put_column, with_reason
-from sabia.core.text.sketching import IdSpool, Spool
+from sabia.core.text.sketching import Spool
 
 DECISION = np.dtype([("cluster", "i8"), ("reason", "u1"), ("similarity", "f4")])
+
+
+class Ids(Protocol):
+    """Knows the id of every row."""
+
+    def take(self, rows: np.ndarray) -> pa.Array:
+        """Ids of ascending rows."""
 
 
 class Held:
@@ -44,7 +52,7 @@ class Plan:
     kept: Held
 
     @classmethod
-    def write(cls, row_starts: np.ndarray, ids: IdSpool, found: Clusters) -> "Plan":
+    def write(cls, row_starts: np.ndarray, ids: Ids, found: Clusters) -> "Plan":
         """Spool what was decided; row_starts int64[sources + 1]: the first row of each source."""
         rows, clusters = Spool(), Spool()
         table = np.empty(len(found.of_row), DECISION)
@@ -74,7 +82,7 @@ class Plan:
         return pa.ipc.open_file(pa.memory_map(self.clusters_path)).get_batch(0)
 
 
-def _kept_ids(ids: IdSpool, kept_row: np.ndarray) -> pa.Array:
+def _kept_ids(ids: Ids, kept_row: np.ndarray) -> pa.Array:
     order = np.argsort(kept_row)
     place = np.empty(len(order), np.int64)
     place[order] = np.arange(len(order))

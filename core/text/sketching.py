@@ -1,29 +1,19 @@
-"""First pass of dedup: every document's exact hash, band digests, size and id, in input order.
-
-Rows are numbered over all sources in order; `starts[i]` is the first row of source i. Digests and
-ids go to unnamed temporary files (they vanish with the process, whatever ends it) and are read
-back through memory maps; what stays in memory is 16 bytes of exact hash, 8 of size and 8 of score
-a document. Threads share the work: kernels hold no lock, and results are kept in order.
-"""
+"""What the passes of dedup share: engines, text as buffers, work in order, files that vanish."""
 
 import os
 import tempfile
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
-from typing import Any, BinaryIO, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import pyarrow as pa
 
 from sabia.core import notes, stop
 from sabia.core.errors import MissingBackend, UsageError
-from sabia.core.progress import progress
 from sabia.core.shards.sources import Source
-from sabia.core.text.scores import score_values
 from sabia.kernels import minhash
-from sabia.kernels.minhash import SketchConfig, Sketches
 
 A = TypeVar("A")
 R = TypeVar("R")
@@ -70,10 +60,10 @@ def in_order(function: Callable[[A], R], items: Iterable[A], jobs: int) -> Itera
 
 
 class Spool:
-    """An unnamed temporary file that is written once and then mapped."""
+    """A temporary file that is written once and then read or mapped; unnamed without a `path`."""
 
-    def __init__(self) -> None:
-        self.file: BinaryIO = tempfile.TemporaryFile()  # noqa: SIM115 - lives as long as this
+    def __init__(self, path: str = "", mode: str = "w+b") -> None:
+        self.file: Any = open(path, mode) if path else tempfile.TemporaryFile()  # noqa: SIM115
 
     @property
     def path(self) -> str:
@@ -92,30 +82,11 @@ class Spool:
         return np.memmap(self.file, dtype, mode="r", shape=shape)
 
 
-@dataclass(frozen=True)
-class Corpus:
-    """What the first pass learnt of n documents; `ids` reads ids of ascending rows."""
-
-    starts: np.ndarray  # int64[sources + 1]
-    exact: np.ndarray  # uint64[n, 2]
-    digests: np.ndarray  # uint64[n, bands]
-    words: np.ndarray  # int64[n]
-    size: np.ndarray  # int64[n], bytes of text
-    score: np.ndarray | None  # float64[n], NaN where missing
-    rows_per_band: int
-    ids: "IdSpool"
-
-    @property
-    def count(self) -> int:
-        """Number of documents."""
-        return len(self.size)
-
-
 class IdSpool:
     """The id column on disk, as an Arrow file."""
 
-    def __init__(self) -> None:
-        self.spool = Spool()
+    def __init__(self, spool: Spool | None = None) -> None:
+        self.spool = spool or Spool()
         schema = pa.schema([("id", pa.string())])
         self.writer = pa.ipc.new_stream(self.spool.file, schema)
 
@@ -123,55 +94,26 @@ class IdSpool:
         """Add the ids of one batch."""
         self.writer.write_batch(pa.RecordBatch.from_arrays([ids], names=["id"]))
 
-    def take(self, rows: np.ndarray) -> pa.Array:
-        """Ids of ascending row numbers; closes the spool to writing."""
+    def close(self) -> None:
+        """End the writing."""
         self.writer.close()
         self.spool.file.flush()
-        parts, first = [], 0
-        with pa.memory_map(self.spool.path) as mapped:
-            for batch in pa.ipc.open_stream(mapped):
+
+    def take(self, rows: np.ndarray) -> pa.Array:
+        """Ids of ascending row numbers; closes the spool to writing."""
+        self.close()
+        return self.read(self.spool, rows)
+
+    @staticmethod
+    def read(spool: Spool, rows: np.ndarray) -> pa.Array:
+        """Ids of ascending row numbers from a spool that was written before."""
+        parts, first = [pa.array([], pa.string())], 0
+        with pa.OSFile(spool.path) as file:
+            for batch in pa.ipc.open_stream(file):
                 low, high = np.searchsorted(rows, (first, first + batch.num_rows))
                 parts.append(batch.column(0).take(pa.array(rows[low:high] - first)))
                 first += batch.num_rows
-        return pa.concat_arrays(parts) if parts else pa.array([], pa.string())
-
-
-def read_corpus(
-    sources: Sequence[Source], config: SketchConfig, engine: str, jobs: int, score: str = ""
-) -> Corpus:
-    """Read all sources once. `score` names an entry of the scores column to keep beside."""
-    digests, ids = Spool(), IdSpool()
-    exact: list[np.ndarray] = []
-    words, size, scores = [], [], []
-    rows = np.zeros(len(sources) + 1, np.int64)
-
-    def work(item: tuple[int, pa.RecordBatch]) -> tuple[int, pa.RecordBatch, Sketches]:
-        data, offsets = text_buffers(item[1].column("text"))
-        return *item, minhash.sketch(data, offsets, config, engine)
-
-    columns = ["id", "text"] + (["scores"] if score else [])
-    with progress(_total(sources), "dedup: reading") as bar:
-        for index, batch, sketches in in_order(work, batches_of(sources, columns), jobs):
-            digests.append(sketches.digests)
-            ids.append(batch.column("id"))
-            exact.append(sketches.exact)
-            words.append(sketches.words)
-            size.append(np.diff(text_buffers(batch.column("text"))[1]))
-            if score:
-                scores.append(score_values(batch.column("scores"), score))
-            rows[index + 1] += batch.num_rows
-            bar.advance(batch.num_rows)
-    starts = np.cumsum(rows)
-    return Corpus(
-        starts=starts,
-        exact=np.concatenate([np.empty((0, 2), np.uint64), *exact]),
-        digests=digests.array(np.uint64, (int(starts[-1]), config.bands)),
-        words=np.concatenate([np.empty(0, np.int64), *words]),
-        size=np.concatenate([np.empty(0, np.int64), *size]),
-        score=np.concatenate([np.empty(0), *scores]) if score else None,
-        rows_per_band=config.rows,
-        ids=ids,
-    )
+        return pa.concat_arrays(parts)
 
 
 def batches_of(
@@ -183,45 +125,7 @@ def batches_of(
             yield index, batch
 
 
-def _total(sources: Sequence[Source]) -> int | None:
+def rows_of(sources: Sequence[Source]) -> int | None:
+    """Documents of all sources where every format says so, else None."""
     counts = [source.rows() for source in sources]
     return None if None in counts else sum(filter(None, counts))
-
-
-def shingle_sets_of(
-    sources: Sequence[Source],
-    starts: np.ndarray,
-    rows: np.ndarray,
-    ngram: int,
-    engine: str,
-    jobs: int,
-) -> tuple[np.ndarray, np.ndarray]:
-    """Shingles of some ascending rows: (values uint32, starts int64[r + 1])."""
-    spool, counts = Spool(), [np.zeros(1, np.int64)]
-
-    def work(texts: pa.Array) -> tuple[np.ndarray, np.ndarray]:
-        made = minhash.sketch(*text_buffers(texts), SketchConfig(ngram, bands=0), engine)
-        return made.shingles, np.concatenate(([0], np.cumsum(made.counts)))
-
-    with progress(len(rows), "dedup: comparing") as bar:
-        for values, bounds in in_order(work, _texts_of(sources, starts, rows), jobs):
-            spool.append(values)
-            counts.append(np.diff(bounds))
-            bar.advance(len(bounds) - 1)
-    bounds = np.cumsum(np.concatenate(counts))
-    return spool.array(np.uint32, (int(bounds[-1]),)), bounds
-
-
-def _texts_of(
-    sources: Sequence[Source], starts: np.ndarray, rows: np.ndarray
-) -> Iterator[pa.Array]:
-    """The texts of ascending rows, batch by batch; sources without any are not opened."""
-    for index, source in enumerate(sources):
-        first = int(starts[index])
-        if not np.diff(np.searchsorted(rows, starts[index : index + 2]))[0]:
-            continue
-        for batch in source.batches(["id", "text"]):  # without id, conforming would make ids
-            low, high = np.searchsorted(rows, (first, first + batch.num_rows))
-            if high > low:
-                yield batch.column("text").take(pa.array(rows[low:high] - first))
-            first += batch.num_rows

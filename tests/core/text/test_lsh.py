@@ -33,32 +33,37 @@ def test_hit_probability_is_what_happens() -> None:
         assert seen == pytest.approx(float(lsh.hit_probability(similarity, 16, 8)), abs=0.03)
 
 
-def brute_pairs(digests: np.ndarray, rows: np.ndarray, window: int) -> set[tuple[int, int]]:
-    pairs = set()
-    for band in range(digests.shape[1]):
-        buckets: dict[int, list[int]] = {}
-        for row in rows.tolist():
-            buckets.setdefault(int(digests[row, band]), []).append(row)
-        for bucket in buckets.values():
-            for i, first in enumerate(bucket):
-                pairs |= {(first, other) for other in bucket[i + 1 : i + 1 + window]}
-    return pairs
+def brute_pairs(rows: list[int], digests: list[int], window: int) -> list[tuple[int, int]]:
+    buckets: dict[int, list[int]] = {}
+    for row, digest in zip(rows, digests, strict=True):
+        buckets.setdefault(digest, []).append(row)
+    return sorted(
+        (first, other)
+        for bucket in buckets.values()
+        for i, first in enumerate(bucket)
+        for other in bucket[i + 1 : i + 1 + window]
+    )
 
 
 @pytest.mark.parametrize("window", [1, 3, 8])
-def test_candidates_equal_brute_force(window: int) -> None:
+@pytest.mark.parametrize("spread", [1, 1 << 40, 0x9E3779B97F4A7C15], ids=["low", "high", "all"])
+def test_candidates_equal_brute_force(window: int, spread: int) -> None:
+    """Digests that differ in their low bits only, in their high bits only, and anywhere."""
     source = np.random.default_rng(window)
     for n in (0, 1, 2, 40, 300):
-        digests = source.integers(0, max(n // 3, 1), (n, 4)).astype(np.uint64)
-        rows = np.flatnonzero(source.random(n) < 0.8)
-        got = lsh.candidate_pairs(digests, rows, window)
+        few = source.integers(0, max(n // 3, 1), n).astype(np.uint64)
+        digests = few * np.uint64(spread)
+        rows = np.flatnonzero(source.random(3 * n) < 0.5)[:n]
+        digests = digests[: len(rows)]
+        got = lsh.bucket_pairs(rows, digests, window)
         assert got.shape == (len(got), 2)
-        assert [tuple(pair) for pair in got.tolist()] == sorted(brute_pairs(digests, rows, window))
+        expected = brute_pairs(rows.tolist(), digests.tolist(), window)
+        assert [tuple(pair) for pair in got.tolist()] == expected
 
 
 def test_a_huge_bucket_gives_few_pairs_and_one_component() -> None:
     n = 20_000
-    pairs = lsh.candidate_pairs(np.zeros((n, 3), np.uint64), np.arange(n))
+    pairs = lsh.bucket_pairs(np.arange(n), np.zeros(n, np.uint64))
     assert len(pairs) < lsh.WINDOW * n
     assert not lsh.components(n, pairs).any()
 

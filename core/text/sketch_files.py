@@ -1,0 +1,198 @@
+"""What the first pass of dedup learns of documents, on disk in columns: sketch segments.
+
+A segment holds rows in input order. Its files: `digests` (uint64, in chunks of CHUNK_ROWS rows, a
+band's values of a chunk together, so that one band can be read alone), `exact` (uint64, 2 a row),
+`worth` (float64), `counts` (uint32, shingles of the row), `shingles` (uint32) and `ids` (an Arrow
+stream). In a scratch or index directory they have names, and `segment.json` comes last, so that a
+segment is whole or not there; otherwise they are unnamed and vanish with the process. Memory
+holds exact hashes, worth, counts and places of shingles: 36 bytes a document.
+"""
+
+import json
+import mmap
+import zlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from sabia.core.errors import BadData
+from sabia.core.text.sketching import IdSpool, Spool
+from sabia.kernels import minhash
+from sabia.kernels.minhash import Sketches
+
+CHUNK_ROWS = 1 << 16
+VERSION = 1
+_NAMES = ("digests", "exact", "worth", "counts", "shingles", "ids")
+_SEAL = "segment.json"
+
+
+class SegmentWriter:
+    """Takes sketches batch by batch; `directory` must exist, None makes unnamed files."""
+
+    def __init__(self, bands: int, with_shingles: bool, directory: Path | None = None) -> None:
+        self.bands, self.with_shingles, self.directory = bands, with_shingles, directory
+        self.spools = {n: Spool(str(directory / n) if directory else "") for n in _NAMES}
+        self.ids = IdSpool(self.spools["ids"])
+        self.pending: list[np.ndarray] = []
+        self.rows = self.held = 0
+
+    def add(self, sketches: Sketches, worth: np.ndarray, ids: pa.Array) -> None:
+        """Append rows."""
+        self.spools["exact"].append(sketches.exact)
+        self.spools["worth"].append(worth.astype(np.float64))
+        self.spools["counts"].append(sketches.counts.astype(np.uint32))
+        if self.with_shingles:
+            self.spools["shingles"].append(sketches.shingles)
+        self.ids.append(ids)
+        self.pending.append(sketches.digests)
+        self.rows += len(worth)
+        self.held += len(worth)
+        while self.held >= CHUNK_ROWS:
+            self._write_chunk()
+
+    def _write_chunk(self) -> None:
+        whole = np.concatenate(self.pending)
+        self.spools["digests"].append(whole[:CHUNK_ROWS].T)
+        self.pending = [whole[CHUNK_ROWS:].copy()]
+        self.held = len(self.pending[0])
+
+    def close(self, about: dict[str, Any] | None = None, checksums: bool = False) -> "Segment":
+        """Flush; in a directory write `segment.json` with `about`."""
+        if self.held:
+            self._write_chunk()
+        self.ids.close()
+        for spool in self.spools.values():
+            spool.file.flush()
+        if self.directory:
+            sizes = {n: (self.directory / n).stat().st_size for n in _NAMES}
+            said = {"version": VERSION, "rows": self.rows, "bands": self.bands, "sizes": sizes}
+            said |= {"shingles": self.with_shingles, "about": about or {}}
+            if checksums:
+                said["crc32"] = {n: _checksum(self.directory / n) for n in _NAMES}
+            (self.directory / _SEAL).write_text(json.dumps(said, indent=1))
+        return Segment(self.rows, self.bands, self.with_shingles, self.spools)
+
+
+def _checksum(path: Path) -> int:
+    value = 0
+    with open(path, "rb") as file:
+        while block := file.read(1 << 22):
+            value = zlib.crc32(block, value)
+    return value
+
+
+@dataclass(frozen=True)
+class Segment:
+    """Rows on disk; see the module's docstring."""
+
+    rows: int
+    bands: int
+    with_shingles: bool
+    spools: dict[str, Spool]
+
+    @classmethod
+    def open(cls, directory: Path) -> "Segment":
+        """A named segment; raises BadData where a file is missing, cut short or altered."""
+        said = about(directory)
+        if said is None:
+            raise BadData(f"{directory}: no sketches here, or of another version")
+        for name in _NAMES:
+            path = directory / name
+            if not path.exists() or path.stat().st_size != said["sizes"][name]:
+                raise BadData(f"{path}: missing or cut short; make the sketches again")
+            if "crc32" in said and _checksum(path) != said["crc32"][name]:
+                raise BadData(f"{path}: altered since it was written; make the index again")
+        spools = {name: Spool(str(directory / name), "rb") for name in _NAMES}
+        return cls(said["rows"], said["bands"], said["shingles"], spools)
+
+    def column(self, name: str, dtype: Any, width: int = 1) -> np.ndarray:
+        """`exact`, `worth` or `counts` as an array in memory."""
+        file = self.spools[name].file
+        file.seek(0)
+        values = np.fromfile(file, dtype, self.rows * width)
+        return values.reshape(self.rows, width) if width > 1 else values
+
+    def chunks(self, band: int) -> Iterator[np.ndarray]:
+        """The digests of one band, uint64, chunk by chunk."""
+        file = self.spools["digests"].file
+        for first in range(0, self.rows, CHUNK_ROWS):
+            rows = min(CHUNK_ROWS, self.rows - first)
+            file.seek(8 * (first * self.bands + band * rows))
+            yield np.fromfile(file, np.uint64, rows)
+
+
+def about(directory: Path) -> dict[str, Any] | None:
+    """What `segment.json` says; None if there is none or it is of another version."""
+    try:
+        said = json.loads((directory / _SEAL).read_text())
+    except (OSError, ValueError):
+        return None
+    return said if said.get("version") == VERSION else None
+
+
+class Corpus:
+    """Segments one after the other as rows 0 … count - 1; starts[i]: the first row of source i."""
+
+    def __init__(self, segments: Sequence[Segment], starts: np.ndarray) -> None:
+        self.segments, self.starts = list(segments), starts
+        self.firsts = np.concatenate(([0], np.cumsum([s.rows for s in segments]))).astype(int)
+        self.count = int(self.firsts[-1])
+        self.bands = segments[0].bands if segments else 0
+        none = np.empty((0, 2), np.uint64)
+        self.exact = np.concatenate([none, *(s.column("exact", np.uint64, 2) for s in segments)])
+        self.worth = self._whole("worth", np.float64)
+        self.counts = self._whole("counts", np.uint32)
+        self.ends = np.cumsum(self.counts, dtype=np.int64)  # of shingles, over all segments
+        self._maps = [self._map(segment) for segment in segments]
+
+    def _whole(self, name: str, dtype: Any) -> np.ndarray:
+        return np.concatenate([np.empty(0, dtype), *(s.column(name, dtype) for s in self.segments)])
+
+    def _map(self, segment: Segment) -> mmap.mmap | None:
+        file = segment.spools["shingles"].file
+        size = file.seek(0, 2)
+        return mmap.mmap(file.fileno(), size, access=mmap.ACCESS_READ) if size else None
+
+    def band(self, number: int) -> Iterator[tuple[int, np.ndarray]]:
+        """(first row, digests uint64) of one band, chunk by chunk."""
+        for first, segment in zip(self.firsts, self.segments, strict=False):
+            row = int(first)
+            for chunk in segment.chunks(number):
+                yield row, chunk
+                row += len(chunk)
+
+    def shingles(self, rows: np.ndarray, engine: str) -> tuple[np.ndarray, np.ndarray]:
+        """(shingles uint32, starts int64[r + 1]) of ascending rows, copied to memory.
+
+        What was touched of the files is let go at once, so that it does not count as memory.
+        """
+        counts = self.counts[rows].astype(np.int64)
+        starts = np.concatenate(([0], np.cumsum(counts)))
+        values = np.empty(int(starts[-1]), np.uint32)
+        bounds = np.searchsorted(rows, self.firsts)
+        for index in np.flatnonzero(np.diff(bounds)).tolist():
+            low, high = bounds[index : index + 2]
+            mapped = self._maps[index]
+            if mapped is None:
+                continue
+            base = self.ends[self.firsts[index]] - int(self.counts[self.firsts[index]])
+            places = self.ends[rows[low:high]] - counts[low:high] - base
+            minhash.gather(np.frombuffer(mapped, np.uint32), places, counts[low:high],
+                           values[starts[low] : starts[high]], engine)  # fmt: skip
+            mapped.madvise(mmap.MADV_DONTNEED)
+        return values, starts
+
+    def take(self, rows: np.ndarray) -> pa.Array:
+        """Ids of ascending rows."""
+        bounds = np.searchsorted(rows, self.firsts)
+        parts = [
+            IdSpool.read(segment.spools["ids"], rows[low:high] - first)
+            for segment, first, low, high in zip(
+                self.segments, self.firsts, bounds, bounds[1:], strict=False
+            )
+        ]
+        return pa.concat_arrays(parts) if parts else pa.array([], pa.string())
