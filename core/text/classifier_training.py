@@ -1,38 +1,265 @@
-"""Train a fastText classifier from labelled documents, and say how good it is."""
+"""`classify train`: from labelled documents to a fastText model and what it is worth.
+
+Documents whose id hashes so are held out; training sees the others only. Beside the model goes
+`MODEL.json`: what made it, with which settings, and its figures on the documents held out, over
+all and by language. A model that was made from the same by the same is left as it is.
+"""
 
 import json
-import sys
-from dataclasses import asdict, dataclass
+import os
+import tempfile
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any, BinaryIO
 
-from sabia.core import notes
-from sabia.core.errors import UsageError
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from sabia.core import notes, stop
+from sabia.core.errors import BadData, UsageError
+from sabia.core.shards.atomic import write_atomic
 from sabia.core.shards.inputs import open_inputs
 from sabia.core.shards.job import Job
-from sabia.core.text import fasttext_model
+from sabia.core.shards.manifest import provenance
+from sabia.core.shards.sources import Source
+from sabia.core.text import fasttext_model, fasttext_training, held_out
+from sabia.core.text.fasttext_training import PREFIX, Settings, Wishes
+from sabia.core.text.predicate import Predicate
+
+SHOWN = 12  # lines of a table on stderr; the JSON has all
+AUC_LABELS = 1_000  # with more labels, figures come from the best one only
+_HELD = pa.schema([("label", pa.string()), ("language", pa.string()), ("text", pa.string())])
+_BLANKS = r"[\n\r\x00]"
+_MARKED = r"(^|[ \t\v\f])__label__[^ \t\v\f]*"
 
 
 @dataclass(frozen=True)
 class TrainConfig:
-    """label: the column with the labels."""
+    """label: the column with the labels; positive: an expression that makes two of them;
+    quantize: write the small form; wishes: settings that are not left to the data."""
 
-    label: str
+    label: str = ""
+    positive: str = ""
+    quantize: bool = False
+    wishes: Wishes = field(default_factory=Wishes)
 
 
 def run(job: Job, config: TrainConfig) -> None:
-    """Train on the job's inputs; -o names the model."""
+    """Train on the job's inputs; -o names the model. Raises UsageError, BadData, Failed."""
     if job.to_stdout or job.to_file:
         raise UsageError("train needs -o MODEL.bin")
-    sources = open_inputs(job, "document")
+    sources, out = open_inputs(job, "document"), str(job.out)
     if job.dry_run:
-        print(f"train {job.out} from {len(sources)} shards")
+        print(f"train {out} from {len(sources)} shards")
         return
-    figures = fasttext_model.train(sources, config.label, str(job.out), job.seed, job.jobs)
-    if not figures:
-        notes.warn("too few documents to hold any out; nothing measured")
-    for one in figures:
-        notes.note(
-            f"held out: {one.label}: precision {one.precision:.3f},"
-            f" recall {one.recall:.3f} of {one.documents:,} documents"
-        )
+    made = provenance(job, "fasttext", [source.fingerprint() for source in sources])
+    report = None if job.force else _finished(out, made)
+    if report is not None:
+        notes.note(f"{out} is already made from the same")
+    else:
+        report = _train(sources, config, out, job) | {"made": made}
+        report["model_digest"] = fasttext_model.digest(out)
+        write_atomic(_card(out), json.dumps(report, indent=1, default=str) + "\n")
+    _tell(report)
     if job.json:
-        print(json.dumps({"labels": [asdict(one) for one in figures]}), file=sys.stdout)
+        print(json.dumps(report, default=str))
+
+
+def _card(out: str) -> str:
+    return f"{out}.json"
+
+
+def _finished(out: str, made: dict[str, Any]) -> dict[str, Any] | None:
+    """The report of an earlier run that made this model from the same."""
+    try:
+        with open(_card(out), encoding="utf-8") as file:
+            report = json.load(file)
+        same = report["made"]["fingerprint"] == made["fingerprint"]
+        return report if same and report["model_digest"] == fasttext_model.digest(out) else None
+    except (OSError, ValueError, KeyError, TypeError, UsageError):
+        return None
+
+
+def _train(sources: Sequence[Source], config: TrainConfig, out: str, job: Job) -> dict[str, Any]:
+    with tempfile.TemporaryDirectory(prefix="sabia-train-") as scratch:
+        lines, held = f"{scratch}/train.txt", f"{scratch}/held.arrow"
+        counts, size = _write_rows(sources, config, out, job.seed, lines, held)
+        if len(counts) < 2:
+            where = (
+                f"--positive {config.positive}" if config.positive else f"--label {config.label}"
+            )
+            raise BadData(f"{where}: {len(counts)} different labels (expected 2 or more)")
+        documents = counts.total()
+        settings = fasttext_training.settings_for(
+            documents, size // 4, len(counts), config.wishes, job.seed, job.jobs
+        )
+        settings = fasttext_training.fit(lines, settings, out, config.quantize)
+        report = _report(out, documents, settings, counts)
+        return report | _measure(out, held)
+
+
+def _report(out: str, documents: int, settings: Settings, counts: Counter[str]) -> dict[str, Any]:
+    return {
+        "command": "classify train", "model": out, "documents": documents,
+        "label_counts": dict(counts.most_common()), "settings": asdict(settings),
+        "size_bytes": os.path.getsize(out),
+    }  # fmt: skip
+
+
+def _write_rows(
+    sources: Sequence[Source], config: TrainConfig, out: str, seed: int, lines: str, held: str
+) -> tuple[Counter[str], int]:
+    """Write training lines and held-out rows; (documents by label, bytes of text) of training."""
+    counts: Counter[str] = Counter()
+    size = 0
+    with open(lines, "wb") as file, pa.ipc.new_stream(held, _HELD) as writer:
+        for batch in _labelled(sources, config, out):
+            ids = batch.column("id").to_pylist()
+            mask = pa.array([fasttext_model.is_held_out(seed, name) for name in ids], pa.bool_())
+            rest = batch.filter(mask).select(_HELD.names)
+            writer.write_batch(rest.cast(_HELD))
+            used = batch.filter(pc.invert(mask))
+            counts.update(used.column("label").to_pylist())
+            size += _write_lines(file, used.column("label"), used.column("text"))
+    return counts, size
+
+
+def _labelled(sources: Sequence[Source], config: TrainConfig, out: str) -> Iterator[pa.RecordBatch]:
+    """Rows (id, label, language, text) of the documents that have a label."""
+    for source in sources:
+        for batch in source.batches():
+            stop.check()
+            labels = _labels(batch, config, out, source.name)
+            columns = {"id": batch.column("id"), "label": labels,
+                       "language": pc.fill_null(batch.column("language"), "und"),
+                       "text": batch.column("text")}  # fmt: skip
+            yield pa.RecordBatch.from_pydict(columns).filter(pc.is_valid(labels))
+
+
+def _labels(batch: pa.RecordBatch, config: TrainConfig, out: str, where: str) -> pa.Array:
+    """string[n], null without a label."""
+    given = _column(batch, config.label, where) if config.label else None
+    if not config.positive:
+        return _clean(given)
+    rule = Predicate(config.positive, "--positive")
+    rule.check_names(batch, where)
+    name = positive_name(out)
+    labels = pc.if_else(pa.array(rule.evaluate(batch)), name, f"not_{name}")
+    return labels if given is None else pc.if_else(pc.is_valid(given), labels, None)
+
+
+def positive_name(out: str) -> str:
+    """The label of what --positive holds for: the model's name without its ending."""
+    return _one_word(os.path.basename(out).split(".")[0]) or "positive"
+
+
+def _column(batch: pa.RecordBatch, name: str, where: str) -> pa.Array:
+    if name not in batch.schema.names:
+        known = ", ".join(batch.schema.names)
+        raise UsageError(f"--label: no column {name!r} in {where} (there are {known})")
+    column = batch.column(name)
+    try:
+        return column.cast(pa.string())
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
+        kind = column.type
+        raise UsageError(
+            f"--label: column {name!r} is {kind} (expected text or numbers)"
+        ) from error
+
+
+def _clean(labels: pa.Array) -> pa.Array:
+    """Labels as single words: blanks become `_`; empty ones become null."""
+    coded = labels.dictionary_encode()
+    names = pa.array(
+        [_one_word(name) or None for name in coded.dictionary.to_pylist()], pa.string()
+    )
+    return names.take(coded.indices)
+
+
+def _one_word(label: str) -> str:
+    return "_".join(label.replace("\0", " ").split())
+
+
+def _write_lines(file: BinaryIO, labels: pa.Array, texts: pa.Array) -> int:
+    """Append `__label__x text` lines; returns the bytes of text. What would read as a label inside
+    a text is left out, as it is when scoring."""
+    texts = pc.replace_substring_regex(texts, _BLANKS, " ")
+    if pc.any(pc.match_substring(texts, PREFIX)).as_py():
+        texts = pc.replace_substring_regex(texts, _MARKED, r"\1")
+    lines = pc.binary_join_element_wise(pc.binary_join_element_wise(PREFIX, labels, ""), texts, " ")
+    for line in lines.to_pylist():
+        file.write(line.encode() + b"\n")
+    return pc.sum(pc.binary_length(texts)).as_py() or 0
+
+
+def _measure(out: str, held: str) -> dict[str, Any]:
+    """Figures on the rows held out, scored by the model as it was written."""
+    model = fasttext_model.load(out)
+    true, languages, scores = [], [], []
+    with pa.ipc.open_stream(held) as reader:
+        for batch in reader:
+            stop.check()
+            true += batch.column("label").to_pylist()
+            languages += batch.column("language").to_pylist()
+            found = fasttext_model.score_array(model, batch.column("text"))
+            scores.append(_compact(np.nan_to_num(found), len(model.labels)))
+    if not true:
+        return {"held_out": 0, "labels": [], "languages": []}
+    table = np.concatenate(scores)
+    agreement, figures = held_out.one_of(model.labels, true, table)
+    return {
+        "held_out": len(true), "accuracy": agreement.accuracy, "macro_f1": agreement.macro_f1,
+        "labels": [asdict(one) for one in figures],
+        "languages": _by_language(model.labels, np.array(true, object), np.array(languages), table),
+    }  # fmt: skip
+
+
+def _compact(scores: np.ndarray, labels: int) -> np.ndarray:
+    """With very many labels only the best one of each row is kept, as one bit."""
+    if labels <= AUC_LABELS:
+        return scores
+    return scores.argmax(1)[:, None] == np.arange(labels)
+
+
+def _by_language(
+    names: Sequence[str], true: np.ndarray, languages: np.ndarray, scores: np.ndarray
+) -> list[dict[str, Any]]:
+    rows = []
+    for language, count in Counter(languages.tolist()).most_common():
+        here = languages == language
+        agreement, figures = held_out.one_of(names, list(true[here]), scores[here])
+        rows.append({"language": language, "documents": count, "accuracy": agreement.accuracy,
+                     "macro_f1": agreement.macro_f1,
+                     "labels": [asdict(one) for one in figures if one.documents]})  # fmt: skip
+    return rows
+
+
+def _tell(report: dict[str, Any]) -> None:
+    """The report as lines on stderr."""
+    settings = report["settings"]
+    notes.note(
+        f"{report['documents']:,} documents, {len(report['label_counts']):,} labels,"
+        f" {settings['epoch']} epochs, dim {settings['dim']} → {report['model']}"
+        f" ({report['size_bytes'] / 1e6:,.1f} MB)"
+    )
+    if not report["held_out"]:
+        notes.warn("too few documents to hold any out; nothing measured")
+        return
+    for one in report["labels"][:SHOWN]:
+        notes.note(
+            f"held out: {one['label']}: precision {one['precision']:.3f}, recall"
+            f" {one['recall']:.3f}, F1 {one['f1']:.3f}, AUC {one['auc']:.3f}"
+            f" of {one['documents']:,} documents"
+        )
+    if len(report["labels"]) > SHOWN:
+        notes.note(
+            f"… {len(report['labels']) - SHOWN} labels more; macro-F1 {report['macro_f1']:.3f}"
+        )
+    if len(report["languages"]) > 1:
+        for row in report["languages"][:SHOWN]:
+            notes.note(
+                f"held out: language {row['language']}: accuracy {row['accuracy']:.3f}, macro-F1"
+                f" {row['macro_f1']:.3f} of {row['documents']:,} documents"
+            )

@@ -30,13 +30,13 @@ _ARITHMETIC: dict[type, Callable[[Any, Any], Any]] = {
 class Predicate:
     """A parsed expression. Raises UsageError when it is not one of the language."""
 
-    def __init__(self, text: str) -> None:
-        self.text = text
+    def __init__(self, text: str, option: str = "--where") -> None:
+        self.text, self.option = text, option
         try:
             self.tree = ast.parse(text.strip(), mode="eval").body
         except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
-            raise UsageError(f"--where: {text!r} is not an expression ({error})") from error
-        _check(self.tree, text)
+            raise UsageError(f"{option}: {text!r} is not an expression ({error})") from error
+        _check(self.tree, text, option)
 
     @property
     def names(self) -> set[str]:
@@ -52,7 +52,7 @@ class Predicate:
         missing = sorted(self.names - known)
         if missing:
             raise UsageError(
-                f"--where: {missing[0]!r} is neither a column nor a score in {where}"
+                f"{self.option}: {missing[0]!r} is neither a column nor a score in {where}"
                 f" (there are {', '.join(sorted(known))})"
             )
 
@@ -65,7 +65,9 @@ class Predicate:
             return np.asarray(pc.fill_null(value.cast(pa.bool_()), False))
         except (pa.ArrowException, TypeError, RecursionError) as error:
             reason = str(error).partition("\n")[0]
-            raise UsageError(f"--where: {self.text!r} cannot be computed ({reason})") from error
+            raise UsageError(
+                f"{self.option}: {self.text!r} cannot be computed ({reason})"
+            ) from error
 
 
 _ALLOWED = (
@@ -75,12 +77,12 @@ _ALLOWED = (
 )  # fmt: skip
 
 
-def _check(tree: ast.AST, text: str) -> None:
+def _check(tree: ast.AST, text: str, option: str) -> None:
     for node in ast.walk(tree):
         if not isinstance(node, _ALLOWED) or not _well_formed(node):
             part = ast.get_source_segment(text.strip(), node) if hasattr(node, "lineno") else None
             raise UsageError(
-                f"--where: {part or type(node).__name__!r} is not allowed in {text!r}"
+                f"{option}: {part or type(node).__name__!r} is not allowed in {text!r}"
                 " (expected comparisons of columns and scores, and/or/not, in)"
             )
 

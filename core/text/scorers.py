@@ -42,11 +42,16 @@ class FastTextScorer:
     def __init__(self, path: str) -> None:
         self.path = path
         self.digest = fasttext_model.digest(path)
-        self.names = fasttext_model.label_names(fasttext_model.load(path))
+        self.names = fasttext_model.load(path).labels
 
     def score(self, texts: Sequence[str]) -> dict[str, np.ndarray]:
         """float32[n] of every label."""
-        return fasttext_model.predict(fasttext_model.load(self.path), texts)
+        return self.score_column(pa.array(texts, pa.string()))
+
+    def score_column(self, texts: pa.StringArray) -> dict[str, np.ndarray]:
+        """float32[n] of every label, from the array's own buffers."""
+        scores = fasttext_model.score_array(fasttext_model.load(self.path), texts)
+        return dict(zip(self.names, scores.T, strict=True))
 
 
 class Renamed:

@@ -135,11 +135,13 @@ def test_refusals(world: Path, tmp_path: Path, words: list[str], hint: bytes) ->
         (["--label", "label"], b"needs -o"),
         (["--label", "kind", "-o", "m.bin"], b"no column 'kind'"),
         (["--where", "x > 1"], b"No such option"),
+        (["--label", "label", "--subwords", "4", "-o", "m.bin"], b"expected MIN-MAX"),
     ],
 )
 def test_refusals_of_train(world: Path, tmp_path: Path, words: list[str], hint: bytes) -> None:
     refused = classify("train", world / "all.parquet", *words, cwd=tmp_path)
     assert refused.returncode == 2 and hint in refused.stderr and not refused.stdout
+    assert not list(tmp_path.iterdir())
 
 
 def refuses(words: list, hint: bytes, tmp_path: Path) -> None:

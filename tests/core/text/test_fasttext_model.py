@@ -1,99 +1,154 @@
-"""fastText: training with held-out figures, the NaN guard, prediction as scores."""
+"""fastText models: scores are the library's, and what cannot be read is refused."""
 
 import random
+import struct
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 
-pytest.importorskip("fasttext", reason="classifiers need fasttext-numpy2")
+pytest.importorskip("fasttext", reason="the judge is fasttext-numpy2")
 
-from sabia.core.errors import BadData, Failed, UsageError
-from sabia.core.shards.inputs import from_path
+from sabia.core.errors import BadData, UsageError
 from sabia.core.text import fasttext_model
+from sabia.core.text.fasttext_training import library, zeroed_memory
+from sabia.core.text.scorers import FastTextScorer, check_names, named, score_column
+from sabia.kernels import fasttext
+from sabia.kernels.fasttext_file import read_classifier
+
+LETTERS = ["a", "é", "ß", "本", "😀", "b", "ç", "z", "-", "\u00a0", "\u2028", "\x85"]
+ODD = [
+    b"", b" ", b"</s>", b"k0 </s> k1 k2", b"</s>x", b"__label__c1 k1", b"__label__new k1",
+    b"__label__", b"k0\tk1\vk2\fk3\rk4\0k5", "k0\u00a0k1 \u2028".encode(), b"\x1f k1 \x7f",
+    ("é" * 3000).encode(), b"k0 new " * 3000, b"<", b">", b"<k0>", b"\xff\xfe k0", b"k0\xc3 \x80k1",
+    b"\xe6\x9c", "本本 k1".encode(), b"a",
+]  # fmt: skip
 
 
-def documents(path: Path, count: int = 600, classes: int = 2) -> str:
-    """Texts whose words tell their label, one in ten of them mislabelled."""
-    source = random.Random(6)
-    labels, texts = [], []
-    for i in range(count):
-        kind = i % classes
-        words = [f"k{kind}w{source.randrange(40)}" for _ in range(8)]
-        texts.append(" ".join(words + [f"c{source.randrange(200)}" for _ in range(8)]) + "\nend")
-        labels.append(f"class {kind}" if source.random() > 0.1 else "class 0")
-    table = pa.table({"id": [str(i) for i in range(count)], "text": texts, "label": labels})
-    pq.write_table(table, path)
-    return str(path)
+def lines(seed: int, count: int, classes: int = 3) -> list[str]:
+    source = random.Random(seed)
+    words = ["".join(source.choices(LETTERS, k=source.randint(1, 7))) for _ in range(250)]
+    words += [f"k{i}" for i in range(20)]
+    return [
+        f"__label__c{i % classes} "
+        + " ".join(words[(i % classes * 40 + source.randrange(190)) % 270] for _ in range(12))
+        for i in range(count)
+    ]
 
 
-def test_training_learns_and_repeats_itself(tmp_path: Path) -> None:
-    sources = from_path(documents(tmp_path / "d.parquet"), "document")
-    figures = fasttext_model.train(sources, "label", str(tmp_path / "a.bin"), 0, 1)
-    assert [one.label for one in figures] == ["class_0", "class_1"]
-    assert 30 < sum(one.documents for one in figures) < 100
-    assert figures[1].precision > 0.8 and figures[1].recall > 0.8
-    fasttext_model.train(sources, "label", str(tmp_path / "b.bin"), 0, 1)
-    models = [fasttext_model.load(str(tmp_path / name)) for name in ("a.bin", "b.bin")]
-    texts = ["k0w1 k0w2 k0w3", "k1w1\nk1w2 k1w9", "", "\x00\r\n"]
-    one, two = (fasttext_model.predict(model, texts) for model in models)
-    assert set(one) == {"class_0", "class_1"}
-    for label in one:
-        assert np.array_equal(one[label], two[label])
-    assert one["class_1"][1] > 0.9 > 0.1 > one["class_1"][0]
-    assert one["class_0"] + one["class_1"] == pytest.approx(1, abs=1e-3)
+def buffers(texts: list[bytes]) -> tuple[np.ndarray, np.ndarray]:
+    offsets = np.cumsum([0, *map(len, texts)])
+    return np.frombuffer(b"".join(texts), np.uint8), offsets.astype(np.int64)
 
 
-def test_nan_on_tiny_vocabularies_is_met_with_safer_settings(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    lines = tmp_path / "t.txt"
-    lines.write_text("".join(f"__label__{'ab'[i % 2]} {'xy'[i % 2]}\n" for i in range(40)))
-    library = fasttext_model._library()
-    used: list[dict[str, Any]] = []
-    real = library.train_supervised
-
-    def fails_at_first(**settings: Any) -> Any:
-        used.append(settings)
-        if len(used) <= failures:
-            raise RuntimeError("Encountered NaN.")
-        return real(**settings)
-
-    monkeypatch.setattr(library, "train_supervised", fails_at_first)
-    failures = 2
-    model = fasttext_model.fit(str(lines), 5, 0, 1, [])
-    assert sorted(model.labels) == ["__label__a", "__label__b"]
-    assert used[-1]["minn"] == 2 and used[-1]["lr"] < used[0]["lr"]
-    assert capsys.readouterr().err.count("NaN") == 2
-    used.clear()
-    failures = 9
-    with pytest.raises(Failed, match="NaN with every setting"):
-        fasttext_model.fit(str(lines), 5, 0, 1, [])
+def judge(model: Any, texts: list[bytes]) -> np.ndarray:
+    """The library's scores float64[n, labels], at most 1; NaN rows where it says nothing."""
+    result = np.full((len(texts), len(model.labels)), np.nan)
+    for row, text in zip(result, texts, strict=True):
+        found = model.f.predict(text + b"\n", -1, 0.0, "strict")
+        if found:
+            row[:] = 0
+        for chance, label in found:
+            row[model.labels.index(label)] = min(chance, 1)
+    return result
 
 
-@pytest.mark.parametrize("words", [1, 3, 30])
-def test_tiny_vocabularies_train(words: int, tmp_path: Path) -> None:
-    source = random.Random(words)
-    lines = tmp_path / "t.txt"
-    rows = (f"__label__{'ab'[i % 2]} w{source.randrange(words)}" for i in range(50))
-    lines.write_text("\n".join(rows) + "\n")
-    model = fasttext_model.fit(str(lines), 50, 0, 1, ["w0"])
-    assert all(np.isfinite(v).all() for v in fasttext_model.predict(model, ["w0", "new"]).values())
+CASES = [
+    ({"loss": "softmax", "wordNgrams": 1}, None),
+    ({"loss": "softmax", "wordNgrams": 5, "bucket": 999}, None),
+    ({"loss": "softmax", "wordNgrams": 2, "minn": 2, "maxn": 4, "bucket": 700}, None),
+    ({"loss": "ova", "wordNgrams": 3, "minn": 1, "maxn": 3, "bucket": 700}, None),
+    ({"loss": "ns", "wordNgrams": 2, "bucket": 300}, None),
+    ({"loss": "hs", "wordNgrams": 4, "bucket": 500}, None),
+    ({"loss": "softmax", "wordNgrams": 2, "bucket": 400}, {}),
+    ({"loss": "hs", "minn": 2, "maxn": 3, "bucket": 600}, {"qnorm": True, "dsub": 3}),
+    ({"loss": "ova", "wordNgrams": 2, "bucket": 800}, {"cutoff": 300, "qnorm": True}),
+    ({"loss": "softmax", "minn": 2, "maxn": 4, "bucket": 800}, {"cutoff": 260}),
+    ({"loss": "softmax", "wordNgrams": 2, "bucket": 400}, {"qout": True}),
+]
 
 
-def test_what_cannot_be_trained_or_loaded(tmp_path: Path) -> None:
-    one = from_path(documents(tmp_path / "d.parquet", 50, classes=1), "document")
-    out = str(tmp_path / "m.bin")
-    with pytest.raises(BadData, match="1 different labels"):
-        fasttext_model.train(one, "label", out, 0, 1)
-    with pytest.raises(UsageError, match="no column 'kind'"):
-        fasttext_model.train(one, "kind", out, 0, 1)
-    assert not Path(out).exists()
+@pytest.mark.parametrize(("settings", "quantized"), CASES, ids=str)
+def test_scores_are_the_librarys(
+    settings: dict[str, Any], quantized: dict[str, Any] | None, tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    classes = 300 if quantized and "qout" in quantized else 3
+    rows = lines(1, 600, classes)
+    (tmp_path / "t.txt").write_text("\n".join(rows) + "\n")
+    given = {"dim": 11, "epoch": 3, "lr": 0.2, "thread": 1, "verbose": 0} | settings
+    with zeroed_memory():
+        model = library().train_supervised(str(tmp_path / "t.txt"), **given)
+        if quantized is not None:
+            model.quantize(**quantized)
+    path = str(tmp_path / "m.bin")
+    model.save_model(path)
+    texts = [row.partition(" ")[2].encode() for row in lines(2, 60)] + ODD
+    expected = judge(library().load_model(path), texts)
+    data, offsets = buffers(texts)
+    for unpack_below in (0, 1 << 30):  # quantized rows as codes, and written out
+        monkeypatch.setattr("sabia.kernels.fasttext_file.UNPACK_BELOW_BYTES", unpack_below)
+        classifier, labels, _ = read_classifier(path)
+        assert [f"__label__{label}" for label in labels] == model.labels
+        for engine in fasttext.ENGINES:
+            found = fasttext.score(data, offsets, classifier, engine)
+            assert np.array_equal(np.isnan(found), np.isnan(expected))
+            assert np.nanmax(np.abs(found - expected)) < 1e-5, engine
+    opened = fasttext_model.load(path)  # with subwords folded into words, where that is done
+    folded = fasttext.score(data, offsets, opened.classifier, "numba")
+    assert np.nanmax(np.abs(folded - expected)) < 1e-5
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory: pytest.TempPathFactory) -> str:
+    folder = tmp_path_factory.mktemp("small")
+    (folder / "t.txt").write_text("\n".join(lines(3, 100, 2)) + "\n")
+    with zeroed_memory():
+        model = library().train_supervised(str(folder / "t.txt"), dim=5, thread=1, verbose=0)
+    model.save_model(str(folder / "m.bin"))
+    return str(folder / "m.bin")
+
+
+def test_a_document_is_one_line_whose_breaks_are_blanks(small: str) -> None:
+    model = fasttext_model.load(small)
+    broken, whole = fasttext_model.score_texts(model, ["k0 k1\nk2\r\nk3", "k0 k1 k2  k3"])
+    assert np.array_equal(broken, whole)
+
+
+def test_scorer_reads_slices_of_arrays_and_says_names(small: str) -> None:
+    scorer = named(FastTextScorer(small), "mine")
+    texts = pa.array(["other", "k0 k1", "k2", ""])
+    assert scorer.names == ("mine_c0", "mine_c1")
+    sliced = score_column(scorer, texts.slice(1, 2))
+    again = scorer.score(["k0 k1", "k2"])
+    assert all(np.array_equal(sliced[name], again[name]) for name in scorer.names)
+    assert sliced["mine_c0"].dtype == np.float32
+    with pytest.raises(UsageError, match="two models give the score 'c0'"):
+        check_names([FastTextScorer(small), FastTextScorer(small)])
+
+
+def test_what_is_no_model(small: str, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="No such file"):
         fasttext_model.load(str(tmp_path / "none.bin"))
-    (tmp_path / "bad.bin").write_bytes(b"not a model")
-    with pytest.raises(BadData, match="not a fastText model"):
-        fasttext_model.load(str(tmp_path / "bad.bin"))
+    whole = Path(small).read_bytes()
+    path = tmp_path / "bad.bin"
+    source = random.Random(0)
+    cut = [whole[: source.randrange(len(whole))] for _ in range(60)]
+    for content in [b"", b"not a model", *cut, whole[:4] + struct.pack("<i", 9) + whole[8:]]:
+        path.write_bytes(content)
+        fasttext_model._load.cache_clear()
+        with pytest.raises(BadData, match="not a fastText model"):
+            fasttext_model.load(str(path))
+
+
+def test_word_vectors_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "t.txt").write_text("\n".join(lines(3, 50)) + "\n")
+    with zeroed_memory():
+        model = library().train_unsupervised(
+            str(tmp_path / "t.txt"), dim=4, epoch=1, minCount=1, bucket=50, thread=1, verbose=0
+        )
+    model.save_model(str(tmp_path / "v.bin"))
+    with pytest.raises(BadData, match="word vectors"):
+        fasttext_model.load(str(tmp_path / "v.bin"))

@@ -49,15 +49,14 @@ def test_example_judge_prefers_what_resembles_the_examples():
 
 def test_fasttext_judge(tmp_path):
     pytest.importorskip("fasttext")
-    from sabia.core.text import fasttext_model
+    from sabia.core.text.fasttext_training import Settings, fit
     from sabia.examples.little_web.labels import labelled_documents
 
     rows = list(labelled_documents(0))
     lines = [f"__label__{row['label']} {' '.join(row['text'].split())}" for row in rows]
     (tmp_path / "train.txt").write_text("\n".join(lines))
-    model = fasttext_model.fit(str(tmp_path / "train.txt"), 10, 0, 1, [])
     path = str(tmp_path / "m.bin")
-    model.save_model(path)
+    fit(str(tmp_path / "train.txt"), Settings(epoch=10, bucket=1 << 14), path)
     judge = FastTextJudge(path, "keep")
     right = [(judge(row["text"]) >= 0.5) == (row["label"] == "keep") for row in rows]
     assert sum(right) > 0.9 * len(right)
