@@ -18,11 +18,11 @@ from typing import Any
 
 from run_folder import RunFolder, aligned, markdown, percent
 
-from sabia.core.bench import page
+from sabia.core import page
 from sabia.core.bench.metrics import RATIOS
 from sabia.core.bench.report import value_text
 from sabia.core.bench.score_rows import Score
-from sabia.core.bench.svg import line_chart
+from sabia.core.svg import line_chart
 from sabia.core.web.sources import HTML_ENDINGS, RECORD_ENDINGS, TEXT_ENDINGS
 from sabia.core.web.warc import ENDINGS as WARC_ENDINGS
 

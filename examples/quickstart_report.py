@@ -14,9 +14,9 @@ from urllib.parse import urlsplit
 
 from run_folder import RunFolder, aligned, percent
 
-from sabia.core.bench import page
+from sabia.core import page
 from sabia.core.bench.summary import Comparison, Summary
-from sabia.core.bench.svg import Bar, Group, Series, bar_chart, line_chart
+from sabia.core.svg import Bar, Group, Series, bar_chart, line_chart
 
 STAGES = (("base", "pretrained"), ("sft-plain", "sft, not rewritten"), ("sft", "sft"),
           ("grpo", "grpo"), ("w8", "grpo, 8 bits"), ("mixed", "grpo, 8 and 4 bits"))  # fmt: skip

@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 
 from sabia.core.bench.score_rows import Score, from_batch
 from sabia.core.bench.summary import Summary, summarise
-from sabia.core.bench.svg import Series
+from sabia.core.svg import Series
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from sabia.core.bench import page, svg
+from sabia.core import page, svg
 from sabia.core.bench.metrics import METRICS, Metric
 from sabia.core.bench.score_rows import Score
 from sabia.core.bench.summary import Comparison, Result, Summary

@@ -5,7 +5,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from sabia.core.bench import page, svg
+from sabia.core import page, svg
 
 NS = "{http://www.w3.org/2000/svg}"
 

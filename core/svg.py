@@ -1,7 +1,7 @@
 """Charts as inline SVG: lines with axes and legend, horizontal bars with error bars.
 
 Functions return the text of one <svg> element, well-formed XML without scripts. Colours come from
-the page's CSS variables (`sabia.core.bench.page`), which has a light and a dark set, so a chart
+the page's CSS variables (`sabia.core.page`), which has a light and a dark set, so a chart
 is readable in both. Numbers are placed to a tenth of a pixel.
 """
 
