@@ -5,7 +5,6 @@ kilobytes can unpack to gigabytes, so that no more than a limit is unpacked, and
 than MAX_RATIO times beyond GROWTH_BYTES is refused as a bomb.
 """
 
-import io
 import zlib
 
 import brotli
@@ -15,7 +14,8 @@ MAX_RATIO = 200  # pages shrink to a twentieth, seldom to a fiftieth
 GROWTH_BYTES = 1 << 20  # so much may come of anything
 MAX_ENCODINGS = 2
 ACCEPTED = "gzip, deflate, br, zstd"
-_WINDOW_BYTES = 1 << 27
+_WINDOW_BYTES = 8 << 20  # what RFC 9659 allows
+_BITE = 256
 
 
 class Undecodable(ValueError):
@@ -88,6 +88,16 @@ def _brotli(body: bytes, limit: int) -> bytes:
 
 
 def _zstd(body: bytes, limit: int) -> bytes:
+    """In small bites, as one of 4 bytes may unpack to 128 KiB."""
     unpacker = zstandard.ZstdDecompressor(max_window_size=_WINDOW_BYTES)
-    with unpacker.stream_reader(io.BytesIO(body), read_across_frames=True) as stream:
-        return stream.read(limit)
+    found, frame = bytearray(), unpacker.decompressobj()
+    rest = memoryview(body)
+    while rest and len(found) < limit:
+        found += frame.decompress(rest[:_BITE])
+        rest = rest[_BITE:]
+        if frame.eof and (rest or frame.unused_data):
+            rest = memoryview(frame.unused_data + bytes(rest))
+            frame = unpacker.decompressobj()
+    if not frame.eof and len(found) < limit:
+        raise EOFError("it ends too early")
+    return bytes(found[:limit])

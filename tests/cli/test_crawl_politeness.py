@@ -1,5 +1,6 @@
 """Politeness in the server's own log: single flight and rest of each host, Crawl-delay, Retry."""
 
+import itertools
 import subprocess
 import sys
 
@@ -29,7 +30,7 @@ def test_hosts_rest_between_requests(tmp_path, delay, crawl_delay_s, wanted_s):
     assert len(by_host) == hosts
     for visits in by_host.values():
         assert visits[0][2] == "/robots.txt"
-        for (_, left, _), (came, _, path) in zip(visits, visits[1:], strict=False):
+        for (_, left, _), (came, _, path) in itertools.pairwise(visits):
             assert came - left >= wanted_s - SLACK_S, path
     starts = [came for came, _, _, _ in sorted(asked)]
     assert starts[-1] - starts[0] < 0.75 * wanted_s * len(asked)  # hosts do not wait for others
