@@ -1,0 +1,74 @@
+"""`dedup --method semantic` with vectors from a model: the mean of its last hidden states.
+
+A text is read as the tokenizer has it, in windows where it is long; its vector is the mean of the
+final normed states over all its tokens, computed by the model core in either backend. Any model
+directory will do; one trained for sentence similarity tells meanings apart best.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from sabia.core.generate.local import model_fingerprint
+from sabia.core.model import hub
+from sabia.core.model.forward import hidden
+from sabia.core.recipes.classifier_input import TextReader
+from sabia.core.recipes.pooled_rows import PooledRows
+from sabia.core.shards.job import Job
+from sabia.core.spec.families import load_spec
+from sabia.core.text import semantic
+from sabia.core.text.semantic import SemanticConfig
+from sabia.core.text.tokenizer import load_tokenizer
+
+WINDOW = 512  # tokens of a row at most
+
+
+def run_method(job: Job, options: Mapping[str, Any]) -> None:
+    """`--method semantic` with the command's options."""
+    config = SemanticConfig.of(options)
+    embedder = ModelEmbedder(options["model"], job.backend) if options["model"] else None
+    semantic.run(job, config, options["removed"], embedder)
+
+
+class MeanStates(PooledRows):
+    """Mean-pooled last hidden states of a model directory."""
+
+    def __init__(self, path: str, backend: str) -> None:
+        spec, params = hub.load_model(path)
+        super().__init__(spec, params, "mean", backend)
+
+    def forward(self, params: Any, ids: Any, segments: Any, pool: Any) -> Any:
+        """float32[B, D]; see PooledRows."""
+        x = hidden(self.spec, params, ids, self.ops, segments=segments)
+        return (self.ops.cast(x, "float32") * pool[:, :, None]).sum(1)
+
+
+class ModelEmbedder:
+    """core.text.semantic.Embedder of a model directory."""
+
+    def __init__(self, path: str, backend: str = "torch") -> None:
+        self.path, self.backend = path, backend
+        self.fingerprint = f"{model_fingerprint(path)} mean {WINDOW}"
+        length = min(WINDOW, load_spec(path).max_positions)
+        self.reader = TextReader(load_tokenizer(path), length, "windows")
+
+    def embed(self, texts: Sequence[str]) -> np.ndarray:
+        """float32[n, D]; NaN for a text without tokens."""
+        rows, owner = self.reader.read(texts)
+        model = _opened(self.path, self.backend)
+        states = model.vectors(rows, model.spec.hidden_size)
+        sizes = np.array([len(row) for row in rows], np.float64)
+        sums = np.zeros((len(texts), states.shape[1]))
+        np.add.at(sums, owner, states * sizes[:, None])
+        total = np.bincount(owner, sizes, minlength=len(texts))
+        with np.errstate(invalid="ignore"):
+            return (sums / total[:, None]).astype(np.float32)
+
+
+@functools.lru_cache(maxsize=1)
+def _opened(path: str, backend: str) -> MeanStates:
+    return MeanStates(path, backend)
