@@ -5,16 +5,20 @@ import socket
 
 import pytest
 
+from sabia.core.urls import canonical
 from sabia.core.web import addresses
 from sabia.core.web.addresses import GuardedResolver, Refused, check_url, is_public, may_connect
-from sabia.core.web.fetch import Fetcher
+from sabia.core.web.fetch import Fetcher, Response
 from sabia.core.web.settings import FetchSettings
 
 PRIVATE = [
     "127.0.0.1", "10.1.2.3", "172.16.0.1", "192.168.1.1", "169.254.169.254", "100.64.0.1",
     "0.0.0.0", "224.0.0.1", "255.255.255.255", "240.0.0.1", "192.0.0.1", "198.18.0.1",
     "::1", "::", "fe80::1", "fe80::1%eth0", "fd00::1", "fec0::1", "ff02::1", "::ffff:10.0.0.1",
-    "::ffff:127.0.0.1", "64:ff9b::a00:1", "2002:7f00:1::", "2001:0:1::1", "fd00:ec2::254",
+    "::ffff:127.0.0.1", "64:ff9b::a00:1", "64:ff9b:1::a00:1", "::127.0.0.1", "2001:db8::1",
+    "100::1", "100.127.255.254", "192.0.2.7", "198.51.100.7", "203.0.113.7", "0.1.2.3",
+    "2002:a9fe:a9fe::", "100.100.100.200", "192.168.255.255", "172.31.255.255",
+    "2002:7f00:1::", "2001:0:1::1", "fd00:ec2::254",
 ]  # fmt: skip
 
 
@@ -45,6 +49,51 @@ def test_link_local_stays_closed_even_when_private_is_allowed():
 def test_check_url_refuses(url):
     with pytest.raises(Refused):
         check_url(url)
+
+
+@pytest.mark.parametrize(
+    "spelling",
+    ["2130706433", "0x7f000001", "0177.0.0.1", "0x7f.1", "127.1", "127.0.1", "017700000001",
+     "%31%32%37.0.0.1", "127.0.0.1.", "\uff11\uff12\uff17.0.0.1", "[::ffff:127.0.0.1]",
+     "[0:0:0:0:0:ffff:7f00:0001]", "2852039166", "0251.0376.0251.0376", "[64:ff9b::7f00:1]"],
+)  # fmt: skip
+def test_spellings_of_private_addresses(spelling):
+    """Canonical URLs hold one spelling of an address, so that the guard knows it."""
+    for port in ("", ":80"):
+        url = canonical(f"http://{spelling}{port}/x")
+        with pytest.raises(Refused):
+            check_url(url)
+
+
+@pytest.mark.parametrize("port", ["1", "22", "25", "6379", "8080", "65535"])
+def test_ports(port):
+    for host in ("example.com", "8.8.8.8", "[2606:4700::1]"):
+        with pytest.raises(Refused, match=port):
+            check_url(f"http://{host}:{port}/")
+
+
+@pytest.mark.parametrize("path", ["page", "robots"])
+def test_redirects_and_robots_pass_the_guard(path, monkeypatch):
+    """A public name that redirects into a private network: every hop is checked."""
+
+    async def main():
+        async with Fetcher(FetchSettings(backoff_s=0.01, attempts=1)) as fetcher:
+            seen = []
+
+            async def once(url, wanted, sent):
+                seen.append(url)
+                if len(seen) == 1:
+                    return Response(url, 302, redirect="http://169.254.169.254/latest/")
+                return await original(url, wanted, sent)
+
+            original = fetcher._once
+            monkeypatch.setattr(fetcher, "_once", once)
+            if path == "robots":
+                return (await fetcher.robots("http://example.com"))[0].state
+            first = await fetcher.page("http://example.com/")
+            return (await fetcher.page(first.redirect)).refused
+
+    assert "169.254.169.254" in asyncio.run(main())
 
 
 def test_check_url_allows():
