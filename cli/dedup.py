@@ -8,6 +8,7 @@ import inspect
 from importlib import import_module
 from typing import Annotated, NamedTuple
 
+from sabia.cli.classifier_options import BACKEND
 from sabia.cli.grammar import command, option, size
 from sabia.core.errors import UsageError
 from sabia.core.shards.job import Job
@@ -31,6 +32,10 @@ METHODS = {
     "substring": Method("sabia.core.text.substring", (*_PARTS, "span", "tokenizer")),
     "line": Method("sabia.core.text.line_copies", (*_PARTS, "unit", "min_copies", "min_words")),
     "url": Method("sabia.core.text.url_copies", ("keep", "removed")),
+    "semantic": Method(
+        "sabia.core.recipes.semantic_dedup",
+        ("keep", "removed", "threshold", "embeddings", "model", "clusters", "backend"),
+    ),
 }
 DECONTAMINATE = Method(
     "sabia.core.recipes.decontaminate",
@@ -48,17 +53,21 @@ DECONTAMINATE = Method(
     sabia dedup unique/ --method substring --tokenizer model/ --removed spans.parquet -o cut/
     sabia dedup pages/ --method line --unit paragraph --min-copies 3 -o cut/
     sabia dedup crawls/ --method url --keep newest -o unique/
+    sabia dedup unique/ --method semantic --model encoder/ --threshold 0.93 -o unlike/
     sabia dedup unique/ --decontaminate enem.toml --decontaminate gsm8k.toml -o clean/
     """,
 )
 def dedup(
     job: Job,
     method: Annotated[
-        str, option("minhash (exact and near), exact, substring, line or url.", metavar="NAME")
+        str,
+        option(
+            "minhash (exact and near), exact, substring, line, url or semantic.", metavar="NAME"
+        ),
     ] = "minhash",
     threshold: Annotated[
         float | None,
-        option("Jaccard similarity of word n-grams from which two are one: 0.7.", metavar="S"),
+        option("From which two are one: 0.7 of word n-grams; semantic: cosine 0.95.", metavar="S"),
     ] = None,
     ngram: Annotated[int, option("Words in an n-gram.", metavar="N")] = 5,
     permutations: Annotated[
@@ -88,6 +97,12 @@ def dedup(
         float | None, option("Drop documents copied by more: 1; drop: 0.5.", metavar="SHARE")
     ] = None,
     mem: Annotated[float | None, size("Memory for sorting and comparing: 1GiB.")] = None,
+    embeddings: Annotated[str, option("Column of vectors, for semantic.", metavar="COLUMN")] = "",
+    model: Annotated[str, option("Or the model that makes vectors.", metavar="DIR")] = "",
+    clusters: Annotated[
+        int, option("Of k-means; compared within (0: by documents).", metavar="K", min=0)
+    ] = 0,
+    backend: BACKEND = "torch",
     decontaminate: Annotated[
         list[str] | None,
         option("Take items of this benchmark out instead; give it often.", metavar="BENCH"),

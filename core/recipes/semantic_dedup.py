@@ -30,7 +30,7 @@ WINDOW = 512  # tokens of a row at most
 def run_method(job: Job, options: Mapping[str, Any]) -> None:
     """`--method semantic` with the command's options."""
     config = SemanticConfig.of(options)
-    embedder = ModelEmbedder(options["model"], job.backend) if options["model"] else None
+    embedder = ModelEmbedder(options["model"], options["backend"]) if options["model"] else None
     semantic.run(job, config, options["removed"], embedder)
 
 

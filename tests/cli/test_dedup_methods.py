@@ -1,4 +1,4 @@
-"""`sabia dedup --method substring`, `line` and `url` as a user runs them."""
+"""`sabia dedup --method substring`, `line`, `url`, `semantic` as a user runs them."""
 
 import signal
 import subprocess
@@ -27,6 +27,7 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> Path:
         own = ["".join(f"Page {i} says {i * k} things.\n" for k in range(9)) for i in rows]
         texts = [f"Home\nAbout us\n{text}{'All rights are kept here. ' * 12}" for text in own]
         table = pa.table({"id": [f"p{i}" for i in rows], "text": texts,
+                          "vector": [[float(i % 3 == k) for k in range(3)] for i in rows],
                           "url": [f"http://a.org/{i % 10}?utm_id={i}" for i in rows]})  # fmt: skip
         pq.write_table(table, root / f"s{part}.parquet")
     return root
@@ -44,6 +45,9 @@ def test_methods_and_their_summaries(pages: Path, tmp_path: Path) -> None:
     assert done.returncode == 0 and done.stdout.count("About us") == 1
     done = dedup(pages, "--method", "url", "-o", tmp_path / "u")
     assert done.returncode == 0 and "url duplicates 20" in done.stderr
+    done = dedup(pages, "--method", "semantic", "--embeddings", "vector", "--threshold", 0.9,
+                 "-o", tmp_path / "v.parquet")  # fmt: skip
+    assert done.returncode == 0 and "semantic duplicates 27" in done.stderr, done.stderr
     again = dedup(pages, "--method", "url", "-o", tmp_path / "u")
     assert "3 shards already done" in again.stderr
 
@@ -56,6 +60,8 @@ def test_methods_and_their_summaries(pages: Path, tmp_path: Path) -> None:
         (["--method", "line", "--unit", "word"], "--unit: 'word' (expected line, paragraph"),
         (["--method", "substring", "--tokenizer", "/nowhere"], "no tokenizer: /nowhere"),
         (["--method", "line", "--action", "mark", "--removed", "r.parquet"], "removes nothing"),
+        (["--method", "semantic"], "give --embeddings COLUMN, or --model DIR"),
+        (["--method", "semantic", "--model", "/nowhere"], "not a model directory: /nowhere"),
         (["--method", "url", "--keep", "best"], "--keep: 'best' (expected longest, first, newest"),
     ],
 )
