@@ -11,8 +11,10 @@ import can_ada
 
 _TRACKERS = re.compile(
     r"(utm_|mc_|mkt_|pk_|hsa_|oly_|vero_|__hs|_hs|_ga|_gl|at_)\w*"
-    r"|[gdy]clid|fbclid|msclkid|twclid|igshid|wickedid|ref_src|spm|yclid"
-    r"|phpsessid|jsessionid|aspsessionid\w*|sessionid|session_id|zenid|cfid|cftoken",
+    r"|[gdy]clid|gclsrc|[gw]braid|fbclid|msclkid|twclid|ttclid|li_fat_id|epik|igshid|igsh|wickedid"
+    r"|ref_src|ref_url|spm|scm|yclid|ysclid|_openstat|_branch_match_id|icid|ns_\w+|elqtrack\w*"
+    r"|mkcid|mkevt|s_cid|cvid|ocid|_bta_\w+|trk_\w+|sb_referer_host|wt[._]\w+"
+    r"|phpsessid|jsessionid|aspsessionid\w*|sessionid|session_id|zenid|cfid|cftoken|osCsid|xtor",
     re.IGNORECASE,
 )
 _SESSION = re.compile(r";(jsessionid|phpsessid|sid)=[^/?;]*", re.IGNORECASE)
@@ -26,7 +28,7 @@ _UNRESERVED = frozenset("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz012
 def canonical(url: str, base: str = "") -> str | None:
     """The one spelling of an http(s) URL (resolved against `base`); None for anything else."""
     try:
-        plain = url[:MAX_RAW].strip(_CONTROLS).translate(_BREAKS)
+        plain = _slashes(url[:MAX_RAW].strip(_CONTROLS).translate(_BREAKS))
         parsed = can_ada.parse(urljoin(base, plain))
     except (ValueError, UnicodeError):
         return None
@@ -37,6 +39,14 @@ def canonical(url: str, base: str = "") -> str | None:
     path = _escapes(_SESSION.sub("", parsed.pathname)) or "/"
     query = _query(parsed.search)
     return f"{parsed.protocol}//{host}{port}{path}{query}"
+
+
+def _slashes(url: str) -> str:
+    """Backslashes before the query turned round, as WHATWG reads them in http(s) URLs."""
+    if "\\" not in url:
+        return url
+    end = next((place for place, mark in enumerate(url) if mark in "?#"), len(url))
+    return url[:end].replace("\\", "/") + url[end:]
 
 
 def _query(search: str) -> str:

@@ -5,8 +5,17 @@
 
 import re
 from dataclasses import dataclass
+from datetime import date
 
-_DIGITS = re.compile(r"\d+")
+_FOLDED = re.compile(
+    r"\b[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}\b"  # UUIDs
+    r"|\b(?=[a-f]*\d)[0-9a-f]{8,}\b|\d+"  # other hashes, numbers
+    r"|\b(?:jan(?:uary)?|feb(?:ruary)?|mar(?:ch)?|apr(?:il)?|may|june?|july?|aug(?:ust)?"
+    r"|sept?(?:ember)?|oct(?:ober)?|nov(?:ember)?|dec(?:ember)?)\b",
+    re.IGNORECASE,
+)
+_MONTH = re.compile(r"(?<!\d)(\d{4})[/_.-](?:0?[1-9]|1[0-2])(?!\d)|\byear=(\d{4})(?!\d)")
+_AHEAD_YEARS = 2
 _BINARY = re.compile(
     r"\.(jpe?g|png|gif|webp|svg|ico|bmp|tiff?|css|js|json|mjs|woff2?|ttf|mp[34]|m4[av]|avi|mov|webm"
     r"|ogg|wav|flac|zip|gz|bz2|xz|zst|7z|rar|tar|tgz|jar|exe|dmg|iso|apk|deb|rpm|bin|pdf|docx?"
@@ -26,11 +35,13 @@ def origin_of(url: str) -> str:
 
 
 def template_of(url: str) -> str:
-    """The URL with its numbers folded and its parameters' values dropped: one per page family."""
+    """The URL with numbers, hashes and months folded and its parameters' values dropped: one
+    per page family.
+    """
     place, _, query = url.partition("?")
     names = ",".join(sorted(part.partition("=")[0] for part in query.split("&"))) if query else ""
     origin = origin_of(place)
-    return origin + _DIGITS.sub("0", place[len(origin) :]) + (f"?{names}" if names else "")
+    return origin + _FOLDED.sub("0", place[len(origin) :]) + (f"?{names}" if names else "")
 
 
 def looks_binary(url: str) -> bool:
@@ -61,4 +72,11 @@ class Limits:
             return f"more than {self.segments} path segments"
         if any(segments.count(part) >= self.repeats for part in segments):
             return "the path repeats itself"
+        if any(_ahead(found) for found in _MONTH.finditer(url)):
+            return "a calendar far ahead"
         return "too many parameters" if query.count("&") >= self.parameters else None
+
+
+def _ahead(month: re.Match[str]) -> bool:
+    """Does a month named by a URL lie so far ahead that only endless calendars have it?"""
+    return date.today().year + _AHEAD_YEARS < int(month[1] or month[2]) < 3000

@@ -43,6 +43,13 @@ def test_parts():
     assert origin_of(url) == "http://h:8080"
     assert template_of(url) == "http://h:8080/c/0/0?page,x"
     assert template_of("http://h1/about") == "http://h1/about"
+    assert template_of("http://h/2031-March-01/x") == template_of("http://h/1999-june-30/x")
+    uuid = "5f0c1d2e-aaaa-bbbb-cccc-0123456789ab"
+    assert template_of(f"http://h/s/{uuid}") == "http://h/s/0"
+    assert (
+        template_of("http://h/s/deadbeef01") == template_of("http://h/s/00c0ffee") == "http://h/s/0"
+    )
+    assert template_of("http://h/marching/faded") == "http://h/marching/faded"
     assert looks_binary("http://h/a.JPG?x=1.html")
     assert not looks_binary("http://h/a.html?file=b.zip")
 
@@ -55,6 +62,10 @@ def test_parts():
         ("http://h/" + "x" * 2_000, 1, "longer"),
         ("http://h/a/b/a/b/a/b", 1, "repeats"),
         ("http://h/" + "/".join(str(n) for n in range(30)), 1, "segments"),
+        ("http://h/calendar/2999/12/", 1, "calendar"),
+        ("http://h/?year=2999&x=1", 1, "calendar"),
+        ("http://h/archive/1850/12/", 1, None),
+        ("http://h/part/9999", 1, None),
         ("http://h/?" + "&".join(f"a{n}=1" for n in range(20)), 1, "parameters"),
     ],
 )
