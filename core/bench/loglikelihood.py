@@ -22,6 +22,7 @@ from sabia.core.model import forward
 from sabia.core.model.backend import load_ops
 from sabia.core.progress import progress
 from sabia.core.spec import ModelSpec
+from sabia.core.spec.model import check_predicts
 
 BATCH_TOKENS = 4_096
 CACHE_BYTES = 1 << 30
@@ -97,6 +98,7 @@ class Scorer:
         dtype: str = "float32",
         batch_tokens: int = BATCH_TOKENS,
     ) -> None:
+        check_predicts(spec)
         self.spec, self.backend, self.batch_tokens = spec, backend, batch_tokens
         self.ops = load_ops(backend)
         self.params = self.ops.to_device(params, dtype)

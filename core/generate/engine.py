@@ -22,6 +22,7 @@ from sabia.core.generate.slots import CONTEXT_STEP, Slots
 from sabia.core.model import forward
 from sabia.core.model.backend import load_ops
 from sabia.core.spec import ModelSpec
+from sabia.core.spec.model import check_predicts
 
 SLOTS = 512
 CACHE_BYTES = 4 << 30
@@ -46,6 +47,7 @@ class Engine:
         `slots` samples are decoded together, fewer where their cache would exceed `cache_bytes`.
         `on_step` is called before each step and may raise to end a call (a stop signal).
         """
+        check_predicts(spec)
         self.spec, self.tokenizer = spec, tokenizer
         self.ops = load_ops("torch")
         arrays = {name: value for name, value in params.items() if isinstance(value, np.ndarray)}

@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from functools import partial
 from typing import Any
 
@@ -252,8 +252,3 @@ def _tell(job: Job, report: Mapping[str, Any], world: World) -> None:
         notes.note(f"held out: {one['label']}: {shown} of {one['documents']:,} documents")
     if job.json:
         print(json.dumps(report), file=sys.stdout)
-
-
-def with_backend(job: Job, backend: str, mesh: str) -> Job:
-    """The job of a command whose kind has neither."""
-    return replace(job, backend=backend, mesh=mesh)

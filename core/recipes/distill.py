@@ -22,6 +22,7 @@ import pyarrow.parquet as pq
 
 from sabia.core import notes, stop
 from sabia.core.errors import BadData, UsageError
+from sabia.core.parallel import launch
 from sabia.core.recipes.lm_scorer import LmScorer
 from sabia.core.shards.atomic import atomic_path, write_atomic
 from sabia.core.shards.inputs import open_inputs
@@ -55,23 +56,31 @@ class Student(Protocol):
 
 @dataclass(frozen=True)
 class DistillConfig:
-    """sample: documents to ask about; human: a column with labels of people ('' none)."""
+    """sample: documents to ask about; human: a column with labels of people ('' none); number:
+    the student learns the numbers of a scale, not the likeliest answers."""
 
     sample: int
     human: str = ""
+    number: bool = False
 
 
 def run(
-    job: Job, config: DistillConfig, teacher: LmScorer, train: Callable[[Job, str], Student]
+    job: Job,
+    config: DistillConfig,
+    teacher: LmScorer,
+    train: Callable[[Job, str], None],
+    opened: Callable[[], Student],
 ) -> None:
     """Label a sample of the job's inputs, train on it, compare.
 
-    train: trains on the job it is given, whose one input has the labels in the named column, and
-    gives the student. The sample with its labels is `-o`.labels.parquet, what is said of it
+    train: trains on the job it is given, whose one input has the labels in the named column;
+    opened: the student, then. The sample with its labels is `-o`.labels.parquet, what is said of it
     `-o`.distilled.json.
     """
     if job.to_stdout or "://" in str(job.out):
         raise UsageError(f"-o: {job.out or 'missing'} (expected a local path for the student)")
+    if launch.detect().size > 1:
+        raise UsageError("--ask in several processes (expected one: then train on its labels)")
     place = str(job.out).rstrip("/")
     labels, report = f"{place}.labels.parquet", f"{place}.distilled.json"
     if job.dry_run:
@@ -83,9 +92,9 @@ def run(
         raise BadData(f"--ask: no answer to any of {teacher.asked:,} documents could be read")
     with atomic_path(labels) as temporary:
         pq.write_table(pa.Table.from_pylist(rows, SCHEMA), temporary, compression="zstd")
-    column = SCORE if teacher.prompt.numeric else LABEL
-    student = train(replace(job, inputs=(labels,)), column)
-    said = compare(rows, student, teacher, job.seed)
+    column = SCORE if config.number else LABEL
+    train(replace(job, inputs=(labels,)), column)
+    said = compare(rows, opened(), teacher, job.seed)
     said |= {"asked": teacher.asked, "unknown": teacher.unknown, "labelled": len(rows)}
     write_atomic(report, json.dumps(said, indent=1) + "\n")
     _tell(said, report)

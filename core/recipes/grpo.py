@@ -51,6 +51,7 @@ from sabia.core.shards.job import Job
 from sabia.core.shards.rejects import Rejects, reject_path
 from sabia.core.shards.sources import Source
 from sabia.core.spec import ModelSpec, load_spec, parameter_count
+from sabia.core.spec.model import check_predicts
 from sabia.core.text.tokenizer import Tokenizer, load_tokenizer
 from sabia.core.train import checkpoint
 from sabia.core.train.losses_grpo import grpo_loss
@@ -84,6 +85,7 @@ def run(job: Job, config: GrpoConfig) -> None:
     if training.already_done(job, directory, identity, world):
         return
     spec = load_spec(config.model)
+    check_predicts(spec)
     with open_grader(config) as grader:
         prompts = _prompts(job, config, spec, sources, grader, world)
         if job.dry_run:

@@ -104,10 +104,8 @@ class LocalDoor:
         """Loads the model when first used."""
         from sabia.core.bench.loglikelihood import Scorer
         from sabia.core.model import hub
-        from sabia.core.spec.model import check_predicts
 
         spec, params = hub.load_model(self.directory)
-        check_predicts(spec)
         return Scorer(spec, params, self.backend)
 
     def shares(self, texts: Sequence[str]) -> np.ndarray:

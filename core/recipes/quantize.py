@@ -28,6 +28,7 @@ from sabia.core.shards import Job, open_inputs, write_atomic
 from sabia.core.shards.manifest import provenance
 from sabia.core.shards.outputs import open_stdout
 from sabia.core.spec import ModelSpec
+from sabia.core.spec.model import check_predicts
 from sabia.core.text.tokenizer import load_tokenizer
 
 if TYPE_CHECKING:  # torch is loaded when there is something to do
@@ -135,6 +136,7 @@ def _made(job: Job, config: QuantizeConfig, recipe: Recipe, out: Path) -> dict[s
     from sabia.core.quant.quantize import quantize
 
     spec, params = hub.load_model(config.model)
+    check_predicts(spec)
     if "quantization_config" in spec.config:
         raise UsageError(f"{config.model} is quantized already (expected the original)")
     has_tokenizer = (Path(config.model) / "tokenizer.json").is_file()

@@ -4,13 +4,17 @@ The sizes are awkward (head_dim is not width/heads, an odd vocabulary, widths th
 two) but divide by 2 where a mesh splits them. Rows are packed, and documents cross every boundary.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import numpy as np
 
+from sabia.core.model.heads import pool_weights
 from sabia.core.model.init import init_params
 from sabia.core.spec import ModelSpec, from_config, new_config
+from sabia.core.train.losses import next_token_loss
+from sabia.core.train.losses_classify import classification_loss
 
 LENGTH = 24
 SHAPE = {"hidden": 36, "layers": 2, "vocab": 131, "heads": 6, "kv_heads": 2, "head_dim": 10}
@@ -32,6 +36,12 @@ LATENT |= {"qk_nope_head_dim": 7, "qk_rope_head_dim": 4, "v_head_dim": 9, "q_lor
 SINKS = new_config("mixtral", **SHAPE, experts=6, chosen=2, expert_ffn=22)
 SINKS |= {"model_type": "gpt_oss", "architectures": ["GptOssForCausalLM"], "sliding_window": 7}
 SINKS |= {"attention_bias": True, "swiglu_limit": 0.5}
+ENCODER = {"model_type": "modernbert", "architectures": ["ModernBertForMaskedLM"]}
+ENCODER |= {"vocab_size": 130, "hidden_size": 36, "intermediate_size": 22, "pad_token_id": 0}
+ENCODER |= {"num_hidden_layers": 2, "num_attention_heads": 6, "local_attention": 8}
+ENCODER |= {"max_position_embeddings": 64, "initializer_range": 1 / 6, "attention_bias": True}
+LABELS = {"id2label": {"0": "a", "1": "b", "2": "c"}, "classifier_pooling": "mean"}
+LABELS |= {"architectures": ["ModernBertForSequenceClassification"]}
 NORMED = LLAMA | {"model_type": "olmo2", "head_dim": 6}
 
 
@@ -39,7 +49,15 @@ def models() -> dict[str, dict[str, Any]]:
     """Name → config.json of each kind of model."""
     return {"dense": LLAMA, "tied": LLAMA | {"vocab_size": 130, "tie_word_embeddings": True},
             "moe": MOE, "hybrid": HYBRID, "latent": LATENT, "sinks": SINKS,
-            "normed": NORMED}  # fmt: skip
+            "normed": NORMED, "encoder": ENCODER,
+            "classifier": ENCODER | LABELS}  # fmt: skip
+
+
+def loss(spec: ModelSpec) -> Callable[..., Any]:
+    """The loss that a model is trained by; an encoder's targets are in sight."""
+    if spec.classifier is None:
+        return next_token_loss
+    return partial(classification_loss, problem="single_label_classification")
 
 
 def model(name: str) -> tuple[ModelSpec, dict[str, np.ndarray]]:
@@ -63,6 +81,8 @@ def batch(spec: ModelSpec, step: int, rows: int = 8) -> dict[str, np.ndarray]:
     padding = column >= LENGTH - 1 - np.arange(rows)[:, None] % 2
     follows = np.zeros(ids.shape, np.float32)
     follows[:, :-1] = (segments[:, 1:] == segments[:, :-1]) & ~padding[:, 1:]
+    if spec.classifier is not None:
+        return labelled(ids, spec)
     return {
         "input_ids": ids.astype(np.int32),
         "targets": np.roll(ids, -1, 1).astype(np.int32),
@@ -70,6 +90,23 @@ def batch(spec: ModelSpec, step: int, rows: int = 8) -> dict[str, np.ndarray]:
         "segments": np.where(padding, 0, segments).astype(np.int32),
         "positions": np.where(padding, 0, column - first).astype(np.int32),
         "source": np.eye(2, dtype=np.float32)[np.arange(rows) % 2],
+    }
+
+
+def labelled(ids: np.ndarray, spec: ModelSpec) -> dict[str, np.ndarray]:
+    """A document a row, of 14 to LENGTH tokens, whose label is in its ids."""
+    assert spec.classifier is not None
+    size = LENGTH - np.arange(len(ids)) * 3 % 11
+    inside = np.arange(LENGTH) < size[:, None]
+    return {
+        "input_ids": np.where(inside, ids, 0).astype(np.int32),
+        "segments": inside.astype(np.int32),
+        "positions": np.where(inside, np.arange(LENGTH), 0).astype(np.int32),
+        "pool": pool_weights(size, LENGTH, spec.classifier.pooling),
+        "labels": np.eye(spec.classifier.labels, dtype=np.float32)[ids[:, 0] % 3],
+        "loss_mask": 1 + (ids[:, :1] % 2).astype(np.float32),
+        "tokens": size[:, None].astype(np.float32),
+        "source": np.eye(2, dtype=np.float32)[np.arange(len(ids)) % 2],
     }
 
 

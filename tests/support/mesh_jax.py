@@ -14,7 +14,6 @@ import jax
 import mesh_cases
 
 from sabia.core.parallel.mesh import make_mesh, parse_mesh
-from sabia.core.train.losses import next_token_loss
 from sabia.core.train.stepper import make_stepper
 
 STEPS = 20
@@ -27,7 +26,7 @@ def run(kind: str, mesh: str) -> tuple[list[float], dict]:
     size = 1
     for devices in parse_mesh(mesh).values():
         size *= devices
-    stepper = make_stepper("jax", spec, params, next_token_loss, mesh=make_mesh(mesh, size))
+    stepper = make_stepper("jax", spec, params, mesh_cases.loss(spec), mesh=make_mesh(mesh, size))
     gradients = stepper.gradients(mesh_cases.batch(spec, 0))
     lr, batches = LR.get(kind, 3e-3), (mesh_cases.batch(spec, n) for n in range(STEPS))
     return [stepper.step(rows, lr)["loss"] for rows in batches], gradients

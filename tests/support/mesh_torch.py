@@ -55,7 +55,7 @@ def stepper(
         draw = np.random.default_rng(0)
         fresh = init_lora(spec, settings["lora"], 0)
         params |= {k: v + 0.1 * draw.standard_normal(v.shape, np.float32) for k, v in fresh.items()}
-    bound = partial(next_token_loss, **(loss or {}))
+    bound = partial(mesh_cases.loss(spec), **(loss or {}))
     return make_stepper("torch", spec, params, bound, mesh=mesh, world=world, **settings)
 
 

@@ -39,8 +39,13 @@ def test_a_mesh_of_eight(model: str, mesh: str) -> None:
 
 
 @pytest.mark.slow
+def test_a_classifier() -> None:
+    check("classifier", "data=2", "fsdp=2,tensor=2")
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize(
-    "model", ["dense", "tied", "moe", "hybrid", "latent", "sinks", "normed"]
+    "model", ["dense", "tied", "moe", "hybrid", "latent", "sinks", "normed", "encoder"]
 )
 def test_every_mesh(model: str) -> None:
     check(model, *ALL, *(EXPERT if model in ("moe", "latent", "sinks") else ()))

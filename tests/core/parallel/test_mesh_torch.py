@@ -17,9 +17,10 @@ TWO = ("dense:fsdp=2", "dense:tensor=2", "tied:pipe=2", "moe:expert=2", "moe:pip
 TWO += ("hybrid:context=2", "moe:context=2:balance", "sinks:tensor=2")
 FOUR = ("dense:fsdp=2,tensor=2", "move:moe:fsdp=2,tensor=2:expert=2,pipe=2")
 FOUR += ("packed:hybrid:context=2,tensor=2", "updates:moe:fsdp=2,expert=2")
-KINDS = ("dense", "tied", "moe", "hybrid", "latent", "sinks", "normed")
+KINDS = ("dense", "tied", "moe", "hybrid", "latent", "sinks", "normed", "encoder")
 AXES = ("data=2", "fsdp=2", "tensor=2", "context=2", "pipe=2")
 PAIRS = ("fsdp=2,tensor=2", "context=2,tensor=2", "fsdp=2,context=2", "pipe=2,tensor=2")
+CLASSIFIER = ("data=2", "fsdp=2", "tensor=2", "pipe=2")
 SETTINGS = (
     *("dense:fsdp=2:remat", "dense:tensor=2:remat", "dense:fsdp=2:matmuls", "hybrid:pipe=2:remat"),
     *("dense:context=2:plain", "hybrid:context=2:plain", "moe:fsdp=2:micro", "dense:pipe=2:micro"),
@@ -77,6 +78,11 @@ def test_two_processes(tmp_path: Path) -> None:
 def test_four_processes(tmp_path: Path) -> None:
     """Two axes at once; pieces of one mesh on another; documents over the edges of processes."""
     check(4, FOUR, tmp_path)
+
+
+@pytest.mark.slow
+def test_a_classifier(tmp_path: Path) -> None:
+    check(2, tuple(f"classifier:{mesh}" for mesh in CLASSIFIER), tmp_path)
 
 
 @pytest.mark.slow

@@ -6,7 +6,6 @@ import json
 import pickle
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -125,20 +124,20 @@ def test_a_student_learns_what_the_model_says(tmp_path: Path, numeric: bool) -> 
     told = {"good": "5", "bad": "0"} if numeric else {"good": "good", "bad": "bad"}
     answer = lambda text: told[judgement(text)]  # noqa: E731
 
-    def train(job: Job, column: str) -> Any:
+    def train(job: Job, column: str) -> None:
         options = TrainOptions(lr=3e-3, epochs=4, batch=16, weight_decay=0.01)
         config = classifier.ClassifierConfig(
             column, str(base), regression=numeric, length=32, options=options
         )
         classifier.run(job, config)
-        return ModelScorer(f"{job.out}/final")
 
     with openai_stub.Stub(answer) as stub, contextlib.ExitStack() as ask:
         options = AskOptions("stub", stub.url, str(tmp_path / "calls"))
         teacher = ask.enter_context(LmScorer(prompt, options))
         job = Job("classify train", (str(source),), str(tmp_path / "student"))
         human = "grade" if numeric else "kind"
-        distill.run(job, distill.DistillConfig(400, human), teacher, train)
+        config = distill.DistillConfig(400, human, numeric)
+        distill.run(job, config, teacher, train, lambda: ModelScorer(f"{job.out}/final"))
         assert sum(stub.delivered.values()) <= 400  # equal documents are one call
     said = json.loads((tmp_path / "student.distilled.json").read_text())
     assert said["labelled"] == 400 and said["unknown"] == 0 and said["held_out"] > 20
