@@ -1,6 +1,9 @@
 """Servers that lie, dawdle and talk nonsense: each costs one bounded request and gives a reason."""
 
 import asyncio
+import shutil
+import ssl
+import subprocess
 import time
 
 import brotli
@@ -97,6 +100,29 @@ def test_endless_pages_are_cut_off():
     found, _ = fetch(script, timeout_s=20)
     assert found.refused == "larger than 100000 bytes"
     assert sent < 20 << 20
+
+
+@pytest.mark.skipif(not shutil.which("openssl"), reason="openssl makes the certificate")
+def test_certificates_are_checked(tmp_path):
+    key, certificate = tmp_path / "key.pem", tmp_path / "certificate.pem"
+    subprocess.run(
+        ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256",
+         "-nodes", "-keyout", key, "-out", certificate, "-subj", "/CN=127.0.0.1"],
+        check=True, capture_output=True,
+    )  # fmt: skip
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(certificate, key)
+
+    async def main():
+        server = await asyncio.start_server(lambda _r, w: w.close(), "127.0.0.1", 0, ssl=context)
+        port = server.sockets[0].getsockname()[1]
+        async with Fetcher(FetchSettings(allow_private=True, attempts=3)) as fetcher:
+            return await fetcher.page(f"https://127.0.0.1:{port}/")
+
+    found = asyncio.run(main())
+    assert found.refused.startswith("TLS: ")
+    assert "certificate verify failed" in found.refused
+    assert found.requests == 0
 
 
 def test_more_bytes_than_promised_are_not_taken():
