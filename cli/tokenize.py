@@ -11,6 +11,7 @@ from sabia.core.shards.job import Job
     examples="""
     sabia tokenize docs/ --tokenizer model/ --length 2k -o tokens/
     sabia dedup docs.parquet | sabia tokenize --train-tokenizer --vocab-size 4096 -o tokens/
+    sabia tokenize docs/ --tokenizer model/ --format megatron --report fit.json -o megatron/
     sabia tokenize web/ edu/ --tokenizer model/ --mix web=0.6,edu=0.4 --tokens 10M -o mixed/
     """,
 )
@@ -20,11 +21,24 @@ def tokenize(
         str, option("tokenizer.json, or a directory with one; else one is trained.", metavar="DIR")
     ] = "",
     train_tokenizer: Annotated[
-        bool, option("Train a byte-level BPE on the input (default).", "--train-tokenizer")
+        bool, option("Train one on the input (default).", "--train-tokenizer")
     ] = False,
+    extend: Annotated[
+        str, option("Extend this tokenizer on the input, old ids kept.", metavar="DIR")
+    ] = "",
     vocab_size: Annotated[int, option("Tokens to train, special ones counted.", metavar="N")] = (
         32_000
     ),
+    vocab_multiple: Annotated[int, option("Round the vocabulary up.", metavar="N")] = 1,
+    model: Annotated[str, option("bpe, bpe-fallback or unigram.", metavar="NAME")] = "bpe",
+    pattern: Annotated[
+        str, option("How bpe splits: cl100k, o200k, gpt2 or deepseek.", metavar="NAME")
+    ] = "cl100k",
+    digits: Annotated[str, option("Digits a token: single or three.", metavar="NAME")] = "single",
+    normalize: Annotated[str, option("none, nfc or nfkc.", metavar="NAME")] = "none",
+    special_tokens: Annotated[str, option("More special tokens.", metavar="TOKEN,…")] = "",
+    reserved: Annotated[int, option("Spare special tokens.", metavar="N")] = 12,
+    min_frequency: Annotated[int, option("Least count of a merge.", metavar="N")] = 2,
     train_bytes: Annotated[float, size("Train on at most so much text.")] = "1GB",  # type: ignore[assignment]
     save_tokenizer: Annotated[
         str, option("Where to keep the tokenizer (default: beside the output).", metavar="DIR")
@@ -33,6 +47,13 @@ def tokenize(
     packing: Annotated[
         str, option("sequential (no padding) or best-fit (fewest cuts).", metavar="NAME")
     ] = "sequential",
+    format: Annotated[
+        str, option("rows (Parquet), arrow (datasets) or megatron.", metavar="NAME")
+    ] = "rows",
+    report: Annotated[
+        str, option("Vocabulary statistics as JSON; - is stderr.", metavar="FILE")
+    ] = "",
+    compare: Annotated[str, option("Report this tokenizer beside ours.", metavar="DIR")] = "",
     mix: Annotated[str, option("Mix sources by weight.", metavar="SOURCE=WEIGHT,…")] = "",
     tokens: Annotated[float | None, count("Budget of the mix (default: all there is).")] = None,
     max_repeat: Annotated[
@@ -48,15 +69,30 @@ def tokenize(
     """
     from sabia.core.text import tokenize as room
 
+    training = room.TrainingConfig(
+        vocab_size=vocab_size,
+        model=model,
+        pattern=pattern,
+        digits=digits,
+        normalize=normalize,
+        reserved=reserved,
+        special_tokens=tuple(filter(None, special_tokens.split(","))),
+        min_frequency=min_frequency,
+        multiple=vocab_multiple,
+    )
     config = room.TokenizeConfig(
         tokenizer=tokenizer,
         train_tokenizer=train_tokenizer,
-        vocab_size=vocab_size,
+        extend=extend,
+        training=training,
         save_tokenizer=save_tokenizer,
         train_bytes=int(train_bytes),
         length=int(length),
         packing=packing,
         encoder=encoder,
+        format=format,
+        report=report,
+        compare=compare,
         mix=mix,
         tokens=None if tokens is None else int(tokens),
         max_repeat=max_repeat,

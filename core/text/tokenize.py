@@ -9,13 +9,9 @@ kept beside the rows; a re-run finds it there and does not train again.
 
 from __future__ import annotations
 
-import itertools
-import json
-import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sabia.core import notes, stop
@@ -24,7 +20,10 @@ from sabia.core.text.encoding import ENGINES, Encoder, choose_encoder, probe_tex
 from sabia.core.text.mixing import parse_mix
 from sabia.core.text.packing import PACKINGS, make_packer, to_batch
 from sabia.core.text.token_counts import Tally, coded, report_bytes_per_token
-from sabia.core.text.tokenizer import Tokenizer, load_tokenizer, train_bpe
+from sabia.core.text.token_files import FORMATS, Plan
+from sabia.core.text.tokenizer import Tokenizer, load_tokenizer
+from sabia.core.text.tokenizer_source import obtain_tokenizer, with_end
+from sabia.core.text.tokenizer_training import TrainingConfig
 
 if TYPE_CHECKING:
     import numpy as np
@@ -34,8 +33,6 @@ if TYPE_CHECKING:
     from sabia.core.shards.mapping import ShardContext
     from sabia.core.shards.sources import Source
 
-TRAINING_RECORD = "training.json"
-
 
 @dataclass(frozen=True)
 class TokenizeConfig:
@@ -43,22 +40,34 @@ class TokenizeConfig:
 
     tokenizer: str = ""
     train_tokenizer: bool = False
-    vocab_size: int = 32_000
+    extend: str = ""
+    training: TrainingConfig = field(default_factory=TrainingConfig)
     save_tokenizer: str = ""
     train_bytes: int = 1_000_000_000
     length: int = 2048
     packing: str = "sequential"
     encoder: str = "auto"
+    format: str = "rows"
+    report: str = ""
+    compare: str = ""
     mix: str = ""
     tokens: int | None = None
     max_repeat: float = 4.0
 
     def __post_init__(self) -> None:
-        if self.tokenizer and self.train_tokenizer:
-            raise UsageError("give either --tokenizer DIR or --train-tokenizer, not both")
+        if self.tokenizer and (self.train_tokenizer or self.extend):
+            other = "--extend DIR" if self.extend else "--train-tokenizer"
+            raise UsageError(f"give either --tokenizer DIR or {other}, not both")
+        if self.compare and not self.report:
+            raise UsageError("--compare DIR is for a report; give --report FILE too")
+        if self.extend and (odd := self.training.beyond_extension()):
+            raise UsageError(f"--extend: the tokenizer has its own {odd}; leave that option out")
+        if self.mix and self.format != "rows":
+            raise UsageError(f"--format {self.format}: a mix is written as rows")
         for name, value, choices in (
             ("packing", self.packing, PACKINGS),
             ("encoder", self.encoder, ENGINES),
+            ("format", self.format, FORMATS),
         ):
             if value not in choices:
                 raise UsageError(f"--{name}: {value!r} (expected {' or '.join(choices)})")
@@ -73,17 +82,16 @@ class TokenizeConfig:
 def run(job: Job, config: TokenizeConfig) -> None:
     """Tokenizes the job's documents; raises what the shards and the tokenizer raise."""
     from sabia.core.shards import open_inputs, run_map
-    from sabia.core.text import mixed_rows
+    from sabia.core.text import mixed_rows, token_files
 
     sources = open_inputs(job, "document")
     tokenizer, place = obtain_tokenizer(job, config, sources)
-    if tokenizer is None:  # a dry run of a training
-        tokenizer_print, encoder = "untrained", None
-    else:
-        tokenizer_print = tokenizer.fingerprint
-        encoder = _encoder(tokenizer, config, sources)
-    salt = tokenizer_print
     said = replace(job, options=_recorded(config, tokenizer, place))
+    encoder, salt = None, "untrained"
+    if tokenizer is not None:  # it is None in a dry run of a training
+        encoder, salt = _encoder(tokenizer, config, sources), tokenizer.fingerprint
+    if config.report and encoder and not job.dry_run:
+        _report(config, encoder, sources, place)
     if config.mix:
         if encoder is None or job.dry_run:
             print(f"write {job.out or 'stdout'}: {config.mix} of {len(sources)} shards")
@@ -91,7 +99,10 @@ def run(job: Job, config: TokenizeConfig) -> None:
         mixed_rows.write(said, config, encoder, sources, salt)
         return
     transform = partial(pack_shard, encoder=encoder, length=config.length, packing=config.packing)
-    summary = run_map(said, transform, "document", "tokens", sources=sources, salt=salt)
+    if config.format == "rows":
+        summary = run_map(said, transform, "document", "tokens", sources=sources, salt=salt)
+    else:
+        summary = token_files.write(Plan(said, config.format, transform, salt), sources)
     if not job.dry_run:
         report_bytes_per_token(job, summary)
 
@@ -165,71 +176,10 @@ def encode_documents(
     return tokens, lengths
 
 
-def obtain_tokenizer(
-    job: Job, config: TokenizeConfig, sources: Sequence[Source]
-) -> tuple[Tokenizer | None, str]:
-    """(tokenizer, its directory): loaded, found from an earlier run, or trained and saved.
-
-    None on a dry run that would train. Raises UsageError where there is nowhere to save it, or
-    where a slice of the input would train on all of it.
-    """
-    beside = _beside(job)
-    if config.tokenizer:
-        tokenizer = load_tokenizer(config.tokenizer)
-        place = config.save_tokenizer or (beside if job.to_directory else "")
-        if place and not job.dry_run:
-            tokenizer.save(place)
-        return _with_end(tokenizer), place or config.tokenizer
-    place = config.save_tokenizer or beside
-    if not place:
-        raise UsageError("nowhere to keep the trained tokenizer; give --save-tokenizer DIR")
-    record = _training_record(config, sources)
-    if not job.force and (found := _trained_before(place, record)) is not None:
-        notes.note(f"tokenizer {place}: already trained on this input")
-        return found, place
-    if job.dry_run:
-        print(f"train {place}: {config.vocab_size} tokens")
-        return None, place
-    return _train(job, config, sources, place, record), place
-
-
-def _train(
-    job: Job, config: TokenizeConfig, sources: Sequence[Source], place: str, record: str
-) -> Tokenizer:
-    from sabia.core.shards.atomic import write_atomic
-    from sabia.core.shards.slices import slurm_slice
-
-    if job.shard or slurm_slice():
-        raise UsageError(
-            "a slice cannot train the tokenizer of all; train it first in one job and pass "
-            "--tokenizer DIR"
-        )
-    start = time.monotonic()
-    tokenizer = train_bpe(training_texts(sources, config.train_bytes), config.vocab_size)
-    tokenizer.save(place)
-    write_atomic(Path(place) / TRAINING_RECORD, record)
-    took = time.monotonic() - start
-    notes.note(f"trained {tokenizer.vocab_size:,} tokens in {took:.1f} s → {place}")
-    if tokenizer.vocab_size < config.vocab_size:
-        notes.warn(
-            f"the input has pairs for {tokenizer.vocab_size:,} tokens only, "
-            f"{config.vocab_size:,} were asked for"
-        )
-    return tokenizer
-
-
-def training_texts(sources: Sequence[Source], most_bytes: int) -> Iterator[str]:
-    """All texts, or every n-th one where they are more than `most_bytes`; in order."""
-    import pyarrow.compute as pc
-
-    total = 0
-    for batch in _text_batches(sources):
-        total += pc.sum(pc.binary_length(batch.column("text"))).as_py() or 0
-    step = max(1, -(-total // max(most_bytes, 1)))
-    texts = (text for b in _text_batches(sources) for text in b.column("text").to_pylist())
-    if step > 1:
-        notes.note(f"training on every {step}. document ({total / 1e6:,.0f} MB in all)")
-    return itertools.islice(texts, 0, None, step)
+def _encoder(tokenizer: Tokenizer, config: TokenizeConfig, sources: Sequence[Source]) -> Encoder:
+    choice = choose_encoder(tokenizer, probe_texts(_text_batches(sources)), config.encoder)
+    notes.note(f"encoder {choice.reason}")
+    return choice.encoder
 
 
 def _text_batches(sources: Sequence[Source]) -> Iterator[pa.RecordBatch]:
@@ -239,45 +189,18 @@ def _text_batches(sources: Sequence[Source]) -> Iterator[pa.RecordBatch]:
             yield batch
 
 
-def _trained_before(place: str, record: str) -> Tokenizer | None:
-    kept = Path(place) / TRAINING_RECORD
-    if not kept.is_file() or kept.read_text("utf-8") != record:
-        return None
-    return load_tokenizer(place)
+def _report(
+    config: TokenizeConfig, encoder: Encoder, sources: Sequence[Source], place: str
+) -> None:
+    """The figures of the tokenizer, and of the one to compare it with, on the same documents."""
+    from sabia.core.text.vocabulary_report import measure, write_report
 
-
-def _training_record(config: TokenizeConfig, sources: Sequence[Source]) -> str:
-    """What a trained tokenizer depends on, as JSON."""
-    from importlib.metadata import version
-
-    made_from = {
-        "inputs": [source.fingerprint() for source in sources],
-        "vocab_size": config.vocab_size,
-        "train_bytes": config.train_bytes,
-        "versions": {name: version(name) for name in ("sabia", "tokenizers")},
-    }
-    return json.dumps(made_from, indent=1) + "\n"
-
-
-def _beside(job: Job) -> str:
-    """Where the tokenizer of an output is kept: OUT/tokenizer, or FILE.tokenizer for FILE.parquet;
-    empty for stdout and for URLs."""
-    if job.to_stdout or "://" in str(job.out):
-        return ""
-    out = str(job.out).rstrip("/")
-    return f"{out.removesuffix('.parquet')}.tokenizer" if job.to_file else f"{out}/tokenizer"
-
-
-def _encoder(tokenizer: Tokenizer, config: TokenizeConfig, sources: Sequence[Source]) -> Encoder:
-    choice = choose_encoder(tokenizer, probe_texts(_text_batches(sources)), config.encoder)
-    notes.note(f"encoder {choice.reason}")
-    return choice.encoder
-
-
-def _with_end(tokenizer: Tokenizer) -> Tokenizer:
-    if tokenizer.eos_id is None:
-        raise UsageError("the tokenizer names no eos_token (expected in tokenizer_config.json)")
-    return tokenizer
+    encoders = {place: encoder}
+    if config.compare:
+        other = with_end(load_tokenizer(config.compare))
+        encoders[config.compare] = _encoder(other, config, sources)
+    figures = measure(list(encoders.values()), sources)
+    write_report(config.report, dict(zip(encoders, figures, strict=True)))
 
 
 def _recorded(config: TokenizeConfig, tokenizer: Tokenizer | None, place: str) -> dict[str, object]:
@@ -286,6 +209,7 @@ def _recorded(config: TokenizeConfig, tokenizer: Tokenizer | None, place: str) -
         "tokenizer": place,
         "length": config.length,
         "packing": config.packing,
+        "format": config.format,
     }
     if tokenizer is not None:
         said |= {"vocab_size": tokenizer.vocab_size, "fingerprint": tokenizer.fingerprint}

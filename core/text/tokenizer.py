@@ -1,10 +1,9 @@
-"""Byte-level BPE tokenizers: train one, or load any `tokenizer.json`; ids as in transformers.
+"""A tokenizer: train one, or load any `tokenizer.json`; ids as in transformers.
 
-A trained tokenizer splits text by the GPT-4 pattern with every digit alone, so that numbers have
-one reading, and covers all 256 bytes, so that any text decodes back to itself. Its special tokens
-are <|endoftext|> <|pad|> <|im_start|> <|im_end|> and RESERVED spare ones, at ids 0..15. Training is
-deterministic: the same texts in the same order give the same file. Sources: Sennrich et al. 2016
-(arXiv 1508.07909, BPE); Radford et al. 2019, section 2.2 (byte-level BPE).
+By default one is trained that splits text by the GPT-4 pattern with every digit alone, so that
+numbers have one reading, and covers all 256 bytes, so that any text decodes back to itself. Its
+special tokens are <|endoftext|> <|pad|> <|im_start|> <|im_end|> and RESERVED spare ones, at ids
+0..15. Other kinds: tokenizer_training.
 """
 
 from __future__ import annotations
@@ -14,23 +13,14 @@ import json
 from collections.abc import Iterable, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from sabia.core.errors import BadData, UsageError
-from sabia.core.text.chatml import CHATML_TEMPLATE, END_OF_TEXT, PAD, TURN_END, TURN_START
-from sabia.core.text.role_words import with_role_words
+from sabia.core.text.chatml import TURN_END
 
-RESERVED = 12
-SPECIAL_TOKENS = (
-    *(END_OF_TEXT, PAD, TURN_START, TURN_END),
-    *(f"<|reserved_{i}|>" for i in range(RESERVED)),
-)
-BYTES = 256
-# GPT-4's pattern (cl100k), as Qwen narrowed it: \p{N} takes one digit at a time.
-SPLIT_PATTERN = (
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}"
-    r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-)
+if TYPE_CHECKING:
+    from sabia.core.text.tokenizer_training import TrainingConfig
+
 # Names under which model families keep their end-of-turn token.
 TURN_ENDS = (TURN_END, "<|eot_id|>", "<end_of_turn>", "<|end|>", "<|return|>", "<|call|>")
 SPECIAL_ROLES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token")
@@ -177,24 +167,27 @@ class Tokenizer:
         return None if token is None else self.token_id(token)
 
 
+def train(texts: Iterable[str], config: TrainingConfig) -> Tokenizer:
+    """Trains on the texts in their order.
+
+    The roles of a conversation (user, assistant, system, tool) are single tokens of a byte-level
+    one. The vocabulary comes out smaller where the texts have too few pairs.
+    """
+    from sabia.core.text.tokenizer_training import tokenizer_config, train_definition
+
+    settings = tokenizer_config(config)
+    template = settings.pop("chat_template")
+    return Tokenizer(train_definition(texts, config), settings, template)
+
+
 def train_bpe(texts: Iterable[str], vocab_size: int, *, min_frequency: int = 2) -> Tokenizer:
-    """Trains a byte-level BPE of at most `vocab_size` tokens, special ones and bytes counted.
+    """`train` of the default kind: a byte-level BPE of at most `vocab_size` tokens.
 
-    The roles of a conversation (user, assistant, system, tool) are single tokens of it.
-
-    The vocabulary comes out smaller where the texts have too few pairs seen `min_frequency` times.
     Raises UsageError where `vocab_size` has no room for the special tokens and the bytes.
     """
-    least = len(SPECIAL_TOKENS) + BYTES
-    if vocab_size < least:
-        raise UsageError(
-            f"vocabulary too small: {vocab_size} (expected at least {least}: "
-            f"{len(SPECIAL_TOKENS)} special tokens and {BYTES} bytes)"
-        )
-    backend, trainer = _untrained(vocab_size, min_frequency)
-    backend.train_from_iterator(texts, trainer=trainer)
-    definition = with_role_words(backend.to_str(), vocab_size)
-    return Tokenizer(definition, _config(), CHATML_TEMPLATE)
+    from sabia.core.text.tokenizer_training import TrainingConfig
+
+    return train(texts, TrainingConfig(vocab_size=vocab_size, min_frequency=min_frequency))
 
 
 def load_tokenizer(path: str | Path) -> Tokenizer:
@@ -227,40 +220,6 @@ def _backend(definition: str) -> Any:
     backend.no_truncation()  # some published files truncate or pad in silence
     backend.no_padding()
     return backend
-
-
-def _untrained(vocab_size: int, min_frequency: int) -> tuple[Any, Any]:
-    from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
-
-    backend = Tokenizer(models.BPE())
-    backend.pre_tokenizer = pre_tokenizers.Sequence(
-        [
-            pre_tokenizers.Split(Regex(SPLIT_PATTERN), behavior="isolated"),
-            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
-        ]
-    )
-    backend.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(
-        vocab_size=vocab_size,
-        min_frequency=min_frequency,
-        special_tokens=list(SPECIAL_TOKENS),
-        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
-        show_progress=False,
-    )
-    return backend, trainer
-
-
-def _config() -> dict[str, Any]:
-    return {
-        "tokenizer_class": "PreTrainedTokenizerFast",
-        "eos_token": END_OF_TEXT,
-        "pad_token": PAD,
-        "additional_special_tokens": [TURN_START, TURN_END],
-        "clean_up_tokenization_spaces": False,
-        "add_bos_token": False,
-        "add_prefix_space": False,
-        "model_max_length": 1 << 20,
-    }
 
 
 def _read_json(path: Path) -> dict[str, Any]:

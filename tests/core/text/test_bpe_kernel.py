@@ -29,7 +29,7 @@ from sabia.core.text.bpe_tables import (
 from sabia.core.text.tokenizer import Tokenizer, train_bpe
 from sabia.kernels.unicode_classes import CJK, CLASS_BITS, UNKNOWN, class_table
 
-WORDS = """
+_WORDS = """
     the quick brown fox can't won't I'll you've DON'T ' 's 'S '\u017f 'll 12 1234567 3.14 x=1;
     foo(bar) == [] ... !!! // /* \u00e9t\u00e9 \u00e7\u00e3o n\u00e3o \u4e00\u9fa5
     \u3042\u30a2\u30fb\u3099 \u0e2a\u0e27\u0e31\u0e2a\u0e14\u0e35
@@ -37,7 +37,8 @@ WORDS = """
     \U0001f468\u200d\U0001f469\u200d\U0001f467 \U0001f1e7\U0001f1f7 e\u0301 \u01c5 \u02b0a
     \u2160 \u00bd \u00b2 ABCdef AbC \u0130 \u00df \ufffd \ufeff \u00ad HTTPServer camelCase
     <tool> </tool>
-""".split()
+"""
+WORDS = _WORDS.split()
 SPACES = [" ", "  ", "   ", "\n", "\r\n", "\n\n", "\t", " \n", "\n ", "\u00a0", "\u3000", "\x85",
           "\u2028", "\x00", "\x1c", "\x1f", "\u200b", "\r", "\v", "\f", " " * 40]  # fmt: skip
 TEXTS = [" ".join(WORDS), "the sum of 12 and 345 is 357\n\n  and so on " * 3]

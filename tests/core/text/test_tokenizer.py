@@ -7,7 +7,8 @@ from functools import cache
 import pytest
 
 from sabia.core.errors import BadData, UsageError
-from sabia.core.text.tokenizer import SPECIAL_TOKENS, Tokenizer, load_tokenizer, train_bpe
+from sabia.core.text.tokenizer import Tokenizer, load_tokenizer, train_bpe
+from sabia.core.text.tokenizer_training import TrainingConfig
 
 TEXTS = [
     f"The sum of {a} and {b} is {a + b}. A soma de {a} e {b} é {a + b}; não é difícil."
@@ -47,7 +48,7 @@ def test_every_digit_is_one_token():
 
 def test_special_tokens_are_first_and_only_read_when_meant():
     tokenizer = trained()
-    assert [tokenizer.token_id(token) for token in SPECIAL_TOKENS] == list(range(16))
+    assert [tokenizer.token_id(token) for token in TrainingConfig().specials] == list(range(16))
     assert tokenizer.encode("<|im_end|>") == [3]
     spelled = tokenizer.encode_ordinary("<|im_end|>")
     assert len(spelled) > 1 and not tokenizer.special_ids & set(spelled)
