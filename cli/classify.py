@@ -5,7 +5,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any
 
 from sabia.cli.classifier_options import ASK, BACKEND, asked
-from sabia.cli.grammar import command, length, option
+from sabia.cli.grammar import command, length, money, option
 from sabia.cli.shared_options import sharing
 from sabia.core import notes
 from sabia.core.shards.job import Job
@@ -13,7 +13,11 @@ from sabia.core.shards.job import Job
 if TYPE_CHECKING:
     from sabia.core.text.scorers import Scorer
 
-NO_MATTER = (*ASK, "backend")  # to the scores; what is asked is in a scorer's digest
+NO_MATTER = (
+    *ASK,
+    "backend",
+    "price_per_hour",
+)  # to the scores; what is asked is in a scorer's digest
 
 
 @command(
@@ -38,6 +42,10 @@ def classify(
         list[str] | None,
         option("A classifier, which adds its scores; may be repeated.", metavar="[NAME=]PATH"),
     ] = None,
+    calibration: Annotated[
+        list[str] | None,
+        option("Of classify threshold: adds NAME_ok, NAME_probability.", metavar="FILE.json"),
+    ] = None,
     quality: Annotated[
         bool, option("Count quality figures and name the language.", "--quality/--no-quality")
     ] = True,
@@ -50,6 +58,9 @@ def classify(
     precision: Annotated[
         str, option("Of models of the core: fp32 or bf16.", metavar="NAME")
     ] = "fp32",
+    price_per_hour: Annotated[
+        float, money("Of one CPU core, for the cost of 10^9 documents.", show_default=False)
+    ] = 0.0,
     backend: BACKEND = "torch",
     *,
     asking: dict[str, Any],
@@ -63,7 +74,8 @@ def classify(
 
     settings = {"backend": backend, "length": length or 0, "long": long, "precision": precision}
     scorers = [_open(given, settings) for given in model or ()]
-    config = room.ClassifyConfig(where, quality, removed)
+    decisions = tuple(room.read_decision(path) for path in calibration or ())
+    config = room.ClassifyConfig(where, quality, removed, decisions, price_per_hour)
     asker = asked(asking, backend)
     told = {k: v for k, v in job.options.items() if k not in NO_MATTER}
     job = replace(job, options=told)

@@ -163,16 +163,19 @@ KINDS: dict[str, tuple[str, ...]] = {
     "train": ("inputs", "out", "to", "rejects", "backend", "mesh", "seed", *_ALWAYS),
     "report": ("inputs", "out", "to", "backend", "seed", "json", *_ALWAYS),
     "fit": ("inputs", "out", "jobs", "seed", "json", *_ALWAYS),
+    "choose": ("inputs", "out", "seed", "json", "dry_run", "config", "quiet", "debug"),
+    "compare": ("inputs", "json", "config", "quiet", "debug"),
     "plan": ("out", "to", "json", "config", "quiet", "debug"),
 }
-_READS_STDIN = ("map", "barrier", "fit", "train")
+_READS_STDIN = ("map", "barrier", "fit", "choose", "train")
 _CHOICES = {"to": ("parquet", "arrow", "jsonl"), "backend": ("torch", "jax")}
 
 
 def command(
     kind: str, examples: str, name: str = ""
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Declare a command of a kind: map, barrier, fit, train, report or plan.
+    """Declare a command of a kind: map, barrier, fit, choose, compare, train, report
+    or plan.
 
     `examples` are shell lines that the help ends with. A function `command_verb` of a command
     with verbs gives its `name`, "command verb".
@@ -285,7 +288,10 @@ def _job(name: str, kind: str, settings: dict[str, Any], own: dict[str, Any]) ->
     inputs = tuple(settings.get("inputs") or ())
     if kind in _READS_STDIN and not inputs and sys.stdin.isatty():
         raise UsageError(f"no INPUT, and stdin is a terminal; sabia {name} --help shows examples")
-    if kind in ("barrier", "fit") and os.environ.get("SLURM_ARRAY_TASK_COUNT", "1") != "1":
+    if (
+        kind in ("barrier", "fit", "choose")
+        and os.environ.get("SLURM_ARRAY_TASK_COUNT", "1") != "1"
+    ):
         raise UsageError(f"{name} needs all shards at once; run it as one job, not as an array")
     fields = {k: v for k, v in settings.items() if k in Job.__dataclass_fields__}
     fields |= {"inputs": inputs, "options": json.loads(json.dumps(own, default=str))}

@@ -29,6 +29,8 @@ VERBS: dict[str, dict[str, str]] = {
     "classify": {
         "score": "Add scores to documents and filter by them (the default).",
         "train": "Train a classifier from labelled documents.",
+        "threshold": "Choose thresholds of a score, and calibrate it.",
+        "drift": "Compare the scores of two runs.",
     },
 }
 SETTINGS = {"help_option_names": ["-h", "--help"], "auto_envvar_prefix": "SABIA"}

@@ -58,11 +58,13 @@ def run_map(
     sources: Sequence[Source] | None = None,
     salt: str = "",
     next_step: str = "",
+    conclude: Callable[[Summary], None] | None = None,
 ) -> Summary:
     """Run the transform over the job's inputs and write its output; returns the summary.
 
     `salt` enters the fingerprints (a barrier stage passes the digest of what it learnt from all
-    shards). Raises BadData, UsageError, Interrupted.
+    shards); `conclude` may add to the summary before it is reported. Raises BadData, UsageError,
+    Interrupted.
     """
     started = time.monotonic()
     sources = list(sources if sources is not None else open_inputs(job, kind_in))
@@ -73,6 +75,8 @@ def run_map(
         return Summary()
     summary = _directory(work, sources, ours) if job.to_directory else _stream(work, sources, ours)
     summary.seconds = time.monotonic() - started
+    if conclude is not None:
+        conclude(summary)
     summary.report(job, next_step)
     return summary
 

@@ -4,6 +4,7 @@ A map stage: each batch is scored by itself, so it runs alike in one process, in
 slices of a Slurm array. Rows that `--where` refuses are counted, and written down when asked.
 """
 
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -17,21 +18,29 @@ from sabia.core.shards.job import Job
 from sabia.core.shards.mapping import ShardContext, run_map
 from sabia.core.shards.sources import Source
 from sabia.core.text import characters, heuristics, language
+from sabia.core.text.decision import Decision, read_decision, values_of
 from sabia.core.text.predicate import Predicate
 from sabia.core.text.removed import RemovedPart, map_and_gather, put_column
+from sabia.core.text.score_figures import CPU, conclude, count_scores
 from sabia.core.text.scorers import Scorer, check_names, digest, score_column
 from sabia.core.text.scores import with_scores
 from sabia.core.text.sketching import text_buffers
+
+__all__ = ["ClassifyConfig", "read_decision", "run", "score_batch", "score_shard"]
+SHOWN = 8  # scores of models whose spread is told at the end; the statistics have all
 
 
 @dataclass(frozen=True)
 class ClassifyConfig:
     """where: an expression; quality: count heuristics and name languages; removed: where refused
-    rows go (a directory of parts)."""
+    rows go (a directory of parts); decisions: thresholds and calibrations, applied last; price: US
+    dollars for an hour of one core, for the summary."""
 
     where: str = ""
     quality: bool = True
     removed: str = ""
+    decisions: tuple[Decision, ...] = ()
+    price: float = 0.0
 
 
 def run(job: Job, config: ClassifyConfig, scorers: Sequence[Scorer] = ()) -> None:
@@ -43,13 +52,18 @@ def run(job: Job, config: ClassifyConfig, scorers: Sequence[Scorer] = ()) -> Non
     if config.removed and not config.where:
         raise UsageError("--removed needs --where: without it no row is removed")
     check_names(scorers)
+    salt = " ".join([digest(scorers), *(one.digest for one in config.decisions)]).strip()
+    shown = [name for scorer in scorers for name in scorer.names]
+    shown = ["quality"] * config.quality + shown[:SHOWN]
+    shown += [f"{one.score}_probability" for one in config.decisions]
 
     def work(job: Job, removed: str, sources: Sequence[Source] | None) -> None:
         given = replace(config, removed=removed)
         transform = partial(score_shard, config=given, scorers=tuple(scorers))
-        run_map(job, transform, sources=sources, salt=digest(scorers), next_step="sabia dedup")
+        said = partial(conclude, shown=shown, price=config.price)
+        run_map(job, transform, sources=sources, salt=salt, next_step="sabia dedup", conclude=said)
 
-    map_and_gather(job, config.removed, work, digest(scorers))
+    map_and_gather(job, config.removed, work, salt)
 
 
 def score_shard(
@@ -60,9 +74,11 @@ def score_shard(
 ) -> Iterator[pa.RecordBatch]:
     """The transform: rows with their scores, without those that `where` refuses."""
     predicate = Predicate(config.where) if config.where else None
+    began = time.process_time()
     with RemovedPart(config.removed, context.index) as removed:
         for number, batch in enumerate(batches):
-            scored = score_batch(batch, config, scorers)
+            scored, new = score_batch(batch, config, scorers, first=number == 0)
+            count_scores(context, new)
             if predicate is None:
                 yield scored
                 continue
@@ -73,12 +89,19 @@ def score_shard(
                 context.count("not kept", int((~stays).sum()))
                 removed.write(scored.filter(pa.array(~stays)), f"not {config.where}")
             yield scored.filter(pa.array(stays))
+    context.count(CPU, time.process_time() - began)
 
 
 def score_batch(
-    batch: pa.RecordBatch, config: ClassifyConfig, scorers: Sequence[Scorer] = ()
-) -> pa.RecordBatch:
-    """Add entries to `scores` and set `language`."""
+    batch: pa.RecordBatch,
+    config: ClassifyConfig,
+    scorers: Sequence[Scorer] = (),
+    first: bool = True,
+) -> tuple[pa.RecordBatch, dict[str, np.ndarray]]:
+    """(the batch with new entries in `scores` and its `language` set, those entries by name).
+
+    In the `first` batch of a shard a score that a decision needs must be there: UsageError.
+    """
     new: dict[str, np.ndarray] = {}
     if config.quality:
         found, new = _measure(batch.column("text"))
@@ -88,9 +111,14 @@ def score_batch(
         batch = put_column(batch, "language", names)
     for scorer in scorers:
         new |= score_column(scorer, batch.column("text"))
+    for one in config.decisions:
+        values = new.get(one.score)
+        if values is None:
+            values = values_of(batch, one.score, "--calibration", first)
+        new |= one.apply(np.asarray(values, float), batch.column("language"))
     if not new:
-        return batch
-    return put_column(batch, "scores", with_scores(batch.column("scores"), new))
+        return batch, new
+    return put_column(batch, "scores", with_scores(batch.column("scores"), new)), new
 
 
 def _measure(column: pa.Array) -> tuple[np.ndarray, dict[str, np.ndarray]]:

@@ -2,9 +2,10 @@
 
 Grammar (a subset of Python expressions): and, or, not; == != < <= > >=, chained; `x in ('a','b')`,
 `'word' in text`; `x is None`; + - * /; len(column); numbers, strings, True, False, None; a name is
-a column, else a score; `scores["a name"]` is a score, null in rows that lack it. A row is kept
-when the expression is true; null (a missing value in a comparison) does not keep it. Everything
-else in a syntax tree is refused, so an expression can neither call nor reach anything.
+a column, else a score, true where it is not 0; `scores["a name"]` is a score, null in rows that
+lack it. A row is kept when the expression is true; null (a missing value in a comparison) does not
+keep it. Everything else in a syntax tree is refused, so an expression can neither call nor reach
+anything.
 """
 
 import ast
@@ -134,14 +135,16 @@ class _Evaluation:
 
     def _boolop(self, node: ast.BoolOp) -> Any:
         join = pc.and_kleene if isinstance(node.op, ast.And) else pc.or_kleene
-        result = self.value(node.values[0])
+        result = self.value(node.values[0]).cast(pa.bool_())
         for other in node.values[1:]:
-            result = join(result, self.value(other))
+            result = join(result, self.value(other).cast(pa.bool_()))
         return result
 
     def _unaryop(self, node: ast.UnaryOp) -> Any:
         value = self.value(node.operand)
-        return pc.invert(value) if isinstance(node.op, ast.Not) else pc.negate(value)
+        return (
+            pc.invert(value.cast(pa.bool_())) if isinstance(node.op, ast.Not) else pc.negate(value)
+        )
 
     def _binop(self, node: ast.BinOp) -> Any:
         left, right = self.value(node.left), self.value(node.right)

@@ -2,11 +2,13 @@
 
 import json
 import os
+import random
 import subprocess
 import sys
 from pathlib import Path
 
 import pyarrow as pa
+import pyarrow.compute
 import pyarrow.parquet as pq
 import pytest
 
@@ -114,9 +116,80 @@ def test_train_then_predict(world: Path, tmp_path: Path) -> None:
     assert set(kept[0]["scores"]) == {"ham", "spam"} and kept[0]["language"] is None
 
 
+@pytest.fixture(scope="module")
+def scored(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A score with noise around a label, in two languages that need different thresholds."""
+    draw = random.Random(1)
+    rows = []
+    for i in range(1200):
+        language, kind = "pt" if i % 2 else "en", i % 3 == 0
+        value = (0.75 if kind else 0.4) - 0.2 * (language == "pt") + draw.gauss(0, 0.08)
+        rows.append({"id": f"d{i}", "text": f"text {i}", "language": language, "edu": value,
+                     "kind": "edu" if kind else "no"})  # fmt: skip
+    root = tmp_path_factory.mktemp("scored")
+    pq.write_table(pa.Table.from_pylist(rows), root / "scored.parquet")
+    return root / "scored.parquet"
+
+
+def test_threshold_then_calibration(scored: Path, tmp_path: Path) -> None:
+    decision = tmp_path / "edu.json"
+    done = classify("threshold", scored, "--score", "edu", "--label", "kind", "--precision", "95%",
+                    "-o", decision, check=True)  # fmt: skip
+    assert b"calibration:" in done.stdout and b"pt" in done.stdout
+    report = json.loads(decision.read_text())
+    limits = report["thresholds"]
+    assert limits["pt"] + 0.1 < limits["other"] < limits["en"] + 0.1
+    assert report["languages"]["en"]["precision"] >= 0.95
+    assert report["expected_calibration_error"] < 0.05
+    line = [scored, "--no-quality", "--calibration", decision, "--where", "edu_ok and edu > 0"]
+    told = classify(*line, "--price-per-hour", "$0.05", "--to", "jsonl", "--stats",
+                    tmp_path / "s.json", check=True)  # fmt: skip
+    kept = rows_of(told)
+    right = [row["kind"] == "edu" for row in kept]
+    assert sum(right) >= 0.95 * len(right) and sum(right) > 300
+    assert all(0 <= row["scores"]["edu_probability"] <= 1 for row in kept)
+    assert b"edu_probability 0 " in told.stderr
+    figures = json.loads((tmp_path / "s.json").read_text())["counters"]
+    assert figures["usd per 1e9"] == pytest.approx(0.05 * figures["cpu hours per 1e9"])
+    assert figures["share kept"] == len(kept) / 1200
+    assert sum(v for k, v in figures.items() if k.startswith("edu_ok[")) == 1200
+
+
+def test_drift(scored: Path, tmp_path: Path) -> None:
+    table = pq.read_table(scored)
+    moved = pa.compute.add(table["edu"], 0.1)
+    pq.write_table(table.set_column(3, "edu", moved), tmp_path / "later.parquet")
+    done = classify("drift", scored, tmp_path / "later.parquet", "--score", "edu", "--json")
+    (row,) = json.loads(done.stdout)
+    assert row["verdict"] == "much" and row["ks"] > 0.15
+    same = classify("drift", scored, scored, "--score", "edu", check=True)
+    assert b"none" in same.stdout
+    alone = classify("drift", scored)
+    assert alone.returncode == 2 and b"expected two" in alone.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "hint"),
+    [
+        (["--label", "kind"], 2, b"no --score"),
+        (["--score", "edu"], 2, b"no --label"),
+        (["--score", "nope", "--label", "kind"], 2, b"no row has a score 'nope'"),
+        (["--score", "edu", "--label", "edu"], 2, b"--positive"),
+        (["--score", "edu", "--positive", "edu > 9"], 65, b"0 of them positive"),
+        (["--score", "edu", "--label", "kind", "--precision", "1", "--sure"], 3, b"surely"),
+        (["--score", "edu", "--label", "kind", "--precision", ".9", "--recall", ".9"], 2, b"both"),
+    ],
+)
+def test_refusals_of_threshold(scored: Path, words: list[str], code: int, hint: bytes) -> None:
+    refused = classify("threshold", scored, *words)
+    assert refused.returncode == code and hint in refused.stderr and not refused.stdout
+    assert len(refused.stderr.splitlines()) == 1
+
+
 @pytest.mark.parametrize(
     ("words", "hint"),
     [
+        (["--calibration", "none.json"], b"No such file"),
         (["--where", "open('x')"], b"not allowed"),
         (["--where", "qualty > 1"], b"neither a column nor a score"),
         (["--where", "text > 1"], b"cannot be computed"),

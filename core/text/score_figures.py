@@ -1,0 +1,67 @@
+"""What a run of `classify` says of itself: how scores are spread, what is kept, what it costs.
+
+Each score is counted in bins as counters `NAME[LOW]`, which add up over workers: twenty bins of
+0.05 over [0, 1], then one for each power of two, and one for what is below 0. The cost is CPU time
+of this process, reading and writing included, over the documents read, told for 10^9 of them.
+"""
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from sabia.core import notes
+from sabia.core.shards.mapping import ShardContext
+from sabia.core.shards.summary import Summary
+from sabia.core.text.plain_table import sparkline
+
+UNIT = 20  # bins over [0, 1]
+EDGES = np.array([-np.inf, *(i / UNIT for i in range(UNIT)), *(2.0**i for i in range(41))])
+CPU = "cpu seconds"
+_BILLION = 1e9
+
+
+def count_scores(context: ShardContext, scores: Mapping[str, np.ndarray]) -> None:
+    """Add a batch's scores, float[n] by name, to the counters of its shard; NaN is left out."""
+    for name, values in scores.items():
+        there = values[~np.isnan(values)]
+        exact = np.where(there == 1, 1 - 1e-9, there)  # 1 closes the last bin of the unit interval
+        bins = np.bincount(np.searchsorted(EDGES, exact, "right") - 1, minlength=len(EDGES))
+        for place in np.flatnonzero(bins).tolist():
+            context.count(f"{name}[{EDGES[place]:g}]", int(bins[place]))
+
+
+def histogram(summary: Summary, name: str) -> np.ndarray:
+    """int[len(EDGES)] of one score."""
+    found = (summary.counters.get(f"{name}[{low:g}]", 0) for low in EDGES)
+    return np.fromiter(found, float, len(EDGES))
+
+
+def conclude(summary: Summary, shown: Sequence[str], price: float = 0.0) -> None:
+    """Say how the shown scores are spread and what was kept, and add the cost to the summary.
+
+    price: US dollars for an hour of one core; 0 tells no money.
+    """
+    for name in shown:
+        bins = histogram(summary, name)
+        if bins.sum():
+            notes.note(f"{name} {_spread(bins)}")
+    spent = summary.counters.get(CPU, 0)
+    if not summary.rows_in or not spent:
+        return
+    hours = spent / summary.rows_in * _BILLION / 3600
+    summary.counters["cpu hours per 1e9"] = hours
+    summary.counters["docs per second"] = summary.rows_in / max(summary.seconds, 1e-9)
+    summary.counters["share kept"] = summary.rows_out / summary.rows_in
+    if price:
+        summary.counters["usd per 1e9"] = hours * price
+
+
+def _spread(bins: np.ndarray) -> str:
+    """A sparkline over [0, 1] where all values are there, else over the bins in use."""
+    inside = bins[1 : UNIT + 1]
+    if inside.sum() == bins.sum():
+        return f"0 {sparkline(inside.tolist())} 1"
+    used = np.flatnonzero(bins)
+    low, high = int(used[0]), int(used[-1])
+    top = EDGES[high + 1] if high + 1 < len(EDGES) else np.inf
+    return f"{EDGES[low]:g} {sparkline(bins[low : high + 1].tolist())} {top:g}"

@@ -1,0 +1,102 @@
+"""Where to cut a score: at a wanted precision, at a wanted recall, or where F1 is best.
+
+A document passes when its score is at least the threshold, which lies halfway between two scores
+that occur. Of all thresholds that reach a wanted precision the one with the highest recall is
+taken, and the other way round. Shares come with Wilson's score interval (Wilson 1927): with z the
+normal quantile, n trials and share p, (p + z²/2n ± z sqrt(p(1-p)/n + z²/4n²)) / (1 + z²/n).
+"""
+
+from dataclasses import dataclass
+from statistics import NormalDist
+
+import numpy as np
+
+CONFIDENCE = 0.95
+
+
+@dataclass(frozen=True)
+class Target:
+    """A wanted precision or recall (0: not wanted; neither: best F1); sure: the lower end of the
+    interval must reach it, not just the estimate."""
+
+    precision: float = 0.0
+    recall: float = 0.0
+    sure: bool = False
+
+
+@dataclass(frozen=True)
+class Cut:
+    """A threshold and what it does to the documents that it was chosen on; no threshold (None)
+    where none reaches the target: then nothing passes."""
+
+    threshold: float | None
+    documents: int
+    positives: int
+    passing: int
+    precision: float
+    precision_interval: tuple[float, float]
+    recall: float
+    recall_interval: tuple[float, float]
+    f1: float
+
+
+def wilson(successes: np.ndarray, trials: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """(low, high) float64[n] of successes[n] out of trials[n]; (0, 1) without trials."""
+    z = NormalDist().inv_cdf(0.5 + CONFIDENCE / 2)
+    n = np.maximum(np.asarray(trials, float), 1)
+    share = np.asarray(successes, float) / n
+    middle, half = (
+        share + z * z / (2 * n),
+        z * np.sqrt(share * (1 - share) / n + (z / (2 * n)) ** 2),
+    )
+    low, high = (middle - half) / (1 + z * z / n), (middle + half) / (1 + z * z / n)
+    none = np.asarray(trials) == 0
+    return np.where(none, 0.0, np.clip(low, 0, 1)), np.where(none, 1.0, np.clip(high, 0, 1))
+
+
+def choose(scores: np.ndarray, truth: np.ndarray, target: Target) -> Cut:
+    """The threshold for scores[n] of documents whose truth is bool[n]."""
+    order = np.argsort(-scores, kind="stable")
+    ordered, positives = scores[order], int(truth.sum())
+    last = np.flatnonzero(np.append(ordered[1:] != ordered[:-1], True))  # of equal scores
+    right, passing = np.cumsum(truth[order])[last], last + 1
+    place = _place(right, passing, positives, target)
+    if place is None:
+        return _cut(None, len(scores), positives, 0, 0)
+    at = last[place]
+    below = ordered[at + 1] if at + 1 < len(ordered) else ordered[at]
+    threshold = (float(ordered[at]) + float(below)) / 2
+    return _cut(threshold, len(scores), positives, int(right[place]), int(passing[place]))
+
+
+def _place(right: np.ndarray, passing: np.ndarray, positives: int, target: Target) -> int | None:
+    """Which of the candidate thresholds, from the highest down; None where none will do."""
+    if not positives:
+        return None
+    if target.precision:
+        share = wilson(right, passing)[0] if target.sure else right / passing
+        reach = np.flatnonzero((share >= target.precision) & (right > 0))
+        return int(reach[-1]) if len(reach) else None
+    if target.recall:
+        whole = np.full(len(right), positives)
+        share = wilson(right, whole)[0] if target.sure else right / positives
+        reach = np.flatnonzero(share >= target.recall)
+        return int(reach[0]) if len(reach) else None
+    return int(np.argmax(2 * right / (passing + positives)))
+
+
+def _cut(threshold: float | None, documents: int, positives: int, right: int, passing: int) -> Cut:
+    counts = np.array([right, right]), np.array([passing, positives])
+    low, high = wilson(*counts)
+    precision, recall = (r / n if n else float("nan") for r, n in zip(*counts, strict=True))
+    f1 = 2 * right / (passing + positives) if passing + positives else float("nan")
+    return Cut(threshold, documents, positives, passing, float(precision),
+               (float(low[0]), float(high[0])), float(recall), (float(low[1]), float(high[1])),
+               f1)  # fmt: skip
+
+
+def measure(scores: np.ndarray, truth: np.ndarray, threshold: float | None) -> Cut:
+    """What a given threshold does to these documents."""
+    passes = np.zeros(len(scores), bool) if threshold is None else scores >= threshold
+    right = int((passes & truth).sum())
+    return _cut(threshold, len(scores), int(truth.sum()), right, int(passes.sum()))

@@ -1,0 +1,208 @@
+"""`classify threshold`: from rows with a score and a label to thresholds and a calibration.
+
+Rows need a score (an entry of `scores`, or a column of numbers) and the truth: an expression, a
+column of true and false, or a column of labels of which one is the score's name. Rows without one
+of them are left out and counted. A language with enough rows gets a threshold of its own.
+"""
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from sabia.core import notes, stop
+from sabia.core.errors import BadData, Infeasible, UsageError
+from sabia.core.shards.atomic import write_atomic
+from sabia.core.shards.inputs import open_inputs
+from sabia.core.shards.job import Job
+from sabia.core.shards.sources import Source
+from sabia.core.text import calibration
+from sabia.core.text.decision import OTHER, values_of
+from sabia.core.text.plain_table import plain, table
+from sabia.core.text.predicate import Predicate
+from sabia.core.text.threshold import Cut, Target, choose
+
+LEAST = 10  # rows in all, without which nothing can be said
+LEAST_OF_A_KIND = 10  # positives, and negatives, that a threshold of a language's own needs
+
+
+@dataclass(frozen=True)
+class ThresholdConfig:
+    """score: its name; label: column with the truth; positive: an expression instead; target: what
+    to reach; least: rows that a language needs for a threshold of its own (0: none gets one)."""
+
+    score: str
+    label: str = ""
+    positive: str = ""
+    target: Target = field(default_factory=Target)
+    least: int = 200
+
+
+@dataclass(frozen=True)
+class _Rows:
+    """scores float64[n], truth bool[n], languages object[n], and how many were left out."""
+
+    scores: np.ndarray
+    truth: np.ndarray
+    languages: np.ndarray
+    left_out: int
+
+
+def run(job: Job, config: ThresholdConfig) -> None:
+    """Print a report, and write the decision to -o. Raises UsageError, BadData, Infeasible."""
+    _check(config)
+    if not job.to_stdout and job.to_file:
+        raise UsageError("-o: expected a name such as edu.json, not Parquet")
+    sources = open_inputs(job, "document")
+    if job.dry_run:
+        print(f"choose a threshold of {config.score} from {len(sources)} shards")
+        return
+    report = decide(_read(sources, config), config, job.seed)
+    text = json.dumps(plain(report), ensure_ascii=False) + "\n"
+    if not job.to_stdout:
+        write_atomic(str(job.out), text)
+    print(text if job.json else _readable(report), end="")
+    if not job.to_stdout:
+        notes.note(f"apply it: sabia classify … --calibration {job.out} --where {config.score}_ok")
+
+
+def _check(config: ThresholdConfig) -> None:
+    target = config.target
+    if not config.score:
+        raise UsageError("no --score NAME (expected the score to cut)")
+    if not (config.label or config.positive):
+        raise UsageError("no --label COLUMN and no --positive EXPRESSION (expected the truth)")
+    if target.precision and target.recall:
+        raise UsageError("--precision and --recall both given (expected one, or none: best F1)")
+    if target.sure and not (target.precision or target.recall):
+        raise UsageError("--sure needs --precision or --recall")
+
+
+def decide(rows: _Rows, config: ThresholdConfig, seed: int) -> dict[str, Any]:
+    """The report, which is the content of the file. Raises BadData, Infeasible."""
+    count, positives = len(rows.scores), int(rows.truth.sum())
+    if count < LEAST or positives in (0, count):
+        raise BadData(
+            f"{count} rows with score and label, {positives} of them positive"
+            f" (expected {LEAST} or more, of both kinds)"
+        )
+    overall = choose(rows.scores, rows.truth, config.target)
+    if overall.threshold is None:
+        raise Infeasible(f"no threshold of {config.score} reaches {_said(config.target)}")
+    cuts = _by_language(rows, config)
+    fitted, crossed = calibration.fit(rows.scores, rows.truth, seed)
+    bins = calibration.reliability(crossed, rows.truth)
+    thresholds = {OTHER: overall.threshold} | {name: cut.threshold for name, cut in cuts.items()}
+    return {
+        "score": config.score, "target": asdict(config.target), "thresholds": thresholds,
+        "calibration": asdict(fitted), "rows": count, "left_out": rows.left_out,
+        "overall": asdict(overall), "languages": {k: asdict(cut) for k, cut in cuts.items()},
+        "expected_calibration_error": calibration.expected_error(bins),
+        "expected_calibration_error_before": _raw_error(rows),
+        "brier": calibration.brier(crossed, rows.truth),
+        "reliability": [asdict(row) for row in bins],
+    }  # fmt: skip
+
+
+def _raw_error(rows: _Rows) -> float | None:
+    """Of the score itself, where it can be taken for a probability."""
+    if rows.scores.min() < 0 or rows.scores.max() > 1:
+        return None
+    return calibration.expected_error(calibration.reliability(rows.scores, rows.truth))
+
+
+def _by_language(rows: _Rows, config: ThresholdConfig) -> dict[str, Cut]:
+    cuts = {}
+    names, counts = np.unique(rows.languages.astype(str), return_counts=True)
+    for name, count in zip(names.tolist(), counts.tolist(), strict=True):
+        here = rows.languages == name
+        truth = rows.truth[here]
+        kinds = min(int(truth.sum()), int((~truth).sum()))
+        if not config.least or count < config.least or kinds < LEAST_OF_A_KIND:
+            continue
+        cuts[name] = choose(rows.scores[here], truth, config.target)
+        if cuts[name].threshold is None:
+            notes.warn(f"{name}: no threshold reaches {_said(config.target)}; nothing will pass")
+    return cuts
+
+
+def _said(target: Target) -> str:
+    kind, value = ("precision", target.precision) if target.precision else ("recall", target.recall)
+    return f"{kind} {value:g}{' surely' if target.sure else ''}"
+
+
+def _read(sources: Sequence[Source], config: ThresholdConfig) -> _Rows:
+    parts, total = list(_parts(sources, config)), 0
+    scores = np.concatenate([part[0] for part in parts] or [np.empty(0)])
+    truth = np.concatenate([part[1] for part in parts] or [np.empty(0, bool)])
+    languages = np.concatenate([part[2] for part in parts] or [np.empty(0, object)])
+    total = sum(part[3] for part in parts)
+    return _Rows(scores, truth.astype(bool), languages, total - len(scores))
+
+
+def _parts(
+    sources: Sequence[Source], config: ThresholdConfig
+) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray, int]]:
+    """(scores, truth, languages, rows read) of each batch, without rows that lack one of them."""
+    for source in sources:
+        for number, batch in enumerate(source.batches()):
+            stop.check()
+            values = values_of(batch, config.score, "--score", number == 0)
+            truth = np.array(truth_of(batch, config, source.name).to_pylist(), object)
+            there = ~np.isnan(values) & (truth != None)  # noqa: E711 - elementwise
+            language = pc.fill_null(batch.column("language"), "und")
+            names = np.array(language.to_pylist(), object)
+            yield values[there], truth[there].astype(bool), names[there], batch.num_rows
+
+
+def truth_of(batch: pa.RecordBatch, config: ThresholdConfig, where: str) -> pa.Array:
+    """bool[n], null where unknown."""
+    given = None
+    if config.label:
+        if config.label not in batch.schema.names:
+            known = ", ".join(batch.schema.names)
+            raise UsageError(f"--label: no column {config.label!r} in {where} (there are {known})")
+        given = batch.column(config.label)
+    if config.positive:
+        rule = Predicate(config.positive, "--positive")
+        rule.check_names(batch, where)
+        holds = pa.array(rule.evaluate(batch))
+        return holds if given is None else pc.if_else(pc.is_valid(given), holds, None)
+    assert given is not None
+    if pa.types.is_boolean(given.type):
+        return given
+    if pa.types.is_string(given.type):
+        return pc.equal(pc.replace_substring_regex(given, r"\s+", "_"), config.score)
+    raise UsageError(
+        f"--label: column {config.label!r} is {given.type} (expected labels, or true and false);"
+        " give --positive EXPRESSION"
+    )
+
+
+def _readable(report: dict[str, Any]) -> str:
+    cuts = {"all": report["overall"]} | report["languages"]
+    found = table(
+        ("language", "rows", "positive", "threshold", "passing", "precision [95 %]",
+         "recall [95 %]", "F1"),
+        [(name, cut["documents"], cut["positives"], cut["threshold"], cut["passing"],
+          _share(cut, "precision"), _share(cut, "recall"), cut["f1"])
+         for name, cut in cuts.items()],
+    )  # fmt: skip
+    bins = table(
+        ("probability", "rows", "mean", "positive"),
+        [(f"{row['low']:.1f}–{row['high']:.1f}", row["documents"], row["mean"], row["positives"])
+         for row in report["reliability"]],
+    )  # fmt: skip
+    before = report["expected_calibration_error_before"]
+    error = f"expected calibration error {report['expected_calibration_error']:.4f}"
+    error += "" if before is None else f" (of the score itself {before:.4f})"
+    return f"{found}\ncalibration: {report['calibration']['method']}, {error}\n{bins}"
+
+
+def _share(cut: dict[str, Any], name: str) -> str:
+    low, high = cut[f"{name}_interval"]
+    return f"{cut[name]:.3f} [{low:.3f}, {high:.3f}]"

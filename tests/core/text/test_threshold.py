@@ -1,0 +1,148 @@
+"""Thresholds, calibration and drift, beside brute force and plain formulas."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from sabia.core.bench.statistics import wilson as one_wilson
+from sabia.core.errors import BadData, UsageError
+from sabia.core.text import calibration, drift
+from sabia.core.text.decision import read_decision
+from sabia.core.text.plain_table import plain, sparkline, table
+from sabia.core.text.threshold import Target, choose, measure, wilson
+
+
+def data(seed: int, n: int = 300, ties: bool = False) -> tuple[np.ndarray, np.ndarray]:
+    draw = np.random.default_rng(seed)
+    truth = draw.random(n) < 0.4
+    scores = 1 / (1 + np.exp(-(draw.normal(size=n) * 1.5 + 2 * truth - 1)))
+    return (scores.round(1) if ties else scores), truth
+
+
+def test_wilson_is_that_of_the_statistics() -> None:
+    low, high = wilson(np.array([0, 3, 50, 7]), np.array([5, 3, 80, 900]))
+    for i, (k, n) in enumerate([(0, 5), (3, 3), (50, 80), (7, 900)]):
+        found = one_wilson(k, n)
+        assert (low[i], high[i]) == pytest.approx((found.low, found.high), abs=1e-9)
+    assert [float(x[0]) for x in wilson(np.array([0]), np.array([0]))] == [0, 1]
+
+
+@pytest.mark.parametrize("ties", [False, True])
+@pytest.mark.parametrize("target", [Target(), Target(precision=0.8), Target(recall=0.9),
+                                    Target(precision=0.7, sure=True)], ids=str)  # fmt: skip
+def test_choice_is_the_best_of_all_thresholds(target: Target, ties: bool) -> None:
+    for seed in range(5):
+        scores, truth = data(seed, ties=ties)
+        found = choose(scores, truth, target)
+        every = [measure(scores, truth, float(t)) for t in np.unique(scores)]
+        if target.precision:
+            reach = [cut for cut in every if target.precision <=
+                     (cut.precision_interval[0] if target.sure else cut.precision)]  # fmt: skip
+            assert (found.threshold is None) == (not reach)
+            if not reach:
+                continue
+            assert found.recall == max(cut.recall for cut in reach)
+        elif target.recall:
+            assert found.recall >= 0.9
+            assert found.passing == min(cut.passing for cut in every if cut.recall >= 0.9)
+        else:
+            assert found.f1 == max(cut.f1 for cut in every)
+        again = measure(scores, truth, found.threshold)
+        assert again == found  # halfway between two scores, the same rows pass
+
+
+def test_no_threshold_will_do() -> None:
+    scores, truth = np.array([0.1, 0.9, 0.5]), np.array([True, False, False])
+    cut = choose(scores, truth, Target(precision=0.9))
+    assert cut.threshold is None and cut.passing == 0 and np.isnan(cut.precision)
+    assert choose(scores, np.zeros(3, bool), Target()).threshold is None
+
+
+def test_isotonic_is_the_min_max_formula() -> None:
+    for seed in range(4):
+        scores, truth = data(seed, 40, ties=seed % 2 == 1)
+        values = np.unique(scores)
+        mean = {(a, b): truth[(scores >= a) & (scores <= b)].mean()
+                for a in values for b in values if a <= b}  # fmt: skip
+        expected = [
+            max(min(mean[a, b] for b in values if b >= v) for a in values if a <= v) for v in values
+        ]
+        found = calibration.fit_one("isotonic", scores, truth).probabilities(values)
+        assert found == pytest.approx(expected)
+
+
+def test_platt_stands_at_the_top_of_its_likelihood() -> None:
+    scores, truth = data(2)
+    found = calibration.fit_one("platt", scores, truth)
+    target = np.where(truth, (truth.sum() + 1) / (truth.sum() + 2), 1 / ((~truth).sum() + 2))
+
+    def loss(a: float, b: float) -> float:
+        p = calibration.Calibration("platt", (a,), (b,), True).probabilities(scores)
+        return float(-(target * np.log(p) + (1 - target) * np.log(1 - p)).sum())
+
+    (a,), (b,) = found.x, found.y
+    assert found.logit
+    assert all(loss(a + da, b + db) > loss(a, b) for da, db in
+               [(1e-3, 0), (-1e-3, 0), (0, 1e-3), (0, -1e-3)])  # fmt: skip
+
+
+def test_calibration_mends_scores_that_lie() -> None:
+    draw = np.random.default_rng(0)
+    chance = draw.random(4000)
+    truth = draw.random(4000) < chance
+    lying = chance**3
+    fitted, crossed = calibration.fit(lying, truth, 0)
+    before = calibration.expected_error(calibration.reliability(lying, truth))
+    after = calibration.expected_error(calibration.reliability(crossed, truth))
+    assert before > 0.1 > 0.04 > after
+    assert np.abs(fitted.probabilities(lying) - chance).mean() < 0.04
+    again = calibration.from_json(json.loads(json.dumps(vars(fitted))))
+    assert np.array_equal(again.probabilities(lying), fitted.probabilities(lying))
+    far, _ = calibration.fit(chance * 300 - 150, truth, 0)  # no probability, large numbers
+    assert np.isfinite(far.probabilities(np.array([-1e9, 0, 1e9]))).all()
+
+
+def test_decision_goes_by_language(tmp_path: Path) -> None:
+    path = tmp_path / "d.json"
+    knots = {"method": "isotonic", "x": [0, 1], "y": [0.2, 0.8], "logit": False}
+    limits = {"other": 0.5, "pt": 0.3, "de": None}
+    path.write_text(json.dumps({"score": "s", "thresholds": limits, "calibration": knots}))
+    values = np.array([0.4, 0.4, 0.9, 0.5, np.nan])
+    given = read_decision(str(path)).apply(values, pa.array(["pt", "en", "de", None, "pt"]))
+    assert np.array_equal(given["s_ok"], [1, 0, 0, 1, np.nan], equal_nan=True)
+    assert given["s_probability"][:4] == pytest.approx([0.44, 0.44, 0.74, 0.5])
+    for content in ("", "{}", "[]", '{"score": "s", "thresholds": {}}'):
+        path.write_text(content)
+        with pytest.raises(BadData, match="not a file of"):
+            read_decision(str(path))
+    with pytest.raises(UsageError, match="No such file"):
+        read_decision(str(tmp_path / "none"))
+
+
+def test_drift_figures() -> None:
+    draw = np.random.default_rng(1)
+    a, b = draw.normal(size=20_000), draw.normal(0.7, 1.2, size=15_000)
+    row = drift.compare("x", drift.counts(a), drift.counts(b))
+    both = np.sort(np.concatenate([a, b]))
+    exact = np.abs(np.searchsorted(np.sort(a), both, "right") / len(a)
+                   - np.searchsorted(np.sort(b), both, "right") / len(b)).max()  # fmt: skip
+    assert row.ks == pytest.approx(exact, abs=0.005)
+    edges = np.quantile(a, np.arange(1, 10) / 10)
+    p, q = (np.bincount(np.searchsorted(edges, x), minlength=10) / len(x) for x in (a, b))
+    assert row.psi == pytest.approx(((q - p) * np.log(q / p)).sum(), abs=0.02)
+    assert row.verdict == "much" and (row.mean_before, row.mean_after) == pytest.approx(
+        (a.mean(), b.mean())
+    )
+    assert drift.compare("x", drift.counts(a), drift.counts(a)).verdict == "none"
+    constant = drift.counts(np.full(10, 0.0))
+    assert drift.compare("x", constant, drift.counts(np.full(10, -0.0))).psi == 0
+
+
+def test_small_reports() -> None:
+    assert table(("a", "b"), [("x", 1234), ("yy", None)]).splitlines() == [
+        "a       b", "x   1,234", "yy      –"]  # fmt: skip
+    assert sparkline([0, 1, 8]) == " ▂█"
+    assert plain({"a": [float("nan"), 1.0]}) == {"a": [None, 1.0]}
