@@ -13,6 +13,7 @@ sabia crawl seeds.txt --contact me@example.org --budget 10k -o pages/
 sabia crawl seeds.txt --contact me@example.org --focus examples.txt -o pages/
 sabia crawl seeds.txt --contact me@example.org --classifier quality.bin --warc warc/ -o pages/
 sabia crawl seeds.txt --contact me@example.org --sitemaps robots --no-extract --warc warc/
+sabia crawl seeds.txt --replay warc/ --focus examples.txt --budget 2k --report focus.html -o try/
 sabia crawl archive.warc.gz my_folder/ | sabia classify -o kept/
 """,
 )
@@ -66,6 +67,12 @@ def crawl(
     revisit: Annotated[
         float | None, duration("Ask again, on conditions, for what was fetched so long ago.")
     ] = None,
+    replay: Annotated[
+        str, option("Crawl these WARC files instead of the network.", metavar="PATH,…")
+    ] = "",
+    report: Annotated[
+        str, option("Where the HTML report of a focus goes.", metavar="FILE.html")
+    ] = "",
     warc: Annotated[str, option("Keep what was fetched as WARC.", metavar="DIR")] = "",
     warc_size: Annotated[int, size("Begin a new WARC file at this size.")] = "1GB",  # type: ignore[assignment]
     no_extract: Annotated[
@@ -105,6 +112,7 @@ def crawl(
         budget=int(budget), delay_s=delay, per_host=per_host, concurrency=concurrency,
         host_pages=int(host_pages), workers=job.jobs, seed=job.seed, warc=warc, state=state,
         warc_bytes=warc_size, extract=not no_extract, revisit_s=revisit,
+        replay=tuple(filter(None, replay.split(","))), report=report,
         sitemaps=tuple(filter(None, sitemaps.split(","))),
         exclude=tuple(filter(None, exclude.split(","))), fetch=fetching, focus=steering,
         limits=Limits(depth=depth, queries=int(query_pages)),

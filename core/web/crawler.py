@@ -29,6 +29,7 @@ from sabia.core.web.focus import Judge, LinkJudge, link_words, worth_of
 from sabia.core.web.frontier import DONE, GONE, PENDING, SITEMAP, Entry, Frontier, Link, Visit
 from sabia.core.web.hosts import Hosts, RobotsCache
 from sabia.core.web.links import links_only
+from sabia.core.web.replayed import ReplayedWeb
 from sabia.core.web.robots import Rules
 from sabia.core.web.sandbox import Sandbox, Unextractable
 from sabia.core.web.settings import CrawlSettings
@@ -46,8 +47,10 @@ class Crawl:
     def __init__(
         self, settings: CrawlSettings, frontier: Frontier, judge: Judge | None,
         hosts_allowed: frozenset[str] | None, archive: Archive | None, bar: Bar,
+        web: ReplayedWeb | None = None,
     ) -> None:  # fmt: skip
         self.settings, self.frontier, self.judge = settings, frontier, judge
+        self.web = web  # stands for the network
         self.archive, self.bar = archive, bar
         self.counters: dict[str, float] = json.loads(frontier.fact("counters") or "{}")
         self.before = int(frontier.fact("before") or 0)  # pages fetched in earlier rounds
@@ -92,7 +95,7 @@ class Crawl:
         """Crawl until the budget is spent or nothing is left; raises Interrupted."""
         self._wake = asyncio.Event()
         try:
-            async with Fetcher(self.settings.fetch) as self.fetcher:
+            async with self.web or Fetcher(self.settings.fetch) as self.fetcher:
                 token = self.settings.fetch.agent.partition("/")[0]
                 self.robots = RobotsCache(self.frontier, self.fetcher, token)
                 try:
@@ -145,7 +148,7 @@ class Crawl:
         try:
             rest_s = await self._visited(entry)
         finally:
-            self.hosts.done(entry, rest_s)
+            self.hosts.done(entry, 0.0 if self.web else rest_s)
 
     async def _visited(self, entry: Entry) -> float:
         """All that is done with a URL; the seconds that its host is to rest."""
@@ -320,6 +323,7 @@ class Crawl:
         relevant = score is not None and score >= self.settings.focus.threshold
         if score is not None:
             self.count("relevant", float(relevant))
+            self.frontier.judged(self.fetched, score)
         said = found["text"].encode() if self.settings.extract else response.body
         self.expansion.tally_family(entry, float(self.frontier.first_time(_folded(said))))
         if self.settings.focus.order == "best":

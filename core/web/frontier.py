@@ -22,7 +22,7 @@ from sabia.core.web.urls import host_of, template_of
 
 PENDING, DONE, GONE = 0, 2, 3
 PAGE, SITEMAP = 0, 1
-_VERSION = 2
+_VERSION = 3
 _KNOWN_URLS = 500_000  # so many are remembered in memory, to ask the file less often
 _ENTRY = "number,url,host,depth,hops,tries,worth,anchor,via,kind"
 _SCHEMA = """
@@ -37,6 +37,7 @@ CREATE TABLE IF NOT EXISTS visits (
   digest TEXT NOT NULL, record TEXT NOT NULL, date TEXT NOT NULL);
 CREATE TABLE IF NOT EXISTS documents (
   place INTEGER PRIMARY KEY, number INTEGER UNIQUE NOT NULL, body BLOB NOT NULL);
+CREATE TABLE IF NOT EXISTS judged (place INTEGER PRIMARY KEY, score REAL NOT NULL);
 CREATE TABLE IF NOT EXISTS figures (
   kind TEXT NOT NULL, name TEXT NOT NULL, tried REAL NOT NULL, good REAL NOT NULL,
   PRIMARY KEY (kind, name)) WITHOUT ROWID;
@@ -319,6 +320,14 @@ class Frontier:
         self.db.execute(
             "INSERT OR REPLACE INTO documents VALUES (?,?,?)", (place, entry.number, packed)
         )
+
+    def judged(self, place: int, score: float) -> None:
+        """Remember what the page fetched as number `place` scored."""
+        self.db.execute("INSERT OR REPLACE INTO judged VALUES (?, ?)", (place, score))
+
+    def scores(self) -> list[float]:
+        """Scores of the pages judged, in the order in which they were fetched."""
+        return [row[0] for row in self.db.execute("SELECT score FROM judged ORDER BY place")]
 
     def drop_document(self, entry: Entry) -> None:
         """The page has no document any more."""

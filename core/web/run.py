@@ -32,7 +32,9 @@ from sabia.core.web.archive import Archive, Position
 from sabia.core.web.crawler import PASSING, Crawl
 from sabia.core.web.focus import make_judge
 from sabia.core.web.frontier import Frontier
+from sabia.core.web.harvest import offline, say_curve, write_report
 from sabia.core.web.replay import run_replay
+from sabia.core.web.replayed import ReplayedWeb
 from sabia.core.web.settings import CrawlSettings
 from sabia.core.web.sources import Inputs, open_crawl_inputs
 from sabia.core.web.urls import host_of
@@ -48,7 +50,8 @@ def run(job: Job, settings: CrawlSettings, stay: bool) -> Summary:
     if inputs.sources:
         network = {"--warc": settings.warc, "--state": settings.state,
                    "--sitemaps": settings.sitemaps, "--no-extract": not settings.extract,
-                   "--revisit": settings.revisit_s is not None}  # fmt: skip
+                   "--revisit": settings.revisit_s is not None, "--replay": settings.replay,
+                   "--report": settings.report}  # fmt: skip
         given = ", ".join(name for name, value in network.items() if value)
         if given:
             raise UsageError(f"{given}: belongs to a crawl of the network (expected URLs)")
@@ -64,7 +67,11 @@ def run(job: Job, settings: CrawlSettings, stay: bool) -> Summary:
 def _check(job: Job, settings: CrawlSettings) -> None:
     if job.shard or slurm_slice():
         raise UsageError("a crawl of the network has one frontier and takes no slice; run it once")
-    if not settings.fetch.agent.partition("(+")[2]:
+    if settings.report and not (settings.focus.words or settings.focus.classifier):
+        raise UsageError("--report shows how a focus did; it needs --focus or --classifier")
+    if settings.replay:
+        _check_replay(settings)
+    elif not settings.fetch.agent.partition("(+")[2]:
         raise UsageError(
             "--contact: missing (expected an e-mail address or URL, which site owners can see)"
         )
@@ -73,6 +80,11 @@ def _check(job: Job, settings: CrawlSettings) -> None:
     steered = settings.focus.words or settings.focus.classifier
     if settings.focus.order == "best" and not steered:
         raise UsageError("--order best needs --focus or --classifier to know what is better")
+
+
+def _check_replay(settings: CrawlSettings) -> None:
+    if settings.warc or not settings.extract or settings.revisit_s is not None:
+        raise UsageError("--warc, --no-extract, --revisit: there is nothing to fetch with --replay")
 
 
 def _check_unread(job: Job, settings: CrawlSettings) -> None:
@@ -87,6 +99,8 @@ def _check_unread(job: Job, settings: CrawlSettings) -> None:
 def _crawl(job: Job, settings: CrawlSettings, inputs: Inputs, stay: bool) -> Summary:
     started = time.monotonic()
     judge = make_judge(settings.focus)
+    settings = offline(settings, settings.replay) if settings.replay else settings
+    web = ReplayedWeb(settings.replay, settings.fetch) if settings.replay else None
     hosts = frozenset(host_of(url) for url in inputs.seeds) if stay else None
     with _state(job, settings) as folder, contextlib.closing(Frontier(folder)) as frontier:
         frontier.belongs_to(_identity(job, settings, inputs, stay))
@@ -95,7 +109,7 @@ def _crawl(job: Job, settings: CrawlSettings, inputs: Inputs, stay: bool) -> Sum
             _archive(settings, frontier) as kept,
             progress(settings.budget, "crawl", "pages") as bar,
         ):
-            crawl = Crawl(settings, frontier, judge, hosts, kept, bar)
+            crawl = Crawl(settings, frontier, judge, hosts, kept, bar, web)
             bar.advance(crawl.fetched - crawl.before)
             crawl.add_seeds(inputs.seeds)
             asyncio.run(crawl.run())
@@ -107,7 +121,11 @@ def _crawl(job: Job, settings: CrawlSettings, inputs: Inputs, stay: bool) -> Sum
         if settings.extract:
             _write(job, frontier)
         following = _next(frontier, settings, crawl.left)
+        scores = frontier.scores()
     if judge:
+        say_curve(scores, settings.focus.threshold)
+        if settings.report:
+            write_report(settings, inputs.seeds, hosts, judge, scores, web)
         summary.counters["harvest_rate"] = round(crawl.harvest(), 4)
     summary.seconds = time.monotonic() - started
     summary.report(job, following)
@@ -171,7 +189,8 @@ def _identity(job: Job, settings: CrawlSettings, inputs: Inputs, stay: bool) -> 
     steering = asdict(settings.focus)
     seeds = hashlib.blake2b("\n".join(inputs.seeds).encode(), digest_size=16).hexdigest()
     return {"seeds": seeds, "steering": steering, "seed": job.seed, "stay": stay,
-            "warc": settings.warc, "extract": settings.extract}  # fmt: skip
+            "warc": settings.warc, "extract": settings.extract,
+            "replay": settings.replay}  # fmt: skip
 
 
 def _nothing(frontier: Frontier, rejects: Rejects) -> str:

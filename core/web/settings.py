@@ -50,6 +50,8 @@ class CrawlSettings:
     warc_bytes: int = 1_000_000_000
     extract: bool = True
     sitemaps: tuple[str, ...] = ()  # "robots" for those that robots.txt names, or URLs
+    replay: tuple[str, ...] = ()  # WARC files that stand for the network
+    report: str = ""  # where the HTML report goes
     revisit_s: float | None = None  # what was fetched longer ago is asked for again
     state: str = ""
     fetch: FetchSettings = field(default_factory=FetchSettings)

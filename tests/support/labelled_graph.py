@@ -68,6 +68,17 @@ class Graph:
         """Texts on the topic that are no page of this web."""
         return [self._text("wanted", WANTED).replace("\n", " ") for _ in range(count)]
 
+    def labelled(self, count: int = 300) -> list[dict[str, str]]:
+        """Texts and labels (keep, drop) that are no page of this web, for a classifier."""
+        kinds = [("wanted", WANTED), ("near", NEIGHBOUR), ("list", TOPICS)]
+        kinds += [("other", topic) for topic in range(2, TOPICS)]
+        made = []
+        for number in range(count):
+            kind, topic = kinds[0] if number % 3 == 0 else self.rng.choice(kinds[1:])
+            label = "keep" if kind == "wanted" else "drop"
+            made.append({"text": self._text(kind, topic).replace("\n", " "), "label": label})
+        return made
+
     def write_warc(self, path: Path) -> None:
         """All pages as one WARC file of response records, gzip by record."""
         with path.open("wb") as file:

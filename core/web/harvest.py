@@ -1,0 +1,123 @@
+"""How well a crawl was steered: the share of relevant pages among the first n, and a report of it.
+
+Beside the crawl's own curve stands that of a breadth-first walk with the same judge, the same seeds
+and as many pages. It is walked over the archive: the one that is replayed, or else the crawl's own
+WARC files, in which breadth-first meets only pages that steering found worth fetching.
+"""
+
+import asyncio
+import contextlib
+import tempfile
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from sabia.core import notes, page, svg
+from sabia.core.progress import progress
+from sabia.core.shards.atomic import write_atomic
+from sabia.core.web.crawler import Crawl
+from sabia.core.web.focus import Judge
+from sabia.core.web.frontier import Frontier
+from sabia.core.web.replayed import ReplayedWeb
+from sabia.core.web.settings import CrawlSettings
+
+POINTS = 200
+SAID = (100, 1_000, 10_000, 100_000, 1_000_000)
+BINS = 20
+
+
+def curve(scores: Sequence[float], threshold: float) -> list[tuple[float, float]]:
+    """(n, share of relevant pages among the first n) at about POINTS places and the last."""
+    found, relevant = [], 0
+    step = max(1, len(scores) // POINTS)
+    for number, score in enumerate(scores, 1):
+        relevant += score >= threshold
+        if number % step == 0 or number == len(scores):
+            found.append((float(number), relevant / number))
+    return found
+
+
+def say_curve(scores: Sequence[float], threshold: float) -> None:
+    """One line: the harvest rate of the first 100, 1,000, … pages and of all."""
+    places = [n for n in SAID if n < len(scores)] + [len(scores)]
+    rates = [sum(s >= threshold for s in scores[:n]) / max(1, n) for n in places]
+    told = ", ".join(f"{rate:.1%} of {n:,}" for n, rate in zip(places, rates, strict=True))
+    notes.note(f"harvest (relevant among the first pages): {told}")
+
+
+def offline(settings: CrawlSettings, replay: tuple[str, ...]) -> CrawlSettings:
+    """The same crawl on an archive: no pauses, any address, as many at a time as workers."""
+    fetching = replace(settings.fetch, allow_private=True)
+    return replace(
+        settings, replay=replay, fetch=fetching, delay_s=0.0, per_host=settings.workers,
+        concurrency=settings.workers, warc="",
+    )  # fmt: skip
+
+
+def write_report(
+    settings: CrawlSettings, seeds: Sequence[str], hosts: frozenset[str] | None, judge: Judge,
+    scores: Sequence[float], web: ReplayedWeb | None,
+) -> None:  # fmt: skip
+    """A page at `settings.report`: harvest against breadth-first, scores, settings."""
+    against = "breadth-first, same archive"
+    if web is None and settings.warc:
+        settings = offline(settings, (settings.warc,))
+        web = ReplayedWeb(settings.replay, settings.fetch)
+        against = "breadth-first, over the pages that this crawl fetched"
+    breadth = _walk(settings, seeds, hosts, judge, web, len(scores)) if web else []
+    write_atomic(Path(settings.report), _page(settings, scores, breadth, against))
+    notes.note(f"report: {settings.report}")
+
+
+def _walk(
+    settings: CrawlSettings, seeds: Sequence[str], hosts: frozenset[str] | None, judge: Judge,
+    web: ReplayedWeb, count: int,
+) -> list[float]:  # fmt: skip
+    """Scores of the first pages of a breadth-first crawl of an archive; leaves nothing behind."""
+    focus = replace(settings.focus, order="breadth", hard=False)
+    settings = replace(settings, budget=max(1, count), focus=focus)
+    with (
+        tempfile.TemporaryDirectory(prefix="sabia-crawl-") as scratch,
+        contextlib.closing(Frontier(Path(scratch) / "frontier.sqlite")) as frontier,
+        progress(settings.budget, "breadth-first", "pages") as bar,
+    ):
+        crawl = Crawl(settings, frontier, judge, hosts, None, bar, web)
+        crawl.add_seeds(seeds)
+        asyncio.run(crawl.run())
+        return frontier.scores()
+
+
+def _page(
+    settings: CrawlSettings, scores: Sequence[float], breadth: Sequence[float], against: str
+) -> str:
+    threshold = settings.focus.threshold
+    lines = [svg.Series("this crawl", curve(scores, threshold))]
+    if breadth:
+        lines.append(svg.Series(against, curve(breadth, threshold)))
+    parts = [page.paragraph(_verdict(scores, breadth, threshold, against))]
+    parts.append(page.figure(svg.line_chart(lines, "Harvest rate", "pages fetched", "relevant")))
+    parts.append(page.figure(svg.line_chart(
+        [svg.Series("pages", _histogram(scores))], "Scores", "score", "pages")))  # fmt: skip
+    if not breadth:
+        parts.append(page.paragraph("--warc DIR keeps the pages, and breadth-first can be walked "
+                                    "over them for comparison.", quiet=True))  # fmt: skip
+    return page.page("Focused crawl", parts)
+
+
+def _verdict(
+    scores: Sequence[float], breadth: Sequence[float], threshold: float, against: str
+) -> str:
+    rate = sum(s >= threshold for s in scores) / max(1, len(scores))
+    told = f"{rate:.1%} of {len(scores):,} pages score {threshold:g} or more"
+    if not breadth:
+        return told + "."
+    other = sum(s >= threshold for s in breadth) / len(breadth)
+    times = f", {rate / other:.2f} times as many" if other else ""
+    return f"{told}; {against}: {other:.1%} of {len(breadth):,}{times}."
+
+
+def _histogram(scores: Sequence[float]) -> list[tuple[float, float]]:
+    counts = [0] * BINS
+    for score in scores:
+        counts[min(BINS - 1, int(score * BINS))] += 1
+    return [((place + 0.5) / BINS, float(count)) for place, count in enumerate(counts)]

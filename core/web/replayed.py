@@ -1,0 +1,138 @@
+"""A web that lies in WARC files: the same crawl as on the network, without it.
+
+A crawl asks for URLs as it always does, and gets what the archive holds of them: pages, redirects,
+refusals, robots.txt. What it does not hold is HTTP 404. So a policy (focus, order, budget, limits)
+can be tried again and compared offline, on one's own archive or on Common Crawl's. Of several
+captures of a URL the last counts. Files must be plain or gzip by record, as WARC files are.
+"""
+
+import glob
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from sabia.core.errors import BadData, UsageError
+from sabia.core.urls import canonical
+from sabia.core.web import robots
+from sabia.core.web.fetch import Response
+from sabia.core.web.settings import FetchSettings
+from sabia.core.web.warc import ENDINGS
+
+_REDIRECTS = (301, 302, 303, 307, 308)
+_NOT_THERE = "HTTP 404"
+
+
+class ReplayedWeb:
+    """What `Fetcher` is to the network. `pages` counts the URLs that it knows."""
+
+    def __init__(self, paths: Sequence[str], settings: FetchSettings) -> None:
+        self.settings, self.paths = settings, _files(paths)
+        self.places: dict[str, tuple[int, int]] = {}
+        for number, path in enumerate(self.paths):
+            for url, offset in _captures(path):
+                self.places[url] = (number, offset)
+        if not self.places:
+            raise BadData(f"--replay {' '.join(paths)}: no page in it")
+
+    @property
+    def pages(self) -> int:
+        """URLs in the archive."""
+        return len(self.places)
+
+    async def __aenter__(self) -> "ReplayedWeb":
+        return self
+
+    async def __aexit__(self, *_error: object) -> None:
+        return None
+
+    async def page(self, url: str, conditions: Mapping[str, str] | None = None) -> Response:
+        """The page as it was archived; conditions are not looked at."""
+        found = self._found(url, self.settings.max_bytes)
+        kind = found.content_type.partition(";")[0].strip().lower()
+        if found.status == 200 and kind not in self.settings.mime_types:
+            return Response(url, 200, refused=f"content type {kind or 'missing'}")
+        return found
+
+    async def file(self, url: str, limit: int) -> Response:
+        """A file of any type."""
+        return self._found(url, limit)
+
+    async def robots(self, origin: str) -> tuple[robots.Verdict, int]:
+        """The rules that the archive holds; without any all may be read."""
+        found = self._found(f"{origin}/robots.txt", robots.MAX_BYTES)
+        return robots.verdict(found.status or 404, found.body, 1, ""), 0
+
+    def _found(self, url: str, limit: int) -> Response:
+        place = self.places.get(url)
+        if place is None:
+            return Response(url, 404, refused=_NOT_THERE)
+        return _response(url, self.paths[place[0]], place[1], limit)
+
+
+def _files(paths: Sequence[str]) -> list[str]:
+    """The WARC files of paths, folders and patterns."""
+    found: list[str] = []
+    for path in paths:
+        if os.path.isdir(path):
+            inside = (str(p) for p in sorted(Path(path).rglob("*")))
+            found += [name for name in inside if name.lower().endswith(ENDINGS)]
+        else:
+            found += sorted(glob.glob(path)) or [path]
+    for name in found:
+        if not os.path.isfile(name):
+            raise UsageError(f"--replay {name}: no such file (expected WARC files or a folder)")
+        if name.lower().endswith(".zst"):
+            raise UsageError(f"--replay {name}: zstd cannot be read by record (expected gzip)")
+    if not found:
+        raise UsageError(f"--replay {' '.join(paths)}: no WARC file in it")
+    return found
+
+
+def _captures(path: str) -> Iterator[tuple[str, int]]:
+    """(canonical URL, offset) of the records that answer a URL."""
+    from fastwarc.warc import ArchiveIterator, WarcRecordType
+
+    wanted = WarcRecordType.response | WarcRecordType.resource | WarcRecordType.conversion
+    try:
+        with open(path, "rb") as file:
+            for record in ArchiveIterator(file, parse_http=False, record_types=wanted):
+                said = str(record.headers.get("WARC-Target-URI") or "").strip("<>")
+                if url := canonical(said):
+                    yield url, record.stream_pos
+    except (OSError, ValueError, EOFError) as error:
+        raise BadData(f"--replay {path}: damaged ({error})") from error
+
+
+def _response(url: str, path: str, offset: int, limit: int) -> Response:
+    from fastwarc.warc import ArchiveIterator
+
+    with open(path, "rb") as file:
+        file.seek(offset)
+        record: Any = next(iter(ArchiveIterator(file, parse_http=False)))
+        if not record.is_http:
+            kind = record.headers.get("Content-Type") or "text/plain"
+            return Response(url, 200, (("content-type", kind),), record.reader.read(limit))
+        try:
+            record.parse_http(auto_decode="all")
+            body = record.reader.read(limit + 1)
+        except (OSError, ValueError, EOFError) as error:
+            return Response(url, refused=f"archived answer cannot be decoded ({error})")
+    headers = tuple((str(k), str(v)) for k, v in record.http_headers.items())
+    return _answered(url, int(record.http_headers.status_code or 0), headers, body, limit)
+
+
+def _answered(
+    url: str, status: int, headers: tuple[tuple[str, str], ...], body: bytes, limit: int
+) -> Response:
+    """As `Fetcher` would tell it."""
+    if status in _REDIRECTS:
+        said = next((v for k, v in headers if k.lower() == "location"), "")
+        target = canonical(said, url)
+        refused = "" if target else f"HTTP {status} without a usable Location"
+        return Response(url, status, headers, redirect=target, refused=refused)
+    if status != 200:
+        return Response(url, status, headers, refused=f"HTTP {status}")
+    if len(body) > limit:
+        return Response(url, status, headers, refused=f"larger than {limit} bytes")
+    return Response(url, status, headers, body)
