@@ -1,6 +1,6 @@
 """A page's document record, the same for the network, WARC files and local files.
 
-`meta` is JSON: title, extractor, what the page says of its language, and for crawled pages depth
+`meta` is JSON: title, date and language as the page says them, extractor; for crawled pages depth
 and `order` (the page was the order-th that was fetched; with scores["focus"] it draws the harvest
 curve).
 """
@@ -21,8 +21,9 @@ def document(
     **meta: Any,
 ) -> dict[str, Any]:
     """A row for `records.to_batch(…, "document")`; `time` is when the page was fetched."""
-    said = {"title": extracted["title"], "html_language": extracted["language"],
-            "extractor": extracted["extractor"], **meta}  # fmt: skip
+    said = {"title": extracted["title"], "date": extracted.get("date", ""),
+            "html_language": extracted["language"], "extractor": extracted["extractor"],
+            **meta}  # fmt: skip
     kept = {
         name: value
         for name, value in said.items()

@@ -19,6 +19,7 @@ from sabia.core.shards.mapping import ShardContext, run_map
 from sabia.core.shards.records import to_batch
 from sabia.core.shards.summary import Summary
 from sabia.core.web.documents import document, judged_text
+from sabia.core.web.extract import CAREFUL
 from sabia.core.web.focus import Judge, make_judge
 from sabia.core.web.sandbox import Sandbox, Unextractable
 from sabia.core.web.settings import MIME_TYPES, FocusSettings
@@ -64,6 +65,7 @@ def _documents(
         except Unextractable as error:
             context.reject({"url": page["url"]}, str(error))
             continue
+        context.count("careful", float(found["extractor"] == CAREFUL))
         if not found["text"]:
             context.reject({"url": page["url"]}, "no text on the page")
             continue

@@ -1,26 +1,35 @@
 """Extraction in a process of its own: a page that hangs or eats memory costs one page, no more.
 
-The child is `python -m sabia.core.web.sandbox`, with its address space limited; parent and child
-speak in frames of a length and JSON, so nothing a broken child says can do more than be refused.
-A child that exceeds the time is killed and replaced, and the page refused with the reason.
+The child is `python -m sabia.core.web.sandbox`. It says when it is ready; from then on it may take
+so much more address space and no more, and so long for a page. Parent and child speak in frames:
+two lengths, a header in JSON, the page's bytes. Nothing a broken child says can do more than be
+refused, and the parent waits for nothing without a limit. A child that is killed, dies or has done
+PAGES_PER_CHILD pages (libraries keep memory) is replaced. A child whose parent is gone ends by
+itself: at the end of its input, or by an alarm if it is inside a page.
 """
 
-import base64
 import contextlib
 import json
 import os
 import selectors
+import signal
 import struct
 import subprocess
 import sys
+import time
 from types import TracebackType
 from typing import Any, BinaryIO
 
 from sabia.core.errors import Failed
 
 TIME_S = 20.0
-MEMORY_BYTES = 3 << 30
-_LENGTH = struct.Struct(">I")
+START_S = 600.0  # the scanner is compiled once a machine
+MEMORY_BYTES = 2 << 30  # beyond what the child takes before its first page
+PAGES_PER_CHILD = 20_000
+MAX_ANSWER = 1 << 28
+_LENGTHS = struct.Struct(">II")
+_BLOCK = 1 << 20
+_GRACE_S = 5.0
 
 
 class Unextractable(Failed):
@@ -33,6 +42,7 @@ class Sandbox:
     def __init__(self, time_s: float = TIME_S, memory_bytes: int = MEMORY_BYTES) -> None:
         self.time_s, self.memory_bytes = time_s, memory_bytes
         self._child: subprocess.Popen[bytes] | None = None
+        self._pages = 0
 
     def __enter__(self) -> "Sandbox":
         return self
@@ -45,46 +55,64 @@ class Sandbox:
 
     def extract(self, body: bytes, content_type: str, url: str, links: bool) -> dict[str, Any]:
         """`extract.Extracted` as a dictionary; raises Unextractable."""
-        asked = {"body": base64.b64encode(body).decode(), "type": content_type, "url": url}
-        frame = json.dumps(asked | {"links": links}).encode()
         child = self._running()
+        asked = {"type": content_type, "url": url, "links": links, "time_s": self.time_s}
+        self._pages += 1
         try:
-            _send(_pipe(child.stdin), frame)
-            answer = json.loads(self._receive(child))
-        except (OSError, EOFError, ValueError) as error:
+            answer = json.loads(_exchange(child, _frame(asked, body), self.time_s))
+        except TimeoutError as error:
             self.close()
-            raise Unextractable("extraction died (out of memory?)") from error
+            raise Unextractable(f"extraction took more than {self.time_s:g} s") from error
+        except (OSError, EOFError, ValueError) as error:
+            raise Unextractable(f"extraction died ({self._death()})") from error
         if "error" in answer:
             raise Unextractable(f"extraction failed: {answer['error']}")
         return dict(answer)
 
     def _running(self) -> "subprocess.Popen[bytes]":
-        if self._child is None or self._child.poll() is not None:
-            command = [sys.executable, "-P", "-m", "sabia.core.web.sandbox", str(self.memory_bytes)]
-            self._child = subprocess.Popen(
-                command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
-                start_new_session=True,
-            )  # fmt: skip
+        child = self._child
+        if child is not None and child.poll() is None and self._pages < PAGES_PER_CHILD:
+            return child
+        self.close()
+        self._child, self._pages = _start(self.memory_bytes), 0
+        try:
+            _exchange(self._child, b"", START_S)
+        except (OSError, EOFError, ValueError) as error:
+            raise Failed(f"the extraction process did not start ({self._death()})") from error
         return self._child
 
-    def _receive(self, child: "subprocess.Popen[bytes]") -> bytes:
-        pipe = _pipe(child.stdout)
-        with selectors.DefaultSelector() as selector:
-            selector.register(pipe, selectors.EVENT_READ)
-            if not selector.select(self.time_s):
-                self.close()
-                raise Unextractable(f"extraction took more than {self.time_s:g} s")
-        return _take(pipe)
+    def _death(self) -> str:
+        """Why the child ended, in words; it is gone afterwards."""
+        child = self._child
+        assert child is not None
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            child.wait(_GRACE_S)
+        code = child.poll()
+        self.close()
+        if code is None:
+            return "its answer made no sense"
+        return f"signal {-code}" if code < 0 else f"exit status {code}"
 
     def close(self) -> None:
         """End the child."""
         if self._child is not None:
             self._child.kill()
-            for pipe in (self._child.stdin, self._child.stdout):
-                with contextlib.suppress(OSError):
-                    _pipe(pipe).close()
             self._child.wait()
+            for pipe in (self._child.stdin, self._child.stdout):
+                _pipe(pipe).close()
             self._child = None
+
+
+def _start(memory_bytes: int) -> "subprocess.Popen[bytes]":
+    command = [sys.executable, "-P", "-m", "sabia.core.web.sandbox", str(memory_bytes)]
+    one_thread = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+    child = subprocess.Popen(
+        command, bufsize=0, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL, start_new_session=True, env=os.environ | one_thread,
+    )  # fmt: skip
+    for pipe in (child.stdin, child.stdout):
+        os.set_blocking(_pipe(pipe).fileno(), False)
+    return child
 
 
 def _pipe(pipe: Any) -> BinaryIO:
@@ -92,43 +120,87 @@ def _pipe(pipe: Any) -> BinaryIO:
     return pipe  # type: ignore[no-any-return]
 
 
-def _send(pipe: BinaryIO, frame: bytes) -> None:
-    pipe.write(_LENGTH.pack(len(frame)))
-    pipe.write(frame)
-    pipe.flush()
+def _frame(header: dict[str, Any], body: bytes = b"") -> bytes:
+    said = json.dumps(header).encode()
+    return _LENGTHS.pack(len(said), len(body)) + said + body
 
 
-def _take(pipe: BinaryIO) -> bytes:
-    head = pipe.read(_LENGTH.size)
-    if len(head) < _LENGTH.size:
+def _exchange(child: "subprocess.Popen[bytes]", frame: bytes, time_s: float) -> bytes:
+    """Write a frame, read the header of one; raises TimeoutError, EOFError, OSError, ValueError."""
+    deadline = time.monotonic() + time_s
+    source, sink = _pipe(child.stdout), _pipe(child.stdin)
+    rest, answer, wanted = memoryview(frame), bytearray(), _LENGTHS.size
+    with selectors.DefaultSelector() as selector:
+        selector.register(source, selectors.EVENT_READ)
+        if rest:
+            selector.register(sink, selectors.EVENT_WRITE)
+        while rest or len(answer) < wanted:
+            events = selector.select(max(0.0, deadline - time.monotonic()))
+            if not events:
+                raise TimeoutError
+            for key, _ in events:
+                if key.fileobj is sink:
+                    rest = rest[os.write(sink.fileno(), rest[:_BLOCK]) :]
+                    if not rest:
+                        selector.unregister(sink)
+                    continue
+                block = os.read(source.fileno(), _BLOCK)
+                if not block:
+                    raise EOFError
+                answer += block
+                wanted = _wanted(answer)
+    return bytes(answer[_LENGTHS.size :])
+
+
+def _wanted(answer: bytearray) -> int:
+    if len(answer) < _LENGTHS.size:
+        return _LENGTHS.size
+    size, body = _LENGTHS.unpack_from(answer)
+    if size > MAX_ANSWER or body:
+        raise ValueError("an answer that is none")
+    return int(_LENGTHS.size + size)
+
+
+def _take(pipe: BinaryIO) -> tuple[dict[str, Any], bytes]:
+    lengths = pipe.read(_LENGTHS.size)
+    if len(lengths) < _LENGTHS.size:
         raise EOFError
-    (length,) = _LENGTH.unpack(head)
-    frame = pipe.read(length)
-    if len(frame) < length:
-        raise EOFError
-    return frame
+    header, body = _LENGTHS.unpack(lengths)
+    return json.loads(pipe.read(header)), pipe.read(body)
 
 
 def _serve(memory_bytes: int) -> None:
-    """The child: answer frames until stdin ends."""
-    import resource
+    """The child: say that it is ready, then answer frames until stdin ends."""
+    from sabia.core.web import extract
 
-    from sabia.core.web.extract import extract
-
-    resource.setrlimit(resource.RLIMIT_AS, (memory_bytes, memory_bytes))
     answers = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # what libraries print must not reach the pipe
+    extract.warm_up()
+    _limit(memory_bytes)
+    answer: dict[str, Any] = {}
     while True:
+        answers.write(_frame(answer))
+        answers.flush()
         try:
-            asked = json.loads(_take(sys.stdin.buffer))
+            asked, body = _take(sys.stdin.buffer)
         except EOFError:
             return
-        _send(answers, json.dumps(_answer(asked, extract)).encode())
+        signal.setitimer(signal.ITIMER_REAL, asked["time_s"] + _GRACE_S)
+        answer = _answer(asked, body, extract.extract)
+        signal.setitimer(signal.ITIMER_REAL, 0)
 
 
-def _answer(asked: dict[str, Any], extract: Any) -> dict[str, Any]:
+def _limit(memory_bytes: int) -> None:
+    import resource
+
+    with open("/proc/self/statm") as file:
+        taken = int(file.read().split()[0]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_AS, (taken + memory_bytes, taken + memory_bytes))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+
+
+def _answer(asked: dict[str, Any], body: bytes, extract: Any) -> dict[str, Any]:
     try:
-        body = base64.b64decode(asked["body"])
         return dict(extract(body, asked["type"], asked["url"], asked["links"]).to_json())
     except Exception as error:
         return {"error": f"{type(error).__name__}: {error}"[:200]}

@@ -1,0 +1,47 @@
+"""Bytes of a page to text: byte order mark, header, the page's own word, UTF-8, a guess.
+
+The order is that of the HTML standard (13.2.3.1, encoding sniffing), with two deviations that pages
+of the wild ask for: a declared UTF-8 that is not UTF-8 is guessed, and a page that declares nothing
+is taken for UTF-8 if it decodes. Labels mean what the WHATWG encoding standard says (latin-1 is
+windows-1252).
+"""
+
+import codecs
+import re
+
+_CHARSET = re.compile(rb"charset\s*=\s*[\"']?\s*([\w.:-]+)", re.IGNORECASE)
+_DECLARED_WITHIN = 2048  # bytes
+_MARKS = ((codecs.BOM_UTF8, "utf-8"), (codecs.BOM_UTF16_LE, "utf-16-le"),
+          (codecs.BOM_UTF16_BE, "utf-16-be"))  # fmt: skip
+
+
+def decode(body: bytes, content_type: str) -> str:
+    """The page's text; bytes that its encoding does not know become U+FFFD."""
+    for mark, encoding in _MARKS:
+        if body.startswith(mark):
+            return body[len(mark) :].decode(encoding, "replace")
+    declared = _CHARSET.search(content_type.encode("ascii", "replace"))
+    declared = declared or _CHARSET.search(body[:_DECLARED_WITHIN])
+    encoding = declared[1].decode("ascii").lower() if declared else ""
+    if encoding in ("", "utf-8", "utf8") or (not content_type and encoding.startswith("utf-16")):
+        return _utf8(body, bool(encoding))
+    return _as(body, encoding)
+
+
+def _utf8(body: bytes, declared: bool) -> str:
+    """UTF-8, unless much of it is not; a character cut at the end does not count."""
+    try:
+        return body.decode("utf-8")
+    except UnicodeDecodeError as error:
+        text = body.decode("utf-8", "replace")
+        few = text.count("\ufffd") <= (len(body) // 500 if declared else 0)
+        if few or error.start >= len(body) - 3:
+            return text
+    return _as(body, "")
+
+
+def _as(body: bytes, encoding: str) -> str:
+    from resiliparse.parse.encoding import bytes_to_str, detect_encoding, map_encoding_to_html5
+
+    known = map_encoding_to_html5(encoding, fallback_utf8=False) if encoding else None
+    return str(bytes_to_str(body, known or detect_encoding(body)))

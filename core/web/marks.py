@@ -1,0 +1,113 @@
+"""Title, language, date, robots rules and links, from the marks that the scanner left in a page.
+
+Only the few tags named there are looked into again, each within a bounded span.
+"""
+
+import html
+import re
+from typing import NamedTuple
+
+import numpy as np
+
+from sabia.core.urls import canonical
+from sabia.kernels.html import MARK_COLUMNS, TAG_NAMES, Page
+
+MAX_LINKS = 2_000
+MAX_ANCHOR = 200
+_SPAN = 4_000  # bytes of attributes that are read
+_ANCHOR_SPAN = 2_000  # bytes of source that an anchor's text is looked for in
+_ATTRIBUTE = re.compile(r"""([^\s"'<>/=]+)(?:\s*=\s*(?:"([^"]*)"|'([^']*)'|([^\s"'<>]+)))?""")
+_MARKUP = re.compile(r"<(?:script|style)\b.*?</|<[^>]*>?", re.IGNORECASE | re.DOTALL)
+_DATE = re.compile(r"\d{4}-[01]\d-[0-3]\d(?:[T ][\d:.]+(?:Z|[+-]\d\d:?\d\d)?)?")
+_JSON_DATE = re.compile(rb'"datePublished"\s{0,9}:\s{0,9}"([^"]{8,40})"')
+_DATE_NAMES = ("article:published_time", "datepublished", "og:published_time", "pubdate", "date",
+               "publishdate", "dc.date", "dc.date.issued", "dcterms.created", "parsely-pub-date",
+               "sailthru.date", "publish-date")  # fmt: skip
+_TAG = {name: TAG_NAMES.index(name) + 1 for name in ("a", "meta", "base", "html", "title")}
+_TIME = len(TAG_NAMES) + 1
+_COLUMN = {name: i for i, name in enumerate(MARK_COLUMNS)}
+
+
+class Facts(NamedTuple):
+    """`date` is ISO 8601 as the page says it; `index`, `follow`: what robots may do."""
+
+    title: str
+    language: str
+    date: str
+    base: str
+    index: bool
+    follow: bool
+
+
+class Marks:
+    """The marks of a page whose source is `data`, UTF-8 bytes."""
+
+    def __init__(self, page: Page, data: bytes) -> None:
+        self._rows, self._data = page.marks, data
+
+    def facts(self) -> Facts:
+        """What the page says of itself."""
+        metas = [self._attributes(row) for row in self._of("meta")]
+        base = next((found["href"] for found in map(self._attributes, self._of("base"))
+                     if "href" in found), "")  # fmt: skip
+        roots = [self._attributes(row) for row in self._of("html")[:1]]
+        language = next((root.get("lang") or root.get("xml:lang") or "" for root in roots), "")
+        said = ",".join(meta.get("content", "") for meta in metas
+                        if meta.get("name", "").lower() in ("robots", "sabia")).lower()  # fmt: skip
+        rules = {part.strip() for part in said.split(",")}
+        return Facts(
+            self._title(), language.strip().lower(), self._date(metas), base,
+            rules.isdisjoint({"none", "noindex"}), rules.isdisjoint({"none", "nofollow"}),
+        )  # fmt: skip
+
+    def links(self, url: str, base: str) -> list[tuple[str, str]]:
+        """(canonical target, anchor text) in order, each target once, nofollow left out."""
+        base = (canonical(base, url) if base else None) or url
+        found: dict[str, str] = {}
+        for row in self._of("a"):
+            start, end = int(row[_COLUMN["href"]]), int(row[_COLUMN["href_end"]])
+            if start == end or row[_COLUMN["nofollow"]]:
+                continue
+            address = canonical(html.unescape(self._text(start, end)), base)
+            if address and address not in found:
+                found[address] = self._inner(row)[:MAX_ANCHOR]
+                if len(found) >= MAX_LINKS:
+                    break
+        return list(found.items())
+
+    def _of(self, name: str) -> np.ndarray:
+        return self._rows[self._rows[:, 0] == _TAG[name]]
+
+    def _text(self, start: int, end: int) -> str:
+        return self._data[start:end].decode("utf-8", "ignore")
+
+    def _inner(self, row: np.ndarray) -> str:
+        start, end = int(row[_COLUMN["text"]]), int(row[_COLUMN["text_end"]])
+        source = self._text(start, min(end, start + _ANCHOR_SPAN))
+        return " ".join(html.unescape(_MARKUP.sub("", source)).split())
+
+    def _attributes(self, row: np.ndarray) -> dict[str, str]:
+        start, end = int(row[_COLUMN["start"]]), int(row[_COLUMN["end"]])
+        found: dict[str, str] = {}
+        for match in _ATTRIBUTE.finditer(self._text(start, min(end, start + _SPAN))):
+            value = match[2] or match[3] or match[4] or ""
+            found.setdefault(match[1].lower(), html.unescape(value))
+        return found
+
+    def _title(self) -> str:
+        for row in self._of("title"):
+            start, end = int(row[_COLUMN["text"]]), int(row[_COLUMN["text_end"]])
+            text = " ".join(html.unescape(self._text(start, min(end, start + _SPAN))).split())
+            if text:
+                return text
+        return ""
+
+    def _date(self, metas: list[dict[str, str]]) -> str:
+        said = {(meta.get("property") or meta.get("name") or meta.get("itemprop") or "").lower():
+                meta.get("content", "") for meta in reversed(metas)}  # fmt: skip
+        script = _JSON_DATE.search(self._data)
+        times = (self._attributes(row).get("datetime", "")
+                 for row in self._rows[self._rows[:, 0] == _TIME][:3])  # fmt: skip
+        candidates = [*(said.get(name, "") for name in _DATE_NAMES),
+                      script[1].decode("ascii", "ignore") if script else "", *times]  # fmt: skip
+        return next((match[0] for text in candidates if (match := _DATE.match(text.strip()))), "")
