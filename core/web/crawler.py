@@ -24,10 +24,12 @@ from sabia.core.web import addresses, sitemaps
 from sabia.core.web.archive import Archive, Position, payload_digest
 from sabia.core.web.documents import document, judged_text
 from sabia.core.web.expand import Expansion
+from sabia.core.web.extract import CAREFUL
 from sabia.core.web.fetch import Fetcher, Response
-from sabia.core.web.focus import Judge, LinkJudge, link_words, worth_of
+from sabia.core.web.focus import Judge, worth_of
 from sabia.core.web.frontier import DONE, GONE, PENDING, SITEMAP, Entry, Frontier, Link, Visit
 from sabia.core.web.hosts import Hosts, RobotsCache
+from sabia.core.web.link_judge import LinkJudge, link_features
 from sabia.core.web.links import links_only
 from sabia.core.web.replayed import ReplayedWeb
 from sabia.core.web.robots import Rules
@@ -268,6 +270,7 @@ class Crawl:
         self.frontier.begin()
         self.count("fetched")
         self.count("bytes", len(response.body))
+        self.count("careful", float(found["extractor"] == CAREFUL))
         self._archive(entry, response, digest)
         self._settle(entry, response, found, score)
         self.bar.advance(1, harvest=f"{self.harvest():.0%}" if self.judge else "")
@@ -327,9 +330,9 @@ class Crawl:
         said = found["text"].encode() if self.settings.extract else response.body
         self.expansion.tally_family(entry, float(self.frontier.first_time(_folded(said))))
         if self.settings.focus.order == "best":
-            words = link_words(entry.url, entry.anchor)
-            self.links.learn(words, entry.host, score or 0.0)
-            self.frontier.tally("word", words, score or 0.0)
+            features = link_features(entry.url, entry.anchor, entry.worth)
+            self.links.learn(features, entry.host, score or 0.0)
+            self.frontier.tally("word", features, score or 0.0)
         self.frontier.tally("host", [entry.host], score or 0.0)
         worth = 1.0 if score is None else worth_of(score, entry.worth, self.settings.focus)
         worth = entry.worth if worth is None and entry.depth == 0 else worth

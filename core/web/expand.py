@@ -9,9 +9,9 @@ from collections.abc import Callable, Sequence
 
 from sabia.core.urls import canonical
 from sabia.core.web import sitemaps
-from sabia.core.web.focus import LinkJudge
 from sabia.core.web.frontier import SITEMAP, Entry, Frontier, Link
 from sabia.core.web.hosts import Hosts
+from sabia.core.web.link_judge import LinkJudge
 from sabia.core.web.settings import CrawlSettings
 from sabia.core.web.sitemaps import Sitemap
 from sabia.core.web.urls import host_of, looks_binary, template_of

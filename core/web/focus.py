@@ -1,30 +1,23 @@
-"""What a crawl is after: a score in [0, 1] for a page, and which links look promising.
+"""What a crawl is after: a score in [0, 1] for a page.
 
 Three judges of pages: a fastText model; words that a page should hold; or example texts, to whose
 nearest a page's TF-IDF vector is compared (scaled so that 1 is as similar as examples are to
-each other). A link is first believed to be worth what its page is worth, and more for words that
-the focus knows; each of its words (anchor and path) moves that belief to the mean score of the
-pages found behind links with this word, the more the more such pages were fetched. A link's
-priority is the mean over its words and host of these, and a little exploration.
+each other).
 """
 
-import hashlib
 import math
 import os
 import re
 import unicodedata
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from statistics import fmean
 from typing import Protocol
-from urllib.parse import unquote
 
 from sabia.core.errors import BadData, UsageError
 from sabia.core.web.settings import FocusSettings
 
-BELIEF = 2.0  # the page's worth counts as so many pages already seen behind a word
 KNOWN_LETTERS = 4
-HOST_SHARE = 0.2  # of a priority; the rest comes from words
 DECAY = 0.7  # of a page's worth along links from pages that are not relevant themselves
 SCORED_CHARACTERS = 20_000
 _WORD = re.compile(r"\w+")
@@ -150,50 +143,3 @@ def worth_of(score: float, inherited: float, settings: FocusSettings) -> float |
     if score >= settings.threshold:
         return score
     return None if settings.hard else (score + DECAY * inherited) / 2
-
-
-def link_words(url: str, anchor: str) -> list[str]:
-    """The words of a link: anchor text, path and parameters; numbers say nothing."""
-    path = unquote(url.split("/", 3)[-1])
-    return sorted(set(words_of(f"{anchor} {path.replace('_', ' ')}")) - {"0", "html", "htm", "php"})
-
-
-class LinkJudge:
-    """Priorities of links; `words` and `hosts` map a name to (tried, good) and are kept current."""
-
-    def __init__(
-        self, settings: FocusSettings, seed: int, judge: Judge | None,
-        words: dict[str, tuple[float, float]], hosts: dict[str, tuple[float, float]],
-    ) -> None:  # fmt: skip
-        self.settings, self.seed, self.judge = settings, seed, judge
-        self.words, self.hosts = words, hosts
-
-    def learn(self, words: Iterable[str], host: str, good: float) -> None:
-        """A page was fetched through a link with these words and was this good."""
-        for table, names in ((self.words, words), (self.hosts, (host,))):
-            for name in names:
-                tried, total = table.get(name, (0.0, 0.0))
-                table[name] = (tried + 1, total + good)
-
-    def priority(self, url: str, host: str, anchor: str, worth: float) -> float:
-        """The priority of a link found on a page of this worth."""
-        found = link_words(url, anchor)
-        rates = [_rate(self.words.get(word), self._belief(word, worth)) for word in found]
-        words = sum(rates) / len(rates) if rates else worth
-        host_rate = _rate(self.hosts.get(host), worth)
-        steered = (1 - HOST_SHARE) * words + HOST_SHARE * host_rate
-        return steered + self.settings.exploration * self._chance(url)
-
-    def _belief(self, word: str, worth: float) -> float:
-        known = self.judge is not None and self.judge.knows(word)
-        return (1 + worth) / 2 if known else worth
-
-    def _chance(self, url: str) -> float:
-        """A number in [0, 1) from seed and path; not host, so that a moved site crawls alike."""
-        text = f"{self.seed}/{url.split('/', 3)[-1]}"
-        return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=4).digest()) / 2**32
-
-
-def _rate(figure: tuple[float, float] | None, belief: float) -> float:
-    tried, good = figure or (0.0, 0.0)
-    return (good + BELIEF * belief) / (tried + BELIEF)

@@ -6,9 +6,7 @@ from sabia.core.errors import BadData, UsageError
 from sabia.core.web.focus import (
     ExampleJudge,
     FastTextJudge,
-    LinkJudge,
     WordJudge,
-    link_words,
     make_judge,
     words_of,
     worth_of,
@@ -24,7 +22,6 @@ BEES = [
 
 def test_words_fold_case_accents_and_numbers():
     assert words_of("Lição 12: ÁGUA e 3,5") == ["licao", "0", "agua", "e", "0", "0"]
-    assert link_words("http://h/pt/li%C3%A7%C3%A3o_2.html?p=3", "Lição 2") == ["licao", "p", "pt"]
 
 
 def test_word_judge():
@@ -86,15 +83,3 @@ def test_worth_soft_and_hard():
     first = worth_of(0.1, 1.0, soft)
     second = worth_of(0.1, first, soft)
     assert 0 < second < first < 0.5
-
-
-def test_links_learn_from_pages():
-    links = LinkJudge(FocusSettings(exploration=0.0), 0, WordJudge("honey"), {}, {})
-    before = links.priority("http://h/offers/1", "h", "Offer", 0.5)
-    assert links.priority("http://h/honey", "h", "Honey", 0.5) > before
-    for _ in range(10):
-        links.learn(link_words("http://h/offers/2", "Offer"), "h", 0.0)
-    assert links.priority("http://h/offers/1", "h", "Offer", 0.5) < before / 2
-    assert links.priority("http://h/new", "h", "New", 0.9) > links.priority(
-        "http://h/new", "h", "New", 0.1
-    )
