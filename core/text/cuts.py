@@ -5,8 +5,9 @@ byte where the first copy begins. Cuts of a row are disjoint and ascending. They
 processes through unnamed files, as decisions about whole documents do (sabia.core.text.removal).
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,7 @@ import pyarrow.compute as pc
 from sabia.core.errors import BadData, UsageError
 from sabia.core.shards.mapping import ShardContext
 from sabia.core.shards.sources import Source
+from sabia.core.text.barrier import Decision
 from sabia.core.text.removal import Held
 from sabia.core.text.removed import put_column, with_reason
 from sabia.core.text.scores import with_scores
@@ -213,6 +215,13 @@ def _marked(judged: _Judged, cuts: Cuts) -> pa.RecordBatch:
     lists = pa.ListArray.from_arrays(pa.array(ends, pa.int32()), spans)
     scores = with_scores(judged.batch.column("scores"), {SCORE: judged.share})
     return put_column(put_column(judged.batch, "duplicate_spans", lists), "scores", scores)
+
+
+def decision(sources: Sequence[Source], cuts: Cuts, policy: Policy) -> Decision:
+    """What a stage with a barrier does by the policy."""
+    parts = [Removed(source, cuts, policy, index) for index, source in enumerate(sources)]
+    work = partial(transform, cuts=cuts, policy=policy)
+    return Decision(work, [part for part in parts if part.any()])
 
 
 @dataclass(frozen=True)

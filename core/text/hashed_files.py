@@ -19,6 +19,11 @@ _SPREAD = np.uint64(0xD6E8FEB86659FD93)  # values need not be uniform; their pro
 _PIECE = 1 << 20  # records moved at a time
 
 
+def part_of(mem_bytes: int, jobs: int) -> int:
+    """The most bytes of one file where `jobs` threads work and as many files again wait."""
+    return max(mem_bytes // (2 * (jobs + 1)), 1 << 16)
+
+
 class HashedFiles:
     """Files of records of a structured dtype with a field `value` (uint64)."""
 

@@ -25,8 +25,8 @@ from sabia.core.progress import progress
 from sabia.core.shards.job import Job
 from sabia.core.shards.sources import Source
 from sabia.core.text import barrier
-from sabia.core.text.cuts import Cuts, Policy, Removed, transform
-from sabia.core.text.hashed_files import MEM_BYTES, HashedFiles
+from sabia.core.text.cuts import Cuts, Policy, decision
+from sabia.core.text.hashed_files import MEM_BYTES, HashedFiles, part_of
 from sabia.core.text.repeats import ByDocument
 from sabia.core.text.sketching import (
     IdSpool,
@@ -82,10 +82,7 @@ def _decide(
     notes.note(f"engine {engine}, {config.unit} pieces with {config.min_copies} copies or more")
     read = _read(sources, config, engine, job.jobs)
     cuts = _find_cuts(read, config, job.jobs)
-    dropped = [Removed(source, cuts, policy, i) for i, source in enumerate(sources)]
-    return barrier.Decision(
-        partial(transform, cuts=cuts, policy=policy), [part for part in dropped if part.any()]
-    )
+    return decision(sources, cuts, policy)
 
 
 class _Places:
@@ -188,7 +185,7 @@ def _combined(lane: np.ndarray, heads: np.ndarray, run: int) -> np.ndarray:
 
 
 def _find_cuts(read: _Read, config: LineConfig, jobs: int) -> Cuts:
-    limit = max(config.mem_bytes // (_COPIES * 2 * (jobs + 1)), 1 << 16)
+    limit = part_of(config.mem_bytes // _COPIES, jobs)
     run, runs = RUNS[config.unit], ByDocument(read.starts)
 
     def settle(item: tuple[np.ndarray, int]) -> Repeats:

@@ -26,8 +26,8 @@ from sabia.core.progress import progress
 from sabia.core.shards.job import Job
 from sabia.core.shards.sources import Source
 from sabia.core.text import barrier
-from sabia.core.text.cuts import Cuts, Policy, Removed, transform
-from sabia.core.text.hashed_files import MEM_BYTES, HashedFiles, gathered
+from sabia.core.text.cuts import Cuts, Policy, decision
+from sabia.core.text.hashed_files import MEM_BYTES, HashedFiles, gathered, part_of
 from sabia.core.text.repeats import ByDocument
 from sabia.core.text.sketching import IdSpool, batches_of, choose_engine, in_order
 from sabia.core.text.span_units import Bytes, SpanUnits, Tokens
@@ -74,10 +74,7 @@ def _decide(
     notes.note(f"engine {engine}, spans of {config.span} {units.name}")
     laid = _lay_down(sources, units, config, engine, job.jobs)
     cuts = _find_cuts(laid, config, engine, job.jobs)
-    dropped = [Removed(source, cuts, policy, i) for i, source in enumerate(sources)]
-    return barrier.Decision(
-        partial(transform, cuts=cuts, policy=policy), [part for part in dropped if part.any()]
-    )
+    return decision(sources, cuts, policy)
 
 
 class _Laid(NamedTuple):
@@ -120,7 +117,7 @@ def _lay_down(
 def _find_cuts(laid: _Laid, config: SubstringConfig, engine: str, jobs: int) -> Cuts:
     """Settle file after file, then go through the documents in order."""
     values = laid.units.values(int(laid.starts[-1]))
-    limit = max(config.mem_bytes // (_COPIES * 2 * (jobs + 1)), 1 << 16)
+    limit = part_of(config.mem_bytes // _COPIES, jobs)
     runs = ByDocument(laid.starts)
 
     def settle(item: tuple[np.ndarray, int]) -> Repeats:

@@ -1,6 +1,7 @@
 """Spans that occur before: cut exactly where an oracle says, whatever the shards and workers."""
 
 import random
+import sysconfig
 from itertools import pairwise
 from pathlib import Path
 
@@ -249,3 +250,58 @@ def test_files_of_one_hash_are_never_parted_and_large_ones_are_spread_again() ->
     assert len(seen) == 300
     for value, starts in seen.items():
         assert starts == np.flatnonzero(records["value"] == value).tolist()
+
+
+@pytest.mark.slow
+def test_twenty_megabytes_are_cut_as_a_suffix_array_says(tmp_path: Path) -> None:
+    """Python's own library and packages; windows ranked by doubling, as a suffix array is built."""
+    texts, total, span = [], 0, 100
+    folders = {Path(sysconfig.get_path(name)) for name in ("stdlib", "purelib", "platlib")}
+    files = sorted({file for folder in folders for file in folder.rglob("*.py")})
+    random.Random(7).shuffle(files)
+    for file in files:
+        texts.append(file.read_bytes().decode(errors="ignore"))
+        total += len(texts[-1].encode())
+        if total >= 20_000_000:
+            break
+    units = np.frombuffer("".join(texts).encode(), np.uint8)
+    starts = np.cumsum([0, *(len(text.encode()) for text in texts)])
+    gone = covered_by_ranks(units, starts, span)
+    lead = np.flatnonzero((units & 0xC0) != 0x80)
+    whole = np.minimum.reduceat(gone, lead)
+    gone = np.repeat(whole, np.diff(np.append(lead, len(units))))
+    kept = run(write(tmp_path, texts, 3), tmp_path / "o.parquet", span=span, mem=64 << 20, jobs=2)
+    for i, (low, high) in enumerate(pairwise(starts.tolist())):
+        left = units[low:high][~gone[low:high]].tobytes().decode()
+        assert kept[f"d{i}"]["text"] == left if left.strip() else f"d{i}" not in kept or low == high
+    assert gone.mean() > 0.05
+
+
+def covered_by_ranks(units: np.ndarray, starts: np.ndarray, span: int) -> np.ndarray:
+    """`covered` for texts too large to compare neighbours unit by unit.
+
+    Windows of 2w units have equal ranks where both halves of w have; `span` by two that overlap.
+    """
+    rank, width = units.astype(np.int64), 1
+    while 2 * width <= span:
+        rank, width = _ranks(rank[:-width], rank[width:]), 2 * width
+    rest = span - width
+    rank = _ranks(rank[: len(rank) - rest], rank[rest:]) if rest else rank
+    places = np.arange(len(rank))
+    inside = places[places + span <= starts[np.searchsorted(starts, places, side="right")]]
+    first = np.full(int(rank.max()) + 1, len(units))
+    np.minimum.at(first, rank[inside], inside)
+    repeats = inside[first[rank[inside]] + span <= inside]
+    steps = np.zeros(len(units) + 1, np.int64)
+    steps[repeats] += 1
+    steps[repeats + span] -= 1
+    return np.cumsum(steps)[:-1] > 0
+
+
+def _ranks(first: np.ndarray, second: np.ndarray) -> np.ndarray:
+    pairs = first * (int(second.max()) + 1) + second
+    order = np.argsort(pairs)
+    ordered = pairs[order]
+    rank = np.empty(len(pairs), np.int64)
+    rank[order] = np.cumsum(np.concatenate(([False], ordered[1:] != ordered[:-1])))
+    return rank
