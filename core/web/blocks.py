@@ -31,6 +31,7 @@ _ELEMENT = {name: i for i, name in enumerate(ELEMENT_COLUMNS)}
 _TAG_NUMBERS = np.array([TAG_NAMES.index(name) + 1 for name in TAGS])
 _LEVEL_NAMES = ("bytes", "prose_share", "links", "prose", "blocks")
 _NEAR_NAMES = ("bytes", "links", "stop_words", "sentences")
+_PRE = 1 << FLAG_NAMES.index("pre")
 _SENTENCE_ENDS = np.isin(np.arange(256), np.frombuffer(b".!?:\"';)", np.uint8))
 SIZES = (
     "bytes", "words", "links", "link_count", "commas", "sentences", "digits", "capitals",
@@ -168,18 +169,31 @@ def _levels(blocks: np.ndarray, elements: np.ndarray) -> np.ndarray:
 
 
 def text_of(page: Page, chosen: np.ndarray) -> str:
-    """The chosen blocks (bool[blocks]), a line each; cells of one table row share a line."""
+    """The chosen blocks (bool[blocks]), a line each; cells of one table row share a line.
+
+    Blanks are folded, except in `pre`; empty lines and null bytes are left out.
+    """
     raw = page.text.tobytes()
     lines: list[str] = []
     row_before = 0
-    starts, ends, rows = (page.blocks[:, _COLUMN[name]] for name in ("start", "end", "row"))
+    starts, ends, rows, flags = (page.blocks[:, _COLUMN[name]].tolist()
+                                 for name in ("start", "end", "row", "flags"))  # fmt: skip
     for i in np.flatnonzero(chosen).tolist():
         line = raw[starts[i] : ends[i]].decode("utf-8", "replace")
         if "&" in line:
             line = html.unescape(line)
+        line = _tidy(line, bool(flags[i] & _PRE))
+        if not line:
+            continue
         if rows[i] and rows[i] == row_before:
             lines[-1] += " | " + line
         else:
             lines.append(line)
         row_before = rows[i]
     return "\n".join(lines)
+
+
+def _tidy(text: str, pre: bool) -> str:
+    text = text.replace("\0", "")
+    lines = (line.rstrip() if pre else " ".join(line.split()) for line in text.split("\n"))
+    return "\n".join(line for line in lines if line)

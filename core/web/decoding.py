@@ -20,12 +20,21 @@ def decode(body: bytes, content_type: str) -> str:
     for mark, encoding in _MARKS:
         if body.startswith(mark):
             return body[len(mark) :].decode(encoding, "replace")
-    declared = _CHARSET.search(content_type.encode("ascii", "replace"))
-    declared = declared or _CHARSET.search(body[:_DECLARED_WITHIN])
-    encoding = declared[1].decode("ascii").lower() if declared else ""
-    if encoding in ("", "utf-8", "utf8") or (not content_type and encoding.startswith("utf-16")):
+    header = _CHARSET.search(content_type.encode("ascii", "replace"))
+    if header:
+        encoding = _label(header)
+    else:
+        inside = _CHARSET.search(body[:_DECLARED_WITHIN])
+        encoding = _label(inside) if inside else ""
+        if encoding.startswith("utf-16"):
+            encoding = "utf-8"  # or the declaration could not have been read
+    if encoding in ("", "utf-8", "utf8"):
         return _utf8(body, bool(encoding))
     return _as(body, encoding)
+
+
+def _label(match: re.Match[bytes]) -> str:
+    return match[1].decode("ascii", "replace").lower()
 
 
 def _utf8(body: bytes, declared: bool) -> str:

@@ -12,11 +12,14 @@ import time
 from collections import Counter
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+from sabia.core.web import blocks, classifier
 from sabia.core.web import sandbox as sandbox_module
 from sabia.core.web.extract import decode, extract, tidy
 from sabia.core.web.sandbox import Sandbox, Unextractable
+from sabia.kernels import html
 
 ARTICLE = (
     "<p>"
@@ -40,11 +43,27 @@ def page(body, head=""):
         ("latin-1", "text/html", "<meta charset=iso-8859-1>"),
         ("windows-1252", "text/html", ""),
         ("utf-8", "text/html; charset=no-such-thing", ""),
+        ("utf-16", "text/html", ""),
+        ("utf-16-be", "text/html; charset=UTF-16BE", ""),
+        ("utf-8-sig", "text/html; charset=latin-1", ""),
+        ("utf-8", "text/html", "<meta charset=utf-16>"),
+        ("windows-1252", "text/html; charset=utf-8", ""),
     ],
 )
 def test_encodings(encoding, header, head):
     text = "A lição é pão, maçã e coração. " * 5
     assert text.strip() in decode(page(f"<p>{text}</p>", head).encode(encoding), header)
+
+
+def test_japanese_in_the_encoding_it_declares_or_none():
+    text = page("<p>日本語のテキストです。これは川についての長い文章で、漢字と仮名を含みます。</p>")
+    for header in ("text/html; charset=x-sjis", "text/html; charset=Shift_JIS", "text/html"):
+        assert decode(text.encode("shift_jis"), header) == text
+    assert decode(text.encode("euc_jp"), "text/html; charset=euc-jp") == text
+
+
+def test_a_page_cut_inside_a_character_is_still_utf8():
+    assert decode("coração é".encode()[:-1], "text/html") == "coração \ufffd"
 
 
 def test_article_without_furniture():
@@ -54,6 +73,42 @@ def test_article_without_furniture():
     assert "Sentence 29 tells" in found.text
     assert "Menu entry" not in found.text
     assert (found.title, found.language) == ("A title", "pt-br")
+
+
+def test_lines_of_tables_lists_and_code():
+    source = (
+        "<p>One &amp; two<br>three</p><table><tr><td>a<td>b<tr><td>c<td>d</table>"
+        "<ul><li>e<li>f</ul>"
+        "<pre>if x:\n    y  = 1\n</pre><p>\0g&#0;\u200b</p>"
+    )
+    found = html.scan(np.frombuffer(source.encode(), np.uint8))
+    text = blocks.text_of(found, np.ones(len(found.blocks), bool))
+    expected = ["One & two", "three", "a | b", "c | d", "e", "f", "if x:", "    y  = 1"]
+    assert text.split("\n")[:-1] == expected
+    assert text.split("\n")[-1].startswith("g") and "\0" not in text
+
+
+@pytest.mark.parametrize(
+    ("head", "date"),
+    [
+        ("<meta property='article:published_time' content='2022-05-04T10:00:00-03:00'>",
+         "2022-05-04T10:00:00-03:00"),
+        ('<script type=application/ld+json>{"datePublished": "2021-01-31"}</script>', "2021-01-31"),
+        ("<time datetime='2020-02-03'>3 Feb</time>", "2020-02-03"),
+        ("<meta name=date content='yesterday'>", ""),
+    ],
+)  # fmt: skip
+def test_date(head, date):
+    assert extract(page("<p>a</p>", head).encode(), "text/html", "http://h/").date == date
+
+
+def test_in_doubt_the_careful_tier_speaks(monkeypatch):
+    body = page(f"<main><article>{ARTICLE}</article></main>").encode()
+    assert extract(body, "text/html", "http://h/").extractor == "blocks"
+    monkeypatch.setattr(classifier, "DOUBT", -1.0)
+    careful = extract(body, "text/html", "http://h/")
+    assert careful.extractor == "trafilatura"
+    assert "Sentence 29 tells" in careful.text
 
 
 def test_links():
@@ -138,25 +193,40 @@ def test_sandbox_ends_with_its_parent():
     raise AssertionError("the child outlives its parent")
 
 
-def shingles(text):
-    words = re.findall(r"\w+", text)
-    return Counter(tuple(words[i : i + 4]) for i in range(max(1, len(words) - 3)))
+def test_odd_bytes_give_no_traceback():
+    png = bytes(range(256)) * 500
+    for body in (
+        b"",
+        b"\0" * 1000,
+        png,
+        b"\xff\xfe" + png,
+        b"<html",
+        b"<table><td colspan=9999999>",
+    ):
+        found = extract(body, "text/html", "http://h/")
+        found.text.encode()
+        assert "\0" not in found.text
 
 
 def test_f1_on_labelled_pages():
-    """Macro precision and recall of word 4-grams, as article-extraction-benchmark counts them."""
+    """Mean F1 of word 3-grams on the half of the pages that nothing was chosen on."""
     data = os.environ.get("SABIA_TEST_DATA")
     if not data:
         pytest.skip("SABIA_TEST_DATA is not set: no labelled pages")
     folder = Path(data) / "web" / "article-extraction"
     truth = json.loads((folder / "ground-truth.json").read_text())
-    precision, recall = [], []
+    scores = []
     for path in sorted((folder / "html").glob("*.html.gz")):
-        wanted = shingles(truth[path.name.removesuffix(".html.gz")]["articleBody"])
-        found = shingles(extract(gzip.decompress(path.read_bytes()), "text/html", "http://h/").text)
-        common = sum((wanted & found).values())
-        precision.append(common / max(1, sum(found.values())))
-        recall.append(common / max(1, sum(wanted.values())))
-    p, r = sum(precision) / len(precision), sum(recall) / len(recall)
-    assert len(precision) >= 90
-    assert 2 * p * r / (p + r) >= 0.95
+        if int(path.name[0], 16) % 2:
+            found = extract(gzip.decompress(path.read_bytes()), "text/html", "http://h/").text
+            scores.append(f1(found, truth[path.name.removesuffix(".html.gz")]["articleBody"]))
+    assert len(scores) >= 40
+    assert sum(scores) / len(scores) >= 0.95
+
+
+def f1(found, true):
+    a, b = (
+        Counter(zip(words, words[1:], words[2:], strict=False))
+        for words in (re.findall(r"\w+", text.lower()) for text in (found, true))
+    )
+    return 2 * (a & b).total() / (a.total() + b.total())
