@@ -75,11 +75,11 @@ def check(tmp_path, port, hosts, pages, killed, log):
 
 def test_kills_without_extraction(tmp_path):
     log = tmp_path / "log"
-    with site_server.running(600, 2, log, 0.002, 0, 500) as port:
+    with site_server.running(300, 2, log, 0.002, 0, 500) as port:
         command = [*options(tmp_path, port, 2), "--no-extract"]
-        killed = crawl_through_kills(command, log, 600, 3, seed=1)
-        assert killed == 3
-        check(tmp_path, port, 2, 600, killed, log)
+        killed = crawl_through_kills(command, log, 300, 2, seed=1)
+        assert killed == 2
+        check(tmp_path, port, 2, 300, killed, log)
 
 
 @pytest.mark.slow
