@@ -17,7 +17,7 @@ from sabia.core.errors import UsageError
 from sabia.core.shards.job import Job
 from sabia.core.shards.mapping import ShardContext, run_map
 from sabia.core.shards.sources import Source
-from sabia.core.text import characters, heuristics, language
+from sabia.core.text import heuristics, language
 from sabia.core.text.decision import Decision, read_decision, values_of
 from sabia.core.text.predicate import Predicate
 from sabia.core.text.removed import RemovedPart, map_and_gather, put_column
@@ -87,9 +87,17 @@ def score_shard(
             stays = predicate.evaluate(scored)
             if not stays.all():
                 context.count("not kept", int((~stays).sum()))
-                removed.write(scored.filter(pa.array(~stays)), f"not {config.where}")
+                gone = scored.filter(pa.array(~stays))
+                removed.write(gone, _reasons(gone, predicate))
             yield scored.filter(pa.array(stays))
     context.count(CPU, time.process_time() - began)
+
+
+def _reasons(batch: pa.RecordBatch, predicate: Predicate) -> pa.Array:
+    """Why rows go: the expression, and the first failing rule of each filter that it names."""
+    filters = [name for name in heuristics.FILTERS if name in predicate.names]
+    found = heuristics.failures(batch.column("scores"), filters)
+    return pa.array([f"not {predicate.text}" + "".join(f"; {why}" for why in row) for row in found])
 
 
 def score_batch(
@@ -124,14 +132,6 @@ def score_batch(
 def _measure(column: pa.Array) -> tuple[np.ndarray, dict[str, np.ndarray]]:
     """(languages object[n], scores float64[n] by name) of a text column."""
     data, offsets = text_buffers(column)
-    names: list[np.ndarray] = []
-    parts: list[dict[str, np.ndarray]] = []
-    for low, high in characters.chunks(offsets):
-        texts = characters.texts_of(data, offsets, low, high)
-        verdict = language.identify(texts)
-        names.append(verdict.language)
-        sure = {"language_confidence": verdict.confidence}
-        parts.append(heuristics.measure(texts, verdict) | sure)
-    keys = parts[0] if parts else {}
-    scores = {key: np.concatenate([part[key] for part in parts]) for key in keys}
-    return np.concatenate([np.empty(0, object), *names]), scores
+    verdict = language.identify(data, offsets)
+    scores = {"language_confidence": verdict.confidence}
+    return verdict.language, heuristics.measure(data, offsets, verdict) | scores

@@ -83,12 +83,11 @@ def _words(source: str, text: str) -> str:
 
 
 def _language(source: str, text: str) -> str:
-    from sabia.core.text.characters import text_of
-    from sabia.core.text.language import UNDETERMINED, identify
+    from sabia.core.text.language import UNDETERMINED, names_of
 
     if min(len(TOKEN.findall(source)), len(TOKEN.findall(text))) < SHORT_WORDS:
         return ""
-    names = [str(identify(text_of(part)).language[0]) for part in (source, text)]
+    names = names_of([source, text])
     if UNDETERMINED in names or names[0] == names[1]:
         return ""
     return f"language {names[1]} (source: {names[0]})"

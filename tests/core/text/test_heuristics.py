@@ -1,107 +1,30 @@
-"""Quality figures: each against a plain Python count, and the verdict on texts that are plainly
-good or bad."""
-
-import random
-import re
-from collections import Counter
-from itertools import pairwise
+"""Rules, grades and verdicts over the figures, on texts that are plainly good or bad, and on the
+texts with which datatrove tries its own filters."""
 
 import numpy as np
 import pyarrow as pa
 import pytest
 
-from sabia.core.text import characters, heuristics, language
+from sabia.core.text import heuristics, language
 from sabia.core.text.sketching import text_buffers
 
 PROSE = (
     "The mill stood at the end of the valley, where the road turned away from the river. In the"
     " autumn its wheel was repaired by two brothers, who had learnt the trade from their father"
-    " and who never agreed on anything except the price.\nWhen the work was done they sat on the"
-    " wall, shared a loaf of bread, and talked about the winter that was coming."
+    " and who never agreed on anything except the price. That was to be expected.\nWhen the work"
+    " was done they sat on the wall, shared a loaf of bread, and talked about the winter that was"
+    " coming. Nobody else came along the road. It rained."
 )
 
 
 def measure(texts: list[str]) -> dict[str, np.ndarray]:
     data, offsets = text_buffers(pa.array(texts, pa.string()))
-    parts = []
-    for low, high in characters.chunks(offsets):
-        some = characters.texts_of(data, offsets, low, high)
-        parts.append(heuristics.measure(some, language.identify(some)))
-    return {name: np.concatenate([part[name] for part in parts]) for name in heuristics.NAMES}
+    return heuristics.measure(data, offsets, language.identify(data, offsets))
 
 
-def plain(text: str) -> dict[str, float]:
-    """The same figures for Latin text without odd code points, written with str and re."""
-    words = re.findall(r"\w+", text.lower())
-    lines = [line.strip() for line in text.split("\n") if line.strip()]
-    letters = sum(map(len, words))
-    nan = float("nan")
-
-    def share(part: float, whole: float) -> float:
-        return part / whole if whole else nan
-
-    seen: set[str] = set()
-    doubled = 0
-    for line in lines:
-        doubled += len(line) if line.lower() in seen else 0
-        seen.add(line.lower())
-    pairs = Counter(pairwise(words))
-    top = max((n * (len(a) + len(b)) for (a, b), n in pairs.items() if n > 1), default=0)
-    grams, inside = set(), set()
-    for i in range(len(words) - 4):
-        gram = tuple(words[i : i + 5])
-        if gram in grams:
-            inside |= set(range(i, i + 5))
-        grams.add(gram)
-    alphabetic = sum(c.isalpha() for c in text)
-    return {
-        "word_count": len(words),
-        "mean_word_length": share(letters, len(words)),
-        "alpha_words": share(sum(any(c.isalpha() for c in w) for w in words), len(words)),
-        "bullet_lines": share(sum(line[0] in heuristics.BULLETS for line in lines), len(lines)),
-        "ellipsis_lines": share(sum(line.endswith(("...", "…")) for line in lines), len(lines)),
-        "punctuated_lines": share(sum(x[-1] in heuristics.TERMINALS for x in lines), len(lines)),
-        "short_lines": share(sum(len(line) < 30 for line in lines), len(lines)),
-        "duplicate_lines": share(doubled, sum(map(len, lines))),
-        "symbol_ratio": share(len(re.findall(r"#|…|\.{3,}", text)), len(words)),
-        "upper_ratio": share(sum(c.isupper() for c in text), alphabetic),
-        "links": share(text.count("://"), len(words)),
-        "top_bigram": share(min(top, letters), letters),
-        "duplicate_ngrams": share(sum(len(words[i]) for i in inside), letters),
-        "code_marks": share(
-            sum(c in heuristics.CODE_MARKS for c in text), sum(not c.isspace() for c in text)
-        ),
-    }
-
-
-def random_page(source: random.Random) -> str:
-    atoms = ["the", "mill", "Água", "x", "42", "END", "http://a.b/c", "{", "};", "#tag", "...", "…"]
-    lines = []
-    for _ in range(source.randrange(12)):
-        line = " ".join(source.choices(atoms, k=source.randrange(9)))
-        lines.append(
-            source.choice(["", "", "- ", "• "]) + line + source.choice(["", ".", "...", "!"])
-        )
-    lines += lines[: source.randrange(3)]
-    return "\n".join(lines)
-
-
-def test_every_figure_equals_a_plain_count() -> None:
-    source = random.Random(11)
-    texts = ["", " \n ", "one", PROSE, PROSE.upper(), *(random_page(source) for _ in range(150))]
-    got = measure(texts)
-    for i, text in enumerate(texts):
-        for name, value in plain(text).items():
-            assert got[name][i] == pytest.approx(value, nan_ok=True), (name, text)
-
-
-def test_figures_do_not_depend_on_the_company() -> None:
-    source = random.Random(1)
-    texts = [PROSE, "漢字とかなの文です。", *(random_page(source) for _ in range(20))]
-    together = measure(texts)
-    for i, text in enumerate(texts):
-        for name, values in measure([text]).items():
-            assert values[0] == pytest.approx(together[name][i], nan_ok=True), (name, text)
+def reason(name: str, text: str) -> str:
+    got = measure([text])
+    return heuristics.first_failure(name, {key: values[0] for key, values in got.items()})
 
 
 BAD = {
@@ -124,21 +47,86 @@ def test_quality_is_one_for_prose_and_low_for_what_is_not() -> None:
     assert np.all((quality >= 0) & (quality <= 1))
 
 
-def test_each_rule_is_linear_between_its_bounds() -> None:
-    for rule in heuristics.RULES:
-        middle = (rule.good + rule.bad) / 2
-        values = np.array([rule.good, middle, rule.bad, np.nan])
-        expected = [1, 1 - rule.weight / 2, 1 - rule.weight, 1]
-        assert rule.factor(values) == pytest.approx(expected), rule.score
+def test_prose_passes_every_filter_and_nothing_fails_all() -> None:
+    got = measure([PROSE, ""])
+    for name in heuristics.FILTERS:
+        assert got[name].tolist() == [1.0, 0.0]
+    assert {reason(name, PROSE) for name in heuristics.FILTERS} == {""}
+    assert reason("fineweb", "") == "fineweb: no words"
 
 
-def test_scripts_without_spaces_are_counted_by_character() -> None:
-    got = measure(["這是一個沒有空格的句子", "ไทย"])
-    assert got["word_count"].tolist() == [11, 3]
-    assert np.isnan(got["mean_word_length"]).all()
+def test_each_grade_is_linear_between_its_bounds() -> None:
+    for grade in heuristics.GRADES:
+        middle = (grade.good + grade.bad) / 2
+        values = np.array([grade.good, middle, grade.bad, np.nan])
+        expected = [1, 1 - grade.weight / 2, 1 - grade.weight, 1]
+        assert grade.factor(values) == pytest.approx(expected), grade.score
+
+
+def test_a_rule_fails_beyond_its_threshold_only() -> None:
+    for rule in (rule for rules in heuristics.RULES.values() for rule in rules):
+        step = -0.001 if rule.below else 0.001
+        values = np.array([rule.threshold, rule.threshold + step, rule.threshold - step, np.nan])
+        assert rule.fails(values).tolist() == [False, True, False, False], rule.name
+
+
+FRODO = (
+    "I wish it need not have happened in my time,' said Frodo. 'So do I,' said Gandalf, 'and so do"
+    " all who live to see such times. But that is not for them to decide. All we have to decide is"
+    " what to do with the time that is given us.'"
+)
+REPEATED = {  # datatrove's own cases: text → the figure over its threshold
+    "I am your father.\n" * 4: "gopher_dup_lines",
+    "I am your father.\n\n" * 4: "gopher_dup_paragraphs",
+    "I am groot.\n\nYou are a wizard.\n\nI am your father.\n\n" + f"{'x' * 30}.\n\n" * 2: (
+        "gopher_dup_paragraph_chars"
+    ),
+    "I am groot.\nYou are a wizard.\nI am your father.\n" + f"{'x' * 40}.\n" * 2: (
+        "gopher_dup_line_chars"
+    ),
+    "I am Frank, I am Frank, I am Frank": "gopher_top_2gram_share",
+    "I am Frank, you are Jhon. I am Frank. I am Frank you are Jhon": "gopher_top_3gram_share",
+    "I am a solo traveller " * 4 + FRODO: "gopher_dup_5gram_share",
+}
+
+
+def test_repetition_is_found_where_datatrove_finds_it() -> None:
+    got = measure(list(REPEATED))
+    rules = heuristics.RULES["gopher"][10:]
+    for row, figure in enumerate(REPEATED.values()):
+        failing = [rule.figure for rule in rules if rule.fails(got[rule.figure][row : row + 1])[0]]
+        assert failing[0] == figure
+
+
+def test_figures_of_datatroves_quality_cases() -> None:
+    symbols = "the ./!*?<><> apple <?////> orange  ++ interconnection !<>??? have" * 20
+    short = [word * 20 for word in ("I am ", "interconnection ", "# comment ", "... comment ")]
+    got = measure([*short, FRODO, symbols])
+    assert got["mean_word_length"][0] < 3 and got["mean_word_length"][1] > 10
+    assert got["gopher_hash_ratio"][2] > 0.1 and got["gopher_ellipsis_ratio"][3] > 0.1
+    assert got["gopher_stop_words"][4] >= 2 and got["gopher_alpha_words"][5] < 0.8
+
+
+def test_stop_words_are_those_of_the_language() -> None:
+    portuguese = (
+        "O moinho ficava no fim do vale, onde a estrada se afastava do rio. No outono a roda foi"
+        " consertada por dois irmãos, que tinham aprendido o ofício com o pai. Não choveu mais."
+    )
+    chinese = "磨坊位于山谷的尽头，那里的道路偏离了河流。秋天，两个兄弟修好了它的轮子。"
+    got = measure([portuguese, chinese])
+    assert got["gopher_stop_words"][0] >= 5
+    assert np.isnan(got["mean_word_length"][1]) and got["word_count"][1] > 30
+
+
+def test_reasons_name_the_first_rule_and_its_figure() -> None:
+    assert reason("gopher", "Page not found.") == "gopher: too few words (word_count 3 < 50)"
+    assert reason("c4", PROSE + " {").startswith("c4: ") is True
+    scores = pa.array([[("word_count", 3.0)], None], pa.map_(pa.string(), pa.float64()))
+    found = heuristics.failures(scores, ["gopher"])
+    assert found == [["gopher: too few words (word_count 3 < 50)"], []]
 
 
 def test_huge_and_odd_texts() -> None:
-    texts = ["x" * 3_000_000, "a " * 400_000, "\x00\x01", "👍🏽" * 50, "e\u0301" * 30]
+    texts = ["x" * 3_000_000, "a " * 400_000, "\x00\x01", "👍🏽" * 50, "e\u0301" * 30, "one"]
     quality = measure(texts)["quality"]
     assert np.isfinite(quality).all() and quality[0] == 0

@@ -8,7 +8,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from sabia.core.text import characters, language
+from sabia.core.text import language
 from sabia.core.text.sketching import text_buffers
 
 SENTENCES = {
@@ -68,11 +68,22 @@ SENTENCES = {
     "ko": ["선생님은 규칙을 두 번 설명했습니다."],
     "ja": ["先生は規則を二回説明しました。"],
     "zh": ["老师把规则解释了两遍。"],
+    "pl": ["Nauczyciel wyjaśnił zasadę dwa razy, ale połowa klasy nadal jej nie zrozumiała."],
+    "fi": [
+        "Opettaja selitti säännön kahdesti, mutta puolet luokasta ei vieläkään ymmärtänyt sitä."
+    ],
+    "tr": ["Öğretmen kuralı iki kez açıkladı, ancak sınıfın yarısı hâlâ anlamadı ve sordu."],
+    "ru": ["Учитель дважды объяснил правило, но половина класса так ничего и не поняла."],
+    "uk": ["Вчитель двічі пояснив правило, але половина класу так нічого і не зрозуміла."],
+    "bg": ["Учителят обясни правилото два пъти, но половината клас не разбра нищо."],
+    "sr": ["Учитељ је два пута објаснио правило, али половина разреда ништа није разумела."],
+    "gl": ["O profesor explicou a regra dúas veces, pero a metade da clase non a entendeu."],
+    "ar": ["شرح المعلم القاعدة مرتين لكن نصف الطلاب لم يفهموا شيئا"],
+    "fa": ["معلم قانون را دو بار توضیح داد اما نیمی از کلاس آن را نفهمید"],
+    "ur": ["استاد نے قاعدہ دو بار سمجھایا لیکن آدھی جماعت پھر بھی نہیں سمجھی"],
+    "hi": ["अध्यापक ने नियम दो बार समझाया लेकिन आधी कक्षा फिर भी नहीं समझी"],
+    "mr": ["शिक्षकांनी नियम दोन वेळा समजावून सांगितला पण अर्ध्या वर्गाला तो कळला नाही"],
     "und": [
-        "Nauczyciel wyjaśnił zasadę dwa razy, ale połowa klasy nadal jej nie zrozumiała wczoraj.",
-        "Opettaja selitti säännön kahdesti, mutta puolet luokasta ei vieläkään ymmärtänyt sitä.",
-        "Öğretmen kuralı iki kez açıkladı, ancak sınıfın yarısı hâlâ anlamadı ve sordu.",
-        "Учитель дважды объяснил правило, но половина класса так ничего и не поняла.",
         "xq zzv wkpt brrgh plomk dfgh qwrt zxcv bnmk lkjh gfds poiu",
         "12 34 56 78 90 = 270",
         "",
@@ -82,11 +93,7 @@ SENTENCES = {
 
 
 def identify(texts: list[str]) -> list[str]:
-    data, offsets = text_buffers(pa.array(texts, pa.string()))
-    names: list[str] = []
-    for low, high in characters.chunks(offsets):
-        names += language.identify(characters.texts_of(data, offsets, low, high)).language.tolist()
-    return names
+    return language.names_of(texts)
 
 
 def share(texts: list[str], expected: str) -> float:
@@ -107,16 +114,25 @@ def test_the_answer_does_not_depend_on_the_company() -> None:
 
 def test_only_the_beginning_of_a_long_text_is_read() -> None:
     long = " ".join(SENTENCES["pt"]) * 40
-    assert len(long) > language.MAX_CHARACTERS
-    cut = language.beginning(characters.text_of(long))
-    assert cut.count == 1 and len(cut.codes) == language.MAX_CHARACTERS
-    assert identify([long + " the end of it"]) == ["pt"]
+    assert identify([long + " the end of it" * 400]) == ["pt"]
+
+
+def test_odd_texts() -> None:
+    texts = [
+        "x" * 2_000_000,
+        "1" * 10_000,
+        "\x00\u200b\ufeff",
+        "👍🏽" * 5000,
+        "𠀀𠀁" * 9,
+        "e\u0301" * 99,
+    ]
+    assert identify(texts)[1:5] == ["und", "und", "und", "zh"]
 
 
 def test_confidence_is_a_probability() -> None:
     texts = [text for group in SENTENCES.values() for text in group]
     data, offsets = text_buffers(pa.array(texts))
-    verdict = language.identify(characters.texts_of(data, offsets, 0, len(texts)))
+    verdict = language.identify(data, offsets)
     assert np.all((verdict.confidence >= 0) & (verdict.confidence <= 1))
     assert verdict.confidence[texts.index("")] == 0
 
