@@ -62,7 +62,8 @@ class Graph:
     def seeds(self, count: int = 5) -> list[str]:
         """Homes of hosts that are about the topic: what a person would start from."""
         about = [h for h, kind in enumerate(self.hosts) if kind == "about"]
-        return [f"http://host{h}.example/" for h in self.rng.sample(about, min(count, len(about)))]
+        chosen = random.Random(0).sample(about, min(count, len(about)))
+        return [f"http://host{h}.example/" for h in chosen]
 
     def examples(self, count: int = 30) -> list[str]:
         """Texts on the topic that are no page of this web."""
