@@ -22,13 +22,14 @@ class Method(NamedTuple):
 
 
 _DOCUMENTS = ("keep", "removed", "engine")
+_PLACES = ("scratch", "phase", "against", "index", "replaced")
 _PARTS = ("action", "share", "mem", "removed", "engine")
 METHODS = {
     "minhash": Method(
         "sabia.core.text.dedup",
-        (*_DOCUMENTS, "threshold", "ngram", "permutations", "verify", "mem"),
+        (*_DOCUMENTS, *_PLACES, "threshold", "ngram", "permutations", "verify", "mem"),
     ),
-    "exact": Method("sabia.core.text.dedup", _DOCUMENTS),
+    "exact": Method("sabia.core.text.dedup", (*_DOCUMENTS, *_PLACES)),
     "substring": Method("sabia.core.text.substring", (*_PARTS, "span", "tokenizer")),
     "line": Method("sabia.core.text.line_copies", (*_PARTS, "unit", "min_copies", "min_words")),
     "url": Method("sabia.core.text.url_copies", ("keep", "removed")),
@@ -81,6 +82,23 @@ def dedup(
         str, option("What was removed, with reason and kept_id.", metavar="FILE.parquet")
     ] = "",
     engine: Annotated[str, option("auto, numba or numpy.", metavar="NAME")] = "auto",
+    against: Annotated[
+        str, option("Drop what this index of earlier runs holds.", metavar="DIR")
+    ] = "",
+    index: Annotated[str, option("Add the documents kept to this index.", metavar="DIR")] = "",
+    replaced: Annotated[
+        str,
+        option(
+            "Let better new documents replace indexed ones, listed here.", metavar="FILE.parquet"
+        ),
+    ] = "",
+    scratch: Annotated[
+        str, option("Keep sketches here: to go on after a kill, and for phases.", metavar="DIR")
+    ] = "",
+    phase: Annotated[
+        str,
+        option("In arrays: sketch (slices), compare (one job), write (slices).", metavar="NAME"),
+    ] = "",
     span: Annotated[
         int | None, option("Least copy: 50 tokens, or 200 bytes without a tokenizer.", metavar="N")
     ] = None,
@@ -121,7 +139,7 @@ def dedup(
 
     Adds the columns cluster (the id of the document kept) and cluster_size, or cuts spans and
     lines that occur before. The answer does not depend on -j. All shards are needed at once: run
-    it as one job, not in a Slurm array.
+    it as one job, or as an array, a job and an array with --phase and a shared --scratch.
     """
     if method not in METHODS:
         raise UsageError(f"--method: {method!r} (expected {', '.join(METHODS)})")

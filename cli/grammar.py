@@ -159,7 +159,7 @@ _OPTIONS: dict[str, tuple[Any, Any]] = {
 _ALWAYS = ("force", "dry_run", "config", "quiet", "debug")
 KINDS: dict[str, tuple[str, ...]] = {
     "map": ("inputs", "out", "to", "rejects", "jobs", "shard", "seed", "stats", *_ALWAYS),
-    "barrier": ("inputs", "out", "to", "rejects", "jobs", "seed", "stats", *_ALWAYS),
+    "barrier": ("inputs", "out", "to", "rejects", "jobs", "shard", "seed", "stats", *_ALWAYS),
     "train": ("inputs", "out", "to", "rejects", "backend", "mesh", "seed", *_ALWAYS),
     "report": ("inputs", "out", "to", "backend", "seed", "json", *_ALWAYS),
     "fit": ("inputs", "out", "jobs", "seed", "json", *_ALWAYS),
@@ -167,6 +167,7 @@ KINDS: dict[str, tuple[str, ...]] = {
     "compare": ("inputs", "json", "config", "quiet", "debug"),
     "plan": ("out", "to", "json", "config", "quiet", "debug"),
 }
+SLICED_PHASES = ("sketch", "write")  # of a stage with a barrier, which an array may do
 _READS_STDIN = ("map", "barrier", "fit", "choose", "train")
 _CHOICES = {"to": ("parquet", "arrow", "jsonl"), "backend": ("torch", "jax")}
 
@@ -291,8 +292,12 @@ def _job(name: str, kind: str, settings: dict[str, Any], own: dict[str, Any]) ->
     if (
         kind in ("barrier", "fit", "choose")
         and os.environ.get("SLURM_ARRAY_TASK_COUNT", "1") != "1"
+        and own.get("phase") not in SLICED_PHASES
     ):
-        raise UsageError(f"{name} needs all shards at once; run it as one job, not as an array")
+        hint = "" if "phase" not in own else f", or in phases (--phase {', '.join(SLICED_PHASES)})"
+        raise UsageError(
+            f"{name} needs all shards at once; run it as one job, not as an array{hint}"
+        )
     fields = {k: v for k, v in settings.items() if k in Job.__dataclass_fields__}
     fields |= {"inputs": inputs, "options": json.loads(json.dumps(own, default=str))}
     if settings.get("shard"):

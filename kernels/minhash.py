@@ -116,15 +116,17 @@ def jaccard(
 ) -> np.ndarray:
     """Jaccard similarity float64[p] of the sets of pairs[p, 2]; 1 where both are empty.
 
-    Set i is shingles[starts[i]:starts[i+1]] (uint32, in any order, repeats allowed). Pairs with
-    the same first set should follow each other: the work is shared.
+    Set i is shingles[starts[i]:starts[i+1]] (uint32, in any order, repeats allowed).
     """
     return room_of(engine).jaccard(shingles, starts, pairs)
 
 
 def gather(
-    source: np.ndarray, places: np.ndarray, counts: np.ndarray, target: np.ndarray,
-    engine: str = "numpy",
-) -> None:  # fmt: skip
-    """Copy source[places[i]:places[i] + counts[i]] for each i, one after the other, to `target`."""
-    room_of(engine).gather(source, places, counts, target)
+    file: int, places: np.ndarray, counts: np.ndarray, target: np.ndarray, engine: str = "numpy"
+) -> None:
+    """Read runs of shingles from an open file (its descriptor) into target uint32, one by one.
+
+    Run i has counts[i] shingles from the places[i]-th of the file on, int64[r] both. Read rather
+    than mapped: pages of a mapping would count as this process's memory. Raises OSError.
+    """
+    room_of(engine).gather(file, places, counts, target)

@@ -6,6 +6,9 @@ Python object and no memory beyond its shingles. Compiled code is cached on disk
 the GIL: threads scale. Bit for bit equal to sabia.kernels.minhash_reference.
 """
 
+import errno
+
+import numba
 import numpy as np
 
 from sabia.kernels.minhash import SHINGLE_BASE, SketchConfig, Sketches, mix_int
@@ -23,6 +26,12 @@ from sabia.kernels.text_table import folding_tables
 
 _M = U(SHINGLE_BASE)
 _TOP = np.uint32(0xFFFFFFFF)
+_pread = numba.types.ExternalFunction(  # of the C library
+    "pread",
+    numba.types.int64(
+        numba.types.int32, numba.types.int64, numba.types.uint64, numba.types.int64
+    ),
+)
 
 
 @jit
@@ -103,56 +112,42 @@ def sketch(data: np.ndarray, offsets: np.ndarray, config: SketchConfig) -> Sketc
 
 
 @jit
-def _enter(shingles, first, last, keys, seen):  # type: ignore[no-untyped-def]
-    """Enter a set into an emptied hash table; returns (number of distinct, shift of the table)."""
-    bits = 4
-    while (1 << bits) < 2 * (last - first):
-        bits += 1
-    keys[: 1 << bits] = U(0)
-    seen[: 1 << bits] = -1
-    shift, mask, distinct = U(32 - bits), (1 << bits) - 1, 0
-    for i in range(first, last):
-        key = U(shingles[i]) + U(1)
-        spot = np.int64(((U(shingles[i]) * U(0x9E3779B1)) & U(0xFFFFFFFF)) >> shift)
-        while keys[spot] != U(0) and keys[spot] != key:
-            spot = (spot + 1) & mask
-        distinct += keys[spot] == U(0)
-        keys[spot] = key
-    return distinct, bits
-
-
-@jit
-def _shared(shingles, first, last, keys, seen, bits, mark):  # type: ignore[no-untyped-def]
-    """How many distinct values of a set are in the table; each call needs a `mark` of its own."""
-    shift, mask, both = U(32 - bits), (1 << bits) - 1, 0
-    for i in range(first, last):
-        key = U(shingles[i]) + U(1)
-        spot = np.int64(((U(shingles[i]) * U(0x9E3779B1)) & U(0xFFFFFFFF)) >> shift)
-        while keys[spot] != U(0) and keys[spot] != key:
-            spot = (spot + 1) & mask
-        if keys[spot] == key and seen[spot] != mark:
-            seen[spot] = mark
-            both += 1
-    return both
+def _place(shingle, stamp, keys, shift):  # type: ignore[no-untyped-def]
+    """(key, where it is or would be) in a table whose keys of other stamps count as free."""
+    key = (stamp << U(32)) | U(shingle)
+    spot = np.int64(((U(shingle) * U(0x9E3779B1)) & U(0xFFFFFFFF)) >> shift)
+    while keys[spot] >> U(32) == stamp and keys[spot] != key:
+        spot = (spot + 1) & ((1 << np.int64(U(32) - shift)) - 1)
+    return key, spot
 
 
 @jit
 def _jaccard(shingles, starts, pairs, result):  # type: ignore[no-untyped-def]
-    longest = 8
+    """A table holds the first set (owner 0), then the second (1: in both, 2: only there)."""
+    longest = 4
     for i in range(starts.shape[0] - 1):
         longest = max(longest, starts[i + 1] - starts[i])
-    keys, seen = np.empty(4 * longest, np.uint64), np.empty(4 * longest, np.int64)
-    sizes = np.empty(starts.shape[0] - 1, np.int64)
-    for i in range(starts.shape[0] - 1):
-        sizes[i], _ = _enter(shingles, starts[i], starts[i + 1], keys, seen)
-    before, bits = -1, 4
+    keys, owner = np.zeros(8 * longest, np.uint64), np.empty(8 * longest, np.uint8)
     for p in range(pairs.shape[0]):
-        i, j = pairs[p, 0], pairs[p, 1]
-        if i != before:
-            _, bits = _enter(shingles, starts[i], starts[i + 1], keys, seen)
-            before = i
-        both = _shared(shingles, starts[j], starts[j + 1], keys, seen, bits, p)
-        union = sizes[i] + sizes[j] - both
+        i, j, stamp = pairs[p, 0], pairs[p, 1], U(p + 1)
+        bits = 4
+        while (1 << bits) < 2 * (starts[i + 1] - starts[i] + starts[j + 1] - starts[j]):
+            bits += 1
+        shift, union, both = U(32 - bits), 0, 0
+        for k in range(starts[i], starts[i + 1]):
+            key, spot = _place(shingles[k], stamp, keys, shift)
+            union += keys[spot] != key
+            keys[spot] = key
+            owner[spot] = 0
+        for k in range(starts[j], starts[j + 1]):
+            key, spot = _place(shingles[k], stamp, keys, shift)
+            if keys[spot] != key:
+                keys[spot] = key
+                owner[spot] = 2
+                union += 1
+            elif owner[spot] == 0:
+                owner[spot] = 1
+                both += 1
         result[p] = both / union if union else 1.0
 
 
@@ -164,9 +159,21 @@ def jaccard(shingles: np.ndarray, starts: np.ndarray, pairs: np.ndarray) -> np.n
 
 
 @jit
-def gather(source, places, counts, target):  # type: ignore[no-untyped-def]
-    """See sabia.kernels.minhash.gather."""
+def _gather(file, places, counts, target):  # type: ignore[no-untyped-def]
     n = 0
     for i in range(places.shape[0]):
-        target[n : n + counts[i]] = source[places[i] : places[i] + counts[i]]
+        size, done = 4 * counts[i], 0
+        while done < size:
+            address = np.int64(target.ctypes.data) + 4 * n + done
+            got = _pread(np.int32(file), address, np.uint64(size - done), 4 * places[i] + done)
+            if got <= 0:
+                return False
+            done += got
         n += counts[i]
+    return True
+
+
+def gather(file: int, places: np.ndarray, counts: np.ndarray, target: np.ndarray) -> None:
+    """See sabia.kernels.minhash.gather."""
+    if not _gather(file, places, counts, target):
+        raise OSError(errno.EIO, "a file of shingles is cut short or cannot be read")

@@ -5,7 +5,9 @@ their folded forms, eight bytes of every token at a step. Batches are cut so tha
 stays near CHUNK_BYTES * 60.
 """
 
+import errno
 import functools
+import os
 from collections.abc import Iterator
 from typing import NamedTuple
 
@@ -266,7 +268,12 @@ def jaccard(shingles: np.ndarray, starts: np.ndarray, pairs: np.ndarray) -> np.n
     return result
 
 
-def gather(source: np.ndarray, places: np.ndarray, counts: np.ndarray, target: np.ndarray) -> None:
+def gather(file: int, places: np.ndarray, counts: np.ndarray, target: np.ndarray) -> None:
     """See sabia.kernels.minhash.gather."""
-    shift = places - (np.cumsum(counts) - counts)
-    target[:] = source[np.arange(len(target)) + np.repeat(shift, counts)]
+    n = 0
+    for place, count in zip(places.tolist(), counts.tolist(), strict=True):
+        raw = os.pread(file, 4 * count, 4 * place)
+        if len(raw) != 4 * count:
+            raise OSError(errno.EIO, "a file of shingles is cut short or cannot be read")
+        target[n : n + count] = np.frombuffer(raw, np.uint32)
+        n += count

@@ -8,6 +8,7 @@ output shards, and runs again from the start.
 import hashlib
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import pyarrow as pa
 
@@ -27,19 +28,35 @@ class Decision:
     dropped: Sequence[Iterable[pa.RecordBatch]] = field(default=())
 
 
+Salt = str | Callable[[list[Source]], str]
+
+
+def salt_of(sources: list[Source], salt: Salt = "") -> str:
+    """A hash of all inputs in order and of what else a decision depends on."""
+    said = salt if isinstance(salt, str) else salt(sources)
+    prints = [source.fingerprint() for source in sources]
+    text = " ".join([*prints, said] if said else prints)
+    return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
+
+
+def removed_provenance(job: Job, sources: list[Source], salt: Salt = "") -> dict[str, Any]:
+    """What made the file of removed rows."""
+    prints = [source.fingerprint() for source in sources]
+    return provenance(job, "removed", prints, salt_of(sources, salt))
+
+
 def run(
-    job: Job, removed_path: str, decide: Callable[[list[Source]], Decision], salt: str = ""
+    job: Job, removed_path: str, decide: Callable[[list[Source]], Decision], salt: Salt = ""
 ) -> None:
     """Decide and write, unless the outputs are there and made from the same.
 
-    `salt`: what else the decision depends on, such as a tokenizer's fingerprint.
+    `salt`: what else the decision depends on, such as a tokenizer's fingerprint, or how to tell it
+    from the inputs.
     """
     removed.check_path(removed_path)
     sources = open_inputs(job, "document")
-    prints = [source.fingerprint() for source in sources]
-    text = " ".join([*prints, salt] if salt else prints)
-    salt = hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
-    made = provenance(job, "removed", prints, salt)
+    salt = salt_of(sources, salt)
+    made = provenance(job, "removed", [source.fingerprint() for source in sources], salt)
     written = not removed_path or (not job.force and holds(removed_path, made))
     if job.dry_run or (written and is_current(job, sources, salt)):
         run_map(job, _nothing, sources=sources, salt=salt)

@@ -35,14 +35,19 @@ class Clusters:
     size: np.ndarray
 
 
-def find_clusters(corpus: Corpus, config: DedupConfig, engine: str) -> Clusters:
-    """Join duplicates, choose whom to keep, and say why each of the others goes."""
+def find_clusters(corpus: Corpus, config: DedupConfig, engine: str, prior: int = 0) -> Clusters:
+    """Join duplicates, choose whom to keep, and say why each of the others goes.
+
+    The first `prior` rows stay before all others, the earliest of a cluster first.
+    """
     first = first_of_equal(corpus.exact)
     parent = first
     if config.method == "minhash":
         distinct = (first == np.arange(corpus.count)) & (corpus.counts > 0)
         parent = join_near(corpus, parent, distinct, config, engine)
-    clusters = choose_kept(parent, keep.whole([corpus.worth], config.keep))
+    worth = keep.whole([corpus.worth], config.keep)
+    worth[:prior] = np.inf
+    clusters = choose_kept(parent, worth)
     _explain(clusters, first, corpus, config, engine)
     return clusters
 

@@ -5,16 +5,19 @@ whatever ends it. Every row comes out with `cluster` (the id of the document kep
 `cluster_size`; a removed row also with `reason`, `kept_id` and `similarity`.
 """
 
+import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Protocol
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from sabia.core.errors import BadData
+from sabia.core.errors import BadData, UsageError
+from sabia.core.shards.atomic import atomic_directory
 from sabia.core.shards.mapping import ShardContext
 from sabia.core.shards.sources import Source
 from sabia.core.text.barrier import Decision
@@ -52,9 +55,25 @@ class Plan:
     kept: Held
 
     @classmethod
-    def write(cls, row_starts: np.ndarray, ids: Ids, found: Clusters) -> "Plan":
-        """Spool what was decided; row_starts int64[sources + 1]: the first row of each source."""
-        rows, clusters = Spool(), Spool()
+    def write(
+        cls, row_starts: np.ndarray, ids: Ids, found: Clusters, directory: Path | None = None
+    ) -> "Plan":
+        """Write down what was decided, into a directory (whole or not at all) or unnamed files.
+
+        row_starts int64[sources + 1]: the first row of each source.
+        """
+        if directory is None:
+            return cls._spool(row_starts, ids, found, None)
+        with atomic_directory(directory) as temporary:
+            made = cls._spool(row_starts, ids, found, temporary)
+            (temporary / "starts.json").write_text(json.dumps(made.starts))
+        return cls.open(directory)
+
+    @classmethod
+    def _spool(
+        cls, row_starts: np.ndarray, ids: Ids, found: Clusters, place: Path | None
+    ) -> "Plan":
+        rows, clusters = (Spool(str(place / n) if place else "") for n in ("rows", "clusters"))
         table = np.empty(len(found.of_row), DECISION)
         table["cluster"], table["reason"] = found.of_row, found.reason
         table["similarity"] = found.similarity
@@ -68,6 +87,17 @@ class Plan:
         clusters.file.flush()
         starts = tuple(row_starts.tolist())
         return cls(rows.path, clusters.path, starts, Held(rows, clusters))
+
+    @classmethod
+    def open(cls, directory: Path) -> "Plan":
+        """A plan that was written into a directory; raises UsageError where there is none."""
+        try:
+            starts = tuple(json.loads((directory / "starts.json").read_text()))
+        except FileNotFoundError as error:
+            raise UsageError(
+                f"{directory.parent}: no plan for these inputs and options; run --phase compare"
+            ) from error
+        return cls(str(directory / "rows"), str(directory / "clusters"), starts, Held())
 
     def rows(self, index: int) -> np.ndarray:
         """Decisions of the rows of source `index`."""

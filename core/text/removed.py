@@ -26,10 +26,10 @@ from sabia.core.shards.sources import Source
 Work = Callable[[Job, str, Sequence[Source] | None], None]
 
 
-def check_path(path: str) -> None:
+def check_path(path: str, flag: str = "--removed") -> None:
     """Raise UsageError unless `path` names a Parquet file (or nothing)."""
     if path and not path.endswith(".parquet"):
-        raise UsageError(f"--removed: {path} (expected a file ending in .parquet)")
+        raise UsageError(f"{flag}: {path} (expected a file ending in .parquet)")
 
 
 def put_column(batch: pa.RecordBatch, name: str, column: pa.Array) -> pa.RecordBatch:

@@ -9,7 +9,6 @@ holds exact hashes, worth, counts and places of shingles: 36 bytes a document.
 """
 
 import json
-import mmap
 import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -147,15 +146,10 @@ class Corpus:
         self.worth = self._whole("worth", np.float64)
         self.counts = self._whole("counts", np.uint32)
         self.ends = np.cumsum(self.counts, dtype=np.int64)  # of shingles, over all segments
-        self._maps = [self._map(segment) for segment in segments]
+        self.bases = np.concatenate(([0], self.ends))[self.firsts]
 
     def _whole(self, name: str, dtype: Any) -> np.ndarray:
         return np.concatenate([np.empty(0, dtype), *(s.column(name, dtype) for s in self.segments)])
-
-    def _map(self, segment: Segment) -> mmap.mmap | None:
-        file = segment.spools["shingles"].file
-        size = file.seek(0, 2)
-        return mmap.mmap(file.fileno(), size, access=mmap.ACCESS_READ) if size else None
 
     def band(self, number: int) -> Iterator[tuple[int, np.ndarray]]:
         """(first row, digests uint64) of one band, chunk by chunk."""
@@ -166,24 +160,17 @@ class Corpus:
                 row += len(chunk)
 
     def shingles(self, rows: np.ndarray, engine: str) -> tuple[np.ndarray, np.ndarray]:
-        """(shingles uint32, starts int64[r + 1]) of ascending rows, copied to memory.
-
-        What was touched of the files is let go at once, so that it does not count as memory.
-        """
+        """(shingles uint32, starts int64[r + 1]) of ascending rows."""
         counts = self.counts[rows].astype(np.int64)
         starts = np.concatenate(([0], np.cumsum(counts)))
         values = np.empty(int(starts[-1]), np.uint32)
         bounds = np.searchsorted(rows, self.firsts)
         for index in np.flatnonzero(np.diff(bounds)).tolist():
             low, high = bounds[index : index + 2]
-            mapped = self._maps[index]
-            if mapped is None:
-                continue
-            base = self.ends[self.firsts[index]] - int(self.counts[self.firsts[index]])
-            places = self.ends[rows[low:high]] - counts[low:high] - base
-            minhash.gather(np.frombuffer(mapped, np.uint32), places, counts[low:high],
-                           values[starts[low] : starts[high]], engine)  # fmt: skip
-            mapped.madvise(mmap.MADV_DONTNEED)
+            places = self.ends[rows[low:high]] - counts[low:high] - self.bases[index]
+            file = self.segments[index].spools["shingles"].file.fileno()
+            target = values[starts[low] : starts[high]]
+            minhash.gather(file, places, counts[low:high], target, engine)
         return values, starts
 
     def take(self, rows: np.ndarray) -> pa.Array:

@@ -7,7 +7,6 @@ share the work. Threads share it here: kernels hold no lock, and rows are kept i
 
 import hashlib
 import json
-import shutil
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -75,12 +74,6 @@ def segment_print(source: Source, config: DedupConfig, seed: int) -> str:
     """The name of a source's segment: a hash of its bytes and of all that its sketches follow."""
     said = [VERSION, source.fingerprint(), asdict(config.sketch(seed)), config.keep, config.verify]
     return "sketch-" + hashlib.blake2b(json.dumps(said).encode(), digest_size=16).hexdigest()
-
-
-def drop_segments(scratch: Path, sources: Sequence[Source], config: DedupConfig, seed: int) -> None:
-    """Remove the segments of sources whose outputs are complete."""
-    for source in sources:
-        shutil.rmtree(scratch / segment_print(source, config, seed), ignore_errors=True)
 
 
 def _writer(config: DedupConfig, seed: int, directory: Path | None = None) -> SegmentWriter:

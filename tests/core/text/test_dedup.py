@@ -8,28 +8,13 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from planted import VOCABULARY, make_texts, write
 
 from sabia.core.errors import BadData, MissingBackend, UsageError
 from sabia.core.shards.job import Job
 from sabia.core.text import clusters, dedup
 from sabia.core.text.dedup_config import DedupConfig
 from sabia.kernels import minhash
-
-VOCABULARY = [f"word{i}" for i in range(3000)]
-
-
-def make_texts(source: random.Random, count: int, copies: int) -> tuple[list[str], list[int]]:
-    """(texts, the original of each): originals, then edited copies, shuffled together."""
-    originals = [source.choices(VOCABULARY, k=source.randrange(60, 160)) for _ in range(count)]
-    rows = [(words, i) for i, words in enumerate(originals)]
-    for _ in range(copies):
-        i = source.randrange(count)
-        words = list(originals[i])
-        for _ in range(source.choice([0, 0, 1, 1, 2, 5])):
-            words[source.randrange(len(words))] = source.choice(VOCABULARY)
-        rows.append((words, i))
-    source.shuffle(rows)
-    return [" ".join(words) for words, _ in rows], [i for _, i in rows]
 
 
 def jaccard(a: str, b: str, n: int = 5) -> float:
@@ -41,22 +26,11 @@ def jaccard(a: str, b: str, n: int = 5) -> float:
     return len(one & two) / len(one | two)
 
 
-def write(path: Path, texts: list[str], parts: int = 1, **columns: list) -> list[str]:
-    """Documents with ids d0, d1, … over `parts` Parquet files; returns their paths."""
-    table = pa.table({"id": [f"d{i}" for i in range(len(texts))], "text": texts, **columns})
-    size = -(-max(len(texts), 1) // parts)
-    paths = []
-    for part in range(parts):
-        paths.append(str(path / f"in{part}.parquet"))
-        pq.write_table(table.slice(part * size, size), paths[-1], row_group_size=37)
-    return paths
-
-
 def run(paths: list[str], out: Path, removed: Path | None = None, jobs: int = 1, **options) -> dict:
     """Rows kept (by id, in order) after a run into one file."""
     config = DedupConfig(**{"engine": "numpy", **options})
     job = Job("dedup", tuple(paths), str(out), jobs=jobs, options={**options, "r": str(removed)})
-    dedup.run(job, config, str(removed or ""))
+    dedup.run(job, config, dedup.Places(removed=str(removed or "")))
     return {row["id"]: row for row in pq.read_table(out).to_pylist()}
 
 
@@ -207,7 +181,7 @@ def test_columns_that_only_some_shards_have(tmp_path: Path) -> None:
     job = Job(
         "dedup", (str(tmp_path / "1.parquet"), str(tmp_path / "2.parquet")), str(tmp_path / "o")
     )
-    dedup.run(job, DedupConfig(engine="numpy"), str(tmp_path / "r.parquet"))
+    dedup.run(job, DedupConfig(engine="numpy"), dedup.Places(str(tmp_path / "r.parquet")))
     rows = pq.read_table(tmp_path / "r.parquet").to_pylist()
     assert [(row["id"], row["likes"]) for row in rows] == [("b", None), ("c", 3)]
 
