@@ -1,0 +1,181 @@
+"""Personal data in text: find it, count it by kind, mask it.
+
+Kinds, in the order in which they claim a stretch of text:
+    email    name@host with a dotted host of letters, digits and hyphens
+    iban     country code, two check digits, groups of letters and digits; remainder 1 modulo 97
+    card     13 to 19 digits, also in groups, of an issuer's range (Visa, Mastercard, American
+             Express, Discover, Diners, JCB, Elo, Hipercard) with a right Luhn digit
+    cnpj     14 digits, plain or NN.NNN.NNN/NNNN-NN, with right check digits
+    cpf      11 digits, plain or NNN.NNN.NNN-NN, with right check digits
+    ip       IPv4 and IPv6 addresses that are public (no private, reserved or local ones)
+    phone    + and 8 to 15 digits (E.164), also in groups; Brazilian ones with area code:
+             (NN) 9NNNN-NNNN, (NN) NNNN-NNNN, or NN 9NNNN-NNNN
+Numbers stand alone: no letter or digit touches them. A mask is the kind in brackets, `[email]`, so
+that masked text masks to itself. Every pattern is bounded, so the time is linear in the text.
+ISO 13616 (IBAN), ISO/IEC 7812 (cards), ITU-T E.164; Receita Federal (CPF, CNPJ).
+"""
+
+import ipaddress
+import re
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+KINDS = ("email", "iban", "card", "cnpj", "cpf", "ip", "phone")
+NAMES = tuple(f"pii_{kind}" for kind in KINDS)
+
+_EMAIL = re.compile(
+    r"(?<![\w.+-])[\w.+-]{1,64}@(?=[^\s@]{4,255})(?:[A-Za-z0-9](?:[A-Za-z0-9-]{0,61}[A-Za-z0-9])?\.)"
+    r"{1,8}[A-Za-z]{2,24}(?![\w-])"
+)
+_IBAN = re.compile(r"(?<!\w)[A-Z]{2}[0-9]{2}(?: ?[A-Z0-9]{4}){2,7}(?: ?[A-Z0-9]{1,3})?(?!\w)")
+_IPV4 = re.compile(r"(?<![\w.])(?:[0-9]{1,3}\.){3}[0-9]{1,3}(?!\w|\.[0-9])")
+_IPV6 = re.compile(r"(?<![\w:.])(?:[0-9A-Fa-f]{0,4}:){2,7}[0-9A-Fa-f]{0,4}(?![\w:])")
+_PHONE = re.compile(
+    r"(?<![\w+])\+[0-9]{1,3}[ .\-]?(?:\([0-9]{1,4}\)[ .\-]?)?[0-9](?:[ .\-]?[0-9]){4,13}(?!\w)"
+    r"|(?<![\w(])\(0?[1-9][0-9]\) ?(?:9 ?[0-9]{4}|[2-5][0-9]{3})[ \-]?[0-9]{4}(?!\w)"
+    r"|(?<![\w.+/-])[1-9][0-9] 9[0-9]{4}[ \-]?[0-9]{4}(?!\w)"
+)
+_CARD_LENGTHS = {  # issuer ranges as prefixes → lengths
+    **dict.fromkeys(["4"], (13, 16, 19)),
+    **dict.fromkeys([str(p) for p in (*range(51, 56), *range(2221, 2721))], (16,)),
+    **dict.fromkeys(["34", "37"], (15,)),
+    **dict.fromkeys(["6011", "65", *map(str, range(644, 650))], (16, 19)),
+    **dict.fromkeys(["36", "38", "39", *map(str, range(300, 306))], (14,)),
+    **dict.fromkeys([str(p) for p in range(3528, 3590)], (16, 19)),
+    **dict.fromkeys(["5067", "509", "6277", "6362", "6363", "606282", "3841"], (16,)),
+}
+Span = tuple[int, int, str]
+
+
+def luhn(digits: str) -> bool:
+    """Whether the last digit checks the others (ISO/IEC 7812)."""
+    total = 0
+    for place, char in enumerate(reversed(digits)):
+        value = int(char) * (1 + place % 2)
+        total += value - 9 * (value > 9)
+    return total % 10 == 0
+
+
+def is_card(digits: str) -> bool:
+    """A number of an issuer's range and length with a right Luhn digit."""
+    lengths = (_CARD_LENGTHS.get(digits[:size], ()) for size in (1, 2, 3, 4, 6))
+    return any(len(digits) in fits for fits in lengths) and luhn(digits)
+
+
+def _checks(digits: str, size: int, top: int) -> bool:
+    """Two check digits behind `size` digits, weights 2, 3, … top from the right, modulo 11."""
+    for length in (size, size + 1):
+        weights = [2 + place % (top - 1) for place in range(length)]
+        pairs = zip(reversed(digits[:length]), weights, strict=True)
+        rest = sum(int(char) * weight for char, weight in pairs) % 11
+        if int(digits[length]) != (0 if rest < 2 else 11 - rest):
+            return False
+    return len(set(digits)) > 1
+
+
+def is_cpf(digits: str) -> bool:
+    """Eleven digits, not all alike, with right check digits."""
+    return len(digits) == 11 and _checks(digits, 9, 11)
+
+
+def is_cnpj(digits: str) -> bool:
+    """Fourteen digits, not all alike, with right check digits."""
+    return len(digits) == 14 and _checks(digits, 12, 9)
+
+
+def is_iban(text: str) -> bool:
+    """Remainder 1 modulo 97 with the first four characters at the end and letters as 10 … 35."""
+    bare = text.replace(" ", "")
+    if not 15 <= len(bare) <= 34:
+        return False
+    return int("".join(str(int(char, 36)) for char in bare[4:] + bare[:4])) % 97 == 1
+
+
+def _is_public(text: str) -> bool:
+    try:
+        return ipaddress.ip_address(text).is_global
+    except ValueError:
+        return False
+
+
+def _form(pattern: str) -> re.Pattern[str]:
+    """A number that stands alone; found also where another could begin before it and reach in."""
+    return re.compile(rf"(?<!\w)(?<![0-9][.,/])(?=(?:{pattern})(?!\w)(?![.,/][0-9]))[0-9]")
+
+
+_NUMBERS: tuple[tuple[str, re.Pattern[str], re.Pattern[str], Callable[[str], bool]], ...] = tuple(
+    (kind, _form(pattern), re.compile(pattern), holds)
+    for kind, pattern, holds in (
+        ("card", r"[0-9]{13,19}", is_card),
+        ("card", r"[0-9]{4}(?P<gap>[ -])[0-9]{4}(?P=gap)[0-9]{4}(?P=gap)[0-9]{1,7}", is_card),
+        ("card", r"[0-9]{4}(?P<gap>[ -])[0-9]{6}(?P=gap)[0-9]{4,5}", is_card),
+        ("cnpj", r"[0-9]{14}|[0-9]{2}\.[0-9]{3}\.[0-9]{3}/[0-9]{4}-[0-9]{2}", is_cnpj),
+        ("cpf", r"[0-9]{11}|[0-9]{3}\.[0-9]{3}\.[0-9]{3}[-/][0-9]{2}", is_cpf),
+    )
+)
+
+
+def _numbers(text: str) -> list[Span]:
+    """Cards, CNPJ and CPF."""
+    found = []
+    for kind, start, whole, holds in _NUMBERS:
+        for place in start.finditer(text):
+            match = whole.match(text, place.start())
+            if match and holds("".join(filter(str.isdecimal, match[0]))):
+                found.append((match.start(), match.end(), kind))
+    return found
+
+
+_SINGLE: tuple[tuple[str, re.Pattern[str], Callable[[str], bool], str], ...] = (
+    ("email", _EMAIL, lambda _: True, "@"),
+    ("iban", _IBAN, is_iban, ""),
+    ("ip", _IPV4, _is_public, "."),
+    ("ip", _IPV6, _is_public, ":"),
+    ("phone", _PHONE, lambda _: True, ""),
+)
+
+
+def find(text: str) -> list[Span]:
+    """(start, end, kind) of the personal data in a text, in order and without overlap."""
+    found: list[Span] = []
+    digits = any(map(text.__contains__, "0123456789"))
+    for kind, pattern, holds, needs in _SINGLE:
+        if (digits or kind == "email") and needs in text:
+            spans = (match.span() for match in pattern.finditer(text))
+            found += [(a, b, kind) for a, b in spans if holds(text[a:b])]
+    if digits:
+        found += _numbers(text)
+    return _apart(found)
+
+
+def _apart(found: list[Span]) -> list[Span]:
+    """Without spans that overlap one of an earlier kind (or an earlier one of their own)."""
+    kept: list[Span] = []
+    taken: set[int] = set()
+    for start, end, kind in sorted(found, key=lambda span: (KINDS.index(span[2]), span[0])):
+        if taken.isdisjoint(range(start, end)):
+            taken.update(range(start, end))
+            kept.append((start, end, kind))
+    return sorted(kept)
+
+
+def mask(text: str, spans: Sequence[Span]) -> str:
+    """The text with each span as its kind in brackets."""
+    parts, last = [], 0
+    for start, end, kind in spans:
+        parts += [text[last:start], f"[{kind}]"]
+        last = end
+    return "".join([*parts, text[last:]])
+
+
+def scan(texts: Sequence[str], masked: bool = False) -> tuple[list[str], dict[str, np.ndarray]]:
+    """(the texts, masked if asked; counts float64[n] by NAMES)."""
+    counts = np.zeros((len(KINDS), len(texts)))
+    result = []
+    for row, text in enumerate(texts):
+        spans = find(text)
+        for _, _, kind in spans:
+            counts[KINDS.index(kind), row] += 1
+        result.append(mask(text, spans) if masked else text)
+    return result, dict(zip(NAMES, counts, strict=True))
