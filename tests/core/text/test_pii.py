@@ -50,7 +50,24 @@ def test_look_alikes_are_left(text: str) -> None:
 def test_planted_data_among_prose_and_numbers() -> None:
     source = random.Random(3)
     planted = dict.fromkeys(pii.KINDS, 0)
-    words = ["o", "relatório", "de", "2026", "soma", "1.234,56", "reais", "em", "30/09", ",", "15", "%", "de", "420", "itens", "v2.10.3"]
+    words = [
+        "o",
+        "relatório",
+        "de",
+        "2026",
+        "soma",
+        "1.234,56",
+        "reais",
+        "em",
+        "30/09",
+        ",",
+        "15",
+        "%",
+        "de",
+        "420",
+        "itens",
+        "v2.10.3",
+    ]
     parts = []
     for _ in range(2000):
         parts += source.choices(words, k=6)
