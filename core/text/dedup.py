@@ -80,6 +80,9 @@ def run(job: Job, config: DedupConfig, places: Places | None = None) -> None:
     config.check()
     places.check(job)
     options = {name: value for name, value in job.options.items() if name not in _HOW}
+    options |= {
+        n: getattr(config, n) for n, v in options.items() if v is None and hasattr(config, n)
+    }
     work = _Work(replace(job, options=options), config, places)
     phases = {"sketch": work.sketch, "compare": work.compare, "write": work.write}
     phases.get(places.phase, work.whole)()
