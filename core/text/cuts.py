@@ -108,6 +108,7 @@ class _Judged:
     cuts: np.ndarray
     share: np.ndarray
     whole: np.ndarray
+    left: pa.Array | None  # the texts without their cuts, if any are to be cut
 
     @property
     def parts(self) -> np.ndarray:
@@ -134,12 +135,13 @@ def _judge(batch: pa.RecordBatch, cuts: np.ndarray, policy: Policy) -> _Judged:
     sizes = np.diff(text_buffers(batch.column("text"))[1])
     gone = np.bincount(cuts["row"], cuts["stop"] - cuts["start"], minlength=batch.num_rows)
     share = gone / np.maximum(sizes, 1)
-    whole = np.zeros(batch.num_rows, bool)
+    whole, left = np.zeros(batch.num_rows, bool), None
     if policy.action != "mark" and len(cuts):
         whole = share > policy.share
-        if policy.action == "cut":
-            whole |= (gone > 0) & _blank(without(batch.column("text"), cuts))
-    return _Judged(batch, cuts, share, whole)
+    if policy.action == "cut" and len(cuts):
+        left = without(batch.column("text"), cuts)
+        whole |= (gone > 0) & _blank(left)
+    return _Judged(batch, cuts, share, whole, left)
 
 
 def _blank(texts: pa.Array) -> np.ndarray:
@@ -149,12 +151,12 @@ def _blank(texts: pa.Array) -> np.ndarray:
 def without(texts: pa.Array, cuts: np.ndarray) -> pa.Array:
     """The texts without the cut bytes."""
     data, bounds = text_buffers(texts)
-    step = np.zeros(int(bounds[-1] - bounds[0]) + 1, np.int8)
-    row = bounds[cuts["row"]] - bounds[0]
-    step[row + cuts["start"]] += 1  # disjoint cuts: each start, and each stop, occurs once
-    step[row + cuts["stop"]] -= 1
-    stays = np.cumsum(step, dtype=np.int8)[:-1] == 0
-    ends = np.concatenate(([0], np.cumsum(stays)))[bounds - bounds[0]]
+    low, high = (bounds[cuts["row"]] + cuts[name] for name in ("start", "stop"))
+    edges = np.empty(2 * len(cuts) + 2, np.int64)
+    edges[0], edges[1:-1:2], edges[2:-1:2], edges[-1] = bounds[0], low, high, bounds[-1]
+    stays = np.repeat(np.arange(len(edges) - 1) % 2 == 0, np.diff(edges))
+    gone = np.bincount(cuts["row"], high - low, minlength=len(texts)).astype(np.int64)
+    ends = np.concatenate(([0], np.cumsum(np.diff(bounds) - gone)))
     return _strings(data[bounds[0] : bounds[-1]][stays], ends)
 
 
@@ -187,8 +189,8 @@ def transform(
         if policy.action == "mark":
             yield _marked(judged, cuts)
             continue
-        if policy.action == "cut" and len(judged.parts):
-            batch = put_column(batch, "text", without(batch.column("text"), judged.parts))
+        if judged.left is not None:
+            batch = put_column(batch, "text", judged.left)
         yield batch.filter(pa.array(~judged.whole))
 
 
