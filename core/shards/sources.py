@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Any, BinaryIO
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from sabia.core.errors import BadData
@@ -90,7 +91,8 @@ class Source:
         self, batch: pa.RecordBatch, columns: Sequence[str] | None, reject: Reject
     ) -> pa.RecordBatch:
         needed = [n for n in schemas.REQUIRED[self.kind] if columns is None or n in columns]
-        whole = _drop_nulls(batch, [n for n in needed if n in batch.schema.names], reject)
+        there = [n for n in needed if n in batch.schema.names]
+        whole = _drop_broken(_drop_nulls(batch, there, reject), there, reject)
         if columns is None:
             return schemas.conform(whole, self.kind)
         full = schemas.conform(_with_nulls(whole, self.kind), self.kind)
@@ -277,6 +279,26 @@ def _drop_nulls(batch: pa.RecordBatch, names: Sequence[str], reject: Reject) -> 
             for row in batch.filter(column.is_null()).to_pylist():
                 reject(row, f"{name} is null")
             batch = batch.filter(column.is_valid())
+    return batch
+
+
+def _drop_broken(batch: pa.RecordBatch, names: Sequence[str], reject: Reject) -> pa.RecordBatch:
+    """Without rows whose text is not UTF-8, which Parquet and Arrow files may hold unchecked."""
+    for name in names:
+        place = batch.schema.get_field_index(name)
+        column = batch.column(place)
+        try:
+            column.validate(full=True)
+        except pa.ArrowInvalid:
+            texts = column.cast(pa.binary()).to_pylist()
+            mended = [text.decode("utf-8", "replace") for text in texts]
+            whole = pa.array([new.encode() == old for new, old in zip(mended, texts, strict=True)])
+            fixed = batch.set_column(
+                place, batch.schema.field(place), pa.array(mended, column.type)
+            )
+            for row in fixed.filter(pc.invert(whole)).to_pylist():
+                reject(row, f"{name} is not UTF-8")
+            batch = fixed.filter(whole)
     return batch
 
 

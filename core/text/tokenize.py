@@ -129,32 +129,14 @@ def pack_shard(
 
 
 def usable(batch: pa.RecordBatch, context: ShardContext) -> pa.RecordBatch:
-    """The batch without documents whose text is empty or not UTF-8, which are rejected."""
-    import pyarrow as pa
+    """The batch without documents that have no text, which are rejected."""
     import pyarrow.compute as pc
 
-    try:
-        batch.column("text").validate(full=True)
-    except pa.ArrowInvalid:
-        batch = _without_broken(batch, context)
     empty = pc.equal(pc.binary_length(batch.column("text")), 0)
     if pc.any(empty).as_py():
         context.reject(batch.filter(empty), "empty text")
         return batch.filter(pc.invert(empty))
     return batch
-
-
-def _without_broken(batch: pa.RecordBatch, context: ShardContext) -> pa.RecordBatch:
-    """The batch without texts that are not UTF-8; they are rejected with U+FFFD for what is not."""
-    import pyarrow as pa
-
-    place = batch.schema.get_field_index("text")
-    texts = batch.column(place).cast(pa.binary()).to_pylist()
-    mended = [text.decode("utf-8", "replace") for text in texts]
-    whole = [mend.encode() == text for mend, text in zip(mended, texts, strict=True)]
-    fixed = batch.set_column(place, batch.schema.field(place), pa.array(mended, pa.string()))
-    context.reject(fixed.filter(pa.array([not one for one in whole])), "text is not UTF-8")
-    return fixed.filter(pa.array(whole))
 
 
 def source_codes(batch: pa.RecordBatch, names: list[str | None]) -> np.ndarray:

@@ -11,6 +11,7 @@ import time
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from token_files_read import read_arrow, read_megatron
 
 from sabia.core.text.tokenizer import load_tokenizer
 
@@ -186,6 +187,65 @@ def test_killed_and_run_again_gives_the_same_rows(world, tmp_path, number):
     assert table(tmp_path / "out").equals(table(tmp_path / "never"))
 
 
+def test_megatron_files_hold_the_documents(world, tmp_path):
+    root, rows, _ = world
+    command = ("tokenize", root / "shards", *tokenizer_of(root), "--format", "megatron",
+               "-o", tmp_path / "m", "-j", 2)  # fmt: skip
+    sabia(*command)
+    tokenizer = load_tokenizer(tmp_path / "m" / "tokenizer")
+    found = [doc for part in range(2) for doc in read_megatron(tmp_path / f"m/part-0000{part}")[1]]
+    assert found == [[*tokenizer.encode_ordinary(row["text"]), 0] for row in rows]
+    assert "2 shards already done" in sabia(*command).stderr.decode()
+    (tmp_path / "m" / "part-00001.json").unlink()
+    again = sabia(*command).stderr.decode()
+    assert "1 shards already done" in again and "200 rows in" in again
+
+
+def test_arrow_directory_holds_the_rows(world, tmp_path):
+    root, _, _ = world
+    sabia(
+        "tokenize", root / "shards", *tokenizer_of(root), "--format", "arrow", "-o", tmp_path / "a"
+    )
+    assert read_arrow(tmp_path / "a").equals(table(root / "rows"))
+
+
+def test_an_extended_tokenizer_and_a_report(world, tmp_path):
+    root, _, _ = world
+    sabia("tokenize", root / "shards", "--vocab-size", 300, "-o", tmp_path / "b")
+    base = tmp_path / "b" / "tokenizer"
+    sabia("tokenize", root / "shards", "--extend", base, "--vocab-size", 320, "--compare", base,
+          "--report", tmp_path / "r.json", "-o", tmp_path / "x")  # fmt: skip
+    said = json.loads((tmp_path / "r.json").read_text())
+    new, old = said[str(tmp_path / "x" / "tokenizer")], said[str(base)]
+    assert (new["vocab_size"], old["vocab_size"]) == (320, 300)
+    assert new["all"]["bytes_per_token"] > old["all"]["bytes_per_token"]
+    assert set(new["languages"]) == {"en", "pt"}
+    pieces = json.loads((tmp_path / "x" / "tokenizer" / "extension.json").read_text())["pieces"]
+    assert len(pieces) == 20
+
+
+def test_the_engine_does_not_change_the_rows_nor_their_fingerprint(world, tmp_path):
+    root, _, _ = world
+    for engine in ("kernel", "tokenizers", "tiktoken"):
+        said = sabia("tokenize", root / "shards", *tokenizer_of(root), "--encoder", engine,
+                     "-o", tmp_path / "e").stderr.decode()  # fmt: skip
+        assert ("2 shards already done" in said) == (engine != "kernel")
+    assert table(tmp_path / "e").equals(table(root / "rows"))
+
+
+def test_text_that_is_not_utf8_is_rejected(world, tmp_path):
+    root, _, _ = world
+    texts = pa.array([b"good text", b"bad \xc3( text", b"good again"])
+    broken = pa.StringArray.from_buffers(3, texts.buffers()[1], texts.buffers()[2])
+    pq.write_table(pa.table({"text": broken}), tmp_path / "d.parquet")
+    said = sabia(
+        "tokenize", tmp_path / "d.parquet", *tokenizer_of(root), "-o", tmp_path / "o.parquet"
+    )
+    assert "1 rejected" in said.stderr.decode()
+    (row,) = pq.read_table(tmp_path / "o.rejects.parquet").to_pylist()
+    assert row["reason"] == "text is not UTF-8" and "bad \ufffd( text" in row["record"]
+
+
 def test_usage_errors_say_what_to_do(world, tmp_path):
     root, _, _ = world
     cases = [
@@ -197,6 +257,11 @@ def test_usage_errors_say_what_to_do(world, tmp_path):
         (["--tokenizer", tmp_path], "no tokenizer"),
         ([*tokenizer_of(root), "--tokens", "1M"], "--tokens is the budget of a mix"),
         ([*tokenizer_of(root), "--mix", "news=1"], "no documents of source 'news'"),
+        ([*tokenizer_of(root), "--extend", "x"], "either --tokenizer DIR or --extend DIR"),
+        (["--extend", "x", "--model", "unigram"], "--extend: the tokenizer has its own model"),
+        ([*tokenizer_of(root), "--compare", "x"], "give --report FILE too"),
+        ([*tokenizer_of(root), "--format", "arrow"], "writes a local directory; give -o DIR"),
+        ([*tokenizer_of(root), "--format", "csv"], "expected rows or arrow or megatron"),
         ([*tokenizer_of(root), "--packing", "tight"], "expected sequential or best-fit"),
     ]
     for words, message in cases:
