@@ -64,11 +64,16 @@ class Marks:
         """(canonical target, anchor text) in order, each target once, nofollow left out."""
         base = (canonical(base, url) if base else None) or url
         found: dict[str, str] = {}
+        seen: set[bytes] = set()  # menus say the same again and again
         for row in self._of("a"):
             start, end = int(row[_COLUMN["href"]]), int(row[_COLUMN["href_end"]])
-            if start == end or row[_COLUMN["nofollow"]]:
+            raw = self._data[start:end]
+            if start == end or row[_COLUMN["nofollow"]] or raw in seen:
                 continue
-            address = canonical(html.unescape(self._text(start, end)), base)
+            seen.add(raw)
+            target = html.unescape(raw.decode("utf-8", "ignore"))
+            whole = target.startswith(("http://", "https://"))
+            address = canonical(target, "" if whole else base)
             if address and address not in found:
                 found[address] = self._inner(row)[:MAX_ANCHOR]
                 if len(found) >= MAX_LINKS:
