@@ -151,13 +151,26 @@ def _blank(texts: pa.Array) -> np.ndarray:
 def without(texts: pa.Array, cuts: np.ndarray) -> pa.Array:
     """The texts without the cut bytes."""
     data, bounds = text_buffers(texts)
-    low, high = (bounds[cuts["row"]] + cuts[name] for name in ("start", "stop"))
-    edges = np.empty(2 * len(cuts) + 2, np.int64)
-    edges[0], edges[1:-1:2], edges[2:-1:2], edges[-1] = bounds[0], low, high, bounds[-1]
-    stays = np.repeat(np.arange(len(edges) - 1) % 2 == 0, np.diff(edges))
-    gone = np.bincount(cuts["row"], high - low, minlength=len(texts)).astype(np.int64)
-    ends = np.concatenate(([0], np.cumsum(np.diff(bounds) - gone)))
+    stays = ~_inside(bounds, cuts)
+    gone = np.bincount(cuts["row"], cuts["stop"] - cuts["start"], minlength=len(texts))
+    ends = np.concatenate(([0], np.cumsum(np.diff(bounds) - gone.astype(np.int64))))
     return _strings(data[bounds[0] : bounds[-1]][stays], ends)
+
+
+def _pieces(texts: pa.Array, cuts: np.ndarray) -> pa.Array:
+    """The bytes of each cut as a string."""
+    data, bounds = text_buffers(texts)
+    ends = np.concatenate(([0], np.cumsum(cuts["stop"] - cuts["start"])))
+    return _strings(data[bounds[0] : bounds[-1]][_inside(bounds, cuts)], ends)
+
+
+def _inside(bounds: np.ndarray, cuts: np.ndarray) -> np.ndarray:
+    """bool[bytes]: what is cut of texts between bounds[n + 1]."""
+    edges = np.empty(2 * len(cuts) + 2, np.int64)
+    edges[0], edges[-1] = bounds[0], bounds[-1]
+    edges[1:-1:2] = bounds[cuts["row"]] + cuts["start"]
+    edges[2:-1:2] = bounds[cuts["row"]] + cuts["stop"]
+    return np.repeat(np.arange(len(edges) - 1) % 2 == 1, np.diff(edges))
 
 
 def _strings(data: np.ndarray, bounds: np.ndarray) -> pa.Array:
@@ -167,16 +180,6 @@ def _strings(data: np.ndarray, bounds: np.ndarray) -> pa.Array:
         pa.py_buffer(np.ascontiguousarray(data)),
     ]
     return pa.Array.from_buffers(pa.string(), len(bounds) - 1, buffers)
-
-
-def _pieces(texts: pa.Array, cuts: np.ndarray) -> pa.Array:
-    """The bytes of each cut as a string."""
-    data, bounds = text_buffers(texts)
-    low = bounds[cuts["row"]] + cuts["start"]
-    length = cuts["stop"] - cuts["start"]
-    ends = np.concatenate(([0], np.cumsum(length)))
-    places = np.repeat(low - ends[:-1], length) + np.arange(ends[-1])
-    return _strings(data[places], ends)
 
 
 def transform(
