@@ -81,6 +81,41 @@ def test_best_fit_cuts_only_documents_longer_than_a_row():
     assert len(rows) <= 1.05 * used / T + 1  # optimal is at least used / T
 
 
+@pytest.mark.parametrize("packing", PACKINGS)
+@pytest.mark.parametrize("seed", range(12))
+def test_any_lengths_any_rows_any_batches(packing, seed):
+    """Every token once, in its document's order, and every boundary where a document was cut."""
+    draw = np.random.default_rng(seed)
+    length, count = int(draw.integers(2, 70)), int(draw.integers(1, 400))
+    sizes = draw.integers(1, draw.choice([3, 20, 200]), count)
+    ends = np.cumsum(sizes)
+    tokens = np.arange(ends[-1], dtype=np.int32) + 2  # every token is its own place
+    packer, found = make_packer(packing, length, PAD), []
+    at = 0
+    while at < count:
+        step = at + int(draw.integers(1, 50))
+        low = ends[at] - sizes[at]
+        part = sizes[at:step]
+        found += packer.add(tokens[low : low + part.sum()], part, np.zeros(len(part), np.int64))
+        at = step
+    found += packer.flush()
+    assert not list(packer.flush())  # nothing is left
+    seen = []
+    for rows in found:
+        used = np.bincount(rows.piece_rows, rows.piece_lengths, len(rows)).astype(int)
+        for ids, size in zip(rows.ids, used, strict=True):
+            assert 0 < size <= length and (ids[size:] == PAD).all()
+            seen.append(ids[:size])
+        pieces = np.split(np.concatenate(seen[-len(rows) :]), np.cumsum(rows.piece_lengths)[:-1])
+        for piece in pieces:
+            document = np.searchsorted(ends, piece[0] - 2, "right")
+            assert (np.diff(piece) == 1).all() and piece[-1] - 2 < ends[document]
+    whole = np.concatenate(seen)
+    assert np.array_equal(np.sort(whole), tokens)
+    if packing == "sequential":
+        assert np.array_equal(whole, tokens)
+
+
 def test_best_fit_is_best_fit():
     assert best_fit([5, 6, 4, 10, 3], 10) == [[0, 4], [1, 2], [3]]
     assert best_fit([], 10) == []

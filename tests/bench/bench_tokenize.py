@@ -1,0 +1,136 @@
+"""Encoding beside tokenizers and tiktoken, in CPU seconds: `python tests/bench/bench_tokenize.py`.
+
+A byte-level BPE of 32,000 tokens is trained on Python sources and their documentation; each engine
+encodes the same documents in a process of its own, in turns, one thread. The cost is the slope
+between a small and a large part of the corpus, start-up apart. `whole` is `sabia tokenize` from
+Parquet to Parquet. All engines must give the same ids.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import os
+import resource
+import statistics
+import subprocess
+import sys
+import sysconfig
+import tempfile
+import time
+from pathlib import Path
+
+ENGINES = ("kernel", "tiktoken", "tokenizers")
+PATTERNS = ("gpt2", "cl100k", "o200k", "deepseek")
+ONE_THREAD = {"OMP_NUM_THREADS": "1", "RAYON_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
+
+
+def corpus(most_bytes: int) -> list[str]:
+    """Documents of at most 20 kB out of the installed packages' sources."""
+    texts, size = [], 0
+    root = Path(sysconfig.get_paths()["purelib"])
+    for path in sorted(root.rglob("*.py")):
+        text = path.read_text("utf-8", "replace")
+        for start in range(0, len(text), 20_000):
+            texts.append(text[start : start + 20_000])
+            size += len(texts[-1])
+        if size >= most_bytes:
+            return texts
+    return texts
+
+
+def prepare(work: Path, megabytes: int, pattern: str) -> None:
+    """documents.parquet, its first sixth, and a tokenizer."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    from sabia.core.text.tokenizer import train
+    from sabia.core.text.tokenizer_training import TrainingConfig
+
+    texts = corpus(megabytes * 1_000_000)
+    for name, part in (("large", texts), ("small", texts[: len(texts) // 6])):
+        ids = [f"{i:07d}" for i in range(len(part))]
+        pq.write_table(pa.table({"id": ids, "text": part}), work / f"{name}.parquet")
+    train(texts[::3], TrainingConfig(pattern=pattern)).save(work / "tokenizer")
+
+
+def encode(work: Path, engine: str) -> None:
+    """One contender's turn: CPU seconds of both parts, and a hash of the ids."""
+    import pyarrow.parquet as pq
+
+    from sabia.core.text.encoding import Encoder
+    from sabia.core.text.tokenizer import load_tokenizer
+
+    encoder = Encoder(load_tokenizer(work / "tokenizer"), engine)
+    encoder.prepare()
+    found: dict[str, object] = {}
+    for name in ("small", "large"):
+        batches = pq.ParquetFile(work / f"{name}.parquet").iter_batches(500, columns=["text"])
+        columns = [batch.column(0) for batch in batches]
+        digest, start = hashlib.sha256(), time.process_time()
+        rows = [encoder.encode(column) for column in columns]
+        found[name] = time.process_time() - start
+        for ids, _ in rows:
+            digest.update(ids.tobytes())
+        found[f"{name}_mb"] = sum(column.nbytes for column in columns) / 1e6
+        found["ids"] = digest.hexdigest()
+    print(json.dumps(found))
+
+
+def turn(work: Path, engine: str) -> dict[str, object]:
+    """Run one contender in a process of its own."""
+    command = [sys.executable, __file__, "--encode", engine, "--work", str(work)]
+    return json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+
+
+def whole(work: Path, name: str) -> float:
+    """CPU seconds of `sabia tokenize` on a part."""
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    words = ["tokenize", work / f"{name}.parquet", "--tokenizer", work / "tokenizer", "--force"]
+    words += ["-o", work / "rows.parquet", "-q", "--encoder", "kernel"]
+    subprocess.run([sys.executable, "-m", "sabia.cli.main", *map(str, words)], check=True)
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+
+
+def compare(work: Path, rounds: int) -> dict[str, object]:
+    """Megabytes a CPU second of each engine, by slope, median of the rounds."""
+    speeds: dict[str, list[float]] = {}
+    digests = set()
+    whole(work, "small")  # compiles
+    for _ in range(rounds):
+        for engine in ENGINES:
+            one = turn(work, engine)
+            digests.add(one["ids"])
+            size = one["large_mb"] - one["small_mb"]
+            speeds.setdefault(engine, []).append(size / (one["large"] - one["small"]))
+        speeds.setdefault("whole", []).append(size / (whole(work, "large") - whole(work, "small")))
+    median = {name: round(statistics.median(values), 1) for name, values in speeds.items()}
+    ratios = {f"over_{name}": round(median["kernel"] / median[name], 1) for name in ENGINES[1:]}
+    pairs = zip(speeds["kernel"], speeds["tiktoken"], strict=True)
+    return {"mb_per_cpu_second": median, "identical": len(digests) == 1, **ratios,
+            "over_tiktoken_by_round": [round(a / b, 2) for a, b in pairs]}  # fmt: skip
+
+
+def main() -> None:
+    """Parse the command line and print the figures."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--megabytes", type=int, default=18)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--patterns", nargs="+", default=["cl100k"], choices=PATTERNS)
+    parser.add_argument("--encode", choices=ENGINES, help=argparse.SUPPRESS)
+    parser.add_argument("--work", type=Path, help=argparse.SUPPRESS)
+    given = parser.parse_args()
+    if given.encode:
+        encode(given.work, given.encode)
+        return
+    os.environ.update(ONE_THREAD)
+    for pattern in given.patterns:
+        with tempfile.TemporaryDirectory() as folder:
+            prepare(Path(folder), given.megabytes, pattern)
+            print(json.dumps({"pattern": pattern} | compare(Path(folder), given.rounds)))
+
+
+if __name__ == "__main__":
+    main()
