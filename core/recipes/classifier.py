@@ -170,12 +170,13 @@ def make_task(
     if len(known) < len(held):
         notes.warn(f"{len(held) - len(known):,} held-out documents have labels never learnt")
     held.ids, held.values = ([part[n] for n in known] for part in (held.ids, held.values))
-    rows = _rows(spec, labels, learnt, config.class_weights)
+    few = config.options.compiled or _on_accelerator(job)
+    rows = _rows(spec, labels, learnt, config.class_weights, few)
     task = Task(
         spec,
         partial(start_params, config.model, spec, job.seed),
         rows,
-        _rows(spec, labels, held, "none") if len(held) else None,
+        _rows(spec, labels, held, "none", few) if len(held) else None,
         config.tokenizer or config.model,
         model=config.model,
         loss=partial(classification_loss, problem=labels.problem),
@@ -192,7 +193,18 @@ def _known(value: Any, labels: Labels) -> bool:
     return set(named) <= set(labels.names)
 
 
-def _rows(spec: ModelSpec, labels: Labels, documents: Documents, weights: str) -> LabelledRows:
+def _on_accelerator(job: Job) -> bool:
+    """Whether torch's attention is compiled, for each shape anew (JAX says so by itself)."""
+    if job.backend != "torch":
+        return False
+    import torch
+
+    return torch.cuda.is_available()
+
+
+def _rows(
+    spec: ModelSpec, labels: Labels, documents: Documents, weights: str, few_shapes: bool
+) -> LabelledRows:
     assert spec.classifier is not None
     return labelled_rows(
         documents.ids,
@@ -200,6 +212,7 @@ def _rows(spec: ModelSpec, labels: Labels, documents: Documents, weights: str) -
         labels.weights(documents.values, weights),
         spec.classifier.pooling,
         spec.causal,
+        few_shapes,
     )
 
 

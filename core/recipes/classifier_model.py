@@ -53,7 +53,7 @@ class ClassifierModel(PooledRows):
         if self.problem == "regression":
             return logits
         if self.problem == "multi_label_classification":
-            return 1 / (1 + np.exp(-logits))
+            return 0.5 * (1 + np.tanh(logits / 2))  # a sigmoid that does not overflow
         shares = np.exp(logits - logits.max(-1, keepdims=True))
         return shares / shares.sum(-1, keepdims=True)
 

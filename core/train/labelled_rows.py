@@ -22,12 +22,13 @@ LENGTHS = tuple(64 << n for n in range(12))
 @dataclass(frozen=True)
 class LabelledRows(TokenRows):
     """labels float32[n, L] and weights float32[n] by row as read; causal: of the model's attention,
-    which then sees no padding and needs no segments."""
+    which then sees no padding and needs no segments; few_shapes: a new one costs a compilation."""
 
     labels: np.ndarray
     weights: np.ndarray
     pooling: Pooling
     causal: bool
+    few_shapes: bool = False
 
     @property
     def unpacked(self) -> bool:  # type: ignore[override]
@@ -44,7 +45,8 @@ class LabelledRows(TokenRows):
         tokens[B, 1] and source[B, S] float32. length: given where shapes have to be few."""
         number = self.by_source[rows]
         size = np.diff(self.row_start)[number]
-        made = super().batch(rows, None if length is None else _shape(int(size.max()), length))
+        most = length or (self.row_length if self.few_shapes else None)
+        made = super().batch(rows, None if most is None else _shape(int(size.max()), most))
         made.pop("targets")
         return made | {
             "loss_mask": self.weights[number][:, None],
@@ -64,6 +66,7 @@ def labelled_rows(
     weights: np.ndarray,
     pooling: Pooling,
     causal: bool,
+    few_shapes: bool = False,
 ) -> LabelledRows:
     """Rows of one document each; BadData where there are none."""
     lists = pa.array([np.asarray(one, np.int32) for one in ids], pa.list_(pa.int32()))
@@ -72,4 +75,4 @@ def labelled_rows(
     rows = read_token_rows([pa.RecordBatch.from_arrays([lists, sizes], schema)])
     given = {f.name: getattr(rows, f.name) for f in fields(TokenRows)}
     figures = {"labels": labels.astype(np.float32), "weights": weights.astype(np.float32)}
-    return LabelledRows(**given, **figures, pooling=pooling, causal=causal)
+    return LabelledRows(**given, **figures, pooling=pooling, causal=causal, few_shapes=few_shapes)

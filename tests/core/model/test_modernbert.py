@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from sabia.core.errors import UsageError
+from sabia.core.generate.engine import Engine
 from sabia.core.model import forward, hub
 from sabia.core.model.cache import KVCache
 from sabia.core.model.heads import class_logits, pool_weights
@@ -207,3 +208,10 @@ def test_what_is_not_computed_is_refused(ops: Any) -> None:
     params = ops.to_device(perturbed(spec), "float32")
     with pytest.raises(UsageError, match="encoder"):
         forward.hidden(spec, params, IDS, ops, cache=KVCache((), 0))
+
+
+def test_encoders_and_classifiers_write_no_text() -> None:
+    for config in (CONFIG, LLAMA):
+        spec = from_config(config)
+        with pytest.raises(UsageError, match=r"encoder|classifier of 1"):
+            Engine(spec, {}, None)
