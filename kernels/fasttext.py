@@ -32,19 +32,24 @@ LABEL = b"__label__"
 BLANKS = (0, 9, 10, 11, 12, 13, 32)
 NGRAM_BASE = 116049371
 FNV_BASIS, FNV_PRIME = 2166136261, 16777619
+WIDE_BASIS, WIDE_PRIME = 0xCBF29CE484222325, 0x100000001B3
 TINY = 1e-5  # what the library adds before it takes a logarithm
 SIGMOID_STEPS, SIGMOID_LIMIT = 512, 8.0
 HIERARCHICAL, NEGATIVE, SOFTMAX, ONE_VS_ALL = 1, 2, 3, 4
 
 
 class Vocabulary(NamedTuple):
-    """Words first, then labels. Entry i is spelled text[starts[i]:starts[i + 1]]."""
+    """Words first, then labels. Entry i is spelled text[starts[i]:starts[i + 1]].
+
+    The compiled engine knows a token by two hashes, 96 bits, and not by its letters, so that a
+    look-up is one cache line: slots[j] is (wide hash, entry + 1), j from FNV-1a in 32 bits on,
+    open addressing; (0, 0) is empty. The wide hash is FNV-1a in 64 bits.
+    """
 
     text: np.ndarray  # uint8[bytes]
     starts: np.ndarray  # int64[words + labels + 1]
     words: int
-    hashes: np.ndarray  # uint32[words + labels]
-    slot_entry: np.ndarray  # int32[power of two]: entry by hash, open addressing; -1 is empty
+    slots: np.ndarray  # uint64[power of two, 2]
 
 
 class Grams(NamedTuple):
@@ -98,6 +103,14 @@ def fnv(token: bytes) -> int:
     h = FNV_BASIS
     for byte in token:
         h = ((h ^ (byte | 0xFFFFFF00 if byte > 127 else byte)) * FNV_PRIME) & 0xFFFFFFFF
+    return h
+
+
+def wide_fnv(token: bytes) -> int:
+    """FNV-1a in 64 bits, by which the compiled engine knows tokens."""
+    h = WIDE_BASIS
+    for byte in token:
+        h = ((h ^ byte) * WIDE_PRIME) & 0xFFFFFFFFFFFFFFFF
     return h
 
 

@@ -13,14 +13,17 @@ from typing import Any, BinaryIO, NamedTuple
 import numpy as np
 
 from sabia.kernels.fasttext import (
+    FNV_BASIS,
+    FNV_PRIME,
     HIERARCHICAL,
     LABEL,
+    WIDE_BASIS,
+    WIDE_PRIME,
     Classifier,
     Grams,
     Head,
     Rows,
     Vocabulary,
-    fnv,
     sigmoid_table,
 )
 
@@ -203,22 +206,28 @@ def _vocabulary(words: _Dictionary) -> Vocabulary:
     lengths = np.fromiter(map(len, words.names), np.int64, len(words.names))
     starts = np.concatenate(([0], np.cumsum(lengths)))
     text = np.frombuffer(b"".join(words.names), np.uint8)
-    hashes = _hashes(text, starts)
-    size = 1 << max(4, int(2 * len(words.names)).bit_length())
-    return Vocabulary(text, starts, words.words, hashes, _slots(hashes, size))
+    hashes, wide = _hashes(text, starts)
+    place = _slots(hashes, 1 << max(4, int(2 * len(words.names)).bit_length()))
+    slots = np.zeros((len(place), 2), np.uint64)
+    used = place >= 0
+    slots[used, 0], slots[used, 1] = wide[place[used]], place[used] + 1
+    return Vocabulary(text, starts, words.words, slots)
 
 
-def _hashes(text: np.ndarray, starts: np.ndarray) -> np.ndarray:
-    """FNV of all entries, uint32[n]: one step for each letter place, over all entries at once."""
-    basis, prime = fnv(b""), np.uint32(16777619)
-    hashes = np.full(len(starts) - 1, basis, np.uint32)
+def _hashes(text: np.ndarray, starts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """(FNV uint32[n], wide FNV uint64[n]) of all entries: one step for each letter place, over all
+    entries at once."""
+    hashes = np.full(len(starts) - 1, FNV_BASIS, np.uint32)
+    wide = np.full(len(starts) - 1, WIDE_BASIS, np.uint64)
     at, live = starts[:-1].copy(), np.arange(len(hashes))
     while True:
         live = live[at[live] < starts[1:][live]]
         if not len(live):
-            return hashes
-        letters = text[at[live]].view(np.int8).astype(np.int32).view(np.uint32)
-        hashes[live] = (hashes[live] ^ letters) * prime
+            return hashes, wide
+        letters = text[at[live]]
+        signed = letters.view(np.int8).astype(np.int32).view(np.uint32)
+        hashes[live] = (hashes[live] ^ signed) * np.uint32(FNV_PRIME)
+        wide[live] = (wide[live] ^ letters) * np.uint64(WIDE_PRIME)
         at[live] += 1
 
 

@@ -1,6 +1,6 @@
 """The compiled engine of sabia.kernels.fasttext: bytes in, scores out, no object for a document.
 
-One pass reads tokens and their hashes and finds words in a table of 4 bytes a slot; row numbers go
+One pass reads tokens with two hashes and finds words in a table by one cache line; row numbers go
 through a buffer of fixed size, so that the gather, which costs most, runs as a loop of its own over
 many rows (four at a time, in the library's order of summation, so that scores differ by rounding
 of exp only). `fold_subwords` adds the rows of a known word's character n-grams to its own row once,
@@ -11,24 +11,32 @@ import numba
 import numpy as np
 
 from sabia.kernels.fasttext import (
+    EOS,
     FNV_BASIS,
     FNV_PRIME,
     HIERARCHICAL,
+    LABEL,
     NGRAM_BASE,
     SIGMOID_LIMIT,
     SIGMOID_STEPS,
     SOFTMAX,
     TINY,
+    WIDE_BASIS,
+    WIDE_PRIME,
     Classifier,
+    fnv,
+    wide_fnv,
 )
 
 U = np.uint64
 F = np.float32
 _BASIS, _PRIME, _LOW = U(FNV_BASIS), U(FNV_PRIME), U(0xFFFFFFFF)
+_WIDE, _WIDE_PRIME = U(WIDE_BASIS), U(WIDE_PRIME)
 _BASE, _SIGN, _HIGH = U(NGRAM_BASE), U(0x80000000), U(0xFFFFFFFF00000000)
 _BLANKS = U((1 << 0) | (1 << 9) | (1 << 10) | (1 << 11) | (1 << 12) | (1 << 13) | (1 << 32))
-_EOS = np.frombuffer(b"</s>", np.uint8)
-_LABEL = np.frombuffer(b"__label__", np.uint8)
+_EOS = np.frombuffer(EOS, np.uint8)
+_EOS_HASH, _EOS_WIDE = U(fnv(EOS)), U(wide_fnv(EOS))
+_LABEL = np.frombuffer(LABEL, np.uint8)
 _BUFFER = 4096
 _TINY, _LIMIT, _STEPS = F(TINY), F(SIGMOID_LIMIT), SIGMOID_STEPS
 _LOWEST = F(np.log(F(TINY)))
@@ -59,25 +67,15 @@ def _begins(data, start, end, word):  # type: ignore[no-untyped-def]
 
 
 @_jit
-def _entry(data, start, end, h, words):  # type: ignore[no-untyped-def]
-    """The vocabulary entry spelled data[start:end], or -1."""
-    mask = words.slot_entry.shape[0] - 1
-    slot = np.int64(h) & mask
-    length = end - start
-    while True:
-        entry = words.slot_entry[slot]
-        if entry < 0:
-            return np.int64(-1)
-        first = words.starts[entry]
-        if words.hashes[entry] == h and words.starts[entry + 1] - first == length:
-            same = True
-            for i in range(length):
-                if words.text[first + i] != data[start + i]:
-                    same = False
-                    break
-            if same:
-                return np.int64(entry)
-        slot = (slot + 1) & mask
+def _entry(h, wide, slots):  # type: ignore[no-untyped-def]
+    """The vocabulary entry with these two hashes, or -1."""
+    mask = U(slots.shape[0] - 1)
+    slot = h & mask
+    while slots[slot, 1] != U(0):
+        if slots[slot, 0] == wide:
+            return np.int64(slots[slot, 1]) - 1
+        slot = (slot + U(1)) & mask
+    return np.int64(-1)
 
 
 @_jit
@@ -88,15 +86,15 @@ def _gather(rows, ids, count, hidden):  # type: ignore[no-untyped-def]
         _gather_packed(rows, ids, count, hidden)
         return
     k = 0
-    while k + 4 <= count:
-        a, b, c, d = dense[ids[k]], dense[ids[k + 1]], dense[ids[k + 2]], dense[ids[k + 3]]
+    while k + 4 <= count:  # by index: a view of a row would cost an atomic count
+        a, b, c, d = U(ids[k]), U(ids[k + 1]), U(ids[k + 2]), U(ids[k + 3])
         for j in range(dim):
-            hidden[j] = (((hidden[j] + a[j]) + b[j]) + c[j]) + d[j]
+            hidden[j] = (((hidden[j] + dense[a, j]) + dense[b, j]) + dense[c, j]) + dense[d, j]
         k += 4
     while k < count:
-        a = dense[ids[k]]
+        a = U(ids[k])
         for j in range(dim):
-            hidden[j] += a[j]
+            hidden[j] += dense[a, j]
         k += 1
 
 
@@ -104,11 +102,11 @@ def _gather(rows, ids, count, hidden):  # type: ignore[no-untyped-def]
 def _gather_packed(rows, ids, count, hidden):  # type: ignore[no-untyped-def]
     dim, width = hidden.shape[0], rows.centroids.shape[2]
     for k in range(count):
-        codes, norm = rows.codes[ids[k]], rows.norms[ids[k]]
-        for part in range(codes.shape[0]):
-            centroid, first = rows.centroids[part, codes[part]], part * width
+        row, norm = U(ids[k]), rows.norms[ids[k]]
+        for part in range(rows.codes.shape[1]):
+            code, first = rows.codes[row, part], part * width
             for j in range(min(width, dim - first)):
-                hidden[first + j] += norm * centroid[j]
+                hidden[first + j] += norm * rows.centroids[part, code, j]
 
 
 @_jit
@@ -166,19 +164,19 @@ def _document(data, start, end, words, grams, rows, ids, hashes, hidden):  # typ
     while not ended:
         while i < end and _is_blank(data[i]):
             i += 1
-        if i < end:
-            text, first, h = data, i, _BASIS
-            while i < end and not _is_blank(data[i]):
-                h = _step(h, data[i])
-                i += 1
-            last = i
-        else:
-            text, first, last, h = _EOS, 0, 4, _BASIS
-            for k in range(4):
-                h = _step(h, _EOS[k])
-        ended = last - first == 4 and _begins(text, first, last, _EOS)
-        entry = _entry(text, first, last, h, words)
-        if entry >= words.words or (entry < 0 and _begins(text, first, last, _LABEL)):
+        first, h, wide = i, _BASIS, _WIDE
+        while i < end:
+            byte = data[i]
+            if _is_blank(byte):
+                break
+            h = _step(h, byte)
+            wide = (wide ^ U(byte)) * _WIDE_PRIME
+            i += 1
+        if i == first:  # nothing is left: the closing newline
+            h, wide = _EOS_HASH, _EOS_WIDE
+        ended = h == _EOS_HASH and wide == _EOS_WIDE
+        entry = _entry(h, wide, words.slots)
+        if entry >= words.words or (entry < 0 and not ended and _begins(data, first, i, _LABEL)):
             continue
         if entry >= 0:
             if count == _BUFFER:
@@ -188,7 +186,7 @@ def _document(data, start, end, words, grams, rows, ids, hashes, hidden):  # typ
             count += 1
             total += rows.weight[entry]
         if grams.maxn > 0 and not ended and (entry < 0 or rows.weight[entry] == 1):
-            count, found = _subwords(text, first, last, words, grams, rows, ids, count, hidden)
+            count, found = _subwords(data, first, i, words, grams, rows, ids, count, hidden)
             total += found
         hashes[tokens] = h | (_HIGH if h & _SIGN else U(0))
         tokens += 1
@@ -222,9 +220,9 @@ def _finish(hidden, head, logits, totals, result):  # type: ignore[no-untyped-de
     """Scores of one hidden vector."""
     logits[:] = F(0)
     for j in range(hidden.shape[0]):
-        weights, value = head.weights[j], hidden[j]
+        value = hidden[j]
         for k in range(logits.shape[0]):
-            logits[k] += value * weights[k]
+            logits[k] += value * head.weights[j, k]
     if head.loss == HIERARCHICAL:
         _tree(logits, head, totals, result)
     elif head.loss == SOFTMAX:
