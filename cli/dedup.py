@@ -27,7 +27,16 @@ _PARTS = ("action", "share", "mem", "removed", "engine")
 METHODS = {
     "minhash": Method(
         "sabia.core.text.dedup",
-        (*_DOCUMENTS, *_PLACES, "threshold", "ngram", "permutations", "verify", "mem"),
+        (
+            *_DOCUMENTS,
+            *_PLACES,
+            "threshold",
+            "ngram",
+            "permutations",
+            "signatures",
+            "verify",
+            "mem",
+        ),
     ),
     "exact": Method("sabia.core.text.dedup", (*_DOCUMENTS, *_PLACES)),
     "substring": Method("sabia.core.text.substring", (*_PARTS, "span", "tokenizer")),
@@ -74,6 +83,9 @@ def dedup(
     permutations: Annotated[
         int, option("Hashes of a signature; bands follow from the threshold.", metavar="N")
     ] = 128,
+    signatures: Annotated[
+        str, option("sabia, or datasketch: the values of its MinHash.", metavar="NAME")
+    ] = "sabia",
     keep: Annotated[
         str, option("Whom to keep: longest, first, best:SCORE; url: newest.", metavar="RULE")
     ] = "longest",

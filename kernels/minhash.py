@@ -7,7 +7,8 @@ h = L; for each c: h = (h ^ c) * P, h ^= h >> 32; then h = h * Q, h ^= h >> 29.
 The shingle that starts at word j is s_j = mix(sum of h_(j+i) * M**(n-1-i)) >> 32 over n words (a
 text of fewer words has one shingle, all of them). Signature slot k is the least s * A_k + B_k
 modulo 2**32 (a bijection for odd A_k, so slots agree with probability equal to the Jaccard
-similarity of the shingle sets). A band's digest folds its rows: d = mix(d * M + slot + 1), from
+similarity of the shingle sets); datasketch's scheme does the same after MurmurHash3's finaliser
+of s. A band's digest folds its rows: d = mix(d * M + slot + 1), from
 mix(band). The exact hash has two lanes, the sums over tokens t_j of mix(t_j + j * C0) and
 mix(t_j ^ (j * C1 + C2)), each finished by mix(sum + number of tokens).
 Both engines give the same bits; `numpy` is the reference, `numba` the fast one. Broder 1997;
@@ -27,25 +28,43 @@ import numpy as np
 MASK64 = (1 << 64) - 1
 CHUNK_BASE, TOKEN_BASE = 0x9E3779B97F4A7C15, 0x8CB92BA72F3D8DD7  # P, Q
 SHINGLE_BASE = 0xD6E8FEB86659FD93  # M
+FMIX = (16, 0x85EBCA6B, 13, 0xC2B2AE35, 16)  # MurmurHash3's finaliser of 32 bits
 EXACT_STEP = (0xA24BAED4963EE407, 0x9FB21C651E98DF25, 0xC2B2AE3D27D4EB4F)  # C0, C1, C2
 ENGINES = ("numba", "numpy")
 
 
 @dataclass(frozen=True)
 class SketchConfig:
-    """Word n-gram length, bands and rows per band (0 bands: exact hash only), seed of the slots."""
+    """Word n-gram length, bands and rows per band (0 bands: exact hash only), seed of the slots.
+
+    `signatures` is sabia or datasketch: then slots are the first hash values of datasketch's
+    MinHash(permutations, seed, hashfunc=int) (2.0, its default scheme affine32) over the same
+    shingles, bit for bit; 0 permutations are bands * rows.
+    """
 
     ngram: int = 5
     bands: int = 16
     rows: int = 8
     seed: int = 0
+    signatures: str = "sabia"
+    permutations: int = 0
 
     def slots(self) -> tuple[np.ndarray, np.ndarray]:
         """(A, B), uint32[bands * rows] each; every A is odd."""
         count = self.bands * self.rows
+        if self.signatures == "datasketch":
+            return _datasketch_slots(self.permutations or count, self.seed, count)
         state = [mix_int(mix_int(self.seed) + i * CHUNK_BASE) >> 32 for i in range(2 * count)]
         values = np.array(state, np.uint64).astype(np.uint32)
         return values[:count] | np.uint32(1), values[count:]
+
+
+def _datasketch_slots(permutations: int, seed: int, count: int) -> tuple[np.ndarray, np.ndarray]:
+    """As datasketch draws them: all factors, then all terms."""
+    draw = np.random.RandomState(seed % (1 << 32))
+    a = draw.randint(0, 1 << 31, permutations, dtype=np.uint32) * np.uint32(2) + np.uint32(1)
+    b = draw.randint(0, 1 << 32, permutations, dtype=np.uint32)
+    return a[:count], b[:count]
 
 
 class Sketches(NamedTuple):
@@ -109,6 +128,15 @@ def sketch(
     data[bytes] uint8, offsets[n + 1] int64. The numba engine holds no GIL while it works.
     """
     return room_of(engine).sketch(data, offsets, config)
+
+
+def signatures(
+    data: np.ndarray, offsets: np.ndarray, config: SketchConfig, engine: str = "numpy"
+) -> np.ndarray:
+    """The slots themselves, uint32[n, bands * rows], of documents as `sketch` takes them."""
+    room = room_of(engine)
+    made = room.sketch(data, offsets, SketchConfig(config.ngram, bands=0))
+    return room.signatures(made.shingles, made.counts, config)
 
 
 def jaccard(

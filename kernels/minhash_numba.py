@@ -11,7 +11,7 @@ import errno
 import numba
 import numpy as np
 
-from sabia.kernels.minhash import SHINGLE_BASE, SketchConfig, Sketches, mix_int
+from sabia.kernels.minhash import FMIX, SHINGLE_BASE, SketchConfig, Sketches, mix_int
 from sabia.kernels.minhash_words_numba import (
     BLOCK,
     PADDING,
@@ -25,12 +25,11 @@ from sabia.kernels.minhash_words_numba import (
 from sabia.kernels.text_table import folding_tables
 
 _M = U(SHINGLE_BASE)
+_S0, _F0, _S1, _F1, _S2 = (np.uint32(value) for value in FMIX)
 _TOP = np.uint32(0xFFFFFFFF)
 _pread = numba.types.ExternalFunction(  # of the C library
     "pread",
-    numba.types.int64(
-        numba.types.int32, numba.types.int64, numba.types.uint64, numba.types.int64
-    ),
+    numba.types.int64(numba.types.int32, numba.types.int64, numba.types.uint64, numba.types.int64),
 )
 
 
@@ -60,6 +59,35 @@ def _slots(shingles, a, b, slots):  # type: ignore[no-untyped-def]
 
 
 @jit
+def _fmix(shingles, mixed):  # type: ignore[no-untyped-def]
+    for j in range(shingles.shape[0]):
+        value = shingles[j]
+        value = np.uint32((value ^ (value >> _S0)) * _F0)
+        value = np.uint32((value ^ (value >> _S1)) * _F1)
+        mixed[j] = value ^ (value >> _S2)
+
+
+@jit
+def _signatures(shingles, counts, a, b, finalise, slots):  # type: ignore[no-untyped-def]
+    mixed, place = np.empty(shingles.shape[0], np.uint32), 0
+    for d in range(counts.shape[0]):
+        values = shingles[place : place + counts[d]]
+        if finalise:
+            _fmix(values, mixed)
+            values = mixed[: counts[d]]
+        _slots(values, a, b, slots[d])
+        place += counts[d]
+
+
+def signatures(shingles: np.ndarray, counts: np.ndarray, config: SketchConfig) -> np.ndarray:
+    """uint32[n, bands * rows]: the least of each slot; 2**32 - 1 where there are no shingles."""
+    a, b = config.slots()
+    slots = np.empty((len(counts), len(a)), np.uint32)
+    _signatures(shingles, counts, a, b, config.signatures == "datasketch", slots)
+    return slots
+
+
+@jit
 def _digests(slots, first, digests):  # type: ignore[no-untyped-def]
     rows = slots.shape[0] // digests.shape[0]
     for band in range(digests.shape[0]):
@@ -70,8 +98,8 @@ def _digests(slots, first, digests):  # type: ignore[no-untyped-def]
 
 
 @jit
-def _sketch(data, offsets, folds, kinds, ngram, leave, a, b, first, digests, exact, words, counts,
-            shingles):  # fmt: skip  # type: ignore[no-untyped-def]
+def _sketch(data, offsets, folds, kinds, ngram, leave, a, b, finalise, first, digests, exact,
+            words, counts, shingles):  # fmt: skip  # type: ignore[no-untyped-def]
     """Fill the outputs of all documents; returns the number of shingles."""
     longest = 0
     for d in range(offsets.shape[0] - 1):
@@ -80,6 +108,7 @@ def _sketch(data, offsets, folds, kinds, ngram, leave, a, b, first, digests, exa
     text, marks = np.empty(room + BLOCK, np.uint8), np.empty(room // BLOCK + 2, np.uint64)
     starts, ends = np.empty(room, np.int64), np.empty(room, np.int64)
     hashes, slots = np.empty(room, np.uint64), np.empty(a.shape[0], np.uint32)
+    mixed = np.empty(1 << 12, np.uint32)
     total = 0
     for d in range(offsets.shape[0] - 1):
         n = normalised(data, offsets[d], offsets[d + 1], folds, kinds, text, marks)
@@ -87,7 +116,13 @@ def _sketch(data, offsets, folds, kinds, ngram, leave, a, b, first, digests, exa
         words[d] = hash_tokens(text, tokens, starts, ends, hashes, exact[d])
         counts[d] = _shingles(hashes, words[d], ngram, leave, shingles, total)
         if a.shape[0]:
-            _slots(shingles[total : total + counts[d]], a, b, slots)
+            values = shingles[total : total + counts[d]]
+            if finalise:
+                if mixed.shape[0] < counts[d]:
+                    mixed = np.empty(2 * counts[d], np.uint32)
+                _fmix(values, mixed)
+                values = mixed[: counts[d]]
+            _slots(values, a, b, slots)
             _digests(slots, first, digests[d])
         total += counts[d]
     return total
@@ -105,7 +140,8 @@ def sketch(data: np.ndarray, offsets: np.ndarray, config: SketchConfig) -> Sketc
     first = np.array([mix_int(band) for band in range(config.bands)], np.uint64)
     leave = U(pow(SHINGLE_BASE, config.ngram, 1 << 64))
     total = _sketch(
-        data, offsets, folds, kinds, config.ngram, leave, a, b, first, digests, exact, words,
+        data, offsets, folds, kinds, config.ngram, leave, a, b,
+        config.signatures == "datasketch", first, digests, exact, words,
         counts, shingles,
     )  # fmt: skip
     return Sketches(digests, exact, words, shingles[:total], counts)

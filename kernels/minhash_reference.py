@@ -16,6 +16,7 @@ import numpy as np
 from sabia.kernels.minhash import (
     CHUNK_BASE,
     EXACT_STEP,
+    FMIX,
     SHINGLE_BASE,
     TOKEN_BASE,
     SketchConfig,
@@ -213,9 +214,18 @@ def band_digests(signatures: np.ndarray, config: SketchConfig) -> np.ndarray:
     return digests
 
 
+def fmix(value: np.ndarray) -> np.ndarray:
+    """MurmurHash3's finaliser, elementwise on uint32."""
+    first, one, second, two, third = map(np.uint32, FMIX)
+    value = (value ^ (value >> first)) * one
+    value = (value ^ (value >> second)) * two
+    return value ^ (value >> third)
+
+
 def signatures(values: np.ndarray, counts: np.ndarray, config: SketchConfig) -> np.ndarray:
     """uint32[n, bands * rows]: the least of each slot; 2**32 - 1 where there are no shingles."""
     a, b = config.slots()
+    values = fmix(values) if config.signatures == "datasketch" else values
     result = np.full((len(counts), len(a)), 0xFFFFFFFF, np.uint32)
     some = np.flatnonzero(counts)
     starts = (np.cumsum(counts) - counts)[some]

@@ -9,6 +9,7 @@ from sabia.core.text import keep, lsh
 from sabia.kernels.minhash import SketchConfig
 
 MIN_MEM = 1 << 20
+SIGNATURES = ("sabia", "datasketch")
 METHODS = ("minhash", "exact")
 
 
@@ -29,6 +30,7 @@ class DedupConfig:
     verify: bool = True
     engine: str = "auto"
     mem: float = 1 << 30
+    signatures: str = "sabia"
 
     @classmethod
     def of(cls, options: Mapping[str, Any]) -> "DedupConfig":
@@ -45,6 +47,9 @@ class DedupConfig:
         if self.ngram < 1 or not 1 <= self.permutations <= 4096:
             raise UsageError("--ngram: expected at least 1; --permutations: from 1 to 4096")
         keep.check(self.keep)
+        if self.signatures not in SIGNATURES:
+            known = " or ".join(SIGNATURES)
+            raise UsageError(f"--signatures: {self.signatures!r} (expected {known})")
         if self.mem < MIN_MEM:
             raise UsageError(f"--mem: {self.mem:g} (expected at least {MIN_MEM >> 20}MiB)")
 
@@ -59,4 +64,4 @@ class DedupConfig:
             return SketchConfig(self.ngram, 0, 1, seed)
         weight = lsh.MISS_WEIGHT_VERIFIED if self.verify else lsh.MISS_WEIGHT_UNVERIFIED
         bands, rows = lsh.choose_bands(self.threshold, self.permutations, weight)
-        return SketchConfig(self.ngram, bands, rows, seed)
+        return SketchConfig(self.ngram, bands, rows, seed, self.signatures, self.permutations)

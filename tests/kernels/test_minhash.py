@@ -276,3 +276,41 @@ def test_cache_directory_is_always_writable(
     monkeypatch.setenv("NUMBA_CACHE_DIR", "/kept")
     minhash.set_cache_directory()
     assert minhash.os.environ["NUMBA_CACHE_DIR"] == "/kept"
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_signatures_are_datasketch_s_own(engine: str) -> None:
+    """Bit for bit, seeds and odd texts alike, and the bands follow from them."""
+    datasketch = pytest.importorskip("datasketch", minversion="2.0", reason="the judge")
+    texts = [t for t in ODD_TEXTS if len(t) < 5000] + ["a b c d e f g h " * 9]
+    data, offsets = buffers(texts)
+    plain = minhash.sketch(data, offsets, SketchConfig(bands=0), engine)
+    starts = np.concatenate(([0], np.cumsum(plain.counts)))
+    for seed in (1, 7):
+        config = SketchConfig(bands=21, rows=6, seed=seed, signatures="datasketch",
+                              permutations=128)  # fmt: skip
+        got = minhash.signatures(data, offsets, config, engine)
+        for i in range(len(texts)):
+            theirs = datasketch.MinHash(num_perm=128, seed=seed, hashfunc=int)
+            theirs.update_batch(plain.shingles[starts[i] : starts[i + 1]].tolist())
+            assert got[i].tolist() == theirs.hashvalues[:126].tolist()
+        from sabia.kernels.minhash_reference import band_digests
+
+        digests = minhash.sketch(data, offsets, config, engine).digests
+        assert np.array_equal(digests, band_digests(got, config))
+
+
+def test_golden_digests_of_a_script_without_spaces(engine: str) -> None:
+    """Each character of Han, kana or Thai is a word: edits inside a sentence leave most n-grams."""
+    one = "自然言語処理は計算機科学の一分野であり、人間の言語を扱う。ภาษาไทย"
+    two = one.replace("扱う", "調べる")
+    data, offsets = buffers([one, two])
+    got = minhash.sketch(data, offsets, SketchConfig(bands=2, rows=4), engine)
+    assert got.words.tolist() == [34, 35]
+    assert [f"{v:016x}" for v in got.digests[0].tolist()] == GOLDEN_CHARACTERS
+    starts = np.concatenate(([0], np.cumsum(got.counts)))
+    same = minhash.jaccard(got.shingles, starts, np.array([[0, 1]]), engine)
+    assert 0.6 < same[0] < 0.8
+
+
+GOLDEN_CHARACTERS = ["b1e613ff37167b69", "e5b6705d50a6d03c"]
