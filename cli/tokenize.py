@@ -26,9 +26,7 @@ def tokenize(
     extend: Annotated[
         str, option("Extend this tokenizer on the input, old ids kept.", metavar="DIR")
     ] = "",
-    vocab_size: Annotated[int, option("Tokens to train, special ones counted.", metavar="N")] = (
-        32_000
-    ),
+    vocab_size: Annotated[float, count("Tokens to train, special ones counted.")] = "32k",  # type: ignore[assignment]
     vocab_multiple: Annotated[int, option("Round the vocabulary up.", metavar="N")] = 1,
     model: Annotated[str, option("bpe, bpe-fallback or unigram.", metavar="NAME")] = "bpe",
     pattern: Annotated[
@@ -59,7 +57,9 @@ def tokenize(
     max_repeat: Annotated[
         float, option("Read a source at most so often in a mix.", metavar="TIMES", min=0.01)
     ] = 4.0,
-    encoder: Annotated[str, option("auto, tiktoken or tokenizers.", metavar="NAME")] = "auto",
+    encoder: Annotated[
+        str, option("auto, kernel, tiktoken or tokenizers.", metavar="NAME")
+    ] = "auto",
 ) -> None:
     """Pack documents into rows of token ids.
 
@@ -70,7 +70,7 @@ def tokenize(
     from sabia.core.text import tokenize as room
 
     training = room.TrainingConfig(
-        vocab_size=vocab_size,
+        vocab_size=int(vocab_size),
         model=model,
         pattern=pattern,
         digits=digits,
