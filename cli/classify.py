@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from sabia.cli.classifier_options import ASK, BACKEND, asked
 from sabia.cli.grammar import command, length, money, option
+from sabia.cli.screen_options import SCREENS
 from sabia.cli.shared_options import sharing
 from sabia.core import notes
 from sabia.core.shards.job import Job
@@ -25,11 +26,14 @@ NO_MATTER = (
     examples="""
     sabia classify pages/ -o scored/ -j 2
     sabia classify pages/ --where "quality >= 0.5 and language == 'pt'" -o good.parquet
+    sabia classify pages/ --where "gopher and c4 and fineweb" --removed out.parquet -o good.parquet
+    sabia classify pages/ --pii mask --block-urls ut1/ --where "not blocked_url" -o clean/
     sabia classify train labelled.parquet --label kind -o spam.bin
     sabia classify pages/ --model spam.bin --where "spam < 0.3" --removed out.parquet | sabia dedup
     """,
 )
 @sharing("asking", ASK)
+@sharing("screens", SCREENS)
 def classify(
     job: Job,
     where: Annotated[
@@ -64,18 +68,23 @@ def classify(
     backend: BACKEND = "torch",
     *,
     asking: dict[str, Any],
+    screens: dict[str, Any],
 ) -> None:
     """Score documents: quality, language, trained classifiers; filter.
 
-    Adds entries to the column scores (word_count, stop_words, duplicate_lines, … and quality from
-    0 to 1) and sets language (und where unsure). Filtering is a choice made later, or by --where.
+    Adds entries to the column scores (word_count, gopher_top_2gram_share, … quality from 0 to 1;
+    gopher, c4 and fineweb 1 where a text passes them) and sets language (und where unsure).
+    Filtering is a choice made later, or by --where.
     """
     from sabia.core.text import classify as room
+    from sabia.core.text.screens import Screens
 
     settings = {"backend": backend, "length": length or 0, "long": long, "precision": precision}
     scorers = [_open(given, settings) for given in model or ()]
     decisions = tuple(room.read_decision(path) for path in calibration or ())
-    config = room.ClassifyConfig(where, quality, removed, decisions, price_per_hour)
+    lists = {name: tuple(screens[name] or ()) for name in ("bad_words", "block_urls")}
+    look = Screens(**{**screens, **lists})
+    config = room.ClassifyConfig(where, quality, removed, decisions, price_per_hour, look)
     asker = asked(asking, backend)
     told = {k: v for k, v in job.options.items() if k not in NO_MATTER}
     job = replace(job, options=told)

@@ -24,6 +24,7 @@ from sabia.core.text.removed import RemovedPart, map_and_gather, put_column
 from sabia.core.text.score_figures import CPU, conclude, count_scores
 from sabia.core.text.scorers import Scorer, check_names, digest, score_column
 from sabia.core.text.scores import with_scores
+from sabia.core.text.screens import NOTHING, Screens
 from sabia.core.text.sketching import text_buffers
 
 __all__ = ["ClassifyConfig", "read_decision", "run", "score_batch", "score_shard"]
@@ -34,13 +35,14 @@ SHOWN = 8  # scores of models whose spread is told at the end; the statistics ha
 class ClassifyConfig:
     """where: an expression; quality: count heuristics and name languages; removed: where refused
     rows go (a directory of parts); decisions: thresholds and calibrations, applied last; price: US
-    dollars for an hour of one core, for the summary."""
+    dollars for an hour of one core, for the summary; screens: what else to look for."""
 
     where: str = ""
     quality: bool = True
     removed: str = ""
     decisions: tuple[Decision, ...] = ()
     price: float = 0.0
+    screens: Screens = NOTHING
 
 
 def run(job: Job, config: ClassifyConfig, scorers: Sequence[Scorer] = ()) -> None:
@@ -52,7 +54,8 @@ def run(job: Job, config: ClassifyConfig, scorers: Sequence[Scorer] = ()) -> Non
     if config.removed and not config.where:
         raise UsageError("--removed needs --where: without it no row is removed")
     check_names(scorers)
-    salt = " ".join([digest(scorers), *(one.digest for one in config.decisions)]).strip()
+    marks = [digest(scorers), *(one.digest for one in config.decisions), config.screens.check()]
+    salt = " ".join(marks).strip()
     shown = [name for scorer in scorers for name in scorer.names]
     shown = ["quality"] * config.quality + shown[:SHOWN]
     shown += [f"{one.score}_probability" for one in config.decisions]
@@ -88,16 +91,19 @@ def score_shard(
             if not stays.all():
                 context.count("not kept", int((~stays).sum()))
                 gone = scored.filter(pa.array(~stays))
-                removed.write(gone, _reasons(gone, predicate))
+                removed.write(gone, _reasons(gone, predicate, config.screens))
             yield scored.filter(pa.array(stays))
     context.count(CPU, time.process_time() - began)
 
 
-def _reasons(batch: pa.RecordBatch, predicate: Predicate) -> pa.Array:
-    """Why rows go: the expression, and the first failing rule of each filter that it names."""
+def _reasons(batch: pa.RecordBatch, predicate: Predicate, screens: Screens) -> pa.Array:
+    """Why rows go: the expression, the first failing rule of each filter that it names, and the
+    list that blocks a URL."""
     filters = [name for name in heuristics.FILTERS if name in predicate.names]
     found = heuristics.failures(batch.column("scores"), filters)
-    return pa.array([f"not {predicate.text}" + "".join(f"; {why}" for why in row) for row in found])
+    blocked = screens.reasons(batch, predicate.names)
+    whys = ([f"not {predicate.text}", *row, url] for row, url in zip(found, blocked, strict=True))
+    return pa.array(["; ".join(filter(None, why)) for why in whys], pa.string())
 
 
 def score_batch(
@@ -111,12 +117,15 @@ def score_batch(
     In the `first` batch of a shard a score that a decision needs must be there: UsageError.
     """
     new: dict[str, np.ndarray] = {}
+    batch = config.screens.before(batch)
     if config.quality:
         found, new = _measure(batch.column("text"))
         given = batch.column("language")
         told = pa.array(found, pa.string(), mask=found == language.UNDETERMINED)
         names = pc.fill_null(pc.coalesce(told, given), language.UNDETERMINED)
         batch = put_column(batch, "language", names)
+    batch, seen = config.screens.after(batch)
+    new |= seen
     for scorer in scorers:
         new |= score_column(scorer, batch.column("text"))
     for one in config.decisions:
