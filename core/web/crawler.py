@@ -264,6 +264,8 @@ class Crawl:
             found = await self._extracted(response)
         except Unextractable as error:
             self.count("failed")
+            self.frontier.begin()
+            self._archive(entry, response, digest)  # another extractor may do better one day
             self._give_up(entry, str(error))
             return
         score = self.judge(judged_text(found)) if self.judge else None

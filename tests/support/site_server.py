@@ -14,7 +14,7 @@ import time
 from contextlib import contextmanager
 from pathlib import Path
 
-WORDS = ("river", "stone", "boat", "fish", "water", "bridge", "market", "morning", "letter", "garden")
+WORDS = ("river", "stone", "boat", "fish", "water", "bridge", "market", "morning", "letter")
 
 
 def page(number, pages, hosts, port, size):

@@ -12,6 +12,7 @@ from sabia.core.errors import UsageError
 from sabia.core.shards import Job
 from sabia.core.web.frontier import Frontier
 from sabia.core.web.run import run
+from sabia.core.web.sandbox import Sandbox, Unextractable
 from sabia.core.web.settings import CrawlSettings, FetchSettings, FocusSettings
 from sabia.core.web.sources import PageFiles
 
@@ -248,3 +249,19 @@ def test_the_archive_alone_gives_the_pages(web, tmp_path):
              batch.to_pylist()]  # fmt: skip
     assert [row["url"] for row in found] == [web.url + "/", web.url + "/b?x=1&y=2"]
     assert found[1]["body"] == b"<p>more</p>"
+
+
+def test_what_cannot_be_read_is_archived_all_the_same(web, tmp_path, monkeypatch):
+    original = Sandbox.extract
+
+    def extract(self, body, content_type, url, links):
+        if url.endswith("/bad"):
+            raise Unextractable("extraction took more than 20 s")
+        return original(self, body, content_type, url, links)
+
+    monkeypatch.setattr(Sandbox, "extract", extract)
+    web.page("/", '<p>Some text that can be read.</p><a href="/bad">b</a>')
+    web.page("/bad", "<p>endless</p>")
+    crawl(web, tmp_path, "/", extract=True, warc=str(tmp_path / "warc"))
+    assert warc_kinds(tmp_path) == {"": ["response"], "bad": ["response"]}
+    assert rejects(tmp_path) == {"bad": "extraction took more than 20 s"}
