@@ -69,7 +69,8 @@ def test_whole_site(server, site, seeds, tmp_path):
     assert relevant(site) <= set(found)
     texts = {row["url"].removeprefix(server.base_url): row["text"] for row in rows(out)}
     for path in relevant(site):
-        assert texts[path].split() == site.pages[path].text.split(), path
+        page = site.pages[path]  # the headline goes into meta, as the title
+        assert f"{page.title} {texts[path]}".split() == page.text.split(), path
     asked = [path for _, path, _ in server.requests]
     assert not [path for path in asked if path.startswith("/private/") or "?sort=" in path]
     assert asked.count("/robots.txt") == 1
