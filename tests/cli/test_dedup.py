@@ -168,3 +168,24 @@ def test_a_method_takes_its_own_options_only(world: Path) -> None:
     assert refused.returncode == 2 and b"--ngram: --method exact does not take it" in refused.stderr
     refused = dedup(world / "all.parquet", "--method", "fuzzy")
     assert refused.returncode == 2 and b"expected minhash, exact" in refused.stderr
+
+
+def test_phases_of_an_array_give_the_bytes_of_one_job(world: Path, tmp_path: Path) -> None:
+    """Tasks as Slurm starts them: their slice comes from its variables."""
+    dedup(world / "shards", "-o", tmp_path / "one", check=True)
+
+    def array(phase: str) -> None:
+        for task in (1, 0):
+            slurm = {"SLURM_ARRAY_TASK_ID": str(task), "SLURM_ARRAY_TASK_MIN": "0",
+                     "SLURM_ARRAY_TASK_STEP": "1", "SLURM_ARRAY_TASK_COUNT": "2"}  # fmt: skip
+            dedup(world / "shards", "-o", tmp_path / "array", "--scratch", tmp_path / "s",
+                  "--phase", phase, env=os.environ | slurm, check=True)  # fmt: skip
+
+    array("sketch")
+    again = dedup(world / "shards", "--scratch", tmp_path / "s", "--phase", "compare",
+                  env=os.environ | {"SLURM_ARRAY_TASK_COUNT": "2"})  # fmt: skip
+    assert again.returncode == 2 and b"in phases" in again.stderr
+    dedup(world / "shards", "--scratch", tmp_path / "s", "--phase", "compare", check=True)
+    array("write")
+    one, other = (sorted((tmp_path / name).glob("part-*.parquet")) for name in ("one", "array"))
+    assert [path.read_bytes() for path in one] == [path.read_bytes() for path in other]

@@ -99,3 +99,35 @@ def test_long_chains_become_one_component(order: str) -> None:
         chain = chain[:-1]
         chain = np.concatenate((chain, [[0, n - 1]]))
     assert not lsh.components(n, chain).any()
+
+
+@pytest.mark.slow
+def test_planted_pairs_are_found_as_often_as_the_curve_says() -> None:
+    """Whole sketches of documents of a known exact similarity, by bins of it."""
+    from sabia.kernels import minhash
+
+    source, config = random.Random(5), minhash.SketchConfig(5, *lsh.choose_bands(0.7, 128, 0.95))
+    texts: list[str] = []
+    for _ in range(6000):
+        words = [f"w{source.randrange(10**6)}" for _ in range(200)]
+        other = list(words)
+        for _ in range(source.randrange(1, 19)):
+            other[source.randrange(len(other))] = f"x{source.randrange(10**6)}"
+        texts += [" ".join(words), " ".join(other)]
+    raw = [text.encode() for text in texts]
+    offsets = np.concatenate(([0], np.cumsum([len(r) for r in raw]))).astype(np.int64)
+    data = np.frombuffer(b"".join(raw), np.uint8)
+    made = minhash.sketch(data, offsets, config, "numba")
+    starts = np.concatenate(([0], np.cumsum(made.counts)))
+    pairs = np.arange(len(texts)).reshape(-1, 2)
+    truth = minhash.jaccard(made.shingles, starts, pairs, "numba")
+    found = (made.digests[0::2] == made.digests[1::2]).any(axis=1)
+    expected = lsh.hit_probability(truth, config.bands, config.rows)
+    bins = np.digitize(truth, np.arange(0.4, 1.0, 0.1))
+    seen = 0
+    for each in np.unique(bins):
+        inside = bins == each
+        if inside.sum() >= 300:
+            seen += 1
+            assert abs(found[inside].mean() - expected[inside].mean()) < 0.03
+    assert seen >= 4
