@@ -10,6 +10,7 @@ and predicts all labels; ours gets the Arrow array. The largest difference of sc
 """
 
 import argparse
+import itertools
 import json
 import random
 import statistics
@@ -38,12 +39,12 @@ def make_texts(path: Path, count: int) -> None:
     draw = random.Random(11)
     words = ["".join(draw.choices("aeioubcdfglmnprstvé", k=draw.randint(2, 11)))
              for _ in range(40_000)]  # fmt: skip
-    weights = [1 / (i + 3) for i in range(len(words))]
+    weights = list(itertools.accumulate(1 / (i + 3) for i in range(len(words))))
     turned = words[20_000:] + words[:20_000]
     texts = []
     for i in range(count):
-        body = draw.choices(words, weights, k=220) + draw.choices(
-            turned if i % 2 else words, weights, k=40
+        body = draw.choices(words, cum_weights=weights, k=220) + draw.choices(
+            turned if i % 2 else words, cum_weights=weights, k=40
         )
         draw.shuffle(body)
         texts.append(" ".join(body) + ".\nEnd.")
