@@ -28,6 +28,7 @@ def is_markup(data, i, n):  # type: ignore[no-untyped-def]
 
 @_jit
 def find(data, i, n, wanted):  # type: ignore[no-untyped-def]
+    """The first place from i at which the byte stands, or n."""
     while i < n and data[i] != wanted:
         i += 1
     return i
