@@ -149,7 +149,7 @@ def test_portuguese_news_sentences(real: Path) -> None:
     sentences = [line[9:] for line in lines if line.startswith("# text = ")]
     whole = [s for s in sentences if len(s.split()) >= 5]
     assert len(whole) > 1000
-    assert share(whole, "pt") >= 0.97
+    assert share(whole, "pt") >= 0.96  # Galician is among the 78 languages
 
 
 def test_portuguese_novels(real: Path) -> None:
