@@ -52,6 +52,12 @@ def tokenize(
         str, option("Vocabulary statistics as JSON; - is stderr.", metavar="FILE")
     ] = "",
     compare: Annotated[str, option("Report this tokenizer beside ours.", metavar="DIR")] = "",
+    by: Annotated[
+        str,
+        option(
+            "Split sources by a score: edu=1,3 makes web/edu0 to web/edu2.", metavar="SCORE=EDGE,…"
+        ),
+    ] = "",
     mix: Annotated[str, option("Mix sources by weight.", metavar="SOURCE=WEIGHT,…")] = "",
     tokens: Annotated[float | None, count("Budget of the mix (default: all there is).")] = None,
     max_repeat: Annotated[
@@ -93,6 +99,7 @@ def tokenize(
         format=format,
         report=report,
         compare=compare,
+        by=by,
         mix=mix,
         tokens=None if tokens is None else int(tokens),
         max_repeat=max_repeat,

@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from sabia.core.shards.job import Job
-    from sabia.core.shards.mapping import ShardContext
     from sabia.core.shards.sources import Source
     from sabia.core.shards.summary import Summary
     from sabia.core.text.tokenize import TokenizeConfig
@@ -155,6 +154,7 @@ def _fill(
 ) -> None:
     """Packs the documents of each source into its spool; those of other sources are counted."""
     from sabia.core.shards.mapping import ShardContext
+    from sabia.core.text.tokenize import usable
 
     packers = {
         name: make_packer(config.packing, config.length, encoder.tokenizer.pad_id)
@@ -166,7 +166,7 @@ def _fill(
         for batch in source.batches(reject=context.reject):
             stop.check()
             summary.rows_in += batch.num_rows
-            kept = _by_source(batch, context, set(spools))
+            kept = _by_source(usable(batch, context, config.buckets), set(spools))
             unused += batch.num_rows - sum(part.num_rows for part in kept.values())
             for name, part in kept.items():
                 _add(packers[name], spools[name], encoder, part, tally)
@@ -179,18 +179,13 @@ def _fill(
         summary.counters["documents of other sources or empty"] = unused
 
 
-def _by_source(
-    batch: pa.RecordBatch, context: ShardContext, names: set[str]
-) -> dict[str, pa.RecordBatch]:
+def _by_source(batch: pa.RecordBatch, names: set[str]) -> dict[str, pa.RecordBatch]:
     import pyarrow as pa
     import pyarrow.compute as pc
 
-    from sabia.core.text.tokenize import usable
-
-    kept = usable(batch, context)
-    column = kept.column("source")
+    column = batch.column("source")
     present = names & set(pc.unique(column).to_pylist())
-    return {name: kept.filter(pc.equal(column, pa.scalar(name))) for name in sorted(present)}
+    return {name: batch.filter(pc.equal(column, pa.scalar(name))) for name in sorted(present)}
 
 
 def _add(

@@ -19,6 +19,7 @@ from sabia.core.errors import UsageError
 from sabia.core.text.encoding import ENGINES, Encoder, choose_encoder, probe_texts
 from sabia.core.text.mixing import parse_mix
 from sabia.core.text.packing import PACKINGS, make_packer, to_batch
+from sabia.core.text.source_buckets import Buckets
 from sabia.core.text.token_counts import Tally, coded, report_bytes_per_token
 from sabia.core.text.token_files import FORMATS, Plan
 from sabia.core.text.tokenizer import Tokenizer, load_tokenizer
@@ -50,6 +51,7 @@ class TokenizeConfig:
     format: str = "rows"
     report: str = ""
     compare: str = ""
+    by: str = ""
     mix: str = ""
     tokens: int | None = None
     max_repeat: float = 4.0
@@ -75,8 +77,15 @@ class TokenizeConfig:
             raise UsageError(f"--length: {self.length} (expected at least 2)")
         if self.tokens is not None and not self.mix:
             raise UsageError("--tokens is the budget of a mix; give --mix SOURCE=WEIGHT,… too")
+        if self.by and self.format == "megatron":
+            raise UsageError("--by: Megatron files have no sources (expected --format rows)")
         if self.mix:
             parse_mix(self.mix)
+
+    @property
+    def buckets(self) -> Buckets | None:
+        """How sources are split by a score, if they are."""
+        return Buckets.parse(self.by) if self.by else None
 
 
 def run(job: Job, config: TokenizeConfig) -> None:
@@ -98,7 +107,13 @@ def run(job: Job, config: TokenizeConfig) -> None:
             return
         mixed_rows.write(said, config, encoder, sources, salt)
         return
-    transform = partial(pack_shard, encoder=encoder, length=config.length, packing=config.packing)
+    transform = partial(
+        pack_shard,
+        encoder=encoder,
+        length=config.length,
+        packing=config.packing,
+        buckets=config.buckets,
+    )
     if config.format == "rows":
         summary = run_map(said, transform, "document", "tokens", sources=sources, salt=salt)
     else:
@@ -113,12 +128,13 @@ def pack_shard(
     encoder: Encoder,
     length: int,
     packing: str,
+    buckets: Buckets | None = None,
 ) -> Iterator[pa.RecordBatch]:
     """The transform: documents of one shard → token rows."""
     tally, names = Tally(), list[str | None]()
     packer = make_packer(packing, length, encoder.tokenizer.pad_id)
     for batch in batches:
-        kept = usable(batch, context)
+        kept = usable(batch, context, buckets)
         tokens, lengths = encode_documents(encoder, kept, tally)
         for rows in packer.add(tokens, lengths, source_codes(kept, names)):
             yield to_batch(rows, names)
@@ -128,15 +144,17 @@ def pack_shard(
         context.count(name, n)
 
 
-def usable(batch: pa.RecordBatch, context: ShardContext) -> pa.RecordBatch:
-    """The batch without documents that have no text, which are rejected."""
+def usable(
+    batch: pa.RecordBatch, context: ShardContext, buckets: Buckets | None = None
+) -> pa.RecordBatch:
+    """The batch without documents that have no text, which are rejected; sources are split."""
     import pyarrow.compute as pc
 
     empty = pc.equal(pc.binary_length(batch.column("text")), 0)
     if pc.any(empty).as_py():
         context.reject(batch.filter(empty), "empty text")
-        return batch.filter(pc.invert(empty))
-    return batch
+        batch = batch.filter(pc.invert(empty))
+    return buckets.split(batch) if buckets else batch
 
 
 def source_codes(batch: pa.RecordBatch, names: list[str | None]) -> np.ndarray:

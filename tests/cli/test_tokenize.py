@@ -12,7 +12,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from token_files_read import read_arrow, read_megatron
+from typer.testing import CliRunner
 
+from sabia.cli.main import app
 from sabia.core.text.tokenizer import load_tokenizer
 
 SABIA = [sys.executable, "-m", "sabia.cli.main"]
@@ -293,3 +295,23 @@ def test_dry_run_touches_nothing(world, tmp_path):
     lines = plan.stdout.decode().splitlines()
     assert lines[0].startswith("train ") and len(lines) == 3
     assert not (tmp_path / "o").exists()
+
+
+def test_sources_are_split_by_a_score_and_mixed(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with open("docs.jsonl", "w") as file:
+        for number in range(60):
+            text = f"document {number} says " + "one two three four " * 8
+            row = {"text": text, "source": "web", "scores": {"edu": number % 4}}
+            file.write(json.dumps(row) + "\n")
+    words = ["tokenize", "docs.jsonl", "--vocab-size", "300", "--length", "32", "--by", "edu=1,3"]
+    done = CliRunner().invoke(app, [*words, "--save-tokenizer", "t", "-o", "plain.parquet"])
+    assert done.exit_code == 0, done.output
+    plain = pq.read_table("plain.parquet").column("source").to_pylist()
+    assert {"web/edu0", "web/edu1", "web/edu2"} <= set(plain)
+    mix = ["--mix", "web/edu2=0.75,web/edu0=0.25", "--tokens", "640", "--tokenizer", "t"]
+    done = CliRunner().invoke(app, [*words[:2], "--length", "32", "--by", "edu=1,3", *mix, "-o",
+                                    "mixed.parquet"])  # fmt: skip
+    assert done.exit_code == 0, done.output
+    mixed = pq.read_table("mixed.parquet").column("source").to_pylist()
+    assert mixed.count("web/edu2") == 15 and mixed.count("web/edu0") == 5
