@@ -34,16 +34,17 @@ NAMES = {
 NAMES |= {f"{part}.norm": f"{_LAYER}{part}_norm.weight" for part in ("attn", "mlp")}
 for _ours, _theirs in (("attn.o", "attn.Wo"), ("mlp.down", "mlp.Wo")):
     NAMES |= {_ours: f"{_LAYER}{_theirs}.weight", f"{_ours}_bias": f"{_LAYER}{_theirs}.bias"}
-_REMARKS = {"gradient_checkpointing": bool, "reference_compile": bool, "sparse_prediction": bool}
+_REMARKS: dict[str, type] = {"gradient_checkpointing": bool, "reference_compile": bool}
 _REMARKS |= {"repad_logits_with_grad": bool, "deterministic_flash_attn": bool, "cls_token_id": int}
 _REMARKS |= {"position_embedding_type": str, "sparse_pred_ignore_index": int}
 _REMARKS |= {"initializer_cutoff_factor": float, "layer_norm_eps": float, "mlp_dropout": float}
+_REMARKS |= {"sparse_prediction": bool}
 _REMARKS |= {"embedding_dropout": float, "attention_dropout": float, "classifier_dropout": float}
 
 
 def fused(width: int, inner: int) -> dict[str, Part]:
     """Where queries, keys and values, and gate and up, lie in the files; biases likewise."""
-    found = {}
+    found: dict[str, Part] = {}
     for file, parts, size in (("attn.Wqkv", "qkv", width), ("mlp.Wi", ("gate", "up"), inner)):
         rows, room = len(parts) * size, file.partition(".")[0]
         for end, ours, shape in ((".weight", "", (rows, width)), (".bias", "_bias", (rows,))):
