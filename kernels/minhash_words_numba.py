@@ -66,6 +66,7 @@ def lowest(_context, value):  # type: ignore[no-untyped-def]
 
 @jit
 def mix(x):  # type: ignore[no-untyped-def]
+    """The splitmix64 finaliser."""
     x = (x ^ (x >> U(30))) * U(0xBF58476D1CE4E5B9)
     x = (x ^ (x >> U(27))) * U(0x94D049BB133111EB)
     return x ^ (x >> U(31))
