@@ -28,7 +28,7 @@ def tokenize(
     ] = "",
     vocab_size: Annotated[float, count("Tokens to train, special ones counted.")] = "32k",  # type: ignore[assignment]
     vocab_multiple: Annotated[int, option("Round the vocabulary up.", metavar="N")] = 1,
-    model: Annotated[str, option("bpe, bpe-fallback or unigram.", metavar="NAME")] = "bpe",
+    model: Annotated[str, option("bpe, bpe-fallback or unigram (varies).", metavar="NAME")] = "bpe",
     pattern: Annotated[
         str, option("How bpe splits: cl100k, o200k, gpt2 or deepseek.", metavar="NAME")
     ] = "cl100k",

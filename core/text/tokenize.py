@@ -62,8 +62,7 @@ class TokenizeConfig:
             raise UsageError(f"give either --tokenizer DIR or {other}, not both")
         if self.compare and not self.report:
             raise UsageError("--compare DIR is for a report; give --report FILE too")
-        if self.extend and (odd := self.training.beyond_extension()):
-            raise UsageError(f"--extend: the tokenizer has its own {odd}; leave that option out")
+        self._check_training()
         if self.mix and self.format != "rows":
             raise UsageError(f"--format {self.format}: a mix is written as rows")
         for name, value, choices in (
@@ -81,6 +80,17 @@ class TokenizeConfig:
             raise UsageError("--by: Megatron files have no sources (expected --format rows)")
         if self.mix:
             parse_mix(self.mix)
+
+    def _check_training(self) -> None:
+        """Raise UsageError for options of a training that a tokenizer that exists does not take."""
+        taken = ("vocab_size", "min_frequency", "multiple") if self.extend else ()
+        odd = self.training.changed(*taken)
+        if self.tokenizer and self.train_bytes != TokenizeConfig.train_bytes:
+            odd = odd or "--train-bytes"
+        if odd and self.tokenizer:
+            raise UsageError(f"{odd} is for training; --tokenizer DIR has its own: leave one out")
+        if odd and self.extend:
+            raise UsageError(f"{odd}: the tokenizer of --extend has its own; leave that option out")
 
     @property
     def buckets(self) -> Buckets | None:

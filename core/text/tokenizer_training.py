@@ -82,12 +82,13 @@ class TrainingConfig:
         if self.model == "unigram" and self.min_frequency != 2:
             raise UsageError("--min-frequency: unigram has no merges")
 
-    def beyond_extension(self) -> str:
-        """The first setting that an extended tokenizer cannot take over, or an empty string."""
-        kept = {"vocab_size", "min_frequency", "multiple"}
+    def changed(self, *but: str) -> str:
+        """The first option that is not at its default, '' if none is; `but` those fields."""
         plain = TrainingConfig()
-        names = [f.name for f in fields(self) if f.name not in kept]
-        return next((n for n in names if getattr(self, n) != getattr(plain, n)), "")
+        names = (f.name for f in fields(self) if f.name not in but)
+        name = next((n for n in names if getattr(self, n) != getattr(plain, n)), "")
+        option = "vocab_multiple" if name == "multiple" else name
+        return option and "--" + option.replace("_", "-")
 
     @property
     def specials(self) -> tuple[str, ...]:
