@@ -1,14 +1,15 @@
 """Where a trainer's model and tokenizer come from, and their fingerprints for a run's identity.
 
 A tokenizer is taken as given, else from the model directory, else from where `tokenize` recorded
-it in the rows' metadata; rows may have moved with their tokenizer beside them.
+it in the rows' metadata; rows may have moved with their tokenizer beside them. For one that
+extends the model's own see recipes.grown_model.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from sabia.core.shards.outputs import METADATA_KEY
 from sabia.core.shards.sources import Source
 from sabia.core.spec import ModelSpec, from_config, load_spec, new_config, parse_shape
 from sabia.core.text.tokenizer import load_tokenizer
+from sabia.core.text.vocabulary_extension import extension_of
 
 EDGE_BYTES = 1 << 16
 Params = Mapping[str, np.ndarray]
@@ -88,19 +90,34 @@ def _shaped(shape: str, tokenizer: str, row_length: int) -> ModelSpec:
 def find_tokenizer(given: str, model: str, sources: Sequence[Source]) -> str:
     """The path of the tokenizer: given, the model's, or the one the rows record; '' if none.
 
-    Raises UsageError when the rows were made by several; warns when by another than that given.
+    Rows by an extension of the model's tokenizer have that one. Raises UsageError when the rows
+    were made by several; warns when by another than that given.
     """
     recorded = [_recorded(source) for source in sources]
     prints = {said.get("fingerprint") for said in recorded if said.get("fingerprint")}
     if len(prints) > 1:
         raise UsageError("the token rows were made by different tokenizers (expected one)")
-    if given or (model and (Path(model) / "tokenizer.json").is_file()):
-        place = given or model
-        if prints - {load_tokenizer(place).fingerprint}:
-            notes.warn(f"{place} is not the tokenizer that made the rows (ids may differ)")
-        return place
-    for source, said in zip(sources, recorded, strict=True):
-        for place in _candidates(source.name, str(said.get("tokenizer") or "")):
+    named = zip((source.name for source in sources), recorded, strict=True)
+    if not given and not own_tokenizer(model):
+        return _found(named)
+    place = given or model
+    if prints - {(tokenizer := load_tokenizer(place)).fingerprint}:
+        found = "" if given else _found(named)
+        if found and extension_of(load_tokenizer(found), found, tokenizer):
+            return found
+        notes.warn(f"{place} is not the tokenizer that made the rows (ids may differ)")
+    return place
+
+
+def own_tokenizer(model: str) -> bool:
+    """Whether a model directory has a tokenizer."""
+    return bool(model) and (Path(model) / "tokenizer.json").is_file()
+
+
+def _found(recorded: Iterable[tuple[str, Mapping[str, Any]]]) -> str:
+    """The tokenizer that (name of a shard, its record) say; '' if it is nowhere."""
+    for name, said in recorded:
+        for place in _candidates(name, str(said.get("tokenizer") or "")):
             if _is_that(place, said.get("fingerprint")):
                 return str(place)
     return ""

@@ -17,13 +17,9 @@ import pyarrow as pa
 from sabia.core import stop
 from sabia.core.errors import UsageError
 from sabia.core.recipes import mixture_search, training
+from sabia.core.recipes.grown_model import model_for
 from sabia.core.recipes.mixture_search import SearchConfig
-from sabia.core.recipes.model_source import (
-    find_tokenizer,
-    fresh_model,
-    load_arrays,
-    model_fingerprint,
-)
+from sabia.core.recipes.model_source import find_tokenizer, fresh_model, model_fingerprint
 from sabia.core.recipes.rejected import RejectRow, opened_rejects, warn_of_rejects
 from sabia.core.recipes.rows_read import row_names, write_read_rows
 from sabia.core.recipes.training import Task
@@ -145,10 +141,10 @@ def _model(
     if not config.model:
         stds = config.options.initial_stds
         return fresh_model(config.shape, config.config_json, tokenizer, length, job.seed, stds)
-    spec = load_spec(config.model)
+    spec, load = model_for(tokenizer, config.model, bool(config.options.lora_rank))
     if config.context:
         spec = _longer(spec, config.context, config.rope_theta)
-    return spec, partial(load_arrays, config.model)
+    return spec, load
 
 
 def _longer(spec: ModelSpec, context: int, theta: float) -> ModelSpec:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -21,14 +20,14 @@ from sabia.core.errors import BadData
 from sabia.core.generate.chat import render_rows
 from sabia.core.parallel.launch import World
 from sabia.core.recipes import training
-from sabia.core.recipes.model_source import load_arrays, model_fingerprint
+from sabia.core.recipes.grown_model import model_for
+from sabia.core.recipes.model_source import model_fingerprint
 from sabia.core.recipes.rejected import RejectRow, opened_rejects, warn_of_rejects
 from sabia.core.recipes.training import Task
 from sabia.core.recipes.training_options import TrainOptions
 from sabia.core.shards.inputs import from_path, open_inputs
 from sabia.core.shards.job import Job
 from sabia.core.shards.sources import Source
-from sabia.core.spec import load_spec
 from sabia.core.text.packing import WINDOW, best_fit
 from sabia.core.text.tokenizer import Tokenizer, load_tokenizer
 from sabia.core.train.token_rows import TokenRows, read_token_rows
@@ -66,14 +65,13 @@ def run(job: Job, config: SftConfig) -> None:
     }
     if training.already_done(job, directory, identity, world):
         return
-    spec = load_spec(config.model)
+    spec, load = model_for(place, config.model, bool(config.options.lora_rank))
     rows, about = _rows(job, config, sources, tokenizer, world)
     validation = None
     if config.validation:
         held_out = from_path(config.validation, "chat")
         refuse = warn_of_rejects("validation conversation")
         validation = _pack(config, _conversations(held_out, tokenizer, config.length, refuse))
-    load = partial(load_arrays, config.model)
     task = Task(spec, load, rows, validation, place, model=config.model, about=about)
     training.run(job, task, config.options, identity, directory, world)
 

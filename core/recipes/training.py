@@ -132,7 +132,8 @@ def make_plan(task: Task, options: TrainOptions, seed: int) -> Plan:
     if rows.largest_id >= spec.vocab_size:
         raise BadData(
             f"token id {rows.largest_id} in the rows (expected below the model's vocabulary of "
-            f"{spec.vocab_size}; is it another tokenizer's?)"
+            f"{spec.vocab_size}; is it another tokenizer's? a model grows only for those that "
+            "tokenize --extend made of its own)"
         )
     if rows.row_length > spec.max_positions:
         raise BadData(

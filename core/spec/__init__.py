@@ -1,10 +1,10 @@
 """A model as data, standard library only: config.json → layers → an ordered table of tensors.
 
 `load_spec`, `from_config` read a Hugging Face configuration; `new_config` writes one for a model
-to be trained from scratch, `extend_context` one for longer rows; `parameter_count`,
-`active_parameter_count`, `matmul_parameter_count` and `training_flops_per_token` count. The model
-core, the sharding rules, the optimizer groups, the hub and the planner all read the same table,
-`ModelSpec.tensors()`.
+to be trained from scratch, `extend_context` one for longer rows; `extend_vocabulary` makes room for
+new tokens; `parameter_count`, `active_parameter_count`, `matmul_parameter_count` and
+`training_flops_per_token` count. The model core, the sharding rules, the optimizer groups, the hub
+and the planner all read the same table, `ModelSpec.tensors()`.
 """
 
 from sabia.core.spec.count import (
@@ -13,7 +13,7 @@ from sabia.core.spec.count import (
     parameter_count,
     training_flops_per_token,
 )
-from sabia.core.spec.extend import extend_context
+from sabia.core.spec.extend import extend_context, extend_vocabulary
 from sabia.core.spec.families import families, from_config, load_spec
 from sabia.core.spec.fresh import new_config, parse_shape
 from sabia.core.spec.layers import Attention, GatedMlp, Layer
@@ -31,6 +31,7 @@ __all__ = [
     "TensorSpec",
     "active_parameter_count",
     "extend_context",
+    "extend_vocabulary",
     "families",
     "from_config",
     "inverse_frequencies",

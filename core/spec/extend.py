@@ -1,16 +1,18 @@
-"""A longer context for a model that exists: the same config.json with other rotary fields.
+"""A longer context or a larger vocabulary for a model that exists: config.json with other fields.
 
-Two ways, which go together: a larger base `theta` slows all rotations (adjusted base frequency,
-arXiv 2309.16039 section 4.1), and YaRN's `factor` stretches those that have not turned often
-enough in the original context (arXiv 2309.00071). Weights stay as they are; what follows trains
-them to the new positions, and the export carries the new fields.
+A context has two ways, which go together: a larger base `theta` slows all rotations (adjusted base
+frequency, arXiv 2309.16039 section 4.1), and YaRN's `factor` stretches those that have not turned
+often enough in the original context (arXiv 2309.00071). Weights stay as they are; what follows
+trains them to the new positions, and the export carries the new fields.
 """
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from sabia.core.errors import UsageError
 from sabia.core.spec.families import from_config
+from sabia.core.spec.model import ModelSpec
 
 _GLOBAL = "full_attention"  # families with two rotations: local layers see no further than before
 _ORIGINAL = "original_max_position_embeddings"
@@ -43,6 +45,16 @@ def extend_context(
     _change(result, theta, factor, now)
     from_config(result)
     return result
+
+
+def extend_vocabulary(spec: ModelSpec, vocab_size: int) -> ModelSpec:
+    """The same model with so many rows of embedding and head, also in its configuration."""
+    config, inner = {**spec.config}, spec.config.get("text_config")
+    if inner is not None:
+        config["text_config"] = {**inner, "vocab_size": vocab_size}
+    if inner is None or "vocab_size" in config:
+        config["vocab_size"] = vocab_size
+    return replace(spec, vocab_size=vocab_size, config=config)
 
 
 def _change(result: dict[str, Any], theta: float | None, factor: float | None, now: int) -> None:

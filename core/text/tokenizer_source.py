@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,6 +17,12 @@ from sabia.core import notes
 from sabia.core.errors import UsageError
 from sabia.core.text.tokenizer import Tokenizer, load_tokenizer, train
 from sabia.core.text.training_sample import sampled_texts
+from sabia.core.text.vocabulary_extension import (
+    EXTENSION_FILE,
+    Extension,
+    extend,
+    load_extension,
+)
 
 if TYPE_CHECKING:
     from sabia.core.shards.job import Job
@@ -38,7 +45,7 @@ def obtain_tokenizer(
         tokenizer = load_tokenizer(config.tokenizer)
         place = config.save_tokenizer or (beside if job.to_directory else "")
         if place and not job.dry_run:
-            tokenizer.save(place)
+            _keep(tokenizer, place, load_extension(config.tokenizer))
         return with_end(tokenizer), place or config.tokenizer
     place = config.save_tokenizer or beside
     if not place:
@@ -77,7 +84,7 @@ def _make(
         tokenizer = _extended(config, texts, place)
     else:
         tokenizer = train(texts, config.training)
-        tokenizer.save(place)
+        _keep(tokenizer, place, None)
     write_atomic(Path(place) / RECORD, record)
     took = time.monotonic() - start
     notes.note(f"trained {tokenizer.vocab_size:,} tokens in {took:.1f} s → {place}")
@@ -90,14 +97,20 @@ def _make(
 
 
 def _extended(config: TokenizeConfig, texts, place: str) -> Tokenizer:  # type: ignore[no-untyped-def]
-    from sabia.core.text.vocabulary_extension import extend
-
     base = with_end(load_tokenizer(config.extend))
     least = config.training.min_frequency
     tokenizer, extension = extend(base, texts, config.training.target, least)
-    tokenizer.save(place)
-    extension.save(place)
+    _keep(tokenizer, place, replace(extension, multiple=config.training.multiple))
     return load_tokenizer(place)
+
+
+def _keep(tokenizer: Tokenizer, place: str, extension: Extension | None) -> None:
+    """Save a tokenizer with the record of its extension, and none that another left there."""
+    tokenizer.save(place)
+    if extension is None:
+        (Path(place) / EXTENSION_FILE).unlink(missing_ok=True)
+    else:
+        extension.save(place)
 
 
 def _made_before(place: str, record: str) -> Tokenizer | None:

@@ -5,7 +5,8 @@ and the most frequent pair of neighbouring tokens becomes a new token, again and
 come behind the old ones, so a text is first encoded as before and then shortened: old ids keep
 their meaning, and text that the old tokenizer wrote still decodes. Added tokens keep their ids.
 Each new token records the old ones it is made of; `grown_rows` gives its row of an embedding as the
-mean of theirs (Hewitt 2021; Gee et al. 2022, arXiv 2402.09977). Sennrich et al. 2016 (the pairs).
+mean of theirs (Gee et al. 2022, arXiv 2402.09977), and rows that no token has the mean of all
+(Hewitt 2021). Sennrich et al. 2016 (the pairs).
 """
 
 from __future__ import annotations
@@ -31,11 +32,24 @@ _BYTE_TOKEN = "<0x"
 
 @dataclass(frozen=True)
 class Extension:
-    """Ids from `base_size` on are new; pieces[i] are the old ids that base_size + i is made of."""
+    """Ids from `base_size` on are new; pieces[i] are the old ids that base_size + i is made of.
+
+    multiple: of the rows of an embedding for it.
+    """
 
     base_size: int
     base_fingerprint: str
     pieces: tuple[tuple[int, ...], ...]
+    multiple: int = 1
+
+    @property
+    def size(self) -> int:
+        """Tokens of the extended vocabulary."""
+        return self.base_size + len(self.pieces)
+
+    def rows(self, before: int) -> int:
+        """Rows of an embedding that had `before`: padded to the multiple, and never fewer."""
+        return max(before, -(-self.size // self.multiple) * self.multiple)
 
     def save(self, directory: str | Path) -> None:
         """Writes extension.json beside the tokenizer."""
@@ -45,31 +59,59 @@ class Extension:
         write_atomic(Path(directory) / EXTENSION_FILE, text + "\n")
 
 
-def load_extension(directory: str | Path) -> Extension | None:
-    """The record beside a tokenizer; None where it was not extended. Raises BadData."""
-    path = Path(directory) / EXTENSION_FILE
+def load_extension(tokenizer: str | Path) -> Extension | None:
+    """The record beside a tokenizer (directory or file); None if not extended. Raises BadData."""
+    place = Path(tokenizer)
+    path = (place if place.is_dir() else place.parent) / EXTENSION_FILE
     if not path.is_file():
         return None
     try:
         said = json.loads(path.read_text("utf-8"))
         pieces = tuple(tuple(int(i) for i in piece) for piece in said["pieces"])
-        return Extension(int(said["base_size"]), str(said["base_fingerprint"]), pieces)
+        base = int(said["base_size"]), str(said["base_fingerprint"])
+        return Extension(*base, pieces, max(1, int(said.get("multiple", 1))))
     except (ValueError, KeyError, TypeError) as error:
         raise BadData(f"{path}: not the record of an extended vocabulary ({error})") from error
 
 
-def grown_rows(rows: np.ndarray, extension: Extension) -> np.ndarray:
-    """rows[V, …] of the old vocabulary → [V + new, …]: each new row the mean of its pieces' rows.
+def extension_of(tokenizer: Tokenizer, place: str | Path, base: Tokenizer) -> Extension | None:
+    """The record beside `tokenizer`, at `place`, where `base` is what it extends; None elsewhere.
 
-    Rows behind the old vocabulary (padding) are dropped. Raises UsageError where V is too small.
+    It is where the old tokens are those of `base`, with their ids. Raises BadData where the record
+    is another tokenizer's.
+    """
+    extension = load_extension(place)
+    if extension is None or base.vocab_size != extension.base_size:
+        return None
+    if extension.size != tokenizer.vocab_size:
+        raise BadData(
+            f"{place}: {EXTENSION_FILE} is of {extension.size} tokens (expected the tokenizer's "
+            f"{tokenizer.vocab_size}; remove it if it is left from another)"
+        )
+    ids = tokenizer.backend.get_vocab(with_added_tokens=True).items()
+    old = {token: number for token, number in ids if number < extension.base_size}
+    return extension if old == base.backend.get_vocab(with_added_tokens=True) else None
+
+
+def grown_rows(rows: np.ndarray, extension: Extension) -> np.ndarray:
+    """rows[V, …] → [extension.rows(V), …], in their dtype, the old tokens' rows as they are.
+
+    Each new token's row is the mean of its pieces' rows; those behind it that `rows` does not have
+    are the mean of all old tokens'. Raises UsageError where the old tokens have no rows.
     """
     import numpy as np
 
-    if len(rows) < extension.base_size:
-        raise UsageError(f"{len(rows)} rows (expected at least {extension.base_size})")
-    old = rows[: extension.base_size]
-    new = [old[list(piece)].mean(axis=0, dtype=np.float32) for piece in extension.pieces]
-    return np.concatenate([old, np.array(new, rows.dtype)]) if new else old
+    base, size = extension.base_size, extension.size
+    if len(rows) < base:
+        raise UsageError(f"{len(rows)} rows (expected at least {base})")
+    old = rows[:base]
+    grown = np.empty((extension.rows(len(rows)), *rows.shape[1:]), rows.dtype)
+    grown[: len(rows)] = rows
+    for number, piece in enumerate(extension.pieces, base):
+        grown[number] = old[list(piece)].mean(axis=0, dtype=np.float32)
+    if (behind := max(len(rows), size)) < len(grown):
+        grown[behind:] = old.mean(axis=0, dtype=np.float32)
+    return grown
 
 
 def extend(

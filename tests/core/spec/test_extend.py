@@ -1,4 +1,4 @@
-"""Longer contexts: the fields that change, judged by transformers' own frequencies."""
+"""Longer contexts, judged by transformers' own frequencies, and larger vocabularies."""
 
 import copy
 from typing import Any
@@ -6,7 +6,13 @@ from typing import Any
 import pytest
 
 from sabia.core.errors import UsageError
-from sabia.core.spec import extend_context, from_config, inverse_frequencies, new_config
+from sabia.core.spec import (
+    extend_context,
+    extend_vocabulary,
+    from_config,
+    inverse_frequencies,
+    new_config,
+)
 from sabia.core.spec.rope import Rope
 
 BASE = new_config("llama", hidden=64, layers=2, vocab=101, heads=4, head_dim=20, context=128)
@@ -62,6 +68,16 @@ def test_the_text_part_of_a_larger_model_is_extended() -> None:
     longer = extend_context(whole, 512, theta=4e6)
     assert from_config(longer).max_positions == 512
     assert ropes(longer)[1].theta == 4e6 and whole["text_config"] is GEMMA3
+
+
+def test_a_vocabulary_grows_where_the_configuration_has_it() -> None:
+    whole = {"model_type": "gemma3", "text_config": GEMMA3, "vision_config": {}}
+    for config in (BASE, whole):
+        spec = from_config(config)
+        grown = extend_vocabulary(spec, 128)
+        assert grown == from_config(grown.config) and grown.tensors()[0].shape[0] == 128
+        assert grown.config.keys() == config.keys() and spec.vocab_size == 101
+    assert GEMMA3["vocab_size"] == 101
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,94 @@
+"""The model that a trainer goes on from, with rows for the tokens that its tokenizer has gained.
+
+Where the run's tokenizer extends the model's own (`tokenize --extend`), embedding and head get a
+row for each new token, the mean of its pieces' rows, and the configuration the larger vocabulary.
+All rows that there were stay bit for bit, so old tokens have the logits they had. Rows are grown
+when a trainer takes them, one tensor at a time; the other tensors stay mapped from the files.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+
+from sabia.core import notes
+from sabia.core.errors import UsageError
+from sabia.core.model import hub
+from sabia.core.recipes.model_source import Params, load_arrays, own_tokenizer
+from sabia.core.spec import ModelSpec, extend_vocabulary, load_spec
+from sabia.core.text.tokenizer import load_tokenizer
+from sabia.core.text.vocabulary_extension import (
+    Extension,
+    extension_of,
+    grown_rows,
+    load_extension,
+)
+from sabia.core.train.checkpoint import LazyArray
+
+
+def model_for(
+    tokenizer: str, directory: str, adapters: bool
+) -> tuple[ModelSpec, Callable[[], Params]]:
+    """(spec, a function that gives its parameters) of a model directory, for a tokenizer ('': any).
+
+    adapters: nothing else is to be trained. Raises UsageError where the tokenizer has more tokens
+    than the model and does not extend its own, or where new rows could not be learnt or handed on.
+    """
+    spec = load_spec(directory)
+    extension = _extension(spec, tokenizer, directory)
+    if extension is None:
+        return spec, partial(load_arrays, directory)
+    new = f"the {len(extension.pieces):,} tokens of {tokenizer} that {directory} lacks"
+    if adapters:
+        raise UsageError(
+            f"--lora-rank: adapters would not learn {new} (expected a model with them: train it "
+            "without adapters first)"
+        )
+    if kept := _kept_rows(spec, directory):
+        raise UsageError(f"--model: {kept} is handed on as it is, without {new}")
+    notes.note(f"{new} begin as the means of their pieces")
+    grown = extend_vocabulary(spec, extension.rows(spec.vocab_size))
+    return grown, partial(_load_grown, spec, directory, extension)
+
+
+def _extension(spec: ModelSpec, tokenizer: str, directory: str) -> Extension | None:
+    """How the tokenizer extends the model's own; None where the two go together as they are."""
+    if not tokenizer or Path(tokenizer) == Path(directory):
+        return None
+    wanted, room = load_tokenizer(tokenizer), spec.vocab_size
+    if own_tokenizer(directory):
+        own = load_tokenizer(directory)
+        found, room = extension_of(wanted, tokenizer, own), max(room, own.vocab_size)
+    else:
+        found = load_extension(tokenizer) if wanted.vocab_size > room else None
+    if found is None and wanted.vocab_size > room:
+        raise UsageError(
+            f"--tokenizer: {tokenizer} has {wanted.vocab_size:,} tokens, {directory} {room:,} "
+            f"(expected its own, or one of sabia tokenize --extend {directory})"
+        )
+    return found
+
+
+def _kept_rows(spec: ModelSpec, directory: str) -> str:
+    """A tensor with a row a token among those that training hands on; '' if there is none."""
+    tensors = hub.read_checkpoint(directory) if spec.kept else {}
+    names = (n for n in tensors if any(re.fullmatch(pattern, n) for pattern in spec.kept))
+    return next((n for n in names if tensors[n].shape[:1] == (spec.vocab_size,)), "")
+
+
+def _load_grown(spec: ModelSpec, directory: str, extension: Extension) -> Params:
+    """The parameters of `spec`, those with a row a token to be grown when they are used."""
+    params = dict(load_arrays(directory))
+    for tensor in spec.tensors():
+        if tensor.axes[0] == "vocab":
+            params[tensor.name] = _grown(params[tensor.name], extension)  # type: ignore[assignment]
+    return params
+
+
+def _grown(array: np.ndarray, extension: Extension) -> LazyArray:
+    shape = (extension.rows(len(array)), *array.shape[1:])
+    return LazyArray(shape, array.dtype, lambda i, j: grown_rows(array, extension)[i:j])
