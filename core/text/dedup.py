@@ -26,16 +26,17 @@ from sabia.core.shards.mapping import run_map
 from sabia.core.shards.outputs import open_file
 from sabia.core.shards.slices import slurm_slice
 from sabia.core.shards.sources import Source
-from sabia.core.text import barrier, dedup_index, lsh, removal, removed
+from sabia.core.text import barrier, dedup_index, lsh, redis_pass, removal, removed
 from sabia.core.text.clusters import KEPT, Clusters, find_clusters
 from sabia.core.text.dedup_config import DedupConfig
+from sabia.core.text.redis_index import RedisIndex
 from sabia.core.text.sketch_files import Corpus
 from sabia.core.text.sketch_pass import load_corpus, read_corpus, sketch_into
 from sabia.core.text.sketching import choose_engine
 
 CURVE = (0.5, 0.6, 0.7, 0.8, 0.9)
 PHASES = ("sketch", "compare", "write")
-_HOW = ("engine", "mem", "scratch", "phase", "removed", "index", "against", "replaced")
+_HOW = ("engine", "mem", "scratch", "phase", "removed", "index", "against", "replaced", "redis")
 
 
 @dataclass(frozen=True)
@@ -44,7 +45,7 @@ class Places:
 
     removed: rows that went, Parquet; scratch: sketches, for phases and going on; against, index:
     the index that is read and the one that is written; replaced: indexed documents that better new
-    ones replace, Parquet.
+    ones replace, Parquet; redis: the URL of an index in Redis, read and written.
     """
 
     removed: str = ""
@@ -53,6 +54,7 @@ class Places:
     against: str = ""
     index: str = ""
     replaced: str = ""
+    redis: str = ""
 
     def check(self, job: Job) -> None:
         """Raise UsageError for what does not go together."""
@@ -64,6 +66,10 @@ class Places:
             raise UsageError("--shard: dedup compares all shards; give --phase sketch or write")
         if self.replaced and not self.against:
             raise UsageError("--replaced: give the index with --against DIR")
+        if self.redis and (self.against or self.index):
+            raise UsageError(
+                "--redis: reads and extends its index; not beside --against or --index"
+            )
         removed.check_path(self.removed)
         removed.check_path(self.replaced, "--replaced")
 
@@ -79,6 +85,8 @@ def run(job: Job, config: DedupConfig, places: Places | None = None) -> None:
     places = places or Places()
     config.check()
     places.check(job)
+    if places.redis and (config.method, config.signatures) != ("minhash", "datasketch"):
+        raise UsageError("--redis: its index is datasketch's; give --signatures datasketch")
     options = {name: value for name, value in job.options.items() if name not in _HOW}
     options |= {
         n: getattr(config, n) for n, v in options.items() if v is None and hasattr(config, n)
@@ -131,10 +139,15 @@ class _Work:
     def _salt(self, sources: list[Source]) -> str:
         """All that the decision depends on beside the inputs and the job's own options."""
         key = dedup_index.run_key(sources, self.config, self.job.seed)
+        if self.places.redis:
+            return f"{key} {self._redis(key, make=not self.job.dry_run).print}"
         if not self.places.against:
             return key
         index = dedup_index.open_index(self.places.against, self.config, self.job.seed, key)
         return f"{key} {index.print} {bool(self.places.replaced)}"
+
+    def _redis(self, key: str, make: bool = True) -> RedisIndex:
+        return RedisIndex(self.places.redis, self.config, self.job.seed, key, make)
 
     def _engine(self) -> str:
         engine = choose_engine(self.config.engine)
@@ -161,7 +174,13 @@ class _Work:
             index = dedup_index.open_index(self.places.against, self.config, self.job.seed, key)
             corpus, indexed = dedup_index.load(index, corpus), index.rows
         prior = 0 if self.places.replaced else indexed
-        found = find_clusters(corpus, self.config, choose_engine(self.config.engine), prior)
+        engine = choose_engine(self.config.engine)
+        found = find_clusters(corpus, self.config, engine, prior)
+        if self.places.redis:
+            found, ids = redis_pass.take_out(
+                self._redis(key), sources, corpus, found, self.config, engine, self.job.jobs
+            )
+            return removal.Plan.write(corpus.starts, ids, found, place)
         replaced = _replaced(found, indexed)
         if self.places.replaced:
             _write_replaced(self.places.replaced, corpus, found, replaced)

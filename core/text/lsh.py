@@ -7,6 +7,8 @@ most WINDOW * m pairs, never m**2. Everything is a function of the digests and r
 neither workers nor the order of the work can change it. Leskovec, Rajaraman, Ullman, MMDS ch. 3.
 """
 
+from functools import lru_cache
+
 import numpy as np
 from numpy.typing import ArrayLike
 
@@ -22,6 +24,7 @@ def hit_probability(similarity: ArrayLike, bands: int, rows: int) -> np.ndarray:
     return np.asarray(1 - (1 - np.asarray(similarity, float) ** rows) ** bands)
 
 
+@lru_cache(maxsize=8)  # a run asks for the same many times
 def choose_bands(threshold: float, permutations: int, miss_weight: float) -> tuple[int, int]:
     """(bands, rows) with bands * rows <= permutations of least weighted error.
 

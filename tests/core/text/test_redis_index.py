@@ -1,0 +1,306 @@
+"""`--redis`: datasketch's own MinHashLSH reads the index, and is the judge of what is in it."""
+
+import random
+import shutil
+import socket
+import subprocess
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+from planted import VOCABULARY, make_texts, write
+
+from sabia.core.errors import BadData, Failed, MissingBackend, UsageError
+from sabia.core.shards.job import Job
+from sabia.core.text import dedup
+from sabia.core.text.dedup import Places
+from sabia.core.text.dedup_config import DedupConfig
+from sabia.core.text.redis_index import Address, RedisIndex, readable
+from sabia.kernels import minhash
+from sabia.kernels.minhash import SketchConfig
+
+CONFIG = DedupConfig(engine="numpy", signatures="datasketch")
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """host:port of a Redis of our own."""
+    redis = pytest.importorskip("redis", reason="the client is an extra")
+    program = shutil.which("redis-server")
+    if program is None:
+        pytest.skip("no redis-server here")
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    place = str(tmp_path_factory.mktemp("redis"))
+    words = ["--port", str(port), "--bind", "127.0.0.1", "--dir", place, "--save", ""]
+    process = subprocess.Popen([program, *words], stdout=subprocess.DEVNULL)
+    try:
+        for _ in range(100):
+            try:
+                redis.Redis(port=port).ping()
+                break
+            except redis.ConnectionError:
+                time.sleep(0.05)
+        yield f"127.0.0.1:{port}"
+    finally:
+        process.terminate()
+        process.wait()
+
+
+@pytest.fixture
+def url(server: str, request: pytest.FixtureRequest) -> str:
+    """An index that no other test has."""
+    return f"redis://{server}/0?name={abs(hash(request.node.nodeid))}"
+
+
+def run(paths: list[str], out: Path, url: str, config: DedupConfig = CONFIG, **given: Any) -> Path:
+    settings = {k: v for k, v in given.items() if k in ("dry_run", "seed", "shard")}
+    places = {k: str(v) for k, v in given.items() if k not in settings}
+    job = Job("dedup", tuple(paths), str(out), options={"threshold": config.threshold}, **settings)
+    dedup.run(job, config, Places(redis=url, **places))
+    return out
+
+
+def ids(out: Path) -> list[str]:
+    return pq.read_table(out)["id"].to_pylist()
+
+
+def theirs(url: str, config: DedupConfig = CONFIG) -> Any:
+    """datasketch's own index over the same basename."""
+    datasketch = pytest.importorskip("datasketch", minversion="2.0", reason="the judge")
+    address, sketch = Address.of(url), config.sketch(0)
+    host, port = address.server.split("/")[2].split(":")
+    return datasketch.MinHashLSH(
+        num_perm=config.permutations, params=(sketch.bands, sketch.rows),
+        storage_config={"type": "redis", "basename": address.name,
+                        "redis": {"host": host, "port": int(port)}},
+    )  # fmt: skip
+
+
+def their_signature(text: str) -> Any:
+    import datasketch
+
+    data = np.frombuffer(text.encode(), np.uint8)
+    sketches = minhash.sketch(data, np.array([0, len(data)]), SketchConfig(bands=0))
+    signature = datasketch.MinHash(num_perm=128, seed=0, hashfunc=int)
+    for shingle in sketches.shingles.tolist():
+        signature.update(shingle)
+    return signature
+
+
+def words(source: random.Random, count: int) -> str:
+    return " ".join(source.choices(VOCABULARY, k=count))
+
+
+def corpus(path: Path, texts: list[str], prefix: str) -> list[str]:
+    path.mkdir()
+    return write(path, texts, id=[f"{prefix}{i}" for i in range(len(texts))])
+
+
+def test_datasketch_sees_and_queries_what_was_kept(tmp_path: Path, url: str) -> None:
+    texts, _ = make_texts(random.Random(1), 60, 40)
+    kept = ids(run(write(tmp_path, texts), tmp_path / "o.parquet", url))
+    index = theirs(url)
+    assert sorted(map(readable, index.keys)) == sorted(kept)
+    assert all(len(index.keys[key]) == CONFIG.sketch(0).bands for key in index.keys)
+    for name in kept:
+        assert name in index
+        assert name in index.query(their_signature(texts[int(name[1:])]))
+    index.remove(kept[0])  # their way of taking out finds all that we put in
+    assert kept[0] not in index.query(their_signature(texts[int(kept[0][1:])]))
+
+
+def test_the_layout_is_theirs_to_the_byte(tmp_path: Path, url: str, server: str) -> None:
+    import redis
+
+    texts, _ = make_texts(random.Random(2), 20, 0)
+    kept = ids(run(write(tmp_path, texts), tmp_path / "o.parquet", url))
+    other = url + "theirs"
+    index = theirs(other)
+    for name in kept:
+        index.insert(name, their_signature(texts[int(name[1:])]))
+    client = redis.Redis(port=int(server.split(":")[1]))
+
+    def held(name: bytes) -> dict[bytes, object]:
+        keys = [key for key in client.scan_iter(name + b"_*") if not key.startswith(name + b"_s")]
+        readers = {b"hash": client.hgetall, b"list": lambda k: client.lrange(k, 0, -1),
+                   b"set": client.smembers}  # fmt: skip
+        plain = {key: readers[client.type(key)](key) for key in keys}
+        return {
+            key.removeprefix(name): {k: v.removeprefix(name) for k, v in value.items()}
+            if isinstance(value, dict) else value
+            for key, value in plain.items()
+        }  # fmt: skip
+
+    ours = held(Address.of(url).name)
+    assert len(ours) > 20
+    assert ours == held(Address.of(other).name)
+
+
+def test_later_runs_drop_what_earlier_ones_hold(tmp_path: Path, url: str) -> None:
+    source = random.Random(3)
+    old, new = [words(source, 100) for _ in range(20)], [words(source, 100) for _ in range(20)]
+    first = corpus(tmp_path / "a", old, "a")
+    near = [f"changed {text}" for text in old[:5]]
+    chained = [f"{near[0]} ends otherwise"]  # goes with the copy that it is like
+    second = corpus(tmp_path / "b", new + old[5:10] + near + chained, "b")
+    assert len(ids(run(first, tmp_path / "a.parquet", url))) == 20
+    gone = tmp_path / "gone.parquet"
+    out = run(second, tmp_path / "b.parquet", url, removed=gone)
+    assert ids(out) == [f"b{i}" for i in range(20)]
+    rows = pq.read_table(gone).to_pylist()
+    assert [row["kept_id"] for row in rows] == [f"a{i}" for i in [*range(5, 10), *range(5), 0]]
+    assert {row["reason"] for row in rows} == {"near"}
+    assert [row["similarity"] for row in rows[:5]] == [1.0] * 5
+    assert all(row["similarity"] is None or row["similarity"] >= 0.7 for row in rows)
+    assert {readable(key) for key in theirs(url).keys} == {
+        *(f"a{i}" for i in range(20)), *(f"b{i}" for i in range(20))
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("verify", [True, False])
+def test_the_same_go_as_against_an_index_on_disk(tmp_path: Path, url: str, verify: bool) -> None:
+    config = replace(CONFIG, verify=verify)
+    texts, _ = make_texts(random.Random(4), 80, 120)
+    first = corpus(tmp_path / "a", texts[:100], "a")
+    second = corpus(tmp_path / "b", texts[100:], "b")
+    for disk in (True, False):
+        for part, paths in (("a", first), ("b", second)):
+            out = tmp_path / f"{part}{disk}.parquet"
+            place = {"index": tmp_path / "i"} if disk else {}
+            place |= {"against": tmp_path / "i"} if disk and part == "b" else {}
+            run(paths, out, "" if disk else url, config, **place)
+    assert ids(tmp_path / "aTrue.parquet") == ids(tmp_path / "aFalse.parquet")
+    assert 0 < len(ids(tmp_path / "bTrue.parquet")) < 100
+    disk, redis = (set(ids(tmp_path / f"b{disk}.parquet")) for disk in (True, False))
+    assert len(disk ^ redis) <= (4 if verify else 0), "an estimate errs only near the threshold"
+
+
+def test_documents_of_other_programs_count_too(tmp_path: Path, url: str) -> None:
+    source = random.Random(5)
+    texts = [words(source, 80) for _ in range(4)]
+    run(corpus(tmp_path / "a", texts[:1], "a"), tmp_path / "a.parquet", url)
+    theirs(url).insert(("theirs", 7), their_signature(texts[1]))
+    gone = tmp_path / "gone.parquet"
+    out = run(corpus(tmp_path / "b", texts, "b"), tmp_path / "b.parquet", url, removed=gone)
+    assert ids(out) == ["b2", "b3"]
+    assert pq.read_table(gone)["kept_id"].to_pylist() == ["a0", "('theirs', 7)"]
+
+
+def test_running_again_changes_nothing(tmp_path: Path, url: str) -> None:
+    texts, _ = make_texts(random.Random(6), 30, 30)
+    first, second = (corpus(tmp_path / n, texts[i::2], n) for i, n in enumerate("ab"))
+    outs = [tmp_path / "a.parquet", tmp_path / "b.parquet"]
+    run(first, outs[0], url)
+    run(second, outs[1], url)
+    made, index = [out.read_bytes() for out in outs], sorted(theirs(url).keys)
+    for paths, out, before in zip((first, second), outs, made, strict=True):
+        stamp = out.stat().st_mtime_ns
+        run(paths, out, url)
+        assert out.stat().st_mtime_ns == stamp, "a finished output was made again"
+        out.unlink()
+        assert run(paths, out, url).read_bytes() == before
+    assert sorted(theirs(url).keys) == index
+
+
+def test_a_run_that_fails_in_the_middle_is_finished_by_itself(
+    tmp_path: Path, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    texts = [words(random.Random(i), 60) for i in range(30)]
+    paths, out = write(tmp_path, texts), tmp_path / "o.parquet"
+    monkeypatch.setattr("sabia.core.text.redis_pass.BATCH", 8)
+    insert, calls = RedisIndex.insert, []
+
+    def failing(self: RedisIndex, names: list[str], slots: np.ndarray) -> None:
+        calls.append(names)
+        if len(calls) == 3:
+            raise Failed("the server went away")
+        insert(self, names, slots)
+
+    monkeypatch.setattr(RedisIndex, "insert", failing)
+    with pytest.raises(Failed):
+        run(paths, out, url)
+    index = theirs(url)
+    assert not out.exists()
+    assert len(list(index.keys)) == 16
+    assert all(len(index.query(their_signature(texts[i]))) == 1 for i in range(16))
+    assert len(ids(run(paths, out, url))) == 30
+    assert all(len(index.keys[key]) == CONFIG.sketch(0).bands for key in index.keys)
+    assert len(list(index.keys)) == 30
+
+
+def test_phases_and_a_dry_run(tmp_path: Path, url: str) -> None:
+    paths = write(tmp_path, make_texts(random.Random(8), 20, 20)[0], parts=2)
+    whole = run(paths, tmp_path / "dry", url, dry_run=True)
+    assert not whole.exists()
+    assert not list(theirs(url).keys)
+    for phase in ("sketch", "compare", "write"):
+        run(paths, tmp_path / "o", url, scratch=tmp_path / "s", phase=phase)
+    kept = [i for path in sorted((tmp_path / "o").glob("*.parquet")) for i in ids(path)]
+    assert sorted(map(readable, theirs(url).keys)) == sorted(kept)
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [({"ngram": 4}, "ngram 5, this run 4"), ({"permutations": 64}, "permutations 128"),
+     ({"threshold": 0.8}, "threshold 0.7"), ({"verify": False}, "bands")],
+)  # fmt: skip
+def test_other_parameters_are_refused(tmp_path: Path, url: str, changed: dict, said: str) -> None:
+    paths = write(tmp_path, [words(random.Random(9), 40)])
+    run(paths, tmp_path / "o.parquet", url)
+    with pytest.raises(UsageError, match=said):
+        run(paths, tmp_path / "p.parquet", url, replace(CONFIG, **changed))
+    with pytest.raises(UsageError, match="seed 0, this run 3"):
+        run(paths, tmp_path / "p.parquet", url, seed=3)
+
+
+def test_what_cannot_be_is_refused(tmp_path: Path, url: str, server: str) -> None:
+    source = random.Random(10)
+    texts = [words(source, 40) for _ in range(2)]
+    paths, out = write(tmp_path, texts), tmp_path / "o.parquet"
+    with pytest.raises(UsageError, match="--signatures datasketch"):
+        run(paths, out, url, replace(CONFIG, signatures="sabia"))
+    with pytest.raises(UsageError, match="not beside --against or --index"):
+        run(paths, out, url, index=tmp_path / "i")
+    with pytest.raises(UsageError, match=r"expected redis://HOST:PORT/DB\?name=NAME") as refused:
+        run(paths, out, f"redis://user:secret@{server}/0")
+    assert "secret" not in str(refused.value)
+    theirs(url).insert("x", their_signature(texts[0]))
+    with pytest.raises(UsageError, match="another program began this index"):
+        run(paths, out, url)
+    run(paths, out, url + "ids")
+    other = write(tmp_path, [words(source, 40)])
+    with pytest.raises(BadData, match="the id 'd0' stands for another document"):
+        run(other, out, url + "ids")
+    with pytest.raises(BadData, match="the id 'same' occurs twice"):
+        run(write(tmp_path, texts, id=["same", "same"]), out, url + "twice")
+    assert not list(theirs(url + "twice").keys)
+
+
+def test_a_server_that_is_away_and_a_package_that_is_missing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    paths, out = write(tmp_path, ["one two three"]), tmp_path / "o.parquet"
+    url = "redis://:secret@127.0.0.1:1/0?name=web"
+    with monkeypatch.context() as without:
+        without.setitem(__import__("sys").modules, "redis", None)
+        with pytest.raises(MissingBackend, match="pip install redis"):
+            run(paths, out, url)
+    pytest.importorskip("redis", reason="the client is an extra")
+    with pytest.raises(Failed, match=r"--redis redis://127.0.0.1:1/0\?name=web: Error") as failed:
+        run(paths, out, url)
+    assert "secret" not in str(failed.value)
+    assert "\n" not in str(failed.value)
+
+
+def test_keys_of_strangers_run_no_code() -> None:
+    assert readable(b"\x80\x04\x8c\x05posix\x8c\x06system\x93\x8c\x04true\x85R.").startswith(
+        "\\x80"
+    )
+    assert readable(b"plain bytes") == "plain bytes"
