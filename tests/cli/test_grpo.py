@@ -69,6 +69,7 @@ def test_metrics_are_one_parquet_stream_and_the_rest_lies_in_the_directory(
     assert b"already finished" in again.stderr
 
 
+@pytest.mark.slow
 def test_sigterm_saves_and_the_same_call_goes_on_to_the_same_weights(
     model: Path, prompts: Path, tmp_path: Path
 ) -> None:

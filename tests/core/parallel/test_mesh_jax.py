@@ -30,7 +30,7 @@ def check(model: str, *meshes: str) -> None:
 @pytest.mark.parametrize(
     ("model", "mesh"),
     [
-        ("moe", "fsdp=2,tensor=2,expert=2"),
+        pytest.param("moe", "fsdp=2,tensor=2,expert=2", marks=pytest.mark.slow),
         pytest.param("hybrid", "fsdp=2,context=2,tensor=2", marks=pytest.mark.slow),
     ],
 )
