@@ -102,7 +102,7 @@ def dedup(
     redis: Annotated[
         str,
         option(
-            "Do both with datasketch's index in Redis; round trips: 30x slower.",
+            "Do both with datasketch's index in Redis; round trips: 20x slower.",
             metavar="redis://HOST:PORT/DB?name=NAME",
         ),
     ] = "",

@@ -129,11 +129,9 @@ class RedisIndex:
         """Of n documents, those of earlier runs that share a band, earliest first."""
         pipe = self.client.pipeline(transaction=False)
         for hashes in self._hashes(slots):
-            for bucket, one in zip(self.buckets, hashes, strict=True):
-                pipe.smembers(bucket + one)
+            pipe.sunion([bucket + one for bucket, one in zip(self.buckets, hashes, strict=True)])
         with self._served():
-            found, bands = pipe.execute(), len(self.buckets)
-        sets = [set().union(*found[i * bands : (i + 1) * bands]) for i in range(len(slots))]
+            sets = [set(keys) for keys in pipe.execute()]
         known = self._known(list(set().union(*sets)))
         return [sorted((known[key] for key in keys & known.keys()), key=placed) for keys in sets]
 
