@@ -27,6 +27,7 @@ from sabia.core.errors import BadData, Failed, MissingBackend, UsageError
 from sabia.core.text.dedup_config import DedupConfig
 
 VERSION = 1
+FORM = "redis://HOST:PORT/DB?name=NAME"
 TIMEOUT_S = 60.0
 _SCHEMES = ("redis", "rediss", "unix")
 _LATER = np.inf  # the order of documents that other programs inserted
@@ -43,13 +44,16 @@ class Address:
     @classmethod
     def of(cls, text: str) -> "Address":
         """redis://host:6379/0?name=web; raises UsageError."""
-        parts = urlsplit(text)
+        try:
+            parts = urlsplit(text)
+        except ValueError as error:
+            raise UsageError(f"--redis: {error} (expected {FORM})") from error
         host = parts.netloc.rpartition("@")[2]
         said = f"--redis {parts.scheme}://{host}{parts.path}"
         asked = parse_qs(parts.query)
         names = asked.pop("name", [])
         if parts.scheme not in _SCHEMES or len(names) != 1:
-            raise UsageError(f"{said}: expected redis://HOST:PORT/DB?name=NAME")
+            raise UsageError(f"{said}: expected {FORM}")
         server = parts._replace(query=urlencode(asked, doseq=True)).geturl()
         return cls(server, names[0].encode(), f"{said}?name={names[0]}")
 
@@ -112,7 +116,10 @@ class RedisIndex:
             fresh = json.dumps(made | {"identity": secrets.token_hex(16)})
             self.client.set(self.about, fresh, nx=True)
             found = self.client.get(self.about)
-        said = json.loads(found)
+        try:
+            said = dict(json.loads(found))
+        except (ValueError, TypeError) as error:
+            raise BadData(f"{self.address.said}: its parameters are damaged ({error})") from error
         for name, value in made.items():
             if said.get(name) != value:
                 has = f"index has {name} {said.get(name)!r}, this run {value!r}"
@@ -204,7 +211,8 @@ class RedisIndex:
         try:
             yield
         except redis.RedisError as error:
-            raise Failed(f"{self.address.said}: {error}; mend it and run again") from error
+            why = str(error).rpartition("caused error: ")[2]  # without the command, which is bytes
+            raise Failed(f"{self.address.said}: {why}; mend it and run again") from error
 
 
 def _client(address: Address) -> Any:

@@ -271,6 +271,8 @@ def test_what_cannot_be_is_refused(tmp_path: Path, url: str, server: str) -> Non
     with pytest.raises(UsageError, match=r"expected redis://HOST:PORT/DB\?name=NAME") as refused:
         run(paths, out, f"redis://user:secret@{server}/0")
     assert "secret" not in str(refused.value)
+    with pytest.raises(UsageError, match="--redis: Invalid IPv6 URL"):
+        run(paths, out, "redis://[::1")
     theirs(url).insert("x", their_signature(texts[0]))
     with pytest.raises(UsageError, match="another program began this index"):
         run(paths, out, url)
@@ -297,6 +299,21 @@ def test_a_server_that_is_away_and_a_package_that_is_missing(
         run(paths, out, url)
     assert "secret" not in str(failed.value)
     assert "\n" not in str(failed.value)
+
+
+def test_what_is_damaged_is_said_in_one_line(tmp_path: Path, url: str, server: str) -> None:
+    import redis
+
+    client, name = redis.Redis(port=int(server.split(":")[1])), Address.of(url).name
+    paths, out = write(tmp_path, [words(random.Random(11), 40)]), tmp_path / "o.parquet"
+    client.set(name + b"_sabia", '{"bro')
+    with pytest.raises(BadData, match="parameters are damaged"):
+        run(paths, out, url)
+    client.delete(name + b"_sabia")
+    client.set(name + b"_bucket_\0\0", "no hash")
+    with pytest.raises(Failed, match=r"^--redis \S+: WRONGTYPE|wrong kind of value") as failed:
+        run(paths, out, url)
+    assert str(failed.value).isprintable()
 
 
 def test_keys_of_strangers_run_no_code() -> None:
