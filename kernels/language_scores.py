@@ -14,7 +14,8 @@ import numba
 import numpy as np
 
 from sabia.kernels.text_classes import ALPHA, SOLO, flag_table, lower_table
-from sabia.kernels.text_words_numba import decode, mix
+from sabia.kernels.text_words_numba import decode
+from sabia.kernels.utf8_numba import mix
 
 MOST = 1000
 STEP = 10.0

@@ -17,6 +17,7 @@ from numba.extending import intrinsic
 
 from sabia.kernels.minhash import CHUNK_BASE, EXACT_STEP, TOKEN_BASE
 from sabia.kernels.text_table import LETTER, MARK, SKIP, SOLO, SOLO_END, SPACE, TABLE_SIZE
+from sabia.kernels.utf8_numba import decode, mix
 
 U = np.uint64
 BLOCK = 64
@@ -65,14 +66,6 @@ def lowest(_context, value):  # type: ignore[no-untyped-def]
 
 
 @jit
-def mix(x):  # type: ignore[no-untyped-def]
-    """The splitmix64 finaliser."""
-    x = (x ^ (x >> U(30))) * U(0xBF58476D1CE4E5B9)
-    x = (x ^ (x >> U(27))) * U(0x94D049BB133111EB)
-    return x ^ (x >> U(31))
-
-
-@jit
 def _from(x, least):  # type: ignore[no-untyped-def]
     """The high bit of every byte (below 0x80) that is `least` or more."""
     return (x + U(0x80 - least) * _ONES) & _HIGH
@@ -82,24 +75,6 @@ def _from(x, least):  # type: ignore[no-untyped-def]
 def _bits(high):  # type: ignore[no-untyped-def]
     """The high bits of eight bytes as eight bits."""
     return ((high >> U(7)) * _GATHER) >> U(56)
-
-
-@jit
-def _decode(data, i, end):  # type: ignore[no-untyped-def]
-    """(code point, bytes used) of a lead byte >= 0x80 at i; (space, 1) if it is malformed."""
-    first = np.int64(data[i])
-    if 0xC2 <= first < 0xE0 and i + 2 <= end and (data[i + 1] & 0xC0) == 0x80:
-        return ((first & 0x1F) << 6) | np.int64(data[i + 1] & 0x3F), 2
-    if 0xE0 <= first < 0xF0 and i + 3 <= end:
-        if (data[i + 1] & 0xC0) == 0x80 and (data[i + 2] & 0xC0) == 0x80:
-            low = (np.int64(data[i + 1] & 0x3F) << 6) | np.int64(data[i + 2] & 0x3F)
-            return ((first & 0x0F) << 12) | low, 3
-    elif 0xF0 <= first < 0xF5 and i + 4 <= end:
-        a, b, c = data[i + 1], data[i + 2], data[i + 3]
-        if (a & 0xC0) == 0x80 and (b & 0xC0) == 0x80 and (c & 0xC0) == 0x80:
-            low = (np.int64(b & 0x3F) << 6) | np.int64(c & 0x3F)
-            return ((first & 0x07) << 18) | (np.int64(a & 0x3F) << 12) | low, 4
-    return np.int64(0x20), 1
 
 
 @jit
@@ -176,7 +151,7 @@ def normalised(data, i, end, folds, kinds, text, marks):  # type: ignore[no-unty
         ascii_bytes = lowest(high) >> 3
         n += ascii_bytes
         i += ascii_bytes
-        code, used = _decode(data, i, end)
+        code, used = decode(data, i, end)
         i += used
         if code == 0x20:
             text[n] = 0x20

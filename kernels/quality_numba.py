@@ -21,7 +21,8 @@ from sabia.kernels.text_classes import (
     lower_table,
 )
 from sabia.kernels.text_words import WORD_BASE
-from sabia.kernels.text_words_numba import decode, mix, split, tables, word_hash
+from sabia.kernels.text_words_numba import decode, split, tables, word_hash
+from sabia.kernels.utf8_numba import mix
 
 U = np.uint64
 _P, _M = U(WORD_BASE), U(0xD6E8FEB86659FD93)

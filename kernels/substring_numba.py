@@ -9,6 +9,7 @@ import numba
 import numpy as np
 
 from sabia.kernels.substring import BASE, RECORD, Repeats, gram_length
+from sabia.kernels.utf8_numba import mix
 
 U = np.uint64
 _B = U(BASE)
@@ -16,13 +17,6 @@ _NONE = np.int64(-1)
 _SMALL, _FIRST_ROOM = 64, 1 << 10
 _jit = numba.njit(nogil=True, cache=True, boundscheck=False)
 _inline = numba.njit(nogil=True, cache=True, inline="always")
-
-
-@_inline
-def _mix(x):  # type: ignore[no-untyped-def]
-    x = (x ^ (x >> U(30))) * U(0xBF58476D1CE4E5B9)
-    x = (x ^ (x >> U(27))) * U(0x94D049BB133111EB)
-    return x ^ (x >> U(31))
 
 
 @_jit
@@ -46,7 +40,7 @@ def _file_windows(units, offsets, span, k, leave, value, start, count):  # type:
                 continue
             if gram > low:
                 raw -= (U(units[gram - 1]) + U(1)) * leave
-            h = _mix(raw)
+            h = mix(raw)
             ring[gram & mask] = h
             if place < 0 or h <= least:
                 least, place = h, gram
@@ -135,7 +129,7 @@ def _find_repeats(units, start, count, starts, span, leave, passes, share):  # t
                 else:
                     raw = raw * _B + (U(units[i + span - 1]) + U(1))
                     raw -= (U(units[i - 1]) + U(1)) * leave
-                key = _mix(raw)
+                key = mix(raw)
                 if passes > 1 and (key >> U(33)) % U(passes) != U(share):
                     before = np.int64(-2)
                     continue

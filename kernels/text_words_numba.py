@@ -34,6 +34,7 @@ from sabia.kernels.text_words import (
     specials,
     unit_hashes,
 )
+from sabia.kernels.utf8_numba import mix
 
 U = np.uint64
 _P = U(WORD_BASE)
@@ -61,14 +62,6 @@ def tables() -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
     for word in specials():
         pairs[ord(word[0]) & 127, ord(word[-1]) & 127] |= 1 << len(word)
     return slots, points, pairs, unit_hashes()
-
-
-@_inline
-def mix(x):  # type: ignore[no-untyped-def]
-    """The splitmix64 finaliser."""
-    x = (x ^ (x >> U(30))) * U(0xBF58476D1CE4E5B9)
-    x = (x ^ (x >> U(27))) * U(0x94D049BB133111EB)
-    return x ^ (x >> U(31))
 
 
 @_jit
