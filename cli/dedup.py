@@ -22,7 +22,7 @@ class Method(NamedTuple):
 
 
 _DOCUMENTS = ("keep", "removed", "engine")
-_PLACES = ("scratch", "phase", "against", "index", "replaced")
+_PLACES = ("scratch", "phase", "against", "index", "replaced", "decisions")
 _PARTS = ("action", "share", "mem", "removed", "engine")
 METHODS = {
     "minhash": Method(
@@ -91,6 +91,9 @@ def dedup(
         str, option("Whom to keep: longest, first, best:SCORE; url: newest.", metavar="RULE")
     ] = "longest",
     verify: Annotated[bool, option("Compare candidates exactly.", "--verify/--no-verify")] = True,
+    decisions: Annotated[
+        bool, option("Write ids and what was decided of them, no text.", "--decisions")
+    ] = False,
     removed: Annotated[
         str, option("What was removed, with reason and kept_id.", metavar="FILE.parquet")
     ] = "",

@@ -6,7 +6,7 @@ output shards, and runs again from the start.
 """
 
 import hashlib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,7 +16,7 @@ from sabia.core.shards.inputs import open_inputs
 from sabia.core.shards.job import Job
 from sabia.core.shards.manifest import holds, is_current, provenance
 from sabia.core.shards.mapping import Transform, run_map
-from sabia.core.shards.sources import Source
+from sabia.core.shards.sources import Reject, Source, ignore_reject
 from sabia.core.text import removed
 
 
@@ -26,6 +26,7 @@ class Decision:
 
     transform: Transform
     dropped: Sequence[Iterable[pa.RecordBatch]] = field(default=())
+    columns: tuple[str, ...] | None = None  # that the transform needs; None: all
 
 
 Salt = str | Callable[[list[Source]], str]
@@ -64,7 +65,32 @@ def run(
     decision = decide(sources)
     if removed_path:
         removed.write_removed(removed_path, decision.dropped, made)
+    if decision.columns is not None:
+        sources = [_Columns(source, decision.columns) for source in sources]
     run_map(job, decision.transform, sources=sources, salt=salt, next_step="sabia tokenize")
+
+
+@dataclass(frozen=True)
+class _Columns:
+    """A source of which only some columns are read."""
+
+    source: Source
+    columns: tuple[str, ...]
+
+    @property
+    def name(self) -> str:
+        return self.source.name
+
+    def fingerprint(self) -> str:
+        return self.source.fingerprint()
+
+    def rows(self) -> int | None:
+        return self.source.rows()
+
+    def batches(
+        self, columns: Sequence[str] | None = None, reject: Reject = ignore_reject
+    ) -> Iterator[pa.RecordBatch]:
+        return self.source.batches(columns or self.columns, reject=reject)
 
 
 def _nothing(_batches: object, _context: object) -> Iterable[pa.RecordBatch]:

@@ -64,6 +64,8 @@ class Places:
             raise UsageError(f"--phase {self.phase}: give --scratch DIR, which all tasks see")
         if job.shard and self.phase not in ("sketch", "write"):
             raise UsageError("--shard: dedup compares all shards; give --phase sketch or write")
+        if self.phase and job.options.get("decisions"):
+            raise UsageError("--decisions: goes without --phase (run it as one job)")
         if self.replaced and not self.against:
             raise UsageError("--replaced: give the index with --against DIR")
         if self.redis and (self.against or self.index):
@@ -162,7 +164,8 @@ class _Work:
             corpus = load_corpus(place, sources, self.config, seed)
         else:
             corpus = read_corpus(sources, self.config, engine, seed, jobs)
-        return removal.decision(sources, self._plan(sources, corpus))
+        told = bool(self.job.options.get("decisions"))
+        return removal.decision(sources, self._plan(sources, corpus), told)
 
     def _plan(
         self, sources: list[Source], corpus: Corpus, place: Path | None = None

@@ -156,10 +156,26 @@ def drop(
         yield batch.filter(pa.array(part["reason"] == KEPT))
 
 
-def decision(sources: Sequence[Source], plan: Plan) -> Decision:
-    """What a stage with a barrier does by the plan."""
+def tell(
+    batches: Iterator[pa.RecordBatch], context: ShardContext, plan: Plan
+) -> Iterator[pa.RecordBatch]:
+    """The transform that drops nothing: the id of every row and what was decided of it."""
+    for batch, part in _decided(batches, plan, context.index, context.name):
+        kept = part["reason"] == KEPT
+        context.count("kept", int(kept.sum()))
+        batch = put_column(batch, "kept", pa.array(kept))
+        batch = put_column(batch, "reason", pa.array(np.array(REASONS)[part["reason"]]))
+        similarity = pa.array(part["similarity"], mask=np.isnan(part["similarity"]))
+        yield put_column(batch, "similarity", similarity)
+
+
+def decision(sources: Sequence[Source], plan: Plan, told: bool = False) -> Decision:
+    """What a stage with a barrier does by the plan; `told`: the decisions are its output."""
     parts = [_Dropped(source, plan, index) for index, source in enumerate(sources)]
-    return Decision(partial(drop, plan=plan), [part for part in parts if part.any()])
+    dropped = [part for part in parts if part.any()]
+    if told:
+        return Decision(partial(tell, plan=plan), dropped, ("id",))
+    return Decision(partial(drop, plan=plan), dropped)
 
 
 @dataclass(frozen=True)

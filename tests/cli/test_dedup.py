@@ -1,5 +1,6 @@
 """`sabia dedup` as a user runs it: pipes, signals, kills and re-runs, refusals."""
 
+import json
 import os
 import random
 import shutil
@@ -12,6 +13,9 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from typer.testing import CliRunner
+
+from sabia.cli.main import app
 
 SABIA = [sys.executable, "-m", "sabia.cli.main", "dedup"]
 WORDS = [f"w{i}" for i in range(2000)]
@@ -189,3 +193,23 @@ def test_phases_of_an_array_give_the_bytes_of_one_job(world: Path, tmp_path: Pat
     array("write")
     one, other = (sorted((tmp_path / name).glob("part-*.parquet")) for name in ("one", "array"))
     assert [path.read_bytes() for path in one] == [path.read_bytes() for path in other]
+
+
+def test_decisions_tell_of_every_document_and_write_no_text(tmp_path):
+    rows = [{"id": f"d{n}", "text": f"text number {n // 2} " * 9} for n in range(8)]
+    with open(tmp_path / "in.jsonl", "w") as file:
+        file.write("".join(json.dumps(row) + "\n" for row in rows))
+    words = ["dedup", str(tmp_path / "in.jsonl"), "--decisions", "-q"]
+    one, two = tmp_path / "one.parquet", tmp_path / "two.parquet"
+    for out, more in ((one, ()), (two, ("--method", "exact", "-j", "2"))):
+        done = CliRunner().invoke(app, [*words, *more, "-o", str(out)])
+        assert done.exit_code == 0, done.output
+        told = pq.read_table(out)
+        assert told.column_names == [
+            "id", "cluster", "cluster_size", "kept", "reason", "similarity",
+        ]  # fmt: skip
+        assert told.column("kept").to_pylist() == [True, False] * 4
+        assert told.column("cluster").to_pylist() == [f"d{n // 2 * 2}" for n in range(8)]
+        assert told.column("reason").to_pylist() == ["kept", "exact"] * 4
+    done = CliRunner().invoke(app, [*words, "--method", "url", "-o", str(one)])
+    assert done.exit_code == 2 and "--decisions" in done.output
