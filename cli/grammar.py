@@ -293,6 +293,7 @@ def _job(name: str, kind: str, settings: dict[str, Any], own: dict[str, Any]) ->
         kind in ("barrier", "fit", "choose")
         and os.environ.get("SLURM_ARRAY_TASK_COUNT", "1") != "1"
         and own.get("phase") not in SLICED_PHASES
+        and not own.get("decontaminate")  # which needs no other shard
     ):
         hint = "" if "phase" not in own else f", or in phases (--phase {', '.join(SLICED_PHASES)})"
         raise UsageError(

@@ -88,6 +88,18 @@ def test_a_directory_and_workers_give_the_same(folder: Path) -> None:
         "d0", "d3", "d6"]  # fmt: skip
 
 
+def test_an_array_gives_the_parts_of_one_job(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    call("dedup", "in", "--decontaminate", "quiz.toml", "-o", "one")
+    for task in range(2):
+        for name, value in (("ID", task), ("COUNT", 2), ("MIN", 0), ("STEP", 1)):
+            monkeypatch.setenv(f"SLURM_ARRAY_TASK_{name}", str(value))
+        call("dedup", "in", "--decontaminate", "quiz.toml", "-o", "array")
+    for part in ("part-00000.parquet", "part-00001.parquet"):
+        assert ids(f"array/{part}") == ids(f"one/{part}")
+
+
 def test_eval_writes_the_index_and_sees_it_drift(folder: Path) -> None:
     call("eval", "--task", "quiz.toml", "--index", "bench.parquet")
     call("dedup", "in", "--decontaminate", "bench.parquet", "-o", "by_index.parquet")
