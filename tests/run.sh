@@ -12,6 +12,7 @@ if [ -z "${SABIA_TEST_DATA:-}" ] && [ -d "$root/../shared/data" ]; then
   SABIA_TEST_DATA=$(cd "$root/../shared/data" && pwd)
   export SABIA_TEST_DATA
 fi
+workers="${SABIA_TEST_WORKERS:-$(env -u OMP_NUM_THREADS nproc)}"  # nproc heeds OMP_NUM_THREADS
 export OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false HF_HUB_OFFLINE=1
 cd "$root"
-exec python -m pytest -q -n "${SABIA_TEST_WORKERS:-$(nproc)}" --dist loadfile --durations 15 "$@"
+exec python -m pytest -q -n "$workers" --dist loadfile --durations 15 "$@"
