@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +17,10 @@ import numpy as np
 
 from sabia.core import stop
 from sabia.core.errors import UsageError
-from sabia.core.recipes.training import Plan, Task
+from sabia.core.recipes.training import Plan, Task, loss_of
 from sabia.core.recipes.training_options import TrainOptions
 from sabia.core.shards import Job
 from sabia.core.shards.order import DataOrder
-from sabia.core.train.losses import next_token_loss
 from sabia.core.train.schedule import learning_rate
 from sabia.core.train.stepper import Stepper, make_stepper
 
@@ -88,18 +87,11 @@ class Proxies:
     def stepper(self) -> Stepper:
         """A fresh model and its optimizer."""
         options, spec = self.options, self.task.spec
-        loss = partial(
-            next_token_loss,
-            remat=options.remat,
-            z_loss=options.z_loss,
-            balance=options.balance,
-            router_z=options.router_z,
-        )
         return make_stepper(
             self.job.backend,
             spec,
             self.task.load_params(),
-            loss,
+            loss_of(self.task, options),
             options.optimizer_for(spec),
             precision=self.plan.precision,
             micro_batch=options.micro_batch,

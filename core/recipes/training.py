@@ -256,7 +256,8 @@ def joined(job: Job, world: World, guard: Guard | None = None) -> Iterator[Mesh]
         yield make_mesh(job.mesh, wanted if of_cpu and wanted <= found else found)
 
 
-def _loss(task: Task, options: TrainOptions) -> Callable[..., Any]:
+def loss_of(task: Task, options: TrainOptions) -> Callable[..., Any]:
+    """The loss that a task is trained on, with the options' coefficients."""
     if task.loss is not None:
         return partial(task.loss, remat=options.remat)
     return partial(
@@ -275,7 +276,7 @@ def _stepper(
         job.backend,
         task.spec,
         task.load_params(),
-        _loss(task, options),
+        loss_of(task, options),
         options.optimizer_for(task.spec),
         precision=plan.precision,
         micro_batch=options.micro_batch,

@@ -180,20 +180,12 @@ class Finder:
     def _word_weight(self, owner: tuple[str, str], words: np.ndarray) -> np.ndarray:
         """float64 of distinct words of an item: the most that any of its parts gives them."""
         result = np.zeros(len(words))
-        for number in self._numbers(owner):
+        for number in self.index.numbers[owner]:
             place = np.searchsorted(words, self.index.parts[number].words)
             place = np.minimum(place, len(words) - 1)
             same = words[place] == self.index.parts[number].words
             np.maximum.at(result, place[same], self.weights.weight[number][same])
         return result
-
-    def _numbers(self, owner: tuple[str, str]) -> list[int]:
-        if not hasattr(self, "_by_owner"):
-            made: dict[tuple[str, str], list[int]] = {}
-            for number, part in enumerate(self.index.parts):
-                made.setdefault(part.owner, []).append(number)
-            self._by_owner = made
-        return self._by_owner[owner]
 
 
 class _Text:

@@ -84,12 +84,17 @@ class Index:
         return cls(parts, {task: _digest(parts, task) for task in {exam.task for exam in given}})
 
     @cached_property
+    def numbers(self) -> dict[tuple[str, str], list[int]]:
+        """The places in `parts` of each item's parts."""
+        found: dict[tuple[str, str], list[int]] = {}
+        for number, part in enumerate(self.parts):
+            found.setdefault(part.owner, []).append(number)
+        return found
+
+    @cached_property
     def owners(self) -> dict[tuple[str, str], list[Part]]:
         """The parts of each item."""
-        found: dict[tuple[str, str], list[Part]] = {}
-        for part in self.parts:
-            found.setdefault(part.owner, []).append(part)
-        return found
+        return {owner: [self.parts[n] for n in mine] for owner, mine in self.numbers.items()}
 
     @cached_property
     def digest(self) -> str:
