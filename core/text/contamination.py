@@ -83,8 +83,8 @@ class Finder:
         hits = np.flatnonzero(seed != ALONE)
         document = np.searchsorted(words.starts, hits, side="right") - 1
         found: dict[int, list[Finding]] = {}
-        for number in np.unique(document).tolist():
-            mine = hits[document == number]
+        for mine in np.split(hits, np.flatnonzero(np.diff(document)) + 1) if len(hits) else ():
+            number = int(np.searchsorted(words.starts, mine[0], side="right")) - 1
             text = _Text(words, number, int(offsets[number]))
             if findings := list(self._in_text(text, mine - text.first, seed[mine])):
                 found[number] = findings
