@@ -124,6 +124,6 @@ def test_wheel_holds_only_the_package(tmp_path: Path) -> None:
     names = zipfile.ZipFile(wheel).namelist()
     strange = [n for n in names if not re.match(r"sabia/|sabia-[\d.]+\.(dist-info|data)/", n)]
     assert not strange
-    assert "sabia/core/plan/chips.toml" in names
+    assert "sabia/core/plan/data/chips.toml" in names
     assert any(n.startswith("sabia/examples/little_web/") for n in names)
     assert any(n.endswith("share/man/man1/sabia.1") for n in names)

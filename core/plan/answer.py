@@ -10,11 +10,13 @@ from datetime import date
 from typing import Any
 
 from sabia.core.errors import UsageError
-from sabia.core.plan import budget, compute, planner, remarks, report, request, table
+from sabia.core.plan import compute, planner, request
 from sabia.core.plan.chips import find_chip
-from sabia.core.plan.failures import StopForecast, StopModel, forecast
-from sabia.core.plan.model import count_model
-from sabia.core.plan.prices import default_prices
+from sabia.core.plan.counting.counts import count_model
+from sabia.core.plan.money import budget
+from sabia.core.plan.money.prices import default_prices
+from sabia.core.plan.output import remarks, report, table
+from sabia.core.plan.stops.failures import StopForecast, StopModel, forecast
 
 
 @dataclass(frozen=True)

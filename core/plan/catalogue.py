@@ -1,4 +1,4 @@
-"""Read the data files that lie beside this module: one entry, its source and its date.
+"""Read the data files of this room (data/*.toml): one entry, its source and its date.
 
 Every fact that ages (a chip's rate, a price) is data with a source and a date, never code.
 An entry without either is refused, as is a key that no reader knows (a misspelt field would
@@ -14,8 +14,8 @@ from sabia.core.errors import BadData
 
 
 def read_data(name: str) -> dict[str, Any]:
-    """The data file `name` of this package, parsed."""
-    return tomllib.loads((resources.files(__package__) / name).read_text(encoding="utf-8"))
+    """The file `name` of `data/`, parsed."""
+    return tomllib.loads((resources.files(__package__) / "data" / name).read_text(encoding="utf-8"))
 
 
 def check_entry(

@@ -8,10 +8,11 @@ cannot be raises Infeasible, naming the smallest change that makes it possible.
 from dataclasses import dataclass
 
 from sabia.core.errors import Infeasible, UsageError
-from sabia.core.plan import compute, memory, money
+from sabia.core.plan import compute, memory
 from sabia.core.plan.chips import Chip
 from sabia.core.plan.memory import StateRecipe
-from sabia.core.plan.prices import Price
+from sabia.core.plan.money import bills
+from sabia.core.plan.money.prices import Price
 from sabia.core.units import format_bytes, format_duration
 
 
@@ -103,7 +104,7 @@ class Plan:
     @property
     def chip_hours(self) -> float:
         """Work of the run in chip-hours."""
-        return self.work_chip_s / money.HOUR_S
+        return self.work_chip_s / bills.HOUR_S
 
     @property
     def best(self) -> Row:
@@ -112,7 +113,7 @@ class Plan:
 
     def cost_usd(self, price: Price) -> float:
         """The bill for the whole run; the same for every deadline."""
-        return money.cost_usd(self.work_chip_s, price.usd_per_chip_hour)
+        return bills.cost_usd(self.work_chip_s, price.usd_per_chip_hour)
 
 
 def plan(run: Run, cluster: Cluster, deadlines_s: list[float]) -> Plan:
@@ -176,7 +177,7 @@ def refuse_infeasible(result: Plan, chips: int) -> None:
         )
     if not any(row.meets_deadline for row in result.rows):
         takes = format_duration(longest.finishes_s)
-        days = -(-longest.finishes_s // money.DAY_S)
+        days = -(-longest.finishes_s // bills.DAY_S)
         raise Infeasible(
             f"{have} {name} take {takes}, which meets no deadline (longest is "
             f"{format_duration(longest.deadline_s)}); use --chips {fix} or --deadline {days:.0f}d"

@@ -10,9 +10,9 @@ from sabia.core.errors import UsageError
 from sabia.core.plan import memory
 from sabia.core.plan.chips import Chip, find_chip
 from sabia.core.plan.compute import DEFAULT_MFU
+from sabia.core.plan.counting.nearest import nearest_shape
+from sabia.core.plan.money.prices import Price, default_prices
 from sabia.core.plan.planner import Cluster, Run
-from sabia.core.plan.prices import Price, default_prices
-from sabia.core.plan.shapes import nearest_shape
 from sabia.core.units import (
     format_bytes,
     format_count,

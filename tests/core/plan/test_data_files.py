@@ -5,11 +5,11 @@ import datetime
 import pytest
 
 from sabia.core.errors import BadData, UsageError
-from sabia.core.plan import prices
 from sabia.core.plan.chips import find_chip, load_chips
 from sabia.core.plan.compute import model_kind
+from sabia.core.plan.counting.nearest import load_shapes
 from sabia.core.plan.memory import RECIPES
-from sabia.core.plan.shapes import load_shapes
+from sabia.core.plan.money import prices
 
 DAY = datetime.date(2026, 8, 1)
 

@@ -6,9 +6,9 @@ import random
 import pytest
 
 from sabia.core.errors import Infeasible, UsageError
-from sabia.core.plan import failures
 from sabia.core.plan.chips import find_chip
-from sabia.core.plan.failures import StopModel, expected_wall, forecast
+from sabia.core.plan.stops import failures
+from sabia.core.plan.stops.failures import StopModel, expected_wall, forecast
 
 DAY_S, HOUR_S, MINUTE_S = 86400.0, 3600.0, 60.0
 WORK_S = 12.6 * DAY_S

@@ -6,7 +6,7 @@ import pytest
 
 from sabia.core.errors import UsageError
 from sabia.core.plan import answer
-from sabia.core.plan.model import count_model
+from sabia.core.plan.counting.counts import count_model
 
 LLAMA_3_8B = {
     "model_type": "llama", "architectures": ["LlamaForCausalLM"], "vocab_size": 128256,

@@ -6,9 +6,11 @@ is tested, and its rounding beside it. Source: maritaca.ai/en/blog/como-treinamo
 
 import pytest
 
-from sabia.core.plan import answer, compute, failures, memory, money
+from sabia.core.plan import answer, compute, memory
 from sabia.core.plan.chips import find_chip
-from sabia.core.plan.prices import default_prices
+from sabia.core.plan.money import bills
+from sabia.core.plan.money.prices import default_prices
+from sabia.core.plan.stops import failures
 
 DAY_S = 86400.0
 
@@ -184,4 +186,4 @@ def test_row_19_half_the_utilization_doubles_time_and_cost():
     assert bad["rows"][0]["finishes_s"] / good["rows"][0]["finishes_s"] == pytest.approx(2)
     costs = [found["rows"][0]["costs"][0]["cost_usd"] for found in (bad, good)]
     assert costs[0] / costs[1] == pytest.approx(2)
-    assert money.cost_usd(2 * 3600, 4.4) == pytest.approx(8.8)
+    assert bills.cost_usd(2 * 3600, 4.4) == pytest.approx(8.8)

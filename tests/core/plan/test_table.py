@@ -4,9 +4,10 @@ import datetime
 
 import pytest
 
-from sabia.core.plan import answer, remarks, table
-from sabia.core.plan.money import short_money
-from sabia.core.plan.prices import format_rate
+from sabia.core.plan import answer
+from sabia.core.plan.money.bills import short_money
+from sabia.core.plan.money.prices import format_rate
+from sabia.core.plan.output import remarks, table
 
 
 def run(params=1.6e12, active=49e9, today=None, stops=None, **settings):

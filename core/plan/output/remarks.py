@@ -6,8 +6,8 @@ Pure functions to lines; the caller decides where they go (stderr).
 from datetime import date
 
 from sabia.core.plan.compute import MFU_RANGES, model_kind
+from sabia.core.plan.money.prices import STALE_DAYS, Price, format_rate, stale
 from sabia.core.plan.planner import Plan
-from sabia.core.plan.prices import STALE_DAYS, Price, format_rate, stale
 from sabia.core.plan.request import Request, usable_needs
 from sabia.core.units import format_bytes
 

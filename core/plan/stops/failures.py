@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from sabia.core.errors import Infeasible, UsageError
 from sabia.core.plan.chips import Chip
-from sabia.core.plan.money import DAY_S
+from sabia.core.plan.money.bills import DAY_S
 
 WINDOW_S = 3 * DAY_S
 

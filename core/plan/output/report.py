@@ -8,11 +8,11 @@ from typing import Any
 
 from sabia.core.plan.chips import Chip
 from sabia.core.plan.compute import MFU_RANGES, model_kind, whole_nodes
-from sabia.core.plan.failures import StopForecast, StopModel
-from sabia.core.plan.money import cost_usd_per_day
+from sabia.core.plan.money.bills import cost_usd_per_day
+from sabia.core.plan.money.prices import Price
 from sabia.core.plan.planner import Plan, Row
-from sabia.core.plan.prices import Price
 from sabia.core.plan.request import Request, usable_needs
+from sabia.core.plan.stops.failures import StopForecast, StopModel
 
 SCHEMA_VERSION = 1
 

@@ -8,11 +8,11 @@ import math
 from collections.abc import Sequence
 
 from sabia.core.plan import compute, memory
-from sabia.core.plan.failures import WINDOW_S, StopForecast, StopModel
-from sabia.core.plan.money import DAY_S, cost_usd_per_day, short_money
+from sabia.core.plan.money.bills import DAY_S, cost_usd_per_day, short_money
+from sabia.core.plan.money.prices import Price, format_rate
 from sabia.core.plan.planner import Plan, Row
-from sabia.core.plan.prices import Price, format_rate
 from sabia.core.plan.request import Request
+from sabia.core.plan.stops.failures import WINDOW_S, StopForecast, StopModel
 from sabia.core.units import format_bytes, format_count, format_duration
 
 

@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from sabia.core.errors import BadData, UsageError
-from sabia.core.plan.money import cost_usd, short_money
-from sabia.core.plan.prices import Price, format_rate
-from sabia.core.plan.table import columns
+from sabia.core.plan.money.bills import cost_usd, short_money
+from sabia.core.plan.money.prices import Price, format_rate
+from sabia.core.plan.output.table import columns
 from sabia.core.units import parse_count, parse_money
 
 SCHEMA_VERSION = 1

@@ -1,0 +1,1 @@
+"""Parameters and operations: of a counted architecture, or assumed from bare numbers."""

@@ -1,0 +1,117 @@
+"""A model as the planner sees it: kinds of layers and how many of each, with their sizes.
+
+Memory, time, layout and serving formulas read nothing but this. It comes from the model core's own
+table (a config.json of a family that trains here), from the generic counter (other families), or
+from bare counts with a published model's depth and width (then `assumed` says so).
+"""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class LayerKind:
+    """`count` layers that are alike. Parameters are elements, of one layer.
+
+    mixer_params: projections of attention (or of a recurrent mixer). mlp_params: what every token
+    visits of the feed-forward part: a dense MLP, or shared experts and the router's matrix.
+    expert_params: all routed experts together (0 in a dense layer); a token visits
+    top_k / experts of them. vector_params: norms and biases.
+
+    query_width, key_width, value_width: elements of all queries, keys and values of a token, as
+    attention multiplies them (a latent attention's after the upward projection). score_width:
+    multiply-adds per (query, key) pair over both products, all heads. window: most keys that a
+    query sees (None: all before it). state_products: multiply-adds a token of a recurrent state.
+    cache_width: elements that decoding keeps of each token; state_width: elements kept once a
+    sequence, whatever its length.
+    mlp_width, expert_width: inner widths of the dense (or shared) part and of one routed expert;
+    matrices: 3 where these are gated, else 2.
+    """
+
+    count: int
+    mixer_params: int
+    mlp_params: int
+    vector_params: int
+    heads: int
+    kv_heads: int
+    query_width: int
+    key_width: int
+    value_width: int
+    score_width: int
+    cache_width: int
+    mlp_width: int
+    expert_params: int = 0
+    experts: int = 0
+    top_k: int = 0
+    expert_width: int = 0
+    matrices: int = 3
+    window: int | None = None
+    state_products: int = 0
+    state_width: int = 0
+
+    @property
+    def params(self) -> int:
+        """Everything in one layer."""
+        return self.mixer_params + self.mlp_params + self.vector_params + self.expert_params
+
+    @property
+    def active_expert_params(self) -> float:
+        """Elements of the routed experts that one token visits."""
+        return self.expert_params * self.top_k / self.experts if self.experts else 0
+
+    @property
+    def matmul_params(self) -> float:
+        """Matrix elements that a token is multiplied with."""
+        return self.mixer_params + self.mlp_params + self.active_expert_params
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """A decoder: embedding, layers, head. Parameters are elements.
+
+    embedding_params: lookup tables (tokens; learned positions). head_params: the projection to the
+    vocabulary, 0 where tied. other_params: final norm and what belongs to no layer.
+    extra: layers of multi-token prediction, trained beside the model, each with one more pass
+    through the head; extra_params: their joining projections and norms.
+    """
+
+    name: str
+    hidden: int
+    vocab: int
+    layers: tuple[LayerKind, ...]
+    embedding_params: int
+    head_params: int
+    other_params: int
+    extra: tuple[LayerKind, ...] = ()
+    extra_params: int = 0
+    assumed: bool = False
+
+    @property
+    def depth(self) -> int:
+        """Layers of the model itself."""
+        return sum(kind.count for kind in self.layers)
+
+    @property
+    def params(self) -> int:
+        """All parameters, multi-token prediction included; tied ones once."""
+        own = sum(kind.count * kind.params for kind in (*self.layers, *self.extra))
+        outer = self.embedding_params + self.head_params + self.other_params
+        return own + outer + self.extra_params
+
+    @property
+    def expert_params(self) -> int:
+        """Routed experts of all layers."""
+        return sum(kind.count * kind.expert_params for kind in (*self.layers, *self.extra))
+
+    @property
+    def active_params(self) -> float:
+        """Parameters that one token visits, without the layers of multi-token prediction."""
+        idle = sum(k.count * (k.expert_params - k.active_expert_params) for k in self.layers)
+        own = sum(kind.count * kind.params for kind in self.layers)
+        return own - idle + self.embedding_params + self.head_params + self.other_params
+
+    @property
+    def matmul_params(self) -> float:
+        """Active matrix elements without the input lookup; the head always counts."""
+        passes = 1 + sum(kind.count for kind in self.extra)
+        own = sum(kind.count * kind.matmul_params for kind in (*self.layers, *self.extra))
+        return own + passes * self.vocab * self.hidden + self.extra_params

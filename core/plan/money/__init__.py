@@ -1,0 +1,1 @@
+"""Prices, bills, budgets of many runs, carbon, and how far to train for the money."""

@@ -1,0 +1,1 @@
+"""What it costs to generate: decoding, rollouts of reinforcement learning, evaluation."""

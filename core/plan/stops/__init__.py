@@ -1,0 +1,1 @@
+"""Failures, preemptions and checkpoints: closed form and simulation."""
