@@ -13,12 +13,22 @@ from sabia.core.errors import UsageError
 from sabia.core.plan.catalogue import check_entry, read_data
 
 REQUIRED = {"family", "bf16_tflops", "hbm_gb", "node_chips", "source", "date"}
-OPTIONAL = {"usable_gb", "pcie_gb_s", "nic_gb_s"}
+OPTIONAL = {
+    "usable_gb", "pcie_gb_s", "nic_gb_s", "fp8_tflops", "fp4_tflops", "int8_tops", "hbm_tb_s",
+    "scale_up_gb_s", "scale_up_chips", "torus_axes", "matmul_ceiling",
+    "fp8_matmul_ceiling", "power_w",
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
 class Chip:
-    """One accelerator; rates per second, `None` where no public figure was found."""
+    """One accelerator; rates per second, `None` where no public figure was found.
+
+    scale_up_bytes_per_s: one way, of a chip inside its fast domain of `scale_up_domain` chips (a
+    switch, or all links of a torus of `torus_axes` dimensions; 0 where there is no torus).
+    network_bytes_per_s: the chip's share of its host's network. matmul_ceiling: best measured BF16
+    matrix product over the peak. `fp8`, `fp4`: None too where the chip has no such units.
+    """
 
     name: str
     family: str
@@ -30,6 +40,16 @@ class Chip:
     network_bytes_per_s: float | None
     source: str
     date: datetime.date
+    fp8_flops_per_s: float | None = None
+    fp4_flops_per_s: float | None = None
+    int8_flops_per_s: float | None = None
+    hbm_bytes_per_s: float | None = None
+    scale_up_bytes_per_s: float | None = None
+    scale_up_domain: int = 1
+    torus_axes: int = 0
+    matmul_ceiling: float | None = None
+    fp8_matmul_ceiling: float | None = None
+    power_w: float | None = None
 
 
 def load_chips(data: dict[str, Any] | None = None) -> dict[str, Chip]:
@@ -51,11 +71,21 @@ def _chip(name: str, entry: dict[str, Any]) -> Chip:
         network_bytes_per_s=_per_second(entry, "nic_gb_s"),
         source=entry["source"],
         date=entry["date"],
+        fp8_flops_per_s=_per_second(entry, "fp8_tflops", 1e12),
+        fp4_flops_per_s=_per_second(entry, "fp4_tflops", 1e12),
+        int8_flops_per_s=_per_second(entry, "int8_tops", 1e12),
+        hbm_bytes_per_s=_per_second(entry, "hbm_tb_s", 1e12),
+        scale_up_bytes_per_s=_per_second(entry, "scale_up_gb_s"),
+        scale_up_domain=entry.get("scale_up_chips", 1),
+        torus_axes=entry.get("torus_axes", 0),
+        matmul_ceiling=entry.get("matmul_ceiling"),
+        fp8_matmul_ceiling=entry.get("fp8_matmul_ceiling"),
+        power_w=entry.get("power_w"),
     )
 
 
-def _per_second(entry: dict[str, Any], key: str) -> float | None:
-    return entry[key] * 1e9 if key in entry else None
+def _per_second(entry: dict[str, Any], key: str, unit: float = 1e9) -> float | None:
+    return entry[key] * unit if key in entry else None
 
 
 def find_chip(name: str) -> Chip:
