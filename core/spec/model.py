@@ -61,6 +61,10 @@ class ModelSpec:
         """All tensors: embedding, layers in order, final norm, head unless tied."""
         return self._table
 
+    def outer_rows(self) -> tuple[tuple[Row, ...], tuple[Row, ...]]:
+        """What is in front of the layers, and what is behind them."""
+        return _first_rows(self), _last_rows(self)
+
     def layer_names(self) -> tuple[Mapping[str, str], ...]:
         """For each layer, its tensors' short names → their full names."""
         return self._short_names
@@ -101,25 +105,38 @@ def check_predicts(spec: ModelSpec) -> None:
         raise UsageError(f"model: {spec.family} is an encoder (expected a model that writes text)")
 
 
-def _tensors(spec: ModelSpec) -> tuple[TensorSpec, ...]:
-    matrix = ((spec.vocab_size, spec.hidden_size), ("vocab", "embed"))
-    first = Row("embed", *matrix, "embedding")
-    init: InitKind = "zeros" if spec.norm_offset else "ones"
-    last = [Row("final_norm", (spec.hidden_size,), ("embed",), "norm", init)]
+def _matrix(spec: ModelSpec) -> tuple[tuple[int, ...], tuple[str, ...]]:
+    return (spec.vocab_size, spec.hidden_size), ("vocab", "embed")
+
+
+def _first_rows(spec: ModelSpec) -> tuple[Row, ...]:
+    norm = Row("embed_norm", (spec.hidden_size,), ("embed",), "norm", _norm_init(spec))
+    return (Row("embed", *_matrix(spec), "embedding"), *[norm] * spec.embed_norm)
+
+
+def _last_rows(spec: ModelSpec) -> tuple[Row, ...]:
+    last = [Row("final_norm", (spec.hidden_size,), ("embed",), "norm", _norm_init(spec))]
     last += spec.transform.rows(spec.hidden_size) if spec.transform else ()
     if spec.classifier is not None:
-        last += spec.classifier.rows(spec.hidden_size)
-    else:
-        last += [] if spec.tied else [Row("head", *matrix, "head")]
-        last += [Row("head_bias", matrix[0][:1], ("vocab",), "head", "zeros")] * spec.head_bias
-    norm = Row("embed_norm", (spec.hidden_size,), ("embed",), "norm", init)
-    begin = [first, *[norm] * spec.embed_norm]
-    table = [place(row, "", str(spec.names[row.name]), spec.init_std, None) for row in begin]
+        return (*last, *spec.classifier.rows(spec.hidden_size))
+    last += [] if spec.tied else [Row("head", *_matrix(spec), "head")]
+    last += [Row("head_bias", (spec.vocab_size,), ("vocab",), "head", "zeros")] * spec.head_bias
+    return tuple(last)
+
+
+def _norm_init(spec: ModelSpec) -> InitKind:
+    return "zeros" if spec.norm_offset else "ones"
+
+
+def _tensors(spec: ModelSpec) -> tuple[TensorSpec, ...]:
+    def outer(rows: tuple[Row, ...]) -> list[TensorSpec]:
+        return [place(row, "", str(spec.names[row.name]), spec.init_std, None) for row in rows]
+
+    begin, last = spec.outer_rows()
+    table = outer(begin)
     for index, layer in enumerate(spec.layers):
-        for row in layer.rows(spec.hidden_size):
-            table.append(_place_in_layer(spec, row, index))
-    table += [place(row, "", str(spec.names[row.name]), spec.init_std, None) for row in last]
-    return tuple(table)
+        table += [_place_in_layer(spec, row, index) for row in layer.rows(spec.hidden_size)]
+    return (*table, *outer(last))
 
 
 def _place_in_layer(spec: ModelSpec, row: Row, index: int) -> TensorSpec:

@@ -24,7 +24,9 @@ class LayerKind:
     cache_width: elements that decoding keeps of each token; state_width: elements kept once a
     sequence, whatever its length.
     mlp_width, expert_width: inner widths of the dense (or shared) part and of one routed expert;
-    matrices: 3 where these are gated, else 2.
+    matrices: 3 where these are gated, else 2. adapter_edges: inputs and outputs together of the
+    matrices that LoRA gives adapters to (a rank-r adapter has r of each): all that every token
+    multiplies, but the router.
     """
 
     count: int
@@ -47,6 +49,7 @@ class LayerKind:
     window: int | None = None
     state_products: int = 0
     state_width: int = 0
+    adapter_edges: int = 0
 
     @property
     def params(self) -> int:
@@ -66,12 +69,13 @@ class LayerKind:
 
 @dataclass(frozen=True)
 class Architecture:
-    """A decoder: embedding, layers, head. Parameters are elements.
+    """A model that predicts tokens: embedding, layers, head. Parameters are elements.
 
     embedding_params: lookup tables (tokens; learned positions). head_params: the projection to the
     vocabulary, 0 where tied. other_params: final norm and what belongs to no layer.
     extra: layers of multi-token prediction, trained beside the model, each with one more pass
     through the head; extra_params: their joining projections and norms.
+    causal: tokens see only what is before them (an encoder's see both sides, windows too).
     """
 
     name: str
@@ -84,6 +88,7 @@ class Architecture:
     extra: tuple[LayerKind, ...] = ()
     extra_params: int = 0
     assumed: bool = False
+    causal: bool = True
 
     @property
     def depth(self) -> int:

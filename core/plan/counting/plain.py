@@ -29,6 +29,7 @@ def attention_layer(
         cache_width=2 * key,
         mlp_width=ffn,
         matrices=matrices,
+        adapter_edges=4 * hidden + 2 * (query + key) + matrices * (hidden + ffn),
     )
 
 
@@ -36,8 +37,11 @@ def with_experts(
     layer: LayerKind, hidden: int, experts: int, top_k: int, width: int, shared_width: int = 0
 ) -> LayerKind:
     """The layer with a mixture of `experts` of inner `width` in place of its MLP."""
+    dense = layer.matrices * (hidden + layer.mlp_width) if layer.mlp_width else 0
+    shared = layer.matrices * (hidden + shared_width) if shared_width else 0
     return replace(
         layer,
+        adapter_edges=layer.adapter_edges - dense + shared,
         mlp_params=layer.matrices * hidden * shared_width + hidden * experts,
         mlp_width=shared_width,
         expert_params=experts * layer.matrices * hidden * width,

@@ -90,11 +90,9 @@ def with_classifier(spec: ModelSpec, config: Mapping[str, Any]) -> ModelSpec:
     return replace(spec, **changes, tied=False, head_bias=False, kept=())
 
 
-def load_spec(path: str | Path) -> ModelSpec:
-    """The model described by a directory's config.json, or by that file."""
-    file = Path(path)
-    if file.is_dir():
-        file = file / "config.json"
+def read_config(path: str | Path) -> dict[str, Any]:
+    """The configuration in a directory's config.json, or in that file."""
+    file = _config_file(path)
     try:
         config = json.loads(file.read_text(encoding="utf-8"))
     except FileNotFoundError:
@@ -103,4 +101,14 @@ def load_spec(path: str | Path) -> ModelSpec:
         raise BadData(f"model: {file} is not JSON ({error})") from None
     if not isinstance(config, dict):
         raise BadData(f"model: {file} is not a JSON object (expected a configuration)")
-    return as_stored(from_config(config), file.parent)
+    return config
+
+
+def load_spec(path: str | Path) -> ModelSpec:
+    """The model described by a directory's config.json, or by that file."""
+    return as_stored(from_config(read_config(path)), _config_file(path).parent)
+
+
+def _config_file(path: str | Path) -> Path:
+    file = Path(path)
+    return file / "config.json" if file.is_dir() else file
