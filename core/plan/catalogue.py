@@ -5,17 +5,22 @@ An entry without either is refused, as is a key that no reader knows (a misspelt
 otherwise be silently left out).
 """
 
+import functools
+import os
 import tomllib
 from datetime import date
-from importlib import resources
 from typing import Any
 
 from sabia.core.errors import BadData
 
+_DATA = os.path.join(os.path.dirname(__file__), "data")
 
+
+@functools.cache
 def read_data(name: str) -> dict[str, Any]:
-    """The file `name` of `data/`, parsed."""
-    return tomllib.loads((resources.files(__package__) / "data" / name).read_text(encoding="utf-8"))
+    """The file `name` of `data/`, parsed once; not to be changed by its readers."""
+    with open(os.path.join(_DATA, name), "rb") as file:
+        return tomllib.load(file)
 
 
 def check_entry(

@@ -5,7 +5,6 @@ kept twice where marketing and programs disagree (B200: 192 GB sold, 180 GB usab
 """
 
 import datetime
-import difflib
 from dataclasses import dataclass
 from typing import Any
 
@@ -95,6 +94,8 @@ def find_chip(name: str) -> Chip:
     for key in (wanted, f"tpu-{wanted}"):
         if key in chips:
             return chips[key]
+    import difflib
+
     near = difflib.get_close_matches(wanted, chips, n=1)
     hint = f"; did you mean {near[0]}?" if near else ""
     raise UsageError(f"--chip: {name!r} is not known (expected one of {', '.join(chips)}){hint}")
