@@ -5,7 +5,7 @@ from importlib import import_module
 from typing import Annotated, Any
 
 import typer
-from typer.core import TyperGroup
+from typer.core import TyperCommand, TyperGroup
 from typer.main import get_command_from_info
 from typer.models import CommandInfo
 
@@ -36,6 +36,27 @@ VERBS: dict[str, dict[str, str]] = {
 SETTINGS = {"help_option_names": ["-h", "--help"], "auto_envvar_prefix": "SABIA"}
 
 
+class PanelledCommand(TyperCommand):
+    """A command whose options may be grouped under titles (`rich_help_panel`) in its help."""
+
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        panels: dict[str, list[tuple[str, str]]] = {}
+        for parameter in self.get_params(ctx):
+            record = parameter.get_help_record(ctx)
+            if record is not None:
+                panels.setdefault(_panel(parameter), []).append(record)
+        for title, records in panels.items():
+            with formatter.section(title):
+                formatter.write_dl(records)
+
+
+def _panel(parameter: Any) -> str:
+    if parameter.param_type_name == "argument":
+        return "Arguments"
+    title = getattr(parameter, "rich_help_panel", None)
+    return f"{title} Options" if title else "Options"
+
+
 class LazyGroup(TyperGroup):
     """A group that imports a command's module when the command is called."""
 
@@ -54,6 +75,7 @@ class LazyGroup(TyperGroup):
         shown = {} if verb else verbs
         info = CommandInfo(
             name=cmd_name,
+            cls=PanelledCommand,
             callback=function,
             epilog=_epilog(function.examples, command, shown),
             context_settings={

@@ -1,10 +1,9 @@
 """What one call of the planner gives back: text, JSON, rows, and remarks, from plain settings.
 
-Two questions are answered: one run on one kind of chip (with or without the view of stops),
-and the budget of a pyramid of runs. Settings that are None were not given.
+Two questions are answered: one run on one kind of chip, with the views that its settings ask for,
+and the budget of a pyramid of runs.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import date
 from typing import Any
@@ -12,11 +11,12 @@ from typing import Any
 from sabia.core.errors import UsageError
 from sabia.core.plan import compute, planner, request
 from sabia.core.plan.chips import find_chip
-from sabia.core.plan.counting.counts import count_model
-from sabia.core.plan.money import budget
 from sabia.core.plan.money.prices import default_prices
 from sabia.core.plan.output import remarks, report, table
-from sabia.core.plan.stops.failures import StopForecast, StopModel, forecast
+from sabia.core.plan.output.view import views
+from sabia.core.plan.settings import Settings
+
+OF_BUDGET = ("budget", "chip", "mfu", "price", "lora")  # the settings that a pyramid may have
 
 
 @dataclass(frozen=True)
@@ -30,82 +30,50 @@ class Answer:
     warnings: list[str]
 
 
-def of_run(
-    model: str | None,
-    counts: Mapping[str, Any],
-    settings: Mapping[str, Any],
-    stops: Mapping[str, float | None],
-    today: date | None = None,
-) -> Answer:
-    """Plan a run: `counts` go to request.given_counts, `settings` to request.build.
+def answer(settings: Settings, today: date | None = None) -> Answer:
+    """Answer the question that `settings` ask. Raises UsageError, Infeasible, BadData."""
+    today = today or date.today()
+    return of_budget(settings, today) if settings.budget else of_run(settings, today)
 
-    `stops` are fields of StopModel; if any is given the view of stops is added.
-    Raises UsageError, Infeasible, BadData.
-    """
-    asked = request.build(_counts(model, counts, settings.get("sequence")), **settings)
+
+def of_run(settings: Settings, today: date) -> Answer:
+    """Plan one run."""
+    asked = request.build(settings)
     plan = planner.plan(asked.run, asked.cluster, asked.deadlines_s)
-    text, figures = table.render(asked, plan), report.report(asked, plan)
-    if any(value is not None for value in stops.values()):
-        stop_model = StopModel(**{k: v for k, v in stops.items() if v is not None})
-        seen = _stops(plan, stop_model)
-        text += "\n" + table.render_stops(stop_model, seen, plan)
-        figures["stops"] = report.stops_report(stop_model, seen)
+    seen = views(asked, plan)
     return Answer(
-        text=text,
-        report=figures,
+        text="\n".join([table.render(asked, plan), *(view.text for view in seen.values())]),
+        report=report.report(asked, plan) | {name: view.report for name, view in seen.items()},
         rows=report.flat_rows(asked, plan),
         notes=remarks.notes(asked, plan),
-        warnings=remarks.warnings(plan, today or date.today()),
+        warnings=remarks.warnings(plan, today),
     )
 
 
-def _stops(plan: planner.Plan, stop_model: StopModel) -> StopForecast:
-    """The forecast for the plan's smallest cluster."""
-    if plan.run.lora:
-        raise UsageError("--lora: the adapters' size is unknown, so saves cannot be planned")
-    saved, chips = plan.run.params * plan.run.recipe.durable, plan.best.chips
-    return forecast(stop_model, plan.cluster.chip, chips, saved, plan.work_chip_s / chips)
+def of_budget(settings: Settings, today: date) -> Answer:
+    """Sum up a pyramid of runs."""
+    from sabia.core.plan.money import budget
 
-
-def _counts(model: str | None, counts: Mapping[str, Any], sequence: int | None) -> request.Counts:
-    if model is None:
-        return request.given_counts(**counts)
-    given = [name for name, value in counts.items() if value is not None]
-    if given:
-        raise UsageError(f"--model: counts everything itself; leave out --{given[0]}")
-    return count_model(model, sequence or request.DEFAULT_SEQUENCE)
-
-
-def of_budget(
-    path: str,
-    refused: Mapping[str, Any],
-    *,
-    chip: str | None,
-    mfu: float | None,
-    prices: str | None,
-    lora: bool,
-    today: date | None = None,
-) -> Answer:
-    """Sum up a pyramid. `refused` are settings of a single run, which must not be given."""
-    for name, value in refused.items():
-        if value is not None:
+    for name in settings.given():
+        if name not in OF_BUDGET:
             raise UsageError(f"--budget: sums up runs; {name.replace('_', ' ')} belongs to one run")
-    found = find_chip(chip or request.DEFAULT_CHIP)
-    rate = found.bf16_flops_per_s * (compute.DEFAULT_MFU if mfu is None else mfu)
+    chip = find_chip(settings.chip or request.DEFAULT_CHIP)
+    rate = chip.bf16_flops_per_s * (compute.DEFAULT_MFU if settings.mfu is None else settings.mfu)
 
     def hours_of(_params: float, active: float, tokens: float) -> float:
-        return compute.chip_seconds(compute.train_flops(active, tokens, lora), rate) / 3600
+        return compute.chip_seconds(compute.train_flops(active, tokens, settings.lora), rate) / 3600
 
-    own = request.own_prices(prices) if prices else ()
+    own = request.own_prices(settings.price) if settings.price else ()
     if len(own) > 1:
-        raise UsageError(f"--price: {prices} (expected one price with --budget)")
+        raise UsageError(f"--price: {settings.price} (expected one price with --budget)")
     pyramid = budget.load_budget(
-        path, hours_of, own[0] if own else None, lambda: default_prices(found.name)[0]
-    )
+        settings.budget or "", hours_of, own[0] if own else None,
+        lambda: default_prices(chip.name)[0],
+    )  # fmt: skip
     return Answer(
         text=budget.render(pyramid),
         report=budget.report(pyramid),
         rows=budget.flat_rows(pyramid),
         notes=[],
-        warnings=remarks.stale_lines((pyramid.price,), today or date.today()),
+        warnings=remarks.stale_lines((pyramid.price,), today),
     )

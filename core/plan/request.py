@@ -5,14 +5,16 @@ published shape or the data files, and is listed in `Request.assumed`.
 """
 
 from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING
 
 from sabia.core.errors import UsageError
 from sabia.core.plan import memory
 from sabia.core.plan.chips import Chip, find_chip
 from sabia.core.plan.compute import DEFAULT_MFU
-from sabia.core.plan.counting.nearest import nearest_shape
 from sabia.core.plan.money.prices import Price, default_prices
 from sabia.core.plan.planner import Cluster, Run
+from sabia.core.plan.settings import Settings, flag
 from sabia.core.units import (
     format_bytes,
     format_count,
@@ -21,12 +23,16 @@ from sabia.core.units import (
     parse_money,
 )
 
+if TYPE_CHECKING:
+    from sabia.core.plan.counting.architecture import Architecture
+
 DEFAULT_TOKENS = 500e9
 DEFAULT_SEQUENCE = 8192
 DEFAULT_BATCH_TOKENS = 4e6
 DEFAULT_CHIP = "b200"
 DEFAULT_DEADLINES = "30d,14d,7d"
 DEFAULT_RECIPE = "adamw16"
+COUNTS = ("params", "active", "layers", "hidden")
 
 
 @dataclass(frozen=True)
@@ -51,15 +57,24 @@ class Counts:
 class Request:
     """A run, a cluster and deadlines, and in words what of them was assumed."""
 
+    settings: Settings
     run: Run
     cluster: Cluster
     deadlines_s: list[float]
     model: Counts
     assumed: tuple[str, ...]
 
+    @cached_property
+    def architecture(self) -> "Architecture":
+        """The model layer by layer; assumed from its counts where there is no config.json."""
+        return architecture(self.settings)
+
 
 def given_counts(
-    params: float | None, active: float | None, layers: int | None, hidden: int | None
+    params: float | None,
+    active: float | None = None,
+    layers: int | None = None,
+    hidden: int | None = None,
 ) -> Counts:
     """Counts from flags; a dense model unless `active` is given, a published shape unless known."""
     if params is None:
@@ -73,6 +88,8 @@ def given_counts(
         )
     if layers and hidden:
         return Counts(params, active, active, layers, hidden, "given")
+    from sabia.core.plan.counting.nearest import nearest_shape
+
     shape = nearest_shape(params, active)
     return Counts(
         params=params,
@@ -84,61 +101,91 @@ def given_counts(
     )
 
 
-def build(
-    model: Counts,
-    *,
-    tokens: float | None = None,
-    sequence: int | None = None,
-    batch_tokens: float | None = None,
-    chip: str | None = None,
-    hbm_bytes: float | None = None,
-    chips: int | None = None,
-    mfu: float | None = None,
-    deadlines: str | None = None,
-    prices: str | None = None,
-    recipe: str | None = None,
-    lora: bool = False,
-) -> Request:
+def counts_of(settings: Settings) -> Counts:
+    """The counts that flags give, or those of the config.json at --model."""
+    if settings.model is None:
+        return given_counts(*(getattr(settings, name) for name in COUNTS))
+    if beside := settings.given(*COUNTS):
+        raise UsageError(f"--model: counts everything itself; leave out {flag(beside[0])}")
+    from sabia.core.plan.counting.counts import count_model
+
+    return count_model(settings.model, settings.seq or DEFAULT_SEQUENCE)
+
+
+def build(settings: Settings) -> Request:
     """Fill the gaps. Raises UsageError on names and values that do not exist."""
-    if lora and recipe:
+    model = counts_of(settings)
+    found = find_chip(settings.chip or DEFAULT_CHIP)
+    run, cluster = _run(settings, model), _cluster(settings, found)
+    gaps = {
+        "tokens": f"{format_count(run.tokens)} tokens",
+        "seq": f"sequences of {run.sequence}",
+        "batch_tokens": f"batches of {format_count(run.batch_tokens)} tokens",
+        "chip": f"chip {found.name}",
+        "hbm": f"{format_bytes(cluster.hbm_bytes)} of HBM, every byte usable",
+        "mfu": f"{cluster.mfu:.0%} MFU",
+        "deadline": f"deadlines {DEFAULT_DEADLINES.replace(',', ', ')}",
+        "price": _seen(cluster.prices),
+    }
+    said = set(settings.given()) | ({"hbm"} if settings.utilisation else set())
+    return Request(
+        settings=settings,
+        run=run,
+        cluster=cluster,
+        deadlines_s=parse_list(settings.deadline or DEFAULT_DEADLINES, _deadline),
+        model=model,
+        assumed=tuple(words for name, words in gaps.items() if name not in said),
+    )
+
+
+def _run(settings: Settings, model: Counts) -> Run:
+    if settings.lora and settings.state_recipe:
         raise UsageError("--state-recipe: not with --lora, whose weights are frozen in BF16")
-    found = find_chip(chip or DEFAULT_CHIP)
-    run = Run(
+    held = memory.LORA
+    if not settings.lora:
+        held = memory.find_recipe(settings.state_recipe or DEFAULT_RECIPE)
+    return Run(
         params=model.params,
         active_params=model.active_params,
         matmul_params=model.matmul_params,
-        tokens=DEFAULT_TOKENS if tokens is None else tokens,
-        sequence=DEFAULT_SEQUENCE if sequence is None else sequence,
-        batch_tokens=DEFAULT_BATCH_TOKENS if batch_tokens is None else batch_tokens,
+        tokens=_or(settings.tokens, DEFAULT_TOKENS),
+        sequence=_or(settings.seq, DEFAULT_SEQUENCE),
+        batch_tokens=_or(settings.batch_tokens, DEFAULT_BATCH_TOKENS),
         layers=model.layers,
         hidden=model.hidden,
-        recipe=memory.LORA if lora else memory.find_recipe(recipe or DEFAULT_RECIPE),
-        lora=lora,
+        recipe=held,
+        lora=settings.lora,
     )
-    cluster = Cluster(
-        chip=found,
-        hbm_bytes=found.hbm_bytes if hbm_bytes is None else hbm_bytes,
-        mfu=DEFAULT_MFU if mfu is None else mfu,
-        prices=own_prices(prices) if prices else default_prices(found.name),
-        chips=chips,
+
+
+def _or(value: float | None, default: float) -> float:
+    return default if value is None else value
+
+
+def _cluster(settings: Settings, chip: Chip) -> Cluster:
+    if settings.chips and settings.nodes:
+        raise UsageError("--nodes: says the same as --chips; leave one out")
+    hbm_bytes = _or(settings.hbm, chip.hbm_bytes) * _or(settings.utilisation, 1.0)
+    return Cluster(
+        chip=chip,
+        hbm_bytes=hbm_bytes,
+        mfu=_or(settings.mfu, DEFAULT_MFU),
+        prices=prices_of(settings, chip),
+        chips=settings.nodes * chip.node_chips if settings.nodes else settings.chips,
     )
-    gaps = {
-        f"{format_count(run.tokens)} tokens": tokens,
-        f"sequences of {run.sequence}": sequence,
-        f"batches of {format_count(run.batch_tokens)} tokens": batch_tokens,
-        f"chip {found.name}": chip,
-        f"{format_bytes(cluster.hbm_bytes)} of HBM, every byte usable": hbm_bytes,
-        f"{cluster.mfu:.0%} MFU": mfu,
-        f"deadlines {DEFAULT_DEADLINES.replace(',', ', ')}": deadlines,
-        _seen(cluster.prices): prices,
-    }
-    return Request(
-        run=run,
-        cluster=cluster,
-        deadlines_s=parse_list(deadlines or DEFAULT_DEADLINES, _deadline),
-        model=model,
-        assumed=tuple(words for words, value in gaps.items() if value is None),
-    )
+
+
+def prices_of(settings: Settings, chip: Chip) -> tuple[Price, ...]:
+    """The user's own prices of `chip`, or those on file. Raises UsageError where there are none."""
+    return own_prices(settings.price) if settings.price else default_prices(chip.name)
+
+
+def architecture(settings: Settings) -> "Architecture":
+    """The model layer by layer. Raises UsageError."""
+    from sabia.core.plan.counting.known import architecture_of
+
+    assert settings.model is not None
+    return architecture_of(settings.model)
 
 
 def _deadline(text: str) -> float:

@@ -12,7 +12,6 @@ from sabia.core.plan.money.bills import cost_usd_per_day
 from sabia.core.plan.money.prices import Price
 from sabia.core.plan.planner import Plan, Row
 from sabia.core.plan.request import Request, usable_needs
-from sabia.core.plan.stops.failures import StopForecast, StopModel
 
 SCHEMA_VERSION = 1
 
@@ -24,6 +23,7 @@ def report(request: Request, plan: Plan) -> dict[str, Any]:
     usable_state, usable_total = usable_needs(run, cluster.chip)
     return {
         "schema_version": SCHEMA_VERSION,
+        "inputs": request.settings.said(),
         "params": run.params,
         "active_params": run.active_params,
         "tokens": run.tokens,
@@ -110,10 +110,3 @@ def flat_rows(request: Request, plan: Plan) -> list[dict[str, Any]]:
         "chip_hours": plan.chip_hours,
     }
     return [own | row for row in report(request, plan)["rows"]]
-
-
-def stops_report(model: StopModel, forecast: StopForecast) -> dict[str, Any]:
-    """The view of failures as a JSON object; a rate that never happens is null."""
-    figures = asdict(model) | asdict(forecast)
-    figures["wall_over_work"] = forecast.wall_s / forecast.work_s
-    return {key: None if value == float("inf") else value for key, value in figures.items()}

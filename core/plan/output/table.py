@@ -4,7 +4,6 @@ Chips are shown rounded up (the exact 63.01 is in the `nodes` line and in JSON),
 Only words and layout here; every figure comes from the plan.
 """
 
-import math
 from collections.abc import Sequence
 
 from sabia.core.plan import compute, memory
@@ -12,7 +11,6 @@ from sabia.core.plan.money.bills import DAY_S, cost_usd_per_day, short_money
 from sabia.core.plan.money.prices import Price, format_rate
 from sabia.core.plan.planner import Plan, Row
 from sabia.core.plan.request import Request
-from sabia.core.plan.stops.failures import WINDOW_S, StopForecast, StopModel
 from sabia.core.units import format_bytes, format_count, format_duration
 
 
@@ -54,7 +52,7 @@ def _header(request: Request, plan: Plan) -> list[str]:
     model = f"{format_count(run.params, 2)} total / {visited} active ({shape})"
     peak, sustained = cluster.chip.bf16_flops_per_s / 1e15, cluster.flops_per_chip_s / 1e15
     speed = (
-        f"{cluster.chip.name} {peak:g} PFLOP/s x {_percent(cluster.mfu)} MFU = "
+        f"{cluster.chip.name} {peak:g} PFLOP/s x {percent(cluster.mfu)} MFU = "
         f"{sustained:.2f} PFLOP/s/{cluster.chip.family}"
     )
     width = max(len(model), len(speed)) + 3
@@ -68,7 +66,8 @@ def _header(request: Request, plan: Plan) -> list[str]:
     ]
 
 
-def _percent(share: float) -> str:
+def percent(share: float) -> str:
+    """0.4 → 40%, 0.001 → 0.1%."""
     return f"{share * 100:g}%"
 
 
@@ -155,44 +154,3 @@ def _nodes(plan: Plan) -> str:
     whole = " / ".join(str(compute.whole_nodes(r.compute_min_chips, size)) for r in plan.rows)
     held = compute.whole_nodes(plan.memory_min_chips, size)
     return f"by compute exactly {exact} chips; in nodes of {size}: {whole}, by memory {held}"
-
-
-def render_stops(model: StopModel, forecast: StopForecast, plan: Plan) -> str:
-    """The view of failures, preemptions and checkpoints."""
-    preempted = f", a preemption every {span(model.preemption_s)}" if model.preemption_s else ""
-    longer = forecast.wall_s / forecast.work_s - 1
-    lines = [
-        f"stops     {forecast.chips} chips failing {_percent(model.failures_per_chip_day)} a day: "
-        f"{_failures(forecast)}{preempted}",
-        f"save      {format_bytes(forecast.checkpoint_bytes)}: {forecast.offload_s:.0f} s to host "
-        f"memory, {forecast.upload_s / 60:.0f} min to storage; {_every(forecast)}",
-        f"expected  {span(forecast.work_s)} of work takes {forecast.wall_s / DAY_S:.2f}d "
-        f"({longer:+.1%}), {_bills(model, forecast, plan)}",
-    ]
-    return "\n".join(lines)
-
-
-def _failures(forecast: StopForecast) -> str:
-    if math.isinf(forecast.mean_time_between_failures_s):
-        return "no failure"
-    return (
-        f"one every {span(forecast.mean_time_between_failures_s)}, "
-        f"{forecast.failure_probability:.0%} within {WINDOW_S / DAY_S:.0f} days"
-    )
-
-
-def _every(forecast: StopForecast) -> str:
-    if math.isinf(forecast.mean_time_between_stops_s):
-        return "one at the end"
-    return f"one every {forecast.interval_s / 60:.0f} min"
-
-
-def _bills(model: StopModel, forecast: StopForecast, plan: Plan) -> str:
-    longer = forecast.wall_s / forecast.work_s
-    share = model.spot_share if model.preemption_s else 1.0
-    what = f"preemptible at {_percent(share)} of " if model.preemption_s else ""
-    bills = [
-        f"{short_money(plan.cost_usd(price) * longer * share)} {what}{price.label}"
-        for price in plan.cluster.prices
-    ]
-    return ", ".join(bills)

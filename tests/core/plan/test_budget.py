@@ -4,13 +4,13 @@ import pytest
 
 from sabia.core.errors import BadData, UsageError
 from sabia.core.plan import answer, compute
+from sabia.core.plan.settings import Settings
 
 
 def sums(tmp_path, text, **settings):
     path = tmp_path / "pyramid.toml"
     path.write_text(text)
-    fields = {"chip": None, "mfu": None, "prices": None, "lora": False} | settings
-    return answer.of_budget(str(path), {}, **fields)
+    return answer.answer(Settings(budget=str(path), **settings))
 
 
 def test_an_item_may_give_a_model_instead_of_hours(tmp_path):
@@ -33,7 +33,7 @@ def test_price_flag_over_file_over_data(tmp_path):
     item = '[[item]]\nname = "a"\nchip_hours = 10\n'
     assert sums(tmp_path, item).report["cost_usd"] == pytest.approx(44)
     assert sums(tmp_path, "price = 2\n" + item).report["cost_usd"] == pytest.approx(20)
-    flag = sums(tmp_path, "price = 2\n" + item, prices="$3")
+    flag = sums(tmp_path, "price = 2\n" + item, price="$3")
     assert flag.report["cost_usd"] == pytest.approx(30)
 
 
@@ -66,8 +66,7 @@ def test_faulty_files_are_refused(tmp_path, text, words):
 
 
 def test_a_missing_file_and_stray_settings_are_usage_errors(tmp_path):
-    fields = {"chip": None, "mfu": None, "prices": None, "lora": False}
     with pytest.raises(UsageError, match="No such file"):
-        answer.of_budget(str(tmp_path / "none.toml"), {}, **fields)
+        answer.answer(Settings(budget=str(tmp_path / "none.toml")))
     with pytest.raises(UsageError, match="belongs to one run"):
-        answer.of_budget("x.toml", {"tokens": 1e9}, **fields)
+        answer.answer(Settings(budget="x.toml", tokens=1e9))

@@ -6,31 +6,32 @@ import pytest
 
 from sabia.core.errors import Infeasible, UsageError
 from sabia.core.plan import planner, request
+from sabia.core.plan.settings import Settings
 
-BIG = request.given_counts(1.6e12, 49e9, None, None)
-SMALL = request.given_counts(8e9, None, None, None)
+BIG = {"params": 1.6e12, "active": 49e9}
+SMALL = {"params": 8e9}
 
 
 def plan(model=BIG, **settings):
-    asked = request.build(model, **settings)
+    asked = request.build(Settings(**(model | settings)))
     return planner.plan(asked.run, asked.cluster, asked.deadlines_s)
 
 
 def test_memory_counts_all_experts_not_the_active_ones():
-    dense = plan(request.given_counts(49e9, 49e9, 61, 7168))
-    sparse = plan(request.given_counts(1.6e12, 49e9, 61, 7168))
+    dense = plan({"params": 49e9, "layers": 61, "hidden": 7168})
+    sparse = plan(BIG | {"layers": 61, "hidden": 7168})
     assert sparse.work_chip_s == dense.work_chip_s
     assert sparse.run.state_bytes / dense.run.state_bytes == pytest.approx(1.6e12 / 49e9)
 
 
 def test_best_is_the_smallest_cluster_on_time():
     assert plan().best.chips == 152
-    assert plan(deadlines="7d,30d").best.deadline_s == 30 * 86400
-    assert plan(deadlines="3d").best.chips == 631
+    assert plan(deadline="7d,30d").best.deadline_s == 30 * 86400
+    assert plan(deadline="3d").best.chips == 631
 
 
 def test_a_fast_deadline_is_bound_by_compute():
-    rows = plan(deadlines="30d,7d").rows
+    rows = plan(deadline="30d,7d").rows
     assert [row.memory_bound for row in rows] == [True, False]
     assert rows[1].chips == rows[1].chips_needed == 271
 
@@ -45,21 +46,21 @@ def test_too_few_chips_for_the_state_names_the_number_that_does_it():
 
 def test_the_named_number_also_meets_a_deadline():
     with pytest.raises(Infeasible) as caught:
-        plan(chips=100, deadlines="7d")
+        plan(chips=100, deadline="7d")
     fixed = int(re.search(r"use --chips (\d+)", str(caught.value))[1])
     assert fixed == 271
-    plan(chips=fixed, deadlines="7d")
+    plan(chips=fixed, deadline="7d")
     with pytest.raises(Infeasible):
-        plan(chips=fixed - 1, deadlines="7d")
+        plan(chips=fixed - 1, deadline="7d")
 
 
 def test_no_deadline_met_names_chips_and_a_deadline_that_would():
     with pytest.raises(Infeasible, match="meets no deadline") as caught:
-        plan(chips=150, deadlines="7d,10d")
+        plan(chips=150, deadline="7d,10d")
     chips = int(re.search(r"use --chips (\d+)", str(caught.value))[1])
     deadline = re.search(r"or --deadline (\w+)", str(caught.value))[1]
-    plan(chips=chips, deadlines="7d,10d")
-    plan(chips=150, deadlines=deadline)
+    plan(chips=chips, deadline="7d,10d")
+    plan(chips=150, deadline=deadline)
 
 
 def test_one_deadline_met_is_enough():
@@ -69,7 +70,7 @@ def test_one_deadline_met_is_enough():
 
 def test_the_exact_deadline_is_met():
     chips = 100
-    asked = request.build(SMALL, chips=chips)
+    asked = request.build(Settings(**SMALL, chips=chips))
     work = planner.plan(asked.run, asked.cluster, asked.deadlines_s).work_chip_s
     exact = planner.plan(asked.run, asked.cluster, [work / chips])
     assert exact.best.chips == exact.best.chips_needed == chips
@@ -80,13 +81,13 @@ def test_the_exact_deadline_is_met():
     [
         ({"tokens": 0}, "--tokens"),
         ({"mfu": 0}, "--mfu"),
-        ({"hbm_bytes": 0}, "--hbm"),
-        ({"prices": "0"}, "--price"),
-        ({"deadlines": "0d"}, "--deadline"),
+        ({"hbm": 0}, "--hbm"),
+        ({"price": "0"}, "--price"),
+        ({"deadline": "0d"}, "--deadline"),
         ({"batch_tokens": 1000}, "--batch-tokens"),
         ({"chip": "b201"}, "--chip"),
-        ({"recipe": "adam"}, "--state-recipe"),
-        ({"recipe": "muon", "lora": True}, "--state-recipe"),
+        ({"state_recipe": "adam"}, "--state-recipe"),
+        ({"state_recipe": "muon", "lora": True}, "--state-recipe"),
     ],
 )
 def test_settings_that_describe_no_run_are_refused(settings, flag):
@@ -101,15 +102,15 @@ def test_counts_that_describe_no_model_are_refused(params, active):
 
 
 def test_every_default_is_listed_as_an_assumption():
-    bare = " ".join(request.build(BIG).assumed)
+    bare = " ".join(request.build(Settings(**BIG)).assumed)
     for words in ("500B tokens", "8192", "4M tokens", "b200", "192 GB", "every byte usable",
                   "40% MFU", "30d, 14d, 7d", "prices seen 20"):  # fmt: skip
         assert words in bare
-    given = request.build(
-        BIG, tokens=1e12, sequence=4096, batch_tokens=1e6, chip="h100", hbm_bytes=80e9, mfu=0.5,
-        deadlines="5d", prices="2",
+    given = Settings(
+        **BIG, tokens=1e12, seq=4096, batch_tokens=1e6, chip="h100", hbm=80e9, mfu=0.5,
+        deadline="5d", price="2",
     )  # fmt: skip
-    assert given.assumed == ()
+    assert request.build(given).assumed == ()
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ from sabia.core.plan import answer, compute, memory
 from sabia.core.plan.chips import find_chip
 from sabia.core.plan.money import bills
 from sabia.core.plan.money.prices import default_prices
+from sabia.core.plan.settings import Settings
 from sabia.core.plan.stops import failures
 
 DAY_S = 86400.0
@@ -17,12 +18,7 @@ DAY_S = 86400.0
 
 def run(**settings):
     """The article's run, 1.6T total and 49B active, with some settings changed."""
-    counts = dict.fromkeys(("params", "active", "layers", "hidden")) | {
-        "params": 1.6e12,
-        "active": 49e9,
-    }
-    stops = settings.pop("stops", {})
-    return answer.of_run(None, counts, settings, stops)
+    return answer.answer(Settings(params=1.6e12, active=49e9, **settings))
 
 
 def figures(**settings):
@@ -99,7 +95,7 @@ def test_row_10_cost_of_a_day():
 @pytest.fixture
 def pyramid(request):
     path = request.config.rootpath / "examples" / "pyramid.toml"
-    return answer.of_budget(str(path), {}, chip=None, mfu=None, prices=None, lora=False).report
+    return answer.answer(Settings(budget=str(path))).report
 
 
 def test_row_11_hours_of_the_pyramid(pyramid):
@@ -138,20 +134,19 @@ def test_row_15_usual_utilization():
 
 
 def test_row_16_lora():
-    full, found = figures(), figures(lora=True, chips=20, deadlines="10w")
+    full, found = figures(), figures(lora=True, chips=20, deadline="10w")
     assert found["train_flops"] / full["train_flops"] == pytest.approx(2 / 3)
     assert found["state_bytes"] == pytest.approx(3.2e12)
     assert found["state_min_chips"] == 17
     assert found["rows"][0]["chips_in_nodes"] == 24
     weeks = found["rows"][0]["finishes_s"] / DAY_S / 7
     assert weeks == pytest.approx(9.0, abs=0.005)
-    assert "9.0 weeks" in run(lora=True, chips=20, deadlines="10w").text
+    assert "9.0 weeks" in run(lora=True, chips=20, deadline="10w").text
 
 
 @pytest.mark.parametrize(("bucket_gb_s", "minutes"), [(5, 64), (8, 40), (10, 32)])
 def test_row_17_a_checkpoint_every_30_to_60_minutes(bucket_gb_s, minutes):
-    stops = {"bucket_bytes_per_s": bucket_gb_s * 1e9, "preemption_s": 6 * 3600.0}
-    found = figures(chips=300, stops=stops)["stops"]
+    found = figures(chips=300, bucket_gbps=bucket_gb_s, preempt=6 * 3600.0)["stops"]
     assert found["checkpoint_bytes"] == pytest.approx(19.2e12)
     assert found["interval_s"] / 60 == pytest.approx(minutes)
     assert found["spot_share"] == 0.5
@@ -175,7 +170,7 @@ def test_row_18_failures_at_a_thousandth_per_chip_and_day(chips, days, percent):
 
 
 def test_row_18_through_a_plan():
-    found = figures(chips=150, stops={"failures_per_chip_day": 0.001})["stops"]
+    found = figures(chips=150, failure_rate=0.001)["stops"]
     assert found["mean_time_between_failures_s"] / DAY_S == pytest.approx(6.67, abs=0.01)
     assert found["failure_probability"] == pytest.approx(0.362, abs=0.001)
 

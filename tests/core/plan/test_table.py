@@ -8,11 +8,11 @@ from sabia.core.plan import answer
 from sabia.core.plan.money.bills import short_money
 from sabia.core.plan.money.prices import format_rate
 from sabia.core.plan.output import remarks, table
+from sabia.core.plan.settings import Settings
 
 
-def run(params=1.6e12, active=49e9, today=None, stops=None, **settings):
-    counts = {"params": params, "active": active, "layers": None, "hidden": None}
-    return answer.of_run(None, counts, settings, stops or {}, today=today)
+def run(params=1.6e12, active=49e9, today=None, **settings):
+    return answer.answer(Settings(params=params, active=active, **settings), today)
 
 
 def test_columns_line_up():
@@ -45,7 +45,7 @@ def test_a_late_row_says_so_and_the_verdict_says_what_it_needs():
 
 
 def test_a_short_run_is_told_in_hours():
-    assert "finishes in 11.8h" in run(8e9, 8e9, tokens=20e9, chip="h100", deadlines="12h").text
+    assert "finishes in 11.8h" in run(8e9, 8e9, tokens=20e9, chip="h100", deadline="12h").text
 
 
 def test_lora_counts_four_operations():
@@ -53,14 +53,14 @@ def test_lora_counts_four_operations():
 
 
 def test_own_prices_head_their_columns():
-    text = run(prices="$4.4,12usd/h").text
+    text = run(price="$4.4,12usd/h").text
     assert "AT $4.40/H" in text and "AT $12/H" in text
     assert "prices seen" not in text
 
 
 def test_usable_memory_is_noted_unless_planned_for():
     assert any("143 chips, with activations 162" in note for note in run().notes)
-    planned = run(hbm_bytes=180e9)
+    planned = run(hbm=180e9)
     assert planned.report["memory_min_chips"] == 162
     assert not any("usable" in note for note in planned.notes)
 
@@ -72,16 +72,16 @@ def test_old_prices_warn_in_one_line():
 
 
 def test_far_too_few_tokens_warn():
-    lines = run(8e9, 8e9, tokens=1e8, prices="1").warnings
+    lines = run(8e9, 8e9, tokens=1e8, price="1").warnings
     assert len(lines) == 1 and "far from any known run" in lines[0]
 
 
 def test_stops_view():
-    text = run(chips=150, stops={"preemption_s": 6 * 3600.0, "bucket_bytes_per_s": 8e9}).text
+    text = run(chips=150, preempt=6 * 3600.0, bucket_gbps=8.0).text
     assert "one every 6.7d, 36% within 3 days, a preemption every 6h" in text
     assert "40 min to storage; one every 40 min" in text
     assert "preemptible at 50% of neocloud" in text
-    calm = run(chips=150, stops={"failures_per_chip_day": 0.0}).text
+    calm = run(chips=150, failure_rate=0.0).text
     assert "150 chips failing 0% a day: no failure" in calm
     assert "one at the end" in calm
 

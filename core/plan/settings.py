@@ -1,0 +1,123 @@
+"""What a user may say about a run, by the names of the options; None (or False) was not said.
+
+The command line, a list of runs (one JSON object a line) and a library call all come through here,
+so that a value means the same everywhere: `Settings(tokens=5e11)` and the row {"tokens": "500B"}.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields
+from typing import Any
+
+from sabia.core import units
+from sabia.core.errors import UsageError
+
+CHOICES: dict[str, tuple[str, ...]] = {
+    "convention": ("6nd", "palm", "causal"),
+    "stage": ("pretrain", "sft", "grpo", "serve", "eval"),
+    "objective": ("time", "cost"),
+    "precision": ("fp32", "bf16", "fp8", "mxfp8", "nvfp4", "int8"),
+    "recompute": ("none", "selective", "full"),
+    "emit": ("slurm", "xpk", "skypilot"),
+}
+
+
+def _whole(text: str | float, what: str) -> int:
+    value = units.parse_count(text, what)
+    if value != int(value) or value < 1:
+        raise UsageError(f"{what}: {text!r} (expected a whole number, 1 or more)")
+    return int(value)
+
+
+def _number(text: str | float, what: str) -> float:
+    return units.parse_count(text, what)
+
+
+# how the value of an option in a row is read; what is not here is text
+UNITS: dict[str, Callable[[Any, str], Any]] = (
+    dict.fromkeys(("params", "active", "tokens", "batch_tokens"), units.parse_count)
+    | dict.fromkeys(("layers", "hidden", "lora_rank", "chips", "nodes"), _whole)
+    | dict.fromkeys(("utilisation", "mfu", "failure_rate", "spot_share"), units.parse_fraction)
+    | dict.fromkeys(("preempt", "restart"), units.parse_duration)
+    | {"seq": units.parse_length, "hbm": units.parse_bytes, "bucket_gbps": _number}
+)
+
+
+@dataclass(frozen=True)
+class Settings:
+    """One question to the planner. Quantities are in the units of their parsers (UNITS)."""
+
+    params: float | None = None
+    active: float | None = None
+    model: str | None = None
+    layers: int | None = None
+    hidden: int | None = None
+    convention: str | None = None
+    lora: bool = False
+    lora_rank: int | None = None
+    tokens: float | None = None
+    seq: int | None = None
+    batch_tokens: float | None = None
+    deadline: str | None = None
+    state_recipe: str | None = None
+    chip: str | None = None
+    chips: int | None = None
+    nodes: int | None = None
+    hbm: int | None = None
+    utilisation: float | None = None
+    mfu: float | None = None
+    compare: str | None = None
+    price: str | None = None
+    failure_rate: float | None = None
+    preempt: float | None = None
+    restart: float | None = None
+    bucket_gbps: float | None = None
+    spot_share: float | None = None
+    budget: str | None = None
+
+    def __post_init__(self) -> None:
+        """Refuse names that do not exist."""
+        for name, known in CHOICES.items():
+            value = getattr(self, name, None)
+            if value is not None and value not in known:
+                raise UsageError(f"{flag(name)}: {value!r} (expected {' or '.join(known)})")
+
+    def given(self, *names: str) -> list[str]:
+        """Those of `names` (all, if none) that were said, in that order."""
+        asked = names or [field.name for field in fields(self)]
+        return [
+            name
+            for name in asked
+            if getattr(self, name) is not None and getattr(self, name) is not False
+        ]
+
+    def said(self) -> dict[str, Any]:
+        """Everything that was said, for reports."""
+        return {name: getattr(self, name) for name in self.given()}
+
+    @classmethod
+    def from_row(cls, row: Mapping[str, Any]) -> "Settings":
+        """The settings of one row of a list of runs; names may have hyphens, values units.
+
+        Raises UsageError on a name that is no option, or a value that its parser refuses.
+        """
+        known = {field.name for field in fields(cls)}
+        said = {key.replace("-", "_"): value for key, value in row.items()}
+        for name in said:
+            if name not in known:
+                import difflib
+
+                near = difflib.get_close_matches(name, known, n=1)
+                hint = f"; did you mean {near[0]}?" if near else ""
+                raise UsageError(f"{name!r} is no option of a plan{hint}")
+        return cls(**{name: _parsed(name, value) for name, value in said.items()})
+
+
+def _parsed(name: str, value: Any) -> Any:
+    if value is None or isinstance(value, bool):
+        return value
+    return UNITS[name](value, name) if name in UNITS else str(value)
+
+
+def flag(name: str) -> str:
+    """batch_tokens → --batch-tokens."""
+    return f"--{name.replace('_', '-')}"
