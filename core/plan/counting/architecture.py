@@ -7,6 +7,22 @@ from bare counts with a published model's depth and width (then `assumed` says s
 
 from dataclasses import dataclass
 
+from sabia.core.plan.elementwise import Number, smaller
+
+
+@dataclass(frozen=True)
+class Sparse:
+    """Attention to `local` keys as they are and to others merged, `pooled` tokens into one.
+
+    chosen: most of the merged keys that a query sees (None: all); index_width: multiply-adds per
+    (query, merged key) pair by which they are chosen. DeepSeek-V3.2's has pooled 1 and no local.
+    """
+
+    local: int = 0
+    pooled: int = 1
+    chosen: int | None = None
+    index_width: int = 0
+
 
 @dataclass(frozen=True)
 class LayerKind:
@@ -20,7 +36,8 @@ class LayerKind:
     query_width, key_width, value_width: elements of all queries, keys and values of a token, as
     attention multiplies them (a latent attention's after the upward projection). score_width:
     multiply-adds per (query, key) pair over both products, all heads. window: most keys that a
-    query sees (None: all before it). state_products: multiply-adds a token of a recurrent state.
+    query sees (None: all before it); sparse: where it chooses among keys; `keys` counts both.
+    state_products: multiply-adds a token of a recurrent state.
     cache_width: elements that decoding keeps of each token; state_width: elements kept once a
     sequence, whatever its length.
     mlp_width, expert_width: inner widths of the dense (or shared) part and of one routed expert;
@@ -50,6 +67,20 @@ class LayerKind:
     state_products: int = 0
     state_width: int = 0
     adapter_edges: int = 0
+    sparse: Sparse | None = None
+
+    def keys(self, sequence: Number) -> Number:
+        """Keys that a query multiplies where it sees all before it, at most `sequence`."""
+        if self.sparse is None:
+            return smaller(sequence, self.window or sequence)
+        merged = sequence / self.sparse.pooled
+        found = self.sparse.local + smaller(merged, self.sparse.chosen or merged)
+        return smaller(sequence, found)
+
+    def score_products(self, sequence: Number) -> Number:
+        """Multiply-adds a token over all its keys, and of choosing them; no half is masked."""
+        index = self.sparse.index_width * sequence / self.sparse.pooled if self.sparse else 0
+        return self.keys(sequence) * self.score_width + index
 
     @property
     def params(self) -> int:

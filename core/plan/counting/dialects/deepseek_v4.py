@@ -1,0 +1,131 @@
+"""DeepSeek-V4 (2026): one key-value head, merged keys, grouped output, hyper-connections.
+
+A layer's queries pass a latent (q_lora_rank); keys and values are one head of `head_dim`, seen
+within a window, beside keys that are merged from `ratio` tokens each: by compress_ratios 128 all of
+them are seen, by 4 an indexer chooses index_topk, by 0 there are none. The output passes
+`o_groups` projections of rank o_lora_rank. Each half of a layer mixes `hc_mult` residual streams by
+a matrix [(2 + m)·m, m·hidden]. The layer of multi-token prediction has a window only.
+"""
+
+from dataclasses import replace
+
+from sabia.core.errors import UsageError
+from sabia.core.plan.counting.architecture import Architecture, LayerKind, Sparse
+from sabia.core.plan.counting.blocks import Block, Shape, layer, of_shapes
+from sabia.core.plan.counting.dialects import reading
+from sabia.core.plan.counting.dialects.reading import CountFields
+
+_ALL, _CHOSEN = 128, 4
+
+
+def read(fields: CountFields) -> Architecture:
+    """The model of a `deepseek_v4` configuration."""
+    hidden, depth = fields.size("hidden_size"), fields.size("num_hidden_layers")
+    fields.expect("num_key_value_heads", (1,), 1)
+    fields.expect("attention_bias", (False,), False)
+    fields.expect("mlp_bias", (False,), False)
+    fields.ignore("qk_rope_head_dim", "hc_sinkhorn_iters", "hc_eps", "compress_rope_theta")
+    predicted = fields.take("num_nextn_predict_layers", int, 0)
+    ratios = _ratios(fields, depth, predicted)
+    streams, hashed = fields.size("hc_mult"), fields.take("num_hash_layers", int, 0)
+    mixers = _mixers(fields, hidden, set(ratios))
+    feeds = _feeds(fields, hidden)
+
+    def kind(index: int) -> LayerKind:
+        found = layer(mixers[ratios[index]], feeds[index < hashed], 2 * hidden)
+        return _connected(found, hidden, streams)
+
+    head = streams * streams * hidden + streams + 1
+    joined = 2 * hidden * hidden + 3 * hidden + head
+    return reading.decoder(
+        fields,
+        hidden,
+        map(kind, range(depth)),
+        other=hidden + head,
+        extra=tuple(kind(depth + n) for n in range(predicted)),
+        extra_params=predicted * joined,
+    )
+
+
+def _ratios(fields: CountFields, depth: int, predicted: int) -> list[int]:
+    ratios = fields.take("compress_ratios", list)
+    if len(ratios) != depth + predicted or not set(ratios) <= {0, _CHOSEN, _ALL}:
+        raise UsageError(
+            f"config.json: compress_ratios has {len(ratios)} entries of {sorted(set(ratios))} "
+            f"(expected {depth + predicted} of 0, {_CHOSEN}, {_ALL})"
+        )
+    return ratios
+
+
+def _mixers(fields: CountFields, hidden: int, ratios: set[int]) -> dict[int, Block]:
+    heads, size = fields.size("num_attention_heads"), fields.size("head_dim")
+    rank, groups = fields.size("q_lora_rank"), fields.size("o_groups")
+    window, low = fields.size("sliding_window"), fields.size("o_lora_rank")
+    index = (fields.size("index_n_heads"), fields.size("index_head_dim"))
+    most = fields.size("index_topk")
+    base: list[Shape] = [(rank, hidden), (heads * size, rank), (size, hidden)]
+    base += [(groups * low, heads * size // groups), (hidden, groups * low)]
+
+    def mixer(ratio: int) -> Block:
+        both = 1 + (ratio == _CHOSEN)  # overlapping windows: a merged key reads two of them
+        shapes = base + [(both * size, hidden)] * (2 * (ratio > 0))
+        others: list[Shape] = [(ratio, both * size)] * (ratio > 0)
+        vectors = heads + rank + size + size * (ratio > 0)
+        if ratio == _CHOSEN:
+            count, length = index
+            shapes += [(2 * length, hidden)] * 2 + [(count * length, rank), (count, hidden)]
+            others += [(ratio, 2 * length)]
+            vectors += length
+        return of_shapes(
+            shapes,
+            others=others,
+            vectors=vectors,
+            heads=heads,
+            kv_heads=1,
+            query_width=heads * size,
+            key_width=size,
+            value_width=size,
+            score_width=2 * heads * size,
+            cache_width=_cached(ratio, size, index[1]),
+            state_width=window * size,
+            **_seen(ratio, window, most, index[0] * index[1]),
+        )
+
+    return {ratio: mixer(ratio) for ratio in ratios}
+
+
+def _cached(ratio: int, size: int, index_size: int) -> int:
+    """Elements of merged keys a token; those of the window are kept once a sequence."""
+    if not ratio:
+        return 0
+    return (size + index_size * (ratio == _CHOSEN)) // ratio
+
+
+def _seen(ratio: int, window: int, most: int, index_width: int) -> dict[str, object]:
+    if not ratio:
+        return {"window": window}
+    if ratio == _ALL:
+        return {"sparse": Sparse(window, ratio)}
+    return {"sparse": Sparse(window, ratio, most, index_width)}
+
+
+def _feeds(fields: CountFields, hidden: int) -> dict[bool, Block]:
+    """The mixture, by whether a layer takes experts from a table of the tokens instead."""
+    inner = fields.size("moe_intermediate_size")
+    sizes = (fields.size("n_routed_experts"), fields.size("num_experts_per_tok"), inner)
+    shared = inner * fields.take("n_shared_experts", int, 0)
+    return {
+        hashed: reading.mixture(hidden, *sizes, shared, correction=not hashed)
+        for hashed in (False, True)
+    }
+
+
+def _connected(kind: LayerKind, hidden: int, streams: int) -> LayerKind:
+    """The layer with the hyper-connections of both halves."""
+    rows = (2 + streams) * streams
+    return replace(
+        kind,
+        mixer_params=kind.mixer_params + rows * streams * hidden,
+        mlp_params=kind.mlp_params + rows * streams * hidden,
+        vector_params=kind.vector_params + 2 * (rows + 3),
+    )

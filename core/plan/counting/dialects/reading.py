@@ -1,0 +1,164 @@
+"""What the dialects share: fields that leave counts alone, attention, MLPs, what is around layers.
+
+A dialect takes every field that changes a count or an operation. SILENT fields change neither
+(rotations, epsilons, activations, scalings); any other field is refused by name (core.spec.fields).
+"""
+
+from collections.abc import Iterable
+from typing import Any
+
+from sabia.core.errors import UsageError
+from sabia.core.plan.counting.architecture import Architecture, LayerKind
+from sabia.core.plan.counting.blocks import Block, merged, of_shapes
+from sabia.core.plan.counting.parts import feed_block, mixer_block
+from sabia.core.spec.experts import Experts, Router
+from sabia.core.spec.fields import Fields
+from sabia.core.spec.latent import LatentAttention
+from sabia.core.spec.layers import Attention, GatedMlp
+from sabia.core.spec.rope import Rope
+
+# fmt: off
+SILENT = frozenset({
+    "rms_norm_eps", "layer_norm_eps", "layer_norm_epsilon", "layernorm_epsilon", "norm_eps",
+    "norm_epsilon", "initializer_range", "initializer_factor", "embedding_initializer_range",
+    "hidden_act", "hidden_activation", "mlp_hidden_act", "activation_function", "activation",
+    "max_position_embeddings", "rope_theta", "rope_scaling", "rope_parameters", "rotary_pct",
+    "rotary_emb_base", "rotary_dim", "partial_rotary_factor", "rope_interleave", "no_rope_layers",
+    "original_max_position_embeddings", "rope_type", "no_rope_layer_interval", "rope_ratio",
+    "attention_dropout", "hidden_dropout", "resid_pdrop", "embd_pdrop", "attn_pdrop", "dropout",
+    "embedding_dropout", "residual_dropout", "router_jitter_noise", "input_jitter_noise",
+    "router_aux_loss_coef", "output_router_logits", "aux_loss_alpha", "seq_aux", "ep_size",
+    "norm_topk_prob", "routed_scaling_factor", "scoring_func", "topk_method", "n_group",
+    "topk_group", "moe_router_dtype", "moe_router_scaling_factor", "for_llm_compressor",
+    "swiglu_limit", "swiglu_alpha", "embedding_multiplier", "logits_scaling",
+    "residual_multiplier", "attention_multiplier", "final_logit_softcapping",
+    "expert_dtype", "gradient_checkpointing", "language_model_only",
+})
+# fmt: on
+
+
+class CountFields(Fields):
+    """Fields of which those in SILENT need no reader."""
+
+    def finish(self) -> None:
+        """Refuse fields that nobody took and that may change a count."""
+        for name in SILENT & self._left.keys():
+            del self._left[name]
+        super().finish()
+
+    def ignore(self, *names: str) -> None:
+        """Fields that change no count in this family."""
+        for name in names:
+            self._left.pop(name, None)
+
+
+def attention(
+    fields: Fields,
+    hidden: int,
+    *,
+    head_dim: int | None = None,
+    window: int | None = None,
+    qkv_bias: bool = False,
+    output_bias: bool = False,
+    **flags: bool,
+) -> Block:
+    """Take the sizes of grouped-query attention; flags: of core.spec's Attention."""
+    heads = fields.size("num_attention_heads")
+    kv_heads = fields.size("num_key_value_heads", heads)
+    size = fields.size("head_dim", head_dim or hidden // heads)
+    return grouped(hidden, heads, kv_heads, size, window, qkv_bias, output_bias, **flags)
+
+
+def grouped(
+    hidden: int,
+    heads: int,
+    kv_heads: int,
+    size: int,
+    window: int | None = None,
+    qkv_bias: bool = False,
+    output_bias: bool = False,
+    **flags: bool,
+) -> Block:
+    """Grouped-query attention of heads of `size`."""
+    if heads % kv_heads:
+        raise UsageError(
+            f"config.json: num_key_value_heads is {kv_heads} (expected a divisor of the {heads} "
+            "heads)"
+        )
+    mixer = Attention(
+        heads, kv_heads, size, 1.0, None, qkv_bias, output_bias, window=window, **flags
+    )
+    return mixer_block(mixer, hidden)
+
+
+def latent(fields: Fields, hidden: int) -> LatentAttention:
+    """Take the sizes of multi-head latent attention."""
+    heads = fields.size("num_attention_heads")
+    fields.expect("num_key_value_heads", (heads,), heads)
+    turned, plain = fields.size("qk_rope_head_dim"), fields.size("qk_nope_head_dim")
+    fields.expect("qk_head_dim", (plain + turned,), plain + turned)
+    values, rank = fields.size("v_head_dim"), fields.size("kv_lora_rank")
+    return LatentAttention(
+        heads, plain, values, rank, fields.take("q_lora_rank", int, None), 1.0,
+        Rope(turned, 10000.0), bias=fields.take("attention_bias", bool, False),
+    )  # fmt: skip
+
+
+def gated(hidden: int, inner: int, *, bias: bool = False) -> Block:
+    """A gated MLP."""
+    return feed_block(GatedMlp(inner, bias=bias), hidden)
+
+
+def plain(hidden: int, inner: int, *, bias: bool = False) -> Block:
+    """An MLP of two matrices."""
+    shapes = ((inner, hidden), (hidden, inner))
+    return of_shapes(shapes, vectors=bias * (inner + hidden), mlp_width=inner, matrices=2)
+
+
+def mixture(
+    hidden: int,
+    experts: int,
+    chosen: int,
+    inner: int,
+    shared: int = 0,
+    *,
+    correction: bool = False,
+    shared_gate: bool = False,
+) -> Block:
+    """Gated experts of inner width `inner` beside a shared part of `shared`."""
+    router = Router(experts, chosen, correction=correction)
+    return feed_block(Experts(router, inner, shared=shared, shared_gate=shared_gate), hidden)
+
+
+def decoder(
+    fields: Fields,
+    hidden: int,
+    layers: Iterable[LayerKind],
+    *,
+    tied: bool = False,
+    other: int | None = None,
+    positions: int = 0,
+    **more: Any,
+) -> Architecture:
+    """Take what is around the layers; tied: the family's default; other: final norm and the like.
+
+    positions: learned ones; more: further fields of Architecture.
+    """
+    vocab = fields.size("vocab_size")
+    tied = fields.take("tie_word_embeddings", bool, tied)
+    return Architecture(
+        name=fields.family,
+        hidden=hidden,
+        vocab=vocab,
+        layers=merged(layers),
+        embedding_params=(vocab + positions) * hidden,
+        head_params=0 if tied else vocab * hidden,
+        other_params=hidden if other is None else other,
+        **more,
+    )
+
+
+def first_dense(fields: Fields, depth: int) -> int:
+    """Take how many leading layers are dense; every further one has experts."""
+    fields.expect("moe_layer_freq", (1, [1] * depth), 1)
+    return fields.take("first_k_dense_replace", int, 0)
