@@ -5,7 +5,13 @@ computation, how much of the network they reach, what is kept of the logits. A p
 its constants for time are fitted by a script (data/calibration.toml), never by hand.
 """
 
-from dataclasses import dataclass
+import datetime
+from dataclasses import dataclass, fields
+from functools import cache
+from typing import Any
+
+from sabia.core.errors import UsageError
+from sabia.core.plan.catalogue import check_entry, read_data
 
 
 @dataclass(frozen=True)
@@ -22,6 +28,14 @@ class Stack:
     fused_activation: a gated MLP keeps gate and up, and makes silu(gate) again. selective_keeps:
     tensors of a layer (names of memory_kept.py) that selective recomputation keeps; empty: all but
     the attention matrix (arXiv 2205.05198).
+
+    hides_data, hides_tensor, hides_pipe: its collectives along data and fsdp, along tensor, and its
+    sends between stages run beside computation. expert_overlap: share of the exchange of tokens
+    between experts that does. reruns_all: recomputation runs a layer to its end, not to the last
+    tensor that is needed. even_stages: first and last stage hold fewer layers, for the embedding
+    and the head. bare_network: a collective across nodes gets one chip's network share, not that of
+    all its ranks in the node. reduce_bytes: bytes of a gradient element on the wire under zero 2
+    and 3; below that they are summed in the recipe's format.
     """
 
     name: str
@@ -35,3 +49,37 @@ class Stack:
     dropout: bool = False
     fused_activation: bool = False
     selective_keeps: tuple[str, ...] = ()
+    hides_data: bool = True
+    hides_tensor: bool = False
+    hides_pipe: bool = True
+    expert_overlap: float = 0.5
+    reruns_all: bool = False
+    even_stages: bool = False
+    bare_network: bool = False
+    reduce_bytes: float = 4
+    source: str = ""
+    date: datetime.date | None = None
+
+
+DEFAULT_STACK = "sabia"
+
+
+@cache
+def load_stacks() -> dict[str, Stack]:
+    """All presets by name. Raises BadData on a faulty entry."""
+    return {name: _stack(name, entry) for name, entry in read_data("stacks.toml").items()}
+
+
+def _stack(name: str, entry: dict[str, Any]) -> Stack:
+    known = {field.name for field in fields(Stack)} - {"name"}
+    check_entry("stacks.toml", name, entry, {"source", "date"}, known)
+    lists = {key: tuple(value) for key, value in entry.items() if isinstance(value, list)}
+    return Stack(name, **(entry | lists))
+
+
+def find_stack(name: str) -> Stack:
+    """The preset called `name`. Raises UsageError."""
+    stacks = load_stacks()
+    if name not in stacks:
+        raise UsageError(f"--stack: {name!r} (expected one of {', '.join(stacks)})")
+    return stacks[name]
