@@ -1,0 +1,252 @@
+"""Time of generation on one replica: a decoding step, a prefill, and what bounds each.
+
+A step gives each of b sequences one token. It is a sum of parts that cannot overlap, each a
+roofline, max(bytes / bandwidth, operations / rate):
+
+  weights    read once a step: all shared ones, and of E experts E·(1 − (1 − k/E)^b), those that
+             b tokens with k choices each are expected to visit; 2 operations a weight and token
+  attention  the cache of every sequence: 2·n_kv·d elements a layer and token, r_kv + d_r under
+             latent attention (with as many products for each head), at most a window of them;
+             a delta net's state is read and written, whatever the length
+  messages   with t chips of tensor parallelism two all-reduces a layer
+  launches   each operation's own latency
+
+Bandwidth and rate are what programs reach of them (serving.toml, chips.toml). Sources: reading
+weights and cache as the bound of decoding, arXiv 2211.05102; latent attention, arXiv 2405.04434
+§2.1; visited experts, the expectation of distinct draws.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from sabia.core.errors import UsageError
+from sabia.core.plan.chips import Chip
+from sabia.core.plan.counting.architecture import Architecture, LayerKind
+from sabia.core.plan.serving.formats import (
+    STATE_BYTES,
+    Format,
+    cache_bytes_per_element,
+    factor,
+    find_format,
+    flops_per_s,
+    layer_bytes,
+    weight_bytes,
+)
+
+ACTIVATION_BYTES = 2
+ALL_REDUCES = 2  # a layer: after the mixer and after the MLP
+
+
+@dataclass(frozen=True)
+class Replica:
+    """A copy of a model on `chips` that share its tensors (tensor parallelism) and generate.
+
+    weights, cache: names of formats. Raises UsageError for names and chip fields that are missing.
+    """
+
+    architecture: Architecture
+    chip: Chip
+    chips: int = 1
+    weights: str = "bf16"
+    cache: str = "bf16"
+
+    def __post_init__(self) -> None:
+        """Refuse what cannot be computed."""
+        _ = self.format, self.cache_element
+        if self.chips < 1:
+            raise UsageError(f"replica: {self.chips} chips (expected 1 or more)")
+        for field, needed in (("hbm_bytes_per_s", True), ("network_bytes_per_s", self.spans_nodes)):
+            if needed and getattr(self.chip, field) is None:
+                raise UsageError(f"--chip: no {field} of {self.chip.name} is on file")
+
+    @property
+    def format(self) -> Format:
+        """How weights are kept and multiplied."""
+        return find_format(self.weights)
+
+    @property
+    def cache_element(self) -> float:
+        """Bytes of one element of the cache."""
+        return cache_bytes_per_element(self.cache)
+
+    @property
+    def spans_nodes(self) -> bool:
+        """Whether its chips are not all in one fast domain."""
+        return self.chips > max(self.chip.scale_up_domain, self.chip.node_chips)
+
+    @property
+    def weight_bytes(self) -> float:
+        """All weights, over all its chips."""
+        return weight_bytes(self.architecture, self.format)
+
+    @property
+    def read_bytes_per_s(self) -> float:
+        """Memory bandwidth that one chip reaches."""
+        assert self.chip.hbm_bytes_per_s is not None
+        return self.chip.hbm_bytes_per_s * factor("hbm_share")
+
+    @property
+    def link_bytes_per_s(self) -> float:
+        """One chip's bandwidth to the others of the replica."""
+        inside = self.chip.scale_up_bytes_per_s or self.chip.network_bytes_per_s or math.inf
+        if not self.spans_nodes:
+            return inside
+        assert self.chip.network_bytes_per_s is not None
+        return min(inside, self.chip.node_chips * self.chip.network_bytes_per_s)
+
+
+@dataclass(frozen=True)
+class Part:
+    """Seconds of one part of a pass, and what bounds it."""
+
+    name: str
+    seconds: float
+    bound: str
+
+
+@dataclass(frozen=True)
+class Pass:
+    """One pass through the model: a decoding step or a prefill."""
+
+    parts: tuple[Part, ...]
+
+    @property
+    def seconds(self) -> float:
+        """All parts, one after the other."""
+        return sum(part.seconds for part in self.parts)
+
+    @property
+    def binding(self) -> str:
+        """What takes the most time: memory, compute, network or launches."""
+        totals: dict[str, float] = {}
+        for part in self.parts:
+            totals[part.bound] = totals.get(part.bound, 0) + part.seconds
+        return max(totals, key=lambda name: totals[name])
+
+
+def visited_share(kind: LayerKind, tokens: float) -> float:
+    """Expected share of a layer's experts that `tokens` visit: 1 − (1 − k/E)^tokens."""
+    if not kind.experts:
+        return 0.0
+    return 1.0 - (1.0 - kind.top_k / kind.experts) ** tokens
+
+
+def is_latent(kind: LayerKind) -> bool:
+    """Whether one compressed vector a token stands for the keys and values of all heads."""
+    return 0 < kind.cache_width < kind.key_width + kind.value_width
+
+
+def cache_split(kind: LayerKind, chips: int) -> int:
+    """Over how many chips a token's cache is split: key-value heads are whole, a latent is one."""
+    return 1 if is_latent(kind) else math.gcd(chips, kind.kv_heads)
+
+
+def cached_elements(kind: LayerKind, context: float) -> float:
+    """Elements that one layer keeps for one sequence of `context` tokens, state left out."""
+    seen = context if kind.window is None else min(context, kind.window)
+    return kind.cache_width * seen
+
+
+def cache_bytes(replica: Replica, context: float, *, on_chip: bool = False) -> float:
+    """Cache and state of one sequence of `context` tokens: once, or what each chip must hold."""
+    total = 0.0
+    for kind in replica.architecture.layers:
+        cached = cached_elements(kind, context) * replica.cache_element
+        state = kind.state_width * STATE_BYTES
+        if on_chip:
+            cached /= cache_split(kind, replica.chips)
+            state /= replica.chips
+        total += kind.count * (cached + state)
+    return total
+
+
+def decode_step(replica: Replica, batch: float, context: float) -> Pass:
+    """One token for each of `batch` sequences of `context` tokens."""
+    model = replica.architecture
+    read = sum(
+        kind.count * layer_bytes(kind, replica.format, visited_share(kind, batch))
+        for kind in model.layers
+    )
+    read += model.vocab * model.hidden * replica.format.outer
+    products = 2 * batch * (_layer_products(model) + model.vocab * model.hidden)
+    cached = batch * cache_bytes(replica, context, on_chip=True) + batch * _state_bytes(replica)
+    scores = 2 * batch * _each_layer(model, lambda kind: _score_products(kind, context))
+    return Pass(
+        (
+            _roofline("weights", replica, read / replica.chips, products / replica.chips),
+            _roofline("attention", replica, cached, scores / replica.chips, "bf16"),
+            *_overheads(replica, batch),
+        )
+    )
+
+
+def prefill(replica: Replica, tokens: float, sequences: float = 1) -> Pass:
+    """`sequences` prompts of `tokens` each, at once; the head sees only each one's last token."""
+    model, batch = replica.architecture, tokens * sequences
+    read = sum(
+        kind.count * layer_bytes(kind, replica.format, visited_share(kind, batch))
+        for kind in model.layers
+    )
+    read += model.vocab * model.hidden * replica.format.outer
+    head = sequences * model.vocab * model.hidden
+    products = 2 * (batch * _layer_products(model) + head)
+    scores = 2 * batch * _each_layer(model, lambda kind: _mean_prefill_products(kind, tokens))
+    written = sequences * cache_bytes(replica, tokens, on_chip=True)
+    return Pass(
+        (
+            _roofline("weights", replica, read / replica.chips, products / replica.chips),
+            _roofline("attention", replica, written, scores / replica.chips, "bf16"),
+            *_overheads(replica, batch),
+        )
+    )
+
+
+def _each_layer(model: Architecture, width: Callable[[LayerKind], float]) -> float:
+    return sum(kind.count * width(kind) for kind in model.layers)
+
+
+def _layer_products(model: Architecture) -> float:
+    return _each_layer(model, lambda kind: kind.matmul_params)
+
+
+def _state_bytes(replica: Replica) -> float:
+    """Writing the recurrent states of one sequence back; reading them is in its cache."""
+    state = _each_layer(replica.architecture, lambda kind: kind.state_width)
+    return state * STATE_BYTES / replica.chips
+
+
+def _score_products(kind: LayerKind, context: float) -> float:
+    """Multiply-adds of one token's scores and values against what the layer keeps of others."""
+    seen = context if kind.window is None else min(context, kind.window)
+    width = 2 * kind.heads * kind.cache_width if is_latent(kind) else kind.score_width
+    return width * seen + kind.state_products
+
+
+def _mean_prefill_products(kind: LayerKind, tokens: float) -> float:
+    """Multiply-adds per token of a causal prompt: half of it on average, at most a window."""
+    window = tokens if kind.window is None else min(tokens, kind.window)
+    return kind.score_width * window * (1 - window / (2 * tokens)) + kind.state_products
+
+
+def _roofline(
+    name: str, replica: Replica, read: float, operations: float, rate: str | None = None
+) -> Part:
+    """max(bytes / bandwidth, operations / rate), both of one chip."""
+    memory = read / replica.read_bytes_per_s
+    compute = operations / flops_per_s(replica.chip, rate or replica.format.rate)
+    return Part(name, max(memory, compute), "memory" if memory >= compute else "compute")
+
+
+def _overheads(replica: Replica, tokens: float) -> tuple[Part, ...]:
+    """All-reduces of `tokens` activations in each layer (ring volume), and launches."""
+    model, t = replica.architecture, replica.chips
+    launches = model.depth * factor("operations_per_layer") * factor("operation_s")
+    if t == 1:
+        return (Part("launches", launches, "launches"),)
+    size = tokens * model.hidden * ACTIVATION_BYTES
+    each = factor("message_s") + 2 * (t - 1) / t * size / replica.link_bytes_per_s
+    return (
+        Part("messages", model.depth * ALL_REDUCES * each, "network"),
+        Part("launches", launches, "launches"),
+    )

@@ -1,0 +1,94 @@
+"""Weights in memory and in matrix units: bytes per element by part of a model, and rate.
+
+Data are serving.toml: formats, and the shares of a chip that generation reaches.
+"""
+
+import functools
+from dataclasses import dataclass
+
+from sabia.core.errors import BadData, UsageError
+from sabia.core.plan.catalogue import check_entry, read_data
+from sabia.core.plan.chips import Chip
+from sabia.core.plan.counting.architecture import Architecture, LayerKind
+
+FILE = "serving.toml"
+CACHE_BYTES = {"bf16": 2.0, "fp8": 1.0, "int8": 1.0}
+STATE_BYTES = 4  # recurrent states are kept in FP32
+VECTOR_BYTES = 2  # norms and biases stay in BF16 in every format
+
+
+@dataclass(frozen=True)
+class Format:
+    """Bytes per element of embeddings and head (outer), mixers, shared MLPs, routed experts."""
+
+    name: str
+    rate: str
+    outer: float
+    mixer: float
+    mlp: float
+    experts: float
+    about: str
+
+
+@functools.cache
+def factor(name: str) -> float:
+    """An efficiency of serving.toml. Raises BadData where its source or date is missing."""
+    entry = read_data(FILE)[name]
+    check_entry(FILE, name, entry, {"value", "source", "date"}, set())
+    return float(entry["value"])
+
+
+def find_format(name: str) -> Format:
+    """The format called `name`. Raises UsageError."""
+    formats = read_data(FILE)["format"]
+    if name not in formats:
+        raise UsageError(f"--weights: {name!r} (expected one of {', '.join(formats)})")
+    keys = {"rate", "outer", "mixer", "mlp", "experts", "about"}
+    check_entry(FILE, name, formats[name], keys, set())
+    return Format(name, **formats[name])
+
+
+def cache_bytes_per_element(name: str) -> float:
+    """Bytes of one element of the key-value cache. Raises UsageError."""
+    if name not in CACHE_BYTES:
+        raise UsageError(f"--cache: {name!r} (expected one of {', '.join(CACHE_BYTES)})")
+    return CACHE_BYTES[name]
+
+
+def flops_per_s(chip: Chip, rate: str) -> float:
+    """What matrix products reach on `chip`, per second: peak times its measured ceiling.
+
+    A chip without units for `rate` multiplies in the next wider format: FP4 and FP8 weights are
+    then only smaller, not faster.
+    """
+    peaks = {
+        "fp4": (chip.fp4_flops_per_s, chip.fp8_matmul_ceiling),
+        "fp8": (chip.fp8_flops_per_s, chip.fp8_matmul_ceiling),
+        "int8": (chip.int8_flops_per_s, chip.fp8_matmul_ceiling),
+        "bf16": (chip.bf16_flops_per_s, chip.matmul_ceiling),
+    }
+    if rate not in peaks:
+        raise BadData(f"{FILE}: rate {rate!r} (expected one of {', '.join(peaks)})")
+    wider = {"fp4": ("fp4", "fp8", "bf16"), "fp8": ("fp8", "bf16"), "int8": ("int8", "bf16")}
+    for name in wider.get(rate, ("bf16",)):
+        peak, ceiling = peaks[name]
+        if peak:
+            return peak * (ceiling or chip.matmul_ceiling or factor("matmul_share"))
+    raise UsageError(f"--chip: {chip.name} has no rate of matrix products on file")
+
+
+def layer_bytes(kind: LayerKind, weights: Format, visited: float = 1.0) -> float:
+    """Bytes of one layer with `visited` (a share) of its routed experts."""
+    return (
+        kind.mixer_params * weights.mixer
+        + kind.mlp_params * weights.mlp
+        + kind.vector_params * VECTOR_BYTES
+        + kind.expert_params * weights.experts * visited
+    )
+
+
+def weight_bytes(architecture: Architecture, weights: Format) -> float:
+    """The whole model as it lies in memory, without layers of multi-token prediction."""
+    layers = sum(kind.count * layer_bytes(kind, weights) for kind in architecture.layers)
+    tables = architecture.embedding_params + architecture.head_params
+    return layers + tables * weights.outer + architecture.other_params * VECTOR_BYTES

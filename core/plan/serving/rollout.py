@@ -1,0 +1,254 @@
+"""One step of GRPO: sample answers, reward them, take log-probabilities, train, hand over weights.
+
+Generation is played out on the slowest replica: its share of the answers, as equal slices of the
+length distribution, enters free slots in a fixed mixed order; each step lasts as decode_step says
+for the sequences then running and their contexts; the longest answer of the whole batch ends it.
+
+  colocated       the same chips do all parts in turn: the step is their sum; memory is the largest
+                  of generating and training, never the sum
+  split           some chips generate, the others train. On policy (off_policy 0) they still wait
+                  for each other; k steps off policy the samples of k + 1 steps are under way
+                  together, their tail is paid once for them, and the step is the longer side
+
+Sources: GRPO, arXiv 2402.03300; in-flight generation, arXiv 2505.24298 and 2509.19128.
+"""
+
+import heapq
+import math
+from dataclasses import dataclass, field, replace
+
+from sabia.core.errors import UsageError
+from sabia.core.plan.serving.capacity import largest_batch
+from sabia.core.plan.serving.decode import Replica, decode_step, prefill
+from sabia.core.plan.serving.lengths import Lengths
+
+SLICES = 96
+STRIDE = 0.6180339887498949  # a fixed order that mixes short and long
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """What a step samples: `prompts` times `group` answers. slots: most at once in a replica
+    (None: as many as fit). shared_prefix: a group's prompt is computed once."""
+
+    prompts: int
+    group: int
+    prompt_tokens: float
+    lengths: Lengths
+    slots: int | None = None
+    shared_prefix: bool = True
+
+    @property
+    def samples(self) -> int:
+        """Answers of a step."""
+        return self.prompts * self.group
+
+    @property
+    def tokens(self) -> float:
+        """Tokens that are trained on, prompts included."""
+        return self.samples * (self.prompt_tokens + self.lengths.mean)
+
+
+@dataclass(frozen=True)
+class Generation:
+    """Sampling on replicas. tail_s: time with fewer than half of the slots
+    in use."""
+
+    seconds: float
+    prefill_s: float
+    tail_s: float
+    slots: int
+    replicas: int
+    longest_tokens: float
+    binding: str
+
+
+@dataclass(frozen=True)
+class Parts:
+    """Seconds of a step outside generation, on the chips that train (see step_parts)."""
+
+    reward_s: float
+    log_probs_s: float
+    train_s: float
+    weights_s: float
+
+
+@dataclass(frozen=True)
+class Step:
+    """A step of GRPO: seconds by part, which add up to `seconds` unless sides overlap."""
+
+    generation: Generation
+    parts: dict[str, float]
+    seconds: float
+    chips: int
+    binding: str
+    notes: tuple[str, ...] = field(default=())
+
+    @property
+    def shares(self) -> dict[str, float]:
+        """Each part as a share of the step (more than 1 together where sides overlap)."""
+        return {name: seconds / self.seconds for name, seconds in self.parts.items()}
+
+    @property
+    def chip_s(self) -> float:
+        """Chip-seconds of one step."""
+        return self.seconds * self.chips
+
+
+def generate(
+    replica: Replica, sampling: Sampling, chips: int, memory_share: float | None = None
+) -> Generation:
+    """Time for `chips`, in copies of `replica`, to sample a step's answers.
+
+    Raises UsageError if there is not one whole replica, Infeasible if it cannot hold a sequence.
+    """
+    replicas = min(chips // replica.chips, sampling.samples)
+    if replicas < 1:
+        raise UsageError(
+            f"generation on {chips} chips in replicas of {replica.chips} (expected one or more)"
+        )
+    lengths, share = sampling.lengths, math.ceil(sampling.samples / replicas)
+    longest = lengths.longest_of(sampling.samples)
+    most = largest_batch(replica, sampling.prompt_tokens + lengths.mean, memory_share)
+    slots = max(1, min(share, most, sampling.slots or most))
+    prompts = share / sampling.group if sampling.shared_prefix else share
+    first_s = max(1.0, prompts) * prefill(replica, sampling.prompt_tokens).seconds
+    count = min(share, SLICES)
+    answers = _mixed([*lengths.strata(count)[:-1], longest])
+    played = _play(replica, answers, share / count, slots, sampling.prompt_tokens)
+    return Generation(
+        seconds=first_s + played.seconds,
+        prefill_s=first_s,
+        tail_s=played.tail_s,
+        slots=slots,
+        replicas=replicas,
+        longest_tokens=longest,
+        binding=decode_step(replica, slots, sampling.prompt_tokens + lengths.mean / 2).binding,
+    )
+
+
+def _mixed(values: list[float]) -> list[float]:
+    """The values in an order that is fixed and far from sorted."""
+    keys = [(i * STRIDE) % 1 for i in range(len(values))]
+    return [value for _, value in sorted(zip(keys, values, strict=True))]
+
+
+@dataclass
+class _Played:
+    seconds: float = 0.0
+    tail_s: float = 0.0
+
+
+def _play(
+    replica: Replica, answers: list[float], weight: float, slots: int, prompt: float
+) -> _Played:
+    """Run `answers`, each standing for `weight` sequences, through slots; times by events.
+
+    Every running sequence gains a token a step, so ends are known in steps; between two ends the
+    batch is constant and the mean context grows by one a step.
+    """
+    places = max(1, round(slots / weight))
+    waiting = answers[::-1]
+    running: list[tuple[float, float]] = []  # (step at which it ends, step at which it began)
+    full = min(places, len(answers))
+    played, now, began = _Played(), 0.0, 0.0
+    while waiting or running:
+        while waiting and len(running) < places:
+            heapq.heappush(running, (now + waiting.pop(), now))
+            began += now
+        end, start = heapq.heappop(running)
+        active = len(running) + 1
+        context = prompt + (now + end) / 2 - began / active
+        batch = min(active * weight, slots)
+        seconds = (end - now) * decode_step(replica, batch, context).seconds
+        played.seconds += seconds
+        played.tail_s += seconds if 2 * active < full else 0
+        now, began = end, began - start
+    return played
+
+
+def step_parts(
+    forward_s: float, train_s: float, *, reference: bool = True, reward_s: float = 0.0,
+    weights_s: float = 0.0,
+) -> Parts:  # fmt: skip
+    """Log-probabilities are forward passes: the policy's, and under a KL term the reference's."""
+    return Parts(reward_s, forward_s * (2 if reference else 1), train_s, weights_s)
+
+
+def passes_at_mfu(
+    flops_per_token: float, tokens: float, chips: int, peak_flops_per_s: float, mfu: float
+) -> tuple[float, float]:
+    """(forward, training) seconds of `tokens` at a utilization; a forward pass is a third."""
+    train_s = flops_per_token * tokens / (chips * peak_flops_per_s * mfu)
+    return train_s / 3, train_s
+
+
+def hand_over_seconds(replica: Replica, apart: bool) -> float:
+    """Bring new weights to a replica: over the network where `apart`, else inside the domain."""
+    chip = replica.chip
+    rate = chip.network_bytes_per_s if apart or replica.spans_nodes else chip.scale_up_bytes_per_s
+    rate = rate or chip.network_bytes_per_s
+    if rate is None:
+        raise UsageError(f"--chip: no network_bytes_per_s of {chip.name} is on file")
+    return replica.weight_bytes / (replica.chips * rate)
+
+
+def colocated(
+    replica: Replica, sampling: Sampling, chips: int, parts: Parts,
+    memory_share: float | None = None,
+) -> Step:  # fmt: skip
+    """All parts in turn on the same chips."""
+    made = generate(replica, sampling, chips, memory_share)
+    named = _named(made, parts)
+    return Step(made, named, sum(named.values()), chips, _binding(made, named))
+
+
+def split(
+    replica: Replica, sampling: Sampling, generation_chips: int, training_chips: int,
+    parts: Parts, off_policy: int = 1, memory_share: float | None = None,
+) -> Step:  # fmt: skip
+    """Generation on its own chips, `off_policy` steps ahead of training."""
+    together = off_policy + 1
+    ahead = replace(sampling, prompts=sampling.prompts * together)
+    made = generate(replica, ahead, generation_chips, memory_share)
+    made = replace(
+        made,
+        seconds=made.seconds / together,
+        prefill_s=made.prefill_s / together,
+        tail_s=made.tail_s / together,
+    )
+    named = _named(made, parts)
+    training = parts.log_probs_s + parts.train_s
+    sides = (made.seconds + parts.reward_s, training)
+    seconds = (max(sides) if off_policy else sum(sides)) + parts.weights_s
+    idle = 1 - min(sides) / max(sides)
+    side = "training" if sides[0] > sides[1] else "generation"
+    note = f"the chips of {side} wait {idle:.0%} of the time"
+    if not off_policy:
+        note = "on policy the sides wait for each other: share the chips, or go off policy"
+    chips = generation_chips + training_chips
+    return Step(made, named, seconds, chips, _binding(made, named), (note,))
+
+
+def _named(made: Generation, parts: Parts) -> dict[str, float]:
+    return {
+        "generation": made.seconds,
+        "reward": parts.reward_s,
+        "log-probs": parts.log_probs_s,
+        "training": parts.train_s,
+        "weights": parts.weights_s,
+    }
+
+
+def _binding(made: Generation, named: dict[str, float]) -> str:
+    """The longest part; of generation also why."""
+    longest = max(named, key=lambda name: named[name])
+    if longest != "generation":
+        return longest
+    tail = made.tail_s > made.seconds / 2
+    return "generation (its longest answers)" if tail else f"generation ({made.binding})"
+
+
+def peak_memory(generating_bytes: float, training_bytes: float) -> float:
+    """Colocated sides take turns: a chip needs room for the larger, not for both."""
+    return max(generating_bytes, training_bytes)

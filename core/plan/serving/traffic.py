@@ -1,0 +1,81 @@
+"""Requests at full load: tokens a second and chip, and what a million tokens cost.
+
+A replica that is always full gives each of its b sequences a token a step, and takes the prefill
+of a new prompt whenever one ends. In the time of one answer of `output` tokens it serves b
+answers: b·prefill + output·step(b, context half way through). Input and output are priced apart,
+by the chip time that each takes.
+"""
+
+from dataclasses import dataclass
+
+from sabia.core.plan.serving.capacity import largest_batch
+from sabia.core.plan.serving.decode import Pass, Replica, decode_step, prefill
+
+MILLION = 1e6
+
+
+@dataclass(frozen=True)
+class Load:
+    """A replica at full load with requests of one size; seconds, tokens."""
+
+    replica: Replica
+    prompt: float
+    output: float
+    batch: int
+    step: Pass
+    first: Pass
+
+    @property
+    def prefill_chip_s(self) -> float:
+        """Chip-seconds of one prompt."""
+        return self.replica.chips * self.first.seconds
+
+    @property
+    def decode_chip_s(self) -> float:
+        """Chip-seconds of one answer."""
+        return self.replica.chips * self.output * self.step.seconds / self.batch
+
+    @property
+    def request_chip_s(self) -> float:
+        """Chip-seconds of one request."""
+        return self.prefill_chip_s + self.decode_chip_s
+
+    @property
+    def output_tokens_per_s_chip(self) -> float:
+        """Generated tokens a second and chip, prefills included in the time."""
+        return self.output / self.request_chip_s
+
+    @property
+    def seconds_per_answer(self) -> float:
+        """From a request's start to its last token, with the prefills of others in between."""
+        return self.batch * self.first.seconds + self.output * self.step.seconds
+
+    def usd_per_million_input(self, usd_per_chip_hour: float) -> float:
+        """Price of a million prompt tokens."""
+        return self.prefill_chip_s / self.prompt * MILLION * usd_per_chip_hour / 3600
+
+    def usd_per_million_output(self, usd_per_chip_hour: float) -> float:
+        """Price of a million generated tokens."""
+        return self.decode_chip_s / self.output * MILLION * usd_per_chip_hour / 3600
+
+
+def full_load(
+    replica: Replica, prompt: float, output: float, batch: int | None = None
+) -> Load:  # fmt: skip
+    """`replica` with `batch` requests at once (default: as many as fit). Raises Infeasible."""
+    most = largest_batch(replica, prompt + output)
+    running = most if batch is None else min(batch, most)
+    return Load(
+        replica=replica,
+        prompt=prompt,
+        output=output,
+        batch=running,
+        step=decode_step(replica, running, prompt + output / 2),
+        first=prefill(replica, prompt),
+    )
+
+
+def fixed_batch_seconds(replica: Replica, prompt: float, output: float, batch: float) -> float:
+    """`batch` requests together, all alike: one prefill of all, then output − 1 steps."""
+    step = decode_step(replica, batch, prompt + output / 2)
+    return prefill(replica, prompt, batch).seconds + (output - 1) * step.seconds
