@@ -3,7 +3,7 @@
 from typing import TYPE_CHECKING, Any
 
 from sabia.cli.grammar import command
-from sabia.cli.plan_options import OPTIONS
+from sabia.cli.plan_options import OPTIONS, RUNS
 from sabia.cli.shared_options import sharing
 from sabia.core.shards.job import Job
 
@@ -22,7 +22,7 @@ sabia plan-cluster --budget examples/pyramid.toml
 """,
 )
 @sharing("settings", OPTIONS)
-def plan_cluster(job: Job, *, settings: dict[str, Any]) -> None:
+def plan_cluster(job: Job, *, inputs: RUNS = None, settings: dict[str, Any]) -> None:
     """Plan a training run: chips by deadline, by compute and by memory, time and money.
 
     The least it needs is --params; every assumption that fills the gaps is printed. Notes go to
@@ -31,7 +31,7 @@ def plan_cluster(job: Job, *, settings: dict[str, Any]) -> None:
     from sabia.core.plan.answer import answer
     from sabia.core.plan.settings import Settings
 
-    _show(job, answer(Settings(**settings)))
+    _show(job, answer(Settings(**settings), runs=tuple(inputs or ())))
 
 
 def _show(job: Job, found: "Answer") -> None:

@@ -7,6 +7,8 @@ can tell what was said from what it assumed.
 from collections.abc import Mapping
 from typing import Annotated, Any
 
+import typer
+
 from sabia.cli.grammar import count, duration, fraction, length, option, size
 
 
@@ -43,6 +45,14 @@ def _flag(help: str, name: str) -> Any:
     return bool, option(help, name)
 
 
+RUNS = Annotated[
+    list[str] | None,
+    typer.Argument(
+        metavar="[INPUT]...",
+        help="A config.json, or runs as JSON lines (- for stdin) or Parquet.",
+        show_default=False,
+    ),
+]
 OPTIONS: Mapping[str, tuple[Any, Any]] = {
     **_panel(
         "Model",
@@ -68,6 +78,7 @@ OPTIONS: Mapping[str, tuple[Any, Any]] = {
         nodes=_number("The same in whole hosts."),
         hbm=(int | None, size("Memory of a chip, every byte usable (default: as sold).")),
         utilisation=_share("Share of a chip's memory to plan with (default: all)."),
+        compare=_text("Plan on each of these chips, in one table.", "CHIP,…"),
         mfu=_share("Share of the peak that training reaches (default 40%; usual: sparse 20-40%, "
                    "dense 50-60%)."),
     ),

@@ -4,17 +4,21 @@ Two questions are answered: one run on one kind of chip, with the views that its
 and the budget of a pyramid of runs.
 """
 
-from dataclasses import dataclass
+import os
+from dataclasses import dataclass, replace
 from datetime import date
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from sabia.core.errors import UsageError
-from sabia.core.plan import compute, planner, request
+from sabia.core.plan import compute, joined, request
 from sabia.core.plan.chips import find_chip
 from sabia.core.plan.money.prices import default_prices
 from sabia.core.plan.output import remarks, report, table
 from sabia.core.plan.output.view import views
 from sabia.core.plan.settings import Settings
+
+if TYPE_CHECKING:
+    from sabia.core.plan.output.several import Named
 
 OF_BUDGET = ("budget", "chip", "mfu", "price", "lora")  # the settings that a pyramid may have
 
@@ -30,16 +34,56 @@ class Answer:
     warnings: list[str]
 
 
-def answer(settings: Settings, today: date | None = None) -> Answer:
-    """Answer the question that `settings` ask. Raises UsageError, Infeasible, BadData."""
+def answer(settings: Settings, today: date | None = None, runs: tuple[str, ...] = ()) -> Answer:
+    """Answer the question that `settings` ask; `runs` are files of runs, or a config.json.
+
+    Raises UsageError, Infeasible, BadData.
+    """
     today = today or date.today()
-    return of_budget(settings, today) if settings.budget else of_run(settings, today)
+    if runs:
+        return _of_inputs(settings, runs, today)
+    if settings.budget:
+        return of_budget(settings, today)
+    return of_comparison(settings) if settings.compare else of_run(settings, today)
+
+
+def _of_inputs(settings: Settings, runs: tuple[str, ...], today: date) -> Answer:
+    if settings.budget or settings.compare:
+        raise UsageError(f"{runs[0]}: a list of runs goes with neither --budget nor --compare")
+    models = [path for path in runs if path.endswith(".json") or os.path.isdir(path)]
+    if models and (len(runs) > 1 or settings.model):
+        raise UsageError(f"{models[0]}: one config.json at a time (several go into a list of runs)")
+    if models:
+        return of_run(replace(settings, model=models[0]), today)
+    from sabia.core.plan.output import several
+    from sabia.core.plan.runs import read_runs
+
+    named = several.listed(settings, (run for path in runs for run in read_runs(path)))
+    return _of_several(settings, "RUN", named, True)
+
+
+def of_comparison(settings: Settings) -> Answer:
+    """The same run on several chips."""
+    from sabia.core.plan.output import several
+
+    return _of_several(settings, "CHIP", several.compared(settings), False)
+
+
+def _of_several(settings: Settings, first: str, named: "Named", show_model: bool) -> Answer:
+    from sabia.core.plan.output import several
+
+    return Answer(
+        text=several.text(first, named, show_model),
+        report=several.report(settings, named),
+        rows=several.flat_rows(named),
+        notes=[],
+        warnings=[],
+    )
 
 
 def of_run(settings: Settings, today: date) -> Answer:
     """Plan one run."""
-    asked = request.build(settings)
-    plan = planner.plan(asked.run, asked.cluster, asked.deadlines_s)
+    asked, plan = joined.plan_of(settings)
     seen = views(asked, plan)
     return Answer(
         text="\n".join([table.render(asked, plan), *(view.text for view in seen.values())]),

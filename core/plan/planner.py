@@ -72,6 +72,17 @@ class Row:
     memory_min_chips: int
     chips: int
     finishes_s: float
+    mfu: float
+
+    @property
+    def chip_s(self) -> float:
+        """Time of one chip that is paid for."""
+        return self.chips * self.finishes_s
+
+    @property
+    def bound(self) -> str:
+        """What asks for the most chips: 'memory' or 'compute'."""
+        return "memory" if self.memory_bound else "compute"
 
     @property
     def chips_needed(self) -> int:
@@ -111,9 +122,9 @@ class Plan:
         """The smallest cluster that meets its deadline; among equals the first."""
         return min((row for row in self.rows if row.meets_deadline), key=lambda row: row.chips)
 
-    def cost_usd(self, price: Price) -> float:
-        """The bill for the whole run; the same for every deadline."""
-        return bills.cost_usd(self.work_chip_s, price.usd_per_chip_hour)
+    def cost_usd(self, price: Price, row: Row | None = None) -> float:
+        """The bill for the whole run, by the row (the best)."""
+        return bills.cost_usd((row or self.best).chip_s, price.usd_per_chip_hour)
 
 
 def plan(run: Run, cluster: Cluster, deadlines_s: list[float]) -> Plan:
@@ -130,7 +141,8 @@ def plan(run: Run, cluster: Cluster, deadlines_s: list[float]) -> Plan:
     for deadline_s in deadlines_s:
         exact = compute.min_chips(work_chip_s, deadline_s)
         chips = cluster.chips or max(compute.whole_chips(exact), memory_min_chips)
-        rows.append(Row(deadline_s, exact, memory_min_chips, chips, work_chip_s / chips))
+        took_s = work_chip_s / chips
+        rows.append(Row(deadline_s, exact, memory_min_chips, chips, took_s, cluster.mfu))
     result = Plan(
         run, cluster, work_chip_s, hold(0), hold(sequence_bytes), memory_min_chips, tuple(rows)
     )
@@ -146,7 +158,7 @@ def check(run: Run, cluster: Cluster, deadlines_s: list[float]) -> None:
         "--layers": run.layers, "--hidden": run.hidden, "--hbm": cluster.hbm_bytes,
         "--mfu": cluster.mfu, "--deadline": min(deadlines_s),
         "--chips": 1 if cluster.chips is None else cluster.chips,
-        "--price": min(price.usd_per_chip_hour for price in cluster.prices),
+        "--price": min((price.usd_per_chip_hour for price in cluster.prices), default=1),
     }  # fmt: skip
     for flag, value in positive.items():
         if not value > 0:

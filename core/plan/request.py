@@ -112,11 +112,15 @@ def counts_of(settings: Settings) -> Counts:
     return count_model(settings.model, settings.seq or DEFAULT_SEQUENCE)
 
 
-def build(settings: Settings) -> Request:
-    """Fill the gaps. Raises UsageError on names and values that do not exist."""
+def build(settings: Settings, priced: bool = True) -> Request:
+    """Fill the gaps. Raises UsageError on names and values that do not exist.
+
+    `priced` False lets a chip without a price on file pass.
+    """
     model = counts_of(settings)
     found = find_chip(settings.chip or DEFAULT_CHIP)
-    run, cluster = _run(settings, model), _cluster(settings, found)
+    run = _run(settings, model)
+    cluster = _cluster(settings, found, prices_of(settings, found, priced))
     gaps = {
         "tokens": f"{format_count(run.tokens)} tokens",
         "seq": f"sequences of {run.sequence}",
@@ -162,7 +166,7 @@ def _or(value: float | None, default: float) -> float:
     return default if value is None else value
 
 
-def _cluster(settings: Settings, chip: Chip) -> Cluster:
+def _cluster(settings: Settings, chip: Chip, prices: tuple[Price, ...]) -> Cluster:
     if settings.chips and settings.nodes:
         raise UsageError("--nodes: says the same as --chips; leave one out")
     hbm_bytes = _or(settings.hbm, chip.hbm_bytes) * _or(settings.utilisation, 1.0)
@@ -170,14 +174,21 @@ def _cluster(settings: Settings, chip: Chip) -> Cluster:
         chip=chip,
         hbm_bytes=hbm_bytes,
         mfu=_or(settings.mfu, DEFAULT_MFU),
-        prices=prices_of(settings, chip),
+        prices=prices,
         chips=settings.nodes * chip.node_chips if settings.nodes else settings.chips,
     )
 
 
-def prices_of(settings: Settings, chip: Chip) -> tuple[Price, ...]:
-    """The user's own prices of `chip`, or those on file. Raises UsageError where there are none."""
-    return own_prices(settings.price) if settings.price else default_prices(chip.name)
+def prices_of(settings: Settings, chip: Chip, priced: bool) -> tuple[Price, ...]:
+    """The user's own prices of `chip`, or those on file; UsageError where one must be there."""
+    if settings.price:
+        return own_prices(settings.price)
+    try:
+        return default_prices(chip.name)
+    except UsageError:
+        if priced:
+            raise
+        return ()
 
 
 def architecture(settings: Settings) -> "Architecture":

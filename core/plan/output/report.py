@@ -86,11 +86,11 @@ def _row(plan: Plan, row: Row) -> dict[str, Any]:
         "chips_needed": row.chips_needed,
         "finishes_s": row.finishes_s,
         "meets_deadline": row.meets_deadline,
-        "bound": "memory" if row.memory_bound else "compute",
+        "bound": row.bound,
         "costs": [
             {
                 "price_usd_per_chip_hour": price.usd_per_chip_hour,
-                "cost_usd": plan.cost_usd(price),
+                "cost_usd": plan.cost_usd(price, row),
                 "cost_usd_per_day": cost_usd_per_day(row.chips, price.usd_per_chip_hour),
                 "tier": price.tier,
             }

@@ -81,7 +81,7 @@ def _deadlines(plan: Plan) -> list[str]:
             f"{row.memory_min_chips:,}",
             f"{row.chips:,}",
             finish(row),
-            *(short_money(plan.cost_usd(price)) for price in prices),
+            *(short_money(plan.cost_usd(price, row)) for price in prices),
         ]
         for row in plan.rows
     ]

@@ -1,0 +1,19 @@
+"""From settings to a plan: the one place where request and planner meet.
+
+Tables, comparisons, lists of runs and plots all come through `plan_of`, so that the same question
+has the same answer wherever it is asked.
+"""
+
+from sabia.core.plan import planner, request
+from sabia.core.plan.planner import Plan
+from sabia.core.plan.request import Request
+from sabia.core.plan.settings import Settings
+
+
+def plan_of(settings: Settings, priced: bool = True) -> tuple[Request, Plan]:
+    """What was asked, with its gaps filled, and the plan. Raises UsageError, Infeasible.
+
+    `priced` False lets a chip without a price on file pass, with no bills.
+    """
+    asked = request.build(settings, priced)
+    return asked, planner.plan(asked.run, asked.cluster, asked.deadlines_s)

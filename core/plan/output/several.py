@@ -1,0 +1,99 @@
+"""Several plans in one table: the same run on other chips, or a list of runs.
+
+A plan that cannot be made keeps its place in the table and says why; only where none can be made
+is that an error. Rows, JSON and text are of the same summaries.
+"""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from typing import Any
+
+from sabia.core.errors import BadData, Infeasible, UsageError
+from sabia.core.plan import joined
+from sabia.core.plan.chips import find_chip
+from sabia.core.plan.money.bills import short_money
+from sabia.core.plan.output import summary
+from sabia.core.plan.output.report import SCHEMA_VERSION
+from sabia.core.plan.output.table import span
+from sabia.core.plan.settings import Settings
+from sabia.core.units import parse_list
+
+Named = list[tuple[str, summary.Row]]
+
+
+def compared(settings: Settings) -> Named:
+    """A summary of the run on each chip of `--compare`. Raises UsageError on unknown chips."""
+    if settings.chip:
+        raise UsageError("--compare: names the chips; leave out --chip")
+    names = [find_chip(name).name for name in parse_list(settings.compare or "", str)]
+    if len(set(names)) < len(names):
+        raise UsageError(f"--compare: {settings.compare} (expected each chip once)")
+    return _summaries((name, replace(settings, chip=name, compare=None)) for name in names)
+
+
+def listed(settings: Settings, rows: Iterable[tuple[str, dict[str, Any]]]) -> Named:
+    """A summary of each run of a list, `settings` standing in for what a row does not say."""
+    return _summaries(_of_rows(settings, rows))
+
+
+def _of_rows(
+    settings: Settings, rows: Iterable[tuple[str, dict[str, Any]]]
+) -> Iterator[tuple[str, Settings]]:
+    for where, row in rows:
+        try:
+            own = Settings.from_row({k: v for k, v in row.items() if k != "name"})
+            yield str(row.get("name", where)), replace(settings, **own.said())
+        except UsageError as error:
+            raise BadData(f"run {where}: {error}") from error
+
+
+def _summaries(questions: Iterable[tuple[str, Settings]]) -> Named:
+    found, errors = [], []
+    for name, settings in questions:
+        try:
+            asked, plan = joined.plan_of(settings, priced=False)
+            found.append((name, summary.summary(asked, plan)))
+        except (UsageError, Infeasible) as error:
+            errors.append(error)
+            found.append((name, summary.Failed(str(error)).row))
+    if errors and len(errors) == len(found):
+        raise errors[0]
+    return found
+
+
+def text(first: str, named: Named, show_model: bool) -> str:
+    """The table, what could not be planned and why, and which is fastest and cheapest."""
+    lines = summary.table(first, named, show_model)
+    lines += [f"{name}: {row['error']}" for name, row in named if row["error"]]
+    if not show_model:
+        lines.append(f"verdict   {_verdict([(n, row) for n, row in named if not row['error']])}")
+    return "\n".join(lines)
+
+
+def _verdict(named: Named) -> str:
+    name, row = min(named, key=lambda pair: pair[1]["finishes_s"])
+    words = [f"fastest on {row['chips']} {name.upper()}, {span(row['finishes_s'])}"]
+    bills = [(usd, at, name) for name, row in named for at, usd in row["costs_usd"].items()]
+    if bills:
+        usd, at, name = min(bills)
+        words.append(f"cheapest on {name.upper()}, {short_money(usd)} ({at})")
+    spots = [(row["spot_cost_usd"], name) for name, row in named if row["spot_cost_usd"]]
+    if spots:
+        usd, name = min(spots)
+        words.append(f"preemptible on {name.upper()}, {short_money(usd)} before stops")
+    return "; ".join(words) + "."
+
+
+def report(settings: Settings, named: Named) -> dict[str, Any]:
+    """The table as a JSON object."""
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "inputs": settings.said(),
+        "rows": [{"name": name} | row for name, row in named],
+    }
+
+
+def flat_rows(named: Named) -> list[dict[str, Any]]:
+    """One record a plan; those that could not be made have only a name and an error."""
+    keys = dict.fromkeys(key for _, row in named for key in summary.flat(row))
+    return [{"name": name} | dict.fromkeys(keys) | summary.flat(row) for name, row in named]

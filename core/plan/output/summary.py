@@ -1,0 +1,98 @@
+"""One plan in one row: what a comparison of chips and a list of runs both show.
+
+`summary` is the only place where a plan becomes a row; tables, JSON, Parquet and plots of several
+plans are made from it.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from sabia.core.plan.money.bills import short_money
+from sabia.core.plan.money.prices import Price, load_prices
+from sabia.core.plan.output.table import columns, span
+from sabia.core.plan.planner import Plan
+from sabia.core.plan.request import Request
+from sabia.core.units import format_count
+
+Row = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Failed:
+    """Why one of several plans cannot be made."""
+
+    error: str
+
+    @property
+    def row(self) -> Row:
+        """The row in place of a summary's."""
+        return {"error": self.error}
+
+
+def summary(asked: Request, plan: Plan) -> Row:
+    """The plan's smallest cluster that meets its deadline; `costs_usd` by the name of the price."""
+    best, run = plan.best, plan.run
+    spot = cheapest_spot(plan.cluster.chip.name)
+    return {
+        "params": run.params,
+        "active_params": run.active_params,
+        "tokens": run.tokens,
+        "sequence_tokens": run.sequence,
+        "chip": plan.cluster.chip.name,
+        "chips": best.chips,
+        "mfu": best.mfu,
+        "step_s": best.finishes_s * run.batch_tokens / run.tokens,
+        "finishes_s": best.finishes_s,
+        "chip_hours": best.chip_s / 3600,
+        "bound": best.bound,
+        "costs_usd": {_name(p): plan.cost_usd(p, best) for p in plan.cluster.prices},
+        "spot_cost_usd": plan.cost_usd(spot, best) if spot else None,
+        "error": None,
+    }
+
+
+def cheapest_spot(chip: str) -> Price | None:
+    """The lowest preemptible price on file, if there is one."""
+    spots = [price for price in load_prices().get(chip, ()) if price.spot]
+    return min(spots, key=lambda price: price.usd_per_chip_hour, default=None)
+
+
+def _name(price: Price) -> str:
+    return price.label.removesuffix("/h")
+
+
+def flat(row: Row) -> Row:
+    """The row for Parquet: the lowest bill and whose it is in place of all of them."""
+    costs: Mapping[str, float] = row.get("costs_usd") or {}
+    least = min(costs, key=lambda name: costs[name], default=None)
+    kept = {key: value for key, value in row.items() if key != "costs_usd"}
+    return kept | {"cost_usd": None if least is None else costs[least], "cost_at": least}
+
+
+def table(first: str, named: Sequence[tuple[str, Row]], show_model: bool = False) -> list[str]:
+    """Lines of a table; `first` heads the column of names. A price that a row lacks is '-'."""
+    bills = list(dict.fromkeys(bill for _, row in named for bill in row.get("costs_usd", ())))
+    model = ["PARAMS", "TOKENS", "CHIP"] if show_model else []
+    head = [first, *model, "CHIPS", "STEP", "DAYS", *map(str.upper, bills), "SPOT", "BOUND BY"]
+    body = [[name, *_cells(row, bills, show_model)] for name, row in named]
+    return columns(head, body)
+
+
+def _cells(row: Row, bills: Sequence[str], show_model: bool) -> list[str]:
+    if row["error"]:
+        return ["-"] * (len(bills) + 5 + 3 * show_model)
+    model = [format_count(row["params"], 2), format_count(row["tokens"]), row["chip"]]
+    return [
+        *(model if show_model else []),
+        f"{row['chips']:,}",
+        f"{row['step_s']:.1f}s",
+        span(row["finishes_s"]),
+        *(_money(row["costs_usd"].get(bill)) for bill in bills),
+        _money(row["spot_cost_usd"]),
+        row["bound"],
+    ]
+
+
+def _money(usd: float | None) -> str:
+    return "-" if usd is None else short_money(usd)

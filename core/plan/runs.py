@@ -1,0 +1,67 @@
+"""Read a list of runs: JSON lines (also .gz, or stdin) or Parquet, one run a row.
+
+A row's keys are the planner's options (`settings.Settings`), with or without hyphens, and `name`;
+values are written as on the command line ("1.6T") or plain numbers.
+"""
+
+import gzip
+import json
+import os
+import sys
+from collections.abc import Iterable, Iterator
+from typing import IO, Any
+
+from sabia.core.errors import BadData, UsageError
+
+Run = tuple[str, dict[str, Any]]
+
+
+def read_runs(path: str) -> Iterator[Run]:
+    """(where it stands, the row) for each run. UsageError where there is no file, else BadData."""
+    if path == "-":
+        yield from _lines("stdin", sys.stdin)
+    elif path.endswith(".parquet"):
+        yield from _parquet(path)
+    else:
+        opener = gzip.open if path.endswith(".gz") else open
+        try:
+            with opener(path, "rt", encoding="utf-8") as file:
+                yield from _lines(path, file)
+        except OSError as error:
+            reason = error.strerror or error
+            raise UsageError(f"{path}: {reason} (expected a list of runs)") from error
+
+
+def _lines(path: str, file: IO[str] | Iterable[str]) -> Iterator[Run]:
+    found = False
+    for number, line in enumerate(file, 1):
+        if not line.strip():
+            continue
+        where = f"{os.path.basename(path)}:{number}"
+        try:
+            row = json.loads(line)
+        except ValueError as error:
+            raise BadData(f"{where}: {error} (expected a JSON object a line)") from error
+        if not isinstance(row, dict):
+            raise BadData(f"{where}: {line.strip()[:40]!r} (expected a JSON object of options)")
+        found = True
+        yield where, row
+    if not found:
+        raise BadData(f"{path}: no runs (expected a JSON object a line)")
+
+
+def _parquet(path: str) -> Iterator[Run]:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        rows = pq.read_table(path).to_pylist()
+    except FileNotFoundError as error:
+        raise UsageError(f"{path}: no such file (expected a list of runs)") from error
+    except (pa.ArrowException, OSError) as error:
+        raise BadData(f"{path}: {error}") from error
+    for number, row in enumerate(rows, 1):
+        yield (
+            f"{os.path.basename(path)}:{number}",
+            {key: value for key, value in row.items() if value is not None},
+        )
