@@ -81,7 +81,8 @@ def test_a_list_may_come_in_other_forms(form: str, tmp_path: Path) -> None:
         parquet = pytest.importorskip("pyarrow.parquet", reason="pyarrow is not installed")
         import pyarrow as pa
 
-        rows = [row | {"params": str(row["params"])} for row in RUNS]
+        blank = dict.fromkeys(("name", "active", "tokens", "chip", "chips"))
+        rows = [blank | row | {"params": str(row["params"])} for row in RUNS]
         parquet.write_table(pa.Table.from_pylist(rows), tmp_path / "runs.parquet")
     name = {"stdin": "-", "gzip": "runs.jsonl.gz", "parquet": "runs.parquet"}[form]
     path = name if form == "stdin" else str(tmp_path / name)
