@@ -1,8 +1,8 @@
 """The halves of a layer, counted: what mixes tokens, and what each token passes alone.
 
 A Block sorts the tensors of one half: matrices that a token is multiplied with, routed experts, of
-which it meets some, vectors (norms, biases). `layer` joins two halves into a LayerKind. Blocks come from
-the model core's rows (counting.parts) or from shapes that a dialect states (counting.dialects).
+which it meets some, vectors (norms, biases). `layer` joins two halves into a LayerKind. Blocks are
+of the model core's rows (counting.parts) or of shapes that a dialect states (counting.dialects).
 """
 
 import math
