@@ -38,7 +38,13 @@ UNITS: dict[str, Callable[[Any, str], Any]] = (
     | dict.fromkeys(("layers", "hidden", "lora_rank", "chips", "nodes"), _whole)
     | dict.fromkeys(("utilisation", "mfu", "failure_rate", "spot_share"), units.parse_fraction)
     | dict.fromkeys(("preempt", "restart"), units.parse_duration)
+    | dict.fromkeys(("replica_chips", "batch", "prompts", "group", "steps"), _whole)
+    | dict.fromkeys(("generation_chips", "off_policy", "repeats"), _whole)
+    | dict.fromkeys(("prompt_tokens", "output_tokens", "output_limit", "items"), _number)
+    | dict.fromkeys(("judge_calls", "judge_prompt_tokens", "judge_output_tokens"), _number)
+    | dict.fromkeys(("judge_params", "judge_active"), units.parse_count)
     | {"seq": units.parse_length, "hbm": units.parse_bytes, "bucket_gbps": _number}
+    | {"reward_time": units.parse_duration}
 )
 
 
@@ -73,6 +79,33 @@ class Settings:
     bucket_gbps: float | None = None
     spot_share: float | None = None
     budget: str | None = None
+    # --stage serve, grpo, eval: generation
+    stage: str | None = None
+    weights: str | None = None
+    cache: str | None = None
+    prompt_tokens: float | None = None
+    output_tokens: float | None = None
+    output_limit: float | None = None
+    replica_chips: int | None = None
+    batch: int | None = None
+    # --stage grpo
+    prompts: int | None = None
+    group: int | None = None
+    steps: int | None = None
+    generation_chips: int | None = None
+    off_policy: int | None = None
+    no_reference: bool = False
+    reward_time: float | None = None
+    # --stage eval, and the judge of grpo
+    items: float | None = None
+    repeats: int | None = None
+    api_price: str | None = None
+    judge_calls: float | None = None
+    judge_prompt_tokens: float | None = None
+    judge_output_tokens: float | None = None
+    judge_params: float | None = None
+    judge_active: float | None = None
+    judge_price: str | None = None
 
     def __post_init__(self) -> None:
         """Refuse names that do not exist."""
