@@ -1,22 +1,31 @@
-"""Failures, preemptions and checkpoints: how often to save and what stops cost.
+"""Failures, preemptions and checkpoints: how often to save, and what stops cost in time.
 
-Failures are Poisson: `chips` chips failing at a daily rate, and preemptions of the whole
-cluster, add up to one mean time between stops M. A checkpoint of C bytes stalls the chips for
-D = C / (chips · PCIe) while it is copied to host memory, then uploads for
-U = C / min(chips · network, bucket) in the background. Only one upload may be in flight, so
-the interval that loses least, τ = √(2·D·M) (Young 1974), is never shorter than U. The newest
-checkpoint that survives a stop is U older than the newest one taken: a stop costs R + U.
-Expected wall time after Daly 2006: W/τ · M · e^((R+U)/M) · (e^((τ+D)/M) − 1).
+Failures are Poisson: `chips` chips failing at a daily rate, and preemptions of the whole cluster,
+add up to one mean time between stops M. One failed chip stops the whole job; a spare node lets it
+go on at once, and after a preemption all machines may have to be waited for. A checkpoint of C
+bytes stalls the chips for D = C / (chips · PCIe) while it is copied to host memory, then uploads
+for U = C / min(chips · network, bucket) in the background. Only one upload may be in flight, so
+the interval that loses least, √(2DM), is never shorter than U (intervals.py); the newest
+checkpoint that survives a stop is U older than the newest one taken, so a stop loses τ/2 + U of
+work, and R to start again. A synchronous save stalls the chips for D + U instead and loses τ/2 + D.
+Expected wall time, bill, stops and cuts are those of process.py, which simulation.py draws.
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING
 
 from sabia.core.errors import Infeasible, UsageError
 from sabia.core.plan.chips import Chip
 from sabia.core.plan.money.bills import DAY_S
+from sabia.core.plan.stops.intervals import asynchronous, copies_held, daly
+from sabia.core.plan.stops.process import Process, divided, expectation
+
+if TYPE_CHECKING:
+    from sabia.core.plan.stops.simulation import Simulated
 
 WINDOW_S = 3 * DAY_S
+LONGEST_WALL = 100
 
 
 @dataclass(frozen=True)
@@ -24,8 +33,11 @@ class StopModel:
     """What interrupts a run and how fast it is saved and brought back.
 
     `failures_per_chip_day` is a share (0.001 = 0.1 %), `preemption_s` the mean time between
-    preemptions of the whole cluster (None: never), `spot_share` their price as a share of the
-    on-demand price.
+    preemptions of the whole cluster (None: never) and `capacity_wait_s` the mean time until its
+    machines come back, unpaid. A failed node is away for `repair_s` in the mean; `spare_nodes`
+    stand in, paid for. A job ends after `job_limit_s` (None: never) and waits `queue_s` for the
+    next. `copies` checkpoints may be on their way to storage at once. `spot_share` is the price of
+    a preemptible chip as a share of the on-demand one.
     """
 
     failures_per_chip_day: float = 0.001
@@ -33,6 +45,13 @@ class StopModel:
     restart_s: float = 15 * 60
     bucket_bytes_per_s: float = 8e9
     spot_share: float = 0.5
+    capacity_wait_s: float = 0.0
+    repair_s: float = 0.0
+    spare_nodes: int = 0
+    job_limit_s: float | None = None
+    queue_s: float = 0.0
+    synchronous: bool = False
+    copies: int = 1
 
     def __post_init__(self) -> None:
         """Refuse what would divide by zero or pay nothing."""
@@ -40,15 +59,29 @@ class StopModel:
             "--preempt": self.preemption_s,
             "--bucket-gbps": self.bucket_bytes_per_s,
             "--spot-share": self.spot_share,
+            "--job-limit": self.job_limit_s,
+            "--checkpoint-copies": self.copies,
         }
         for flag, value in positive.items():
             if value is not None and not value > 0:
                 raise UsageError(f"{flag}: {value:g} (expected more than 0)")
+        if self.capacity_wait_s and self.preemption_s is None:
+            raise UsageError(
+                "--capacity-wait: is waited for after a preemption; give --preempt, as --preempt 6h"
+            )
+        if self.spare_nodes and not self.repair_s:
+            raise UsageError(
+                "--spare-nodes: stand in while a node is repaired; give --repair, as --repair 4h"
+            )
 
 
 @dataclass(frozen=True)
 class StopForecast:
-    """What a StopModel means for one cluster and run; seconds, bytes, shares."""
+    """What a StopModel means for one cluster and run; seconds, bytes, shares.
+
+    `wall_s` is the whole run with its waits, `billed_s` the part in which the cluster is paid for
+    (`billed_chips` chips: with the spare nodes); `goodput` the share of wall time that is work.
+    """
 
     chips: int
     mean_time_between_failures_s: float
@@ -60,6 +93,24 @@ class StopForecast:
     interval_s: float
     work_s: float
     wall_s: float
+    node_mean_time_between_failures_s: float
+    host_copies: int
+    host_bytes_per_chip: float
+    lost_per_stop_s: float
+    failures: float
+    preemptions: float
+    cuts: float
+    billed_s: float
+    billed_chips: int
+    waited_capacity_s: float
+    waited_repair_s: float
+    waited_queue_s: float
+    goodput: float
+
+    @property
+    def billed_chip_s(self) -> float:
+        """What is paid for, in seconds of one chip."""
+        return self.billed_s * self.billed_chips
 
 
 def mean_time_between(chips: int, per_chip_day: float, preemption_s: float | None) -> float:
@@ -85,64 +136,129 @@ def upload_seconds(
     return size_bytes / min(chips * network_bytes_per_s, bucket_bytes_per_s)
 
 
-def checkpoint_interval(offload_s: float, upload_s: float, mean_s: float) -> float:
-    """Seconds from one checkpoint to the next: Young's optimum, but at least one upload."""
-    return max(upload_s, math.sqrt(2 * offload_s * mean_s))
+@dataclass(frozen=True)
+class Saving:
+    """How a cluster saves: the stall D, the lag U behind it, and the interval; seconds."""
+
+    offload_s: float
+    upload_s: float
+    interval_s: float
 
 
-def expected_wall(
-    work_s: float, interval_s: float, offload_s: float, mean_s: float, restart_s: float
-) -> float:
-    """Expected seconds for `work_s` of work with stops every `mean_s`.
-
-    `restart_s` is everything a stop costs beside the work since the last checkpoint: with
-    background uploads, restart + upload.
-    """
-    segment = interval_s + offload_s
+def saving(
+    model: StopModel, chip: Chip, chips: int, checkpoint_bytes: float, work_s: float
+) -> Saving:
+    """Stall, lag and best interval of `chips` of `chip`. Raises UsageError on unknown rates."""
+    for rate, name in ((chip.host_bytes_per_s, "host"), (chip.network_bytes_per_s, "network")):
+        if rate is None:
+            raise UsageError(
+                f"--chip: no {name} rate of {chip.name} is on file; checkpoints cannot be planned "
+                "for it (expected a chip with pcie_gb_s and nic_gb_s in chips.toml)"
+            )
+    mean_s = mean_time_between(chips, model.failures_per_chip_day, model.preemption_s)
+    offload_s = offload_seconds(checkpoint_bytes, chips, chip.host_bytes_per_s)
+    upload_s = upload_seconds(
+        checkpoint_bytes, chips, chip.network_bytes_per_s, model.bucket_bytes_per_s
+    )
+    if model.synchronous:
+        offload_s, upload_s = offload_s + upload_s, 0.0
     if math.isinf(mean_s):
-        return work_s / interval_s * segment
-    try:
-        growth = math.exp(restart_s / mean_s) * math.expm1(segment / mean_s)
-    except OverflowError:
-        growth = math.inf
-    return work_s / interval_s * mean_s * growth
+        interval_s = work_s
+    elif model.synchronous:
+        interval_s = daly(offload_s, mean_s)
+    else:
+        interval_s = asynchronous(offload_s, upload_s, mean_s, model.copies)
+    if model.job_limit_s is not None:
+        room_s = model.job_limit_s - model.restart_s - upload_s - offload_s
+        interval_s = min(interval_s, room_s) if room_s > 0 else interval_s
+    return Saving(offload_s, upload_s, interval_s)
+
+
+def process_of(model: StopModel, chips: int, work_s: float, saved: Saving) -> Process:
+    """The random process of `work_s` of work on `chips`. Raises Infeasible on a short job limit."""
+    segments, segment_s = divided(
+        work_s,
+        saved.interval_s,
+        saved.offload_s,
+        model.restart_s + saved.upload_s,
+        model.job_limit_s,
+    )
+    return Process(
+        work_s=work_s,
+        segments=segments,
+        segment_s=segment_s,
+        upload_s=saved.upload_s,
+        restart_s=model.restart_s,
+        failure_rate=chips * model.failures_per_chip_day / DAY_S,
+        preemption_rate=1 / model.preemption_s if model.preemption_s else 0.0,
+        capacity_wait_s=model.capacity_wait_s,
+        repair_s=model.repair_s,
+        spares=model.spare_nodes,
+        job_limit_s=model.job_limit_s,
+        queue_s=model.queue_s,
+    )
 
 
 def forecast(
     model: StopModel, chip: Chip, chips: int, checkpoint_bytes: float, work_s: float
 ) -> StopForecast:
-    """Checkpoint interval and expected wall time for `chips` of `chip`.
+    """Checkpoint interval, expected wall time and bill for `chips` of `chip`.
 
     Raises UsageError where the chip's host or network rate is unknown, Infeasible where stops
     come faster than the run can be saved and brought back.
     """
-    if chip.host_bytes_per_s is None or chip.network_bytes_per_s is None:
-        raise UsageError(
-            f"--chip: no host and network rates of {chip.name} are on file; "
-            "checkpoints cannot be planned for it"
-        )
+    saved = saving(model, chip, chips, checkpoint_bytes, work_s)
+    seen = expectation(process_of(model, chips, work_s, saved))
     mean_s = mean_time_between(chips, model.failures_per_chip_day, model.preemption_s)
-    failures_s = mean_time_between(chips, model.failures_per_chip_day, None)
-    offload_s = offload_seconds(checkpoint_bytes, chips, chip.host_bytes_per_s)
-    upload_s = upload_seconds(
-        checkpoint_bytes, chips, chip.network_bytes_per_s, model.bucket_bytes_per_s
-    )
-    interval_s = checkpoint_interval(offload_s, upload_s, mean_s) if mean_s < math.inf else work_s
-    wall_s = expected_wall(work_s, interval_s, offload_s, mean_s, model.restart_s + upload_s)
-    if wall_s > 100 * work_s:
+    if not seen.exposed_s <= LONGEST_WALL * work_s:
         raise Infeasible(
             f"checkpoints: a stop every {mean_s / 60:.0f} min leaves no progress (a save takes "
-            f"{upload_s / 60:.0f} min to upload); use a faster --bucket-gbps or rarer --preempt"
+            f"{saved.upload_s / 60:.0f} min to upload); use a faster --bucket-gbps or rarer "
+            "--preempt"
         )
+    if not seen.wall_s <= LONGEST_WALL * work_s:
+        raise Infeasible(
+            f"stops: waits for machines are {seen.wall_s / work_s - 1:.0f} times the work; use "
+            "--spare-nodes, a shorter --capacity-wait or a longer --job-limit"
+        )
+    failures_s = mean_time_between(chips, model.failures_per_chip_day, None)
+    copies = copies_held(saved.upload_s, saved.interval_s)
     return StopForecast(
         chips=chips,
         mean_time_between_failures_s=failures_s,
         mean_time_between_stops_s=mean_s,
         failure_probability=failure_probability(failures_s, WINDOW_S),
         checkpoint_bytes=checkpoint_bytes,
-        offload_s=offload_s,
-        upload_s=upload_s,
-        interval_s=interval_s,
+        offload_s=saved.offload_s,
+        upload_s=saved.upload_s,
+        interval_s=saved.interval_s,
         work_s=work_s,
-        wall_s=wall_s,
+        node_mean_time_between_failures_s=mean_time_between(
+            chip.node_chips, model.failures_per_chip_day, None
+        ),
+        host_copies=copies,
+        host_bytes_per_chip=copies * checkpoint_bytes / chips,
+        lost_per_stop_s=saved.interval_s / 2 + (saved.upload_s or saved.offload_s),
+        billed_chips=chips + model.spare_nodes * chip.node_chips,
+        goodput=work_s / seen.wall_s,
+        wall_s=seen.wall_s,
+        billed_s=seen.billed_s,
+        **{key: value for key, value in asdict(seen).items() if key != "exposed_s"},
     )
+
+
+def simulated(
+    model: StopModel,
+    chip: Chip,
+    chips: int,
+    checkpoint_bytes: float,
+    work_s: float,
+    runs: int,
+    seed: int = 0,
+) -> "Simulated":
+    """The same run drawn `runs` times; forecast() raises first where it makes no progress."""
+    from sabia.core.plan.stops.simulation import simulate
+
+    forecast(model, chip, chips, checkpoint_bytes, work_s)
+    saved = saving(model, chip, chips, checkpoint_bytes, work_s)
+    return simulate(process_of(model, chips, work_s, saved), runs, seed)

@@ -1,0 +1,254 @@
+"""A run that is stopped, saved and brought back, as one random process; its exact expectations.
+
+The process (simulation.py draws it, this module integrates it):
+- Work is cut into n equal segments. A segment takes s = τ + D: work, then the stall of a save. The
+  save is durable U later, while the next segment runs; the run is done when its last save is.
+- While the machines run, stops come at rate 1/M: failures of a chip and preemptions of the whole
+  cluster, both Poisson. Everything after the newest durable save is lost, and the next start
+  needs R before work goes on. Stops may hit restarts and uploads too.
+- After a preemption the machines are away for `capacity_wait_s` in the mean. A failed node is
+  away for `repair_s`; the run goes on at once while one of `spares` stands in, else it waits for
+  the first node that comes back.
+- A job limit of L ends a job after its K = ⌊(L − R − U)/s⌋ segments; nothing is lost, but the next
+  job waits `queue_s` and starts anew (the limit counts from each start).
+Waiting machines neither fail nor get preempted, and repairs stand still while all are away.
+
+Expectations. Let T_k = R + U + k·s be the time from a start to its k-th durable save. Without a
+limit each further save after the first costs M(1 − e^(−s/M)) + (1 − e^(−s/M))·M(e^((R+U+s)/M) − 1),
+which is the complete model of Daly (FGCS 22(3), 2006) with R + U for its restart; and the first
+start has no R and must bring its save to storage itself. Together, exactly:
+    M e^(R/M) [ n e^(U/M) (e^(s/M) − 1) + e^(U/M) − 1 ].
+With a limit, V(j), the time that j segments still need at a start, follows from which save was
+durable when the job stopped: V(j) = M(1 − e^(−T_m/M)) + Σ_k P(k) V(j − k), m = min(j, K). P(k) is
+geometric in k, so the sum is a running one and V(n) takes n steps.
+The number of stops is exposed time / M (Wald). Failed nodes under repair are a birth and death
+process; a failure that finds all spares away waits repair_s / (spares + 1). In the long run the
+waits take the share of time that Erlang's loss formula B(spares + 1, failure_rate · repair_s)
+gives (Erlang 1917); a run starts with all spares at hand, so the process is followed from there.
+"""
+
+import math
+from dataclasses import dataclass
+
+from sabia.core.errors import Infeasible
+
+HORIZON_STEPS = 64
+
+
+@dataclass(frozen=True)
+class Process:
+    """One run on one cluster; seconds, and rates per second of the whole cluster.
+
+    `segment_s` holds the stall of its save; `work_s` is what remains without the stalls.
+    """
+
+    work_s: float
+    segments: int
+    segment_s: float
+    upload_s: float
+    restart_s: float
+    failure_rate: float = 0.0
+    preemption_rate: float = 0.0
+    capacity_wait_s: float = 0.0
+    repair_s: float = 0.0
+    spares: int = 0
+    job_limit_s: float | None = None
+    queue_s: float = 0.0
+
+    @property
+    def rate(self) -> float:
+        """Stops a second while the machines run."""
+        return self.failure_rate + self.preemption_rate
+
+    @property
+    def segments_a_job(self) -> int:
+        """Segments that fit into a job's limit; all of them without one."""
+        if self.job_limit_s is None:
+            return self.segments
+        return segments_within(self.job_limit_s, self.restart_s + self.upload_s, self.segment_s)
+
+
+@dataclass(frozen=True)
+class Expectation:
+    """Means over all courses of a process.
+
+    exposed_s: machines run (work, saves, restarts, lost work). What was waited for machines that
+    are away is paid for where it is for a repair, and not where it is for capacity or in a queue.
+    """
+
+    exposed_s: float
+    waited_capacity_s: float
+    waited_repair_s: float
+    waited_queue_s: float
+    failures: float
+    preemptions: float
+    cuts: float
+
+    @property
+    def wall_s(self) -> float:
+        """From the first start to the last durable save."""
+        return self.billed_s + self.waited_capacity_s + self.waited_queue_s
+
+    @property
+    def billed_s(self) -> float:
+        """Time in which the cluster is held and paid for."""
+        return self.exposed_s + self.waited_repair_s
+
+
+def segments_within(limit_s: float, lead_s: float, segment_s: float) -> int:
+    """Segments that a job of `limit_s` completes and uploads after its restart."""
+    return int((limit_s - lead_s) / segment_s * (1 + 1e-12))
+
+
+def divided(
+    work_s: float, interval_s: float, offload_s: float, lead_s: float, limit_s: float | None
+) -> tuple[int, float]:
+    """`work_s` in equal segments of about `interval_s`: their number and length.
+
+    A little longer than asked, so that their number is whole; with a limit, so that a whole number
+    of them fills a job. Raises Infeasible if none fits.
+    """
+    if limit_s is not None:
+        fitting = segments_within(limit_s, lead_s, interval_s + offload_s)
+        if fitting < 1:
+            need = lead_s + interval_s + offload_s
+            raise Infeasible(
+                f"--job-limit: a job of {limit_s / 60:.0f} min ends before its first save is "
+                f"stored (restart, one interval and upload take {need / 60:.0f} min); use "
+                f"--job-limit {math.ceil(need / 60)}m or a faster --bucket-gbps"
+            )
+        interval_s = (limit_s - lead_s) / fitting - offload_s
+        segments = math.ceil(work_s / interval_s * (1 - 1e-12))
+    else:
+        segments = int(work_s / interval_s * (1 + 1e-12))
+    segments = max(1, segments)
+    return segments, work_s / segments + offload_s
+
+
+def expected_wall(
+    work_s: float,
+    interval_s: float,
+    offload_s: float,
+    mean_s: float,
+    restart_s: float,
+    upload_s: float = 0.0,
+) -> float:
+    """Expected seconds for `work_s` of work with stops every `mean_s`, without waits or limits.
+
+    The intervals need not divide the work. inf where the exponent is beyond a double.
+    """
+    return _exposed(work_s / interval_s, interval_s + offload_s, upload_s, restart_s, mean_s)
+
+
+def _exposed(
+    segments: float, segment_s: float, upload_s: float, restart_s: float, mean_s: float
+) -> float:
+    if math.isinf(mean_s):
+        return segments * segment_s + upload_s
+    try:
+        lag = math.exp(upload_s / mean_s)
+        saves = segments * lag * math.expm1(segment_s / mean_s) + math.expm1(upload_s / mean_s)
+        return mean_s * math.exp(restart_s / mean_s) * saves
+    except OverflowError:
+        return math.inf
+
+
+def expectation(process: Process) -> Expectation:
+    """Means of everything that `process` counts."""
+    mean_s = 1 / process.rate if process.rate else math.inf
+    if process.segments_a_job < process.segments:
+        exposed_s, cuts = _limited(process, mean_s)
+    else:
+        exposed_s, cuts = (
+            _exposed(
+                process.segments, process.segment_s, process.upload_s, process.restart_s, mean_s
+            ),
+            0.0,
+        )
+    failures = exposed_s * process.failure_rate
+    preemptions = exposed_s * process.preemption_rate
+    return Expectation(
+        exposed_s=exposed_s,
+        waited_capacity_s=preemptions * process.capacity_wait_s,
+        waited_repair_s=repair_wait(process, exposed_s),
+        waited_queue_s=cuts * process.queue_s,
+        failures=failures,
+        preemptions=preemptions,
+        cuts=cuts,
+    )
+
+
+def _limited(process: Process, mean_s: float) -> tuple[float, float]:
+    """Exposed time and cuts with a job limit, by the recurrence over segments left."""
+    full, ratio = process.segments_a_job, math.exp(-process.segment_s / mean_s)
+    times, cuts, sums = [0.0], [0.0], (0.0, 0.0)
+    for left in range(1, process.segments + 1):
+        sums = (ratio * (sums[0] + times[-1]), ratio * (sums[1] + cuts[-1]))
+        rest = None
+        if left > full:
+            rest = (times[left - full], cuts[left - full])
+            sums = (sums[0] - ratio**full * rest[0], sums[1] - ratio**full * rest[1])
+        common = (min(left, full), process.segment_s, mean_s, sums, rest)
+        time, cut, lost = _job(process.restart_s + process.upload_s, *common)
+        if lost >= 1:
+            return math.inf, math.inf
+        times.append(time / (1 - lost))
+        cuts.append(cut / (1 - lost))
+    time, cut, lost = _job(process.upload_s, *common)
+    return time + lost * times[-1], cut + lost * cuts[-1]
+
+
+def _job(
+    head_s: float,
+    segments: int,
+    segment_s: float,
+    mean_s: float,
+    sums: tuple[float, float],
+    rest: tuple[float, float] | None,
+) -> tuple[float, float, float]:
+    """A start with `head_s` before its segments: time, cuts, and the chance of no durable save.
+
+    `sums` are Σ ratio^k V(left − k) for time and cuts; `rest` what a full job leaves to the next.
+    """
+    durable = math.exp(-head_s / mean_s)
+    ratio = math.exp(-segment_s / mean_s)
+    through = durable * ratio**segments
+    partly = durable * -math.expm1(-segment_s / mean_s)
+    exposed = mean_s * (1 - through) if mean_s < math.inf else head_s + segments * segment_s
+    time, cuts = exposed + partly * sums[0], partly * sums[1]
+    if rest:
+        time, cuts = time + through * rest[0], cuts + through * (1 + rest[1])
+    return time, cuts, 1 - durable * ratio
+
+
+def repair_wait(process: Process, exposed_s: float) -> float:
+    """Expected time without enough nodes while the machines run for `exposed_s`.
+
+    The chance that all spares are away, summed over HORIZON_STEPS implicit Euler steps, which is
+    exact for an exposed time that is itself Erlang-distributed with as many phases.
+    """
+    failures, spares = process.failure_rate, process.spares
+    if not failures or not process.repair_s or math.isinf(exposed_s):
+        return exposed_s if math.isinf(exposed_s) and failures and process.repair_s else 0.0
+    step_s, mend = exposed_s / HORIZON_STEPS, 1 / process.repair_s
+    chances, all_away = [1.0] + [0.0] * spares, 0.0
+    for _ in range(HORIZON_STEPS):
+        chances = _stepped(chances, failures * step_s, mend * step_s)
+        all_away += chances[spares] * step_s
+    return failures * all_away * process.repair_s / (spares + 1)
+
+
+def _stepped(chances: list[float], fail: float, mend: float) -> list[float]:
+    """One implicit step of the number of nodes away: n → n + 1 at `fail`, n → n − 1 at n·`mend`."""
+    last = len(chances) - 1
+    ratios, parts = list[float](), list[float]()
+    for n, chance in enumerate(chances):
+        out = 1 + n * mend + (fail if n < last else 0.0)
+        from_below = fail * ratios[-1] if n else 0.0
+        pivot = out - from_below
+        ratios.append((n + 1) * mend / pivot)
+        parts.append((chance + (fail * parts[-1] if n else 0.0)) / pivot)
+    found = [parts[last]]
+    for n in range(last - 1, -1, -1):
+        found.append(parts[n] + ratios[n] * found[-1])
+    return found[::-1]
