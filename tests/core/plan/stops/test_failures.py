@@ -116,7 +116,7 @@ def test_a_job_limit_cuts_without_losing_work():
     assert cut.waited_queue_s == pytest.approx(cut.cuts * HOUR_S)
     each = (cut.wall_s - free.wall_s) / cut.cuts
     assert each == pytest.approx(HOUR_S + 55 * MINUTE_S, rel=0.1)  # queue, restart, upload
-    with pytest.raises(Infeasible, match="--job-limit: .* use --job-limit 95m"):
+    with pytest.raises(Infeasible, match="use --job-limit 96m"):
         v5p(job_limit_s=50 * MINUTE_S)
 
 
