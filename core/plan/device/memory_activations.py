@@ -1,89 +1,78 @@
 """Activations that a device keeps from a forward to its backward pass, and those it makes again.
 
-Of the tensors of a layer (memory_kept.py) a policy keeps all (none), those of the stack's list
-(selective) or the layer's input alone (full). A micro-batch has b·s/context tokens a device.
+Of the tensors of a layer (memory_kept.py) a policy keeps all (none), those of the software's list
+(selective; without one all but the attention matrix, arXiv 2205.05198) or the layer's input (full).
 """
 
 from collections.abc import Iterable
 
 from sabia.core.plan.counting.architecture import LayerKind
-from sabia.core.plan.device.layout import Layout
-from sabia.core.plan.device.memory_kept import Kept, layer_tensors
-from sabia.core.plan.device.memory_stage import Stage
-from sabia.core.plan.device.memory_term import Term
-from sabia.core.plan.device.stack import Stack
-from sabia.core.plan.device.workload import Workload
+from sabia.core.plan.device.memory_kept import OUTPUT, SCORES, Kept, layer_tensors
+from sabia.core.plan.device.memory_term import Case, Term
 from sabia.core.plan.elementwise import Number, choose, larger
 
-NAME, AGAIN = "activations", "recomputed layer"
-SCORES = ("scores", "score_mask", "dropped_scores")
 
-
-def kept(workload: Workload, layout: Layout, stack: Stack, stage: Stage) -> Term:
+def kept(case: Case) -> Term:
     """Of all layers of the stage and all micro-batches in flight."""
-    model = workload.architecture
-    mean = sum(kind.count * _layer(workload, layout, stack, kind) for kind in model.layers)
-    mean = mean / model.depth
-    extra = sum(kind.count * _layer(workload, layout, stack, kind) for kind in model.extra)
-    tokens = live_tokens(workload, layout)
-    total = tokens * (stage.in_flight * stage.layers * mean + stage.head * extra)
+    return _held(case, case.stage.in_flight)
+
+
+def left(case: Case) -> Term:
+    """The same when the backward pass of one micro-batch has ended."""
+    return Term("other micro-batches", _held(case, larger(0, case.stage.in_flight - 1)).bytes)
+
+
+def _held(case: Case, in_flight: Number) -> Term:
+    model, stage = case.model, case.stage
+    mean = sum(kind.count * _layer(case, kind) for kind in model.layers) / model.depth
+    extra = sum(kind.count * _layer(case, kind) for kind in model.extra)
+    size = case.tokens * (in_flight * stage.layers * mean + stage.head * extra)
 
     def formula() -> str:
-        flight = f" x {stage.in_flight:g} in flight" if stage.in_flight > 1 else ""
-        return f"{stage.layers:g} layers x {tokens:g} tokens x {mean:.6g} B{flight}"
+        flight = f" x {in_flight:g} in flight" if in_flight > 1 else ""
+        return f"{stage.layers:g} layers x {case.tokens:g} tokens x {mean:.6g} B{flight}"
 
-    return Term(NAME, total, formula)
+    return Term("activations", size, formula)
 
 
-def made_again(workload: Workload, layout: Layout, stack: Stack) -> Term:
+def made_again(case: Case) -> Term:
     """What recomputation brings back for the backward pass of one layer, the largest kind."""
-    tokens = live_tokens(workload, layout)
     most: Number = 0
-    for kind in workload.architecture.layers:
-        every = _bytes(_tensors(workload, stack, kind), layout, stack)
-        most = larger(most, every - _layer(workload, layout, stack, kind))
-
-    def formula() -> str:
-        return f"1 layer x {tokens:g} tokens x {most:.6g} B"
-
-    return Term(AGAIN, tokens * most, formula)
-
-
-def live_tokens(workload: Workload, layout: Layout) -> Number:
-    """Tokens of a micro-batch on one device, before tensor ranks split them."""
-    return layout.micro_batch * workload.sequence / layout.context
+    for kind in case.model.layers:
+        every = [one for one in _tensors(case, kind) if one.name != OUTPUT]
+        most = larger(most, _bytes(every, case) - _layer(case, kind))
+    most = larger(most, 0)
+    return Term(
+        "recomputed layer", case.tokens * most, lambda: f"{case.tokens:g} tokens x {most:.6g} B"
+    )
 
 
-def element_bytes(workload: Workload) -> int:
-    """Of the stream between layers."""
-    return 4 if workload.precision == "fp32" else 2
-
-
-def _layer(workload: Workload, layout: Layout, stack: Stack, kind: LayerKind) -> Number:
+def _layer(case: Case, kind: LayerKind) -> Number:
     """Bytes a token that one layer keeps on one device under the layout's policy."""
-    found = [t for t in _tensors(workload, stack, kind) if _is_kept(t.name, layout, stack)]
-    return _bytes(found, layout, stack)
+    return _bytes([one for one in _tensors(case, kind) if _is_kept(one.name, case)], case)
 
 
-def _tensors(workload: Workload, stack: Stack, kind: LayerKind) -> list[Kept]:
-    hidden = workload.architecture.hidden
-    element = element_bytes(workload)
-    return list(layer_tensors(kind, hidden, workload.sequence, element, stack))
+def _tensors(case: Case, kind: LayerKind) -> list[Kept]:
+    return list(
+        layer_tensors(kind, case.model.hidden, case.workload.sequence, case.element, case.stack)
+    )
 
 
-def _is_kept(name: str, layout: Layout, stack: Stack) -> bool:
-    if layout.recompute == "none":
-        return True
-    if layout.recompute == "full":
+def _is_kept(name: str, case: Case) -> bool:
+    if case.layout.recompute == "full":
         return name == "input"
-    if stack.selective_keeps:
-        return name in stack.selective_keeps
-    return name not in SCORES
+    if case.layout.recompute == "selective" and case.stack.selective_keeps:
+        return name in case.stack.selective_keeps
+    dropped = {OUTPUT} if case.layout.recompute == "none" else {OUTPUT, *SCORES}
+    return name not in dropped
 
 
-def _bytes(tensors: Iterable[Kept], layout: Layout, stack: Stack) -> Number:
+def _bytes(tensors: Iterable[Kept], case: Case) -> Number:
+    layout, stack = case.layout, case.stack
+    by_tokens = layout.tensor if layout.sequence_parallel and stack.sequence_parallel else 1
     divisors = {
-        "tokens": layout.tensor if layout.sequence_parallel else 1,
+        "tokens": by_tokens,
+        "gathered": 1 if stack.keeps_gathered else by_tokens,
         "tensor": layout.tensor,
         "experts": layout.tensor if layout.experts_over_tensor else 1,
     }

@@ -1,112 +1,146 @@
 """What a device holds besides state and activations: logits, whole weights, buffers, the runtime.
 
-logits      b·s/c · V/t · bytes per logit: 10 is 2 (bf16) + 4 (fp32 softmax) + 4 (fp32 gradient);
-            a chunked cross-entropy holds those of a chunk of tokens
-gathered    under zero 3 the whole weights (over fsdp) of the layers at work, in the dtype of
-            computation; at the loss, of the head
-gradient    the whole gradient of one layer, or of the head, before it is reduced over fsdp
-exchange    experts' all-to-all: the copies of tokens that arrive, and those that leave
-runtime     context, kernels and communication library
+  head input   of the final norm and of the head, 2 h elements a token
+  logits       a micro-batch's tokens · V / tensor · bytes per logit, never more than the chunk of
+               a chunked cross-entropy. 12 is torch's: fp32 log-probabilities that are kept, and two
+               fp32 gradients; 10 counts bf16 logits, fp32 softmax, fp32 gradient
+  gathered     under zero 3 the whole weights (over fsdp) of what is at work, in the dtype of
+               computation: layers, and the head at the loss. Embedding and head stay whole all
+               step where they are one unit with the root of the model (torch's fully_shard)
+  unreduced    the whole gradient of one unit before it is reduced over fsdp
+  exchange     experts' all-to-all: the copies of tokens that arrive, and those that leave
+  update       the optimizer's temporary tensors
+  runtime      context, kernels, communicators: 3.5 GB, aiconfigurator's margin
+
+torch's allocator keeps a pool of blocks for each stream, and communication runs on streams of its
+own: what it once used is never given to computation. With such a stack (stream_pools) the largest
+unit's buffers count at every instant, and a second time for the copy that is computed with.
 """
 
 from sabia.core.plan.counting.architecture import LayerKind
-from sabia.core.plan.device.layout import Layout
-from sabia.core.plan.device.memory_activations import element_bytes, live_tokens
-from sabia.core.plan.device.memory_stage import Stage
-from sabia.core.plan.device.memory_term import Term, billions, ways
-from sabia.core.plan.device.stack import Stack
-from sabia.core.plan.device.workload import Workload
+from sabia.core.plan.device.memory_state import head_params, trained_elements
+from sabia.core.plan.device.memory_term import Case, Term, billions, ways
 from sabia.core.plan.elementwise import Number, choose, larger, smaller
 
-LOGITS, GATHERED, GRADIENT, EXCHANGE = (
-    "logits", "gathered weights", "unreduced gradient", "expert exchange",
-)  # fmt: skip
 
-
-def context(stack: Stack) -> Term:
+def runtime(case: Case) -> Term:
     """The runtime's own memory."""
-    return Term("runtime", stack.context_bytes, lambda: "context, kernels, communicators")
+    return Term(
+        "runtime", case.stack.context_bytes, lambda: "context, kernels, communicators (margin)"
+    )
 
 
-def logits(workload: Workload, layout: Layout, stack: Stack, stage: Stage) -> Term:
+def head_input(case: Case) -> Term:
+    """Inputs of the final norm and of the head."""
+    split = case.layout.tensor if case.layout.sequence_parallel else 1
+    width = 2 * case.model.hidden * case.element
+    return Term(
+        "head input",
+        case.stage.head * case.tokens * width / split,
+        lambda: f"{case.tokens:g} tokens x {width} B{ways(('tensor', split))}",
+    )
+
+
+def logits(case: Case) -> Term:
     """At the loss of one micro-batch, on the stage with the head."""
-    tokens = live_tokens(workload, layout)
-    if stack.loss_chunk:
-        tokens = smaller(tokens, stack.loss_chunk)
-    vocab = workload.architecture.vocab
-    size = stage.head * tokens * vocab * stack.logit_bytes / layout.tensor
+    each, vocab, tensor = case.stack.logit_bytes, case.model.vocab, case.layout.tensor
+    size = case.tokens * vocab * each / tensor
+    most = case.stack.loss_chunk_bytes
+    if most:
+        size = smaller(size, most)
 
     def formula() -> str:
-        over = ways(("tensor", layout.tensor))
-        return f"{tokens:g} tokens x {vocab} x {stack.logit_bytes:g} B{over}"
+        chunk = f", in chunks of {billions(most)}B" if most else ""
+        return f"{case.tokens:g} tokens x {vocab} x {each:g} B{ways(('tensor', tensor))}{chunk}"
 
-    return Term(LOGITS, size, formula)
-
-
-def gathered_layers(workload: Workload, layout: Layout, stack: Stack) -> Term:
-    """Whole weights of the layers at work in a backward pass."""
-    layer, element = _layer_elements(workload, layout), element_bytes(workload)
-    layers = stack.gathered_layers
-    size = layers * layer * element * _is_split(layout, 3)
-    return Term(GATHERED, size, lambda: f"{layers} layers x {billions(layer)} x {element} B")
+    return Term("logits", case.stage.head * size, formula)
 
 
-def gathered_head(workload: Workload, layout: Layout, stack: Stack, stage: Stage) -> Term:
-    """Whole weights of the head, or of the last layers on stages without it."""
-    head, element = _head_elements(workload, layout), element_bytes(workload)
-    layers = gathered_layers(workload, layout, stack)
-    size = choose(stage.head > 0, head * element * _is_split(layout, 3), layers.bytes)
+def gathered(case: Case, instant: str) -> Term:
+    """Whole weights, of what works at that instant."""
+    layer, outer, unit = layer_elements(case), _outer(case), case.element
+    layers = {"loss": 1, "update": 0}.get(instant, case.stack.gathered_layers)
+    ends = _whole_ends(case, instant, outer)
+    pooled = larger(layer, sum(outer)) if case.stack.stream_pools else 0
+    count = layers * layer + ends + pooled
 
     def formula() -> str:
-        return f"head {billions(head)} x {element} B" if stage.head else layers.how
+        parts = [f"{layers} layers of {billions(layer)}"] if layers else []
+        parts += [f"embedding and head {billions(ends)}"] if ends else []
+        parts += [f"buffer {billions(pooled)}"] if pooled else []
+        return f"({' + '.join(parts)}) x {unit} B"
 
-    return Term(GATHERED, size, formula)
-
-
-def layer_gradient(workload: Workload, layout: Layout, stack: Stack) -> Term:
-    """One layer's gradient, whole, before it is reduced."""
-    del stack
-    layer, size = _layer_elements(workload, layout), workload.recipe.gradients
-    found = layer * size * _is_split(layout, 2)
-    return Term(GRADIENT, found, lambda: f"1 layer x {billions(layer)} x {size:g} B")
+    return Term("gathered weights", count * unit * _is_split(case, 3), formula)
 
 
-def head_gradient(workload: Workload, layout: Layout, stack: Stack, stage: Stage) -> Term:
-    """The head's gradient, whole, while the logits are still there."""
-    del stack
-    head, size = _head_elements(workload, layout), workload.recipe.gradients
-    found = stage.head * head * size * _is_split(layout, 2)
-    return Term(GRADIENT, found, lambda: f"head {billions(head)} x {size:g} B")
+def unreduced(case: Case, instant: str) -> Term:
+    """The whole gradient of a layer, of the head at the loss, of the embedding at the end."""
+    layer, (embedding, head) = layer_elements(case), _outer(case)
+    size = max(case.workload.recipe.gradients, case.element)
+    if case.workload.adapter_params is not None or instant == "update":
+        size = 0
+    units = {"loss": head, "backward": layer, "end": embedding}
+    count = units.get(instant, 0)
+    kept: Number = 0
+    if case.stack.stream_pools:
+        count, kept = larger(layer, embedding + head), head
+    found = (count * size + kept * (case.element if size else 0)) * _is_split(case, 2)
+
+    def formula() -> str:
+        also = f" + head {billions(kept)} x {case.element} B" if kept else ""
+        return f"{billions(count)} x {size:g} B{also}"
+
+    return Term("unreduced gradient", found, formula)
 
 
-def exchange(workload: Workload, layout: Layout, stack: Stack) -> Term:
+def exchange(case: Case) -> Term:
     """Copies of tokens sent to and received from other devices' experts, one layer's."""
-    tokens, element = live_tokens(workload, layout), element_bytes(workload)
-    hidden = workload.architecture.hidden
-    top_k = max((kind.top_k for kind in workload.architecture.layers), default=0)
-    among = layout.tensor if layout.experts_over_tensor else 1
-    copies = (1 + stack.expert_imbalance) * top_k * tokens / among
-    size = choose(layout.expert_ranks > 1, copies * hidden * element, 0)
-    return Term(EXCHANGE, size, lambda: f"{copies:g} copies x {hidden} x {element} B")
+    hidden, top_k = case.model.hidden, max(kind.top_k for kind in case.model.layers)
+    among = case.layout.tensor if case.layout.experts_over_tensor else 1
+    copies = (1 + case.stack.expert_imbalance) * top_k * case.tokens / among
+    size = choose(case.layout.expert_ranks > 1, copies * hidden * case.element, 0)
+    return Term("expert exchange", size, lambda: f"{copies:g} copies x {hidden} x {case.element} B")
 
 
-def _is_split(layout: Layout, level: int) -> Number:
-    """1 where fsdp splits what `level` names, else 0."""
-    return choose(layout.fsdp > 1, 1, 0) if layout.zero >= level else 0
+def update(case: Case) -> Term:
+    """Temporary tensors of the optimizer's step."""
+    count, each = trained_elements(case), case.stack.update_bytes
+    return Term("update", count * each, lambda: f"{billions(count)} x {each:g} B")
 
 
-def _layer_elements(workload: Workload, layout: Layout) -> Number:
-    """Parameters of the largest kind of layer on one device, not divided over fsdp."""
+def _is_split(case: Case, level: int) -> Number:
+    """1 where the zero level splits what `level` names, else 0."""
+    return choose(case.sharding > 1, 1, 0) if case.layout.zero >= level else 0
+
+
+def layer_elements(case: Case) -> Number:
+    """Parameters of the largest kind of layer on one device, whole over what zero splits."""
     most: Number = 0
-    for kind in workload.architecture.layers:
-        most = larger(most, _on_device(kind, layout))
+    for kind in case.model.layers:
+        most = larger(most, _on_device(kind, case))
     return most
 
 
-def _on_device(kind: LayerKind, layout: Layout) -> Number:
+def _on_device(kind: LayerKind, case: Case) -> Number:
     dense = kind.params - kind.expert_params
-    return (dense + kind.expert_params / layout.expert) / layout.tensor
+    return (dense + kind.expert_params / case.layout.expert) / case.layout.tensor
 
 
-def _head_elements(workload: Workload, layout: Layout) -> Number:
-    return workload.architecture.vocab * workload.architecture.hidden / layout.tensor
+def _outer(case: Case) -> tuple[Number, Number]:
+    """Elements of the embedding and of the head on one device of the stage, whole over fsdp."""
+    embedding = case.stage.embedding * case.model.embedding_params
+    return embedding / case.layout.tensor, _head(case) / case.layout.tensor
+
+
+def _head(case: Case) -> Number:
+    return case.stage.head * head_params(case.model, case.stage)
+
+
+def _whole_ends(case: Case, instant: str, outer: tuple[Number, Number]) -> Number:
+    embedding, head = outer
+    if case.stack.whole_ends:
+        return embedding + head
+    if instant != "loss":
+        return 0
+    tied = 0 if case.model.head_params else embedding * case.stage.head
+    return head + tied

@@ -1,21 +1,23 @@
 """The tensors of one layer that its backward pass needs: a list, from which all sizes follow.
 
-Each has a width (elements a token), bytes an element, and says whether tensor ranks split its
-width, or (norms, residual: what arXiv 2205.05198 calls the regions outside tensor parallelism)
-split its tokens, which they do only with sequence parallelism. A dense layer of GPT as of 2022
-keeps, a token, in bytes (section 4.1 of that paper; h hidden, a heads, s keys):
+Each has a width (elements a token), bytes an element, and says what tensor ranks split: its width,
+or (norms, residual: what arXiv 2205.05198 calls the regions outside tensor parallelism) its tokens,
+which they do only with sequence parallelism. A dense layer of GPT as of 2022 keeps, a token, in
+bytes (section 4.1 of that paper; h hidden, a heads, s keys):
 
-  split by tokens  input 2h, normed 2h, mask h, middle 2h, normed_middle 2h, mlp mask h        = 10h
-  split by tensor  query, key, value, attended 2h each, MLP 8h before and 8h after its gelu    = 24h
-  split by tensor  softmax 2as, its mask as, its output after dropout 2as                      = 5as
+  by tokens  input 2h, normed 2h, mask h, middle 2h, normed_middle 2h, mlp_mask h         = 10h
+  by tensor  query, key, value, attended 2h each, MLP 8h before and 8h after its gelu     = 24h
+  by tensor  softmax 2as, its mask as, its output after dropout 2as                       = 5as
 
-and one of Llama without dropout, with an attention kernel that keeps no matrix (arXiv 2307.08691):
+and one of Llama without dropout, whose attention kernel keeps no matrix (arXiv 2307.08691):
 
   2h + 2h + (2q + 2k + 2v) + 2q + 2h + 2h + (gate, up, activated, product) 2f each, logsumexp 4a
 
-which is (12h + 4h·n_kv/n_q + 8f) where q = h; a fused activation keeps 6f. Which of these a
-piece of software keeps, and which under selective recomputation, is in its preset (stacks.toml).
-In a mixture the routed tensors stand for top_k copies of each token.
+which is (12h + 4h·n_kv/n_q + 8f) where q = h; a fused activation keeps 6f. Latent attention adds
+its latents before and after their norms, a delta net the inputs and outputs of its convolution, its
+gate and the matrices of its chunks. In a mixture the routed tensors stand for top_k copies of each
+token. Which of these a piece of software keeps under selective recomputation is in its preset
+(stacks.toml); "layer_output" is kept only there.
 """
 
 from collections.abc import Iterator
@@ -25,19 +27,24 @@ from typing import Literal
 from sabia.core.plan.counting.architecture import LayerKind
 from sabia.core.plan.device.stack import Stack
 
+SCORES = ("scores", "score_mask", "dropped_scores")
+OUTPUT = "layer_output"
+CHUNK = 64  # tokens of a chunk of a delta net's matrices (arXiv 2406.06484, section 4)
+
 
 @dataclass(frozen=True)
 class Kept:
     """One tensor. routed: its rows are copies of tokens, on the devices of their experts.
 
-    split: what tensor ranks divide: its "tokens", its width ("tensor"), or the rows of experts
-    that are spread over tensor ("experts"; rows are whole on each rank where these are sliced).
+    split: what tensor ranks divide: its "tokens" ("gathered": these, unless the software keeps the
+    gathered form), its width ("tensor"), or the rows of experts that are spread over tensor
+    ("experts"; rows are whole on each rank where experts are sliced).
     """
 
     name: str
     width: float
     element_bytes: float
-    split: Literal["tokens", "tensor", "experts"] = "tokens"
+    split: Literal["tokens", "gathered", "tensor", "experts"] = "tokens"
     routed: bool = False
 
     @property
@@ -51,34 +58,52 @@ def layer_tensors(
 ) -> Iterator[Kept]:
     """All that the layer's backward pass uses, in the order in which they are made."""
     yield Kept("input", hidden, element)
-    yield Kept("normed", hidden, element)
-    yield from _attention(kind, sequence, element, stack)
+    yield Kept("normed", hidden, element, "gathered")
+    if kind.state_products:
+        yield from _recurrent(kind, element)
+    else:
+        yield from _attention(kind, sequence, element, stack)
     if stack.dropout:
         yield Kept("attention_mask", hidden, 1)
     yield Kept("middle", hidden, element)
-    yield Kept("normed_middle", hidden, element)
+    yield Kept("normed_middle", hidden, element, "gathered")
     if kind.mlp_width:
         yield from _mlp("", kind.mlp_width, kind.matrices, element, stack, routed=False)
     if kind.experts:
         yield from _experts(kind, hidden, element, stack)
     if stack.dropout:
         yield Kept("mlp_mask", hidden, 1)
+    yield Kept(OUTPUT, hidden, element)
 
 
 def _attention(kind: LayerKind, sequence: int, element: float, stack: Stack) -> Iterator[Kept]:
-    attended = kind.score_width - kind.query_width
-    yield Kept("query", kind.query_width, element, split="tensor")
-    yield Kept("key", kind.key_width, element, split="tensor")
-    yield Kept("value", kind.value_width, element, split="tensor")
+    yield Kept("query", kind.query_width, element, "tensor")
+    yield Kept("key", kind.key_width, element, "tensor")
+    yield Kept("value", kind.value_width, element, "tensor")
     if stack.attention_matrix:
         pairs = kind.heads * sequence
-        yield Kept("scores", pairs, element, split="tensor")
+        yield Kept("scores", pairs, element, "tensor")
         if stack.dropout:
-            yield Kept("score_mask", pairs, 1, split="tensor")
-            yield Kept("dropped_scores", pairs, element, split="tensor")
+            yield Kept("score_mask", pairs, 1, "tensor")
+            yield Kept("dropped_scores", pairs, element, "tensor")
     else:
-        yield Kept("logsumexp", kind.heads, 4, split="tensor")
-    yield Kept("attended", attended, element, split="tensor")
+        yield Kept("logsumexp", kind.heads, 4, "tensor")
+    yield Kept("attended", kind.score_width - kind.query_width, element, "tensor")
+
+
+def _recurrent(kind: LayerKind, element: float) -> Iterator[Kept]:
+    """A gated delta net (arXiv 2412.06464); query_width and value_width as its heads have them."""
+    mixed = kind.query_width + kind.key_width + kind.value_width
+    yield Kept("projected", mixed, element, "tensor")
+    yield Kept("convolved", mixed, element, "tensor")
+    yield Kept("query", kind.query_width, element, "tensor")
+    yield Kept("key", kind.key_width, element, "tensor")
+    yield Kept("value", kind.value_width, element, "tensor")
+    yield Kept("output_gate", kind.value_width, element, "tensor")
+    yield Kept("rates", 2 * kind.heads, 4, "tensor")
+    yield Kept("chunk_matrices", kind.heads * CHUNK, element, "tensor")
+    yield Kept("attended", kind.value_width, element, "tensor")
+    yield Kept("gated", kind.value_width, element, "tensor")
 
 
 def _mlp(
@@ -88,12 +113,12 @@ def _mlp(
     if stack.fused_activation and matrices == 3:
         names.remove("activated")
     for name in names:
-        yield Kept(prefix + name, width, element, split="tensor", routed=routed)
+        yield Kept(prefix + name, width, element, "tensor", routed)
 
 
 def _experts(kind: LayerKind, hidden: int, element: float, stack: Stack) -> Iterator[Kept]:
     yield Kept("router", kind.experts, 4)
-    yield Kept("copies", kind.top_k * hidden, element, split="experts", routed=True)
+    yield Kept("copies", kind.top_k * hidden, element, "experts", routed=True)
     width = kind.top_k * kind.expert_width
     yield from _mlp("expert_", width, kind.matrices, element, stack, routed=True)
-    yield Kept("expert_output", kind.top_k * hidden, element, split="experts", routed=True)
+    yield Kept("expert_output", kind.top_k * hidden, element, "experts", routed=True)

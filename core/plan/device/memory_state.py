@@ -2,22 +2,19 @@
 
 Dense weights are split over tensor and, by layers, over pipe; experts over the expert ranks and
 tensor besides. What the zero level names (arXiv 1910.02054: 1 optimizer, 2 gradients, 3 weights) is
-split over fsdp, too, and dense weights' share over expert as well where a stack folds that axis.
-The embedding is on the first stage, the head on the last, neither divided by layers. Experts
-count whole: one that a token does not visit still takes its room.
+split over fsdp, too, and over context and (dense weights) expert where the software folds these
+axes into it. The embedding is on the first stage, the head on the last, neither divided by layers.
+Experts count whole: one that a token does not visit still takes its room.
 """
 
 from dataclasses import dataclass
 
 from sabia.core.plan.counting.architecture import Architecture, LayerKind
-from sabia.core.plan.device.layout import Layout
 from sabia.core.plan.device.memory_stage import Stage
-from sabia.core.plan.device.memory_term import Term, billions, ways
-from sabia.core.plan.device.stack import Stack
-from sabia.core.plan.device.workload import Workload
+from sabia.core.plan.device.memory_term import Case, Term, billions, ways
 from sabia.core.plan.elementwise import Number
 
-ADAPTER_BYTES = 16  # bf16 weights and gradients, fp32 master, m and v (arXiv 2106.09685 trains few)
+ADAPTER_BYTES = 16  # of an element of LoRA: bf16 weight and gradient, fp32 master, m and v
 
 
 @dataclass(frozen=True)
@@ -28,19 +25,21 @@ class Elements:
     experts: Number
 
 
-def elements(architecture: Architecture, stage: Stage) -> Elements:
-    """Of the stage's layers (the mean of all kinds), its embedding and its head."""
-    share = stage.layers / architecture.depth
-    outer = stage.embedding * architecture.embedding_params + stage.head * _head(architecture)
-    # A tied head on a stage of its own is a copy of the embedding.
-    copies = stage.head * (1 - stage.embedding) * _tied(architecture)
+def elements(model: Architecture, stage: Stage) -> Elements:
+    """Of the stage's layers (the mean of all kinds), its embedding, its head and what follows."""
+    share = stage.layers / model.depth
+    outer = stage.embedding * model.embedding_params + stage.head * head_params(model, stage)
+    after = _dense(model.extra) + model.extra_params + model.other_params
     return Elements(
-        dense=share * _dense(architecture.layers)
-        + outer
-        + copies
-        + stage.head * _extra(architecture),
-        experts=share * _experts(architecture.layers) + stage.head * _experts(architecture.extra),
+        dense=share * _dense(model.layers) + outer + stage.head * after,
+        experts=share * _experts(model.layers) + stage.head * _experts(model.extra),
     )
+
+
+def head_params(model: Architecture, stage: Stage) -> Number:
+    """The head's; a tied one is a copy of the embedding where that is on another stage."""
+    tied = 0 if model.head_params else model.vocab * model.hidden
+    return model.head_params + (1 - stage.embedding) * tied
 
 
 def _dense(kinds: tuple[LayerKind, ...]) -> int:
@@ -51,55 +50,66 @@ def _experts(kinds: tuple[LayerKind, ...]) -> int:
     return sum(kind.count * kind.expert_params for kind in kinds)
 
 
-def _head(architecture: Architecture) -> int:
-    return architecture.head_params + architecture.other_params
+def weights(case: Case) -> Term:
+    """As the recipe keeps them."""
+    return _state("weights", case, case.workload.recipe.weights, 3)
 
 
-def _tied(architecture: Architecture) -> int:
-    return 0 if architecture.head_params else architecture.vocab * architecture.hidden
+def weight_copies(case: Case) -> Term:
+    """All weights again in the dtype of computation, where the software casts them at once."""
+    needed = case.stack.casts_weights and case.workload.recipe.weights > case.element
+    return _state("weight copies", case, case.element if needed else 0, 3)
 
 
-def _extra(architecture: Architecture) -> int:
-    return _dense(architecture.extra) + architecture.extra_params
+def gradients(case: Case) -> Term:
+    """Of all trained parameters, reduced; adapters bring their own."""
+    trained = case.workload.adapter_params is None
+    return _state("gradients", case, case.workload.recipe.gradients if trained else 0, 2)
 
 
-def state_terms(
-    workload: Workload, layout: Layout, stack: Stack, stage: Stage
-) -> tuple[Term, Term, Term, Term]:
-    """Weights, gradients, optimizer state, and all that of adapters."""
-    recipe, found = workload.recipe, elements(workload.architecture, stage)
-    trained = (("gradients", recipe.gradients, 2), ("optimizer", recipe.optimizer, 1))
-    terms = [_term("weights", found, recipe.weights, 3, layout, stack)]
-    terms += [_term(name, found, size, level, layout, stack) for name, size, level in trained]
-    return terms[0], terms[1], terms[2], _adapters(workload, layout)
+def optimizer(case: Case) -> Term:
+    """Master weights and moments."""
+    trained = case.workload.adapter_params is None
+    return _state("optimizer", case, case.workload.recipe.optimizer if trained else 0, 1)
 
 
-def _term(
-    name: str, found: Elements, size: float, level: int, layout: Layout, stack: Stack
-) -> Term:
-    split = layout.fsdp if layout.zero >= level else 1
-    folded = layout.expert if stack.folded_experts and layout.zero >= level else 1
-    dense = found.dense / (layout.tensor * split * folded)
-    experts = found.experts / (layout.expert * layout.tensor * split)
+def trained_elements(case: Case) -> Number:
+    """Parameters whose update one device computes."""
+    if case.workload.adapter_params is not None:
+        return case.workload.adapter_params
+    return _on_device(elements(case.model, case.stage), case, level=1)
+
+
+def _on_device(found: Elements, case: Case, level: int) -> Number:
+    split = case.layout.zero >= level
+    dense = found.dense / (case.layout.tensor * (case.sharding if split else 1))
+    ranks = case.layout.expert * case.layout.tensor
+    return dense + found.experts / (ranks * (case.expert_sharding if split else 1))
+
+
+def _state(name: str, case: Case, size: float, level: int) -> Term:
+    found, layout = elements(case.model, case.stage), case.layout
 
     def formula() -> str:
-        over = ways(("tensor", layout.tensor), ("fsdp", split), ("expert", folded))
+        split = layout.zero >= level
+        over = ways(("tensor", layout.tensor), ("zero", case.sharding if split else 1))
         text = f"{billions(found.dense)} x {size:g} B{over}"
         if not found.experts:
             return text
-        among = ways(("expert", layout.expert), ("tensor", layout.tensor), ("fsdp", split))
+        zero = ("zero", case.expert_sharding if split else 1)
+        among = ways(("expert", layout.expert), ("tensor", layout.tensor), zero)
         return f"{text} + experts {billions(found.experts)} x {size:g} B{among}"
 
-    return Term(name, (dense + experts) * size, formula)
+    return Term(name, _on_device(found, case, level) * size, formula)
 
 
-def _adapters(workload: Workload, layout: Layout) -> Term:
-    params = workload.adapter_params or 0
-    split = layout.tensor * layout.pipe * (layout.fsdp if layout.zero >= 3 else 1)
-    over = (("tensor", layout.tensor), ("pipe", layout.pipe))
-    fsdp = ("fsdp", layout.fsdp if layout.zero >= 3 else 1)
+def adapters(case: Case) -> Term:
+    """Weights, gradients and optimizer state of LoRA's adapters."""
+    params, layout = case.workload.adapter_params or 0, case.layout
+    zero = case.sharding if layout.zero >= 3 else 1
+    over = (("tensor", layout.tensor), ("pipe", layout.pipe), ("zero", zero))
     return Term(
         "adapters",
-        params * ADAPTER_BYTES / split,
-        lambda: f"{billions(params)} x {ADAPTER_BYTES} B{ways(*over, fsdp)}",
+        params * ADAPTER_BYTES / (layout.tensor * layout.pipe * zero),
+        lambda: f"{billions(params)} x {ADAPTER_BYTES} B{ways(*over)}",
     )

@@ -1,9 +1,14 @@
-"""One term of a device's memory: its name, its bytes and, for one layout, its formula in words."""
+"""What the terms of a device's memory have in common: the case they price, name, bytes, formula."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from sabia.core.plan.elementwise import Number
+from sabia.core.plan.counting.architecture import Architecture
+from sabia.core.plan.device.layout import Layout
+from sabia.core.plan.device.memory_stage import Stage
+from sabia.core.plan.device.stack import Stack
+from sabia.core.plan.device.workload import Workload
+from sabia.core.plan.elementwise import Number, choose
 
 
 @dataclass(frozen=True)
@@ -19,14 +24,51 @@ class Term:
         """The formula with its numbers, for `--explain`."""
         return self.formula()
 
-    @classmethod
-    def none(cls, name: str) -> "Term":
-        """A term that is absent."""
-        return cls(name, 0)
+
+@dataclass(frozen=True)
+class Case:
+    """One device of one stage: all that a term depends on."""
+
+    workload: Workload
+    layout: Layout
+    stack: Stack
+    stage: Stage
+
+    @property
+    def model(self) -> Architecture:
+        """The model."""
+        return self.workload.architecture
+
+    @property
+    def tokens(self) -> Number:
+        """Of a micro-batch on one device, before tensor ranks split them."""
+        return self.layout.micro_batch * self.workload.sequence / self.layout.context
+
+    @property
+    def element(self) -> int:
+        """Bytes of an element of the stream, and of a weight as it is computed with."""
+        return 4 if self.workload.precision == "fp32" else 2
+
+    @property
+    def sharding(self) -> Number:
+        """Ranks over which the zero level splits dense weights and their state."""
+        ranks = self.layout.fsdp * (self.layout.context if self.stack.folded_context else 1)
+        return ranks * (self.layout.expert if self.stack.folded_experts else 1)
+
+    @property
+    def expert_sharding(self) -> Number:
+        """The same for routed experts, which the expert axis splits at any level."""
+        return self.layout.fsdp * (self.layout.context if self.stack.folded_context else 1)
+
+    @property
+    def keeps_gradients(self) -> Number:
+        """1 where room for gradients is taken when a backward pass begins, else 0."""
+        several = self.layout.accumulation(self.workload.batch_rows) > 1
+        return choose(several, 1, 1 if self.stack.keeps_gradients else 0)
 
 
 def billions(count: float) -> str:
-    """8030261248 as 8.030B; small counts as 12.6M or 4096."""
+    """8030261248 as 8.03B; small counts as 12.6M or 4096."""
     for size, letter in ((1e9, "B"), (1e6, "M")):
         if count >= size:
             return f"{count / size:.4g}{letter}"

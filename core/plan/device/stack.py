@@ -19,11 +19,17 @@ class Stack:
     """Assumptions about the software.
 
     logit_bytes: bytes a device keeps per logit at the peak (10: bf16 logits, fp32 softmax, fp32
-    gradient). loss_chunk: tokens whose logits exist at once (0: all of the micro-batch).
-    gathered_layers: layers whose whole weights are held at once under zero 3. context_bytes: what
-    the runtime takes on each device.
-    expert_imbalance: tokens of the fullest device over the mean, in mixtures. folded_experts:
-    dense weights' state is also split over the expert axis.
+    gradient). loss_chunk_bytes: most that the logits of a chunked loss take (0: no chunks).
+    gathered_layers: layers whose whole weights are held at once under zero 3; whole_ends: embedding
+    and head are held whole all step. context_bytes: what the runtime takes on each device.
+    stream_pools: memory once used by communication is not given to computation.
+    expert_imbalance: tokens of the fullest device over the mean, in mixtures.
+    folded_experts, folded_context: dense weights' state is also split over the expert axis, all
+    state over the context axis. sequence_parallel: norms and residual can be split over tensor;
+    keeps_gathered: what is gathered of them is kept so.
+    keeps_gradients: their room is kept through the forward pass even without accumulation.
+    casts_weights: all weights are cast at once where they are kept wider than they are computed
+    with. update_bytes: temporary bytes of an element whose update is computed.
     attention_matrix: the attention kernel keeps its s x s matrix. dropout: masks are kept.
     fused_activation: a gated MLP keeps gate and up, and makes silu(gate) again. selective_keeps:
     tensors of a layer (names of memory_kept.py) that selective recomputation keeps; empty: all but
@@ -44,7 +50,15 @@ class Stack:
     context_bytes: float = 3.5e9
     expert_imbalance: float = 1.2
     folded_experts: bool = False
-    loss_chunk: int = 0
+    folded_context: bool = False
+    loss_chunk_bytes: float = 0
+    whole_ends: bool = False
+    stream_pools: bool = False
+    sequence_parallel: bool = True
+    keeps_gathered: bool = False
+    keeps_gradients: bool = True
+    casts_weights: bool = False
+    update_bytes: float = 0
     attention_matrix: bool = False
     dropout: bool = False
     fused_activation: bool = False

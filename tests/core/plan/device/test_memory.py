@@ -11,7 +11,7 @@ import pytest
 from sabia.core.plan.counting.plain import attention_layer, decoder, with_experts
 from sabia.core.plan.device.layout import Layout
 from sabia.core.plan.device.memory import device_memory, explain
-from sabia.core.plan.device.stack import Stack
+from sabia.core.plan.device.stack import Stack, find_stack
 from sabia.core.plan.device.workload import Workload
 from sabia.core.plan.memory import RECIPES
 
@@ -74,11 +74,11 @@ def test_zero_divides_sixteen_bytes_over_64_ranks(zero, gain):
 def test_torchtitan_llama_3_8b_is_within_the_band_of_its_measured_peak():
     layers = replace(attention_layer(4096, 32, 8, 128, 14336), count=32)
     model = decoder("llama-3-8b", 4096, 128256, (layers,))
-    keeps = ("input", "query", "value", "attended", "logsumexp", "gate", "mlp_output")
-    stack = Stack("torchtitan", selective_keeps=keeps)
+    stack = find_stack("fsdp")
     layout = Layout(fsdp=8, micro_batch=2, recompute="selective")
     memory = device_memory(Workload(model, 8192, 16, RECIPES["fsdp-fp32"]), layout, stack)
-    assert memory["logits"] / GIB == pytest.approx(19.57, abs=0.005)
+    reserved = (memory.total - memory["runtime"]) / GIB  # torch's own figure, without the context
+    assert -0.05 < reserved / 77.0 - 1 < 0.15
     assert explain(memory).splitlines()[-1].endswith("fullest at the loss")
 
 
