@@ -5,10 +5,14 @@ that it does not have are those of published_steps.toml.
 """
 
 import tomllib
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import published_steps
+
+from sabia.core.plan.counting.architecture import Architecture, LayerKind
+from sabia.core.plan.counting.plain import attention_layer, decoder, with_experts
 
 FILE = Path(__file__).parents[1] / "core" / "plan" / "published_generation.toml"
 
@@ -26,3 +30,38 @@ def load() -> tuple[dict[str, Row], dict[str, list[Row]]]:
         rows = [row | {"table": table["id"]} for row in published_steps.expand(table)]
         kinds.setdefault(table["kind"], []).extend(rows)
     return shapes, kinds
+
+
+def architecture(shape: Row) -> Architecture:
+    """The planner's Architecture of a shape of either file; windows are not carried over."""
+    h = shape["hidden"]
+    dense = _latent(shape) if "kv_rank" in shape else _grouped(shape)
+    if "experts" not in shape:
+        layers: tuple[LayerKind, ...] = (replace(dense, count=shape["layers"]),)
+    else:
+        shared = shape["shared_experts"] * shape["moe_ffn"]
+        mixed = with_experts(dense, h, shape["experts"], shape["top_k"], shape["moe_ffn"], shared)
+        first = shape.get("dense_layers", 0)
+        layers = (replace(dense, count=first), replace(mixed, count=shape["layers"] - first))
+    kinds = tuple(kind for kind in layers if kind.count)
+    return decoder(shape["name"], h, shape["vocab"], kinds, tied=shape["tied"])
+
+
+def _grouped(shape: Row) -> LayerKind:
+    sizes = (shape["hidden"], shape["heads"], shape["kv_heads"], shape["head_dim"])
+    return attention_layer(*sizes, shape.get("ffn", 0), gated=shape["gated"])
+
+
+def _latent(shape: Row) -> LayerKind:
+    """Multi-head latent attention: one vector of kv_rank + rope_dim a token is kept."""
+    heads, keys = shape["heads"], shape["nope_dim"] + shape["rope_dim"]
+    plain = attention_layer(shape["hidden"], heads, heads, keys, shape["ffn"])
+    return replace(
+        plain,
+        mixer_params=published_steps.attention_params(shape),
+        query_width=heads * keys,
+        key_width=heads * keys,
+        value_width=heads * shape["v_dim"],
+        score_width=heads * (keys + shape["v_dim"]),
+        cache_width=shape["kv_rank"] + shape["rope_dim"],
+    )

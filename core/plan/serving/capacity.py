@@ -15,6 +15,7 @@ from sabia.core.plan.serving.decode import ACTIVATION_BYTES, Replica, cache_byte
 from sabia.core.plan.serving.formats import factor, find_format, weight_bytes
 
 PASS_TOKENS = 8192  # tokens of a prefill pass, long prompts are cut into such pieces
+MOST_CHIPS = 1024  # of a replica
 LIVE_WIDTHS = 4  # of the widest inner width, alive at once in a pass
 
 
@@ -78,21 +79,3 @@ def _too_small(replica: Replica, context: float, found: Room) -> str:
 def weights_fit(architecture: Architecture, chip: Chip, chips: int, weights: str) -> bool:
     """Whether all weights lie in the usable memory of `chips`, nothing else counted."""
     return weight_bytes(architecture, find_format(weights)) <= chips * chip.usable_hbm_bytes
-
-
-def smallest_replica(
-    architecture: Architecture, chip: Chip, context: float, weights: str = "bf16",
-    cache: str = "bf16", sequences: int = 1,
-) -> Replica:  # fmt: skip
-    """The fewest chips (a power of two) that hold the model and `sequences` at once.
-
-    Raises Infeasible where 1024 do not.
-    """
-    chips = 1
-    while chips <= 1024:
-        replica = Replica(architecture, chip, chips, weights, cache)
-        found = room(replica)
-        if found.fits and found.cache >= sequences * cache_bytes(replica, context, on_chip=True):
-            return replica
-        chips *= 2
-    raise Infeasible(_too_small(replica, context, found))

@@ -30,6 +30,24 @@ class Format:
     about: str
 
 
+@dataclass(frozen=True)
+class Judged:
+    """Published time over predicted time: the least, the median, the most, of `rows` runs."""
+
+    low: float
+    middle: float
+    high: float
+    rows: int
+    about: str
+
+
+def judged(kind: str) -> Judged:
+    """How the predictions of `kind` (decode, first, grpo) compare with published runs."""
+    entry = read_data(FILE)["judged"][kind]
+    check_entry(FILE, kind, entry, {"low", "middle", "high", "rows", "about", "date"}, set())
+    return Judged(**{key: value for key, value in entry.items() if key != "date"})
+
+
 @functools.cache
 def factor(name: str) -> float:
     """An efficiency of serving.toml. Raises BadData where its source or date is missing."""

@@ -223,7 +223,7 @@ def split(
     seconds = (max(sides) if off_policy else sum(sides)) + parts.weights_s
     idle = 1 - min(sides) / max(sides)
     side = "training" if sides[0] > sides[1] else "generation"
-    note = f"the chips of {side} wait {idle:.0%} of the time"
+    note = f"the sides overlap; the chips of {side} wait {idle:.0%} of the time"
     if not off_policy:
         note = "on policy the sides wait for each other: share the chips, or go off policy"
     chips = generation_chips + training_chips

@@ -8,7 +8,10 @@ by the chip time that each takes.
 
 from dataclasses import dataclass
 
-from sabia.core.plan.serving.capacity import largest_batch
+from sabia.core.errors import Infeasible
+from sabia.core.plan.chips import Chip
+from sabia.core.plan.counting.architecture import Architecture
+from sabia.core.plan.serving.capacity import MOST_CHIPS, largest_batch
 from sabia.core.plan.serving.decode import Pass, Replica, decode_step, prefill
 
 MILLION = 1e6
@@ -59,9 +62,7 @@ class Load:
         return self.decode_chip_s / self.output * MILLION * usd_per_chip_hour / 3600
 
 
-def full_load(
-    replica: Replica, prompt: float, output: float, batch: int | None = None
-) -> Load:  # fmt: skip
+def full_load(replica: Replica, prompt: float, output: float, batch: int | None = None) -> Load:
     """`replica` with `batch` requests at once (default: as many as fit). Raises Infeasible."""
     most = largest_batch(replica, prompt + output)
     running = most if batch is None else min(batch, most)
@@ -79,3 +80,33 @@ def fixed_batch_seconds(replica: Replica, prompt: float, output: float, batch: f
     """`batch` requests together, all alike: one prefill of all, then output − 1 steps."""
     step = decode_step(replica, batch, prompt + output / 2)
     return prefill(replica, prompt, batch).seconds + (output - 1) * step.seconds
+
+
+def loads(
+    architecture: Architecture, chip: Chip, prompt: float, output: float, *,
+    weights: str = "bf16", cache: str = "bf16", most_chips: int | None = None,
+    batch: int | None = None,
+) -> list[Load]:  # fmt: skip
+    """Replicas of 1, 2, 4 … chips that hold the model, at full load, within one fast domain.
+
+    A model that no domain holds gets the smallest replica across nodes. `most_chips` bounds them.
+    Raises Infeasible where nothing of it holds a request.
+    """
+    found: list[Load] = []
+    domain = max(chip.scale_up_domain, chip.node_chips)
+    chips, most = 1, min(most_chips or MOST_CHIPS, MOST_CHIPS)
+    while chips <= most and not (found and chips > min(domain, 2 * chip.node_chips)):
+        replica = Replica(architecture, chip, chips, weights, cache)
+        try:
+            found.append(full_load(replica, prompt, output, batch))
+        except Infeasible as error:
+            refused = error
+        chips *= 2
+    if not found:
+        raise refused
+    return found
+
+
+def cheapest(found: list[Load]) -> Load:
+    """The load that serves a request with the least chip time."""
+    return min(found, key=lambda load: load.request_chip_s)

@@ -1,0 +1,106 @@
+"""How far the planner's generation and GRPO steps are from published ones, row by row.
+
+Run: python tests/bench/bench_generation.py. The rows (tests/core/plan/published_generation.toml)
+were written down before the formulas; nothing is fitted on them. Errors are predicted time over
+published time, less one. Of GRPO steps the training part is taken at the planner's own utilization
+presets (dense 50 %, sparse 30 % of the BF16 peak), everything else from the formulas.
+"""
+
+import statistics
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "support"))
+
+from published_generation import Row, architecture, load
+
+from sabia.core.plan.chips import find_chip
+from sabia.core.plan.serving import rollout
+from sabia.core.plan.serving.decode import Replica, prefill
+from sabia.core.plan.serving.lengths import Lengths
+from sabia.core.plan.serving.traffic import fixed_batch_seconds
+
+SHAPES, KINDS = load()
+MFU = {"dense": 0.50, "sparse": 0.30}
+COLOCATED_SHARE, APART_SHARE = 0.6, 0.8  # gpu_memory_utilization of the recipes
+
+
+def replica(row: Row) -> Replica:
+    """The replica that generates in a row."""
+    model = architecture(SHAPES[row["model"]])
+    cache = row.get("cache", "bf16")
+    return Replica(model, find_chip(row["chip"]), row["tensor"], row["weights"], cache)
+
+
+def batch_error(row: Row) -> float:
+    """Predicted over published time of a fixed batch, less one."""
+    mine = fixed_batch_seconds(replica(row), row["prompt"], row["output"], row["batch"])
+    published = row["batch"] * row["output"] / (row["tokens_per_s_chip"] * row["tensor"])
+    return mine / published - 1
+
+
+def first_error(row: Row) -> float:
+    """Predicted over published time to the first token, less one."""
+    return prefill(replica(row), row["prompt"]).seconds * 1e3 / row["first_token_ms"] - 1
+
+
+def grpo_step(row: Row) -> rollout.Step:
+    """A published GRPO step as the planner sees it."""
+    engine = replica(row)
+    sampling = rollout.Sampling(
+        prompts=row["samples"] // 16,
+        group=16,
+        prompt_tokens=row["prompt"],
+        lengths=Lengths(row["mean_tokens"], row["limit_tokens"] - row["prompt"]),
+        slots=row.get("slots"),
+    )
+    apart = row["generation_chips"]
+    training = row["chips"] - apart
+    model = engine.architecture
+    mfu = MFU["sparse" if model.expert_params else "dense"]
+    flops = 6 * model.matmul_params
+    forward, train = rollout.passes_at_mfu(
+        flops, sampling.tokens, training, engine.chip.bf16_flops_per_s, mfu
+    )
+    moved = rollout.hand_over_seconds(engine, bool(apart))
+    parts = rollout.step_parts(forward, train, weights_s=moved)
+    if not apart:
+        return rollout.colocated(engine, sampling, row["chips"], parts, COLOCATED_SHARE)
+    return rollout.split(engine, sampling, apart, training, parts, row["off_policy"], APART_SHARE)
+
+
+def grpo_error(row: Row) -> float:
+    """Predicted over published time of a step, less one."""
+    return grpo_step(row).seconds / row["step_s"] - 1
+
+
+ERRORS = {"batch": batch_error, "first": first_error, "grpo": grpo_error}
+
+
+def summary(errors: list[float]) -> str:
+    """Mean, mean size, share within 25 %, worst."""
+    sizes = [abs(error) for error in errors]
+    near = sum(size <= 0.25 for size in sizes) / len(sizes)
+    return (
+        f"{len(errors)} rows: mean {statistics.mean(errors):+.0%}, mean size "
+        f"{statistics.mean(sizes):.0%}, {near:.0%} within 25 %, worst {max(errors, key=abs):+.0%}"
+    )
+
+
+def main() -> None:
+    """Print every row's error and each kind's summary."""
+    for kind, error_of in ERRORS.items():
+        errors = []
+        for row in KINDS[kind]:
+            errors.append(error_of(row))
+            what = {k: v for k, v in row.items() if k in ("batch", "tensor", "prompt", "output")}
+            if kind == "grpo":
+                step = grpo_step(row)
+                what = {name: round(seconds, 1) for name, seconds in step.parts.items()}
+                what |= {"chips": row["chips"], "off": row["off_policy"], "of": row["step_s"]}
+            print(f"{kind:<6}{row['chip']:<6}{row['model']:<16}{errors[-1]:+7.0%}  {what}")
+        print(f"== {kind}: {summary(errors)}\n")
+
+
+if __name__ == "__main__":
+    main()
