@@ -44,6 +44,8 @@ class LayerKind:
     matrices: 3 where these are gated, else 2. adapter_edges: inputs and outputs together of the
     matrices that LoRA gives adapters to (a rank-r adapter has r of each): all that every token
     multiplies, but the router.
+    stream_norms: norms of the residual stream's width. head_normed: elements of queries and keys
+    normed besides; query_latent, key_latent: widths of a latent attention's normed latents.
     """
 
     count: int
@@ -68,19 +70,23 @@ class LayerKind:
     state_width: int = 0
     adapter_edges: int = 0
     sparse: Sparse | None = None
+    stream_norms: int = 2
+    head_normed: int = 0
+    query_latent: int = 0
+    key_latent: int = 0
 
-    def keys(self, sequence: Number) -> Number:
-        """Keys that a query multiplies where it sees all before it, at most `sequence`."""
+    def keys(self, sequence: Number, sides: int = 1) -> Number:
+        """Keys that a query sees, those behind the mask counted too; sides 2: in an encoder."""
         if self.sparse is None:
-            return smaller(sequence, self.window or sequence)
+            return smaller(sequence, sides * (self.window or sequence))
         merged = sequence / self.sparse.pooled
         found = self.sparse.local + smaller(merged, self.sparse.chosen or merged)
         return smaller(sequence, found)
 
-    def score_products(self, sequence: Number) -> Number:
-        """Multiply-adds a token over all its keys, and of choosing them; no half is masked."""
+    def score_products(self, sequence: Number, sides: int = 1) -> Number:
+        """Multiply-adds a token with its `keys`, and of choosing them; nothing is masked."""
         index = self.sparse.index_width * sequence / self.sparse.pooled if self.sparse else 0
-        return self.keys(sequence) * self.score_width + index
+        return self.keys(sequence, sides) * self.score_width + index
 
     @property
     def params(self) -> int:

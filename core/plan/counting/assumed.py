@@ -18,7 +18,7 @@ from sabia.core.plan.counting.known import architecture_from
 from sabia.core.plan.counting.nearest import nearest_shape
 
 _LEAST_SHARE = 0.05  # of the shape's own feed-forward width, below which it is no such model
-_VOCAB_SHARE = 0.5  # most of the active parameters that lookup and head may take
+_VOCAB_SHARE = 0.65  # most of the active parameters that lookup and head may take
 
 
 def assumed_architecture(
@@ -112,7 +112,7 @@ def _mixture(base: Architecture, params: float, active: float) -> Architecture:
         visited = (active - fixed) / count - base.hidden * experts
         share = visited / (always + chosen * one)
         _check(base, share, active)
-        experts = _divisible(chosen + math.ceil(idle / (share * one)))
+        experts = _divisible(chosen + idle / (share * one))
     held = idle * experts / (experts - chosen)
     rest = (active - fixed) / count - held * chosen / experts
     gained = round((rest - base.hidden * experts - always) / (routed.matrices * base.hidden))
@@ -135,10 +135,10 @@ def _mixture(base: Architecture, params: float, active: float) -> Architecture:
     return _with_layers(base, scaled)
 
 
-def _divisible(experts: int) -> int:
-    """At least `experts`, and a number that devices can share: many experts in sixteens."""
+def _divisible(experts: float) -> int:
+    """At least `experts` but for a thousandth; many of them in sixteens, which devices share."""
     step = 16 if experts >= 64 else 4 if experts >= 16 else 1
-    return -(-experts // step) * step
+    return math.ceil(experts * 0.999 / step) * step
 
 
 def _with_layers(base: Architecture, scaled: Callable[[LayerKind], LayerKind]) -> Architecture:

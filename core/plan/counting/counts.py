@@ -1,24 +1,30 @@
-"""Count a model from its config.json, with the same table that builds and trains it."""
+"""The plain plan's counts of a config.json, from its Architecture."""
 
-from sabia.core import spec
+from sabia.core.plan.counting.architecture import Architecture
+from sabia.core.plan.counting.known import architecture_of
+from sabia.core.plan.counting.operations import training_flops_per_token
 from sabia.core.plan.request import Counts
 
 
 def count_model(path: str, sequence: int) -> Counts:
     """Counts of the config.json at `path` (or in that directory).
 
-    Operations are those of spec.training_flops_per_token in the 6ND convention; the share that
-    attention would add is at `sequence` tokens. Raises UsageError or BadData as load_spec does.
+    Operations are in the 6ND convention; the share that attention would add, causally counted, is
+    at `sequence` tokens. Raises UsageError or BadData as architecture_of does.
     """
-    model = spec.load_spec(path)
-    plain = spec.training_flops_per_token(model, sequence, "6nd")
-    causal = spec.training_flops_per_token(model, sequence, "causal")
+    return counts_of(architecture_of(path), sequence)
+
+
+def counts_of(architecture: Architecture, sequence: int) -> Counts:
+    """Counts of a model at `sequence` tokens."""
+    plain = training_flops_per_token(architecture, sequence, "6nd")
+    causal = training_flops_per_token(architecture, sequence, "causal")
     return Counts(
-        params=spec.parameter_count(model),
-        active_params=spec.active_parameter_count(model),
-        matmul_params=spec.matmul_parameter_count(model),
-        layers=len(model.layers),
-        hidden=model.hidden_size,
-        origin=f"counted from a {model.family} config",
+        params=architecture.params,
+        active_params=round(architecture.active_params),
+        matmul_params=round(architecture.matmul_params),
+        layers=architecture.depth,
+        hidden=architecture.hidden,
+        origin=f"counted from a {architecture.name} config",
         attention_share=causal / plain - 1,
     )

@@ -40,9 +40,10 @@ def from_spec(model: ModelSpec) -> Architecture:
 
 def layer_kind(one: Layer, hidden: int) -> LayerKind:
     """One layer (count 1) of a residual stream of `hidden`."""
-    norms = (rows for part in ("attn", "mlp") for rows in one.norms.rows(part, hidden))
-    vectors = sum(elements(rows) for rows in norms)
-    return layer(mixer_block(one.mixer, hidden), feed_block(one.mlp, hidden), vectors)
+    around = [one.norms.rows(part, hidden) for part in ("attn", "mlp")]
+    norms = [row for before, behind in around for row in (*before, *behind)]
+    found = layer(mixer_block(one.mixer, hidden), feed_block(one.mlp, hidden), elements(norms))
+    return replace(found, stream_norms=len(norms))
 
 
 def mixer_block(mixer: Mixer, hidden: int) -> Block:
@@ -67,9 +68,12 @@ def _attention_sizes(mixer: Attention | LatentAttention) -> dict[str, int]:
     if isinstance(mixer, LatentAttention):
         keys, values = mixer.heads * mixer.key_dim, mixer.heads * mixer.value_dim
         widths = {"query_width": keys, "key_width": keys, "value_width": values}
-        return widths | {"kv_heads": mixer.heads}
-    keys = mixer.kv_heads * mixer.head_dim
-    widths = {"query_width": mixer.heads * mixer.head_dim, "key_width": keys, "value_width": keys}
+        latents = {"query_latent": mixer.q_rank or 0, "key_latent": mixer.kv_rank}
+        return widths | latents | {"kv_heads": mixer.heads}
+    queries, keys = mixer.heads * mixer.head_dim, mixer.kv_heads * mixer.head_dim
+    widths = {"query_width": queries, "key_width": keys, "value_width": keys}
+    if mixer.qk_norm or mixer.qk_norm_whole:
+        widths["head_normed"] = queries + keys
     return widths | {"kv_heads": mixer.kv_heads}
 
 

@@ -1,0 +1,211 @@
+"""Floating-point operations of a token: by part, by convention, and those that hardware does.
+
+A linear product of an [out, in] matrix takes 2·out·in forward, 4·out·in backward. Attention takes
+2·score_width for each key, forward, and twice that backward; c·min(s, window) keys count, c by the
+convention (that of core.spec.count, which these functions equal for its families):
+
+  6nd     c = 0, and recurrent states count nothing either: 6·N without the input lookup
+  palm    c = 1 (PaLM, arXiv 2204.02311 appendix B)
+  causal  c = ½: the half of the score matrix that is masked is not computed
+
+An encoder has no masked half and looks to both sides. What hardware does beside the model's own
+operations: the forward pass of all layers again with full recomputation, the attention core alone
+with selective (arXiv 2205.05198). LoRA (arXiv 2106.09685) leaves out the gradients of frozen
+weights: 4 of 6, and all 6 for the adapters. Fake quantization (QAT) adds no product.
+"""
+
+import math
+from dataclasses import dataclass
+
+from sabia.core.errors import UsageError
+from sabia.core.plan.counting.architecture import Architecture, LayerKind
+from sabia.core.plan.device.layout import Recompute
+from sabia.core.plan.elementwise import Number
+from sabia.core.spec.count import Convention
+
+SHARES: dict[str, float] = {"6nd": 0.0, "palm": 1.0, "causal": 0.5}
+TRAINING = 3.0  # forward and backward over forward alone
+# layers that a precision leaves in BF16: the first, and a share of all at the end
+# (NVIDIA's recipe for NVFP4, arXiv 2509.25149 section 4, as core.model.precision trains)
+_BF16_LAYERS: dict[str, tuple[int, float]] = {"nvfp4": (2, 0.15)}
+LOW_PRECISIONS = ("fp8", "mxfp8", "nvfp4", "int8")
+
+
+@dataclass(frozen=True)
+class LayerOperations:
+    """Operations of a token in one layer's forward pass.
+
+    mixer, mlp: linear products (mlp: with shared experts and router); experts: of the routed
+    experts that it meets; scores: both products of attention; state: of a recurrent state.
+    """
+
+    mixer: float
+    mlp: float
+    experts: float
+    scores: Number
+    state: float
+
+    @property
+    def linear(self) -> float:
+        """Products with weights."""
+        return self.mixer + self.mlp + self.experts
+
+    @property
+    def total(self) -> Number:
+        """Everything in the layer."""
+        return self.linear + self.scores + self.state
+
+
+@dataclass(frozen=True)
+class Operations:
+    """Operations of a token in a forward pass: one entry a kind of layer, for all its layers.
+
+    extra: layers of multi-token prediction with their joining projections. head: all passes
+    through the projection to the vocabulary.
+    """
+
+    layers: tuple[LayerOperations, ...]
+    extra: tuple[LayerOperations, ...]
+    joining: float
+    head: float
+
+    @property
+    def linear(self) -> float:
+        """Products with weights, but the head's."""
+        return sum(part.linear for part in (*self.layers, *self.extra)) + self.joining
+
+    @property
+    def scores(self) -> Number:
+        """Attention's products between activations."""
+        return sum(part.scores for part in (*self.layers, *self.extra))
+
+    @property
+    def mixing(self) -> Number:
+        """Products between activations: attention's and those with recurrent states."""
+        return self.scores + sum(part.state for part in (*self.layers, *self.extra))
+
+    @property
+    def layer_total(self) -> Number:
+        """All layers; what full recomputation does again."""
+        return self.linear + self.mixing
+
+    @property
+    def total(self) -> Number:
+        """The forward pass."""
+        return self.layer_total + self.head
+
+
+def layer_operations(
+    kind: LayerKind, sequence: Number, convention: Convention = "causal", causal: bool = True
+) -> LayerOperations:
+    """One layer of `kind` in rows of `sequence` tokens; UsageError for another convention."""
+    share = _share(convention)
+    if share and not causal:
+        share = 1.0
+    sides = 1 if causal else 2
+    return LayerOperations(
+        mixer=2.0 * kind.mixer_params,
+        mlp=2.0 * kind.mlp_params,
+        experts=2.0 * kind.active_expert_params,
+        scores=2.0 * share * kind.score_products(sequence, sides),
+        state=2.0 * kind.state_products if share else 0.0,
+    )
+
+
+def operations(
+    architecture: Architecture, sequence: Number, convention: Convention = "causal"
+) -> Operations:
+    """The parts of a forward pass, per token of rows of `sequence`."""
+
+    def parts(kinds: tuple[LayerKind, ...]) -> tuple[LayerOperations, ...]:
+        return tuple(_times(kind, sequence, convention, architecture.causal) for kind in kinds)
+
+    passes = 1 + sum(kind.count for kind in architecture.extra)
+    return Operations(
+        layers=parts(architecture.layers),
+        extra=parts(architecture.extra),
+        joining=2.0 * architecture.extra_params,
+        head=2.0 * passes * architecture.vocab * architecture.hidden,
+    )
+
+
+def training_flops_per_token(
+    architecture: Architecture, sequence: Number, convention: Convention = "6nd"
+) -> Number:
+    """The model's operations, forward and backward: what MFU is measured against."""
+    return TRAINING * operations(architecture, sequence, convention).total
+
+
+def hardware_flops_per_token(
+    architecture: Architecture,
+    sequence: Number,
+    recompute: Recompute = "none",
+    adapter_rank: int | None = None,
+    convention: Convention = "causal",
+) -> Number:
+    """Operations that are done: recomputed ones too, and with LoRA without frozen gradients."""
+    found = operations(architecture, sequence, convention)
+    again = {"none": 0.0, "selective": found.scores, "full": found.layer_total}[recompute]
+    if adapter_rank is None:
+        return TRAINING * found.total + again
+    added = 2.0 * adapter_params(architecture, adapter_rank)
+    again += added if recompute == "full" else 0.0
+    weights = found.linear + found.head
+    return 2.0 * weights + TRAINING * (found.mixing + added) + again
+
+
+def adapter_params(architecture: Architecture, rank: int) -> int:
+    """Elements of LoRA's adapters of `rank` on every matrix of the layers that can take one."""
+    if rank < 1:
+        raise UsageError(f"--lora-rank: {rank} (expected 1 or more)")
+    return rank * sum(kind.count * kind.adapter_edges for kind in architecture.layers)
+
+
+def low_precision_flops_per_token(architecture: Architecture, precision: str) -> float:
+    """The part of the training operations that runs at the rate of `precision`.
+
+    The layers' linear products, all three of them; router, attention, head, multi-token prediction
+    stay in BF16, and with NVFP4 the first two layers and the last 15 % of them. 0 in BF16 and FP32,
+    and in QAT, whose products read rounded weights in BF16.
+    """
+    if precision not in LOW_PRECISIONS:
+        return 0.0
+    linear = sum(
+        kind.count * (kind.matmul_params - architecture.hidden * kind.experts)
+        for kind in architecture.layers
+    )
+    return 2.0 * TRAINING * linear * low_precision_share(precision, architecture.depth)
+
+
+def low_precision_share(precision: str, depth: int) -> float:
+    """Share of `depth` layers whose products are in the low precision of that name."""
+    first, last = _BF16_LAYERS.get(precision, (0, 0.0))
+    return max(0, depth - first - math.ceil(last * depth)) / depth
+
+
+def rounded_weights(architecture: Architecture) -> int:
+    """Weights that QAT passes through the served format, once a micro-batch and device.
+
+    Matrices of the layers, all routed experts among them: each is read, rounded and written again,
+    some ten operations an element beside the 6·tokens that its products take.
+    """
+    return sum(
+        kind.count * (kind.mixer_params + kind.mlp_params + kind.expert_params)
+        for kind in architecture.layers
+    )
+
+
+def _share(convention: str) -> float:
+    if convention not in SHARES:
+        known = ", ".join(SHARES)
+        raise UsageError(f"FLOP convention: {convention!r} (expected one of {known})")
+    return SHARES[convention]
+
+
+def _times(
+    kind: LayerKind, sequence: Number, convention: Convention, causal: bool
+) -> LayerOperations:
+    one = layer_operations(kind, sequence, convention, causal)
+    return LayerOperations(
+        *(kind.count * part for part in (one.mixer, one.mlp, one.experts, one.scores, one.state))
+    )

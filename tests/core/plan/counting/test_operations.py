@@ -1,0 +1,142 @@
+"""Operations by hand: conventions, windows, sparse keys, recomputation, LoRA, low precisions."""
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from sabia.core.errors import UsageError
+from sabia.core.model.precision import precision_named
+from sabia.core.plan.counting import operations as ops
+from sabia.core.plan.counting.architecture import Architecture, Sparse
+from sabia.core.plan.counting.plain import attention_layer, decoder, with_experts
+
+H, HEADS, KV, D, F, V, L = 64, 4, 2, 20, 96, 101, 3
+ATTENTION, MLP = H * D * 2 * (HEADS + KV), 3 * H * F
+
+
+@pytest.fixture
+def dense() -> Architecture:
+    layer = attention_layer(H, HEADS, KV, D, F)
+    return decoder("dense", H, V, (replace(layer, count=L),))
+
+
+@pytest.fixture
+def sparse() -> Architecture:
+    layer = attention_layer(H, HEADS, KV, D, F)
+    routed = with_experts(layer, H, experts=8, top_k=2, width=32, shared_width=16)
+    return decoder("sparse", H, V, (layer, replace(routed, count=2)))
+
+
+def test_conventions_by_hand(dense: Architecture) -> None:
+    weights = 6 * (L * (ATTENTION + MLP) + V * H)
+    scores = 12 * L * 50 * HEADS * D
+    assert ops.training_flops_per_token(dense, 50, "6nd") == weights
+    assert ops.training_flops_per_token(dense, 50, "palm") == weights + scores
+    assert ops.training_flops_per_token(dense, 50, "causal") == weights + scores / 2
+    with pytest.raises(UsageError, match="expected one of 6nd, palm, causal"):
+        ops.training_flops_per_token(dense, 50, "8nd")  # type: ignore[arg-type]
+
+
+def test_llama_405b_at_8k() -> None:
+    layer = replace(attention_layer(16384, 128, 8, 128, 53248), count=126)
+    model = decoder("405B", 16384, 128256, (layer,))
+    assert model.params == 405_853_388_800
+    assert ops.training_flops_per_token(model, 8192, "6nd") == pytest.approx(2.4225e12, rel=1e-4)
+    assert ops.training_flops_per_token(model, 8192, "causal") == pytest.approx(2.524e12, rel=1e-3)
+
+
+def test_parts_of_a_layer(sparse: Architecture) -> None:
+    first, routed = (ops.layer_operations(kind, 50, "palm") for kind in sparse.layers)
+    assert (first.mixer, first.mlp, first.experts) == (2 * ATTENTION, 2 * MLP, 0)
+    assert routed.mlp == 2 * (3 * H * 16 + 8 * H)
+    assert routed.experts == 2 * 2 * 3 * H * 32
+    assert first.scores == routed.scores == 4 * 50 * HEADS * D
+    whole = ops.operations(sparse, 50, "palm")
+    assert whole.head == 2 * V * H
+    assert whole.total == first.total + 2 * routed.total + whole.head
+    assert ops.training_flops_per_token(sparse, 50, "palm") == 3 * whole.total
+
+
+def test_a_window_bounds_the_keys_and_an_encoder_sees_both_sides(dense: Architecture) -> None:
+    (layer,) = dense.layers
+    local = replace(dense, layers=(replace(layer, window=10),))
+    assert ops.operations(local, 50, "palm").scores == 4 * L * 10 * HEADS * D
+    assert ops.operations(local, 5, "palm").scores == ops.operations(dense, 5, "palm").scores
+    encoder = replace(local, causal=False)
+    assert ops.operations(encoder, 50, "causal").scores == 4 * L * 20 * HEADS * D
+
+
+def test_chosen_keys_and_their_choice() -> None:
+    layer = replace(attention_layer(H, HEADS, KV, D, F), sparse=Sparse(16, 4, 8, index_width=7))
+    assert layer.keys(1000) == 16 + 8
+    assert layer.keys(24) == 16 + 6
+    assert layer.keys(10) == 10
+    assert layer.score_products(1000) == 24 * 2 * HEADS * D + 7 * 250
+    merged = replace(layer, sparse=Sparse(16, 100))
+    assert merged.keys(1000) == 16 + 10
+
+
+def test_prediction_layers_pay_for_their_head_and_joint(dense: Architecture) -> None:
+    extra = replace(dense, extra=(replace(dense.layers[0], count=1),), extra_params=2 * H * H)
+    more = ops.training_flops_per_token(extra, 50) - ops.training_flops_per_token(dense, 50)
+    assert more == 6 * (ATTENTION + MLP + V * H + 2 * H * H)
+
+
+def test_recomputation(dense: Architecture) -> None:
+    model = ops.training_flops_per_token(dense, 50, "causal")
+    parts = ops.operations(dense, 50, "causal")
+    assert ops.hardware_flops_per_token(dense, 50) == model
+    full = ops.hardware_flops_per_token(dense, 50, "full")
+    assert full == pytest.approx(3 * parts.head + 4 / 3 * (model - 3 * parts.head))
+    assert ops.hardware_flops_per_token(dense, 50, "selective") - model == parts.scores
+
+
+def test_lora_leaves_out_two_thirds_of_the_backward_pass_of_weights(dense: Architecture) -> None:
+    edges = L * (2 * (H + HEADS * D) + 2 * (H + KV * D) + 3 * (H + F))
+    assert ops.adapter_params(dense, 4) == 4 * edges
+    done = ops.hardware_flops_per_token(dense, 50, adapter_rank=4, convention="6nd")
+    assert done == 4 * dense.matmul_params + 6 * 4 * edges
+    big = decoder(
+        "big", 8192, 32000, (replace(attention_layer(8192, 64, 8, 128, 28672), count=80),)
+    )
+    ratio = ops.hardware_flops_per_token(big, 64, adapter_rank=8) / ops.training_flops_per_token(
+        big, 64, "causal"
+    )
+    assert ratio == pytest.approx(2 / 3, rel=5e-3)
+    with pytest.raises(UsageError, match="--lora-rank: 0"):
+        ops.adapter_params(dense, 0)
+
+
+def test_experts_take_no_adapters(sparse: Architecture) -> None:
+    attention = 2 * (H + HEADS * D) + 2 * (H + KV * D)
+    assert ops.adapter_params(sparse, 1) == 3 * attention + 3 * (H + F) + 2 * 3 * (H + 16)
+
+
+@pytest.mark.parametrize("depth", [4, 32, 61, 126])
+def test_low_precision_is_of_layers_as_they_train(depth: int) -> None:
+    trained = precision_named("nvfp4")
+    kept = trained.first + math.ceil(trained.last * depth)
+    assert ops.low_precision_share("nvfp4", depth) == max(0, depth - kept) / depth
+    assert ops.low_precision_share("fp8", depth) == 1.0
+
+
+def test_low_precision_leaves_attention_and_head(dense: Architecture) -> None:
+    linear = 6 * L * (ATTENTION + MLP)
+    assert ops.low_precision_flops_per_token(dense, "fp8") == linear
+    assert ops.low_precision_flops_per_token(dense, "nvfp4") == 0  # 2 + 1 of 3 layers stay
+    assert ops.low_precision_flops_per_token(dense, "bf16") == 0
+
+
+def test_qat_rounds_every_weight_of_the_layers(sparse: Architecture) -> None:
+    routed = ATTENTION + 3 * H * 16 + 8 * H + 8 * 3 * H * 32
+    assert ops.rounded_weights(sparse) == ATTENTION + MLP + 2 * routed
+
+
+def test_arrays_of_lengths_as_numbers(dense: Architecture) -> None:
+    (layer,) = dense.layers
+    local = replace(dense, layers=(layer, replace(layer, count=1, window=10)))
+    lengths = np.array([4, 64, 1024])
+    found = ops.hardware_flops_per_token(local, lengths, "full")
+    assert found.tolist() == [ops.hardware_flops_per_token(local, n, "full") for n in (4, 64, 1024)]
