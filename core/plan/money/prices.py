@@ -1,26 +1,35 @@
 """What a chip-hour costs: dated prices as data (prices.toml), or the user's own.
 
-A row carries provider, source and date. Rows older than 90 days are told apart so that the
-caller can warn. Catalogues mark "no price" by a large number (700.0 in some TPU rows): a row
-above ten times the median of the file is refused, never averaged in.
+A row carries provider, source and date; a region where its price differs from the provider's
+others, a commitment where it needs one. Age decides what a price is good for: after STALE_DAYS it
+is used with a warning, after REFUSED_DAYS not at all: what would need it is left out or refused,
+never computed from an old number. Catalogues mark "no price" by a large number (700.0 in some TPU
+rows): a row of 0 or above ten times the median of the file is refused, never averaged in.
 """
 
 import datetime
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from sabia.core.errors import BadData, UsageError
 from sabia.core.plan.catalogue import check_entry, read_data
 
 STALE_DAYS = 90
+REFUSED_DAYS = 365
 PLACEHOLDER_RATIO = 10
 REQUIRED = {"chip", "tier", "provider", "usd_per_chip_hour", "source", "date"}
+OPTIONAL = {"spot", "region", "commitment"}
 TIERS = ("neocloud", "big cloud")
 
 
 @dataclass(frozen=True)
 class Price:
-    """US dollars for one chip-hour. A price given on the command line has no source or date."""
+    """US dollars for one chip-hour. A price given on the command line has no source or date.
+
+    `region` None: all regions of the provider that have no row of their own. `commitment`: how
+    long the chip must be paid for ("1 year"); None: by the hour. `chosen`: asked for by provider,
+    region or terms, and so shown by them.
+    """
 
     usd_per_chip_hour: float
     tier: str | None = None
@@ -28,11 +37,23 @@ class Price:
     spot: bool = False
     source: str | None = None
     date: datetime.date | None = None
+    region: str | None = None
+    commitment: str | None = None
+    chosen: bool = False
 
     @property
     def label(self) -> str:
-        """'neocloud' or, for the user's own price, the price itself."""
+        """'neocloud', the offer where it was chosen, or the price itself if the user's own."""
+        if self.chosen:
+            return self.offer
         return self.tier or f"at {format_rate(self.usd_per_chip_hour)}/h"
+
+    @property
+    def offer(self) -> str:
+        """'Google Cloud us-central1, spot': who sells it, where and how."""
+        place = " ".join(word for word in (self.provider, self.region) if word)
+        terms = (place, "spot" if self.spot else "", self.commitment)
+        return ", ".join(term for term in terms if term)
 
     def age_days(self, today: datetime.date) -> int | None:
         """Days since the source was last seen to say so; None for the user's own price."""
@@ -48,7 +69,7 @@ def load_prices(data: dict[str, Any] | None = None) -> dict[str, tuple[Price, ..
     """All prices by chip, in file order; `data` stands in for prices.toml. Raises BadData."""
     rows = (read_data("prices.toml") if data is None else data).get("price", [])
     for row in rows:
-        check_entry("prices.toml", row.get("chip", "a row"), row, REQUIRED, {"spot"})
+        check_entry("prices.toml", row.get("chip", "a row"), row, REQUIRED, OPTIONAL)
     refuse_placeholders(rows)
     table: dict[str, tuple[Price, ...]] = {}
     for row in rows:
@@ -59,7 +80,7 @@ def load_prices(data: dict[str, Any] | None = None) -> dict[str, tuple[Price, ..
 
 def refuse_placeholders(rows: list[dict[str, Any]]) -> None:
     """Raise BadData on a price of 0 or above ten times the median of all rows."""
-    middle = _median([row["usd_per_chip_hour"] for row in rows])
+    middle = _median([row["usd_per_chip_hour"] for row in rows]) if rows else 0
     for row in rows:
         usd = row["usd_per_chip_hour"]
         if not 0 < usd <= PLACEHOLDER_RATIO * middle:
@@ -70,16 +91,14 @@ def refuse_placeholders(rows: list[dict[str, Any]]) -> None:
 
 
 def _median(values: list[float]) -> float:
-    """The middle value; 0 of none. (The library's own takes longer to import than a plan.)"""
-    ranked, half = sorted(values), len(values) // 2
-    if not ranked:
-        return 0.0
-    return ranked[half] if len(ranked) % 2 else (ranked[half - 1] + ranked[half]) / 2
+    """The middle value; without the statistics module, which takes longer to import than to run."""
+    ordered, half = sorted(values), len(values) // 2
+    return ordered[half] if len(values) % 2 else (ordered[half - 1] + ordered[half]) / 2
 
 
 def default_prices(chip: str) -> tuple[Price, ...]:
     """The first on-demand price of each tier for `chip`. Raises UsageError if there is none."""
-    rows = [price for price in load_prices().get(chip, ()) if not price.spot]
+    rows = [p for p in load_prices().get(chip, ()) if not p.spot and not p.commitment]
     first = [next((p for p in rows if p.tier == tier), None) for tier in TIERS]
     found = tuple(price for price in first if price)
     if not found:
@@ -87,6 +106,91 @@ def default_prices(chip: str) -> tuple[Price, ...]:
     return found
 
 
+def prices_for(
+    chip: str,
+    provider: str | None = None,
+    region: str | None = None,
+    spot: bool = False,
+    commitment: str | None = None,
+) -> tuple[Price, ...]:
+    """Prices of `chip` as sold by `provider` in `region`; the cheapest first.
+
+    A provider or region is found by its beginning, in any case ("google", "us-"). In a region, a
+    provider's row for it goes before the row for all others. Raises UsageError naming what is on
+    file where nothing fits.
+    """
+    return chosen(load_prices().get(chip, ()), chip, provider, region, spot, commitment)
+
+
+def chosen(
+    rows: tuple[Price, ...],
+    chip: str,
+    provider: str | None = None,
+    region: str | None = None,
+    spot: bool = False,
+    commitment: str | None = None,
+) -> tuple[Price, ...]:
+    """The rule of prices_for, on `rows`."""
+    sold = [p for p in rows if p.spot == spot and p.commitment == commitment]
+    found = [p for p in sold if _begins(p.provider, provider) and _begins(p.region, region)]
+    if region:
+        placed = {p.provider for p in found}
+        found += [
+            p for p in sold
+            if _begins(p.provider, provider) and p.region is None and p.provider not in placed
+        ]  # fmt: skip
+    if not found:
+        asked = (provider, region, "spot" if spot else "by the hour", commitment)
+        known = "; ".join(dict.fromkeys(p.offer for p in rows)) or "none"
+        raise UsageError(
+            f"--price: no price of {chip} is on file for {', '.join(filter(None, asked))} "
+            f"(on file: {known}); give one, as --price 4.40"
+        )
+    return tuple(replace(p, chosen=True) for p in sorted(found, key=lambda p: p.usd_per_chip_hour))
+
+
+def _begins(value: str | None, wanted: str | None) -> bool:
+    return wanted is None or (value or "").lower().startswith(wanted.strip().lower())
+
+
+def cheapest(chip: str, today: datetime.date, spot: bool = False) -> Price | None:
+    """The lowest price of `chip` that may still be used; None if none is on file."""
+    rows = (p for p in load_prices().get(chip, ()) if p.spot == spot and not p.commitment)
+    return min(current(tuple(rows), today), key=lambda p: p.usd_per_chip_hour, default=None)
+
+
 def stale(prices: tuple[Price, ...], today: datetime.date) -> tuple[Price, ...]:
-    """Those last seen more than 90 days before `today`."""
+    """Those last seen more than 90 days before `today`: good with a warning, if at all."""
     return tuple(p for p in prices if (p.age_days(today) or 0) > STALE_DAYS)
+
+
+def refused(prices: tuple[Price, ...], today: datetime.date) -> tuple[Price, ...]:
+    """Those last seen more than 365 days before `today`: not to be used."""
+    return tuple(p for p in prices if (p.age_days(today) or 0) > REFUSED_DAYS)
+
+
+def current(prices: tuple[Price, ...], today: datetime.date) -> tuple[Price, ...]:
+    """Those that may be used `today`."""
+    old = refused(prices, today)
+    return tuple(p for p in prices if p not in old)
+
+
+def refused_words(prices: tuple[Price, ...], today: datetime.date) -> str:
+    """Why a plan has no money, in one line; empty if no price is too old."""
+    old = refused(prices, today)
+    if not old:
+        return ""
+    offers = ", ".join(f"{p.label} ({p.source}, {p.date})" for p in old)
+    return (
+        f"no money: the price on file of {offers} is more than {REFUSED_DAYS} days old and not "
+        "used; give today's with --price, as --price 4.40"
+    )
+
+
+def usable(prices: tuple[Price, ...], today: datetime.date, what: str) -> tuple[Price, ...]:
+    """`prices` that may be used for `what` (an option), UsageError if none of them may."""
+    found = current(prices, today)
+    if not found:
+        why = refused_words(prices, today) or "no price is on file; give one, as --price 4.40"
+        raise UsageError(f"{what}: needs a price ({why})")
+    return found

@@ -1,4 +1,4 @@
-"""Chips, prices and shapes on file: complete, dated, sane; placeholders and old prices told."""
+"""Chips, shapes and state recipes on file: complete, dated, sane."""
 
 import datetime
 
@@ -9,16 +9,8 @@ from sabia.core.plan.chips import find_chip, load_chips
 from sabia.core.plan.compute import model_kind
 from sabia.core.plan.counting.nearest import load_shapes
 from sabia.core.plan.memory import RECIPES
-from sabia.core.plan.money import prices
 
 DAY = datetime.date(2026, 8, 1)
-
-
-def row(**changed):
-    return {
-        "chip": "b200", "tier": "neocloud", "provider": "A", "usd_per_chip_hour": 4.4,
-        "source": "a page", "date": DAY,
-    } | changed  # fmt: skip
 
 
 def test_every_chip_has_source_date_and_sane_figures():
@@ -60,51 +52,6 @@ def test_a_faulty_chip_entry_is_refused(entry):
     bad = {key: value for key, value in bad.items() if value is not None}
     with pytest.raises(BadData, match=r"chips\.toml: x"):
         load_chips({"x": bad})
-
-
-def test_every_price_is_dated_and_of_a_known_chip_and_tier():
-    chips = load_chips()
-    for chip, offers in prices.load_prices().items():
-        assert chip in chips
-        for offer in offers:
-            assert offer.source and offer.date <= datetime.date.today()
-            assert offer.tier in prices.TIERS
-
-
-def test_a_placeholder_price_is_refused():
-    rows = [row(), row(provider="B", usd_per_chip_hour=6.0), row(provider="C")]
-    assert len(prices.load_prices({"price": rows})["b200"]) == 3
-    rows.append(row(chip="tpu-v5p", provider="D", usd_per_chip_hour=700.0))
-    with pytest.raises(BadData, match=r"tpu-v5p at D costs \$700 .*placeholder"):
-        prices.load_prices({"price": rows})
-
-
-def test_a_price_of_nothing_is_refused():
-    with pytest.raises(BadData, match=r"costs \$0"):
-        prices.load_prices({"price": [row(), row(usd_per_chip_hour=0)]})
-
-
-@pytest.mark.parametrize(("days", "old"), [(0, False), (90, False), (91, True)])
-def test_prices_are_stale_after_ninety_days(days, old):
-    offers = prices.load_prices({"price": [row()]})["b200"]
-    assert bool(prices.stale(offers, DAY + datetime.timedelta(days))) == old
-
-
-def test_own_prices_never_go_stale():
-    assert prices.stale((prices.Price(3.0),), DAY) == ()
-
-
-def test_the_table_takes_the_first_on_demand_price_of_each_tier():
-    assert [(p.tier, p.usd_per_chip_hour) for p in prices.default_prices("b200")] == [
-        ("neocloud", 4.4),
-        ("big cloud", 12.0),
-    ]
-    assert not any(price.spot for price in prices.default_prices("tpu-v5p"))
-
-
-def test_a_chip_without_a_price_asks_for_one():
-    with pytest.raises(UsageError, match="--price"):
-        prices.default_prices("mi300x")
 
 
 def test_shapes_are_of_possible_models():
