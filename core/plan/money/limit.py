@@ -1,0 +1,69 @@
+"""What a money limit (`--max-cost`) buys of a run, and the smallest change that a dearer run needs.
+
+A bill grows with tokens, so a run that costs more than the limit fits with fewer tokens, a lower
+price, or a higher MFU, each by the same factor. Overheads (lost time, spare nodes) are a factor of
+the bill, given by the caller. Only prices that may be used are compared (prices.py).
+"""
+
+from dataclasses import dataclass
+
+from sabia.core.errors import Infeasible, UsageError
+from sabia.core.plan.money.bills import cost_usd, short_money
+from sabia.core.plan.money.prices import Price, format_rate
+from sabia.core.units import format_count
+
+
+@dataclass(frozen=True)
+class Bought:
+    """A run within its limit: its bill at the cheapest price, and what all of it would buy."""
+
+    limit_usd: float
+    price: Price
+    cost_usd: float
+    tokens: float
+
+    @property
+    def left_usd(self) -> float:
+        """What is not spent."""
+        return self.limit_usd - self.cost_usd
+
+
+def tokens_for(limit_usd: float, tokens: float, run_usd: float) -> float:
+    """Training tokens that `limit_usd` buys where `tokens` cost `run_usd`."""
+    return tokens * limit_usd / run_usd
+
+
+def bought(
+    limit_usd: float,
+    work_chip_s: float,
+    tokens: float,
+    prices: tuple[Price, ...],
+    overhead: float = 1.0,
+) -> Bought:
+    """What `limit_usd` buys of a run of `tokens` that takes `work_chip_s` at the cheapest price.
+
+    `overhead` multiplies the bill (1.1: a tenth of it is lost time). Raises UsageError on a limit
+    of nothing or no price, Infeasible, with the smallest changes, where the run costs more.
+    """
+    if not limit_usd > 0:
+        raise UsageError(f"--max-cost: {limit_usd:g} (expected more than 0)")
+    if not prices:
+        raise UsageError("--max-cost: no price to compare with; give one, as --price 4.40")
+    price = min(prices, key=lambda price: price.usd_per_chip_hour)
+    run_usd = cost_usd(work_chip_s, price.usd_per_chip_hour) * overhead
+    fitting = tokens_for(limit_usd, tokens, run_usd)
+    if run_usd > limit_usd * (1 + 1e-9):
+        rate = price.usd_per_chip_hour * limit_usd / run_usd
+        raise Infeasible(
+            f"--max-cost: the run costs {short_money(run_usd)} at {price.label} "
+            f"{format_rate(price.usd_per_chip_hour)} (expected at most {short_money(limit_usd)}); "
+            f"use --tokens {_rounded_down(fitting)}, --price {int(rate * 100) / 100:.2f} or a "
+            f"{run_usd / limit_usd:.2f} times higher --mfu"
+        )
+    return Bought(limit_usd, price, run_usd, fitting)
+
+
+def _rounded_down(tokens: float) -> str:
+    """Tokens with three digits, never more than there are."""
+    size = 10 ** (len(f"{tokens:.0f}") - 3)
+    return format_count(tokens // size * size, 2)

@@ -1,0 +1,56 @@
+"""Energy and emissions against published runs, to the digit that they print."""
+
+import pytest
+
+from sabia.core.errors import UsageError
+from sabia.core.plan.chips import find_chip
+from sabia.core.plan.money import carbon
+from sabia.core.plan.money.carbon import energy_kwh, footprint, implied_intensity
+
+
+@pytest.mark.parametrize(
+    ("hours", "megawatt_hours", "tons"),
+    [(1_022_362, 449, 173), (809_472, 356, 137), (82_432, 36, 14)],
+)
+def test_llama_table_15(hours, megawatt_hours, tons):
+    """Touvron et al. 2023: 400 W, PUE 1.1, 0.385 kg/kWh. 449.8 is printed as 449 there."""
+    seen = footprint(hours, 400.0, "a100", 1.1, 0.385)
+    assert seen.energy_kwh / 1e3 == pytest.approx(megawatt_hours, abs=0.9)
+    assert int(seen.energy_kwh / 1e3) == megawatt_hours
+    assert round(seen.tons) == tons
+    assert seen == footprint(hours, find_chip("a100").power_w, "a100")
+
+
+def test_what_a_405b_model_card_implies():
+    assert implied_intensity(8930, 30.84e6, 700) == pytest.approx(0.414, abs=0.0005)
+
+
+def test_a_405b_run_as_a_lecture_reckons_it():
+    """3.8e25 operations at 400 TFLOP/s, 0.7 kW, 0.24 kg/kWh: 26.33M hours, 4,423 t."""
+    hours = 6 * 15.6e12 * 405e9 / 400e12 / 3600
+    assert hours / 1e6 == pytest.approx(26.33, abs=0.01)
+    assert footprint(hours, 700, "h100", 1.0, 0.24).tons == pytest.approx(4423, abs=1)
+    assert footprint(26e6, 700, "h100", 1.0, 0.24).tons == pytest.approx(4368, abs=1)
+
+
+def test_the_range_is_that_of_the_grids_on_file():
+    seen = footprint(1e6, 1000, "b200", 1.0)
+    assert (seen.low_t, seen.high_t) == pytest.approx((30, 713))
+    assert seen.low_t < seen.tons < seen.high_t
+    assert energy_kwh(1e6, 1000, 1.2) == pytest.approx(1.2e6)
+    assert 10 < max(carbon.INTENSITIES.values()) / min(carbon.INTENSITIES.values()) < 50
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [({"pue": 0.9}, "--pue"), ({"kg_per_kwh": 385.0}, "--carbon-intensity"),
+     ({"kg_per_kwh": -1.0}, "0 to 2")],
+)  # fmt: skip
+def test_values_that_cannot_be_are_refused(given, words):
+    with pytest.raises(UsageError, match=words):
+        footprint(1.0, 700.0, "h100", **given)
+
+
+def test_a_chip_of_unknown_power_is_refused():
+    with pytest.raises(UsageError, match="no power of tpu-v5e"):
+        footprint(1.0, None, "tpu-v5e")
