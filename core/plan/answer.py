@@ -83,7 +83,7 @@ def _of_several(settings: Settings, first: str, named: "Named", show_model: bool
 
 def of_run(settings: Settings, today: date) -> Answer:
     """Plan one run."""
-    asked, plan = joined.plan_of(settings)
+    asked, plan = joined.plan_of(settings, today=today)
     seen = views(asked, plan)
     return Answer(
         text="\n".join([table.render(asked, plan), *(view.text for view in seen.values())]),

@@ -4,16 +4,24 @@ Tables, comparisons, lists of runs and plots all come through `plan_of`, so that
 has the same answer wherever it is asked.
 """
 
+from datetime import date
+
 from sabia.core.plan import planner, request
 from sabia.core.plan.planner import Plan
 from sabia.core.plan.request import Request
 from sabia.core.plan.settings import Settings
 
 
-def plan_of(settings: Settings, priced: bool = True) -> tuple[Request, Plan]:
+def plan_of(
+    settings: Settings, priced: bool = True, today: date | None = None
+) -> tuple[Request, Plan]:
     """What was asked, with its gaps filled, and the plan. Raises UsageError, Infeasible.
 
     `priced` False lets a chip without a price on file pass, with no bills.
     """
-    asked = request.build(settings, priced)
+    asked = request.build(settings, priced, today)
+    if settings.given("search", "fixed_layout"):
+        from sabia.core.plan import placed
+
+        return asked, placed.plan(asked)
     return asked, planner.plan(asked.run, asked.cluster, asked.deadlines_s)

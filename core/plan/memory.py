@@ -47,7 +47,8 @@ RECIPES = {
         StateRecipe("adam8bit", 2, 2, 6, 6, "as adamw16 with 8-bit m and v"),
     )
 }
-LORA = StateRecipe("lora", 2, 0, 0, 0, "frozen BF16 weights; the adapters are not counted")
+LORA = StateRecipe("lora", 2, 0, 0, 0, "frozen BF16 weights, without the adapters")
+ADAPTERS = RECIPES["adamw16"]
 
 
 def find_recipe(name: str) -> StateRecipe:

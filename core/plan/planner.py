@@ -6,6 +6,7 @@ cannot be raises Infeasible, naming the smallest change that makes it possible.
 """
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from sabia.core.errors import Infeasible, UsageError
 from sabia.core.plan import compute, memory
@@ -15,10 +16,18 @@ from sabia.core.plan.money import bills
 from sabia.core.plan.money.prices import Price
 from sabia.core.units import format_bytes, format_duration
 
+if TYPE_CHECKING:
+    from sabia.core.plan.device.search import Row as Laid
+    from sabia.core.plan.placed import Placed
+
 
 @dataclass(frozen=True)
 class Run:
-    """The training run: parameters (`matmul_params` cost operations), tokens, batch, shape."""
+    """The training run: parameters (`matmul_params` cost operations), tokens, batch, shape.
+
+    flops_per_token: in the convention of that name, None: 6 or 4 for each of `matmul_params`.
+    adapter_params: trained beside frozen weights; None where they are not counted.
+    """
 
     params: float
     active_params: float
@@ -30,11 +39,22 @@ class Run:
     hidden: int
     recipe: StateRecipe
     lora: bool = False
+    convention: str = "6nd"
+    flops_per_token: float | None = None
+    adapter_params: int | None = None
 
     @property
     def state_bytes(self) -> float:
         """Weights, gradients and optimizer over the cluster."""
-        return memory.state_bytes(self.params, self.recipe)
+        frozen = memory.state_bytes(self.params, self.recipe)
+        return frozen + memory.state_bytes(self.adapter_params or 0, memory.ADAPTERS)
+
+    @property
+    def checkpoint_bytes(self) -> float:
+        """What a save must keep: of adapters only themselves."""
+        if self.adapter_params is not None:
+            return self.adapter_params * memory.ADAPTERS.durable
+        return self.params * self.recipe.durable
 
     @property
     def activation_bytes(self) -> float:
@@ -44,6 +64,8 @@ class Run:
     @property
     def train_flops(self) -> float:
         """Operations of the whole run."""
+        if self.flops_per_token is not None:
+            return self.flops_per_token * self.tokens
         return compute.train_flops(self.matmul_params, self.tokens, self.lora)
 
 
@@ -65,7 +87,10 @@ class Cluster:
 
 @dataclass(frozen=True)
 class Row:
-    """One deadline: what compute and memory ask for, what is used, when it is done."""
+    """One deadline: what compute and memory ask for, what is used, when it is done.
+
+    `layout`: how the run lies on the chips, where layouts were asked for.
+    """
 
     deadline_s: float
     compute_min_chips: float
@@ -73,6 +98,7 @@ class Row:
     chips: int
     finishes_s: float
     mfu: float
+    layout: "Laid | None" = None
 
     @property
     def chip_s(self) -> float:
@@ -111,6 +137,7 @@ class Plan:
     accumulated_min_chips: int
     memory_min_chips: int
     rows: tuple[Row, ...]
+    placed: "Placed | None" = None
 
     @property
     def chip_hours(self) -> float:

@@ -4,7 +4,8 @@ Nothing is assumed silently: what was not given takes its value from DEFAULTS, t
 published shape or the data files, and is listed in `Request.assumed`.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
+from datetime import date
 from functools import cached_property
 from typing import TYPE_CHECKING
 
@@ -12,7 +13,7 @@ from sabia.core.errors import UsageError
 from sabia.core.plan import memory
 from sabia.core.plan.chips import Chip, find_chip
 from sabia.core.plan.compute import DEFAULT_MFU
-from sabia.core.plan.money.prices import Price, default_prices
+from sabia.core.plan.money.prices import Price, default_prices, prices_for, usable
 from sabia.core.plan.planner import Cluster, Run
 from sabia.core.plan.settings import Settings, flag
 from sabia.core.units import (
@@ -32,6 +33,8 @@ DEFAULT_BATCH_TOKENS = 4e6
 DEFAULT_CHIP = "b200"
 DEFAULT_DEADLINES = "30d,14d,7d"
 DEFAULT_RECIPE = "adamw16"
+OFFERS = ("provider", "region", "spot", "commitment")  # as prices_for takes them
+MOST_PRICES = 3  # columns of the table
 COUNTS = ("params", "active", "layers", "hidden")
 
 
@@ -63,6 +66,7 @@ class Request:
     deadlines_s: list[float]
     model: Counts
     assumed: tuple[str, ...]
+    today: date = field(default_factory=date.today)
 
     @cached_property
     def architecture(self) -> "Architecture":
@@ -112,15 +116,18 @@ def counts_of(settings: Settings) -> Counts:
     return count_model(settings.model, settings.seq or DEFAULT_SEQUENCE)
 
 
-def build(settings: Settings, priced: bool = True) -> Request:
+def build(settings: Settings, priced: bool = True, today: date | None = None) -> Request:
     """Fill the gaps. Raises UsageError on names and values that do not exist.
 
     `priced` False lets a chip without a price on file pass.
     """
+    today = today or date.today()
     model = counts_of(settings)
     found = find_chip(settings.chip or DEFAULT_CHIP)
     run = _run(settings, model)
-    cluster = _cluster(settings, found, prices_of(settings, found, priced))
+    if settings.convention not in (None, "6nd") or settings.lora_rank:
+        run = _counted_exactly(run, settings, architecture(settings))
+    cluster = _cluster(settings, found, prices_of(settings, found, priced, today))
     gaps = {
         "tokens": f"{format_count(run.tokens)} tokens",
         "seq": f"sequences of {run.sequence}",
@@ -139,14 +146,16 @@ def build(settings: Settings, priced: bool = True) -> Request:
         deadlines_s=parse_list(settings.deadline or DEFAULT_DEADLINES, _deadline),
         model=model,
         assumed=tuple(words for name, words in gaps.items() if name not in said),
+        today=today,
     )
 
 
 def _run(settings: Settings, model: Counts) -> Run:
-    if settings.lora and settings.state_recipe:
+    lora = settings.lora or settings.lora_rank is not None
+    if lora and settings.state_recipe:
         raise UsageError("--state-recipe: not with --lora, whose weights are frozen in BF16")
     held = memory.LORA
-    if not settings.lora:
+    if not lora:
         held = memory.find_recipe(settings.state_recipe or DEFAULT_RECIPE)
     return Run(
         params=model.params,
@@ -158,7 +167,25 @@ def _run(settings: Settings, model: Counts) -> Run:
         layers=model.layers,
         hidden=model.hidden,
         recipe=held,
-        lora=settings.lora,
+        lora=lora,
+    )
+
+
+def _counted_exactly(run: Run, settings: Settings, model: "Architecture") -> Run:
+    """With attention by --convention, and with adapters of --lora-rank, from the layers."""
+    from sabia.core.plan.counting import operations
+
+    convention, rank = settings.convention or "6nd", settings.lora_rank
+    if rank is None:
+        per_token = operations.training_flops_per_token(model, run.sequence, convention)
+        return replace(run, convention=convention, flops_per_token=per_token)
+    return replace(
+        run,
+        convention=convention,
+        flops_per_token=operations.hardware_flops_per_token(
+            model, run.sequence, "none", rank, convention
+        ),
+        adapter_params=operations.adapter_params(model, rank),
     )
 
 
@@ -179,12 +206,18 @@ def _cluster(settings: Settings, chip: Chip, prices: tuple[Price, ...]) -> Clust
     )
 
 
-def prices_of(settings: Settings, chip: Chip, priced: bool) -> tuple[Price, ...]:
+def prices_of(settings: Settings, chip: Chip, priced: bool, today: date) -> tuple[Price, ...]:
     """The user's own prices of `chip`, or those on file; UsageError where one must be there."""
+    offers = settings.given(*OFFERS)
+    if settings.price and offers and offers != ["spot"]:
+        raise UsageError(f"{flag(offers[0])}: chooses among prices on file; leave out --price")
     if settings.price:
         return own_prices(settings.price)
     try:
-        return default_prices(chip.name)
+        if not offers:
+            return usable(default_prices(chip.name), today, "--price")
+        found = prices_for(chip.name, *(getattr(settings, name) for name in OFFERS))
+        return usable(found, today, "--price")[:MOST_PRICES]
     except UsageError:
         if priced:
             raise
@@ -193,10 +226,16 @@ def prices_of(settings: Settings, chip: Chip, priced: bool) -> tuple[Price, ...]
 
 def architecture(settings: Settings) -> "Architecture":
     """The model layer by layer. Raises UsageError."""
-    from sabia.core.plan.counting.known import architecture_of
+    if settings.model is not None:
+        from sabia.core.plan.counting.known import architecture_of
 
-    assert settings.model is not None
-    return architecture_of(settings.model)
+        return architecture_of(settings.model)
+    from sabia.core.plan.counting.assumed import assumed_architecture
+
+    counts = given_counts(settings.params, settings.active)
+    return assumed_architecture(
+        counts.params, counts.active_params, settings.layers, settings.hidden
+    )
 
 
 def _deadline(text: str) -> float:

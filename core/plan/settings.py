@@ -35,9 +35,12 @@ def _number(text: str | float, what: str) -> float:
 # how the value of an option in a row is read; what is not here is text
 UNITS: dict[str, Callable[[Any, str], Any]] = (
     dict.fromkeys(("params", "active", "tokens", "batch_tokens"), units.parse_count)
-    | dict.fromkeys(("layers", "hidden", "lora_rank", "chips", "nodes"), _whole)
+    | dict.fromkeys(("layers", "hidden", "lora_rank", "chips", "nodes", "micro_batch"), _whole)
     | dict.fromkeys(("utilisation", "mfu", "failure_rate", "spot_share"), units.parse_fraction)
-    | dict.fromkeys(("preempt", "restart"), units.parse_duration)
+    | dict.fromkeys(("preempt", "restart", "capacity_wait"), units.parse_duration)
+    | dict.fromkeys(("repair", "job_limit", "queue"), units.parse_duration)
+    | dict.fromkeys(("simulate", "spare_nodes", "checkpoint_copies", "seed"), _whole)
+    | {"max_cost": units.parse_money}
     | dict.fromkeys(("replica_chips", "batch", "prompts", "group", "steps"), _whole)
     | dict.fromkeys(("generation_chips", "off_policy", "repeats"), _whole)
     | dict.fromkeys(("prompt_tokens", "output_tokens", "output_limit", "items"), _number)
@@ -72,12 +75,34 @@ class Settings:
     utilisation: float | None = None
     mfu: float | None = None
     compare: str | None = None
+    search: bool = False
+    fixed_layout: str | None = None
+    objective: str | None = None
+    stack: str | None = None
+    precision: str | None = None
+    recompute: str | None = None
+    micro_batch: int | None = None
+    explain: bool = False
     price: str | None = None
     failure_rate: float | None = None
     preempt: float | None = None
     restart: float | None = None
     bucket_gbps: float | None = None
     spot_share: float | None = None
+    simulate: int | None = None
+    capacity_wait: float | None = None
+    repair: float | None = None
+    spare_nodes: int | None = None
+    job_limit: float | None = None
+    queue: float | None = None
+    synchronous: bool = False
+    checkpoint_copies: int | None = None
+    spot: bool = False
+    provider: str | None = None
+    region: str | None = None
+    commitment: str | None = None
+    max_cost: float | None = None
+    seed: int | None = None
     budget: str | None = None
     # --stage serve, grpo, eval: generation
     stage: str | None = None

@@ -17,13 +17,13 @@ MANY_TOKENS_PER_PARAM = 1e5
 
 def notes(request: Request, plan: Plan) -> list[str]:
     """Facts that change nothing in the table."""
-    lines = (_usable(plan), _prices(plan), _mfu(plan), _attention(request))
+    lines = (_usable(plan), _prices(plan), _mfu(plan), _attention(request, plan))
     return [line for line in lines if line]
 
 
-def _attention(request: Request) -> str:
+def _attention(request: Request, plan: Plan) -> str:
     share = request.model.attention_share
-    if share is None:
+    if share is None or plan.run.convention != "6nd":
         return ""
     return (
         f"6ND leaves attention out: at {request.run.sequence} tokens it would add {share:.0%} "

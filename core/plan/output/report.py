@@ -49,6 +49,8 @@ def report(request: Request, plan: Plan) -> dict[str, Any]:
         "state_recipe": run.recipe.name,
         "state_bytes_per_param": run.recipe.bytes_per_param,
         "lora": run.lora,
+        "convention": run.convention,
+        "adapter_params": run.adapter_params,
         "mfu": cluster.mfu,
         "mfu_usual_low": mfu_range.low,
         "mfu_usual_high": mfu_range.high,

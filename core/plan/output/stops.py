@@ -2,81 +2,155 @@
 
 import math
 from dataclasses import asdict
+from typing import Any
 
 from sabia.core.errors import UsageError
-from sabia.core.plan.money.bills import DAY_S, short_money
+from sabia.core.plan.money.bills import DAY_S, cost_usd, short_money
+from sabia.core.plan.money.prices import cheapest
 from sabia.core.plan.output.table import percent, span
 from sabia.core.plan.output.view import View
 from sabia.core.plan.planner import Plan
 from sabia.core.plan.request import Request
 from sabia.core.plan.settings import Settings
-from sabia.core.plan.stops.failures import WINDOW_S, StopForecast, StopModel, forecast
+from sabia.core.plan.stops.failures import WINDOW_S, StopForecast, StopModel, forecast, simulated
+from sabia.core.plan.stops.simulation import Simulated, Spread
 from sabia.core.units import format_bytes
 
 
 def see(asked: Request, plan: Plan) -> View:
     """The view for the plan's smallest cluster that meets its deadline."""
-    if plan.run.lora:
-        raise UsageError("--lora: the adapters' size is unknown, so saves cannot be planned")
-    model, best = _model(asked.settings), plan.best
-    saved = plan.run.params * plan.run.recipe.durable
-    seen = forecast(model, plan.cluster.chip, best.chips, saved, best.finishes_s)
-    return View(_text(model, seen, plan), _report(model, seen))
+    if plan.run.lora and plan.run.adapter_params is None:
+        raise UsageError(
+            "--lora: the adapters' size is unknown, so saves cannot be planned; give --lora-rank"
+        )
+    model, best, chip = stop_model(asked.settings), plan.best, plan.cluster.chip
+    saved = plan.run.checkpoint_bytes
+    run = (model, chip, best.chips, saved, best.finishes_s)
+    seen = forecast(*run)
+    lines, figures = _lines(model, seen, plan), _report(model, seen)
+    if asked.settings.simulate:
+        drawn = simulated(*run, runs=asked.settings.simulate, seed=asked.settings.seed or 0)
+        lines.append(_drawn(drawn))
+        figures["simulated"] = asdict(drawn)
+    if asked.settings.spot and model.preemption_s:
+        words, against = _against_on_demand(asked, run, plan)
+        lines.append(words)
+        figures["spot"] = against
+    return View("\n".join(lines), figures)
 
 
-def _model(settings: Settings) -> StopModel:
+def stop_model(settings: Settings) -> StopModel:
+    """What the settings say about stops; the model's own defaults stand in for the rest."""
     gbps = settings.bucket_gbps
     said = {
         "failures_per_chip_day": settings.failure_rate,
         "preemption_s": settings.preempt,
         "restart_s": settings.restart,
         "bucket_bytes_per_s": None if gbps is None else gbps * 1e9,
-        "spot_share": settings.spot_share,
+        "spot_share": 1.0 if settings.spot else settings.spot_share,
+        "capacity_wait_s": settings.capacity_wait,
+        "repair_s": settings.repair,
+        "spare_nodes": settings.spare_nodes,
+        "job_limit_s": settings.job_limit,
+        "queue_s": settings.queue,
+        "synchronous": settings.synchronous or None,
+        "copies": settings.checkpoint_copies,
     }
     return StopModel(**{name: value for name, value in said.items() if value is not None})
 
 
-def _report(model: StopModel, seen: StopForecast) -> dict[str, object]:
+def _report(model: StopModel, seen: StopForecast) -> dict[str, Any]:
     """Figures by name; a rate that never happens is null."""
     figures = asdict(model) | asdict(seen) | {"wall_over_work": seen.wall_s / seen.work_s}
     return {key: None if value == math.inf else value for key, value in figures.items()}
 
 
-def _text(model: StopModel, forecast: StopForecast, plan: Plan) -> str:
+def _lines(model: StopModel, seen: StopForecast, plan: Plan) -> list[str]:
     preempted = f", a preemption every {span(model.preemption_s)}" if model.preemption_s else ""
-    longer = forecast.wall_s / forecast.work_s - 1
-    lines = [
-        f"stops     {forecast.chips} chips failing {percent(model.failures_per_chip_day)} a day: "
-        f"{_failures(forecast)}{preempted}",
-        f"save      {format_bytes(forecast.checkpoint_bytes)}: {forecast.offload_s:.0f} s to host "
-        f"memory, {forecast.upload_s / 60:.0f} min to storage; {_every(forecast)}",
-        f"expected  {span(forecast.work_s)} of work takes {forecast.wall_s / DAY_S:.2f}d "
-        f"({longer:+.1%}), {_bills(model, forecast, plan)}",
+    longer = seen.wall_s / seen.work_s - 1
+    return [
+        f"stops     {seen.chips} chips failing {percent(model.failures_per_chip_day)} a day: "
+        f"{_failures(seen)}{preempted}",
+        f"save      {format_bytes(seen.checkpoint_bytes)}: {_saved(model, seen)}; {_every(seen)}",
+        f"expected  {span(seen.work_s)} of work takes {seen.wall_s / DAY_S:.2f}d "
+        f"({longer:+.1%}){_waits(seen)}, {_bills(model, seen, plan)}",
     ]
-    return "\n".join(lines)
 
 
-def _failures(forecast: StopForecast) -> str:
-    if math.isinf(forecast.mean_time_between_failures_s):
+def _failures(seen: StopForecast) -> str:
+    if math.isinf(seen.mean_time_between_failures_s):
         return "no failure"
     return (
-        f"one every {span(forecast.mean_time_between_failures_s)}, "
-        f"{forecast.failure_probability:.0%} within {WINDOW_S / DAY_S:.0f} days"
+        f"one every {span(seen.mean_time_between_failures_s)}, "
+        f"{seen.failure_probability:.0%} within {WINDOW_S / DAY_S:.0f} days"
     )
 
 
-def _every(forecast: StopForecast) -> str:
-    if math.isinf(forecast.mean_time_between_stops_s):
+def _saved(model: StopModel, seen: StopForecast) -> str:
+    if model.synchronous:
+        return f"{seen.offload_s / 60:.1f} min to storage, standing still"
+    held = f" ({seen.host_copies} copies in host memory)" if seen.host_copies > 1 else ""
+    return f"{seen.offload_s:.0f} s to host memory, {seen.upload_s / 60:.0f} min to storage{held}"
+
+
+def _every(seen: StopForecast) -> str:
+    if math.isinf(seen.mean_time_between_stops_s):
         return "one at the end"
-    return f"one every {forecast.interval_s / 60:.0f} min"
+    return f"one every {seen.interval_s / 60:.0f} min"
 
 
-def _bills(model: StopModel, forecast: StopForecast, plan: Plan) -> str:
-    longer = forecast.wall_s / forecast.work_s
+def _waits(seen: StopForecast) -> str:
+    waits = {
+        "for capacity": seen.waited_capacity_s,
+        "for repairs": seen.waited_repair_s,
+        f"in the queue after {seen.cuts:.0f} job limits": seen.waited_queue_s,
+    }
+    said = [f"{span(seconds)} of waiting {why}" for why, seconds in waits.items() if seconds]
+    return f", with {', '.join(said)}" if said else ""
+
+
+def _bills(model: StopModel, seen: StopForecast, plan: Plan) -> str:
+    preemptible = model.preemption_s and model.spot_share < 1
     share = model.spot_share if model.preemption_s else 1.0
-    what = f"preemptible at {percent(share)} of " if model.preemption_s else ""
+    what = f"preemptible at {percent(share)} of " if preemptible else ""
     bills = [
-        f"{short_money(plan.cost_usd(price) * longer * share)} {what}{price.label}"
+        f"{short_money(cost_usd(seen.billed_chip_s, price.usd_per_chip_hour * share))} "
+        f"{what}{price.label}"
         for price in plan.cluster.prices
     ]
     return ", ".join(bills)
+
+
+def _drawn(drawn: Simulated) -> str:
+    def days(spread: Spread) -> str:
+        middle, late = spread.p50 / DAY_S, spread.p95 / DAY_S
+        return f"mean {spread.mean / DAY_S:.2f}d, half by {middle:.2f}d, 95% by {late:.2f}d"
+
+    return (
+        f"simulated {drawn.runs:,} runs: {days(drawn.wall_s)}; {drawn.stops.mean:.1f} stops each "
+        f"(95% at most {drawn.stops.p95:.0f})"
+    )
+
+
+def _against_on_demand(asked: Request, run: tuple, plan: Plan) -> tuple[str, dict[str, Any]]:
+    """Preemptible against on-demand chips at the lowest prices on file of each."""
+    from sabia.core.plan.stops.spot import compare
+
+    spot = min(plan.cluster.prices, key=lambda price: price.usd_per_chip_hour)
+    calm = cheapest(plan.cluster.chip.name, asked.today)
+    if calm is None:
+        return "spot      no on-demand price to compare with is on file", {}
+    seen = compare(*run, spot.usd_per_chip_hour, calm.usd_per_chip_hour)
+    even = seen.break_even_preemption_s
+    when = "never" if even is None else f"with preemptions more than {span(even)} apart"
+    words = (
+        f"spot      {short_money(seen.spot_usd)} against {short_money(seen.on_demand_usd)} on "
+        f"demand ({calm.label}): {abs(seen.saving):.0%} {'less' if seen.cheaper else 'more'}; "
+        f"cheaper {when if even != 0 else 'however often preempted'}"
+    )
+    return words, {
+        "spot_usd": seen.spot_usd,
+        "on_demand_usd": seen.on_demand_usd,
+        "break_even_preemption_s": even,
+        "saving_share": seen.saving,
+    }

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from sabia.core.plan import compute, memory
 from sabia.core.plan.money.bills import DAY_S, cost_usd_per_day, short_money
 from sabia.core.plan.money.prices import Price, format_rate
-from sabia.core.plan.planner import Plan, Row
+from sabia.core.plan.planner import Plan, Row, Run
 from sabia.core.plan.request import Request
 from sabia.core.units import format_bytes, format_count, format_duration
 
@@ -42,9 +42,9 @@ def power_of_ten(value: float) -> str:
 
 def _header(request: Request, plan: Plan) -> list[str]:
     run, cluster = plan.run, plan.cluster
-    convention = "4ND, LoRA" if run.lora else "6ND"
+    convention = _convention(run)
     counted, visited = format_count(run.matmul_params, 2), format_count(run.active_params, 2)
-    if counted != visited:
+    if counted != visited and run.flops_per_token is None:
         convention += f", N = {counted} without the input lookup"
     shape = f"{run.layers} layers, hidden {run.hidden}"
     if request.model.origin.startswith("assumed"):
@@ -64,6 +64,17 @@ def _header(request: Request, plan: Plan) -> list[str]:
         f" + activations {format_bytes(run.activation_bytes)} "
         f"({format_count(run.batch_tokens)} tokens live) = {format_bytes(held)}",
     ]
+
+
+def _convention(run: Run) -> str:
+    """How operations are counted, which every MFU refers to."""
+    attention = {"palm": "attention in full", "causal": "half of attention"}.get(run.convention)
+    if run.adapter_params is not None:
+        words = f"LoRA with {format_count(run.adapter_params, 2)} trained"
+        return f"{words}, {attention or 'without attention'}"
+    if attention:
+        return f"{run.convention}: {attention}"
+    return "4ND, LoRA" if run.lora else "6ND"
 
 
 def percent(share: float) -> str:

@@ -13,8 +13,13 @@ from sabia.core.plan.request import Request
 
 # a view's module, which is also its key in the report → the options that ask for it
 VIEWS: dict[str, tuple[str, ...]] = {
-    "stops": ("failure_rate", "preempt", "restart", "bucket_gbps", "spot_share"),
-}
+    "layout": ("search", "fixed_layout"),
+    "stops": (
+        "failure_rate", "preempt", "restart", "bucket_gbps", "spot_share", "simulate",
+        "capacity_wait", "repair", "spare_nodes", "job_limit", "queue", "synchronous",
+        "checkpoint_copies",
+    ),
+}  # fmt: skip
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,162 @@
+"""The view of layouts: how the run lies on the chips, how fast a step is, what fills a chip.
+
+`layouts` is a table of alternatives, `explained` every term of memory and every part of a step, for
+the layout of the plan's best row. GB are decimal, as chips are sold.
+"""
+
+from typing import Any
+
+from sabia.core.plan.device.flags import pretrain_flags
+from sabia.core.plan.device.layout import AXES
+from sabia.core.plan.device.search import Row as Laid
+from sabia.core.plan.device.search_fixes import described
+from sabia.core.plan.money.bills import short_money
+from sabia.core.plan.output.table import columns
+from sabia.core.plan.output.view import View
+from sabia.core.plan.placed import Placed
+from sabia.core.plan.planner import Plan
+from sabia.core.plan.request import Request
+from sabia.core.units import format_bytes
+
+COLUMNS = {"dp": "data", "fsdp": "fsdp", "tp": "tensor", "pp": "pipe", "cp": "context",
+           "ep": "expert", "v": "virtual", "mb": "micro_batch"}  # fmt: skip
+
+
+def see(asked: Request, plan: Plan) -> View:
+    """The layouts of a placed plan, with every term where `--explain` was given."""
+    assert plan.placed is not None and plan.best.layout is not None
+    best, placed = plan.best.layout, plan.placed
+    lines = [*_table(plan, placed), *_about(placed, best)]
+    figures = _report(plan, placed, best)
+    if asked.settings.explain:
+        lines += ["", *_memory_lines(placed, best), "", *_time_lines(best)]
+    return View("\n".join(lines), figures)
+
+
+def _table(plan: Plan, placed: Placed) -> list[str]:
+    chosen = tuple(row.layout for row in plan.rows if row.layout is not None)
+    shown = placed.shown(chosen)
+    price = min(plan.cluster.prices, key=lambda p: p.usd_per_chip_hour, default=None)
+    several = len({row.chips for row in shown}) > 1
+    head = ["LAYOUT", *(["CHIPS"] if several else []), *COLUMNS, "RECOMPUTE", "STEP", "MFU",
+            "GB/CHIP", *(["COST"] if price else [])]  # fmt: skip
+    picked = {described(row.layout) for row in chosen}
+    rows = []
+    for number, row in enumerate(shown, 1):
+        cost = row.token_chip_s * plan.run.tokens / 3600
+        rows.append(
+            [
+                f"{number}{' *' if described(row.layout) in picked else ''}",
+                *([f"{row.chips:,}"] if several else []),
+                *(f"{getattr(row.layout, field):g}" for field in COLUMNS.values()),
+                row.layout.recompute,
+                seconds(row.step_s),
+                _mfu_band(plan, placed, row),
+                f"{row.memory.total / 1e9:.1f}",
+                *([short_money(cost * price.usd_per_chip_hour)] if price else []),
+            ]
+        )
+    return columns(head, rows)
+
+
+def seconds(value: float) -> str:
+    """12.3s, 0.82s: three figures."""
+    return f"{value:.3g}s" if value < 1000 else f"{value:,.0f}s"
+
+
+def mfu_of(plan: Plan, placed: Placed, row: Laid, step_s: float) -> float:
+    """Model FLOPs utilization of a step of `step_s`, in the plan's convention."""
+    flops = plan.run.train_flops / placed.steps
+    return flops / (step_s * row.chips * plan.cluster.chip.bf16_flops_per_s)
+
+
+def _mfu_band(plan: Plan, placed: Placed, row: Laid) -> str:
+    low, middle, high = (
+        100 * mfu_of(plan, placed, row, s)
+        for s in (row.time.high_s, row.time.total_s, row.time.low_s)
+    )
+    return f"{middle:.0f}% ({low:.0f}-{high:.0f})"
+
+
+def _about(placed: Placed, best: Laid) -> list[str]:
+    question, stack = placed.question, placed.question.stack
+    room = question.room_bytes
+    lines = [
+        f"bound by  {best.time.binding} ({best.time.parts[best.time.binding] / best.step_s:.0%} of "
+        f"the step); {format_bytes(best.memory.total)} of {format_bytes(room)} a chip",
+        f"software  {stack.name}, {question.workload.precision}, batches of {placed.batch_rows} "
+        f"rows ({placed.batch_rows * question.workload.sequence:,} tokens)",
+    ]
+    if stack.name == "sabia":
+        lines.append(f"run it    sabia pretrain {pretrain_flags(question.workload, best.layout)}")
+    if placed.found is not None:
+        found = placed.found
+        lines.append(
+            f"searched  {found.candidates:,} layouts on {found.meshes:,} meshes; "
+            f"{found.fitting:,} fit"
+        )
+    return lines
+
+
+def _memory_lines(placed: Placed, best: Laid) -> list[str]:
+    from sabia.core.plan.device.memory import explain
+
+    return [f"MEMORY of the fullest chip, {described(best.layout)}", explain(best.memory)]
+
+
+def _time_lines(best: Laid) -> list[str]:
+    parts = sorted(best.time.parts.items(), key=lambda part: -part[1])
+    rows = [
+        [name, f"{value:.4f} s", f"{value / best.step_s:.1%}"] for name, value in parts if value
+    ]
+    band = f"{best.time.low_s:.3f} to {best.time.high_s:.3f} s"
+    return columns(["STEP", "", ""], [*rows, ["total", f"{best.step_s:.4f} s", band]])
+
+
+def _report(plan: Plan, placed: Placed, best: Laid) -> dict[str, Any]:
+    chosen = tuple(row.layout for row in plan.rows if row.layout is not None)
+    question = placed.question
+    figures: dict[str, Any] = {
+        "stack": question.stack.name,
+        "precision": question.workload.precision,
+        "batch_rows": placed.batch_rows,
+        "batch_tokens": question.workload.batch_tokens,
+        "steps": placed.steps,
+        "room_bytes_per_chip": question.room_bytes,
+        "binding": best.time.binding,
+        "best": laid_report(plan, placed, best),
+        "layouts": [laid_report(plan, placed, row) for row in placed.shown(chosen)],
+    }
+    if question.stack.name == "sabia":
+        figures["pretrain_flags"] = pretrain_flags(question.workload, best.layout)
+    if placed.found is not None:
+        found = placed.found
+        figures |= {
+            "pareto": [laid_report(plan, placed, row) for row in found.front],
+            "meshes": found.meshes,
+            "meshes_fallen": found.fell,
+            "candidates": found.candidates,
+            "candidates_fitting": found.fitting,
+        }
+    return figures
+
+
+def laid_report(plan: Plan, placed: Placed, row: Laid) -> dict[str, Any]:
+    """One layout: axes, memory by term and step by part."""
+    layout, time = row.layout, row.time
+    return {
+        "chips": row.chips,
+        **{axis: int(getattr(layout, axis)) for axis in (*AXES, "micro_batch", "virtual")},
+        "recompute": layout.recompute,
+        "zero": layout.zero,
+        "experts_over_tensor": layout.experts_over_tensor,
+        "step_s": row.step_s,
+        "step_low_s": float(time.low_s),
+        "step_high_s": float(time.high_s),
+        "mfu": mfu_of(plan, placed, row, row.step_s),
+        "binding": time.binding,
+        "parts_s": {name: float(value) for name, value in time.parts.items()},
+        "memory_bytes": float(row.memory.total),
+        "memory_terms_bytes": {term.name: float(term.bytes) for term in row.memory.terms},
+        "chip_hours": row.token_chip_s * plan.run.tokens / 3600,
+    }

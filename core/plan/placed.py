@@ -1,0 +1,245 @@
+"""A plan by predicted speed: the layouts that run on some chips, instead of a utilization.
+
+`--search` looks for the best layout on `--chips`, or for the cheapest number of chips that meets
+each deadline; `--fixed-layout` times just one (and with `--search` keeps those values and searches
+the rest). What comes back is a Plan as planner.py makes it, whose rows hold their layouts.
+"""
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+from sabia.core.errors import Infeasible, UsageError
+from sabia.core.plan import planner
+from sabia.core.plan.device import search
+from sabia.core.plan.device.layout import AXES, Layout
+from sabia.core.plan.device.search import Found, Question
+from sabia.core.plan.device.search_fixes import described
+from sabia.core.plan.device.search_rules import check_pinned
+from sabia.core.plan.device.search_sizes import coarse
+from sabia.core.plan.device.stack import DEFAULT_STACK, find_stack
+from sabia.core.plan.device.workload import Workload
+from sabia.core.plan.planner import Plan, Row
+from sabia.core.plan.request import Request
+from sabia.core.plan.settings import Settings
+from sabia.core.units import format_bytes, format_duration
+
+SHORT = {
+    "dp": "data", "ddp": "data", "zero3": "fsdp", "ep": "expert", "cp": "context", "tp": "tensor",
+    "pp": "pipe", "mb": "micro_batch", "v": "virtual", "vpp": "virtual",
+}  # fmt: skip
+YES = {"yes": True, "true": True, "1": True, "no": False, "false": False, "0": False}
+SLOWEST_MFU = 0.1  # a run this slow is not planned for: it bounds the numbers of chips to look at
+MOST_CHIPS = 65536
+
+
+@dataclass(frozen=True)
+class Placed:
+    """What stands behind a placed plan. found: None where the layout was fixed. room: bytes that a
+    device may hold. batch_rows: rows of a step, which layouts divide."""
+
+    question: Question
+    found: Found | None
+    steps: float
+
+    @property
+    def batch_rows(self) -> int:
+        """Rows of a step."""
+        return self.question.workload.batch_rows
+
+    def shown(self, chosen: tuple[search.Row, ...]) -> list[search.Row]:
+        """The layouts to show: of a search the alternatives, the chosen ones among them."""
+        if self.found is None:
+            return list(chosen)
+        others = self.found.ranked if len({row.chips for row in chosen}) == 1 else self.found.front
+        rows = {described(row.layout): row for row in (*chosen, *others[:8])}
+        return sorted(rows.values(), key=lambda row: row.step_s)
+
+
+def wanted(settings: Settings) -> bool:
+    """Whether layouts were asked for."""
+    return bool(settings.given("search", "fixed_layout", "explain"))
+
+
+def plan(asked: Request) -> Plan:
+    """The plan by predicted speed. Raises UsageError, Infeasible."""
+    if asked.settings.mfu is not None:
+        raise UsageError("--mfu: is predicted with --search and --fixed-layout; leave it out")
+    base = planner.plan(asked.run, replace(asked.cluster, chips=None), asked.deadlines_s)
+    question = question_of(asked)
+    pinned = dict(question.pinned)
+    if asked.settings.search:
+        placed, rows = _searched(asked, question)
+    else:
+        placed, rows = _fixed(asked, replace(question, pinned={}), pinned)
+    planned = replace(base, cluster=asked.cluster, rows=rows, placed=placed)
+    return replace(planned, work_chip_s=_first(planned).chip_s)
+
+
+def question_of(asked: Request) -> Question:
+    """What a search is asked: the work, the chip, the software, and the values that are fixed."""
+    settings, chip = asked.settings, asked.cluster.chip
+    if settings.hbm is not None:
+        chip = replace(chip, usable_hbm_bytes=float(settings.hbm))
+    utilisation = search.UTILISATION if settings.utilisation is None else settings.utilisation
+    stack = find_stack(settings.stack or DEFAULT_STACK)
+    return Question(workload_of(asked), chip, stack, pinned_of(settings), utilisation)
+
+
+def workload_of(asked: Request) -> Workload:
+    """One step of the run; the batch in whole rows that chips can share (`round_rows`)."""
+    run = asked.run
+    if run.lora and run.adapter_params is None:
+        raise UsageError("--lora: how large are the adapters? Give --lora-rank, as --lora-rank 16")
+    return Workload(
+        architecture=asked.architecture,
+        sequence=run.sequence,
+        batch_rows=round_rows(run.batch_tokens / run.sequence),
+        recipe=run.recipe,
+        precision=asked.settings.precision or "bf16",
+        adapter_params=run.adapter_params,
+    )
+
+
+def round_rows(rows: float) -> int:
+    """Rows of a batch near `rows`: itself if whole, else the roundest number within 5 %.
+
+    A batch of 4M tokens in rows of 8192 is 488.3 rows, which nothing divides; 512 can be shared.
+    """
+    if rows == int(rows):
+        return int(rows)
+    step = 1 << max(0, int(rows).bit_length())
+    while abs(round(rows / step) * step / rows - 1) > 0.05:
+        step //= 2
+    return max(1, round(rows / step) * step)
+
+
+def pinned_of(settings: Settings) -> dict[str, Any]:
+    """Fields of a layout that must have a value: --fixed-layout, --micro-batch, --recompute."""
+    found = layout_fields(settings.fixed_layout) if settings.fixed_layout else {}
+    for name in ("micro_batch", "recompute"):
+        value = getattr(settings, name)
+        if value is not None and found.setdefault(name, value) != value:
+            raise UsageError(
+                f"--{name.replace('_', '-')}: {value} (--fixed-layout says {found[name]})"
+            )
+    return found
+
+
+def layout_fields(text: str) -> dict[str, Any]:
+    """'tensor=8,pp=4,micro-batch=2,recompute=full' → fields of a Layout; short names as well."""
+    found: dict[str, Any] = {}
+    for part in text.split(","):
+        name, equals, value = part.partition("=")
+        name = name.strip().lower().replace("-", "_")
+        name, value = SHORT.get(name, name), value.strip()
+        if not equals or name not in Layout.__dataclass_fields__:
+            known = ", ".join(field.replace("_", "-") for field in Layout.__dataclass_fields__)
+            raise UsageError(f"--fixed-layout: {part!r} (expected NAME=N of {known})")
+        if name in found:
+            raise UsageError(f"--fixed-layout: {name.replace('_', '-')} is there twice")
+        found[name] = _value(name, value)
+    return found
+
+
+def _value(name: str, value: str) -> Any:
+    if name == "recompute":
+        return value
+    if name in ("experts_over_tensor", "sequence_parallel") and value in YES:
+        return YES[value]
+    if not value.isdecimal():
+        raise UsageError(f"--fixed-layout: {name.replace('_', '-')}={value} (expected a number)")
+    return int(value)
+
+
+def _searched(asked: Request, question: Question) -> tuple[Placed, tuple[Row, ...]]:
+    """The best layout on the given chips, or for each deadline the cheapest number in time."""
+    given = asked.cluster.chips
+    objective = asked.settings.objective or "time"
+    found = search.search(
+        question.workload,
+        question.chip,
+        question.stack,
+        given or _counts(asked, question),
+        objective,
+        pinned=question.pinned,
+        utilisation=question.utilisation,
+    )
+    placed = Placed(question, found, asked.run.tokens / question.workload.batch_tokens)
+    least = min(row.chips for row in found.front)
+    rows = []
+    for deadline_s in asked.deadlines_s:
+        in_time = found.cheapest_within(deadline_s / placed.steps)
+        chosen = found.best if given else in_time or found.fastest
+        rows.append(_row(asked, placed, chosen, deadline_s, least))
+    return placed, _in_time(asked, placed, tuple(rows))
+
+
+def _counts(asked: Request, question: Question) -> list[int]:
+    """Numbers of chips worth looking at: up to what the shortest deadline needs if slow."""
+    run, peak = asked.run, question.chip.bf16_flops_per_s
+    needed = run.train_flops / (peak * SLOWEST_MFU) / min(asked.deadlines_s)
+    held = run.state_bytes / question.room_bytes
+    limit = min(MOST_CHIPS, max(2 * needed, 4 * held, question.chip.node_chips))
+    return coarse(question.chip, int(limit)) or coarse(question.chip, MOST_CHIPS)[:1]
+
+
+def _fixed(
+    asked: Request, question: Question, fields: dict[str, Any]
+) -> tuple[Placed, tuple[Row, ...]]:
+    """Exactly the given layout, what it does not say being 1."""
+    can = question.can
+    check_pinned(question.workload, question.chip, can, dict.fromkeys(AXES, 1) | fields)
+    fields = {"zero": can.zero[-1], "sequence_parallel": can.sequence_parallel} | fields
+    layout = Layout(**fields)
+    given = asked.cluster.chips
+    if given not in (None, layout.chips):
+        more = f"; add fsdp={given // layout.chips}" if given % layout.chips == 0 else ""
+        raise UsageError(f"--fixed-layout: is of {layout.chips} chips, not --chips {given}{more}")
+    chosen = search.priced(question, layout)
+    if chosen.memory.total > question.room_bytes:
+        raise Infeasible(_too_full(question, chosen))
+    placed = Placed(question, None, asked.run.tokens / question.workload.batch_tokens)
+    rows = tuple(_row(asked, placed, chosen, d, chosen.chips) for d in asked.deadlines_s)
+    return placed, _in_time(asked, placed, rows)
+
+
+def _too_full(question: Question, row: search.Row) -> str:
+    largest = max(row.memory.terms, key=lambda term: term.bytes)
+    return (
+        f"--fixed-layout: needs {format_bytes(row.memory.total)} a chip, most of it {largest.name} "
+        f"({format_bytes(largest.bytes)}); {question.utilisation:.0%} of "
+        f"{format_bytes(question.chip.usable_hbm_bytes)} may be filled; add --search to let free "
+        "what the layout does not say"
+    )
+
+
+def _row(asked: Request, placed: Placed, chosen: search.Row, deadline_s: float, least: int) -> Row:
+    took_s = placed.steps * chosen.step_s
+    chip_s = took_s * chosen.chips
+    return Row(
+        deadline_s=deadline_s,
+        compute_min_chips=chip_s / deadline_s,
+        memory_min_chips=least,
+        chips=chosen.chips,
+        finishes_s=took_s,
+        mfu=asked.run.train_flops / (chip_s * asked.cluster.chip.bf16_flops_per_s),
+        layout=chosen,
+    )
+
+
+def _first(found: Plan) -> Row:
+    return found.best
+
+
+def _in_time(asked: Request, placed: Placed, rows: tuple[Row, ...]) -> tuple[Row, ...]:
+    """The rows, if any is in time; Infeasible with what would be."""
+    if any(row.meets_deadline for row in rows):
+        return rows
+    row = max(rows, key=lambda row: row.deadline_s)
+    days = -(-row.finishes_s // 86400)
+    more = "" if placed.found is None else ", or leave out --chips" * bool(asked.cluster.chips)
+    raise Infeasible(
+        f"--deadline: {row.chips} {asked.cluster.chip.name} take "
+        f"{format_duration(row.finishes_s)}, which meets none (longest is "
+        f"{format_duration(row.deadline_s)}); use --deadline {days:.0f}d{more}"
+    )
