@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from sabia.core.errors import UsageError
 
-STEPS = 400
+STEPS = 120
 FAR = 60.0  # S is below e^-60 beyond λ·60^(1/k)
 
 
@@ -45,7 +45,7 @@ class Lengths:
         if self.limit is None:
             return self.mean / math.gamma(1 + 1 / self.shape)
         low, high = self.mean / 4, self.mean * 1e4
-        for _ in range(60):
+        for _ in range(45):
             middle = math.sqrt(low * high)
             short = _integral(lambda t, λ=middle: self._alive(t, λ), self.limit) < self.mean
             low, high = (middle, high) if short else (low, middle)

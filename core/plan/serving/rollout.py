@@ -115,7 +115,7 @@ def generate(
     first_s = max(1.0, prompts) * prefill(replica, sampling.prompt_tokens).seconds
     count = min(share, SLICES)
     answers = _mixed([*lengths.strata(count)[:-1], longest])
-    played = _play(replica, answers, share / count, slots, sampling.prompt_tokens)
+    played = play(replica, answers, share / count, slots, sampling.prompt_tokens)
     return Generation(
         seconds=first_s + played.seconds,
         prefill_s=first_s,
@@ -134,14 +134,16 @@ def _mixed(values: list[float]) -> list[float]:
 
 
 @dataclass
-class _Played:
+class Played:
+    """Time of decoding, and of it the time with fewer than half of the slots in use."""
+
     seconds: float = 0.0
     tail_s: float = 0.0
 
 
-def _play(
+def play(
     replica: Replica, answers: list[float], weight: float, slots: int, prompt: float
-) -> _Played:
+) -> Played:
     """Run `answers`, each standing for `weight` sequences, through slots; times by events.
 
     Every running sequence gains a token a step, so ends are known in steps; between two ends the
@@ -151,7 +153,7 @@ def _play(
     waiting = answers[::-1]
     running: list[tuple[float, float]] = []  # (step at which it ends, step at which it began)
     full = min(places, len(answers))
-    played, now, began = _Played(), 0.0, 0.0
+    played, now, began = Played(), 0.0, 0.0
     while waiting or running:
         while waiting and len(running) < places:
             heapq.heappush(running, (now + waiting.pop(), now))

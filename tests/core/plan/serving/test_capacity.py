@@ -1,0 +1,74 @@
+"""What fits on a replica, and what its tokens cost at full load."""
+
+import pytest
+from published_generation import architecture, load
+
+from sabia.core.errors import Infeasible
+from sabia.core.plan.chips import find_chip
+from sabia.core.plan.counting.assumed import assumed_architecture
+from sabia.core.plan.serving.capacity import PASS_TOKENS, largest_batch, room, weights_fit
+from sabia.core.plan.serving.decode import Replica, decode_step, prefill
+from sabia.core.plan.serving.traffic import cheapest, fixed_batch_seconds, full_load, loads
+
+SHAPES, _ = load()
+H100 = find_chip("h100")
+LLAMA = architecture(SHAPES["llama-3-8b"])
+
+
+def test_room_is_memory_less_weights_and_workspace():
+    found = room(Replica(LLAMA, H100))
+    assert found.chip_bytes == pytest.approx(0.9 * 80e9)
+    assert found.weights == pytest.approx(2 * 8_030_261_248)
+    assert found.workspace == PASS_TOKENS * 4 * (4096 + 14336) * 2
+    left = 72e9 - found.weights - found.workspace
+    assert largest_batch(Replica(LLAMA, H100), 8192) == int(left / (131_072 * 8192))
+    assert largest_batch(Replica(LLAMA, H100), 8192, 0.5) < largest_batch(
+        Replica(LLAMA, H100), 8192
+    )
+
+
+def test_what_does_not_fit_says_what_would():
+    with pytest.raises(Infeasible, match=r"1 x h100: llama-2-70b in bf16 needs 14\d GB a chip"):
+        largest_batch(Replica(architecture(SHAPES["llama-2-70b"]), H100), 4096)
+    with pytest.raises(Infeasible, match="use more chips or a smaller format"):
+        largest_batch(Replica(LLAMA, H100), 4e6)
+
+
+def test_a_trillion_parameters_on_eight_chips():
+    found = assumed_architecture(1e12, 32e9)
+    b200, b300 = find_chip("b200"), find_chip("b300")
+    assert weights_fit(found, b200, 8, "fp8")
+    assert not weights_fit(found, b200, 8, "bf16")
+    assert weights_fit(found, b300, 8, "bf16")
+
+
+def test_full_load_serves_a_batch_in_the_time_of_an_answer():
+    found = full_load(Replica(LLAMA, H100), 1000, 500)
+    window = found.batch * found.first.seconds + 500 * found.step.seconds
+    assert found.seconds_per_answer == pytest.approx(window)
+    assert found.output_tokens_per_s_chip == pytest.approx(found.batch * 500 / window)
+    usd = 1000 * found.usd_per_million_input(2.0) + 500 * found.usd_per_million_output(2.0)
+    assert usd / 1e6 == pytest.approx(window / found.batch * 2.0 / 3600)
+
+
+def test_replicas_are_powers_of_two_that_hold_the_model():
+    found = loads(architecture(SHAPES["llama-2-70b"]), H100, 1000, 1000)
+    assert [load.replica.chips for load in found] == [2, 4, 8]
+    best = cheapest(found)
+    assert best.request_chip_s == min(load.request_chip_s for load in found)
+    only = loads(LLAMA, H100, 1000, 1000, most_chips=2, batch=7)
+    assert [(load.replica.chips, load.batch) for load in only] == [(1, 7), (2, 7)]
+    with pytest.raises(Infeasible, match="1 x h100"):
+        loads(architecture(SHAPES["llama-2-70b"]), H100, 1000, 1000, most_chips=1)
+
+
+def test_a_model_beyond_a_node_gets_the_smallest_replica_across_nodes():
+    found = loads(architecture(SHAPES["deepseek-v3"]), H100, 1000, 1000)
+    assert [load.replica.chips for load in found] == [32]
+
+
+def test_a_fixed_batch_is_a_prefill_and_steps():
+    replica = Replica(LLAMA, H100)
+    steps = sum(decode_step(replica, 8, 100 + i).seconds for i in range(49))
+    whole = prefill(replica, 100, 8).seconds + steps
+    assert fixed_batch_seconds(replica, 100, 50, 8) == pytest.approx(whole, rel=1e-3)

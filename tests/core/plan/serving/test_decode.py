@@ -1,0 +1,158 @@
+"""A decoding step and a prefill: bytes and operations by hand, published cache sizes, rooflines."""
+
+import random
+from dataclasses import replace
+
+import pytest
+from published_generation import architecture, load
+
+from sabia.core.errors import UsageError
+from sabia.core.plan.chips import find_chip
+from sabia.core.plan.serving.decode import (
+    Replica,
+    cache_bytes,
+    cache_split,
+    decode_step,
+    prefill,
+    visited_share,
+)
+from sabia.core.plan.serving.formats import factor, find_format, flops_per_s, weight_bytes
+
+SHAPES, _ = load()
+H100 = find_chip("h100")
+
+
+def model(name):
+    return architecture(SHAPES[name])
+
+
+def part(found, name):
+    return next(part for part in found.parts if part.name == name)
+
+
+@pytest.mark.parametrize(
+    ("name", "kilobytes"),
+    [("deepseek-v3", 70.272), ("llama-3-405b", 516.096)],  # arXiv 2505.09343, table 1, BF16
+)
+def test_published_cache_of_a_token(name, kilobytes):
+    replica = Replica(model(name), H100)
+    assert cache_bytes(replica, 1) / 1e3 == pytest.approx(kilobytes, rel=1e-12)
+
+
+def test_cache_of_a_window_is_capped_and_a_state_is_constant():
+    plain = model("llama-3-8b")
+    kind = replace(plain.layers[0], window=128, state_width=1000)
+    replica = Replica(replace(plain, layers=(kind,)), H100, cache="fp8")
+    state = 32 * 1000 * 4
+    assert cache_bytes(replica, 100) - state == 32 * 2 * 8 * 128 * 100
+    assert cache_bytes(replica, 128) == cache_bytes(replica, 100_000)
+
+
+def test_heads_that_do_not_divide_are_held_more_than_once():
+    llama, latent = model("llama-3-8b").layers[0], model("deepseek-v3").layers[0]
+    assert [cache_split(llama, chips) for chips in (1, 2, 8, 16)] == [1, 2, 8, 8]
+    assert [cache_split(latent, chips) for chips in (1, 8, 32)] == [1, 1, 1]
+    wide = Replica(model("deepseek-v3"), H100, 8)
+    assert cache_bytes(wide, 9, on_chip=True) == cache_bytes(wide, 9)
+
+
+def test_visited_experts_are_the_expectation_of_distinct_draws():
+    kind = next(k for k in model("qwen3-30b-a3b").layers if k.experts)
+    chance, runs, tokens = random.Random(3), 400, 12
+    seen = sum(
+        len({e for _ in range(tokens) for e in chance.sample(range(128), 8)}) for _ in range(runs)
+    )
+    assert visited_share(kind, tokens) == pytest.approx(seen / runs / 128, rel=0.01)
+    assert visited_share(kind, 1) == pytest.approx(8 / 128)
+    assert visited_share(kind, 1e4) == pytest.approx(1)
+    assert visited_share(model("llama-3-8b").layers[0], 5) == 0
+
+
+def test_a_small_batch_reads_all_weights_and_its_cache():
+    found = decode_step(Replica(model("llama-3-8b"), H100), 1, 2000)
+    read = 3.35e12 * factor("hbm_share")
+    lookup = 128256 * 4096 * 2
+    weights = 2 * 8_030_261_248 - lookup - 2 * 4096  # all but the input lookup and the last norm
+    assert part(found, "weights").seconds == pytest.approx(weights / read)
+    assert part(found, "attention").seconds == pytest.approx(131_072 * 2000 / read)
+    assert part(found, "launches").seconds == pytest.approx(32 * 10 * 3e-6)
+    assert found.binding == "memory"
+    assert found.seconds == pytest.approx(sum(part.seconds for part in found.parts))
+
+
+def test_a_large_batch_is_bound_by_operations():
+    replica = Replica(model("llama-3-8b"), H100)
+    found = part(decode_step(replica, 4096, 10), "weights")
+    products = 8_030_261_248 - 128256 * 4096 - 65 * 4096
+    assert found.seconds == pytest.approx(2 * 4096 * products / (989e12 * 0.803))
+    assert found.bound == "compute"
+
+
+def test_a_sparse_batch_of_one_reads_only_its_experts():
+    sparse, fine = Replica(model("qwen3-30b-a3b"), H100), find_format("bf16")
+    one = part(decode_step(sparse, 1, 1), "weights").seconds * sparse.read_bytes_per_s
+    visited = sparse.architecture.active_params - 151936 * 2048
+    assert one == pytest.approx(2 * visited, rel=1e-3)
+    many = part(decode_step(sparse, 200, 1), "weights").seconds * sparse.read_bytes_per_s
+    assert many == pytest.approx(
+        weight_bytes(sparse.architecture, fine) - 2 * 151936 * 2048, rel=0.01
+    )
+
+
+def test_a_prefill_counts_causal_attention_and_one_head_a_prompt():
+    replica, tokens = Replica(model("llama-3-8b"), H100), 8192
+    found = prefill(replica, tokens)
+    layers = 8_030_261_248 - 2 * 128256 * 4096 - 65 * 4096
+    rate = 989e12 * 0.803
+    assert part(found, "weights").seconds == pytest.approx(
+        2 * (tokens * layers + 128256 * 4096) / rate
+    )
+    assert part(found, "attention").seconds == pytest.approx(
+        2 * tokens * 32 * (2 * 4096) * tokens / 2 / rate
+    )
+
+
+def test_a_windowed_prefill_grows_linearly():
+    plain = model("llama-3-8b")
+    kind = replace(plain.layers[0], window=256)
+    replica = Replica(replace(plain, layers=(kind,)), H100)
+    times = [part(prefill(replica, n), "attention").seconds for n in (65_536, 131_072)]
+    assert times[1] / times[0] == pytest.approx(2, rel=0.01)
+
+
+def test_tensor_parallelism_splits_the_work_and_adds_messages():
+    one, four = (decode_step(Replica(model("llama-2-70b"), H100, t), 8, 500) for t in (1, 4))
+    for name in ("weights", "attention"):
+        assert part(one, name).seconds / part(four, name).seconds == pytest.approx(4)
+    messages = part(four, "messages").seconds
+    assert messages == pytest.approx(80 * 2 * (10e-6 + 1.5 * 8 * 8192 * 2 / 450e9))
+    across = decode_step(Replica(model("llama-2-70b"), H100, 16), 512, 500)
+    assert part(across, "messages").seconds == pytest.approx(
+        80 * 2 * (10e-6 + 2 * 15 / 16 * 512 * 8192 * 2 / 400e9)
+    )
+
+
+def test_formats_set_bytes_and_rates():
+    sparse = model("qwen3-30b-a3b")
+    sizes = {name: weight_bytes(sparse, find_format(name)) for name in ("bf16", "fp8", "mixed4")}
+    assert sizes["bf16"] == pytest.approx(2 * sparse.params)
+    assert sizes["fp8"] == pytest.approx(sparse.params, rel=1e-3)
+    assert sizes["mixed4"] == pytest.approx(sizes["fp8"] - (1 - 0.5625) * sparse.expert_params)
+    assert flops_per_s(H100, "fp8") == pytest.approx(1979e12 * 0.709)
+    assert flops_per_s(H100, "fp4") == flops_per_s(H100, "fp8")
+    assert flops_per_s(find_chip("a100"), "fp8") == pytest.approx(312e12 * 0.869)
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"weights": "fp6"}, "--weights: 'fp6'"),
+        ({"cache": "int2"}, "--cache: 'int2'"),
+        ({"chips": 0}, "0 chips"),
+        ({"chip": replace(H100, hbm_bytes_per_s=None)}, "no hbm_bytes_per_s of h100"),
+        ({"chip": replace(H100, network_bytes_per_s=None), "chips": 16}, "no network_bytes_per_s"),
+    ],
+)
+def test_what_cannot_be_computed_is_refused(fields, words):
+    with pytest.raises(UsageError, match=words):
+        Replica(**{"architecture": model("llama-3-8b"), "chip": H100} | fields)

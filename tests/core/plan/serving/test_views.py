@@ -1,0 +1,114 @@
+"""The views of serving, GRPO and evaluation: figures agree with their text, gaps are told."""
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from sabia.core.errors import Infeasible, UsageError
+from sabia.core.plan import request
+from sabia.core.plan.output import evaluation, rollout, serving
+from sabia.core.plan.serving.formats import judged
+from sabia.core.plan.settings import Settings
+
+sys.path.insert(0, str(Path(__file__).parents[3] / "bench"))
+
+
+def see(view, **settings):
+    found = view.see(request.build(Settings(**settings)))
+    json.dumps(found.report)
+    return found
+
+
+def test_serving_a_trillion_parameters():
+    found = see(serving, params=1e12, active=32e9, weights="fp8", chips=64, price="4.40")
+    best = found.report["best"]
+    assert best["replica_chips"] == 8
+    assert best["weight_bytes"] == pytest.approx(1e12, rel=1e-3)
+    whole = found.report["cluster"]
+    assert whole["replicas"] == 8
+    assert whole["output_tokens_per_s"] == pytest.approx(64 * best["output_tokens_per_s_chip"])
+    usd = 3600 / best["output_tokens_per_s_chip"]
+    both = best["usd_per_million_input"] + best["usd_per_million_output"]
+    assert both == pytest.approx(4.4 / 3600 * 1e6 / 3600 * usd)
+    assert "replicas of 8 B200" in found.text and "memory binds" in found.text
+    assert "cache bf16" in found.text and "weights" not in found.report["assumed"]
+
+
+def test_serving_as_asked():
+    found = see(
+        serving, params=8e9, chip="h100", replica_chips=2, batch=16, prompt_tokens=4000,
+        output_tokens=200, cache="fp8",
+    )  # fmt: skip
+    assert [(r["replica_chips"], r["batch"]) for r in found.report["replicas"]] == [(2, 16)]
+    assert found.report["assumed"] == ["weights bf16"]
+    with pytest.raises(UsageError, match="--replica-chips: 3"):
+        see(serving, params=8e9, chip="h100", replica_chips=3)
+    with pytest.raises(Infeasible, match="use more chips or a smaller format"):
+        see(serving, params=1e12, active=32e9, chips=8)
+
+
+def test_grpo_on_the_same_chips():
+    asked = {"params": 30e9, "active": 3e9, "chip": "h100", "chips": 32, "price": "2"}
+    found = see(rollout, **asked, output_tokens=3000, output_limit=8000, steps=100)
+    report = found.report
+    assert sum(report["parts_s"].values()) == pytest.approx(report["step_s"])
+    assert report["samples"] == 64 * 16
+    assert report["tokens"] == 64 * 16 * 4000
+    assert report["cost_usd"] == pytest.approx(100 * report["step_s"] * 32 * 2 / 3600)
+    peaks = report["generating_bytes_per_chip"], report["training_bytes_per_chip"]
+    assert report["peak_bytes_per_chip"] == max(peaks)
+    train = 6 * 3e9 * report["tokens"] / (32 * 989e12 * 0.4)
+    assert report["parts_s"]["training"] == pytest.approx(train)
+    assert report["parts_s"]["log-probs"] == pytest.approx(2 / 3 * train)
+    lora = see(rollout, **asked, lora=True, no_reference=True).report
+    tokens = lora["tokens"] / report["tokens"]
+    assert lora["parts_s"]["training"] == pytest.approx(2 / 3 * train * tokens)
+    assert lora["parts_s"]["log-probs"] == pytest.approx(train / 3 * tokens)
+    assert lora["training_bytes_per_chip"] < report["training_bytes_per_chip"]
+
+
+def test_grpo_on_two_sides_with_a_judge():
+    asked = {"params": 30e9, "active": 3e9, "chip": "h100", "chips": 32, "generation_chips": 16}
+    found = see(rollout, **asked, judge_calls=8, judge_price="0.5,2", reward_time=5.0).report
+    assert found["judge_usd_per_step"] == pytest.approx(1024 * 8 * (3000 * 0.5 + 200 * 2) / 1e6)
+    assert found["parts_s"]["reward"] == 5.0
+    own = see(rollout, **asked, judge_calls=8, judge_params=32e9).report
+    assert own["parts_s"]["reward"] > 5 and own["judge_usd_per_step"] == 0
+    with pytest.raises(UsageError, match="who judges"):
+        see(rollout, **asked, judge_calls=8)
+    with pytest.raises(UsageError, match="leave none to train"):
+        see(rollout, **asked | {"generation_chips": 32})
+
+
+def test_grpo_finds_chips_that_hold_the_state():
+    found = see(rollout, params=8e9, chip="h100")
+    assert found.report["chips"] == 8
+    assert "8 chips to train" in found.text
+
+
+def test_an_evaluation_with_a_rubric_judge():
+    asked = {"params": 8e9, "price": "4.40", "items": 5000, "judge_calls": 10}
+    found = see(evaluation, **asked, judge_params=235e9, judge_active=22e9)
+    parts = {part["part"]: part for part in found.report["parts"]}
+    assert parts["verdicts"]["calls"] == 50_000
+    assert found.report["cost_usd"] == pytest.approx(4.4 * found.report["chip_hours"])
+    assert "verdicts cost the most" in found.text
+    bought = see(evaluation, **asked, judge_price="1,4", api_price="0.1,0.4").report
+    assert bought["chip_hours"] == 0
+    verdicts, answers = 50_000 * (3000 * 1 + 200 * 4), 5000 * 1000 * 0.5
+    assert bought["cost_usd"] == pytest.approx((verdicts + answers) / 1e6)
+
+
+def test_what_is_said_of_published_runs_is_what_the_bench_finds():
+    import statistics
+
+    from bench_generation import ERRORS, KINDS
+
+    for kind, name in {"batch": "decode", "first": "first", "grpo": "grpo"}.items():
+        times = sorted(1 / (1 + ERRORS[kind](row)) for row in KINDS[kind])
+        told = judged(name)
+        assert told.rows == len(times)
+        found = times[0], statistics.median(times), times[-1]
+        assert (told.low, told.middle, told.high) == pytest.approx(found, abs=0.06)
