@@ -13,7 +13,7 @@ from sabia.core.errors import UsageError
 from sabia.core.plan import memory
 from sabia.core.plan.chips import Chip, find_chip
 from sabia.core.plan.compute import DEFAULT_MFU
-from sabia.core.plan.money.prices import Price, default_prices, prices_for, usable
+from sabia.core.plan.money.prices import Price, current, default_prices, prices_for, refused_words
 from sabia.core.plan.planner import Cluster, Run
 from sabia.core.plan.settings import Settings, flag
 from sabia.core.units import (
@@ -67,6 +67,7 @@ class Request:
     model: Counts
     assumed: tuple[str, ...]
     today: date = field(default_factory=date.today)
+    no_money: str = ""  # why no price may be used, where that is so
 
     @cached_property
     def architecture(self) -> "Architecture":
@@ -127,7 +128,8 @@ def build(settings: Settings, priced: bool = True, today: date | None = None) ->
     run = _run(settings, model)
     if settings.convention not in (None, "6nd") or settings.lora_rank:
         run = _counted_exactly(run, settings, architecture(settings))
-    cluster = _cluster(settings, found, prices_of(settings, found, priced, today))
+    prices, no_money = prices_of(settings, found, priced, today)
+    cluster = _cluster(settings, found, prices)
     gaps = {
         "tokens": f"{format_count(run.tokens)} tokens",
         "seq": f"sequences of {run.sequence}",
@@ -139,6 +141,7 @@ def build(settings: Settings, priced: bool = True, today: date | None = None) ->
         "price": _seen(cluster.prices),
     }
     said = set(settings.given()) | ({"hbm"} if settings.utilisation else set())
+    said |= set() if prices else {"price"}
     return Request(
         settings=settings,
         run=run,
@@ -147,6 +150,7 @@ def build(settings: Settings, priced: bool = True, today: date | None = None) ->
         model=model,
         assumed=tuple(words for name, words in gaps.items() if name not in said),
         today=today,
+        no_money=no_money,
     )
 
 
@@ -206,22 +210,29 @@ def _cluster(settings: Settings, chip: Chip, prices: tuple[Price, ...]) -> Clust
     )
 
 
-def prices_of(settings: Settings, chip: Chip, priced: bool, today: date) -> tuple[Price, ...]:
-    """The user's own prices of `chip`, or those on file; UsageError where one must be there."""
+def prices_of(
+    settings: Settings, chip: Chip, priced: bool, today: date
+) -> tuple[tuple[Price, ...], str]:
+    """The user's own prices of `chip`, or those on file that may be used, or why none may.
+
+    Raises UsageError where none is on file but one must be there.
+    """
     offers = settings.given(*OFFERS)
     if settings.price and offers and offers != ["spot"]:
         raise UsageError(f"{flag(offers[0])}: chooses among prices on file; leave out --price")
     if settings.price:
-        return own_prices(settings.price)
+        return own_prices(settings.price), ""
     try:
-        if not offers:
-            return usable(default_prices(chip.name), today, "--price")
-        found = prices_for(chip.name, *(getattr(settings, name) for name in OFFERS))
-        return usable(found, today, "--price")[:MOST_PRICES]
+        if offers:
+            found = prices_for(chip.name, *(getattr(settings, name) for name in OFFERS))
+            kept = current(found, today)[:MOST_PRICES]
+        else:
+            found, kept = default_prices(chip.name), default_prices(chip.name, today)
     except UsageError:
         if priced:
             raise
-        return ()
+        return (), ""
+    return kept, "" if kept else refused_words(found, today)
 
 
 def architecture(settings: Settings) -> "Architecture":

@@ -96,14 +96,17 @@ def _median(values: list[float]) -> float:
     return ordered[half] if len(values) % 2 else (ordered[half - 1] + ordered[half]) / 2
 
 
-def default_prices(chip: str) -> tuple[Price, ...]:
-    """The first on-demand price of each tier for `chip`. Raises UsageError if there is none."""
-    rows = [p for p in load_prices().get(chip, ()) if not p.spot and not p.commitment]
-    first = [next((p for p in rows if p.tier == tier), None) for tier in TIERS]
-    found = tuple(price for price in first if price)
-    if not found:
+def default_prices(chip: str, today: datetime.date | None = None) -> tuple[Price, ...]:
+    """The first on-demand price of each tier for `chip` that may be used `today` (None: ever).
+
+    Empty where all are too old; UsageError where none is on file.
+    """
+    rows = tuple(p for p in load_prices().get(chip, ()) if not p.spot and not p.commitment)
+    if not rows:
         raise UsageError(f"--price: no price of {chip} is on file; give one, as --price 4.40")
-    return found
+    kept = current(rows, today) if today else rows
+    first = [next((p for p in kept if p.tier == tier), None) for tier in TIERS]
+    return tuple(price for price in first if price)
 
 
 def prices_for(
@@ -176,14 +179,14 @@ def current(prices: tuple[Price, ...], today: datetime.date) -> tuple[Price, ...
 
 
 def refused_words(prices: tuple[Price, ...], today: datetime.date) -> str:
-    """Why a plan has no money, in one line; empty if no price is too old."""
+    """Why those of `prices` that are too old are not used, in one line; empty if none is."""
     old = refused(prices, today)
     if not old:
         return ""
     offers = ", ".join(f"{p.label} ({p.source}, {p.date})" for p in old)
     return (
-        f"no money: the price on file of {offers} is more than {REFUSED_DAYS} days old and not "
-        "used; give today's with --price, as --price 4.40"
+        f"the price on file of {offers} is more than {REFUSED_DAYS} days old and not used; give "
+        "today's with --price, as --price 4.40"
     )
 
 

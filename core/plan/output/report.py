@@ -57,6 +57,7 @@ def report(request: Request, plan: Plan) -> dict[str, Any]:
         "hbm_bytes": cluster.hbm_bytes,
         "chip": _chip(cluster.chip),
         "prices": [_price(price) for price in cluster.prices],
+        "no_money": request.no_money or None,
         "assumed": list(request.assumed),
         "rows": [_row(plan, row) for row in plan.rows],
     }
@@ -71,6 +72,9 @@ def _price(price: Price) -> dict[str, Any]:
         "usd_per_chip_hour": price.usd_per_chip_hour,
         "tier": price.tier,
         "provider": price.provider,
+        "region": price.region,
+        "spot": price.spot,
+        "commitment": price.commitment,
         "source": price.source,
         "date": price.date.isoformat() if price.date else None,
     }

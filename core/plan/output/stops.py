@@ -32,7 +32,7 @@ def see(asked: Request, plan: Plan) -> View:
         drawn = simulated(*run, runs=asked.settings.simulate, seed=asked.settings.seed or 0)
         lines.append(_drawn(drawn))
         figures["simulated"] = asdict(drawn)
-    if asked.settings.spot and model.preemption_s:
+    if asked.settings.spot and model.preemption_s and plan.cluster.prices:
         words, against = _against_on_demand(asked, run, plan)
         lines.append(words)
         figures["spot"] = against
@@ -73,7 +73,7 @@ def _lines(model: StopModel, seen: StopForecast, plan: Plan) -> list[str]:
         f"{_failures(seen)}{preempted}",
         f"save      {format_bytes(seen.checkpoint_bytes)}: {_saved(model, seen)}; {_every(seen)}",
         f"expected  {span(seen.work_s)} of work takes {seen.wall_s / DAY_S:.2f}d "
-        f"({longer:+.1%}){_waits(seen)}, {_bills(model, seen, plan)}",
+        f"({longer:+.1%}){_waits(seen)}{_bills(model, seen, plan)}",
     ]
 
 
@@ -118,7 +118,7 @@ def _bills(model: StopModel, seen: StopForecast, plan: Plan) -> str:
         f"{what}{price.label}"
         for price in plan.cluster.prices
     ]
-    return ", ".join(bills)
+    return "".join(f", {bill}" for bill in bills)
 
 
 def _drawn(drawn: Simulated) -> str:

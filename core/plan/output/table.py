@@ -17,7 +17,11 @@ from sabia.core.units import format_bytes, format_count, format_duration
 def render(request: Request, plan: Plan) -> str:
     """The whole report, lines joined."""
     lines = [*_header(request, plan), *_deadlines(plan), f"verdict   {verdict(plan)}"]
-    lines += [f"per day   {_per_day(plan)}", f"nodes     {_nodes(plan)}"]
+    if plan.cluster.prices:
+        lines.append(f"per day   {_per_day(plan)}")
+    elif request.no_money:
+        lines.append(f"money     none: {request.no_money}")
+    lines.append(f"nodes     {_nodes(plan)}")
     if request.assumed:
         lines.append(f"assumed   {'; '.join(request.assumed)}")
     return "\n".join(lines)
@@ -101,7 +105,7 @@ def _deadlines(plan: Plan) -> list[str]:
 
 def _column(price: Price) -> str:
     rate = format_rate(price.usd_per_chip_hour)
-    return f"{price.tier.upper()} {rate}" if price.tier else f"AT {rate}/H"
+    return f"{price.label.upper()} {rate}" if price.tier else f"AT {rate}/H"
 
 
 def finish(row: Row) -> str:
@@ -117,11 +121,12 @@ def span(seconds: float) -> str:
 def verdict(plan: Plan) -> str:
     """One or two sentences: what to rent, what binds, when it is done, the least bill."""
     best, name = plan.best, plan.cluster.chip.name.upper()
-    bill = short_money(min(plan.cost_usd(price) for price in plan.cluster.prices))
+    least_usd = min((plan.cost_usd(price) for price in plan.cluster.prices), default=None)
+    bill = "" if least_usd is None else f", {short_money(least_usd)}"
     weeks = f" ({best.finishes_s / DAY_S / 7:.1f} weeks)" if best.finishes_s > 60 * DAY_S else ""
-    done = f"finishes in {best.finishes_s / DAY_S:.1f} days{weeks}, {bill}."
+    done = f"finishes in {best.finishes_s / DAY_S:.1f} days{weeks}{bill}."
     if best.finishes_s < DAY_S:
-        done = f"finishes in {format_duration(best.finishes_s)}, {bill}."
+        done = f"finishes in {format_duration(best.finishes_s)}{bill}."
     least = plan.accumulated_min_chips
     hold = f"With gradient accumulation {least} hold{'' if least > 1 else 's'} the state."
     if plan.cluster.chips:
