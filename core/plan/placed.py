@@ -11,10 +11,9 @@ from typing import Any
 from sabia.core.errors import Infeasible, UsageError
 from sabia.core.plan import planner
 from sabia.core.plan.device import search
-from sabia.core.plan.device.layout import AXES, Layout
+from sabia.core.plan.device.fixed import fixed_layout, parse_fields
 from sabia.core.plan.device.search import Found, Question
 from sabia.core.plan.device.search_fixes import described
-from sabia.core.plan.device.search_rules import check_pinned
 from sabia.core.plan.device.search_sizes import coarse
 from sabia.core.plan.device.stack import DEFAULT_STACK, find_stack
 from sabia.core.plan.device.workload import Workload
@@ -23,11 +22,6 @@ from sabia.core.plan.request import Request
 from sabia.core.plan.settings import Settings
 from sabia.core.units import format_bytes, format_duration
 
-SHORT = {
-    "dp": "data", "ddp": "data", "zero3": "fsdp", "ep": "expert", "cp": "context", "tp": "tensor",
-    "pp": "pipe", "mb": "micro_batch", "v": "virtual", "vpp": "virtual",
-}  # fmt: skip
-YES = {"yes": True, "true": True, "1": True, "no": False, "false": False, "0": False}
 SLOWEST_MFU = 0.1  # a run this slow is not planned for: it bounds the numbers of chips to look at
 MOST_CHIPS = 65536
 
@@ -115,7 +109,7 @@ def round_rows(rows: float) -> int:
 
 def pinned_of(settings: Settings) -> dict[str, Any]:
     """Fields of a layout that must have a value: --fixed-layout, --micro-batch, --recompute."""
-    found = layout_fields(settings.fixed_layout) if settings.fixed_layout else {}
+    found = parse_fields(settings.fixed_layout) if settings.fixed_layout else {}
     for name in ("micro_batch", "recompute"):
         value = getattr(settings, name)
         if value is not None and found.setdefault(name, value) != value:
@@ -123,32 +117,6 @@ def pinned_of(settings: Settings) -> dict[str, Any]:
                 f"--{name.replace('_', '-')}: {value} (--fixed-layout says {found[name]})"
             )
     return found
-
-
-def layout_fields(text: str) -> dict[str, Any]:
-    """'tensor=8,pp=4,micro-batch=2,recompute=full' → fields of a Layout; short names as well."""
-    found: dict[str, Any] = {}
-    for part in text.split(","):
-        name, equals, value = part.partition("=")
-        name = name.strip().lower().replace("-", "_")
-        name, value = SHORT.get(name, name), value.strip()
-        if not equals or name not in Layout.__dataclass_fields__:
-            known = ", ".join(field.replace("_", "-") for field in Layout.__dataclass_fields__)
-            raise UsageError(f"--fixed-layout: {part!r} (expected NAME=N of {known})")
-        if name in found:
-            raise UsageError(f"--fixed-layout: {name.replace('_', '-')} is there twice")
-        found[name] = _value(name, value)
-    return found
-
-
-def _value(name: str, value: str) -> Any:
-    if name == "recompute":
-        return value
-    if name in ("experts_over_tensor", "sequence_parallel") and value in YES:
-        return YES[value]
-    if not value.isdecimal():
-        raise UsageError(f"--fixed-layout: {name.replace('_', '-')}={value} (expected a number)")
-    return int(value)
 
 
 def _searched(asked: Request, question: Question) -> tuple[Placed, tuple[Row, ...]]:
@@ -186,15 +154,9 @@ def _counts(asked: Request, question: Question) -> list[int]:
 def _fixed(
     asked: Request, question: Question, fields: dict[str, Any]
 ) -> tuple[Placed, tuple[Row, ...]]:
-    """Exactly the given layout, what it does not say being 1."""
-    can = question.can
-    check_pinned(question.workload, question.chip, can, dict.fromkeys(AXES, 1) | fields)
-    fields = {"zero": can.zero[-1], "sequence_parallel": can.sequence_parallel} | fields
-    layout = Layout(**fields)
-    given = asked.cluster.chips
-    if given not in (None, layout.chips):
-        more = f"; add fsdp={given // layout.chips}" if given % layout.chips == 0 else ""
-        raise UsageError(f"--fixed-layout: is of {layout.chips} chips, not --chips {given}{more}")
+    """Exactly the given layout; data takes what its other axes leave of the chips."""
+    given = (question.workload, question.chip, question.stack)
+    layout = fixed_layout(fields, *given, asked.cluster.chips)
     chosen = search.priced(question, layout)
     if chosen.memory.total > question.room_bytes:
         raise Infeasible(_too_full(question, chosen))

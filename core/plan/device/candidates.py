@@ -213,7 +213,8 @@ def candidates_of(meshes: Meshes, workload: Workload, can: Abilities, pinned: Pi
     fields = {axis: meshes.fields[axis][mesh] for axis in AXES}
     fields |= {"micro_batch": micro, "virtual": virtual}
     arrays = {name: values.astype(np.float64) for name, values in fields.items()}
-    return Candidates(Layout(**arrays, sequence_parallel=can.sequence_parallel), mesh)
+    split = pinned.get("sequence_parallel", can.sequence_parallel)
+    return Candidates(Layout(**arrays, sequence_parallel=split), mesh)
 
 
 def _interleaved(

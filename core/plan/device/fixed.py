@@ -4,12 +4,15 @@ It is taken as it is, without a search: published runs are judged with it. What 
 software cannot do is refused, with the nearest values that would do.
 """
 
+from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from sabia.core.errors import UsageError
 from sabia.core.plan.chips import Chip
 from sabia.core.plan.device.layout import RECOMPUTE, Layout
 from sabia.core.plan.device.search_rules import (
+    CHOICES,
     NUMBERS,
     Abilities,
     abilities_of,
@@ -19,16 +22,24 @@ from sabia.core.plan.device.stack import Stack
 from sabia.core.plan.device.workload import Workload
 
 SWITCHES = ("experts_over_tensor", "sequence_parallel")
-FIELDS = (*NUMBERS, "recompute", "zero", *SWITCHES)
+FIELDS = (*NUMBERS, *CHOICES)
+SHORT = {
+    "dp": "data", "ep": "expert", "cp": "context", "tp": "tensor", "pp": "pipe",
+    "mb": "micro_batch", "vpp": "virtual",
+}  # fmt: skip
 YES_NO = {"yes": True, "no": False}
 
 
 def parse_fields(text: str) -> dict[str, Any]:
-    """'fsdp=8,micro-batch=2' → {"fsdp": 8, "micro_batch": 2}. Raises UsageError."""
+    """'fsdp=8,micro-batch=2' → {"fsdp": 8, "micro_batch": 2}; short names as well (tp, pp, mb).
+
+    Raises UsageError.
+    """
     found: dict[str, Any] = {}
     for part in filter(None, (piece.strip() for piece in text.split(","))):
         name, _, value = part.partition("=")
-        field = name.strip().replace("-", "_")
+        field = name.strip().lower().replace("-", "_")
+        field = SHORT.get(field, field)
         if field not in FIELDS or field in found:
             known = ", ".join(field.replace("_", "-") for field in FIELDS)
             raise UsageError(
@@ -56,24 +67,20 @@ def _value(field: str, value: str, part: str) -> Any:
 
 
 def fixed_layout(
-    text: str, workload: Workload, chip: Chip, stack: Stack, chips: int | None = None
+    fields: Mapping[str, Any], workload: Workload, chip: Chip, stack: Stack, chips: int | None
 ) -> Layout:
-    """The layout that `text` describes; what it leaves out is 1, or as the software does it.
+    """The layout of these fields; what they leave out is 1, or as the software does it.
 
     With `chips`, data takes what the other axes leave, unless it is given. Raises UsageError where
     the number of chips is another one, and on what the model or the software cannot do.
     """
     can = abilities_of(stack, chip)
-    fields = parse_fields(text)
-    layout = Layout(**(_usual(can) | fields))
+    layout = Layout(**(_usual(can) | {**fields}))
     if chips is not None and "data" not in fields and chips % layout.chips == 0:
-        fields["data"] = chips // layout.chips
-        layout = Layout(**(_usual(can) | fields))
+        layout = replace(layout, data=chips // layout.chips)
     if chips is not None and layout.chips != chips:
-        raise UsageError(
-            f"--fixed-layout: {text} is of {layout.chips} chips (expected --chips {chips})"
-        )
-    check_layout(layout, workload, chip, can)
+        raise UsageError(f"--fixed-layout: is of {layout.chips} chips (expected --chips {chips})")
+    _check(layout, workload, chip, can)
     return layout
 
 
@@ -82,9 +89,10 @@ def _usual(can: Abilities) -> dict[str, Any]:
     return {"zero": can.zero[-1], "sequence_parallel": can.sequence_parallel}
 
 
-def check_layout(layout: Layout, workload: Workload, chip: Chip, can: Abilities) -> None:
+def _check(layout: Layout, workload: Workload, chip: Chip, can: Abilities) -> None:
     """Raise UsageError where the model or the software cannot be laid out so."""
     numbers = {field: getattr(layout, field) for field in NUMBERS}
-    check_pinned(workload, chip, can, numbers | {"recompute": layout.recompute})
+    choices = {field: getattr(layout, field) for field in CHOICES}
+    check_pinned(workload, chip, can, numbers | choices)
     if layout.virtual > 1 and layout.pipe == 1:
         raise UsageError(f"layout: virtual={layout.virtual} with pipe=1 (expected pipe above 1)")

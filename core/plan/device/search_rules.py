@@ -30,7 +30,7 @@ from sabia.core.plan.device.workload import Workload
 from sabia.core.plan.elementwise import Number
 
 NUMBERS = (*AXES, "micro_batch", "virtual")
-CHOICES = ("recompute", "zero", "experts_over_tensor")
+CHOICES = ("recompute", "zero", "experts_over_tensor", "sequence_parallel")
 PADDING = 1 / 8  # of the layers that a stage is given, the most that may be missing
 MOST_STAGES = 12  # on one device; interleaving further has not been published
 
@@ -57,6 +57,12 @@ class Abilities:
     outer: int = 0
     halves: bool = False
 
+    def choices(self, field: str) -> tuple[Any, ...]:
+        """The values of a setting that is no number of devices."""
+        if field == "sequence_parallel":
+            return (True, False) if self.sequence_parallel else (False,)
+        return tuple(getattr(self, field))
+
 
 SABIA = Abilities(sequence_parallel=False, even_hidden=True, loose_stages=True)
 TITAN = Abilities(zero=(2, 3), interleaved=True, loose_stages=True, halves=True)
@@ -65,7 +71,7 @@ ABILITIES: Mapping[str, Abilities] = {
     "fsdp": TITAN,
     "fsdp-async": TITAN,
     "megatron": Abilities(
-        zero=(1,),
+        zero=(0, 1),
         interleaved=True,
         experts_over_tensor=(False, True),
         copied_heads=True,
@@ -166,8 +172,8 @@ def check_pinned(
 
 def _check_names(can: Abilities, values: Mapping[str, Any]) -> None:
     for field, value in values.items():
-        if field in CHOICES and value not in getattr(can, field):
-            known = ", ".join(str(choice) for choice in getattr(can, field))
+        if field in CHOICES and value not in can.choices(field):
+            known = ", ".join(str(choice) for choice in can.choices(field))
             raise UsageError(f"layout: {field}={value} (expected one of {known})")
         if field not in (*NUMBERS, *CHOICES):
             known = ", ".join((*NUMBERS, *CHOICES))

@@ -1,0 +1,146 @@
+"""Why nothing fits, and the smallest change of one flag that mends it, found by searching for it.
+
+Tried in this order, from what costs nothing to what costs most: leave a pinned field of the layout
+to the search; bytes per parameter (a leaner state recipe); more chips (the fewest that can be
+rented and fit); shorter sequences in batches of as many tokens; a batch that the chips divide; the
+same number of a chip with more memory. Memory falls with full recomputation, the smallest
+micro-batch and the highest ZeRO level, so these stand for all that is free while trying.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import Any
+
+from sabia.core.errors import Infeasible
+from sabia.core.plan.chips import load_chips
+from sabia.core.plan.device.layout import AXES, Layout
+from sabia.core.plan.device.search import Question, Survey
+from sabia.core.plan.device.search_sizes import rentable
+from sabia.core.plan.device.workload import Workload
+from sabia.core.plan.memory import RECIPES
+from sabia.core.units import format_bytes
+
+MOST_CHIPS = 32768
+SHORTEST = 512  # tokens of a row
+NAMED = 4  # changes in a message
+
+
+def infeasible(question: Question, counts: Sequence[int], survey: Survey) -> Infeasible:
+    """The error for a search that found nothing."""
+    mends = []
+    for mend in changes(question, counts):
+        mends.append(mend)
+        if len(mends) == NAMED:
+            break
+    advice = f"; use {', or '.join(mends)}" if mends else "; no change of one flag makes it fit"
+    return Infeasible(_what(question, counts, survey) + advice)
+
+
+def _what(question: Question, counts: Sequence[int], survey: Survey) -> str:
+    many = str(counts[0]) if len(counts) == 1 else f"up to {max(counts)}"
+    begin = f"--chips: {many} {question.chip.name}"
+    if survey.least is None:
+        reasons = sorted(survey.fell.items(), key=lambda pair: -pair[1])
+        why = f"most often {reasons[0][0]}" if reasons else "the pinned ones do not divide them"
+        return f"{begin} have no layout for this model ({why})"
+    need, layout = survey.least
+    return (
+        f"{begin} cannot hold the run: at least {format_bytes(need)} a chip "
+        f"({described(layout)}), {question.utilisation:.0%} of "
+        f"{format_bytes(question.chip.usable_hbm_bytes)} may be filled"
+    )
+
+
+def described(layout: Layout) -> str:
+    """'fsdp=8,tensor=2,micro-batch=1,recompute=full,zero=3', as --fixed-layout takes it."""
+    axes = [f"{axis}={getattr(layout, axis)}" for axis in AXES if getattr(layout, axis) > 1]
+    parts = [*(axes or ["data=1"]), f"micro-batch={layout.micro_batch}"]
+    parts += [f"recompute={layout.recompute}", f"zero={layout.zero}"]
+    parts += [f"virtual={layout.virtual}"] if layout.virtual > 1 else []
+    parts += ["experts-over-tensor=yes"] if layout.experts_over_tensor else []
+    return ",".join(parts)
+
+
+def changes(question: Question, counts: Sequence[int]) -> Iterator[str]:
+    """Flags, one at a time, with which the run fits; the cheapest first."""
+    yield from _freed(question, counts)
+    yield from _leaner(question, counts)
+    yield from _more_chips(question, counts)
+    yield from _shorter(question, counts)
+    yield from _other_batch(question, counts)
+    yield from _larger_chip(question, counts)
+
+
+def _fits(question: Question, counts: Sequence[int]) -> Survey | None:
+    """The layouts of the leanest settings that are free, where any fits."""
+    lean: dict[str, Any] = {"recompute": "full", "micro_batch": 1, "zero": question.can.zero[-1]}
+    survey = Survey(replace(question, pinned=lean | {**question.pinned}), counts, timed=False)
+    return survey if survey.fitting else None
+
+
+def _freed(question: Question, counts: Sequence[int]) -> Iterator[str]:
+    for field in question.pinned:
+        others = {k: v for k, v in question.pinned.items() if k != field}
+        survey = _fits(replace(question, pinned=others), counts)
+        if survey is not None and survey.least is not None:
+            value = getattr(survey.least[1], field)
+            yield f"--{field.replace('_', '-')} {value}"
+
+
+def _leaner(question: Question, counts: Sequence[int]) -> Iterator[str]:
+    workload = question.workload
+    if question.stack.name == "sabia" or workload.adapter_params is not None:
+        return  # the trainer has one recipe; adapters' state is small
+    now = workload.recipe.bytes_per_param
+    leaner = [r for r in RECIPES.values() if r.bytes_per_param < now]
+    for recipe in sorted(leaner, key=lambda recipe: -recipe.bytes_per_param):
+        if _fits(_with(question, recipe=recipe), counts):
+            yield f"--state-recipe {recipe.name}"
+            return
+
+
+def _with(question: Question, **changed: Any) -> Question:
+    workload: Workload = replace(question.workload, **changed)
+    return replace(question, workload=workload)
+
+
+def _more_chips(question: Question, counts: Sequence[int]) -> Iterator[str]:
+    start, most = max(counts) + 1, min(2 * max(counts), MOST_CHIPS)
+    while start <= MOST_CHIPS:
+        sizes = list(rentable(question.chip, most, start))
+        survey = _fits(question, sizes) if sizes else None
+        if survey is not None:
+            yield f"--chips {survey.fewest}"
+            return
+        start, most = most + 1, min(4 * most, MOST_CHIPS) if most < MOST_CHIPS else MOST_CHIPS + 1
+
+
+def _shorter(question: Question, counts: Sequence[int]) -> Iterator[str]:
+    workload = question.workload
+    length, rows = workload.sequence // 2, workload.batch_rows * 2
+    while length >= SHORTEST:
+        if _fits(_with(question, sequence=length, batch_rows=rows), counts):
+            yield f"--seq {length}"
+            return
+        length, rows = length // 2, rows * 2
+
+
+def _other_batch(question: Question, counts: Sequence[int]) -> Iterator[str]:
+    workload, chips = question.workload, max(counts)
+    rounded = 1 << (workload.batch_rows - 1).bit_length()
+    for rows in sorted({rounded, -(-workload.batch_rows // chips) * chips}):
+        if rows != workload.batch_rows and _fits(_with(question, batch_rows=rows), counts):
+            yield f"--batch-tokens {rows * workload.sequence}"
+            return
+
+
+def _larger_chip(question: Question, counts: Sequence[int]) -> Iterator[str]:
+    now = question.chip
+    larger = [c for c in load_chips().values() if c.usable_hbm_bytes > now.usable_hbm_bytes]
+    alike = sorted(larger, key=lambda chip: (chip.family != now.family, chip.usable_hbm_bytes))
+    for chip in alike:
+        if _fits(replace(question, chip=chip), counts):
+            yield f"--chip {chip.name}"
+            return
