@@ -23,6 +23,7 @@ from dataclasses import dataclass
 from sabia.core.plan.device import memory_activations as activations
 from sabia.core.plan.device import memory_buffers as buffers
 from sabia.core.plan.device import memory_state as state
+from sabia.core.plan.device.host_memory import host_terms
 from sabia.core.plan.device.layout import Layout
 from sabia.core.plan.device.memory_stage import stages_of
 from sabia.core.plan.device.memory_term import Case, Term
@@ -63,10 +64,11 @@ class Memory:
 def device_memory(workload: Workload, layout: Layout, stack: Stack) -> Memory:
     """Memory of the fullest device; with arrays in `layout`, of each candidate's."""
     found: Memory | None = None
+    terms_of = host_terms if stack.host else _terms
     for stage in stages_of(workload, layout):
         case = Case(workload, layout, stack, stage)
         for instant in INSTANTS:
-            here = Memory(tuple(_terms(case, instant)), stage.name, instant)
+            here = Memory(tuple(terms_of(case, instant)), stage.name, instant)
             found = here if found is None else _fuller(found, here)
     assert found is not None
     return found

@@ -42,6 +42,9 @@ class Stack:
     and the head. bare_network: a collective across nodes gets one chip's network share, not that of
     all its ranks in the node. reduce_bytes: bytes of a gradient element on the wire under zero 2
     and 3; below that they are summed in the recipe's format.
+
+    host: this project's trainer on CPUs, whose memory is told by host_memory.py, without the
+    interpreter. widened: its processor multiplies BF16 in fp32.
     """
 
     name: str
@@ -71,6 +74,8 @@ class Stack:
     even_stages: bool = False
     bare_network: bool = False
     reduce_bytes: float = 4
+    host: bool = False
+    widened: bool = False
     source: str = ""
     date: datetime.date | None = None
 

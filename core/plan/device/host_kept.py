@@ -1,0 +1,152 @@
+"""What a layer of this project's trainer keeps for its backward pass on CPUs, in torch.
+
+The list is that of core/model (block, mixers, latent, moe and their torch operations): what
+autograd saves there, tensor by tensor, elements a token. With h hidden, q, k, v the widths of
+queries, keys and values, a that of the heads' results, n heads and f inner width, a dense layer in
+fp32 keeps
+
+  4h (input, normed, middle, normed middle)  + 2 (the norms' factors)
+  q + k + v + a + n (attention's inputs, result and logsumexp)
+  4f (gate, activated, up, product)
+
+In BF16 the norms keep two fp32 copies of what they read instead of it. A CPU without units for
+BF16 multiplies in fp32 (core/model/ops_torch_wide.py): attention then keeps its inputs and result
+in fp32, and the result again in BF16. Recomputing `full` keeps a layer's input alone; `selective`
+(--remat matmuls) that and its matrix products, in the dtype they were computed in.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import partial
+
+from sabia.core.plan.counting.architecture import LayerKind
+from sabia.core.plan.device.layout import Recompute
+from sabia.core.plan.device.memory_kept import Kept
+
+FP32, BF16 = 4, 2
+
+
+@dataclass(frozen=True)
+class Formats:
+    """Bytes an element: of the stream, of attention's inputs, of a product as it is computed."""
+
+    stream: int
+    attention: int
+    product: int
+
+    @property
+    def narrow(self) -> bool:
+        """Whether the stream is BF16."""
+        return self.stream < FP32
+
+
+def formats(precision: str, widened: bool) -> Formats:
+    """Of a named precision (all but fp32 compute in BF16); widened: products of BF16 in fp32."""
+    if precision == "fp32":
+        return Formats(FP32, FP32, FP32)
+    wide = FP32 if widened else BF16
+    return Formats(BF16, wide, wide)
+
+
+def layer_tensors(
+    kind: LayerKind, hidden: int, given: Formats, recompute: Recompute = "none"
+) -> Iterator[Kept]:
+    """All that one layer keeps under a policy."""
+    if recompute == "full":
+        yield Kept("input", hidden, given.stream)
+    elif recompute == "selective":
+        yield Kept("input", hidden, given.stream)
+        yield from _products(kind, hidden, given)
+    else:
+        yield from _stream(kind, hidden, given)
+        yield from _attention(kind, given)
+        yield from _feed_forward(kind, hidden, given)
+
+
+def _norm(name: str, width: int, factors: int, given: Formats, split: str = "tokens") -> Kept:
+    """What a norm of `width` keeps: what it reads (BF16: two fp32 copies of it), its factors."""
+    copies = 2 if given.narrow else 1
+    return Kept(name, copies * width + factors, FP32, split=split)  # type: ignore[arg-type]
+
+
+def _stream(kind: LayerKind, hidden: int, given: Formats) -> Iterator[Kept]:
+    for number in range(kind.stream_norms):
+        yield _norm(f"norm {number + 1}", hidden, 1, given)
+    yield Kept("attention reads", hidden, given.stream)
+    if kind.mlp_width or not given.narrow:  # a router alone reads an fp32 copy
+        yield Kept("feed-forward reads", hidden, given.stream)
+    if kind.experts and given.narrow:
+        yield Kept("router reads", hidden, FP32)
+
+
+def _attention(kind: LayerKind, given: Formats) -> Iterator[Kept]:
+    split = partial(Kept, split="tensor")
+    heads = kind.heads + kind.kv_heads
+    if kind.head_normed:
+        yield _norm("normed heads", kind.head_normed, heads, given, "tensor")
+    values, attended = kind.value_width, kind.score_width - kind.query_width
+    padded = kind.key_latent and attended < kind.query_width
+    if kind.key_latent:
+        yield from _latents(kind, given)
+        # values are a view of keys and values together unless they have to be padded
+        values = kind.query_width if padded else attended + kind.key_width
+    result = kind.query_width if padded else attended
+    yield split("query", kind.query_width, given.attention)
+    yield split("key", kind.key_width, given.attention)
+    yield split("value", values, given.attention)
+    yield split("attended", result, given.attention)
+    yield split("logsumexp", kind.heads, FP32)
+    if padded or given.attention > given.stream:
+        yield split("attended, as read", attended, given.stream)
+
+
+def _latents(kind: LayerKind, given: Formats) -> Iterator[Kept]:
+    for name, width in (("query latent", kind.query_latent), ("key latent", kind.key_latent)):
+        if width:
+            # in fp32 the norm keeps a view of keys' latent and their rotated part together
+            rotated = kind.cache_width - width if name == "key latent" and not given.narrow else 0
+            yield _norm(name, width, 1, given)
+            yield Kept(name + ", normed", width + rotated, given.stream)
+
+
+def _feed_forward(kind: LayerKind, hidden: int, given: Formats) -> Iterator[Kept]:
+    yield from _mlp("", kind.mlp_width, kind.matrices, given.stream)
+    if not kind.experts:
+        return
+    k, element = kind.top_k, given.stream
+    # scores fp32; of each copy three numbers in eight bytes and two shares
+    yield Kept("routing", kind.experts * FP32 + k * (3 * 8 + FP32 + element) + FP32, 1)
+    yield Kept("copies", k * hidden, element, routed=True)
+    yield from _mlp("expert ", k * kind.expert_width, kind.matrices, element, routed=True)
+    yield Kept("expert output", k * hidden, element)
+
+
+def _mlp(
+    prefix: str, width: int, matrices: int, element: int, routed: bool = False
+) -> Iterator[Kept]:
+    names = ("gate", "activated", "up", "product") if matrices == 3 else ("up", "product")
+    for name in names if width else ():
+        yield Kept(prefix + name, width, element, split="tensor", routed=routed)
+
+
+def _products(kind: LayerKind, hidden: int, given: Formats) -> Iterator[Kept]:
+    """Results of matrix products; those of experts are one opaque operation and not kept."""
+    size = given.product
+    widths = {"query": kind.query_width, "key": kind.key_width, "value": kind.value_width}
+    if kind.key_latent:
+        attended = kind.score_width - kind.query_width
+        rotated = kind.cache_width - kind.key_latent
+        pairs = kind.key_width - kind.heads * rotated + attended
+        widths = {"query": kind.query_width, "keys and values": pairs}
+        yield Kept("query latent", kind.query_latent, size)
+        yield Kept("key latent", kind.cache_width, size)
+    for name, width in widths.items():
+        yield Kept(name, width, size, split="tensor")
+    yield Kept("attention output", hidden, size)
+    if kind.mlp_width:
+        for name in ("gate", "up") if kind.matrices == 3 else ("up",):
+            yield Kept(name, kind.mlp_width, size, split="tensor")
+        yield Kept("output", hidden, size)
+    if kind.experts:
+        yield Kept("router", kind.experts, FP32)
+        yield Kept("combined", hidden, given.stream)
