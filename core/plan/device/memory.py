@@ -33,8 +33,8 @@ from sabia.core.plan.elementwise import Number, choose
 
 GIB = 2**30
 INSTANTS = {
-    "loss": "at the loss",
     "backward": "in the backward pass",
+    "loss": "at the loss",
     "end": "at the end of the backward pass",
     "update": "in the update",
 }

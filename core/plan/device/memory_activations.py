@@ -53,9 +53,8 @@ def _layer(case: Case, kind: LayerKind) -> Number:
 
 
 def _tensors(case: Case, kind: LayerKind) -> list[Kept]:
-    return list(
-        layer_tensors(kind, case.model.hidden, case.workload.sequence, case.element, case.stack)
-    )
+    hidden, sequence, stack = case.model.hidden, case.workload.sequence, case.stack
+    return list(layer_tensors(kind, hidden, sequence, case.element, stack, case.input_element))
 
 
 def _is_kept(name: str, case: Case) -> bool:
@@ -69,10 +68,9 @@ def _is_kept(name: str, case: Case) -> bool:
 
 def _bytes(tensors: Iterable[Kept], case: Case) -> Number:
     layout, stack = case.layout, case.stack
-    by_tokens = layout.tensor if layout.sequence_parallel and stack.sequence_parallel else 1
     divisors = {
-        "tokens": by_tokens,
-        "gathered": 1 if stack.keeps_gathered else by_tokens,
+        "tokens": case.token_split,
+        "gathered": 1 if stack.keeps_gathered else case.token_split,
         "tensor": layout.tensor,
         "experts": layout.tensor if layout.experts_over_tensor else 1,
     }

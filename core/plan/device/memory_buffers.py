@@ -14,7 +14,9 @@
 
 torch's allocator keeps a pool of blocks for each stream, and communication runs on streams of its
 own: what it once used is never given to computation. With such a stack (stream_pools) the largest
-unit's buffers count at every instant, and a second time for the copy that is computed with.
+unit's buffers count at every instant, and a second time for the copy that is computed with. In a
+pipeline fully_shard gathers once a step and reduces once, after the last micro-batch, unless told
+otherwise (pipe_keeps_whole).
 """
 
 from sabia.core.plan.counting.architecture import LayerKind
@@ -32,20 +34,23 @@ def runtime(case: Case) -> Term:
 
 def head_input(case: Case) -> Term:
     """Inputs of the final norm and of the head."""
-    split = case.layout.tensor if case.layout.sequence_parallel else 1
-    width = 2 * case.model.hidden * case.element
-    return Term(
-        "head input",
-        case.stage.head * case.tokens * width / split,
-        lambda: f"{case.tokens:g} tokens x {width} B{ways(('tensor', split))}",
-    )
+    split = case.token_split
+    whole = 1 if case.stack.keeps_gathered else split
+    width = case.model.hidden * case.element
+
+    def formula() -> str:
+        return f"{case.tokens:g} tokens x {width} B x (1/{split:g} + 1/{whole:g})"
+
+    size = case.tokens * width / split + case.tokens * width / whole
+    return Term("head input", case.stage.head * size, formula)
 
 
 def logits(case: Case) -> Term:
     """At the loss of one micro-batch, on the stage with the head."""
-    each, vocab, tensor = case.stack.logit_bytes, case.model.vocab, case.layout.tensor
+    stack, vocab, tensor = case.stack, case.model.vocab, case.layout.tensor
+    each = choose(tensor > 1, stack.split_logit_bytes or stack.logit_bytes, stack.logit_bytes)
     size = case.tokens * vocab * each / tensor
-    most = case.stack.loss_chunk_bytes
+    most = stack.loss_chunk_bytes
     if most:
         size = smaller(size, most)
 
@@ -60,12 +65,13 @@ def gathered(case: Case, instant: str) -> Term:
     """Whole weights, of what works at that instant."""
     layer, outer, unit = layer_elements(case), _outer(case), case.element
     layers = {"loss": 1, "update": 0}.get(instant, case.stack.gathered_layers)
+    layers = choose(_stays_whole(case), case.stage.layers, layers)
     ends = _whole_ends(case, instant, outer)
     pooled = larger(layer, sum(outer)) if case.stack.stream_pools else 0
     count = layers * layer + ends + pooled
 
     def formula() -> str:
-        parts = [f"{layers} layers of {billions(layer)}"] if layers else []
+        parts = [f"{layers:g} layers of {billions(layer)}"] if layers else []
         parts += [f"embedding and head {billions(ends)}"] if ends else []
         parts += [f"buffer {billions(pooled)}"] if pooled else []
         return f"({' + '.join(parts)}) x {unit} B"
@@ -84,6 +90,7 @@ def unreduced(case: Case, instant: str) -> Term:
     kept: Number = 0
     if case.stack.stream_pools:
         count, kept = larger(layer, embedding + head), head
+    count = choose(_stays_whole(case), case.stage.layers * layer + embedding + head, count)
     found = (count * size + kept * (case.element if size else 0)) * _is_split(case, 2)
 
     def formula() -> str:
@@ -106,6 +113,11 @@ def update(case: Case) -> Term:
     """Temporary tensors of the optimizer's step."""
     count, each = trained_elements(case), case.stack.update_bytes
     return Term("update", count * each, lambda: f"{billions(count)} x {each:g} B")
+
+
+def _stays_whole(case: Case) -> Number:
+    """Whether nothing is split or reduced between the micro-batches of a pipeline."""
+    return case.layout.pipe > 1 if case.stack.pipe_keeps_whole else False
 
 
 def _is_split(case: Case, level: int) -> Number:

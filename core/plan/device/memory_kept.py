@@ -13,22 +13,25 @@ and one of Llama without dropout, whose attention kernel keeps no matrix (arXiv 
 
   2h + 2h + (2q + 2k + 2v) + 2q + 2h + 2h + (gate, up, activated, product) 2f each, logsumexp 4a
 
-which is (12h + 4h·n_kv/n_q + 8f) where q = h; a fused activation keeps 6f. Latent attention adds
-its latents before and after their norms, a delta net the inputs and outputs of its convolution, its
-gate and the matrices of its chunks. In a mixture the routed tensors stand for top_k copies of each
-token. Which of these a piece of software keeps under selective recomputation is in its preset
-(stacks.toml); "layer_output" is kept only there.
+which is (12h + 4h·n_kv/n_q + 8f) where q = h. Latent attention adds its latents before and after
+their norms, a delta net the inputs and outputs of its convolution, its gate and the matrices of its
+chunks. In a mixture the routed tensors stand for top_k copies of each token.
+
+What a piece of software never keeps (fused kernels that work it out again: `drops`; without
+"activated" the MLP keeps 6f) and what it keeps under selective recomputation is in its preset
+(stacks.toml); "mlp_output" is kept only there.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from sabia.core.plan.counting.architecture import LayerKind
 from sabia.core.plan.device.stack import Stack
 
 SCORES = ("scores", "score_mask", "dropped_scores")
-OUTPUT = "layer_output"
+OUTPUT = "mlp_output"
+INPUTS = ("normed", "attended", "normed_middle", "product", "copies", "expert_product")
 CHUNK = 64  # tokens of a chunk of a delta net's matrices (arXiv 2406.06484, section 4)
 
 
@@ -54,9 +57,27 @@ class Kept:
 
 
 def layer_tensors(
+    kind: LayerKind,
+    hidden: int,
+    sequence: int,
+    element: float,
+    stack: Stack,
+    input_element: float | None = None,
+) -> Iterator[Kept]:
+    """All that the layer's backward pass uses in that software, in the order of its making.
+
+    input_element: bytes of an element of what matrix products read, where they keep it narrow.
+    """
+    for one in _all_tensors(kind, hidden, sequence, element, stack):
+        if one.name in INPUTS and input_element is not None:
+            one = replace(one, element_bytes=input_element)
+        if one.name not in stack.drops:
+            yield one
+
+
+def _all_tensors(
     kind: LayerKind, hidden: int, sequence: int, element: float, stack: Stack
 ) -> Iterator[Kept]:
-    """All that the layer's backward pass uses, in the order in which they are made."""
     yield Kept("input", hidden, element)
     yield Kept("normed", hidden, element, "gathered")
     if kind.state_products:
@@ -68,15 +89,24 @@ def layer_tensors(
     yield Kept("middle", hidden, element)
     yield Kept("normed_middle", hidden, element, "gathered")
     if kind.mlp_width:
-        yield from _mlp("", kind.mlp_width, kind.matrices, element, stack, routed=False)
+        yield from _mlp("", kind.mlp_width, kind.matrices, element)
     if kind.experts:
-        yield from _experts(kind, hidden, element, stack)
+        yield from _experts(kind, hidden, element)
+    for number in range(2, kind.stream_norms):  # of what the residual stream takes up
+        yield Kept(f"norm_{number}", hidden, element)
     if stack.dropout:
         yield Kept("mlp_mask", hidden, 1)
-    yield Kept(OUTPUT, hidden, element)
+    if kind.mlp_width:
+        yield Kept(OUTPUT, hidden, element)
 
 
 def _attention(kind: LayerKind, sequence: int, element: float, stack: Stack) -> Iterator[Kept]:
+    if kind.key_latent:
+        latents = kind.query_latent + kind.key_latent
+        yield Kept("latents", latents, element)
+        yield Kept("normed_latents", latents, element)
+    if kind.head_normed:
+        yield Kept("unnormed_heads", kind.head_normed, element, "tensor")
     yield Kept("query", kind.query_width, element, "tensor")
     yield Kept("key", kind.key_width, element, "tensor")
     yield Kept("value", kind.value_width, element, "tensor")
@@ -107,18 +137,15 @@ def _recurrent(kind: LayerKind, element: float) -> Iterator[Kept]:
 
 
 def _mlp(
-    prefix: str, width: float, matrices: int, element: float, stack: Stack, *, routed: bool
+    prefix: str, width: float, matrices: int, element: float, *, routed: bool = False
 ) -> Iterator[Kept]:
-    names = ["gate", "up", "activated", "product"] if matrices == 3 else ["up", "product"]
-    if stack.fused_activation and matrices == 3:
-        names.remove("activated")
-    for name in names:
+    for name in ("gate", "up", "activated", "product") if matrices == 3 else ("up", "product"):
         yield Kept(prefix + name, width, element, "tensor", routed)
 
 
-def _experts(kind: LayerKind, hidden: int, element: float, stack: Stack) -> Iterator[Kept]:
+def _experts(kind: LayerKind, hidden: int, element: float) -> Iterator[Kept]:
     yield Kept("router", kind.experts, 4)
     yield Kept("copies", kind.top_k * hidden, element, "experts", routed=True)
     width = kind.top_k * kind.expert_width
-    yield from _mlp("expert_", width, kind.matrices, element, stack, routed=True)
+    yield from _mlp("expert_", width, kind.matrices, element, routed=True)
     yield Kept("expert_output", kind.top_k * hidden, element, "experts", routed=True)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from sabia.core.plan.counting.architecture import Architecture, LayerKind
 from sabia.core.plan.device.memory_stage import Stage
 from sabia.core.plan.device.memory_term import Case, Term, billions, ways
-from sabia.core.plan.elementwise import Number
+from sabia.core.plan.elementwise import Number, choose
 
 ADAPTER_BYTES = 16  # of an element of LoRA: bf16 weight and gradient, fp32 master, m and v
 
@@ -56,9 +56,11 @@ def weights(case: Case) -> Term:
 
 
 def weight_copies(case: Case) -> Term:
-    """All weights again in the dtype of computation, where the software casts them at once."""
+    """All weights again in the dtype of computation, where they are cast and not gathered."""
     needed = case.stack.casts_weights and case.workload.recipe.weights > case.element
-    return _state("weight copies", case, case.element if needed else 0, 3)
+    split = case.sharding > 1 if case.layout.zero >= 3 else False
+    copies = _state("weight copies", case, case.element if needed else 0, 3)
+    return Term(copies.name, copies.bytes * choose(split, 0, 1), copies.formula)
 
 
 def gradients(case: Case) -> Term:

@@ -10,6 +10,8 @@ from sabia.core.plan.device.stack import Stack
 from sabia.core.plan.device.workload import Workload
 from sabia.core.plan.elementwise import Number, choose
 
+PRODUCT_BYTES = {"fp8": 1, "mxfp8": 1 + 1 / 32, "nvfp4": 0.5 + 1 / 16, "int8": 1}
+
 
 @dataclass(frozen=True)
 class Term:
@@ -48,6 +50,18 @@ class Case:
     def element(self) -> int:
         """Bytes of an element of the stream, and of a weight as it is computed with."""
         return 4 if self.workload.precision == "fp32" else 2
+
+    @property
+    def input_element(self) -> float | None:
+        """Bytes of an element of what products read, where that is kept as they read it."""
+        narrow = PRODUCT_BYTES.get(self.workload.precision)
+        return narrow if self.stack.keeps_narrow else None
+
+    @property
+    def token_split(self) -> Number:
+        """Tensor ranks over which norms and residual are split by tokens."""
+        split = self.layout.sequence_parallel and self.stack.sequence_parallel
+        return self.layout.tensor if split else 1
 
     @property
     def sharding(self) -> Number:

@@ -19,9 +19,11 @@ class Stack:
     """Assumptions about the software.
 
     logit_bytes: bytes a device keeps per logit at the peak (10: bf16 logits, fp32 softmax, fp32
-    gradient). loss_chunk_bytes: most that the logits of a chunked loss take (0: no chunks).
+    gradient); split_logit_bytes: where tensor ranks split the vocabulary, if not the same.
+    loss_chunk_bytes: most that the logits of a chunked loss take (0: no chunks).
     gathered_layers: layers whose whole weights are held at once under zero 3; whole_ends: embedding
     and head are held whole all step. context_bytes: what the runtime takes on each device.
+    pipe_keeps_whole: in a pipeline zero splits neither weights nor gradients during a step.
     stream_pools: memory once used by communication is not given to computation.
     expert_imbalance: tokens of the fullest device over the mean, in mixtures.
     folded_experts, folded_context: dense weights' state is also split over the expert axis, all
@@ -31,9 +33,10 @@ class Stack:
     casts_weights: all weights are cast at once where they are kept wider than they are computed
     with. update_bytes: temporary bytes of an element whose update is computed.
     attention_matrix: the attention kernel keeps its s x s matrix. dropout: masks are kept.
-    fused_activation: a gated MLP keeps gate and up, and makes silu(gate) again. selective_keeps:
-    tensors of a layer (names of memory_kept.py) that selective recomputation keeps; empty: all but
-    the attention matrix (arXiv 2205.05198).
+    keeps_narrow: what FP8 and FP4 products read is kept in that format. drops: tensors of a layer
+    (names of memory_kept.py) that fused kernels never keep.
+    selective_keeps: those that selective recomputation keeps; empty: all but the attention matrix
+    (arXiv 2205.05198).
 
     hides_data, hides_tensor, hides_pipe: its collectives along data and fsdp, along tensor, and its
     sends between stages run beside computation. expert_overlap: share of the exchange of tokens
@@ -55,6 +58,8 @@ class Stack:
     folded_experts: bool = False
     folded_context: bool = False
     loss_chunk_bytes: float = 0
+    split_logit_bytes: float = 0
+    pipe_keeps_whole: bool = False
     whole_ends: bool = False
     stream_pools: bool = False
     sequence_parallel: bool = True
@@ -64,7 +69,8 @@ class Stack:
     update_bytes: float = 0
     attention_matrix: bool = False
     dropout: bool = False
-    fused_activation: bool = False
+    keeps_narrow: bool = False
+    drops: tuple[str, ...] = ()
     selective_keeps: tuple[str, ...] = ()
     hides_data: bool = True
     hides_tensor: bool = False
