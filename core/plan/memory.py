@@ -44,6 +44,14 @@ RECIPES = {
         StateRecipe("bf16-moments", 2, 2, 8, 8, "as adamw16 with BF16 m and v (DeepSeek-V3)"),
         StateRecipe("muon", 2, 2, 8, 8, "BF16 weights and gradients, FP32 master and momentum"),
         StateRecipe("lion", 2, 2, 8, 8, "BF16 weights and gradients, FP32 master and momentum"),
+        StateRecipe(
+            "soap",
+            2,
+            2,
+            28,
+            28,
+            "as adamw16 with Kronecker factors and their bases, 4·2(r²+c²)/(r·c), of square matrices",
+        ),
         StateRecipe("adam8bit", 2, 2, 6, 6, "as adamw16 with 8-bit m and v"),
     )
 }

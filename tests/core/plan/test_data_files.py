@@ -65,7 +65,8 @@ def test_shapes_are_of_possible_models():
 @pytest.mark.parametrize(
     ("name", "held", "durable"),
     [("adamw16", 16, 12), ("megatron18", 18, 12), ("fsdp-fp32", 16, 12), ("jax10", 10, 10),
-     ("bf16-moments", 12, 8), ("muon", 12, 8), ("lion", 12, 8), ("adam8bit", 10, 6)],
+     ("bf16-moments", 12, 8), ("muon", 12, 8), ("lion", 12, 8), ("adam8bit", 10, 6),
+     ("soap", 32, 28)],
 )  # fmt: skip
 def test_state_recipes(name, held, durable):
     recipe = RECIPES[name]
