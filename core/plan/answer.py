@@ -10,9 +10,7 @@ from datetime import date
 from typing import TYPE_CHECKING, Any
 
 from sabia.core.errors import UsageError
-from sabia.core.plan import compute, joined, request
-from sabia.core.plan.chips import find_chip
-from sabia.core.plan.money.prices import default_prices
+from sabia.core.plan import joined
 from sabia.core.plan.output import remarks, report, table
 from sabia.core.plan.output.view import views
 from sabia.core.plan.settings import Settings
@@ -96,28 +94,16 @@ def of_run(settings: Settings, today: date) -> Answer:
 
 def of_budget(settings: Settings, today: date) -> Answer:
     """Sum up a pyramid of runs."""
-    from sabia.core.plan.money import budget
+    from sabia.core.plan.output import budget
 
     for name in settings.given():
         if name not in OF_BUDGET:
             raise UsageError(f"--budget: sums up runs; {name.replace('_', ' ')} belongs to one run")
-    chip = find_chip(settings.chip or request.DEFAULT_CHIP)
-    rate = chip.bf16_flops_per_s * (compute.DEFAULT_MFU if settings.mfu is None else settings.mfu)
-
-    def hours_of(_params: float, active: float, tokens: float) -> float:
-        return compute.chip_seconds(compute.train_flops(active, tokens, settings.lora), rate) / 3600
-
-    own = request.own_prices(settings.price) if settings.price else ()
-    if len(own) > 1:
-        raise UsageError(f"--price: {settings.price} (expected one price with --budget)")
-    pyramid = budget.load_budget(
-        settings.budget or "", hours_of, own[0] if own else None,
-        lambda: default_prices(chip.name)[0],
-    )  # fmt: skip
+    pyramid = budget.pyramid_of(settings, today)
     return Answer(
-        text=budget.render(pyramid),
+        text=budget.text(pyramid),
         report=budget.report(pyramid),
         rows=budget.flat_rows(pyramid),
         notes=[],
-        warnings=remarks.stale_lines((pyramid.price,), today),
+        warnings=remarks.stale_lines(pyramid.prices, today),
     )
