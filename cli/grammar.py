@@ -165,7 +165,7 @@ KINDS: dict[str, tuple[str, ...]] = {
     "fit": ("inputs", "out", "jobs", "seed", "json", *_ALWAYS),
     "choose": ("inputs", "out", "seed", "json", "dry_run", "config", "quiet", "debug"),
     "compare": ("inputs", "json", "config", "quiet", "debug"),
-    "plan": ("out", "to", "json", "config", "quiet", "debug"),
+    "plan": ("out", "to", "seed", "json", "config", "quiet", "debug"),
 }
 SLICED_PHASES = ("sketch", "write")  # of a stage with a barrier, which an array may do
 _READS_STDIN = ("map", "barrier", "fit", "choose", "train")

@@ -31,7 +31,7 @@ def plan_cluster(job: Job, *, inputs: RUNS = None, settings: dict[str, Any]) -> 
     from sabia.core.plan.answer import answer
     from sabia.core.plan.settings import Settings
 
-    _show(job, answer(Settings(**settings), runs=tuple(inputs or ())))
+    _show(job, answer(Settings(**settings, seed=job.seed or None), runs=tuple(inputs or ())))
 
 
 def _show(job: Job, found: "Answer") -> None:

@@ -7,10 +7,11 @@ and the budget of a pyramid of runs.
 import os
 from dataclasses import dataclass, replace
 from datetime import date
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from sabia.core.errors import UsageError
-from sabia.core.plan import joined
+from sabia.core.plan import joined, request
 from sabia.core.plan.output import remarks, report, table
 from sabia.core.plan.output.view import views
 from sabia.core.plan.settings import Settings
@@ -18,6 +19,8 @@ from sabia.core.plan.settings import Settings
 if TYPE_CHECKING:
     from sabia.core.plan.output.several import Named
 
+# what is not a training run → the module of output/ that shows it
+STAGES = {"serve": "serving", "grpo": "rollout", "eval": "evaluation"}
 OF_BUDGET = ("budget", "chip", "mfu", "price", "lora")  # the settings that a pyramid may have
 
 
@@ -40,6 +43,8 @@ def answer(settings: Settings, today: date | None = None, runs: tuple[str, ...] 
     today = today or date.today()
     if runs:
         return _of_inputs(settings, runs, today)
+    if settings.stage in STAGES:
+        return of_stage(settings, today)
     if settings.budget:
         return of_budget(settings, today)
     return of_comparison(settings) if settings.compare else of_run(settings, today)
@@ -90,6 +95,32 @@ def of_run(settings: Settings, today: date) -> Answer:
         notes=remarks.notes(asked, plan),
         warnings=remarks.warnings(plan, today),
     )
+
+
+def of_stage(settings: Settings, today: date) -> Answer:
+    """Serving, steps of GRPO, or an evaluation of the model."""
+    asked = request.build(settings, today=today)
+    stage = settings.stage or ""
+    seen = import_module(f"sabia.core.plan.output.{STAGES[stage]}").see(asked)
+    inputs = {"schema_version": report.SCHEMA_VERSION, "stage": stage, "inputs": settings.said()}
+    return Answer(
+        text=seen.text,
+        report=inputs | seen.report,
+        rows=[_scalars({"stage": stage, "chip": asked.cluster.chip.name} | seen.report)],
+        notes=[],
+        warnings=remarks.stale_lines(asked.cluster.prices, today),
+    )
+
+
+def _scalars(figures: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested objects as flat columns, lists left out."""
+    flat: dict[str, Any] = {}
+    for key, value in figures.items():
+        if isinstance(value, dict):
+            flat |= _scalars(value, f"{prefix}{key}_")
+        elif not isinstance(value, list):
+            flat[prefix + key] = value
+    return flat
 
 
 def of_budget(settings: Settings, today: date) -> Answer:

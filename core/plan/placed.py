@@ -34,6 +34,12 @@ class Placed:
     question: Question
     found: Found | None
     steps: float
+    lora_rank: int | None = None
+
+    @property
+    def sizes(self) -> int:
+        """How many numbers of chips were looked at, that something fits on."""
+        return len({row.chips for row in self.found.front}) if self.found else 1
 
     @property
     def batch_rows(self) -> int:
@@ -49,24 +55,23 @@ class Placed:
         return sorted(rows.values(), key=lambda row: row.step_s)
 
 
-def wanted(settings: Settings) -> bool:
-    """Whether layouts were asked for."""
-    return bool(settings.given("search", "fixed_layout", "explain"))
-
-
 def plan(asked: Request) -> Plan:
     """The plan by predicted speed. Raises UsageError, Infeasible."""
     if asked.settings.mfu is not None:
         raise UsageError("--mfu: is predicted with --search and --fixed-layout; leave it out")
     base = planner.plan(asked.run, replace(asked.cluster, chips=None), asked.deadlines_s)
-    question = question_of(asked)
-    pinned = dict(question.pinned)
-    if asked.settings.search:
-        placed, rows = _searched(asked, question)
-    else:
-        placed, rows = _fixed(asked, replace(question, pinned={}), pinned)
-    planned = replace(base, cluster=asked.cluster, rows=rows, placed=placed)
-    return replace(planned, work_chip_s=_first(planned).chip_s)
+    placed, rows = (_searched if asked.settings.search else _fixed)(asked, question_of(asked))
+    placed = replace(placed, lora_rank=asked.settings.lora_rank)
+    planned = replace(
+        base,
+        rows=rows,
+        placed=placed,
+        accumulated_min_chips=rows[0].memory_min_chips,
+        memory_min_chips=rows[0].memory_min_chips,
+    )
+    best = planned.best
+    cluster = replace(asked.cluster, mfu=best.mfu)
+    return replace(planned, cluster=cluster, work_chip_s=best.chip_s)
 
 
 def question_of(asked: Request) -> Question:
@@ -87,22 +92,30 @@ def workload_of(asked: Request) -> Workload:
     return Workload(
         architecture=asked.architecture,
         sequence=run.sequence,
-        batch_rows=round_rows(run.batch_tokens / run.sequence),
+        batch_rows=batch_rows(asked),
         recipe=run.recipe,
         precision=asked.settings.precision or "bf16",
         adapter_params=run.adapter_params,
     )
 
 
-def round_rows(rows: float) -> int:
-    """Rows of a batch near `rows`: itself if whole, else the roundest number within 5 %.
+def batch_rows(asked: Request) -> int:
+    """Rows of a step: of a fixed layout exactly those asked for, if whole; else rounded."""
+    rows = asked.run.batch_tokens / asked.run.sequence
+    exact = rows == int(rows) and asked.settings.fixed_layout and not asked.settings.search
+    return int(rows) if exact else round_rows(rows)
 
-    A batch of 4M tokens in rows of 8192 is 488.3 rows, which nothing divides; 512 can be shared.
+
+def round_rows(rows: float) -> int:
+    """Rows near `rows` that chips can share: within 5 %, and divisible by a power of two.
+
+    4M tokens in rows of 8192 are 488.3 rows, which nothing divides, and 64M in rows of 4096 are
+    15625, which no even number of chips does: 512 and 16384 serve. 96 rows stay 96.
     """
-    if rows == int(rows):
+    if rows == int(rows) and (int(rows) & -int(rows)) * 64 >= rows:
         return int(rows)
     step = 1 << max(0, int(rows).bit_length())
-    while abs(round(rows / step) * step / rows - 1) > 0.05:
+    while step > 1 and abs(round(rows / step) * step / rows - 1) > 0.05:
         step //= 2
     return max(1, round(rows / step) * step)
 
@@ -151,12 +164,11 @@ def _counts(asked: Request, question: Question) -> list[int]:
     return coarse(question.chip, int(limit)) or coarse(question.chip, MOST_CHIPS)[:1]
 
 
-def _fixed(
-    asked: Request, question: Question, fields: dict[str, Any]
-) -> tuple[Placed, tuple[Row, ...]]:
-    """Exactly the given layout; data takes what its other axes leave of the chips."""
-    given = (question.workload, question.chip, question.stack)
-    layout = fixed_layout(fields, *given, asked.cluster.chips)
+def _fixed(asked: Request, question: Question) -> tuple[Placed, tuple[Row, ...]]:
+    """Exactly the given layout."""
+    layout = fixed_layout(
+        question.pinned, question.workload, question.chip, question.stack, asked.cluster.chips
+    )
     chosen = search.priced(question, layout)
     if chosen.memory.total > question.room_bytes:
         raise Infeasible(_too_full(question, chosen))
@@ -187,10 +199,6 @@ def _row(asked: Request, placed: Placed, chosen: search.Row, deadline_s: float, 
         mfu=asked.run.train_flops / (chip_s * asked.cluster.chip.bf16_flops_per_s),
         layout=chosen,
     )
-
-
-def _first(found: Plan) -> Row:
-    return found.best
 
 
 def _in_time(asked: Request, placed: Placed, rows: tuple[Row, ...]) -> tuple[Row, ...]:

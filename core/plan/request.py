@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 DEFAULT_TOKENS = 500e9
 DEFAULT_SEQUENCE = 8192
 DEFAULT_BATCH_TOKENS = 4e6
+DEFAULT_SFT_BATCH = 512e3
+DEFAULT_EXAMPLE = 1000  # tokens of a prompt, and of an answer
 DEFAULT_CHIP = "b200"
 DEFAULT_DEADLINES = "30d,14d,7d"
 DEFAULT_RECIPE = "adamw16"
@@ -141,7 +143,10 @@ def build(settings: Settings, priced: bool = True, today: date | None = None) ->
         "price": _seen(cluster.prices),
     }
     said = set(settings.given()) | ({"hbm"} if settings.utilisation else set())
+    if settings.given("search", "fixed_layout"):
+        said |= {"hbm", "mfu", "batch_tokens"}  # the view of layouts tells them
     said |= set() if prices else {"price"}
+    said |= {"tokens"} if settings.items else set()
     return Request(
         settings=settings,
         run=run,
@@ -165,14 +170,30 @@ def _run(settings: Settings, model: Counts) -> Run:
         params=model.params,
         active_params=model.active_params,
         matmul_params=model.matmul_params,
-        tokens=_or(settings.tokens, DEFAULT_TOKENS),
+        tokens=_tokens(settings),
         sequence=_or(settings.seq, DEFAULT_SEQUENCE),
-        batch_tokens=_or(settings.batch_tokens, DEFAULT_BATCH_TOKENS),
+        batch_tokens=_or(settings.batch_tokens, _usual_batch(settings)),
         layers=model.layers,
         hidden=model.hidden,
         recipe=held,
         lora=lora,
     )
+
+
+def _tokens(settings: Settings) -> float:
+    """Tokens to train on; of `--stage sft` those of its examples, as often as they are passed."""
+    if settings.stage != "sft" or settings.tokens is not None:
+        return _or(settings.tokens, DEFAULT_TOKENS)
+    if settings.items is None:
+        raise UsageError("--tokens: how much is there to train on? Or --items, of examples")
+    each = _or(settings.prompt_tokens, DEFAULT_EXAMPLE) + _or(
+        settings.output_tokens, DEFAULT_EXAMPLE
+    )
+    return settings.items * each * _or(settings.repeats, 1)
+
+
+def _usual_batch(settings: Settings) -> float:
+    return DEFAULT_SFT_BATCH if settings.stage == "sft" else DEFAULT_BATCH_TOKENS
 
 
 def _counted_exactly(run: Run, settings: Settings, model: "Architecture") -> Run:

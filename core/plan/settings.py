@@ -28,21 +28,26 @@ def _whole(text: str | float, what: str) -> int:
     return int(value)
 
 
+def _natural(text: str | float, what: str) -> int:
+    return 0 if str(text).strip() == "0" else _whole(text, what)
+
+
 def _number(text: str | float, what: str) -> float:
     return units.parse_count(text, what)
 
 
 # how the value of an option in a row is read; what is not here is text
 UNITS: dict[str, Callable[[Any, str], Any]] = (
-    dict.fromkeys(("params", "active", "tokens", "batch_tokens"), units.parse_count)
+    dict.fromkeys(("params", "active", "tokens", "batch_tokens", "serve_tokens"), units.parse_count)
     | dict.fromkeys(("layers", "hidden", "lora_rank", "chips", "nodes", "micro_batch"), _whole)
     | dict.fromkeys(("utilisation", "mfu", "failure_rate", "spot_share"), units.parse_fraction)
     | dict.fromkeys(("preempt", "restart", "capacity_wait"), units.parse_duration)
     | dict.fromkeys(("repair", "job_limit", "queue"), units.parse_duration)
-    | dict.fromkeys(("simulate", "spare_nodes", "checkpoint_copies", "seed"), _whole)
-    | {"max_cost": units.parse_money}
+    | dict.fromkeys(("simulate", "checkpoint_copies"), _whole)
+    | dict.fromkeys(("spare_nodes", "off_policy", "seed"), _natural)
+    | {"max_cost": units.parse_money, "pue": _number, "carbon_intensity": _number}
     | dict.fromkeys(("replica_chips", "batch", "prompts", "group", "steps"), _whole)
-    | dict.fromkeys(("generation_chips", "off_policy", "repeats"), _whole)
+    | dict.fromkeys(("generation_chips", "repeats"), _whole)
     | dict.fromkeys(("prompt_tokens", "output_tokens", "output_limit", "items"), _number)
     | dict.fromkeys(("judge_calls", "judge_prompt_tokens", "judge_output_tokens"), _number)
     | dict.fromkeys(("judge_params", "judge_active"), units.parse_count)
@@ -102,6 +107,10 @@ class Settings:
     region: str | None = None
     commitment: str | None = None
     max_cost: float | None = None
+    carbon: bool = False
+    pue: float | None = None
+    carbon_intensity: float | None = None
+    serve_tokens: float | None = None
     seed: int | None = None
     budget: str | None = None
     # --stage serve, grpo, eval: generation

@@ -87,8 +87,8 @@ def _about(placed: Placed, best: Laid) -> list[str]:
         f"software  {stack.name}, {question.workload.precision}, batches of {placed.batch_rows} "
         f"rows ({placed.batch_rows * question.workload.sequence:,} tokens)",
     ]
-    if stack.name == "sabia":
-        lines.append(f"run it    sabia pretrain {pretrain_flags(question.workload, best.layout)}")
+    if flags := flags_of(placed, best):
+        lines.append(f"run it    {flags}")
     if placed.found is not None:
         found = placed.found
         lines.append(
@@ -96,6 +96,18 @@ def _about(placed: Placed, best: Laid) -> list[str]:
             f"{found.fitting:,} fit"
         )
     return lines
+
+
+def flags_of(placed: Placed, row: Laid) -> str:
+    """The `sabia pretrain` line of a layout; empty where the software is another one."""
+    question = placed.question
+    if question.stack.name != "sabia":
+        return ""
+    backend = "jax" if question.chip.family == "TPU" else "torch"
+    flags = pretrain_flags(
+        question.workload, row.layout, backend=backend, lora_rank=placed.lora_rank or 0
+    )
+    return f"sabia pretrain {flags}"
 
 
 def _memory_lines(placed: Placed, best: Laid) -> list[str]:
@@ -127,8 +139,8 @@ def _report(plan: Plan, placed: Placed, best: Laid) -> dict[str, Any]:
         "best": laid_report(plan, placed, best),
         "layouts": [laid_report(plan, placed, row) for row in placed.shown(chosen)],
     }
-    if question.stack.name == "sabia":
-        figures["pretrain_flags"] = pretrain_flags(question.workload, best.layout)
+    if flags := flags_of(placed, best):
+        figures["pretrain_flags"] = flags
     if placed.found is not None:
         found = placed.found
         figures |= {

@@ -88,15 +88,24 @@ def _failures(seen: StopForecast) -> str:
 
 def _saved(model: StopModel, seen: StopForecast) -> str:
     if model.synchronous:
-        return f"{seen.offload_s / 60:.1f} min to storage, standing still"
+        return f"{short_time(seen.offload_s)} to storage, standing still"
     held = f" ({seen.host_copies} copies in host memory)" if seen.host_copies > 1 else ""
-    return f"{seen.offload_s:.0f} s to host memory, {seen.upload_s / 60:.0f} min to storage{held}"
+    return (
+        f"{short_time(seen.offload_s)} to host memory, {short_time(seen.upload_s)} to storage{held}"
+    )
+
+
+def short_time(seconds: float) -> str:
+    """40 min, 12 s, 0.3 s."""
+    if seconds >= 120:
+        return f"{seconds / 60:.0f} min"
+    return f"{seconds:.0f} s" if seconds >= 2 else f"{seconds:.1f} s"
 
 
 def _every(seen: StopForecast) -> str:
     if math.isinf(seen.mean_time_between_stops_s):
         return "one at the end"
-    return f"one every {seen.interval_s / 60:.0f} min"
+    return f"one every {short_time(seen.interval_s)}"
 
 
 def _waits(seen: StopForecast) -> str:

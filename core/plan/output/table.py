@@ -21,7 +21,8 @@ def render(request: Request, plan: Plan) -> str:
         lines.append(f"per day   {_per_day(plan)}")
     elif request.no_money:
         lines.append(f"money     none: {request.no_money}")
-    lines.append(f"nodes     {_nodes(plan)}")
+    if not plan.placed:
+        lines.append(f"nodes     {_nodes(plan)}")
     if request.assumed:
         lines.append(f"assumed   {'; '.join(request.assumed)}")
     return "\n".join(lines)
@@ -56,18 +57,34 @@ def _header(request: Request, plan: Plan) -> list[str]:
     model = f"{format_count(run.params, 2)} total / {visited} active ({shape})"
     peak, sustained = cluster.chip.bf16_flops_per_s / 1e15, cluster.flops_per_chip_s / 1e15
     speed = (
-        f"{cluster.chip.name} {peak:g} PFLOP/s x {percent(cluster.mfu)} MFU = "
+        f"{cluster.chip.name} {peak:g} PFLOP/s x {_mfu(plan)} MFU = "
         f"{sustained:.2f} PFLOP/s/{cluster.chip.family}"
     )
     width = max(len(model), len(speed)) + 3
-    held = run.state_bytes + run.activation_bytes
     return [
         f"model     {model:<{width}}compute {power_of_ten(run.train_flops)} FLOP ({convention})",
         f"speed     {speed:<{width}}{plan.chip_hours:,.0f} {cluster.chip.family}-hours",
-        f"memory    state {format_bytes(run.state_bytes)} ({run.recipe.bytes_per_param:g} B/param)"
-        f" + activations {format_bytes(run.activation_bytes)} "
-        f"({format_count(run.batch_tokens)} tokens live) = {format_bytes(held)}",
+        f"memory    {_held(plan)}",
     ]
+
+
+def _held(plan: Plan) -> str:
+    """What must be held: over the cluster with the whole batch live, or by the fullest chip."""
+    run = plan.run
+    state = f"state {format_bytes(run.state_bytes)} ({run.recipe.bytes_per_param:g} B/param)"
+    if plan.placed and plan.best.layout:
+        each, room = plan.best.layout.memory.total, plan.placed.question.room_bytes
+        chips = f"{plan.best.chips} {plan.cluster.chip.name.upper()}"
+        return f"{state}; the fullest of {chips} holds {format_bytes(each)} of {format_bytes(room)}"
+    live = f"activations {format_bytes(run.activation_bytes)}"
+    return (
+        f"{state} + {live} ({format_count(run.batch_tokens)} tokens live) = "
+        f"{format_bytes(run.state_bytes + run.activation_bytes)}"
+    )
+
+
+def _mfu(plan: Plan) -> str:
+    return f"{plan.cluster.mfu:.0%} predicted" if plan.placed else percent(plan.cluster.mfu)
 
 
 def _convention(run: Run) -> str:
@@ -129,8 +146,10 @@ def verdict(plan: Plan) -> str:
         done = f"finishes in {format_duration(best.finishes_s)}{bill}."
     least = plan.accumulated_min_chips
     hold = f"With gradient accumulation {least} hold{'' if least > 1 else 's'} the state."
-    if plan.cluster.chips:
-        return f"given {best.chips} {name}: {done} {_given(plan, hold)}"
+    if plan.placed:
+        hold = f"No layout fits on fewer than {least}." if plan.placed.sizes > 1 else ""
+    if plan.cluster.chips or (plan.placed and plan.placed.found is None):
+        return f"given {best.chips} {name}: {done} {_given(plan, hold)}".rstrip()
     if best.memory_bound:
         return f"memory-bound: {best.chips} {name}, {done} {hold}"
     return (

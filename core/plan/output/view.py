@@ -19,6 +19,9 @@ VIEWS: dict[str, tuple[str, ...]] = {
         "capacity_wait", "repair", "spare_nodes", "job_limit", "queue", "synchronous",
         "checkpoint_copies",
     ),
+    "limit": ("max_cost",),
+    "carbon": ("carbon", "pue", "carbon_intensity"),
+    "scaling": ("serve_tokens",),
 }  # fmt: skip
 
 
