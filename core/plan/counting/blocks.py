@@ -32,6 +32,15 @@ class Block:
     experts: int = 0
     sizes: Mapping[str, Any] = field(default_factory=dict)
 
+    def __add__(self, other: "Block") -> "Block":
+        return Block(
+            self.matrices + other.matrices,
+            self.vectors + other.vectors,
+            self.edges + other.edges,
+            self.experts + other.experts,
+            {**self.sizes, **other.sizes},
+        )
+
 
 def of_rows(rows: Iterable[Row], sizes: Mapping[str, Any]) -> Block:
     """The Block of tensors that the model core declares."""
@@ -54,17 +63,21 @@ def of_shapes(
     *,
     others: Iterable[Shape] = (),
     vectors: int = 0,
-    experts: int = 0,
     **sizes: Any,
 ) -> Block:
     """The Block of matrices [out, in]; others: those that take no adapter (routers, taps)."""
     adapted = tuple(adapted)
     matrices = sum(math.prod(shape) for shape in (*adapted, *others))
-    return Block(matrices, vectors, sum(map(sum, adapted)), experts, sizes)
+    return Block(matrices, vectors, sum(map(sum, adapted)), sizes=sizes)
 
 
-def layer(mixer: Block, feed: Block, vectors: int) -> LayerKind:
-    """One layer (count 1) of both halves; vectors: elements of the norms around them."""
+def with_sizes(block: Block, **sizes: Any) -> Block:
+    """The Block with other fields of its LayerKind."""
+    return replace(block, sizes={**block.sizes, **sizes})
+
+
+def layer(mixer: Block, feed: Block, vectors: int, norms: int = 2) -> LayerKind:
+    """One layer (count 1) of both halves; vectors: elements of the `norms` around them."""
     return LayerKind(
         count=1,
         mixer_params=mixer.matrices,
@@ -72,6 +85,7 @@ def layer(mixer: Block, feed: Block, vectors: int) -> LayerKind:
         vector_params=mixer.vectors + feed.vectors + vectors,
         expert_params=mixer.experts + feed.experts,
         adapter_edges=mixer.edges + feed.edges,
+        stream_norms=norms,
         **_IDLE | dict(mixer.sizes) | dict(feed.sizes),
     )
 

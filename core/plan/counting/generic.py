@@ -1,7 +1,9 @@
 """Counting families that the model core does not compute: one reader a `model_type`.
 
 A field that changes a count and that the family's reader does not know is refused by name, so a
-number is right or there is none. Of models that see images too, the language model is counted.
+number is right or there is none. Of models that see images too, the language model is counted:
+`text_config` alone. A family that only differs from one of the model core in what is not counted
+is read as that one.
 """
 
 from collections.abc import Callable, Mapping
@@ -9,23 +11,77 @@ from typing import Any
 
 from sabia.core.errors import UsageError
 from sabia.core.plan.counting.architecture import Architecture
-from sabia.core.plan.counting.dialects import deepseek_v4
+from sabia.core.plan.counting.dialects import deepseek_v4, dense, hybrids, latents, mixtures
 from sabia.core.plan.counting.dialects.reading import CountFields
 from sabia.core.spec import families
 
 Reader = Callable[[CountFields], Architecture]
-_DIALECTS: Mapping[str, Reader] = {
+READERS: Mapping[str, Reader] = {
+    "deepseek_v2": latents.deepseek_v2,
+    "deepseek_v32": latents.indexed,
     "deepseek_v4": deepseek_v4.read,
+    "ernie4_5_moe": mixtures.ernie4_5_moe,
+    "exaone4": dense.exaone4,
+    "falcon": dense.falcon,
+    "gemma4_text": hybrids.gemma4,
+    "glm4": dense.glm4,
+    "glm4_moe": mixtures.glm4_moe,
+    "glm_moe_dsa": latents.indexed,
+    "gpt2": dense.gpt2,
+    "gpt_neox": dense.gpt_neox,
+    "granite": dense.granite,
+    "granitemoe": mixtures.granitemoe,
+    "llama4_text": mixtures.llama4,
+    "mimo": dense.qwen2,
+    "mimo_v2_flash": mixtures.mimo_v2,
+    "minimax_m2": mixtures.minimax_m2,
+    "minimax_m3": mixtures.minimax_m3,
+    "nemotron": dense.nemotron,
+    "nemotron-nas": dense.nemotron_nas,
+    "nemotron_h": hybrids.nemotron_h,
+    "olmo3": dense.olmo3,
+    "olmoe": mixtures.olmoe,
+    "phi": dense.phi,
+    "phi3": dense.phi3,
+    "qwen2": dense.qwen2,
+    "qwen2_moe": mixtures.qwen2_moe,
+    "seed_oss": dense.seed_oss,
+    "smollm3": dense.smollm3,
+    "starcoder2": dense.starcoder2,
 }
+# model_type → the family of the model core that has the same tensors and operations
+ALIKE = {"kimi_k2": "deepseek_v3", "qwen3_vl_text": "qwen3", "qwen3_vl_moe_text": "qwen3_moe"}
+# model_type of models that see too → what text_config is where it does not say
+WHOLE = {
+    "gemma4": "gemma4_text",
+    "kimi_k25": "kimi_k2",
+    "llama4": "llama4_text",
+    "minimax_m3_vl": "minimax_m3",
+    "qwen3_vl": "qwen3_vl_text",
+    "qwen3_vl_moe": "qwen3_vl_moe_text",
+}
+
+
+def texts(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The configuration of the language model alone; `config` itself where it is one."""
+    family = config.get("model_type")
+    if family not in WHOLE:
+        return config
+    inner = config.get("text_config")
+    if not isinstance(inner, dict):
+        raise UsageError(f"config.json: text_config is missing (expected in a {family} model)")
+    tied = config.get("tie_word_embeddings")
+    outer = {} if tied is None else {"tie_word_embeddings": tied}
+    return {"model_type": WHOLE[family], **outer, **inner}
 
 
 def from_config(config: Mapping[str, Any]) -> Architecture:
     """The model of a configuration; UsageError naming the field that is not understood."""
     family = str(config.get("model_type"))
-    if family not in _DIALECTS:
-        known = ", ".join(sorted({*families(), *_DIALECTS}))
+    if family not in READERS:
+        known = ", ".join(sorted({*families(), *READERS, *ALIKE, *WHOLE}))
         raise UsageError(f"config.json: model_type is {family!r} (expected one of {known})")
     fields = CountFields(config)
-    found = _DIALECTS[family](fields)
+    found = READERS[family](fields)
     fields.finish()
     return found

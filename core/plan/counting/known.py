@@ -13,6 +13,9 @@ from sabia.core.plan.counting.parts import from_spec
 from sabia.core.spec import families, from_config
 from sabia.core.spec.families import read_config
 
+# fields that change what is computed, which the model core refuses, and leave all counts alone
+_UNCOUNTED = ("output_gate_type", "language_model_only")
+
 
 def architecture_of(path: str | Path) -> Architecture:
     """The model of the config.json at `path`, or in that directory.
@@ -25,6 +28,13 @@ def architecture_of(path: str | Path) -> Architecture:
 
 def architecture_from(config: Mapping[str, Any]) -> Architecture:
     """The model of a configuration; UsageError as `architecture_of`."""
-    if config.get("model_type") in families():
-        return from_spec(from_config(config))
-    return generic.from_config(config)
+    config = generic.texts(config)
+    family = str(config.get("model_type"))
+    alike = generic.ALIKE.get(family, family)
+    if alike not in families():
+        return generic.from_config(config)
+    counted = {name: value for name, value in config.items() if name not in _UNCOUNTED}
+    if isinstance(inner := config.get("text_config"), dict):
+        kept = {name: value for name, value in inner.items() if name not in _UNCOUNTED}
+        counted["text_config"] = kept
+    return from_spec(from_config(counted | {"model_type": alike}))

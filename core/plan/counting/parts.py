@@ -42,8 +42,8 @@ def layer_kind(one: Layer, hidden: int) -> LayerKind:
     """One layer (count 1) of a residual stream of `hidden`."""
     around = [one.norms.rows(part, hidden) for part in ("attn", "mlp")]
     norms = [row for before, behind in around for row in (*before, *behind)]
-    found = layer(mixer_block(one.mixer, hidden), feed_block(one.mlp, hidden), elements(norms))
-    return replace(found, stream_norms=len(norms))
+    halves = mixer_block(one.mixer, hidden), feed_block(one.mlp, hidden)
+    return layer(*halves, elements(norms), norms=len(norms))
 
 
 def mixer_block(mixer: Mixer, hidden: int) -> Block:

@@ -40,9 +40,9 @@ def stacked(count: int, inner: int, width: int) -> dict[str, str | Part]:
 
 
 def _feed(fields: Fields) -> FeedForward:
+    fields.expect("mlp_only_layers", ([],), [])
     if "moe" not in fields.family:
         return llama.mlp(fields)
-    fields.expect("mlp_only_layers", ([],), [])
     fields.expect("hidden_act", ("silu",), "silu")
     return qwen3_hybrid.experts(fields)
 

@@ -47,7 +47,9 @@ def read(fields: Fields) -> ModelSpec:
     """The model of a `qwen3_moe` configuration."""
     width = fields.size("hidden_size")
     mixer = replace(llama.attention(fields, width), qk_norm=True)
-    fields.expect("mlp_bias", (False,), False)
+    for name, only in (("qkv_bias", False), ("use_qk_norm", True), ("mlp_bias", False)):
+        fields.expect(name, (only,), only)
+    fields.expect("shared_expert_intermediate_size", (0,), 0)
     dense = llama.mlp(fields)
     depth = fields.size("num_hidden_layers")
     mixture = experts(fields, 128, 8, 768)

@@ -46,27 +46,25 @@ class CountFields(Fields):
             del self._left[name]
         super().finish()
 
+    def __contains__(self, name: str) -> bool:
+        return name in self._left
+
     def ignore(self, *names: str) -> None:
         """Fields that change no count in this family."""
         for name in names:
             self._left.pop(name, None)
 
 
-def attention(
-    fields: Fields,
-    hidden: int,
-    *,
-    head_dim: int | None = None,
-    window: int | None = None,
-    qkv_bias: bool = False,
-    output_bias: bool = False,
-    **flags: bool,
-) -> Block:
-    """Take the sizes of grouped-query attention; flags: of core.spec's Attention."""
+def attention(fields: Fields, hidden: int, window: int | None = None, **flags: bool) -> Block:
+    """Take the sizes of grouped-query attention; flags: as `grouped`."""
+    return grouped(hidden, *head_sizes(fields, hidden), window, **flags)
+
+
+def head_sizes(fields: Fields, hidden: int) -> tuple[int, int, int]:
+    """Take heads, key-value heads and their size."""
     heads = fields.size("num_attention_heads")
     kv_heads = fields.size("num_key_value_heads", heads)
-    size = fields.size("head_dim", head_dim or hidden // heads)
-    return grouped(hidden, heads, kv_heads, size, window, qkv_bias, output_bias, **flags)
+    return heads, kv_heads, fields.size("head_dim", hidden // heads)
 
 
 def grouped(
@@ -79,7 +77,7 @@ def grouped(
     output_bias: bool = False,
     **flags: bool,
 ) -> Block:
-    """Grouped-query attention of heads of `size`."""
+    """Grouped-query attention of heads of `size`; flags: of core.spec's Attention."""
     if heads % kv_heads:
         raise UsageError(
             f"config.json: num_key_value_heads is {kv_heads} (expected a divisor of the {heads} "
@@ -93,6 +91,7 @@ def grouped(
 
 def latent(fields: Fields, hidden: int) -> LatentAttention:
     """Take the sizes of multi-head latent attention."""
+    fields.defaults(q_lora_rank=1536)
     heads = fields.size("num_attention_heads")
     fields.expect("num_key_value_heads", (heads,), heads)
     turned, plain = fields.size("qk_rope_head_dim"), fields.size("qk_nope_head_dim")
@@ -136,15 +135,16 @@ def decoder(
     layers: Iterable[LayerKind],
     *,
     tied: bool = False,
+    vocab: int | None = None,
     other: int | None = None,
     positions: int = 0,
     **more: Any,
 ) -> Architecture:
     """Take what is around the layers; tied: the family's default; other: final norm and the like.
 
-    positions: learned ones; more: further fields of Architecture.
+    vocab: where it was taken already; positions: learned ones; more: of Architecture.
     """
-    vocab = fields.size("vocab_size")
+    vocab = vocab or fields.size("vocab_size")
     tied = fields.take("tie_word_embeddings", bool, tied)
     return Architecture(
         name=fields.family,
@@ -158,7 +158,25 @@ def decoder(
     )
 
 
-def first_dense(fields: Fields, depth: int) -> int:
-    """Take how many leading layers are dense; every further one has experts."""
+def dense_first(
+    fields: CountFields, hidden: int, depth: int, *, correction: bool = True
+) -> list[Block]:
+    """Take DeepSeek's mixture: which leading layers are dense, experts and shared ones behind."""
     fields.expect("moe_layer_freq", (1, [1] * depth), 1)
-    return fields.take("first_k_dense_replace", int, 0)
+    first = min(depth, fields.take("first_k_dense_replace", int, 0))
+    usual = ["dense"] * first + ["sparse"] * (depth - first)
+    fields.expect("mlp_layer_types", (usual,), usual)
+    inner = fields.size("moe_intermediate_size")
+    shared = inner * fields.take("n_shared_experts", int, 0)
+    sizes = (fields.size("n_routed_experts"), fields.size("num_experts_per_tok"), inner)
+    routed = mixture(hidden, *sizes, shared, correction=correction)
+    dense = gated(hidden, fields.size("intermediate_size"))
+    return [dense] * first + [routed] * (depth - first)
+
+
+def flags(fields: Fields, name: str, depth: int) -> list[bool]:
+    """Take a list of 0 and 1, one a layer."""
+    found = fields.take(name, list)
+    if len(found) != depth or not set(found) <= {0, 1}:
+        raise UsageError(f"config.json: {name} is {found!r} (expected {depth} of 0 and 1)")
+    return [bool(flag) for flag in found]

@@ -1,0 +1,137 @@
+"""Nemotron-H, whose layers are one half each (Mamba-2, attention, MLP, experts), and Gemma 4."""
+
+from collections.abc import Callable
+
+from sabia.core.errors import UsageError
+from sabia.core.plan.counting.architecture import Architecture
+from sabia.core.plan.counting.blocks import Block, layer, of_shapes, with_sizes
+from sabia.core.plan.counting.dialects import reading
+from sabia.core.plan.counting.dialects.reading import CountFields
+from sabia.core.spec.families.gemma2 import KINDS
+
+_LETTERS = {"M": "mamba", "*": "attention", "-": "mlp", "E": "moe"}
+_REMARKS = ("chunk_size", "expand", "mamba_hidden_act", "mamba_ssm_cache_dtype", "rope_theta")
+_REMARKS += ("num_logits_to_keep", "rescale_prenorm_residual", "residual_in_fp32", "time_step_min")
+_REMARKS += ("time_step_max", "time_step_floor", "time_step_limit", "time_step_rank")
+_REMARKS += ("use_mamba_kernels", "moe_shared_expert_overlap", "mtp_hybrid_override_pattern")
+_REMARKS += ("mtp_layers_block_type", "num_nextn_predict_layers")
+
+
+def nemotron_h(fields: CountFields) -> Architecture:
+    """Nemotron-H and Nemotron 3 (arXiv 2504.03624): each layer a norm and one part."""
+    hidden = fields.size("hidden_size")
+    for name in ("attention_bias", "mlp_bias", "mamba_proj_bias", "use_bias"):
+        fields.expect(name, (False,), False)
+    fields.expect("sliding_window", (None,), None)
+    fields.ignore(*_REMARKS)
+    names = _pattern(fields)
+    readers: dict[str, Callable[[CountFields, int], Block]] = {
+        "mamba": _mamba,
+        "attention": _attention,
+        "mlp": lambda taken, width: reading.plain(width, taken.size("intermediate_size")),
+        "moe": _experts,
+    }
+    halves = {name: read(fields, hidden) for name, read in readers.items() if name in names}
+    if "mlp" not in names:
+        fields.ignore("intermediate_size")
+
+    def pair(name: str) -> tuple[Block, Block]:
+        mixes = name in ("mamba", "attention")
+        return (halves[name], Block()) if mixes else (Block(), halves[name])
+
+    kinds = [layer(*pair(name), hidden, norms=1) for name in names]
+    return reading.decoder(fields, hidden, kinds)
+
+
+def _pattern(fields: CountFields) -> list[str]:
+    if "layers_block_type" in fields:
+        names = fields.take("layers_block_type", list)
+    else:
+        text = fields.take("hybrid_override_pattern", str)
+        names = [_LETTERS.get(letter, letter) for letter in text]
+    depth = fields.size("num_hidden_layers", len(names))
+    if depth != len(names) or not set(names) <= set(_LETTERS.values()):
+        raise UsageError(
+            f"config.json: hybrid_override_pattern has {len(names)} of {sorted(set(names))} "
+            f"(expected {depth} of {', '.join(_LETTERS)})"
+        )
+    return names
+
+
+def _mamba(fields: CountFields, hidden: int) -> Block:
+    """Mamba-2 (arXiv 2405.21060): per head a state [head_dim, N], written and read once a token."""
+    heads, size = fields.size("mamba_num_heads"), fields.size("mamba_head_dim")
+    groups, state = fields.size("n_groups"), fields.size("ssm_state_size")
+    taps, bias = fields.size("conv_kernel"), fields.take("use_conv_bias", bool, True)
+    inner, mixed = heads * size, heads * size + 2 * groups * state
+    return of_shapes(
+        ((inner + mixed + heads, hidden), (hidden, inner)),
+        others=((mixed, taps),),
+        vectors=3 * heads + inner + bias * mixed,
+        heads=heads,
+        kv_heads=groups,
+        query_width=groups * state,
+        key_width=groups * state,
+        value_width=inner,
+        state_products=2 * inner * state,
+        state_width=inner * state + (taps - 1) * mixed,
+    )
+
+
+def _attention(fields: CountFields, hidden: int) -> Block:
+    heads, groups = fields.size("num_attention_heads"), fields.size("num_key_value_heads")
+    size = fields.size("attention_head_dim", fields.size("head_dim", hidden // heads))
+    return reading.grouped(hidden, heads, groups, size)
+
+
+def _experts(fields: CountFields, hidden: int) -> Block:
+    """Plain experts, of a latent where `moe_latent_size` says so, and a shared plain one."""
+    count, inner = fields.size("n_routed_experts"), fields.size("moe_intermediate_size")
+    fields.expect("n_shared_experts", (1,), 1)
+    shared, latent = fields.size("moe_shared_expert_intermediate_size"), hidden
+    shapes = [(shared, hidden), (hidden, shared)]
+    if "moe_latent_size" in fields:
+        latent = fields.size("moe_latent_size")
+        shapes += [(latent, hidden), (hidden, latent)]
+    sizes = {"experts": count, "top_k": fields.size("num_experts_per_tok"), "matrices": 2}
+    met = of_shapes(shapes, others=((count, hidden),), vectors=count, mlp_width=shared, **sizes)
+    return met + Block(experts=count * 2 * latent * inner, sizes={"expert_width": inner})
+
+
+def gemma4(fields: CountFields) -> Architecture:
+    """Gemma 4 (Google, 2026): wide heads and keys as values in global layers, four norms a layer.
+
+    A mixture stands beside the dense MLP, with norms of its own.
+    """
+    hidden, depth = fields.size("hidden_size"), fields.size("num_hidden_layers")
+    fields.expect("attention_bias", (False,), False)
+    for name in ("hidden_size_per_layer_input", "num_kv_shared_layers"):
+        fields.expect(name, (0,), 0)
+    fields.expect("use_double_wide_mlp", (False,), False)
+    fields.ignore("vocab_size_per_layer_input", "use_bidirectional_attention")
+    usual = [KINDS[(index + 1) % 6 == 0] for index in range(depth)]
+    kinds = fields.each("layer_types", depth, KINDS, usual)
+    heads, shared = fields.size("num_attention_heads"), fields.take("attention_k_eq_v", bool, False)
+    groups, size = fields.size("num_key_value_heads"), fields.size("head_dim")
+    wide = fields.size("global_head_dim", size)
+    few = fields.size("num_global_key_value_heads", groups)
+    window = fields.size("sliding_window")
+    local = reading.grouped(hidden, heads, groups, size, window, qk_norm=True)
+    whole = reading.grouped(hidden, heads, few if shared else groups, wide, qk_norm=True)
+    if shared:
+        whole += Block(matrices=-few * wide * hidden, edges=-few * wide - hidden)
+    mixers = dict(zip(KINDS, (local, whole), strict=True))
+    feed, norms = _gemma4_feed(fields, hidden)
+    layers = [layer(mixers[kind], feed, norms * hidden, norms=norms) for kind in kinds]
+    return reading.decoder(fields, hidden, layers, tied=True)
+
+
+def _gemma4_feed(fields: CountFields, hidden: int) -> tuple[Block, int]:
+    dense = reading.gated(hidden, fields.size("intermediate_size"))
+    if not fields.take("enable_moe_block", bool, False):
+        fields.ignore("moe_intermediate_size", "expert_intermediate_size")
+        return dense, 4
+    count, chosen = fields.size("num_experts"), fields.size("top_k_experts")
+    routed = reading.mixture(hidden, count, chosen, fields.size("moe_intermediate_size"))
+    sizes = dict(routed.sizes) | {"mlp_width": dense.sizes["mlp_width"]}
+    return with_sizes(dense + routed + Block(vectors=hidden + count), **sizes), 7
