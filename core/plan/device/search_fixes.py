@@ -81,12 +81,16 @@ def _fits(question: Question, counts: Sequence[int]) -> Survey | None:
 
 
 def _freed(question: Question, counts: Sequence[int]) -> Iterator[str]:
+    """Another value of one pinned field; that with the fastest layout first."""
+    found = []
     for field in question.pinned:
         others = {k: v for k, v in question.pinned.items() if k != field}
-        survey = _fits(replace(question, pinned=others), counts)
-        if survey is not None and survey.least is not None:
-            value = getattr(survey.least[1], field)
-            yield f"--{field.replace('_', '-')} {value}"
+        survey = Survey(replace(question, pinned=others), counts)
+        if survey.fitting:
+            best = survey.found("time").best
+            flag = f"--{field.replace('_', '-')} {getattr(best.layout, field)}"
+            found.append((best.step_s, flag))
+    yield from (flag for _, flag in sorted(found))
 
 
 def _leaner(question: Question, counts: Sequence[int]) -> Iterator[str]:

@@ -4,7 +4,7 @@ A rule looks at the product of some fields of a layout: `tensor` must divide the
 times `tensor` the tokens of a row. The search filters arrays with the rules; `--fixed-layout`
 checks one layout with them and names the nearest values that fit. What a software can do is a row
 of ABILITIES, by the name of its preset:
-  sabia          core.parallel of this project: weights cut along their dimensions (so fsdp divides
+  sabia(-cpu)    core.parallel of this project: weights cut along their dimensions (so fsdp divides
                  the hidden size), always ZeRO-3, no interleaving; pipelines in torch only
   fsdp           torchtitan: FSDP2 with or without resharding, and all other axes; a row is cut into
                  twice as many pieces as context ranks, for balance under a causal mask
@@ -68,6 +68,7 @@ SABIA = Abilities(sequence_parallel=False, even_hidden=True, loose_stages=True)
 TITAN = Abilities(zero=(2, 3), interleaved=True, loose_stages=True, halves=True)
 ABILITIES: Mapping[str, Abilities] = {
     "sabia": SABIA,
+    "sabia-cpu": SABIA,
     "fsdp": TITAN,
     "fsdp-async": TITAN,
     "megatron": Abilities(
