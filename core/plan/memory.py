@@ -50,7 +50,7 @@ RECIPES = {
             2,
             28,
             28,
-            "as adamw16 with Kronecker factors and their bases, 4·2(r²+c²)/(r·c), of square matrices",
+            "as adamw16 with factors and bases, 4·2(r²+c²)/(r·c) of r x c, here square",
         ),
         StateRecipe("adam8bit", 2, 2, 6, 6, "as adamw16 with 8-bit m and v"),
     )

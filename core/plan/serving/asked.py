@@ -49,8 +49,12 @@ class Asked:
 
     @property
     def usd_per_chip_hour(self) -> float:
-        """The first price of the chip."""
-        return self.request.cluster.prices[0].usd_per_chip_hour
+        """The first price of the chip. Raises UsageError where there is none."""
+        prices = self.request.cluster.prices
+        if not prices:
+            name = self.request.cluster.chip.name
+            raise UsageError(f"--price: no price of {name} to reckon with; give one, as --price 2")
+        return prices[0].usd_per_chip_hour
 
 
 def asked_loads(asked: Asked) -> list[Load]:
