@@ -1,6 +1,6 @@
 """What a device holds besides state and activations: logits, whole weights, buffers, the runtime.
 
-  head input   of the final norm and of the head, 2 h elements a token
+  head input   what the final norm and the head keep of what they read
   logits       a micro-batch's tokens · V / tensor · bytes per logit, never more than the chunk of
                a chunked cross-entropy. 12 is torch's: fp32 log-probabilities that are kept, and two
                fp32 gradients; 10 counts bf16 logits, fp32 softmax, fp32 gradient
@@ -36,12 +36,13 @@ def head_input(case: Case) -> Term:
     """Inputs of the final norm and of the head."""
     split = case.token_split
     whole = 1 if case.stack.keeps_gathered else split
-    width = case.model.hidden * case.element
+    hidden, element = case.model.hidden, case.element
+    norm = case.stack.final_norm_bytes or element
 
     def formula() -> str:
-        return f"{case.tokens:g} tokens x {width} B x (1/{split:g} + 1/{whole:g})"
+        return f"{case.tokens:g} tokens x {hidden} x ({norm:g}/{split:g} + {element}/{whole:g}) B"
 
-    size = case.tokens * width / split + case.tokens * width / whole
+    size = case.tokens * hidden * (norm / split + element / whole)
     return Term("head input", case.stage.head * size, formula)
 
 

@@ -21,6 +21,7 @@ class Stack:
     logit_bytes: bytes a device keeps per logit at the peak (10: bf16 logits, fp32 softmax, fp32
     gradient); split_logit_bytes: where tensor ranks split the vocabulary, if not the same.
     loss_chunk_bytes: most that the logits of a chunked loss take (0: no chunks).
+    final_norm_bytes: what the norm before the head keeps of an element (0: that element).
     gathered_layers: layers whose whole weights are held at once under zero 3; whole_ends: embedding
     and head are held whole all step. context_bytes: what the runtime takes on each device.
     pipe_keeps_whole: in a pipeline zero splits neither weights nor gradients during a step.
@@ -59,6 +60,7 @@ class Stack:
     folded_context: bool = False
     loss_chunk_bytes: float = 0
     split_logit_bytes: float = 0
+    final_norm_bytes: float = 0
     pipe_keeps_whole: bool = False
     whole_ends: bool = False
     stream_pools: bool = False
