@@ -31,7 +31,11 @@ def plan_cluster(job: Job, *, inputs: RUNS = None, settings: dict[str, Any]) -> 
     from sabia.core.plan.answer import answer
     from sabia.core.plan.settings import Settings
 
-    _show(job, answer(Settings(**settings, seed=job.seed or None), runs=tuple(inputs or ())))
+    asked = Settings(**settings, seed=job.seed or None)
+    found = answer(asked, runs=tuple(inputs or ()))
+    if asked.plot:
+        _plot(asked.plot, found)
+    _show(job, found)
 
 
 def _show(job: Job, found: "Answer") -> None:
@@ -50,6 +54,14 @@ def _show(job: Job, found: "Answer") -> None:
         _write_rows(job, found)
     else:
         print(found.text)
+
+
+def _plot(path: str, found: "Answer") -> None:
+    """Write the answer's charts, whole or not at all."""
+    from sabia.core.plan.output.plots import document
+    from sabia.core.shards.atomic import write_atomic
+
+    write_atomic(path, document(path, "sabia plan-cluster", found.text, found.charts()))
 
 
 def _rows_on_stdout(job: Job) -> bool:

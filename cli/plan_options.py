@@ -156,4 +156,8 @@ OPTIONS: Mapping[str, tuple[Any, Any]] = {
         judge_price=_text("A judge by API: dollars a million tokens read and written.", "USD,USD"),
         api_price=_text("eval: answers by API, likewise.", "USD,USD"),
     ),
+    **_panel(
+        "Output",
+        plot=_text("Charts of the plan: FILE.svg or FILE.html.", "FILE"),
+    ),
 }  # fmt: skip

@@ -5,6 +5,7 @@ and the budget of a pyramid of runs.
 """
 
 import os
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from datetime import date
 from importlib import import_module
@@ -21,7 +22,14 @@ if TYPE_CHECKING:
 
 # what is not a training run → the module of output/ that shows it
 STAGES = {"serve": "serving", "grpo": "rollout", "eval": "evaluation"}
-OF_BUDGET = ("budget", "chip", "mfu", "price", "lora")  # the settings that a pyramid may have
+OF_BUDGET = (
+    "plot",
+    "budget",
+    "chip",
+    "mfu",
+    "price",
+    "lora",
+)  # the settings that a pyramid may have
 
 
 @dataclass(frozen=True)
@@ -33,6 +41,7 @@ class Answer:
     rows: list[dict[str, Any]]
     notes: list[str]
     warnings: list[str]
+    charts: Callable[[], list[str]] = list
 
 
 def answer(settings: Settings, today: date | None = None, runs: tuple[str, ...] = ()) -> Answer:
@@ -41,6 +50,8 @@ def answer(settings: Settings, today: date | None = None, runs: tuple[str, ...] 
     Raises UsageError, Infeasible, BadData.
     """
     today = today or date.today()
+    if settings.plot:
+        _plots().check_form(settings.plot)
     if runs:
         return _of_inputs(settings, runs, today)
     if settings.stage in STAGES:
@@ -81,7 +92,13 @@ def _of_several(settings: Settings, first: str, named: "Named", show_model: bool
         rows=several.flat_rows(named),
         notes=[],
         warnings=[],
+        charts=lambda: _plots().of_several(named),
     )
+
+
+def _plots() -> Any:
+    """The module of charts, which only `--plot` needs."""
+    return import_module("sabia.core.plan.output.plots")
 
 
 def of_run(settings: Settings, today: date) -> Answer:
@@ -93,7 +110,8 @@ def of_run(settings: Settings, today: date) -> Answer:
         report=report.report(asked, plan) | {name: view.report for name, view in seen.items()},
         rows=report.flat_rows(asked, plan),
         notes=remarks.notes(asked, plan),
-        warnings=remarks.warnings(plan, today),
+        warnings=remarks.warnings(asked, plan, today),
+        charts=lambda: _plots().of_plan(asked, plan),
     )
 
 
@@ -137,4 +155,5 @@ def of_budget(settings: Settings, today: date) -> Answer:
         rows=budget.flat_rows(pyramid),
         notes=[],
         warnings=remarks.stale_lines(pyramid.prices, today),
+        charts=lambda: _plots().of_rows(budget.flat_rows(pyramid), "name", "cost_usd", "Budget"),
     )

@@ -88,6 +88,7 @@ class Settings:
     recompute: str | None = None
     micro_batch: int | None = None
     explain: bool = False
+    plot: str | None = None
     price: str | None = None
     failure_rate: float | None = None
     preempt: float | None = None

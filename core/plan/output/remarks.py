@@ -31,11 +31,12 @@ def _attention(request: Request, plan: Plan) -> str:
     )
 
 
-def warnings(plan: Plan, today: date) -> list[str]:
+def warnings(request: Request, plan: Plan, today: date) -> list[str]:
     """What may make the table wrong."""
     lines = stale_lines(plan.cluster.prices, today)
     ratio = plan.run.tokens / plan.run.active_params
-    if not FEW_TOKENS_PER_PARAM <= ratio <= MANY_TOKENS_PER_PARAM:
+    few = 0 if request.settings.stage == "sft" else FEW_TOKENS_PER_PARAM
+    if not few <= ratio <= MANY_TOKENS_PER_PARAM:
         lines.append(f"{ratio:.3g} tokens for each active parameter is far from any known run")
     return lines
 

@@ -1,0 +1,188 @@
+"""Charts of a plan: chips and cost against the deadline, memory by term, the Pareto front.
+
+The figures are those of the plan's own functions, at more deadlines than the table has. Charts are
+the house's (core.svg); `document` puts them into one self-contained SVG or HTML file.
+"""
+
+import math
+import re
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from sabia.core import page, svg
+from sabia.core.errors import UsageError
+from sabia.core.plan import planner
+from sabia.core.plan.money.bills import DAY_S, cost_usd
+from sabia.core.plan.money.prices import Price
+from sabia.core.plan.output.summary import Row as Summary
+from sabia.core.plan.planner import Plan
+from sabia.core.plan.request import Request
+from sabia.core.svg import Bar, Group, Series
+
+if TYPE_CHECKING:
+    from sabia.core.plan.device.search import Row as Laid
+
+POINTS = 40
+FORMS = (".svg", ".html")
+_GAP = 16
+
+
+def check_form(path: str) -> None:
+    """Raise UsageError where `path` names no form that can be written."""
+    if path.endswith(".png"):
+        raise UsageError(
+            f"--plot: {path} (expected .svg or .html; any browser, or rsvg-convert, makes a PNG of "
+            "an SVG)"
+        )
+    if not path.endswith(FORMS):
+        raise UsageError(f"--plot: {path} (expected a name that ends in .svg or .html)")
+
+
+def of_plan(asked: Request, plan: Plan) -> list[str]:
+    """Charts of one plan, as SVG elements."""
+    return [
+        *_by_deadline(asked, plan),
+        *([_memory_by_term(plan)]),
+        *([_pareto(plan)] if plan.placed and plan.placed.found else []),
+    ]
+
+
+def _by_deadline(asked: Request, plan: Plan) -> list[str]:
+    """Chips and, with prices, cost; of a fixed cluster there is nothing to draw."""
+    if plan.cluster.chips or (plan.placed and plan.placed.found is None):
+        return []
+    days = _spread([s / DAY_S for s in asked.deadlines_s])
+    chips = _layout_lines(plan, days) if plan.placed else _chip_lines(asked, plan, days)
+    charts = [svg.line_chart(chips, "Chips by deadline", "deadline, days", "chips")]
+    if plan.cluster.prices:
+        lines = [Series(_named(p), _costs(asked, plan, days, p)) for p in plan.cluster.prices]
+        top = max(y for line in lines for _, y in line.points if math.isfinite(y))
+        charts.append(
+            svg.line_chart(
+                lines, "Cost by deadline", "deadline, days", "US dollars", y_range=(0, top)
+            )
+        )
+    return charts
+
+
+def _spread(days: list[float]) -> list[float]:
+    """POINTS deadlines, evenly by ratio, around those that were asked for."""
+    low, high = math.log(min(days) / 2), math.log(max(days) * 2)
+    return [math.exp(low + (high - low) * n / (POINTS - 1)) for n in range(POINTS)]
+
+
+def _replanned(asked: Request, plan: Plan, days: list[float]) -> Plan:
+    return planner.plan(plan.run, plan.cluster, [day * DAY_S for day in days])
+
+
+def _chip_lines(asked: Request, plan: Plan, days: list[float]) -> list[Series]:
+    rows = _replanned(asked, plan, days).rows
+    return [
+        Series("by compute", [(d, r.compute_min_chips) for d, r in zip(days, rows, strict=True)]),
+        Series("by memory", [(d, r.memory_min_chips) for d, r in zip(days, rows, strict=True)]),
+        Series("used", [(d, r.chips) for d, r in zip(days, rows, strict=True)]),
+    ]
+
+
+def _layout_lines(plan: Plan, days: list[float]) -> list[Series]:
+    used = [(day, float(row.chips) if row else math.nan) for day, row in _in_time(plan, days)]
+    return [Series("cheapest layout in time", used)]
+
+
+def _in_time(plan: Plan, days: list[float]) -> list[tuple[float, "Laid | None"]]:
+    """The cheapest layout for each deadline; None where none is in time."""
+    placed = plan.placed
+    assert placed is not None and placed.found is not None
+    return [(day, placed.found.cheapest_within(day * DAY_S / placed.steps)) for day in days]
+
+
+def _costs(
+    asked: Request, plan: Plan, days: list[float], price: Price
+) -> list[tuple[float, float]]:
+    if plan.placed:
+        tokens = plan.run.tokens
+        return [
+            (day, cost_usd(row.token_chip_s * tokens, price.usd_per_chip_hour) if row else math.nan)
+            for day, row in _in_time(plan, days)
+        ]
+    found = _replanned(asked, plan, days)
+    return [(d, found.cost_usd(price, row)) for d, row in zip(days, found.rows, strict=True)]
+
+
+def _named(price: Price) -> str:
+    return f"{price.label} ${price.usd_per_chip_hour:g}" if price.tier else price.label
+
+
+def _memory_by_term(plan: Plan) -> str:
+    """Bytes on the fullest chip of the best layout, or of the cluster with the batch live."""
+    if plan.best.layout:
+        terms = plan.best.layout.memory.terms
+        bars = {term.name: float(term.bytes) / 1e9 for term in terms if term.bytes}
+        title, label = "Memory of the fullest chip, by term", "GB"
+    else:
+        run = plan.run
+        bars = {
+            "weights": run.params * run.recipe.weights / 1e12,
+            "gradients": run.params * run.recipe.gradients / 1e12,
+            "optimizer": run.params * run.recipe.optimizer / 1e12,
+            "activations, batch live": run.activation_bytes / 1e12,
+        }
+        title, label = "Memory of the cluster, by term", "TB"
+    ordered = sorted(bars.items(), key=lambda term: -term[1])
+    groups = [Group(name, [Bar(label, value)]) for name, value in ordered]
+    return svg.bar_chart(groups, title, label)
+
+
+def _pareto(plan: Plan) -> str:
+    """Layouts that no other beats in both step time and cost."""
+    assert plan.placed is not None and plan.placed.found is not None
+    front = sorted(plan.placed.found.front, key=lambda row: row.step_s)
+    points = [(row.step_s, float(row.chips)) for row in front]
+    chosen = sorted({(r.layout.step_s, float(r.chips)) for r in plan.rows if r.layout})
+    lines = [Series("fastest layout of so many chips", points)]
+    lines += [Series(f"chosen: {chips:g} chips", [(step, chips)]) for step, chips in chosen]
+    return svg.line_chart(lines, "Pareto front of layouts", "step, seconds", "chips")
+
+
+def of_several(named: Sequence[tuple[str, Summary]]) -> list[str]:
+    """Charts of several plans: days and cost of each."""
+    made = [(name, row) for name, row in named if not row["error"]]
+    days = [Group(name, [Bar("days", row["finishes_s"] / DAY_S)]) for name, row in made]
+    costs = [
+        Group(name, [Bar(at, usd) for at, usd in row["costs_usd"].items()])
+        for name, row in made
+        if row["costs_usd"]
+    ]
+    charts = [svg.bar_chart(days, "Days", "days")]
+    return charts + ([svg.bar_chart(costs, "Cost", "US dollars", form=",.0f")] if costs else [])
+
+
+def of_rows(rows: Sequence[dict], name: str, value: str, title: str) -> list[str]:
+    """A chart of one column of rows."""
+    groups = [Group(str(row[name]), [Bar(value, float(row[value]))]) for row in rows]
+    return [svg.bar_chart(groups, title, value, form=",.0f")]
+
+
+def document(path: str, title: str, text: str, charts: Sequence[str]) -> str:
+    """The text of the file at `path`: a page with the plan's table, or one SVG of all charts."""
+    check_form(path)
+    if not charts:
+        raise UsageError("--plot: there is nothing to draw of this")
+    if path.endswith(".html"):
+        parts = [page.preformatted(text), *map(page.figure, charts)]
+        return page.page(title, parts)
+    return _one_svg(charts)
+
+
+def _one_svg(charts: Sequence[str]) -> str:
+    """Charts one below the other, with the page's colours of their own."""
+    heights = [int(re.search(r'height="(\d+)"', chart)[1]) for chart in charts]  # type: ignore[index]
+    parts, y = [], 0
+    for chart, height in zip(charts, heights, strict=True):
+        parts.append(chart.replace("<svg ", f'<svg y="{y}" ', 1))
+        y += height + _GAP
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{svg.WIDTH}" height="{y}" '
+        f'viewBox="0 0 {svg.WIDTH} {y}" style="background: var(--back)">'
+        f"<style>{page.STYLE}</style>\n" + "\n".join(parts) + "\n</svg>\n"
+    )
