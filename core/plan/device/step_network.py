@@ -1,0 +1,133 @@
+"""What a device waits for: collectives of a micro-batch and of a step (ring volumes).
+
+Per layer and micro-batch of T tokens a device (t tensor ranks, hidden h, b bytes an element):
+  tensor    4 pairs of gather and scatter (2 without a routed MLP's), 6 where both products' inputs
+            are made again: each 2·(t-1)/t·T·h·b; arXiv 2205.05198, section 4.2.2
+  context   keys and values pass the ring: (c-1)·T·(key + value)/t·b forward, twice that backward
+  expert    dispatch and combine, forward and backward: 4 exchanges of T/t·k·h·b
+Per step, of the parameters P that a device works with:
+  zero 3    gathers of 2P forward and backward and a scatter of P gradients, every micro-batch;
+  zero 2    one gather less: weights stay from forward to backward
+  below     gradients are scattered and weights gathered (zero 1) or gradients reduced to all once
+  copies    what is held alike by several groups is reduced between them once
+What software hides beside computation is seen by the share `exposed`, and where it takes longer
+than the computation by the rest.
+"""
+
+from sabia.core.plan.counting.architecture import LayerKind
+from sabia.core.plan.device.collectives import Group, exchange_s, gather_s, group, known, send_s
+from sabia.core.plan.device.step_work import Setting
+from sabia.core.plan.elementwise import Number, larger
+
+WEIGHT_BYTES = 2
+
+
+def tensor_s(at: Setting, kind: LayerKind) -> Number:
+    """Gathers and scatters of a layer over the tensor ranks, as seen."""
+    whole = at.layout.experts_over_tensor and kind.experts
+    pairs = 2 if whole else 4
+    pairs = pairs * (1.5 if at.layout.recompute == "full" else 1)
+    size = at.tokens * at.workload.architecture.hidden * at.element
+    seconds = 2 * pairs * _ring(at, size, group(at.layout, "tensor"))
+    return seconds * (at.constants.exposed if at.stack.hides_tensor else 1)
+
+
+def context_s(at: Setting, kind: LayerKind, attention: Number) -> Number:
+    """Keys and values that travel, beyond the attention that they travel beside."""
+    who = group(at.layout, "context")
+    whole = who.ranks * at.tokens * (kind.key_width + kind.value_width) * at.element
+    seconds = 3 * _ring(at, whole / at.layout.tensor, who)
+    return _seen(at, seconds, attention, hidden=True)
+
+
+def expert_s(at: Setting, kind: LayerKind) -> Number:
+    """Tokens that travel to their experts and back, as seen."""
+    if not kind.experts:
+        return 0
+    folded = at.layout.experts_over_tensor
+    stride = 1 if folded else at.layout.tensor * at.layout.context
+    who = Group(at.layout.expert_ranks, stride)
+    sent = at.tokens / (at.layout.tensor if folded else at.split_tokens) * kind.top_k
+    size = sent * at.workload.architecture.hidden * at.element
+    times = 6 if at.layout.recompute == "full" else 4
+    seconds = exchange_s(size, who, at.layout.chips, at.chip) / at.constants.collective
+    return times * seconds * (1 - at.stack.expert_overlap)
+
+
+def stage_s(at: Setting) -> Number:
+    """Sends between stages for one micro-batch, each tensor rank its part, as seen."""
+    size = at.tokens * at.workload.architecture.hidden * at.element / at.layout.tensor
+    seconds = 2 * at.layout.virtual * send_s(size, at.layout, at.chip) / at.constants.collective
+    return seconds * (at.layout.pipe > 1) * (at.constants.exposed if at.stack.hides_pipe else 1)
+
+
+def shard_s(at: Setting, beside: Number) -> Number:
+    """Gathers and scatters of split weights for a micro-batch beside `beside` seconds of work."""
+    if at.layout.zero < 2:
+        return 0
+    gathers = 2 if at.layout.zero == 3 else 1
+    wire = gathers * WEIGHT_BYTES * _dense(at) + at.stack.reduce_bytes * _trained(at, _dense(at))
+    total = _ring(at, wire, group(at.layout, "fsdp"))
+    routed = _routed(at)
+    wire = gathers * WEIGHT_BYTES * routed + at.stack.reduce_bytes * _trained(at, routed)
+    total = total + _ring(at, wire, group(at.layout, "fsdp"))
+    return _seen(at, total, beside, hidden=at.stack.hides_data)
+
+
+def replica_s(at: Setting, beside: Number) -> Number:
+    """Once a step: gradients (and weights under zero 1) between ranks that hold the same."""
+    layout, recipe = at.layout, at.workload.recipe
+    gradient = recipe.gradients or WEIGHT_BYTES
+    dense, routed = _trained(at, _dense(at)), _trained(at, _routed(at))
+    if layout.zero < 2:
+        back = gradient if layout.zero == 0 else WEIGHT_BYTES
+        everyone = group(layout, "context", "expert", "fsdp", "data")
+        total = _ring(at, (gradient + back) * dense, everyone)
+        total = total + _ring(at, (gradient + back) * routed, group(layout, "fsdp", "data"))
+        return _seen(at, total, beside, hidden=at.stack.hides_data)
+    total = 2 * gradient * _ring(at, (dense + routed) / layout.fsdp, group(layout, "data"))
+    near = group(layout, "context", "expert")
+    total = total + 2 * gradient * _ring(at, dense / layout.fsdp, near)
+    return _seen(at, total, beside, hidden=at.stack.hides_data)
+
+
+def optimizer_s(at: Setting) -> Number:
+    """The update: gradients, weights and state read, state and weights written."""
+    recipe, layout = at.workload.recipe, at.layout
+    shards = layout.fsdp if layout.zero else 1
+    held = _trained(at, _dense(at)) / shards
+    held = held / (layout.expert if at.stack.folded_experts else 1)
+    held = held + _trained(at, _routed(at)) / shards
+    moved = 2 * recipe.optimizer + 2 * recipe.weights + recipe.gradients
+    return held * moved / known(at.chip, "hbm_bytes_per_s")
+
+
+def _dense(at: Setting) -> Number:
+    """Parameters of a device outside the routed experts, before fsdp splits them."""
+    model, layout = at.workload.architecture, at.layout
+    return (model.params - model.expert_params) / (layout.tensor * layout.pipe)
+
+
+def _routed(at: Setting) -> Number:
+    """Parameters of the device's experts, before fsdp splits them."""
+    model, layout = at.workload.architecture, at.layout
+    return model.expert_params / (layout.expert * layout.tensor * layout.pipe)
+
+
+def _trained(at: Setting, params: Number) -> Number:
+    """Of these, those with a gradient."""
+    if at.workload.adapter_params is None:
+        return params
+    return params * (at.workload.adapter_params / at.workload.architecture.params)
+
+
+def _ring(at: Setting, size: Number, who: Group) -> Number:
+    nominal = gather_s(size, who, at.layout.chips, at.chip, at.stack)
+    return nominal / at.constants.collective
+
+
+def _seen(at: Setting, seconds: Number, beside: Number, *, hidden: bool) -> Number:
+    """What of a collective is waited for."""
+    if not hidden:
+        return seconds
+    return larger(seconds * at.constants.exposed, seconds - beside)

@@ -1,0 +1,168 @@
+"""Seconds of one training step of a layout, part by part, with a band from known errors.
+
+  T = m · t_slowest + (p-1)/v · t_stage + exposed(data parallel) + optimizer
+
+m micro-batches pass p stages of v virtual ones (arXiv 2104.04473, section 2.2: the bubble is
+(p-1)/(v·m) of the work). t_stage: a stage's layers, each its products, attention, elementwise work
+and the collectives that nothing hides (step_work.py, step_network.py); the slowest stage has the
+head besides, unless the software gives it fewer layers. Constants and band: calibration.py.
+Arguments are numbers or NumPy arrays (elementwise.py); `recompute`, `zero` and the booleans of a
+layout are one value a call.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+
+from sabia.core.plan.chips import Chip
+from sabia.core.plan.compute import MFU_RANGES
+from sabia.core.plan.counting.architecture import LayerKind
+from sabia.core.plan.device import step_network as network
+from sabia.core.plan.device import step_work as work
+from sabia.core.plan.device.calibration import Constants, load_calibration
+from sabia.core.plan.device.layout import Layout
+from sabia.core.plan.device.stack import Stack
+from sabia.core.plan.device.step_work import Setting
+from sabia.core.plan.device.workload import Workload
+from sabia.core.plan.elementwise import Number, choose, larger, rounded_up
+
+EIGHTY_PERCENT = 1.2816  # standard deviations on each side that hold four fifths of a normal
+
+
+@dataclass(frozen=True)
+class StepTime:
+    """Seconds of a step by part, over all its micro-batches on the slowest stage.
+
+    matmul, attention, elementwise: work of the layers. tensor, expert, context: collectives within
+    layers that are waited for. stages: sends between stages. bubble: waiting for the pipeline to
+    fill and drain. shards: weights gathered and gradients scattered each micro-batch (zero 2, 3),
+    replicas: gradients once a step; both beyond what is hidden. spread: the factor by which four of
+    five published steps differ at most, for this kind of model and chip.
+    """
+
+    matmul_s: Number
+    attention_s: Number
+    elementwise_s: Number
+    head_s: Number
+    tensor_s: Number
+    expert_s: Number
+    context_s: Number
+    stages_s: Number
+    bubble_s: Number
+    shards_s: Number
+    replicas_s: Number
+    optimizer_s: Number
+    spread: float
+
+    @property
+    def parts(self) -> dict[str, Number]:
+        """Seconds by name."""
+        names = (field.name for field in fields(self) if field.name != "spread")
+        return {name.removesuffix("_s"): getattr(self, name) for name in names}
+
+    @property
+    def total_s(self) -> Number:
+        """The step."""
+        return sum(self.parts.values())
+
+    @property
+    def low_s(self) -> Number:
+        """The fast end of the band."""
+        return self.total_s / self.spread
+
+    @property
+    def high_s(self) -> Number:
+        """The slow end of the band."""
+        return self.total_s * self.spread
+
+    @property
+    def binding(self) -> Number:
+        """Name of the largest part (an array of names for arrays)."""
+        parts = self.parts
+        if not any(hasattr(value, "shape") for value in parts.values()):
+            return max(parts, key=lambda name: parts[name])
+        import numpy as np
+
+        table = np.stack(np.broadcast_arrays(*parts.values()))
+        return np.array(list(parts))[table.argmax(axis=0)]
+
+
+def step_time(
+    workload: Workload,
+    layout: Layout,
+    chip: Chip,
+    stack: Stack,
+    constants: Constants | None = None,
+) -> StepTime:
+    """Predict the step; `constants` stand in for the calibrated ones.
+
+    Raises UsageError naming the field of the chip that has no published figure but is needed.
+    """
+    at = Setting(workload, layout, chip, stack, constants or load_calibration().constants)
+    passes = larger(1, layout.accumulation(workload.batch_rows))
+    layers = _layers(at)
+    stage = sum(layers.values()) + network.stage_s(at)
+    head = work.head_s(at) / (layout.pipe if stack.even_stages else 1)
+    slowest = stage + head
+    shards = network.shard_s(at, slowest)
+    last_backward = slowest * 2 / 3
+    return StepTime(
+        **{f"{name}_s": passes * seconds for name, seconds in layers.items()},
+        head_s=passes * head,
+        stages_s=passes * network.stage_s(at),
+        bubble_s=(layout.pipe - 1) / layout.virtual * (stage + shards),
+        shards_s=passes * shards,
+        replicas_s=network.replica_s(at, last_backward),
+        optimizer_s=network.optimizer_s(at),
+        spread=spread(workload, chip) if constants is None else 1.0,
+    )
+
+
+def spread(workload: Workload, chip: Chip) -> float:
+    """The band's factor: larger for chips that took no part in the calibration, and for mixtures.
+
+    No mixture took part: theirs is at least the span of what is published of their utilization.
+    """
+    found = load_calibration()
+    error = found.error if chip.name in found.chips else found.new_chip_error
+    factor = math.exp(EIGHTY_PERCENT * error)
+    if not workload.architecture.expert_params:
+        return factor
+    span = MFU_RANGES["sparse"]
+    return max(factor, math.sqrt(span.high / span.low))
+
+
+def _layers(at: Setting) -> dict[str, Number]:
+    """Seconds by part of the longest stage's layers, for one micro-batch."""
+    model, layout = at.workload.architecture, at.layout
+    runs = layout.pipe * layout.virtual
+    longest = layout.virtual * rounded_up(model.depth / runs)
+    held = model.depth / layout.pipe if at.stack.even_stages else longest
+    share = choose(layout.pipe > 1, held / model.depth, 1)
+    totals: dict[str, Number] = {}
+    for kind, weight in _kinds(at, share):
+        for name, seconds in _one_layer(at, kind).items():
+            totals[name] = totals.get(name, 0) + weight * seconds
+    return totals
+
+
+def _kinds(at: Setting, share: Number) -> list[tuple[LayerKind, Number]]:
+    """Kinds of layers with how many of each a stage runs; further-token layers lie on the last."""
+    model = at.workload.architecture
+    own = [(kind, kind.count * share) for kind in model.layers]
+    return own + [(kind, kind.count) for kind in model.extra]
+
+
+def _one_layer(at: Setting, kind: LayerKind) -> dict[str, Number]:
+    attention = work.attention_s(at, kind)
+    parts: dict[str, Callable[[Setting, LayerKind], Number]] = {
+        "matmul": work.matmul_s,
+        "elementwise": work.elementwise_s,
+        "tensor": network.tensor_s,
+        "expert": network.expert_s,
+    }
+    seconds = {name: part(at, kind) for name, part in parts.items()}
+    return seconds | {
+        "attention": attention,
+        "context": network.context_s(at, kind, attention),
+    }

@@ -1,0 +1,205 @@
+"""What a device computes for one micro-batch: matrix products, attention, and moving bytes.
+
+Products of T tokens with a matrix of K x N take
+
+  2TKN / (A · ceiling · κ · (200β/A)^γ) · (1 + ω · (A/β)(1/T + 1/K + 1/N))
+
+with A the peak rate of the format, `ceiling` the chip's measured best share of it, β its HBM
+bandwidth: sustained rates fall behind as arithmetic outgrows memory (there A is that of BF16).
+The bracket is the time of arithmetic and of memory traffic, 2(TK + KN + TN) bytes, in turn: small
+sides (few tokens, thin slices of tensor ranks, small experts) cost more. Of the three matrices a
+narrow format shrinks two. κ, γ and ω are fitted (calibration.py). Backward is twice forward, once
+where weights are frozen (LoRA); what recomputation runs again comes on top. FP8, FP4 and int8
+serve the layers' products only.
+
+Attention: 2 · keys · width a token forward (causal: a query sees half of them on average), 2.5
+times that backward where the kernel makes the scores again (arXiv 2307.08691), twice where they
+are kept; then all pairs are computed and the matrix of scores passes through memory 6.5 times
+forward, 13 backward.
+
+Norms, residual sums, rotary embedding and activations move bytes; a fused implementation reads and
+writes 8h + 3(q + k) + v + attended + (gated: 3, else 2)·f elements a token forward, twice that
+backward.
+"""
+
+from dataclasses import dataclass
+from functools import cache
+from statistics import median
+
+from sabia.core.errors import UsageError
+from sabia.core.plan.chips import Chip, load_chips
+from sabia.core.plan.counting.architecture import LayerKind
+from sabia.core.plan.device.calibration import Constants
+from sabia.core.plan.device.collectives import known
+from sabia.core.plan.device.layout import Layout
+from sabia.core.plan.device.recomputed import LAST, Product, products, runs_again
+from sabia.core.plan.device.stack import Stack
+from sabia.core.plan.device.workload import Precision, Workload
+from sabia.core.plan.elementwise import Number, choose, larger
+
+RATE_FIELD = {
+    "fp32": "bf16_flops_per_s", "bf16": "bf16_flops_per_s", "fp8": "fp8_flops_per_s",
+    "mxfp8": "fp8_flops_per_s", "nvfp4": "fp4_flops_per_s", "int8": "int8_flops_per_s",
+}  # fmt: skip
+ELEMENT_BYTES = {"fp32": 4, "bf16": 2, "fp8": 1, "mxfp8": 1, "nvfp4": 0.5, "int8": 1}
+USUAL_BALANCE = 200
+SCORE_PASSES = 6.5
+LOGIT_BYTES = 16  # bf16 and float32 copies written and read: softmax, loss, gradient
+
+
+@dataclass(frozen=True)
+class Setting:
+    """Everything that the formulas of one device read."""
+
+    workload: Workload
+    layout: Layout
+    chip: Chip
+    stack: Stack
+    constants: Constants
+
+    @property
+    def tokens(self) -> Number:
+        """Of a micro-batch on one device, before tensor ranks split anything."""
+        return self.layout.micro_batch * self.workload.sequence / self.layout.context
+
+    @property
+    def element(self) -> int:
+        """Bytes of an element of the stream between layers."""
+        return 4 if self.workload.precision == "fp32" else 2
+
+    @property
+    def split_tokens(self) -> Number:
+        """Over how many devices the tokens outside tensor parallelism are split."""
+        return self.layout.tensor if self.layout.sequence_parallel else 1
+
+    @property
+    def expert_slices(self) -> Number:
+        """Into how many parts each expert is cut."""
+        return 1 if self.layout.experts_over_tensor else self.layout.tensor
+
+
+def ceiling(chip: Chip, precision: Precision) -> float:
+    """Best measured share of the peak; of a GPU without one the median of all, of a TPU 1."""
+    if chip.torus_axes:
+        return 1.0
+    best, lost = _usual()
+    best = chip.matmul_ceiling or best
+    if RATE_FIELD[precision] == "bf16_flops_per_s":
+        return best
+    return chip.fp8_matmul_ceiling or best * lost
+
+
+@cache
+def _usual() -> tuple[float, float]:
+    """Median of the published ceilings, and of how much lower FP8's are."""
+    found = [chip for chip in load_chips().values() if chip.matmul_ceiling]
+    both = [(c.fp8_matmul_ceiling, c.matmul_ceiling) for c in found if c.fp8_matmul_ceiling]
+    best = median(chip.matmul_ceiling or 1 for chip in found)
+    return best, median((narrow or 1) / (wide or 1) for narrow, wide in both)
+
+
+def peak(chip: Chip, precision: Precision) -> float:
+    """Peak rate of the format, a quarter for float32. Raises UsageError naming the field."""
+    if precision not in RATE_FIELD:
+        raise UsageError(f"--precision: {precision} (expected one of {', '.join(RATE_FIELD)})")
+    return known(chip, RATE_FIELD[precision]) * (0.25 if precision == "fp32" else 1)
+
+
+def sustained(at: Setting, precision: Precision) -> float:
+    """FLOP/s of large products in training."""
+    share = at.constants.tpu if at.chip.torus_axes else at.constants.gpu
+    outgrown = (USUAL_BALANCE / balance(at.chip, "bf16")) ** at.constants.balance
+    return peak(at.chip, precision) * ceiling(at.chip, precision) * share * outgrown
+
+
+def balance(chip: Chip, precision: Precision) -> float:
+    """Peak FLOP per byte of HBM traffic. Raises UsageError."""
+    return peak(chip, precision) / known(chip, "hbm_bytes_per_s")
+
+
+def product_s(at: Setting, one: Product, experts: Number, top_k: int) -> Number:
+    """Seconds of a product of the micro-batch forward; `experts` are those of the whole layer."""
+    precision = at.workload.precision
+    slices = at.expert_slices if one.routed else at.layout.tensor
+    rows = at.tokens * top_k * at.layout.expert / experts if one.routed else at.tokens
+    sides = 1 / rows + 1 / at.workload.architecture.hidden + slices / one.inner
+    flops = 2 * one.params * at.tokens / at.layout.tensor
+    crowded = _crowded(at) if one.routed else 1
+    return flops / sustained(at, precision) * _slowed(at, precision, sides) * crowded
+
+
+def _slowed(at: Setting, precision: Precision, sides: Number) -> Number:
+    """Time of a product over that of its arithmetic; `sides`: sum of 1/side."""
+    narrow = (1 + ELEMENT_BYTES[precision]) / 3
+    return 1 + at.constants.shape * balance(at.chip, precision) * narrow * sides
+
+
+def _crowded(at: Setting) -> Number:
+    """Tokens of the fullest device over the mean."""
+    return choose(at.layout.expert_ranks > 1, at.stack.expert_imbalance, 1)
+
+
+def matmul_s(at: Setting, kind: LayerKind) -> Number:
+    """All products of a layer, forward, backward and again."""
+    backward = 2 if at.workload.adapter_params is None else 1
+    total: Number = 0
+    for one in products(kind):
+        times = 1 + backward + runs_again(one.output, at.layout, at.stack)
+        total = total + times * product_s(at, one, kind.experts, kind.top_k)
+    return total
+
+
+def attention_s(at: Setting, kind: LayerKind) -> Number:
+    """Scores and weighted values of a layer, or its recurrent state, in all passes."""
+    sequence, matrix = at.workload.sequence, at.stack.attention_matrix
+    visible = kind.score_products(sequence)
+    if at.workload.architecture.causal and not matrix:
+        visible = visible * (1 - kind.keys(sequence) / (2 * sequence))
+    flops = 2 * (visible + kind.state_products) * at.tokens / at.layout.tensor
+    again = runs_again("attended", at.layout, at.stack)
+    passes = 1 + (2 if matrix else 2.5) + again
+    rate = sustained(at, "bf16") * at.constants.attention
+    return flops * passes / rate + (_scores_s(at, kind, again) if matrix else 0)
+
+
+def _scores_s(at: Setting, kind: LayerKind, again: bool) -> Number:
+    """Passes of the matrix of scores through memory."""
+    pairs = kind.heads * at.workload.sequence * at.tokens / at.layout.tensor
+    passes = SCORE_PASSES * (3 + again)
+    return pairs * at.element * passes / known(at.chip, "hbm_bytes_per_s")
+
+
+def elementwise_s(at: Setting, kind: LayerKind) -> Number:
+    """Bytes that a layer moves between products, in all passes."""
+    hidden = at.workload.architecture.hidden
+    stream = 8 * hidden + 4 * kind.top_k * hidden
+    attended = kind.score_width - kind.query_width
+    mixer = 3 * (kind.query_width + kind.key_width) + kind.value_width + attended
+    inner = mixer + kind.matrices * kind.mlp_width
+    routed = kind.matrices * kind.top_k * kind.expert_width
+    elements = stream / at.split_tokens + (inner + routed) / at.layout.tensor
+    passes = 3 + (at.layout.recompute == "full")
+    moved = elements * at.tokens * at.element * passes * at.constants.elementwise
+    return (moved + _casts(at, kind)) / known(at.chip, "hbm_bytes_per_s")
+
+
+def _casts(at: Setting, kind: LayerKind) -> Number:
+    """Bytes read and written to bring products' inputs and gradients to a narrow format."""
+    if RATE_FIELD[at.workload.precision] == "bf16_flops_per_s":
+        return 0
+    widths = 2 * at.workload.architecture.hidden + kind.query_width + kind.mlp_width
+    widths = widths + kind.top_k * kind.expert_width
+    return 3 * 3 * widths * at.tokens / at.layout.tensor  # read 2, write 1; both ways and weights
+
+
+def head_s(at: Setting) -> Number:
+    """Logits and loss of the micro-batch, once for the model and once for each further token."""
+    model, tensor = at.workload.architecture, at.layout.tensor
+    one = Product(LAST, model.vocab * model.hidden, model.vocab)
+    rows = larger(1, at.tokens)
+    sides = 1 / rows + 1 / model.hidden + tensor / one.inner
+    flops = 3 * 2 * one.params * at.tokens / tensor
+    slowed = _slowed(at, "bf16", sides)
+    moved = LOGIT_BYTES * at.tokens * model.vocab / tensor / known(at.chip, "hbm_bytes_per_s")
+    passes = 1 + sum(kind.count for kind in model.extra)
+    return passes * (flops / sustained(at, "bf16") * slowed + moved)
