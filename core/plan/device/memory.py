@@ -26,10 +26,10 @@ from sabia.core.plan.device import memory_state as state
 from sabia.core.plan.device.host_memory import host_terms
 from sabia.core.plan.device.layout import Layout
 from sabia.core.plan.device.memory_stage import stages_of
-from sabia.core.plan.device.memory_term import Case, Term
+from sabia.core.plan.device.memory_term import Case, Setting, Term
 from sabia.core.plan.device.stack import Stack
 from sabia.core.plan.device.workload import Workload
-from sabia.core.plan.elementwise import Number, choose
+from sabia.core.plan.elementwise import Number, choose, larger, picked
 
 GIB = 2**30
 INSTANTS = {
@@ -41,20 +41,44 @@ INSTANTS = {
 
 
 @dataclass(frozen=True)
-class Memory:
-    """What the fullest device holds. stage, instant: where and when (arrays of names in a search).
+class State:
+    """What a device of one stage holds at one instant."""
 
-    terms have the same names in the same order for every layout; 0 bytes where one is absent.
+    stage: Number
+    instant: str
+    terms: tuple[Term, ...]
+
+
+@dataclass(frozen=True)
+class Memory:
+    """What the fullest device holds. states: all that may be the fullest; best: which is.
+
+    In a search best and total are arrays, and so is what follows from them.
     """
 
-    terms: tuple[Term, ...]
-    stage: Number
-    instant: Number
+    states: tuple[State, ...]
+    best: Number
+    total: Number
 
     @property
-    def total(self) -> Number:
-        """Bytes of all terms."""
-        return sum(term.bytes for term in self.terms)
+    def stage(self) -> Number:
+        """The fullest stage: only, first, second or last."""
+        return picked(self.best, [state.stage for state in self.states])
+
+    @property
+    def instant(self) -> Number:
+        """When it is."""
+        return picked(self.best, [state.instant for state in self.states])
+
+    @property
+    def terms(self) -> tuple[Term, ...]:
+        """Of the fullest: the same names in the same order always, 0 bytes where one is absent."""
+        if not hasattr(self.best, "shape"):
+            return self.states[self.best].terms
+        alike = zip(*(state.terms for state in self.states), strict=True)
+        return tuple(
+            Term(same[0].name, picked(self.best, [term.bytes for term in same])) for same in alike
+        )
 
     def __getitem__(self, name: str) -> Number:
         """Bytes of the term `name`. Raises KeyError."""
@@ -63,49 +87,58 @@ class Memory:
 
 def device_memory(workload: Workload, layout: Layout, stack: Stack) -> Memory:
     """Memory of the fullest device; with arrays in `layout`, of each candidate's."""
-    found: Memory | None = None
-    terms_of = host_terms if stack.host else _terms
+    setting = Setting(workload, layout, stack)
+    layers = activations.layer_figures(setting)
+    states: list[State] = []
     for stage in stages_of(workload, layout):
-        case = Case(workload, layout, stack, stage)
-        for instant in INSTANTS:
-            here = Memory(tuple(terms_of(case, instant)), stage.name, instant)
-            found = here if found is None else _fuller(found, here)
-    assert found is not None
-    return found
+        case = Case(workload, layout, stack, stage, layers)
+        if stack.host:
+            found = ((instant, tuple(host_terms(case, instant))) for instant in INSTANTS)
+        else:
+            found = _moments(case)
+        states += [State(stage.name, instant, terms) for instant, terms in found]
+    return _fullest(tuple(states))
 
 
-def _terms(case: Case, instant: str) -> Iterator[Term]:
-    """What is alive on a stage at one instant."""
-    alive = {
-        state.gradients: 1 if instant in ("end", "update") else case.keeps_gradients,
-        activations.kept: instant in ("loss", "backward"),
-        activations.left: instant == "end",
-        activations.made_again: instant in ("backward", "end"),
-        buffers.head_input: instant == "loss",
-        buffers.logits: instant == "loss",
-        buffers.exchange: instant in ("backward", "end"),
-        buffers.update: instant == "update",
-    }
-    yield state.weights(case)
-    yield state.weight_copies(case)
-    yield state.optimizer(case)
-    yield state.adapters(case)
-    for make, present in alive.items():
-        term = make(case)
-        yield Term(term.name, term.bytes * present, term.formula)
-    yield buffers.gathered(case, instant)
-    yield buffers.unreduced(case, instant)
-    yield buffers.runtime(case)
+def _moments(case: Case) -> Iterator[tuple[str, tuple[Term, ...]]]:
+    """What is alive on a stage at each instant. A term is worked out once."""
+    held = tuple(make(case) for make in HELD)
+    gradients = state.gradients(case)
+    early = Term(gradients.name, gradients.bytes * case.keeps_gradients, gradients.formula)
+    passing = [(make(case), when) for make, when in PASSING.items()]
+    for instant in INSTANTS:
+        yield (
+            instant,
+            (
+                *held,
+                gradients if instant in ("end", "update") else early,
+                *(term if instant in when else Term(term.name, 0) for term, when in passing),
+                buffers.gathered(case, instant),
+                buffers.unreduced(case, instant),
+            ),
+        )
 
 
-def _fuller(a: Memory, b: Memory) -> Memory:
-    """Of two states of the device the one with more bytes, candidate by candidate."""
-    first = a.total >= b.total
-    if not hasattr(first, "shape"):
-        return a if first else b
-    pairs = zip(a.terms, b.terms, strict=True)
-    terms = tuple(Term(x.name, choose(first, x.bytes, y.bytes)) for x, y in pairs)
-    return Memory(terms, choose(first, a.stage, b.stage), choose(first, a.instant, b.instant))
+HELD = (state.weights, state.weight_copies, state.optimizer, state.adapters, buffers.runtime)
+PASSING = {
+    activations.kept: ("backward", "loss"),
+    activations.left: ("end",),
+    activations.made_again: ("backward", "end"),
+    buffers.head_input: ("loss",),
+    buffers.logits: ("loss",),
+    buffers.exchange: ("backward", "end"),
+    buffers.update: ("update",),
+}
+
+
+def _fullest(states: tuple[State, ...]) -> Memory:
+    best: Number = 0
+    most = sum(term.bytes for term in states[0].terms)
+    for index, one in enumerate(states[1:], start=1):
+        total = sum(term.bytes for term in one.terms)
+        best = choose(total > most, index, best)
+        most = larger(total, most)
+    return Memory(states, best, most)
 
 
 def explain(memory: Memory) -> str:

@@ -8,56 +8,74 @@ from collections.abc import Iterable
 
 from sabia.core.plan.counting.architecture import LayerKind
 from sabia.core.plan.device.memory_kept import OUTPUT, SCORES, Kept, layer_tensors
-from sabia.core.plan.device.memory_term import Case, Term
+from sabia.core.plan.device.memory_term import Case, LayerFigures, Setting, Term
 from sabia.core.plan.elementwise import Number, choose, larger
 
 
 def kept(case: Case) -> Term:
     """Of all layers of the stage and all micro-batches in flight."""
-    return _held(case, case.stage.in_flight)
-
-
-def left(case: Case) -> Term:
-    """The same when the backward pass of one micro-batch has ended."""
-    return Term("other micro-batches", _held(case, larger(0, case.stage.in_flight - 1)).bytes)
-
-
-def _held(case: Case, in_flight: Number) -> Term:
-    model, stage = case.model, case.stage
-    mean = sum(kind.count * _layer(case, kind) for kind in model.layers) / model.depth
-    extra = sum(kind.count * _layer(case, kind) for kind in model.extra)
-    size = case.tokens * (in_flight * stage.layers * mean + stage.head * extra)
+    stage, layers = case.stage, case.layers
+    size = case.tokens * (stage.in_flight * stage.layers * layers.kept + stage.head * layers.extra)
 
     def formula() -> str:
-        flight = f" x {in_flight:g} in flight" if in_flight > 1 else ""
-        return f"{stage.layers:g} layers x {case.tokens:g} tokens x {mean:.6g} B{flight}"
+        flight = f" x {stage.in_flight:g} in flight" if stage.in_flight > 1 else ""
+        extra = f" + {layers.extra:.6g} B of extra layers" if stage.head * layers.extra else ""
+        return (
+            f"{stage.layers:g} layers x {case.tokens:g} tokens x {layers.kept:.6g} B{flight}{extra}"
+        )
 
     return Term("activations", size, formula)
 
 
+def left(case: Case) -> Term:
+    """What of it is left when the backward pass of one micro-batch has ended."""
+    stage, others = case.stage, larger(0, case.stage.in_flight - 1)
+    each = case.tokens * stage.layers * case.layers.kept
+
+    def formula() -> str:
+        return f"{others:g} x {stage.layers:g} layers x {case.tokens:g} tokens"
+
+    return Term("other micro-batches", others * each, formula)
+
+
 def made_again(case: Case) -> Term:
-    """What recomputation brings back for the backward pass of one layer, the largest kind."""
-    most: Number = 0
-    for kind in case.model.layers:
-        every = [one for one in _tensors(case, kind) if one.name != OUTPUT]
-        most = larger(most, _bytes(every, case) - _layer(case, kind))
-    most = larger(most, 0)
+    """What recomputation brings back for the backward pass of one layer."""
+    again = case.layers.again
     return Term(
-        "recomputed layer", case.tokens * most, lambda: f"{case.tokens:g} tokens x {most:.6g} B"
+        "recomputed layer",
+        case.tokens * again,
+        lambda: f"1 layer x {case.tokens:g} tokens x {again:.6g} B",
     )
 
 
-def _layer(case: Case, kind: LayerKind) -> Number:
-    """Bytes a token that one layer keeps on one device under the layout's policy."""
-    return _bytes([one for one in _tensors(case, kind) if _is_kept(one.name, case)], case)
+def layer_figures(case: Setting) -> LayerFigures:
+    """All that depends on the layers and not on the stage."""
+    model = case.model
+    sizes = {kind: _layer(case, kind) for kind in dict.fromkeys((*model.layers, *model.extra))}
+    again: Number = 0
+    elements: Number = 0
+    for kind in model.layers:
+        used, lasting = sizes[kind]
+        again = larger(again, used - lasting)
+        elements = larger(elements, _elements(kind, case))
+    return LayerFigures(
+        kept=sum(kind.count * sizes[kind][1] for kind in model.layers) / model.depth,
+        extra=sum(kind.count * sizes[kind][1] for kind in model.extra),
+        again=again,
+        elements=elements,
+    )
 
 
-def _tensors(case: Case, kind: LayerKind) -> list[Kept]:
+def _layer(case: Setting, kind: LayerKind) -> tuple[Number, Number]:
+    """Bytes a token on one device: what the backward pass uses, what the policy keeps till then."""
     hidden, sequence, stack = case.model.hidden, case.workload.sequence, case.stack
-    return list(layer_tensors(kind, hidden, sequence, case.element, stack, case.input_element))
+    found = list(layer_tensors(kind, hidden, sequence, case.element, stack, case.input_element))
+    used = [one for one in found if one.name != OUTPUT]
+    lasting = [one for one in found if _is_kept(one.name, case)]
+    return _bytes(used, case), _bytes(lasting, case)
 
 
-def _is_kept(name: str, case: Case) -> bool:
+def _is_kept(name: str, case: Setting) -> bool:
     if case.layout.recompute == "full":
         return name == "input"
     if case.layout.recompute == "selective" and case.stack.selective_keeps:
@@ -66,16 +84,24 @@ def _is_kept(name: str, case: Case) -> bool:
     return name not in dropped
 
 
-def _bytes(tensors: Iterable[Kept], case: Case) -> Number:
-    layout, stack = case.layout, case.stack
+def _bytes(tensors: Iterable[Kept], case: Setting) -> Number:
+    layout = case.layout
     divisors = {
         "tokens": case.token_split,
-        "gathered": 1 if stack.keeps_gathered else case.token_split,
+        "gathered": 1 if case.stack.keeps_gathered else case.token_split,
         "tensor": layout.tensor,
         "experts": layout.tensor if layout.experts_over_tensor else 1,
     }
-    crowded = choose(layout.expert_ranks > 1, stack.expert_imbalance, 1)
-    total: Number = 0
+    sums: dict[tuple[str, bool], float] = {}
     for one in tensors:
-        total = total + (crowded if one.routed else 1) * one.token_bytes / divisors[one.split]
-    return total
+        sums[one.split, one.routed] = sums.get((one.split, one.routed), 0) + one.token_bytes
+    crowded = choose(layout.expert_ranks > 1, case.stack.expert_imbalance, 1)
+    return sum(
+        size / divisors[split] * (crowded if routed else 1)
+        for (split, routed), size in sums.items()
+    )
+
+
+def _elements(kind: LayerKind, case: Setting) -> Number:
+    dense = kind.params - kind.expert_params
+    return (dense + kind.expert_params / case.layout.expert) / case.layout.tensor

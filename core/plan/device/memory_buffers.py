@@ -19,7 +19,6 @@ pipeline fully_shard gathers once a step and reduces once, after the last micro-
 otherwise (pipe_keeps_whole).
 """
 
-from sabia.core.plan.counting.architecture import LayerKind
 from sabia.core.plan.device.memory_state import head_params, trained_elements
 from sabia.core.plan.device.memory_term import Case, Term, billions, ways
 from sabia.core.plan.elementwise import Number, choose, larger, smaller
@@ -50,21 +49,24 @@ def logits(case: Case) -> Term:
     """At the loss of one micro-batch, on the stage with the head."""
     stack, vocab, tensor = case.stack, case.model.vocab, case.layout.tensor
     each = choose(tensor > 1, stack.split_logit_bytes or stack.logit_bytes, stack.logit_bytes)
-    size = case.tokens * vocab * each / tensor
+    passes = 1 + sum(kind.count for kind in case.model.extra)
+    size = passes * case.tokens * vocab * each / tensor
     most = stack.loss_chunk_bytes
     if most:
         size = smaller(size, most)
 
     def formula() -> str:
         chunk = f", in chunks of {billions(most)}B" if most else ""
-        return f"{case.tokens:g} tokens x {vocab} x {each:g} B{ways(('tensor', tensor))}{chunk}"
+        times = f"{passes} x " if passes > 1 else ""
+        over = ways(("tensor", tensor))
+        return f"{times}{case.tokens:g} tokens x {vocab} x {each:g} B{over}{chunk}"
 
     return Term("logits", case.stage.head * size, formula)
 
 
 def gathered(case: Case, instant: str) -> Term:
     """Whole weights, of what works at that instant."""
-    layer, outer, unit = layer_elements(case), _outer(case), case.element
+    layer, outer, unit = case.layers.elements, _outer(case), case.element
     layers = {"loss": 1, "update": 0}.get(instant, case.stack.gathered_layers)
     layers = choose(_stays_whole(case), case.stage.layers, layers)
     ends = _whole_ends(case, instant, outer)
@@ -82,7 +84,7 @@ def gathered(case: Case, instant: str) -> Term:
 
 def unreduced(case: Case, instant: str) -> Term:
     """The whole gradient of a layer, of the head at the loss, of the embedding at the end."""
-    layer, (embedding, head) = layer_elements(case), _outer(case)
+    layer, (embedding, head) = case.layers.elements, _outer(case)
     size = max(case.workload.recipe.gradients, case.element)
     if case.workload.adapter_params is not None or instant == "update":
         size = 0
@@ -124,19 +126,6 @@ def _stays_whole(case: Case) -> Number:
 def _is_split(case: Case, level: int) -> Number:
     """1 where the zero level splits what `level` names, else 0."""
     return choose(case.sharding > 1, 1, 0) if case.layout.zero >= level else 0
-
-
-def layer_elements(case: Case) -> Number:
-    """Parameters of the largest kind of layer on one device, whole over what zero splits."""
-    most: Number = 0
-    for kind in case.model.layers:
-        most = larger(most, _on_device(kind, case))
-    return most
-
-
-def _on_device(kind: LayerKind, case: Case) -> Number:
-    dense = kind.params - kind.expert_params
-    return (dense + kind.expert_params / case.layout.expert) / case.layout.tensor
 
 
 def _outer(case: Case) -> tuple[Number, Number]:

@@ -28,13 +28,12 @@ class Term:
 
 
 @dataclass(frozen=True)
-class Case:
-    """One device of one stage: all that a term depends on."""
+class Setting:
+    """What is trained, where and with which software."""
 
     workload: Workload
     layout: Layout
     stack: Stack
-    stage: Stage
 
     @property
     def model(self) -> Architecture:
@@ -79,6 +78,29 @@ class Case:
         """1 where room for gradients is taken when a backward pass begins, else 0."""
         several = self.layout.accumulation(self.workload.batch_rows) > 1
         return choose(several, 1, 1 if self.stack.keeps_gradients else 0)
+
+
+@dataclass(frozen=True)
+class LayerFigures:
+    """Of one layer on one device, before zero splits anything.
+
+    kept, extra: bytes a token that the policy keeps, of the mean layer and of all those beside the
+    model; again: most bytes a token that come back in one layer's backward pass; elements: of the
+    largest layer.
+    """
+
+    kept: Number
+    extra: Number
+    again: Number
+    elements: Number
+
+
+@dataclass(frozen=True)
+class Case(Setting):
+    """One device of one stage: all that a term depends on."""
+
+    stage: Stage
+    layers: LayerFigures
 
 
 def billions(count: float) -> str:
