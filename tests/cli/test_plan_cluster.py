@@ -153,7 +153,7 @@ def test_file_and_environment_set_options(tmp_path: Path) -> None:
         ("--tokens 500m", 2, "did you mean M"),
         ("--price 4euro", 2, "US dollars"),
         ("--chip b20", 2, "did you mean b200"),
-        ("--chip mi300x", 2, "--price"),
+        ("--chip trn2", 2, "--price"),
         ("--state-recipe sgd", 2, "adamw16"),
         ("--active 2T", 2, "--params"),
         ("--lora --preempt 6h", 2, "--lora"),

@@ -1,13 +1,14 @@
 """What a chip-hour costs: dated prices as data (prices.toml), or the user's own.
 
-A row carries provider, source and date; a region where its price differs from the provider's
-others, a commitment where it needs one. Age decides what a price is good for: after STALE_DAYS it
+A row carries provider, source and date; the region where it holds, a commitment where it needs
+one. Age decides what a price is good for: after STALE_DAYS it
 is used with a warning, after REFUSED_DAYS not at all: what would need it is left out or refused,
 never computed from an old number. Catalogues mark "no price" by a large number (700.0 in some TPU
 rows): a row of 0 or above ten times the median of the file is refused, never averaged in.
 """
 
 import datetime
+import math
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -26,9 +27,9 @@ TIERS = ("neocloud", "big cloud")
 class Price:
     """US dollars for one chip-hour. A price given on the command line has no source or date.
 
-    `region` None: all regions of the provider that have no row of their own. `commitment`: how
-    long the chip must be paid for ("1 year"); None: by the hour. `chosen`: asked for by provider,
-    region or terms, and so shown by them.
+    `region`: where it holds, or how the names of those regions begin; None: wherever its provider
+    is. `commitment`: how long the chip must be paid for ("1 year"); None: by the hour. `chosen`:
+    asked for by provider, region or terms, and so shown by them.
     """
 
     usd_per_chip_hour: float
@@ -118,9 +119,9 @@ def prices_for(
 ) -> tuple[Price, ...]:
     """Prices of `chip` as sold by `provider` in `region`; the cheapest first.
 
-    A provider or region is found by its beginning, in any case ("google", "us-"). In a region, a
-    provider's row for it goes before the row for all others. Raises UsageError naming what is on
-    file where nothing fits.
+    A provider or region is found by its beginning, in any case ("google", "us-"). Of a provider's
+    rows that hold in a region, those nearest to it count. Raises UsageError naming what is on file
+    where nothing fits.
     """
     return chosen(load_prices().get(chip, ()), chip, provider, region, spot, commitment)
 
@@ -134,14 +135,14 @@ def chosen(
     commitment: str | None = None,
 ) -> tuple[Price, ...]:
     """The rule of prices_for, on `rows`."""
-    sold = [p for p in rows if p.spot == spot and p.commitment == commitment]
-    found = [p for p in sold if _begins(p.provider, provider) and _begins(p.region, region)]
-    if region:
-        placed = {p.provider for p in found}
-        found += [
-            p for p in sold
-            if _begins(p.provider, provider) and p.region is None and p.provider not in placed
-        ]  # fmt: skip
+    sold = [
+        p for p in rows
+        if p.spot == spot and p.commitment == commitment and _begins(p.provider, provider)
+    ]  # fmt: skip
+    nearest = {p.provider: 0.0 for p in sold}
+    for price in sold:
+        nearest[price.provider] = max(nearest[price.provider], _nearness(price, region))
+    found = [p for p in sold if 0 < nearest[p.provider] == _nearness(p, region)]
     if not found:
         asked = (provider, region, "spot" if spot else "by the hour", commitment)
         known = "; ".join(dict.fromkeys(p.offer for p in rows)) or "none"
@@ -154,6 +155,15 @@ def chosen(
 
 def _begins(value: str | None, wanted: str | None) -> bool:
     return wanted is None or (value or "").lower().startswith(wanted.strip().lower())
+
+
+def _nearness(price: Price, region: str | None) -> float:
+    """How closely a row's region answers the one asked for: 0 not at all, inf it lies within."""
+    if region is None or _begins(price.region, region):
+        return math.inf
+    if price.region is None:
+        return 0.5
+    return len(price.region) if _begins(region, price.region) else 0
 
 
 def cheapest(chip: str, today: datetime.date, spot: bool = False) -> Price | None:

@@ -62,7 +62,7 @@ def test_the_table_takes_the_first_on_demand_price_of_each_tier():
 
 def test_a_chip_without_a_price_asks_for_one():
     with pytest.raises(UsageError, match="--price"):
-        prices.default_prices("mi300x")
+        prices.default_prices("trn2")
 
 
 def days_later(days):
@@ -118,6 +118,31 @@ def test_a_row_for_a_region_goes_before_the_row_for_all():
     assert [(p.provider, p.usd_per_chip_hour) for p in found] == [("B", 5.0), ("A", 6.0)]
     found = prices.chosen(table["b200"], "b200", region="us")
     assert [(p.provider, p.usd_per_chip_hour) for p in found] == [("A", 4.4), ("B", 5.0)]
+
+
+@pytest.mark.parametrize(
+    ("region", "rates"),
+    [("us", [4.4, 5.0]), ("us-east-1", [4.4]), ("us-west-1", [5.0]), ("us-west", [5.0]),
+     (None, [4.4, 5.0, 6.0]), ("eu-north-1", [6.0]), ("asia", [])],
+)  # fmt: skip
+def test_regions_by_their_beginnings(region, rates):
+    rows = [row(region=r, usd_per_chip_hour=u)
+            for r, u in [("us", 4.4), ("us-west-1", 5.0), ("eu-north-1", 6.0)]]  # fmt: skip
+    offers = prices.load_prices({"price": rows})["b200"]
+    if rates:
+        found = prices.chosen(offers, "b200", region=region)
+        assert [p.usd_per_chip_hour for p in found] == rates
+    else:
+        with pytest.raises(UsageError, match="on file for asia, by the hour"):
+            prices.chosen(offers, "b200", region=region)
+
+
+def test_a_commitment_is_only_sold_where_it_is_asked_for():
+    rows = [row(), row(usd_per_chip_hour=3.0, commitment="1 year")]
+    offers = prices.load_prices({"price": rows})["b200"]
+    assert [p.usd_per_chip_hour for p in prices.chosen(offers, "b200")] == [4.4]
+    found = prices.chosen(offers, "b200", commitment="1 year")
+    assert [(p.usd_per_chip_hour, p.label) for p in found] == [(3.0, "A, 1 year")]
 
 
 def test_an_offer_that_nobody_makes_names_those_on_file():
