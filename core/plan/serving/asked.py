@@ -3,7 +3,7 @@
 import math
 from typing import Any
 
-from sabia.core.errors import UsageError
+from sabia.core.errors import Infeasible, UsageError
 from sabia.core.plan.counting.assumed import assumed_architecture
 from sabia.core.plan.request import Request
 from sabia.core.plan.serving import rollout
@@ -106,9 +106,12 @@ def grpo_step(asked: Asked) -> tuple[rollout.Step, rollout.Sampling, Replica, Ev
         6 * request.run.matmul_params, drawn.tokens, chips,
         request.cluster.chip.bf16_flops_per_s, request.cluster.mfu,
     )  # fmt: skip
+    if settings.mfu is None:
+        asked.assumed.append(f"{request.cluster.mfu:.0%} MFU to train")
     if request.run.lora:
         train_s *= 2 / 3  # no gradients of the frozen weights
     apart = settings.generation_chips
+    refuse_too_few(request, chips)
     judged = judge_of_samples(asked, drawn)
     parts = rollout.step_parts(
         forward_s,
@@ -118,10 +121,13 @@ def grpo_step(asked: Asked) -> tuple[rollout.Step, rollout.Sampling, Replica, Ev
         weights_s=rollout.hand_over_seconds(replica, bool(apart)),
     )
     if not apart:
-        step = rollout.colocated(replica, drawn, chips, parts, COLOCATED_SHARE)
+        share = settings.utilisation or COLOCATED_SHARE
+        if settings.utilisation is None:
+            asked.assumed.append(f"{share:.0%} of memory to generate beside the waiting trainer")
+        step = rollout.colocated(replica, drawn, chips, parts, share)
         return step, drawn, replica, judged
     behind = 1 if settings.off_policy is None else settings.off_policy
-    step = rollout.split(replica, drawn, apart, chips, parts, behind)
+    step = rollout.split(replica, drawn, apart, chips, parts, behind, settings.utilisation)
     return step, drawn, replica, judged
 
 
@@ -192,3 +198,15 @@ def training_bytes(request: Request, chips: int) -> float:
     run = request.run
     live = run.layers * run.hidden * run.sequence * 2
     return run.state_bytes / chips + live
+
+
+def refuse_too_few(request: Request, chips: int) -> None:
+    """Raise Infeasible where `chips` cannot hold the trainer's state and a sequence on each."""
+    chip, need = request.cluster.chip, training_bytes(request, chips)
+    if need > chip.usable_hbm_bytes:
+        live = need - request.run.state_bytes / chips
+        enough = math.ceil(request.run.state_bytes / max(1.0, chip.usable_hbm_bytes - live))
+        raise Infeasible(
+            f"--chips: {chips} {chip.name} train with {need / 1e9:,.0f} GB each (expected at most "
+            f"{chip.usable_hbm_bytes / 1e9:,.0f}); train on {enough} or more"
+        )
