@@ -67,10 +67,10 @@ def shard_s(at: Setting, beside: Number) -> Number:
         return 0
     gathers = 2 if at.layout.zero == 3 else 1
     wire = gathers * WEIGHT_BYTES * _dense(at) + at.stack.reduce_bytes * _trained(at, _dense(at))
-    total = _ring(at, wire, group(at.layout, "fsdp"))
+    total = _ring(at, wire, _sharding(at))
     routed = _routed(at)
     wire = gathers * WEIGHT_BYTES * routed + at.stack.reduce_bytes * _trained(at, routed)
-    total = total + _ring(at, wire, group(at.layout, "fsdp"))
+    total = total + _ring(at, wire, _sharding(at, routed=True))
     return _seen(at, total, beside, hidden=at.stack.hides_data)
 
 
@@ -85,21 +85,34 @@ def replica_s(at: Setting, beside: Number) -> Number:
         total = _ring(at, (gradient + back) * dense, everyone)
         total = total + _ring(at, (gradient + back) * routed, group(layout, "fsdp", "data"))
         return _seen(at, total, beside, hidden=at.stack.hides_data)
-    total = 2 * gradient * _ring(at, (dense + routed) / layout.fsdp, group(layout, "data"))
-    near = group(layout, "context", "expert")
-    total = total + 2 * gradient * _ring(at, dense / layout.fsdp, near)
+    shards = dense / _sharding(at).ranks + routed / _sharding(at, routed=True).ranks
+    total = 2 * gradient * _ring(at, shards, group(layout, "data"))
+    near = [axis for axis in ("context", "expert") if axis not in _folded(at)]
+    if near:
+        total = total + 2 * gradient * _ring(at, dense / _sharding(at).ranks, group(layout, *near))
     return _seen(at, total, beside, hidden=at.stack.hides_data)
 
 
 def optimizer_s(at: Setting) -> Number:
     """The update: gradients, weights and state read, state and weights written."""
     recipe, layout = at.workload.recipe, at.layout
-    shards = layout.fsdp if layout.zero else 1
-    held = _trained(at, _dense(at)) / shards
-    held = held / (layout.expert if at.stack.folded_experts else 1)
-    held = held + _trained(at, _routed(at)) / shards
+    split = layout.zero > 0
+    held = _trained(at, _dense(at)) / (_sharding(at).ranks if split else 1)
+    held = held + _trained(at, _routed(at)) / (_sharding(at, routed=True).ranks if split else 1)
     moved = 2 * recipe.optimizer + 2 * recipe.weights + recipe.gradients
     return held * moved / known(at.chip, "hbm_bytes_per_s")
+
+
+def _folded(at: Setting) -> tuple[str, ...]:
+    """Axes over which the software splits dense weights as over fsdp."""
+    folded = {"context": at.stack.folded_context, "expert": at.stack.folded_experts}
+    return tuple(axis for axis, yes in folded.items() if yes)
+
+
+def _sharding(at: Setting, *, routed: bool = False) -> Group:
+    """The ranks that split dense weights (or those of routed experts, which expert splits)."""
+    axes = [axis for axis in _folded(at) if not (routed and axis == "expert")]
+    return group(at.layout, *axes, "fsdp")
 
 
 def _dense(at: Setting) -> Number:
