@@ -37,7 +37,7 @@ Objective = Literal["time", "cost"]
 OBJECTIVES = ("time", "cost")
 UTILISATION = 0.9  # of the usable memory: allocators leave holes
 RANKED = 10
-CHUNK = 16384  # candidates at a time: their arrays stay in the processor's cache
+CHUNK = 32768  # candidates at a time: bounds the memory of a search
 TOO_LARGE = "more than the memory of a chip"
 NOT_PLACED = "no interleaving or placing of experts goes with the mesh"
 

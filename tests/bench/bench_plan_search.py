@@ -1,0 +1,75 @@
+"""How fast the planner searches layouts: CPU seconds and candidates per second.
+
+    python tests/bench/bench_plan_search.py [REPEATS]
+
+Models of published shapes on H100, memory and time included; the median of REPEATS searches in this
+process. The bar: 10^5 candidates in less than 2 s of CPU. Beside it, how long one layout takes
+alone, which is what a search in plain loops would pay for each.
+"""
+
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+from sabia.core.plan.chips import find_chip
+from sabia.core.plan.counting.plain import attention_layer, decoder, with_experts
+from sabia.core.plan.device.search import Question, Survey, priced, search
+from sabia.core.plan.device.search_sizes import coarse
+from sabia.core.plan.device.stack import find_stack
+from sabia.core.plan.device.workload import Workload
+from sabia.core.plan.memory import find_recipe
+
+DENSE = decoder("70B", 8192, 128256, (replace(attention_layer(8192, 64, 8, 128, 28672), count=80),))
+QWEN = attention_layer(4096, 64, 4, 128, 12288)
+SPARSE = decoder(
+    "235B-A22B", 4096, 151936, (replace(with_experts(QWEN, 4096, 128, 8, 1536), count=94),)
+)
+CHIP = find_chip("h100")
+
+
+def cpu_s(work: Callable[[], Any]) -> float:
+    """CPU seconds of a call."""
+    start = time.process_time()
+    work()
+    return time.process_time() - start
+
+
+def main(repeats: int) -> None:
+    """Print a line a search, then the cost of one layout alone."""
+    many = coarse(CHIP, 4096)
+    cases = [
+        (model, stack, counts)
+        for model in (DENSE, SPARSE)
+        for stack in ("sabia", "fsdp", "megatron")
+        for counts in ([1024], many)
+    ]
+    for model, stack, counts in cases:
+        job = Workload(model, 8192, 1024, find_recipe("fsdp-fp32"))
+        given = (job, CHIP, find_stack(stack), counts)
+        found = search(*given)
+        seconds = statistics.median(
+            cpu_s(lambda given=given: search(*given)) for _ in range(repeats)
+        )
+        where = f"{counts[0]} chips" if len(counts) == 1 else f"{len(counts)} sizes to {counts[-1]}"
+        rate = found.candidates / seconds
+        print(
+            f"{model.name:>9} {stack:<8} {where:<16} {found.meshes:>7,} meshes "
+            f"{found.candidates:>9,} candidates {found.fitting:>8,} fit "
+            f"{seconds:6.2f} s {rate:>9,.0f}/s {1e5 / rate:5.2f} s per 1e5"
+        )
+    for model in (DENSE, SPARSE):
+        job = Workload(model, 8192, 1024, find_recipe("fsdp-fp32"))
+        question = Question(job, CHIP, find_stack("megatron"), {})
+        layout = Survey(question, [256])._parts[0][0].one(0)
+        alone = statistics.median(
+            cpu_s(lambda question=question, layout=layout: priced(question, layout))
+            for _ in range(20 * repeats)
+        )
+        print(f"{model.name:>9} one layout alone {alone * 1e3:.2f} ms, {1 / alone:,.0f}/s")
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]) if len(sys.argv) > 1 else 5)

@@ -1,0 +1,150 @@
+"""A layout's flags are taken by `sabia pretrain` as they are printed; fixed layouts are read."""
+
+import random
+import shlex
+from dataclasses import replace
+
+import mesh_cases
+import pytest
+
+from sabia.cli.main import LazyGroup
+from sabia.core.errors import UsageError
+from sabia.core.parallel.mesh import Mesh, make_mesh
+from sabia.core.parallel.rules import check_fits
+from sabia.core.plan.chips import find_chip
+from sabia.core.plan.counting.known import from_spec
+from sabia.core.plan.counting.plain import attention_layer, decoder
+from sabia.core.plan.device.fixed import fixed_layout, parse_fields
+from sabia.core.plan.device.flags import pretrain_flags
+from sabia.core.plan.device.layout import AXES, Layout
+from sabia.core.plan.device.search import Question, Survey
+from sabia.core.plan.device.search_fixes import described
+from sabia.core.plan.device.stack import find_stack
+from sabia.core.plan.device.workload import Workload
+from sabia.core.plan.memory import find_recipe
+from sabia.core.recipes.training_options import TrainOptions
+from sabia.core.spec import from_config
+
+H100, SABIA = find_chip("h100"), find_stack("sabia")
+LLAMA_70B = decoder(
+    "llama-3-70b", 8192, 128256, (replace(attention_layer(8192, 64, 8, 128, 28672), count=80),)
+)
+
+
+def work(model, sequence, rows, **more):
+    return Workload(model, sequence, rows, find_recipe("fsdp-fp32"), **more)
+
+
+JOB = work(LLAMA_70B, 8192, 512)
+
+
+def parsed(flags):
+    """What the command line makes of the flags."""
+    command = LazyGroup(name="sabia").get_command(None, "pretrain")
+    with command.make_context("pretrain", ["tokens/", *shlex.split(flags)]) as context:
+        return context.params
+
+
+@pytest.mark.parametrize("name", ["dense", "moe", "hybrid", "latent", "sinks"])
+def test_the_command_and_the_trainer_take_any_layout_of_the_search(name):
+    spec = from_config(mesh_cases.models()[name])
+    question = Question(work(from_spec(spec), 24, 24), H100, SABIA, {})
+    survey = Survey(question, [1, 4, 8, 12, 24])
+    every = [(part[0], number) for part in survey._parts for number in range(part[0].size)]
+    assert survey.fitting == len(every) > 50
+    for some, number in random.Random(2).sample(every, 30):
+        layout = some.one(number)
+        given = parsed(pretrain_flags(question.workload, layout))
+        assert make_mesh(given["mesh"], layout.chips) == Mesh(
+            **{axis: getattr(layout, axis) for axis in AXES}
+        )
+        options = {key: given[key] for key in ("batch", "micro_batch", "remat", "precision")}
+        trained = TrainOptions(**options)
+        assert trained.batch_rows(24) == 24
+        assert trained.micro_batch == layout.micro_batch
+        mesh = make_mesh(given["mesh"], layout.chips)
+        check_fits(spec, mesh, trained.batch_rows(24), 24)
+        assert 24 % (mesh.rows * trained.micro_batch) == 0
+
+
+def test_flags_say_what_the_layout_says():
+    layout = Layout(fsdp=8, tensor=4, pipe=2, micro_batch=2, recompute="selective")
+    assert pretrain_flags(JOB, layout) == (
+        "--mesh fsdp=8,tensor=4,pipe=2 --batch 512 --micro-batch 2 --remat matmuls --precision bf16"
+    )
+    alone = pretrain_flags(replace(JOB, precision="fp8"), Layout(recompute="none"), backend="jax")
+    assert alone == (
+        "--backend jax --mesh data=1 --batch 512 --micro-batch 1 --remat none --precision fp8"
+    )
+    adapted = replace(JOB, adapter_params=1_000_000)
+    assert pretrain_flags(adapted, Layout(), lora_rank=16).endswith(" --lora-rank 16")
+    assert parsed(pretrain_flags(adapted, Layout(), lora_rank=16))["lora_rank"] == 16
+
+
+@pytest.mark.parametrize(
+    ("job", "layout", "more", "message"),
+    [
+        (JOB, Layout(pipe=2, virtual=2), {}, "virtual=2"),
+        (JOB, Layout(fsdp=2, zero=1), {}, "zero=1 with fsdp=2"),
+        (JOB, Layout(tensor=2, experts_over_tensor=True), {}, "experts-over-tensor=yes"),
+        (JOB, Layout(pipe=2), {"backend": "jax"}, "pipe=2 with jax"),
+        (replace(JOB, precision="mxfp8"), Layout(), {}, "mxfp8 is none of sabia pretrain's"),
+        (replace(JOB, adapter_params=1000), Layout(), {}, "lora-rank: 0"),
+        (JOB, Layout(), {"lora_rank": 8}, "lora-rank: 8"),
+    ],
+)
+def test_flags_that_would_lie_are_refused(job, layout, more, message):
+    with pytest.raises(UsageError, match=message):
+        pretrain_flags(job, layout, **more)
+
+
+def fixed(text, stack="megatron", chips=None):
+    return fixed_layout(parse_fields(text), JOB, H100, find_stack(stack), chips)
+
+
+def test_a_fixed_layout_is_read_as_it_is():
+    text = "fsdp=8,tensor=4,pipe=2,micro-batch=2,recompute=full,zero=1,virtual=2"
+    assert fixed(text) == Layout(
+        fsdp=8, tensor=4, pipe=2, micro_batch=2, recompute="full", zero=1, virtual=2
+    )
+    assert fixed("tp=8, pp=2, mb=4, recompute=none", chips=64) == Layout(
+        data=4, tensor=8, pipe=2, micro_batch=4, recompute="none", zero=1
+    )
+    assert fixed("fsdp=8", "sabia") == Layout(fsdp=8, sequence_parallel=False)
+    assert fixed("tensor=8,sequence-parallel=no").sequence_parallel is False
+    assert fixed("tensor=16").tensor == 16  # over nodes: slow, not wrong
+
+
+def test_what_is_described_is_read_back():
+    survey = Survey(Question(JOB, H100, find_stack("megatron"), {}), [512])
+    for fitting, _, _ in survey._parts:
+        for number in range(0, fitting.size, 200):
+            layout = fitting.one(number)
+            assert fixed(described(layout)) == layout
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("tensor=6", "tensor=6 does not divide 64 heads; use 4 or 8"),
+        ("tensor=x", "'tensor=x' (expected a whole number, 1 or more)"),
+        ("heads=2", "'heads=2' (expected FIELD=VALUE, each of data, fsdp"),
+        ("tensor=2,tp=2", "'tp=2' (expected FIELD=VALUE"),
+        ("recompute=half", "'recompute=half' (expected none, selective, full)"),
+        ("zero=4", "'zero=4' (expected 0, 1, 2 or 3)"),
+        ("sequence-parallel=2", "(expected yes or no)"),
+        ("pipe=7", "pipe=7 does not divide 80 layers; use 5 or 8"),
+        ("virtual=2", "virtual=2 with pipe=1"),
+        ("pipe=16,virtual=3", "pipe=16 x virtual=3 = 48 does not divide 80 layers"),
+        ("fsdp=8,micro-batch=3", "fsdp=8 x micro_batch=3 = 24 does not divide 512 rows"),
+    ],
+)
+def test_a_fixed_layout_that_cannot_be_is_refused(text, message):
+    with pytest.raises(UsageError) as error:
+        fixed(text, "maxtext")
+    assert message in str(error.value)
+
+
+def test_a_fixed_layout_of_other_chips_is_refused():
+    with pytest.raises(UsageError, match=r"is of 24 chips \(expected --chips 64\)"):
+        fixed("fsdp=8,pipe=3,data=1", "sabia", 64)
