@@ -3,6 +3,7 @@
 from dataclasses import asdict
 
 from sabia.core.plan.money.carbon import INTENSITIES, Footprint, footprint
+from sabia.core.plan.output.stops import paid
 from sabia.core.plan.output.view import View
 from sabia.core.plan.planner import Plan
 from sabia.core.plan.request import Request
@@ -10,9 +11,12 @@ from sabia.core.units import format_count
 
 
 def see(asked: Request, plan: Plan) -> View:
-    """The footprint of the plan's best row, without stops. Raises UsageError."""
+    """The footprint of the plan's best row, with stops where they were asked about.
+
+    Raises UsageError.
+    """
     chip, said = plan.cluster.chip, asked.settings
-    hours = plan.best.chip_s / 3600
+    hours = paid(asked, plan)[0] / 3600
     seen = footprint(hours, chip.power_w, chip.name, said.pue, said.carbon_intensity)
     figures = asdict(seen) | {
         "energy_kwh": seen.energy_kwh,

@@ -1,10 +1,14 @@
-"""The view of a money limit: what is left of it, and what all of it would buy."""
+"""The view of a money limit: what is left of it, and what all of it would buy.
+
+Where stops were asked about, the bill is the one with them.
+"""
 
 from typing import Any
 
 from sabia.core.plan.money.bills import short_money
 from sabia.core.plan.money.limit import bought
 from sabia.core.plan.money.prices import format_rate
+from sabia.core.plan.output.stops import paid
 from sabia.core.plan.output.view import View
 from sabia.core.plan.planner import Plan
 from sabia.core.plan.request import Request
@@ -15,7 +19,8 @@ def see(asked: Request, plan: Plan) -> View:
     """What `--max-cost` buys at the lowest price. Raises Infeasible where the run costs more."""
     limit = asked.settings.max_cost
     assert limit is not None
-    seen = bought(limit, plan.best.chip_s, plan.run.tokens, plan.cluster.prices)
+    chip_s, prices = paid(asked, plan)
+    seen = bought(limit, chip_s, plan.run.tokens, prices)
     line = (
         f"limit     {short_money(seen.cost_usd)} of {short_money(limit)} at {seen.price.label} "
         f"{format_rate(seen.price.usd_per_chip_hour)}; all of it would train on "

@@ -2,7 +2,8 @@
 
 from typing import Any
 
-from sabia.core.plan.money.scaling import Pair, advise
+from sabia.core.plan.money.bills import short_money
+from sabia.core.plan.money.scaling import Advice, Pair, advise, flops_for_money
 from sabia.core.plan.output.table import columns, power_of_ten
 from sabia.core.plan.output.view import View
 from sabia.core.plan.planner import Plan
@@ -19,16 +20,16 @@ def see(asked: Request, plan: Plan) -> View:
         "least loss for as much training": advice.same_flops,
         "cheapest for this loss": advice.same_loss,
     }
+    limit, prices = asked.settings.max_cost, plan.cluster.prices
+    if limit and prices:
+        rate = min(price.usd_per_chip_hour for price in prices)
+        sustained = plan.run.train_flops / plan.best.chip_s
+        affordable = advice.law.optimal(flops_for_money(limit, rate, sustained))
+        pairs[f"least loss for {short_money(limit)}"] = affordable
     head = [f"SIZE, {advice.law.name}", "PARAMS", "TOKENS", "EACH", "LOSS", "TRAIN", "AND SERVE"]
     rows = [[name, *_cells(pair, advice.law.loss, served)] for name, pair in pairs.items()]
     lines = columns(head, rows)
-    lines.append(
-        f"advice    {advice.planned.tokens_per_param:.0f} tokens for each parameter, "
-        f"{advice.planned.over_training:.1f} times the rule of 20; with {format_count(served)} "
-        f"tokens served, {format_count(advice.same_loss.params, 1)} parameters on "
-        f"{format_count(advice.same_loss.tokens)} tokens would save {advice.saving:.0%} of the "
-        "operations"
-    )
+    lines.append(_advice(advice))
     figures: dict[str, Any] = {
         "law": advice.law.name,
         "loss": advice.loss,
@@ -40,6 +41,21 @@ def see(asked: Request, plan: Plan) -> View:
         "same_loss": _pair(advice.same_loss, served),
     }
     return View("\n".join(lines), figures)
+
+
+def _advice(advice: Advice) -> str:
+    planned, best = advice.planned, advice.same_loss
+    words = (
+        f"advice    {planned.tokens_per_param:,.0f} tokens for each parameter, "
+        f"{planned.over_training:.1f} times the rule of 20; with "
+        f"{format_count(advice.served_tokens)} tokens served, "
+    )
+    if advice.saving < 0.01:
+        return words + "the size is right: no other reaches its loss with 1% fewer operations"
+    return words + (
+        f"{format_count(best.params)} parameters on {format_count(best.tokens)} tokens would save "
+        f"{advice.saving:.0%} of the operations"
+    )
 
 
 def _cells(pair: Pair, loss: Any, served: float) -> list[str]:

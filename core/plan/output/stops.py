@@ -1,14 +1,15 @@
 """The view of failures, preemptions and checkpoints: how often a run stops, what that costs."""
 
 import math
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 from sabia.core.errors import UsageError
+from sabia.core.plan.chips import Chip
 from sabia.core.plan.money.bills import DAY_S, cost_usd, short_money
-from sabia.core.plan.money.prices import cheapest
+from sabia.core.plan.money.prices import Price, cheapest
 from sabia.core.plan.output.table import percent, span
-from sabia.core.plan.output.view import View
+from sabia.core.plan.output.view import VIEWS, View
 from sabia.core.plan.planner import Plan
 from sabia.core.plan.request import Request
 from sabia.core.plan.settings import Settings
@@ -17,16 +18,40 @@ from sabia.core.plan.stops.simulation import Simulated, Spread
 from sabia.core.units import format_bytes
 
 
-def see(asked: Request, plan: Plan) -> View:
-    """The view for the plan's smallest cluster that meets its deadline."""
+def _run(asked: Request, plan: Plan) -> tuple[StopModel, Chip, int, float, float]:
+    """The plan's smallest cluster that meets its deadline, as forecast() and others take it."""
     if plan.run.lora and plan.run.adapter_params is None:
         raise UsageError(
             "--lora: the adapters' size is unknown, so saves cannot be planned; give --lora-rank"
         )
-    model, best, chip = stop_model(asked.settings), plan.best, plan.cluster.chip
-    saved = plan.run.checkpoint_bytes
-    run = (model, chip, best.chips, saved, best.finishes_s)
-    seen = forecast(*run)
+    model, best = stop_model(asked.settings), plan.best
+    return model, plan.cluster.chip, best.chips, plan.run.checkpoint_bytes, best.finishes_s
+
+
+def paid(asked: Request, plan: Plan) -> tuple[float, tuple[Price, ...]]:
+    """Chip-seconds that are paid for, and at what: with stops where they were asked about."""
+    prices = plan.cluster.prices
+    if not asked.settings.given(*VIEWS["stops"]):
+        return plan.best.chip_s, prices
+    model, *run = _run(asked, plan)
+    seen = forecast(model, *run)
+    if not _preemptible(model):
+        return seen.billed_chip_s, prices
+    rates = [(price, price.usd_per_chip_hour * model.spot_share) for price in prices]
+    return seen.billed_chip_s, tuple(
+        replace(price, usd_per_chip_hour=usd, spot=True, chosen=True) for price, usd in rates
+    )
+
+
+def _preemptible(model: StopModel) -> bool:
+    """Whether prices on demand are to be multiplied by the model's share."""
+    return bool(model.preemption_s) and model.spot_share < 1
+
+
+def see(asked: Request, plan: Plan) -> View:
+    """The view for the plan's smallest cluster that meets its deadline."""
+    run = _run(asked, plan)
+    model, seen = run[0], forecast(*run)
     lines, figures = _lines(model, seen, plan), _report(model, seen)
     if asked.settings.simulate:
         drawn = simulated(*run, runs=asked.settings.simulate, seed=asked.settings.seed or 0)
@@ -119,9 +144,8 @@ def _waits(seen: StopForecast) -> str:
 
 
 def _bills(model: StopModel, seen: StopForecast, plan: Plan) -> str:
-    preemptible = model.preemption_s and model.spot_share < 1
-    share = model.spot_share if model.preemption_s else 1.0
-    what = f"preemptible at {percent(share)} of " if preemptible else ""
+    share = model.spot_share if _preemptible(model) else 1.0
+    what = f"preemptible at {percent(share)} of " if share < 1 else ""
     bills = [
         f"{short_money(cost_usd(seen.billed_chip_s, price.usd_per_chip_hour * share))} "
         f"{what}{price.label}"

@@ -1,0 +1,54 @@
+"""Views of money limits, emissions and size: the same figures as the functions behind them."""
+
+import datetime
+
+import pytest
+
+from sabia.core.errors import Infeasible
+from sabia.core.plan.answer import answer
+from sabia.core.plan.settings import Settings
+
+TODAY = datetime.date(2026, 11, 21)
+
+
+def plan(**settings):
+    return answer(Settings(params=1.6e12, active=49e9, chips=150, **settings), TODAY)
+
+
+def test_a_limit_says_what_is_left():
+    found = plan(max_cost=250e3)
+    assert found.report["limit"]["cost_usd"] == pytest.approx(199_630, rel=1e-5)
+    assert found.report["limit"]["tokens_for_all"] == pytest.approx(626.2e9, rel=1e-3)
+    with pytest.raises(Infeasible, match="use --tokens 250B"):
+        plan(max_cost=100e3)
+
+
+def test_a_limit_counts_the_bill_with_stops():
+    calm = plan(max_cost=250e3).report["limit"]["cost_usd"]
+    stopped = plan(max_cost=250e3, failure_rate=0.001).report
+    assert stopped["limit"]["cost_usd"] > calm
+    paid = stopped["stops"]["billed_s"] * stopped["stops"]["billed_chips"] / 3600 * 4.4
+    assert stopped["limit"]["cost_usd"] == pytest.approx(paid)
+    half = plan(max_cost=250e3, preempt=6 * 3600.0)
+    assert half.report["limit"]["price_usd_per_chip_hour"] == pytest.approx(2.2)
+    assert half.report["limit"]["cost_usd"] < calm
+
+
+def test_emissions_count_stops_too():
+    calm, stopped = plan(carbon=True), plan(carbon=True, preempt=6 * 3600.0)
+    assert calm.report["carbon"]["energy_kwh"] == pytest.approx(45_370.4 * 1.1, rel=1e-5)
+    longer = stopped.report["stops"]["billed_s"] / stopped.report["stops"]["work_s"]
+    ratio = stopped.report["carbon"]["tons_co2e"] / calm.report["carbon"]["tons_co2e"]
+    assert ratio == pytest.approx(longer)
+    assert "on the grid of Norway" in calm.text
+
+
+def test_size_for_what_is_served_and_for_a_limit():
+    found = plan(serve_tokens=2e12)
+    assert found.report["scaling"]["same_loss"]["params"] < 49e9
+    assert "would save" in found.text
+    assert (
+        "the size is right"
+        in answer(Settings(params=70e9, tokens=1.4e12, chip="h100", serve_tokens=0.0), TODAY).text
+    )
+    assert "least loss for $0.25M" in plan(serve_tokens=2e12, max_cost=250e3).text
