@@ -42,10 +42,9 @@ class Stack:
     hides_data, hides_tensor, hides_pipe: its collectives along data and fsdp, along tensor, and its
     sends between stages run beside computation. expert_overlap: share of the exchange of tokens
     between experts that does. reruns_all: recomputation runs a layer to its end, not to the last
-    tensor that is needed. even_stages: first and last stage hold fewer layers, for the embedding
-    and the head. bare_network: a collective across nodes gets one chip's network share, not that of
-    all its ranks in the node. reduce_bytes: bytes of a gradient element on the wire under zero 2
-    and 3; below that they are summed in the recipe's format.
+    tensor that is needed. bare_network: a collective across nodes gets one chip's network share,
+    not that of all its ranks in the node. reduce_bytes: bytes of a gradient element on the wire
+    under zero 2 and 3; below that they are summed in the recipe's format.
 
     host: this project's trainer on CPUs, whose memory is told by host_memory.py, without the
     interpreter. widened: its processor multiplies BF16 in fp32.
@@ -79,7 +78,6 @@ class Stack:
     hides_pipe: bool = True
     expert_overlap: float = 0.5
     reruns_all: bool = False
-    even_stages: bool = False
     bare_network: bool = False
     reduce_bytes: float = 4
     host: bool = False

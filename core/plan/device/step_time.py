@@ -5,7 +5,8 @@
 m micro-batches pass p stages of v virtual ones (arXiv 2104.04473, section 2.2: the bubble is
 (p-1)/(v·m) of the work). t_stage: a stage's layers, each its products, attention, elementwise work
 and the collectives that nothing hides (step_work.py, step_network.py); the slowest stage has the
-head besides, unless the software gives it fewer layers. Constants and band: calibration.py.
+head besides, and one layer fewer where the depth leaves room for it. Constants and band:
+calibration.py.
 Arguments are numbers or NumPy arrays (elementwise.py); `recompute`, `zero` and the booleans of a
 layout are one value a call.
 """
@@ -102,7 +103,7 @@ def step_time(
     passes = larger(1, layout.accumulation(workload.batch_rows))
     layers = _layers(at)
     stage = sum(layers.values()) + network.stage_s(at)
-    head = work.head_s(at) / (layout.pipe if stack.even_stages else 1)
+    head = larger(0, work.head_s(at) - _spare(at) * stage)
     slowest = stage + head
     shards = network.shard_s(at, slowest)
     last_backward = slowest * 2 / 3
@@ -132,13 +133,21 @@ def spread(workload: Workload, chip: Chip) -> float:
     return max(factor, math.sqrt(span.high / span.low))
 
 
+def _longest(at: Setting) -> Number:
+    """Layers of the longest stage."""
+    runs = at.layout.pipe * at.layout.virtual
+    return at.layout.virtual * rounded_up(at.workload.architecture.depth / runs)
+
+
+def _spare(at: Setting) -> Number:
+    """The part of the longest stage that the last one lacks: one layer, if the depth is uneven."""
+    uneven = _longest(at) * at.layout.pipe > at.workload.architecture.depth
+    return choose(uneven & (at.layout.pipe > 1), 1 / _longest(at), 0)
+
+
 def _layers(at: Setting) -> dict[str, Number]:
     """Seconds by part of the longest stage's layers, for one micro-batch."""
-    model, layout = at.workload.architecture, at.layout
-    runs = layout.pipe * layout.virtual
-    longest = layout.virtual * rounded_up(model.depth / runs)
-    held = model.depth / layout.pipe if at.stack.even_stages else longest
-    share = choose(layout.pipe > 1, held / model.depth, 1)
+    share = choose(at.layout.pipe > 1, _longest(at) / at.workload.architecture.depth, 1)
     totals: dict[str, Number] = {}
     for kind, weight in _kinds(at, share):
         for name, seconds in _one_layer(at, kind).items():
