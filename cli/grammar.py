@@ -32,8 +32,8 @@ def _unit(parse: Callable[..., Any], metavar: str) -> Callable[..., Any]:
         def convert(text: Any) -> Any:
             try:
                 return parse(text)
-            except UsageError as error:
-                raise typer.BadParameter(str(error)) from error
+            except UsageError as error:  # typer knows the option's name, which goes before
+                raise typer.BadParameter(str(error).partition(": ")[2]) from error
 
         return typer.Option(*names, help=help, parser=convert, metavar=metavar, **settings)
 
@@ -55,8 +55,11 @@ def _load_config(context: typer.Context, path: str | None) -> str | None:
     try:
         with open(path, "rb") as file:
             values = tomllib.load(file)
-    except (OSError, tomllib.TOMLDecodeError) as error:
-        raise typer.BadParameter(f"{path}: {error}") from error
+    except OSError as error:
+        raise typer.BadParameter(f"{path}: {error.strerror}") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        hint = "; a model's config.json goes with --model" * path.endswith(".json")
+        raise typer.BadParameter(f"{path}: {error} (expected TOML){hint}") from error
     name = context.info_name or ""
     values = _table(values, name.split())
     values = {key.replace("-", "_"): value for key, value in values.items()}

@@ -57,8 +57,25 @@ def _panel(parameter: Any) -> str:
     return f"{title} Options" if title else "Options"
 
 
+WrongUsage = typer.BadParameter.__bases__[0]  # of all errors of a command line; not exported
+
+
 class LazyGroup(TyperGroup):
     """A group that imports a command's module when the command is called."""
+
+    def main(self, *args: Any, standalone_mode: bool = True, **settings: Any) -> Any:
+        """Run; a wrong command line is one line on stderr, as every other error is."""
+        if not standalone_mode:
+            return super().main(*args, standalone_mode=False, **settings)
+        try:
+            sys.exit(super().main(*args, standalone_mode=False, **settings) or 0)
+        except WrongUsage as error:
+            from sabia.cli.wrong_usage import explained
+
+            print(explained(error), file=sys.stderr)
+            sys.exit(2)
+        except typer.Abort:
+            sys.exit(1)
 
     def list_commands(self, ctx: Any) -> list[str]:
         return list(COMMANDS)

@@ -36,7 +36,9 @@ def _scaled(text: str | float, what: str, example: str, factors: dict[str, float
     value, unit = _split(text, what, example)
     if unit not in factors:
         known = " ".join(key for key in factors if key)
-        hint = "; did you mean M (million)?" if unit == "m" and "M" in factors else ""
+        alike = [known for known in factors if known and known.lower() == unit.lower()]
+        hint = f"; did you mean {alike[0]}?" if alike else ""
+        hint = "; did you mean M (million)?" if unit == "m" and "M" in factors else hint
         raise UsageError(f"{what}: unit {unit!r} in {text!r} (expected one of {known}){hint}")
     return value * factors[unit]
 
@@ -87,11 +89,11 @@ def parse_money(text: str | float, what: str = "price") -> float:
     return value
 
 
-def parse_list(text: str, parse: Callable[[str], T]) -> list[T]:
+def parse_list(text: str, parse: Callable[[str], T], what: str = "list") -> list[T]:
     """'30d,14d,7d' → each part parsed; empty parts are refused."""
     parts = [part.strip() for part in str(text).split(",")]
     if not all(parts):
-        raise UsageError(f"list: {text!r} has an empty part (expected values between commas)")
+        raise UsageError(f"{what}: {text!r} has an empty part (expected values between commas)")
     return [parse(part) for part in parts]
 
 

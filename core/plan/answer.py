@@ -12,7 +12,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from sabia.core.errors import UsageError
-from sabia.core.plan import joined, request
+from sabia.core.plan import consistent, joined, request
 from sabia.core.plan.output import remarks, report, table
 from sabia.core.plan.output.view import views
 from sabia.core.plan.settings import Settings
@@ -117,6 +117,7 @@ def of_run(settings: Settings, today: date) -> Answer:
 
 def of_stage(settings: Settings, today: date) -> Answer:
     """Serving, steps of GRPO, or an evaluation of the model."""
+    consistent.check(settings)
     asked = request.build(settings, today=today)
     stage = settings.stage or ""
     seen = import_module(f"sabia.core.plan.output.{STAGES[stage]}").see(asked)

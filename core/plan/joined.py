@@ -6,7 +6,7 @@ has the same answer wherever it is asked.
 
 from datetime import date
 
-from sabia.core.plan import planner, request
+from sabia.core.plan import consistent, planner, request
 from sabia.core.plan.planner import Plan
 from sabia.core.plan.request import Request
 from sabia.core.plan.settings import Settings
@@ -19,6 +19,7 @@ def plan_of(
 
     `priced` False lets a chip without a price on file pass, with no bills.
     """
+    consistent.check(settings)
     asked = request.build(settings, priced, today)
     if settings.given("search", "fixed_layout"):
         from sabia.core.plan import placed

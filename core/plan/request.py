@@ -37,6 +37,8 @@ DEFAULT_DEADLINES = "30d,14d,7d"
 DEFAULT_RECIPE = "adamw16"
 OFFERS = ("provider", "region", "spot", "commitment")  # as prices_for takes them
 MOST_PRICES = 3  # columns of the table
+LEAST_PARAMS = 1000
+LEAST_HBM = 1e9
 COUNTS = ("params", "active", "layers", "hidden")
 
 
@@ -88,10 +90,14 @@ def given_counts(
         raise UsageError(
             "--params: how large is the model? (expected --params 1.6T or --model DIR)"
         )
+    if params < LEAST_PARAMS:
+        hint = f"; did you mean {params:g}B?" if params >= 0.1 else ""
+        raise UsageError(f"--params: {params:g} (expected {LEAST_PARAMS:g} or more){hint}")
     active = params if active is None else active
     if not 0 < active <= params:
         raise UsageError(
-            f"--active: {active:g} (expected more than 0 and at most --params {params:g})"
+            f"--active: {format_count(active)} (expected more than 0 and at most --params "
+            f"{format_count(params)})"
         )
     if layers and hidden:
         return Counts(params, active, active, layers, hidden, "given")
@@ -151,7 +157,7 @@ def build(settings: Settings, priced: bool = True, today: date | None = None) ->
         settings=settings,
         run=run,
         cluster=cluster,
-        deadlines_s=parse_list(settings.deadline or DEFAULT_DEADLINES, _deadline),
+        deadlines_s=parse_list(settings.deadline or DEFAULT_DEADLINES, _deadline, "--deadline"),
         model=model,
         assumed=tuple(words for name, words in gaps.items() if name not in said),
         today=today,
@@ -221,6 +227,11 @@ def _or(value: float | None, default: float) -> float:
 def _cluster(settings: Settings, chip: Chip, prices: tuple[Price, ...]) -> Cluster:
     if settings.chips and settings.nodes:
         raise UsageError("--nodes: says the same as --chips; leave one out")
+    if settings.hbm is not None and settings.hbm < LEAST_HBM:
+        raise UsageError(
+            f"--hbm: {settings.hbm:,} bytes (expected a size such as 180GB; did you mean "
+            f"{settings.hbm}GB?)"
+        )
     hbm_bytes = _or(settings.hbm, chip.hbm_bytes) * _or(settings.utilisation, 1.0)
     return Cluster(
         chip=chip,
@@ -280,7 +291,7 @@ def _price(text: str) -> float:
 
 def own_prices(text: str) -> tuple[Price, ...]:
     """'4.4,12' → the user's own prices, without source or date."""
-    return tuple(Price(usd) for usd in parse_list(text, _price))
+    return tuple(Price(usd) for usd in parse_list(text, _price, "--price"))
 
 
 def _seen(prices: tuple[Price, ...]) -> str:

@@ -34,11 +34,23 @@ def _attention(request: Request, plan: Plan) -> str:
 def warnings(request: Request, plan: Plan, today: date) -> list[str]:
     """What may make the table wrong."""
     lines = stale_lines(plan.cluster.prices, today)
+    lines += _above_ceiling(plan)
     ratio = plan.run.tokens / plan.run.active_params
     few = 0 if request.settings.stage == "sft" else FEW_TOKENS_PER_PARAM
     if not few <= ratio <= MANY_TOKENS_PER_PARAM:
         lines.append(f"{ratio:.3g} tokens for each active parameter is far from any known run")
     return lines
+
+
+def _above_ceiling(plan: Plan) -> list[str]:
+    """MFU beyond what any matrix product was measured to reach on the chip."""
+    chip, mfu = plan.cluster.chip, plan.cluster.mfu
+    if chip.matmul_ceiling is None or mfu <= chip.matmul_ceiling:
+        return []
+    return [
+        f"--mfu {mfu:.0%} is above the {chip.matmul_ceiling:.0%} of its peak that matrix products "
+        f"were measured to reach on {chip.name}"
+    ]
 
 
 def stale_lines(prices: tuple[Price, ...], today: date) -> list[str]:

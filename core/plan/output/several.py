@@ -25,7 +25,7 @@ def compared(settings: Settings) -> Named:
     """A summary of the run on each chip of `--compare`. Raises UsageError on unknown chips."""
     if settings.chip:
         raise UsageError("--compare: names the chips; leave out --chip")
-    names = [find_chip(name).name for name in parse_list(settings.compare or "", str)]
+    names = [find_chip(name).name for name in parse_list(settings.compare or "", str, "--compare")]
     if len(set(names)) < len(names):
         raise UsageError(f"--compare: {settings.compare} (expected each chip once)")
     return _summaries((name, replace(settings, chip=name, compare=None)) for name in names)

@@ -37,9 +37,15 @@ def paid(asked: Request, plan: Plan) -> tuple[float, tuple[Price, ...]]:
     seen = forecast(model, *run)
     if not _preemptible(model):
         return seen.billed_chip_s, prices
-    rates = [(price, price.usd_per_chip_hour * model.spot_share) for price in prices]
+    share = model.spot_share
     return seen.billed_chip_s, tuple(
-        replace(price, usd_per_chip_hour=usd, spot=True, chosen=True) for price, usd in rates
+        replace(
+            price,
+            usd_per_chip_hour=price.usd_per_chip_hour * share,
+            tier=f"preemptible at {percent(share)} of {price.label}",
+            chosen=False,
+        )
+        for price in prices
     )
 
 
