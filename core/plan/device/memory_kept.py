@@ -109,7 +109,7 @@ def _attention(kind: LayerKind, sequence: int, element: float, stack: Stack) -> 
         yield Kept("unnormed_heads", kind.head_normed, element, "tensor")
     yield Kept("query", kind.query_width, element, "tensor")
     yield Kept("key", kind.key_width, element, "tensor")
-    yield Kept("value", kind.value_width, element, "tensor")
+    yield Kept("value", _value_storage(kind), element, "tensor")
     if stack.attention_matrix:
         pairs = kind.heads * sequence
         yield Kept("scores", pairs, element, "tensor")
@@ -119,6 +119,14 @@ def _attention(kind: LayerKind, sequence: int, element: float, stack: Stack) -> 
     else:
         yield Kept("logsumexp", kind.heads, 4, "tensor")
     yield Kept("attended", kind.score_width - kind.query_width, element, "tensor")
+
+
+def _value_storage(kind: LayerKind) -> int:
+    """Values; a latent's upward projection keeps what became unrotated keys in the same storage."""
+    if not kind.key_latent:
+        return kind.value_width
+    rotated = kind.heads * (kind.cache_width - kind.key_latent)
+    return kind.value_width + kind.key_width - rotated
 
 
 def _recurrent(kind: LayerKind, element: float) -> Iterator[Kept]:
