@@ -42,7 +42,7 @@ def bought(
 ) -> Bought:
     """What `limit_usd` buys of a run of `tokens` that takes `work_chip_s` at the cheapest price.
 
-    `overhead` multiplies the bill (1.1: a tenth of it is lost time). Raises UsageError on a limit
+    `overhead` multiplies the bill (0.5: chips at half the price). Raises UsageError on a limit
     of nothing or no price, Infeasible, with the smallest changes, where the run costs more.
     """
     if not limit_usd > 0:

@@ -1,13 +1,13 @@
 """The view of failures, preemptions and checkpoints: how often a run stops, what that costs."""
 
 import math
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from typing import Any
 
 from sabia.core.errors import UsageError
 from sabia.core.plan.chips import Chip
 from sabia.core.plan.money.bills import DAY_S, cost_usd, short_money
-from sabia.core.plan.money.prices import Price, cheapest
+from sabia.core.plan.money.prices import cheapest
 from sabia.core.plan.output.table import percent, span
 from sabia.core.plan.output.view import VIEWS, View
 from sabia.core.plan.planner import Plan
@@ -28,25 +28,16 @@ def _run(asked: Request, plan: Plan) -> tuple[StopModel, Chip, int, float, float
     return model, plan.cluster.chip, best.chips, plan.run.checkpoint_bytes, best.finishes_s
 
 
-def paid(asked: Request, plan: Plan) -> tuple[float, tuple[Price, ...]]:
-    """Chip-seconds that are paid for, and at what: with stops where they were asked about."""
-    prices = plan.cluster.prices
+def paid(asked: Request, plan: Plan) -> tuple[float, float]:
+    """Chip-seconds that are paid for, and at what share of the price.
+
+    With stops where they were asked about, else the work alone at the whole price.
+    """
     if not asked.settings.given(*VIEWS["stops"]):
-        return plan.best.chip_s, prices
+        return plan.best.chip_s, 1.0
     model, *run = _run(asked, plan)
-    seen = forecast(model, *run)
-    if not _preemptible(model):
-        return seen.billed_chip_s, prices
-    share = model.spot_share
-    return seen.billed_chip_s, tuple(
-        replace(
-            price,
-            usd_per_chip_hour=price.usd_per_chip_hour * share,
-            tier=f"preemptible at {percent(share)} of {price.label}",
-            chosen=False,
-        )
-        for price in prices
-    )
+    share = model.spot_share if _preemptible(model) else 1.0
+    return forecast(model, *run).billed_chip_s, share
 
 
 def _preemptible(model: StopModel) -> bool:

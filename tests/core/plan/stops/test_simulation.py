@@ -44,9 +44,15 @@ def test_waits_spread_the_wall_time_but_not_the_bill():
 
 
 def test_two_thousand_runs_of_a_usual_plan_take_less_than_two_seconds():
+    start = time.process_time()
+    simulate(ARTICLE, 2000)
+    assert time.process_time() - start < 2
+
+
+def test_a_run_of_many_saves_costs_as_much_as_its_stops():
     """54 days with a stop every three hours, saved every five minutes: 15,552 saves a run."""
     published = Process(54 * DAY_S, 15_552, 304, 60, 600, 1 / (3.09 * HOUR_S))
     start = time.process_time()
-    drawn = simulate(published, 2000)
-    assert time.process_time() - start < 2
+    drawn = simulate(published, 200)
+    assert time.process_time() - start < 1
     assert drawn.stops.mean == pytest.approx(419 * 1.09, rel=0.03)
