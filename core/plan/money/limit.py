@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from sabia.core.errors import Infeasible, UsageError
 from sabia.core.plan.money.bills import cost_usd, short_money
-from sabia.core.plan.money.prices import Price, format_rate
+from sabia.core.plan.money.prices import Price
 from sabia.core.units import format_count
 
 
@@ -55,8 +55,8 @@ def bought(
     if run_usd > limit_usd * (1 + 1e-9):
         rate = price.usd_per_chip_hour * limit_usd / run_usd
         raise Infeasible(
-            f"--max-cost: the run costs {short_money(run_usd)} at {price.label} "
-            f"{format_rate(price.usd_per_chip_hour)} (expected at most {short_money(limit_usd)}); "
+            f"--max-cost: the run costs {short_money(run_usd)} at {price.named_rate} "
+            f"(expected at most {short_money(limit_usd)}); "
             f"use --tokens {_rounded_down(fitting)}, --price {int(rate * 100) / 100:.2f} or a "
             f"{run_usd / limit_usd:.2f} times higher --mfu"
         )

@@ -50,6 +50,12 @@ class Price:
         return self.tier or f"at {format_rate(self.usd_per_chip_hour)}/h"
 
     @property
+    def named_rate(self) -> str:
+        """'neocloud $4.40' or, for the user's own price, '$4.40/h'."""
+        rate = format_rate(self.usd_per_chip_hour)
+        return f"{self.label} {rate}" if self.tier else f"{rate}/h"
+
+    @property
     def offer(self) -> str:
         """'Google Cloud us-central1, spot': who sells it, where and how."""
         place = " ".join(word for word in (self.provider, self.region) if word)

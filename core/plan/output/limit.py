@@ -7,7 +7,6 @@ from typing import Any
 
 from sabia.core.plan.money.bills import short_money
 from sabia.core.plan.money.limit import bought
-from sabia.core.plan.money.prices import format_rate
 from sabia.core.plan.output.stops import paid
 from sabia.core.plan.output.table import percent
 from sabia.core.plan.output.view import View
@@ -23,8 +22,8 @@ def see(asked: Request, plan: Plan) -> View:
     chip_s, share = paid(asked, plan)
     seen = bought(limit, chip_s, plan.run.tokens, plan.cluster.prices, share)
     line = (
-        f"limit     {short_money(seen.cost_usd)} of {short_money(limit)} at {seen.price.label} "
-        f"{format_rate(seen.price.usd_per_chip_hour)}{_terms(share)}; all of it would train on "
+        f"limit     {short_money(seen.cost_usd)} of {short_money(limit)} at "
+        f"{seen.price.named_rate}{_terms(share)}; all of it would train on "
         f"{format_count(seen.tokens)} tokens"
     )
     figures: dict[str, Any] = {
