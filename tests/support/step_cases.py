@@ -5,10 +5,8 @@ words of their source; what they mean here is below, decided from the layout fie
 """
 
 import tomllib
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from published_steps import Row, expand, flops_per_token, load, matmul_params
 
@@ -138,13 +136,13 @@ def _stated(table: str, row: Row, shape: Row) -> Case:
         model, row["seq"], row["gbs"], find_recipe(row["recipe"]), precision=row["precision"]
     )
     chip = find_chip(row["chip"])
-    flops = _step_flops(row, shape)
+    flops = step_flops(row, shape)
     return Case(
-        table, _label(row), workload, layout, chip, stack, _seconds(row, flops, chip), flops
+        table, label_of(row), workload, layout, chip, stack, seconds_of(row, flops, chip), flops
     )
 
 
-def _step_flops(row: Row, shape: Row) -> float:
+def step_flops(row: Row, shape: Row) -> float:
     """Operations of a step: as the row's convention says, else uncausal attention counted."""
     tokens = row["gbs"] * row["seq"]
     convention = row.get("flops", "palm")
@@ -160,7 +158,7 @@ def _step_flops(row: Row, shape: Row) -> float:
     return tokens * count
 
 
-def _seconds(row: Row, flops: float, chip: Chip) -> float:
+def seconds_of(row: Row, flops: float, chip: Chip) -> float:
     """Measured seconds of a step, from whatever figure the row has."""
     if _is_figure(row, "step_s"):
         return row["step_s"]
@@ -178,14 +176,9 @@ def _is_figure(row: Row, name: str) -> bool:
     return isinstance(row.get(name), int | float)
 
 
-def _label(row: Row) -> str:
+def label_of(row: Row) -> str:
     layout = " ".join(
         f"{axis[0]}{row[axis]}" for axis in ("tensor", "pipe") if row.get(axis, 1) > 1
     )
     words = (row["model"], f"{row['chips']} {row['chip']}", layout, row.get("recompute", ""))
     return " ".join(word for word in words if word)
-
-
-def rows_of(tables: list[dict[str, Any]]) -> Iterator[tuple[dict[str, Any], Row]]:
-    """Each table with each of its rows."""
-    return ((table, row) for table in tables for row in table["expanded"])

@@ -1,0 +1,145 @@
+"""Errors of the planner's step time on published tables that its constants were not fitted on.
+
+  python tests/bench/report_plan.py           figures by table, every row, what was refused
+  python tests/bench/report_plan.py --brief   figures only
+
+Error of a row: |predicted / published - 1| of the step's seconds. Rows: tests/core/plan/
+published_steps.toml, whole tables; calibration rows are left out of all figures.
+"""
+
+import argparse
+import sys
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import fmean, median
+
+ROOT = Path(__file__).parents[2]
+sys.path.insert(0, str(ROOT / "tests" / "support"))
+
+from judged_steps import Refused, judged_cases  # noqa: E402
+from step_cases import Case, calibration_cases  # noqa: E402
+
+from sabia.core.plan.device.step_time import StepTime, step_time  # noqa: E402
+
+
+@dataclass(frozen=True)
+class Judged:
+    """A row and its prediction."""
+
+    case: Case
+    time: StepTime
+
+    @property
+    def error(self) -> float:
+        """Signed, as a share of the published time."""
+        return self.time.total_s / self.case.measured_s - 1
+
+    @property
+    def inside(self) -> bool:
+        """Whether the published time lies in the predicted band."""
+        return self.time.low_s <= self.case.measured_s <= self.time.high_s
+
+    @property
+    def mixture(self) -> bool:
+        """Whether the model has routed experts."""
+        return bool(self.case.workload.architecture.expert_params)
+
+
+@dataclass(frozen=True)
+class Figures:
+    """Of a set of rows. share: within 15 %; band: inside the predicted band; bias: mean signed."""
+
+    rows: int
+    mean: float
+    median: float
+    share: float
+    band: float
+    bias: float
+
+    def __str__(self) -> str:
+        return (
+            f"{self.rows:4d} rows   mean {self.mean:6.1%}   median {self.median:6.1%}   "
+            f"within 15 % {self.share:5.0%}   in band {self.band:5.0%}   bias {self.bias:+6.1%}"
+        )
+
+
+def predict(case: Case) -> Judged:
+    """The case with its prediction."""
+    return Judged(case, step_time(case.workload, case.layout, case.chip, case.stack))
+
+
+def judge() -> tuple[list[Judged], list[Refused]]:
+    """All rows: predicted, or refused."""
+    rows = list(judged_cases())
+    done = [predict(row) for row in rows if isinstance(row, Case)]
+    return done, [row for row in rows if isinstance(row, Refused)]
+
+
+def figures(rows: list[Judged]) -> Figures:
+    """Errors of a set of rows."""
+    off = [abs(row.error) for row in rows]
+    return Figures(
+        rows=len(rows),
+        mean=fmean(off),
+        median=median(off),
+        share=fmean(error <= 0.15 for error in off),
+        band=fmean(row.inside for row in rows),
+        bias=fmean(row.error for row in rows),
+    )
+
+
+def by_table(rows: list[Judged]) -> dict[str, Figures]:
+    """Figures of each table."""
+    names = dict.fromkeys(row.case.table for row in rows)
+    return {name: figures([row for row in rows if row.case.table == name]) for name in names}
+
+
+def line(row: Judged) -> str:
+    """One row of the report."""
+    peak = row.case.chip.bf16_flops_per_s * row.case.layout.chips
+    shares = (row.case.model_flops / seconds / peak for seconds in (row.time.total_s,
+              row.case.measured_s))  # fmt: skip
+    mfu, published = shares
+    parts = {name: seconds / row.time.total_s for name, seconds in row.time.parts.items()}
+    largest = sorted(parts, key=lambda name: -parts[name])[:4]
+    what = " ".join(f"{name} {parts[name]:.0%}" for name in largest)
+    return (
+        f"{row.case.table:18s}{row.case.label:52s}{row.case.measured_s:10.3f}"
+        f"{row.time.total_s:10.3f} s {row.error:+7.1%}  MFU {published:5.1%} {mfu:5.1%}  {what}"
+    )
+
+
+def main() -> None:
+    """Print the report."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--brief", action="store_true")
+    asked = parser.parse_args()
+    rows, refused = judge()
+    tables = by_table(rows)
+    for name, found in tables.items():
+        print(f"{name:20s}{found}")
+    groups = {
+        "all rows": rows,
+        "without MPT": [row for row in rows if not row.case.table.startswith("mpt")],
+        "dense": [row for row in rows if not row.mixture],
+        "mixtures": [row for row in rows if row.mixture],
+        "calibration rows": [predict(case) for case in calibration_cases()],
+    }
+    for name, group in groups.items():
+        print(f"{name:20s}{figures(group)}")
+    mean = fmean(found.mean for found in tables.values())
+    share = fmean(found.share for found in tables.values())
+    print(f"{'mean over tables':20s}{len(tables):4d} tables mean {mean:6.1%}   share {share:5.0%}")
+    print("worst:", line(max(rows, key=lambda row: abs(row.error))))
+    for reason, count in Counter(row.reason for row in refused).items():
+        print(f"{count:3d} rows not predicted: {reason}")
+    if not asked.brief:
+        for row in rows:
+            print(line(row))
+        for row in refused:
+            print(f"{row.table:18s}{row.label:52s}  {row.reason}")
+
+
+if __name__ == "__main__":
+    main()
