@@ -3,11 +3,13 @@
 Run: python tests/bench/bench_generation.py. The rows (tests/core/plan/published_generation.toml)
 were written down before the formulas; nothing is fitted on them. Errors are predicted time over
 published time, less one. Of GRPO steps the training part is taken at the planner's own utilization
-presets (dense 50 %, sparse 30 % of the BF16 peak), everything else from the formulas.
+presets (dense 50 %, sparse 30 % of the BF16 peak), everything else from the formulas; a last line
+gives the same with the step-time model on the published layouts instead.
 """
 
 import statistics
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "support"))
@@ -15,6 +17,11 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "support"))
 from published_generation import Row, architecture, load
 
 from sabia.core.plan.chips import find_chip
+from sabia.core.plan.device.layout import Layout
+from sabia.core.plan.device.stack import find_stack
+from sabia.core.plan.device.step_time import step_time
+from sabia.core.plan.device.workload import Workload
+from sabia.core.plan.memory import RECIPES
 from sabia.core.plan.serving import rollout
 from sabia.core.plan.serving.decode import Replica, prefill
 from sabia.core.plan.serving.lengths import Lengths
@@ -39,13 +46,45 @@ def batch_error(row: Row) -> float:
     return mine / published - 1
 
 
+def spread_error(row: Row) -> float | None:
+    """As batch_error, each key-value head read once per query head; None without groups."""
+    engine = replica(row)
+    kind = engine.architecture.layers[0]
+    groups = kind.heads // kind.kv_heads
+    if groups == 1:
+        return None
+    wide = {"cache_width", "key_width", "value_width"}
+    spread = replace(kind, **{name: groups * getattr(kind, name) for name in wide})
+    model = replace(engine.architecture, layers=(spread,))
+    mine = fixed_batch_seconds(
+        replace(engine, architecture=model), row["prompt"], row["output"], row["batch"]
+    )
+    return mine * row["tokens_per_s_chip"] * row["tensor"] / (row["batch"] * row["output"]) - 1
+
+
 def first_error(row: Row) -> float:
     """Predicted over published time to the first token, less one."""
     return prefill(replica(row), row["prompt"]).seconds * 1e3 / row["first_token_ms"] - 1
 
 
-def grpo_step(row: Row) -> rollout.Step:
-    """A published GRPO step as the planner sees it."""
+def training_s(row: Row) -> float:
+    """All optimizer steps of a row, by the step-time model on the published layout."""
+    training = row["chips"] - row["generation_chips"]
+    tensor, context, pipe = row["train_tensor"], row["train_context"], row["train_pipe"]
+    ranks = training // (tensor * context * pipe)
+    expert = min(row["train_expert"], ranks)
+    layout = Layout(
+        data=ranks // expert, expert=expert, tensor=tensor, context=context, pipe=pipe, zero=1
+    )
+    length = row["mean_tokens"] + row["prompt"]
+    model = architecture(SHAPES[row["model"]])
+    work = Workload(model, length, row["train_samples"], RECIPES["megatron18"])
+    step = step_time(work, layout, find_chip(row["chip"]), find_stack("megatron"))
+    return row["samples"] / row["train_samples"] * step.total_s
+
+
+def grpo_step(row: Row, train_s: float | None = None) -> rollout.Step:
+    """A published GRPO step as the planner sees it; `train_s` stands in for its training."""
     engine = replica(row)
     sampling = rollout.Sampling(
         prompts=row["samples"] // 16,
@@ -62,6 +101,7 @@ def grpo_step(row: Row) -> rollout.Step:
     forward, train = rollout.passes_at_mfu(
         flops, sampling.tokens, training, engine.chip.bf16_flops_per_s, mfu
     )
+    train = train if train_s is None else train_s
     moved = rollout.hand_over_seconds(engine, bool(apart))
     parts = rollout.step_parts(forward, train, weights_s=moved)
     if not apart:
@@ -100,6 +140,10 @@ def main() -> None:
                 what |= {"chips": row["chips"], "off": row["off_policy"], "of": row["step_s"]}
             print(f"{kind:<6}{row['chip']:<6}{row['model']:<16}{errors[-1]:+7.0%}  {what}")
         print(f"== {kind}: {summary(errors)}\n")
+    spread = [error for row in KINDS["batch"] if (error := spread_error(row)) is not None]
+    print(f"== batch, grouped queries as if each head had its own cache: {summary(spread)}")
+    placed = [grpo_step(row, training_s(row)).seconds / row["step_s"] - 1 for row in KINDS["grpo"]]
+    print(f"== grpo with predicted training steps: {summary(placed)}")
 
 
 if __name__ == "__main__":

@@ -8,32 +8,27 @@ from sabia.core.plan.output.table import columns
 from sabia.core.plan.output.view import View
 from sabia.core.plan.request import Request
 from sabia.core.plan.serving import asked as settings
-from sabia.core.plan.serving.asked import Asked
-from sabia.core.plan.serving.decode import Replica
-from sabia.core.plan.serving.evaluation import Evaluation
+from sabia.core.plan.serving.asked import Asked, AskedStep
 from sabia.core.plan.serving.formats import judged
-from sabia.core.plan.serving.rollout import Sampling, Step, peak_memory
+from sabia.core.plan.serving.rollout import peak_memory
 from sabia.core.units import format_bytes, format_count, format_duration
 
 
 def see(request: Request) -> View:
     """Steps of GRPO on the request's model and chips. Raises UsageError, Infeasible."""
     asked = Asked(request)
-    step, drawn, replica, verdicts = settings.grpo_step(asked)
-    steps = asked.value("steps")
-    report = _report(asked, step, drawn, replica, verdicts, steps)
-    lines = _lines(report, step, drawn, replica)
+    found = settings.grpo_step(asked)
+    report = _report(asked, found)
+    lines = _lines(report, found)
     if asked.assumed:
         lines.append(f"assumed   {'; '.join(asked.assumed)}")
     return View("\n".join(lines), report | {"assumed": asked.assumed})
 
 
-def _report(
-    asked: Asked, step: Step, drawn: Sampling, replica: Replica,
-    verdicts: Evaluation | None, steps: int,
-) -> dict[str, Any]:  # fmt: skip
+def _report(asked: Asked, found: AskedStep) -> dict[str, Any]:
+    step, drawn, replica, steps = found.step, found.sampling, found.replica, asked.value("steps")
     usd, made = asked.usd_per_chip_hour, step.generation
-    api_usd = verdicts.api_usd if verdicts else 0.0
+    api_usd = found.verdicts.api_usd if found.verdicts else 0.0
     each = cost_usd(step.chip_s, usd) + api_usd
     context = drawn.prompt_tokens + drawn.lengths.mean
     generating = settings.generating_bytes(replica, made.slots, context)
@@ -53,6 +48,7 @@ def _report(
         "tokens": drawn.tokens,
         "longest_answer_tokens": made.longest_tokens,
         "tail_s": made.tail_s,
+        "training_mfu": found.training_mfu,
         "generating_bytes_per_chip": generating,
         "training_bytes_per_chip": training,
         "peak_bytes_per_chip": peak_memory(generating, training) if not apart else None,
@@ -68,7 +64,8 @@ def _report(
     }
 
 
-def _lines(report: dict[str, Any], step: Step, drawn: Sampling, replica: Replica) -> list[str]:
+def _lines(report: dict[str, Any], found: AskedStep) -> list[str]:
+    step, drawn, replica = found.step, found.sampling, found.replica
     made = step.generation
     rows = [
         [name, f"{seconds:.1f} s", f"{step.shares[name]:.0%}"]
@@ -78,7 +75,8 @@ def _lines(report: dict[str, Any], step: Step, drawn: Sampling, replica: Replica
     rows.append(["step", f"{step.seconds:.1f} s", "100%"])
     held = (
         f"memory    {format_bytes(report['generating_bytes_per_chip'])} a chip to generate, "
-        f"{format_bytes(report['training_bytes_per_chip'])} to train"
+        f"{format_bytes(report['training_bytes_per_chip'])} to train at "
+        f"{found.training_mfu:.0%} MFU"
     )
     if report["peak_bytes_per_chip"]:
         held += "; in turn, so the larger counts"

@@ -1,6 +1,7 @@
 """From settings to engines, samplings and suites; every gap that is filled is said in words."""
 
 import math
+from dataclasses import dataclass, replace
 from typing import Any
 
 from sabia.core.errors import Infeasible, UsageError
@@ -65,7 +66,7 @@ def asked_loads(asked: Asked) -> list[Load]:
     most = settings.replica_chips or asked.request.cluster.chips
     found = loads(
         asked.request.architecture, chip, prompt, output, **common, most_chips=most,
-        batch=settings.batch,
+        batch=settings.batch, memory_share=settings.utilisation,
     )  # fmt: skip
     wanted = settings.replica_chips
     if wanted and found[-1].replica.chips != wanted:
@@ -97,17 +98,27 @@ def training_chips(asked: Asked, replica: Replica) -> int:
     return chips
 
 
-def grpo_step(asked: Asked) -> tuple[rollout.Step, rollout.Sampling, Replica, Evaluation | None]:
+@dataclass(frozen=True)
+class AskedStep:
+    """A GRPO step with what it was made of."""
+
+    step: rollout.Step
+    sampling: rollout.Sampling
+    replica: Replica
+    verdicts: Evaluation | None
+    training_mfu: float
+
+
+def grpo_step(asked: Asked) -> AskedStep:
     """One step as asked: on the same chips, or split where --generation-chips says so."""
     settings, request = asked.settings, asked.request
     replica = cheapest(asked_loads(asked)).replica
     drawn, chips = sampling(asked), training_chips(asked, replica)
+    mfu = training_mfu(asked, drawn, chips)
     forward_s, train_s = rollout.passes_at_mfu(
         6 * request.run.matmul_params, drawn.tokens, chips,
-        request.cluster.chip.bf16_flops_per_s, request.cluster.mfu,
+        request.cluster.chip.bf16_flops_per_s, mfu,
     )  # fmt: skip
-    if settings.mfu is None:
-        asked.assumed.append(f"{request.cluster.mfu:.0%} MFU to train")
     if request.run.lora:
         train_s *= 2 / 3  # no gradients of the frozen weights
     apart = settings.generation_chips
@@ -125,10 +136,26 @@ def grpo_step(asked: Asked) -> tuple[rollout.Step, rollout.Sampling, Replica, Ev
         if settings.utilisation is None:
             asked.assumed.append(f"{share:.0%} of memory to generate beside the waiting trainer")
         step = rollout.colocated(replica, drawn, chips, parts, share)
-        return step, drawn, replica, judged
+        return AskedStep(step, drawn, replica, judged, mfu)
     behind = 1 if settings.off_policy is None else settings.off_policy
     step = rollout.split(replica, drawn, apart, chips, parts, behind, settings.utilisation)
-    return step, drawn, replica, judged
+    return AskedStep(step, drawn, replica, judged, mfu)
+
+
+def training_mfu(asked: Asked, drawn: rollout.Sampling, chips: int) -> float:
+    """--mfu, or its default, which is told; with --search or --fixed-layout the predicted one."""
+    settings, request = asked.settings, asked.request
+    if settings.given("search", "fixed_layout"):
+        from sabia.core.plan import placed
+
+        length = round(drawn.tokens / drawn.samples)
+        run = replace(request.run, sequence=length, batch_tokens=drawn.samples * length)
+        cluster = replace(request.cluster, chips=chips)
+        step = replace(request, run=run, cluster=cluster, deadlines_s=[math.inf])
+        return placed.plan(step).best.mfu
+    if settings.mfu is None:
+        asked.assumed.append(f"{request.cluster.mfu:.0%} MFU to train")
+    return request.cluster.mfu
 
 
 def _judging_s(judged: Evaluation | None, chips: int) -> float:

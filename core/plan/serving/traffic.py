@@ -62,9 +62,12 @@ class Load:
         return self.decode_chip_s / self.output * MILLION * usd_per_chip_hour / 3600
 
 
-def full_load(replica: Replica, prompt: float, output: float, batch: int | None = None) -> Load:
+def full_load(
+    replica: Replica, prompt: float, output: float, batch: int | None = None,
+    memory_share: float | None = None,
+) -> Load:  # fmt: skip
     """`replica` with `batch` requests at once (default: as many as fit). Raises Infeasible."""
-    most = largest_batch(replica, prompt + output)
+    most = largest_batch(replica, prompt + output, memory_share)
     running = most if batch is None else min(batch, most)
     return Load(
         replica=replica,
@@ -85,7 +88,7 @@ def fixed_batch_seconds(replica: Replica, prompt: float, output: float, batch: f
 def loads(
     architecture: Architecture, chip: Chip, prompt: float, output: float, *,
     weights: str = "bf16", cache: str = "bf16", most_chips: int | None = None,
-    batch: int | None = None,
+    batch: int | None = None, memory_share: float | None = None,
 ) -> list[Load]:  # fmt: skip
     """Replicas of 1, 2, 4 … chips that hold the model, at full load, within one fast domain.
 
@@ -98,7 +101,7 @@ def loads(
     while chips <= most and not (found and chips > min(domain, 2 * chip.node_chips)):
         replica = Replica(architecture, chip, chips, weights, cache)
         try:
-            found.append(full_load(replica, prompt, output, batch))
+            found.append(full_load(replica, prompt, output, batch, memory_share))
         except Infeasible as error:
             refused = error
         chips *= 2

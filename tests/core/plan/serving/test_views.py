@@ -88,6 +88,28 @@ def test_grpo_finds_chips_that_hold_the_state():
     assert "8 chips to train" in found.text
 
 
+def test_grpo_with_a_predicted_training_step():
+    asked = {"params": 8e9, "chip": "h100", "chips": 16, "price": "2", "no_reference": True}
+    searched = see(rollout, **asked, search=True).report
+    assert 0.1 < searched["training_mfu"] < 0.7
+    assert see(rollout, **asked, mfu=0.3).report["training_mfu"] == 0.3
+    train = 6 * 8e9 * searched["tokens"] / (16 * 989e12 * searched["training_mfu"])
+    assert searched["parts_s"]["training"] == pytest.approx(train)
+    fixed = see(rollout, **asked, fixed_layout="fsdp=8,pipe=2,micro_batch=1").report
+    assert fixed["training_mfu"] != searched["training_mfu"]
+
+
+def test_grpo_refuses_chips_that_cannot_hold_the_trainer():
+    with pytest.raises(Infeasible, match=r"4 b300 train with 507 GB each .* on 8 or more"):
+        see(rollout, params=1e12, active=32e9, lora=True, chip="b300", chips=4, weights="nvfp4")
+
+
+def test_a_share_of_memory_may_be_given():
+    asked = {"params": 8e9, "chip": "h100", "replica_chips": 1, "price": "2"}
+    batches = [see(serving, **asked, utilisation=u).report["best"]["batch"] for u in (0.5, 0.9)]
+    assert batches[0] < batches[1] == see(serving, **asked).report["best"]["batch"]
+
+
 def test_an_evaluation_with_a_rubric_judge():
     asked = {"params": 8e9, "price": "4.40", "items": 5000, "judge_calls": 10}
     found = see(evaluation, **asked, judge_params=235e9, judge_active=22e9)
