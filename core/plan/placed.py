@@ -14,9 +14,11 @@ from sabia.core.plan.device import search
 from sabia.core.plan.device.fixed import fixed_layout, parse_fields
 from sabia.core.plan.device.search import Found, Question
 from sabia.core.plan.device.search_fixes import described
+from sabia.core.plan.device.search_rules import ABILITIES
 from sabia.core.plan.device.search_sizes import coarse
 from sabia.core.plan.device.stack import DEFAULT_STACK, find_stack
 from sabia.core.plan.device.workload import Workload
+from sabia.core.plan.memory import StateRecipe, find_recipe
 from sabia.core.plan.planner import Plan, Row
 from sabia.core.plan.request import Request
 from sabia.core.plan.settings import Settings
@@ -24,6 +26,8 @@ from sabia.core.units import format_bytes, format_duration
 
 SLOWEST_MFU = 0.1  # a run this slow is not planned for: it bounds the numbers of chips to look at
 MOST_CHIPS = 65536
+SHOWN = 8  # layouts in a table
+HARDLY_MORE = 1.02  # of a bill: the smaller cluster is taken, as it is easier to get
 
 
 @dataclass(frozen=True)
@@ -49,9 +53,9 @@ class Placed:
     def shown(self, chosen: tuple[search.Row, ...]) -> list[search.Row]:
         """The layouts to show: of a search the alternatives, the chosen ones among them."""
         if self.found is None:
-            return list(chosen)
-        others = self.found.ranked if len({row.chips for row in chosen}) == 1 else self.found.front
-        rows = {described(row.layout): row for row in (*chosen, *others[:8])}
+            return list(chosen[:1])
+        others = self.found.ranked if self.sizes == 1 else _thinned(self.found.front)
+        rows = {described(row.layout): row for row in (*chosen, *others[:SHOWN])}
         return sorted(rows.values(), key=lambda row: row.step_s)
 
 
@@ -93,10 +97,19 @@ def workload_of(asked: Request) -> Workload:
         architecture=asked.architecture,
         sequence=run.sequence,
         batch_rows=batch_rows(asked),
-        recipe=run.recipe,
+        recipe=_recipe(asked),
         precision=asked.settings.precision or "bf16",
         adapter_params=run.adapter_params,
     )
+
+
+def _recipe(asked: Request) -> StateRecipe:
+    """How state is held: as said, else as the software does it."""
+    settings = asked.settings
+    usual = ABILITIES[settings.stack or DEFAULT_STACK].recipes
+    if settings.state_recipe or asked.run.lora or not usual:
+        return asked.run.recipe
+    return find_recipe(usual[0])
 
 
 def batch_rows(asked: Request) -> int:
@@ -149,10 +162,26 @@ def _searched(asked: Request, question: Question) -> tuple[Placed, tuple[Row, ..
     least = min(row.chips for row in found.front)
     rows = []
     for deadline_s in asked.deadlines_s:
-        in_time = found.cheapest_within(deadline_s / placed.steps)
+        in_time = cheapest_within(found, deadline_s / placed.steps)
         chosen = found.best if given else in_time or found.fastest
         rows.append(_row(asked, placed, chosen, deadline_s, least))
     return placed, _in_time(asked, placed, tuple(rows))
+
+
+def cheapest_within(found: Found, step_s: float) -> search.Row | None:
+    """The fewest chips that cost hardly more than the cheapest of those in time; or None."""
+    fast = [row for row in found.front if row.step_s <= step_s * (1 + 1e-12)]
+    least = min((row.token_chip_s for row in fast), default=0.0)
+    alike = [row for row in fast if row.token_chip_s <= least * HARDLY_MORE]
+    return min(alike, key=lambda row: (row.chips, row.step_s), default=None)
+
+
+def _thinned(front: tuple[search.Row, ...]) -> list[search.Row]:
+    """Of a long front SHOWN layouts, evenly from the fastest to the smallest."""
+    if len(front) <= SHOWN:
+        return list(front)
+    step = (len(front) - 1) / (SHOWN - 1)
+    return [front[round(n * step)] for n in range(SHOWN)]
 
 
 def _counts(asked: Request, question: Question) -> list[int]:

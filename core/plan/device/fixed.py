@@ -76,10 +76,14 @@ def fixed_layout(
     """
     can = abilities_of(stack, chip)
     layout = Layout(**(_usual(can) | {**fields}))
+    _check(layout, workload, chip, can)
     if chips is not None and "data" not in fields and chips % layout.chips == 0:
         layout = replace(layout, data=chips // layout.chips)
     if chips is not None and layout.chips != chips:
-        raise UsageError(f"--fixed-layout: is of {layout.chips} chips (expected --chips {chips})")
+        raise UsageError(
+            f"--fixed-layout: is of {layout.chips} chips (expected --chips {layout.chips}, or axes "
+            f"whose product is {chips})"
+        )
     _check(layout, workload, chip, can)
     return layout
 

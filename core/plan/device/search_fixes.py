@@ -95,8 +95,8 @@ def _freed(question: Question, counts: Sequence[int]) -> Iterator[str]:
 
 def _leaner(question: Question, counts: Sequence[int]) -> Iterator[str]:
     workload = question.workload
-    if question.stack.name == "sabia" or workload.adapter_params is not None:
-        return  # the trainer has one recipe; adapters' state is small
+    if question.can.recipes or workload.adapter_params is not None:
+        return  # the software has its own; adapters' state is small
     now = workload.recipe.bytes_per_param
     leaner = [r for r in RECIPES.values() if r.bytes_per_param < now]
     for recipe in sorted(leaner, key=lambda recipe: -recipe.bytes_per_param):

@@ -42,7 +42,8 @@ class Abilities:
     axes: those that may be above 1. zero: levels of splitting over fsdp. even_hidden: fsdp divides
     the hidden size. copied_heads: tensor may be a multiple of the key-value heads. loose_stages:
     stages may differ by a layer; otherwise the layers and up to `outer` more (embedding, head) are
-    cut evenly. halves: context cuts a row into twice as many pieces (causal balance).
+    cut evenly. halves: context cuts a row into twice as many pieces (causal balance). recipes: how
+    it holds state, its usual one first (empty: in any way).
     """
 
     axes: tuple[str, ...] = AXES
@@ -56,6 +57,7 @@ class Abilities:
     loose_stages: bool = False
     outer: int = 0
     halves: bool = False
+    recipes: tuple[str, ...] = ()
 
     def choices(self, field: str) -> tuple[Any, ...]:
         """The values of a setting that is no number of devices."""
@@ -64,7 +66,9 @@ class Abilities:
         return tuple(getattr(self, field))
 
 
-SABIA = Abilities(sequence_parallel=False, even_hidden=True, loose_stages=True)
+SABIA = Abilities(
+    sequence_parallel=False, even_hidden=True, loose_stages=True, recipes=("fsdp-fp32", "lora")
+)
 TITAN = Abilities(zero=(2, 3), interleaved=True, loose_stages=True, halves=True)
 ABILITIES: Mapping[str, Abilities] = {
     "sabia": SABIA,
@@ -149,6 +153,11 @@ def check_pinned(
 
     Rules over fields that are not all given are left alone; with `advice` its rules count, too.
     """
+    if can.recipes and workload.recipe.name not in can.recipes:
+        raise UsageError(
+            f"--state-recipe: {workload.recipe.name} is not how this software holds its state "
+            f"(expected {can.recipes[0]})"
+        )
     _check_names(can, values)
     for field in NUMBERS:
         value = values.get(field, 1)

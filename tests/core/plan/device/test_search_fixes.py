@@ -63,7 +63,10 @@ def test_a_leaner_recipe_is_named_where_it_is_enough():
     text = refusal(job, chip, FSDP, 8)
     name = re.search(r"use --state-recipe ([\w-]+)", text)[1]
     search(replace(job, recipe=find_recipe(name)), chip, FSDP, 8)
-    assert "--state-recipe" not in refusal(job, chip, find_stack("sabia"), 8)
+    own = replace(job, recipe=find_recipe("fsdp-fp32"))
+    assert "--state-recipe" not in refusal(
+        own, replace(chip, usable_hbm_bytes=need / 1.2), find_stack("sabia"), 8
+    )
 
 
 def test_shorter_sequences_are_named_where_activations_are_to_blame():

@@ -146,5 +146,5 @@ def test_a_fixed_layout_that_cannot_be_is_refused(text, message):
 
 
 def test_a_fixed_layout_of_other_chips_is_refused():
-    with pytest.raises(UsageError, match=r"is of 24 chips \(expected --chips 64\)"):
+    with pytest.raises(UsageError, match=r"is of 24 chips \(expected --chips 24, or axes"):
         fixed("fsdp=8,pipe=3,data=1", "sabia", 64)

@@ -135,6 +135,14 @@ def test_what_cannot_be_is_refused_with_what_can(values, message):
     assert message in str(error.value)
 
 
+def test_the_trainer_holds_state_in_its_own_way():
+    model = decoder("m", 8192, 4096, (replace(attention_layer(8192, 64, 8, 128, 28672), count=80),))
+    other = replace(work(model), recipe=find_recipe("adamw16"))
+    with pytest.raises(UsageError, match=r"state-recipe: adamw16 .* \(expected fsdp-fp32\)"):
+        check_pinned(other, H100, ABILITIES["sabia"], {})
+    check_pinned(other, H100, ABILITIES["megatron"], {})
+
+
 def test_softwares_differ_in_what_they_cut():
     layer = attention_layer(8192, 64, 4, 128, 28672)
     model = decoder("m", 8192, 4096, (replace(layer, count=126),))
