@@ -15,10 +15,11 @@ from sabia.core.errors import UsageError
 from sabia.core.plan import consistent, joined, request
 from sabia.core.plan.output import remarks, report, table
 from sabia.core.plan.output.view import views
+from sabia.core.plan.planner import Plan
 from sabia.core.plan.settings import Settings
 
 if TYPE_CHECKING:
-    from sabia.core.plan.output.several import Named
+    from sabia.core.plan.output.several import Priced
 
 # what is not a training run → the module of output/ that shows it
 STAGES = {"serve": "serving", "grpo": "rollout", "eval": "evaluation"}
@@ -58,7 +59,7 @@ def answer(settings: Settings, today: date | None = None, runs: tuple[str, ...] 
         return of_stage(settings, today)
     if settings.budget:
         return of_budget(settings, today)
-    return of_comparison(settings) if settings.compare else of_run(settings, today)
+    return of_comparison(settings, today) if settings.compare else of_run(settings, today)
 
 
 def _of_inputs(settings: Settings, runs: tuple[str, ...], today: date) -> Answer:
@@ -72,26 +73,27 @@ def _of_inputs(settings: Settings, runs: tuple[str, ...], today: date) -> Answer
     from sabia.core.plan.output import several
     from sabia.core.plan.runs import read_runs
 
-    named = several.listed(settings, (run for path in runs for run in read_runs(path)))
-    return _of_several(settings, "RUN", named, True)
+    rows = (run for path in runs for run in read_runs(path))
+    return _of_several(settings, "RUN", several.listed(settings, rows, today), today)
 
 
-def of_comparison(settings: Settings) -> Answer:
+def of_comparison(settings: Settings, today: date) -> Answer:
     """The same run on several chips."""
     from sabia.core.plan.output import several
 
-    return _of_several(settings, "CHIP", several.compared(settings), False)
+    return _of_several(settings, "CHIP", several.compared(settings, today), today)
 
 
-def _of_several(settings: Settings, first: str, named: "Named", show_model: bool) -> Answer:
+def _of_several(settings: Settings, first: str, priced: "Priced", today: date) -> Answer:
     from sabia.core.plan.output import several
 
+    named, prices = priced
     return Answer(
-        text=several.text(first, named, show_model),
+        text=several.text(first, named, first == "RUN"),
         report=several.report(settings, named),
         rows=several.flat_rows(named),
         notes=[],
-        warnings=[],
+        warnings=remarks.stale_lines(prices, today),
         charts=lambda: _plots().of_several(named),
     )
 
@@ -105,6 +107,8 @@ def of_run(settings: Settings, today: date) -> Answer:
     """Plan one run."""
     asked, plan = joined.plan_of(settings, today=today)
     seen = views(asked, plan)
+    if settings.emit:
+        return _emitted(asked, plan, today)
     return Answer(
         text="\n".join([table.render(asked, plan), *(view.text for view in seen.values())]),
         report=report.report(asked, plan) | {name: view.report for name, view in seen.items()},
@@ -112,6 +116,18 @@ def of_run(settings: Settings, today: date) -> Answer:
         notes=remarks.notes(asked, plan),
         warnings=remarks.warnings(asked, plan, today),
         charts=lambda: _plots().of_plan(asked, plan),
+    )
+
+
+def _emitted(asked: request.Request, plan: Plan, today: date) -> Answer:
+    """The script alone on stdout; the plan in one note."""
+    script = import_module("sabia.core.plan.output.emitted").script(asked, plan)
+    return Answer(
+        text=script.rstrip("\n"),
+        report=report.report(asked, plan) | {"script": script},
+        rows=report.flat_rows(asked, plan),
+        notes=[table.verdict(plan)],
+        warnings=remarks.warnings(asked, plan, today),
     )
 
 

@@ -6,12 +6,14 @@ is that an error. Rows, JSON and text are of the same summaries.
 
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
+from datetime import date
 from typing import Any
 
 from sabia.core.errors import BadData, Infeasible, UsageError
 from sabia.core.plan import joined
 from sabia.core.plan.chips import find_chip
 from sabia.core.plan.money.bills import short_money
+from sabia.core.plan.money.prices import Price
 from sabia.core.plan.output import summary
 from sabia.core.plan.output.report import SCHEMA_VERSION
 from sabia.core.plan.output.table import span
@@ -19,21 +21,22 @@ from sabia.core.plan.settings import Settings
 from sabia.core.units import parse_list
 
 Named = list[tuple[str, summary.Row]]
+Priced = tuple[Named, tuple[Price, ...]]  # rows, and every price in them
 
 
-def compared(settings: Settings) -> Named:
+def compared(settings: Settings, today: date) -> Priced:
     """A summary of the run on each chip of `--compare`. Raises UsageError on unknown chips."""
     if settings.chip:
         raise UsageError("--compare: names the chips; leave out --chip")
     names = [find_chip(name).name for name in parse_list(settings.compare or "", str, "--compare")]
     if len(set(names)) < len(names):
         raise UsageError(f"--compare: {settings.compare} (expected each chip once)")
-    return _summaries((name, replace(settings, chip=name, compare=None)) for name in names)
+    return _summaries(((name, replace(settings, chip=name, compare=None)) for name in names), today)
 
 
-def listed(settings: Settings, rows: Iterable[tuple[str, dict[str, Any]]]) -> Named:
+def listed(settings: Settings, rows: Iterable[tuple[str, dict[str, Any]]], today: date) -> Priced:
     """A summary of each run of a list, `settings` standing in for what a row does not say."""
-    return _summaries(_of_rows(settings, rows))
+    return _summaries(_of_rows(settings, rows), today)
 
 
 def _of_rows(
@@ -47,18 +50,19 @@ def _of_rows(
             raise BadData(f"run {where}: {error}") from error
 
 
-def _summaries(questions: Iterable[tuple[str, Settings]]) -> Named:
-    found, errors = [], []
+def _summaries(questions: Iterable[tuple[str, Settings]], today: date) -> Priced:
+    found, errors, prices = [], [], dict[Price, None]()
     for name, settings in questions:
         try:
-            asked, plan = joined.plan_of(settings, priced=False)
+            asked, plan = joined.plan_of(settings, priced=False, today=today)
+            prices |= dict.fromkeys(plan.cluster.prices)
             found.append((name, summary.summary(asked, plan)))
         except (UsageError, Infeasible) as error:
             errors.append(error)
             found.append((name, summary.Failed(str(error)).row))
     if errors and len(errors) == len(found):
         raise errors[0]
-    return found
+    return found, tuple(prices)
 
 
 def text(first: str, named: Named, show_model: bool) -> str:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from sabia.core.plan.money.bills import short_money
-from sabia.core.plan.money.prices import Price, load_prices
+from sabia.core.plan.money.prices import Price, cheapest
 from sabia.core.plan.output.table import columns, span
 from sabia.core.plan.planner import Plan
 from sabia.core.plan.request import Request
@@ -33,7 +33,7 @@ class Failed:
 def summary(asked: Request, plan: Plan) -> Row:
     """The plan's smallest cluster that meets its deadline; `costs_usd` by the name of the price."""
     best, run = plan.best, plan.run
-    spot = cheapest_spot(plan.cluster.chip.name)
+    spot = cheapest(plan.cluster.chip.name, asked.today, spot=True)
     return {
         "params": run.params,
         "active_params": run.active_params,
@@ -50,12 +50,6 @@ def summary(asked: Request, plan: Plan) -> Row:
         "spot_cost_usd": plan.cost_usd(spot, best) if spot else None,
         "error": None,
     }
-
-
-def cheapest_spot(chip: str) -> Price | None:
-    """The lowest preemptible price on file, if there is one."""
-    spots = [price for price in load_prices().get(chip, ()) if price.spot]
-    return min(spots, key=lambda price: price.usd_per_chip_hour, default=None)
 
 
 def _name(price: Price) -> str:

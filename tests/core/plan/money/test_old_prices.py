@@ -42,3 +42,13 @@ def test_a_chosen_offer_heads_its_column():
     found = plan(today=SEEN, chip="h100", provider="verda", spot=True)
     assert "VERDA" in found.text and "SPOT $0.80" in found.text
     assert found.report["prices"][0]["spot"] is True
+
+
+def test_comparisons_use_no_old_price():
+    run = Settings(params=8e9, tokens=1e12, compare="b200,h100,v6e")
+    found = answer(run, YEARS_ON)
+    assert "$" not in found.text and "cheapest" not in found.text and "fastest" in found.text
+    assert found.warnings == []
+    now = answer(run, SEEN)
+    assert "cheapest on" in now.text
+    assert any("last seen 112 days ago" in line for line in now.warnings)
