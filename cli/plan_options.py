@@ -159,5 +159,7 @@ OPTIONS: Mapping[str, tuple[Any, Any]] = {
     **_panel(
         "Output",
         plot=_text("Charts of the plan: FILE.svg or FILE.html.", "FILE"),
+        emit=_text("The script that starts it: slurm, xpk or skypilot.", "NAME"),
+        pretrain_args=_text("Of its command (default: tokens/ and the model).", "WORDS"),
     ),
 }  # fmt: skip

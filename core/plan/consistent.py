@@ -8,6 +8,7 @@ LAYOUTS = ("search", "fixed_layout")
 NEEDS: tuple[tuple[tuple[str, ...], tuple[str, ...]], ...] = (
     (("stack", "precision", "recompute", "micro_batch", "explain"), LAYOUTS),
     (("objective",), ("search",)),
+    (("pretrain_args",), ("emit",)),
 )
 _ENGINE = ("weights", "cache", "output_limit", "replica_chips", "batch")
 _JUDGE = ("judge_calls", "judge_prompt_tokens", "judge_output_tokens", "judge_params",

@@ -89,6 +89,8 @@ class Settings:
     micro_batch: int | None = None
     explain: bool = False
     plot: str | None = None
+    emit: str | None = None
+    pretrain_args: str | None = None
     price: str | None = None
     failure_rate: float | None = None
     preempt: float | None = None

@@ -91,9 +91,12 @@ def _layout_lines(plan: Plan, days: list[float]) -> list[Series]:
 
 def _in_time(plan: Plan, days: list[float]) -> list[tuple[float, "Laid | None"]]:
     """The cheapest layout for each deadline; None where none is in time."""
+    from sabia.core.plan.placed import cheapest_within
+
     placed = plan.placed
     assert placed is not None and placed.found is not None
-    return [(day, placed.found.cheapest_within(day * DAY_S / placed.steps)) for day in days]
+    found, steps = placed.found, placed.steps
+    return [(day, cheapest_within(found, day * DAY_S / steps)) for day in days]
 
 
 def _costs(

@@ -12,6 +12,7 @@ from sabia.core.plan.money.bills import short_money
 from sabia.core.plan.money.prices import Price, cheapest
 from sabia.core.plan.output.table import columns, span
 from sabia.core.plan.planner import Plan
+from sabia.core.plan.planner import Row as Deadline
 from sabia.core.plan.request import Request
 from sabia.core.units import format_count
 
@@ -46,10 +47,19 @@ def summary(asked: Request, plan: Plan) -> Row:
         "finishes_s": best.finishes_s,
         "chip_hours": best.chip_s / 3600,
         "bound": best.bound,
+        "layout": _layout(best),
         "costs_usd": {_name(p): plan.cost_usd(p, best) for p in plan.cluster.prices},
         "spot_cost_usd": plan.cost_usd(spot, best) if spot else None,
         "error": None,
     }
+
+
+def _layout(best: Deadline) -> str | None:
+    if best.layout is None:
+        return None
+    from sabia.core.plan.device.search_fixes import described
+
+    return described(best.layout.layout)
 
 
 def _name(price: Price) -> str:
@@ -68,19 +78,30 @@ def table(first: str, named: Sequence[tuple[str, Row]], show_model: bool = False
     """Lines of a table; `first` heads the column of names. A price that a row lacks is '-'."""
     bills = list(dict.fromkeys(bill for _, row in named for bill in row.get("costs_usd", ())))
     model = ["PARAMS", "TOKENS", "CHIP"] if show_model else []
-    head = [first, *model, "CHIPS", "STEP", "DAYS", *map(str.upper, bills), "SPOT", "BOUND BY"]
+    head = [
+        first,
+        *model,
+        "CHIPS",
+        "MFU",
+        "STEP",
+        "DAYS",
+        *map(str.upper, bills),
+        "SPOT",
+        "BOUND BY",
+    ]
     body = [[name, *_cells(row, bills, show_model)] for name, row in named]
     return columns(head, body)
 
 
 def _cells(row: Row, bills: Sequence[str], show_model: bool) -> list[str]:
     if row["error"]:
-        return ["-"] * (len(bills) + 5 + 3 * show_model)
+        return ["-"] * (len(bills) + 6 + 3 * show_model)
     model = [format_count(row["params"], 2), format_count(row["tokens"]), row["chip"]]
     return [
         *(model if show_model else []),
         f"{row['chips']:,}",
-        f"{row['step_s']:.1f}s",
+        f"{row['mfu']:.0%}",
+        f"{row['step_s']:.3g}s",
         span(row["finishes_s"]),
         *(_money(row["costs_usd"].get(bill)) for bill in bills),
         _money(row["spot_cost_usd"]),

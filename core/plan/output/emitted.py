@@ -1,0 +1,85 @@
+"""From a plan to the script that starts it (`--emit`): its layout, its time limit, its saves."""
+
+import os
+import re
+import shlex
+
+from sabia.core.errors import UsageError
+from sabia.core.plan.output.launch import LaunchPlan, launch_script
+from sabia.core.plan.output.layout import flags_of
+from sabia.core.plan.planner import Plan
+from sabia.core.plan.request import Request
+from sabia.core.units import format_count, parse_count
+
+
+def script(asked: Request, plan: Plan) -> str:
+    """The text of `--emit` for the plan's best row. Raises UsageError."""
+    return launch_script(asked.settings.emit or "", launch_plan(asked, plan))
+
+
+def launch_plan(asked: Request, plan: Plan) -> LaunchPlan:
+    """What the script starts; with stops as `--failure-rate` and its kin say."""
+    best, placed = plan.best, plan.placed
+    if placed is None or best.layout is None:
+        raise UsageError("--emit: needs the layout to start; add --search or --fixed-layout")
+    flags = flags_of(placed, best.layout)
+    if not flags:
+        raise UsageError(
+            f"--emit: starts sabia pretrain, not {placed.question.stack.name}; leave out --stack"
+        )
+    wall_s, save_s, every_s = _times(asked, plan)
+    return LaunchPlan(
+        name=_name(asked),
+        chip=plan.cluster.chip,
+        chips=best.chips,
+        command=(*_command(asked), *shlex.split(flags)[2:]),
+        wall_s=wall_s,
+        save_s=save_s,
+        save_every_s=every_s,
+        spot=asked.settings.spot or asked.settings.preempt is not None,
+    )
+
+
+def _command(asked: Request) -> tuple[str, ...]:
+    """`pretrain`, its inputs, and the tokens of the run."""
+    given = asked.settings.pretrain_args
+    words = shlex.split(given) if given else ["tokens/", *_model(asked)]
+    if "--tokens" in words or "--steps" in words:
+        return ("pretrain", *words)
+    return ("pretrain", *words, "--tokens", _count(asked.run.tokens))
+
+
+def _model(asked: Request) -> list[str]:
+    path = asked.settings.model
+    if path is None:
+        return ["--config-json", "config.json"]
+    inside = os.path.join(path, "config.json")
+    return ["--config-json", inside if os.path.isdir(path) else path]
+
+
+def _count(value: float) -> str:
+    """1T, or all digits where that would round."""
+    short = format_count(value, 2)
+    return short if parse_count(short) == value else f"{value:.0f}"
+
+
+def _name(asked: Request) -> str:
+    path = asked.settings.model
+    words = os.path.basename(os.path.abspath(path)) if path else format_count(asked.run.params)
+    slug = re.sub(r"[^a-z0-9]+", "-", f"sabia-{words.removesuffix('.json')}".lower())
+    return slug[:40].strip("-")
+
+
+def _times(asked: Request, plan: Plan) -> tuple[float, float, float | None]:
+    """(wall time, time of a save, interval of saves); without stops where no rate is on file."""
+    from sabia.core.plan.output.stops import stop_model
+    from sabia.core.plan.stops.failures import forecast
+
+    best, chip = plan.best, plan.cluster.chip
+    try:
+        seen = forecast(
+            stop_model(asked.settings), chip, best.chips, plan.run.checkpoint_bytes, best.finishes_s
+        )
+    except UsageError:
+        return best.finishes_s, 60.0, None
+    return seen.wall_s, seen.offload_s + seen.upload_s, seen.interval_s
