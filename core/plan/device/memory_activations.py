@@ -8,6 +8,7 @@ from collections.abc import Iterable
 
 from sabia.core.plan.counting.architecture import LayerKind
 from sabia.core.plan.device.memory_kept import OUTPUT, SCORES, Kept, layer_tensors
+from sabia.core.plan.device.memory_stage import over_layers
 from sabia.core.plan.device.memory_term import Case, LayerFigures, Setting, Term
 from sabia.core.plan.elementwise import Number, choose, larger
 
@@ -15,14 +16,14 @@ from sabia.core.plan.elementwise import Number, choose, larger
 def kept(case: Case) -> Term:
     """Of all layers of the stage and all micro-batches in flight."""
     stage, layers = case.stage, case.layers
-    size = case.tokens * (stage.in_flight * stage.layers * layers.kept + stage.head * layers.extra)
+    each = _of_stage(case)
+    size = case.tokens * (stage.in_flight * each + stage.head * layers.extra)
 
     def formula() -> str:
         flight = f" x {stage.in_flight:g} in flight" if stage.in_flight > 1 else ""
         extra = f" + {layers.extra:.6g} B of extra layers" if stage.head * layers.extra else ""
-        return (
-            f"{stage.layers:g} layers x {case.tokens:g} tokens x {layers.kept:.6g} B{flight}{extra}"
-        )
+        mean = each / stage.layers
+        return f"{stage.layers:g} layers x {case.tokens:g} tokens x {mean:.6g} B{flight}{extra}"
 
     return Term("activations", size, formula)
 
@@ -30,12 +31,17 @@ def kept(case: Case) -> Term:
 def left(case: Case) -> Term:
     """What of it is left when the backward pass of one micro-batch has ended."""
     stage, others = case.stage, larger(0, case.stage.in_flight - 1)
-    each = case.tokens * stage.layers * case.layers.kept
+    each = case.tokens * _of_stage(case)
 
     def formula() -> str:
         return f"{others:g} x {stage.layers:g} layers x {case.tokens:g} tokens"
 
     return Term("other micro-batches", others * each, formula)
+
+
+def _of_stage(case: Case) -> Number:
+    """Bytes a token that one micro-batch leaves in the stage's layers."""
+    return over_layers(case.model, case.stage, lambda kind: case.layers.kept[kind])
 
 
 def made_again(case: Case) -> Term:
@@ -59,7 +65,7 @@ def layer_figures(case: Setting) -> LayerFigures:
         again = larger(again, used - lasting)
         elements = larger(elements, _elements(kind, case))
     return LayerFigures(
-        kept=sum(kind.count * sizes[kind][1] for kind in model.layers) / model.depth,
+        kept={kind: lasting for kind, (_, lasting) in sizes.items()},
         extra=sum(kind.count * sizes[kind][1] for kind in model.extra),
         again=again,
         elements=elements,

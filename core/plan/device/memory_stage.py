@@ -7,23 +7,27 @@ than a step has. Where the depth does not divide, the first and the last stage, 
 embedding and the head, take the shorter runs (arXiv 2407.21783, section 3.3.2).
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
+from sabia.core.plan.counting.architecture import Architecture, LayerKind
 from sabia.core.plan.device.layout import Layout
 from sabia.core.plan.device.workload import Workload
 from sabia.core.plan.elementwise import Number, choose, larger, rounded_up, smaller
 
+FEW = 1 / 8
+
 
 @dataclass(frozen=True)
 class Stage:
-    """layers: how many of the model's it runs. in_flight: micro-batches whose activations it holds.
+    """layers: how many of the model's it runs; leading: dense ones of them, before a mixture's.
 
-    embedding, head: 1 where it has them, else 0.
+    in_flight: micro-batches whose activations it holds. embedding, head: 1 where it has them.
     """
 
     name: Number
     layers: Number
+    leading: Number
     in_flight: Number
     embedding: Number
     head: Number
@@ -39,13 +43,33 @@ def stages_of(workload: Workload, layout: Layout) -> Iterator[Stage]:
     ends = choose(fits, shortest, longest)
     only = choose(pipe == 1, 1, 0)
     name = choose(pipe == 1, "only", "first")
-    yield Stage(name, ends, _in_flight(layout, 0, passes), 1, only)
+    leading = smaller(ends, sum(kind.count for kind in leading_kinds(workload.architecture)))
+    yield Stage(name, ends, leading, _in_flight(layout, 0, passes), 1, only)
     if not hasattr(pipe, "shape") and pipe == 1:
         return
     last = larger(0, pipe - 1)
-    yield Stage("last", ends, _in_flight(layout, last, passes), only, 1)
+    yield Stage("last", ends, only * leading, _in_flight(layout, last, passes), only, 1)
     middle = choose(pipe > 2, longest, 0)
-    yield Stage("second", middle, _in_flight(layout, 1, passes), 0, 0)
+    yield Stage("second", middle, 0, _in_flight(layout, 1, passes), 0, 0)
+
+
+def leading_kinds(model: Architecture) -> tuple[LayerKind, ...]:
+    """Dense layers of a mixture that are so few that they are its first (as DeepSeek-V3's)."""
+    dense = tuple(kind for kind in model.layers if not kind.experts)
+    few = sum(kind.count for kind in dense) <= model.depth * FEW
+    return dense if few and len(dense) < len(model.layers) else ()
+
+
+def over_layers(model: Architecture, stage: Stage, of: Callable[[LayerKind], Number]) -> Number:
+    """Sum of a figure over the stage's layers: its leading ones, and the mean of the others."""
+    first = leading_kinds(model)
+    others = tuple(kind for kind in model.layers if kind not in first)
+    found = (stage.layers - stage.leading) * _mean(others, of)
+    return found + stage.leading * _mean(first, of) if first else found
+
+
+def _mean(kinds: tuple[LayerKind, ...], of: Callable[[LayerKind], Number]) -> Number:
+    return sum(kind.count * of(kind) for kind in kinds) / sum(kind.count for kind in kinds)
 
 
 def _in_flight(layout: Layout, stage: Number, passes: Number) -> Number:

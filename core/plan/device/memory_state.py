@@ -9,8 +9,8 @@ Experts count whole: one that a token does not visit still takes its room.
 
 from dataclasses import dataclass
 
-from sabia.core.plan.counting.architecture import Architecture, LayerKind
-from sabia.core.plan.device.memory_stage import Stage
+from sabia.core.plan.counting.architecture import Architecture
+from sabia.core.plan.device.memory_stage import Stage, over_layers
 from sabia.core.plan.device.memory_term import Case, Term, billions, ways
 from sabia.core.plan.elementwise import Number, choose
 
@@ -26,13 +26,16 @@ class Elements:
 
 
 def elements(model: Architecture, stage: Stage) -> Elements:
-    """Of the stage's layers (the mean of all kinds), its embedding, its head and what follows."""
-    share = stage.layers / model.depth
+    """Of the stage's layers, its embedding, its head and what follows."""
     outer = stage.embedding * model.embedding_params + stage.head * head_params(model, stage)
-    after = _dense(model.extra) + model.extra_params + model.other_params
+    extra = sum(kind.count * (kind.params - kind.expert_params) for kind in model.extra)
+    after = extra + model.extra_params + model.other_params
     return Elements(
-        dense=share * _dense(model.layers) + outer + stage.head * after,
-        experts=share * _experts(model.layers) + stage.head * _experts(model.extra),
+        dense=over_layers(model, stage, lambda kind: kind.params - kind.expert_params)
+        + outer
+        + stage.head * after,
+        experts=over_layers(model, stage, lambda kind: kind.expert_params)
+        + stage.head * sum(kind.count * kind.expert_params for kind in model.extra),
     )
 
 
@@ -40,14 +43,6 @@ def head_params(model: Architecture, stage: Stage) -> Number:
     """The head's; a tied one is a copy of the embedding where that is on another stage."""
     tied = 0 if model.head_params else model.vocab * model.hidden
     return model.head_params + (1 - stage.embedding) * tied
-
-
-def _dense(kinds: tuple[LayerKind, ...]) -> int:
-    return sum(kind.count * (kind.params - kind.expert_params) for kind in kinds)
-
-
-def _experts(kinds: tuple[LayerKind, ...]) -> int:
-    return sum(kind.count * kind.expert_params for kind in kinds)
 
 
 def weights(case: Case) -> Term:

@@ -1,9 +1,9 @@
 """What the terms of a device's memory have in common: the case they price, name, bytes, formula."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from sabia.core.plan.counting.architecture import Architecture
+from sabia.core.plan.counting.architecture import Architecture, LayerKind
 from sabia.core.plan.device.layout import Layout
 from sabia.core.plan.device.memory_stage import Stage
 from sabia.core.plan.device.stack import Stack
@@ -84,12 +84,12 @@ class Setting:
 class LayerFigures:
     """Of one layer on one device, before zero splits anything.
 
-    kept, extra: bytes a token that the policy keeps, of the mean layer and of all those beside the
-    model; again: most bytes a token that come back in one layer's backward pass; elements: of the
-    largest layer.
+    kept: bytes a token that the policy keeps of each kind; extra: of all layers beside the model's;
+    again: most bytes a token that come back in one layer's backward pass; elements: of the largest
+    layer.
     """
 
-    kept: Number
+    kept: Mapping[LayerKind, Number]
     extra: Number
     again: Number
     elements: Number

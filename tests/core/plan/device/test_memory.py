@@ -251,3 +251,17 @@ def test_one_layout_needs_no_numpy():
         "assert not {'numpy', 'torch', 'pyarrow'} & set(sys.modules)"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_a_middle_stage_of_a_mixture_has_no_leading_dense_layers():
+    dense = replace(attention_layer(2048, 16, 16, 128, 8192), count=2)
+    sparse = with_experts(attention_layer(2048, 16, 16, 128, 0), 2048, 64, 4, 1024)
+    sparse = replace(sparse, count=30)
+    model = decoder("mixture", 2048, 32000, (dense, sparse))
+    workload = Workload(model, 2048, 64, RECIPES["adamw16"])
+    found = device_memory(workload, Layout(pipe=8, zero=0, recompute="full"), PLAIN)
+    assert found.stage == "last"
+    head = model.head_params + model.other_params
+    assert found["weights"] == pytest.approx(2 * (4 * sparse.params + head))
+    whole = device_memory(workload, Layout(zero=0), PLAIN)
+    assert whole["weights"] == pytest.approx(2 * model.params)
