@@ -28,7 +28,8 @@ class Stack:
     stream_pools: memory once used by communication is not given to computation.
     expert_imbalance: tokens of the fullest device over the mean, in mixtures.
     folded_experts, folded_context: dense weights' state is also split over the expert axis, all
-    state over the context axis. sequence_parallel: norms and residual can be split over tensor;
+    state over the context axis. whole_context: across context ranks attention computes the scores
+    that are masked, too. sequence_parallel: norms and residual can be split over tensor;
     keeps_gathered: what is gathered of them is kept so.
     keeps_gradients: their room is kept through the forward pass even without accumulation.
     casts_weights: all weights are cast at once where they are kept wider than they are computed
@@ -57,6 +58,7 @@ class Stack:
     expert_imbalance: float = 1.2
     folded_experts: bool = False
     folded_context: bool = False
+    whole_context: bool = False
     loss_chunk_bytes: float = 0
     split_logit_bytes: float = 0
     final_norm_bytes: float = 0

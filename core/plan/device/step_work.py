@@ -22,7 +22,7 @@ writes 8h + 3(q + k) + v + attended + (gated: 3, else 2)·f elements a token for
 backward.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from statistics import median
 
@@ -151,15 +151,24 @@ def matmul_s(at: Setting, kind: LayerKind) -> Number:
 
 def attention_s(at: Setting, kind: LayerKind) -> Number:
     """Scores and weighted values of a layer, or its recurrent state, in all passes."""
-    sequence, matrix = at.workload.sequence, at.stack.attention_matrix
-    visible = kind.score_products(sequence)
-    if at.workload.architecture.causal and not matrix:
-        visible = visible * (1 - kind.keys(sequence) / (2 * sequence))
-    flops = 2 * (visible + kind.state_products) * at.tokens / at.layout.tensor
+    matrix = at.stack.attention_matrix
+    flops = 2 * (_visible(at, kind) + kind.state_products) * at.tokens / at.layout.tensor
     again = runs_again("attended", at.layout, at.stack)
     passes = 1 + (2 if matrix else 2.5) + again
     rate = sustained(at, "bf16") * at.constants.attention
     return flops * passes / rate + (_scores_s(at, kind, again) if matrix else 0)
+
+
+def _visible(at: Setting, kind: LayerKind) -> Number:
+    """Multiply-adds a token of the scores that are computed, masked ones that are left out not."""
+    sequence, causal = at.workload.sequence, at.workload.architecture.causal
+    found = kind.score_products(sequence)
+    if causal and not at.stack.attention_matrix:
+        found = found * (1 - kind.keys(sequence) / (2 * sequence))
+    if not at.stack.whole_context:
+        return found
+    whole = replace(kind, window=None).score_products(sequence)
+    return choose(at.layout.context > 1, whole, found)
 
 
 def _scores_s(at: Setting, kind: LayerKind, again: bool) -> Number:

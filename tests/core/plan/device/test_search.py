@@ -10,7 +10,7 @@ import pytest
 from sabia.core.errors import Infeasible, UsageError
 from sabia.core.plan.chips import find_chip
 from sabia.core.plan.counting.plain import attention_layer, decoder
-from sabia.core.plan.device.layout import AXES
+from sabia.core.plan.device.layout import AXES, Layout
 from sabia.core.plan.device.memory import device_memory
 from sabia.core.plan.device.pareto import front
 from sabia.core.plan.device.search import Question, Survey, search
@@ -147,6 +147,17 @@ def test_rows_are_ranked_and_priced():
 def test_a_small_model_is_not_cut_over_layers_or_heads():
     best = search(work(LLAMA_8B), H100, find_stack("fsdp"), 8).best.layout
     assert best.pipe == 1 and best.tensor * best.context <= 2
+
+
+def test_the_trainer_pays_for_masked_scores_across_context_ranks():
+    job, alone = work(LLAMA_8B), Layout(fsdp=8)
+    halves = replace(alone, fsdp=4, context=2)
+    for stack, ratio in (("sabia", 2), ("megatron", 1)):
+        times = [
+            step_time(job, one, H100, find_stack(stack)).attention_s for one in (alone, halves)
+        ]
+        assert times[1] == pytest.approx(ratio * times[0], rel=1e-3)
+    assert search(job, H100, find_stack("sabia"), 8).best.layout.context == 1
 
 
 def test_what_no_layout_has_is_refused():
