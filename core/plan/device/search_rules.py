@@ -8,6 +8,7 @@ of ABILITIES, by the name of its preset:
                  the hidden size), always ZeRO-3, no interleaving; pipelines in torch only
   fsdp           torchtitan: FSDP2 with or without resharding, and all other axes; a row is cut into
                  twice as many pieces as context ranks, for balance under a causal mask
+  fsdp-2023      PyTorch's first FSDP alone, over flat shards
   megatron       Megatron-Core: distributed optimizer, sequence parallelism, interleaving, experts
                  over the tensor ranks, key and value heads copied where tensor exceeds them; the
                  embedding and the head may take the place of a layer each
@@ -75,6 +76,7 @@ ABILITIES: Mapping[str, Abilities] = {
     "sabia-cpu": SABIA,
     "fsdp": TITAN,
     "fsdp-async": TITAN,
+    "fsdp-2023": Abilities(axes=("data", "fsdp"), zero=(2, 3), sequence_parallel=False),
     "megatron": Abilities(
         zero=(0, 1),
         interleaved=True,
