@@ -1,7 +1,7 @@
 """What a chip-hour costs: dated prices as data (prices.toml), or the user's own.
 
-A row carries provider, source and date; the region where it holds, a commitment where it needs
-one. Age decides what a price is good for: after STALE_DAYS it
+An offer carries provider, source and date, and prices by region: by the hour, spot, and for those
+who commit. Age decides what a price is good for: after STALE_DAYS it
 is used with a warning, after REFUSED_DAYS not at all: what would need it is left out or refused,
 never computed from an old number. Catalogues mark "no price" by a large number (700.0 in some TPU
 rows): a row of 0 or above ten times the median of the file is refused, never averaged in.
@@ -9,6 +9,7 @@ rows): a row of 0 or above ten times the median of the file is refused, never av
 
 import datetime
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -18,8 +19,8 @@ from sabia.core.plan.catalogue import check_entry, read_data
 STALE_DAYS = 90
 REFUSED_DAYS = 365
 PLACEHOLDER_RATIO = 10
-REQUIRED = {"chip", "tier", "provider", "usd_per_chip_hour", "source", "date"}
-OPTIONAL = {"spot", "region", "commitment"}
+REQUIRED = {"chip", "tier", "provider", "source", "date"}
+OPTIONAL = {"by_hour", "spot", "committed"}
 TIERS = ("neocloud", "big cloud")
 
 
@@ -74,25 +75,43 @@ def format_rate(usd: float) -> str:
 
 def load_prices(data: dict[str, Any] | None = None) -> dict[str, tuple[Price, ...]]:
     """All prices by chip, in file order; `data` stands in for prices.toml. Raises BadData."""
-    rows = (read_data("prices.toml") if data is None else data).get("price", [])
-    for row in rows:
-        check_entry("prices.toml", row.get("chip", "a row"), row, REQUIRED, OPTIONAL)
-    refuse_placeholders(rows)
     table: dict[str, tuple[Price, ...]] = {}
-    for row in rows:
-        fields = {key: value for key, value in row.items() if key != "chip"}
-        table[row["chip"]] = (*table.get(row["chip"], ()), Price(**fields))
+    for offer in (read_data("prices.toml") if data is None else data).get("offer", []):
+        chip = offer.get("chip", "an offer")
+        check_entry("prices.toml", chip, offer, REQUIRED, OPTIONAL)
+        table[chip] = (*table.get(chip, ()), *_rows(offer))
+    refuse_placeholders(table)
     return table
 
 
-def refuse_placeholders(rows: list[dict[str, Any]]) -> None:
-    """Raise BadData on a price of 0 or above ten times the median of all rows."""
-    middle = _median([row["usd_per_chip_hour"] for row in rows]) if rows else 0
-    for row in rows:
-        usd = row["usd_per_chip_hour"]
+def _rows(offer: dict[str, Any]) -> Iterator[Price]:
+    common = {key: offer[key] for key in ("tier", "provider", "source", "date")}
+    for key in ("by_hour", "spot"):
+        for region, usd in _by_name(offer, key):
+            yield Price(usd, spot=key == "spot", region=region, **common)
+    for term, usd in _by_name(offer, "committed"):
+        yield Price(usd, commitment=term, **common)
+
+
+def _by_name(offer: dict[str, Any], key: str) -> list[tuple[str | None, float]]:
+    """A price without a name, or a table of them; BadData on anything but numbers."""
+    value = offer.get(key, {})
+    found = list(value.items()) if isinstance(value, dict) else [(None, value)]
+    for _, usd in found:
+        if not isinstance(usd, (int, float)):
+            raise BadData(f"prices.toml: {offer['chip']} {key} is {usd!r} (expected dollars)")
+    return found
+
+
+def refuse_placeholders(table: dict[str, tuple[Price, ...]]) -> None:
+    """Raise BadData on a price of 0 or above ten times the median of all."""
+    every = [(chip, price) for chip, prices in table.items() for price in prices]
+    middle = _median([price.usd_per_chip_hour for _, price in every]) if every else 0
+    for chip, price in every:
+        usd = price.usd_per_chip_hour
         if not 0 < usd <= PLACEHOLDER_RATIO * middle:
             raise BadData(
-                f"prices.toml: {row['chip']} at {row['provider']} costs ${usd:g} an hour (expected "
+                f"prices.toml: {chip} at {price.provider} costs ${usd:g} an hour (expected "
                 f"0 to {PLACEHOLDER_RATIO} times the median of ${middle:g}); a placeholder?"
             )
 

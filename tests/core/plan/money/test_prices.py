@@ -12,11 +12,13 @@ from sabia.core.plan.money.prices import Price
 DAY_ONE, DAY = datetime.date(2025, 1, 1), datetime.date(2026, 8, 1)
 
 
-def row(**changed):
-    return {
-        "chip": "b200", "tier": "neocloud", "provider": "A", "usd_per_chip_hour": 4.4,
-        "source": "a page", "date": DAY,
-    } | changed  # fmt: skip
+def row(usd_per_chip_hour=4.4, region=None, spot=False, commitment=None, **changed):
+    """An offer of one price, as the file writes it."""
+    offer = {"chip": "b200", "tier": "neocloud", "provider": "A", "source": "a page", "date": DAY}
+    if commitment:
+        return offer | {"committed": {commitment: usd_per_chip_hour}} | changed
+    price = {region: usd_per_chip_hour} if region else usd_per_chip_hour
+    return offer | {"spot" if spot else "by_hour": price} | changed
 
 
 def test_every_price_is_dated_and_of_a_known_chip_and_tier():
@@ -31,20 +33,33 @@ def test_every_price_is_dated_and_of_a_known_chip_and_tier():
 
 def test_a_placeholder_price_is_refused():
     rows = [row(), row(provider="B", usd_per_chip_hour=6.0), row(provider="C")]
-    assert len(prices.load_prices({"price": rows})["b200"]) == 3
+    assert len(prices.load_prices({"offer": rows})["b200"]) == 3
     rows.append(row(chip="tpu-v5p", provider="D", usd_per_chip_hour=700.0))
     with pytest.raises(BadData, match=r"tpu-v5p at D costs \$700 .*placeholder"):
-        prices.load_prices({"price": rows})
+        prices.load_prices({"offer": rows})
+
+
+@pytest.mark.parametrize("faulty", [{"by_hour": "4.4"}, {"spot": {"us": "x"}}, {"hourly": 4.4}])
+def test_a_faulty_offer_is_refused(faulty):
+    with pytest.raises(BadData, match=r"prices\.toml: b200"):
+        prices.load_prices({"offer": [row() | faulty]})
+
+
+def test_one_offer_may_have_many_prices():
+    offer = row() | {"by_hour": {"us": 2.7, "eu": 3.0}, "spot": 0.5, "committed": {"1 year": 2.0}}
+    found = prices.load_prices({"offer": [offer]})["b200"]
+    told = [(p.usd_per_chip_hour, p.offer) for p in found]
+    assert told == [(2.7, "A us"), (3.0, "A eu"), (0.5, "A, spot"), (2.0, "A, 1 year")]
 
 
 def test_a_price_of_nothing_is_refused():
     with pytest.raises(BadData, match=r"costs \$0"):
-        prices.load_prices({"price": [row(), row(usd_per_chip_hour=0)]})
+        prices.load_prices({"offer": [row(), row(usd_per_chip_hour=0)]})
 
 
 @pytest.mark.parametrize(("days", "old"), [(0, False), (90, False), (91, True)])
 def test_prices_are_stale_after_ninety_days(days, old):
-    offers = prices.load_prices({"price": [row()]})["b200"]
+    offers = prices.load_prices({"offer": [row()]})["b200"]
     assert bool(prices.stale(offers, DAY + datetime.timedelta(days))) == old
 
 
@@ -71,7 +86,7 @@ def days_later(days):
 
 @pytest.mark.parametrize(("days", "gone"), [(90, False), (365, False), (366, True)])
 def test_prices_of_more_than_a_year_are_refused(days, gone):
-    offers = prices.load_prices({"price": [row(), row(provider="B")]})["b200"]
+    offers = prices.load_prices({"offer": [row(), row(provider="B")]})["b200"]
     today = days_later(days)
     assert bool(prices.refused(offers, today)) == gone
     assert (prices.current(offers, today) == ()) == gone
@@ -109,7 +124,7 @@ def test_offers_are_found_by_provider_region_and_terms():
 
 
 def test_a_row_for_a_region_goes_before_the_row_for_all():
-    rows = {"price": [
+    rows = {"offer": [
         row(provider="A"), row(provider="A", region="eu", usd_per_chip_hour=6.0),
         row(provider="B", usd_per_chip_hour=5.0),
     ]}  # fmt: skip
@@ -128,7 +143,7 @@ def test_a_row_for_a_region_goes_before_the_row_for_all():
 def test_regions_by_their_beginnings(region, rates):
     rows = [row(region=r, usd_per_chip_hour=u)
             for r, u in [("us", 4.4), ("us-west-1", 5.0), ("eu-north-1", 6.0)]]  # fmt: skip
-    offers = prices.load_prices({"price": rows})["b200"]
+    offers = prices.load_prices({"offer": rows})["b200"]
     if rates:
         found = prices.chosen(offers, "b200", region=region)
         assert [p.usd_per_chip_hour for p in found] == rates
@@ -139,7 +154,7 @@ def test_regions_by_their_beginnings(region, rates):
 
 def test_a_commitment_is_only_sold_where_it_is_asked_for():
     rows = [row(), row(usd_per_chip_hour=3.0, commitment="1 year")]
-    offers = prices.load_prices({"price": rows})["b200"]
+    offers = prices.load_prices({"offer": rows})["b200"]
     assert [p.usd_per_chip_hour for p in prices.chosen(offers, "b200")] == [4.4]
     found = prices.chosen(offers, "b200", commitment="1 year")
     assert [(p.usd_per_chip_hour, p.label) for p in found] == [(3.0, "A, 1 year")]
