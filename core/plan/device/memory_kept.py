@@ -14,8 +14,9 @@ and one of Llama without dropout, whose attention kernel keeps no matrix (arXiv 
   2h + 2h + (2q + 2k + 2v) + 2q + 2h + 2h + (gate, up, activated, product) 2f each, logsumexp 4a
 
 which is (12h + 4h·n_kv/n_q + 8f) where q = h. Latent attention adds its latents before and after
-their norms, a delta net the inputs and outputs of its convolution, its gate and the matrices of its
-chunks. In a mixture the routed tensors stand for top_k copies of each token.
+their norms, and counts storages whole, with what was split off; a delta net adds the inputs and
+outputs of its convolution, its gate and the matrices of its chunks. In a mixture the routed tensors
+stand for top_k copies of each token.
 
 What a piece of software never keeps (fused kernels that work it out again: `drops`; without
 "activated" the MLP keeps 6f) and what it keeps under selective recomputation is in its preset
@@ -102,9 +103,8 @@ def _all_tensors(
 
 def _attention(kind: LayerKind, sequence: int, element: float, stack: Stack) -> Iterator[Kept]:
     if kind.key_latent:
-        latents = kind.query_latent + kind.key_latent
-        yield Kept("latents", latents, element)
-        yield Kept("normed_latents", latents, element)
+        yield Kept("latents", kind.query_latent + kind.cache_width, element)
+        yield Kept("normed_latents", kind.query_latent + kind.key_latent, element)
     if kind.head_normed:
         yield Kept("unnormed_heads", kind.head_normed, element, "tensor")
     yield Kept("query", kind.query_width, element, "tensor")

@@ -4,6 +4,8 @@ The layers here are written for this test from plain operations; their saved ten
 storage, weights left out. Norms save a factor or two a token besides, which the list leaves out.
 """
 
+from dataclasses import replace
+
 import pytest
 
 from sabia.core.plan.counting.plain import attention_layer, with_experts
@@ -53,7 +55,7 @@ def matrices(**shapes):
 
 
 def heads(x, count):
-    return x.view(B, S, count, SIZE).transpose(1, 2)
+    return x.view(B, S, count, -1).transpose(1, 2)
 
 
 def fused_norm(x, w):
@@ -103,6 +105,62 @@ def test_a_layer_of_gpt_keeps_what_autograd_saves():
     kind = attention_layer(H, HEADS, HEADS, SIZE, 4 * H, gated=False)
     ours = listed(kind, GPT_2022) * TOKENS
     assert ours <= saved(gpt, x, w) <= ours + FACTORS + ROUNDING * ours
+
+
+Q_LATENT, KV_LATENT, PLAIN, ROTATED, VALUE = 40, 24, 16, 8, 12
+
+
+def latent(x, w):
+    """A layer of DeepSeek-V3: latents, keys in two parts, an eager SwiGLU."""
+    y = fused_norm(x, w)
+    q = F.layer_norm(y @ w["q_down"], (Q_LATENT,), w["q_norm"]) @ w["q_up"]
+    q = heads(q, HEADS)
+    q = torch.cat([q[..., :PLAIN], q[..., PLAIN:] * 0.5], -1)
+    low, rotated = (y @ w["kv_down"]).split([KV_LATENT, ROTATED], -1)
+    up = F.layer_norm(low, (KV_LATENT,), w["kv_norm"]) @ w["kv_up"]
+    k, v = up.view(B, S, HEADS, PLAIN + VALUE).transpose(1, 2).split([PLAIN, VALUE], -1)
+    k = torch.cat([k, rotated.view(B, 1, S, ROTATED).expand(B, HEADS, S, ROTATED) * 0.5], -1)
+    a = kernel(q, k, v)
+    x = x + a.transpose(1, 2).reshape(B, S, HEADS * VALUE) @ w["o"]
+    y = fused_norm(x, w)
+    return x + (F.silu(y @ w["gate"]) * (y @ w["up"])) @ w["down"]
+
+
+class Kernel(torch.autograd.Function):
+    """An attention kernel whose values are of another size: keeps what such kernels keep."""
+
+    @staticmethod
+    def forward(ctx, q, k, v):
+        scores = q.float() @ k.float().transpose(-1, -2)
+        out = (scores.softmax(-1) @ v.float()).to(q.dtype)
+        out = out.transpose(1, 2).contiguous().transpose(1, 2)  # as kernels lay it out
+        ctx.save_for_backward(q, k, v, out, scores.logsumexp(-1))
+        return out
+
+    @staticmethod
+    def backward(ctx, grad):
+        raise NotImplementedError
+
+
+kernel = Kernel.apply
+
+
+def test_a_layer_of_latent_attention_keeps_what_autograd_saves():
+    key, up = HEADS * (PLAIN + ROTATED), HEADS * (PLAIN + VALUE)
+    w = matrices(norm=(H,), q_down=(H, Q_LATENT), q_norm=(Q_LATENT,), q_up=(Q_LATENT, key))
+    w |= matrices(kv_down=(H, KV_LATENT + ROTATED), kv_norm=(KV_LATENT,), kv_up=(KV_LATENT, up))
+    w |= matrices(o=(HEADS * VALUE, H), gate=(H, INNER), up=(H, INNER), down=(INNER, H))
+    x = torch.randn(B, S, H).bfloat16().requires_grad_()
+    kind = replace(
+        attention_layer(H, HEADS, HEADS, PLAIN + ROTATED, INNER),
+        value_width=HEADS * VALUE,
+        score_width=key + HEADS * VALUE,
+        cache_width=KV_LATENT + ROTATED,
+        query_latent=Q_LATENT,
+        key_latent=KV_LATENT,
+    )
+    ours = listed(kind, LLAMA) * TOKENS
+    assert ours <= saved(latent, x, w) <= ours + 2 * FACTORS + ROUNDING * ours
 
 
 def test_the_list_of_gpt_is_the_formula_of_the_paper():
