@@ -7,8 +7,8 @@ from sabia.core.plan.output.serving import judged_line, judged_report
 from sabia.core.plan.output.table import columns
 from sabia.core.plan.output.view import View
 from sabia.core.plan.request import Request
-from sabia.core.plan.serving import asked as settings
-from sabia.core.plan.serving.asked import Asked, AskedStep
+from sabia.core.plan.serving.asked import Asked
+from sabia.core.plan.serving.asked_step import AskedStep, generating_bytes, grpo_step
 from sabia.core.plan.serving.formats import judged
 from sabia.core.plan.serving.rollout import peak_memory
 from sabia.core.units import format_bytes, format_count, format_duration
@@ -17,7 +17,7 @@ from sabia.core.units import format_bytes, format_count, format_duration
 def see(request: Request) -> View:
     """Steps of GRPO on the request's model and chips. Raises UsageError, Infeasible."""
     asked = Asked(request)
-    found = settings.grpo_step(asked)
+    found = grpo_step(asked)
     report = _report(asked, found)
     lines = _lines(report, found)
     if asked.assumed:
@@ -31,9 +31,9 @@ def _report(asked: Asked, found: AskedStep) -> dict[str, Any]:
     api_usd = found.verdicts.api_usd if found.verdicts else 0.0
     each = cost_usd(step.chip_s, usd) + api_usd
     context = drawn.prompt_tokens + drawn.lengths.mean
-    generating = settings.generating_bytes(replica, made.slots, context)
+    generating = generating_bytes(replica, made.slots, context)
     apart = asked.settings.generation_chips or 0
-    training = settings.training_bytes(asked.request, step.chips - apart)
+    training = found.training_bytes
     return {
         "step_s": step.seconds,
         "parts_s": step.parts,
@@ -84,8 +84,8 @@ def _lines(report: dict[str, Any], found: AskedStep) -> list[str]:
         f"grpo      {drawn.prompts} prompts x {drawn.group} answers of "
         f"{drawn.lengths.mean:,.0f} tokens, the longest {made.longest_tokens:,.0f}; "
         f"{format_count(drawn.tokens)} tokens a step",
-        f"engines   {made.replicas} replicas of {replica.chips} chips, {made.slots} answers at "
-        f"once in each; {made.tail_s:.0f} s with fewer than half of them",
+        f"engines   {made.replicas} x {replica.chips} chips, {made.slots} answers at once in each; "
+        f"{made.tail_s:.0f} s with fewer than half of them",
         *columns(["PART", "TIME", "SHARE"], rows),
         held,
         *(f"note      {note}" for note in step.notes),

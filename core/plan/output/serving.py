@@ -47,6 +47,7 @@ def load_report(load: Load, usd_per_chip_hour: float) -> dict[str, Any]:
         "step_s": load.step.seconds,
         "step_parts_s": {part.name: part.seconds for part in load.step.parts},
         "prefill_s": load.first.seconds,
+        "prefill_chip_share": load.prefill_chip_s / load.request_chip_s,
         "bound": load.step.binding,
         "output_tokens_per_s_chip": load.output_tokens_per_s_chip,
         "seconds_per_answer": load.seconds_per_answer,
@@ -120,9 +121,10 @@ def _verdict(asked: Asked, best: Load) -> str:
     words = (
         f"replicas of {chips} {name} serve {best.batch:,} requests at once, "
         f"${best.usd_per_million_input(usd):.3f} and ${best.usd_per_million_output(usd):.2f} for a "
-        f"million tokens in and out at ${usd:.2f} an hour; {best.step.binding} binds"
+        f"million tokens in and out at ${usd:.2f} an hour; {best.step.binding} binds; prompts take "
+        f"{best.prefill_chip_s / best.request_chip_s:.0%} of the chips' time"
     )
     if not asked.request.cluster.chips:
         return words
     whole = _cluster(best, asked.request.cluster.chips)
-    return f"{words}; {whole['replicas']} of them give {whole['output_tokens_per_s']:,.0f} tokens/s"
+    return f"{words}; {whole['replicas']} of them: {whole['output_tokens_per_s']:,.0f} tokens/s"

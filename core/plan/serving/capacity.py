@@ -6,13 +6,13 @@ are fewer than the chips are held more than once, as is a latent cache (decode.c
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from sabia.core.errors import Infeasible
 from sabia.core.plan.chips import Chip
 from sabia.core.plan.counting.architecture import Architecture
 from sabia.core.plan.serving.decode import ACTIVATION_BYTES, Replica, cache_bytes
-from sabia.core.plan.serving.formats import factor, find_format, weight_bytes
+from sabia.core.plan.serving.formats import factor, find_format, format_names, weight_bytes
 
 PASS_TOKENS = 8192  # tokens of a prefill pass, long prompts are cut into such pieces
 MOST_CHIPS = 1024  # of a replica
@@ -72,8 +72,27 @@ def _too_small(replica: Replica, context: float, found: Room) -> str:
     return (
         f"{have}: {replica.architecture.name} in {replica.weights} needs {need / 1e9:,.0f} GB a "
         f"chip with one sequence of {context:,.0f} tokens (expected at most "
-        f"{found.chip_bytes / 1e9:,.0f}); use more chips or a smaller format"
+        f"{found.chip_bytes / 1e9:,.0f}); {_what_fits(replica, context, found)}"
     )
+
+
+def _what_fits(replica: Replica, context: float, found: Room) -> str:
+    """The next larger replica that holds one sequence, and the formats that do on this one."""
+    share = found.chip_bytes / replica.chip.usable_hbm_bytes
+
+    def holds(other: Replica) -> bool:
+        return room(other, share).cache >= cache_bytes(other, context, on_chip=True)
+
+    sizes = [replica.chips << i for i in range(1, 11) if replica.chips << i <= MOST_CHIPS]
+    larger = next((f"{n} chips" for n in sizes if holds(replace(replica, chips=n))), None)
+    smaller = [
+        f"--weights {name}"
+        for name in format_names()
+        if find_format(name).experts < replica.format.experts
+        and holds(replace(replica, weights=name))
+    ]
+    ways = [way for way in (larger, *smaller[:2]) if way]
+    return f"use {' or '.join(ways)}" if ways else "use shorter sequences or another chip"
 
 
 def weights_fit(architecture: Architecture, chip: Chip, chips: int, weights: str) -> bool:

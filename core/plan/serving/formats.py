@@ -56,11 +56,16 @@ def factor(name: str) -> float:
     return float(entry["value"])
 
 
+def format_names() -> tuple[str, ...]:
+    """All formats on file, widest first."""
+    return tuple(read_data(FILE)["format"])
+
+
 def find_format(name: str) -> Format:
     """The format called `name`. Raises UsageError."""
+    if name not in format_names():
+        raise UsageError(f"--weights: {name!r} (expected one of {', '.join(format_names())})")
     formats = read_data(FILE)["format"]
-    if name not in formats:
-        raise UsageError(f"--weights: {name!r} (expected one of {', '.join(formats)})")
     keys = {"rate", "outer", "mixer", "mlp", "experts", "about"}
     check_entry(FILE, name, formats[name], keys, set())
     return Format(name, **formats[name])

@@ -30,8 +30,21 @@ def test_room_is_memory_less_weights_and_workspace():
 def test_what_does_not_fit_says_what_would():
     with pytest.raises(Infeasible, match=r"1 x h100: llama-2-70b in bf16 needs 14\d GB a chip"):
         largest_batch(Replica(architecture(SHAPES["llama-2-70b"]), H100), 4096)
-    with pytest.raises(Infeasible, match="use more chips or a smaller format"):
+    with pytest.raises(Infeasible, match=r"use 8 chips$"):
         largest_batch(Replica(LLAMA, H100), 4e6)
+    with pytest.raises(Infeasible, match="use shorter sequences or another chip"):
+        largest_batch(Replica(LLAMA, H100), 1e9)
+
+
+def test_the_size_that_is_named_fits():
+    model = architecture(SHAPES["llama-2-70b"])
+    with pytest.raises(
+        Infeasible, match="use 2 chips or --weights int4 or --weights nvfp4"
+    ) as told:
+        largest_batch(Replica(model, H100), 4096)
+    assert "--weights fp8" not in str(told.value)  # 69 GB and the workspace are more than 72
+    assert largest_batch(Replica(model, H100, 2), 4096) >= 1
+    assert largest_batch(Replica(model, H100, 1, "int4"), 4096) >= 1
 
 
 def test_a_trillion_parameters_on_eight_chips():

@@ -45,7 +45,7 @@ def test_serving_as_asked():
     assert found.report["assumed"] == ["weights bf16"]
     with pytest.raises(UsageError, match="--replica-chips: 3"):
         see(serving, params=8e9, chip="h100", replica_chips=3)
-    with pytest.raises(Infeasible, match="use more chips or a smaller format"):
+    with pytest.raises(Infeasible, match="use 16 chips or --weights fp8 or --weights int8"):
         see(serving, params=1e12, active=32e9, chips=8)
 
 
