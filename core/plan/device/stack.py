@@ -45,7 +45,8 @@ class Stack:
     between experts that does. reruns_all: recomputation runs a layer to its end, not to the last
     tensor that is needed. bare_network: a collective across nodes gets one chip's network share,
     not that of all its ranks in the node. reduce_bytes: bytes of a gradient element on the wire
-    under zero 2 and 3; below that they are summed in the recipe's format.
+    under zero 2 and 3; below that they are summed in the recipe's format. attention_slowdown: time
+    of its attention kernel over that of FlashAttention-2 and later ones.
 
     host: this project's trainer on CPUs, whose memory is told by host_memory.py, without the
     interpreter. widened: its processor multiplies BF16 in fp32.
@@ -82,6 +83,7 @@ class Stack:
     reruns_all: bool = False
     bare_network: bool = False
     reduce_bytes: float = 4
+    attention_slowdown: float = 1
     host: bool = False
     widened: bool = False
     source: str = ""

@@ -24,7 +24,6 @@ backward.
 
 from dataclasses import dataclass, replace
 from functools import cache
-from statistics import median
 
 from sabia.core.errors import UsageError
 from sabia.core.plan.chips import Chip, load_chips
@@ -92,10 +91,19 @@ def ceiling(chip: Chip, precision: Precision) -> float:
 @cache
 def _usual() -> tuple[float, float]:
     """Median of the published ceilings, and of how much lower FP8's are."""
-    found = [chip for chip in load_chips().values() if chip.matmul_ceiling]
-    both = [(c.fp8_matmul_ceiling, c.matmul_ceiling) for c in found if c.fp8_matmul_ceiling]
-    best = median(chip.matmul_ceiling or 1 for chip in found)
-    return best, median((narrow or 1) / (wide or 1) for narrow, wide in both)
+    best, lost = [], []
+    for chip in load_chips().values():
+        if chip.matmul_ceiling:
+            best.append(chip.matmul_ceiling)
+            if chip.fp8_matmul_ceiling:
+                lost.append(chip.fp8_matmul_ceiling / chip.matmul_ceiling)
+    return _median(best), _median(lost)
+
+
+def _median(values: list[float]) -> float:
+    values = sorted(values)
+    middle = len(values) // 2
+    return (values[middle] + values[~middle]) / 2
 
 
 def peak(chip: Chip, precision: Precision) -> float:
@@ -155,7 +163,7 @@ def attention_s(at: Setting, kind: LayerKind) -> Number:
     flops = 2 * (_visible(at, kind) + kind.state_products) * at.tokens / at.layout.tensor
     again = runs_again("attended", at.layout, at.stack)
     passes = 1 + (2 if matrix else 2.5) + again
-    rate = sustained(at, "bf16") * at.constants.attention
+    rate = sustained(at, "bf16") * at.constants.attention / at.stack.attention_slowdown
     return flops * passes / rate + (_scores_s(at, kind, again) if matrix else 0)
 
 
