@@ -94,6 +94,7 @@ def _lines(model: StopModel, seen: StopForecast, plan: Plan) -> list[str]:
         f"stops     {seen.chips} chips failing {percent(model.failures_per_chip_day)} a day: "
         f"{_failures(seen)}{preempted}",
         f"save      {format_bytes(seen.checkpoint_bytes)}: {_saved(model, seen)}; {_every(seen)}",
+        *_loss(model, seen),
         f"expected  {span(seen.work_s)} of work takes {seen.wall_s / DAY_S:.2f}d "
         f"({longer:+.1%}){_waits(seen)}{_bills(model, seen, plan)}",
     ]
@@ -106,6 +107,18 @@ def _failures(seen: StopForecast) -> str:
         f"one every {span(seen.mean_time_between_failures_s)}, "
         f"{seen.failure_probability:.0%} within {WINDOW_S / DAY_S:.0f} days"
     )
+
+
+def _loss(model: StopModel, seen: StopForecast) -> list[str]:
+    """What one stop costs, how many there are, and what is left; nothing where there are none."""
+    if math.isinf(seen.mean_time_between_stops_s):
+        return []
+    stops = seen.failures + seen.preemptions
+    return [
+        f"stopped   {stops:.1f} times in the mean, each losing {seen.lost_per_stop_s / 60:.0f} min "
+        f"of work and {model.restart_s / 60:.0f} min to start again; {seen.goodput:.0%} of the "
+        "time is work"
+    ]
 
 
 def _saved(model: StopModel, seen: StopForecast) -> str:
