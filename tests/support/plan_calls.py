@@ -28,7 +28,7 @@ def process(words: str = "", text: bool = True, **settings: Any) -> subprocess.C
 
 def call(words: str, stdin: str | None = None) -> Called:
     """The command within this process."""
-    done = CliRunner().invoke(app, ["plan-cluster", *words.split()], input=stdin)
+    done = CliRunner().invoke(app, ["plan-cluster", *words.split()], input=stdin, prog_name="sabia")
     return Called(done.exit_code, done.stdout, done.stderr)
 
 

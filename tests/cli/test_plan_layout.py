@@ -1,0 +1,81 @@
+"""plan-cluster with layouts, scripts and charts, as a user calls it."""
+
+import json
+import shlex
+import subprocess
+from pathlib import Path
+
+import pytest
+from plan_calls import call, process, report
+
+pytest.importorskip("numpy", reason="a search needs numpy")
+RUN = "--params 8B --tokens 1T --chip h100 --price 2"
+
+
+def test_a_search_shows_layouts_and_a_line_to_paste() -> None:
+    done = process(f"{RUN} --search")
+    assert done.returncode == 0, done.stderr
+    assert "LAYOUT  CHIPS  dp  fsdp  tp  pp  cp  ep  v  mb  RECOMPUTE" in done.stdout
+    line = next(x for x in done.stdout.splitlines() if x.startswith("run it"))
+    assert line.split()[2:4] == ["sabia", "pretrain"] and "--mesh" in line
+
+
+def test_the_pasted_line_is_accepted_by_the_parser_of_pretrain() -> None:
+    from typer.testing import CliRunner
+
+    from sabia.cli.main import app
+
+    flags = report(f"{RUN} --search --chips 64")["layout"]["pretrain_flags"]
+    words = shlex.split(flags)[1:]
+    done = CliRunner().invoke(app, [*words, "nowhere.parquet", "-o", "x/"])
+    assert "no such option" not in done.stderr and "Invalid value" not in done.stderr
+    assert "--mesh" not in done.stderr
+
+
+def test_explain_prints_terms_and_parts() -> None:
+    text = call(f"{RUN} --fixed-layout fsdp=64 --explain").stdout
+    for words in ("MEMORY of the fullest chip, fsdp=64", "optimizer", "total", "STEP", "matmul"):
+        assert words in text
+
+
+def test_rows_of_a_search_go_to_json_lines() -> None:
+    rows = [json.loads(x) for x in call(f"{RUN} --search --to jsonl").stdout.splitlines()]
+    assert [row["deadline_s"] for row in rows] == [30 * 86400, 14 * 86400, 7 * 86400]
+    assert rows[0]["chips"] < rows[2]["chips"]
+
+
+@pytest.mark.parametrize("kind", ["slurm", "skypilot"])
+def test_a_script_is_all_that_stdout_carries(kind: str, tmp_path: Path) -> None:
+    done = call(f"{RUN} --search --chips 64 --emit {kind}")
+    assert done.code == 0, done.stderr
+    assert "sabia" in done.stdout and "--mesh" in done.stdout and "DEADLINE" not in done.stdout
+    assert "given 64 H100" in done.stderr
+    if kind == "slurm":
+        path = tmp_path / "run.sbatch"
+        path.write_text(done.stdout)
+        assert subprocess.run(["bash", "-n", str(path)]).returncode == 0
+        assert "#SBATCH --nodes=8" in done.stdout
+
+
+def test_a_script_takes_the_words_that_it_is_given(tmp_path: Path) -> None:
+    command = ["--pretrain-args", "rows/ --model base/ --lr 1e-4 --steps 100"]
+    from typer.testing import CliRunner
+
+    from sabia.cli.main import app
+
+    words = ["plan-cluster", *f"{RUN} --search --chips 64 --emit slurm".split(), *command]
+    text = CliRunner().invoke(app, words).stdout
+    assert "pretrain rows/ --model base/ --lr 1e-4 --steps 100 --mesh" in text
+    assert "--tokens" not in text
+
+
+def test_a_chart_is_written_beside_the_table(tmp_path: Path) -> None:
+    path = tmp_path / "out" / "plan.svg"
+    done = process(f"{RUN} --search --plot {path}")
+    assert done.returncode == 0 and "DEADLINE" in done.stdout
+    assert path.read_text().startswith("<svg ") and not list(path.parent.glob(".*"))
+
+
+def test_compared_by_layouts() -> None:
+    rows = report("--params 8B --tokens 1T --compare h100,v5p --search")["rows"]
+    assert all(row["layout"] and 0.1 < row["mfu"] < 0.8 for row in rows)
