@@ -10,12 +10,13 @@ from typing import Any
 
 from sabia.core.errors import Infeasible, UsageError
 from sabia.core.plan import planner
-from sabia.core.plan.device import search
 from sabia.core.plan.device.fixed import fixed_layout, parse_fields
-from sabia.core.plan.device.search import Found, Question
+from sabia.core.plan.device.search import Found, search
+from sabia.core.plan.device.search_abilities import ABILITIES
 from sabia.core.plan.device.search_fixes import described
-from sabia.core.plan.device.search_rules import ABILITIES
 from sabia.core.plan.device.search_sizes import coarse
+from sabia.core.plan.device.search_survey import UTILISATION, Question, priced
+from sabia.core.plan.device.search_survey import Row as Laid
 from sabia.core.plan.device.stack import DEFAULT_STACK, find_stack
 from sabia.core.plan.device.workload import Workload
 from sabia.core.plan.memory import StateRecipe, find_recipe
@@ -27,7 +28,6 @@ from sabia.core.units import format_bytes, format_duration
 SLOWEST_MFU = 0.1  # a run this slow is not planned for: it bounds the numbers of chips to look at
 MOST_CHIPS = 65536
 SHOWN = 8  # layouts in a table
-HARDLY_MORE = 1.02  # of a bill: the smaller cluster is taken, as it is easier to get
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ class Placed:
         """Rows of a step."""
         return self.question.workload.batch_rows
 
-    def shown(self, chosen: tuple[search.Row, ...]) -> list[search.Row]:
+    def shown(self, chosen: tuple[Laid, ...]) -> list[Laid]:
         """The layouts to show: of a search the alternatives, the chosen ones among them."""
         if self.found is None:
             return list(chosen[:1])
@@ -83,7 +83,7 @@ def question_of(asked: Request) -> Question:
     settings, chip = asked.settings, asked.cluster.chip
     if settings.hbm is not None:
         chip = replace(chip, usable_hbm_bytes=float(settings.hbm))
-    utilisation = search.UTILISATION if settings.utilisation is None else settings.utilisation
+    utilisation = UTILISATION if settings.utilisation is None else settings.utilisation
     stack = find_stack(settings.stack or DEFAULT_STACK)
     return Question(workload_of(asked), chip, stack, pinned_of(settings), utilisation)
 
@@ -149,7 +149,7 @@ def _searched(asked: Request, question: Question) -> tuple[Placed, tuple[Row, ..
     """The best layout on the given chips, or for each deadline the cheapest number in time."""
     given = asked.cluster.chips
     objective = asked.settings.objective or "time"
-    found = search.search(
+    found = search(
         question.workload,
         question.chip,
         question.stack,
@@ -162,21 +162,13 @@ def _searched(asked: Request, question: Question) -> tuple[Placed, tuple[Row, ..
     least = min(row.chips for row in found.front)
     rows = []
     for deadline_s in asked.deadlines_s:
-        in_time = cheapest_within(found, deadline_s / placed.steps)
+        in_time = found.cheapest_within(deadline_s / placed.steps)
         chosen = found.best if given else in_time or found.fastest
         rows.append(_row(asked, placed, chosen, deadline_s, least))
     return placed, _in_time(asked, placed, tuple(rows))
 
 
-def cheapest_within(found: Found, step_s: float) -> search.Row | None:
-    """The fewest chips that cost hardly more than the cheapest of those in time; or None."""
-    fast = [row for row in found.front if row.step_s <= step_s * (1 + 1e-12)]
-    least = min((row.token_chip_s for row in fast), default=0.0)
-    alike = [row for row in fast if row.token_chip_s <= least * HARDLY_MORE]
-    return min(alike, key=lambda row: (row.chips, row.step_s), default=None)
-
-
-def _thinned(front: tuple[search.Row, ...]) -> list[search.Row]:
+def _thinned(front: tuple[Laid, ...]) -> list[Laid]:
     """Of a long front SHOWN layouts, evenly from the fastest to the smallest."""
     if len(front) <= SHOWN:
         return list(front)
@@ -198,7 +190,7 @@ def _fixed(asked: Request, question: Question) -> tuple[Placed, tuple[Row, ...]]
     layout = fixed_layout(
         question.pinned, question.workload, question.chip, question.stack, asked.cluster.chips
     )
-    chosen = search.priced(question, layout)
+    chosen = priced(question, layout)
     if chosen.memory.total > question.room_bytes:
         raise Infeasible(_too_full(question, chosen))
     placed = Placed(question, None, asked.run.tokens / question.workload.batch_tokens)
@@ -206,7 +198,7 @@ def _fixed(asked: Request, question: Question) -> tuple[Placed, tuple[Row, ...]]
     return placed, _in_time(asked, placed, rows)
 
 
-def _too_full(question: Question, row: search.Row) -> str:
+def _too_full(question: Question, row: Laid) -> str:
     largest = max(row.memory.terms, key=lambda term: term.bytes)
     return (
         f"--fixed-layout: needs {format_bytes(row.memory.total)} a chip, most of it {largest.name} "
@@ -216,7 +208,7 @@ def _too_full(question: Question, row: search.Row) -> str:
     )
 
 
-def _row(asked: Request, placed: Placed, chosen: search.Row, deadline_s: float, least: int) -> Row:
+def _row(asked: Request, placed: Placed, chosen: Laid, deadline_s: float, least: int) -> Row:
     took_s = placed.steps * chosen.step_s
     chip_s = took_s * chosen.chips
     return Row(

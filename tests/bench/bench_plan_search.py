@@ -16,8 +16,9 @@ from typing import Any
 
 from sabia.core.plan.chips import find_chip
 from sabia.core.plan.counting.plain import attention_layer, decoder, with_experts
-from sabia.core.plan.device.search import Question, Survey, priced, search
+from sabia.core.plan.device.search import search
 from sabia.core.plan.device.search_sizes import coarse
+from sabia.core.plan.device.search_survey import Question, Survey, priced
 from sabia.core.plan.device.stack import find_stack
 from sabia.core.plan.device.workload import Workload
 from sabia.core.plan.memory import find_recipe

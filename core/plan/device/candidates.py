@@ -16,7 +16,8 @@ from typing import Any
 import numpy as np
 
 from sabia.core.plan.device.layout import AXES, Layout
-from sabia.core.plan.device.search_rules import MOST_STAGES, Abilities, Rule, even_stages
+from sabia.core.plan.device.search_abilities import Abilities
+from sabia.core.plan.device.search_rules import MOST_STAGES, Rule, even_stages
 from sabia.core.plan.device.workload import Workload
 
 # the axes that few values fit come first; the last two only have to divide what is left

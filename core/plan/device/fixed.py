@@ -11,11 +11,10 @@ from typing import Any
 from sabia.core.errors import UsageError
 from sabia.core.plan.chips import Chip
 from sabia.core.plan.device.layout import RECOMPUTE, Layout
+from sabia.core.plan.device.search_abilities import Abilities, abilities_of
 from sabia.core.plan.device.search_rules import (
     CHOICES,
     NUMBERS,
-    Abilities,
-    abilities_of,
     check_pinned,
 )
 from sabia.core.plan.device.stack import Stack

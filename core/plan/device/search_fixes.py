@@ -16,8 +16,8 @@ from typing import Any
 from sabia.core.errors import Infeasible
 from sabia.core.plan.chips import load_chips
 from sabia.core.plan.device.layout import AXES, Layout
-from sabia.core.plan.device.search import Question, Survey
 from sabia.core.plan.device.search_sizes import rentable
+from sabia.core.plan.device.search_survey import Question, Survey
 from sabia.core.plan.device.workload import Workload
 from sabia.core.plan.memory import RECIPES
 from sabia.core.units import format_bytes
@@ -87,7 +87,7 @@ def _freed(question: Question, counts: Sequence[int]) -> Iterator[str]:
         others = {k: v for k, v in question.pinned.items() if k != field}
         survey = Survey(replace(question, pinned=others), counts)
         if survey.fitting:
-            best = survey.found("time").best
+            best = survey.row(int(survey.gathered()[0].argmin()))
             flag = f"--{field.replace('_', '-')} {getattr(best.layout, field)}"
             found.append((best.step_s, flag))
     yield from (flag for _, flag in sorted(found))

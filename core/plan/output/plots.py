@@ -20,7 +20,7 @@ from sabia.core.plan.request import Request
 from sabia.core.svg import Bar, Group, Series
 
 if TYPE_CHECKING:
-    from sabia.core.plan.device.search import Row as Laid
+    from sabia.core.plan.device.search_survey import Row as Laid
 
 POINTS = 40
 FORMS = (".svg", ".html")
@@ -91,12 +91,11 @@ def _layout_lines(plan: Plan, days: list[float]) -> list[Series]:
 
 def _in_time(plan: Plan, days: list[float]) -> list[tuple[float, "Laid | None"]]:
     """The cheapest layout for each deadline; None where none is in time."""
-    from sabia.core.plan.placed import cheapest_within
 
     placed = plan.placed
     assert placed is not None and placed.found is not None
     found, steps = placed.found, placed.steps
-    return [(day, cheapest_within(found, day * DAY_S / steps)) for day in days]
+    return [(day, found.cheapest_within(day * DAY_S / steps)) for day in days]
 
 
 def _costs(

@@ -9,8 +9,9 @@ import pytest
 from sabia.core.errors import Infeasible
 from sabia.core.plan.chips import find_chip
 from sabia.core.plan.counting.plain import attention_layer, decoder
-from sabia.core.plan.device.search import Question, Survey, search
+from sabia.core.plan.device.search import HARDLY_MORE, search
 from sabia.core.plan.device.search_sizes import coarse, rentable
+from sabia.core.plan.device.search_survey import Question, Survey
 from sabia.core.plan.device.stack import find_stack
 from sabia.core.plan.device.workload import Workload
 from sabia.core.plan.memory import find_recipe
@@ -113,4 +114,4 @@ def test_over_numbers_of_chips_the_front_trades_time_for_cost():
             assert row.step_s == each[row.chips].best.step_s
     limit = each[64].best.step_s
     cheap = found.cheapest_within(limit)
-    assert cheap.step_s <= limit and cheap.token_chip_s <= each[64].best.token_chip_s
+    assert cheap.step_s <= limit and cheap.token_chip_s <= each[64].best.token_chip_s * HARDLY_MORE

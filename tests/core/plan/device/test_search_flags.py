@@ -17,8 +17,8 @@ from sabia.core.plan.counting.plain import attention_layer, decoder
 from sabia.core.plan.device.fixed import fixed_layout, parse_fields
 from sabia.core.plan.device.flags import pretrain_flags
 from sabia.core.plan.device.layout import AXES, Layout
-from sabia.core.plan.device.search import Question, Survey
 from sabia.core.plan.device.search_fixes import described
+from sabia.core.plan.device.search_survey import Question, Survey
 from sabia.core.plan.device.stack import find_stack
 from sabia.core.plan.device.workload import Workload
 from sabia.core.plan.memory import find_recipe
