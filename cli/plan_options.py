@@ -120,6 +120,7 @@ OPTIONS: Mapping[str, tuple[Any, Any]] = {
         commitment=_text("Prices on file for those who commit: '1 year'.", "TERM"),
         spot=_flag("Preemptible prices; with --preempt against on-demand ones.", "--spot"),
         spot_share=_share("Preemptible price as a share of on-demand (default 50%)."),
+        offers=_flag("The bill at every price on file.", "--offers"),
         max_cost=(float | None, money("Refuse a dearer run, and say what would fit.")),
         carbon=_flag("Energy and emissions.", "--carbon"),
         pue=(float | None, option("Energy of the building over the chips' (default 1.1).",

@@ -1,7 +1,7 @@
 """The view of failures, preemptions and checkpoints: how often a run stops, what that costs."""
 
 import math
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 from sabia.core.errors import UsageError
@@ -38,6 +38,15 @@ def paid(asked: Request, plan: Plan) -> tuple[float, float]:
     model, *run = _run(asked, plan)
     share = model.spot_share if _preemptible(model) else 1.0
     return forecast(model, *run).billed_chip_s, share
+
+
+def paid_by_terms(asked: Request, plan: Plan) -> tuple[float, float]:
+    """Chip-seconds that are paid for on preemptible chips, and on chips that are not."""
+    if not asked.settings.given(*VIEWS["stops"]):
+        return plan.best.chip_s, plan.best.chip_s
+    model, *run = _run(asked, plan)
+    steady = replace(model, preemption_s=None, capacity_wait_s=0.0)
+    return forecast(model, *run).billed_chip_s, forecast(steady, *run).billed_chip_s
 
 
 def _preemptible(model: StopModel) -> bool:

@@ -19,6 +19,7 @@ VIEWS: dict[str, tuple[str, ...]] = {
         "capacity_wait", "repair", "spare_nodes", "job_limit", "queue", "synchronous",
         "checkpoint_copies",
     ),
+    "offers": ("offers",),
     "limit": ("max_cost",),
     "carbon": ("carbon", "pue", "carbon_intensity"),
     "scaling": ("serve_tokens",),

@@ -35,6 +35,33 @@ def test_a_limit_counts_the_bill_with_stops():
     assert "preemptible at 50% of it" in half.text
 
 
+def test_offers_are_billed_one_by_one():
+    found = plan(offers=True).report["offers"]["rows"]
+    bills = [row["cost_usd"] for row in found]
+    assert bills == sorted(bills) and len(found) >= 10
+    for row in found:
+        assert row["cost_usd"] == pytest.approx(45_370.37 * row["price_usd_per_chip_hour"])
+    here = plan(offers=True, provider="aws", region="us-east-1").report["offers"]["rows"]
+    told = [(row["provider"], row["region"], row["spot"]) for row in here]
+    assert told == [("AWS", "us-east-1", True), ("AWS", "us", False)]
+
+
+def test_only_preemptible_offers_are_billed_with_preemptions():
+    calm = plan(offers=True, failure_rate=0.001).report["offers"]["rows"]
+    often = plan(offers=True, failure_rate=0.001, preempt=6 * 3600.0).report["offers"]["rows"]
+    names = ("provider", "tier", "region", "spot")
+    before = {tuple(row[name] for name in names): row["cost_usd"] for row in calm}
+    for row in often:
+        ratio = row["cost_usd"] / before[tuple(row[name] for name in names)]
+        assert (ratio > 1.1) if row["spot"] else ratio == pytest.approx(1)
+
+
+def test_old_offers_are_not_billed():
+    run = Settings(params=8e9, chip="h100", tokens=1e11, offers=True)
+    found = answer(run, datetime.date(2030, 1, 1))
+    assert "none of h100 on file may be used" in found.text
+
+
 def test_emissions_count_stops_too():
     calm, stopped = plan(carbon=True), plan(carbon=True, preempt=6 * 3600.0)
     assert calm.report["carbon"]["energy_kwh"] == pytest.approx(45_370.4 * 1.1, rel=1e-5)
