@@ -92,7 +92,7 @@ def _dense(base: Architecture, params: float) -> Architecture:
     _check(base, share, params)
 
     def scaled(kind: LayerKind) -> LayerKind:
-        width = round(kind.mlp_width * share)
+        width = _shared(kind.mlp_width * share)
         edges = kind.adapter_edges + kind.matrices * (width - kind.mlp_width)
         return replace(
             kind, mlp_params=round(kind.mlp_params * share), mlp_width=width, adapter_edges=edges
@@ -120,7 +120,7 @@ def _mixture(base: Architecture, params: float, active: float) -> Architecture:
     def scaled(kind: LayerKind) -> LayerKind:
         if not kind.experts:
             return kind
-        width = kind.mlp_width and max(1, kind.mlp_width + gained)
+        width = kind.mlp_width and _shared(max(1, kind.mlp_width + gained))
         edges = kind.adapter_edges + kind.matrices * (width - kind.mlp_width)
         return replace(
             kind,
@@ -129,7 +129,7 @@ def _mixture(base: Architecture, params: float, active: float) -> Architecture:
             adapter_edges=edges,
             expert_params=round(held),
             experts=experts,
-            expert_width=round(kind.expert_width * held / experts / one),
+            expert_width=_shared(kind.expert_width * held / experts / one),
         )
 
     return _with_layers(base, scaled)
@@ -139,6 +139,12 @@ def _divisible(experts: float) -> int:
     """At least `experts` but for a thousandth; many of them in sixteens, which devices share."""
     step = 16 if experts >= 64 else 4 if experts >= 16 else 1
     return math.ceil(experts * 0.999 / step) * step
+
+
+def _shared(width: float) -> int:
+    """A width that tensor ranks can share, within a part in sixteen; counts stay as they are."""
+    step = max(1, min(256, 1 << int(width / 8).bit_length() - 1)) if width >= 16 else 1
+    return max(1, round(width / step)) * step
 
 
 def _with_layers(base: Architecture, scaled: Callable[[LayerKind], LayerKind]) -> Architecture:
