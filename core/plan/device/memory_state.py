@@ -4,25 +4,35 @@ Dense weights are split over tensor and, by layers, over pipe; experts over the 
 tensor besides. What the zero level names (arXiv 1910.02054: 1 optimizer, 2 gradients, 3 weights) is
 split over fsdp, too, and over context and (dense weights) expert where the software folds these
 axes into it. The embedding is on the first stage, the head on the last, neither divided by layers.
-Experts count whole: one that a token does not visit still takes its room.
+Projections down to the latents of an attention are the same on all tensor ranks. Experts count
+whole: one that a token does not visit still takes its room.
 """
 
+import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 
-from sabia.core.plan.counting.architecture import Architecture
+from sabia.core.plan.counting.architecture import Architecture, LayerKind
 from sabia.core.plan.device.memory_stage import Stage, over_layers
 from sabia.core.plan.device.memory_term import Case, Term, billions, ways
 from sabia.core.plan.elementwise import Number, choose
 
+Cuts = tuple[tuple[str, Number], ...]
 ADAPTER_BYTES = 16  # of an element of LoRA: bf16 weight and gradient, fp32 master, m and v
 
 
 @dataclass(frozen=True)
 class Elements:
-    """Parameters on one stage before any other axis divides them."""
+    """Parameters on one stage before any other axis divides them.
+
+    up, down: of latent attention, from its latents to heads and from the stream to the latents;
+    dense: all others but the experts.
+    """
 
     dense: Number
     experts: Number
+    up: Number
+    down: Number
 
 
 def elements(model: Architecture, stage: Stage) -> Elements:
@@ -30,13 +40,28 @@ def elements(model: Architecture, stage: Stage) -> Elements:
     outer = stage.embedding * model.embedding_params + stage.head * head_params(model, stage)
     extra = sum(kind.count * (kind.params - kind.expert_params) for kind in model.extra)
     after = extra + model.extra_params + model.other_params
+    up = over_layers(model, stage, upward_params)
+    down = over_layers(model, stage, lambda kind: downward_params(kind, model.hidden))
+    dense = over_layers(model, stage, lambda kind: kind.params - kind.expert_params)
+    experts = sum(kind.count * kind.expert_params for kind in model.extra)
     return Elements(
-        dense=over_layers(model, stage, lambda kind: kind.params - kind.expert_params)
-        + outer
-        + stage.head * after,
-        experts=over_layers(model, stage, lambda kind: kind.expert_params)
-        + stage.head * sum(kind.count * kind.expert_params for kind in model.extra),
+        dense=dense - up - down + outer + stage.head * after,
+        experts=over_layers(model, stage, lambda kind: kind.expert_params) + stage.head * experts,
+        up=up,
+        down=down,
     )
+
+
+def upward_params(kind: LayerKind) -> int:
+    """Of a latent attention's projections from its latents to queries, keys and values."""
+    rotated = kind.heads * (kind.cache_width - kind.key_latent) if kind.key_latent else 0
+    keys_values = kind.key_width - rotated + kind.value_width
+    return kind.query_latent * kind.query_width + kind.key_latent * keys_values
+
+
+def downward_params(kind: LayerKind, hidden: int) -> int:
+    """Of its projections from the stream to the latents and the rotated key."""
+    return hidden * (kind.query_latent + kind.cache_width) if kind.key_latent else 0
 
 
 def head_params(model: Architecture, stage: Stage) -> Number:
@@ -78,24 +103,31 @@ def trained_elements(case: Case) -> Number:
 
 
 def _on_device(found: Elements, case: Case, level: int) -> Number:
-    split = case.layout.zero >= level
-    dense = found.dense / (case.layout.tensor * (case.sharding if split else 1))
-    ranks = case.layout.expert * case.layout.tensor
-    return dense + found.experts / (ranks * (case.expert_sharding if split else 1))
+    return sum(
+        count / math.prod(size for _, size in cut) for _, count, cut in _shares(found, case, level)
+    )
+
+
+def _shares(found: Elements, case: Case, level: int) -> Iterator[tuple[str, Number, Cuts]]:
+    """What of the elements is cut in which ways."""
+    split, tensor = case.layout.zero >= level, ("tensor", case.layout.tensor)
+    zero = ("zero", case.sharding if split else 1)
+    experts = ("zero", case.expert_sharding if split else 1)
+    yield "", found.dense, (tensor, zero)
+    yield "from latents ", found.up, (tensor,) if case.stack.whole_latents else (tensor, zero)
+    yield "to latents ", found.down, (zero,)
+    yield "experts ", found.experts, (("expert", case.layout.expert), tensor, experts)
 
 
 def _state(name: str, case: Case, size: float, level: int) -> Term:
-    found, layout = elements(case.model, case.stage), case.layout
+    found = elements(case.model, case.stage)
 
     def formula() -> str:
-        split = layout.zero >= level
-        over = ways(("tensor", layout.tensor), ("zero", case.sharding if split else 1))
-        text = f"{billions(found.dense)} x {size:g} B{over}"
-        if not found.experts:
-            return text
-        zero = ("zero", case.expert_sharding if split else 1)
-        among = ways(("expert", layout.expert), ("tensor", layout.tensor), zero)
-        return f"{text} + experts {billions(found.experts)} x {size:g} B{among}"
+        return " + ".join(
+            f"{what}{billions(count)} x {size:g} B{ways(*cut)}"
+            for what, count, cut in _shares(found, case, level)
+            if count
+        )
 
     return Term(name, _on_device(found, case, level) * size, formula)
 

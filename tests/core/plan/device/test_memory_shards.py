@@ -1,0 +1,57 @@
+"""Elements on a device by the planner's divisors, beside the shards that the trainer cuts.
+
+`core.parallel.rules` says for every tensor which axis of a mesh splits which dimension; summed over
+all tensors of a model that is what one process holds.
+"""
+
+import math
+
+import pytest
+
+from sabia.core.parallel.mesh import Mesh
+from sabia.core.parallel.rules import weight_split
+from sabia.core.plan.counting.parts import from_spec
+from sabia.core.plan.device.layout import Layout
+from sabia.core.plan.device.memory import device_memory
+from sabia.core.plan.device.stack import find_stack
+from sabia.core.plan.device.workload import Workload
+from sabia.core.plan.memory import RECIPES
+from sabia.core.spec import from_config, new_config
+
+SHAPE = {"hidden": 4096, "layers": 8, "vocab": 32768, "heads": 32, "context": 4096, "tied": False}
+MIXTURE = {"experts": 32, "chosen": 4, "expert_ffn": 1024}
+MODELS = {
+    "llama": new_config("llama", **SHAPE, kv_heads=8, ffn=14336),
+    "qwen3_moe": new_config("qwen3_moe", **SHAPE, kv_heads=8, **MIXTURE),
+    "deepseek_v3": new_config("deepseek_v3", **SHAPE, **MIXTURE, shared=1),
+}
+MESHES = [
+    {}, {"fsdp": 8}, {"tensor": 4}, {"fsdp": 4, "tensor": 2}, {"data": 2, "fsdp": 4},
+    {"expert": 4}, {"fsdp": 2, "expert": 4}, {"fsdp": 2, "expert": 2, "tensor": 2},
+]  # fmt: skip
+SMALL = {"llama": 0.001, "qwen3_moe": 0.002, "deepseek_v3": 0.001}  # norms and routers
+
+
+def shard_elements(spec, mesh):
+    """Elements of all tensors that one process holds."""
+    return sum(
+        math.prod(
+            size // (mesh.along(axis) if axis else 1)
+            for size, axis in zip(tensor.shape, weight_split(tensor, mesh), strict=True)
+        )
+        for tensor in spec.tensors()
+    )
+
+
+@pytest.mark.parametrize("axes", MESHES, ids=str)
+@pytest.mark.parametrize("family", MODELS)
+def test_a_device_holds_what_the_trainer_gives_it(family, axes):
+    if family == "llama" and "expert" in axes:
+        pytest.skip("no experts")
+    spec = from_config(MODELS[family])
+    job = Workload(from_spec(spec), 4096, 64, RECIPES["adamw16"])
+    held = device_memory(job, Layout(**axes), find_stack("sabia"))
+    shards = shard_elements(spec, Mesh(**axes))
+    assert held["weights"] / 2 <= shards
+    assert held["weights"] / 2 == pytest.approx(shards, rel=SMALL[family])
+    assert held["optimizer"] == 6 * held["weights"]
