@@ -87,8 +87,9 @@ def _all_tensors(
         yield from _attention(kind, sequence, element, stack)
     if stack.dropout:
         yield Kept("attention_mask", hidden, 1)
-    yield Kept("middle", hidden, element)
-    yield Kept("normed_middle", hidden, element, "gathered")
+    if kind.stream_norms > 1:  # else a layer is one half, attention or MLP
+        yield Kept("middle", hidden, element)
+        yield Kept("normed_middle", hidden, element, "gathered")
     if kind.mlp_width:
         yield from _mlp("", kind.mlp_width, kind.matrices, element)
     if kind.experts:

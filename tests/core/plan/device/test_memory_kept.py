@@ -192,3 +192,24 @@ def test_a_mixture_keeps_copies_of_each_token():
     copies = 8 * (2 * 2048 + 4 * 768 * 2 + 2 * 2048)
     router = 4 * 128
     assert listed(sparse, LLAMA, S, 2048) - listed(dense, LLAMA, S, 2048) == copies + router
+
+
+def test_a_layer_of_one_half_keeps_one_norm():
+    """As Nemotron-H has them."""
+    whole = attention_layer(4096, 32, 8, 128, 14336)
+    attention = replace(whole, mlp_width=0, stream_norms=1)
+    found = [one.name for one in layer_tensors(attention, 4096, 8192, 2, LLAMA)]
+    assert found == ["input", "normed", "query", "key", "value", "logsumexp", "attended"]
+    feed = replace(attention, mlp_width=14336, query_width=0, key_width=0, value_width=0)
+    feed = replace(feed, score_width=0, heads=0)
+    assert listed(feed, LLAMA, 8192, 4096) == 4 * 4096 + 8 * 14336
+
+
+def test_a_recurrent_layer_keeps_no_more_for_a_longer_row():
+    kind = replace(
+        attention_layer(2048, 32, 16, 128, 5632), score_width=0, query_width=2048, key_width=2048,
+        value_width=4096, heads=32, state_products=3 * 32 * 128 * 128,
+    )  # fmt: skip
+    assert listed(kind, LLAMA, 8192, 2048) == listed(kind, LLAMA, 131072, 2048)
+    names = {one.name for one in layer_tensors(kind, 2048, 8192, 2, LLAMA)}
+    assert {"projected", "convolved", "output_gate", "chunk_matrices", "gated"} <= names
