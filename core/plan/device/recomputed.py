@@ -43,6 +43,8 @@ def products(kind: LayerKind) -> Iterator[Product]:
             yield Product(name, kind.mixer_params * width / whole, width)
     if not whole:
         yield Product("middle", kind.mixer_params, kind.mixer_params)
+    if kind.mlp_params and not kind.mlp_width:
+        yield Product("router", kind.mlp_params, kind.experts)
     yield from _mlp("", kind.mlp_params, kind.mlp_width, kind.matrices, routed=False)
     width = kind.expert_width
     yield from _mlp("expert_", kind.active_expert_params, width, kind.matrices, routed=True)

@@ -212,11 +212,11 @@ def _casts(at: Setting, kind: LayerKind) -> Number:
 def head_s(at: Setting) -> Number:
     """Logits and loss of the micro-batch, once for the model and once for each further token."""
     model, tensor = at.workload.architecture, at.layout.tensor
-    one = Product(LAST, model.vocab * model.hidden, model.vocab)
+    passes = 1 + sum(kind.count for kind in model.extra)
+    one = Product(LAST, passes * model.vocab * model.hidden + model.extra_params, model.vocab)
     rows = larger(1, at.tokens)
     sides = 1 / rows + 1 / model.hidden + tensor / one.inner
     flops = 3 * 2 * one.params * at.tokens / tensor
     slowed = _slowed(at, "bf16", sides)
-    moved = LOGIT_BYTES * at.tokens * model.vocab / tensor / known(at.chip, "hbm_bytes_per_s")
-    passes = 1 + sum(kind.count for kind in model.extra)
-    return passes * (flops / sustained(at, "bf16") * slowed + moved)
+    moved = LOGIT_BYTES * at.tokens * passes * model.vocab / tensor
+    return flops / sustained(at, "bf16") * slowed + moved / known(at.chip, "hbm_bytes_per_s")

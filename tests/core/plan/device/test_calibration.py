@@ -1,0 +1,98 @@
+"""The constants on file are what the script makes of the rows, and the judged errors stay."""
+
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from published_steps import load, tokens_per_s_chip
+from step_cases import calibration_cases
+
+from sabia.core.plan.device.calibration import load_calibration
+
+BENCH = Path(__file__).parents[3] / "bench"
+sys.path.insert(0, str(BENCH))
+
+import calibrate_plan  # noqa: E402
+import report_plan  # noqa: E402
+
+# tests/bench/RESULTS.md, 2026-11-21: mean error and share within 15 % on the judged rows
+RECORDED = {"all": (0.126, 0.69), "dense": (0.098, 0.76), "calibration": (0.045, 0.94)}
+MARGIN = 0.005
+
+
+def test_rows_and_formulas_are_those_of_the_fit():
+    """After a change of either, run tests/bench/calibrate_plan.py."""
+    assert load_calibration().fingerprint == calibrate_plan.fingerprint(calibration_cases())
+
+
+def test_errors_on_file_are_sane():
+    found = load_calibration()
+    assert 0.02 < found.error < 0.12 and found.error < found.new_chip_error < 0.15
+    assert set(found.chips) == {case.chip.name for case in calibration_cases()}
+
+
+def test_constants_are_physical():
+    constants = load_calibration().constants
+    for name in ("gpu", "tpu", "attention", "collective"):
+        assert 0.4 < getattr(constants, name) <= 1, name
+    assert 0 <= constants.exposed < 0.5 and 0 <= constants.balance < 0.5
+    assert 1 <= constants.elementwise < 2 and 0 < constants.shape < 1.5
+
+
+def test_rows_in_both_files_agree():
+    """What published_steps.toml marks as calibration is among the calibration rows, as printed."""
+    _, tables = load()
+    cases = calibration_cases()
+    speeds = [case.workload.batch_tokens / case.measured_s / case.layout.chips for case in cases]
+    marked = [r for t in tables for r in t["expanded"] if r.get("calibration")]
+    assert len(marked) == 19 and len(cases) == 34
+    for row in marked:
+        speed = tokens_per_s_chip(row)
+        near = [
+            case for case, found in zip(cases, speeds, strict=True)
+            if case.workload.architecture.name == row["model"]
+            and case.layout.chips == row["chips"] and case.workload.sequence == row["seq"]
+            and (speed is None or found == pytest.approx(speed, rel=1e-3))
+        ]  # fmt: skip
+        assert near, row
+
+
+def test_errors_on_judged_rows_do_not_grow():
+    rows, refused = report_plan.judge()
+    groups = {
+        "all": rows,
+        "dense": [row for row in rows if not row.mixture],
+        "calibration": [report_plan.predict(case) for case in calibration_cases()],
+    }
+    assert len(rows) == 306 and len(refused) == 25
+    for name, (mean, share) in RECORDED.items():
+        found = report_plan.figures(groups[name])
+        assert found.mean <= mean + MARGIN, (name, found)
+        assert found.share >= share - MARGIN, (name, found)
+
+
+@pytest.mark.slow
+def test_the_fit_gives_the_file():
+    values = calibrate_plan.fit(calibration_cases())
+    kept = vars(load_calibration().constants)
+    for name, value in values.items():
+        assert kept[name] == pytest.approx(value, rel=2e-3), name
+
+
+@pytest.mark.slow
+def test_a_fit_finds_constants_that_made_the_data():
+    """Times made by known constants, no noise: the fit comes back near them."""
+    cases = calibration_cases()
+    true = {name: prior[0] for name, prior in calibrate_plan.PRIORS.items()}
+    true |= {"gpu": 0.75, "tpu": 0.8, "attention": 0.5, "elementwise": 1.4}
+    errors = calibrate_plan.log_errors(cases, true)
+    made = [
+        replace(case, measured_s=case.measured_s * np.exp(error))
+        for case, error in zip(cases, errors, strict=True)
+    ]
+    found = calibrate_plan.fit(made)
+    for name in ("gpu", "tpu", "attention"):
+        assert found[name] == pytest.approx(true[name], rel=0.08), name
+    assert np.abs(calibrate_plan.log_errors(made, found)).max() < 0.03

@@ -1,0 +1,225 @@
+"""Step time: operations of an ideal machine, bubbles, formats, recomputation, bands."""
+
+import itertools
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from published_steps import flops_per_token, load
+from step_cases import architecture, calibration_cases
+
+from sabia.core.errors import UsageError
+from sabia.core.plan.chips import find_chip
+from sabia.core.plan.device.calibration import Constants
+from sabia.core.plan.device.layout import Layout
+from sabia.core.plan.device.recomputed import products
+from sabia.core.plan.device.stack import Stack, find_stack
+from sabia.core.plan.device.step_time import step_time
+from sabia.core.plan.device.workload import Workload
+from sabia.core.plan.memory import find_recipe
+
+SHAPES, _ = load()
+IDEAL = Constants(
+    gpu=1, tpu=1, balance=0, shape=0, attention=1, elementwise=1, collective=1, exposed=0
+)
+H100 = replace(find_chip("h100"), matmul_ceiling=1.0)
+FREE = replace(H100, hbm_bytes_per_s=1e30, scale_up_bytes_per_s=1e30, network_bytes_per_s=1e30)
+MEGATRON, FSDP = find_stack("megatron"), find_stack("fsdp")
+SHAPE_175B = {
+    "hidden": 12288, "layers": 96, "heads": 96, "kv_heads": 96, "head_dim": 128, "ffn": 49152,
+    "gated": False, "vocab": 51200,
+}  # fmt: skip
+KEEPS_SCORES = Stack("matrix", attention_matrix=True, reruns_all=True)
+
+
+def work(name="llama-3-8b", sequence=4096, rows=64, **changed):
+    return Workload(architecture(SHAPES[name]), sequence, rows, find_recipe("adamw16"), **changed)
+
+
+@pytest.mark.parametrize("name", ["llama-3-8b", "mpt-7b", "gemma3-12b", "deepseek-v3-mtp"])
+def test_an_ideal_chip_takes_the_models_operations(name):
+    workload = work(name, rows=2)
+    seen = step_time(workload, Layout(recompute="none"), FREE, FSDP, IDEAL)
+    plain, causal = (flops_per_token(SHAPES[name], 4096, c) for c in ("6nd", "causal"))
+    assert seen.matmul_s + seen.head_s == pytest.approx(workload.batch_tokens * plain / 989e12)
+    assert seen.attention_s == pytest.approx(
+        workload.batch_tokens * (causal - plain) * 3.5 / 3 / 989e12
+    )
+
+
+def test_products_are_all_of_a_layer():
+    for name in ("llama-3-8b", "mpt-7b", "mixtral-8x7b", "deepseek-v3"):
+        for kind in architecture(SHAPES[name]).layers:
+            params = sum(one.params for one in products(kind))
+            assert params == pytest.approx(kind.matmul_params)
+
+
+def test_full_recomputation_is_a_third_more_only_if_all_runs():
+    base = step_time(work(), Layout(recompute="none"), FREE, FSDP, IDEAL)
+    every = step_time(work(), Layout(recompute="full"), FREE, MEGATRON, IDEAL)
+    early = step_time(work(), Layout(recompute="full"), FREE, FSDP, IDEAL)
+    assert every.matmul_s == pytest.approx(base.matmul_s * 4 / 3)
+    layer = SHAPES["llama-3-8b"]
+    last = layer["ffn"] * layer["hidden"] / architecture(layer).layers[0].matmul_params
+    assert early.matmul_s == pytest.approx(base.matmul_s * (4 - last) / 3)
+    assert every.attention_s == early.attention_s == pytest.approx(base.attention_s * 4.5 / 3.5)
+
+
+def test_selective_recomputation_runs_what_is_not_kept():
+    none = step_time(work(), Layout(recompute="none"), FREE, FSDP, IDEAL)
+    kept = step_time(work(), Layout(recompute="selective"), FREE, FSDP, IDEAL)
+    h, kv, f = 4096, 1024, 14336  # key, middle and up again, of two h·h, two h·kv and three h·f
+    again = (kv + h + f) / (2 * h + 2 * kv + 3 * f)
+    assert kept.matmul_s == pytest.approx(none.matmul_s * (1 + again / 3))
+    assert kept.attention_s == none.attention_s
+    scores = step_time(work(), Layout(recompute="selective"), FREE, KEEPS_SCORES, IDEAL)
+    full = step_time(work(), Layout(recompute="none"), FREE, KEEPS_SCORES, IDEAL)
+    assert scores.attention_s == pytest.approx(full.attention_s * 4 / 3)
+    assert scores.matmul_s == full.matmul_s
+
+
+def test_frozen_weights_save_a_third_of_the_products():
+    full = step_time(work(), Layout(recompute="none"), FREE, FSDP, IDEAL)
+    lora = step_time(work(adapter_params=10**7), Layout(recompute="none"), FREE, FSDP, IDEAL)
+    assert lora.matmul_s == pytest.approx(full.matmul_s * 2 / 3)
+    assert lora.attention_s == full.attention_s
+
+
+def test_narrow_formats_serve_the_layers_products_only():
+    wide = step_time(work(), Layout(), FREE, FSDP, IDEAL)
+    chip = replace(FREE, fp8_matmul_ceiling=1.0)
+    narrow = step_time(work(precision="fp8"), Layout(), chip, FSDP, IDEAL)
+    assert narrow.matmul_s == pytest.approx(wide.matmul_s * 989 / 1979)
+    assert (narrow.attention_s, narrow.head_s) == (wide.attention_s, wide.head_s)
+    real = [step_time(work(precision=p), Layout(), H100, FSDP, IDEAL) for p in ("bf16", "fp8")]
+    assert real[1].elementwise_s > real[0].elementwise_s  # casts
+
+
+@pytest.mark.parametrize(
+    ("pipe", "virtual", "rows"), [(2, 1, 8), (4, 1, 16), (4, 2, 16), (8, 4, 8)]
+)
+def test_the_bubble_is_p_minus_1_over_vm(pipe, virtual, rows):
+    layout = Layout(pipe=pipe, virtual=virtual, recompute="none")
+    seen = step_time(work(rows=rows), layout, FREE, FSDP, IDEAL)
+    layers = seen.matmul_s + seen.attention_s + seen.elementwise_s
+    assert seen.bubble_s == pytest.approx(layers * (pipe - 1) / (virtual * rows))
+
+
+def test_the_last_stage_has_the_head_and_a_layer_less_where_there_is_room():
+    even = step_time(work(), Layout(pipe=4), FREE, FSDP, IDEAL)
+    whole = step_time(work(), Layout(), FREE, FSDP, IDEAL)
+    assert even.head_s == pytest.approx(whole.head_s)
+    assert even.matmul_s == pytest.approx(whole.matmul_s / 4)
+    odd = step_time(work("llama-3-405b"), Layout(pipe=16), FREE, FSDP, IDEAL)  # 126 layers
+    assert odd.head_s == 0  # less than a layer
+    assert odd.matmul_s == pytest.approx(
+        step_time(work("llama-3-405b"), Layout(), FREE, FSDP, IDEAL).matmul_s * 8 / 126
+    )
+
+
+def test_thin_slices_and_small_experts_are_slower_per_operation():
+    real = replace(IDEAL, shape=0.5)
+    one = step_time(work(), Layout(), FREE, FSDP, real)
+    slow = replace(FREE, hbm_bytes_per_s=3.35e12)
+    assert step_time(work(), Layout(tensor=8), slow, FSDP, real).matmul_s > one.matmul_s / 8
+    moe = work("qwen3-30b-a3b", rows=8)
+    alone = step_time(moe, Layout(), slow, FSDP, real).matmul_s
+    shared = step_time(moe, Layout(expert=8), slow, replace(FSDP, expert_imbalance=1), real)
+    assert shared.matmul_s < alone / 8  # eight times the tokens an expert
+
+
+def test_an_exchange_of_experts_and_its_imbalance_cost():
+    moe = work("mixtral-8x7b")
+    near = step_time(moe, Layout(expert=8), H100, FSDP)
+    far = step_time(moe, Layout(expert=8, tensor=8), H100, FSDP)
+    assert near.expert_s > 0 and far.expert_s > near.expert_s / 8
+    even = step_time(moe, Layout(expert=8), H100, replace(FSDP, expert_imbalance=1.0))
+    assert even.matmul_s < near.matmul_s
+
+
+def test_collectives_hide_beside_work_as_the_software_can():
+    layout = Layout(fsdp=64, tensor=8, recompute="none")
+    hidden = step_time(work(rows=512), layout, H100, FSDP)
+    bare = step_time(work(rows=512), layout, H100, replace(FSDP, hides_data=False))
+    asynchronous = step_time(work(rows=512), layout, H100, replace(FSDP, hides_tensor=True))
+    assert bare.shards_s > 1.2 * hidden.shards_s
+    assert asynchronous.tensor_s < hidden.tensor_s / 2
+    assert hidden.matmul_s == bare.matmul_s
+
+
+def test_zero_levels_move_what_they_should():
+    workload, slow = work(rows=64), replace(FREE, scale_up_bytes_per_s=1e9, scale_up_domain=8)
+    stack = replace(FSDP, hides_data=False, reduce_bytes=2)
+    seen = {
+        zero: step_time(workload, Layout(fsdp=8, zero=zero, micro_batch=2), slow, stack, IDEAL)
+        for zero in (0, 1, 2, 3)
+    }
+    params, passes = workload.architecture.params, 4
+    unit = params * 2 * 7 / 8 / 1e9
+    assert seen[0].replicas_s == pytest.approx(2 * unit)
+    assert seen[1].replicas_s == pytest.approx(2 * unit)
+    assert seen[2].shards_s == pytest.approx(passes * 2 * unit)
+    assert seen[3].shards_s == pytest.approx(passes * 3 * unit)
+    assert seen[0].shards_s == 0 and seen[3].replicas_s == 0
+
+
+def test_zero3_of_2021_across_nodes():
+    """Table 2 of arXiv 2104.04473: 175B at a batch of 1536; 144, 88 and 44 TFLOP/s a GPU."""
+    case = next(c for c in calibration_cases() if c.workload.architecture.name == "gpt-175b")
+    workload = replace(case.workload, batch_rows=1536)
+    operations = flops_per_token(SHAPE_175B, 2048, "palm") * 4 / 3 - 6 * 51200 * 12288 / 3
+    operations *= workload.batch_tokens
+    for chips, micro_batch, published in ((384, 4, 144), (768, 2, 88), (1536, 1, 44)):
+        layout = Layout(fsdp=chips, micro_batch=micro_batch, sequence_parallel=False)
+        seen = step_time(workload, layout, case.chip, find_stack("zero-2021"))
+        assert operations / seen.total_s / chips / 1e12 == pytest.approx(published, rel=0.25)
+        assert seen.binding == "shards"
+        assert seen.total_s > 2 * step_time(workload, layout, case.chip, FSDP).total_s
+
+
+@pytest.mark.parametrize("zero", [0, 1, 2, 3])
+@pytest.mark.parametrize("recompute", ["none", "selective", "full"])
+def test_arrays_give_what_numbers_give(zero, recompute):
+    names = ("data", "fsdp", "expert", "context", "tensor", "pipe", "micro_batch", "virtual")
+    sizes = ((1, 2), (1, 16), (1, 4), (1, 2), (1, 8), (1, 4), (1, 2), (1, 2))
+    table = np.array(list(itertools.product(*sizes)))
+    layout = Layout(
+        **{name: table[:, n] for n, name in enumerate(names)}, zero=zero, recompute=recompute
+    )
+    for name, chip in (("mixtral-8x7b", "h100"), ("llama-3-70b", "v5p")):
+        many = step_time(work(name), layout, find_chip(chip), MEGATRON)
+        assert many.total_s.shape == (len(table),) and np.isfinite(many.total_s).all()
+        for row in range(0, len(table), 13):
+            numbers = {n: int(v) for n, v in zip(names, table[row], strict=True)}
+            one = step_time(
+                work(name), Layout(**numbers, zero=zero, recompute=recompute),
+                find_chip(chip), MEGATRON,
+            )  # fmt: skip
+            assert one.total_s == pytest.approx(many.total_s[row], rel=1e-12)
+            assert one.binding == many.binding[row]
+
+
+@pytest.mark.parametrize(
+    ("chip", "precision", "field"),
+    [("a100", "fp8", "fp8_flops_per_s"), ("h100", "nvfp4", "fp4_flops_per_s"),
+     ("tpu-v7", "int8", "int8_flops_per_s")],
+)  # fmt: skip
+def test_a_format_without_a_rate_is_refused_by_the_chips_field(chip, precision, field):
+    with pytest.raises(UsageError, match=f"{chip} has no published {field}"):
+        step_time(work(precision=precision), Layout(), find_chip(chip), FSDP)
+
+
+def test_a_chip_without_bandwidth_is_refused_by_its_field():
+    with pytest.raises(UsageError, match="hbm_bytes_per_s"):
+        step_time(work(), Layout(), replace(H100, hbm_bytes_per_s=None), FSDP)
+
+
+def test_the_band_is_wider_for_mixtures_and_for_chips_without_rows():
+    def width(name, chip):
+        seen = step_time(work(name), Layout(fsdp=64), find_chip(chip), FSDP)
+        assert seen.low_s < seen.total_s < seen.high_s
+        return seen.high_s / seen.low_s
+
+    assert width("llama-3-8b", "h100") < width("llama-3-8b", "mi300x")
+    assert width("llama-3-8b", "h100") < width("mixtral-8x7b", "h100")
+    assert width("mixtral-8x7b", "h100") == pytest.approx(2)  # 20 to 40 % MFU
