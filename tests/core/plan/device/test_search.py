@@ -152,6 +152,16 @@ def test_a_small_model_is_not_cut_over_layers_or_heads():
     assert best.pipe == 1 and best.tensor * best.context <= 2
 
 
+def test_fsdp_and_tensor_share_a_pod_as_the_scaling_book_says():
+    """X = sqrt(2 B N / F) ranks of fsdp (jax-ml.github.io/scaling-book, training): here 1547."""
+    job = work(LLAMA_70B, 2048, 2048, "jax10")
+    ideal = (2 * job.batch_tokens * 8192 / 28672) ** 0.5
+    found = search(job, find_chip("v5p"), find_stack("maxtext"), 8192)
+    for row in found.ranked[:2]:
+        assert ideal / 2 < row.layout.fsdp < ideal * 2 and row.layout.pipe == 1
+        assert row.layout.fsdp * row.layout.tensor == 8192
+
+
 def test_the_trainer_pays_for_masked_scores_across_context_ranks():
     job, alone = work(LLAMA_8B), Layout(fsdp=8)
     halves = replace(alone, fsdp=4, context=2)
