@@ -23,7 +23,6 @@ from dataclasses import dataclass
 from sabia.core.plan.device import memory_activations as activations
 from sabia.core.plan.device import memory_buffers as buffers
 from sabia.core.plan.device import memory_state as state
-from sabia.core.plan.device.host_memory import host_terms
 from sabia.core.plan.device.layout import Layout
 from sabia.core.plan.device.memory_stage import stages_of
 from sabia.core.plan.device.memory_term import Case, Setting, Term
@@ -92,12 +91,16 @@ def device_memory(workload: Workload, layout: Layout, stack: Stack) -> Memory:
     states: list[State] = []
     for stage in stages_of(workload, layout):
         case = Case(workload, layout, stack, stage, layers)
-        if stack.host:
-            found = ((instant, tuple(host_terms(case, instant))) for instant in INSTANTS)
-        else:
-            found = _moments(case)
+        found = _host_moments(case) if stack.host else _moments(case)
         states += [State(stage.name, instant, terms) for instant, terms in found]
     return _fullest(tuple(states))
+
+
+def _host_moments(case: Case) -> Iterator[tuple[str, tuple[Term, ...]]]:
+    from sabia.core.plan.device.host_memory import host_terms
+
+    for instant in INSTANTS:
+        yield instant, tuple(host_terms(case, instant))
 
 
 def _moments(case: Case) -> Iterator[tuple[str, tuple[Term, ...]]]:
