@@ -180,45 +180,60 @@ def expectation(process: Process) -> Expectation:
 
 def _limited(process: Process, mean_s: float) -> tuple[float, float]:
     """Exposed time and cuts with a job limit, by the recurrence over segments left."""
-    full, ratio = process.segments_a_job, math.exp(-process.segment_s / mean_s)
-    times, cuts, sums = [0.0], [0.0], (0.0, 0.0)
+    full, s, upload_s = process.segments_a_job, process.segment_s, process.upload_s
+    again, fresh = (_start(full, s, upload_s + head, mean_s) for head in (process.restart_s, 0.0))
+    if again.nothing >= 1:
+        return math.inf, math.inf
+    ratio = math.exp(-s / mean_s)
+    beyond = ratio**full
+    restart_s = process.restart_s
+    first = _exposed(1, s + restart_s, upload_s, 0.0, mean_s)
+    both = _exposed(2, s, upload_s, restart_s, mean_s)
+    each = both - _exposed(1, s, upload_s, restart_s, mean_s)
+    times, cuts = [0.0], [0.0]
+    time_sum = cut_sum = 0.0
     for left in range(1, process.segments + 1):
-        sums = (ratio * (sums[0] + times[-1]), ratio * (sums[1] + cuts[-1]))
-        rest = None
-        if left > full:
-            rest = (times[left - full], cuts[left - full])
-            sums = (sums[0] - ratio**full * rest[0], sums[1] - ratio**full * rest[1])
-        common = (min(left, full), process.segment_s, mean_s, sums, rest)
-        time, cut, lost = _job(process.restart_s + process.upload_s, *common)
-        if lost >= 1:
-            return math.inf, math.inf
-        times.append(time / (1 - lost))
-        cuts.append(cut / (1 - lost))
-    time, cut, lost = _job(process.upload_s, *common)
-    return time + lost * times[-1], cut + lost * cuts[-1]
+        time_sum, cut_sum = ratio * (time_sum + times[-1]), ratio * (cut_sum + cuts[-1])
+        if left <= full:
+            times.append(first + (left - 1) * each)
+            cuts.append(0.0)
+            continue
+        rest_s, rest_cuts = times[left - full], cuts[left - full]
+        time_sum, cut_sum = time_sum - beyond * rest_s, cut_sum - beyond * rest_cuts
+        times.append(again.mean(again.job_s, time_sum, rest_s) / (1 - again.nothing))
+        cuts.append(again.mean(0.0, cut_sum, rest_cuts + 1) / (1 - again.nothing))
+    return (
+        fresh.mean(fresh.job_s, time_sum, rest_s) + fresh.nothing * times[-1],
+        fresh.mean(0.0, cut_sum, rest_cuts + 1) + fresh.nothing * cuts[-1],
+    )
 
 
-def _job(
-    head_s: float,
-    segments: int,
-    segment_s: float,
-    mean_s: float,
-    sums: tuple[float, float],
-    rest: tuple[float, float] | None,
-) -> tuple[float, float, float]:
-    """A start with `head_s` before its segments: time, cuts, and the chance of no durable save.
+@dataclass(frozen=True)
+class _Start:
+    """A job that its limit ends: its mean time, and the chances of what it leaves behind.
 
-    `sums` are Σ ratio^k V(left − k) for time and cuts; `rest` what a full job leaves to the next.
+    nothing: no durable save; partly · ratio^k: k of them; through: all, so that it is cut.
     """
-    durable = math.exp(-head_s / mean_s)
-    ratio = math.exp(-segment_s / mean_s)
-    through = durable * ratio**segments
-    partly = durable * -math.expm1(-segment_s / mean_s)
-    exposed = mean_s * (1 - through) if mean_s < math.inf else head_s + segments * segment_s
-    time, cuts = exposed + partly * sums[0], partly * sums[1]
-    if rest:
-        time, cuts = time + through * rest[0], cuts + through * (1 + rest[1])
-    return time, cuts, 1 - durable * ratio
+
+    job_s: float
+    nothing: float
+    partly: float
+    through: float
+
+    def mean(self, own: float, after_some: float, after_all: float) -> float:
+        """The job's own figure and the mean of what is left, but for a start that saves nothing."""
+        return own + self.partly * after_some + self.through * after_all
+
+
+def _start(segments: int, segment_s: float, lead_s: float, mean_s: float) -> _Start:
+    end_s = lead_s + segments * segment_s
+    through = math.exp(-end_s / mean_s)
+    return _Start(
+        job_s=end_s if math.isinf(mean_s) else mean_s * (1 - through),
+        nothing=-math.expm1(-(lead_s + segment_s) / mean_s),
+        partly=math.exp(-lead_s / mean_s) * -math.expm1(-segment_s / mean_s),
+        through=through,
+    )
 
 
 def repair_wait(process: Process, exposed_s: float) -> float:

@@ -16,6 +16,7 @@ from sabia.core.plan.money.bills import cost_usd
 from sabia.core.plan.stops.failures import StopForecast, StopModel, forecast
 
 SHORTEST_S, LONGEST_S = 1.0, 1e10
+BISECTIONS = 25  # to a millionth
 
 
 @dataclass(frozen=True)
@@ -88,7 +89,7 @@ def _crossing(excess: Callable[[float], float]) -> float | None:
     if excess(SHORTEST_S) < 0:
         return 0.0
     low, high = math.log(SHORTEST_S), math.log(LONGEST_S)
-    for _ in range(50):
+    for _ in range(BISECTIONS):
         middle = (low + high) / 2
         low, high = (middle, high) if excess(math.exp(middle)) >= 0 else (low, middle)
     return math.exp(high)
