@@ -25,18 +25,20 @@ from sabia.core.plan.memory import RECIPES
 from sabia.core.plan.serving import rollout
 from sabia.core.plan.serving.decode import Replica, prefill
 from sabia.core.plan.serving.lengths import Lengths
-from sabia.core.plan.serving.traffic import fixed_batch_seconds
+from sabia.core.plan.serving.traffic import fixed_batch_seconds, full_load
 
 SHAPES, KINDS = load()
 MFU = {"dense": 0.50, "sparse": 0.30}
 COLOCATED_SHARE, APART_SHARE = 0.6, 0.8  # gpu_memory_utilization of the recipes
+LOAD_SHARE = 0.95  # kv_cache_free_gpu_mem_fraction of the page
 
 
 def replica(row: Row) -> Replica:
     """The replica that generates in a row."""
     model = architecture(SHAPES[row["model"]])
     cache = row.get("cache", "bf16")
-    return Replica(model, find_chip(row["chip"]), row["tensor"], row["weights"], cache)
+    split = row.get("attention", "tensor")
+    return Replica(model, find_chip(row["chip"]), row["tensor"], row["weights"], cache, split)
 
 
 def batch_error(row: Row) -> float:
@@ -44,6 +46,12 @@ def batch_error(row: Row) -> float:
     mine = fixed_batch_seconds(replica(row), row["prompt"], row["output"], row["batch"])
     published = row["batch"] * row["output"] / (row["tokens_per_s_chip"] * row["tensor"])
     return mine / published - 1
+
+
+def load_error(row: Row) -> float:
+    """Predicted over published time of a token at full load, less one."""
+    load = full_load(replica(row), row["prompt"], row["output"], row["requests"], LOAD_SHARE)
+    return row["tokens_per_s_chip"] / load.output_tokens_per_s_chip - 1
 
 
 def spread_error(row: Row) -> float | None:
@@ -114,7 +122,7 @@ def grpo_error(row: Row) -> float:
     return grpo_step(row).seconds / row["step_s"] - 1
 
 
-ERRORS = {"batch": batch_error, "first": first_error, "grpo": grpo_error}
+ERRORS = {"batch": batch_error, "load": load_error, "first": first_error, "grpo": grpo_error}
 
 
 def summary(errors: list[float]) -> str:

@@ -33,18 +33,29 @@ def load() -> tuple[dict[str, Row], dict[str, list[Row]]]:
 
 
 def architecture(shape: Row) -> Architecture:
-    """The planner's Architecture of a shape of either file; windows are not carried over."""
-    h = shape["hidden"]
+    """The planner's Architecture of a shape of either file.
+
+    Where only some layers attend to a window, they are spread evenly over dense and sparse ones.
+    """
+    h, depth = shape["hidden"], shape["layers"]
     dense = _latent(shape) if "kv_rank" in shape else _grouped(shape)
     if "experts" not in shape:
-        layers: tuple[LayerKind, ...] = (replace(dense, count=shape["layers"]),)
+        layers: tuple[LayerKind, ...] = (replace(dense, count=depth),)
     else:
         shared = shape["shared_experts"] * shape["moe_ffn"]
         mixed = with_experts(dense, h, shape["experts"], shape["top_k"], shape["moe_ffn"], shared)
-        first = shape.get("dense_layers", 0)
-        layers = (replace(dense, count=first), replace(mixed, count=shape["layers"] - first))
-    kinds = tuple(kind for kind in layers if kind.count)
+        sparse = (depth - shape.get("dense_layers", 0)) // shape.get("moe_every", 1)
+        layers = (replace(dense, count=depth - sparse), replace(mixed, count=sparse))
+    share = shape.get("window_layers", 0) / depth
+    kinds = tuple(part for kind in layers for part in _windowed(kind, shape, share) if part.count)
     return decoder(shape["name"], h, shape["vocab"], kinds, tied=shape["tied"])
+
+
+def _windowed(kind: LayerKind, shape: Row, share: float) -> tuple[LayerKind, ...]:
+    """The layers of a kind that see all keys, and the `share` that see a window."""
+    local = round(kind.count * share)
+    whole = replace(kind, count=kind.count - local)
+    return (whole, replace(kind, count=local, window=shape["window"])) if local else (whole,)
 
 
 def _grouped(shape: Row) -> LayerKind:

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from sabia.core.plan.compute import model_kind
 from sabia.core.plan.money.bills import short_money
 from sabia.core.plan.output.serving import judged_line, judged_report
 from sabia.core.plan.output.table import columns
@@ -18,7 +19,7 @@ def see(request: Request) -> View:
     """One evaluation of the request's model. Raises UsageError, Infeasible."""
     asked = Asked(request)
     suite, found = evaluation(asked)
-    usd = asked.usd_per_chip_hour
+    usd, run = asked.usd_per_chip_hour, request.run
     report = {
         "items": suite.items,
         "answers": suite.answers,
@@ -27,7 +28,9 @@ def see(request: Request) -> View:
         "api_usd": found.api_usd,
         "cost_usd": found.cost_usd(usd),
         "parts": [_bill(bill, usd) for bill in found.bills],
-        "published_over_predicted": judged_report(judged("decode")),
+        "published_over_predicted": judged_report(
+            judged(model_kind(run.params, run.active_params))
+        ),
         "assumed": asked.assumed,
     }
     return View("\n".join(_lines(asked, found, usd)), report)
@@ -58,12 +61,13 @@ def _lines(asked: Asked, found: Evaluation, usd: float) -> list[str]:
         for bill in found.bills
     ]
     head = ["EVALUATION", "CALLS", "TOKENS IN", "TOKENS OUT", "CHIP-HOURS", "COST"]
+    run = asked.request.run
     dearest = max(found.bills, key=lambda bill: bill.cost_usd(usd))
     lines = [
         *columns(head, rows),
         f"verdict   {short_money(found.cost_usd(usd))} an evaluation, {found.chip_hours:,.1f} "
         f"chip-hours; {dearest.name} cost the most",
-        judged_line(judged("decode")),
+        judged_line(judged(model_kind(run.params, run.active_params))),
     ]
     if asked.assumed:
         lines.append(f"assumed   {'; '.join(asked.assumed)}")

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from sabia.core.plan.compute import model_kind
 from sabia.core.plan.output.table import columns
 from sabia.core.plan.output.view import View
 from sabia.core.plan.request import Request
@@ -22,7 +23,9 @@ def see(request: Request) -> View:
         "price_usd_per_chip_hour": usd,
         "replicas": [load_report(load, usd) for load in found],
         "best": load_report(best, usd),
-        "published_over_predicted": judged_report(judged("decode")),
+        "published_over_predicted": judged_report(
+            judged(model_kind(request.run.params, request.run.active_params))
+        ),
         "assumed": asked.assumed,
     }
     if request.cluster.chips:
@@ -35,6 +38,7 @@ def load_report(load: Load, usd_per_chip_hour: float) -> dict[str, Any]:
     replica, held = load.replica, room(load.replica)
     return {
         "replica_chips": replica.chips,
+        "attention": replica.attention,
         "weights": replica.weights,
         "cache": replica.cache,
         "prompt_tokens": load.prompt,
@@ -89,7 +93,7 @@ def _lines(asked: Asked, found: list[Load], best: Load) -> list[str]:
         f"{best.output:,.0f} tokens caches {format_bytes(each)}",
         *_table(asked, found),
         f"verdict   {_verdict(asked, best)}",
-        judged_line(judged("decode")),
+        judged_line(judged(model_kind(request.run.params, request.run.active_params))),
     ]
     if asked.assumed:
         lines.append(f"assumed   {'; '.join(asked.assumed)}")
@@ -98,10 +102,21 @@ def _lines(asked: Asked, found: list[Load], best: Load) -> list[str]:
 
 def _table(asked: Asked, found: list[Load]) -> list[str]:
     usd = asked.usd_per_chip_hour
-    head = ["CHIPS", "BATCH", "STEP", "PREFILL", "TOKENS/S/CHIP", "$/M IN", "$/M OUT", "BOUND BY"]
+    head = [
+        "CHIPS",
+        "SPLIT",
+        "BATCH",
+        "STEP",
+        "PREFILL",
+        "TOKENS/S/CHIP",
+        "$/M IN",
+        "$/M OUT",
+        "BOUND BY",
+    ]
     rows = [
         [
             f"{load.replica.chips}",
+            load.replica.attention if load.replica.chips > 1 else "-",
             f"{load.batch:,}",
             f"{load.step.seconds * 1e3:.1f} ms",
             f"{load.first.seconds * 1e3:.0f} ms",
@@ -118,8 +133,9 @@ def _table(asked: Asked, found: list[Load]) -> list[str]:
 def _verdict(asked: Asked, best: Load) -> str:
     name, chips = asked.request.cluster.chip.name.upper(), best.replica.chips
     usd = asked.usd_per_chip_hour
+    split = ", attention by data," if best.replica.attention == "data" else ""
     words = (
-        f"replicas of {chips} {name} serve {best.batch:,} requests at once, "
+        f"replicas of {chips} {name}{split} serve {best.batch:,} requests at once, "
         f"${best.usd_per_million_input(usd):.3f} and ${best.usd_per_million_output(usd):.2f} for a "
         f"million tokens in and out at ${usd:.2f} an hour; {best.step.binding} binds; prompts take "
         f"{best.prefill_chip_s / best.request_chip_s:.0%} of the chips' time"

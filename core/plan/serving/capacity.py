@@ -43,7 +43,7 @@ def room(replica: Replica, memory_share: float | None = None) -> Room:
     share = factor("memory_share") if memory_share is None else memory_share
     return Room(
         chip_bytes=replica.chip.usable_hbm_bytes * share,
-        weights=replica.weight_bytes / replica.chips,
+        weights=replica.chip_weight_bytes,
         workspace=_workspace(replica),
     )
 
@@ -52,7 +52,8 @@ def _workspace(replica: Replica) -> float:
     """Activations of one pass: residual stream and the widest layer's inner tensors."""
     model = replica.architecture
     inner = max(kind.mlp_width + kind.top_k * kind.expert_width for kind in model.layers)
-    widths = LIVE_WIDTHS * (model.hidden + inner / replica.chips)
+    split = replica.chips if replica.attention == "tensor" else 1
+    widths = LIVE_WIDTHS * (model.hidden + inner / split)
     return PASS_TOKENS * widths * ACTIVATION_BYTES
 
 

@@ -11,6 +11,11 @@ roofline, max(bytes / bandwidth, operations / rate):
   messages   with t chips of tensor parallelism two all-reduces a layer
   launches   each operation's own latency
 
+A replica of t chips splits a mixture in one of two ways. "tensor": every matrix, and the cache by
+key-value heads. "data": sequences are spread over the chips, which hold all weights but the experts
+whole; experts are spread too, and tokens sent to theirs and back (min(k, t) copies each): what
+models with a latent cache need, which heads cannot split.
+
 Bandwidth and rate are what programs reach of them (serving.toml, chips.toml). Sources: reading
 weights and cache as the bound of decoding, arXiv 2211.05102; latent attention, arXiv 2405.04434
 §2.1; visited experts, the expectation of distinct draws.
@@ -35,14 +40,16 @@ from sabia.core.plan.serving.formats import (
 )
 
 ACTIVATION_BYTES = 2
+ATTENTION = ("tensor", "data")
 ALL_REDUCES = 2  # a layer: after the mixer and after the MLP
 
 
 @dataclass(frozen=True)
 class Replica:
-    """A copy of a model on `chips` that share its tensors (tensor parallelism) and generate.
+    """A copy of a model on `chips` that generate together.
 
-    weights, cache: names of formats. Raises UsageError for names and chip fields that are missing.
+    weights, cache: names of formats. attention: "tensor" or "data", how the chips split it (see
+    above). Raises UsageError for names and chip fields that are missing.
     """
 
     architecture: Architecture
@@ -50,10 +57,13 @@ class Replica:
     chips: int = 1
     weights: str = "bf16"
     cache: str = "bf16"
+    attention: str = "tensor"
 
     def __post_init__(self) -> None:
         """Refuse what cannot be computed."""
         _ = self.format, self.cache_element
+        if self.attention not in ATTENTION:
+            raise UsageError(f"attention: {self.attention!r} (expected {' or '.join(ATTENTION)})")
         if self.chips < 1:
             raise UsageError(f"replica: {self.chips} chips (expected 1 or more)")
         for field, needed in (("hbm_bytes_per_s", True), ("network_bytes_per_s", self.spans_nodes)):
@@ -77,8 +87,18 @@ class Replica:
 
     @property
     def weight_bytes(self) -> float:
-        """All weights, over all its chips."""
+        """All weights, once."""
         return weight_bytes(self.architecture, self.format)
+
+    @property
+    def chip_weight_bytes(self) -> float:
+        """What each chip holds of them."""
+        if self.attention == "tensor":
+            return self.weight_bytes / self.chips
+        experts = (
+            _each_layer(self.architecture, lambda kind: kind.expert_params) * self.format.experts
+        )
+        return self.weight_bytes - experts * (1 - 1 / self.chips)
 
     @property
     def read_bytes_per_s(self) -> float:
@@ -149,13 +169,15 @@ def cached_elements(kind: LayerKind, context: float) -> float:
 
 
 def cache_bytes(replica: Replica, context: float, *, on_chip: bool = False) -> float:
-    """Cache and state of one sequence of `context` tokens: once, or what each chip must hold."""
+    """Cache and state of one sequence of `context` tokens: once, or what each chip must hold of
+    it (under attention by data, on average)."""
     total = 0.0
     for kind in replica.architecture.layers:
         cached = cached_elements(kind, context) * replica.cache_element
         state = kind.state_width * STATE_BYTES
         if on_chip:
-            cached /= cache_split(kind, replica.chips)
+            data = replica.attention == "data"
+            cached /= replica.chips if data else cache_split(kind, replica.chips)
             state /= replica.chips
         total += kind.count * (cached + state)
     return total
@@ -163,43 +185,51 @@ def cache_bytes(replica: Replica, context: float, *, on_chip: bool = False) -> f
 
 def decode_step(replica: Replica, batch: float, context: float) -> Pass:
     """One token for each of `batch` sequences of `context` tokens."""
-    model = replica.architecture
-    read = sum(
-        kind.count * layer_bytes(kind, replica.format, visited_share(kind, batch))
-        for kind in model.layers
-    )
-    read += model.vocab * model.hidden * replica.format.outer
-    products = 2 * batch * (_layer_products(model) + model.vocab * model.hidden)
-    cached = batch * cache_bytes(replica, context, on_chip=True) + batch * _state_bytes(replica)
-    scores = 2 * batch * _each_layer(model, lambda kind: _score_products(kind, context))
+    model, t = replica.architecture, replica.chips
+    # by data the fullest chip has at least one sequence
+    spread = max(batch, t) if replica.attention == "data" else batch
+    products = 2 * spread * (_layer_products(model) + model.vocab * model.hidden)
+    cached = spread * (cache_bytes(replica, context, on_chip=True) + _state_bytes(replica))
+    scores = 2 * spread * _each_layer(model, lambda kind: _score_products(kind, context))
     return Pass(
         (
-            _roofline("weights", replica, read / replica.chips, products / replica.chips),
-            _roofline("attention", replica, cached, scores / replica.chips, "bf16"),
+            _roofline("weights", replica, _read_bytes(replica, batch), products / t),
+            _roofline("attention", replica, cached, scores / t, "bf16"),
             *_overheads(replica, batch),
         )
     )
 
 
 def prefill(replica: Replica, tokens: float, sequences: float = 1) -> Pass:
-    """`sequences` prompts of `tokens` each, at once; the head sees only each one's last token."""
-    model, batch = replica.architecture, tokens * sequences
-    read = sum(
-        kind.count * layer_bytes(kind, replica.format, visited_share(kind, batch))
-        for kind in model.layers
-    )
-    read += model.vocab * model.hidden * replica.format.outer
+    """`sequences` prompts of `tokens` each, at once; the head sees only each one's last token.
+
+    With attention by data one prompt is a chip's alone; the time is then its share of a pass of as
+    many prompts as there are chips.
+    """
+    model, t, batch = replica.architecture, replica.chips, tokens * sequences
     head = sequences * model.vocab * model.hidden
     products = 2 * (batch * _layer_products(model) + head)
     scores = 2 * batch * _each_layer(model, lambda kind: _mean_prefill_products(kind, tokens))
     written = sequences * cache_bytes(replica, tokens, on_chip=True)
     return Pass(
         (
-            _roofline("weights", replica, read / replica.chips, products / replica.chips),
-            _roofline("attention", replica, written, scores / replica.chips, "bf16"),
+            _roofline("weights", replica, _read_bytes(replica, batch), products / t),
+            _roofline("attention", replica, written, scores / t, "bf16"),
             *_overheads(replica, batch),
         )
     )
+
+
+def _read_bytes(replica: Replica, tokens: float) -> float:
+    """What a chip reads of the weights in a pass of `tokens`: of experts those that are visited."""
+    model, weights = replica.architecture, replica.format
+    shared = _each_layer(model, lambda kind: layer_bytes(kind, weights, 0.0))
+    shared += model.vocab * model.hidden * weights.outer
+    experts = weights.experts * _each_layer(
+        model, lambda kind: kind.expert_params * visited_share(kind, tokens)
+    )
+    whole = replica.attention == "data"
+    return (shared if whole else shared / replica.chips) + experts / replica.chips
 
 
 def _each_layer(model: Architecture, width: Callable[[LayerKind], float]) -> float:
@@ -239,14 +269,25 @@ def _roofline(
 
 
 def _overheads(replica: Replica, tokens: float) -> tuple[Part, ...]:
-    """All-reduces of `tokens` activations in each layer (ring volume), and launches."""
+    """Messages of `tokens` activations in each layer, and launches."""
     model, t = replica.architecture, replica.chips
     launches = model.depth * factor("operations_per_layer") * factor("operation_s")
     if t == 1:
         return (Part("launches", launches, "launches"),)
     size = tokens * model.hidden * ACTIVATION_BYTES
-    each = factor("message_s") + 2 * (t - 1) / t * size / replica.link_bytes_per_s
-    return (
-        Part("messages", model.depth * ALL_REDUCES * each, "network"),
-        Part("launches", launches, "launches"),
-    )
+    if replica.attention == "data":
+        seconds = sum(
+            kind.count * 2 * _exchange_s(replica, kind, size / t) for kind in model.layers
+        )
+    else:
+        ring_s = 2 * (t - 1) / t * size / replica.link_bytes_per_s
+        seconds = model.depth * ALL_REDUCES * (factor("message_s") + ring_s)
+    return (Part("messages", seconds, "network"), Part("launches", launches, "launches"))
+
+
+def _exchange_s(replica: Replica, kind: LayerKind, size: float) -> float:
+    """Send a chip's tokens to the chips of their experts; none in a dense layer."""
+    if not kind.experts:
+        return 0.0
+    copies = min(kind.top_k, replica.chips) * (1 - 1 / replica.chips)
+    return factor("message_s") + size * copies / replica.link_bytes_per_s

@@ -42,7 +42,7 @@ class Judged:
 
 
 def judged(kind: str) -> Judged:
-    """How the predictions of `kind` (decode, first, grpo) compare with published runs."""
+    """How the predictions of `kind` (dense, sparse, grpo) compare with published runs."""
     entry = read_data(FILE)["judged"][kind]
     check_entry(FILE, kind, entry, {"low", "middle", "high", "rows", "about", "date"}, set())
     return Judged(**{key: value for key, value in entry.items() if key != "date"})

@@ -192,7 +192,7 @@ def hand_over_seconds(replica: Replica, apart: bool) -> float:
     rate = rate or chip.network_bytes_per_s
     if rate is None:
         raise UsageError(f"--chip: no network_bytes_per_s of {chip.name} is on file")
-    return replica.weight_bytes / (replica.chips * rate)
+    return replica.chip_weight_bytes / rate
 
 
 def colocated(

@@ -92,22 +92,29 @@ def loads(
 ) -> list[Load]:  # fmt: skip
     """Replicas of 1, 2, 4 … chips that hold the model, at full load, within one fast domain.
 
-    A model that no domain holds gets the smallest replica across nodes. `most_chips` bounds them.
-    Raises Infeasible where nothing of it holds a request.
+    Mixtures are split both ways (decode.py). A model that no domain holds gets the smallest replica
+    across nodes. `most_chips` bounds them. Raises Infeasible where nothing of it holds a request.
     """
     found: list[Load] = []
-    domain = max(chip.scale_up_domain, chip.node_chips)
+    domain = min(max(chip.scale_up_domain, chip.node_chips), 2 * chip.node_chips)
     chips, most = 1, min(most_chips or MOST_CHIPS, MOST_CHIPS)
-    while chips <= most and not (found and chips > min(domain, 2 * chip.node_chips)):
-        replica = Replica(architecture, chip, chips, weights, cache)
-        try:
-            found.append(full_load(replica, prompt, output, batch, memory_share))
-        except Infeasible as error:
-            refused = error
+    while chips <= most and not (found and chips > domain):
+        for attention in _splits(architecture, chips):
+            replica = Replica(architecture, chip, chips, weights, cache, attention)
+            try:
+                found.append(full_load(replica, prompt, output, batch, memory_share))
+            except Infeasible as error:
+                refused = error
         chips *= 2
     if not found:
         raise refused
     return found
+
+
+def _splits(architecture: Architecture, chips: int) -> tuple[str, ...]:
+    """By tensor last, whose refusal names the least that is missing."""
+    mixture = chips > 1 and any(kind.experts >= chips for kind in architecture.layers)
+    return ("data", "tensor") if mixture else ("tensor",)
 
 
 def cheapest(found: list[Load]) -> Load:

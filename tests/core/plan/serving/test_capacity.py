@@ -80,6 +80,17 @@ def test_a_model_beyond_a_node_gets_the_smallest_replica_across_nodes():
     assert [load.replica.chips for load in found] == [32]
 
 
+def test_mixtures_are_split_both_ways():
+    found = loads(architecture(SHAPES["qwen3-30b-a3b"]), H100, 1000, 1000)
+    splits = [(load.replica.chips, load.replica.attention) for load in found]
+    assert splits == [(1, "tensor"), (2, "data"), (2, "tensor"), (4, "data"), (4, "tensor"),
+                      (8, "data"), (8, "tensor")]  # fmt: skip
+    latent = loads(
+        architecture(SHAPES["deepseek-v3"]), find_chip("b200"), 1000, 1000, weights="fp8"
+    )
+    assert cheapest(latent).replica.attention == "data"
+
+
 def test_a_fixed_batch_is_a_prefill_and_steps():
     replica = Replica(LLAMA, H100)
     steps = sum(decode_step(replica, 8, 100 + i).seconds for i in range(49))

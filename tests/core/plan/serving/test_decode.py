@@ -9,6 +9,7 @@ from published_generation import architecture, load
 from sabia.core.errors import UsageError
 from sabia.core.plan.chips import find_chip
 from sabia.core.plan.serving.decode import (
+    ATTENTION,
     Replica,
     cache_bytes,
     cache_split,
@@ -132,6 +133,29 @@ def test_tensor_parallelism_splits_the_work_and_adds_messages():
     )
 
 
+def test_attention_by_data_spreads_sequences_and_experts():
+    sparse, t, batch, context = model("qwen3-30b-a3b"), 8, 4096, 500
+    data = Replica(sparse, H100, t, attention="data")
+    shared = 2 * (sparse.params - sparse.expert_params)
+    assert data.chip_weight_bytes == pytest.approx(shared + 2 * sparse.expert_params / t)
+    assert cache_bytes(data, 9, on_chip=True) == pytest.approx(cache_bytes(data, 9) / t)
+    found = decode_step(data, batch, context)
+    read = 48 * 2 * 4 * 128 * 2 * batch * context / t
+    assert part(found, "attention").seconds == pytest.approx(read / data.read_bytes_per_s)
+    sent = batch / t * 2048 * 2 * 8 * 7 / 8  # as many copies as there are chips, but its own
+    assert part(found, "messages").seconds == pytest.approx(48 * 2 * (10e-6 + sent / 450e9))
+    alone = part(decode_step(data, 1, context), "attention").seconds
+    assert alone == pytest.approx(part(decode_step(data, t, context), "attention").seconds)
+
+
+def test_a_latent_cache_is_not_split_by_heads_but_by_data():
+    latent = model("deepseek-v3")
+    tensor, data = (Replica(latent, find_chip("b200"), 8, "fp8", "fp8", a) for a in ATTENTION)
+    ratio = cache_bytes(tensor, 1, on_chip=True) / cache_bytes(data, 1, on_chip=True)
+    assert ratio == pytest.approx(8)
+    assert data.chip_weight_bytes < 1.4 * tensor.chip_weight_bytes
+
+
 def test_formats_set_bytes_and_rates():
     sparse = model("qwen3-30b-a3b")
     sizes = {name: weight_bytes(sparse, find_format(name)) for name in ("bf16", "fp8", "mixed4")}
@@ -149,6 +173,7 @@ def test_formats_set_bytes_and_rates():
         ({"weights": "fp6"}, "--weights: 'fp6'"),
         ({"cache": "int2"}, "--cache: 'int2'"),
         ({"chips": 0}, "0 chips"),
+        ({"attention": "ring"}, "attention: 'ring'"),
         ({"chip": replace(H100, hbm_bytes_per_s=None)}, "no hbm_bytes_per_s of h100"),
         ({"chip": replace(H100, network_bytes_per_s=None), "chips": 16}, "no network_bytes_per_s"),
     ],
