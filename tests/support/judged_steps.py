@@ -1,7 +1,9 @@
 """The tables of published_steps.toml in the planner's terms, decided from layout fields alone.
 
 What the words of each source mean here:
-  torchtitan   stack fsdp (fsdp-async where the row says async TP), Meta's 96 GB H100
+  torchtitan   stack fsdp (fsdp-async where row or title say async TP), Meta's 96 GB H100; defaults
+               of its pipelines at 6b03ffa32: as many micro-batches as ranks, two stages a rank if
+               interleaved, weights kept between micro-batches (so moved once, as under zero 1)
   MPT          stack fsdp-2023; zero and recompute as printed
   NeMo, Bridge stack megatron; plain data parallelism has a distributed optimizer (zero 1), fsdp
                above 0 is zero 3; experts lie whole on tensor ranks; recompute, not printed, is
@@ -81,8 +83,8 @@ def _why_not(row: Row, shape: Row) -> str:
     """Which figure is missing, if one is."""
     if not shape.get("complete", True):
         return f"the shape of {shape['name']} is not known: {shape['missing']}"
-    for field in ("gbs", "mbs", "data", "fsdp", "virtual"):
-        if row.get(field) == UNKNOWN:
+    for field in ("gbs", "mbs", "data", "fsdp"):
+        if row.get(field) == UNKNOWN and "local_batch" not in row:
             return f"{field} is not published"
     if row["recompute"] == UNKNOWN and row["chip"].startswith("tpu"):
         return "recompute is not published"
@@ -99,7 +101,8 @@ def _chip(row: Row) -> Chip:
 def _stack(table: dict[str, Any], row: Row) -> Stack:
     source = table["source"]
     if "torchtitan" in source:
-        return find_stack("fsdp-async" if "async TP" in row["software"] else "fsdp")
+        words = table["title"] + row.get("software", "")
+        return find_stack("fsdp-async" if "async TP" in words else "fsdp")
     if "llm-foundry" in source:
         return find_stack("fsdp-2023")
     if "NeMo" in source:
@@ -134,13 +137,16 @@ def _layout(table: dict[str, Any], row: Row, stack: Stack) -> tuple[Layout, Stac
 
 
 def _torch(row: Row) -> Layout:
-    context, tensor = row.get("context", 1), row.get("tensor", 1)
+    context, tensor, pipe = row.get("context", 1), row.get("tensor", 1), row.get("pipe", 1)
+    virtual = row.get("virtual", 1)
     return Layout(
-        fsdp=row["chips"] // (context * tensor),
+        fsdp=row["chips"] // (context * tensor * pipe),
         context=context,
         tensor=tensor,
-        micro_batch=row["mbs"],
-        zero=row.get("zero", 3),
+        pipe=pipe,
+        virtual=2 if virtual == UNKNOWN else virtual,
+        micro_batch=row["local_batch"] / pipe if pipe > 1 else row["mbs"],
+        zero=row.get("zero", 3) if pipe == 1 else 1,
     )
 
 

@@ -18,7 +18,7 @@ import calibrate_plan  # noqa: E402
 import report_plan  # noqa: E402
 
 # tests/bench/RESULTS.md, 2026-11-21: mean error and share within 15 % on the judged rows
-RECORDED = {"all": (0.126, 0.69), "dense": (0.098, 0.76), "calibration": (0.045, 0.94)}
+RECORDED = {"all": (0.127, 0.70), "dense": (0.101, 0.76), "calibration": (0.044, 0.94)}
 MARGIN = 0.005
 
 
@@ -66,7 +66,7 @@ def test_errors_on_judged_rows_do_not_grow():
         "dense": [row for row in rows if not row.mixture],
         "calibration": [report_plan.predict(case) for case in calibration_cases()],
     }
-    assert len(rows) == 306 and len(refused) == 25
+    assert len(rows) == 312 and len(refused) == 19
     for name, (mean, share) in RECORDED.items():
         found = report_plan.figures(groups[name])
         assert found.mean <= mean + MARGIN, (name, found)
