@@ -83,10 +83,13 @@ class LayerKind:
         found = self.sparse.local + smaller(merged, self.sparse.chosen or merged)
         return smaller(sequence, found)
 
+    def index_products(self, sequence: Number) -> Number:
+        """Multiply-adds a token by which it chooses its keys; 0 where it sees all."""
+        return self.sparse.index_width * sequence / self.sparse.pooled if self.sparse else 0
+
     def score_products(self, sequence: Number, sides: int = 1) -> Number:
         """Multiply-adds a token with its `keys`, and of choosing them; nothing is masked."""
-        index = self.sparse.index_width * sequence / self.sparse.pooled if self.sparse else 0
-        return self.keys(sequence, sides) * self.score_width + index
+        return self.keys(sequence, sides) * self.score_width + self.index_products(sequence)
 
     @property
     def params(self) -> int:

@@ -248,15 +248,16 @@ def _state_bytes(replica: Replica) -> float:
 
 def _score_products(kind: LayerKind, context: float) -> float:
     """Multiply-adds of one token's scores and values against what the layer keeps of others."""
-    seen = context if kind.window is None else min(context, kind.window)
-    width = 2 * kind.heads * kind.cache_width if is_latent(kind) else kind.score_width
-    return width * seen + kind.state_products
+    merged = kind.sparse is not None and kind.sparse.pooled > 1
+    latent = is_latent(kind) and not merged
+    width = 2 * kind.heads * kind.cache_width if latent else kind.score_width
+    return width * kind.keys(context) + kind.index_products(context) + kind.state_products
 
 
 def _mean_prefill_products(kind: LayerKind, tokens: float) -> float:
     """Multiply-adds per token of a causal prompt: half of it on average, at most a window."""
-    window = tokens if kind.window is None else min(tokens, kind.window)
-    return kind.score_width * window * (1 - window / (2 * tokens)) + kind.state_products
+    share = 1 - kind.keys(tokens) / (2 * tokens)
+    return kind.score_products(tokens) * share + kind.state_products
 
 
 def _roofline(
