@@ -56,7 +56,7 @@ UNITS: dict[str, Callable[[Any, str], Any]] = (
 )
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)  # comparing is not needed, and its code takes time to make
 class Settings:
     """One question to the planner. Quantities are in the units of their parsers (UNITS)."""
 
