@@ -36,6 +36,7 @@ MOONLIGHT = {
     "max_position_embeddings": 8192, "tie_word_embeddings": False, "attention_bias": False,
     "moe_layer_freq": 1, "ep_size": 1,
 }  # fmt: skip
+V2_LITE = {"vocab_size": 102400, "intermediate_size": 10944}
 # of torchtitan's tables: mixed precision with fp32 weights and moments; a pipeline's micro-batches
 # are as many as its stages unless told otherwise; compiled losses since 2025 hold bf16 logits
 TITAN = {"stack": "fsdp", "recipe": "fsdp-fp32", "zero": 3, "measure": "reserved", "facts": {}}
@@ -83,6 +84,7 @@ def peaks() -> Iterator[Peak]:
     shapes = {row["name"]: row for group in data["models"] for row in expand(group)}
     models = {name: architecture(shape) for name, shape in shapes.items()}
     models["moonlight-16b-a3b"] = from_spec(from_config(MOONLIGHT))
+    models["deepseek-v2-lite"] = from_spec(from_config(MOONLIGHT | V2_LITE))
     for table in data["table"]:
         for row in expand(table):
             yield _peak(table["id"], models[row["model"]], row)
@@ -126,5 +128,5 @@ def _peak(table: str, model: Architecture, row: dict[str, Any]) -> Peak:
     # torch's figures leave out the runtime; a device's own has it
     held = memory.total - (0 if row["measure"] == "device" else memory["runtime"])
     shape = " ".join(f"{axis}={n}" for axis, n in axes.items() if n > 1)
-    name = f"{table}: {model.name} {shape} mb={row['mbs']:g} {row.get('software', '')}".strip()
+    name = f"{table}: {row['model']} {shape} mb={row['mbs']:g} {row.get('software', '')}".strip()
     return Peak(name, row["gib"], held / GIB, memory, row.get("miss", ""))
