@@ -75,4 +75,5 @@ def _latent(shape: Row) -> LayerKind:
         value_width=heads * shape["v_dim"],
         score_width=heads * (keys + shape["v_dim"]),
         cache_width=shape["kv_rank"] + shape["rope_dim"],
+        key_latent=shape["kv_rank"],
     )

@@ -6,8 +6,9 @@ roofline, max(bytes / bandwidth, operations / rate):
   weights    read once a step: all shared ones, and of E experts E·(1 − (1 − k/E)^b), those that
              b tokens with k choices each are expected to visit; 2 operations a weight and token
   attention  the cache of every sequence: 2·n_kv·d elements a layer and token, r_kv + d_r under
-             latent attention (with as many products for each head), at most a window of them;
-             a delta net's state is read and written, whatever the length
+             latent attention (with as many products for each head), at most a window of them,
+             or those that a sparse attention chooses; a delta net's state is read and written,
+             whatever the length
   messages   with t chips of tensor parallelism two all-reduces a layer
   launches   each operation's own latency
 
@@ -154,7 +155,7 @@ def visited_share(kind: LayerKind, tokens: float) -> float:
 
 def is_latent(kind: LayerKind) -> bool:
     """Whether one compressed vector a token stands for the keys and values of all heads."""
-    return 0 < kind.cache_width < kind.key_width + kind.value_width
+    return kind.key_latent > 0
 
 
 def cache_split(kind: LayerKind, chips: int) -> int:
@@ -168,17 +169,38 @@ def cached_elements(kind: LayerKind, context: float) -> float:
     return kind.cache_width * seen
 
 
-def cache_bytes(replica: Replica, context: float, *, on_chip: bool = False) -> float:
-    """Cache and state of one sequence of `context` tokens: once, or what each chip must hold of
-    it (under attention by data, on average)."""
-    total = 0.0
+def read_share(kind: LayerKind, context: float) -> float:
+    """The part of what is cached that a step reads: all, or what a sparse attention chooses.
+
+    The keys by which it chooses are read too; they are taken for a share of the cache's width that
+    is left out, as the index of 128 beside keys of 512 and more.
+    """
+    if kind.sparse is None or kind.sparse.chosen is None:
+        return 1.0
+    return min(1.0, kind.sparse.chosen * kind.sparse.pooled / context)
+
+
+def state_bytes(kind: LayerKind, replica: Replica) -> float:
+    """What one layer keeps once a sequence: a recurrent state in FP32, or the keys of a window."""
+    recurrent = kind.state_products > 0
+    return kind.state_width * (STATE_BYTES if recurrent else replica.cache_element)
+
+
+def cache_bytes(
+    replica: Replica, context: float, *, on_chip: bool = False, read: bool = False
+) -> float:
+    """Cache and state of one sequence of `context` tokens: once, or what each chip holds of it
+    (under attention by data, on average). read: only what a decoding step reads."""
+    data, total = replica.attention == "data", 0.0
     for kind in replica.architecture.layers:
         cached = cached_elements(kind, context) * replica.cache_element
-        state = kind.state_width * STATE_BYTES
+        if read:
+            cached *= read_share(kind, context)
+        split = replica.chips if data else cache_split(kind, replica.chips)
+        state = state_bytes(kind, replica)
         if on_chip:
-            data = replica.attention == "data"
-            cached /= replica.chips if data else cache_split(kind, replica.chips)
-            state /= replica.chips
+            recurrent = kind.state_products > 0
+            cached, state = cached / split, state / (replica.chips if recurrent else split)
         total += kind.count * (cached + state)
     return total
 
@@ -189,12 +211,12 @@ def decode_step(replica: Replica, batch: float, context: float) -> Pass:
     # by data the fullest chip has at least one sequence
     spread = max(batch, t) if replica.attention == "data" else batch
     products = 2 * spread * (_layer_products(model) + model.vocab * model.hidden)
-    cached = spread * (cache_bytes(replica, context, on_chip=True) + _state_bytes(replica))
+    cached = cache_bytes(replica, context, on_chip=True, read=True) + _written_bytes(replica)
     scores = 2 * spread * _each_layer(model, lambda kind: _score_products(kind, context))
     return Pass(
         (
             _roofline("weights", replica, _read_bytes(replica, batch), products / t),
-            _roofline("attention", replica, cached, scores / t, "bf16"),
+            _roofline("attention", replica, spread * cached, scores / t, "bf16"),
             *_overheads(replica, batch),
         )
     )
@@ -240,24 +262,28 @@ def _layer_products(model: Architecture) -> float:
     return _each_layer(model, lambda kind: kind.matmul_params)
 
 
-def _state_bytes(replica: Replica) -> float:
+def _written_bytes(replica: Replica) -> float:
     """Writing the recurrent states of one sequence back; reading them is in its cache."""
-    state = _each_layer(replica.architecture, lambda kind: kind.state_width)
-    return state * STATE_BYTES / replica.chips
+    state = _each_layer(
+        replica.architecture, lambda kind: state_bytes(kind, replica) if kind.state_products else 0
+    )
+    return state / replica.chips
 
 
 def _score_products(kind: LayerKind, context: float) -> float:
     """Multiply-adds of one token's scores and values against what the layer keeps of others."""
-    merged = kind.sparse is not None and kind.sparse.pooled > 1
-    latent = is_latent(kind) and not merged
-    width = 2 * kind.heads * kind.cache_width if latent else kind.score_width
-    return width * kind.keys(context) + kind.index_products(context) + kind.state_products
+    if not is_latent(kind):
+        return kind.score_products(context) + kind.state_products
+    chosen = kind.score_products(context) - kind.keys(context) * kind.score_width
+    return 2 * kind.heads * kind.cache_width * kind.keys(context) + chosen
 
 
 def _mean_prefill_products(kind: LayerKind, tokens: float) -> float:
-    """Multiply-adds per token of a causal prompt: half of it on average, at most a window."""
-    share = 1 - kind.keys(tokens) / (2 * tokens)
-    return kind.score_products(tokens) * share + kind.state_products
+    """Multiply-adds per token of a causal prompt: those of its middle, at most a window."""
+    if kind.sparse is not None:
+        return kind.score_products(tokens / 2) + kind.state_products
+    window = tokens if kind.window is None else min(tokens, kind.window)
+    return kind.score_width * window * (1 - window / (2 * tokens)) + kind.state_products
 
 
 def _roofline(

@@ -8,6 +8,8 @@ from published_generation import architecture, load
 
 from sabia.core.errors import UsageError
 from sabia.core.plan.chips import find_chip
+from sabia.core.plan.counting.architecture import Sparse
+from sabia.core.plan.counting.assumed import assumed_architecture
 from sabia.core.plan.serving.decode import (
     ATTENTION,
     Replica,
@@ -42,11 +44,34 @@ def test_published_cache_of_a_token(name, kilobytes):
 
 def test_cache_of_a_window_is_capped_and_a_state_is_constant():
     plain = model("llama-3-8b")
-    kind = replace(plain.layers[0], window=128, state_width=1000)
+    kind = replace(plain.layers[0], window=128, state_width=1000, state_products=1)
     replica = Replica(replace(plain, layers=(kind,)), H100, cache="fp8")
     state = 32 * 1000 * 4
     assert cache_bytes(replica, 100) - state == 32 * 2 * 8 * 128 * 100
     assert cache_bytes(replica, 128) == cache_bytes(replica, 100_000)
+
+
+def test_a_sparse_attention_keeps_all_and_reads_what_it_chooses():
+    plain = model("llama-3-8b")
+    kind = replace(plain.layers[0], sparse=Sparse(local=0, pooled=1, chosen=2048, index_width=64))
+    replica = Replica(replace(plain, layers=(kind,)), H100)
+    assert cache_bytes(replica, 32_768) == 131_072 * 32_768
+    assert cache_bytes(replica, 32_768, read=True) == 131_072 * 2048
+    assert cache_bytes(replica, 1000, read=True) == cache_bytes(replica, 1000)
+    times = [part(decode_step(replica, 8, n), "attention").seconds for n in (8192, 65_536)]
+    assert times[0] == times[1] == pytest.approx(8 * 131_072 * 2048 / replica.read_bytes_per_s)
+
+
+def test_deepseek_v4_decodes_long_contexts_for_little():
+    """Keys merged from 4 or 128 tokens, a window once a sequence (the config of its release)."""
+    v4 = assumed_architecture(1.6e12, 49e9)
+    replica = Replica(v4, find_chip("b200"), 16, "fp8", "fp8", "data")
+    v3 = Replica(model("deepseek-v3"), find_chip("b200"), 16, "fp8", "fp8", "data")
+    ratio = cache_bytes(replica, 131_072) / cache_bytes(v3, 131_072)
+    assert ratio < 0.25
+    window = sum(kind.count * kind.state_width for kind in v4.layers)
+    assert cache_bytes(replica, 0) == window  # one byte an element, kept and read once
+    assert cache_bytes(replica, 131_072, read=True) < cache_bytes(replica, 131_072)
 
 
 def test_heads_that_do_not_divide_are_held_more_than_once():
