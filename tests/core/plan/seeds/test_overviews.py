@@ -8,7 +8,7 @@ import datetime
 
 import pytest
 
-from sabia.core.plan import answer, compute, memory
+from sabia.core.plan import answer, compute, memory, request
 from sabia.core.plan.chips import find_chip
 from sabia.core.plan.counting.assumed import assumed_architecture
 from sabia.core.plan.counting.operations import hardware_flops_per_token, training_flops_per_token
@@ -74,6 +74,7 @@ def test_row_26_full_recomputation_is_a_third_more_work():
 def test_row_27_usual_ranges():
     dense, sparse = compute.MFU_RANGES["dense"], compute.MFU_RANGES["sparse"]
     assert sparse.low < 0.35 < 0.55 < dense.high  # "35 to 55 % on a healthy cluster"
+    assert 4e6 <= request.DEFAULT_BATCH_TOKENS <= 16e6
     h100 = load_prices()["h100"]
     on_demand = [p.usd_per_chip_hour for p in h100 if not p.spot and p.commitment is None]
     off = [1 - s.usd_per_chip_hour / o.usd_per_chip_hour
