@@ -17,6 +17,7 @@ from sabia.core.plan.request import Request
 from sabia.core.units import format_count
 
 Row = dict[str, Any]
+MOST_BILLS = 3  # columns of a table
 
 
 @dataclass(frozen=True)
@@ -78,24 +79,15 @@ def table(first: str, named: Sequence[tuple[str, Row]], show_model: bool = False
     """Lines of a table; `first` heads the column of names. A price that a row lacks is '-'."""
     bills = list(dict.fromkeys(bill for _, row in named for bill in row.get("costs_usd", ())))
     model = ["PARAMS", "TOKENS", "CHIP"] if show_model else []
-    head = [
-        first,
-        *model,
-        "CHIPS",
-        "MFU",
-        "STEP",
-        "DAYS",
-        *map(str.upper, bills),
-        "SPOT",
-        "BOUND BY",
-    ]
-    body = [[name, *_cells(row, bills, show_model)] for name, row in named]
+    prices = list(map(str.upper, bills)) if len(bills) <= MOST_BILLS else ["LEAST", "BY"]
+    head = [first, *model, "CHIPS", "MFU", "STEP", "DAYS", *prices, "SPOT", "BOUND BY"]
+    body = [[name, *_cells(row, bills, show_model, len(head) - 1)] for name, row in named]
     return columns(head, body)
 
 
-def _cells(row: Row, bills: Sequence[str], show_model: bool) -> list[str]:
+def _cells(row: Row, bills: Sequence[str], show_model: bool, width: int) -> list[str]:
     if row["error"]:
-        return ["-"] * (len(bills) + 6 + 3 * show_model)
+        return ["-"] * width
     model = [format_count(row["params"], 2), format_count(row["tokens"]), row["chip"]]
     return [
         *(model if show_model else []),
@@ -103,10 +95,18 @@ def _cells(row: Row, bills: Sequence[str], show_model: bool) -> list[str]:
         f"{row['mfu']:.0%}",
         f"{row['step_s']:.3g}s",
         span(row["finishes_s"]),
-        *(_money(row["costs_usd"].get(bill)) for bill in bills),
+        *_bills(row, bills),
         _money(row["spot_cost_usd"]),
         row["bound"],
     ]
+
+
+def _bills(row: Row, bills: Sequence[str]) -> list[str]:
+    """A cell for each price; where they are many, the lowest bill and whose it is."""
+    if len(bills) <= MOST_BILLS:
+        return [_money(row["costs_usd"].get(bill)) for bill in bills]
+    least = flat(row)
+    return [_money(least["cost_usd"]), least["cost_at"] or "-"]
 
 
 def _money(usd: float | None) -> str:
