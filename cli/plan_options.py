@@ -107,6 +107,8 @@ OPTIONS: Mapping[str, tuple[Any, Any]] = {
         bucket_gbps=(float | None, option("Gigabytes a second that storage takes (default 8).",
                                           metavar="GB/S", min=1e-6)),
         checkpoint_copies=_number("Saves that may be on their way to storage (default 1)."),
+        peer_copies=_flag("Mirror saves in peers' memory: one node's failure loses no lag.",
+                          "--peer-copies"),
         synchronous=_flag("Stand still until a save is in storage.", "--synchronous"),
         job_limit=_duration("Longest job; another follows (default none)."),
         queue=_duration("Mean wait for the next job (default none)."),

@@ -109,6 +109,7 @@ class Settings:
     provider: str | None = None
     region: str | None = None
     commitment: str | None = None
+    peer_copies: bool = False
     offers: bool = False
     max_cost: float | None = None
     carbon: bool = False

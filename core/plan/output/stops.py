@@ -86,6 +86,7 @@ def stop_model(settings: Settings) -> StopModel:
         "queue_s": settings.queue,
         "synchronous": settings.synchronous or None,
         "copies": settings.checkpoint_copies,
+        "peer_copies": settings.peer_copies or None,
     }
     return StopModel(**{name: value for name, value in said.items() if value is not None})
 

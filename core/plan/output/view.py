@@ -17,7 +17,7 @@ VIEWS: dict[str, tuple[str, ...]] = {
     "stops": (
         "failure_rate", "preempt", "restart", "bucket_gbps", "spot_share", "simulate",
         "capacity_wait", "repair", "spare_nodes", "job_limit", "queue", "synchronous",
-        "checkpoint_copies",
+        "checkpoint_copies", "peer_copies",
     ),
     "offers": ("offers",),
     "limit": ("max_cost",),

@@ -36,7 +36,9 @@ class StopModel:
     preemptions of the whole cluster (None: never) and `capacity_wait_s` the mean time until its
     machines come back, unpaid. A failed node is away for `repair_s` in the mean; `spare_nodes`
     stand in, paid for. A job ends after `job_limit_s` (None: never) and waits `queue_s` for the
-    next. `copies` checkpoints may be on their way to storage at once. `spot_share` is the price of
+    next. `copies` checkpoints may be on their way to storage at once. With `peer_copies` each
+    node's share of a save is in another node's memory too, so that a failure of one node loses no
+    upload's lag (Gemini, SOSP 2023); a preemption of all does. `spot_share` is the price of
     a preemptible chip as a share of the on-demand one.
     """
 
@@ -52,6 +54,7 @@ class StopModel:
     queue_s: float = 0.0
     synchronous: bool = False
     copies: int = 1
+    peer_copies: bool = False
 
     def __post_init__(self) -> None:
         """Refuse what would divide by zero or pay nothing."""
@@ -65,6 +68,11 @@ class StopModel:
         for flag, value in positive.items():
             if value is not None and not value > 0:
                 raise UsageError(f"{flag}: {value:g} (expected more than 0)")
+        if self.peer_copies and (self.job_limit_s or self.synchronous or self.copies > 1):
+            raise UsageError(
+                "--peer-copies: are lost with the job and hold one background save (expected no "
+                "--job-limit, --synchronous or --checkpoint-copies)"
+            )
         if self.capacity_wait_s and self.preemption_s is None:
             raise UsageError(
                 "--capacity-wait: is waited for after a preemption; give --preempt, as --preempt 6h"
@@ -196,6 +204,7 @@ def process_of(model: StopModel, chips: int, work_s: float, saved: Saving) -> Pr
         spares=model.spare_nodes,
         job_limit_s=model.job_limit_s,
         queue_s=model.queue_s,
+        peer_copies=model.peer_copies,
     )
 
 
@@ -237,14 +246,21 @@ def forecast(
             chip.node_chips, model.failures_per_chip_day, None
         ),
         host_copies=copies,
-        host_bytes_per_chip=copies * checkpoint_bytes / chips,
-        lost_per_stop_s=saved.interval_s / 2 + (saved.upload_s or saved.offload_s),
+        host_bytes_per_chip=copies * (1 + model.peer_copies) * checkpoint_bytes / chips,
+        lost_per_stop_s=saved.interval_s / 2 + _lag(model, saved, mean_s),
         billed_chips=chips + model.spare_nodes * chip.node_chips,
         goodput=work_s / seen.wall_s,
         wall_s=seen.wall_s,
         billed_s=seen.billed_s,
         **{key: value for key, value in asdict(seen).items() if key != "exposed_s"},
     )
+
+
+def _lag(model: StopModel, saved: Saving, mean_s: float) -> float:
+    """What a mean stop loses beside half an interval: the time that the newest save takes."""
+    if model.peer_copies:
+        return saved.upload_s * (mean_s / model.preemption_s if model.preemption_s else 0.0)
+    return saved.upload_s or saved.offload_s
 
 
 def simulated(

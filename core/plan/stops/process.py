@@ -11,6 +11,9 @@ The process (simulation.py draws it, this module integrates it):
   the first node that comes back.
 - A job limit of L ends a job after its K = ⌊(L − R − U)/s⌋ segments; nothing is lost, but the next
   job waits `queue_s` and starts anew (the limit counts from each start).
+- With peer copies each node's share of a save is in another node's memory as well. A failure then
+  goes back to the newest save that was taken, and its upload goes on; a preemption still goes
+  back to the newest durable one.
 Waiting machines neither fail nor get preempted, and repairs stand still while all are away.
 
 Expectations. Let T_k = R + U + k·s be the time from a start to its k-th durable save. Without a
@@ -18,6 +21,10 @@ limit each further save after the first costs M(1 − e^(−s/M)) + (1 − e^(�
 which is the complete model of Daly (FGCS 22(3), 2006) with R + U for its restart; and the first
 start has no R and must bring its save to storage itself. Together, exactly:
     M e^(R/M) [ n e^(U/M) (e^(s/M) − 1) + e^(U/M) − 1 ].
+With peer copies the lag counts at the rate λ of preemptions alone: let A be the time from one save
+taken to the next. A save is lost if a preemption comes within U of it, and must then be taken
+again, so A = M e^(R/M) (e^(s/M) − 1) + (1 − e^(−λU)) A, whatever the failures in between: A is the
+complete model's time without a lag, times e^(λU).
 With a limit, V(j), the time that j segments still need at a start, follows from which save was
 durable when the job stopped: V(j) = M(1 − e^(−T_m/M)) + Σ_k P(k) V(j − k), m = min(j, K). P(k) is
 geometric in k, so the sum is a running one and V(n) takes n steps.
@@ -54,6 +61,7 @@ class Process:
     spares: int = 0
     job_limit_s: float | None = None
     queue_s: float = 0.0
+    peer_copies: bool = False
 
     @property
     def rate(self) -> float:
@@ -165,6 +173,8 @@ def expectation(process: Process) -> Expectation:
             ),
             0.0,
         )
+    if process.peer_copies:
+        exposed_s, cuts = _mirrored(process, mean_s), 0.0
     failures = exposed_s * process.failure_rate
     preemptions = exposed_s * process.preemption_rate
     return Expectation(
@@ -176,6 +186,19 @@ def expectation(process: Process) -> Expectation:
         preemptions=preemptions,
         cuts=cuts,
     )
+
+
+def _mirrored(process: Process, mean_s: float) -> float:
+    """Exposed time with peer copies; no job limit."""
+    rate, lag_s, restart_s = process.preemption_rate, process.upload_s, process.restart_s
+    try:
+        save_s = _exposed(1, process.segment_s, 0.0, restart_s, mean_s)
+        again_s = _exposed(1, process.segment_s + restart_s, 0.0, 0.0, mean_s)
+        lost = math.expm1(rate * lag_s)
+    except OverflowError:
+        return math.inf
+    last_s = lost * (1 / rate + again_s) if rate else lag_s
+    return save_s * (1 + (process.segments - 1) * (1 + lost)) + last_s
 
 
 def _limited(process: Process, mean_s: float) -> tuple[float, float]:

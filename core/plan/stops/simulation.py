@@ -97,6 +97,8 @@ def spread(values: list[float]) -> Spread:
 
 def course(process: Process, chance: Random) -> Course:
     """Draw one course: start after start, until the last save is durable."""
+    if process.peer_copies:
+        return _mirrored(process, chance)
     found, away = Course(), list[float]()
     left, head_s = process.segments, process.upload_s
     full, length_s, rate = process.segments_a_job, process.segment_s, process.rate
@@ -113,15 +115,46 @@ def course(process: Process, chance: Random) -> Course:
             found.unbilled_wait_s += _wait(process.queue_s, chance)
         else:
             found.exposed_s += stop_s
-            found.stops += 1
             left -= max(0, int((stop_s - head_s) / length_s))
-            _bring_back(process, found, away, chance)
+            _bring_back(process, found, away, _fails(process, chance), chance)
         head_s = process.restart_s + process.upload_s
 
 
-def _bring_back(process: Process, found: Course, away: list[float], chance: Random) -> None:
+def _mirrored(process: Process, chance: Random) -> Course:
+    """Draw one course with peer copies: what was taken survives failures, not preemptions."""
+    found, away = Course(), list[float]()
+    taken, stored_at, head_s, rate = 0, 0.0, 0.0, process.rate
+    while True:
+        begin_s = found.exposed_s
+        stop_s = begin_s + chance.expovariate(rate) if rate else math.inf
+        more = process.segments - taken
+        if stop_s < math.inf:
+            more = min(more, max(0, int((stop_s - begin_s - head_s) / process.segment_s)))
+        if more:
+            taken += more
+            stored_at = begin_s + head_s + more * process.segment_s + process.upload_s
+        if taken == process.segments and stored_at <= stop_s:
+            found.exposed_s = stored_at
+            return found
+        found.exposed_s = stop_s
+        fails = _fails(process, chance)
+        if not fails and stored_at > stop_s:
+            taken, stored_at = taken - 1, stop_s
+        _bring_back(process, found, away, fails, chance)
+        head_s = process.restart_s
+
+
+def _fails(process: Process, chance: Random) -> bool:
+    """Whether a stop is a failure of one node, rather than a preemption of all."""
+    return chance.random() * process.rate < process.failure_rate
+
+
+def _bring_back(
+    process: Process, found: Course, away: list[float], fails: bool, chance: Random
+) -> None:
     """Wait for machines after a stop. `away` are the times at which failed nodes come back."""
-    if chance.random() * process.rate >= process.failure_rate:
+    found.stops += 1
+    if not fails:
         found.unbilled_wait_s += _wait(process.capacity_wait_s, chance)
     elif process.repair_s:
         del away[: bisect_right(away, found.billed_s)]

@@ -74,6 +74,31 @@ def test_closed_form_agrees_with_the_oracle(segments, upload_s, mean_s):
     assert error < 0.01 * closed
 
 
+@pytest.mark.parametrize("seed", range(8))
+def test_peer_copies_agree_with_the_simulation(seed):
+    chance = random.Random(seed)
+    mean_s = HOUR_S * 10 ** chance.uniform(0.3, 2)
+    upload_s, failures = chance.choice([600.0, 2400.0]), chance.choice([0.0, 0.3, 0.7, 1.0])
+    segments, restart_s = chance.randrange(5, 100), chance.choice([60.0, 900.0])
+    process = Process(
+        segments * 2500.0, segments, 2520.0, upload_s, restart_s, failures / mean_s,
+        (1 - failures) / mean_s, peer_copies=True,
+    )  # fmt: skip
+    seen, drawn = expectation(process), simulate(process, 3000, seed)
+    assert abs(drawn.wall_s.mean - seen.wall_s) < 4 * drawn.wall_s.error
+    assert drawn.wall_s.mean == pytest.approx(seen.wall_s, rel=0.01)
+
+
+def test_peer_copies_change_nothing_where_all_stops_are_preemptions():
+    alone = Process(1e6, 400, 2510.0, 2400.0, 900.0, 0.0, 5e-5)
+    mirrored = Process(1e6, 400, 2510.0, 2400.0, 900.0, 0.0, 5e-5, peer_copies=True)
+    assert expectation(mirrored).wall_s == pytest.approx(expectation(alone).wall_s, rel=1e-12)
+    never = Process(1e6, 400, 2510.0, 2400.0, 900.0, 5e-5, 0.0, peer_copies=True)
+    assert expectation(never).wall_s == pytest.approx(
+        expected_wall(1e6, 2500.0, 10.0, 2e4, 900.0) + 2400.0
+    )
+
+
 def random_process(chance):
     """A process of a wide grid: hours to weeks between stops, half a day to two months of work."""
     mean_s = HOUR_S * 10 ** chance.uniform(0.4, 2.4)
