@@ -7,19 +7,24 @@ new tokens; `parameter_count`, `active_parameter_count`, `matmul_parameter_count
 and the planner all read the same table, `ModelSpec.tensors()`.
 """
 
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
 from sabia.core.spec.count import (
     active_parameter_count,
     matmul_parameter_count,
     parameter_count,
     training_flops_per_token,
 )
-from sabia.core.spec.extend import extend_context, extend_vocabulary
 from sabia.core.spec.families import families, from_config, load_spec
-from sabia.core.spec.fresh import new_config, parse_shape
 from sabia.core.spec.layers import Attention, GatedMlp, Layer
 from sabia.core.spec.model import ModelSpec
 from sabia.core.spec.rope import Rope, inverse_frequencies
 from sabia.core.spec.tensors import Init, TensorSpec
+
+if TYPE_CHECKING:
+    from sabia.core.spec.extend import extend_context, extend_vocabulary
+    from sabia.core.spec.fresh import new_config, parse_shape
 
 __all__ = [
     "Attention",
@@ -42,3 +47,13 @@ __all__ = [
     "parse_shape",
     "training_flops_per_token",
 ]
+
+# what only makes or changes configurations is imported at its first use
+_LATER = {"extend_context": "extend", "extend_vocabulary": "extend"}
+_LATER |= {"new_config": "fresh", "parse_shape": "fresh"}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _LATER:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{_LATER[name]}"), name)

@@ -6,48 +6,48 @@ number is right or there is none. Of models that see images too, the language mo
 is read as that one.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
+from importlib import import_module
 from typing import Any
 
 from sabia.core.errors import UsageError
 from sabia.core.plan.counting.architecture import Architecture
-from sabia.core.plan.counting.dialects import deepseek_v4, dense, hybrids, latents, mixtures
-from sabia.core.plan.counting.dialects.reading import CountFields
 from sabia.core.spec import families
 
-Reader = Callable[[CountFields], Architecture]
-READERS: Mapping[str, Reader] = {
-    "deepseek_v2": latents.deepseek_v2,
-    "deepseek_v32": latents.indexed,
-    "deepseek_v4": deepseek_v4.read,
-    "ernie4_5_moe": mixtures.ernie4_5_moe,
-    "exaone4": dense.exaone4,
-    "falcon": dense.falcon,
-    "gemma4_text": hybrids.gemma4,
-    "glm4": dense.glm4,
-    "glm4_moe": mixtures.glm4_moe,
-    "glm_moe_dsa": latents.indexed,
-    "gpt2": dense.gpt2,
-    "gpt_neox": dense.gpt_neox,
-    "granite": dense.granite,
-    "granitemoe": mixtures.granitemoe,
-    "llama4_text": mixtures.llama4,
-    "mimo": dense.qwen2,
-    "mimo_v2_flash": mixtures.mimo_v2,
-    "minimax_m2": mixtures.minimax_m2,
-    "minimax_m3": mixtures.minimax_m3,
-    "nemotron": dense.nemotron,
-    "nemotron-nas": dense.nemotron_nas,
-    "nemotron_h": hybrids.nemotron_h,
-    "olmo3": dense.olmo3,
-    "olmoe": mixtures.olmoe,
-    "phi": dense.phi,
-    "phi3": dense.phi3,
-    "qwen2": dense.qwen2,
-    "qwen2_moe": mixtures.qwen2_moe,
-    "seed_oss": dense.seed_oss,
-    "smollm3": dense.smollm3,
-    "starcoder2": dense.starcoder2,
+_DIALECTS = "sabia.core.plan.counting.dialects"
+# model_type → module of dialects and its reader, imported where such a model is counted
+READERS: Mapping[str, tuple[str, str]] = {
+    "deepseek_v2": ("latents", "deepseek_v2"),
+    "deepseek_v32": ("latents", "indexed"),
+    "deepseek_v4": ("deepseek_v4", "read"),
+    "ernie4_5_moe": ("mixtures", "ernie4_5_moe"),
+    "exaone4": ("dense", "exaone4"),
+    "falcon": ("dense", "falcon"),
+    "gemma4_text": ("hybrids", "gemma4"),
+    "glm4": ("dense", "glm4"),
+    "glm4_moe": ("mixtures", "glm4_moe"),
+    "glm_moe_dsa": ("latents", "indexed"),
+    "gpt2": ("dense", "gpt2"),
+    "gpt_neox": ("dense", "gpt_neox"),
+    "granite": ("dense", "granite"),
+    "granitemoe": ("mixtures", "granitemoe"),
+    "llama4_text": ("mixtures", "llama4"),
+    "mimo": ("dense", "qwen2"),
+    "mimo_v2_flash": ("mixtures", "mimo_v2"),
+    "minimax_m2": ("mixtures", "minimax_m2"),
+    "minimax_m3": ("mixtures", "minimax_m3"),
+    "nemotron": ("dense", "nemotron"),
+    "nemotron-nas": ("dense", "nemotron_nas"),
+    "nemotron_h": ("hybrids", "nemotron_h"),
+    "olmo3": ("dense", "olmo3"),
+    "olmoe": ("mixtures", "olmoe"),
+    "phi": ("dense", "phi"),
+    "phi3": ("dense", "phi3"),
+    "qwen2": ("dense", "qwen2"),
+    "qwen2_moe": ("mixtures", "qwen2_moe"),
+    "seed_oss": ("dense", "seed_oss"),
+    "smollm3": ("dense", "smollm3"),
+    "starcoder2": ("dense", "starcoder2"),
 }
 # model_type → the family of the model core that has the same tensors and operations
 ALIKE = {"kimi_k2": "deepseek_v3", "qwen3_vl_text": "qwen3", "qwen3_vl_moe_text": "qwen3_moe"}
@@ -81,7 +81,11 @@ def from_config(config: Mapping[str, Any]) -> Architecture:
     if family not in READERS:
         known = ", ".join(sorted({*families(), *READERS, *ALIKE, *WHOLE}))
         raise UsageError(f"config.json: model_type is {family!r} (expected one of {known})")
+    from sabia.core.plan.counting.dialects.reading import CountFields
+
+    module, name = READERS[family]
+    read = getattr(import_module(f"{_DIALECTS}.{module}"), name)
     fields = CountFields(config)
-    found = READERS[family](fields)
+    found: Architecture = read(fields)
     fields.finish()
     return found

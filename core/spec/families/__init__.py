@@ -8,48 +8,35 @@ initialisation, loading, export, counting, sharding or either backend.
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 from sabia.core.errors import BadData, UsageError
-from sabia.core.spec.families import (
-    deepseek_v3,
-    gemma2,
-    gemma3,
-    gpt_oss,
-    llama,
-    mistral,
-    mixtral,
-    modernbert,
-    olmo2,
-    qwen3,
-    qwen3_5,
-    qwen3_moe,
-    qwen3_next,
-)
 from sabia.core.spec.fields import Fields
 from sabia.core.spec.heads import Classifier, is_classifier, label_names
 from sabia.core.spec.model import ModelSpec
 from sabia.core.spec.stored import as_stored
 
-_FAMILIES: Mapping[str, Callable[[Fields], ModelSpec]] = {
-    "llama": llama.read,
-    "qwen3": qwen3.read,
-    "mistral": mistral.read,
-    "gemma2": gemma2.read,
-    "gemma3": gemma3.read_whole,
-    "gemma3_text": gemma3.read,
-    "olmo2": olmo2.read,
-    "mixtral": mixtral.read,
-    "deepseek_v3": deepseek_v3.read,
-    "gpt_oss": gpt_oss.read,
-    "qwen3_moe": qwen3_moe.read,
-    "qwen3_next": qwen3_next.read,
-    "qwen3_5": qwen3_5.read_whole,
-    "qwen3_5_text": qwen3_5.read,
-    "qwen3_5_moe": qwen3_5.read_whole,
-    "qwen3_5_moe_text": qwen3_5.read,
-    "modernbert": modernbert.read,
+# model_type → module and its reader, imported where such a model is read
+_FAMILIES: Mapping[str, tuple[str, str]] = {
+    "llama": ("llama", "read"),
+    "qwen3": ("qwen3", "read"),
+    "mistral": ("mistral", "read"),
+    "gemma2": ("gemma2", "read"),
+    "gemma3": ("gemma3", "read_whole"),
+    "gemma3_text": ("gemma3", "read"),
+    "olmo2": ("olmo2", "read"),
+    "mixtral": ("mixtral", "read"),
+    "deepseek_v3": ("deepseek_v3", "read"),
+    "gpt_oss": ("gpt_oss", "read"),
+    "qwen3_moe": ("qwen3_moe", "read"),
+    "qwen3_next": ("qwen3_next", "read"),
+    "qwen3_5": ("qwen3_5", "read_whole"),
+    "qwen3_5_text": ("qwen3_5", "read"),
+    "qwen3_5_moe": ("qwen3_5", "read_whole"),
+    "qwen3_5_moe_text": ("qwen3_5", "read"),
+    "modernbert": ("modernbert", "read"),
 }
 
 
@@ -68,10 +55,16 @@ def from_config(config: Mapping[str, Any]) -> ModelSpec:
         known = ", ".join(_FAMILIES)
         raise UsageError(f"config.json: model_type is {family!r} (expected one of {known})")
     fields = Fields(config)
-    spec = _FAMILIES[family](fields)
+    spec = _reader(family)(fields)
     fields.finish()
     spec = replace(spec, config=dict(config))
     return with_classifier(spec, config) if is_classifier(config) else spec
+
+
+def _reader(family: str) -> Callable[[Fields], ModelSpec]:
+    module, name = _FAMILIES[family]
+    found: Callable[[Fields], ModelSpec] = getattr(import_module(f"{__name__}.{module}"), name)
+    return found
 
 
 def with_classifier(spec: ModelSpec, config: Mapping[str, Any]) -> ModelSpec:
