@@ -3,7 +3,6 @@
 Skipped, with a word why, where a Slurm cannot be started. Takes about two minutes.
 """
 
-import json
 import os
 import shutil
 import signal
@@ -15,21 +14,12 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from one_node import OneNode, ask, job_state, wait_until, what_is_missing
+from little_run import losses, tokens_once
+from one_node import OneNode, ask, job_state, wait_until
 
 ROOT = Path(__file__).parent.parent.parent
 SBATCH = ROOT / "examples" / "slurm"
 pytestmark = pytest.mark.slurm
-
-
-@pytest.fixture(scope="module")
-def node(tmp_path_factory):
-    missing = what_is_missing()
-    if missing:
-        pytest.skip(missing)
-    os.environ["PATH"] = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
-    with OneNode(tmp_path_factory.mktemp("slurm")) as running:
-        yield running
 
 
 def test_array_processes_every_shard_once(node: OneNode, tmp_path: Path) -> None:
@@ -51,31 +41,9 @@ def test_array_processes_every_shard_once(node: OneNode, tmp_path: Path) -> None
     assert not any("already done" in log for log in logs)
 
 
-def tokens(folder: Path) -> Path:
-    """A little corpus as token rows, with its tokenizer."""
-    texts = [
-        f"{i} and {i + 1} make {2 * i + 1}, said the owl of house {i % 7}." for i in range(900)
-    ]
-    pq.write_table(pa.table({"text": texts}), folder / "texts.parquet")
-    words = ["sabia", "tokenize", "texts.parquet", "--train-tokenizer", "--vocab-size", "400",
-             "--length", "64", "-o", "tokens"]  # fmt: skip
-    subprocess.run(words, cwd=folder, check=True)
-    return folder / "tokens"
-
-
 def train_words(folder: Path, out: str, *more: str) -> list[str]:
     return ["pretrain", str(tokens_once(folder)), "--shape", "d=64,layers=2,heads=2", "--steps",
             "300", "--batch", "8", "-o", str(folder / out), *more]  # fmt: skip
-
-
-def tokens_once(folder: Path) -> Path:
-    return folder / "tokens" if (folder / "tokens").exists() else tokens(folder)
-
-
-def losses(run: Path) -> list[float]:
-    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    by_step = {row["step"]: row["loss"] for row in rows if "loss" in row}
-    return [by_step[step] for step in sorted(by_step)]
 
 
 def test_trainer_is_requeued_and_ends_with_the_same_loss(node: OneNode, tmp_path: Path) -> None:

@@ -1,0 +1,62 @@
+"""The planner's batch script on a real Slurm: it starts, is cut short, goes on and finishes."""
+
+import subprocess
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from little_run import losses, tokens_once
+from one_node import OneNode, ask, job_state, wait_until
+
+from sabia.core.plan.chips import find_chip
+from sabia.core.plan.output.launch import LaunchPlan, launch_script
+
+pytestmark = pytest.mark.slurm
+CPU = replace(find_chip("h100"), name="cpu", family="CPU", node_chips=2)
+
+
+def emitted(folder: Path, name: str, chips: int, *more: str) -> LaunchPlan:
+    """A plan of the little corpus, its script written to `folder`."""
+    command = ("pretrain", str(tokens_once(folder)), "--shape", "d=64,layers=2,heads=2",
+               "--steps", "300", "--batch", "8", *more)  # fmt: skip
+    plan = LaunchPlan(name, CPU, chips, command, wall_s=300, outputs=str(folder / name))
+    (folder / f"{name}.sbatch").write_text(launch_script("slurm", plan))
+    return plan
+
+
+def start_again(job: str) -> None:
+    """Start a job that queues again, and wait for its end."""
+    time.sleep(5)  # started at once, it would meet its own remains
+    ask("scontrol", "update", f"JobId={job}", "StartTime=now")
+    wait_until(lambda: job_state(job) == "COMPLETED", 120)
+
+
+def test_an_emitted_job_of_two_processes_is_cut_short_and_finishes(
+    node: OneNode, tmp_path: Path
+) -> None:
+    plan = emitted(tmp_path, "cut", 2, "--mesh", "data=2")
+    whole = plan.words_to(str(tmp_path / "whole"))
+    alone = [word.replace("data=2", "data=1") for word in whole]
+    subprocess.run(["sabia", *alone], check=True, cwd=tmp_path)
+    job = ask("sbatch", "--parsable", f"--chdir={tmp_path}", str(tmp_path / "cut.sbatch"))
+    metrics, log = tmp_path / "cut" / "metrics.jsonl", tmp_path / f"cut-{job}.log"
+    wait_until(lambda: metrics.exists() and metrics.read_text().count("\n") > 5, 180)
+    ask("scancel", "--signal=USR1", "--batch", job)
+    wait_until(lambda: job_state(job) in ("PENDING", "COMPLETED"), 120)
+    assert job_state(job) == "PENDING", log.read_text()
+    start_again(job)
+    assert "restart 1" in log.read_text()
+    assert losses(tmp_path / "cut")[-1] == pytest.approx(losses(tmp_path / "whole")[-1], abs=1e-4)
+
+
+def test_a_preempted_job_saves_and_goes_on(node: OneNode, tmp_path: Path) -> None:
+    """As a preemption with PreemptMode=REQUEUE does: TERM, then the job queues again."""
+    emitted(tmp_path, "preempted", 1)
+    job = ask("sbatch", "--parsable", f"--chdir={tmp_path}", str(tmp_path / "preempted.sbatch"))
+    metrics, log = tmp_path / "preempted" / "metrics.jsonl", tmp_path / f"preempted-{job}.log"
+    wait_until(lambda: metrics.exists() and metrics.read_text().count("\n") > 5, 180)
+    ask("scontrol", "requeue", job)
+    wait_until(lambda: job_state(job) == "PENDING", 120)
+    start_again(job)
+    assert "resuming at step" in log.read_text()
