@@ -7,7 +7,7 @@ Of the tensors of a layer (memory_kept.py) a policy keeps all (none), those of t
 from collections.abc import Iterable
 
 from sabia.core.plan.counting.architecture import LayerKind
-from sabia.core.plan.device.memory_kept import OUTPUT, SCORES, Kept, layer_tensors
+from sabia.core.plan.device.memory_kept import KEYS, OUTPUT, SCORES, Kept, layer_tensors
 from sabia.core.plan.device.memory_stage import over_layers
 from sabia.core.plan.device.memory_term import Case, LayerFigures, Setting, Term
 from sabia.core.plan.elementwise import Number, choose, larger
@@ -78,7 +78,8 @@ def _layer(case: Setting, kind: LayerKind) -> tuple[Number, Number]:
     found = list(layer_tensors(kind, hidden, sequence, case.element, stack, case.input_element))
     used = [one for one in found if one.name != OUTPUT]
     lasting = [one for one in found if _is_kept(one.name, case)]
-    return _bytes(used, case), _bytes(lasting, case)
+    local = case.layout.recompute == "selective"  # keeps what products made, before it is gathered
+    return _bytes(used, case), _bytes(lasting, case, local)
 
 
 def _is_kept(name: str, case: Setting) -> bool:
@@ -90,21 +91,23 @@ def _is_kept(name: str, case: Setting) -> bool:
     return name not in dropped
 
 
-def _bytes(tensors: Iterable[Kept], case: Setting) -> Number:
+def _bytes(tensors: Iterable[Kept], case: Setting, local: bool = False) -> Number:
     layout = case.layout
+    rows = layout.context if case.stack.whole_context and not local else 1
     divisors = {
         "tokens": case.token_split,
         "gathered": 1 if case.stack.keeps_gathered else case.token_split,
         "tensor": layout.tensor,
         "experts": layout.tensor if layout.experts_over_tensor else 1,
     }
-    sums: dict[tuple[str, bool], float] = {}
+    sums: dict[tuple[str, bool, bool], float] = {}
     for one in tensors:
-        sums[one.split, one.routed] = sums.get((one.split, one.routed), 0) + one.token_bytes
+        group = (one.split, one.routed, one.name in KEYS)
+        sums[group] = sums.get(group, 0) + one.token_bytes
     crowded = choose(layout.expert_ranks > 1, case.stack.expert_imbalance, 1)
     return sum(
-        size / divisors[split] * (crowded if routed else 1)
-        for (split, routed), size in sums.items()
+        size / divisors[split] * (crowded if routed else 1) * (rows if keys else 1)
+        for (split, routed, keys), size in sums.items()
     )
 
 

@@ -31,6 +31,7 @@ from sabia.core.plan.counting.architecture import LayerKind
 from sabia.core.plan.device.stack import Stack
 
 SCORES = ("scores", "score_mask", "dropped_scores")
+KEYS = ("key", "value")
 OUTPUT = "mlp_output"
 INPUTS = ("normed", "attended", "normed_middle", "product", "copies", "expert_product")
 CHUNK = 64  # tokens of a chunk of a delta net's matrices (arXiv 2406.06484, section 4)

@@ -139,6 +139,16 @@ def test_context_and_tensor_divide_activations():
     assert activations(workload, micro_batch=4, recompute="selective", tensor=2) == whole / 2
 
 
+def test_keys_of_the_whole_row_are_kept_where_attention_reads_them_so():
+    at = {"context": 4, "recompute": "none"}
+    part, whole = (
+        device_memory(llama_8b(), Layout(**at), stack)["activations"]
+        for stack in (PLAIN, replace(PLAIN, whole_context=True))
+    )
+    keys_values = 2 * 2 * 1024
+    assert whole - part == 32 * (8192 - 8192 // 4) * keys_values
+
+
 def test_stages_hold_embedding_and_head_beside_their_layers():
     workload, at = llama_8b(), {"zero": 0, "recompute": "full"}
     model = workload.architecture
