@@ -29,8 +29,8 @@ class Stack:
     expert_imbalance: tokens of the fullest device over the mean, in mixtures.
     folded_experts, folded_context: dense weights' state is also split over the expert axis, all
     state over the context axis. whole_context: across context ranks attention computes the scores
-    that are masked, too, and keeps the keys of the whole row. sequence_parallel: norms and residual can be split over tensor;
-    keeps_gathered: what is gathered of them is kept so.
+    that are masked, too, and keeps the keys of the whole row. sequence_parallel: norms and residual
+    can be split over tensor; keeps_gathered: what is gathered of them is kept so.
     keeps_gradients: their room is kept through the forward pass even without accumulation.
     casts_weights: all weights are cast at once where they are kept wider than they are computed
     with. update_bytes: temporary bytes of an element whose update is computed.
