@@ -5,6 +5,7 @@ parameters, but operations. Counts are held against transformers' own models by 
 """
 
 from collections.abc import Sequence
+from typing import Any
 
 from sabia.core.errors import UsageError
 from sabia.core.plan.counting.architecture import Architecture
@@ -72,9 +73,9 @@ def olmo3(fields: CountFields) -> Architecture:
 def exaone4(fields: CountFields) -> Architecture:
     """EXAONE 4 (arXiv 2507.11407): norms behind each half and on each head's queries and keys."""
     hidden, depth = _shape(fields)
-    every = fields.take("sliding_window_pattern", object, "")
-    every = len(every) if isinstance(every, str) else every  # LLLG or 4: the last one sees all
-    local = "sliding_window" in fields and isinstance(every, int) and every > 0
+    pattern: Any = fields.take("sliding_window_pattern", object, "")
+    every = len(pattern) if isinstance(pattern, str) else int(pattern)  # LLLG, or 4
+    local = "sliding_window" in fields and every > 0
     usual = [qwen3.KINDS[local and (index + 1) % every != 0] for index in range(depth)]
     windows = _local(fields, depth, usual)
     return _stack(fields, hidden, windows, qk_norm=True)
@@ -133,7 +134,7 @@ def gpt2(fields: CountFields) -> Architecture:
     return _layer_normed(fields, hidden, depth, mixer, feed, tied=True, positions=positions)
 
 
-_GPT2_REMARKS = ("summary_type", "summary_use_proj", "summary_activation", "n_ctx")
+_GPT2_REMARKS: tuple[str, ...] = ("summary_type", "summary_use_proj", "summary_activation", "n_ctx")
 _GPT2_REMARKS += ("summary_proj_to_labels", "summary_first_dropout", "scale_attn_weights")
 _GPT2_REMARKS += ("scale_attn_by_inverse_layer_idx", "reorder_and_upcast_attn")
 

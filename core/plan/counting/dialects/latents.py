@@ -12,7 +12,7 @@ from sabia.core.plan.counting.dialects.reading import CountFields
 from sabia.core.plan.counting.parts import mixer_block
 
 _KIND = "deepseek_sparse_attention"
-_GLM_REMARKS = ("indexer_rope_interleave", "index_share_for_mtp_iteration")
+_GLM_REMARKS: tuple[str, ...] = ("indexer_rope_interleave", "index_share_for_mtp_iteration")
 _GLM_REMARKS += ("index_skip_topk_offset", "index_topk_freq", "index_topk_pattern")
 
 
