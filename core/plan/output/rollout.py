@@ -86,6 +86,7 @@ def _lines(report: dict[str, Any], found: AskedStep) -> list[str]:
         f"{format_count(drawn.tokens)} tokens a step",
         f"engines   {made.replicas} x {replica.chips} chips, {made.slots} answers at once in each; "
         f"{made.tail_s:.0f} s with fewer than half of them",
+        *_judge(report, found),
         *columns(["PART", "TIME", "SHARE"], rows),
         held,
         *(f"note      {note}" for note in step.notes),
@@ -94,3 +95,13 @@ def _lines(report: dict[str, Any], found: AskedStep) -> list[str]:
         f"{step.binding} binds",
         judged_line(judged("grpo")),
     ]
+
+
+def _judge(report: dict[str, Any], found: AskedStep) -> list[str]:
+    """A line on the judge's calls, if there is one."""
+    if found.verdicts is None:
+        return []
+    (bill,) = found.verdicts.bills
+    sizes = f"{bill.input_tokens / bill.calls:,.0f} + {bill.output_tokens / bill.calls:,.0f}"
+    usd = short_money(bill.cost_usd(report["price_usd_per_chip_hour"]))
+    return [f"judge     {bill.calls:,.0f} calls a step of {sizes} tokens, {usd}"]

@@ -43,7 +43,7 @@ class Asked:
 
 
 def asked_loads(asked: Asked, memory_share: float | None = None) -> list[Load]:
-    """The replicas that can serve what was asked; one where --replica-chips says which.
+    """The replicas that can serve what was asked; those of --replica-chips where it is given.
 
     memory_share: of a chip for generation, unless --utilisation says so.
     """
@@ -56,6 +56,8 @@ def asked_loads(asked: Asked, memory_share: float | None = None) -> list[Load]:
         batch=settings.batch, memory_share=settings.utilisation or memory_share,
     )  # fmt: skip
     wanted = settings.replica_chips
-    if wanted and found[-1].replica.chips != wanted:
-        raise UsageError(f"--replica-chips: {wanted} (expected a power of two)")
-    return found[-1:] if wanted else found
+    chosen = [load for load in found if load.replica.chips == wanted] if wanted else found
+    if not chosen:
+        sizes = ", ".join(str(load.replica.chips) for load in found)
+        raise UsageError(f"--replica-chips: {wanted} (expected a power of two; {sizes} hold it)")
+    return chosen

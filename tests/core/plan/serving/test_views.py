@@ -43,7 +43,7 @@ def test_serving_as_asked():
     )  # fmt: skip
     assert [(r["replica_chips"], r["batch"]) for r in found.report["replicas"]] == [(2, 16)]
     assert found.report["assumed"] == ["weights bf16"]
-    with pytest.raises(UsageError, match="--replica-chips: 3"):
+    with pytest.raises(UsageError, match=r"--replica-chips: 3 .* 1, 2 hold it"):
         see(serving, params=8e9, chip="h100", replica_chips=3)
     with pytest.raises(Infeasible, match="use 16 chips or --weights fp8 or --weights int8"):
         see(serving, params=1e12, active=32e9, chips=8)
@@ -71,7 +71,9 @@ def test_grpo_on_the_same_chips():
 
 def test_grpo_on_two_sides_with_a_judge():
     asked = {"params": 30e9, "active": 3e9, "chip": "h100", "chips": 32, "generation_chips": 16}
-    found = see(rollout, **asked, judge_calls=8, judge_price="0.5,2", reward_time=5.0).report
+    seen = see(rollout, **asked, judge_calls=8, judge_price="0.5,2", reward_time=5.0)
+    assert "judge     8,192 calls a step of 3,000 + 200 tokens, $15.56" in seen.text
+    found = seen.report
     assert found["judge_usd_per_step"] == pytest.approx(1024 * 8 * (3000 * 0.5 + 200 * 2) / 1e6)
     assert found["parts_s"]["reward"] == 5.0
     own = see(rollout, **asked, judge_calls=8, judge_params=32e9).report
