@@ -71,3 +71,41 @@ def test_shapes_are_of_possible_models():
 def test_state_recipes(name, held, durable):
     recipe = RECIPES[name]
     assert (recipe.bytes_per_param, recipe.durable) == (held, durable)
+
+
+@pytest.mark.parametrize(
+    ("name", "fp8", "fp4", "hbm_tb_s", "scale_up_gb_s", "domain", "axes"),
+    [
+        ("a100", None, None, 2.039, 300, 8, 0),
+        ("h100", 1979e12, None, 3.35, 450, 8, 0),
+        ("h100-96gb", 1979e12, None, 2.4, 450, 8, 0),
+        ("b200", 4500e12, 9000e12, 8.0, 900, 8, 0),
+        ("gb200", 5000e12, 10000e12, 8.0, 900, 72, 0),
+        ("v5e", None, None, 0.81, 180, 256, 2),
+        ("v5p", 459e12, None, 2.765, 540, 8960, 3),
+        ("v7", 4614e12, None, 7.37, 600, 9216, 3),
+    ],
+)  # fmt: skip
+def test_published_rates_and_bandwidths(name, fp8, fp4, hbm_tb_s, scale_up_gb_s, domain, axes):
+    chip = find_chip(name)
+    assert (chip.fp8_flops_per_s, chip.fp4_flops_per_s) == (fp8, fp4)
+    assert chip.hbm_bytes_per_s == pytest.approx(hbm_tb_s * 1e12)
+    assert chip.scale_up_bytes_per_s == pytest.approx(scale_up_gb_s * 1e9)
+    assert (chip.scale_up_domain, chip.torus_axes) == (domain, axes)
+
+
+def test_metas_h100_has_less_power_and_a_lower_ceiling():
+    sold, meta = find_chip("h100"), find_chip("h100-96gb")
+    assert (meta.hbm_bytes, meta.power_w) == (96e9, 500)
+    expected = sold.matmul_ceiling * (500 / 700) ** (1 / 3)
+    assert meta.matmul_ceiling == pytest.approx(expected, rel=2e-3)
+
+
+def test_rates_are_ordered_and_every_chip_can_be_timed():
+    for name, chip in load_chips().items():
+        assert chip.hbm_bytes_per_s and chip.scale_up_bytes_per_s, name
+        assert chip.scale_up_domain >= chip.node_chips, name
+        assert (chip.fp8_flops_per_s or chip.bf16_flops_per_s) >= chip.bf16_flops_per_s, name
+        assert (chip.fp4_flops_per_s or 1e20) > (chip.fp8_flops_per_s or 0), name
+        assert 0.4 < (chip.matmul_ceiling or 0.5) < 0.95, name
+        assert (chip.torus_axes > 0) == (chip.family == "TPU"), name
