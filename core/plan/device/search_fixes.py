@@ -25,6 +25,7 @@ from sabia.core.units import format_bytes
 MOST_CHIPS = 32768
 SHORTEST = 512  # tokens of a row
 NAMED = 4  # changes in a message
+OWN_FLAGS = ("micro_batch", "recompute")
 
 
 def infeasible(question: Question, counts: Sequence[int], survey: Survey) -> Infeasible:
@@ -88,9 +89,16 @@ def _freed(question: Question, counts: Sequence[int]) -> Iterator[str]:
         survey = Survey(replace(question, pinned=others), counts)
         if survey.fitting:
             best = survey.row(int(survey.gathered()[0].argmin()))
-            flag = f"--{field.replace('_', '-')} {getattr(best.layout, field)}"
-            found.append((best.step_s, flag))
+            found.append((best.step_s, _said(field, getattr(best.layout, field))))
     yield from (flag for _, flag in sorted(found))
+
+
+def _said(field: str, value: Any) -> str:
+    """A field's value as it is given on the command line."""
+    name = field.replace("_", "-")
+    if isinstance(value, bool):
+        value = "yes" if value else "no"
+    return f"--{name} {value}" if field in OWN_FLAGS else f"{name}={value} in --fixed-layout"
 
 
 def _leaner(question: Question, counts: Sequence[int]) -> Iterator[str]:

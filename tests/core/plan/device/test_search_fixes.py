@@ -36,10 +36,10 @@ def test_the_first_advice_costs_nothing_where_a_pinned_field_is_to_blame():
     policy = re.search(r"--recompute (\w+)", text)[1]
     search(JOB, H100, FSDP, 64, pinned=rows | {"recompute": policy})
     text = refusal(JOB, H100, FSDP, 64, pinned=rows | {"fsdp": 1})
-    mends = dict(re.findall(r"--(\w+) (\d+)", text.split("; use")[1]))
+    mends = dict(re.findall(r"(\w+)=(\d+) in --fixed-layout", text.split("; use")[1]))
     for field, value in mends.items():
         search(JOB, H100, FSDP, 64, pinned=rows | {"fsdp": 1} | {field: int(value)})
-    assert {*mends} <= {*rows, "fsdp"}
+    assert "fsdp" in mends
 
 
 def test_all_advice_is_true_and_the_number_of_chips_is_the_smallest():
