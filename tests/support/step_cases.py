@@ -18,7 +18,8 @@ from sabia.core.plan.device.stack import Stack, find_stack
 from sabia.core.plan.device.workload import Workload
 from sabia.core.plan.memory import find_recipe
 
-CALIBRATION = Path(__file__).parents[1] / "core" / "plan" / "calibration_rows.toml"
+ROWS = Path(__file__).parents[1] / "core" / "plan"
+CALIBRATION, FURTHER = ROWS / "calibration_rows.toml", ROWS / "further_steps.toml"
 
 
 @dataclass(frozen=True)
@@ -107,7 +108,16 @@ def _counted(
 
 def calibration_cases() -> list[Case]:
     """All rows of calibration_rows.toml."""
-    data = tomllib.loads(CALIBRATION.read_text())
+    return _cases(CALIBRATION)
+
+
+def further_cases() -> list[Case]:
+    """All rows of further_steps.toml."""
+    return _cases(FURTHER)
+
+
+def _cases(path: Path) -> list[Case]:
+    data = tomllib.loads(path.read_text())
     shapes, _ = load()
     shapes |= {row["name"]: row for group in data["models"] for row in expand(group)}
     return [
