@@ -12,6 +12,9 @@ from sabia.core.plan.money.bills import cost_usd, short_money
 from sabia.core.plan.money.prices import Price
 from sabia.core.units import format_count
 
+LEAST_RATE = 0.10
+MOST_FASTER = 2
+
 
 @dataclass(frozen=True)
 class Bought:
@@ -53,14 +56,21 @@ def bought(
     run_usd = cost_usd(work_chip_s, price.usd_per_chip_hour) * overhead
     fitting = tokens_for(limit_usd, tokens, run_usd)
     if run_usd > limit_usd * (1 + 1e-9):
-        rate = price.usd_per_chip_hour * limit_usd / run_usd
+        ways = _smallest_changes(fitting, run_usd / limit_usd, price)
         raise Infeasible(
-            f"--max-cost: the run costs {short_money(run_usd)} at {price.named_rate} "
-            f"(expected at most {short_money(limit_usd)}); "
-            f"use --tokens {_rounded_down(fitting)}, --price {int(rate * 100) / 100:.2f} or a "
-            f"{run_usd / limit_usd:.2f} times higher --mfu"
+            f"--max-cost: the run costs {short_money(run_usd)} at {price.named_rate} (expected at "
+            f"most {short_money(limit_usd)}); use {ways}"
         )
     return Bought(limit_usd, price, run_usd, fitting)
+
+
+def _smallest_changes(fitting: float, factor: float, price: Price) -> str:
+    """What would do, one by one; no price of cents, no utilization beyond all reach."""
+    rate = int(price.usd_per_chip_hour / factor * 100) / 100
+    ways = [f"--tokens {_rounded_down(fitting)}"]
+    ways += [f"--price {rate:.2f}"] if rate >= LEAST_RATE else []
+    ways += [f"a {factor:.2f} times higher --mfu"] if factor <= MOST_FASTER else []
+    return " or ".join(ways)
 
 
 def _rounded_down(tokens: float) -> str:

@@ -27,14 +27,21 @@ def test_overheads_count():
         bought(210e3, WORK_S, 500e9, PRICES, 1.1)
 
 
-@pytest.mark.parametrize("limit_usd", [1234.0, 50e3, 199e3])
+def test_changes_beyond_all_reach_are_not_proposed():
+    with pytest.raises(Infeasible, match=r"use --tokens 25M$"):
+        bought(10.0, WORK_S, 500e9, PRICES)
+    with pytest.raises(Infeasible, match=r"or --price 1\.10$"):
+        bought(50e3, WORK_S, 500e9, PRICES)
+
+
+@pytest.mark.parametrize("limit_usd", [12e3, 50e3, 199e3])
 def test_the_smallest_change_is_enough_and_little_more(limit_usd):
     with pytest.raises(Infeasible, match=r"costs \$0\.20M at neocloud \$4\.40") as refused:
         bought(limit_usd, WORK_S, 500e9, PRICES)
     words = str(refused.value)
-    tokens = units.parse_count(re.search(r"--tokens (\S+),", words)[1])
+    tokens = units.parse_count(re.search(r"--tokens (\S+) ", words)[1])
     assert 0.98 * limit_usd < bought(limit_usd, WORK_S * tokens / 500e9, tokens, PRICES).cost_usd
-    price = Price(float(re.search(r"--price (\S+) ", words)[1]))
+    price = Price(float(re.search(r"--price (\d+\.\d\d)", words)[1]))
     assert bought(limit_usd, WORK_S, 500e9, (price,)).cost_usd <= limit_usd
     assert refused.value.exit_code == 3
 
