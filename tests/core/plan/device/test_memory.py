@@ -275,3 +275,21 @@ def test_a_middle_stage_of_a_mixture_has_no_leading_dense_layers():
     assert found["weights"] == pytest.approx(2 * (4 * sparse.params + head))
     whole = device_memory(workload, Layout(zero=0), PLAIN)
     assert whole["weights"] == pytest.approx(2 * model.params)
+
+
+@pytest.mark.parametrize("tensor", [1, 2, 4, 8])
+def test_the_table_of_korthikanti(tensor):
+    """Bytes of a layer's activations, arXiv 2205.05198, table 2."""
+    s, b, h, a = 2048, 4, 6144, 64
+    workload, sbh = gpt(1, h, a), s * b * h
+    table = {
+        ("none", False): sbh * (10 + 24 / tensor + 5 * a * s / (h * tensor)),
+        ("none", True): sbh * (34 / tensor + 5 * a * s / (h * tensor)),
+        ("selective", False): sbh * (10 + 24 / tensor),
+        ("selective", True): sbh * 34 / tensor,
+        ("full", False): sbh * 2,
+    }
+    for (recompute, sequence_parallel), size in table.items():
+        at = {"tensor": tensor, "micro_batch": b, "recompute": recompute}
+        found = activations(workload, **at, sequence_parallel=sequence_parallel)
+        assert found * GIB == pytest.approx(size)
