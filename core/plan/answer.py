@@ -55,7 +55,7 @@ def answer(settings: Settings, today: date | None = None, runs: tuple[str, ...] 
         _plots().check_form(settings.plot)
     if runs:
         return _of_inputs(settings, runs, today)
-    if settings.stage in STAGES:
+    if settings.stage in STAGES and not settings.compare:
         return of_stage(settings, today)
     if settings.budget:
         return of_budget(settings, today)
@@ -141,21 +141,14 @@ def of_stage(settings: Settings, today: date) -> Answer:
     return Answer(
         text=seen.text,
         report=inputs | seen.report,
-        rows=[_scalars({"stage": stage, "chip": asked.cluster.chip.name} | seen.report)],
+        rows=[
+            import_module("sabia.core.plan.output.summary").scalars(
+                {"stage": stage, "chip": asked.cluster.chip.name} | seen.report
+            )
+        ],
         notes=[],
         warnings=remarks.stale_lines(asked.cluster.prices, today),
     )
-
-
-def _scalars(figures: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Nested objects as flat columns, lists left out."""
-    flat: dict[str, Any] = {}
-    for key, value in figures.items():
-        if isinstance(value, dict):
-            flat |= _scalars(value, f"{prefix}{key}_")
-        elif not isinstance(value, list):
-            flat[prefix + key] = value
-    return flat
 
 
 def of_budget(settings: Settings, today: date) -> Answer:

@@ -134,3 +134,21 @@ def test_a_config_json_is_an_input_too(tmp_path: Path) -> None:
     assert report(f"{tmp_path} {words}") | {"inputs": 0} == report(
         f"--model {tmp_path}/config.json {words}"
     ) | {"inputs": 0}
+
+
+def test_stops_and_limits_apply_to_each_chip() -> None:
+    words = "--params 8B --tokens 1T"
+    alone = report(f"{words} --chip h200 --preempt 6h")
+    (row,) = report(f"{words} --compare h200 --preempt 6h")["rows"]
+    assert row["wall_s"] == pytest.approx(alone["stops"]["wall_s"])
+    billed = alone["stops"]["billed_s"] * alone["stops"]["billed_chips"] / 3600
+    price = alone["prices"][0]["usd_per_chip_hour"]
+    assert row["costs_usd"]["neocloud"] == pytest.approx(billed * price * 0.5)
+    dear, cheap = report(f"{words} --compare v5p,b200 --max-cost 100000")["rows"]
+    assert "--max-cost" in dear["error"] and cheap["limit"]["left_usd"] > 0
+
+
+@pytest.mark.parametrize("words", ["--explain --search", "--emit slurm --search"])
+def test_what_is_of_one_plan_is_refused(words: str) -> None:
+    asked = call(f"--params 8B --compare b200,h100 {words}")
+    assert asked.code == 2 and "of one plan" in asked.stderr

@@ -68,7 +68,7 @@ def stale_lines(prices: tuple[Price, ...], today: date) -> list[str]:
 
 def _usable(plan: Plan) -> str:
     chip = plan.cluster.chip
-    if chip.usable_hbm_bytes >= plan.cluster.hbm_bytes:
+    if plan.placed or chip.usable_hbm_bytes >= plan.cluster.hbm_bytes:
         return ""
     state, total = usable_needs(plan.run, chip)
     return (
@@ -91,7 +91,7 @@ def _mfu(plan: Plan) -> str:
     kind = model_kind(plan.run.params, plan.run.active_params)
     usual = MFU_RANGES[kind]
     counted = " (active parameters only)" if kind == "sparse" else ""
-    if usual.low <= plan.cluster.mfu <= usual.high:
+    if plan.placed or usual.low <= plan.cluster.mfu <= usual.high:
         return ""
     return (
         f"{plan.cluster.mfu:.0%} MFU is outside the {usual.low:.0%} to {usual.high:.0%} that "

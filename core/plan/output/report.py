@@ -93,6 +93,7 @@ def _row(plan: Plan, row: Row) -> dict[str, Any]:
         "finishes_s": row.finishes_s,
         "meets_deadline": row.meets_deadline,
         "bound": row.bound,
+        "mfu": row.mfu,
         "costs": [
             {
                 "price_usd_per_chip_hour": price.usd_per_chip_hour,

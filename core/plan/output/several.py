@@ -12,14 +12,17 @@ from typing import Any
 from sabia.core.errors import BadData, Infeasible, UsageError
 from sabia.core.plan import joined
 from sabia.core.plan.chips import find_chip
+from sabia.core.plan.consistent import OTHERS
 from sabia.core.plan.money.bills import short_money
 from sabia.core.plan.money.prices import Price
 from sabia.core.plan.output import summary
 from sabia.core.plan.output.report import SCHEMA_VERSION
-from sabia.core.plan.output.table import span
-from sabia.core.plan.settings import Settings
+from sabia.core.plan.output.table import percent, span
+from sabia.core.plan.settings import Settings, flag
 from sabia.core.units import parse_list
 
+# what has no place in a table of several plans
+OF_ONE = ("explain", "emit", "budget", "compare", "offers", "pretrain_args")
 Named = list[tuple[str, summary.Row]]
 Priced = tuple[Named, tuple[Price, ...]]  # rows, and every price in them
 
@@ -53,7 +56,11 @@ def _of_rows(
 def _summaries(questions: Iterable[tuple[str, Settings]], today: date) -> Priced:
     found, errors, prices = [], [], dict[Price, None]()
     for name, settings in questions:
+        if said := settings.given(*OF_ONE):
+            raise UsageError(f"{flag(said[0])}: is of one plan, not of several")
         try:
+            if settings.stage in OTHERS:
+                raise UsageError(f"--stage: {settings.stage} is planned alone, not in a table")
             asked, plan = joined.plan_of(settings, priced=False, today=today)
             prices |= dict.fromkeys(plan.cluster.prices)
             found.append((name, summary.summary(asked, plan)))
@@ -69,14 +76,22 @@ def text(first: str, named: Named, show_model: bool) -> str:
     """The table, what could not be planned and why, and which is fastest and cheapest."""
     lines = summary.table(first, named, show_model)
     lines += [f"{name}: {row['error']}" for name, row in named if row["error"]]
+    lines += _terms(named)
     if not show_model:
         lines.append(f"verdict   {_verdict([(n, row) for n, row in named if not row['error']])}")
     return "\n".join(lines)
 
 
+def _terms(named: Named) -> list[str]:
+    """What bills of preemptible chips are reckoned at."""
+    seen = [row["stops"] for _, row in named if row.get("stops")]
+    shares = {s["spot_share"] for s in seen if s["preemption_s"] and s["spot_share"] < 1}
+    return [f"bills     preemptible at {percent(share)} of the prices" for share in sorted(shares)]
+
+
 def _verdict(named: Named) -> str:
-    name, row = min(named, key=lambda pair: pair[1]["finishes_s"])
-    words = [f"fastest on {row['chips']} {name.upper()}, {span(row['finishes_s'])}"]
+    name, row = min(named, key=lambda pair: pair[1]["wall_s"])
+    words = [f"fastest on {row['chips']} {name.upper()}, {span(row['wall_s'])}"]
     bills = [(usd, at, name) for name, row in named for at, usd in row["costs_usd"].items()]
     if bills:
         usd, at, name = min(bills)

@@ -8,9 +8,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sabia.core.plan.money.bills import short_money
+from sabia.core.plan.money.bills import cost_usd, short_money
 from sabia.core.plan.money.prices import Price, cheapest
 from sabia.core.plan.output.table import columns, span
+from sabia.core.plan.output.view import views
 from sabia.core.plan.planner import Plan
 from sabia.core.plan.planner import Row as Deadline
 from sabia.core.plan.request import Request
@@ -33,8 +34,19 @@ class Failed:
 
 
 def summary(asked: Request, plan: Plan) -> Row:
-    """The plan's smallest cluster that meets its deadline; `costs_usd` by the name of the price."""
+    """The plan's smallest cluster that meets its deadline; `costs_usd` by the name of the price.
+
+    Where stops were asked about, `wall_s` and the bills are those with them. Other views that were
+    asked for are objects of their own, by name.
+    """
     best, run = plan.best, plan.run
+    seen = {name: view.report for name, view in views(asked, plan, without=("layout",)).items()}
+    longer = seen["stops"]["wall_over_work"] if "stops" in seen else 1.0
+    chip_s, share = _paid(asked, plan) if "stops" in seen else (best.chip_s, 1.0)
+
+    def usd(price: Price, of_it: float = 1.0) -> float:
+        return cost_usd(chip_s, price.usd_per_chip_hour * of_it)
+
     spot = cheapest(plan.cluster.chip.name, asked.today, spot=True)
     return {
         "params": run.params,
@@ -46,13 +58,21 @@ def summary(asked: Request, plan: Plan) -> Row:
         "mfu": best.mfu,
         "step_s": best.finishes_s * run.batch_tokens / run.tokens,
         "finishes_s": best.finishes_s,
+        "wall_s": best.finishes_s * longer,
         "chip_hours": best.chip_s / 3600,
         "bound": best.bound,
         "layout": _layout(best),
-        "costs_usd": {_name(p): plan.cost_usd(p, best) for p in plan.cluster.prices},
-        "spot_cost_usd": plan.cost_usd(spot, best) if spot else None,
+        "costs_usd": {_name(p): usd(p, share) for p in plan.cluster.prices},
+        "spot_cost_usd": usd(spot) if spot else None,
         "error": None,
+        **seen,
     }
+
+
+def _paid(asked: Request, plan: Plan) -> tuple[float, float]:
+    from sabia.core.plan.output.stops import paid
+
+    return paid(asked, plan)
 
 
 def _layout(best: Deadline) -> str | None:
@@ -71,8 +91,19 @@ def flat(row: Row) -> Row:
     """The row for Parquet: the lowest bill and whose it is in place of all of them."""
     costs: Mapping[str, float] = row.get("costs_usd") or {}
     least = min(costs, key=lambda name: costs[name], default=None)
-    kept = {key: value for key, value in row.items() if key != "costs_usd"}
+    kept = scalars({key: value for key, value in row.items() if key != "costs_usd"})
     return kept | {"cost_usd": None if least is None else costs[least], "cost_at": least}
+
+
+def scalars(figures: Mapping[str, Any], prefix: str = "") -> Row:
+    """Nested objects as flat columns, lists left out."""
+    found: Row = {}
+    for key, value in figures.items():
+        if isinstance(value, Mapping):
+            found |= scalars(value, f"{prefix}{key}_")
+        elif not isinstance(value, list):
+            found[prefix + key] = value
+    return found
 
 
 def table(first: str, named: Sequence[tuple[str, Row]], show_model: bool = False) -> list[str]:
@@ -94,7 +125,7 @@ def _cells(row: Row, bills: Sequence[str], show_model: bool, width: int) -> list
         f"{row['chips']:,}",
         f"{row['mfu']:.0%}",
         f"{row['step_s']:.3g}s",
-        span(row["finishes_s"]),
+        span(row["wall_s"]),
         *_bills(row, bills),
         _money(row["spot_cost_usd"]),
         row["bound"],

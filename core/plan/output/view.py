@@ -34,10 +34,10 @@ class View:
     report: dict[str, Any] = field(default_factory=dict)
 
 
-def views(asked: Request, plan: Plan) -> dict[str, View]:
+def views(asked: Request, plan: Plan, without: tuple[str, ...] = ()) -> dict[str, View]:
     """The views that were asked for, by key, in the order of VIEWS."""
     return {
         name: import_module(f"sabia.core.plan.output.{name}").see(asked, plan)
         for name, options in VIEWS.items()
-        if asked.settings.given(*options)
+        if name not in without and asked.settings.given(*options)
     }
