@@ -15,8 +15,8 @@ RUN = "--params 8B --tokens 1T --chip h100 --price 2"
 def test_a_search_shows_layouts_and_a_line_to_paste() -> None:
     done = process(f"{RUN} --search")
     assert done.returncode == 0, done.stderr
-    heads = [line.split()[:11] for line in done.stdout.splitlines()]
-    assert "LAYOUT CHIPS dp fsdp tp pp cp ep v mb RECOMPUTE".split() in heads
+    heads = [" ".join(line.split()[:11]) for line in done.stdout.splitlines()]
+    assert "LAYOUT CHIPS dp fsdp tp pp cp ep v mb RECOMPUTE" in heads
     line = next(x for x in done.stdout.splitlines() if x.startswith("run it"))
     assert line.split()[2:4] == ["sabia", "pretrain"] and "--mesh" in line
 
