@@ -40,6 +40,7 @@ from sabia.core.spec.model import check_predicts
 from sabia.core.text.tokenizer import load_tokenizer
 from sabia.core.train.checkpoint import Reader, latest
 from sabia.core.train.convert import export_checkpoint
+from sabia.core.train.host_heap import return_freed
 from sabia.core.train.loop import LoopConfig, Training
 from sabia.core.train.losses import next_token_loss
 from sabia.core.train.peak import devices_at_peak, measure_peak_flops
@@ -272,6 +273,8 @@ def loss_of(task: Task, options: TrainOptions) -> Callable[..., Any]:
 def _stepper(
     job: Job, task: Task, options: TrainOptions, plan: Plan, world: World, mesh: Mesh
 ) -> Stepper:
+    if job.backend == "torch" and options.spares_memory:
+        return_freed()
     return make_stepper(
         job.backend,
         task.spec,

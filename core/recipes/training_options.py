@@ -145,6 +145,12 @@ class TrainOptions:
         alpha = self.lora_alpha or 2.0 * self.lora_rank
         return LoraConfig(self.lora_rank, alpha, self.lora_targets)
 
+    @property
+    def spares_memory(self) -> bool:
+        """Whether anything is asked for by which a step takes less memory."""
+        narrow = self.precision != "fp32" or self.remat != "none"
+        return narrow or self.micro_batch > 0 or self.lora_rank > 0
+
     def guard(self) -> GuardConfig:
         """What to do about spikes."""
         return GuardConfig(self.on_spike, self.spike_sigmas)

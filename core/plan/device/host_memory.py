@@ -1,15 +1,15 @@
 """Peak memory of this project's trainer on CPUs (torch), interpreter and imports left out.
 
-A process's memory is what its allocator has taken from the system. glibc gives a block of
-HEAP_BLOCK or more back when it is freed (mallopt(3), M_MMAP_THRESHOLD); smaller ones stay in the
-heap. There, gradients settle in the holes that activations leave, and the next temporaries find no
-hole that is large enough: so what the heap ever held of both adds up, though they are not alive
-together. The peak is therefore the heap at its fullest, and the large blocks at the fullest of four
-instants:
+A process's memory is what its allocator has taken from the system. glibc gives large blocks back
+when they are freed (mallopt(3), M_MMAP_THRESHOLD; from 32 MiB, or from 1 MiB in a run that is to
+spare memory, core/train/host_heap.py); smaller ones stay in the heap. There, gradients settle in
+the holes that activations leave, and the next temporaries find no hole that is large enough: so
+what the heap ever held of both adds up, though they are not alive together. The peak is therefore
+the heap at its fullest, and the large blocks at the fullest of four instants:
 
   loss       activations of a micro-batch, kept logits, the head's gradient
   backward   activations, and what one layer's backward pass needs besides
-  end        all gradients, and those of the embedding on their way
+  end        all gradients, and those of the embedding on their way or the first layer at work
   update     all gradients, and the temporaries of the optimizer or of the gradients' sum
 
 Parameters, gradients and optimizer state are fp32 in every precision (core/train/stepper.py). BF16
@@ -30,7 +30,7 @@ from sabia.core.plan.device.memory_term import Case, Term, billions, ways
 from sabia.core.plan.device.workload import Workload
 from sabia.core.plan.elementwise import Number, choose, larger, smaller
 
-HEAP_BLOCK = 32 << 20
+HEAP_BLOCK, SPARING_BLOCK = 32 << 20, 1 << 20
 KEPT_LOGITS = 256 << 20  # more are computed again (core/model/ops_torch_loss.py)
 LOSS_BLOCK = 8 << 20
 BUCKET = 64 << 20  # of gradients that travel together (core/train/stepper_torch_shards.py)
@@ -59,12 +59,6 @@ class Bytes:
     def where(self, condition: Number) -> "Bytes":
         """Nothing unless the condition holds."""
         return Bytes(choose(condition, self.heap, 0), choose(condition, self.mapped, 0))
-
-
-def blocks(count: Number, size: Number) -> Bytes:
-    """`count` blocks of `size` bytes."""
-    small = size < HEAP_BLOCK
-    return Bytes(choose(small, count * size, 0), choose(small, 0, count * size))
 
 
 def most(first: Bytes, *others: Bytes) -> Bytes:
@@ -111,6 +105,19 @@ class Place:
         return self.work.architecture
 
     @property
+    def heap_block(self) -> Number:
+        """From this size on a block is given back; a layout with micro-batches spares memory."""
+        work, layout = self.work, self.layout
+        plain = work.precision == "fp32" and layout.recompute == "none" and self.trained
+        whole = layout.accumulation(work.batch_rows) <= 1
+        return choose(whole, HEAP_BLOCK if plain else SPARING_BLOCK, SPARING_BLOCK)
+
+    def blocks(self, count: Number, size: Number) -> Bytes:
+        """`count` blocks of `size` bytes."""
+        small = size < self.heap_block
+        return Bytes(choose(small, count * size, 0), choose(small, 0, count * size))
+
+    @property
     def tokens(self) -> Number:
         """Of one micro-batch on this device."""
         return self.layout.micro_batch * self.work.sequence / self.layout.context
@@ -140,7 +147,7 @@ def host_terms(case: Case, instant: str) -> Iterator[Term]:
     """What a process of `case` holds at one instant; the names do not depend on it."""
     place = Place(case)
     live, grads, copies = activations(place), gradients(place), narrow_copies(place)
-    now = {"loss": loss, "backward": layer, "end": embedding, "update": update}[instant](place)
+    now = {"loss": loss, "backward": layer, "end": end, "update": update}[instant](place)
     passing = instant in ("loss", "backward")
     heap = live.heap + copies.heap + larger(loss(place).heap, layer(place).heap)
     here = choose(place.repeated, grads.mapped, 0) if passing else grads.mapped
@@ -152,7 +159,7 @@ def host_terms(case: Case, instant: str) -> Iterator[Term]:
     yield Term("activations", live.total if passing else 0, lambda: _activation_text(place))
     yield Term("temporaries", now.total, lambda: f"of the instant ({instant})")
     freed = 0 if passing else larger(heap, now.heap) - now.heap
-    yield Term("freed heap", freed, lambda: "blocks below 32 MiB that the backward pass has freed")
+    yield Term("freed heap", freed, lambda: "small blocks that the backward pass has freed")
 
 
 # -- state
@@ -232,11 +239,11 @@ def _spread(place: Place, size: float, *, outer: bool) -> Bytes:
     for kind in place.model.layers:
         for count, elements in _matrices(place, kind):
             whole = size * elements / place.layout.fsdp
-            found += blocks(share * kind.count * count, whole)
+            found += place.blocks(share * kind.count * count, whole)
     if outer:
         vocabulary = place.model.vocab * place.model.hidden
         table = size * place.vocabulary / place.layout.fsdp
-        found += blocks(_outer(place) / vocabulary, table)
+        found += place.blocks(_outer(place) / vocabulary, table)
     return found
 
 
@@ -261,7 +268,7 @@ def activations(place: Place) -> Bytes:
     share = place.stage.layers / place.model.depth
     for kind in place.model.layers:
         found += _tensors(place, kind, place.layout.recompute, share * kind.count)
-    mask = blocks(1, place.tokens * place.work.sequence * FP32 if place.work.packed else 0)
+    mask = place.blocks(1, place.tokens * place.work.sequence * FP32 if place.work.packed else 0)
     return Bytes(
         place.stage.in_flight * found.heap + mask.heap,
         place.stage.in_flight * found.mapped + mask.mapped,
@@ -272,7 +279,7 @@ def _tensors(place: Place, kind: LayerKind, recompute: str, layers: Number) -> B
     found = Bytes()
     hidden = place.model.hidden
     for one in host_kept.layer_tensors(kind, hidden, place.formats, recompute):  # type: ignore[arg-type]
-        found += blocks(layers, _size(place, one))
+        found += place.blocks(layers, _size(place, one))
     return found
 
 
@@ -296,20 +303,22 @@ def loss(place: Place) -> Bytes:
     kept = tokens * place.model.vocab / place.layout.tensor * FP32
     kept = choose(kept <= KEPT_LOGITS, kept, smaller(LOSS_BLOCK, kept))
     norm = 3 if place.formats.narrow else 2
-    found = blocks(1, kept) + blocks(1, smaller(LOSS_BLOCK, kept))
-    found += blocks(norm + 1, tokens * hidden * FP32)  # and the gradient of what the head reads
-    table = blocks(1, place.vocabulary * FP32)
+    found = place.blocks(1, kept) + place.blocks(1, smaller(LOSS_BLOCK, kept))
+    found += place.blocks(
+        norm + 1, tokens * hidden * FP32
+    )  # and the gradient of what the head reads
+    table = place.blocks(1, place.vocabulary * FP32)
     found += table.where(place.trained or place.formats.narrow)
     if place.formats.narrow and place.formats.attention == FP32:
         found += table
-    found += blocks(1, place.vocabulary * place.formats.stream).where(place.layout.fsdp > 1)
+    found += place.blocks(1, place.vocabulary * place.formats.stream).where(place.layout.fsdp > 1)
     return found.where(place.stage.head > 0)
 
 
 def layer(place: Place) -> Bytes:
     """Of the layer whose backward pass needs most: tensors made again, gradients on their way."""
     found = most(*(_one_layer(place, kind) for kind in place.model.layers))
-    pending = blocks(1, place.vocabulary * (place.formats.stream if place.tied else FP32))
+    pending = place.blocks(1, place.vocabulary * (place.formats.stream if place.tied else FP32))
     early = pending.where(place.stage.head > 0) if place.trained else Bytes()
     if not place.tied:  # by then it is among the gradients where these are there already
         early = Bytes(0, choose(place.repeated, 0, early.mapped))
@@ -324,27 +333,35 @@ def _one_layer(place: Place, kind: LayerKind) -> Bytes:
     pairs = kind.query_width + kind.key_width + kind.value_width
     widest = larger(inner, pairs) / place.layout.tensor
     element = place.formats.product if place.formats.narrow else FP32
-    found += blocks(2, place.tokens * widest * element)
-    found += blocks(2, place.tokens * place.model.hidden * element)
+    found += place.blocks(2, place.tokens * widest * element)
+    found += place.blocks(2, place.tokens * place.model.hidden * element)
     elements = sum(count * size for count, size in _matrices(place, kind))
     if place.formats.narrow:  # the fp32 gradient of one matrix before it is rounded, and its copy
         largest: Number = 0
         for _, size in _matrices(place, kind):
             largest = larger(largest, size)
-        found += blocks(2, largest * FP32)
+        found += place.blocks(2, largest * FP32)
     # gathered weights, their gradients, the same cut in parts, and in one fp32 buffer
     exchanged = 3 * place.formats.stream + FP32 + FP32 / place.layout.fsdp
-    return found + blocks(1, elements * exchanged).where(place.layout.fsdp > 1)
+    return found + place.blocks(1, elements * exchanged).where(place.layout.fsdp > 1)
 
 
-def embedding(place: Place) -> Bytes:
-    """Gradients of the embedding that are not yet in their place."""
+def end(place: Place) -> Bytes:
+    """The first layer at work, or gradients of the embedding that are not yet in their place."""
+    first = place.model.layers[0]
+    own = Bytes()
+    if place.layout.recompute == "none":
+        own = _tensors(place, first, "none", 1)
+    return most(_one_layer(place, first) + own, _embedding(place))
+
+
+def _embedding(place: Place) -> Bytes:
     if not place.trained:
         return Bytes()
-    one = blocks(1, place.vocabulary * FP32)
+    one = place.blocks(1, place.vocabulary * FP32)
     again = one.where(place.repeated)
     found = again + one if place.tied else again
-    parts = blocks(2, place.vocabulary * FP32).where(place.layout.fsdp > 1)
+    parts = place.blocks(2, place.vocabulary * FP32).where(place.layout.fsdp > 1)
     return (found + parts).where(place.stage.embedding > 0)
 
 
@@ -354,7 +371,7 @@ def update(place: Place) -> Bytes:
     largest = place.vocabulary * FP32
     buckets = smaller(larger(BUCKET, largest), gradients(place).total)
     others = layout.data * layout.context * layout.expert * layout.fsdp
-    sent = blocks(1, buckets).where(others > 1)
+    sent = place.blocks(1, buckets).where(others > 1)
     if not place.trained:
         return sent
     return most(sent, _optimizer(place))
@@ -363,11 +380,11 @@ def update(place: Place) -> Bytes:
 def _optimizer(place: Place) -> Bytes:
     name = place.work.recipe.name
     if name == "lion":
-        return blocks(1, smaller(LION_GROUP, _elements(place) * FP32))
+        return place.blocks(1, smaller(LION_GROUP, _elements(place) * FP32))
     sizes = [size * FP32 for kind in place.model.layers for _, size in _matrices(place, kind)]
     if name == "adafactor":
         sizes.append(place.vocabulary * FP32)
     found = Bytes()
     for size in sizes if name in COPIES else ():
-        found = most(found, blocks(COPIES[name], size))
+        found = most(found, place.blocks(COPIES[name], size))
     return found
