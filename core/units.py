@@ -15,6 +15,7 @@ from sabia.core.errors import UsageError
 T = TypeVar("T")
 COUNT_FACTORS = {"": 1, "k": 1e3, "K": 1e3, "M": 1e6, "B": 1e9, "G": 1e9, "T": 1e12, "P": 1e15}
 LENGTH_FACTORS = {"": 1, "k": 2**10, "K": 2**10, "M": 2**20}
+MONEY_FACTORS = {"K": 1e3, "M": 1e6, "B": 1e9}
 DURATION_S = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 604800}
 _PREFIXES = "KMGTPE"
 BYTE_FACTORS = (
@@ -82,11 +83,15 @@ def parse_fraction(text: str | float, what: str = "fraction") -> float:
 
 
 def parse_money(text: str | float, what: str = "price") -> float:
-    """US dollars: '$4.4', '4.4', '4.4usd', '4.4usd/h' → 4.4."""
+    """US dollars: '$4.4', '4.4', '4.4usd', '4.4usd/h' → 4.4; '$100K', '2.5M' → many of them."""
     value, unit = _split(text, what, "a price such as $4.40")
-    if unit.lower() not in ("", "usd", "usd/h", "/h", "$/h"):
-        raise UsageError(f"{what}: unit {unit!r} in {text!r} (expected US dollars, as $4.40)")
-    return value
+    factor = MONEY_FACTORS.get(unit[:1], 1.0)
+    name = unit[1:] if unit[:1] in MONEY_FACTORS else unit
+    if name.strip().lower() not in ("", "usd", "usd/h", "/h", "$/h"):
+        raise UsageError(
+            f"{what}: unit {unit!r} in {text!r} (expected US dollars, as $4.40 or $100K)"
+        )
+    return value * factor
 
 
 def parse_list(text: str, parse: Callable[[str], T], what: str = "list") -> list[T]:

@@ -25,6 +25,8 @@ from sabia.core.errors import UsageError
         (units.parse_fraction, "0.4", 0.4),
         (units.parse_money, "$4.4", 4.4),
         (units.parse_money, "4.4usd/h", 4.4),
+        (units.parse_money, "$100K", 1e5),
+        (units.parse_money, "1.5M usd", 1.5e6),
     ],
 )
 def test_parse(parse, text, value) -> None:

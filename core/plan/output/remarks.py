@@ -23,7 +23,7 @@ def notes(request: Request, plan: Plan) -> list[str]:
 
 def _attention(request: Request, plan: Plan) -> str:
     share = request.model.attention_share
-    if share is None or plan.run.convention != "6nd":
+    if share is None or plan.placed or plan.run.convention != "6nd":
         return ""
     return (
         f"6ND leaves attention out: at {request.run.sequence} tokens it would add {share:.0%} "
@@ -36,7 +36,7 @@ def warnings(request: Request, plan: Plan, today: date) -> list[str]:
     lines = stale_lines(plan.cluster.prices, today)
     lines += _above_ceiling(plan)
     ratio = plan.run.tokens / plan.run.active_params
-    few = 0 if request.settings.stage == "sft" else FEW_TOKENS_PER_PARAM
+    few = 0 if request.settings.stage == "sft" or plan.run.lora else FEW_TOKENS_PER_PARAM
     if not few <= ratio <= MANY_TOKENS_PER_PARAM:
         lines.append(f"{ratio:.3g} tokens for each active parameter is far from any known run")
     return lines
