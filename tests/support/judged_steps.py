@@ -3,7 +3,7 @@
 What the words of each source mean here:
   torchtitan   stack fsdp (fsdp-async where row or title say async TP), Meta's 96 GB H100; defaults
                of its pipelines at 6b03ffa32: as many micro-batches as ranks, two stages a rank if
-               interleaved, weights kept between micro-batches (so moved once, as under zero 1)
+               interleaved
   MPT          stack fsdp-2023; zero and recompute as printed
   NeMo, Bridge stack megatron; plain data parallelism has a distributed optimizer (zero 1), fsdp
                above 0 is zero 3; experts lie whole on tensor ranks; recompute, not printed, is
@@ -146,7 +146,7 @@ def _torch(row: Row) -> Layout:
         pipe=pipe,
         virtual=2 if virtual == UNKNOWN else virtual,
         micro_batch=row["local_batch"] / pipe if pipe > 1 else row["mbs"],
-        zero=row.get("zero", 3) if pipe == 1 else 1,
+        zero=row.get("zero", 3),
     )
 
 

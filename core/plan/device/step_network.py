@@ -8,6 +8,7 @@ Per layer and micro-batch of T tokens a device (t tensor ranks, hidden h, b byte
 Per step, of the parameters P that a device works with:
   zero 3    gathers of 2P forward and backward and a scatter of P gradients, every micro-batch;
   zero 2    one gather less: weights stay from forward to backward
+            (where a pipeline's stages keep them whole, all of this once a step)
   below     gradients are scattered and weights gathered (zero 1) or gradients reduced to all once
   copies    what is held alike by several groups is reduced between them once
 What software hides beside computation is seen by the share `exposed`, and where it takes longer
@@ -17,7 +18,7 @@ than the computation by the rest.
 from sabia.core.plan.counting.architecture import LayerKind
 from sabia.core.plan.device.collectives import Group, exchange_s, gather_s, group, known, send_s
 from sabia.core.plan.device.step_work import Setting
-from sabia.core.plan.elementwise import Number, larger
+from sabia.core.plan.elementwise import Number, choose, larger
 
 WEIGHT_BYTES = 2
 
@@ -71,7 +72,15 @@ def shard_s(at: Setting, beside: Number) -> Number:
     routed = _routed(at)
     wire = gathers * WEIGHT_BYTES * routed + at.stack.reduce_bytes * _trained(at, routed)
     total = total + _ring(at, wire, _sharding(at, routed=True))
-    return _seen(at, total, beside, hidden=at.stack.hides_data)
+    return _seen(at, total / _passes_a_gather(at), beside, hidden=at.stack.hides_data)
+
+
+def _passes_a_gather(at: Setting) -> Number:
+    """Micro-batches that one gather serves."""
+    if not at.stack.pipe_keeps_whole:
+        return 1
+    passes = larger(1, at.layout.accumulation(at.workload.batch_rows))
+    return choose(at.layout.pipe > 1, passes, 1)
 
 
 def replica_s(at: Setting, beside: Number) -> Number:
