@@ -6,6 +6,7 @@ import sys
 from dataclasses import dataclass
 from typing import Any
 
+from pinned_day import pinned
 from typer.testing import CliRunner
 
 from sabia.cli.main import app
@@ -27,8 +28,10 @@ def process(words: str = "", text: bool = True, **settings: Any) -> subprocess.C
 
 
 def call(words: str, stdin: str | None = None) -> Called:
-    """The command within this process."""
-    done = CliRunner().invoke(app, ["plan-cluster", *words.split()], input=stdin, prog_name="sabia")
+    """The command within this process, on the day of all planner tests."""
+    command = ["plan-cluster", *words.split()]
+    with pinned():
+        done = CliRunner().invoke(app, command, input=stdin, prog_name="sabia")
     return Called(done.exit_code, done.stdout, done.stderr)
 
 
