@@ -85,6 +85,7 @@ def _mixers(fields: CountFields, hidden: int, ratios: set[int]) -> dict[int, Blo
             query_width=heads * size,
             key_width=size,
             value_width=size,
+            query_latent=rank,
             score_width=2 * heads * size,
             cache_width=_cached(ratio, size, index[1]),
             state_width=window * size,

@@ -1,10 +1,10 @@
-"""Dense families by their differences: which projections have biases, norms of what, which MLP.
+"""Dense families with RMS norms, by their differences: biases, what is normed, which MLP.
 
-Norms are vectors of the stream's width (two where LayerNorm has a bias); windows do not change
-parameters, but operations. Counts are held against transformers' own models by the tests.
+Windows do not change parameters, but operations. Counts are held against transformers' own models
+by the tests. Families with LayerNorm are in `layer_normed`.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from sabia.core.errors import UsageError
@@ -38,6 +38,38 @@ def granite(fields: CountFields) -> Architecture:
     hidden, depth = _shape(fields)
     bias = fields.take("attention_bias", bool, False)
     return _stack(fields, hidden, [None] * depth, qkv_bias=bias, output_bias=bias)
+
+
+def gemma(fields: CountFields) -> Architecture:
+    """Gemma 1 (arXiv 2403.08295): Llama with wide heads, tied."""
+    hidden, depth = _shape(fields)
+    fields.expect("use_bidirectional_attention", (False, None), None)
+    fields.expect("attention_bias", (False,), False)
+    return _stack(fields, hidden, [None] * depth, tied=True)
+
+
+def arcee(fields: CountFields) -> Architecture:
+    """AFM: Llama with a plain MLP, squared ReLU between its two matrices."""
+    hidden, depth = _shape(fields)
+    bias = fields.take("attention_bias", bool, False)
+    flags = {"qkv_bias": bias, "output_bias": bias}
+    return _stack(fields, hidden, [None] * depth, mlp=reading.plain, **flags)
+
+
+def cohere2(fields: CountFields) -> Architecture:
+    """Command R7B, Command A (arXiv 2504.00698): one norm a layer, every fourth layer whole."""
+    hidden, depth = _shape(fields)
+    fields.ignore("logit_scale", *_COHERE_REMARKS)
+    fields.expect("use_qk_norm", (False,), False)
+    every = fields.size("sliding_window_pattern", 4)
+    usual = [qwen3.KINDS[(index + 1) % every != 0] for index in range(depth)]
+    bias = fields.take("attention_bias", bool, False)
+    windows, flags = _local(fields, depth, usual), {"qkv_bias": bias, "output_bias": bias}
+    return _stack(fields, hidden, windows, norms=1, tied=True, **flags)
+
+
+_COHERE_REMARKS: tuple[str, ...] = ("order_of_interleaved_layers", "use_gated_activation")
+_COHERE_REMARKS += ("use_parallel_block", "use_parallel_embedding", "position_embedding_type")
 
 
 def smollm3(fields: CountFields) -> Architecture:
@@ -81,78 +113,6 @@ def exaone4(fields: CountFields) -> Architecture:
     return _stack(fields, hidden, windows, qk_norm=True)
 
 
-def starcoder2(fields: CountFields) -> Architecture:
-    """StarCoder2 (arXiv 2402.19173): LayerNorm and biases everywhere, a plain MLP."""
-    hidden, depth = _shape(fields)
-    bias = fields.take("use_bias", bool, True)
-    mixer = reading.attention(
-        fields, hidden, window=fields.take("sliding_window", int, None),
-        qkv_bias=bias, output_bias=bias,
-    )  # fmt: skip
-    feed = reading.plain(hidden, fields.size("intermediate_size"), bias=bias)
-    return _layer_normed(fields, hidden, depth, mixer, feed, tied=True)
-
-
-def nemotron(fields: CountFields) -> Architecture:
-    """Nemotron-4 (arXiv 2402.16819): LayerNorm with bias, squared ReLU between two matrices."""
-    hidden, depth = _shape(fields)
-    bias = fields.take("attention_bias", bool, False)
-    mixer = reading.attention(fields, hidden, qkv_bias=bias, output_bias=bias)
-    inner, feed_bias = fields.size("intermediate_size"), fields.take("mlp_bias", bool, False)
-    return _layer_normed(fields, hidden, depth, mixer, reading.plain(hidden, inner, bias=feed_bias))
-
-
-def gpt_neox(fields: CountFields) -> Architecture:
-    """GPT-NeoX, Pythia (arXiv 2304.01373)."""
-    hidden, depth = _shape(fields)
-    fields.ignore("use_parallel_residual", "classifier_dropout")
-    bias, heads = fields.take("attention_bias", bool, True), fields.size("num_attention_heads")
-    mixer = reading.grouped(hidden, heads, heads, hidden // heads, None, bias, bias)
-    feed = reading.plain(hidden, fields.size("intermediate_size"), bias=True)
-    return _layer_normed(fields, hidden, depth, mixer, feed)
-
-
-def phi(fields: CountFields) -> Architecture:
-    """Phi-1.5, Phi-2 (arXiv 2309.05463): one LayerNorm a layer, biases, the head's too."""
-    hidden, depth = _shape(fields)
-    fields.expect("qk_layernorm", (False,), False)
-    mixer = reading.attention(fields, hidden, qkv_bias=True, output_bias=True)
-    feed = reading.plain(hidden, fields.size("intermediate_size"), bias=True)
-    vocab = fields.size("vocab_size")
-    kinds = [layer(mixer, feed, 2 * hidden, norms=1)] * depth
-    return reading.decoder(fields, hidden, kinds, vocab=vocab, other=2 * hidden + vocab)
-
-
-def gpt2(fields: CountFields) -> Architecture:
-    """GPT-2: learned positions, LayerNorm and biases everywhere."""
-    hidden, depth, heads = (fields.size(name) for name in ("n_embd", "n_layer", "n_head"))
-    for name in _GPT2_REMARKS:
-        fields.ignore(name)
-    positions = fields.size("n_positions", fields.take("n_ctx", int, 1024))
-    mixer = reading.grouped(hidden, heads, heads, hidden // heads, None, True, True)
-    feed = reading.plain(hidden, fields.take("n_inner", int, 4 * hidden), bias=True)
-    return _layer_normed(fields, hidden, depth, mixer, feed, tied=True, positions=positions)
-
-
-_GPT2_REMARKS: tuple[str, ...] = ("summary_type", "summary_use_proj", "summary_activation", "n_ctx")
-_GPT2_REMARKS += ("summary_proj_to_labels", "summary_first_dropout", "scale_attn_weights")
-_GPT2_REMARKS += ("scale_attn_by_inverse_layer_idx", "reorder_and_upcast_attn")
-
-
-def falcon(fields: CountFields) -> Architecture:
-    """Falcon (arXiv 2311.16867): one key-value head, or groups in the new architecture."""
-    hidden, depth = _shape(fields)
-    heads, new = fields.size("num_attention_heads"), fields.take("new_decoder_architecture", bool)
-    multi, parallel = fields.take("multi_query", bool), fields.take("parallel_attn", bool)
-    bias, groups = fields.take("bias", bool), fields.size("num_kv_heads", heads)
-    fields.ignore("alibi")
-    kv_heads = groups if new else 1 if multi else heads
-    norms = fields.take("num_ln_in_parallel_attn", int, 2 if new else 1 if parallel else 2)
-    mixer = reading.grouped(hidden, heads, kv_heads, hidden // heads, None, bias, bias)
-    feed = reading.plain(hidden, fields.size("ffn_hidden_size", 4 * hidden), bias=bias)
-    return _layer_normed(fields, hidden, depth, mixer, feed, tied=True, norms=norms)
-
-
 def _shape(fields: Fields) -> tuple[int, int]:
     return fields.size("hidden_size"), fields.size("num_hidden_layers")
 
@@ -171,32 +131,16 @@ def _stack(
     *,
     norms: int = 2,
     tied: bool = False,
+    mlp: Callable[..., Block] = reading.gated,
     **flags: bool,
 ) -> Architecture:
-    """RMS norms, grouped attention with a window a layer, a gated MLP."""
+    """Norms without bias, grouped attention with a window a layer, an MLP."""
     sizes = reading.head_sizes(fields, hidden)
-    feed = reading.gated(
-        hidden, fields.size("intermediate_size"), bias=fields.take("mlp_bias", bool, False)
-    )
+    bias = fields.take("mlp_bias", bool, False)
+    feed = mlp(hidden, fields.size("intermediate_size"), bias=bias)
     mixers = {window: reading.grouped(hidden, *sizes, window, **flags) for window in set(windows)}
     kinds = [layer(mixers[window], feed, norms * hidden, norms=norms) for window in windows]
     return reading.decoder(fields, hidden, kinds, tied=tied)
-
-
-def _layer_normed(
-    fields: CountFields,
-    hidden: int,
-    depth: int,
-    mixer: Block,
-    feed: Block,
-    *,
-    norms: int = 2,
-    tied: bool = False,
-    positions: int = 0,
-) -> Architecture:
-    """Layers with `norms` LayerNorms of weight and bias, and one behind them."""
-    kinds = [layer(mixer, feed, 2 * norms * hidden, norms=norms)] * depth
-    return reading.decoder(fields, hidden, kinds, tied=tied, other=2 * hidden, positions=positions)
 
 
 def nemotron_nas(fields: CountFields) -> Architecture:

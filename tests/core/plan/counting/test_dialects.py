@@ -138,6 +138,14 @@ PUBLISHED = [
         "model_type": "phi3", "hidden_size": 3072, "intermediate_size": 8192,
         "num_hidden_layers": 32, "num_attention_heads": 32, "num_key_value_heads": 32,
         "vocab_size": 32064, "sliding_window": 2047}, 3_821_079_552, 3.821e9),
+    ("Gemma-7B", {
+        "model_type": "gemma", "hidden_size": 3072, "intermediate_size": 24576,
+        "num_hidden_layers": 28, "num_attention_heads": 16, "num_key_value_heads": 16,
+        "head_dim": 256, "vocab_size": 256000}, 8_537_680_896, 8.538e9),
+    ("BLOOM", {"model_type": "bloom", "n_embed": 14336, "n_layer": 70, "num_attention_heads": 112,
+               "vocab_size": 250880}, 176_247_271_424, 176.25e9),
+    ("MPT-7B", {"model_type": "mpt", "d_model": 4096, "n_layers": 32, "n_heads": 32,
+                "vocab_size": 50432, "attn_config": {"alibi": True}}, 6_649_286_656, 6.649e9),
     ("MiMo-7B", {
         "model_type": "mimo", "hidden_size": 4096, "intermediate_size": 11008,
         "num_hidden_layers": 36, "num_attention_heads": 32, "num_key_value_heads": 8,
