@@ -1,11 +1,13 @@
 """A layout's flags are taken by `sabia pretrain` as they are printed; fixed layouts are read."""
 
+import json
 import random
 import shlex
 from dataclasses import replace
 
 import mesh_cases
 import pytest
+from training_cases import LENGTH, losses, make_tokens, sabia, torchrun
 
 from sabia.cli.main import LazyGroup
 from sabia.core.errors import UsageError
@@ -23,7 +25,7 @@ from sabia.core.plan.device.stack import find_stack
 from sabia.core.plan.device.workload import Workload
 from sabia.core.plan.memory import find_recipe
 from sabia.core.recipes.training_options import TrainOptions
-from sabia.core.spec import from_config
+from sabia.core.spec import from_config, new_config
 
 H100, SABIA = find_chip("h100"), find_stack("sabia")
 LLAMA_70B = decoder(
@@ -148,3 +150,22 @@ def test_a_fixed_layout_that_cannot_be_is_refused(text, message):
 def test_a_fixed_layout_of_other_chips_is_refused():
     with pytest.raises(UsageError, match=r"is of 24 chips \(expected --chips 24, or axes"):
         fixed("fsdp=8,pipe=3,data=1", "sabia", 64)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(6))
+def test_the_trainer_runs_with_the_flags_as_printed(tmp_path, seed):
+    """Random layouts of a small mixture on four processes, from the line to a finished run."""
+    tokens = make_tokens(tmp_path / "tokens")
+    config = new_config("mixtral", hidden=32, layers=4, vocab=304, heads=4,
+                        kv_heads=2, experts=4, chosen=2, expert_ffn=32, context=64)  # fmt: skip
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    question = Question(work(from_spec(from_config(config)), LENGTH, 16), H100, SABIA, {})
+    parts = [part[0] for part in Survey(question, [4])._parts]
+    every = [(some, number) for some in parts for number in range(some.size)]
+    some, number = random.Random(seed).choice(every)
+    flags = shlex.split(pretrain_flags(question.workload, some.one(number)))
+    words = ("pretrain", tokens, "--config-json", tmp_path / "config.json", "--steps", "2")
+    done = sabia(*words, *flags, "-o", tmp_path / "run", launcher=torchrun(4))
+    assert done.returncode == 0, done.stderr
+    assert len(losses(tmp_path / "run")) == 2
