@@ -17,7 +17,7 @@ from sabia.core.plan.device.search_fixes import described
 from sabia.core.plan.device.search_sizes import coarse
 from sabia.core.plan.device.search_survey import UTILISATION, Question, priced
 from sabia.core.plan.device.search_survey import Row as Laid
-from sabia.core.plan.device.stack import DEFAULT_STACK, find_stack
+from sabia.core.plan.device.stack import DEFAULT_STACK, stack_on
 from sabia.core.plan.device.workload import Workload
 from sabia.core.plan.memory import StateRecipe, find_recipe
 from sabia.core.plan.planner import Plan, Row
@@ -84,7 +84,7 @@ def question_of(asked: Request) -> Question:
     if settings.hbm is not None:
         chip = replace(chip, usable_hbm_bytes=float(settings.hbm))
     utilisation = UTILISATION if settings.utilisation is None else settings.utilisation
-    stack = find_stack(settings.stack or DEFAULT_STACK)
+    stack = stack_on(settings.stack or DEFAULT_STACK, chip)
     return Question(workload_of(asked), chip, stack, pinned_of(settings), utilisation)
 
 

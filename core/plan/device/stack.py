@@ -12,6 +12,7 @@ from typing import Any
 
 from sabia.core.errors import UsageError
 from sabia.core.plan.catalogue import check_entry, read_data
+from sabia.core.plan.chips import Chip
 
 
 @dataclass(frozen=True)
@@ -113,3 +114,8 @@ def find_stack(name: str) -> Stack:
     if name not in stacks:
         raise UsageError(f"--stack: {name!r} (expected one of {', '.join(stacks)})")
     return stacks[name]
+
+
+def stack_on(name: str, chip: Chip) -> Stack:
+    """The preset called `name`; of this project's trainer that of the chip's kind."""
+    return find_stack("sabia-cpu" if name == "sabia" and chip.family == "CPU" else name)

@@ -101,7 +101,7 @@ def _about(placed: Placed, best: Laid) -> list[str]:
 def flags_of(placed: Placed, row: Laid) -> str:
     """The `sabia pretrain` line of a layout; empty where the software is another one."""
     question = placed.question
-    if question.stack.name != "sabia":
+    if question.stack.name not in ("sabia", "sabia-cpu"):
         return ""
     backend = "jax" if question.chip.family == "TPU" else "torch"
     flags = pretrain_flags(
