@@ -2,6 +2,7 @@
 
   python tests/bench/report_plan.py           figures by table, every row, what was refused
   python tests/bench/report_plan.py --brief   figures only
+  python tests/bench/report_plan.py --write   their band, into core/plan/data/judged.toml
 
 Error of a row: |predicted / published - 1| of the step's seconds. Rows: tests/core/plan/
 published_steps.toml, whole tables; calibration rows are left out of all figures. Further rows
@@ -10,8 +11,11 @@ published_steps.toml, whole tables; calibration rows are left out of all figures
 
 import argparse
 import sys
+from bisect import bisect_left
 from collections import Counter
 from dataclasses import dataclass
+from datetime import date
+from itertools import accumulate
 from pathlib import Path
 from statistics import fmean, median
 
@@ -21,6 +25,7 @@ sys.path.insert(0, str(ROOT / "tests" / "support"))
 from judged_steps import Refused, judged_cases  # noqa: E402
 from step_cases import Case, calibration_cases, further_cases  # noqa: E402
 
+from sabia.core.plan.device.calibration import Band  # noqa: E402
 from sabia.core.plan.device.step_time import StepTime, step_time  # noqa: E402
 
 
@@ -96,6 +101,38 @@ def by_table(rows: list[Judged]) -> dict[str, Figures]:
     return {name: figures([row for row in rows if row.case.table == name]) for name in names}
 
 
+def band(rows: list[Judged]) -> Band:
+    """Published over predicted: 10th and 90th percentile, each table weighing alike."""
+    sizes = Counter(row.case.table for row in rows)
+    ratios = sorted((1 / (1 + row.error), 1 / sizes[row.case.table]) for row in rows)
+    reached = list(accumulate(weight for _, weight in ratios))
+
+    def quantile(share: float) -> float:
+        place = bisect_left(reached, share * reached[-1])
+        return round(ratios[min(place, len(ratios) - 1)][0], 3)
+
+    return Band(quantile(0.1), quantile(0.9))
+
+
+def bands(rows: list[Judged]) -> dict[str, Band]:
+    """Of each kind of model."""
+    kinds = {"dense": False, "mixture": True}
+    return {kind: band([r for r in rows if r.mixture == mixed]) for kind, mixed in kinds.items()}
+
+
+def write(found: dict[str, Band]) -> None:
+    """The data file that predictions take their band from."""
+    lines = [
+        "# Published over predicted step time: 10th and 90th percentile over judged tables.",
+        "# Written by tests/bench/report_plan.py --write; never edit.",
+        "",
+        f"date = {date.today()}",
+    ]
+    for kind, seen in found.items():
+        lines += ["", f"[{kind}]", f"fast = {seen.fast}", f"slow = {seen.slow}"]
+    (ROOT / "core" / "plan" / "data" / "judged.toml").write_text("\n".join(lines) + "\n")
+
+
 def line(row: Judged) -> str:
     """One row of the report."""
     peak = row.case.chip.bf16_flops_per_s * row.case.layout.chips
@@ -115,8 +152,11 @@ def main() -> None:
     """Print the report."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--brief", action="store_true")
+    parser.add_argument("--write", action="store_true")
     asked = parser.parse_args()
     rows, refused = judge()
+    if asked.write:
+        write(bands(rows))
     tables = by_table(rows)
     for name, found in tables.items():
         print(f"{name:20s}{found}")

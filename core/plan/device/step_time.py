@@ -11,23 +11,19 @@ Arguments are numbers or NumPy arrays (elementwise.py); `recompute`, `zero` and 
 layout are one value a call.
 """
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass, fields
 
 from sabia.core.plan.chips import Chip
-from sabia.core.plan.compute import MFU_RANGES
 from sabia.core.plan.counting.architecture import LayerKind
 from sabia.core.plan.device import step_network as network
 from sabia.core.plan.device import step_work as work
-from sabia.core.plan.device.calibration import Constants, load_calibration
+from sabia.core.plan.device.calibration import Band, Constants, load_bands, load_calibration
 from sabia.core.plan.device.layout import Layout
 from sabia.core.plan.device.stack import Stack
 from sabia.core.plan.device.step_work import Setting
 from sabia.core.plan.device.workload import Workload
 from sabia.core.plan.elementwise import Number, choose, larger, rounded_up
-
-EIGHTY_PERCENT = 1.2816  # standard deviations on each side that hold four fifths of a normal
 
 
 @dataclass(frozen=True)
@@ -37,8 +33,8 @@ class StepTime:
     matmul, attention, elementwise: work of the layers. tensor, expert, context: collectives within
     layers that are waited for. stages: sends between stages. bubble: waiting for the pipeline to
     fill and drain. shards: weights gathered and gradients scattered each micro-batch (zero 2, 3),
-    replicas: gradients once a step; both beyond what is hidden. spread: the factor by which four of
-    five published steps differ at most, for this kind of model and chip.
+    replicas: gradients once a step; both beyond what is hidden. band: what four of five published
+    steps of this kind of model took, over what was predicted for them.
     """
 
     matmul_s: Number
@@ -53,12 +49,12 @@ class StepTime:
     shards_s: Number
     replicas_s: Number
     optimizer_s: Number
-    spread: float
+    band: Band
 
     @property
     def parts(self) -> dict[str, Number]:
         """Seconds by name."""
-        names = (field.name for field in fields(self) if field.name != "spread")
+        names = (field.name for field in fields(self) if field.name != "band")
         return {name.removesuffix("_s"): getattr(self, name) for name in names}
 
     @property
@@ -69,12 +65,12 @@ class StepTime:
     @property
     def low_s(self) -> Number:
         """The fast end of the band."""
-        return self.total_s / self.spread
+        return self.total_s * self.band.fast
 
     @property
     def high_s(self) -> Number:
         """The slow end of the band."""
-        return self.total_s * self.spread
+        return self.total_s * self.band.slow
 
     @property
     def binding(self) -> Number:
@@ -115,22 +111,13 @@ def step_time(
         shards_s=passes * shards,
         replicas_s=network.replica_s(at, last_backward),
         optimizer_s=network.optimizer_s(at),
-        spread=spread(workload, chip) if constants is None else 1.0,
+        band=load_bands()[kind_of(workload)] if constants is None else Band(1, 1),
     )
 
 
-def spread(workload: Workload, chip: Chip) -> float:
-    """The band's factor: larger for chips that took no part in the calibration, and for mixtures.
-
-    No mixture took part: theirs is at least the span of what is published of their utilization.
-    """
-    found = load_calibration()
-    error = found.error if chip.name in found.chips else found.new_chip_error
-    factor = math.exp(EIGHTY_PERCENT * error)
-    if not workload.architecture.expert_params:
-        return factor
-    span = MFU_RANGES["sparse"]
-    return max(factor, math.sqrt(span.high / span.low))
+def kind_of(workload: Workload) -> str:
+    """Which of the bands is the workload's: mixtures are predicted less well than dense models."""
+    return "mixture" if workload.architecture.expert_params else "dense"
 
 
 def _longest(at: Setting) -> Number:
