@@ -75,6 +75,11 @@ class LayerKind:
     query_latent: int = 0
     key_latent: int = 0
 
+    @property
+    def attended_width(self) -> int:
+        """Elements of a token that attention, or a recurrent state, gives to the output matrix."""
+        return self.score_width - self.query_width if self.score_width else self.value_width
+
     def keys(self, sequence: Number, sides: int = 1) -> Number:
         """Keys that a query sees, those behind the mask counted too; sides 2: in an encoder."""
         if self.sparse is None:

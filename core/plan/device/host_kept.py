@@ -84,7 +84,7 @@ def _attention(kind: LayerKind, given: Formats) -> Iterator[Kept]:
     heads = kind.heads + kind.kv_heads
     if kind.head_normed:
         yield _norm("normed heads", kind.head_normed, heads, given, "tensor")
-    values, attended = kind.value_width, kind.score_width - kind.query_width
+    values, attended = kind.value_width, kind.attended_width
     padded = kind.key_latent and attended < kind.query_width
     if kind.key_latent:
         yield from _latents(kind, given)
@@ -134,7 +134,7 @@ def _products(kind: LayerKind, hidden: int, given: Formats) -> Iterator[Kept]:
     size = given.product
     widths = {"query": kind.query_width, "key": kind.key_width, "value": kind.value_width}
     if kind.key_latent:
-        attended = kind.score_width - kind.query_width
+        attended = kind.attended_width
         rotated = kind.cache_width - kind.key_latent
         pairs = kind.key_width - kind.heads * rotated + attended
         widths = {"query": kind.query_width, "keys and values": pairs}

@@ -120,7 +120,7 @@ def _attention(kind: LayerKind, sequence: int, element: float, stack: Stack) -> 
             yield Kept("dropped_scores", pairs, element, "tensor")
     else:
         yield Kept("logsumexp", kind.heads, 4, "tensor")
-    yield Kept("attended", kind.score_width - kind.query_width, element, "tensor")
+    yield Kept("attended", kind.attended_width, element, "tensor")
 
 
 def _value_storage(kind: LayerKind) -> int:

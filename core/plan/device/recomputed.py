@@ -32,7 +32,7 @@ LAST = "layer_output"
 
 def products(kind: LayerKind) -> Iterator[Product]:
     """All products of a layer. A mixer's elements are shared out by the widths of its tensors."""
-    attended = kind.score_width - kind.query_width
+    attended = kind.attended_width
     widths = {
         "query": kind.query_width, "key": kind.key_width, "value": kind.value_width,
         "middle": attended,
@@ -41,7 +41,7 @@ def products(kind: LayerKind) -> Iterator[Product]:
     for name, width in widths.items():
         if width:
             yield Product(name, kind.mixer_params * width / whole, width)
-    if not whole:
+    if kind.mixer_params and not whole:
         yield Product("middle", kind.mixer_params, kind.mixer_params)
     if kind.mlp_params and not kind.mlp_width:
         yield Product("router", kind.mlp_params, kind.experts)

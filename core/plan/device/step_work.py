@@ -190,7 +190,7 @@ def elementwise_s(at: Setting, kind: LayerKind) -> Number:
     """Bytes that a layer moves between products, in all passes."""
     hidden = at.workload.architecture.hidden
     stream = 8 * hidden + 4 * kind.top_k * hidden
-    attended = kind.score_width - kind.query_width
+    attended = kind.attended_width
     mixer = 3 * (kind.query_width + kind.key_width) + kind.value_width + attended
     inner = mixer + kind.matrices * kind.mlp_width
     routed = kind.matrices * kind.top_k * kind.expert_width

@@ -11,6 +11,7 @@ from sabia.core.errors import UsageError
 from sabia.core.plan.counting import generic
 from sabia.core.plan.counting.known import architecture_from, architecture_of
 from sabia.core.plan.counting.operations import operations
+from sabia.core.plan.device.recomputed import products
 
 # small configurations, and the parameters that transformers 5.23.0 builds for them (routing biases,
 # which it keeps as buffers, counted too); `judge`: what it does not read from the same fields
@@ -231,3 +232,11 @@ def test_a_state_space_layer_has_a_state_and_no_scores() -> None:
     assert found.depth == 6
     routed = next(kind for kind in found.layers if kind.experts)
     assert routed.expert_params == 8 * 2 * 24 * 32 and routed.heads == 0
+
+
+@pytest.mark.parametrize("row", FAMILIES, ids=NAMED)
+def test_the_products_of_a_layer_are_all_its_matrices(row: dict[str, Any]) -> None:
+    for kind in architecture_from(row["config"]).layers:
+        found = list(products(kind))
+        assert all(one.inner > 0 and one.params > 0 for one in found)
+        assert sum(one.params for one in found) == pytest.approx(kind.matmul_params)
