@@ -153,17 +153,21 @@ def test_a_fixed_layout_of_other_chips_is_refused():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", range(6))
-def test_the_trainer_runs_with_the_flags_as_printed(tmp_path, seed):
+@pytest.mark.parametrize(
+    "axes",
+    ["data pipe", "tensor pipe", "expert pipe", "fsdp expert", "fsdp context", "tensor data"],
+)
+def test_the_trainer_runs_with_the_flags_as_printed(tmp_path, axes):
     """Random layouts of a small mixture on four processes, from the line to a finished run."""
     tokens = make_tokens(tmp_path / "tokens")
     config = new_config("mixtral", hidden=32, layers=4, vocab=304, heads=4,
                         kv_heads=2, experts=4, chosen=2, expert_ffn=32, context=64)  # fmt: skip
     (tmp_path / "config.json").write_text(json.dumps(config))
-    question = Question(work(from_spec(from_config(config)), LENGTH, 16), H100, SABIA, {})
+    pinned = dict.fromkeys(axes.split(), 2)
+    question = Question(work(from_spec(from_config(config)), LENGTH, 16), H100, SABIA, pinned)
     parts = [part[0] for part in Survey(question, [4])._parts]
     every = [(some, number) for some in parts for number in range(some.size)]
-    some, number = random.Random(seed).choice(every)
+    some, number = random.Random(axes).choice(every)
     flags = shlex.split(pretrain_flags(question.workload, some.one(number)))
     words = ("pretrain", tokens, "--config-json", tmp_path / "config.json", "--steps", "2")
     done = sabia(*words, *flags, "-o", tmp_path / "run", launcher=torchrun(4))
