@@ -8,16 +8,14 @@ flag > SABIA_COMMAND_OPTION > --config file > default. Importing this module mus
 
 import functools
 import inspect
-import json
 import os
 import sys
-import tomllib
 from collections.abc import Callable
 from typing import Annotated, Any
 
 import typer
 
-from sabia.core import notes, stop, units
+from sabia.core import notes, units
 from sabia.core.errors import ExitCode, SabiaError, UsageError
 from sabia.core.shards.job import Job
 
@@ -52,6 +50,8 @@ def _load_config(context: typer.Context, path: str | None) -> str | None:
     """Make the file's values the defaults of this call (eager, before the other options)."""
     if not path:
         return None
+    import tomllib
+
     try:
         with open(path, "rb") as file:
             values = tomllib.load(file)
@@ -225,6 +225,8 @@ def _boundary(
     own: dict[str, Any],
 ) -> None:
     """Run a command; turn every way of ending into its exit code and at most one line."""
+    from sabia.core import stop
+
     notes.configure(name, settings["quiet"])
     stop.install()
     try:
@@ -285,6 +287,8 @@ def _explain(error: Exception) -> int:
 
 def _job(name: str, kind: str, settings: dict[str, Any], own: dict[str, Any]) -> Job:
     """The Job of a call; refuses choices that do not exist and a terminal as input."""
+    import json
+
     for key, choices in _CHOICES.items():
         if settings.get(key, choices[0]) not in choices:
             known = " or ".join(choices)
