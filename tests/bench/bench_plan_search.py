@@ -64,7 +64,7 @@ def main(repeats: int) -> None:
     for model in (DENSE, SPARSE):
         job = Workload(model, 8192, 1024, find_recipe("fsdp-fp32"))
         question = Question(job, CHIP, find_stack("megatron"), {})
-        layout = Survey(question, [256])._parts[0][0].one(0)
+        layout = Survey(question, [256]).parts[0][0].one(0)
         alone = statistics.median(
             cpu_s(lambda question=question, layout=layout: priced(question, layout))
             for _ in range(20 * repeats)

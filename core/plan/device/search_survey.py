@@ -88,6 +88,7 @@ class Survey:
 
     least: (bytes, layout) of the candidate that needs the least memory, None without candidates.
     fewest: the smallest number of chips on which any fits. timed: else they are only weighed.
+    parts: (those that fit, bytes, seconds) of each setting.
     """
 
     def __init__(self, question: Question, counts: Sequence[int], timed: bool = True) -> None:
@@ -95,7 +96,7 @@ class Survey:
         self.least: tuple[float, Layout] | None = None
         self.candidates = self.fitting = 0
         self.fewest: int | None = None
-        self._parts: list[tuple[Candidates, Any, Any]] = []  # fitting ones, bytes, seconds
+        self.parts: list[tuple[Candidates, Any, Any]] = []  # fitting ones, bytes, seconds
         self.meshes, every = _every(question, counts)
         self._marks = {"weighed": [], "fitting": []}  # numbers of meshes
         for some in every:
@@ -129,7 +130,7 @@ class Survey:
         self._marks["fitting"].append(fitting.mesh)
         given = (question.workload, fitting.layout, question.chip, question.stack)
         seconds = np.broadcast_to(step_time(*given).total_s, total.shape)
-        self._parts.append((fitting, total, seconds))
+        self.parts.append((fitting, total, seconds))
 
     @property
     def fell(self) -> dict[str, int]:
@@ -144,14 +145,14 @@ class Survey:
 
         parts = [
             (seconds, fitting.layout.chips, total, fitting.mesh)
-            for fitting, total, seconds in self._parts
+            for fitting, total, seconds in self.parts
         ]
         columns = [np.concatenate(column) for column in zip(*parts, strict=True)]
         return columns[0], columns[1], columns[2], columns[3]
 
     def row(self, number: int) -> Row:
         """One of these, in plain numbers."""
-        for fitting, _, _ in self._parts:
+        for fitting, _, _ in self.parts:
             if number < fitting.size:
                 return priced(self.question, fitting.one(number))
             number -= fitting.size

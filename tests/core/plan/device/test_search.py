@@ -73,7 +73,7 @@ def test_arrays_find_what_loops_find_on_more_models(stack, seed):
 @pytest.mark.parametrize("stack", ["sabia", "megatron", "fsdp-async", "llama3", "maxtext"])
 def test_what_fell_and_what_fits_are_all_meshes(stack):
     survey = Survey(Question(work(LLAMA_70B), H100, find_stack(stack), {}), [64, 96])
-    kept = {number for some, _, _ in survey._parts for number in some.mesh.tolist()}
+    kept = {number for some, _, _ in survey.parts for number in some.mesh.tolist()}
     assert sum(survey.fell.values()) + len(kept) == survey.meshes.total
 
 
@@ -81,7 +81,7 @@ def agrees_alone_and_in_arrays(stack, seed, number):
     draw = random.Random(seed)
     model = by_hand.model(draw, mixture="2021" not in stack and seed % 2 == 1)
     question = Question(work(model, 1024, 48), H100, find_stack(stack), {})
-    parts = Survey(question, [16, 24])._parts
+    parts = Survey(question, [16, 24]).parts
     every = [(part, place) for part in parts for place in range(part[0].size)]
     for (fitting, total, seconds), place in draw.sample(every, min(number, len(every))):
         layout = fitting.one(place)

@@ -52,7 +52,7 @@ def test_the_command_and_the_trainer_take_any_layout_of_the_search(name):
     spec = from_config(mesh_cases.models()[name])
     question = Question(work(from_spec(spec), 24, 24), H100, SABIA, {})
     survey = Survey(question, [1, 4, 8, 12, 24])
-    every = [(part[0], number) for part in survey._parts for number in range(part[0].size)]
+    every = [(part[0], number) for part in survey.parts for number in range(part[0].size)]
     assert survey.fitting == len(every) > 50
     for some, number in random.Random(2).sample(every, 30):
         layout = some.one(number)
@@ -119,7 +119,7 @@ def test_a_fixed_layout_is_read_as_it_is():
 
 def test_what_is_described_is_read_back():
     survey = Survey(Question(JOB, H100, find_stack("megatron"), {}), [512])
-    for fitting, _, _ in survey._parts:
+    for fitting, _, _ in survey.parts:
         for number in range(0, fitting.size, 200):
             layout = fitting.one(number)
             assert fixed(described(layout)) == layout
@@ -165,7 +165,7 @@ def test_the_trainer_runs_with_the_flags_as_printed(tmp_path, axes):
     (tmp_path / "config.json").write_text(json.dumps(config))
     pinned = dict.fromkeys(axes.split(), 2)
     question = Question(work(from_spec(from_config(config)), LENGTH, 16), H100, SABIA, pinned)
-    parts = [part[0] for part in Survey(question, [4])._parts]
+    parts = [part[0] for part in Survey(question, [4]).parts]
     every = [(some, number) for some in parts for number in range(some.size)]
     some, number = random.Random(axes).choice(every)
     flags = shlex.split(pretrain_flags(question.workload, some.one(number)))
