@@ -1,0 +1,127 @@
+"""The memory of our own trainer on CPUs: what autograd keeps, byte by byte, and a real run's peak.
+
+The judge of the lists is torch itself: its saved-tensor hooks see every tensor that a forward pass
+keeps. Differences of depth and of rows give what a layer keeps of a token. Whole runs, a process
+each, are measured in tests/bench/bench_plan_memory.py.
+"""
+
+import functools
+
+import numpy as np
+import pytest
+import torch
+
+from sabia.core.model import hub
+from sabia.core.model.ops_torch_wide import WIDENED
+from sabia.core.plan.chips import find_chip
+from sabia.core.plan.counting.parts import from_spec
+from sabia.core.plan.device import host_kept
+from sabia.core.plan.device.layout import Layout
+from sabia.core.plan.device.memory import device_memory, explain
+from sabia.core.plan.device.stack import find_stack, stack_on
+from sabia.core.plan.device.workload import Workload
+from sabia.core.plan.memory import find_recipe
+from sabia.core.spec import from_config, new_config
+from sabia.core.train.losses import next_token_loss
+from sabia.core.train.stepper import make_stepper
+
+LENGTH = 16
+GROUPED = {"kv_heads": 2}
+FAMILIES = {
+    "llama": GROUPED, "qwen3": GROUPED, "gemma3": GROUPED, "mixtral": GROUPED, "qwen3_moe": GROUPED,
+    "deepseek_v3": {}, "olmo2": {},
+}  # fmt: skip
+
+
+def spec_of(family, layers):
+    sizes = {"hidden": 64, "vocab": 128, "heads": 4, "context": LENGTH} | FAMILIES[family]
+    return from_config(new_config(family, layers=layers, **sizes))
+
+
+@functools.cache
+def saved(family, layers, rows, precision):
+    """Bytes of all storages that autograd keeps of one forward pass, the parameters' left out."""
+    spec = spec_of(family, layers)
+    params = hub.init_params(spec, 0)
+    stepper = make_stepper("torch", spec, params, next_token_loss, precision=precision)
+    ids = np.random.default_rng(0).integers(0, 128, (rows, LENGTH)).astype(np.int32)
+    batch = {"input_ids": ids, "targets": ids, "loss_mask": np.ones(ids.shape, np.float32)}
+    micro = stepper._micro_batches(batch)[0]
+    own = {p.untyped_storage().data_ptr() for p in stepper.params.values()}
+    kept = {}
+
+    def keep(tensor):
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in own:
+            kept[storage.data_ptr()] = storage
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        loss = stepper._loss(0)(stepper.params, micro, 0, 0)
+    found = sum(storage.nbytes() for storage in kept.values())
+    del loss
+    return found
+
+
+CASES = [(family, "fp32") for family in FAMILIES]
+CASES += [(family, "bf16") for family in ("gemma3", "qwen3_moe", "deepseek_v3")]
+
+
+@pytest.mark.parametrize(("family", "precision"), CASES)
+def test_a_layer_keeps_what_autograd_keeps(family, precision):
+    by_rows = [saved(family, 4, n, precision) - saved(family, 3, n, precision) for n in (2, 4)]
+    measured = (by_rows[1] - by_rows[0]) / (2 * LENGTH)
+    model = from_spec(spec_of(family, 4))
+    formats = host_kept.formats(precision, widened=torch.bfloat16 in WIDENED)
+    tensors = host_kept.layer_tensors(model.layers[-1], model.hidden, formats)
+    counted = sum(one.token_bytes for one in tensors)
+    # OLMo 2 norms all heads by one factor, the count has one a head
+    assert counted == pytest.approx(measured, rel=0.01 if family == "olmo2" else 1e-12)
+
+
+def work(family="llama", precision="fp32", rows=8, **more):
+    model = from_spec(spec_of(family, 4))
+    return Workload(model, LENGTH, rows, find_recipe("fsdp-fp32"), precision, **more)
+
+
+CPU = find_stack("sabia-cpu")
+
+
+def total(layout, **more):
+    return float(device_memory(work(**more), layout, CPU).total)
+
+
+def plain(**axes):
+    return Layout(**{"micro_batch": 8, "recompute": "none"} | axes)
+
+
+def test_recomputing_and_smaller_micro_batches_take_less():
+    whole = total(plain())
+    assert total(plain(recompute="full")) < total(plain(recompute="selective")) < whole
+    assert total(plain(micro_batch=2)) < whole
+    assert total(plain(), packed=True) > whole
+    assert total(plain(), adapter_params=1000) < whole
+
+
+@pytest.mark.parametrize("axis", ["fsdp", "tensor", "context", "pipe", "expert"])
+def test_every_split_takes_less_on_a_rank(axis):
+    more = {"family": "mixtral"} if axis == "expert" else {}
+    micro = 4 if axis in ("fsdp", "pipe", "expert") else 8
+    assert total(plain(**{axis: 2}, micro_batch=micro), **more) < total(plain(), **more)
+
+
+def test_arrays_of_layouts_are_as_single_ones():
+    micro = np.array([1.0, 2.0, 4.0, 8.0])
+    many = device_memory(work(precision="bf16"), Layout(micro_batch=micro, recompute="full"), CPU)
+    alone = [
+        device_memory(work(precision="bf16"), Layout(micro_batch=int(n), recompute="full"), CPU)
+        for n in micro
+    ]
+    assert many.total.tolist() == pytest.approx([one.total for one in alone])
+
+
+def test_a_cpu_has_the_trainers_own_preset_and_terms_are_explained():
+    assert stack_on("sabia", find_chip("cpu")) is CPU
+    assert stack_on("sabia", find_chip("h100")).name == "sabia"
+    told = explain(device_memory(work(), plain(), CPU))
+    assert "4 layers x 128 tokens x " in told and "none recomputed" in told
