@@ -2,11 +2,10 @@
 
 import json
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from plan_calls import call, process, report
 
 ROOT = Path(__file__).parent.parent.parent
 ARTICLE = "--params 1.6T --active 49B"
@@ -14,19 +13,8 @@ FULL = f"{ARTICLE} --tokens 500B --seq 8k --chip b200 --deadline 30d,14d,7d"
 HEAD = "DEADLINE BY COMPUTE BY MEMORY USE FINISHES NEOCLOUD $4.40 BIG CLOUD $12"
 
 
-def run(words: str = "", text: bool = True, **settings) -> subprocess.CompletedProcess:
-    command = [sys.executable, "-m", "sabia.cli.main", "plan-cluster", *words.split()]
-    return subprocess.run(command, capture_output=True, text=text, **settings)
-
-
-def report(words: str) -> dict:
-    done = run(f"{words} --json")
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout)
-
-
 def test_the_table_of_the_article() -> None:
-    lines = [line.split() for line in run(FULL).stdout.splitlines()]
+    lines = [line.split() for line in call(FULL).stdout.splitlines()]
     start = lines.index(HEAD.split())
     assert lines[start + 1 : start + 4] == [
         ["30d", "64", "152", "152", "12.4d", "$0.20M", "$0.54M"],
@@ -36,7 +24,7 @@ def test_the_table_of_the_article() -> None:
 
 
 def test_the_lines_around_the_table() -> None:
-    text = " ".join(run(FULL).stdout.split())
+    text = " ".join(call(FULL).stdout.split())
     for words in (
         "1.6T total / 49B active (assumed 61 layers, hidden 7168) compute 1.47e23 FLOP (6ND)",
         "b200 2.25 PFLOP/s x 40% MFU = 0.90 PFLOP/s/GPU 45,370 GPU-hours",
@@ -48,7 +36,7 @@ def test_the_lines_around_the_table() -> None:
 
 
 def test_the_bare_call_is_the_same_plan_with_its_assumptions() -> None:
-    bare, full = run(ARTICLE), run(FULL)
+    bare, full = call(ARTICLE), call(FULL)
     assert bare.stdout.splitlines()[:8] == full.stdout.splitlines()[:8]
     for words in ("500B tokens", "192 GB", "every byte usable", "40% MFU", "prices seen 20"):
         assert words in bare.stdout
@@ -107,7 +95,7 @@ def test_stops_reach_the_plan() -> None:
 
 
 def test_budget_of_the_example() -> None:
-    found = run("--budget examples/pyramid.toml", cwd=ROOT)
+    found = process("--budget examples/pyramid.toml", cwd=ROOT)
     assert "322,500" in found.stdout and "54.3%" in found.stdout
     assert found.stderr == ""
 
@@ -115,19 +103,19 @@ def test_budget_of_the_example() -> None:
 def test_rows_to_parquet_and_json_lines(tmp_path: Path) -> None:
     parquet = pytest.importorskip("pyarrow.parquet", reason="pyarrow is not installed")
     out = tmp_path / "plan.parquet"
-    assert run(f"{ARTICLE} -o {out}").returncode == 0
+    assert process(f"{ARTICLE} -o {out}").returncode == 0
     rows = parquet.read_table(out).to_pylist()
     assert [row["chips"] for row in rows] == [152, 152, 271]
     made_by = json.loads(parquet.read_schema(out).metadata[b"sabia"])
     assert made_by["command"] == "plan-cluster" and made_by["options"]["active"] == 49e9
-    lines = run(f"{ARTICLE} --to jsonl").stdout.splitlines()
+    lines = process(f"{ARTICLE} --to jsonl").stdout.splitlines()
     assert [json.loads(line) for line in lines] == rows
-    streamed = run(f"{ARTICLE} -o -", text=False)
+    streamed = process(f"{ARTICLE} -o -", text=False)
     assert streamed.stdout[:4] == b"PAR1"
 
 
 def test_quiet_drops_notes_and_keeps_the_table() -> None:
-    loud, quiet = run(f"{ARTICLE} --price 4.4"), run(f"{ARTICLE} --price 4.4 -q")
+    loud, quiet = process(f"{ARTICLE} --price 4.4"), process(f"{ARTICLE} --price 4.4 -q")
     assert loud.stdout == quiet.stdout
     assert loud.stderr and not quiet.stderr
 
@@ -137,51 +125,6 @@ def test_file_and_environment_set_options(tmp_path: Path) -> None:
     config.write_text('params = "1.6T"\nactive = "49B"\nchips = 150\nmfu = 0.5\n')
     assert report(f"--config {config}")["rows"][0]["chips"] == 150
     environment = os.environ | {"SABIA_PLAN_CLUSTER_CHIPS": "160"}
-    done = run(f"--config {config} --json", env=environment)
+    done = process(f"--config {config} --json", env=environment)
     assert json.loads(done.stdout)["rows"][0]["chips"] == 160
     assert json.loads(done.stdout)["mfu"] == 0.5
-
-
-@pytest.mark.parametrize(
-    ("words", "code", "hint"),
-    [
-        ("--chips 100", 3, "use --chips 134"),
-        ("--chips 140 --deadline 7d", 3, "use --chips 271 or --deadline 14d"),
-        ("--chips 150 --preempt 1m", 3, "leaves no progress"),
-        ("--deadline 30", 2, "did you mean 30d"),
-        ("--mfu 4000", 2, "100 %"),
-        ("--tokens 500m", 2, "did you mean M"),
-        ("--price 4euro", 2, "US dollars"),
-        ("--chip b20", 2, "did you mean b200"),
-        ("--chip trn2", 2, "--price"),
-        ("--state-recipe sgd", 2, "adamw16"),
-        ("--active 2T", 2, "--params"),
-        ("--lora --preempt 6h", 2, "--lora"),
-        ("--model here", 2, "leave out --params"),
-        ("--budget x.toml", 2, "belongs to one run"),
-    ],
-)
-def test_errors_are_one_line_with_a_mend(words: str, code: int, hint: str) -> None:
-    asked = run(f"{ARTICLE} {words}")
-    assert asked.returncode == code, asked.stderr
-    assert hint in asked.stderr
-    assert asked.stdout == ""
-    assert "Traceback" not in asked.stderr
-
-
-def test_nothing_asked_is_a_usage_error() -> None:
-    asked = run()
-    assert asked.returncode == 2 and "--params" in asked.stderr
-
-
-def test_a_plan_imports_nothing_heavy() -> None:
-    probe = (
-        "import sys; sys.argv = ['sabia', 'plan-cluster', '--params', '8B']\n"
-        "from sabia.cli.main import main\n"
-        "try: main()\n"
-        "except SystemExit as end: assert not end.code\n"
-        "heavy = {'numpy', 'pyarrow', 'torch', 'jax', 'rich'} & set(sys.modules)\n"
-        "assert not heavy, heavy"
-    )
-    done = subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr

@@ -72,11 +72,11 @@ def test_a_script_takes_the_words_that_it_is_given(tmp_path: Path) -> None:
 
 def test_a_chart_is_written_beside_the_table(tmp_path: Path) -> None:
     path = tmp_path / "out" / "plan.svg"
-    done = process(f"{RUN} --search --plot {path}")
+    done = process(f"{RUN} --search --chips 64 --plot {path}")
     assert done.returncode == 0 and "DEADLINE" in done.stdout
     assert path.read_text().startswith("<svg ") and not list(path.parent.glob(".*"))
 
 
 def test_compared_by_layouts() -> None:
-    rows = report("--params 8B --tokens 1T --compare h100,v5p --search")["rows"]
+    rows = report("--params 8B --tokens 1T --compare h100,v5p --search --chips 64")["rows"]
     assert all(row["layout"] and 0.1 < row["mfu"] < 0.8 for row in rows)

@@ -28,13 +28,13 @@ def test_a_view_is_only_there_when_asked_for():
         ({"carbon": True}, "carbon"),
         ({"max_cost": 1e6}, "limit"),
         ({"serve_tokens": 1e12}, "scaling"),
-        ({"search": True}, "layout"),
+        ({"search": True, "chips": 64}, "layout"),
     ],
 )
 def test_each_group_of_options_adds_its_view(settings, key):
     if key == "layout":
         pytest.importorskip("numpy", reason="a search needs numpy")
-    found, plain = ask(**settings), ask()
+    found, plain = ask(**settings), ask(chips=settings.get("chips"))
     assert set(found.report) - set(plain.report) == {key}
     json.dumps(found.report)  # plain values only
     assert found.text.count("\n") > plain.text.count("\n")
