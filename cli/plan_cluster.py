@@ -15,9 +15,12 @@ if TYPE_CHECKING:
     "plan",
     examples="""
 sabia plan-cluster --params 1.6T --active 49B
-sabia plan-cluster --params 1.6T --active 49B --chips 150 --preempt 6h --bucket-gbps 8
-sabia plan-cluster --params 8B --tokens 1T --chip h100 --deadline 30d --price 2.50 --json
-sabia plan-cluster --model Qwen3-4B/ --tokens 80B --chip v5p
+sabia plan-cluster --params 1.6T --active 49B --chips 150 --preempt 6h --simulate 1000
+sabia plan-cluster --model Qwen3-4B/ --tokens 80B --chip h100 --nodes 4 --search --explain
+sabia plan-cluster --params 8B --tokens 1T --compare b200,h200,v5p,v6e --search
+sabia plan-cluster config.json --tokens 1T --chip h100 --search --emit slurm > run.sbatch
+sabia plan-cluster --params 70B --stage serve --chip h200 --weights fp8
+sabia plan-cluster runs.jsonl -o plans.parquet
 sabia plan-cluster --budget examples/pyramid.toml
 """,
 )
@@ -26,7 +29,8 @@ def plan_cluster(job: Job, *, inputs: RUNS = None, settings: dict[str, Any]) -> 
     """Plan a training run: chips by deadline, by compute and by memory, time and money.
 
     The least it needs is --params; every assumption that fills the gaps is printed. Notes go to
-    stderr, the plan to stdout: a table, one object with --json, or a row a deadline with -o.
+    stderr, the plan to stdout: a table, one object with --json, a row a deadline with -o, or with
+    --emit the script that starts it.
     """
     from sabia.core.plan.answer import answer
     from sabia.core.plan.settings import Settings
