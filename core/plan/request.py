@@ -7,7 +7,7 @@ published shape or the data files, and is listed in `Request.assumed`.
 from dataclasses import dataclass, field, replace
 from datetime import date
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from sabia.core.errors import UsageError
 from sabia.core.plan import memory
@@ -39,6 +39,7 @@ OFFERS = ("provider", "region", "spot", "commitment")  # as prices_for takes the
 MOST_PRICES = 3  # columns of the table
 LEAST_PARAMS = 1000
 LEAST_HBM = 1e9
+Number = TypeVar("Number", int, float)
 COUNTS = ("params", "active", "layers", "hidden")
 
 
@@ -220,7 +221,7 @@ def _counted_exactly(run: Run, settings: Settings, model: "Architecture") -> Run
     )
 
 
-def _or(value: float | None, default: float) -> float:
+def _or(value: Number | None, default: Number) -> Number:
     return default if value is None else value
 
 

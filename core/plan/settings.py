@@ -6,7 +6,7 @@ so that a value means the same everywhere: `Settings(tokens=5e11)` and the row {
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
-from typing import Any
+from typing import Any, Literal
 
 from sabia.core import units
 from sabia.core.errors import UsageError
@@ -37,7 +37,7 @@ def _number(text: str | float, what: str) -> float:
 
 
 # how the value of an option in a row is read; what is not here is text
-UNITS: dict[str, Callable[[Any, str], Any]] = (
+UNITS: Mapping[str, Callable[[Any, str], Any]] = (
     dict.fromkeys(("params", "active", "tokens", "batch_tokens", "serve_tokens"), units.parse_count)
     | dict.fromkeys(("layers", "hidden", "lora_rank", "chips", "nodes", "micro_batch"), _whole)
     | dict.fromkeys(("utilisation", "mfu", "failure_rate", "spot_share"), units.parse_fraction)
@@ -65,7 +65,7 @@ class Settings:
     model: str | None = None
     layers: int | None = None
     hidden: int | None = None
-    convention: str | None = None
+    convention: Literal["6nd", "palm", "causal"] | None = None
     lora: bool = False
     lora_rank: int | None = None
     tokens: float | None = None
@@ -82,9 +82,9 @@ class Settings:
     compare: str | None = None
     search: bool = False
     fixed_layout: str | None = None
-    objective: str | None = None
+    objective: Literal["time", "cost"] | None = None
     stack: str | None = None
-    precision: str | None = None
+    precision: Literal["fp32", "bf16", "fp8", "mxfp8", "nvfp4", "int8"] | None = None
     recompute: str | None = None
     micro_batch: int | None = None
     explain: bool = False

@@ -159,7 +159,7 @@ def of_several(named: Sequence[tuple[str, Summary]]) -> list[str]:
     return charts + ([svg.bar_chart(costs, "Cost", "US dollars", form=",.0f")] if costs else [])
 
 
-def of_rows(rows: Sequence[dict], name: str, value: str, title: str) -> list[str]:
+def of_rows(rows: Sequence[Summary], name: str, value: str, title: str) -> list[str]:
     """A chart of one column of rows."""
     groups = [Group(str(row[name]), [Bar(value, float(row[value]))]) for row in rows]
     return [svg.bar_chart(groups, title, value, form=",.0f")]

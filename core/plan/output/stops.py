@@ -17,8 +17,10 @@ from sabia.core.plan.stops.failures import WINDOW_S, StopForecast, StopModel, fo
 from sabia.core.plan.stops.simulation import Simulated, Spread
 from sabia.core.units import format_bytes
 
+_Run = tuple[StopModel, Chip, int, float, float]
 
-def _run(asked: Request, plan: Plan) -> tuple[StopModel, Chip, int, float, float]:
+
+def _run(asked: Request, plan: Plan) -> _Run:
     """The plan's smallest cluster that meets its deadline, as forecast() and others take it."""
     if plan.run.lora and plan.run.adapter_params is None:
         raise UsageError(
@@ -35,18 +37,19 @@ def paid(asked: Request, plan: Plan) -> tuple[float, float]:
     """
     if not asked.settings.given(*VIEWS["stops"]):
         return plan.best.chip_s, 1.0
-    model, *run = _run(asked, plan)
+    run = _run(asked, plan)
+    model = run[0]
     share = model.spot_share if _preemptible(model) else 1.0
-    return forecast(model, *run).billed_chip_s, share
+    return forecast(*run).billed_chip_s, share
 
 
 def paid_by_terms(asked: Request, plan: Plan) -> tuple[float, float]:
     """Chip-seconds that are paid for on preemptible chips, and on chips that are not."""
     if not asked.settings.given(*VIEWS["stops"]):
         return plan.best.chip_s, plan.best.chip_s
-    model, *run = _run(asked, plan)
-    steady = replace(model, preemption_s=None, capacity_wait_s=0.0)
-    return forecast(model, *run).billed_chip_s, forecast(steady, *run).billed_chip_s
+    run = _run(asked, plan)
+    steady = replace(run[0], preemption_s=None, capacity_wait_s=0.0)
+    return forecast(*run).billed_chip_s, forecast(steady, *run[1:]).billed_chip_s
 
 
 def _preemptible(model: StopModel) -> bool:
@@ -73,7 +76,7 @@ def see(asked: Request, plan: Plan) -> View:
 def stop_model(settings: Settings) -> StopModel:
     """What the settings say about stops; the model's own defaults stand in for the rest."""
     gbps = settings.bucket_gbps
-    said = {
+    said: dict[str, Any] = {
         "failures_per_chip_day": settings.failure_rate,
         "preemption_s": settings.preempt,
         "restart_s": settings.restart,
@@ -185,7 +188,7 @@ def _drawn(drawn: Simulated) -> str:
     )
 
 
-def _against_on_demand(asked: Request, run: tuple, plan: Plan) -> tuple[str, dict[str, Any]]:
+def _against_on_demand(asked: Request, run: _Run, plan: Plan) -> tuple[str, dict[str, Any]]:
     """Preemptible against on-demand chips at the lowest prices on file of each."""
     from sabia.core.plan.stops.spot import compare
 
