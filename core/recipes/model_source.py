@@ -20,11 +20,13 @@ import pyarrow.parquet as pq
 from sabia.core import notes
 from sabia.core.errors import UsageError
 from sabia.core.model import hub
+from sabia.core.model.init import init_tensor
 from sabia.core.shards.outputs import METADATA_KEY
 from sabia.core.shards.sources import Source
 from sabia.core.spec import ModelSpec, from_config, load_spec, new_config, parse_shape
 from sabia.core.text.tokenizer import load_tokenizer
 from sabia.core.text.vocabulary_extension import extension_of
+from sabia.core.train.stepper import LazyState
 
 EDGE_BYTES = 1 << 16
 Params = Mapping[str, np.ndarray]
@@ -69,7 +71,14 @@ def fresh_model(
     stds: standard deviations of initial values that are not the table's, given the spec.
     """
     spec = load_spec(config_json) if config_json else _shaped(shape, tokenizer, row_length)
-    return spec, lambda: hub.init_params(spec, seed, stds(spec))
+    return spec, lambda: _fresh_params(spec, seed, stds(spec) or {})
+
+
+def _fresh_params(spec: ModelSpec, seed: int, stds: Mapping[str, float]) -> Params:
+    """`hub.init_params`, each tensor made when it is asked for: processes that keep shards hold no
+    more of the whole model than one."""
+    table = {tensor.name: tensor for tensor in spec.tensors()}
+    return LazyState([*table], lambda name: init_tensor(table[name], seed, stds.get(name)))
 
 
 def _shaped(shape: str, tokenizer: str, row_length: int) -> ModelSpec:

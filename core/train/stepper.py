@@ -8,6 +8,7 @@ gradient that is not finite, updates nothing. Every process gives its own rows o
 
 from __future__ import annotations
 
+from collections import ChainMap
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -31,7 +32,7 @@ ReadPiece = Callable[[str, tuple[int, ...], tuple[int, ...]], np.ndarray]  # nam
 
 
 class LazyState(Mapping[str, np.ndarray]):
-    """Named arrays that are fetched from the device only when asked for."""
+    """Named arrays that are fetched (from a device) or made only when asked for."""
 
     def __init__(self, names: list[str], fetch: Callable[[str], np.ndarray]) -> None:
         self._names, self._fetch = names, fetch
@@ -127,10 +128,7 @@ def make_stepper(
         world or World(),
     )
     if lora is not None:
-        params = {
-            **params,
-            **{k: v for k, v in init_lora(spec, lora, seed).items() if k not in params},
-        }
+        params = ChainMap(params, init_lora(spec, lora, seed))  # type: ignore[arg-type]
     if backend == "torch":
         from sabia.core.train.stepper_torch import TorchStepper
 

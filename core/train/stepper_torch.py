@@ -74,11 +74,12 @@ class TorchStepper:
         """This process's shards on its device, read one by one and not kept in memory twice."""
         found = {}
         for name in filter(self.shards.here, self.table):
-            array = self.shards.cut(name, params[name])
+            whole = params[name]
+            array = self.shards.cut(name, whole)
             tensor = load_ops("torch").to_device({name: array}, "float32")[name]
             if tensor.data_ptr() % ALIGNED:  # products of unaligned matrices round differently
                 tensor = tensor.clone()
-            let_go(params[name])
+            let_go(whole)
             found[name] = tensor.requires_grad_(self.rules[name].trained)
         return found
 
