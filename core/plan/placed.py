@@ -73,9 +73,10 @@ def plan(asked: Request) -> Plan:
         accumulated_min_chips=rows[0].memory_min_chips,
         memory_min_chips=rows[0].memory_min_chips,
     )
-    best = planned.best
+    best, work = planned.best, placed.question.workload
     cluster = replace(asked.cluster, mfu=best.mfu)
-    return replace(planned, cluster=cluster, work_chip_s=best.chip_s)
+    run = replace(asked.run, batch_tokens=work.batch_tokens, recipe=work.recipe)
+    return replace(planned, run=run, cluster=cluster, work_chip_s=best.chip_s)
 
 
 def question_of(asked: Request) -> Question:

@@ -77,3 +77,13 @@ def test_fp8_is_faster_where_the_chip_has_it():
     slow = answer(Settings(**SMALL, chips=64)).report["layout"]["best"]
     fast = answer(Settings(**SMALL, chips=64, precision="fp8")).report["layout"]["best"]
     assert fast["parts_s"]["matmul"] < slow["parts_s"]["matmul"]
+
+
+def test_steps_are_counted_once(searched):
+    report, best = searched.report, searched.report["layout"]["best"]
+    assert report["optimizer_steps"] == pytest.approx(report["layout"]["steps"])
+    assert report["batch_tokens"] == report["layout"]["batch_tokens"] == 512 * 8192
+    (row,) = answer(Settings(**{**SMALL, "chip": None}, chips=64, compare="h100")).report["rows"]
+    assert row["step_s"] == pytest.approx(best["step_s"])
+    took = report["rows"][0]["finishes_s"]
+    assert took == pytest.approx(report["optimizer_steps"] * best["step_s"])
