@@ -23,6 +23,7 @@ _OPTIONAL = {"gres", "tpu", "cores", "slices", "slice_step", "slice_most", "skyp
 _NAME = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")  # what xpk and Kubernetes take
 _LONGEST_NAME = 40
 _LONGEST_SIDE = 64  # cubes of 4·4·4 chips
+_START_S = 600  # environment, roll call, compilation
 INTERRUPTED = 75  # sabia's exit code of a run that goes on when it is started again
 
 
@@ -97,8 +98,8 @@ class LaunchPlan:
 
     @property
     def limit_s(self) -> float:
-        """The time limit to ask for."""
-        return min(self.wall_s * self.margin, self.longest_s)
+        """The time limit to ask for: the run, at least a start, and time to save at the end."""
+        return min(max(self.wall_s * self.margin, _START_S) + self.lead_s, self.longest_s)
 
     @property
     def lead_s(self) -> int:

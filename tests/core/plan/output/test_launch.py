@@ -46,7 +46,7 @@ def test_slurm_asks_for_nodes_tasks_time_and_signals() -> None:
     assert options["nodes"] == "8"
     assert options["ntasks-per-node"] == "8"
     assert options["gres"] == "gpu:8"
-    assert options["time"] == "0-07:30:00"  # 6 h and a quarter
+    assert options["time"] == "0-07:33:00"  # 6 h, a quarter more, and time to save
     assert options["signal"] == "B:USR1@180"
     assert options["requeue"] == ""
 
@@ -65,6 +65,11 @@ def test_slurm_asks_for_a_long_run_in_pieces_with_time_to_save() -> None:
     options = options_of(launch_script("slurm", plan))
     assert options["time"] == "0-12:00:00"
     assert options["signal"] == "B:USR1@800"
+
+
+def test_a_short_run_has_time_to_start_before_it_is_told_to_save() -> None:
+    options = options_of(launch_script("slurm", planned("h100", 8, wall_s=2)))
+    assert options["time"] == "0-00:13:00"
 
 
 def test_a_cpu_needs_no_resource() -> None:
