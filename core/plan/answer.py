@@ -63,13 +63,13 @@ def answer(settings: Settings, today: date | None = None, runs: tuple[str, ...] 
 
 
 def _of_inputs(settings: Settings, runs: tuple[str, ...], today: date) -> Answer:
-    if settings.budget or settings.compare:
-        raise UsageError(f"{runs[0]}: a list of runs goes with neither --budget nor --compare")
     models = [path for path in runs if path.endswith(".json") or os.path.isdir(path)]
     if models and (len(runs) > 1 or settings.model):
         raise UsageError(f"{models[0]}: one config.json at a time (several go into a list of runs)")
     if models:
-        return of_run(replace(settings, model=models[0]), today)
+        return answer(replace(settings, model=models[0]), today)
+    if settings.budget or settings.compare:
+        raise UsageError(f"{runs[0]}: a list of runs goes with neither --budget nor --compare")
     from sabia.core.plan.output import several
     from sabia.core.plan.runs import read_runs
 

@@ -80,3 +80,17 @@ def test_a_chart_is_written_beside_the_table(tmp_path: Path) -> None:
 def test_compared_by_layouts() -> None:
     rows = report("--params 8B --tokens 1T --compare h100,v5p --search --chips 64 --deadline 90d")["rows"]
     assert all(row["layout"] and 0.1 < row["mfu"] < 0.8 for row in rows)
+
+
+def test_tensor_beyond_the_fast_domain_warns() -> None:
+    words = "--params 405B --chip h100 --fixed-layout tp={},fsdp=64,pp=2 --stack megatron"
+    beyond = call(f"{words.format(16)} --tokens 10B --deadline 90d")
+    assert beyond.code == 0 and "tensor=16 goes beyond the 8 h100" in beyond.stderr
+    within = call(f"{words.format(8)} --tokens 10B --deadline 90d --utilisation 100%")
+    assert "goes beyond" not in within.stderr
+
+
+def test_rows_name_the_layout_as_it_can_be_given_again() -> None:
+    (row, *_) = report(f"{RUN} --search --chips 64")["rows"]
+    again = report(f"{RUN} --fixed-layout {row['layout']}")["rows"][0]
+    assert again["finishes_s"] == row["finishes_s"] and again["layout"] == row["layout"]

@@ -134,6 +134,8 @@ def test_a_config_json_is_an_input_too(tmp_path: Path) -> None:
     assert report(f"{tmp_path} {words}") | {"inputs": 0} == report(
         f"--model {tmp_path}/config.json {words}"
     ) | {"inputs": 0}
+    rows = report(f"{tmp_path} {words} --compare b200,h100")["rows"]
+    assert [row["params"] for row in rows] == [report(f"{tmp_path} {words}")["params"]] * 2
 
 
 def test_stops_and_limits_apply_to_each_chip() -> None:

@@ -34,7 +34,7 @@ def _attention(request: Request, plan: Plan) -> str:
 def warnings(request: Request, plan: Plan, today: date) -> list[str]:
     """What may make the table wrong."""
     lines = stale_lines(plan.cluster.prices, today)
-    lines += _above_ceiling(plan)
+    lines += _above_ceiling(plan) + _beyond_domain(plan)
     ratio = plan.run.tokens / plan.run.active_params
     few = 0 if request.settings.stage == "sft" or plan.run.lora else FEW_TOKENS_PER_PARAM
     if not few <= ratio <= MANY_TOKENS_PER_PARAM:
@@ -50,6 +50,17 @@ def _above_ceiling(plan: Plan) -> list[str]:
     return [
         f"--mfu {mfu:.0%} is above the {chip.matmul_ceiling:.0%} of its peak that matrix products "
         f"were measured to reach on {chip.name}"
+    ]
+
+
+def _beyond_domain(plan: Plan) -> list[str]:
+    """A fixed layout may spread what the search keeps together."""
+    chip, laid = plan.cluster.chip, plan.best.layout
+    if laid is None or laid.layout.tensor <= chip.scale_up_domain:
+        return []
+    return [
+        f"tensor={laid.layout.tensor} goes beyond the {chip.scale_up_domain} {chip.name} of a fast "
+        "domain; its collectives take the network"
     ]
 
 

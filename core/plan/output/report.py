@@ -80,6 +80,15 @@ def _price(price: Price) -> dict[str, Any]:
     }
 
 
+def layout_words(row: Row) -> str | None:
+    """The row's layout as --fixed-layout takes it; None where none was asked for."""
+    if row.layout is None:
+        return None
+    from sabia.core.plan.device.search_fixes import described
+
+    return described(row.layout.layout)
+
+
 def _row(plan: Plan, row: Row) -> dict[str, Any]:
     size = plan.cluster.chip.node_chips
     return {
@@ -94,6 +103,7 @@ def _row(plan: Plan, row: Row) -> dict[str, Any]:
         "meets_deadline": row.meets_deadline,
         "bound": row.bound,
         "mfu": row.mfu,
+        "layout": layout_words(row),
         "costs": [
             {
                 "price_usd_per_chip_hour": price.usd_per_chip_hour,

@@ -10,10 +10,10 @@ from typing import Any
 
 from sabia.core.plan.money.bills import cost_usd, short_money
 from sabia.core.plan.money.prices import Price, cheapest
+from sabia.core.plan.output.report import layout_words
 from sabia.core.plan.output.table import columns, span
 from sabia.core.plan.output.view import views
 from sabia.core.plan.planner import Plan
-from sabia.core.plan.planner import Row as Deadline
 from sabia.core.plan.request import Request
 from sabia.core.units import format_count
 
@@ -61,9 +61,10 @@ def summary(asked: Request, plan: Plan) -> Row:
         "wall_s": best.finishes_s * longer,
         "chip_hours": best.chip_s / 3600,
         "bound": best.bound,
-        "layout": _layout(best),
+        "layout": layout_words(best),
         "costs_usd": {_name(p): usd(p, share) for p in plan.cluster.prices},
         "spot_cost_usd": usd(spot) if spot else None,
+        "assumed": list(asked.assumed),
         "error": None,
         **seen,
     }
@@ -73,14 +74,6 @@ def _paid(asked: Request, plan: Plan) -> tuple[float, float]:
     from sabia.core.plan.output.stops import paid
 
     return paid(asked, plan)
-
-
-def _layout(best: Deadline) -> str | None:
-    if best.layout is None:
-        return None
-    from sabia.core.plan.device.search_fixes import described
-
-    return described(best.layout.layout)
 
 
 def _name(price: Price) -> str:
