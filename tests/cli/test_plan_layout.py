@@ -78,7 +78,9 @@ def test_a_chart_is_written_beside_the_table(tmp_path: Path) -> None:
 
 
 def test_compared_by_layouts() -> None:
-    rows = report("--params 8B --tokens 1T --compare h100,v5p --search --chips 64 --deadline 90d")["rows"]
+    rows = report("--params 8B --tokens 1T --compare h100,v5p --search --chips 64 --deadline 90d")[
+        "rows"
+    ]
     assert all(row["layout"] and 0.1 < row["mfu"] < 0.8 for row in rows)
 
 
