@@ -1,5 +1,6 @@
 """The planner's batch script on a real Slurm: it starts, is cut short, goes on and finishes."""
 
+import json
 import subprocess
 import time
 from dataclasses import replace
@@ -11,6 +12,7 @@ from one_node import OneNode, ask, job_state, wait_until
 
 from sabia.core.plan.chips import find_chip
 from sabia.core.plan.output.launch import LaunchPlan, launch_script
+from sabia.core.spec import new_config
 
 pytestmark = pytest.mark.slurm
 CPU = replace(find_chip("h100"), name="cpu", family="CPU", node_chips=2)
@@ -60,3 +62,22 @@ def test_a_preempted_job_saves_and_goes_on(node: OneNode, tmp_path: Path) -> Non
     wait_until(lambda: job_state(job) == "PENDING", 120)
     start_again(job)
     assert "resuming at step" in log.read_text()
+
+
+def test_what_the_planner_prints_runs(node: OneNode, tmp_path: Path) -> None:
+    """From a config.json and a corpus to a finished run, with no word changed between."""
+    tokens_once(tmp_path)
+    shape = {"hidden": 64, "layers": 2, "heads": 2, "vocab": 320}
+    (tmp_path / "config.json").write_text(json.dumps(new_config("llama", **shape)))
+    asked = ["plan-cluster", "--model", "config.json", "--chip", "cpu", "--chips", "2", "--price",
+             "1", "--tokens", "40K", "--seq", "64", "--batch-tokens", "512", "--precision", "fp32",
+             "--fixed-layout", "data=2", "--emit", "slurm"]  # fmt: skip
+    printed = subprocess.run(
+        ["sabia", *asked], check=True, cwd=tmp_path, stdout=subprocess.PIPE, text=True
+    ).stdout
+    (tmp_path / "plan.sbatch").write_text(printed)
+    done = subprocess.run(["sbatch", "--wait", "plan.sbatch"], cwd=tmp_path)
+    (log,) = tmp_path.glob("sabia-*.log")
+    assert done.returncode == 0, log.read_text()
+    assert "on data=2" in log.read_text()
+    assert losses(tmp_path / "run")[-1] < losses(tmp_path / "run")[0]
