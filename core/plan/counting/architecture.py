@@ -121,6 +121,7 @@ class Architecture:
     extra: layers of multi-token prediction, trained beside the model, each with one more pass
     through the head; extra_params: their joining projections and norms.
     causal: tokens see only what is before them (an encoder's see both sides, windows too).
+    counted_only: a family that can be counted here and not trained.
     """
 
     name: str
@@ -134,6 +135,7 @@ class Architecture:
     extra_params: int = 0
     assumed: bool = False
     causal: bool = True
+    counted_only: bool = False
 
     @property
     def depth(self) -> int:

@@ -27,7 +27,8 @@ def assumed_architecture(
     """A model of `params` in all and `active` a token. Raises UsageError where none fits."""
     shape = nearest_shape(params, active)
     base = architecture_from(_resized(shape.config, layers, hidden))
-    base = _with_vocabulary(replace(base, extra=(), extra_params=0), active)
+    base = replace(base, extra=(), extra_params=0, counted_only=False)
+    base = _with_vocabulary(base, active)
     fitted = _mixture(base, params, active) if active < params else _dense(base, params)
     return replace(fitted, name=f"assumed as {shape.name}", assumed=True)
 

@@ -7,6 +7,7 @@ is read as that one.
 """
 
 from collections.abc import Mapping
+from dataclasses import replace
 from importlib import import_module
 from typing import Any
 
@@ -98,4 +99,4 @@ def from_config(config: Mapping[str, Any]) -> Architecture:
     fields = CountFields(config)
     found: Architecture = read(fields)
     fields.finish()
-    return found
+    return replace(found, counted_only=True)

@@ -4,6 +4,7 @@ A family that does not train here is counted by its dialect (counting.generic).
 """
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -37,4 +38,5 @@ def architecture_from(config: Mapping[str, Any]) -> Architecture:
     if isinstance(inner := config.get("text_config"), dict):
         kept = {name: value for name, value in inner.items() if name not in _UNCOUNTED}
         counted["text_config"] = kept
-    return from_spec(from_config(counted | {"model_type": alike}))
+    found = from_spec(from_config(counted | {"model_type": alike}))
+    return replace(found, name=family, counted_only=alike != family)

@@ -23,6 +23,12 @@ def launch_plan(asked: Request, plan: Plan) -> LaunchPlan:
     if placed is None or best.layout is None:
         raise UsageError("--emit: needs the layout to start; add --search or --fixed-layout")
     flags = flags_of(placed, best.layout)
+    model = placed.question.workload.architecture
+    if model.counted_only:
+        raise UsageError(
+            f"--emit: sabia pretrain has no {model.name}, whose layout is for other software "
+            "(expected a family that it trains)"
+        )
     if not flags:
         raise UsageError(
             f"--emit: starts sabia pretrain, not {placed.question.stack.name}; leave out --stack"

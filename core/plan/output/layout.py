@@ -89,6 +89,8 @@ def _about(placed: Placed, best: Laid) -> list[str]:
     ]
     if flags := flags_of(placed, best):
         lines.append(f"run it    {flags}")
+    elif question.workload.architecture.counted_only:
+        lines.append(f"run it    elsewhere: {question.workload.architecture.name} is only counted")
     if placed.found is not None:
         found = placed.found
         lines.append(
@@ -99,8 +101,10 @@ def _about(placed: Placed, best: Laid) -> list[str]:
 
 
 def flags_of(placed: Placed, row: Laid) -> str:
-    """The `sabia pretrain` line of a layout; empty where the software is another one."""
+    """The `sabia pretrain` line of a layout; empty where software or model are not its own."""
     question = placed.question
+    if question.workload.architecture.counted_only:
+        return ""
     if question.stack.name not in ("sabia", "sabia-cpu"):
         return ""
     backend = "jax" if question.chip.family == "TPU" else "torch"

@@ -205,6 +205,16 @@ def test_published_configs(name: str, total: int, active: float, predicting: int
     assert found.active_params == pytest.approx(active, rel=2e-3)
 
 
+def test_what_does_not_train_here_says_so() -> None:
+    assert architecture_from(llama4(num_local_experts=16)).counted_only
+    llama = {"model_type": "llama", "hidden_size": 64, "intermediate_size": 96, "vocab_size": 101,
+             "num_hidden_layers": 2, "num_attention_heads": 4}  # fmt: skip
+    assert not architecture_from(llama).counted_only
+    seen = architecture_from({"model_type": "qwen3_vl", "text_config": llama | {"head_dim": 16,
+                              "model_type": "qwen3_vl_text"}})  # fmt: skip
+    assert seen.counted_only and seen.name == "qwen3_vl_text"
+
+
 def test_llama_4_attends_to_chunks_in_three_of_four_layers() -> None:
     found = architecture_from(llama4(num_local_experts=16))
     assert {kind.window: kind.count for kind in found.layers} == {8192: 36, None: 12}
