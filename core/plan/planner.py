@@ -14,7 +14,7 @@ from sabia.core.plan.chips import Chip
 from sabia.core.plan.memory import StateRecipe
 from sabia.core.plan.money import bills
 from sabia.core.plan.money.prices import Price
-from sabia.core.units import format_bytes, format_duration
+from sabia.core.units import format_bytes, format_count, format_duration
 
 if TYPE_CHECKING:
     from sabia.core.plan.device.search_survey import Row as Laid
@@ -194,6 +194,11 @@ def check(run: Run, cluster: Cluster, deadlines_s: list[float]) -> None:
         raise UsageError(
             f"--active: {run.active_params:g} is more than --params {run.params:g} "
             "(expected at most all of them)"
+        )
+    if run.batch_tokens > run.tokens:
+        raise UsageError(
+            f"--batch-tokens: {format_count(run.batch_tokens)} is more than all --tokens "
+            f"{format_count(run.tokens)} (expected many batches in a run)"
         )
     if run.batch_tokens < run.sequence:
         raise UsageError(

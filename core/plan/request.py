@@ -200,7 +200,8 @@ def _tokens(settings: Settings) -> float:
 
 
 def _usual_batch(settings: Settings) -> float:
-    return DEFAULT_SFT_BATCH if settings.stage == "sft" else DEFAULT_BATCH_TOKENS
+    usual = DEFAULT_SFT_BATCH if settings.stage == "sft" else DEFAULT_BATCH_TOKENS
+    return min(usual, max(_tokens(settings), _or(settings.seq, DEFAULT_SEQUENCE)))
 
 
 def _counted_exactly(run: Run, settings: Settings, model: "Architecture") -> Run:
@@ -228,6 +229,8 @@ def _or(value: Number | None, default: Number) -> Number:
 def _cluster(settings: Settings, chip: Chip, prices: tuple[Price, ...]) -> Cluster:
     if settings.chips and settings.nodes:
         raise UsageError("--nodes: says the same as --chips; leave one out")
+    if settings.utilisation == 0:
+        raise UsageError("--utilisation: 0 (expected above 0 and at most 100%)")
     if settings.hbm is not None and settings.hbm < LEAST_HBM:
         raise UsageError(
             f"--hbm: {settings.hbm:,} bytes (expected a size such as 180GB; did you mean "

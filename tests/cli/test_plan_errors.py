@@ -22,6 +22,8 @@ USAGE = [
     ("--chips 8 --nodes 1", "leave one out"),
     ("--seq 0", "--seq: '0'"),
     ("--batch-tokens 100", "at least --seq"),
+    ("--batch-tokens 1T", "more than all --tokens 500B"),
+    ("--utilisation 0", "--utilisation: 0"),
     ("--hbm 80", "did you mean 80GB?"),
     ("--hbm 80Gb", "did you mean GB?"),
     ("--price cheap", "--price: 'cheap'"),
