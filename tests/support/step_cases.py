@@ -1,6 +1,6 @@
 """Published training steps as the planner's own terms: workload, layout, chip, software, seconds.
 
-Rows of calibration_rows.toml state these directly. Tables of published_steps.toml speak each in the
+Rows of calibration_rows.toml and calibration_mixtures.toml state these directly. Tables of published_steps.toml speak each in the
 words of their source; what they mean here is below, decided from the layout fields alone.
 """
 
@@ -20,6 +20,7 @@ from sabia.core.plan.memory import find_recipe
 
 ROWS = Path(__file__).parents[1] / "core" / "plan"
 CALIBRATION, FURTHER = ROWS / "calibration_rows.toml", ROWS / "further_steps.toml"
+MIXTURES = ROWS / "calibration_mixtures.toml"
 
 
 @dataclass(frozen=True)
@@ -34,6 +35,7 @@ class Case:
     stack: Stack
     measured_s: float
     model_flops: float
+    weight: float = 1
 
 
 def architecture(shape: Row, positions: int = 0) -> Architecture:
@@ -111,6 +113,11 @@ def calibration_cases() -> list[Case]:
     return _cases(CALIBRATION)
 
 
+def mixture_cases() -> list[Case]:
+    """All rows of calibration_mixtures.toml."""
+    return _cases(MIXTURES)
+
+
 def further_cases() -> list[Case]:
     """All rows of further_steps.toml."""
     return _cases(FURTHER)
@@ -131,6 +138,7 @@ def _stated(table: str, row: Row, shape: Row) -> Case:
     stack = find_stack(row["stack"])
     if "keeps" in row:
         stack = replace(stack, selective_keeps=tuple(row["keeps"]))
+    stack = replace(stack, **row.get("software", {}))
     axes = ("data", "fsdp", "expert", "context", "tensor", "pipe", "virtual")
     layout = Layout(
         **{axis: row.get(axis, 1) for axis in axes},
@@ -138,6 +146,7 @@ def _stated(table: str, row: Row, shape: Row) -> Case:
         recompute=row["recompute"],
         zero=row["zero"],
         sequence_parallel=row.get("sequence_parallel", True),
+        experts_over_tensor=row.get("over_tensor", False) and row.get("tensor", 1) > 1,
     )
     if layout.chips != row["chips"]:
         raise ValueError(f"{table}: {row} has {layout.chips} chips")
@@ -146,10 +155,13 @@ def _stated(table: str, row: Row, shape: Row) -> Case:
         model, row["seq"], row["gbs"], find_recipe(row["recipe"]), precision=row["precision"]
     )
     chip = find_chip(row["chip"])
+    if "scale_up_gb_s" in row:
+        chip = replace(chip, scale_up_bytes_per_s=row["scale_up_gb_s"] * 1e9)
     flops = step_flops(row, shape)
     return Case(
-        table, label_of(row), workload, layout, chip, stack, seconds_of(row, flops, chip), flops
-    )
+        table, label_of(row), workload, layout, chip, stack, seconds_of(row, flops, chip), flops,
+        row.get("weight", 1),
+    )  # fmt: skip
 
 
 def step_flops(row: Row, shape: Row) -> float:

@@ -43,7 +43,8 @@ class Stack:
 
     hides_data, hides_tensor, hides_pipe: its collectives along data and fsdp, along tensor, and its
     sends between stages run beside computation. expert_overlap: share of the exchange of tokens
-    between experts that does. reruns_all: recomputation runs a layer to its end, not to the last
+    between experts that does; sends_once: a token travels once to each node where it has experts,
+    not once to each expert. reruns_all: recomputation runs a layer to its end, not to the last
     tensor that is needed. bare_network: a collective across nodes gets one chip's network share,
     not that of all its ranks in the node. reduce_bytes: bytes of a gradient element on the wire
     under zero 2 and 3; below that they are summed in the recipe's format. attention_slowdown: time
@@ -82,6 +83,7 @@ class Stack:
     hides_tensor: bool = False
     hides_pipe: bool = True
     expert_overlap: float = 0.5
+    sends_once: bool = False
     reruns_all: bool = False
     bare_network: bool = False
     reduce_bytes: float = 4
