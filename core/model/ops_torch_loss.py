@@ -78,11 +78,13 @@ class _LinearCrossEntropy(torch.autograd.Function):
     @staticmethod
     def backward(
         ctx: Any, grad_nll: Tensor, grad_lse: Tensor
-    ) -> tuple[Tensor, Tensor, None, None, None, None]:
+    ) -> tuple[Tensor, Tensor | None, None, None, None, None]:
         hidden, weight, targets, lse, sums, kept = ctx.saved_tensors
         grad_nll = torch.where(targets >= 0, grad_nll, 0.0)
         factor, goals = grad_nll + grad_lse, targets.clamp_min(0)[:, None]
-        d_hidden, d_weight = torch.empty_like(hidden), torch.zeros_like(weight, dtype=torch.float32)
+        d_hidden, d_weight = torch.empty_like(hidden), None
+        if ctx.needs_input_grad[1]:
+            d_weight = torch.zeros_like(weight, dtype=torch.float32)
         block = hidden.new_empty((ctx.rows, weight.shape[0]), dtype=torch.float32)
         for part in _blocks(hidden.shape[0], ctx.rows):
             dz, slope = block[: part.stop - part.start], None
@@ -95,8 +97,10 @@ class _LinearCrossEntropy(torch.autograd.Function):
             dz.scatter_add_(1, goals[part], -grad_nll[part, None])
             dz = (dz if slope is None else dz.mul_(slope)).to(hidden.dtype)
             torch.mm(dz, weight, out=d_hidden[part])
-            _accumulate(d_weight, dz.t(), hidden[part])
-        return d_hidden, d_weight.to(weight.dtype), None, None, None, None
+            if d_weight is not None:
+                _accumulate(d_weight, dz.t(), hidden[part])
+        d_weight = None if d_weight is None else d_weight.to(weight.dtype)
+        return d_hidden, d_weight, None, None, None, None
 
 
 def _plain(hidden: Tensor, weight: Tensor, targets: Tensor, cap: float | None) -> list[Tensor]:

@@ -308,7 +308,7 @@ def loss(place: Place) -> Bytes:
         norm + 1, tokens * hidden * FP32
     )  # and the gradient of what the head reads
     table = place.blocks(1, place.vocabulary * FP32)
-    found += table.where(place.trained or place.formats.narrow)
+    found += table.where(place.trained)
     if place.formats.narrow and place.formats.attention == FP32:
         found += table
     found += place.blocks(1, place.vocabulary * place.formats.stream).where(place.layout.fsdp > 1)
