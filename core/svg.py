@@ -121,6 +121,7 @@ def line_chart(
     if not points:
         raise ValueError(f"chart {title!r}: no finite point")
     legend, top = _legend([s.name for s in series], 40)
+    top += 8  # between the name of the y axis and its highest figure
     xs = ticks(min(p[0] for p in points), max(p[0] for p in points), 8)
     low, high = y_range or (min(p[1] for p in points), max(p[1] for p in points))
     ys = ticks(low, high)
@@ -130,7 +131,7 @@ def line_chart(
     parts = [_text(12, 18, title, kind="title"), *legend]
     parts += _axes(xs, ys, place_x, place_y, left, height)
     parts += [_text((left + WIDTH) / 2, height - 8, x_label, "middle")]
-    parts += [_text(12, top - 6, y_label)]
+    parts += [_text(12, top - 13, y_label)]
     parts += [_path(s, i, place_x, place_y) for i, s in enumerate(series)]
     return _svg(height, title, parts)
 

@@ -136,14 +136,26 @@ def _memory_by_term(plan: Plan) -> str:
 
 
 def _pareto(plan: Plan) -> str:
-    """Layouts that no other beats in both step time and cost."""
-    assert plan.placed is not None and plan.placed.found is not None
-    front = sorted(plan.placed.found.front, key=lambda row: row.step_s)
-    points = [(row.step_s, float(row.chips)) for row in front]
-    chosen = sorted({(r.layout.step_s, float(r.chips)) for r in plan.rows if r.layout})
-    lines = [Series("fastest layout of so many chips", points)]
-    lines += [Series(f"chosen: {chips:g} chips", [(step, chips)]) for step, chips in chosen]
-    return svg.line_chart(lines, "Pareto front of layouts", "step, seconds", "chips")
+    """Layouts that no other beats: what less time costs, as far as twice the longest deadline."""
+    placed = plan.placed
+    assert placed is not None and placed.found is not None
+    longest = 2 * max(row.deadline_s for row in plan.rows)
+    rates = [price.usd_per_chip_hour for price in plan.cluster.prices]
+    unit = "US dollars, lowest price" if rates else "chip-hours"
+
+    def point(row: "Laid") -> tuple[float, float]:
+        chip_s = row.token_chip_s * plan.run.tokens
+        return placed.steps * row.step_s / DAY_S, cost_usd(chip_s, min(rates, default=1.0))
+
+    shown: list[Laid] = []
+    for row in sorted(placed.found.front, key=lambda row: row.step_s):
+        if not shown or row.token_chip_s < shown[-1].token_chip_s:
+            shown.append(row)
+    near = [row for row in shown if placed.steps * row.step_s <= longest] or shown[:1]
+    lines = [Series("no other is as fast and as cheap", [point(row) for row in near])]
+    chosen = {row.chips: point(row.layout) for row in plan.rows if row.layout}
+    lines += [Series(f"chosen: {chips:,} chips", [at]) for chips, at in sorted(chosen.items())]
+    return svg.line_chart(lines, "Pareto front of layouts", "days", unit)
 
 
 def of_several(named: Sequence[tuple[str, Summary]]) -> list[str]:
@@ -177,14 +189,21 @@ def document(path: str, title: str, text: str, charts: Sequence[str]) -> str:
 
 
 def _one_svg(charts: Sequence[str]) -> str:
-    """Charts one below the other, with the page's colours of their own."""
-    heights = [int(re.search(r'height="(\d+)"', chart)[1]) for chart in charts]  # type: ignore[index]
+    """Charts one below the other on white; colours by name only, as not every renderer knows
+    variables of style sheets."""
     parts, y = [], 0
-    for chart, height in zip(charts, heights, strict=True):
+    for chart in charts:
+        found = re.search(r'height="(\d+)"', chart)
+        assert found is not None
         parts.append(chart.replace("<svg ", f'<svg y="{y}" ', 1))
-        y += height + _GAP
-    return (
+        y += int(found[1]) + _GAP
+    colours = dict(re.findall(r"--([\w-]+): (#\w+)", page.STYLE.partition("@media")[0]))
+    rules = "\n".join(re.findall(r"(?m)^svg.*$", page.STYLE))
+    text = (
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{svg.WIDTH}" height="{y}" '
-        f'viewBox="0 0 {svg.WIDTH} {y}" style="background: var(--back)">'
-        f"<style>{page.STYLE}</style>\n" + "\n".join(parts) + "\n</svg>\n"
+        f'viewBox="0 0 {svg.WIDTH} {y}">\n<style>{rules}</style>\n'
+        f'<rect width="{svg.WIDTH}" height="{y}" fill="var(--back)"/>\n'
+        + "\n".join(parts)
+        + "\n</svg>\n"
     )
+    return re.sub(r"var\(--([\w-]+)\)", lambda match: colours[match[1]], text)
