@@ -16,10 +16,19 @@ from sabia.core.plan.output.view import View
 from sabia.core.plan.placed import Placed
 from sabia.core.plan.planner import Plan
 from sabia.core.plan.request import Request
-from sabia.core.units import format_bytes
 
 COLUMNS = {"dp": "data", "fsdp": "fsdp", "tp": "tensor", "pp": "pipe", "cp": "context",
            "ep": "expert", "v": "virtual", "mb": "micro_batch"}  # fmt: skip
+# part of a step → the resource that it waits for
+RESOURCES = {
+    "matmul": "arithmetic", "attention": "arithmetic", "head": "arithmetic",
+    "elementwise": "bandwidth of HBM", "optimizer": "bandwidth of HBM",
+    "tensor": "links between tensor ranks", "context": "links between context ranks",
+    "expert": "links between expert ranks", "stages": "links between stages",
+    "shards": "network, for weights and gradients of shards",
+    "replicas": "network, for gradients of replicas",
+    "bubble": "waiting for the pipeline; more micro-batches or fewer stages",
+}  # fmt: skip
 
 
 def see(asked: Request, plan: Plan) -> View:
@@ -79,25 +88,31 @@ def _mfu_band(plan: Plan, placed: Placed, row: Laid) -> str:
 
 
 def _about(placed: Placed, best: Laid) -> list[str]:
-    question, stack = placed.question, placed.question.stack
-    room = question.room_bytes
+    question = placed.question
     lines = [
-        f"bound by  {best.time.binding} ({best.time.parts[best.time.binding] / best.step_s:.0%} of "
-        f"the step); {format_bytes(best.memory.total)} of {format_bytes(room)} a chip",
-        f"software  {stack.name}, {question.workload.precision}, batches of {placed.batch_rows} "
-        f"rows ({placed.batch_rows * question.workload.sequence:,} tokens)",
+        f"software  {question.stack.name}, {question.workload.precision}, batches of "
+        f"{placed.batch_rows} rows ({placed.batch_rows * question.workload.sequence:,} tokens)",
     ]
-    if flags := flags_of(placed, best):
-        lines.append(f"run it    {flags}")
-    elif question.workload.architecture.counted_only:
-        lines.append(f"run it    elsewhere: {question.workload.architecture.name} is only counted")
     if placed.found is not None:
         found = placed.found
         lines.append(
             f"searched  {found.candidates:,} layouts on {found.meshes:,} meshes; "
             f"{found.fitting:,} fit"
         )
-    return lines
+    if flags := flags_of(placed, best):
+        lines.append(f"run it    {flags}")
+    elif question.workload.architecture.counted_only:
+        lines.append(f"run it    elsewhere: {question.workload.architecture.name} is only counted")
+    return [*lines, f"bound by  {_bound(placed, best)}"]
+
+
+def _bound(placed: Placed, best: Laid) -> str:
+    """The largest part of a step and what it waits for, and how full the fullest chip is."""
+    part, room = best.time.binding, placed.question.room_bytes
+    return (
+        f"{part}, {best.time.parts[part] / best.step_s:.0%} of the step ({RESOURCES[part]}); "
+        f"memory {best.memory.total / room:.0%} full"
+    )
 
 
 def flags_of(placed: Placed, row: Laid) -> str:

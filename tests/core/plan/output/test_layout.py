@@ -87,3 +87,12 @@ def test_steps_are_counted_once(searched):
     assert row["step_s"] == pytest.approx(best["step_s"])
     took = report["rows"][0]["finishes_s"]
     assert took == pytest.approx(report["optimizer_steps"] * best["step_s"])
+
+
+def test_every_part_of_a_step_waits_for_a_named_resource(searched):
+    from sabia.core.plan.output.layout import RESOURCES
+
+    best = searched.report["layout"]["best"]
+    assert set(best["parts_s"]) == set(RESOURCES)
+    last = next(line for line in searched.text.splitlines() if line.startswith("bound by"))
+    assert best["binding"] in last and RESOURCES[best["binding"]] in last
