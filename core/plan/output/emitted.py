@@ -29,9 +29,6 @@ def launch_plan(asked: Request, plan: Plan) -> LaunchPlan:
             f"--emit: sabia pretrain has no {model.name}, whose layout is for other software "
             "(expected a family that it trains)"
         )
-    model = placed.question.workload.architecture
-    if model.counted_only:
-        raise UsageError(f"--emit: {model.name} is only counted here, sabia does not train it")
     if not flags:
         raise UsageError(
             f"--emit: starts sabia pretrain, not {placed.question.stack.name}; leave out --stack"
