@@ -19,6 +19,8 @@ CHOICES: dict[str, tuple[str, ...]] = {
     "recompute": ("none", "selective", "full"),
     "emit": ("slurm", "xpk", "skypilot"),
 }
+MOST = 10**9  # of what is counted in whole numbers
+MOST_LAYERS = 10_000  # each is an object
 
 
 def _whole(text: str | float, what: str) -> int:
@@ -147,11 +149,16 @@ class Settings:
     judge_price: str | None = None
 
     def __post_init__(self) -> None:
-        """Refuse names that do not exist."""
+        """Refuse names that do not exist, and whole numbers beyond reason."""
         for name, known in CHOICES.items():
             value = getattr(self, name, None)
             if value is not None and value not in known:
                 raise UsageError(f"{flag(name)}: {value!r} (expected {' or '.join(known)})")
+        for name, parse in UNITS.items():
+            value = getattr(self, name) if parse in (_whole, _natural) else None
+            most = MOST_LAYERS if name == "layers" else MOST
+            if value is not None and value > most:
+                raise UsageError(f"{flag(name)}: {value} (expected at most {most:,})")
 
     def given(self, *names: str) -> list[str]:
         """Those of `names` (all, if none) that were said, in that order."""
@@ -185,8 +192,12 @@ class Settings:
 
 
 def _parsed(name: str, value: Any) -> Any:
-    if value is None or isinstance(value, bool):
+    switch = getattr(Settings, name) is False
+    if value is None or (switch and isinstance(value, bool)):
         return value
+    if switch or isinstance(value, bool):
+        wanted = "true or false" if switch else "a value"
+        raise UsageError(f"{name}: {value!r} (expected {wanted})")
     return UNITS[name](value, name) if name in UNITS else str(value)
 
 

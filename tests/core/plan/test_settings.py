@@ -52,6 +52,8 @@ def test_zero_is_said_and_none_and_false_are_not():
         ({"chips": "two"}, "not a number"),
         ({"objective": "speed"}, "time or cost"),
         ({"seq": "1.5"}, "whole number"),
+        ({"search": "false"}, "true or false"),
+        ({"chips": True}, "expected a value"),
     ],
 )
 def test_rows_that_say_nothing_sensible_are_refused(row, hint):
