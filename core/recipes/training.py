@@ -273,7 +273,7 @@ def loss_of(task: Task, options: TrainOptions) -> Callable[..., Any]:
 def _stepper(
     job: Job, task: Task, options: TrainOptions, plan: Plan, world: World, mesh: Mesh
 ) -> Stepper:
-    if job.backend == "torch" and options.spares_memory:
+    if job.backend == "torch" and (options.spares_memory or mesh.fsdp > 1):
         return_freed()
     return make_stepper(
         job.backend,

@@ -1,6 +1,6 @@
 """The planner's memory for our own trainer beside what the trainer takes, over a spread of runs.
 
-    python tests/bench/bench_plan_memory.py [--only TEXT] [--backend torch|jax]
+    python tests/bench/bench_plan_memory.py [--only TEXT …]
 
 Each run is `sabia pretrain` for two steps in processes of their own, on rows of random tokens; its
 figure is the peak resident set of the fullest rank (ru_maxrss of the ended process: everything from
@@ -116,7 +116,7 @@ CASES = [
 ]
 
 
-def predicted(one: Case, backend: str) -> float:
+def predicted(one: Case) -> float:
     """Bytes of the fullest rank."""
     model = from_spec(from_config(new_config(**parse_shape(one.shape), context=one.length)))
     rank = int(one.options.get("lora-rank", 0))
@@ -134,8 +134,7 @@ def predicted(one: Case, backend: str) -> float:
     whole = one.rows // layout.rows
     micro = int(one.options.get("micro-batch", whole))
     layout = Layout(**{**vars(layout), "micro_batch": micro})
-    stack = "sabia-cpu" if backend == "torch" else "sabia-cpu-jax"
-    return float(device_memory(work, layout, find_stack(stack)).total)
+    return float(device_memory(work, layout, find_stack("sabia-cpu")).total)
 
 
 def write_rows(path: Path, one: Case) -> None:
@@ -154,15 +153,15 @@ def free_port() -> int:
         return probe.getsockname()[1]
 
 
-def peaks(one: Case, backend: str) -> tuple[float, float]:
+def peaks(one: Case) -> tuple[float, float]:
     """(peak bytes of the fullest rank, CPU seconds of all)."""
     with tempfile.TemporaryDirectory() as folder:
         write_rows(Path(folder) / "rows.parquet", one)
         options = [word for key, value in one.options.items() for word in (f"--{key}", value)]
         command = [sys.executable, "-m", "sabia.cli.main", "pretrain", f"{folder}/rows.parquet"]
         command += ["--shape", one.shape, "--steps", str(STEPS), "--batch", str(one.rows)]
-        command += ["--backend", backend, *options, "-o", f"{folder}/run"]
-        processes = _started(command, one.ranks if backend == "torch" else 1, folder)
+        command += [*options, "-o", f"{folder}/run"]
+        processes = _started(command, one.ranks, folder)
         used = [os.wait4(process.pid, 0)[1:] for process in processes]
         if any(status for status, _ in used):
             raise SystemExit(Path(folder, "errors-0").read_text()[-2000:])
@@ -187,29 +186,30 @@ def _started(command: list[str], ranks: int, folder: str) -> list[subprocess.Pop
 
 
 @functools.cache
-def _nothing(key: tuple[tuple[str, str], ...], backend: str) -> float:
-    return peaks(Case(NOTHING, 64, 8, dict(key)), backend)[0]
+def _nothing(key: tuple[tuple[str, str], ...]) -> float:
+    return peaks(Case(NOTHING, 64, 8, dict(key)))[0]
 
 
-def interpreter(one: Case, backend: str) -> float:
+def interpreter(one: Case) -> float:
     """The peak of the same command on a model of next to nothing."""
     kept = {k: v for k, v in one.options.items() if k != "micro-batch"}
     kept = {k: v.replace("expert", "data") for k, v in kept.items()}
-    return _nothing(tuple(sorted(kept.items())), backend)
+    return _nothing(tuple(sorted(kept.items())))
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--only", default="", help="runs whose name holds this")
-    parser.add_argument("--backend", default="torch", choices=("torch", "jax"))
+    parser.add_argument(
+        "--only", nargs="*", default=[""], help="runs whose name holds any of these"
+    )
     given = parser.parse_args()
     errors = []
     print(f"{'predicted':>9} {'measured':>9} {'error':>7} {'CPU s':>6}  MiB; run")
     for one in CASES:
-        if given.only not in one.name or (given.backend == "jax" and "pipe" in one.mesh):
+        if not any(text in one.name for text in given.only):
             continue
-        told, (peak, seconds) = predicted(one, given.backend), peaks(one, given.backend)
-        seen = peak - interpreter(one, given.backend)
+        told, (peak, seconds) = predicted(one), peaks(one)
+        seen = peak - interpreter(one)
         errors.append(told / seen - 1)
         figures = f"{told / MIB:9.0f} {seen / MIB:9.0f} {errors[-1]:+7.1%} {seconds:6.1f}"
         print(f"{figures}  {one.name}", flush=True)

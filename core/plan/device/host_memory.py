@@ -106,11 +106,11 @@ class Place:
 
     @property
     def heap_block(self) -> Number:
-        """From this size on a block is given back; a layout with micro-batches spares memory."""
+        """From this size on a block is given back; micro-batches and fsdp are to spare memory."""
         work, layout = self.work, self.layout
         plain = work.precision == "fp32" and layout.recompute == "none" and self.trained
-        whole = layout.accumulation(work.batch_rows) <= 1
-        return choose(whole, HEAP_BLOCK if plain else SPARING_BLOCK, SPARING_BLOCK)
+        spared = (layout.accumulation(work.batch_rows) > 1) | (layout.fsdp > 1)
+        return choose(spared, SPARING_BLOCK, HEAP_BLOCK if plain else SPARING_BLOCK)
 
     def blocks(self, count: Number, size: Number) -> Bytes:
         """`count` blocks of `size` bytes."""
