@@ -23,6 +23,7 @@ BYTE_FACTORS = (
     | {f"{p}B": 10.0 ** (3 * (i + 1)) for i, p in enumerate(_PREFIXES)}
     | {f"{p}iB": 2.0 ** (10 * (i + 1)) for i, p in enumerate(_PREFIXES)}
 )
+MOST = 1e24  # a larger quantity is a slip, and would overflow what is reckoned from it
 _NUMBER = re.compile(r"\s*\$?\s*([0-9]*\.?[0-9]+(?:[eE][+-]?[0-9]+)?)\s*(.*?)\s*")
 
 
@@ -30,7 +31,10 @@ def _split(text: str | float, what: str, example: str) -> tuple[float, str]:
     match = _NUMBER.fullmatch(str(text).replace(",", "").replace("_", ""))
     if not match:
         raise UsageError(f"{what}: {text!r} is not a number with a unit (expected {example})")
-    return float(match[1]), match[2]
+    value = float(match[1])
+    if not value <= MOST:
+        raise UsageError(f"{what}: {text!r} is too large (expected {example})")
+    return value, match[2]
 
 
 def _scaled(text: str | float, what: str, example: str, factors: dict[str, float]) -> float:

@@ -16,7 +16,7 @@ from sabia.core.plan import consistent, joined, request
 from sabia.core.plan.output import remarks, report, table
 from sabia.core.plan.output.view import views
 from sabia.core.plan.planner import Plan
-from sabia.core.plan.settings import Settings
+from sabia.core.plan.settings import Settings, flag
 
 if TYPE_CHECKING:
     from sabia.core.plan.output.several import Priced
@@ -157,7 +157,10 @@ def of_budget(settings: Settings, today: date) -> Answer:
 
     for name in settings.given():
         if name not in OF_BUDGET:
-            raise UsageError(f"--budget: sums up runs; {name.replace('_', ' ')} belongs to one run")
+            raise UsageError(
+                f"--budget: sums up runs; {name.replace('_', ' ')} belongs to one run, so leave "
+                f"out {flag(name)}"
+            )
     pyramid = budget.pyramid_of(settings, today)
     return Answer(
         text=budget.text(pyramid),

@@ -141,7 +141,8 @@ def pinned_of(settings: Settings) -> dict[str, Any]:
         value = getattr(settings, name)
         if value is not None and found.setdefault(name, value) != value:
             raise UsageError(
-                f"--{name.replace('_', '-')}: {value} (--fixed-layout says {found[name]})"
+                f"--{name.replace('_', '-')}: {value} (--fixed-layout says {found[name]}; "
+                "leave one out)"
             )
     return found
 
@@ -182,7 +183,7 @@ def _counts(asked: Request, question: Question) -> list[int]:
     run, peak = asked.run, question.chip.bf16_flops_per_s
     needed = run.train_flops / (peak * SLOWEST_MFU) / min(asked.deadlines_s)
     held = run.state_bytes / question.room_bytes
-    limit = min(MOST_CHIPS, max(2 * needed, 4 * held, question.chip.node_chips))
+    limit = min(MOST_CHIPS, max(2 * needed, 16 * held, question.chip.node_chips))
     return coarse(question.chip, int(limit)) or coarse(question.chip, MOST_CHIPS)[:1]
 
 

@@ -169,7 +169,9 @@ def build(settings: Settings, priced: bool = True, today: date | None = None) ->
 def _run(settings: Settings, model: Counts) -> Run:
     lora = settings.lora or settings.lora_rank is not None
     if lora and settings.state_recipe:
-        raise UsageError("--state-recipe: not with --lora, whose weights are frozen in BF16")
+        raise UsageError(
+            "--state-recipe: leave it out with --lora, whose weights are frozen in BF16"
+        )
     held = memory.LORA
     if not lora:
         held = memory.find_recipe(settings.state_recipe or DEFAULT_RECIPE)
@@ -192,7 +194,7 @@ def _tokens(settings: Settings) -> float:
     if settings.stage != "sft" or settings.tokens is not None:
         return _or(settings.tokens, DEFAULT_TOKENS)
     if settings.items is None:
-        raise UsageError("--tokens: how much is there to train on? Or --items, of examples")
+        raise UsageError("--tokens: how much is there to train on? Give --tokens or --items")
     each = _or(settings.prompt_tokens, DEFAULT_EXAMPLE) + _or(
         settings.output_tokens, DEFAULT_EXAMPLE
     )

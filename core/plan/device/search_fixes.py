@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from itertools import islice
 from typing import Any
 
 from sabia.core.errors import Infeasible
@@ -30,13 +31,18 @@ OWN_FLAGS = ("micro_batch", "recompute")
 
 def infeasible(question: Question, counts: Sequence[int], survey: Survey) -> Infeasible:
     """The error for a search that found nothing."""
-    mends = []
-    for mend in changes(question, counts):
-        mends.append(mend)
-        if len(mends) == NAMED:
-            break
-    advice = f"; use {', or '.join(mends)}" if mends else "; no change of one flag makes it fit"
+    advice = "; no change of one flag makes it fit, so use a smaller model"
+    if mends := list(islice(changes(question, counts), NAMED)):
+        advice = f"; use {', or '.join(mends)}"
+    elif question.pinned and (more := list(islice(_unpinned(question, counts), NAMED))):
+        fields = ", ".join(field.replace("_", "-") for field in question.pinned)
+        advice = f"; leave {fields} to the search and use {', or '.join(more)}"
     return Infeasible(_what(question, counts, survey) + advice)
+
+
+def _unpinned(question: Question, counts: Sequence[int]) -> Iterator[str]:
+    """Changes of one more flag where the search may choose everything."""
+    return changes(replace(question, pinned={}), counts)
 
 
 def _what(question: Question, counts: Sequence[int], survey: Survey) -> str:

@@ -20,6 +20,7 @@ from sabia.core.plan.elementwise import Number
 NUMBERS = (*AXES, "micro_batch", "virtual")
 CHOICES = ("recompute", "zero", "experts_over_tensor", "sequence_parallel")
 PADDING = 1 / 8  # of the layers that a stage is given, the most that may be missing
+FARTHEST = 1 << 16  # beyond which no value is proposed
 MOST_STAGES = 12  # on one device; interleaving further has not been published
 
 
@@ -113,17 +114,17 @@ def _broken(rule: Rule, rules: list[Rule], values: Mapping[str, Any]) -> str:
     given = {field: values.get(field, 1) for field in rule.fields}
     named = [f"{field}={value}" for field, value in given.items() if value > 1]
     alike = [other for other in rules if other.fields == rule.fields]
-    near = [n for n in _outwards(product) if all(other.fits(n) for other in alike)]
-    below, above = [n for n in near if n < product][:1], [n for n in near if n > product][:1]
-    text = " or ".join(str(n) for n in (*below, *above))
+    text = " or ".join(str(n) for n in _nearest(product, alike))
     total = f" = {product}" if len(named) > 1 else ""
-    return f"{' x '.join(named)}{total} {rule.says}" + (f"; use {text}" if near else "")
+    return f"{' x '.join(named)}{total} {rule.says}" + (f"; use {text}" if text else "")
 
 
-def _outwards(value: int) -> Iterator[int]:
-    """Whole numbers by their distance from `value`, without it, to four times as many."""
-    for step in range(1, 4 * value + 64):
-        yield from (n for n in (value - step, value + step) if n > 0)
+def _nearest(value: int, rules: list[Rule]) -> Iterator[int]:
+    """The next number below `value` that all the rules let pass, and the next above it."""
+    below = range(min(value - 1, FARTHEST), 0, -1)
+    above = range(value + 1, min(5 * value + 64, FARTHEST))
+    for numbers in (below, above):
+        yield from next(([n] for n in numbers if all(rule.fits(n) for rule in rules)), [])
 
 
 def rules_of(workload: Workload, chip: Chip, can: Abilities) -> tuple[Rule, ...]:

@@ -22,6 +22,7 @@ PLACEHOLDER_RATIO = 10
 REQUIRED = {"chip", "tier", "provider", "source", "date"}
 OPTIONAL = {"by_hour", "spot", "committed"}
 TIERS = ("neocloud", "big cloud")
+MOST_NAMED = 6  # offers in an error
 
 
 @dataclass(frozen=True)
@@ -170,7 +171,8 @@ def chosen(
     found = [p for p in sold if 0 < nearest[p.provider] == _nearness(p, region)]
     if not found:
         asked = (provider, region, "spot" if spot else "by the hour", commitment)
-        known = "; ".join(dict.fromkeys(p.offer for p in rows)) or "none"
+        offers = list(dict.fromkeys(p.offer for p in rows)) or ["none"]
+        known = "; ".join(offers[:MOST_NAMED]) + "; and more" * (len(offers) > MOST_NAMED)
         raise UsageError(
             f"--price: no price of {chip} is on file for {', '.join(filter(None, asked))} "
             f"(on file: {known}); give one, as --price 4.40"

@@ -57,7 +57,7 @@ def _summaries(questions: Iterable[tuple[str, Settings]], today: date) -> Priced
     found, errors, prices = [], [], dict[Price, None]()
     for name, settings in questions:
         if said := settings.given(*OF_ONE):
-            raise UsageError(f"{flag(said[0])}: is of one plan, not of several")
+            raise UsageError(f"{flag(said[0])}: is of one plan, not of several; leave it out")
         try:
             if settings.stage in OTHERS:
                 raise UsageError(f"--stage: {settings.stage} is planned alone, not in a table")

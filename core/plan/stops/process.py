@@ -283,7 +283,7 @@ def _stepped(chances: list[float], fail: float, mend: float) -> list[float]:
     for n, chance in enumerate(chances):
         out = 1 + n * mend + (fail if n < last else 0.0)
         from_below = fail * ratios[-1] if n else 0.0
-        pivot = out - from_below
+        pivot = max(1.0, out - from_below)  # which it is, but for rounding
         ratios.append((n + 1) * mend / pivot)
         parts.append((chance + (fail * parts[-1] if n else 0.0)) / pivot)
     found = [parts[last]]
