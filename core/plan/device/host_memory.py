@@ -37,7 +37,7 @@ BUCKET = 64 << 20  # of gradients that travel together (core/train/stepper_torch
 LION_GROUP = 4 << 26
 
 # fp32 elements of state per parameter; whole copies of a tensor that its update makes
-STATES = {"muon": 1, "lion": 1, "adafactor": 0}
+STATES = {"muon": 1, "lion": 1, "adafactor": 0, "soap": 6}  # soap: of square matrices
 COPIES = {"muon": 6, "adafactor": 5}
 
 
