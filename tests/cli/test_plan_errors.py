@@ -69,7 +69,15 @@ USAGE = [
     ("--stage serve --weights fp3", "nvfp4"),
     ("--prompts 64", "only with --stage grpo"),
     ("--to csv", "parquet or arrow or jsonl"),
-    ("--budget none.toml", "belongs to one run"),
+    ("--budget none.toml", "leave out --params"),
+    ("--tokens 1e300", "'1e300' is too large"),
+    ("--tokens 1e400", "too large"),
+    ("--preempt 1e300w", "'1e300w' is too large"),
+    ("--max-cost 1e300", "too large"),
+    ("--layers 99999999999999999999", "at most 10,000"),
+    ("--lora-rank 99999999999999999999", "at most 1,000,000,000"),
+    ("--fixed-layout fsdp=99999999999999", "use 4096"),
+    ("--fixed-layout micro-batch=1 --micro-batch 2", "leave one out"),
     ("8B", "expected a list of runs"),
 ]
 INFEASIBLE = [
@@ -77,6 +85,8 @@ INFEASIBLE = [
     ("--tokens 1T --chips 8 --deadline 7d", "use --chips"),
     ("--tokens 1T --chips 8 --search --deadline 7d", "use --deadline"),
     ("--params 405B --chips 8 --search", "use --chips"),
+    ("--params 70B --chips 8 --search --fixed-layout fsdp=1,tp=1,pp=1", "to the search and use"),
+    ("--restart 400w --queue 30d --repair 30d --spare-nodes 1", "leaves no progress"),
     ("--fixed-layout data=8 --deadline 900d", "add --search"),
     ("--max-cost 100", "use --tokens"),
     ("--params 1.6T --active 49B --preempt 1m", "leaves no progress"),
@@ -104,6 +114,8 @@ def test_infeasible_plans_name_the_smallest_change(words: str, hint: str) -> Non
     [("--params 8", "did you mean 8B?"), ("--params 0", "--params: 0"), ("", "--params"),
      ("--active 8B", "--params"), ("--model nowhere", "nowhere"),
      ("--params 8B --chip h10", "did you mean h100?"), ("--params 8B --chip v7", "--price 4.40"),
+     ("--params 8B --chip v6e --provider nobody", "; and more)"),
+     ("--params 8B --compare h100,b200 --offers", "leave it out"),
      ("--params 8B --carbon --chip v7 --price 3", "--carbon")],
 )  # fmt: skip
 def test_models_and_chips_that_are_not_there(words: str, hint: str) -> None:
