@@ -22,7 +22,8 @@ COLUMNS = {"dp": "data", "fsdp": "fsdp", "tp": "tensor", "pp": "pipe", "cp": "co
 # part of a step → the resource that it waits for
 RESOURCES = {
     "matmul": "arithmetic", "attention": "arithmetic", "head": "arithmetic",
-    "launch": "starting operations", "elementwise": "bandwidth of HBM", "optimizer": "bandwidth of HBM",
+    "elementwise": "bandwidth of HBM", "optimizer": "bandwidth of HBM",
+    "launch": "starting operations",
     "tensor": "links between tensor ranks", "context": "links between context ranks",
     "expert": "links between expert ranks", "stages": "links between stages",
     "shards": "network, for weights and gradients of shards",
