@@ -2,13 +2,12 @@
 
 import json
 import subprocess
-import time
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from little_run import losses, tokens_once
-from one_node import OneNode, ask, job_state, wait_until
+from one_node import OneNode, ask, job_state, start_again, wait_until
 
 from sabia.core.plan.chips import find_chip
 from sabia.core.plan.output.launch import LaunchPlan, launch_script
@@ -25,13 +24,6 @@ def emitted(folder: Path, name: str, chips: int, *more: str) -> LaunchPlan:
     plan = LaunchPlan(name, CPU, chips, command, wall_s=300, outputs=str(folder / name))
     (folder / f"{name}.sbatch").write_text(launch_script("slurm", plan))
     return plan
-
-
-def start_again(job: str) -> None:
-    """Start a job that queues again, and wait for its end."""
-    time.sleep(5)  # started at once, it would meet its own remains
-    ask("scontrol", "update", f"JobId={job}", "StartTime=now")
-    wait_until(lambda: job_state(job) == "COMPLETED", 120)
 
 
 def test_an_emitted_job_of_two_processes_is_cut_short_and_finishes(

@@ -8,14 +8,13 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from little_run import losses, tokens_once
-from one_node import OneNode, ask, job_state, wait_until
+from one_node import OneNode, ask, job_state, start_again, wait_until
 
 ROOT = Path(__file__).parent.parent.parent
 SBATCH = ROOT / "examples" / "slurm"
@@ -55,8 +54,7 @@ def test_trainer_is_requeued_and_ends_with_the_same_loss(node: OneNode, tmp_path
     ask("scancel", "--signal=USR1", "--batch", job)
     wait_until(lambda: job_state(job) in ("PENDING", "COMPLETED"), 60)
     assert job_state(job) == "PENDING"
-    ask("scontrol", "update", f"JobId={job}", "StartTime=now")
-    wait_until(lambda: job_state(job) == "COMPLETED", 240)
+    start_again(job)
     assert "restart 1" in (tmp_path / "train.log").read_text()
     assert losses(tmp_path / "cut")[-1] == losses(tmp_path / "whole")[-1]
 
@@ -85,9 +83,7 @@ def test_a_killed_task_is_named_and_the_job_goes_on(node: OneNode, tmp_path: Pat
     wait_until(lambda: job_state(job) == "PENDING", 90)
     log = (tmp_path / "train.log").read_text()
     assert f"rank 1 ({os.uname().nodename.split('.')[0]}" in log and "died, last heard of" in log
-    time.sleep(5)  # started at once, it would meet its own remains
-    ask("scontrol", "update", f"JobId={job}", "StartTime=now")
-    wait_until(lambda: job_state(job) == "COMPLETED", 240)
+    start_again(job)
     assert "resuming at step" in (tmp_path / "train.log").read_text()
     assert losses(tmp_path / "run")[-1] > 0
     assert not Path(f"/tmp/sabia-environment-{job}").exists()

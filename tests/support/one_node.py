@@ -110,6 +110,13 @@ def job_state(job: str) -> str:
     return ask("squeue", "--noheader", "--states=all", "--format=%T", f"--jobs={job}", check=False)
 
 
+def start_again(job: str) -> None:
+    """Start a job that queues again, and wait for its end."""
+    time.sleep(5)  # started at once, it would meet its own remains and be held
+    ask("scontrol", "update", f"JobId={job}", "StartTime=now")
+    wait_until(lambda: job_state(job) == "COMPLETED", 240)
+
+
 def end(pid_file: Path) -> None:
     """SIGTERM, and SIGKILL after ten seconds."""
     if not pid_file.exists():
