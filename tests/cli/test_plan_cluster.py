@@ -103,19 +103,19 @@ def test_budget_of_the_example() -> None:
 def test_rows_to_parquet_and_json_lines(tmp_path: Path) -> None:
     parquet = pytest.importorskip("pyarrow.parquet", reason="pyarrow is not installed")
     out = tmp_path / "plan.parquet"
-    assert process(f"{ARTICLE} -o {out}").returncode == 0
+    assert call(f"{ARTICLE} -o {out}").code == 0
     rows = parquet.read_table(out).to_pylist()
     assert [row["chips"] for row in rows] == [152, 152, 271]
     made_by = json.loads(parquet.read_schema(out).metadata[b"sabia"])
     assert made_by["command"] == "plan-cluster" and made_by["options"]["active"] == 49e9
-    lines = process(f"{ARTICLE} --to jsonl").stdout.splitlines()
+    lines = call(f"{ARTICLE} --to jsonl").stdout.splitlines()
     assert [json.loads(line) for line in lines] == rows
     streamed = process(f"{ARTICLE} -o -", text=False)
     assert streamed.stdout[:4] == b"PAR1"
 
 
 def test_quiet_drops_notes_and_keeps_the_table() -> None:
-    loud, quiet = process(f"{ARTICLE} --price 4.4"), process(f"{ARTICLE} --price 4.4 -q")
+    loud, quiet = call(f"{ARTICLE} --price 4.4"), call(f"{ARTICLE} --price 4.4 -q")
     assert loud.stdout == quiet.stdout
     assert loud.stderr and not quiet.stderr
 

@@ -5,7 +5,7 @@ import json
 from pathlib import Path
 
 import pytest
-from plan_calls import call, process, report
+from plan_calls import call, report
 
 RUNS = [
     {"name": "small", "params": "8B", "tokens": "1T", "chip": "h100"},
@@ -91,7 +91,7 @@ def test_a_list_may_come_in_other_forms(form: str, tmp_path: Path) -> None:
 
 
 def test_rows_out_are_rows_in(runs: str, tmp_path: Path) -> None:
-    done = process(f"{runs} --to jsonl")
+    done = call(f"{runs} --to jsonl")
     rows = [json.loads(line) for line in done.stdout.splitlines()]
     assert [row["name"] for row in rows] == ["small", "runs.jsonl:2", "runs.jsonl:3"]
     assert rows[0]["cost_usd"] > 0 and rows[0]["cost_at"] == "neocloud"
