@@ -335,6 +335,9 @@ def _one_layer(place: Place, kind: LayerKind) -> Bytes:
     element = place.formats.product if place.formats.narrow else FP32
     found += place.blocks(2, place.tokens * widest * element)
     found += place.blocks(2, place.tokens * place.model.hidden * element)
+    if kind.experts:  # their gradient, before it is laid out as they are
+        stack = kind.expert_params / kind.matrices / place.layout.tensor / place.layout.expert
+        found += place.blocks(1, stack * FP32)
     elements = sum(count * size for count, size in _matrices(place, kind))
     if place.formats.narrow:  # the fp32 gradient of one matrix before it is rounded, and its copy
         largest: Number = 0
