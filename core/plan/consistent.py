@@ -9,13 +9,24 @@ NEEDS: tuple[tuple[tuple[str, ...], tuple[str, ...]], ...] = (
     (("stack", "precision", "recompute", "micro_batch", "explain"), LAYOUTS),
     (("objective",), ("search",)),
     (("pretrain_args",), ("emit",)),
+    (("seed",), ("simulate",)),
+    (("queue",), ("job_limit",)),
+    (("off_policy",), ("generation_chips",)),
+    (
+        ("judge_prompt_tokens", "judge_output_tokens", "judge_params", "judge_price"),
+        ("judge_calls",),
+    ),
+    (("judge_active",), ("judge_params",)),
 )
-_ENGINE = ("weights", "cache", "output_limit", "replica_chips", "batch")
+_ENGINE = ("weights", "cache", "replica_chips")
+_OWN_CHIPS = ("cache", "replica_chips", "chips", "nodes", "utilisation")
 _JUDGE = ("judge_calls", "judge_prompt_tokens", "judge_output_tokens", "judge_params",
           "judge_active", "judge_price")  # fmt: skip
 # options → the stages that they belong to
 STAGES: tuple[tuple[tuple[str, ...], tuple[str, ...]], ...] = (
     (_ENGINE, ("serve", "grpo", "eval")),
+    (("batch",), ("serve", "grpo")),
+    (("output_limit",), ("grpo",)),
     (("prompt_tokens", "output_tokens"), ("serve", "grpo", "eval", "sft")),
     (("items", "repeats"), ("eval", "sft")),
     (("prompts", "group", "steps", "generation_chips", "off_policy", "no_reference",
@@ -25,8 +36,8 @@ STAGES: tuple[tuple[tuple[str, ...], tuple[str, ...]], ...] = (
 )  # fmt: skip
 # what a stage that is no training run may be given beside its own options
 _COMMON = ("params", "active", "model", "layers", "hidden", "stage", "chip", "chips", "nodes",
-           "price", "provider", "region", "commitment", "spot", "seed", "utilisation")  # fmt: skip
-_TRAINS = ("mfu", "seq", "state_recipe", "lora", "lora_rank", "convention",
+           "price", "provider", "region", "commitment", "spot", "utilisation")  # fmt: skip
+_TRAINS = ("mfu", "state_recipe", "lora", "lora_rank",
            *LAYOUTS, "stack", "precision", "recompute", "micro_batch")  # fmt: skip
 OTHERS: dict[str, tuple[str, ...]] = {
     "serve": _COMMON, "eval": _COMMON, "grpo": (*_COMMON, *_TRAINS)
@@ -47,5 +58,7 @@ def check(settings: Settings) -> None:
         for name in settings.given():
             if name not in (*OTHERS[stage], *own):
                 raise UsageError(f"{flag(name)}: is of a training run, not of --stage {stage}")
+    if settings.api_price is not None and (said := settings.given(*_OWN_CHIPS)):
+        raise UsageError(f"{flag(said[0])}: is of own chips; leave out --api-price")
     if settings.spot and settings.spot_share is not None:
         raise UsageError("--spot-share: stands in for prices on file; leave out --spot")
