@@ -106,7 +106,18 @@ def table(first: str, named: Sequence[tuple[str, Row]], show_model: bool = False
     prices = list(map(str.upper, bills)) if len(bills) <= MOST_BILLS else ["LEAST", "BY"]
     head = [first, *model, "CHIPS", "MFU", "STEP", "DAYS", *prices, "SPOT", "BOUND BY"]
     body = [[name, *_cells(row, bills, show_model, len(head) - 1)] for name, row in named]
+    if any("carbon" in row for _, row in named):
+        head.append("CO2E")
+        body = [[*cells, _emitted(row)] for cells, (_, row) in zip(body, named, strict=True)]
     return columns(head, body)
+
+
+def _emitted(row: Row) -> str:
+    if "carbon" not in row:
+        return "-"
+    from sabia.core.plan.output.carbon import tons
+
+    return tons(row["carbon"]["tons_co2e"])
 
 
 def _cells(row: Row, bills: Sequence[str], show_model: bool, width: int) -> list[str]:
