@@ -280,6 +280,9 @@ def _tensors(place: Place, kind: LayerKind, recompute: str, layers: Number) -> B
     hidden = place.model.hidden
     for one in host_kept.layer_tensors(kind, hidden, place.formats, recompute):  # type: ignore[arg-type]
         found += place.blocks(layers, _size(place, one))
+    if recompute == "none":  # experts' outputs are added up twice: where they are, and at home
+        sent = place.tokens * kind.top_k * hidden * place.formats.stream
+        found += place.blocks(layers, sent).where(place.layout.expert > 1)
     return found
 
 
