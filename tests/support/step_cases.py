@@ -1,7 +1,8 @@
 """Published training steps as the planner's own terms: workload, layout, chip, software, seconds.
 
-Rows of calibration_rows.toml and calibration_mixtures.toml state these directly. Tables of published_steps.toml speak each in the
-words of their source; what they mean here is below, decided from the layout fields alone.
+Rows of calibration_rows.toml and calibration_mixtures.toml state these directly. Tables of
+published_steps.toml speak each in the words of their source; what they mean here is below, decided
+from the layout fields alone.
 """
 
 import tomllib
@@ -35,7 +36,6 @@ class Case:
     stack: Stack
     measured_s: float
     model_flops: float
-    weight: float = 1
 
 
 def architecture(shape: Row, positions: int = 0) -> Architecture:
@@ -159,9 +159,8 @@ def _stated(table: str, row: Row, shape: Row) -> Case:
         chip = replace(chip, scale_up_bytes_per_s=row["scale_up_gb_s"] * 1e9)
     flops = step_flops(row, shape)
     return Case(
-        table, label_of(row), workload, layout, chip, stack, seconds_of(row, flops, chip), flops,
-        row.get("weight", 1),
-    )  # fmt: skip
+        table, label_of(row), workload, layout, chip, stack, seconds_of(row, flops, chip), flops
+    )
 
 
 def step_flops(row: Row, shape: Row) -> float:

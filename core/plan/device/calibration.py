@@ -1,8 +1,9 @@
 """The fitted constants of the step-time model: what each means, and the file that holds them.
 
-`tests/bench/calibrate_plan.py` fits them on published steps (tests/core/plan/calibration_rows.toml)
-and writes data/calibration.toml with the rows' fingerprint and the errors found by
-cross-validation. They are never set by hand. The band of a prediction is what was then seen on
+`tests/bench/calibrate_plan.py` fits them on published steps (tests/core/plan/calibration_rows.toml;
+the two that mixtures of experts have of their own on calibration_mixtures.toml) and writes
+data/calibration.toml with the rows' fingerprint and the errors found by cross-validation. They are
+never set by hand. The band of a prediction is what was then seen on
 tables that took no part in the fit: `tests/bench/report_plan.py --write` puts it into
 data/judged.toml. (Cross-validation alone promises a narrower one than those tables keep.)
 """
@@ -25,6 +26,8 @@ class Constants:
     that of large products. elementwise: bytes moved by norms, activations and residuals over what a
     fused implementation must move. collective: bandwidth that a ring collective reaches over the
     links' nominal one. exposed: share of a collective that stays visible where software hides it.
+    grouped: what `shape` is for products of routed experts. routed_tpu: rate of these products on
+    TPUs over that of large ones.
     """
 
     gpu: float
@@ -35,6 +38,8 @@ class Constants:
     elementwise: float
     collective: float
     exposed: float
+    grouped: float
+    routed_tpu: float
 
 
 @dataclass(frozen=True)

@@ -79,16 +79,28 @@ def gather_s(size: Number, who: Group, chips: Number, chip: Chip, stack: Stack) 
     return size * (who.ranks - 1) / who.ranks / bandwidth(who, chips, chip, stack)
 
 
-def exchange_s(size: Number, who: Group, chips: Number, chip: Chip) -> Number:
-    """Seconds for each rank to send `size` bytes, evenly to all of the group (itself included)."""
+def exchange_s(
+    size: Number, who: Group, chips: Number, chip: Chip, copies: int | None = None
+) -> Number:
+    """Seconds for each rank to send `size` bytes, evenly to all of the group (itself included).
+
+    copies: so many of a token are in `size`; it is sent once to each rank, and once to each domain,
+    that any of them go to (None: every copy travels).
+    """
     if not _any(who.ranks > 1):
         return 0 * who.ranks
     near = who.domain_ranks(chip)
     inside = known(chip, "scale_up_bytes_per_s") * _links(who, chips, chip)
-    local = size * (near - 1) / who.ranks / inside
+    local = size * _once(who.ranks, copies) * (near - 1) / who.ranks / inside
     if not _any(who.leaves(chip)):
         return local
-    return larger(local, size * (1 - near / who.ranks) / known(chip, "network_bytes_per_s"))
+    away = size * _once(who.ranks / near, copies) * (1 - near / who.ranks)
+    return larger(local, away / known(chip, "network_bytes_per_s"))
+
+
+def _once(places: Number, copies: int | None) -> Number:
+    """Places that a token's copies go to, each to one at random, over the copies."""
+    return 1 if copies is None else places * (1 - (1 - 1 / places) ** copies) / copies
 
 
 def send_s(size: Number, layout: Layout, chip: Chip) -> Number:

@@ -82,7 +82,7 @@ class Stack:
     hides_data: bool = True
     hides_tensor: bool = False
     hides_pipe: bool = True
-    expert_overlap: float = 0.5
+    expert_overlap: float = 0
     sends_once: bool = False
     reruns_all: bool = False
     bare_network: bool = False

@@ -3,8 +3,11 @@
 Per layer and micro-batch of T tokens a device (t tensor ranks, hidden h, b bytes an element):
   tensor    4 pairs of gather and scatter (2 without a routed MLP's), 6 where both products' inputs
             are made again: each 2·(t-1)/t·T·h·b; arXiv 2205.05198, section 4.2.2
+            4 more, of k·T·h·b, where each holds a slice of all experts and a part of the tokens:
+            copies are gathered after the exchange (arXiv 2504.14960, sections 3.3 and 4.4)
   context   keys and values pass the ring: (c-1)·T·(key + value)/t·b forward, twice that backward
-  expert    dispatch and combine, forward and backward: 4 exchanges of T/t·k·h·b
+  expert    dispatch and combine, forward and backward: 4 exchanges of T/t·k·h·b, less where a
+            token goes once to each rank and node (github.com/deepseek-ai/DeepEP)
 Per step, of the parameters P that a device works with:
   zero 3    gathers of 2P forward and backward and a scatter of P gradients, every micro-batch;
   zero 2    one gather less: weights stay from forward to backward
@@ -25,12 +28,16 @@ WEIGHT_BYTES = 2
 
 def tensor_s(at: Setting, kind: LayerKind) -> Number:
     """Gathers and scatters of a layer over the tensor ranks, as seen."""
-    whole = at.layout.experts_over_tensor and kind.experts
-    pairs = 2 if whole else 4
+    pairs = 2 if kind.experts and not kind.mlp_width and _own_way(at) else 4
     pairs = pairs * (1.5 if at.layout.recompute == "full" else 1)
     size = at.tokens * at.workload.architecture.hidden * at.element
     seconds = 2 * pairs * _ring(at, size, group(at.layout, "tensor"))
     return seconds * (at.constants.exposed if at.stack.hides_tensor else 1)
+
+
+def _own_way(at: Setting) -> bool:
+    """Whether routed tokens do not take part in the gathers of tensor ranks."""
+    return at.layout.experts_over_tensor or at.layout.sequence_parallel
 
 
 def context_s(at: Setting, kind: LayerKind, attention: Number) -> Number:
@@ -51,8 +58,18 @@ def expert_s(at: Setting, kind: LayerKind) -> Number:
     sent = at.tokens / (at.layout.tensor if folded else at.split_tokens) * kind.top_k
     size = sent * at.workload.architecture.hidden * at.element
     times = 6 if at.layout.recompute == "full" else 4
-    seconds = exchange_s(size, who, at.layout.chips, at.chip) / at.constants.collective
-    return times * seconds * (1 - at.stack.expert_overlap)
+    copies = kind.top_k if at.stack.sends_once else None
+    seconds = exchange_s(size, who, at.layout.chips, at.chip, copies) / at.constants.collective
+    seconds = seconds * (1 - at.stack.expert_overlap) + _slices_s(at, kind)
+    return times * seconds
+
+
+def _slices_s(at: Setting, kind: LayerKind) -> Number:
+    """Gather, or scatter, over tensor ranks that hold a slice of each expert, of all copies."""
+    if at.layout.experts_over_tensor or not at.layout.sequence_parallel:
+        return 0
+    size = at.tokens * kind.top_k * at.workload.architecture.hidden * at.element
+    return _ring(at, size, group(at.layout, "tensor"))
 
 
 def stage_s(at: Setting) -> Number:

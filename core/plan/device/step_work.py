@@ -8,8 +8,9 @@ with A the peak rate of the format, `ceiling` the chip's measured best share of 
 bandwidth: sustained rates fall behind as arithmetic outgrows memory (there A is that of BF16).
 The bracket is the time of arithmetic and of memory traffic, 2(TK + KN + TN) bytes, in turn: small
 sides (few tokens, thin slices of tensor ranks, small experts) cost more. Of the three matrices a
-narrow format shrinks two. κ, γ and ω are fitted (calibration.py). Backward is twice forward, once
-where weights are frozen (LoRA); what recomputation runs again comes on top. FP8, FP4 and int8
+narrow format shrinks two. κ, γ and ω are fitted (calibration.py); products of routed experts, many
+small ones in one kernel, have an ω of their own, and on TPUs a rate. Backward is twice forward,
+once where weights are frozen (LoRA); what recomputation runs again comes on top. FP8, FP4 and int8
 serve the layers' products only.
 
 Attention: 2 · keys · width a token forward (causal: a query sees half of them on average), 2.5
@@ -131,15 +132,19 @@ def product_s(at: Setting, one: Product, experts: Number, top_k: int) -> Number:
     slices = at.expert_slices if one.routed else at.layout.tensor
     rows = at.tokens * top_k * at.layout.expert / experts if one.routed else at.tokens
     sides = 1 / rows + 1 / at.workload.architecture.hidden + slices / one.inner
-    flops = 2 * one.params * at.tokens / at.layout.tensor
-    crowded = _crowded(at) if one.routed else 1
-    return flops / sustained(at, precision) * _slowed(at, precision, sides) * crowded
+    seconds = 2 * one.params * at.tokens / at.layout.tensor / sustained(at, precision)
+    if not one.routed:
+        return seconds * _slowed(at, precision, sides)
+    rate = at.constants.routed_tpu if at.chip.torus_axes else 1
+    slowed = _slowed(at, precision, sides, at.constants.grouped)
+    return seconds / rate * slowed * _crowded(at)
 
 
-def _slowed(at: Setting, precision: Precision, sides: Number) -> Number:
+def _slowed(at: Setting, precision: Precision, sides: Number, shape: float | None = None) -> Number:
     """Time of a product over that of its arithmetic; `sides`: sum of 1/side."""
     narrow = (1 + ELEMENT_BYTES[precision]) / 3
-    return 1 + at.constants.shape * balance(at.chip, precision) * narrow * sides
+    lost = at.constants.shape if shape is None else shape
+    return 1 + lost * balance(at.chip, precision) * narrow * sides
 
 
 def _crowded(at: Setting) -> Number:

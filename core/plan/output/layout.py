@@ -23,7 +23,6 @@ COLUMNS = {"dp": "data", "fsdp": "fsdp", "tp": "tensor", "pp": "pipe", "cp": "co
 RESOURCES = {
     "matmul": "arithmetic", "attention": "arithmetic", "head": "arithmetic",
     "elementwise": "bandwidth of HBM", "optimizer": "bandwidth of HBM",
-    "launch": "starting operations",
     "tensor": "links between tensor ranks", "context": "links between context ranks",
     "expert": "links between expert ranks", "stages": "links between stages",
     "shards": "network, for weights and gradients of shards",

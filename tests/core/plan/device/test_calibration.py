@@ -1,13 +1,14 @@
 """The constants on file are what the script makes of the rows, and the judged errors stay."""
 
 import sys
+import tomllib
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 from published_steps import load, tokens_per_s_chip
-from step_cases import calibration_cases, further_cases
+from step_cases import MIXTURES, ROWS, calibration_cases, further_cases, mixture_cases
 
 from sabia.core.plan.catalogue import read_data
 from sabia.core.plan.device.calibration import load_bands, load_calibration
@@ -29,7 +30,20 @@ ERRORS = ("in_sample", "row_left_out", "source_left_out", "chip_left_out")
 
 def test_rows_and_formulas_are_those_of_the_fit():
     """After a change of either, run tests/bench/calibrate_plan.py."""
-    assert load_calibration().fingerprint == calibrate_plan.fingerprint(calibration_cases())
+    cases = [*calibration_cases(), *mixture_cases()]
+    assert load_calibration().fingerprint == calibrate_plan.fingerprint(cases)
+
+
+def test_no_page_both_fits_mixtures_and_judges():
+    def pages(path):
+        tables = tomllib.loads(path.read_text())["table"]
+        return {table["source"].split(" (")[0].split(",")[0] for table in tables}
+
+    mine = pages(MIXTURES)
+    assert len(mine) >= 10
+    for path in ROWS.glob("published_*.toml"):
+        if path.name != "published_runs.toml":
+            assert not mine & pages(path), path
 
 
 def test_errors_on_file_are_sane():
@@ -38,6 +52,7 @@ def test_errors_on_file_are_sane():
     rms = [errors[left_out]["rms_log"] for left_out in ERRORS]
     assert rms[0] > 0.02 and rms == sorted(rms) and rms[-1] < 0.15
     assert set(found.chips) == {case.chip.name for case in calibration_cases()}
+    assert errors["mixtures_in_sample"]["rms_log"] < errors["mixtures_source_left_out"]["rms_log"]
 
 
 def test_constants_are_physical():
@@ -46,6 +61,7 @@ def test_constants_are_physical():
         assert 0.4 < getattr(constants, name) <= 1, name
     assert 0 <= constants.exposed < 0.5 and 0 <= constants.balance < 0.5
     assert 1 <= constants.elementwise < 2 and 0 < constants.shape < 1.5
+    assert constants.shape < constants.grouped < 4 and 0.4 < constants.routed_tpu <= 1
 
 
 def test_rows_in_both_files_agree():
@@ -93,7 +109,7 @@ def test_the_band_is_that_of_the_judged_rows():
 
 @pytest.mark.slow
 def test_the_fit_gives_the_file():
-    values = calibrate_plan.fit(calibration_cases())
+    values = calibrate_plan.fit(calibration_cases(), mixture_cases())
     kept = vars(load_calibration().constants)
     for name, value in values.items():
         assert kept[name] == pytest.approx(value, rel=2e-3), name
@@ -110,7 +126,7 @@ def test_a_fit_finds_constants_that_made_the_data():
         replace(case, measured_s=case.measured_s * np.exp(error))
         for case, error in zip(cases, errors, strict=True)
     ]
-    found = calibrate_plan.fit(made)
+    found = calibrate_plan.fit(made)  # no mixtures: their constants are not asked
     for name in ("gpu", "tpu", "attention"):
         assert found[name] == pytest.approx(true[name], rel=0.08), name
     assert np.abs(calibrate_plan.log_errors(made, found)).max() < 0.03

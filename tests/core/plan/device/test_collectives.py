@@ -1,5 +1,6 @@
 """Collectives: volumes of simulated rings, groups of the trainer's own mesh, bandwidth rules."""
 
+import itertools
 import random
 from dataclasses import replace
 
@@ -99,6 +100,19 @@ def test_an_exchange_sends_each_peer_its_part(ranks, stride):
     assert exchange_s(1e9, Group(ranks, stride), 512, H100) == pytest.approx(
         1e9 * max(inside, outside)
     )
+
+
+def test_an_exchange_may_send_a_token_once_to_each_place():
+    """Each of 4 copies goes to one of 16 ranks in 2 nodes; counted over all ways."""
+    ways = [set(way) for way in itertools.product(range(16), repeat=4)]
+    ranks = sum(map(len, ways)) / len(ways)
+    nodes = sum(len({rank // 8 for rank in way}) for way in ways) / len(ways)
+    inside, outside = ranks / 4 * 7 / 16 / 450e9, nodes / 4 / 2 / 50e9
+    seen = exchange_s(1e9, Group(16, 1), 512, H100, 4)
+    assert seen == pytest.approx(1e9 * max(inside, outside))
+    assert exchange_s(1e9, Group(16, 1), 512, H100, 1) == exchange_s(1e9, Group(16, 1), 512, H100)
+    near = exchange_s(1e9, Group(8, 1), 512, H100, 4) / exchange_s(1e9, Group(8, 1), 512, H100)
+    assert near == pytest.approx(8 * (1 - (7 / 8) ** 4) / 4)
 
 
 def test_stages_in_one_node_send_over_its_links():

@@ -20,8 +20,9 @@ from sabia.core.plan.memory import find_recipe
 
 SHAPES, _ = load()
 IDEAL = Constants(
-    gpu=1, tpu=1, balance=0, shape=0, attention=1, elementwise=1, collective=1, exposed=0
-)
+    gpu=1, tpu=1, balance=0, shape=0, attention=1, elementwise=1, collective=1, exposed=0,
+    grouped=0, routed_tpu=1,
+)  # fmt: skip
 H100 = replace(find_chip("h100"), matmul_ceiling=1.0)
 FREE = replace(H100, hbm_bytes_per_s=1e30, scale_up_bytes_per_s=1e30, network_bytes_per_s=1e30)
 MEGATRON, FSDP = find_stack("megatron"), find_stack("fsdp")
@@ -122,10 +123,33 @@ def test_thin_slices_and_small_experts_are_slower_per_operation():
     one = step_time(work(), Layout(), FREE, FSDP, real)
     slow = replace(FREE, hbm_bytes_per_s=3.35e12)
     assert step_time(work(), Layout(tensor=8), slow, FSDP, real).matmul_s > one.matmul_s / 8
-    moe = work("qwen3-30b-a3b", rows=8)
+    moe, real = work("qwen3-30b-a3b", rows=8), replace(IDEAL, grouped=0.5)
     alone = step_time(moe, Layout(), slow, FSDP, real).matmul_s
     shared = step_time(moe, Layout(expert=8), slow, replace(FSDP, expert_imbalance=1), real)
     assert shared.matmul_s < alone / 8  # eight times the tokens an expert
+
+
+def test_experts_have_a_rate_of_their_own_on_tpus():
+    v5p, moe = find_chip("tpu-v5p"), work("mixtral-8x7b")
+    slow = replace(IDEAL, routed_tpu=0.5)
+    layout = Layout(recompute="none")
+    full, half = (step_time(moe, layout, v5p, FSDP, c) for c in (IDEAL, slow))
+    routed = 3 * 2 * 4096 * 14336 / architecture(SHAPES["mixtral-8x7b"]).layers[0].matmul_params
+    assert half.matmul_s == pytest.approx(full.matmul_s * (1 + routed))
+    for workload, chip in ((moe, H100), (work(), v5p)):
+        seen = [step_time(workload, layout, chip, FSDP, c).total_s for c in (IDEAL, slow)]
+        assert seen[0] == seen[1]
+
+
+def test_slices_of_experts_gather_every_copy():
+    """Of 2 copies of a token each, whole experts on tensor ranks none."""
+    moe, layout = work("mixtral-8x7b", rows=8), Layout(tensor=4, recompute="none")
+    sliced = step_time(moe, layout, H100, FSDP, IDEAL)
+    tokens = moe.batch_tokens * 2 * 4096 * 2  # copies, hidden, bytes
+    assert sliced.expert_s == pytest.approx(32 * 4 * tokens * 3 / 4 / 450e9)
+    whole = step_time(moe, replace(layout, experts_over_tensor=True), H100, FSDP, IDEAL)
+    assert whole.expert_s == pytest.approx(sliced.expert_s / 4)  # exchanged, not gathered
+    assert whole.tensor_s == sliced.tensor_s
 
 
 def test_an_exchange_of_experts_and_its_imbalance_cost():

@@ -93,6 +93,6 @@ def test_every_part_of_a_step_waits_for_a_named_resource(searched):
     from sabia.core.plan.output.layout import RESOURCES
 
     best = searched.report["layout"]["best"]
-    assert set(best["parts_s"]) <= set(RESOURCES)
+    assert set(best["parts_s"]) == set(RESOURCES)
     last = next(line for line in searched.text.splitlines() if line.startswith("bound by"))
     assert best["binding"] in last and RESOURCES[best["binding"]] in last
