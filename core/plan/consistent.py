@@ -57,7 +57,9 @@ def check(settings: Settings) -> None:
         own = [name for options, stages in STAGES if stage in stages for name in options]
         for name in settings.given():
             if name not in (*OTHERS[stage], *own):
-                raise UsageError(f"{flag(name)}: is of a training run, not of --stage {stage}")
+                raise UsageError(
+                    f"{flag(name)}: is of a training run; leave it out of --stage {stage}"
+                )
     if settings.api_price is not None and (said := settings.given(*_OWN_CHIPS)):
         raise UsageError(f"{flag(said[0])}: is of own chips; leave out --api-price")
     if settings.spot and settings.spot_share is not None:

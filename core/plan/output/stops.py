@@ -15,7 +15,7 @@ from sabia.core.plan.request import Request
 from sabia.core.plan.settings import Settings
 from sabia.core.plan.stops.failures import WINDOW_S, StopForecast, StopModel, forecast, simulated
 from sabia.core.plan.stops.simulation import Simulated, Spread
-from sabia.core.units import format_bytes
+from sabia.core.units import format_bytes, format_duration
 
 _Run = tuple[StopModel, Chip, int, float, float]
 
@@ -61,7 +61,8 @@ def see(asked: Request, plan: Plan) -> View:
     """The view for the plan's smallest cluster that meets its deadline."""
     run = _run(asked, plan)
     model, seen = run[0], forecast(*run)
-    lines, figures = _lines(model, seen, plan), _report(model, seen)
+    lines = _lines(model, seen, plan)
+    figures = _report(model, seen) | {"wall_meets_deadline": _in_time(seen, plan)}
     if asked.settings.simulate:
         drawn = simulated(*run, runs=asked.settings.simulate, seed=asked.settings.seed or 0)
         lines.append(_drawn(drawn))
@@ -110,6 +111,25 @@ def _lines(model: StopModel, seen: StopForecast, plan: Plan) -> list[str]:
         *_loss(model, seen),
         f"expected  {span(seen.work_s)} of work takes {seen.wall_s / DAY_S:.2f}d "
         f"({longer:+.1%}){_waits(seen)}{_bills(model, seen, plan)}",
+        *_late(seen, plan),
+    ]
+
+
+def _in_time(seen: StopForecast, plan: Plan) -> bool:
+    return seen.wall_s <= plan.best.deadline_s * (1 + 1e-9)
+
+
+def _late(seen: StopForecast, plan: Plan) -> list[str]:
+    """That stops make the run miss the deadline which its work would meet, and what to ask for."""
+    if _in_time(seen, plan):
+        return []
+    deadline_s = plan.best.deadline_s
+    tenth_s = (DAY_S if deadline_s > 2 * DAY_S else 3600) / 10
+    sooner_s = math.floor(deadline_s**2 / seen.wall_s / tenth_s) * tenth_s
+    mend = f"; --deadline {format_duration(sooner_s)} makes up for them"
+    return [
+        f"late      with stops {span(seen.wall_s - deadline_s)} after the deadline of "
+        f"{format_duration(deadline_s)}{'' if plan.cluster.chips else mend}"
     ]
 
 
