@@ -8,6 +8,7 @@ import gzip
 import json
 import os
 import sys
+import zlib
 from collections.abc import Iterable, Iterator
 from typing import IO, Any
 
@@ -19,14 +20,19 @@ Run = tuple[str, dict[str, Any]]
 def read_runs(path: str) -> Iterator[Run]:
     """(where it stands, the row) for each run. UsageError where there is no file, else BadData."""
     if path == "-":
-        yield from _lines("stdin", sys.stdin)
+        try:
+            yield from _lines("stdin", sys.stdin)
+        except UnicodeDecodeError as error:
+            raise BadData(f"stdin: {error} (expected JSON lines)") from error
     elif path.endswith(".parquet"):
         yield from _parquet(path)
     else:
         opener = gzip.open if path.endswith(".gz") else open
         try:
-            with opener(path, "rt", encoding="utf-8") as file:
+            with opener(path, "rt", encoding="utf-8-sig") as file:
                 yield from _lines(path, file)
+        except (UnicodeDecodeError, EOFError, gzip.BadGzipFile, zlib.error) as error:
+            raise BadData(f"{path}: {error} (expected JSON lines, perhaps as .gz)") from error
         except OSError as error:
             reason = error.strerror or error
             raise UsageError(f"{path}: {reason} (expected a list of runs)") from error
@@ -39,8 +45,8 @@ def _lines(path: str, file: IO[str] | Iterable[str]) -> Iterator[Run]:
             continue
         where = f"{os.path.basename(path)}:{number}"
         try:
-            row = json.loads(line)
-        except ValueError as error:
+            row = json.loads(line.removeprefix("\ufeff"))
+        except (ValueError, RecursionError) as error:
             raise BadData(f"{where}: {error} (expected a JSON object a line)") from error
         if not isinstance(row, dict):
             raise BadData(f"{where}: {line.strip()[:40]!r} (expected a JSON object of options)")
@@ -59,7 +65,7 @@ def _parquet(path: str) -> Iterator[Run]:
     except FileNotFoundError as error:
         raise UsageError(f"{path}: no such file (expected a list of runs)") from error
     except (pa.ArrowException, OSError) as error:
-        raise BadData(f"{path}: {error}") from error
+        raise BadData(f"{path}: {error} (expected runs as Parquet)") from error
     for number, row in enumerate(rows, 1):
         yield (
             f"{os.path.basename(path)}:{number}",

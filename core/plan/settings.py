@@ -150,6 +150,9 @@ class Settings:
 
     def __post_init__(self) -> None:
         """Refuse names that do not exist, and whole numbers beyond reason."""
+        for name, value in vars(self).items():
+            if value == "":
+                raise UsageError(f"{flag(name)}: is empty (expected a value, or leave it out)")
         for name, known in CHOICES.items():
             value = getattr(self, name, None)
             if value is not None and value not in known:
@@ -187,7 +190,7 @@ class Settings:
 
                 near = difflib.get_close_matches(name, known, n=1)
                 hint = f"; did you mean {near[0]}?" if near else ""
-                raise UsageError(f"{name!r} is no option of a plan{hint}")
+                raise UsageError(f"{name!r} is no option of a plan (expected such as params){hint}")
         return cls(**{name: _parsed(name, value) for name, value in said.items()})
 
 

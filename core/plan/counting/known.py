@@ -8,12 +8,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from sabia.core.errors import UsageError
 from sabia.core.plan.counting import generic
 from sabia.core.plan.counting.architecture import Architecture
 from sabia.core.plan.counting.parts import from_spec
 from sabia.core.spec import families, from_config
 from sabia.core.spec.families import read_config
 
+MOST_LAYERS = 10_000  # each is an object
 # fields that change what is computed, which the model core refuses, and leave all counts alone
 _UNCOUNTED = ("output_gate_type", "language_model_only")
 
@@ -30,6 +32,7 @@ def architecture_of(path: str | Path) -> Architecture:
 def architecture_from(config: Mapping[str, Any]) -> Architecture:
     """The model of a configuration; UsageError as `architecture_of`."""
     config = generic.texts(config)
+    _check_depth(config)
     family = str(config.get("model_type"))
     alike = generic.ALIKE.get(family, family)
     if alike not in families():
@@ -40,3 +43,13 @@ def architecture_from(config: Mapping[str, Any]) -> Architecture:
         counted["text_config"] = kept
     found = from_spec(from_config(counted | {"model_type": alike}))
     return replace(found, name=family, counted_only=alike != family)
+
+
+def _check_depth(config: Mapping[str, Any]) -> None:
+    """Raise UsageError on a depth that no model has, before its layers are made."""
+    inner = config.get("text_config")
+    for fields in (config, inner if isinstance(inner, dict) else {}):
+        for name in ("num_hidden_layers", "n_layer", "num_layers"):
+            depth = fields.get(name)
+            if isinstance(depth, int) and depth > MOST_LAYERS:
+                raise UsageError(f"config.json: {name} is {depth} (expected at most {MOST_LAYERS})")

@@ -48,9 +48,16 @@ def _of_rows(
     for where, row in rows:
         try:
             own = Settings.from_row({k: v for k, v in row.items() if k != "name"})
-            yield str(row.get("name", where)), replace(settings, **own.said())
+            if own.plot:
+                raise UsageError("plot: draws the whole list (expected on the command line)")
+            yield _printable(str(row.get("name", where))), replace(settings, **own.said())
         except UsageError as error:
             raise BadData(f"run {where}: {error}") from error
+
+
+def _printable(name: str) -> str:
+    """A name on one line, without what a terminal or a file cannot take."""
+    return "".join(letter if letter.isprintable() else " " for letter in name)
 
 
 def _summaries(questions: Iterable[tuple[str, Settings]], today: date) -> Priced:
@@ -60,7 +67,9 @@ def _summaries(questions: Iterable[tuple[str, Settings]], today: date) -> Priced
             raise UsageError(f"{flag(said[0])}: is of one plan, not of several; leave it out")
         try:
             if settings.stage in OTHERS:
-                raise UsageError(f"--stage: {settings.stage} is planned alone, not in a table")
+                raise UsageError(
+                    f"--stage: {settings.stage} is planned alone; leave it out of a table"
+                )
             asked, plan = joined.plan_of(settings, priced=False, today=today)
             prices |= dict.fromkeys(plan.cluster.prices)
             found.append((name, summary.summary(asked, plan)))
