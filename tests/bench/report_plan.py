@@ -23,7 +23,7 @@ ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT / "tests" / "support"))
 
 from judged_steps import Refused, judged_cases  # noqa: E402
-from step_cases import Case, calibration_cases, further_cases  # noqa: E402
+from step_cases import Case, calibration_cases, further_cases, mixture_cases  # noqa: E402
 
 from sabia.core.plan.device.calibration import Band  # noqa: E402
 from sabia.core.plan.device.step_time import StepTime, step_time  # noqa: E402
@@ -166,6 +166,7 @@ def main() -> None:
         "dense": [row for row in rows if not row.mixture],
         "mixtures": [row for row in rows if row.mixture],
         "calibration rows": [predict(case) for case in calibration_cases()],
+        "their mixtures": [predict(case) for case in mixture_cases()],
         "further rows": [predict(case) for case in further_cases()],
     }
     for name, group in groups.items():
