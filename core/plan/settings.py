@@ -20,7 +20,7 @@ CHOICES: dict[str, tuple[str, ...]] = {
     "emit": ("slurm", "xpk", "skypilot"),
 }
 MOST = 10**9  # of what is counted in whole numbers
-MOST_LAYERS = 10_000  # each is an object
+FEWER = {"layers": 10_000, "spare_nodes": 1000, "simulate": 100_000}  # each takes its time
 
 
 def _whole(text: str | float, what: str) -> int:
@@ -159,7 +159,7 @@ class Settings:
                 raise UsageError(f"{flag(name)}: {value!r} (expected {' or '.join(known)})")
         for name, parse in UNITS.items():
             value = getattr(self, name) if parse in (_whole, _natural) else None
-            most = MOST_LAYERS if name == "layers" else MOST
+            most = FEWER.get(name, MOST)
             if value is not None and value > most:
                 raise UsageError(f"{flag(name)}: {value} (expected at most {most:,})")
 
