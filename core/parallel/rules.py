@@ -3,7 +3,8 @@
 Both backends read these tables. A weight's dimension is split over one mesh axis or is whole; an
 activation's over one or several. `check_fits` refuses meshes that would cut heads, experts or
 widths unevenly and names the sizes that fit. A vocabulary that does not divide (an open
-checkpoint's cannot be changed) is held whole on every device of `tensor`.
+checkpoint's cannot be changed) is held whole on every device of `tensor`. What leads up from a
+latent has no width of the stream: there fsdp splits the latent, if it divides that.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from sabia.core.spec.tensors import TensorSpec
 WEIGHTS: dict[str, str] = {
     "vocab": "tensor",
     "embed": "fsdp",
+    "latent": "fsdp",
     "heads": "tensor",
     "kv_heads": "tensor",
     "mlp": "tensor",
@@ -34,13 +36,15 @@ ACTIVATIONS: dict[str, tuple[str, ...]] = {
     "mlp": ("tensor",),
     "vocab": ("tensor",),
 }
+WHOLE_IF_ODD = ("vocab", "latent")  # sizes that a mesh need not divide
 Split = tuple[str | None, ...]
 
 
 def weight_split(tensor: TensorSpec, mesh: Mesh) -> Split:
     """The mesh axis that splits each dimension of a weight, None where it is whole."""
     return tuple(
-        _axis(name, size, mesh) for name, size in zip(tensor.axes, tensor.shape, strict=True)
+        None if name == "latent" and "embed" in tensor.axes else _axis(name, size, mesh)
+        for name, size in zip(tensor.axes, tensor.shape, strict=True)
     )
 
 
@@ -48,7 +52,7 @@ def _axis(name: str, size: int, mesh: Mesh) -> str | None:
     axis = WEIGHTS.get(name)
     if axis is None or mesh.along(axis) == 1:
         return None
-    return None if name == "vocab" and size % mesh.along(axis) else axis
+    return None if name in WHOLE_IF_ODD and size % mesh.along(axis) else axis
 
 
 def activation_split(axes: tuple[str | None, ...], mesh: Mesh) -> tuple[tuple[str, ...], ...]:
@@ -110,7 +114,7 @@ def _counts(spec: ModelSpec) -> Iterator[tuple[str, str, int]]:
         yield from ((WEIGHTS[name], name.replace("_", "-"), n) for name, n in units.items())
     for tensor in spec.tensors():
         for name, size in zip(tensor.axes, tensor.shape, strict=True):
-            if name in WEIGHTS and name not in ("vocab", "heads", "kv_heads"):
+            if name in WEIGHTS and name not in (*WHOLE_IF_ODD, "heads", "kv_heads"):
                 yield WEIGHTS[name], f"{name} of {tensor.name}", size
 
 

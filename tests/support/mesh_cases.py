@@ -30,8 +30,9 @@ HYBRID |= {"layer_types": ["linear_attention", "full_attention"], "linear_conv_k
 HYBRID |= {"linear_num_key_heads": 4, "linear_num_value_heads": 8}
 HYBRID |= {"linear_key_head_dim": 6, "linear_value_head_dim": 5}
 WITHOUT_GROUPS = {k: v for k, v in SHAPE.items() if k != "kv_heads"}
+# fsdp splits the latent of keys and values (12), and cannot split that of queries (17)
 LATENT = new_config("deepseek_v3", **WITHOUT_GROUPS, experts=6, chosen=2, expert_ffn=22, shared=2)
-LATENT |= {"n_group": 3, "topk_group": 2, "routed_scaling_factor": 2.5, "kv_lora_rank": 13}
+LATENT |= {"n_group": 3, "topk_group": 2, "routed_scaling_factor": 2.5, "kv_lora_rank": 12}
 LATENT |= {"qk_nope_head_dim": 7, "qk_rope_head_dim": 4, "v_head_dim": 9, "q_lora_rank": 17}
 SINKS = new_config("mixtral", **SHAPE, experts=6, chosen=2, expert_ffn=22)
 SINKS |= {"model_type": "gpt_oss", "architectures": ["GptOssForCausalLM"], "sliding_window": 7}

@@ -25,13 +25,11 @@ ADAPTER_BYTES = 16  # of an element of LoRA: bf16 weight and gradient, fp32 mast
 class Elements:
     """Parameters on one stage before any other axis divides them.
 
-    up, down: of latent attention, from its latents to heads and from the stream to the latents;
-    dense: all others but the experts.
+    down: of latent attention, from the stream to its latents; dense: all others but the experts.
     """
 
     dense: Number
     experts: Number
-    up: Number
     down: Number
 
 
@@ -40,27 +38,18 @@ def elements(model: Architecture, stage: Stage) -> Elements:
     outer = stage.embedding * model.embedding_params + stage.head * head_params(model, stage)
     extra = sum(kind.count * (kind.params - kind.expert_params) for kind in model.extra)
     after = extra + model.extra_params + model.other_params
-    up = over_layers(model, stage, upward_params)
     down = over_layers(model, stage, lambda kind: downward_params(kind, model.hidden))
     dense = over_layers(model, stage, lambda kind: kind.params - kind.expert_params)
     experts = sum(kind.count * kind.expert_params for kind in model.extra)
     return Elements(
-        dense=dense - up - down + outer + stage.head * after,
+        dense=dense - down + outer + stage.head * after,
         experts=over_layers(model, stage, lambda kind: kind.expert_params) + stage.head * experts,
-        up=up,
         down=down,
     )
 
 
-def upward_params(kind: LayerKind) -> int:
-    """Of a latent attention's projections from its latents to queries, keys and values."""
-    rotated = kind.heads * (kind.cache_width - kind.key_latent) if kind.key_latent else 0
-    keys_values = kind.key_width - rotated + kind.value_width
-    return kind.query_latent * kind.query_width + kind.key_latent * keys_values
-
-
 def downward_params(kind: LayerKind, hidden: int) -> int:
-    """Of its projections from the stream to the latents and the rotated key."""
+    """Of a latent attention's projections from the stream to its latents and the rotated key."""
     return hidden * (kind.query_latent + kind.cache_width) if kind.key_latent else 0
 
 
@@ -114,7 +103,6 @@ def _shares(found: Elements, case: Case, level: int) -> Iterator[tuple[str, Numb
     zero = ("zero", case.sharding if split else 1)
     experts = ("zero", case.expert_sharding if split else 1)
     yield "", found.dense, (tensor, zero)
-    yield "from latents ", found.up, (tensor,) if case.stack.whole_latents else (tensor, zero)
     yield "to latents ", found.down, (zero,)
     yield "experts ", found.experts, (("expert", case.layout.expert), tensor, experts)
 

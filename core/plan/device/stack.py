@@ -68,7 +68,6 @@ class Stack:
     pipe_keeps_whole: bool = False
     whole_ends: bool = False
     stream_pools: bool = False
-    whole_latents: bool = False
     sequence_parallel: bool = True
     keeps_gathered: bool = False
     keeps_gradients: bool = True
