@@ -25,7 +25,8 @@ from sabia.core.plan.device import memory_buffers as buffers
 from sabia.core.plan.device import memory_state as state
 from sabia.core.plan.device.layout import Layout
 from sabia.core.plan.device.memory_stage import stages_of
-from sabia.core.plan.device.memory_term import Case, Setting, Term
+from sabia.core.plan.device.memory_term import Case, Term
+from sabia.core.plan.device.setting import Setting
 from sabia.core.plan.device.stack import Stack
 from sabia.core.plan.device.workload import Workload
 from sabia.core.plan.elementwise import Number, choose, larger, picked

@@ -9,7 +9,8 @@ from collections.abc import Iterable
 from sabia.core.plan.counting.architecture import LayerKind
 from sabia.core.plan.device.memory_kept import KEYS, OUTPUT, SCORES, Kept, layer_tensors
 from sabia.core.plan.device.memory_stage import over_layers
-from sabia.core.plan.device.memory_term import Case, LayerFigures, Setting, Term
+from sabia.core.plan.device.memory_term import Case, LayerFigures, Term
+from sabia.core.plan.device.setting import Setting
 from sabia.core.plan.elementwise import Number, choose, larger
 
 

@@ -20,13 +20,13 @@ than the computation by the rest.
 
 from sabia.core.plan.counting.architecture import LayerKind
 from sabia.core.plan.device.collectives import Group, exchange_s, gather_s, group, known, send_s
-from sabia.core.plan.device.step_work import Setting
+from sabia.core.plan.device.step_work import Timed
 from sabia.core.plan.elementwise import Number, choose, larger
 
 WEIGHT_BYTES = 2
 
 
-def tensor_s(at: Setting, kind: LayerKind) -> Number:
+def tensor_s(at: Timed, kind: LayerKind) -> Number:
     """Gathers and scatters of a layer over the tensor ranks, as seen."""
     pairs = 2 if kind.experts and not kind.mlp_width and _own_way(at) else 4
     pairs = pairs * (1.5 if at.layout.recompute == "full" else 1)
@@ -35,12 +35,12 @@ def tensor_s(at: Setting, kind: LayerKind) -> Number:
     return seconds * (at.constants.exposed if at.stack.hides_tensor else 1)
 
 
-def _own_way(at: Setting) -> bool:
+def _own_way(at: Timed) -> bool:
     """Whether routed tokens do not take part in the gathers of tensor ranks."""
     return at.layout.experts_over_tensor or at.layout.sequence_parallel
 
 
-def context_s(at: Setting, kind: LayerKind, attention: Number) -> Number:
+def context_s(at: Timed, kind: LayerKind, attention: Number) -> Number:
     """Keys and values that travel, beyond the attention that they travel beside."""
     who = group(at.layout, "context")
     whole = who.ranks * at.tokens * (kind.key_width + kind.value_width) * at.element
@@ -48,14 +48,14 @@ def context_s(at: Setting, kind: LayerKind, attention: Number) -> Number:
     return _seen(at, seconds, attention, hidden=True)
 
 
-def expert_s(at: Setting, kind: LayerKind) -> Number:
+def expert_s(at: Timed, kind: LayerKind) -> Number:
     """Tokens that travel to their experts and back, as seen."""
     if not kind.experts:
         return 0
     folded = at.layout.experts_over_tensor
     stride = 1 if folded else at.layout.tensor * at.layout.context
     who = Group(at.layout.expert_ranks, stride)
-    sent = at.tokens / (at.layout.tensor if folded else at.split_tokens) * kind.top_k
+    sent = at.tokens / (at.layout.tensor if folded else at.token_split) * kind.top_k
     size = sent * at.workload.architecture.hidden * at.element
     times = 6 if at.layout.recompute == "full" else 4
     copies = kind.top_k if at.stack.sends_once else None
@@ -64,7 +64,7 @@ def expert_s(at: Setting, kind: LayerKind) -> Number:
     return times * seconds
 
 
-def _slices_s(at: Setting, kind: LayerKind) -> Number:
+def _slices_s(at: Timed, kind: LayerKind) -> Number:
     """Gather, or scatter, over tensor ranks that hold a slice of each expert, of all copies."""
     if at.layout.experts_over_tensor or not at.layout.sequence_parallel:
         return 0
@@ -72,14 +72,14 @@ def _slices_s(at: Setting, kind: LayerKind) -> Number:
     return _ring(at, size, group(at.layout, "tensor"))
 
 
-def stage_s(at: Setting) -> Number:
+def stage_s(at: Timed) -> Number:
     """Sends between stages for one micro-batch, each tensor rank its part, as seen."""
     size = at.tokens * at.workload.architecture.hidden * at.element / at.layout.tensor
     seconds = 2 * at.layout.virtual * send_s(size, at.layout, at.chip) / at.constants.collective
     return seconds * (at.layout.pipe > 1) * (at.constants.exposed if at.stack.hides_pipe else 1)
 
 
-def shard_s(at: Setting, beside: Number) -> Number:
+def shard_s(at: Timed, beside: Number) -> Number:
     """Gathers and scatters of split weights for a micro-batch beside `beside` seconds of work."""
     if at.layout.zero < 2:
         return 0
@@ -92,7 +92,7 @@ def shard_s(at: Setting, beside: Number) -> Number:
     return _seen(at, total / _passes_a_gather(at), beside, hidden=at.stack.hides_data)
 
 
-def _passes_a_gather(at: Setting) -> Number:
+def _passes_a_gather(at: Timed) -> Number:
     """Micro-batches that one gather serves."""
     if not at.stack.pipe_keeps_whole:
         return 1
@@ -100,7 +100,7 @@ def _passes_a_gather(at: Setting) -> Number:
     return choose(at.layout.pipe > 1, passes, 1)
 
 
-def replica_s(at: Setting, beside: Number) -> Number:
+def replica_s(at: Timed, beside: Number) -> Number:
     """Once a step: gradients (and weights under zero 1) between ranks that hold the same."""
     layout, recipe = at.layout, at.workload.recipe
     gradient = recipe.gradients or WEIGHT_BYTES
@@ -119,7 +119,7 @@ def replica_s(at: Setting, beside: Number) -> Number:
     return _seen(at, total, beside, hidden=at.stack.hides_data)
 
 
-def optimizer_s(at: Setting) -> Number:
+def optimizer_s(at: Timed) -> Number:
     """The update: gradients, weights and state read, state and weights written."""
     recipe, layout = at.workload.recipe, at.layout
     split = layout.zero > 0
@@ -129,43 +129,43 @@ def optimizer_s(at: Setting) -> Number:
     return held * moved / known(at.chip, "hbm_bytes_per_s")
 
 
-def _folded(at: Setting) -> tuple[str, ...]:
+def _folded(at: Timed) -> tuple[str, ...]:
     """Axes over which the software splits dense weights as over fsdp."""
     folded = {"context": at.stack.folded_context, "expert": at.stack.folded_experts}
     return tuple(axis for axis, yes in folded.items() if yes)
 
 
-def _sharding(at: Setting, *, routed: bool = False) -> Group:
+def _sharding(at: Timed, *, routed: bool = False) -> Group:
     """The ranks that split dense weights (or those of routed experts, which expert splits)."""
     axes = [axis for axis in _folded(at) if not (routed and axis == "expert")]
     return group(at.layout, *axes, "fsdp")
 
 
-def _dense(at: Setting) -> Number:
+def _dense(at: Timed) -> Number:
     """Parameters of a device outside the routed experts, before fsdp splits them."""
     model, layout = at.workload.architecture, at.layout
     return (model.params - model.expert_params) / (layout.tensor * layout.pipe)
 
 
-def _routed(at: Setting) -> Number:
+def _routed(at: Timed) -> Number:
     """Parameters of the device's experts, before fsdp splits them."""
     model, layout = at.workload.architecture, at.layout
     return model.expert_params / (layout.expert * layout.tensor * layout.pipe)
 
 
-def _trained(at: Setting, params: Number) -> Number:
+def _trained(at: Timed, params: Number) -> Number:
     """Of these, those with a gradient."""
     if at.workload.adapter_params is None:
         return params
     return params * (at.workload.adapter_params / at.workload.architecture.params)
 
 
-def _ring(at: Setting, size: Number, who: Group) -> Number:
+def _ring(at: Timed, size: Number, who: Group) -> Number:
     nominal = gather_s(size, who, at.layout.chips, at.chip, at.stack)
     return nominal / at.constants.collective
 
 
-def _seen(at: Setting, seconds: Number, beside: Number, *, hidden: bool) -> Number:
+def _seen(at: Timed, seconds: Number, beside: Number, *, hidden: bool) -> Number:
     """What of a collective is waited for."""
     if not hidden:
         return seconds

@@ -21,7 +21,7 @@ from sabia.core.plan.device import step_work as work
 from sabia.core.plan.device.calibration import Band, Constants, load_bands, load_calibration
 from sabia.core.plan.device.layout import Layout
 from sabia.core.plan.device.stack import Stack
-from sabia.core.plan.device.step_work import Setting
+from sabia.core.plan.device.step_work import Timed
 from sabia.core.plan.device.workload import Workload
 from sabia.core.plan.elementwise import Number, choose, larger, rounded_up
 
@@ -95,7 +95,7 @@ def step_time(
 
     Raises UsageError naming the field of the chip that has no published figure but is needed.
     """
-    at = Setting(workload, layout, chip, stack, constants or load_calibration().constants)
+    at = Timed(workload, layout, stack, chip, constants or load_calibration().constants)
     passes = larger(1, layout.accumulation(workload.batch_rows))
     layers = _layers(at)
     stage = sum(layers.values()) + network.stage_s(at)
@@ -120,19 +120,19 @@ def kind_of(workload: Workload) -> str:
     return "mixture" if workload.architecture.expert_params else "dense"
 
 
-def _longest(at: Setting) -> Number:
+def _longest(at: Timed) -> Number:
     """Layers of the longest stage."""
     runs = at.layout.pipe * at.layout.virtual
     return at.layout.virtual * rounded_up(at.workload.architecture.depth / runs)
 
 
-def _spare(at: Setting) -> Number:
+def _spare(at: Timed) -> Number:
     """The part of the longest stage that the last one lacks: one layer, if the depth is uneven."""
     uneven = _longest(at) * at.layout.pipe > at.workload.architecture.depth
     return choose(uneven & (at.layout.pipe > 1), 1 / _longest(at), 0)
 
 
-def _layers(at: Setting) -> dict[str, Number]:
+def _layers(at: Timed) -> dict[str, Number]:
     """Seconds by part of the longest stage's layers, for one micro-batch."""
     share = choose(at.layout.pipe > 1, _longest(at) / at.workload.architecture.depth, 1)
     totals: dict[str, Number] = {}
@@ -142,16 +142,16 @@ def _layers(at: Setting) -> dict[str, Number]:
     return totals
 
 
-def _kinds(at: Setting, share: Number) -> list[tuple[LayerKind, Number]]:
+def _kinds(at: Timed, share: Number) -> list[tuple[LayerKind, Number]]:
     """Kinds of layers with how many of each a stage runs; further-token layers lie on the last."""
     model = at.workload.architecture
     own = [(kind, kind.count * share) for kind in model.layers]
     return own + [(kind, kind.count) for kind in model.extra]
 
 
-def _one_layer(at: Setting, kind: LayerKind) -> dict[str, Number]:
+def _one_layer(at: Timed, kind: LayerKind) -> dict[str, Number]:
     attention = work.attention_s(at, kind)
-    parts: dict[str, Callable[[Setting, LayerKind], Number]] = {
+    parts: dict[str, Callable[[Timed, LayerKind], Number]] = {
         "matmul": work.matmul_s,
         "elementwise": work.elementwise_s,
         "tensor": network.tensor_s,

@@ -31,10 +31,9 @@ from sabia.core.plan.chips import Chip, load_chips
 from sabia.core.plan.counting.architecture import LayerKind
 from sabia.core.plan.device.calibration import Constants
 from sabia.core.plan.device.collectives import known
-from sabia.core.plan.device.layout import Layout
 from sabia.core.plan.device.recomputed import LAST, Product, products, runs_again
-from sabia.core.plan.device.stack import Stack
-from sabia.core.plan.device.workload import Precision, Workload
+from sabia.core.plan.device.setting import Setting
+from sabia.core.plan.device.workload import Precision
 from sabia.core.plan.elementwise import Number, choose, larger
 
 RATE_FIELD = {
@@ -48,29 +47,11 @@ LOGIT_BYTES = 16  # bf16 and float32 copies written and read: softmax, loss, gra
 
 
 @dataclass(frozen=True)
-class Setting:
-    """Everything that the formulas of one device read."""
+class Timed(Setting):
+    """Everything that the formulas of one device's time read."""
 
-    workload: Workload
-    layout: Layout
     chip: Chip
-    stack: Stack
     constants: Constants
-
-    @property
-    def tokens(self) -> Number:
-        """Of a micro-batch on one device, before tensor ranks split anything."""
-        return self.layout.micro_batch * self.workload.sequence / self.layout.context
-
-    @property
-    def element(self) -> int:
-        """Bytes of an element of the stream between layers."""
-        return 4 if self.workload.precision == "fp32" else 2
-
-    @property
-    def split_tokens(self) -> Number:
-        """Over how many devices the tokens outside tensor parallelism are split."""
-        return self.layout.tensor if self.layout.sequence_parallel else 1
 
     @property
     def expert_slices(self) -> Number:
@@ -114,7 +95,7 @@ def peak(chip: Chip, precision: Precision) -> float:
     return known(chip, RATE_FIELD[precision]) * (0.25 if precision == "fp32" else 1)
 
 
-def sustained(at: Setting, precision: Precision) -> float:
+def sustained(at: Timed, precision: Precision) -> float:
     """FLOP/s of large products in training."""
     share = at.constants.tpu if at.chip.torus_axes else at.constants.gpu
     outgrown = (USUAL_BALANCE / balance(at.chip, "bf16")) ** at.constants.balance
@@ -126,7 +107,7 @@ def balance(chip: Chip, precision: Precision) -> float:
     return peak(chip, precision) / known(chip, "hbm_bytes_per_s")
 
 
-def product_s(at: Setting, one: Product, experts: Number, top_k: int) -> Number:
+def product_s(at: Timed, one: Product, experts: Number, top_k: int) -> Number:
     """Seconds of a product of the micro-batch forward; `experts` are those of the whole layer."""
     precision = at.workload.precision
     slices = at.expert_slices if one.routed else at.layout.tensor
@@ -140,19 +121,19 @@ def product_s(at: Setting, one: Product, experts: Number, top_k: int) -> Number:
     return seconds / rate * slowed * _crowded(at)
 
 
-def _slowed(at: Setting, precision: Precision, sides: Number, shape: float | None = None) -> Number:
+def _slowed(at: Timed, precision: Precision, sides: Number, shape: float | None = None) -> Number:
     """Time of a product over that of its arithmetic; `sides`: sum of 1/side."""
     narrow = (1 + ELEMENT_BYTES[precision]) / 3
     lost = at.constants.shape if shape is None else shape
     return 1 + lost * balance(at.chip, precision) * narrow * sides
 
 
-def _crowded(at: Setting) -> Number:
+def _crowded(at: Timed) -> Number:
     """Tokens of the fullest device over the mean."""
     return choose(at.layout.expert_ranks > 1, at.stack.expert_imbalance, 1)
 
 
-def matmul_s(at: Setting, kind: LayerKind) -> Number:
+def matmul_s(at: Timed, kind: LayerKind) -> Number:
     """All products of a layer, forward, backward and again."""
     backward = 2 if at.workload.adapter_params is None else 1
     total: Number = 0
@@ -162,7 +143,7 @@ def matmul_s(at: Setting, kind: LayerKind) -> Number:
     return total
 
 
-def attention_s(at: Setting, kind: LayerKind) -> Number:
+def attention_s(at: Timed, kind: LayerKind) -> Number:
     """Scores and weighted values of a layer, or its recurrent state, in all passes."""
     matrix = at.stack.attention_matrix
     flops = 2 * (_visible(at, kind) + kind.state_products) * at.tokens / at.layout.tensor
@@ -172,7 +153,7 @@ def attention_s(at: Setting, kind: LayerKind) -> Number:
     return flops * passes / rate + (_scores_s(at, kind, again) if matrix else 0)
 
 
-def _visible(at: Setting, kind: LayerKind) -> Number:
+def _visible(at: Timed, kind: LayerKind) -> Number:
     """Multiply-adds a token of the scores that are computed, masked ones that are left out not."""
     sequence, causal = at.workload.sequence, at.workload.architecture.causal
     found = kind.score_products(sequence)
@@ -184,14 +165,14 @@ def _visible(at: Setting, kind: LayerKind) -> Number:
     return choose(at.layout.context > 1, whole, found)
 
 
-def _scores_s(at: Setting, kind: LayerKind, again: bool) -> Number:
+def _scores_s(at: Timed, kind: LayerKind, again: bool) -> Number:
     """Passes of the matrix of scores through memory."""
     pairs = kind.heads * at.workload.sequence * at.tokens / at.layout.tensor
     passes = SCORE_PASSES * (3 + again)
     return pairs * at.element * passes / known(at.chip, "hbm_bytes_per_s")
 
 
-def elementwise_s(at: Setting, kind: LayerKind) -> Number:
+def elementwise_s(at: Timed, kind: LayerKind) -> Number:
     """Bytes that a layer moves between products, in all passes."""
     hidden = at.workload.architecture.hidden
     stream = 8 * hidden + 4 * kind.top_k * hidden
@@ -199,13 +180,13 @@ def elementwise_s(at: Setting, kind: LayerKind) -> Number:
     mixer = 3 * (kind.query_width + kind.key_width) + kind.value_width + attended
     inner = mixer + kind.matrices * kind.mlp_width
     routed = kind.matrices * kind.top_k * kind.expert_width
-    elements = stream / at.split_tokens + (inner + routed) / at.layout.tensor
+    elements = stream / at.token_split + (inner + routed) / at.layout.tensor
     passes = 3 + (at.layout.recompute == "full")
     moved = elements * at.tokens * at.element * passes * at.constants.elementwise
     return (moved + _casts(at, kind)) / known(at.chip, "hbm_bytes_per_s")
 
 
-def _casts(at: Setting, kind: LayerKind) -> Number:
+def _casts(at: Timed, kind: LayerKind) -> Number:
     """Bytes read and written to bring products' inputs and gradients to a narrow format."""
     if RATE_FIELD[at.workload.precision] == "bf16_flops_per_s":
         return 0
@@ -214,7 +195,7 @@ def _casts(at: Setting, kind: LayerKind) -> Number:
     return 3 * 3 * widths * at.tokens / at.layout.tensor  # read 2, write 1; both ways and weights
 
 
-def head_s(at: Setting) -> Number:
+def head_s(at: Timed) -> Number:
     """Logits and loss of the micro-batch, once for the model and once for each further token."""
     model, tensor = at.workload.architecture, at.layout.tensor
     passes = 1 + sum(kind.count for kind in model.extra)
