@@ -207,7 +207,7 @@ def test_refusals(world: Path, tmp_path: Path, words: list[str], hint: bytes) ->
         ([], b"no --label"),
         (["--label", "label"], b"needs -o"),
         (["--label", "kind", "-o", "m.bin"], b"no column 'kind'"),
-        (["--where", "x > 1"], b"No such option"),
+        (["--where", "x > 1"], b"no such option"),
         (["--label", "label", "--subwords", "4", "-o", "m.bin"], b"expected MIN-MAX"),
     ],
 )
