@@ -23,14 +23,8 @@ if TYPE_CHECKING:
 
 # what is not a training run → the module of output/ that shows it
 STAGES = {"serve": "serving", "grpo": "rollout", "eval": "evaluation"}
-OF_BUDGET = (
-    "plot",
-    "budget",
-    "chip",
-    "mfu",
-    "price",
-    "lora",
-)  # the settings that a pyramid may have
+# the settings that a pyramid may have
+OF_BUDGET = ("plot", "budget", "chip", "mfu", "price", "lora")
 
 
 @dataclass(frozen=True)

@@ -20,6 +20,7 @@ from sabia.core.plan.device.search_survey import Row as Laid
 from sabia.core.plan.device.stack import DEFAULT_STACK, stack_on
 from sabia.core.plan.device.workload import Workload
 from sabia.core.plan.memory import StateRecipe, find_recipe
+from sabia.core.plan.money.bills import DAY_S
 from sabia.core.plan.planner import Plan, Row
 from sabia.core.plan.request import Request
 from sabia.core.plan.settings import Settings
@@ -229,7 +230,7 @@ def _in_time(asked: Request, placed: Placed, rows: tuple[Row, ...]) -> tuple[Row
     if any(row.meets_deadline for row in rows):
         return rows
     row = max(rows, key=lambda row: row.deadline_s)
-    days = -(-row.finishes_s // 86400)
+    days = -(-row.finishes_s // DAY_S)
     more = "" if placed.found is None else ", or leave out --chips" * bool(asked.cluster.chips)
     raise Infeasible(
         f"--deadline: {row.chips} {asked.cluster.chip.name} take "

@@ -102,7 +102,7 @@ class Place:
     @property
     def model(self) -> Architecture:
         """The model."""
-        return self.work.architecture
+        return self.case.model
 
     @property
     def heap_block(self) -> Number:
@@ -120,7 +120,7 @@ class Place:
     @property
     def tokens(self) -> Number:
         """Of one micro-batch on this device."""
-        return self.layout.micro_batch * self.work.sequence / self.layout.context
+        return self.case.tokens
 
     @property
     def repeated(self) -> Number:
