@@ -7,13 +7,15 @@ the interleaved logs of an array can be told apart.
 import os
 import sys
 from collections.abc import Mapping
+from typing import Any
 
-_state = {"command": "sabia", "quiet": False}
+_state: dict[str, Any] = {"command": "sabia", "quiet": False, "json": False}
 
 
-def configure(command: str, quiet: bool) -> None:
-    """Set the name that lines start with; `quiet` drops notes (warnings and errors stay)."""
-    _state["command"], _state["quiet"] = f"sabia {command}", quiet
+def configure(command: str, quiet: bool, as_json: bool = False) -> None:
+    """Set the name that lines start with; `quiet` drops notes (warnings and errors stay), `as_json`
+    makes summaries objects."""
+    _state.update(command=f"sabia {command}".rstrip(), quiet=quiet, json=as_json)
 
 
 def slurm_mark(environment: Mapping[str, str]) -> str:
@@ -40,6 +42,17 @@ def note(message: str) -> None:
     """A line that `--quiet` drops."""
     if not _state["quiet"]:
         say(message)
+
+
+def summarize(line: str, figures: Mapping[str, Any]) -> None:
+    """What was done: a line, or with `--json` one object of figures, on stderr."""
+    if _state["json"]:
+        import json
+
+        print(json.dumps({"command": _state["command"].removeprefix("sabia "), **figures}),
+              file=sys.stderr, flush=True)  # fmt: skip
+    else:
+        note(line)
 
 
 def warn(message: str) -> None:

@@ -35,7 +35,7 @@ class Summary:
         self.reject_path = self.reject_path or other.reject_path
 
     def report(self, job: Job, next_step: str = "") -> None:
-        """Say the figures on stderr and write them to `--stats`."""
+        """Print the figures to stderr and write them to `--stats`."""
         parts = [f"{self.rows_in:,} rows in", f"{self.rows_out:,} out"]
         shown = sorted(item for item in self.counters.items() if "[" not in item[0])
         parts += [f"{name} {value:,.6g}" for name, value in shown]
@@ -44,7 +44,8 @@ class Summary:
         if self.shards_skipped:
             parts.append(f"{self.shards_skipped} shards already done")
         line = ", ".join(parts) + f" ({units.format_duration(self.seconds)})"
-        notes.note(line + (f"; next: {next_step}" if next_step else ""))
+        line += f"; next: {next_step}" if next_step else ""
+        notes.summarize(line, asdict(self))
         if job.stats and not self._stale(job.stats):
             text = json.dumps({"command": job.command} | asdict(self)) + "\n"
             sys.stderr.write(text) if job.stats == "-" else write_atomic(job.stats, text)

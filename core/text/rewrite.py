@@ -11,20 +11,16 @@ keeps its original text or is rejected, with the reason. Columns added: `rewritt
 from __future__ import annotations
 
 import hashlib
-import os
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sabia.core import notes, units
-from sabia.core.errors import UsageError
 from sabia.core.text import reason_first
 from sabia.core.text.faithfulness import cleaned, unfaithful
 from sabia.core.text.rewrite_models import (
-    PROMPTS,
     Answer,
     EndpointWriter,
     LocalWriter,
@@ -36,47 +32,13 @@ from sabia.core.text.rewrite_models import (
 if TYPE_CHECKING:
     import pyarrow as pa
 
+    from sabia.core.options.rewrite import RewriteOptions
     from sabia.core.shards.job import Job
     from sabia.core.shards.mapping import ShardContext
     from sabia.core.shards.summary import Summary
 
-ENGINES = ("rules", "endpoint", "local")
-POLICIES = ("keep", "reject")
 BATCHES_AHEAD = 2
 REWRITTEN, UNCHANGED = "rewritten", "unchanged"
-
-
-@dataclass(frozen=True)
-class RewriteConfig:
-    """The stage's own options."""
-
-    recipe: str = "reason-first"
-    engine: str = "rules"
-    url: str = ""
-    model: str = ""
-    api_key_env: str = "SABIA_API_KEY"
-    cache: str = ""
-    concurrency: int = 16
-    max_usd: float | None = None
-    max_requests: int | None = None
-    max_tokens: int | None = None
-    prices: str = ""
-    timeout_s: float = 600.0
-    temperature: float = 0.0
-    on_unfaithful: str = "keep"
-
-    def __post_init__(self) -> None:
-        for name, value, choices in (
-            ("recipe", self.recipe, tuple(PROMPTS)),
-            ("engine", self.engine, ENGINES),
-            ("on-unfaithful", self.on_unfaithful, POLICIES),
-        ):
-            if value not in choices:
-                raise UsageError(f"--{name}: {value!r} (expected {' or '.join(choices)})")
-        needed = {"rules": (), "endpoint": ("url", "model"), "local": ("model",)}[self.engine]
-        for name in needed:
-            if not getattr(self, name):
-                raise UsageError(f"--engine {self.engine} needs --{name}")
 
 
 @dataclass(frozen=True)
@@ -91,28 +53,27 @@ class Outcome:
     model: str | None = None
 
 
-def run(job: Job, config: RewriteConfig) -> None:
+def run(job: Job, options: RewriteOptions) -> None:
     """Rewrites the job's documents; raises what the shards, the client and the engine raise."""
     from sabia.core.shards import open_inputs, run_map
 
     sources = open_inputs(job, "document")
-    said = replace(job, options=_recorded(config))
-    if config.engine == "rules":
-        transform = partial(by_rules, recipe=config.recipe)
+    if options.engine == "rules":
+        transform = partial(by_rules, recipe=options.recipe)
         salt = f"rules {reason_first.VERSION}"
-        summary = run_map(said, transform, "document", "document", sources=sources, salt=salt)
+        summary = run_map(job, transform, "document", "document", sources=sources, salt=salt)
         _report(job, summary)
         return
     if job.jobs > 1:
         notes.note(f"-j {job.jobs}: a model engine works in one process; see --concurrency")
-        said = replace(said, jobs=1)
-    writer = make_writer(config, job.seed)
+        job = replace(job, jobs=1)
+    writer = make_writer(options, job.seed)
     try:
         if job.dry_run and isinstance(writer, EndpointWriter):
             _print_estimate(writer, sources)
-        transform = partial(by_model, writer=writer, config=config)
-        salt = f"{prompt_hash(config.recipe)} {getattr(writer, 'fingerprint', '')}"
-        summary = run_map(said, transform, "document", "document", sources=sources, salt=salt)
+        transform = partial(by_model, writer=writer, options=options)
+        salt = f"{prompt_hash(options.recipe)} {getattr(writer, 'fingerprint', '')}"
+        summary = run_map(job, transform, "document", "document", sources=sources, salt=salt)
     finally:
         writer.close()
     _report(job, summary)
@@ -139,22 +100,25 @@ def rewrite_by_rules(text: str) -> Outcome:
 
 
 def by_model(
-    batches: Iterator[pa.RecordBatch], context: ShardContext, writer: Writer, config: RewriteConfig
+    batches: Iterator[pa.RecordBatch],
+    context: ShardContext,
+    writer: Writer,
+    options: RewriteOptions,
 ) -> Iterator[pa.RecordBatch]:
     """The transform of the model engines; some batches are asked for ahead of the one written."""
     marks = {
-        "rewrite_recipe": config.recipe,
-        "rewrite_engine": config.engine,
-        "rewrite_prompt_hash": prompt_hash(config.recipe),
-        "rewrite_model": config.model,
+        "rewrite_recipe": options.recipe,
+        "rewrite_engine": options.engine,
+        "rewrite_prompt_hash": prompt_hash(options.recipe),
+        "rewrite_model": options.model,
     }
     waiting: deque[tuple[pa.RecordBatch, Callable[[], list[Outcome]]]] = deque()
     for batch in batches:
         waiting.append((batch, _ask(batch.column("text").to_pylist(), writer)))
         if len(waiting) > BATCHES_AHEAD:
-            yield from _finish(*waiting.popleft(), context, config, marks)
+            yield from _finish(*waiting.popleft(), context, options, marks)
     while waiting:
-        yield from _finish(*waiting.popleft(), context, config, marks)
+        yield from _finish(*waiting.popleft(), context, options, marks)
 
 
 def _ask(texts: Sequence[str], writer: Writer) -> Callable[[], list[Outcome]]:
@@ -202,7 +166,7 @@ def _finish(
     batch: pa.RecordBatch,
     outcomes: Callable[[], list[Outcome]],
     context: ShardContext,
-    config: RewriteConfig,
+    options: RewriteOptions,
     marks: dict[str, str],
 ) -> Iterator[pa.RecordBatch]:
     """Applies the policy for unfaithful answers and yields the batch with its new columns."""
@@ -214,7 +178,7 @@ def _finish(
         if bad:
             context.count(f"unfaithful[{outcome.verdict.partition(' (')[0].partition(':')[0]}]")
     context.count("unfaithful", sum(failed))
-    if config.on_unfaithful == "reject" and any(failed):
+    if options.on_unfaithful == "reject" and any(failed):
         for row, (outcome, bad) in enumerate(zip(found, failed, strict=True)):
             if bad:
                 context.reject(batch.slice(row, 1), f"rewrite: {outcome.verdict}")
@@ -253,46 +217,22 @@ def with_outcomes(
     return batch
 
 
-def make_writer(config: RewriteConfig, seed: int) -> Writer:
+def make_writer(options: RewriteOptions, seed: int) -> Writer:
     """The door to the model that the configuration names."""
-    from sabia.core.generate.budget import load_prices
     from sabia.core.generate.cache import CallCache
-    from sabia.core.generate.client import Client
+    from sabia.core.generate.opened import default_cache, open_client
 
-    cache = config.cache or str(default_cache())
-    if config.engine == "local":
+    if options.engine == "local":
         from sabia.core.generate.local import load_engine, model_fingerprint
 
-        fingerprint = model_fingerprint(config.model)
-        door = (load_engine(config.model), config.model, fingerprint, CallCache(cache))
-        return LocalWriter(*door, config.recipe, config.temperature, seed)
-    client = Client(
-        config.url,
-        config.model,
-        api_key_env=config.api_key_env,
-        cache_dir=cache,
-        max_concurrency=config.concurrency,
-        max_usd=config.max_usd,
-        max_requests=config.max_requests,
-        max_tokens=config.max_tokens,
-        prices=load_prices(config.prices) if config.prices else None,
-        timeout_s=config.timeout_s,
+        cache = CallCache(options.cache or default_cache())
+        fingerprint = model_fingerprint(options.model)
+        door = (load_engine(options.model), options.model, fingerprint, cache)
+        return LocalWriter(*door, options.recipe, options.temperature, seed)
+    client = open_client(
+        options.url, options.model, options, options.cache, options.max_tokens, options.timeout
     )
-    return EndpointWriter(client, config.recipe, config.temperature, seed)
-
-
-def default_cache() -> Path:
-    """$XDG_CACHE_HOME/sabia/calls, or the same under ~/.cache."""
-    base = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
-    return Path(base).expanduser() / "sabia" / "calls"
-
-
-def _recorded(config: RewriteConfig) -> dict[str, Any]:
-    """What decides the texts, for fingerprints and metadata; no addresses, keys or limits."""
-    names = ["recipe", "engine"]
-    if config.engine != "rules":
-        names += ["model", "temperature", "on_unfaithful"]
-    return {name: asdict(config)[name] for name in names}
+    return EndpointWriter(client, options.recipe, options.temperature, seed)
 
 
 def _count(outcomes: Sequence[Outcome], context: ShardContext) -> None:

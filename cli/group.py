@@ -1,0 +1,58 @@
+"""The commands as one typer group, which imports the module of a command when it is called."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import typer
+from typer.core import TyperGroup
+
+from sabia.cli.adapter import built
+from sabia.cli.main import COMMANDS, called, find
+from sabia.core.errors import ExitCode
+
+WrongUsage = typer.BadParameter.__bases__[0]  # of all errors of a command line; not exported
+
+
+class LazyGroup(TyperGroup):
+    """A group that imports a command's module when the command is called."""
+
+    runner: Callable[..., int]
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        """Names for completion and for the hint at the nearest match."""
+        return list(COMMANDS)
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        """The typer command of a name such as 'dedup' or 'classify train'."""
+        if cmd_name.partition(" ")[0] not in COMMANDS:
+            return None
+        return built(cmd_name, find(cmd_name), type(self).runner)
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """Split a command line; a subcommand is part of the command's name."""
+        self.commands = dict.fromkeys(COMMANDS)  # type: ignore[assignment]  # for the hint, only names are read
+        name, rest = called(args)
+        return super().resolve_command(ctx, [name, *rest] if name else args)
+
+
+def run(words: Sequence[str], runner: Callable[..., int], report: Callable[..., None]) -> int:
+    """Run a command line; a wrong one is one line on stderr (one object with `--json`)."""
+    LazyGroup.runner = staticmethod(runner)
+    app = typer.Typer(cls=LazyGroup, rich_markup_mode=None, pretty_exceptions_enable=False)
+    app.callback()(_nothing)
+    group = typer.main.get_command(app)
+    try:
+        return int(group.main(list(words), prog_name="sabia", standalone_mode=False) or 0)
+    except WrongUsage as error:
+        from sabia.cli.wrong_usage import explained
+        from sabia.core import notes
+
+        notes.configure(called(words)[0], quiet=False)
+        report(ExitCode.USAGE, explained(error, called(words)[0]), "--json" in words)
+        return ExitCode.USAGE
+    except typer.Abort:
+        return ExitCode.FAILED
+
+
+def _nothing() -> None:
+    """The group itself does nothing."""

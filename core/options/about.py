@@ -1,0 +1,95 @@
+"""What is known of a command's options, for help, manual pages and programs."""
+
+import ast
+import inspect
+import sys
+from collections.abc import Iterable, Sequence
+from itertools import pairwise
+from typing import Any
+
+from sabia.core.options.kinds import KINDS
+from sabia.core.options.option import GROUPS, Condition, Option, listed
+from sabia.core.options.resolve import variable_of
+from sabia.core.options.table import Options
+
+
+def by_group(cls: type[Options]) -> dict[str, list[Option]]:
+    """The options of a command by group, in the order of `GROUPS`; an unknown group is an error."""
+    found: dict[str, list[Option]] = {}
+    for option in cls.table.values():
+        found.setdefault(option.group, []).append(option)
+    return {group: found[group] for group in sorted(found, key=GROUPS.index)}
+
+
+def conditions(option: Option, cls: type[Options], known: Iterable[Condition] = ()) -> list[str]:
+    """What the option needs and excludes ('only with --search', 'not with --batch'), but for the
+    conditions that are `known` already."""
+    needed = [c.text(cls.table) for c in option.only if c not in known]
+    said = [f"only with {' and '.join(needed)}"] if needed else []
+    if option.excludes:
+        said.append(f"not with {listed(cls.table[name].flag for name in option.excludes)}")
+    return said
+
+
+def shared_conditions(options: Sequence[Option]) -> tuple[Condition, ...]:
+    """The conditions that all of several options have."""
+    first, *others = options
+    return tuple(c for c in first.only if others and all(c in o.only for o in others))
+
+
+def long_help(cls: type[Options]) -> dict[str, str]:
+    """Name → the text below the option's declaration, of the most derived class that has one."""
+    found: dict[str, str] = {}
+    for base in cls.__mro__:
+        for name, text in _texts(base).items():
+            found.setdefault(name, text)
+    return {name: text for name, text in found.items() if name in cls.table}
+
+
+def _texts(cls: type) -> dict[str, str]:
+    """Name → string after its assignment in the body of a class of options."""
+    if not issubclass(cls, Options) or cls is Options:
+        return {}
+    tree = ast.parse(inspect.getsource(sys.modules[cls.__module__]))
+    (body,) = (n.body for n in tree.body if isinstance(n, ast.ClassDef) and n.name == cls.__name__)
+    texts = {}
+    for before, after in pairwise(body):
+        declares = isinstance(before, ast.AnnAssign) and isinstance(before.target, ast.Name)
+        if declares and isinstance(after, ast.Expr) and isinstance(after.value, ast.Constant):
+            texts[before.target.id] = " ".join(str(after.value.value).split())
+    return texts
+
+
+def described(cls: type[Options], command: str) -> list[dict[str, Any]]:
+    """Every option of a command as an object, for `--help=json`."""
+    texts = long_help(cls)
+    return [
+        {
+            "name": option.key,
+            "flags": [] if option.positional else flags(option),
+            "type": KINDS[option.kind].json,
+            "unit": option.kind,
+            "metavar": option.metavar,
+            "choices": list(option.choices) or None,
+            "minimum": option.least,
+            "maximum": option.most,
+            "default": option.default_value(),
+            "default_text": option.default_text() or None,
+            "group": option.group,
+            "help": option.help,
+            "long_help": texts.get(name),
+            "required": option.required,
+            "repeatable": option.many,
+            "common": option.common,
+            "conditions": conditions(option, cls),
+            "recorded": option.recorded,
+            "variable": variable_of(command, option),
+        }
+        for name, option in cls.table.items()
+    ]
+
+
+def flags(option: Option) -> list[str]:
+    """Its spellings on the command line: ['-o', '--out'], ['--verify', '--no-verify']."""
+    words = [option.flag, *([f"--no-{option.key}"] if option.negative else [])]
+    return [option.short, *words] if option.short else words

@@ -1,0 +1,72 @@
+"""The kinds of values that options take: how each is read, and how help names it.
+
+A kind reads the text of the command line, an environment variable or a TOML string, and TOML's own
+numbers. Every reader raises UsageError with the option's flag, the value and what was expected.
+"""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from sabia.core import units
+from sabia.core.errors import UsageError
+
+TRUE, FALSE = ("1", "true", "t", "yes", "y", "on"), ("0", "false", "f", "no", "n", "off")
+
+
+class Kind(NamedTuple):
+    """A kind of value: the metavar in help, the reader `(text, flag) → value`, and what JSON calls
+    it."""
+
+    metavar: str
+    read: Callable[[Any, str], Any]
+    json: str
+
+
+def _text(value: Any, flag: str) -> str:
+    return str(value)
+
+
+def _integer(value: Any, flag: str) -> int:
+    try:
+        return int(str(value))
+    except ValueError:
+        raise UsageError(f"{flag}: {value!r} is not a whole number (expected such as 4)") from None
+
+
+def _number(value: Any, flag: str) -> float:
+    try:
+        number = float(str(value))
+    except ValueError:
+        raise UsageError(f"{flag}: {value!r} is not a number (expected such as 0.5)") from None
+    if number != number:
+        raise UsageError(f"{flag}: {value!r} is not a number (expected such as 0.5)")
+    return number
+
+
+def _whole(value: Any, flag: str) -> int:
+    count = units.parse_count(value, flag)
+    if count != int(count):
+        raise UsageError(f"{flag}: {value!r} is not a whole number (expected such as 10k)")
+    return int(count)
+
+
+def _flag(value: Any, flag: str) -> bool:
+    text = str(value).strip().lower()
+    if text not in TRUE + FALSE:
+        raise UsageError(f"{flag}: {value!r} is no truth value (expected true or false)")
+    return text in TRUE
+
+
+KINDS = {
+    "text": Kind("TEXT", _text, "string"),
+    "flag": Kind("", _flag, "boolean"),
+    "integer": Kind("N", _integer, "integer"),
+    "number": Kind("X", _number, "number"),
+    "count": Kind("COUNT", units.parse_count, "number"),
+    "whole": Kind("COUNT", _whole, "integer"),
+    "length": Kind("LENGTH", units.parse_length, "integer"),
+    "size": Kind("BYTES", units.parse_bytes, "integer"),
+    "duration": Kind("DURATION", units.parse_duration, "number"),
+    "share": Kind("SHARE", units.parse_fraction, "number"),
+    "money": Kind("USD", units.parse_money, "number"),
+}

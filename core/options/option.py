@@ -1,0 +1,201 @@
+"""One option, declared once: its kind, choices, default, group, help and conditions.
+
+A class of options lists them as attributes (see `table.Options`). The text below a declaration, a
+string of its own, is the option's long help, which the manual page and `--help=json` print.
+"""
+
+import copy
+import difflib
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple
+
+from sabia.core.errors import UsageError
+from sabia.core.options.kinds import KINDS
+
+# the groups of a help page, in their order
+GROUPS = (
+    "Input and output", "Crawl", "Steering", "Scores", "Screens", "Method", "Training data",
+    "Data", "Tokenizer", "Model", "Reward", "Rollouts", "Loss", "Judge", "Endpoint", "Optimizer",
+    "Precision", "Adapters", "Parallelism", "Checkpoints", "Guards", "Mixture", "Tasks",
+    "Sampling", "Run", "Hardware", "Layout", "Failures and checkpoints", "Money", "Generation",
+    "Output", "Logging", "Call",
+)  # fmt: skip
+
+
+class Condition(NamedTuple):
+    """When an option has a meaning: one of `given` has a value, or an option has a listed value."""
+
+    given: tuple[str, ...] = ()
+    values: tuple[tuple[str, tuple[Any, ...]], ...] = ()
+
+    def holds(self, values: Mapping[str, Any]) -> bool:
+        """Whether it holds for resolved values by name."""
+        return any(is_set(values.get(name)) for name in self.given) or any(
+            values.get(name) in allowed for name, allowed in self.values
+        )
+
+    def text(self, flags: Mapping[str, "Option"]) -> str:
+        """Such as '--search or --fixed-layout', '--method minhash or exact'."""
+        parts = [flags[name].flag for name in self.given]
+        for name, allowed in self.values:
+            parts.append(f"{flags[name].flag} {listed(allowed)}")
+        return listed(parts)
+
+
+def needs(*given: str, **values: Any) -> Condition:
+    """A condition: one of the options `given` has a value, or an option has one of its values."""
+    return Condition(
+        given, tuple((k, v if isinstance(v, tuple) else (v,)) for k, v in values.items())
+    )
+
+
+def is_set(value: Any) -> bool:
+    """Whether a resolved value says something: not None, empty, False or 0."""
+    return bool(value)
+
+
+def listed(names: Iterable[Any]) -> str:
+    """'a', 'a or b', 'a, b or c'."""
+    names = [str(name) for name in names]
+    return " or ".join([", ".join(names[:-1]), names[-1]] if len(names) > 1 else names)
+
+
+class Option:
+    """One option of a command; see `declare` for what its fields mean."""
+
+    name = ""
+
+    def __init__(self, kind: str, help: str, **fields: Any) -> None:
+        self.kind, self.help = kind, help
+        self.default: Any = fields.pop("default", False if kind == "flag" else None)
+        self.metavar: str = fields.pop("metavar", KINDS[kind].metavar)
+        self.choices: tuple[str, ...] = fields.pop("choices", ())
+        self.least: float | None = fields.pop("least", None)
+        self.most: float | None = fields.pop("most", None)
+        self.many: bool = fields.pop("many", False)
+        self.short: str = fields.pop("short", "")
+        self.group: str = fields.pop("group", "")
+        self.common: bool = fields.pop("common", False)
+        self.recorded: bool = fields.pop("recorded", True)
+        self.required: bool = fields.pop("required", False)
+        self.positional: bool = fields.pop("positional", False)
+        self.negative: bool = fields.pop("negative", False)
+        self.only: tuple[Condition, ...] = _tuple(fields.pop("only", ()))
+        self.excludes: tuple[str, ...] = fields.pop("excludes", ())
+        self.unset: str = fields.pop("unset", "")
+        self.variable: str = fields.pop("variable", "")
+        self.values: str = fields.pop("values", "")
+        if fields:
+            raise TypeError(f"an option has no {', '.join(fields)}")
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        if not self.name:
+            self.name = name
+
+    def but(self, **changes: Any) -> Any:
+        """The same option with some fields changed, such as a command's own default."""
+        other = copy.copy(self)
+        for field, value in changes.items():
+            if not hasattr(other, field):
+                raise TypeError(f"an option has no {field}")
+            setattr(other, field, _tuple(value) if field == "only" else value)
+        return other
+
+    @property
+    def key(self) -> str:
+        """The name in TOML files: that of the flag, 'batch-tokens'."""
+        return self.name.rstrip("_").replace("_", "-")
+
+    @property
+    def flag(self) -> str:
+        """'--batch-tokens', or the metavar of an argument."""
+        return self.metavar.split("]")[0].strip("[") if self.positional else f"--{self.key}"
+
+    @property
+    def placeholder(self) -> str:
+        """What help shows for the value: '{a,b}' for choices, else the metavar."""
+        return "{" + ",".join(self.choices) + "}" if self.choices else self.metavar
+
+    def default_value(self) -> Any:
+        """The value where nothing is given; a default written with a unit is read here."""
+        if self.many:
+            return tuple(self.default or ())
+        if isinstance(self.default, str) and self.kind != "text":
+            return KINDS[self.kind].read(self.default, self.flag)
+        return self.default
+
+    def read(self, value: Any) -> Any:
+        """The value of an option as given: text, or a TOML value. Raises UsageError."""
+        if self.many:
+            return tuple(
+                self._one(v) for v in (value if isinstance(value, list | tuple) else [value])
+            )
+        if isinstance(value, list | tuple | dict):
+            raise UsageError(f"{self.flag}: {value!r} (expected one value)")
+        return self._one(value)
+
+    def _one(self, value: Any) -> Any:
+        if isinstance(value, bool) and self.kind != "flag":
+            raise UsageError(f"{self.flag}: {value!r} (expected a value)")
+        found = KINDS[self.kind].read(value, self.flag)
+        if self.choices and found not in self.choices:
+            near = difflib.get_close_matches(str(found), self.choices, n=1)
+            hint = f"; did you mean {near[0]}?" if near else ""
+            raise UsageError(f"{self.flag}: {found!r} (expected {listed(self.choices)}){hint}")
+        least, most = self.least, self.most
+        if (least is not None and found < least) or (most is not None and found > most):
+            raise UsageError(f"{self.flag}: {value} is out of range (expected {self.range_text()})")
+        return found
+
+    def range_text(self) -> str:
+        """'1 or more', '0 to 1', '' where there is no bound."""
+        if self.least is not None and self.most is not None:
+            return f"{self.least:,} to {self.most:,}"
+        if self.least is not None:
+            return f"{self.least:,} or more"
+        return f"at most {self.most:,}" if self.most is not None else ""
+
+    def default_text(self) -> str:
+        """What help shows as the default; '' where leaving the option out needs no word."""
+        if self.unset or self.required or self.kind == "flag":
+            return self.unset
+        return "" if self.default in (None, "", ()) else str(self.default)
+
+
+def _tuple(only: Any) -> tuple[Condition, ...]:
+    return (only,) if isinstance(only, Condition) else tuple(only)
+
+
+def text(help: str, metavar: str = "TEXT", **fields: Any) -> Any:
+    """An option whose value is text: a name, a path, an expression."""
+    return Option("text", help, **({"default": "", "metavar": metavar} | fields))
+
+
+def choice(help: str, *choices: str, **fields: Any) -> Any:
+    """An option whose value is one of `choices`; the first is the default unless one is given."""
+    return Option("text", help, choices=choices, **({"default": choices[0]} | fields))
+
+
+def several(help: str, metavar: str, **fields: Any) -> Any:
+    """An option that may be given often; its value is a tuple of texts."""
+    return Option("text", help, many=True, default=(), metavar=metavar, **fields)
+
+
+def switch(help: str, **fields: Any) -> Any:
+    """An option without a value; with `negative` it has a --no- form too."""
+    return Option("flag", help, **fields)
+
+
+def quantity(kind: str, help: str, default: Any = None, **fields: Any) -> Any:
+    """An option whose value is a number of a kind in `KINDS`: count, length, size, duration, …"""
+    return Option(kind, help, default=default, **fields)
+
+
+def integer(help: str, default: int | None = None, **fields: Any) -> Any:
+    """An option whose value is a whole number."""
+    return Option("integer", help, default=default, **fields)
+
+
+def number(help: str, default: float | None = None, **fields: Any) -> Any:
+    """An option whose value is a number."""
+    return Option("number", help, default=default, **fields)
