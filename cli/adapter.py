@@ -2,7 +2,7 @@
 read, checked and refused by `core/options`."""
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Annotated, Any
 
 import typer
@@ -13,31 +13,38 @@ from sabia.core.options import about
 from sabia.core.options.option import Option
 
 
-def built(name: str, function: Callable[..., None], run: Callable[..., int]) -> Any:
+def built(
+    name: str,
+    function: Callable[..., None],
+    run: Callable[..., int],
+    subcommands: Sequence[str] = (),
+) -> Any:
     """The typer command of a function declared by `@command`; `run(name, function, flags)` is what
-    it calls with the texts of the command line by option name, None where there is none."""
+    it calls with the texts of the command line by option name, None where there is none.
+    `subcommands` complete the first word."""
     table: dict[str, Option] = function.options.table  # type: ignore[attr-defined]  # by @command
+
+    kinds = {option.name: _annotation(option, subcommands) for option in table.values()}
 
     def callback(**flags: Any) -> None:
         raise typer.Exit(run(name, function, flags))
 
     callback.__signature__ = inspect.Signature(  # type: ignore[attr-defined]  # typer reads it
-        [_parameter(option) for option in table.values()]
+        [
+            inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=kind)
+            for name, kind in kinds.items()
+        ]
     )
-    callback.__annotations__ = {o.name: _annotation(o) for o in table.values()}
+    callback.__annotations__ = kinds
     info = CommandInfo(name=name, callback=callback, add_help_option=False)
     return get_command_from_info(info, pretty_exceptions_short=False, rich_markup_mode=None)
 
 
-def _parameter(option: Option) -> inspect.Parameter:
-    return inspect.Parameter(
-        option.name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=_annotation(option)
-    )
-
-
-def _annotation(option: Option) -> Any:
+def _annotation(option: Option, subcommands: Sequence[str]) -> Any:
     if option.positional:
-        return Annotated[list[str] | None, typer.Argument(metavar=option.metavar)]
+        complete = _completer(option, subcommands)
+        argument = typer.Argument(metavar=option.metavar, autocompletion=complete)
+        return Annotated[list[str] | None, argument]
     words = about.flags(option)
     if option.negative:
         words = [*words[:-2], f"{words[-2]}/{words[-1]}"]
@@ -45,18 +52,20 @@ def _annotation(option: Option) -> Any:
     if option.kind == "flag":
         return Annotated[bool | None, typer.Option(*words, help=option.help)]
     kind = list[str] | None if option.many else str | None
-    return Annotated[kind, typer.Option(*words, autocompletion=_completer(option), **settings)]  # type: ignore[arg-type]  # of two types
+    return Annotated[
+        kind, typer.Option(*words, autocompletion=_completer(option, option.choices), **settings)
+    ]  # type: ignore[arg-type]  # of two types
 
 
-def _completer(option: Option) -> Callable[[str], list[str]] | None:
+def _completer(option: Option, choices: Sequence[str]) -> Callable[[str], list[str]] | None:
     """What completes the option's value; None leaves it to the shell's file names."""
-    if not (option.choices or option.values):
+    if not (choices or option.values):
         return None
 
     def complete(incomplete: str) -> list[str]:
         from sabia.cli.values import names
 
-        known = option.choices or names(option.values)
+        known = choices or names(option.values)
         return [name for name in known if name.startswith(incomplete)]
 
     return complete

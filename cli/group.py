@@ -7,7 +7,7 @@ import typer
 from typer.core import TyperGroup
 
 from sabia.cli.adapter import built
-from sabia.cli.main import COMMANDS, called, find
+from sabia.cli.main import COMMANDS, SUBCOMMANDS, called, find
 from sabia.core.errors import ExitCode
 
 WrongUsage = typer.BadParameter.__bases__[0]  # of all errors of a command line; not exported
@@ -26,7 +26,8 @@ class LazyGroup(TyperGroup):
         """The typer command of a name such as 'dedup' or 'classify train'."""
         if cmd_name.partition(" ")[0] not in COMMANDS:
             return None
-        return built(cmd_name, find(cmd_name), type(self).runner)
+        subcommands = list(SUBCOMMANDS.get(cmd_name, ()))
+        return built(cmd_name, find(cmd_name), type(self).runner, subcommands)
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         """Split a command line; a subcommand is part of the command's name."""

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from sabia.core.options import about
-from sabia.core.options.option import Option
+from sabia.core.options.option import GROUPS, Option
 from sabia.core.options.table import Options
 
 WIDTH = 80
@@ -75,9 +75,10 @@ def _section(group: str, options: Sequence[Option], cls: type[Options]) -> str:
     shared = about.shared_conditions(options)
     needed = " and ".join(condition.text(cls.table) for condition in shared)
     lines = [f"{group} (only with {needed}):" if needed else f"{group}:"]
+    last = [_row(*about.HELP)] if group == GROUPS[-1] else []
     for option in sorted(options, key=lambda option: not option.positional):
         lines.append(_entry(option, about.conditions(option, cls, shared)))
-    return "\n".join(lines)
+    return "\n".join([*lines, *last])
 
 
 def _entry(option: Option, conditions: list[str]) -> str:

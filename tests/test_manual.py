@@ -1,17 +1,23 @@
-"""The manual pages: one for each command, with every section, and clean by mandoc's own lint."""
+"""The manual pages: one for each command, with every section, options as declared, clean by lint."""
 
+import os
+import re
+import runpy
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
-from sabia.cli.main import COMMANDS
+from sabia.cli.main import COMMANDS, all_calls, find
+from sabia.core.options import about
 
 MAN = Path(__file__).parent.parent / "man"
 PAGES = ["sabia", *(f"sabia-{name}" for name in COMMANDS)]
-SECTIONS = ("NAME", "SYNOPSIS", "DESCRIPTION", "INPUT AND OUTPUT", "ENVIRONMENT", "EXIT STATUS",
-            "EXAMPLES", "SEE ALSO")  # fmt: skip
+SECTIONS = ("NAME", "SYNOPSIS", "DESCRIPTION", "OPTIONS", "INPUT AND OUTPUT", "ENVIRONMENT",
+            "EXIT STATUS", "EXAMPLES", "SEE ALSO")  # fmt: skip
+MANDOC = pytest.mark.skipif(not shutil.which("mandoc"), reason="mandoc is not installed")
 
 
 @pytest.mark.parametrize("page", PAGES)
@@ -25,11 +31,55 @@ def test_no_page_without_a_command() -> None:
     assert {path.stem for path in MAN.glob("*.1")} == set(PAGES)
 
 
-@pytest.mark.skipif(not shutil.which("mandoc"), reason="mandoc is not installed")
+def test_options_are_those_of_the_tables() -> None:
+    check = [sys.executable, str(MAN / "generate.py"), "--check"]
+    done = subprocess.run(check, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def rendered(page: str) -> str:
+    """A page as `man` shows it, without overstrikes, each paragraph of an entry on one line."""
+    words = ["mandoc", "-Tutf8", "-Owidth=78", str(MAN / f"{page}.1")]
+    shown = subprocess.run(words, capture_output=True, text=True, check=True).stdout
+    return " ".join(re.sub(".\b", "", shown).replace("‐", "-").split())
+
+
+@MANDOC
+@pytest.mark.parametrize("call", all_calls())
+def test_the_rendered_page_tells_every_option(call: str) -> None:
+    text = rendered(f"sabia-{call.split()[0]}")
+    table = find(call).options
+    long_help = about.long_help(table)
+    for name, option in table.table.items():
+        if not option.positional:
+            assert f" --{option.key}" in text
+        told = [option.help, *re.findall(r"[^.`]{12,}", long_help.get(name, ""))]
+        told += [option.default_text(), *option.choices]
+        for words in told:
+            plain = " ".join(words.replace("`", "").split())
+            assert plain[0:1].lower() + plain[1:] in text or plain in text, (option.flag, plain)
+
+
+@MANDOC
+@pytest.mark.parametrize("page", PAGES)
+def test_the_rendered_page_is_plain(page: str) -> None:
+    text = rendered(page)
+    assert not re.findall(r"``|\\f[A-Z]|\\e|<\?>", text)
+    assert not re.findall(r" [“”]{2,}|:-\d", text)
+
+
+@MANDOC
 @pytest.mark.parametrize("page", PAGES)
 def test_mandoc_finds_nothing(page: str) -> None:
-    done = subprocess.run(
-        ["mandoc", "-Tlint", str(MAN / f"{page}.1")], capture_output=True, text=True
-    )
+    words = ["mandoc", "-Tlint", str(MAN / f"{page}.1")]
+    done = subprocess.run(words, capture_output=True, text=True, check=False, env=os.environ)
     said = [x for x in done.stdout.splitlines() if "referenced manual not found" not in x]
     assert not said
+
+
+def test_generated_pages_quote_what_mdoc_would_read() -> None:
+    mdoc = runpy.run_path(str(MAN / "generate.py"))["_mdoc"]
+    assert mdoc("Give --length 8k. A\\b is kept.") == [
+        "Give \\fB\\-\\-length\\fP 8k.", "A\\eb is kept."]  # fmt: skip
+    assert mdoc(".toml files") == ["\\&.toml files"]
+    assert mdoc("Use `a b` now.") == ["Use \\fBa b\\fP now."]

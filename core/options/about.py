@@ -13,6 +13,9 @@ from sabia.core.options.resolve import variable_of
 from sabia.core.options.table import Options
 
 
+HELP = ("-h, --help", "Show the common options, or all of them; --help=json prints the table")
+
+
 def by_group(cls: type[Options]) -> dict[str, list[Option]]:
     """The options of a command by group, in the order of `GROUPS`; an unknown group is an error."""
     found: dict[str, list[Option]] = {}

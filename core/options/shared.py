@@ -30,12 +30,11 @@ class Output(Options, group="Input and output"):
     """Where rows go."""
 
     out: str | None = text(
-        "FILE.parquet, .arrow, .jsonl, a directory, or - (stdout)",
+        "FILE.parquet, a directory, or - (stdout)",
         "PATH", default=None, short="-o", common=True, recorded=False,
     )  # fmt: skip
-    """A path that ends in `.parquet`, `.arrow`, `.jsonl`, `.jsonl.gz` or `.jsonl.zst` is written as
-    one file of that format, any other path is a directory with one shard for each input shard. With
-    `-`, or without the option, rows go to standard output."""
+    """A path that ends in `.parquet` is written as one file, any other path is a directory with one
+    shard for each input shard. With `-`, or without the option, rows go to standard output."""
     to: str = choice(
         "Format of rows on stdout", "parquet", "arrow", "jsonl",
         variable="SABIA_PIPE", recorded=False,

@@ -21,9 +21,9 @@ class Options:
     """Resolved options of one call, as attributes; `given` names those that were set by hand.
 
     A subclass declares its options as attributes or inherits those of other groups. Class
-    arguments: `group` is the group in help of the options declared here, `defaults` changes inherited
-    defaults,
-    `only` adds a condition to all options of a base class, `without` leaves inherited ones out.
+    arguments: `group` is the group in help of the options declared here, `defaults` changes
+    inherited defaults, `only` adds conditions to all options of a base class, `without` leaves
+    inherited options out.
     """
 
     table: ClassVar[dict[str, Option]] = {}

@@ -3,22 +3,16 @@
 import json
 import os
 import re
-import resource
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from sabia.cli.main import COMMANDS, VERBS
+from sabia.cli.main import COMMANDS, SUBCOMMANDS, all_calls
 
-ROOT = Path(__file__).parent.parent.parent
 SABIA = [sys.executable, "-m", "sabia.cli.main"]
-HEAVY = ("numpy", "pyarrow", "torch", "jax", "rich", "pydantic", "numba", "aiohttp")
-
-
-# every command as it is called: its name, and each of its verbs
-CALLS = [*COMMANDS, *(f"{name} {verb}" for name, verbs in VERBS.items() for verb in verbs)]
+HEAVY = ("numpy", "pyarrow", "torch", "jax", "rich", "pydantic", "numba", "aiohttp", "typer")
 
 
 def run(*words: str, **settings) -> subprocess.CompletedProcess:
@@ -31,7 +25,7 @@ def test_help_lists_every_command() -> None:
     assert all(f"  {name} " in shown.stdout for name in COMMANDS)
 
 
-@pytest.mark.parametrize("name", CALLS)
+@pytest.mark.parametrize("name", all_calls())
 def test_command_help_is_light_and_has_examples(name: str) -> None:
     probe = (
         "import sys; sys.argv = ['sabia', *sys.argv[1].split(), '--help']\n"
@@ -43,47 +37,22 @@ def test_command_help_is_light_and_has_examples(name: str) -> None:
         "print(len(sys.modules), file=sys.stderr)"
     )
     words = [sys.executable, "-c", probe, name]
-    before = resource.getrusage(resource.RUSAGE_CHILDREN)
     shown = subprocess.run(words, capture_output=True, text=True)
-    after = resource.getrusage(resource.RUSAGE_CHILDREN)
     assert shown.returncode == 0, shown.stderr
     assert "Examples:" in shown.stdout and f"man sabia-{name.split()[0]}" in shown.stdout
-    cpu_s = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
-    assert int(shown.stderr) <= 300  # modules: a measure that does not depend on the machine's load
-    assert cpu_s < 1.0  # the bar of 100 ms is measured in the bench; this only catches disasters
+    assert int(shown.stderr) <= 200  # modules: a measure that does not depend on the machine's load
 
 
-def verbs_of(name: str) -> list[tuple[str]]:
-    return [(verb,) for verb in VERBS.get(name, ())]
-
-
-def helped_options(*words: str) -> set[str]:
-    """Long options in the help of a call."""
-    options = run(*words, "--help").stdout.partition("Options:")[2].partition("Examples:")[0]
-    starts = re.findall(r"(?m)^ {2}(?:-\w, )?(--[\w-]+(?: / --[\w-]+)?)", options)
-    return set(re.findall(r"--([\w-]+)", " ".join(starts)))
-
-
-@pytest.mark.parametrize("name", VERBS)
-def test_verbs_are_listed_and_the_first_is_the_default(name: str) -> None:
-    default, *others = VERBS[name]
+@pytest.mark.parametrize("name", SUBCOMMANDS)
+def test_subcommands_are_listed_and_the_first_is_the_default(name: str) -> None:
+    default, *others = SUBCOMMANDS[name]
     shown = run(name, "--help").stdout
-    assert all(f"  {verb} " in shown for verb in VERBS[name])
-    assert helped_options(name) == helped_options(name, default)
-    assert all(
-        f"Usage: sabia {name} {verb} " in run(name, verb, "--help").stdout for verb in others
-    )
+    assert all(f"  {verb} " in shown for verb in SUBCOMMANDS[name])
+    assert run(name, default, "--help").stdout == shown
+    for verb in others:
+        assert f"Usage: sabia {name} {verb} " in run(name, verb, "--help").stdout
     asked = run(name, f"./{others[0]}")
     assert asked.returncode == 2 and "no such file" in asked.stderr
-
-
-@pytest.mark.parametrize("name", COMMANDS)
-def test_manual_and_help_name_the_same_options(name: str) -> None:
-    page = (ROOT / "man" / f"sabia-{name}.1").read_text()
-    helped = set().union(*(helped_options(name, *verb) for verb in [(), *verbs_of(name)]))
-    entries = "\n".join(re.findall(r"(?m)^\.It .*Fl .*", page))
-    listed = set(re.findall(r"Fl -([\w-]+)", entries))
-    assert listed == helped
 
 
 def test_version_says_what_is_there() -> None:

@@ -1,0 +1,159 @@
+"""What `--dry-run` shows: what would be read and written, with estimates of CPU, memory and bytes.
+
+The estimates of a data stage are measured, not tabulated: the stage's own transform runs over the
+first rows (twice, so that compiling does not count), its rows are written to memory as they would
+be to disk, and both are scaled by the rows or bytes that there are.
+"""
+
+import io
+import json
+import os
+import resource
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import pyarrow as pa
+
+from sabia.core import units
+from sabia.core.shards.job import Job
+from sabia.core.shards.sources import Reject, Source, ignore_reject
+
+SAMPLE_ROWS = 1_000
+SAMPLE_BYTES = 4 << 20
+
+
+@dataclass
+class DryRun:
+    """A call that was not made. Estimates are None where nothing could be measured."""
+
+    command: str
+    reads: list[dict[str, Any]] = field(default_factory=list)  # name, bytes
+    writes: list[dict[str, Any]] = field(default_factory=list)  # path, action: write or keep
+    cpu_seconds: float | None = None
+    memory_bytes: int | None = None
+    bytes_written: int | None = None
+    figures: dict[str, Any] = field(default_factory=dict)  # what else the stage knows
+    basis: str = ""  # what the estimates rest on
+
+    def show(self, job: Job) -> None:
+        """Print it to stdout as text, or with `--json` as one object."""
+        if job.json:
+            print(json.dumps(asdict(self), default=str))
+            return
+        for one in self.reads:
+            size = "" if one["bytes"] is None else f" ({units.format_bytes(one['bytes'])})"
+            print(f"read {one['name']}{size}")
+        for one in self.writes:
+            print(f"{one['action']} {one['path']}")
+        for name, value in self.figures.items():
+            print(f"{name}: {value}")
+        for line in self._estimates():
+            print(line)
+        sys.stdout.flush()
+
+    def _estimates(self) -> Iterator[str]:
+        cpu, memory, size = self.cpu_seconds, self.memory_bytes, self.bytes_written
+        if cpu is not None:
+            yield f"CPU time: about {units.format_duration(cpu)}"
+        if memory is not None:
+            yield f"memory: about {units.format_bytes(memory)}"
+        if size is not None:
+            yield f"bytes written: about {units.format_bytes(size)}"
+        if self.basis:
+            yield f"estimated from {self.basis}"
+
+
+class _NoRejects:
+    """Takes rejected rows of a sample and forgets them."""
+
+    path, count = "", 0
+
+    def add(self, *_: object) -> None:
+        """Nothing is kept."""
+
+
+@dataclass(frozen=True)
+class Sample:
+    """The first rows of a source, as a source of their own."""
+
+    source: Source
+    rows_wanted: int = SAMPLE_ROWS
+
+    @property
+    def name(self) -> str:
+        """That of the source."""
+        return self.source.name
+
+    def fingerprint(self) -> str:
+        """That of the source, marked."""
+        return f"{self.source.fingerprint()} sample"
+
+    def rows(self) -> int | None:
+        """Unknown before it is read."""
+        return None
+
+    def batches(
+        self, columns: Sequence[str] | None = None, rows: int = 250, reject: Reject = ignore_reject
+    ) -> Iterator[pa.RecordBatch]:
+        """See Source.batches; ends after the wanted rows or SAMPLE_BYTES."""
+        taken = size = 0
+        for batch in self.source.batches(columns, min(rows, 250), ignore_reject):
+            yield batch
+            taken, size = taken + batch.num_rows, size + batch.nbytes
+            if taken >= self.rows_wanted or size >= SAMPLE_BYTES:
+                return
+
+
+def file_bytes(source: Source) -> int | None:
+    """Bytes of the shard, None where it cannot be told."""
+    try:
+        with source.open() as file:
+            return file.seek(0, os.SEEK_END)
+    except OSError:
+        return None
+
+
+def estimate(
+    plan: DryRun,
+    sources: Sequence[Source],
+    transformed: Callable[[Sample], Iterator[pa.RecordBatch]],
+    jobs: int,
+) -> None:
+    """Fill in a plan's estimates by running a transform over the first rows of the first source.
+
+    `transformed(sample)` gives the rows that would be written. CPU seconds are those of all
+    workers together, memory that of all at once.
+    """
+    from sabia.core.shards.outputs import ParquetRows
+
+    if not sources:
+        plan.cpu_seconds, plan.bytes_written, plan.basis = 0.0, 0, "nothing to do"
+        return
+    sample = Sample(sources[0])
+    rows = sum(batch.num_rows for batch in sample.batches())
+    arrow_bytes = sum(batch.nbytes for batch in sample.batches())
+    if not rows:
+        return
+    for _ in range(2):
+        started = time.process_time()
+        batches = list(transformed(sample))
+        sink = io.BytesIO()
+        if batches:
+            writer = ParquetRows(sink, batches[0].schema)  # type: ignore[arg-type]  # a file will do
+            for batch in batches:
+                writer.write(batch)
+            writer.close()
+        seconds = time.process_time() - started
+    counts = [source.rows() for source in sources]
+    if None not in counts:
+        scale = sum(filter(None, counts)) / rows
+    else:
+        scale = sum(file_bytes(source) or 0 for source in sources) / arrow_bytes
+    plan.cpu_seconds = seconds * scale
+    plan.bytes_written = round(sink.tell() * scale)
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    plan.memory_bytes = peak * max(1, min(jobs, len(sources)))
+    plan.basis = f"the first {rows:,} rows of {sources[0].name}"
