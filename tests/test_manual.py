@@ -1,4 +1,4 @@
-"""The manual pages: one for each command, with every section, options as declared, clean by lint."""
+"""The manual pages: one a command, every section, options as declared, clean by lint."""
 
 import os
 import re

@@ -12,7 +12,6 @@ from sabia.core.options.option import GROUPS, Condition, Option, listed
 from sabia.core.options.resolve import variable_of
 from sabia.core.options.table import Options
 
-
 HELP = ("-h, --help", "Show the common options, or all of them; --help=json prints the table")
 
 
