@@ -11,12 +11,10 @@ keeps its original text or is rejected, with the reason. Columns added: `rewritt
 from __future__ import annotations
 
 import hashlib
-import os
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sabia.core import notes, units
@@ -32,6 +30,7 @@ from sabia.core.text.rewrite_models import (
     pieces_of,
     prompt_hash,
 )
+from sabia.kernels.cache_folder import cache_folder
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -259,7 +258,7 @@ def make_writer(config: RewriteConfig, seed: int) -> Writer:
     from sabia.core.generate.cache import CallCache
     from sabia.core.generate.client import Client
 
-    cache = config.cache or str(default_cache())
+    cache = config.cache or str(cache_folder("calls"))
     if config.engine == "local":
         from sabia.core.generate.local import load_engine, model_fingerprint
 
@@ -279,12 +278,6 @@ def make_writer(config: RewriteConfig, seed: int) -> Writer:
         timeout_s=config.timeout_s,
     )
     return EndpointWriter(client, config.recipe, config.temperature, seed)
-
-
-def default_cache() -> Path:
-    """$XDG_CACHE_HOME/sabia/calls, or the same under ~/.cache."""
-    base = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
-    return Path(base).expanduser() / "sabia" / "calls"
 
 
 def _recorded(config: RewriteConfig) -> dict[str, Any]:
