@@ -6,7 +6,7 @@ import shutil
 from importlib.metadata import PackageNotFoundError, version
 
 PACKAGES = ("torch", "jax", "jaxlib", "flax", "optax", "numpy", "pyarrow", "tokenizers",
-            "safetensors", "numba", "typer", "rich", "ray", "wandb", "tensorboard")  # fmt: skip
+            "safetensors", "numba", "typer", "rich", "wandb", "tensorboard")  # fmt: skip
 
 
 def print_version(verbose: bool) -> None:

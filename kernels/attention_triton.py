@@ -17,6 +17,10 @@ import torch
 import triton
 import triton.language as tl
 
+from sabia.kernels.cache_folder import name_compilers_folders
+
+name_compilers_folders()
+
 Tensor = torch.Tensor
 LOG2E = tl.constexpr(1.4426950408889634)
 

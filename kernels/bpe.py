@@ -18,8 +18,6 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from sabia.kernels.minhash import set_cache_directory
-
 SMALL_ROWS, SMALL_WORDS, SMALL_KEY = 1 << 18, 4, 2  # keys up to 16 bytes and 3 ids
 LARGE_ROWS, LARGE_WORDS, LARGE_KEY = 1 << 15, 16, 9  # keys up to 72 bytes and 13 ids
 CACHE_BYTES = 8 * (SMALL_ROWS * SMALL_WORDS + LARGE_ROWS * LARGE_WORDS)
@@ -83,7 +81,6 @@ def _rows(rows: int, words: int) -> np.ndarray:
 def pair_table(merges: np.ndarray, new_ids: np.ndarray) -> np.ndarray:
     """uint64[2 * slots] of merges[n, 2] (ids) in the order of their ranks; of two equal pairs the
     later one counts, as in tokenizers."""
-    set_cache_directory()
     from sabia.kernels.bpe_numba import fill_pairs
 
     slots = 1 << max(4, (2 * len(merges)).bit_length())
@@ -94,7 +91,6 @@ def pair_table(merges: np.ndarray, new_ids: np.ndarray) -> np.ndarray:
 
 def word_table(words: Mapping[bytes, int]) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
     """(bytes, spans int64[n, 2], ids int32[n], slots int32[s]) of tokens that are found whole."""
-    set_cache_directory()
     from sabia.kernels.bpe_numba import fill_words
 
     data = np.frombuffer(b"".join(words) + bytes(PADDING), np.uint8)
@@ -141,7 +137,6 @@ def padded(data: np.ndarray) -> np.ndarray:
 def document_flags(data: np.ndarray, offsets: np.ndarray, classes: np.ndarray) -> np.ndarray:
     """uint8[n]: the flags (unicode_classes) of all code points of each document, or-ed; data is
     `padded`."""
-    set_cache_directory()
     from sabia.kernels.bpe_numba import flags_of
 
     found = np.zeros(len(offsets) - 1, np.uint8)
@@ -162,7 +157,6 @@ def encode(
     `data` is valid UTF-8 and `padded`. `end_id` >= 0 ends every document; documents marked in
     `skip` bool[n] get no ids. Holds no GIL; one cache must not be shared by threads.
     """
-    set_cache_directory()
     from sabia.kernels.bpe_numba import encode_all
 
     n = len(offsets) - 1

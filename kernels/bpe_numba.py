@@ -6,7 +6,6 @@ new entry takes a free row of its bucket, else one chosen by its hash. Most pre-
 32 bytes; longer ones, and those of more ids, have rows of 128.
 """
 
-import numba
 import numpy as np
 
 from sabia.kernels.bpe import (
@@ -18,6 +17,7 @@ from sabia.kernels.bpe import (
     SMALL_WORDS,
 )
 from sabia.kernels.bpe_split import entry_at, part_end, split_end
+from sabia.kernels.compiled import njit
 from sabia.kernels.memory_numba import word_at
 from sabia.kernels.unicode_classes import CLASS_BITS
 
@@ -29,8 +29,8 @@ _MISSING = U(EMPTY)
 _NONE = np.int64(1) << 62  # the "rank and id" of a pair that does not merge
 _SHORT = 64  # bytes of a pre-token that is merged by scanning
 _LOW = U(0xFFFFFFFF)
-_jit = numba.njit(nogil=True, cache=True, boundscheck=False)
-_inline = numba.njit(nogil=True, cache=True, forceinline=True)
+_jit = njit(nogil=True, cache=True, boundscheck=False)
+_inline = njit(nogil=True, cache=True, forceinline=True)
 
 
 @_inline

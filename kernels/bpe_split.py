@@ -16,9 +16,9 @@ deepseek  [ASCII mark][A-Za-z]+|[^\\r\\n\\p{L}\\p{P}\\p{S}]?[\\p{L}\\p{M}]+
 The bytes are valid UTF-8 with at least 8 readable bytes behind them. Classes: unicode_classes.
 """
 
-import numba
 import numpy as np
 
+from sabia.kernels.compiled import njit
 from sabia.kernels.memory_numba import byte_at, trailing_zeros, word_at
 from sabia.kernels.unicode_classes import (
     CJK,
@@ -51,8 +51,8 @@ _APOSTROPHE, _BLANK, _SLASH = 39, 32, 47
 _FOLD, _SEVEN, _HIGH, _FROM_A, _BEHIND_Z = (
     np.uint64(byte * 0x0101010101010101) for byte in (0x20, 0x7F, 0x80, 0x1F, 0x05)
 )
-_jit = numba.njit(nogil=True, cache=True, boundscheck=False)
-_inline = numba.njit(nogil=True, cache=True, forceinline=True)
+_jit = njit(nogil=True, cache=True, boundscheck=False)
+_inline = njit(nogil=True, cache=True, forceinline=True)
 
 
 @_inline

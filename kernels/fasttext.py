@@ -128,9 +128,6 @@ def score(
     data[bytes] uint8, offsets[n + 1] int64. The numba engine holds no GIL while it works.
     """
     if engine == "numba":
-        from sabia.kernels.minhash import set_cache_directory
-
-        set_cache_directory()
         from sabia.kernels import fasttext_numba as room
     else:
         from sabia.kernels import fasttext_reference as room

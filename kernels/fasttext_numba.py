@@ -7,9 +7,9 @@ of exp only). `fold_subwords` adds the rows of a known word's character n-grams 
 where that is what every occurrence would do.
 """
 
-import numba
 import numpy as np
 
+from sabia.kernels.compiled import njit
 from sabia.kernels.fasttext import (
     EOS,
     FNV_BASIS,
@@ -41,7 +41,7 @@ _BUFFER = 4096
 _TINY, _LIMIT, _STEPS = F(TINY), F(SIGMOID_LIMIT), SIGMOID_STEPS
 _LOWEST = F(np.log(F(TINY)))
 _LEAST_GAIN = 2  # rows a folded word must stand for
-_jit = numba.njit(nogil=True, cache=True, boundscheck=False, error_model="numpy")
+_jit = njit(nogil=True, cache=True, boundscheck=False, error_model="numpy")
 
 
 @_jit

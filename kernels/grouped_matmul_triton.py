@@ -12,6 +12,10 @@ import torch
 import triton
 import triton.language as tl
 
+from sabia.kernels.cache_folder import name_compilers_folders
+
+name_compilers_folders()
+
 Tensor = torch.Tensor
 INTERPRETED_BLOCK = 16
 

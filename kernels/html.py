@@ -23,7 +23,6 @@ from typing import NamedTuple
 import numpy as np
 
 from sabia.kernels import html_lexicon as lexicon
-from sabia.kernels.minhash import set_cache_directory
 
 DEPTH = 400
 MAX_BLOCKS = 1 << 16
@@ -79,7 +78,6 @@ class Tables(NamedTuple):
 
 def scan(data: np.ndarray) -> Page:
     """The blocks, elements and marks of a page of UTF-8 bytes, uint8[n]."""
-    set_cache_directory()
     from sabia.kernels import html_numba
 
     return Page(*html_numba.scan(np.ascontiguousarray(data), tables()))

@@ -3,15 +3,15 @@
 Every function takes a place in the bytes and gives the place after what it read.
 """
 
-import numba
 import numpy as np
 
 from sabia.kernels import html_layout as at
+from sabia.kernels.compiled import njit
 from sabia.kernels.html import WORD_SEED
 
 U = np.uint64
 _SEED = U(WORD_SEED)
-_jit = numba.njit(nogil=True, cache=True, boundscheck=False)
+_jit = njit(nogil=True, cache=True, boundscheck=False)
 _CLASS, _ID, _ROLE, _ITEMPROP = b"class", b"id", b"role", b"itemprop"
 _HREF_NAME, _REL, _NOFOLLOW, _STYLE = b"href", b"rel", b"nofollow", b"style"
 _HIDDEN, _ARIA, _TRUE, _NONE = b"hidden", b"aria-hidden", b"true", b"display:none"

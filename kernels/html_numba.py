@@ -5,10 +5,10 @@ Text counts go straight into the row of the current block; a block-level tag clo
 any text. Compiled code is cached on disk and runs without the GIL.
 """
 
-import numba
 import numpy as np
 
 from sabia.kernels import html_layout as at
+from sabia.kernels.compiled import njit
 from sabia.kernels.html import (
     BLOCK_KIND,
     COLUMNS,
@@ -33,7 +33,7 @@ from sabia.kernels.html_markup_numba import (
 )  # fmt: skip
 from sabia.kernels.html_text_numba import read_text
 
-_jit = numba.njit(nogil=True, cache=True, boundscheck=False)
+_jit = njit(nogil=True, cache=True, boundscheck=False)
 
 
 def scan(data: np.ndarray, tables: Tables) -> tuple[np.ndarray, ...]:

@@ -4,10 +4,10 @@ Blanks are folded as in a browser (`pre` apart); a word goes on across inline ta
 up by their hash as they end.
 """
 
-import numba
 import numpy as np
 
 from sabia.kernels import html_layout as at
+from sabia.kernels.compiled import njit
 from sabia.kernels.html import (
     COMMA,
     DIGIT,
@@ -27,7 +27,7 @@ from sabia.kernels.html_markup_numba import find, is_markup
 
 U = np.uint64
 _SEED, _PRIME = U(WORD_SEED), U(WORD_PRIME)
-_jit = numba.njit(nogil=True, cache=True, boundscheck=False)
+_jit = njit(nogil=True, cache=True, boundscheck=False)
 
 
 @_jit

@@ -10,9 +10,9 @@ feature is there than in the mean of all. The first MOST letters of words decide
 
 import functools
 
-import numba
 import numpy as np
 
+from sabia.kernels.compiled import njit
 from sabia.kernels.text_classes import ALPHA, SOLO, flag_table, lower_table
 from sabia.kernels.text_words_numba import decode
 from sabia.kernels.utf8_numba import mix
@@ -24,7 +24,7 @@ LONGEST = 24  # letters of a word; the rest counts for nothing
 _WHOLE = np.uint64(0x5851F42D4C957F2D)
 _P = np.uint64(0x9E3779B97F4A7C15)
 U = np.uint64
-_jit = numba.njit(nogil=True, cache=True, boundscheck=False, _nrt=False)
+_jit = njit(nogil=True, cache=True, boundscheck=False, _nrt=False)
 _FIRST, _LAST = GRAMS
 
 
@@ -64,7 +64,7 @@ def _next(codes, flags, lower, i, size, word):  # type: ignore[no-untyped-def]
     return (n + 1 if n > 1 else 0), i
 
 
-@numba.njit(nogil=True, cache=True)
+@njit(nogil=True, cache=True)
 def _score(data, offsets, flag_table, lower_table, scripts, slots, rows, table, known, out):  # type: ignore[no-untyped-def]
     scores, used, hits, words, letters = out
     most = 0
@@ -138,7 +138,7 @@ class Table:
         _fill(keys, self.slots, self.rows)
 
 
-@numba.njit(cache=True)
+@njit(cache=True)
 def _fill(keys, slots, rows):  # type: ignore[no-untyped-def]
     last = slots.shape[0] - 1
     for row in range(keys.shape[0]):
@@ -155,7 +155,7 @@ def _buffers(size: int) -> tuple[np.ndarray, ...]:
     )  # fmt: skip
 
 
-@numba.njit(nogil=True, cache=True)
+@njit(nogil=True, cache=True)
 def _all(codes, flags, lower, size, keys, whole):  # type: ignore[no-untyped-def]
     word, own = np.empty(LONGEST + 2, np.int32), np.empty(3 * LONGEST, np.uint32)
     i, count = 0, 0

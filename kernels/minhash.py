@@ -16,10 +16,7 @@ Indyk and Motwani 1998.
 """
 
 import importlib.util
-import os
-import tempfile
 from dataclasses import dataclass
-from pathlib import Path
 from types import ModuleType
 from typing import NamedTuple
 
@@ -94,26 +91,9 @@ def numba_available() -> bool:
     return importlib.util.find_spec("numba") is not None
 
 
-def set_cache_directory() -> None:
-    """Give numba a directory of the user's own for compiled code, unless the user named one."""
-    if "NUMBA_CACHE_DIR" in os.environ:
-        return
-    root = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
-    chosen = Path(root) / "sabia" / "numba"
-    try:
-        chosen.mkdir(parents=True, exist_ok=True)
-        writable = os.access(chosen, os.W_OK)
-    except OSError:
-        writable = False
-    if not writable:
-        chosen = Path(tempfile.gettempdir()) / f"sabia-numba-{os.getuid()}"
-    os.environ["NUMBA_CACHE_DIR"] = str(chosen)
-
-
 def room_of(engine: str) -> ModuleType:
     """The module of an engine, loaded when it is first used."""
     if engine == "numba":
-        set_cache_directory()
         from sabia.kernels import minhash_numba as room
     else:
         from sabia.kernels import minhash_reference as room

@@ -9,12 +9,12 @@ Multiple byte processing with full-word instructions, 1975). Definition of the h
 sabia.kernels.minhash.
 """
 
-import numba
 import numpy as np
 from llvmlite import ir
 from numba.core import types
 from numba.extending import intrinsic
 
+from sabia.kernels.compiled import njit
 from sabia.kernels.minhash import CHUNK_BASE, EXACT_STEP, TOKEN_BASE
 from sabia.kernels.text_table import LETTER, MARK, SKIP, SOLO, SOLO_END, SPACE, TABLE_SIZE
 from sabia.kernels.utf8_numba import decode, mix
@@ -27,7 +27,7 @@ _GATHER = U(0x0102040810204080)  # moves the low bit of byte i to bit 56 + i
 _P, _Q = U(CHUNK_BASE), U(TOKEN_BASE)
 _C0, _C1, _C2 = (U(step) for step in EXACT_STEP)
 _SPACE, _MARK, _LETTER, _SOLO, _SKIP = SPACE, MARK, LETTER, SOLO, SKIP
-jit = numba.njit(nogil=True, cache=True, boundscheck=False)
+jit = njit(nogil=True, cache=True, boundscheck=False)
 
 
 @intrinsic

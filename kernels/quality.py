@@ -35,8 +35,6 @@ section 3.6. Both engines give the same figures; `python` is the reference, `num
 
 import numpy as np
 
-from sabia.kernels.minhash import set_cache_directory
-
 TOP = (2, 3, 4)
 DUPLICATED = (5, 6, 7, 8, 9, 10)
 SHORT_LINE = 30
@@ -74,7 +72,6 @@ def measure(
     int64[n] names each document's list, -1 none. The numba engine holds no GIL while it works.
     """
     if engine == "numba":
-        set_cache_directory()
         from sabia.kernels import quality_numba as room
     else:
         from sabia.kernels import quality_reference as room

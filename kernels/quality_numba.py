@@ -5,10 +5,10 @@ the set that they belong to, so that a new set costs nothing. A repeated (k+1)-g
 k-gram, so the counts stop at the first k without one.
 """
 
-import numba
 import numpy as np
 
 from sabia.kernels import quality
+from sabia.kernels.compiled import njit
 from sabia.kernels.text_classes import (
     ALPHA,
     BREAK,
@@ -29,8 +29,8 @@ _P, _M = U(WORD_BASE), U(0xD6E8FEB86659FD93)
 _FEED, _HASH, _DOT, _DOTS = 0x0A, 0x23, 0x2E, 0x2026
 _SHORT, _MIN_WORDS, _MAX_WORD = quality.SHORT_LINE, quality.MIN_LINE_WORDS, quality.MAX_LINE_WORD
 _NAN = np.nan
-_jit = numba.njit(nogil=True, cache=True, boundscheck=False, _nrt=False)
-_inline = numba.njit(nogil=True, cache=True, boundscheck=False, _nrt=False, forceinline=True)
+_jit = njit(nogil=True, cache=True, boundscheck=False, _nrt=False)
+_inline = njit(nogil=True, cache=True, boundscheck=False, _nrt=False, forceinline=True)
 
 
 def _codes(text: str) -> np.ndarray:
@@ -392,7 +392,7 @@ def _feeds(codes, flags, lower, size, n, table, stamp, out):  # type: ignore[no-
     out[29], out[30], out[31] = _share(capitals, alphabetic), _share(links, n), _share(marks, ink)
 
 
-@numba.njit(nogil=True, cache=True)
+@njit(nogil=True, cache=True)
 def _measure(
     data, offsets, flag_table, lower_table, slots, points, pairs, units, stops, bounds, which, out
 ):  # type: ignore[no-untyped-def]

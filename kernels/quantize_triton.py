@@ -12,8 +12,11 @@ import torch
 import triton
 import triton.language as tl
 
+from sabia.kernels.cache_folder import name_compilers_folders
 from sabia.kernels.quantize import BITS, LARGEST, MIX, NAN, Layout, Quantized
 from sabia.kernels.quantize_torch import global_scale, key_tensor
+
+name_compilers_folders()
 
 _KINDS = {"tensor": 0, "power2": 1, "e4m3": 2}
 _BLOCK = (16, 128)  # rows, columns of a program at least: whole tiles of every layout

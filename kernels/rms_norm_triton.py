@@ -11,6 +11,10 @@ import torch
 import triton
 import triton.language as tl
 
+from sabia.kernels.cache_folder import name_compilers_folders
+
+name_compilers_folders()
+
 Tensor = torch.Tensor
 LARGEST = 65536  # columns: a row is held in registers
 

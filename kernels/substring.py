@@ -24,8 +24,6 @@ from typing import NamedTuple
 
 import numpy as np
 
-from sabia.kernels.minhash import set_cache_directory
-
 BASE = 0x9E3779B97F4A7C55  # B; odd, so that it has an inverse modulo 2**64
 RECORD = np.dtype([("value", "u8"), ("start", "i8"), ("count", "i8")])
 
@@ -72,7 +70,6 @@ def find_repeats(
 
 def _room(engine: str):  # type: ignore[no-untyped-def]
     if engine == "numba":
-        set_cache_directory()
         from sabia.kernels import substring_numba as room
     else:
         from sabia.kernels import substring_reference as room

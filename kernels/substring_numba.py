@@ -5,9 +5,9 @@ it leaves. Settling keeps one open-addressed table of first occurrences for a fi
 window that follows one just settled is compared by its last unit alone. Without the GIL.
 """
 
-import numba
 import numpy as np
 
+from sabia.kernels.compiled import njit
 from sabia.kernels.substring import BASE, RECORD, Repeats, gram_length
 from sabia.kernels.utf8_numba import mix
 
@@ -15,8 +15,8 @@ U = np.uint64
 _B = U(BASE)
 _NONE = np.int64(-1)
 _SMALL, _FIRST_ROOM = 64, 1 << 10
-_jit = numba.njit(nogil=True, cache=True, boundscheck=False)
-_inline = numba.njit(nogil=True, cache=True, inline="always")
+_jit = njit(nogil=True, cache=True, boundscheck=False)
+_inline = njit(nogil=True, cache=True, inline="always")
 
 
 @_jit

@@ -8,9 +8,9 @@ cost more than all the rest.
 
 import functools
 
-import numba
 import numpy as np
 
+from sabia.kernels.compiled import njit
 from sabia.kernels.text_classes import (
     AFFIX,
     ALPHA,
@@ -43,8 +43,8 @@ _LETTER_OR_DIGIT = ALPHA | DIGIT
 _OPENERS, _CLOSERS = AFFIX | CURRENCY | ICON, AFFIX | ICON
 _SLOTS = 4096
 _DOT, _PLUS, _DASH, _EM, _EN, _PERCENT = 0x2E, 0x2B, 0x2D, 0x2014, 0x2013, 0x25
-_jit = numba.njit(nogil=True, cache=True, boundscheck=False, _nrt=False)
-_inline = numba.njit(nogil=True, cache=True, boundscheck=False, _nrt=False, forceinline=True)
+_jit = njit(nogil=True, cache=True, boundscheck=False, _nrt=False)
+_inline = njit(nogil=True, cache=True, boundscheck=False, _nrt=False, forceinline=True)
 
 
 @functools.lru_cache(maxsize=1)

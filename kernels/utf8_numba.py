@@ -1,10 +1,11 @@
 """UTF-8 decoding and the 64-bit finaliser, compiled inline into the kernels that read text."""
 
-import numba
 import numpy as np
 
+from sabia.kernels.compiled import njit
+
 U = np.uint64
-inline = numba.njit(nogil=True, cache=True, inline="always")
+inline = njit(nogil=True, cache=True, inline="always")
 
 
 @inline

@@ -14,7 +14,6 @@ from typing import NamedTuple
 
 import numpy as np
 
-from sabia.kernels.minhash import set_cache_directory
 from sabia.kernels.text_table import LETTER, MARK, SKIP, SPACE
 
 ALONE = -1
@@ -68,7 +67,6 @@ def align(
 
 def _engine(name: str):  # type: ignore[no-untyped-def]
     if name == "numba":
-        set_cache_directory()
         from sabia.kernels import word_spans_numba as room
 
         return room

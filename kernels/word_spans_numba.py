@@ -1,8 +1,8 @@
 """The compiled engine of sabia.kernels.word_spans; bit for bit equal to its reference."""
 
-import numba
 import numpy as np
 
+from sabia.kernels.compiled import njit
 from sabia.kernels.text_table import (
     LETTER,
     MARK,
@@ -20,7 +20,7 @@ U = np.uint64
 _M = U(NGRAM_BASE)
 _P = U(WORD_BASE)
 _SPACE, _MARK, _LETTER, _SOLO, _SKIP = SPACE, MARK, LETTER, SOLO, SKIP
-_jit = numba.njit(nogil=True, cache=True, boundscheck=False)
+_jit = njit(nogil=True, cache=True, boundscheck=False)
 
 
 @_jit

@@ -1,11 +1,11 @@
 """Open the client of an endpoint from options; the one place where this is done."""
 
-import os
 from pathlib import Path
 
 from sabia.core.generate.budget import load_prices
 from sabia.core.generate.client import Client
 from sabia.core.options.calls import ApiCalls
+from sabia.kernels.cache_folder import cache_folder
 
 
 def open_client(
@@ -32,6 +32,5 @@ def open_client(
 
 
 def default_cache() -> Path:
-    """Where finished calls are kept: $XDG_CACHE_HOME/sabia/calls, or the same under ~/.cache."""
-    base = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
-    return Path(base).expanduser() / "sabia" / "calls"
+    """Where finished calls are kept when no directory is given."""
+    return cache_folder("calls")

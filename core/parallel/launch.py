@@ -25,6 +25,7 @@ from sabia.core.parallel import launch_environment, watch
 from sabia.core.parallel.ending import exit_code
 from sabia.core.parallel.launch_hosts import expand_hosts
 from sabia.core.parallel.watch import Guard
+from sabia.kernels.cache_folder import name_compilers_folders
 
 BASE_TIMEOUT_S = 300
 TIMEOUT_S_PER_PROCESS = 2
@@ -132,6 +133,8 @@ def _together(world: World, guard: Guard) -> Iterator[contextlib.ExitStack]:
     launch_environment.keep_offline()
     if world.size > 1:
         launch_environment.keep_caches_apart(guard.directory)
+    else:
+        name_compilers_folders()
     with watch.opened(world, guard), contextlib.ExitStack() as stack:
         yield stack
 

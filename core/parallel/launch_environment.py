@@ -11,6 +11,7 @@ Compiled code is cached where it is of use without a storm on the shared file sy
   compiled step may hold collectives, which need all.)
 - JAX: only process 0 writes its persistent cache, so it is worth something only where all hosts
   see it: in the run's directory. A restarted run then reads what was compiled before.
+A process alone keeps them in the user's folder of caches (sabia.kernels.cache_folder).
 
 A variable that the user has set is left alone.
 """

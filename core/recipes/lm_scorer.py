@@ -162,9 +162,9 @@ class LocalDoor:
 def open_door(prompt: Prompt, options: AskOptions) -> Door:
     """The door that the options name."""
     from sabia.core.generate.cache import CallCache
-    from sabia.core.text.rewrite import default_cache
+    from sabia.kernels.cache_folder import cache_folder
 
-    cache = options.cache or str(default_cache())
+    cache = options.cache or str(cache_folder("calls"))
     if not options.url:
         return LocalDoor(prompt, options.lm, options.backend, CallCache(cache))
     from sabia.core.generate.budget import load_prices

@@ -54,7 +54,6 @@ def _load(path: str, _stamp: tuple[int, int]) -> Model:
     if engine == "numpy":
         notes.warn("package 'numba' is missing: fastText scores are computed about 100x slower")
     elif _can_fold(classifier):
-        minhash.set_cache_directory()
         from sabia.kernels.fasttext_numba import fold_subwords
 
         fold_subwords(classifier)

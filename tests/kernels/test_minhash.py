@@ -262,22 +262,6 @@ def test_tables_cover_every_code_point_once() -> None:
     assert kinds[ord("+")] == MARK and kinds[ord("_")] == LETTER
 
 
-def test_cache_directory_is_always_writable(
-    tmp_path: object, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.delenv("NUMBA_CACHE_DIR", raising=False)
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    minhash.set_cache_directory()
-    assert minhash.os.environ["NUMBA_CACHE_DIR"] == f"{tmp_path}/sabia/numba"
-    monkeypatch.delenv("NUMBA_CACHE_DIR")
-    monkeypatch.setenv("XDG_CACHE_HOME", "/proc/nowhere")
-    minhash.set_cache_directory()
-    assert minhash.os.access(minhash.os.environ["NUMBA_CACHE_DIR"].rsplit("/", 1)[0], 2)
-    monkeypatch.setenv("NUMBA_CACHE_DIR", "/kept")
-    minhash.set_cache_directory()
-    assert minhash.os.environ["NUMBA_CACHE_DIR"] == "/kept"
-
-
 @pytest.mark.parametrize("engine", ENGINES)
 def test_signatures_are_datasketch_s_own(engine: str) -> None:
     """Bit for bit, seeds and odd texts alike, and the bands follow from them."""
