@@ -112,6 +112,7 @@ def set_cache_directory() -> None:
 
 def room_of(engine: str) -> ModuleType:
     """The module of an engine, loaded when it is first used."""
+    room: ModuleType
     if engine == "numba":
         set_cache_directory()
         from sabia.kernels import minhash_numba as room

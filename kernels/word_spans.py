@@ -66,7 +66,7 @@ def align(
     return _engine(engine).align(part, weight, window)
 
 
-def _engine(name: str):  # type: ignore[no-untyped-def]
+def _engine(name: str):
     if name == "numba":
         set_cache_directory()
         from sabia.kernels import word_spans_numba as room
