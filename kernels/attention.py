@@ -36,6 +36,7 @@ Array = Any
 
 
 def _room(x: Array) -> Any:
+    room: Any
     if framework(x) == "torch":
         from sabia.kernels import attention_torch as room
     else:

@@ -103,8 +103,8 @@ def attention_mask(
         begin, end = jnp.where(segments == 0, keys, begin), jnp.where(segments == 0, 0, end)
     first = jax.lax.dynamic_slice_in_dim(begin, start, queries, 1)
     offset = start if isinstance(start, int) else None
-    last = None if causal else jax.lax.dynamic_slice_in_dim(end, start, queries, 1) - 1
-    return Mask(first, end, runs, jnp.asarray(start, jnp.int32), offset, window, last)
+    until = None if causal else jax.lax.dynamic_slice_in_dim(end, start, queries, 1) - 1
+    return Mask(first, end, runs, jnp.asarray(start, jnp.int32), offset, window, until)
 
 
 def _library_option(
@@ -188,13 +188,14 @@ def splash(
     from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_mask as masks
 
     length, keys = q.shape[1], k.shape[1]
+    offset: Any = mask.offset  # a number here, as its choice asks for
     if mask.window is None and mask.last is not None:
         shape: Any = masks.FullMask((length, keys))
     elif mask.window is None:
-        shape = masks.CausalMask((length, keys), offset=mask.offset)
+        shape = masks.CausalMask((length, keys), offset=offset)
     else:
         after = 0 if mask.last is None else mask.window - 1
-        shape = masks.LocalMask((length, keys), (mask.window - 1, after), offset=mask.offset)
+        shape = masks.LocalMask((length, keys), (mask.window - 1, after), offset=offset)
     made = kernel.make_splash_mha_single_device(
         masks.MultiHeadMask([shape] * q.shape[2]),
         block_sizes=_splash_blocks(length, keys),
@@ -221,7 +222,7 @@ def _splash_blocks(length: int, keys: int) -> Any:
     )
     names = ["block_q", "block_q_dkv", "block_q_dq"]
     names_kv = ["block_kv", "block_kv_compute", "block_kv_dkv", "block_kv_dkv_compute"]
-    sizes = dict.fromkeys(names, rows) | dict.fromkeys([*names_kv, "block_kv_dq"], columns)
+    sizes: Any = dict.fromkeys(names, rows) | dict.fromkeys([*names_kv, "block_kv_dq"], columns)
     return BlockSizes(**sizes)
 
 

@@ -48,7 +48,7 @@ def _visible(shape: tuple[int, int], key: Array, query: Array, first: Array) -> 
 
 def _forward_kernel(
     low, high, start, q, k, v, first, sink, out, lse, acc, largest, total, *, scale, cap
-):  # type: ignore[no-untyped-def] # fmt: skip
+):  # fmt: skip
     b, i, j = pl.program_id(0), pl.program_id(2), pl.program_id(3)
     rows, keys = q.shape[0], k.shape[0]
     block = low[b, i] + j
@@ -82,7 +82,7 @@ def _forward_kernel(
 
 def _queries_kernel(
     low, high, start, q, k, v, first, grad, lse, delta, dq, acc, *, scale, cap
-):  # type: ignore[no-untyped-def] # fmt: skip
+):  # fmt: skip
     b, i, j = pl.program_id(0), pl.program_id(2), pl.program_id(3)
     rows, keys = q.shape[0], k.shape[0]
     block = low[b, i] + j
@@ -107,7 +107,7 @@ def _queries_kernel(
 
 def _keys_kernel(
     low, high, start, q, k, v, first, grad, lse, delta, dk, dv, acc_k, acc_v, *, scale, cap
-):  # type: ignore[no-untyped-def] # fmt: skip
+):  # fmt: skip
     b, j, g, i = (pl.program_id(axis) for axis in (0, 2, 3, 4))
     rows, keys = q.shape[0], k.shape[0]
     block = low[b, j] + i
@@ -136,7 +136,7 @@ def _keys_kernel(
 def _call(kernel: Any, grid: tuple[int, ...], inner: int, **spec: Any) -> Any:
     """pallas_call with three prefetched scalars arrays, its last `inner` grid axes in order."""
     shapes = spec.pop("out_shape")
-    order = ["parallel"] * (len(grid) - inner) + ["arbitrary"] * inner
+    order: list[Any] = ["parallel"] * (len(grid) - inner) + ["arbitrary"] * inner
     return pl.pallas_call(
         kernel,
         out_shape=shapes,
@@ -174,13 +174,13 @@ def _within(low: Any, high: Any, b: Any, i: Any, step: Any) -> Any:
 def _query_specs(rows: int, columns: int, group: int, size: int, size_v: int) -> dict[str, Any]:
     """Blocks of the kernels whose programs own queries: grid (batch, head, queries, keys)."""
 
-    def mine(b, h, i, j, *_):  # type: ignore[no-untyped-def]
+    def mine(b, h, i, j, *_):
         return b, h, i, 0
 
-    def theirs(b, h, i, j, low, high, start):  # type: ignore[no-untyped-def]
+    def theirs(b, h, i, j, low, high, start):
         return b, jax.lax.div(h, group), _within(low, high, b, i, j), 0
 
-    def across(b, h, i, j, *_):  # type: ignore[no-untyped-def]
+    def across(b, h, i, j, *_):
         return b, h, 0, i
 
     return {
@@ -199,13 +199,13 @@ def _query_specs(rows: int, columns: int, group: int, size: int, size_v: int) ->
 def _key_specs(rows: int, columns: int, group: int, size: int, size_v: int) -> dict[str, Any]:
     """Blocks of the kernel whose programs own keys: grid (batch, group, keys, head, queries)."""
 
-    def mine(b, h, j, g, i, *_):  # type: ignore[no-untyped-def]
+    def mine(b, h, j, g, i, *_):
         return b, h, j, 0
 
-    def theirs(b, h, j, g, i, low, high, start):  # type: ignore[no-untyped-def]
+    def theirs(b, h, j, g, i, low, high, start):
         return b, h * group + g, _within(low, high, b, j, i), 0
 
-    def across(b, h, j, g, i, low, high, start):  # type: ignore[no-untyped-def]
+    def across(b, h, j, g, i, low, high, start):
         return b, h * group + g, 0, _within(low, high, b, j, i)
 
     return {
@@ -246,7 +246,7 @@ def _run_forward(
     size_v, group = v.shape[-1], heads // k.shape[1]
     spec = _query_specs(rows, columns, group, size, size_v)
     low, high = _key_ranges(first[:, 0], start, k.shape[2], rows, columns)
-    kernel = functools.partial(_forward_kernel, scale=scale, cap=cap)
+    kernel: Any = functools.partial(_forward_kernel, scale=scale, cap=cap)
     inputs = [q, k, v, first]
     if sinks is not None:
         inputs.append(sinks.astype(jnp.float32)[:, None, None])
@@ -298,16 +298,16 @@ def _run_backward(
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(7, 8, 9))
-def _attend(q, k, v, first, until, start, sinks, scale, cap, blocks):  # type: ignore[no-untyped-def]
+def _attend(q, k, v, first, until, start, sinks, scale, cap, blocks):
     return _run_forward(q, k, v, first, start, sinks, scale, cap, blocks)[0]
 
 
-def _attend_forward(q, k, v, first, until, start, sinks, scale, cap, blocks):  # type: ignore[no-untyped-def]
+def _attend_forward(q, k, v, first, until, start, sinks, scale, cap, blocks):
     out, lse = _run_forward(q, k, v, first, start, sinks, scale, cap, blocks)
     return out, (q, k, v, first, until, start, sinks, out, lse)
 
 
-def _attend_backward(scale, cap, blocks, saved, grad):  # type: ignore[no-untyped-def]
+def _attend_backward(scale, cap, blocks, saved, grad):
     q, k, v, first, until, start, sinks, out, lse = saved
     delta = jnp.sum(grad.astype(jnp.float32) * out.astype(jnp.float32), -1)[:, :, None]
     numbers = (scale, cap, blocks)

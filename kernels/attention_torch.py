@@ -249,10 +249,11 @@ def flex(
     from torch.nn.attention.flex_attention import AuxRequest, flex_attention
 
     bare = torch.compiler.is_compiling() or q.device.type == "cpu"
-    attend = flex_attention if bare else _compiled_flex()
+    attend: Any = flex_attention if bare else _compiled_flex()
+    cap: Any = softcap  # a number where it is used
 
     def capped(score: Tensor, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
-        return torch.tanh(score / softcap) * softcap
+        return torch.tanh(score / cap) * cap
 
     out, aux = attend(
         *(x.transpose(1, 2) for x in (q, k, v)),

@@ -248,7 +248,7 @@ def _forward(
 
 
 @_forward.register_fake
-def _(q, k, v, first, until, sinks, start, scale, cap):  # type: ignore[no-untyped-def]
+def _(q, k, v, first, until, sinks, start, scale, cap):
     out = q.new_empty(*q.shape[:3], v.shape[-1])
     return out, q.new_empty(q.shape[:3], dtype=torch.float32)
 
@@ -285,7 +285,7 @@ def _backward(
 
 
 @_backward.register_fake
-def _(grad, q, k, v, first, until, out, lse, start, scale, cap):  # type: ignore[no-untyped-def]
+def _(grad, q, k, v, first, until, out, lse, start, scale, cap):
     made = (torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in (q, k, v))
     return *made, torch.empty_like(lse)
 

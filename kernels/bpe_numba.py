@@ -34,7 +34,7 @@ _inline = njit(nogil=True, cache=True, forceinline=True)
 
 
 @_inline
-def _key_word(data, i, left):  # type: ignore[no-untyped-def]
+def _key_word(data, i, left):
     """The bytes data[i:i+left] as a word, zeros behind them."""
     if left <= 0:
         return U(0)
@@ -43,14 +43,14 @@ def _key_word(data, i, left):  # type: ignore[no-untyped-def]
 
 
 @_inline
-def _hash_of_two(one, two, size):  # type: ignore[no-untyped-def]
+def _hash_of_two(one, two, size):
     h = (one ^ (size * _FACTOR)) * _F0
     h = (h ^ (h >> U(29)) ^ two) * _F1
     return h ^ (h >> U(32))
 
 
 @_jit
-def _hash_of(data, i, size):  # type: ignore[no-untyped-def]
+def _hash_of(data, i, size):
     """The hash of data[i:i+size]; that of two words where they hold it."""
     one, two = _key_word(data, i, size), _key_word(data, i + 8, size - 8)
     h, j = _hash_of_two(one, two, U(size)), np.int64(16)
@@ -62,7 +62,7 @@ def _hash_of(data, i, size):  # type: ignore[no-untyped-def]
 
 
 @_jit
-def fill_pairs(table, merges, new_ids):  # type: ignore[no-untyped-def]
+def fill_pairs(table, merges, new_ids):
     """Enter merges in order; of equal pairs the later one stays."""
     mask = U(len(table) // 2 - 1)
     for rank in range(len(merges)):
@@ -75,7 +75,7 @@ def fill_pairs(table, merges, new_ids):  # type: ignore[no-untyped-def]
 
 
 @_jit
-def _merge_of(pairs, left, right):  # type: ignore[no-untyped-def]
+def _merge_of(pairs, left, right):
     """rank << 32 | id of a pair, or _NONE."""
     mask = U(len(pairs) // 2 - 1)
     key = (U(left) << U(32)) | U(right)
@@ -90,7 +90,7 @@ def _merge_of(pairs, left, right):  # type: ignore[no-untyped-def]
 
 
 @_jit
-def fill_words(slots, data, spans):  # type: ignore[no-untyped-def]
+def fill_words(slots, data, spans):
     """Enter whole tokens by the hash of their bytes."""
     mask = U(len(slots) - 1)
     for n in range(len(spans)):
@@ -101,7 +101,7 @@ def fill_words(slots, data, spans):  # type: ignore[no-untyped-def]
 
 
 @_jit
-def _whole(data, i, size, h, word_bytes, spans, ids, slots):  # type: ignore[no-untyped-def]
+def _whole(data, i, size, h, word_bytes, spans, ids, slots):
     """The id of the token that data[i:i+size] is, or -1."""
     mask = U(len(slots) - 1)
     slot = h & mask
@@ -119,7 +119,7 @@ def _whole(data, i, size, h, word_bytes, spans, ids, slots):  # type: ignore[no-
 
 
 @_jit
-def _merge_short(data, i, size, byte_ids, pairs, symbols, merges, out, o):  # type: ignore[no-untyped-def]
+def _merge_short(data, i, size, byte_ids, pairs, symbols, merges, out, o):
     """Scan for the least rank until no pair merges."""
     n = size
     for k in range(n):
@@ -148,7 +148,7 @@ def _merge_short(data, i, size, byte_ids, pairs, symbols, merges, out, o):  # ty
 
 
 @_jit
-def _sift_down(heap, count, k):  # type: ignore[no-untyped-def]
+def _sift_down(heap, count, k):
     item = heap[k]
     while 2 * k + 1 < count:
         child = 2 * k + 1
@@ -162,7 +162,7 @@ def _sift_down(heap, count, k):  # type: ignore[no-untyped-def]
 
 
 @_jit
-def _push(heap, count, item):  # type: ignore[no-untyped-def]
+def _push(heap, count, item):
     k = count
     while k > 0 and heap[(k - 1) // 2] > item:
         heap[k] = heap[(k - 1) // 2]
@@ -172,7 +172,7 @@ def _push(heap, count, item):  # type: ignore[no-untyped-def]
 
 
 @_jit
-def _merge_long(data, i, size, byte_ids, pairs, out, o):  # type: ignore[no-untyped-def]
+def _merge_long(data, i, size, byte_ids, pairs, out, o):
     """A heap of rank << 32 | place; an entry whose pair has changed since is passed over."""
     symbols = np.empty(size, np.int32)
     merges = np.full(size, _NONE)
@@ -220,7 +220,7 @@ def _merge_long(data, i, size, byte_ids, pairs, out, o):  # type: ignore[no-unty
 
 
 @_inline
-def _find_small(rows, base, first, second, size):  # type: ignore[no-untyped-def]
+def _find_small(rows, base, first, second, size):
     """The place of the row of a bucket whose key is (first, second), or _MISSING."""
     for place in range(base, base + U(4 * SMALL_WORDS), U(SMALL_WORDS)):
         head = rows[place + U(2)]
@@ -230,7 +230,7 @@ def _find_small(rows, base, first, second, size):  # type: ignore[no-untyped-def
 
 
 @_jit
-def _find_large(rows, base, data, i, size):  # type: ignore[no-untyped-def]
+def _find_large(rows, base, data, i, size):
     """The place of the row of a bucket whose key is data[i:i+size], or _MISSING."""
     for place in range(base, base + U(4 * LARGE_WORDS), U(LARGE_WORDS)):
         if rows[place + U(LARGE_KEY)] & U(0xFF) != U(size):
@@ -246,7 +246,7 @@ def _find_large(rows, base, data, i, size):  # type: ignore[no-untyped-def]
 
 
 @_jit
-def _keep(rows, words, key, base, h, data, i, size, out, start, stop):  # type: ignore[no-untyped-def]
+def _keep(rows, words, key, base, h, data, i, size, out, start, stop):
     """Enter out[start:stop] as the ids of data[i:i+size]; False where they do not fit."""
     count = stop - start
     if size > 8 * key or count > 1 + 2 * (words - key - 1):
@@ -269,7 +269,7 @@ def _keep(rows, words, key, base, h, data, i, size, out, start, stop):  # type: 
 
 
 @_inline
-def _copy(rows, head, out, o):  # type: ignore[no-untyped-def]
+def _copy(rows, head, out, o):
     """Write the ids of the row whose head is at a place; returns where they end."""
     word = rows[head]
     out[U(o)] = word >> U(32)
@@ -283,7 +283,7 @@ def _copy(rows, head, out, o):  # type: ignore[no-untyped-def]
 
 
 @_jit
-def _next_added(data, i, end, children, ids):  # type: ignore[no-untyped-def]
+def _next_added(data, i, end, children, ids):
     """(start, stop, node) of the first added token from i, the longest there; (end, end, 0)."""
     while i < end:
         node, j, stop, found = children[0, data[i]], i + 1, i, np.int32(0)
@@ -299,7 +299,7 @@ def _next_added(data, i, end, children, ids):  # type: ignore[no-untyped-def]
 
 
 @_jit
-def _added_token(data, i, end, children, ids):  # type: ignore[no-untyped-def]
+def _added_token(data, i, end, children, ids):
     """(start, stop, id) of the next added token that is taken; others are passed over whole."""
     at = i
     while len(children) > 1:
@@ -313,7 +313,7 @@ def _added_token(data, i, end, children, ids):  # type: ignore[no-untyped-def]
 
 
 @_jit
-def flags_of(data, offsets, classes, found):  # type: ignore[no-untyped-def]
+def flags_of(data, offsets, classes, found):
     """Or the table entries of all code points beyond ASCII into found[document]."""
     for d in range(len(found)):
         i, end, flags = offsets[d], offsets[d + 1], np.int64(0)
@@ -328,7 +328,7 @@ def flags_of(data, offsets, classes, found):  # type: ignore[no-untyped-def]
 
 
 @_jit
-def _encode_new(  # type: ignore[no-untyped-def]
+def _encode_new(
     data, i, size, h, byte_ids, pairs, word_bytes, word_spans, word_ids, word_slots,
     symbols, merges, out, o,
 ):  # fmt: skip
@@ -344,7 +344,7 @@ def _encode_new(  # type: ignore[no-untyped-def]
 
 
 @_jit
-def encode_all(  # type: ignore[no-untyped-def]
+def encode_all(
     data, offsets, skipped, end_id, classes, family, cap, letters, digits, cjk,
     byte_ids, pairs, word_bytes, word_spans, word_ids, word_slots,
     children, added_ids, late_children, late_ids, small, large, out, lengths,

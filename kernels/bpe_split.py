@@ -56,7 +56,7 @@ _inline = njit(nogil=True, cache=True, forceinline=True)
 
 
 @_inline
-def entry_at(data, i, classes):  # type: ignore[no-untyped-def]
+def entry_at(data, i, classes):
     """(table entry, bytes) of the code point at i."""
     c = byte_at(data, i)
     if c < 0x80:
@@ -71,14 +71,14 @@ def entry_at(data, i, classes):  # type: ignore[no-untyped-def]
 
 
 @_inline
-def _bit_at(data, i, classes):  # type: ignore[no-untyped-def]
+def _bit_at(data, i, classes):
     """(1 << class, bytes) of the code point at i."""
     entry, size = entry_at(data, i, classes)
     return np.int64(1) << (entry & CLASS_BITS), size
 
 
 @_jit
-def _run(data, i, end, classes, mask):  # type: ignore[no-untyped-def]
+def _run(data, i, end, classes, mask):
     """The end of the code points from i whose classes are in the mask."""
     while i < end:
         bit, size = _bit_at(data, i, classes)
@@ -89,7 +89,7 @@ def _run(data, i, end, classes, mask):  # type: ignore[no-untyped-def]
 
 
 @_inline
-def _letters(data, i, end, classes, mask):  # type: ignore[no-untyped-def]
+def _letters(data, i, end, classes, mask):
     """`_run` for a mask that has all ASCII letters and nothing else of ASCII, a word at a time: in
     a byte's low seven bits folded to lower case, adding 0x1F sets the high bit from `a` on, and
     adding 5 sets it behind `z`."""
@@ -111,7 +111,7 @@ def _letters(data, i, end, classes, mask):  # type: ignore[no-untyped-def]
 
 
 @_jit
-def _numbers(data, i, end, classes, cap):  # type: ignore[no-untyped-def]
+def _numbers(data, i, end, classes, cap):
     """The end of at most `cap` numbers from i."""
     while i < end and cap > 0:
         bit, size = _bit_at(data, i, classes)
@@ -123,7 +123,7 @@ def _numbers(data, i, end, classes, cap):  # type: ignore[no-untyped-def]
 
 
 @_jit
-def _contraction(data, i, end, any_case):  # type: ignore[no-untyped-def]
+def _contraction(data, i, end, any_case):
     """Bytes of 's 't 're 've 'm 'll 'd at i, else 0; any case includes the long s."""
     if i + 1 >= end or byte_at(data, i) != _APOSTROPHE:
         return 0
@@ -141,7 +141,7 @@ def _contraction(data, i, end, any_case):  # type: ignore[no-untyped-def]
 
 
 @_jit
-def _white(data, i, end, classes, lines):  # type: ignore[no-untyped-def]
+def _white(data, i, end, classes, lines):
     """White space from i: to its last line end if `lines`; else all but a last one before text."""
     last, line_end, q = i, -1, i
     while q < end:
@@ -158,7 +158,7 @@ def _white(data, i, end, classes, lines):  # type: ignore[no-untyped-def]
 
 
 @_jit
-def _gpt2(data, i, end, classes):  # type: ignore[no-untyped-def]
+def _gpt2(data, i, end, classes):
     size = _contraction(data, i, end, False)
     if size:
         return i + size
@@ -175,7 +175,7 @@ def _gpt2(data, i, end, classes):  # type: ignore[no-untyped-def]
 
 
 @_jit
-def _cl100k(data, i, end, classes, cap, letters):  # type: ignore[no-untyped-def]
+def _cl100k(data, i, end, classes, cap, letters):
     size = _contraction(data, i, end, True)
     if size:
         return i + size
@@ -198,7 +198,7 @@ def _cl100k(data, i, end, classes, cap, letters):  # type: ignore[no-untyped-def
 
 
 @_jit
-def _cased(data, i, end, classes):  # type: ignore[no-untyped-def]
+def _cased(data, i, end, classes):
     """The end of U*W+ from i, or -1."""
     q, both_end = i, -1
     while q < end:
@@ -214,7 +214,7 @@ def _cased(data, i, end, classes):  # type: ignore[no-untyped-def]
 
 
 @_jit
-def _o200k(data, i, end, classes, cap, contractions):  # type: ignore[no-untyped-def]
+def _o200k(data, i, end, classes, cap, contractions):
     bit, size = _bit_at(data, i, classes)
     lead, stop = not bit & _NO_LEAD, -1
     if lead:
@@ -244,7 +244,7 @@ def _o200k(data, i, end, classes, cap, contractions):  # type: ignore[no-untyped
 
 
 @_jit
-def _deepseek_match(data, i, end, classes):  # type: ignore[no-untyped-def]
+def _deepseek_match(data, i, end, classes):
     """The end of the match at i, or -1."""
     bit, size = _bit_at(data, i, classes)
     j = i + size
@@ -263,7 +263,7 @@ def _deepseek_match(data, i, end, classes):  # type: ignore[no-untyped-def]
 
 
 @_jit
-def _deepseek(data, i, end, classes):  # type: ignore[no-untyped-def]
+def _deepseek(data, i, end, classes):
     stop = _deepseek_match(data, i, end, classes)
     if stop >= 0:
         return stop
@@ -275,7 +275,7 @@ def _deepseek(data, i, end, classes):  # type: ignore[no-untyped-def]
 
 
 @_jit
-def split_end(data, i, end, classes, family, cap, letters):  # type: ignore[no-untyped-def]
+def split_end(data, i, end, classes, family, cap, letters):
     """The end of the piece that starts at i; `letters` is o200k's "contractions" as 1 or 0."""
     if family == GPT2:
         return _gpt2(data, i, end, classes)
@@ -287,7 +287,7 @@ def split_end(data, i, end, classes, family, cap, letters):  # type: ignore[no-u
 
 
 @_jit
-def part_end(data, i, end, classes, digits, cjk):  # type: ignore[no-untyped-def]
+def part_end(data, i, end, classes, digits, cjk):
     """The end of the part that earlier steps cut out at i: at most `digits` numbers, a run of
     kana and Han if `cjk`, or what lies between those."""
     q = i

@@ -22,6 +22,7 @@ f + 1e-5 or 1 - f + 1e-5, and 0 below a product of 1e-5. (The library adds 1e-5 
 logarithms; scores here are its scores, at most 1.) A text without any row has no score: NaN.
 """
 
+from types import ModuleType
 from typing import NamedTuple
 
 import numpy as np
@@ -127,6 +128,7 @@ def score(
 
     data[bytes] uint8, offsets[n + 1] int64. The numba engine holds no GIL while it works.
     """
+    room: ModuleType
     if engine == "numba":
         from sabia.kernels import fasttext_numba as room
     else:

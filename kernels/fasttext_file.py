@@ -7,8 +7,9 @@ quantized?; the input matrix; a byte: is the output quantized?; the output matri
 """
 
 import struct
+from io import BufferedReader
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -89,7 +90,7 @@ def read_classifier(path: str) -> tuple[Classifier, list[str], Arguments]:
 class _Reader:
     """Typed reads that refuse to promise more bytes than the file has."""
 
-    def __init__(self, file: BinaryIO, size: int) -> None:
+    def __init__(self, file: BufferedReader, size: int) -> None:
         self.file, self.size = file, size
 
     def values(self, form: str) -> tuple[Any, ...]:

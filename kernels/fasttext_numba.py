@@ -45,19 +45,19 @@ _jit = njit(nogil=True, cache=True, boundscheck=False, error_model="numpy")
 
 
 @_jit
-def _is_blank(byte):  # type: ignore[no-untyped-def]
+def _is_blank(byte):
     return byte <= 32 and (_BLANKS >> U(byte)) & U(1) == U(1)
 
 
 @_jit
-def _step(h, byte):  # type: ignore[no-untyped-def]
+def _step(h, byte):
     """One byte of FNV-1a, the byte taken as a signed number."""
     letter = U(byte) | (U(0xFFFFFF00) if byte > 127 else U(0))
     return ((h ^ letter) * _PRIME) & _LOW
 
 
 @_jit
-def _begins(data, start, end, word):  # type: ignore[no-untyped-def]
+def _begins(data, start, end, word):
     if end - start < word.shape[0]:
         return False
     same = True
@@ -67,7 +67,7 @@ def _begins(data, start, end, word):  # type: ignore[no-untyped-def]
 
 
 @_jit
-def _entry(h, wide, slots):  # type: ignore[no-untyped-def]
+def _entry(h, wide, slots):
     """The vocabulary entry with these two hashes, or -1."""
     mask = U(slots.shape[0] - 1)
     slot = h & mask
@@ -79,7 +79,7 @@ def _entry(h, wide, slots):  # type: ignore[no-untyped-def]
 
 
 @_jit
-def _gather(rows, ids, count, hidden):  # type: ignore[no-untyped-def]
+def _gather(rows, ids, count, hidden):
     """hidden += the rows of ids[:count], in their order."""
     dense, dim = rows.dense, hidden.shape[0]
     if dense.shape[0] == 0:
@@ -99,7 +99,7 @@ def _gather(rows, ids, count, hidden):  # type: ignore[no-untyped-def]
 
 
 @_jit
-def _gather_packed(rows, ids, count, hidden):  # type: ignore[no-untyped-def]
+def _gather_packed(rows, ids, count, hidden):
     dim, width = hidden.shape[0], rows.centroids.shape[2]
     for k in range(count):
         row, norm = U(ids[k]), rows.norms[ids[k]]
@@ -110,14 +110,14 @@ def _gather_packed(rows, ids, count, hidden):  # type: ignore[no-untyped-def]
 
 
 @_jit
-def _row(value, grams):  # type: ignore[no-untyped-def]
+def _row(value, grams):
     """The bucket of a hash after pruning, or -1."""
     bucket = np.int64(value % U(grams.bucket))
     return np.int64(grams.pruned[bucket]) if grams.pruned.shape[0] else bucket
 
 
 @_jit
-def _subwords(data, start, end, words, grams, rows, ids, count, hidden):  # type: ignore[no-untyped-def]
+def _subwords(data, start, end, words, grams, rows, ids, count, hidden):
     """Push the rows of the character n-grams of `<token>`; (ids in the buffer, rows found)."""
     found = 0
     if grams.dropped:
@@ -148,7 +148,7 @@ def _subwords(data, start, end, words, grams, rows, ids, count, hidden):  # type
 
 
 @_jit
-def _marked(data, start, size, i):  # type: ignore[no-untyped-def]
+def _marked(data, start, size, i):
     """Byte i of `<token>`, whose token begins at data[start]."""
     if i == 0:
         return np.uint8(60)
@@ -156,7 +156,7 @@ def _marked(data, start, size, i):  # type: ignore[no-untyped-def]
 
 
 @_jit
-def _document(data, start, end, words, grams, rows, ids, hashes, hidden):  # type: ignore[no-untyped-def]
+def _document(data, start, end, words, grams, rows, ids, hashes, hidden):
     """Add up the rows of a document in hidden; returns their number."""
     hidden[:] = F(0)
     count, total, tokens = 0, 0, 0
@@ -198,7 +198,7 @@ def _document(data, start, end, words, grams, rows, ids, hashes, hidden):  # typ
 
 
 @_jit
-def _word_ngrams(tokens, words, grams, rows, ids, count, hashes, hidden):  # type: ignore[no-untyped-def]
+def _word_ngrams(tokens, words, grams, rows, ids, count, hashes, hidden):
     found = 0
     for i in range(tokens):
         joined = hashes[i]
@@ -216,7 +216,7 @@ def _word_ngrams(tokens, words, grams, rows, ids, count, hashes, hidden):  # typ
 
 
 @_jit
-def _finish(hidden, head, logits, totals, result):  # type: ignore[no-untyped-def]
+def _finish(hidden, head, logits, totals, result):
     """Scores of one hidden vector."""
     logits[:] = F(0)
     for j in range(hidden.shape[0]):
@@ -245,7 +245,7 @@ def _finish(hidden, head, logits, totals, result):  # type: ignore[no-untyped-de
 
 
 @_jit
-def _tree(logits, head, totals, result):  # type: ignore[no-untyped-def]
+def _tree(logits, head, totals, result):
     """Log-products of decisions from the root down."""
     labels = head.labels
     totals[:] = -np.inf
@@ -262,7 +262,7 @@ def _tree(logits, head, totals, result):  # type: ignore[no-untyped-def]
 
 
 @_jit
-def _score(data, offsets, model, longest, result):  # type: ignore[no-untyped-def]
+def _score(data, offsets, model, longest, result):
     words, grams, rows, head = model.vocabulary, model.grams, model.rows, model.head
     ids = np.empty(_BUFFER, np.int64)
     hashes = np.empty(longest // 2 + 2, np.uint64)
@@ -281,7 +281,7 @@ def _score(data, offsets, model, longest, result):  # type: ignore[no-untyped-de
 
 
 @_jit
-def _fold(model, dense, weight):  # type: ignore[no-untyped-def]
+def _fold(model, dense, weight):
     words, grams = model.vocabulary, model.grams
     ids = np.empty(_BUFFER, np.int64)
     hidden = np.empty(dense.shape[1], np.float32)

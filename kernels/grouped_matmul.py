@@ -24,6 +24,7 @@ Array = Any
 
 
 def _room(x: Array) -> Any:
+    room: Any
     if framework(x) == "torch":
         from sabia.kernels import grouped_matmul_torch as room
     else:

@@ -38,7 +38,7 @@ def _mine(group: Any, block: Any, bounds: Any, rows: int) -> Array:
     return (row >= bounds[group]) & (row < bounds[group + 1])
 
 
-def _rows_kernel(groups, blocks, bounds, x, weight, out, *, dims, last):  # type: ignore[no-untyped-def]
+def _rows_kernel(groups, blocks, bounds, x, weight, out, *, dims, last):
     t = pl.program_id(1)
     group, block = groups[t], blocks[t]
 
@@ -52,7 +52,7 @@ def _rows_kernel(groups, blocks, bounds, x, weight, out, *, dims, last):  # type
         out[...] = jnp.where(_mine(group, block, bounds, x.shape[0]), product, out[...])
 
 
-def _matrices_kernel(groups, blocks, bounds, grad, x, dw, acc, *, last):  # type: ignore[no-untyped-def]
+def _matrices_kernel(groups, blocks, bounds, grad, x, dw, acc, *, last):
     t, end = pl.program_id(2), pl.num_programs(2) - 1
     group, block = groups[t], blocks[t]
     target = jnp.minimum(group, last - 1)
@@ -98,7 +98,7 @@ def _columns(count: int, other: int, itemsize: int, rows: int) -> int:
 
 def _call(kernel: Any, grid: tuple[int, ...], **spec: Any) -> Any:
     shape = spec.pop("out_shape")
-    order = ("parallel",) * (len(grid) - 1) + ("arbitrary",)
+    order: Any = ("parallel",) * (len(grid) - 1) + ("arbitrary",)
     return pl.pallas_call(
         kernel,
         out_shape=shape,
@@ -114,7 +114,7 @@ def _rows(x: Array, weight: Array, pairs: Any, rows: int, across: bool) -> Array
     columns = _columns(width, x.shape[1], x.dtype.itemsize, rows)
     shape = (None, x.shape[1], columns) if across else (None, columns, x.shape[1])
 
-    def matrix(f, t, groups, blocks, bounds):  # type: ignore[no-untyped-def]
+    def matrix(f, t, groups, blocks, bounds):
         group = jnp.minimum(groups[t], last - 1)
         return (group, 0, f) if across else (group, f, 0)
 

@@ -114,7 +114,7 @@ def _rows(x: Tensor, weight: Tensor, counts: Tensor, across: bool) -> Tensor:
 
 
 @_rows.register_fake
-def _(x, weight, counts, across):  # type: ignore[no-untyped-def]
+def _(x, weight, counts, across):
     return x.new_empty(x.shape[0], weight.shape[2 if across else 1])
 
 
@@ -134,7 +134,7 @@ def _matrices(grad: Tensor, x: Tensor, counts: Tensor) -> Tensor:
 
 
 @_matrices.register_fake
-def _(grad, x, counts):  # type: ignore[no-untyped-def]
+def _(grad, x, counts):
     return x.new_empty(counts.shape[0], grad.shape[1], x.shape[1])
 
 

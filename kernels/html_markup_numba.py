@@ -18,7 +18,7 @@ _HIDDEN, _ARIA, _TRUE, _NONE = b"hidden", b"aria-hidden", b"true", b"display:non
 
 
 @_jit
-def is_markup(data, i, n):  # type: ignore[no-untyped-def]
+def is_markup(data, i, n):
     """Whether the `<` at i begins a tag or a comment."""
     if i + 1 >= n:
         return False
@@ -27,7 +27,7 @@ def is_markup(data, i, n):  # type: ignore[no-untyped-def]
 
 
 @_jit
-def find(data, i, n, wanted):  # type: ignore[no-untyped-def]
+def find(data, i, n, wanted):
     """The first place from i at which the byte stands, or n."""
     while i < n and data[i] != wanted:
         i += 1
@@ -35,7 +35,7 @@ def find(data, i, n, wanted):  # type: ignore[no-untyped-def]
 
 
 @_jit
-def after_comment(data, i, n):  # type: ignore[no-untyped-def]
+def after_comment(data, i, n):
     """The place after a comment or declaration whose `<!` or `<?` ends at i."""
     if not (i + 1 < n and data[i] == 45 and data[i + 1] == 45):
         return find(data, i, n, at.GT) + 1
@@ -58,7 +58,7 @@ def after_comment(data, i, n):  # type: ignore[no-untyped-def]
 
 
 @_jit
-def raw_end(data, i, n, name):  # type: ignore[no-untyped-def]
+def raw_end(data, i, n, name):
     """Where `</name` begins after i, the name being that at `name`; the end if nowhere."""
     length = 0
     while name + length < n and 97 <= (data[name + length] | 32) <= 122:
@@ -77,7 +77,7 @@ def raw_end(data, i, n, name):  # type: ignore[no-untyped-def]
 
 
 @_jit
-def read_name(data, i, n, tag_keys, tag_values):  # type: ignore[no-untyped-def]
+def read_name(data, i, n, tag_keys, tag_values):
     """(place after the name, tag number, packed name); names of more than ten letters have none."""
     key, start = U(0), i
     while i < n:
@@ -100,7 +100,7 @@ def read_name(data, i, n, tag_keys, tag_values):  # type: ignore[no-untyped-def]
 
 
 @_jit
-def read_attributes(data, i, n, found, automaton, hints):  # type: ignore[no-untyped-def]
+def read_attributes(data, i, n, found, automaton, hints):
     """Read attributes up to `>`; returns the place after it."""
     while i < n:
         c = data[i]
@@ -141,7 +141,7 @@ def read_attributes(data, i, n, found, automaton, hints):  # type: ignore[no-unt
 
 
 @_jit
-def _attribute(data, name, name_end, start, end, found, automaton, hints):  # type: ignore[no-untyped-def]
+def _attribute(data, name, name_end, start, end, found, automaton, hints):
     length = name_end - name
     if length == 4:
         if found[at.A_HREF_END] == 0 and _is(data, name, name_end, _HREF_NAME):
@@ -166,7 +166,7 @@ def _attribute(data, name, name_end, start, end, found, automaton, hints):  # ty
 
 
 @_jit
-def _is(data, start, end, word):  # type: ignore[no-untyped-def]
+def _is(data, start, end, word):
     """Whether data[start:end] spells a word of small letters, in any case."""
     if end - start != len(word):
         return False
@@ -178,7 +178,7 @@ def _is(data, start, end, word):  # type: ignore[no-untyped-def]
 
 
 @_jit
-def _contains(data, start, end, word):  # type: ignore[no-untyped-def]
+def _contains(data, start, end, word):
     """Whether the value has the word, blanks left out, in any case; 400 bytes are looked at."""
     matched = 0
     for k in range(start, min(end, start + at.VALUE_BYTES)):
@@ -196,7 +196,7 @@ def _contains(data, start, end, word):  # type: ignore[no-untyped-def]
 
 
 @_jit
-def _hints(data, start, end, automaton, hints):  # type: ignore[no-untyped-def]
+def _hints(data, start, end, automaton, hints):
     """The bits of all hints in a value."""
     state, found, small = automaton[0, 0], np.int64(0), False
     for k in range(start, min(end, start + at.VALUE_BYTES)):

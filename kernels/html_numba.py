@@ -49,7 +49,7 @@ def scan(data: np.ndarray, tables: Tables) -> tuple[np.ndarray, ...]:
 
 
 @_jit
-def gathered(values, up):  # type: ignore[no-untyped-def]
+def gathered(values, up):
     """Values with those of the elements below added; parents come before children."""
     sums = values.copy()
     for e in range(len(up) - 1, 0, -1):
@@ -60,7 +60,7 @@ def gathered(values, up):  # type: ignore[no-untyped-def]
 
 @_jit
 def _scan(data, text, blocks, elements, marks, kinds, tag_keys, tag_values, tag_kinds, tag_flags,
-          closes, stops, walls, automaton, hints, word_keys, word_values):  # fmt: skip  # type: ignore[no-untyped-def]
+          closes, stops, walls, automaton, hints, word_keys, word_values):  # fmt: skip
     state = np.zeros(at.STATE, np.int64)
     stack = np.zeros((DEPTH, at.STACK), np.int64)
     opened = np.zeros(len(tag_kinds) + 1, np.int64)
@@ -114,7 +114,7 @@ def _scan(data, text, blocks, elements, marks, kinds, tag_keys, tag_values, tag_
 
 
 @_jit
-def _mark(marks, state, tag, start, end, text):  # type: ignore[no-untyped-def]
+def _mark(marks, state, tag, start, end, text):
     m = state[at.MARKS]
     if m < len(marks):
         marks[m, at.M_TAG], marks[m, at.M_START], marks[m, at.M_END] = tag, start, end
@@ -123,7 +123,7 @@ def _mark(marks, state, tag, start, end, text):  # type: ignore[no-untyped-def]
 
 
 @_jit
-def _open_link(marks, blocks, state, attributes, start, begun, end):  # type: ignore[no-untyped-def]
+def _open_link(marks, blocks, state, attributes, start, begun, end):
     _close_link(marks, state, begun)
     m = state[at.MARKS]
     _mark(marks, state, at.T_A, start, end, end)
@@ -139,14 +139,14 @@ def _open_link(marks, blocks, state, attributes, start, begun, end):  # type: ig
 
 
 @_jit
-def _close_link(marks, state, place):  # type: ignore[no-untyped-def]
+def _close_link(marks, state, place):
     if 0 <= state[at.LINK] < len(marks):
         marks[state[at.LINK], at.M_TEXT_END] = place
     state[at.LINK] = -1
 
 
 @_jit
-def _void(tag, kind, blocks, elements, state, stack, text):  # type: ignore[no-untyped-def]
+def _void(tag, kind, blocks, elements, state, stack, text):
     row = state[at.BLOCKS]
     if tag == at.T_BR:
         state[at.INSIDE] = 0
@@ -161,7 +161,7 @@ def _void(tag, kind, blocks, elements, state, stack, text):  # type: ignore[no-u
 
 @_jit
 def _open(tag, kind, tag_flags, closes, stops, blocks, elements, marks, state, stack, opened,
-          attributes, begun, tag_kinds):  # fmt: skip  # type: ignore[no-untyped-def]
+          attributes, begun, tag_kinds):  # fmt: skip
     """A start tag: end what it ends, and push it."""
     if kind & (BLOCK_KIND | UNSEEN_KIND):
         _flush(blocks, elements, state, stack)
@@ -198,7 +198,7 @@ def _open(tag, kind, tag_flags, closes, stops, blocks, elements, marks, state, s
 
 
 @_jit
-def _close_implied(ends, stops, marks, state, stack, opened, begun):  # type: ignore[no-untyped-def]
+def _close_implied(ends, stops, marks, state, stack, opened, begun):
     """Pop down to the outermost of the open elements in `ends` that nothing in `stops` shields."""
     k, found = state[at.DEEP] - 1, -1
     while k >= 1:
@@ -213,7 +213,7 @@ def _close_implied(ends, stops, marks, state, stack, opened, begun):  # type: ig
 
 
 @_jit
-def _pop_to(depth, marks, state, stack, opened, place):  # type: ignore[no-untyped-def]
+def _pop_to(depth, marks, state, stack, opened, place):
     for k in range(depth, state[at.DEEP]):
         opened[stack[k, at.S_TAG]] -= 1
     state[at.DEEP] = depth
@@ -222,7 +222,7 @@ def _pop_to(depth, marks, state, stack, opened, place):  # type: ignore[no-untyp
 
 
 @_jit
-def _end(tag, place, blocks, elements, marks, state, stack, opened, tag_kinds, walls):  # type: ignore[no-untyped-def]
+def _end(tag, place, blocks, elements, marks, state, stack, opened, tag_kinds, walls):
     """An end tag: pop to the element it ends, if one is open that no wall shields."""
     if tag == at.T_A:
         _close_link(marks, state, place)
@@ -243,7 +243,7 @@ def _end(tag, place, blocks, elements, marks, state, stack, opened, tag_kinds, w
 
 
 @_jit
-def _flush(blocks, elements, state, stack):  # type: ignore[no-untyped-def]
+def _flush(blocks, elements, state, stack):
     """End the current block, if it holds text."""
     row = state[at.BLOCKS]
     state[at.INSIDE] = state[at.GAP] = 0

@@ -31,7 +31,7 @@ _jit = njit(nogil=True, cache=True, boundscheck=False)
 
 
 @_jit
-def read_text(data, i, n, text, blocks, state, stack, kinds, word_keys, word_values):  # type: ignore[no-untyped-def]
+def read_text(data, i, n, text, blocks, state, stack, kinds, word_keys, word_values):
     """Read text up to markup into the current block; returns the place of the markup."""
     top = stack[state[at.DEEP] - 1]
     if top[at.S_FLAGS] & at.UNSEEN_FLAG:
@@ -96,7 +96,7 @@ def read_text(data, i, n, text, blocks, state, stack, kinds, word_keys, word_val
 
 
 @_jit
-def _reference(data, i, n):  # type: ignore[no-untyped-def]
+def _reference(data, i, n):
     """(length, kind) of the character reference at i; a bare & is a mark of one byte."""
     k = i + 1
     while k < n and k < i + 32 and (48 <= data[k] <= 57 or 97 <= (data[k] | 32) <= 122
@@ -114,7 +114,7 @@ def _reference(data, i, n):  # type: ignore[no-untyped-def]
 
 
 @_jit
-def _wide_mark(data, i, n, block):  # type: ignore[no-untyped-def]
+def _wide_mark(data, i, n, block):
     """Count full-width commas and stops, which are three bytes."""
     if i + 2 >= n:
         return
@@ -128,7 +128,7 @@ def _wide_mark(data, i, n, block):  # type: ignore[no-untyped-def]
 
 
 @_jit
-def _end_word(value, block, word_keys, word_values):  # type: ignore[no-untyped-def]
+def _end_word(value, block, word_keys, word_values):
     size = U(len(word_keys))
     slot = ((value * _SEED) >> U(40)) % size
     while word_keys[slot] != 0 and word_keys[slot] != value:

@@ -29,7 +29,7 @@ _FIRST, _LAST = GRAMS
 
 
 @_jit
-def _key(word, start, end):  # type: ignore[no-untyped-def]
+def _key(word, start, end):
     total = U(0)
     for i in range(start, end):
         total = total * _P + U(word[i] + 1)
@@ -37,7 +37,7 @@ def _key(word, start, end):  # type: ignore[no-untyped-def]
 
 
 @_jit
-def _features(word, n, keys):  # type: ignore[no-untyped-def]
+def _features(word, n, keys):
     """Fill keys uint32 with the features of word[0:n], marks included; the whole word first."""
     keys[0] = np.uint32(mix(_key(word, 0, n) + _WHOLE) >> U(32))
     count = 1
@@ -49,7 +49,7 @@ def _features(word, n, keys):  # type: ignore[no-untyped-def]
 
 
 @_jit
-def _next(codes, flags, lower, i, size, word):  # type: ignore[no-untyped-def]
+def _next(codes, flags, lower, i, size, word):
     """(length of the next word with marks, or 0 at the end; where the text goes on)."""
     while i < size and not (flags[i] & ALPHA and not flags[i] & SOLO):
         i += 1
@@ -65,7 +65,7 @@ def _next(codes, flags, lower, i, size, word):  # type: ignore[no-untyped-def]
 
 
 @njit(nogil=True, cache=True)
-def _score(data, offsets, flag_table, lower_table, scripts, slots, rows, table, known, out):  # type: ignore[no-untyped-def]
+def _score(data, offsets, flag_table, lower_table, scripts, slots, rows, table, known, out):
     scores, used, hits, words, letters = out
     most = 0
     for d in range(offsets.shape[0] - 1):
@@ -139,7 +139,7 @@ class Table:
 
 
 @njit(cache=True)
-def _fill(keys, slots, rows):  # type: ignore[no-untyped-def]
+def _fill(keys, slots, rows):
     last = slots.shape[0] - 1
     for row in range(keys.shape[0]):
         slot = np.int64(keys[row]) & last
@@ -156,7 +156,7 @@ def _buffers(size: int) -> tuple[np.ndarray, ...]:
 
 
 @njit(nogil=True, cache=True)
-def _all(codes, flags, lower, size, keys, whole):  # type: ignore[no-untyped-def]
+def _all(codes, flags, lower, size, keys, whole):
     word, own = np.empty(LONGEST + 2, np.int32), np.empty(3 * LONGEST, np.uint32)
     i, count = 0, 0
     while True:

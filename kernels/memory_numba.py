@@ -10,10 +10,10 @@ from numba.extending import intrinsic
 
 
 @intrinsic
-def byte_at(typing_context, array, index):  # type: ignore[no-untyped-def]
+def byte_at(typing_context, array, index):
     """array[index] of a contiguous uint8 array, as int64."""
 
-    def generate(context, builder, signature, arguments):  # type: ignore[no-untyped-def]
+    def generate(context, builder, signature, arguments):
         data = context.make_array(signature.args[0])(context, builder, arguments[0]).data
         byte = builder.load(builder.gep(data, [arguments[1]]))
         return builder.zext(byte, ir.IntType(64))
@@ -22,10 +22,10 @@ def byte_at(typing_context, array, index):  # type: ignore[no-untyped-def]
 
 
 @intrinsic
-def word_at(typing_context, array, index):  # type: ignore[no-untyped-def]
+def word_at(typing_context, array, index):
     """Eight bytes of a contiguous uint8 array from any place, as a little-endian uint64."""
 
-    def generate(context, builder, signature, arguments):  # type: ignore[no-untyped-def]
+    def generate(context, builder, signature, arguments):
         data = context.make_array(signature.args[0])(context, builder, arguments[0]).data
         address = builder.gep(data, [arguments[1]])
         word = builder.load(builder.bitcast(address, ir.IntType(64).as_pointer()))
@@ -36,10 +36,10 @@ def word_at(typing_context, array, index):  # type: ignore[no-untyped-def]
 
 
 @intrinsic
-def trailing_zeros(typing_context, word):  # type: ignore[no-untyped-def]
+def trailing_zeros(typing_context, word):
     """Zero bits below the lowest set bit of a uint64, as int64; 64 of zero."""
 
-    def generate(context, builder, signature, arguments):  # type: ignore[no-untyped-def]
+    def generate(context, builder, signature, arguments):
         return builder.cttz(arguments[0], ir.Constant(ir.IntType(1), 0))
 
     return types.int64(types.uint64), generate

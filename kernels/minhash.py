@@ -57,10 +57,10 @@ class SketchConfig:
 
 
 def _datasketch_slots(permutations: int, seed: int, count: int) -> tuple[np.ndarray, np.ndarray]:
-    """As datasketch draws them: all factors, then all terms."""
-    draw = np.random.RandomState(seed % (1 << 32))
-    a = draw.randint(0, 1 << 31, permutations, dtype=np.uint32) * np.uint32(2) + np.uint32(1)
-    b = draw.randint(0, 1 << 32, permutations, dtype=np.uint32)
+    """The factors and terms of the first `count` permutations of datasketch's MinHash."""
+    from datasketch import MinHash
+
+    a, b = MinHash(permutations, seed % (1 << 32)).permutations
     return a[:count], b[:count]
 
 
@@ -93,6 +93,7 @@ def numba_available() -> bool:
 
 def room_of(engine: str) -> ModuleType:
     """The module of an engine, loaded when it is first used."""
+    room: ModuleType
     if engine == "numba":
         from sabia.kernels import minhash_numba as room
     else:

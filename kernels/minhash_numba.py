@@ -34,7 +34,7 @@ _pread = numba.types.ExternalFunction(  # of the C library
 
 
 @jit
-def _shingles(words, count, ngram, leave, shingles, place):  # type: ignore[no-untyped-def]
+def _shingles(words, count, ngram, leave, shingles, place):
     """Write the shingles from `place` on; returns their number."""
     rolling = U(0)
     for j in range(count):
@@ -50,7 +50,7 @@ def _shingles(words, count, ngram, leave, shingles, place):  # type: ignore[no-u
 
 
 @jit
-def _slots(shingles, a, b, slots):  # type: ignore[no-untyped-def]
+def _slots(shingles, a, b, slots):
     for k in range(a.shape[0]):
         least, p, q = _TOP, a[k], b[k]
         for j in range(shingles.shape[0]):
@@ -59,7 +59,7 @@ def _slots(shingles, a, b, slots):  # type: ignore[no-untyped-def]
 
 
 @jit
-def _fmix(shingles, mixed):  # type: ignore[no-untyped-def]
+def _fmix(shingles, mixed):
     for j in range(shingles.shape[0]):
         value = shingles[j]
         value = np.uint32((value ^ (value >> _S0)) * _F0)
@@ -68,7 +68,7 @@ def _fmix(shingles, mixed):  # type: ignore[no-untyped-def]
 
 
 @jit
-def _signatures(shingles, counts, a, b, finalise, slots):  # type: ignore[no-untyped-def]
+def _signatures(shingles, counts, a, b, finalise, slots):
     mixed, place = np.empty(shingles.shape[0], np.uint32), 0
     for d in range(counts.shape[0]):
         values = shingles[place : place + counts[d]]
@@ -88,7 +88,7 @@ def signatures(shingles: np.ndarray, counts: np.ndarray, config: SketchConfig) -
 
 
 @jit
-def _digests(slots, first, digests):  # type: ignore[no-untyped-def]
+def _digests(slots, first, digests):
     rows = slots.shape[0] // digests.shape[0]
     for band in range(digests.shape[0]):
         digest = first[band]
@@ -99,7 +99,7 @@ def _digests(slots, first, digests):  # type: ignore[no-untyped-def]
 
 @jit
 def _sketch(data, offsets, folds, kinds, ngram, leave, a, b, finalise, first, digests, exact,
-            words, counts, shingles):  # fmt: skip  # type: ignore[no-untyped-def]
+            words, counts, shingles):  # fmt: skip
     """Fill the outputs of all documents; returns the number of shingles."""
     longest = 0
     for d in range(offsets.shape[0] - 1):
@@ -148,7 +148,7 @@ def sketch(data: np.ndarray, offsets: np.ndarray, config: SketchConfig) -> Sketc
 
 
 @jit
-def _place(shingle, stamp, keys, shift):  # type: ignore[no-untyped-def]
+def _place(shingle, stamp, keys, shift):
     """(key, where it is or would be) in a table whose keys of other stamps count as free."""
     key = (stamp << U(32)) | U(shingle)
     spot = np.int64(((U(shingle) * U(0x9E3779B1)) & U(0xFFFFFFFF)) >> shift)
@@ -158,7 +158,7 @@ def _place(shingle, stamp, keys, shift):  # type: ignore[no-untyped-def]
 
 
 @jit
-def _jaccard(shingles, starts, pairs, result):  # type: ignore[no-untyped-def]
+def _jaccard(shingles, starts, pairs, result):
     """A table holds the first set (owner 0), then the second (1: in both, 2: only there)."""
     longest = 4
     for i in range(starts.shape[0] - 1):
@@ -195,7 +195,7 @@ def jaccard(shingles: np.ndarray, starts: np.ndarray, pairs: np.ndarray) -> np.n
 
 
 @jit
-def _gather(file, places, counts, target):  # type: ignore[no-untyped-def]
+def _gather(file, places, counts, target):
     n = 0
     for i in range(places.shape[0]):
         size, done = 4 * counts[i], 0

@@ -31,10 +31,10 @@ jit = njit(nogil=True, cache=True, boundscheck=False)
 
 
 @intrinsic
-def load8(_context, array, place):  # type: ignore[no-untyped-def]
+def load8(_context, array, place):
     """The eight bytes array[place:place + 8] as one little-endian number."""
 
-    def code(context, builder, signature, args):  # type: ignore[no-untyped-def]
+    def code(context, builder, signature, args):
         data = context.make_array(signature.args[0])(context, builder, args[0]).data
         there = builder.bitcast(builder.gep(data, [args[1]]), ir.IntType(64).as_pointer())
         return builder.load(there, align=1)
@@ -43,10 +43,10 @@ def load8(_context, array, place):  # type: ignore[no-untyped-def]
 
 
 @intrinsic
-def store8(_context, array, place, value):  # type: ignore[no-untyped-def]
+def store8(_context, array, place, value):
     """Write `value` into array[place:place + 8]."""
 
-    def code(context, builder, signature, args):  # type: ignore[no-untyped-def]
+    def code(context, builder, signature, args):
         data = context.make_array(signature.args[0])(context, builder, args[0]).data
         there = builder.bitcast(builder.gep(data, [args[1]]), ir.IntType(64).as_pointer())
         builder.store(args[2], there, align=1)
@@ -56,29 +56,29 @@ def store8(_context, array, place, value):  # type: ignore[no-untyped-def]
 
 
 @intrinsic
-def lowest(_context, value):  # type: ignore[no-untyped-def]
+def lowest(_context, value):
     """Number of the lowest bit that is set, of a number that is not zero."""
 
-    def code(_context, builder, _signature, args):  # type: ignore[no-untyped-def]
+    def code(_context, builder, _signature, args):
         return builder.cttz(args[0], ir.IntType(1)(1))
 
     return types.int64(types.uint64), code
 
 
 @jit
-def _from(x, least):  # type: ignore[no-untyped-def]
+def _from(x, least):
     """The high bit of every byte (below 0x80) that is `least` or more."""
     return (x + U(0x80 - least) * _ONES) & _HIGH
 
 
 @jit
-def _bits(high):  # type: ignore[no-untyped-def]
+def _bits(high):
     """The high bits of eight bytes as eight bits."""
     return ((high >> U(7)) * _GATHER) >> U(56)
 
 
 @jit
-def _encode(text, n, code):  # type: ignore[no-untyped-def]
+def _encode(text, n, code):
     """Append the UTF-8 bytes of a code point; returns the new length."""
     if code < 0x80:
         text[n] = code
@@ -100,7 +100,7 @@ def _encode(text, n, code):  # type: ignore[no-untyped-def]
 
 
 @jit
-def _append(text, n, code, folds, kinds, marks):  # type: ignore[no-untyped-def]
+def _append(text, n, code, folds, kinds, marks):
     """Append a folded code point >= 0x80; solos stand between spaces, marks set bits."""
     if code < TABLE_SIZE:
         kind, code = np.int64(kinds[code]), np.int64(folds[code])
@@ -124,7 +124,7 @@ def _append(text, n, code, folds, kinds, marks):  # type: ignore[no-untyped-def]
 
 
 @jit
-def normalised(data, i, end, folds, kinds, text, marks):  # type: ignore[no-untyped-def]
+def normalised(data, i, end, folds, kinds, text, marks):
     """Write the folded text of data[i:end], and a bit for each byte of a non-ASCII mark.
 
     Returns its length; PADDING zero bytes follow it.
@@ -163,7 +163,7 @@ def normalised(data, i, end, folds, kinds, text, marks):  # type: ignore[no-unty
 
 
 @jit
-def find_tokens(text, n, marks, starts, ends):  # type: ignore[no-untyped-def]
+def find_tokens(text, n, marks, starts, ends):
     """Fill starts (twice the place, plus 1 for a mark) and ends of tokens; returns their number.
 
     Letters in a row are one token, each byte of a mark is one.
@@ -202,7 +202,7 @@ def find_tokens(text, n, marks, starts, ends):  # type: ignore[no-untyped-def]
 
 
 @jit
-def hash_tokens(text, count, starts, ends, words, exact):  # type: ignore[no-untyped-def]
+def hash_tokens(text, count, starts, ends, words, exact):
     """Fill the hashes of words, and exact[2] over all tokens; returns the number of words."""
     found = 0
     exact0, exact1 = U(0), U(0)

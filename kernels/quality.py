@@ -33,6 +33,8 @@ Rae et al. 2021, table A1 and appendix A.1.1; Raffel et al. 2020, section 2.2; P
 section 3.6. Both engines give the same figures; `python` is the reference, `numba` the fast one.
 """
 
+from types import ModuleType
+
 import numpy as np
 
 TOP = (2, 3, 4)
@@ -71,6 +73,7 @@ def measure(
     stops: (hashes of stop words uint64[s] by list, where each list begins int64[lists + 1]); which
     int64[n] names each document's list, -1 none. The numba engine holds no GIL while it works.
     """
+    room: ModuleType
     if engine == "numba":
         from sabia.kernels import quality_numba as room
     else:

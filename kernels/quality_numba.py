@@ -44,12 +44,12 @@ _FIRST = np.array([chr(i) in {phrase[0] for phrase in quality.PHRASES} for i in 
 
 
 @_inline
-def _share(part, whole):  # type: ignore[no-untyped-def]
+def _share(part, whole):
     return part / whole if whole else _NAN
 
 
 @_inline
-def _seen(table, last, stamp, key):  # type: ignore[no-untyped-def]
+def _seen(table, last, stamp, key):
     """Slot of a key in the set `stamp` of slots 0 to last, and whether it was there; it is then."""
     slot = np.int64(key & U(last))
     while table[slot, 1] == stamp:
@@ -61,7 +61,7 @@ def _seen(table, last, stamp, key):  # type: ignore[no-untyped-def]
 
 
 @_inline
-def _last(count):  # type: ignore[no-untyped-def]
+def _last(count):
     """The last slot of a table for so many keys: 2**b - 1, at least twice as many."""
     last = 63
     while last < 2 * count:
@@ -70,7 +70,7 @@ def _last(count):  # type: ignore[no-untyped-def]
 
 
 @_jit
-def _span_hash(codes, start, end):  # type: ignore[no-untyped-def]
+def _span_hash(codes, start, end):
     total = U(end - start)
     for i in range(start, end):
         total = total * _P + U(codes[i] + 1)
@@ -78,7 +78,7 @@ def _span_hash(codes, start, end):  # type: ignore[no-untyped-def]
 
 
 @_jit
-def _parts(codes, start, end, least, table, stamp):  # type: ignore[no-untyped-def]
+def _parts(codes, start, end, least, table, stamp):
     """(parts between runs of `least` line feeds or more, those seen before, their characters)."""
     parts, again, characters, first, i = 0, 0, 0, start, start
     last = _last((end - start) // 2 + 1)
@@ -97,7 +97,7 @@ def _parts(codes, start, end, least, table, stamp):  # type: ignore[no-untyped-d
 
 
 @_jit
-def _repetition(codes, flags, size, hashes, lengths, n, grams, runs, slots, table, stamp, out):  # type: ignore[no-untyped-def]
+def _repetition(codes, flags, size, hashes, lengths, n, grams, runs, slots, table, stamp, out):
     """Fill out[8:21]; return the last stamp used."""
     low, high = 0, size
     while low < high and flags[low] & SPACE:
@@ -127,7 +127,7 @@ def _repetition(codes, flags, size, hashes, lengths, n, grams, runs, slots, tabl
 
 
 @_jit
-def _top(grams, runs, slots, lengths, n, k, table, stamp):  # type: ignore[no-untyped-def]
+def _top(grams, runs, slots, lengths, n, k, table, stamp):
     """Times × length of the most frequent k-gram, the earliest of them.
 
     runs[i] is the number of consecutive places from i with a repeated (k-1)-gram, afterwards with a
@@ -159,7 +159,7 @@ def _top(grams, runs, slots, lengths, n, k, table, stamp):  # type: ignore[no-un
 
 
 @_jit
-def _repeated(grams, runs, lengths, n, k, table, stamp):  # type: ignore[no-untyped-def]
+def _repeated(grams, runs, lengths, n, k, table, stamp):
     """Characters in k-grams that came before; one that did is passed over whole. runs[i] is the
     number of repeated 4-grams from i: a repeated k-gram has k - 3."""
     characters, i, last = 0, 0, _last(n)
@@ -174,7 +174,7 @@ def _repeated(grams, runs, lengths, n, k, table, stamp):  # type: ignore[no-unty
 
 
 @_jit
-def _words(codes, flags, size, starts, ends, n, hashes, lengths, stops, out):  # type: ignore[no-untyped-def]
+def _words(codes, flags, size, starts, ends, n, hashes, lengths, stops, out):
     """Hash and measure the words; fill out[0:8] but the lines' figures."""
     plain, spelled, letters, alphabetic, found = 0, 0, 0, 0, U(0)
     for w in range(n):
@@ -210,7 +210,7 @@ def _words(codes, flags, size, starts, ends, n, hashes, lengths, stops, out):  #
 
 
 @_jit
-def _next_line(codes, flags, start, size):  # type: ignore[no-untyped-def]
+def _next_line(codes, flags, start, size):
     """(end of the line that begins at start, start of the next), as str.splitlines has it."""
     end = start
     while end < size and not flags[end] & BREAK:
@@ -222,7 +222,7 @@ def _next_line(codes, flags, start, size):  # type: ignore[no-untyped-def]
 
 
 @_jit
-def _phrase(codes, place, end, phrases):  # type: ignore[no-untyped-def]
+def _phrase(codes, place, end, phrases):
     """(which of the phrases, each closed by a line feed, stands here, its length), or (-1, 0)."""
     start, number = 0, 0
     while start < phrases.shape[0]:
@@ -239,13 +239,13 @@ def _phrase(codes, place, end, phrases):  # type: ignore[no-untyped-def]
 
 
 @_inline
-def _ends_in_dots(codes, low, high):  # type: ignore[no-untyped-def]
+def _ends_in_dots(codes, low, high):
     three = high - low >= 3 and codes[high - 1] == _DOT and codes[high - 2] == _DOT
     return three and codes[high - 3] == _DOT
 
 
 @_jit
-def _citation(codes, i, end):  # type: ignore[no-untyped-def]
+def _citation(codes, i, end):
     """Length of `[12]`, `[]`, `[edit]` or `[citation needed]` at i, else 0."""
     j = i + 1
     while j < end and 0x30 <= codes[j] <= 0x39:
@@ -256,7 +256,7 @@ def _citation(codes, i, end):  # type: ignore[no-untyped-def]
 
 
 @_jit
-def _uncited(codes, flags, lower, low, high, room):  # type: ignore[no-untyped-def]
+def _uncited(codes, flags, lower, low, high, room):
     """Copy a line without citations behind the document; return the copy's end (room if none)."""
     cited, i, top = False, low, room
     while i < high and not cited:
@@ -277,7 +277,7 @@ def _uncited(codes, flags, lower, low, high, room):  # type: ignore[no-untyped-d
 
 
 @_jit
-def _line_rule(codes, flags, lower, low, high, room):  # type: ignore[no-untyped-def]
+def _line_rule(codes, flags, lower, low, high, room):
     """(rule that refuses a stripped line, its start and end without citations); rules: 0 keep,
     1 long word, 2 no terminal, 3 few words, 4 lorem ipsum, 5 javascript, 6 bracket, 7 policy."""
     words, run = 0, 0
@@ -310,7 +310,7 @@ def _line_rule(codes, flags, lower, low, high, room):  # type: ignore[no-untyped
 
 
 @_jit
-def _sentences(codes, flags, starts, ends, first, last):  # type: ignore[no-untyped-def]
+def _sentences(codes, flags, starts, ends, first, last):
     count, ended = 1, False
     for w in range(first, last):
         if ends[w] - starts[w] == 1 and flags[starts[w]] & TERMINAL:
@@ -327,7 +327,7 @@ def _sentences(codes, flags, starts, ends, first, last):  # type: ignore[no-unty
 @_jit
 def _lines(
     codes, flags, lower, size, starts, ends, n, slots, points, pairs, units, firsts, lasts, out
-):  # type: ignore[no-untyped-def]
+):
     """Gopher's and C4's figures of lines: out[4:6] and out[21:25]."""
     lines, bullets, dots, kept, sentences, lorem, bracket = 0, 0, 0, 0, 0, 0, 0
     start, word = 0, 0
@@ -363,7 +363,7 @@ def _lines(
 
 
 @_jit
-def _feeds(codes, flags, lower, size, n, table, stamp, out):  # type: ignore[no-untyped-def]
+def _feeds(codes, flags, lower, size, n, table, stamp, out):
     """FineWeb's figures and those of characters: out[25:32]."""
     lines, ends, short, again, feeds, start = 0, 0, 0, 0, 0, 0
     ink, capitals, alphabetic, links, marks = 0, 0, 0, 0, 0
@@ -395,7 +395,7 @@ def _feeds(codes, flags, lower, size, n, table, stamp, out):  # type: ignore[no-
 @njit(nogil=True, cache=True)
 def _measure(
     data, offsets, flag_table, lower_table, slots, points, pairs, units, stops, bounds, which, out
-):  # type: ignore[no-untyped-def]
+):
     most = 0
     for d in range(offsets.shape[0] - 1):
         most = max(most, offsets[d + 1] - offsets[d])

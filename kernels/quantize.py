@@ -25,6 +25,7 @@ from __future__ import annotations
 
 import importlib.util
 from dataclasses import dataclass
+from types import ModuleType
 from typing import Any, NamedTuple
 
 LARGEST = {"e2m1": 6.0, "e4m3": 448.0, "e5m2": 57344.0}
@@ -90,6 +91,7 @@ def quantize(x: Any, layout: Layout, key: Any = None, engine: str | None = None)
     engine: one of ENGINES, of the library that x belongs to; None takes the fastest.
     """
     engine = engine or engine_for(x)
+    room: ModuleType
     if engine == "torch":
         from sabia.kernels import quantize_torch as room
     elif engine == "triton":

@@ -115,7 +115,7 @@ def _prepare(x: Tensor, layout: Layout, key: Any) -> tuple[Tensor, Tensor, Tenso
     tiles, scale = _scales(tiled, layout)
     step = tiles * scale
     inverse = torch.where(step == 0, 0.0, 1.0 / step)
-    draws = None if key is None else _tiled(uniforms(*x.shape, key, x.device), layout)
+    draws = None if key is None else _tiled(uniforms(x.shape[0], x.shape[1], key, x.device), layout)
     return tiled * inverse[:, None, :, None], tiles, scale, draws
 
 

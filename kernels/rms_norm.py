@@ -22,6 +22,7 @@ Array = Any
 
 
 def _room(x: Array) -> Any:
+    room: Any
     if framework(x) == "torch":
         from sabia.kernels import rms_norm_torch as room
     else:

@@ -19,7 +19,7 @@ Array = jax.Array
 BLOCK_ELEMENTS = 1 << 18
 
 
-def _forward_kernel(x, residual, weight, y, h, inverse, *, eps, plus_one):  # type: ignore[no-untyped-def]
+def _forward_kernel(x, residual, weight, y, h, inverse, *, eps, plus_one):
     value = x[...]
     if residual is not None:
         value = value + residual[...]
@@ -30,7 +30,7 @@ def _forward_kernel(x, residual, weight, y, h, inverse, *, eps, plus_one):  # ty
     inverse[...] = r
 
 
-def _backward_kernel(grad, grad_h, h, weight, inverse, dx, dw, *, plus_one):  # type: ignore[no-untyped-def]
+def _backward_kernel(grad, grad_h, h, weight, inverse, dx, dw, *, plus_one):
     @pl.when(pl.program_id(0) == 0)
     def _begin() -> None:
         dw[...] = jnp.zeros_like(dw)
@@ -50,9 +50,9 @@ def _block(columns: int) -> int:
     return max(16, min(256, BLOCK_ELEMENTS // columns) // 16 * 16)
 
 
-def _call(kernel: Any, inputs: dict[str, Array | None], outputs: dict[str, Any]) -> list[Array]:
+def _call(kernel: Any, inputs: dict[str, Any], outputs: dict[str, Any]) -> list[Array]:
     """Run over blocks of rows; [1, D] arrays are whole in every step, None ones are left out."""
-    rows, columns = inputs["h"].shape  # type: ignore[union-attr]
+    rows, columns = inputs["h"].shape
     block = _block(columns)
     names = [n for n, x in inputs.items() if x is not None]
     made = [n for n, x in outputs.items() if x is not None]
@@ -82,11 +82,11 @@ def _shape(x: Array, columns: int | None = None, dtype: Any = None) -> jax.Shape
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(3, 4))
-def _norm(x, weight, residual, eps, plus_one):  # type: ignore[no-untyped-def]
+def _norm(x, weight, residual, eps, plus_one):
     return _norm_forward(x, weight, residual, eps, plus_one)[0]
 
 
-def _norm_forward(x, weight, residual, eps, plus_one):  # type: ignore[no-untyped-def]
+def _norm_forward(x, weight, residual, eps, plus_one):
     added = None if residual is None else _shape(x)
     results = _call(
         functools.partial(_forward_kernel, eps=eps, plus_one=plus_one),
@@ -97,7 +97,7 @@ def _norm_forward(x, weight, residual, eps, plus_one):  # type: ignore[no-untype
     return (results[0], None if residual is None else h), (h, weight, residual, results[-1])
 
 
-def _norm_backward(eps, plus_one, saved, grads):  # type: ignore[no-untyped-def]
+def _norm_backward(eps, plus_one, saved, grads):
     h, weight, residual, inverse = saved
     dx, dw = _call(
         functools.partial(_backward_kernel, plus_one=plus_one),

@@ -93,7 +93,7 @@ def _forward(
 
 
 @_forward.register_fake
-def _(x, weight, residual, eps, plus_one):  # type: ignore[no-untyped-def]
+def _(x, weight, residual, eps, plus_one):
     h = x.new_empty(0) if residual is None else torch.empty_like(x)
     return torch.empty_like(x), h, x.new_empty(x.shape[0], dtype=torch.float32)
 
@@ -113,7 +113,7 @@ def _backward(
 
 
 @_backward.register_fake
-def _(grad, grad_h, h, weight, inverse, plus_one):  # type: ignore[no-untyped-def]
+def _(grad, grad_h, h, weight, inverse, plus_one):
     return torch.empty_like(h), torch.empty_like(weight)
 
 

@@ -20,6 +20,7 @@ Both engines give the same records and repeats; `numpy` is the reference, `numba
 h(i) = mix(sum of (u_(i+t) + 1) * B**(k-1-t)) modulo 2**64, `mix` the splitmix64 finaliser.
 """
 
+from types import ModuleType
 from typing import NamedTuple
 
 import numpy as np
@@ -32,7 +33,7 @@ class Repeats(NamedTuple):
     """Runs of repeats: windows start[i] … start[i] + count[i] - 1 first occurred from first[i]."""
 
     start: np.ndarray
-    count: np.ndarray
+    count: np.ndarray  # type: ignore[assignment]  # the field stands in for tuple.count
     first: np.ndarray
 
 
@@ -68,7 +69,8 @@ def find_repeats(
     return _room(engine).find_repeats(units, records, starts, span, passes)
 
 
-def _room(engine: str):  # type: ignore[no-untyped-def]
+def _room(engine: str) -> ModuleType:
+    room: ModuleType
     if engine == "numba":
         from sabia.kernels import substring_numba as room
     else:

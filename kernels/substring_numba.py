@@ -20,7 +20,7 @@ _inline = njit(nogil=True, cache=True, inline="always")
 
 
 @_jit
-def _file_windows(units, offsets, span, k, leave, value, start, count):  # type: ignore[no-untyped-def]
+def _file_windows(units, offsets, span, k, leave, value, start, count):
     """Fill value[…], start[…], count[…]; returns the number of records."""
     width = span - k + 1
     size = 1
@@ -80,7 +80,7 @@ def _read_only(array: np.ndarray) -> np.ndarray:
 
 
 @_inline
-def _equal(units, a, b, span):  # type: ignore[no-untyped-def]
+def _equal(units, a, b, span):
     for step in range(span):  # noqa: SIM110 - compiled
         if units[a + step] != units[b + step]:
             return False
@@ -88,7 +88,7 @@ def _equal(units, a, b, span):  # type: ignore[no-untyped-def]
 
 
 @_jit
-def _wider(keys, places, used):  # type: ignore[no-untyped-def]
+def _wider(keys, places, used):
     """A table of twice the room with the same entries."""
     mask = U(2 * used - 1)
     new_keys, new_places = np.empty(2 * used, np.uint64), np.full(2 * used, _NONE)
@@ -102,14 +102,14 @@ def _wider(keys, places, used):  # type: ignore[no-untyped-def]
 
 
 @_jit
-def _longer(array):  # type: ignore[no-untyped-def]
+def _longer(array):
     longer = np.empty(2 * array.shape[0], array.dtype)
     longer[: array.shape[0]] = array
     return longer
 
 
 @_jit
-def _find_repeats(units, start, count, starts, span, leave, passes, share):  # type: ignore[no-untyped-def]
+def _find_repeats(units, start, count, starts, span, leave, passes, share):
     room = _FIRST_ROOM
     keys, places = np.empty(room, np.uint64), np.empty(room, np.int64)
     at, length, first = np.empty(room, np.int64), np.empty(room, np.int64), np.empty(room, np.int64)

@@ -65,7 +65,7 @@ def tables() -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
 
 
 @_jit
-def _wide(data, i):  # type: ignore[no-untyped-def]
+def _wide(data, i):
     """(code point, bytes used) of well-formed UTF-8 with a lead byte of 0x80 or more at i."""
     first = np.int64(data[i])
     code, used = first & 0x1F, 2
@@ -79,7 +79,7 @@ def _wide(data, i):  # type: ignore[no-untyped-def]
 
 
 @_jit
-def decode(data, start, end, flag_table, lower_table, codes, flags, lower):  # type: ignore[no-untyped-def]
+def decode(data, start, end, flag_table, lower_table, codes, flags, lower):
     """Fill codes int32, flags uint16 and lower int32 of one document; return how many."""
     i, count = start, 0
     while i < end:
@@ -99,7 +99,7 @@ def decode(data, start, end, flag_table, lower_table, codes, flags, lower):  # t
 
 
 @_inline
-def word_hash(codes, start, end):  # type: ignore[no-untyped-def]
+def word_hash(codes, start, end):
     """The hash of a word; as text_words.word_hash."""
     total = U(0)
     for i in range(start, end):
@@ -108,7 +108,7 @@ def word_hash(codes, start, end):  # type: ignore[no-untyped-def]
 
 
 @_jit
-def split(codes, flags, start, end, slots, points, pairs, units, starts, ends, count):  # type: ignore[no-untyped-def]
+def split(codes, flags, start, end, slots, points, pairs, units, starts, ends, count):
     """Append the words of codes[start:end]; return the new count. Needs room for end - start."""
     i = start
     while i < end:
@@ -137,7 +137,7 @@ def split(codes, flags, start, end, slots, points, pairs, units, starts, ends, c
 
 
 @_jit
-def _core(codes, flags, start, end, slots, points, pairs):  # type: ignore[no-untyped-def]
+def _core(codes, flags, start, end, slots, points, pairs):
     """The letters of a chunk of the plain form AFFIX* letters (AFFIX | dot)*, in which all but they
     are words of one code point; (-1, -1) of other chunks and those that may be listed."""
     low = start
@@ -167,12 +167,12 @@ def _core(codes, flags, start, end, slots, points, pairs):  # type: ignore[no-un
 
 
 @_inline
-def _filtered(codes, low, high, pairs):  # type: ignore[no-untyped-def]
+def _filtered(codes, low, high, pairs):
     return (pairs[codes[low] & 127, codes[high - 1] & 127] >> (high - low)) & 1
 
 
 @_jit
-def _special(codes, low, high, slots, points, pairs):  # type: ignore[no-untyped-def]
+def _special(codes, low, high, slots, points, pairs):
     """Where a listed chunk parts (0: nowhere); -1 if it is not listed."""
     if high - low > LONGEST_SPECIAL or high <= low or not _filtered(codes, low, high, pairs):
         return -1
@@ -186,7 +186,7 @@ def _special(codes, low, high, slots, points, pairs):  # type: ignore[no-untyped
 
 
 @_jit
-def _chunk(codes, flags, low, high, slots, points, pairs, units, starts, ends, count):  # type: ignore[no-untyped-def]
+def _chunk(codes, flags, low, high, slots, points, pairs, units, starts, ends, count):
     """Append the words of a chunk: prefixes, the middle, suffixes (stacked at the arrays' end)."""
     top = starts.shape[0]
     point = _special(codes, low, high, slots, points, pairs)
@@ -224,7 +224,7 @@ def _chunk(codes, flags, low, high, slots, points, pairs, units, starts, ends, c
 
 
 @_jit
-def _dots(codes, low, high):  # type: ignore[no-untyped-def]
+def _dots(codes, low, high):
     count = 0
     while low + count < high and codes[low + count] == _DOT:
         count += 1
@@ -232,7 +232,7 @@ def _dots(codes, low, high):  # type: ignore[no-untyped-def]
 
 
 @_jit
-def _prefix(codes, flags, low, high):  # type: ignore[no-untyped-def]
+def _prefix(codes, flags, low, high):
     code = codes[low]
     if code == _DOT:
         dots = _dots(codes, low, high)
@@ -245,7 +245,7 @@ def _prefix(codes, flags, low, high):  # type: ignore[no-untyped-def]
 
 
 @_jit
-def _suffix(codes, flags, low, high, units):  # type: ignore[no-untyped-def]
+def _suffix(codes, flags, low, high, units):
     if high <= low:
         return 0
     code, last = codes[high - 1], flags[high - 1]
@@ -278,13 +278,13 @@ def _suffix(codes, flags, low, high, units):  # type: ignore[no-untyped-def]
 
 
 @_jit
-def _host_code(code):  # type: ignore[no-untyped-def]
+def _host_code(code):
     letter = (code | 0x20 >= 0x61) and (code | 0x20) <= 0x7A
     return code >= 0x80 or letter or 0x30 <= code <= 0x39 or code in (_DASH, 0x5F)
 
 
 @_jit
-def _is_address(codes, flags, low, high):  # type: ignore[no-untyped-def]
+def _is_address(codes, flags, low, high):
     dotted = False
     for i in range(low, high):
         if codes[i] == _DOT:
@@ -304,7 +304,7 @@ def _is_address(codes, flags, low, high):  # type: ignore[no-untyped-def]
 
 
 @_jit
-def _scheme(codes, flags, low, high):  # type: ignore[no-untyped-def]
+def _scheme(codes, flags, low, high):
     for i in range(low, high):
         there = codes[i] in (_PLUS, _DOT, _DASH, 0x5F)
         if not (there or flags[i] & _LETTER_OR_DIGIT):
@@ -313,7 +313,7 @@ def _scheme(codes, flags, low, high):  # type: ignore[no-untyped-def]
 
 
 @_jit
-def _after_user(codes, low, high):  # type: ignore[no-untyped-def]
+def _after_user(codes, low, high):
     """Behind the first @ with something before it, else `low`."""
     for i in range(low, high):
         if codes[i] == 0x40:
@@ -322,7 +322,7 @@ def _after_user(codes, low, high):  # type: ignore[no-untyped-def]
 
 
 @_jit
-def _is_host(codes, flags, low, high):  # type: ignore[no-untyped-def]
+def _is_host(codes, flags, low, high):
     """host, port and path from low to high: the pattern of text_words.is_address."""
     end = low
     while end < high and codes[end] not in (0x2F, 0x3F, 0x23, 0x3A, 0x40):
@@ -355,7 +355,7 @@ def _is_host(codes, flags, low, high):  # type: ignore[no-untyped-def]
 
 
 @_jit
-def _middle(codes, flags, low, high, starts, ends, count):  # type: ignore[no-untyped-def]
+def _middle(codes, flags, low, high, starts, ends, count):
     start, i = low, low
     while i < high:
         size = 0 if flags[i] & _LETTER_OR_DIGIT else _infix(codes, flags, low, i, high)
@@ -374,7 +374,7 @@ def _middle(codes, flags, low, high, starts, ends, count):  # type: ignore[no-un
 
 
 @_jit
-def _infix(codes, flags, low, i, high):  # type: ignore[no-untyped-def]
+def _infix(codes, flags, low, i, high):
     code = codes[i]
     dots = _dots(codes, i, high)
     if dots > 1:

@@ -9,7 +9,7 @@ inline = njit(nogil=True, cache=True, inline="always")
 
 
 @inline
-def mix(x):  # type: ignore[no-untyped-def]
+def mix(x):
     """The splitmix64 finaliser of a uint64 (Steele, Lea, Flood 2014)."""
     x = (x ^ (x >> U(30))) * U(0xBF58476D1CE4E5B9)
     x = (x ^ (x >> U(27))) * U(0x94D049BB133111EB)
@@ -17,7 +17,7 @@ def mix(x):  # type: ignore[no-untyped-def]
 
 
 @inline
-def decode(data, i, end):  # type: ignore[no-untyped-def]
+def decode(data, i, end):
     """(code point, bytes used) of a lead byte >= 0x80 at i; (space, 1) if it is malformed."""
     first = np.int64(data[i])
     if 0xC2 <= first < 0xE0 and i + 2 <= end and (data[i + 1] & 0xC0) == 0x80:

@@ -27,6 +27,7 @@ DEFAULT_CHUNK_BYTES = 256 << 20
 
 
 def _room(x: Array) -> Any:
+    room: Any
     if framework(x) == "torch":
         from sabia.kernels import vocabulary_loss_torch as room
     else:

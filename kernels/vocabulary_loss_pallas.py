@@ -41,7 +41,7 @@ def _words(shape: tuple[int, int], block: Any) -> Array:
     return block * shape[0] + jax.lax.broadcasted_iota(jnp.int32, shape, 0)
 
 
-def _loss_kernel(hidden, weight, targets, nll, lse, largest, total, picked, *, cap, vocabulary):  # type: ignore[no-untyped-def]
+def _loss_kernel(hidden, weight, targets, nll, lse, largest, total, picked, *, cap, vocabulary):
     j = pl.program_id(1)
 
     @pl.when(j == 0)
@@ -66,7 +66,7 @@ def _loss_kernel(hidden, weight, targets, nll, lse, largest, total, picked, *, c
         nll[...] = jnp.where(targets[...] >= 0, whole - picked[...], 0.0)
 
 
-def _gradient(hidden, weight, targets, lse, mine, both, block, cap, vocabulary):  # type: ignore[no-untyped-def]
+def _gradient(hidden, weight, targets, lse, mine, both, block, cap, vocabulary):
     """dz, transposed, 0 beyond the vocabulary; mine: the gradient of nll, both: that plus lse's."""
     z = _scores(weight, hidden, cap)
     words = _words(z.shape, block)
@@ -75,7 +75,7 @@ def _gradient(hidden, weight, targets, lse, mine, both, block, cap, vocabulary):
     return jnp.where(words < vocabulary, d, 0.0).astype(hidden.dtype)
 
 
-def _hidden_kernel(hidden, weight, targets, lse, mine, both, out, acc, *, cap, vocabulary):  # type: ignore[no-untyped-def]
+def _hidden_kernel(hidden, weight, targets, lse, mine, both, out, acc, *, cap, vocabulary):
     j = pl.program_id(1)
 
     @pl.when(j == 0)
@@ -94,7 +94,7 @@ def _hidden_kernel(hidden, weight, targets, lse, mine, both, out, acc, *, cap, v
         out[...] = acc[...].astype(out.dtype)
 
 
-def _weight_kernel(hidden, weight, targets, lse, mine, both, out, acc, *, cap, vocabulary):  # type: ignore[no-untyped-def]
+def _weight_kernel(hidden, weight, targets, lse, mine, both, out, acc, *, cap, vocabulary):
     j, i = pl.program_id(0), pl.program_id(1)
 
     @pl.when(i == 0)
@@ -142,7 +142,7 @@ def _row(count: int) -> jax.ShapeDtypeStruct:
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(3, 4))
-def _loss(hidden, weight, targets, cap, blocks):  # type: ignore[no-untyped-def]
+def _loss(hidden, weight, targets, cap, blocks):
     run = _call(
         functools.partial(_loss_kernel, cap=cap), hidden, weight, blocks, rows=1,
         outs=("row", "row"), out_shape=[_row(hidden.shape[0])] * 2,
@@ -151,12 +151,12 @@ def _loss(hidden, weight, targets, cap, blocks):  # type: ignore[no-untyped-def]
     return tuple(run(hidden, weight, targets))
 
 
-def _loss_forward(hidden, weight, targets, cap, blocks):  # type: ignore[no-untyped-def]
+def _loss_forward(hidden, weight, targets, cap, blocks):
     nll, lse = _loss(hidden, weight, targets, cap, blocks)
     return (nll, lse), (hidden, weight, targets, lse)
 
 
-def _loss_backward(cap, blocks, saved, grads):  # type: ignore[no-untyped-def]
+def _loss_backward(cap, blocks, saved, grads):
     hidden, weight, targets, lse = saved
     mine = jnp.where(targets >= 0, grads[0], 0.0)
     inputs = (hidden, weight, targets, lse, mine, mine + grads[1])

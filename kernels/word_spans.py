@@ -65,7 +65,7 @@ def align(
     return _engine(engine).align(part, weight, window)
 
 
-def _engine(name: str):  # type: ignore[no-untyped-def]
+def _engine(name: str):
     if name == "numba":
         from sabia.kernels import word_spans_numba as room
 

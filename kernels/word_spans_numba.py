@@ -24,7 +24,7 @@ _jit = njit(nogil=True, cache=True, boundscheck=False)
 
 
 @_jit
-def _spans(data, offsets, folds, kinds, hashes, begin, end, starts):  # type: ignore[no-untyped-def]
+def _spans(data, offsets, folds, kinds, hashes, begin, end, starts):
     count = 0
     starts[0] = 0
     for d in range(offsets.shape[0] - 1):
@@ -63,7 +63,7 @@ def _spans(data, offsets, folds, kinds, hashes, begin, end, starts):  # type: ig
 
 
 @_jit
-def _ngrams(hashes, starts, ngram, result):  # type: ignore[no-untyped-def]
+def _ngrams(hashes, starts, ngram, result):
     for d in range(starts.shape[0] - 1):
         for j in range(starts[d], starts[d + 1]):
             total = U(0)
@@ -75,7 +75,7 @@ def _ngrams(hashes, starts, ngram, result):  # type: ignore[no-untyped-def]
 
 
 @_jit
-def _fill(wanted, slots, bits):  # type: ignore[no-untyped-def]
+def _fill(wanted, slots, bits):
     low = U(slots.shape[0] - 1)
     few = U(bits.shape[0] * 8 - 1)
     for k in range(wanted.shape[0]):
@@ -88,7 +88,7 @@ def _fill(wanted, slots, bits):  # type: ignore[no-untyped-def]
 
 
 @_jit
-def _find(hashes, wanted, slots, bits, result):  # type: ignore[no-untyped-def]
+def _find(hashes, wanted, slots, bits, result):
     low = U(slots.shape[0] - 1)
     few = U(bits.shape[0] * 8 - 1)
     for j in range(hashes.shape[0]):
@@ -105,7 +105,7 @@ def _find(hashes, wanted, slots, bits, result):  # type: ignore[no-untyped-def]
 
 
 @_jit
-def _best(part, weight, window, best):  # type: ignore[no-untyped-def]
+def _best(part, weight, window, best):
     for i in range(part.shape[0] - 1, -1, -1):
         for j in range(window.shape[0] - 1, -1, -1):
             value = max(best[i + 1, j], best[i, j + 1])

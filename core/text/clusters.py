@@ -5,11 +5,12 @@ candidate pairs are compared exactly when verification is on. Clusters are conne
 All of it is a function of the rows and their order: earlier rows win ties.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from sabia.core.text import keep
+from sabia.core.text import keep, lsh
 from sabia.core.text.dedup_config import DedupConfig
 from sabia.core.text.near import estimate, jaccard, join_near
 from sabia.core.text.sketch_files import Corpus
@@ -35,20 +36,29 @@ class Clusters:
     size: np.ndarray
 
 
-def find_clusters(corpus: Corpus, config: DedupConfig, engine: str, prior: int = 0) -> Clusters:
+def find_clusters(
+    corpus: Corpus, config: DedupConfig, engine: str, prior: int = 0,
+    known: Sequence[tuple[int, int, float]] = (),
+) -> Clusters:  # fmt: skip
     """Join duplicates, choose whom to keep, and say why each of the others goes.
 
-    The first `prior` rows stay before all others, the earliest of a cluster first.
+    The first `prior` rows stay before all others, the earliest of a cluster first. known: one of
+    those, another row, and their similarity, as an index tells it that has no n-grams.
     """
     first = first_of_equal(corpus.exact)
     parent = first
     if config.method == "minhash":
         distinct = (first == np.arange(corpus.count)) & (corpus.counts > 0)
         parent = join_near(corpus, parent, distinct, config, engine)
+    pairs = np.array([pair[:2] for pair in known], np.int64).reshape(-1, 2)
+    parent = lsh.join(parent, pairs)
     worth = keep.whole([corpus.worth], config.keep)
     worth[:prior] = np.inf
     clusters = choose_kept(parent, worth)
     _explain(clusters, first, corpus, config, engine)
+    for one, row, similarity in known:
+        if clusters.kept_row[clusters.of_row[row]] == one:
+            clusters.similarity[row] = similarity
     return clusters
 
 
@@ -96,7 +106,9 @@ def _explain(
     clusters.similarity[gone[exact]] = 1.0
     near = np.stack((first[gone[~exact]], first[kept[~exact]]), axis=1)
     if config.with_shingles:
-        clusters.similarity[gone[~exact]] = jaccard(corpus, near, engine)
+        similarity = jaccard(corpus, near, engine)
+        known = corpus.counts[near[:, 1]] > 0
+        clusters.similarity[gone[~exact]] = np.where(known, similarity, np.nan)
     elif len(near):
         rows = config.sketch(0).rows
         clusters.similarity[gone[~exact]] = estimate(corpus, near, rows)

@@ -26,7 +26,7 @@ from sabia.core.shards.mapping import run_map
 from sabia.core.shards.outputs import open_file
 from sabia.core.shards.slices import slurm_slice
 from sabia.core.shards.sources import Source
-from sabia.core.text import barrier, dedup_index, lsh, redis_pass, removal, removed
+from sabia.core.text import barrier, dedup_index, lsh, redis_index, removal, removed
 from sabia.core.text.clusters import KEPT, Clusters, find_clusters
 from sabia.core.text.dedup_config import DedupConfig
 from sabia.core.text.redis_index import RedisIndex
@@ -178,12 +178,12 @@ class _Work:
             corpus, indexed = dedup_index.load(index, corpus), index.rows
         prior = 0 if self.places.replaced else indexed
         engine = choose_engine(self.config.engine)
-        found = find_clusters(corpus, self.config, engine, prior)
         if self.places.redis:
-            found, ids = redis_pass.take_out(
-                self._redis(key), sources, corpus, found, self.config, engine, self.job.jobs
+            found, corpus = redis_index.take_out(
+                self._redis(key), sources, corpus, engine, self.job.jobs
             )
-            return removal.Plan.write(corpus.starts, ids, found, place)
+            return removal.Plan.write(corpus.starts, corpus, found, place)
+        found = find_clusters(corpus, self.config, engine, prior)
         replaced = _replaced(found, indexed)
         if self.places.replaced:
             _write_replaced(self.places.replaced, corpus, found, replaced)

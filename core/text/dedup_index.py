@@ -21,12 +21,11 @@ from sabia.core.errors import BadData, UsageError
 from sabia.core.shards.atomic import atomic_directory, write_atomic
 from sabia.core.shards.sources import Source
 from sabia.core.text.dedup_config import DedupConfig
-from sabia.core.text.sketch_files import CHUNK_ROWS, Corpus, Segment, SegmentWriter
+from sabia.core.text.sketch_files import CHUNK_ROWS, NOWHERE, Corpus, Segment, SegmentWriter
 from sabia.kernels.minhash import Sketches
 
 VERSION = 1
 _FILE = "index.json"
-_DEAD = np.uint64(0xFFFFFFFFFFFFFFFF)
 
 
 @dataclass(frozen=True)
@@ -99,7 +98,7 @@ def load(index: Index, corpus: Corpus) -> Corpus:
     """The index's rows before those of the corpus; replaced rows are like nothing else."""
     whole = Corpus([*index.segments, *corpus.segments], corpus.starts + index.rows)
     whole.exact[index.dead] = np.stack((index.dead.astype(np.uint64),
-                                        np.full(len(index.dead), _DEAD)), axis=1)  # fmt: skip
+                                        np.full(len(index.dead), NOWHERE)), axis=1)  # fmt: skip
     whole.counts[index.dead] = 0  # as of a text without words
     return whole
 

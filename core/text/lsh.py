@@ -13,7 +13,6 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 WINDOW = 8
-CURVE_POINTS = 1001
 # A verified false candidate costs a comparison, a missed pair stays in the corpus for good.
 MISS_WEIGHT_VERIFIED = 0.95
 MISS_WEIGHT_UNVERIFIED = 0.5
@@ -26,21 +25,15 @@ def hit_probability(similarity: ArrayLike, bands: int, rows: int) -> np.ndarray:
 
 @lru_cache(maxsize=8)  # a run asks for the same many times
 def choose_bands(threshold: float, permutations: int, miss_weight: float) -> tuple[int, int]:
-    """(bands, rows) with bands * rows <= permutations of least weighted error.
+    """(bands, rows) with bands * rows <= permutations of least weighted error, by datasketch.
 
     The error is (1 - miss_weight) * the area under the curve below the threshold (false
     candidates) + miss_weight * the area above the curve beyond it (missed pairs).
     """
-    below = np.linspace(0, threshold, CURVE_POINTS)
-    above = np.linspace(threshold, 1, CURVE_POINTS)
-    best = (np.inf, 1, 1)
-    for bands in range(1, permutations + 1):
-        for rows in range(1, permutations // bands + 1):
-            false = np.trapezoid(hit_probability(below, bands, rows), below)
-            missed = np.trapezoid(1 - hit_probability(above, bands, rows), above)
-            error = float((1 - miss_weight) * false + miss_weight * missed)
-            best = min(best, (error, bands, rows))
-    return best[1], best[2]
+    from datasketch.lsh import _optimal_param  # its class MinHashLSH refuses one band
+
+    bands, rows = _optimal_param(threshold, permutations, 1 - miss_weight, miss_weight)
+    return bands, rows
 
 
 def bucket_pairs(rows: np.ndarray, digests: np.ndarray, window: int = WINDOW) -> np.ndarray:

@@ -1,75 +1,62 @@
-"""An index of documents in Redis that other programs read as their own: datasketch's MinHashLSH.
+"""`--redis`: deduplicate against datasketch's MinHashLSH in Redis, and insert what stays.
 
 The layout is that of datasketch 2.0 with storage_config {"type": "redis", "basename": NAME}. With
 K = pickle(id) (protocol 4) and H_i = the slots of band i as big-endian uint32:
 NAME_keys is a hash of K to NAME_keysK, a list of H_0 … H_b-1; NAME_bucket_i (i as big-endian
-uint16) a hash of H_i to NAME_bucket_iH_i, a set of the K. Beside these, our own: NAME_sabia, the
-parameters as JSON; NAME_sabia_runs, a list of the keys of runs; NAME_sabia_origin, a hash of K to
-the number of the run that inserted it. A run passes over what it and later runs inserted, so
-running again gives the same answer. Documents go in by MULTI/EXEC, each whole or not at all.
-Keys of other programs are unpickled without any class: what lies in Redis cannot run code here.
+uint16) a hash of H_i to NAME_bucket_iH_i, a set of the K. Our own: NAME_sabia, the parameters;
+NAME_sabia_runs, a list of the keys of runs; NAME_sabia_origin, a hash of K to the number of the run
+that inserted it. A run passes over what it and later runs inserted, so running again gives the same
+answer. Nothing from Redis is unpickled. There are no n-grams: similarity is the share of equal
+slots, whose deviation is sqrt(s (1 - s) / slots).
 """
 
 import hashlib
-import io
-import json
 import pickle
+import re
 import secrets
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
-from urllib.parse import parse_qs, urlencode, urlsplit
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
 
+from sabia.core import notes, stop
 from sabia.core.errors import BadData, Failed, MissingBackend, UsageError
+from sabia.core.progress import progress
+from sabia.core.shards.sources import Source
+from sabia.core.text.clusters import KEPT, Clusters, find_clusters
 from sabia.core.text.dedup_config import DedupConfig
+from sabia.core.text.sketch_files import Corpus, blank_segment
+from sabia.core.text.sketch_pass import read_signatures
 
-VERSION = 1
 FORM = "redis://HOST:PORT/DB?name=NAME"
-TIMEOUT_S = 60.0
-_SCHEMES = ("redis", "rediss", "unix")
-_LATER = np.inf  # the order of documents that other programs inserted
+BATCH = 256  # documents of a round trip
+PROTOCOL = 4  # of the pickles that are keys: the default of Python 3.8 to 3.13, whatever runs here
+WAITS_S = {"socket_timeout": 60.0, "socket_connect_timeout": 10.0}
 
-
-@dataclass(frozen=True)
-class Address:
-    """Server (its URL may hold a password), basename of the index, both as messages say them."""
-
-    server: str
-    name: bytes
-    said: str
-
-    @classmethod
-    def of(cls, text: str) -> "Address":
-        """redis://host:6379/0?name=web; raises UsageError."""
-        try:
-            parts = urlsplit(text)
-        except ValueError as error:
-            raise UsageError(f"--redis: {error} (expected {FORM})") from error
-        host = parts.netloc.rpartition("@")[2]
-        said = f"--redis {parts.scheme}://{host}{parts.path}"
-        asked = parse_qs(parts.query)
-        names = asked.pop("name", [])
-        if parts.scheme not in _SCHEMES or len(names) != 1:
-            raise UsageError(f"{said}: expected {FORM}")
-        server = parts._replace(query=urlencode(asked, doseq=True)).geturl()
-        return cls(server, names[0].encode(), f"{said}?name={names[0]}")
-
-
-@dataclass(frozen=True)
-class Known:
-    """An indexed document: its key, its place in the order of runs, slots uint32[bands * rows]."""
-
-    key: bytes
-    order: float
-    slots: np.ndarray
-
-
-def placed(one: Known) -> tuple[float, bytes]:
-    """What indexed documents are sorted by, the earliest first."""
-    return one.order, one.key
+# Arguments: the number of the run, of bands (0: only look), then K and H_0 … of each document.
+# A script runs alone and whole. It ends at a K of another run or program, and answers it.
+INSERT = """
+local name, run, bands = KEYS[1], ARGV[1], tonumber(ARGV[2])
+local keys, origin = name .. '_keys', name .. '_sabia_origin'
+for first = 3, #ARGV, bands + 1 do
+  local key = ARGV[first]
+  if redis.call('HEXISTS', keys, key) == 1 then
+    if redis.call('HGET', origin, key) ~= run then return key end
+  elseif bands > 0 then
+    for band = 0, bands - 1 do
+      local bucket, hash = name .. '_bucket_' .. struct.pack('>H', band), ARGV[first + 1 + band]
+      redis.call('HSET', bucket, hash, bucket .. hash)
+      redis.call('SADD', bucket .. hash, key)
+    end
+    redis.call('DEL', keys .. key)
+    redis.call('RPUSH', keys .. key, unpack(ARGV, first + 1, first + bands))
+    redis.call('HSET', origin, key, run)
+    redis.call('HSET', keys, key, keys .. key)
+  end
+end
+"""
 
 
 class RedisIndex:
@@ -80,179 +67,152 @@ class RedisIndex:
     """
 
     def __init__(self, url: str, config: DedupConfig, seed: int, key: str, make: bool = True):
-        self.address, self.key = Address.of(url), key
-        self.sketch = config.sketch(seed)
+        self.said = "--redis " + re.sub("//.*@", "//", url).partition("?")[0]  # without a password
+        try:
+            import redis
+
+            options = redis.connection.parse_url(url)
+        except ImportError as error:
+            raise MissingBackend("--redis: package missing; pip install redis") from error
+        except ValueError as error:
+            raise UsageError(f"{self.said}: {error} (expected {FORM})") from error
+        self.config, self.sketch, self.key = config, config.sketch(seed), key.encode()
+        name = options.pop("name", "")
+        if not name:
+            raise UsageError(f"{self.said}: no name (expected {FORM})")
         if self.sketch.bands < 2:
             raise UsageError("--redis: datasketch takes two bands or more; lower --threshold")
-        name = self.address.name
-        self.documents = name + b"_keys"
-        self.buckets = [name + b"_bucket_" + i.to_bytes(2, "big") for i in range(self.sketch.bands)]
-        self.about, self.runs = name + b"_sabia", name + b"_sabia_runs"
-        self.origin = name + b"_sabia_origin"
-        self.client = _client(self.address)
-        with self._served():
-            self.identity = self._agree(_made(config, seed), make)
-            runs = self.client.lrange(self.runs, 0, -1)
-        said = key.encode()
-        self.number = runs.index(said) if said in runs else len(runs)
-        self.before = runs[: self.number]
+        self.said, self.name, self.failure = f"{self.said}?name={name}", name, redis.RedisError
+        pool = redis.ConnectionPool(**WAITS_S | options)
+        self.client = redis.Redis(connection_pool=pool)
+        identity = self._agree(f"{self.sketch} threshold={config.threshold} ", make)
+        runs = self._do(self.client.lrange, f"{name}_sabia_runs", 0, -1)
+        self.number = runs.index(self.key) if self.key in runs else len(runs)
+        whole = b" ".join([identity, *runs[: self.number]])
+        self.print = hashlib.blake2b(whole).hexdigest()[:32]  # of the index and the runs before us
 
-    @property
-    def print(self) -> str:
-        """A hash of which index this is and of the runs that it holds before ours."""
-        return hashlib.blake2b(b" ".join([self.identity, *self.before])).hexdigest()[:32]
-
-    def _agree(self, made: dict[str, Any], make: bool) -> bytes:
-        """The identity of the index, whose parameters are ours."""
-        found = self.client.get(self.about)
-        if found is None and self.client.exists(self.documents):
-            raise UsageError(
-                f"{self.address.said}: another program began this index, over n-grams of its own;"
-                " give another name"
-            )
-        if found is None and not make:
-            return b""
-        if found is None:
-            fresh = json.dumps(made | {"identity": secrets.token_hex(16)})
-            self.client.set(self.about, fresh, nx=True)
-            found = self.client.get(self.about)
+    def _do(self, call: Callable[..., Any], *words: Any) -> Any:
         try:
-            said = dict(json.loads(found))
-        except (ValueError, TypeError) as error:
-            raise BadData(f"{self.address.said}: its parameters are damaged ({error})") from error
-        for name, value in made.items():
-            if said.get(name) != value:
-                has = f"index has {name} {said.get(name)!r}, this run {value!r}"
-                raise UsageError(f"{self.address.said}: {has}; use the same, or another name")
-        return bytes(said["identity"], "ascii")
+            return call(*words)
+        except (self.failure, TypeError) as error:  # TypeError: an option in the URL
+            why = str(error).rpartition("caused error: ")[2]  # without the command, which is bytes
+            raise Failed(f"{self.said}: {why}; mend it and run again") from error
+
+    def _agree(self, made: str, make: bool) -> bytes:
+        """What the index was made with, and random digits that no other index has."""
+        there = self._do(self.client.exists, f"{self.name}_keys")
+        if make and not there:
+            self._do(self.client.setnx, f"{self.name}_sabia", made + secrets.token_hex(16))
+        found: bytes = self._do(self.client.get, f"{self.name}_sabia") or b""
+        if there and not found:
+            raise UsageError(f"{self.said}: another program began this index; give another name")
+        if found and not found.startswith(made.encode()):
+            has = f"index has {found!r}, this run {made!r}; use the same, or another name"
+            raise UsageError(f"{self.said}: {has}")
+        return found
 
     def register(self) -> None:
-        """Take our place in the order of runs, before the first document goes in."""
-        with self._served():
-            if self.key.encode() not in self.client.lrange(self.runs, 0, -1):
-                self.number = self.client.rpush(self.runs, self.key) - 1
-
-    def candidates(self, slots: np.ndarray) -> list[list[Known]]:
-        """Of n documents, those of earlier runs that share a band, earliest first."""
-        pipe = self.client.pipeline(transaction=False)
-        for hashes in self._hashes(slots):
-            pipe.sunion([bucket + one for bucket, one in zip(self.buckets, hashes, strict=True)])
-        with self._served():
-            sets = [set(keys) for keys in pipe.execute()]
-        known = self._known(list(set().union(*sets)))
-        return [sorted((known[key] for key in keys & known.keys()), key=placed) for keys in sets]
-
-    def _known(self, keys: list[bytes]) -> dict[bytes, Known]:
-        """Those of the keys that are documents of earlier runs."""
-        if not keys:
-            return {}
-        pipe = self.client.pipeline(transaction=False)
-        for key in keys:
-            pipe.lrange(self.documents + key, 0, len(self.buckets) - 1)
-        with self._served():
-            hashes = pipe.execute()
-            origins = self.client.hmget(self.origin, keys)
-        orders = [_LATER if said is None else int(said) for said in origins]
-        return {
-            key: Known(key, order, self._slots(key, one))
-            for key, order, one in zip(keys, orders, hashes, strict=True)
-            if one and (order < self.number or order == _LATER)
-        }
-
-    def _slots(self, key: bytes, hashes: list[bytes]) -> np.ndarray:
-        whole = b"".join(hashes)
-        if len(whole) != 4 * self.sketch.bands * self.sketch.rows:
-            raise BadData(
-                f"{self.address.said}: {readable(key)!r} has {len(hashes)} bands in"
-                f" {len(whole)} bytes (expected {self.sketch.bands} of {4 * self.sketch.rows});"
-                " a program inserted it with other parameters"
-            )
-        return np.frombuffer(whole, ">u4")
-
-    def refuse_taken(self, ids: Sequence[str]) -> None:
-        """Raise BadData where an id stands for a document of another run or program."""
-        keys = [_key(one) for one in ids]
-        with self._served():
-            there = self.client.hmget(self.documents, keys)
-            origins = self.client.hmget(self.origin, keys)
-        own = str(self.number).encode()
-        for one, taken, origin in zip(ids, there, origins, strict=True):
-            if taken is not None and origin != own:
-                raise BadData(
-                    f"{self.address.said}: the id {one!r} stands for another document there;"
-                    " ids have to differ between runs"
-                )
-
-    def insert(self, ids: Sequence[str], slots: np.ndarray) -> None:
-        """Add documents, all or none; what is there already stays as it is."""
-        keys, hashes = [_key(one) for one in ids], self._hashes(slots)
-        pipe = self.client.pipeline(transaction=True)
-        pipe.hset(self.documents, mapping={key: self.documents + key for key in keys})
-        pipe.hset(self.origin, mapping=dict.fromkeys(keys, self.number))
-        for key, each in zip(keys, hashes, strict=True):
-            pipe.delete(self.documents + key)
-            pipe.rpush(self.documents + key, *each)
-        for bucket, column in zip(self.buckets, zip(*hashes, strict=True), strict=True):
-            pipe.hset(bucket, mapping={one: bucket + one for one in column})
-            for key, one in zip(keys, column, strict=True):
-                pipe.sadd(bucket + one, key)
-        with self._served():
-            pipe.execute()
+        """Take our place in the order of runs, before the first document is compared."""
+        runs = f"{self.name}_sabia_runs"
+        if self.key not in self._do(self.client.lrange, runs, 0, -1):
+            self.number = self._do(self.client.rpush, runs, self.key) - 1
 
     def _hashes(self, slots: np.ndarray) -> list[list[bytes]]:
         """bytes[n][bands]: datasketch's H of each document and band."""
         wide = np.ascontiguousarray(slots, ">u4").view(f"V{4 * self.sketch.rows}")
         return wide.reshape(len(slots), self.sketch.bands).tolist()
 
-    @contextmanager
-    def _served(self) -> Iterator[None]:
-        import redis
+    def likest(self, slots: np.ndarray) -> Iterator[tuple[float, float, bytes]]:
+        """(-similarity, order, K) of the likest document to each of n, (1, 0, b"") without any."""
+        pipe, name = self.client.pipeline(transaction=False), self.name.encode()
+        buckets = [name + b"_bucket_" + n.to_bytes(2, "big") for n in range(self.sketch.bands)]
+        for hashes in self._hashes(slots):
+            pipe.sunion([bucket + one for bucket, one in zip(buckets, hashes, strict=True)])
+        near = self._do(pipe.execute)
+        keys = list(set().union(*near))
+        for key in keys:
+            pipe.hget(name + b"_sabia_origin", key)
+            pipe.lrange(name + b"_keys" + key, 0, self.sketch.bands - 1)
+        held, known = self._do(pipe.execute), {}
+        for key, order, hashes in zip(keys, held[::2], held[1::2], strict=True):
+            there = b"".join(hashes)
+            if len(there) not in (0, 4 * slots.shape[1]) or not (order or b"0").isdigit():
+                raise BadData(f"{self.said}: {readable(key)!r} is damaged or of other parameters")
+            if there and (order is None or int(order) < self.number):
+                known[key] = float(order or "inf"), np.frombuffer(there, ">u4")
+        for own, there in zip(slots, near, strict=True):
+            like = [(key, *known[key]) for key in there & known.keys()]
+            found = [(-float((other == own).mean()), order, key) for key, order, other in like]
+            yield min(found, default=(1.0, 0.0, b""))
 
-        try:
-            yield
-        except redis.RedisError as error:
-            why = str(error).rpartition("caused error: ")[2]  # without the command, which is bytes
-            raise Failed(f"{self.address.said}: {why}; mend it and run again") from error
+    def insert(self, ids: Sequence[str], slots: np.ndarray | None = None) -> None:
+        """Add documents, each whole or not at all; those of this run stay as they are.
 
-
-def _client(address: Address) -> Any:
-    try:
-        import redis
-    except ImportError as error:
-        raise MissingBackend("--redis: package 'redis' is missing; pip install redis") from error
-    try:
-        return redis.Redis.from_url(
-            address.server, socket_timeout=TIMEOUT_S, socket_connect_timeout=10.0
-        )
-    except (ValueError, TypeError) as error:
-        raise UsageError(f"{address.said}: {error}") from error
-
-
-def _made(config: DedupConfig, seed: int) -> dict[str, Any]:
-    """What all runs over an index must have in common."""
-    sketch = config.sketch(seed)
-    said = {name: getattr(config, name) for name in ("ngram", "permutations", "threshold")}
-    return said | {"version": VERSION, "bands": sketch.bands, "rows": sketch.rows, "seed": seed}
-
-
-def _key(one: str) -> bytes:
-    return pickle.dumps(one, protocol=4)  # the default of Python 3.8 to 3.13, of whatever runs here
-
-
-class _Plain(pickle.Unpickler):
-    def find_class(self, module: str, name: str) -> Any:
-        """No class and no function at all."""
-        raise pickle.UnpicklingError(f"{module}.{name} in a key")
+        Without slots only look. Raises BadData where an id stands for a document of others.
+        """
+        hashes = [[]] * len(ids) if slots is None else self._hashes(slots)
+        keys = [pickle.dumps(one, PROTOCOL) for one in ids]
+        words = [word for key, each in zip(keys, hashes, strict=True) for word in (key, *each)]
+        bands = 0 if slots is None else self.sketch.bands
+        taken = self._do(self.client.eval, INSERT, 1, self.name, self.number, bands, *words)
+        if taken is not None:
+            why = "stands for another document there; ids have to differ between runs"
+            raise BadData(f"{self.said}: the id {readable(taken)!r} {why}")
 
 
 def readable(key: bytes) -> str:
-    """The id in a key; a key that is no plain value is shown as its bytes."""
-    try:
-        return str(_Plain(io.BytesIO(key)).load())
-    except Exception:  # whatever bytes of strangers make the unpickler raise
-        return key.decode("utf-8", "backslashreplace")
+    """The id in a key; a key that is no pickled string is shown as its bytes."""
+    for start in (4, 7, 13, 16):  # the text lies behind a head of this length, before two bytes
+        text = key[start:-2].decode("utf-8", "replace")
+        if pickle.dumps(text, PROTOCOL) == key:
+            return text
+    return key.decode("utf-8", "backslashreplace")
 
 
-def names(known: Iterable[Known]) -> list[str]:
-    """The ids of indexed documents."""
-    return [readable(one.key) for one in known]
+def take_out(
+    index: RedisIndex, sources: Sequence[Source], corpus: Corpus, engine: str, jobs: int
+) -> tuple[Clusters, Corpus]:
+    """Clusters of the indexed documents that some are like and, as rows behind them, the corpus.
+
+    Inserts what stays. Raises BadData where an id cannot be a key.
+    """
+    config, slots = index.config, read_signatures(sources, index.sketch, engine, jobs)
+    if len(slots) != corpus.count:
+        raise BadData("an input changed while it was being deduplicated; run again")
+    index.register()
+    rows, least = np.flatnonzero(corpus.counts > 0), config.threshold * config.verify
+    like = [
+        (row, *found)
+        for batch in _batches(rows, "asking Redis")
+        for row, found in zip(batch.tolist(), index.likest(slots[batch]), strict=True)
+        if -found[0] >= least
+    ]
+    known = sorted({(order, key) for _, _, order, key in like})
+    place = {key: number for number, (_, key) in enumerate(known)}
+    ids = pa.array([readable(key) for _, key in known], pa.string())
+    blank = blank_segment(ids, corpus.bands, config.with_shingles)
+    whole = Corpus([blank, *corpus.segments], corpus.starts + len(known))
+    near = [(place[key], len(known) + row, -unlike) for row, unlike, _, key in like]
+    clusters = find_clusters(whole, config, engine, len(known), near)
+    stay = np.flatnonzero((clusters.reason[len(known) :] == KEPT) & (corpus.counts > 0))
+    ids = corpus.take(stay)
+    counts = pc.value_counts(ids)
+    twice = counts.field("values").filter(pc.greater(counts.field("counts"), 1))
+    if len(twice):
+        raise BadData(f"{index.said}: the id {twice[0].as_py()!r} occurs twice; it is a key")
+    for low in range(0, len(stay), BATCH):  # all, before the first goes in
+        index.insert(ids[low : low + BATCH].to_pylist())
+    for number, batch in enumerate(_batches(stay, "inserting into Redis")):
+        index.insert(ids.slice(number * BATCH, BATCH).to_pylist(), slots[batch])
+    params = f"num_perm={config.permutations}, params=({index.sketch.bands}, {index.sketch.rows})"
+    done = f"{len(like):,} documents like one there, {len(stay):,} inserted"
+    notes.note(f"{index.said}: {done}; MinHashLSH({params}) reads it")
+    return clusters, whole
+
+
+def _batches(rows: np.ndarray, said: str) -> Iterator[np.ndarray]:
+    with progress(len(rows), f"dedup: {said}") as bar:
+        for low in range(0, len(rows), BATCH):
+            stop.check()
+            yield (part := rows[low : low + BATCH])
+            bar.advance(len(part))

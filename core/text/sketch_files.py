@@ -27,6 +27,7 @@ CHUNK_ROWS = 1 << 16
 VERSION = 1
 _NAMES = ("digests", "exact", "worth", "counts", "shingles", "ids")
 _SEAL = "segment.json"
+NOWHERE = np.uint64(0xFFFFFFFFFFFFFFFF)  # beside a row's number: an exact hash of its own
 
 
 class SegmentWriter:
@@ -122,6 +123,15 @@ class Segment:
             rows = min(CHUNK_ROWS, self.rows - first)
             file.seek(8 * (first * self.bands + band * rows))
             yield np.fromfile(file, np.uint64, rows)
+
+
+def blank_segment(ids: pa.Array, bands: int, with_shingles: bool) -> Segment:
+    """Rows with ids, as of documents without words that are equal to no other."""
+    writer, rows = SegmentWriter(bands, with_shingles), len(ids)
+    exact = np.stack((np.arange(rows, dtype=np.uint64), np.full(rows, NOWHERE)), axis=1)
+    none, digests = np.zeros(rows, np.uint32), np.zeros((rows, bands), np.uint64)
+    writer.add(Sketches(digests, exact, none, none[:0], none), np.full(rows, -np.inf), ids)
+    return writer.close()
 
 
 def about(directory: Path) -> dict[str, Any] | None:

@@ -22,9 +22,9 @@ from sabia.core.shards.sources import Source
 from sabia.core.text import keep
 from sabia.core.text.dedup_config import DedupConfig
 from sabia.core.text.sketch_files import VERSION, Corpus, Segment, SegmentWriter, about
-from sabia.core.text.sketching import batches_of, in_order, rows_of, text_buffers
+from sabia.core.text.sketching import Spool, batches_of, in_order, rows_of, text_buffers
 from sabia.kernels import minhash
-from sabia.kernels.minhash import Sketches
+from sabia.kernels.minhash import SketchConfig, Sketches
 
 
 def read_corpus(
@@ -98,3 +98,18 @@ def fill(
             rows[index] += batch.num_rows
             bar.advance(batch.num_rows)
     return rows
+
+
+def read_signatures(
+    sources: Sequence[Source], sketch: SketchConfig, engine: str, jobs: int
+) -> np.ndarray:
+    """The slots of all documents, uint32[n, bands * rows], in an unnamed file."""
+
+    def work(item: tuple[int, pa.RecordBatch]) -> np.ndarray:
+        return minhash.signatures(*text_buffers(item[1].column("text")), sketch, engine)
+
+    spool, count = Spool(), 0
+    for slots in in_order(work, batches_of(sources, ["text"]), jobs):
+        spool.append(slots)
+        count += len(slots)
+    return spool.array(np.uint32, (count, sketch.bands * sketch.rows))

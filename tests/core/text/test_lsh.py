@@ -1,4 +1,4 @@
-"""LSH: the optimum against datasketch's, candidates and components against brute force."""
+"""LSH: the optimum by another integration, candidates and components against brute force."""
 
 import random
 
@@ -8,12 +8,25 @@ import pytest
 from sabia.core.text import lsh
 
 
-def test_bands_are_those_of_datasketch() -> None:
-    inner = pytest.importorskip("datasketch.lsh", reason="the independent judge of the optimum")
-    for threshold in (0.3, 0.5, 0.6, 0.7, 0.75, 0.8, 0.9, 0.95):
-        for permutations in (32, 128, 200):
-            theirs = inner._optimal_param(threshold, permutations, 0.5, 0.5)
-            assert lsh.choose_bands(threshold, permutations, 0.5) == theirs
+def optimum(threshold: float, permutations: int, miss_weight: float) -> tuple[int, int]:
+    """(bands, rows) of least weighted error, its areas by the trapezoid rule."""
+    below, above = np.linspace(0, threshold, 1001), np.linspace(threshold, 1, 1001)
+    best = (np.inf, 1, 1)
+    for bands in range(1, permutations + 1):
+        for rows in range(1, permutations // bands + 1):
+            false = np.trapezoid(lsh.hit_probability(below, bands, rows), below)
+            missed = np.trapezoid(1 - lsh.hit_probability(above, bands, rows), above)
+            error = float((1 - miss_weight) * false + miss_weight * missed)
+            best = min(best, (error, bands, rows))
+    return best[1], best[2]
+
+
+@pytest.mark.parametrize("weight", [lsh.MISS_WEIGHT_VERIFIED, lsh.MISS_WEIGHT_UNVERIFIED])
+@pytest.mark.parametrize("permutations", [1, 2, 16, 64, 128, 256])
+def test_bands_are_of_least_error(permutations: int, weight: float) -> None:
+    for threshold in (0.05, 0.3, 0.5, 0.7, 0.75, 0.8, 0.9, 0.95, 0.99, 1.0):
+        expected = optimum(threshold, permutations, weight)
+        assert lsh.choose_bands(threshold, permutations, weight) == expected
 
 
 def test_missing_weighs_towards_recall() -> None:
