@@ -2,9 +2,9 @@
 
 `samples/step-NNNNNNNN-RRRR.parquet` holds the graded samples of a step, of process RRRR, and
 appears whole. While a step is sampled, finished samples are appended to a `.partial.jsonl` beside
-it; a run that starts again reads back what is there and makes only the rest, so a preemption costs
-no finished sample (nor biases a step towards short ones). Verdicts of a judge are kept by the
-client's own cache.
+it, whose name begins with `_` so that readers of the folder leave it out; a run that starts again
+reads back what is there and makes only the rest, so a preemption costs no finished sample (nor
+biases a step towards short ones). Verdicts of a judge are kept by the client's own cache.
 """
 
 from __future__ import annotations
@@ -56,6 +56,10 @@ class Journal:
         return self.directory / f"step-{step:08d}-{self.rank:04d}.parquet"
 
     def _partial(self, step: int) -> Path:
+        return self.directory / f"_{self.path(step).stem}.partial.jsonl"
+
+    def _former_partial(self, step: int) -> Path:
+        """Its name in earlier versions."""
         return self.path(step).with_suffix(".partial.jsonl")
 
     def graded(self, step: int) -> dict[Key, tuple[Completion, Grade]]:
@@ -69,7 +73,8 @@ class Journal:
     def sampled(self, step: int) -> dict[Key, Completion]:
         """Samples of a step that was broken off, not yet graded; a last torn line is left out."""
         found: dict[Key, Completion] = {}
-        for path in sorted(self.directory.glob(f"step-{step:08d}-*.partial.jsonl")):
+        names = (f"{mark}step-{step:08d}-*.partial.jsonl" for mark in ("", "_"))
+        for path in (path for name in names for path in sorted(self.directory.glob(name))):
             for line in path.read_text("utf-8").splitlines():
                 try:
                     completion = Completion(**json.loads(line))
@@ -121,6 +126,7 @@ class Journal:
             self._file.close()
             self._file = None
         self._partial(step).unlink(missing_ok=True)
+        self._former_partial(step).unlink(missing_ok=True)
         return batch
 
 

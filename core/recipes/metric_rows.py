@@ -9,16 +9,19 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 
+from sabia.core.shards import named_numbers
 from sabia.core.shards.job import Job
 from sabia.core.shards.outputs import open_stdout
 from sabia.core.train.telemetry import metrics_path, read_rows
 
-_FLOAT, _BY_SOURCE = pa.float64(), pa.map_(pa.string(), pa.float64())
+_FLOAT = pa.float64()
+BY_SOURCE = ("loss_by_source", "validation_by_source")
 SCHEMA = pa.schema(
     [
         ("step", pa.int64()),
@@ -38,8 +41,6 @@ SCHEMA = pa.schema(
         ("seconds", _FLOAT),
         ("validation_loss", _FLOAT),
         ("validation_tokens", pa.int64()),
-        ("loss_by_source", _BY_SOURCE),
-        ("validation_by_source", _BY_SOURCE),
     ]
 )
 _GRPO = ("reward", "live_groups", "length", "truncated", "clip_fraction", "logprob_gap",
@@ -60,8 +61,9 @@ SHOWN = {
 
 def write_metric_rows(job: Job, run: Path, launcher: str = "bare") -> None:
     """Write the rows of a run's metrics file to stdout."""
-    schema = GRPO_SCHEMA if job.command == "grpo" else SCHEMA
-    rows = [_columns(row, schema) for row in read_rows(metrics_path(run))]
+    read = list(read_rows(metrics_path(run)))
+    schema = GRPO_SCHEMA if job.command == "grpo" else with_sources(read)
+    rows = [{name: row.get(name) for name in schema.names} for row in read]
     out = sys.stdout.buffer
     if out.isatty() or launcher == "srun" or _is_log():
         _print_table(rows, run)
@@ -83,9 +85,13 @@ def _print_table(rows: list[dict[str, Any]], run: Path) -> None:
     Console().print(table)
 
 
-def _columns(row: dict[str, Any], schema: pa.Schema) -> dict[str, Any]:
-    maps = {k: list(v.items()) for k, v in row.items() if isinstance(v, dict)}
-    return {name: (row | maps).get(name) for name in schema.names}
+def with_sources(rows: Iterable[dict[str, Any]]) -> pa.Schema:
+    """SCHEMA with the losses by source, structs of the sources' names (null where there are none).
+
+    Each of `rows` may have an object of numbers by source in the columns BY_SOURCE.
+    """
+    names = sorted({name for row in rows for by in BY_SOURCE for name in row.get(by) or ()})
+    return pa.schema([*SCHEMA, *((by, named_numbers.type_of(names)) for by in BY_SOURCE)])
 
 
 def _spread(rows: list[dict[str, Any]], count: int) -> list[dict[str, Any]]:

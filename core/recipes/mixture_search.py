@@ -27,16 +27,13 @@ from sabia.core.recipes.mixture_proxies import FILE, Proxies
 from sabia.core.recipes.training import Task
 from sabia.core.recipes.training_options import TrainOptions
 from sabia.core.shards import Job, open_output, write_atomic
+from sabia.core.shards.named_numbers import type_of
 from sabia.core.shards.order import parse_weights
 from sabia.core.train.mixture_law import Reweighting, best_mix, draw_mixes, fit, row_weights
 from sabia.core.train.stepper import Stepper
 
 METHODS = ("regression", "doremi")
 ANSWER = "mixture.json"
-_MAP = pa.map_(pa.string(), pa.float64())
-SCHEMA = pa.schema(
-    [("run", pa.string()), ("weights", _MAP), ("loss_by_source", _MAP), ("loss", pa.float64())]
-)
 
 
 @dataclass(frozen=True)
@@ -200,14 +197,17 @@ def _publish(
     rows = [
         {
             "run": name,
-            "weights": list(_named(proxies, mix).items()),
-            "loss_by_source": list(_named(proxies, losses[name]).items()),
+            "weights": _named(proxies, mix),
+            "loss_by_source": _named(proxies, losses[name]),
             "loss": float(target @ losses[name]),
         }
         for name, mix in mixes.items()
     ]
-    with open_output(replace(proxies.job, out=None), SCHEMA, {"mixture": answer}) as writer:
-        writer.write(pa.RecordBatch.from_pylist(rows, SCHEMA))
+    by_source = type_of(proxies.names)
+    schema = pa.schema([("run", pa.string()), ("weights", by_source),
+                        ("loss_by_source", by_source), ("loss", pa.float64())])  # fmt: skip
+    with open_output(replace(proxies.job, out=None), schema, {"mixture": answer}) as writer:
+        writer.write(pa.RecordBatch.from_pylist(rows, schema))
 
 
 def _named(proxies: Proxies, figures: np.ndarray) -> dict[str, float]:

@@ -21,6 +21,7 @@ from sabia.core import notes
 from sabia.core.errors import UsageError
 from sabia.core.model import hub
 from sabia.core.model.init import init_tensor
+from sabia.core.shards.layout import FORMER_TOKENIZER, TOKENIZER
 from sabia.core.shards.outputs import METADATA_KEY
 from sabia.core.shards.sources import Source
 from sabia.core.spec import ModelSpec, from_config, load_spec, new_config, parse_shape
@@ -135,7 +136,8 @@ def _found(recorded: Iterable[tuple[str, Mapping[str, Any]]]) -> str:
 def _candidates(name: str, recorded: str) -> list[Path]:
     """Where `tokenize` keeps a tokenizer: where it said, or beside the rows if they were moved."""
     path = Path(name)
-    beside = [path.parent / "tokenizer", path.with_suffix(".tokenizer")]
+    folders = [path.parent / TOKENIZER, path.parent / FORMER_TOKENIZER]
+    beside = [*folders, path.with_suffix(".tokenizer")]
     return ([Path(recorded)] if recorded else []) + beside
 
 

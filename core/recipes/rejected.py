@@ -10,6 +10,7 @@ from typing import Any
 from sabia.core import notes
 from sabia.core.parallel.launch import World
 from sabia.core.shards.job import Job
+from sabia.core.shards.layout import adopt
 from sabia.core.shards.rejects import Rejects, reject_path
 
 RejectRow = Callable[[dict[str, Any], str, str], None]  # (row, reason, shard)
@@ -31,6 +32,8 @@ def opened_rejects(job: Job, world: World, what: str) -> Iterator[Rejects | Reje
     """Yield what takes rejects; says at the end how many `what` were rejected and where to."""
     path = reject_path(job)
     writes = world.leads and not job.dry_run
+    if writes:
+        adopt(job)
     with Rejects(path) if writes else contextlib.nullcontext(RejectCount()) as rejects:
         yield rejects
         if rejects.count:

@@ -1,5 +1,7 @@
 """From what the user typed to sources: paths, directories, globs, URLs, or stdin.
 
+A directory is read with the folders in it (`folders` says what is left out).
+
 stdin (no INPUT, or `-`) is sniffed by its first bytes: Parquet, Arrow stream, gzip or zstd (then
 looked into), JSON lines; any other text is a list of paths, one a line. Streams are spooled
 unless stdin is a file, so that every source can be read more than once. An empty stdin is
@@ -12,12 +14,12 @@ import sys
 import tempfile
 from collections.abc import Sequence
 from functools import partial
-from pathlib import Path
 from typing import BinaryIO
 
 import fsspec
 
 from sabia.core.errors import BadData, UsageError
+from sabia.core.shards.folders import files_below, keys_of, shards_among
 from sabia.core.shards.job import Job
 from sabia.core.shards.sources import Source, decompressed
 
@@ -37,9 +39,14 @@ def open_inputs(job: Job, kind: str) -> list[Source]:
 
 def from_path(given: str, kind: str) -> list[Source]:
     """Sources of a file, a directory, a glob or an fsspec URL."""
-    names = expand(given)
-    return [Source(name, kind, sniff(partial(open_binary, name), name), _opener(name))
-            for name in names]  # fmt: skip
+    base = given.rstrip("/") + "/"
+    return [
+        Source(
+            name, kind, sniff(partial(open_binary, name), name), _opener(name),
+            keys_of(name.removeprefix(base)) if name.startswith(base) else (),
+        )
+        for name in expand(given)
+    ]  # fmt: skip
 
 
 def _opener(name: str):
@@ -64,8 +71,8 @@ def expand(given: str, endings: Sequence[str] = READABLE) -> list[str]:
     if is_url(given):
         return _expand_url(given, endings)
     if os.path.isdir(given):
-        names = sorted(p for p in Path(given).iterdir() if _is_shard(p.name, endings))
-        found = [str(p) for p in names if p.name != "manifest.json"]
+        names = shards_among(files_below(given), endings, given)
+        found = [os.path.join(given, name) for name in names]
         hint = f"expected files ending in {' '.join(endings)}"
     elif os.path.exists(given):
         return [given]
@@ -83,18 +90,13 @@ def _expand_url(given: str, endings: Sequence[str]) -> list[str]:
     if any(c in path for c in "*?["):
         paths = sorted(files.glob(path))
     elif files.isdir(path):
-        paths = sorted(p for p in files.ls(path, detail=False)
-                       if _is_shard(p.rpartition("/")[2], endings)
-                       and not p.endswith("/manifest.json"))  # fmt: skip
+        below = (name.removeprefix(path).lstrip("/") for name in files.find(path))
+        paths = [f"{path.rstrip('/')}/{name}" for name in shards_among(below, endings, given)]
     else:
         paths = [path]
     if not paths:
         raise UsageError(f"{given}: no such object")
     return [p if "://" in p else f"{protocol}://{p}" for p in paths]
-
-
-def _is_shard(name: str, endings: Sequence[str]) -> bool:
-    return not name.startswith(".") and name.endswith(tuple(endings))
 
 
 def sniff(opener, name: str) -> str:

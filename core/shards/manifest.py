@@ -16,14 +16,26 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from sabia.core import notes
+from sabia.core.shards import columns, layout
 from sabia.core.shards.atomic import write_atomic
 from sabia.core.shards.job import Job
 from sabia.core.shards.outputs import output_path, read_metadata
 from sabia.core.shards.sources import Source
 
+_DOCUMENTS = ("document", "removed")
 
-def provenance(job: Job, kind: str, inputs: Sequence[str], salt: str = "") -> dict[str, Any]:
-    """What made an output: command, version, options, seed, input fingerprints, record kind."""
+
+def provenance(
+    job: Job,
+    kind: str,
+    inputs: Sequence[str],
+    salt: str = "",
+    schema: pa.Schema | None = None,
+) -> dict[str, Any]:
+    """What made an output: command, version, options, seed, input fingerprints, record kind.
+
+    schema: of documents, the columns of all inputs, which all shards of the output have.
+    """
     said = {
         "command": job.command,
         "version": version("sabia"),
@@ -33,8 +45,18 @@ def provenance(job: Job, kind: str, inputs: Sequence[str], salt: str = "") -> di
         "inputs": list(inputs),
         "salt": salt,
     }
-    text = json.dumps(said, sort_keys=True, default=str)
+    if kind in _DOCUMENTS:
+        said["columns"] = columns.digest(schema)
+    text = json.dumps(said | {"options": _decisive(job.options)}, sort_keys=True, default=str)
     return said | {"fingerprint": hashlib.blake2b(text.encode(), digest_size=16).hexdigest()}
+
+
+def _decisive(options: dict[str, Any]) -> dict[str, Any]:
+    """The options, the tokenizer named as it was in earlier versions, whose rows still count."""
+    place = options.get("tokenizer")
+    if not isinstance(place, str) or os.path.basename(place) != layout.TOKENIZER:
+        return options
+    return options | {"tokenizer": os.path.join(os.path.dirname(place), layout.FORMER_TOKENIZER)}
 
 
 def holds(path: str, wanted: dict[str, Any]) -> bool:
@@ -48,10 +70,16 @@ def is_current(job: Job, sources: Sequence[Source], salt: str = "", kind: str = 
     if job.force or job.to_stdout:
         return False
     prints = [source.fingerprint() for source in sources]
+    schema = schema_of_all(sources)
     if job.to_file:
-        return holds(output_path(job), provenance(job, kind, prints, salt))
-    wanted = [provenance(job, kind, [one], salt) for one in prints]
+        return holds(output_path(job), provenance(job, kind, prints, salt, schema))
+    wanted = [provenance(job, kind, [one], salt, schema) for one in prints]
     return all(holds(output_path(job, part), made) for part, made in enumerate(wanted))
+
+
+def schema_of_all(sources: Sequence[Any]) -> pa.Schema | None:
+    """The columns of all sources where they are `unified`, else None."""
+    return getattr(sources[0], "schema", None) if sources else None
 
 
 def finish_directory(job: Job, parts: int) -> None:
@@ -67,7 +95,9 @@ def finish_directory(job: Job, parts: int) -> None:
             if made and made.get("command") == job.command:
                 path.unlink()
                 notes.note(f"removed {path.name}, left by an earlier run with more inputs")
-    write_atomic(directory / "manifest.json", json.dumps(_manifest(job, directory), indent=1))
+    said = json.dumps(_manifest(job, directory), indent=1)
+    write_atomic(directory / layout.MANIFEST, said)
+    layout.drop_former_manifest(directory)
 
 
 def _manifest(job: Job, directory: Path) -> dict[str, Any]:

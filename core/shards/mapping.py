@@ -10,16 +10,17 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from sabia.core import notes, stop
-from sabia.core.errors import BadData, UsageError
+from sabia.core.errors import UsageError
 from sabia.core.progress import Bar, progress
-from sabia.core.shards import manifest, outputs, schemas
+from sabia.core.shards import layout, manifest, outputs, schemas
+from sabia.core.shards.columns import unified
 from sabia.core.shards.executor import run_tasks
 from sabia.core.shards.inputs import is_url, open_inputs
 from sabia.core.shards.job import Job
@@ -59,17 +60,23 @@ def run_map(
     salt: str = "",
     next_step: str = "",
     conclude: Callable[[Summary], None] | None = None,
+    schema: pa.Schema | None = None,
 ) -> Summary:
     """Run the transform over the job's inputs and write its output; returns the summary.
 
     `salt` enters the fingerprints (a barrier stage passes the digest of what it learnt from all
-    shards); `conclude` may add to the summary before it is reported. Raises BadData, UsageError,
-    Interrupted.
+    shards); `conclude` may add to the summary before it is reported. All shards of an output have
+    the same columns: the transform adds the same to each, whose own are those of all documents of
+    the input; `schema` says what it gives where the input is something else. Raises BadData,
+    UsageError, Interrupted.
     """
     started = time.monotonic()
     sources = list(sources if sources is not None else open_inputs(job, kind_in))
     ours = _our_shards(job, len(sources))
-    work = _Work(job, transform, kind_out, salt)
+    if kind_out == "document" and schema is None:
+        sources = unified(sources, whole=len(ours) == len(sources))
+        schema = manifest.schema_of_all(sources)
+    work = _Work(job, transform, kind_out, salt, schema)
     if job.dry_run:
         _print_plan(work, sources, ours)
         return Summary()
@@ -87,10 +94,11 @@ class _Work:
     transform: Transform
     kind_out: str
     salt: str
+    schema: pa.Schema | None  # the columns of all inputs, or of what comes of them
 
     def provenance(self, sources: Sequence[Source]) -> dict[str, Any]:
         prints = [source.fingerprint() for source in sources]
-        return manifest.provenance(self.job, self.kind_out, prints, self.salt)
+        return manifest.provenance(self.job, self.kind_out, prints, self.salt, self.schema)
 
 
 def _our_shards(job: Job, count: int) -> list[int]:
@@ -106,6 +114,7 @@ def _our_shards(job: Job, count: int) -> list[int]:
 
 
 def _directory(work: _Work, sources: Sequence[Source], ours: Sequence[int]) -> Summary:
+    layout.adopt(work.job)
     tasks = [(work, sources[i], i) for i in ours]
     total = Summary()
     with progress(len(tasks), work.job.command, "shards") as bar:
@@ -126,7 +135,7 @@ def _one_part(work: _Work, source: Source, part: int) -> Summary:
     summary = Summary(shards_done=1)
     with Rejects(reject_path(work.job, part)) as rejects:
         batches = _transformed(work, source, part, rejects, summary, Bar())
-        _write(work, batches, made, part, summary)
+        _write(work, batches, made, part, summary, source)
     return summary
 
 
@@ -143,7 +152,7 @@ def _stream(work: _Work, sources: Sequence[Source], ours: Sequence[int]) -> Summ
             batches = _in_parallel(work, sources, rejects, summary, bar)
         else:
             batches = _in_turn(work, sources, rejects, summary, bar)
-        _write(work, batches, made, 0, summary)
+        _write(work, batches, made, 0, summary, sources[0])
     return summary
 
 
@@ -168,7 +177,7 @@ def _in_parallel(
             bar.advance(part.rows_in)
             if rejected:
                 _take_over_rejects(rejected, rejects, summary)
-            with pq.ParquetFile(f"{scratch}/part-{index:05d}.parquet") as file:
+            with pq.ParquetFile(f"{scratch}/rows/part-{index:05d}.parquet") as file:
                 yield from file.iter_batches(outputs.GROUP_ROWS)
 
 
@@ -177,10 +186,8 @@ def _scratch_parent(job: Job) -> str | None:
 
 
 def _scratch_part(work: _Work, source: Source, index: int, scratch: str) -> Summary:
-    from dataclasses import replace
-
-    job = replace(work.job, out=scratch, rejects=None, force=True)
-    return _one_part(_Work(job, work.transform, work.kind_out, work.salt), source, index)
+    places = {"out": f"{scratch}/rows", "rejects": f"{scratch}/rejects"}
+    return _one_part(replace(work, job=replace(work.job, **places, force=True)), source, index)
 
 
 def _take_over_rejects(path: str, rejects: Rejects, summary: Summary) -> None:
@@ -225,41 +232,29 @@ def _write(
     made: dict[str, Any],
     part: int,
     summary: Summary,
+    source: Source,
 ) -> None:
     first = next(batches, None)
-    schema = schemas.schema_of(work.kind_out) if first is None else first.schema
+    schema = _of_no_rows(work, source, part) if first is None else first.schema
     with outputs.open_output(work.job, schema.remove_metadata(), made, part) as writer:
         batch = first
         while batch is not None:
-            writer.write(_align(batch, schema))
+            writer.write(batch)
             summary.rows_out += batch.num_rows
             batch = next(batches, None)
 
 
-def _align(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
-    """Give a later batch the columns of the first one; BadData where that would lose any."""
-    if batch.schema.equals(schema):
-        return batch
-    late = [name for name in batch.schema.names if name not in schema.names]
-    if late:
-        raise BadData(
-            f"column {late[0]!r} is in a later shard but not in the first;"
-            " one file cannot hold both: give -o DIR"
-        )
-    arrays = [_column(batch, field) for field in schema]
-    return pa.RecordBatch.from_arrays(arrays, schema=schema)
-
-
-def _column(batch: pa.RecordBatch, wanted: pa.Field) -> pa.Array:
-    if wanted.name not in batch.schema.names:
-        return pa.nulls(batch.num_rows, wanted.type)
-    try:
-        return batch.column(wanted.name).cast(wanted.type)
-    except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
-        found = batch.column(wanted.name).type
-        raise BadData(
-            f"column {wanted.name!r} is {found} in a later shard (first: {wanted.type})"
-        ) from error
+def _of_no_rows(work: _Work, source: Source, part: int) -> pa.Schema:
+    """The columns of a shard that has no row: those that the transform makes of none."""
+    if work.schema is None:
+        return schemas.schema_of(work.kind_out)
+    given = getattr(source, "schema", None)
+    if given is None:
+        return work.schema
+    nothing = pa.RecordBatch.from_arrays([pa.nulls(0, f.type) for f in given], schema=given)
+    with Rejects("") as rejects:
+        made = work.transform(iter([nothing]), ShardContext(part, source.name, rejects))
+        return next(iter(made), nothing).schema
 
 
 def _print_plan(work: _Work, sources: Sequence[Source], ours: Sequence[int]) -> None:

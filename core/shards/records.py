@@ -13,6 +13,7 @@ from typing import Any
 import pyarrow as pa
 
 from sabia.core.shards import schemas
+from sabia.core.shards.named_numbers import MAP, as_dict
 
 _SCALARS: dict[type, pa.DataType] = {
     str: pa.string(), bool: pa.bool_(), int: pa.int64(), float: pa.float64(),
@@ -43,7 +44,9 @@ def fit_row(row: dict[str, Any], kind: str, extras: Sequence[pa.Field]) -> dict[
     fitted: dict[str, Any] = {}
     rest: dict[str, Any] = {}
     for name, value in row.items():
-        if name in schema.names:
+        if schemas.is_scores(kind, name):
+            fitted[name] = _numbers(name, value)
+        elif name in schema.names:
             fitted[name] = _value(name, value, schema.field(name).type)
         elif name in extra_types:
             fitted[name] = _value(name, value, extra_types[name])
@@ -69,10 +72,6 @@ def _value(name: str, value: Any, wanted: pa.DataType) -> Any:
         return None
     if pa.types.is_string(wanted):
         return _as_text(name, value)
-    if pa.types.is_map(wanted):
-        if not isinstance(value, dict):
-            raise ValueError(f"{name} is {type(value).__name__} (expected an object)")
-        return [(str(k), float(v)) for k, v in value.items()]
     if pa.types.is_timestamp(wanted):
         return datetime.fromisoformat(value) if isinstance(value, str) else value
     if pa.types.is_list(wanted) and pa.types.is_struct(wanted.value_type):
@@ -81,6 +80,15 @@ def _value(name: str, value: Any, wanted: pa.DataType) -> Any:
         return pa.scalar(value, wanted).as_py()
     except (pa.ArrowInvalid, pa.ArrowTypeError) as error:
         raise ValueError(f"{name} is {value!r:.60} (expected {wanted})") from error
+
+
+def _numbers(name: str, value: Any) -> list[tuple[str, float]] | None:
+    """The entries of an object whose number is there."""
+    if value is None:
+        return None
+    if not isinstance(value, dict):
+        raise ValueError(f"{name} is {type(value).__name__} (expected an object)")
+    return [(str(k), float(v)) for k, v in value.items() if v is not None]
 
 
 def _as_text(name: str, value: Any) -> str:
@@ -102,19 +110,35 @@ def _structs(name: str, value: Any, wanted: pa.StructType) -> list[dict[str, Any
     return [{f.name: _value(f.name, item.get(f.name), f.type) for f in fields} for item in value]
 
 
-def to_batch(rows: Sequence[dict[str, Any]], kind: str, extras: Sequence[pa.Field] = ()):
-    """Rows from `fit_row` as one batch that conforms to the kind."""
-    schema = pa.schema([*schemas.schema_of(kind), *extras])
+def to_batch(
+    rows: Sequence[dict[str, Any]],
+    kind: str,
+    extras: Sequence[pa.Field] = (),
+    scores: Sequence[str] | None = None,
+) -> pa.RecordBatch:
+    """Rows from `fit_row` as one batch that conforms to the kind.
+
+    The scores of a row are (name, number) pairs; `scores` names those of the batch, see `conform`.
+    """
+    fields = [
+        f.with_type(MAP) if schemas.is_scores(kind, f.name) else f for f in schemas.schema_of(kind)
+    ]
+    schema = pa.schema([*fields, *extras])
     arrays = [pa.array([row.get(f.name) for row in rows], f.type) for f in schema]
-    return schemas.conform(pa.RecordBatch.from_arrays(arrays, schema=schema), kind)
+    return schemas.conform(pa.RecordBatch.from_arrays(arrays, schema=schema), kind, scores)
 
 
 def to_json(row: dict[str, Any]) -> str:
-    """One row of `RecordBatch.to_pylist` as a line of JSON; maps become objects."""
-    return json.dumps({k: _plain(v) for k, v in row.items()}, ensure_ascii=False, default=str)
+    """One row of `RecordBatch.to_pylist` as a line of JSON; maps become objects.
+
+    Scores that the row does not have are left out.
+    """
+    return json.dumps({k: _plain(k, v) for k, v in row.items()}, ensure_ascii=False, default=str)
 
 
-def _plain(value: Any) -> Any:
+def _plain(name: str, value: Any) -> Any:
+    if name == "scores" and isinstance(value, dict):
+        return as_dict(value)
     if isinstance(value, list) and value and all(isinstance(v, tuple) for v in value):
         return dict(value)
     return value

@@ -1,6 +1,7 @@
 """Rows that could not be used: kept with a reason and a count, never silently away."""
 
 import os
+import socket
 from collections.abc import Iterable
 from typing import Any
 
@@ -8,6 +9,7 @@ import pyarrow as pa
 
 from sabia.core.shards import records
 from sabia.core.shards.job import Job
+from sabia.core.shards.layout import REJECTS, check_outside, rejects_beside
 from sabia.core.shards.outputs import open_file
 
 SCHEMA = pa.schema(
@@ -17,15 +19,21 @@ FLUSH_ROWS = 1_000
 
 
 def reject_path(job: Job, part: int = 0) -> str:
-    """Where a part's rejects go: `--rejects`, beside the output, or the current folder."""
+    """Where a part's rejects go: `--rejects`, else beside the output, for stdout in this folder.
+
+    Directories get OUT.rejects/part-NNNNN.parquet, OUT.parquet gets OUT.rejects.parquet, and stdout
+    sabia-STAGE.rejects/ with a file for each process. Raises UsageError for a place among the
+    shards of the output.
+    """
     if job.to_directory:
-        directory = job.rejects or f"{str(job.out).rstrip('/')}/rejects"
+        check_outside(job, job.rejects, "--rejects")
+        directory = job.rejects or rejects_beside(str(job.out))
         return f"{directory.rstrip('/')}/part-{part:05d}.parquet"
     if job.rejects:
         return job.rejects
     if job.to_file:
-        return str(job.out).removesuffix(".parquet") + ".rejects.parquet"
-    return f"sabia-{job.command}.rejects-{os.getpid()}.parquet"
+        return f"{str(job.out).removesuffix('.parquet')}{REJECTS}.parquet"
+    return f"sabia-{job.command}{REJECTS}/{socket.gethostname()}-{os.getpid()}.parquet"
 
 
 class Rejects:

@@ -6,17 +6,17 @@ tool_calls, rubric, detail) are strings of JSON, so that bytes survive every rou
 """
 
 import hashlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from functools import cache
 
 import pyarrow as pa
 
 from sabia.core.errors import BadData
+from sabia.core.shards import named_numbers
 
-VERSION = 1
+VERSION = 2  # 1: scores were a map
 _TEXT = pa.string()
 _INTS = pa.list_(pa.int32())
-_SCORES = pa.map_(pa.string(), pa.float64())
 _MESSAGE = pa.struct(
     [("role", _TEXT), ("content", _TEXT), ("tool_calls", _TEXT), ("name", _TEXT)],
 )
@@ -25,11 +25,11 @@ _ITEMS = pa.list_(pa.struct([("id", _TEXT), ("verdict", _TEXT), ("points", pa.fl
 
 
 @cache
-def document() -> pa.Schema:
-    """A page or text with its scores; the record of the data stages."""
+def document(scores: tuple[str, ...] = ()) -> pa.Schema:
+    """A page or text with scores of these names; the record of the data stages."""
     return _schema(
         id=_TEXT, text=_TEXT, url=_TEXT, source=_TEXT, language=_TEXT,
-        crawl_time=pa.timestamp("us", tz="UTC"), scores=_SCORES, meta=_TEXT,
+        crawl_time=pa.timestamp("us", tz="UTC"), scores=named_numbers.type_of(scores), meta=_TEXT,
     )  # fmt: skip
 
 
@@ -107,6 +107,11 @@ def _schema(**columns: pa.DataType) -> pa.Schema:
     return pa.schema(list(columns.items()))
 
 
+def is_scores(kind: str, name: str) -> bool:
+    """Whether a column of a kind holds named numbers, whose type follows from the names."""
+    return kind == "document" and name == "scores"
+
+
 def schema_of(kind: str) -> pa.Schema:
     """The schema of a kind of record."""
     return KINDS[kind]()
@@ -119,8 +124,12 @@ def document_id(source: str | None, text: str) -> str:
     return digest.hexdigest()
 
 
-def conform(batch: pa.RecordBatch, kind: str) -> pa.RecordBatch:
+def conform(
+    batch: pa.RecordBatch, kind: str, scores: Sequence[str] | None = None
+) -> pa.RecordBatch:
     """Give a batch the kind's columns: cast, add missing ones as null, fill in missing ids.
+
+    scores: the names of a document's scores; None: those that the batch has.
 
     Raises BadData when a required column is missing or of a type that cannot be cast.
     """
@@ -131,13 +140,18 @@ def conform(batch: pa.RecordBatch, kind: str) -> pa.RecordBatch:
         raise BadData(
             f"not {kind} records: no column {missing[0]!r} among {', '.join(batch.schema.names)}"
         )
-    known = [_fit(columns.pop(f.name, None), f, batch.num_rows, kind) for f in schema]
-    fields = [*schema, *(batch.schema.field(name) for name in columns)]
+    known = [_fit(columns.pop(f.name, None), f, batch.num_rows, kind, scores) for f in schema]
+    fields = [field.with_type(c.type) for field, c in zip(schema, known, strict=True)]
+    fields += [batch.schema.field(name) for name in columns]
     whole = pa.RecordBatch.from_arrays([*known, *columns.values()], schema=pa.schema(fields))
     return _with_ids(whole, kind) if "id" in schema.names else whole
 
 
-def _fit(column: pa.Array | None, field: pa.Field, rows: int, kind: str) -> pa.Array:
+def _fit(
+    column: pa.Array | None, field: pa.Field, rows: int, kind: str, scores: Sequence[str] | None
+) -> pa.Array:
+    if is_scores(kind, field.name):
+        return named_numbers.fit(pa.nulls(rows) if column is None else column, scores)
     if column is None:
         return pa.nulls(rows, field.type)
     if column.type == field.type:
@@ -147,6 +161,26 @@ def _fit(column: pa.Array | None, field: pa.Field, rows: int, kind: str) -> pa.A
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
         reason = f"column {field.name!r} is {column.type} (expected {field.type})"
         raise BadData(f"not {kind} records: {reason}") from error
+
+
+def fit(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
+    """The columns of a schema: cast, null where the batch has none; raises BadData."""
+    if batch.schema.equals(schema, check_metadata=True):
+        return batch
+    arrays = [_cast(batch, field) for field in schema]
+    return pa.RecordBatch.from_arrays(arrays, schema=schema)
+
+
+def _cast(batch: pa.RecordBatch, field: pa.Field) -> pa.Array:
+    if field.name not in batch.schema.names:
+        return pa.nulls(batch.num_rows, field.type)
+    column = batch.column(field.name)
+    try:
+        return column if column.type == field.type else column.cast(field.type)
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError, pa.ArrowTypeError) as error:
+        raise BadData(
+            f"column {field.name!r} is {column.type} (expected {field.type}, as in other shards)"
+        ) from error
 
 
 def _with_ids(batch: pa.RecordBatch, kind: str) -> pa.RecordBatch:

@@ -19,7 +19,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from sabia.core.errors import BadData
-from sabia.core.shards import records, schemas
+from sabia.core.shards import named_numbers, records, schemas
 
 BATCH_ROWS = 2_000
 BATCH_BYTES = 8 << 20
@@ -38,12 +38,19 @@ def ignore_reject(_row: dict[str, Any], _reason: str) -> None:
 
 @dataclass(frozen=True)
 class Source:
-    """One input shard. `open` gives a fresh binary file; `form` is parquet, arrow or jsonl."""
+    """One input shard. `open` gives a fresh binary file; `form` is parquet, arrow or jsonl.
+
+    keys: columns and values that the folders it lies in say (language=pt/), which count where a
+    row has none of its own. schema: the columns of all batches where it is set (by `unified`);
+    else each batch has those that the shard has.
+    """
 
     name: str
     kind: str
     form: str
     open: Opener
+    keys: tuple[tuple[str, str | None], ...] = ()
+    schema: pa.Schema | None = None
 
     def fingerprint(self) -> str:
         """A hash of size and both ends (a Parquet or Arrow footer describes the middle)."""
@@ -51,6 +58,8 @@ class Source:
         with self.open() as file:
             size = file.seek(0, io.SEEK_END)
             digest.update(f"{self.form} {size}".encode())
+            if self.keys:
+                digest.update(repr(self.keys).encode())
             for start in (0, max(0, size - _EDGE_BYTES)):
                 file.seek(start)
                 digest.update(file.read(_EDGE_BYTES))
@@ -64,7 +73,7 @@ class Source:
         """The number of rows where the format says so (Parquet), else None."""
         if self.form != "parquet":
             return None
-        with self._reading(), self.open() as file:
+        with self.reading(), self.open() as file:
             return pq.ParquetFile(file).metadata.num_rows
 
     def batches(
@@ -77,26 +86,57 @@ class Source:
 
         Raises BadData when the shard is corrupt or cut short.
         """
-        readers = {"parquet": self._parquet, "arrow": self._arrow, "jsonl": self._jsonl}
-        with self._reading():
-            for batch in readers[self.form](columns, rows, reject):
+        with self.reading():
+            for batch in self.raw(columns, rows, reject):
                 whole = self._conform(batch, columns, reject)
                 if whole.num_rows:
                     yield whole
 
-    def _reading(self) -> "_Reading":
+    def raw(
+        self,
+        columns: Sequence[str] | None = None,
+        rows: int = BATCH_ROWS,
+        reject: Reject = ignore_reject,
+    ) -> Iterator[pa.RecordBatch]:
+        """The batches before they are made to conform; raises what the libraries raise."""
+        readers = {"parquet": self._parquet, "arrow": self._arrow, "jsonl": self._jsonl}
+        return readers[self.form](columns, rows, reject)
+
+    def reading(self) -> "_Reading":
+        """A context in which what libraries raise on a bad shard becomes BadData that names it."""
         return _Reading(self.name)
 
     def _conform(
         self, batch: pa.RecordBatch, columns: Sequence[str] | None, reject: Reject
     ) -> pa.RecordBatch:
+        batch = self._with_keys(batch)
         needed = [n for n in schemas.REQUIRED[self.kind] if columns is None or n in columns]
         there = [n for n in needed if n in batch.schema.names]
         whole = _drop_broken(_drop_nulls(batch, there, reject), there, reject)
+        names = self._score_names()
         if columns is None:
-            return schemas.conform(whole, self.kind)
-        full = schemas.conform(_with_nulls(whole, self.kind), self.kind)
+            full = schemas.conform(whole, self.kind, names)
+            return full if self.schema is None else schemas.fit(full, self.schema)
+        full = schemas.conform(_with_nulls(whole, self.kind), self.kind, names)
         return full.select([name for name in columns if name in full.schema.names])
+
+    def _score_names(self) -> list[str] | None:
+        """The names that all batches have scores of; None where each has its own."""
+        if self.schema is None or not schemas.is_scores(self.kind, "scores"):
+            return None
+        return named_numbers.names_of(self.schema.field("scores").type)
+
+    def _with_keys(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        for name, value in self.keys:
+            place = batch.schema.get_field_index(name)
+            said = pa.repeat(pa.scalar(value, pa.string()), batch.num_rows)
+            if place < 0:
+                batch = batch.append_column(name, said)
+            elif batch.column(place).null_count:
+                kind = batch.schema.field(place).type
+                filled = pc.coalesce(batch.column(place), said.cast(kind))
+                batch = batch.set_column(place, batch.schema.field(place), filled)
+        return batch
 
     def _parquet(
         self, columns: Sequence[str] | None, rows: int, _reject: Reject
@@ -105,7 +145,7 @@ class Source:
             parquet = pq.ParquetFile(file)
             check_single_parquet(file, parquet.metadata)
             names = parquet.schema_arrow.names
-            self._must_have(names)
+            self.must_have(names)
             wanted = None if columns is None else self._to_read(parquet, columns)
             for group in range(parquet.num_row_groups):
                 for batch in parquet.iter_batches(rows, row_groups=[group], columns=wanted):
@@ -124,7 +164,7 @@ class Source:
         with self.open() as file:
             check_end_of_stream(file, self.name)
             stream = pa.ipc.open_stream(file)
-            self._must_have(stream.schema.names)
+            self.must_have(stream.schema.names)
             for batch in stream:
                 kept = batch if columns is None else batch.select(_present(batch, columns))
                 for start in range(0, kept.num_rows, rows):
@@ -137,7 +177,7 @@ class Source:
         with self.open() as raw:
             yield from _json_batches(decompressed(raw), self.kind, rows, reject)
 
-    def _must_have(self, names: Sequence[str]) -> None:
+    def must_have(self, names: Sequence[str]) -> None:
         for name in schemas.REQUIRED[self.kind]:
             if name not in names:
                 raise BadData(f"no column {name!r} (expected {self.kind} records)")
@@ -209,6 +249,21 @@ def decompressed(raw: BinaryIO) -> BinaryIO:
         reader = zstandard.ZstdDecompressor().stream_reader(raw, read_across_frames=True)
         return io.BufferedReader(reader)
     return raw
+
+
+def json_score_names(file: BinaryIO) -> set[str]:
+    """The names of all scores in a file of JSON lines; lines without any are not parsed."""
+    names: set[str] = set()
+    while line := file.readline(MAX_LINE_BYTES + 1):
+        if b'"scores"' not in line:
+            continue
+        try:
+            row = json.loads(line)
+        except ValueError:
+            continue  # the line is rejected when it is read
+        scores = row.get("scores") if isinstance(row, dict) else None
+        names.update(scores if isinstance(scores, dict) else ())
+    return names
 
 
 def _json_batches(file: BinaryIO, kind: str, rows: int, reject: Reject) -> Iterator[pa.RecordBatch]:

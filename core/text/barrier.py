@@ -12,9 +12,10 @@ from typing import Any
 
 import pyarrow as pa
 
+from sabia.core.shards.columns import unified
 from sabia.core.shards.inputs import open_inputs
 from sabia.core.shards.job import Job
-from sabia.core.shards.manifest import holds, is_current, provenance
+from sabia.core.shards.manifest import holds, is_current, provenance, schema_of_all
 from sabia.core.shards.mapping import Transform, run_map
 from sabia.core.shards.sources import Reject, Source, ignore_reject
 from sabia.core.text import removed
@@ -41,9 +42,9 @@ def salt_of(sources: list[Source], salt: Salt = "") -> str:
 
 
 def removed_provenance(job: Job, sources: list[Source], salt: Salt = "") -> dict[str, Any]:
-    """What made the file of removed rows."""
+    """What made the file of removed rows; the sources are `unified`."""
     prints = [source.fingerprint() for source in sources]
-    return provenance(job, "removed", prints, salt_of(sources, salt))
+    return provenance(job, "removed", prints, salt_of(sources, salt), schema_of_all(sources))
 
 
 def run(
@@ -54,20 +55,23 @@ def run(
     `salt`: what else the decision depends on, such as a tokenizer's fingerprint, or how to tell it
     from the inputs.
     """
-    removed.check_path(removed_path)
-    sources = open_inputs(job, "document")
-    salt = salt_of(sources, salt)
-    made = provenance(job, "removed", [source.fingerprint() for source in sources], salt)
+    removed.check_path(job, removed_path)
+    sources = unified(open_inputs(job, "document"))
+    salt, schema = salt_of(sources, salt), schema_of_all(sources)
+    made = provenance(job, "removed", [source.fingerprint() for source in sources], salt, schema)
     written = not removed_path or (not job.force and holds(removed_path, made))
     if job.dry_run or (written and is_current(job, sources, salt)):
-        run_map(job, _nothing, sources=sources, salt=salt)
+        run_map(job, _nothing, sources=sources, salt=salt, schema=schema)
         return
     decision = decide(sources)
     if removed_path:
         removed.write_removed(removed_path, decision.dropped, made)
     if decision.columns is not None:
         sources = [_Columns(source, decision.columns) for source in sources]
-    run_map(job, decision.transform, sources=sources, salt=salt, next_step="sabia tokenize")
+    run_map(
+        job, decision.transform, sources=sources, salt=salt, next_step="sabia tokenize",
+        schema=schema,
+    )  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -80,6 +84,11 @@ class _Columns:
     @property
     def name(self) -> str:
         return self.source.name
+
+    @property
+    def schema(self) -> pa.Schema | None:
+        full = self.source.schema
+        return None if full is None else pa.schema([full.field(name) for name in self.columns])
 
     def fingerprint(self) -> str:
         return self.source.fingerprint()

@@ -20,6 +20,7 @@ import pyarrow as pa
 
 from sabia.core import notes
 from sabia.core.errors import UsageError
+from sabia.core.shards.columns import unified
 from sabia.core.shards.inputs import open_inputs
 from sabia.core.shards.job import Job
 from sabia.core.shards.mapping import run_map
@@ -72,8 +73,8 @@ class Places:
             raise UsageError(
                 "--redis: reads and extends its index; not beside --against or --index"
             )
-        removed.check_path(self.removed)
-        removed.check_path(self.replaced, "--replaced")
+        removed.check_path(job, self.removed)
+        removed.check_path(job, self.replaced, "--replaced")
 
 
 def run_method(job: Job, options: Mapping[str, Any]) -> None:
@@ -119,7 +120,7 @@ class _Work:
 
     def compare(self) -> None:
         """Decide from all sketches; the plan goes to the scratch directory."""
-        sources = open_inputs(self.job, "document")
+        sources = unified(open_inputs(self.job, "document"))
         corpus = load_corpus(Path(self.places.scratch), sources, self.config, self.job.seed)
         plan = self._plan(sources, corpus, self._plan_place(sources))
         if self.places.removed:

@@ -21,6 +21,7 @@ from dataclasses import dataclass
 import numpy as np
 import pyarrow as pa
 
+from sabia.core.shards.named_numbers import as_dict
 from sabia.core.text.language import LANGUAGES, Verdict, frequent_words
 from sabia.kernels import quality
 from sabia.kernels.minhash import numba_available
@@ -174,12 +175,12 @@ def first_failure(name: str, figures: Mapping[str, float]) -> str:
     return f"{name}: no words" if figures.get("word_count") == 0 else ""
 
 
-def failures(scores: pa.MapArray, names: Sequence[str]) -> list[list[str]]:
+def failures(scores: pa.Array, names: Sequence[str]) -> list[list[str]]:
     """For each row of a `scores` column, why it fails each of the named filters that it fails."""
-    rows = scores.to_pylist() if names else [[]] * len(scores)
+    rows = scores.to_pylist() if names else [None] * len(scores)
     reasons = []
     for row in rows:
-        figures = dict(row or ())
+        figures = as_dict(row)
         found = (first_failure(name, figures) for name in names)
         reasons.append([reason for reason in found if reason])
     return reasons

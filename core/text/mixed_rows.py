@@ -81,10 +81,12 @@ def write(
 ) -> None:
     """Mixes the documents of `sources` into the job's output; skips what is already made."""
     from sabia.core.shards import manifest
+    from sabia.core.shards.layout import adopt
     from sabia.core.shards.rejects import Rejects, reject_path
     from sabia.core.shards.summary import Summary
 
     _refuse_slices(job)
+    adopt(job)
     started = time.monotonic()
     prints = [source.fingerprint() for source in sources]
     made = manifest.provenance(job, "tokens", prints, salt)

@@ -49,6 +49,8 @@ class Predicate:
 
     def check_names(self, batch: pa.RecordBatch, where: str) -> None:
         """Raise UsageError for a name that is neither a column nor a score of this batch."""
+        if not batch.num_rows:
+            return
         known = set(batch.schema.names) | score_names(batch.column("scores"))
         missing = sorted(self.names - known)
         if missing:

@@ -17,19 +17,22 @@ import pyarrow.parquet as pq
 
 from sabia.core.errors import BadData, UsageError
 from sabia.core.shards import schemas
+from sabia.core.shards.columns import unified
 from sabia.core.shards.inputs import open_inputs
 from sabia.core.shards.job import Job
-from sabia.core.shards.manifest import holds, is_current, provenance
+from sabia.core.shards.layout import check_outside
+from sabia.core.shards.manifest import holds, is_current, provenance, schema_of_all
 from sabia.core.shards.outputs import open_file
 from sabia.core.shards.sources import Source
 
 Work = Callable[[Job, str, Sequence[Source] | None], None]
 
 
-def check_path(path: str, flag: str = "--removed") -> None:
-    """Raise UsageError unless `path` names a Parquet file (or nothing)."""
+def check_path(job: Job, path: str, flag: str = "--removed") -> None:
+    """Raise UsageError unless `path` names a Parquet file outside the output (or nothing)."""
     if path and not path.endswith(".parquet"):
         raise UsageError(f"{flag}: {path} (expected a file ending in .parquet)")
+    check_outside(job, path, flag)
 
 
 def put_column(batch: pa.RecordBatch, name: str, column: pa.Array) -> pa.RecordBatch:
@@ -85,15 +88,17 @@ def map_and_gather(job: Job, removed: str, work: Work, salt: str) -> None:
     elif job.to_directory:
         if removed.endswith(".parquet"):
             raise UsageError("--removed: give a directory, as -o is one (one part a shard)")
+        check_outside(job, removed, "--removed")
         work(job, removed, None)
     else:
         _gathered(job, removed, work, salt)
 
 
 def _gathered(job: Job, final: str, work: Work, salt: str) -> None:
-    check_path(final)
-    sources = open_inputs(job, "document")
-    made = provenance(job, "removed", [source.fingerprint() for source in sources], salt)
+    check_path(job, final)
+    sources = unified(open_inputs(job, "document"))
+    prints = [source.fingerprint() for source in sources]
+    made = provenance(job, "removed", prints, salt, schema_of_all(sources))
     written = holds(final, made)
     done = written and is_current(job, sources, salt)
     job = job if written else replace(job, force=True)

@@ -1,57 +1,42 @@
-"""The `scores` column: a map from names to numbers, read and extended without Python rows."""
+"""The `scores` column: numbers of rows by name, read and extended without Python rows.
+
+A struct of doubles, or of the type null while there are no scores (`shards.named_numbers`). Null
+stands for a score that a row does not have.
+"""
 
 from collections.abc import Mapping
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
+
+from sabia.core.shards.named_numbers import column_of, from_columns, names_of, type_of
 
 
-def _parts(scores: pa.MapArray) -> tuple[np.ndarray, np.ndarray, pa.Array, np.ndarray]:
-    """(row of each entry int64[m], entries per row int64[n], keys, values float64[m])."""
-    offsets = scores.offsets.to_numpy(zero_copy_only=False).astype(np.int64)
-    counts = np.diff(offsets)
-    valid = np.asarray(scores.is_valid())
-    keys, values = scores.keys, scores.items
-    low, high = (int(offsets[0]), int(offsets[-1])) if len(offsets) else (0, 0)
-    keys, values = keys.slice(low, high - low), values.slice(low, high - low)
-    rows = np.repeat(np.arange(len(counts)), counts)
-    live = valid[rows] if len(rows) else np.zeros(0, bool)
-    keys, values, rows = keys.filter(pa.array(live)), values.filter(pa.array(live)), rows[live]
-    numbers = values.to_numpy(zero_copy_only=False).astype(float)
-    return rows, np.where(valid, counts, 0), keys, numbers
+def score_names(scores: pa.Array) -> set[str]:
+    """Names that any row has a score of."""
+    return {name for name in _names(scores) if column_of(scores, name).null_count < len(scores)}
 
 
-def score_names(scores: pa.MapArray) -> set[str]:
-    """Names that occur in any row."""
-    return set(pc.unique(_parts(scores)[2]).to_pylist())
-
-
-def score_values(scores: pa.MapArray, name: str) -> np.ndarray:
+def score_values(scores: pa.Array, name: str) -> np.ndarray:
     """float64[n] of one name; NaN where a row does not have it."""
-    rows, counts, keys, values = _parts(scores)
-    result = np.full(len(counts), np.nan)
-    here = np.asarray(pc.fill_null(pc.equal(keys, name), False))
-    result[rows[here]] = values[here]
-    return result
+    if name not in _names(scores):
+        return np.full(len(scores), np.nan)
+    return column_of(scores, name).to_numpy(zero_copy_only=False)
 
 
-def with_scores(scores: pa.MapArray, new: Mapping[str, np.ndarray]) -> pa.MapArray:
-    """The column with one entry more per new name; an older entry of that name is replaced.
+def with_scores(scores: pa.Array, new: Mapping[str, np.ndarray]) -> pa.Array:
+    """The column with new names beside its own; of a name that it has the numbers are replaced.
 
-    new[name] float64[n]; NaN writes no entry.
+    new[name] float64[n]; NaN writes null.
     """
-    rows, counts, keys, values = _parts(scores)
-    n = len(counts)
-    stays = np.asarray(pc.invert(pc.is_in(keys, pa.array(list(new), pa.string()))))
-    added = np.stack([np.asarray(column, float) for column in new.values()], axis=1)
-    there = ~np.isnan(added)
-    all_rows = np.concatenate((rows[stays], np.repeat(np.arange(n), there.sum(axis=1))))
-    order = np.argsort(all_rows, kind="stable")
-    names = pa.array(list(new), pa.string()).take(pa.array(np.nonzero(there)[1]))
-    all_keys = pa.concat_arrays([keys.filter(pa.array(stays)), names]).take(pa.array(order))
-    all_values = np.concatenate((values[stays], added[there]))[order]
-    offsets = np.concatenate(([0], np.cumsum(np.bincount(all_rows, minlength=n))))
-    return pa.MapArray.from_arrays(
-        pa.array(offsets, pa.int32()), all_keys, pa.array(all_values, pa.float64())
-    )
+    columns = {name: column_of(scores, name) for name in _names(scores)}
+    for name, values in new.items():
+        numbers = np.asarray(values, float)
+        columns[name] = pa.array(numbers, mask=np.isnan(numbers))
+    return from_columns(columns, len(scores), type_of(columns))
+
+
+def _names(scores: pa.Array) -> list[str]:
+    names = names_of(scores.type)
+    assert names is not None, "scores are a map until their batch is made to conform"
+    return names

@@ -66,6 +66,7 @@ def write(plan: Plan, sources: Sequence[Source]) -> Summary:
     Raises UsageError where the output is not a local directory.
     """
     from sabia.core.shards.executor import run_tasks
+    from sabia.core.shards.layout import adopt
     from sabia.core.shards.slices import slurm_slice
     from sabia.core.shards.summary import Summary
 
@@ -79,6 +80,7 @@ def write(plan: Plan, sources: Sequence[Source]) -> Summary:
             print(f"write {plan.record(part)} from {sources[part].name}")
         return Summary()
     started, total = time.monotonic(), Summary()
+    adopt(job)
     for done in run_tasks(_one_part, [(plan, sources[i], i) for i in ours], job.jobs):
         total.add(done)
     if plan.form == "arrow":

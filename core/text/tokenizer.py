@@ -199,7 +199,9 @@ def load_tokenizer(path: str | Path) -> Tokenizer:
     folder = place if place.is_dir() else place.parent
     definition = place / FILES[0] if place.is_dir() else place
     if not definition.is_file():
-        raise UsageError(f"no tokenizer: {path} (expected tokenizer.json or a directory with one)")
+        raise UsageError(
+            f"no tokenizer: {path} (expected tokenizer.json or a directory with one{_near(place)})"
+        )
     config = _read_json(folder / FILES[1])
     special = _read_json(folder / "special_tokens_map.json")
     text = definition.read_text("utf-8")
@@ -211,6 +213,14 @@ def load_tokenizer(path: str | Path) -> Tokenizer:
     except Exception as error:  # the library raises plain Exception for every malformed file
         raise BadData(f"cannot read tokenizer: {definition} ({_one_line(error)})") from error
     return tokenizer
+
+
+def _near(place: Path) -> str:
+    """A hint where a tokenizer beside rows has the other name, which earlier versions gave it."""
+    for name, other in (("tokenizer", "_tokenizer"), ("_tokenizer", "tokenizer")):
+        if place.name == name and (place.with_name(other) / FILES[0]).is_file():
+            return f"; there is {place.with_name(other)}"
+    return ""
 
 
 def _backend(definition: str) -> Any:

@@ -40,13 +40,18 @@ def obtain_tokenizer(
     None on a dry run that would make one. Raises UsageError where there is nowhere to save it, or
     where a slice of the input would make it.
     """
+    from sabia.core.shards.layout import adopt, check_outside
+
     beside = _beside(job)
+    check_outside(job, config.save_tokenizer, "--save-tokenizer")
     if config.tokenizer:
-        tokenizer = load_tokenizer(config.tokenizer)
+        tokenizer, extension = load_tokenizer(config.tokenizer), load_extension(config.tokenizer)
+        adopt(job)
         place = config.save_tokenizer or (beside if job.to_directory else "")
         if place and not job.dry_run:
-            _keep(tokenizer, place, load_extension(config.tokenizer))
+            _keep(tokenizer, place, extension)
         return with_end(tokenizer), place or config.tokenizer
+    adopt(job)
     place = config.save_tokenizer or beside
     if not place:
         raise UsageError("nowhere to keep the trained tokenizer; give --save-tokenizer DIR")
@@ -136,9 +141,15 @@ def _record(config: TokenizeConfig, sources: Sequence[Source]) -> str:
 
 
 def _beside(job: Job) -> str:
-    """Where the tokenizer of an output is kept: OUT/tokenizer, or FILE.tokenizer for FILE.parquet;
+    """Where the tokenizer of an output is kept: OUT/_tokenizer, or FILE.tokenizer for FILE.parquet;
     empty for stdout and for URLs."""
+    from sabia.core.shards.layout import FORMER_TOKENIZER, TOKENIZER
+
     if job.to_stdout or "://" in str(job.out):
         return ""
     out = str(job.out).rstrip("/")
-    return f"{out.removesuffix('.parquet')}.tokenizer" if job.to_file else f"{out}/tokenizer"
+    if job.to_file:
+        return f"{out.removesuffix('.parquet')}.tokenizer"
+    places = [f"{out}/{name}" for name in (TOKENIZER, FORMER_TOKENIZER)]
+    not_moved = job.dry_run and not Path(places[0]).exists() and Path(places[1]).exists()
+    return places[not_moved]

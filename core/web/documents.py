@@ -11,6 +11,8 @@ from typing import Any
 
 from sabia.core.shards.schemas import document_id
 
+FOCUS = "focus"  # the score of a crawl that has a focus
+
 
 def document(
     extracted: dict[str, Any],
@@ -35,7 +37,7 @@ def document(
         "url": url,
         "source": source,
         "crawl_time": time,
-        "scores": [] if score is None else [("focus", score)],
+        "scores": [] if score is None else [(FOCUS, score)],
         "meta": json.dumps(kept, ensure_ascii=False),
     }
 

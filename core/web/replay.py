@@ -13,31 +13,59 @@ from typing import Any
 
 import pyarrow as pa
 
+from sabia.core.errors import BadData
 from sabia.core.shards import schemas
+from sabia.core.shards.columns import score_names
 from sabia.core.shards.job import Job
 from sabia.core.shards.mapping import ShardContext, run_map
+from sabia.core.shards.named_numbers import as_dict
 from sabia.core.shards.records import to_batch
+from sabia.core.shards.slices import slurm_slice
+from sabia.core.shards.sources import Source
 from sabia.core.shards.summary import Summary
-from sabia.core.web.documents import document, judged_text
+from sabia.core.web.documents import FOCUS, document, judged_text
 from sabia.core.web.extract import CAREFUL
 from sabia.core.web.focus import Judge, make_judge
 from sabia.core.web.sandbox import Sandbox, Unextractable
 from sabia.core.web.settings import MIME_TYPES, FocusSettings
-from sabia.core.web.sources import is_document
+from sabia.core.web.sources import FolderRecords, is_document
 
 
 def run_replay(job: Job, sources: tuple[Any, ...], focus: FocusSettings) -> Summary:
     """Turn the sources into documents at the job's output."""
-    if focus.words or focus.classifier:
+    judged = bool(focus.words or focus.classifier)
+    if judged:
         make_judge(focus)  # a mistake in them should be said once, before any work
-    transform = partial(read_shard, focus=focus)
-    return run_map(job, transform, sources=list(sources), next_step="sabia classify")
+    whole = not (job.shard or slurm_slice())
+    found = set().union(*(_score_names(source, whole) for source in sources))
+    names = tuple(sorted(found | ({FOCUS} if judged else set())))
+    transform = partial(read_shard, focus=focus, names=names)
+    return run_map(job, transform, sources=list(sources), next_step="sabia classify",
+                   schema=schemas.document(names))  # fmt: skip
+
+
+def _score_names(source: Any, whole: bool) -> set[str]:
+    """Names of the scores of documents among the inputs; pages have none."""
+    if isinstance(source, Source):
+        return score_names(source, whole)
+    if not isinstance(source, FolderRecords):
+        return set()
+    try:
+        return set().union(*(score_names(one, whole) for one in source.records()))
+    except BadData:
+        return set()  # it cannot be read, which is said when it is rejected
 
 
 def read_shard(
-    batches: Iterator[pa.RecordBatch], context: ShardContext, focus: FocusSettings
+    batches: Iterator[pa.RecordBatch],
+    context: ShardContext,
+    focus: FocusSettings,
+    names: tuple[str, ...],
 ) -> Iterator[pa.RecordBatch]:
-    """The transform: batches of pages or documents in, batches of documents out."""
+    """The transform: batches of pages or documents in, batches of documents out.
+
+    names: of the scores that any document of the output has.
+    """
     judge = make_judge(focus)
     with Sandbox() as sandbox:
         for batch in batches:
@@ -48,7 +76,7 @@ def read_shard(
             else:
                 found = list(_documents(batch, sandbox, judge, focus, context))
             if found:
-                yield to_batch(found, "document")
+                yield to_batch(found, "document", scores=names)
 
 
 def _documents(
@@ -80,6 +108,7 @@ def _folded(batch: pa.RecordBatch, shard: str) -> Iterator[dict[str, Any]]:
     known = schemas.document().names
     for row in batch.to_pylist():
         kept = {name: row[name] for name in known}
+        kept["scores"] = list(as_dict(row["scores"]).items())
         kept["source"] = kept["source"] or os.path.basename(shard)
         extra = {n: value for n, value in row.items() if n not in known and value is not None}
         if extra:
@@ -95,7 +124,7 @@ def _scored(
         return row
     score = judge(row["text"])
     _count(score, focus, context)
-    return row | {"scores": [*dict(row["scores"] or []).items(), ("focus", score)]}
+    return row | {"scores": [*row["scores"], (FOCUS, score)]}
 
 
 def _count(score: float | None, focus: FocusSettings, context: ShardContext) -> None:

@@ -21,7 +21,7 @@ from typing import Any
 from sabia.core import notes
 from sabia.core.errors import Failed, UsageError
 from sabia.core.progress import progress
-from sabia.core.shards import manifest, outputs
+from sabia.core.shards import layout, manifest, outputs
 from sabia.core.shards.job import Job
 from sabia.core.shards.records import to_batch
 from sabia.core.shards.rejects import Rejects, reject_path
@@ -30,6 +30,7 @@ from sabia.core.shards.slices import slurm_slice
 from sabia.core.shards.summary import Summary
 from sabia.core.web.archive import Archive, Position
 from sabia.core.web.crawler import PASSING, Crawl
+from sabia.core.web.documents import FOCUS
 from sabia.core.web.focus import make_judge
 from sabia.core.web.frontier import Frontier
 from sabia.core.web.harvest import offline, say_curve, write_report
@@ -119,7 +120,7 @@ def _crawl(job: Job, settings: CrawlSettings, inputs: Inputs, stay: bool) -> Sum
             raise Failed(_nothing(frontier, rejects))
         summary = _summary(frontier, crawl.counters, rejects)
         if settings.extract:
-            _write(job, frontier)
+            _write(job, frontier, (FOCUS,) if judge else ())
         following = _next(frontier, settings, crawl.left)
         scores = frontier.scores()
     if judge:
@@ -218,18 +219,21 @@ def _summary(frontier: Frontier, counters: dict[str, float], rejects: Rejects) -
     return summary
 
 
-def _write(job: Job, frontier: Frontier) -> None:
-    """All documents; a directory gets parts of PART_DOCUMENTS."""
-    rows = frontier.documents()
+def _write(job: Job, frontier: Frontier, names: tuple[str, ...]) -> None:
+    """All documents, with scores of these names; a directory gets parts of PART_DOCUMENTS."""
+    layout.adopt(job)
+    rows, schema = frontier.documents(), document_schema(names)
     count = frontier.document_count()
     size = PART_DOCUMENTS if job.to_directory else max(1, count)
     parts = max(1, -(-count // size))
-    made = manifest.provenance(job, "document", [str(frontier.fact("identity")), str(count)])
+    inputs = [str(frontier.fact("identity")), str(count)]
+    made = manifest.provenance(job, "document", inputs, schema=schema)
     for part in range(parts):
-        with outputs.open_output(job, document_schema(), made, part) as writer:
+        with outputs.open_output(job, schema, made, part) as writer:
             for start in range(0, min(size, count - part * size), _BATCH):
                 wanted = min(_BATCH, count - part * size - start)
-                writer.write(to_batch([_row(next(rows)) for _ in range(wanted)], "document"))
+                found = [_row(next(rows)) for _ in range(wanted)]
+                writer.write(to_batch(found, "document", scores=names))
     if job.to_directory and "://" not in str(job.out):
         manifest.finish_directory(job, parts)
 

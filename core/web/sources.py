@@ -21,6 +21,7 @@ import pyarrow as pa
 
 from sabia.core.errors import BadData, UsageError
 from sabia.core.shards import schemas
+from sabia.core.shards.folders import files_below, is_hidden, say_left_out
 from sabia.core.shards.inputs import READABLE, from_path, open_binary, spool_stdin
 from sabia.core.shards.job import Job
 from sabia.core.shards.sources import BATCH_ROWS, Reject, Source, decompressed, ignore_reject
@@ -123,6 +124,10 @@ class FolderRecords(PageFiles):
 
     def rows(self) -> int | None:
         return None
+
+    def records(self) -> list[Source]:
+        """The documents in the file; raises BadData for one that cannot be read."""
+        return [source for path in self.paths for source in from_path(path, "document")]
 
     def batches(
         self, columns: Sequence[str] | None = None, rows: int = BATCH_ROWS,
@@ -244,14 +249,15 @@ def _kind(path: str, in_folder: bool) -> str:
 
 
 def _walk(folder: str, exclude: Sequence[str]) -> list[str]:
+    """The files of a folder and those below it; what their names leave out is told."""
+    below = sorted(os.path.split(path.rstrip("/")) for path in files_below(folder))
+    paths = [os.path.join(parent, name) for parent, name in below]
+    hidden = {path for path in paths if any(is_hidden(part) for part in path.split("/"))}
+    say_left_out(folder, sorted(hidden))
     return [
-        str(Path(parent) / name)
-        for parent, folders, names in sorted(os.walk(folder))
-        for name in sorted(names)
-        if not name.startswith(".")
-        and not folders.sort()
-        and "/." not in parent
-        and not _excluded(os.path.relpath(os.path.join(parent, name), folder), exclude)
+        str(Path(folder) / path)
+        for path in paths
+        if path not in hidden and not _excluded(path, exclude)
     ]
 
 

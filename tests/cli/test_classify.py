@@ -12,6 +12,8 @@ import pyarrow.compute
 import pyarrow.parquet as pq
 import pytest
 
+from sabia.core.shards.named_numbers import as_dict
+
 SABIA = [sys.executable, "-m", "sabia.cli.main", "classify"]
 ENGLISH = (
     "The harbour was quiet that evening, and the fishermen had already brought in their nets."
@@ -85,7 +87,7 @@ def test_workers_slices_and_pipes_give_the_same_rows(world: Path, tmp_path: Path
         assert told.returncode == 0 and b"2 of 4 shards" in told.stderr
     for name in ("j2", "array"):
         assert [row["id"] for row in rows(tmp_path / name)] == [row["id"] for row in expected]
-        found = [dict(row["scores"]) for row in rows(tmp_path / name)]
+        found = [as_dict(row["scores"]) for row in rows(tmp_path / name)]
         assert found == [row["scores"] for row in expected]
 
 

@@ -85,7 +85,7 @@ def test_parts_of_an_earlier_larger_run_are_removed(job: Job, tmp_path: Path) ->
     (tmp_path / "in" / "2.parquet").unlink()
     run_map(job, upper)
     assert len(list((tmp_path / "out").glob("part-*.parquet"))) == 2
-    listed = json.loads((tmp_path / "out" / "manifest.json").read_text())["shards"]
+    listed = json.loads((tmp_path / "out" / "_manifest.json").read_text())["shards"]
     assert [s["rows"] for s in listed] == [100, 100]
 
 
@@ -115,11 +115,11 @@ def test_rejects_are_kept_with_reason_and_count(tmp_path: Path) -> None:
     job = Job("classify", inputs=(str(folder),), out=str(tmp_path / "out"))
     summary = run_map(job, upper)
     assert (summary.rows_in, summary.rows_out, summary.rejected) == (3, 1, 2)
-    kept = pq.read_table(tmp_path / "out" / "rejects" / "part-00000.parquet").to_pylist()
+    kept = pq.read_table(tmp_path / "out.rejects" / "part-00000.parquet").to_pylist()
     assert {row["reason"].split(":")[0] for row in kept} == {"empty text", "not JSON"}
     (folder / "a.jsonl").write_text('{"text": "fine"}\n')
     run_map(job, upper)
-    assert not (tmp_path / "out" / "rejects" / "part-00000.parquet").exists()
+    assert not (tmp_path / "out.rejects" / "part-00000.parquet").exists()
 
 
 def test_rejects_of_workers_come_back(tmp_path: Path) -> None:
@@ -155,16 +155,23 @@ def test_unknown_columns_are_carried_through(tmp_path: Path) -> None:
     assert pq.read_table(out).column("odd").to_pylist() == [[1, 2]]
 
 
-def test_shards_with_other_columns_need_a_directory(tmp_path: Path) -> None:
+def test_all_shards_have_the_columns_of_all_inputs(tmp_path: Path) -> None:
     folder = tmp_path / "in"
     folder.mkdir()
     pq.write_table(pa.table({"text": ["a"]}), folder / "a.parquet")
     pq.write_table(pa.table({"text": ["b"], "late": [1]}), folder / "b.parquet")
+    (folder / "c.jsonl").write_text('{"text": "c", "late": 2.5, "more": "x"}\n')
     job = Job("classify", inputs=(str(folder),), out=str(tmp_path / "o.parquet"))
-    with pytest.raises(BadData, match="late"):
-        run_map(job, upper)
+    run_map(job, upper)
     run_map(replace(job, out=str(tmp_path / "out")), upper)
-    assert len(rows(tmp_path / "out")) == 2
+    for out in ("o.parquet", "out"):
+        found = pq.read_table(tmp_path / out, columns=["text", "late", "more"]).to_pylist()
+        assert [tuple(row.values()) for row in found] == [
+            ("A", None, None), ("B", 1.0, None), ("C", 2.5, "x"),
+        ]  # fmt: skip
+    (folder / "d.jsonl").write_text('{"text": "d", "late": "never"}\n')
+    with pytest.raises(BadData, match=r"column 'late' is string, but double in .*c\.jsonl"):
+        run_map(job, upper)
 
 
 def test_no_rows_still_gives_a_readable_file(tmp_path: Path) -> None:

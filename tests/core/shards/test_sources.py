@@ -147,8 +147,6 @@ def test_empty_missing_and_strange_files(tmp_path: Path) -> None:
 def test_directories_globs_and_urls(tmp_path: Path) -> None:
     for name in ("b", "a", ".hidden"):
         (tmp_path / f"{name}.jsonl").write_bytes(lines(ROWS[:2]))
-    (tmp_path / "rejects").mkdir()
-    (tmp_path / "rejects" / "part.jsonl").write_bytes(b"{}\n")
     names = [s.name for s in from_path(str(tmp_path), "document")]
     assert [Path(n).name for n in names] == ["a.jsonl", "b.jsonl"]
     assert len(from_path(str(tmp_path / "*.jsonl"), "document")) == 2

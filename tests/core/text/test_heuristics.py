@@ -5,6 +5,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from sabia.core.shards.named_numbers import type_of
 from sabia.core.text import heuristics, language
 from sabia.core.text.sketching import text_buffers
 
@@ -121,7 +122,7 @@ def test_stop_words_are_those_of_the_language() -> None:
 def test_reasons_name_the_first_rule_and_its_figure() -> None:
     assert reason("gopher", "Page not found.") == "gopher: too few words (word_count 3 < 50)"
     assert reason("c4", PROSE + " {").startswith("c4: ") is True
-    scores = pa.array([[("word_count", 3.0)], None], pa.map_(pa.string(), pa.float64()))
+    scores = pa.array([{"word_count": 3.0}, None], type_of(["symbol_share", "word_count"]))
     found = heuristics.failures(scores, ["gopher"])
     assert found == [["gopher: too few words (word_count 3 < 50)"], []]
 

@@ -5,17 +5,20 @@ import random
 import numpy as np
 import pyarrow as pa
 
+from sabia.core.shards.named_numbers import MAP, as_dict, fit
 from sabia.core.text.scores import score_names, score_values, with_scores
 
-MAP = pa.map_(pa.string(), pa.float64())
+
+def as_dicts(column: pa.Array) -> list[dict[str, float]]:
+    return [as_dict(row) for row in column.to_pylist()]
 
 
-def as_dicts(column: pa.MapArray) -> list[dict[str, float]]:
-    return [dict(row) if row is not None else {} for row in column.to_pylist()]
+def column_of(rows: list[list[tuple[str, float]] | None]) -> pa.Array:
+    return fit(pa.array(rows, MAP))
 
 
 def test_entries_are_added_replaced_and_left_out() -> None:
-    old = pa.array([[("a", 1.0), ("b", 2.0)], None, [], [("b", 5.0)]], MAP)
+    old = column_of([[("a", 1.0), ("b", 2.0)], None, [], [("b", 5.0)]])
     new = {"b": np.array([9.0, 8.0, np.nan, np.nan]), "c": np.array([np.nan, 1.0, 2.0, 3.0])}
     got = as_dicts(with_scores(old, new))
     assert got == [{"a": 1, "b": 9}, {"b": 8, "c": 1}, {"c": 2}, {"c": 3}]
@@ -30,7 +33,7 @@ def test_agrees_with_dictionaries_on_random_and_sliced_columns() -> None:
             else [(k, source.random()) for k in "abcd" if source.random() < 0.5]
             for _ in range(source.randrange(12))
         ]
-        column = pa.array(rows, MAP)
+        column = column_of(rows)
         start = source.randrange(len(rows) + 1)
         column, rows = column.slice(start), rows[start:]
         for name in "abx":
@@ -49,5 +52,5 @@ def test_agrees_with_dictionaries_on_random_and_sliced_columns() -> None:
 
 
 def test_a_column_of_nulls_can_be_extended() -> None:
-    column = pa.nulls(2, MAP)
+    column = pa.nulls(2)
     assert as_dicts(with_scores(column, {"q": np.array([0.5, 1.0])})) == [{"q": 0.5}, {"q": 1.0}]

@@ -4,15 +4,16 @@ import pyarrow as pa
 import pytest
 
 from sabia.core.errors import UsageError
+from sabia.core.shards.named_numbers import type_of
 from sabia.core.text.source_buckets import Buckets
 
 
 def test_edges_belong_to_the_bucket_above() -> None:
-    scores = [[("edu", 0.9)], [("edu", 1.0)], [("edu", 3.0), ("x", 1)], [("edu", 99.0)], [], None]
+    scores = [{"edu": 0.9}, {"edu": 1.0}, {"edu": 3.0, "x": 1.0}, {"edu": 99.0}, {}, None]
     batch = pa.RecordBatch.from_arrays(
         [
             pa.array(["web"] * 5 + [None]),
-            pa.array(scores, pa.map_(pa.string(), pa.float64())),
+            pa.array(scores, type_of(["edu", "x"])),
             pa.array(range(6)),
         ],
         ["source", "scores", "n"],

@@ -1,0 +1,104 @@
+"""An output directory: shards part-NNNNN.parquet and nothing else that a reader would open.
+
+pyarrow and datasets open every file in it but those whose names begin with `_` or `.`, so the
+manifest and a tokenizer have such names and rejects lie in OUT.rejects beside it. Earlier versions
+wrote OUT/manifest.json, OUT/tokenizer/ and OUT/rejects/; a stage that writes to such a directory
+moves them.
+"""
+
+import contextlib
+import json
+import os
+import shutil
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from sabia.core import notes
+from sabia.core.errors import UsageError
+from sabia.core.shards.job import Job
+
+MANIFEST, TOKENIZER = "_manifest.json", "_tokenizer"
+FORMER_MANIFEST, FORMER_TOKENIZER, FORMER_REJECTS = "manifest.json", "tokenizer", "rejects"
+REJECTS = ".rejects"  # behind the name of the output
+
+
+def rejects_beside(out: str) -> str:
+    """The folder for rejects of an output directory: OUT.rejects, next to it."""
+    plain = out.rstrip("/")
+    if "://" not in out and os.path.basename(plain) in ("", ".", ".."):
+        plain = os.path.realpath(out)
+    return f"{plain}{REJECTS}"
+
+
+def check_outside(job: Job, path: str | None, flag: str) -> None:
+    """Raise UsageError where a path lies inside the output directory, among its shards."""
+    if not path or not job.to_directory or "://" in path or "://" in str(job.out):
+        return
+    inside = os.path.relpath(os.path.realpath(path), os.path.realpath(str(job.out)))
+    if Path(inside).parts[:1] == ("..",):
+        return
+    raise UsageError(
+        f"{flag}: {path} lies in the directory of -o {job.out}, which holds its shards only"
+        " (expected a path outside it)"
+    )
+
+
+def adopt(job: Job) -> None:
+    """Move what an earlier version put into the job's output directory; local directories only.
+
+    Several tasks of an array may do it at the same time: what another has moved is left alone.
+    """
+    out = Path(str(job.out))
+    if not job.to_directory or job.dry_run or "://" in str(job.out) or not out.is_dir():
+        return
+    with contextlib.suppress(FileNotFoundError):
+        _move_tokenizer(out)
+        _move_rejects(out)
+
+
+def drop_former_manifest(out: Path) -> None:
+    """Remove the manifest of an earlier version, where there is one."""
+    with contextlib.suppress(OSError, ValueError, AttributeError):
+        said = json.loads((out / FORMER_MANIFEST).read_text("utf-8"))
+        if {"command", "shards"} <= said.keys():
+            (out / FORMER_MANIFEST).unlink()
+
+
+def _move_tokenizer(out: Path) -> None:
+    before, after = out / FORMER_TOKENIZER, out / TOKENIZER
+    definition = before / "tokenizer.json"
+    if not definition.is_file():
+        return
+    if not after.exists():
+        os.rename(before, after)
+        notes.note(f"{before} is now {after}, beside which any reader opens the rows")
+    elif definition.read_bytes() == (after / "tokenizer.json").read_bytes():
+        shutil.rmtree(before)
+    else:
+        notes.warn(f"{before} lies among the shards, so readers of the directory fail; move it")
+
+
+def _move_rejects(out: Path) -> None:
+    before = out / FORMER_REJECTS
+    if not before.is_dir():
+        return
+    after = Path(rejects_beside(str(out)))
+    for path in sorted(before.glob("part-*.parquet")):
+        if not _holds_rejects(path):
+            continue
+        after.mkdir(exist_ok=True)
+        if (after / path.name).exists():
+            path.unlink()
+        else:
+            os.rename(path, after / path.name)
+    with contextlib.suppress(OSError):
+        before.rmdir()
+
+
+def _holds_rejects(path: Path) -> bool:
+    try:
+        return pq.read_schema(path).names == ["reason", "shard", "record"]
+    except pa.ArrowException:
+        return False
