@@ -10,7 +10,6 @@ import json
 import os
 import resource
 import sys
-import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -19,6 +18,7 @@ import pyarrow as pa
 
 from sabia.core import units
 from sabia.core.shards.job import Job
+from sabia.core.shards.rejects import Rejects
 from sabia.core.shards.sources import Reject, Source, ignore_reject
 
 SAMPLE_ROWS = 1_000
@@ -31,7 +31,7 @@ class DryRun:
 
     command: str
     reads: list[dict[str, Any]] = field(default_factory=list)  # name, bytes
-    writes: list[dict[str, Any]] = field(default_factory=list)  # path, action: write or keep
+    writes: list[dict[str, Any]] = field(default_factory=list)  # path, action (write, keep), from
     cpu_seconds: float | None = None
     memory_bytes: int | None = None
     bytes_written: int | None = None
@@ -47,7 +47,7 @@ class DryRun:
             size = "" if one["bytes"] is None else f" ({units.format_bytes(one['bytes'])})"
             print(f"read {one['name']}{size}")
         for one in self.writes:
-            print(f"{one['action']} {one['path']}")
+            print(f"{one['action']} {one['path']} from {one['from']}")
         for name, value in self.figures.items():
             print(f"{name}: {value}")
         for line in self._estimates():
@@ -66,13 +66,16 @@ class DryRun:
             yield f"estimated from {self.basis}"
 
 
-class _NoRejects:
-    """Takes rejected rows of a sample and forgets them."""
+class _NoRejects(Rejects):
+    """Counts the rejected rows of a sample and writes none."""
 
-    path, count = "", 0
+    def _flush(self) -> None:
+        self._rows = []
 
-    def add(self, *_: object) -> None:
-        """Nothing is kept."""
+
+def no_rejects() -> Rejects:
+    """Where the rejected rows of a sample go."""
+    return _NoRejects("")
 
 
 @dataclass(frozen=True)
@@ -138,7 +141,7 @@ def estimate(
     if not rows:
         return
     for _ in range(2):
-        started = time.process_time()
+        started = sum(os.times()[:4])
         batches = list(transformed(sample))
         sink = io.BytesIO()
         if batches:
@@ -146,14 +149,20 @@ def estimate(
             for batch in batches:
                 writer.write(batch)
             writer.close()
-        seconds = time.process_time() - started
-    counts = [source.rows() for source in sources]
-    if None not in counts:
-        scale = sum(filter(None, counts)) / rows
-    else:
-        scale = sum(file_bytes(source) or 0 for source in sources) / arrow_bytes
+        seconds = sum(os.times()[:4]) - started
+    scale = _scale(sources, rows, arrow_bytes)
     plan.cpu_seconds = seconds * scale
     plan.bytes_written = round(sink.tell() * scale)
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     plan.memory_bytes = peak * max(1, min(jobs, len(sources)))
     plan.basis = f"the first {rows:,} rows of {sources[0].name}"
+
+
+def _scale(sources: Sequence[Source], rows: int, arrow_bytes: int) -> float:
+    """All rows over those of the sample; by bytes where a format does not tell its rows."""
+    counts = [source.rows() for source in sources]
+    if None not in counts:
+        return sum(filter(None, counts)) / rows
+    sizes = [file_bytes(source) or 0 for source in sources]
+    whole = rows < SAMPLE_ROWS and arrow_bytes < SAMPLE_BYTES
+    return sum(sizes) / max(1, sizes[0] if whole else arrow_bytes)

@@ -6,7 +6,6 @@ a time, so rows do not depend on workers, slices or the form of the output.
 """
 
 import os
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -21,6 +20,7 @@ from sabia.core.errors import UsageError
 from sabia.core.progress import Bar, progress
 from sabia.core.shards import layout, manifest, outputs, schemas
 from sabia.core.shards.columns import unified
+from sabia.core.shards.dry_run import DryRun, Sample, estimate, file_bytes, no_rejects
 from sabia.core.shards.executor import run_tasks
 from sabia.core.shards.inputs import is_url, open_inputs
 from sabia.core.shards.job import Job
@@ -48,6 +48,7 @@ class ShardContext:
         self.counters[name] = self.counters.get(name, 0) + n
 
 
+Sampled = Callable[[Sample], Iterator[pa.RecordBatch]]
 Transform = Callable[[Iterator[pa.RecordBatch], ShardContext], Iterator[pa.RecordBatch]]
 
 
@@ -61,14 +62,16 @@ def run_map(
     next_step: str = "",
     conclude: Callable[[Summary], None] | None = None,
     schema: pa.Schema | None = None,
+    sampled: Sampled | None = None,
 ) -> Summary:
     """Run the transform over the job's inputs and write its output; returns the summary.
 
     `salt` enters the fingerprints (a barrier stage passes the digest of what it learnt from all
     shards); `conclude` may add to the summary before it is reported. All shards of an output have
     the same columns: the transform adds the same to each, whose own are those of all documents of
-    the input; `schema` says what it gives where the input is something else. Raises BadData,
-    UsageError, Interrupted.
+    the input; `schema` says what it gives where the input is something else. With `--dry-run`
+    nothing is done but for a sample, by which the transform, or `sampled`, is measured. Raises
+    BadData, UsageError, Interrupted.
     """
     started = time.monotonic()
     sources = list(sources if sources is not None else open_inputs(job, kind_in))
@@ -78,7 +81,7 @@ def run_map(
         schema = manifest.schema_of_all(sources)
     work = _Work(job, transform, kind_out, salt, schema)
     if job.dry_run:
-        _print_plan(work, sources, ours)
+        _dry_run(work, sources, ours, sampled)
         return Summary()
     summary = _directory(work, sources, ours) if job.to_directory else _stream(work, sources, ours)
     summary.seconds = time.monotonic() - started
@@ -257,17 +260,28 @@ def _of_no_rows(work: _Work, source: Source, part: int) -> pa.Schema:
         return next(iter(made), nothing).schema
 
 
-def _print_plan(work: _Work, sources: Sequence[Source], ours: Sequence[int]) -> None:
-    """`--dry-run`: what would be read and written; touches nothing."""
-    job = work.job
+def _dry_run(
+    work: _Work, sources: Sequence[Source], ours: Sequence[int], sampled: Sampled | None
+) -> None:
+    """Show what would be read and written, and what it would take by a sample."""
+    job, plan, todo = work.job, DryRun(work.job.command), list[Source]()
     for index in ours:
         source = sources[index]
+        plan.reads.append({"name": source.name, "bytes": file_bytes(source)})
         if not job.to_directory:
-            print(f"read {source.name}")
+            todo.append(source)
             continue
         path = outputs.output_path(job, index)
         done = not job.force and manifest.holds(path, work.provenance([source]))
-        print(f"{'keep' if done else 'write'} {path} from {source.name}")
+        action = "keep" if done else "write"
+        plan.writes.append({"path": path, "action": action, "from": source.name})
+        todo += [] if done else [source]
     if not job.to_directory:
-        print(f"write {'stdout' if job.to_stdout else job.out} from {len(ours)} shards")
-    sys.stdout.flush()
+        path = "stdout" if job.to_stdout else str(job.out)
+        plan.writes.append({"path": path, "action": "write", "from": f"{len(ours)} shards"})
+
+    def transformed(sample: Sample) -> Iterator[pa.RecordBatch]:
+        return work.transform(sample.batches(), ShardContext(0, sample.name, no_rejects()))
+
+    estimate(plan, todo, sampled or transformed, job.jobs)
+    plan.show(job)
