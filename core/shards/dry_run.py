@@ -19,7 +19,7 @@ import pyarrow as pa
 from sabia.core import units
 from sabia.core.shards.job import Job
 from sabia.core.shards.rejects import Rejects
-from sabia.core.shards.sources import Reject, Source, ignore_reject
+from sabia.core.shards.sources import BATCH_ROWS, Reject, Source, ignore_reject
 
 SAMPLE_ROWS = 1_000
 SAMPLE_BYTES = 4 << 20
@@ -83,7 +83,7 @@ class Sample:
     """The first rows of a source, as a source of their own."""
 
     source: Source
-    rows_wanted: int = SAMPLE_ROWS
+    count: int
 
     @property
     def name(self) -> str:
@@ -92,22 +92,35 @@ class Sample:
 
     def fingerprint(self) -> str:
         """That of the source, marked."""
-        return f"{self.source.fingerprint()} sample"
+        return f"{self.source.fingerprint()} {self.count}"
 
-    def rows(self) -> int | None:
-        """Unknown before it is read."""
-        return None
+    def rows(self) -> int:
+        """How many."""
+        return self.count
 
     def batches(
-        self, columns: Sequence[str] | None = None, rows: int = 250, reject: Reject = ignore_reject
+        self,
+        columns: Sequence[str] | None = None,
+        rows: int = BATCH_ROWS,
+        reject: Reject = ignore_reject,
     ) -> Iterator[pa.RecordBatch]:
-        """See Source.batches; ends after the wanted rows or SAMPLE_BYTES."""
-        taken = size = 0
-        for batch in self.source.batches(columns, min(rows, 250), ignore_reject):
-            yield batch
-            taken, size = taken + batch.num_rows, size + batch.nbytes
-            if taken >= self.rows_wanted or size >= SAMPLE_BYTES:
+        """See Source.batches."""
+        left = self.count
+        for batch in self.source.batches(columns, rows, reject):
+            yield batch.slice(0, left)
+            left -= batch.num_rows
+            if left <= 0:
                 return
+
+
+def first_rows(source: Source) -> tuple[int, int]:
+    """(rows, bytes in memory) of a sample: at most SAMPLE_ROWS, and SAMPLE_BYTES and a batch."""
+    rows = size = 0
+    for batch in source.batches(rows=SAMPLE_ROWS // 4):
+        rows, size = rows + batch.num_rows, size + batch.nbytes
+        if rows >= SAMPLE_ROWS or size >= SAMPLE_BYTES:
+            break
+    return rows, size
 
 
 def file_bytes(source: Source) -> int | None:
@@ -135,11 +148,10 @@ def estimate(
     if not sources:
         plan.cpu_seconds, plan.bytes_written, plan.basis = 0.0, 0, "nothing to do"
         return
-    sample = Sample(sources[0])
-    rows = sum(batch.num_rows for batch in sample.batches())
-    arrow_bytes = sum(batch.nbytes for batch in sample.batches())
+    rows, arrow_bytes = first_rows(sources[0])
     if not rows:
         return
+    sample = Sample(sources[0], rows)
     for _ in range(2):
         started = sum(os.times()[:4])
         batches = list(transformed(sample))

@@ -8,15 +8,17 @@ output shards, and runs again from the start.
 import hashlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import pyarrow as pa
 
 from sabia.core.shards.columns import unified
+from sabia.core.shards.dry_run import Sample, no_rejects
 from sabia.core.shards.inputs import open_inputs
 from sabia.core.shards.job import Job
 from sabia.core.shards.manifest import holds, is_current, provenance, schema_of_all
-from sabia.core.shards.mapping import Transform, run_map
+from sabia.core.shards.mapping import ShardContext, Transform, run_map
 from sabia.core.shards.sources import Reject, Source, ignore_reject
 from sabia.core.text import removed
 
@@ -48,12 +50,16 @@ def removed_provenance(job: Job, sources: list[Source], salt: Salt = "") -> dict
 
 
 def run(
-    job: Job, removed_path: str, decide: Callable[[list[Source]], Decision], salt: Salt = ""
+    job: Job,
+    removed_path: str,
+    decide: Callable[[list[Source]], Decision],
+    salt: Salt = "",
+    try_out: Callable[[list[Source]], Decision] | None = None,
 ) -> None:
     """Decide and write, unless the outputs are there and made from the same.
 
     `salt`: what else the decision depends on, such as a tokenizer's fingerprint, or how to tell it
-    from the inputs.
+    from the inputs. `try_out` decides on the sample of a dry run, where `decide` would change files.
     """
     removed.check_path(job, removed_path)
     sources = unified(open_inputs(job, "document"))
@@ -61,7 +67,8 @@ def run(
     made = provenance(job, "removed", [source.fingerprint() for source in sources], salt, schema)
     written = not removed_path or (not job.force and holds(removed_path, made))
     if job.dry_run or (written and is_current(job, sources, salt)):
-        run_map(job, _nothing, sources=sources, salt=salt, schema=schema)
+        sampled = partial(_sampled, try_out or decide)
+        run_map(job, _nothing, sources=sources, salt=salt, schema=schema, sampled=sampled)
         return
     decision = decide(sources)
     if removed_path:
@@ -100,6 +107,15 @@ class _Columns:
         self, columns: Sequence[str] | None = None, reject: Reject = ignore_reject
     ) -> Iterator[pa.RecordBatch]:
         return self.source.batches(columns or self.columns, reject=reject)
+
+
+def _sampled(
+    decide: Callable[[list[Source]], Decision], sample: Sample
+) -> Iterator[pa.RecordBatch]:
+    """What would be written of a sample, were it all."""
+    decision = decide([sample])  # type: ignore[list-item]  # a sample reads as a source does
+    context = ShardContext(0, sample.name, no_rejects())
+    return iter(decision.transform(sample.batches(decision.columns), context))
 
 
 def _nothing(_batches: object, _context: object) -> Iterable[pa.RecordBatch]:
