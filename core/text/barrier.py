@@ -59,7 +59,7 @@ def run(
     """Decide and write, unless the outputs are there and made from the same.
 
     `salt`: what else the decision depends on, such as a tokenizer's fingerprint, or how to tell it
-    from the inputs. `try_out` decides on the sample of a dry run, where `decide` would change files.
+    from the inputs. `try_out` decides on the sample of a dry run, if `decide` changes files.
     """
     removed.check_path(job, removed_path)
     sources = unified(open_inputs(job, "document"))
