@@ -25,7 +25,7 @@ def conditions(option: Option, cls: type[Options], known: Iterable[Condition] = 
     """What the option needs and excludes ('only with --search', 'not with --batch'), but for the
     conditions that are `known` already."""
     needed = [c.text(cls.table) for c in option.only if c not in known]
-    said = [f"only with {' and '.join(needed)}"] if needed else []
+    said = [f"only {' and '.join(needed)}"] if needed else []
     if option.excludes:
         said.append(f"not with {listed(cls.table[name].flag for name in option.excludes)}")
     return said
@@ -72,6 +72,7 @@ def described(cls: type[Options], command: str) -> list[dict[str, Any]]:
             "metavar": option.metavar,
             "choices": list(option.choices) or None,
             "minimum": option.least,
+            "exclusive_minimum": option.above,
             "maximum": option.most,
             "default": option.default_value(),
             "default_text": option.default_text() or None,

@@ -4,6 +4,7 @@ A kind reads the text of the command line, an environment variable or a TOML str
 numbers. Every reader raises UsageError with the option's flag, the value and what was expected.
 """
 
+import re
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -57,8 +58,17 @@ def _flag(value: Any, flag: str) -> bool:
     return text in TRUE
 
 
+def _regex(value: Any, flag: str) -> str:
+    try:
+        re.compile(str(value))
+    except re.error as error:
+        raise UsageError(f"{flag}: {value!r} is no regular expression ({error})") from None
+    return str(value)
+
+
 KINDS = {
     "text": Kind("TEXT", _text, "string"),
+    "regex": Kind("REGEX", _regex, "string"),
     "flag": Kind("", _flag, "boolean"),
     "integer": Kind("N", _integer, "integer"),
     "number": Kind("X", _number, "number"),

@@ -26,7 +26,7 @@ class Condition(NamedTuple):
     """When an option has a meaning: one of `given` has a value, or an option has a listed value."""
 
     given: tuple[str, ...] = ()
-    values: tuple[tuple[str, tuple[Any, ...]], ...] = ()
+    values: tuple[tuple[str, tuple[Any, ...] | range], ...] = ()
 
     def holds(self, values: Mapping[str, Any]) -> bool:
         """Whether it holds for resolved values by name."""
@@ -35,18 +35,33 @@ class Condition(NamedTuple):
         )
 
     def text(self, flags: Mapping[str, "Option"]) -> str:
-        """Such as '--search or --fixed-layout', '--method minhash or exact'."""
-        parts = [flags[name].flag for name in self.given]
+        """Such as 'with --search or --fast', 'with --updates 2 or more', 'without --url'."""
+        having = [flags[name].flag for name in self.given]
+        lacking = []
         for name, allowed in self.values:
-            parts.append(f"{flags[name].flag} {listed(allowed)}")
-        return listed(parts)
+            flag = flags[name].flag
+            if isinstance(allowed, range):
+                having.append(f"{flag} {allowed.start} or more")
+            elif all(allowed):
+                having.append(f"{flag} {listed(allowed)}")
+            else:
+                lacking.append(f"without {flag}")
+        return listed([f"with {listed(having)}"] * bool(having) + lacking)
 
 
 def needs(*given: str, **values: Any) -> Condition:
-    """A condition: one of the options `given` has a value, or an option has one of its values."""
+    """A condition: one of the options `given` has a value, or an option has one of its values.
+
+    `engine="local"`, `engine=("local", "endpoint")`, `updates=MORE_THAN_ONE`; `url=""` holds where
+    `--url` is not given.
+    """
+    kinds = tuple | range
     return Condition(
-        given, tuple((k, v if isinstance(v, tuple) else (v,)) for k, v in values.items())
+        given, tuple((k, v if isinstance(v, kinds) else (v,)) for k, v in values.items())
     )
+
+
+MORE_THAN_ONE = range(2, 1 << 62)
 
 
 def is_set(value: Any) -> bool:
@@ -72,6 +87,7 @@ class Option:
         self.choices: tuple[str, ...] = fields.pop("choices", ())
         self.least: float | None = fields.pop("least", None)
         self.most: float | None = fields.pop("most", None)
+        self.above: float | None = fields.pop("above", None)
         self.many: bool = fields.pop("many", False)
         self.short: str = fields.pop("short", "")
         self.group: str = fields.pop("group", "")
@@ -142,13 +158,20 @@ class Option:
             near = difflib.get_close_matches(str(found), self.choices, n=1)
             hint = f"; did you mean {near[0]}?" if near else ""
             raise UsageError(f"{self.flag}: {found!r} (expected {listed(self.choices)}){hint}")
-        least, most = self.least, self.most
-        if (least is not None and found < least) or (most is not None and found > most):
+        least, most, above = self.least, self.most, self.above
+        if (
+            (least is not None and found < least)
+            or (most is not None and found > most)
+            or (above is not None and found <= above)
+        ):
             raise UsageError(f"{self.flag}: {value} is out of range (expected {self.range_text()})")
         return found
 
     def range_text(self) -> str:
-        """'1 or more', '0 to 1', '' where there is no bound."""
+        """'1 or more', '0 to 1', 'above 0', '' where there is no bound."""
+        if self.above is not None:
+            most = "" if self.most is None else f", at most {self.most:,}"
+            return f"above {self.above:,}{most}"
         if self.least is not None and self.most is not None:
             return f"{self.least:,} to {self.most:,}"
         if self.least is not None:
@@ -174,6 +197,11 @@ def text(help: str, metavar: str = "TEXT", **fields: Any) -> Any:
 def choice(help: str, *choices: str, **fields: Any) -> Any:
     """An option whose value is one of `choices`; the first is the default unless one is given."""
     return Option("text", help, choices=choices, **({"default": choices[0]} | fields))
+
+
+def pattern(help: str, **fields: Any) -> Any:
+    """An option whose value is a regular expression, searched in names."""
+    return Option("regex", help, **({"default": ""} | fields))
 
 
 def several(help: str, metavar: str, **fields: Any) -> Any:
