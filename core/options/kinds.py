@@ -4,6 +4,7 @@ A kind reads the text of the command line, an environment variable or a TOML str
 numbers. Every reader raises UsageError with the option's flag, the value and what was expected.
 """
 
+import math
 import re
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -39,7 +40,7 @@ def _number(value: Any, flag: str) -> float:
         number = float(str(value))
     except ValueError:
         raise UsageError(f"{flag}: {value!r} is not a number (expected such as 0.5)") from None
-    if number != number:
+    if not math.isfinite(number):
         raise UsageError(f"{flag}: {value!r} is not a number (expected such as 0.5)")
     return number
 

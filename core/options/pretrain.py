@@ -53,7 +53,7 @@ class PretrainOptions(
     takes, unless `--rope-theta` is given. The weights are trained to it by the run; `final/`
     carries the new fields."""
     rope_theta: float = number(
-        "Rotary base for --context", 0.0, least=0, only=needs("context"), unset="YaRN"
+        "Rotary base for --context", 0.0, above=1, only=needs("context"), unset="YaRN"
     )
     """A larger base instead of YaRN, which models need whose rotations are scaled in another way
     already (Llama 3.1)."""

@@ -30,10 +30,15 @@ def optimizer_config(options: GrpoOptions) -> OptimizerConfig:
 
 def schedule_config(options: GrpoOptions) -> ScheduleConfig:
     """The schedule of the learning rate; a warm-up longer than the run ends with it."""
-    steps = options.steps
     warmup, decay = _phases(options)
     return ScheduleConfig(
-        options.lr, steps, min(warmup, steps), options.schedule, decay, final=options.final_lr
+        peak=options.lr,
+        steps=options.steps,
+        warmup=min(warmup, options.steps),
+        kind=options.schedule,
+        decay=decay,
+        tail="linear",
+        final=options.final_lr,
     )
 
 

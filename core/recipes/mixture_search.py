@@ -66,7 +66,7 @@ def run(job: Job, task: Task, options: PretrainOptions, identity: dict[str, Any]
 
 def _target(options: PretrainOptions, names: tuple[str, ...]) -> np.ndarray:
     """What each source's loss counts, float64[S] with sum 1."""
-    given = np.array(parse_weights(options.target, names) or (1.0,) * len(names))
+    given = np.array(parse_weights(options.target, names, "--target") or (1.0,) * len(names))
     if given.min() < 0 or given.sum() <= 0:
         raise UsageError(f"--target: {options.target!r} (expected weights of 0 or more, not all 0)")
     return given / given.sum()

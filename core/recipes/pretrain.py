@@ -9,11 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 
 from sabia.core import stop
+from sabia.core.errors import UsageError
 from sabia.core.options.pretrain import PretrainOptions
 from sabia.core.recipes import mixture_search, training, training_options
 from sabia.core.recipes.grown_model import model_for
@@ -47,6 +49,13 @@ def run(job: Job, options: PretrainOptions) -> None:
     training.run(job, task, options, identity, directory, world)
 
 
+def _config(path: str) -> dict[str, Any]:
+    """The configuration that --config-json names; {} for ''."""
+    if path and not Path(path).exists():
+        raise UsageError(f"--config-json: {path}: no such file; check the path")
+    return dict(load_spec(path).config) if path else {}
+
+
 def _identity(
     job: Job, options: PretrainOptions, sources: Sequence[Source], tokenizer: str
 ) -> dict[str, Any]:
@@ -54,7 +63,7 @@ def _identity(
         "command": job.command,
         "inputs": [source.fingerprint() for source in sources],
         "model": model_fingerprint(options.model) if options.model else "",
-        "config": dict(load_spec(options.config_json).config) if options.config_json else {},
+        "config": _config(options.config_json),
         "shape": options.shape,
         "tokenizer": load_tokenizer(tokenizer).fingerprint if tokenizer else "",
         "mix": options.mix,
@@ -76,7 +85,7 @@ def _task(
 ) -> Task:
     validation = None
     if options.validation:
-        held_out = from_path(options.validation, "tokens")
+        held_out = from_path(options.validation, "tokens", "--validation")
         validation = read_rows(held_out, warn_of_rejects("validation row"))
     length = max(rows.row_length, validation.row_length if validation else 0)
     spec, load = _model(job, options, tokenizer, length)

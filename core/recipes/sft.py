@@ -56,7 +56,7 @@ def run(job: Job, options: SftOptions) -> None:
     rows, about = _rows(job, options, sources, tokenizer, world)
     validation = None
     if options.validation:
-        held_out = from_path(options.validation, "chat")
+        held_out = from_path(options.validation, "chat", "--validation")
         refuse = warn_of_rejects("validation conversation")
         validation = _pack(options, _conversations(held_out, tokenizer, options.length, refuse))
     task = Task(spec, load, rows, validation, place, model=options.model, about=about)

@@ -151,5 +151,5 @@ def data_order(
             raise UsageError(f"--then: {text!r} (expected WHEN:SOURCE=WEIGHT,…)")
         share = partial(parse_part, "--then", when, schedule.steps)
         step = decay_start(schedule) if when == "decay" else share()
-        found.append(Stage(step * batch, parse_weights(then, rows.source_names) or ()))
+        found.append(Stage(step * batch, parse_weights(then, rows.source_names, "--then") or ()))
     return DataOrder(rows.source_sizes, seed, weights, tuple(found))

@@ -35,9 +35,12 @@ def open_inputs(job: Job, kind: str) -> list[Source]:
     return sources
 
 
-def from_path(given: str, kind: str) -> list[Source]:
-    """Sources of a file, a directory, a glob or an fsspec URL."""
-    names = expand(given)
+def from_path(given: str, kind: str, flag: str = "") -> list[Source]:
+    """Sources of a file, a directory, a glob or an fsspec URL, which the option `flag` gave."""
+    try:
+        names = expand(given)
+    except UsageError as error:
+        raise UsageError(f"{flag}: {error}" if flag else str(error)) from None
     return [Source(name, kind, sniff(partial(open_binary, name), name), _opener(name))
             for name in names]  # fmt: skip
 
