@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from sabia.core.options import about
-from sabia.core.options.option import GROUPS, Option
+from sabia.core.options.option import GROUPS, Option, flags
 from sabia.core.options.table import Options
 
 WIDTH = 80
@@ -20,7 +20,7 @@ def asked(words: Sequence[str], table: Mapping[str, Option]) -> str:
     The value of an option is not looked at, nor anything behind `--`.
     """
     valued = {flag for option in table.values() if option.kind != "flag" and not option.positional
-              for flag in about.flags(option)}  # fmt: skip
+              for flag in flags(option)}  # fmt: skip
     rest = iter(words)
     for word in rest:
         if word == "--":
@@ -74,7 +74,7 @@ def _section(group: str, options: Sequence[Option], cls: type[Options]) -> str:
     """A group; what all of its options need is said once, behind the title."""
     shared = about.shared_conditions(options)
     needed = " and ".join(condition.text(cls.table) for condition in shared)
-    lines = [f"{group} (only with {needed}):" if needed else f"{group}:"]
+    lines = [f"{group} (only {needed}):" if needed else f"{group}:"]
     last = [_row(*about.HELP)] if group == GROUPS[-1] else []
     for option in sorted(options, key=lambda option: not option.positional):
         lines.append(_entry(option, about.conditions(option, cls, shared)))
@@ -82,8 +82,8 @@ def _section(group: str, options: Sequence[Option], cls: type[Options]) -> str:
 
 
 def _entry(option: Option, conditions: list[str]) -> str:
-    flags = [f"{option.flag}..."] if option.positional else about.flags(option)
-    left = ", ".join(flags)
+    shown = option.metavar.replace("[", "").replace("]", "")
+    left = shown if option.positional else ", ".join(flags(option))
     if option.kind != "flag" and not option.positional:
         left += f" {option.placeholder}"
     if not option.short and not option.positional:

@@ -59,7 +59,7 @@ def _section(cls: type[Options]) -> list[str]:
     for number, (group, options) in enumerate(about.by_group(cls).items()):
         shared = about.shared_conditions(options)
         needed = " and ".join(condition.text(cls.table) for condition in shared)
-        title = f"{group}, only with {_escaped(needed)}:" if needed else f"{group}:"
+        title = f"{group}, only {_escaped(needed)}:" if needed else f"{group}:"
         lines += [*([".Pp"] if number else []), title, ".Bl -tag -width Ds"]
         for option in options:
             conditions = about.conditions(option, cls, shared)

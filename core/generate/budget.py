@@ -46,7 +46,7 @@ def load_prices(path: str | Path) -> dict[str, Price]:
     except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
         reason = " ".join(str(error).split())
         raise UsageError(
-            f"cannot read price table: {path} ({reason}; expected [model] with prompt and "
+            f"--prices: cannot read {path} ({reason}; expected [model] with prompt and "
             "completion in US dollars per million tokens)"
         ) from error
 

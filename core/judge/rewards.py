@@ -38,13 +38,13 @@ def parse_reward(text: str) -> dict[str, float]:
         kind, _, weight = (piece.strip() for piece in part.partition("="))
         if kind not in (*VERIFIERS, RUBRIC) or kind in weights:
             known = ", ".join((*VERIFIERS, RUBRIC))
-            raise UsageError(f"reward: {part.strip()!r} (expected each once of {known})")
+            raise UsageError(f"--reward: {part.strip()!r} (expected each once of {known})")
         try:
             weights[kind] = float(weight or 1.0)
         except ValueError:
-            raise UsageError(f"reward: weight {weight!r} of {kind} is not a number") from None
+            raise UsageError(f"--reward: weight {weight!r} of {kind} is not a number") from None
         if not weights[kind] > 0:
-            raise UsageError(f"reward: weight {weight} of {kind} (expected above 0)")
+            raise UsageError(f"--reward: weight {weight} of {kind} (expected above 0)")
     return weights
 
 

@@ -11,9 +11,8 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 
@@ -43,12 +42,6 @@ class LoraConfig:
             raise UsageError(
                 f"lora: rank {self.rank}, alpha {self.alpha} (expected 1 or more, above 0)"
             )
-        try:
-            re.compile(self.targets)
-        except re.error as error:
-            raise UsageError(
-                f"lora: targets {self.targets!r} is no regular expression ({error})"
-            ) from None
 
     @property
     def scale(self) -> float:
@@ -68,7 +61,7 @@ def targeted(spec: ModelSpec, config: LoraConfig) -> tuple[TensorSpec, ...]:
     if not found:
         names = ", ".join(sorted({t.name.split(".", 2)[-1] for t in able}))
         raise UsageError(
-            f"lora: targets {config.targets!r} fits no matrix that can take an adapter (expected "
+            f"--lora-targets: {config.targets!r} fits no matrix that can take an adapter (expected "
             f"some of layers.N.{{{names}}})"
         )
     return found
@@ -112,7 +105,7 @@ class LoraOps:
     """Operations whose `linear` adds the adapters that `params` holds for the named matrix.
 
     For training and scoring; decoding with a cache may use a matrix in another way than `linear`
-    (latent attention does): generate from `merge`.
+    (latent attention does): generate from the merged model.
     """
 
     def __init__(self, base: Ops, params: Params, config: LoraConfig) -> None:
@@ -134,28 +127,3 @@ class LoraOps:
         pair = base.gather({k: self._adapters[full] for k, full in names.items()}, names)
         inner = base.linear(x, pair["a"], name=names["a"])
         return y + self._scale * base.linear(inner, pair["b"], name=names["b"])
-
-
-def adapted(loss: Callable[..., Any], config: LoraConfig) -> Callable[..., Any]:
-    """A loss(spec, params, batch, ops) of core.train that computes with params' adapters."""
-
-    def bound(spec: ModelSpec, params: Params, batch: Mapping[str, Array], ops: Ops) -> Any:
-        return loss(spec, params, batch, cast(Ops, LoraOps(ops, params, config)))
-
-    return bound
-
-
-def merge(
-    spec: ModelSpec, params: Mapping[str, np.ndarray], config: LoraConfig
-) -> dict[str, np.ndarray]:
-    """The plain model: targeted matrices plus alpha/rank · B A, computed in fp32.
-
-    Each keeps its dtype; tensors without an adapter are handed on as they are.
-    """
-    plain = {t.name: params[t.name] for t in spec.tensors()}
-    for matrix in targeted(spec, config):
-        a, b = (np.asarray(params[matrix.name + part], np.float32) for part in (A, B))
-        weight = np.asarray(plain[matrix.name])
-        summed = weight.astype(np.float32) + np.float32(config.scale) * (b @ a)
-        plain[matrix.name] = summed.astype(weight.dtype)
-    return plain

@@ -8,7 +8,7 @@ from itertools import pairwise
 from typing import Any
 
 from sabia.core.options.kinds import KINDS
-from sabia.core.options.option import GROUPS, Condition, Option, listed
+from sabia.core.options.option import GROUPS, Condition, Option, flags, listed
 from sabia.core.options.resolve import variable_of
 from sabia.core.options.table import Options
 
@@ -27,9 +27,9 @@ def conditions(option: Option, cls: type[Options], known: Iterable[Condition] = 
     """What the option needs and excludes ('only with --search', 'not with --batch'), but for the
     conditions that are `known` already."""
     needed = [c.text(cls.table) for c in option.only if c not in known]
-    said = [f"only with {' and '.join(needed)}"] if needed else []
-    if option.excludes:
-        said.append(f"not with {listed(cls.table[name].flag for name in option.excludes)}")
+    said = [f"only {' and '.join(needed)}"] if needed else []
+    if others := [cls.table[name].flag for name in option.excludes if name in cls.table]:
+        said.append(f"not with {listed(others)}")
     return said
 
 
@@ -74,6 +74,7 @@ def described(cls: type[Options], command: str) -> list[dict[str, Any]]:
             "metavar": option.metavar,
             "choices": list(option.choices) or None,
             "minimum": option.least,
+            "exclusive_minimum": option.above,
             "maximum": option.most,
             "default": option.default_value(),
             "default_text": option.default_text() or None,
@@ -89,9 +90,3 @@ def described(cls: type[Options], command: str) -> list[dict[str, Any]]:
         }
         for name, option in cls.table.items()
     ]
-
-
-def flags(option: Option) -> list[str]:
-    """Its spellings on the command line: ['-o', '--out'], ['--verify', '--no-verify']."""
-    words = [option.flag, *([f"--no-{option.key}"] if option.negative else [])]
-    return [option.short, *words] if option.short else words

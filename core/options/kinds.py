@@ -5,6 +5,7 @@ numbers. Every reader raises UsageError with the option's flag, the value and wh
 """
 
 import math
+import re
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -58,8 +59,17 @@ def _flag(value: Any, flag: str) -> bool:
     return text in TRUE
 
 
+def _regex(value: Any, flag: str) -> str:
+    try:
+        re.compile(str(value))
+    except re.error as error:
+        raise UsageError(f"{flag}: {value!r} is no regular expression ({error})") from None
+    return str(value)
+
+
 KINDS = {
     "text": Kind("TEXT", _text, "string"),
+    "regex": Kind("REGEX", _regex, "string"),
     "flag": Kind("", _flag, "boolean"),
     "integer": Kind("N", _integer, "integer"),
     "number": Kind("X", _number, "number"),

@@ -14,39 +14,74 @@ from sabia.core.options.kinds import KINDS
 
 # the groups of a help page, in their order
 GROUPS = (
-    "Input and output", "Crawl", "Steering", "Scores", "Screens", "Method", "Training data",
-    "Data", "Tokenizer", "Model", "Reward", "Rollouts", "Loss", "Judge", "Endpoint", "Optimizer",
-    "Precision", "Adapters", "Parallelism", "Checkpoints", "Guards", "Mixture", "Tasks",
-    "Sampling", "Run", "Hardware", "Layout", "Failures and checkpoints", "Money", "Generation",
-    "Output", "Logging", "Call",
+    "Input and output", "Plan", "Crawl", "Steering", "Requests", "Archive", "Scores", "Screens",
+    "Threshold", "Method", "Near duplicates", "Copied parts", "Embeddings", "Benchmark items",
+    "Index", "Training data", "Data", "Tokenizer", "Tokenizer training", "Model", "fastText",
+    "Reward", "Rollouts", "Loss", "Judge", "Language model", "Endpoint", "Optimizer", "Precision",
+    "Adapters", "Parallelism", "Checkpoints", "Guards", "Mixture", "Tasks", "Sampling", "Run",
+    "Hardware", "Layout", "Failures and checkpoints", "Money", "Costs and carbon", "Generation",
+    "GRPO", "Judge model", "Output", "Logging", "Call",
 )  # fmt: skip
 
 
 class Condition(NamedTuple):
-    """When an option has a meaning: one of `given` has a value, or an option has a listed value."""
+    """When an option has a meaning: one of `given` has a value, or an option has a listed value; or
+    none of `absent` has a value."""
 
     given: tuple[str, ...] = ()
-    values: tuple[tuple[str, tuple[Any, ...]], ...] = ()
+    values: tuple[tuple[str, tuple[Any, ...] | range], ...] = ()
+    absent: tuple[str, ...] = ()
 
     def holds(self, values: Mapping[str, Any]) -> bool:
         """Whether it holds for resolved values by name."""
+        if self.absent:
+            return not any(is_set(values.get(name)) for name in self.absent)
         return any(is_set(values.get(name)) for name in self.given) or any(
             values.get(name) in allowed for name, allowed in self.values
         )
 
-    def text(self, flags: Mapping[str, "Option"]) -> str:
-        """Such as '--search or --fixed-layout', '--method minhash or exact'."""
-        parts = [flags[name].flag for name in self.given]
+    def text(self, table: Mapping[str, "Option"]) -> str:
+        """Such as 'with --search or --fast', 'with --updates 2 or more', 'without --url'."""
+        having, lacking = [table[name].flag for name in self.given], list(self.absent)
         for name, allowed in self.values:
-            parts.append(f"{flags[name].flag} {listed(allowed)}")
-        return listed(parts)
+            named = [] if isinstance(allowed, range) else [v for v in allowed if is_set(v)]
+            if isinstance(allowed, range):
+                having.append(f"{table[name].flag} {allowed.start} or more")
+            elif named:
+                having.append(f"{table[name].flag} {listed(named)}")
+            else:
+                lacking.append(name)
+        parts = [f"with {listed(having)}"] if having else []
+        return listed([*parts, *(f"without {table[name].flag}" for name in lacking)])
 
 
 def needs(*given: str, **values: Any) -> Condition:
-    """A condition: one of the options `given` has a value, or an option has one of its values."""
+    """A condition: one of the options `given` has a value, or an option has one of its values.
+
+    `engine="local"`, `engine=("local", "endpoint")`, `updates=MORE_THAN_ONE`; None and "" among
+    the values stand for the option left out.
+    """
+    kinds = tuple | range
     return Condition(
-        given, tuple((k, v if isinstance(v, tuple) else (v,)) for k, v in values.items())
+        given, tuple((k, v if isinstance(v, kinds) else (v,)) for k, v in values.items())
     )
+
+
+def unless(*absent: str) -> Condition:
+    """A condition: none of the options `absent` has a value."""
+    return Condition(absent=absent)
+
+
+MORE_THAN_ONE`; `url=""` holds where
+    `--url` is not given.
+    """
+    kinds = tuple | range
+    return Condition(
+        given, tuple((k, v if isinstance(v, kinds) else (v,)) for k, v in values.items())
+    )
+
+
+MORE_THAN_ONE = range(2, 1 << 62)
 
 
 def is_set(value: Any) -> bool:
@@ -72,6 +107,7 @@ class Option:
         self.choices: tuple[str, ...] = fields.pop("choices", ())
         self.least: float | None = fields.pop("least", None)
         self.most: float | None = fields.pop("most", None)
+        self.above: float | None = fields.pop("above", None)
         self.many: bool = fields.pop("many", False)
         self.short: str = fields.pop("short", "")
         self.group: str = fields.pop("group", "")
@@ -138,17 +174,24 @@ class Option:
         if isinstance(value, bool) and self.kind != "flag":
             raise UsageError(f"{self.flag}: {value!r} (expected a value)")
         found = KINDS[self.kind].read(value, self.flag)
+        if found == "" and self.default is None:
+            raise UsageError(f"{self.flag}: is empty (expected {self.placeholder})")
         if self.choices and found not in self.choices:
-            near = difflib.get_close_matches(str(found), self.choices, n=1)
-            hint = f"; did you mean {near[0]}?" if near else ""
-            raise UsageError(f"{self.flag}: {found!r} (expected {listed(self.choices)}){hint}")
-        least, most = self.least, self.most
-        if (least is not None and found < least) or (most is not None and found > most):
+            raise unknown(self.flag, found, self.choices)
+        least, most, above = self.least, self.most, self.above
+        if (
+            (least is not None and found < least)
+            or (most is not None and found > most)
+            or (above is not None and found <= above)
+        ):
             raise UsageError(f"{self.flag}: {value} is out of range (expected {self.range_text()})")
         return found
 
     def range_text(self) -> str:
-        """'1 or more', '0 to 1', '' where there is no bound."""
+        """'1 or more', '0 to 1', 'above 0', '' where there is no bound."""
+        if self.above is not None:
+            most = "" if self.most is None else f", at most {self.most:,}"
+            return f"above {self.above:,}{most}"
         if self.least is not None and self.most is not None:
             return f"{self.least:,} to {self.most:,}"
         if self.least is not None:
@@ -160,6 +203,20 @@ class Option:
         if self.unset or self.required or self.kind == "flag":
             return self.unset
         return "" if self.default in (None, "", ()) else str(self.default)
+
+
+def unknown(flag: str, value: Any, known: Iterable[str]) -> UsageError:
+    """The error of a value that is none of the known ones, with the nearest of them."""
+    known = list(known)
+    near = difflib.get_close_matches(str(value), known, n=1)
+    hint = f"; did you mean {near[0]}?" if near else ""
+    return UsageError(f"{flag}: {value!r} (expected {listed(known)}){hint}")
+
+
+def flags(option: Option) -> list[str]:
+    """Its spellings on the command line: ['-o', '--out'], ['--verify', '--no-verify']."""
+    words = [option.flag, *([f"--no-{option.key}"] if option.negative else [])]
+    return [option.short, *words] if option.short else words
 
 
 def _tuple(only: Any) -> tuple[Condition, ...]:
@@ -174,6 +231,11 @@ def text(help: str, metavar: str = "TEXT", **fields: Any) -> Any:
 def choice(help: str, *choices: str, **fields: Any) -> Any:
     """An option whose value is one of `choices`; the first is the default unless one is given."""
     return Option("text", help, choices=choices, **({"default": choices[0]} | fields))
+
+
+def pattern(help: str, **fields: Any) -> Any:
+    """An option whose value is a regular expression, searched in names."""
+    return Option("regex", help, **({"default": ""} | fields))
 
 
 def several(help: str, metavar: str, **fields: Any) -> Any:

@@ -101,8 +101,14 @@ class Mesh(Backend, group="Parallelism"):
     """How a model is spread over devices."""
 
     mesh: str = text("Devices by axis, such as data=4", "AXIS=N,…", recorded=False)
-    """The axes are `data`, `fsdp`, `expert`, `context`, `tensor` and `pipe`; the product of their
-    sizes is the number of devices."""
+    """The axes are `data` (copies of the model, each with rows of its own), `fsdp` (rows likewise,
+    parameters and optimizer state split; the first axis to use when memory is short), `expert`
+    (rows likewise, experts split), `context` (the tokens of a row split, for long rows), `tensor`
+    (heads, inner widths and vocabulary split; within a host) and `pipe` (layers split into stages;
+    torch only). Devices that are left over lie along `data`. Each axis must divide what it splits;
+    the error names sizes that fit. Neighbouring ranks lie along `tensor`, then `context`, `expert`,
+    `fsdp`, `data` and `pipe`. Under torch a device is a process; JAX spreads over all devices of
+    its processes, and makes as many as are asked for out of a CPU."""
 
 
 class Trainer(Inputs, Mesh, Seeded, Redo, Call, group="Input and output"):
@@ -113,6 +119,15 @@ class Trainer(Inputs, Mesh, Seeded, Redo, Call, group="Input and output"):
     out: str | None = text(
         "Run directory", "DIR", default=None, short="-o", common=True, recorded=False
     )
-    """Holds `checkpoints/`, `metrics.jsonl` and, at the end, `final/` in Hugging Face form."""
-    to: str = Output.to
-    rejects: str | None = Rows.rejects
+    """It holds `checkpoints/`, `metrics.jsonl`, `run.json` and, at the end, `final/` in Hugging
+    Face form. All processes must see it under this name. The same command again resumes a run that
+    was stopped, and leaves a finished one as it is."""
+    to: str = Output.to.but(help="Format of the metrics on stdout")
+    """The metrics are written as rows when the run is done."""
+    rejects: str | None = Rows.rejects.but(unset="rejects/ in the run directory")
+    seed: int = Seeded.seed
+    """Initial weights, the order of rows, and what is rounded or sampled at random."""
+    force: bool = Redo.force.but(help="Discard what the run directory holds and start over")
+    """Checkpoints at a `--checkpoint-url` are discarded too. A forced command does so each time it
+    is started: do not requeue it."""
+    dry_run: bool = Redo.dry_run.but(help="Show the plan of the run; change nothing")

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from typing import Any
@@ -21,16 +21,16 @@ from sabia.core import notes, stop
 from sabia.core.errors import BadData, UsageError
 from sabia.core.model import hub
 from sabia.core.model.init import init_tensor
+from sabia.core.options.training import Training
 from sabia.core.parallel.launch import World
 from sabia.core.parallel.mesh import parse_mesh
-from sabia.core.recipes import training
+from sabia.core.recipes import training, training_options
 from sabia.core.recipes.classifier_input import TextReader
 from sabia.core.recipes.classifier_labels import SINGLE, Labels, labels_of, usable
 from sabia.core.recipes.classifier_model import ClassifierModel
 from sabia.core.recipes.model_source import model_fingerprint
 from sabia.core.recipes.rejected import opened_rejects
 from sabia.core.recipes.training import Task
-from sabia.core.recipes.training_options import TrainOptions
 from sabia.core.shards.atomic import write_atomic
 from sabia.core.shards.inputs import open_inputs
 from sabia.core.shards.job import Job
@@ -46,7 +46,6 @@ from sabia.core.train.losses_classify import classification_loss
 from sabia.core.train.run_directory import RunDirectory
 
 REPORT = "held_out.json"
-ReadLabels = Callable[[Sequence[Source]], Mapping[str, Any]]
 
 
 @dataclass(frozen=True)
@@ -59,7 +58,7 @@ class ClassifierConfig:
     class_weights: str = "none"
     length: int = 512
     tokenizer: str = ""
-    options: TrainOptions = field(default_factory=TrainOptions)
+    options: Training = field(default_factory=Training)
 
 
 @dataclass
@@ -75,7 +74,7 @@ class Documents:
 
 def run(job: Job, config: ClassifierConfig) -> None:
     """Train and measure as the job and the config say; raises what its parts raise."""
-    directory, world = training.open_run(job)
+    directory, world = training.open_run(job, config.options)
     if parse_mesh(job.mesh).get("context", 1) > 1:
         raise UsageError("--mesh: context with a classifier (expected its devices along data)")
     sources = open_inputs(job, "document")
@@ -110,7 +109,7 @@ def _identity(
         "class_weights": config.class_weights,
         "length": config.length,
         "seed": job.seed,
-        **config.options.identity(),
+        **training_options.identity(config.options),
     }
 
 
@@ -170,7 +169,7 @@ def make_task(
     if len(known) < len(held):
         notes.warn(f"{len(held) - len(known):,} held-out documents have labels never learnt")
     held.ids, held.values = ([part[n] for n in known] for part in (held.ids, held.values))
-    few = config.options.compiled or _on_accelerator(job)
+    few = config.options.compile or _on_accelerator(job)
     rows = _rows(spec, labels, learnt, config.class_weights, few)
     task = Task(
         spec,

@@ -25,10 +25,11 @@ from sabia.core.errors import BadData, Failed, Interrupted, SabiaError, UsageErr
 from sabia.core.generate.engine import Engine
 from sabia.core.judge.rewards import Grader, NullGuard
 from sabia.core.model import hub
+from sabia.core.options.grpo import GrpoOptions
 from sabia.core.parallel import launch
 from sabia.core.parallel.launch import World
 from sabia.core.parallel.mesh import make_mesh
-from sabia.core.recipes import training
+from sabia.core.recipes import grpo_config, training
 from sabia.core.recipes.grpo_batch import (
     Batch,
     Group,
@@ -39,7 +40,6 @@ from sabia.core.recipes.grpo_batch import (
     split,
     with_slots,
 )
-from sabia.core.recipes.grpo_config import GrpoConfig
 from sabia.core.recipes.grpo_journal import Journal
 from sabia.core.recipes.grpo_prompts import Practice, Prompt, read_prompts
 from sabia.core.recipes.grpo_report import TALLIES, Table, metrics_row, tallies
@@ -62,59 +62,58 @@ from sabia.core.train.stepper import Stepper, make_stepper, weight_names
 from sabia.core.train.telemetry import RunLog
 
 
-def run(job: Job, config: GrpoConfig) -> None:
-    """Train as the job and the config say; raises what its parts raise."""
+def run(job: Job, options: GrpoOptions) -> None:
+    """Train as the job and the options say; raises what its parts raise."""
     directory, world = training.open_run(job)
-    if job.backend != "torch":
-        raise UsageError(f"grpo: --backend {job.backend} (expected torch: its engine samples)")
     if make_mesh(job.mesh, world.size).data != world.size:
-        raise UsageError(f"grpo: --mesh {job.mesh} (expected data=N: every process samples)")
-    if config.prompts % world.size:
+        raise UsageError(f"--mesh: {job.mesh} (expected data=N: every process samples)")
+    if options.prompts % world.size:
         raise UsageError(
-            f"--prompts: {config.prompts} (expected a multiple of {world.size} processes)"
+            f"--prompts: {options.prompts} (expected a multiple of {world.size} processes)"
         )
     sources = open_inputs(job, "prompt")
-    tokenizer = load_tokenizer(config.model)
+    model = model_fingerprint(options.model)
+    tokenizer = load_tokenizer(options.model, "--model")
     identity = {
         "command": job.command,
         "inputs": [source.fingerprint() for source in sources],
-        "model": model_fingerprint(config.model),
+        "model": model,
         "tokenizer": tokenizer.fingerprint,
         "seed": job.seed,
-        **config.identity(),
+        **grpo_config.identity(options),
     }
     if training.already_done(job, directory, identity, world):
         return
-    spec = load_spec(config.model)
+    spec = load_spec(options.model)
     check_predicts(spec)
-    with open_grader(config) as grader:
-        prompts = _prompts(job, config, spec, sources, grader, world)
+    with open_grader(options) as grader:
+        prompts = _prompts(job, options, spec, sources, grader, world)
         if job.dry_run:
-            _describe(spec, prompts, config)
+            _describe(spec, prompts, options)
             return
         lock = directory.locked() if world.leads else contextlib.nullcontext()
         with lock, launch.join_torch(world):
-            _train(job, config, spec, tokenizer, prompts, grader, identity, directory, world)
+            _train(job, options, spec, tokenizer, prompts, grader, identity, directory, world)
     if world.leads:
         write_metric_rows(job, directory.path, world.launcher)
 
 
 def _prompts(
     job: Job,
-    config: GrpoConfig,
+    options: GrpoOptions,
     spec: ModelSpec,
     sources: Sequence[Source],
     grader: Grader,
     world: World,
 ) -> list[Prompt]:
     """The usable prompts; those that are not go to the rejects."""
-    longest = spec.max_positions - config.max_new_tokens
+    longest = spec.max_positions - options.max_new_tokens
     if longest < 1:
         raise UsageError(
-            f"--max-new-tokens: {config.max_new_tokens} (expected less than the model's context "
+            f"--max-new-tokens: {options.max_new_tokens} (expected less than the model's context "
             f"of {spec.max_positions})"
         )
-    read = partial(read_prompts, sources, load_tokenizer(config.model), grader, longest)
+    read = partial(read_prompts, sources, load_tokenizer(options.model), grader, longest)
     if job.dry_run or not world.leads:
         return read(lambda *_: None)
     adopt(job)
@@ -122,18 +121,18 @@ def _prompts(
         return read(rejects.add)
 
 
-def _describe(spec: ModelSpec, prompts: list[Prompt], config: GrpoConfig) -> None:
-    samples = config.prompts * config.group
+def _describe(spec: ModelSpec, prompts: list[Prompt], options: GrpoOptions) -> None:
+    samples = options.prompts * options.group
     print(f"parameters: {parameter_count(spec):,}")
     print(f"prompts: {len(prompts):,}, the longest of {max(len(p.ids) for p in prompts):,} tokens")
-    print(f"steps: {config.steps:,} of {config.prompts} prompts x {config.group} samples")
-    print(f"samples: {samples * config.steps:,} of at most {config.max_new_tokens} tokens")
-    print(f"epochs: {config.steps * config.prompts / len(prompts):.2f}")
+    print(f"steps: {options.steps:,} of {options.prompts} prompts x {options.group} samples")
+    print(f"samples: {samples * options.steps:,} of at most {options.max_new_tokens} tokens")
+    print(f"epochs: {options.steps * options.prompts / len(prompts):.2f}")
 
 
 def _train(
     job: Job,
-    config: GrpoConfig,
+    options: GrpoOptions,
     spec: ModelSpec,
     tokenizer: Tokenizer,
     prompts: list[Prompt],
@@ -149,7 +148,7 @@ def _train(
             journal.clear()
         directory.begin(identity, job.force)
     launch.barrier(world, "torch", "begin")
-    policy = Policy(job, config, spec, tokenizer, prompts, grader, directory, world, journal)
+    policy = Policy(job, options, spec, tokenizer, prompts, grader, directory, world, journal)
     figures = policy.train()
     if world.leads:
         policy.export(directory.final)
@@ -167,7 +166,7 @@ class Policy:
     """One run in progress."""
 
     job: Job
-    config: GrpoConfig
+    options: GrpoOptions
     spec: ModelSpec
     tokenizer: Tokenizer
     prompts: list[Prompt]
@@ -184,25 +183,28 @@ class Policy:
     table: Table = field(default_factory=Table)
 
     def __post_init__(self) -> None:
-        config = self.config
-        params = load_fp32(config.model)
+        options = self.options
+        self.schedule = grpo_config.schedule_config(options)
+        self.optimizer = grpo_config.optimizer_config(options)
+        self.interval = checkpoint.parse_interval(options.save_every)
+        params = load_fp32(options.model)
         self.stepper: Stepper = make_stepper(
             "torch",
             self.spec,
             params,
-            partial(grpo_loss, config=config.loss),
-            config.optimizer,
-            precision=config.precision,
+            partial(grpo_loss, options=options),
+            self.optimizer,
+            precision=options.precision,
             world=self.world,
         )
         self.engine = Engine(self.spec, self.stepper.params, self.tokenizer, on_step=self._on_step)
-        self.reference = self.engine.ops.to_device(params, "float32") if config.loss.beta else None
+        self.reference = self.engine.ops.to_device(params, "float32") if options.beta else None
         self.sampler = Sampler(
-            config,
+            options,
             self.engine,
-            Practice(self.prompts, config.prompts, self.job.seed),
+            Practice(self.prompts, options.prompts, self.job.seed),
             self.grader,
-            NullGuard(config.max_null),
+            NullGuard(options.max_null),
             self.journal,
             self.world,
             self.job.seed,
@@ -218,7 +220,7 @@ class Policy:
         self.started = self.saved_at = time.monotonic()
         self.log = RunLog(self.directory.path, self.world.rank, self.step)
         try:
-            while self.step < self.config.steps:
+            while self.step < self.options.steps:
                 self._one_step()
         finally:
             self.log.close()
@@ -244,7 +246,7 @@ class Policy:
         self.samples, self.seconds_before = int(said["data"]["samples"]), float(said["seconds"])
         self.reward_first, self.reward = said["reward_first"], said["reward"]
         self.table.rewards = list(said["rewards"])
-        notes.note(f"resuming at step {found.step:,} of {self.config.steps:,} ({found.path.name})")
+        notes.note(f"resuming at step {found.step:,} of {self.options.steps:,} ({found.path.name})")
 
     def _one_step(self) -> None:
         started = time.monotonic()
@@ -258,7 +260,7 @@ class Policy:
             raise
         wishes = (stop.requested(), self._save_is_due())
         sums = tallies(groups, self.sampler.made, time.monotonic() - started, *wishes)
-        lr = learning_rate(self.step, self.config.schedule_config())
+        lr = learning_rate(self.step, self.schedule)
         updates = self._update(groups, lr, sums)
         total = updates[0].pop("tallies")
         self.step += 1
@@ -266,18 +268,18 @@ class Policy:
         self._end_of_step(dict(zip(TALLIES, total.tolist(), strict=True)))
 
     def _end_of_step(self, total: Mapping[str, float]) -> None:
-        done = self.step == self.config.steps
+        done = self.step == self.options.steps
         if done or total["save"] or total["stop"]:
             self._save()
         if total["stop"] and not done:
             raise Interrupted(
-                f"stopped at step {self.step:,} of {self.config.steps:,}; state is saved: run "
+                f"stopped at step {self.step:,} of {self.options.steps:,}; state is saved: run "
                 "again to resume"
             )
 
     def _sampling_params(self) -> Mapping[str, Any]:
         """The policy in the precision it is trained in."""
-        if self.config.precision == "fp32":
+        if self.options.precision == "fp32":
             return self.stepper.params
         narrow = weight_names(self.spec)
         params = self.stepper.params.items()
@@ -289,18 +291,18 @@ class Policy:
             stop.check()
 
     def _update(self, groups: list[Group], lr: float, sums: np.ndarray) -> list[dict[str, Any]]:
-        config = self.config
-        batch = make_batch(groups, config) or empty_batch(config)
-        rows = self.stepper.micro_batch = micro_rows(batch, config)
+        options, ops = self.options, self.engine.ops
+        batch = make_batch(groups, options) or empty_batch(options)
+        rows = self.stepper.micro_batch = micro_rows(batch, options)
         score_with = partial(
-            score, self.spec, batch=batch, ops=self.engine.ops, loss=config.loss, rows=rows
+            score, self.spec, batch=batch, ops=ops, temperature=options.temperature, rows=rows
         )
         if self.reference is not None:
             batch["ref"] = score_with(self.reference)
-        if config.updates > 1:
+        if options.updates > 1:
             batch["old"] = score_with(self._sampling_params())
-        parts = split(batch, config.updates, (self.job.seed, self.step))
-        parts += [self._no_rows(batch)] * (config.updates - len(parts))
+        parts = split(batch, options.updates, (self.job.seed, self.step))
+        parts += [self._no_rows(batch)] * (options.updates - len(parts))
         return [
             self._checked(self.stepper.step(with_slots(part, rows), lr, None if number else sums))
             for number, part in enumerate(parts)
@@ -308,7 +310,7 @@ class Policy:
 
     def _no_rows(self, batch: Batch) -> Batch:
         """A batch without weight that has the arrays of `batch` (all processes update as often)."""
-        nothing = empty_batch(self.config)
+        nothing = empty_batch(self.options)
         return nothing | {k: nothing["sampler"] for k in ("old", "ref") if k in batch}
 
     def _checked(self, found: dict[str, Any]) -> dict[str, Any]:
@@ -329,11 +331,10 @@ class Policy:
         self.table.show(row)
 
     def _save_is_due(self) -> bool:
-        config = self.config
         if not self.world.leads:
             return False
         waited = time.monotonic() - self.saved_at
-        return config.interval.due(self.step + 1, waited, self.blocking_s)
+        return self.interval.due(self.step + 1, waited, self.blocking_s)
 
     def _save(self) -> None:
         self.log.sync()
@@ -341,16 +342,16 @@ class Policy:
             meta = {
                 "model": training.spec_hash(self.spec),
                 "config": dict(self.spec.config),
-                "optimizer": {"name": "adamw", **asdict(self.config.optimizer)},
-                "schedule": asdict(self.config.schedule_config()),
+                "optimizer": asdict(self.optimizer),
+                "schedule": asdict(self.schedule),
                 "rng": {"seed": self.job.seed},
                 "data": {
-                    "prompts": self.step * self.config.prompts,
+                    "prompts": self.step * self.options.prompts,
                     "samples": self.samples,
                     "of_prompts": len(self.prompts),
                 },
                 "backend": "torch",
-                "precision": self.config.precision,
+                "precision": self.options.precision,
                 "mesh": {"data": self.world.size},
                 "version": version("sabia"),
                 "seconds": self._seconds(),
@@ -359,7 +360,7 @@ class Policy:
                 "rewards": self.table.rewards,
             }
             place = self.directory.checkpoints
-            with checkpoint.Saver(place, keep=self.config.keep_checkpoints) as saver:
+            with checkpoint.Saver(place, keep=self.options.keep_checkpoints) as saver:
                 saver.save(self.step, self.stepper.pieces(), meta)
                 self.blocking_s = saver.blocking_s
         self.saved_at, self.saved_step = time.monotonic(), self.step
@@ -371,8 +372,8 @@ class Policy:
         """Write the policy as a Hugging Face directory with its tokenizer."""
         import ml_dtypes
 
-        kind = ml_dtypes.bfloat16 if self.config.export_dtype == "bfloat16" else np.float32
+        kind = ml_dtypes.bfloat16 if self.options.export_dtype == "bfloat16" else np.float32
         state = self.stepper.state()
         params = {t.name: state[f"param/{t.name}"].astype(kind) for t in self.spec.tensors()}
-        source = Path(self.config.model)
+        source = Path(self.options.model)
         hub.save_model(place, self.spec, params, tokenizer_from=source, kept_from=source)

@@ -20,10 +20,9 @@ import torch
 
 from sabia.core.generate.requests import LENGTH, Completion
 from sabia.core.judge.verdict import Grade
-from sabia.core.recipes.grpo_config import GrpoConfig
+from sabia.core.options.grpo import GrpoOptions
 from sabia.core.recipes.grpo_prompts import Prompt
 from sabia.core.train.losses_grpo import (
-    GrpoLossConfig,
     advantages,
     aggregation_weights,
     live_groups,
@@ -52,40 +51,40 @@ class Group:
         return np.array(scores, np.float64)
 
 
-def make_batch(groups: Sequence[Group], config: GrpoConfig) -> Batch | None:
+def make_batch(groups: Sequence[Group], options: GrpoOptions) -> Batch | None:
     """The arrays of all samples that teach something; None where no group does."""
     rewards = np.stack([group.rewards for group in groups])
-    advantage, live = advantages(rewards, config.std), live_groups(rewards)
+    advantage, live = advantages(rewards, options.advantage == "std"), live_groups(rewards)
     taught = [
         (group.prompt, [
             (sample, float(advantage[g, i]))
             for i, sample in enumerate(group.samples)
-            if not np.isnan(rewards[g, i]) and _trains(sample, config)
+            if not np.isnan(rewards[g, i]) and _trains(sample, options)
         ])
         for g, group in enumerate(groups) if live[g]
     ]  # fmt: skip
     taught = [(prompt, samples) for prompt, samples in taught if samples]
-    return _arrays(taught, config) if taught else None
+    return _arrays(taught, options) if taught else None
 
 
-def _trains(sample: Completion, config: GrpoConfig) -> bool:
-    return config.overlong == "keep" or sample.finish_reason != LENGTH
+def _trains(sample: Completion, options: GrpoOptions) -> bool:
+    return options.overlong == "keep" or sample.finish_reason != LENGTH
 
 
-def empty_batch(config: GrpoConfig) -> Batch:
+def empty_batch(options: GrpoOptions) -> Batch:
     """One row of no weight: what a process adds to a step in which it has nothing to teach."""
     nothing = Completion("", 0, [0], "", [0.0], [0.0], LENGTH)
-    batch = _arrays([(Prompt("", (), (0,), None, None), [(nothing, 0.0)])], config)
+    batch = _arrays([(Prompt("", (), (0,), None, None), [(nothing, 0.0)])], options)
     for name in ("loss_mask", "weights", "share"):
         batch[name][:] = 0
     return batch
 
 
-def _arrays(taught: Sequence[Taught], config: GrpoConfig) -> Batch:
+def _arrays(taught: Sequence[Taught], options: GrpoOptions) -> Batch:
     """The batch of (prompt, its samples with their advantages)."""
     narrow = max(2, *(len(sample.tokens) for _, samples in taught for sample, _ in samples))
     width = max(len(prompt.ids) for prompt, _ in taught)
-    fan = _fan(width, narrow, config)
+    fan = _fan(width, narrow, options)
     rows = [
         (prompt, samples[start : start + fan])
         for prompt, samples in taught
@@ -101,7 +100,7 @@ def _arrays(taught: Sequence[Taught], config: GrpoConfig) -> Batch:
             advantage[r, i] = a
     mask = (targets >= 0).astype(np.float32)
     weights, share = aggregation_weights(
-        mask.reshape(-1, narrow), config.loss.aggregation, config.max_new_tokens
+        mask.reshape(-1, narrow), options.aggregation, options.max_new_tokens
     )
     share = np.where(mask.any(-1), share.reshape(shape[:2]), 0)  # padding has no share
     prompts = [prompt.ids for prompt, _ in rows]
@@ -116,9 +115,9 @@ def _arrays(taught: Sequence[Taught], config: GrpoConfig) -> Batch:
     }
 
 
-def _fan(width: int, narrow: int, config: GrpoConfig) -> int:
+def _fan(width: int, narrow: int, options: GrpoOptions) -> int:
     """Samples a row: as many as fit into a micro-batch, where that spares a quarter of the work."""
-    fan = min(config.group, max(1, (config.micro_tokens - width) // narrow))
+    fan = min(options.group, max(1, (options.micro_tokens - width) // narrow))
     spared = width * (1 - 1 / fan) / (width + narrow)
     return fan if spared >= MIN_SPARED else 1
 
@@ -152,9 +151,9 @@ def row_tokens(batch: Batch) -> int:
     return batch["prompt_ids"].shape[1] + batch["targets"].shape[1] * batch["targets"].shape[2]
 
 
-def micro_rows(batch: Batch, config: GrpoConfig) -> int:
+def micro_rows(batch: Batch, options: GrpoOptions) -> int:
     """Rows of one forward and backward pass."""
-    return max(1, config.micro_tokens // row_tokens(batch))
+    return max(1, options.micro_tokens // row_tokens(batch))
 
 
 def with_slots(batch: Batch, rows: int) -> Batch:
@@ -179,11 +178,11 @@ def score(
     params: Mapping[str, Any],
     batch: Batch,
     ops: Any,
-    loss: GrpoLossConfig,
+    temperature: float,
     rows: int,
 ) -> np.ndarray:
     """Log-probabilities [R, g, C] of a batch's samples under `params`, `rows` at a time."""
-    logprobs = partial(sample_logprobs, spec, params, ops=ops, temperature=loss.temperature)
+    logprobs = partial(sample_logprobs, spec, params, ops=ops, temperature=temperature)
     device = params["embed"].device
     arrays = {
         name: torch.from_numpy(np.ascontiguousarray(batch[name])).to(device)

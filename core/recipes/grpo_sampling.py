@@ -9,15 +9,14 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from sabia.core.generate.engine import Engine
 from sabia.core.generate.requests import Completion, Request
 from sabia.core.judge.rewards import Case, Grader, NullGuard, parse_reward
 from sabia.core.judge.verdict import Grade
+from sabia.core.options.grpo import GrpoOptions
 from sabia.core.parallel.launch import World
 from sabia.core.recipes.grpo_batch import Group
-from sabia.core.recipes.grpo_config import GrpoConfig, JudgeOptions
 from sabia.core.recipes.grpo_journal import Journal, Key
 from sabia.core.recipes.grpo_prompts import Practice, Prompt
 
@@ -28,7 +27,7 @@ Owners = Mapping[str, Prompt]  # request id → its prompt
 class Sampler:
     """Makes the groups of a step; `engine` holds the policy to sample from."""
 
-    config: GrpoConfig
+    options: GrpoOptions
     engine: Engine
     practice: Practice
     grader: Grader
@@ -46,7 +45,7 @@ class Sampler:
         every = list(enumerate(self.practice.of_step(step)))
         mine = every[self.world.rank :: self.world.size]
         owners = {f"{step}-{number}-{prompt.id}": prompt for number, prompt in mine}
-        numbers = range(self.config.group)
+        numbers = range(self.options.group)
         wanted = [(name, number) for name in owners for number in numbers]
         graded, self.made = self.journal.graded(step), 0
         if not graded.keys() >= set(wanted):
@@ -68,7 +67,7 @@ class Sampler:
         """All samples of the owners' prompts, of which `known` exist."""
         requests = []
         for name, prompt in owners.items():
-            missing = tuple(n for n in range(self.config.group) if (name, n) not in known)
+            missing = tuple(n for n in range(self.options.group) if (name, n) not in known)
             if missing:
                 requests.append(self._request(name, prompt, missing))
         for completion in self.engine.stream(requests):
@@ -80,10 +79,10 @@ class Sampler:
     def _request(self, name: str, prompt: Prompt, missing: tuple[int, ...]) -> Request:
         return Request(
             prompt.ids,
-            self.config.max_new_tokens,
-            self.config.loss.temperature,
+            self.options.max_new_tokens,
+            self.options.temperature,
             seed=self.seed,
-            n=self.config.group,
+            n=self.options.group,
             id=name,
             only=missing,
         )
@@ -104,32 +103,26 @@ class Sampler:
 
 
 @contextlib.contextmanager
-def open_grader(config: GrpoConfig) -> Iterator[Grader]:
+def open_grader(options: GrpoOptions) -> Iterator[Grader]:
     """The reward's grader, with a judge on a client of its own where one is named."""
-    weights = parse_reward(config.reward)
-    if config.judge is None:
-        yield Grader(weights, None, config.max_unknown)
+    weights = parse_reward(options.reward)
+    if not options.judge_url:
+        yield Grader(weights, None, options.max_unknown)
         return
-    from sabia.core.generate.client import Client
+    from sabia.core.generate.opened import open_client
     from sabia.core.judge.llm import Judge, JudgeConfig
 
-    judge = config.judge
-    asked = JudgeConfig(judge.items_per_call, judge.votes, judge.reply_tokens, judge.reply_format)
-    with Client(**_client_options(judge)) as client:
-        yield Grader(weights, Judge(client, asked), config.max_unknown)
-
-
-def _client_options(judge: JudgeOptions) -> dict[str, Any]:
-    from sabia.core.generate.budget import load_prices
-
-    return {
-        "base_url": judge.url,
-        "model": judge.model,
-        "api_key_env": judge.api_key_env,
-        "cache_dir": judge.cache or None,
-        "max_concurrency": judge.concurrency,
-        "max_requests": judge.max_requests,
-        "max_tokens": judge.max_tokens,
-        "max_usd": judge.max_usd,
-        "prices": load_prices(judge.prices) if judge.prices else None,
-    }
+    asked = JudgeConfig(
+        options.judge_items_per_call,
+        options.judge_votes,
+        options.judge_tokens,
+        options.judge_format,
+    )
+    with open_client(
+        options.judge_url,
+        options.judge_model,
+        options,
+        options.judge_cache,
+        options.max_judge_tokens,
+    ) as client:
+        yield Grader(weights, Judge(client, asked), options.max_unknown)

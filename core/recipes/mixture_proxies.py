@@ -17,12 +17,12 @@ import numpy as np
 
 from sabia.core import stop
 from sabia.core.errors import UsageError
-from sabia.core.recipes.training import Plan, Task, loss_of
-from sabia.core.recipes.training_options import TrainOptions
+from sabia.core.options.training import Training
+from sabia.core.recipes.training import Plan, Task, fresh_stepper
 from sabia.core.shards import Job
 from sabia.core.shards.order import DataOrder
 from sabia.core.train.schedule import learning_rate
-from sabia.core.train.stepper import Stepper, make_stepper
+from sabia.core.train.stepper import Stepper
 
 HELD_OUT = 20
 EVAL_ROWS = 256  # held-out rows of a source at most
@@ -35,7 +35,7 @@ class Proxies:
 
     job: Job
     task: Task
-    options: TrainOptions
+    options: Training
     plan: Plan
     directory: Path
     identity: str
@@ -86,18 +86,7 @@ class Proxies:
 
     def stepper(self) -> Stepper:
         """A fresh model and its optimizer."""
-        options, spec = self.options, self.task.spec
-        return make_stepper(
-            self.job.backend,
-            spec,
-            self.task.load_params(),
-            loss_of(self.task, options),
-            options.optimizer_for(spec),
-            precision=self.plan.precision,
-            micro_batch=options.micro_batch,
-            compiled=options.compiled,
-            seed=self.job.seed,
-        )
+        return fresh_stepper(self.job, self.task, self.options, self.plan)
 
     def order(self, mix: np.ndarray) -> DataOrder:
         """The order of rows that are not held out; see `numbers`."""

@@ -13,7 +13,7 @@ The run directory keeps the proxies, so that a search that was stopped goes on w
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -21,52 +21,31 @@ import pyarrow as pa
 
 from sabia.core import notes, stop
 from sabia.core.errors import UsageError
+from sabia.core.options.pretrain import PretrainOptions
 from sabia.core.progress import progress
 from sabia.core.recipes import training
 from sabia.core.recipes.mixture_proxies import FILE, Proxies
 from sabia.core.recipes.training import Task
-from sabia.core.recipes.training_options import TrainOptions
 from sabia.core.shards import Job, open_output, write_atomic
 from sabia.core.shards.named_numbers import type_of
 from sabia.core.shards.order import parse_weights
 from sabia.core.train.mixture_law import Reweighting, best_mix, draw_mixes, fit, row_weights
 from sabia.core.train.stepper import Stepper
 
-METHODS = ("regression", "doremi")
 ANSWER = "mixture.json"
 
 
-@dataclass(frozen=True)
-class SearchConfig:
-    """method; proxies: runs of the regression; target: whose loss counts ('': all sources alike);
-    tokens: of the large run, with which max_repeat limits a source's share (0: no limit)."""
-
-    method: str
-    proxies: int = 24
-    target: str = ""
-    tokens: int = 0
-    max_repeat: float = 0.0
-
-    def __post_init__(self) -> None:
-        if self.method not in METHODS:
-            raise UsageError(f"--search-mix: {self.method!r} (expected {' or '.join(METHODS)})")
-        if self.proxies < 8:
-            raise UsageError(f"--proxies: {self.proxies} (expected 8 or more, to fit a law)")
-
-
-def run(
-    job: Job, task: Task, options: TrainOptions, config: SearchConfig, identity: dict[str, Any]
-) -> None:
+def run(job: Job, task: Task, options: PretrainOptions, identity: dict[str, Any]) -> None:
     """Search; writes the answer and the proxies into -o, the last two as rows to stdout."""
     directory, world = training.open_run(job)
-    if world.size > 1 or job.mesh:
-        raise UsageError("--search-mix trains small models in one process (run it without a mesh)")
+    if world.size > 1:
+        raise UsageError("--search-mix trains small models in one process (run it in one)")
     if len(task.rows.source_names) < 2:
         raise UsageError("--search-mix: the rows are of one source (expected two or more)")
-    target = _target(config, task.rows.source_names)
+    target = _target(options, task.rows.source_names)
     plan = training.make_plan(task, options, job.seed)
     if job.dry_run:
-        count = config.proxies + 2 if config.method == "regression" else 4
+        count = options.proxies + 2 if options.search_mix == "regression" else 4
         print(f"{count} proxies of {plan.tokens:,} tokens on {', '.join(task.rows.source_names)}")
         return
     directory.path.mkdir(parents=True, exist_ok=True)
@@ -74,41 +53,42 @@ def run(
         (directory.path / FILE).unlink(missing_ok=True)
     said = json.dumps(identity, sort_keys=True, default=str)
     proxies = Proxies(job, task, options, plan, directory.path, said)
-    limits = _limits(config, proxies)
-    if config.method == "regression":
-        found = _regression(proxies, config, target, limits)
+    limits = _limits(options, proxies)
+    if options.search_mix == "regression":
+        found = _regression(proxies, options, target, limits)
     else:
         found = {"weights": _cut(_reweighted(proxies), limits)}
-    _publish(proxies, config, target, found)
+    _publish(proxies, options, target, found)
 
 
-def _target(config: SearchConfig, names: tuple[str, ...]) -> np.ndarray:
+def _target(options: PretrainOptions, names: tuple[str, ...]) -> np.ndarray:
     """What each source's loss counts, float64[S] with sum 1."""
-    given = np.array(parse_weights(config.target, names) or (1.0,) * len(names))
+    given = np.array(parse_weights(options.target, names, "--target") or (1.0,) * len(names))
     if given.min() < 0 or given.sum() <= 0:
-        raise UsageError(f"--target: {config.target!r} (expected weights of 0 or more, not all 0)")
+        raise UsageError(f"--target: {options.target!r} (expected weights of 0 or more, not all 0)")
     return given / given.sum()
 
 
-def _limits(config: SearchConfig, proxies: Proxies) -> np.ndarray:
+def _limits(options: PretrainOptions, proxies: Proxies) -> np.ndarray:
     """The largest share of each source in the large run, float64[S]."""
-    if not (config.tokens and config.max_repeat):
+    if not (options.for_tokens and options.max_repeat):
         return np.ones(len(proxies.names))
     available = proxies.sizes * proxies.plan.row_length
-    limits = np.minimum(1.0, config.max_repeat * available / config.tokens)
+    limits = np.minimum(1.0, options.max_repeat * available / options.for_tokens)
     if limits.sum() < 1:
+        most = int(available.sum() * options.max_repeat)
         raise UsageError(
-            f"--max-repeat: {config.max_repeat:g} passes over all rows give "
-            f"{int(available.sum() * config.max_repeat):,} tokens (expected {config.tokens:,})"
+            f"--max-repeat: {options.max_repeat:g} passes over all rows give {most:,} tokens "
+            f"(expected {options.for_tokens:,})"
         )
     return limits
 
 
 def _regression(
-    proxies: Proxies, config: SearchConfig, target: np.ndarray, limits: np.ndarray
+    proxies: Proxies, options: PretrainOptions, target: np.ndarray, limits: np.ndarray
 ) -> dict[str, Any]:
     seed = proxies.job.seed
-    mixes = draw_mixes(proxies.base, config.proxies, seed)
+    mixes = draw_mixes(proxies.base, options.proxies, seed)
     losses = []
     with progress(len(mixes), "proxies", "runs") as bar:
         for number, mix in enumerate(mixes):
@@ -175,14 +155,14 @@ def _row_losses(found: dict[str, Any]) -> np.ndarray:
 
 
 def _publish(
-    proxies: Proxies, config: SearchConfig, target: np.ndarray, found: dict[str, Any]
+    proxies: Proxies, options: PretrainOptions, target: np.ndarray, found: dict[str, Any]
 ) -> None:
     """Compare the mix with the rows as they are; write and print the answer."""
     mixes = {"found": found.pop("weights"), "as-the-rows-are": proxies.base}
     losses = {name: np.array(proxies.losses(name, mix)) for name, mix in mixes.items()}
     before, after = (float(target @ losses[name]) for name in ("as-the-rows-are", "found"))
     answer = {
-        "method": config.method,
+        "method": options.search_mix,
         "target": _named(proxies, target),
         "weights": _named(proxies, mixes["found"].round(6)),
         "loss": after,

@@ -65,14 +65,14 @@ def fresh_model(
     tokenizer: str,
     row_length: int,
     seed: int,
-    stds: Callable[[ModelSpec], Mapping[str, float] | None],
+    stds: Callable[[ModelSpec], Mapping[str, float]],
 ) -> tuple[ModelSpec, Callable[[], Params]]:
     """(spec, its initial parameters) of a new model, by `--shape` or `--config-json`.
 
     stds: standard deviations of initial values that are not the table's, given the spec.
     """
     spec = load_spec(config_json) if config_json else _shaped(shape, tokenizer, row_length)
-    return spec, lambda: _fresh_params(spec, seed, stds(spec) or {})
+    return spec, lambda: _fresh_params(spec, seed, stds(spec))
 
 
 def _fresh_params(spec: ModelSpec, seed: int, stds: Mapping[str, float]) -> Params:
@@ -111,7 +111,8 @@ def find_tokenizer(given: str, model: str, sources: Sequence[Source]) -> str:
     if not given and not own_tokenizer(model):
         return _found(named)
     place = given or model
-    if prints - {(tokenizer := load_tokenizer(place)).fingerprint}:
+    tokenizer = load_tokenizer(place, "--tokenizer" if given else "--model")
+    if prints - {tokenizer.fingerprint}:
         found = "" if given else _found(named)
         if found and extension_of(load_tokenizer(found), found, tokenizer):
             return found

@@ -8,22 +8,21 @@ call ends with the same weights however often it was stopped.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 
 from sabia.core import stop
 from sabia.core.errors import UsageError
-from sabia.core.recipes import mixture_search, training
+from sabia.core.options.pretrain import PretrainOptions
+from sabia.core.recipes import mixture_search, training, training_options
 from sabia.core.recipes.grown_model import model_for
-from sabia.core.recipes.mixture_search import SearchConfig
 from sabia.core.recipes.model_source import find_tokenizer, fresh_model, model_fingerprint
 from sabia.core.recipes.rejected import RejectRow, opened_rejects, warn_of_rejects
 from sabia.core.recipes.rows_read import row_names, write_read_rows
 from sabia.core.recipes.training import Task
-from sabia.core.recipes.training_options import TrainOptions
 from sabia.core.shards.inputs import from_path, open_inputs
 from sabia.core.shards.job import Job
 from sabia.core.shards.order import DataOrder
@@ -33,97 +32,74 @@ from sabia.core.text.tokenizer import load_tokenizer
 from sabia.core.train.token_rows import COLUMNS, TokenRows, read_token_rows
 
 
-@dataclass(frozen=True)
-class PretrainConfig:
-    """The command's own options: a model (one of three ways), tokenizer, mix, validation rows."""
-
-    model: str = ""
-    config_json: str = ""
-    shape: str = ""
-    tokenizer: str = ""
-    mix: str = ""
-    stages: str = ""
-    max_repeat: float = 0.0
-    search: SearchConfig | None = None
-    context: int = 0
-    rope_theta: float = 0.0
-    validation: str = ""
-    options: TrainOptions = field(default_factory=TrainOptions)
-
-    def __post_init__(self) -> None:
-        if self.search and (self.mix or self.stages or self.validation):
-            raise UsageError(
-                "--search-mix finds a mix: it goes without --mix, --then, --validation"
-            )
-        if (self.context or self.rope_theta) and not self.model:
-            raise UsageError("--context, --rope-theta: without --model (a new model has its own)")
-        if sum(bool(x) for x in (self.model, self.config_json, self.shape)) != 1:
-            raise UsageError(
-                "which model? give one of --model DIR, --config-json FILE and --shape d=…,layers=…"
-            )
-
-
-def run(job: Job, config: PretrainConfig) -> None:
-    """Train as the job and the config say; raises what its parts raise."""
-    directory, world = training.open_run(job)
+def run(job: Job, options: PretrainOptions) -> None:
+    """Train as the job and the options say; raises what its parts raise."""
+    directory, world = training.open_run(job, options)
     sources = open_inputs(job, "tokens")
-    tokenizer = find_tokenizer(config.tokenizer, config.model, sources)
-    identity = _identity(job, config, sources, tokenizer)
-    if not config.search and training.already_done(job, directory, identity, world):
+    tokenizer = find_tokenizer(options.tokenizer, options.model, sources)
+    identity = _identity(job, options, sources, tokenizer)
+    if not options.search_mix and training.already_done(job, directory, identity, world):
         return
     with opened_rejects(job, world, "token rows") as rejects:
         rows = read_rows(sources, rejects.add)
-    task = _task(job, config, sources, rows, tokenizer)
-    if config.search:
-        mixture_search.run(job, task, config.options, config.search, identity)
+    task = _task(job, options, sources, rows, tokenizer)
+    if options.search_mix:
+        mixture_search.run(job, task, options, identity)
         return
-    training.run(job, task, config.options, identity, directory, world)
+    training.run(job, task, options, identity, directory, world)
+
+
+def _config(path: str) -> dict[str, Any]:
+    """The configuration that --config-json names; {} for ''."""
+    if path and not Path(path).exists():
+        raise UsageError(f"--config-json: {path}: no such file; check the path")
+    return dict(load_spec(path).config) if path else {}
 
 
 def _identity(
-    job: Job, config: PretrainConfig, sources: Sequence[Source], tokenizer: str
+    job: Job, options: PretrainOptions, sources: Sequence[Source], tokenizer: str
 ) -> dict[str, Any]:
     return {
         "command": job.command,
         "inputs": [source.fingerprint() for source in sources],
-        "model": model_fingerprint(config.model) if config.model else "",
-        "config": dict(load_spec(config.config_json).config) if config.config_json else {},
-        "shape": config.shape,
+        "model": model_fingerprint(options.model) if options.model else "",
+        "config": _config(options.config_json),
+        "shape": options.shape,
         "tokenizer": load_tokenizer(tokenizer).fingerprint if tokenizer else "",
-        "mix": config.mix,
-        "stages": config.stages,
-        **({"max_repeat": config.max_repeat} if config.max_repeat else {}),
-        "context": config.context,
-        "rope_theta": config.rope_theta,
+        "mix": options.mix,
+        "stages": options.then,
+        **({"max_repeat": options.max_repeat} if options.max_repeat else {}),
+        "context": options.context,
+        "rope_theta": options.rope_theta,
         "seed": job.seed,
-        **config.options.identity(),
+        **training_options.identity(options),
     }
 
 
 def _task(
     job: Job,
-    config: PretrainConfig,
+    options: PretrainOptions,
     sources: Sequence[Source],
     rows: TokenRows,
     tokenizer: str,
 ) -> Task:
     validation = None
-    if config.validation:
-        held_out = from_path(config.validation, "tokens")
+    if options.validation:
+        held_out = from_path(options.validation, "tokens", "--validation")
         validation = read_rows(held_out, warn_of_rejects("validation row"))
     length = max(rows.row_length, validation.row_length if validation else 0)
-    spec, load = _model(job, config, tokenizer, length)
+    spec, load = _model(job, options, tokenizer, length)
     names = row_names(sources, rows)
-    repeats = config.max_repeat if not config.search else 0.0
+    repeats = options.max_repeat if not options.search_mix else 0.0
     return Task(
         spec,
         load,
         rows,
         validation,
         tokenizer,
-        config.mix,
-        config.stages,
-        config.model,
+        options.mix,
+        options.then,
+        options.model,
         names,
         arrange=partial(_limited, repeats) if repeats else None,
     )
@@ -135,15 +111,15 @@ def _limited(repeats: float, order: DataOrder, batch: int, steps: int) -> DataOr
 
 
 def _model(
-    job: Job, config: PretrainConfig, tokenizer: str, length: int
+    job: Job, options: PretrainOptions, tokenizer: str, length: int
 ) -> tuple[ModelSpec, Callable[[], Any]]:
     """(spec, a function that gives its parameters)."""
-    if not config.model:
-        stds = config.options.initial_stds
-        return fresh_model(config.shape, config.config_json, tokenizer, length, job.seed, stds)
-    spec, load = model_for(tokenizer, config.model, bool(config.options.lora_rank))
-    if config.context:
-        spec = _longer(spec, config.context, config.rope_theta)
+    if not options.model:
+        stds = partial(training_options.initial_stds, options)
+        return fresh_model(options.shape, options.config_json, tokenizer, length, job.seed, stds)
+    spec, load = model_for(tokenizer, options.model, bool(options.lora_rank))
+    if options.context:
+        spec = _longer(spec, options.context, options.rope_theta)
     return spec, load
 
 
@@ -154,15 +130,15 @@ def _longer(spec: ModelSpec, context: int, theta: float) -> ModelSpec:
     return from_config(extend_context(spec.config, context, theta or None, factor))
 
 
-def list_read(job: Job, config: PretrainConfig) -> None:
+def list_read(job: Job, options: PretrainOptions) -> None:
     """Write which rows the run in -o has read, one a sample, in order; trains nothing."""
-    directory, _ = training.open_run(job)
+    directory, _ = training.open_run(job, options)
     sources = open_inputs(job, "tokens")
-    tokenizer = find_tokenizer(config.tokenizer, config.model, sources)
-    directory.finished(_identity(job, config, sources, tokenizer))  # refuses another run's
+    tokenizer = find_tokenizer(options.tokenizer, options.model, sources)
+    directory.finished(_identity(job, options, sources, tokenizer))  # refuses another run's
     rows = read_rows(sources, warn_of_rejects("token row"))
-    task = _task(job, config, sources, rows, tokenizer)
-    plan = training.make_plan(task, config.options, job.seed)
+    task = _task(job, options, sources, rows, tokenizer)
+    plan = training.make_plan(task, options, job.seed)
     write_read_rows(job, directory, rows, plan, row_names(sources, rows))
 
 

@@ -9,7 +9,6 @@ and none sees another; those that cannot be used are rejected with a reason. Tra
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -18,13 +17,13 @@ import pyarrow as pa
 from sabia.core import notes, stop
 from sabia.core.errors import BadData
 from sabia.core.generate.chat import render_rows
+from sabia.core.options.sft import SftOptions
 from sabia.core.parallel.launch import World
-from sabia.core.recipes import training
+from sabia.core.recipes import training, training_options
 from sabia.core.recipes.grown_model import model_for
 from sabia.core.recipes.model_source import model_fingerprint
 from sabia.core.recipes.rejected import RejectRow, opened_rejects, warn_of_rejects
 from sabia.core.recipes.training import Task
-from sabia.core.recipes.training_options import TrainOptions
 from sabia.core.shards.inputs import from_path, open_inputs
 from sabia.core.shards.job import Job
 from sabia.core.shards.sources import Source
@@ -35,59 +34,47 @@ from sabia.core.train.token_rows import TokenRows, read_token_rows
 Rendered = tuple[list[int], list[int]]
 
 
-@dataclass(frozen=True)
-class SftConfig:
-    """The command's own options; `length` is the most tokens of a row and of a conversation."""
-
-    model: str
-    tokenizer: str = ""
-    length: int = 2048
-    packed: bool = True
-    validation: str = ""
-    options: TrainOptions = field(default_factory=TrainOptions)
-
-
-def run(job: Job, config: SftConfig) -> None:
-    """Train as the job and the config say; raises what its parts raise."""
-    directory, world = training.open_run(job)
+def run(job: Job, options: SftOptions) -> None:
+    """Train as the job and the options say; raises what its parts raise."""
+    directory, world = training.open_run(job, options)
     sources = open_inputs(job, "chat")
-    place = config.tokenizer or config.model
-    tokenizer = load_tokenizer(place)
+    model, place = model_fingerprint(options.model), options.tokenizer or options.model
+    tokenizer = load_tokenizer(place, "--tokenizer" if options.tokenizer else "--model")
     identity = {
         "command": job.command,
         "inputs": [source.fingerprint() for source in sources],
-        "model": model_fingerprint(config.model),
+        "model": model,
         "tokenizer": tokenizer.fingerprint,
-        "length": config.length,
-        "packed": config.packed,
+        "length": options.length,
+        "packed": options.pack,
         "seed": job.seed,
-        **config.options.identity(),
+        **training_options.identity(options),
     }
     if training.already_done(job, directory, identity, world):
         return
-    spec, load = model_for(place, config.model, bool(config.options.lora_rank))
-    rows, about = _rows(job, config, sources, tokenizer, world)
+    spec, load = model_for(place, options.model, bool(options.lora_rank))
+    rows, about = _rows(job, options, sources, tokenizer, world)
     validation = None
-    if config.validation:
-        held_out = from_path(config.validation, "chat")
+    if options.validation:
+        held_out = from_path(options.validation, "chat", "--validation")
         refuse = warn_of_rejects("validation conversation")
-        validation = _pack(config, _conversations(held_out, tokenizer, config.length, refuse))
-    task = Task(spec, load, rows, validation, place, model=config.model, about=about)
-    training.run(job, task, config.options, identity, directory, world)
+        validation = _pack(options, _conversations(held_out, tokenizer, options.length, refuse))
+    task = Task(spec, load, rows, validation, place, model=options.model, about=about)
+    training.run(job, task, options, identity, directory, world)
 
 
 def _rows(
-    job: Job, config: SftConfig, sources: Sequence[Source], tokenizer: Tokenizer, world: World
+    job: Job, options: SftOptions, sources: Sequence[Source], tokenizer: Tokenizer, world: World
 ) -> tuple[TokenRows, dict[str, str]]:
     """The packed rows, and what to say of them; raises BadData when nothing is usable."""
     with opened_rejects(job, world, "conversations") as rejects:
-        rendered = list(_conversations(sources, tokenizer, config.length, rejects.add))
+        rendered = list(_conversations(sources, tokenizer, options.length, rejects.add))
     if not rendered:
         raise BadData(
             f"no usable conversation, {rejects.count:,} rejected (expected messages with an "
             "assistant's answer that fit into --length)"
         )
-    rows = _pack(config, rendered)
+    rows = _pack(options, rendered)
     learnt, total = sum(sum(mask) for _, mask in rendered), sum(len(ids) for ids, _ in rendered)
     notes.note(
         f"{len(rendered):,} conversations in {len(rows):,} rows; {learnt:,} of {total:,} tokens "
@@ -128,9 +115,9 @@ def _rendered(
             yield ids, mask
 
 
-def _pack(config: SftConfig, rendered: Iterator[Rendered] | list[Rendered]) -> TokenRows:
+def _pack(options: SftOptions, rendered: Iterator[Rendered] | list[Rendered]) -> TokenRows:
     """Token rows of the conversations: packed, or one a row."""
-    return read_token_rows(_packed(list(rendered), config.length, config.packed))
+    return read_token_rows(_packed(list(rendered), options.length, options.pack))
 
 
 def _packed(rendered: list[Rendered], length: int, packed: bool) -> Iterator[pa.RecordBatch]:

@@ -26,25 +26,35 @@ from sabia.core.model import kernel_report
 from sabia.core.model.lora import LoraConfig, lora_tensors, targeted
 from sabia.core.model.lora_hub import save_adapter
 from sabia.core.model.precision import PrecisionSchedule, describe, precision_named
+from sabia.core.options.training import Training
 from sabia.core.parallel import launch
 from sabia.core.parallel.launch import World
 from sabia.core.parallel.mesh import Mesh, make_mesh, parse_mesh
 from sabia.core.parallel.rules import check_fits
 from sabia.core.parallel.watch import Guard
 from sabia.core.recipes.metric_rows import write_metric_rows
-from sabia.core.recipes.training_options import TrainOptions, data_order
+from sabia.core.recipes.training_options import (
+    batch_rows,
+    check_experts,
+    check_texts,
+    data_order,
+    lora_config,
+    optimizer_config,
+    schedule_config,
+    step_count,
+)
 from sabia.core.shards.job import Job
 from sabia.core.shards.order import DataOrder
 from sabia.core.spec import ModelSpec, parameter_count, training_flops_per_token
 from sabia.core.spec.model import check_predicts
 from sabia.core.text.tokenizer import load_tokenizer
-from sabia.core.train.checkpoint import Reader, latest
+from sabia.core.train.checkpoint import Reader, latest, parse_interval
 from sabia.core.train.convert import export_checkpoint
+from sabia.core.train.guards import GuardConfig
 from sabia.core.train.host_heap import return_freed
-from sabia.core.train.loop import LoopConfig, Training
+from sabia.core.train.loop import TrainingRun
 from sabia.core.train.losses import next_token_loss
 from sabia.core.train.peak import devices_at_peak, measure_peak_flops
-from sabia.core.train.profiling import parse_steps
 from sabia.core.train.row_source import NameRows, RowSource
 from sabia.core.train.run_directory import RunDirectory
 from sabia.core.train.schedule import ScheduleConfig, decay_start
@@ -52,8 +62,6 @@ from sabia.core.train.stepper import Stepper, make_stepper
 from sabia.core.train.telemetry import Meter
 from sabia.core.train.token_rows import TokenRows
 from sabia.core.train.tracking import Tracker, open_sink, parse_services
-
-__all__ = ["Task", "TrainOptions", "already_done", "open_run", "run", "spec_hash"]
 
 FLOP_CONVENTION = "causal"
 STATE_BYTES_PER_PARAMETER = 16  # fp32 parameter, gradient, two moments
@@ -63,7 +71,7 @@ STATE_BYTES_PER_PARAMETER = 16  # fp32 parameter, gradient, two moments
 class Task:
     """What a recipe has prepared: model, rows to learn and to validate on, tokenizer ('' none).
 
-    mix, stages: of sources, see training_options.data_order. name_rows: see Training. model: the
+    mix, stages: of sources, see training_options.data_order. name_rows: see TrainingRun. model: the
     directory that the model came from ('': it is new).
     """
 
@@ -100,8 +108,10 @@ class Plan:
         return self.steps * self.batch_rows * self.row_length
 
 
-def open_run(job: Job) -> tuple[RunDirectory, World]:
+def open_run(job: Job, options: Training | None = None) -> tuple[RunDirectory, World]:
     """The run directory of -o and this process's place; raises UsageError."""
+    if options is not None:
+        check_texts(options)
     if job.to_stdout or job.to_file or "://" in str(job.out):
         raise UsageError(
             f"-o: {job.out or 'missing'} (expected a local directory for the run; its metrics go "
@@ -127,7 +137,7 @@ def already_done(job: Job, run: RunDirectory, identity: Mapping[str, Any], world
     return True
 
 
-def make_plan(task: Task, options: TrainOptions, seed: int) -> Plan:
+def make_plan(task: Task, options: Training, seed: int) -> Plan:
     """Resolve steps, batch, order and schedule; raises UsageError, BadData."""
     rows, spec = task.rows, task.spec
     if rows.largest_id >= spec.vocab_size:
@@ -143,9 +153,10 @@ def make_plan(task: Task, options: TrainOptions, seed: int) -> Plan:
         )
     if task.loss is None:
         check_predicts(spec)
-    batch = options.batch_rows(rows.row_length)
-    steps = options.step_count(len(rows), rows.row_length, batch)
-    schedule = options.schedule_config(steps)
+    check_experts(options, spec)
+    batch = batch_rows(options, rows.row_length)
+    steps = step_count(options, len(rows), rows.row_length, batch)
+    schedule = schedule_config(options, steps)
     decayed = steps - decay_start(schedule)
     precision = precision_named(options.precision)
     order = data_order(rows, task.mix, task.stages, seed, batch, schedule)
@@ -188,7 +199,7 @@ def describe_plan(task: Task, plan: Plan, mesh: str) -> dict[str, str]:
 def run(
     job: Job,
     task: Task,
-    options: TrainOptions,
+    options: Training,
     identity: Mapping[str, Any],
     directory: RunDirectory,
     world: World,
@@ -202,7 +213,7 @@ def run(
 def train(
     job: Job,
     task: Task,
-    options: TrainOptions,
+    options: Training,
     identity: Mapping[str, Any],
     directory: RunDirectory,
     world: World,
@@ -216,7 +227,7 @@ def train(
     lock = directory.locked() if world.leads else contextlib.nullcontext()
     guard = Guard(
         same={"run": _digest(identity)},
-        hang_timeout_s=options.seconds("hang_timeout"),
+        hang_timeout_s=options.hang_timeout,
         directory=directory.path,
     )
     with launch.stdout_kept_clean(world), joined(job, world, guard) as mesh, lock:
@@ -257,7 +268,7 @@ def joined(job: Job, world: World, guard: Guard | None = None) -> Iterator[Mesh]
         yield make_mesh(job.mesh, wanted if of_cpu and wanted <= found else found)
 
 
-def loss_of(task: Task, options: TrainOptions) -> Callable[..., Any]:
+def loss_of(task: Task, options: Training) -> Callable[..., Any]:
     """The loss that a task is trained on, with the options' coefficients."""
     if task.loss is not None:
         return partial(task.loss, remat=options.remat)
@@ -270,39 +281,39 @@ def loss_of(task: Task, options: TrainOptions) -> Callable[..., Any]:
     )
 
 
-def _stepper(
-    job: Job, task: Task, options: TrainOptions, plan: Plan, world: World, mesh: Mesh
-) -> Stepper:
-    if job.backend == "torch" and (options.spares_memory or mesh.fsdp > 1):
-        return_freed()
+def fresh_stepper(job: Job, task: Task, options: Training, plan: Plan, **more: Any) -> Stepper:
+    """A task's model and optimizer at the first step; `more` goes to `make_stepper`."""
     return make_stepper(
         job.backend,
         task.spec,
         task.load_params(),
         loss_of(task, options),
-        options.optimizer_for(task.spec),
+        optimizer_config(options, task.spec),
         precision=plan.precision,
         micro_batch=options.micro_batch,
-        compiled=options.compiled,
-        lora=options.lora(),
+        compiled=options.compile,
         bias_rate=options.bias_rate,
         seed=job.seed,
-        mesh=mesh,
-        world=world,
+        **more,
     )
 
 
 def _training(
     job: Job,
     task: Task,
-    options: TrainOptions,
+    options: Training,
     plan: Plan,
     directory: RunDirectory,
     world: World,
     mesh: Mesh,
     identity: Mapping[str, Any],
-) -> Training:
-    stepper = _stepper(job, task, options, plan, world, mesh)
+) -> TrainingRun:
+    narrow = options.precision != "fp32" or options.remat != "none"
+    spares_memory = narrow or options.micro_batch > 0 or options.lora_rank > 0 or mesh.fsdp > 1
+    if job.backend == "torch" and spares_memory:
+        return_freed()
+    lora = lora_config(options)
+    stepper = fresh_stepper(job, task, options, plan, lora=lora, mesh=mesh, world=world)
     peak = options.peak_flops or measure_peak_flops(job.backend, options.precision)
     notes.note(
         f"{parameter_count(task.spec):,} parameters, {plan.steps:,} steps of {plan.batch_rows} "
@@ -312,23 +323,14 @@ def _training(
     notes.note(describe(plan.precision.precision, _device(job.backend)))
     computed, packed = plan.precision.precision.compute, not task.rows.unpacked
     notes.note(kernel_report.describe(task.spec, job.backend, computed, plan.row_length, packed))
-    loop = LoopConfig(
-        steps=plan.steps,
-        schedule=plan.schedule,
-        interval=options.interval(mesh.size),
-        keep_checkpoints=options.keep_checkpoints,
-        keep_every=options.keep_every,
-        checkpoint_url=options.checkpoint_url,
-        grace_s=options.seconds("grace"),
-        eval_every=options.eval_every,
-        log_every=options.log_every,
-        profile=parse_steps(options.profile),
-        guard=options.guard(),
-    )
     times = devices_at_peak(job.backend, mesh.size, world.size)
     more: dict[str, Any] = {} if task.name_rows is None else {"name_rows": task.name_rows}
-    return Training(
-        config=loop,
+    return TrainingRun(
+        options=options,
+        steps=plan.steps,
+        schedule=plan.schedule,
+        interval=parse_interval(options.save_every, options.mtbf or 0.0, mesh.size),
+        guard_config=GuardConfig(options.on_spike, options.spike_sigmas),
         backend=job.backend,
         stepper=stepper,
         source=RowSource(task.rows, plan.order, plan.batch_rows, stepper),
@@ -343,7 +345,7 @@ def _training(
 
 
 def _tracker(
-    options: TrainOptions, directory: RunDirectory, world: World, identity: Mapping[str, Any]
+    options: Training, directory: RunDirectory, world: World, identity: Mapping[str, Any]
 ) -> Tracker:
     """What sends metrics to services, from the leading process."""
     names = parse_services(options.track) if world.leads else ()
@@ -361,13 +363,13 @@ def _device(backend: str) -> Any:
     return torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
-def _meta(job: Job, task: Task, options: TrainOptions, plan: Plan, mesh: Mesh) -> dict[str, Any]:
+def _meta(job: Job, task: Task, options: Training, plan: Plan, mesh: Mesh) -> dict[str, Any]:
     """What checkpoints say besides their tensors."""
     stages = [asdict(stage) for stage in plan.order.stages]
     return {
         "model": spec_hash(task.spec),
         "config": dict(task.spec.config),
-        "optimizer": asdict(options.plain_optimizer()),
+        "optimizer": asdict(optimizer_config(options)),
         "schedule": asdict(plan.schedule),
         "rng": {"seed": job.seed},
         "data": {
@@ -391,14 +393,14 @@ def spec_hash(spec: ModelSpec) -> str:
     return hashlib.blake2b(table.encode(), digest_size=16).hexdigest()
 
 
-def export(directory: RunDirectory, task: Task, options: TrainOptions) -> None:
+def export(directory: RunDirectory, task: Task, options: Training) -> None:
     """Write the last checkpoint's parameters as a Hugging Face directory, adapters merged.
 
     Adapters are also written alone, in `adapter/`.
     """
     found = latest(directory.checkpoints)
     assert found is not None, "a finished run has a checkpoint"
-    lora = options.lora()
+    lora = lora_config(options)
     if lora is not None:
         _export_adapter(directory, task, Reader(found), lora)
     with _tokenizer_directory(task.tokenizer) as tokenizer:

@@ -37,15 +37,19 @@ def open_inputs(job: Job, kind: str) -> list[Source]:
     return sources
 
 
-def from_path(given: str, kind: str) -> list[Source]:
-    """Sources of a file, a directory, a glob or an fsspec URL."""
+def from_path(given: str, kind: str, flag: str = "") -> list[Source]:
+    """Sources of a file, a directory, a glob or an fsspec URL, which the option `flag` gave."""
+    try:
+        names = expand(given)
+    except UsageError as error:
+        raise UsageError(f"{flag}: {error}" if flag else str(error)) from None
     base = given.rstrip("/") + "/"
     return [
         Source(
             name, kind, sniff(partial(open_binary, name), name), _opener(name),
             keys_of(name.removeprefix(base)) if name.startswith(base) else (),
         )
-        for name in expand(given)
+        for name in names
     ]  # fmt: skip
 
 

@@ -268,8 +268,11 @@ def _too_few(repeats: float, rows: int, wanted: int) -> str:
     )
 
 
-def parse_weights(text: str, names: Sequence[str]) -> tuple[float, ...] | None:
-    """'web=3,books=1' → a weight for each of the names (0 where not named); '' → None."""
+def parse_weights(text: str, names: Sequence[str], flag: str = "--mix") -> tuple[float, ...] | None:
+    """'web=3,books=1' → a weight for each of the names (0 where not named); '' → None.
+
+    Raises UsageError, which names the option that gave the text.
+    """
     if not text:
         return None
     given: dict[str, float] = {}
@@ -278,9 +281,9 @@ def parse_weights(text: str, names: Sequence[str]) -> tuple[float, ...] | None:
         try:
             given[name.strip()] = float(value)
         except ValueError:
-            raise UsageError(f"mix: {part!r} (expected SOURCE=WEIGHT)") from None
+            raise UsageError(f"{flag}: {part!r} (expected SOURCE=WEIGHT)") from None
     unknown = [name for name in given if name not in names]
     if unknown:
         known = ", ".join(names[:8]) + (" …" if len(names) > 8 else "")
-        raise UsageError(f"mix: no rows of source {unknown[0]!r} (expected some of {known})")
+        raise UsageError(f"{flag}: no rows of source {unknown[0]!r} (expected some of {known})")
     return tuple(given.get(name, 0.0) for name in names)

@@ -37,10 +37,10 @@ def extend_context(
     now = from_config(config).max_positions
     if max_positions <= now:
         raise UsageError(
-            f"context: {max_positions} positions (expected more than the model's {now})"
+            f"--context: {max_positions} positions (expected more than the model's {now})"
         )
     if theta is not None and theta <= 1:
-        raise UsageError(f"context: theta is {theta} (expected above 1)")
+        raise UsageError(f"--rope-theta: {theta} (expected above 1)")
     result = {**config, "max_position_embeddings": max_positions}
     _change(result, theta, factor, now)
     from_config(result)
@@ -93,14 +93,14 @@ def _stretched(
     kind = found.pop("type", found.get("rope_type", "default"))
     if kind not in ("default", "yarn"):
         raise UsageError(
-            f"context: rope_type is {kind!r} (expected default or yarn to set a factor; give theta)"
+            f"--context: rope_type is {kind!r} (expected default or yarn; give --rope-theta)"
         )
     original = found.get(_ORIGINAL, now) if kind == "yarn" else now
     wanted = result["max_position_embeddings"]
     if factor <= 1 or original * factor < wanted:
         raise UsageError(
-            f"context: factor {factor} of {original} positions (expected {wanted / original:g} or "
-            f"more for {wanted})"
+            f"--context: factor {factor} of {original} positions (expected {wanted / original:g} "
+            f"or more for {wanted})"
         )
     found.pop("attention_factor", None)  # follows from the factor
     return found | {"rope_type": "yarn", "factor": float(factor), _ORIGINAL: original}

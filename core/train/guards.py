@@ -23,9 +23,6 @@ from typing import Any
 
 import numpy as np
 
-from sabia.core.errors import UsageError
-
-ACTIONS = ("rewind", "stop", "off")
 FLOOR = {"loss": 0.02, "grad_norm": 10.0}  # least spread, as a share of the median
 NORMAL = 1.4826
 INFINITE = (math.inf, math.inf)
@@ -40,19 +37,13 @@ class GuardConfig:
     most_left_out (a share of the rows): of one run, before it gives up.
     """
 
-    action: str = "rewind"
-    sigmas: float = 8.0
+    action: str
+    sigmas: float
     window: int = 64
     least: int = 32
     row_sigmas: float = 8.0
     rewinds: int = 8
     most_left_out: float = 0.1
-
-    def __post_init__(self) -> None:
-        if self.action not in ACTIONS:
-            raise UsageError(f"--on-spike: {self.action!r} (expected {', '.join(ACTIONS)})")
-        if self.sigmas <= 0:
-            raise UsageError(f"--spike-sigmas: {self.sigmas} (expected above 0)")
 
 
 class SpikeGuard:

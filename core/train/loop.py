@@ -18,12 +18,13 @@ import numpy as np
 
 from sabia.core import notes, stop
 from sabia.core.errors import BadData, Failed, Interrupted
+from sabia.core.options.training import Training
 from sabia.core.parallel import watch
 from sabia.core.parallel.launch import World, agree, barrier
 from sabia.core.train import checkpoint
 from sabia.core.train.checkpoint import Interval
 from sabia.core.train.guards import GuardConfig, SpikeGuard, outliers
-from sabia.core.train.profiling import Profile
+from sabia.core.train.profiling import Profile, parse_steps
 from sabia.core.train.row_source import NameRows, RowSource, skipped_rows
 from sabia.core.train.run_directory import RunDirectory, refuse_another
 from sabia.core.train.schedule import ScheduleConfig, learning_rate
@@ -40,34 +41,18 @@ from sabia.core.train.token_rows import TokenRows
 from sabia.core.train.tracking import Tracker
 
 
-@dataclass(frozen=True)
-class LoopConfig:
-    """Lengths are in steps. checkpoint_url: where checkpoints are uploaded to ('': nowhere).
-
-    grace_s: how long a process lives on after SIGTERM (0: not known).
-    """
-
-    steps: int
-    schedule: ScheduleConfig
-    interval: Interval = field(default_factory=Interval)
-    keep_checkpoints: int = 2
-    keep_every: int = 0
-    checkpoint_url: str = ""
-    grace_s: float = 0.0
-    eval_every: int = 0
-    log_every: int = 1
-    profile: tuple[int, int] = (0, 0)
-    guard: GuardConfig = field(default_factory=GuardConfig)
-
-
 @dataclass
-class Training:
-    """One run in progress; `meta` is what its checkpoints say besides step and position.
+class TrainingRun:
+    """One run of `steps` in progress; `meta` is what its checkpoints say besides step and position.
 
     name_rows: what to call rows in messages and records, given their numbers.
     """
 
-    config: LoopConfig
+    options: Training
+    steps: int
+    schedule: ScheduleConfig
+    interval: Interval
+    guard_config: GuardConfig
     backend: str
     stepper: Stepper
     source: RowSource
@@ -91,11 +76,11 @@ class Training:
         Returns the last figures: step, loss, tokens, seconds, validation_loss. Raises Interrupted
         after a stop signal (state saved), Failed when a step is refused and cannot be mended.
         """
-        self.guard = SpikeGuard(self.config.guard)
+        self.guard = SpikeGuard(self.guard_config)
         self.source.skipped |= {int(entry["row"]) for entry in skipped_rows(self.run.path)}
         self.started, self.first_started = time.monotonic(), self.run.started_at()
-        profile = (self.config.profile, self.backend, self.run.path, self.world.rank)
-        self.profile = Profile(*profile)
+        traced = parse_steps(self.options.profile)
+        self.profile = Profile(traced, self.backend, self.run.path, self.world.rank)
         self._resume()
         self.saver = self._saver()
         self.saved_at = time.monotonic()
@@ -104,8 +89,8 @@ class Training:
             if self.step == 0:
                 self._validate()
             self.meter.start()
-            with live_line(self.config.steps, self.step, "training") as line:
-                while self.step < self.config.steps:
+            with live_line(self.steps, self.step, "training") as line:
+                while self.step < self.steps:
                     self._one_step(line)
             watch.at(self.step, "waiting for the upload", 86400.0)
             self.saver.close()
@@ -121,15 +106,15 @@ class Training:
     # -- checkpoints
 
     def _saver(self) -> checkpoint.Saver:
-        config = self.config
+        options = self.options
         return checkpoint.Saver(
             self.run.checkpoints,
-            config.checkpoint_url,
+            options.checkpoint_url,
             world=self.world,
             barrier=lambda: barrier(self.world, self.backend, "checkpoint"),
-            keep=config.keep_checkpoints,
-            keep_every=config.keep_every,
-            grace_s=config.grace_s,
+            keep=options.keep_checkpoints,
+            keep_every=options.keep_every,
+            grace_s=options.grace or 0.0,
         )
 
     def _close_after_failure(self) -> None:
@@ -142,7 +127,7 @@ class Training:
     def _latest(self) -> checkpoint.Checkpoint | None:
         return checkpoint.latest(
             self.run.checkpoints,
-            self.config.checkpoint_url,
+            self.options.checkpoint_url,
             self.world,
             lambda flag: agree(self.world, self.backend, flag),
         )
@@ -153,11 +138,11 @@ class Training:
         if found is None:
             return
         self._restore(found)
-        notes.note(f"resuming at step {self.step:,} of {self.config.steps:,} ({found.path.name})")
+        notes.note(f"resuming at step {self.step:,} of {self.steps:,} ({found.path.name})")
 
     def _restore(self, found: checkpoint.Checkpoint) -> None:
         said = found.manifest
-        place = self.config.checkpoint_url or str(found.path)
+        place = self.options.checkpoint_url or str(found.path)
         refuse_another(place, said["identity"], self.meta["identity"], "--checkpoint-url")
         if said["model"] != self.meta["model"]:
             raise BadData(f"checkpoint {found.path.name} is of another model; --force starts over")
@@ -192,7 +177,7 @@ class Training:
         if not self.world.leads:
             return False
         saver, waited = self.saver, time.monotonic() - self.saved_at
-        return self.config.interval.due(self.step + 1, waited, saver.blocking_s, saver.upload_s)
+        return self.interval.due(self.step + 1, waited, saver.blocking_s, saver.upload_s)
 
     # -- steps
 
@@ -204,7 +189,7 @@ class Training:
         self.profile.before(self.step + 1)
         watch.at(self.step + 1, "reading")
         batch = self.source.batch(self.step)
-        lr = learning_rate(self.step, self.config.schedule)
+        lr = learning_rate(self.step, self.schedule)
         wishes = np.array([stop.requested(), self._save_is_due()], np.float64)
         watch.at(self.step + 1, "stepping")
         found = self.stepper.step(batch, lr, wishes, limits=self.guard.limits(), number=self.step)
@@ -214,14 +199,14 @@ class Training:
             return
         self.working_s += time.monotonic() - since
         self._taken(found, lr, line)
-        done = self.step == self.config.steps
-        if done or (self.config.eval_every and self.step % self.config.eval_every == 0):
+        done, every = self.step == self.steps, self.options.eval_every
+        if done or (every and self.step % every == 0):
             self._validate()
         if done or saving or stopping:
             self._save()
         if stopping and not done:
             raise Interrupted(
-                f"stopped at step {self.step:,} of {self.config.steps:,}; state is saved: run "
+                f"stopped at step {self.step:,} of {self.steps:,}; state is saved: run "
                 "again to resume"
             )
 
@@ -244,7 +229,7 @@ class Training:
 
     def _refused(self, found: dict[str, Any]) -> None:
         """Leave rows out and take the step again, or go back to where the run was well."""
-        config, at = self.config.guard, self.step
+        config, at = self.guard_config, self.step
         most_loss, most_norm = self.guard.limits()
         least = f"at most {most_loss:.4g} and {most_norm:.4g}"
         told = (
@@ -298,7 +283,7 @@ class Training:
         loss = np.concatenate(losses)
         groups = self.source.rows.source_of(numbers)
         at = np.repeat(np.array(steps), self.source.batch_rows)
-        found = outliers(loss, groups, self.config.guard.row_sigmas)
+        found = outliers(loss, groups, self.guard_config.row_sigmas)
         return self._entries(numbers[found], at[found], loss[found])
 
     def _all_of(self, step: int) -> list[dict[str, Any]]:
@@ -331,8 +316,8 @@ class Training:
             "grad_norm": found["grad_norm"],
             "tokens": self.tokens,
         }
-        every = self.config.log_every
-        if self.step % every == 0 or self.step in (1, self.config.steps):
+        every = self.options.log_every
+        if self.step % every == 0 or self.step in (1, self.steps):
             row |= self.meter.read() | {"seconds": round(self._seconds(), 3)}
             row |= memory_bytes(self.backend) | watch.figures()
             row["goodput"] = self.working_s / max(time.time() - self.first_started, 1e-9)

@@ -16,58 +16,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from sabia.core.errors import UsageError
 from sabia.core.model.forward import KVCache, hidden, token_losses
 from sabia.core.model.ops import Array, Ops, Params, Remat
+from sabia.core.options.grpo import PolicyLoss
 from sabia.core.spec.model import ModelSpec
 
-AGGREGATIONS = ("token", "seq-mean", "dr")
-RATIOS = ("token", "sequence")
-CORRECTIONS = ("none", "token-cap", "sequence-cap", "sequence-mask")
+CORRECTION_CAP = 2.0
 STD_EPSILON = 1e-4
 _BY_SAMPLE = ("loss_mask", "weights", "sampler", "advantage", "share")
-
-
-@dataclass(frozen=True)
-class GrpoLossConfig:
-    """How the policy loss is formed; the defaults are DAPO's clip and token sum, without KL.
-
-    `temperature` is that of sampling: the trained log-probabilities are of the same distribution.
-    """
-
-    clip_low: float = 0.2
-    clip_high: float = 0.28
-    aggregation: str = "token"
-    ratio: str = "token"
-    dual_clip: float = 0.0
-    beta: float = 0.0
-    kl_times_ratio: bool = False
-    correction: str = "none"
-    correction_cap: float = 2.0
-    temperature: float = 1.0
-
-    def __post_init__(self) -> None:
-        for name, known in (
-            ("aggregation", AGGREGATIONS),
-            ("ratio", RATIOS),
-            ("correction", CORRECTIONS),
-        ):
-            if getattr(self, name) not in known:
-                raise UsageError(
-                    f"{name}: {getattr(self, name)!r} (expected one of {', '.join(known)})"
-                )
-        if not 0 < self.clip_low < 1 or self.clip_high <= 0 or self.beta < 0:
-            raise UsageError(
-                f"clip {self.clip_low}/{self.clip_high}, beta {self.beta} "
-                "(expected clips above 0, the lower below 1, and beta 0 or more)"
-            )
-        if self.dual_clip and self.dual_clip <= 1:
-            raise UsageError(f"dual clip: {self.dual_clip} (expected above 1, or 0 for none)")
 
 
 def advantages(rewards: np.ndarray, std: bool = False) -> np.ndarray:
@@ -109,7 +69,7 @@ def policy_losses(
     old: Any,
     mask: Any,
     advantage: Any,
-    config: GrpoLossConfig,
+    options: PolicyLoss,
     ops: Any,
     *,
     sampler: Any = None,
@@ -122,21 +82,19 @@ def policy_losses(
     """
     lengths = mask.sum(-1)[..., None]
     log_ratio = (logp - old) * mask
-    if config.ratio == "sequence":
+    if options.ratio == "sequence":
         log_ratio = log_ratio.sum(-1)[..., None] / ops.where(lengths > 0, lengths, 1.0)
     rho = ops.exp(log_ratio)
-    within = _at_least(_at_most(rho, 1 + config.clip_high, ops), 1 - config.clip_low, ops)
+    within = _at_least(_at_most(rho, 1 + options.clip_high, ops), 1 - options.clip_low, ops)
     binds = -within * advantage > -rho * advantage
     loss = ops.where(binds, -within * advantage, -rho * advantage)
-    if config.dual_clip:
-        capped = ops.where(advantage < 0, -config.dual_clip * advantage, math.inf)
+    if options.dual_clip:
+        capped = ops.where(advantage < 0, -options.dual_clip * advantage, math.inf)
         loss = ops.where(loss > capped, capped, loss)
-    if config.correction != "none":
-        loss = loss * _correction(old, sampler, mask, config, ops)
-    if config.beta:
-        loss = loss + config.beta * _k3(logp, ref, mask, ops) * (
-            rho if config.kl_times_ratio else 1.0
-        )
+    if options.correction != "none":
+        loss = loss * _correction(old, sampler, mask, options, ops)
+    if options.beta:
+        loss = loss + options.beta * _k3(logp, ref, mask, ops)
     return loss * mask, ops.where(binds, mask, 0.0)
 
 
@@ -154,14 +112,14 @@ def _k3(logp: Any, ref: Any, mask: Any, ops: Any) -> Any:
     return ops.exp(difference) - difference - 1.0
 
 
-def _correction(old: Any, sampler: Any, mask: Any, config: GrpoLossConfig, ops: Any) -> Any:
+def _correction(old: Any, sampler: Any, mask: Any, options: PolicyLoss, ops: Any) -> Any:
     """Truncated importance weight of the policy at sampling time against the sampler."""
     difference = (old - sampler) * mask
-    if config.correction == "token-cap":
-        return _at_most(ops.exp(difference), config.correction_cap, ops)
+    if options.correction == "token-cap":
+        return _at_most(ops.exp(difference), CORRECTION_CAP, ops)
     weight = ops.exp(difference.sum(-1)[..., None])
-    over = config.correction_cap if config.correction == "sequence-cap" else 0.0
-    return ops.where(weight <= config.correction_cap, weight, over)
+    over = CORRECTION_CAP if options.correction == "sequence-cap" else 0.0
+    return ops.where(weight <= CORRECTION_CAP, weight, over)
 
 
 def sample_logprobs(
@@ -223,7 +181,7 @@ def grpo_loss(
     batch: Mapping[str, Array],
     ops: Ops,
     *,
-    config: GrpoLossConfig,
+    options: PolicyLoss,
     remat: Remat = "none",
 ) -> tuple[Array, Array, dict[str, Array]]:
     """The policy loss of a micro-batch as (numerator, its share of the denominator, sums).
@@ -239,7 +197,7 @@ def grpo_loss(
         for name in (*_BY_SAMPLE, "old", "ref")
         if name in batch
     }
-    logp = sample_logprobs(spec, params, batch, ops, config.temperature, remat)
+    logp = sample_logprobs(spec, params, batch, ops, options.temperature, remat)
     mask, sampler = flat["loss_mask"], flat["sampler"]
     constant = ops.stop_gradient(logp)
     losses, clipped = policy_losses(
@@ -247,7 +205,7 @@ def grpo_loss(
         flat.get("old", constant),
         mask,
         flat["advantage"],
-        config,
+        options,
         ops,
         sampler=sampler,
         ref=flat.get("ref"),

@@ -73,21 +73,26 @@ def _tensor(spec: ModelSpec, tensor: TensorSpec, base_width: int) -> tuple[float
 
 def _check(spec: ModelSpec, base_width: int, config: OptimizerConfig, base_head_dim: int) -> None:
     if base_width < 1:
-        raise UsageError(f"μP: base width {base_width} (expected 1 or more)")
+        raise UsageError(f"--mup-base: base width {base_width} (expected 1 or more)")
     if spec.tied:
         raise UsageError(
-            "μP: the head is the embedding, whose initial values and rate must fall with the "
-            "width in one role and not in the other (expected tied=false)"
+            "--mup-base: the head is the embedding, whose initial values and rate must fall with "
+            "the width in one role and not in the other (expected tied=false)"
         )
     if spec.embed_scale != 1.0:
         raise UsageError(
-            f"μP: embeddings are multiplied by {spec.embed_scale:g} (expected a family without)"
+            f"--mup-base: embeddings are multiplied by {spec.embed_scale:g} (expected a family "
+            "without)"
         )
     if config.name not in _EXPONENTS:
-        raise UsageError(f"μP: optimizer {config.name} (expected one of {', '.join(_EXPONENTS)})")
+        raise UsageError(
+            f"--mup-base: optimizer {config.name} (expected one of {', '.join(_EXPONENTS)})"
+        )
     odd = next((t for t in spec.tensors() if not set(t.axes) <= _AXES), None)
     if odd is not None:
-        raise UsageError(f"μP: {odd.name} has axes {odd.axes} (expected attention and gated MLPs)")
+        raise UsageError(
+            f"--mup-base: {odd.name} has axes {odd.axes} (expected attention and gated MLPs)"
+        )
     for index, layer in enumerate(spec.layers):
         _check_heads(spec, index, layer.mixer, base_width, base_head_dim)
 
@@ -99,13 +104,13 @@ def _check_heads(
     size = getattr(mixer, "head_dim", 0)
     if base_head_dim and size != base_head_dim:
         raise UsageError(
-            f"μP: head_dim {size} in layer {index}, {base_head_dim} at width {base_width} "
+            f"--mup-base: head_dim {size} in layer {index}, {base_head_dim} at width {base_width} "
             "(expected the same: let the number of heads grow)"
         )
     for count in (getattr(mixer, "heads", 0), getattr(mixer, "kv_heads", 0)):
         if not count or count * base_width % spec.hidden_size:
             raise UsageError(
-                f"μP: {count} heads of {size} at width {spec.hidden_size} are "
+                f"--mup-base: {count} heads of {size} at width {spec.hidden_size} are "
                 f"{count * base_width / spec.hidden_size:g} at width {base_width} (expected a "
                 "whole number: head_dim is the same at both widths)"
             )

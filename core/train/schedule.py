@@ -18,7 +18,6 @@ from dataclasses import dataclass
 
 from sabia.core.errors import UsageError
 
-KINDS = ("wsd", "cosine", "constant")
 TAILS: Mapping[str, Callable[[float], float]] = {
     "linear": lambda done: 1 - done,
     "exponential": lambda done: 2 * 0.5**done - 1,
@@ -29,31 +28,21 @@ TAILS: Mapping[str, Callable[[float], float]] = {
 
 @dataclass(frozen=True)
 class ScheduleConfig:
-    """peak and final rate, and the steps of warm-up, of the decay (WSD) and in all."""
+    """peak and final rate (a share of the peak), and the steps of warm-up, of the decay (WSD) and
+    in all; kind: wsd, cosine, constant; tail: one of TAILS."""
 
     peak: float
     steps: int
-    warmup: int = 0
-    kind: str = "wsd"
-    decay: int = 0
-    tail: str = "linear"
-    final: float = 0.0  # share of the peak that is left after the last step
+    warmup: int
+    kind: str
+    decay: int
+    tail: str
+    final: float
 
     def __post_init__(self) -> None:
-        if self.kind not in KINDS:
-            raise UsageError(f"schedule: {self.kind!r} (expected one of {', '.join(KINDS)})")
-        if self.tail not in TAILS:
-            raise UsageError(f"decay shape: {self.tail!r} (expected one of {', '.join(TAILS)})")
-        if self.steps < 1 or self.warmup < 0 or self.decay < 0 or not 0 <= self.final <= 1:
-            raise UsageError(
-                f"schedule: {self.steps} steps, {self.warmup} warm-up, {self.decay} decay, final "
-                f"share {self.final} (expected 1 step or more, no negative part, 0 to 1)"
-            )
-        if not (math.isfinite(self.peak) and self.peak > 0):
-            raise UsageError(f"learning rate: {self.peak} (expected above 0)")
         if self.warmup + (self.decay if self.kind == "wsd" else 0) > self.steps:
             raise UsageError(
-                f"schedule: {self.warmup} warm-up and {self.decay} decay steps in {self.steps} "
+                f"--warmup: {self.warmup} steps, and {self.decay} of decay, in {self.steps} "
                 "(expected at most that many together)"
             )
 

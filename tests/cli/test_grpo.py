@@ -98,20 +98,50 @@ def test_sigterm_saves_and_the_same_call_goes_on_to_the_same_weights(
     assert shown == [json.loads(line)["reward"] for line in whole.stdout.splitlines()]
 
 
-def test_dry_run_and_refusals(model: Path, prompts: Path, tmp_path: Path) -> None:
+def test_dry_run_and_data_that_cannot_be_graded(model: Path, prompts: Path, tmp_path: Path) -> None:
     out = tmp_path / "run"
     plan = run(prompts, "--model", model, *OPTIONS, "-o", out, "--dry-run")
     assert plan.returncode == 0
     assert b"samples: 3,200 of at most 4 tokens" in plan.stdout
     assert not out.exists()
-    for code, arguments in (
-        (2, ("--advantage", "median")),
-        (2, ("--judge-url", "http://localhost:1/v1")),
-        (65, ("--reward", "number")),
-    ):
-        said = run(prompts, "--model", model, *OPTIONS, "-o", out, *arguments)
-        assert said.returncode == code, (arguments, said.stderr.decode())
-        assert len(said.stderr.splitlines()) <= 3
+    said = run(prompts, "--model", model, *OPTIONS, "-o", out, "--reward", "number")
+    assert said.returncode == 65, said.stderr.decode()
+    assert len(said.stderr.splitlines()) <= 3
+
+
+JUDGE = ("--reward", "rubric", "--judge-url", "http://localhost:1/v1")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("--advantage", "median"), "--advantage: 'median' (expected mean or std)"),
+        (("--updates", "2", "--ratio", "foo"), "--ratio: 'foo' (expected token or sequence)"),
+        (("--reward", "vibes"), "--reward: 'vibes'"),
+        (JUDGE, "--judge-model: is missing"),
+        ((*JUDGE[2:], "--judge-model", "m"), "--judge-url: only with --reward rubric"),
+        ((*JUDGE, "--judge-model", "m", "--max-usd", "1"), "--max-usd: only with --prices"),
+        (("--judge-model", "m"), "--judge-model: only with --judge-url"),
+        (("--judge-votes", "1"), "--judge-votes: only with --judge-url"),
+        (("--max-judge-tokens", "1M"), "--max-judge-tokens: only with --judge-url"),
+        (("--max-null", "20%"), "--max-null: only with --judge-url"),
+        (("--max-unknown", "0"), "--max-unknown: only with --judge-url"),
+        (("--concurrency", "4"), "--concurrency: only with --judge-url"),
+        (("--clip-low", "0.2"), "--clip-low: only with --updates 2 or more"),
+        (("--decay", "0"), "--decay: only with --schedule wsd"),
+        (("--final-lr", "0.1"), "--final-lr: only with --schedule wsd or cosine"),
+        (("--backend", "jax"), "--backend: 'jax' (expected torch)"),
+        (("--mesh", "fsdp=2"), "--mesh: fsdp=2"),
+        (("--model", "/nope"), "--model: /nope has no config.json"),
+    ],
+)
+def test_refusals(model: Path, prompts: Path, tmp_path: Path, arguments, said: str) -> None:
+    out = tmp_path / "run"
+    done = run(prompts, "--model", model, "-o", out, *OPTIONS, *arguments)
+    assert done.returncode == 2, done.stderr.decode()
+    (line,) = done.stderr.decode().splitlines()
+    assert said in line
+    assert not out.exists()
 
 
 @pytest.mark.slow

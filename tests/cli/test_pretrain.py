@@ -94,7 +94,7 @@ def test_other_options_are_refused_and_force_starts_over(
 
 
 def test_how_often_to_save_is_not_another_run(made: Path, sabia: Commands) -> None:
-    words = ("--save-every", "3", "--eval-every", "2", "--micro-batch", "2", "--backend", "jax")
+    words = ("--save-every", "3", "--log-every", "2", "--micro-batch", "2", "--backend", "jax")
     done = sabia("pretrain", made / "tokens", *WORDS, *words, "-o", made / "run")
     assert b"already finished" in done.stderr
 
@@ -178,13 +178,43 @@ def test_stdin_and_dry_run(made: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "code", "said"),
     [
-        ((), 2, "which model? give one of"),
+        ((), 2, "--model: is missing (expected --model DIR, --config-json FILE or --shape d="),
+        (("--shape", SHAPE, "--model", "base"), 2, "--model: not together with --shape"),
         (("--shape", SHAPE, "--mesh", "tensor=2"), 2, "needs 2 devices, there are 1 (torch runs"),
         (("--shape", SHAPE, "--mesh", "data=2"), 2, "torchrun --nproc-per-node 2"),
-        (("--shape", SHAPE, "--steps", "3", "--tokens", "5"), 2, "give one of --steps"),
+        (("--shape", SHAPE, "--steps", "3", "--tokens", "5"), 2, "--steps: not together with"),
         (("--shape", SHAPE, "--mix", "poems=1"), 2, "no rows of source 'poems'"),
         (("--shape", SHAPE + ",vocab=20"), 65, "expected below the model's vocabulary of 20"),
         (("--shape", SHAPE, "--warmup", "much"), 2, "--warmup: 'much'"),
+        (("--shape", SHAPE, "--lr", "0"), 2, "--lr: 0 is out of range (expected above 0)"),
+        (("--shape", SHAPE, "--balance", "0.01"), 2, "--balance: the model has no experts"),
+        (("--shape", SHAPE, "--bias-rate", "0.001"), 2, "--bias-rate: the model has no expert bi"),
+        (("--shape", SHAPE, "--context", "8k"), 2, "--context: only with --model"),
+        (("--shape", SHAPE, "--rope-theta", "1e6"), 2, "--rope-theta: only with --context"),
+        (("--shape", SHAPE, "--then", "decay:web=1"), 2, "--then: only with --mix"),
+        (("--shape", SHAPE, "--eval-every", "5"), 2, "--eval-every: only with --validation"),
+        (("--shape", SHAPE, "--mtbf", "8h"), 2, "--mtbf: only with --save-every auto"),
+        (("--shape", SHAPE, "--schedule", "constant", "--decay", "20%"), 2,
+         "--decay: only with --schedule wsd"),
+        (("--shape", SHAPE, "--schedule", "constant", "--bf16-tail"), 2,
+         "--bf16-tail: only with --schedule wsd or cosine"),
+        (("--shape", SHAPE, "--precision", "bf16", "--bf16-tail"), 2,
+         "--bf16-tail: not together with --precision bf16"),
+        (("--shape", SHAPE, "--optimizer", "adafactor", "--betas", "0.9,0.9"), 2,
+         "--betas: only with --optimizer adamw, muon, lion or soap"),
+        (("--shape", SHAPE, "--betas", "0.9"), 2, "--betas: '0.9' (expected such as 0.9,0.95)"),
+        (("--shape", SHAPE, "--betas", "0.9,1"), 2, "--betas: 0.9,1.0 (expected 0 to below 1)"),
+        (("--shape", SHAPE, "--freeze", "("), 2, "--freeze: '(' is no regular expression"),
+        (("--shape", SHAPE, "--compile", "--backend", "jax"), 2, "--compile: only with --backend"),
+        (("--shape", SHAPE, "--lora-alpha", "0"), 2, "--lora-alpha: only with --lora-rank"),
+        (("--shape", SHAPE, "--warmup", "20", "--decay", "80", "--steps", "99"), 2,
+         "--warmup: 20 steps, and 80 of decay, in 99"),
+        (("--shape", SHAPE, "--tokenizer", "/nope"), 2, "--tokenizer: /nope has no tokenizer"),
+        (("--model", "/nope"), 2, "--model: /nope has no config.json"),
+        (("--config-json", "/nope"), 2, "--config-json: /nope"),
+        (("--shape", SHAPE, "--validation", "/nope"), 2, "--validation: /nope: no such file"),
+        (("--shape", SHAPE, "--mix", "web=1", "--then", "3:no=1"), 2, "--then: no rows of source"),
+        (("--shape", SHAPE, "--list-read", "--force"), 2, "--list-read: not together with --force"),
         (("--shape", SHAPE, "--lr", "1e30", "--steps", "9"), 1, "expected finite numbers"),
     ],
 )  # fmt: skip

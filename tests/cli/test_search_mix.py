@@ -2,14 +2,13 @@
 
 import json
 import random
+from collections.abc import Callable
 from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from typer.testing import CliRunner
-
-from sabia.cli.main import app
+from training_cases import Commands
 
 SOURCES = ("easy", "hard", "noise")
 SMALL = ("--shape", "d=32,layers=2,heads=2,vocab=64", "--batch", "16", "--lr", "3e-3", "-q")
@@ -43,13 +42,26 @@ def tokens(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def call(*words: str) -> str:
-    done = CliRunner().invoke(app, ["pretrain", *words], prog_name="sabia")
-    assert done.exit_code == 0, done.output
-    return done.output
+@pytest.fixture(scope="module")
+def sabia(tmp_path_factory: pytest.TempPathFactory):
+    commands = Commands(tmp_path_factory.mktemp("commands"))
+    yield commands
+    commands.close()
 
 
-def test_doremi_answers_and_goes_on(tokens: Path, tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def call(sabia: Commands) -> Callable[..., str]:
+    """Runs `pretrain` to the end; its standard output."""
+
+    def run(*words: str) -> str:
+        done = sabia("pretrain", *words)
+        assert done.returncode == 0, done.stderr
+        return done.stdout.decode(errors="replace")
+
+    return run
+
+
+def test_doremi_answers_and_goes_on(tokens: Path, tmp_path: Path, call) -> None:
     out = tmp_path / "mix"
     words = (str(tokens), *SMALL, "--steps", "6", "--search-mix", "doremi", "-o", str(out))
     call(*words)
@@ -65,7 +77,7 @@ def test_doremi_answers_and_goes_on(tokens: Path, tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("backend", ["torch", "jax"])
 def test_both_searches_prefer_what_can_be_learnt(
-    tokens: Path, tmp_path: Path, backend: str
+    tokens: Path, tmp_path: Path, backend: str, call
 ) -> None:
     for method, more in (("regression", ("--target", "hard=1", "--proxies", "12")), ("doremi", ())):
         out = tmp_path / method
@@ -77,24 +89,33 @@ def test_both_searches_prefer_what_can_be_learnt(
         assert answer["loss"] < answer["loss_as_the_rows_are"], answer
 
 
-def test_the_plan_shows_limited_repeats(tokens: Path, tmp_path: Path) -> None:
+def test_the_plan_shows_limited_repeats(tokens: Path, tmp_path: Path, call, sabia) -> None:
     words = (str(tokens), *SMALL, "--steps", "40", "-o", str(tmp_path / "run"), "--dry-run")
     free = call(*words, "--mix", "easy=1,hard=8")
     assert "hard 4.74" in free
     assert "hard 2.00" in call(*words, "--mix", "easy=1,hard=8,noise=1", "--max-repeat", "2")
-    done = CliRunner().invoke(app, ["pretrain", *words, "--mix", "hard=1", "--max-repeat", "2"])
-    assert done.exit_code == 2 and "--max-repeat" in done.output
+    done = sabia("pretrain", *words, "--mix", "hard=1", "--max-repeat", "2")
+    assert done.returncode == 2 and b"--max-repeat" in done.stderr
 
 
-def test_what_does_not_fit_is_refused(tokens: Path, tmp_path: Path) -> None:
+def test_what_does_not_fit_is_refused(tokens: Path, tmp_path: Path, sabia: Commands) -> None:
     base = [str(tokens), *SMALL, "--steps", "4", "-o", str(tmp_path / "x")]
+    search = ["--search-mix", "doremi"]
     for words, said in (
-        (["--search-mix", "magic"], "--search-mix"),
-        (["--search-mix", "regression", "--proxies", "3"], "--proxies"),
-        (["--search-mix", "doremi", "--mix", "easy=1"], "--mix"),
-        (["--search-mix", "doremi", "--target", "none=1"], "none"),
-        (["--target", "easy=1"], "--search-mix"),
-        (["--search-mix", "doremi", "--max-repeat", "1", "--for-tokens", "10M"], "--max-repeat"),
+        (["--search-mix", "magic"], "--search-mix: 'magic' (expected regression or doremi)"),
+        (["--search-mix", "regression", "--proxies", "3"], "--proxies: 3 is out of range"),
+        ([*search, "--mix", "easy=1"], "--mix: only without --search-mix"),
+        ([*search, "--target", "none=1"], "none"),
+        (["--target", "easy=1"], "--target: only with --search-mix"),
+        (["--proxies", "24"], "--proxies: only with --search-mix regression"),
+        ([*search, "--proxies", "24"], "--proxies: only with --search-mix regression"),
+        ([*search, "--max-repeat", "1", "--for-tokens", "10M"], "--max-repeat: 1 passes"),
+        ([*search, "--max-repeat", "1"], "--max-repeat: only with --for-tokens or without"),
+        ([*search, "--for-tokens", "1M"], "--for-tokens: only with --max-repeat"),
+        ([*search, "--lora-rank", "2"], "--lora-rank: only without --search-mix"),
+        ([*search, "--save-every", "10m"], "--save-every: only without --search-mix"),
+        ([*search, "--mesh", "data=1"], "--mesh: only without --search-mix"),
+        ([*search, "--list-read"], "--list-read: only without --search-mix"),
     ):
-        done = CliRunner().invoke(app, ["pretrain", *base, *words])
-        assert done.exit_code == 2 and said in done.output, done.output
+        done = sabia("pretrain", *base, *words)
+        assert done.returncode == 2 and said in done.stderr.decode(), done.stderr

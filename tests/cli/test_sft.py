@@ -142,6 +142,23 @@ def test_nothing_to_learn(made: Path, tmp_path: Path, sabia: Commands, rows, cod
     assert said in done.stderr.decode()
 
 
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ((), "--model: is missing (expected DIR)"),
+        (("--model", "/nope"), "--model: /nope has no config.json"),
+        (("--model", "BASE", "--tokenizer", "/nope"), "--tokenizer: /nope has no tokenizer"),
+        (("--model", "BASE", "--eval-every", "3"), "--eval-every: only with --validation"),
+    ],
+)
+def test_refusals(made: Path, tmp_path: Path, sabia: Commands, words, said) -> None:
+    words = [made / "base" / "final" if word == "BASE" else word for word in words]
+    done = sabia("sft", made / "chat.jsonl", *words, "-o", tmp_path / "run")
+    assert done.returncode == 2
+    (line,) = done.stderr.decode().splitlines()
+    assert said in line
+
+
 def test_row_longer_than_the_model(made: Path, tmp_path: Path, sabia: Commands) -> None:
     assert LENGTH < 128
     rows = [{"messages": [{"role": "user", "content": "long " * 60},

@@ -41,9 +41,9 @@ def arm(event: str, number: int, mishap: str) -> None:
     if event == "file":
         os.fsync, os.replace, os.rename = map(before, (os.fsync, os.replace, os.rename))
     elif event == "step":
-        from sabia.core.train.loop import Training
+        from sabia.core.train.loop import TrainingRun
 
-        Training._one_step = before(Training._one_step)
+        TrainingRun._one_step = before(TrainingRun._one_step)
 
 
 def befall(mishap: str) -> None:

@@ -14,7 +14,6 @@ import math
 from dataclasses import dataclass
 
 from sabia.core import units
-from sabia.core.errors import UsageError
 
 DEVICE_MTBF_S = 54 * 86400 * 16384 / 419
 LONGEST_MTBF_S = 7 * 86400.0
@@ -64,13 +63,10 @@ class Interval:
         return best_interval_s(blocking_s, upload_s, self.mtbf_s or default_mtbf_s(self.devices))
 
 
-def parse_interval(text: str, mtbf: str = "", devices: int = 1) -> Interval:
-    """'500' steps, '10m' by time, 'auto'; `mtbf` such as '8h'. Raises UsageError for others."""
-    if mtbf and text != "auto":
-        raise UsageError(f"--mtbf: {mtbf} with --save-every {text} (expected --save-every auto)")
+def parse_interval(text: str, mtbf_s: float = 0.0, devices: int = 1) -> Interval:
+    """'500' steps, '10m' by time, 'auto' (0 `mtbf_s`: not known). Raises UsageError for others."""
     if text == "auto":
-        between = units.parse_duration(mtbf, "--mtbf") if mtbf else 0.0
-        return Interval(auto=True, mtbf_s=between, devices=devices)
+        return Interval(auto=True, mtbf_s=mtbf_s, devices=devices)
     if text.isdigit():
         return Interval(steps=int(text))
     return Interval(seconds=units.parse_duration(text, "--save-every"))

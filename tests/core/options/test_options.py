@@ -190,7 +190,7 @@ def test_groups_and_conditions_are_described() -> None:
     assert list(about.by_group(Stage)) == ["Input and output", "Method", "Endpoint"]
     described = {one["name"]: one for one in about.described(Stage, "stage")}
     assert described["ngram"]["conditions"] == ["only with --method near"]
-    assert described["usd"]["conditions"] == ["only with --prices and --url or --method far"]
+    assert described["usd"]["conditions"] == ["only with --prices and with --url or --method far"]
     assert described["steps"]["conditions"] == ["not with --epochs"]
     assert described["verify"]["flags"] == ["--verify", "--no-verify"]
     assert described["ngram"]["variable"] == "SABIA_STAGE_NGRAM"

@@ -1,7 +1,6 @@
 """GRPO end to end on a model that knows digits but not which one is asked for."""
 
 import json
-from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -16,6 +15,7 @@ from sabia.core.generate.requests import Completion, Request
 from sabia.core.judge.verdict import Grade, Verdict
 from sabia.core.model import hub
 from sabia.core.model.backend import load_ops
+from sabia.core.options.grpo import GrpoOptions, PolicyLoss
 from sabia.core.recipes import grpo
 from sabia.core.recipes.grpo_batch import (
     Group,
@@ -26,7 +26,6 @@ from sabia.core.recipes.grpo_batch import (
     split,
     with_slots,
 )
-from sabia.core.recipes.grpo_config import GrpoConfig
 from sabia.core.recipes.grpo_journal import Journal
 from sabia.core.recipes.grpo_prompts import Practice, Prompt
 from sabia.core.recipes.grpo_report import Table
@@ -34,9 +33,8 @@ from sabia.core.recipes.grpo_sampling import Sampler
 from sabia.core.shards.job import Job
 from sabia.core.spec import from_config, new_config
 from sabia.core.text.tokenizer import load_tokenizer, train_bpe
-from sabia.core.train.checkpoint import Interval
 from sabia.core.train.losses import next_token_loss
-from sabia.core.train.losses_grpo import GrpoLossConfig, grpo_loss
+from sabia.core.train.losses_grpo import grpo_loss
 from sabia.core.train.stepper import make_stepper
 
 
@@ -94,14 +92,14 @@ def job_of(prompts, out, **changes):
 
 @pytest.fixture
 def config(start):
-    return GrpoConfig(
+    return GrpoOptions(
         model=str(start),
         reward="regex",
         steps=8,
         prompts=2,
         group=8,
         lr=5e-3,
-        warmup=2,
+        warmup="2",
         max_new_tokens=3,
     )
 
@@ -116,7 +114,7 @@ def same(a, b):
 
 def test_reward_rises_and_the_run_directory_is_whole(start, config, prompts, tmp_path, capsys):
     run = tmp_path / "run"
-    grpo.run(job_of(prompts, run), replace(config, steps=24, prompts=4))
+    grpo.run(job_of(prompts, run), config.replace(steps=24, prompts=4))
     rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     assert [row["step"] for row in rows] == list(range(1, 25))
     assert np.mean([row["reward"] for row in rows[:3]]) < 0.5
@@ -134,16 +132,16 @@ def test_reward_rises_and_the_run_directory_is_whole(start, config, prompts, tmp
     assert first["items"][0]["id"] == "regex"
     assert len(first["tokens"]) == len(first["logprobs"])
     assert not list((run / "samples").glob("*.jsonl"))
-    grpo.run(job_of(prompts, run), replace(config, steps=24, prompts=4))
+    grpo.run(job_of(prompts, run), config.replace(steps=24, prompts=4))
     assert "already finished" in capsys.readouterr().err
     with pytest.raises(UsageError, match="another run"):
-        grpo.run(job_of(prompts, run), replace(config, steps=24, prompts=4, lr=1e-3))
+        grpo.run(job_of(prompts, run), config.replace(steps=24, prompts=4, lr=1e-3))
 
 
 @pytest.mark.parametrize("updates", [1, 2])
 def test_a_stopped_run_ends_with_the_same_weights(config, prompts, tmp_path, monkeypatch, updates):
     """Stopped after a step, inside the sampling of another, and then left to end."""
-    config = replace(config, updates=updates)
+    config = config.replace(updates=updates)
     grpo.run(job_of(prompts, tmp_path / "whole"), config)
     run = tmp_path / "stopped"
     calls = {"requested": 0, "check": 0}
@@ -189,7 +187,7 @@ def test_samples_past_the_checkpoint_are_not_made_again(config, prompts, tmp_pat
 
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
         patch.setattr(Table, "show", die)
-        grpo.run(job_of(prompts, run), replace(config, interval=Interval(steps=4)))
+        grpo.run(job_of(prompts, run), config.replace(save_every="4"))
     made = []
     original = Sampler._sampled
 
@@ -209,8 +207,8 @@ def test_micro_batches_give_the_same_gradient(config, prompts, tmp_path, aggrega
     """One denominator for the step: loss and gradient norm do not see how it was cut up."""
     first = {}
     for name, micro_tokens in (("whole", 16384), ("parts", 60)):
-        loss = GrpoLossConfig(aggregation=aggregation)
-        changed = replace(config, steps=1, std=True, loss=loss, micro_tokens=micro_tokens)
+        loss = {"aggregation": aggregation, "advantage": "std"}
+        changed = config.replace(steps=1, micro_tokens=micro_tokens, **loss)
         grpo.run(job_of(prompts, tmp_path / name), changed)
         first[name] = json.loads((tmp_path / name / "metrics.jsonl").read_text())
     assert first["whole"]["trained_tokens"] > 16
@@ -219,17 +217,16 @@ def test_micro_batches_give_the_same_gradient(config, prompts, tmp_path, aggrega
 
 
 @pytest.mark.parametrize("changes", [
-    {"loss": GrpoLossConfig(beta=0.1, ratio="sequence", aggregation="seq-mean"), "std": True},
-    {"loss": GrpoLossConfig(aggregation="dr", correction="token-cap", temperature=0.8)},
+    {"beta": 0.1, "ratio": "sequence", "aggregation": "seq-mean", "advantage": "std"},
+    {"aggregation": "dr", "correction": "token-cap", "temperature": 0.8},
     {"precision": "bf16", "overlong": "mask", "updates": 3, "prompts": 6},
 ])  # fmt: skip
 def test_other_settings_run(config, prompts, tmp_path, changes):
     run = tmp_path / "run"
-    grpo.run(job_of(prompts, run), replace(config, steps=3, **changes))
+    grpo.run(job_of(prompts, run), config.replace(steps=3, **changes))
     rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     assert all(np.isfinite(row["loss"]) for row in rows if row["updates"])
-    loss = changes.get("loss", GrpoLossConfig())
-    if loss.beta:
+    if changes.get("beta"):
         assert rows[0]["kl"] == pytest.approx(0, abs=1e-6)
         assert rows[-1]["kl"] > 0
     if changes.get("precision") != "bf16":
@@ -258,7 +255,7 @@ def test_records_that_cannot_be_graded_are_rejected(config, prompts, tmp_path, c
     bad = "".join(json.dumps(row) + "\n" for row in (no_answer, answered, long))
     prompts.write_text(lines + bad)
     run = tmp_path / "run"
-    grpo.run(job_of(prompts, run), replace(config, steps=1))
+    grpo.run(job_of(prompts, run), config.replace(steps=1))
     reasons = [r["reason"] for r in pq.read_table(run / "rejects").to_pylist()]
     assert len(reasons) == 3
     assert "no answer" in reasons[0]
@@ -266,22 +263,21 @@ def test_records_that_cannot_be_graded_are_rejected(config, prompts, tmp_path, c
     assert "tokens" in reasons[2]
     prompts.write_text(bad)
     with pytest.raises(BadData, match="3 rejected"):
-        grpo.run(job_of(prompts, tmp_path / "none"), replace(config, steps=1))
+        grpo.run(job_of(prompts, tmp_path / "none"), config.replace(steps=1))
 
 
 def test_refusals(config, prompts, tmp_path):
-    with pytest.raises(UsageError, match="torch"):
-        grpo.run(job_of(prompts, tmp_path / "run", backend="jax"), config)
     with pytest.raises(UsageError, match="directory"):
         grpo.run(Job(command="grpo", inputs=(str(prompts),)), config)
     for changes in ({"reward": "vibes"}, {"max_new_tokens": 64}):
         with pytest.raises(UsageError):
-            grpo.run(job_of(prompts, tmp_path / "run"), replace(config, **changes))
+            grpo.run(job_of(prompts, tmp_path / "run"), config.replace(**changes))
     with pytest.raises(BadData, match="no rubric"):
-        grpo.run(job_of(prompts, tmp_path / "run"), replace(config, reward="rubric"))
-    for changes in ({"group": 1}, {"overlong": "drop"}, {"loss": GrpoLossConfig(temperature=0)}):
-        with pytest.raises(UsageError):
-            replace(config, **changes)
+        grpo.run(job_of(prompts, tmp_path / "run"), config.replace(reward="rubric"))
+    for name, value in (("group", "1"), ("overlong", "drop"), ("temperature", "0"),
+                        ("backend", "jax")):  # fmt: skip
+        with pytest.raises(UsageError, match=f"--{name}"):
+            GrpoOptions.read({"model": config.model, name: value})
 
 
 # -- the parts
@@ -305,7 +301,7 @@ GROUPS = (
 
 
 def test_batches_hold_what_teaches(config):
-    batch = make_batch(GROUPS, replace(config, group=3, micro_tokens=8))
+    batch = make_batch(GROUPS, config.replace(group=3, micro_tokens=8))
     assert batch["targets"].shape == (5, 1, 4)
     assert batch["loss_mask"].sum((1, 2)).tolist() == [1, 2, 4, 2, 2]
     assert np.allclose(batch["advantage"].ravel(), [1 / 3, -2 / 3, 1 / 3, -0.5, 0.5])
@@ -313,7 +309,7 @@ def test_batches_hold_what_teaches(config):
     assert batch["targets"][2, 0].tolist() == [10, 11, 12, 13]
     assert batch["completion_at"][2].tolist() == [2, 3, 4, 5]
     assert batch["targets"][3, 0].tolist() == [10, 11, -1, -1]
-    fanned = make_batch(GROUPS, replace(config, group=3))
+    fanned = make_batch(GROUPS, config.replace(group=3))
     assert fanned["targets"].shape == (2, 3, 4)
     assert fanned["prompt_ids"].tolist() == [[1, 2, 3], [4, 5, 0]]
     assert fanned["prompt_length"].tolist() == [[3], [2]]
@@ -322,22 +318,21 @@ def test_batches_hold_what_teaches(config):
     assert make_batch(GROUPS[1:2], config) is None
     assert empty_batch(config)["loss_mask"].sum() == 0
     cut = [group_of([1.0, 0.0], reason="length")]
-    assert make_batch(cut, replace(config, overlong="mask")) is None
+    assert make_batch(cut, config.replace(overlong="mask")) is None
     assert make_batch(cut, config)["loss_mask"].sum() == 4
 
 
 @pytest.mark.parametrize("aggregation", ["token", "seq-mean", "dr"])
 def test_shares_are_those_of_the_samples(config, aggregation):
-    loss = GrpoLossConfig(aggregation=aggregation)
     wanted = {"token": 11, "seq-mean": 5, "dr": 5 * config.max_new_tokens}[aggregation]
     for micro_tokens in (8, 10_000):
-        changed = replace(config, group=3, micro_tokens=micro_tokens, loss=loss)
+        changed = config.replace(group=3, micro_tokens=micro_tokens, aggregation=aggregation)
         assert make_batch(GROUPS, changed)["share"].sum() == wanted
 
 
 def test_parts_and_micro_batches(config):
-    batch = make_batch(GROUPS, replace(config, group=3, micro_tokens=8))
-    assert micro_rows(batch, replace(config, micro_tokens=16)) == 2
+    batch = make_batch(GROUPS, config.replace(group=3, micro_tokens=8))
+    assert micro_rows(batch, config.replace(micro_tokens=16)) == 2
     assert with_slots(batch, 2)["slot"].argmax(1).tolist() == [0, 0, 1, 1, 2]
     parts = split(batch, 3, (0, 1))
     assert [len(part["targets"]) for part in parts] == [2, 2, 1]
@@ -364,11 +359,11 @@ def sampled(start):
 @pytest.mark.parametrize("micro_tokens", [20, 60, 10_000])
 def test_scores_are_the_samplers_logprobs(config, sampled, micro_tokens):
     spec, params, groups = sampled
-    changed = replace(config, group=4, micro_tokens=micro_tokens)
+    changed = config.replace(group=4, micro_tokens=micro_tokens)
     batch = make_batch(groups, changed)
     assert batch["targets"].shape[1] == {20: 1, 60: 4, 10_000: 4}[micro_tokens]
-    ops, loss = load_ops("torch"), GrpoLossConfig(temperature=0.9)
-    found = score(spec, ops.to_device(params), batch, ops, loss, micro_rows(batch, changed))
+    ops = load_ops("torch")
+    found = score(spec, ops.to_device(params), batch, ops, 0.9, micro_rows(batch, changed))
     assert np.abs((found - batch["sampler"]) * batch["loss_mask"]).max() <= 1e-4
 
 
@@ -376,14 +371,15 @@ def test_a_shared_prompt_has_the_gradients_of_repeated_ones(config, sampled):
     spec, params, groups = sampled
     found = {}
     for name, micro_tokens in (("rows", 20), ("fanned", 10_000)):
-        changed = replace(config, group=4, micro_tokens=micro_tokens)
+        changed = config.replace(group=4, micro_tokens=micro_tokens)
         batch = with_slots(make_batch(groups, changed), 1000)
         assert ("prompt_ids" in batch) == (name == "fanned")
         ops = load_ops("torch")
         tensors = {k: p.requires_grad_() for k, p in ops.to_device(params, "float32").items()}
         arrays = {k: torch.from_numpy(v) for k, v in batch.items()}
-        loss = GrpoLossConfig(temperature=0.9, ratio="sequence", aggregation="seq-mean")
-        numerator, share, _ = grpo_loss(spec, tensors, arrays, ops, config=loss)
+        loss = {"temperature": 0.9, "ratio": "sequence", "aggregation": "seq-mean"}
+        options = PolicyLoss(updates=2, **loss)
+        numerator, share, _ = grpo_loss(spec, tensors, arrays, ops, options=options)
         (numerator / share).backward()
         found[name] = (numerator.item(), {k: p.grad.numpy() for k, p in tensors.items()})
     assert found["rows"][0] == pytest.approx(found["fanned"][0], abs=1e-6)
@@ -426,8 +422,6 @@ def test_a_judge_that_fails_stops_the_run_with_samples_kept(config, prompts, tmp
               "rubric": [{"id": "kind", "text": "is seven"},
                          {"id": "right", "kind": "exact", "reference": "7"}]}  # fmt: skip
     prompts.write_text(json.dumps(record) + "\n")
-    from sabia.core.recipes.grpo_config import JudgeOptions
-
     replies = {"down": True}
 
     def verdicts(self, questions):
@@ -438,16 +432,15 @@ def test_a_judge_that_fails_stops_the_run_with_samples_kept(config, prompts, tmp
         ]  # fmt: skip
 
     monkeypatch.setattr("sabia.core.judge.llm.Judge.verdicts", verdicts)
-    judged = replace(
-        config, reward="rubric", steps=2,
-        judge=JudgeOptions("http://127.0.0.1:9/v1", "judge", cache=str(tmp_path / "calls")),
-    )  # fmt: skip
+    url = "http://127.0.0.1:9/v1"
+    judge = {"judge_url": url, "judge_model": "judge", "judge_cache": str(tmp_path / "calls")}
+    judged = config.replace(reward="rubric", steps=2, **judge)
     run = tmp_path / "run"
     with pytest.raises(Failed, match="no verdict on 50%"):
         grpo.run(job_of(prompts, run), judged)
     kept = next((run / "samples").glob("*.partial.jsonl")).read_text()
     assert len(kept.splitlines()) == 16
-    grpo.run(job_of(prompts, run), replace(judged, max_null=0.6))
+    grpo.run(job_of(prompts, run), judged.replace(max_null=0.6))
     rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     assert [row["no_reward"] for row in rows] == [8, 8]
     samples = pq.read_table(run / "samples").to_pylist()

@@ -14,11 +14,11 @@ from sabia.core.bench.loglikelihood import Scorer, encode_options
 from sabia.core.errors import SabiaError, UsageError
 from sabia.core.generate.chat import render
 from sabia.core.model import hub
+from sabia.core.options.training import Training
 from sabia.core.recipes import classifier, distill
 from sabia.core.recipes.classifier_model import ModelScorer
 from sabia.core.recipes.lm_prompt import Prompt, load_prompt
 from sabia.core.recipes.lm_scorer import AskOptions, LmScorer
-from sabia.core.recipes.training_options import TrainOptions
 from sabia.core.shards.job import Job
 from sabia.core.text.tokenizer import load_tokenizer
 
@@ -125,7 +125,7 @@ def test_a_student_learns_what_the_model_says(tmp_path: Path, numeric: bool) -> 
     answer = lambda text: told[judgement(text)]  # noqa: E731
 
     def train(job: Job, column: str) -> None:
-        options = TrainOptions(lr=3e-3, epochs=4, batch=16, weight_decay=0.01)
+        options = Training(lr=3e-3, epochs=4, batch=16, weight_decay=0.01)
         config = classifier.ClassifierConfig(
             column, str(base), regression=numeric, length=32, options=options
         )

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from sabia.core.train.checkpoint import Reader, Saver, latest, layout
+from sabia.core.train.checkpoint import Piece, Reader, Saver, latest, layout
 
 JAX_CASE = """
 import sys, pathlib
@@ -44,30 +44,6 @@ assert np.array_equal(np.asarray(sliced), host[4:7].astype(sliced.dtype))
 assert int(pieces_jax._rows(jnp.int32(5), 0, 1)) == 5
 """
 
-TORCH_CASE = """
-import sys, pathlib
-import torch
-import torch.distributed as dist
-from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
-from sabia.core.parallel.launch import World
-from sabia.core.train.checkpoint import Saver, pieces_torch
-
-place = pathlib.Path(sys.argv[1])
-dist.init_process_group("gloo")
-rank = dist.get_rank()
-mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("fsdp", "tensor"))
-whole = torch.arange(7 * 6, dtype=torch.float32).reshape(7, 6)
-layouts = {"a": (Shard(0), Shard(1)), "b": (Shard(1), Replicate()), "c": (Replicate(), Shard(0)),
-           "d": (Replicate(), Replicate()), "e": (Shard(0), Shard(0))}
-tensors = {n: distribute_tensor(whole, mesh, p) for n, p in layouts.items()}
-pieces = [p for n, t in tensors.items() for p in pieces_torch.torch_pieces(n, t)]
-pieces += pieces_torch.torch_pieces("plain", whole.bfloat16(), writes=rank == 0)
-with Saver(place, world=World(rank, 4), barrier=dist.barrier) as saver:
-    saver.save(1, pieces, {})
-dist.destroy_process_group()
-"""
-
 
 def run(place: Path, text: str, *launcher: str) -> None:
     script = place / "case.py"
@@ -84,26 +60,15 @@ def test_jax_shards(tmp_path: Path) -> None:
     assert Reader(found)["a"].dtype.name == "bfloat16"
 
 
-@pytest.mark.slow
-def test_torch_shards(tmp_path: Path) -> None:
-    pytest.importorskip("torch")
-    run(tmp_path, TORCH_CASE, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=4")
-    reader = Reader(latest(tmp_path / "checkpoints"))
-    wanted = np.arange(7 * 6, dtype=np.float32).reshape(7, 6)
-    assert set(reader) == {"a", "b", "c", "d", "e", "plain"}
-    for name in reader:
-        assert np.array_equal(reader.read(name).astype(np.float32), wanted), name
-
-
 @pytest.mark.parametrize("kind", ["float32", "bfloat16", "float8_e4m3fn", "int64", "bool"])
 def test_torch_dtypes(tmp_path: Path, kind: str) -> None:
     torch = pytest.importorskip("torch")
-    from sabia.core.train.checkpoint.pieces_torch import torch_pieces
+    from sabia.core.train.checkpoint.pieces_torch import lazy
 
     tensor = (torch.arange(12).reshape(3, 4) % 5).to(getattr(torch, kind))
     with Saver(tmp_path) as saver:
-        pieces = [*torch_pieces("x", tensor), *torch_pieces("turned", tensor.T)]
-        saver.save(1, [*pieces, *torch_pieces("one", tensor[1, 1])], {})
+        named = {"x": tensor, "turned": tensor.T, "one": tensor[1, 1]}
+        saver.save(1, [Piece(name, lazy(one)) for name, one in named.items()], {})
     reader = Reader(latest(tmp_path))
     assert reader["x"].dtype.name == kind
     as_numbers = tensor.float().numpy()
@@ -115,10 +80,10 @@ def test_torch_dtypes(tmp_path: Path, kind: str) -> None:
 def test_torch_step_may_go_on(tmp_path: Path) -> None:
     """Tensors on a CPU share their memory with NumPy; what is saved is of before the step."""
     torch = pytest.importorskip("torch")
-    from sabia.core.train.checkpoint.pieces_torch import torch_pieces
+    from sabia.core.train.checkpoint.pieces_torch import lazy
 
     tensor = torch.ones(1 << 20)
     with Saver(tmp_path) as saver:
-        saver.save(1, torch_pieces("x", tensor), {})
+        saver.save(1, [Piece("x", lazy(tensor))], {})
         tensor.zero_()
     assert Reader(latest(tmp_path)).read("x").all()

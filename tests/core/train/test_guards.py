@@ -10,15 +10,14 @@ import pyarrow.parquet as pq
 import pytest
 from training_cases import LENGTH, Commands, make_tokens
 
-from sabia.core.errors import UsageError
 from sabia.core.shards.order import DataOrder
 from sabia.core.train.guards import INFINITE, GuardConfig, SpikeGuard, outliers
 
 WORDS = ("--shape", "d=32,layers=1,heads=2", "--steps", 120, "--batch", 8, "--lr", 1e-2, "-q")
 
 
-def guard(steps: int, **settings) -> SpikeGuard:
-    found = SpikeGuard(GuardConfig(**settings))
+def guard(steps: int, action: str = "rewind") -> SpikeGuard:
+    found = SpikeGuard(GuardConfig(action, 8.0))
     noise = np.random.default_rng(0).normal(0, 0.05, steps)
     for step in range(steps):
         found.accept({"loss": 3.0 + noise[step], "grad_norm": 1.0 + noise[step]})
@@ -37,7 +36,7 @@ def test_limits_come_from_the_last_steps() -> None:
 
 
 def test_a_resumed_guard_decides_alike() -> None:
-    one, other = guard(150), SpikeGuard(GuardConfig())
+    one, other = guard(150), guard(0)
     other.load(json.loads(json.dumps(one.state())))
     assert one.limits() == other.limits()
     other.forget()
@@ -50,12 +49,6 @@ def test_outliers_by_source() -> None:
     found = outliers(losses, groups, 8.0)
     assert np.flatnonzero(found).tolist() == [4, 10]
     assert not outliers(np.ones(3), np.zeros(3), 8.0).any()
-
-
-@pytest.mark.parametrize("settings", [{"action": "ignore"}, {"sigmas": 0.0}])
-def test_settings_that_make_no_sense(settings: dict) -> None:
-    with pytest.raises(UsageError, match="expected"):
-        GuardConfig(**settings)
 
 
 @pytest.fixture(scope="module")

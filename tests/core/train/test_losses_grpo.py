@@ -7,8 +7,9 @@ import numpy as np
 import pytest
 
 from sabia.core.errors import UsageError
+from sabia.core.options.grpo import PolicyLoss
+from sabia.core.train import losses_grpo
 from sabia.core.train.losses_grpo import (
-    GrpoLossConfig,
     advantages,
     aggregation_weights,
     live_groups,
@@ -16,6 +17,7 @@ from sabia.core.train.losses_grpo import (
 )
 
 GROUPS, SAMPLES, TOKENS, LONGEST = 4, 3, 7, 11
+CAP = 1.1  # one that the rows below pass
 
 
 @pytest.fixture(scope="module")
@@ -70,13 +72,13 @@ def loop_loss(rows, config, std=False):
             weight = math.exp((old - sampler).sum())
             loss *= {
                 "none": 1.0,
-                "token-cap": min(math.exp(old[t] - sampler[t]), config.correction_cap),
-                "sequence-cap": min(weight, config.correction_cap),
-                "sequence-mask": weight if weight <= config.correction_cap else 0.0,
+                "token-cap": min(math.exp(old[t] - sampler[t]), CAP),
+                "sequence-cap": min(weight, CAP),
+                "sequence-mask": weight if weight <= CAP else 0.0,
             }[config.correction]
             d = ref[t] - logp[t]
             k3 = math.exp(d) - d - 1
-            losses.append(loss + config.beta * k3 * (rho if config.kl_times_ratio else 1.0))
+            losses.append(loss + config.beta * k3)
         per_row.append(losses)
         tokens += n
     if config.aggregation == "seq-mean":
@@ -100,33 +102,33 @@ def our_loss(rows, config, std=False, keep=None):
 
 
 CASES = [
-    *(GrpoLossConfig(aggregation=a, ratio=r)
+    *(PolicyLoss(aggregation=a, ratio=r, updates=2)
       for a, r in itertools.product(("token", "seq-mean", "dr"), ("token", "sequence"))),
-    GrpoLossConfig(dual_clip=1.2),
-    GrpoLossConfig(beta=0.05),
-    GrpoLossConfig(beta=0.05, kl_times_ratio=True, ratio="sequence", aggregation="seq-mean"),
-    *(GrpoLossConfig(correction=c, correction_cap=1.1, beta=0.01)
+    PolicyLoss(dual_clip=1.2, updates=2),
+    PolicyLoss(beta=0.05),
+    *(PolicyLoss(correction=c, beta=0.01)
       for c in ("token-cap", "sequence-cap", "sequence-mask")),
 ]  # fmt: skip
 
 
 @pytest.mark.parametrize("std", [False, True])
 @pytest.mark.parametrize("config", CASES, ids=str)
-def test_loss_is_the_formula(rows, config, std):
+def test_loss_is_the_formula(rows, config, std, monkeypatch):
+    monkeypatch.setattr(losses_grpo, "CORRECTION_CAP", CAP)
     numerator, denominator = our_loss(rows, config, std)
     assert numerator / denominator == pytest.approx(loop_loss(rows, config, std), abs=1e-12)
 
 
 @pytest.mark.parametrize("aggregation", ["token", "seq-mean", "dr"])
 def test_micro_batches_add_up(rows, aggregation):
-    config = GrpoLossConfig(aggregation=aggregation)
+    config = PolicyLoss(aggregation=aggregation)
     whole = our_loss(rows, config)
     parts = [our_loss(rows, config, keep=np.arange(12) % 4 == part) for part in range(4)]
     assert np.allclose(np.sum(parts, axis=0), whole, atol=1e-12)
 
 
 def test_clip_marks_where_it_binds():
-    config = GrpoLossConfig()
+    config = PolicyLoss()
     logp = np.log([[0.5, 1.3, 1.1, 0.5, 1.3]])
     mask = np.array([[1.0, 1.0, 1.0, 1.0, 0.0]])
     _, up = policy_losses(logp, np.zeros_like(logp), mask, np.array([[1.0]]), config, np)
@@ -143,10 +145,22 @@ def test_groups_that_teach_nothing(rows):
     assert advantages(rows["rewards"])[3].tolist() == [-0.5, 0.0, 0.5]
 
 
-@pytest.mark.parametrize(
-    "values", [{"aggregation": "mean"}, {"clip_low": 0.0}, {"clip_high": 0.0}, {"beta": -1.0},
-               {"dual_clip": 0.5}, {"ratio": "word"}, {"correction": "always"}],
-)  # fmt: skip
-def test_impossible_settings(values):
-    with pytest.raises(UsageError):
-        GrpoLossConfig(**values)
+def test_impossible_settings():
+    for name, value in (("aggregation", "mean"), ("clip_low", "0"), ("clip_high", "0"),
+                        ("beta", "-1"), ("dual_clip", "0.5"), ("ratio", "word"),
+                        ("correction", "always"), ("temperature", "0")):  # fmt: skip
+        with pytest.raises(UsageError, match=f"--{name.replace('_', '-')}: '?{value}"):
+            PolicyLoss.read({"updates": "2", name: value})
+
+
+@pytest.mark.parametrize("name", ["ratio", "clip_low", "clip_high", "dual_clip"])
+def test_the_ratio_of_a_single_update_is_1(name):
+    """The options of the ratio are refused where they change nothing."""
+    value = {"ratio": "sequence", "dual_clip": "2"}.get(name, "0.1")
+    with pytest.raises(UsageError, match="only with --updates 2 or more"):
+        PolicyLoss.read({name: value})
+    logp = np.log([[0.5, 0.9], [0.2, 0.4]])
+    ones, advantage = np.ones_like(logp), np.array([[1.0], [-1.0]])
+    changed = PolicyLoss.read({name: value, "updates": "2"})
+    losses = [policy_losses(logp, logp, ones, advantage, o, np)[0] for o in (PolicyLoss(), changed)]
+    assert np.array_equal(*losses)

@@ -9,8 +9,9 @@ import mesh_cases
 import pytest
 from training_cases import LENGTH, losses, make_tokens, sabia, torchrun
 
-from sabia.cli.main import LazyGroup
+from sabia.cli.group import run
 from sabia.core.errors import UsageError
+from sabia.core.options.resolve import resolve
 from sabia.core.parallel.mesh import Mesh, make_mesh
 from sabia.core.parallel.rules import check_fits
 from sabia.core.plan.chips import find_chip
@@ -24,7 +25,7 @@ from sabia.core.plan.device.search_survey import Question, Survey
 from sabia.core.plan.device.stack import find_stack
 from sabia.core.plan.device.workload import Workload
 from sabia.core.plan.memory import find_recipe
-from sabia.core.recipes.training_options import TrainOptions
+from sabia.core.recipes.training_options import batch_rows
 from sabia.core.spec import from_config, new_config
 
 H100, SABIA = find_chip("h100"), find_stack("sabia")
@@ -42,9 +43,15 @@ JOB = work(LLAMA_70B, 8192, 512)
 
 def parsed(flags):
     """What the command line makes of the flags."""
-    command = LazyGroup(name="sabia").get_command(None, "pretrain")
-    with command.make_context("pretrain", ["tokens/", *shlex.split(flags)]) as context:
-        return context.params
+    found = []
+
+    def keep(name, function, given):
+        found.append(resolve(function.options, name, given, {}))
+        return 0
+
+    words = ["pretrain", "tokens/", "--config-json", "config.json", *shlex.split(flags)]
+    assert run(words, keep, print) == 0
+    return found[0]
 
 
 @pytest.mark.parametrize("name", ["dense", "moe", "hybrid", "latent", "sinks"])
@@ -57,16 +64,14 @@ def test_the_command_and_the_trainer_take_any_layout_of_the_search(name):
     for some, number in random.Random(2).sample(every, 30):
         layout = some.one(number)
         given = parsed(pretrain_flags(question.workload, layout))
-        assert make_mesh(given["mesh"], layout.chips) == Mesh(
+        assert make_mesh(given.mesh, layout.chips) == Mesh(
             **{axis: getattr(layout, axis) for axis in AXES}
         )
-        options = {key: given[key] for key in ("batch", "micro_batch", "remat", "precision")}
-        trained = TrainOptions(**options)
-        assert trained.batch_rows(24) == 24
-        assert trained.micro_batch == layout.micro_batch
-        mesh = make_mesh(given["mesh"], layout.chips)
-        check_fits(spec, mesh, trained.batch_rows(24), 24)
-        assert 24 % (mesh.rows * trained.micro_batch) == 0
+        assert batch_rows(given, 24) == 24
+        assert given.micro_batch == layout.micro_batch
+        mesh = make_mesh(given.mesh, layout.chips)
+        check_fits(spec, mesh, batch_rows(given, 24), 24)
+        assert 24 % (mesh.rows * given.micro_batch) == 0
 
 
 def test_flags_say_what_the_layout_says():
@@ -80,7 +85,7 @@ def test_flags_say_what_the_layout_says():
     )
     adapted = replace(JOB, adapter_params=1_000_000)
     assert pretrain_flags(adapted, Layout(), lora_rank=16).endswith(" --lora-rank 16")
-    assert parsed(pretrain_flags(adapted, Layout(), lora_rank=16))["lora_rank"] == 16
+    assert parsed(pretrain_flags(adapted, Layout(), lora_rank=16)).lora_rank == 16
 
 
 @pytest.mark.parametrize(
