@@ -117,7 +117,7 @@ def refuse_meaningless(options: Options) -> None:
             continue
         for condition in option.only:
             if not condition.holds(values):
-                raise UsageError(f"{option.flag}: only with {condition.text(table)}")
+                raise UsageError(f"{option.flag}: only {condition.text(table)}")
         for other in option.excludes:
             if other in options.given and is_set(values[name]) and is_set(values[other]):
                 raise UsageError(f"{option.flag}: not together with {table[other].flag}")

@@ -13,6 +13,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from sabia.core.options.crawl import Focus
 from sabia.core.shards import schemas
 from sabia.core.shards.job import Job
 from sabia.core.shards.mapping import ShardContext, run_map
@@ -20,39 +21,38 @@ from sabia.core.shards.records import to_batch
 from sabia.core.shards.summary import Summary
 from sabia.core.web.documents import document, judged_text
 from sabia.core.web.extract import CAREFUL
+from sabia.core.web.fetch import MIME_TYPES
 from sabia.core.web.focus import Judge, make_judge
 from sabia.core.web.sandbox import Sandbox, Unextractable
-from sabia.core.web.settings import MIME_TYPES, FocusSettings
 from sabia.core.web.sources import is_document
 
 
-def run_replay(job: Job, sources: tuple[Any, ...], focus: FocusSettings) -> Summary:
+def run_replay(job: Job, sources: tuple[Any, ...], options: Focus) -> Summary:
     """Turn the sources into documents at the job's output."""
-    if focus.words or focus.classifier:
-        make_judge(focus)  # a mistake in them should be said once, before any work
-    transform = partial(read_shard, focus=focus)
+    make_judge(options)  # a mistake in them should be said once, before any work
+    transform = partial(read_shard, options=options)
     return run_map(job, transform, sources=list(sources), next_step="sabia classify")
 
 
 def read_shard(
-    batches: Iterator[pa.RecordBatch], context: ShardContext, focus: FocusSettings
+    batches: Iterator[pa.RecordBatch], context: ShardContext, options: Focus
 ) -> Iterator[pa.RecordBatch]:
     """The transform: batches of pages or documents in, batches of documents out."""
-    judge = make_judge(focus)
+    judge = make_judge(options)
     with Sandbox() as sandbox:
         for batch in batches:
             if is_document(batch):
                 found = [
-                    _scored(row, judge, focus, context) for row in _folded(batch, context.name)
+                    _scored(row, judge, options, context) for row in _folded(batch, context.name)
                 ]
             else:
-                found = list(_documents(batch, sandbox, judge, focus, context))
+                found = list(_documents(batch, sandbox, judge, options, context))
             if found:
                 yield to_batch(found, "document")
 
 
 def _documents(
-    batch: pa.RecordBatch, sandbox: Sandbox, judge: Judge | None, focus: FocusSettings,
+    batch: pa.RecordBatch, sandbox: Sandbox, judge: Judge | None, options: Focus,
     context: ShardContext,
 ) -> Iterator[dict[str, Any]]:  # fmt: skip
     for page in batch.to_pylist():
@@ -70,7 +70,7 @@ def _documents(
             context.reject({"url": page["url"]}, "no text on the page")
             continue
         score = judge(judged_text(found)) if judge else None
-        _count(score, focus, context)
+        _count(score, options, context)
         yield document(found, page["url"], page["source"], page["crawl_time"], score,
                        truncated=page["cut"])  # fmt: skip
 
@@ -89,15 +89,15 @@ def _folded(batch: pa.RecordBatch, shard: str) -> Iterator[dict[str, Any]]:
 
 
 def _scored(
-    row: dict[str, Any], judge: Judge | None, focus: FocusSettings, context: ShardContext
+    row: dict[str, Any], judge: Judge | None, options: Focus, context: ShardContext
 ) -> dict[str, Any]:
     if judge is None:
         return row
     score = judge(row["text"])
-    _count(score, focus, context)
+    _count(score, options, context)
     return row | {"scores": [*dict(row["scores"] or []).items(), ("focus", score)]}
 
 
-def _count(score: float | None, focus: FocusSettings, context: ShardContext) -> None:
+def _count(score: float | None, options: Focus, context: ShardContext) -> None:
     if score is not None:
-        context.count("relevant", float(score >= focus.threshold))
+        context.count("relevant", float(score >= options.threshold))
