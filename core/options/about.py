@@ -26,8 +26,8 @@ def conditions(option: Option, cls: type[Options], known: Iterable[Condition] = 
     conditions that are `known` already."""
     needed = [c.text(cls.table) for c in option.only if c not in known]
     said = [f"only {' and '.join(needed)}"] if needed else []
-    if option.excludes:
-        said.append(f"not with {listed(cls.table[name].flag for name in option.excludes)}")
+    if others := [cls.table[name].flag for name in option.excludes if name in cls.table]:
+        said.append(f"not with {listed(others)}")
     return said
 
 

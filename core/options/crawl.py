@@ -1,7 +1,7 @@
 """Options of `sabia crawl`."""
 
 from sabia.core.errors import UsageError
-from sabia.core.options.option import choice, integer, needs, quantity, switch, text, without
+from sabia.core.options.option import choice, integer, needs, quantity, switch, text, unless
 from sabia.core.options.shared import Inputs, Rows, Workers
 from sabia.core.options.table import Options
 
@@ -107,14 +107,14 @@ class Archive(Options, group="Archive"):
     )
     no_extract: bool = switch(
         "Only fetch and archive; extract later with `sabia crawl WARC`",
-        only=(needs("warc"), without("focus", "classifier")), excludes=("out",),
+        only=(needs("warc"), unless("focus", "classifier")), excludes=("out",),
     )  # fmt: skip
     """Links are followed, but no text is extracted and no document written. The state is in
     `DIR.crawl` beside the WARC files."""
 
 
 class Network(
-    Frontier, Requests, Archive, only={Requests: without("replay"), Archive: without("replay")}
+    Frontier, Requests, Archive, only={Requests: unless("replay"), Archive: unless("replay")}
 ):
     """Options of a crawl from seed URLs, which have no meaning where INPUT is files of pages."""
 
@@ -133,21 +133,15 @@ class CrawlOptions(Rows, Focus, Network, group="Crawl"):
     such folder below it."""
     max_bytes: int = quantity("size", "Maximum size of a page or file", "8MB")
 
+    def complete(self) -> None:
+        """Where pages are scored, the most promising URLs come first."""
+        self.order = self.order or ("best" if self.focus or self.classifier else "breadth")
+
     def check(self) -> None:
         """Best-first needs a score of pages."""
         super().check()
-        if self.order == "best" and not self.steered:
+        if self.order == "best" and not (self.focus or self.classifier):
             raise UsageError("--order: best only with --focus or --classifier")
-
-    @property
-    def steered(self) -> bool:
-        """Whether pages are scored."""
-        return bool(self.focus or self.classifier)
-
-    @property
-    def best_first(self) -> bool:
-        """Whether the URLs that promise most are fetched first."""
-        return (self.order or ("best" if self.steered else "breadth")) == "best"
 
 
 def parts(text: str) -> tuple[str, ...]:

@@ -24,8 +24,8 @@ GROUPS = (
 
 
 class Condition(NamedTuple):
-    """When an option has a meaning: one of `given` has a value, or an option has a listed value;
-    or else none of `absent` has a value."""
+    """When an option has a meaning: one of `given` has a value, or an option has a listed value; or
+    none of `absent` has a value."""
 
     given: tuple[str, ...] = ()
     values: tuple[tuple[str, tuple[Any, ...]], ...] = ()
@@ -56,7 +56,7 @@ def needs(*given: str, **values: Any) -> Condition:
     )
 
 
-def without(*absent: str) -> Condition:
+def unless(*absent: str) -> Condition:
     """A condition: none of the options `absent` has a value."""
     return Condition(absent=absent)
 

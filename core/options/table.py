@@ -21,12 +21,14 @@ class Options:
     """Resolved options of one call, as attributes; `given` names those that were set by hand.
 
     A subclass declares its options as attributes or inherits those of other groups. Class
-    arguments: `group` is the group in help of the options declared here, `defaults` changes inherited
-    defaults,
-    `only` adds a condition to all options of a base class, `without` leaves inherited ones out.
+    arguments: `group` is the group in help of the options declared here, `defaults` changes
+    inherited defaults, `only` adds a condition to all options of a base class, `without` leaves
+    inherited ones out, `keeps` all inherited ones but those that it names. What is left out keeps
+    its default as an attribute.
     """
 
     table: ClassVar[dict[str, Option]] = {}
+    left_out: ClassVar[dict[str, Option]] = {}
     given: frozenset[str]
 
     def __init_subclass__(
@@ -35,6 +37,7 @@ class Options:
         defaults: Mapping[str, Any] | None = None,
         only: Mapping[type["Options"], Condition | tuple[Condition, ...]] | None = None,
         without: Iterable[str] = (),
+        keeps: Iterable[str] = (),
     ) -> None:
         super().__init_subclass__()
         own = {name: option for name, option in vars(cls).items() if isinstance(option, Option)}
@@ -52,24 +55,30 @@ class Options:
                     table[name] = table[name].but(only=(*table[name].only, *added))
         for name, value in (defaults or {}).items():
             table[name] = table[name].but(default=value)
-        for name in without:
-            del table[name]
-        cls.table = table
+        kept = {*keeps, *own} if keeps else table.keys() - set(without)
+        before = [getattr(base, "left_out", {}) for base in cls.__bases__]
+        cls.table = {name: option for name, option in table.items() if name in kept}
+        cls.left_out = {k: v for group in (*before, table) for k, v in group.items()
+                        if k not in cls.table}  # fmt: skip
 
     def __init__(self, _given: frozenset[str] | None = None, **values: Any) -> None:
         """Values by name, already read; the others take their defaults. Raises UsageError."""
         unknown = values.keys() - self.table.keys()
         if unknown:
             raise TypeError(f"{type(self).__name__} has no option {', '.join(sorted(unknown))}")
-        for name, option in self.table.items():
+        for name, option in (self.left_out | self.table).items():
             setattr(self, name, values[name] if name in values else option.default_value())
         self.given = frozenset(values) if _given is None else _given
+        self.complete()
         self.check()
 
     @classmethod
     def read(cls, values: Mapping[str, Any]) -> Self:
         """Options from texts or TOML values by name. Raises UsageError."""
         return cls(**{name: cls.table[name].read(value) for name, value in values.items()})
+
+    def complete(self) -> None:
+        """Set defaults that depend on other options; called before `check`."""
 
     def check(self) -> None:
         """Refuse what has no meaning in this call; a command adds its own checks. UsageError."""

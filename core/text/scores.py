@@ -1,10 +1,22 @@
 """The `scores` column: a map from names to numbers, read and extended without Python rows."""
 
-from collections.abc import Mapping
+import difflib
+from collections.abc import Iterable, Mapping
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+
+LISTED = 8  # names in an error; a scored document has about fifty
+
+
+def alike(name: str, known: Iterable[str]) -> str:
+    """The end of an error about an unknown name: the names most like it, else some that exist."""
+    names = sorted(known)
+    if near := difflib.get_close_matches(name, names, n=3):
+        return f"; did you mean {' or '.join(near)}?"
+    more = f" and {len(names) - LISTED} more" if len(names) > LISTED else ""
+    return f" (expected one of {', '.join(names[:LISTED])}{more})" if names else " (there is none)"
 
 
 def _parts(scores: pa.MapArray) -> tuple[np.ndarray, np.ndarray, pa.Array, np.ndarray]:

@@ -331,7 +331,7 @@ class Crawl:
             self.frontier.judged(self.fetched, score)
         said = response.body if self.options.no_extract else found["text"].encode()
         self.expansion.tally_family(entry, float(self.frontier.first_time(_folded(said))))
-        if self.options.best_first:
+        if self.options.order == "best":
             features = link_features(entry.url, entry.anchor, entry.worth)
             self.links.learn(features, entry.host, score or 0.0)
             self.frontier.tally("word", features, score or 0.0)

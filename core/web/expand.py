@@ -77,7 +77,7 @@ class Expansion:
         self, raw: str, anchor: str, depth: int, worth: float, hops: int, via: str,
         changed_s: float | None = None,
     ) -> Link | None:  # fmt: skip
-        breadth = not self.options.best_first
+        breadth = self.options.order == "breadth"
         if breadth and not changed_s and self.frontier.skips(raw, float(-depth)):
             return None
         url = canonical(raw)
@@ -101,7 +101,7 @@ class Expansion:
         """By what is known now; breadth first counts links from the seeds."""
         if entry.kind == SITEMAP:
             return SITEMAP_PRIORITY
-        if not self.options.best_first:
+        if self.options.order == "breadth":
             return float(-entry.depth)
         return self.links.priority(entry.url, entry.host, entry.anchor, entry.worth)
 
@@ -111,7 +111,7 @@ class Expansion:
         """
         host = self.hosts.get(name)
         host.pages += 1
-        if self.options.best_first and host.pages >= host.rescore_at:
+        if self.options.order == "best" and host.pages >= host.rescore_at:
             judged = self.frontier.rescore(name, self.priority)
             host.rescore_at = host.pages + max(5, judged // 20)
             self.hosts.refresh(name)

@@ -165,8 +165,7 @@ def _identity(options: CrawlOptions, inputs: Inputs) -> dict[str, Any]:
     """What makes two calls the same crawl; budget and pace may change between them. Its keys stay
     as they are: a state that exists must be found again."""
     steering = {"words": options.focus, "classifier": options.classifier, "label": options.label,
-                "threshold": options.threshold, "hard": options.hard,
-                "order": "best" if options.best_first else "breadth",
+                "threshold": options.threshold, "hard": options.hard, "order": options.order,
                 "exploration": EXPLORATION}  # fmt: skip
     seeds = hashlib.blake2b("\n".join(inputs.seeds).encode(), digest_size=16).hexdigest()
     return {"seeds": seeds, "steering": steering, "seed": options.seed, "stay": options.stay,
