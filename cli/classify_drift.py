@@ -1,27 +1,19 @@
 """`sabia classify drift`: whether the scores of two runs have the same distribution."""
 
-from typing import Annotated
-
-from sabia.cli.grammar import command, option
+from sabia.cli.command import command
+from sabia.core.options.classify_drift import DriftOptions
 from sabia.core.shards.job import Job
 
 
 @command(
-    kind="compare",
-    name="classify drift",
+    DriftOptions,
     examples="""
     sabia classify drift june/ july/
     sabia classify drift june/ july/ --score quality --score spam --json
     """,
 )
-def classify_drift(
-    job: Job,
-    score: Annotated[
-        list[str] | None,
-        option("Compare this score; may be repeated (default: all).", metavar="NAME"),
-    ] = None,
-) -> None:
+def classify_drift(job: Job, options: DriftOptions) -> None:
     """Compare the scores of two runs, BEFORE and AFTER: PSI, KS, means."""
-    from sabia.core.text import drift
+    from sabia.core.text import drift as stage
 
-    drift.run(job, score or ())
+    stage.run(job, options.score)

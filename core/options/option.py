@@ -52,7 +52,8 @@ class Condition(NamedTuple):
             else:
                 lacking.append(name)
         parts = [f"with {listed(having)}"] if having else []
-        return listed([*parts, *(f"without {table[name].flag}" for name in lacking)])
+        without = listed(table[name].flag for name in lacking)
+        return listed([*parts, f"without {without}"] if without else parts)
 
 
 def needs(*given: str, **values: Any) -> Condition:
@@ -72,15 +73,6 @@ def unless(*absent: str) -> Condition:
     return Condition(absent=absent)
 
 
-MORE_THAN_ONE`; `url=""` holds where
-    `--url` is not given.
-    """
-    kinds = tuple | range
-    return Condition(
-        given, tuple((k, v if isinstance(v, kinds) else (v,)) for k, v in values.items())
-    )
-
-
 MORE_THAN_ONE = range(2, 1 << 62)
 
 
@@ -96,7 +88,14 @@ def listed(names: Iterable[Any]) -> str:
 
 
 class Option:
-    """One option of a command; see `declare` for what its fields mean."""
+    """One option of a command; declared by `text`, `choice`, `integer` and so on below.
+
+    default, metavar, choices: as help shows them; a default may have a unit. least, most, above:
+    bounds. many: repeatable, the value is a tuple. short: such as '-o'. common: shown by `-h`.
+    recorded: whether it decides a result. only: conditions that must all hold. excludes: options
+    that it cannot stand beside. unset: what leaving it out means. variable: an environment variable
+    of several commands. values: data whose names complete it.
+    """
 
     name = ""
 

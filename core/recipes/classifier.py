@@ -21,7 +21,7 @@ from sabia.core import notes, stop
 from sabia.core.errors import BadData, UsageError
 from sabia.core.model import hub
 from sabia.core.model.init import init_tensor
-from sabia.core.options.training import Training
+from sabia.core.options.classify_train import ClassifyTrainOptions
 from sabia.core.parallel.launch import World
 from sabia.core.parallel.mesh import parse_mesh
 from sabia.core.recipes import training, training_options
@@ -46,19 +46,7 @@ from sabia.core.train.losses_classify import classification_loss
 from sabia.core.train.run_directory import RunDirectory
 
 REPORT = "held_out.json"
-
-
-@dataclass(frozen=True)
-class ClassifierConfig:
-    """label: the column; model: what to start from; length: most tokens of a document."""
-
-    label: str
-    model: str
-    regression: bool = False
-    class_weights: str = "none"
-    length: int = 512
-    tokenizer: str = ""
-    options: Training = field(default_factory=Training)
+EPOCHS = 3  # where neither steps nor epochs are given
 
 
 @dataclass
@@ -72,50 +60,50 @@ class Documents:
         return len(self.ids)
 
 
-def run(job: Job, config: ClassifierConfig) -> None:
-    """Train and measure as the job and the config say; raises what its parts raise."""
-    directory, world = training.open_run(job, config.options)
+def run(job: Job, options: ClassifyTrainOptions) -> None:
+    """Train and measure as the options say; raises what its parts raise."""
+    epochs = 0 if options.steps else options.epochs or EPOCHS
+    trained_by = options.replace(epochs=float(epochs))
+    directory, world = training.open_run(job)
     if parse_mesh(job.mesh).get("context", 1) > 1:
         raise UsageError("--mesh: context with a classifier (expected its devices along data)")
     sources = open_inputs(job, "document")
-    place = config.tokenizer or config.model
-    reader = TextReader(load_tokenizer(place), config.length)
-    identity = _identity(job, config, sources, reader)
+    reader = TextReader(load_tokenizer(options.model), options.length)
+    identity = _identity(job, options, sources, reader) | training_options.identity(trained_by)
     report = directory.path / REPORT
     done = not job.force and directory.finished(identity)
     if done and report.exists():
         notes.note(f"{directory.path}: already finished; --force trains it again")
         _tell(job, json.loads(report.read_text("utf-8")), world)
         return
-    learnt, held = _read(job, config, sources, reader, world)
-    task, labels = make_task(job, config, reader, learnt, held)
+    learnt, held = _read(job, options, sources, reader, world)
+    task, labels = make_task(job, options, reader, learnt, held)
     if not done:
         report.unlink(missing_ok=True)
-        training.train(job, task, config.options, identity, directory, world)
+        training.train(job, task, trained_by, identity, directory, world)
     if world.leads and not job.dry_run:
         _measure(job, directory, labels, held, world)
 
 
 def _identity(
-    job: Job, config: ClassifierConfig, sources: Sequence[Source], reader: TextReader
+    job: Job, options: ClassifyTrainOptions, sources: Sequence[Source], reader: TextReader
 ) -> dict[str, Any]:
     return {
         "command": job.command,
         "inputs": [source.fingerprint() for source in sources],
-        "model": model_fingerprint(config.model),
+        "model": model_fingerprint(options.model),
         "tokenizer": reader.tokenizer.fingerprint,
-        "label": config.label,
-        "regression": config.regression,
-        "class_weights": config.class_weights,
-        "length": config.length,
+        "label": options.label,
+        "regression": options.regression,
+        "class_weights": options.class_weights,
+        "length": options.length,
         "seed": job.seed,
-        **training_options.identity(config.options),
     }
 
 
 def _read(
     job: Job,
-    config: ClassifierConfig,
+    options: ClassifyTrainOptions,
     sources: Sequence[Source],
     reader: TextReader,
     world: World,
@@ -126,12 +114,12 @@ def _read(
         for source in sources:
             for batch in source.batches():
                 stop.check()
-                if config.label not in batch.schema.names:
-                    raise _no_column(config.label, source.name, batch.schema.names)
+                if options.label not in batch.schema.names:
+                    raise _no_column(options.label, source.name, batch.schema.names)
                 kept: list[tuple[dict[str, Any], Any]] = []
-                for row in batch.select(["id", "text", config.label]).to_pylist():
+                for row in batch.select(["id", "text", options.label]).to_pylist():
                     try:
-                        value = usable(row[config.label], config.regression)
+                        value = usable(row[options.label], options.regression)
                     except BadData as error:
                         rejects.add(row, str(error), source.name)
                         continue
@@ -151,33 +139,33 @@ def _no_column(column: str, name: str, known: Sequence[str]) -> UsageError:
 
 
 def make_task(
-    job: Job, config: ClassifierConfig, reader: TextReader, learnt: Documents, held: Documents
+    job: Job, options: ClassifyTrainOptions, reader: TextReader, learnt: Documents, held: Documents
 ) -> tuple[Task, Labels]:
     """What is trained, and the labels; documents held out under a label never learnt are dropped.
 
     Raises BadData where there is nothing to learn.
     """
     if not len(learnt):
-        raise BadData(f"no document with a label (expected values in --label {config.label})")
-    labels = labels_of(learnt.values, config.label, config.regression)
-    spec = classifier_spec(config, labels, reader)
-    if config.length > spec.max_positions:
+        raise BadData(f"no document with a label (expected values in --label {options.label})")
+    labels = labels_of(learnt.values, options.label, options.regression)
+    spec = classifier_spec(options, labels, reader)
+    if options.length > spec.max_positions:
         raise UsageError(
-            f"--length: {config.length} tokens (expected at most the model's {spec.max_positions})"
+            f"--length: {options.length} tokens (expected at most the model's {spec.max_positions})"
         )
     known = [n for n, value in enumerate(held.values) if _known(value, labels)]
     if len(known) < len(held):
         notes.warn(f"{len(held) - len(known):,} held-out documents have labels never learnt")
     held.ids, held.values = ([part[n] for n in known] for part in (held.ids, held.values))
-    few = config.options.compile or _on_accelerator(job)
-    rows = _rows(spec, labels, learnt, config.class_weights, few)
+    few = options.compile or _on_accelerator(job)
+    rows = _rows(spec, labels, learnt, options.class_weights, few)
     task = Task(
         spec,
-        partial(start_params, config.model, spec, job.seed),
+        partial(start_params, options.model, spec, job.seed),
         rows,
         _rows(spec, labels, held, "none", few) if len(held) else None,
-        config.tokenizer or config.model,
-        model=config.model,
+        options.model,
+        model=options.model,
         loss=partial(classification_loss, problem=labels.problem),
         arrange=lambda order, batch, steps: by_length(order, rows.lengths, batch, steps),
         about={"labels": ", ".join(labels.names), "held out": f"{len(held):,} documents"},
@@ -215,11 +203,11 @@ def _rows(
     )
 
 
-def classifier_spec(config: ClassifierConfig, labels: Labels, reader: TextReader) -> ModelSpec:
+def classifier_spec(options: ClassifyTrainOptions, labels: Labels, reader: TextReader) -> ModelSpec:
     """The model with a head over the labels in place of what it has."""
-    base = load_spec(config.model)
+    base = load_spec(options.model)
     made = classifier_config(base.config, labels.names, labels.problem, reader.tokenizer.pad_id)
-    return with_classifier(base, made | {"classifier_length": config.length})
+    return with_classifier(base, made | {"classifier_length": options.length})
 
 
 def start_params(model: str, spec: ModelSpec, seed: int) -> dict[str, np.ndarray]:

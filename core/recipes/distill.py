@@ -12,9 +12,9 @@ from __future__ import annotations
 import hashlib
 import heapq
 import json
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
-from typing import Any, Protocol
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, replace
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -22,14 +22,17 @@ import pyarrow.parquet as pq
 
 from sabia.core import notes, stop
 from sabia.core.errors import BadData, UsageError
+from sabia.core.options.classify_train import ClassifyTrainOptions
 from sabia.core.parallel import launch
 from sabia.core.recipes.lm_scorer import LmScorer
+from sabia.core.recipes.train_classifier import opened, train
 from sabia.core.shards.atomic import atomic_path, write_atomic
 from sabia.core.shards.inputs import open_inputs
 from sabia.core.shards.job import Job
 from sabia.core.shards.sources import Source
 from sabia.core.text import held_out
 from sabia.core.text.fasttext_model import is_held_out
+from sabia.core.text.scorers import Scorer
 
 LABEL, SCORE, HUMAN = "lm_label", "lm_score", "human_label"
 SCHEMA = pa.schema(
@@ -45,67 +48,42 @@ SCHEMA = pa.schema(
 ASKED_AT_ONCE = 512
 
 
-class Student(Protocol):
-    """What a training gives: a core.text.scorers.Scorer."""
-
-    names: tuple[str, ...]
-
-    def score(self, texts: Sequence[str]) -> dict[str, np.ndarray]:
-        """float32[n] of every label."""
-
-
-@dataclass(frozen=True)
-class DistillConfig:
-    """sample: documents to ask about; human: a column with labels of people ('' none); number:
-    the student learns the numbers of a scale, not the likeliest answers."""
-
-    sample: int
-    human: str = ""
-    number: bool = False
-
-
-def run(
-    job: Job,
-    config: DistillConfig,
-    teacher: LmScorer,
-    train: Callable[[Job, str], None],
-    opened: Callable[[], Student],
-) -> None:
+def run(job: Job, options: ClassifyTrainOptions, teacher: LmScorer) -> None:
     """Label a sample of the job's inputs, train on it, compare.
 
-    train: trains on the job it is given, whose one input has the labels in the named column;
-    opened: the student, then. The sample with its labels is `-o`.labels.parquet, what is said of it
-    `-o`.distilled.json.
+    A model of the core learns the numbers of a scale, one of fastText the likeliest answers. The
+    sample with its labels is `-o`.labels.parquet, what is said of it `-o`.distilled.json.
     """
     if job.to_stdout or "://" in str(job.out):
-        raise UsageError(f"-o: {job.out or 'missing'} (expected a local path for the student)")
+        raise UsageError(f"--out: {job.out} (expected a local path for the student)")
     if launch.detect().size > 1:
         raise UsageError("--ask in several processes (expected one: then train on its labels)")
     place = str(job.out).rstrip("/")
     labels, report = f"{place}.labels.parquet", f"{place}.distilled.json"
     if job.dry_run:
-        print(f"ask about {config.sample:,} documents, write {labels}, train {job.out} on it")
+        print(f"ask about {options.sample:,} documents, write {labels}, train {job.out} on it")
         return
-    rows = labelled(_sample(open_inputs(job, "document"), config, job.seed), teacher)
+    rows = labelled(_sample(open_inputs(job, "document"), options), teacher)
     notes.note(teacher.said())
     if not rows:
         raise BadData(f"--ask: no answer to any of {teacher.asked:,} documents could be read")
     with atomic_path(labels) as temporary:
         pq.write_table(pa.Table.from_pylist(rows, SCHEMA), temporary, compression="zstd")
-    column = SCORE if config.number else LABEL
-    train(replace(job, inputs=(labels,)), column)
-    said = compare(rows, opened(), teacher, job.seed)
+    number = bool(options.model) and teacher.prompt.numeric
+    taught = {"label": SCORE if number else LABEL, "regression": options.regression or number}
+    train(replace(job, inputs=(labels,)), options.replace(**taught))
+    said = compare(rows, opened(job, options), teacher, job.seed)
     said |= {"asked": teacher.asked, "unknown": teacher.unknown, "labelled": len(rows)}
     write_atomic(report, json.dumps(said, indent=1) + "\n")
     _tell(said, report)
 
 
-def _sample(sources: Sequence[Source], config: DistillConfig, seed: int) -> list[dict[str, Any]]:
+def _sample(sources: Sequence[Source], options: ClassifyTrainOptions) -> list[dict[str, Any]]:
     """The documents with the least hashes, in the order of their hashes."""
     best: list[tuple[int, str, dict[str, Any]]] = []
-    for place, row in _rows(sources, config.human, seed):
+    for place, row in _rows(sources, options.label, options.seed):
         entry = (-place, row["id"], row)
-        if len(best) < config.sample:
+        if len(best) < options.sample:
             heapq.heappush(best, entry)
         elif entry[:2] > best[0][:2]:
             heapq.heapreplace(best, entry)
@@ -145,7 +123,7 @@ def labelled(rows: Sequence[dict[str, Any]], teacher: LmScorer) -> list[dict[str
 
 
 def compare(
-    rows: Sequence[dict[str, Any]], student: Student, teacher: LmScorer, seed: int
+    rows: Sequence[dict[str, Any]], student: Scorer, teacher: LmScorer, seed: int
 ) -> dict[str, Any]:
     """Agreement of student and teacher on what was held out, and of both with people there."""
     held = [row for row in rows if is_held_out(seed, row["id"])]

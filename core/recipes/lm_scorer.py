@@ -10,39 +10,16 @@ score. When the server is out the run stops, and goes on where it was when run a
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Protocol
 
 import numpy as np
 
 from sabia.core import units
-from sabia.core.errors import UsageError
-from sabia.core.recipes.lm_prompt import Prompt
+from sabia.core.options.classify import Asking
+from sabia.core.recipes.lm_prompt import Prompt, load_prompt
 
 GROUP = 64  # documents of a local model whose answers are kept at once
-
-
-@dataclass(frozen=True)
-class AskOptions:
-    """lm: name of the model behind `url`, or the directory of a local one where there is no url."""
-
-    lm: str
-    url: str = ""
-    cache: str = ""
-    max_usd: float | None = None
-    max_requests: int | None = None
-    prices: str = ""
-    concurrency: int = 16
-    api_key_env: str = "SABIA_API_KEY"
-    backend: str = "torch"
-
-    def __post_init__(self) -> None:
-        if not self.lm:
-            raise UsageError("--ask: which model? give --lm DIR, or --url URL --lm NAME")
-        limits = self.max_usd, self.max_requests, self.prices
-        if not self.url and any(limits):
-            raise UsageError("--max-usd, --max-requests, --prices: without --url (a local model)")
 
 
 class Door(Protocol):
@@ -159,28 +136,22 @@ class LocalDoor:
         self.cache.close()
 
 
-def open_door(prompt: Prompt, options: AskOptions) -> Door:
+def open_door(prompt: Prompt, options: Asking) -> Door:
     """The door that the options name."""
+    from sabia.core.generate.opened import default_cache, open_client
+
+    if options.url:
+        client = open_client(options.url, options.lm, options, options.cache)
+        return EndpointDoor(prompt, client)
     from sabia.core.generate.cache import CallCache
-    from sabia.kernels.cache_folder import cache_folder
 
-    cache = options.cache or str(cache_folder("calls"))
-    if not options.url:
-        return LocalDoor(prompt, options.lm, options.backend, CallCache(cache))
-    from sabia.core.generate.budget import load_prices
-    from sabia.core.generate.client import Client
+    cache = CallCache(options.cache or default_cache())
+    return LocalDoor(prompt, options.lm, options.backend, cache)
 
-    client = Client(
-        options.url,
-        options.lm,
-        api_key_env=options.api_key_env,
-        cache_dir=cache,
-        max_concurrency=options.concurrency,
-        max_usd=options.max_usd,
-        max_requests=options.max_requests,
-        prices=load_prices(options.prices) if options.prices else None,
-    )
-    return EndpointDoor(prompt, client)
+
+def asked(options: Asking) -> LmScorer | None:
+    """The scorer that `--ask` names, None without it. Raises UsageError for its prompt."""
+    return LmScorer(load_prompt(options.ask), options) if options.ask else None
 
 
 class LmScorer:
@@ -189,7 +160,7 @@ class LmScorer:
     A scale gives one score, `name`; labels give each its share as `name_label`.
     """
 
-    def __init__(self, prompt: Prompt, options: AskOptions) -> None:
+    def __init__(self, prompt: Prompt, options: Asking) -> None:
         self.prompt, self.options = prompt, options
         labels = tuple(f"{prompt.name}_{answer}" for answer in prompt.answers)
         self.names = (prompt.name,) if prompt.numeric else labels
@@ -249,7 +220,7 @@ class LmScorer:
         return f"{self.prompt.name}: {self.asked:,} asked, {self.unknown:,} unknown{done}"
 
 
-def _model_name(options: AskOptions) -> str:
+def _model_name(options: Asking) -> str:
     """What names the model in fingerprints: a local one by its files."""
     from sabia.core.generate.local import model_fingerprint
 

@@ -10,7 +10,7 @@ import os
 import tempfile
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, replace
 from typing import Any, BinaryIO
 
 import numpy as np
@@ -19,13 +19,14 @@ import pyarrow.compute as pc
 
 from sabia.core import notes, stop
 from sabia.core.errors import BadData, UsageError
+from sabia.core.options.classify_train import ClassifyTrainOptions, FastText, Labels
 from sabia.core.shards.atomic import write_atomic
 from sabia.core.shards.inputs import open_inputs
 from sabia.core.shards.job import Job
 from sabia.core.shards.manifest import provenance
 from sabia.core.shards.sources import Source
 from sabia.core.text import fasttext_model, fasttext_training, held_out
-from sabia.core.text.fasttext_training import PREFIX, Settings, Wishes
+from sabia.core.text.fasttext_training import PREFIX, Settings
 from sabia.core.text.predicate import Predicate
 
 SHOWN = 12  # lines of a table on stderr; the JSON has all
@@ -35,31 +36,22 @@ _BLANKS = r"[\n\r\x00]"
 _MARKED = r"(^|[ \t\v\f])__label__[^ \t\v\f]*"
 
 
-@dataclass(frozen=True)
-class TrainConfig:
-    """label: the column with the labels; positive: an expression that makes two of them;
-    quantize: write the small form; wishes: settings that are not left to the data."""
-
-    label: str = ""
-    positive: str = ""
-    quantize: bool = False
-    wishes: Wishes = field(default_factory=Wishes)
-
-
-def run(job: Job, config: TrainConfig) -> None:
+def run(job: Job, options: ClassifyTrainOptions) -> None:
     """Train on the job's inputs; -o names the model. Raises UsageError, BadData, Failed."""
     if job.to_stdout or job.to_file:
-        raise UsageError("train needs -o MODEL.bin")
+        raise UsageError(f"--out: {job.out} (expected the name of a model, such as spam.bin)")
     sources, out = open_inputs(job, "document"), str(job.out)
     if job.dry_run:
         print(f"train {out} from {len(sources)} shards")
         return
-    made = provenance(job, "fasttext", [source.fingerprint() for source in sources])
+    told = {name: getattr(options, name) for name in (*Labels.table, *FastText.table)}
+    prints = [source.fingerprint() for source in sources]
+    made = provenance(replace(job, options=told), "fasttext", prints)
     report = None if job.force else _finished(out, made)
     if report is not None:
         notes.note(f"{out} is already made from the same")
     else:
-        report = _train(sources, config, out, job) | {"made": made}
+        report = _train(sources, options, out, job) | {"made": made}
         report["model_digest"] = fasttext_model.digest(out)
         write_atomic(_card(out), json.dumps(report, indent=1, default=str) + "\n")
     _tell(report)
@@ -82,20 +74,21 @@ def _finished(out: str, made: dict[str, Any]) -> dict[str, Any] | None:
         return None
 
 
-def _train(sources: Sequence[Source], config: TrainConfig, out: str, job: Job) -> dict[str, Any]:
+def _train(
+    sources: Sequence[Source], options: ClassifyTrainOptions, out: str, job: Job
+) -> dict[str, Any]:
     with tempfile.TemporaryDirectory(prefix="sabia-train-") as scratch:
         lines, held = f"{scratch}/train.txt", f"{scratch}/held.arrow"
-        counts, size = _write_rows(sources, config, out, job.seed, lines, held)
+        counts, size = _write_rows(sources, options, out, job.seed, lines, held)
         if len(counts) < 2:
-            where = (
-                f"--positive {config.positive}" if config.positive else f"--label {config.label}"
-            )
+            name = "positive" if options.positive else "label"
+            where = f"--{name} {getattr(options, name)}"
             raise BadData(f"{where}: {len(counts)} different labels (expected 2 or more)")
         documents = counts.total()
         settings = fasttext_training.settings_for(
-            documents, size // 4, len(counts), config.wishes, job.seed, job.jobs
+            documents, size // 4, len(counts), options, job.seed, job.jobs
         )
-        settings = fasttext_training.fit(lines, settings, out, config.quantize)
+        settings = fasttext_training.fit(lines, settings, out, options.quantize_model)
         report = _report(out, documents, settings, counts)
         return report | _measure(out, held)
 
@@ -109,13 +102,13 @@ def _report(out: str, documents: int, settings: Settings, counts: Counter[str]) 
 
 
 def _write_rows(
-    sources: Sequence[Source], config: TrainConfig, out: str, seed: int, lines: str, held: str
+    sources: Sequence[Source], options: Labels, out: str, seed: int, lines: str, held: str
 ) -> tuple[Counter[str], int]:
     """Write training lines and held-out rows; (documents by label, bytes of text) of training."""
     counts: Counter[str] = Counter()
     size = 0
     with open(lines, "wb") as file, pa.ipc.new_stream(held, _HELD) as writer:
-        for batch in _labelled(sources, config, out):
+        for batch in _labelled(sources, options, out):
             ids = batch.column("id").to_pylist()
             mask = pa.array([fasttext_model.is_held_out(seed, name) for name in ids], pa.bool_())
             rest = batch.filter(mask).select(_HELD.names)
@@ -126,24 +119,24 @@ def _write_rows(
     return counts, size
 
 
-def _labelled(sources: Sequence[Source], config: TrainConfig, out: str) -> Iterator[pa.RecordBatch]:
+def _labelled(sources: Sequence[Source], options: Labels, out: str) -> Iterator[pa.RecordBatch]:
     """Rows (id, label, language, text) of the documents that have a label."""
     for source in sources:
         for batch in source.batches():
             stop.check()
-            labels = _labels(batch, config, out, source.name)
+            labels = _labels(batch, options, out, source.name)
             columns = {"id": batch.column("id"), "label": labels,
                        "language": pc.fill_null(batch.column("language"), "und"),
                        "text": batch.column("text")}  # fmt: skip
             yield pa.RecordBatch.from_pydict(columns).filter(pc.is_valid(labels))
 
 
-def _labels(batch: pa.RecordBatch, config: TrainConfig, out: str, where: str) -> pa.Array:
+def _labels(batch: pa.RecordBatch, options: Labels, out: str, where: str) -> pa.Array:
     """string[n], null without a label."""
-    given = _column(batch, config.label, where) if config.label else None
-    if not config.positive:
+    given = _column(batch, options.label, where) if options.label else None
+    if not options.positive:
         return _clean(given)
-    rule = Predicate(config.positive, "--positive")
+    rule = Predicate(options.positive, "--positive")
     rule.check_names(batch, where)
     name = positive_name(out)
     labels = pc.if_else(pa.array(rule.evaluate(batch)), name, f"not_{name}")

@@ -6,81 +6,65 @@ slices of a Slurm array. Rows that `--where` refuses are counted, and written do
 
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
 from functools import partial
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from sabia.core.errors import UsageError
+from sabia.core.options.classify import ClassifyOptions
 from sabia.core.shards.job import Job
 from sabia.core.shards.mapping import ShardContext, run_map
 from sabia.core.shards.sources import Source
-from sabia.core.text import heuristics, language
+from sabia.core.text import heuristics, language, screens
 from sabia.core.text.decision import Decision, read_decision, values_of
 from sabia.core.text.predicate import Predicate
 from sabia.core.text.removed import RemovedPart, map_and_gather, put_column
 from sabia.core.text.score_figures import CPU, conclude, count_scores
 from sabia.core.text.scorers import Scorer, check_names, digest, score_column
 from sabia.core.text.scores import with_scores
-from sabia.core.text.screens import NOTHING, Screens
 from sabia.core.text.sketching import text_buffers
 
-__all__ = ["ClassifyConfig", "read_decision", "run", "score_batch", "score_shard"]
 SHOWN = 8  # scores of models whose spread is told at the end; the statistics have all
 
 
-@dataclass(frozen=True)
-class ClassifyConfig:
-    """where: an expression; quality: count heuristics and name languages; removed: where refused
-    rows go (a directory of parts); decisions: thresholds and calibrations, applied last; price: US
-    dollars for an hour of one core, for the summary; screens: what else to look for."""
-
-    where: str = ""
-    quality: bool = True
-    removed: str = ""
-    decisions: tuple[Decision, ...] = ()
-    price: float = 0.0
-    screens: Screens = NOTHING
-
-
-def run(job: Job, config: ClassifyConfig, scorers: Sequence[Scorer] = ()) -> None:
-    """Score the job's inputs with the heuristics and the scorers, in this order.
+def run(job: Job, options: ClassifyOptions, scorers: Sequence[Scorer] = ()) -> None:
+    """Score the job's inputs with the heuristics and the scorers, in this order; the calibrations
+    come last.
 
     Raises UsageError for an expression that will not do or scores of one name."""
-    if config.where:
-        Predicate(config.where)
-    if config.removed and not config.where:
-        raise UsageError("--removed needs --where: without it no row is removed")
+    if options.where:
+        Predicate(options.where)
+    decisions = tuple(read_decision(path) for path in options.calibration)
     check_names(scorers)
-    marks = [digest(scorers), *(one.digest for one in config.decisions), config.screens.check()]
+    marks = [digest(scorers), *(one.digest for one in decisions), screens.digest(options)]
     salt = " ".join(marks).strip()
     shown = [name for scorer in scorers for name in scorer.names]
-    shown = ["quality"] * config.quality + shown[:SHOWN]
-    shown += [f"{one.score}_probability" for one in config.decisions]
+    shown = ["quality"] * options.quality + shown[:SHOWN]
+    shown += [f"{one.score}_probability" for one in decisions]
 
     def work(job: Job, removed: str, sources: Sequence[Source] | None) -> None:
-        given = replace(config, removed=removed)
-        transform = partial(score_shard, config=given, scorers=tuple(scorers))
-        said = partial(conclude, shown=shown, price=config.price)
+        given = options.replace(removed=removed)
+        transform = partial(score_shard, options=given, scorers=tuple(scorers), decisions=decisions)
+        said = partial(conclude, shown=shown, price=options.price_per_hour)
         run_map(job, transform, sources=sources, salt=salt, next_step="sabia dedup", conclude=said)
 
-    map_and_gather(job, config.removed, work, salt)
+    map_and_gather(job, options.removed, work, salt)
 
 
 def score_shard(
     batches: Iterator[pa.RecordBatch],
     context: ShardContext,
-    config: ClassifyConfig,
-    scorers: Sequence[Scorer] = (),
+    options: ClassifyOptions,
+    scorers: Sequence[Scorer],
+    decisions: Sequence[Decision],
 ) -> Iterator[pa.RecordBatch]:
     """The transform: rows with their scores, without those that `where` refuses."""
-    predicate = Predicate(config.where) if config.where else None
+    predicate = Predicate(options.where) if options.where else None
     began = time.process_time()
-    with RemovedPart(config.removed, context.index) as removed:
+    with RemovedPart(options.removed, context.index) as removed:
         for number, batch in enumerate(batches):
-            scored, new = score_batch(batch, config, scorers, first=number == 0)
+            scored, new = score_batch(batch, options, scorers, decisions, number == 0)
             count_scores(context, new)
             if predicate is None:
                 yield scored
@@ -91,44 +75,45 @@ def score_shard(
             if not stays.all():
                 context.count("not kept", int((~stays).sum()))
                 gone = scored.filter(pa.array(~stays))
-                removed.write(gone, _reasons(gone, predicate, config.screens))
+                removed.write(gone, _reasons(gone, predicate, options))
             yield scored.filter(pa.array(stays))
     context.count(CPU, time.process_time() - began)
 
 
-def _reasons(batch: pa.RecordBatch, predicate: Predicate, screens: Screens) -> pa.Array:
+def _reasons(batch: pa.RecordBatch, predicate: Predicate, options: ClassifyOptions) -> pa.Array:
     """Why rows go: the expression, the first failing rule of each filter that it names, and the
     list that blocks a URL."""
     filters = [name for name in heuristics.FILTERS if name in predicate.names]
     found = heuristics.failures(batch.column("scores"), filters)
-    blocked = screens.reasons(batch, predicate.names)
+    blocked = screens.reasons(batch, options, predicate.names)
     whys = ([f"not {predicate.text}", *row, url] for row, url in zip(found, blocked, strict=True))
     return pa.array(["; ".join(filter(None, why)) for why in whys], pa.string())
 
 
 def score_batch(
     batch: pa.RecordBatch,
-    config: ClassifyConfig,
-    scorers: Sequence[Scorer] = (),
-    first: bool = True,
+    options: ClassifyOptions,
+    scorers: Sequence[Scorer],
+    decisions: Sequence[Decision],
+    first: bool,
 ) -> tuple[pa.RecordBatch, dict[str, np.ndarray]]:
     """(the batch with new entries in `scores` and its `language` set, those entries by name).
 
     In the `first` batch of a shard a score that a decision needs must be there: UsageError.
     """
     new: dict[str, np.ndarray] = {}
-    batch = config.screens.before(batch)
-    if config.quality:
+    batch = screens.before(batch, options)
+    if options.quality:
         found, new = _measure(batch.column("text"))
         given = batch.column("language")
         told = pa.array(found, pa.string(), mask=found == language.UNDETERMINED)
         names = pc.fill_null(pc.coalesce(told, given), language.UNDETERMINED)
         batch = put_column(batch, "language", names)
-    batch, seen = config.screens.after(batch)
+    batch, seen = screens.after(batch, options)
     new |= seen
     for scorer in scorers:
         new |= score_column(scorer, batch.column("text"))
-    for one in config.decisions:
+    for one in decisions:
         values = new.get(one.score)
         if values is None:
             values = values_of(batch, one.score, "--calibration", first)

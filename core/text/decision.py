@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 
 from sabia.core.errors import BadData, UsageError
 from sabia.core.text.calibration import Calibration, from_json
-from sabia.core.text.scores import score_names, score_values
+from sabia.core.text.scores import alike, score_names, score_values
 
 OTHER = "other"
 
@@ -82,6 +82,11 @@ def values_of(batch: pa.RecordBatch, name: str, option: str, must: bool) -> np.n
         return column.to_numpy(zero_copy_only=False)
     values = score_values(batch.column("scores"), name)
     if must and batch.num_rows and np.isnan(values).all():
-        known = ", ".join(sorted(score_names(batch.column("scores")))) or "no scores"
-        raise UsageError(f"{option}: no row has a score {name!r} (there are {known})")
+        numbers = {one.name for one in batch.schema if _is_number(one.type)}
+        known = score_names(batch.column("scores")) | numbers
+        raise UsageError(f"{option}: no row has a score {name!r}{alike(name, known)}")
     return values
+
+
+def _is_number(kind: pa.DataType) -> bool:
+    return pa.types.is_integer(kind) or pa.types.is_floating(kind)

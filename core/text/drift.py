@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass
 import numpy as np
 
 from sabia.core import stop
-from sabia.core.errors import BadData, UsageError
+from sabia.core.errors import BadData
 from sabia.core.shards.inputs import from_path
 from sabia.core.shards.job import Job
 from sabia.core.text.decision import values_of
@@ -51,8 +51,6 @@ class _Counts:
 
 def run(job: Job, names: Sequence[str]) -> None:
     """Compare the job's two inputs; the report goes to stdout. Raises UsageError, BadData."""
-    if len(job.inputs) != 2:
-        raise UsageError(f"{len(job.inputs)} inputs (expected two: BEFORE AFTER)")
     before, after = (_read(given, names) for given in job.inputs)
     shared = [name for name in before if name in after]
     if not shared:

@@ -21,6 +21,7 @@ import numpy as np
 
 from sabia.core import notes, stop
 from sabia.core.errors import Failed, MissingBackend, UsageError
+from sabia.core.options.classify_train import FastText
 from sabia.core.shards.atomic import atomic_path
 
 PREFIX = "__label__"
@@ -56,28 +57,20 @@ class Settings:
     thread: int = 1
 
 
-@dataclass(frozen=True)
-class Wishes:
-    """What a user may ask for; 0 leaves it to the data."""
-
-    dim: int = 0
-    ngrams: int = 2
-    subwords: tuple[int, int] = (0, 0)
-    epochs: int = 0
-
-
 def settings_for(
-    documents: int, words: int, labels: int, wishes: Wishes, seed: int, threads: int
+    documents: int, words: int, labels: int, options: FastText, seed: int, threads: int
 ) -> Settings:
     """Settings that fit the size of the data: so many documents, words in all, and labels."""
-    epochs = wishes.epochs or int(np.clip(EXAMPLES_SEEN // max(documents, 1), *EPOCHS))
-    parts = max(wishes.ngrams - 1, 0) + 4 * (wishes.subwords[1] > 0)
+    epochs = options.epochs or int(np.clip(EXAMPLES_SEEN // max(documents, 1), *EPOCHS))
+    letters = options.letters()
+    parts = max(options.ngrams - 1, 0) + 4 * (letters[1] > 0)
     bucket = 1 << int(np.clip(words * max(parts, 1), *BUCKETS) - 1).bit_length()
     rare = next(least for size, least in RARE if words >= size)
     loss = "hs" if labels >= MANY_LABELS else "softmax"
-    dim = wishes.dim or (32 if labels <= 64 else 64)
-    return Settings(epochs, bucket, rare, 0.5, dim, wishes.ngrams, *wishes.subwords, loss, seed,
-                    threads)  # fmt: skip
+    dim = options.dim or (32 if labels <= 64 else 64)
+    return Settings(
+        epochs, bucket, rare, 0.5, dim, options.ngrams, *letters, loss, seed, threads
+    )  # fmt: skip
 
 
 @contextmanager

@@ -17,8 +17,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from sabia.core.errors import UsageError
-from sabia.core.text.scores import score_names, score_values
+from sabia.core.text.scores import alike, score_names, score_values
 
+EXAMPLE = "quality >= 0.5 and language == 'pt'"
 _COMPARE: dict[type, Callable[[Any, Any], Any]] = {
     ast.Eq: pc.equal, ast.NotEq: pc.not_equal, ast.Lt: pc.less, ast.LtE: pc.less_equal,
     ast.Gt: pc.greater, ast.GtE: pc.greater_equal,
@@ -36,7 +37,9 @@ class Predicate:
         try:
             self.tree = ast.parse(text.strip(), mode="eval").body
         except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
-            raise UsageError(f"{option}: {text!r} is not an expression ({error})") from error
+            raise UsageError(
+                f"{option}: {text!r} is not an expression (expected such as {EXAMPLE})"
+            ) from error
         _check(self.tree, text, option)
 
     @property
@@ -56,7 +59,7 @@ class Predicate:
         if missing:
             raise UsageError(
                 f"{self.option}: {missing[0]!r} is neither a column nor a score in {where}"
-                f" (there are {', '.join(sorted(known))})"
+                f"{alike(missing[0], known)}"
             )
 
     def evaluate(self, batch: pa.RecordBatch) -> np.ndarray:

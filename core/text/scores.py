@@ -4,12 +4,24 @@ A struct of doubles, or of the type null while there are no scores (`shards.name
 stands for a score that a row does not have.
 """
 
-from collections.abc import Mapping
+import difflib
+from collections.abc import Iterable, Mapping
 
 import numpy as np
 import pyarrow as pa
 
 from sabia.core.shards.named_numbers import column_of, from_columns, names_of, type_of
+
+LISTED = 8  # names in an error; a scored document has about fifty
+
+
+def alike(name: str, known: Iterable[str]) -> str:
+    """The end of an error about an unknown name: the names most like it, else some that exist."""
+    names = sorted(known)
+    if near := difflib.get_close_matches(name, names, n=3):
+        return f"; did you mean {' or '.join(near)}?"
+    more = f" and {len(names) - LISTED} more" if len(names) > LISTED else ""
+    return f" (expected one of {', '.join(names[:LISTED])}{more})" if names else " (there is none)"
 
 
 def score_names(scores: pa.Array) -> set[str]:

@@ -11,17 +11,9 @@ from statistics import NormalDist
 
 import numpy as np
 
+from sabia.core.options.classify_threshold import Target
+
 CONFIDENCE = 0.95
-
-
-@dataclass(frozen=True)
-class Target:
-    """A wanted precision or recall (0: not wanted; neither: best F1); sure: the lower end of the
-    interval must reach it, not just the estimate."""
-
-    precision: float = 0.0
-    recall: float = 0.0
-    sure: bool = False
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ of them are left out and counted. A language with enough rows gets a threshold o
 
 import json
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
@@ -16,6 +16,7 @@ import pyarrow.compute as pc
 
 from sabia.core import notes, stop
 from sabia.core.errors import BadData, Infeasible, UsageError
+from sabia.core.options.classify_threshold import Target, ThresholdOptions
 from sabia.core.shards.atomic import write_atomic
 from sabia.core.shards.inputs import open_inputs
 from sabia.core.shards.job import Job
@@ -24,22 +25,10 @@ from sabia.core.text import calibration
 from sabia.core.text.decision import OTHER, values_of
 from sabia.core.text.plain_table import plain, table
 from sabia.core.text.predicate import Predicate
-from sabia.core.text.threshold import Cut, Target, choose
+from sabia.core.text.threshold import Cut, choose
 
 LEAST = 10  # rows in all, without which nothing can be said
 LEAST_OF_A_KIND = 10  # positives, and negatives, that a threshold of a language's own needs
-
-
-@dataclass(frozen=True)
-class ThresholdConfig:
-    """score: its name; label: column with the truth; positive: an expression instead; target: what
-    to reach; least: rows that a language needs for a threshold of its own (0: none gets one)."""
-
-    score: str
-    label: str = ""
-    positive: str = ""
-    target: Target = field(default_factory=Target)
-    least: int = 200
 
 
 @dataclass(frozen=True)
@@ -52,37 +41,24 @@ class _Rows:
     left_out: int
 
 
-def run(job: Job, config: ThresholdConfig) -> None:
+def run(job: Job, options: ThresholdOptions) -> None:
     """Print a report, and write the decision to -o. Raises UsageError, BadData, Infeasible."""
-    _check(config)
-    if not job.to_stdout and job.to_file:
-        raise UsageError("-o: expected a name such as edu.json, not Parquet")
+    if job.to_file:
+        raise UsageError(f"--out: {job.out} (expected a name such as edu.json)")
     sources = open_inputs(job, "document")
     if job.dry_run:
-        print(f"choose a threshold of {config.score} from {len(sources)} shards")
+        print(f"choose a threshold of {options.score} from {len(sources)} shards")
         return
-    report = decide(_read(sources, config), config, job.seed)
+    report = decide(_read(sources, options), options, job.seed)
     text = json.dumps(plain(report), ensure_ascii=False) + "\n"
     if not job.to_stdout:
         write_atomic(str(job.out), text)
     print(text if job.json else _readable(report), end="")
     if not job.to_stdout:
-        notes.note(f"apply it: sabia classify … --calibration {job.out} --where {config.score}_ok")
+        notes.note(f"apply it: sabia classify … --calibration {job.out} --where {options.score}_ok")
 
 
-def _check(config: ThresholdConfig) -> None:
-    target = config.target
-    if not config.score:
-        raise UsageError("no --score NAME (expected the score to cut)")
-    if not (config.label or config.positive):
-        raise UsageError("no --label COLUMN and no --positive EXPRESSION (expected the truth)")
-    if target.precision and target.recall:
-        raise UsageError("--precision and --recall both given (expected one, or none: best F1)")
-    if target.sure and not (target.precision or target.recall):
-        raise UsageError("--sure needs --precision or --recall")
-
-
-def decide(rows: _Rows, config: ThresholdConfig, seed: int) -> dict[str, Any]:
+def decide(rows: _Rows, options: ThresholdOptions, seed: int) -> dict[str, Any]:
     """The report, which is the content of the file. Raises BadData, Infeasible."""
     count, positives = len(rows.scores), int(rows.truth.sum())
     if count < LEAST or positives in (0, count):
@@ -90,15 +66,16 @@ def decide(rows: _Rows, config: ThresholdConfig, seed: int) -> dict[str, Any]:
             f"{count} rows with score and label, {positives} of them positive"
             f" (expected {LEAST} or more, of both kinds)"
         )
-    overall = choose(rows.scores, rows.truth, config.target)
+    overall = choose(rows.scores, rows.truth, options)
     if overall.threshold is None:
-        raise Infeasible(f"no threshold of {config.score} reaches {_said(config.target)}")
-    cuts = _by_language(rows, config)
+        raise Infeasible(f"no threshold of {options.score} reaches {_said(options)}")
+    cuts = _by_language(rows, options)
     fitted, crossed = calibration.fit(rows.scores, rows.truth, seed)
     bins = calibration.reliability(crossed, rows.truth)
     thresholds = {OTHER: overall.threshold} | {name: cut.threshold for name, cut in cuts.items()}
+    target = {name: getattr(options, name) for name in Target.table}
     return {
-        "score": config.score, "target": asdict(config.target), "thresholds": thresholds,
+        "score": options.score, "target": target, "thresholds": thresholds,
         "calibration": asdict(fitted), "rows": count, "left_out": rows.left_out,
         "overall": asdict(overall), "languages": {k: asdict(cut) for k, cut in cuts.items()},
         "expected_calibration_error": calibration.expected_error(bins),
@@ -115,18 +92,18 @@ def _raw_error(rows: _Rows) -> float | None:
     return calibration.expected_error(calibration.reliability(rows.scores, rows.truth))
 
 
-def _by_language(rows: _Rows, config: ThresholdConfig) -> dict[str, Cut]:
+def _by_language(rows: _Rows, options: ThresholdOptions) -> dict[str, Cut]:
     cuts = {}
     names, counts = np.unique(rows.languages.astype(str), return_counts=True)
     for name, count in zip(names.tolist(), counts.tolist(), strict=True):
         here = rows.languages == name
         truth = rows.truth[here]
         kinds = min(int(truth.sum()), int((~truth).sum()))
-        if not config.least or count < config.least or kinds < LEAST_OF_A_KIND:
+        if not options.least or count < options.least or kinds < LEAST_OF_A_KIND:
             continue
-        cuts[name] = choose(rows.scores[here], truth, config.target)
+        cuts[name] = choose(rows.scores[here], truth, options)
         if cuts[name].threshold is None:
-            notes.warn(f"{name}: no threshold reaches {_said(config.target)}; nothing will pass")
+            notes.warn(f"{name}: no threshold reaches {_said(options)}; nothing will pass")
     return cuts
 
 
@@ -135,8 +112,8 @@ def _said(target: Target) -> str:
     return f"{kind} {value:g}{' surely' if target.sure else ''}"
 
 
-def _read(sources: Sequence[Source], config: ThresholdConfig) -> _Rows:
-    parts, total = list(_parts(sources, config)), 0
+def _read(sources: Sequence[Source], options: ThresholdOptions) -> _Rows:
+    parts, total = list(_parts(sources, options)), 0
     scores = np.concatenate([part[0] for part in parts] or [np.empty(0)])
     truth = np.concatenate([part[1] for part in parts] or [np.empty(0, bool)])
     languages = np.concatenate([part[2] for part in parts] or [np.empty(0, object)])
@@ -145,30 +122,30 @@ def _read(sources: Sequence[Source], config: ThresholdConfig) -> _Rows:
 
 
 def _parts(
-    sources: Sequence[Source], config: ThresholdConfig
+    sources: Sequence[Source], options: ThresholdOptions
 ) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray, int]]:
     """(scores, truth, languages, rows read) of each batch, without rows that lack one of them."""
     for source in sources:
         for number, batch in enumerate(source.batches()):
             stop.check()
-            values = values_of(batch, config.score, "--score", number == 0)
-            truth = np.array(truth_of(batch, config, source.name).to_pylist(), object)
+            values = values_of(batch, options.score, "--score", number == 0)
+            truth = np.array(truth_of(batch, options, source.name).to_pylist(), object)
             there = ~np.isnan(values) & (truth != None)  # noqa: E711 - elementwise
             language = pc.fill_null(batch.column("language"), "und")
             names = np.array(language.to_pylist(), object)
             yield values[there], truth[there].astype(bool), names[there], batch.num_rows
 
 
-def truth_of(batch: pa.RecordBatch, config: ThresholdConfig, where: str) -> pa.Array:
+def truth_of(batch: pa.RecordBatch, options: ThresholdOptions, where: str) -> pa.Array:
     """bool[n], null where unknown."""
     given = None
-    if config.label:
-        if config.label not in batch.schema.names:
+    if options.label:
+        if options.label not in batch.schema.names:
             known = ", ".join(batch.schema.names)
-            raise UsageError(f"--label: no column {config.label!r} in {where} (there are {known})")
-        given = batch.column(config.label)
-    if config.positive:
-        rule = Predicate(config.positive, "--positive")
+            raise UsageError(f"--label: no column {options.label!r} in {where} (there are {known})")
+        given = batch.column(options.label)
+    if options.positive:
+        rule = Predicate(options.positive, "--positive")
         rule.check_names(batch, where)
         holds = pa.array(rule.evaluate(batch))
         return holds if given is None else pc.if_else(pc.is_valid(given), holds, None)
@@ -176,9 +153,9 @@ def truth_of(batch: pa.RecordBatch, config: ThresholdConfig, where: str) -> pa.A
     if pa.types.is_boolean(given.type):
         return given
     if pa.types.is_string(given.type):
-        return pc.equal(pc.replace_substring_regex(given, r"\s+", "_"), config.score)
+        return pc.equal(pc.replace_substring_regex(given, r"\s+", "_"), options.score)
     raise UsageError(
-        f"--label: column {config.label!r} is {given.type} (expected labels, or true and false);"
+        f"--label: column {options.label!r} is {given.type} (expected labels, or true and false);"
         " give --positive EXPRESSION"
     )
 

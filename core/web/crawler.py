@@ -19,6 +19,7 @@ from typing import Any
 
 from sabia.core import stop
 from sabia.core.errors import Interrupted
+from sabia.core.options.crawl import CrawlOptions, parts
 from sabia.core.progress import Bar
 from sabia.core.web import addresses, sitemaps
 from sabia.core.web.archive import Archive, Position, payload_digest
@@ -34,7 +35,6 @@ from sabia.core.web.links import links_only
 from sabia.core.web.replayed import ReplayedWeb
 from sabia.core.web.robots import Rules
 from sabia.core.web.sandbox import Sandbox, Unextractable
-from sabia.core.web.settings import CrawlSettings
 from sabia.core.web.urls import host_of, origin_of
 
 MAX_REDIRECTS = 5
@@ -47,25 +47,26 @@ class Crawl:
     """One run over a frontier; `counters` are kept in it and so outlive the process."""
 
     def __init__(
-        self, settings: CrawlSettings, frontier: Frontier, judge: Judge | None,
+        self, options: CrawlOptions, frontier: Frontier, judge: Judge | None,
         hosts_allowed: frozenset[str] | None, archive: Archive | None, bar: Bar,
         web: ReplayedWeb | None = None,
     ) -> None:  # fmt: skip
-        self.settings, self.frontier, self.judge = settings, frontier, judge
+        self.options, self.frontier, self.judge = options, frontier, judge
+        self.sitemaps = parts(options.sitemaps)
         self.web = web  # stands for the network
         self.archive, self.bar = archive, bar
         self.counters: dict[str, float] = json.loads(frontier.fact("counters") or "{}")
         self.before = int(frontier.fact("before") or 0)  # pages fetched in earlier rounds
         tables = frontier.figures("word"), frontier.figures("host")
-        self.links = LinkJudge(settings.focus, settings.seed, judge, *tables)
-        self.hosts = Hosts(settings, frontier)
+        self.links = LinkJudge(options.seed, judge, *tables)
+        self.hosts = Hosts(options, frontier)
         self.expansion = Expansion(
-            settings, frontier, self.hosts, self.links, hosts_allowed, self.count
+            options, frontier, self.hosts, self.links, hosts_allowed, self.count
         )
         self.tasks: set[asyncio.Task[None]] = set()
-        self._threads = ThreadPoolExecutor(settings.workers)
+        self._threads = ThreadPoolExecutor(options.jobs)
         self._sandboxes: queue.SimpleQueue[Sandbox] = queue.SimpleQueue()
-        for _ in range(settings.workers):
+        for _ in range(options.jobs):
             self._sandboxes.put(Sandbox())
         self._written: Position | None = None  # how far the archive is whole
         self._again = self.before > 0  # some pages were fetched in an earlier round
@@ -79,7 +80,7 @@ class Crawl:
     @property
     def left(self) -> int:
         """Pages that the budget still allows in this round."""
-        return self.settings.budget - (self.fetched - self.before)
+        return self.options.budget - (self.fetched - self.before)
 
     def count(self, name: str, n: float = 1) -> None:
         """Add to a counter."""
@@ -89,7 +90,7 @@ class Crawl:
         """Put canonical seed URLs at the head of the frontier, and the sitemaps that are named."""
         self.frontier.begin()
         self.frontier.add([Link(url, 1.0, 0, 1.0, via="seed") for url in urls])
-        self.expansion.sitemaps([s for s in self.settings.sitemaps if s != "robots"], "")
+        self.expansion.sitemaps([s for s in self.sitemaps if s != "robots"], "")
         self.frontier.commit()
         self.hosts.load()
 
@@ -97,9 +98,8 @@ class Crawl:
         """Crawl until the budget is spent or nothing is left; raises Interrupted."""
         self._wake = asyncio.Event()
         try:
-            async with self.web or Fetcher(self.settings.fetch) as self.fetcher:
-                token = self.settings.fetch.agent.partition("/")[0]
-                self.robots = RobotsCache(self.frontier, self.fetcher, token)
+            async with self.web or Fetcher(self.options) as self.fetcher:
+                self.robots = RobotsCache(self.frontier, self.fetcher, "sabia")
                 try:
                     await self._loop()
                 except Interrupted:
@@ -136,7 +136,7 @@ class Crawl:
 
     def _launch(self) -> bool:
         """Begin all visits that may begin; True where only tasks that end make room for more."""
-        while len(self.tasks) < min(self.settings.concurrency, max(self.left, 0)):
+        while len(self.tasks) < min(self.options.concurrency, max(self.left, 0)):
             entry = self.hosts.take()
             if entry is None:
                 return False
@@ -146,7 +146,7 @@ class Crawl:
         return True
 
     async def _visit(self, entry: Entry) -> None:
-        rest_s = self.settings.delay_s
+        rest_s = self.options.delay
         try:
             rest_s = await self._visited(entry)
         finally:
@@ -161,7 +161,7 @@ class Crawl:
         if rules is None:
             rules, sent = await self.robots.rules(entry.url)
             self.count("requests", sent)
-        rest_s = max(self.settings.delay_s, rules.delay_s())
+        rest_s = max(self.options.delay, rules.delay_s())
         if refused := self._disallowed(entry, rules):
             self._give_up(entry, refused)
             return rest_s if sent else 0.0
@@ -172,7 +172,7 @@ class Crawl:
     def _guarded(self, entry: Entry) -> str:
         """Why the guard refuses the URL, or nothing."""
         try:
-            addresses.check_url(entry.url, self.settings.fetch.allow_private)
+            addresses.check_url(entry.url, self.options.allow_private)
         except addresses.Refused as error:
             self.count("guarded")
             return str(error)
@@ -187,7 +187,7 @@ class Crawl:
             self.count("robots_denied")
             return "robots.txt disallows it"
         origin = origin_of(entry.url)
-        if "robots" in self.settings.sitemaps and origin not in self._origins:
+        if "robots" in self.sitemaps and origin not in self._origins:
             self._origins.add(origin)
             self.expansion.sitemaps(rules.sitemaps, host_of(entry.url))
         return ""
@@ -201,7 +201,7 @@ class Crawl:
             conditions = before.conditions() if before else {}
             response = await self.fetcher.page(entry.url, conditions)
         self.count("requests", response.requests)
-        if response.retry_s is not None and entry.tries + 1 < self.settings.fetch.attempts:
+        if response.retry_s is not None and entry.tries + 1 < self.options.attempts:
             self.frontier.begin()
             self.frontier.end(entry, PENDING)
             return response.retry_s
@@ -279,7 +279,7 @@ class Crawl:
 
     async def _extracted(self, response: Response) -> dict[str, Any]:
         """Text and links, from a sandbox; links only where no text is wanted."""
-        if not self.settings.extract:
+        if self.options.no_extract:
             return links_only(response.body, response.content_type, response.url)
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(self._threads, self._extract, response)
@@ -321,22 +321,22 @@ class Crawl:
         self, entry: Entry, response: Response, found: dict[str, Any], score: float | None
     ) -> None:
         """Everything that a page leaves behind, inside its transaction."""
-        if self.settings.extract:
-            self._keep(entry, found, score)
-        else:
+        if self.options.no_extract:
             self.frontier.end(entry, DONE)
-        relevant = score is not None and score >= self.settings.focus.threshold
+        else:
+            self._keep(entry, found, score)
+        relevant = score is not None and score >= self.options.threshold
         if score is not None:
             self.count("relevant", float(relevant))
             self.frontier.judged(self.fetched, score)
-        said = found["text"].encode() if self.settings.extract else response.body
+        said = response.body if self.options.no_extract else found["text"].encode()
         self.expansion.tally_family(entry, float(self.frontier.first_time(_folded(said))))
-        if self.settings.focus.order == "best":
+        if self.options.order == "best":
             features = link_features(entry.url, entry.anchor, entry.worth)
             self.links.learn(features, entry.host, score or 0.0)
             self.frontier.tally("word", features, score or 0.0)
         self.frontier.tally("host", [entry.host], score or 0.0)
-        worth = 1.0 if score is None else worth_of(score, entry.worth, self.settings.focus)
+        worth = 1.0 if score is None else worth_of(score, entry.worth, self.options)
         worth = entry.worth if worth is None and entry.depth == 0 else worth
         if worth is not None:
             self.expansion.follow(found["links"], entry.depth + 1, worth)

@@ -7,14 +7,14 @@ sites answer any parameters with something new.
 
 from collections.abc import Callable, Sequence
 
+from sabia.core.options.crawl import CrawlOptions
 from sabia.core.urls import canonical
 from sabia.core.web import sitemaps
 from sabia.core.web.frontier import SITEMAP, Entry, Frontier, Link
 from sabia.core.web.hosts import Hosts
 from sabia.core.web.link_judge import LinkJudge
-from sabia.core.web.settings import CrawlSettings
 from sabia.core.web.sitemaps import Sitemap
-from sabia.core.web.urls import host_of, looks_binary, template_of
+from sabia.core.web.urls import host_of, looks_binary, template_of, trap
 
 TRAP_PAGES = 20  # a family is judged after so many pages
 TRAP_FRESH = 0.1  # and given up when a smaller share of them was new
@@ -27,10 +27,10 @@ class Expansion:
     """Puts URLs into the frontier; `count` adds to the crawl's counters."""
 
     def __init__(
-        self, settings: CrawlSettings, frontier: Frontier, hosts: Hosts, links: LinkJudge,
+        self, options: CrawlOptions, frontier: Frontier, hosts: Hosts, links: LinkJudge,
         hosts_allowed: frozenset[str] | None, count: Callable[[str, float], None],
     ) -> None:  # fmt: skip
-        self.settings, self.frontier, self.hosts, self.links = settings, frontier, hosts, links
+        self.options, self.frontier, self.hosts, self.links = options, frontier, hosts, links
         self.hosts_allowed, self.count = hosts_allowed, count
         self.families = frontier.figures("family")
         self._sitemaps: dict[str, int] = {}
@@ -77,13 +77,13 @@ class Expansion:
         self, raw: str, anchor: str, depth: int, worth: float, hops: int, via: str,
         changed_s: float | None = None,
     ) -> Link | None:  # fmt: skip
-        breadth = self.settings.focus.order == "breadth"
+        breadth = self.options.order == "breadth"
         if breadth and not changed_s and self.frontier.skips(raw, float(-depth)):
             return None
         url = canonical(raw)
         if url is None or looks_binary(url) or not self._in_scope(url):
             return None
-        if self.settings.limits.trap(url, depth) or self.is_trap(template_of(url)):
+        if trap(url, depth, self.options.depth) or self.is_trap(template_of(url)):
             self.count("traps", 1)
             return None
         priority = self.priority(Entry(0, url, host_of(url), depth, hops, 0, worth, anchor))
@@ -101,7 +101,7 @@ class Expansion:
         """By what is known now; breadth first counts links from the seeds."""
         if entry.kind == SITEMAP:
             return SITEMAP_PRIORITY
-        if self.settings.focus.order == "breadth":
+        if self.options.order == "breadth":
             return float(-entry.depth)
         return self.links.priority(entry.url, entry.host, entry.anchor, entry.worth)
 
@@ -111,7 +111,7 @@ class Expansion:
         """
         host = self.hosts.get(name)
         host.pages += 1
-        if self.settings.focus.order == "best" and host.pages >= host.rescore_at:
+        if self.options.order == "best" and host.pages >= host.rescore_at:
             judged = self.frontier.rescore(name, self.priority)
             host.rescore_at = host.pages + max(5, judged // 20)
             self.hosts.refresh(name)
@@ -135,7 +135,7 @@ class Expansion:
     def is_trap(self, template: str) -> bool:
         """Has the family shown that it is one?"""
         tried, good = self.families.get(template, (0.0, 0.0))
-        if tried >= self.settings.limits.queries and "?" in template:
+        if tried >= self.options.query_pages and "?" in template:
             return True
         return tried >= TRAP_PAGES and good < TRAP_FRESH * tried
 

@@ -12,16 +12,19 @@ import random
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from importlib.metadata import version
 from typing import Any
 
 import aiohttp
 from yarl import URL
 
+from sabia.core.options.crawl import CrawlOptions
 from sabia.core.urls import canonical
 from sabia.core.web import addresses, bodies, robots
 from sabia.core.web.addresses import Refused
-from sabia.core.web.settings import FetchSettings
 
+MIME_TYPES = ("text/html", "application/xhtml+xml", "text/plain")
+MAX_WAIT_S = 60.0  # a longer Retry-After is not waited out; the URL goes back instead
 _AGAIN = (429, 500, 502, 503, 504, 408)
 _REDIRECTS = (301, 302, 303, 307, 308)
 _DNS_S = 300  # a name's checked addresses are used so long
@@ -92,20 +95,28 @@ class _Answer(aiohttp.ClientResponse):
         return self
 
 
+def user_agent(options: CrawlOptions) -> str:
+    """`sabia/VERSION (+CONTACT)`: the product token first, then whom to write to."""
+    if not options.contact:
+        return "sabia"
+    link = options.contact if "://" in options.contact else f"mailto:{options.contact}"
+    return f"sabia/{version('sabia')} (+{link})"
+
+
 class Fetcher:
     """An aiohttp session with the guard built in; use as an async context manager."""
 
-    def __init__(self, settings: FetchSettings) -> None:
-        self.settings = settings
+    def __init__(self, options: CrawlOptions) -> None:
+        self.options = options
 
     async def __aenter__(self) -> "Fetcher":
-        resolver = addresses.GuardedResolver(self.settings.allow_private)
+        resolver = addresses.GuardedResolver(self.options.allow_private)
         connector = aiohttp.TCPConnector(resolver=resolver, limit=0, ttl_dns_cache=_DNS_S)
-        total = self.settings.timeout_s
+        total = self.options.timeout
         timeout = aiohttp.ClientTimeout(
             total, sock_connect=min(15, total), sock_read=min(30, total)
         )
-        headers = {"User-Agent": self.settings.agent, "Accept-Encoding": bodies.ACCEPTED}
+        headers = {"User-Agent": user_agent(self.options), "Accept-Encoding": bodies.ACCEPTED}
         self.session = aiohttp.ClientSession(
             connector=connector, timeout=timeout, headers=headers, response_class=_Answer,
             cookie_jar=aiohttp.DummyCookieJar(), auto_decompress=False,
@@ -120,8 +131,8 @@ class Fetcher:
         what the other side does.
         """
         headers = {"Accept": _PAGES, **conditions}
-        given = self.settings
-        return await self._retried(url, _Wanted(given.max_bytes, given.mime_types, False, headers))
+        wanted = _Wanted(self.options.max_bytes, MIME_TYPES, False, headers)
+        return await self._retried(url, wanted)
 
     async def file(self, url: str, limit: int) -> Response:
         """Fetch a file of any type, such as a sitemap; a longer one is cut at `limit` bytes."""
@@ -143,13 +154,13 @@ class Fetcher:
         raise AssertionError("the loop above returns at its last turn")
 
     async def _retried(self, url: str, wanted: _Wanted) -> Response:
-        for sent in range(1, self.settings.attempts + 1):
+        for sent in range(1, self.options.attempts + 1):
             try:
                 return await self._once(url, wanted, sent)
             except _Again as error:
                 asked = error.wait_s
-                too_long = asked is not None and asked > self.settings.max_wait_s
-                if too_long or sent == self.settings.attempts:
+                too_long = asked is not None and asked > MAX_WAIT_S
+                if too_long or sent == self.options.attempts:
                     return Response(url, error.status, refused=str(error), requests=sent,
                                     retry_s=asked if too_long else None)  # fmt: skip
                 await asyncio.sleep(self._pause_s(sent) if asked is None else asked)
@@ -159,11 +170,11 @@ class Fetcher:
 
     def _pause_s(self, sent: int) -> float:
         """Doubled for each request sent, and up to half as long again, so that crowds part."""
-        pause = self.settings.backoff_s * 2 ** (sent - 1) * random.uniform(1.0, 1.5)
-        return float(min(pause, self.settings.max_wait_s))
+        pause = self.options.backoff * 2 ** (sent - 1) * random.uniform(1.0, 1.5)
+        return float(min(pause, MAX_WAIT_S))
 
     async def _once(self, url: str, wanted: _Wanted, sent: int) -> Response:
-        addresses.check_url(url, self.settings.allow_private)
+        addresses.check_url(url, self.options.allow_private)
         try:
             target = URL(url, encoded=True)
             started = time.monotonic()

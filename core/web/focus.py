@@ -15,7 +15,7 @@ from statistics import fmean
 from typing import Protocol
 
 from sabia.core.errors import BadData, UsageError
-from sabia.core.web.settings import FocusSettings
+from sabia.core.options.crawl import CrawlOptions, Focus
 
 KNOWN_LETTERS = 4
 DECAY = 0.7  # of a page's worth along links from pages that are not relevant themselves
@@ -40,16 +40,14 @@ def words_of(text: str) -> list[str]:
     return ["0" if word.isdecimal() else word for word in _WORD.findall(plain)]
 
 
-def make_judge(settings: FocusSettings) -> Judge | None:
-    """The judge that the settings ask for; None when they ask for none."""
-    if settings.words and settings.classifier:
-        raise UsageError("--focus and --classifier both given (expected one of them)")
-    if settings.classifier:
-        return FastTextJudge(settings.classifier, settings.label)
-    if settings.words and os.path.isfile(settings.words):
-        with open(settings.words, encoding="utf-8", errors="replace") as file:
+def make_judge(options: Focus) -> Judge | None:
+    """The judge that the options ask for; None when they ask for none."""
+    if options.classifier:
+        return FastTextJudge(options.classifier, options.label)
+    if options.focus and os.path.isfile(options.focus):
+        with open(options.focus, encoding="utf-8", errors="replace") as file:
             return ExampleJudge([line for line in file if line.strip()])
-    return WordJudge(settings.words) if settings.words else None
+    return WordJudge(options.focus) if options.focus else None
 
 
 class WordJudge:
@@ -133,13 +131,13 @@ class FastTextJudge:
         return False
 
 
-def worth_of(score: float, inherited: float, settings: FocusSettings) -> float | None:
+def worth_of(score: float, inherited: float, options: CrawlOptions) -> float | None:
     """What the links of a page inherit; None when they are not to be followed.
 
     Relevant pages pass on their score. Others end the way (hard focus) or pass on the mean of their
     score and of what they were reached with, decayed: a path may tunnel through menus, which share
     words with what is wanted, but not far through pages that share none (soft focus).
     """
-    if score >= settings.threshold:
+    if score >= options.threshold:
         return score
-    return None if settings.hard else (score + DECAY * inherited) / 2
+    return None if options.hard else (score + DECAY * inherited) / 2

@@ -9,17 +9,16 @@ import asyncio
 import contextlib
 import tempfile
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 
 from sabia.core import notes, page, svg
+from sabia.core.options.crawl import CrawlOptions
 from sabia.core.progress import progress
 from sabia.core.shards.atomic import write_atomic
 from sabia.core.web.crawler import Crawl
 from sabia.core.web.focus import Judge
 from sabia.core.web.frontier import Frontier
 from sabia.core.web.replayed import ReplayedWeb
-from sabia.core.web.settings import CrawlSettings
 
 POINTS = 200
 SAID = (100, 1_000, 10_000, 100_000, 1_000_000)
@@ -45,52 +44,47 @@ def say_curve(scores: Sequence[float], threshold: float) -> None:
     notes.note(f"harvest (relevant among the first pages): {told}")
 
 
-def offline(settings: CrawlSettings, replay: tuple[str, ...]) -> CrawlSettings:
-    """The same crawl on an archive: no pauses, any address, as many at a time as workers."""
-    fetching = replace(settings.fetch, allow_private=True)
-    return replace(
-        settings, replay=replay, fetch=fetching, delay_s=0.0, per_host=settings.workers,
-        concurrency=settings.workers, warc="",
-    )  # fmt: skip
+def offline(options: CrawlOptions, paths: Sequence[str]) -> tuple[CrawlOptions, ReplayedWeb]:
+    """The same crawl on WARC files: no pauses, any address, as many requests in flight as workers.
+
+    Raises what opening the files raises."""
+    most = options.jobs
+    options = options.replace(allow_private=True, delay=0.0, per_host=most, concurrency=most)
+    return options, ReplayedWeb(paths, options.max_bytes)
 
 
 def write_report(
-    settings: CrawlSettings, seeds: Sequence[str], hosts: frozenset[str] | None, judge: Judge,
+    options: CrawlOptions, seeds: Sequence[str], hosts: frozenset[str] | None, judge: Judge,
     scores: Sequence[float], web: ReplayedWeb | None,
 ) -> None:  # fmt: skip
-    """A page at `settings.report`: harvest against breadth-first, scores, settings."""
+    """A page at `--report`: harvest against breadth-first, scores."""
     against = "breadth-first, same archive"
-    if web is None and settings.warc:
-        settings = offline(settings, (settings.warc,))
-        web = ReplayedWeb(settings.replay, settings.fetch)
+    if web is None and options.warc:
+        options, web = offline(options, (options.warc,))
         against = "breadth-first, over the pages that this crawl fetched"
-    breadth = _walk(settings, seeds, hosts, judge, web, len(scores)) if web else []
-    write_atomic(Path(settings.report), _page(settings, scores, breadth, against))
-    notes.note(f"report: {settings.report}")
+    breadth = _walk(options, seeds, hosts, judge, web, len(scores)) if web else []
+    write_atomic(Path(options.report), _page(options.threshold, scores, breadth, against))
+    notes.note(f"report: {options.report}")
 
 
 def _walk(
-    settings: CrawlSettings, seeds: Sequence[str], hosts: frozenset[str] | None, judge: Judge,
+    options: CrawlOptions, seeds: Sequence[str], hosts: frozenset[str] | None, judge: Judge,
     web: ReplayedWeb, count: int,
 ) -> list[float]:  # fmt: skip
     """Scores of the first pages of a breadth-first crawl of an archive; leaves nothing behind."""
-    focus = replace(settings.focus, order="breadth", hard=False)
-    settings = replace(settings, budget=max(1, count), focus=focus)
+    options = options.replace(budget=max(1, count), order="breadth", hard=False)
     with (
         tempfile.TemporaryDirectory(prefix="sabia-crawl-") as scratch,
         contextlib.closing(Frontier(Path(scratch) / "frontier.sqlite")) as frontier,
-        progress(settings.budget, "breadth-first", "pages") as bar,
+        progress(options.budget, "breadth-first", "pages") as bar,
     ):
-        crawl = Crawl(settings, frontier, judge, hosts, None, bar, web)
+        crawl = Crawl(options, frontier, judge, hosts, None, bar, web)
         crawl.add_seeds(seeds)
         asyncio.run(crawl.run())
         return frontier.scores()
 
 
-def _page(
-    settings: CrawlSettings, scores: Sequence[float], breadth: Sequence[float], against: str
-) -> str:
-    threshold = settings.focus.threshold
+def _page(threshold: float, scores: Sequence[float], breadth: Sequence[float], against: str) -> str:
     lines = [svg.Series("this crawl", curve(scores, threshold))]
     if breadth:
         lines.append(svg.Series(against, curve(breadth, threshold)))

@@ -11,10 +11,10 @@ import heapq
 import time
 from dataclasses import dataclass, field
 
+from sabia.core.options.crawl import CrawlOptions
 from sabia.core.web import robots
-from sabia.core.web.fetch import Fetcher
+from sabia.core.web.fetch import MAX_WAIT_S, Fetcher
 from sabia.core.web.frontier import Entry, Frontier
-from sabia.core.web.settings import CrawlSettings
 from sabia.core.web.urls import origin_of
 
 MAX_STRIKES = 10  # doublings of a failing host's rest
@@ -37,7 +37,7 @@ class Host:
 class Hosts:
     """All hosts with URLs to fetch."""
 
-    settings: CrawlSettings
+    options: CrawlOptions
     frontier: Frontier
     table: dict[str, Host] = field(default_factory=dict)
     _ready: list[tuple[float, int, str]] = field(default_factory=list)
@@ -107,9 +107,9 @@ class Hosts:
 
     def _waiting(self, host: Host) -> bool:
         """Has URLs, and may be asked as soon as it has rested."""
-        if host.best is None or host.busy >= self.settings.per_host:
+        if host.best is None or host.busy >= self.options.per_host:
             return False
-        return host.pages + host.busy < self.settings.host_pages
+        return host.pages + host.busy < self.options.host_pages
 
     def done(self, entry: Entry, rest_s: float) -> None:
         """A request to the host has ended; let it rest."""
@@ -126,8 +126,7 @@ class Hosts:
         """The host failed to answer; the seconds that it rests for that."""
         host = self.get(name)
         host.strikes = min(host.strikes + 1, MAX_STRIKES)
-        rest_s = self.settings.fetch.backoff_s * 2.0**host.strikes
-        return float(min(rest_s, self.settings.fetch.max_wait_s))
+        return float(min(self.options.backoff * 2.0**host.strikes, MAX_WAIT_S))
 
     def answered(self, name: str) -> None:
         """The host answered; its failures are forgiven."""

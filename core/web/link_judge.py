@@ -19,10 +19,10 @@ from collections.abc import Iterable
 from urllib.parse import unquote
 
 from sabia.core.web.focus import Judge, words_of
-from sabia.core.web.settings import FocusSettings
 
 BELIEF = 2.0  # pages that what is believed of a word counts as
 HOST_BELIEF = 4.0
+EXPLORATION = 0.05  # of the priority is chance
 KNOWN = 0.8  # believed share of relevant pages behind a word that the focus knows
 WORTHS = 5  # steps in which a page's worth is learnt from
 SURE = 6.0  # log-odds that no sum of words goes beyond
@@ -45,10 +45,10 @@ class LinkJudge:
     """Priorities of links; `words` and `hosts` are kept current."""
 
     def __init__(
-        self, settings: FocusSettings, seed: int, judge: Judge | None, words: Tallies,
-        hosts: Tallies,
+        self, seed: int, judge: Judge | None, words: Tallies, hosts: Tallies,
+        exploration: float = EXPLORATION,
     ) -> None:  # fmt: skip
-        self.settings, self.seed, self.judge = settings, seed, judge
+        self.seed, self.judge, self.exploration = seed, judge, exploration
         self.words, self.hosts = words, hosts
         self.tried = sum(tried for tried, _ in hosts.values())
         self.good = sum(good for _, good in hosts.values())
@@ -68,7 +68,7 @@ class LinkJudge:
         for feature in link_features(url, anchor, worth):
             odds += self._weight(self.words.get(feature), self._belief(feature, worth, rate))
         odds = max(-SURE, min(SURE, odds))
-        return 1 / (1 + math.exp(-odds)) + self.settings.exploration * self._chance(url)
+        return 1 / (1 + math.exp(-odds)) + self.exploration * self._chance(url)
 
     def _belief(self, feature: str, worth: float, rate: float) -> float:
         """The share of relevant pages behind a feature before anything was learnt of it."""

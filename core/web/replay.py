@@ -14,6 +14,7 @@ from typing import Any
 import pyarrow as pa
 
 from sabia.core.errors import BadData
+from sabia.core.options.crawl import Focus
 from sabia.core.shards import schemas
 from sabia.core.shards.columns import score_names
 from sabia.core.shards.job import Job
@@ -25,21 +26,21 @@ from sabia.core.shards.sources import Source
 from sabia.core.shards.summary import Summary
 from sabia.core.web.documents import FOCUS, document, judged_text
 from sabia.core.web.extract import CAREFUL
+from sabia.core.web.fetch import MIME_TYPES
 from sabia.core.web.focus import Judge, make_judge
 from sabia.core.web.sandbox import Sandbox, Unextractable
-from sabia.core.web.settings import MIME_TYPES, FocusSettings
 from sabia.core.web.sources import FolderRecords, is_document
 
 
-def run_replay(job: Job, sources: tuple[Any, ...], focus: FocusSettings) -> Summary:
+def run_replay(job: Job, sources: tuple[Any, ...], options: Focus) -> Summary:
     """Turn the sources into documents at the job's output."""
-    judged = bool(focus.words or focus.classifier)
+    judged = bool(options.focus or options.classifier)
     if judged:
-        make_judge(focus)  # a mistake in them should be said once, before any work
+        make_judge(options)  # a mistake in them should be said once, before any work
     whole = not (job.shard or slurm_slice())
     found = set().union(*(_score_names(source, whole) for source in sources))
     names = tuple(sorted(found | ({FOCUS} if judged else set())))
-    transform = partial(read_shard, focus=focus, names=names)
+    transform = partial(read_shard, options=options, names=names)
     return run_map(job, transform, sources=list(sources), next_step="sabia classify",
                    schema=schemas.document(names))  # fmt: skip
 
@@ -59,28 +60,28 @@ def _score_names(source: Any, whole: bool) -> set[str]:
 def read_shard(
     batches: Iterator[pa.RecordBatch],
     context: ShardContext,
-    focus: FocusSettings,
+    options: Focus,
     names: tuple[str, ...],
 ) -> Iterator[pa.RecordBatch]:
     """The transform: batches of pages or documents in, batches of documents out.
 
     names: of the scores that any document of the output has.
     """
-    judge = make_judge(focus)
+    judge = make_judge(options)
     with Sandbox() as sandbox:
         for batch in batches:
             if is_document(batch):
                 found = [
-                    _scored(row, judge, focus, context) for row in _folded(batch, context.name)
+                    _scored(row, judge, options, context) for row in _folded(batch, context.name)
                 ]
             else:
-                found = list(_documents(batch, sandbox, judge, focus, context))
+                found = list(_documents(batch, sandbox, judge, options, context))
             if found:
                 yield to_batch(found, "document", scores=names)
 
 
 def _documents(
-    batch: pa.RecordBatch, sandbox: Sandbox, judge: Judge | None, focus: FocusSettings,
+    batch: pa.RecordBatch, sandbox: Sandbox, judge: Judge | None, options: Focus,
     context: ShardContext,
 ) -> Iterator[dict[str, Any]]:  # fmt: skip
     for page in batch.to_pylist():
@@ -98,7 +99,7 @@ def _documents(
             context.reject({"url": page["url"]}, "no text on the page")
             continue
         score = judge(judged_text(found)) if judge else None
-        _count(score, focus, context)
+        _count(score, options, context)
         yield document(found, page["url"], page["source"], page["crawl_time"], score,
                        truncated=page["cut"])  # fmt: skip
 
@@ -118,15 +119,15 @@ def _folded(batch: pa.RecordBatch, shard: str) -> Iterator[dict[str, Any]]:
 
 
 def _scored(
-    row: dict[str, Any], judge: Judge | None, focus: FocusSettings, context: ShardContext
+    row: dict[str, Any], judge: Judge | None, options: Focus, context: ShardContext
 ) -> dict[str, Any]:
     if judge is None:
         return row
     score = judge(row["text"])
-    _count(score, focus, context)
+    _count(score, options, context)
     return row | {"scores": [*row["scores"], (FOCUS, score)]}
 
 
-def _count(score: float | None, focus: FocusSettings, context: ShardContext) -> None:
+def _count(score: float | None, options: Focus, context: ShardContext) -> None:
     if score is not None:
-        context.count("relevant", float(score >= focus.threshold))
+        context.count("relevant", float(score >= options.threshold))

@@ -15,8 +15,7 @@ from typing import Any
 from sabia.core.errors import BadData, UsageError
 from sabia.core.urls import canonical
 from sabia.core.web import robots
-from sabia.core.web.fetch import Response
-from sabia.core.web.settings import FetchSettings
+from sabia.core.web.fetch import MIME_TYPES, Response
 from sabia.core.web.warc import ENDINGS
 
 _REDIRECTS = (301, 302, 303, 307, 308)
@@ -26,8 +25,8 @@ _NOT_THERE = "HTTP 404"
 class ReplayedWeb:
     """What `Fetcher` is to the network. `pages` counts the URLs that it knows."""
 
-    def __init__(self, paths: Sequence[str], settings: FetchSettings) -> None:
-        self.settings, self.paths = settings, _files(paths)
+    def __init__(self, paths: Sequence[str], max_bytes: int) -> None:
+        self.max_bytes, self.paths = max_bytes, _files(paths)
         self.places: dict[str, tuple[int, int]] = {}
         for number, path in enumerate(self.paths):
             for url, offset in _captures(path):
@@ -48,9 +47,9 @@ class ReplayedWeb:
 
     async def page(self, url: str, conditions: Mapping[str, str] | None = None) -> Response:
         """The page as it was archived; conditions are not looked at."""
-        found = self._found(url, self.settings.max_bytes)
+        found = self._found(url, self.max_bytes)
         kind = found.content_type.partition(";")[0].strip().lower()
-        if found.status == 200 and kind not in self.settings.mime_types:
+        if found.status == 200 and kind not in MIME_TYPES:
             return Response(url, 200, refused=f"content type {kind or 'missing'}")
         return found
 

@@ -1,4 +1,4 @@
-"""`sabia crawl` from a Job and settings to documents: the network, or files instead of it.
+"""`sabia crawl` from a Job and options to documents: the network, or files instead of it.
 
 The crawl's state lives in a folder beside the output (`OUT.crawl`, or `--state`): the frontier
 with the documents found so far. When the budget is spent or nothing is left, the documents are
@@ -13,13 +13,13 @@ import shutil
 import tempfile
 import time
 from collections.abc import Iterator
-from dataclasses import asdict
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 from sabia.core import notes
 from sabia.core.errors import Failed, UsageError
+from sabia.core.options.crawl import CrawlOptions, Network, parts
 from sabia.core.progress import progress
 from sabia.core.shards import layout, manifest, outputs
 from sabia.core.shards.job import Job
@@ -31,12 +31,12 @@ from sabia.core.shards.summary import Summary
 from sabia.core.web.archive import Archive, Position
 from sabia.core.web.crawler import PASSING, Crawl
 from sabia.core.web.documents import FOCUS
+from sabia.core.web.fetch import user_agent
 from sabia.core.web.focus import make_judge
 from sabia.core.web.frontier import Frontier
 from sabia.core.web.harvest import offline, say_curve, write_report
+from sabia.core.web.link_judge import EXPLORATION
 from sabia.core.web.replay import run_replay
-from sabia.core.web.replayed import ReplayedWeb
-from sabia.core.web.settings import CrawlSettings
 from sabia.core.web.sources import Inputs, open_crawl_inputs
 from sabia.core.web.urls import host_of
 
@@ -45,72 +45,49 @@ _BATCH = 500
 NEXT = "sabia classify"
 
 
-def run(job: Job, settings: CrawlSettings, stay: bool) -> Summary:
+def run(job: Job, options: CrawlOptions) -> Summary:
     """Crawl from seeds, or read the files given; writes documents to the job's output."""
-    inputs = open_crawl_inputs(job, settings.fetch.max_bytes, settings.exclude)
+    inputs = open_crawl_inputs(job, options.max_bytes, parts(options.exclude))
+    _check(job, options, files=bool(inputs.sources))
     if inputs.sources:
-        network = {"--warc": settings.warc, "--state": settings.state,
-                   "--sitemaps": settings.sitemaps, "--no-extract": not settings.extract,
-                   "--revisit": settings.revisit_s is not None, "--replay": settings.replay,
-                   "--report": settings.report}  # fmt: skip
-        given = ", ".join(name for name, value in network.items() if value)
-        if given:
-            raise UsageError(f"{given}: belongs to a crawl of the network (expected URLs)")
-        return run_replay(job, inputs.sources, settings.focus)
-    _check(job, settings)
+        return run_replay(job, inputs.sources, options)
     if job.dry_run:
-        print(f"fetch up to {settings.budget} pages from {len(inputs.seeds)} seeds")
+        print(f"fetch up to {options.budget} pages from {len(inputs.seeds)} seeds")
         print(f"write {'stdout' if job.to_stdout else job.out}")
         return Summary()
-    return _crawl(job, settings, inputs, stay)
+    return _crawl(job, options, inputs)
 
 
-def _check(job: Job, settings: CrawlSettings) -> None:
+def _check(job: Job, options: CrawlOptions, files: bool) -> None:
+    """Refuse what has no meaning for this kind of INPUT: files of pages, or seed URLs."""
+    names = Network.table if files else ("exclude",)
+    if odd := next((name for name in names if name in options.given), None):
+        kind = "seed URLs" if files else "files of pages"
+        raise UsageError(f"{options.table[odd].flag}: only with {kind} as INPUT")
+    if files:
+        return
     if job.shard or slurm_slice():
         raise UsageError("a crawl of the network has one frontier and takes no slice; run it once")
-    if settings.report and not (settings.focus.words or settings.focus.classifier):
-        raise UsageError("--report shows how a focus did; it needs --focus or --classifier")
-    if settings.replay:
-        _check_replay(settings)
-    elif not settings.fetch.agent.partition("(+")[2]:
+    if not options.contact and not options.replay:
         raise UsageError(
-            "--contact: missing (expected an e-mail address or URL, which site owners can see)"
+            "--contact: is missing (expected an e-mail address or URL, which site owners can see)"
         )
-    if not settings.extract:
-        _check_unread(job, settings)
-    steered = settings.focus.words or settings.focus.classifier
-    if settings.focus.order == "best" and not steered:
-        raise UsageError("--order best needs --focus or --classifier to know what is better")
 
 
-def _check_replay(settings: CrawlSettings) -> None:
-    if settings.warc or not settings.extract or settings.revisit_s is not None:
-        raise UsageError("--warc, --no-extract, --revisit: there is nothing to fetch with --replay")
-
-
-def _check_unread(job: Job, settings: CrawlSettings) -> None:
-    if not settings.warc:
-        raise UsageError("--no-extract keeps pages as WARC only (expected --warc DIR)")
-    if job.out:
-        raise UsageError("-o: --no-extract writes no documents (expected --warc DIR alone)")
-    if settings.focus.words or settings.focus.classifier:
-        raise UsageError("--no-extract: --focus and --classifier need the text of pages")
-
-
-def _crawl(job: Job, settings: CrawlSettings, inputs: Inputs, stay: bool) -> Summary:
+def _crawl(job: Job, options: CrawlOptions, inputs: Inputs) -> Summary:
     started = time.monotonic()
-    judge = make_judge(settings.focus)
-    settings = offline(settings, settings.replay) if settings.replay else settings
-    web = ReplayedWeb(settings.replay, settings.fetch) if settings.replay else None
-    hosts = frozenset(host_of(url) for url in inputs.seeds) if stay else None
-    with _state(job, settings) as folder, contextlib.closing(Frontier(folder)) as frontier:
-        frontier.belongs_to(_identity(job, settings, inputs, stay))
-        _begin_round(frontier, settings)
+    judge, web = make_judge(options), None
+    if options.replay:
+        options, web = offline(options, parts(options.replay))
+    hosts = frozenset(host_of(url) for url in inputs.seeds) if options.stay else None
+    with _state(job, options) as folder, contextlib.closing(Frontier(folder)) as frontier:
+        frontier.belongs_to(_identity(options, inputs))
+        _begin_round(frontier, options)
         with (
-            _archive(settings, frontier) as kept,
-            progress(settings.budget, "crawl", "pages") as bar,
+            _archive(options, frontier) as kept,
+            progress(options.budget, "crawl", "pages") as bar,
         ):
-            crawl = Crawl(settings, frontier, judge, hosts, kept, bar, web)
+            crawl = Crawl(options, frontier, judge, hosts, kept, bar, web)
             bar.advance(crawl.fetched - crawl.before)
             crawl.add_seeds(inputs.seeds)
             asyncio.run(crawl.run())
@@ -119,33 +96,33 @@ def _crawl(job: Job, settings: CrawlSettings, inputs: Inputs, stay: bool) -> Sum
         if not crawl.fetched:
             raise Failed(_nothing(frontier, rejects))
         summary = _summary(frontier, crawl.counters, rejects)
-        if settings.extract:
+        if not options.no_extract:
             _write(job, frontier, (FOCUS,) if judge else ())
-        following = _next(frontier, settings, crawl.left)
+        following = _next(frontier, options, crawl.left)
         scores = frontier.scores()
     if judge:
-        say_curve(scores, settings.focus.threshold)
-        if settings.report:
-            write_report(settings, inputs.seeds, hosts, judge, scores, web)
+        say_curve(scores, options.threshold)
+        if options.report:
+            write_report(options, inputs.seeds, hosts, judge, scores, web)
         summary.counters["harvest_rate"] = round(crawl.harvest(), 4)
     summary.seconds = time.monotonic() - started
     summary.report(job, following)
     return summary
 
 
-def _begin_round(frontier: Frontier, settings: CrawlSettings) -> None:
+def _begin_round(frontier: Frontier, options: CrawlOptions) -> None:
     """With `--revisit`, make what is old pending again; an interrupted round just goes on."""
     counters = json.loads(frontier.fact("counters") or "{}")
-    if settings.revisit_s is not None and frontier.fact("round") == "closed":
-        again = frontier.revisit(time.time() - settings.revisit_s, PASSING)
+    if options.revisit is not None and frontier.fact("round") == "closed":
+        again = frontier.revisit(time.time() - options.revisit, PASSING)
         frontier.set_fact("before", str(int(counters.get("fetched", 0))))
         notes.note(f"{again:,} URLs are asked for again")
     frontier.set_fact("round", "open")
 
 
-def _next(frontier: Frontier, settings: CrawlSettings, left: int) -> str:
+def _next(frontier: Frontier, options: CrawlOptions, left: int) -> str:
     """What may be done now, in one line."""
-    steps = [NEXT if settings.extract else f"sabia crawl {settings.warc} -o pages/"]
+    steps = [f"sabia crawl {options.warc} -o pages/" if options.no_extract else NEXT]
     waiting, passing = frontier.waiting(), frontier.given_up(PASSING)
     if waiting:
         what = "a larger --budget" if left <= 0 else "a larger --host-pages"
@@ -156,10 +133,10 @@ def _next(frontier: Frontier, settings: CrawlSettings, left: int) -> str:
 
 
 @contextlib.contextmanager
-def _state(job: Job, settings: CrawlSettings) -> Iterator[Path]:
+def _state(job: Job, options: CrawlOptions) -> Iterator[Path]:
     """The frontier's path: `--state`, beside the output, or for stdout a folder that goes away."""
-    beside = settings.warc if not settings.extract else None if job.to_stdout else str(job.out)
-    given = settings.state or (beside and f"{beside.rstrip('/')}.crawl")
+    beside = options.warc if options.no_extract else None if job.to_stdout else str(job.out)
+    given = options.state or (beside and f"{beside.rstrip('/')}.crawl")
     if given is None:
         notes.note("stdout has no state to resume from; --state DIR keeps one")
         with tempfile.TemporaryDirectory(prefix="sabia-crawl-") as scratch:
@@ -173,25 +150,28 @@ def _state(job: Job, settings: CrawlSettings) -> Iterator[Path]:
 
 
 @contextlib.contextmanager
-def _archive(settings: CrawlSettings, frontier: Frontier) -> Iterator[Archive | None]:
-    if not settings.warc:
+def _archive(options: CrawlOptions, frontier: Frontier) -> Iterator[Archive | None]:
+    if not options.warc:
         yield None
         return
     position = Position.parse(frontier.fact("warc"))
-    file = Archive(settings.warc, position, settings.fetch.agent, settings.warc_bytes)
+    file = Archive(options.warc, position, user_agent(options), options.warc_size)
     try:
         yield file
     finally:
         file.close()
 
 
-def _identity(job: Job, settings: CrawlSettings, inputs: Inputs, stay: bool) -> dict[str, Any]:
-    """What makes two calls the same crawl; budget and pace may change between them."""
-    steering = asdict(settings.focus)
+def _identity(options: CrawlOptions, inputs: Inputs) -> dict[str, Any]:
+    """What makes two calls the same crawl; budget and pace may change between them. Its keys stay
+    as they are: a state that exists must be found again."""
+    steering = {"words": options.focus, "classifier": options.classifier, "label": options.label,
+                "threshold": options.threshold, "hard": options.hard, "order": options.order,
+                "exploration": EXPLORATION}  # fmt: skip
     seeds = hashlib.blake2b("\n".join(inputs.seeds).encode(), digest_size=16).hexdigest()
-    return {"seeds": seeds, "steering": steering, "seed": job.seed, "stay": stay,
-            "warc": settings.warc, "extract": settings.extract,
-            "replay": settings.replay}  # fmt: skip
+    return {"seeds": seeds, "steering": steering, "seed": options.seed, "stay": options.stay,
+            "warc": options.warc, "extract": not options.no_extract,
+            "replay": parts(options.replay)}  # fmt: skip
 
 
 def _nothing(frontier: Frontier, rejects: Rejects) -> str:

@@ -1,12 +1,13 @@
 """What canonical URLs (sabia.core.urls) tell a crawler: hosts, families of pages, traps.
 
-`Limits.trap` refuses what only endless sites produce.
+`trap` refuses what only endless sites produce.
 """
 
 import re
-from dataclasses import dataclass
 from datetime import date
 
+MOST_CHARACTERS, MOST_SEGMENTS, MOST_PARAMETERS = 2_000, 20, 12  # of a URL that is followed
+REPEATS = 3  # of one segment in a path, which end it
 _FOLDED = re.compile(
     r"\b[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}\b"  # UUIDs
     r"|\b(?=[a-f]*\d)[0-9a-f]{8,}\b|\d+"  # other hashes, numbers
@@ -49,32 +50,21 @@ def looks_binary(url: str) -> bool:
     return bool(_BINARY.search(url.partition("?")[0]))
 
 
-@dataclass(frozen=True)
-class Limits:
-    """How far a crawl follows: link depth, URL length in characters, parts of path and query."""
-
-    depth: int = 50
-    length: int = 2_000
-    segments: int = 20
-    parameters: int = 12
-    repeats: int = 3
-    queries: int = 2_000  # pages of one path that differ in their parameters' values only
-
-    def trap(self, url: str, depth: int) -> str | None:
-        """Why the URL is not worth following, or None."""
-        if depth > self.depth:
-            return f"deeper than {self.depth} links"
-        if len(url) > self.length:
-            return f"longer than {self.length} characters"
-        path, _, query = url.partition("?")
-        segments = [part for part in path.split("/")[3:] if part]
-        if len(segments) > self.segments:
-            return f"more than {self.segments} path segments"
-        if any(segments.count(part) >= self.repeats for part in segments):
-            return "the path repeats itself"
-        if any(_ahead(found) for found in _MONTH.finditer(url)):
-            return "a calendar far ahead"
-        return "too many parameters" if query.count("&") >= self.parameters else None
+def trap(url: str, depth: int, most_depth: int) -> str | None:
+    """Why a URL so many links from a seed is not worth following, or None."""
+    if depth > most_depth:
+        return f"deeper than {most_depth} links"
+    if len(url) > MOST_CHARACTERS:
+        return f"longer than {MOST_CHARACTERS} characters"
+    path, _, query = url.partition("?")
+    segments = [part for part in path.split("/")[3:] if part]
+    if len(segments) > MOST_SEGMENTS:
+        return f"more than {MOST_SEGMENTS} path segments"
+    if any(segments.count(part) >= REPEATS for part in segments):
+        return "the path repeats itself"
+    if any(_ahead(found) for found in _MONTH.finditer(url)):
+        return "a calendar far ahead"
+    return "too many parameters" if query.count("&") >= MOST_PARAMETERS else None
 
 
 def _ahead(month: re.Match[str]) -> bool:

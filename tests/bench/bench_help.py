@@ -27,7 +27,10 @@ def main() -> None:
     typer = [sys.executable, "-c", "import typer"]
     pages = {"sabia": [*SABIA, "--help"]}
     pages |= {name: [*SABIA, *name.split(), "--help"] for name in all_calls()}
-    rounds = [(cpu_ms(typer), {name: cpu_ms(w) for name, w in pages.items()}) for _ in range(ROUNDS)]
+    rounds = [
+        (cpu_ms(typer), {name: cpu_ms(words) for name, words in pages.items()})
+        for _ in range(ROUNDS)
+    ]
     base = statistics.median(one for one, _ in rounds)
     print(f"import typer: {base:.0f} ms")
     print("| page | CPU ms | ratio |\n| --- | --- | --- |")

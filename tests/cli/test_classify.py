@@ -173,13 +173,19 @@ def test_drift(scored: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "code", "hint"),
     [
-        (["--label", "kind"], 2, b"no --score"),
-        (["--score", "edu"], 2, b"no --label"),
+        (["--label", "kind"], 2, b"--score: is missing"),
+        (["--score", "edu"], 2, b"--label: is missing; give --label or --positive"),
         (["--score", "nope", "--label", "kind"], 2, b"no row has a score 'nope'"),
         (["--score", "edu", "--label", "edu"], 2, b"--positive"),
         (["--score", "edu", "--positive", "edu > 9"], 65, b"0 of them positive"),
         (["--score", "edu", "--label", "kind", "--precision", "1", "--sure"], 3, b"surely"),
-        (["--score", "edu", "--label", "kind", "--precision", ".9", "--recall", ".9"], 2, b"both"),
+        (
+            ["--score", "edu", "--label", "kind", "--precision", ".9", "--recall", ".9"],
+            2,
+            b"not together",
+        ),
+        (["--score", "edu", "--label", "kind", "--sure"], 2, b"--sure: only with --precision or"),
+        (["--score", "ed", "--label", "kind"], 2, b"no row has a score 'ed'; did you mean edu?"),
     ],
 )
 def test_refusals_of_threshold(scored: Path, words: list[str], code: int, hint: bytes) -> None:
@@ -193,10 +199,25 @@ def test_refusals_of_threshold(scored: Path, words: list[str], code: int, hint: 
     [
         (["--calibration", "none.json"], b"No such file"),
         (["--where", "open('x')"], b"not allowed"),
-        (["--where", "qualty > 1"], b"neither a column nor a score"),
+        (["--where", "qualty > 1"], b"all.parquet; did you mean quality"),
+        (["--where", "quality>>"], b"is not an expression (expected such as quality >= 0.5"),
         (["--where", "text > 1"], b"cannot be computed"),
-        (["--removed", "r.parquet"], b"needs --where"),
+        (["--removed", "r.parquet"], b"--removed: only with --where"),
         (["--model", "none.bin"], b"No such file"),
+        (["--pii", "hide"], b"--pii: 'hide' (expected count or mask)"),
+        (["--long", "foo"], b"--long: 'foo' (expected truncate or windows)"),
+        (["--precision", "fp9"], b"--precision: 'fp9' (expected fp32 or bf16)"),
+        (["--long", "truncate"], b"--long: only with --model"),
+        (["--length", "77"], b"--length: only with --model"),
+        (["--backend", "torch"], b"--backend: only with --model or --ask"),
+        (["--concurrency", "3"], b"--concurrency: only with --url"),
+        (["--max-usd", "5"], b"--max-usd: only with --prices"),
+        (["--max-requests", "5"], b"--max-requests: only with --url"),
+        (["--cache", "c"], b"--cache: only with --ask"),
+        (["--lm", "x"], b"--lm: only with --ask"),
+        (["--ask", "a.toml"], b"--lm: is missing"),
+        (["--ask", "a", "--lm", "x", "--concurrency", "16"], b"--concurrency: only with --url"),
+        (["--ask", "a", "--lm", "x", "--url", "http://h/v1", "--backend", "jax"], b"without --url"),
     ],
 )
 def test_refusals(world: Path, tmp_path: Path, words: list[str], hint: bytes) -> None:
@@ -206,8 +227,19 @@ def test_refusals(world: Path, tmp_path: Path, words: list[str], hint: bytes) ->
 @pytest.mark.parametrize(
     ("words", "hint"),
     [
-        ([], b"no --label"),
-        (["--label", "label"], b"needs -o"),
+        ([], b"--out: is missing"),
+        (["-o", "m.bin"], b"--label: is missing; give --label, --positive or --ask"),
+        (["--label", "label", "-o", "-"], b"--out: - (expected the name of a model"),
+        (["--label", "label", "-o", "m.bin", "--lr", "5e-5"], b"--lr: only with --model"),
+        (["--label", "label", "-o", "m.bin", "--mesh", "data=1"], b"--mesh: only with --model"),
+        (["--label", "label", "-o", "m.bin", "--sample", "10k"], b"--sample: only with --ask"),
+        (["--label", "l", "-o", "m", "--model", "d", "--dim", "8"], b"--dim: only without --model"),
+        (["--label", "l", "-o", "m", "--model", "d", "-j", "2"], b"--jobs: only without --model"),
+        (["--ask", "a", "--lm", "d", "-o", "m", "--positive", "x"], b"only without --model or"),
+        (
+            ["--label", "l", "-o", "m", "--model", "d", "--steps", "3", "--epochs", "2"],
+            b"--steps: not together with --epochs",
+        ),
         (["--label", "kind", "-o", "m.bin"], b"no column 'kind'"),
         (["--where", "x > 1"], b"no such option"),
         (["--label", "label", "--subwords", "4", "-o", "m.bin"], b"expected MIN-MAX"),

@@ -101,6 +101,7 @@ def test_what_does_not_go_together_is_refused(world: Path) -> None:
     assert "--ask" in classify(docs, "--lm", "x", code=2).stderr
     assert "no classifier" in classify(docs, "--model", world / "base", code=2).stderr
     words = ("train", docs, "--label", "kind", "-o", world / "m.bin")
-    assert "--lora-rank: without --model" in classify(*words, "--lora-rank", 4, code=2).stderr
+    said = classify(*words, "--lora-rank", 4, code=2).stderr
+    assert "--lora-rank: only with --model" in said
     plan = classify(*words, "--model", world / "base", "--length", 32, "--dry-run").stdout
     assert "labels: bad, good" in plan and not (world / "m.bin").exists()

@@ -20,6 +20,7 @@ from sabia.examples.little_web.server import LittleWebServer
 SABIA = [sys.executable, "-m", "sabia.cli.main", "crawl"]
 FAST = ["--contact", "test@example.org", "--delay", "0s", "--backoff", "0.05s", "--attempts", "2"]
 LOCAL = [*FAST, "--allow-private"]
+ONE = ["http://example.org/", *FAST]
 
 
 @pytest.fixture(scope="module")
@@ -197,10 +198,18 @@ def test_pipe_in_and_out(server, tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "given", "code", "said"),
     [
-        (["http://example.org/"], None, 2, b"--contact"),
-        (["http://example.org/", *FAST, "--order", "best"], None, 2, b"--focus"),
-        (["http://example.org/", *FAST, "--order", "worst"], None, 2, b"breadth"),
-        (["http://example.org/", *FAST, "--shard", "0/2"], None, 2, b"slice"),
+        (["http://example.org/"], None, 2, b"--contact: is missing"),
+        ([*ONE, "--order", "best"], None, 2, b"--order: best only with --focus or"),
+        ([*ONE, "--order", "worst"], None, 2, b"expected best or breadth"),
+        ([*ONE, "--focus", "a", "--classifier", "b"], None, 2, b"--focus: not together with"),
+        ([*ONE, "--hard"], None, 2, b"--hard: only with --focus or --classifier"),
+        ([*ONE, "--label", "keep"], None, 2, b"--label: only with --classifier"),
+        ([*ONE, "--warc-size", "1GB"], None, 2, b"--warc-size: only with --warc"),
+        ([*ONE, "--no-extract"], None, 2, b"--no-extract: only with --warc"),
+        ([*ONE, "--no-extract", "--warc", "w"], None, 2, b"--no-extract: not together with --out"),
+        ([*ONE, "--no-extract", "--warc", "w", "--focus", "a"], None, 2, b"only without --focus"),
+        ([*ONE, "--exclude", "a"], None, 2, b"--exclude: only with files of pages as INPUT"),
+        ([*ONE, "--shard", "0/2"], None, 2, b"slice"),
         (["no/such/file.html"], None, 65, b"no/such/file.html"),
         (["no/such/thing"], None, 2, b"no such file"),
         (FAST, b"", 65, b"empty"),
@@ -213,6 +222,20 @@ def test_errors(arguments, given, code, said, tmp_path):
     done = crawl(*arguments, "-o", tmp_path / "o.parquet", check=code, **settings)
     assert said in done.stderr
     assert len(done.stderr.splitlines()) <= 4
+
+
+@pytest.mark.parametrize(
+    "words",
+    [["--depth", "3"], ["--stay"], ["--budget", "10k"], ["--delay", "1s"], ["--state", "s"],
+     ["--replay", "x"], ["--warc", "w"], ["--contact", "me@example.org"], ["--revisit", "1d"],
+     ["--focus", "a", "--order", "breadth"], ["--focus", "a", "--hard"]],
+)  # fmt: skip
+def test_files_take_no_options_of_the_network(words, tmp_path):
+    (tmp_path / "rows.jsonl").write_text('{"text": "A record of its own."}\n')
+    done = crawl(tmp_path / "rows.jsonl", *words, "-o", tmp_path / "o.parquet", check=2)
+    flag = next(word for word in reversed(words) if word.startswith("--"))
+    assert f"{flag}: only with seed URLs as INPUT".encode() in done.stderr
+    assert not (tmp_path / "o.parquet").exists()
 
 
 def article(n):

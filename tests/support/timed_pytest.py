@@ -1,4 +1,4 @@
-"""pytest with the arguments given; the last line says how many CPU minutes it and its children took.
+"""pytest with the arguments given; the last line tells the CPU minutes of it and its children.
 
 tests/run.sh runs it in its own place, so that signals reach it and its exit status is pytest's.
 """

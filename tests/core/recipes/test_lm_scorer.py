@@ -14,11 +14,11 @@ from sabia.core.bench.loglikelihood import Scorer, encode_options
 from sabia.core.errors import SabiaError, UsageError
 from sabia.core.generate.chat import render
 from sabia.core.model import hub
-from sabia.core.options.training import Training
-from sabia.core.recipes import classifier, distill
-from sabia.core.recipes.classifier_model import ModelScorer
+from sabia.core.options.classify import Asking
+from sabia.core.options.classify_train import ClassifyTrainOptions
+from sabia.core.recipes import distill
 from sabia.core.recipes.lm_prompt import Prompt, load_prompt
-from sabia.core.recipes.lm_scorer import AskOptions, LmScorer
+from sabia.core.recipes.lm_scorer import LmScorer
 from sabia.core.shards.job import Job
 from sabia.core.text.tokenizer import load_tokenizer
 
@@ -66,6 +66,10 @@ def test_prompt_files(tmp_path: Path) -> None:
             load_prompt(path)
 
 
+def asking(**values: str) -> Asking:
+    return Asking(ask="ask.toml", **values)
+
+
 def judgement(text: str) -> str:
     """What the stub says: by the words of the document, which is the last turn."""
     last = text.rsplit("\n", 1)[-1]
@@ -77,7 +81,7 @@ def test_an_endpoint_is_asked_once_and_never_guessed_for(tmp_path: Path) -> None
     fault = lambda text, attempt: "400" if "refuse me" in text else ""  # noqa: E731
     answer = lambda text: "who knows" if "mumble" in text else judgement(text)  # noqa: E731
     with openai_stub.Stub(answer, fault) as stub, contextlib.ExitStack() as ask:
-        options = AskOptions("stub", stub.url, str(tmp_path / "calls"))
+        options = asking(lm="stub", url=stub.url, cache=str(tmp_path / "calls"))
         scorer = pickle.loads(pickle.dumps(LmScorer(LABELS, options)))
         ask.enter_context(scorer)
         assert scorer.names == ("kind_good", "kind_bad")
@@ -99,7 +103,7 @@ def test_an_endpoint_is_asked_once_and_never_guessed_for(tmp_path: Path) -> None
 
 def test_a_local_model_says_how_likely(tmp_path: Path) -> None:
     place = model(tmp_path / "lm", DECODER | {"max_position_embeddings": 256})
-    options = AskOptions(str(place), cache=str(tmp_path / "calls"))
+    options = asking(lm=str(place), cache=str(tmp_path / "calls"))
     scorer = LmScorer(SCALE, options)
     many = [*texts(4, 1)[0], "word " * 3000, " "]
     found = scorer.score(many)["worth"]
@@ -124,20 +128,14 @@ def test_a_student_learns_what_the_model_says(tmp_path: Path, numeric: bool) -> 
     told = {"good": "5", "bad": "0"} if numeric else {"good": "good", "bad": "bad"}
     answer = lambda text: told[judgement(text)]  # noqa: E731
 
-    def train(job: Job, column: str) -> None:
-        options = Training(lr=3e-3, epochs=4, batch=16, weight_decay=0.01)
-        config = classifier.ClassifierConfig(
-            column, str(base), regression=numeric, length=32, options=options
-        )
-        classifier.run(job, config)
-
     with openai_stub.Stub(answer) as stub, contextlib.ExitStack() as ask:
-        options = AskOptions("stub", stub.url, str(tmp_path / "calls"))
-        teacher = ask.enter_context(LmScorer(prompt, options))
         job = Job("classify train", (str(source),), str(tmp_path / "student"))
-        human = "grade" if numeric else "kind"
-        config = distill.DistillConfig(400, human, numeric)
-        distill.run(job, config, teacher, train, lambda: ModelScorer(f"{job.out}/final"))
+        options = ClassifyTrainOptions(
+            ask="ask.toml", lm="stub", url=stub.url, cache=str(tmp_path / "calls"), sample=400,
+            label="grade" if numeric else "kind", model=str(base), out=job.out, lr=3e-3, epochs=4,
+            batch=16, warmup="2%", length=32,
+        )  # fmt: skip
+        distill.run(job, options, ask.enter_context(LmScorer(prompt, options)))
         assert sum(stub.delivered.values()) <= 400  # equal documents are one call
     said = json.loads((tmp_path / "student.distilled.json").read_text())
     assert said["labelled"] == 400 and said["unknown"] == 0 and said["held_out"] > 20

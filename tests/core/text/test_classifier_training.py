@@ -13,10 +13,11 @@ import pytest
 pytest.importorskip("fasttext", reason="training needs fasttext-numpy2")
 
 from sabia.core.errors import BadData, Failed, UsageError
+from sabia.core.options.classify_train import ClassifyTrainOptions, FastText
 from sabia.core.shards.job import Job
 from sabia.core.text import fasttext_model, fasttext_training
-from sabia.core.text.classifier_training import TrainConfig, run
-from sabia.core.text.fasttext_training import Settings, Wishes, settings_for
+from sabia.core.text.classifier_training import run
+from sabia.core.text.fasttext_training import Settings, settings_for
 
 
 def documents(path: Path, count: int = 600, classes: int = 2, **columns: Any) -> str:
@@ -34,8 +35,9 @@ def documents(path: Path, count: int = 600, classes: int = 2, **columns: Any) ->
     return str(path)
 
 
-def train(given: str, out: Path, config: TrainConfig, **settings: Any) -> dict[str, Any]:
-    run(Job("classify train", inputs=(given,), out=str(out), **settings), config)
+def train(given: str, out: Path, **values: Any) -> dict[str, Any]:
+    options = ClassifyTrainOptions(out=str(out), **values)
+    run(Job("classify train", inputs=(given,), out=str(out)), options)
     return json.loads(Path(f"{out}.json").read_text())
 
 
@@ -43,7 +45,7 @@ def test_training_learns_and_repeats_itself(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     given = documents(tmp_path / "d.parquet")
-    report = train(given, tmp_path / "a.bin", TrainConfig("label"))
+    report = train(given, tmp_path / "a.bin", label="label")
     figures = report["labels"]
     assert [one["label"] for one in figures] == ["class_0", "class_1"]
     assert report["held_out"] == sum(one["documents"] for one in figures) > 30
@@ -51,31 +53,31 @@ def test_training_learns_and_repeats_itself(
     assert {row["language"] for row in report["languages"]} == {"pt", "und"}
     assert sum(row["documents"] for row in report["languages"]) == report["held_out"]
     assert report["size_bytes"] < 3e6
-    train(given, tmp_path / "b.bin", TrainConfig("label"))
+    train(given, tmp_path / "b.bin", label="label")
     assert (tmp_path / "a.bin").read_bytes() == (tmp_path / "b.bin").read_bytes()
     before = (tmp_path / "a.bin").stat().st_mtime_ns
     assert "already made" not in capsys.readouterr().err
-    again = train(given, tmp_path / "a.bin", TrainConfig("label"))
+    again = train(given, tmp_path / "a.bin", label="label")
     assert again == report and (tmp_path / "a.bin").stat().st_mtime_ns == before
     assert "already made" in capsys.readouterr().err
     (tmp_path / "a.bin").write_bytes(b"damaged")
-    train(given, tmp_path / "a.bin", TrainConfig("label"))
+    train(given, tmp_path / "a.bin", label="label")
     assert (tmp_path / "a.bin").read_bytes() == (tmp_path / "b.bin").read_bytes()
 
 
 def test_positive_names_two_labels_after_the_model(tmp_path: Path) -> None:
     given = documents(tmp_path / "d.parquet", classes=3, stars=[i % 3 for i in range(600)])
-    report = train(given, tmp_path / "best.v2.bin", TrainConfig(positive="stars == 2"))
+    report = train(given, tmp_path / "best.v2.bin", positive="stars == 2")
     assert set(report["label_counts"]) == {"best", "not_best"}
     assert report["accuracy"] > 0.95
     with pytest.raises(UsageError, match=r"--positive: 'star' is neither"):
-        train(given, tmp_path / "x.bin", TrainConfig(positive="star == 2"))
+        train(given, tmp_path / "x.bin", positive="star == 2")
 
 
 def test_quantized_model_is_smaller_and_as_good(tmp_path: Path) -> None:
     given = documents(tmp_path / "d.parquet")
-    whole = train(given, tmp_path / "a.bin", TrainConfig("label"))
-    small = train(given, tmp_path / "a.ftz", TrainConfig("label", quantize=True))
+    whole = train(given, tmp_path / "a.bin", label="label")
+    small = train(given, tmp_path / "a.ftz", label="label", quantize_model=True)
     assert small["size_bytes"] < 0.4 * whole["size_bytes"]
     assert small["accuracy"] > whole["accuracy"] - 0.1
 
@@ -93,12 +95,12 @@ ODD_INPUTS = {
 
 
 @pytest.mark.parametrize("name", ODD_INPUTS)
-@pytest.mark.parametrize("wishes", [Wishes(), Wishes(dim=16, ngrams=1, subwords=(2, 4))], ids=str)
-def test_odd_inputs_end_in_a_model(name: str, wishes: Wishes, tmp_path: Path) -> None:
+@pytest.mark.parametrize("how", [{}, {"dim": 16, "ngrams": 1, "subwords": "2-4"}], ids=str)
+def test_odd_inputs_end_in_a_model(name: str, how: dict[str, Any], tmp_path: Path) -> None:
     labels, texts = zip(*ODD_INPUTS[name], strict=True)
     table = pa.table({"id": [f"{name}{i}" for i in range(len(texts))], "text": texts, "l": labels})
     pq.write_table(table, tmp_path / "d.parquet")
-    report = train(str(tmp_path / "d.parquet"), tmp_path / "m.bin", TrainConfig("l", wishes=wishes))
+    report = train(str(tmp_path / "d.parquet"), tmp_path / "m.bin", label="l", **how)
     model = fasttext_model.load(str(tmp_path / "m.bin"))
     scores = fasttext_model.score_texts(model, [*texts, "", "never seen"])
     assert np.isfinite(scores).all()
@@ -112,7 +114,7 @@ def test_ten_thousand_labels(tmp_path: Path) -> None:
     labels, texts = zip(*rows, strict=True)
     table = pa.table({"id": [str(i) for i in range(len(texts))], "text": texts, "l": labels})
     pq.write_table(table, tmp_path / "d.parquet")
-    report = train(str(tmp_path / "d.parquet"), tmp_path / "m.bin", TrainConfig("l"))
+    report = train(str(tmp_path / "d.parquet"), tmp_path / "m.bin", label="l")
     assert report["settings"]["loss"] == "hs" and report["accuracy"] > 0.9
 
 
@@ -144,26 +146,26 @@ def test_nan_is_met_with_safer_settings(
 
 
 def test_settings_follow_the_data() -> None:
-    toy = settings_for(100, 6_000, 2, Wishes(), 0, 1)
-    large = settings_for(5_000_000, 3_000_000_000, 2, Wishes(), 0, 1)
+    toy = settings_for(100, 6_000, 2, FastText(), 0, 1)
+    large = settings_for(5_000_000, 3_000_000_000, 2, FastText(), 0, 1)
     assert (toy.epoch, toy.bucket, toy.minCount, toy.dim) == (50, 8192, 1, 32)
     assert (large.epoch, large.bucket, large.minCount) == (5, 1 << 20, 5)
-    assert settings_for(100, 100, 5_000, Wishes(dim=7, epochs=3), 0, 1).epoch == 3
+    assert settings_for(100, 100, 5_000, FastText(dim=7, epochs=3), 0, 1).epoch == 3
 
 
 def test_what_cannot_be_trained(tmp_path: Path) -> None:
     one, out = documents(tmp_path / "d.parquet", 50, classes=1), tmp_path / "m.bin"
     with pytest.raises(BadData, match="1 different labels"):
-        train(one, out, TrainConfig("label"))
+        train(one, out, label="label")
     with pytest.raises(UsageError, match="no column 'kind'"):
-        train(one, out, TrainConfig("kind"))
+        train(one, out, label="kind")
     blank = documents(tmp_path / "e.parquet", 6, label=[" ", None, "", "\0", None, ""])
     with pytest.raises(BadData, match="0 different labels"):
-        train(blank, out, TrainConfig("label"))
+        train(blank, out, label="label")
     lists = documents(tmp_path / "f.parquet", 2, label=[["a"], ["b"]])
     with pytest.raises(UsageError, match="is list"):
-        train(lists, out, TrainConfig("label"))
+        train(lists, out, label="label")
     two = documents(tmp_path / "g.parquet", 60)
     with pytest.raises(UsageError, match="--quantize-model"):
-        train(two, out, TrainConfig("label", quantize=True, wishes=Wishes(ngrams=1)))
+        train(two, out, label="label", quantize_model=True, ngrams=1)
     assert not out.exists() and not list(tmp_path.glob(".*"))

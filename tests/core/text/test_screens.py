@@ -6,7 +6,8 @@ import pyarrow as pa
 import pytest
 
 from sabia.core.errors import UsageError
-from sabia.core.text.screens import NOTHING, Screens
+from sabia.core.options.classify import Screens
+from sabia.core.text import screens
 
 TEXT = "Write to ana@example.org, darn.\nHome | About\nIt rained all day."
 
@@ -17,36 +18,34 @@ def batch() -> pa.RecordBatch:
 
 
 def test_nothing_asked_nothing_done() -> None:
-    rows, new = NOTHING.after(NOTHING.before(batch()))
-    assert rows.equals(batch()) and new == {} and NOTHING.check() == ""
-    assert NOTHING.reasons(rows, ["blocked_url"]) == ["", ""]
+    nothing = Screens()
+    rows, new = screens.after(screens.before(batch(), nothing), nothing)
+    assert rows.equals(batch()) and new == {} and screens.digest(nothing) == ""
+    assert screens.reasons(rows, nothing, ["blocked_url"]) == ["", ""]
 
 
 def test_counts_mask_and_lists(tmp_path: Path) -> None:
     (tmp_path / "ads").write_text("bad.com\n")
     (tmp_path / "words").write_text("darn\n")
     lists = {"bad_words": (str(tmp_path / "words"),), "block_urls": (str(tmp_path / "ads"),)}
-    screens = Screens(pii="mask", **lists)
-    assert screens.check() and screens.check() != Screens(bad_words=lists["bad_words"]).check()
-    rows, new = screens.after(screens.before(batch()))
+    options = Screens(pii="mask", **lists)
+    words = Screens(bad_words=lists["bad_words"])
+    assert screens.digest(options) and screens.digest(options) != screens.digest(words)
+    rows, new = screens.after(screens.before(batch(), options), options)
     assert rows.column("text")[0].as_py() == TEXT.replace("ana@example.org", "[email]")
     assert new["pii_email"].tolist() == [1, 0] and new["bad_words"].tolist() == [1, 0]
     assert new["blocked_url"].tolist() == [1, 0]
-    assert screens.reasons(rows, ["blocked_url"]) == ["blocked url: ads", ""]
-    counted = Screens(pii="count").after(batch())
+    assert screens.reasons(rows, options, ["blocked_url"]) == ["blocked url: ads", ""]
+    counted = screens.after(batch(), Screens(pii="count"))
     assert counted[0].equals(batch()) and counted[1]["pii_email"].tolist() == [1, 0]
 
 
 def test_c4_lines_go_before_figures_are_taken() -> None:
-    kept = Screens(c4_lines=True).before(batch()).column("text").to_pylist()
+    kept = screens.before(batch(), Screens(c4_lines=True)).column("text").to_pylist()
     assert kept == ["Write to ana@example.org, darn.\nIt rained all day.", ""]
 
 
 def test_what_will_not_do() -> None:
-    for screens in (
-        Screens(pii="hide"),
-        Screens(bad_words=("/none",)),
-        Screens(block_urls=("/n",)),
-    ):
+    for options in (Screens(bad_words=("/none",)), Screens(block_urls=("/n",))):
         with pytest.raises(UsageError):
-            screens.check()
+            screens.digest(options)

@@ -9,10 +9,11 @@ import pytest
 
 from sabia.core.bench.statistics import wilson as one_wilson
 from sabia.core.errors import BadData, UsageError
+from sabia.core.options.classify_threshold import Target
 from sabia.core.text import calibration, drift
 from sabia.core.text.decision import read_decision
 from sabia.core.text.plain_table import plain, sparkline, table
-from sabia.core.text.threshold import Target, choose, measure, wilson
+from sabia.core.text.threshold import choose, measure, wilson
 
 
 def data(seed: int, n: int = 300, ties: bool = False) -> tuple[np.ndarray, np.ndarray]:

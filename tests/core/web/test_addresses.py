@@ -5,11 +5,11 @@ import socket
 
 import pytest
 
+from sabia.core.options.crawl import CrawlOptions
 from sabia.core.urls import canonical
 from sabia.core.web import addresses
 from sabia.core.web.addresses import GuardedResolver, Refused, check_url, is_public, may_connect
 from sabia.core.web.fetch import Fetcher, Response
-from sabia.core.web.settings import FetchSettings
 
 PRIVATE = [
     "127.0.0.1", "10.1.2.3", "172.16.0.1", "192.168.1.1", "169.254.169.254", "100.64.0.1",
@@ -77,7 +77,7 @@ def test_redirects_and_robots_pass_the_guard(path, monkeypatch):
     """A public name that redirects into a private network: every hop is checked."""
 
     async def main():
-        async with Fetcher(FetchSettings(backoff_s=0.01, attempts=1)) as fetcher:
+        async with Fetcher(CrawlOptions(backoff=0.01, attempts=1)) as fetcher:
             seen = []
 
             async def once(url, wanted, sent):
@@ -145,7 +145,7 @@ def test_a_name_that_points_inside_is_never_connected(monkeypatch):
 
         monkeypatch.setattr(loop, "getaddrinfo", answer)
         monkeypatch.setattr(loop, "sock_connect", connect)
-        async with Fetcher(FetchSettings(backoff_s=0.01)) as fetcher:
+        async with Fetcher(CrawlOptions(backoff=0.01)) as fetcher:
             return await fetcher.page("http://inside.example/")
 
     response = asyncio.run(main())

@@ -9,11 +9,11 @@ import pyarrow.parquet as pq
 import pytest
 
 from sabia.core.errors import UsageError
+from sabia.core.options.crawl import CrawlOptions
 from sabia.core.shards import Job
 from sabia.core.web.frontier import Frontier
 from sabia.core.web.run import run
 from sabia.core.web.sandbox import Sandbox, Unextractable
-from sabia.core.web.settings import CrawlSettings, FetchSettings, FocusSettings
 from sabia.core.web.sources import PageFiles
 
 HTML = {"Content-Type": "text/html"}
@@ -21,20 +21,15 @@ HTML = {"Content-Type": "text/html"}
 
 def crawl(web, tmp_path, *seeds, extract=False, force=False, **changes):
     """Crawl from seeds (paths) into tmp_path; the summary."""
-    fetching = FetchSettings(
-        agent="sabia/0 (+mailto:a@example.org)", allow_private=True, attempts=2, backoff_s=0.01
-    )
+    given = {"contact": "a@example.org", "allow_private": True, "attempts": 2, "backoff": 0.01,
+             "delay": 0.0, "budget": 500, "stay": True}  # fmt: skip
     if not extract:
-        changes["warc"] = str(tmp_path / "warc")
-    changes["focus"] = FocusSettings(order="breadth")
-    settings = CrawlSettings(
-        **{"delay_s": 0.0, "extract": extract, "fetch": fetching, "budget": 500} | changes
-    )
+        given |= {"warc": str(tmp_path / "warc"), "no_extract": True}
     urls = tuple(seed if "://" in seed else web.url + seed for seed in seeds)
     out = str(tmp_path / "o.parquet") if extract else None
     rejects = str(tmp_path / "rejects.parquet")
     job = Job("crawl", inputs=urls, out=out, rejects=rejects, force=force)
-    return run(job, settings, stay=True)
+    return run(job, CrawlOptions(**given | changes))
 
 
 def frontier(tmp_path):
@@ -74,7 +69,7 @@ def sitemap_site(web):
 @pytest.mark.parametrize("which", ["robots", "url", "none"])
 def test_sitemaps(web, tmp_path, which):
     sitemap_site(web)
-    asked = {"robots": ("robots",), "url": (f"{web.url}/a.xml.gz",), "none": ()}[which]
+    asked = {"robots": "robots", "url": f"{web.url}/a.xml.gz", "none": ""}[which]
     summary = crawl(web, tmp_path, "/", sitemaps=asked)
     found = {path for path in web.paths() if path.startswith("/s/")}
     assert found == (set() if which == "none" else {"/s/1", "/s/2"})
@@ -119,7 +114,7 @@ def test_unchanged_pages_are_not_sent_again(web, tmp_path):
     crawl(web, tmp_path, "/")
     assert rejects(tmp_path) == {"late": "HTTP 503"}
     before = len(web.seen)
-    summary = crawl(web, tmp_path, "/", revisit_s=0.0)
+    summary = crawl(web, tmp_path, "/", revisit=0.0)
     asked = sorted(web.paths()[before:])
     assert asked == ["/", "/date", "/late", "/new", "/same", "/tag"]
     assert summary.counters["unchanged"] == 4
@@ -128,7 +123,7 @@ def test_unchanged_pages_are_not_sent_again(web, tmp_path):
         "date": ["response", "revisit"], "same": ["response", "revisit"],
         "new": ["response", "response"], "late": ["response"],
     }  # fmt: skip
-    crawl(web, tmp_path, "/", revisit_s=3600.0)
+    crawl(web, tmp_path, "/", revisit=3600.0)
     assert len(web.seen) == before + 6  # nothing is so old
 
 
@@ -139,7 +134,7 @@ def test_documents_follow_revisits(web, tmp_path):
     crawl(web, tmp_path, "/", extract=True)
     texts = [row["text"] for row in pq.read_table(tmp_path / "o.parquet").to_pylist()]
     assert {"This is text number 0.", "This will be gone."} <= set(texts)
-    crawl(web, tmp_path, "/", extract=True, revisit_s=0.0)
+    crawl(web, tmp_path, "/", extract=True, revisit=0.0)
     texts = [row["text"] for row in pq.read_table(tmp_path / "o.parquet").to_pylist()]
     assert len(texts) == 2
     assert "This is text number 1." in texts
@@ -149,10 +144,10 @@ def test_sitemap_dates_bring_pages_back(web, tmp_path):
     web.page("/s/1", "<p>one</p>")
     web.page("/s/2", "<p>two</p>")
     serve(web, "/map.xml", urlset(web, "/s/1", changed="2000-01-01"), "text/xml")
-    crawl(web, tmp_path, "/s/1", "/s/2", sitemaps=(f"{web.url}/map.xml",))
+    crawl(web, tmp_path, "/s/1", "/s/2", sitemaps=f"{web.url}/map.xml")
     serve(web, "/map.xml", urlset(web, "/s/1", changed="2999-01-01"), "text/xml")
     before = len(web.seen)
-    crawl(web, tmp_path, "/s/1", "/s/2", sitemaps=(f"{web.url}/map.xml",), revisit_s=1e6)
+    crawl(web, tmp_path, "/s/1", "/s/2", sitemaps=f"{web.url}/map.xml", revisit=1e6)
     assert web.paths()[before:] == ["/map.xml", "/s/1"]
 
 
@@ -164,13 +159,13 @@ def test_an_old_robots_txt_stands_in_for_one_that_is_down(web, tmp_path):
     state = frontier(tmp_path)
     state.db.execute("UPDATE robots SET time=?", (time.time() - 2 * 86_400,))
     state.close()
-    crawl(web, tmp_path, "/", revisit_s=0.0)
+    crawl(web, tmp_path, "/", revisit=0.0)
     assert web.paths().count("/") == 2
     assert "/no" not in web.paths()
     state = frontier(tmp_path)
     state.db.execute("UPDATE robots SET time=?", (time.time() - 31 * 86_400,))
     state.close()
-    crawl(web, tmp_path, "/", revisit_s=0.0)
+    crawl(web, tmp_path, "/", revisit=0.0)
     assert web.paths().count("/") == 2
     assert rejects(tmp_path)[""] == "robots.txt: unreachable"
 
@@ -178,7 +173,7 @@ def test_an_old_robots_txt_stands_in_for_one_that_is_down(web, tmp_path):
 def test_robots_is_asked_once_a_day_over_runs(web, tmp_path):
     web.page("/", "<p>x</p>")
     for _ in range(3):
-        crawl(web, tmp_path, "/", revisit_s=0.0)
+        crawl(web, tmp_path, "/", revisit=0.0)
     assert web.paths().count("/robots.txt") == 1
 
 
@@ -217,27 +212,30 @@ def test_traps_end(web, tmp_path):
 
 
 def test_pages_of_one_path_are_bounded(web, tmp_path):
-    from sabia.core.web.urls import Limits
-
     links = "".join(f'<a href="/q?id={n}">q</a>' for n in range(60))
     web.page("/", links)
     for n in range(60):
         web.page(f"/q?id={n}", f"<p>{'abcdefgh'[n % 8] * (n + 1)}</p>")
-    crawl(web, tmp_path, "/", limits=Limits(queries=15))
+    crawl(web, tmp_path, "/", query_pages=15)
     asked = [path for path in web.paths() if path.startswith("/q")]
     assert 15 <= len(asked) <= 16
     assert "of the same parameters" in " ".join(rejects(tmp_path).values())
 
 
-@pytest.mark.parametrize(
-    ("changes", "said"),
-    [({"warc": ""}, "--warc DIR"), ({"out": "x.parquet"}, "-o")],
-)
-def test_no_extract_says_what_it_needs(web, tmp_path, changes, said):
-    settings = CrawlSettings(extract=False, warc=changes.get("warc", str(tmp_path / "w")),
-                             fetch=FetchSettings(agent="sabia/0 (+a@example.org)"))  # fmt: skip
-    with pytest.raises(UsageError, match=said):
-        run(Job("crawl", inputs=(web.url,), out=changes.get("out")), settings, stay=True)
+def test_a_state_is_found_again_by_what_was_always_kept_of_it(web, tmp_path):
+    web.page("/", "<p>x</p>")
+    crawl(web, tmp_path, "/", budget=3, delay=0.01, timeout=9.0)
+    state = frontier(tmp_path)
+    kept = json.loads(state.fact("identity"))
+    state.close()
+    assert kept.pop("seeds") and kept == {
+        "steering": {"words": "", "classifier": "", "label": "keep", "threshold": 0.5,
+                     "hard": False, "order": "breadth", "exploration": 0.05},
+        "seed": 0, "stay": True, "warc": str(tmp_path / "warc"), "extract": False, "replay": [],
+    }  # fmt: skip
+    crawl(web, tmp_path, "/", budget=5)  # budget and pace may change
+    with pytest.raises(UsageError, match="the state of another crawl"):
+        crawl(web, tmp_path, "/", stay=False)
 
 
 def test_the_archive_alone_gives_the_pages(web, tmp_path):

@@ -8,19 +8,19 @@ import time
 
 import pytest
 
+from sabia.core.options.crawl import CrawlOptions
 from sabia.core.web.fetch import Fetcher, retry_after_s
-from sabia.core.web.settings import FetchSettings
 
 HTML = {"Content-Type": "text/html"}
 
 
-def settings(**changes):
-    return FetchSettings(**{"allow_private": True, "backoff_s": 0.02, "agent": "sabia/0"} | changes)
+def options(**changes):
+    return CrawlOptions(**{"allow_private": True, "backoff": 0.02} | changes)
 
 
 def fetch(url, **changes):
     async def main():
-        async with Fetcher(settings(**changes)) as fetcher:
+        async with Fetcher(options(**changes)) as fetcher:
             return await fetcher.page(url)
 
     return asyncio.run(main())
@@ -28,7 +28,7 @@ def fetch(url, **changes):
 
 def robots(origin, **changes):
     async def main():
-        async with Fetcher(settings(**changes)) as fetcher:
+        async with Fetcher(options(**changes)) as fetcher:
             return await fetcher.robots(origin)
 
     return asyncio.run(main())

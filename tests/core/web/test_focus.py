@@ -3,6 +3,7 @@
 import pytest
 
 from sabia.core.errors import BadData, UsageError
+from sabia.core.options.crawl import CrawlOptions
 from sabia.core.web.focus import (
     ExampleJudge,
     FastTextJudge,
@@ -11,7 +12,6 @@ from sabia.core.web.focus import (
     words_of,
     worth_of,
 )
-from sabia.core.web.settings import FocusSettings
 
 BEES = [
     "the bee visits flowers and stores honey in the hive",
@@ -67,17 +67,17 @@ def test_fasttext_judge(tmp_path):
 def test_make_judge(tmp_path):
     examples = tmp_path / "examples.txt"
     examples.write_text("\n".join(BEES))
-    assert isinstance(make_judge(FocusSettings(words=str(examples))), ExampleJudge)
-    assert isinstance(make_judge(FocusSettings(words="bee honey")), WordJudge)
-    assert make_judge(FocusSettings()) is None
+    assert isinstance(make_judge(CrawlOptions(focus=str(examples))), ExampleJudge)
+    assert isinstance(make_judge(CrawlOptions(focus="bee honey")), WordJudge)
+    assert make_judge(CrawlOptions()) is None
     with pytest.raises(UsageError):
-        make_judge(FocusSettings(words="a", classifier="b"))
+        make_judge(CrawlOptions(focus="a", classifier="b"))
     with pytest.raises(UsageError):
-        make_judge(FocusSettings(classifier="no/such/file"))
+        make_judge(CrawlOptions(classifier="no/such/file"))
 
 
 def test_worth_soft_and_hard():
-    soft, hard = FocusSettings(), FocusSettings(hard=True)
+    soft, hard = CrawlOptions(focus="bee"), CrawlOptions(focus="bee", hard=True)
     assert worth_of(0.8, 0.1, soft) == worth_of(0.8, 0.1, hard) == 0.8
     assert worth_of(0.1, 1.0, hard) is None
     first = worth_of(0.1, 1.0, soft)

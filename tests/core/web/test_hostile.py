@@ -9,8 +9,8 @@ import time
 import brotli
 import pytest
 
+from sabia.core.options.crawl import CrawlOptions
 from sabia.core.web.fetch import Fetcher
-from sabia.core.web.settings import FetchSettings
 
 OK = b"HTTP/1.1 200 OK\r\nContent-Type: text/html\r\n"
 BOMB = brotli.compress(b"\0" * (64 << 20), quality=1)
@@ -18,8 +18,8 @@ BOMB = brotli.compress(b"\0" * (64 << 20), quality=1)
 
 def fetch(script, conditions=None, **changes):
     """Answer one connection after another by `script(reader, writer)`; the Response, seconds."""
-    given = {"allow_private": True, "backoff_s": 0.01, "attempts": 1, "agent": "sabia/0",
-             "timeout_s": 0.6, "max_bytes": 100_000} | changes  # fmt: skip
+    given = {"allow_private": True, "backoff": 0.01, "attempts": 1, "timeout": 0.6,
+             "max_bytes": 100_000} | changes  # fmt: skip
 
     async def serve(reader, writer):
         try:
@@ -33,7 +33,7 @@ def fetch(script, conditions=None, **changes):
     async def main():
         server = await asyncio.start_server(serve, "127.0.0.1", 0)
         port = server.sockets[0].getsockname()[1]
-        async with Fetcher(FetchSettings(**given)) as fetcher:
+        async with Fetcher(CrawlOptions(**given)) as fetcher:
             started = time.monotonic()
             found = await fetcher.page(f"http://127.0.0.1:{port}/", conditions or {})
             return found, time.monotonic() - started
@@ -97,7 +97,7 @@ def test_endless_pages_are_cut_off():
             await writer.drain()
             sent += 65_536
 
-    found, _ = fetch(script, timeout_s=20)
+    found, _ = fetch(script, timeout=20)
     assert found.refused == "larger than 100000 bytes"
     assert sent < 20 << 20
 
@@ -116,7 +116,7 @@ def test_certificates_are_checked(tmp_path):
     async def main():
         server = await asyncio.start_server(lambda _r, w: w.close(), "127.0.0.1", 0, ssl=context)
         port = server.sockets[0].getsockname()[1]
-        async with Fetcher(FetchSettings(allow_private=True, attempts=3)) as fetcher:
+        async with Fetcher(CrawlOptions(allow_private=True, attempts=3)) as fetcher:
             return await fetcher.page(f"https://127.0.0.1:{port}/")
 
     found = asyncio.run(main())
@@ -142,7 +142,7 @@ def test_conditions_are_sent_and_304_understood():
     async def main():
         server = await asyncio.start_server(serve, "127.0.0.1", 0)
         port = server.sockets[0].getsockname()[1]
-        async with Fetcher(FetchSettings(allow_private=True, attempts=1)) as fetcher:
+        async with Fetcher(CrawlOptions(allow_private=True, attempts=1)) as fetcher:
             asked = {"If-None-Match": '"a"', "If-Modified-Since": "Mon, 02 Nov 2026 10:00:00 GMT"}
             return await fetcher.page(f"http://127.0.0.1:{port}/", asked)
 

@@ -5,11 +5,11 @@ import time
 
 import pytest
 
+from sabia.core.options.crawl import CrawlOptions
 from sabia.core.web import hosts as room
 from sabia.core.web.frontier import DONE, PENDING, Frontier, Link
 from sabia.core.web.hosts import Hosts, RobotsCache
 from sabia.core.web.robots import KEEP_S, STALE_S, Verdict
-from sabia.core.web.settings import CrawlSettings, FetchSettings
 
 
 class Clock:
@@ -34,7 +34,7 @@ def frontier(tmp_path):
 
 
 def hosts(frontier, **changes):
-    made = Hosts(CrawlSettings(**changes), frontier)
+    made = Hosts(CrawlOptions(**changes), frontier)
     made.load()
     return made
 
@@ -101,7 +101,7 @@ def test_pages_of_a_host_are_bounded(frontier, clock):
 
 
 def test_failing_hosts_rest_ever_longer(frontier, clock):
-    found = hosts(frontier, fetch=FetchSettings(backoff_s=1.0, max_wait_s=60.0))
+    found = hosts(frontier)
     rests = [found.failed("a") for _ in range(8)]
     assert rests == [2, 4, 8, 16, 32, 60, 60, 60]
     found.answered("a")

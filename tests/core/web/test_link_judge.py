@@ -6,6 +6,7 @@ import random
 import pytest
 from labelled_graph import Graph, Page, breadth_first
 
+from sabia.core.options.crawl import CrawlOptions
 from sabia.core.web.focus import WordJudge, worth_of
 from sabia.core.web.link_judge import (
     BELIEF,
@@ -14,9 +15,8 @@ from sabia.core.web.link_judge import (
     link_features,
     link_words,
 )
-from sabia.core.web.settings import FocusSettings
 
-PLAIN = FocusSettings(exploration=0.0)
+SOFT, HARD = CrawlOptions(focus="any"), CrawlOptions(focus="any", hard=True)
 
 
 def test_words_of_links() -> None:
@@ -27,7 +27,7 @@ def test_words_of_links() -> None:
 
 
 def test_links_learn_from_pages() -> None:
-    links = LinkJudge(PLAIN, 0, WordJudge("honey"), {}, {})
+    links = LinkJudge(0, WordJudge("honey"), {}, {}, exploration=0.0)
     before = links.priority("http://h/offers/1", "h", "Offer", 0.5)
     assert links.priority("http://h/honey", "h", "Honey", 0.5) > before
     for _ in range(10):
@@ -42,7 +42,7 @@ def test_links_learn_from_pages() -> None:
 def test_the_priority_is_the_formula() -> None:
     words = {"a": (8.0, 6.0), "worth:2": (20.0, 9.0)}
     hosts = {"h": (10.0, 7.0), "g": (30.0, 8.0)}
-    links = LinkJudge(PLAIN, 0, None, words, hosts)
+    links = LinkJudge(0, None, words, hosts, exploration=0.0)
     total, good = 40.0, 15.0
     rate = (good + 1) / (total + 2)
 
@@ -57,17 +57,17 @@ def test_the_priority_is_the_formula() -> None:
 
 
 def test_exploration_is_small_and_repeats() -> None:
-    links = LinkJudge(FocusSettings(exploration=0.05), 3, None, {}, {})
+    links = LinkJudge(3, None, {}, {})
     found = [links.priority(f"http://h/{n}", "h", "", 0.5) for n in range(200)]
-    base = LinkJudge(PLAIN, 3, None, {}, {}).priority("http://h/1", "h", "", 0.5)
+    base = LinkJudge(3, None, {}, {}, exploration=0.0).priority("http://h/1", "h", "", 0.5)
     assert min(found) >= base and max(found) <= base + 0.05 and len(set(found)) > 150
-    again = LinkJudge(FocusSettings(exploration=0.05), 3, None, {}, {})
+    again = LinkJudge(3, None, {}, {})
     assert again.priority("http://h/7", "h", "", 0.5) == found[7]
 
 
-def steered(graph: Graph, budget: int, settings: FocusSettings) -> list[bool]:
+def steered(graph: Graph, budget: int, options: CrawlOptions) -> list[bool]:
     """Which of the first pages are wanted, with pages judged nearly right and no network."""
-    links = LinkJudge(settings, 0, None, {}, {})
+    links = LinkJudge(0, None, {}, {})
     scores = {"wanted": 0.95, "near": 0.25, "other": 0.02, "list": 0.02}
     pending = {url: (url, "", 1.0, 0) for url in graph.seeds()}
     done: set[str] = set()
@@ -82,7 +82,7 @@ def steered(graph: Graph, budget: int, settings: FocusSettings) -> list[bool]:
         page: Page = graph.by_url[best]
         good.append(page.kind == "wanted")
         links.learn(link_features(best, anchor, worth), _host(best), scores[page.kind])
-        passed = worth_of(scores[page.kind], worth, settings)
+        passed = worth_of(scores[page.kind], worth, options)
         passed = worth if passed is None and depth == 0 else passed
         if passed is not None:
             fresh = [(url, text) for url, text in page.links if url not in done]
@@ -98,5 +98,5 @@ def _host(url: str) -> str:
 def test_best_first_beats_breadth_first(hard: bool) -> None:
     graph, budget = Graph(1_500, 0), 120
     plain = [page.kind == "wanted" for page in breadth_first(graph, graph.seeds())][:budget]
-    good = steered(graph, budget, FocusSettings(hard=hard))
+    good = steered(graph, budget, HARD if hard else SOFT)
     assert sum(good) > 1.6 * sum(plain)

@@ -3,7 +3,7 @@
 import pytest
 
 from sabia.core.urls import canonical
-from sabia.core.web.urls import Limits, host_of, looks_binary, origin_of, template_of
+from sabia.core.web.urls import host_of, looks_binary, origin_of, template_of, trap
 
 
 @pytest.mark.parametrize(
@@ -70,5 +70,5 @@ def test_parts():
     ],
 )
 def test_traps(url, depth, said):
-    found = Limits().trap(url, depth)
+    found = trap(url, depth, 50)
     assert found is None if said is None else said in found

@@ -1,0 +1,20 @@
+"""Options of `sabia classify drift`."""
+
+from sabia.core.errors import UsageError
+from sabia.core.options.option import several
+from sabia.core.options.shared import Call, Inputs
+
+
+class DriftOptions(Inputs, Call, group="Scores"):
+    """What `sabia classify drift` is told."""
+
+    inputs: tuple[str, ...] = Inputs.inputs.but(
+        help="Two runs: files or directories of scored documents", metavar="BEFORE AFTER"
+    )
+    score: tuple[str, ...] = several("Score to compare", "NAME", unset="all", common=True)
+
+    def check(self) -> None:
+        """Two runs are compared."""
+        super().check()
+        if len(self.inputs) != 2:
+            raise UsageError(f"{len(self.inputs)} inputs (expected two: BEFORE AFTER)")

@@ -1,0 +1,45 @@
+"""`classify`: open the classifiers and the language model that score documents, and score them."""
+
+import os
+from dataclasses import replace
+
+from sabia.core import notes
+from sabia.core.errors import UsageError
+from sabia.core.options.classify import ClassifyOptions
+from sabia.core.recipes.lm_scorer import asked
+from sabia.core.shards.job import Job
+from sabia.core.text import classify
+from sabia.core.text.scorers import Scorer, named, open_scorer, split_name
+
+
+def run(job: Job, options: ClassifyOptions) -> None:
+    """Score the job's inputs; raises what the scorers and the shards raise."""
+    scorers = _opened(options)
+    asker = asked(options)
+    if asker is None:
+        classify.run(job, options, scorers)
+        return
+    if job.jobs > 1:
+        notes.note(f"-j {job.jobs}: a language model is asked by one process; see --concurrency")
+    with asker:
+        classify.run(replace(job, jobs=1), options, [*scorers, asker])
+        notes.note(asker.said())
+
+
+def _opened(options: ClassifyOptions) -> list[Scorer]:
+    """The scorers of `PATH` or `NAME=PATH`; a directory's model is the core's."""
+    given = [split_name(one) for one in options.model]
+    directories = any(os.path.isdir(path) for _, path in given)
+    local = options.ask and not options.url
+    for name in ("length", "long", "precision", *([] if local else ["backend"])):
+        if name in options.given and not directories:
+            raise UsageError(f"{options.table[name].flag}: only with a directory as --model")
+    return [named(_open(path, options), prefix) for prefix, path in given]
+
+
+def _open(path: str, options: ClassifyOptions) -> Scorer:
+    if not os.path.isdir(path):
+        return open_scorer(path)
+    from sabia.core.recipes.classifier_model import ModelScorer
+
+    return ModelScorer(path, options.backend, options.length or 0, options.long, options.precision)
