@@ -74,7 +74,7 @@ def _section(group: str, options: Sequence[Option], cls: type[Options]) -> str:
     """A group; what all of its options need is said once, behind the title."""
     shared = about.shared_conditions(options)
     needed = " and ".join(condition.text(cls.table) for condition in shared)
-    lines = [f"{group} (only with {needed}):" if needed else f"{group}:"]
+    lines = [f"{group} (only {needed}):" if needed else f"{group}:"]
     for option in sorted(options, key=lambda option: not option.positional):
         lines.append(_entry(option, about.conditions(option, cls, shared)))
     return "\n".join(lines)

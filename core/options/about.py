@@ -25,7 +25,7 @@ def conditions(option: Option, cls: type[Options], known: Iterable[Condition] = 
     """What the option needs and excludes ('only with --search', 'not with --batch'), but for the
     conditions that are `known` already."""
     needed = [c.text(cls.table) for c in option.only if c not in known]
-    said = [f"only with {' and '.join(needed)}"] if needed else []
+    said = [f"only {' and '.join(needed)}"] if needed else []
     if option.excludes:
         said.append(f"not with {listed(cls.table[name].flag for name in option.excludes)}")
     return said

@@ -14,7 +14,8 @@ from sabia.core.options.kinds import KINDS
 
 # the groups of a help page, in their order
 GROUPS = (
-    "Input and output", "Crawl", "Steering", "Scores", "Screens", "Method", "Training data",
+    "Input and output", "Crawl", "Steering", "Scores", "Screens", "Method", "Near duplicates",
+    "Copied parts", "Embeddings", "Benchmark items", "Index", "Training data",
     "Data", "Tokenizer", "Model", "Reward", "Rollouts", "Loss", "Judge", "Endpoint", "Optimizer",
     "Precision", "Adapters", "Parallelism", "Checkpoints", "Guards", "Mixture", "Tasks",
     "Sampling", "Run", "Hardware", "Layout", "Failures and checkpoints", "Money", "Generation",
@@ -23,23 +24,29 @@ GROUPS = (
 
 
 class Condition(NamedTuple):
-    """When an option has a meaning: one of `given` has a value, or an option has a listed value."""
+    """When an option has a meaning: one of `given` has a value, or an option has a listed value; or
+    none of `absent` has a value."""
 
     given: tuple[str, ...] = ()
     values: tuple[tuple[str, tuple[Any, ...]], ...] = ()
+    absent: tuple[str, ...] = ()
 
     def holds(self, values: Mapping[str, Any]) -> bool:
         """Whether it holds for resolved values by name."""
+        if self.absent:
+            return not any(is_set(values.get(name)) for name in self.absent)
         return any(is_set(values.get(name)) for name in self.given) or any(
             values.get(name) in allowed for name, allowed in self.values
         )
 
     def text(self, flags: Mapping[str, "Option"]) -> str:
-        """Such as '--search or --fixed-layout', '--method minhash or exact'."""
+        """Such as 'with --search or --fixed-layout', 'with --method minhash or exact'."""
+        if self.absent:
+            return f"without {listed(flags[name].flag for name in self.absent)}"
         parts = [flags[name].flag for name in self.given]
         for name, allowed in self.values:
             parts.append(f"{flags[name].flag} {listed(allowed)}")
-        return listed(parts)
+        return f"with {listed(parts)}"
 
 
 def needs(*given: str, **values: Any) -> Condition:
@@ -47,6 +54,11 @@ def needs(*given: str, **values: Any) -> Condition:
     return Condition(
         given, tuple((k, v if isinstance(v, tuple) else (v,)) for k, v in values.items())
     )
+
+
+def unless(*absent: str) -> Condition:
+    """A condition: none of the options `absent` has a value."""
+    return Condition(absent=absent)
 
 
 def is_set(value: Any) -> bool:

@@ -21,9 +21,9 @@ class Options:
     """Resolved options of one call, as attributes; `given` names those that were set by hand.
 
     A subclass declares its options as attributes or inherits those of other groups. Class
-    arguments: `group` is the group in help of the options declared here, `defaults` changes inherited
-    defaults,
-    `only` adds a condition to all options of a base class, `without` leaves inherited ones out.
+    arguments: `group` is the group in help of the options declared here, `defaults` changes
+    inherited defaults, `only` adds a condition to all options of a base class, `without` leaves
+    inherited ones out.
     """
 
     table: ClassVar[dict[str, Option]] = {}
@@ -64,12 +64,16 @@ class Options:
         for name, option in self.table.items():
             setattr(self, name, values[name] if name in values else option.default_value())
         self.given = frozenset(values) if _given is None else _given
+        self.complete()
         self.check()
 
     @classmethod
     def read(cls, values: Mapping[str, Any]) -> Self:
         """Options from texts or TOML values by name. Raises UsageError."""
         return cls(**{name: cls.table[name].read(value) for name, value in values.items()})
+
+    def complete(self) -> None:
+        """Set defaults that depend on other options; called before `check`."""
 
     def check(self) -> None:
         """Refuse what has no meaning in this call; a command adds its own checks. UsageError."""
@@ -117,7 +121,7 @@ def refuse_meaningless(options: Options) -> None:
             continue
         for condition in option.only:
             if not condition.holds(values):
-                raise UsageError(f"{option.flag}: only with {condition.text(table)}")
+                raise UsageError(f"{option.flag}: only {condition.text(table)}")
         for other in option.excludes:
             if other in options.given and is_set(values[name]) and is_set(values[other]):
                 raise UsageError(f"{option.flag}: not together with {table[other].flag}")

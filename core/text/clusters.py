@@ -9,8 +9,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from sabia.core.text import keep
-from sabia.core.text.dedup_config import DedupConfig
+from sabia.core.options.dedup import DedupOptions
+from sabia.core.text import keep, lsh
 from sabia.core.text.near import estimate, jaccard, join_near
 from sabia.core.text.sketch_files import Corpus
 
@@ -35,7 +35,7 @@ class Clusters:
     size: np.ndarray
 
 
-def find_clusters(corpus: Corpus, config: DedupConfig, engine: str, prior: int = 0) -> Clusters:
+def find_clusters(corpus: Corpus, config: DedupOptions, engine: str, prior: int = 0) -> Clusters:
     """Join duplicates, choose whom to keep, and say why each of the others goes.
 
     The first `prior` rows stay before all others, the earliest of a cluster first.
@@ -86,7 +86,7 @@ def choose_kept(component: np.ndarray, worth: np.ndarray, reason: int = NEAR) ->
 
 
 def _explain(
-    clusters: Clusters, first: np.ndarray, corpus: Corpus, config: DedupConfig, engine: str
+    clusters: Clusters, first: np.ndarray, corpus: Corpus, config: DedupOptions, engine: str
 ) -> None:
     """Fill in why each removed row goes, and how similar it is to the row kept."""
     gone = np.flatnonzero(clusters.reason != KEPT)
@@ -98,5 +98,5 @@ def _explain(
     if config.with_shingles:
         clusters.similarity[gone[~exact]] = jaccard(corpus, near, engine)
     elif len(near):
-        rows = config.sketch(0).rows
+        rows = lsh.sketch_of(config, 0).rows
         clusters.similarity[gone[~exact]] = estimate(corpus, near, rows)

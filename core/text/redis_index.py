@@ -24,7 +24,8 @@ from urllib.parse import parse_qs, urlencode, urlsplit
 import numpy as np
 
 from sabia.core.errors import BadData, Failed, MissingBackend, UsageError
-from sabia.core.text.dedup_config import DedupConfig
+from sabia.core.options.dedup import DedupOptions
+from sabia.core.text import lsh
 
 VERSION = 1
 FORM = "redis://HOST:PORT/DB?name=NAME"
@@ -79,9 +80,9 @@ class RedisIndex:
     parameters differ, MissingBackend without the package, Failed where the server does not serve.
     """
 
-    def __init__(self, url: str, config: DedupConfig, seed: int, key: str, make: bool = True):
+    def __init__(self, url: str, config: DedupOptions, seed: int, key: str, make: bool = True):
         self.address, self.key = Address.of(url), key
-        self.sketch = config.sketch(seed)
+        self.sketch = lsh.sketch_of(config, seed)
         if self.sketch.bands < 2:
             raise UsageError("--redis: datasketch takes two bands or more; lower --threshold")
         name = self.address.name
@@ -228,9 +229,9 @@ def _client(address: Address) -> Any:
         raise UsageError(f"{address.said}: {error}") from error
 
 
-def _made(config: DedupConfig, seed: int) -> dict[str, Any]:
+def _made(config: DedupOptions, seed: int) -> dict[str, Any]:
     """What all runs over an index must have in common."""
-    sketch = config.sketch(seed)
+    sketch = lsh.sketch_of(config, seed)
     said = {name: getattr(config, name) for name in ("ngram", "permutations", "threshold")}
     return said | {"version": VERSION, "bands": sketch.bands, "rows": sketch.rows, "seed": seed}
 

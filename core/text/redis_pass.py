@@ -15,11 +15,11 @@ import pyarrow.compute as pc
 
 from sabia.core import notes, stop
 from sabia.core.errors import BadData
+from sabia.core.options.dedup import DedupOptions
 from sabia.core.progress import progress
 from sabia.core.shards.sources import Source
 from sabia.core.text import keep, lsh
 from sabia.core.text.clusters import ALONE, EXACT, KEPT, Clusters, choose_kept
-from sabia.core.text.dedup_config import DedupConfig
 from sabia.core.text.redis_index import Known, RedisIndex, names, placed
 from sabia.core.text.sketch_files import Corpus
 from sabia.core.text.sketching import Spool, batches_of, in_order, text_buffers
@@ -59,7 +59,7 @@ class WithIndexed:
 
 def take_out(
     index: RedisIndex, sources: Sequence[Source], corpus: Corpus, found: Clusters,
-    config: DedupConfig, engine: str, jobs: int,
+    config: DedupOptions, engine: str, jobs: int,
 ) -> tuple[Clusters, WithIndexed]:  # fmt: skip
     """Clusters with indexed documents as rows after the corpus's own; inserts what stays."""
     slots = _signatures(sources, index.sketch, engine, jobs)

@@ -7,25 +7,23 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
+from in_process import stage
 from planted import VOCABULARY, make_texts, write
 
 from sabia.core.errors import BadData, Failed, MissingBackend, UsageError
-from sabia.core.shards.job import Job
-from sabia.core.text import dedup
-from sabia.core.text.dedup import Places
-from sabia.core.text.dedup_config import DedupConfig
+from sabia.core.options.dedup import DedupOptions
+from sabia.core.text import lsh
 from sabia.core.text.redis_index import Address, RedisIndex, readable
 from sabia.kernels import minhash
 from sabia.kernels.minhash import SketchConfig
 
-CONFIG = DedupConfig(engine="numpy", signatures="datasketch")
+CONFIG = {"engine": "numpy", "signatures": "datasketch"}
 
 
 @pytest.fixture(scope="module")
@@ -60,25 +58,26 @@ def url(server: str, request: pytest.FixtureRequest) -> str:
     return f"redis://{server}/0?name={abs(hash(request.node.nodeid))}"
 
 
-def run(paths: list[str], out: Path, url: str, config: DedupConfig = CONFIG, **given: Any) -> Path:
-    settings = {k: v for k, v in given.items() if k in ("dry_run", "seed", "shard")}
-    places = {k: str(v) for k, v in given.items() if k not in settings}
-    job = Job("dedup", tuple(paths), str(out), options={"threshold": config.threshold}, **settings)
-    dedup.run(job, config, Places(redis=url, **places))
+def run(paths: list[str], out: Path, url: str, **given: Any) -> Path:
+    stage("dedup", inputs=paths, out=out, redis=url, **CONFIG | given)
     return out
+
+
+def sketch(**given: Any) -> SketchConfig:
+    return lsh.sketch_of(DedupOptions(**CONFIG | given), 0)
 
 
 def ids(out: Path) -> list[str]:
     return pq.read_table(out)["id"].to_pylist()
 
 
-def theirs(url: str, config: DedupConfig = CONFIG) -> Any:
+def theirs(url: str) -> Any:
     """datasketch's own index over the same basename."""
     datasketch = pytest.importorskip("datasketch", minversion="2.0", reason="the judge")
-    address, sketch = Address.of(url), config.sketch(0)
+    address, made = Address.of(url), sketch()
     host, port = address.server.split("/")[2].split(":")
     return datasketch.MinHashLSH(
-        num_perm=config.permutations, params=(sketch.bands, sketch.rows),
+        num_perm=made.permutations, params=(made.bands, made.rows),
         storage_config={"type": "redis", "basename": address.name,
                         "redis": {"host": host, "port": int(port)}},
     )  # fmt: skip
@@ -109,7 +108,7 @@ def test_datasketch_sees_and_queries_what_was_kept(tmp_path: Path, url: str) -> 
     kept = ids(run(write(tmp_path, texts), tmp_path / "o.parquet", url))
     index = theirs(url)
     assert sorted(map(readable, index.keys)) == sorted(kept)
-    assert all(len(index.keys[key]) == CONFIG.sketch(0).bands for key in index.keys)
+    assert all(len(index.keys[key]) == sketch().bands for key in index.keys)
     for name in kept:
         assert name in index
         assert name in index.query(their_signature(texts[int(name[1:])]))
@@ -167,7 +166,6 @@ def test_later_runs_drop_what_earlier_ones_hold(tmp_path: Path, url: str) -> Non
 
 @pytest.mark.parametrize("verify", [True, False])
 def test_the_same_go_as_against_an_index_on_disk(tmp_path: Path, url: str, verify: bool) -> None:
-    config = replace(CONFIG, verify=verify)
     texts, _ = make_texts(random.Random(4), 80, 120)
     first = corpus(tmp_path / "a", texts[:100], "a")
     second = corpus(tmp_path / "b", texts[100:], "b")
@@ -176,7 +174,7 @@ def test_the_same_go_as_against_an_index_on_disk(tmp_path: Path, url: str, verif
             out = tmp_path / f"{part}{disk}.parquet"
             place = {"index": tmp_path / "i"} if disk else {}
             place |= {"against": tmp_path / "i"} if disk and part == "b" else {}
-            run(paths, out, "" if disk else url, config, **place)
+            run(paths, out, "" if disk else url, verify=verify, **place)
     assert ids(tmp_path / "aTrue.parquet") == ids(tmp_path / "aFalse.parquet")
     assert 0 < len(ids(tmp_path / "bTrue.parquet")) < 100
     disk, redis = (set(ids(tmp_path / f"b{disk}.parquet")) for disk in (True, False))
@@ -232,7 +230,7 @@ def test_a_run_that_fails_in_the_middle_is_finished_by_itself(
     assert len(list(index.keys)) == 16
     assert all(len(index.query(their_signature(texts[i]))) == 1 for i in range(16))
     assert len(ids(run(paths, out, url))) == 30
-    assert all(len(index.keys[key]) == CONFIG.sketch(0).bands for key in index.keys)
+    assert all(len(index.keys[key]) == sketch().bands for key in index.keys)
     assert len(list(index.keys)) == 30
 
 
@@ -256,7 +254,7 @@ def test_other_parameters_are_refused(tmp_path: Path, url: str, changed: dict, s
     paths = write(tmp_path, [words(random.Random(9), 40)])
     run(paths, tmp_path / "o.parquet", url)
     with pytest.raises(UsageError, match=said):
-        run(paths, tmp_path / "p.parquet", url, replace(CONFIG, **changed))
+        run(paths, tmp_path / "p.parquet", url, **changed)
     with pytest.raises(UsageError, match="seed 0, this run 3"):
         run(paths, tmp_path / "p.parquet", url, seed=3)
 
@@ -265,9 +263,9 @@ def test_what_cannot_be_is_refused(tmp_path: Path, url: str, server: str) -> Non
     source = random.Random(10)
     texts = [words(source, 40) for _ in range(2)]
     paths, out = write(tmp_path, texts), tmp_path / "o.parquet"
-    with pytest.raises(UsageError, match="--signatures datasketch"):
-        run(paths, out, url, replace(CONFIG, signatures="sabia"))
-    with pytest.raises(UsageError, match="not beside --against or --index"):
+    with pytest.raises(UsageError, match="--redis: only with --signatures datasketch"):
+        run(paths, out, url, signatures="sabia")
+    with pytest.raises(UsageError, match="--redis: not together with --index"):
         run(paths, out, url, index=tmp_path / "i")
     with pytest.raises(UsageError, match=r"expected redis://HOST:PORT/DB\?name=NAME") as refused:
         run(paths, out, f"redis://user:secret@{server}/0")
