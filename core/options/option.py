@@ -15,8 +15,8 @@ from sabia.core.options.kinds import KINDS
 # the groups of a help page, in their order
 GROUPS = (
     "Input and output", "Crawl", "Steering", "Scores", "Screens", "Method", "Near duplicates",
-    "Copied parts", "Embeddings", "Benchmark items", "Index", "Training data",
-    "Data", "Tokenizer", "Model", "Reward", "Rollouts", "Loss", "Judge", "Endpoint", "Optimizer",
+    "Copied parts", "Embeddings", "Benchmark items", "Index", "Training data", "Data", "Tokenizer",
+    "Tokenizer training", "Model", "Reward", "Rollouts", "Loss", "Judge", "Endpoint", "Optimizer",
     "Precision", "Adapters", "Parallelism", "Checkpoints", "Guards", "Mixture", "Tasks",
     "Sampling", "Run", "Hardware", "Layout", "Failures and checkpoints", "Money", "Generation",
     "Output", "Logging", "Call",

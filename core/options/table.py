@@ -21,9 +21,9 @@ class Options:
     """Resolved options of one call, as attributes; `given` names those that were set by hand.
 
     A subclass declares its options as attributes or inherits those of other groups. Class
-    arguments: `group` is the group in help of the options declared here, `defaults` changes
-    inherited defaults, `only` adds a condition to all options of a base class, `without` leaves
-    inherited ones out.
+    arguments: `group` is the group in help of the options declared here, `recorded` whether they
+    decide results, `defaults` changes inherited defaults, `only` adds a condition to all options of
+    a base class, `without` leaves inherited ones out.
     """
 
     table: ClassVar[dict[str, Option]] = {}
@@ -32,6 +32,7 @@ class Options:
     def __init_subclass__(
         cls,
         group: str = "",
+        recorded: bool = True,
         defaults: Mapping[str, Any] | None = None,
         only: Mapping[type["Options"], Condition | tuple[Condition, ...]] | None = None,
         without: Iterable[str] = (),
@@ -40,6 +41,7 @@ class Options:
         own = {name: option for name, option in vars(cls).items() if isinstance(option, Option)}
         for option in own.values():
             option.group = option.group or group
+            option.recorded = option.recorded and recorded
         table: dict[str, Option] = {}
         for base in cls.__bases__:
             for name, option in getattr(base, "table", {}).items():

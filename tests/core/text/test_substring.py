@@ -183,7 +183,12 @@ def test_actions(tmp_path: Path) -> None:
     assert spans[2] == [{"start": 35, "length": 30, "kept_id": "d0", "kept_start": 0}]
     shares = [dict(row["scores"])["duplicate_share"] for row in marked.values()]
     assert shares == pytest.approx([0, 60 / 75, 30 / 65, 1])
-    for wrong in ({"action": "x"}, {"share": "150%"}, {"action": "mark", "share": 0.5}, {"span": 1}):
+    for wrong in (
+        {"action": "x"},
+        {"share": "150%"},
+        {"action": "mark", "share": 0.5},
+        {"span": 1},
+    ):
         with pytest.raises(UsageError):
             run(paths, tmp_path / "w.parquet", **wrong)
 
