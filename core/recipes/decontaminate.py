@@ -14,6 +14,7 @@ from sabia.core import notes
 from sabia.core.bench.items import Item, load_items
 from sabia.core.bench.task import Task, load_task
 from sabia.core.errors import UsageError
+from sabia.core.files import unreadable
 from sabia.core.options.dedup import DedupOptions
 from sabia.core.shards.job import Job
 from sabia.core.text import decontaminate
@@ -32,12 +33,16 @@ def index_of(benches: Sequence[str]) -> Index:
     indices: list[Index] = []
     for name in benches:
         path = Path(name)
+        try:
+            path.stat()
+        except OSError as error:
+            raise unreadable("--decontaminate", name, error) from error
         if path.suffix == ".parquet":
             indices.append(Index.load(name))
         elif path.is_dir():
-            tasks += [load_task(str(one)) for one in _tasks_in(path)]
+            tasks += [load_task(str(one), "--decontaminate") for one in _tasks_in(path)]
         elif path.suffix == ".toml":
-            tasks.append(load_task(name))
+            tasks.append(load_task(name, "--decontaminate"))
         else:
             raise UsageError(
                 f"--decontaminate: {name} (expected TASK.toml, a folder, INDEX.parquet)"

@@ -23,6 +23,7 @@ import numpy as np
 from sabia.core import notes, stop, units
 from sabia.core.errors import BadData, Failed, Interrupted, SabiaError, UsageError
 from sabia.core.generate.engine import Engine
+from sabia.core.generate.local import weights_fingerprint
 from sabia.core.judge.rewards import Grader, NullGuard
 from sabia.core.model import hub
 from sabia.core.parallel import launch
@@ -45,7 +46,7 @@ from sabia.core.recipes.grpo_prompts import Practice, Prompt, read_prompts
 from sabia.core.recipes.grpo_report import TALLIES, Table, metrics_row, tallies
 from sabia.core.recipes.grpo_sampling import Sampler, open_grader
 from sabia.core.recipes.metric_rows import write_metric_rows
-from sabia.core.recipes.model_source import load_fp32, model_fingerprint
+from sabia.core.recipes.model_source import load_fp32
 from sabia.core.shards.inputs import open_inputs
 from sabia.core.shards.job import Job
 from sabia.core.shards.rejects import Rejects, reject_path
@@ -77,7 +78,7 @@ def run(job: Job, config: GrpoConfig) -> None:
     identity = {
         "command": job.command,
         "inputs": [source.fingerprint() for source in sources],
-        "model": model_fingerprint(config.model),
+        "model": weights_fingerprint(config.model),
         "tokenizer": tokenizer.fingerprint,
         "seed": job.seed,
         **config.identity(),

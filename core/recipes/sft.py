@@ -18,10 +18,10 @@ import pyarrow as pa
 from sabia.core import notes, stop
 from sabia.core.errors import BadData
 from sabia.core.generate.chat import render_rows
+from sabia.core.generate.local import weights_fingerprint
 from sabia.core.parallel.launch import World
 from sabia.core.recipes import training
 from sabia.core.recipes.grown_model import model_for
-from sabia.core.recipes.model_source import model_fingerprint
 from sabia.core.recipes.rejected import RejectRow, opened_rejects, warn_of_rejects
 from sabia.core.recipes.training import Task
 from sabia.core.recipes.training_options import TrainOptions
@@ -56,7 +56,7 @@ def run(job: Job, config: SftConfig) -> None:
     identity = {
         "command": job.command,
         "inputs": [source.fingerprint() for source in sources],
-        "model": model_fingerprint(config.model),
+        "model": weights_fingerprint(config.model),
         "tokenizer": tokenizer.fingerprint,
         "length": config.length,
         "packed": config.packed,

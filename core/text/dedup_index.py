@@ -57,7 +57,7 @@ def open_index(directory: str, config: DedupOptions, seed: int, key: str) -> Ind
     """The index as it was before the run `key`; raises UsageError, BadData."""
     said = _read(Path(directory))
     if said is None:
-        raise UsageError(f"--against {directory}: no index here; --index DIR makes one")
+        raise UsageError(f"--against: {directory}: no index here; --index DIR makes one")
     _check(directory, said, config, seed)
     runs = _before(said["runs"], key)
     names = [run["key"] for run in runs]

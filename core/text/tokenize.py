@@ -149,7 +149,7 @@ def _report(
 
     encoders = {place: encoder}
     if options.compare:
-        other = with_end(load_tokenizer(options.compare))
+        other = with_end(load_tokenizer(options.compare, "--compare"))
         encoders[options.compare] = _encoder(other, options, sources)
     figures = measure(list(encoders.values()), sources)
     write_report(options.report, dict(zip(encoders, figures, strict=True)))

@@ -190,16 +190,18 @@ def train_bpe(texts: Iterable[str], vocab_size: int, *, min_frequency: int = 2) 
     return train(texts, TokenizerTraining(vocab_size=vocab_size, min_frequency=min_frequency))
 
 
-def load_tokenizer(path: str | Path) -> Tokenizer:
+def load_tokenizer(path: str | Path, option: str = "") -> Tokenizer:
     """Loads `tokenizer.json`, or a directory that holds one (a Hugging Face model directory).
 
-    Raises UsageError where there is none, BadData where a file is not what it should be.
+    Raises UsageError, which names the `option` that gave the path, where there is none; BadData
+    where a file is not what it should be.
     """
     place = Path(path)
     folder = place if place.is_dir() else place.parent
     definition = place / FILES[0] if place.is_dir() else place
     if not definition.is_file():
-        raise UsageError(f"no tokenizer: {path} (expected tokenizer.json or a directory with one)")
+        what = f"{option}: {path} has no tokenizer" if option else f"no tokenizer: {path}"
+        raise UsageError(f"{what} (expected tokenizer.json or a directory with one)")
     config = _read_json(folder / FILES[1])
     special = _read_json(folder / "special_tokens_map.json")
     text = definition.read_text("utf-8")

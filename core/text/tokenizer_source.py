@@ -43,7 +43,7 @@ def obtain_tokenizer(
     """
     beside = _beside(job)
     if options.tokenizer:
-        tokenizer = load_tokenizer(options.tokenizer)
+        tokenizer = load_tokenizer(options.tokenizer, "--tokenizer")
         place = options.save_tokenizer or (beside if job.to_directory else "")
         if place and not job.dry_run:
             _keep(tokenizer, place, load_extension(options.tokenizer))
@@ -129,6 +129,7 @@ def _record(options: TokenizeOptions, sources: Sequence[Source]) -> dict[str, An
     """What a trained tokenizer depends on."""
     from importlib.metadata import version
 
+    base = load_tokenizer(options.extend, "--extend").fingerprint if options.extend else None
     training: dict[str, Any] = {name: getattr(options, name) for name in TokenizerTraining.table}
     training["multiple"] = training.pop("vocab_multiple")
     training["special_tokens"] = list(added_tokens(options))
@@ -136,7 +137,7 @@ def _record(options: TokenizeOptions, sources: Sequence[Source]) -> dict[str, An
         "inputs": [source.fingerprint() for source in sources],
         "training": training,
         "train_bytes": options.train_bytes,
-        "extend": load_tokenizer(options.extend).fingerprint if options.extend else None,
+        "extend": base,
         "versions": {name: version(name) for name in ("sabia", "tokenizers")},
     }
 

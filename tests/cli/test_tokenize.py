@@ -252,7 +252,8 @@ def test_usage_errors_say_what_to_do(world, tmp_path):
     cases = [
         ([*tokenizer_of(root), "--train-tokenizer"], "--train-tokenizer: only without --tokenizer"),
         ([], "give --save-tokenizer DIR"),
-        (["--tokenizer", tmp_path], "no tokenizer"),
+        (["--tokenizer", tmp_path], "--tokenizer: /"),
+        (["--extend", tmp_path, "-o", tmp_path / "x"], "--extend: /"),
         ([*tokenizer_of(root), "--tokens", "1M"], "--tokens: only with --mix"),
         ([*tokenizer_of(root), "--mix", "news=1"], "no documents of source 'news'"),
         ([*tokenizer_of(root), "--extend", "x"], "--extend: only without --tokenizer"),
