@@ -16,6 +16,7 @@ from typing import Any
 
 from sabia.core.bench.task import Task
 from sabia.core.errors import BadData, UsageError
+from sabia.core.files import unreadable
 
 Row = Mapping[str, Any]
 Message = dict[str, str]
@@ -62,10 +63,15 @@ def load_items(task: Task, limit: int = 0, seed: int = 0) -> list[Item]:
     return [_with_shots(task, item, pool, seed) for item in items]
 
 
-def read_rows(path: Path) -> list[dict[str, Any]]:
-    """Rows of a Parquet, JSON (an array) or JSON lines file (also .gz, .zst)."""
-    if not path.is_file():
-        raise UsageError(f"{path}: no such file (expected the rows of a task)")
+def read_rows(path: Path, named: str) -> list[dict[str, Any]]:
+    """Rows of a Parquet, JSON (an array) or JSON lines file (also .gz, .zst).
+
+    `named` says what names the file: an option, or a key of a task.
+    """
+    try:
+        path.open("rb").close()
+    except OSError as error:
+        raise unreadable(named, path, error) from error
     if path.suffix == ".parquet":
         import pyarrow as pa
         import pyarrow.parquet as pq
@@ -96,7 +102,7 @@ def _read_text(path: Path) -> str:
 
 
 def _rows_of(task: Task, name: str) -> list[dict[str, Any]]:
-    rows = read_rows(task.resolve(name))
+    rows = read_rows(task.resolve(name), f"task {task.name}")
     if not task.where:
         return rows
     import jinja2

@@ -8,12 +8,12 @@ to the file.
 
 import difflib
 import re
-import tomllib
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal
 
 from sabia.core.errors import UsageError
+from sabia.core.files import read_toml
 from sabia.core.judge.verifiers import VERIFIERS
 
 Kind = Literal["multiple_choice", "exact_match", "rubric", "perplexity"]
@@ -78,14 +78,9 @@ class Task:
         return Path(self.path).parent / name
 
 
-def load_task(path: str) -> Task:
-    """The task of a TOML file; UsageError names the key that is wrong."""
-    try:
-        with open(path, "rb") as file:
-            values = tomllib.load(file)
-    except (OSError, tomllib.TOMLDecodeError) as error:
-        raise UsageError(f"--task {path}: {getattr(error, 'strerror', None) or error}") from error
-    return task_from(values, path)
+def load_task(path: str, option: str = "--task") -> Task:
+    """The task of a TOML file that an option names; UsageError says what is wrong in it."""
+    return task_from(read_toml(option, path), path)
 
 
 def task_from(values: dict[str, Any], path: str = "") -> Task:

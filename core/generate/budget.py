@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from sabia.core.errors import Infeasible, UsageError
+from sabia.core.files import unreadable
 from sabia.core.generate.calls import Usage
 
 MILLION = 1_000_000
@@ -43,11 +44,13 @@ def load_prices(path: str | Path) -> dict[str, Price]:
         text = place.read_text("utf-8")
         table = json.loads(text) if place.suffix == ".json" else tomllib.loads(text)
         return {name: _price(entry) for name, entry in table.items()}
-    except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+    except OSError as error:
+        raise unreadable("--prices", path, error) from error
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
         reason = " ".join(str(error).split())
         raise UsageError(
-            f"--prices: cannot read {path} ({reason}; expected [model] with prompt and "
-            "completion in US dollars per million tokens)"
+            f"--prices: {path}: {reason} (expected [model] with prompt and completion in US "
+            "dollars per million tokens)"
         ) from error
 
 

@@ -20,15 +20,35 @@ def load_engine(directory: str | Path, dtype: str = "float32"):
     return Engine(spec, params, load_tokenizer(directory), dtype=dtype)
 
 
-def model_fingerprint(directory: str | Path) -> str:
-    """128-bit hash, 32 hex digits, of a model directory: its JSON files whole, of its weights the
-    sizes and both ends. Raises UsageError where it is none."""
-    root = Path(directory)
-    if not (root / "config.json").is_file():
-        raise UsageError(f"not a model directory: {directory} (expected config.json in it)")
-    digest = hashlib.blake2b(digest_size=16)
+def model_fingerprint(directory: str | Path, option: str = "--model") -> str:
+    """128-bit hash, 32 hex digits, of all that a model's answers depend on: its JSON files and chat
+    templates whole, of its weights the sizes and both ends. Raises UsageError, which names the
+    `option` that gave the path, where it is none."""
+    root, digest = _root(directory, option), hashlib.blake2b(digest_size=16)
     for path in sorted([*root.glob("*.json"), *root.glob("*.jinja")]):
         digest.update(path.name.encode() + b"\0" + path.read_bytes())
+    return _with_weights(digest, root)
+
+
+def weights_fingerprint(directory: str | Path) -> str:
+    """The same of config.json and the weights alone: what a trainer starts from, whose tokenizer
+    has a fingerprint of its own in the identity of a run."""
+    root = _root(directory, "--model")
+    digest = hashlib.blake2b((root / "config.json").read_bytes(), digest_size=16)
+    return _with_weights(digest, root)
+
+
+def _root(directory: str | Path, option: str) -> Path:
+    root = Path(directory)
+    if not (root / "config.json").is_file():
+        raise UsageError(
+            f"{option}: {directory}: not a model directory (expected config.json in it)"
+        )
+    return root
+
+
+def _with_weights(digest: hashlib.blake2b, root: Path) -> str:
+    """The digest, after names, sizes and both ends of the weight files."""
     for path in sorted(root.glob("*.safetensors")):
         size = path.stat().st_size
         digest.update(f"{path.name} {size}".encode())

@@ -9,12 +9,12 @@ GROUPS that divides is taken, and one scale a row where none does.
 """
 
 import re
-import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from sabia.core.errors import UsageError
+from sabia.core.files import read_toml
 from sabia.core.numerics.integers import group_width
 from sabia.core.numerics.schemes import SCHEMES, Scheme, scheme_named
 from sabia.core.spec import ModelSpec, TensorSpec
@@ -97,13 +97,8 @@ def load_recipe(name: str) -> Recipe:
         return Recipe(name, BUILT_IN[name])
     if not name.endswith(".toml"):
         known = ", ".join(BUILT_IN)
-        raise UsageError(f"no recipe {name!r} (expected one of {known}, or a file NAME.toml)")
-    try:
-        with open(name, "rb") as file:
-            values = tomllib.load(file)
-    except (OSError, tomllib.TOMLDecodeError) as error:
-        raise UsageError(f"{name}: {getattr(error, 'strerror', None) or error}") from error
-    return _from_values(name, values)
+        raise UsageError(f"--recipe: {name!r} (expected {known}, or a file NAME.toml)")
+    return _from_values(name, read_toml("--recipe", name))
 
 
 def _from_values(path: str, values: dict[str, Any]) -> Recipe:

@@ -19,6 +19,7 @@ import numpy as np
 
 from sabia.core import notes, stop
 from sabia.core.errors import BadData, UsageError
+from sabia.core.generate.local import weights_fingerprint
 from sabia.core.model import hub
 from sabia.core.model.init import init_tensor
 from sabia.core.options.classify_train import ClassifyTrainOptions
@@ -28,7 +29,6 @@ from sabia.core.recipes import training, training_options
 from sabia.core.recipes.classifier_input import TextReader
 from sabia.core.recipes.classifier_labels import SINGLE, Labels, labels_of, usable
 from sabia.core.recipes.classifier_model import ClassifierModel
-from sabia.core.recipes.model_source import model_fingerprint
 from sabia.core.recipes.rejected import opened_rejects
 from sabia.core.recipes.training import Task
 from sabia.core.shards.atomic import write_atomic
@@ -91,7 +91,7 @@ def _identity(
     return {
         "command": job.command,
         "inputs": [source.fingerprint() for source in sources],
-        "model": model_fingerprint(options.model),
+        "model": weights_fingerprint(options.model),
         "tokenizer": reader.tokenizer.fingerprint,
         "label": options.label,
         "regression": options.regression,

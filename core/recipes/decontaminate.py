@@ -5,33 +5,26 @@ the task files, and eval tells, by digest, which of its tasks a corpus was not c
 cleaned of in another version.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import reduce
 from pathlib import Path
-from typing import Any
 
 from sabia.core import notes
 from sabia.core.bench.items import Item, load_items
 from sabia.core.bench.task import Task, load_task
 from sabia.core.errors import UsageError
+from sabia.core.files import unreadable
+from sabia.core.options.dedup import DedupOptions
 from sabia.core.shards.job import Job
-from sabia.core.text import decontaminate as room
+from sabia.core.text import decontaminate
 from sabia.core.text.contamination_index import Exam, Index
 from sabia.core.text.sketching import choose_engine
 
 
-def run_method(job: Job, options: Mapping[str, Any]) -> None:
-    """`sabia dedup --decontaminate` with the command's options."""
-    config = room.DecontaminateConfig(
-        verdict=options["verdict"],
-        overlap=options["overlap"],
-        run=options["run"],
-        removed=options["removed"],
-        engine=options["engine"],
-    )
-    config.check()
-    room.run(job, config, index_of(options["decontaminate"]))
+def run(job: Job, options: DedupOptions) -> None:
+    """Clean the job's documents of the items of benchmarks."""
+    decontaminate.run(job, options, index_of(options.decontaminate))
 
 
 def index_of(benches: Sequence[str]) -> Index:
@@ -40,15 +33,19 @@ def index_of(benches: Sequence[str]) -> Index:
     indices: list[Index] = []
     for name in benches:
         path = Path(name)
+        try:
+            path.stat()
+        except OSError as error:
+            raise unreadable("--decontaminate", name, error) from error
         if path.suffix == ".parquet":
             indices.append(Index.load(name))
         elif path.is_dir():
-            tasks += [load_task(str(one)) for one in _tasks_in(path)]
+            tasks += [load_task(str(one), "--decontaminate") for one in _tasks_in(path)]
         elif path.suffix == ".toml":
-            tasks.append(load_task(name))
+            tasks.append(load_task(name, "--decontaminate"))
         else:
             raise UsageError(
-                f"--decontaminate {name} (expected TASK.toml, a folder, INDEX.parquet)"
+                f"--decontaminate: {name} (expected TASK.toml, a folder, INDEX.parquet)"
             )
     if tasks:
         indices.append(build(tasks))
@@ -58,7 +55,7 @@ def index_of(benches: Sequence[str]) -> Index:
 def _tasks_in(folder: Path) -> list[Path]:
     found = sorted(folder.glob("*.toml"))
     if not found:
-        raise UsageError(f"--decontaminate {folder}: no task in it (expected *.toml)")
+        raise UsageError(f"--decontaminate: {folder}: no task in it (expected *.toml)")
     return found
 
 

@@ -23,6 +23,7 @@ import numpy as np
 from sabia.core import notes, stop, units
 from sabia.core.errors import BadData, Failed, Interrupted, SabiaError, UsageError
 from sabia.core.generate.engine import Engine
+from sabia.core.generate.local import weights_fingerprint
 from sabia.core.judge.rewards import Grader, NullGuard
 from sabia.core.model import hub
 from sabia.core.options.grpo import GrpoOptions
@@ -45,7 +46,7 @@ from sabia.core.recipes.grpo_prompts import Practice, Prompt, read_prompts
 from sabia.core.recipes.grpo_report import TALLIES, Table, metrics_row, tallies
 from sabia.core.recipes.grpo_sampling import Sampler, open_grader
 from sabia.core.recipes.metric_rows import write_metric_rows
-from sabia.core.recipes.model_source import load_fp32, model_fingerprint
+from sabia.core.recipes.model_source import load_fp32
 from sabia.core.shards.inputs import open_inputs
 from sabia.core.shards.job import Job
 from sabia.core.shards.layout import adopt
@@ -72,7 +73,7 @@ def run(job: Job, options: GrpoOptions) -> None:
             f"--prompts: {options.prompts} (expected a multiple of {world.size} processes)"
         )
     sources = open_inputs(job, "prompt")
-    model = model_fingerprint(options.model)
+    model = weights_fingerprint(options.model)
     tokenizer = load_tokenizer(options.model, "--model")
     identity = {
         "command": job.command,

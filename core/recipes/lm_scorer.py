@@ -73,7 +73,8 @@ class LocalDoor:
         from sabia.core.text.tokenizer import load_tokenizer
 
         self.prompt, self.directory, self.backend, self.cache = prompt, directory, backend, cache
-        self.fingerprint, self.tokenizer = model_fingerprint(directory), load_tokenizer(directory)
+        self.fingerprint = model_fingerprint(directory, "--lm")
+        self.tokenizer = load_tokenizer(directory, "--lm")
         self.computed = self.kept = 0
 
     @cached_property
@@ -224,4 +225,4 @@ def _model_name(options: Asking) -> str:
     """What names the model in fingerprints: a local one by its files."""
     from sabia.core.generate.local import model_fingerprint
 
-    return options.lm if options.url else model_fingerprint(options.lm)
+    return options.lm if options.url else model_fingerprint(options.lm, "--lm")

@@ -7,7 +7,6 @@ extends the model's own see recipes.grown_model.
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -29,24 +28,7 @@ from sabia.core.text.tokenizer import load_tokenizer
 from sabia.core.text.vocabulary_extension import extension_of
 from sabia.core.train.stepper import LazyState
 
-EDGE_BYTES = 1 << 16
 Params = Mapping[str, np.ndarray]
-
-
-def model_fingerprint(directory: str) -> str:
-    """A hash of config.json and of names, sizes and both ends of the weight files."""
-    root = Path(directory)
-    if not (root / "config.json").is_file():
-        raise UsageError(f"--model: {directory} has no config.json (expected a model directory)")
-    digest = hashlib.blake2b((root / "config.json").read_bytes(), digest_size=16)
-    for path in sorted(root.glob("*.safetensors")):
-        size = path.stat().st_size
-        digest.update(f"{path.name} {size}".encode())
-        with open(path, "rb") as file:
-            digest.update(file.read(EDGE_BYTES))
-            file.seek(max(0, size - EDGE_BYTES))
-            digest.update(file.read(EDGE_BYTES))
-    return digest.hexdigest()
 
 
 def load_arrays(directory: str) -> Params:

@@ -16,10 +16,11 @@ import pyarrow as pa
 
 from sabia.core import stop
 from sabia.core.errors import UsageError
+from sabia.core.generate.local import weights_fingerprint
 from sabia.core.options.pretrain import PretrainOptions
 from sabia.core.recipes import mixture_search, training, training_options
 from sabia.core.recipes.grown_model import model_for
-from sabia.core.recipes.model_source import find_tokenizer, fresh_model, model_fingerprint
+from sabia.core.recipes.model_source import find_tokenizer, fresh_model
 from sabia.core.recipes.rejected import RejectRow, opened_rejects, warn_of_rejects
 from sabia.core.recipes.rows_read import row_names, write_read_rows
 from sabia.core.recipes.training import Task
@@ -62,7 +63,7 @@ def _identity(
     return {
         "command": job.command,
         "inputs": [source.fingerprint() for source in sources],
-        "model": model_fingerprint(options.model) if options.model else "",
+        "model": weights_fingerprint(options.model) if options.model else "",
         "config": _config(options.config_json),
         "shape": options.shape,
         "tokenizer": load_tokenizer(tokenizer).fingerprint if tokenizer else "",

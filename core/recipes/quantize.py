@@ -11,7 +11,7 @@ import json
 import os
 import stat
 import sys
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,10 +20,12 @@ import pyarrow as pa
 
 from sabia.core import notes, units
 from sabia.core.errors import Failed, UsageError
+from sabia.core.generate.local import model_fingerprint
 from sabia.core.model import hub
+from sabia.core.numerics.schemes import scheme_named
+from sabia.core.options.quantize import QuantizeOptions
 from sabia.core.quant.recipe import Recipe, load_recipe, with_overrides
 from sabia.core.recipes.calibration_rows import read_rows
-from sabia.core.recipes.model_source import model_fingerprint
 from sabia.core.shards import Job, open_inputs, write_atomic
 from sabia.core.shards.manifest import provenance
 from sabia.core.shards.outputs import open_stdout
@@ -55,37 +57,21 @@ SCHEMA = pa.schema(
 )
 
 
-@dataclass(frozen=True)
-class QuantizeConfig:
-    """The command's options."""
-
-    model: str
-    recipe: str = "mixed"
-    group: int | None = None
-    rounding: str | None = None
-    scale: str | None = None
-    samples: int = 256
-    length: int = 2048
-
-
-def run(job: Job, config: QuantizeConfig) -> None:
+def run(job: Job, options: QuantizeOptions) -> None:
     """Quantize as the options say; writes rows of errors, or with --json a report, to stdout.
 
     Raises UsageError for options that do not fit, BadData for inputs that cannot be read, Failed
     where the written model is not the measured one.
     """
-    if job.to_stdout:
-        raise UsageError("-o DIR is missing (where the quantized model goes)")
-    if job.backend != "torch":
-        raise UsageError(f"--backend {job.backend}: quantize runs on torch")
-    out = Path(str(job.out))
-    if out.exists() and os.path.samefile(out, config.model):
-        raise UsageError(f"-o {out} is the model itself; give another directory")
-    recipe = with_overrides(
-        load_recipe(config.recipe), group=config.group, rounding=config.rounding, scale=config.scale
-    )
+    out, model = Path(str(job.out)), model_fingerprint(options.model)
+    if out.exists() and os.path.samefile(out, options.model):
+        raise UsageError(f"--out: {out} is the model itself; give another directory")
+    recipe = _recipe(options)
     job = _with_inputs(job, recipe)
-    wanted = _fingerprint(job, config, recipe)
+    for name in ("samples", "length", "seed"):
+        if name in options.given and not job.inputs:
+            raise UsageError(f"--{name}: only with calibration records (INPUT)")
+    wanted = _fingerprint(job, model, recipe, options)
     report = None if job.force else _kept(out, wanted)
     if job.dry_run:
         print(f"{'keep' if report else 'write'} {out} by recipe {recipe.name}")
@@ -93,10 +79,24 @@ def run(job: Job, config: QuantizeConfig) -> None:
     if report:
         notes.note(f"{out} is already made from the same with the same; --force redoes it")
     else:
-        report = _made(job, config, recipe, out) | {"fingerprint": wanted}
+        report = _made(job, options, recipe, out) | {"fingerprint": wanted}
         write_atomic(out / RECORD, json.dumps(report, indent=1) + "\n")
         _summary(report)
     _write(job, report)
+
+
+def _recipe(options: QuantizeOptions) -> Recipe:
+    """The recipe with the settings that options change, which some format of it must take."""
+    recipe = load_recipe(options.recipe)
+    names = [*recipe.components.values(), *(rule.scheme for rule in recipe.rules)]
+    bits = [scheme.bits for scheme in map(scheme_named, names) if scheme.type == "int"]
+    for name, taken in (("group_size", 4 in bits), ("rounding", bits), ("scale", bits)):
+        if name in options.given and not taken:
+            flag = options.table[name].flag
+            raise UsageError(f"{flag}: recipe {recipe.name} has no format that takes it")
+    return with_overrides(
+        recipe, group=options.group_size, rounding=options.rounding, scale=options.scale
+    )
 
 
 def _with_inputs(job: Job, recipe: Recipe) -> Job:
@@ -110,12 +110,13 @@ def _with_inputs(job: Job, recipe: Recipe) -> Job:
     return job
 
 
-def _fingerprint(job: Job, config: QuantizeConfig, recipe: Recipe) -> str:
+def _fingerprint(job: Job, model: str, recipe: Recipe, options: QuantizeOptions) -> str:
     piped = "-" in job.inputs
     prints = (
         [] if piped or not job.inputs else [s.fingerprint() for s in open_inputs(job, "document")]
     )
-    salt = json.dumps([model_fingerprint(config.model), asdict(recipe), piped], default=str)
+    sample = [options.samples, options.length] if job.inputs else []
+    salt = json.dumps([model, asdict(recipe), piped, *sample], default=str)
     return str(provenance(replace(job, options={}), "layer_error", prints, salt)["fingerprint"])
 
 
@@ -129,29 +130,29 @@ def _kept(out: Path, wanted: str) -> dict[str, Any] | None:
     return report if known else None
 
 
-def _made(job: Job, config: QuantizeConfig, recipe: Recipe, out: Path) -> dict[str, Any]:
+def _made(job: Job, options: QuantizeOptions, recipe: Recipe, out: Path) -> dict[str, Any]:
     from sabia.core.model.backend import load_ops
     from sabia.core.quant import calibration
     from sabia.core.quant.export import export, tensor_bytes
     from sabia.core.quant.quantize import quantize
 
-    spec, params = hub.load_model(config.model)
+    spec, params = hub.load_model(options.model)
     check_predicts(spec)
     if "quantization_config" in spec.config:
-        raise UsageError(f"{config.model} is quantized already (expected the original)")
-    has_tokenizer = (Path(config.model) / "tokenizer.json").is_file()
+        raise UsageError(f"{options.model} is quantized already (expected the original)")
+    has_tokenizer = (Path(options.model) / "tokenizer.json").is_file()
     kind, rows = "none", list[list[int]]()
     if job.inputs:
-        tokenizer = load_tokenizer(config.model) if has_tokenizer else None
-        kind, rows = read_rows(job, tokenizer, config.samples, config.length)
+        tokenizer = load_tokenizer(options.model) if has_tokenizer else None
+        kind, rows = read_rows(job, tokenizer, options.samples, options.length)
     batches = calibration.batches(rows) if rows else []
     ops = load_ops("torch")
     made = quantize(spec, params, recipe, ops, batches)
-    size = export(out, spec, made, config.model if has_tokenizer else None)
+    size = export(out, spec, made, options.model if has_tokenizer else None)
     _check_reload(out, made)
     report: dict[str, Any] = {
         "schema_version": 1,
-        "model": config.model,
+        "model": options.model,
         "recipe": asdict(recipe),
         "calibration": {"kind": kind, "rows": len(rows), "tokens": sum(map(len, rows))},
         "size_before_bytes": tensor_bytes(params),

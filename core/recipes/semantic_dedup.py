@@ -8,7 +8,7 @@ directory will do; one trained for sentence similarity tells meanings apart best
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -16,22 +16,21 @@ import numpy as np
 from sabia.core.generate.local import model_fingerprint
 from sabia.core.model import hub
 from sabia.core.model.forward import hidden
+from sabia.core.options.dedup import DedupOptions
 from sabia.core.recipes.classifier_input import TextReader
 from sabia.core.recipes.pooled_rows import PooledRows
 from sabia.core.shards.job import Job
 from sabia.core.spec.families import load_spec
 from sabia.core.text import semantic
-from sabia.core.text.semantic import SemanticConfig
 from sabia.core.text.tokenizer import load_tokenizer
 
 WINDOW = 512  # tokens of a row at most
 
 
-def run_method(job: Job, options: Mapping[str, Any]) -> None:
-    """`--method semantic` with the command's options."""
-    config = SemanticConfig.of(options)
-    embedder = ModelEmbedder(options["model"], options["backend"]) if options["model"] else None
-    semantic.run(job, config, options["removed"], embedder)
+def run(job: Job, options: DedupOptions) -> None:
+    """Deduplicate the job's inputs by a column of vectors, or by those of a model."""
+    embedder = ModelEmbedder(options.model, options.backend) if options.model else None
+    semantic.run(job, options, embedder)
 
 
 class MeanStates(PooledRows):

@@ -17,11 +17,11 @@ import pyarrow as pa
 from sabia.core import notes, stop
 from sabia.core.errors import BadData
 from sabia.core.generate.chat import render_rows
+from sabia.core.generate.local import weights_fingerprint
 from sabia.core.options.sft import SftOptions
 from sabia.core.parallel.launch import World
 from sabia.core.recipes import training, training_options
 from sabia.core.recipes.grown_model import model_for
-from sabia.core.recipes.model_source import model_fingerprint
 from sabia.core.recipes.rejected import RejectRow, opened_rejects, warn_of_rejects
 from sabia.core.recipes.training import Task
 from sabia.core.shards.inputs import from_path, open_inputs
@@ -38,7 +38,7 @@ def run(job: Job, options: SftOptions) -> None:
     """Train as the job and the options say; raises what its parts raise."""
     directory, world = training.open_run(job, options)
     sources = open_inputs(job, "chat")
-    model, place = model_fingerprint(options.model), options.tokenizer or options.model
+    model, place = weights_fingerprint(options.model), options.tokenizer or options.model
     tokenizer = load_tokenizer(place, "--tokenizer" if options.tokenizer else "--model")
     identity = {
         "command": job.command,

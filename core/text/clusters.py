@@ -10,8 +10,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from sabia.core.options.dedup import DedupOptions
 from sabia.core.text import keep, lsh
-from sabia.core.text.dedup_config import DedupConfig
 from sabia.core.text.near import estimate, jaccard, join_near
 from sabia.core.text.sketch_files import Corpus
 
@@ -37,7 +37,7 @@ class Clusters:
 
 
 def find_clusters(
-    corpus: Corpus, config: DedupConfig, engine: str, prior: int = 0,
+    corpus: Corpus, config: DedupOptions, engine: str, prior: int = 0,
     known: Sequence[tuple[int, int, float]] = (),
 ) -> Clusters:  # fmt: skip
     """Join duplicates, choose whom to keep, and say why each of the others goes.
@@ -96,7 +96,7 @@ def choose_kept(component: np.ndarray, worth: np.ndarray, reason: int = NEAR) ->
 
 
 def _explain(
-    clusters: Clusters, first: np.ndarray, corpus: Corpus, config: DedupConfig, engine: str
+    clusters: Clusters, first: np.ndarray, corpus: Corpus, config: DedupOptions, engine: str
 ) -> None:
     """Fill in why each removed row goes, and how similar it is to the row kept."""
     gone = np.flatnonzero(clusters.reason != KEPT)
@@ -110,5 +110,5 @@ def _explain(
         known = corpus.counts[near[:, 1]] > 0
         clusters.similarity[gone[~exact]] = np.where(known, similarity, np.nan)
     elif len(near):
-        rows = config.sketch(0).rows
+        rows = lsh.sketch_of(config, 0).rows
         clusters.similarity[gone[~exact]] = estimate(corpus, near, rows)

@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from sabia.core.errors import BadData, UsageError
+from sabia.core.errors import BadData
 from sabia.core.shards.mapping import ShardContext
 from sabia.core.shards.sources import Source
 from sabia.core.text.barrier import Decision
@@ -24,8 +24,6 @@ from sabia.core.text.scores import with_scores
 from sabia.core.text.sketching import IdSpool, Spool, text_buffers
 
 CUT = np.dtype([("row", "i8"), ("start", "i8"), ("stop", "i8"), ("kept", "i8"), ("from", "i8")])
-ACTIONS = ("cut", "drop", "mark")
-SHARES = {"cut": 1.0, "drop": 0.5, "mark": 1.0}  # above which a document goes whole
 SCORE = "duplicate_share"
 _SPAN = pa.struct(
     [("start", pa.int64()), ("length", pa.int64()),
@@ -45,18 +43,6 @@ class Policy:
     action: str
     share: float
     reason: str
-
-    @classmethod
-    def of(cls, action: str, share: float | None, reason: str, removed: str) -> "Policy":
-        """The policy of the options, checked; raises UsageError."""
-        if action not in ACTIONS:
-            raise UsageError(f"--action: {action!r} (expected {', '.join(ACTIONS)})")
-        if share is not None and not 0 <= share <= 1:
-            raise UsageError(f"--share: {share:g} (expected 0 to 1)")
-        if action == "mark" and (share is not None or removed):
-            option = "--removed" if removed else "--share"
-            raise UsageError(f"{option}: --action mark removes nothing")
-        return cls(action, SHARES[action] if share is None else share, reason)
 
 
 @dataclass(frozen=True)

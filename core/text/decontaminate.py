@@ -7,7 +7,6 @@ column `contamination` (null where there are none); spans are bytes of the text 
 
 import json
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain
 
@@ -15,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 
 from sabia.core import notes
-from sabia.core.errors import UsageError
+from sabia.core.options.dedup import DedupOptions
 from sabia.core.shards.job import Job
 from sabia.core.shards.mapping import ShardContext, run_map
 from sabia.core.shards.sources import Source
@@ -24,45 +23,23 @@ from sabia.core.text.contamination_index import Index
 from sabia.core.text.removed import RemovedPart, map_and_gather, put_column
 from sabia.core.text.sketching import choose_engine, text_buffers
 
-AUTO, DROP, MASK, KEEP = VERDICTS = ("auto", "drop", "mask", "keep")
+AUTO, DROP, MASK = "auto", "drop", "mask"  # values of --verdict
 CUT = "\n"  # stands where a span was
 MARKS = " \t\r\n.,;:!?…)]}»”’\"'"  # ends that a span left behind
 
 
-@dataclass(frozen=True)
-class DecontaminateConfig:
-    """verdict: what becomes of a document with findings (auto: drop for an item, mask for a run);
-    overlap, run: see Finder; removed: where dropped rows go (a directory of parts)."""
-
-    verdict: str = AUTO
-    overlap: float = 0.6
-    run: int = 13
-    removed: str = ""
-    engine: str = "auto"
-
-    def check(self) -> None:
-        """Raise UsageError for values that make no sense."""
-        if self.verdict not in VERDICTS:
-            raise UsageError(f"--verdict: {self.verdict!r} (expected {', '.join(VERDICTS)})")
-        if not 0 < self.overlap <= 1:
-            raise UsageError(f"--overlap: {self.overlap} (expected more than 0, at most 1)")
-        if self.run and self.run < 5:
-            raise UsageError(f"--run: {self.run} (expected 5 words or more, or 0 for none)")
-
-
-def run(job: Job, config: DecontaminateConfig, index: Index) -> None:
+def run(job: Job, options: DedupOptions, index: Index) -> None:
     """Clean the job's documents of the items of an index."""
-    config.check()
     _say(index)
-    config = replace(config, engine=choose_engine(config.engine))
-    salt = index.digest
+    engine = choose_engine(options.engine)
+    salt = f"{index.digest} {options.removed}" if job.to_directory else index.digest
 
     def work(job: Job, removed: str, sources: Sequence[Source] | None) -> None:
-        given = replace(config, removed=removed)
-        transform = partial(clean_shard, config=given, index=index)
+        given = options.replace(engine=engine, removed=removed)
+        transform = partial(clean_shard, options=given, index=index)
         run_map(job, transform, sources=sources, salt=salt, next_step="sabia tokenize")
 
-    map_and_gather(job, config.removed, work, salt)
+    map_and_gather(job, options.removed, work, salt)
 
 
 def _say(index: Index) -> None:
@@ -78,24 +55,24 @@ def _say(index: Index) -> None:
 _finders: dict[tuple[str, float, int, str], Finder] = {}
 
 
-def finder_of(index: Index, config: DecontaminateConfig) -> Finder:
+def finder_of(index: Index, options: DedupOptions) -> Finder:
     """The finder of an index; made once in a process."""
-    key = (index.digest, config.overlap, config.run, config.engine)
+    key = (index.digest, options.overlap, options.run, options.engine)
     if key not in _finders:
         _finders.clear()
-        _finders[key] = Finder(index, config.overlap, config.run, config.engine)
+        _finders[key] = Finder(index, options.overlap, options.run, options.engine)
     return _finders[key]
 
 
 def clean_shard(
     batches: Iterator[pa.RecordBatch],
     context: ShardContext,
-    config: DecontaminateConfig,
+    options: DedupOptions,
     index: Index,
 ) -> Iterator[pa.RecordBatch]:
     """The transform: rows with `contamination`, masked or dropped by the verdict."""
-    finder = finder_of(index, config)
-    with RemovedPart(config.removed, context.index) as removed:
+    finder = finder_of(index, options)
+    with RemovedPart(options.removed, context.index) as removed:
         for batch in batches:
             data, offsets = text_buffers(batch.column("text"))
             found = finder.find(data, offsets)
@@ -105,7 +82,7 @@ def clean_shard(
                 for i in range(batch.num_rows)
             ]  # fmt: skip
             batch = put_column(batch, "contamination", pa.array(told, pa.string()))
-            yield _judged(batch, found, config.verdict, context, removed)
+            yield _judged(batch, found, options.verdict, context, removed)
 
 
 def _judged(

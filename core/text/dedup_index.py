@@ -18,14 +18,17 @@ import numpy as np
 
 from sabia.core import notes
 from sabia.core.errors import BadData, UsageError
+from sabia.core.options.dedup import DedupOptions
 from sabia.core.shards.atomic import atomic_directory, write_atomic
 from sabia.core.shards.sources import Source
-from sabia.core.text.dedup_config import DedupConfig
+from sabia.core.text import lsh
 from sabia.core.text.sketch_files import CHUNK_ROWS, NOWHERE, Corpus, Segment, SegmentWriter
 from sabia.kernels.minhash import Sketches
 
 VERSION = 1
 _FILE = "index.json"
+# the options that decide which documents a run keeps; names and order are part of its key
+DECIDING = ("method", "threshold", "ngram", "permutations", "keep", "verify", "signatures")
 
 
 @dataclass(frozen=True)
@@ -42,18 +45,18 @@ class Index:
         return sum(segment.rows for segment in self.segments)
 
 
-def run_key(sources: Sequence[Source], config: DedupConfig, seed: int) -> str:
+def run_key(sources: Sequence[Source], config: DedupOptions, seed: int) -> str:
     """What a run reads and how, as the name of its part of an index."""
-    options = {k: v for k, v in asdict(config).items() if k not in ("engine", "mem")}
+    options = {name: getattr(config, name) for name in DECIDING}
     said = [[source.fingerprint() for source in sources], options, seed]
     return hashlib.blake2b(json.dumps(said).encode(), digest_size=16).hexdigest()
 
 
-def open_index(directory: str, config: DedupConfig, seed: int, key: str) -> Index:
+def open_index(directory: str, config: DedupOptions, seed: int, key: str) -> Index:
     """The index as it was before the run `key`; raises UsageError, BadData."""
     said = _read(Path(directory))
     if said is None:
-        raise UsageError(f"--against {directory}: no index here; --index DIR makes one")
+        raise UsageError(f"--against: {directory}: no index here; --index DIR makes one")
     _check(directory, said, config, seed)
     runs = _before(said["runs"], key)
     names = [run["key"] for run in runs]
@@ -81,13 +84,13 @@ def _read(directory: Path) -> dict[str, Any] | None:
     return said
 
 
-def _made(config: DedupConfig, seed: int) -> dict[str, Any]:
+def _made(config: DedupOptions, seed: int) -> dict[str, Any]:
     """What all runs of an index must have in common."""
-    bands = asdict(config.sketch(seed))
+    bands = asdict(lsh.sketch_of(config, seed))
     return bands | {name: getattr(config, name) for name in ("method", "verify", "keep")}
 
 
-def _check(directory: str, said: dict[str, Any], config: DedupConfig, seed: int) -> None:
+def _check(directory: str, said: dict[str, Any], config: DedupOptions, seed: int) -> None:
     for name, value in _made(config, seed).items():
         if said["made"][name] != value:
             found = said["made"][name]
@@ -104,7 +107,7 @@ def load(index: Index, corpus: Corpus) -> Corpus:
 
 
 def write_index(
-    directory: str, corpus: Corpus, rows: np.ndarray, replaced: np.ndarray, config: DedupConfig,
+    directory: str, corpus: Corpus, rows: np.ndarray, replaced: np.ndarray, config: DedupOptions,
     seed: int, key: str,
 ) -> None:  # fmt: skip
     """Add the run `key` to an index, which is made where there is none.

@@ -36,7 +36,6 @@ if TYPE_CHECKING:
     from sabia.core.text.bpe_encoder import KernelEncoder
     from sabia.core.text.tokenizer import Tokenizer
 
-ENGINES = ("auto", "kernel", "tiktoken", "tokenizers")
 PROBE_DOCUMENTS = 1_000
 PROBE_CHARS = 1_000_000
 # tiktoken's regular expressions run out of stack on very long runs of white space

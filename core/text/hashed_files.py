@@ -12,7 +12,6 @@ import numpy as np
 from sabia.core import stop
 from sabia.core.text.sketching import Spool
 
-MEM_BYTES = 1 << 30  # where the user names no other limit
 FAN_BITS = 6
 MAX_BITS = 30
 _SPREAD = np.uint64(0xD6E8FEB86659FD93)  # values need not be uniform; their products' top bits are

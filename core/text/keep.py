@@ -9,18 +9,11 @@ from collections.abc import Sequence
 import numpy as np
 import pyarrow as pa
 
-from sabia.core.errors import BadData, UsageError
+from sabia.core.errors import BadData
 from sabia.core.text.scores import score_values
 from sabia.core.text.sketching import text_buffers
 
 _COLUMN = {"longest": "text", "newest": "crawl_time", "best": "scores"}
-
-
-def check(rule: str) -> None:
-    """Raise UsageError for a rule that does not exist."""
-    name, colon, score = rule.partition(":")
-    if not (score if name == "best" else name in ("first", *_COLUMN) and not colon):
-        raise UsageError(f"--keep: {rule!r} (expected longest, first, newest or best:SCORE)")
 
 
 def columns(rule: str) -> list[str]:

@@ -11,22 +11,21 @@ Hashes are spread over files by value and settled file by file, so memory holds 
 a document; on disk are 24 bytes for each piece, and 8 for its place.
 """
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
 
 from sabia.core import notes
-from sabia.core.errors import UsageError
+from sabia.core.options.dedup import DedupOptions
 from sabia.core.progress import progress
 from sabia.core.shards.job import Job
 from sabia.core.shards.sources import Source
 from sabia.core.text import barrier
 from sabia.core.text.cuts import Cuts, Policy, decision
-from sabia.core.text.hashed_files import MEM_BYTES, HashedFiles, part_of
+from sabia.core.text.hashed_files import HashedFiles, part_of
 from sabia.core.text.repeats import ByDocument
 from sabia.core.text.sketching import (
     IdSpool,
@@ -47,42 +46,17 @@ _EXACT = SketchConfig(bands=0)
 _COPIES = 8  # of a file of pieces in memory while it is settled
 
 
-@dataclass(frozen=True)
-class LineConfig:
-    """line, paragraph or sentences; from how many copies on, and of how many words, they count."""
-
-    unit: str
-    min_copies: int
-    min_words: int
-    mem_bytes: int
-    engine: str = "auto"
-
-    @classmethod
-    def of(cls, options: Mapping[str, Any]) -> "LineConfig":
-        """From the command's options, checked."""
-        unit, copies, words = (options[name] for name in ("unit", "min_copies", "min_words"))
-        if unit not in BOUNDS:
-            raise UsageError(f"--unit: {unit!r} (expected {', '.join(BOUNDS)})")
-        if copies < 2 or words < 0:
-            raise UsageError("--min-copies: expected at least 2; --min-words: at least 0")
-        return cls(unit, copies, words, int(options["mem"] or MEM_BYTES), options["engine"])
+def run(job: Job, options: DedupOptions) -> None:
+    """Cut copied lines, paragraphs or runs of sentences out of the job's documents."""
+    barrier.run(job, options.removed, partial(_decide, job, options))
 
 
-def run_method(job: Job, options: Mapping[str, Any]) -> None:
-    """`--method line` with the command's options."""
-    config = LineConfig.of(options)
-    policy = Policy.of(options["action"], options["share"], config.unit, options["removed"])
-    barrier.run(job, options["removed"], partial(_decide, job, config, policy))
-
-
-def _decide(
-    job: Job, config: LineConfig, policy: Policy, sources: list[Source]
-) -> barrier.Decision:
-    engine = choose_engine(config.engine)
-    notes.note(f"engine {engine}, {config.unit} pieces with {config.min_copies} copies or more")
-    read = _read(sources, config, engine, job.jobs)
-    cuts = _find_cuts(read, config, job.jobs)
-    return decision(sources, cuts, policy)
+def _decide(job: Job, options: DedupOptions, sources: list[Source]) -> barrier.Decision:
+    engine = choose_engine(options.engine)
+    notes.note(f"engine {engine}, {options.unit} pieces with {options.min_copies} copies or more")
+    read = _read(sources, options, engine, job.jobs)
+    cuts = _find_cuts(read, options, job.jobs)
+    return decision(sources, cuts, Policy(options.action, options.share, options.unit))
 
 
 class _Places:
@@ -115,13 +89,13 @@ class _Read(NamedTuple):
     files: HashedFiles
 
 
-def _read(sources: Sequence[Source], config: LineConfig, engine: str, jobs: int) -> _Read:
+def _read(sources: Sequence[Source], options: DedupOptions, engine: str, jobs: int) -> _Read:
     """First pass: the places of all pieces, and the hashes of those that count."""
     files, ids, places, base = HashedFiles(_PIECE), IdSpool(), _Places(), 0
     starts, rows = [np.zeros(1, np.int64)], np.zeros(len(sources) + 1, np.int64)
 
     def work(item: tuple[int, pa.RecordBatch]) -> tuple[int, pa.Array, _Pieces]:
-        return item[0], item[1].column("id"), _pieces(item[1].column("text"), config, engine)
+        return item[0], item[1].column("id"), _pieces(item[1].column("text"), options, engine)
 
     with progress(None, "dedup: reading") as bar:
         for index, names, pieces in in_order(work, batches_of(sources, ("id", "text")), jobs):
@@ -144,15 +118,15 @@ class _Pieces(NamedTuple):
     records: np.ndarray
 
 
-def _pieces(texts: pa.Array, config: LineConfig, engine: str) -> _Pieces:
+def _pieces(texts: pa.Array, options: DedupOptions, engine: str) -> _Pieces:
     data, bounds = text_buffers(texts)
-    edges = BOUNDS[config.unit](texts)
+    edges = BOUNDS[options.unit](texts)
     row = np.searchsorted(bounds, edges[:-1], side="right") - 1
     places = np.stack((edges[:-1], edges[1:]), axis=1) - bounds[row][:, None]
     counts = np.bincount(row, minlength=len(texts))
     sketches = minhash.sketch(data, edges, _EXACT, engine)
-    counts_for = _counts(sketches, config.min_words, engine)
-    run = RUNS[config.unit]
+    counts_for = _counts(sketches, options.min_words, engine)
+    run = RUNS[options.unit]
     heads = np.flatnonzero(_whole_runs(counts_for, row, run))
     records = np.empty(len(heads), _PIECE)
     records["piece"] = heads
@@ -184,12 +158,12 @@ def _combined(lane: np.ndarray, heads: np.ndarray, run: int) -> np.ndarray:
     return value
 
 
-def _find_cuts(read: _Read, config: LineConfig, jobs: int) -> Cuts:
-    limit = part_of(config.mem_bytes // _COPIES, jobs)
-    run, runs = RUNS[config.unit], ByDocument(read.starts)
+def _find_cuts(read: _Read, options: DedupOptions, jobs: int) -> Cuts:
+    limit = part_of(options.mem // _COPIES, jobs)
+    run, runs = RUNS[options.unit], ByDocument(read.starts)
 
     def settle(item: tuple[np.ndarray, int]) -> Repeats:
-        return _copies(item[0], config.min_copies, run)
+        return _copies(item[0], options.min_copies, run)
 
     for repeats in in_order(settle, read.files.files(limit), jobs):
         runs.add(repeats)

@@ -12,6 +12,9 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import ArrayLike
 
+from sabia.core.options.dedup import DedupOptions
+from sabia.kernels.minhash import SketchConfig
+
 WINDOW = 8
 # A verified false candidate costs a comparison, a missed pair stays in the corpus for good.
 MISS_WEIGHT_VERIFIED = 0.95
@@ -34,6 +37,15 @@ def choose_bands(threshold: float, permutations: int, miss_weight: float) -> tup
 
     bands, rows = _optimal_param(threshold, permutations, 1 - miss_weight, miss_weight)
     return bands, rows
+
+
+def sketch_of(options: DedupOptions, seed: int) -> SketchConfig:
+    """Bands and rows for the threshold; no bands for the exact method."""
+    if options.method == "exact":
+        return SketchConfig(options.ngram, 0, 1, seed)
+    weight = MISS_WEIGHT_VERIFIED if options.verify else MISS_WEIGHT_UNVERIFIED
+    bands, rows = choose_bands(options.threshold, options.permutations, weight)
+    return SketchConfig(options.ngram, bands, rows, seed, options.signatures, options.permutations)
 
 
 def bucket_pairs(rows: np.ndarray, digests: np.ndarray, window: int = WINDOW) -> np.ndarray:

@@ -26,10 +26,10 @@ if TYPE_CHECKING:
     import numpy as np
     import pyarrow as pa
 
+    from sabia.core.options.tokenize import TokenizeOptions
     from sabia.core.shards.job import Job
     from sabia.core.shards.sources import Source
     from sabia.core.shards.summary import Summary
-    from sabia.core.text.tokenize import TokenizeConfig
 
 PART_ROWS = 65_536
 BATCH_ROWS = 512
@@ -77,7 +77,7 @@ class RowSpool:
 
 
 def write(
-    job: Job, config: TokenizeConfig, encoder: Encoder, sources: Sequence[Source], salt: str
+    job: Job, options: TokenizeOptions, encoder: Encoder, sources: Sequence[Source], salt: str
 ) -> None:
     """Mixes the documents of `sources` into the job's output; skips what is already made."""
     from sabia.core.shards import manifest
@@ -94,22 +94,22 @@ def write(
         Summary(shards_skipped=len(sources)).report(job)
         return
     summary = Summary(shards_done=len(sources))
-    weights = parse_mix(config.mix)
+    weights = parse_mix(options.mix)
     with ExitStack() as stack:
         rejects = stack.enter_context(Rejects(reject_path(job)))
-        spools = {name: RowSpool(config.length, _spool_directory(job)) for name in weights}
+        spools = {name: RowSpool(options.length, _spool_directory(job)) for name in weights}
         for spool in spools.values():
             stack.callback(spool.close)
-        _fill(spools, config, encoder, sources, rejects, summary)
-        budget = None if config.tokens is None else int(config.tokens) // config.length
+        _fill(spools, options, encoder, sources, rejects, summary)
+        budget = None if options.tokens is None else options.tokens // options.length
         available = {name: len(spool) for name, spool in spools.items()}
-        shares = plan_mix(weights, available, budget, config.max_repeat)
+        shares = plan_mix(weights, available, budget, options.max_repeat)
         _write_rows(job, _mixed(spools, shares, job.seed), made, shares)
     summary.rows_out = sum(share.rows for share in shares)
     summary.rejected = rejects.count
     summary.reject_path = rejects.path if rejects.count else None
     summary.seconds = time.monotonic() - started
-    _say_shares(shares, config.length, summary)
+    _say_shares(shares, options.length, summary)
     summary.report(job)
     report_bytes_per_token(job, summary)
 
@@ -148,7 +148,7 @@ def _is_current(job: Job, made: Mapping[str, Any]) -> bool:
 
 def _fill(
     spools: Mapping[str, RowSpool],
-    config: TokenizeConfig,
+    options: TokenizeOptions,
     encoder: Encoder,
     sources: Sequence[Source],
     rejects: Any,
@@ -156,19 +156,19 @@ def _fill(
 ) -> None:
     """Packs the documents of each source into its spool; those of other sources are counted."""
     from sabia.core.shards.mapping import ShardContext
-    from sabia.core.text.tokenize import usable
+    from sabia.core.text.tokenize import buckets_of, usable
 
     packers = {
-        name: make_packer(config.packing, config.length, encoder.tokenizer.pad_id)
+        name: make_packer(options.packing, options.length, encoder.tokenizer.pad_id)
         for name in spools
     }
-    tally, unused = Tally(), 0
+    tally, unused, buckets = Tally(), 0, buckets_of(options)
     for index, source in enumerate(sources):
         context = ShardContext(index, source.name, rejects)
         for batch in source.batches(reject=context.reject):
             stop.check()
             summary.rows_in += batch.num_rows
-            kept = _by_source(usable(batch, context, config.buckets), set(spools))
+            kept = _by_source(usable(batch, context, buckets), set(spools))
             unused += batch.num_rows - sum(part.num_rows for part in kept.values())
             for name, part in kept.items():
                 _add(packers[name], spools[name], encoder, part, tally)

@@ -11,9 +11,9 @@ from collections.abc import Iterator
 import numpy as np
 
 from sabia.core import notes, stop
+from sabia.core.options.dedup import DedupOptions
 from sabia.core.progress import progress
 from sabia.core.text import lsh
-from sabia.core.text.dedup_config import DedupConfig
 from sabia.core.text.sketch_files import Corpus
 from sabia.kernels import minhash
 
@@ -23,7 +23,7 @@ _SLICE_SHINGLES = 1 << 22  # 16 MiB
 
 
 def join_near(
-    corpus: Corpus, parent: np.ndarray, distinct: np.ndarray, config: DedupConfig, engine: str
+    corpus: Corpus, parent: np.ndarray, distinct: np.ndarray, config: DedupOptions, engine: str
 ) -> np.ndarray:
     """parent int64[n] (least row of each row's component) with near-duplicates joined.
 

@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 
 MIXED = "mixed"
 WINDOW = 4096
-PACKINGS = ("sequential", "best-fit")
 
 
 @dataclass(frozen=True)

@@ -23,10 +23,11 @@ import pyarrow.compute as pc
 
 from sabia.core import notes, stop
 from sabia.core.errors import BadData, Failed, MissingBackend, UsageError
+from sabia.core.options.dedup import DedupOptions
 from sabia.core.progress import progress
 from sabia.core.shards.sources import Source
+from sabia.core.text import lsh
 from sabia.core.text.clusters import KEPT, Clusters, find_clusters
-from sabia.core.text.dedup_config import DedupConfig
 from sabia.core.text.sketch_files import Corpus, blank_segment
 from sabia.core.text.sketch_pass import read_signatures
 
@@ -66,7 +67,7 @@ class RedisIndex:
     parameters differ, MissingBackend without the package, Failed where the server does not serve.
     """
 
-    def __init__(self, url: str, config: DedupConfig, seed: int, key: str, make: bool = True):
+    def __init__(self, url: str, config: DedupOptions, seed: int, key: str, make: bool = True):
         self.said = "--redis " + re.sub("//.*@", "//", url).partition("?")[0]  # without a password
         try:
             import redis
@@ -76,7 +77,7 @@ class RedisIndex:
             raise MissingBackend("--redis: package missing; pip install redis") from error
         except ValueError as error:
             raise UsageError(f"{self.said}: {error} (expected {FORM})") from error
-        self.config, self.sketch, self.key = config, config.sketch(seed), key.encode()
+        self.config, self.sketch, self.key = config, lsh.sketch_of(config, seed), key.encode()
         name = options.pop("name", "")
         if not name:
             raise UsageError(f"{self.said}: no name (expected {FORM})")

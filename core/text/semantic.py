@@ -13,16 +13,16 @@ rows kept of the clusters at work.
 """
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
 from functools import partial
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import pyarrow as pa
 
 from sabia.core import notes, stop
-from sabia.core.errors import BadData, UsageError
+from sabia.core.errors import BadData
+from sabia.core.options.dedup import DedupOptions
 from sabia.core.progress import progress
 from sabia.core.shards.job import Job
 from sabia.core.shards.sources import Source
@@ -30,7 +30,6 @@ from sabia.core.text import barrier, keep, kmeans, removal
 from sabia.core.text.clusters import ALONE, KEPT, SEMANTIC, Clusters
 from sabia.core.text.sketching import IdSpool, Spool, batches_of, in_order
 
-THRESHOLD = 0.95
 WHOLE = 4_096  # so many documents are compared without clusters
 _BLOCK = 512
 
@@ -44,46 +43,21 @@ class Embedder(Protocol):
         """float32[n, d]; NaN where a text has no vector."""
 
 
-@dataclass(frozen=True)
-class SemanticConfig:
-    """Cosine from which two are one, clusters (0: by the number of documents), rule, column."""
-
-    threshold: float
-    clusters: int
-    keep: str
-    column: str
-
-    @classmethod
-    def of(cls, options: Mapping[str, Any]) -> "SemanticConfig":
-        """From the command's options, checked."""
-        threshold = THRESHOLD if options["threshold"] is None else options["threshold"]
-        if not 0 < threshold <= 1:
-            raise UsageError(f"--threshold: {threshold} (expected above 0, at most 1)")
-        if options["clusters"] < 0:
-            raise UsageError(f"--clusters: {options['clusters']} (expected 1 or more, or 0: auto)")
-        if bool(options["embeddings"]) == bool(options["model"]):
-            raise UsageError("--method semantic: give --embeddings COLUMN, or --model DIR")
-        keep.check(options["keep"])
-        return cls(threshold, options["clusters"], options["keep"], options["embeddings"])
-
-
-def run(
-    job: Job, config: SemanticConfig, removed_path: str, embedder: Embedder | None = None
-) -> None:
+def run(job: Job, options: DedupOptions, embedder: Embedder | None = None) -> None:
     """Deduplicate the job's inputs by their column, or by the vectors of an embedder."""
     salt = embedder.fingerprint if embedder else ""
-    barrier.run(job, removed_path, partial(_decide, job, config, embedder), salt)
+    barrier.run(job, options.removed, partial(_decide, job, options, embedder), salt)
 
 
 def _decide(
-    job: Job, config: SemanticConfig, embedder: Embedder | None, sources: list[Source]
+    job: Job, options: DedupOptions, embedder: Embedder | None, sources: list[Source]
 ) -> barrier.Decision:
-    read = _read(sources, config, embedder)
+    read = _read(sources, options, embedder)
     n = len(read.rows)
-    k = min(n, config.clusters or (1 if n <= WHOLE else math.isqrt(n)))
+    k = min(n, options.clusters or (1 if n <= WHOLE else math.isqrt(n)))
     missing = len(read.worth) - n
     notes.note(f"{n:,} vectors in {k:,} clusters; {missing:,} documents without one stay")
-    found = find_semantic(read, config.threshold, k, job.seed, job.jobs)
+    found = find_semantic(read, options.threshold, k, job.seed, job.jobs)
     return removal.decision(sources, removal.Plan.write(read.row_starts, read.ids, found))
 
 
@@ -97,22 +71,22 @@ class Read(NamedTuple):
     ids: IdSpool
 
 
-def _read(sources: Sequence[Source], config: SemanticConfig, embedder: Embedder | None) -> Read:
+def _read(sources: Sequence[Source], options: DedupOptions, embedder: Embedder | None) -> Read:
     spool, ids, starts = Spool(), IdSpool(), np.zeros(len(sources) + 1, np.int64)
     rows, worth = [np.empty(0, np.int64)], list[np.ndarray]()
-    wanted = ["id", config.column or "text", *keep.columns(config.keep)]
+    wanted = ["id", options.embeddings or "text", *keep.columns(options.keep)]
     base, width = 0, 0
     with progress(None, "dedup: reading") as bar:
         for index, batch in batches_of(sources, list(dict.fromkeys(wanted))):
             stop.check()
-            raw = _raw(batch, config.column, embedder, sources[index].name)
+            raw = _raw(batch, options.embeddings, embedder, sources[index].name)
             width = _same_width(width, raw, sources[index].name)
             vectors = kmeans.unit(raw)
             there = ~np.isnan(vectors).any(axis=1)
             spool.append(vectors[there])
             rows.append(base + np.flatnonzero(there))
             ids.append(batch.column("id"))
-            worth.append(keep.worth(batch, config.keep))
+            worth.append(keep.worth(batch, options.keep))
             starts[index + 1] += batch.num_rows
             base += batch.num_rows
             bar.advance(batch.num_rows)
@@ -120,7 +94,7 @@ def _read(sources: Sequence[Source], config: SemanticConfig, embedder: Embedder 
     if base and not len(known):
         raise BadData("--method semantic: no document has a vector of finite length above 0")
     vectors = spool.array(np.float32, (len(known), width))
-    return Read(vectors, known, keep.whole(worth, config.keep), np.cumsum(starts), ids)
+    return Read(vectors, known, keep.whole(worth, options.keep), np.cumsum(starts), ids)
 
 
 def _raw(batch: pa.RecordBatch, column: str, embedder: Embedder | None, name: str) -> np.ndarray:

@@ -16,11 +16,11 @@ import pyarrow as pa
 
 from sabia.core import notes
 from sabia.core.errors import UsageError
+from sabia.core.options.dedup import DedupOptions
 from sabia.core.progress import progress
 from sabia.core.shards.atomic import atomic_directory
 from sabia.core.shards.sources import Source
-from sabia.core.text import keep
-from sabia.core.text.dedup_config import DedupConfig
+from sabia.core.text import keep, lsh
 from sabia.core.text.sketch_files import VERSION, Corpus, Segment, SegmentWriter, about
 from sabia.core.text.sketching import Spool, batches_of, in_order, rows_of, text_buffers
 from sabia.kernels import minhash
@@ -28,7 +28,7 @@ from sabia.kernels.minhash import SketchConfig, Sketches
 
 
 def read_corpus(
-    sources: Sequence[Source], config: DedupConfig, engine: str, seed: int, jobs: int
+    sources: Sequence[Source], config: DedupOptions, engine: str, seed: int, jobs: int
 ) -> Corpus:
     """Sketch all sources into unnamed files."""
     writer = _writer(config, seed)
@@ -37,7 +37,7 @@ def read_corpus(
 
 
 def sketch_into(
-    scratch: Path, sources: Sequence[Source], config: DedupConfig, engine: str, seed: int,
+    scratch: Path, sources: Sequence[Source], config: DedupOptions, engine: str, seed: int,
     jobs: int,
 ) -> None:  # fmt: skip
     """Make the segments of some sources that the scratch directory does not hold yet."""
@@ -55,7 +55,9 @@ def sketch_into(
         notes.note(f"{done} of {len(sources)} shards already sketched in {scratch}")
 
 
-def load_corpus(scratch: Path, sources: Sequence[Source], config: DedupConfig, seed: int) -> Corpus:
+def load_corpus(
+    scratch: Path, sources: Sequence[Source], config: DedupOptions, seed: int
+) -> Corpus:
     """The corpus of sources that were sketched into a scratch directory."""
     segments = []
     for source in sources:
@@ -70,22 +72,23 @@ def load_corpus(scratch: Path, sources: Sequence[Source], config: DedupConfig, s
     return Corpus(segments, np.concatenate(([0], np.cumsum(rows))).astype(np.int64))
 
 
-def segment_print(source: Source, config: DedupConfig, seed: int) -> str:
+def segment_print(source: Source, config: DedupOptions, seed: int) -> str:
     """The name of a source's segment: a hash of its bytes and of all that its sketches follow."""
-    said = [VERSION, source.fingerprint(), asdict(config.sketch(seed)), config.keep, config.verify]
+    sketch = asdict(lsh.sketch_of(config, seed))
+    said = [VERSION, source.fingerprint(), sketch, config.keep, config.verify]
     return "sketch-" + hashlib.blake2b(json.dumps(said).encode(), digest_size=16).hexdigest()
 
 
-def _writer(config: DedupConfig, seed: int, directory: Path | None = None) -> SegmentWriter:
-    return SegmentWriter(config.sketch(seed).bands, config.with_shingles, directory)
+def _writer(config: DedupOptions, seed: int, directory: Path | None = None) -> SegmentWriter:
+    return SegmentWriter(lsh.sketch_of(config, seed).bands, config.with_shingles, directory)
 
 
 def fill(
-    writer: SegmentWriter, sources: Sequence[Source], config: DedupConfig, engine: str, seed: int,
+    writer: SegmentWriter, sources: Sequence[Source], config: DedupOptions, engine: str, seed: int,
     jobs: int,
 ) -> np.ndarray:  # fmt: skip
     """Sketch all documents of the sources; returns their rows, int64[sources]."""
-    sketch = config.sketch(seed)
+    sketch = lsh.sketch_of(config, seed)
     rows = np.zeros(len(sources), np.int64)
 
     def work(item: tuple[int, pa.RecordBatch]) -> tuple[int, pa.RecordBatch, Sketches]:

@@ -89,7 +89,7 @@ class Tokens:
     @classmethod
     def load(cls, path: str) -> "Tokens":
         """With the tokenizer of a file or directory."""
-        return cls(load_tokenizer(path))
+        return cls(load_tokenizer(path, "--tokenizer"))
 
     def __post_init__(self) -> None:
         self.fingerprint = self.tokenizer.fingerprint

@@ -12,8 +12,7 @@ On disk: the units, and 24 bytes for about 4 / N of them. In memory: `mem` for f
 file of windows that share one k-gram is read whole), and 24 bytes a document.
 """
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -21,60 +20,37 @@ import numpy as np
 import pyarrow as pa
 
 from sabia.core import notes
-from sabia.core.errors import UsageError
+from sabia.core.options.dedup import DedupOptions
 from sabia.core.progress import progress
 from sabia.core.shards.job import Job
 from sabia.core.shards.sources import Source
 from sabia.core.text import barrier
 from sabia.core.text.cuts import Cuts, Policy, decision
-from sabia.core.text.hashed_files import MEM_BYTES, HashedFiles, gathered, part_of
+from sabia.core.text.hashed_files import HashedFiles, gathered, part_of
 from sabia.core.text.repeats import ByDocument
 from sabia.core.text.sketching import IdSpool, batches_of, choose_engine, in_order
 from sabia.core.text.span_units import Bytes, SpanUnits, Tokens
 from sabia.kernels import substring
 from sabia.kernels.substring import RECORD, Repeats
 
-SPAN_BYTES, SPAN_TOKENS = 200, 50
 _COPIES = 4  # of a file of records in memory while it is settled
 _TABLE_BYTES = 64  # of a table for one window, while it grows
 
 
-@dataclass(frozen=True)
-class SubstringConfig:
-    """Units in a span, the tokenizer's path (bytes without one), memory and engine."""
-
-    span: int
-    tokenizer: str
-    mem_bytes: int
-    engine: str = "auto"
-
-    @classmethod
-    def of(cls, options: Mapping[str, Any]) -> "SubstringConfig":
-        """From the command's options."""
-        tokenizer = options["tokenizer"] or ""
-        span = options["span"] or (SPAN_TOKENS if tokenizer else SPAN_BYTES)
-        if span < 2:
-            raise UsageError(f"--span: {span} (expected at least 2)")
-        return cls(span, tokenizer, int(options["mem"] or MEM_BYTES), options["engine"])
-
-
-def run_method(job: Job, options: Mapping[str, Any]) -> None:
-    """`--method substring` with the command's options."""
-    config = SubstringConfig.of(options)
-    policy = Policy.of(options["action"], options["share"], "substring", options["removed"])
-    units = Tokens.load(config.tokenizer) if config.tokenizer else Bytes()
-    decide = partial(_decide, job, config, policy, units)
-    barrier.run(job, options["removed"], decide, units.fingerprint)
+def run(job: Job, options: DedupOptions) -> None:
+    """Cut copied spans out of the job's documents."""
+    units = Tokens.load(options.tokenizer) if options.tokenizer else Bytes()
+    barrier.run(job, options.removed, partial(_decide, job, options, units), units.fingerprint)
 
 
 def _decide(
-    job: Job, config: SubstringConfig, policy: Policy, units: SpanUnits, sources: list[Source]
+    job: Job, options: DedupOptions, units: SpanUnits, sources: list[Source]
 ) -> barrier.Decision:
-    engine = choose_engine(config.engine)
-    notes.note(f"engine {engine}, spans of {config.span} {units.name}")
-    laid = _lay_down(sources, units, config, engine, job.jobs)
-    cuts = _find_cuts(laid, config, engine, job.jobs)
-    return decision(sources, cuts, policy)
+    engine = choose_engine(options.engine)
+    notes.note(f"engine {engine}, spans of {options.span} {units.name}")
+    laid = _lay_down(sources, units, options.span, engine, job.jobs)
+    cuts = _find_cuts(laid, options, engine, job.jobs)
+    return decision(sources, cuts, Policy(options.action, options.share, "substring"))
 
 
 class _Laid(NamedTuple):
@@ -88,7 +64,7 @@ class _Laid(NamedTuple):
 
 
 def _lay_down(
-    sources: Sequence[Source], units: SpanUnits, config: SubstringConfig, engine: str, jobs: int
+    sources: Sequence[Source], units: SpanUnits, span: int, engine: str, jobs: int
 ) -> _Laid:
     """First pass: units on disk, windows filed by the hash of their least k-gram."""
     files, ids, base = HashedFiles(RECORD), IdSpool(), 0
@@ -96,7 +72,7 @@ def _lay_down(
 
     def work(item: tuple[int, pa.RecordBatch]) -> tuple[int, pa.Array, Any, np.ndarray]:
         read = units.read(item[1].column("text"))
-        records = substring.file_windows(read.values, read.offsets, config.span, engine)
+        records = substring.file_windows(read.values, read.offsets, span, engine)
         return item[0], item[1].column("id"), read, records
 
     with progress(None, "dedup: reading") as bar:
@@ -114,19 +90,19 @@ def _lay_down(
     return _Laid(units, np.concatenate(starts), np.cumsum(rows), ids, files)
 
 
-def _find_cuts(laid: _Laid, config: SubstringConfig, engine: str, jobs: int) -> Cuts:
+def _find_cuts(laid: _Laid, options: DedupOptions, engine: str, jobs: int) -> Cuts:
     """Settle file after file, then go through the documents in order."""
     values = laid.units.values(int(laid.starts[-1]))
-    limit = part_of(config.mem_bytes // _COPIES, jobs)
+    limit = part_of(options.mem // _COPIES, jobs)
     runs = ByDocument(laid.starts)
 
     def settle(item: tuple[np.ndarray, int]) -> Repeats:
         records, groups = gathered(*item)
         largest = np.add.reduceat(records["count"], groups[:-1]).max()
-        passes = -(-int(largest) * _TABLE_BYTES * jobs // config.mem_bytes)
-        return substring.find_repeats(values, records, groups, config.span, passes, engine)
+        passes = -(-int(largest) * _TABLE_BYTES * jobs // options.mem)
+        return substring.find_repeats(values, records, groups, options.span, passes, engine)
 
     for repeats in in_order(settle, laid.files.files(limit), jobs):
         runs.add(repeats)
-    spool, count = runs.cuts(laid.units, config.span)
+    spool, count = runs.cuts(laid.units, options.span)
     return Cuts.write(spool, count, laid.ids, laid.row_starts)

@@ -31,7 +31,6 @@ if TYPE_CHECKING:
     from sabia.core.shards.sources import Source
     from sabia.core.shards.summary import Summary
 
-FORMATS = ("rows", "arrow", "megatron")
 Batches = Iterator["pa.RecordBatch"]
 
 

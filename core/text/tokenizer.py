@@ -19,7 +19,7 @@ from sabia.core.errors import BadData, UsageError
 from sabia.core.text.chatml import TURN_END
 
 if TYPE_CHECKING:
-    from sabia.core.text.tokenizer_training import TrainingConfig
+    from sabia.core.options.tokenize import TokenizerTraining
 
 # Names under which model families keep their end-of-turn token.
 TURN_ENDS = (TURN_END, "<|eot_id|>", "<end_of_turn>", "<|end|>", "<|return|>", "<|call|>")
@@ -167,7 +167,7 @@ class Tokenizer:
         return None if token is None else self.token_id(token)
 
 
-def train(texts: Iterable[str], config: TrainingConfig) -> Tokenizer:
+def train(texts: Iterable[str], options: TokenizerTraining) -> Tokenizer:
     """Trains on the texts in their order.
 
     The roles of a conversation (user, assistant, system, tool) are single tokens of a byte-level
@@ -175,9 +175,9 @@ def train(texts: Iterable[str], config: TrainingConfig) -> Tokenizer:
     """
     from sabia.core.text.tokenizer_training import tokenizer_config, train_definition
 
-    settings = tokenizer_config(config)
+    settings = tokenizer_config(options)
     template = settings.pop("chat_template")
-    return Tokenizer(train_definition(texts, config), settings, template)
+    return Tokenizer(train_definition(texts, options), settings, template)
 
 
 def train_bpe(texts: Iterable[str], vocab_size: int, *, min_frequency: int = 2) -> Tokenizer:
@@ -185,9 +185,9 @@ def train_bpe(texts: Iterable[str], vocab_size: int, *, min_frequency: int = 2) 
 
     Raises UsageError where `vocab_size` has no room for the special tokens and the bytes.
     """
-    from sabia.core.text.tokenizer_training import TrainingConfig
+    from sabia.core.options.tokenize import TokenizerTraining
 
-    return train(texts, TrainingConfig(vocab_size=vocab_size, min_frequency=min_frequency))
+    return train(texts, TokenizerTraining(vocab_size=vocab_size, min_frequency=min_frequency))
 
 
 def load_tokenizer(path: str | Path, option: str = "") -> Tokenizer:

@@ -11,11 +11,13 @@ import time
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from sabia.core import notes
 from sabia.core.errors import UsageError
+from sabia.core.options.tokenize import TokenizeOptions, TokenizerTraining
 from sabia.core.text.tokenizer import Tokenizer, load_tokenizer, train
+from sabia.core.text.tokenizer_training import added_tokens, target
 from sabia.core.text.training_sample import sampled_texts
 from sabia.core.text.vocabulary_extension import (
     EXTENSION_FILE,
@@ -27,13 +29,12 @@ from sabia.core.text.vocabulary_extension import (
 if TYPE_CHECKING:
     from sabia.core.shards.job import Job
     from sabia.core.shards.sources import Source
-    from sabia.core.text.tokenize import TokenizeConfig
 
 RECORD = "training.json"
 
 
 def obtain_tokenizer(
-    job: Job, config: TokenizeConfig, sources: Sequence[Source]
+    job: Job, options: TokenizeOptions, sources: Sequence[Source]
 ) -> tuple[Tokenizer | None, str]:
     """(tokenizer, its directory): loaded, found from an earlier run, or made and saved.
 
@@ -43,26 +44,27 @@ def obtain_tokenizer(
     from sabia.core.shards.layout import adopt, check_outside
 
     beside = _beside(job)
-    check_outside(job, config.save_tokenizer, "--save-tokenizer")
-    if config.tokenizer:
-        tokenizer, extension = load_tokenizer(config.tokenizer), load_extension(config.tokenizer)
+    check_outside(job, options.save_tokenizer, "--save-tokenizer")
+    if options.tokenizer:
+        tokenizer = load_tokenizer(options.tokenizer, "--tokenizer")
+        extension = load_extension(options.tokenizer)
         adopt(job)
-        place = config.save_tokenizer or (beside if job.to_directory else "")
+        place = options.save_tokenizer or (beside if job.to_directory else "")
         if place and not job.dry_run:
             _keep(tokenizer, place, extension)
-        return with_end(tokenizer), place or config.tokenizer
+        return with_end(tokenizer), place or options.tokenizer
     adopt(job)
-    place = config.save_tokenizer or beside
+    place, wanted = options.save_tokenizer or beside, target(options)
     if not place:
         raise UsageError("nowhere to keep the trained tokenizer; give --save-tokenizer DIR")
-    record = _record(config, sources)
+    record = _record(options, sources)
     if not job.force and (found := _made_before(place, record)) is not None:
         notes.note(f"tokenizer {place}: already trained on this input")
         return found, place
     if job.dry_run:
-        print(f"train {place}: {config.training.target} tokens")
+        print(f"train {place}: {wanted} tokens")
         return None, place
-    return _make(job, config, sources, place, record), place
+    return _make(job, options, sources, place, record), place
 
 
 def with_end(tokenizer: Tokenizer) -> Tokenizer:
@@ -73,7 +75,11 @@ def with_end(tokenizer: Tokenizer) -> Tokenizer:
 
 
 def _make(
-    job: Job, config: TokenizeConfig, sources: Sequence[Source], place: str, record: str
+    job: Job,
+    options: TokenizeOptions,
+    sources: Sequence[Source],
+    place: str,
+    record: dict[str, Any],
 ) -> Tokenizer:
     from sabia.core.shards.atomic import write_atomic
     from sabia.core.shards.slices import slurm_slice
@@ -84,28 +90,27 @@ def _make(
             "--tokenizer DIR"
         )
     start = time.monotonic()
-    texts = sampled_texts(sources, config.train_bytes)
-    if config.extend:
-        tokenizer = _extended(config, texts, place)
+    texts = sampled_texts(sources, options.train_bytes)
+    if options.extend:
+        tokenizer = _extended(options, texts, place)
     else:
-        tokenizer = train(texts, config.training)
+        tokenizer = train(texts, options)
         _keep(tokenizer, place, None)
-    write_atomic(Path(place) / RECORD, record)
-    took = time.monotonic() - start
+    write_atomic(Path(place) / RECORD, json.dumps(record, indent=1) + "\n")
+    took, wanted = time.monotonic() - start, target(options)
     notes.note(f"trained {tokenizer.vocab_size:,} tokens in {took:.1f} s → {place}")
-    if tokenizer.vocab_size < config.training.target:
+    if tokenizer.vocab_size < wanted:
         notes.warn(
             f"the input has pairs for {tokenizer.vocab_size:,} tokens only, "
-            f"{config.training.target:,} were asked for"
+            f"{wanted:,} were asked for"
         )
     return tokenizer
 
 
-def _extended(config: TokenizeConfig, texts, place: str) -> Tokenizer:  # type: ignore[no-untyped-def]
-    base = with_end(load_tokenizer(config.extend))
-    least = config.training.min_frequency
-    tokenizer, extension = extend(base, texts, config.training.target, least)
-    _keep(tokenizer, place, replace(extension, multiple=config.training.multiple))
+def _extended(options: TokenizeOptions, texts, place: str) -> Tokenizer:  # type: ignore[no-untyped-def]
+    base = with_end(load_tokenizer(options.extend))
+    tokenizer, extension = extend(base, texts, target(options), options.min_frequency)
+    _keep(tokenizer, place, replace(extension, multiple=options.vocab_multiple))
     return load_tokenizer(place)
 
 
@@ -118,26 +123,29 @@ def _keep(tokenizer: Tokenizer, place: str, extension: Extension | None) -> None
         extension.save(place)
 
 
-def _made_before(place: str, record: str) -> Tokenizer | None:
-    kept = Path(place) / RECORD
-    if not kept.is_file() or kept.read_text("utf-8") != record:
+def _made_before(place: str, record: dict[str, Any]) -> Tokenizer | None:
+    try:
+        kept = json.loads((Path(place) / RECORD).read_text("utf-8"))
+    except (OSError, ValueError):
         return None
-    return load_tokenizer(place)
+    return load_tokenizer(place) if kept == record else None
 
 
-def _record(config: TokenizeConfig, sources: Sequence[Source]) -> str:
-    """What a trained tokenizer depends on, as JSON."""
-    from dataclasses import asdict
+def _record(options: TokenizeOptions, sources: Sequence[Source]) -> dict[str, Any]:
+    """What a trained tokenizer depends on."""
     from importlib.metadata import version
 
-    made_from = {
+    base = load_tokenizer(options.extend, "--extend").fingerprint if options.extend else None
+    training: dict[str, Any] = {name: getattr(options, name) for name in TokenizerTraining.table}
+    training["multiple"] = training.pop("vocab_multiple")
+    training["special_tokens"] = list(added_tokens(options))
+    return {
         "inputs": [source.fingerprint() for source in sources],
-        "training": asdict(config.training),
-        "train_bytes": config.train_bytes,
-        "extend": load_tokenizer(config.extend).fingerprint if config.extend else None,
+        "training": training,
+        "train_bytes": options.train_bytes,
+        "extend": base,
         "versions": {name: version(name) for name in ("sabia", "tokenizers")},
     }
-    return json.dumps(made_from, indent=1) + "\n"
 
 
 def _beside(job: Job) -> str:

@@ -6,7 +6,7 @@ nobody's copy. In memory: 32 bytes a document.
 """
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -15,6 +15,7 @@ import pyarrow as pa
 
 from sabia.core import notes
 from sabia.core.errors import BadData
+from sabia.core.options.dedup import DedupOptions
 from sabia.core.progress import progress
 from sabia.core.shards.job import Job
 from sabia.core.shards.sources import Source
@@ -24,11 +25,9 @@ from sabia.core.text.sketching import IdSpool, batches_of, in_order
 from sabia.core.urls import canonical
 
 
-def run_method(job: Job, options: Mapping[str, Any]) -> None:
-    """`--method url` with the command's options."""
-    rule = options["keep"]
-    keep.check(rule)
-    barrier.run(job, options["removed"], partial(_decide, job, rule))
+def run(job: Job, options: DedupOptions) -> None:
+    """Keep one document of each canonical URL."""
+    barrier.run(job, options.removed, partial(_decide, job, options.keep))
 
 
 def _decide(job: Job, rule: str, sources: list[Source]) -> barrier.Decision:

@@ -91,13 +91,14 @@ def ours_sketching(corpus: Path) -> dict:
     """Our sketches alone, over the same texts in memory, compiled code from the cache."""
     import numpy as np
 
-    from sabia.core.text.dedup_config import DedupConfig
+    from sabia.core.options.dedup import DedupOptions
+    from sabia.core.text.lsh import sketch_of
     from sabia.core.text.sketching import text_buffers
     from sabia.kernels import minhash
 
     column = pq.read_table(corpus)["text"].combine_chunks()
     data, offsets = text_buffers(column)
-    config = DedupConfig().sketch(0)
+    config = sketch_of(DedupOptions(), 0)
     minhash.sketch(data, np.array([0, 0]), config, "numba")
     start = time.process_time()
     minhash.sketch(data, offsets, config, "numba")

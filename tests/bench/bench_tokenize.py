@@ -45,14 +45,14 @@ def prepare(work: Path, megabytes: int, pattern: str) -> None:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
+    from sabia.core.options.tokenize import TokenizerTraining
     from sabia.core.text.tokenizer import train
-    from sabia.core.text.tokenizer_training import TrainingConfig
 
     texts = corpus(megabytes * 1_000_000)
     for name, part in (("large", texts), ("small", texts[: len(texts) // 6])):
         ids = [f"{i:07d}" for i in range(len(part))]
         pq.write_table(pa.table({"id": ids, "text": part}), work / f"{name}.parquet")
-    train(texts[::3], TrainingConfig(pattern=pattern)).save(work / "tokenizer")
+    train(texts[::3], TokenizerTraining(pattern=pattern)).save(work / "tokenizer")
 
 
 def encode(work: Path, engine: str) -> None:

@@ -6,9 +6,7 @@ from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
-from typer.testing import CliRunner
-
-from sabia.cli.main import app
+from in_process import sabia
 
 RNG = random.Random(8)
 WORDS = sorted({"".join(RNG.choices("abcdefghilmnoprstuv", k=6)) for _ in range(900)})
@@ -45,7 +43,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def call(*words: str) -> str:
-    done = CliRunner().invoke(app, list(words), prog_name="sabia")
+    done = sabia(*words)
     assert done.exit_code == 0, done.output
     return done.output
 
@@ -88,9 +86,7 @@ def test_a_directory_and_workers_give_the_same(folder: Path) -> None:
         "d0", "d3", "d6"]  # fmt: skip
 
 
-def test_an_array_gives_the_parts_of_one_job(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_array_gives_the_parts_of_one_job(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     call("dedup", "in", "--decontaminate", "quiz.toml", "-o", "one")
     for task in range(2):
         for name, value in (("ID", task), ("COUNT", 2), ("MIN", 0), ("STEP", 1)):
@@ -122,10 +118,8 @@ def test_what_does_not_fit_is_refused(folder: Path) -> None:
         (["--decontaminate", "in"], "no task in it"),
         (["--decontaminate", "quiz.jsonl"], "expected TASK.toml"),
     ):
-        done = CliRunner().invoke(app, ["dedup", "in", "-o", "x.parquet", *words])
+        done = sabia("dedup", "in", "-o", "x.parquet", *words)
         assert done.exit_code == 2 and said in done.output, done.output
     Path("bad.parquet").write_bytes(b"no parquet")
-    done = CliRunner().invoke(
-        app, ["dedup", "in", "-o", "x.parquet", "--decontaminate", "bad.parquet"]
-    )
+    done = sabia("dedup", "in", "-o", "x.parquet", "--decontaminate", "bad.parquet")
     assert done.exit_code == 65 and "not an index" in done.output

@@ -13,9 +13,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from typer.testing import CliRunner
-
-from sabia.cli.main import app
+from in_process import sabia
 
 SABIA = [sys.executable, "-m", "sabia.cli.main", "dedup"]
 WORDS = [f"w{i}" for i in range(2000)]
@@ -169,9 +167,11 @@ def test_kill_leaves_no_unreadable_file_and_a_rerun_the_same_rows(
 
 def test_a_method_takes_its_own_options_only(world: Path) -> None:
     refused = dedup(world / "all.parquet", "--method", "exact", "--ngram", 3)
-    assert refused.returncode == 2 and b"--ngram: --method exact does not take it" in refused.stderr
+    assert refused.returncode == 2 and b"--ngram: only with --method minhash" in refused.stderr
     refused = dedup(world / "all.parquet", "--method", "fuzzy")
     assert refused.returncode == 2 and b"expected minhash, exact" in refused.stderr
+    refused = dedup(world / "all.parquet", "--method", "url", "--ngram", 5)  # as it is by default
+    assert refused.returncode == 2 and b"--ngram: only with" in refused.stderr
 
 
 def test_phases_of_an_array_give_the_bytes_of_one_job(world: Path, tmp_path: Path) -> None:
@@ -202,7 +202,7 @@ def test_decisions_tell_of_every_document_and_write_no_text(tmp_path):
     words = ["dedup", str(tmp_path / "in.jsonl"), "--decisions", "-q"]
     one, two = tmp_path / "one.parquet", tmp_path / "two.parquet"
     for out, more in ((one, ()), (two, ("--method", "exact", "-j", "2"))):
-        done = CliRunner().invoke(app, [*words, *more, "-o", str(out)])
+        done = sabia(*words, *more, "-o", out)
         assert done.exit_code == 0, done.output
         told = pq.read_table(out)
         assert told.column_names == [
@@ -211,5 +211,5 @@ def test_decisions_tell_of_every_document_and_write_no_text(tmp_path):
         assert told.column("kept").to_pylist() == [True, False] * 4
         assert told.column("cluster").to_pylist() == [f"d{n // 2 * 2}" for n in range(8)]
         assert told.column("reason").to_pylist() == ["kept", "exact"] * 4
-    done = CliRunner().invoke(app, [*words, "--method", "url", "-o", str(one)])
+    done = sabia(*words, "--method", "url", "-o", one)
     assert done.exit_code == 2 and "--decisions" in done.output

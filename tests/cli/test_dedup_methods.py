@@ -55,13 +55,16 @@ def test_methods_and_their_summaries(pages: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["--method", "substring", "--keep", "first"], "--keep: --method substring does not"),
-        (["--method", "exact", "--span", "9"], "--span: --method exact does not take it"),
-        (["--method", "line", "--unit", "word"], "--unit: 'word' (expected line, paragraph"),
-        (["--method", "substring", "--tokenizer", "/nowhere"], "no tokenizer: /nowhere"),
+        (["--method", "substring", "--keep", "first"], "--keep: only with --method minhash, exact"),
+        (["--method", "exact", "--span", "9"], "--span: only with --method substring"),
+        (
+            ["--method", "line", "--unit", "word"],
+            "--unit: 'word' (expected line, paragraph or sentences)",
+        ),
+        (["--method", "substring", "--tokenizer", "/nowhere"], "--tokenizer: /nowhere has no tokenizer"),
         (["--method", "line", "--action", "mark", "--removed", "r.parquet"], "removes nothing"),
-        (["--method", "semantic"], "give --embeddings COLUMN, or --model DIR"),
-        (["--method", "semantic", "--model", "/nowhere"], "not a model directory: /nowhere"),
+        (["--method", "semantic"], "--embeddings: is missing (expected it, or --model"),
+        (["--method", "semantic", "--model", "/nowhere"], "--model: /nowhere: not a model directory"),
         (["--method", "url", "--keep", "best"], "--keep: 'best' (expected longest, first, newest"),
     ],
 )

@@ -1,11 +1,13 @@
 """`sabia quantize` as a user calls it: rows, report, refusals, done work kept."""
 
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from in_process import stage
 
 from sabia.core.errors import BadData, UsageError
 
@@ -20,12 +22,8 @@ def run(*arguments: object, stdin: bytes | None = None) -> subprocess.CompletedP
 
 def make(out: Path, model: Path, *inputs: Path, **settings: object) -> None:
     """The same in this process, where no row is wanted."""
-    from sabia.core.recipes import quantize as room
-    from sabia.core.shards import Job
-
-    job = Job("quantize", tuple(map(str, inputs)), out=str(out), to="jsonl", json=True,
-              backend=str(settings.pop("backend", "torch")))  # fmt: skip
-    room.run(job, room.QuantizeConfig(str(model), **settings))
+    inputs = tuple(map(str, inputs))
+    stage("quantize", inputs=inputs, out=out, to="jsonl", json=True, model=model, **settings)
 
 
 @pytest.fixture(scope="module")
@@ -93,11 +91,16 @@ def test_records_may_come_through_a_pipe(model: Path, chats: Path, tmp_path: Pat
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"recipe": "w3"}, "no recipe 'w3'"),
-        ({"group": 48}, "does not divide 64 columns; groups of 32, 64 fit"),
-        ({"backend": "jax"}, "runs on torch"),
+        ({"recipe": "w3"}, "--recipe: 'w3' .expected w8, w8a8"),
+        ({"recipe": "none.toml"}, "--recipe: none.toml: No such file"),
+        ({"group_size": 48}, "does not divide 64 columns; groups of 32, 64 fit"),
         ({"rounding": "gptq"}, "needs calibration"),
-        ({"scale": "best"}, "scale 'best'"),
+        ({"scale": "best"}, "--scale: 'best' .expected mse or absmax"),
+        ({"recipe": "w8", "group_size": 32}, "--group-size: recipe w8 has no format that takes it"),
+        ({"recipe": "fp8", "scale": "mse"}, "--scale: recipe fp8 has no format"),
+        ({"samples": 256}, "--samples: only with calibration records"),
+        ({"seed": 0}, "--seed: only with calibration records"),
+        ({"out": "-"}, "--out: '-' .expected a directory"),
     ],
 )
 def test_refusals_leave_nothing(
@@ -105,8 +108,35 @@ def test_refusals_leave_nothing(
 ) -> None:
     monkeypatch.setattr(sys, "stdin", None)
     with pytest.raises(UsageError, match=message):
-        make(tmp_path / "q", model, **settings)
+        make(settings.pop("out", tmp_path / "q"), model, **settings)
     assert not (tmp_path / "q").exists()
+
+
+def test_another_sample_or_tokenizer_is_another_calibration(
+    model: Path, chats: Path, tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
+    copy = tmp_path / "m"
+    shutil.copytree(model, copy)
+
+    def already_made(**settings: object) -> bool:
+        make(tmp_path / "q", copy, chats, **settings)
+        return "already made" in capsys.readouterr().err
+
+    assert [already_made(), already_made()] == [False, True]
+    assert [already_made(samples=4), already_made(samples=4)] == [False, True]
+    config = json.loads((copy / "tokenizer_config.json").read_text())
+    (copy / "tokenizer_config.json").write_text(json.dumps(config | {"eos_token": "<|im_end|>"}))
+    assert not already_made(samples=4)
+
+
+def test_what_is_missing_is_named(tmp_path: Path, model: Path) -> None:
+    (tmp_path / "q").mkdir()
+    with pytest.raises(UsageError, match="--model: /nowhere: not a model directory"):
+        make(tmp_path / "q", Path("/nowhere"))
+    done = run("--model", model)
+    assert done.returncode == 2 and b"--out: is missing (expected DIR)" in done.stderr
+    done = run("--model", model, "-o", tmp_path / "o", "--backend", "torch")
+    assert done.returncode == 2 and b"--backend: no such option" in done.stderr
 
 
 def test_records_of_no_kind_are_bad_data(model: Path, tmp_path: Path) -> None:

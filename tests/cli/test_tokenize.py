@@ -11,10 +11,9 @@ import time
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from in_process import sabia as called
 from token_files_read import read_arrow, read_megatron
-from typer.testing import CliRunner
 
-from sabia.cli.main import app
 from sabia.core.text.tokenizer import load_tokenizer
 
 SABIA = [sys.executable, "-m", "sabia.cli.main"]
@@ -191,7 +190,7 @@ def test_killed_and_run_again_gives_the_same_rows(world, tmp_path, number):
 
 def test_megatron_files_hold_the_documents(world, tmp_path):
     root, rows, _ = world
-    command = ("tokenize", root / "shards", *tokenizer_of(root), "--format", "megatron",
+    command = ("tokenize", root / "shards", *tokenizer_of(root)[:2], "--format", "megatron",
                "-o", tmp_path / "m", "-j", 2)  # fmt: skip
     sabia(*command)
     tokenizer = load_tokenizer(tmp_path / "m" / "tokenizer")
@@ -251,24 +250,34 @@ def test_text_that_is_not_utf8_is_rejected(world, tmp_path):
 def test_usage_errors_say_what_to_do(world, tmp_path):
     root, _, _ = world
     cases = [
-        (
-            [*tokenizer_of(root), "--train-tokenizer"],
-            "either --tokenizer DIR or --train-tokenizer",
-        ),
+        ([*tokenizer_of(root), "--train-tokenizer"], "--train-tokenizer: only without --tokenizer"),
         ([], "give --save-tokenizer DIR"),
-        (["--tokenizer", tmp_path], "no tokenizer"),
-        ([*tokenizer_of(root), "--tokens", "1M"], "--tokens is the budget of a mix"),
+        (["--tokenizer", tmp_path], "--tokenizer: /"),
+        (["--extend", tmp_path, "-o", tmp_path / "x"], "--extend: /"),
+        ([*tokenizer_of(root), "--tokens", "1M"], "--tokens: only with --mix"),
         ([*tokenizer_of(root), "--mix", "news=1"], "no documents of source 'news'"),
-        ([*tokenizer_of(root), "--extend", "x"], "either --tokenizer DIR or --extend DIR"),
-        (["--extend", "x", "--model", "unigram"], "--model: the tokenizer of --extend has its own"),
-        ([*tokenizer_of(root), "--vocab-size", "9k"], "--vocab-size is for training; --tokenizer"),
-        ([*tokenizer_of(root), "--digits", "three"], "--digits is for training; --tokenizer"),
-        ([*tokenizer_of(root), "--vocab-multiple", 8], "--vocab-multiple is for training"),
-        ([*tokenizer_of(root), "--train-bytes", "1MB"], "--train-bytes is for training"),
-        ([*tokenizer_of(root), "--compare", "x"], "give --report FILE too"),
+        ([*tokenizer_of(root), "--extend", "x"], "--extend: only without --tokenizer"),
+        (["--extend", "x", "--model", "unigram"], "--model: only without --extend"),
+        ([*tokenizer_of(root), "--vocab-size", "9k"], "--vocab-size: only without --tokenizer"),
+        ([*tokenizer_of(root), "--digits", "three"], "--digits: only without --tokenizer"),
+        (
+            [*tokenizer_of(root), "--vocab-multiple", 8],
+            "--vocab-multiple: only without",
+        ),
+        ([*tokenizer_of(root), "--train-bytes", "1MB"], "--train-bytes: only without --tokenizer"),
+        ([*tokenizer_of(root), "--compare", "x"], "--compare: only with --report"),
         ([*tokenizer_of(root), "--format", "arrow"], "writes a local directory; give -o DIR"),
-        ([*tokenizer_of(root), "--format", "csv"], "expected rows or arrow or megatron"),
+        ([*tokenizer_of(root), "--format", "csv"], "expected rows, arrow or megatron"),
         ([*tokenizer_of(root), "--packing", "tight"], "expected sequential or best-fit"),
+        # as they are by default: given, they have no meaning all the same
+        ([*tokenizer_of(root), "--reserved", 12], "--reserved: only without --tokenizer"),
+        ([*tokenizer_of(root), "--max-repeat", 4], "--max-repeat: only with --mix"),
+        ([*tokenizer_of(root), "--seed", 0], "--seed: only with --mix"),
+        ([*tokenizer_of(root), "--mix", "web=1", "-j", 2], "--jobs: only without --mix"),
+        ([*tokenizer_of(root), "--format", "megatron"], "--length: only with --format rows"),
+        ([*tokenizer_of(root)[:2], "--format", "megatron", "--by", "edu=1"], "--by: only with"),
+        (["--model", "unigram", "--pattern", "cl100k"], "--pattern: only with --model bpe"),
+        ([*tokenizer_of(root), "--by", "edu"], "--by: 'edu' (expected SCORE=EDGE"),
     ]
     for words, message in cases:
         done = sabia("tokenize", root / "all.parquet", *words, check=False)
@@ -309,13 +318,16 @@ def test_sources_are_split_by_a_score_and_mixed(tmp_path, monkeypatch):
             row = {"text": text, "source": "web", "scores": {"edu": number % 4}}
             file.write(json.dumps(row) + "\n")
     words = ["tokenize", "docs.jsonl", "--vocab-size", "300", "--length", "32", "--by", "edu=1,3"]
-    done = CliRunner().invoke(app, [*words, "--save-tokenizer", "t", "-o", "plain.parquet"])
+    done = called(*words, "--save-tokenizer", "t", "-o", "plain.parquet")
     assert done.exit_code == 0, done.output
     plain = pq.read_table("plain.parquet").column("source").to_pylist()
     assert {"web/edu0", "web/edu1", "web/edu2"} <= set(plain)
+    done = called(*words[:-1], "edu=2", "--save-tokenizer", "t", "-o", "plain.parquet")
+    assert "60 rows in" in done.output  # other edges make other rows
+    assert "web/edu2" not in pq.read_table("plain.parquet").column("source").to_pylist()
     mix = ["--mix", "web/edu2=0.75,web/edu0=0.25", "--tokens", "640", "--tokenizer", "t"]
-    done = CliRunner().invoke(app, [*words[:2], "--length", "32", "--by", "edu=1,3", *mix, "-o",
-                                    "mixed.parquet"])  # fmt: skip
+    rows = ["--length", "32", "--by", "edu=1,3"]
+    done = called(*words[:2], *rows, *mix, "-o", "mixed.parquet")
     assert done.exit_code == 0, done.output
     mixed = pq.read_table("mixed.parquet").column("source").to_pylist()
     assert mixed.count("web/edu2") == 15 and mixed.count("web/edu0") == 5

@@ -256,7 +256,7 @@ def test_a_dollar_cap_needs_a_price(tmp_path):
     with pytest.raises(UsageError, match="no price for model m"):
         Client("http://127.0.0.1:9/v1", "m", max_usd=1.0)
     (tmp_path / "prices.toml").write_text("[m]\nprompt = 1\n")
-    with pytest.raises(UsageError, match="--prices: cannot read"):
+    with pytest.raises(UsageError, match="--prices: "):
         load_prices(tmp_path / "prices.toml")
 
 

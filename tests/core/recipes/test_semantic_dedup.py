@@ -6,10 +6,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from in_process import stage
 
-from sabia.core.recipes import semantic_dedup
 from sabia.core.recipes.semantic_dedup import ModelEmbedder
-from sabia.core.shards.job import Job
 from sabia.core.text.tokenizer import load_tokenizer
 from tests.core.recipes import classifiers
 
@@ -53,10 +52,8 @@ def test_documents_of_one_meaning(model: str, tmp_path: Path) -> None:
     table = pa.table({"id": [f"d{i}" for i in range(len(texts))], "text": texts})
     pq.write_table(table, tmp_path / "in.parquet")
     removed = str(tmp_path / "r.parquet")
-    options = {"model": model, "embeddings": "", "threshold": 0.9999, "clusters": 0,
-               "keep": "first", "removed": removed, "backend": "torch"}  # fmt: skip
-    job = Job("dedup", (str(tmp_path / "in.parquet"),), str(tmp_path / "o"), options=options)
-    semantic_dedup.run_method(job, options)
+    stage("dedup", inputs=[str(tmp_path / "in.parquet")], out=tmp_path / "o", method="semantic",
+          model=model, threshold=0.9999, keep="first", removed=removed)  # fmt: skip
     gone = pq.read_table(removed).to_pylist()
     pairs = {(row["id"], row["kept_id"]) for row in gone}
     assert {("d20", "d3"), ("d22", "d5")} <= pairs and len(pairs) < 6

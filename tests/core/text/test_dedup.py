@@ -8,12 +8,11 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from in_process import stage
 from planted import VOCABULARY, make_texts, write
 
 from sabia.core.errors import BadData, MissingBackend, UsageError
-from sabia.core.shards.job import Job
-from sabia.core.text import clusters, dedup
-from sabia.core.text.dedup_config import DedupConfig
+from sabia.core.text import clusters
 from sabia.kernels import minhash
 
 
@@ -28,9 +27,9 @@ def jaccard(a: str, b: str, n: int = 5) -> float:
 
 def run(paths: list[str], out: Path, removed: Path | None = None, jobs: int = 1, **options) -> dict:
     """Rows kept (by id, in order) after a run into one file."""
-    config = DedupConfig(**{"engine": "numpy", **options})
-    job = Job("dedup", tuple(paths), str(out), jobs=jobs, options={**options, "r": str(removed)})
-    dedup.run(job, config, dedup.Places(removed=str(removed or "")))
+    stage(
+        "dedup", inputs=paths, out=out, removed=removed, jobs=jobs, **{"engine": "numpy"} | options
+    )
     return {row["id"]: row for row in pq.read_table(out).to_pylist()}
 
 
@@ -178,10 +177,9 @@ def test_columns_that_only_some_shards_have(tmp_path: Path) -> None:
     pq.write_table(pa.table({"id": ["a", "b"], "text": [text] * 2}), tmp_path / "1.parquet")
     extra = {"id": ["c"], "text": [text], "likes": [3]}
     pq.write_table(pa.table(extra), tmp_path / "2.parquet")
-    job = Job(
-        "dedup", (str(tmp_path / "1.parquet"), str(tmp_path / "2.parquet")), str(tmp_path / "o")
-    )
-    dedup.run(job, DedupConfig(engine="numpy"), dedup.Places(str(tmp_path / "r.parquet")))
+    inputs = [str(tmp_path / "1.parquet"), str(tmp_path / "2.parquet")]
+    removed = tmp_path / "r.parquet"
+    stage("dedup", inputs=inputs, out=tmp_path / "o", removed=removed, engine="numpy")
     rows = pq.read_table(tmp_path / "r.parquet").to_pylist()
     assert [(row["id"], row["likes"]) for row in rows] == [("b", None), ("c", 3)]
 
@@ -196,7 +194,7 @@ def test_first_of_equal_is_the_first() -> None:
 @pytest.mark.parametrize(
     "options",
     [{"method": "x"}, {"threshold": 0}, {"threshold": 1.5}, {"ngram": 0}, {"keep": "best:"},
-     {"keep": "shortest"}, {"engine": "cuda"}, {"permutations": 0}],
+     {"keep": "shortest"}, {"engine": "cuda"}, {"permutations": 0}, {"mem": "1MB"}],
 )  # fmt: skip
 def test_options_that_make_no_sense(corpus: tuple, tmp_path: Path, options: dict) -> None:
     with pytest.raises(UsageError):

@@ -3,20 +3,14 @@
 import json
 import random
 import shutil
-from dataclasses import replace
 from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
+from in_process import stage
 from planted import VOCABULARY, make_texts, write
 
 from sabia.core.errors import BadData, UsageError
-from sabia.core.shards.job import Job
-from sabia.core.text import dedup
-from sabia.core.text.dedup import Places
-from sabia.core.text.dedup_config import DedupConfig
-
-CONFIG = DedupConfig(engine="numpy")
 
 
 @pytest.fixture(scope="module")
@@ -25,12 +19,9 @@ def shards(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     return write(tmp_path_factory.mktemp("shards"), texts, parts=4)
 
 
-def run(paths: list[str], out: Path, config: DedupConfig = CONFIG, **given: object) -> list[bytes]:
+def run(paths: list[str], out: Path, **given: object) -> list[bytes]:
     """The bytes of the output shards after a run (or a phase of one)."""
-    places = Places(**{k: str(v) for k, v in given.items() if k not in ("jobs", "shard")})
-    settings = {k: v for k, v in given.items() if k in ("jobs", "shard")}
-    job = Job("dedup", tuple(paths), str(out), options={"threshold": config.threshold}, **settings)
-    dedup.run(job, config, places)
+    stage("dedup", inputs=paths, out=out, engine="numpy", **given)
     return [path.read_bytes() for path in sorted(out.glob("part-*.parquet"))]
 
 
@@ -59,37 +50,36 @@ def test_workers_memory_and_scratch_do_not_change_a_byte(
     expected = run(shards, tmp_path / "one")
     if "mem" in given:  # so little that each band is sorted in several parts
         monkeypatch.setattr("sabia.core.text.near.SORT_BYTES", 1 << 17)
-    config = replace(CONFIG, mem=given.pop("mem", CONFIG.mem))
-    places = {k: tmp_path / v if k == "scratch" else v for k, v in given.items()}
+    given = {k: tmp_path / v if k == "scratch" else v for k, v in given.items()}
     assert len(expected) == 4
-    assert run(shards, tmp_path / "other", config, **places) == expected
+    assert run(shards, tmp_path / "other", **given) == expected
 
 
 def test_phases_in_slices_give_the_bytes_of_one_job(shards: list[str], tmp_path: Path) -> None:
     expected = run(shards, tmp_path / "one", removed=tmp_path / "one.r.parquet")
     out, scratch = tmp_path / "array", tmp_path / "scratch"
     for task in (2, 0, 1):
-        run(shards, out, scratch=scratch, phase="sketch", shard=(task, 3))
+        run(shards, out, scratch=scratch, phase="sketch", shard=f"{task}/3")
     gone = tmp_path / "array.r.parquet"
     assert not run(shards, out, scratch=scratch, phase="compare", removed=gone)
     for task in (1, 2, 0):
-        run(shards, out, scratch=scratch, phase="write", shard=(task, 3))
+        run(shards, out, scratch=scratch, phase="write", shard=f"{task}/3")
     assert [path.read_bytes() for path in sorted(out.glob("part-*.parquet"))] == expected
     assert gone.read_bytes() == (tmp_path / "one.r.parquet").read_bytes()
 
 
 def test_a_phase_says_what_has_to_come_before(shards: list[str], tmp_path: Path) -> None:
     scratch, out = tmp_path / "s", tmp_path / "o"
-    run(shards, out, scratch=scratch, phase="sketch", shard=(0, 2))
+    run(shards, out, scratch=scratch, phase="sketch", shard="0/2")
     with pytest.raises(UsageError, match="run --phase sketch over all inputs"):
         run(shards, out, scratch=scratch, phase="compare")
     with pytest.raises(UsageError, match="run --phase compare"):
-        run(shards, out, scratch=scratch, phase="write", shard=(0, 2))
-    with pytest.raises(UsageError, match="give --scratch"):
+        run(shards, out, scratch=scratch, phase="write", shard="0/2")
+    with pytest.raises(UsageError, match="--phase: only with --scratch"):
         run(shards, out, phase="sketch")
     with pytest.raises(UsageError, match="--shard"):
-        run(shards, out, shard=(0, 2))
-    with pytest.raises(UsageError, match="expected sketch"):
+        run(shards, out, shard="0/2")
+    with pytest.raises(UsageError, match="expected sketch, compare or write"):
         run(shards, out, scratch=scratch, phase="reduce")
 
 
@@ -139,7 +129,7 @@ def test_an_index_keeps_out_what_earlier_runs_kept(tmp_path: Path) -> None:
     shutil.rmtree(tmp_path / "b")  # a run that is in the index already meets it as it was
     assert run(new, tmp_path / "b", against=index, index=index) == first
     assert (index / "index.json").read_text() == said
-    run(new, tmp_path / "c", replace(CONFIG, threshold=0.71), against=index)
+    run(new, tmp_path / "c", threshold=0.71, against=index)
     assert ids(tmp_path / "c") == []  # for another run all of them are there
 
 
@@ -154,13 +144,7 @@ def test_better_documents_replace_indexed_ones(tmp_path: Path) -> None:
         (f"d{i}", f"n{i}") for i in range(4)
     ]
     assert all(row["similarity"] > 0.9 for row in rows)
-    run(
-        old,
-        tmp_path / "c",
-        replace(CONFIG, threshold=0.71),
-        against=index,
-        removed=tmp_path / "r.parquet",
-    )
+    run(old, tmp_path / "c", threshold=0.71, against=index, removed=tmp_path / "r.parquet")
     gone = {row["id"]: row["kept_id"] for row in pq.read_table(tmp_path / "r.parquet").to_pylist()}
     assert len(gone) == 30 and gone["d0"] == "n0" and gone["d4"] == "d4"
 
@@ -170,7 +154,7 @@ def test_an_index_of_other_parameters_or_bytes_is_refused(tmp_path: Path) -> Non
     index = tmp_path / "index"
     run(old, tmp_path / "a", index=index)
     with pytest.raises(UsageError, match="index has ngram 5, this run 4"):
-        run(new, tmp_path / "b", replace(CONFIG, ngram=4), against=index)
+        run(new, tmp_path / "b", ngram=4, against=index)
     with pytest.raises(UsageError, match="no index here"):
         run(new, tmp_path / "b", against=tmp_path / "none")
     victim = next(index.glob("*/digests"))

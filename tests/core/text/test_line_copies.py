@@ -9,14 +9,11 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from in_process import stage
 
 from sabia.core.errors import UsageError
-from sabia.core.shards.job import Job
-from sabia.core.text import line_copies, text_pieces
+from sabia.core.text import text_pieces
 from sabia.core.text.sentences import sentences
-
-DEFAULTS = {"unit": "line", "min_copies": 2, "min_words": 1, "mem": 1 << 30, "engine": "numpy",
-            "action": "cut", "share": None, "removed": ""}  # fmt: skip
 
 
 def write(path: Path, texts: list[str], parts: int = 1) -> list[str]:
@@ -28,10 +25,11 @@ def write(path: Path, texts: list[str], parts: int = 1) -> list[str]:
     return paths
 
 
-def run(paths: list[str], out: Path, jobs: int = 1, **options) -> dict[str, dict]:
-    options = DEFAULTS | options
-    job = Job("dedup", tuple(paths), str(out), jobs=jobs, options=options)
-    line_copies.run_method(job, options)
+def run(
+    paths: list[str], out: Path, jobs: int = 1, mem: int = 1 << 30, **options
+) -> dict[str, dict]:
+    options = {"method": "line", "engine": "numpy"} | options
+    stage("dedup", {"mem": mem}, inputs=paths, out=out, jobs=jobs, **options)
     return {row["id"]: row for row in pq.read_table(out).to_pylist()}
 
 

@@ -5,9 +5,10 @@ import pytest
 
 from sabia.core.errors import UsageError
 from sabia.core.text.mixing import interleave, parse_mix, passes, plan_mix
-from sabia.core.text.packing import MIXED, PACKINGS, best_fit, make_packer, to_batch
+from sabia.core.text.packing import MIXED, best_fit, make_packer, to_batch
 
 T, PAD = 16, 1
+PACKINGS = ("sequential", "best-fit")
 
 
 def documents(seed: int, count: int = 200) -> list[np.ndarray]:

@@ -9,7 +9,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,18 +16,17 @@ import datasketch
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
+from in_process import stage
 from planted import VOCABULARY, make_texts, write
 
 from sabia.core.errors import BadData, Failed, MissingBackend, UsageError
-from sabia.core.shards.job import Job
-from sabia.core.text import dedup
-from sabia.core.text.dedup import Places
-from sabia.core.text.dedup_config import DedupConfig
+from sabia.core.options.dedup import DedupOptions
+from sabia.core.text import lsh
 from sabia.core.text.redis_index import RedisIndex, readable
 from sabia.kernels import minhash
 from sabia.kernels.minhash import SketchConfig
 
-CONFIG = DedupConfig(engine="numpy", signatures="datasketch")
+CONFIG = {"engine": "numpy", "signatures": "datasketch"}
 
 
 @pytest.fixture(scope="module")
@@ -63,12 +61,13 @@ def url(server: str, request: pytest.FixtureRequest) -> str:
     return f"redis://{server}/0?name={abs(hash(request.node.nodeid))}"
 
 
-def run(paths: list[str], out: Path, url: str, config: DedupConfig = CONFIG, **given: Any) -> Path:
-    settings = {k: v for k, v in given.items() if k in ("dry_run", "seed", "shard")}
-    places = {k: str(v) for k, v in given.items() if k not in settings}
-    job = Job("dedup", tuple(paths), str(out), options={"threshold": config.threshold}, **settings)
-    dedup.run(job, config, Places(redis=url, **places))
+def run(paths: list[str], out: Path, url: str, **given: Any) -> Path:
+    stage("dedup", inputs=paths, out=out, redis=url, **CONFIG | given)
     return out
+
+
+def sketch(**given: Any) -> SketchConfig:
+    return lsh.sketch_of(DedupOptions(**CONFIG | given), 0)
 
 
 def ids(out: Path) -> list[str]:
@@ -79,11 +78,11 @@ def basename(url: str) -> bytes:
     return url.rpartition("=")[2].encode()
 
 
-def theirs(url: str, config: DedupConfig = CONFIG) -> Any:
+def theirs(url: str) -> Any:
     """datasketch's own index over the same basename."""
-    sketch, (host, port) = config.sketch(0), url.split("/")[2].split(":")
+    made, (host, port) = sketch(), url.split("/")[2].split(":")
     return datasketch.MinHashLSH(
-        num_perm=config.permutations, params=(sketch.bands, sketch.rows),
+        num_perm=made.permutations, params=(made.bands, made.rows),
         storage_config={"type": "redis", "basename": basename(url),
                         "redis": {"host": host, "port": int(port)}},
     )  # fmt: skip
@@ -112,7 +111,7 @@ def test_datasketch_sees_and_queries_what_was_kept(tmp_path: Path, url: str) -> 
     kept = ids(run(write(tmp_path, texts), tmp_path / "o.parquet", url))
     index = theirs(url)
     assert sorted(map(readable, index.keys)) == sorted(kept)
-    assert all(len(index.keys[key]) == CONFIG.sketch(0).bands for key in index.keys)
+    assert all(len(index.keys[key]) == sketch().bands for key in index.keys)
     for name in kept:
         assert name in index
         assert name in index.query(their_signature(texts[int(name[1:])]))
@@ -172,7 +171,6 @@ def test_later_runs_drop_what_earlier_ones_hold(tmp_path: Path, url: str) -> Non
 
 @pytest.mark.parametrize("verify", [True, False])
 def test_the_same_go_as_against_an_index_on_disk(tmp_path: Path, url: str, verify: bool) -> None:
-    config = replace(CONFIG, verify=verify)
     texts, _ = make_texts(random.Random(4), 80, 120)
     first = corpus(tmp_path / "a", texts[:100], "a")
     second = corpus(tmp_path / "b", texts[100:], "b")
@@ -181,7 +179,7 @@ def test_the_same_go_as_against_an_index_on_disk(tmp_path: Path, url: str, verif
             out = tmp_path / f"{part}{disk}.parquet"
             place = {"index": tmp_path / "i"} if disk else {}
             place |= {"against": tmp_path / "i"} if disk and part == "b" else {}
-            run(paths, out, "" if disk else url, config, **place)
+            run(paths, out, "" if disk else url, verify=verify, **place)
     assert ids(tmp_path / "aTrue.parquet") == ids(tmp_path / "aFalse.parquet")
     assert 0 < len(ids(tmp_path / "bTrue.parquet")) < 100
     disk, redis = (set(ids(tmp_path / f"b{disk}.parquet")) for disk in (True, False))
@@ -256,7 +254,7 @@ def test_a_run_that_was_killed_is_finished_by_itself(tmp_path: Path, url: str) -
         assert command("-m", "sabia.cli.main", "dedup", url=place) == 0
     assert len(ids(out)) == 30
     assert ids(out) == ids(tmp_path / f"{basename(url).decode()}whole.parquet")
-    assert all(len(index.keys[key]) == CONFIG.sketch(0).bands for key in index.keys)
+    assert all(len(index.keys[key]) == sketch().bands for key in index.keys)
     assert len(list(index.keys)) == 30
 
 
@@ -268,12 +266,12 @@ def test_what_another_program_left_behind_is_replaced(
     client, key = redis.Redis(port=int(server.split(":")[1])), pickle.dumps("d0", 4)
     client.rpush(basename(url) + b"_keys" + key, b"of a document that was removed in part")
     run(write(tmp_path, [words(random.Random(14), 40)]), tmp_path / "o.parquet", url)
-    assert len(theirs(url).keys[key]) == CONFIG.sketch(0).bands
+    assert len(theirs(url).keys[key]) == sketch().bands
 
 
 def test_an_id_that_another_run_takes_at_the_same_time(url: str) -> None:
     """It is refused when it is its turn; the document that was first stays whole."""
-    here, there = (RedisIndex(url, CONFIG, 0, key) for key in ("a", "b"))
+    here, there = (RedisIndex(url, DedupOptions(**CONFIG), 0, key) for key in ("a", "b"))
     for index in (here, there):
         index.register()
         index.insert(["both"])  # to look: it is free
@@ -308,7 +306,7 @@ def test_other_parameters_are_refused(tmp_path: Path, url: str, changed: dict, s
     paths = write(tmp_path, [words(random.Random(9), 40)])
     run(paths, tmp_path / "o.parquet", url)
     with pytest.raises(UsageError, match=said):
-        run(paths, tmp_path / "p.parquet", url, replace(CONFIG, **changed))
+        run(paths, tmp_path / "p.parquet", url, **changed)
     with pytest.raises(UsageError, match=r"seed=0.*, this run .*seed=3"):
         run(paths, tmp_path / "p.parquet", url, seed=3)
 
@@ -319,9 +317,9 @@ def test_what_cannot_be_is_refused(
     source = random.Random(10)
     texts = [words(source, 40) for _ in range(2)]
     paths, out = write(tmp_path, texts), tmp_path / "o.parquet"
-    with pytest.raises(UsageError, match="--signatures datasketch"):
-        run(paths, out, url, replace(CONFIG, signatures="sabia"))
-    with pytest.raises(UsageError, match="not beside --against or --index"):
+    with pytest.raises(UsageError, match="--redis: only with --signatures datasketch"):
+        run(paths, out, url, signatures="sabia")
+    with pytest.raises(UsageError, match="--redis: not together with --index"):
         run(paths, out, url, index=tmp_path / "i")
     with pytest.raises(UsageError, match=r"expected redis://HOST:PORT/DB\?name=NAME") as refused:
         run(paths, out, f"redis://user:secret@{server}/0")

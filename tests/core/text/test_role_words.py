@@ -2,9 +2,10 @@
 
 import pytest
 
+from sabia.core.options.tokenize import TokenizerTraining
 from sabia.core.text.role_words import ROLE_WORDS
 from sabia.core.text.tokenizer import train_bpe
-from sabia.core.text.tokenizer_training import BYTES, TrainingConfig
+from sabia.core.text.tokenizer_training import BYTES, specials
 
 TEXTS = [f"the house number {i} of the street has seven windows, ação e pão" for i in range(300)]
 
@@ -24,5 +25,5 @@ def test_the_vocabulary_is_filled_up_to_what_was_asked() -> None:
 
 
 def test_a_vocabulary_of_bytes_only_is_left_alone() -> None:
-    least = len(TrainingConfig().specials) + BYTES
+    least = len(specials(TokenizerTraining())) + BYTES
     assert train_bpe(TEXTS, least).vocab_size == least

@@ -6,13 +6,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from in_process import stage
 
 from sabia.core.errors import BadData, UsageError
-from sabia.core.shards.job import Job
-from sabia.core.text import kmeans, semantic
-from sabia.core.text.semantic import SemanticConfig
-
-DEFAULTS = {"threshold": None, "clusters": 0, "keep": "first", "embeddings": "vector", "model": ""}
+from sabia.core.text import kmeans
 
 
 def planted(count: int, copies: int, width: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
@@ -52,9 +49,8 @@ def write(path: Path, vectors: np.ndarray, parts: int = 1, kind: pa.DataType | N
 
 
 def run(paths: list[str], out: Path, removed: Path | None = None, jobs: int = 1, **options):
-    options = DEFAULTS | options
-    job = Job("dedup", tuple(paths), str(out), jobs=jobs, seed=3, options=options)
-    semantic.run(job, SemanticConfig.of(options), str(removed or ""))
+    options = {"method": "semantic", "keep": "first", "embeddings": "vector", "seed": 3} | options
+    stage("dedup", inputs=paths, out=out, removed=removed, jobs=jobs, **options)
     return {row["id"]: row for row in pq.read_table(out).to_pylist()}
 
 

@@ -9,17 +9,14 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from in_process import stage
 
 from sabia.core.errors import UsageError
-from sabia.core.shards.job import Job
-from sabia.core.text import substring
 from sabia.core.text.hashed_files import HashedFiles, gathered
 from sabia.core.text.tokenizer import Tokenizer, train_bpe
 from sabia.kernels import minhash
 
 ENGINES = ["numpy", "numba"] if minhash.numba_available() else ["numpy"]
-DEFAULTS = {"span": None, "tokenizer": "", "mem": 1 << 30, "engine": ENGINES[-1], "action": "cut",
-            "share": None, "removed": ""}  # fmt: skip
 
 
 def suffix_array(units: np.ndarray) -> np.ndarray:
@@ -96,9 +93,11 @@ def write(path: Path, texts: list[str], parts: int = 1) -> list[str]:
     return paths
 
 
-def run(paths: list[str], out: Path, jobs: int = 1, **options) -> dict[str, dict]:
-    options = DEFAULTS | options
-    substring.run_method(Job("dedup", tuple(paths), str(out), jobs=jobs, options=options), options)
+def run(
+    paths: list[str], out: Path, jobs: int = 1, mem: int = 1 << 30, **options
+) -> dict[str, dict]:
+    options = {"method": "substring", "engine": ENGINES[-1]} | options
+    stage("dedup", {"mem": mem}, inputs=paths, out=out, jobs=jobs, **options)
     return {row["id"]: row for row in pq.read_table(out).to_pylist()}
 
 
@@ -184,7 +183,12 @@ def test_actions(tmp_path: Path) -> None:
     assert spans[2] == [{"start": 35, "length": 30, "kept_id": "d0", "kept_start": 0}]
     shares = [dict(row["scores"])["duplicate_share"] for row in marked.values()]
     assert shares == pytest.approx([0, 60 / 75, 30 / 65, 1])
-    for wrong in ({"action": "x"}, {"share": 1.5}, {"action": "mark", "share": 0.5}, {"span": 1}):
+    for wrong in (
+        {"action": "x"},
+        {"share": "150%"},
+        {"action": "mark", "share": 0.5},
+        {"span": 1},
+    ):
         with pytest.raises(UsageError):
             run(paths, tmp_path / "w.parquet", **wrong)
 

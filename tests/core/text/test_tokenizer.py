@@ -7,8 +7,9 @@ from functools import cache
 import pytest
 
 from sabia.core.errors import BadData, UsageError
+from sabia.core.options.tokenize import TokenizerTraining
 from sabia.core.text.tokenizer import Tokenizer, load_tokenizer, train_bpe
-from sabia.core.text.tokenizer_training import TrainingConfig
+from sabia.core.text.tokenizer_training import specials
 
 TEXTS = [
     f"The sum of {a} and {b} is {a + b}. A soma de {a} e {b} é {a + b}; não é difícil."
@@ -48,7 +49,7 @@ def test_every_digit_is_one_token():
 
 def test_special_tokens_are_first_and_only_read_when_meant():
     tokenizer = trained()
-    assert [tokenizer.token_id(token) for token in TrainingConfig().specials] == list(range(16))
+    assert [tokenizer.token_id(token) for token in specials(TokenizerTraining())] == list(range(16))
     assert tokenizer.encode("<|im_end|>") == [3]
     spelled = tokenizer.encode_ordinary("<|im_end|>")
     assert len(spelled) > 1 and not tokenizer.special_ids & set(spelled)
@@ -68,7 +69,7 @@ def test_training_is_deterministic_and_bounded():
     assert again.definition == trained().definition
     assert trained().vocab_size <= 600
     assert train_bpe(TEXTS[:2], 100_000).vocab_size < 600  # too little text for more
-    with pytest.raises(UsageError, match=r"vocabulary too small: 200 .expected at least 272"):
+    with pytest.raises(UsageError, match=r"--vocab-size: 200 is too small .expected at least 272"):
         train_bpe(TEXTS, 200)
 
 

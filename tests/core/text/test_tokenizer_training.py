@@ -3,10 +3,12 @@
 import pytest
 
 from sabia.core.errors import UsageError
+from sabia.core.options.tokenize import TokenizerTraining
 from sabia.core.text.bpe_encoder import KernelEncoder
 from sabia.core.text.tokenizer import train
-from sabia.core.text.tokenizer_training import MODELS, PATTERNS, TrainingConfig
+from sabia.core.text.tokenizer_training import specials, target
 
+MODELS, PATTERNS = (TokenizerTraining.table[name].choices for name in ("model", "pattern"))
 TEXTS = [
     f"The sum of {a} and {b * 137} is {a + b}.\n A soma é {a + b}; não é difícil, d'água e Água."
     for a in range(14)
@@ -25,7 +27,7 @@ HARD = [
 
 
 def trained(**settings):
-    return train(TEXTS, TrainingConfig(**({"vocab_size": 700} | settings)))
+    return train(TEXTS, TokenizerTraining(**({"vocab_size": 700} | settings)))
 
 
 @pytest.mark.parametrize("model", MODELS)
@@ -34,7 +36,8 @@ def test_any_text_decodes_back(model):
     for text in HARD + TEXTS[:20]:
         assert tokenizer.decode(tokenizer.encode_ordinary(text)) == text
     assert tokenizer.vocab_size <= 700
-    assert [tokenizer.token_id(t) for t in TrainingConfig(model=model).specials[:4]] == [0, 1, 2, 3]
+    first = specials(TokenizerTraining(model=model))[:4]
+    assert [tokenizer.token_id(t) for t in first] == [0, 1, 2, 3]
     if model != "bpe":
         assert tokenizer.token_id("<unk>") not in tokenizer.encode_ordinary("漢\u0001字😀")
 
@@ -66,8 +69,8 @@ def test_patterns_by_name_are_what_the_kernel_knows(pattern):
 
 @pytest.mark.parametrize("model", ["bpe", "bpe-fallback"])
 def test_size_is_a_multiple_and_special_tokens_are_as_asked(model):
-    config = {"multiple": 128, "reserved": 2, "special_tokens": ("<a>", "<b>"), "model": model}
-    tokenizer = trained(vocab_size=5000, **config)  # more than the texts give
+    kind = {"vocab_multiple": 128, "reserved": 2, "special_tokens": "<a>,<b>", "model": model}
+    tokenizer = trained(vocab_size=5000, **kind)  # more than the texts give
     assert tokenizer.vocab_size % 128 == 0 and tokenizer.vocab_size < 5000
     assert [tokenizer.token_id(t) for t in ("<a>", "<b>", "<|reserved_1|>")] == [4, 5, 7]
     assert tokenizer.encode("<b>") == [5] and tokenizer.token_id("<|reserved_2|>") is None
@@ -79,22 +82,27 @@ def test_normalisation_and_least_count():
     assert trained(normalize="nfc").encode("e\u0301") == trained(normalize="nfc").encode("é")
     assert trained(normalize="nfkc").encode("ﬁ") == trained(normalize="nfkc").encode("fi")
     few = ["abab cdcd"] * 3 + ["efef"]
-    sizes = [train(few, TrainingConfig(600, min_frequency=n)).vocab_size for n in (2, 4, 9)]
+    sizes = [
+        train(few, TokenizerTraining(vocab_size=600, min_frequency=n)).vocab_size for n in (2, 4, 9)
+    ]
     assert sizes == sorted(sizes, reverse=True) and sizes[0] > sizes[2]
 
 
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"model": "wordpiece"}, "expected bpe or bpe-fallback or unigram"),
+        ({"model": "wordpiece"}, "expected bpe, bpe-fallback or unigram"),
         ({"pattern": "bert"}, "expected cl100k"),
-        ({"model": "unigram", "pattern": "gpt2"}, "splits at blanks"),
-        ({"model": "unigram", "min_frequency": 5}, "unigram has no merges"),
-        ({"special_tokens": ("<a>", "<a>")}, "each once"),
-        ({"vocab_size": 280, "reserved": 30}, "vocabulary too small: 280 .expected at least 290"),
-        ({"multiple": 0}, "--vocab-multiple 0"),
+        ({"model": "unigram", "pattern": "gpt2"}, "--pattern: only with --model bpe"),
+        ({"model": "unigram", "min_frequency": 2}, "--min-frequency: only with --model bpe"),
+        ({"special_tokens": "<a>,<a>"}, "each once"),
+        (
+            {"vocab_size": 280, "reserved": 30},
+            "280 is too small .expected at least 290",
+        ),
+        ({"vocab_multiple": 0}, "--vocab-multiple: 0 is out of range"),
     ],
 )
 def test_usage_errors_say_what_to_do(settings, message):
     with pytest.raises(UsageError, match=message):
-        TrainingConfig(**settings)
+        target(TokenizerTraining.read(settings))

@@ -6,10 +6,10 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from in_process import stage
 
 from sabia.core.errors import BadData, UsageError
-from sabia.core.shards.job import Job
-from sabia.core.text import keep, url_copies
+from sabia.core.text import keep
 
 URLS = [
     "http://Example.org/a?utm_source=x", "https://example.org/a", "http://example.org/a#top",
@@ -35,8 +35,7 @@ def write(path: Path, parts: int = 1) -> list[str]:
 
 
 def run(paths: list[str], out: Path, rule: str, removed: str = "", jobs: int = 1) -> list[dict]:
-    options = {"keep": rule, "removed": removed}
-    url_copies.run_method(Job("dedup", tuple(paths), str(out), jobs=jobs, options=options), options)
+    stage("dedup", inputs=paths, out=out, method="url", keep=rule, removed=removed, jobs=jobs)
     return pq.read_table(out).to_pylist()
 
 

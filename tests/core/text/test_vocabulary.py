@@ -11,11 +11,11 @@ import pyarrow.parquet as pq
 import pytest
 
 from sabia.core.errors import BadData, UsageError
+from sabia.core.options.tokenize import TokenizerTraining
 from sabia.core.shards.inputs import from_path
 from sabia.core.text.bpe_encoder import KernelEncoder
 from sabia.core.text.encoding import Encoder
 from sabia.core.text.tokenizer import Tokenizer, train
-from sabia.core.text.tokenizer_training import TrainingConfig
 from sabia.core.text.training_sample import even_split, sampled_batches
 from sabia.core.text.vocabulary_extension import Extension, extend, grown_rows, load_extension
 from sabia.core.text.vocabulary_report import broken_tokens, measure
@@ -26,7 +26,7 @@ PT = [f"a rápida raposa marrom número {i} pula sobre o cachorro preguiçoso" f
 
 @pytest.fixture(scope="module", params=["bpe", "bpe-fallback"])
 def grown(request):
-    base = train(EN, TrainingConfig(vocab_size=420, model=request.param))
+    base = train(EN, TokenizerTraining(vocab_size=420, model=request.param))
     return base, *extend(base, PT, base.vocab_size + 28)
 
 
@@ -96,7 +96,7 @@ def test_embeddings_grow_by_means(grown, tmp_path):
 
 def test_added_tokens_outside_the_model_keep_their_ids():
     """As in Llama-3: added tokens count from the size of the model's vocabulary."""
-    base = train(EN, TrainingConfig(vocab_size=400))
+    base = train(EN, TokenizerTraining(vocab_size=400))
     definition = json.loads(base.definition)
     definition["added_tokens"].append(
         {"id": 400, "content": "<|tail|>", "special": True, "normalized": False}
@@ -113,7 +113,7 @@ def test_added_tokens_outside_the_model_keep_their_ids():
 
 
 def test_what_cannot_be_extended_is_refused():
-    base = train(EN, TrainingConfig(vocab_size=400))
+    base = train(EN, TokenizerTraining(vocab_size=400))
     with pytest.raises(UsageError, match="expected more than the"):
         extend(base, PT, 300)
     definition = json.loads(base.definition)
@@ -129,7 +129,7 @@ def sources(tmp_path, rows):
 
 
 def test_report_counts_what_a_slow_count_gives(tmp_path):
-    tokenizer = train(EN, TrainingConfig(vocab_size=420))
+    tokenizer = train(EN, TokenizerTraining(vocab_size=420))
     rows = [
         {"text": t, "language": code} for code, texts in (("en", EN), ("pt", PT)) for t in texts
     ]
@@ -153,7 +153,7 @@ def test_report_counts_what_a_slow_count_gives(tmp_path):
 
 
 def test_byte_fallback_counts_as_broken():
-    tokenizer = train(EN, TrainingConfig(vocab_size=500, model="bpe-fallback"))
+    tokenizer = train(EN, TokenizerTraining(vocab_size=500, model="bpe-fallback"))
     assert broken_tokens(tokenizer)[tokenizer.encode_ordinary("漢")].sum() == 3
 
 
