@@ -13,13 +13,13 @@ import tempfile
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 import fsspec
 
 from sabia.core.errors import BadData, UsageError
 from sabia.core.shards.job import Job
-from sabia.core.shards.sources import Source, decompressed
+from sabia.core.shards.sources import Opener, Source, decompressed
 
 READABLE = (".parquet", ".arrow", ".arrows", ".jsonl", ".jsonl.gz", ".jsonl.zst", ".json")
 _LIST_LIMIT_BYTES = 64 << 20
@@ -42,7 +42,7 @@ def from_path(given: str, kind: str) -> list[Source]:
             for name in names]  # fmt: skip
 
 
-def _opener(name: str):
+def _opener(name: str) -> Opener:
     return partial(open_binary, name)
 
 
@@ -97,7 +97,7 @@ def _is_shard(name: str, endings: Sequence[str]) -> bool:
     return not name.startswith(".") and name.endswith(tuple(endings))
 
 
-def sniff(opener, name: str) -> str:
+def sniff(opener: Opener, name: str) -> str:
     """parquet, arrow or jsonl, from the first bytes (looking through gzip and zstd)."""
     with opener() as file:
         head = file.read(8)
@@ -117,7 +117,7 @@ def sniff(opener, name: str) -> str:
 def from_stdin(kind: str) -> list[Source]:
     """Sources of standard input; the text form is a list of paths."""
     path = spool_stdin()
-    opener = partial(open, path, "rb")
+    opener: Any = partial(open, path, "rb")
     with opener() as file:
         text = decompressed(file)
         head = text.read(4096)

@@ -102,7 +102,9 @@ def _structs(name: str, value: Any, wanted: pa.StructType) -> list[dict[str, Any
     return [{f.name: _value(f.name, item.get(f.name), f.type) for f in fields} for item in value]
 
 
-def to_batch(rows: Sequence[dict[str, Any]], kind: str, extras: Sequence[pa.Field] = ()):
+def to_batch(
+    rows: Sequence[dict[str, Any]], kind: str, extras: Sequence[pa.Field] = ()
+) -> pa.RecordBatch:
     """Rows from `fit_row` as one batch that conforms to the kind."""
     schema = pa.schema([*schemas.schema_of(kind), *extras])
     arrays = [pa.array([row.get(f.name) for row in rows], f.type) for f in schema]
