@@ -66,7 +66,8 @@ def run(
     if removed_path:
         removed.write_removed(removed_path, decision.dropped, made)
     if decision.columns is not None:
-        sources = [_Columns(source, decision.columns) for source in sources]
+        read: Any = [_Columns(source, decision.columns) for source in sources]
+        sources = read
     run_map(job, decision.transform, sources=sources, salt=salt, next_step="sabia tokenize")
 
 
@@ -93,6 +94,6 @@ class _Columns:
         return self.source.batches(columns or self.columns, reject=reject)
 
 
-def _nothing(_batches: object, _context: object) -> Iterable[pa.RecordBatch]:
+def _nothing(_batches: object, _context: object) -> Iterator[pa.RecordBatch]:
     """Stands in for the transform where no shard is going to be made."""
     return iter(())

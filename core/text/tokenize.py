@@ -119,7 +119,7 @@ def run(job: Job, config: TokenizeConfig) -> None:
         return
     transform = partial(
         pack_shard,
-        encoder=encoder,
+        encoder=encoder,  # type: ignore[arg-type]  # None in a dry run, where nothing is packed
         length=config.length,
         packing=config.packing,
         buckets=config.buckets,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -96,7 +96,7 @@ def _make(
     return tokenizer
 
 
-def _extended(config: TokenizeConfig, texts, place: str) -> Tokenizer:  # type: ignore[no-untyped-def]
+def _extended(config: TokenizeConfig, texts: Iterable[str], place: str) -> Tokenizer:
     base = with_end(load_tokenizer(config.extend))
     least = config.training.min_frequency
     tokenizer, extension = extend(base, texts, config.training.target, least)

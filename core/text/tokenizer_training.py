@@ -171,7 +171,7 @@ def _isolate(pattern: str) -> Any:
 def _set_normalizer(backend: Any, config: TrainingConfig, more: Sequence[Any]) -> None:
     from tokenizers import normalizers
 
-    kinds = {"none": [], "nfc": [normalizers.NFC()], "nfkc": [normalizers.NFKC()]}
+    kinds: Any = {"none": [], "nfc": [normalizers.NFC()], "nfkc": [normalizers.NFKC()]}
     steps = [*kinds[config.normalize], *more]
     if steps:
         backend.normalizer = steps[0] if len(steps) == 1 else normalizers.Sequence(steps)
@@ -199,7 +199,7 @@ def _with_blanks(texts: Iterable[str], config: TrainingConfig) -> str:
 def _piece_trainer(config: TrainingConfig) -> Any:
     from tokenizers import trainers
 
-    shared = {
+    shared: dict[str, Any] = {
         "vocab_size": config.target - BYTES,
         "special_tokens": list(config.specials),
         "initial_alphabet": _PRINTABLE,
