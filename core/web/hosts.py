@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from sabia.core.web import robots
 from sabia.core.web.fetch import Fetcher
 from sabia.core.web.frontier import Entry, Frontier
+from sabia.core.web.replayed import ReplayedWeb
 from sabia.core.web.settings import CrawlSettings
 from sabia.core.web.urls import origin_of
 
@@ -150,7 +151,7 @@ class RobotsCache:
     be reached is asked for again after a while.
     """
 
-    def __init__(self, frontier: Frontier, fetcher: Fetcher, token: str) -> None:
+    def __init__(self, frontier: Frontier, fetcher: Fetcher | ReplayedWeb, token: str) -> None:
         self.frontier, self.fetcher, self.token = frontier, fetcher, token
         self._known: dict[str, tuple[float, robots.Rules]] = {}  # (until when, rules)
         self._locks: dict[str, asyncio.Lock] = {}
