@@ -59,7 +59,7 @@ def export_checkpoint(
     hub.write_checkpoint(
         out,
         config,
-        dict(_file_tensors(spec, params))  # type: ignore[arg-type]
+        dict(_file_tensors(spec, params))  # type: ignore[arg-type]  # arrays that are read late
         | (hub.kept_tensors(spec, kept_from) if kept_from else {}),
         tokenizer_from=tokenizer_from,
         max_shard_bytes=max_shard_bytes,
@@ -170,7 +170,7 @@ def _check_names(spec: ModelSpec, tensors: Arrays) -> None:
     missing = sorted(wanted - set(tensors))
     if missing:
         raise BadData(f"model: tensor {missing[0]} is missing ({len(missing)} such)")
-    patterns = [*spec.ignored, *spec.kept, *([re.escape(spec.names["head"])] * spec.tied)]
+    patterns = [*spec.ignored, *spec.kept, *([re.escape(str(spec.names["head"]))] * spec.tied)]
     left = sorted(set(tensors) - wanted)
     unknown = [name for name in left if not any(re.fullmatch(p, name) for p in patterns)]
     if unknown:
