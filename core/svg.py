@@ -173,8 +173,8 @@ def _path(
         steps.append(f"{'L' if drawing else 'M'}{place_x(x):.1f} {place_y(y):.1f}")
         drawing, finite = True, finite + 1
     if finite == 1:
-        x, y = steps[0][1:].split()
-        return f'<circle cx="{x}" cy="{y}" r="3.5" fill="{_colour(index)}"/>'
+        left, top = steps[0][1:].split()
+        return f'<circle cx="{left}" cy="{top}" r="3.5" fill="{_colour(index)}"/>'
     return f'<path d="{"".join(steps)}" fill="none" stroke="{_colour(index)}" stroke-width="2"/>'
 
 

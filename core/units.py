@@ -7,7 +7,7 @@ number is refused as a duration. Everything raises UsageError with a hint.
 
 import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TypeVar
 
 from sabia.core.errors import UsageError
@@ -37,7 +37,7 @@ def _split(text: str | float, what: str, example: str) -> tuple[float, str]:
     return value, match[2]
 
 
-def _scaled(text: str | float, what: str, example: str, factors: dict[str, float]) -> float:
+def _scaled(text: str | float, what: str, example: str, factors: Mapping[str, float]) -> float:
     value, unit = _split(text, what, example)
     if unit not in factors:
         known = " ".join(key for key in factors if key)

@@ -74,7 +74,7 @@ class PromptScorer:
         start, end = len(context), len(context) + len(text)
         # a token that straddles the border counts as the continuation's, as its text begins there
         ends = [*offsets[1:], end]
-        scored = [
+        scored: list[Any] = [
             p for p, first, last in zip(logprobs, offsets, ends, strict=True)
             if last > start and first < end
         ]  # fmt: skip

@@ -95,7 +95,7 @@ def task_from(values: dict[str, Any], path: str = "") -> Task:
     for key in ("name", "kind", "data"):
         if key not in values:
             raise UsageError(f"{where}: no {key} (expected name, kind and data in every task)")
-    lists = {k: tuple(v) if isinstance(v, list) else v for k, v in values.items()}
+    lists: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in values.items()}
     _check_types(lists, where)
     task = Task(**lists, path=path)
     _check(task, where)

@@ -24,7 +24,7 @@ REFRESH_S = 1.0
 class CallCache:
     """key → reply. Thread-safe; `directory` None keeps replies in memory for this process only."""
 
-    def __init__(self, directory: str | Path | None) -> None:
+    def __init__(self, directory: str | os.PathLike[str] | None) -> None:
         self._directory = Path(directory) if directory else None
         self._memory: dict[str, bytes] = {}
         self._places: dict[str, tuple[Path, int, int]] = {}

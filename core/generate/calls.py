@@ -150,7 +150,9 @@ def parse_reply(raw: bytes) -> dict[str, Any]:
     return reply
 
 
-def to_response(key: str, reply: Mapping[str, Any], request: ChatRequest, cached: bool):
+def to_response(
+    key: str, reply: Mapping[str, Any], request: ChatRequest, cached: bool
+) -> ChatResponse:
     """A reply as ChatResponse; usage is estimated from bytes where the server gives none."""
     choice = reply["choices"][0]
     message = choice["message"]

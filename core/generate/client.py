@@ -156,7 +156,9 @@ class Client:
             raise
         return [future.result() for future in futures]
 
-    def _let_finish(self, left: set[concurrent.futures.Future[ChatResponse]], error: Exception):
+    def _let_finish(
+        self, left: set[concurrent.futures.Future[ChatResponse]], error: Exception
+    ) -> None:
         """Starts nothing new, gives the calls in flight a moment: they are paid for."""
         self._fatal = self._fatal or error
         _, slow = concurrent.futures.wait(left, GRACE_S)
@@ -314,8 +316,9 @@ class Client:
             asked = getattr(error, "wait_s", None)
             return max(jitter(state), 0.0 if asked is None else asked + DATE_SLACK_S)
 
+        asks_too_much: Any = self._asks_too_much  # tenacity takes a function, too
         attempts = tenacity.AsyncRetrying(
-            stop=tenacity.stop_after_attempt(self._max_tries) | self._asks_too_much,
+            stop=tenacity.stop_after_attempt(self._max_tries) | asks_too_much,
             wait=wait,
             retry=tenacity.retry_if_exception_type(Retryable),
             reraise=True,

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import hashlib
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from sabia.core.errors import UsageError
+
+if TYPE_CHECKING:
+    from sabia.core.generate.engine import Engine
 
 EDGE_BYTES = 1 << 16
 
 
-def load_engine(directory: str | Path, dtype: str = "float32"):
+def load_engine(directory: str | Path, dtype: str = "float32") -> Engine:
     """An `Engine` over the model and tokenizer of a Hugging Face directory."""
     from sabia.core.generate.engine import Engine
     from sabia.core.model import hub

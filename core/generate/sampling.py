@@ -111,8 +111,12 @@ class RowParams:
         import torch
 
         pairs = zip(self._columns(), other._columns(), strict=True)
+        temperature, top_k, top_p, min_p = (torch.cat(pair) for pair in pairs)
         return RowParams(
-            *(torch.cat(pair) for pair in pairs),
+            temperature,
+            top_k,
+            top_p,
+            min_p,
             self.any_filter or other.any_filter,
             self.any_greedy or other.any_greedy,
         )
@@ -122,7 +126,8 @@ class RowParams:
 
     def take(self, rows: torch.Tensor) -> RowParams:
         """The parameters of some rows, in the order given."""
-        return RowParams(*(c[rows] for c in self._columns()), self.any_filter, self.any_greedy)
+        temperature, top_k, top_p, min_p = (c[rows] for c in self._columns())
+        return RowParams(temperature, top_k, top_p, min_p, self.any_filter, self.any_greedy)
 
 
 def draw(

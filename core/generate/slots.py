@@ -30,7 +30,7 @@ class Slots:
     device: torch.device
     active: int = 0
     owner: list[tuple[Request, int]] = field(default_factory=list)  # (request, sample) of each row
-    params: RowParams | None = None
+    params: Any = None  # RowParams, once rows are active
 
     def __post_init__(self) -> None:
         rows = self.capacity
@@ -70,7 +70,7 @@ class Slots:
         self.watches_text[new] = np.array([bool(r.stop) for r in requests])[which]
         self.drawn[new] = 0
         self.owner += [(request, s) for request in requests for s in request.samples]
-        added = RowParams.of([requests[i].sampling for i in which], self.device)
+        added = RowParams.of([requests[i].sampling for i in which.tolist()], self.device)
         self.params = added if self.active == 0 else self.params.joined(added)
         self.active += len(which)
         return which

@@ -97,16 +97,17 @@ class Grader:
     def _rubric_grades(self, cases: Sequence[Case]) -> list[Grade]:
         verdicts = [self._verified(case) for case in cases]
         asked = [(n, c, items) for n, c in enumerate(cases) if (items := _for_judge(c.rubric))]
-        if asked and self.judge is None:
+        judge = self.judge
+        if asked and judge is None:
             raise UsageError("reward: the rubric needs a judge; name one with --judge-url")
-        if asked:
+        if asked and judge is not None:
             questions = [Question(case.messages, case.text, items) for _, case, items in asked]
             for (number, _, _), found in zip(
-                asked, self.judge.verdicts(questions), strict=True
+                asked, judge.verdicts(questions), strict=True
             ):  # fmt: skip
                 verdicts[number] |= found
         return [
-            case.rubric.grade(found, self.max_unknown)
+            case.rubric.grade(found, self.max_unknown)  # type: ignore[union-attr]  # all have one
             for case, found in zip(cases, verdicts, strict=True)
         ]
 

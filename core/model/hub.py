@@ -112,7 +112,7 @@ def from_hf(spec: ModelSpec, tensors: Arrays) -> dict[str, np.ndarray]:
     for fused in {t.hf.file for t in spec.tensors() if isinstance(t.hf, Part)}:
         del left[fused]
     if spec.tied:  # some files store the head although it is the embedding
-        left.pop(spec.names["head"], None)
+        left.pop(str(spec.names["head"]), None)
     expected = spec.ignored + spec.kept
     unknown = [n for n in left if not any(re.fullmatch(p, n) for p in expected)]
     if unknown:

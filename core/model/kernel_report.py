@@ -108,7 +108,7 @@ def _one_document(like: Any, length: int) -> Any:
 
 
 def _attention(
-    part: Attention | LatentAttention,
+    part: Any,
     like: Any,
     length: int,
     packed: bool,
@@ -119,7 +119,7 @@ def _attention(
     keys = (length, part.heads, part.key_dim) if latent else (length, part.kv_heads, part.head_dim)
     values = (length, part.heads, part.value_dim) if latent else keys
     segments = _one_document(like, length) if packed else None
-    shape = {"segments": segments, "window": part.window, "causal": causal}
+    shape: Any = {"segments": segments, "window": part.window, "causal": causal}
     mask = attention_mask(like, length, length, **shape)
     return choose_attention(
         _shaped(like, 1, length, part.heads, keys[-1]),

@@ -41,7 +41,7 @@ def attention_mask(
     length = like.shape[1]
     if KERNELS.serve("attention", jax.default_backend()):
         if slots is None:
-            settings = {"segments": segments, "window": window, "causal": causal}
+            settings: Any = {"segments": segments, "window": window, "causal": causal}
             return kernels.attention_mask(like, length, keys, **settings)
         if KERNELS.asked["attention"] == "pallas":
             raise refusal("attention: pallas cannot serve: keys lie in slots (expected whole rows)")

@@ -46,7 +46,7 @@ def attention_mask(
     length = like.shape[1]
     if KERNELS.serve("attention", like.device.type):
         if slots is None:
-            settings = {"segments": segments, "window": window, "causal": causal}
+            settings: Any = {"segments": segments, "window": window, "causal": causal}
             return kernels.attention_mask(like, length, keys, **settings)
         _check_slots()
     if segments is None and slots is None and (window is None or window >= length):

@@ -59,7 +59,8 @@ class JaxLowOps:
             return self.base.linear(x, weight, bias, name=name)
         if self.precision.served is not None:
             return self.base.linear(x, _straight(weight, self.precision.served), bias, name=name)
-        how = _How(self.precision.products, self.seed)
+        products: Any = self.precision.products
+        how = _How(products, self.seed)
         out = _linear(how, x.reshape(-1, x.shape[-1]), weight, self._key(name))
         out = out.reshape(*x.shape[:-1], -1)
         return out if bias is None else out + bias.astype(out.dtype)
@@ -79,7 +80,8 @@ class JaxLowOps:
         if self.precision.served is not None:
             weight = _straight(weight, self.precision.served)
             return self.base.grouped_matmul(rows, weight, plan, bias, name=name)
-        how = _How(self.precision.products, self.seed, self.base.grouped_matmul)
+        products: Any = self.precision.products
+        how = _How(products, self.seed, self.base.grouped_matmul)
         out = _grouped(how, rows, weight, self._key(name), plan)
         return out if bias is None else out + bias.astype(out.dtype)[plan.experts]
 
@@ -107,7 +109,8 @@ class _How:
         """xᵀ as an operand of the weight's gradient; behind the transform in float32."""
         if not self.products.hadamard:
             return x.T
-        return hadamard(jnp.pad(x.T, ((0, 0), (0, -len(x) % SIZE))), hadamard_signs(self.seed))
+        signs: Any = hadamard_signs(self.seed)
+        return hadamard(jnp.pad(x.T, ((0, 0), (0, -len(x) % SIZE))), signs)
 
 
 def _straight(weight: Array, served: Served) -> Array:

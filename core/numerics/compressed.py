@@ -19,8 +19,8 @@ from sabia.core.errors import BadData
 from sabia.core.numerics import floats, integers
 from sabia.core.numerics.schemes import Scheme
 
-PARTS = ("weight", "weight_packed", "weight_scale", "weight_shape", "weight_zero_point")
-PARTS += ("weight_g_idx",)
+PARTS: tuple[str, ...] = ("weight", "weight_packed", "weight_scale", "weight_shape")
+PARTS += ("weight_zero_point", "weight_g_idx")
 IGNORED = ("input_scale", "input_zero_point", "output_scale", "output_zero_point")
 FORMATS = ("pack-quantized", "int-quantized", "float-quantized", "mixed-precision", "dense")
 DEFAULT_BLOCK = (128, 128)

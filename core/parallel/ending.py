@@ -42,8 +42,8 @@ class End:
     def of_message(cls, message: Message) -> End:
         """As received; a broken one means a failure."""
         code = message.get("end")
-        known = isinstance(code, int) and 0 < code < 256
-        return cls(code if known else 1, str(message.get("why")), bool(message.get("hangs")))  # type: ignore[arg-type]
+        code = code if isinstance(code, int) and 0 < code < 256 else 1
+        return cls(code, str(message.get("why")), bool(message.get("hangs")))
 
     def error(self) -> SabiaError:
         """As an exception."""

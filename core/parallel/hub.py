@@ -132,7 +132,8 @@ class Hub:
             elif key.fileobj is self._bell.socket:
                 self._bell.hear()
             else:
-                self._read(key.fileobj)  # type: ignore[arg-type]
+                link: Any = key.fileobj
+                self._read(link)
 
     def _accept(self) -> None:
         with contextlib.suppress(OSError):  # nobody left waiting, or no more files

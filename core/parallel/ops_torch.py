@@ -209,7 +209,7 @@ class MeshOps:
         if now == then:
             return x
         if now is None:
-            return c.split(x, then, group, parts=parts)
+            return c.split(x, then, group, parts=parts)  # type: ignore[arg-type]  # not None, too
         if then is None:
             return c.gather(x, now, group, parts=parts)
         return c.exchange(x, then, now, group)

@@ -270,7 +270,7 @@ class Pipeline:
         if current.loss is not None:
             current.loss.backward()
         else:
-            form = current.went_form
+            form: Any = current.went_form
             outputs = form.picked(current.went)
             shapes, dtypes = [o.shape for o in outputs], [o.dtype for o in outputs]
             grads = self.back.receive(shapes, dtypes, self.after)

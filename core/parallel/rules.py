@@ -110,7 +110,7 @@ def check_fits(spec: ModelSpec, mesh: Mesh, rows: int = 0, length: int = 0) -> N
 def _counts(spec: ModelSpec) -> Iterator[tuple[str, str, int]]:
     """(mesh axis, what it splits, how many) for every count that must divide."""
     for part in dict.fromkeys(p for layer in spec.layers for p in (layer.mixer, layer.mlp)):
-        units = getattr(part, "split_units", dict)()
+        units: dict[str, int] = getattr(part, "split_units", dict)()
         yield from ((WEIGHTS[name], name.replace("_", "-"), n) for name, n in units.items())
     for tensor in spec.tensors():
         for name, size in zip(tensor.axes, tensor.shape, strict=True):

@@ -69,19 +69,21 @@ class StageOps:
 
     def __init__(self, ops: Any, index: int | None = None, states: Any = None) -> None:
         self.ops, self.index, self.states, self.block = ops, index, states, 0
-        self.record = self.simulate = None
+        self.record: Any = None
+        self.simulate: Any = None
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.ops, name)
 
     def remat(self, function: Any, policy: str) -> Any:
         """Skip the blocks before `index`; end the pass behind it."""
-        if self.index is None:
+        last = self.index
+        if last is None:
             return self.ops.remat(function, policy)
         position, self.block = self.block, self.block + 1
 
         def call(weights: Any, x: Any) -> Any:
-            if position < self.index:
+            if position < last:
                 # the last block before a head-only pass hands over the kept states
                 return (x if self.states is None else self.states), {}
             raise _Done(function(weights, x if self.states is None else self.states)[0])

@@ -48,7 +48,8 @@ def stored_tensors(spec: ModelSpec, quantized: Quantized) -> dict[str, np.ndarra
     modules = {linear.key: linear.module for linear in quantized.linears}
     tensors: dict[str, np.ndarray] = {}
     for tensor in spec.tensors():
-        names = {None: tensor.hf} if isinstance(tensor.hf, str) else dict(enumerate(tensor.hf))
+        files: Any = tensor.hf
+        names = {None: files} if isinstance(files, str) else dict(enumerate(files))
         for index, name in names.items():
             stored = quantized.stored.get((tensor.name, index))
             if stored is None:

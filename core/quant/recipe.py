@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 from sabia.core.errors import UsageError
 from sabia.core.files import read_toml
-from sabia.core.numerics.integers import group_width
+from sabia.core.numerics.integers import Method, group_width
 from sabia.core.numerics.schemes import SCHEMES, Scheme, scheme_named
 from sabia.core.spec import ModelSpec, TensorSpec
 from sabia.core.spec.tensors import Part
@@ -58,7 +58,7 @@ class Recipe:
     rules: tuple[Rule, ...] = ()
     group: int | None = None
     rounding: Rounding = "auto"
-    scale: str = "mse"
+    scale: Method = "mse"
     order: str = "static"
     damping: float = 0.01
 
@@ -153,7 +153,8 @@ class Linear:
     @property
     def module(self) -> str:
         """Its module's name in the checkpoint."""
-        name = self.tensor.hf if self.index is None else self.tensor.hf[self.index]
+        names: Any = self.tensor.hf
+        name = names if self.index is None else names[self.index]
         return str(name).removesuffix(".weight")
 
     @property

@@ -227,7 +227,7 @@ def _measure(
     backend = job.backend if world.size == 1 else "torch"  # JAX's other processes have gone
     model = ClassifierModel(str(directory.final), backend)
     agreement, figures = labels.figures(held.values, model.scores(held.ids))
-    report = {"problem": labels.problem, "held_out": _plain(asdict(agreement))}
+    report: dict[str, Any] = {"problem": labels.problem, "held_out": _plain(asdict(agreement))}
     report |= {"labels": [_plain(asdict(one)) for one in figures]}
     write_atomic(directory.path / REPORT, json.dumps(report, indent=1) + "\n")
     if not len(held):

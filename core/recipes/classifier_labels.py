@@ -18,11 +18,9 @@ from sabia.core.errors import BadData, UsageError
 from sabia.core.spec.heads import Problem
 from sabia.core.text import held_out
 
-SINGLE, MULTI, NUMBER = (
-    "single_label_classification",
-    "multi_label_classification",
-    "regression",
-)
+SINGLE: Problem = "single_label_classification"
+MULTI: Problem = "multi_label_classification"
+NUMBER: Problem = "regression"
 WEIGHTS = ("none", "balanced")
 
 

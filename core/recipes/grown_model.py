@@ -12,6 +12,7 @@ import re
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -82,10 +83,10 @@ def _kept_rows(spec: ModelSpec, directory: str) -> str:
 
 def _load_grown(spec: ModelSpec, directory: str, extension: Extension) -> Params:
     """The parameters of `spec`, those with a row a token to be grown when they are used."""
-    params = dict(load_arrays(directory))
+    params: dict[str, Any] = dict(load_arrays(directory))
     for tensor in spec.tensors():
         if tensor.axes[0] == "vocab":
-            params[tensor.name] = _grown(params[tensor.name], extension)  # type: ignore[assignment]
+            params[tensor.name] = _grown(params[tensor.name], extension)
     return params
 
 

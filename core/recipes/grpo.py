@@ -278,7 +278,7 @@ class Policy:
                 "again to resume"
             )
 
-    def _sampling_params(self) -> Mapping[str, Any]:
+    def _sampling_params(self) -> dict[str, Any]:
         """The policy in the precision it is trained in."""
         if self.options.precision == "fp32":
             return self.stepper.params

@@ -16,7 +16,7 @@ from dataclasses import asdict, dataclass, field
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -63,7 +63,7 @@ from sabia.core.train.telemetry import Meter
 from sabia.core.train.token_rows import TokenRows
 from sabia.core.train.tracking import Tracker, open_sink, parse_services
 
-FLOP_CONVENTION = "causal"
+FLOP_CONVENTION: Literal["causal"] = "causal"
 STATE_BYTES_PER_PARAMETER = 16  # fp32 parameter, gradient, two moments
 
 
@@ -270,11 +270,12 @@ def joined(job: Job, world: World, guard: Guard | None = None) -> Iterator[Mesh]
 
 def loss_of(task: Task, options: Training) -> Callable[..., Any]:
     """The loss that a task is trained on, with the options' coefficients."""
+    remat: Any = options.remat
     if task.loss is not None:
-        return partial(task.loss, remat=options.remat)
+        return partial(task.loss, remat=remat)
     return partial(
         next_token_loss,
-        remat=options.remat,
+        remat=remat,
         z_loss=options.z_loss,
         balance=options.balance,
         router_z=options.router_z,

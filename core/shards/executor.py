@@ -36,7 +36,9 @@ def run_tasks(
     yield from _in_processes(function, tasks, min(jobs, len(tasks)))
 
 
-def _in_processes(function: Callable[..., R], tasks: Sequence[tuple[Any, ...]], jobs: int):
+def _in_processes(
+    function: Callable[..., R], tasks: Sequence[tuple[Any, ...]], jobs: int
+) -> Iterator[R]:
     pool = ProcessPoolExecutor(jobs, get_context("spawn"), initializer=_prepare_worker)
     try:
         futures = [pool.submit(function, *task) for task in tasks]

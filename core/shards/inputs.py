@@ -14,14 +14,14 @@ import sys
 import tempfile
 from collections.abc import Sequence
 from functools import partial
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 import fsspec
 
 from sabia.core.errors import BadData, UsageError
 from sabia.core.shards.folders import files_below, keys_of, shards_among
 from sabia.core.shards.job import Job
-from sabia.core.shards.sources import Source, decompressed
+from sabia.core.shards.sources import Opener, Source, decompressed
 
 READABLE = (".parquet", ".arrow", ".arrows", ".jsonl", ".jsonl.gz", ".jsonl.zst", ".json")
 _LIST_LIMIT_BYTES = 64 << 20
@@ -53,7 +53,7 @@ def from_path(given: str, kind: str, flag: str = "") -> list[Source]:
     ]  # fmt: skip
 
 
-def _opener(name: str):
+def _opener(name: str) -> Opener:
     return partial(open_binary, name)
 
 
@@ -103,7 +103,7 @@ def _expand_url(given: str, endings: Sequence[str]) -> list[str]:
     return [p if "://" in p else f"{protocol}://{p}" for p in paths]
 
 
-def sniff(opener, name: str) -> str:
+def sniff(opener: Opener, name: str) -> str:
     """parquet, arrow or jsonl, from the first bytes (looking through gzip and zstd)."""
     with opener() as file:
         head = file.read(8)
@@ -123,7 +123,7 @@ def sniff(opener, name: str) -> str:
 def from_stdin(kind: str) -> list[Source]:
     """Sources of standard input; the text form is a list of paths."""
     path = spool_stdin()
-    opener = partial(open, path, "rb")
+    opener: Any = partial(open, path, "rb")
     with opener() as file:
         text = decompressed(file)
         head = text.read(4096)

@@ -45,7 +45,9 @@ class Rejects:
         self._opened: Any = None
         self._writer: Any = None
 
-    def add(self, rows: pa.RecordBatch | dict[str, Any] | Iterable[dict], reason: str, shard: str):
+    def add(
+        self, rows: pa.RecordBatch | dict[str, Any] | Iterable[dict], reason: str, shard: str
+    ) -> None:
         """Reject a batch, a row or rows for one reason."""
         if isinstance(rows, dict):
             rows = [rows]

@@ -11,7 +11,7 @@ alike: a tensor axis must divide the key heads.
 """
 
 from dataclasses import dataclass
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from sabia.core.errors import UsageError
 from sabia.core.spec.tensors import Row
@@ -47,7 +47,7 @@ class GatedDeltaNet:
             Row(f"delta.conv_{name}", (outs[name], self.taps), ("heads", "taps"), "conv", "fan_in")
             for name in "qkv"
         ]
-        per_head = ((self.value_heads,), ("heads",), "attention")
+        per_head: tuple[Any, Any, Any] = ((self.value_heads,), ("heads",), "attention")
         return (
             *matrices,
             *taps,

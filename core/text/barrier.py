@@ -74,7 +74,8 @@ def run(
     if removed_path:
         removed.write_removed(removed_path, decision.dropped, made)
     if decision.columns is not None:
-        sources = [_Columns(source, decision.columns) for source in sources]
+        read: Any = [_Columns(source, decision.columns) for source in sources]
+        sources = read
     run_map(
         job, decision.transform, sources=sources, salt=salt, next_step="sabia tokenize",
         schema=schema,
@@ -118,6 +119,6 @@ def _sampled(
     return iter(decision.transform(sample.batches(decision.columns), context))
 
 
-def _nothing(_batches: object, _context: object) -> Iterable[pa.RecordBatch]:
+def _nothing(_batches: object, _context: object) -> Iterator[pa.RecordBatch]:
     """Stands in for the transform where no shard is going to be made."""
     return iter(())

@@ -228,7 +228,7 @@ def _tries(definition: dict[str, Any], tokenizer: Tokenizer) -> tuple[Trie, Trie
         if late and normalizer is not None:
             text = normalizer.normalize_str(text)
         if text:
-            number = -2 if token["special"] else tokenizer.token_id(token["content"])
+            number: Any = -2 if token["special"] else tokenizer.token_id(token["content"])
             groups[late].append((text.encode(), number))
     try:
         first, second = (make_trie(g if any(n >= 0 for _, n in g) else []) for g in groups)

@@ -132,7 +132,7 @@ def write_index(
 
 
 def _copy(corpus: Corpus, rows: np.ndarray, writer: SegmentWriter) -> None:
-    values, _ = corpus.shingles(rows, "numpy") if writer.with_shingles else (None, None)
+    values: Any = corpus.shingles(rows, "numpy")[0] if writer.with_shingles else None
     digests = np.empty((len(rows), corpus.bands), np.uint64)
     for band in range(corpus.bands):
         for first, chunk in corpus.band(band):

@@ -6,6 +6,7 @@ are never separated. Records keep the order in which they were added.
 """
 
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 
@@ -28,7 +29,7 @@ class HashedFiles:
 
     def __init__(self, dtype: np.dtype, used_bits: int = 0) -> None:
         self.dtype, self.used_bits = dtype, used_bits
-        self.spools = [Spool() for _ in range(1 << FAN_BITS)]
+        self.spools: list[Any] = [Spool() for _ in range(1 << FAN_BITS)]
         self.counts = np.zeros(1 << FAN_BITS, np.int64)
 
     def add(self, records: np.ndarray) -> None:
@@ -49,7 +50,7 @@ class HashedFiles:
         bits = self.used_bits + FAN_BITS
         for number, count in enumerate(self.counts.tolist()):
             stop.check()
-            spool, self.spools[number] = self.spools[number], None  # type: ignore[call-overload]
+            spool, self.spools[number] = self.spools[number], None
             if not count:
                 continue
             records = spool.array(self.dtype, (count,))

@@ -16,6 +16,7 @@ import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -130,7 +131,8 @@ def _frequent(parts: Sequence[str]) -> list[str]:
 
 def save(profile: Mapping[str, np.ndarray], path: Path = PATH) -> None:
     """Write a profile."""
-    np.savez_compressed(path, **dict(profile))
+    arrays: Any = dict(profile)
+    np.savez_compressed(path, **arrays)
 
 
 @functools.lru_cache(maxsize=1)

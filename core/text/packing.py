@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import bisect
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
@@ -50,7 +50,10 @@ class Packer(Protocol):
 
 def make_packer(packing: str, length: int, pad_id: int) -> Packer:
     """`sequential` or `best-fit` into rows of `length` tokens."""
-    kinds = {"sequential": SequentialPacker, "best-fit": BestFitPacker}
+    kinds: dict[str, Callable[[int, int], Packer]] = {
+        "sequential": SequentialPacker,
+        "best-fit": BestFitPacker,
+    }
     return kinds[packing](length, pad_id)
 
 
@@ -90,7 +93,7 @@ class SequentialPacker:
             ids = np.full((1, self.length), self.pad_id, np.int32)
             ids[0, : len(self._tokens)] = self._tokens
             lengths, sources = self._lengths, self._sources
-            self.__init__(self.length, self.pad_id)  # type: ignore[misc]
+            SequentialPacker.__init__(self, self.length, self.pad_id)
             yield Rows(ids, np.zeros(len(lengths), np.int64), lengths, sources)
 
 

@@ -57,7 +57,8 @@ class RemovedPart:
 
     def __init__(self, directory: str, index: int) -> None:
         self.path = f"{directory.rstrip('/')}/part-{index:05d}.parquet" if directory else ""
-        self.stack, self.writer = ExitStack(), None
+        self.stack = ExitStack()
+        self.writer: Any = None
 
     def write(self, batch: pa.RecordBatch, reason: pa.Array | str) -> None:
         """Add rows with the reason why they went."""

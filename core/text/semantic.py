@@ -182,7 +182,8 @@ def settled(
             kept = np.concatenate((kept, np.empty_like(kept)))
         kept[held : held + len(new)], at[held : held + len(new)] = block[new], mine[new]
         held += len(new)
-    return tuple(np.concatenate(part) for part in zip(*gone, strict=True))  # type: ignore[return-value]
+    went, leaders, cosines = (np.concatenate(part) for part in zip(*gone, strict=True))
+    return went, leaders, cosines
 
 
 def _most_similar(block: np.ndarray, kept: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -59,7 +59,8 @@ def split_line(text: str) -> Line:
     if not body:
         return Line(text, (), (), "")
     lead = text[: len(text) - len(text.lstrip())]
-    sentences, gaps, start = [], [], 0
+    sentences: list[str] = []
+    gaps, start = [], 0
     for found in SENTENCE_END.finditer(body):
         before = body[start : found.start(1)]
         if _goes_on(before, first=not sentences):
@@ -81,7 +82,7 @@ def _goes_on(before: str, first: bool) -> bool:
     if first and LIST_NUMBER.fullmatch(before):
         return True
     word = LAST_WORD.search(before)
-    return bool(word) and (word[1].lower() in ABBREVIATIONS or _initial(word[1]))
+    return word is not None and (word[1].lower() in ABBREVIATIONS or _initial(word[1]))
 
 
 def _initial(word: str) -> bool:

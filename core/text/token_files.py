@@ -180,7 +180,7 @@ def _write_state(job: Job, parts: int) -> None:
 
     folder = Path(str(job.out))
     there = [path.name for part in range(parts) if (path := _data_file(job, part)).is_file()]
-    state = {
+    state: dict[str, Any] = {
         "_data_files": [{"filename": name} for name in there],
         "_fingerprint": "sabia",
         "_format_columns": None,

@@ -56,7 +56,7 @@ def run(job: Job, options: TokenizeOptions) -> None:
         return
     transform = partial(
         pack_shard,
-        encoder=encoder,
+        encoder=encoder,  # type: ignore[arg-type]  # None in a dry run, where nothing is packed
         length=options.length,
         packing=options.packing,
         buckets=buckets,

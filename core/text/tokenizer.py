@@ -47,7 +47,7 @@ class Tokenizer:
         return self.definition, self.config, self.chat_template, self._extra_stop_ids
 
     def __setstate__(self, state: tuple[Any, ...]) -> None:
-        self.__init__(*state)  # type: ignore[misc]
+        Tokenizer.__init__(self, *state)
 
     @cached_property
     def backend(self) -> Any:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -107,7 +107,7 @@ def _make(
     return tokenizer
 
 
-def _extended(options: TokenizeOptions, texts, place: str) -> Tokenizer:  # type: ignore[no-untyped-def]
+def _extended(options: TokenizeOptions, texts: Iterable[str], place: str) -> Tokenizer:
     base = with_end(load_tokenizer(options.extend))
     tokenizer, extension = extend(base, texts, target(options), options.min_frequency)
     _keep(tokenizer, place, replace(extension, multiple=options.vocab_multiple))

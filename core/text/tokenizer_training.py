@@ -131,7 +131,7 @@ def _isolate(pattern: str) -> Any:
 def _set_normalizer(backend: Any, options: TokenizerTraining, more: Sequence[Any]) -> None:
     from tokenizers import normalizers
 
-    kinds = {"none": [], "nfc": [normalizers.NFC()], "nfkc": [normalizers.NFKC()]}
+    kinds: Any = {"none": [], "nfc": [normalizers.NFC()], "nfkc": [normalizers.NFKC()]}
     steps = [*kinds[options.normalize], *more]
     if steps:
         backend.normalizer = steps[0] if len(steps) == 1 else normalizers.Sequence(steps)
@@ -159,7 +159,7 @@ def _with_blanks(texts: Iterable[str], options: TokenizerTraining) -> str:
 def _piece_trainer(options: TokenizerTraining) -> Any:
     from tokenizers import trainers
 
-    shared = {
+    shared: dict[str, Any] = {
         "vocab_size": target(options) - BYTES,
         "special_tokens": list(specials(options)),
         "initial_alphabet": _PRINTABLE,

@@ -54,7 +54,7 @@ def export_checkpoint(
     hub.write_checkpoint(
         out,
         config,
-        dict(_file_tensors(spec, params))  # type: ignore[arg-type]
+        dict(_file_tensors(spec, params))  # type: ignore[arg-type]  # arrays that are read late
         | (hub.kept_tensors(spec, kept_from) if kept_from else {}),
         tokenizer_from=tokenizer_from,
         max_shard_bytes=max_shard_bytes,

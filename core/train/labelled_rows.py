@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -31,7 +32,7 @@ class LabelledRows(TokenRows):
     few_shapes: bool = False
 
     @property
-    def unpacked(self) -> bool:  # type: ignore[override]
+    def unpacked(self) -> bool:
         """True where attention needs no segments."""
         return self.causal
 
@@ -74,5 +75,5 @@ def labelled_rows(
     schema = ["input_ids", "document_lengths"]
     rows = read_token_rows([pa.RecordBatch.from_arrays([lists, sizes], schema)])
     given = {f.name: getattr(rows, f.name) for f in fields(TokenRows)}
-    figures = {"labels": labels.astype(np.float32), "weights": weights.astype(np.float32)}
+    figures: Any = {"labels": labels.astype(np.float32), "weights": weights.astype(np.float32)}
     return LabelledRows(**given, **figures, pooling=pooling, causal=causal, few_shapes=few_shapes)

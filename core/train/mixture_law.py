@@ -92,7 +92,7 @@ def spearman(a: np.ndarray, b: np.ndarray) -> float:
     )
 
 
-def draw_mixes(prior: Sequence[float], count: int, seed: int) -> np.ndarray:
+def draw_mixes(prior: Sequence[float] | np.ndarray, count: int, seed: int) -> np.ndarray:
     """float64[count, S] mixes around a prior: Dirichlet draws of concentrations 1 to 10.
 
     The first is the prior itself.
@@ -106,7 +106,11 @@ def draw_mixes(prior: Sequence[float], count: int, seed: int) -> np.ndarray:
 
 
 def best_mix(
-    law: Law, prior: Sequence[float], target: np.ndarray, limits: np.ndarray, seed: int
+    law: Law,
+    prior: Sequence[float] | np.ndarray,
+    target: np.ndarray,
+    limits: np.ndarray,
+    seed: int,
 ) -> tuple[np.ndarray, float]:
     """(mix float64[S], its predicted loss): least target-weighted loss among random mixes.
 

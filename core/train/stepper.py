@@ -51,10 +51,13 @@ class Stepper(Protocol):
     """What `make_stepper` returns."""
 
     spec: ModelSpec
-    params: dict[str, Any]  # backend arrays, fp32, current
     row_part: tuple[int, int]  # which part of how many of a batch's rows this process gives
     fixed_shapes: bool  # batches of a new shape are costly (they are compiled for)
     micro_batch: int  # rows at a time on one device (0: all); may change between steps
+
+    @property
+    def params(self) -> dict[str, Any]:
+        """Backend arrays, fp32, current."""
 
     def step(
         self,
@@ -128,7 +131,8 @@ def make_stepper(
         world or World(),
     )
     if lora is not None:
-        params = ChainMap(params, init_lora(spec, lora, seed))  # type: ignore[arg-type]
+        layers: list[Any] = [params, init_lora(spec, lora, seed)]
+        params = ChainMap(*layers)
     if backend == "torch":
         from sabia.core.train.stepper_torch import TorchStepper
 

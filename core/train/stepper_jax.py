@@ -19,7 +19,7 @@ import numpy as np
 import optax
 from flax import struct
 from jax.sharding import Mesh as JaxMesh
-from jax.sharding import NamedSharding, PartitionSpec
+from jax.sharding import NamedSharding, PartitionSpec, Sharding
 
 from sabia.core.errors import UsageError
 from sabia.core.model.backend import load_ops
@@ -82,7 +82,8 @@ class JaxStepper:
 
     def _layout(self) -> Any:
         """Where everything of a TrainState lies."""
-        params, parts = {}, {}
+        params: dict[str, Any] = {}
+        parts: dict[str, Any] = {}
         for name, tensor in self.table.items():
             split = NamedSharding(self.devices, partition(weight_split(tensor, self.mesh)))
             params[name] = split
@@ -90,15 +91,16 @@ class JaxStepper:
             parts[name] = {
                 k: self._sharding() if whole else split for k, (_, whole) in kept.items()
             }
-        return TrainState(params, parts, self._sharding())
+        count: Any = self._sharding()
+        return TrainState(params, parts, count)
 
     @staticmethod
     def _placed(
-        where: NamedSharding, shape: tuple[int, ...], read: Callable[[Any], Any], kind: Any = None
+        where: Sharding, shape: tuple[int, ...], read: Callable[[Any], Any], kind: Any = None
     ) -> Array:
         kind = kind or np.float32
 
-        def piece(index: tuple[slice, ...]) -> np.ndarray:
+        def piece(index: Any) -> np.ndarray:
             return np.array(read(index), kind)  # a copy: what is read may change later
 
         return jax.make_array_from_callback(tuple(shape), where, piece)

@@ -176,7 +176,9 @@ class TorchStepper:
     @torch.no_grad()
     def _balance(self, loads: np.ndarray | None) -> None:
         """Move the routers' biases by the loads of the step."""
-        for row, name in enumerate(self._biases if loads is not None else ()):
+        if loads is None:
+            return
+        for row, name in enumerate(self._biases):
             if name in self.params:
                 bias = self.params[name]
                 load = torch.as_tensor(loads[row], device=self.device)

@@ -39,9 +39,9 @@ class _Column:
         size = self.spool.tell() // self.dtype.itemsize
         if not size:
             return np.zeros(0, self.dtype)
-        if self.spool._rolled:  # type: ignore[attr-defined]
+        if self.spool._rolled:  # type: ignore[attr-defined]  # on disk: nothing public says so
             self.spool.flush()
-            return np.memmap(self.spool._file, self.dtype, "r", shape=(size,))  # type: ignore[attr-defined]
+            return np.memmap(self.spool._file, self.dtype, "r", shape=(size,))
         self.spool.seek(0)
         return np.frombuffer(self.spool.read(), self.dtype)
 

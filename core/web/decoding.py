@@ -8,6 +8,7 @@ windows-1252).
 
 import codecs
 import re
+from typing import Any
 
 _CHARSET = re.compile(rb"charset\s*=\s*[\"']?\s*([\w.:-]+)", re.IGNORECASE)
 _DECLARED_WITHIN = 2048  # bytes
@@ -53,4 +54,5 @@ def _as(body: bytes, encoding: str) -> str:
     from resiliparse.parse.encoding import bytes_to_str, detect_encoding, map_encoding_to_html5
 
     known = map_encoding_to_html5(encoding, fallback_utf8=False) if encoding else None
-    return str(bytes_to_str(body, known or detect_encoding(body)))
+    found: Any = known or detect_encoding(body)
+    return str(bytes_to_str(body, found))

@@ -149,7 +149,7 @@ class RobotsCache:
     be reached is asked for again after a while.
     """
 
-    def __init__(self, frontier: Frontier, fetcher: Fetcher, token: str) -> None:
+    def __init__(self, frontier: Frontier, fetcher: Fetcher | ReplayedWeb, token: str) -> None:
         self.frontier, self.fetcher, self.token = frontier, fetcher, token
         self._known: dict[str, tuple[float, robots.Rules]] = {}  # (until when, rules)
         self._locks: dict[str, asyncio.Lock] = {}

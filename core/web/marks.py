@@ -35,7 +35,7 @@ class Facts(NamedTuple):
     language: str
     date: str
     base: str
-    index: bool
+    index: bool  # type: ignore[assignment]  # the field stands in for tuple.index
     follow: bool
 
 

@@ -117,7 +117,7 @@ def _start(memory_bytes: int) -> "subprocess.Popen[bytes]":
 
 def _pipe(pipe: Any) -> BinaryIO:
     assert pipe is not None
-    return pipe  # type: ignore[no-any-return]
+    return pipe
 
 
 def _frame(header: dict[str, Any], body: bytes = b"") -> bytes:

@@ -194,7 +194,7 @@ def _from_stdin(max_bytes: int) -> Inputs:
     if head.startswith(b"WARC/"):
         return Inputs(sources=(StdinWarc("<stdin>", (path,), max_bytes),))
     if head[:4] in (b"PAR1", b"\xff\xff\xff\xff") or head.lstrip()[:1] == b"{":
-        opener = partial(open, path, "rb")
+        opener: Any = partial(open, path, "rb")
         form = {b"PAR1": "parquet", b"\xff\xff\xff\xff": "arrow"}.get(head[:4], "jsonl")
         return Inputs(sources=(Source("<stdin>", "document", form, opener),))
     with open(path, "rb") as file:

@@ -54,14 +54,13 @@ class Candidates:
 
     def where(self, chosen: Array) -> "Candidates":
         """Those that a mask, or their numbers, choose."""
-        fields = {name: getattr(self.layout, name)[chosen] for name in ARRAYS}
+        fields: Any = {name: getattr(self.layout, name)[chosen] for name in ARRAYS}
         return Candidates(replace(self.layout, **fields), self.mesh[chosen])
 
     def one(self, number: int) -> Layout:
         """A candidate in plain numbers."""
-        return replace(
-            self.layout, **{name: int(getattr(self.layout, name)[number]) for name in ARRAYS}
-        )
+        fields: Any = {name: int(getattr(self.layout, name)[number]) for name in ARRAYS}
+        return replace(self.layout, **fields)
 
 
 INNER = ("micro_batch", "virtual")  # what a mesh leaves open
@@ -155,9 +154,9 @@ class _Growing:
             chosen = np.flatnonzero(np.isin(self.left, values))
             self._take(chosen, axis, self.left[chosen])
             return
-        chosen = [np.flatnonzero(self.left % n == 0) for n in values.tolist()]
-        repeated = np.repeat(values, [len(some) for some in chosen])
-        self._take(np.concatenate([*chosen, np.array([], np.int64)]), axis, repeated)
+        places = [np.flatnonzero(self.left % n == 0) for n in values.tolist()]
+        repeated = np.repeat(values, [len(some) for some in places])
+        self._take(np.concatenate([*places, np.array([], np.int64)]), axis, repeated)
 
     def _take(self, chosen: Array, axis: str, values: Array) -> None:
         self.fields = {name: array[chosen] for name, array in self.fields.items()}

@@ -21,7 +21,7 @@ from functools import partial
 
 from sabia.core.plan.counting.architecture import LayerKind
 from sabia.core.plan.device.layout import Recompute
-from sabia.core.plan.device.memory_kept import Kept
+from sabia.core.plan.device.memory_kept import Kept, Split
 
 FP32, BF16 = 4, 2
 
@@ -63,10 +63,10 @@ def layer_tensors(
         yield from _feed_forward(kind, hidden, given)
 
 
-def _norm(name: str, width: int, factors: int, given: Formats, split: str = "tokens") -> Kept:
+def _norm(name: str, width: int, factors: int, given: Formats, split: Split = "tokens") -> Kept:
     """What a norm of `width` keeps: what it reads (BF16: two fp32 copies of it), its factors."""
     copies = 2 if given.narrow else 1
-    return Kept(name, copies * width + factors, FP32, split=split)  # type: ignore[arg-type]
+    return Kept(name, copies * width + factors, FP32, split=split)
 
 
 def _stream(kind: LayerKind, hidden: int, given: Formats) -> Iterator[Kept]:

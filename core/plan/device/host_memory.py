@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from sabia.core.plan.counting.architecture import Architecture, LayerKind
 from sabia.core.plan.device import host_kept
 from sabia.core.plan.device.host_kept import FP32, Formats
-from sabia.core.plan.device.layout import Layout
+from sabia.core.plan.device.layout import Layout, Recompute
 from sabia.core.plan.device.memory_kept import Kept
 from sabia.core.plan.device.memory_stage import Stage
 from sabia.core.plan.device.memory_term import Case, Term, billions, ways
@@ -275,10 +275,10 @@ def activations(place: Place) -> Bytes:
     )
 
 
-def _tensors(place: Place, kind: LayerKind, recompute: str, layers: Number) -> Bytes:
+def _tensors(place: Place, kind: LayerKind, recompute: Recompute, layers: Number) -> Bytes:
     found = Bytes()
     hidden = place.model.hidden
-    for one in host_kept.layer_tensors(kind, hidden, place.formats, recompute):  # type: ignore[arg-type]
+    for one in host_kept.layer_tensors(kind, hidden, place.formats, recompute):
         found += place.blocks(layers, _size(place, one))
     if recompute == "none":  # experts' outputs are added up twice: where they are, and at home
         sent = place.tokens * kind.top_k * hidden * place.formats.stream

@@ -35,6 +35,7 @@ KEYS = ("key", "value")
 OUTPUT = "mlp_output"
 INPUTS = ("normed", "attended", "normed_middle", "product", "copies", "expert_product")
 CHUNK = 64  # tokens of a chunk of a delta net's matrices (arXiv 2406.06484, section 4)
+Split = Literal["tokens", "gathered", "tensor", "experts"]
 
 
 @dataclass(frozen=True)
@@ -49,7 +50,7 @@ class Kept:
     name: str
     width: float
     element_bytes: float
-    split: Literal["tokens", "gathered", "tensor", "experts"] = "tokens"
+    split: Split = "tokens"
     routed: bool = False
 
     @property

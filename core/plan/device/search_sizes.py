@@ -17,7 +17,8 @@ FINE = 16  # all sizes up to so many units, then as many to each doubling as hal
 
 def rentable(chip: Chip, limit: int, start: int = 1) -> Iterator[int]:
     """Numbers of chips from `start` to `limit` that can be rented, ascending."""
-    parts, unit = (), chip.node_chips
+    parts: tuple[int, ...] = ()
+    unit = chip.node_chips
     if chip.torus_axes == 2:
         parts, unit = FLAT_SLICES, chip.scale_up_domain
     elif chip.torus_axes == 3:

@@ -98,7 +98,7 @@ class Survey:
         self.fewest: int | None = None
         self.parts: list[tuple[Candidates, Any, Any]] = []  # fitting ones, bytes, seconds
         self.meshes, every = _every(question, counts)
-        self._marks = {"weighed": [], "fitting": []}  # numbers of meshes
+        self._marks: dict[str, list[Any]] = {"weighed": [], "fitting": []}  # numbers of meshes
         for some in every:
             self._weigh(some)
 

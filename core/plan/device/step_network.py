@@ -28,7 +28,7 @@ WEIGHT_BYTES = 2
 
 def tensor_s(at: Timed, kind: LayerKind) -> Number:
     """Gathers and scatters of a layer over the tensor ranks, as seen."""
-    pairs = 2 if kind.experts and not kind.mlp_width and _own_way(at) else 4
+    pairs: float = 2 if kind.experts and not kind.mlp_width and _own_way(at) else 4
     pairs = pairs * (1.5 if at.layout.recompute == "full" else 1)
     size = at.tokens * at.workload.architecture.hidden * at.element
     seconds = 2 * pairs * _ring(at, size, group(at.layout, "tensor"))

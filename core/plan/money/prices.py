@@ -97,7 +97,8 @@ def _rows(offer: dict[str, Any]) -> Iterator[Price]:
 def _by_name(offer: dict[str, Any], key: str) -> list[tuple[str | None, float]]:
     """A price without a name, or a table of them; BadData on anything but numbers."""
     value = offer.get(key, {})
-    found = list(value.items()) if isinstance(value, dict) else [(None, value)]
+    named = value.items() if isinstance(value, dict) else [(None, value)]
+    found: list[tuple[str | None, float]] = list(named)
     for _, usd in found:
         if not isinstance(usd, (int, float)):
             raise BadData(f"prices.toml: {offer['chip']} {key} is {usd!r} (expected dollars)")

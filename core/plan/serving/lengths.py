@@ -47,7 +47,7 @@ class Lengths:
         low, high = self.mean / 4, self.mean * 1e4
         for _ in range(45):
             middle = math.sqrt(low * high)
-            short = _integral(lambda t, λ=middle: self._alive(t, λ), self.limit) < self.mean
+            short = _integral(functools.partial(self._alive, scale=middle), self.limit) < self.mean
             low, high = (middle, high) if short else (low, middle)
         return math.sqrt(low * high)
 

@@ -157,17 +157,17 @@ def saving(
     model: StopModel, chip: Chip, chips: int, checkpoint_bytes: float, work_s: float
 ) -> Saving:
     """Stall, lag and best interval of `chips` of `chip`. Raises UsageError on unknown rates."""
+    rates = []
     for rate, name in ((chip.host_bytes_per_s, "host"), (chip.network_bytes_per_s, "network")):
         if rate is None:
             raise UsageError(
                 f"--chip: no {name} rate of {chip.name} is on file; checkpoints cannot be planned "
                 "for it (expected a chip with pcie_gb_s and nic_gb_s in chips.toml)"
             )
+        rates.append(rate)
     mean_s = mean_time_between(chips, model.failures_per_chip_day, model.preemption_s)
-    offload_s = offload_seconds(checkpoint_bytes, chips, chip.host_bytes_per_s)
-    upload_s = upload_seconds(
-        checkpoint_bytes, chips, chip.network_bytes_per_s, model.bucket_bytes_per_s
-    )
+    offload_s = offload_seconds(checkpoint_bytes, chips, rates[0])
+    upload_s = upload_seconds(checkpoint_bytes, chips, rates[1], model.bucket_bytes_per_s)
     if model.synchronous:
         offload_s, upload_s = offload_s + upload_s, 0.0
     if math.isinf(mean_s):

@@ -77,9 +77,9 @@ def with_classifier(spec: ModelSpec, config: Mapping[str, Any]) -> ModelSpec:
         raise UsageError(
             f"config.json: a {spec.family} classifier (expected a model of texts alone)"
         )
-    pooling = "last" if spec.causal else config.get("classifier_pooling") or "cls"
+    pooling: Any = "last" if spec.causal else config.get("classifier_pooling") or "cls"
     head = Classifier(len(label_names(config)), pooling, bias=not spec.causal)
-    changes = {"classifier": head, "names": names, "config": dict(config)}
+    changes: dict[str, Any] = {"classifier": head, "names": names, "config": dict(config)}
     return replace(spec, **changes, tied=False, head_bias=False, kept=())
 
 

@@ -7,7 +7,7 @@ is of training elsewhere; none is applied here.
 """
 
 from dataclasses import replace
-from typing import get_args
+from typing import Any, get_args
 
 from sabia.core.spec.families import gemma3, llama
 from sabia.core.spec.families.gemma2 import KINDS
@@ -75,6 +75,6 @@ def read(fields: Fields) -> ModelSpec:
     activation = fields.expect("classifier_activation", get_args(Activation), "gelu")
     transform = Transform(activation, fields.take("classifier_bias", bool, False))
     fields.defaults(rms_norm_eps=fields.take("norm_eps", float, 1e-5))
-    spec = llama.decoder(fields, width, layers, NAMES | fused(width, mlp.width))
-    kept = {"causal": False, "norm_kind": "layer", "embed_norm": True, "transform": transform}
+    spec = llama.decoder(fields, width, layers, {**NAMES, **fused(width, mlp.width)})
+    kept: Any = {"causal": False, "norm_kind": "layer", "embed_norm": True, "transform": transform}
     return replace(spec, **kept, head_bias=fields.take("decoder_bias", bool, True))

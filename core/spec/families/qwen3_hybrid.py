@@ -12,7 +12,7 @@ from sabia.core.spec.delta import GatedDeltaNet
 from sabia.core.spec.experts import Experts
 from sabia.core.spec.families import llama, qwen3_moe
 from sabia.core.spec.fields import Fields
-from sabia.core.spec.layers import Attention, FeedForward, Layer, Norms
+from sabia.core.spec.layers import Attention, FeedForward, Layer, Mixer, Norms
 from sabia.core.spec.model import ModelSpec
 from sabia.core.spec.tensors import Part, pieces
 
@@ -71,7 +71,7 @@ def decoder(
     every = fields.size("full_attention_interval", 4)
     usual = [KINDS[(index + 1) % every == 0] for index in range(len(feeds))]
     kinds = fields.each("layer_types", len(feeds), KINDS, usual)
-    mixers = dict(zip(KINDS, (delta, full), strict=True))
+    mixers: dict[str, Mixer] = {KINDS[0]: delta, KINDS[1]: full}
     pairs = zip(kinds, feeds, strict=True)
     layers = tuple(Layer(mixers[kind], feed, Norms(offset=1.0)) for kind, feed in pairs)
     spec = llama.decoder(fields, width, layers, names)

@@ -12,7 +12,7 @@ def projections(delta: GatedDeltaNet, width: int) -> dict[str, Part]:
     share = delta.value_heads // delta.key_heads
     inner = share * delta.value_dim
     sizes = {"delta.q": delta.key_dim, "delta.k": delta.key_dim, "delta.v": inner}
-    names = {}
+    names: dict[str, Part] = {}
     for file, parts in (
         ("in_proj_qkvz.weight", sizes | {"delta.z": inner}),
         ("in_proj_ba.weight", {"delta.beta": share, "delta.decay": share}),

@@ -13,11 +13,12 @@ from functools import partial
 
 import jax
 import numpy as np
+from numpy.typing import DTypeLike
 
 from sabia.core.train.checkpoint.pieces import LazyArray, Piece
 
 
-def jax_pieces(name: str, array: jax.Array, dtype: np.dtype | None = None) -> Iterator[Piece]:
+def jax_pieces(name: str, array: jax.Array, dtype: DTypeLike | None = None) -> Iterator[Piece]:
     """The pieces of an array that this process writes, cast to `dtype` where it is given."""
     kind = np.dtype(dtype or array.dtype)
     for shard in array.addressable_shards:

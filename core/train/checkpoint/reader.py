@@ -120,7 +120,8 @@ def _copy_box(
         if _is_run(source, shape) and _is_run(target, result.shape):
             strides = np.cumprod((item, *shape[:0:-1]))[::-1] if shape else ()
             first = sum(int(s) * cut.start for s, cut in zip(strides, source, strict=True))
-            into = result[(*target, ...)].reshape(-1).view(np.uint8)
+            whole: Any = (*target, ...)
+            into: Any = result[whole].reshape(-1).view(np.uint8)
             _read_into(file.fileno(), memoryview(into), at + first)
             return
         start = at - at % mmap.ALLOCATIONGRANULARITY

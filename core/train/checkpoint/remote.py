@@ -25,8 +25,10 @@ T = TypeVar("T")
 
 def discard_all(url: str) -> None:
     """Remove all checkpoints under a URL ('': none); raises Failed."""
-    remote = Remote(url) if url else None
-    for step in remote.steps() if remote else ():
+    if not url:
+        return
+    remote = Remote(url)
+    for step in remote.steps():
         remote.discard(step)
 
 

@@ -65,7 +65,7 @@ def cohere2(fields: CountFields) -> Architecture:
     usual = [qwen3.KINDS[(index + 1) % every != 0] for index in range(depth)]
     bias = fields.take("attention_bias", bool, False)
     windows, flags = _local(fields, depth, usual), {"qkv_bias": bias, "output_bias": bias}
-    return _stack(fields, hidden, windows, norms=1, tied=True, **flags)
+    return _stack(fields, hidden, windows, norms=1, tied=True, mlp=reading.gated, **flags)
 
 
 _COHERE_REMARKS: tuple[str, ...] = ("order_of_interleaved_layers", "use_gated_activation")
