@@ -18,6 +18,7 @@ from typing import BinaryIO
 import fsspec
 
 from sabia.core.errors import BadData, UsageError
+from sabia.core.progress import waiting
 from sabia.core.shards.job import Job
 from sabia.core.shards.sources import Source, decompressed
 
@@ -147,7 +148,7 @@ def spool_stdin() -> str:
         return name
     size = 0
     with tempfile.TemporaryFile() as spool:
-        while block := stdin.read(1 << 20):
+        while block := _waited_for(stdin):
             spool.write(block)
             size += len(block)
         spool.flush()
@@ -155,6 +156,11 @@ def spool_stdin() -> str:
     if not size:
         raise BadData("<stdin>: empty input (its producer failed?)")
     return f"/proc/{os.getpid()}/fd/{kept}"
+
+
+def _waited_for(stream: BinaryIO) -> bytes:
+    with waiting():
+        return stream.read(1 << 20)
 
 
 def _is_regular(stream: BinaryIO) -> bool:

@@ -8,7 +8,6 @@ a time, so rows do not depend on workers, slices or the form of the output.
 import os
 import sys
 import tempfile
-import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -18,7 +17,7 @@ import pyarrow.parquet as pq
 
 from sabia.core import notes, stop
 from sabia.core.errors import BadData, UsageError
-from sabia.core.progress import Bar, progress
+from sabia.core.progress import Bar, progress, working_s
 from sabia.core.shards import manifest, outputs, schemas
 from sabia.core.shards.executor import run_tasks
 from sabia.core.shards.inputs import is_url, open_inputs
@@ -66,7 +65,7 @@ def run_map(
     shards); `conclude` may add to the summary before it is reported. Raises BadData, UsageError,
     Interrupted.
     """
-    started = time.monotonic()
+    started = working_s()
     sources = list(sources if sources is not None else open_inputs(job, kind_in))
     ours = _our_shards(job, len(sources))
     work = _Work(job, transform, kind_out, salt)
@@ -74,7 +73,7 @@ def run_map(
         _print_plan(work, sources, ours)
         return Summary()
     summary = _directory(work, sources, ours) if job.to_directory else _stream(work, sources, ours)
-    summary.seconds = time.monotonic() - started
+    summary.seconds = working_s() - started
     if conclude is not None:
         conclude(summary)
     summary.report(job, next_step)
