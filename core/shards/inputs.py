@@ -73,7 +73,7 @@ def expand(given: str, endings: Sequence[str] = READABLE) -> list[str]:
     else:
         found, hint = sorted(glob.glob(given)), "check the path"
     if not found:
-        what = "no input files in it" if os.path.isdir(given) else "no such file"
+        what = "no input files in it" if os.path.isdir(given) else "No such file or directory"
         raise UsageError(f"{given}: {what}; {hint}")
     return found
 

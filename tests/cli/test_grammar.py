@@ -74,7 +74,7 @@ def test_verbs_are_listed_and_the_first_is_the_default(name: str) -> None:
         f"Usage: sabia {name} {verb} " in run(name, verb, "--help").stdout for verb in others
     )
     asked = run(name, f"./{others[0]}")
-    assert asked.returncode == 2 and "no such file" in asked.stderr
+    assert asked.returncode == 2 and "No such file" in asked.stderr
 
 
 @pytest.mark.parametrize("name", COMMANDS)
