@@ -1,4 +1,8 @@
-"""Progress with rate and time left, drawn on stderr when it is a terminal and nowhere else."""
+"""Progress with time left, drawn on stderr when it is a terminal and nowhere else; a clock of work.
+
+In a pipeline a stage waits for the one before it. `working_s` does not run while it does, so that
+seconds and rates are those of the stage itself.
+"""
 
 import sys
 import time
@@ -6,22 +10,38 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+_waited = {"seconds": 0.0}
+
+
+@contextmanager
+def waiting() -> Iterator[None]:
+    """Around what is blocked until another process writes."""
+    started = time.monotonic()
+    try:
+        yield
+    finally:
+        _waited["seconds"] += time.monotonic() - started
+
+
+def waited_s() -> float:
+    """Seconds in which this process has waited for its input."""
+    return _waited["seconds"]
+
+
+def working_s() -> float:
+    """A clock in seconds that stands still while input is waited for."""
+    return time.monotonic() - waited_s()
+
 
 class Bar:
     """Counts; subclasses draw."""
 
     def __init__(self) -> None:
         self.done = 0.0
-        self.started = time.monotonic()
 
     def advance(self, n: float = 1, **shown: Any) -> None:
         """Add n units; `shown` are figures to display beside the bar."""
         self.done += n
-
-    @property
-    def rate_per_s(self) -> float:
-        """Units per second since the start."""
-        return self.done / max(time.monotonic() - self.started, 1e-9)
 
 
 class _RichBar(Bar):

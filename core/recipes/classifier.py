@@ -40,6 +40,7 @@ from sabia.core.spec import ModelSpec, load_spec
 from sabia.core.spec.families import with_classifier
 from sabia.core.spec.heads import classifier_config, label_names
 from sabia.core.text.fasttext_model import is_held_out
+from sabia.core.text.scores import label_column
 from sabia.core.text.tokenizer import load_tokenizer
 from sabia.core.train.labelled_rows import LabelledRows, labelled_rows
 from sabia.core.train.losses_classify import classification_loss
@@ -114,8 +115,7 @@ def _read(
         for source in sources:
             for batch in source.batches():
                 stop.check()
-                if options.label not in batch.schema.names:
-                    raise _no_column(options.label, source.name, batch.schema.names)
+                label_column(batch, options.label, source.name)
                 kept: list[tuple[dict[str, Any], Any]] = []
                 for row in batch.select(["id", "text", options.label]).to_pylist():
                     try:
@@ -132,10 +132,6 @@ def _read(
                     part.ids.append(ids)
                     part.values.append(value)
     return learnt, held
-
-
-def _no_column(column: str, name: str, known: Sequence[str]) -> UsageError:
-    return UsageError(f"--label: no column {column!r} in {name} (there are {', '.join(known)})")
 
 
 def make_task(

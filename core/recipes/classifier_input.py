@@ -17,20 +17,17 @@ from sabia.core.errors import UsageError
 from sabia.core.text.tokenizer import Tokenizer
 
 OVERLAP = 8  # windows share one token in so many
-LONG = ("truncate", "windows")
 
 
 @dataclass(frozen=True)
 class TextReader:
-    """tokenizer; length: most tokens of a row; long: one of LONG."""
+    """tokenizer; length: most tokens of a row; long: truncate or windows."""
 
     tokenizer: Tokenizer
     length: int
     long: str = "truncate"
 
     def __post_init__(self) -> None:
-        if self.long not in LONG:
-            raise UsageError(f"--long: {self.long!r} (expected {' or '.join(LONG)})")
         if self.length < 4:
             raise UsageError(f"--length: {self.length} tokens (expected 4 or more)")
 

@@ -18,7 +18,7 @@ from sabia.core.model import hub
 from sabia.core.model.forward import hidden
 from sabia.core.model.heads import class_logits
 from sabia.core.recipes.classifier_input import TextReader
-from sabia.core.recipes.pooled_rows import BATCH_TOKENS, PRECISIONS, PooledRows
+from sabia.core.recipes.pooled_rows import BATCH_TOKENS, PooledRows
 from sabia.core.spec.families import load_spec
 from sabia.core.spec.heads import Classifier, label_names, problem_of
 from sabia.core.spec.model import ModelSpec
@@ -82,8 +82,6 @@ class ModelScorer:
         """length: most tokens of a text or a window (0: what the model was trained for)."""
         spec = load_spec(path)
         _check(spec, path)
-        if precision not in PRECISIONS:
-            raise UsageError(f"--precision: {precision!r} (expected {' or '.join(PRECISIONS)})")
         if length > spec.max_positions:
             raise UsageError(
                 f"--length: {length} tokens (expected at most the model's {spec.max_positions})"

@@ -33,6 +33,7 @@ from sabia.core.shards.sources import Source
 from sabia.core.text import held_out
 from sabia.core.text.fasttext_model import is_held_out
 from sabia.core.text.scorers import Scorer
+from sabia.core.text.scores import label_column
 
 LABEL, SCORE, HUMAN = "lm_label", "lm_score", "human_label"
 SCHEMA = pa.schema(
@@ -94,9 +95,8 @@ def _rows(sources: Sequence[Source], human: str, seed: int) -> Iterator[tuple[in
     for source in sources:
         for batch in source.batches():
             stop.check()
-            if human and human not in batch.schema.names:
-                known = ", ".join(batch.schema.names)
-                raise UsageError(f"--label: no column {human!r} in {source.name} ({known})")
+            if human:
+                label_column(batch, human, source.name)
             names = ["id", "text", "language", *filter(None, [human])]
             for row in batch.select(names).to_pylist():
                 told = row.pop(human) if human else None

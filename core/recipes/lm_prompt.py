@@ -96,8 +96,10 @@ def load_prompt(path: str | Path) -> Prompt:
     """The prompt of a TOML file; raises UsageError for what it lacks or does not know."""
     try:
         said = tomllib.loads(Path(path).read_text("utf-8"))
-    except (OSError, ValueError) as error:
-        raise UsageError(f"--ask: {path}: {error}") from None
+    except OSError as error:
+        raise UsageError(f"--ask: {path}: {error.strerror}") from None
+    except ValueError as error:
+        raise UsageError(f"--ask: {path}: {error} (expected TOML)") from None
     known = {"name", "instruction", "scale", "labels", "examples", "max_chars", "max_tokens"}
     odd = sorted(set(said) - known)
     if odd:

@@ -78,6 +78,11 @@ def no_rejects() -> Rejects:
     return _NoRejects("")
 
 
+def unmeasured(_sample: "Sample") -> Iterator[pa.RecordBatch]:
+    """Stands for a transform that a dry run must not run: it would cost calls or needs a model."""
+    return iter(())
+
+
 @dataclass(frozen=True)
 class Sample:
     """The first rows of a source, as a source of their own."""

@@ -79,9 +79,3 @@ def _end_workers(pool: ProcessPoolExecutor) -> None:
     for worker in list((pool._processes or {}).values()):
         if worker.pid and worker.is_alive():
             os.kill(worker.pid, signal.SIGTERM)
-
-
-def cpu_count() -> int:
-    """CPUs this process may use: Slurm's figure first, then the scheduler's mask."""
-    given = os.environ.get("SLURM_CPUS_ON_NODE", "")
-    return int(given) if given.isdigit() and int(given) else len(os.sched_getaffinity(0))

@@ -19,6 +19,7 @@ from typing import Any, BinaryIO
 import fsspec
 
 from sabia.core.errors import BadData, UsageError
+from sabia.core.progress import waiting
 from sabia.core.shards.folders import files_below, keys_of, shards_among
 from sabia.core.shards.job import Job
 from sabia.core.shards.sources import Opener, Source, decompressed
@@ -83,7 +84,7 @@ def expand(given: str, endings: Sequence[str] = READABLE) -> list[str]:
     else:
         found, hint = sorted(glob.glob(given)), "check the path"
     if not found:
-        what = "no input files in it" if os.path.isdir(given) else "no such file"
+        what = "no input files in it" if os.path.isdir(given) else "No such file or directory"
         raise UsageError(f"{given}: {what}; {hint}")
     return found
 
@@ -153,7 +154,7 @@ def spool_stdin() -> str:
         return name
     size = 0
     with tempfile.TemporaryFile() as spool:
-        while block := stdin.read(1 << 20):
+        while block := _waited_for(stdin):
             spool.write(block)
             size += len(block)
         spool.flush()
@@ -161,6 +162,11 @@ def spool_stdin() -> str:
     if not size:
         raise BadData("<stdin>: empty input (its producer failed?)")
     return f"/proc/{os.getpid()}/fd/{kept}"
+
+
+def _waited_for(stream: BinaryIO) -> bytes:
+    with waiting():
+        return stream.read(1 << 20)
 
 
 def _is_regular(stream: BinaryIO) -> bool:

@@ -7,7 +7,6 @@ a time, so rows do not depend on workers, slices or the form of the output.
 
 import os
 import tempfile
-import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -17,10 +16,10 @@ import pyarrow.parquet as pq
 
 from sabia.core import notes, stop
 from sabia.core.errors import UsageError
-from sabia.core.progress import Bar, progress
+from sabia.core.progress import Bar, progress, working_s
 from sabia.core.shards import layout, manifest, outputs, schemas
 from sabia.core.shards.columns import unified
-from sabia.core.shards.dry_run import DryRun, Sample, estimate, file_bytes, no_rejects
+from sabia.core.shards.dry_run import DryRun, Sample, estimate, file_bytes, no_rejects, unmeasured
 from sabia.core.shards.executor import run_tasks
 from sabia.core.shards.inputs import is_url, open_inputs
 from sabia.core.shards.job import Job
@@ -70,10 +69,10 @@ def run_map(
     shards); `conclude` may add to the summary before it is reported. All shards of an output have
     the same columns: the transform adds the same to each, whose own are those of all documents of
     the input; `schema` says what it gives where the input is something else. With `--dry-run`
-    nothing is done but for a sample, by which the transform, or `sampled`, is measured. Raises
-    BadData, UsageError, Interrupted.
+    nothing is done but for a sample, by which the transform, or `sampled`, is measured
+    (`dry_run.unmeasured`: nothing is). Raises BadData, UsageError, Interrupted.
     """
-    started = time.monotonic()
+    started = working_s()
     sources = list(sources if sources is not None else open_inputs(job, kind_in))
     ours = _our_shards(job, len(sources))
     if kind_out == "document" and schema is None:
@@ -84,7 +83,7 @@ def run_map(
         _dry_run(work, sources, ours, sampled)
         return Summary()
     summary = _directory(work, sources, ours) if job.to_directory else _stream(work, sources, ours)
-    summary.seconds = time.monotonic() - started
+    summary.seconds = working_s() - started
     if conclude is not None:
         conclude(summary)
     summary.report(job, next_step)
@@ -283,5 +282,6 @@ def _dry_run(
     def transformed(sample: Sample) -> Iterator[pa.RecordBatch]:
         return work.transform(sample.batches(), ShardContext(0, sample.name, no_rejects()))
 
-    estimate(plan, todo, sampled or transformed, job.jobs)
+    if sampled is not unmeasured:
+        estimate(plan, todo, sampled or transformed, job.jobs)
     plan.show(job)

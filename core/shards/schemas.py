@@ -87,21 +87,6 @@ REQUIRED = {
     "sample": ("tokens",), "score": ("task", "item_id", "value"),
 }  # fmt: skip
 
-# each command's records: (what it reads, what it writes); DESIGN's table of commands
-COMMAND_KINDS = {
-    "crawl": (("url", "document"), "document"),
-    "classify": (("document",), "document"),
-    "dedup": (("document",), "document"),
-    "rewrite": (("document",), "document"),
-    "tokenize": (("document",), "tokens"),
-    "pretrain": (("tokens",), "metric"),
-    "sft": (("chat", "preference"), "metric"),
-    "grpo": (("prompt",), "sample"),
-    "quantize": (("chat", "document", "tokens"), "layer_error"),
-    "eval": (("task", "answer"), "score"),
-    "plan-cluster": (("flags", "config"), "plan"),
-}
-
 
 def _schema(**columns: pa.DataType) -> pa.Schema:
     return pa.schema(list(columns.items()))

@@ -6,13 +6,15 @@ import sys
 from dataclasses import asdict, dataclass, field
 
 from sabia.core import notes, units
+from sabia.core.progress import waited_s
 from sabia.core.shards.atomic import write_atomic
 from sabia.core.shards.job import Job
 
 
 @dataclass
 class Summary:
-    """Rows in, out and rejected, named counters, and shards done and skipped.
+    """Rows in, out and rejected, named counters, and shards done and skipped. `seconds` are those
+    of work, `waited_seconds` those in which the process waited for its input.
 
     Counters of a group, `name[group]`, are for `--stats` only: the last line would be too long.
     """
@@ -23,6 +25,7 @@ class Summary:
     shards_done: int = 0
     shards_skipped: int = 0
     seconds: float = 0.0
+    waited_seconds: float = 0.0
     counters: dict[str, float] = field(default_factory=dict)
     reject_path: str | None = None
 
@@ -43,7 +46,11 @@ class Summary:
             parts.append(f"{self.rejected:,} rejected → {self.reject_path}")
         if self.shards_skipped:
             parts.append(f"{self.shards_skipped} shards already done")
-        line = ", ".join(parts) + f" ({units.format_duration(self.seconds)})"
+        self.waited_seconds = waited_s()
+        line = ", ".join(parts) + f" ({units.format_duration(self.seconds)}"
+        if self.waited_seconds >= 1:
+            line += f", and {units.format_duration(self.waited_seconds)} waiting for input"
+        line += ")"
         line += f"; next: {next_step}" if next_step else ""
         notes.summarize(line, asdict(self))
         if job.stats and not self._stale(job.stats):

@@ -93,7 +93,7 @@ def _compiled(lines: Sequence[str]) -> _Entries:
 def _files(path: str) -> list[Path]:
     root = Path(path)
     if not root.exists():
-        raise UsageError(f"--bad-words: {path}: no such file or directory")
+        raise UsageError(f"--bad-words: {path}: No such file or directory")
     files = sorted(file for file in root.iterdir() if file.is_file()) if root.is_dir() else [root]
     if not files:
         raise UsageError(f"--bad-words: {path}: no file in it")

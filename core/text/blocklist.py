@@ -108,7 +108,7 @@ def _files(path: str) -> Iterator[tuple[str, Path]]:
     """(category, file) of the files of a list."""
     root = Path(path)
     if not root.exists():
-        raise UsageError(f"--block-urls: {path}: no such file or directory")
+        raise UsageError(f"--block-urls: {path}: No such file or directory")
     files = sorted(root.rglob("*")) if root.is_dir() else [root]
     for file in files:
         stem = file.name.partition(".")[0]

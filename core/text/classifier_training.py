@@ -28,6 +28,7 @@ from sabia.core.shards.sources import Source
 from sabia.core.text import fasttext_model, fasttext_training, held_out
 from sabia.core.text.fasttext_training import PREFIX, Settings
 from sabia.core.text.predicate import Predicate
+from sabia.core.text.scores import label_column
 
 SHOWN = 12  # lines of a table on stderr; the JSON has all
 AUC_LABELS = 1_000  # with more labels, figures come from the best one only
@@ -149,10 +150,7 @@ def positive_name(out: str) -> str:
 
 
 def _column(batch: pa.RecordBatch, name: str, where: str) -> pa.Array:
-    if name not in batch.schema.names:
-        known = ", ".join(batch.schema.names)
-        raise UsageError(f"--label: no column {name!r} in {where} (there are {known})")
-    column = batch.column(name)
+    column = label_column(batch, name, where)
     try:
         return column.cast(pa.string())
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:

@@ -13,6 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from sabia.core.options.classify import ClassifyOptions
+from sabia.core.shards.dry_run import unmeasured
 from sabia.core.shards.job import Job
 from sabia.core.shards.mapping import ShardContext, run_map
 from sabia.core.shards.sources import Source
@@ -47,7 +48,11 @@ def run(job: Job, options: ClassifyOptions, scorers: Sequence[Scorer] = ()) -> N
         given = options.replace(removed=removed)
         transform = partial(score_shard, options=given, scorers=tuple(scorers), decisions=decisions)
         said = partial(conclude, shown=shown, price=options.price_per_hour)
-        run_map(job, transform, sources=sources, salt=salt, next_step="sabia dedup", conclude=said)
+        sampled = unmeasured if options.ask else None  # a sample would cost calls
+        run_map(
+            job, transform, sources=sources, salt=salt, next_step="sabia dedup", conclude=said,
+            sampled=sampled,
+        )  # fmt: skip
 
     map_and_gather(job, options.removed, work, salt)
 

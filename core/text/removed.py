@@ -85,7 +85,7 @@ def map_and_gather(job: Job, removed: str, work: Work, salt: str) -> None:
     one too; else it is one file, gathered from the parts. Raises UsageError where it is the other.
     """
     if not removed or job.dry_run:
-        work(job, removed, None)
+        work(job, "", None)
     elif job.to_directory:
         if removed.endswith(".parquet"):
             raise UsageError("--removed: give a directory, as -o is one (one part a shard)")

@@ -56,6 +56,7 @@ class Outcome:
 def run(job: Job, options: RewriteOptions) -> None:
     """Rewrites the job's documents; raises what the shards, the client and the engine raise."""
     from sabia.core.shards import open_inputs, run_map
+    from sabia.core.shards.dry_run import unmeasured
 
     sources = open_inputs(job, "document")
     if options.engine == "rules":
@@ -73,7 +74,9 @@ def run(job: Job, options: RewriteOptions) -> None:
             _print_estimate(writer, sources)
         transform = partial(by_model, writer=writer, options=options)
         salt = f"{prompt_hash(options.recipe)} {getattr(writer, 'fingerprint', '')}"
-        summary = run_map(job, transform, "document", "document", sources=sources, salt=salt)
+        summary = run_map(
+            job, transform, "document", "document", sources=sources, salt=salt, sampled=unmeasured
+        )
     finally:
         writer.close()
     _report(job, summary)

@@ -4,7 +4,7 @@ A scorer is opened once by path, pickled into worker processes (it travels as it
 there at the first call) and asked for whole batches. `names` are the scores it adds and `digest`
 stands for its weights in fingerprints, so that a retrained model makes outputs anew. This room
 knows fastText; scorers that need the model core or a language model live in core/recipes, follow
-the same protocol and are handed in by the command line.
+the same protocol and are handed in (core/recipes/score_documents).
 """
 
 import functools

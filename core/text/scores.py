@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping
 import numpy as np
 import pyarrow as pa
 
+from sabia.core.errors import UsageError
 from sabia.core.shards.named_numbers import column_of, from_columns, names_of, type_of
 
 LISTED = 8  # names in an error; a scored document has about fifty
@@ -22,6 +23,13 @@ def alike(name: str, known: Iterable[str]) -> str:
         return f"; did you mean {' or '.join(near)}?"
     more = f" and {len(names) - LISTED} more" if len(names) > LISTED else ""
     return f" (expected one of {', '.join(names[:LISTED])}{more})" if names else " (there is none)"
+
+
+def label_column(batch: pa.RecordBatch, name: str, where: str) -> pa.Array:
+    """The column that `--label` names. UsageError where `where` has no such column."""
+    if name not in batch.schema.names:
+        raise UsageError(f"--label: no column {name!r} in {where}{alike(name, batch.schema.names)}")
+    return batch.column(name)
 
 
 def score_names(scores: pa.Array) -> set[str]:

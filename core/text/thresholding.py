@@ -25,6 +25,7 @@ from sabia.core.text import calibration
 from sabia.core.text.decision import OTHER, values_of
 from sabia.core.text.plain_table import plain, table
 from sabia.core.text.predicate import Predicate
+from sabia.core.text.scores import label_column
 from sabia.core.text.threshold import Cut, choose
 
 LEAST = 10  # rows in all, without which nothing can be said
@@ -138,12 +139,7 @@ def _parts(
 
 def truth_of(batch: pa.RecordBatch, options: ThresholdOptions, where: str) -> pa.Array:
     """bool[n], null where unknown."""
-    given = None
-    if options.label:
-        if options.label not in batch.schema.names:
-            known = ", ".join(batch.schema.names)
-            raise UsageError(f"--label: no column {options.label!r} in {where} (there are {known})")
-        given = batch.column(options.label)
+    given = label_column(batch, options.label, where) if options.label else None
     if options.positive:
         rule = Predicate(options.positive, "--positive")
         rule.check_names(batch, where)

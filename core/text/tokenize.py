@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 def run(job: Job, options: TokenizeOptions) -> None:
     """Tokenizes the job's documents; raises what the shards and the tokenizer raise."""
     from sabia.core.shards import open_inputs, run_map
+    from sabia.core.shards.dry_run import unmeasured
     from sabia.core.text import mixed_rows, token_files
 
     buckets, weights = buckets_of(options), parse_mix(options.mix) if options.mix else {}
@@ -62,7 +63,10 @@ def run(job: Job, options: TokenizeOptions) -> None:
         buckets=buckets,
     )
     if options.format == "rows":
-        summary = run_map(said, transform, "document", "tokens", sources=sources, salt=salt)
+        sampled = unmeasured if encoder is None else None
+        summary = run_map(
+            said, transform, "document", "tokens", sources=sources, salt=salt, sampled=sampled
+        )
     else:
         summary = token_files.write(Plan(said, options.format, transform, salt), sources)
     if not job.dry_run:

@@ -111,7 +111,7 @@ class FastTextJudge:
         import fasttext
 
         if not os.path.isfile(path):
-            raise UsageError(f"--classifier: {path}: no such file")
+            raise UsageError(f"--classifier: {path}: No such file or directory")
         try:
             self.model = fasttext.load_model(path)
         except (ValueError, RuntimeError) as error:

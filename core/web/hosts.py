@@ -15,6 +15,7 @@ from sabia.core.options.crawl import CrawlOptions
 from sabia.core.web import robots
 from sabia.core.web.fetch import MAX_WAIT_S, Fetcher
 from sabia.core.web.frontier import Entry, Frontier
+from sabia.core.web.replayed import ReplayedWeb
 from sabia.core.web.urls import origin_of
 
 MAX_STRIKES = 10  # doublings of a failing host's rest

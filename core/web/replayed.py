@@ -80,7 +80,7 @@ def _files(paths: Sequence[str]) -> list[str]:
             found += sorted(glob.glob(path)) or [path]
     for name in found:
         if not os.path.isfile(name):
-            raise UsageError(f"--replay {name}: no such file (expected WARC files or a folder)")
+            raise UsageError(f"--replay: {name}: No such file or directory")
         if name.lower().endswith(".zst"):
             raise UsageError(f"--replay {name}: zstd cannot be read by record (expected gzip)")
     if not found:

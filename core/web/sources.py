@@ -270,7 +270,7 @@ def _excluded(path: str, globs: Sequence[str]) -> bool:
 
 def _unknown(given: str) -> str:
     known = " ".join((*WARC_ENDINGS, *HTML_ENDINGS, *TEXT_ENDINGS, ".jsonl", ".parquet"))
-    what = "no pages in it" if os.path.exists(given) else "no such file, and no URL"
+    what = "no pages in it" if os.path.exists(given) else "No such file or directory, and no URL"
     return f"{given}: {what} (expected http(s)://…, a folder, or a file ending in {known})"
 
 

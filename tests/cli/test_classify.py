@@ -216,6 +216,7 @@ def test_refusals_of_threshold(scored: Path, words: list[str], code: int, hint: 
         (["--cache", "c"], b"--cache: only with --ask"),
         (["--lm", "x"], b"--lm: only with --ask"),
         (["--ask", "a.toml"], b"--lm: is missing"),
+        (["--ask", "none", "--lm", "x"], b"--ask: none: No such file or directory"),
         (["--ask", "a", "--lm", "x", "--concurrency", "16"], b"--concurrency: only with --url"),
         (["--ask", "a", "--lm", "x", "--url", "http://h/v1", "--backend", "jax"], b"without --url"),
     ],

@@ -211,7 +211,7 @@ def test_pipe_in_and_out(server, tmp_path):
         ([*ONE, "--exclude", "a"], None, 2, b"--exclude: only with files of pages as INPUT"),
         ([*ONE, "--shard", "0/2"], None, 2, b"slice"),
         (["no/such/file.html"], None, 65, b"no/such/file.html"),
-        (["no/such/thing"], None, 2, b"no such file"),
+        (["no/such/thing"], None, 2, b"No such file or directory"),
         (FAST, b"", 65, b"empty"),
         (FAST, b"neither URLs nor pages\n", 65, b"no seed URL"),
         (["http://example.org/", __file__.replace(".py", ".parquet")], None, 2, b""),

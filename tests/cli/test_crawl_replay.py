@@ -104,6 +104,6 @@ def test_what_does_not_fit_is_refused(web: tuple[Path, Graph], tmp_path: Path) -
     said = crawl(folder, out, "--report", "r.html", code=2)
     assert "--report: only with --focus or --classifier" in said
     said = crawl(folder, out, "--replay", str(tmp_path / "none.warc"), code=2)
-    assert "no such file" in said
+    assert "No such file or directory" in said
     (tmp_path / "bad.warc.gz").write_bytes(b"not an archive")
     crawl(folder, out, "--replay", str(tmp_path / "bad.warc.gz"), code=65)

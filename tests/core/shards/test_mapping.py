@@ -1,16 +1,20 @@
 """The map stage: outputs, idempotence, slices, workers, rejects, interruption."""
 
+import io
 import json
 import os
+import sys
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 
+from sabia.core import progress
 from sabia.core.errors import BadData, UsageError
 from sabia.core.shards import run_map
 from sabia.core.shards.job import Job
@@ -218,3 +222,38 @@ def _peak_mib(job: Job) -> float:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     return float(done.stdout)
+
+
+class SlowProducer(io.BytesIO):
+    """A pipe whose writer takes 100 seconds of the test's clock before each piece."""
+
+    def __init__(self, clock: list[float], text: bytes) -> None:
+        super().__init__(text)
+        self.clock = clock
+
+    def read(self, size: int | None = -1) -> bytes:
+        self.clock[0] += 100
+        return super().read(7)
+
+
+def test_time_spent_waiting_for_the_producer_is_told_apart(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    clock = [0.0]
+    monkeypatch.setattr(progress, "time", SimpleNamespace(monotonic=lambda: clock[0]))
+    before = progress.waited_s()
+    text = b'{"text": "one"}\n{"text": "two"}\n'
+    reads = 100.0 * (-(-len(text) // 7) + 1)  # pieces, and the end
+    monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=SlowProducer(clock, text)))
+
+    def works(batches, context):
+        for batch in batches:
+            clock[0] += 3
+            yield batch
+
+    job = Job("classify", out=str(tmp_path / "o.parquet"), stats=str(tmp_path / "s.json"))
+    summary = run_map(job, works)
+    assert (summary.rows_in, summary.seconds) == (2, 3.0)
+    assert summary.waited_seconds - before == reads
+    assert "(3s, and 10m waiting for input)" in capsys.readouterr().err
+    assert json.loads((tmp_path / "s.json").read_text())["waited_seconds"] == before + reads
