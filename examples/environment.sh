@@ -53,7 +53,7 @@ run_pip() {
     "${pip[@]}" --progress-bar off "$@" 2>&1 | awk '
       /^ *(Downloading|Using cached) .*\([0-9.]+ [MG]B\)/ {
         split($(NF - 2), name, "-")
-        if ($NF == "GB)" || substr($(NF - 1), 2) >= 5)
+        if ($NF == "GB)" || substr($(NF - 1), 2) + 0 >= 5)
           print "  " ($1 == "Using" ? "cached" : "downloaded") " " name[1] " " name[2] " " $(NF - 1) " " $NF
       }
       /^Installing collected packages/ { print "  installing " NF - 3 " packages" }
@@ -63,22 +63,31 @@ run_pip() {
   fi
 }
 
-# say_why LOG: what to do about a failure
-say_why() {
-  local log=$1 cause="see the last lines of the log"
-  if grep -qsE 'No space left|Disk quota exceeded' "$log"; then
-    cause="there is no space left for $venv, for pip's cache (~/.cache/pip) or in ${TMPDIR:-/tmp} (TMPDIR names another folder)"
-  elif grep -qs 'CERTIFICATE_VERIFY_FAILED' "$log"; then
-    cause="pip does not trust the certificate of its package index or of a proxy before it (PIP_CERT=/path/to/certificates.pem)"
-  elif grep -qsE 'NewConnectionError|NameResolutionError|ConnectTimeout|ReadTimeout|ProxyError|Network is unreachable|Connection (refused|reset)|IncompleteRead' "$log"; then
-    cause="pip cannot reach its package index: no network, or a proxy is needed (HTTPS_PROXY=http://host:port)"
-  elif grep -qsE 'No matching distribution|ResolutionImpossible|Failed building|Failed to build' "$log"; then
-    cause="a pinned version is not in pip's package index (\`pip config list\`), or not for this system and $("$venv/bin/python" --version); sabia is tested with Python 3.11 to 3.13 on Linux (PYTHON=/path/to/python)"
+# cause_of LOG: why pip failed, in words
+cause_of() {
+  if grep -qsE 'No space left|Disk quota exceeded' "$1"; then
+    echo "no space is left for the environment, for pip's cache (~/.cache/pip) or in" \
+      "${TMPDIR:-/tmp} (TMPDIR=FOLDER names another)"
+  elif grep -qsE 'CERTIFICATE_VERIFY_FAILED' "$1"; then
+    echo "pip does not trust the certificate of its package index, or of a proxy before it" \
+      "(PIP_CERT=/path/to/certificates.pem)"
+  elif grep -qsE 'NewConnectionError|NameResolutionError|(Connect|Read)Timeout|ProxyError|IncompleteRead|Network is unreachable|Connection (refused|reset)' "$1"; then
+    echo "pip cannot reach its package index: there is no network, or it needs a proxy" \
+      "(HTTPS_PROXY=http://host:port)"
+  elif grep -qsE 'No matching distribution|ResolutionImpossible|Failed building|Failed to build' "$1"; then
+    echo "a pinned version is not in the package index that pip uses (pip config list), or not for" \
+      "this system and Python; sabia is tested with Python 3.11 to 3.13 (PYTHON=/path/to/python)"
+  else
+    echo "see the last lines of the log"
   fi
+}
+
+# say_why LOG: the one message about a failure
+say_why() {
   cat >&2 <<END
-sabia: setting up $venv failed: $cause.
+sabia: setting up $venv failed: $(cause_of "$1").
   It needs a network, $(room_needed), and Python 3.11 or newer.
-  The log is $log. Run the same command again to go on; what is downloaded is kept.
+  The log is $1. Run the same command again to go on.
 END
 }
 

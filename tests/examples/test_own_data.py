@@ -163,9 +163,10 @@ def environment(tmp_path):
     for name in ("bin", "lib", "pyvenv.cfg"):
         if (Path(sys.prefix) / name).exists():
             (venv / name).symlink_to(Path(sys.prefix) / name)
-    mark = subprocess.run(["cksum"], stdin=(ROOT / "pyproject.toml").open("rb"),
-                          capture_output=True, text=True, check=True)  # fmt: skip
-    (venv / f".sabia-{mark.stdout.split()[0]}").touch()
+    made_from = (ROOT / "pyproject.toml", ROOT / "tests" / "constraints.txt")
+    mark = subprocess.run(["cksum"], input=b"".join(path.read_bytes() for path in made_from),
+                          capture_output=True, check=True)  # fmt: skip
+    (venv / ".sabia-setup").write_text(f"made\n{mark.stdout.split()[0].decode()} index \n")
     return os.environ | {"SABIA_VENV": str(venv), "OMP_NUM_THREADS": "1"}
 
 
