@@ -101,10 +101,13 @@ class TokenizeConfig:
 def run(job: Job, config: TokenizeConfig) -> None:
     """Tokenizes the job's documents; raises what the shards and the tokenizer raise."""
     from sabia.core.shards import open_inputs, run_map
+    from sabia.core.shards.layout import name_shards
     from sabia.core.text import mixed_rows, token_files
 
     sources = open_inputs(job, "document")
     tokenizer, place = obtain_tokenizer(job, config, sources)
+    if config.format == "rows":
+        name_shards(job)
     said = replace(job, options=_recorded(config, tokenizer, place))
     encoder, salt = None, "untrained"
     if tokenizer is not None:  # it is None in a dry run of a training
