@@ -54,7 +54,7 @@ step "dedup" 'sabia dedup good.parquet --removed duplicates.parquet -o unique.pa
 step "rewrite" 'sabia rewrite unique.parquet --recipe reason-first -o rewritten.parquet --stats rewrite.json'
 step "hold some out" "python $(printf %q "$root/examples/own_data_split.py") rewritten.parquet train.parquet held-out.parquet --share 0.05 --stats split.json"
 step "tokenize" 'sabia tokenize train.parquet --vocab-size 4096 --length 512 -o tokens/ --stats tokenize.json'
-step "tokenize, held out" 'sabia tokenize held-out.parquet --tokenizer tokens/tokenizer --length 512 -o held-out-tokens/'
+step "tokenize, held out" 'sabia tokenize held-out.parquet --tokenizer tokens/_tokenizer --length 512 -o held-out-tokens/'
 
 # -- models
 step "pretrain" "sabia pretrain tokens/ --shape d=128,layers=4,heads=4,ffn=384,context=512 --tokens $tokens --batch 4 --lr 3e-3 --validation held-out-tokens/ -o run > metrics.parquet"

@@ -72,7 +72,7 @@ train() {
 # the same without the rewrite, at the same time on the other core
 (
   branch=other
-  step "tokenize, not rewritten" 'sabia tokenize unique.parquet --tokenizer tokens/tokenizer --length 256 -o tokens-plain/'
+  step "tokenize, not rewritten" 'sabia tokenize unique.parquet --tokenizer tokens/_tokenizer --length 256 -o tokens-plain/'
   train tokens-plain/ -plain
 ) >plain.log 2>&1 &
 plain=$!

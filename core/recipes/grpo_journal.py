@@ -2,7 +2,7 @@
 
 `samples/step-NNNNNNNN-RRRR.parquet` holds the graded samples of a step, of process RRRR, and
 appears whole. While a step is sampled, finished samples are appended to a `.partial.jsonl` beside
-it, whose name begins with `_` so that readers of the folder leave it out; a run that starts again
+it, whose name begins with a dot so that readers of the folder leave it out; a run that starts again
 reads back what is there and makes only the rest, so a preemption costs no finished sample (nor
 biases a step towards short ones). Verdicts of a judge are kept by the client's own cache.
 """
@@ -56,7 +56,7 @@ class Journal:
         return self.directory / f"step-{step:08d}-{self.rank:04d}.parquet"
 
     def _partial(self, step: int) -> Path:
-        return self.directory / f"_{self.path(step).stem}.partial.jsonl"
+        return self.directory / f".{self.path(step).stem}.partial.jsonl"
 
     def _former_partial(self, step: int) -> Path:
         """Its name in earlier versions."""
@@ -73,7 +73,7 @@ class Journal:
     def sampled(self, step: int) -> dict[Key, Completion]:
         """Samples of a step that was broken off, not yet graded; a last torn line is left out."""
         found: dict[Key, Completion] = {}
-        names = (f"{mark}step-{step:08d}-*.partial.jsonl" for mark in ("", "_"))
+        names = (f"{mark}step-{step:08d}-*.partial.jsonl" for mark in ("", "."))
         for path in (path for name in names for path in sorted(self.directory.glob(name))):
             for line in path.read_text("utf-8").splitlines():
                 try:

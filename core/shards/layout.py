@@ -1,7 +1,9 @@
 """An output directory: shards part-NNNNN.parquet and nothing else that a reader would open.
 
-pyarrow and datasets open every file in it but those whose names begin with `_` or `.`, so the
-manifest and a tokenizer have such names and rejects lie in OUT.rejects beside it. Earlier versions
+pyarrow opens every file in it and below it but those whose names begin with `_` or `.`, so the
+manifest and a tokenizer have such names, and rejects lie in OUT.rejects beside it. datasets leaves
+out names with `.` only, and then reads the files of the most frequent ending; where the files of a
+tokenizer could be more than the shards, `.huggingface.yaml` tells it the shards. Earlier versions
 wrote OUT/manifest.json, OUT/tokenizer/ and OUT/rejects/; a stage that writes to such a directory
 moves them.
 """
@@ -17,11 +19,14 @@ import pyarrow.parquet as pq
 
 from sabia.core import notes
 from sabia.core.errors import UsageError
+from sabia.core.shards.atomic import write_atomic
 from sabia.core.shards.job import Job
 
 MANIFEST, TOKENIZER = "_manifest.json", "_tokenizer"
 FORMER_MANIFEST, FORMER_TOKENIZER, FORMER_REJECTS = "manifest.json", "tokenizer", "rejects"
 REJECTS = ".rejects"  # behind the name of the output
+SHARDS_FILE = ".huggingface.yaml"  # https://huggingface.co/docs/hub/datasets-manual-configuration
+_SHARDS = "configs:\n- config_name: default\n  data_files: part-*.parquet\n"
 
 
 def rejects_beside(out: str) -> str:
@@ -56,6 +61,13 @@ def adopt(job: Job) -> None:
     with contextlib.suppress(FileNotFoundError):
         _move_tokenizer(out)
         _move_rejects(out)
+
+
+def name_shards(job: Job) -> None:
+    """Tell datasets which files are rows, where a tokenizer lies beside them."""
+    out = Path(str(job.out))
+    if job.to_directory and not job.dry_run and (out / TOKENIZER).is_dir():
+        write_atomic(out / SHARDS_FILE, _SHARDS)
 
 
 def drop_former_manifest(out: Path) -> None:

@@ -38,11 +38,14 @@ def run(job: Job, options: TokenizeOptions) -> None:
     """Tokenizes the job's documents; raises what the shards and the tokenizer raise."""
     from sabia.core.shards import open_inputs, run_map
     from sabia.core.shards.dry_run import unmeasured
+    from sabia.core.shards.layout import name_shards
     from sabia.core.text import mixed_rows, token_files
 
     buckets, weights = buckets_of(options), parse_mix(options.mix) if options.mix else {}
     sources = open_inputs(job, "document")
     tokenizer, place = obtain_tokenizer(job, options, sources)
+    if options.format == "rows":
+        name_shards(job)
     said = replace(job, options=_recorded(options, tokenizer, place))
     encoder, salt = None, "untrained"
     if tokenizer is not None:  # it is None in a dry run of a training

@@ -283,7 +283,7 @@ def test_folder_of_own_files(folder, tmp_path):
     metas = [json.loads(row["meta"] or "{}") for row in found]
     assert [m["year"] for m in metas if "year" in m] == [1899]
     assert [m["title"] for m in metas if m.get("truncated")] == ["Page 5"]
-    rejected = [row for part in (out / "rejects").glob("*.parquet") for row in rows(part)]
+    rejected = [row for part in Path(f"{out}.rejects").glob("*.parquet") for row in rows(part)]
     assert sorted(row["reason"].split(" in record")[0] for row in rejected) == [
         "cut short", "no text", "text is int (expected a string)",
     ]  # fmt: skip

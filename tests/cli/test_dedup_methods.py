@@ -96,4 +96,4 @@ def test_killed_at_any_time_and_run_again(tmp_path: Path, pages: Path, method: s
         name = f"part-{part:05d}.parquet"
         assert pq.read_table(tmp_path / "o" / name) == pq.read_table(tmp_path / "whole" / name)
     left = sorted(path.name for path in (tmp_path / "o").iterdir() if "part-" not in path.name)
-    assert [name for name in left if not name.startswith(".")] == ["manifest.json"]
+    assert [name for name in left if not name.startswith(".")] == ["_manifest.json"]

@@ -155,7 +155,7 @@ def test_mix_and_config_json(made: Path, tmp_path: Path, sabia: Commands) -> Non
 def test_stdin_and_dry_run(made: Path, tmp_path: Path) -> None:
     """The rows come through a real pipe; a dry run touches nothing and says the plan."""
     words = [sys.executable, "-m", "sabia.cli.main", "pretrain", *WORDS, "--dry-run", "-o",
-             str(tmp_path / "run"), "--tokenizer", str(made / "tokens" / "tokenizer")]  # fmt: skip
+             str(tmp_path / "run"), "--tokenizer", str(made / "tokens" / "_tokenizer")]  # fmt: skip
     with subprocess.Popen(
         ["cat", str(made / "tokens" / "part-00000.parquet")], stdout=subprocess.PIPE
     ) as cat:
@@ -245,11 +245,11 @@ def test_rows_without_tokens_are_rejected(made: Path, tmp_path: Path, sabia: Com
     rows = table.to_pylist()
     rows[3]["input_ids"] = None
     pq.write_table(pa.Table.from_pylist(rows, table.schema), tmp_path / "rows.parquet")
-    words = ("--tokenizer", made / "tokens" / "tokenizer", "-o", tmp_path / "run")
+    words = ("--tokenizer", made / "tokens" / "_tokenizer", "-o", tmp_path / "run")
     done = sabia("pretrain", tmp_path / "rows.parquet", *WORDS, *words)
     assert done.returncode == 0, done.stderr
     assert b"1 token rows rejected" in done.stderr
-    (reject,) = pq.read_table(tmp_path / "run" / "rejects" / "part-00000.parquet").to_pylist()
+    (reject,) = pq.read_table(tmp_path / "run.rejects" / "part-00000.parquet").to_pylist()
     assert reject["reason"] == "input_ids is null"
 
 

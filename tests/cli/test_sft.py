@@ -66,7 +66,7 @@ def test_learns_the_answers(made: Path) -> None:
 
 
 def test_unusable_conversations_are_rejected_with_a_reason(made: Path) -> None:
-    table = pq.read_table(made / "run" / "rejects" / "part-00000.parquet").to_pylist()
+    table = pq.read_table(made / "run.rejects" / "part-00000.parquet").to_pylist()
     reasons = [row["reason"] for row in table]
     assert len(reasons) == 2
     assert "no token of the conversation is the assistant's" in reasons[0]

@@ -66,12 +66,12 @@ def ids_without_padding(rows):
 
 
 def tokenizer_of(root):
-    return ["--tokenizer", root / "rows" / "tokenizer", "--length", 64]
+    return ["--tokenizer", root / "rows" / "_tokenizer", "--length", 64]
 
 
 def test_rows_hold_every_document_and_say_how_well_they_fit(world):
     root, rows, made = world
-    tokenizer = load_tokenizer(root / "rows" / "tokenizer")
+    tokenizer = load_tokenizer(root / "rows" / "_tokenizer")
     found = table(root / "rows")
     stream = [i for piece in ids_without_padding(found) for i in piece]
     texts = tokenizer.decode(stream).split("<|endoftext|>")
@@ -93,7 +93,7 @@ def test_rows_hold_every_document_and_say_how_well_they_fit(world):
 def test_metadata_names_the_tokenizer(world):
     root, _, _ = world
     said = json.loads(pq.read_schema(root / "rows" / "part-00000.parquet").metadata[b"sabia"])
-    tokenizer = load_tokenizer(root / "rows" / "tokenizer")
+    tokenizer = load_tokenizer(root / "rows" / "_tokenizer")
     assert said["options"]["fingerprint"] == tokenizer.fingerprint
     assert said["options"]["vocab_size"] == tokenizer.vocab_size <= 400
     assert load_tokenizer(said["options"]["tokenizer"]).fingerprint == tokenizer.fingerprint
@@ -135,7 +135,7 @@ def test_training_reads_stdin_twice(world, tmp_path):
         sabia("tokenize", "--train-tokenizer", "--vocab-size", 400, "--length", 64,
               "-o", tmp_path / "t.parquet", stdin=cat.stdout)  # fmt: skip
     tokenizer = load_tokenizer(tmp_path / "t.tokenizer")
-    assert tokenizer.definition == load_tokenizer(root / "rows" / "tokenizer").definition
+    assert tokenizer.definition == load_tokenizer(root / "rows" / "_tokenizer").definition
 
 
 def test_mix_has_the_weights_and_is_reproducible(world, tmp_path):
@@ -158,7 +158,7 @@ def test_mix_has_the_weights_and_is_reproducible(world, tmp_path):
     capped = sabia(*mix, "--max-repeat", 1, "-o", tmp_path / "d.parquet").stderr.decode()
     assert "1.00 passes" in capped
     texts = {row["text"] for row in rows if row["source"] == "web"}
-    tokenizer = load_tokenizer(root / "rows" / "tokenizer")
+    tokenizer = load_tokenizer(root / "rows" / "_tokenizer")
     pieces = [p for r in found.to_pylist() if r["source"] == "web"
               for p in ids_without_padding(pa.Table.from_pylist([r]))]  # fmt: skip
     whole = {t for t in (tokenizer.decode(p) for p in pieces) if t.endswith("<|endoftext|>")}
@@ -193,7 +193,7 @@ def test_megatron_files_hold_the_documents(world, tmp_path):
     command = ("tokenize", root / "shards", *tokenizer_of(root)[:2], "--format", "megatron",
                "-o", tmp_path / "m", "-j", 2)  # fmt: skip
     sabia(*command)
-    tokenizer = load_tokenizer(tmp_path / "m" / "tokenizer")
+    tokenizer = load_tokenizer(tmp_path / "m" / "_tokenizer")
     found = [doc for part in range(2) for doc in read_megatron(tmp_path / f"m/part-0000{part}")[1]]
     assert found == [[*tokenizer.encode_ordinary(row["text"]), 0] for row in rows]
     assert "2 shards already done" in sabia(*command).stderr.decode()
@@ -213,15 +213,15 @@ def test_arrow_directory_holds_the_rows(world, tmp_path):
 def test_an_extended_tokenizer_and_a_report(world, tmp_path):
     root, _, _ = world
     sabia("tokenize", root / "shards", "--vocab-size", 300, "-o", tmp_path / "b")
-    base = tmp_path / "b" / "tokenizer"
+    base = tmp_path / "b" / "_tokenizer"
     sabia("tokenize", root / "shards", "--extend", base, "--vocab-size", 320, "--compare", base,
           "--report", tmp_path / "r.json", "-o", tmp_path / "x")  # fmt: skip
     said = json.loads((tmp_path / "r.json").read_text())
-    new, old = said[str(tmp_path / "x" / "tokenizer")], said[str(base)]
+    new, old = said[str(tmp_path / "x" / "_tokenizer")], said[str(base)]
     assert (new["vocab_size"], old["vocab_size"]) == (320, 300)
     assert new["all"]["bytes_per_token"] > old["all"]["bytes_per_token"]
     assert set(new["languages"]) == {"en", "pt"}
-    pieces = json.loads((tmp_path / "x" / "tokenizer" / "extension.json").read_text())["pieces"]
+    pieces = json.loads((tmp_path / "x" / "_tokenizer" / "extension.json").read_text())["pieces"]
     assert len(pieces) == 20
 
 

@@ -31,7 +31,7 @@ def make_tokens(folder: Path, rows: int = 64, sources: tuple[str, ...] = ("web",
     """Token rows, made as `tokenize` makes them, with the tokenizer beside; row r is of r-th source
     of `sources`, which begins anew behind its end."""
     tokenizer = train_bpe(corpus(), 300)
-    tokenizer.save(folder / "tokenizer")
+    tokenizer.save(folder / "_tokenizer")
     flat = [i for text in corpus(2000) for i in [*tokenizer.encode(text), tokenizer.eos_id]]
     table = pa.table(
         {
@@ -51,7 +51,7 @@ def load(folder: Path) -> Tokenizer:
     """The tokenizer beside the rows."""
     from sabia.core.text.tokenizer import load_tokenizer
 
-    return load_tokenizer(folder / "tokenizer")
+    return load_tokenizer(folder / "_tokenizer")
 
 
 def sabia(

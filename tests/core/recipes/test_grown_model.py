@@ -148,7 +148,7 @@ def tokens(folder, sabia):
     done = sabia("tokenize", folder / "docs.jsonl", "--tokenizer", folder / "t", "--length",
                  LENGTH, "-o", folder / "rows")  # fmt: skip
     assert done.returncode == 0, done.stderr
-    assert load_extension(folder / "rows" / "tokenizer").multiple == 8
+    assert load_extension(folder / "rows" / "_tokenizer").multiple == 8
     return folder / "rows"
 
 
@@ -160,7 +160,7 @@ def test_a_run_exports_the_grown_model(folder, tokens, tmp_path, sabia):
     assert b"begin as the means of their pieces" in done.stderr
     final = tmp_path / "run" / "final"
     made = load_tokenizer(final)
-    assert made.fingerprint == load_tokenizer(tokens / "tokenizer").fingerprint
+    assert made.fingerprint == load_tokenizer(tokens / "_tokenizer").fingerprint
     rows = -(-made.vocab_size // 8) * 8
     assert json.loads((final / "config.json").read_text())["vocab_size"] == rows
     transformers = pytest.importorskip("transformers", reason="the judge of the export")

@@ -163,7 +163,7 @@ def test_a_stopped_run_ends_with_the_same_weights(config, prompts, tmp_path, mon
     monkeypatch.setattr(stop, "check", check)
     with pytest.raises(Interrupted):
         grpo.run(job_of(prompts, run), config)
-    broken = list((run / "samples").glob("*.partial.jsonl"))
+    broken = list((run / "samples").glob(".*.partial.jsonl"))
     kept = [json.loads(line) for path in broken for line in path.read_text().splitlines()]
     assert kept, "finished samples of the broken step are not on the disk"
     monkeypatch.setattr(stop, "check", lambda: None)
@@ -256,7 +256,7 @@ def test_records_that_cannot_be_graded_are_rejected(config, prompts, tmp_path, c
     prompts.write_text(lines + bad)
     run = tmp_path / "run"
     grpo.run(job_of(prompts, run), config.replace(steps=1))
-    reasons = [r["reason"] for r in pq.read_table(run / "rejects").to_pylist()]
+    reasons = [r["reason"] for r in pq.read_table(f"{run}.rejects").to_pylist()]
     assert len(reasons) == 3
     assert "no answer" in reasons[0]
     assert "turn to answer" in reasons[1]
@@ -438,7 +438,7 @@ def test_a_judge_that_fails_stops_the_run_with_samples_kept(config, prompts, tmp
     run = tmp_path / "run"
     with pytest.raises(Failed, match="no verdict on 50%"):
         grpo.run(job_of(prompts, run), judged)
-    kept = next((run / "samples").glob("*.partial.jsonl")).read_text()
+    kept = next((run / "samples").glob(".*.partial.jsonl")).read_text()
     assert len(kept.splitlines()) == 16
     grpo.run(job_of(prompts, run), judged.replace(max_null=0.6))
     rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
