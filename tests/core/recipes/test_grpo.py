@@ -432,12 +432,13 @@ def test_a_judge_that_fails_stops_the_run_with_samples_kept(config, prompts, tmp
         ]  # fmt: skip
 
     monkeypatch.setattr("sabia.core.judge.llm.Judge.verdicts", verdicts)
-    url = "http://127.0.0.1:9/v1"
-    judge = {"judge_url": url, "judge_model": "judge", "judge_cache": str(tmp_path / "calls")}
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "caches"))
+    judge = {"judge_url": "http://127.0.0.1:9/v1", "judge_model": "judge"}
     judged = config.replace(reward="rubric", steps=2, **judge)
     run = tmp_path / "run"
     with pytest.raises(Failed, match="no verdict on 50%"):
         grpo.run(job_of(prompts, run), judged)
+    assert (tmp_path / "caches" / "sabia" / "calls").is_dir()
     kept = next((run / "samples").glob(".*.partial.jsonl")).read_text()
     assert len(kept.splitlines()) == 16
     grpo.run(job_of(prompts, run), judged.replace(max_null=0.6))
