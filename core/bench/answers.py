@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from sabia.core import notes, stop
-from sabia.core.bench.items import Item, Message, render, value
+from sabia.core.bench.items import Item, Message, render
 from sabia.core.bench.metrics import exact_match
 from sabia.core.bench.score_rows import Score, scores_of
 from sabia.core.bench.task import Task
@@ -190,8 +190,3 @@ def score_exact(task: Task, model: str, pairs: Sequence[tuple[Item, Answer]]) ->
         values = {"exact_match": right}
         rows += scores_of(model, task.name, item.id, answer.sample, values, detail)
     return rows
-
-
-def rubric_value(task: Task, item: Item) -> Any:
-    """The rubric of an item's row, as it is there."""
-    return value(task.rubric, item.fields)

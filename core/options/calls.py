@@ -1,5 +1,6 @@
 """Options of calls to language models: the endpoint, what calls may cost, and the judge."""
 
+from sabia.core.errors import UsageError
 from sabia.core.options.option import choice, integer, needs, quantity, text
 from sabia.core.options.table import Options
 
@@ -35,22 +36,23 @@ class Endpoint(ApiCalls, group="Endpoint"):
     """Several processes may share it. A call that is in it is never sent again."""
 
 
-class Judge(
-    ApiCalls, group="Judge",
-    only={ApiCalls: needs("judge_url")},
-):  # fmt: skip
-    """A language model behind an endpoint that judges the items of rubrics."""
+class RubricJudge(Options, group="Judge"):
+    """A language model behind an endpoint that judges the items of rubrics; how calls are made is
+    told by `ApiCalls`."""
 
     judge_url: str = text("OpenAI-compatible judge, up to /v1", "URL", recorded=False)
     judge_model: str = text("Model name of the judge", "NAME", only=needs("judge_url"))
     judge_votes: int = integer("Calls that vote on an item", 1, least=1, only=needs("judge_url"))
+    """The majority decides; an item whose votes are tied has no verdict."""
     judge_items_per_call: int = integer(
         "Rubric items in a call", 1, least=1, only=needs("judge_url")
     )
+    """One item in a call keeps its verdict from influencing the next."""
     judge_format: str = choice(
         "Format that replies are constrained to", "text", "json-object", "json-schema",
         only=needs("judge_url"),
     )  # fmt: skip
+    """What the server is told to hold replies to, where it can."""
     judge_tokens: int = integer(
         "Maximum tokens of a reply", 1024, least=16, only=needs("judge_url")
     )
@@ -66,6 +68,8 @@ class Judge(
         """A judge needs its model's name."""
         super().check()
         if self.judge_url and not self.judge_model:
-            from sabia.core.errors import UsageError
-
             raise UsageError("--judge-model: is missing (expected the judge's model name)")
+
+
+class Judge(RubricJudge, ApiCalls, only={ApiCalls: needs("judge_url")}):
+    """A judge whose calls are the only ones of a command."""

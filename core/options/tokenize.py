@@ -119,6 +119,8 @@ class TokenizeOptions(
     reported."""
     seed: int = Rows.seed.but(only=needs("mix"))
     jobs: int = Rows.jobs.but(only=unless("mix"))
+    shard: str | None = Rows.shard.but(only=unless("mix"))
+    """A slice cannot train a tokenizer either."""
 
     report: str = text(
         "Write vocabulary statistics as JSON (- for stderr)", "FILE", group="Input and output",

@@ -12,7 +12,7 @@ import json
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -26,93 +26,81 @@ from sabia.core.bench.score_rows import Score, from_batch, schema, to_batches
 from sabia.core.bench.summary import Summary, summarise, to_json
 from sabia.core.bench.task import Task, load_task
 from sabia.core.errors import UsageError
+from sabia.core.files import unreadable
+from sabia.core.options.eval import EvalOptions
 from sabia.core.recipes import decontaminate
-from sabia.core.recipes.subjects import JudgeOptions, Judging, Subject, open_subjects
+from sabia.core.recipes.subjects import Judging, Subject, open_subjects
 from sabia.core.shards import Job, open_inputs, open_output, write_atomic
 from sabia.core.shards.manifest import holds, provenance
 
 
-@dataclass(frozen=True)
-class EvalConfig:
-    """The command's options; models are NAME=DIR, DIR, or URL#MODEL, answers NAME=FILE or FILE."""
-
-    tasks: tuple[str, ...] = ()
-    models: tuple[str, ...] = ()
-    answers: tuple[str, ...] = ()
-    report: str | None = None
-    index: str = ""
-    limit: int = 0
-    samples: int | None = None
-    temperature: float | None = None
-    dtype: str = "float32"
-    api_key_env: str = "SABIA_API_KEY"
-    concurrency: int = 16
-    judge: JudgeOptions = field(default_factory=JudgeOptions)
-
-
-def run(job: Job, config: EvalConfig) -> None:
+def run(job: Job, options: EvalOptions) -> None:
     """Evaluate as the options say; rows to -o or stdout, the table to stderr.
 
     Raises UsageError where there is nothing to evaluate or an option does not fit.
     """
     started = time.monotonic()
-    tasks = [load_task(path) for path in config.tasks]
-    _check(job, config, tasks)
-    indexed = _indexed(job, config, tasks)
-    if config.index and not (config.models or config.answers):
+    tasks = [load_task(path) for path in options.task]
+    _check(job, options, tasks)
+    indexed = _indexed(job, options, tasks)
+    if options.index and not (options.model or options.answers):
         return
-    items = {task.name: load_items(task, config.limit, job.seed) for task in tasks}
-    subjects = open_subjects(config.models, job.backend, config)
+    items = {task.name: load_items(task, options.limit, job.seed) for task in tasks}
+    subjects = open_subjects(options)
     if job.dry_run:
-        _plan(config, tasks, items, subjects)
+        _plan(options, tasks, items, subjects)
         return
-    made = _provenance(job, config, items, subjects)
+    made = _provenance(job, options, items, subjects)
     old = None if job.force or not job.to_file else _kept(str(job.out), made)
     if old is None:
-        fresh = list(_scores(job, config, tasks, items, subjects))
+        fresh = list(_scores(job, options, tasks, items, subjects))
     else:
         notes.note(f"{job.out} holds these scores already; --force computes them again")
         fresh = old
     scores = [*_earlier(job), *fresh]
     summary = summarise(scores, {task.name: task.metric for task in tasks if task.metric})
-    if old is None:
+    if old is None and (options.model or options.answers):
         _write_rows(job, fresh, made)
-    _publish(job, config, summary, scores, items, time.monotonic() - started, indexed)
+    _publish(job, options, summary, scores, items, time.monotonic() - started, indexed)
 
 
-def _check(job: Job, config: EvalConfig, tasks: Sequence[Task]) -> None:
-    if not tasks and not job.inputs:
-        raise UsageError("nothing to evaluate (expected --task FILE.toml, or score rows as INPUT)")
-    if config.index and not (tasks and config.index.endswith(".parquet")):
-        raise UsageError(f"--index {config.index} (expected a file .parquet, and a --task)")
-    if tasks and not (config.models or config.answers or config.index):
-        raise UsageError("tasks without --model or --answers (whose answers are to be scored?)")
-    if (config.models or config.answers) and not tasks:
-        raise UsageError("--model and --answers need a --task")
+def _check(job: Job, options: EvalOptions, tasks: Sequence[Task]) -> None:
     names = [task.name for task in tasks]
     if len(set(names)) != len(names):
-        raise UsageError(f"two tasks are named alike: {', '.join(names)}")
-    if config.answers and (kinds := [t.name for t in tasks if not t.generates]):
+        raise UsageError(f"--task: two are named alike: {', '.join(names)}")
+    if options.answers and (kinds := [t.name for t in tasks if not t.generates]):
         raise UsageError(f"--answers: {kinds[0]} is scored by a model's probabilities, not by text")
     if job.to_directory:
-        raise UsageError(f"-o {job.out}: scores are one file (expected a name ending in .parquet)")
+        raise UsageError(f"--out: {job.out} (expected a file ending in .parquet)")
+    rubrics = [task for task in tasks if task.kind == "rubric"]
+    by_items = [task for task in rubrics if task.scoring == "items"]
+    for what, having, names in (
+        ("a task that is answered in words", [t for t in tasks if t.generates],
+         ["samples", "temperature"]),
+        ("a rubric task", rubrics, ["judge_url"]),
+        ("a rubric task scored by items", by_items,
+         ["judge_votes", "judge_items_per_call", "judge_format", "max_unknown"]),
+    ):  # fmt: skip
+        for name in options.given & set(names):
+            if not having:
+                raise UsageError(f"{options.table[name].flag}: only with {what}")
 
 
-def _indexed(job: Job, config: EvalConfig, tasks: Sequence[Task]) -> str:
+def _indexed(job: Job, options: EvalOptions, tasks: Sequence[Task]) -> str:
     """What the index of `dedup --decontaminate` says of these tasks, for the report."""
-    if not config.index or job.dry_run:
+    if not options.index or job.dry_run:
         return ""
-    return decontaminate.write_or_compare(config.index, tasks, job.force)
+    return decontaminate.write_or_compare(options.index, tasks, job.force)
 
 
 def _plan(
-    config: EvalConfig,
+    options: EvalOptions,
     tasks: Sequence[Task],
     items: dict[str, list[Item]],
     subjects: Sequence[Subject],
 ) -> None:
     """What would be done, in calls and answers; touches nothing."""
-    sampling = Sampling(config.samples, config.temperature)
+    sampling = Sampling(options.samples, options.temperature)
     for task in tasks:
         count = len(items[task.name])
         print(f"task {task.name}: {task.kind}, {count} items")
@@ -123,29 +111,29 @@ def _plan(
                     f"  {subject.name}: {count * samples} answers of {task.max_new_tokens} tokens"
                 )
             else:
-                options = sum(len(item.choices) or 1 for item in items[task.name])
-                print(f"  {subject.name}: {options} texts to score")
+                texts = sum(len(item.choices) or 1 for item in items[task.name])
+                print(f"  {subject.name}: {texts} texts to score")
         if task.kind == "rubric":
-            answers = count * max(1, len(subjects) + len(config.answers))
-            print(f"  judge: {Judging.calls(task, items[task.name], config.judge)} calls an answer"
+            answers = count * max(1, len(subjects) + len(options.answers))
+            print(f"  judge: {Judging.calls(task, items[task.name], options)} calls an answer"
                   f" set, {answers} answers")  # fmt: skip
 
 
 def _scores(
     job: Job,
-    config: EvalConfig,
+    options: EvalOptions,
     tasks: Sequence[Task],
     items: dict[str, list[Item]],
     subjects: Sequence[Subject],
 ) -> Iterator[Score]:
-    sampling = Sampling(config.samples, config.temperature, job.seed)
-    with Judging(config.judge) as judging:
+    sampling = Sampling(options.samples, options.temperature, job.seed)
+    with Judging(options) as judging:
         for subject in subjects:
             with subject:
                 for task in tasks:
                     notes.note(f"{subject.name}: {task.name} ({len(items[task.name])} items)")
                     yield from subject.scores(task, items[task.name], sampling, judging)
-        for given in config.answers:
+        for given in options.answers:
             for task in tasks:
                 yield from _scored_answers(given, task, items[task.name], judging)
 
@@ -154,7 +142,7 @@ def _scored_answers(
     given: str, task: Task, items: Sequence[Item], judging: Judging
 ) -> Iterator[Score]:
     name, _, path = given.rpartition("=")
-    by_model = read_answers(task, read_rows(Path(path)), name or Path(path).stem)
+    by_model = read_answers(task, read_rows(Path(path), "--answers"), name or Path(path).stem)
     for model, answers in by_model.items():
         pairs: list[tuple[Item, Answer]] = matched(task, items, answers, model)
         yield from judging.score(task, model, pairs)
@@ -168,22 +156,27 @@ def _earlier(job: Job) -> Iterator[Score]:
 
 
 def _provenance(
-    job: Job, config: EvalConfig, items: dict[str, list[Item]], subjects: Sequence[Subject]
+    job: Job, options: EvalOptions, items: dict[str, list[Item]], subjects: Sequence[Subject]
 ) -> dict[str, Any]:
     """What makes the scores: items as prompted, task settings, models, answers, sampling."""
     digest = hashlib.blake2b(digest_size=16)
-    for path in config.tasks:
+    for path in options.task:
         digest.update(json.dumps(asdict(load_task(path)) | {"path": ""}, sort_keys=True).encode())
     for found in items.values():
         for item in found:
             digest.update(repr((item.id, item.question, item.choices, item.answer)).encode())
             digest.update(json.dumps(item.fields, sort_keys=True, default=str).encode())
     prints = [subject.fingerprint() for subject in subjects]
-    prints += [hashlib.blake2b(Path(a.rpartition("=")[2]).read_bytes()).hexdigest()
-               for a in config.answers]  # fmt: skip
-    said = asdict(replace(config, report=None, index="", tasks=(), judge=config.judge.deciding()))
-    salt = f"{digest.hexdigest()} {job.backend} {json.dumps(said, sort_keys=True)}"
+    prints += [_print(answers.rpartition("=")[2]) for answers in options.answers]
+    salt = f"{digest.hexdigest()} {json.dumps(options.recorded(), sort_keys=True)}"
     return provenance(replace(job, options={}), "score", prints, salt)
+
+
+def _print(answers: str) -> str:
+    try:
+        return hashlib.blake2b(Path(answers).read_bytes()).hexdigest()
+    except OSError as error:
+        raise unreadable("--answers", answers, error) from error
 
 
 def _kept(path: str, made: dict[str, Any]) -> list[Score] | None:
@@ -206,7 +199,7 @@ def _write_rows(job: Job, scores: Sequence[Score], made: dict[str, Any]) -> None
 
 def _publish(
     job: Job,
-    config: EvalConfig,
+    options: EvalOptions,
     summary: Summary,
     scores: Sequence[Score],
     items: dict[str, list[Item]],
@@ -216,18 +209,18 @@ def _publish(
     table = reports.terminal_table(summary)
     for line in filter(None, table.splitlines()):
         notes.note(line)
-    if config.report:
+    if options.report:
         facts = [
             ("tasks", ", ".join(f"{name} ({len(found)} items)" for name, found in items.items())),
-            ("models", ", ".join(config.models + config.answers) or "score records"),
+            ("models", ", ".join(options.model + options.answers) or "score records"),
             ("seed", str(job.seed)),
             ("backend", job.backend),
             ("wall time", f"{wall_s:.1f} s"),
             *([("decontaminated", indexed)] if indexed else []),
         ]
         title = "Evaluation: " + ", ".join(summary.tasks)
-        write_atomic(config.report, reports.render(summary, scores, title, facts))
-        notes.note(f"report: {config.report}")
+        write_atomic(options.report, reports.render(summary, scores, title, facts))
+        notes.note(f"report: {options.report}")
     if job.json:
         print(
             json.dumps(to_json(summary) | {"seed": job.seed, "wall_s": round(wall_s, 3)}, indent=1)

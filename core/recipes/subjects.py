@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,56 +22,17 @@ from sabia.core.bench.metrics import choice_scores, document_sums
 from sabia.core.bench.score_rows import Score, scores_of
 from sabia.core.bench.task import Task
 from sabia.core.errors import UsageError
-from sabia.core.recipes.model_source import model_fingerprint
-
-
-@dataclass(frozen=True)
-class JudgeOptions:
-    """The judge of rubric tasks, behind an OpenAI-compatible server."""
-
-    url: str = ""
-    model: str = ""
-    votes: int = 1
-    items_per_call: int = 1
-    reply_format: str = "text"
-    max_tokens: int = 1024
-    cache: str = ""
-    max_usd: float | None = None
-    max_requests: int | None = None
-    prices: str = ""
-    max_unknown: float = 0.0
-    concurrency: int = 16
-    api_key_env: str = "SABIA_API_KEY"
-
-    def deciding(self) -> JudgeOptions:
-        """What decides verdicts, without where they are kept and what they may cost."""
-        return replace(self, cache="", max_usd=None, max_requests=None, prices="", concurrency=1)
-
-
-def open_client(url: str, model: str, options: JudgeOptions) -> Any:
-    """The client of an endpoint, with its cache and caps."""
-    from sabia.core.generate.budget import load_prices
-    from sabia.core.generate.client import Client
-
-    return Client(
-        url,
-        model,
-        api_key_env=options.api_key_env,
-        cache_dir=options.cache or None,
-        max_concurrency=options.concurrency,
-        max_usd=options.max_usd,
-        max_requests=options.max_requests,
-        prices=load_prices(options.prices) if options.prices else None,
-    )
+from sabia.core.generate.local import model_fingerprint
+from sabia.core.generate.opened import open_client
+from sabia.core.options.eval import ENDPOINT, EvalOptions
 
 
 class Judging:
     """Scores answers; opens the judge's client when the first rubric task needs it."""
 
-    def __init__(self, options: JudgeOptions) -> None:
-        self.options, self._client = options, None
-        if bool(options.url) != bool(options.model):
-            raise UsageError("a judge needs both --judge-url and --judge-model")
+    def __init__(self, options: EvalOptions) -> None:
+        self.options = options
+        self._client: Any = None
 
     def __enter__(self) -> Judging:
         return self
@@ -82,13 +42,13 @@ class Judging:
             self._client.close()
 
     @staticmethod
-    def calls(task: Task, items: Sequence[Item], options: JudgeOptions) -> int:
+    def calls(task: Task, items: Sequence[Item], options: EvalOptions) -> int:
         """Judge calls for one answer to every item."""
         if task.scoring == "points":
             return len(items)
         rubrics = (marks.rubric_of(value(task.rubric, item.fields)) for item in items)
         asked = (sum(i.kind == "llm" for i in rubric.items) for rubric in rubrics)
-        return sum(-(-n // options.items_per_call) * options.votes for n in asked)
+        return sum(-(-n // options.judge_items_per_call) * options.judge_votes for n in asked)
 
     def score(self, task: Task, model: str, pairs: Sequence[tuple[Item, Answer]]) -> list[Score]:
         """Score rows of answers to an exact_match or rubric task."""
@@ -113,7 +73,9 @@ class Judging:
         judge = None
         if any(rubric.needs_judge for rubric in rubrics):
             o = self.options
-            config = JudgeConfig(o.items_per_call, o.votes, o.max_tokens, o.reply_format)
+            config = JudgeConfig(
+                o.judge_items_per_call, o.judge_votes, o.judge_tokens, o.judge_format
+            )
             judge = Judge(self._open(task), config)
         return marks.judge_items(cases, marks.items_grader(judge, self.options.max_unknown))
 
@@ -127,13 +89,14 @@ class Judging:
             )
             for item, answer in pairs
         ]
-        return marks.judge_points(exams, self._open(task), self.options.max_tokens)
+        return marks.judge_points(exams, self._open(task), self.options.judge_tokens)
 
     def _open(self, task: Task) -> Any:
-        if not self.options.url:
-            raise UsageError(f"{task.name}: rubrics need a judge; give --judge-url, --judge-model")
+        o = self.options
+        if not o.judge_url:
+            raise UsageError(f"--judge-url: is missing (task {task.name} has rubrics to judge)")
         if self._client is None:
-            self._client = open_client(self.options.url, self.options.model, self.options)
+            self._client = open_client(o.judge_url, o.judge_model, o, o.judge_cache)
         return self._client
 
 
@@ -216,7 +179,7 @@ class LocalModel(Subject):
         if self._tokenizer is None:
             from sabia.core.text.tokenizer import load_tokenizer
 
-            self._tokenizer = load_tokenizer(self.directory)
+            self._tokenizer = load_tokenizer(self.directory, "--model")
         return self._tokenizer
 
     @property
@@ -277,7 +240,7 @@ class LocalModel(Subject):
 class Endpoint(Subject):
     """An OpenAI-compatible server; its calls are cached and never paid for twice."""
 
-    def __init__(self, name: str, url: str, model: str, options: JudgeOptions) -> None:
+    def __init__(self, name: str, url: str, model: str, options: EvalOptions) -> None:
         super().__init__(name)
         self.url, self.model, self.options = url, model, options
         self._client: Any = None
@@ -308,31 +271,29 @@ class Endpoint(Subject):
 
     def answers(self, task: Task, items: Sequence[Item], sampling: Sampling) -> list[Answer]:
         if self._client is None:
-            self._client = open_client(self.url, self.model, self.options)
+            options = self.options
+            self._client = open_client(self.url, self.model, options, options.judge_cache)
         return given.ask(self._client, task, items, sampling)
 
 
-def open_subjects(models: Sequence[str], backend: str, config: Any) -> list[Subject]:
+def open_subjects(options: EvalOptions) -> list[Subject]:
     """Subjects of --model values: DIR, NAME=DIR, URL#MODEL or NAME=URL#MODEL; names are unique."""
     found: list[Subject] = []
-    for text in models:
+    for text in options.model:
         name, place = _named(text)
-        if place.startswith(("http://", "https://")):
+        if ENDPOINT.match(place):
             url, _, model = place.partition("#")
             if not model:
-                raise UsageError(f"--model {place}: which of its models? (expected {place}#NAME)")
-            options = replace(
-                config.judge, api_key_env=config.api_key_env, concurrency=config.concurrency
-            )
+                raise UsageError(f"--model: {place}: which of its models? (expected {place}#NAME)")
             found.append(Endpoint(name or model, url, model, options))
         else:
             shown = name or _short(place)
             if not name and shown in {s.name for s in found}:
                 shown = place
-            found.append(LocalModel(shown, place, backend, config.dtype))
+            found.append(LocalModel(shown, place, options.backend, options.dtype))
     names = [subject.name for subject in found]
     if len(set(names)) != len(names):
-        raise UsageError(f"two models are named alike: {', '.join(names)}; write NAME=DIR")
+        raise UsageError(f"--model: two are named alike: {', '.join(names)}; write NAME=DIR")
     return found
 
 

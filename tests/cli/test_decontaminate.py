@@ -86,6 +86,13 @@ def test_a_directory_and_workers_give_the_same(folder: Path) -> None:
         "d0", "d3", "d6"]  # fmt: skip
 
 
+def test_removed_rows_are_written_though_the_output_is_there(folder: Path) -> None:
+    call("dedup", "in", "--decontaminate", "quiz.toml", "-o", "many")
+    call("dedup", "in", "--decontaminate", "quiz.toml", "-o", "many", "--removed", "out")
+    assert [name for i in range(2) for name in ids(f"out/part-0000{i}.parquet")] == [
+        "d0", "d3", "d6"]  # fmt: skip
+
+
 def test_an_array_gives_the_parts_of_one_job(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     call("dedup", "in", "--decontaminate", "quiz.toml", "-o", "one")
     for task in range(2):
@@ -112,7 +119,9 @@ def test_eval_writes_the_index_and_sees_it_drift(folder: Path) -> None:
 
 def test_what_does_not_fit_is_refused(folder: Path) -> None:
     for words, said in (
-        (["--decontaminate", "quiz.toml", "--threshold", "0.8"], "--threshold"),
+        (["--decontaminate", "quiz.toml", "--threshold", "0.8"], "--threshold: only with --method"),
+        (["--decontaminate", "quiz.toml", "--method", "minhash"], "--method: only without --deco"),
+        (["--decontaminate", "none.toml"], "--decontaminate: none.toml: No such file"),
         (["--overlap", "0.8"], "--overlap"),
         (["--decontaminate", "quiz.toml", "--verdict", "burn"], "--verdict"),
         (["--decontaminate", "in"], "no task in it"),

@@ -1,19 +1,31 @@
 """`sabia eval` as a user calls it: rows, table, JSON, report, what is kept, what is refused."""
 
+import importlib.util
 import io
 import json
 import subprocess
 import sys
 from pathlib import Path
+from types import ModuleType
 from xml.etree import ElementTree
 
 import pyarrow.parquet as pq
 import pytest
+from in_process import stage
 
 from sabia.core.errors import BadData, UsageError
 
 pytest.importorskip("torch")
 COMMAND = [sys.executable, "-m", "sabia.cli.main", "eval"]
+
+
+def openai_stub() -> ModuleType:
+    spec = importlib.util.spec_from_file_location(
+        "openai_stub", Path(__file__).parents[1] / "openai_stub.py"
+    )
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
 def run(*arguments: object) -> subprocess.CompletedProcess:
@@ -23,14 +35,9 @@ def run(*arguments: object) -> subprocess.CompletedProcess:
 
 def evaluate(tmp_path: Path, *tasks: Path, inputs: tuple = (), out: Path | None = None, **settings):
     """The same in this process, with --json."""
-    from sabia.core.recipes import evaluate as room
-    from sabia.core.shards import Job
-
-    seed, backend = settings.pop("seed", 0), settings.pop("backend", "torch")
-    job = Job("eval", tuple(map(str, inputs)), out=out and str(out), json=True, seed=seed,
-              backend=backend, force=settings.pop("force", False))  # fmt: skip
-    texts = {k: tuple(map(str, v)) for k, v in settings.items() if isinstance(v, tuple)}
-    room.run(job, room.EvalConfig(tuple(map(str, tasks)), **(settings | texts)))
+    given = {"task": tasks, "inputs": inputs} | settings
+    texts = {k: tuple(map(str, v)) for k, v in given.items() if isinstance(v, tuple) and v}
+    stage("eval", out=out, json=True, **settings | texts)
 
 
 @pytest.fixture(scope="module")
@@ -103,7 +110,7 @@ def test_a_model_against_itself_gives_the_same_samples(
 ) -> None:
     pair = (f"a={folder / 'big/final'}", f"b={folder / 'big/final'}")
     tasks = (folder / "exact.toml", folder / "mc.toml")
-    evaluate(tmp_path, *tasks, models=pair, samples=3, temperature=1.0, limit=10)
+    evaluate(tmp_path, *tasks, model=pair, samples=3, temperature=1.0, limit=10)
     made = json.loads(capsys.readouterr().out)
     assert [(p["regressed_samples"], p["fixed_samples"]) for p in made["paired"]] == [(0, 0)] * 2
     assert {r["items"] for r in made["results"]} == {10}
@@ -113,17 +120,17 @@ def test_scores_are_kept_and_join_later_comparisons(
     folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture
 ) -> None:
     out, task = tmp_path / "a.parquet", folder / "mc.toml"
-    evaluate(tmp_path, task, models=(folder / "big/final",), out=out)
+    evaluate(tmp_path, task, model=(folder / "big/final",), out=out)
     first = json.loads(capsys.readouterr().out)
     stamp = out.stat().st_mtime_ns
-    evaluate(tmp_path, task, models=(folder / "big/final",), out=out)
+    evaluate(tmp_path, task, model=(folder / "big/final",), out=out)
     kept = capsys.readouterr()
     assert "holds these scores already" in kept.err and out.stat().st_mtime_ns == stamp
     assert json.loads(kept.out)["results"] == first["results"]
-    evaluate(tmp_path, task, models=(folder / "big/final",), out=out, limit=5)
+    evaluate(tmp_path, task, model=(folder / "big/final",), out=out, limit=5)
     assert out.stat().st_mtime_ns != stamp
     capsys.readouterr()
-    evaluate(tmp_path, task, models=(folder / "small",), out=tmp_path / "b.parquet")
+    evaluate(tmp_path, task, model=(folder / "small",), out=tmp_path / "b.parquet")
     capsys.readouterr()
     evaluate(tmp_path, inputs=(out, tmp_path / "b.parquet"))
     both = json.loads(capsys.readouterr().out)
@@ -137,7 +144,7 @@ def test_both_backends_choose_alike(
     details = []
     for backend in ("torch", "jax"):
         out = tmp_path / f"{backend}.parquet"
-        evaluate(tmp_path, folder / "mc.toml", models=(folder / "small",), out=out, backend=backend)
+        evaluate(tmp_path, folder / "mc.toml", model=(folder / "small",), out=out, backend=backend)
         rows = pq.read_table(out, filters=[("metric", "=", "acc")]).to_pylist()
         details.append([x for row in rows for x in json.loads(row["detail"])["loglikelihoods"]])
     assert max(abs(a - b) for a, b in zip(*details, strict=True)) <= 1e-4
@@ -174,28 +181,65 @@ def test_dry_run_counts_and_touches_nothing(folder: Path, tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"models": ()}, "whose answers"),
-        ({"samples": 4, "models": ("small",)}, "are all the same"),
-        ({"models": ("x=small", "x=small")}, "named alike"),
-        ({"models": ("http://127.0.0.1:9/v1",)}, "which of its models"),
+        ({}, "--model: is missing"),
+        ({"samples": 4, "model": ("small",)}, "are all the same"),
+        ({"model": ("x=small", "x=small")}, "named alike"),
+        ({"model": ("http://127.0.0.1:9/v1",)}, "which of its models"),
+        ({"model": ("/nowhere",)}, "--model: /nowhere: not a model directory"),
+        ({"answers": ("none.jsonl",)}, "--answers: none.jsonl: No such file"),
+        ({"model": ("small",), "index": "i.txt"}, "--index: i.txt .expected a file ending in"),
+        ({"model": ("small",), "out": "scores"}, "--out: scores .expected a file ending in"),
+        # what has no meaning in the call, though it may be as it is by default
+        ({"model": ("small",), "concurrency": 16}, "--concurrency: only with --judge-url or an en"),
+        ({"model": ("small",), "judge_cache": "c"}, "--judge-cache: only with --judge-url or an"),
+        ({"model": ("m=http://h/v1#m",), "dtype": "float32"}, "--dtype: only with a model dir"),
+        ({"model": ("small",), "judge_votes": 1}, "--judge-votes: only with --judge-url"),
+        ({"model": ("small",), "judge_url": "http://h/v1"}, "--judge-model: is missing"),
+        ({"model": ("small",), "judge_url": "http://h/v1", "judge_model": "j"}, "a rubric task"),
+        ({"model": ("small",), "max_unknown": 0}, "--max-unknown: only with a rubric task"),
+        ({"answers": ("rows.jsonl",), "samples": 2}, "--samples: only with --model"),
+        ({"index": "i.parquet", "limit": 3}, "--limit: only with --model or --answers"),
+        ({"index": "i.parquet", "report": "r.html"}, "--report: only with INPUT, --model or"),
     ],
 )
 def test_refusals(folder: Path, tmp_path: Path, settings: dict, message: str) -> None:
-    models = settings.pop("models")
-    given = tuple(m.replace("small", str(folder / "small")) for m in models)
+    if "model" in settings:
+        given = (m.replace("small", str(folder / "small")) for m in settings["model"])
+        settings = settings | {"model": tuple(given)}
     with pytest.raises(UsageError, match=message):
-        evaluate(tmp_path, folder / "exact.toml", models=given, **settings)
+        evaluate(tmp_path, folder / "exact.toml", **settings)
+
+
+def test_calls_of_an_endpoint_are_kept_where_help_says_and_do_not_name_the_scores(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
+    """The default cache is there without --judge-cache; how calls are made decides no score."""
+    with openai_stub().Stub(lambda text: "the answer is 4") as stub:
+        given = {"model": (f"m={stub.url}#m",), "limit": 5, "out": tmp_path / "s.parquet"}
+        evaluate(tmp_path, folder / "exact.toml", **given)
+        assert stub.requests == 5
+        evaluate(tmp_path, folder / "exact.toml", **given, force=True)
+        assert stub.requests == 5
+        capsys.readouterr()
+        evaluate(tmp_path, folder / "exact.toml", **given, concurrency=3, max_requests=10)
+        assert "holds these scores already" in capsys.readouterr().err
 
 
 def test_rubrics_without_a_judge_and_models_that_cannot_score(folder: Path, tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="nothing to evaluate"):
+    with pytest.raises(UsageError, match="--task: is missing"):
         evaluate(tmp_path)
+    with pytest.raises(UsageError, match="--task: none\\.toml: No such file"):
+        evaluate(tmp_path, Path("none.toml"), model=(folder / "small",))
+    with pytest.raises(UsageError, match="--model: only with --task"):
+        evaluate(tmp_path, inputs=("a.parquet",), model=(folder / "small",))
+    with pytest.raises(UsageError, match="--samples: only with a task that is answered in words"):
+        evaluate(tmp_path, folder / "mc.toml", model=(folder / "small",), samples=2)
     with pytest.raises(UsageError, match="scored by a model's probabilities"):
         evaluate(tmp_path, folder / "mc.toml", answers=(folder / "rows.jsonl",))
     with pytest.raises(UsageError, match="perplexity needs a local"):
-        evaluate(tmp_path, folder / "prose.toml", models=("http://127.0.0.1:9/v1#m",))
+        evaluate(tmp_path, folder / "prose.toml", model=("http://127.0.0.1:9/v1#m",))
     with pytest.raises(BadData, match="no column 'gone'"):
         bad = tmp_path / "bad.toml"
         text = (folder / "mc.toml").read_text().replace('"options"', '"gone"')
         bad.write_text(text.replace("rows.jsonl", str(folder / "rows.jsonl")))
-        evaluate(tmp_path, bad, models=(folder / "small",))
+        evaluate(tmp_path, bad, model=(folder / "small",))

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from in_process import stage
 
 DATA = os.environ.get("SABIA_TEST_DATA")
 pytestmark = pytest.mark.skipif(not DATA, reason="SABIA_TEST_DATA is not set (shared test data)")
@@ -145,10 +146,6 @@ def scripted_judge(replies: dict[str, str]) -> Iterator[str]:
 def test_oab_verdicts_replayed_give_the_published_totals(
     tmp_path: Path, capsys: pytest.CaptureFixture
 ) -> None:
-    from sabia.core.recipes import evaluate
-    from sabia.core.recipes.subjects import JudgeOptions
-    from sabia.core.shards import Job
-
     tasks, answers, replies = oab()
     assert (len(tasks), len(answers), len(replies)) == (189, 378, 378)
     for name, rows in (("task.jsonl", tasks), ("answers.jsonl", answers)):
@@ -159,14 +156,11 @@ def test_oab_verdicts_replayed_give_the_published_totals(
         'id = "{{question_id}}/{{turn}}"\nmetric = "points"\n'
     )
     with scripted_judge(replies) as url:
-        judge = JudgeOptions(url, "o3", cache=str(tmp_path / "cache"))
-        config = evaluate.EvalConfig(
-            tasks=(str(tmp_path / "oab.toml"),),
-            answers=(str(tmp_path / "answers.jsonl"),),
-            report=str(tmp_path / "r.html"),
-            judge=judge,
-        )
-        evaluate.run(Job("eval", json=True, out=str(tmp_path / "s.parquet")), config)
+        stage(
+            "eval", task=str(tmp_path / "oab.toml"), answers=str(tmp_path / "answers.jsonl"),
+            report=tmp_path / "r.html", judge_url=url, judge_model="o3", json=True,
+            judge_cache=tmp_path / "cache", out=tmp_path / "s.parquet",
+        )  # fmt: skip
     made = json.loads(capsys.readouterr().out)
     points = {r["model"]: r for r in made["results"] if r["metric"] == "points"}
     assert points["o3-2025-04-16"]["value_points"] == 178.85

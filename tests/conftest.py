@@ -1,0 +1,23 @@
+"""What all tests share."""
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+COMPILED = ("numba", "triton", "inductor", "cuda")  # caches that tests may share
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _own_cache_of_calls(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """An XDG_CACHE_HOME without calls of earlier tests; compiled code is that of the user."""
+    users = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "sabia"
+    own = tmp_path_factory.mktemp("cache")
+    (own / "sabia").mkdir()
+    for name in COMPILED:
+        (users / name).mkdir(parents=True, exist_ok=True)
+        (own / "sabia" / name).symlink_to(users / name)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(own))
+        yield
