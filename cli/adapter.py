@@ -9,8 +9,7 @@ import typer
 from typer.main import get_command_from_info
 from typer.models import CommandInfo
 
-from sabia.core.options import about
-from sabia.core.options.option import Option
+from sabia.core.options.option import Option, flags
 
 
 def built(name: str, function: Callable[..., None], run: Callable[..., int]) -> Any:
@@ -38,7 +37,7 @@ def _parameter(option: Option) -> inspect.Parameter:
 def _annotation(option: Option) -> Any:
     if option.positional:
         return Annotated[list[str] | None, typer.Argument(metavar=option.metavar)]
-    words = about.flags(option)
+    words = flags(option)
     if option.negative:
         words = [*words[:-2], f"{words[-2]}/{words[-1]}"]
     settings = {"metavar": option.metavar or None, "help": option.help}
@@ -49,7 +48,8 @@ def _annotation(option: Option) -> Any:
 
 
 def _completer(option: Option) -> Callable[[str], list[str]] | None:
-    """What completes the option's value; None leaves it to the shell's file names."""
+    """What completes the option's value, of a list by commas the last one; None leaves it to the
+    shell's file names."""
     if not (option.choices or option.values):
         return None
 
@@ -57,6 +57,8 @@ def _completer(option: Option) -> Callable[[str], list[str]] | None:
         from sabia.cli.values import names
 
         known = option.choices or names(option.values)
-        return [name for name in known if name.startswith(incomplete)]
+        listed = option.metavar.endswith(",…")
+        before = incomplete[: incomplete.rfind(",") + 1] if listed else ""
+        return [before + name for name in known if (before + name).startswith(incomplete)]
 
     return complete

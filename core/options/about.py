@@ -8,7 +8,7 @@ from itertools import pairwise
 from typing import Any
 
 from sabia.core.options.kinds import KINDS
-from sabia.core.options.option import GROUPS, Condition, Option, listed
+from sabia.core.options.option import GROUPS, Condition, Option, flags, listed
 from sabia.core.options.resolve import variable_of
 from sabia.core.options.table import Options
 
@@ -87,9 +87,3 @@ def described(cls: type[Options], command: str) -> list[dict[str, Any]]:
         }
         for name, option in cls.table.items()
     ]
-
-
-def flags(option: Option) -> list[str]:
-    """Its spellings on the command line: ['-o', '--out'], ['--verify', '--no-verify']."""
-    words = [option.flag, *([f"--no-{option.key}"] if option.negative else [])]
-    return [option.short, *words] if option.short else words

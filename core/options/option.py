@@ -14,11 +14,11 @@ from sabia.core.options.kinds import KINDS
 
 # the groups of a help page, in their order
 GROUPS = (
-    "Input and output", "Crawl", "Steering", "Scores", "Screens", "Method", "Training data",
-    "Data", "Tokenizer", "Model", "Reward", "Rollouts", "Loss", "Judge", "Endpoint", "Optimizer",
-    "Precision", "Adapters", "Parallelism", "Checkpoints", "Guards", "Mixture", "Tasks",
-    "Sampling", "Run", "Hardware", "Layout", "Failures and checkpoints", "Money", "Generation",
-    "Output", "Logging", "Call",
+    "Input and output", "Plan", "Crawl", "Steering", "Scores", "Screens", "Method",
+    "Training data", "Data", "Tokenizer", "Model", "Reward", "Rollouts", "Loss", "Judge",
+    "Endpoint", "Optimizer", "Precision", "Adapters", "Parallelism", "Checkpoints", "Guards",
+    "Mixture", "Tasks", "Sampling", "Run", "Hardware", "Layout", "Failures and checkpoints",
+    "Money", "Costs and carbon", "Generation", "GRPO", "Judge model", "Output", "Logging", "Call",
 )  # fmt: skip
 
 
@@ -38,12 +38,13 @@ class Condition(NamedTuple):
         """Such as '--search or --fixed-layout', '--method minhash or exact'."""
         parts = [flags[name].flag for name in self.given]
         for name, allowed in self.values:
-            parts.append(f"{flags[name].flag} {listed(allowed)}")
+            parts.append(f"{flags[name].flag} {listed(v for v in allowed if v is not None)}")
         return listed(parts)
 
 
 def needs(*given: str, **values: Any) -> Condition:
-    """A condition: one of the options `given` has a value, or an option has one of its values."""
+    """A condition: one of the options `given` has a value, or an option has one of its values;
+    None among them is the option left out."""
     return Condition(
         given, tuple((k, v if isinstance(v, tuple) else (v,)) for k, v in values.items())
     )
@@ -138,10 +139,10 @@ class Option:
         if isinstance(value, bool) and self.kind != "flag":
             raise UsageError(f"{self.flag}: {value!r} (expected a value)")
         found = KINDS[self.kind].read(value, self.flag)
+        if found == "" and self.default is None:
+            raise UsageError(f"{self.flag}: is empty (expected {self.placeholder})")
         if self.choices and found not in self.choices:
-            near = difflib.get_close_matches(str(found), self.choices, n=1)
-            hint = f"; did you mean {near[0]}?" if near else ""
-            raise UsageError(f"{self.flag}: {found!r} (expected {listed(self.choices)}){hint}")
+            raise unknown(self.flag, found, self.choices)
         least, most = self.least, self.most
         if (least is not None and found < least) or (most is not None and found > most):
             raise UsageError(f"{self.flag}: {value} is out of range (expected {self.range_text()})")
@@ -160,6 +161,20 @@ class Option:
         if self.unset or self.required or self.kind == "flag":
             return self.unset
         return "" if self.default in (None, "", ()) else str(self.default)
+
+
+def unknown(flag: str, value: Any, known: Iterable[str]) -> UsageError:
+    """The error of a value that is none of the known ones, with the nearest of them."""
+    known = list(known)
+    near = difflib.get_close_matches(str(value), known, n=1)
+    hint = f"; did you mean {near[0]}?" if near else ""
+    return UsageError(f"{flag}: {value!r} (expected {listed(known)}){hint}")
+
+
+def flags(option: Option) -> list[str]:
+    """Its spellings on the command line: ['-o', '--out'], ['--verify', '--no-verify']."""
+    words = [option.flag, *([f"--no-{option.key}"] if option.negative else [])]
+    return [option.short, *words] if option.short else words
 
 
 def _tuple(only: Any) -> tuple[Condition, ...]:

@@ -1,6 +1,5 @@
 """Find the values of a command's options: flag > SABIA_COMMAND_OPTION > --config file > default."""
 
-import difflib
 import tomllib
 from collections.abc import Mapping
 from typing import Any, TypeVar
@@ -60,16 +59,10 @@ def _from_file(cls: type[Options], command: str, path: str) -> dict[str, Any]:
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         hint = "; a model's config.json goes with --model" * path.endswith(".json")
         raise UsageError(f"--config: {path}: {error} (expected TOML){hint}") from error
-    keys = {option.key.replace("-", "_"): name for name, option in cls.table.items()}
-    found = {}
-    for key, value in _table(values, command.split()).items():
-        name = keys.get(key.replace("-", "_"))
-        if name is None:
-            near = difflib.get_close_matches(key, keys, n=1)
-            hint = f"; did you mean {near[0].replace('_', '-')}?" if near else ""
-            raise UsageError(f"--config: {path}: {command} has no option {key!r}{hint}")
-        found[name] = value
-    return found
+    try:
+        return {cls.named(key): v for key, v in _table(values, command.split()).items()}
+    except UsageError as error:
+        raise UsageError(f"--config: {path}: {command} has {error}") from None
 
 
 def _table(values: dict[str, Any], words: list[str]) -> dict[str, Any]:

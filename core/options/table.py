@@ -10,6 +10,7 @@
 The class is the table (`Sft.table`: name → Option), an instance holds the values of one call.
 """
 
+import difflib
 from collections.abc import Iterable, Mapping
 from typing import Any, ClassVar, Self
 
@@ -63,13 +64,35 @@ class Options:
             raise TypeError(f"{type(self).__name__} has no option {', '.join(sorted(unknown))}")
         for name, option in self.table.items():
             setattr(self, name, values[name] if name in values else option.default_value())
-        self.given = frozenset(values) if _given is None else _given
+        if _given is None:
+            _given = frozenset(name for name, value in values.items() if value is not None)
+        self.given = _given
         self.check()
 
     @classmethod
+    def named(cls, key: str) -> str:
+        """The name of the option that a key of a file means: 'batch-tokens' or 'batch_tokens'.
+
+        Raises UsageError with the nearest name where there is none."""
+        name = key.replace("-", "_")
+        found = next((known for known in (name, f"{name}_") if known in cls.table), None)
+        if found is None:
+            known = [option.key for option in cls.table.values()]
+            near = difflib.get_close_matches(name.replace("_", "-"), known, n=1)
+            hint = f"; did you mean {near[0]}?" if near else ""
+            raise UsageError(f"no option {key!r}{hint}")
+        return found
+
+    @classmethod
+    def read_values(cls, values: Mapping[str, Any]) -> dict[str, Any]:
+        """Values by name from texts, TOML or JSON values by key; None is left out. UsageError."""
+        named = {cls.named(key): value for key, value in values.items() if value is not None}
+        return {name: cls.table[name].read(value) for name, value in named.items()}
+
+    @classmethod
     def read(cls, values: Mapping[str, Any]) -> Self:
-        """Options from texts or TOML values by name. Raises UsageError."""
-        return cls(**{name: cls.table[name].read(value) for name, value in values.items()})
+        """Options from texts, TOML or JSON values by key. Raises UsageError."""
+        return cls(**cls.read_values(values))
 
     def check(self) -> None:
         """Refuse what has no meaning in this call; a command adds its own checks. UsageError."""

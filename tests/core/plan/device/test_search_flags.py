@@ -9,7 +9,7 @@ import mesh_cases
 import pytest
 from training_cases import LENGTH, losses, make_tokens, sabia, torchrun
 
-from sabia.cli.main import LazyGroup
+from sabia.cli.main import find
 from sabia.core.errors import UsageError
 from sabia.core.parallel.mesh import Mesh, make_mesh
 from sabia.core.parallel.rules import check_fits
@@ -24,7 +24,6 @@ from sabia.core.plan.device.search_survey import Question, Survey
 from sabia.core.plan.device.stack import find_stack
 from sabia.core.plan.device.workload import Workload
 from sabia.core.plan.memory import find_recipe
-from sabia.core.recipes.training_options import TrainOptions
 from sabia.core.spec import from_config, new_config
 
 H100, SABIA = find_chip("h100"), find_stack("sabia")
@@ -41,10 +40,9 @@ JOB = work(LLAMA_70B, 8192, 512)
 
 
 def parsed(flags):
-    """What the command line makes of the flags."""
-    command = LazyGroup(name="sabia").get_command(None, "pretrain")
-    with command.make_context("pretrain", ["tokens/", *shlex.split(flags)]) as context:
-        return context.params
+    """What the options of the command make of the flags."""
+    words = iter(shlex.split(f"--shape d=64,layers=2 {flags}"))
+    return find("pretrain").options.read({word.removeprefix("--"): next(words) for word in words})
 
 
 @pytest.mark.parametrize("name", ["dense", "moe", "hybrid", "latent", "sinks"])
@@ -57,16 +55,13 @@ def test_the_command_and_the_trainer_take_any_layout_of_the_search(name):
     for some, number in random.Random(2).sample(every, 30):
         layout = some.one(number)
         given = parsed(pretrain_flags(question.workload, layout))
-        assert make_mesh(given["mesh"], layout.chips) == Mesh(
+        assert make_mesh(given.mesh, layout.chips) == Mesh(
             **{axis: getattr(layout, axis) for axis in AXES}
         )
-        options = {key: given[key] for key in ("batch", "micro_batch", "remat", "precision")}
-        trained = TrainOptions(**options)
-        assert trained.batch_rows(24) == 24
-        assert trained.micro_batch == layout.micro_batch
-        mesh = make_mesh(given["mesh"], layout.chips)
-        check_fits(spec, mesh, trained.batch_rows(24), 24)
-        assert 24 % (mesh.rows * trained.micro_batch) == 0
+        assert (given.batch, given.micro_batch) == (24, layout.micro_batch)
+        mesh = make_mesh(given.mesh, layout.chips)
+        check_fits(spec, mesh, given.batch, 24)
+        assert 24 % (mesh.rows * given.micro_batch) == 0
 
 
 def test_flags_say_what_the_layout_says():
@@ -80,7 +75,7 @@ def test_flags_say_what_the_layout_says():
     )
     adapted = replace(JOB, adapter_params=1_000_000)
     assert pretrain_flags(adapted, Layout(), lora_rank=16).endswith(" --lora-rank 16")
-    assert parsed(pretrain_flags(adapted, Layout(), lora_rank=16))["lora_rank"] == 16
+    assert parsed(pretrain_flags(adapted, Layout(), lora_rank=16)).lora_rank == 16
 
 
 @pytest.mark.parametrize(
