@@ -9,8 +9,7 @@ import typer
 from typer.main import get_command_from_info
 from typer.models import CommandInfo
 
-from sabia.core.options import about
-from sabia.core.options.option import Option
+from sabia.core.options.option import Option, flags
 
 
 def built(
@@ -45,7 +44,7 @@ def _annotation(option: Option, subcommands: Sequence[str]) -> Any:
         complete = _completer(option, subcommands)
         argument = typer.Argument(metavar=option.metavar, autocompletion=complete)
         return Annotated[list[str] | None, argument]
-    words = about.flags(option)
+    words = flags(option)
     if option.negative:
         words = [*words[:-2], f"{words[-2]}/{words[-1]}"]
     settings = {"metavar": option.metavar or None, "help": option.help}
@@ -54,11 +53,12 @@ def _annotation(option: Option, subcommands: Sequence[str]) -> Any:
     kind = list[str] | None if option.many else str | None
     return Annotated[
         kind, typer.Option(*words, autocompletion=_completer(option, option.choices), **settings)
-    ]  # type: ignore[arg-type]  # of two types
+    ]
 
 
 def _completer(option: Option, choices: Sequence[str]) -> Callable[[str], list[str]] | None:
-    """What completes the option's value; None leaves it to the shell's file names."""
+    """What completes the option's value, of a list by commas the last one; None leaves it to the
+    shell's file names."""
     if not (choices or option.values):
         return None
 
@@ -66,6 +66,8 @@ def _completer(option: Option, choices: Sequence[str]) -> Callable[[str], list[s
         from sabia.cli.values import names
 
         known = choices or names(option.values)
-        return [name for name in known if name.startswith(incomplete)]
+        listed = option.metavar.endswith(",…")
+        before = incomplete[: incomplete.rfind(",") + 1] if listed else ""
+        return [before + name for name in known if (before + name).startswith(incomplete)]
 
     return complete

@@ -108,8 +108,9 @@ def _broken(head: str) -> str:
     """An option with a long list of choices, on several lines."""
     if len(head) <= WIDTH:
         return head
-    return "\n".join(textwrap.wrap(head.replace(",", ", "), WIDTH, subsequent_indent=" " * 8,
-                                   initial_indent=head[: len(head) - len(head.lstrip())]))  # fmt: skip  # noqa: E501
+    margin = head[: len(head) - len(head.lstrip())]
+    words = head.strip().replace(",", ", ")
+    return textwrap.fill(words, WIDTH, initial_indent=margin, subsequent_indent=" " * 8)
 
 
 def _prose(text: str) -> str:

@@ -5,7 +5,6 @@ import sys
 from collections.abc import Callable, Sequence
 from importlib import import_module
 
-from sabia.cli import help as pages
 from sabia.cli.command import call, print_error
 from sabia.core.errors import ExitCode
 
@@ -33,6 +32,7 @@ SUBCOMMANDS: dict[str, dict[str, str]] = {
         "drift": "Compare the scores of two runs.",
     },
 }
+HELP = ("-h", "--help", "--help=json")
 OPTIONS = {
     "-V, --version": "Show the version",
     "-v, --verbose": "With --version: devices, backends, Slurm",
@@ -65,6 +65,8 @@ def called(words: Sequence[str]) -> tuple[str, list[str]]:
 
 def page() -> str:
     """The help of `sabia` itself."""
+    from sabia.cli import help as pages
+
     return "\n\n".join([
         "Usage: sabia [OPTIONS] COMMAND [ARGUMENTS]...",
         "  Carry a language model from the open web to a served model, one command a\n"
@@ -91,6 +93,8 @@ def _verbs(name: str) -> list[tuple[bool, str]]:
 
 def show_help(name: str, word: str) -> None:
     """Print what `-h`, `--help` or `--help=json` asks for; `name` is '' for sabia itself."""
+    from sabia.cli import help as pages
+
     if not name:
         everything = [_as_json(name) for name in all_calls()] if word == "--help=json" else []
         print("[" + ",\n".join(everything) + "]" if everything else page())
@@ -104,6 +108,8 @@ def show_help(name: str, word: str) -> None:
 
 
 def _as_json(name: str) -> str:
+    from sabia.cli import help as pages
+
     function = find(name)
     return pages.as_json(name, function, function.options, SUBCOMMANDS.get(name, {}))  # type: ignore[attr-defined]  # by @command
 
@@ -113,10 +119,12 @@ def main() -> None:
     words = sys.argv[1:]
     if "_SABIA_COMPLETE" not in os.environ:
         name, rest = called(words)
-        table = find(name).options.table if name else {}  # type: ignore[attr-defined]  # by @command
-        word = pages.asked(rest, table) if name else next(
-            (w for w in words[:1] if w in ("-h", "--help", "--help=json")), "")  # fmt: skip
-        if word:
+        word = next((w for w in words if w in HELP), "")
+        if word and name:
+            from sabia.cli import help as pages
+
+            word = pages.asked(rest, find(name).options.table)  # type: ignore[attr-defined]  # by @command
+        if word and (name or word == words[0]):
             show_help(name, word)
             return
         if not words:

@@ -1,10 +1,9 @@
-"""sabia plan-cluster: chips, time and money of a training run, before paying for it."""
+"""`sabia plan-cluster`: chips, time and money of a training run, before paying for it."""
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from sabia.cli.grammar import command
-from sabia.cli.plan_options import OPTIONS, RUNS
-from sabia.cli.shared_options import sharing
+from sabia.cli.command import command
+from sabia.core.options.plan_cluster import PlanOptions
 from sabia.core.shards.job import Job
 
 if TYPE_CHECKING:
@@ -12,51 +11,43 @@ if TYPE_CHECKING:
 
 
 @command(
-    "plan",
+    PlanOptions,
     examples="""
-sabia plan-cluster --params 1.6T --active 49B
-sabia plan-cluster --params 1.6T --active 49B --chips 150 --preempt 6h --simulate 1000
-sabia plan-cluster --model Qwen3-4B/ --tokens 80B --chip h100 --nodes 4 --search --explain
-sabia plan-cluster --params 8B --tokens 1T --compare b200,h200,v5p,v6e --search
-sabia plan-cluster config.json --tokens 1T --chip h100 --search --emit slurm > run.sbatch
-sabia plan-cluster --params 70B --stage serve --chip h200 --weights fp8
-sabia plan-cluster runs.jsonl -o plans.parquet
-sabia plan-cluster --budget examples/pyramid.toml
-""",
+    sabia plan-cluster --params 1.6T --active 49B
+    sabia plan-cluster --params 1.6T --active 49B --chips 150 --preempt 6h --simulate 1000
+    sabia plan-cluster --model Qwen3-4B/ --tokens 80B --chip h100 --nodes 4 --search --explain
+    sabia plan-cluster --params 8B --tokens 1T --compare b200,h200,v5p,v6e --search
+    sabia plan-cluster config.json --tokens 1T --chip h100 --search --emit slurm > run.sbatch
+    sabia plan-cluster --params 70B --stage serve --chip h200 --weights fp8
+    sabia plan-cluster runs.jsonl -o plans.parquet
+    sabia plan-cluster --budget examples/pyramid.toml
+    """,
 )
-@sharing("settings", OPTIONS)
-def plan_cluster(job: Job, *, inputs: RUNS = None, settings: dict[str, Any]) -> None:
+def plan_cluster(job: Job, options: PlanOptions) -> None:
     """Plan a training run: chips by deadline, by compute and by memory, time and money.
 
     The least it needs is --params; every assumption that fills the gaps is printed. Notes go to
     stderr, the plan to stdout: a table, one object with --json, a row a deadline with -o, or with
     --emit the script that starts it.
     """
-    from sabia.core.plan.answer import answer
-    from sabia.core.plan.settings import Settings
-
-    asked = Settings(**settings, seed=job.seed or None)
-    found = answer(asked, runs=tuple(inputs or ()))
-    if asked.plot:
-        _plot(asked.plot, found)
-    _show(job, found)
-
-
-def _show(job: Job, found: "Answer") -> None:
-    """Put the answer where the job says, and what is to be known beside it on stderr."""
     from sabia.core import notes
+    from sabia.core.plan.answer import answer
 
+    found = answer(options)
+    if options.plot:
+        _plot(options.plot, found)
     for line in found.notes:
         notes.note(line)
     for line in found.warnings:
         notes.warn(line)
-    if job.json:
+    rows = _rows_asked(job)
+    if rows:
+        _write_rows(job, found)
+    if options.json:
         import json
 
         print(json.dumps(found.report, indent=2))
-    elif not job.to_stdout or _rows_on_stdout(job):
-        _write_rows(job, found)
-    else:
+    elif not rows:
         print(found.text)
 
 
@@ -68,11 +59,13 @@ def _plot(path: str, found: "Answer") -> None:
     write_atomic(path, document(path, "sabia plan-cluster", found.text, found.charts()))
 
 
-def _rows_on_stdout(job: Job) -> bool:
+def _rows_asked(job: Job) -> bool:
     """Whether rows were asked for; a terminal gets the table rather than binary."""
     import sys
 
-    asked = job.out == "-" or job.to != "parquet"
+    if not job.to_stdout:
+        return True
+    asked = not job.json and (job.out == "-" or job.to != "parquet")
     return asked and (job.to == "jsonl" or not sys.stdout.isatty())
 
 

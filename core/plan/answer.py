@@ -1,30 +1,27 @@
-"""What one call of the planner gives back: text, JSON, rows, and remarks, from plain settings.
+"""What one call of the planner gives back: text, JSON, rows, and remarks, from its options.
 
-Two questions are answered: one run on one kind of chip, with the views that its settings ask for,
+Two questions are answered: one run on one kind of chip, with the views that its options ask for,
 and the budget of a pyramid of runs.
 """
 
-import os
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import date
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from sabia.core.errors import UsageError
-from sabia.core.plan import consistent, joined, request
+from sabia.core.options.plan_cluster import PlanOptions
+from sabia.core.plan import joined, request
 from sabia.core.plan.output import remarks, report, table
 from sabia.core.plan.output.view import views
 from sabia.core.plan.planner import Plan
-from sabia.core.plan.settings import Settings, flag
 
 if TYPE_CHECKING:
     from sabia.core.plan.output.several import Priced
 
 # what is not a training run → the module of output/ that shows it
 STAGES = {"serve": "serving", "grpo": "rollout", "eval": "evaluation"}
-# the settings that a pyramid may have
-OF_BUDGET = ("plot", "budget", "chip", "mfu", "price", "lora")
 
 
 @dataclass(frozen=True)
@@ -39,46 +36,41 @@ class Answer:
     charts: Callable[[], list[str]] = list
 
 
-def answer(settings: Settings, today: date | None = None, runs: tuple[str, ...] = ()) -> Answer:
-    """Answer the question that `settings` ask; `runs` are files of runs, or a config.json.
-
-    Raises UsageError, Infeasible, BadData.
-    """
+def answer(settings: PlanOptions, today: date | None = None) -> Answer:
+    """Answer the question that `settings` ask. Raises UsageError, Infeasible, BadData."""
     today = today or date.today()
     if settings.plot:
         _plots().check_form(settings.plot)
-    if runs:
-        return _of_inputs(settings, runs, today)
-    if settings.stage in STAGES and not settings.compare:
+    if settings.inputs:
+        return _of_inputs(settings, today)
+    if not settings.trains:
         return of_stage(settings, today)
     if settings.budget:
         return of_budget(settings, today)
     return of_comparison(settings, today) if settings.compare else of_run(settings, today)
 
 
-def _of_inputs(settings: Settings, runs: tuple[str, ...], today: date) -> Answer:
-    models = [path for path in runs if path.endswith(".json") or os.path.isdir(path)]
-    if models and (len(runs) > 1 or settings.model):
+def _of_inputs(settings: PlanOptions, today: date) -> Answer:
+    models = [path for path in settings.inputs if path not in settings.runs]
+    if models and (len(settings.inputs) > 1 or settings.model):
         raise UsageError(f"{models[0]}: one config.json at a time (several go into a list of runs)")
     if models:
-        return answer(replace(settings, model=models[0]), today)
-    if settings.budget or settings.compare:
-        raise UsageError(f"{runs[0]}: a list of runs goes with neither --budget nor --compare")
+        return answer(settings.changed(model=models[0], inputs=()), today)
     from sabia.core.plan.output import several
     from sabia.core.plan.runs import read_runs
 
-    rows = (run for path in runs for run in read_runs(path))
+    rows = (run for path in settings.runs for run in read_runs(path))
     return _of_several(settings, "RUN", several.listed(settings, rows, today), today)
 
 
-def of_comparison(settings: Settings, today: date) -> Answer:
+def of_comparison(settings: PlanOptions, today: date) -> Answer:
     """The same run on several chips."""
     from sabia.core.plan.output import several
 
     return _of_several(settings, "CHIP", several.compared(settings, today), today)
 
 
-def _of_several(settings: Settings, first: str, priced: "Priced", today: date) -> Answer:
+def _of_several(settings: PlanOptions, first: str, priced: "Priced", today: date) -> Answer:
     from sabia.core.plan.output import several
 
     named, prices = priced
@@ -97,7 +89,7 @@ def _plots() -> Any:
     return import_module("sabia.core.plan.output.plots")
 
 
-def of_run(settings: Settings, today: date) -> Answer:
+def of_run(settings: PlanOptions, today: date) -> Answer:
     """Plan one run."""
     asked, plan = joined.plan_of(settings, today=today)
     seen = views(asked, plan)
@@ -125,13 +117,16 @@ def _emitted(asked: request.Request, plan: Plan, today: date) -> Answer:
     )
 
 
-def of_stage(settings: Settings, today: date) -> Answer:
+def of_stage(settings: PlanOptions, today: date) -> Answer:
     """Serving, steps of GRPO, or an evaluation of the model."""
-    consistent.check(settings)
     asked = request.build(settings, today=today)
     stage = settings.stage or ""
     seen = import_module(f"sabia.core.plan.output.{STAGES[stage]}").see(asked)
-    inputs = {"schema_version": report.SCHEMA_VERSION, "stage": stage, "inputs": settings.said()}
+    inputs = {
+        "schema_version": report.SCHEMA_VERSION,
+        "stage": stage,
+        "inputs": settings.set_values(),
+    }
     return Answer(
         text=seen.text,
         report=inputs | seen.report,
@@ -145,16 +140,10 @@ def of_stage(settings: Settings, today: date) -> Answer:
     )
 
 
-def of_budget(settings: Settings, today: date) -> Answer:
+def of_budget(settings: PlanOptions, today: date) -> Answer:
     """Sum up a pyramid of runs."""
     from sabia.core.plan.output import budget
 
-    for name in settings.given():
-        if name not in OF_BUDGET:
-            raise UsageError(
-                f"--budget: sums up runs; {name.replace('_', ' ')} belongs to one run, so leave "
-                f"out {flag(name)}"
-            )
     pyramid = budget.pyramid_of(settings, today)
     return Answer(
         text=budget.text(pyramid),

@@ -8,7 +8,7 @@ import datetime
 from dataclasses import dataclass
 from typing import Any
 
-from sabia.core.errors import UsageError
+from sabia.core.options.option import unknown
 from sabia.core.plan.catalogue import check_entry, read_data
 
 REQUIRED = {"family", "bf16_tflops", "hbm_gb", "node_chips", "source", "date"}
@@ -87,15 +87,11 @@ def _per_second(entry: dict[str, Any], key: str, unit: float = 1e9) -> float | N
     return entry[key] * unit if key in entry else None
 
 
-def find_chip(name: str) -> Chip:
-    """The chip called `name`, in any case; `v5p` finds `tpu-v5p`. Raises UsageError."""
+def find_chip(name: str, flag: str = "--chip") -> Chip:
+    """The chip called `name`, in any case; `v5p` finds `tpu-v5p`. UsageError naming `flag`."""
     chips = load_chips()
     wanted = name.strip().lower()
     for key in (wanted, f"tpu-{wanted}"):
         if key in chips:
             return chips[key]
-    import difflib
-
-    near = difflib.get_close_matches(wanted, chips, n=1)
-    hint = f"; did you mean {near[0]}?" if near else ""
-    raise UsageError(f"--chip: {name!r} is not known (expected one of {', '.join(chips)}){hint}")
+    raise unknown(flag, wanted, chips)

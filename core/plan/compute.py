@@ -11,7 +11,6 @@ from dataclasses import dataclass
 
 FLOPS_PER_PARAM_TOKEN = 6
 LORA_FLOPS_PER_PARAM_TOKEN = 4
-DEFAULT_MFU = 0.40
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from sabia.core.errors import Infeasible, UsageError
+from sabia.core.options.plan_cluster import PlanOptions
 from sabia.core.plan import planner
 from sabia.core.plan.device.fixed import fixed_layout, parse_fields
 from sabia.core.plan.device.search import Found, search
@@ -17,13 +18,12 @@ from sabia.core.plan.device.search_fixes import described
 from sabia.core.plan.device.search_sizes import coarse
 from sabia.core.plan.device.search_survey import UTILISATION, Question, priced
 from sabia.core.plan.device.search_survey import Row as Laid
-from sabia.core.plan.device.stack import DEFAULT_STACK, stack_on
+from sabia.core.plan.device.stack import stack_on
 from sabia.core.plan.device.workload import Workload
 from sabia.core.plan.memory import StateRecipe, find_recipe
 from sabia.core.plan.money.bills import DAY_S
 from sabia.core.plan.planner import Plan, Row
 from sabia.core.plan.request import Request
-from sabia.core.plan.settings import Settings
 from sabia.core.units import format_bytes, format_duration
 
 SLOWEST_MFU = 0.1  # a run this slow is not planned for: it bounds the numbers of chips to look at
@@ -62,8 +62,6 @@ class Placed:
 
 def plan(asked: Request) -> Plan:
     """The plan by predicted speed. Raises UsageError, Infeasible."""
-    if asked.settings.mfu is not None:
-        raise UsageError("--mfu: is predicted with --search and --fixed-layout; leave it out")
     base = planner.plan(asked.run, replace(asked.cluster, chips=None), asked.deadlines_s)
     placed, rows = (_searched if asked.settings.search else _fixed)(asked, question_of(asked))
     placed = replace(placed, lora_rank=asked.settings.lora_rank)
@@ -86,7 +84,7 @@ def question_of(asked: Request) -> Question:
     if settings.hbm is not None:
         chip = replace(chip, usable_hbm_bytes=float(settings.hbm))
     utilisation = UTILISATION if settings.utilisation is None else settings.utilisation
-    stack = stack_on(settings.stack or DEFAULT_STACK, chip)
+    stack = stack_on(settings.value("stack"), chip)
     return Question(workload_of(asked), chip, stack, pinned_of(settings), utilisation)
 
 
@@ -94,13 +92,15 @@ def workload_of(asked: Request) -> Workload:
     """One step of the run; the batch in whole rows that chips can share (`round_rows`)."""
     run = asked.run
     if run.lora and run.adapter_params is None:
-        raise UsageError("--lora: how large are the adapters? Give --lora-rank, as --lora-rank 16")
+        raise UsageError(
+            "--lora: the size of the adapters is missing; give --lora-rank, as --lora-rank 16"
+        )
     return Workload(
         architecture=asked.architecture,
         sequence=run.sequence,
         batch_rows=batch_rows(asked),
         recipe=_recipe(asked),
-        precision=asked.settings.precision or "bf16",
+        precision=asked.settings.value("precision"),
         adapter_params=run.adapter_params,
     )
 
@@ -108,7 +108,7 @@ def workload_of(asked: Request) -> Workload:
 def _recipe(asked: Request) -> StateRecipe:
     """How state is held: as said, else as the software does it."""
     settings = asked.settings
-    usual = ABILITIES[settings.stack or DEFAULT_STACK].recipes
+    usual = ABILITIES[settings.value("stack")].recipes
     if settings.state_recipe or asked.run.lora or not usual:
         return asked.run.recipe
     return find_recipe(usual[0])
@@ -135,7 +135,7 @@ def round_rows(rows: float) -> int:
     return max(1, round(rows / step) * step)
 
 
-def pinned_of(settings: Settings) -> dict[str, Any]:
+def pinned_of(settings: PlanOptions) -> dict[str, Any]:
     """Fields of a layout that must have a value: --fixed-layout, --micro-batch, --recompute."""
     found = parse_fields(settings.fixed_layout) if settings.fixed_layout else {}
     for name in ("micro_batch", "recompute"):
@@ -151,7 +151,7 @@ def pinned_of(settings: Settings) -> dict[str, Any]:
 def _searched(asked: Request, question: Question) -> tuple[Placed, tuple[Row, ...]]:
     """The best layout on the given chips, or for each deadline the cheapest number in time."""
     given = asked.cluster.chips
-    objective = asked.settings.objective or "time"
+    objective = asked.settings.value("objective")
     found = search(
         question.workload,
         question.chip,

@@ -1,21 +1,20 @@
 """From what a user said to a run and a cluster, with every assumption that filled the gaps.
 
-Nothing is assumed silently: what was not given takes its value from DEFAULTS, the nearest
+Nothing is assumed silently: what was not given takes the value that help shows, the nearest
 published shape or the data files, and is listed in `Request.assumed`.
 """
 
 from dataclasses import dataclass, field, replace
 from datetime import date
 from functools import cached_property
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
 from sabia.core.errors import UsageError
+from sabia.core.options.plan_cluster import PlanOptions
 from sabia.core.plan import memory
 from sabia.core.plan.chips import Chip, find_chip
-from sabia.core.plan.compute import DEFAULT_MFU
 from sabia.core.plan.money.prices import Price, current, default_prices, prices_for, refused_words
 from sabia.core.plan.planner import Cluster, Run
-from sabia.core.plan.settings import Settings, flag
 from sabia.core.units import (
     format_bytes,
     format_count,
@@ -27,19 +26,11 @@ from sabia.core.units import (
 if TYPE_CHECKING:
     from sabia.core.plan.counting.architecture import Architecture
 
-DEFAULT_TOKENS = 500e9
-DEFAULT_SEQUENCE = 8192
-DEFAULT_BATCH_TOKENS = 4e6
-DEFAULT_SFT_BATCH = 512e3
-DEFAULT_EXAMPLE = 1000  # tokens of a prompt, and of an answer
-DEFAULT_CHIP = "b200"
-DEFAULT_DEADLINES = "30d,14d,7d"
-DEFAULT_RECIPE = "adamw16"
+SFT_BATCH = 512e3  # tokens of a batch of fine-tuning, where none is given
 OFFERS = ("provider", "region", "spot", "commitment")  # as prices_for takes them
 MOST_PRICES = 3  # columns of the table
 LEAST_PARAMS = 1000
 LEAST_HBM = 1e9
-Number = TypeVar("Number", int, float)
 COUNTS = ("params", "active", "layers", "hidden")
 
 
@@ -65,7 +56,7 @@ class Counts:
 class Request:
     """A run, a cluster and deadlines, and in words what of them was assumed."""
 
-    settings: Settings
+    settings: PlanOptions
     run: Run
     cluster: Cluster
     deadlines_s: list[float]
@@ -115,27 +106,25 @@ def given_counts(
     )
 
 
-def counts_of(settings: Settings) -> Counts:
+def counts_of(settings: PlanOptions) -> Counts:
     """The counts that flags give, or those of the config.json at --model."""
     if settings.model is None:
         return given_counts(*(getattr(settings, name) for name in COUNTS))
-    if beside := settings.given(*COUNTS):
-        raise UsageError(f"--model: counts everything itself; leave out {flag(beside[0])}")
     from sabia.core.plan.counting.counts import count_model
 
-    return count_model(settings.model, settings.seq or DEFAULT_SEQUENCE)
+    return count_model(settings.model, settings.value("seq"))
 
 
-def build(settings: Settings, priced: bool = True, today: date | None = None) -> Request:
+def build(settings: PlanOptions, priced: bool = True, today: date | None = None) -> Request:
     """Fill the gaps. Raises UsageError on names and values that do not exist.
 
     `priced` False lets a chip without a price on file pass.
     """
     today = today or date.today()
     model = counts_of(settings)
-    found = find_chip(settings.chip or DEFAULT_CHIP)
+    found = find_chip(settings.value("chip"))
     run = _run(settings, model)
-    if settings.convention not in (None, "6nd") or settings.lora_rank:
+    if settings.value("convention") != "6nd" or settings.lora_rank:
         run = _counted_exactly(run, settings, architecture(settings))
     prices, no_money = prices_of(settings, found, priced, today)
     cluster = _cluster(settings, found, prices)
@@ -146,11 +135,11 @@ def build(settings: Settings, priced: bool = True, today: date | None = None) ->
         "chip": f"chip {found.name}",
         "hbm": f"{format_bytes(cluster.hbm_bytes)} of HBM, every byte usable",
         "mfu": f"{cluster.mfu:.0%} MFU",
-        "deadline": f"deadlines {DEFAULT_DEADLINES.replace(',', ', ')}",
+        "deadline": f"deadlines {settings.value('deadline').replace(',', ', ')}",
         "price": _seen(cluster.prices),
     }
-    said = set(settings.given()) | ({"hbm"} if settings.utilisation else set())
-    if settings.given("search", "fixed_layout"):
+    said = set(settings.set_values()) | ({"hbm"} if settings.utilisation else set())
+    if settings.search or settings.fixed_layout:
         said |= {"hbm", "mfu", "batch_tokens"}  # the view of layouts tells them
     said |= set() if prices else {"price"}
     said |= {"tokens"} if settings.items else set()
@@ -158,7 +147,7 @@ def build(settings: Settings, priced: bool = True, today: date | None = None) ->
         settings=settings,
         run=run,
         cluster=cluster,
-        deadlines_s=parse_list(settings.deadline or DEFAULT_DEADLINES, _deadline, "--deadline"),
+        deadlines_s=parse_list(settings.value("deadline"), _deadline, "--deadline"),
         model=model,
         assumed=tuple(words for name, words in gaps.items() if name not in said),
         today=today,
@@ -166,51 +155,44 @@ def build(settings: Settings, priced: bool = True, today: date | None = None) ->
     )
 
 
-def _run(settings: Settings, model: Counts) -> Run:
+def _run(settings: PlanOptions, model: Counts) -> Run:
     lora = settings.lora or settings.lora_rank is not None
-    if lora and settings.state_recipe:
-        raise UsageError(
-            "--state-recipe: leave it out with --lora, whose weights are frozen in BF16"
-        )
-    held = memory.LORA
-    if not lora:
-        held = memory.find_recipe(settings.state_recipe or DEFAULT_RECIPE)
     return Run(
         params=model.params,
         active_params=model.active_params,
         matmul_params=model.matmul_params,
         tokens=_tokens(settings),
-        sequence=_or(settings.seq, DEFAULT_SEQUENCE),
-        batch_tokens=_or(settings.batch_tokens, _usual_batch(settings)),
+        sequence=settings.value("seq"),
+        batch_tokens=_batch_tokens(settings),
         layers=model.layers,
         hidden=model.hidden,
-        recipe=held,
+        recipe=memory.LORA if lora else memory.find_recipe(settings.value("state_recipe")),
         lora=lora,
     )
 
 
-def _tokens(settings: Settings) -> float:
+def _tokens(settings: PlanOptions) -> float:
     """Tokens to train on; of `--stage sft` those of its examples, as often as they are passed."""
     if settings.stage != "sft" or settings.tokens is not None:
-        return _or(settings.tokens, DEFAULT_TOKENS)
+        return settings.value("tokens")
     if settings.items is None:
-        raise UsageError("--tokens: how much is there to train on? Give --tokens or --items")
-    each = _or(settings.prompt_tokens, DEFAULT_EXAMPLE) + _or(
-        settings.output_tokens, DEFAULT_EXAMPLE
-    )
-    return settings.items * each * _or(settings.repeats, 1)
+        raise UsageError("--tokens: is missing (--stage sft needs --tokens or --items)")
+    each = settings.value("prompt_tokens") + settings.value("output_tokens")
+    return settings.items * each * settings.value("repeats")
 
 
-def _usual_batch(settings: Settings) -> float:
-    usual = DEFAULT_SFT_BATCH if settings.stage == "sft" else DEFAULT_BATCH_TOKENS
-    return min(usual, max(_tokens(settings), _or(settings.seq, DEFAULT_SEQUENCE)))
+def _batch_tokens(settings: PlanOptions) -> float:
+    if settings.batch_tokens is not None:
+        return settings.batch_tokens
+    usual = SFT_BATCH if settings.stage == "sft" else settings.value("batch_tokens")
+    return min(usual, max(_tokens(settings), settings.value("seq")))
 
 
-def _counted_exactly(run: Run, settings: Settings, model: "Architecture") -> Run:
+def _counted_exactly(run: Run, settings: PlanOptions, model: "Architecture") -> Run:
     """With attention by --convention, and with adapters of --lora-rank, from the layers."""
     from sabia.core.plan.counting import operations
 
-    convention, rank = settings.convention or "6nd", settings.lora_rank
+    convention, rank = settings.value("convention"), settings.lora_rank
     if rank is None:
         per_token = operations.training_flops_per_token(model, run.sequence, convention)
         return replace(run, convention=convention, flops_per_token=per_token)
@@ -224,13 +206,7 @@ def _counted_exactly(run: Run, settings: Settings, model: "Architecture") -> Run
     )
 
 
-def _or(value: Number | None, default: Number) -> Number:
-    return default if value is None else value
-
-
-def _cluster(settings: Settings, chip: Chip, prices: tuple[Price, ...]) -> Cluster:
-    if settings.chips and settings.nodes:
-        raise UsageError("--nodes: says the same as --chips; leave one out")
+def _cluster(settings: PlanOptions, chip: Chip, prices: tuple[Price, ...]) -> Cluster:
     if settings.utilisation == 0:
         raise UsageError("--utilisation: 0 (expected above 0 and at most 100%)")
     if settings.hbm is not None and settings.hbm < LEAST_HBM:
@@ -238,30 +214,28 @@ def _cluster(settings: Settings, chip: Chip, prices: tuple[Price, ...]) -> Clust
             f"--hbm: {settings.hbm:,} bytes (expected a size such as 180GB; did you mean "
             f"{settings.hbm}GB?)"
         )
-    hbm_bytes = _or(settings.hbm, chip.hbm_bytes) * _or(settings.utilisation, 1.0)
+    hbm_bytes = chip.hbm_bytes if settings.hbm is None else settings.hbm
+    share = 1.0 if settings.utilisation is None else settings.utilisation
     return Cluster(
         chip=chip,
-        hbm_bytes=hbm_bytes,
-        mfu=_or(settings.mfu, DEFAULT_MFU),
+        hbm_bytes=hbm_bytes * share,
+        mfu=settings.value("mfu"),
         prices=prices,
         chips=settings.nodes * chip.node_chips if settings.nodes else settings.chips,
     )
 
 
 def prices_of(
-    settings: Settings, chip: Chip, priced: bool, today: date
+    settings: PlanOptions, chip: Chip, priced: bool, today: date
 ) -> tuple[tuple[Price, ...], str]:
     """The user's own prices of `chip`, or those on file that may be used, or why none may.
 
     Raises UsageError where none is on file but one must be there.
     """
-    offers = settings.given(*OFFERS)
-    if settings.price and offers and offers != ["spot"]:
-        raise UsageError(f"{flag(offers[0])}: chooses among prices on file; leave out --price")
     if settings.price:
         return own_prices(settings.price), ""
     try:
-        if offers:
+        if settings.set_values(*OFFERS):
             found = prices_for(chip.name, *(getattr(settings, name) for name in OFFERS))
             kept = current(found, today)[:MOST_PRICES]
         else:
@@ -273,7 +247,7 @@ def prices_of(
     return kept, "" if kept else refused_words(found, today)
 
 
-def architecture(settings: Settings) -> "Architecture":
+def architecture(settings: PlanOptions) -> "Architecture":
     """The model layer by layer. Raises UsageError."""
     if settings.model is not None:
         from sabia.core.plan.counting.known import architecture_of

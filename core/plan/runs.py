@@ -1,6 +1,6 @@
 """Read a list of runs: JSON lines (also .gz, or stdin) or Parquet, one run a row.
 
-A row's keys are the planner's options (`settings.Settings`), with or without hyphens, and `name`;
+A row's keys are the planner's options (`PlanOptions`), with or without hyphens, and `name`;
 values are written as on the command line ("1.6T") or plain numbers.
 """
 

@@ -2,6 +2,8 @@
 
 import json
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -112,6 +114,32 @@ def test_rows_to_parquet_and_json_lines(tmp_path: Path) -> None:
     assert [json.loads(line) for line in lines] == rows
     streamed = process(f"{ARTICLE} -o -", text=False)
     assert streamed.stdout[:4] == b"PAR1"
+
+
+def test_a_report_is_printed_beside_the_rows_that_are_written(tmp_path: Path) -> None:
+    parquet = pytest.importorskip("pyarrow.parquet", reason="pyarrow is not installed")
+    out = tmp_path / "plan.parquet"
+    assert report(f"{ARTICLE} -o {out}") == report(ARTICLE)
+    assert parquet.read_table(out).num_rows == 3
+
+
+@pytest.mark.parametrize(
+    ("words", "names"),
+    [
+        ("--chip h2", ["h200"]),
+        ("--compare b200,h2", ["b200,h200"]),
+        ("--stack mega", ["megatron", "megatron-2021"]),
+        ("--provider AW", ["AWS"]),
+        ("--state-recipe adam", ["adamw16", "adam8bit"]),
+        ("--weights nv", ["nvfp4"]),
+    ],
+)
+def test_values_are_completed_from_the_planner_s_data(words: str, names: list[str]) -> None:
+    asked = {"COMP_WORDS": f"sabia plan-cluster {words}", "COMP_CWORD": "3",
+             "_SABIA_COMPLETE": "complete_bash"}  # fmt: skip
+    done = subprocess.run([Path(sys.executable).parent / "sabia"], env=os.environ | asked,
+                          capture_output=True, text=True)  # fmt: skip
+    assert done.stdout.split() == names
 
 
 def test_quiet_drops_notes_and_keeps_the_table() -> None:

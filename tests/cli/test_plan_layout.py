@@ -6,7 +6,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from plan_calls import call, process, report
+from plan_calls import call, called, process, report
 
 pytest.importorskip("numpy", reason="a search needs numpy")
 RUN = "--params 8B --tokens 1T --chip h100 --price 2"
@@ -22,15 +22,13 @@ def test_a_search_shows_layouts_and_a_line_to_paste() -> None:
 
 
 def test_the_pasted_line_is_accepted_by_the_parser_of_pretrain() -> None:
-    from typer.testing import CliRunner
-
-    from sabia.cli.main import app
+    from sabia.cli.main import find
 
     flags = report(f"{RUN} --search --chips 64")["layout"]["pretrain_flags"]
-    words = shlex.split(flags)[1:]
-    done = CliRunner().invoke(app, [*words, "nowhere.parquet", "-o", "x/"])
-    assert "no such option" not in done.stderr and "Invalid value" not in done.stderr
-    assert "--mesh" not in done.stderr
+    words = iter(shlex.split(flags)[2:])
+    given = {word.removeprefix("--"): next(words) for word in words}
+    options = find("pretrain").options.read(given | {"shape": "d=64,layers=2"})
+    assert options.mesh == given["mesh"] and options.batch == int(given["batch"])
 
 
 def test_explain_prints_terms_and_parts() -> None:
@@ -60,12 +58,7 @@ def test_a_script_is_all_that_stdout_carries(kind: str, tmp_path: Path) -> None:
 
 def test_a_script_takes_the_words_that_it_is_given(tmp_path: Path) -> None:
     command = ["--pretrain-args", "rows/ --model base/ --lr 1e-4 --steps 100"]
-    from typer.testing import CliRunner
-
-    from sabia.cli.main import app
-
-    words = ["plan-cluster", *f"{RUN} --search --chips 64 --emit slurm".split(), *command]
-    text = CliRunner().invoke(app, words).stdout
+    text = called([*f"{RUN} --search --chips 64 --emit slurm".split(), *command]).stdout
     assert "pretrain rows/ --model base/ --lr 1e-4 --steps 100 --mesh" in text
     assert "--tokens" not in text
 

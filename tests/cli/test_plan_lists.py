@@ -15,10 +15,10 @@ BROKEN = [
     ("[" * 100_000, "stdin:1: maximum recursion depth"),
     ('{"params": NaN}', "nan is not a number"),
     ('{"params": true}', "expected a value"),
-    ('{"params": "8B", "chips": 8.5}', "expected a whole number"),
+    ('{"params": "8B", "chips": 8.5}', "8.5 is not a whole number"),
     ('{"params": "8B", "chip": ""}', "--chip: is empty"),
-    ('{"params": "8B", "plot": "x.svg"}', "on the command line"),
-    ('{"params": "8B", "json": true}', "no option of a plan"),
+    ('{"params": "8B", "plot": "x.svg"}', "--plot: is no option of a run in a list"),
+    ('{"params": "8B", "json": true}', "--json: is no option of a run in a list"),
 ]
 
 

@@ -53,14 +53,14 @@ def test_a_terse_answer_needs_few_modules() -> None:
 
 def test_the_help_is_grouped_and_every_line_short() -> None:
     shown = call("--help").stdout
-    panels = [line for line in shown.splitlines() if line.endswith(" Options:")]
-    assert panels == [
-        f"{name} Options:" for name in
-        ("Model", "Run", "Chips", "Layout", "Stops", "Money", "Generation", "Output")
+    titles = [line.rstrip(":") for line in shown.splitlines() if line[:1] not in ("", " ")]
+    assert [title.partition(" (only with")[0] for title in titles[1:-1]] == [
+        "Input and output", "Plan", "Model", "Run", "Hardware", "Layout",
+        "Failures and checkpoints", "Money", "Costs and carbon", "Generation", "GRPO",
+        "Judge model", "Output", "Call", "Examples",
     ]  # fmt: skip
-    assert "\nArguments:\n" in shown and "\nOptions:\n" in shown
-    options = shown.partition("Model Options:")[2].partition("Examples:")[0]
-    assert max(map(len, options.splitlines())) <= 80
+    assert "GRPO (only with --stage grpo)" in titles
+    assert max(map(len, shown.splitlines())) <= 80
 
 
 def test_an_option_may_come_from_the_environment() -> None:

@@ -1,15 +1,16 @@
 """Call `sabia plan-cluster` in a test: as a process, or in this one (many cases, little time)."""
 
+import io
 import json
 import subprocess
 import sys
 from dataclasses import dataclass
 from typing import Any
+from unittest import mock
 
 from pinned_day import pinned
-from typer.testing import CliRunner
 
-from sabia.cli.main import app
+from sabia.cli.main import main
 
 
 @dataclass(frozen=True)
@@ -29,10 +30,20 @@ def process(words: str = "", text: bool = True, **settings: Any) -> subprocess.C
 
 def call(words: str, stdin: str | None = None) -> Called:
     """The command within this process, on the day of all planner tests."""
-    command = ["plan-cluster", *words.split()]
-    with pinned():
-        done = CliRunner().invoke(app, command, input=stdin, prog_name="sabia")
-    return Called(done.exit_code, done.stdout, done.stderr)
+    return called(words.split(), stdin)
+
+
+def called(words: list[str], stdin: str | None = None) -> Called:
+    """The same with words as they are."""
+    given = io.TextIOWrapper(io.BytesIO((stdin or "").encode()), encoding="utf-8")
+    out, err = (io.TextIOWrapper(io.BytesIO(), "utf-8", write_through=True) for _ in range(2))
+    argv, code = ["sabia", "plan-cluster", *words], 0
+    with pinned(), mock.patch.multiple(sys, argv=argv, stdin=given, stdout=out, stderr=err):
+        try:
+            main()
+        except SystemExit as end:
+            code = int(end.code or 0)
+    return Called(code, *(stream.buffer.getvalue().decode() for stream in (out, err)))
 
 
 def report(words: str, stdin: str | None = None) -> dict[str, Any]:

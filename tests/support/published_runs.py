@@ -8,9 +8,9 @@ from datetime import date
 from pathlib import Path
 from typing import Any
 
+from sabia.core.options.plan_cluster import PlanOptions
 from sabia.core.plan.answer import answer
 from sabia.core.plan.device.layout import AXES
-from sabia.core.plan.settings import Settings
 
 FILE = Path(__file__).parent.parent / "core/plan/published_runs.toml"
 FAILURES = 0.0005  # a chip and day, about those of Llama 3 (arXiv 2407.21783, section 3.3.4)
@@ -43,7 +43,7 @@ def forecast(run: dict[str, Any], config: dict[str, Any], folder: Path) -> Forec
     names = ("chip", "chips", "stack", "seq", "tokens", "batch_tokens", "precision")
     row = {name: run[name] for name in names if name in run}
     row |= {"search": True, "deadline": "9000w", "price": "2", "failure_rate": FAILURES}
-    found = answer(Settings.from_row(row | {"model": str(path)}), DAY).report
+    found = answer(PlanOptions.read(row | {"model": str(path)}), DAY).report
     best, stops = found["rows"][0], found["stops"]
     hours = best["chips"] * best["finishes_s"] / 3600
     return Forecast(

@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from sabia.core.plan.device.candidates import Pinned
 
 Objective = Literal["time", "cost"]
-OBJECTIVES = ("time", "cost")
 RANKED = 10
 HARDLY_MORE = 1.02  # of a bill: the smaller cluster is taken, as it is easier to get
 
@@ -80,8 +79,6 @@ def search(
     Raises UsageError on values that no layout has, Infeasible naming the smallest change that makes
     the run fit.
     """
-    if objective not in OBJECTIVES:
-        raise UsageError(f"--objective: {objective!r} (expected one of {', '.join(OBJECTIVES)})")
     counts = [chips] if isinstance(chips, int) else sorted(set(chips))
     question = Question(workload, chip, stack, pinned or {}, utilisation)
     check_question(question, counts)

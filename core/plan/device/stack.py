@@ -10,7 +10,7 @@ from dataclasses import dataclass, fields
 from functools import cache
 from typing import Any
 
-from sabia.core.errors import UsageError
+from sabia.core.options.option import unknown
 from sabia.core.plan.catalogue import check_entry, read_data
 from sabia.core.plan.chips import Chip
 
@@ -93,9 +93,6 @@ class Stack:
     date: datetime.date | None = None
 
 
-DEFAULT_STACK = "sabia"
-
-
 @cache
 def load_stacks() -> dict[str, Stack]:
     """All presets by name. Raises BadData on a faulty entry."""
@@ -113,7 +110,7 @@ def find_stack(name: str) -> Stack:
     """The preset called `name`. Raises UsageError."""
     stacks = load_stacks()
     if name not in stacks:
-        raise UsageError(f"--stack: {name!r} (expected one of {', '.join(stacks)})")
+        raise unknown("--stack", name, stacks)
     return stacks[name]
 
 

@@ -26,7 +26,6 @@ backward.
 from dataclasses import dataclass, replace
 from functools import cache
 
-from sabia.core.errors import UsageError
 from sabia.core.plan.chips import Chip, load_chips
 from sabia.core.plan.counting.architecture import LayerKind
 from sabia.core.plan.device.calibration import Constants
@@ -90,8 +89,6 @@ def _median(values: list[float]) -> float:
 
 def peak(chip: Chip, precision: Precision) -> float:
     """Peak rate of the format, a quarter for float32. Raises UsageError naming the field."""
-    if precision not in RATE_FIELD:
-        raise UsageError(f"--precision: {precision} (expected one of {', '.join(RATE_FIELD)})")
     return known(chip, RATE_FIELD[precision]) * (0.25 if precision == "fp32" else 1)
 
 

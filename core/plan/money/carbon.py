@@ -10,9 +10,8 @@ table 15: 400 W, PUE 1.1, 0.385 kg/kWh). The Llama 3.1 405B model card (30.84M h
 from dataclasses import dataclass
 
 from sabia.core.errors import UsageError
+from sabia.core.options.plan_cluster import PlanOptions
 
-DEFAULT_PUE = 1.1
-DEFAULT_INTENSITY = 0.385
 # kg CO2e per kWh of electricity made, life cycle, 2023: Ember and the Energy Institute, by
 # ourworldindata.org/grapher/carbon-intensity-electricity; the world's and Norway's: Ember
 INTENSITIES = {
@@ -59,7 +58,7 @@ class Footprint:
         return self.energy_kwh * max(INTENSITIES.values()) / 1e3
 
 
-def energy_kwh(chip_hours: float, power_w: float, pue: float = DEFAULT_PUE) -> float:
+def energy_kwh(chip_hours: float, power_w: float, pue: float) -> float:
     """Energy that the building takes for `chip_hours` at `power_w` a chip."""
     return chip_hours * power_w / 1e3 * pue
 
@@ -73,21 +72,12 @@ def footprint(
     chip_hours: float,
     power_w: float | None,
     chip: str,
-    pue: float | None = None,
-    kg_per_kwh: float | None = None,
+    pue: float = PlanOptions.assumed("pue"),
+    kg_per_kwh: float = PlanOptions.assumed("carbon_intensity"),
 ) -> Footprint:
-    """The footprint of `chip_hours` of `chip`. Raises UsageError on values that cannot be."""
+    """The footprint of `chip_hours` of `chip`. Raises UsageError where its power is not known."""
     if power_w is None:
         raise UsageError(
             f"--carbon: no power of {chip} is on file (expected a chip with power_w in chips.toml)"
-        )
-    pue = DEFAULT_PUE if pue is None else pue
-    kg_per_kwh = DEFAULT_INTENSITY if kg_per_kwh is None else kg_per_kwh
-    if not 1 <= pue < 5:
-        raise UsageError(f"--pue: {pue:g} (expected 1 to 5; good buildings have 1.1)")
-    if not 0 <= kg_per_kwh <= 2:
-        raise UsageError(
-            f"--carbon-intensity: {kg_per_kwh:g} kg/kWh (expected 0 to 2; grids have "
-            f"{min(INTENSITIES.values()):g} to {max(INTENSITIES.values()):g})"
         )
     return Footprint(chip_hours, power_w, pue, kg_per_kwh)

@@ -171,14 +171,29 @@ def chosen(
         nearest[price.provider] = max(nearest[price.provider], _nearness(price, region))
     found = [p for p in sold if 0 < nearest[p.provider] == _nearness(p, region)]
     if not found:
-        asked = (provider, region, "spot" if spot else "by the hour", commitment)
+        terms = "spot" if spot else commitment or "by the hour"
+        asked = ", ".join(filter(None, (provider, region, terms)))
         offers = list(dict.fromkeys(p.offer for p in rows)) or ["none"]
         known = "; ".join(offers[:MOST_NAMED]) + "; and more" * (len(offers) > MOST_NAMED)
         raise UsageError(
-            f"--price: no price of {chip} is on file for {', '.join(filter(None, asked))} "
-            f"(on file: {known}); give one, as --price 4.40"
+            f"{_unmet(rows, provider, region, spot, commitment)}: no price of {chip} is on file "
+            f"for {asked} (on file: {known}); give one, as --price 4.40"
         )
     return tuple(replace(p, chosen=True) for p in sorted(found, key=lambda p: p.usd_per_chip_hour))
+
+
+def _unmet(
+    rows: tuple[Price, ...], provider: str | None, region: str | None, spot: bool, term: str | None
+) -> str:
+    """The option, of those given, that no price on file meets."""
+    sold = [p for p in rows if _begins(p.provider, provider)]
+    fits = {
+        "--provider": not provider or sold,
+        "--commitment": not term or any(p.commitment == term for p in sold),
+        "--spot": not spot or any(p.spot for p in sold),
+        "--region": not region,
+    }
+    return next((flag for flag, met in fits.items() if not met), "--price")
 
 
 def _begins(value: str | None, wanted: str | None) -> bool:

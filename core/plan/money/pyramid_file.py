@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from sabia.core.errors import BadData, UsageError
-from sabia.core.plan import compute
+from sabia.core.options.plan_cluster import PlanOptions
 from sabia.core.plan.chips import Chip, find_chip
 from sabia.core.plan.money.prices import (
     Price,
@@ -114,7 +114,7 @@ def _item(source: Source, table: Any) -> Item:
 
 
 def _defaults(label: str, table: Mapping[str, Any]) -> Defaults:
-    mfu = parse_fraction(table.get("mfu", compute.DEFAULT_MFU), f"{label} mfu")
+    mfu = parse_fraction(table.get("mfu", PlanOptions.assumed("mfu")), f"{label} mfu")
     goodput = parse_fraction(table.get("goodput", 1.0), f"{label} goodput")
     for name, share in (("mfu", mfu), ("goodput", goodput)):
         if not share > 0:

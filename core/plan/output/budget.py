@@ -4,24 +4,24 @@ from datetime import date
 from typing import Any
 
 from sabia.core.errors import UsageError
+from sabia.core.options.plan_cluster import PlanOptions
 from sabia.core.plan.money.bills import short_money
 from sabia.core.plan.money.prices import format_rate
 from sabia.core.plan.money.pyramid import Item, Pyramid, Total
 from sabia.core.plan.money.pyramid_file import Given, read_pyramid
 from sabia.core.plan.output.table import columns
-from sabia.core.plan.request import DEFAULT_CHIP, own_prices
-from sabia.core.plan.settings import Settings
+from sabia.core.plan.request import own_prices
 
 SCHEMA_VERSION = 1
 
 
-def pyramid_of(settings: Settings, today: date) -> Pyramid:
+def pyramid_of(settings: PlanOptions, today: date) -> Pyramid:
     """The pyramid that `settings` ask about. Raises UsageError, BadData."""
     own = own_prices(settings.price) if settings.price else ()
     if len(own) > 1:
         raise UsageError(f"--price: {settings.price} (expected one price with --budget)")
     given = Given(settings.chip, settings.mfu, settings.lora, own[0] if own else None)
-    return read_pyramid(settings.budget or "", given, today, DEFAULT_CHIP)
+    return read_pyramid(settings.budget or "", given, today, PlanOptions.assumed("chip"))
 
 
 def text(pyramid: Pyramid) -> str:

@@ -17,7 +17,9 @@ def see(asked: Request, plan: Plan) -> View:
     """
     chip, said = plan.cluster.chip, asked.settings
     hours = paid(asked, plan)[0] / 3600
-    seen = footprint(hours, chip.power_w, chip.name, said.pue, said.carbon_intensity)
+    seen = footprint(
+        hours, chip.power_w, chip.name, said.value("pue"), said.value("carbon_intensity")
+    )
     figures = asdict(seen) | {
         "energy_kwh": seen.energy_kwh,
         "tons_co2e": seen.tons,

@@ -20,8 +20,7 @@ def script(asked: Request, plan: Plan) -> str:
 def launch_plan(asked: Request, plan: Plan) -> LaunchPlan:
     """What the script starts; with stops as `--failure-rate` and its kin say."""
     best, placed = plan.best, plan.placed
-    if placed is None or best.layout is None:
-        raise UsageError("--emit: needs the layout to start; add --search or --fixed-layout")
+    assert placed is not None and best.layout is not None  # --emit is only with a layout
     flags = flags_of(placed, best.layout)
     model = placed.question.workload.architecture
     if model.counted_only:

@@ -23,7 +23,7 @@ def report(request: Request, plan: Plan) -> dict[str, Any]:
     usable_state, usable_total = usable_needs(run, cluster.chip)
     return {
         "schema_version": SCHEMA_VERSION,
-        "inputs": request.settings.said(),
+        "inputs": request.settings.set_values(),
         "params": run.params,
         "active_params": run.active_params,
         "tokens": run.tokens,

@@ -5,54 +5,51 @@ is that an error. Rows, JSON and text are of the same summaries.
 """
 
 from collections.abc import Iterable, Iterator
-from dataclasses import replace
 from datetime import date
 from typing import Any
 
 from sabia.core.errors import BadData, Infeasible, UsageError
+from sabia.core.options.plan_cluster import TRAINING, PlanOptions
 from sabia.core.plan import joined
 from sabia.core.plan.chips import find_chip
-from sabia.core.plan.consistent import OTHERS
 from sabia.core.plan.money.bills import short_money
 from sabia.core.plan.money.prices import Price
 from sabia.core.plan.output import summary
 from sabia.core.plan.output.report import SCHEMA_VERSION
 from sabia.core.plan.output.table import percent, span
-from sabia.core.plan.settings import Settings, flag
 from sabia.core.units import parse_list
 
-# what has no place in a table of several plans
+# what has no place in a list of runs
 OF_ONE = ("explain", "emit", "budget", "compare", "offers", "pretrain_args")
 Named = list[tuple[str, summary.Row]]
+Changes = tuple[str, dict[str, Any]]  # of one run: where it stands or its name, and its options
 Priced = tuple[Named, tuple[Price, ...]]  # rows, and every price in them
 
 
-def compared(settings: Settings, today: date) -> Priced:
+def compared(settings: PlanOptions, today: date) -> Priced:
     """A summary of the run on each chip of `--compare`. Raises UsageError on unknown chips."""
-    if settings.chip:
-        raise UsageError("--compare: names the chips; leave out --chip")
-    names = [find_chip(name).name for name in parse_list(settings.compare or "", str, "--compare")]
+    listed = parse_list(settings.compare or "", str, "--compare")
+    names = [find_chip(name, "--compare").name for name in listed]
     if len(set(names)) < len(names):
         raise UsageError(f"--compare: {settings.compare} (expected each chip once)")
-    return _summaries(((name, replace(settings, chip=name, compare=None)) for name in names), today)
+    on_chips = ((name, {"chip": name, "compare": None}) for name in names)
+    return _summaries(settings, on_chips, today)
 
 
-def listed(settings: Settings, rows: Iterable[tuple[str, dict[str, Any]]], today: date) -> Priced:
+def listed(settings: PlanOptions, rows: Iterable[Changes], today: date) -> Priced:
     """A summary of each run of a list, `settings` standing in for what a row does not say."""
-    return _summaries(_of_rows(settings, rows), today)
+    for name in settings.set_values(*OF_ONE):
+        raise UsageError(f"{settings.table[name].flag}: not together with a list of runs")
+    return _summaries(settings, _of_rows(rows), today)
 
 
-def _of_rows(
-    settings: Settings, rows: Iterable[tuple[str, dict[str, Any]]]
-) -> Iterator[tuple[str, Settings]]:
+def _of_rows(rows: Iterable[Changes]) -> Iterator[Changes]:
     for where, row in rows:
         try:
-            own = Settings.from_row({k: v for k, v in row.items() if k != "name"})
-            if own.plot:
-                raise UsageError("plot: draws the whole list (expected on the command line)")
-            yield _printable(str(row.get("name", where))), replace(settings, **own.said())
+            name, values = str(row.get("name", where)), PlanOptions.read_row(row, without=OF_ONE)
         except UsageError as error:
             raise BadData(f"run {where}: {error}") from error
+        yield _printable(name), values | {"inputs": ()}
 
 
 def _printable(name: str) -> str:
@@ -60,17 +57,15 @@ def _printable(name: str) -> str:
     return "".join(letter if letter.isprintable() else " " for letter in name)
 
 
-def _summaries(questions: Iterable[tuple[str, Settings]], today: date) -> Priced:
+def _summaries(settings: PlanOptions, runs: Iterable[Changes], today: date) -> Priced:
     found, errors, prices = [], [], dict[Price, None]()
-    for name, settings in questions:
-        if said := settings.given(*OF_ONE):
-            raise UsageError(f"{flag(said[0])}: is of one plan, not of several; leave it out")
+    for name, changes in runs:
         try:
-            if settings.stage in OTHERS:
-                raise UsageError(
-                    f"--stage: {settings.stage} is planned alone; leave it out of a table"
-                )
-            asked, plan = joined.plan_of(settings, priced=False, today=today)
+            stage = changes.get("stage", settings.stage)
+            if not TRAINING.holds({"stage": stage}):
+                raise UsageError(f"--stage: {stage} is planned alone; leave it out of a table")
+            own = settings.changed(**changes)
+            asked, plan = joined.plan_of(own, priced=False, today=today)
             prices |= dict.fromkeys(plan.cluster.prices)
             found.append((name, summary.summary(asked, plan)))
         except (UsageError, Infeasible) as error:
@@ -112,11 +107,11 @@ def _verdict(named: Named) -> str:
     return "; ".join(words) + "."
 
 
-def report(settings: Settings, named: Named) -> dict[str, Any]:
+def report(settings: PlanOptions, named: Named) -> dict[str, Any]:
     """The table as a JSON object."""
     return {
         "schema_version": SCHEMA_VERSION,
-        "inputs": settings.said(),
+        "inputs": settings.set_values(),
         "rows": [{"name": name} | row for name, row in named],
     }
 

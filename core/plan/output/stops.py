@@ -5,6 +5,7 @@ from dataclasses import asdict, replace
 from typing import Any
 
 from sabia.core.errors import UsageError
+from sabia.core.options.plan_cluster import PlanOptions
 from sabia.core.plan.chips import Chip
 from sabia.core.plan.money.bills import DAY_S, cost_usd, short_money
 from sabia.core.plan.money.prices import cheapest
@@ -12,7 +13,6 @@ from sabia.core.plan.output.table import percent, span
 from sabia.core.plan.output.view import VIEWS, View
 from sabia.core.plan.planner import Plan
 from sabia.core.plan.request import Request
-from sabia.core.plan.settings import Settings
 from sabia.core.plan.stops.failures import WINDOW_S, StopForecast, StopModel, forecast, simulated
 from sabia.core.plan.stops.simulation import Simulated, Spread
 from sabia.core.units import format_bytes, format_duration
@@ -24,7 +24,8 @@ def _run(asked: Request, plan: Plan) -> _Run:
     """The plan's smallest cluster that meets its deadline, as forecast() and others take it."""
     if plan.run.lora and plan.run.adapter_params is None:
         raise UsageError(
-            "--lora: the adapters' size is unknown, so saves cannot be planned; give --lora-rank"
+            "--lora: the size of the adapters is missing, so checkpoints cannot be planned; give "
+            "--lora-rank, as --lora-rank 16"
         )
     model, best = stop_model(asked.settings), plan.best
     return model, plan.cluster.chip, best.chips, plan.run.checkpoint_bytes, best.finishes_s
@@ -35,7 +36,7 @@ def paid(asked: Request, plan: Plan) -> tuple[float, float]:
 
     With stops where they were asked about, else the work alone at the whole price.
     """
-    if not asked.settings.given(*VIEWS["stops"]):
+    if not asked.settings.set_values(*VIEWS["stops"]):
         return plan.best.chip_s, 1.0
     run = _run(asked, plan)
     model = run[0]
@@ -45,7 +46,7 @@ def paid(asked: Request, plan: Plan) -> tuple[float, float]:
 
 def paid_by_terms(asked: Request, plan: Plan) -> tuple[float, float]:
     """Chip-seconds that are paid for on preemptible chips, and on chips that are not."""
-    if not asked.settings.given(*VIEWS["stops"]):
+    if not asked.settings.set_values(*VIEWS["stops"]):
         return plan.best.chip_s, plan.best.chip_s
     run = _run(asked, plan)
     steady = replace(run[0], preemption_s=None, capacity_wait_s=0.0)
@@ -64,7 +65,7 @@ def see(asked: Request, plan: Plan) -> View:
     lines = _lines(model, seen, plan)
     figures = _report(model, seen) | {"wall_meets_deadline": _in_time(seen, plan)}
     if asked.settings.simulate:
-        drawn = simulated(*run, runs=asked.settings.simulate, seed=asked.settings.seed or 0)
+        drawn = simulated(*run, runs=asked.settings.simulate, seed=asked.settings.seed)
         lines.append(_drawn(drawn))
         figures["simulated"] = asdict(drawn)
     if asked.settings.spot and model.preemption_s and plan.cluster.prices:
@@ -74,7 +75,7 @@ def see(asked: Request, plan: Plan) -> View:
     return View("\n".join(lines), figures)
 
 
-def stop_model(settings: Settings) -> StopModel:
+def stop_model(settings: PlanOptions) -> StopModel:
     """What the settings say about stops; the model's own defaults stand in for the rest."""
     gbps = settings.bucket_gbps
     said: dict[str, Any] = {

@@ -8,22 +8,19 @@ from dataclasses import dataclass, field
 from importlib import import_module
 from typing import Any
 
+from sabia.core.options.plan_cluster import PlanStops
 from sabia.core.plan.planner import Plan
 from sabia.core.plan.request import Request
 
 # a view's module, which is also its key in the report → the options that ask for it
 VIEWS: dict[str, tuple[str, ...]] = {
     "layout": ("search", "fixed_layout"),
-    "stops": (
-        "failure_rate", "preempt", "restart", "bucket_gbps", "spot_share", "simulate",
-        "capacity_wait", "repair", "spare_nodes", "job_limit", "queue", "synchronous",
-        "checkpoint_copies", "peer_copies",
-    ),
+    "stops": tuple(PlanStops.table),
     "offers": ("offers",),
     "limit": ("max_cost",),
     "carbon": ("carbon", "pue", "carbon_intensity"),
     "scaling": ("serve_tokens",),
-}  # fmt: skip
+}
 
 
 @dataclass(frozen=True)
@@ -39,5 +36,5 @@ def views(asked: Request, plan: Plan, without: tuple[str, ...] = ()) -> dict[str
     return {
         name: import_module(f"sabia.core.plan.output.{name}").see(asked, plan)
         for name, options in VIEWS.items()
-        if name not in without and asked.settings.given(*options)
+        if name not in without and asked.settings.set_values(*options)
     }

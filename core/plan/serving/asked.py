@@ -1,4 +1,4 @@
-"""From settings to engines at full load; every gap that is filled is said in words."""
+"""From options to engines at full load; every gap that is filled is said in words."""
 
 from typing import Any
 
@@ -6,26 +6,19 @@ from sabia.core.errors import UsageError
 from sabia.core.plan.request import Request
 from sabia.core.plan.serving.traffic import Load, loads
 
-DEFAULTS: dict[str, Any] = {
-    "weights": "bf16", "cache": "bf16", "prompt_tokens": 1000.0, "output_tokens": 1000.0,
-    "prompts": 64, "group": 16, "steps": 1000, "items": 10_000.0, "repeats": 1,
-    "judge_calls": 0.0, "judge_prompt_tokens": 3000.0, "judge_output_tokens": 200.0,
-}  # fmt: skip
-
 
 class Asked:
-    """Settings with their defaults; `assumed` collects those that were used."""
+    """Options, and what is assumed where they are left out; `assumed` tells what of it was used."""
 
     def __init__(self, request: Request) -> None:
         """Read `request`; nothing is computed yet."""
         self.request, self.settings, self.assumed = request, request.settings, list[str]()
 
     def value(self, name: str) -> Any:
-        """A setting, or its default, which is then told."""
-        said = getattr(self.settings, name)
-        if said is not None:
-            return said
-        default = DEFAULTS[name]
+        """The value of an option, or what is assumed, which is then told."""
+        default = self.settings.value(name)
+        if getattr(self.settings, name) is not None:
+            return default
         words = f"{default:,g}" if isinstance(default, int | float) else default
         line = f"{name.replace('_', ' ')} {words}"
         if line not in self.assumed:

@@ -35,9 +35,9 @@ def judge(asked: Asked) -> Source | None:
     settings = asked.settings
     if not settings.judge_calls:
         return None
-    if (settings.judge_price is None) == (settings.judge_params is None):
+    if settings.judge_price is None and settings.judge_params is None:
         raise UsageError(
-            "--judge-calls: who judges? (expected --judge-price IN,OUT or --judge-params)"
+            "--judge-calls: no judge is given (expected --judge-price or --judge-params)"
         )
     if settings.judge_price is not None:
         return api_price(settings.judge_price.split(","), "--judge-price")

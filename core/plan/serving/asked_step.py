@@ -96,14 +96,14 @@ def _step(
     if not apart:
         share = settings.utilisation or COLOCATED_SHARE
         return rollout.colocated(replica, drawn, chips, parts, share)
-    behind = 1 if settings.off_policy is None else settings.off_policy
+    behind = settings.value("off_policy")
     return rollout.split(replica, drawn, apart, chips, parts, behind, settings.utilisation)
 
 
 def training_mfu(asked: Asked, drawn: rollout.Sampling, chips: int) -> float:
     """--mfu, or its default, which is told; with --search or --fixed-layout the predicted one."""
     settings, request = asked.settings, asked.request
-    if settings.given("search", "fixed_layout"):
+    if settings.search or settings.fixed_layout:
         from sabia.core.plan import placed
 
         length = round(drawn.tokens / drawn.samples)

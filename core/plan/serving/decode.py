@@ -30,9 +30,9 @@ from sabia.core.errors import UsageError
 from sabia.core.plan.chips import Chip
 from sabia.core.plan.counting.architecture import Architecture, LayerKind
 from sabia.core.plan.serving.formats import (
+    CACHE_BYTES,
     STATE_BYTES,
     Format,
-    cache_bytes_per_element,
     factor,
     find_format,
     flops_per_s,
@@ -79,7 +79,7 @@ class Replica:
     @property
     def cache_element(self) -> float:
         """Bytes of one element of the cache."""
-        return cache_bytes_per_element(self.cache)
+        return CACHE_BYTES[self.cache]
 
     @property
     def spans_nodes(self) -> bool:

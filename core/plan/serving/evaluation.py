@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from sabia.core.errors import BadData, UsageError
+from sabia.core.options.plan_cluster import PlanOptions
 from sabia.core.plan.chips import Chip
 from sabia.core.plan.counting.assumed import assumed_architecture
 from sabia.core.plan.serving.decode import Replica
@@ -163,7 +164,7 @@ def _source(table: Mapping[str, Any], side: str, chip: Chip, suite: Suite, label
     prompt, output = suite.prompt_tokens, suite.output_tokens
     if side:
         prompt, output = suite.judge_prompt_tokens, suite.judge_output_tokens
-    weights = str(table.get(f"{side}weights", "bf16"))
+    weights = str(table.get(f"{side}weights", PlanOptions.assumed("weights")))
     return cheapest(loads(model, chip, prompt, output, weights=weights)).replica
 
 

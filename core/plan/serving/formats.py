@@ -7,6 +7,7 @@ import functools
 from dataclasses import dataclass
 
 from sabia.core.errors import BadData, UsageError
+from sabia.core.options.option import unknown
 from sabia.core.plan.catalogue import check_entry, read_data
 from sabia.core.plan.chips import Chip
 from sabia.core.plan.counting.architecture import Architecture, LayerKind
@@ -64,18 +65,11 @@ def format_names() -> tuple[str, ...]:
 def find_format(name: str) -> Format:
     """The format called `name`. Raises UsageError."""
     if name not in format_names():
-        raise UsageError(f"--weights: {name!r} (expected one of {', '.join(format_names())})")
+        raise unknown("--weights", name, format_names())
     formats = read_data(FILE)["format"]
     keys = {"rate", "outer", "mixer", "mlp", "experts", "about"}
     check_entry(FILE, name, formats[name], keys, set())
     return Format(name, **formats[name])
-
-
-def cache_bytes_per_element(name: str) -> float:
-    """Bytes of one element of the key-value cache. Raises UsageError."""
-    if name not in CACHE_BYTES:
-        raise UsageError(f"--cache: {name!r} (expected one of {', '.join(CACHE_BYTES)})")
-    return CACHE_BYTES[name]
 
 
 def flops_per_s(chip: Chip, rate: str) -> float:

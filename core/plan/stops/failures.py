@@ -16,6 +16,7 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
 from sabia.core.errors import Infeasible, UsageError
+from sabia.core.options.plan_cluster import PlanOptions
 from sabia.core.plan.chips import Chip
 from sabia.core.plan.money.bills import DAY_S
 from sabia.core.plan.stops.intervals import asynchronous, copies_held, daly
@@ -42,18 +43,18 @@ class StopModel:
     a preemptible chip as a share of the on-demand one.
     """
 
-    failures_per_chip_day: float = 0.001
+    failures_per_chip_day: float = PlanOptions.assumed("failure_rate")
     preemption_s: float | None = None
-    restart_s: float = 15 * 60
-    bucket_bytes_per_s: float = 8e9
-    spot_share: float = 0.5
+    restart_s: float = round(PlanOptions.assumed("restart"))
+    bucket_bytes_per_s: float = PlanOptions.assumed("bucket_gbps") * 1e9
+    spot_share: float = PlanOptions.assumed("spot_share")
     capacity_wait_s: float = 0.0
     repair_s: float = 0.0
     spare_nodes: int = 0
     job_limit_s: float | None = None
     queue_s: float = 0.0
     synchronous: bool = False
-    copies: int = 1
+    copies: int = PlanOptions.assumed("checkpoint_copies")
     peer_copies: bool = False
 
     def __post_init__(self) -> None:
@@ -68,19 +69,6 @@ class StopModel:
         for flag, value in positive.items():
             if value is not None and not value > 0:
                 raise UsageError(f"{flag}: {value:g} (expected more than 0)")
-        if self.peer_copies and (self.job_limit_s or self.synchronous or self.copies > 1):
-            raise UsageError(
-                "--peer-copies: are lost with the job and hold one background save (expected no "
-                "--job-limit, --synchronous or --checkpoint-copies)"
-            )
-        if self.capacity_wait_s and self.preemption_s is None:
-            raise UsageError(
-                "--capacity-wait: is waited for after a preemption; give --preempt, as --preempt 6h"
-            )
-        if self.spare_nodes and not self.repair_s:
-            raise UsageError(
-                "--spare-nodes: stand in while a node is repaired; give --repair, as --repair 4h"
-            )
 
 
 @dataclass(frozen=True)

@@ -5,9 +5,9 @@ import json
 import pytest
 
 from sabia.core.errors import UsageError
+from sabia.core.options.plan_cluster import PlanOptions
 from sabia.core.plan import answer
 from sabia.core.plan.counting.counts import count_model
-from sabia.core.plan.settings import Settings
 
 LLAMA_3_8B = {
     "model_type": "llama", "architectures": ["LlamaForCausalLM"], "vocab_size": 128256,
@@ -35,19 +35,19 @@ def test_operations_leave_out_the_input_lookup(config):
     counts = count_model(config, 8192)
     norms = (2 * 32 + 1) * 4096
     assert counts.matmul_params == 8_030_261_248 - 128_256 * 4096 - norms
-    found = answer.answer(Settings(model=config, tokens=1e12, price="2"))
+    found = answer.answer(PlanOptions(model=config, tokens=1e12, price="2"))
     assert found.report["train_flops"] == 6 * counts.matmul_params * 1e12
     assert "N = 7.5B without the input lookup" in found.text
 
 
 @pytest.mark.parametrize("sequence", [2048, 8192])
 def test_attention_is_noted_with_its_share(config, sequence):
-    found = answer.answer(Settings(model=config, seq=sequence, price="2"))
+    found = answer.answer(PlanOptions(model=config, seq=sequence, price="2"))
     by_hand = 6 * 32 * sequence * 4096 / (6 * found.report["matmul_params"])
     assert found.report["attention_flops_share_not_counted"] == pytest.approx(by_hand)
     assert any(f"it would add {by_hand:.0%}" in note for note in found.notes)
 
 
 def test_counts_beside_a_config_are_refused(config):
-    with pytest.raises(UsageError, match="leave out --active"):
-        answer.answer(Settings(model=config, active=1e9))
+    with pytest.raises(UsageError, match="--active: not together with --model"):
+        answer.answer(PlanOptions(model=config, active=1e9))

@@ -3,9 +3,9 @@
 import pytest
 
 from sabia.core.errors import Infeasible, UsageError
+from sabia.core.options.plan_cluster import PlanOptions
 from sabia.core.plan import joined, placed
 from sabia.core.plan.device.search import HARDLY_MORE
-from sabia.core.plan.settings import Settings
 
 pytest.importorskip("numpy", reason="a search needs numpy")
 SMALL = {"params": 8e9, "tokens": 1e12, "chip": "h100", "price": "2"}
@@ -13,7 +13,7 @@ DAY_S = 86400
 
 
 def plan(**settings):
-    return joined.plan_of(Settings(**(SMALL | settings)))[1]
+    return joined.plan_of(PlanOptions(**(SMALL | settings)))[1]
 
 
 @pytest.fixture(scope="module")

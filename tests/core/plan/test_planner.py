@@ -5,15 +5,15 @@ import re
 import pytest
 
 from sabia.core.errors import Infeasible, UsageError
+from sabia.core.options.plan_cluster import PlanOptions
 from sabia.core.plan import planner, request
-from sabia.core.plan.settings import Settings
 
 BIG = {"params": 1.6e12, "active": 49e9}
 SMALL = {"params": 8e9}
 
 
 def plan(model=BIG, **settings):
-    asked = request.build(Settings(**(model | settings)))
+    asked = request.build(PlanOptions(**(model | settings)))
     return planner.plan(asked.run, asked.cluster, asked.deadlines_s)
 
 
@@ -70,7 +70,7 @@ def test_one_deadline_met_is_enough():
 
 def test_the_exact_deadline_is_met():
     chips = 100
-    asked = request.build(Settings(**SMALL, chips=chips))
+    asked = request.build(PlanOptions(**SMALL, chips=chips))
     work = planner.plan(asked.run, asked.cluster, asked.deadlines_s).work_chip_s
     exact = planner.plan(asked.run, asked.cluster, [work / chips])
     assert exact.best.chips == exact.best.chips_needed == chips
@@ -102,11 +102,11 @@ def test_counts_that_describe_no_model_are_refused(params, active):
 
 
 def test_every_default_is_listed_as_an_assumption():
-    bare = " ".join(request.build(Settings(**BIG)).assumed)
+    bare = " ".join(request.build(PlanOptions(**BIG)).assumed)
     for words in ("500B tokens", "8192", "4M tokens", "b200", "192 GB", "every byte usable",
                   "40% MFU", "30d, 14d, 7d", "prices seen 20"):  # fmt: skip
         assert words in bare
-    given = Settings(
+    given = PlanOptions(
         **BIG, tokens=1e12, seq=4096, batch_tokens=1e6, chip="h100", hbm=80e9, mfu=0.5,
         deadline="5d", price="2",
     )  # fmt: skip

@@ -4,15 +4,15 @@ import datetime
 
 import pytest
 
+from sabia.core.options.plan_cluster import PlanOptions
 from sabia.core.plan import answer
 from sabia.core.plan.money.bills import short_money
 from sabia.core.plan.money.prices import format_rate
 from sabia.core.plan.output import remarks, table
-from sabia.core.plan.settings import Settings
 
 
 def run(params=1.6e12, active=49e9, today=None, **settings):
-    return answer.answer(Settings(params=params, active=active, **settings), today)
+    return answer.answer(PlanOptions(params=params, active=active, **settings), today)
 
 
 def test_columns_line_up():

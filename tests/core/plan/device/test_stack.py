@@ -5,7 +5,8 @@ import datetime
 import pytest
 
 from sabia.core.errors import BadData, UsageError
-from sabia.core.plan.device.stack import DEFAULT_STACK, _stack, find_stack, load_stacks
+from sabia.core.options.plan_cluster import PlanOptions
+from sabia.core.plan.device.stack import _stack, find_stack, load_stacks
 
 
 def test_every_preset_has_a_source_and_a_date():
@@ -18,12 +19,14 @@ def test_every_preset_has_a_source_and_a_date():
 
 
 def test_the_default_is_this_project():
-    assert find_stack(DEFAULT_STACK).name == "sabia"
+    assert find_stack(PlanOptions.assumed("stack")).name == "sabia"
 
 
 def test_an_unknown_preset_is_refused_with_the_names():
-    with pytest.raises(UsageError, match=r"--stack: 'deepspeed' \(expected one of sabia, "):
-        find_stack("deepspeed")
+    with pytest.raises(
+        UsageError, match=r"--stack: 'megatronn' \(expected sabia, .* did you mean megatron"
+    ):
+        find_stack("megatronn")
 
 
 def test_a_misspelt_fact_is_refused():

@@ -41,16 +41,6 @@ def test_the_range_is_that_of_the_grids_on_file():
     assert 10 < max(carbon.INTENSITIES.values()) / min(carbon.INTENSITIES.values()) < 50
 
 
-@pytest.mark.parametrize(
-    ("given", "words"),
-    [({"pue": 0.9}, "--pue"), ({"kg_per_kwh": 385.0}, "--carbon-intensity"),
-     ({"kg_per_kwh": -1.0}, "0 to 2")],
-)  # fmt: skip
-def test_values_that_cannot_be_are_refused(given, words):
-    with pytest.raises(UsageError, match=words):
-        footprint(1.0, 700.0, "h100", **given)
-
-
 def test_a_chip_of_unknown_power_is_refused():
     with pytest.raises(UsageError, match="no power of tpu-v5e"):
         footprint(1.0, None, "tpu-v5e")

@@ -5,14 +5,14 @@ import datetime
 import pytest
 
 from sabia.core.errors import Infeasible
+from sabia.core.options.plan_cluster import PlanOptions
 from sabia.core.plan.answer import answer
-from sabia.core.plan.settings import Settings
 
 TODAY = datetime.date(2026, 11, 21)
 
 
 def plan(**settings):
-    return answer(Settings(params=1.6e12, active=49e9, chips=150, **settings), TODAY)
+    return answer(PlanOptions(params=1.6e12, active=49e9, chips=150, **settings), TODAY)
 
 
 def test_a_limit_says_what_is_left():
@@ -57,7 +57,7 @@ def test_only_preemptible_offers_are_billed_with_preemptions():
 
 
 def test_old_offers_are_not_billed():
-    run = Settings(params=8e9, chip="h100", tokens=1e11, offers=True)
+    run = PlanOptions(params=8e9, chip="h100", tokens=1e11, offers=True)
     found = answer(run, datetime.date(2030, 1, 1))
     assert "none of h100 on file may be used" in found.text
 
@@ -77,6 +77,8 @@ def test_size_for_what_is_served_and_for_a_limit():
     assert "would save" in found.text
     assert (
         "the size is right"
-        in answer(Settings(params=70e9, tokens=1.4e12, chip="h100", serve_tokens=0.0), TODAY).text
+        in answer(
+            PlanOptions(params=70e9, tokens=1.4e12, chip="h100", serve_tokens=0.0), TODAY
+        ).text
     )
     assert "least loss for $0.25M" in plan(serve_tokens=2e12, max_cost=250e3).text

@@ -4,15 +4,15 @@ import datetime
 
 import pytest
 
+from sabia.core.options.plan_cluster import PlanOptions
 from sabia.core.plan.answer import answer
-from sabia.core.plan.settings import Settings
 
 SEEN = datetime.date(2026, 11, 21)
 YEARS_ON = datetime.date(2030, 1, 1)
 
 
 def plan(today=YEARS_ON, **settings):
-    return answer(Settings(params=1.6e12, active=49e9, **settings), today)
+    return answer(PlanOptions(params=1.6e12, active=49e9, **settings), today)
 
 
 @pytest.mark.parametrize("more", [{}, {"chips": 150}, {"chip": "h100"}, {"preempt": 21600.0}])
@@ -45,7 +45,7 @@ def test_a_chosen_offer_heads_its_column():
 
 
 def test_comparisons_use_no_old_price():
-    run = Settings(params=8e9, tokens=1e12, compare="b200,h100,v6e")
+    run = PlanOptions(params=8e9, tokens=1e12, compare="b200,h100,v6e")
     found = answer(run, YEARS_ON)
     assert "$" not in found.text and "cheapest" not in found.text and "fastest" in found.text
     assert found.warnings == []

@@ -5,8 +5,8 @@ import datetime
 import pytest
 
 from sabia.core.errors import BadData, UsageError
-from sabia.core.plan import answer, compute
-from sabia.core.plan.settings import Settings
+from sabia.core.options.plan_cluster import PlanOptions
+from sabia.core.plan import answer
 
 TODAY = datetime.date(2026, 11, 21)
 
@@ -14,7 +14,7 @@ TODAY = datetime.date(2026, 11, 21)
 def sums(tmp_path, text, **settings):
     path = tmp_path / "pyramid.toml"
     path.write_text(text)
-    return answer.answer(Settings(budget=str(path), **settings), TODAY)
+    return answer.answer(PlanOptions(budget=str(path), **settings), TODAY)
 
 
 def test_an_item_may_give_a_model_instead_of_hours(tmp_path):
@@ -22,7 +22,7 @@ def test_an_item_may_give_a_model_instead_of_hours(tmp_path):
     found = sums(tmp_path, text)
     assert found.report["rows"][0]["chip_hours_each"] == pytest.approx(45_370.4, rel=1e-6)
     assert found.report["chip_hours"] == pytest.approx(2 * 45_370.4, rel=1e-6)
-    halved = sums(tmp_path, text, mfu=compute.DEFAULT_MFU / 2)
+    halved = sums(tmp_path, text, mfu=PlanOptions.assumed("mfu") / 2)
     assert halved.report["chip_hours"] == pytest.approx(4 * 45_370.4, rel=1e-6)
 
 
@@ -169,9 +169,9 @@ def test_a_price_that_is_too_old_is_not_used(tmp_path):
     path = tmp_path / "pyramid.toml"
     path.write_text('[[item]]\nname = "a"\nchip_hours = 10\n')
     with pytest.raises(UsageError, match=r"--budget: .*more than 365 days old.*--price"):
-        answer.answer(Settings(budget=str(path)), datetime.date(2030, 1, 1))
+        answer.answer(PlanOptions(budget=str(path)), datetime.date(2030, 1, 1))
     path.write_text('price = 2\n[[item]]\nname = "a"\nchip_hours = 10\n')
-    assert answer.answer(Settings(budget=str(path)), datetime.date(2030, 1, 1)).warnings == []
+    assert answer.answer(PlanOptions(budget=str(path)), datetime.date(2030, 1, 1)).warnings == []
 
 
 @pytest.mark.parametrize(
@@ -205,6 +205,6 @@ def test_faulty_files_are_refused(tmp_path, text, words):
 
 def test_a_missing_file_and_stray_settings_are_usage_errors(tmp_path):
     with pytest.raises(UsageError, match="No such file"):
-        answer.answer(Settings(budget=str(tmp_path / "none.toml")))
-    with pytest.raises(UsageError, match="belongs to one run"):
-        answer.answer(Settings(budget="x.toml", tokens=1e9))
+        answer.answer(PlanOptions(budget=str(tmp_path / "none.toml")))
+    with pytest.raises(UsageError, match="--tokens: not together with --budget"):
+        answer.answer(PlanOptions(budget="x.toml", tokens=1e9))

@@ -151,7 +151,6 @@ def test_slices_are_named_as_xpk_names_them(chip: str, chips: int, kind: str) ->
         ("xpk", "tpu-v5p", 4288, "no slice"),  # 67 cubes in a row
         ("xpk", "tpu-v6e", 512, "expected 1, 4, 8, 16, 32, 64, 128, 256"),
         ("skypilot", "trn2", 16, "no name for trn2"),
-        ("docker", "h100", 8, "expected one of slurm, xpk, skypilot"),
     ],
 )
 def test_what_cannot_be_asked_for_is_refused(kind: str, chip: str, chips: int, named: str) -> None:

@@ -4,8 +4,8 @@ import re
 
 import pytest
 
+from sabia.core.options.plan_cluster import PlanOptions
 from sabia.core.plan.answer import answer
-from sabia.core.plan.settings import Settings
 
 pytest.importorskip("numpy", reason="a search needs numpy")
 SMALL = {"params": 8e9, "tokens": 1e12, "chip": "h100", "price": "2", "search": True}
@@ -13,7 +13,7 @@ SMALL = {"params": 8e9, "tokens": 1e12, "chip": "h100", "price": "2", "search": 
 
 @pytest.fixture(scope="module")
 def searched():
-    return answer(Settings(**SMALL, chips=64, explain=True))
+    return answer(PlanOptions(**SMALL, chips=64, explain=True))
 
 
 def test_terms_and_parts_add_up_to_their_totals(searched):
@@ -52,7 +52,7 @@ def test_the_plan_and_the_layout_tell_the_same_speed(searched):
 
 
 def test_the_front_holds_no_layout_that_another_beats():
-    front = answer(Settings(**SMALL)).report["layout"]["pareto"]
+    front = answer(PlanOptions(**SMALL)).report["layout"]["pareto"]
     assert len(front) > 3
     for one in front:
         beaten = [o for o in front if o["step_s"] < one["step_s"] and o["chips"] <= one["chips"]]
@@ -60,22 +60,22 @@ def test_the_front_holds_no_layout_that_another_beats():
 
 
 def test_the_objective_decides_the_best():
-    time = answer(Settings(**SMALL, chips=64)).report["layout"]["best"]
-    cost = answer(Settings(**SMALL, chips=64, objective="cost")).report["layout"]["best"]
+    time = answer(PlanOptions(**SMALL, chips=64)).report["layout"]["best"]
+    cost = answer(PlanOptions(**SMALL, chips=64, objective="cost")).report["layout"]["best"]
     assert cost["chip_hours"] <= time["chip_hours"] * (1 + 1e-9)
     assert time["step_s"] <= cost["step_s"] * (1 + 1e-9)
 
 
 @pytest.mark.parametrize("stack", ["megatron", "fsdp", "maxtext"])
 def test_another_software_has_no_line_for_our_trainer(stack):
-    found = answer(Settings(**SMALL, chips=64, stack=stack, deadline="90d"))
+    found = answer(PlanOptions(**SMALL, chips=64, stack=stack, deadline="90d"))
     assert "sabia pretrain" not in found.text and "pretrain_flags" not in found.report["layout"]
     assert f"software  {stack}," in found.text
 
 
 def test_fp8_is_faster_where_the_chip_has_it():
-    slow = answer(Settings(**SMALL, chips=64)).report["layout"]["best"]
-    fast = answer(Settings(**SMALL, chips=64, precision="fp8")).report["layout"]["best"]
+    slow = answer(PlanOptions(**SMALL, chips=64)).report["layout"]["best"]
+    fast = answer(PlanOptions(**SMALL, chips=64, precision="fp8")).report["layout"]["best"]
     assert fast["parts_s"]["matmul"] < slow["parts_s"]["matmul"]
 
 
@@ -83,7 +83,7 @@ def test_steps_are_counted_once(searched):
     report, best = searched.report, searched.report["layout"]["best"]
     assert report["optimizer_steps"] == pytest.approx(report["layout"]["steps"])
     assert report["batch_tokens"] == report["layout"]["batch_tokens"] == 512 * 8192
-    (row,) = answer(Settings(**{**SMALL, "chip": None}, chips=64, compare="h100")).report["rows"]
+    (row,) = answer(PlanOptions(**{**SMALL, "chip": None}, chips=64, compare="h100")).report["rows"]
     assert row["step_s"] == pytest.approx(best["step_s"])
     took = report["rows"][0]["finishes_s"]
     assert took == pytest.approx(report["optimizer_steps"] * best["step_s"])

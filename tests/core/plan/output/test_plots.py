@@ -6,12 +6,12 @@ import xml.dom.minidom
 import pytest
 
 from sabia.core.errors import UsageError
+from sabia.core.options.plan_cluster import PlanOptions
 from sabia.core.plan import joined
 from sabia.core.plan.answer import answer
 from sabia.core.plan.output import plots
-from sabia.core.plan.settings import Settings
 
-ARTICLE = Settings(params=1.6e12, active=49e9)
+ARTICLE = PlanOptions(params=1.6e12, active=49e9)
 
 
 def titles(charts):
@@ -35,13 +35,13 @@ def test_a_plan_draws_chips_cost_and_memory():
     assert titles(answer(ARTICLE).charts()) == [
         "Chips by deadline", "Cost by deadline", "Memory of the cluster, by term"
     ]  # fmt: skip
-    fixed = Settings(params=1.6e12, active=49e9, chips=150)
+    fixed = PlanOptions(params=1.6e12, active=49e9, chips=150)
     assert titles(answer(fixed).charts()) == ["Memory of the cluster, by term"]
 
 
 def test_a_search_draws_its_front():
     pytest.importorskip("numpy", reason="a search needs numpy")
-    asked = Settings(params=8e9, tokens=1e12, chip="h100", price="2", search=True)
+    asked = PlanOptions(params=8e9, tokens=1e12, chip="h100", price="2", search=True)
     assert titles(answer(asked).charts()) == [
         "Chips by deadline", "Cost by deadline", "Memory of the fullest chip, by term",
         "Pareto front of layouts",
@@ -62,13 +62,13 @@ def test_points_are_the_plan_s_own():
 
 
 def test_comparisons_and_budgets_are_drawn_too(request):
-    several = answer(Settings(params=8e9, compare="b200,h100"))
+    several = answer(PlanOptions(params=8e9, compare="b200,h100"))
     assert titles(several.charts()) == ["Days", "Cost"]
     pyramid = request.config.rootpath / "examples" / "pyramid.toml"
-    assert titles(answer(Settings(budget=str(pyramid))).charts()) == ["Budget"]
+    assert titles(answer(PlanOptions(budget=str(pyramid))).charts()) == ["Budget"]
 
 
 @pytest.mark.parametrize("path", ["plan.png", "plan.pdf", "plan"])
 def test_other_forms_are_refused_before_anything_is_planned(path):
     with pytest.raises(UsageError, match=r"expected .*\.svg"):
-        answer(Settings(plot=path))
+        answer(PlanOptions(plot=path))

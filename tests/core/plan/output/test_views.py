@@ -5,16 +5,16 @@ import json
 import pytest
 
 from sabia.core.errors import Infeasible, UsageError
+from sabia.core.options.plan_cluster import PlanOptions
 from sabia.core.plan.answer import answer
 from sabia.core.plan.output import view
-from sabia.core.plan.settings import Settings
 
 BIG = {"params": 1.6e12, "active": 49e9, "chips": 150}
 SMALL = {"params": 8e9, "tokens": 1e12, "chip": "h100", "price": "2"}
 
 
 def ask(base=SMALL, **settings):
-    return answer(Settings(**(base | settings)))
+    return answer(PlanOptions(**(base | settings)))
 
 
 def test_a_view_is_only_there_when_asked_for():
@@ -58,7 +58,7 @@ def test_the_tokens_that_a_limit_names_cost_no_more():
     with pytest.raises(Infeasible) as caught:
         ask(max_cost=10_000)
     named = str(caught.value).split("--tokens ")[1].split()[0].rstrip(",")
-    tokens = Settings.from_row({"tokens": named}).tokens
+    tokens = PlanOptions.read({"tokens": named}).tokens
     assert ask(tokens=tokens, max_cost=10_000).report["limit"]["left_usd"] >= 0
 
 
@@ -93,7 +93,7 @@ def test_spot_prices_against_on_demand_ones():
 def test_a_provider_s_prices_and_no_others():
     found = ask({"params": 8e9, "chip": "h100"}, provider="nebius").report
     assert {price["provider"] for price in found["prices"]} == {"Nebius"}
-    with pytest.raises(UsageError, match="leave out --price"):
+    with pytest.raises(UsageError, match="--provider: not together with --price"):
         ask(provider="nebius")
 
 

@@ -8,11 +8,11 @@ import datetime
 
 import pytest
 
+from sabia.core.options.plan_cluster import PlanOptions
 from sabia.core.plan import answer, compute, memory
 from sabia.core.plan.chips import find_chip
 from sabia.core.plan.money import bills
 from sabia.core.plan.money.prices import default_prices
-from sabia.core.plan.settings import Settings
 from sabia.core.plan.stops import failures, intervals
 
 DAY_S = 86400.0
@@ -21,7 +21,7 @@ TODAY = datetime.date(2026, 9, 1)  # the prices on file are then a month old
 
 def run(**settings):
     """The article's run, 1.6T total and 49B active, with some settings changed."""
-    return answer.answer(Settings(params=1.6e12, active=49e9, **settings), TODAY)
+    return answer.answer(PlanOptions(params=1.6e12, active=49e9, **settings), TODAY)
 
 
 def figures(**settings):
@@ -98,7 +98,7 @@ def test_row_10_cost_of_a_day():
 @pytest.fixture
 def pyramid(request):
     path = request.config.rootpath / "examples" / "pyramid.toml"
-    return answer.answer(Settings(budget=str(path))).report
+    return answer.answer(PlanOptions(budget=str(path))).report
 
 
 def test_row_11_hours_of_the_pyramid(pyramid):

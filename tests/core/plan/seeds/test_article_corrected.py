@@ -8,6 +8,7 @@ import datetime
 
 import pytest
 
+from sabia.core.options.plan_cluster import PlanOptions
 from sabia.core.plan import answer, memory, request
 from sabia.core.plan.chips import find_chip
 from sabia.core.plan.counting.assumed import assumed_architecture
@@ -16,14 +17,13 @@ from sabia.core.plan.counting.plain import attention_layer, decoder, with_expert
 from sabia.core.plan.output import serving
 from sabia.core.plan.serving.capacity import weights_fit
 from sabia.core.plan.serving.formats import find_format, weight_bytes
-from sabia.core.plan.settings import Settings
 
 TODAY = datetime.date(2026, 9, 1)  # the prices on file are then a month old
 TRILLION = assumed_architecture(1e12, 32e9)
 
 
 def figures(**settings):
-    return answer.answer(Settings(params=1.6e12, active=49e9, **settings), TODAY).report
+    return answer.answer(PlanOptions(params=1.6e12, active=49e9, **settings), TODAY).report
 
 
 def test_row_20_one_trillion_in_fp8_fits_eight_b200():
@@ -31,7 +31,9 @@ def test_row_20_one_trillion_in_fp8_fits_eight_b200():
     assert weight_bytes(TRILLION, find_format("fp8")) == pytest.approx(1.0e12, rel=1e-3)
     assert 8 * b200.usable_hbm_bytes == 1.44e12
     assert weights_fit(TRILLION, b200, 8, "fp8")
-    asked = Settings(params=1e12, active=32e9, weights="fp8", chips=8, price="4.4")
+    asked = PlanOptions(
+        stage="serve", params=1e12, active=32e9, weights="fp8", chips=8, price="4.4"
+    )
     best = serving.see(request.build(asked)).report["best"]
     assert best["replica_chips"] == 8 and best["batch"] > 100  # "comfortably"
 
@@ -54,7 +56,7 @@ def test_row_20_lora_of_one_trillion_fits_eight_b300_and_not_eight_b200():
 
 def test_table_2_without_rounding_to_one_hundred(request):
     path = request.config.rootpath / "examples" / "pyramid.toml"
-    rows = answer.answer(Settings(budget=str(path)), TODAY).report["rows"]
+    rows = answer.answer(PlanOptions(budget=str(path)), TODAY).report["rows"]
     assert round(100 * rows[0]["share"]) == 47  # printed 46
     assert round(rows[2]["cost_usd"] / 1e6, 2) == 0.35  # printed 0.36
 

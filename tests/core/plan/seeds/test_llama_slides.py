@@ -7,10 +7,10 @@ import datetime
 
 import pytest
 
+from sabia.core.options.plan_cluster import PlanOptions
 from sabia.core.plan import answer, compute
 from sabia.core.plan.chips import find_chip
 from sabia.core.plan.money import bills, carbon, scaling
-from sabia.core.plan.settings import Settings
 from sabia.core.plan.stops import failures
 
 TODAY = datetime.date(2026, 9, 1)
@@ -21,7 +21,7 @@ MFU = 400e12 / 989e12
 
 def run(**settings):
     asked = {"params": 405e9, "tokens": 15.6e12, "chip": "h100", "price": "2", "mfu": MFU}
-    return answer.answer(Settings(**asked | settings), TODAY).report
+    return answer.answer(PlanOptions(**asked | settings), TODAY).report
 
 
 def test_row_21_operations():

@@ -8,7 +8,8 @@ import datetime
 
 import pytest
 
-from sabia.core.plan import answer, compute, memory, request
+from sabia.core.options.plan_cluster import PlanOptions
+from sabia.core.plan import answer, compute, memory
 from sabia.core.plan.chips import find_chip
 from sabia.core.plan.counting.assumed import assumed_architecture
 from sabia.core.plan.counting.operations import hardware_flops_per_token, training_flops_per_token
@@ -20,18 +21,17 @@ from sabia.core.plan.device.stack import Stack
 from sabia.core.plan.device.workload import Workload
 from sabia.core.plan.money import bills
 from sabia.core.plan.money.prices import load_prices
-from sabia.core.plan.settings import Settings
 
 TODAY = datetime.date(2026, 9, 1)
 STATE = ("weights", "gradients", "optimizer")
 PLAIN = Stack("plain", context_bytes=0)
 SEVEN = assumed_architecture(7e9, 7e9)
-H100_RATE = 989e12 * compute.DEFAULT_MFU
+H100_RATE = 989e12 * PlanOptions.assumed("mfu")
 
 
 def run(**settings):
     asked = {"chip": "h100", "price": "2", "deadline": "1000d"}
-    return answer.answer(Settings(**asked | settings), TODAY).report
+    return answer.answer(PlanOptions(**asked | settings), TODAY).report
 
 
 def state(layout, model=SEVEN, recipe="adamw16"):
@@ -74,7 +74,7 @@ def test_row_26_full_recomputation_is_a_third_more_work():
 def test_row_27_usual_ranges():
     dense, sparse = compute.MFU_RANGES["dense"], compute.MFU_RANGES["sparse"]
     assert sparse.low < 0.35 < 0.55 < dense.high  # "35 to 55 % on a healthy cluster"
-    assert 4e6 <= request.DEFAULT_BATCH_TOKENS <= 16e6
+    assert 4e6 <= PlanOptions.assumed("batch_tokens") <= 16e6
     h100 = load_prices()["h100"]
     on_demand = [p.usd_per_chip_hour for p in h100 if not p.spot and p.commitment is None]
     off = [1 - s.usd_per_chip_hour / o.usd_per_chip_hour
@@ -182,7 +182,7 @@ def test_a_rack_of_gb200():
 def test_utilization_that_published_costs_imply(params, tokens, chips, days, implied):
     """Overview B's table of costs: hours stated over hours needed at 40 %."""
     needed, stated = hours(params, tokens), chips * days * 24
-    assert compute.DEFAULT_MFU * needed / stated == pytest.approx(implied, rel=0.02)
+    assert PlanOptions.assumed("mfu") * needed / stated == pytest.approx(implied, rel=0.02)
 
 
 def test_seven_billion_on_a_trillion_tokens_takes_five_days():

@@ -196,7 +196,6 @@ def test_formats_set_bytes_and_rates():
     ("fields", "words"),
     [
         ({"weights": "fp6"}, "--weights: 'fp6'"),
-        ({"cache": "int2"}, "--cache: 'int2'"),
         ({"chips": 0}, "0 chips"),
         ({"attention": "ring"}, "attention: 'ring'"),
         ({"chip": replace(H100, hbm_bytes_per_s=None)}, "no hbm_bytes_per_s of h100"),

@@ -7,16 +7,17 @@ from pathlib import Path
 import pytest
 
 from sabia.core.errors import Infeasible, UsageError
+from sabia.core.options.plan_cluster import PlanOptions
 from sabia.core.plan import request
 from sabia.core.plan.output import evaluation, rollout, serving
 from sabia.core.plan.serving.formats import judged
-from sabia.core.plan.settings import Settings
 
 sys.path.insert(0, str(Path(__file__).parents[3] / "bench"))
 
 
 def see(view, **settings):
-    found = view.see(request.build(Settings(**settings)))
+    stage = {serving: "serve", rollout: "grpo", evaluation: "eval"}[view]
+    found = view.see(request.build(PlanOptions(stage=stage, **settings)))
     json.dumps(found.report)
     return found
 
@@ -78,7 +79,7 @@ def test_grpo_on_two_sides_with_a_judge():
     assert found["parts_s"]["reward"] == 5.0
     own = see(rollout, **asked, judge_calls=8, judge_params=32e9).report
     assert own["parts_s"]["reward"] > 5 and own["judge_usd_per_step"] == 0
-    with pytest.raises(UsageError, match="who judges"):
+    with pytest.raises(UsageError, match="no judge is given"):
         see(rollout, **asked, judge_calls=8)
     with pytest.raises(UsageError, match="leave none to train"):
         see(rollout, **asked | {"generation_chips": 32})

@@ -66,12 +66,6 @@ def test_a_stop_model_of_nothing_is_refused(field):
         StopModel(**{field: 0})
 
 
-@pytest.mark.parametrize("other", [{"job_limit_s": 3600.0}, {"synchronous": True}, {"copies": 2}])
-def test_peer_copies_go_with_one_background_save(other):
-    with pytest.raises(UsageError, match="--peer-copies"):
-        StopModel(peer_copies=True, **other)
-
-
 def test_peer_copies_spare_failures_the_upload_lag():
     bare, mirrored = v5p(), v5p(peer_copies=True)
     assert bare.lost_per_stop_s - mirrored.lost_per_stop_s == pytest.approx(40 * MINUTE_S)
@@ -80,13 +74,6 @@ def test_peer_copies_spare_failures_the_upload_lag():
     assert mirrored.host_bytes_per_chip == 2 * bare.host_bytes_per_chip
     preempted = v5p(peer_copies=True, preemption_s=6 * HOUR_S)
     assert preempted.lost_per_stop_s == pytest.approx(20 * MINUTE_S + 37.2 * MINUTE_S, rel=0.01)
-
-
-def test_settings_that_need_another_are_refused():
-    with pytest.raises(UsageError, match="give --preempt"):
-        StopModel(capacity_wait_s=3600.0)
-    with pytest.raises(UsageError, match="give --repair"):
-        StopModel(spare_nodes=1)
 
 
 def test_published_effective_time_of_a_16384_gpu_run():
