@@ -47,7 +47,7 @@ def _annotation(option: Option, subcommands: Sequence[str]) -> Any:
     words = flags(option)
     if option.negative:
         words = [*words[:-2], f"{words[-2]}/{words[-1]}"]
-    settings = {"metavar": option.metavar or None, "help": option.help}
+    settings: dict[str, Any] = {"metavar": option.metavar or None, "help": option.help}
     if option.kind == "flag":
         return Annotated[bool | None, typer.Option(*words, help=option.help)]
     kind = list[str] | None if option.many else str | None

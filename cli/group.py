@@ -10,7 +10,7 @@ from sabia.cli.adapter import built
 from sabia.cli.main import COMMANDS, SUBCOMMANDS, called, find
 from sabia.core.errors import ExitCode
 
-WrongUsage = typer.BadParameter.__bases__[0]  # of all errors of a command line; not exported
+WrongUsage: Any = typer.BadParameter.__bases__[0]  # of all errors of a command line; not exported
 
 
 class LazyGroup(TyperGroup):

@@ -56,8 +56,9 @@ def _texts(cls: type) -> dict[str, str]:
     (body,) = (n.body for n in tree.body if isinstance(n, ast.ClassDef) and n.name == cls.__name__)
     texts = {}
     for before, after in pairwise(body):
-        declares = isinstance(before, ast.AnnAssign) and isinstance(before.target, ast.Name)
-        if declares and isinstance(after, ast.Expr) and isinstance(after.value, ast.Constant):
+        if not (isinstance(before, ast.AnnAssign) and isinstance(before.target, ast.Name)):
+            continue
+        if isinstance(after, ast.Expr) and isinstance(after.value, ast.Constant):
             texts[before.target.id] = " ".join(str(after.value.value).split())
     return texts
 

@@ -2,7 +2,7 @@
 
 from sabia.core.errors import UsageError
 from sabia.core.options.calls import ApiCalls, Endpoint
-from sabia.core.options.option import choice, needs, quantity, several, switch, text
+from sabia.core.options.option import changed, choice, needs, quantity, several, switch, text
 from sabia.core.options.shared import Backend, Rows
 from sabia.core.options.table import Options
 
@@ -41,8 +41,8 @@ class Asking(Endpoint, Backend, group="Language model", only={ApiCalls: needs("u
     )
     """A directory is computed here and says how likely each answer is; the answer of a server is
     read from its text."""
-    url: str = Endpoint.url.but(only=ASK)
-    cache: str = Endpoint.cache.but(only=ASK)
+    url: str = changed(Endpoint.url, only=ASK)
+    cache: str = changed(Endpoint.cache, only=ASK)
 
     def check(self) -> None:
         """Whoever asks needs a model; a server's model is not computed here."""

@@ -1,15 +1,17 @@
 """Options of `sabia classify drift`."""
 
 from sabia.core.errors import UsageError
-from sabia.core.options.option import several
+from sabia.core.options.option import changed, several
 from sabia.core.options.shared import Call, Inputs
 
 
 class DriftOptions(Inputs, Call, group="Scores"):
     """What `sabia classify drift` is told."""
 
-    inputs: tuple[str, ...] = Inputs.inputs.but(
-        help="Two runs: files or directories of scored documents", metavar="BEFORE AFTER"
+    inputs: tuple[str, ...] = changed(
+        Inputs.inputs,
+        help="Two runs: files or directories of scored documents",
+        metavar="BEFORE AFTER",
     )
     score: tuple[str, ...] = several("Score to compare", "NAME", unset="all", common=True)
 

@@ -1,7 +1,7 @@
 """Options of `sabia classify threshold`."""
 
 from sabia.core.errors import UsageError
-from sabia.core.options.option import integer, needs, quantity, switch, text
+from sabia.core.options.option import changed, integer, needs, quantity, switch, text
 from sabia.core.options.shared import Call, Inputs, Output, Redo, Seeded
 from sabia.core.options.table import Options
 
@@ -29,8 +29,8 @@ class ThresholdOptions(
 
     stdin = True
 
-    inputs: tuple[str, ...] = Inputs.inputs.but(help="Scored documents; none or - reads stdin")
-    out: str | None = Output.out.but(help="File for classify --calibration, such as edu.json")
+    inputs: tuple[str, ...] = changed(Inputs.inputs, help="Scored documents; none or - reads stdin")
+    out: str | None = changed(Output.out, help="File for classify --calibration, such as edu.json")
     score: str = text("Score, or column of numbers", "NAME", required=True)
     label: str = text("Column of truth values, or of labels", "COLUMN", common=True)
     """Of labels, the one that has the name of the score is positive."""

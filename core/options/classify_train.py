@@ -2,7 +2,16 @@
 
 from sabia.core.errors import UsageError
 from sabia.core.options.classify import Asking
-from sabia.core.options.option import choice, integer, needs, quantity, switch, text, unless
+from sabia.core.options.option import (
+    changed,
+    choice,
+    integer,
+    needs,
+    quantity,
+    switch,
+    text,
+    unless,
+)
 from sabia.core.options.shared import Backend, Call, Inputs, Mesh, Output, Redo, Seeded, Workers
 from sabia.core.options.table import Options
 from sabia.core.options.training import Duration, Training
@@ -36,7 +45,7 @@ class FastText(Options, group="fastText"):
     ngrams: int = integer("Maximum word n-gram length", 2, least=1, most=9, only=FAST)
     subwords: str = text("Also use character n-grams, such as 2-4", "MIN-MAX", only=FAST)
     """They serve languages that inflect, and words never seen."""
-    epochs: int = integer(
+    epochs: float = integer(
         "Passes over the data", 0, least=0, most=10_000, group="Data",
         unset="by the data's size; with --model 3",
     )  # fmt: skip
@@ -61,7 +70,7 @@ class Encoder(
 ):  # fmt: skip
     """How an encoder or decoder is trained; all else is as `sabia sft` does it by default."""
 
-    steps: int = Duration.steps.but(unset="by --epochs")
+    steps: int = changed(Duration.steps, unset="by --epochs")
     regression: bool = switch("Regression: labels are numbers")
     """The loss is the mean squared error."""
     class_weights: str = choice(
@@ -80,9 +89,11 @@ class ClassifyTrainOptions(
 
     stdin = True
 
-    inputs: tuple[str, ...] = Inputs.inputs.but(help="Labelled documents; none or - reads stdin")
-    out: str | None = Output.out.but(
-        help="fastText model (MODEL.bin), or run directory with --model", required=True
+    inputs: tuple[str, ...] = changed(
+        Inputs.inputs, help="Labelled documents; none or - reads stdin"
+    )
+    out: str | None = changed(
+        Output.out, help="fastText model (MODEL.bin), or run directory with --model", required=True
     )
     """Beside a fastText model is `MODEL.bin.json`, with the settings and the figures on documents
     held out. A run directory is as in `sabia sft`: the same command again resumes or is done,
@@ -95,7 +106,7 @@ class ClassifyTrainOptions(
         "whole", "Documents that --ask labels", "10k", only=needs("ask"), group="Language model"
     )
     """Those with the least hashes of their `id`, so that a larger sample holds a smaller one."""
-    jobs: int = Workers.jobs.but(help="Threads that train a fastText model", only=FAST)
+    jobs: int = changed(Workers.jobs, help="Threads that train a fastText model", only=FAST)
 
     def check(self) -> None:
         """There must be labels."""

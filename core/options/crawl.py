@@ -1,7 +1,16 @@
 """Options of `sabia crawl`."""
 
 from sabia.core.errors import UsageError
-from sabia.core.options.option import choice, integer, needs, quantity, switch, text, unless
+from sabia.core.options.option import (
+    changed,
+    choice,
+    integer,
+    needs,
+    quantity,
+    switch,
+    text,
+    unless,
+)
 from sabia.core.options.shared import Inputs, Rows, Workers
 from sabia.core.options.table import Options
 
@@ -122,12 +131,12 @@ class Network(
 class CrawlOptions(Rows, Focus, Network, group="Crawl"):
     """What `sabia crawl` is told."""
 
-    inputs: tuple[str, ...] = Inputs.inputs.but(
-        help="Seed URLs, or files and folders of pages; none or - reads stdin"
+    inputs: tuple[str, ...] = changed(
+        Inputs.inputs, help="Seed URLs, or files and folders of pages; none or - reads stdin"
     )
     """Seed URLs are given directly, or one a line in a text file or on standard input. WARC, HTML,
     text, JSON Lines and Parquet files, and folders of these, are read instead of the network."""
-    jobs: int = Workers.jobs.but(help="Processes that extract text")
+    jobs: int = changed(Workers.jobs, help="Processes that extract text")
     exclude: str = text("Paths in a folder to leave unread", "GLOB,…", group="Input and output")
     """Paths are relative to the folder that is given: `eval` is its folder `eval`, `*/eval` any
     such folder below it."""

@@ -2,6 +2,7 @@
 
 from sabia.core.errors import UsageError
 from sabia.core.options.option import (
+    changed,
     choice,
     integer,
     needs,
@@ -79,7 +80,7 @@ class Embeddings(Options, group="Embeddings"):
     """The clusters depend on `--seed`. Without the option their number is the root of the number of
     documents, and one up to 4,096 documents, when all are compared. Fewer clusters miss fewer pairs
     and take longer."""
-    backend: str = Backend.backend.but(recorded=True, only=needs("model"), group="Embeddings")
+    backend: str = changed(Backend.backend, recorded=True, only=needs("model"), group="Embeddings")
 
 
 class BenchmarkItems(Options, group="Benchmark items"):
@@ -201,8 +202,8 @@ class DedupOptions(
     )  # fmt: skip
     """The rest lies in `TMPDIR`: for `substring` the text itself, or 12 bytes a token, and about
     100 bytes for every `--span` units."""
-    shard: str | None = Rows.shard.but(only=needs("decontaminate", phase=("sketch", "write")))
-    seed: int = Rows.seed.but(only=needs(method=("minhash", "semantic")))
+    shard: str | None = changed(Rows.shard, only=needs("decontaminate", phase=("sketch", "write")))
+    seed: int = changed(Rows.seed, only=needs(method=("minhash", "semantic")))
 
     @property
     def with_shingles(self) -> bool:

@@ -4,7 +4,7 @@ import re
 
 from sabia.core.errors import UsageError
 from sabia.core.options.calls import ApiCalls, RubricJudge
-from sabia.core.options.option import choice, integer, needs, number, several, text
+from sabia.core.options.option import changed, choice, integer, needs, number, several, text
 from sabia.core.options.shared import Backend, Call, Inputs, Output, Redo, Seeded
 
 TASKS = needs("task")
@@ -19,11 +19,14 @@ class EvalOptions(
 ):  # fmt: skip
     """What `sabia eval` is told."""
 
-    inputs: tuple[str, ...] = Inputs.inputs.but(
-        help="Score rows of earlier runs to compare with; - reads stdin"
+    inputs: tuple[str, ...] = changed(
+        Inputs.inputs, help="Score rows of earlier runs to compare with; - reads stdin"
     )
-    out: str | None = Output.out.but(
-        help="Score rows: FILE.parquet, or - (stdout)", metavar="FILE.parquet", only=ANSWERS
+    out: str | None = changed(
+        Output.out,
+        help="Score rows: FILE.parquet, or - (stdout)",
+        metavar="FILE.parquet",
+        only=ANSWERS,
     )
     """Scores that are already there, made from the same, are not computed again."""
     report: str = text(
@@ -52,7 +55,7 @@ class EvalOptions(
     )
     """Rows with `id` or `item_id`, `response` (or `completion`, `text`, `answer`), and perhaps
     `model`. `NAME=` in front names a model for rows that do not."""
-    backend: str = Backend.backend.but(recorded=True, only=needs("model"), group="Model")
+    backend: str = changed(Backend.backend, recorded=True, only=needs("model"), group="Model")
     """It computes log-likelihoods; generation runs on torch."""
     dtype: str = choice(
         "Number format of local models", "float32", "bfloat16", only=needs("model"), group="Model"
@@ -65,11 +68,11 @@ class EvalOptions(
         "Sampling temperature", None, least=0, unset="the task's", only=needs("model"),
         group="Sampling",
     )  # fmt: skip
-    seed: int = Seeded.seed.but(only=ANSWERS)
-    judge_url: str = RubricJudge.judge_url.but(only=ANSWERS)
-    judge_cache: str = RubricJudge.judge_cache.but(only=CALLS)
+    seed: int = changed(Seeded.seed, only=ANSWERS)
+    judge_url: str = changed(RubricJudge.judge_url, only=ANSWERS)
+    judge_cache: str = changed(RubricJudge.judge_cache, only=CALLS)
     """Finished calls of endpoints in `--model` are kept there too."""
-    max_unknown: float = RubricJudge.max_unknown.but(only=ANSWERS)
+    max_unknown: float = changed(RubricJudge.max_unknown, only=ANSWERS)
 
     def check(self) -> None:
         """Refuse what no model of this call takes. UsageError."""

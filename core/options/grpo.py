@@ -4,6 +4,7 @@ from sabia.core.errors import UsageError
 from sabia.core.options.calls import Judge
 from sabia.core.options.option import (
     MORE_THAN_ONE,
+    changed,
     choice,
     integer,
     needs,
@@ -98,19 +99,19 @@ class GrpoOptions(
 
     model: str = text("Model directory to start from", "DIR", required=True, common=True)
     """Its tokenizer needs a chat template."""
-    backend: str = Trainer.backend.but(choices=("torch",))
+    backend: str = changed(Trainer.backend, choices=("torch",))
     """The sampling engine runs on torch."""
-    mesh: str = Trainer.mesh.but(help="Copies of the model, such as data=4", metavar="data=N")
+    mesh: str = changed(Trainer.mesh, help="Copies of the model, such as data=4", metavar="data=N")
     """Torch takes one process a device; no other axis is split here."""
 
-    max_unknown: float = Judge.max_unknown.but(group="Reward", only=JUDGED)
+    max_unknown: float = changed(Judge.max_unknown, group="Reward", only=JUDGED)
 
     advantage: str = choice("Baseline of rewards", "mean", "std", group="Loss")
     """`mean` subtracts the group's mean; `std` also divides by the group's standard deviation."""
 
-    weight_decay: float = Optimizer.weight_decay.but(default=0.0)
+    weight_decay: float = changed(Optimizer.weight_decay, default=0.0)
     """The optimizer is AdamW."""
-    betas: str = Optimizer.betas.but(default="0.9,0.95", unset="", only=())
+    betas: str = changed(Optimizer.betas, default="0.9,0.95", unset="", only=())
     clip_norm: float = Optimizer.clip_norm
     precision: str = Precision.precision
     """See `sabia pretrain`. Samples are drawn in bf16 with all but `fp32`."""

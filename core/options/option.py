@@ -218,6 +218,11 @@ def flags(option: Option) -> list[str]:
     return [option.short, *words] if option.short else words
 
 
+def changed(option: Any, **changes: Any) -> Any:
+    """An inherited option with some fields changed, such as a command's own help."""
+    return option.but(**changes)
+
+
 def _tuple(only: Any) -> tuple[Condition, ...]:
     return (only,) if isinstance(only, Condition) else tuple(only)
 

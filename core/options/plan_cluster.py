@@ -10,7 +10,7 @@ from functools import partial
 from typing import Any, Self
 
 from sabia.core.errors import UsageError
-from sabia.core.options.option import choice, needs, quantity, switch, text
+from sabia.core.options.option import changed, choice, needs, quantity, switch, text
 from sabia.core.options.shared import Call, Inputs, Output, Seeded
 from sabia.core.options.table import Options
 
@@ -238,7 +238,7 @@ class PlanStops(Options, group="Failures and checkpoints"):
     )
     """Each node's share of a checkpoint is in another node's memory too: a failure of one node goes
     back to the newest checkpoint taken, whether it is stored or not."""
-    seed: int = Seeded.seed.but(  # type: ignore[attr-defined]  # an Option until it is resolved
+    seed: int = changed(Seeded.seed,
         help="Random seed of --simulate", group="Failures and checkpoints", recorded=True,
         only=needs("simulate"),
     )  # fmt: skip
@@ -379,8 +379,9 @@ class PlanOptions(
 ):  # fmt: skip
     """What `sabia plan-cluster` is told: one question to the planner."""
 
-    inputs: tuple[str, ...] = Inputs.inputs.but(  # type: ignore[attr-defined]  # an Option until it is resolved
-        help="A config.json, or runs as JSON lines (- for stdin) or Parquet"
+    inputs: tuple[str, ...] = changed(
+        Inputs.inputs,
+        help="A config.json, or runs as JSON lines (- for stdin) or Parquet",
     )
 
     def check(self) -> None:

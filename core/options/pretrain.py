@@ -1,7 +1,16 @@
 """Options of `sabia pretrain`."""
 
 from sabia.core.errors import UsageError
-from sabia.core.options.option import choice, integer, needs, number, quantity, switch, text
+from sabia.core.options.option import (
+    changed,
+    choice,
+    integer,
+    needs,
+    number,
+    quantity,
+    switch,
+    text,
+)
 from sabia.core.options.shared import Trainer
 from sabia.core.options.training import (
     Adapters,
@@ -76,7 +85,7 @@ class PretrainOptions(
     """What a scarce source may not give goes to the others by their weights; each stage of `--then`
     keeps its share of a scarce source. A mix that is not possible within the limit is refused."""
     validation: str = text("Token rows to validate on", "PATH", group="Data", only=RUN)
-    eval_every: int = Logging.eval_every.but(only=(RUN, needs("validation")))
+    eval_every: int = changed(Logging.eval_every, only=(RUN, needs("validation")))
     list_read: bool = switch(
         "List the rows that the run in -o has read; train nothing", group="Data", only=RUN,
         excludes=("force", "dry_run"), recorded=False,
@@ -84,7 +93,7 @@ class PretrainOptions(
     """With the options of that run. The list has a row for each sample up to the last checkpoint,
     in the order of reading, on standard output; its columns are `step`, `sample`, `row`, `name`
     (shard and id), `source` and `left_out`."""
-    mesh: str = Trainer.mesh.but(only=RUN)
+    mesh: str = changed(Trainer.mesh, only=RUN)
 
     search_mix: str = choice(
         "Search for a mix with small runs", "regression", "doremi", default="", group="Mixture"

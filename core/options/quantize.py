@@ -1,17 +1,19 @@
 """Options of `sabia quantize`."""
 
 from sabia.core.errors import UsageError
-from sabia.core.options.option import choice, integer, quantity, text
+from sabia.core.options.option import changed, choice, integer, quantity, text
 from sabia.core.options.shared import Call, Inputs, Output, Redo, Seeded
 
 
 class QuantizeOptions(Inputs, Output, Seeded, Redo, Call, group="Precision"):
     """What `sabia quantize` is told."""
 
-    inputs: tuple[str, ...] = Inputs.inputs.but(
-        help="Calibration records like real use; - or a pipe: stdin"
+    inputs: tuple[str, ...] = changed(
+        Inputs.inputs, help="Calibration records like real use; - or a pipe: stdin"
     )
-    out: str | None = Output.out.but(help="Model directory to write", metavar="DIR", required=True)
+    out: str | None = changed(
+        Output.out, help="Model directory to write", metavar="DIR", required=True
+    )
     """It appears whole or not at all."""
     model: str = text("Model directory to quantize", "DIR", required=True, group="Model")
     recipe: str = text(

@@ -20,7 +20,9 @@ def resolve(
     a variable of the command or by the file counts as given; a variable that many commands share
     (SABIA_BACKEND, SABIA_PIPE) is a default. Raises UsageError.
     """
-    given, shared = {}, {}
+    given: dict[str, Any] = {}
+    shared: dict[str, Any] = {}
+    sources: dict[str, str] = {}  # of what no flag gave
     for name, option in cls.table.items():
         variable = variable_of(command, option)
         if flags.get(name) not in (None, (), []):
@@ -28,13 +30,20 @@ def resolve(
         elif environment.get(variable):
             text = environment[variable]
             given[name] = _read(option, text.split() if option.many else text, f"${variable}")
+            sources[name] = f"${variable}"
         elif option.variable and environment.get(option.variable):
             shared[name] = _read(option, environment[option.variable], f"${option.variable}")
     path = given.get("config")
     for name, value in (_from_file(cls, command, path) if path else {}).items():
         if name not in given:
-            given[name] = _read(cls.table[name], value, str(path))
-    return cls(_given=frozenset(given), **shared | given)
+            given[name], sources[name] = _read(cls.table[name], value, str(path)), str(path)
+    try:
+        return cls(_given=frozenset(given), **shared | given)
+    except UsageError as error:
+        where = [
+            at for name, at in sources.items() if str(error).startswith(f"{cls.table[name].flag}:")
+        ]
+        raise UsageError(f"{error} (set by {where[0]})" if where else str(error)) from None
 
 
 def variable_of(command: str, option: Option) -> str:

@@ -1,6 +1,6 @@
 """Options of `sabia sft`."""
 
-from sabia.core.options.option import needs, quantity, switch, text
+from sabia.core.options.option import changed, needs, quantity, switch, text
 from sabia.core.options.shared import Trainer
 from sabia.core.options.training import Logging, Training
 
@@ -21,4 +21,4 @@ class SftOptions(
     )
     """No conversation sees another one of its row."""
     validation: str = text("Chat records to validate on", "PATH", group="Data")
-    eval_every: int = Logging.eval_every.but(only=needs("validation"))
+    eval_every: int = changed(Logging.eval_every, only=needs("validation"))

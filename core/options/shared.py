@@ -2,7 +2,7 @@
 
 from typing import ClassVar
 
-from sabia.core.options.option import choice, integer, several, switch, text
+from sabia.core.options.option import changed, choice, integer, several, switch, text
 from sabia.core.options.table import Options
 
 
@@ -122,12 +122,12 @@ class Trainer(Inputs, Mesh, Seeded, Redo, Call, group="Input and output"):
     """It holds `checkpoints/`, `metrics.jsonl`, `run.json` and, at the end, `final/` in Hugging
     Face form. All processes must see it under this name. The same command again resumes a run that
     was stopped, and leaves a finished one as it is."""
-    to: str = Output.to.but(help="Format of the metrics on stdout")
+    to: str = changed(Output.to, help="Format of the metrics on stdout")
     """The metrics are written as rows when the run is done."""
-    rejects: str | None = Rows.rejects.but(unset="rejects/ in the run directory")
+    rejects: str | None = changed(Rows.rejects, unset="rejects/ in the run directory")
     seed: int = Seeded.seed
     """Initial weights, the order of rows, and what is rounded or sampled at random."""
-    force: bool = Redo.force.but(help="Discard what the run directory holds and start over")
+    force: bool = changed(Redo.force, help="Discard what the run directory holds and start over")
     """Checkpoints at a `--checkpoint-url` are discarded too. A forced command does so each time it
     is started: do not requeue it."""
-    dry_run: bool = Redo.dry_run.but(help="Show the plan of the run; change nothing")
+    dry_run: bool = changed(Redo.dry_run, help="Show the plan of the run; change nothing")

@@ -135,7 +135,7 @@ class Options:
         return other
 
     def __eq__(self, other: object) -> bool:
-        return type(self) is type(other) and self.values() == other.values()  # type: ignore[attr-defined]  # same type
+        return type(self) is type(other) and self.values() == other.values()
 
     def __hash__(self) -> int:
         return hash(repr(self))

@@ -1,6 +1,16 @@
 """Options of `sabia tokenize`."""
 
-from sabia.core.options.option import choice, integer, needs, number, quantity, switch, text, unless
+from sabia.core.options.option import (
+    changed,
+    choice,
+    integer,
+    needs,
+    number,
+    quantity,
+    switch,
+    text,
+    unless,
+)
 from sabia.core.options.shared import Rows
 from sabia.core.options.table import Options
 
@@ -117,9 +127,9 @@ class TokenizeOptions(
     )  # fmt: skip
     """What a source cannot give, the others take over; planned and achieved shares are
     reported."""
-    seed: int = Rows.seed.but(only=needs("mix"))
-    jobs: int = Rows.jobs.but(only=unless("mix"))
-    shard: str | None = Rows.shard.but(only=unless("mix"))
+    seed: int = changed(Rows.seed, only=needs("mix"))
+    jobs: int = changed(Rows.jobs, only=unless("mix"))
+    shard: str | None = changed(Rows.shard, only=unless("mix"))
     """A slice cannot train a tokenizer either."""
 
     report: str = text(

@@ -162,7 +162,7 @@ def estimate(
         batches = list(transformed(sample))
         sink = io.BytesIO()
         if batches:
-            writer = ParquetRows(sink, batches[0].schema)  # type: ignore[arg-type]  # a file will do
+            writer = ParquetRows(sink, batches[0].schema)
             for batch in batches:
                 writer.write(batch)
             writer.close()

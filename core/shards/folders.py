@@ -9,7 +9,7 @@ every row below it a column.
 import os
 import posixpath
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from urllib.parse import unquote
 
 from sabia.core import notes
@@ -70,7 +70,7 @@ def say_left_out(given: str, paths: Sequence[str]) -> None:
         notes.note(f"{given}: left out {', '.join(odd[:SHOWN])}{more}")
 
 
-def _former_places(paths: Sequence[str]):
+def _former_places(paths: Sequence[str]) -> Callable[[str], bool]:
     """A function that knows what earlier versions put beside shards."""
     there = set(paths)
     shards = {posixpath.dirname(path) for path in paths if _is_part(posixpath.basename(path))}

@@ -188,8 +188,8 @@ def _scratch_parent(job: Job) -> str | None:
 
 
 def _scratch_part(work: _Work, source: Source, index: int, scratch: str) -> Summary:
-    places = {"out": f"{scratch}/rows", "rejects": f"{scratch}/rejects"}
-    return _one_part(replace(work, job=replace(work.job, **places, force=True)), source, index)
+    job = replace(work.job, out=f"{scratch}/rows", rejects=f"{scratch}/rejects", force=True)
+    return _one_part(replace(work, job=job), source, index)
 
 
 def _take_over_rejects(path: str, rejects: Rejects, summary: Summary) -> None:

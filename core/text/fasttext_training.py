@@ -69,7 +69,7 @@ def settings_for(
     loss = "hs" if labels >= MANY_LABELS else "softmax"
     dim = options.dim or (32 if labels <= 64 else 64)
     return Settings(
-        epochs, bucket, rare, 0.5, dim, options.ngrams, *letters, loss, seed, threads
+        int(epochs), bucket, rare, 0.5, dim, options.ngrams, *letters, loss, seed, threads
     )  # fmt: skip
 
 

@@ -173,10 +173,12 @@ def test_options_travel_to_workers_and_compare_by_value() -> None:
 
 
 def test_every_kind_reads_its_own_default_text() -> None:
-    texts = {"text": "a", "regex": "a+", "flag": "true", "integer": "3", "number": "0.5", "count": "1.5k",
+    texts = {"text": "a", "regex": "a+", "flag": "true",
+             "integer": "3", "number": "0.5", "count": "1.5k",
              "whole": "2k", "length": "8k", "size": "2MB", "duration": "3m", "share": "40%",
              "money": "$4"}  # fmt: skip
-    values = {"text": "a", "regex": "a+", "flag": True, "integer": 3, "number": 0.5, "count": 1500.0,
+    values = {"text": "a", "regex": "a+", "flag": True,
+              "integer": 3, "number": 0.5, "count": 1500.0,
               "whole": 2000, "length": 8192, "size": 2_000_000, "duration": 180.0, "share": 0.4,
               "money": 4.0}  # fmt: skip
     assert {name: kind.read(texts[name], "--x") for name, kind in KINDS.items()} == values
