@@ -102,7 +102,8 @@ def _body(option: Option, long_help: str, conditions: Iterable[str]) -> list[str
 
 
 def _sentence(text: str) -> str:
-    return text[0].upper() + text[1:] + ("" if text.endswith((".", "?")) else ".")
+    first = text[0].upper() if text[0].isascii() else text[0]  # μ stays what it is
+    return first + text[1:] + ("" if text.endswith((".", "?")) else ".")
 
 
 def _mdoc(text: str) -> list[str]:
@@ -116,8 +117,9 @@ def _mdoc(text: str) -> list[str]:
     ]
     lines = []
     for sentence in re.split(r"(?<=[.?!])\s+(?=[A-Z`\\])", "".join(parts)):
-        lines += textwrap.wrap(sentence, 78, break_long_words=False, break_on_hyphens=False)
-    lines = [line.replace("~~", " ") for line in lines]
+        plain = sentence.replace("~~", " ")
+        width = 78 - len(plain.encode()) + len(plain)  # lines are at most 80 bytes
+        lines += textwrap.wrap(plain, width, break_long_words=False, break_on_hyphens=False)
     return [f"\\&{line}" if line[:1] in ".'" else line for line in lines]
 
 

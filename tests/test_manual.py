@@ -41,7 +41,7 @@ def rendered(page: str) -> str:
     """A page as `man` shows it, without overstrikes, each paragraph of an entry on one line."""
     words = ["mandoc", "-Tutf8", "-Owidth=78", str(MAN / f"{page}.1")]
     shown = subprocess.run(words, capture_output=True, text=True, check=True).stdout
-    return " ".join(re.sub(".\b", "", shown).replace("‐", "-").split())
+    return " ".join(re.sub(".\b", "", shown).replace("‐", "-").split()).replace("- ", "-")
 
 
 @MANDOC
@@ -56,8 +56,8 @@ def test_the_rendered_page_tells_every_option(call: str) -> None:
         told = [option.help, *re.findall(r"[^.`]{12,}", long_help.get(name, ""))]
         told += [option.default_text(), *option.choices]
         for words in told:
-            plain = " ".join(words.replace("`", "").split())
-            assert plain[0:1].lower() + plain[1:] in text or plain in text, (option.flag, plain)
+            plain = " ".join(words.replace("`", "").split()).replace("- ", "-")
+            assert plain.lower() in text.lower(), (option.flag, plain)
 
 
 @MANDOC

@@ -28,7 +28,9 @@ class RewriteOptions(Rows, Endpoint, group="Method", only={Endpoint: ENDPOINT}):
     )  # fmt: skip
     """A call that takes longer is tried again."""
     temperature: float = number("Sampling temperature of the model", 0.0, least=0, only=MODEL)
-    on_unfaithful: str = choice("Documents whose rewriting fails a check", "keep", "reject")
+    on_unfaithful: str = choice(
+        "Documents whose rewriting fails a check", "keep", "reject", only=MODEL
+    )
     """`keep` leaves the text as it was and gives the reason in `rewrite_verdict`; `reject` moves
     the document to the rejects."""
 
