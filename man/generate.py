@@ -118,8 +118,10 @@ def _mdoc(text: str) -> list[str]:
     lines = []
     for sentence in re.split(r"(?<=[.?!])\s+(?=[A-Z`\\])", "".join(parts)):
         plain = sentence.replace("~~", " ")
-        width = 78 - len(plain.encode()) + len(plain)  # lines are at most 80 bytes
-        lines += textwrap.wrap(plain, width, break_long_words=False, break_on_hyphens=False)
+        width = 78 - 7 * sum(not c.isascii() for c in plain)  # mandoc counts \[uXXXX]
+        lines += textwrap.wrap(
+            plain, max(40, width), break_long_words=False, break_on_hyphens=False
+        )
     return [f"\\&{line}" if line[:1] in ".'" else line for line in lines]
 
 

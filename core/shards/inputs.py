@@ -20,7 +20,7 @@ import fsspec
 
 from sabia.core.errors import BadData, UsageError
 from sabia.core.progress import waiting
-from sabia.core.shards.folders import files_below, keys_of, shards_among
+from sabia.core.shards.folders import files_below, is_hidden, keys_of, shards_among
 from sabia.core.shards.job import Job
 from sabia.core.shards.sources import Opener, Source, decompressed
 
@@ -82,11 +82,22 @@ def expand(given: str, endings: Sequence[str] = READABLE) -> list[str]:
     elif os.path.exists(given):
         return [given]
     else:
-        found, hint = sorted(glob.glob(given)), "check the path"
+        found, hint = _matching(given, endings), "check the path"
     if not found:
         what = "no input files in it" if os.path.isdir(given) else "No such file or directory"
         raise UsageError(f"{given}: {what}; {hint}")
     return found
+
+
+def _matching(pattern: str, endings: Sequence[str]) -> list[str]:
+    """The files of a glob and of the directories that it matches; hidden ones where it says so."""
+    hidden = is_hidden(os.path.basename(pattern))
+    paths = [p for p in sorted(glob.glob(pattern)) if hidden or not is_hidden(_name(p))]
+    return [file for p in paths for file in (expand(p, endings) if os.path.isdir(p) else [p])]
+
+
+def _name(path: str) -> str:
+    return os.path.basename(path.rstrip("/"))
 
 
 def _expand_url(given: str, endings: Sequence[str]) -> list[str]:

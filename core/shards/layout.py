@@ -61,6 +61,7 @@ def adopt(job: Job) -> None:
     with contextlib.suppress(FileNotFoundError):
         _move_tokenizer(out)
         _move_rejects(out)
+        _move_manifest(out)
 
 
 def name_shards(job: Job) -> None:
@@ -70,12 +71,17 @@ def name_shards(job: Job) -> None:
         write_atomic(out / SHARDS_FILE, _SHARDS)
 
 
-def drop_former_manifest(out: Path) -> None:
-    """Remove the manifest of an earlier version, where there is one."""
-    with contextlib.suppress(OSError, ValueError, AttributeError):
-        said = json.loads((out / FORMER_MANIFEST).read_text("utf-8"))
-        if {"command", "shards"} <= said.keys():
-            (out / FORMER_MANIFEST).unlink()
+def _move_manifest(out: Path) -> None:
+    before, after = out / FORMER_MANIFEST, out / MANIFEST
+    try:
+        said = json.loads(before.read_text("utf-8"))
+    except ValueError:
+        return
+    if isinstance(said, dict) and {"command", "shards"} <= said.keys():
+        if after.exists():
+            before.unlink()
+        else:
+            os.rename(before, after)
 
 
 def _move_tokenizer(out: Path) -> None:

@@ -97,7 +97,6 @@ def finish_directory(job: Job, parts: int) -> None:
                 notes.note(f"removed {path.name}, left by an earlier run with more inputs")
     said = json.dumps(_manifest(job, directory), indent=1)
     write_atomic(directory / layout.MANIFEST, said)
-    layout.drop_former_manifest(directory)
 
 
 def _manifest(job: Job, directory: Path) -> dict[str, Any]:

@@ -1,5 +1,6 @@
 """Rows that could not be used: kept with a reason and a count, never silently away."""
 
+import contextlib
 import os
 import socket
 from collections.abc import Iterable
@@ -77,6 +78,10 @@ class Rejects:
             self._opened.__exit__(kind, error, trace)
         elif error is None and os.path.exists(self.path):
             os.unlink(self.path)  # of an earlier run over other data
+            folder = os.path.dirname(self.path)
+            if folder.endswith(REJECTS):
+                with contextlib.suppress(OSError):  # there are others in it
+                    os.rmdir(folder)
 
 
 def _utf8(text: str) -> str:

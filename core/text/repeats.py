@@ -67,14 +67,17 @@ class ByDocument:
         """Runs of one range of documents after the other, by rising start, as long as can be."""
         for spool, count in zip(self.spools, self.counts.tolist(), strict=True):
             if count:
-                yield _joined(np.sort(np.array(spool.array(RUN, (count,))), order="start"))
+                runs = np.sort(np.array(spool.array(RUN, (count,))), order="start")
+                yield _joined(runs, self.starts)
 
 
-def _joined(runs: np.ndarray) -> Repeats:
-    """Runs that continue one another as one."""
+def _joined(runs: np.ndarray, starts: np.ndarray) -> Repeats:
+    """Runs that continue one another in one document as one."""
     start, count, first = (runs[name] for name in ("start", "count", "first"))
+    document = np.searchsorted(starts, start, side="right")
     fresh = np.ones(len(runs), bool)
     fresh[1:] = (start[:-1] + count[:-1] != start[1:]) | (first[:-1] + count[:-1] != first[1:])
+    fresh[1:] |= document[:-1] != document[1:]
     heads = np.flatnonzero(fresh)
     return Repeats(start[heads], np.add.reduceat(count, heads), first[heads])
 

@@ -86,3 +86,11 @@ def test_folder_names_become_columns(tmp_path: Path, form: str) -> None:
     assert len({source.fingerprint() for source in sources}) == 3
     (batch,) = sources[-1].batches(columns=["id", "day"])
     assert batch.column("day").to_pylist() == ["3/4"]
+
+
+def test_globs_leave_out_what_folders_leave_out(folder: Path) -> None:
+    put(folder, "_x.parquet", "o.rejects/e.parquet", "manifest.json", "_tokenizer/t.json")
+    assert read(folder, f"{folder}/*.parquet") == ["b.parquet"]
+    assert sorted(read(folder, f"{folder}/*")) == sorted([*EXPECTED, "manifest.json"])
+    assert read(folder, f"{folder}/_*.parquet") == ["_x.parquet"]
+    assert read(folder, f"{folder}/*/c.parquet") == ["sub/c.parquet"]

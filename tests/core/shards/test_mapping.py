@@ -123,7 +123,7 @@ def test_rejects_are_kept_with_reason_and_count(tmp_path: Path) -> None:
     assert {row["reason"].split(":")[0] for row in kept} == {"empty text", "not JSON"}
     (folder / "a.jsonl").write_text('{"text": "fine"}\n')
     run_map(job, upper)
-    assert not (tmp_path / "out.rejects" / "part-00000.parquet").exists()
+    assert not (tmp_path / "out.rejects").exists()
 
 
 def test_rejects_of_workers_come_back(tmp_path: Path) -> None:

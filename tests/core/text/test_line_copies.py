@@ -129,6 +129,19 @@ def test_lines_and_paragraphs_are_those_of_a_dictionary(
     assert sum(map(len, left)) < 0.98 * sum(map(len, texts))
 
 
+@pytest.mark.parametrize("unit", ["line", "paragraph"])
+def test_copies_of_neighbours_are_cut_from_each(tmp_path: Path, unit: str) -> None:
+    """Documents in one order twice: the copies of one end where those of the next begin."""
+    gap = "\n" if unit == "line" else "\n\n"
+    once = [f"é number {i} {'x' * (i % 7)}{gap}second {i}{gap}" for i in range(200)]
+    texts = once + [text + f"own {i}\n" * (i % 3 == 2) for i, text in enumerate(once)]
+    split = lines_of if unit == "line" else paragraphs_of
+    wanted = expected([split(text) for text in texts], 1, 2, 1)
+    got = run(write(tmp_path, texts, 2), tmp_path / "o.parquet", unit=unit)
+    for i, text in enumerate(wanted):
+        assert (got[f"d{i}"]["text"] if f"d{i}" in got else "") == text
+
+
 def test_three_sentences(tmp_path: Path) -> None:
     source = random.Random(9)
     stock = [f"This is sentence number {i} of ação." for i in range(4)]
