@@ -19,7 +19,7 @@ LISTED = 8  # names in an error; a scored document has about fifty
 def alike(name: str, known: Iterable[str]) -> str:
     """The end of an error about an unknown name: the names most like it, else some that exist."""
     names = sorted(known)
-    if near := difflib.get_close_matches(name, names, n=3):
+    if near := difflib.get_close_matches(name, names, n=3, cutoff=0.7):
         return f"; did you mean {' or '.join(near)}?"
     more = f" and {len(names) - LISTED} more" if len(names) > LISTED else ""
     return f" (expected one of {', '.join(names[:LISTED])}{more})" if names else " (there is none)"
