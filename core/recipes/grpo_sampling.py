@@ -111,10 +111,15 @@ def open_grader(config: GrpoConfig) -> Iterator[Grader]:
         yield Grader(weights, None, config.max_unknown)
         return
     from sabia.core.generate.client import Client
-    from sabia.core.judge.llm import Judge, JudgeConfig
+    from sabia.core.judge.llm import Judge
+    from sabia.core.options.calls import RubricJudge
 
     judge = config.judge
-    asked = JudgeConfig(judge.items_per_call, judge.votes, judge.reply_tokens, judge.reply_format)
+    asked = RubricJudge(
+        judge_url=judge.url, judge_model=judge.model, judge_votes=judge.votes,
+        judge_items_per_call=judge.items_per_call, judge_tokens=judge.reply_tokens,
+        judge_format=judge.reply_format,
+    )  # fmt: skip
     with Client(**_client_options(judge)) as client:
         yield Grader(weights, Judge(client, asked), config.max_unknown)
 
