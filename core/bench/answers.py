@@ -15,6 +15,7 @@ from sabia.core.bench.metrics import exact_match
 from sabia.core.bench.score_rows import Score, scores_of
 from sabia.core.bench.task import Task
 from sabia.core.errors import BadData, UsageError
+from sabia.core.options.eval import EvalOptions
 from sabia.core.progress import progress
 
 TEXT_COLUMNS = ("response", "completion", "text", "answer")
@@ -34,28 +35,20 @@ class Answer:
     messages: tuple[Message, ...] = ()
 
 
-@dataclass(frozen=True)
-class Sampling:
-    """How answers are sampled; None takes the task's own."""
-
-    samples: int | None = None
-    temperature: float | None = None
-    seed: int = 0
-
-    def of(self, task: Task) -> tuple[int, float]:
-        """(samples, temperature) for a task; refuses copies of one greedy answer."""
-        samples = self.samples or task.samples
-        temperature = task.temperature if self.temperature is None else self.temperature
-        if samples > 1 and temperature == 0:
-            raise UsageError(
-                f"{task.name}: {samples} samples at temperature 0 are all the same; "
-                "give --temperature 1 or --samples 1"
-            )
-        return samples, temperature
+def sampling_of(task: Task, options: EvalOptions) -> tuple[int, float]:
+    """(samples, temperature) for a task; refuses copies of one greedy answer."""
+    samples = options.samples or task.samples
+    temperature = task.temperature if options.temperature is None else options.temperature
+    if samples > 1 and temperature == 0:
+        raise UsageError(
+            f"{task.name}: {samples} samples at temperature 0 are all the same; "
+            "give --temperature 1 or --samples 1"
+        )
+    return samples, temperature
 
 
 def generate(
-    engine: Any, tokenizer: Any, task: Task, items: Sequence[Item], sampling: Sampling
+    engine: Any, tokenizer: Any, task: Task, items: Sequence[Item], options: EvalOptions
 ) -> list[Answer]:
     """Answers by the local engine, in the order of the items.
 
@@ -64,7 +57,7 @@ def generate(
     """
     from sabia.core.generate.requests import Request
 
-    samples, temperature = sampling.of(task)
+    samples, temperature = sampling_of(task, options)
     room = engine.spec.max_positions - task.max_new_tokens
     if room < 1:
         raise UsageError(
@@ -76,7 +69,7 @@ def generate(
         notes.warn(f"{task.name}: {cut} of {len(items)} prompts cut on the left to {room} tokens")
     requests = [
         Request(ids[-room:], task.max_new_tokens, temperature, top_p=task.top_p, stop=task.stop,
-                seed=sampling.seed, n=samples, id=f"{task.name}/{item.id}")
+                seed=options.seed, n=samples, id=f"{task.name}/{item.id}")
         for ids, item in zip(encoded, items, strict=True)
     ]  # fmt: skip
     names = {r.name: item.id for r, item in zip(requests, items, strict=True)}
@@ -100,15 +93,15 @@ def prompt_ids(item: Item, tokenizer: Any) -> list[int]:
     return tokenizer.encode(item.text, bos=True)
 
 
-def ask(client: Any, task: Task, items: Sequence[Item], sampling: Sampling) -> list[Answer]:
+def ask(client: Any, task: Task, items: Sequence[Item], options: EvalOptions) -> list[Answer]:
     """Answers by an OpenAI-compatible endpoint; Failed where one came to nothing."""
     from sabia.core.errors import Failed
     from sabia.core.generate.calls import ChatRequest
 
-    samples, temperature = sampling.of(task)
+    samples, temperature = sampling_of(task, options)
     cells = [(item, sample) for item in items for sample in range(samples)]
     requests = [
-        ChatRequest(item.as_messages, task.max_new_tokens, temperature, task.top_p, sampling.seed,
+        ChatRequest(item.as_messages, task.max_new_tokens, temperature, task.top_p, options.seed,
                     task.stop, vote=sample)
         for item, sample in cells
     ]  # fmt: skip

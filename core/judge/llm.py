@@ -13,38 +13,16 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from sabia.core.errors import UsageError
 from sabia.core.judge.prompt import VERSION, judge_messages, parse_verdicts, reply_schema
 from sabia.core.judge.rubric import Item
 from sabia.core.judge.verdict import Verdict
+from sabia.core.options.calls import RubricJudge
 
 if TYPE_CHECKING:
     from sabia.core.generate.calls import ChatRequest
     from sabia.core.generate.client import Client
 
-FORMATS = ("text", "json-object", "json-schema")
-
-
-@dataclass(frozen=True)
-class JudgeConfig:
-    """How a judge is asked. `reply_format` is what the server is told to hold the reply to."""
-
-    items_per_call: int = 1
-    votes: int = 1
-    max_tokens: int = 1024
-    reply_format: str = "text"
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        if self.reply_format not in FORMATS:
-            raise UsageError(
-                f"judge format: {self.reply_format!r} (expected {' or '.join(FORMATS)})"
-            )
-        if self.items_per_call < 1 or self.votes < 1:
-            raise UsageError(
-                f"judge: {self.items_per_call} items a call, {self.votes} votes "
-                "(expected 1 or more of each)"
-            )
+SEED = 0  # of the order of items; a part of calls that are kept
 
 
 @dataclass(frozen=True)
@@ -66,8 +44,8 @@ class _Call:
 class Judge:
     """Asks a client for verdicts."""
 
-    def __init__(self, client: Client, config: JudgeConfig = JudgeConfig()) -> None:
-        self.client, self.config = client, config
+    def __init__(self, client: Client, options: RubricJudge | None = None) -> None:
+        self.client, self.options = client, options or RubricJudge()
 
     def verdicts(self, questions: Sequence[Question]) -> list[dict[str, Verdict]]:
         """For each question, a verdict by item id (UNKNOWN where none could be had).
@@ -84,28 +62,28 @@ class Judge:
         return [{item: majority(seen) for item, seen in vote.items()} for vote in votes]
 
     def _calls(self, number: int, question: Question) -> Iterator[_Call]:
-        for vote in range(self.config.votes):
+        for vote in range(self.options.judge_votes):
             for items in self._parts(question, vote):
                 yield _Call(number, items, self._request(question, items, vote))
 
     def _parts(self, question: Question, vote: int) -> Iterator[tuple[Item, ...]]:
         """The items of each call; with several in a call, their order is drawn anew each vote."""
-        items, step = list(question.items), self.config.items_per_call
+        items, step = list(question.items), self.options.judge_items_per_call
         if step > 1:
-            random.Random(f"{self.config.seed} {vote} {question.response}").shuffle(items)
+            random.Random(f"{SEED} {vote} {question.response}").shuffle(items)
         for start in range(0, len(items), step):
             yield tuple(items[start : start + step])
 
     def _request(self, question: Question, items: tuple[Item, ...], vote: int) -> ChatRequest:
         from sabia.core.generate.calls import ChatRequest
 
-        secret = f"{VERSION} {self.config.seed}"
+        secret = f"{VERSION} {SEED}"
         return ChatRequest(
             judge_messages(question.messages, question.response, items, secret),
-            max_tokens=self.config.max_tokens,
-            temperature=0.0 if self.config.votes == 1 else 1.0,
-            seed=self.config.seed,
-            response_format=_response_format(self.config.reply_format, items),
+            max_tokens=self.options.judge_tokens,
+            temperature=0.0 if self.options.judge_votes == 1 else 1.0,
+            seed=SEED,
+            response_format=_response_format(self.options.judge_format, items),
             vote=vote,
         )
 

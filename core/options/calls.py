@@ -71,5 +71,5 @@ class RubricJudge(Options, group="Judge"):
             raise UsageError("--judge-model: is missing (expected the judge's model name)")
 
 
-class Judge(RubricJudge, ApiCalls, only={ApiCalls: needs("judge_url")}):
+class JudgeOptions(RubricJudge, ApiCalls, only={ApiCalls: needs("judge_url")}):
     """A judge whose calls are the only ones of a command."""

@@ -1,7 +1,7 @@
 """Options of `sabia grpo`."""
 
 from sabia.core.errors import UsageError
-from sabia.core.options.calls import Judge
+from sabia.core.options.calls import JudgeOptions
 from sabia.core.options.option import (
     MORE_THAN_ONE,
     changed,
@@ -91,7 +91,7 @@ class PolicyLoss(Options, group="Loss"):
 
 
 class GrpoOptions(
-    Trainer, Reward, Rollouts, PolicyLoss, Schedule, Checkpoints, Judge, group="Model",
+    Trainer, Reward, Rollouts, PolicyLoss, Schedule, Checkpoints, JudgeOptions, group="Model",
     defaults={"lr": 1e-4, "schedule": "constant", "warmup": "10", "decay": "0"},
     without=("decay_shape",),
 ):  # fmt: skip

@@ -20,7 +20,7 @@ import pyarrow as pa
 
 from sabia.core import notes
 from sabia.core.bench import report as reports
-from sabia.core.bench.answers import Answer, Sampling, matched, read_answers
+from sabia.core.bench.answers import Answer, matched, read_answers, sampling_of
 from sabia.core.bench.items import Item, load_items, read_rows
 from sabia.core.bench.score_rows import Score, from_batch, schema, to_batches
 from sabia.core.bench.summary import Summary, summarise, to_json
@@ -53,7 +53,7 @@ def run(job: Job, options: EvalOptions) -> None:
     made = _provenance(job, options, items, subjects)
     old = None if job.force or not job.to_file else _kept(str(job.out), made)
     if old is None:
-        fresh = list(_scores(job, options, tasks, items, subjects))
+        fresh = list(_scores(options, tasks, items, subjects))
     else:
         notes.note(f"{job.out} holds these scores already; --force computes them again")
         fresh = old
@@ -100,13 +100,12 @@ def _plan(
     subjects: Sequence[Subject],
 ) -> None:
     """What would be done, in calls and answers; touches nothing."""
-    sampling = Sampling(options.samples, options.temperature)
     for task in tasks:
         count = len(items[task.name])
         print(f"task {task.name}: {task.kind}, {count} items")
         for subject in subjects:
             if task.generates:
-                samples, _ = sampling.of(task)
+                samples, _ = sampling_of(task, options)
                 print(
                     f"  {subject.name}: {count * samples} answers of {task.max_new_tokens} tokens"
                 )
@@ -120,19 +119,17 @@ def _plan(
 
 
 def _scores(
-    job: Job,
     options: EvalOptions,
     tasks: Sequence[Task],
     items: dict[str, list[Item]],
     subjects: Sequence[Subject],
 ) -> Iterator[Score]:
-    sampling = Sampling(options.samples, options.temperature, job.seed)
     with Judging(options) as judging:
         for subject in subjects:
             with subject:
                 for task in tasks:
                     notes.note(f"{subject.name}: {task.name} ({len(items[task.name])} items)")
-                    yield from subject.scores(task, items[task.name], sampling, judging)
+                    yield from subject.scores(task, items[task.name], judging)
         for given in options.answers:
             for task in tasks:
                 yield from _scored_answers(given, task, items[task.name], judging)

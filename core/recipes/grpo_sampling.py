@@ -110,14 +110,8 @@ def open_grader(options: GrpoOptions) -> Iterator[Grader]:
         yield Grader(weights, None, options.max_unknown)
         return
     from sabia.core.generate.opened import open_client
-    from sabia.core.judge.llm import Judge, JudgeConfig
+    from sabia.core.judge.llm import Judge
 
-    asked = JudgeConfig(
-        options.judge_items_per_call,
-        options.judge_votes,
-        options.judge_tokens,
-        options.judge_format,
-    )
     with open_client(
         options.judge_url,
         options.judge_model,
@@ -125,4 +119,4 @@ def open_grader(options: GrpoOptions) -> Iterator[Grader]:
         options.judge_cache,
         options.max_judge_tokens,
     ) as client:
-        yield Grader(weights, Judge(client, asked), options.max_unknown)
+        yield Grader(weights, Judge(client, options), options.max_unknown)

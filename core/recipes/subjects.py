@@ -14,7 +14,7 @@ from typing import Any
 from sabia.core import notes
 from sabia.core.bench import answers as given
 from sabia.core.bench import judging as marks
-from sabia.core.bench.answers import Answer, Sampling, matched, score_exact
+from sabia.core.bench.answers import Answer, matched, score_exact
 from sabia.core.bench.endpoint import PromptScorer
 from sabia.core.bench.items import Item, value
 from sabia.core.bench.loglikelihood import Scorer, document_rows, encode_options, prefix_token
@@ -62,7 +62,7 @@ class Judging:
         return rows
 
     def _items(self, task: Task, pairs: Sequence[tuple[Item, Answer]]) -> list[marks.Judged]:
-        from sabia.core.judge.llm import Judge, JudgeConfig
+        from sabia.core.judge.llm import Judge
         from sabia.core.judge.rewards import Case
 
         rubrics = [marks.rubric_of(value(task.rubric, item.fields)) for item, _ in pairs]
@@ -72,11 +72,7 @@ class Judging:
         ]
         judge = None
         if any(rubric.needs_judge for rubric in rubrics):
-            o = self.options
-            config = JudgeConfig(
-                o.judge_items_per_call, o.judge_votes, o.judge_tokens, o.judge_format
-            )
-            judge = Judge(self._open(task), config)
+            judge = Judge(self._open(task), self.options)
         return marks.judge_items(cases, marks.items_grader(judge, self.options.max_unknown))
 
     def _points(self, task: Task, pairs: Sequence[tuple[Item, Answer]]) -> list[marks.Judged]:
@@ -125,12 +121,10 @@ class Subject(ABC):
         """(log-likelihood, tokens) of each document."""
 
     @abstractmethod
-    def answers(self, task: Task, items: Sequence[Item], sampling: Sampling) -> list[Answer]:
+    def answers(self, task: Task, items: Sequence[Item], options: EvalOptions) -> list[Answer]:
         """What the model writes."""
 
-    def scores(
-        self, task: Task, items: Sequence[Item], sampling: Sampling, judging: Judging
-    ) -> Iterator[Score]:
+    def scores(self, task: Task, items: Sequence[Item], judging: Judging) -> Iterator[Score]:
         """Score rows of a task."""
         if task.kind == "multiple_choice":
             for item, found in zip(items, self.choices(task, items), strict=True):
@@ -140,7 +134,7 @@ class Subject(ABC):
                 sums = document_sums(item.text, nats, count)
                 yield from scores_of(self.name, task.name, item.id, 0, sums)
         else:
-            written = self.answers(task, items, sampling)
+            written = self.answers(task, items, judging.options)
             yield from judging.score(task, self.name, matched(task, items, written, self.name))
 
     def _chosen(self, task: Task, item: Item, nats: list[float]) -> list[Score]:
@@ -233,8 +227,8 @@ class LocalModel(Subject):
             start += len(document)
         return sums
 
-    def answers(self, task: Task, items: Sequence[Item], sampling: Sampling) -> list[Answer]:
-        return given.generate(self.engine, self.tokenizer, task, items, sampling)
+    def answers(self, task: Task, items: Sequence[Item], options: EvalOptions) -> list[Answer]:
+        return given.generate(self.engine, self.tokenizer, task, items, options)
 
 
 class Endpoint(Subject):
@@ -269,11 +263,10 @@ class Endpoint(Subject):
     def documents(self, task: Task, items: Sequence[Item]) -> list[tuple[float, int]]:
         raise UsageError(f"{task.name}: perplexity needs a local --model DIR, not an endpoint")
 
-    def answers(self, task: Task, items: Sequence[Item], sampling: Sampling) -> list[Answer]:
+    def answers(self, task: Task, items: Sequence[Item], options: EvalOptions) -> list[Answer]:
         if self._client is None:
-            options = self.options
             self._client = open_client(self.url, self.model, options, options.judge_cache)
-        return given.ask(self._client, task, items, sampling)
+        return given.ask(self._client, task, items, options)
 
 
 def open_subjects(options: EvalOptions) -> list[Subject]:

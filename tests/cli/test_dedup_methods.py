@@ -61,10 +61,16 @@ def test_methods_and_their_summaries(pages: Path, tmp_path: Path) -> None:
             ["--method", "line", "--unit", "word"],
             "--unit: 'word' (expected line, paragraph or sentences)",
         ),
-        (["--method", "substring", "--tokenizer", "/nowhere"], "/nowhere has no tokenizer"),
+        (
+            ["--method", "substring", "--tokenizer", "/nowhere"],
+            "--tokenizer: /nowhere has no token",
+        ),
         (["--method", "line", "--action", "mark", "--removed", "r.parquet"], "removes nothing"),
         (["--method", "semantic"], "--embeddings: is missing (expected it, or --model"),
-        (["--method", "semantic", "--model", "/nowhere"], "/nowhere: not a model directory"),
+        (
+            ["--method", "semantic", "--model", "/nowhere"],
+            "--model: /nowhere: not a model",
+        ),
         (["--method", "url", "--keep", "best"], "--keep: 'best' (expected longest, first, newest"),
     ],
 )

@@ -11,10 +11,11 @@ import pytest
 
 from sabia.core.errors import BadData, Failed, UsageError
 from sabia.core.generate.client import Client
-from sabia.core.judge.llm import Judge, JudgeConfig, Question, majority
+from sabia.core.judge.llm import Judge, Question, majority
 from sabia.core.judge.rewards import Case, Grader, NullGuard, parse_reward
 from sabia.core.judge.rubric import Item, parse_rubric
 from sabia.core.judge.verdict import Grade, Verdict
+from sabia.core.options.calls import RubricJudge
 
 MET, UNMET, UNKNOWN = Verdict.MET, Verdict.UNMET, Verdict.UNKNOWN
 QUESTION = [{"role": "user", "content": "37+58="}]
@@ -149,7 +150,8 @@ def test_votes_and_several_items_a_call():
 
     items = tuple(Item(name, f"has {name}") for name in "xyz")
     with judge_server(answer) as (url, calls), Client(url, "judge") as client:
-        judge = Judge(client, JudgeConfig(items_per_call=2, votes=3))
+        asked = {"judge_items_per_call": 2, "judge_votes": 3, "judge_url": url, "judge_model": "m"}
+        judge = Judge(client, RubricJudge(**asked))
         found = judge.verdicts([Question(QUESTION, f"text {n}", items) for n in "ab"])
         assert sum(calls.values()) == 2 * 3 * 2
     assert found == [dict.fromkeys("xyz", MET), dict.fromkeys("xyz", UNMET)]
@@ -164,7 +166,3 @@ def test_null_guard():
     with pytest.raises(Failed, match="no verdict on 2"):
         guard.add([Grade(None)] * 2)
     assert (guard.seen, guard.missing) == (42, 12)
-    with pytest.raises(UsageError):
-        JudgeConfig(votes=0)
-    with pytest.raises(UsageError):
-        JudgeConfig(reply_format="xml")
