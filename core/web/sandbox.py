@@ -1,11 +1,13 @@
 """Extraction in a process of its own: a page that hangs or eats memory costs one page, no more.
 
 The child is `python -m sabia.core.web.sandbox`. It says when it is ready; from then on it may take
-so much more address space and no more, and so long for a page. Parent and child speak in frames:
-two lengths, a header in JSON, the page's bytes. Nothing a broken child says can do more than be
-refused, and the parent waits for nothing without a limit. A child that is killed, dies or has done
-PAGES_PER_CHILD pages (libraries keep memory) is replaced. A child whose parent is gone ends by
-itself: at the end of its input, or by an alarm if it is inside a page.
+so much more address space and no more, and so much CPU time for a page: on a busy machine a page
+takes longer, but no more of that. Only a child that hangs without computing meets a limit of the
+clock, a far larger one. Parent and child speak in frames: two lengths, a header in JSON, the page's
+bytes. Nothing a broken child says can do more than be refused, and the parent waits for nothing
+without a limit. A child that is killed, dies or has done PAGES_PER_CHILD pages (libraries keep
+memory) is replaced. A child whose parent is gone ends by itself: at the end of its input, or by
+either limit if it is inside a page.
 """
 
 import contextlib
@@ -22,14 +24,15 @@ from typing import Any, BinaryIO
 
 from sabia.core.errors import Failed
 
-TIME_S = 20.0
+TIME_S = 20.0  # of CPU, for a page
+PATIENCE = 30  # a page may take so many times as long by the clock
 START_S = 600.0  # the scanner is compiled once a machine
 MEMORY_BYTES = 2 << 30  # beyond what the child takes before its first page
 PAGES_PER_CHILD = 20_000
 MAX_ANSWER = 1 << 28
 _LENGTHS = struct.Struct(">II")
 _BLOCK = 1 << 20
-_GRACE_S = 5.0
+_GRACE_S = 60.0
 
 
 class Unextractable(Failed):
@@ -37,10 +40,17 @@ class Unextractable(Failed):
 
 
 class Sandbox:
-    """One child; `extract` may be called from one thread at a time."""
+    """One child; `extract` may be called from one thread at a time.
 
-    def __init__(self, time_s: float = TIME_S, memory_bytes: int = MEMORY_BYTES) -> None:
+    A page may take time_s seconds of CPU, wait_s by the clock (PATIENCE times as much if 0), and
+    memory_bytes.
+    """
+
+    def __init__(
+        self, time_s: float = TIME_S, memory_bytes: int = MEMORY_BYTES, wait_s: float = 0.0
+    ) -> None:
         self.time_s, self.memory_bytes = time_s, memory_bytes
+        self.wait_s = wait_s or PATIENCE * time_s
         self._child: subprocess.Popen[bytes] | None = None
         self._pages = 0
 
@@ -57,14 +67,15 @@ class Sandbox:
         """`extract.Extracted` as a dictionary; raises Unextractable."""
         child = self._running()
         asked = {"type": content_type, "url": url, "links": links, "time_s": self.time_s}
+        asked["wait_s"] = self.wait_s
         self._pages += 1
         try:
-            answer = json.loads(_exchange(child, _frame(asked, body), self.time_s))
+            answer = json.loads(_exchange(child, _frame(asked, body), self.wait_s))
         except TimeoutError as error:
             self.close()
-            raise Unextractable(f"extraction took more than {self.time_s:g} s") from error
+            raise Unextractable(f"extraction did not end within {self.wait_s:g} s") from error
         except (OSError, EOFError, ValueError) as error:
-            raise Unextractable(f"extraction died ({self._death()})") from error
+            raise Unextractable(self._end_of_page()) from error
         if "error" in answer:
             raise Unextractable(f"extraction failed: {answer['error']}")
         return dict(answer)
@@ -81,6 +92,13 @@ class Sandbox:
             raise Failed(f"the extraction process did not start ({self._death()})") from error
         return self._child
 
+    def _end_of_page(self) -> str:
+        """Why the child ended inside a page, in words; it is gone afterwards."""
+        death = self._death()
+        if death == _said_of(-signal.SIGPROF):
+            return f"extraction took more than {self.time_s:g} s of CPU time"
+        return f"extraction died ({death})"
+
     def _death(self) -> str:
         """Why the child ended, in words; it is gone afterwards."""
         child = self._child
@@ -91,7 +109,7 @@ class Sandbox:
         self.close()
         if code is None:
             return "its answer made no sense"
-        return f"signal {-code}" if code < 0 else f"exit status {code}"
+        return _said_of(code)
 
     def close(self) -> None:
         """End the child."""
@@ -101,6 +119,10 @@ class Sandbox:
             for pipe in (self._child.stdin, self._child.stdout):
                 _pipe(pipe).close()
             self._child = None
+
+
+def _said_of(code: int) -> str:
+    return f"signal {-code}" if code < 0 else f"exit status {code}"
 
 
 def _start(memory_bytes: int) -> "subprocess.Popen[bytes]":
@@ -185,8 +207,10 @@ def _serve(memory_bytes: int) -> None:
             asked, body = _take(sys.stdin.buffer)
         except EOFError:
             return
-        signal.setitimer(signal.ITIMER_REAL, asked["time_s"] + _GRACE_S)
+        signal.setitimer(signal.ITIMER_PROF, asked["time_s"])
+        signal.setitimer(signal.ITIMER_REAL, asked["wait_s"] + _GRACE_S)
         answer = _answer(asked, body, extract.extract)
+        signal.setitimer(signal.ITIMER_PROF, 0)
         signal.setitimer(signal.ITIMER_REAL, 0)
 
 
