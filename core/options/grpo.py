@@ -104,7 +104,7 @@ class GrpoOptions(
     mesh: str = changed(Trainer.mesh, help="Copies of the model, such as data=4", metavar="data=N")
     """Torch takes one process a device; no other axis is split here."""
 
-    max_unknown: float = changed(Judge.max_unknown, group="Reward", only=JUDGED)
+    max_unknown: float = changed(JudgeOptions.max_unknown, group="Reward", only=JUDGED)
 
     advantage: str = choice("Baseline of rewards", "mean", "std", group="Loss")
     """`mean` subtracts the group's mean; `std` also divides by the group's standard deviation."""
