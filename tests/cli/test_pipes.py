@@ -7,12 +7,13 @@ import random
 import signal
 import subprocess
 import sys
-import time
 from functools import partial
 from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
+import waiting
+from waiting import HANG_S, until
 
 BIN = Path(sys.executable).parent
 ENVIRONMENT = os.environ | {"PATH": f"{BIN}:{os.environ['PATH']}", "OMP_NUM_THREADS": "1"}
@@ -49,12 +50,10 @@ def rows(path: Path) -> list[dict]:
 
 
 def test_a_pipeline_gives_the_rows_of_files(folder: Path) -> None:
-    by_file = (
-        "sabia classify a.parquet -o c.parquet && sabia dedup c.parquet -o d.parquet"
-        " && sabia tokenize d.parquet -o t1.parquet"
-    )
+    for words in ("classify a.parquet -o c.parquet", "dedup c.parquet -o d.parquet",
+                  "tokenize d.parquet -o t1.parquet"):  # fmt: skip
+        waiting.run(*words.split(), cwd=folder, check=True)
     lines = {
-        "t1": by_file,
         "t2": "sabia classify < a.parquet | sabia dedup | sabia tokenize -o t2.parquet",
         "t3": "cat a.parquet | sabia classify | sabia dedup"
         " | sabia tokenize --save-tokenizer t3-tokenizer > t3.parquet",
@@ -82,9 +81,9 @@ def test_closed_pipe_is_silent_141(folder: Path, stage: str) -> None:
 def test_cut_parquet_exits_65_and_leaves_nothing(folder: Path, stage: str, tmp_path: Path) -> None:
     size = (folder / "a.parquet").stat().st_size
     cut = f"head -c {size * 2 // 3} {folder}/a.parquet"
-    for line in (f"{cut} > cut.parquet; sabia {stage} cut.parquet -o o.parquet",
-                 f"{cut} | sabia {stage} -o o.parquet"):  # fmt: skip
-        done = shell(line, tmp_path)
+    assert shell(f"{cut} > cut.parquet", tmp_path).returncode == 0
+    for done in (waiting.run(stage, "cut.parquet", "-o", "o.parquet", cwd=tmp_path),
+                 shell(f"{cut} | sabia {stage} -o o.parquet", tmp_path)):  # fmt: skip
         assert done.returncode == 65, done.stderr.decode()
         assert len(done.stderr.splitlines()) <= 3
         assert {p.name for p in tmp_path.iterdir()} <= {"cut.parquet"}
@@ -116,11 +115,6 @@ def large(tmp_path_factory) -> Path:
     return made
 
 
-def wait_for_part(folder: Path, process: subprocess.Popen) -> None:
-    while not list(folder.glob("part-*.parquet")) and process.poll() is None:
-        time.sleep(0.01)
-
-
 @pytest.mark.parametrize(
     ("number", "code"),
     [(signal.SIGTERM, 75), (signal.SIGUSR1, 75), (signal.SIGUSR2, 75), (signal.SIGINT, 130)],
@@ -128,29 +122,27 @@ def wait_for_part(folder: Path, process: subprocess.Popen) -> None:
 def test_signal_keeps_finished_shards_and_the_rest_follows(large: Path, number, code) -> None:
     out = large / f"out-{number}"
     process = start(["classify", "in", "-o", str(out)], large)
-    wait_for_part(out, process)
+    until(lambda: list(out.glob("part-*.parquet")), process)
     process.send_signal(number)
-    sent = time.monotonic()
-    assert process.wait(20) == code, process.stderr.read().decode()
-    assert time.monotonic() - sent < 5
+    assert process.wait(HANG_S) == code, process.stderr.read().decode()
     parts = list(out.glob("part-*.parquet"))
     assert 1 <= len(parts) < 6 and not list(out.glob(".*"))
-    done = shell(f"sabia classify in -o {out}", large)
+    done = waiting.run("classify", "in", "-o", out, cwd=large)
     assert done.returncode == 0 and b"already done" in done.stderr
     assert sum(pq.read_metadata(p).num_rows for p in out.glob("part-*.parquet")) == 4_800
 
 
 def test_kill_leaves_no_unreadable_file_and_the_rerun_is_whole(large: Path) -> None:
     out = large / "killed"
-    for delay_s in (0.3, 0.8, 1.2, 1.6):
+    for pattern, count in ((".part-*", 1), ("part-*.parquet", 1), ("part-*.parquet", 3)):
         process = start(["classify", "in", "-o", str(out), "-j", "2"], large)
-        time.sleep(delay_s)
+        until(lambda p=pattern, n=count: len(list(out.glob(p))) >= n, process)
         process.kill()
         process.wait()
         for part in out.glob("part-*.parquet"):
             pq.read_table(part)
-    assert shell(f"sabia classify in -o {out}", large).returncode == 0
-    assert shell("sabia classify in -o whole", large).returncode == 0
+    for place in (out, "whole"):
+        assert waiting.run("classify", "in", "-o", place, cwd=large).returncode == 0
     whole = sorted((large / "whole").glob("part-*.parquet"))
     assert [rows(p) for p in sorted(out.glob("part-*.parquet"))] == [rows(p) for p in whole]
     assert not list(out.glob(".part*"))

@@ -2,8 +2,10 @@
 
 Page n links to the pages 10 n + 1 to 10 n + 10 (those that exist) and to two others; with several
 hosts (127.0.0.1, 127.0.0.2, …) pages are dealt out to them by number. The log has a line for each
-request: the time it came, the time its answer left, host, path. Run as
-`python site_server.py PAGES HOSTS LOG [LATENCY_S] [CRAWL_DELAY_S] [BYTES]`; it prints its port.
+request: the time it came, the time its answer left, host, path. With HOLD, answers behind the
+first FREE wait until so many requests are there at once, and then no more. Run as
+`python site_server.py PAGES HOSTS LOG [LATENCY_S] [CRAWL_DELAY_S] [BYTES] [HOLD]`; it prints its
+port.
 """
 
 import asyncio
@@ -14,6 +16,7 @@ import time
 from contextlib import contextmanager
 from pathlib import Path
 
+FREE = 20
 WORDS = ("river", "stone", "boat", "fish", "water", "bridge", "market", "morning", "letter")
 
 
@@ -49,7 +52,15 @@ class Site(asyncio.Protocol):
             self.answer(time.time(), host, lines[0].split(" ")[1])
 
     def answer(self, came, host, path):
-        if self.server.latency_s:
+        server = self.server
+        server.asked += 1
+        if server.hold and server.asked > FREE:
+            server.held.append((self, came, host, path))
+            if len(server.held) == server.hold:
+                server.hold = 0
+                for site, *request in server.held:
+                    site.send(*request)
+        elif self.server.latency_s:
             later = asyncio.get_running_loop().call_later
             later(self.server.latency_s, self.send, came, host, path)
         else:
@@ -64,8 +75,9 @@ class Site(asyncio.Protocol):
 class Server:
     """What all connections share."""
 
-    def __init__(self, pages, hosts, log, latency_s=0.0, crawl_delay_s=0.0, size=2_000):
+    def __init__(self, pages, hosts, log, latency_s=0.0, crawl_delay_s=0.0, size=2_000, hold=0):
         self.pages, self.hosts, self.size = pages, hosts, size
+        self.hold, self.held, self.asked = hold, [], 0
         self.latency_s, self.crawl_delay_s, self.port = latency_s, crawl_delay_s, 0
         self.log = open(log, "w", buffering=1)  # noqa: SIM115 - until the process ends
         self.kept = {}

@@ -4,8 +4,10 @@ HANG_S is no measure of anything. It only ends a test that would otherwise never
 """
 
 import subprocess
+import sys
 import time
 from collections.abc import Callable
+from typing import Any
 
 HANG_S = 1800.0
 
@@ -19,3 +21,9 @@ def until(reached: Callable[[], object], process: subprocess.Popen | None = None
             return
         assert time.monotonic() < hangs, "hangs"
         time.sleep(0.005)
+
+
+def run(*words: object, **settings: Any) -> subprocess.CompletedProcess:
+    """`sabia WORDS` in a process of its own, as subprocess.run with captured output."""
+    line = [sys.executable, "-m", "sabia.cli.main", *map(str, words)]
+    return subprocess.run(line, capture_output=True, timeout=HANG_S, **settings)
