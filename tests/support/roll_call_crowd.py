@@ -2,8 +2,8 @@
 
 usage: roll_call_crowd.py SIZE SCENARIO FOLDER. Scenarios, all about rank 17: fine, absent, killed,
 stopped, other-version, twice, fails. Prints one JSON object: by rank the exit code and what it
-said, then when each was started and released, what process 0 accepted, and how long after the
-mishap the last of the others ended. FOLDER gets the stderr of each rank.
+said, then when each was started and released, and what process 0 accepted. FOLDER gets the stderr
+of each rank.
 """
 
 import json
@@ -12,6 +12,9 @@ import signal
 import sys
 import time
 from pathlib import Path
+
+from waiting import HANG_S
+from watched import end_the_roll_call_at, hang_when, let_a_beat_out
 
 from sabia.core.errors import BadData, SabiaError
 from sabia.core.parallel import rollcall, watch
@@ -23,27 +26,38 @@ MISHAPS = ("killed", "stopped", "fails")
 
 
 def guard(rank: int, scenario: str) -> Guard:
-    """Short times; another version for one."""
+    """No limits that a busy machine could meet; another version for one."""
     odd = scenario == "other-version" and rank == VICTIM
     return Guard(
         same={"sabia": "0.0.9"} if odd else {},
-        hang_timeout_s=3.0 if scenario == "stopped" else 60.0,
+        hang_timeout_s=HANG_S,
         interval_s=0.5,
         grace_s=0.3,
-        start_timeout_s=6.0 if scenario == "absent" else 30.0,
+        start_timeout_s=HANG_S,
     )
 
 
-def live(rank: int, scenario: str, facts: dict) -> None:
+def direct(scenario: str, size: int) -> None:
+    """In process 0: when the limits of time are to be met."""
+    if scenario == "absent":
+        end_the_roll_call_at(size - 1)
+    if scenario == "stopped":
+        hang_when(
+            lambda beats, silent: silent == {VICTIM}
+            and all((beat.step, beat.phase) == (3, "backward" if rank == VICTIM else "reduce")
+                    for rank, beat in beats.items())
+        )  # fmt: skip
+
+
+def live(rank: int, scenario: str) -> None:
     """Four steps of nothing; the victim meets its fate in the third and the others wait for it."""
     for step in range(1, 5):
         watch.at(step, "backward")
-        if rank == VICTIM and step == 3:
-            time.sleep(0.7 if scenario in MISHAPS else 0)  # a beat of this step gets out
-            note(facts | {"mishap": time.monotonic()})
+        if rank == VICTIM and step == 3 and scenario in MISHAPS:
+            let_a_beat_out()
             meet_fate(scenario)
         watch.at(step, "reduce")
-        time.sleep(60 if step == 3 and scenario in MISHAPS else 0.05)
+        time.sleep(HANG_S if step == 3 and scenario in MISHAPS else 0.05)
 
 
 def meet_fate(scenario: str) -> None:
@@ -58,12 +72,14 @@ def meet_fate(scenario: str) -> None:
 def member(rank: int, size: int, base: int, scenario: str) -> int:
     """The life of one process; returns its exit code."""
     facts: dict = {"rank": rank, "started": time.monotonic()}
+    if rank == 0:
+        direct(scenario, size)
     world = World(rank, size, rank % 4, "srun", "127.0.0.1", base)
     try:
         with watch.opened(world, guard(rank, scenario)) as mine:
             facts["released"] = time.monotonic()
             note(facts)
-            live(rank, scenario, facts)
+            live(rank, scenario)
             if rank == 0:
                 facts["accepted"] = mine._end.accepted
     except SabiaError as error:
@@ -99,25 +115,24 @@ def main(size: int, scenario: str, folder: Path) -> None:
     base = os.getpid()
     pids = {start(rank, size, base, scenario, folder): rank for rank in ranks}
     os.close(PIPE[1])
-    codes, ended = wait(pids, scenario == "stopped")
+    codes = wait(pids, scenario == "stopped")
     facts: dict = {}
     for line in os.fdopen(PIPE[0]).read().splitlines():
         facts.setdefault(json.loads(line)["rank"], {}).update(json.loads(line))
-    json.dump({"codes": codes, "facts": facts, "ended": ended}, sys.stdout)
+    json.dump({"codes": codes, "facts": facts}, sys.stdout)
 
 
-def wait(pids: dict[int, int], stops: bool) -> tuple[dict[int, int], float]:
-    """Exit codes by rank, and when the last ended; one that `stops` is killed after the others."""
+def wait(pids: dict[int, int], stops: bool) -> dict[int, int]:
+    """Exit codes by rank; one that `stops` is killed after the others."""
     codes: dict[int, int] = {}
     left = dict(pids)
     while left:
         pid, status = os.waitpid(-1, 0)
         codes[left.pop(pid)] = os.waitstatus_to_exitcode(status)
-        ended = time.monotonic()
         if stops and list(left.values()) == [VICTIM]:
             for stopped in left:
                 os.kill(stopped, signal.SIGKILL)
-    return codes, ended
+    return codes
 
 
 if __name__ == "__main__":

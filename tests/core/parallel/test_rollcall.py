@@ -4,9 +4,9 @@ import json
 import os
 import socket
 import threading
-import time
 
 import pytest
+from waiting import HANG_S, until
 
 from sabia.core.errors import Failed, UsageError
 from sabia.core.parallel import rollcall
@@ -119,7 +119,7 @@ def test_a_stranger_rank_is_named() -> None:
 
 def processes(size: int, base: int, **settings) -> list[Watch]:
     world = [World(rank, size, 0, "srun", "127.0.0.1", base) for rank in range(size)]
-    guard = Guard(interval_s=0.1, grace_s=60, **settings)
+    guard = Guard(interval_s=0.1, grace_s=HANG_S, **settings)
     return [Watch(each, guard) for each in world]
 
 
@@ -144,12 +144,12 @@ def test_strangers_on_the_port_change_nothing() -> None:
     base = os.getpid()
     first, second = processes(2, base)
     leading = started(first)
-    time.sleep(0.1)
+    until(lambda: first._end)  # it listens
     sockets = [socket.create_connection(("127.0.0.1", ports(base)[0])) for _ in strange_words()]
     for each, words in zip(sockets, strange_words(), strict=True):
         each.sendall(words)
     second.start()
-    leading.join(5)
+    leading.join(HANG_S)
     assert not leading.is_alive()
     assert first.ending is second.ending is None
     assert list(first._end.register.reports) == [0, 1]  # type: ignore[union-attr]
@@ -172,7 +172,7 @@ def test_a_taken_port_is_passed_over() -> None:
             second.start()
         finally:
             rollcall.HEARD_WITHIN_S = waiting
-        leading.join(5)
+        leading.join(HANG_S)
         assert not leading.is_alive()
         assert other.getsockname()[1] != first._end._listener.getsockname()[1]  # type: ignore[union-attr]
     second.close()

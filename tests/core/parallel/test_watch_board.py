@@ -1,7 +1,11 @@
 """Who hangs and who is slow, from beats alone; and the marks they are made of."""
 
 import time
+from types import SimpleNamespace
 
+import pytest
+
+from sabia.core.parallel import marks as marks_module
 from sabia.core.parallel.board import Beat, Board, read_beat
 from sabia.core.parallel.marks import Marks
 
@@ -77,20 +81,20 @@ def test_a_straggler_and_the_figures() -> None:
     assert board({0: Beat()}).figures() == {}
 
 
-def test_marks_tell_work_from_waiting() -> None:
+def test_marks_tell_work_from_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [100.0]
+    monkeypatch.setattr(marks_module, "time", SimpleNamespace(monotonic=lambda: now[0]))
     marks = Marks(5.0)
     for step in range(1, 5):
         marks.at(step, "work")
-        time.sleep(0.02)
+        now[0] += 0.25
         marks.phase("reduce")
-        time.sleep(0.06)
+        now[0] += 0.75
     beat = marks.beat()
     assert beat.position == (4, 2)
-    assert 0.02 <= beat.work_s < 0.05
-    assert 0.08 <= beat.step_s < 0.16
-    assert beat.idle >= 0.06
+    assert (beat.work_s, beat.step_s) == (0.25, 1.0)
+    assert (beat.idle, beat.longest) == (0.75, 0.75)
     assert beat.frame == ""
-    assert 0.06 <= beat.longest < 0.2
 
 
 def test_a_beat_survives_the_wire() -> None:

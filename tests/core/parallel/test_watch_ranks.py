@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from waiting import HANG_S
 
 SCRIPT = Path(__file__).parents[2] / "support" / "stuck_rank.py"
 ENVIRONMENT = {
@@ -31,14 +32,14 @@ def ranks(backend: str, mishap: str, folder: Path, size: int = 2) -> list[tuple[
         started.append(
             subprocess.Popen(words, env=mine, stdout=pipe, stderr=subprocess.STDOUT, text=True)
         )
-    said = [each.communicate(timeout=120)[0] for each in started]
+    said = [each.communicate(timeout=HANG_S)[0] for each in started]
     return [(each.returncode, text) for each, text in zip(started, said, strict=True)]
 
 
 def torchrun(mishap: str, folder: Path, size: int) -> subprocess.CompletedProcess:
     start = ("-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={size}")
     words = [sys.executable, *start, str(SCRIPT), "torch", mishap, str(folder)]
-    return subprocess.run(words, capture_output=True, text=True, env=ENVIRONMENT, timeout=120)
+    return subprocess.run(words, capture_output=True, text=True, env=ENVIRONMENT, timeout=HANG_S)
 
 
 def test_torchrun_with_a_rank_that_sleeps_inside_a_step(tmp_path: Path) -> None:

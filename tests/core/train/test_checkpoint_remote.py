@@ -1,10 +1,10 @@
 """Checkpoints at a URL: retried, at most one on its way, resumed from on a fresh machine."""
 
+import contextlib
 import os
 import random
 import signal
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,6 +12,7 @@ import fsspec
 import numpy as np
 import pytest
 from fsspec.implementations.memory import MemoryFileSystem
+from waiting import HANG_S, until
 
 from sabia.core.errors import BadData, Failed, MissingBackend, UsageError
 from sabia.core.train.checkpoint import Reader, Saver, latest, layout, remote
@@ -41,7 +42,7 @@ class Flaky(MemoryFileSystem):
                 Flaky.failures -= 1
                 raise ConnectionError("connection reset")
             if Flaky.gate is not None:
-                Flaky.gate.wait(20)
+                Flaky.gate.wait(HANG_S)
             Flaky.log.append(path.rpartition("run/")[2])
         return super()._open(path, mode, **settings)
 
@@ -101,9 +102,7 @@ def test_upload_that_fails_for_good_is_said_at_the_next_step(tmp_path: Path, sto
     saver = Saver(tmp_path, URL)
     save(saver, 1)
     with pytest.raises(Failed, match=r"flaky://bucket/run failed for good .*connection reset"):
-        for _ in range(1000):
-            saver.poll()
-            time.sleep(0.01)
+        until(saver.poll)
     assert holds(latest(tmp_path), 1)  # the spool has it
     assert latest(tmp_path / "new", URL) is None
     store.failures = 0
@@ -117,8 +116,7 @@ def test_one_upload_at_a_time_and_the_last_is_not_lost(tmp_path: Path, store) ->
     saver = Saver(tmp_path, URL, keep=1)
     save(saver, 1, 2, 3)  # 1 is on its way, 2 and 3 wait in the spool only
     assert layout.steps(tmp_path) == [3, 2, 1]  # nothing goes before a newer one is uploaded
-    time.sleep(0.02)
-    assert saver.upload_s >= 0.02
+    until(lambda: saver.upload_s >= 0.02)  # it is measured while it goes on
     store.gate.set()
     saver.close()
     folders = {name.partition("/")[0] for name in store.log}
@@ -188,6 +186,13 @@ def test_void_future_goes_there_too(tmp_path: Path) -> None:
     assert layout.steps(tmp_path)[0] == 4
 
 
+def seen(store: Path) -> tuple:
+    """Names and sizes of the files that are there."""
+    with contextlib.suppress(FileNotFoundError):  # one went meanwhile
+        return tuple((path, path.stat().st_size) for path in sorted(store.rglob("*")))
+    return ()
+
+
 def test_killed_while_uploading(tmp_path: Path, capfd) -> None:
     """After each kill the URL gives a whole checkpoint, without a word, to a fresh machine."""
     url, draw, last = f"file://{tmp_path}/store", random.Random(5), 0
@@ -201,7 +206,9 @@ def test_killed_while_uploading(tmp_path: Path, capfd) -> None:
                         saver._wait_for_upload()
             finally:
                 os._exit(1)
-        time.sleep(draw.uniform(0.1, 0.3))
+        states: set[tuple] = set()
+        wanted = draw.randrange(3, 30)  # so many states of the store are seen, then it is killed
+        until(lambda s=states, n=wanted: s.add(seen(tmp_path / "store")) or len(s) >= n)
         os.kill(child, signal.SIGKILL)
         os.waitpid(child, 0)
         found = latest(tmp_path / f"new{life}", url)

@@ -5,11 +5,12 @@ import random
 import resource
 import signal
 import threading
-import time
 from pathlib import Path
 
 import numpy as np
 import pytest
+from interrupted import arm
+from waiting import HANG_S, until
 
 from sabia.core.errors import Failed
 from sabia.core.parallel.launch import World
@@ -48,18 +49,18 @@ def save_for_ever(place: Path) -> None:
 
 
 def test_killed_at_any_moment(tmp_path: Path) -> None:
-    """After each kill the newest checkpoint is whole; over all kills some hit a save midway."""
+    """After each kill, at some file operation, the newest checkpoint is whole; over all kills some
+    hit a save midway."""
     draw, halves, last = random.Random(3), 0, 0
     for _ in range(20):
-        child = os.fork()
+        moment, child = draw.randrange(40), os.fork()
         if not child:
             try:
+                arm("file", moment, "SIGKILL")
                 save_for_ever(tmp_path)
             finally:
                 os._exit(1)
-        time.sleep(draw.uniform(0.02, 0.15))
-        os.kill(child, signal.SIGKILL)
-        os.waitpid(child, 0)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
         halves += any(p.name.startswith(".step") for p in tmp_path.iterdir())
         found = latest(tmp_path)
         last = max(last, found.step if found else 0)
@@ -100,9 +101,7 @@ def test_disk_that_fails_in_the_background_is_said_at_the_next_step(
     saver = Saver(tmp_path)
     saver.save(1, whole(state(1)), {})
     with pytest.raises(Failed, match="Input/output error"):
-        for _ in range(1000):
-            saver.poll()
-            time.sleep(0.01)
+        until(saver.poll)
     monkeypatch.undo()
     saver.save(2, whole(state(2)), {})
     saver.close()
@@ -140,7 +139,7 @@ class Processes:
     """Savers of several processes, run as threads with a real barrier."""
 
     def __init__(self, place: Path, size: int, url: str = "", **settings) -> None:
-        barrier = threading.Barrier(size, timeout=20)
+        barrier = threading.Barrier(size, timeout=HANG_S)
         self.savers = [
             Saver(place, url, world=World(r, size), barrier=lambda: barrier.wait() and None,
                   **settings)
@@ -225,7 +224,7 @@ def test_latest_shares_the_checking(tmp_path: Path, monkeypatch) -> None:
     run.each(lambda saver, _: saver.close())
     file = tmp_path / "step-00000002" / "state-00003-00000.safetensors"
     file.write_bytes(file.read_bytes()[:-1])
-    barrier, said = threading.Barrier(2, timeout=20), [True, True]
+    barrier, said = threading.Barrier(2, timeout=HANG_S), [True, True]
     found: list = [None, None]
 
     def work(_: object, rank: int) -> None:
