@@ -14,6 +14,7 @@ import threading
 import time
 
 from aiohttp import web
+from waiting import HANG_S
 
 Fault = str
 
@@ -22,7 +23,7 @@ class Stub:
     """Use as a context manager; `url` is the base URL."""
 
     def __init__(self, answer=lambda text: f"echo {text}", fault=lambda text, attempt: "",
-                 latency_s=0.0, retry_after_s=1.0, hang_s=30.0, finish="stop"):  # fmt: skip
+                 latency_s=0.0, retry_after_s=1.0, hang_s=HANG_S, finish="stop"):  # fmt: skip
         self.answer, self.fault, self.finish = answer, fault, finish
         self.latency_s, self.retry_after_s, self.hang_s = latency_s, retry_after_s, hang_s
         self.attempts = collections.Counter()
@@ -39,12 +40,12 @@ class Stub:
         self.loop, started = asyncio.new_event_loop(), threading.Event()
         self.thread = threading.Thread(target=self._run, args=(started,), daemon=True)
         self.thread.start()
-        started.wait(10)
+        started.wait(HANG_S)
         return self
 
     def __exit__(self, *_):
         self.loop.call_soon_threadsafe(self.loop.stop)
-        self.thread.join(10)
+        self.thread.join(HANG_S)
 
     def _run(self, started):
         asyncio.set_event_loop(self.loop)

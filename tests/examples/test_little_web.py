@@ -7,6 +7,7 @@ import subprocess
 import sys
 
 import pytest
+from waiting import HANG_S
 
 from sabia.examples.little_web import build_site, records, sums
 from sabia.examples.little_web.pages import render
@@ -36,7 +37,7 @@ def server(site):
 
 
 def get(server: LittleWebServer, path: str) -> tuple[http.client.HTTPResponse, bytes]:
-    connection = http.client.HTTPConnection("127.0.0.1", server.server_address[1], timeout=10)
+    connection = http.client.HTTPConnection("127.0.0.1", server.server_address[1], timeout=HANG_S)
     connection.request("GET", path)
     response = connection.getresponse()
     try:
@@ -166,7 +167,7 @@ def test_command_writes_records_and_serves(tmp_path):
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
     assert "serving" in process.stderr.readline()
     process.terminate()
-    assert process.wait(10) == 0
+    assert process.wait(HANG_S) == 0
     import pyarrow.parquet as pq
 
     from sabia.core.shards import schemas

@@ -11,6 +11,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from waiting import HANG_S
 
 from sabia.core.bench.score_rows import Score
 from sabia.core.errors import BadData
@@ -172,7 +173,7 @@ def environment(tmp_path):
 
 def own_data(environment, *words):
     line = ["bash", str(ROOT / "examples" / "own_data.sh"), *map(str, words)]
-    return subprocess.run(line, env=environment, capture_output=True, text=True, timeout=900)
+    return subprocess.run(line, env=environment, capture_output=True, text=True, timeout=HANG_S)
 
 
 @pytest.mark.slow

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from waiting import HANG_S
 
 ROOT = Path(__file__).parents[2]
 SCRIPT = ROOT / "examples" / "plan_maritaca.sh"
@@ -31,7 +32,7 @@ def ran(tmp_path_factory):
     done = subprocess.run(
         ["bash", str(SCRIPT), str(folder)],
         env=os.environ | {"PATH": path, "COLUMNS": "200"},
-        capture_output=True, text=True, timeout=120, check=False,
+        capture_output=True, text=True, timeout=HANG_S, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     return done.stdout, folder

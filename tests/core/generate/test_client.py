@@ -5,10 +5,10 @@ import json
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
+from waiting import HANG_S, until
 
 from sabia.core.errors import ExitCode, Failed, UsageError
 from sabia.core.generate.budget import BudgetExceeded, load_prices
@@ -94,13 +94,10 @@ def test_waits_as_long_as_asked_and_everybody_does(form):
 
     slow = Stub(fault=fault, retry_after_s=1.0, latency_s=0.05)
     with slow as stub, client(stub, max_concurrency=4) as one:
-        start = time.time()
         responses = one.chat(ask(f"q {i}") for i in range(12))
-        took = time.time() - start
     assert all(r.text for r in responses)
     assert stub.early == 0
     assert stub.early_all <= 3  # only what was already on its way
-    assert took >= 0.9
 
 
 @pytest.mark.parametrize("fault", ["500", "502", "408", "425", "garbage", "no-choices", "reset"])
@@ -112,9 +109,9 @@ def test_transient_faults_are_tried_again(fault):
 
 
 def test_a_hanging_server_is_left_and_asked_again():
-    with Stub(fault=first_attempt("hang")) as stub, client(stub, timeout_s=0.3) as one:
+    with Stub(fault=first_attempt("hang")) as stub, client(stub, timeout_s=1.0) as one:
         (response,) = one.chat([ask("q")])
-    assert response.text == "echo q" and stub.requests == 2
+    assert response.text == "echo q" and stub.requests >= 2
 
 
 @pytest.mark.parametrize("status", [400, 401, 403, 404, 422])
@@ -177,18 +174,23 @@ def test_nobody_listening_is_one_line():
 
 
 def test_a_short_outage_loses_nothing():
-    gone = time.time() + 0.3, time.time() + 1.5
-    fault = lambda text, attempt: "503" if gone[0] < time.time() < gone[1] else ""  # noqa: E731
-    with Stub(fault=fault, latency_s=0.01) as stub, client(stub, backoff_s=0.1) as one:
-        responses = one.chat(ask(f"q {i}") for i in range(700))
+    refused = []
+
+    def fault(text, attempt):
+        if sum(stub.delivered.values()) < 150 or len(refused) == 20:
+            return ""
+        refused.append(text)
+        return "503"
+
+    with Stub(fault=fault, latency_s=0.01) as stub, client(stub) as one:
+        responses = one.chat(ask(f"q {i}") for i in range(400))
     assert all(response.text for response in responses)
     assert set(stub.delivered.values()) == {1}
-    assert stub.requests < 700 + 80
+    assert stub.requests == 400 + 20
 
 
 def test_a_long_outage_ends_the_run():
-    gone = time.time() + 0.3
-    fault = lambda text, attempt: "503" if time.time() > gone else ""  # noqa: E731
+    fault = lambda text, attempt: "503" if sum(stub.delivered.values()) > 20 else ""  # noqa: E731
     with (
         Stub(fault=fault, latency_s=0.01) as stub,
         client(stub, max_tries=100, outage_s=0.5) as one,
@@ -300,14 +302,11 @@ def test_a_killed_run_pays_at_most_for_what_was_in_flight(number, tmp_path):
     with Stub(latency_s=0.05) as stub:
         child = [sys.executable, "-c", CHILD, stub.url, str(tmp_path)]
         first = subprocess.Popen(child, stderr=subprocess.DEVNULL)
-        deadline = time.time() + 20
-        while sum(stub.delivered.values()) < 8 and time.time() < deadline:
-            time.sleep(0.01)
-        sent, start = time.time(), first.send_signal(number)
-        first.wait(10)
-        assert start is None and time.time() - sent < 5 and first.returncode != 0
+        until(lambda: sum(stub.delivered.values()) >= 8, first)
+        first.send_signal(number)
+        assert first.wait(HANG_S) != 0
         paid = sum(stub.delivered.values())
-        subprocess.run(child, check=True, timeout=30)
+        subprocess.run(child, check=True, timeout=HANG_S)
     assert 8 <= paid < 60
     twice = sum(n - 1 for n in stub.delivered.values())
     assert twice <= (2 if number == signal.SIGKILL else 0)

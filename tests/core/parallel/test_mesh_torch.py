@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from training_cases import ENVIRONMENT
+from waiting import HANG_S
 
 pytest.importorskip("torch", reason="the torch backend")
 WORKER = Path(__file__).parents[2] / "support" / "mesh_torch.py"
@@ -45,7 +46,7 @@ def report(size: int, jobs: tuple[str, ...], folder: Path) -> dict:
         )
         for rank in range(size)
     ]
-    said = [process.communicate(timeout=900) for process in started]
+    said = [process.communicate(timeout=HANG_S) for process in started]
     for process, (_, errors) in zip(started, said, strict=True):
         assert process.returncode == 0, errors[-3000:]
     line = next(line for line in said[0][0].splitlines() if line.startswith("REPORT"))

@@ -6,6 +6,7 @@ import sys
 import time
 
 import pytest
+from waiting import until
 
 from sabia.core.errors import BadData, Failed
 from sabia.core.shards.executor import run_tasks
@@ -44,7 +45,7 @@ PARENT = """
 import time
 from sabia.core.shards.executor import run_tasks
 if __name__ == "__main__":
-    done = run_tasks(time.sleep, [(0.01,), (0.01,), (60,)], 2)
+    done = run_tasks(time.sleep, [(0.01,), (0.01,), (3600,)], 2)
     next(done), next(done)
     print("working", flush=True)
     next(done)
@@ -60,10 +61,7 @@ def test_workers_end_when_the_parent_is_killed(tmp_path) -> None:
     assert len(children) >= 2
     parent.kill()
     parent.wait()
-    deadline = time.monotonic() + 5
-    while any(os.path.exists(f"/proc/{child}") for child in children):
-        assert time.monotonic() < deadline, "orphans"
-        time.sleep(0.05)
+    until(lambda: not any(os.path.exists(f"/proc/{child}") for child in children))
 
 
 def _children(pid: int) -> list[str]:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from waiting import HANG_S
 
 from sabia.core.train.checkpoint import Piece, Reader, Saver, latest, layout
 
@@ -49,7 +50,7 @@ def run(place: Path, text: str, *launcher: str) -> None:
     script = place / "case.py"
     script.write_text(text)
     words = [sys.executable, *launcher, str(script), str(place / "checkpoints")]
-    done = subprocess.run(words, capture_output=True, text=True, timeout=240)
+    done = subprocess.run(words, capture_output=True, text=True, timeout=HANG_S)
     assert done.returncode == 0, done.stderr[-3000:]
 
 

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 from training_cases import ENVIRONMENT, Commands, difference, losses, make_tokens, sabia, torchrun
+from waiting import HANG_S
 
 pytest.importorskip("torch", reason="torchrun starts the processes")
 SCRIPT = Path(__file__).parents[2] / "support" / "interrupted.py"
@@ -89,7 +90,7 @@ def together(
         )
         for rank in range(size)
     ]
-    said = [each.communicate(timeout=300)[1] for each in started]
+    said = [each.communicate(timeout=HANG_S)[1] for each in started]
     return [(each.returncode, text) for each, text in zip(started, said, strict=True)]
 
 

@@ -1,9 +1,12 @@
 """Metrics files: one history whatever was killed; speed and MFU by their definitions."""
 
-import time
 from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
 
 from sabia.core.model.precision import PRECISIONS
+from sabia.core.train import telemetry
 from sabia.core.train.peak import measure_peak_flops, peak_dtype
 from sabia.core.train.telemetry import Meter, RunLog, metrics_path, read_rows
 
@@ -33,14 +36,15 @@ def test_each_process_has_its_file(tmp_path: Path) -> None:
     assert [p.name for p in tmp_path.iterdir()] == ["metrics-0003.jsonl"]
 
 
-def test_meter() -> None:
+def test_meter(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [100.0]
+    monkeypatch.setattr(telemetry, "time", SimpleNamespace(monotonic=lambda: now[0]))
     meter = Meter(flops_per_token=10.0, peak_flops_per_s=1e5)
     meter.start()
     meter.tokens += 1000
-    meter.since = time.monotonic() - 2.0
+    now[0] += 2.0
     found = meter.read()
-    assert abs(found["tokens_per_s"] - 500) < 1
-    assert abs(found["mfu"] - 0.05) < 1e-3
+    assert (found["tokens_per_s"], found["mfu"]) == (500.0, 0.05)
     assert meter.tokens == 0
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from update_cases import KINDS, LR, MATRICES, problem, rule
+from waiting import HANG_S
 
 from sabia.core.train.optimizer import OptimizerConfig, Rule, state_parts
 
@@ -270,7 +271,7 @@ class Ring:
     """Two threads that stand for two devices, each holding half of every tensor along `axis`."""
 
     def __init__(self, axis: int) -> None:
-        self.axis, self.slots, self.meet = axis, [None, None], threading.Barrier(2, timeout=30)
+        self.axis, self.slots, self.meet = axis, [None, None], threading.Barrier(2, timeout=HANG_S)
 
     def gather(self, rank: int, x):
         self.slots[rank] = x

@@ -148,7 +148,7 @@ def test_kill_9_leaves_each_page_before_or_after(tmp_path):
         f.release(entry)
         if place == 20:
             print("half", flush=True)
-            import time; time.sleep(60)
+            import time; time.sleep(3600)
         f.commit()
     """
     command = [sys.executable, "-c", textwrap.dedent(code)]
