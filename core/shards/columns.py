@@ -17,6 +17,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from sabia.core import stop
 from sabia.core.errors import BadData
 from sabia.core.shards import schemas
 from sabia.core.shards.named_numbers import keys_of, names_of
@@ -38,6 +39,7 @@ def unified(sources: Sequence[Any], whole: bool = True) -> list[Any]:
     names: set[str] = set()
     extras: dict[str, tuple[pa.DataType, str]] = {}
     for source in sources:
+        stop.check()
         found = _header(source)
         names |= score_names(source, whole, found)
         for field in _others(source, found):
@@ -63,8 +65,11 @@ def score_names(source: Source, whole: bool = True, header: pa.Schema | None = N
         if source.form == "jsonl":
             with source.open() as file:
                 return json_score_names(decompressed(file))
-        columns = (batch.column("scores") for batch in source.raw(["scores"]))
-        return set().union(*(keys_of(column) for column in islice(columns, None if whole else 1)))
+        found: set[str] = set()
+        for batch in islice(source.raw(["scores"]), None if whole else 1):
+            stop.check()
+            found |= keys_of(batch.column("scores"))
+        return found
 
 
 def _header(source: Source) -> pa.Schema:

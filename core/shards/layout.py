@@ -91,7 +91,7 @@ def _move_tokenizer(out: Path) -> None:
         return
     if not after.exists():
         os.rename(before, after)
-        notes.note(f"{before} is now {after}, beside which any reader opens the rows")
+        notes.note(f"moved {before} to {after}")
     elif definition.read_bytes() == (after / "tokenizer.json").read_bytes():
         shutil.rmtree(before)
     else:

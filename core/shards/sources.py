@@ -12,12 +12,14 @@ import io
 import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, BinaryIO
 
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from sabia.core import stop
 from sabia.core.errors import BadData
 from sabia.core.shards import named_numbers, records, schemas
 
@@ -254,7 +256,10 @@ def decompressed(raw: BinaryIO) -> BinaryIO:
 def json_score_names(file: BinaryIO) -> set[str]:
     """The names of all scores in a file of JSON lines; lines without any are not parsed."""
     names: set[str] = set()
-    while line := file.readline(MAX_LINE_BYTES + 1):
+    lines = iter(partial(file.readline, MAX_LINE_BYTES + 1), b"")
+    for number, line in enumerate(lines):
+        if number % TYPING_LINES == 0:
+            stop.check()
         if b'"scores"' not in line:
             continue
         try:
@@ -262,7 +267,8 @@ def json_score_names(file: BinaryIO) -> set[str]:
         except ValueError:
             continue  # the line is rejected when it is read
         scores = row.get("scores") if isinstance(row, dict) else None
-        names.update(scores if isinstance(scores, dict) else ())
+        pairs = scores.items() if isinstance(scores, dict) else ()
+        names.update(name for name, number in pairs if number is not None)
     return names
 
 

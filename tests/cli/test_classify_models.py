@@ -48,7 +48,7 @@ def answer(text: str) -> str:
 
 def scores(path: Path, name: str) -> np.ndarray:
     rows = pq.read_table(path).column("scores").to_pylist()
-    return np.array([dict(row).get(name, np.nan) for row in rows])
+    return np.array([dict(row).get(name, np.nan) for row in rows], float)
 
 
 def test_train_and_score(world: Path) -> None:
