@@ -47,16 +47,19 @@ from sabia.core.recipes.grpo_report import TALLIES, Table, metrics_row, tallies
 from sabia.core.recipes.grpo_sampling import Sampler, open_grader
 from sabia.core.recipes.metric_rows import write_metric_rows
 from sabia.core.recipes.model_source import load_fp32
+from sabia.core.shards.dry_run import DryRun
 from sabia.core.shards.inputs import open_inputs
 from sabia.core.shards.job import Job
 from sabia.core.shards.layout import adopt
 from sabia.core.shards.rejects import Rejects, reject_path
 from sabia.core.shards.sources import Source
 from sabia.core.spec import ModelSpec, load_spec, parameter_count
+from sabia.core.spec.count import training_flops_per_token
 from sabia.core.spec.model import check_predicts
 from sabia.core.text.tokenizer import Tokenizer, load_tokenizer
 from sabia.core.train import checkpoint
 from sabia.core.train.losses_grpo import grpo_loss
+from sabia.core.train.peak import measure_peak_flops
 from sabia.core.train.run_directory import RunDirectory
 from sabia.core.train.schedule import learning_rate
 from sabia.core.train.stepper import Stepper, make_stepper, weight_names
@@ -90,7 +93,7 @@ def run(job: Job, options: GrpoOptions) -> None:
     with open_grader(options) as grader:
         prompts = _prompts(job, options, spec, sources, grader, world)
         if job.dry_run:
-            _describe(spec, prompts, options)
+            _describe(job, spec, prompts, options)
             return
         lock = directory.locked() if world.leads else contextlib.nullcontext()
         with lock, launch.join_torch(world):
@@ -122,13 +125,29 @@ def _prompts(
         return read(rejects.add)
 
 
-def _describe(spec: ModelSpec, prompts: list[Prompt], options: GrpoOptions) -> None:
-    samples = options.prompts * options.group
-    print(f"parameters: {parameter_count(spec):,}")
-    print(f"prompts: {len(prompts):,}, the longest of {max(len(p.ids) for p in prompts):,} tokens")
-    print(f"steps: {options.steps:,} of {options.prompts} prompts x {options.group} samples")
-    print(f"samples: {samples * options.steps:,} of at most {options.max_new_tokens} tokens")
-    print(f"epochs: {options.steps * options.prompts / len(prompts):.2f}")
+def _describe(job: Job, spec: ModelSpec, prompts: list[Prompt], options: GrpoOptions) -> None:
+    n, samples = parameter_count(spec), options.prompts * options.group * options.steps
+    longest = max(len(p.ids) for p in prompts)
+    length = longest + options.max_new_tokens
+    flops = samples * length * (training_flops_per_token(spec, length, "causal") * 4 / 3)
+    peak = measure_peak_flops("torch", options.precision)
+    DryRun(
+        job.command,
+        reads=[{"name": name, "bytes": None} for name in job.inputs or ("stdin",)],
+        writes=[{"path": str(job.out), "action": "write", "from": "the run"}],
+        cpu_seconds=flops / peak,
+        memory_bytes=n * training.STATE_BYTES_PER_PARAMETER,
+        bytes_written=n * (12 * options.keep_checkpoints + 4),
+        figures={
+            "parameters": f"{n:,}",
+            "prompts": f"{len(prompts):,}, the longest of {longest:,} tokens",
+            "steps": f"{options.steps:,} of {options.prompts} prompts x {options.group} samples",
+            "samples": f"{samples:,} of at most {options.max_new_tokens} tokens",
+            "epochs": f"{options.steps * options.prompts / len(prompts):.2f}",
+        },
+        basis=f"{flops:.3g} FLOPs at most, sampling included, at {peak:.3g} FLOP/s of one device "
+        "(products alone), 16 bytes of state a parameter without activations and samples",
+    ).show(job)
 
 
 def _train(
@@ -155,10 +174,11 @@ def _train(
         policy.export(directory.final)
         directory.finish(identity, **figures)
         took = units.format_duration(figures["seconds"])
-        notes.note(
+        line = (
             f"{figures['step']:,} steps, {figures['samples']:,} samples, reward "
             f"{figures['reward_first']:.3f} → {figures['reward']:.3f} ({took}) → {directory.final}"
         )
+        notes.summarize(line, dict(figures) | {"final": str(directory.final)})
     launch.barrier(world, "torch", "end")
 
 

@@ -43,6 +43,7 @@ from sabia.core.recipes.training_options import (
     schedule_config,
     step_count,
 )
+from sabia.core.shards.dry_run import DryRun
 from sabia.core.shards.job import Job
 from sabia.core.shards.order import DataOrder
 from sabia.core.spec import ModelSpec, parameter_count, training_flops_per_token
@@ -65,6 +66,7 @@ from sabia.core.train.tracking import Tracker, open_sink, parse_services
 
 FLOP_CONVENTION: Literal["causal"] = "causal"
 STATE_BYTES_PER_PARAMETER = 16  # fp32 parameter, gradient, two moments
+CHECKPOINT_BYTES_PER_PARAMETER = 12  # fp32 parameter, two moments
 
 
 @dataclass(frozen=True)
@@ -190,7 +192,7 @@ def describe_plan(task: Task, plan: Plan, mesh: str) -> dict[str, str]:
         f"({plan.batch_rows * plan.row_length:,} tokens)",
         "tokens": f"{plan.tokens:,}",
         "FLOPs": f"{flops:.3g} ({plan.flops_per_token:.3g} a token, {FLOP_CONVENTION})",
-        "memory": f"{units.format_bytes(state // split)} of state on each device, and activations",
+        "state": f"{units.format_bytes(state // split)} on each device, and activations",
         "warm-up, decay": f"{plan.schedule.warmup:,}, {plan.schedule.decay:,} steps",
         **task.about,
     }
@@ -221,8 +223,7 @@ def train(
     """`run` with nothing on stdout but the plan of a dry run."""
     plan = make_plan(task, options, job.seed)
     if job.dry_run:
-        for name, value in describe_plan(task, plan, job.mesh).items():
-            print(f"{name}: {value}")
+        _dry_run(job, task, options, plan, directory)
         return
     lock = directory.locked() if world.leads else contextlib.nullcontext()
     guard = Guard(
@@ -242,6 +243,26 @@ def train(
             directory.finish(identity, **figures)
             _say_end(figures, directory)
         launch.barrier(world, job.backend, "end")
+
+
+def _dry_run(job: Job, task: Task, options: Training, plan: Plan, directory: RunDirectory) -> None:
+    """Show the plan of a run; time is that of the products alone at the rate measured here."""
+    n, flops = parameter_count(task.spec), plan.tokens * plan.flops_per_token
+    peak = options.peak_flops or measure_peak_flops(job.backend, options.precision)
+    shown = DryRun(
+        job.command,
+        reads=[{"name": name, "bytes": None} for name in job.inputs or ("stdin",)],
+        writes=[{"path": str(directory.path), "action": "write", "from": "the run"}],
+        cpu_seconds=flops / peak,
+        memory_bytes=n * STATE_BYTES_PER_PARAMETER,
+        bytes_written=options.keep_checkpoints * n * CHECKPOINT_BYTES_PER_PARAMETER
+        + n * (4 if options.export_dtype == "float32" else 2),
+        figures=describe_plan(task, plan, job.mesh),
+        basis=f"{flops:.3g} FLOPs at {peak:.3g} FLOP/s of one device (products alone), "
+        f"{STATE_BYTES_PER_PARAMETER} bytes of state a parameter without activations, "
+        f"{options.keep_checkpoints} checkpoints and final/",
+    )
+    shown.show(job)
 
 
 def _digest(identity: Mapping[str, Any]) -> str:
@@ -442,4 +463,5 @@ def _say_end(figures: Mapping[str, Any], directory: RunDirectory) -> None:
     said += [f"{name.replace('_', ' ')} {figures[name]:.4f}"
              for name in ("loss", "validation_loss") if name in figures]  # fmt: skip
     took = units.format_duration(figures["seconds"])
-    notes.note(f"{', '.join(said)} ({took}) → {directory.final}")
+    line = f"{', '.join(said)} ({took}) → {directory.final}"
+    notes.summarize(line, dict(figures) | {"final": str(directory.final)})

@@ -163,7 +163,9 @@ def test_stdin_and_dry_run(made: Path, tmp_path: Path) -> None:
             words, stdin=cat.stdout, capture_output=True, env=ENVIRONMENT, text=True
         )
     assert done.returncode == 0, done.stderr
-    said = dict(line.split(": ", 1) for line in done.stdout.splitlines())
+    lines = [line for line in done.stdout.splitlines() if ": " in line]
+    said = dict(line.split(": ", 1) for line in lines)
+    assert said["CPU time"].startswith("about ") and said["memory"].startswith("about ")
     assert said["steps"] == "15 of 8 rows (256 tokens)"
     assert said["tokens"] == f"{15 * 8 * LENGTH:,}"
     assert said["epochs"] == "web 1.88, books 1.88"
