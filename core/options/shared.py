@@ -2,7 +2,7 @@
 
 from typing import ClassVar
 
-from sabia.core.options.option import changed, choice, integer, several, switch, text
+from sabia.core.options.option import changed, choice, integer, quantity, several, switch, text
 from sabia.core.options.table import Options
 
 
@@ -80,6 +80,11 @@ class Rows(Inputs, Output, Workers, Seeded, Redo, Call, group="Input and output"
         "Directory of rejected rows, with the reason", "PATH", default=None, recorded=False,
         unset="beside the output",
     )  # fmt: skip
+    max_rejects: float | None = quantity(
+        "share", "Exit with 3 when more than this share of rows is rejected", recorded=False,
+        unset="any share",
+    )  # fmt: skip
+    """The rows that could be used are written all the same."""
     stats: str | None = text(
         "Write run statistics as JSON (- for stderr)", "FILE", default=None, recorded=False,
     )  # fmt: skip

@@ -18,6 +18,7 @@ class Job:
     out: str | None = None
     to: str = "parquet"  # format of stdout: parquet, arrow or jsonl
     rejects: str | None = None
+    max_rejects: float | None = None  # share of the rows
     jobs: int = 1
     shard: tuple[int, int] | None = None  # (index from 0, count)
     force: bool = False

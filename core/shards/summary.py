@@ -6,6 +6,7 @@ import sys
 from dataclasses import asdict, dataclass, field
 
 from sabia.core import notes, units
+from sabia.core.errors import Infeasible
 from sabia.core.progress import waited_s
 from sabia.core.shards.atomic import write_atomic
 from sabia.core.shards.job import Job
@@ -38,7 +39,7 @@ class Summary:
         self.reject_path = self.reject_path or other.reject_path
 
     def report(self, job: Job, next_step: str = "") -> None:
-        """Print the figures to stderr and write them to `--stats`."""
+        """Print the figures to stderr and write them to `--stats`; Infeasible past --max-rejects."""
         parts = [f"{self.rows_in:,} rows in", f"{self.rows_out:,} out"]
         shown = sorted(item for item in self.counters.items() if "[" not in item[0])
         parts += [f"{name} {value:,.6g}" for name, value in shown]
@@ -56,6 +57,13 @@ class Summary:
         if job.stats and not self._stale(job.stats):
             text = json.dumps({"command": job.command} | asdict(self)) + "\n"
             sys.stderr.write(text) if job.stats == "-" else write_atomic(job.stats, text)
+
+        allowed = None if job.max_rejects is None else job.max_rejects * self.rows_in
+        if allowed is not None and self.rejected > allowed:
+            raise Infeasible(
+                f"--max-rejects: {self.rejected:,} of {self.rows_in:,} rows were rejected "
+                f"(expected at most {job.max_rejects:.2%}); the reasons are in {self.reject_path}"
+            )
 
     def _stale(self, path: str) -> bool:
         """True where nothing was done again: figures of the run that did it are worth more."""

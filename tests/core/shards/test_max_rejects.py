@@ -1,0 +1,36 @@
+"""`--max-rejects`: a gate on the share of rows that could not be used."""
+
+import json
+from pathlib import Path
+
+import pyarrow.parquet as pq
+import pytest
+
+from sabia.core.errors import Infeasible
+from sabia.core.shards.job import Job
+from sabia.core.shards.mapping import run_map
+
+
+def kept(tmp_path: Path, share: float | None) -> int:
+    """Rows written of four lines, one of which is no document."""
+    lines = [json.dumps({"text": f"Page {n}."}) for n in range(3)]
+    source, out = tmp_path / "in.jsonl", tmp_path / "out.parquet"
+    source.write_text("\n".join([*lines, "no JSON"]) + "\n")
+    job = Job("rewrite", inputs=(str(source),), out=str(out), max_rejects=share, force=True)
+    try:
+        run_map(job, lambda batches, _context: batches)
+    finally:
+        rows = pq.read_metadata(out).num_rows
+    return rows
+
+
+@pytest.mark.parametrize("share", [None, 0.25, 1.0])
+def test_a_share_that_is_allowed_passes(tmp_path: Path, share: float | None) -> None:
+    assert kept(tmp_path, share) == 3
+
+
+@pytest.mark.parametrize("share", [0.0, 0.24])
+def test_a_larger_share_is_a_red_gate(tmp_path: Path, share: float) -> None:
+    with pytest.raises(Infeasible, match="--max-rejects: 1 of 4 rows"):
+        kept(tmp_path, share)
+    assert pq.read_metadata(tmp_path / "out.parquet").num_rows == 3
