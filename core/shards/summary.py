@@ -39,7 +39,7 @@ class Summary:
         self.reject_path = self.reject_path or other.reject_path
 
     def report(self, job: Job, next_step: str = "") -> None:
-        """Print the figures to stderr and write them to `--stats`; Infeasible past --max-rejects."""
+        """Print the figures to stderr, write them to `--stats`; Infeasible past --max-rejects."""
         parts = [f"{self.rows_in:,} rows in", f"{self.rows_out:,} out"]
         shown = sorted(item for item in self.counters.items() if "[" not in item[0])
         parts += [f"{name} {value:,.6g}" for name, value in shown]
