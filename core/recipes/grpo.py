@@ -48,7 +48,7 @@ from sabia.core.recipes.metric_rows import write_metric_rows
 from sabia.core.recipes.model_source import load_fp32, model_fingerprint
 from sabia.core.shards.inputs import open_inputs
 from sabia.core.shards.job import Job
-from sabia.core.shards.layout import adopt
+from sabia.core.shards.layout import adopt_rejects
 from sabia.core.shards.rejects import Rejects, reject_path
 from sabia.core.shards.sources import Source
 from sabia.core.spec import ModelSpec, load_spec, parameter_count
@@ -117,7 +117,7 @@ def _prompts(
     read = partial(read_prompts, sources, load_tokenizer(config.model), grader, longest)
     if job.dry_run or not world.leads:
         return read(lambda *_: None)
-    adopt(job)
+    adopt_rejects(job)
     with Rejects(reject_path(job)) as rejects:
         return read(rejects.add)
 

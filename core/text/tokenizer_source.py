@@ -40,18 +40,18 @@ def obtain_tokenizer(
     None on a dry run that would make one. Raises UsageError where there is nowhere to save it, or
     where a slice of the input would make it.
     """
-    from sabia.core.shards.layout import adopt, check_outside
+    from sabia.core.shards.layout import adopt_tokenizer, check_outside
 
     beside = _beside(job)
     check_outside(job, config.save_tokenizer, "--save-tokenizer")
     if config.tokenizer:
         tokenizer, extension = load_tokenizer(config.tokenizer), load_extension(config.tokenizer)
-        adopt(job)
+        adopt_tokenizer(job)
         place = config.save_tokenizer or (beside if job.to_directory else "")
         if place and not job.dry_run:
             _keep(tokenizer, place, extension)
         return with_end(tokenizer), place or config.tokenizer
-    adopt(job)
+    adopt_tokenizer(job)
     place = config.save_tokenizer or beside
     if not place:
         raise UsageError("nowhere to keep the trained tokenizer; give --save-tokenizer DIR")

@@ -88,7 +88,9 @@ def test_a_directory_and_workers_give_the_same(folder: Path) -> None:
         "d0", "d3", "d6"]  # fmt: skip
 
 
-def test_an_array_gives_the_parts_of_one_job(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_array_gives_the_parts_of_one_job(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     call("dedup", "in", "--decontaminate", "quiz.toml", "-o", "one")
     for task in range(2):
         for name, value in (("ID", task), ("COUNT", 2), ("MIN", 0), ("STEP", 1)):
