@@ -50,7 +50,7 @@ from sabia.core.recipes.model_source import load_fp32
 from sabia.core.shards.dry_run import DryRun
 from sabia.core.shards.inputs import open_inputs
 from sabia.core.shards.job import Job
-from sabia.core.shards.layout import adopt
+from sabia.core.shards.layout import adopt_rejects
 from sabia.core.shards.rejects import Rejects, reject_path
 from sabia.core.shards.sources import Source
 from sabia.core.spec import ModelSpec, load_spec, parameter_count
@@ -120,7 +120,7 @@ def _prompts(
     read = partial(read_prompts, sources, load_tokenizer(options.model), grader, longest)
     if job.dry_run or not world.leads:
         return read(lambda *_: None)
-    adopt(job)
+    adopt_rejects(job)
     with Rejects(reject_path(job)) as rejects:
         return read(rejects.add)
 

@@ -10,7 +10,7 @@ from typing import Any
 from sabia.core import notes
 from sabia.core.parallel.launch import World
 from sabia.core.shards.job import Job
-from sabia.core.shards.layout import adopt
+from sabia.core.shards.layout import adopt_rejects
 from sabia.core.shards.rejects import Rejects, reject_path
 
 RejectRow = Callable[[dict[str, Any], str, str], None]  # (row, reason, shard)
@@ -33,7 +33,7 @@ def opened_rejects(job: Job, world: World, what: str) -> Iterator[Rejects | Reje
     path = reject_path(job)
     writes = world.leads and not job.dry_run
     if writes:
-        adopt(job)
+        adopt_rejects(job)
     with Rejects(path) if writes else contextlib.nullcontext(RejectCount()) as rejects:
         yield rejects
         if rejects.count:

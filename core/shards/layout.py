@@ -12,6 +12,7 @@ import contextlib
 import json
 import os
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import pyarrow as pa
@@ -51,17 +52,29 @@ def check_outside(job: Job, path: str | None, flag: str) -> None:
 
 
 def adopt(job: Job) -> None:
-    """Move what an earlier version put into the job's output directory; local directories only.
+    """Move the manifest and the rejects that an earlier version put into the output directory.
 
     Several tasks of an array may do it at the same time: what another has moved is left alone.
     """
+    adopt_rejects(job)
+    _move(job, _move_manifest)
+
+
+def adopt_rejects(job: Job) -> None:
+    """Move only the rejects, for directories that hold more than rows."""
+    _move(job, _move_rejects)
+
+
+def adopt_tokenizer(job: Job) -> None:
+    """Move the tokenizer of token rows."""
+    _move(job, _move_tokenizer)
+
+
+def _move(job: Job, what: Callable[[Path], None]) -> None:
     out = Path(str(job.out))
-    if not job.to_directory or job.dry_run or "://" in str(job.out) or not out.is_dir():
-        return
-    with contextlib.suppress(FileNotFoundError):
-        _move_tokenizer(out)
-        _move_rejects(out)
-        _move_manifest(out)
+    if job.to_directory and not job.dry_run and "://" not in str(job.out) and out.is_dir():
+        with contextlib.suppress(FileNotFoundError):
+            what(out)
 
 
 def name_shards(job: Job) -> None:

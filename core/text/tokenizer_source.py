@@ -41,19 +41,19 @@ def obtain_tokenizer(
     None on a dry run that would make one. Raises UsageError where there is nowhere to save it, or
     where a slice of the input would make it.
     """
-    from sabia.core.shards.layout import adopt, check_outside
+    from sabia.core.shards.layout import adopt_tokenizer, check_outside
 
     beside = _beside(job)
     check_outside(job, options.save_tokenizer, "--save-tokenizer")
     if options.tokenizer:
         tokenizer = load_tokenizer(options.tokenizer, "--tokenizer")
         extension = load_extension(options.tokenizer)
-        adopt(job)
+        adopt_tokenizer(job)
         place = options.save_tokenizer or (beside if job.to_directory else "")
         if place and not job.dry_run:
             _keep(tokenizer, place, extension)
         return with_end(tokenizer), place or options.tokenizer
-    adopt(job)
+    adopt_tokenizer(job)
     place, wanted = options.save_tokenizer or beside, target(options)
     if not place:
         raise UsageError("nowhere to keep the trained tokenizer; give --save-tokenizer DIR")

@@ -15,6 +15,8 @@ import pyarrow.parquet as pq
 import pytest
 from readers import check_names, read_by_all
 
+from sabia.core.recipes.model_source import find_tokenizer
+from sabia.core.shards.inputs import from_path
 from sabia.core.shards.named_numbers import as_dict, type_of
 
 SABIA = [sys.executable, "-m", "sabia.cli.main"]
@@ -165,11 +167,29 @@ def test_a_directory_of_an_earlier_version_goes_on(documents: Path, tmp_path: Pa
     os.rename(out / "_tokenizer", out / "tokenizer")
     os.rename(out / "_manifest.json", out / "manifest.json")
     os.rename(f"{out}.rejects", out / "rejects")
+    assert place_of_tokenizer(out) == str(out / "tokenizer")
+    planned = sabia(*words, "-o", out, "--dry-run").stdout.decode().splitlines()
+    assert [line.split()[0] for line in planned] == ["keep"] * 4
     done = sabia(*words, "-o", out)
     assert b"4 shards already done" in done.stderr and b"already trained" in done.stderr
     assert stamps == {path: path.stat().st_mtime_ns for path in out.glob("part-*.parquet")}
     check_names(out)
     assert pq.read_table(out).equals(rows) and pq.read_table(f"{out}.rejects").num_rows == 1
+    assert place_of_tokenizer(out) == str(out / "_tokenizer")
+    wrong = sabia("tokenize", documents, "--tokenizer", out / "tokenizer", "-o", tmp_path / "o",
+                  check=False)  # fmt: skip
+    assert wrong.returncode == 2 and f"there is {out}/_tokenizer".encode() in wrong.stderr
+
+
+def place_of_tokenizer(rows: Path) -> str:
+    """Where a trainer finds the tokenizer of token rows, also of rows that were moved."""
+    moved = rows.with_name("moved")
+    os.rename(rows, moved)
+    sources = from_path(str(moved), "tokens")
+    assert len(sources) == 4
+    found = find_tokenizer("", "", sources)
+    os.rename(moved, rows)
+    return found.replace(str(moved), str(rows))
 
 
 def test_a_killed_run_leaves_whole_shards_and_goes_on(tmp_path: Path) -> None:

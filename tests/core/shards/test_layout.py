@@ -14,7 +14,7 @@ import pytest
 from sabia.core.errors import UsageError
 from sabia.core.shards import run_map
 from sabia.core.shards.job import Job
-from sabia.core.shards.layout import adopt
+from sabia.core.shards.layout import adopt_rejects, adopt_tokenizer
 from sabia.core.shards.named_numbers import MAP
 from sabia.core.shards.rejects import SCHEMA, reject_path
 
@@ -39,8 +39,6 @@ def job(tmp_path: Path) -> Job:
 def as_before(out: Path) -> None:
     """What earlier versions put beside shards, and a shard with scores as a map."""
     (out / "rejects").mkdir(parents=True)
-    (out / "tokenizer").mkdir()
-    (out / "tokenizer" / "tokenizer.json").write_text("{}")
     (out / "manifest.json").write_text(json.dumps({"command": "classify", "shards": []}))
     for part in range(2):
         rows = pa.table({"text": ["old"], "scores": pa.array([[("a", 1.0)]], MAP)})
@@ -65,7 +63,7 @@ def test_a_directory_of_an_earlier_version_is_made_over(job: Job, tmp_path: Path
     as_before(tmp_path / "out")
     assert run_map(job, refuse_empty).shards_done == 2
     assert names(tmp_path / "out") == {
-        "part-00000.parquet", "part-00001.parquet", "_manifest.json", "_tokenizer",
+        "part-00000.parquet", "part-00001.parquet", "_manifest.json",
     }  # fmt: skip
     kept = pq.read_table(tmp_path / "out.rejects").column("reason").to_pylist()
     assert kept == ["empty text", "empty text", "why"]  # that of part 7, of no shard of this run
@@ -79,20 +77,36 @@ def test_a_dry_run_moves_nothing(job: Job, tmp_path: Path) -> None:
     assert sorted(tmp_path.rglob("*")) == before
 
 
-def test_only_what_is_ours_is_moved(job: Job, tmp_path: Path, capfd) -> None:
+def test_only_what_is_ours_is_moved(job: Job, tmp_path: Path) -> None:
     out = tmp_path / "out"
     as_before(out)
     (out / "manifest.json").write_text(json.dumps({"somebody": "else's"}))
-    (out / "_tokenizer").mkdir()
-    (out / "_tokenizer" / "tokenizer.json").write_text('{"another": 1}')
     pq.write_table(pa.table({"text": ["mine"]}), out / "rejects" / "part-00003.parquet")
     run_map(job, refuse_empty)
-    assert names(out) >= {"manifest.json", "tokenizer", "rejects"}
+    assert names(out) >= {"manifest.json", "rejects"}
     assert names(out / "rejects") == {"part-00003.parquet"}
-    assert "lies among the shards" in capfd.readouterr().err
-    (out / "_tokenizer" / "tokenizer.json").write_text("{}")
-    adopt(job)
-    assert "tokenizer" not in names(out) and "_tokenizer" in names(out)
+
+
+def test_a_trainer_moves_rejects_alone(job: Job, tmp_path: Path) -> None:
+    as_before(tmp_path / "out")
+    adopt_rejects(job)
+    assert names(tmp_path / "out") >= {"manifest.json", "part-00000.parquet"}
+    assert names(tmp_path / "out.rejects") == {"part-00000.parquet", "part-00007.parquet"}
+
+
+def test_a_tokenizer_moves_unless_another_is_there(job: Job, tmp_path: Path, capfd) -> None:
+    before, after = tmp_path / "out" / "tokenizer", tmp_path / "out" / "_tokenizer"
+    for folder, text in ((before, "{}"), (after, '{"another": 1}')):
+        folder.mkdir(parents=True)
+        (folder / "tokenizer.json").write_text(text)
+    adopt_tokenizer(job)
+    assert before.exists() and "lies among the shards" in capfd.readouterr().err
+    (after / "tokenizer.json").write_text("{}")
+    adopt_tokenizer(job)
+    assert not before.exists() and after.exists()
+    after.rename(before)
+    adopt_tokenizer(job)
+    assert not before.exists() and (after / "tokenizer.json").read_text() == "{}"
 
 
 @pytest.mark.parametrize("place", ["out/rejects", "out/sub/_r", "out"])
