@@ -27,7 +27,7 @@ from sabia.core.parallel.launch import World
 from sabia.core.parallel.mesh import Mesh, make_mesh
 from sabia.core.spec import from_config, new_config
 from sabia.core.train.losses import next_token_loss
-from sabia.core.train.optimizer import KINDS, OptimizerConfig
+from sabia.core.train.optimizer import BETAS, OptimizerConfig
 from sabia.core.train.stepper import from_arrays, make_stepper
 
 STEPS = 20
@@ -149,7 +149,7 @@ def packed(kind: str, mesh: str, world: World) -> list[float]:
 def updates(kind: str, mesh: str, world: World) -> dict[str, float]:
     """Ten updates by given gradients on a mesh and on one device, by every optimizer."""
     report = {}
-    for name in KINDS:
+    for name in BETAS:
         config = OptimizerConfig(name=name, soap_every=3)
         one = stepper(kind, make_mesh(mesh, world.size), world, optimizer=config)
         alone = stepper(kind, Mesh(), World(), optimizer=config)
