@@ -6,8 +6,6 @@ kept. Reading merges all segments; a last line without its line end (its writer 
 writing) is not there yet. The index holds places, not replies: about 200 bytes a call.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import threading

@@ -7,8 +7,6 @@ knows nothing of it. B starts at zero, so training starts from the model itself.
 would make an update depend on more than (seed, step), and the paper's gains do not rest on it.
 """
 
-from __future__ import annotations
-
 import math
 import re
 from dataclasses import dataclass, replace

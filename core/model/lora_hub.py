@@ -5,8 +5,6 @@ their whole path; we write last names where they mean the same, so that other pr
 read them as well. What an adapter may ask for beyond plain LoRA is refused by name.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import re

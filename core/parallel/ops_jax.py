@@ -8,8 +8,6 @@ and the results are summed and scattered back: exact and with static shapes, at 
 for the worst case (all tokens at one device's experts), which `ragged_dot` does not multiply.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial

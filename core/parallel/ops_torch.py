@@ -8,8 +8,6 @@ region; where its inputs do, its output leaves it (Megatron-LM, arXiv 1909.08053
 like any others, and are gathered, entered and left by name.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any

@@ -6,8 +6,6 @@ then expert; `base.dispatch` groups it by expert, and the way back is the same i
 is computed once, so the expert's gradient holds the tokens of all processes along `expert`.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 

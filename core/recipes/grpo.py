@@ -7,8 +7,6 @@ policy is the trainer's own, and the journal keeps finished samples; so a run th
 anywhere ends with the weights of one that was not. Source: arXiv 2402.03300, 2503.14476.
 """
 
-from __future__ import annotations
-
 import contextlib
 import time
 from collections.abc import Mapping, Sequence

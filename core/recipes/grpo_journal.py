@@ -7,8 +7,6 @@ reads back what is there and makes only the rest, so a preemption costs no finis
 biases a step towards short ones). Verdicts of a judge are kept by the client's own cache.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

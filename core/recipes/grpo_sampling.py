@@ -4,8 +4,6 @@ A sample is named by (seed, step, prompt, number); what the journal holds of a s
 there and only the rest is made.
 """
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass

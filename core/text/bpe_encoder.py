@@ -11,12 +11,12 @@ import unicodedata
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import numpy as np
+import pyarrow as pa
+
 from sabia.core.text.bpe_tables import compile_tables
 
 if TYPE_CHECKING:
-    import numpy as np
-    import pyarrow as pa
-
     from sabia.core.text.tokenizer import Tokenizer
     from sabia.kernels.bpe import Cache
 
@@ -57,8 +57,6 @@ class KernelEncoder:
 
     def _unsure(self, texts: pa.Array, unsure: np.ndarray) -> _Special:
         """The documents among the unsure ones that the library has to encode, and their ids."""
-        import numpy as np
-
         skip = unsure.copy()
         rows = np.flatnonzero(unsure)
         found = []
@@ -90,8 +88,6 @@ def _spliced(
     ids: np.ndarray, lengths: np.ndarray, special: _Special, end_id: int
 ) -> tuple[np.ndarray, np.ndarray]:
     """Puts the ids of the library where its documents stand."""
-    import numpy as np
-
     end = np.array([end_id] if end_id >= 0 else [], np.int32)
     rows = np.flatnonzero(special.skip)
     pieces, at = [], 0

@@ -15,6 +15,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 if TYPE_CHECKING:
     from sabia.core.text.tokenizer import Tokenizer
     from sabia.kernels.bpe import Splitting, Tables, Trie
@@ -125,8 +127,6 @@ def split_pattern(step: dict[str, Any]) -> str | None:
 
 def np_int32(values: Sequence[int]) -> Any:
     """int32[n]."""
-    import numpy as np
-
     return np.array(values, np.int32)
 
 
@@ -189,8 +189,6 @@ def _parts(steps: Sequence[dict[str, Any]]) -> tuple[int, bool]:
 
 
 def _pairs(merges: Sequence[Any], vocab: dict[str, int]) -> Any:
-    import numpy as np
-
     from sabia.kernels.bpe import pair_table
 
     pairs = [m.split(" ") if isinstance(m, str) else m for m in merges]

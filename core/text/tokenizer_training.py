@@ -10,8 +10,6 @@ in the order of a randomly seeded hash table. Sennrich et al. 2016 (arXiv 1508.0
 (arXiv 1804.10959, Unigram); Kudo and Richardson 2018 (arXiv 1808.06226, byte fallback).
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterable, Sequence
 from typing import Any

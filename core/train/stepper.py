@@ -6,8 +6,6 @@ global weight once, clips by the global norm and updates. A batch without weight
 gradient that is not finite, updates nothing. Every process gives its own rows of the global batch.
 """
 
-from __future__ import annotations
-
 from collections import ChainMap
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass

@@ -7,8 +7,6 @@ not of what a disk gave back: 128-bit XXH3 (xxhash.com; not cryptographic, 10 GB
 makes 0.8), in the 32 digits of its canonical form.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain
