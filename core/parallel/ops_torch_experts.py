@@ -56,9 +56,7 @@ class Exchange:
         )
         return rows, Travel(plan, leaving, coming, grouped, numbers.sort().values)
 
-    def grouped_matmul(
-        self, rows: Tensor, weight: Tensor, plan: Any, *, name: str | None = None
-    ) -> Tensor:
+    def grouped_matmul(self, rows: Tensor, weight: Tensor, plan: Any, *, name: str = "") -> Tensor:
         """The products alone; see Ops.grouped_matmul."""
         if self.size == 1:
             return self.base.grouped_matmul(rows, weight, plan, name=name)
