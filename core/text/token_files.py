@@ -17,17 +17,17 @@ from typing import Any
 
 import pyarrow as pa
 
-from sabia.core import notes, stop
+from sabia.core import notes
 from sabia.core.errors import UsageError
+from sabia.core.progress import Bar
 from sabia.core.shards import manifest, schemas
 from sabia.core.shards.atomic import atomic_path, write_atomic
 from sabia.core.shards.executor import run_tasks
 from sabia.core.shards.job import Job
 from sabia.core.shards.layout import adopt
-from sabia.core.shards.mapping import ShardContext
+from sabia.core.shards.mapping import ShardContext, counted, our_shards
 from sabia.core.shards.outputs import ArrowRows
 from sabia.core.shards.rejects import Rejects, reject_path
-from sabia.core.shards.slices import slurm_slice
 from sabia.core.shards.sources import Source
 from sabia.core.shards.summary import Summary
 from sabia.core.text.encoding import Encoder
@@ -69,8 +69,7 @@ def write(plan: Plan, sources: Sequence[Source]) -> Summary:
     job = plan.job
     if not job.to_directory or "://" in str(job.out):
         raise UsageError(f"--format {plan.form} writes a local directory; give -o DIR")
-    first, step = job.shard or slurm_slice() or (0, 1)
-    ours = range(first, len(sources), step)
+    ours = our_shards(job, len(sources))
     if job.dry_run:
         for part in ours:
             print(f"write {plan.record(part)} from {sources[part].name}")
@@ -93,7 +92,7 @@ def _one_part(plan: Plan, source: Source, part: int) -> Summary:
     summary = Summary(shards_done=1)
     with Rejects(reject_path(plan.job, part)) as rejects:
         context = ShardContext(part, source.name, rejects)
-        batches = _counted(source, context, summary)
+        batches = counted(source, context, summary, Bar())
         write_part = {"arrow": _arrow, "megatron": _megatron}[plan.form]
         summary.rows_out = write_part(plan, batches, context, part)
     summary.counters = dict(context.counters)
@@ -112,17 +111,6 @@ def _known(record: Path, made: Mapping[str, Any]) -> int | None:
     except ValueError:
         return None
     return said.get("rows") if said.get("fingerprint") == made["fingerprint"] else None
-
-
-def _counted(source: Source, context: ShardContext, summary: Summary) -> Batches:
-    def refused(row: dict[str, Any], reason: str) -> None:
-        summary.rows_in += 1
-        context.reject(row, reason)
-
-    for batch in source.batches(reject=refused):
-        stop.check()
-        summary.rows_in += batch.num_rows
-        yield batch
 
 
 def _arrow(plan: Plan, batches: Batches, context: ShardContext, part: int) -> int:

@@ -1,4 +1,4 @@
-"""LoRA: the wrapped forward pass is that of the merged matrices, and peft reads and writes it."""
+"""LoRA: the wrapped forward pass is that of the merged matrices, and peft reads it."""
 
 import json
 from pathlib import Path
@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from sabia.core.errors import BadData, UsageError
+from sabia.core.errors import UsageError
 from sabia.core.model import backend, hub
 from sabia.core.model.forward import hidden, logits
 from sabia.core.model.lora import (
@@ -18,7 +18,7 @@ from sabia.core.model.lora import (
     lora_tensors,
     targeted,
 )
-from sabia.core.model.lora_hub import CONFIG, WEIGHTS, load_adapter, save_adapter
+from sabia.core.model.lora_hub import CONFIG, WEIGHTS, save_adapter
 from sabia.core.model.safetensors_file import read_tensors
 from sabia.core.spec import ModelSpec, from_config, new_config
 from sabia.core.train.optimizer import OptimizerConfig, rules
@@ -163,16 +163,16 @@ def test_tensors_shard_like_their_matrix() -> None:
 
 
 @pytest.mark.parametrize("targets", ["", r"attn\.[qv]$", r"layers\.1\.(attn\.o|mlp)"])
-def test_files_round_trip(tmp_path: Path, targets: str) -> None:
+def test_files_hold_the_adapters(tmp_path: Path, targets: str) -> None:
     spec, config = SPECS["qwen3"], LoraConfig(4, 6.5, targets)
     params = adapters(spec, config)
     save_adapter(tmp_path / "a", spec, params, config, "some/model")
-    found, arrays = load_adapter(tmp_path / "a", spec)
-    assert (found.rank, found.alpha) == (4, 6.5)
-    assert targeted(spec, found) == targeted(spec, config)
-    assert arrays.keys() == params.keys()
-    assert all((arrays[k] == v).all() for k, v in params.items())
+    arrays = read_tensors(tmp_path / "a" / WEIGHTS)
+    names = {t.name: str(t.hf) for t in lora_tensors(spec, config)}
+    assert arrays.keys() == set(names.values()) and params.keys() == names.keys()
+    assert all((arrays[names[k]] == v).all() for k, v in params.items())
     settings = json.loads((tmp_path / "a" / CONFIG).read_text())
+    assert (settings["r"], settings["lora_alpha"]) == (4, 6.5)
     assert (
         settings["target_modules"]
         == {
@@ -230,31 +230,6 @@ def test_peft_reads_ours(peft: Any, model: Any, tmp_path: Path, targets: str) ->
     np.testing.assert_allclose(their_scores(adapted.merge_and_unload()), merged, atol=2e-5)
 
 
-@pytest.mark.parametrize("rank_stabilised", [False, True])
-def test_we_read_pefts(peft: Any, model: Any, tmp_path: Path, rank_stabilised: bool) -> None:
-    spec, path = model
-    settings = peft.LoraConfig(
-        r=4,
-        lora_alpha=6,
-        target_modules=["q_proj", "down_proj"],
-        use_rslora=rank_stabilised,
-        init_lora_weights=False,  # B drawn, too
-        task_type="CAUSAL_LM",
-    )
-    adapted = peft.get_peft_model(reference(path), settings)
-    adapted.save_pretrained(tmp_path / "a")
-    config, arrays = load_adapter(tmp_path / "a", spec)
-    assert config.scale == pytest.approx(6 / (2 if rank_stabilised else 4))
-    ops = backend.load_ops("torch")
-    held = ops.to_device(perturbed(spec) | arrays)
-    ours = array(ops, scores(ops, spec, held, LoraOps(ops, held, config)))
-    np.testing.assert_allclose(their_scores(adapted.eval()), ours, atol=2e-5)
-    save_adapter(tmp_path / "b", spec, arrays, config)
-    theirs, again = (read_tensors(tmp_path / name / WEIGHTS) for name in "ab")
-    assert theirs.keys() == again.keys()
-    assert all((theirs[k] == again[k]).all() for k in theirs)
-
-
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
@@ -276,30 +251,3 @@ def test_stacked_experts_are_not_targets() -> None:
     assert {t.name for t in adaptable(spec)} == {f"layers.0.attn.{x}" for x in "qkvo"}
     with pytest.raises(UsageError, match="fits no matrix"):
         targeted(spec, LoraConfig(targets="experts"))
-
-
-@pytest.mark.parametrize(
-    ("change", "error", "message"),
-    [
-        ({"peft_type": "IA3"}, UsageError, "IA3"),
-        ({"use_dora": True}, UsageError, "use_dora"),
-        ({"rank_pattern": {"q_proj": 8}}, UsageError, "rank_pattern"),
-        ({"r": 5}, BadData, "expected"),
-    ],
-)
-def test_refused_adapters(tmp_path: Path, change: dict, error: type, message: str) -> None:
-    spec = SPECS["llama"]
-    save_adapter(tmp_path / "a", spec, adapters(spec, LORA), LORA)
-    file = tmp_path / "a" / CONFIG
-    file.write_text(json.dumps(json.loads(file.read_text()) | change))
-    with pytest.raises(error, match=message):
-        load_adapter(tmp_path / "a", spec)
-
-
-def test_an_adapter_of_another_model_is_refused(tmp_path: Path) -> None:
-    save_adapter(tmp_path / "a", SPECS["olmo2"], adapters(SPECS["olmo2"], LORA), LORA)
-    with pytest.raises(BadData, match="adapter"):
-        load_adapter(tmp_path / "a", SPECS["llama"])
-    (tmp_path / "a" / CONFIG).unlink()
-    with pytest.raises(BadData, match="not readable"):
-        load_adapter(tmp_path / "a", SPECS["llama"])
