@@ -15,6 +15,8 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from sabia.core.shards.atomic import fsync_directory
+
 KEY_DIGITS = 64
 REFRESH_S = 1.0
 
@@ -74,8 +76,6 @@ class CallCache:
                 self._segment = None
 
     def _new_segment(self, directory: Path) -> BinaryIO:
-        from sabia.core.shards.atomic import fsync_directory
-
         name = f"calls-{time.time_ns():020d}-{uuid.uuid4().hex[:8]}.log"
         self._segment = open(directory / name, "xb")  # noqa: SIM115 - open for the cache's life
         fsync_directory(directory)

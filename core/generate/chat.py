@@ -16,12 +16,10 @@ import re
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from sabia.core.errors import BadData, UsageError
-
-if TYPE_CHECKING:
-    from sabia.core.text.tokenizer import Tokenizer
+from sabia.core.text.tokenizer import Tokenizer
 
 Message = Mapping[str, Any]
 Tools = Sequence[Mapping[str, Any]] | str | None

@@ -11,16 +11,14 @@ import random
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from sabia.core.errors import UsageError
+from sabia.core.generate.calls import ChatRequest
+from sabia.core.generate.client import Client
 from sabia.core.judge.prompt import VERSION, judge_messages, parse_verdicts, reply_schema
 from sabia.core.judge.rubric import Item
 from sabia.core.judge.verdict import Verdict
-
-if TYPE_CHECKING:
-    from sabia.core.generate.calls import ChatRequest
-    from sabia.core.generate.client import Client
 
 FORMATS = ("text", "json-object", "json-schema")
 
@@ -97,8 +95,6 @@ class Judge:
             yield tuple(items[start : start + step])
 
     def _request(self, question: Question, items: tuple[Item, ...], vote: int) -> ChatRequest:
-        from sabia.core.generate.calls import ChatRequest
-
         secret = f"{VERSION} {self.config.seed}"
         return ChatRequest(
             judge_messages(question.messages, question.response, items, secret),

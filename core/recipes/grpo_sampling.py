@@ -9,7 +9,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from sabia.core.generate.engine import Engine
+from sabia.core.generate.opened import open_client
 from sabia.core.generate.requests import Completion, Request
+from sabia.core.judge.llm import Judge, JudgeConfig
 from sabia.core.judge.rewards import Case, Grader, NullGuard, parse_reward
 from sabia.core.judge.verdict import Grade
 from sabia.core.options.grpo import GrpoOptions
@@ -107,9 +109,6 @@ def open_grader(options: GrpoOptions) -> Iterator[Grader]:
     if not options.judge_url:
         yield Grader(weights, None, options.max_unknown)
         return
-    from sabia.core.generate.opened import open_client
-    from sabia.core.judge.llm import Judge, JudgeConfig
-
     asked = JudgeConfig(
         options.judge_items_per_call,
         options.judge_votes,

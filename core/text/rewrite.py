@@ -18,6 +18,9 @@ from typing import Any
 import pyarrow as pa
 
 from sabia.core import notes, units
+from sabia.core.generate.cache import CallCache
+from sabia.core.generate.local import load_engine, model_fingerprint
+from sabia.core.generate.opened import default_cache, open_client
 from sabia.core.options.rewrite import RewriteOptions
 from sabia.core.shards.dry_run import unmeasured
 from sabia.core.shards.inputs import open_inputs
@@ -213,12 +216,7 @@ def with_outcomes(
 
 def make_writer(options: RewriteOptions, seed: int) -> Writer:
     """The door to the model that the configuration names."""
-    from sabia.core.generate.cache import CallCache
-    from sabia.core.generate.opened import default_cache, open_client
-
     if options.engine == "local":
-        from sabia.core.generate.local import load_engine, model_fingerprint
-
         cache = CallCache(options.cache or default_cache())
         fingerprint = model_fingerprint(options.model)
         door = (load_engine(options.model), options.model, fingerprint, cache)
