@@ -5,8 +5,6 @@ call that fails for good, and a reply that cannot be read, leave their items UNK
 votes too. Verdicts are paid for once: the client's cache holds every finished call.
 """
 
-from __future__ import annotations
-
 import random
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence

@@ -63,7 +63,7 @@ def hidden_and_stats(
     x, layers = ops.stage(lambda: embedded(spec, params, ids, ops), len(spec.layers))
     context = make_context(spec, x, ops, positions, segments, cache, wanted)
     x, stats = ops.staged(*run_layers(spec, params, x, context, layers, remat))
-    return last_norm(spec, params, x, ops), stats
+    return _stream_norm(spec, params, "final_norm", x, ops), stats
 
 
 def embedded(spec: ModelSpec, params: Params, ids: Array, ops: Ops) -> Array:
@@ -95,11 +95,6 @@ def run_layers(
         for name, value in told.items():
             stats.setdefault(name, {})[index] = value
     return x, stats
-
-
-def last_norm(spec: ModelSpec, params: Params, x: Array, ops: Ops) -> Array:
-    """The final norm of the stream x[B, T, D]."""
-    return _stream_norm(spec, params, "final_norm", x, ops)
 
 
 def _stream_norm(spec: ModelSpec, params: Params, name: str, x: Array, ops: Ops) -> Array:

@@ -57,7 +57,7 @@ from sabia.core.train import checkpoint
 from sabia.core.train.losses_grpo import grpo_loss
 from sabia.core.train.run_directory import RunDirectory
 from sabia.core.train.schedule import learning_rate
-from sabia.core.train.stepper import Stepper, make_stepper, weight_names
+from sabia.core.train.stepper import Stepper, make_stepper
 from sabia.core.train.telemetry import RunLog
 
 
@@ -280,7 +280,7 @@ class Policy:
         """The policy in the precision it is trained in."""
         if self.options.precision == "fp32":
             return self.stepper.params
-        narrow = weight_names(self.spec)
+        narrow = {t.name for t in self.spec.tensors() if t.dtype_class == "weight"}
         params = self.stepper.params.items()
         return {k: p.detach().bfloat16() if k in narrow else p for k, p in params}
 

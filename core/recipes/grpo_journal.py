@@ -56,10 +56,6 @@ class Journal:
     def _partial(self, step: int) -> Path:
         return self.directory / f".{self.path(step).stem}.partial.jsonl"
 
-    def _former_partial(self, step: int) -> Path:
-        """Its name in earlier versions."""
-        return self.path(step).with_suffix(".partial.jsonl")
-
     def graded(self, step: int) -> dict[Key, tuple[Completion, Grade]]:
         """The finished samples of a step with their grades, of all processes."""
         found: dict[Key, tuple[Completion, Grade]] = {}
@@ -124,7 +120,8 @@ class Journal:
             self._file.close()
             self._file = None
         self._partial(step).unlink(missing_ok=True)
-        self._former_partial(step).unlink(missing_ok=True)
+        former = self.path(step).with_suffix(".partial.jsonl")  # its name in earlier versions
+        former.unlink(missing_ok=True)
         return batch
 
 

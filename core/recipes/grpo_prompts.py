@@ -5,8 +5,6 @@ n), in passes over all prompts, each pass in an order of its own. Records that t
 computed for are rejected with the reason, never trained on with a made-up reward.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any

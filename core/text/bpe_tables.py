@@ -95,7 +95,8 @@ def compile_tables(tokenizer: Tokenizer) -> Compiled:
     characters = byte_of_character()
     if missing := [c for c in characters if c not in vocab]:
         raise Unsupported(f"no token for {len(missing)} of the 256 bytes")
-    byte_ids = np_int32([vocab[c] for c in sorted(characters, key=characters.__getitem__)])
+    spelled = sorted(characters, key=characters.__getitem__)
+    byte_ids = np.array([vocab[c] for c in spelled], np.int32)
     pairs = _pairs(model["merges"], vocab)
     words = _whole_words(vocab, characters) if model.get("ignore_merges") else {}
     tries = _tries(definition, tokenizer)
@@ -123,11 +124,6 @@ def split_pattern(step: dict[str, Any]) -> str | None:
     if not whole or step.get("invert"):
         return None
     return step["pattern"].get("Regex")
-
-
-def np_int32(values: Sequence[int]) -> Any:
-    """int32[n]."""
-    return np.array(values, np.int32)
 
 
 def _normalizer(definition: dict[str, Any]) -> bool:

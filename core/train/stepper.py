@@ -180,11 +180,6 @@ class Setup:
         return frozenset(name for name, t in self.table().items() if t.dtype_class == "weight")
 
 
-def weight_names(spec: ModelSpec) -> frozenset[str]:
-    """Tensors that follow the compute dtype; the others (norms, biases) stay fp32."""
-    return frozenset(t.name for t in spec.tensors() if t.dtype_class == "weight")
-
-
 def from_arrays(state: Mapping[str, np.ndarray]) -> ReadPiece:
     """A reader of pieces out of whole arrays."""
 
