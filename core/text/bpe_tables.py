@@ -7,19 +7,18 @@ name: other normalizers than NFC, prefix spaces, `▁` pieces with byte fallback
 dropout, affixes of words, added tokens that strip or want whole words.
 """
 
-from __future__ import annotations
-
 import itertools
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
-if TYPE_CHECKING:
-    from sabia.core.text.tokenizer import Tokenizer
-    from sabia.kernels.bpe import Splitting, Tables, Trie
+from sabia.core.text.tokenizer import Tokenizer
+from sabia.kernels import bpe
+from sabia.kernels.bpe import Splitting, Tables, Trie, make_trie, pair_table
+from sabia.kernels.unicode_classes import class_table
 
 CONTRACTIONS = "(?i:'s|'t|'re|'ve|'m|'ll|'d)"
 WHITE = r"\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -83,9 +82,6 @@ def known_patterns() -> dict[str, tuple[int, int, int]]:
 
 def compile_tables(tokenizer: Tokenizer) -> Compiled:
     """Arrays for the kernel; raises Unsupported."""
-    from sabia.kernels import bpe
-    from sabia.kernels.unicode_classes import class_table
-
     definition = json.loads(tokenizer.definition)
     nfc = _normalizer(definition)
     splitting = _splitting(definition)
@@ -148,8 +144,6 @@ def _check_model(model: dict[str, Any]) -> None:
 
 
 def _splitting(definition: dict[str, Any]) -> Splitting:
-    from sabia.kernels.bpe import Splitting
-
     *steps, last = pre_tokenizer_chain(definition)
     if last.get("type") != "ByteLevel":
         raise Unsupported(f"pre-tokenizer {last.get('type', 'none')} (not byte-level)")
@@ -185,8 +179,6 @@ def _parts(steps: Sequence[dict[str, Any]]) -> tuple[int, bool]:
 
 
 def _pairs(merges: Sequence[Any], vocab: dict[str, int]) -> Any:
-    from sabia.kernels.bpe import pair_table
-
     pairs = [m.split(" ") if isinstance(m, str) else m for m in merges]
     ids = itertools.chain.from_iterable((vocab[a], vocab[b], vocab[a + b]) for a, b in pairs)
     table = np.fromiter(ids, np.int64, 3 * len(pairs)).reshape(-1, 3)
@@ -209,8 +201,6 @@ def _tries(definition: dict[str, Any], tokenizer: Tokenizer) -> tuple[Trie, Trie
     A special token spelled out in a document stays ordinary text, but is matched as a whole: no
     other token is found inside it. Where all are special there is nothing to look for.
     """
-    from sabia.kernels.bpe import make_trie
-
     groups: tuple[list[tuple[bytes, int]], ...] = ([], [])
     normalizer = tokenizer.backend.normalizer
     for token in definition.get("added_tokens", []):

@@ -31,10 +31,11 @@ from sabia.core.text.bpe_tables import (
     pre_tokenizer_chain,
     split_pattern,
 )
+from sabia.core.text.tokenizer import Tokenizer
+from sabia.kernels.minhash import numba_available
 
 if TYPE_CHECKING:
     from sabia.core.text.bpe_encoder import KernelEncoder
-    from sabia.core.text.tokenizer import Tokenizer
 
 PROBE_DOCUMENTS = 1_000
 PROBE_CHARS = 1_000_000
@@ -179,8 +180,6 @@ def _is_full(texts: Sequence[str]) -> bool:
 
 
 def _has_numba() -> bool:
-    from sabia.kernels.minhash import numba_available
-
     return numba_available()
 
 

@@ -14,6 +14,8 @@ import json
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
+
 from sabia.core.errors import UsageError
 from sabia.core.options.tokenize import TokenizerTraining
 from sabia.core.text.bpe_tables import (
@@ -89,8 +91,6 @@ def tokenizer_config(options: TokenizerTraining) -> dict[str, Any]:
 
 
 def _byte_level(texts: Iterable[str], options: TokenizerTraining) -> str:
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-
     backend = Tokenizer(models.BPE())
     backend.pre_tokenizer = pre_tokenizers.Sequence(_byte_level_steps(options))
     backend.decoder = decoders.ByteLevel()
@@ -107,8 +107,6 @@ def _byte_level(texts: Iterable[str], options: TokenizerTraining) -> str:
 
 
 def _byte_level_steps(options: TokenizerTraining) -> list[Any]:
-    from tokenizers import pre_tokenizers
-
     numbers = DIGITS[options.digits]
     patterns = {
         "cl100k": [cl100k_pattern(numbers)],
@@ -121,14 +119,10 @@ def _byte_level_steps(options: TokenizerTraining) -> list[Any]:
 
 
 def _isolate(pattern: str) -> Any:
-    from tokenizers import Regex, pre_tokenizers
-
     return pre_tokenizers.Split(Regex(pattern), behavior="isolated")
 
 
 def _set_normalizer(backend: Any, options: TokenizerTraining, more: Sequence[Any]) -> None:
-    from tokenizers import normalizers
-
     kinds: Any = {"none": [], "nfc": [normalizers.NFC()], "nfkc": [normalizers.NFKC()]}
     steps = [*kinds[options.normalize], *more]
     if steps:
@@ -137,8 +131,6 @@ def _set_normalizer(backend: Any, options: TokenizerTraining, more: Sequence[Any
 
 def _with_blanks(texts: Iterable[str], options: TokenizerTraining) -> str:
     """A SentencePiece-like tokenizer: pieces of characters, bytes for the rest."""
-    from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
-
     unigram = options.model == "unigram"
     backend = Tokenizer(models.Unigram() if unigram else models.BPE())
     _set_normalizer(backend, options, [normalizers.Replace(" ", BLANK)])
@@ -155,8 +147,6 @@ def _with_blanks(texts: Iterable[str], options: TokenizerTraining) -> str:
 
 
 def _piece_trainer(options: TokenizerTraining) -> Any:
-    from tokenizers import trainers
-
     shared: dict[str, Any] = {
         "vocab_size": target(options) - BYTES,
         "special_tokens": list(specials(options)),

@@ -8,7 +8,7 @@ gradient that is not finite, updates nothing. Every process gives its own rows o
 
 from collections import ChainMap
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import numpy as np
@@ -97,39 +97,20 @@ def make_stepper(
     optimizer: OptimizerConfig | None = None,
     *,
     precision: str | PrecisionSchedule = "fp32",
-    micro_batch: int = 0,
-    compiled: bool = False,
-    lora: LoraConfig | None = None,
-    bias_rate: float = 0.0,
-    seed: int = 0,
     mesh: Mesh | None = None,
-    world: World | None = None,
+    **settings: Any,
 ) -> Stepper:
     """A stepper for `torch` or `jax`, starting from `params` (NumPy, by the spec's names).
 
     precision: one of core.model.precision.PRECISIONS, or a schedule of them; parameters and
-    optimizer state are fp32 in all. micro_batch: rows at a time on one device (0: all). compiled:
-    torch.compile (JAX always compiles). lora: train adapters, made from `seed` where `params` has
-    none, and nothing else. bias_rate: of core.train.balancing. seed: of adapters and of stochastic
-    rounding. mesh: how the devices are used (None: all along `data`). world: the processes that
-    were joined (core.parallel.launch).
+    optimizer state are fp32 in all. mesh: how the devices are used (None: all along `data`).
+    settings: the other fields of `Setup`.
     """
     if isinstance(precision, str):
         precision = PrecisionSchedule(precision_named(precision), 1)
-    setup = Setup(
-        spec,
-        loss,
-        optimizer or OptimizerConfig(),
-        precision,
-        micro_batch,
-        compiled,
-        lora,
-        bias_rate,
-        seed,
-        world or World(),
-    )
-    if lora is not None:
-        layers: list[Any] = [params, init_lora(spec, lora, seed)]
+    setup = Setup(spec, loss, optimizer or OptimizerConfig(), precision, **settings)
+    if setup.lora is not None:
+        layers: list[Any] = [params, init_lora(spec, setup.lora, setup.seed)]
         params = ChainMap(*layers)
     if backend == "torch":
         from sabia.core.train.stepper_torch import TorchStepper
@@ -149,18 +130,24 @@ def make_stepper(
 
 @dataclass(frozen=True)
 class Setup:
-    """What a stepper of either backend is made of; see `make_stepper`."""
+    """What a stepper of either backend is made of.
+
+    micro_batch: rows at a time on one device (0: all). compiled: torch.compile (JAX always
+    compiles). lora: train adapters, made from `seed` where the parameters have none, and nothing
+    else. bias_rate: of core.train.balancing. seed: of adapters and of stochastic rounding. world:
+    the processes that were joined (core.parallel.launch).
+    """
 
     spec: ModelSpec
     loss: Loss
     optimizer: OptimizerConfig
     precision: PrecisionSchedule
-    micro_batch: int
-    compiled: bool
-    lora: LoraConfig | None
-    bias_rate: float
-    seed: int
-    world: World
+    micro_batch: int = 0
+    compiled: bool = False
+    lora: LoraConfig | None = None
+    bias_rate: float = 0.0
+    seed: int = 0
+    world: World = field(default_factory=World)
 
     def table(self) -> dict[str, TensorSpec]:
         """All tensors by name, adapters behind the model's."""
