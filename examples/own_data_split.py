@@ -20,7 +20,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from sabia.core.errors import BadData, SabiaError
-from sabia.core.shards import atomic_path, write_atomic
+from sabia.core.shards.atomic import atomic_path, write_atomic
 
 LONG = 50_000
 

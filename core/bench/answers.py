@@ -14,7 +14,10 @@ from sabia.core.bench.items import Item, Message, render
 from sabia.core.bench.metrics import exact_match
 from sabia.core.bench.score_rows import Score, scores_of
 from sabia.core.bench.task import Task
-from sabia.core.errors import BadData, UsageError
+from sabia.core.errors import BadData, Failed, UsageError
+from sabia.core.generate.calls import ChatRequest
+from sabia.core.generate.chat import render as render_chat
+from sabia.core.generate.requests import Request
 from sabia.core.options.eval import EvalOptions
 from sabia.core.progress import progress
 
@@ -55,8 +58,6 @@ def generate(
     Random numbers are named by seed, task, item and sample, so two models see the same ones.
     Prompts too long for the model lose tokens on the left; how many did is said.
     """
-    from sabia.core.generate.requests import Request
-
     samples, temperature = sampling_of(task, options)
     room = engine.spec.max_positions - task.max_new_tokens
     if room < 1:
@@ -86,8 +87,6 @@ def generate(
 
 def prompt_ids(item: Item, tokenizer: Any) -> list[int]:
     """Token ids of an item's prompt, the assistant's turn opened where it is a conversation."""
-    from sabia.core.generate.chat import render as render_chat
-
     if item.messages:
         return tokenizer.encode(render_chat(item.messages, tokenizer, add_generation_prompt=True))
     return tokenizer.encode(item.text, bos=True)
@@ -95,9 +94,6 @@ def prompt_ids(item: Item, tokenizer: Any) -> list[int]:
 
 def ask(client: Any, task: Task, items: Sequence[Item], options: EvalOptions) -> list[Answer]:
     """Answers by an OpenAI-compatible endpoint; Failed where one came to nothing."""
-    from sabia.core.errors import Failed
-    from sabia.core.generate.calls import ChatRequest
-
     samples, temperature = sampling_of(task, options)
     cells = [(item, sample) for item in items for sample in range(samples)]
     requests = [

@@ -14,6 +14,11 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+import jinja2
+import pyarrow as pa
+import pyarrow.parquet as pq
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
 from sabia.core.bench.task import Task
 from sabia.core.errors import BadData, UsageError
 from sabia.core.files import unreadable
@@ -73,9 +78,6 @@ def read_rows(path: Path, named: str) -> list[dict[str, Any]]:
     except OSError as error:
         raise unreadable(named, path, error) from error
     if path.suffix == ".parquet":
-        import pyarrow as pa
-        import pyarrow.parquet as pq
-
         try:
             return pq.read_table(path).to_pylist()
         except pa.ArrowException as error:
@@ -105,8 +107,6 @@ def _rows_of(task: Task, name: str) -> list[dict[str, Any]]:
     rows = read_rows(task.resolve(name), f"task {task.name}")
     if not task.where:
         return rows
-    import jinja2
-
     try:
         keep = _environment().compile_expression(task.where, undefined_to_none=False)
         return [row for row in rows if keep(**row)]
@@ -205,9 +205,6 @@ def value(name: str, row: Row) -> Any:
 
 @lru_cache(maxsize=1)
 def _environment() -> Any:
-    import jinja2
-    from jinja2.sandbox import ImmutableSandboxedEnvironment
-
     return ImmutableSandboxedEnvironment(
         undefined=jinja2.StrictUndefined, keep_trailing_newline=True, autoescape=False
     )
@@ -215,8 +212,6 @@ def _environment() -> Any:
 
 @lru_cache(maxsize=256)
 def _template(text: str) -> Any:
-    import jinja2
-
     try:
         return _environment().from_string(text)
     except jinja2.TemplateSyntaxError as error:
@@ -225,8 +220,6 @@ def _template(text: str) -> Any:
 
 def render(template: str, row: Row) -> str:
     """A template with the columns of a row; BadData for an undefined name."""
-    import jinja2
-
     try:
         return str(_template(template).render(**row))
     except jinja2.TemplateError as error:

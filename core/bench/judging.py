@@ -15,6 +15,7 @@ from typing import Any
 
 from sabia.core.bench.metrics import MAXIMUM, NO_VERDICT
 from sabia.core.errors import BadData
+from sabia.core.generate.calls import ChatRequest
 from sabia.core.judge.prompt import json_values, nonce
 from sabia.core.judge.rewards import RUBRIC, Case, Grader
 from sabia.core.judge.rubric import Rubric, parse_rubric
@@ -109,8 +110,6 @@ def points_messages(exam: Exam) -> list[dict[str, str]]:
 
 def judge_points(exams: Sequence[Exam], client: Any, max_tokens: int = 2048) -> list[Judged]:
     """Points of each answer by a judge behind `client`."""
-    from sabia.core.generate.calls import ChatRequest
-
     requests = [ChatRequest(points_messages(exam), max_tokens=max_tokens, seed=0) for exam in exams]
     replies = client.chat(requests)
     return [_pointed(exam, reply) for exam, reply in zip(exams, replies, strict=True)]

@@ -5,8 +5,6 @@ table: `[model-name]` with `prompt` and `completion`. A call is admitted only if
 if it and all calls in flight take their estimates; what is charged is what the reply says.
 """
 
-from __future__ import annotations
-
 import json
 import tomllib
 from collections.abc import Mapping

@@ -6,8 +6,6 @@ kept. Reading merges all segments; a last line without its line end (its writer 
 writing) is not there yet. The index holds places, not replies: about 200 bytes a call.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import threading
@@ -16,6 +14,8 @@ import uuid
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
+
+from sabia.core.shards.atomic import fsync_directory
 
 KEY_DIGITS = 64
 REFRESH_S = 1.0
@@ -76,8 +76,6 @@ class CallCache:
                 self._segment = None
 
     def _new_segment(self, directory: Path) -> BinaryIO:
-        from sabia.core.shards.atomic import fsync_directory
-
         name = f"calls-{time.time_ns():020d}-{uuid.uuid4().hex[:8]}.log"
         self._segment = open(directory / name, "xb")  # noqa: SIM115 - open for the cache's life
         fsync_directory(directory)

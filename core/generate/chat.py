@@ -9,19 +9,15 @@ which must be a prefix of the whole; both are verified. An empty mask is an erro
 loss would look healthy.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from sabia.core.errors import BadData, UsageError
-
-if TYPE_CHECKING:
-    from sabia.core.text.tokenizer import Tokenizer
+from sabia.core.text.tokenizer import Tokenizer
 
 Message = Mapping[str, Any]
 Tools = Sequence[Mapping[str, Any]] | str | None
@@ -274,7 +270,7 @@ def _environment() -> Any:
     )
     environment.filters["tojson"] = _tojson
     environment.globals["raise_exception"] = _raise_exception
-    environment.globals["strftime_now"] = _strftime_now
+    environment.globals["strftime_now"] = lambda pattern: datetime.now().strftime(pattern)
     return environment
 
 
@@ -299,7 +295,3 @@ def _raise_exception(message: str) -> None:
     import jinja2
 
     raise jinja2.TemplateError(message)
-
-
-def _strftime_now(pattern: str) -> str:
-    return datetime.now().strftime(pattern)

@@ -7,8 +7,6 @@ on the model alone; the company a row keeps can move its logits by the last bits
 For models and servers that need paged attention use an OpenAI-compatible server instead.
 """
 
-from __future__ import annotations
-
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any

@@ -7,8 +7,6 @@ as long each time until a call succeeds, so an outage costs a few tries and not 
 For one event loop; not thread-safe.
 """
 
-from __future__ import annotations
-
 import asyncio
 import random
 import time

@@ -7,6 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sabia.core.errors import UsageError
+from sabia.core.model import hub
+from sabia.core.text.tokenizer import load_tokenizer
 
 if TYPE_CHECKING:
     from sabia.core.generate.engine import Engine
@@ -17,8 +19,6 @@ EDGE_BYTES = 1 << 16
 def load_engine(directory: str | Path, dtype: str = "float32") -> Engine:
     """An `Engine` over the model and tokenizer of a Hugging Face directory."""
     from sabia.core.generate.engine import Engine
-    from sabia.core.model import hub
-    from sabia.core.text.tokenizer import load_tokenizer
 
     spec, params = hub.load_model(directory)
     return Engine(spec, params, load_tokenizer(directory), dtype=dtype)

@@ -5,8 +5,6 @@ sample, position); a request without an id is named by its prompt, so the same p
 seed gives the same samples in any company.
 """
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -5,8 +5,6 @@ never pays for what is done. The cache of a layer is [slots, context, K, N]; a s
 its first n rows and of as many positions as the longest row needs, in steps of CONTEXT_STEP.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any

@@ -5,22 +5,18 @@ call that fails for good, and a reply that cannot be read, leave their items UNK
 votes too. Verdicts are paid for once: the client's cache holds every finished call.
 """
 
-from __future__ import annotations
-
 import random
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from sabia.core.generate.calls import ChatRequest
+from sabia.core.generate.client import Client
 from sabia.core.judge.prompt import VERSION, judge_messages, parse_verdicts, reply_schema
 from sabia.core.judge.rubric import Item
 from sabia.core.judge.verdict import Verdict
 from sabia.core.options.calls import RubricJudge
-
-if TYPE_CHECKING:
-    from sabia.core.generate.calls import ChatRequest
-    from sabia.core.generate.client import Client
 
 SEED = 0  # of the order of items; a part of calls that are kept
 
@@ -75,8 +71,6 @@ class Judge:
             yield tuple(items[start : start + step])
 
     def _request(self, question: Question, items: tuple[Item, ...], vote: int) -> ChatRequest:
-        from sabia.core.generate.calls import ChatRequest
-
         secret = f"{VERSION} {SEED}"
         return ChatRequest(
             judge_messages(question.messages, question.response, items, secret),

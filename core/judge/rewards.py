@@ -5,8 +5,6 @@ regex=0.2`. Each part gives a score in [0, 1]; a part without a score (the judge
 sample without a reward. `NullGuard` stops a run whose judge fails too often.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any

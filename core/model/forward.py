@@ -32,26 +32,9 @@ _MIXERS = {**MIXERS, LatentAttention: latent_attention}
 _FEED_FORWARD = {**MLPS, Experts: experts}
 
 
-def hidden(
-    spec: ModelSpec,
-    params: Params,
-    ids: Array,
-    ops: Ops,
-    *,
-    positions: Array | None = None,
-    segments: Array | None = None,
-    cache: KVCache | None = None,
-    remat: Remat = "none",
-) -> Array:
-    """The final normed hidden state [B, T, D] of token ids[B, T].
-
-    ids, positions[B, T], segments[B, T] may be NumPy or backend integers. With a cache, its
-    arrays are replaced (torch: written in place) and segments must be None. Activations have
-    the dtype of the embedding.
-    """
-    return hidden_and_stats(
-        spec, params, ids, ops, positions=positions, segments=segments, cache=cache, remat=remat
-    )[0]
+def hidden(spec: ModelSpec, params: Params, ids: Array, ops: Ops, **options: Any) -> Array:
+    """The final normed hidden state [B, T, D]; `options` as in `hidden_and_stats`."""
+    return hidden_and_stats(spec, params, ids, ops, **options)[0]
 
 
 def hidden_and_stats(
@@ -66,7 +49,13 @@ def hidden_and_stats(
     remat: Remat = "none",
     wanted: frozenset[str] = frozenset(),
 ) -> tuple[Array, Stats]:
-    """`hidden`, and what the layers report of themselves: the figures `wanted` (core.model.moe)."""
+    """The final normed hidden state [B, T, D] of token ids[B, T], and what the layers report of
+    themselves: the figures `wanted` (core.model.moe).
+
+    ids, positions[B, T], segments[B, T] may be NumPy or backend integers. With a cache, its
+    arrays are replaced (torch: written in place) and segments must be None. Activations have
+    the dtype of the embedding.
+    """
     if cache is not None and segments is not None:
         raise UsageError("forward: segments with a cache (expected one document per cache row)")
     if cache is not None and not spec.causal:
@@ -74,7 +63,7 @@ def hidden_and_stats(
     x, layers = ops.stage(lambda: embedded(spec, params, ids, ops), len(spec.layers))
     context = make_context(spec, x, ops, positions, segments, cache, wanted)
     x, stats = ops.staged(*run_layers(spec, params, x, context, layers, remat))
-    return last_norm(spec, params, x, ops), stats
+    return _stream_norm(spec, params, "final_norm", x, ops), stats
 
 
 def embedded(spec: ModelSpec, params: Params, ids: Array, ops: Ops) -> Array:
@@ -106,11 +95,6 @@ def run_layers(
         for name, value in told.items():
             stats.setdefault(name, {})[index] = value
     return x, stats
-
-
-def last_norm(spec: ModelSpec, params: Params, x: Array, ops: Ops) -> Array:
-    """The final norm of the stream x[B, T, D]."""
-    return _stream_norm(spec, params, "final_norm", x, ops)
 
 
 def _stream_norm(spec: ModelSpec, params: Params, name: str, x: Array, ops: Ops) -> Array:

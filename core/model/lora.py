@@ -7,8 +7,6 @@ knows nothing of it. B starts at zero, so training starts from the model itself.
 would make an update depend on more than (seed, step), and the paper's gains do not rest on it.
 """
 
-from __future__ import annotations
-
 import math
 import re
 from dataclasses import dataclass, replace
@@ -116,12 +114,12 @@ class LoraOps:
         return getattr(self._base, name)
 
     def linear(
-        self, x: Array, weight: Array, bias: Array | None = None, *, name: str | None = None
+        self, x: Array, weight: Array, bias: Array | None = None, *, name: str = ""
     ) -> Array:
         """See Ops.linear; plus alpha/rank · (x Aᵀ) Bᵀ."""
         base = self._base
         y = base.linear(x, weight, bias, name=name)
-        if name is None or name + A not in self._adapters:
+        if name + A not in self._adapters:
             return y
         names = {"a": name + A, "b": name + B}
         pair = base.gather({k: self._adapters[full] for k, full in names.items()}, names)

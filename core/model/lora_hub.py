@@ -5,8 +5,6 @@ their whole path; we write last names where they mean the same, so that other pr
 read them as well.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterable, Mapping
 from pathlib import Path

@@ -25,7 +25,7 @@ _WHOLE_ROWS = ("batch", None, None)
 def experts(part: Experts, block: Block, y: Array) -> Array:
     """The shares-weighted sum of each token's experts, and the shared expert, of y[B, T, D]."""
     ops = block.ops
-    scores = router_scores(block, y)
+    scores = block.project("mlp.router", ops.cast(y, "float32"))
     chosen, shares = route(part.router, block, scores)
     report(part.router, block, scores, chosen)
     rows, plan = ops.dispatch(y, chosen, part.router.experts)
@@ -34,11 +34,6 @@ def experts(part: Experts, block: Block, y: Array) -> Array:
     rows = block.grouped("mlp.experts.down", activated(part, gate, up, ops), plan)
     out = ops.combine(rows, plan, shares)
     return out + shared(part, block, y) if part.shared else out
-
-
-def router_scores(block: Block, y: Array) -> Array:
-    """Linear scores of all experts, fp32 [B, T, E]."""
-    return block.project("mlp.router", block.ops.cast(y, "float32"))
 
 
 def route(router: Router, block: Block, scores: Array) -> tuple[Array, Array]:

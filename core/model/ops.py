@@ -30,110 +30,84 @@ class Ops(Protocol):
     # -- arrays
     def to_device(self, params: Mapping[str, Any], dtype: str | None = None) -> dict[str, Array]:
         """NumPy arrays (ml_dtypes too) → backend arrays on the default device, cast to `dtype`."""
-        ...
 
     def to_numpy(self, params: Params) -> dict[str, Any]:
         """Backend arrays → NumPy arrays of the same dtype (bfloat16 as ml_dtypes)."""
-        ...
 
     def integers(self, values: Any, like: Array) -> Array:
         """Token ids or positions as a backend integer array where `like` lives."""
-        ...
 
     def arange(self, count: int, like: Array) -> Array:
         """[count] integers from 0, where `like` lives."""
-        ...
 
     def zeros(self, shape: Sequence[int], dtype: str, like: Array | None = None) -> Array:
         """An array of zeros."""
-        ...
 
     def full(self, shape: Sequence[int], value: float, like: Array) -> Array:
         """An array of one value in the dtype of `like`, where that lives."""
-        ...
 
     def positions(self, length: int, like: Array) -> Array:
         """[1, length] places in the sequence of `like`'s tokens where rows are one document."""
-        ...
 
     def cast(self, x: Array, dtype: str) -> Array:
         """x in another dtype; differentiable."""
-        ...
 
     def concat(self, xs: Sequence[Array], axis: int) -> Array:
         """Arrays joined along an axis."""
-        ...
 
     def known_max(self, x: Array) -> int | None:
         """Largest element where reading it costs nothing (host memory, not traced), else None."""
-        ...
 
     # -- maths
     def embedding(self, table: Array, ids: Array) -> Array:
         """table[V, D], ids[B, T] → [B, T, D]."""
-        ...
 
     def linear(
-        self, x: Array, weight: Array, bias: Array | None = None, *, name: str | None = None
+        self, x: Array, weight: Array, bias: Array | None = None, *, name: str = ""
     ) -> Array:
         """x[..., in] · weight[out, in]ᵀ + bias[out], in x's dtype; `name`: the weight's."""
-        ...
 
     def rms_norm(self, x: Array, weight: Array, eps: float, offset: float = 0.0) -> Array:
         """x / rms(x) · (weight + offset) over the last axis (arXiv 1910.07467)."""
-        ...
 
     def layer_norm(self, x: Array, weight: Array, eps: float) -> Array:
         """(x - mean) / sqrt(variance + eps) · weight over the last axis (arXiv 1607.06450)."""
-        ...
 
     def silu(self, x: Array) -> Array:
         """x · sigmoid(x)."""
-        ...
 
     def sigmoid(self, x: Array) -> Array:
         """1 / (1 + e^-x)."""
-        ...
 
     def softplus(self, x: Array) -> Array:
         """log(1 + e^x)."""
-        ...
 
     def gelu(self, x: Array, tanh: bool = False) -> Array:
         """x · Φ(x), Φ the normal distribution; `tanh`: its usual approximation (1606.08415)."""
-        ...
 
     def exp(self, x: Array) -> Array:
         """e to the power of x."""
-        ...
 
     def where(self, condition: Array, x: Array | float, y: Array | float) -> Array:
         """x where the condition holds, else y; a gradient flows into the chosen one only."""
-        ...
 
     def stop_gradient(self, x: Array) -> Array:
         """x as a constant."""
-        ...
 
     def softmax(self, x: Array) -> Array:
         """Over the last axis, fp32."""
-        ...
 
     def softcap(self, x: Array, cap: float) -> Array:
         """cap · tanh(x / cap)."""
-        ...
 
     def topk(self, x: Array, k: int) -> tuple[Array, Array]:
         """The k largest of the last axis, descending: (values, indices)."""
-        ...
 
     def take_along(self, x: Array, indices: Array) -> Array:
         """The elements of x's last axis at indices[..., k]."""
-        ...
 
     def logsumexp(self, x: Array) -> Array:
         """log Σ e^x over the last axis, fp32."""
-        ...
 
     def dispatch(self, y: Array, chosen: Array, experts: int) -> tuple[Array, Any]:
         """Copies of tokens y[B, T, D], one for each of chosen[B, T, k], sorted by expert.
@@ -141,35 +115,23 @@ class Ops(Protocol):
         Returns (rows[M, D], the plan that `grouped_matmul` and `combine` need; opaque). The copies
         of an expert keep the tokens' order. On one device M = B·T·k.
         """
-        ...
 
     def grouped_matmul(
-        self,
-        rows: Array,
-        weight: Array,
-        plan: Any,
-        bias: Array | None = None,
-        *,
-        name: str | None = None,
+        self, rows: Array, weight: Array, plan: Any, bias: Array | None = None, *, name: str = ""
     ) -> Array:
         """rows[M, in] of each expert e · weight[e, out, in]ᵀ + bias[e, out], in rows' dtype."""
-        ...
 
     def combine(self, rows: Array, plan: Any, shares: Array) -> Array:
         """Σ over each token's copies of share · row: rows[M, D], shares[B, T, k] → [B, T, D]."""
-        ...
 
     def tally(self, indices: Array, weights: Array, count: int) -> Array:
         """fp32 [B, count]: sums of weights[B, N] by indices[B, N]; a constant for gradients."""
-        ...
 
     def rope_angles(self, positions: Array, frequencies: tuple[float, ...]) -> Angles:
         """positions[B or 1, T] → (cos, sin), each fp32 [B or 1, T, 1, 2·len(frequencies)]."""
-        ...
 
     def rope(self, x: Array, angles: Angles) -> Array:
         """x[B, T, H, N] with pairs (i, i + N/2) rotated."""
-        ...
 
     def attention_mask(
         self,
@@ -189,7 +151,6 @@ class Ops(Protocol):
         empty). With `window`, only the last `window` of these. Not `causal`: j > t too, with
         `window` where |j - t| < window.
         """
-        ...
 
     def attention(
         self,
@@ -206,11 +167,9 @@ class Ops(Protocol):
 
         sinks[H]: a score per head that every query's softmax sums over beside its keys'.
         """
-        ...
 
     def causal_conv(self, x: Array, weight: Array, segments: Array | None = None) -> Array:
         """Per channel, Σ_j weight[C, K-1-j] · x[B, t-j, C] over j < K within the document of t."""
-        ...
 
     def delta_rule(
         self,
@@ -227,15 +186,12 @@ class Ops(Protocol):
         head h reads q, k of head h·K // H. Nothing is scaled or normed here. The state is empty
         at the start of a row and wherever `segments` changes.
         """
-        ...
 
     def whole_segments(self, segments: Array) -> Array:
         """segments[B, T] of whole rows, where a mesh splits the sequence."""
-        ...
 
     def cache_write(self, cache: Array, new: Array, slots: Array) -> Array:
         """cache[B, S, K, N] with new[B, T, K, N] at [b, slots[b, t]]; torch writes in place."""
-        ...
 
     def linear_cross_entropy(
         self,
@@ -251,7 +207,6 @@ class Ops(Protocol):
         At most about `chunk_bytes` of logits exist at a time (default 256 MiB); beyond that they
         are computed again for the gradient. Targets below 0 give a loss of 0.
         """
-        ...
 
     # -- layout and program
     def stage(self, embed: Callable[[], Array], layers: int) -> tuple[Array, range]:
@@ -259,30 +214,24 @@ class Ops(Protocol):
 
         `embed()` and all of them, or in a pipeline what came from the stage before and its own.
         """
-        ...
 
     def staged(self, x: Array, stats: dict[str, Any]) -> tuple[Array, dict[str, Any]]:
         """The stream behind the last layer and the stats of all; a stage before the last one of a
         pipeline hands on what it has and goes no further."""
-        ...
 
     def gather(self, weights: Params, names: Mapping[str, str]) -> Params:
         """The tensors of a layer (short name → array, → full name), ready to be computed with."""
-        ...
 
     def shard(self, x: Array, axes: tuple[str | None, ...]) -> Array:
         """x, which has the layout that the axis names say; fixes it for the compiler."""
-        ...
 
     def relayout(
         self, x: Array, now: tuple[str | None, ...], then: tuple[str | None, ...]
     ) -> Array:
         """x moved from one layout to another: gathered, split or exchanged along mesh axes."""
-        ...
 
     def remat(self, function: Callable[..., Array], policy: Remat) -> Callable[..., Array]:
         """`function` that keeps fewer activations for the gradient.
 
         none: all; matmuls: only outputs of matrix products; full: only the inputs.
         """
-        ...

@@ -106,7 +106,7 @@ def embedding(table: Array, ids: Array) -> Array:
     return jnp.take(table, ids, axis=0)
 
 
-def linear(x: Array, weight: Array, bias: Array | None = None, *, name: str | None = None) -> Array:
+def linear(x: Array, weight: Array, bias: Array | None = None, *, name: str = "") -> Array:
     """See Ops.linear."""
     out = jax.lax.dot_general(x, weight.astype(x.dtype), (((x.ndim - 1,), (1,)), ((), ())))
     return out if bias is None else out + bias.astype(x.dtype)

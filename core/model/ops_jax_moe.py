@@ -83,12 +83,7 @@ def dispatch(y: Array, chosen: Array, experts: int) -> tuple[Array, Plan]:
 
 
 def grouped_matmul(
-    rows: Array,
-    weight: Array,
-    plan: Plan,
-    bias: Array | None = None,
-    *,
-    name: str | None = None,
+    rows: Array, weight: Array, plan: Plan, bias: Array | None = None, *, name: str = ""
 ) -> Array:
     """See Ops.grouped_matmul."""
     weight = weight.astype(rows.dtype)

@@ -148,9 +148,7 @@ def embedding(table: Tensor, ids: Tensor) -> Tensor:
     return F.embedding(ids, table)
 
 
-def linear(
-    x: Tensor, weight: Tensor, bias: Tensor | None = None, *, name: str | None = None
-) -> Tensor:
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, *, name: str = "") -> Tensor:
     """See Ops.linear."""
     if weight.dtype != x.dtype:
         weight = weight.to(x.dtype)

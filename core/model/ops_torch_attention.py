@@ -48,7 +48,8 @@ def attention_mask(
         if slots is None:
             settings: Any = {"segments": segments, "window": window, "causal": causal}
             return kernels.attention_mask(like, length, keys, **settings)
-        _check_slots()
+        if KERNELS.asked["attention"] == "triton":
+            raise refusal("attention: triton cannot serve: keys lie in slots (expected whole rows)")
     if segments is None and slots is None and (window is None or window >= length):
         return AttentionMask(causal)
     queries = torch.arange(length, device=like.device)[None] if slots is None else slots
@@ -60,11 +61,6 @@ def attention_mask(
         allowed = allowed & (segments[:, :, None] == segments[:, None, :])
     bias = torch.zeros(allowed.shape, dtype=like.dtype, device=like.device)
     return AttentionMask(False, bias.masked_fill_(~allowed, float("-inf"))[:, None])
-
-
-def _check_slots() -> None:
-    if KERNELS.asked["attention"] == "triton":
-        raise refusal("attention: triton cannot serve: keys lie in slots (expected whole rows)")
 
 
 def attention(

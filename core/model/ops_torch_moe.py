@@ -136,12 +136,7 @@ def _takes_grouped(rows: Tensor, weight: Tensor) -> bool:
 
 
 def grouped_matmul(
-    rows: Tensor,
-    weight: Tensor,
-    plan: Plan,
-    bias: Tensor | None = None,
-    *,
-    name: str | None = None,
+    rows: Tensor, weight: Tensor, plan: Plan, bias: Tensor | None = None, *, name: str = ""
 ) -> Tensor:
     """See Ops.grouped_matmul."""
     weight = weight if weight.dtype == rows.dtype else weight.to(rows.dtype)

@@ -52,7 +52,7 @@ class JaxLowOps:
         return replace(self, clock=mix(mix(step) + part * np.uint32(0x9E3779B9)))
 
     def linear(
-        self, x: Array, weight: Array, bias: Array | None = None, *, name: str | None = None
+        self, x: Array, weight: Array, bias: Array | None = None, *, name: str = ""
     ) -> Array:
         """See Ops.linear."""
         if name not in self.low:
@@ -66,13 +66,7 @@ class JaxLowOps:
         return out if bias is None else out + bias.astype(out.dtype)
 
     def grouped_matmul(
-        self,
-        rows: Array,
-        weight: Array,
-        plan: Any,
-        bias: Array | None = None,
-        *,
-        name: str | None = None,
+        self, rows: Array, weight: Array, plan: Any, bias: Array | None = None, *, name: str = ""
     ) -> Array:
         """See Ops.grouped_matmul."""
         if name not in self.low:

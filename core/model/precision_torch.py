@@ -49,7 +49,7 @@ class TorchLowOps:
         return self
 
     def linear(
-        self, x: Tensor, weight: Tensor, bias: Tensor | None = None, *, name: str | None = None
+        self, x: Tensor, weight: Tensor, bias: Tensor | None = None, *, name: str = ""
     ) -> Tensor:
         """See Ops.linear."""
         if name not in self.low:
@@ -60,13 +60,7 @@ class TorchLowOps:
         return out if bias is None else out + bias.to(out.dtype)
 
     def grouped_matmul(
-        self,
-        rows: Tensor,
-        weight: Tensor,
-        plan: Any,
-        bias: Tensor | None = None,
-        *,
-        name: str | None = None,
+        self, rows: Tensor, weight: Tensor, plan: Any, bias: Tensor | None = None, *, name: str = ""
     ) -> Tensor:
         """See Ops.grouped_matmul."""
         if name not in self.low:

@@ -10,8 +10,6 @@ multiplied in the compute dtype: BF16 holds each of them exactly, scales of the 
 the product in float32.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

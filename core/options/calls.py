@@ -4,6 +4,8 @@ from sabia.core.errors import UsageError
 from sabia.core.options.option import choice, integer, needs, quantity, text
 from sabia.core.options.table import Options
 
+JUDGED = needs("judge_url")
+
 
 class ApiCalls(Options, group="Endpoint"):
     """How calls are made and what they may cost. None of it decides a result."""
@@ -41,24 +43,20 @@ class RubricJudge(Options, group="Judge"):
     told by `ApiCalls`."""
 
     judge_url: str = text("OpenAI-compatible judge, up to /v1", "URL", recorded=False)
-    judge_model: str = text("Model name of the judge", "NAME", only=needs("judge_url"))
-    judge_votes: int = integer("Calls that vote on an item", 1, least=1, only=needs("judge_url"))
+    judge_model: str = text("Model name of the judge", "NAME", only=JUDGED)
+    judge_votes: int = integer("Calls that vote on an item", 1, least=1, only=JUDGED)
     """The majority decides; an item whose votes are tied has no verdict."""
-    judge_items_per_call: int = integer(
-        "Rubric items in a call", 1, least=1, only=needs("judge_url")
-    )
+    judge_items_per_call: int = integer("Rubric items in a call", 1, least=1, only=JUDGED)
     """One item in a call keeps its verdict from influencing the next."""
     judge_format: str = choice(
         "Format that replies are constrained to", "text", "json-object", "json-schema",
-        only=needs("judge_url"),
+        only=JUDGED,
     )  # fmt: skip
     """What the server is told to hold replies to, where it can."""
-    judge_tokens: int = integer(
-        "Maximum tokens of a reply", 1024, least=16, only=needs("judge_url")
-    )
+    judge_tokens: int = integer("Maximum tokens of a reply", 1024, least=16, only=JUDGED)
     judge_cache: str = text(
         "Cache of finished calls", "DIR", recorded=False, unset="~/.cache/sabia/calls",
-        only=needs("judge_url"),
+        only=JUDGED,
     )  # fmt: skip
     max_unknown: float = quantity(
         "share", "Maximum share of a rubric's weight without a verdict", 0.0

@@ -1,7 +1,7 @@
 """Options of `sabia grpo`."""
 
 from sabia.core.errors import UsageError
-from sabia.core.options.calls import JudgeOptions
+from sabia.core.options.calls import JUDGED, JudgeOptions
 from sabia.core.options.option import (
     MORE_THAN_ONE,
     changed,
@@ -17,7 +17,6 @@ from sabia.core.options.table import Options
 from sabia.core.options.training import Checkpoints, Optimizer, Precision, Schedule
 
 OFF_POLICY = needs(updates=MORE_THAN_ONE)  # in the only update of a step the ratio is 1
-JUDGED = needs("judge_url")
 
 
 class Reward(Options, group="Reward"):

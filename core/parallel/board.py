@@ -14,8 +14,6 @@ A straggler is a process whose own work a step (without the phases in which it w
 `WAITING`) takes half as long again as the median's.
 """
 
-from __future__ import annotations
-
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field

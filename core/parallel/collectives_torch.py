@@ -12,8 +12,6 @@ is a part, and all parts are summed. Hence the pairs (forward / backward):
   send_rows  all-to-all with counts      rows to their experts and back
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from typing import Any
 

@@ -4,8 +4,6 @@ One daemon thread with one selector serves every connection, so that hundreds ma
 none can hold it up. What it decides (release, or an End) it tells everybody; the first End counts.
 """
 
-from __future__ import annotations
-
 import contextlib
 import resource
 import selectors

@@ -9,8 +9,6 @@ barriers, and says who is missing; then the backend's own rendezvous; then, unti
 block, the watch over the processes (`watch`).
 """
 
-from __future__ import annotations
-
 import atexit
 import contextlib
 import ctypes

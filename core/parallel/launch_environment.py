@@ -16,8 +16,6 @@ A process alone keeps them in the user's folder of caches (sabia.kernels.cache_f
 A variable that the user has set is left alone.
 """
 
-from __future__ import annotations
-
 import os
 import tempfile
 from collections.abc import MutableMapping

@@ -6,8 +6,6 @@ kept, several brackets multiply, the last one runs fastest). `SLURM_STEP_TASKS_P
 distributions we do not claim to know the hosts. Source: the manual pages of scontrol and srun.
 """
 
-from __future__ import annotations
-
 import itertools
 import re
 from collections.abc import Iterator, Mapping, Sequence

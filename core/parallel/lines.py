@@ -4,8 +4,6 @@ Small on purpose: the roll call and the heartbeat send a few hundred bytes now a
 that sends anything else (a line over 64 KiB, not UTF-8, not a JSON object) is cut off.
 """
 
-from __future__ import annotations
-
 import json
 import select
 import socket

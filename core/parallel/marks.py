@@ -1,7 +1,5 @@
 """Where this process is in its run: marks that cost microseconds, and the beat made of them."""
 
-from __future__ import annotations
-
 import os
 import sys
 import threading

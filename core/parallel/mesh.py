@@ -10,8 +10,6 @@ Ranks count with tensor fastest, then context, expert, fsdp, data, and pipe slow
 axes that talk most lie on neighbouring devices.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import asdict, dataclass
 

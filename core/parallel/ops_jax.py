@@ -8,8 +8,6 @@ and the results are summed and scattered back: exact and with static shapes, at 
 for the worst case (all tokens at one device's experts), which `ragged_dot` does not multiply.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
@@ -119,18 +117,12 @@ class MeshOps:
         return self._mapped(look_up, split, ids_split)(table, ids)
 
     def linear_cross_entropy(
-        self,
-        hidden: Array,
-        weight: Array,
-        targets: Array,
-        *,
-        softcap: float | None = None,
-        chunk_bytes: int | None = None,
+        self, hidden: Array, weight: Array, targets: Array, **settings: Any
     ) -> tuple[Array, Array]:
         """See Ops.linear_cross_entropy; every device takes its own tokens."""
         head = self.splits.get("head", self.splits["embed"])[0]
         tokens = PartitionSpec(ROW_AXES, "context")
-        losses = partial(self.base.linear_cross_entropy, softcap=softcap, chunk_bytes=chunk_bytes)
+        losses = partial(self.base.linear_cross_entropy, **settings)
         if head is not None:
             losses = partial(_split_losses, losses)
         mapped = self._mapped(losses, (tokens, PartitionSpec(head), tokens), (tokens, tokens))
@@ -139,19 +131,10 @@ class MeshOps:
     # -- attention
 
     def attention(
-        self,
-        q: Array,
-        k: Array,
-        v: Array,
-        mask: Any,
-        *,
-        scale: float,
-        softcap: float | None = None,
-        sinks: Array | None = None,
+        self, q: Array, k: Array, v: Array, mask: Any, sinks: Array | None = None, **settings: Any
     ) -> Array:
         """See Ops.attention; kernels, which the compiler cannot partition, see this device's rows,
         heads and queries, and the keys of whole rows."""
-        settings = {"scale": scale, "softcap": softcap}
         if isinstance(mask, AttentionMask) or self.mesh.size == 1:
             return self.base.attention(q, k, v, mask, **settings, sinks=sinks)
 
@@ -190,19 +173,13 @@ class MeshOps:
         return self._mapped(send, (tokens, tokens), (rows, rows))(y, chosen)
 
     def grouped_matmul(
-        self,
-        rows: Array,
-        weight: Array,
-        plan: Any,
-        bias: Array | None = None,
-        *,
-        name: str | None = None,
+        self, rows: Array, weight: Array, plan: Any, bias: Array | None = None, *, name: str = ""
     ) -> Array:
         """See Ops.grouped_matmul."""
         kernel = self.mesh.size > 1 and KERNELS.serve("grouped_matmul", jax.default_backend())
         if not self.split_tokens and not kernel:
             return self.base.grouped_matmul(rows, weight, plan, bias, name=name)
-        layout = self._gathered(name or "")
+        layout = self._gathered(name)
         _, wide, narrow = (*layout, None, None, None)[:3]
         by_rows = PartitionSpec(TOKENS)
 

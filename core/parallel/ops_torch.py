@@ -8,8 +8,6 @@ region; where its inputs do, its output leaves it (Megatron-LM, arXiv 1909.08053
 like any others, and are gathered, entered and left by name.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
@@ -102,8 +100,8 @@ class MeshOps:
 
     # -- products
 
-    def _split(self, name: str | None) -> Split:
-        return self.splits.get(name or "", ())[-2:] or (None, None)
+    def _split(self, name: str) -> Split:
+        return self.splits.get(name, ())[-2:] or (None, None)
 
     def _enter(self, x: Tensor) -> Tensor:
         """x, its gradients summed over tensor: once for all products that read the same x."""
@@ -112,7 +110,7 @@ class MeshOps:
         return self._entered[1]
 
     def linear(
-        self, x: Tensor, weight: Tensor, bias: Tensor | None = None, *, name: str | None = None
+        self, x: Tensor, weight: Tensor, bias: Tensor | None = None, *, name: str = ""
     ) -> Tensor:
         """See Ops.linear."""
         outputs, inputs = self._split(name)
@@ -128,13 +126,7 @@ class MeshOps:
         return self.exchange.dispatch(y, chosen, experts)
 
     def grouped_matmul(
-        self,
-        rows: Tensor,
-        weight: Tensor,
-        plan: Any,
-        bias: Tensor | None = None,
-        *,
-        name: str | None = None,
+        self, rows: Tensor, weight: Tensor, plan: Any, bias: Tensor | None = None, *, name: str = ""
     ) -> Tensor:
         """See Ops.grouped_matmul."""
         outputs, inputs = self._split(name)
@@ -167,16 +159,9 @@ class MeshOps:
         return place, (place >= 0) & (place < table.shape[0])
 
     def linear_cross_entropy(
-        self,
-        hidden: Tensor,
-        weight: Tensor,
-        targets: Tensor,
-        *,
-        softcap: float | None = None,
-        chunk_bytes: int | None = None,
+        self, hidden: Tensor, weight: Tensor, targets: Tensor, **settings: Any
     ) -> tuple[Tensor, Tensor]:
         """See Ops.linear_cross_entropy: lse = log Σ exp(lse of each part of the vocabulary)."""
-        settings = {"softcap": softcap, "chunk_bytes": chunk_bytes}
         group = self.groups["tensor"]
         if weight.shape[0] == self.vocabulary:
             return self.base.linear_cross_entropy(hidden, weight, targets, **settings)

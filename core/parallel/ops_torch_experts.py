@@ -6,8 +6,6 @@ then expert; `base.dispatch` groups it by expert, and the way back is the same i
 is computed once, so the expert's gradient holds the tokens of all processes along `expert`.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 
@@ -58,9 +56,7 @@ class Exchange:
         )
         return rows, Travel(plan, leaving, coming, grouped, numbers.sort().values)
 
-    def grouped_matmul(
-        self, rows: Tensor, weight: Tensor, plan: Any, *, name: str | None = None
-    ) -> Tensor:
+    def grouped_matmul(self, rows: Tensor, weight: Tensor, plan: Any, *, name: str = "") -> Tensor:
         """The products alone; see Ops.grouped_matmul."""
         if self.size == 1:
             return self.base.grouped_matmul(rows, weight, plan, name=name)

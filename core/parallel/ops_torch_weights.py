@@ -7,8 +7,6 @@ a gathered weight is replaced by a note of where it lay, so that between forward
 process holds shards only.
 """
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass

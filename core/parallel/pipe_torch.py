@@ -9,8 +9,6 @@ most as many as there are stages from it to the end. Forward and backward messag
 each, so that on one a send never waits behind the other's.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any

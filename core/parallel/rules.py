@@ -7,8 +7,6 @@ checkpoint's cannot be changed) is held whole on every device of `tensor`. What 
 latent has no width of the stream: there fsdp splits the latent, if it divides that.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator
 

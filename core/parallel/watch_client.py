@@ -1,7 +1,5 @@
 """The end of the connections at all processes but 0: waits for the start, beats, hears the end."""
 
-from __future__ import annotations
-
 import contextlib
 import selectors
 import threading

@@ -90,7 +90,7 @@ class StageOps:
 
         return call
 
-    def linear(self, x: Any, weight: Any, bias: Any = None, *, name: str | None = None) -> Any:
+    def linear(self, x: Any, weight: Any, bias: Any = None, *, name: str = "") -> Any:
         """The product, its inputs recorded or changed on the way."""
         if self.record is not None:
             self.record(x, weight)

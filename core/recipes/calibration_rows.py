@@ -11,7 +11,9 @@ from typing import Any
 
 from sabia.core.errors import BadData
 from sabia.core.generate.chat import render
-from sabia.core.shards import Job, Source, open_inputs
+from sabia.core.shards.inputs import open_inputs
+from sabia.core.shards.job import Job
+from sabia.core.shards.sources import Source
 
 KIND_COLUMNS = {"chat": "messages", "document": "text", "tokens": "input_ids"}
 

@@ -6,8 +6,6 @@ similar length together. A tenth of the documents, by a hash of their id, is nev
 the finished model says of them is in `held_out.json`.
 """
 
-from __future__ import annotations
-
 import json
 import sys
 from collections.abc import Mapping, Sequence

@@ -4,8 +4,6 @@ A text that is too long is cut behind its first tokens, as transformers truncate
 several overlapping windows. A special token that a text spells out stays ordinary text.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property

@@ -4,8 +4,6 @@ What a column holds decides: lists of names are any of several, names one of sev
 same unless a regression is asked for.
 """
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 from collections.abc import Sequence

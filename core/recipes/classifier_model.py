@@ -3,8 +3,6 @@
 Windows of one text are averaged, each by its tokens.
 """
 
-from __future__ import annotations
-
 import functools
 import hashlib
 from collections.abc import Sequence

@@ -7,8 +7,6 @@ training: what that holds out is what the student is measured on against the mod
 documents have labels of people, both are also measured against these on the same documents.
 """
 
-from __future__ import annotations
-
 import hashlib
 import heapq
 import json

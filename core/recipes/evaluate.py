@@ -5,8 +5,6 @@ and score rows of earlier runs join the comparison without a model. Scores alrea
 the same tasks, models and options, are read instead of computed.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import sys
@@ -30,8 +28,11 @@ from sabia.core.files import unreadable
 from sabia.core.options.eval import EvalOptions
 from sabia.core.recipes import decontaminate
 from sabia.core.recipes.subjects import Judging, Subject, open_subjects
-from sabia.core.shards import Job, open_inputs, open_output, write_atomic
+from sabia.core.shards.atomic import write_atomic
+from sabia.core.shards.inputs import open_inputs
+from sabia.core.shards.job import Job
 from sabia.core.shards.manifest import holds, provenance
+from sabia.core.shards.outputs import open_output
 
 
 def run(job: Job, options: EvalOptions) -> None:

@@ -6,8 +6,6 @@ All rows that there were stay bit for bit, so old tokens have the logits they ha
 when a trainer takes them, one tensor at a time; the other tensors stay mapped from the files.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable
 from functools import partial

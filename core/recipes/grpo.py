@@ -7,8 +7,6 @@ policy is the trainer's own, and the journal keeps finished samples; so a run th
 anywhere ends with the weights of one that was not. Source: arXiv 2402.03300, 2503.14476.
 """
 
-from __future__ import annotations
-
 import contextlib
 import time
 from collections.abc import Mapping, Sequence
@@ -62,7 +60,7 @@ from sabia.core.train.losses_grpo import grpo_loss
 from sabia.core.train.peak import measure_peak_flops
 from sabia.core.train.run_directory import RunDirectory
 from sabia.core.train.schedule import learning_rate
-from sabia.core.train.stepper import Stepper, make_stepper, weight_names
+from sabia.core.train.stepper import Stepper, make_stepper
 from sabia.core.train.telemetry import RunLog
 
 
@@ -302,7 +300,7 @@ class Policy:
         """The policy in the precision it is trained in."""
         if self.options.precision == "fp32":
             return self.stepper.params
-        narrow = weight_names(self.spec)
+        narrow = {t.name for t in self.spec.tensors() if t.dtype_class == "weight"}
         params = self.stepper.params.items()
         return {k: p.detach().bfloat16() if k in narrow else p for k, p in params}
 

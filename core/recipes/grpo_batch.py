@@ -8,8 +8,6 @@ nothing (all rewards equal, fewer than two valid) are left out, and with them th
 denominator.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial

@@ -4,8 +4,6 @@ Server addresses, caps, micro-batches and how often to save may change while a r
 decides the weights.
 """
 
-from __future__ import annotations
-
 from dataclasses import asdict
 from typing import Any
 

@@ -7,8 +7,6 @@ reads back what is there and makes only the rest, so a preemption costs no finis
 biases a step towards short ones). Verdicts of a judge are kept by the client's own cache.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import shutil
@@ -57,10 +55,6 @@ class Journal:
 
     def _partial(self, step: int) -> Path:
         return self.directory / f".{self.path(step).stem}.partial.jsonl"
-
-    def _former_partial(self, step: int) -> Path:
-        """Its name in earlier versions."""
-        return self.path(step).with_suffix(".partial.jsonl")
 
     def graded(self, step: int) -> dict[Key, tuple[Completion, Grade]]:
         """The finished samples of a step with their grades, of all processes."""
@@ -126,7 +120,8 @@ class Journal:
             self._file.close()
             self._file = None
         self._partial(step).unlink(missing_ok=True)
-        self._former_partial(step).unlink(missing_ok=True)
+        former = self.path(step).with_suffix(".partial.jsonl")  # its name in earlier versions
+        former.unlink(missing_ok=True)
         return batch
 
 

@@ -5,24 +5,20 @@ n), in passes over all prompts, each pass in an order of its own. Records that t
 computed for are rejected with the reason, never trained on with a made-up reward.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from sabia.core import notes
 from sabia.core.errors import BadData
 from sabia.core.generate.chat import render
+from sabia.core.judge.rewards import Grader
+from sabia.core.judge.rubric import Rubric
 from sabia.core.shards.order import DataOrder
-
-if TYPE_CHECKING:
-    from sabia.core.judge.rewards import Grader
-    from sabia.core.judge.rubric import Rubric
-    from sabia.core.shards.sources import Source
-    from sabia.core.text.tokenizer import Tokenizer
+from sabia.core.shards.sources import Source
+from sabia.core.text.tokenizer import Tokenizer
 
 RejectRow = Callable[[dict[str, Any], str, str], None]
 COLUMNS = ("id", "messages", "rubric", "answer")

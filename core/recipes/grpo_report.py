@@ -3,8 +3,6 @@
 Sums travel between processes as one vector (`TALLIES`), so the figures are those of all samples.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any

@@ -4,14 +4,14 @@ A sample is named by (seed, step, prompt, number); what the journal holds of a s
 there and only the rest is made.
 """
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from sabia.core.generate.engine import Engine
+from sabia.core.generate.opened import open_client
 from sabia.core.generate.requests import Completion, Request
+from sabia.core.judge.llm import Judge
 from sabia.core.judge.rewards import Case, Grader, NullGuard, parse_reward
 from sabia.core.judge.verdict import Grade
 from sabia.core.options.grpo import GrpoOptions
@@ -109,9 +109,6 @@ def open_grader(options: GrpoOptions) -> Iterator[Grader]:
     if not options.judge_url:
         yield Grader(weights, None, options.max_unknown)
         return
-    from sabia.core.generate.opened import open_client
-    from sabia.core.judge.llm import Judge
-
     with open_client(
         options.judge_url,
         options.judge_model,

@@ -12,8 +12,6 @@ Examples are turns of the same chat. An answer is one of the scale's numbers or 
 nothing else: a reply that names several, none, or a number in between is unknown.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import re

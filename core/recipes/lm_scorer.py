@@ -16,8 +16,16 @@ from typing import Any, Protocol
 import numpy as np
 
 from sabia.core import units
+from sabia.core.bench.loglikelihood import Scorer, encode_options
+from sabia.core.generate.cache import CallCache
+from sabia.core.generate.calls import ChatRequest, content_key
+from sabia.core.generate.chat import render
+from sabia.core.generate.local import model_fingerprint
+from sabia.core.generate.opened import default_cache, open_client
+from sabia.core.model import hub
 from sabia.core.options.classify import Asking
 from sabia.core.recipes.lm_prompt import Prompt, load_prompt
+from sabia.core.text.tokenizer import load_tokenizer
 
 GROUP = 64  # documents of a local model whose answers are kept at once
 
@@ -43,8 +51,6 @@ class EndpointDoor:
 
     def shares(self, texts: Sequence[str]) -> np.ndarray:
         """See Door."""
-        from sabia.core.generate.calls import ChatRequest
-
         most = self.prompt.max_tokens
         asked = [ChatRequest(self.prompt.messages(text), max_tokens=most) for text in texts]
         found = np.full((len(texts), len(self.prompt.answers)), np.nan)
@@ -69,9 +75,6 @@ class LocalDoor:
     """A model directory, scored by core.bench.loglikelihood; `cache`: of finished documents."""
 
     def __init__(self, prompt: Prompt, directory: str, backend: str, cache: Any) -> None:
-        from sabia.core.generate.local import model_fingerprint
-        from sabia.core.text.tokenizer import load_tokenizer
-
         self.prompt, self.directory, self.backend, self.cache = prompt, directory, backend, cache
         self.fingerprint = model_fingerprint(directory, "--lm")
         self.tokenizer = load_tokenizer(directory, "--lm")
@@ -80,16 +83,11 @@ class LocalDoor:
     @cached_property
     def scorer(self) -> Any:
         """Loads the model when first used."""
-        from sabia.core.bench.loglikelihood import Scorer
-        from sabia.core.model import hub
-
         spec, params = hub.load_model(self.directory)
         return Scorer(spec, params, self.backend)
 
     def shares(self, texts: Sequence[str]) -> np.ndarray:
         """See Door; unknown where a prompt does not fit the model's context."""
-        from sabia.core.generate.calls import content_key
-
         body = {"model": self.fingerprint, "prompt": self.prompt.digest}
         keys = [
             content_key("answers", body | {"text": text[: self.prompt.max_chars]}) for text in texts
@@ -119,9 +117,6 @@ class LocalDoor:
         return [[float(x) for x in next(scored)] if flag else None for flag in fits]
 
     def _question(self, text: str) -> Any:
-        from sabia.core.bench.loglikelihood import encode_options
-        from sabia.core.generate.chat import render
-
         answers = self.prompt.answers
         if not self.tokenizer.chat_template:
             return encode_options(self.tokenizer, self.prompt.plain(text), answers, special=False)
@@ -139,13 +134,9 @@ class LocalDoor:
 
 def open_door(prompt: Prompt, options: Asking) -> Door:
     """The door that the options name."""
-    from sabia.core.generate.opened import default_cache, open_client
-
     if options.url:
         client = open_client(options.url, options.lm, options, options.cache)
         return EndpointDoor(prompt, client)
-    from sabia.core.generate.cache import CallCache
-
     cache = CallCache(options.cache or default_cache())
     return LocalDoor(prompt, options.lm, options.backend, cache)
 
@@ -223,6 +214,4 @@ class LmScorer:
 
 def _model_name(options: Asking) -> str:
     """What names the model in fingerprints: a local one by its files."""
-    from sabia.core.generate.local import model_fingerprint
-
     return options.lm if options.url else model_fingerprint(options.lm, "--lm")

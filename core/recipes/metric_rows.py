@@ -5,8 +5,6 @@ as stderr (a job's log), and srun's, which joins the streams of all tasks: nobod
 there. Anything else gets one stream in the format of `--to`.
 """
 
-from __future__ import annotations
-
 import os
 import sys
 from collections.abc import Iterable

@@ -5,8 +5,6 @@ same weights and see each source's rows in the same order, so that only the mix 
 proxy is a line of `proxies.jsonl` and is not trained again.
 """
 
-from __future__ import annotations
-
 import json
 from dataclasses import dataclass
 from functools import cached_property
@@ -19,7 +17,7 @@ from sabia.core import stop
 from sabia.core.errors import UsageError
 from sabia.core.options.training import Training
 from sabia.core.recipes.training import Plan, Task, fresh_stepper
-from sabia.core.shards import Job
+from sabia.core.shards.job import Job
 from sabia.core.shards.order import DataOrder
 from sabia.core.train.schedule import learning_rate
 from sabia.core.train.stepper import Stepper

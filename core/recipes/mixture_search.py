@@ -10,8 +10,6 @@ The run directory keeps the proxies, so that a search that was stopped goes on w
 `mixture.json` holds the answer.
 """
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from typing import Any
@@ -26,9 +24,11 @@ from sabia.core.progress import progress
 from sabia.core.recipes import training
 from sabia.core.recipes.mixture_proxies import FILE, Proxies
 from sabia.core.recipes.training import Task
-from sabia.core.shards import Job, open_output, write_atomic
+from sabia.core.shards.atomic import write_atomic
+from sabia.core.shards.job import Job
 from sabia.core.shards.named_numbers import type_of
 from sabia.core.shards.order import parse_weights
+from sabia.core.shards.outputs import open_output
 from sabia.core.train.mixture_law import Reweighting, best_mix, draw_mixes, fit, row_weights
 from sabia.core.train.stepper import Stepper
 

@@ -5,8 +5,6 @@ it in the rows' metadata; rows may have moved with their tokenizer beside them. 
 extends the model's own see recipes.grown_model.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path

@@ -5,8 +5,6 @@ on padding; where a new shape costs a compilation there are few. What a row give
 its company. A row's tokens are weighted by a pooling (core.model.heads.pool_weights).
 """
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any

@@ -5,8 +5,6 @@ of rows, the mix of sources and the schedule are functions of the options alone,
 call ends with the same weights however often it was stopped.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path

@@ -26,7 +26,9 @@ from sabia.core.numerics.schemes import scheme_named
 from sabia.core.options.quantize import QuantizeOptions
 from sabia.core.quant.recipe import Recipe, load_recipe, with_overrides
 from sabia.core.recipes.calibration_rows import read_rows
-from sabia.core.shards import Job, open_inputs, write_atomic
+from sabia.core.shards.atomic import write_atomic
+from sabia.core.shards.inputs import open_inputs
+from sabia.core.shards.job import Job
 from sabia.core.shards.manifest import provenance
 from sabia.core.shards.outputs import open_stdout
 from sabia.core.spec import ModelSpec

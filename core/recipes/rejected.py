@@ -1,7 +1,5 @@
 """Rows that a trainer cannot use: kept with a reason by the leading process, counted by all."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass

@@ -4,8 +4,6 @@ The order is arithmetic (core.shards.order), so the list needs no log: the run's
 and the step of its last checkpoint decide it. Rows that a guard left out are marked.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

@@ -5,8 +5,6 @@ final normed states over all its tokens, computed by the model core in either ba
 directory will do; one trained for sentence similarity tells meanings apart best.
 """
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Sequence
 from typing import Any

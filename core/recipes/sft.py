@@ -6,8 +6,6 @@ and none sees another; those that cannot be used are rejected with a reason. Tra
 `core.recipes.training`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 

@@ -22,9 +22,14 @@ from sabia.core.bench.metrics import choice_scores, document_sums
 from sabia.core.bench.score_rows import Score, scores_of
 from sabia.core.bench.task import Task
 from sabia.core.errors import UsageError
+from sabia.core.generate.chat import render
 from sabia.core.generate.local import model_fingerprint
 from sabia.core.generate.opened import open_client
+from sabia.core.judge.llm import Judge
+from sabia.core.judge.rewards import Case
+from sabia.core.model import hub
 from sabia.core.options.eval import ENDPOINT, EvalOptions
+from sabia.core.text.tokenizer import load_tokenizer
 
 
 class Judging:
@@ -62,9 +67,6 @@ class Judging:
         return rows
 
     def _items(self, task: Task, pairs: Sequence[tuple[Item, Answer]]) -> list[marks.Judged]:
-        from sabia.core.judge.llm import Judge
-        from sabia.core.judge.rewards import Case
-
         rubrics = [marks.rubric_of(value(task.rubric, item.fields)) for item, _ in pairs]
         cases = [
             Case(list(answer.messages) or item.as_messages, answer.text, rubric=rubric)
@@ -171,8 +173,6 @@ class LocalModel(Subject):
     def tokenizer(self) -> Any:
         """The model's own tokenizer."""
         if self._tokenizer is None:
-            from sabia.core.text.tokenizer import load_tokenizer
-
             self._tokenizer = load_tokenizer(self.directory, "--model")
         return self._tokenizer
 
@@ -180,8 +180,6 @@ class LocalModel(Subject):
     def scorer(self) -> Scorer:
         """Loads the model when first used."""
         if self._scorer is None:
-            from sabia.core.model import hub
-
             spec, params = hub.load_model(self.directory)
             self._scorer = Scorer(spec, params, self.backend, self.dtype)
         return self._scorer
@@ -195,8 +193,6 @@ class LocalModel(Subject):
             if self.backend == "torch":
                 spec, params = self.scorer.spec, self.scorer.params
             else:
-                from sabia.core.model import hub
-
                 notes.note("generation runs on torch, whatever the backend")
                 spec, params = hub.load_model(self.directory)
             self._engine = Engine(spec, params, self.tokenizer, self.dtype)
@@ -210,8 +206,6 @@ class LocalModel(Subject):
         if not item.messages:
             texts = [task.delimiter + choice for choice in item.choices]
             return encode_options(self.tokenizer, item.text, texts, special=False)
-        from sabia.core.generate.chat import render
-
         context = render(item.messages, self.tokenizer, add_generation_prompt=True)
         return encode_options(self.tokenizer, context, item.choices, special=True)
 

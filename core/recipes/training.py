@@ -4,8 +4,6 @@
 writes `final/` from the last checkpoint, a tensor at a time.
 """
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import json

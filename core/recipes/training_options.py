@@ -4,8 +4,6 @@ A run's identity is everything that decides its weights; backend, mesh, micro-ba
 save or report are not part of it, so that a run may go on elsewhere.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from dataclasses import replace

@@ -47,15 +47,11 @@ def from_path(given: str, kind: str, flag: str = "") -> list[Source]:
     base = given.rstrip("/") + "/"
     return [
         Source(
-            name, kind, sniff(partial(open_binary, name), name), _opener(name),
+            name, kind, sniff(partial(open_binary, name), name), partial(open_binary, name),
             keys_of(name.removeprefix(base)) if name.startswith(base) else (),
         )
         for name in names
     ]  # fmt: skip
-
-
-def _opener(name: str) -> Opener:
-    return partial(open_binary, name)
 
 
 def is_url(name: str) -> bool:

@@ -74,7 +74,7 @@ def run_map(
     """
     started = working_s()
     sources = list(sources if sources is not None else open_inputs(job, kind_in))
-    ours = _our_shards(job, len(sources))
+    ours = our_shards(job, len(sources))
     if kind_out == "document" and schema is None:
         sources = unified(sources, whole=len(ours) == len(sources))
         schema = manifest.schema_of_all(sources)
@@ -103,7 +103,7 @@ class _Work:
         return manifest.provenance(self.job, self.kind_out, prints, self.salt, self.schema)
 
 
-def _our_shards(job: Job, count: int) -> list[int]:
+def our_shards(job: Job, count: int) -> list[int]:
     """Indices of the input shards that this process owns."""
     mine = job.shard or slurm_slice()
     if mine is None:
@@ -206,19 +206,7 @@ def _transformed(
     """The transform's batches of one shard; fills in the summary."""
     context = ShardContext(index, source.name, rejects)
     before = rejects.count
-
-    def refused(row: dict[str, Any], reason: str) -> None:
-        summary.rows_in += 1
-        context.reject(row, reason)
-
-    def counted() -> Iterator[pa.RecordBatch]:
-        for batch in source.batches(reject=refused):
-            stop.check()
-            summary.rows_in += batch.num_rows
-            bar.advance(batch.num_rows)
-            yield batch
-
-    for batch in work.transform(counted(), context):
+    for batch in work.transform(counted(source, context, summary, bar), context):
         stop.check()
         yield batch
     for name, n in context.counters.items():
@@ -226,6 +214,22 @@ def _transformed(
     if rejects.count > before:
         summary.rejected += rejects.count - before
         summary.reject_path = rejects.path
+
+
+def counted(
+    source: Source, context: ShardContext, summary: Summary, bar: Bar
+) -> Iterator[pa.RecordBatch]:
+    """The batches of a shard; counts its rows and rejects those that cannot be read."""
+
+    def refused(row: dict[str, Any], reason: str) -> None:
+        summary.rows_in += 1
+        context.reject(row, reason)
+
+    for batch in source.batches(reject=refused):
+        stop.check()
+        summary.rows_in += batch.num_rows
+        bar.advance(batch.num_rows)
+        yield batch
 
 
 def _write(

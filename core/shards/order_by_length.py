@@ -6,8 +6,6 @@ stays a pure function of (seed, position), and every row of a window is in exact
 batches, so a run resumes as with any other order.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field, fields
 
 import numpy as np

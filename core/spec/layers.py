@@ -158,7 +158,6 @@ class FeedForward(Protocol):
 
     def rows(self, width: int) -> tuple[Row, ...]:
         """Tensors for a residual stream of `width`."""
-        ...
 
 
 @dataclass(frozen=True)

@@ -9,16 +9,16 @@ from __future__ import annotations
 
 import unicodedata
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+
+import numpy as np
+import pyarrow as pa
 
 from sabia.core.text.bpe_tables import compile_tables
-
-if TYPE_CHECKING:
-    import numpy as np
-    import pyarrow as pa
-
-    from sabia.core.text.tokenizer import Tokenizer
-    from sabia.kernels.bpe import Cache
+from sabia.core.text.sketching import text_buffers
+from sabia.core.text.tokenizer import Tokenizer
+from sabia.kernels import bpe
+from sabia.kernels.bpe import Cache
+from sabia.kernels.unicode_classes import NFC_MAYBE, UNKNOWN
 
 
 class KernelEncoder:
@@ -26,8 +26,6 @@ class KernelEncoder:
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         """Raises bpe_tables.Unsupported where the kernel has no form for the tokenizer."""
-        from sabia.kernels.bpe import Cache
-
         self.tokenizer = tokenizer
         self.compiled = compile_tables(tokenizer)
         self.cache: Cache = Cache()
@@ -38,10 +36,6 @@ class KernelEncoder:
         `end_id` >= 0 ends every document and is counted. Raises pa.ArrowInvalid where a text is not
         UTF-8.
         """
-        from sabia.core.text.sketching import text_buffers
-        from sabia.kernels import bpe
-        from sabia.kernels.unicode_classes import NFC_MAYBE, UNKNOWN
-
         texts.validate(full=True)
         data, offsets = text_buffers(texts)
         data, offsets = bpe.padded(data[offsets[0] : offsets[-1]]), offsets - offsets[0]
@@ -57,8 +51,6 @@ class KernelEncoder:
 
     def _unsure(self, texts: pa.Array, unsure: np.ndarray) -> _Special:
         """The documents among the unsure ones that the library has to encode, and their ids."""
-        import numpy as np
-
         skip = unsure.copy()
         rows = np.flatnonzero(unsure)
         found = []
@@ -90,8 +82,6 @@ def _spliced(
     ids: np.ndarray, lengths: np.ndarray, special: _Special, end_id: int
 ) -> tuple[np.ndarray, np.ndarray]:
     """Puts the ids of the library where its documents stand."""
-    import numpy as np
-
     end = np.array([end_id] if end_id >= 0 else [], np.int32)
     rows = np.flatnonzero(special.skip)
     pieces, at = [], 0

@@ -7,17 +7,18 @@ name: other normalizers than NFC, prefix spaces, `▁` pieces with byte fallback
 dropout, affixes of words, added tokens that strip or want whole words.
 """
 
-from __future__ import annotations
-
 import itertools
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    from sabia.core.text.tokenizer import Tokenizer
-    from sabia.kernels.bpe import Splitting, Tables, Trie
+import numpy as np
+
+from sabia.core.text.tokenizer import Tokenizer
+from sabia.kernels import bpe
+from sabia.kernels.bpe import Splitting, Tables, Trie, make_trie, pair_table
+from sabia.kernels.unicode_classes import class_table
 
 CONTRACTIONS = "(?i:'s|'t|'re|'ve|'m|'ll|'d)"
 WHITE = r"\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -81,9 +82,6 @@ def known_patterns() -> dict[str, tuple[int, int, int]]:
 
 def compile_tables(tokenizer: Tokenizer) -> Compiled:
     """Arrays for the kernel; raises Unsupported."""
-    from sabia.kernels import bpe
-    from sabia.kernels.unicode_classes import class_table
-
     definition = json.loads(tokenizer.definition)
     nfc = _normalizer(definition)
     splitting = _splitting(definition)
@@ -93,7 +91,8 @@ def compile_tables(tokenizer: Tokenizer) -> Compiled:
     characters = byte_of_character()
     if missing := [c for c in characters if c not in vocab]:
         raise Unsupported(f"no token for {len(missing)} of the 256 bytes")
-    byte_ids = np_int32([vocab[c] for c in sorted(characters, key=characters.__getitem__)])
+    spelled = sorted(characters, key=characters.__getitem__)
+    byte_ids = np.array([vocab[c] for c in spelled], np.int32)
     pairs = _pairs(model["merges"], vocab)
     words = _whole_words(vocab, characters) if model.get("ignore_merges") else {}
     tries = _tries(definition, tokenizer)
@@ -123,13 +122,6 @@ def split_pattern(step: dict[str, Any]) -> str | None:
     return step["pattern"].get("Regex")
 
 
-def np_int32(values: Sequence[int]) -> Any:
-    """int32[n]."""
-    import numpy as np
-
-    return np.array(values, np.int32)
-
-
 def _normalizer(definition: dict[str, Any]) -> bool:
     """True for NFC, False for none."""
     step = definition.get("normalizer")
@@ -152,8 +144,6 @@ def _check_model(model: dict[str, Any]) -> None:
 
 
 def _splitting(definition: dict[str, Any]) -> Splitting:
-    from sabia.kernels.bpe import Splitting
-
     *steps, last = pre_tokenizer_chain(definition)
     if last.get("type") != "ByteLevel":
         raise Unsupported(f"pre-tokenizer {last.get('type', 'none')} (not byte-level)")
@@ -189,10 +179,6 @@ def _parts(steps: Sequence[dict[str, Any]]) -> tuple[int, bool]:
 
 
 def _pairs(merges: Sequence[Any], vocab: dict[str, int]) -> Any:
-    import numpy as np
-
-    from sabia.kernels.bpe import pair_table
-
     pairs = [m.split(" ") if isinstance(m, str) else m for m in merges]
     ids = itertools.chain.from_iterable((vocab[a], vocab[b], vocab[a + b]) for a, b in pairs)
     table = np.fromiter(ids, np.int64, 3 * len(pairs)).reshape(-1, 3)
@@ -215,8 +201,6 @@ def _tries(definition: dict[str, Any], tokenizer: Tokenizer) -> tuple[Trie, Trie
     A special token spelled out in a document stays ordinary text, but is matched as a whole: no
     other token is found inside it. Where all are special there is nothing to look for.
     """
-    from sabia.kernels.bpe import make_trie
-
     groups: tuple[list[tuple[bytes, int]], ...] = ([], [])
     normalizer = tokenizer.backend.normalizer
     for token in definition.get("added_tokens", []):

@@ -8,8 +8,6 @@ heuristics counts by the same rules, and refuses texts in which a line that pass
 has `{` or `lorem ipsum`. Raffel et al. 2020, section 2.2.
 """
 
-from collections.abc import Sequence
-
 from sabia.kernels.quality_reference import c4_verdict
 
 
@@ -17,8 +15,3 @@ def kept_lines(text: str) -> str:
     """The lines of a text that the rules keep, with line feeds between them."""
     judged = (c4_verdict(line) for line in text.splitlines())
     return "\n".join(line for name, line in judged if name == "keep")
-
-
-def edit(texts: Sequence[str]) -> list[str]:
-    """`kept_lines` of each text; a text that would be left empty becomes the empty string."""
-    return [kept_lines(text) for text in texts]

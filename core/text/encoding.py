@@ -20,6 +20,9 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+import pyarrow as pa
+
 from sabia.core.errors import UsageError
 from sabia.core.text.bpe_tables import (
     GPT2_PATTERN,
@@ -28,13 +31,11 @@ from sabia.core.text.bpe_tables import (
     pre_tokenizer_chain,
     split_pattern,
 )
+from sabia.core.text.tokenizer import Tokenizer
+from sabia.kernels.minhash import numba_available
 
 if TYPE_CHECKING:
-    import numpy as np
-    import pyarrow as pa
-
     from sabia.core.text.bpe_encoder import KernelEncoder
-    from sabia.core.text.tokenizer import Tokenizer
 
 PROBE_DOCUMENTS = 1_000
 PROBE_CHARS = 1_000_000
@@ -61,8 +62,6 @@ class Encoder:
     def prepare(self) -> None:
         """Build the engine, which the first call would do; raises Unsupported."""
         if self.engine == "kernel":
-            import pyarrow as pa
-
             self._kernel.encode(pa.array(["a"]))
         elif self.engine == "tiktoken" and self._tiktoken is None:
             raise Unsupported("cannot express this tokenizer")
@@ -181,14 +180,10 @@ def _is_full(texts: Sequence[str]) -> bool:
 
 
 def _has_numba() -> bool:
-    from sabia.kernels.minhash import numba_available
-
     return numba_available()
 
 
 def _joined(rows: Sequence[Any], end_id: int) -> tuple[np.ndarray, np.ndarray]:
-    import numpy as np
-
     end = np.array([end_id] if end_id >= 0 else [], np.int32)
     lengths = np.array([len(row) + len(end) for row in rows], np.int64)
     pieces = [part for row in rows for part in (np.asarray(row, np.int32), end)]
@@ -197,8 +192,6 @@ def _joined(rows: Sequence[Any], end_id: int) -> tuple[np.ndarray, np.ndarray]:
 
 def _timed(encoder: Encoder, texts: Sequence[str]) -> tuple[tuple[np.ndarray, np.ndarray], float]:
     """(what `encode` gives, megabytes a CPU second)."""
-    import pyarrow as pa
-
     column = pa.array(texts, pa.string())
     start = time.process_time()
     found = encoder.encode(column)
@@ -208,8 +201,6 @@ def _timed(encoder: Encoder, texts: Sequence[str]) -> tuple[tuple[np.ndarray, np
 
 def _differing(wanted: tuple[np.ndarray, np.ndarray], found: tuple[np.ndarray, np.ndarray]) -> int:
     """How many documents have other ids."""
-    import numpy as np
-
     rows = [np.split(ids, np.cumsum(lengths)[:-1]) for ids, lengths in (wanted, found)]
     return sum(not np.array_equal(a, b) for a, b in zip(*rows, strict=True))
 

@@ -6,8 +6,6 @@ and hardly any new ones, most words of the source are in it, the language is the
 not repeat itself. They need no model; they are strict where that is cheap (numbers).
 """
 
-from __future__ import annotations
-
 import re
 from collections import Counter
 

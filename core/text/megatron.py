@@ -7,14 +7,11 @@ its end token. Types: 8 = uint16 where all ids are below 65,500 (the library's o
 4 = int32. Format: Megatron-LM, megatron/core/datasets/indexed_dataset.py.
 """
 
-from __future__ import annotations
-
 import struct
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO
+from typing import BinaryIO
 
-if TYPE_CHECKING:
-    import numpy as np
+import numpy as np
 
 MAGIC = b"MMIDIDX\0\0"
 VERSION = 1
@@ -43,8 +40,6 @@ class MegatronWriter:
 
     def write_index(self, path: str | Path) -> None:
         """The index of everything added."""
-        import numpy as np
-
         lengths = np.concatenate([np.empty(0, "<i4"), *self._lengths])
         item_bytes = 2 if self.code == UINT16 else 4
         ends = np.cumsum(lengths, dtype=np.int64) * item_bytes

@@ -5,31 +5,35 @@ holds a few numbers a row and not the rows. The output is one file, stdout, or p
 rows in a directory; all carry the plan in their metadata.
 """
 
-from __future__ import annotations
-
 import os
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
 
 from sabia.core import notes, stop
 from sabia.core.errors import UsageError
+from sabia.core.options.tokenize import TokenizeOptions
+from sabia.core.shards import manifest, outputs, schemas
+from sabia.core.shards.job import Job
+from sabia.core.shards.layout import adopt
+from sabia.core.shards.mapping import ShardContext
+from sabia.core.shards.outputs import open_output
+from sabia.core.shards.rejects import Rejects, reject_path
+from sabia.core.shards.slices import slurm_slice
+from sabia.core.shards.sources import Source
+from sabia.core.shards.summary import Summary
 from sabia.core.text.encoding import Encoder
 from sabia.core.text.mixing import Share, interleave, parse_mix, passes, plan_mix
 from sabia.core.text.packing import Rows, make_packer, to_batch
 from sabia.core.text.token_counts import Tally, report_bytes_per_token
-
-if TYPE_CHECKING:
-    import numpy as np
-    import pyarrow as pa
-
-    from sabia.core.options.tokenize import TokenizeOptions
-    from sabia.core.shards.job import Job
-    from sabia.core.shards.sources import Source
-    from sabia.core.shards.summary import Summary
+from sabia.core.text.tokenize import buckets_of, encode_documents, usable
 
 PART_ROWS = 65_536
 BATCH_ROWS = 512
@@ -49,8 +53,6 @@ class RowSpool:
 
     def append(self, rows: Rows) -> None:
         """Adds packed rows."""
-        import numpy as np
-
         self._ids.write(rows.ids.astype("<i4").tobytes())
         self._pieces.write(rows.piece_lengths.astype("<i4").tobytes())
         counts = np.bincount(rows.piece_rows, minlength=len(rows))
@@ -58,8 +60,6 @@ class RowSpool:
 
     def seal(self) -> None:
         """Ends writing; `read` works from here on."""
-        import numpy as np
-
         for file in (self._ids, self._pieces):
             file.flush()
         if len(self):
@@ -80,11 +80,6 @@ def write(
     job: Job, options: TokenizeOptions, encoder: Encoder, sources: Sequence[Source], salt: str
 ) -> None:
     """Mixes the documents of `sources` into the job's output; skips what is already made."""
-    from sabia.core.shards import manifest
-    from sabia.core.shards.layout import adopt
-    from sabia.core.shards.rejects import Rejects, reject_path
-    from sabia.core.shards.summary import Summary
-
     _refuse_slices(job)
     adopt(job)
     started = time.monotonic()
@@ -115,8 +110,6 @@ def write(
 
 
 def _refuse_slices(job: Job) -> None:
-    from sabia.core.shards.slices import slurm_slice
-
     if job.shard or slurm_slice():
         raise UsageError(
             "a mix needs the counts of all shards; run it as one job, or tokenize in slices and "
@@ -135,8 +128,6 @@ def _spool_directory(job: Job) -> str | None:
 
 
 def _is_current(job: Job, made: Mapping[str, Any]) -> bool:
-    from sabia.core.shards import manifest, outputs
-
     if job.to_stdout:
         return False
     first = outputs.output_path(job)
@@ -155,9 +146,6 @@ def _fill(
     summary: Summary,
 ) -> None:
     """Packs the documents of each source into its spool; those of other sources are counted."""
-    from sabia.core.shards.mapping import ShardContext
-    from sabia.core.text.tokenize import buckets_of, usable
-
     packers = {
         name: make_packer(options.packing, options.length, encoder.tokenizer.pad_id)
         for name in spools
@@ -182,9 +170,6 @@ def _fill(
 
 
 def _by_source(batch: pa.RecordBatch, names: set[str]) -> dict[str, pa.RecordBatch]:
-    import pyarrow as pa
-    import pyarrow.compute as pc
-
     column = batch.column("source")
     present = names & set(pc.unique(column).to_pylist())
     return {name: batch.filter(pc.equal(column, pa.scalar(name))) for name in sorted(present)}
@@ -193,10 +178,6 @@ def _by_source(batch: pa.RecordBatch, names: set[str]) -> dict[str, pa.RecordBat
 def _add(
     packer: Any, spool: RowSpool, encoder: Encoder, batch: pa.RecordBatch, tally: Tally
 ) -> None:
-    import numpy as np
-
-    from sabia.core.text.tokenize import encode_documents
-
     tokens, lengths = encode_documents(encoder, batch, tally)
     for rows in packer.add(tokens, lengths, np.zeros(len(lengths), np.int64)):
         spool.append(rows)
@@ -216,8 +197,6 @@ def _mixed(
 
 
 def _joined(drawn: list[tuple[np.ndarray, np.ndarray]], codes: list[int]) -> Rows:
-    import numpy as np
-
     counts = [len(lengths) for _, lengths in drawn]
     return Rows(
         np.stack([ids for ids, _ in drawn]).astype(np.int32),
@@ -233,8 +212,6 @@ def _write_rows(
     made: Mapping[str, Any],
     shares: Sequence[Share],
 ) -> None:
-    from sabia.core.shards import manifest, open_output, schemas
-
     total = sum(share.rows for share in shares)
     parts = -(-total // PART_ROWS) if job.to_directory else 1
     said = {**made, "parts": parts, "mix": [asdict(share) for share in shares]}

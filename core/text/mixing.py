@@ -6,18 +6,15 @@ interleave: the k-th of a source's n rows stands at (k + 1/2)/n of the whole, so
 the output has the proportions of the whole; within a source the seed shuffles each pass anew.
 """
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+
+import numpy as np
 
 from sabia.core.errors import UsageError
+from sabia.core.shards.order import Permutation, key64
 from sabia.core.shards.shares import apportion, fill
-
-if TYPE_CHECKING:
-    import numpy as np
 
 CHUNK = 4096  # rows whose order is computed together
 
@@ -80,8 +77,6 @@ def plan_mix(
 def interleave(counts: list[int]) -> np.ndarray:
     """int64[Σ counts]: which source each place of the output takes; source s comes counts[s]
     times, evenly spread."""
-    import numpy as np
-
     at = np.concatenate([(np.arange(n) + 0.5) / n for n in counts if n] or [np.empty(0)])
     which = np.repeat(np.arange(len(counts)), counts)
     return which[np.argsort(at, kind="stable")]
@@ -89,10 +84,6 @@ def interleave(counts: list[int]) -> np.ndarray:
 
 def passes(source: str, available: int, rows: int, seed: int) -> Iterator[int]:
     """Row numbers to read: passes over all rows of the source, each in an order of its own."""
-    import numpy as np
-
-    from sabia.core.shards.order import Permutation, key64
-
     name = int.from_bytes(hashlib.blake2b(source.encode(), digest_size=8).digest(), "little")
     for start in range(0, rows, CHUNK):
         number, place = np.divmod(np.arange(start, min(rows, start + CHUNK)), available)

@@ -8,17 +8,16 @@ A row holds `input_ids[T]`, `document_lengths` (what is left to T is padding), `
 padding), `source` (that of its documents, MIXED where they differ) and an id made of its content.
 """
 
-from __future__ import annotations
-
 import bisect
 import hashlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
-if TYPE_CHECKING:
-    import numpy as np
-    import pyarrow as pa
+import numpy as np
+import pyarrow as pa
+
+from sabia.core.shards import schemas
 
 MIXED = "mixed"
 WINDOW = 4096
@@ -61,16 +60,12 @@ class SequentialPacker:
     """End to end; holds less than one row between calls."""
 
     def __init__(self, length: int, pad_id: int) -> None:
-        import numpy as np
-
         self.length, self.pad_id = length, pad_id
         self._tokens = np.empty(0, np.int32)
         self._lengths = np.empty(0, np.int64)
         self._sources = np.empty(0, np.int64)
 
     def add(self, tokens: np.ndarray, lengths: np.ndarray, sources: np.ndarray) -> Iterator[Rows]:
-        import numpy as np
-
         tokens = np.concatenate([self._tokens, tokens])
         lengths = np.concatenate([self._lengths, lengths])
         sources = np.concatenate([self._sources, sources])
@@ -87,8 +82,6 @@ class SequentialPacker:
             yield Rows(ids, row[inside], size[inside], sources[document[inside]])
 
     def flush(self) -> Iterator[Rows]:
-        import numpy as np
-
         if len(self._tokens):
             ids = np.full((1, self.length), self.pad_id, np.int32)
             ids[0, : len(self._tokens)] = self._tokens
@@ -116,8 +109,6 @@ class BestFitPacker:
             start += size
 
     def flush(self) -> Iterator[Rows]:
-        import numpy as np
-
         if not self._pieces:
             return
         pieces, sources = self._pieces, self._sources
@@ -164,11 +155,6 @@ def best_fit(lengths: Sequence[int], capacity: int) -> list[list[int]]:
 
 def to_batch(rows: Rows, names: Sequence[str | None]) -> pa.RecordBatch:
     """Rows as records of kind `tokens`; `names` are the sources by code."""
-    import numpy as np
-    import pyarrow as pa
-
-    from sabia.core.shards import schemas
-
     n, length = rows.ids.shape
     counts = np.bincount(rows.piece_rows, minlength=n)
     used = np.bincount(rows.piece_rows, rows.piece_lengths, minlength=n).astype(np.int64)
@@ -201,8 +187,6 @@ def row_ids(rows: Rows, ends: np.ndarray) -> list[str]:
 
 def _cut(lengths: np.ndarray, length: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Pieces of documents laid end to end and cut every `length` tokens: (row, size, document)."""
-    import numpy as np
-
     ends = np.cumsum(lengths)
     total = int(ends[-1]) if len(ends) else 0
     edges = np.arange(length, total + 1, length)
@@ -214,8 +198,6 @@ def _cut(lengths: np.ndarray, length: int) -> tuple[np.ndarray, np.ndarray, np.n
 
 
 def _row_sources(rows: Rows, ends: np.ndarray, names: Sequence[str | None]) -> list[str | None]:
-    import numpy as np
-
     lowest = np.minimum.reduceat(rows.piece_sources, ends[:-1])
     highest = np.maximum.reduceat(rows.piece_sources, ends[:-1])
     pairs = zip(lowest.tolist(), highest.tolist(), strict=True)

@@ -8,8 +8,6 @@ is dropped or changed, what is already in order stays, and a text without the pa
 it was, byte for byte. Rewriting twice is rewriting once. Words: English and Portuguese.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, replace

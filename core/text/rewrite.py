@@ -8,16 +8,25 @@ keeps its original text or is rejected, with the reason. Columns added: `rewritt
 `rewrite_finish_reason`.
 """
 
-from __future__ import annotations
-
 import hashlib
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import pyarrow as pa
 
 from sabia.core import notes, units
+from sabia.core.generate.cache import CallCache
+from sabia.core.generate.local import load_engine, model_fingerprint
+from sabia.core.generate.opened import default_cache, open_client
+from sabia.core.options.rewrite import RewriteOptions
+from sabia.core.shards.dry_run import unmeasured
+from sabia.core.shards.inputs import open_inputs
+from sabia.core.shards.job import Job
+from sabia.core.shards.mapping import ShardContext, run_map
+from sabia.core.shards.summary import Summary
 from sabia.core.text import reason_first
 from sabia.core.text.faithfulness import cleaned, unfaithful
 from sabia.core.text.rewrite_models import (
@@ -28,14 +37,6 @@ from sabia.core.text.rewrite_models import (
     pieces_of,
     prompt_hash,
 )
-
-if TYPE_CHECKING:
-    import pyarrow as pa
-
-    from sabia.core.options.rewrite import RewriteOptions
-    from sabia.core.shards.job import Job
-    from sabia.core.shards.mapping import ShardContext
-    from sabia.core.shards.summary import Summary
 
 BATCHES_AHEAD = 2
 REWRITTEN, UNCHANGED = "rewritten", "unchanged"
@@ -55,9 +56,6 @@ class Outcome:
 
 def run(job: Job, options: RewriteOptions) -> None:
     """Rewrites the job's documents; raises what the shards, the client and the engine raise."""
-    from sabia.core.shards import open_inputs, run_map
-    from sabia.core.shards.dry_run import unmeasured
-
     sources = open_inputs(job, "document")
     if options.engine == "rules":
         transform = partial(by_rules, recipe=options.recipe)
@@ -173,8 +171,6 @@ def _finish(
     marks: dict[str, str],
 ) -> Iterator[pa.RecordBatch]:
     """Applies the policy for unfaithful answers and yields the batch with its new columns."""
-    import pyarrow as pa
-
     found = outcomes()
     failed = [o.verdict not in (REWRITTEN, UNCHANGED) for o in found]
     for outcome, bad in zip(found, failed, strict=True):
@@ -195,8 +191,6 @@ def with_outcomes(
     batch: pa.RecordBatch, outcomes: Sequence[Outcome], marks: dict[str, str]
 ) -> pa.RecordBatch:
     """The batch with the new texts and the columns that say where they came from."""
-    import pyarrow as pa
-
     old = batch.column("text").to_pylist()
     new = [outcome.text for outcome in outcomes]
     hashes = [hashlib.blake2b(text.encode(), digest_size=16).hexdigest() for text in old]
@@ -222,12 +216,7 @@ def with_outcomes(
 
 def make_writer(options: RewriteOptions, seed: int) -> Writer:
     """The door to the model that the configuration names."""
-    from sabia.core.generate.cache import CallCache
-    from sabia.core.generate.opened import default_cache, open_client
-
     if options.engine == "local":
-        from sabia.core.generate.local import load_engine, model_fingerprint
-
         cache = CallCache(options.cache or default_cache())
         fingerprint = model_fingerprint(options.model)
         door = (load_engine(options.model), options.model, fingerprint, cache)

@@ -18,7 +18,9 @@ from sabia.core import stop
 from sabia.core.errors import UsageError
 from sabia.core.generate.cache import CallCache
 from sabia.core.generate.calls import ChatRequest, content_key
+from sabia.core.generate.chat import render
 from sabia.core.generate.client import Client
+from sabia.core.generate.requests import Request
 
 if TYPE_CHECKING:
     from sabia.core.generate.engine import Engine
@@ -168,9 +170,6 @@ class LocalWriter:
 
     def _generate(self, todo: Sequence[tuple[str, dict[str, Any]]]) -> dict[str, dict[str, Any]]:
         """Replies by key; one that does not fit the model's context is an error."""
-        from sabia.core.generate.chat import render
-        from sabia.core.generate.requests import Request
-
         requests, replies = [], {}
         context, tokenizer = self.engine.spec.max_positions, self.engine.tokenizer
         for key, body in todo:

@@ -28,7 +28,7 @@ def before(batch: pa.RecordBatch, options: Screens) -> pa.RecordBatch:
     """The batch of which figures are taken."""
     if not options.c4_lines:
         return batch
-    return _with_texts(batch, c4.edit(batch.column("text").to_pylist()))
+    return _with_texts(batch, [c4.kept_lines(text) for text in batch.column("text").to_pylist()])
 
 
 def after(batch: pa.RecordBatch, options: Screens) -> tuple[pa.RecordBatch, dict[str, np.ndarray]]:

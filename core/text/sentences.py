@@ -5,8 +5,6 @@ brackets) before white space and a capital, digit or opening mark. Abbreviations
 and the number of a list item end none. `"".join` of all parts is always the text.
 """
 
-from __future__ import annotations
-
 import re
 from dataclasses import dataclass
 

@@ -4,21 +4,18 @@ Bytes are those of the UTF-8 text; end-of-document tokens are not counted. Count
 `bytes[language=pt]`, `tokens[source=web]`; beyond MOST names of a field the rest is `other`.
 """
 
-from __future__ import annotations
-
 import json
 import re
 import sys
-from typing import TYPE_CHECKING
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
 
 from sabia.core import notes
-
-if TYPE_CHECKING:
-    import numpy as np
-    import pyarrow as pa
-
-    from sabia.core.shards.job import Job
-    from sabia.core.shards.summary import Summary
+from sabia.core.shards.atomic import write_atomic
+from sabia.core.shards.job import Job
+from sabia.core.shards.summary import Summary
 
 FIELDS = ("language", "source")
 MOST = 40
@@ -33,9 +30,6 @@ class Tally:
 
     def add(self, batch: pa.RecordBatch, tokens: np.ndarray) -> None:
         """Documents (`text`, `language`, `source`) and the tokens of each."""
-        import numpy as np
-        import pyarrow.compute as pc
-
         sizes = pc.binary_length(batch.column("text")).to_numpy()
         for field in FIELDS:
             names, codes = coded(batch.column(field))
@@ -62,8 +56,6 @@ class Tally:
 
 def coded(column: pa.Array) -> tuple[list[str | None], np.ndarray]:
     """(distinct values in order of appearance, null among them; the code of each row)."""
-    import numpy as np
-
     found = column.dictionary_encode("encode")
     return found.dictionary.to_pylist(), found.indices.to_numpy().astype(np.int64)
 
@@ -83,8 +75,6 @@ def bytes_per_token(counters: dict[str, float]) -> dict[str, dict[str, float]]:
 
 def report_bytes_per_token(job: Job, summary: Summary) -> None:
     """Says the ratios on stderr and adds them to `--stats`."""
-    from sabia.core.shards.atomic import write_atomic
-
     ratios = bytes_per_token(summary.counters)
     if any(ratios.values()):
         parts = [

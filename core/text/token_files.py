@@ -6,8 +6,6 @@ Both go into a directory, a part for each input shard: `part-00000.bin` and `.id
 and says what it was made from; a run again makes only what is missing or made from something else.
 """
 
-from __future__ import annotations
-
 import json
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -15,21 +13,27 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from sabia.core import notes, stop
+import pyarrow as pa
+
+from sabia.core import notes
 from sabia.core.errors import UsageError
+from sabia.core.progress import Bar
+from sabia.core.shards import manifest, schemas
+from sabia.core.shards.atomic import atomic_path, write_atomic
+from sabia.core.shards.executor import run_tasks
+from sabia.core.shards.job import Job
+from sabia.core.shards.layout import adopt
+from sabia.core.shards.mapping import ShardContext, counted, our_shards
+from sabia.core.shards.outputs import ArrowRows
+from sabia.core.shards.rejects import Rejects, reject_path
+from sabia.core.shards.sources import Source
+from sabia.core.shards.summary import Summary
 from sabia.core.text.encoding import Encoder
 from sabia.core.text.megatron import MegatronWriter
 from sabia.core.text.token_counts import Tally
-
-if TYPE_CHECKING:
-    import pyarrow as pa
-
-    from sabia.core.shards.job import Job
-    from sabia.core.shards.mapping import ShardContext
-    from sabia.core.shards.sources import Source
-    from sabia.core.shards.summary import Summary
+from sabia.core.text.tokenize import encode_documents, usable
 
 Batches = Iterator["pa.RecordBatch"]
 
@@ -50,8 +54,6 @@ class Plan:
 
     def provenance(self, source: Source) -> dict[str, Any]:
         """What part of one source is made from."""
-        from sabia.core.shards import manifest
-
         return manifest.provenance(self.job, self.form, [source.fingerprint()], self.salt)
 
     def record(self, part: int) -> Path:
@@ -64,16 +66,10 @@ def write(plan: Plan, sources: Sequence[Source]) -> Summary:
 
     Raises UsageError where the output is not a local directory.
     """
-    from sabia.core.shards.executor import run_tasks
-    from sabia.core.shards.layout import adopt
-    from sabia.core.shards.slices import slurm_slice
-    from sabia.core.shards.summary import Summary
-
     job = plan.job
     if not job.to_directory or "://" in str(job.out):
         raise UsageError(f"--format {plan.form} writes a local directory; give -o DIR")
-    first, step = job.shard or slurm_slice() or (0, 1)
-    ours = range(first, len(sources), step)
+    ours = our_shards(job, len(sources))
     if job.dry_run:
         for part in ours:
             print(f"write {plan.record(part)} from {sources[part].name}")
@@ -90,18 +86,13 @@ def write(plan: Plan, sources: Sequence[Source]) -> Summary:
 
 
 def _one_part(plan: Plan, source: Source, part: int) -> Summary:
-    from sabia.core.shards.atomic import write_atomic
-    from sabia.core.shards.mapping import ShardContext
-    from sabia.core.shards.rejects import Rejects, reject_path
-    from sabia.core.shards.summary import Summary
-
     made, record = plan.provenance(source), plan.record(part)
     if not plan.job.force and (known := _known(record, made)) is not None:
         return Summary(shards_skipped=1, rows_out=known)
     summary = Summary(shards_done=1)
     with Rejects(reject_path(plan.job, part)) as rejects:
         context = ShardContext(part, source.name, rejects)
-        batches = _counted(source, context, summary)
+        batches = counted(source, context, summary, Bar())
         write_part = {"arrow": _arrow, "megatron": _megatron}[plan.form]
         summary.rows_out = write_part(plan, batches, context, part)
     summary.counters = dict(context.counters)
@@ -122,23 +113,8 @@ def _known(record: Path, made: Mapping[str, Any]) -> int | None:
     return said.get("rows") if said.get("fingerprint") == made["fingerprint"] else None
 
 
-def _counted(source: Source, context: ShardContext, summary: Summary) -> Batches:
-    def refused(row: dict[str, Any], reason: str) -> None:
-        summary.rows_in += 1
-        context.reject(row, reason)
-
-    for batch in source.batches(reject=refused):
-        stop.check()
-        summary.rows_in += batch.num_rows
-        yield batch
-
-
 def _arrow(plan: Plan, batches: Batches, context: ShardContext, part: int) -> int:
     """An Arrow stream of packed rows; returns how many."""
-    from sabia.core.shards import schemas
-    from sabia.core.shards.atomic import atomic_path
-    from sabia.core.shards.outputs import ArrowRows
-
     rows = 0
     with atomic_path(_data_file(plan.job, part)) as path, open(path, "wb") as file:
         stream = ArrowRows(file, schemas.tokens())
@@ -151,9 +127,6 @@ def _arrow(plan: Plan, batches: Batches, context: ShardContext, part: int) -> in
 
 def _megatron(plan: Plan, batches: Batches, context: ShardContext, part: int) -> int:
     """A `.bin` and its `.idx`, which appears last; returns the documents in them."""
-    from sabia.core.shards.atomic import atomic_path
-    from sabia.core.text.tokenize import encode_documents, usable
-
     tally = Tally()
     stem = Path(str(plan.job.out)) / f"part-{part:05d}"
     with ExitStack() as stack:
@@ -175,9 +148,6 @@ def _data_file(job: Job, part: int) -> Path:
 
 def _write_state(job: Job, parts: int) -> None:
     """What `datasets.load_from_disk` reads beside the data; in slices the last one's is whole."""
-    from sabia.core.shards import schemas
-    from sabia.core.shards.atomic import write_atomic
-
     folder = Path(str(job.out))
     there = [path.name for part in range(parts) if (path := _data_file(job, part)).is_file()]
     state: dict[str, Any] = {
@@ -197,8 +167,6 @@ def _write_state(job: Job, parts: int) -> None:
 
 
 def _feature(kind: pa.DataType) -> dict[str, Any]:
-    import pyarrow as pa
-
     if pa.types.is_list(kind):
         return {"feature": _feature(kind.value_type), "_type": "List"}
     return {"dtype": str(kind), "_type": "Value"}

@@ -7,38 +7,33 @@ by the plan of `mixing`. The tokenizer is trained on the input first where that 
 kept beside the rows; a re-run finds it there and does not train again.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
 
 from sabia.core import notes, stop
+from sabia.core.options.tokenize import TokenizeOptions
+from sabia.core.shards.dry_run import unmeasured
+from sabia.core.shards.inputs import open_inputs
+from sabia.core.shards.job import Job
+from sabia.core.shards.layout import name_shards
+from sabia.core.shards.mapping import ShardContext, run_map
+from sabia.core.shards.sources import Source
 from sabia.core.text.encoding import Encoder, choose_encoder, probe_texts
 from sabia.core.text.mixing import parse_mix
 from sabia.core.text.packing import make_packer, to_batch
 from sabia.core.text.source_buckets import Buckets
 from sabia.core.text.token_counts import Tally, coded, report_bytes_per_token
-from sabia.core.text.token_files import Plan
 from sabia.core.text.tokenizer import Tokenizer, load_tokenizer
 from sabia.core.text.tokenizer_source import obtain_tokenizer, with_end
-
-if TYPE_CHECKING:
-    import numpy as np
-    import pyarrow as pa
-
-    from sabia.core.options.tokenize import TokenizeOptions
-    from sabia.core.shards.job import Job
-    from sabia.core.shards.mapping import ShardContext
-    from sabia.core.shards.sources import Source
 
 
 def run(job: Job, options: TokenizeOptions) -> None:
     """Tokenizes the job's documents; raises what the shards and the tokenizer raise."""
-    from sabia.core.shards import open_inputs, run_map
-    from sabia.core.shards.dry_run import unmeasured
-    from sabia.core.shards.layout import name_shards
     from sabia.core.text import mixed_rows, token_files
 
     buckets, weights = buckets_of(options), parse_mix(options.mix) if options.mix else {}
@@ -71,7 +66,9 @@ def run(job: Job, options: TokenizeOptions) -> None:
             said, transform, "document", "tokens", sources=sources, salt=salt, sampled=sampled
         )
     else:
-        summary = token_files.write(Plan(said, options.format, transform, salt), sources)
+        summary = token_files.write(
+            token_files.Plan(said, options.format, transform, salt), sources
+        )
     if not job.dry_run:
         report_bytes_per_token(job, summary)
 
@@ -107,8 +104,6 @@ def usable(
     batch: pa.RecordBatch, context: ShardContext, buckets: Buckets | None = None
 ) -> pa.RecordBatch:
     """The batch without documents that have no text, which are rejected; sources are split."""
-    import pyarrow.compute as pc
-
     empty = pc.equal(pc.binary_length(batch.column("text")), 0)
     if pc.any(empty).as_py():
         context.reject(batch.filter(empty), "empty text")
@@ -118,8 +113,6 @@ def usable(
 
 def source_codes(batch: pa.RecordBatch, names: list[str | None]) -> np.ndarray:
     """int64[documents]: the place in `names` of each document's source; new ones are appended."""
-    import numpy as np
-
     found, codes = coded(batch.column("source"))
     names += [name for name in found if name not in names]
     return np.array([names.index(name) for name in found], np.int64)[codes]

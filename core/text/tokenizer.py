@@ -6,20 +6,17 @@ special tokens are <|endoftext|> <|pad|> <|im_start|> <|im_end|> and RESERVED sp
 0..15. Other kinds: tokenizer_training.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 from collections.abc import Iterable, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from sabia.core.errors import BadData, UsageError
+from sabia.core.options.tokenize import TokenizerTraining
+from sabia.core.shards.atomic import write_atomic
 from sabia.core.text.chatml import TURN_END
-
-if TYPE_CHECKING:
-    from sabia.core.options.tokenize import TokenizerTraining
 
 # Names under which model families keep their end-of-turn token.
 TURN_ENDS = (TURN_END, "<|eot_id|>", "<end_of_turn>", "<|end|>", "<|return|>", "<|call|>")
@@ -151,8 +148,6 @@ class Tokenizer:
 
     def save(self, directory: str | Path) -> None:
         """Writes tokenizer.json and tokenizer_config.json, which transformers reads unchanged."""
-        from sabia.core.shards.atomic import write_atomic
-
         folder = Path(directory)
         folder.mkdir(parents=True, exist_ok=True)
         config = dict(self.config)
@@ -185,8 +180,6 @@ def train_bpe(texts: Iterable[str], vocab_size: int, *, min_frequency: int = 2) 
 
     Raises UsageError where `vocab_size` has no room for the special tokens and the bytes.
     """
-    from sabia.core.options.tokenize import TokenizerTraining
-
     return train(texts, TokenizerTraining(vocab_size=vocab_size, min_frequency=min_frequency))
 
 

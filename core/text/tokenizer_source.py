@@ -4,18 +4,22 @@ What was made is kept beside the rows with a record of what it was made from, so
 finds it there. A slice of the input never makes one, as each would make another.
 """
 
-from __future__ import annotations
-
 import json
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from sabia.core import notes
 from sabia.core.errors import UsageError
 from sabia.core.options.tokenize import TokenizeOptions, TokenizerTraining
+from sabia.core.shards.atomic import write_atomic
+from sabia.core.shards.job import Job
+from sabia.core.shards.layout import FORMER_TOKENIZER, TOKENIZER, adopt_tokenizer, check_outside
+from sabia.core.shards.slices import slurm_slice
+from sabia.core.shards.sources import Source
 from sabia.core.text.tokenizer import Tokenizer, load_tokenizer, train
 from sabia.core.text.tokenizer_training import added_tokens, target
 from sabia.core.text.training_sample import sampled_texts
@@ -25,10 +29,6 @@ from sabia.core.text.vocabulary_extension import (
     extend,
     load_extension,
 )
-
-if TYPE_CHECKING:
-    from sabia.core.shards.job import Job
-    from sabia.core.shards.sources import Source
 
 RECORD = "training.json"
 
@@ -41,8 +41,6 @@ def obtain_tokenizer(
     None on a dry run that would make one. Raises UsageError where there is nowhere to save it, or
     where a slice of the input would make it.
     """
-    from sabia.core.shards.layout import adopt_tokenizer, check_outside
-
     beside = _beside(job)
     check_outside(job, options.save_tokenizer, "--save-tokenizer")
     if options.tokenizer:
@@ -81,9 +79,6 @@ def _make(
     place: str,
     record: dict[str, Any],
 ) -> Tokenizer:
-    from sabia.core.shards.atomic import write_atomic
-    from sabia.core.shards.slices import slurm_slice
-
     if job.shard or slurm_slice():
         raise UsageError(
             "a slice cannot train the tokenizer of all; train it first in one job and pass "
@@ -133,8 +128,6 @@ def _made_before(place: str, record: dict[str, Any]) -> Tokenizer | None:
 
 def _record(options: TokenizeOptions, sources: Sequence[Source]) -> dict[str, Any]:
     """What a trained tokenizer depends on."""
-    from importlib.metadata import version
-
     base = load_tokenizer(options.extend, "--extend").fingerprint if options.extend else None
     training: dict[str, Any] = {name: getattr(options, name) for name in TokenizerTraining.table}
     training["multiple"] = training.pop("vocab_multiple")
@@ -151,8 +144,6 @@ def _record(options: TokenizeOptions, sources: Sequence[Source]) -> dict[str, An
 def _beside(job: Job) -> str:
     """Where the tokenizer of an output is kept: OUT/_tokenizer, or FILE.tokenizer for FILE.parquet;
     empty for stdout and for URLs."""
-    from sabia.core.shards.layout import FORMER_TOKENIZER, TOKENIZER
-
     if job.to_stdout or "://" in str(job.out):
         return ""
     out = str(job.out).rstrip("/")

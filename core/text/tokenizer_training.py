@@ -10,11 +10,11 @@ in the order of a randomly seeded hash table. Sennrich et al. 2016 (arXiv 1508.0
 (arXiv 1804.10959, Unigram); Kudo and Richardson 2018 (arXiv 1808.06226, byte fallback).
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterable, Sequence
 from typing import Any
+
+from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
 from sabia.core.errors import UsageError
 from sabia.core.options.tokenize import TokenizerTraining
@@ -91,8 +91,6 @@ def tokenizer_config(options: TokenizerTraining) -> dict[str, Any]:
 
 
 def _byte_level(texts: Iterable[str], options: TokenizerTraining) -> str:
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-
     backend = Tokenizer(models.BPE())
     backend.pre_tokenizer = pre_tokenizers.Sequence(_byte_level_steps(options))
     backend.decoder = decoders.ByteLevel()
@@ -109,8 +107,6 @@ def _byte_level(texts: Iterable[str], options: TokenizerTraining) -> str:
 
 
 def _byte_level_steps(options: TokenizerTraining) -> list[Any]:
-    from tokenizers import pre_tokenizers
-
     numbers = DIGITS[options.digits]
     patterns = {
         "cl100k": [cl100k_pattern(numbers)],
@@ -123,14 +119,10 @@ def _byte_level_steps(options: TokenizerTraining) -> list[Any]:
 
 
 def _isolate(pattern: str) -> Any:
-    from tokenizers import Regex, pre_tokenizers
-
     return pre_tokenizers.Split(Regex(pattern), behavior="isolated")
 
 
 def _set_normalizer(backend: Any, options: TokenizerTraining, more: Sequence[Any]) -> None:
-    from tokenizers import normalizers
-
     kinds: Any = {"none": [], "nfc": [normalizers.NFC()], "nfkc": [normalizers.NFKC()]}
     steps = [*kinds[options.normalize], *more]
     if steps:
@@ -139,8 +131,6 @@ def _set_normalizer(backend: Any, options: TokenizerTraining, more: Sequence[Any
 
 def _with_blanks(texts: Iterable[str], options: TokenizerTraining) -> str:
     """A SentencePiece-like tokenizer: pieces of characters, bytes for the rest."""
-    from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
-
     unigram = options.model == "unigram"
     backend = Tokenizer(models.Unigram() if unigram else models.BPE())
     _set_normalizer(backend, options, [normalizers.Replace(" ", BLANK)])
@@ -157,8 +147,6 @@ def _with_blanks(texts: Iterable[str], options: TokenizerTraining) -> str:
 
 
 def _piece_trainer(options: TokenizerTraining) -> Any:
-    from tokenizers import trainers
-
     shared: dict[str, Any] = {
         "vocab_size": target(options) - BYTES,
         "special_tokens": list(specials(options)),

@@ -5,17 +5,15 @@ what a small source cannot give the others take over. Within a source the docume
 spread over it, in the order of the input.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
 
 from sabia.core import notes, stop
-
-if TYPE_CHECKING:
-    import pyarrow as pa
-
-    from sabia.core.shards.sources import Source
+from sabia.core.shards.sources import Source
+from sabia.core.text.token_counts import coded
 
 Name = str | None
 
@@ -30,8 +28,6 @@ def sampled_batches(
     sources: Sequence[Source], most_bytes: int, columns: Sequence[str]
 ) -> Iterator[pa.RecordBatch]:
     """Batches of the sampled documents; `columns` must hold text and source."""
-    import pyarrow as pa
-
     totals = bytes_by_source(sources)
     shares = {
         name: taken / max(totals[name], 1) for name, taken in even_split(totals, most_bytes).items()
@@ -57,11 +53,6 @@ def even_split(available: Mapping[Name, int], budget: int) -> dict[Name, int]:
 
 def bytes_by_source(sources: Sequence[Source]) -> dict[Name, int]:
     """Bytes of text of each source, in order of appearance."""
-    import numpy as np
-    import pyarrow.compute as pc
-
-    from sabia.core.text.token_counts import coded
-
     totals: dict[Name, int] = {}
     for batch in _batches(sources, ["text", "source"]):
         names, codes = coded(batch.column("source"))
@@ -78,8 +69,6 @@ def _chosen(
     taken: dict[Name, int],
 ) -> list[bool]:
     """A document is taken where its source is behind its share by half of it or more."""
-    import pyarrow.compute as pc
-
     keep = []
     names = batch.column("source").to_pylist()
     sizes = pc.binary_length(batch.column("text")).to_pylist()

@@ -9,8 +9,6 @@ mean of theirs (Gee et al. 2022, arXiv 2402.09977), and rows that no token has t
 (Hewitt 2021). Sennrich et al. 2016 (the pairs).
 """
 
-from __future__ import annotations
-
 import heapq
 import json
 from collections import Counter, defaultdict
@@ -18,13 +16,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import numpy as np
 
 from sabia.core.errors import BadData, UsageError
+from sabia.core.shards.atomic import write_atomic
 from sabia.core.text.tokenizer import Tokenizer
-
-if TYPE_CHECKING:
-    import numpy as np
 
 EXTENSION_FILE = "extension.json"
 _BYTE_TOKEN = "<0x"
@@ -53,8 +51,6 @@ class Extension:
 
     def save(self, directory: str | Path) -> None:
         """Writes extension.json beside the tokenizer."""
-        from sabia.core.shards.atomic import write_atomic
-
         text = json.dumps(self.__dict__ | {"pieces": [list(p) for p in self.pieces]})
         write_atomic(Path(directory) / EXTENSION_FILE, text + "\n")
 
@@ -99,8 +95,6 @@ def grown_rows(rows: np.ndarray, extension: Extension) -> np.ndarray:
     Each new token's row is the mean of its pieces' rows; those behind it that `rows` does not have
     are the mean of all old tokens'. Raises UsageError where the old tokens have no rows.
     """
-    import numpy as np
-
     base, size = extension.base_size, extension.size
     if len(rows) < base:
         raise UsageError(f"{len(rows)} rows (expected at least {base})")

@@ -15,13 +15,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+import pyarrow.compute as pc
+
 from sabia.core import notes
+from sabia.core.shards.atomic import write_atomic
+from sabia.core.shards.sources import Source
+from sabia.core.text.bpe_tables import byte_of_character, pre_tokenizer_chain
+from sabia.core.text.token_counts import coded
 from sabia.core.text.training_sample import sampled_batches
 
 if TYPE_CHECKING:
-    import numpy as np
-
-    from sabia.core.shards.sources import Source
     from sabia.core.text.encoding import Encoder
     from sabia.core.text.tokenizer import Tokenizer
 
@@ -57,11 +61,6 @@ class Usage:
 
 def measure(encoders: Sequence[Encoder], sources: Sequence[Source]) -> list[dict[str, Any]]:
     """The figures of each tokenizer on the same sample of at most REPORT_BYTES."""
-    import numpy as np
-    import pyarrow.compute as pc
-
-    from sabia.core.text.token_counts import coded
-
     usages = [_empty(encoder) for encoder in encoders]
     columns = ["text", "language", "source"]
     for batch in sampled_batches(sources, REPORT_BYTES, columns):
@@ -81,8 +80,6 @@ def measure(encoders: Sequence[Encoder], sources: Sequence[Source]) -> list[dict
 
 def write_report(target: str, figures: Mapping[str, Mapping[str, Any]]) -> None:
     """The figures by tokenizer as JSON into a file, or `-` for standard error; a table as notes."""
-    from sabia.core.shards.atomic import write_atomic
-
     for line in table(figures):
         notes.note(line)
     text = json.dumps(figures, indent=1, ensure_ascii=False) + "\n"
@@ -104,10 +101,6 @@ def table(figures: Mapping[str, Mapping[str, Any]]) -> list[str]:
 
 def broken_tokens(tokenizer: Tokenizer) -> np.ndarray:
     """bool[V]: tokens that hold no whole character."""
-    import numpy as np
-
-    from sabia.core.text.bpe_tables import byte_of_character, pre_tokenizer_chain
-
     definition = json.loads(tokenizer.definition)
     byte_level = pre_tokenizer_chain(definition)[-1].get("type") == "ByteLevel"
     unknown = definition["model"].get("unk_token")
@@ -127,15 +120,11 @@ def broken_tokens(tokenizer: Tokenizer) -> np.ndarray:
 
 
 def _empty(encoder: Encoder) -> Usage:
-    import numpy as np
-
     size = encoder.tokenizer.vocab_size
     return Usage(encoder, broken_tokens(encoder.tokenizer), np.zeros(size, np.int64))
 
 
 def _add(usage: Usage, names: Sequence[str | None], codes: Any, columns: Sequence[Any]) -> None:
-    import numpy as np
-
     sums = [np.bincount(codes, column, len(names)) for column in columns]
     for name, *counts in zip(names, *sums, strict=True):
         row = usage.by_language.setdefault(name or "unknown", [0] * len(columns))

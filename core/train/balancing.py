@@ -6,8 +6,6 @@ After a step, an expert that got less than the mean load of its layer has its bi
 shares, and no gradient flows into it: its tensors are those with `trained` False.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 from sabia.core.spec.experts import Experts

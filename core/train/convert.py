@@ -5,8 +5,6 @@ more in memory than the largest tensor of the output and one block: arrays are l
 (core.train.checkpoint.pieces), read from the disk and cast when a writer comes to them.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from functools import partial
 from pathlib import Path

@@ -13,8 +13,6 @@ limit is OLMo's (OLMo 2, arXiv 2501.00656, section 3.3), going back and leaving 
 PaLM's authors did by hand (arXiv 2204.02311, section 5.1).
 """
 
-from __future__ import annotations
-
 import math
 from collections import deque
 from collections.abc import Iterable, Mapping

@@ -4,8 +4,6 @@ A batch is as long as its longest row; where a new shape costs a compilation, as
 LENGTHS that holds it. Rows begin with their document, so pooling is arithmetic (core.model.heads).
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from typing import Any

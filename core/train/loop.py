@@ -7,8 +7,6 @@ the sums of the step. A step that a guard refuses is not taken: the run goes bac
 checkpoint and on without the rows that stand out (see `core.train.guards`).
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field

@@ -6,8 +6,6 @@ exact mean. `extras` are further sums (scalars or vectors) and are added up in t
 stepper differentiates loss_sum alone. Bind settings with functools.partial.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from typing import Any
 

@@ -5,8 +5,6 @@ rows as loss_mask[B, 1], and pool[B, T] (core.model.heads). What is returned are
 core.train.losses; a weighted mean over rows is transformers' (and torch's, with class weights).
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 from sabia.core.errors import UsageError

@@ -12,8 +12,6 @@ is in no mean, no count and no loss. Sources: arXiv 2402.03300 (GRPO), 2503.1447
 clip-higher, token sum), 2503.20783 (Dr. GRPO), 2507.18071 (GSPO), 1912.09729 (dual clip).
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from typing import Any

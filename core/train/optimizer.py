@@ -10,8 +10,6 @@ norms and biases. The state is fp32: param/NAME, PART/NAME for every part of a r
 v/NAME …), and `count`, the number of updates.
 """
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Mapping, Sequence

@@ -12,8 +12,6 @@ Muon's have the spectral norm 0.2 sqrt(width) where a stable one is constant (ar
 its matrices take sqrt r. The paper's 1/head_dim in attention is not needed as head_dim stays.
 """
 
-from __future__ import annotations
-
 import math
 from typing import NamedTuple
 

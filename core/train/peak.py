@@ -6,8 +6,6 @@ and head, so their MFU is of BF16's peak and may pass 1 where the units of FP8 a
 is what the machine reaches, not what its maker promises, and depends on the threads in use.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 

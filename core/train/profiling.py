@@ -4,8 +4,6 @@ torch: a Chrome trace (chrome://tracing, Perfetto) of each process, `trace-RANK.
 costliest operations as text. JAX: the format of XProf and TensorBoard.
 """
 
-from __future__ import annotations
-
 import contextlib
 from pathlib import Path
 from typing import Any

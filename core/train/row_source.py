@@ -5,8 +5,6 @@ position of a run stays one integer. The list lies in the run's directory, `skip
 a row; it outlives a rewind, which the checkpoints do not.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field

@@ -6,8 +6,6 @@ it is; a call of another identity is refused, because there is work in the direc
 at a time: the directory is locked while a run lives, and a kill releases the lock.
 """
 
-from __future__ import annotations
-
 import contextlib
 import fcntl
 import hashlib

@@ -10,8 +10,6 @@ Sources: WSD, Hu et al. 2024 (arXiv 2404.06395); its 1 - sqrt tail, Hägele et a
 2405.18392); cosine, Loshchilov and Hutter 2017 (arXiv 1608.03983).
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass

@@ -6,8 +6,6 @@ global weight once, clips by the global norm and updates. A batch without weight
 gradient that is not finite, updates nothing. Every process gives its own rows of the global batch.
 """
 
-from __future__ import annotations
-
 from collections import ChainMap
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -111,9 +109,8 @@ def make_stepper(
     if isinstance(precision, str):
         precision = PrecisionSchedule(precision_named(precision), 1)
     setup = Setup(spec, loss, optimizer or OptimizerConfig(), precision, **settings)
-    lora = setup.lora
-    if lora is not None:
-        layers: list[Any] = [params, init_lora(spec, lora, setup.seed)]
+    if setup.lora is not None:
+        layers: list[Any] = [params, init_lora(spec, setup.lora, setup.seed)]
         params = ChainMap(*layers)
     if backend == "torch":
         from sabia.core.train.stepper_torch import TorchStepper
@@ -168,11 +165,6 @@ class Setup:
         if precision.compute == "float32":
             return frozenset()
         return frozenset(name for name, t in self.table().items() if t.dtype_class == "weight")
-
-
-def weight_names(spec: ModelSpec) -> frozenset[str]:
-    """Tensors that follow the compute dtype; the others (norms, biases) stay fp32."""
-    return frozenset(t.name for t in spec.tensors() if t.dtype_class == "weight")
 
 
 def from_arrays(state: Mapping[str, np.ndarray]) -> ReadPiece:

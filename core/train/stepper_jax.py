@@ -7,8 +7,6 @@ rows of a batch (`row_part` is the whole) and places those that its devices need
 with rows without weight, so that shapes stay the same from step to step.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import Any

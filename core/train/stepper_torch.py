@@ -8,8 +8,6 @@ all of them: so every process decides alike whether to update, and N processes m
 one.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Mapping
 from typing import Any

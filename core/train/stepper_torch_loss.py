@@ -5,8 +5,6 @@ here, the mesh splits and exchanges around it, a pipeline ends the pass where it
 adapters add products that all of these treat as any other.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from typing import Any
 

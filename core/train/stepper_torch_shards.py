@@ -6,8 +6,6 @@ when it was scattered, what expert splits holds every token that came; along ten
 the same.) Gradients travel in flat buffers of at most BUCKET_BYTES.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from typing import Any
 

@@ -7,8 +7,6 @@ positions restart in each, and a token's target is its successor in the same doc
 token's `loss_mask` says whether that token is to be predicted.
 """
 
-from __future__ import annotations
-
 import tempfile
 from collections.abc import Iterable
 from dataclasses import dataclass

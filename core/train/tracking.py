@@ -7,8 +7,6 @@ keeps hundreds of runs below its limits; it resumes the same run by an id made f
 directory and identity. Both are optional packages: `pip install 'sabia[track]'`.
 """
 
-from __future__ import annotations
-
 import queue
 import threading
 import time

@@ -21,8 +21,6 @@ soap (arXiv 2409.11321, algorithm 3): Adam's v in the eigenbases of L = E[g gᵀ
   step of power iteration, Q = qr(L Q), follows L, the columns and v sorted by eigenvalue.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol

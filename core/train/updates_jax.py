@@ -1,7 +1,5 @@
 """The optimizers in JAX: `core.train.updates` over traced arrays, for use inside jit."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from types import SimpleNamespace
 from typing import Any

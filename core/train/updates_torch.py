@@ -4,8 +4,6 @@ AdamW runs through torch's fused kernel, all tensors of one rule at once (its fu
 class takes 2 s to import the compiler), Lion through `torch._foreach`; the others tensor by tensor.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterator, Mapping
 from types import SimpleNamespace

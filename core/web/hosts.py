@@ -59,13 +59,6 @@ class Hosts:
             host = self.table[name] = Host()
         return host
 
-    def raise_best(self, name: str, priority: float) -> None:
-        """A URL of this priority was added."""
-        host = self.get(name)
-        if host.best is None or priority > host.best:
-            host.best = priority
-            self._place(name, host)
-
     def refresh(self, name: str) -> None:
         """Look up the host's best pending URL."""
         host = self.get(name)

@@ -8,8 +8,6 @@ run (arXiv 2407.21783, section 3.3.4: 419 unexpected interruptions in 54 days on
 50,700 device-hours each) divided by the devices, and a week at most.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 

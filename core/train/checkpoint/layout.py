@@ -12,8 +12,6 @@ Every process of a run must see the directory under the same path (a shared file
 host): processes meet in it through small files while they save.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import math

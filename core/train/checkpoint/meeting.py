@@ -5,8 +5,6 @@ collectives of the steps. A process leaves a note of its own under a name and it
 waits for all of them. A process that fails leaves the reason, so that nobody waits in vain.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import time

@@ -6,8 +6,6 @@ state once more in host memory; so what is not on a CPU is sliced on its device 
 compiled slice a shape, and the slice goes when its bytes are written.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from functools import partial
 

@@ -2,8 +2,6 @@
 needs no copy of itself there.
 """
 
-from __future__ import annotations
-
 from functools import partial
 
 import numpy as np

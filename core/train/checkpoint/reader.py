@@ -5,8 +5,6 @@ result where they are one run in the file, through a short-lived map of the piec
 file's hash is checked when it is first touched, unless the checkpoint was checked as a whole.
 """
 
-from __future__ import annotations
-
 import mmap
 import os
 import threading

@@ -6,8 +6,6 @@ interpreter to the training step, a few files at the same time, and each file is
 waits that double, before the upload counts as failed.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path

@@ -5,8 +5,6 @@ processes' answers): each checks, or downloads, its share of the files. On a mac
 directory the checkpoint comes down from the URL and then lies in the directory as if written there.
 """
 
-from __future__ import annotations
-
 import shutil
 from collections.abc import Callable
 from pathlib import Path

@@ -7,13 +7,13 @@ not of what a disk gave back: 128-bit XXH3 (xxhash.com; not cryptographic, 10 GB
 makes 0.8), in the 32 digits of its canonical form.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain
 from pathlib import Path
 from typing import Any
+
+from xxhash import xxh3_128
 
 from sabia.core.model.safetensors_file import encode_header
 from sabia.core.train.checkpoint.pieces import Piece, blocks, by_file
@@ -40,8 +40,6 @@ def _add(tensors: dict[str, Any], piece: Piece, file: str) -> None:
 
 
 def _write_file(path: Path, pieces: Sequence[Piece]) -> dict[str, Any]:
-    from xxhash import xxh3_128
-
     ordered = sorted(pieces, key=lambda piece: -piece.array.dtype.itemsize)
     header = encode_header({piece.key: piece.array for piece in ordered})
     data = chain.from_iterable(blocks(piece.array) for piece in ordered)
@@ -74,8 +72,6 @@ def sync(paths: Iterable[Path]) -> None:
 
 def file_hash(path: Path) -> str:
     """XXH3 of a file."""
-    from xxhash import xxh3_128
-
     digest = xxh3_128()
     with open(path, "rb", buffering=0) as file:
         while chunk := file.read(CHUNK_BYTES):
@@ -85,6 +81,4 @@ def file_hash(path: Path) -> str:
 
 def text_hash(text: bytes) -> str:
     """XXH3 of a text."""
-    from xxhash import xxh3_128
-
     return xxh3_128(text).hexdigest()

@@ -13,8 +13,8 @@ from sabia.core.generate.requests import Completion
 from sabia.core.judge.verdict import Grade, Verdict
 from sabia.core.recipes.grpo_journal import Journal
 from sabia.core.recipes.metric_rows import write_metric_rows
-from sabia.core.shards import open_output
 from sabia.core.shards.job import Job
+from sabia.core.shards.outputs import open_output
 
 
 def completion(step: int, sample: int) -> Completion:

@@ -12,10 +12,10 @@ import pyarrow.parquet as pq
 import pytest
 
 from sabia.core.errors import BadData
-from sabia.core.shards import run_map
 from sabia.core.shards.columns import unified
 from sabia.core.shards.inputs import from_path
 from sabia.core.shards.job import Job
+from sabia.core.shards.mapping import run_map
 from sabia.core.shards.named_numbers import MAP, MOST_NAMES, as_dict, fit, type_of
 from sabia.core.shards.sources import TYPING_LINES
 

@@ -10,7 +10,7 @@ import pytest
 
 from sabia.core.errors import UsageError
 from sabia.core.options.crawl import CrawlOptions
-from sabia.core.shards import Job
+from sabia.core.shards.job import Job
 from sabia.core.web.frontier import Frontier
 from sabia.core.web.run import run
 from sabia.core.web.sandbox import Sandbox, Unextractable

@@ -9,7 +9,7 @@ import pytest
 
 from sabia.core.errors import BadData
 from sabia.core.options.crawl import CrawlOptions
-from sabia.core.shards import Job
+from sabia.core.shards.job import Job
 from sabia.core.web.run import run
 
 GOOD = {

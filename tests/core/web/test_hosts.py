@@ -72,14 +72,6 @@ def test_rest_is_kept_and_other_hosts_go_on(frontier, clock):
     assert found.take().url == "http://a/1"
 
 
-def test_better_links_raise_a_host(frontier, clock):
-    fill(frontier, a=[0.3], b=[0.2])
-    found = hosts(frontier)
-    fill(frontier, b=[0.0, 0.9])
-    found.raise_best("b", 0.9)
-    assert found.take().url == "http://b/1"
-
-
 def test_what_was_put_off_comes_again(frontier, clock):
     fill(frontier, a=[0.3])
     found = hosts(frontier)
