@@ -14,8 +14,9 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+from plain_models import attention_layer, decoder, with_experts
+
 from sabia.core.plan.chips import find_chip
-from sabia.core.plan.counting.plain import attention_layer, decoder, with_experts
 from sabia.core.plan.device.search import search
 from sabia.core.plan.device.search_sizes import coarse
 from sabia.core.plan.device.search_survey import Question, Survey, priced

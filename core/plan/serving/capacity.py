@@ -9,10 +9,8 @@ import math
 from dataclasses import dataclass, replace
 
 from sabia.core.errors import Infeasible
-from sabia.core.plan.chips import Chip
-from sabia.core.plan.counting.architecture import Architecture
 from sabia.core.plan.serving.decode import ACTIVATION_BYTES, Replica, cache_bytes
-from sabia.core.plan.serving.formats import factor, find_format, format_names, weight_bytes
+from sabia.core.plan.serving.formats import factor, find_format, format_names
 
 PASS_TOKENS = 8192  # tokens of a prefill pass, long prompts are cut into such pieces
 MOST_CHIPS = 1024  # of a replica
@@ -94,8 +92,3 @@ def _what_fits(replica: Replica, context: float, found: Room) -> str:
     ]
     ways = [way for way in (larger, *smaller[:2]) if way]
     return f"use {' or '.join(ways)}" if ways else "use shorter sequences or another chip"
-
-
-def weights_fit(architecture: Architecture, chip: Chip, chips: int, weights: str) -> bool:
-    """Whether all weights lie in the usable memory of `chips`, nothing else counted."""
-    return weight_bytes(architecture, find_format(weights)) <= chips * chip.usable_hbm_bytes

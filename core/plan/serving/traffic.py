@@ -79,12 +79,6 @@ def full_load(
     )
 
 
-def fixed_batch_seconds(replica: Replica, prompt: float, output: float, batch: float) -> float:
-    """`batch` requests together, all alike: one prefill of all, then output − 1 steps."""
-    step = decode_step(replica, batch, prompt + output / 2)
-    return prefill(replica, prompt, batch).seconds + (output - 1) * step.seconds
-
-
 def loads(
     architecture: Architecture, chip: Chip, prompt: float, output: float, *,
     weights: str = "bf16", cache: str = "bf16", most_chips: int | None = None,

@@ -6,8 +6,6 @@ that a save needs to reach storage in the background.
 - `young`: τ = √(2DM), first order (Young, CACM 17(9), 1974).
 - `daly`: τ = √(2DM)·(1 + ⅓√(D/2M) + D/18M) − D for D < 2M, else M: higher order (Daly, FGCS
   22(3), 2006, equation 37); the chips wait until a synchronous save is done.
-- `best`: the exact optimum of Daly's complete model, τ/M·e^((τ+D)/M) = e^((τ+D)/M) − 1. The cost
-  of a stop (restart, upload) is a factor of that model, so it does not move the optimum.
 - `asynchronous`: max(U / copies, √(2DM)): as many uploads are under way as host memory holds
   copies; a second one helps only where storage takes both at full rate.
 """
@@ -26,20 +24,6 @@ def daly(offload_s: float, mean_s: float) -> float:
         return mean_s
     part = offload_s / (2 * mean_s)
     return young(offload_s, mean_s) * (1 + math.sqrt(part) / 3 + part / 9) - offload_s
-
-
-def best(offload_s: float, mean_s: float) -> float:
-    """The optimum of the complete model, by bisection; as precise as a double."""
-
-    def past(interval_s: float) -> bool:
-        x = interval_s / mean_s
-        return x - 1 + math.exp(-x - offload_s / mean_s) > 0
-
-    low, high = 0.0, mean_s
-    for _ in range(100):
-        middle = (low + high) / 2
-        low, high = (low, middle) if past(middle) else (middle, high)
-    return (low + high) / 2
 
 
 def asynchronous(offload_s: float, upload_s: float, mean_s: float, copies: int = 1) -> float:

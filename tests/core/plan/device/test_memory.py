@@ -9,8 +9,8 @@ import sys
 from dataclasses import replace
 
 import pytest
+from plain_models import attention_layer, decoder, with_experts
 
-from sabia.core.plan.counting.plain import attention_layer, decoder, with_experts
 from sabia.core.plan.device.layout import Layout
 from sabia.core.plan.device.memory import device_memory, explain
 from sabia.core.plan.device.stack import Stack, find_stack

@@ -6,10 +6,10 @@ from dataclasses import replace
 import layouts_by_hand as by_hand
 import numpy as np
 import pytest
+from plain_models import attention_layer, decoder
 
 from sabia.core.errors import Infeasible, UsageError
 from sabia.core.plan.chips import find_chip
-from sabia.core.plan.counting.plain import attention_layer, decoder
 from sabia.core.plan.device.layout import AXES, Layout
 from sabia.core.plan.device.memory import device_memory
 from sabia.core.plan.device.pareto import front
