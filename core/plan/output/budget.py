@@ -7,8 +7,7 @@ from sabia.core.errors import UsageError
 from sabia.core.options.plan_cluster import PlanOptions
 from sabia.core.plan.money.bills import short_money
 from sabia.core.plan.money.prices import format_rate
-from sabia.core.plan.money.pyramid import Item, Pyramid, Total
-from sabia.core.plan.money.pyramid_file import Given, read_pyramid
+from sabia.core.plan.money.pyramid import Given, Item, Pyramid, Total, read_pyramid
 from sabia.core.plan.output.table import columns
 from sabia.core.plan.request import own_prices
 

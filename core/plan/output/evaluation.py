@@ -8,8 +8,7 @@ from sabia.core.plan.output.serving import judged_line, judged_report
 from sabia.core.plan.output.table import columns
 from sabia.core.plan.output.view import View
 from sabia.core.plan.request import Request
-from sabia.core.plan.serving.asked import Asked
-from sabia.core.plan.serving.asked_evaluation import evaluation
+from sabia.core.plan.serving.asked import Asked, evaluation
 from sabia.core.plan.serving.evaluation import Bill, Evaluation
 from sabia.core.plan.serving.formats import judged
 from sabia.core.units import format_count

@@ -7,8 +7,7 @@ from sabia.core.plan.output.serving import judged_line, judged_report
 from sabia.core.plan.output.table import columns
 from sabia.core.plan.output.view import View
 from sabia.core.plan.request import Request
-from sabia.core.plan.serving.asked import Asked
-from sabia.core.plan.serving.asked_step import AskedStep, generating_bytes, grpo_step
+from sabia.core.plan.serving.asked import Asked, AskedStep, generating_bytes, grpo_step
 from sabia.core.plan.serving.formats import judged
 from sabia.core.plan.serving.rollout import peak_memory
 from sabia.core.units import format_bytes, format_count, format_duration

@@ -7,10 +7,9 @@ from sabia.core.plan.output.table import columns
 from sabia.core.plan.output.view import View
 from sabia.core.plan.request import Request
 from sabia.core.plan.serving.asked import Asked, asked_loads
-from sabia.core.plan.serving.capacity import room
 from sabia.core.plan.serving.decode import cache_bytes
 from sabia.core.plan.serving.formats import Judged, judged
-from sabia.core.plan.serving.traffic import Load, cheapest
+from sabia.core.plan.serving.traffic import Load, cheapest, room
 from sabia.core.units import format_bytes, format_count
 
 

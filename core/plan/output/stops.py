@@ -211,7 +211,7 @@ def _drawn(drawn: Simulated) -> str:
 
 def _against_on_demand(asked: Request, run: _Run, plan: Plan) -> tuple[str, dict[str, Any]]:
     """Preemptible against on-demand chips at the lowest prices on file of each."""
-    from sabia.core.plan.stops.spot import compare
+    from sabia.core.plan.stops.failures import compare
 
     spot = min(plan.cluster.prices, key=lambda price: price.usd_per_chip_hour)
     calm = cheapest(plan.cluster.chip.name, asked.today)

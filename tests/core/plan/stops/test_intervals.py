@@ -5,7 +5,7 @@ import math
 import pytest
 from plain_models import expected_wall
 
-from sabia.core.plan.stops import intervals
+from sabia.core.plan.stops import failures
 
 
 def best(offload_s: float, mean_s: float) -> float:
@@ -23,8 +23,8 @@ def best(offload_s: float, mean_s: float) -> float:
 
 
 def test_young():
-    assert intervals.young(50, 10_000) == pytest.approx(1000)
-    assert intervals.young(60, 12 * 3600) / 60 == pytest.approx(38, abs=0.1)
+    assert failures.young(50, 10_000) == pytest.approx(1000)
+    assert failures.young(60, 12 * 3600) / 60 == pytest.approx(38, abs=0.1)
 
 
 @pytest.mark.parametrize(("offload_s", "mean_s"), [(1, 3600), (60, 10_000), (600, 7200)])
@@ -43,14 +43,14 @@ def test_dalys_higher_order_is_nearer_to_the_best_than_youngs(part):
     offload_s, mean_s = part * 1e4, 1e4
     optimum = best(offload_s, mean_s)
     daly, young = (abs(f(offload_s, mean_s) / optimum - 1)
-                   for f in (intervals.daly, intervals.young))  # fmt: skip
+                   for f in (failures.daly, failures.young))  # fmt: skip
     assert daly < 0.02
     assert daly < young
 
 
 def test_daly_of_saves_longer_than_stops_are_apart():
-    assert intervals.daly(100, 40) == 40
-    assert intervals.daly(79.999, 40) == pytest.approx(40, rel=0.12)
+    assert failures.daly(100, 40) == 40
+    assert failures.daly(79.999, 40) == pytest.approx(40, rel=0.12)
 
 
 @pytest.mark.parametrize(
@@ -59,15 +59,15 @@ def test_daly_of_saves_longer_than_stops_are_apart():
      (9000, 4, 2250, 4)],
 )  # fmt: skip
 def test_uploads_bound_the_interval_and_need_memory(upload_s, copies, interval_s, held):
-    found = intervals.asynchronous(50, upload_s, 10_000, copies)
+    found = failures.asynchronous(50, upload_s, 10_000, copies)
     assert found == pytest.approx(interval_s)
-    assert intervals.copies_held(upload_s, found) == held
+    assert failures.copies_held(upload_s, found) == held
 
 
 def test_the_planning_and_the_running_side_agree():
     from sabia.core.train.checkpoint.interval import UPLOAD_SLACK, best_interval_s
 
     for upload_s in (10, 5000):
-        planned = intervals.asynchronous(50, upload_s, 10_000)
+        planned = failures.asynchronous(50, upload_s, 10_000)
         assert planned <= best_interval_s(50, upload_s, 10_000) <= planned * UPLOAD_SLACK
     assert math.isfinite(planned)
