@@ -31,7 +31,7 @@ RESOURCES = {
 }  # fmt: skip
 
 
-def see(asked: Request, plan: Plan) -> View:
+def layout(asked: Request, plan: Plan) -> View:
     """The layouts of a placed plan, with every term where `--explain` was given."""
     assert plan.placed is not None and plan.best.layout is not None
     best, placed = plan.best.layout, plan.placed
