@@ -20,8 +20,8 @@ from sabia.core.plan.planner import Plan
 if TYPE_CHECKING:
     from sabia.core.plan.output.several import Priced
 
-# what is not a training run → the module of output/ that shows it
-STAGES = {"serve": "serving", "grpo": "rollout", "eval": "evaluation"}
+# what is not a training run → the function of output/generation.py that shows it
+STAGES = {"serve": "serve", "grpo": "grpo", "eval": "evaluate"}
 
 
 @dataclass(frozen=True)
@@ -121,7 +121,7 @@ def of_stage(settings: PlanOptions, today: date) -> Answer:
     """Serving, steps of GRPO, or an evaluation of the model."""
     asked = request.build(settings, today=today)
     stage = settings.stage or ""
-    seen = import_module(f"sabia.core.plan.output.{STAGES[stage]}").see(asked)
+    seen = getattr(import_module("sabia.core.plan.output.generation"), STAGES[stage])(asked)
     inputs = {
         "schema_version": report.SCHEMA_VERSION,
         "stage": stage,

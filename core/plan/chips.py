@@ -8,6 +8,7 @@ import datetime
 from dataclasses import dataclass
 from typing import Any
 
+from sabia.core.errors import UsageError
 from sabia.core.options.option import unknown
 from sabia.core.plan.catalogue import check_entry, read_data
 
@@ -95,3 +96,14 @@ def find_chip(name: str, flag: str = "--chip") -> Chip:
         if key in chips:
             return chips[key]
     raise unknown(flag, wanted, chips)
+
+
+def known(chip: Chip, field: str) -> float:
+    """A figure of the chip. Raises UsageError naming the field where the catalogue has none."""
+    value = getattr(chip, field)
+    if value is None:
+        raise UsageError(
+            f"--chip: {chip.name} has no published {field} (expected a chip that has one, or a "
+            "layout that does not need it)"
+        )
+    return value

@@ -11,15 +11,12 @@ from typing import Any
 from sabia.core.errors import Infeasible, UsageError
 from sabia.core.options.plan_cluster import PlanOptions
 from sabia.core.plan import planner
-from sabia.core.plan.device.fixed import fixed_layout, parse_fields
-from sabia.core.plan.device.search import Found, search
-from sabia.core.plan.device.search_abilities import ABILITIES
-from sabia.core.plan.device.search_fixes import described
-from sabia.core.plan.device.search_sizes import coarse
-from sabia.core.plan.device.search_survey import UTILISATION, Question, priced
-from sabia.core.plan.device.search_survey import Row as Laid
+from sabia.core.plan.device.layout import Workload
+from sabia.core.plan.device.search import UTILISATION, Found, Question, priced, search
+from sabia.core.plan.device.search import Row as Laid
+from sabia.core.plan.device.search_fixes import coarse, described
+from sabia.core.plan.device.search_rules import ABILITIES, fixed_layout, parse_fields
 from sabia.core.plan.device.stack import stack_on
-from sabia.core.plan.device.workload import Workload
 from sabia.core.plan.memory import StateRecipe, find_recipe
 from sabia.core.plan.money.bills import DAY_S
 from sabia.core.plan.planner import Plan, Row

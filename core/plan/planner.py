@@ -17,7 +17,7 @@ from sabia.core.plan.money.prices import Price
 from sabia.core.units import format_bytes, format_count, format_duration
 
 if TYPE_CHECKING:
-    from sabia.core.plan.device.search_survey import Row as Laid
+    from sabia.core.plan.device.search import Row as Laid
     from sabia.core.plan.placed import Placed
 
 

@@ -14,18 +14,18 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "support"))
 
+from plain_models import fixed_batch_seconds
 from published_generation import Row, architecture, load
 
 from sabia.core.plan.chips import find_chip
-from sabia.core.plan.device.layout import Layout
+from sabia.core.plan.device.layout import Layout, Workload
 from sabia.core.plan.device.stack import find_stack
 from sabia.core.plan.device.step_time import step_time
-from sabia.core.plan.device.workload import Workload
 from sabia.core.plan.memory import RECIPES
 from sabia.core.plan.serving import rollout
 from sabia.core.plan.serving.decode import Replica, prefill
-from sabia.core.plan.serving.lengths import Lengths
-from sabia.core.plan.serving.traffic import fixed_batch_seconds, full_load
+from sabia.core.plan.serving.rollout import Lengths
+from sabia.core.plan.serving.traffic import full_load
 
 SHAPES, KINDS = load()
 MFU = {"dense": 0.50, "sparse": 0.30}

@@ -14,13 +14,13 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+from plain_models import attention_layer, decoder, with_experts
+
 from sabia.core.plan.chips import find_chip
-from sabia.core.plan.counting.plain import attention_layer, decoder, with_experts
-from sabia.core.plan.device.search import search
-from sabia.core.plan.device.search_sizes import coarse
-from sabia.core.plan.device.search_survey import Question, Survey, priced
+from sabia.core.plan.device.layout import Workload
+from sabia.core.plan.device.search import Question, Survey, priced, search
+from sabia.core.plan.device.search_fixes import coarse
 from sabia.core.plan.device.stack import find_stack
-from sabia.core.plan.device.workload import Workload
 from sabia.core.plan.memory import find_recipe
 
 DENSE = decoder("70B", 8192, 128256, (replace(attention_layer(8192, 64, 8, 128, 28672), count=80),))

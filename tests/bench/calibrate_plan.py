@@ -34,8 +34,8 @@ sys.path.insert(0, str(ROOT / "tests" / "support"))
 
 from step_cases import CALIBRATION, MIXTURES, Case, calibration_cases, mixture_cases  # noqa: E402
 
-from sabia.core.plan.device.calibration import Constants  # noqa: E402
 from sabia.core.plan.device.step_time import step_time  # noqa: E402
+from sabia.core.plan.device.step_work import Constants  # noqa: E402
 
 TARGET = ROOT / "core" / "plan" / "data" / "calibration.toml"
 NOISE = 0.08  # log error that a published figure is expected to have
@@ -177,7 +177,7 @@ def render(cases: list[Case], mixtures: list[Case]) -> str:
         "mixtures_source_left_out": mixtures_left_out(cases, mixtures),
     }
     lines = [
-        "# Constants of the step-time model (core/plan/device/calibration.py says what they mean).",
+        "# Constants of the step-time model (core/plan/device/step_work.py says what they mean).",
         "# Written by tests/bench/calibrate_plan.py; never edit.",
         "",
         f"date = {date.today()}",

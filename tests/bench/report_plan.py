@@ -25,8 +25,8 @@ sys.path.insert(0, str(ROOT / "tests" / "support"))
 from judged_steps import Refused, judged_cases  # noqa: E402
 from step_cases import Case, calibration_cases, further_cases, mixture_cases  # noqa: E402
 
-from sabia.core.plan.device.calibration import Band  # noqa: E402
 from sabia.core.plan.device.step_time import StepTime, step_time  # noqa: E402
+from sabia.core.plan.device.step_work import Band  # noqa: E402
 
 
 @dataclass(frozen=True)

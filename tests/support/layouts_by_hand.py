@@ -7,12 +7,12 @@ import itertools
 from collections.abc import Iterator
 from dataclasses import replace
 
+from plain_models import attention_layer, decoder, with_experts
+
 from sabia.core.plan.counting.architecture import Architecture
-from sabia.core.plan.counting.plain import attention_layer, decoder, with_experts
-from sabia.core.plan.device.layout import Layout
+from sabia.core.plan.device.layout import Layout, Workload
 from sabia.core.plan.device.memory import device_memory
 from sabia.core.plan.device.step_time import step_time
-from sabia.core.plan.device.workload import Workload
 
 
 def model(draw, mixture: bool) -> Architecture:

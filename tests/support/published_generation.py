@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import published_steps
+from plain_models import attention_layer, decoder, with_experts
 
 from sabia.core.plan.counting.architecture import Architecture, LayerKind
-from sabia.core.plan.counting.plain import attention_layer, decoder, with_experts
 
 FILE = Path(__file__).parents[1] / "core" / "plan" / "published_generation.toml"
 

@@ -10,16 +10,15 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from plain_models import attention_layer, decoder, with_experts
 from published_steps import UNKNOWN, Row, expand
 from published_steps import load as load_steps
 
 from sabia.core.plan.counting.architecture import Architecture
-from sabia.core.plan.counting.parts import from_spec
-from sabia.core.plan.counting.plain import attention_layer, decoder, with_experts
-from sabia.core.plan.device.layout import AXES, Layout
+from sabia.core.plan.counting.blocks import from_spec
+from sabia.core.plan.device.layout import AXES, Layout, Workload
 from sabia.core.plan.device.memory import GIB, Memory, device_memory
 from sabia.core.plan.device.stack import find_stack
-from sabia.core.plan.device.workload import Workload
 from sabia.core.plan.memory import find_recipe
 from sabia.core.spec import from_config
 

@@ -9,14 +9,13 @@ import tomllib
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from plain_models import attention_layer, decoder, with_experts
 from published_steps import Row, expand, flops_per_token, load, matmul_params
 
 from sabia.core.plan.chips import Chip, find_chip
 from sabia.core.plan.counting.architecture import Architecture, LayerKind
-from sabia.core.plan.counting.plain import attention_layer, decoder, with_experts
-from sabia.core.plan.device.layout import Layout
+from sabia.core.plan.device.layout import Layout, Workload
 from sabia.core.plan.device.stack import Stack, find_stack
-from sabia.core.plan.device.workload import Workload
 from sabia.core.plan.memory import find_recipe
 
 ROWS = Path(__file__).parents[1] / "core" / "plan"

@@ -16,48 +16,35 @@ from sabia.core.plan.counting.architecture import Architecture
 from sabia.core.spec import families
 
 _DIALECTS = "sabia.core.plan.counting.dialects"
-# model_type → module of dialects and its reader, imported where such a model is counted
+# module of dialects, imported where such a model is counted → its readers, named as model_type is
+_NAMED = {
+    "dense": (
+        "arcee", "cohere2", "exaone4", "gemma", "glm4", "granite", "olmo3", "phi3", "qwen2",
+        "seed_oss", "smollm3",
+    ),
+    "layer_normed": (
+        "bloom", "falcon", "gpt2", "gpt_neox", "mpt", "nemotron", "opt", "phi", "phimoe",
+        "stablelm", "starcoder2",
+    ),
+    "latents": ("deepseek_v2",),
+    "mixtures": (
+        "ernie4_5_moe", "glm4_moe", "granitemoe", "minimax_m2", "minimax_m3", "olmoe", "qwen2_moe",
+    ),
+    "hybrids": ("nemotron_h",),
+}  # fmt: skip
+# model_type → module of dialects and its reader
 READERS: Mapping[str, tuple[str, str]] = {
-    "arcee": ("dense", "arcee"),
-    "bloom": ("layer_normed", "bloom"),
-    "cohere2": ("dense", "cohere2"),
-    "deepseek_v2": ("latents", "deepseek_v2"),
+    name: (module, name) for module, names in _NAMED.items() for name in names
+} | {
     "deepseek_v32": ("latents", "indexed"),
     "deepseek_v4": ("deepseek_v4", "read"),
-    "ernie4_5_moe": ("mixtures", "ernie4_5_moe"),
-    "exaone4": ("dense", "exaone4"),
-    "falcon": ("layer_normed", "falcon"),
-    "gemma": ("dense", "gemma"),
     "gemma4_text": ("hybrids", "gemma4"),
-    "glm4": ("dense", "glm4"),
-    "glm4_moe": ("mixtures", "glm4_moe"),
     "glm_moe_dsa": ("latents", "indexed"),
-    "gpt2": ("layer_normed", "gpt2"),
-    "gpt_neox": ("layer_normed", "gpt_neox"),
-    "granite": ("dense", "granite"),
-    "granitemoe": ("mixtures", "granitemoe"),
     "llama4_text": ("mixtures", "llama4"),
     "mimo": ("dense", "qwen2"),
     "mimo_v2_flash": ("mixtures", "mimo_v2"),
-    "minimax_m2": ("mixtures", "minimax_m2"),
-    "minimax_m3": ("mixtures", "minimax_m3"),
     "ministral3": ("dense", "phi3"),
-    "mpt": ("layer_normed", "mpt"),
-    "nemotron": ("layer_normed", "nemotron"),
     "nemotron-nas": ("dense", "nemotron_nas"),
-    "nemotron_h": ("hybrids", "nemotron_h"),
-    "olmo3": ("dense", "olmo3"),
-    "olmoe": ("mixtures", "olmoe"),
-    "opt": ("layer_normed", "opt"),
-    "phi": ("layer_normed", "phi"),
-    "phi3": ("dense", "phi3"),
-    "phimoe": ("layer_normed", "phimoe"),
-    "qwen2": ("dense", "qwen2"),
-    "qwen2_moe": ("mixtures", "qwen2_moe"),
-    "seed_oss": ("dense", "seed_oss"),
-    "smollm3": ("dense", "smollm3"),
-    "stablelm": ("layer_normed", "stablelm"),
-    "starcoder2": ("layer_normed", "starcoder2"),
 }
 # model_type → the family of the model core that has the same tensors and operations
 ALIKE = {"kimi_k2": "deepseek_v3", "qwen3_vl_text": "qwen3", "qwen3_vl_moe_text": "qwen3_moe"}

@@ -11,7 +11,7 @@ from typing import Any
 from sabia.core.errors import UsageError
 from sabia.core.plan.counting import generic
 from sabia.core.plan.counting.architecture import Architecture
-from sabia.core.plan.counting.parts import from_spec
+from sabia.core.plan.counting.blocks import from_spec
 from sabia.core.spec import families, from_config
 from sabia.core.spec.families import read_config
 

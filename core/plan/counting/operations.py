@@ -11,10 +11,9 @@ convention (that of core.spec.count, which these functions equal for its familie
 An encoder has no masked half and looks to both sides. What hardware does beside the model's own
 operations: the forward pass of all layers again with full recomputation, the attention core alone
 with selective (arXiv 2205.05198). LoRA (arXiv 2106.09685) leaves out the gradients of frozen
-weights: 4 of 6, and all 6 for the adapters. Fake quantization (QAT) adds no product.
+weights: 4 of 6, and all 6 for the adapters.
 """
 
-import math
 from dataclasses import dataclass
 
 from sabia.core.errors import UsageError
@@ -25,10 +24,6 @@ from sabia.core.spec.count import Convention
 
 SHARES: dict[str, float] = {"6nd": 0.0, "palm": 1.0, "causal": 0.5}
 TRAINING = 3.0  # forward and backward over forward alone
-# layers that a precision leaves in BF16: the first, and a share of all at the end
-# (NVIDIA's recipe for NVFP4, arXiv 2509.25149 section 4, as core.model.precision trains)
-_BF16_LAYERS: dict[str, tuple[int, float]] = {"nvfp4": (2, 0.15)}
-LOW_PRECISIONS = ("fp8", "mxfp8", "nvfp4", "int8")
 
 
 @dataclass(frozen=True)
@@ -159,40 +154,6 @@ def adapter_params(architecture: Architecture, rank: int) -> int:
     if rank < 1:
         raise UsageError(f"--lora-rank: {rank} (expected 1 or more)")
     return rank * sum(kind.count * kind.adapter_edges for kind in architecture.layers)
-
-
-def low_precision_flops_per_token(architecture: Architecture, precision: str) -> float:
-    """The part of the training operations that runs at the rate of `precision`.
-
-    The layers' linear products, all three of them; router, attention, head, multi-token prediction
-    stay in BF16, and with NVFP4 the first two layers and the last 15 % of them. 0 in BF16 and FP32,
-    and in QAT, whose products read rounded weights in BF16.
-    """
-    if precision not in LOW_PRECISIONS:
-        return 0.0
-    linear = sum(
-        kind.count * (kind.matmul_params - architecture.hidden * kind.experts)
-        for kind in architecture.layers
-    )
-    return 2.0 * TRAINING * linear * low_precision_share(precision, architecture.depth)
-
-
-def low_precision_share(precision: str, depth: int) -> float:
-    """Share of `depth` layers whose products are in the low precision of that name."""
-    first, last = _BF16_LAYERS.get(precision, (0, 0.0))
-    return max(0, depth - first - math.ceil(last * depth)) / depth
-
-
-def rounded_weights(architecture: Architecture) -> int:
-    """Weights that QAT passes through the served format, once a micro-batch and device.
-
-    Matrices of the layers, all routed experts among them: each is read, rounded and written again,
-    some ten operations an element beside the 6·tokens that its products take.
-    """
-    return sum(
-        kind.count * (kind.mixer_params + kind.mlp_params + kind.expert_params)
-        for kind in architecture.layers
-    )
 
 
 def _share(convention: str) -> float:

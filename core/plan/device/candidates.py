@@ -5,6 +5,11 @@ them over k axes (e: exponents of the primes). Axes are added one by one. A rule
 as its fields are known, and what falls by it is counted with all the meshes that it would have
 grown into, so that fallen and surviving meshes add up to all that there are. A mesh then becomes
 candidates by micro-batch and interleaving. NumPy is imported here; only a search comes here.
+
+Of all candidates `front` keeps those that no other beats. A candidate is beaten where another is at
+most as large in every column and smaller in one; of equal ones the first is kept. The
+lexicographically least of a set is never beaten, so taking it, dropping what it beats and going on
+costs one pass over the rest for each that is kept.
 """
 
 import math
@@ -15,10 +20,8 @@ from typing import Any
 
 import numpy as np
 
-from sabia.core.plan.device.layout import AXES, Layout
-from sabia.core.plan.device.search_abilities import Abilities
-from sabia.core.plan.device.search_rules import MOST_STAGES, Rule, even_stages
-from sabia.core.plan.device.workload import Workload
+from sabia.core.plan.device.layout import AXES, Layout, Workload
+from sabia.core.plan.device.search_rules import MOST_STAGES, Abilities, Rule, even_stages
 
 # the axes that few values fit come first; the last two only have to divide what is left
 ORDER = ("tensor", "context", "pipe", "expert", "fsdp", "data")
@@ -238,3 +241,19 @@ def _interleaved(
         found.append((mesh[chosen], micro[chosen], np.full(len(chosen), virtual, np.int64)))
     joined = [np.concatenate(parts) for parts in zip(*found, strict=True)]
     return joined[0], joined[1], joined[2]
+
+
+def front(*columns: Any) -> Any:
+    """Numbers of the entries that no other beats, in order of the first column (then the second…).
+
+    columns: arrays of equal length, smaller being better, without NaN.
+    """
+    table = np.column_stack(columns).astype(np.float64)
+    order = np.lexsort(tuple(table[:, n] for n in reversed(range(table.shape[1]))))
+    left, kept = order, []
+    while len(left):
+        first = left[0]
+        kept.append(first)
+        better = (table[left] < table[first]).any(1)
+        left = left[better]
+    return np.array(kept, np.int64)

@@ -7,8 +7,7 @@ The length of a row is no option there: it is that of the token rows (`sabia tok
 """
 
 from sabia.core.errors import UsageError
-from sabia.core.plan.device.layout import AXES, Layout
-from sabia.core.plan.device.workload import Workload
+from sabia.core.plan.device.layout import AXES, Layout, Workload
 
 REMAT = {"none": "none", "selective": "matmuls", "full": "full"}
 PRECISION = {"fp32": "fp32", "bf16": "bf16", "fp8": "fp8", "nvfp4": "nvfp4"}

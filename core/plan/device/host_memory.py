@@ -23,11 +23,9 @@ from dataclasses import dataclass
 from sabia.core.plan.counting.architecture import Architecture, LayerKind
 from sabia.core.plan.device import host_kept
 from sabia.core.plan.device.host_kept import FP32, Formats
-from sabia.core.plan.device.layout import Layout, Recompute
+from sabia.core.plan.device.layout import Layout, Recompute, Workload
 from sabia.core.plan.device.memory_kept import Kept
-from sabia.core.plan.device.memory_stage import Stage
-from sabia.core.plan.device.memory_term import Case, Term, billions, ways
-from sabia.core.plan.device.workload import Workload
+from sabia.core.plan.device.memory_state import Case, Stage, Term, billions, ways
 from sabia.core.plan.elementwise import Number, choose, larger, smaller
 
 HEAP_BLOCK, SPARING_BLOCK = 32 << 20, 1 << 20

@@ -20,15 +20,11 @@ candidates (elementwise.py).
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from sabia.core.plan.device import memory_activations as activations
 from sabia.core.plan.device import memory_buffers as buffers
 from sabia.core.plan.device import memory_state as state
-from sabia.core.plan.device.layout import Layout
-from sabia.core.plan.device.memory_stage import stages_of
-from sabia.core.plan.device.memory_term import Case, Term
-from sabia.core.plan.device.setting import Setting
+from sabia.core.plan.device.layout import Layout, Setting, Workload
+from sabia.core.plan.device.memory_state import Case, Term, stages_of
 from sabia.core.plan.device.stack import Stack
-from sabia.core.plan.device.workload import Workload
 from sabia.core.plan.elementwise import Number, choose, larger, picked
 
 GIB = 2**30
@@ -88,7 +84,7 @@ class Memory:
 def device_memory(workload: Workload, layout: Layout, stack: Stack) -> Memory:
     """Memory of the fullest device; with arrays in `layout`, of each candidate's."""
     setting = Setting(workload, layout, stack)
-    layers = activations.layer_figures(setting)
+    layers = buffers.layer_figures(setting)
     states: list[State] = []
     for stage in stages_of(workload, layout):
         case = Case(workload, layout, stack, stage, layers)
@@ -125,9 +121,9 @@ def _moments(case: Case) -> Iterator[tuple[str, tuple[Term, ...]]]:
 
 HELD = (state.weights, state.weight_copies, state.optimizer, state.adapters, buffers.runtime)
 PASSING = {
-    activations.kept: ("backward", "loss"),
-    activations.left: ("end",),
-    activations.made_again: ("backward", "end"),
+    buffers.kept: ("backward", "loss"),
+    buffers.left: ("end",),
+    buffers.made_again: ("backward", "end"),
     buffers.head_input: ("loss",),
     buffers.logits: ("loss",),
     buffers.exchange: ("backward", "end"),

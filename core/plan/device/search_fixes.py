@@ -1,10 +1,15 @@
-"""Why nothing fits, and the smallest change of one flag that mends it, found by searching for it.
+"""Numbers of chips that can be rented; why nothing fits, and the smallest change that mends it.
 
-Tried in this order, from what costs nothing to what costs most: leave a pinned field of the layout
-to the search; bytes per parameter (a leaner state recipe); more chips (the fewest that can be
-rented and fit); shorter sequences in batches of as many tokens; a batch that the chips divide; the
-same number of a chip with more memory. Memory falls with full recomputation, the smallest
-micro-batch and the highest ZeRO level, so these stand for all that is free while trying.
+GPUs come by the node. TPUs come as slices of a torus (cloud.google.com/tpu/docs, pages of each
+version, seen 2026-11): v5e and v6e as 1, 4, 8, 16, 32, 64, 128 or 256 chips and multiples of whole
+pods of 256; those of three dimensions as 4, 8, 16 or 32 chips and then cubes of 4 x 4 x 4.
+
+Changes of one flag are found by searching for them. Tried in this order, from what costs nothing to
+what costs most: leave a pinned field of the layout to the search; bytes per parameter (a leaner
+state recipe); more chips (the fewest that can be rented and fit); shorter sequences in batches of
+as many tokens; a batch that the chips divide; the same number of a chip with more memory. Memory
+falls with full recomputation, the smallest micro-batch and the highest ZeRO level, so these stand
+for all that is free while trying.
 """
 
 from __future__ import annotations
@@ -15,13 +20,42 @@ from itertools import islice
 from typing import Any
 
 from sabia.core.errors import Infeasible
-from sabia.core.plan.chips import load_chips
-from sabia.core.plan.device.layout import AXES, Layout
-from sabia.core.plan.device.search_sizes import rentable
-from sabia.core.plan.device.search_survey import Question, Survey
-from sabia.core.plan.device.workload import Workload
+from sabia.core.plan.chips import Chip, load_chips
+from sabia.core.plan.device.layout import AXES, Layout, Workload
+from sabia.core.plan.device.search import Question, Survey
 from sabia.core.plan.memory import RECIPES
 from sabia.core.units import format_bytes
+
+CUBE = 64
+FLAT_SLICES = (1, 4, 8, 16, 32, 64, 128, 256)
+CUBE_PARTS = (4, 8, 16, 32)
+FINE = 16  # all sizes up to so many units, then as many to each doubling as half of it
+
+
+def rentable(chip: Chip, limit: int, start: int = 1) -> Iterator[int]:
+    """Numbers of chips from `start` to `limit` that can be rented, ascending."""
+    parts: tuple[int, ...] = ()
+    unit = chip.node_chips
+    if chip.torus_axes == 2:
+        parts, unit = FLAT_SLICES, chip.scale_up_domain
+    elif chip.torus_axes == 3:
+        parts, unit = CUBE_PARTS, CUBE
+    yield from (n for n in parts if start <= n <= min(limit, unit - 1))
+    first = max(1, -(-start // unit))
+    yield from range(first * unit, limit + 1, unit)
+
+
+def coarse(chip: Chip, limit: int) -> list[int]:
+    """`rentable`, but of the many large ones only about FINE/2 to each doubling."""
+    unit = CUBE if chip.torus_axes == 3 else chip.node_chips
+    unit = chip.scale_up_domain if chip.torus_axes == 2 else unit
+
+    def round_number(size: int) -> bool:
+        units = size // unit
+        return size % (unit << max(0, (units // FINE).bit_length())) == 0 or units <= FINE
+
+    return [size for size in rentable(chip, limit) if round_number(size)]
+
 
 MOST_CHIPS = 32768
 SHORTEST = 512  # tokens of a row

@@ -1,21 +1,112 @@
-"""Which layouts exist: into what a model can be cut, by a training software that can do so much.
+"""Which layouts exist: what a training software can do, and into what a model can be cut.
+
+What the software can do goes by the name of its preset (data/stacks.toml):
+
+sabia(-cpu)    core.parallel of this project: weights cut along their dimensions (so fsdp divides
+               the hidden size), always ZeRO-3, no interleaving; pipelines in torch only
+fsdp           torchtitan: FSDP2 with or without resharding, and all other axes; a row is cut into
+               twice as many pieces as context ranks, for balance under a causal mask
+fsdp-2023      PyTorch's first FSDP alone, over flat shards
+megatron       Megatron-Core: distributed optimizer, sequence parallelism, interleaving, experts
+               over the tensor ranks, key and value heads copied where tensor exceeds them; the
+               embedding and the head may take the place of a layer each
+megatron-2021  arXiv 2104.04473: data, tensor and interleaved pipelines
+llama3         arXiv 2407.21783: weights stay whole between forward and backward (ZeRO-2)
+maxtext        JAX and GSPMD: arrays split evenly; pipelines of repeated stages
+zero-2021      DeepSpeed ZeRO-3 alone
 
 A rule looks at the product of some fields of a layout: `tensor` must divide the heads, `context`
 times `tensor` the tokens of a row. The search filters arrays with the rules; `--fixed-layout`
 checks one layout with them and names the nearest values that fit.
+
+One layout as text (`--fixed-layout fsdp=8,tensor=4,micro-batch=2,recompute=full,zero=3`) is taken
+as it is, without a search: published runs are judged with it. What the model or the software cannot
+do is refused, with the nearest values that would do.
 """
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from sabia.core.errors import UsageError
 from sabia.core.plan.chips import Chip
 from sabia.core.plan.counting.architecture import Architecture
-from sabia.core.plan.device.layout import AXES
-from sabia.core.plan.device.search_abilities import Abilities
-from sabia.core.plan.device.workload import Workload
+from sabia.core.plan.device.layout import AXES, RECOMPUTE, Layout, Recompute, Workload
+from sabia.core.plan.device.stack import Stack
 from sabia.core.plan.elementwise import Number
+
+
+@dataclass(frozen=True)
+class Abilities:
+    """What a training software can do.
+
+    axes: those that may be above 1. zero: levels of splitting over fsdp. even_hidden: fsdp divides
+    the hidden size. copied_heads: tensor may be a multiple of the key-value heads. loose_stages:
+    stages may differ by a layer; otherwise the layers and up to `outer` more (embedding, head) are
+    cut evenly. halves: context cuts a row into twice as many pieces (causal balance). recipes: how
+    it holds state, its usual one first (empty: in any way).
+    """
+
+    axes: tuple[str, ...] = AXES
+    zero: tuple[int, ...] = (3,)
+    recompute: tuple[Recompute, ...] = RECOMPUTE
+    interleaved: bool = False
+    experts_over_tensor: tuple[bool, ...] = (False,)
+    sequence_parallel: bool = True
+    even_hidden: bool = False
+    copied_heads: bool = False
+    loose_stages: bool = False
+    outer: int = 0
+    halves: bool = False
+    recipes: tuple[str, ...] = ()
+
+    def choices(self, field: str) -> tuple[Any, ...]:
+        """The values of a setting that is no number of devices."""
+        if field == "sequence_parallel":
+            return (True, False) if self.sequence_parallel else (False,)
+        return tuple(getattr(self, field))
+
+
+SABIA = Abilities(
+    sequence_parallel=False, even_hidden=True, loose_stages=True, recipes=("fsdp-fp32", "lora")
+)
+TITAN = Abilities(zero=(2, 3), interleaved=True, loose_stages=True, halves=True)
+ABILITIES: Mapping[str, Abilities] = {
+    "sabia": SABIA,
+    "sabia-cpu": SABIA,
+    "fsdp": TITAN,
+    "fsdp-async": TITAN,
+    "fsdp-2023": Abilities(axes=("data", "fsdp"), zero=(2, 3), sequence_parallel=False),
+    "megatron": Abilities(
+        zero=(0, 1),
+        interleaved=True,
+        experts_over_tensor=(False, True),
+        copied_heads=True,
+        outer=2,
+        halves=True,
+    ),
+    "megatron-2021": Abilities(
+        axes=("data", "tensor", "pipe"), zero=(0,), interleaved=True, sequence_parallel=False
+    ),
+    "llama3": Abilities(zero=(2,), interleaved=True, outer=2, halves=True),
+    "maxtext": Abilities(interleaved=True, even_hidden=True),
+    "zero-2021": Abilities(axes=("fsdp",), sequence_parallel=False),
+}
+
+
+def abilities_of(stack: Stack, chip: Chip) -> Abilities:
+    """What the software can do on this chip. Raises UsageError where nothing is known of it."""
+    if stack.name not in ABILITIES:
+        known = ", ".join(ABILITIES)
+        raise UsageError(
+            f"--stack: the layouts of {stack.name} are not known (expected one of {known}; "
+            "--fixed-layout needs no search)"
+        )
+    found = ABILITIES[stack.name]
+    if stack.name == "sabia" and chip.family == "TPU":  # which JAX drives
+        return replace(found, axes=AXES[:-1])
+    return found
+
 
 NUMBERS = (*AXES, "micro_batch", "virtual")
 CHOICES = ("recompute", "zero", "experts_over_tensor", "sequence_parallel")
@@ -220,3 +311,84 @@ def _sizes(model: Architecture, name: str) -> list[int]:
 def has_experts(model: Architecture) -> bool:
     """Whether any layer is a mixture."""
     return any(kind.experts for kind in model.layers)
+
+
+SWITCHES = ("experts_over_tensor", "sequence_parallel")
+FIELDS = (*NUMBERS, *CHOICES)
+SHORT = {
+    "dp": "data", "ep": "expert", "cp": "context", "tp": "tensor", "pp": "pipe",
+    "mb": "micro_batch", "vpp": "virtual",
+}  # fmt: skip
+YES_NO = {"yes": True, "no": False}
+
+
+def parse_fields(text: str) -> dict[str, Any]:
+    """'fsdp=8,micro-batch=2' → {"fsdp": 8, "micro_batch": 2}; short names as well (tp, pp, mb).
+
+    Raises UsageError.
+    """
+    found: dict[str, Any] = {}
+    for part in filter(None, (piece.strip() for piece in text.split(","))):
+        name, _, value = part.partition("=")
+        field = name.strip().lower().replace("-", "_")
+        field = SHORT.get(field, field)
+        if field not in FIELDS or field in found:
+            known = ", ".join(field.replace("_", "-") for field in FIELDS)
+            raise UsageError(
+                f"--fixed-layout: {part!r} (expected FIELD=VALUE, each of {known} at most once)"
+            )
+        found[field] = _value(field, value.strip(), part)
+    return found
+
+
+def _value(field: str, value: str, part: str) -> Any:
+    if field == "recompute" and value in RECOMPUTE:
+        return value
+    if field in SWITCHES and value in YES_NO:
+        return YES_NO[value]
+    if field == "zero" and value in ("0", "1", "2", "3"):
+        return int(value)
+    if field in NUMBERS and value.isdigit() and int(value) > 0:
+        return int(value)
+    wanted = "a whole number, 1 or more"
+    if field == "recompute":
+        wanted = ", ".join(RECOMPUTE)
+    elif field in SWITCHES or field == "zero":
+        wanted = "yes or no" if field in SWITCHES else "0, 1, 2 or 3"
+    raise UsageError(f"--fixed-layout: {part!r} (expected {wanted})")
+
+
+def fixed_layout(
+    fields: Mapping[str, Any], workload: Workload, chip: Chip, stack: Stack, chips: int | None
+) -> Layout:
+    """The layout of these fields; what they leave out is 1, or as the software does it.
+
+    With `chips`, data takes what the other axes leave, unless it is given. Raises UsageError where
+    the number of chips is another one, and on what the model or the software cannot do.
+    """
+    can = abilities_of(stack, chip)
+    layout = Layout(**(_usual(can) | {**fields}))
+    _check(layout, workload, chip, can)
+    if chips is not None and "data" not in fields and chips % layout.chips == 0:
+        layout = replace(layout, data=chips // layout.chips)
+    if chips is not None and layout.chips != chips:
+        raise UsageError(
+            f"--fixed-layout: is of {layout.chips} chips (expected --chips {layout.chips}, or axes "
+            f"whose product is {chips})"
+        )
+    _check(layout, workload, chip, can)
+    return layout
+
+
+def _usual(can: Abilities) -> dict[str, Any]:
+    """What the software does where nothing is said."""
+    return {"zero": can.zero[-1], "sequence_parallel": can.sequence_parallel}
+
+
+def _check(layout: Layout, workload: Workload, chip: Chip, can: Abilities) -> None:
+    """Raise UsageError where the model or the software cannot be laid out so."""
+    numbers = {field: getattr(layout, field) for field in NUMBERS}
+    choices = {field: getattr(layout, field) for field in CHOICES}
+    check_pinned(workload, chip, can, numbers | choices)
+    if layout.virtual > 1 and layout.pipe == 1:
+        raise UsageError(f"layout: virtual={layout.virtual} with pipe=1 (expected pipe above 1)")

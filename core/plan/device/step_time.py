@@ -6,9 +6,8 @@ m micro-batches pass p stages of v virtual ones (arXiv 2104.04473, section 2.2: 
 (p-1)/(v·m) of the work). t_stage: a stage's layers, each its products, attention, elementwise work
 and the collectives that nothing hides (step_work.py, step_network.py); the slowest stage has the
 head besides, and one layer fewer where the depth leaves room for it. Constants and band:
-calibration.py.
-Arguments are numbers or NumPy arrays (elementwise.py); `recompute`, `zero` and the booleans of a
-layout are one value a call.
+step_work.py. Arguments are numbers or NumPy arrays (elementwise.py); `recompute`, `zero` and the
+booleans of a layout are one value a call.
 """
 
 from collections.abc import Callable
@@ -18,11 +17,9 @@ from sabia.core.plan.chips import Chip
 from sabia.core.plan.counting.architecture import LayerKind
 from sabia.core.plan.device import step_network as network
 from sabia.core.plan.device import step_work as work
-from sabia.core.plan.device.calibration import Band, Constants, load_bands, load_calibration
-from sabia.core.plan.device.layout import Layout
+from sabia.core.plan.device.layout import Layout, Workload
 from sabia.core.plan.device.stack import Stack
-from sabia.core.plan.device.step_work import Timed
-from sabia.core.plan.device.workload import Workload
+from sabia.core.plan.device.step_work import Band, Constants, Timed, load_bands, load_calibration
 from sabia.core.plan.elementwise import Number, choose, larger, rounded_up
 
 

@@ -1,5 +1,18 @@
 """What a device computes for one micro-batch: matrix products, attention, and moving bytes.
 
+The constants are fitted. `tests/bench/calibrate_plan.py` fits them on published steps
+(tests/core/plan/calibration_rows.toml; the two that mixtures of experts have of their own on
+calibration_mixtures.toml) and writes data/calibration.toml with the rows' fingerprint and the
+errors found by cross-validation. They are never set by hand. The band of a prediction is what was
+then seen on tables that took no part in the fit: `tests/bench/report_plan.py --write` puts it into
+data/judged.toml. (Cross-validation alone promises a narrower one than those tables keep.)
+
+Recomputation: a product of the forward pass runs again in the backward pass if its output is needed
+and was not kept (names of memory_kept.py). The output of a layer's last product is needed by nobody
+but the next layer, whose input is kept: XLA drops it, torch stops before it
+(torch.utils.checkpoint, early stop), Megatron runs it all the same (`Stack.reruns_all`). So full
+recomputation is a third of the forward and backward work only there.
+
 Products of T tokens with a matrix of K x N take
 
   2TKN / (A · ceiling · κ · (200β/A)^γ) · (1 + ω · (A/β)(1/T + 1/K + 1/N))
@@ -8,7 +21,7 @@ with A the peak rate of the format, `ceiling` the chip's measured best share of 
 bandwidth: sustained rates fall behind as arithmetic outgrows memory (there A is that of BF16).
 The bracket is the time of arithmetic and of memory traffic, 2(TK + KN + TN) bytes, in turn: small
 sides (few tokens, thin slices of tensor ranks, small experts) cost more. Of the three matrices a
-narrow format shrinks two. κ, γ and ω are fitted (calibration.py); products of routed experts, many
+narrow format shrinks two. κ, γ and ω are fitted; products of routed experts, many
 small ones in one kernel, have an ω of their own, and on TPUs a rate. Backward is twice forward,
 once where weights are frozen (LoRA); what recomputation runs again comes on top. FP8, FP4 and int8
 serve the layers' products only.
@@ -23,17 +36,140 @@ writes 8h + 3(q + k) + v + attended + (gated: 3, else 2)·f elements a token for
 backward.
 """
 
+import datetime
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cache
 
-from sabia.core.plan.chips import Chip, load_chips
+from sabia.core.plan.catalogue import read_data
+from sabia.core.plan.chips import Chip, known, load_chips
 from sabia.core.plan.counting.architecture import LayerKind
-from sabia.core.plan.device.calibration import Constants
-from sabia.core.plan.device.collectives import known
-from sabia.core.plan.device.recomputed import LAST, Product, products, runs_again
-from sabia.core.plan.device.setting import Setting
-from sabia.core.plan.device.workload import Precision
+from sabia.core.plan.device.layout import Layout, Precision, Setting
+from sabia.core.plan.device.stack import Stack
 from sabia.core.plan.elementwise import Number, choose, larger
+
+
+@dataclass(frozen=True)
+class Constants:
+    """Few, shared by all chips and stacks.
+
+    gpu, tpu: sustained rate of large matrix products in training over the chip's measured ceiling
+    (its peak where none is published). balance: by which power of (peak FLOP per HBM byte) / 200
+    that rate falls. shape: how much a product loses to small sides, over what
+    its memory traffic at full HBM rate would cost. attention: rate of the attention kernel over
+    that of large products. elementwise: bytes moved by norms, activations and residuals over what a
+    fused implementation must move. collective: bandwidth that a ring collective reaches over the
+    links' nominal one. exposed: share of a collective that stays visible where software hides it.
+    grouped: what `shape` is for products of routed experts. routed_tpu: rate of these products on
+    TPUs over that of large ones.
+    """
+
+    gpu: float
+    tpu: float
+    balance: float
+    shape: float
+    attention: float
+    elementwise: float
+    collective: float
+    exposed: float
+    grouped: float
+    routed_tpu: float
+
+
+@dataclass(frozen=True)
+class Band:
+    """Published over predicted time: nine of ten steps took longer than `fast`, one than `slow`.
+
+    Each published table has the same weight, however many rows it has.
+    """
+
+    fast: float
+    slow: float
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """Constants, the chips that took part in their fit, and what rows and formulas that used."""
+
+    constants: Constants
+    chips: tuple[str, ...]
+    fingerprint: str
+    date: datetime.date
+
+
+@cache
+def load_calibration() -> Calibration:
+    """What data/calibration.toml holds."""
+    found = read_data("calibration.toml")
+    return Calibration(
+        constants=Constants(**found["constants"]),
+        chips=tuple(found["rows"]["chips"]),
+        fingerprint=found["rows"]["fingerprint"],
+        date=found["date"],
+    )
+
+
+@cache
+def load_bands() -> dict[str, Band]:
+    """What data/judged.toml holds, by kind of model: dense, mixture."""
+    found = read_data("judged.toml")
+    return {kind: Band(**found[kind]) for kind in ("dense", "mixture")}
+
+
+@dataclass(frozen=True)
+class Product:
+    """One matrix product of a layer: `params` elements of weight, `output` the name it is kept by.
+
+    inner: its smaller side, before tensor ranks split it. routed: of the experts a token visits.
+    """
+
+    output: str
+    params: float
+    inner: float
+    routed: bool = False
+
+
+LAST = "layer_output"
+
+
+def products(kind: LayerKind) -> Iterator[Product]:
+    """All products of a layer. A mixer's elements are shared out by the widths of its tensors."""
+    attended = kind.attended_width
+    widths = {
+        "query": kind.query_width, "key": kind.key_width, "value": kind.value_width,
+        "middle": attended,
+    }  # fmt: skip
+    whole = sum(widths.values())
+    for name, width in widths.items():
+        if width:
+            yield Product(name, kind.mixer_params * width / whole, width)
+    if kind.mixer_params and not whole:
+        yield Product("middle", kind.mixer_params, kind.mixer_params)
+    if kind.mlp_params and not kind.mlp_width:
+        yield Product("router", kind.mlp_params, kind.experts)
+    yield from _mlp("", kind.mlp_params, kind.mlp_width, kind.matrices, routed=False)
+    width = kind.expert_width
+    yield from _mlp("expert_", kind.active_expert_params, width, kind.matrices, routed=True)
+
+
+def _mlp(prefix: str, params: float, width: int, matrices: int, routed: bool) -> Iterator[Product]:
+    if not params or not width:
+        return
+    for name in ("gate", "up") if matrices == 3 else ("up",):
+        yield Product(prefix + name, params / matrices, width, routed)
+    yield Product(LAST, params / matrices, width, routed)
+
+
+def runs_again(output: str, layout: Layout, stack: Stack) -> bool:
+    """Whether the product (or "attended": the attention kernel) runs twice."""
+    if layout.recompute == "none":
+        return False
+    if layout.recompute == "full":
+        return output != LAST or stack.reruns_all
+    if stack.selective_keeps:
+        return output != LAST and output not in stack.selective_keeps
+    return output == "attended" and stack.attention_matrix
+
 
 RATE_FIELD = {
     "fp32": "bf16_flops_per_s", "bf16": "bf16_flops_per_s", "fp8": "fp8_flops_per_s",

@@ -63,11 +63,6 @@ def energy_kwh(chip_hours: float, power_w: float, pue: float) -> float:
     return chip_hours * power_w / 1e3 * pue
 
 
-def implied_intensity(tons: float, chip_hours: float, power_w: float, pue: float = 1.0) -> float:
-    """kg/kWh at which a published emission was reckoned."""
-    return tons * 1e3 / energy_kwh(chip_hours, power_w, pue)
-
-
 def footprint(
     chip_hours: float,
     power_w: float | None,

@@ -2,14 +2,46 @@
 
 An item is so many runs of so many chip-hours each, paid at its own price, and of so many dollars
 each that are not paid by the chip (API tokens, storage). Shares are of the money; a contingency is
-a share on top of the sum of all items. How items are read from a file: pyramid_file.py.
+a share on top of the sum of all items.
+
+What one run takes is said in one of several forms. Each form is a leading key, the keys that go
+with it, the kind of work that it usually is, and a function to (chip-hours, dollars) of one run:
+- `chip_hours`: known hours, as they are paid for;
+- `params`, `active`, `tokens`: training, by 6ND (4ND with `lora`) at `mfu`, over `goodput`;
+- `tokens_per_chip_s`, `tokens`: generation at a measured speed, over `goodput`;
+- `usd_per_million` = [input, output], `input_tokens`, `output_tokens`: an API;
+- `evaluation`: a table as core.plan.serving.evaluation reads it: items, answers, a judge;
+- `storage`, `keep`, `usd_per_gb_month`: bytes kept for a time, a month being 30 days.
+
+A file is TOML: defaults at the top, then one [[item]] table an item. Of the file, and of an item,
+which goes before: `chip`, `mfu`, `lora`, `goodput` (share of paid time that is work, for hours that
+are computed), and what a chip-hour costs: `price`, or an offer on file by `provider`, `region` and
+`spot`. Of the file only: `contingency`, a share on top. An item has `name`, `group`, `kind`, `runs`
+(a number, or a range such as [1, 2], whose middle counts), and what a run takes, in one of the
+forms. What the command line says goes before the file's defaults and after an item's own words.
+Prices too old to be used are refused (prices.py).
 """
 
-from collections.abc import Callable
+import datetime
+import tomllib
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
-from sabia.core.plan.money.bills import HOUR_S, cost_usd
-from sabia.core.plan.money.prices import Price
+from sabia.core.errors import BadData, UsageError
+from sabia.core.options.plan_cluster import PlanOptions
+from sabia.core.plan import compute
+from sabia.core.plan.chips import Chip, find_chip
+from sabia.core.plan.money.bills import DAY_S, HOUR_S, cost_usd
+from sabia.core.plan.money.prices import (
+    Price,
+    default_prices,
+    prices_for,
+    refused_words,
+    usable,
+)
+from sabia.core.units import parse_bytes, parse_count, parse_duration, parse_fraction, parse_money
 
 KINDS = ("training", "evaluation", "judge", "rollout", "storage", "other")
 
@@ -105,3 +137,232 @@ class Pyramid:
                 before.chip_hours + item.chip_hours, before.cost_usd + item.cost_usd
             )
         return totals
+
+
+MONTH_S = 30 * DAY_S
+Taken = tuple[float, float]  # chip-hours and dollars of one run
+
+
+@dataclass(frozen=True)
+class Defaults:
+    """On what, how fast and how smoothly an item runs; shares between 0 and 1."""
+
+    chip: Chip
+    mfu: float
+    lora: bool
+    goodput: float
+
+
+@dataclass(frozen=True)
+class Form:
+    """Keys of a form beside its leading one, the kind that it is, and what a run takes."""
+
+    keys: frozenset[str]
+    kind: str
+    taken: Callable[[str, Mapping[str, Any], Defaults], Taken]
+
+
+def form_of(label: str, table: Mapping[str, Any]) -> tuple[str, Form]:
+    """The one form whose leading key the item has. Raises BadData on none or several."""
+    found = [name for name in FORMS if name in table]
+    if len(found) != 1:
+        what = f"has {' and '.join(found)}" if found else "does not say what a run takes"
+        raise BadData(f"{label} {what} (expected one of {', '.join(FORMS)})")
+    return found[0], FORMS[found[0]]
+
+
+def count(label: str, table: Mapping[str, Any], key: str) -> float:
+    """The number under `key`. Raises BadData if there is none."""
+    if key not in table:
+        raise BadData(f"{label} has no {key}")
+    return parse_count(table[key], f"{label} {key}")
+
+
+def positive_usd(label: str, table: Mapping[str, Any], key: str) -> float:
+    """The dollars under `key`. Raises BadData if there are none, or not more than 0."""
+    usd = parse_money(table[key], f"{label} {key}") if key in table else 0.0
+    if not usd > 0:
+        raise BadData(f"{label} {key} {table.get(key)!r} (expected more than 0)")
+    return usd
+
+
+def _known_hours(label: str, table: Mapping[str, Any], _default: Defaults) -> Taken:
+    return count(label, table, "chip_hours"), 0.0
+
+
+def _training(label: str, table: Mapping[str, Any], default: Defaults) -> Taken:
+    params, tokens = count(label, table, "params"), count(label, table, "tokens")
+    active = parse_count(table.get("active", params), f"{label} active")
+    rate = default.chip.bf16_flops_per_s * default.mfu * default.goodput
+    flops = compute.train_flops(active, tokens, default.lora)
+    return compute.chip_seconds(flops, rate) / HOUR_S, 0.0
+
+
+def _generation(label: str, table: Mapping[str, Any], default: Defaults) -> Taken:
+    speed = count(label, table, "tokens_per_chip_s") * default.goodput
+    if not speed > 0:
+        raise BadData(f"{label} tokens_per_chip_s {speed:g} (expected more than 0)")
+    return count(label, table, "tokens") / speed / HOUR_S, 0.0
+
+
+def _api(label: str, table: Mapping[str, Any], _default: Defaults) -> Taken:
+    from sabia.core.plan.serving.evaluation import api_price
+
+    price = api_price(table["usd_per_million"], f"{label} usd_per_million")
+    read, written = (count(label, table, key) for key in ("input_tokens", "output_tokens"))
+    usd = read * price.usd_per_million_input + written * price.usd_per_million_output
+    return 0.0, usd / 1e6
+
+
+def _evaluation(label: str, table: Mapping[str, Any], default: Defaults) -> Taken:
+    from sabia.core.plan.serving.evaluation import table_cost
+
+    if not isinstance(table["evaluation"], dict):
+        raise BadData(f"{label} evaluation {table['evaluation']!r} (expected a table)")
+    found = table_cost(table["evaluation"], default.chip, label)
+    return found.chip_hours / default.goodput, found.api_usd
+
+
+def _storage(label: str, table: Mapping[str, Any], _default: Defaults) -> Taken:
+    if "keep" not in table:
+        raise BadData(f'{label} has no keep (expected a time, as keep = "90d")')
+    size = parse_bytes(table["storage"], f"{label} storage")
+    months = parse_duration(table["keep"], f"{label} keep") / MONTH_S
+    return 0.0, size / 1e9 * months * positive_usd(label, table, "usd_per_gb_month")
+
+
+FORMS = {
+    "chip_hours": Form(frozenset(), "training", _known_hours),
+    "params": Form(frozenset({"active", "tokens"}), "training", _training),
+    "tokens_per_chip_s": Form(frozenset({"tokens"}), "rollout", _generation),
+    "usd_per_million": Form(frozenset({"input_tokens", "output_tokens"}), "judge", _api),
+    "evaluation": Form(frozenset(), "evaluation", _evaluation),
+    "storage": Form(frozenset({"keep", "usd_per_gb_month"}), "storage", _storage),
+}
+
+
+OFFER = ("provider", "region", "spot")
+COMMON = {"chip", "mfu", "lora", "goodput", "price", *OFFER}
+FILE_KEYS = COMMON | {"contingency", "item"}
+ITEM_KEYS = COMMON | {"name", "group", "kind", "runs"}
+
+
+@dataclass(frozen=True)
+class Given:
+    """What the command line says of all items; None was not said."""
+
+    chip: str | None = None
+    mfu: float | None = None
+    lora: bool = False
+    price: Price | None = None
+
+    def over(self, defaults: dict[str, Any]) -> dict[str, Any]:
+        """The file's defaults with these in their place."""
+        said = {"chip": self.chip, "mfu": self.mfu, "lora": self.lora or None}
+        return defaults | {key: value for key, value in said.items() if value is not None}
+
+
+@dataclass(frozen=True)
+class Source:
+    """Where items are read from: the path for messages, defaults, the command line, the day."""
+
+    path: str
+    common: Mapping[str, Any]
+    given: Given
+    today: datetime.date
+
+
+def read_pyramid(path: str, given: Given, today: datetime.date, default_chip: str) -> Pyramid:
+    """Read and work out a pyramid. Raises BadData on a faulty file, UsageError on a missing one."""
+    try:
+        data = tomllib.loads(Path(path).read_text(encoding="utf-8"))
+    except OSError as error:
+        raise UsageError(f"--budget: {path}: {error.strerror} (expected a TOML file)") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise BadData(f"{path}: {error} (expected TOML)") from error
+    _refuse_unknown(path, "file", data, FILE_KEYS)
+    tables = data.get("item")
+    if not isinstance(tables, list) or not tables:
+        raise BadData(f"{path}: no items (expected [[item]] tables); man sabia-plan-cluster")
+    defaults = {key: data[key] for key in COMMON if key in data}
+    source = Source(path, {"chip": default_chip} | given.over(defaults), given, today)
+    contingency = parse_fraction(data.get("contingency", 0.0), f"{path}: contingency")
+    return Pyramid(tuple(_item(source, table) for table in tables), contingency)
+
+
+def _refuse_unknown(path: str, label: str, table: Mapping[str, Any], known: set[str]) -> None:
+    unknown = sorted(table.keys() - known)
+    if unknown:
+        expected = ", ".join(sorted(known))
+        raise BadData(f"{path}: {label} has unknown {', '.join(unknown)} (expected {expected})")
+
+
+def _item(source: Source, table: Any) -> Item:
+    name = str(table.get("name", "")) if isinstance(table, dict) else ""
+    label = f"{source.path}: item {name!r}"
+    if not name:
+        raise BadData(f"{label} (expected a table with a name, runs and what a run takes)")
+    lead, form = form_of(label, table)
+    _refuse_unknown(source.path, f"item {name!r}", table, ITEM_KEYS | form.keys | {lead})
+    kind = str(table.get("kind", form.kind))
+    if kind not in KINDS:
+        raise BadData(f"{label} kind {kind!r} (expected one of {', '.join(KINDS)})")
+    default = _defaults(label, {**source.common, **table})
+    hours, usd = form.taken(label, table, default)
+    runs, runs_text = _runs(label, table.get("runs", 1))
+    price = _price(source, label, table, default.chip) if hours else None
+    return Item(
+        name=name,
+        group=str(table.get("group", "")),
+        kind=kind,
+        runs=runs,
+        runs_text=runs_text,
+        chip_hours_each=hours,
+        usd_each=usd,
+        chip=default.chip.name if hours else "",
+        price=price,
+        provider=_provider(price, table),
+    )
+
+
+def _defaults(label: str, table: Mapping[str, Any]) -> Defaults:
+    mfu = parse_fraction(table.get("mfu", PlanOptions.assumed("mfu")), f"{label} mfu")
+    goodput = parse_fraction(table.get("goodput", 1.0), f"{label} goodput")
+    for name, share in (("mfu", mfu), ("goodput", goodput)):
+        if not share > 0:
+            raise BadData(f"{label} {name} {share:g} (expected more than 0)")
+    return Defaults(find_chip(str(table["chip"])), mfu, bool(table.get("lora")), goodput)
+
+
+def _price(source: Source, label: str, own: Mapping[str, Any], chip: Chip) -> Price:
+    """The item's own price or offer, the command line's, the file's, or the first on file."""
+    for table in (own, source.common):
+        if table is source.common and source.given.price:
+            return source.given.price
+        if "price" in table:
+            return Price(positive_usd(label, table, "price"), provider=table.get("provider"))
+        if any(key in table for key in OFFER):
+            provider, region, spot = (table.get(key) for key in OFFER)
+            found = prices_for(chip.name, provider, region, bool(spot))
+            return usable(found, source.today, label)[0]
+    found = default_prices(chip.name, source.today)
+    if not found:
+        words = refused_words(default_prices(chip.name), source.today)
+        raise UsageError(f"--budget: {words}")
+    return found[0]
+
+
+def _provider(price: Price | None, table: Mapping[str, Any]) -> str:
+    named = table.get("provider") or (price.provider if price else None)
+    return str(named or ("own price" if price else "by use"))
+
+
+def _runs(label: str, value: Any) -> tuple[float, str]:
+    if isinstance(value, list) and len(value) == 2:
+        low, high = (parse_count(v, f"{label} runs") for v in value)
+        if low <= high:
+            return (low + high) / 2, f"{low:g}-{high:g}"
+    elif not isinstance(value, list):
+        runs = parse_count(value, f"{label} runs")
+        return runs, f"{runs:,g}"
+    raise BadData(f"{label} runs {value!r} (expected a number or a range such as [1, 2])")

@@ -52,7 +52,6 @@ class Law:
 
 HOFFMANN = Law("Hoffmann 2022", 1.6934, 406.4, 410.7, 0.3392, 0.2849)
 BESIROGLU = Law("Besiroglu 2024", 1.8172, 482.01, 2085.43, 0.3478, 0.3658)
-LAWS = {"hoffmann": HOFFMANN, "besiroglu": BESIROGLU}
 
 
 @dataclass(frozen=True)
@@ -107,12 +106,6 @@ class Advice:
         return 1 - self.same_loss.life_flops(self.served_tokens) / self.planned.life_flops(
             self.served_tokens
         )
-
-
-def by_rule(flops: float) -> Pair:
-    """The pair of the rule D = 20 N for `flops` of training."""
-    params = math.sqrt(flops / (FLOPS_PER_PARAM_TOKEN * RULE_TOKENS_PER_PARAM))
-    return Pair(params, RULE_TOKENS_PER_PARAM * params)
 
 
 def flops_for_money(usd: float, usd_per_chip_hour: float, flops_per_chip_s: float) -> float:

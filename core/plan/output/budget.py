@@ -7,8 +7,8 @@ from sabia.core.errors import UsageError
 from sabia.core.options.plan_cluster import PlanOptions
 from sabia.core.plan.money.bills import short_money
 from sabia.core.plan.money.prices import format_rate
-from sabia.core.plan.money.pyramid import Item, Pyramid, Total
-from sabia.core.plan.money.pyramid_file import Given, read_pyramid
+from sabia.core.plan.money.pyramid import Given, Item, Pyramid, Total, read_pyramid
+from sabia.core.plan.output.report import fields
 from sabia.core.plan.output.table import columns
 from sabia.core.plan.request import own_prices
 
@@ -71,8 +71,7 @@ def report(pyramid: Pyramid) -> dict[str, Any]:
     return {
         "schema_version": SCHEMA_VERSION,
         "price_usd_per_chip_hour": rates.pop() if len(rates) == 1 else None,
-        "chip_hours": pyramid.chip_hours,
-        "cost_usd": pyramid.cost_usd,
+        **fields(pyramid, "chip_hours", "cost_usd"),
         "contingency_share": pyramid.contingency,
         "contingency_usd": pyramid.contingency_usd,
         "rows": flat_rows(pyramid),
@@ -86,8 +85,7 @@ def _sums(pyramid: Pyramid, key: str, sums: dict[str, Total]) -> list[dict[str, 
     return [
         {
             key: name,
-            "chip_hours": total.chip_hours,
-            "cost_usd": total.cost_usd,
+            **fields(total, "chip_hours", "cost_usd"),
             "share": pyramid.share(total.cost_usd),
         }
         for name, total in sums.items()
@@ -98,17 +96,9 @@ def flat_rows(pyramid: Pyramid) -> list[dict[str, Any]]:
     """One record an item."""
     return [
         {
-            "name": item.name,
-            "group": item.group,
-            "kind": item.kind,
-            "runs": item.runs,
-            "chip": item.chip,
-            "provider": item.provider,
+            **fields(item, "name", "group", "kind", "runs", "chip", "provider"),
             "price_usd_per_chip_hour": item.price.usd_per_chip_hour if item.price else None,
-            "chip_hours_each": item.chip_hours_each,
-            "usd_each": item.usd_each,
-            "chip_hours": item.chip_hours,
-            "cost_usd": item.cost_usd,
+            **fields(item, "chip_hours_each", "usd_each", "chip_hours", "cost_usd"),
             "share": pyramid.share(item.cost_usd),
         }
         for item in pyramid.items

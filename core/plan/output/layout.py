@@ -8,8 +8,8 @@ from typing import Any
 
 from sabia.core.plan.device.flags import pretrain_flags
 from sabia.core.plan.device.layout import AXES
+from sabia.core.plan.device.search import Row as Laid
 from sabia.core.plan.device.search_fixes import described
-from sabia.core.plan.device.search_survey import Row as Laid
 from sabia.core.plan.money.bills import short_money
 from sabia.core.plan.output.table import columns
 from sabia.core.plan.output.view import View
@@ -31,7 +31,7 @@ RESOURCES = {
 }  # fmt: skip
 
 
-def see(asked: Request, plan: Plan) -> View:
+def layout(asked: Request, plan: Plan) -> View:
     """The layouts of a placed plan, with every term where `--explain` was given."""
     assert plan.placed is not None and plan.best.layout is not None
     best, placed = plan.best.layout, plan.placed

@@ -20,7 +20,7 @@ from sabia.core.plan.request import Request
 from sabia.core.svg import Bar, Group, Series
 
 if TYPE_CHECKING:
-    from sabia.core.plan.device.search_survey import Row as Laid
+    from sabia.core.plan.device.search import Row as Laid
 
 POINTS = 40
 FORMS = (".svg", ".html")

@@ -24,23 +24,15 @@ def report(request: Request, plan: Plan) -> dict[str, Any]:
     return {
         "schema_version": SCHEMA_VERSION,
         "inputs": request.settings.set_values(),
-        "params": run.params,
-        "active_params": run.active_params,
-        "tokens": run.tokens,
-        "train_flops": run.train_flops,
+        **fields(run, "params", "active_params", "tokens", "train_flops"),
         "flops_per_chip_s": cluster.flops_per_chip_s,
         "chip_hours": plan.chip_hours,
-        "state_bytes": run.state_bytes,
-        "activation_bytes": run.activation_bytes,
+        **fields(run, "state_bytes", "activation_bytes"),
         "total_bytes": run.state_bytes + run.activation_bytes,
-        "state_min_chips": plan.state_min_chips,
-        "accumulated_min_chips": plan.accumulated_min_chips,
-        "memory_min_chips": plan.memory_min_chips,
+        **fields(plan, "state_min_chips", "accumulated_min_chips", "memory_min_chips"),
         "usable_hbm_state_min_chips": usable_state,
         "usable_hbm_memory_min_chips": usable_total,
-        "layers": run.layers,
-        "hidden": run.hidden,
-        "matmul_params": run.matmul_params,
+        **fields(run, "layers", "hidden", "matmul_params"),
         "model_origin": request.model.origin,
         "attention_flops_share_not_counted": request.model.attention_share,
         "sequence_tokens": run.sequence,
@@ -48,9 +40,7 @@ def report(request: Request, plan: Plan) -> dict[str, Any]:
         "optimizer_steps": run.tokens / run.batch_tokens,
         "state_recipe": run.recipe.name,
         "state_bytes_per_param": run.recipe.bytes_per_param,
-        "lora": run.lora,
-        "convention": run.convention,
-        "adapter_params": run.adapter_params,
+        **fields(run, "lora", "convention", "adapter_params"),
         "mfu": cluster.mfu,
         "mfu_usual_low": mfu_range.low,
         "mfu_usual_high": mfu_range.high,
@@ -63,18 +53,18 @@ def report(request: Request, plan: Plan) -> dict[str, Any]:
     }
 
 
+def fields(one: Any, *names: str) -> dict[str, Any]:
+    """Those attributes of an object whose keys in a report are their names."""
+    return {name: getattr(one, name) for name in names}
+
+
 def _chip(chip: Chip) -> dict[str, Any]:
     return asdict(chip) | {"date": chip.date.isoformat()}
 
 
 def _price(price: Price) -> dict[str, Any]:
     return {
-        "usd_per_chip_hour": price.usd_per_chip_hour,
-        "tier": price.tier,
-        "provider": price.provider,
-        "region": price.region,
-        "spot": price.spot,
-        "commitment": price.commitment,
+        **fields(price, "usd_per_chip_hour", "tier", "provider", "region", "spot", "commitment"),
         "source": price.source,
         "date": price.date.isoformat() if price.date else None,
     }
@@ -98,11 +88,7 @@ def _row(plan: Plan, row: Row) -> dict[str, Any]:
         "memory_min_chips": row.memory_min_chips,
         "chips": row.chips,
         "chips_in_nodes": whole_nodes(row.chips, size),
-        "chips_needed": row.chips_needed,
-        "finishes_s": row.finishes_s,
-        "meets_deadline": row.meets_deadline,
-        "bound": row.bound,
-        "mfu": row.mfu,
+        **fields(row, "chips_needed", "finishes_s", "meets_deadline", "bound", "mfu"),
         "layout": layout_words(row),
         "costs": [
             {
@@ -120,9 +106,7 @@ def flat_rows(request: Request, plan: Plan) -> list[dict[str, Any]]:
     """One record a deadline, with the run's own figures, for tables of many plans."""
     run = plan.run
     own = {
-        "params": run.params,
-        "active_params": run.active_params,
-        "tokens": run.tokens,
+        **fields(run, "params", "active_params", "tokens"),
         "chip": plan.cluster.chip.name,
         "chip_hours": plan.chip_hours,
     }

@@ -9,6 +9,7 @@ from sabia.core.options.plan_cluster import PlanOptions
 from sabia.core.plan.chips import Chip
 from sabia.core.plan.money.bills import DAY_S, cost_usd, short_money
 from sabia.core.plan.money.prices import cheapest
+from sabia.core.plan.output.report import fields
 from sabia.core.plan.output.table import percent, span
 from sabia.core.plan.output.view import VIEWS, View
 from sabia.core.plan.planner import Plan
@@ -58,7 +59,7 @@ def _preemptible(model: StopModel) -> bool:
     return bool(model.preemption_s) and model.spot_share < 1
 
 
-def see(asked: Request, plan: Plan) -> View:
+def stops(asked: Request, plan: Plan) -> View:
     """The view for the plan's smallest cluster that meets its deadline."""
     run = _run(asked, plan)
     model, seen = run[0], forecast(*run)
@@ -211,7 +212,7 @@ def _drawn(drawn: Simulated) -> str:
 
 def _against_on_demand(asked: Request, run: _Run, plan: Plan) -> tuple[str, dict[str, Any]]:
     """Preemptible against on-demand chips at the lowest prices on file of each."""
-    from sabia.core.plan.stops.spot import compare
+    from sabia.core.plan.stops.failures import compare
 
     spot = min(plan.cluster.prices, key=lambda price: price.usd_per_chip_hour)
     calm = cheapest(plan.cluster.chip.name, asked.today)
@@ -226,8 +227,7 @@ def _against_on_demand(asked: Request, run: _Run, plan: Plan) -> tuple[str, dict
         f"cheaper {when if even != 0 else 'however often preempted'}"
     )
     return words, {
-        "spot_usd": seen.spot_usd,
-        "on_demand_usd": seen.on_demand_usd,
+        **fields(seen, "spot_usd", "on_demand_usd"),
         "break_even_preemption_s": even,
         "saving_share": seen.saving,
     }

@@ -10,7 +10,7 @@ from typing import Any
 
 from sabia.core.plan.money.bills import cost_usd, short_money
 from sabia.core.plan.money.prices import Price, cheapest
-from sabia.core.plan.output.report import layout_words
+from sabia.core.plan.output.report import fields, layout_words
 from sabia.core.plan.output.table import columns, span
 from sabia.core.plan.output.view import views
 from sabia.core.plan.planner import Plan
@@ -49,9 +49,7 @@ def summary(asked: Request, plan: Plan) -> Row:
 
     spot = cheapest(plan.cluster.chip.name, asked.today, spot=True)
     return {
-        "params": run.params,
-        "active_params": run.active_params,
-        "tokens": run.tokens,
+        **fields(run, "params", "active_params", "tokens"),
         "sequence_tokens": run.sequence,
         "chip": plan.cluster.chip.name,
         "chips": best.chips,
@@ -115,7 +113,7 @@ def table(first: str, named: Sequence[tuple[str, Row]], show_model: bool = False
 def _emitted(row: Row) -> str:
     if "carbon" not in row:
         return "-"
-    from sabia.core.plan.output.carbon import tons
+    from sabia.core.plan.output.costs import tons
 
     return tons(row["carbon"]["tons_co2e"])
 

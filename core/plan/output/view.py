@@ -1,9 +1,10 @@
 """A view: what one group of options adds to a plan, in every form from the same objects.
 
-Each view is a module of this folder with `see(asked, plan) -> View`; it is imported only when one
-of its options was given. A new view is a module, a line in VIEWS, and its options.
+Each view is a function `(asked, plan) -> View` of that name; its module is imported only when one
+of its options was given. A new view is a function, a line in VIEWS, and its options.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from importlib import import_module
 from typing import Any
@@ -12,7 +13,7 @@ from sabia.core.options.plan_cluster import PlanStops
 from sabia.core.plan.planner import Plan
 from sabia.core.plan.request import Request
 
-# a view's module, which is also its key in the report → the options that ask for it
+# a view's function, which is also its key in the report → the options that ask for it
 VIEWS: dict[str, tuple[str, ...]] = {
     "layout": ("search", "fixed_layout"),
     "stops": tuple(PlanStops.table),
@@ -21,6 +22,7 @@ VIEWS: dict[str, tuple[str, ...]] = {
     "carbon": ("carbon", "pue", "carbon_intensity"),
     "scaling": ("serve_tokens",),
 }
+MODULES = {"layout": "layout", "stops": "stops"}  # those of views that are not in costs.py
 
 
 @dataclass(frozen=True)
@@ -34,7 +36,13 @@ class View:
 def views(asked: Request, plan: Plan, without: tuple[str, ...] = ()) -> dict[str, View]:
     """The views that were asked for, by key, in the order of VIEWS."""
     return {
-        name: import_module(f"sabia.core.plan.output.{name}").see(asked, plan)
+        name: _function(name)(asked, plan)
         for name, options in VIEWS.items()
         if name not in without and asked.settings.set_values(*options)
     }
+
+
+def _function(name: str) -> Callable[[Request, Plan], View]:
+    """The function of a view."""
+    module = import_module(f"sabia.core.plan.output.{MODULES.get(name, 'costs')}")
+    return getattr(module, name)

@@ -2,8 +2,7 @@
 
 Answers and verdicts come from own chips (a replica at full load, traffic.py) or from an API by
 the price of a million tokens. A rubric judge makes one call for each criterion of an answer
-(`judge_calls`), each with the answer and the rubric before it, and writes a verdict; compared
-pairwise, N models need N·(N − 1)/2 comparisons instead of N readings.
+(`judge_calls`), each with the answer and the rubric before it, and writes a verdict.
 
 `table_cost` reads the same from the table of a budget file, so that a pyramid's evaluations are
 worked out instead of typed.
@@ -120,11 +119,6 @@ def _bill(name: str, calls: float, prompt: float, output: float, source: Source)
     prices = source.usd_per_million_input, source.usd_per_million_output
     usd = sum(size * price for size, price in zip(tokens, prices, strict=True)) / MILLION
     return Bill(name, calls, *tokens, api_usd=usd)
-
-
-def pairwise_comparisons(models: int) -> int:
-    """Comparisons of all pairs of answers to one item; a rubric needs `models` readings."""
-    return models * (models - 1) // 2
 
 
 def table_cost(table: Mapping[str, Any], chip: Chip, label: str) -> Evaluation:

@@ -1,29 +1,67 @@
-"""Failures, preemptions and checkpoints: how often to save, and what stops cost in time.
+"""Failures, preemptions and checkpoints: how often to save, and what stops cost in time and money.
+
+D is the time that the chips stand still for a save, M the mean time between stops, U the time
+that a save needs to reach storage in the background.
+
+- `young`: τ = √(2DM), first order (Young, CACM 17(9), 1974).
+- `daly`: τ = √(2DM)·(1 + ⅓√(D/2M) + D/18M) − D for D < 2M, else M: higher order (Daly, FGCS
+  22(3), 2006, equation 37); the chips wait until a synchronous save is done.
+- `asynchronous`: max(U / copies, √(2DM)): as many uploads are under way as host memory holds
+  copies; a second one helps only where storage takes both at full rate.
 
 Failures are Poisson: `chips` chips failing at a daily rate, and preemptions of the whole cluster,
 add up to one mean time between stops M. One failed chip stops the whole job; a spare node lets it
 go on at once, and after a preemption all machines may have to be waited for. A checkpoint of C
 bytes stalls the chips for D = C / (chips · PCIe) while it is copied to host memory, then uploads
 for U = C / min(chips · network, bucket) in the background. Only one upload may be in flight, so
-the interval that loses least, √(2DM), is never shorter than U (intervals.py); the newest
+the interval that loses least, √(2DM), is never shorter than U; the newest
 checkpoint that survives a stop is U older than the newest one taken, so a stop loses τ/2 + U of
 work, and R to start again. A synchronous save stalls the chips for D + U instead and loses τ/2 + D.
 Expected wall time, bill, stops and cuts are those of process.py, which simulation.py draws.
+
+A preemptible cluster is stopped more often, so it works longer for the same run; it is cheaper iff
+p_spot · E_spot < p_od · E_od, where E is the expected time that is paid for (process.py) and each
+saves at its own best interval. The longer preemptions are apart, the smaller E_spot: there is one
+mean time between preemptions at which both bills are equal.
 """
 
 import math
-from dataclasses import asdict, dataclass
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING
 
 from sabia.core.errors import Infeasible, UsageError
 from sabia.core.options.plan_cluster import PlanOptions
 from sabia.core.plan.chips import Chip
-from sabia.core.plan.money.bills import DAY_S
-from sabia.core.plan.stops.intervals import asynchronous, copies_held, daly
+from sabia.core.plan.money.bills import DAY_S, cost_usd
 from sabia.core.plan.stops.process import Process, divided, expectation
 
 if TYPE_CHECKING:
     from sabia.core.plan.stops.simulation import Simulated
+
+
+def young(offload_s: float, mean_s: float) -> float:
+    """First-order optimum, seconds."""
+    return math.sqrt(2 * offload_s * mean_s)
+
+
+def daly(offload_s: float, mean_s: float) -> float:
+    """Higher-order optimum for a save that the chips wait for, seconds."""
+    if offload_s >= 2 * mean_s:
+        return mean_s
+    part = offload_s / (2 * mean_s)
+    return young(offload_s, mean_s) * (1 + math.sqrt(part) / 3 + part / 9) - offload_s
+
+
+def asynchronous(offload_s: float, upload_s: float, mean_s: float, copies: int = 1) -> float:
+    """Optimum with background uploads, of which `copies` may be under way."""
+    return max(upload_s / copies, young(offload_s, mean_s))
+
+
+def copies_held(upload_s: float, interval_s: float) -> int:
+    """Checkpoints in host memory at once: ⌈U/τ⌉."""
+    return max(1, math.ceil(upload_s / interval_s * (1 - 1e-12)))
+
 
 WINDOW_S = 3 * DAY_S
 LONGEST_WALL = 100
@@ -266,3 +304,83 @@ def simulated(
     forecast(model, chip, chips, checkpoint_bytes, work_s)
     saved = saving(model, chip, chips, checkpoint_bytes, work_s)
     return simulate(process_of(model, chips, work_s, saved), runs, seed)
+
+
+SHORTEST_S, LONGEST_S = 1.0, 1e10
+BISECTIONS = 25  # to a millionth
+
+
+@dataclass(frozen=True)
+class SpotComparison:
+    """The same run on preemptible and on on-demand chips; `usd` are whole bills.
+
+    `break_even_preemption_s`: with preemptions further apart the preemptible chips are cheaper;
+    None where they never are, 0 where they always are.
+    """
+
+    spot: StopForecast
+    on_demand: StopForecast
+    spot_usd: float
+    on_demand_usd: float
+    break_even_preemption_s: float | None
+
+    @property
+    def cheaper(self) -> bool:
+        """Whether the preemptible chips are."""
+        return self.spot_usd < self.on_demand_usd
+
+    @property
+    def saving(self) -> float:
+        """Share of the on-demand bill that preemptible chips save; negative if they cost more."""
+        return 1 - self.spot_usd / self.on_demand_usd
+
+
+def compare(
+    model: StopModel,
+    chip: Chip,
+    chips: int,
+    checkpoint_bytes: float,
+    work_s: float,
+    spot_usd_per_hour: float,
+    on_demand_usd_per_hour: float,
+) -> SpotComparison:
+    """Both bills of a run on `chips` of `chip`, and the break-even of preemptions.
+
+    `model` holds the preemptions of the preemptible cluster; the on-demand one has none. Raises
+    UsageError without them, Infeasible where the preemptible run makes no progress.
+    """
+    if model.preemption_s is None:
+        raise UsageError("--spot: how often are chips preempted? Give --preempt, as --preempt 6h")
+    calm = replace(model, preemption_s=None, capacity_wait_s=0.0)
+    spot = forecast(model, chip, chips, checkpoint_bytes, work_s)
+    on_demand = forecast(calm, chip, chips, checkpoint_bytes, work_s)
+    on_demand_usd = cost_usd(on_demand.billed_chip_s, on_demand_usd_per_hour)
+
+    def excess(preemption_s: float) -> float:
+        try:
+            often = replace(model, preemption_s=preemption_s, capacity_wait_s=0.0)
+            seen = forecast(often, chip, chips, checkpoint_bytes, work_s)
+        except Infeasible:
+            return math.inf
+        return cost_usd(seen.billed_chip_s, spot_usd_per_hour) - on_demand_usd
+
+    return SpotComparison(
+        spot=spot,
+        on_demand=on_demand,
+        spot_usd=cost_usd(spot.billed_chip_s, spot_usd_per_hour),
+        on_demand_usd=on_demand_usd,
+        break_even_preemption_s=_crossing(excess),
+    )
+
+
+def _crossing(excess: Callable[[float], float]) -> float | None:
+    """Where `excess` of a preemption time falls to 0, by bisection of its logarithm."""
+    if excess(LONGEST_S) >= 0:
+        return None
+    if excess(SHORTEST_S) < 0:
+        return 0.0
+    low, high = math.log(SHORTEST_S), math.log(LONGEST_S)
+    for _ in range(BISECTIONS):
+        middle = (low + high) / 2
+        low, high = (middle, high) if excess(math.exp(middle)) >= 0 else (low, middle)
+    return math.exp(high)

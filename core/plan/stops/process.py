@@ -133,24 +133,13 @@ def divided(
     return segments, work_s / segments + offload_s
 
 
-def expected_wall(
-    work_s: float,
-    interval_s: float,
-    offload_s: float,
-    mean_s: float,
-    restart_s: float,
-    upload_s: float = 0.0,
-) -> float:
-    """Expected seconds for `work_s` of work with stops every `mean_s`, without waits or limits.
-
-    The intervals need not divide the work. inf where the exponent is beyond a double.
-    """
-    return _exposed(work_s / interval_s, interval_s + offload_s, upload_s, restart_s, mean_s)
-
-
-def _exposed(
+def exposed(
     segments: float, segment_s: float, upload_s: float, restart_s: float, mean_s: float
 ) -> float:
+    """Expected seconds of `segments` (need not be whole), with stops every `mean_s`.
+
+    Without waits or limits; inf where the exponent is beyond a double.
+    """
     if math.isinf(mean_s):
         return segments * segment_s + upload_s
     try:
@@ -168,7 +157,7 @@ def expectation(process: Process) -> Expectation:
         exposed_s, cuts = _limited(process, mean_s)
     else:
         exposed_s, cuts = (
-            _exposed(
+            exposed(
                 process.segments, process.segment_s, process.upload_s, process.restart_s, mean_s
             ),
             0.0,
@@ -192,8 +181,8 @@ def _mirrored(process: Process, mean_s: float) -> float:
     """Exposed time with peer copies; no job limit."""
     rate, lag_s, restart_s = process.preemption_rate, process.upload_s, process.restart_s
     try:
-        save_s = _exposed(1, process.segment_s, 0.0, restart_s, mean_s)
-        again_s = _exposed(1, process.segment_s + restart_s, 0.0, 0.0, mean_s)
+        save_s = exposed(1, process.segment_s, 0.0, restart_s, mean_s)
+        again_s = exposed(1, process.segment_s + restart_s, 0.0, 0.0, mean_s)
         lost = math.expm1(rate * lag_s)
     except OverflowError:
         return math.inf
@@ -210,9 +199,9 @@ def _limited(process: Process, mean_s: float) -> tuple[float, float]:
     ratio = math.exp(-s / mean_s)
     beyond = ratio**full
     restart_s = process.restart_s
-    first = _exposed(1, s + restart_s, upload_s, 0.0, mean_s)
-    both = _exposed(2, s, upload_s, restart_s, mean_s)
-    each = both - _exposed(1, s, upload_s, restart_s, mean_s)
+    first = exposed(1, s + restart_s, upload_s, 0.0, mean_s)
+    both = exposed(2, s, upload_s, restart_s, mean_s)
+    each = both - exposed(1, s, upload_s, restart_s, mean_s)
     times, cuts = [0.0], [0.0]
     time_sum = cut_sum = 0.0
     for left in range(1, process.segments + 1):

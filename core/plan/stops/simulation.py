@@ -25,10 +25,6 @@ class Spread:
     p95: float
     error: float
 
-    def times(self, factor: float) -> "Spread":
-        """The same figure in another unit: seconds to money."""
-        return Spread(self.mean * factor, self.p50 * factor, self.p95 * factor, self.error * factor)
-
 
 @dataclass(frozen=True)
 class Simulated:

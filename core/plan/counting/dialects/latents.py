@@ -6,10 +6,9 @@ index_topk best. In GLM-5.2 most layers take the choice of a layer before them.
 
 from sabia.core.errors import UsageError
 from sabia.core.plan.counting.architecture import Architecture, Sparse
-from sabia.core.plan.counting.blocks import Block, layer, of_shapes, with_sizes
+from sabia.core.plan.counting.blocks import Block, layer, mixer_block, of_shapes, with_sizes
 from sabia.core.plan.counting.dialects import reading
 from sabia.core.plan.counting.dialects.reading import CountFields
-from sabia.core.plan.counting.parts import mixer_block
 
 _KIND = "deepseek_sparse_attention"
 _GLM_REMARKS: tuple[str, ...] = ("indexer_rope_interleave", "index_share_for_mtp_iteration")

@@ -9,8 +9,7 @@ from typing import Any
 
 from sabia.core.errors import UsageError
 from sabia.core.plan.counting.architecture import Architecture, LayerKind
-from sabia.core.plan.counting.blocks import Block, merged, of_shapes
-from sabia.core.plan.counting.parts import feed_block, mixer_block
+from sabia.core.plan.counting.blocks import Block, feed_block, merged, mixer_block, of_shapes
 from sabia.core.spec.experts import Experts, Router
 from sabia.core.spec.fields import Fields
 from sabia.core.spec.latent import LatentAttention

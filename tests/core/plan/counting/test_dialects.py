@@ -11,7 +11,7 @@ from sabia.core.errors import UsageError
 from sabia.core.plan.counting import generic
 from sabia.core.plan.counting.known import architecture_from, architecture_of
 from sabia.core.plan.counting.operations import operations
-from sabia.core.plan.device.recomputed import products
+from sabia.core.plan.device.step_work import products
 
 # small configurations, and the parameters that transformers 5.23.0 builds for them (routing biases,
 # which it keeps as buffers, counted too); `judge`: what it does not read from the same fields

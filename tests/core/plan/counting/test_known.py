@@ -10,10 +10,10 @@ from sabia.core import spec
 from sabia.core.errors import BadData, UsageError
 from sabia.core.model.lora import LoraConfig, lora_tensors
 from sabia.core.plan.counting.architecture import LayerKind
+from sabia.core.plan.counting.blocks import from_spec
 from sabia.core.plan.counting.counts import count_model
 from sabia.core.plan.counting.known import architecture_from, architecture_of
 from sabia.core.plan.counting.operations import adapter_params, training_flops_per_token
-from sabia.core.plan.counting.parts import from_spec
 from sabia.core.spec.fresh_mixtures import MIXTURES
 
 SMALL = {"hidden": 64, "layers": 6, "vocab": 101, "heads": 4, "ffn": 96}

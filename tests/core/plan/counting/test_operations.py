@@ -1,16 +1,14 @@
 """Operations by hand: conventions, windows, sparse keys, recomputation, LoRA, low precisions."""
 
-import math
 from dataclasses import replace
 
 import numpy as np
 import pytest
+from plain_models import attention_layer, decoder, with_experts
 
 from sabia.core.errors import UsageError
-from sabia.core.model.precision import precision_named
 from sabia.core.plan.counting import operations as ops
 from sabia.core.plan.counting.architecture import Architecture, Sparse
-from sabia.core.plan.counting.plain import attention_layer, decoder, with_experts
 
 H, HEADS, KV, D, F, V, L = 64, 4, 2, 20, 96, 101, 3
 ATTENTION, MLP = H * D * 2 * (HEADS + KV), 3 * H * F
@@ -112,26 +110,6 @@ def test_lora_leaves_out_two_thirds_of_the_backward_pass_of_weights(dense: Archi
 def test_experts_take_no_adapters(sparse: Architecture) -> None:
     attention = 2 * (H + HEADS * D) + 2 * (H + KV * D)
     assert ops.adapter_params(sparse, 1) == 3 * attention + 3 * (H + F) + 2 * 3 * (H + 16)
-
-
-@pytest.mark.parametrize("depth", [4, 32, 61, 126])
-def test_low_precision_is_of_layers_as_they_train(depth: int) -> None:
-    trained = precision_named("nvfp4")
-    kept = trained.first + math.ceil(trained.last * depth)
-    assert ops.low_precision_share("nvfp4", depth) == max(0, depth - kept) / depth
-    assert ops.low_precision_share("fp8", depth) == 1.0
-
-
-def test_low_precision_leaves_attention_and_head(dense: Architecture) -> None:
-    linear = 6 * L * (ATTENTION + MLP)
-    assert ops.low_precision_flops_per_token(dense, "fp8") == linear
-    assert ops.low_precision_flops_per_token(dense, "nvfp4") == 0  # 2 + 1 of 3 layers stay
-    assert ops.low_precision_flops_per_token(dense, "bf16") == 0
-
-
-def test_qat_rounds_every_weight_of_the_layers(sparse: Architecture) -> None:
-    routed = ATTENTION + 3 * H * 16 + 8 * H + 8 * 3 * H * 32
-    assert ops.rounded_weights(sparse) == ATTENTION + MLP + 2 * routed
 
 
 def test_arrays_of_lengths_as_numbers(dense: Architecture) -> None:

@@ -11,7 +11,7 @@ from published_steps import load, tokens_per_s_chip
 from step_cases import MIXTURES, ROWS, calibration_cases, further_cases, mixture_cases
 
 from sabia.core.plan.catalogue import read_data
-from sabia.core.plan.device.calibration import load_bands, load_calibration
+from sabia.core.plan.device.step_work import load_bands, load_calibration
 
 BENCH = Path(__file__).parents[3] / "bench"
 sys.path.insert(0, str(BENCH))

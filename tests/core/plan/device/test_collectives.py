@@ -9,7 +9,9 @@ import pytest
 from sabia.core.errors import UsageError
 from sabia.core.parallel.mesh import Mesh
 from sabia.core.plan.chips import find_chip
-from sabia.core.plan.device.collectives import (
+from sabia.core.plan.device.layout import Layout
+from sabia.core.plan.device.stack import Stack
+from sabia.core.plan.device.step_network import (
     Group,
     bandwidth,
     exchange_s,
@@ -17,8 +19,6 @@ from sabia.core.plan.device.collectives import (
     group,
     send_s,
 )
-from sabia.core.plan.device.layout import Layout
-from sabia.core.plan.device.stack import Stack
 
 H100, V5P = find_chip("h100"), find_chip("v5p")
 PLAIN = Stack("plain")

@@ -7,8 +7,8 @@ storage, weights left out. Norms save a factor or two a token besides, which the
 from dataclasses import replace
 
 import pytest
+from plain_models import attention_layer, with_experts
 
-from sabia.core.plan.counting.plain import attention_layer, with_experts
 from sabia.core.plan.device.memory_kept import OUTPUT, SCORES, layer_tensors
 from sabia.core.plan.device.stack import Stack
 

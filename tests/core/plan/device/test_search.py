@@ -6,18 +6,16 @@ from dataclasses import replace
 import layouts_by_hand as by_hand
 import numpy as np
 import pytest
+from plain_models import attention_layer, decoder
 
 from sabia.core.errors import Infeasible, UsageError
 from sabia.core.plan.chips import find_chip
-from sabia.core.plan.counting.plain import attention_layer, decoder
-from sabia.core.plan.device.layout import AXES, Layout
+from sabia.core.plan.device.candidates import front
+from sabia.core.plan.device.layout import AXES, Layout, Workload
 from sabia.core.plan.device.memory import device_memory
-from sabia.core.plan.device.pareto import front
-from sabia.core.plan.device.search import HARDLY_MORE, search
-from sabia.core.plan.device.search_survey import Question, Survey
+from sabia.core.plan.device.search import HARDLY_MORE, Question, Survey, search
 from sabia.core.plan.device.stack import find_stack
 from sabia.core.plan.device.step_time import step_time
-from sabia.core.plan.device.workload import Workload
 from sabia.core.plan.memory import find_recipe
 
 H100 = find_chip("h100")

@@ -5,15 +5,14 @@ import re
 from dataclasses import replace
 
 import pytest
+from plain_models import attention_layer, decoder
 
 from sabia.core.errors import Infeasible
 from sabia.core.plan.chips import find_chip
-from sabia.core.plan.counting.plain import attention_layer, decoder
-from sabia.core.plan.device.search import HARDLY_MORE, search
-from sabia.core.plan.device.search_sizes import coarse, rentable
-from sabia.core.plan.device.search_survey import Question, Survey
+from sabia.core.plan.device.layout import Workload
+from sabia.core.plan.device.search import HARDLY_MORE, Question, Survey, search
+from sabia.core.plan.device.search_fixes import coarse, rentable
 from sabia.core.plan.device.stack import find_stack
-from sabia.core.plan.device.workload import Workload
 from sabia.core.plan.memory import find_recipe
 
 H100 = find_chip("h100")

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import mesh_cases
 import pytest
+from plain_models import attention_layer, decoder
 from training_cases import LENGTH, losses, make_tokens, sabia, torchrun
 
 from sabia.cli.group import run
@@ -16,14 +17,12 @@ from sabia.core.parallel.mesh import Mesh, make_mesh
 from sabia.core.parallel.rules import check_fits
 from sabia.core.plan.chips import find_chip
 from sabia.core.plan.counting.known import from_spec
-from sabia.core.plan.counting.plain import attention_layer, decoder
-from sabia.core.plan.device.fixed import fixed_layout, parse_fields
 from sabia.core.plan.device.flags import pretrain_flags
-from sabia.core.plan.device.layout import AXES, Layout
+from sabia.core.plan.device.layout import AXES, Layout, Workload
+from sabia.core.plan.device.search import Question, Survey
 from sabia.core.plan.device.search_fixes import described
-from sabia.core.plan.device.search_survey import Question, Survey
+from sabia.core.plan.device.search_rules import fixed_layout, parse_fields
 from sabia.core.plan.device.stack import find_stack
-from sabia.core.plan.device.workload import Workload
 from sabia.core.plan.memory import find_recipe
 from sabia.core.recipes.training_options import batch_rows
 from sabia.core.spec import from_config, new_config

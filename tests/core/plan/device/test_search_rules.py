@@ -8,19 +8,17 @@ from dataclasses import replace
 import mesh_cases
 import numpy as np
 import pytest
+from plain_models import attention_layer, decoder, with_experts
 
 from sabia.core.errors import UsageError
 from sabia.core.parallel.mesh import Mesh
 from sabia.core.parallel.rules import check_fits
 from sabia.core.plan.chips import find_chip
 from sabia.core.plan.counting.known import from_spec
-from sabia.core.plan.counting.plain import attention_layer, decoder, with_experts
 from sabia.core.plan.device.candidates import all_meshes, factorisations
-from sabia.core.plan.device.layout import AXES
-from sabia.core.plan.device.search_abilities import ABILITIES, abilities_of
-from sabia.core.plan.device.search_rules import check_pinned, rules_of
+from sabia.core.plan.device.layout import AXES, Workload
+from sabia.core.plan.device.search_rules import ABILITIES, abilities_of, check_pinned, rules_of
 from sabia.core.plan.device.stack import find_stack, load_stacks
-from sabia.core.plan.device.workload import Workload
 from sabia.core.plan.memory import find_recipe
 from sabia.core.spec import from_config
 

@@ -5,7 +5,7 @@ import pytest
 from sabia.core.errors import UsageError
 from sabia.core.plan.chips import find_chip
 from sabia.core.plan.money import carbon
-from sabia.core.plan.money.carbon import energy_kwh, footprint, implied_intensity
+from sabia.core.plan.money.carbon import energy_kwh, footprint
 
 
 @pytest.mark.parametrize(
@@ -22,7 +22,7 @@ def test_llama_table_15(hours, megawatt_hours, tons):
 
 
 def test_what_a_405b_model_card_implies():
-    assert implied_intensity(8930, 30.84e6, 700) == pytest.approx(0.414, abs=0.0005)
+    assert footprint(30.84e6, 700, "h100", 1.0, 0.414).tons == pytest.approx(8930, rel=0.002)
 
 
 def test_a_405b_run_as_a_lecture_reckons_it():

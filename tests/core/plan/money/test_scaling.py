@@ -6,20 +6,13 @@ import pytest
 
 from sabia.core.errors import Infeasible, UsageError
 from sabia.core.plan.money import scaling
-from sabia.core.plan.money.scaling import BESIROGLU, HOFFMANN, LAWS, Law, Pair, advise
+from sabia.core.plan.money.scaling import BESIROGLU, HOFFMANN, Law, Pair, advise
 
 
 def test_tokens_per_parameter_of_published_runs():
     assert Pair(8.03e9, 15e12).tokens_per_param == pytest.approx(1868, abs=0.5)
     assert Pair(405e9, 15.6e12).tokens_per_param == pytest.approx(38.5, abs=0.05)
     assert Pair(70e9, 1.4e12).over_training == pytest.approx(1)
-
-
-def test_the_rule():
-    """Gopher's budget, 5.76e23, by the rule: about Chinchilla, 70B on 1.4T."""
-    found = scaling.by_rule(5.76e23)
-    assert found.train_flops == pytest.approx(5.76e23)
-    assert (found.params / 1e9, found.tokens / 1e12) == pytest.approx((69.3, 1.39), rel=0.01)
 
 
 def test_exponents_and_size_of_the_published_fits():
@@ -32,7 +25,7 @@ def test_exponents_and_size_of_the_published_fits():
     assert again.tokens_per_param == pytest.approx(20, rel=0.2)
 
 
-@pytest.mark.parametrize("law", LAWS.values(), ids=LAWS)
+@pytest.mark.parametrize("law", (HOFFMANN, BESIROGLU), ids=lambda law: law.name)
 @pytest.mark.parametrize("flops", [1e20, 1.47e23, 4e25])
 def test_optimal_is_the_best_of_all_tried(law, flops):
     found = law.optimal(flops)
@@ -59,7 +52,7 @@ def test_published_saving_of_serving_two_trillion_tokens():
     assert best.life_flops(2e12) <= seven.life_flops(2e12)
 
 
-@pytest.mark.parametrize("law", LAWS.values(), ids=LAWS)
+@pytest.mark.parametrize("law", (HOFFMANN, BESIROGLU), ids=lambda law: law.name)
 @pytest.mark.parametrize("served", [0.0, 1e12, 1e14])
 def test_the_cheapest_pair_is_the_cheapest_of_all_tried(law, served):
     loss = law.loss(70e9, 1.4e12)

@@ -7,15 +7,14 @@ Source: maritaca.ai/en/blog/como-treinamos-modelos.
 import datetime
 
 import pytest
+from plain_models import attention_layer, decoder, weights_fit, with_experts
 
 from sabia.core.options.plan_cluster import PlanOptions
 from sabia.core.plan import answer, memory, request
 from sabia.core.plan.chips import find_chip
 from sabia.core.plan.counting.assumed import assumed_architecture
 from sabia.core.plan.counting.operations import adapter_params, training_flops_per_token
-from sabia.core.plan.counting.plain import attention_layer, decoder, with_experts
-from sabia.core.plan.output import serving
-from sabia.core.plan.serving.capacity import weights_fit
+from sabia.core.plan.output import generation
 from sabia.core.plan.serving.formats import find_format, weight_bytes
 
 TODAY = datetime.date(2026, 9, 1)  # the prices on file are then a month old
@@ -34,7 +33,7 @@ def test_row_20_one_trillion_in_fp8_fits_eight_b200():
     asked = PlanOptions(
         stage="serve", params=1e12, active=32e9, weights="fp8", chips=8, price="4.4"
     )
-    best = serving.see(request.build(asked)).report["best"]
+    best = generation.serve(request.build(asked)).report["best"]
     assert best["replica_chips"] == 8 and best["batch"] > 100  # "comfortably"
 
 

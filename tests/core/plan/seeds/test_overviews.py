@@ -7,18 +7,17 @@ their figures that the planner also computes is here, with the right one where t
 import datetime
 
 import pytest
+from plain_models import attention_layer, decoder
 
 from sabia.core.options.plan_cluster import PlanOptions
 from sabia.core.plan import answer, compute, memory
 from sabia.core.plan.chips import find_chip
 from sabia.core.plan.counting.assumed import assumed_architecture
 from sabia.core.plan.counting.operations import hardware_flops_per_token, training_flops_per_token
-from sabia.core.plan.counting.plain import attention_layer, decoder
-from sabia.core.plan.device.layout import Layout
+from sabia.core.plan.device.layout import Layout, Workload
 from sabia.core.plan.device.memory import device_memory
-from sabia.core.plan.device.memory_stage import stages_of
+from sabia.core.plan.device.memory_state import stages_of
 from sabia.core.plan.device.stack import Stack
-from sabia.core.plan.device.workload import Workload
 from sabia.core.plan.money import bills
 from sabia.core.plan.money.prices import load_prices
 

@@ -1,14 +1,21 @@
 """What fits on a replica, and what its tokens cost at full load."""
 
 import pytest
+from plain_models import fixed_batch_seconds, weights_fit
 from published_generation import architecture, load
 
 from sabia.core.errors import Infeasible
 from sabia.core.plan.chips import find_chip
 from sabia.core.plan.counting.assumed import assumed_architecture
-from sabia.core.plan.serving.capacity import PASS_TOKENS, largest_batch, room, weights_fit
 from sabia.core.plan.serving.decode import Replica, decode_step, prefill
-from sabia.core.plan.serving.traffic import cheapest, fixed_batch_seconds, full_load, loads
+from sabia.core.plan.serving.traffic import (
+    PASS_TOKENS,
+    cheapest,
+    full_load,
+    largest_batch,
+    loads,
+    room,
+)
 
 SHAPES, _ = load()
 H100 = find_chip("h100")

@@ -10,7 +10,6 @@ from sabia.core.plan.serving.evaluation import (
     ApiPrice,
     Suite,
     evaluate,
-    pairwise_comparisons,
     table_cost,
 )
 from sabia.core.plan.serving.traffic import full_load
@@ -41,10 +40,6 @@ def test_own_chips_work_at_full_load():
 def test_calls_without_a_judge_are_refused():
     with pytest.raises(UsageError, match="judge_calls without a judge"):
         evaluate(SUITE, ENGINE)
-
-
-def test_a_rubric_is_linear_where_pairs_are_not():
-    assert [pairwise_comparisons(n) for n in (2, 3, 10)] == [1, 3, 45]
 
 
 TABLE = {"items": "20K", "prompt_tokens": 1000, "output_tokens": 2000, "params": "8B"}

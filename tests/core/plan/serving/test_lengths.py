@@ -6,7 +6,7 @@ import random
 import pytest
 
 from sabia.core.errors import UsageError
-from sabia.core.plan.serving.lengths import Lengths
+from sabia.core.plan.serving.rollout import Lengths
 
 
 def test_without_a_limit_the_longest_is_a_harmonic_number_of_means():

@@ -9,7 +9,7 @@ from sabia.core.errors import Infeasible, UsageError
 from sabia.core.plan.chips import find_chip
 from sabia.core.plan.serving import rollout
 from sabia.core.plan.serving.decode import Replica, decode_step, prefill
-from sabia.core.plan.serving.lengths import Lengths
+from sabia.core.plan.serving.rollout import Lengths
 
 SHAPES, _ = load()
 H100 = find_chip("h100")

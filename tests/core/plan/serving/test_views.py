@@ -9,21 +9,21 @@ import pytest
 from sabia.core.errors import Infeasible, UsageError
 from sabia.core.options.plan_cluster import PlanOptions
 from sabia.core.plan import request
-from sabia.core.plan.output import evaluation, rollout, serving
+from sabia.core.plan.output.generation import evaluate, grpo, serve
 from sabia.core.plan.serving.formats import judged
 
 sys.path.insert(0, str(Path(__file__).parents[3] / "bench"))
 
 
 def see(view, **settings):
-    stage = {serving: "serve", rollout: "grpo", evaluation: "eval"}[view]
-    found = view.see(request.build(PlanOptions(stage=stage, **settings)))
+    stage = {serve: "serve", grpo: "grpo", evaluate: "eval"}[view]
+    found = view(request.build(PlanOptions(stage=stage, **settings)))
     json.dumps(found.report)
     return found
 
 
 def test_serving_a_trillion_parameters():
-    found = see(serving, params=1e12, active=32e9, weights="fp8", chips=64, price="4.40")
+    found = see(serve, params=1e12, active=32e9, weights="fp8", chips=64, price="4.40")
     best = found.report["best"]
     assert best["replica_chips"] == 8
     assert best["weight_bytes"] == pytest.approx(1e12, rel=1e-3)
@@ -39,20 +39,20 @@ def test_serving_a_trillion_parameters():
 
 def test_serving_as_asked():
     found = see(
-        serving, params=8e9, chip="h100", replica_chips=2, batch=16, prompt_tokens=4000,
+        serve, params=8e9, chip="h100", replica_chips=2, batch=16, prompt_tokens=4000,
         output_tokens=200, cache="fp8",
     )  # fmt: skip
     assert [(r["replica_chips"], r["batch"]) for r in found.report["replicas"]] == [(2, 16)]
     assert found.report["assumed"] == ["weights bf16"]
     with pytest.raises(UsageError, match=r"--replica-chips: 3 .* 1, 2 hold it"):
-        see(serving, params=8e9, chip="h100", replica_chips=3)
+        see(serve, params=8e9, chip="h100", replica_chips=3)
     with pytest.raises(Infeasible, match="use 16 chips or --weights fp8 or --weights int8"):
-        see(serving, params=1e12, active=32e9, chips=8)
+        see(serve, params=1e12, active=32e9, chips=8)
 
 
 def test_grpo_on_the_same_chips():
     asked = {"params": 30e9, "active": 3e9, "chip": "h100", "chips": 32, "price": "2"}
-    found = see(rollout, **asked, output_tokens=3000, output_limit=8000, steps=100)
+    found = see(grpo, **asked, output_tokens=3000, output_limit=8000, steps=100)
     report = found.report
     assert sum(report["parts_s"].values()) == pytest.approx(report["step_s"])
     assert report["samples"] == 64 * 16
@@ -63,7 +63,7 @@ def test_grpo_on_the_same_chips():
     train = 6 * 3e9 * report["tokens"] / (32 * 989e12 * 0.4)
     assert report["parts_s"]["training"] == pytest.approx(train)
     assert report["parts_s"]["log-probs"] == pytest.approx(2 / 3 * train)
-    lora = see(rollout, **asked, lora=True, no_reference=True).report
+    lora = see(grpo, **asked, lora=True, no_reference=True).report
     tokens = lora["tokens"] / report["tokens"]
     assert lora["parts_s"]["training"] == pytest.approx(2 / 3 * train * tokens)
     assert lora["parts_s"]["log-probs"] == pytest.approx(train / 3 * tokens)
@@ -72,55 +72,55 @@ def test_grpo_on_the_same_chips():
 
 def test_grpo_on_two_sides_with_a_judge():
     asked = {"params": 30e9, "active": 3e9, "chip": "h100", "chips": 32, "generation_chips": 16}
-    seen = see(rollout, **asked, judge_calls=8, judge_price="0.5,2", reward_time=5.0)
+    seen = see(grpo, **asked, judge_calls=8, judge_price="0.5,2", reward_time=5.0)
     assert "judge     8,192 calls a step of 3,000 + 200 tokens, $15.56" in seen.text
     found = seen.report
     assert found["judge_usd_per_step"] == pytest.approx(1024 * 8 * (3000 * 0.5 + 200 * 2) / 1e6)
     assert found["parts_s"]["reward"] == 5.0
-    own = see(rollout, **asked, judge_calls=8, judge_params=32e9).report
+    own = see(grpo, **asked, judge_calls=8, judge_params=32e9).report
     assert own["parts_s"]["reward"] > 5 and own["judge_usd_per_step"] == 0
     with pytest.raises(UsageError, match="no judge is given"):
-        see(rollout, **asked, judge_calls=8)
+        see(grpo, **asked, judge_calls=8)
     with pytest.raises(UsageError, match="leave none to train"):
-        see(rollout, **asked | {"generation_chips": 32})
+        see(grpo, **asked | {"generation_chips": 32})
 
 
 def test_grpo_finds_chips_that_hold_the_state():
-    found = see(rollout, params=8e9, chip="h100")
+    found = see(grpo, params=8e9, chip="h100")
     assert found.report["chips"] == 8
     assert "8 chips to train" in found.text
 
 
 def test_grpo_with_a_predicted_training_step():
     asked = {"params": 8e9, "chip": "h100", "chips": 16, "price": "2", "no_reference": True}
-    searched = see(rollout, **asked, search=True).report
+    searched = see(grpo, **asked, search=True).report
     assert 0.1 < searched["training_mfu"] < 0.7
-    assert see(rollout, **asked, mfu=0.3).report["training_mfu"] == 0.3
+    assert see(grpo, **asked, mfu=0.3).report["training_mfu"] == 0.3
     train = 6 * 8e9 * searched["tokens"] / (16 * 989e12 * searched["training_mfu"])
     assert searched["parts_s"]["training"] == pytest.approx(train)
-    fixed = see(rollout, **asked, fixed_layout="fsdp=8,pipe=2,micro_batch=1").report
+    fixed = see(grpo, **asked, fixed_layout="fsdp=8,pipe=2,micro_batch=1").report
     assert fixed["training_mfu"] != searched["training_mfu"]
 
 
 def test_grpo_refuses_chips_that_cannot_hold_the_trainer():
     with pytest.raises(Infeasible, match=r"4 b300 train with 507 GB each .* on 8 or more"):
-        see(rollout, params=1e12, active=32e9, lora=True, chip="b300", chips=4, weights="nvfp4")
+        see(grpo, params=1e12, active=32e9, lora=True, chip="b300", chips=4, weights="nvfp4")
 
 
 def test_a_share_of_memory_may_be_given():
     asked = {"params": 8e9, "chip": "h100", "replica_chips": 1, "price": "2"}
-    batches = [see(serving, **asked, utilisation=u).report["best"]["batch"] for u in (0.5, 0.9)]
-    assert batches[0] < batches[1] == see(serving, **asked).report["best"]["batch"]
+    batches = [see(serve, **asked, utilisation=u).report["best"]["batch"] for u in (0.5, 0.9)]
+    assert batches[0] < batches[1] == see(serve, **asked).report["best"]["batch"]
 
 
 def test_an_evaluation_with_a_rubric_judge():
     asked = {"params": 8e9, "price": "4.40", "items": 5000, "judge_calls": 10}
-    found = see(evaluation, **asked, judge_params=235e9, judge_active=22e9)
+    found = see(evaluate, **asked, judge_params=235e9, judge_active=22e9)
     parts = {part["part"]: part for part in found.report["parts"]}
     assert parts["verdicts"]["calls"] == 50_000
     assert found.report["cost_usd"] == pytest.approx(4.4 * found.report["chip_hours"])
     assert "verdicts cost the most" in found.text
-    bought = see(evaluation, **asked, judge_price="1,4", api_price="0.1,0.4").report
+    bought = see(evaluate, **asked, judge_price="1,4", api_price="0.1,0.4").report
     assert bought["chip_hours"] == 0
     verdicts, answers = 50_000 * (3000 * 1 + 200 * 4), 5000 * 1000 * 0.5
     assert bought["cost_usd"] == pytest.approx((verdicts + answers) / 1e6)

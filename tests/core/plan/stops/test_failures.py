@@ -4,12 +4,12 @@ import math
 from dataclasses import replace
 
 import pytest
+from plain_models import expected_wall
 
 from sabia.core.errors import Infeasible, UsageError
 from sabia.core.plan.chips import find_chip
 from sabia.core.plan.stops import failures
 from sabia.core.plan.stops.failures import StopModel, forecast
-from sabia.core.plan.stops.process import expected_wall
 
 DAY_S, HOUR_S, MINUTE_S = 86400.0, 3600.0, 60.0
 WORK_S = 12.6 * DAY_S

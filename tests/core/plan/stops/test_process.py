@@ -4,10 +4,11 @@ import math
 import random
 
 import pytest
+from plain_models import expected_wall
 
 from sabia.core.errors import Infeasible
 from sabia.core.plan.stops import process as stops
-from sabia.core.plan.stops.process import Process, divided, expectation, expected_wall
+from sabia.core.plan.stops.process import Process, divided, expectation
 from sabia.core.plan.stops.simulation import simulate
 
 DAY_S, HOUR_S, MINUTE_S = 86400.0, 3600.0, 60.0

@@ -27,7 +27,6 @@ def test_percentiles_are_nearest_ranks():
     found = spread([float(n) for n in range(100, 0, -1)])
     assert (found.mean, found.p50, found.p95) == (50.5, 50, 95)
     assert found.error == pytest.approx(2.901, abs=0.001)
-    assert found.times(2).p95 == 190
 
 
 def test_without_stops_every_course_is_the_same():

@@ -3,13 +3,12 @@
 from dataclasses import replace
 
 import pytest
+from plain_models import expected_wall
 
 from sabia.core.errors import UsageError
 from sabia.core.plan.chips import find_chip
 from sabia.core.plan.money.bills import cost_usd
-from sabia.core.plan.stops.failures import StopModel
-from sabia.core.plan.stops.process import expected_wall
-from sabia.core.plan.stops.spot import compare
+from sabia.core.plan.stops.failures import StopModel, compare
 
 DAY_S, HOUR_S = 86400.0, 3600.0
 WORK_S = 45_370.4 / 300 * HOUR_S

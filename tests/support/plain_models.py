@@ -1,12 +1,18 @@
-"""An Architecture from plain sizes: the decoder that papers and tables describe in one line.
+"""Models, times and checks of the planner that tests need and the command does not.
 
-Grouped-query attention `h·d·(2·n_q + 2·n_kv)`, a gated (3·h·f) or plain (2·h·f) MLP, mixtures
-`E·m·h·f_m` with a router of h·E and shared experts, two norms a layer. Biases are not counted.
+`decoder`, `attention_layer`, `with_experts` make an Architecture from plain sizes: the decoder that
+papers and tables describe in one line. Grouped-query attention `h·d·(2·n_q + 2·n_kv)`, a gated
+(3·h·f) or plain (2·h·f) MLP, mixtures `E·m·h·f_m` with a router of h·E and shared experts, two
+norms a layer. Biases are not counted.
 """
 
 from dataclasses import replace
 
+from sabia.core.plan.chips import Chip
 from sabia.core.plan.counting.architecture import Architecture, LayerKind
+from sabia.core.plan.serving.decode import Replica, decode_step, prefill
+from sabia.core.plan.serving.formats import find_format, weight_bytes
+from sabia.core.plan.stops.process import exposed
 
 
 def attention_layer(
@@ -70,3 +76,29 @@ def decoder(
         head_params=0 if tied else vocab * hidden,
         other_params=hidden,
     )
+
+
+def weights_fit(architecture: Architecture, chip: Chip, chips: int, weights: str) -> bool:
+    """Whether all weights lie in the usable memory of `chips`, nothing else counted."""
+    return weight_bytes(architecture, find_format(weights)) <= chips * chip.usable_hbm_bytes
+
+
+def fixed_batch_seconds(replica: Replica, prompt: float, output: float, batch: float) -> float:
+    """`batch` requests together, all alike: one prefill of all, then output − 1 steps."""
+    step = decode_step(replica, batch, prompt + output / 2)
+    return prefill(replica, prompt, batch).seconds + (output - 1) * step.seconds
+
+
+def expected_wall(
+    work_s: float,
+    interval_s: float,
+    offload_s: float,
+    mean_s: float,
+    restart_s: float,
+    upload_s: float = 0.0,
+) -> float:
+    """Expected seconds for `work_s` of work with stops every `mean_s`, without waits or limits.
+
+    The intervals need not divide the work. inf where the exponent is beyond a double.
+    """
+    return exposed(work_s / interval_s, interval_s + offload_s, upload_s, restart_s, mean_s)

@@ -1,0 +1,298 @@
+"""Views of generating: serving, an evaluation, steps of GRPO.
+
+Serving shows replicas that hold the model, their speed, and what tokens cost; an evaluation answers
+and verdicts, chip-hours and dollars; GRPO a step by its parts, what binds it, and the bill of all.
+"""
+
+from typing import Any
+
+from sabia.core.plan.compute import model_kind
+from sabia.core.plan.money.bills import cost_usd, short_money
+from sabia.core.plan.output.report import fields
+from sabia.core.plan.output.table import columns
+from sabia.core.plan.output.view import View
+from sabia.core.plan.request import Request
+from sabia.core.plan.serving.asked import (
+    Asked,
+    AskedStep,
+    asked_loads,
+    evaluation,
+    generating_bytes,
+    grpo_step,
+)
+from sabia.core.plan.serving.decode import cache_bytes
+from sabia.core.plan.serving.evaluation import Bill, Evaluation
+from sabia.core.plan.serving.formats import Judged, judged
+from sabia.core.plan.serving.rollout import peak_memory
+from sabia.core.plan.serving.traffic import Load, cheapest, room
+from sabia.core.units import format_bytes, format_count, format_duration
+
+
+def serve(request: Request) -> View:
+    """Serve the request's model on its chip. Raises UsageError, Infeasible."""
+    asked = Asked(request)
+    found = asked_loads(asked)
+    best, usd = cheapest(found), asked.usd_per_chip_hour
+    report = {
+        "price_usd_per_chip_hour": usd,
+        "replicas": [load_report(load, usd) for load in found],
+        "best": load_report(best, usd),
+        "published_over_predicted": judged_report(
+            judged(model_kind(request.run.params, request.run.active_params))
+        ),
+        "assumed": asked.assumed,
+    }
+    if request.cluster.chips:
+        report["cluster"] = _cluster(best, request.cluster.chips)
+    return View("\n".join(_serving_lines(asked, found, best)), report)
+
+
+def load_report(load: Load, usd_per_chip_hour: float) -> dict[str, Any]:
+    """A replica at full load as a JSON object."""
+    replica, held = load.replica, room(load.replica)
+    return {
+        "replica_chips": replica.chips,
+        **fields(replica, "attention", "weights", "cache"),
+        "prompt_tokens": load.prompt,
+        "output_tokens": load.output,
+        "weight_bytes": replica.weight_bytes,
+        "weight_bytes_per_chip": held.weights,
+        "cache_bytes_per_sequence": cache_bytes(replica, load.prompt + load.output),
+        "cache_room_bytes_per_chip": held.cache,
+        "batch": load.batch,
+        "step_s": load.step.seconds,
+        "step_parts_s": {part.name: part.seconds for part in load.step.parts},
+        "prefill_s": load.first.seconds,
+        "prefill_chip_share": load.prefill_chip_s / load.request_chip_s,
+        "bound": load.step.binding,
+        **fields(load, "output_tokens_per_s_chip", "seconds_per_answer"),
+        "usd_per_million_input": load.usd_per_million_input(usd_per_chip_hour),
+        "usd_per_million_output": load.usd_per_million_output(usd_per_chip_hour),
+    }
+
+
+def judged_report(found: Judged) -> dict[str, Any]:
+    """How far published runs were from such predictions."""
+    return fields(found, "low", "middle", "high", "rows")
+
+
+def judged_line(found: Judged) -> str:
+    """The same as a line."""
+    return (
+        f"published {found.rows} runs took {found.low:g} to {found.high:g} times what these "
+        f"formulas say, {found.middle:g} in the middle ({found.about})"
+    )
+
+
+def _cluster(best: Load, chips: int) -> dict[str, float]:
+    replicas = chips // best.replica.chips
+    used = replicas * best.replica.chips
+    return {
+        "chips": chips,
+        "replicas": replicas,
+        "output_tokens_per_s": used * best.output_tokens_per_s_chip,
+        "requests_per_s": used / best.request_chip_s,
+    }
+
+
+def _serving_lines(asked: Asked, found: list[Load], best: Load) -> list[str]:
+    replica, request = best.replica, asked.request
+    each = cache_bytes(replica, best.prompt + best.output)
+    lines = [
+        f"serving   {format_count(request.run.params, 2)} in {replica.weights} is "
+        f"{format_bytes(replica.weight_bytes)}; a request of {best.prompt:,.0f} + "
+        f"{best.output:,.0f} tokens caches {format_bytes(each)}",
+        *_serving_table(asked, found),
+        f"verdict   {_serving_verdict(asked, best)}",
+        judged_line(judged(model_kind(request.run.params, request.run.active_params))),
+    ]
+    if asked.assumed:
+        lines.append(f"assumed   {'; '.join(asked.assumed)}")
+    return lines
+
+
+def _serving_table(asked: Asked, found: list[Load]) -> list[str]:
+    usd = asked.usd_per_chip_hour
+    head = ["CHIPS", "SPLIT", "BATCH", "STEP", "PREFILL", "TOKENS/S/CHIP", "$/M IN", "$/M OUT",
+            "BOUND BY"]  # fmt: skip
+    rows = [
+        [
+            f"{load.replica.chips}",
+            load.replica.attention if load.replica.chips > 1 else "-",
+            f"{load.batch:,}",
+            f"{load.step.seconds * 1e3:.1f} ms",
+            f"{load.first.seconds * 1e3:.0f} ms",
+            f"{load.output_tokens_per_s_chip:,.0f}",
+            f"{load.usd_per_million_input(usd):.3f}",
+            f"{load.usd_per_million_output(usd):.2f}",
+            load.step.binding,
+        ]
+        for load in found
+    ]
+    return columns(head, rows)
+
+
+def _serving_verdict(asked: Asked, best: Load) -> str:
+    name, chips = asked.request.cluster.chip.name.upper(), best.replica.chips
+    usd = asked.usd_per_chip_hour
+    split = ", attention by data," if best.replica.attention == "data" else ""
+    words = (
+        f"replicas of {chips} {name}{split} serve {best.batch:,} requests at once, "
+        f"${best.usd_per_million_input(usd):.3f} and ${best.usd_per_million_output(usd):.2f} for a "
+        f"million tokens in and out at ${usd:.2f} an hour; {best.step.binding} binds; prompts take "
+        f"{best.prefill_chip_s / best.request_chip_s:.0%} of the chips' time"
+    )
+    if not asked.request.cluster.chips:
+        return words
+    whole = _cluster(best, asked.request.cluster.chips)
+    return f"{words}; {whole['replicas']} of them: {whole['output_tokens_per_s']:,.0f} tokens/s"
+
+
+def evaluate(request: Request) -> View:
+    """One evaluation of the request's model. Raises UsageError, Infeasible."""
+    asked = Asked(request)
+    suite, found = evaluation(asked)
+    usd, run = asked.usd_per_chip_hour, request.run
+    report = {
+        "items": suite.items,
+        "answers": suite.answers,
+        "price_usd_per_chip_hour": usd,
+        "chip_hours": found.chip_hours,
+        "api_usd": found.api_usd,
+        "cost_usd": found.cost_usd(usd),
+        "parts": [_bill(bill, usd) for bill in found.bills],
+        "published_over_predicted": judged_report(
+            judged(model_kind(run.params, run.active_params))
+        ),
+        "assumed": asked.assumed,
+    }
+    return View("\n".join(_evaluation_lines(asked, found, usd)), report)
+
+
+def _bill(bill: Bill, usd_per_chip_hour: float) -> dict[str, Any]:
+    return {
+        "part": bill.name,
+        **fields(bill, "calls", "input_tokens", "output_tokens"),
+        "chip_hours": bill.chip_s / 3600,
+        "replica_chips": bill.load.replica.chips if bill.load else None,
+        "cost_usd": bill.cost_usd(usd_per_chip_hour),
+    }
+
+
+def _evaluation_lines(asked: Asked, found: Evaluation, usd: float) -> list[str]:
+    rows = [
+        [
+            bill.name,
+            format_count(bill.calls),
+            format_count(bill.input_tokens),
+            format_count(bill.output_tokens),
+            f"{bill.chip_s / 3600:,.1f}" if bill.load else "api",
+            short_money(bill.cost_usd(usd)),
+        ]
+        for bill in found.bills
+    ]
+    head = ["EVALUATION", "CALLS", "TOKENS IN", "TOKENS OUT", "CHIP-HOURS", "COST"]
+    run = asked.request.run
+    dearest = max(found.bills, key=lambda bill: bill.cost_usd(usd))
+    lines = [
+        *columns(head, rows),
+        f"verdict   {short_money(found.cost_usd(usd))} an evaluation, {found.chip_hours:,.1f} "
+        f"chip-hours; {dearest.name} cost the most",
+        judged_line(judged(model_kind(run.params, run.active_params))),
+    ]
+    if asked.assumed:
+        lines.append(f"assumed   {'; '.join(asked.assumed)}")
+    return lines
+
+
+def grpo(request: Request) -> View:
+    """Steps of GRPO on the request's model and chips. Raises UsageError, Infeasible."""
+    asked = Asked(request)
+    found = grpo_step(asked)
+    report = _grpo_report(asked, found)
+    lines = _grpo_lines(report, found)
+    if asked.assumed:
+        lines.append(f"assumed   {'; '.join(asked.assumed)}")
+    return View("\n".join(lines), report | {"assumed": asked.assumed})
+
+
+def _grpo_report(asked: Asked, found: AskedStep) -> dict[str, Any]:
+    step, drawn, replica, steps = found.step, found.sampling, found.replica, asked.value("steps")
+    usd, made = asked.usd_per_chip_hour, step.generation
+    api_usd = found.verdicts.api_usd if found.verdicts else 0.0
+    each = cost_usd(step.chip_s, usd) + api_usd
+    context = drawn.prompt_tokens + drawn.lengths.mean
+    generating = generating_bytes(replica, made.slots, context)
+    apart = asked.settings.generation_chips or 0
+    training = found.training_bytes
+    return {
+        "step_s": step.seconds,
+        "parts_s": step.parts,
+        "shares": step.shares,
+        "bound": step.binding,
+        "chips": step.chips,
+        "generation_chips": apart or step.chips,
+        "replica_chips": replica.chips,
+        "replicas": made.replicas,
+        "slots_per_replica": made.slots,
+        "samples": drawn.samples,
+        "tokens": drawn.tokens,
+        "longest_answer_tokens": made.longest_tokens,
+        "tail_s": made.tail_s,
+        "training_mfu": found.training_mfu,
+        "generating_bytes_per_chip": generating,
+        "training_bytes_per_chip": training,
+        "peak_bytes_per_chip": peak_memory(generating, training) if not apart else None,
+        "price_usd_per_chip_hour": usd,
+        "judge_usd_per_step": api_usd,
+        "cost_usd_per_step": each,
+        "steps": steps,
+        "cost_usd": each * steps,
+        "chip_hours": step.chip_s * steps / 3600,
+        "wall_s": step.seconds * steps,
+        "notes": list(step.notes),
+        "published_over_predicted": judged_report(judged("grpo")),
+    }
+
+
+def _grpo_lines(report: dict[str, Any], found: AskedStep) -> list[str]:
+    step, drawn, replica = found.step, found.sampling, found.replica
+    made = step.generation
+    rows = [
+        [name, f"{seconds:.1f} s", f"{step.shares[name]:.0%}"]
+        for name, seconds in step.parts.items()
+        if seconds
+    ]
+    rows.append(["step", f"{step.seconds:.1f} s", "100%"])
+    held = (
+        f"memory    {format_bytes(report['generating_bytes_per_chip'])} a chip to generate, "
+        f"{format_bytes(report['training_bytes_per_chip'])} to train at "
+        f"{found.training_mfu:.0%} MFU"
+    )
+    if report["peak_bytes_per_chip"]:
+        held += "; in turn, so the larger counts"
+    return [
+        f"grpo      {drawn.prompts} prompts x {drawn.group} answers of "
+        f"{drawn.lengths.mean:,.0f} tokens, the longest {made.longest_tokens:,.0f}; "
+        f"{format_count(drawn.tokens)} tokens a step",
+        f"engines   {made.replicas} x {replica.chips} chips, {made.slots} answers at once in each; "
+        f"{made.tail_s:.0f} s with fewer than half of them",
+        *_judge(report, found),
+        *columns(["PART", "TIME", "SHARE"], rows),
+        held,
+        *(f"note      {note}" for note in step.notes),
+        f"verdict   {step.chips} chips, {report['steps']:,} steps in "
+        f"{format_duration(report['wall_s'])}, {short_money(report['cost_usd'])}; "
+        f"{step.binding} binds",
+        judged_line(judged("grpo")),
+    ]
+
+
+def _judge(report: dict[str, Any], found: AskedStep) -> list[str]:
+    """A line on the judge's calls, if there is one."""
+    if found.verdicts is None:
+        return []
+    (bill,) = found.verdicts.bills
+    sizes = f"{bill.input_tokens / bill.calls:,.0f} + {bill.output_tokens / bill.calls:,.0f}"
+    usd = short_money(bill.cost_usd(report["price_usd_per_chip_hour"]))
+    return [f"judge     {bill.calls:,.0f} calls a step of {sizes} tokens, {usd}"]
