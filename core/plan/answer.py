@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from sabia.core.errors import UsageError
 from sabia.core.options.plan_cluster import PlanOptions
-from sabia.core.plan import joined, request
+from sabia.core.plan import request
 from sabia.core.plan.output import remarks, report, table
 from sabia.core.plan.output.view import views
 from sabia.core.plan.planner import Plan
@@ -91,7 +91,7 @@ def _plots() -> Any:
 
 def of_run(settings: PlanOptions, today: date) -> Answer:
     """Plan one run."""
-    asked, plan = joined.plan_of(settings, today=today)
+    asked, plan = request.plan_of(settings, today=today)
     seen = views(asked, plan)
     if settings.emit:
         return _emitted(asked, plan, today)

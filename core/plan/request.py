@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING
 
 from sabia.core.errors import UsageError
 from sabia.core.options.plan_cluster import PlanOptions
-from sabia.core.plan import memory
+from sabia.core.plan import memory, planner
 from sabia.core.plan.chips import Chip, find_chip
 from sabia.core.plan.money.prices import Price, current, default_prices, prices_for, refused_words
-from sabia.core.plan.planner import Cluster, Run
+from sabia.core.plan.planner import Cluster, Plan, Run
 from sabia.core.units import (
     format_bytes,
     format_count,
@@ -93,7 +93,7 @@ def given_counts(
         )
     if layers and hidden:
         return Counts(params, active, active, layers, hidden, "given")
-    from sabia.core.plan.counting.assumed import nearest_shape
+    from sabia.core.plan.counting.nearest import nearest_shape
 
     shape = nearest_shape(params, active)
     return Counts(
@@ -286,3 +286,19 @@ def usable_needs(run: Run, chip: Chip) -> tuple[int, int]:
         memory.chips_to_hold(run.state_bytes, chip.usable_hbm_bytes),
         memory.chips_to_hold(total, chip.usable_hbm_bytes),
     )
+
+
+def plan_of(
+    settings: PlanOptions, priced: bool = True, today: date | None = None
+) -> tuple[Request, Plan]:
+    """What was asked, with its gaps filled, and the plan. Raises UsageError, Infeasible.
+
+    Tables, comparisons, lists of runs and plots all come through here, so that the same question
+    has the same answer wherever it is asked. `priced`: as for `build`.
+    """
+    asked = build(settings, priced, today)
+    if settings.search or settings.fixed_layout:
+        from sabia.core.plan import placed
+
+        return asked, placed.plan(asked)
+    return asked, planner.plan(asked.run, asked.cluster, asked.deadlines_s)

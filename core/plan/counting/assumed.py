@@ -1,10 +1,6 @@
 """An Architecture for bare parameter counts: a published shape, scaled until the counts are met.
 
-The nearest published model, by the ratio of total and of active parameters, lends its layers,
-widths and heads: 1.6T/49B takes 61 layers of 7168. A dense count takes a dense model, a sparse one
-a mixture. An assumption, so the caller says it.
-
-Depth, width, heads, vocabulary are the nearest published model's unless given.
+Depth, width, heads, vocabulary are the nearest published model's (counting.nearest) unless given.
 What is left of the counts goes to the feed-forward parts: a dense MLP's inner width; in a mixture
 the width of an expert from what a token visits, and the number of experts from the rest,
 E = k + (total - active) / (layers · expert), rounded up. What rounding leaves is added to what each
@@ -13,59 +9,13 @@ token visits, so both counts come out within one element a layer.
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
-from datetime import date
+from dataclasses import replace
 from typing import Any
 
 from sabia.core.errors import UsageError
-from sabia.core.plan.catalogue import check_entry, read_data
 from sabia.core.plan.counting.architecture import Architecture, LayerKind
 from sabia.core.plan.counting.known import architecture_from
-
-FILE = "shapes.toml"
-_KEYS = {"name", "params", "active", "config", "source", "date"}
-
-
-@dataclass(frozen=True)
-class Shape:
-    """A published model of `params`, of which a token visits `active`, and its configuration."""
-
-    name: str
-    params: float
-    active: float
-    config: Mapping[str, Any]
-    source: str
-    date: date
-
-    @property
-    def layers(self) -> int:
-        """Its depth."""
-        return self.config["num_hidden_layers"]
-
-    @property
-    def hidden(self) -> int:
-        """Width of its residual stream."""
-        return self.config["hidden_size"]
-
-
-def load_shapes() -> tuple[Shape, ...]:
-    """All shapes on file."""
-    rows = read_data(FILE)["shape"]
-    for row in rows:
-        check_entry(FILE, str(row.get("name")), row, _KEYS, set())
-    return tuple(Shape(**row) for row in rows)
-
-
-def nearest_shape(params: float, active: float) -> Shape:
-    """The published shape nearest in log(params), log(active), of the same kind."""
-
-    def distance(shape: Shape) -> float:
-        return math.hypot(math.log(shape.params / params), math.log(shape.active / active))
-
-    dense = active >= params
-    alike = [shape for shape in load_shapes() if (shape.active == shape.params) == dense]
-    return min(alike, key=distance)
-
+from sabia.core.plan.counting.nearest import nearest_shape
 
 _LEAST_SHARE = 0.05  # of the shape's own feed-forward width, below which it is no such model
 _VOCAB_SHARE = 0.65  # most of the active parameters that lookup and head may take

@@ -26,9 +26,9 @@ _NAMED = {
         "bloom", "falcon", "gpt2", "gpt_neox", "mpt", "nemotron", "opt", "phi", "phimoe",
         "stablelm", "starcoder2",
     ),
-    "latents": ("deepseek_v2",),
     "mixtures": (
-        "ernie4_5_moe", "glm4_moe", "granitemoe", "minimax_m2", "minimax_m3", "olmoe", "qwen2_moe",
+        "deepseek_v2", "ernie4_5_moe", "glm4_moe", "granitemoe", "minimax_m2", "minimax_m3",
+        "olmoe", "qwen2_moe",
     ),
     "hybrids": ("nemotron_h",),
 }  # fmt: skip
@@ -36,10 +36,10 @@ _NAMED = {
 READERS: Mapping[str, tuple[str, str]] = {
     name: (module, name) for module, names in _NAMED.items() for name in names
 } | {
-    "deepseek_v32": ("latents", "indexed"),
+    "deepseek_v32": ("mixtures", "indexed"),
     "deepseek_v4": ("deepseek_v4", "read"),
     "gemma4_text": ("hybrids", "gemma4"),
-    "glm_moe_dsa": ("latents", "indexed"),
+    "glm_moe_dsa": ("mixtures", "indexed"),
     "llama4_text": ("mixtures", "llama4"),
     "mimo": ("dense", "qwen2"),
     "mimo_v2_flash": ("mixtures", "mimo_v2"),

@@ -10,7 +10,7 @@ from typing import Any
 
 from sabia.core.errors import BadData, Infeasible, UsageError
 from sabia.core.options.plan_cluster import TRAINING, PlanOptions
-from sabia.core.plan import joined
+from sabia.core.plan import request
 from sabia.core.plan.chips import find_chip
 from sabia.core.plan.money.bills import short_money
 from sabia.core.plan.money.prices import Price
@@ -65,7 +65,7 @@ def _summaries(settings: PlanOptions, runs: Iterable[Changes], today: date) -> P
             if not TRAINING.holds({"stage": stage}):
                 raise UsageError(f"--stage: {stage} is planned alone; leave it out of a table")
             own = settings.changed(**changes)
-            asked, plan = joined.plan_of(own, priced=False, today=today)
+            asked, plan = request.plan_of(own, priced=False, today=today)
             prices |= dict.fromkeys(plan.cluster.prices)
             found.append((name, summary.summary(asked, plan)))
         except (UsageError, Infeasible) as error:

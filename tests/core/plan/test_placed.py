@@ -4,7 +4,7 @@ import pytest
 
 from sabia.core.errors import Infeasible, UsageError
 from sabia.core.options.plan_cluster import PlanOptions
-from sabia.core.plan import joined, placed
+from sabia.core.plan import placed, request
 from sabia.core.plan.device.search import HARDLY_MORE
 
 pytest.importorskip("numpy", reason="a search needs numpy")
@@ -13,7 +13,7 @@ DAY_S = 86400
 
 
 def plan(**settings):
-    return joined.plan_of(PlanOptions(**(SMALL | settings)))[1]
+    return request.plan_of(PlanOptions(**(SMALL | settings)))[1]
 
 
 @pytest.fixture(scope="module")

@@ -10,17 +10,13 @@ from sabia.core.plan.counting.dialects.reading import CountFields
 from sabia.core.spec.families.gemma2 import KINDS
 
 _LETTERS = {"M": "mamba", "*": "attention", "-": "mlp", "E": "moe"}
-_REMARKS: tuple[str, ...] = (
-    "chunk_size",
-    "expand",
-    "mamba_hidden_act",
-    "mamba_ssm_cache_dtype",
-    "rope_theta",
-)
-_REMARKS += ("num_logits_to_keep", "rescale_prenorm_residual", "residual_in_fp32", "time_step_min")
-_REMARKS += ("time_step_max", "time_step_floor", "time_step_limit", "time_step_rank")
-_REMARKS += ("use_mamba_kernels", "moe_shared_expert_overlap", "mtp_hybrid_override_pattern")
-_REMARKS += ("mtp_layers_block_type", "num_nextn_predict_layers")
+_REMARKS = (
+    "chunk_size", "expand", "mamba_hidden_act", "mamba_ssm_cache_dtype", "rope_theta",
+    "num_logits_to_keep", "rescale_prenorm_residual", "residual_in_fp32", "time_step_min",
+    "time_step_max", "time_step_floor", "time_step_limit", "time_step_rank", "use_mamba_kernels",
+    "moe_shared_expert_overlap", "mtp_hybrid_override_pattern", "mtp_layers_block_type",
+    "num_nextn_predict_layers",
+)  # fmt: skip
 
 
 def nemotron_h(fields: CountFields) -> Architecture:
