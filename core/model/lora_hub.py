@@ -19,7 +19,6 @@ from sabia.core.spec.model import ModelSpec
 from sabia.core.spec.tensors import FileName, Part, TensorSpec
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
-_PREFIX = "base_model.model."
 
 
 def save_adapter(
