@@ -12,8 +12,8 @@ The next `at` of the main thread raises that end as an exception. A main thread 
 there within the grace time (it sits in a collective) is not waited for: the daemon thread calls
 `on_abort`, writes all threads' stacks into the run's directory, prints the line and ends the
 process. An exception that a lost peer causes in a collective (connection reset) is replaced by the
-end that explains it. `patience_s` announces a phase that may be long; the phases in `board.WAITING` count as waiting for
-others, so that stragglers can be told from those that wait for them.
+end that explains it. `patience_s` announces a phase that may be long; the phases in `board.WAITING`
+count as waiting for others, so that stragglers can be told from those that wait for them.
 
 Without other processes there is no watch, and `at` does nothing.
 """
