@@ -12,9 +12,8 @@ The next `at` of the main thread raises that end as an exception. A main thread 
 there within the grace time (it sits in a collective) is not waited for: the daemon thread calls
 `on_abort`, writes all threads' stacks into the run's directory, prints the line and ends the
 process. An exception that a lost peer causes in a collective (connection reset) is replaced by the
-end that explains it. `alive()` says that the phase of `at` goes on (for loops over files);
-`patience_s` announces a phase that may be long; the phases in `board.WAITING` count as waiting for
-others, so that stragglers can be told from those that wait for them.
+end that explains it. `patience_s` announces a phase that may be long; the phases in `board.WAITING`
+count as waiting for others, so that stragglers can be told from those that wait for them.
 
 Without other processes there is no watch, and `at` does nothing.
 """
@@ -191,12 +190,6 @@ def phase(name: str) -> None:
     """Another phase of the same step, for code that does not know the step's number."""
     if _current:
         _current.marks.phase(name)
-
-
-def alive() -> None:
-    """The phase goes on: something has been done in it."""
-    if _current:
-        _current.marks.alive()
 
 
 def figures() -> dict[str, float]:

