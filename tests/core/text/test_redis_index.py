@@ -7,7 +7,6 @@ import shutil
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -18,6 +17,7 @@ import pyarrow.parquet as pq
 import pytest
 from in_process import stage
 from planted import VOCABULARY, make_texts, write
+from waiting import until
 
 from sabia.core.errors import BadData, Failed, MissingBackend, UsageError
 from sabia.core.options.dedup import DedupOptions
@@ -43,16 +43,19 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     words = ["--port", str(port), "--bind", "127.0.0.1", "--dir", place, "--save", ""]
     process = subprocess.Popen([program, *words], stdout=subprocess.DEVNULL)
     try:
-        for _ in range(100):
-            try:
-                redis.Redis(port=port).ping()
-                break
-            except redis.ConnectionError:
-                time.sleep(0.05)
+        until(lambda: answers(redis, port), process)
         yield f"127.0.0.1:{port}"
     finally:
         process.terminate()
         process.wait()
+
+
+def answers(redis: Any, port: int) -> bool:
+    """Whether the server listens by now."""
+    try:
+        return bool(redis.Redis(port=port).ping())
+    except redis.ConnectionError:
+        return False
 
 
 @pytest.fixture

@@ -67,7 +67,7 @@ def test_agrees_with_lxml():
 def test_hostile_bytes_cost_little(body):
     started = time.process_time()
     links(body)
-    assert time.process_time() - started < 2
+    assert time.process_time() - started < 10
 
 
 def test_no_more_than_a_bound():
