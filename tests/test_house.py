@@ -2,6 +2,7 @@
 every file and public function says what it is for, every package is listed in the wheel."""
 
 import ast
+import functools
 import re
 import subprocess
 import sys
@@ -29,10 +30,17 @@ ALLOWED = {
 }  # fmt: skip
 
 
+@functools.cache
+def parsed(path: Path) -> ast.Module:
+    """The syntax tree of a file; callers must not change it."""
+    return ast.parse(path.read_text())
+
+
+@functools.cache
 def imports(path: Path) -> list[str]:
-    """Modules named in import statements anywhere in a file."""
+    """Modules named in import statements anywhere in a file; callers must not change the list."""
     names = []
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in ast.walk(parsed(path)):
         if isinstance(node, ast.Import):
             names += [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom) and node.module:
@@ -81,12 +89,12 @@ def test_backends_never_meet() -> None:
 def test_files_are_small_and_say_what_they_are(path: Path) -> None:
     text = path.read_text()
     assert len(text.splitlines()) <= 500
-    assert ast.get_docstring(ast.parse(text)), "no module docstring"
+    assert ast.get_docstring(parsed(path)), "no module docstring"
 
 
 @pytest.mark.parametrize("path", FILES, ids=str)
 def test_public_functions_have_docstrings(path: Path) -> None:
-    tree = ast.parse(path.read_text())
+    tree = parsed(path)
     kinds = (ast.FunctionDef, ast.ClassDef, ast.AsyncFunctionDef)
     bare = [n.name for n in tree.body if isinstance(n, kinds)
             and not n.name.startswith("_") and not ast.get_docstring(n)]  # fmt: skip
