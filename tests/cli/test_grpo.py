@@ -132,7 +132,7 @@ JUDGE = ("--reward", "rubric", "--judge-url", "http://localhost:1/v1")
         (("--final-lr", "0.1"), "--final-lr: only with --schedule wsd or cosine"),
         (("--backend", "jax"), "--backend: 'jax' (expected torch)"),
         (("--mesh", "fsdp=2"), "--mesh: fsdp=2"),
-        (("--model", "/nope"), "--model: /nope has no config.json"),
+        (("--model", "/nope"), "--model: /nope: not a model directory"),
     ],
 )
 def test_refusals(model: Path, prompts: Path, tmp_path: Path, arguments, said: str) -> None:

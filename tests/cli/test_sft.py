@@ -146,7 +146,7 @@ def test_nothing_to_learn(made: Path, tmp_path: Path, sabia: Commands, rows, cod
     ("words", "said"),
     [
         ((), "--model: is missing (expected DIR)"),
-        (("--model", "/nope"), "--model: /nope has no config.json"),
+        (("--model", "/nope"), "--model: /nope: not a model directory"),
         (("--model", "BASE", "--tokenizer", "/nope"), "--tokenizer: /nope has no tokenizer"),
         (("--model", "BASE", "--eval-every", "3"), "--eval-every: only with --validation"),
     ],
