@@ -169,7 +169,8 @@ def test_a_directory_of_an_earlier_version_goes_on(documents: Path, tmp_path: Pa
     os.rename(f"{out}.rejects", out / "rejects")
     assert place_of_tokenizer(out) == str(out / "tokenizer")
     planned = sabia(*words, "-o", out, "--dry-run").stdout.decode().splitlines()
-    assert [line.split()[0] for line in planned] == ["keep"] * 4
+    actions = [word for word in (line.split()[0] for line in planned) if word in ("keep", "write")]
+    assert actions == ["keep"] * 4
     done = sabia(*words, "-o", out)
     assert b"4 shards already done" in done.stderr and b"already trained" in done.stderr
     assert stamps == {path: path.stat().st_mtime_ns for path in out.glob("part-*.parquet")}
