@@ -29,6 +29,7 @@ from sabia.core.options.eval import EvalOptions
 from sabia.core.recipes import decontaminate
 from sabia.core.recipes.subjects import Judging, Subject, open_subjects
 from sabia.core.shards.atomic import write_atomic
+from sabia.core.shards.dry_run import describe
 from sabia.core.shards.inputs import open_inputs
 from sabia.core.shards.job import Job
 from sabia.core.shards.manifest import holds, provenance
@@ -49,7 +50,7 @@ def run(job: Job, options: EvalOptions) -> None:
     items = {task.name: load_items(task, options.limit, job.seed) for task in tasks}
     subjects = open_subjects(options)
     if job.dry_run:
-        _plan(options, tasks, items, subjects)
+        _plan(job, options, tasks, items, subjects)
         return
     made = _provenance(job, options, items, subjects)
     old = None if job.force or not job.to_file else _kept(str(job.out), made)
@@ -95,28 +96,31 @@ def _indexed(job: Job, options: EvalOptions, tasks: Sequence[Task]) -> str:
 
 
 def _plan(
+    job: Job,
     options: EvalOptions,
     tasks: Sequence[Task],
     items: dict[str, list[Item]],
     subjects: Sequence[Subject],
 ) -> None:
-    """What would be done, in calls and answers; touches nothing."""
+    """Show what would be done, in calls and answers; touches nothing."""
+    lines = []
     for task in tasks:
         count = len(items[task.name])
-        print(f"task {task.name}: {task.kind}, {count} items")
+        lines.append(f"task {task.name}: {task.kind}, {count} items")
         for subject in subjects:
             if task.generates:
                 samples, _ = sampling_of(task, options)
-                print(
+                lines.append(
                     f"  {subject.name}: {count * samples} answers of {task.max_new_tokens} tokens"
                 )
             else:
                 texts = sum(len(item.choices) or 1 for item in items[task.name])
-                print(f"  {subject.name}: {texts} texts to score")
+                lines.append(f"  {subject.name}: {texts} texts to score")
         if task.kind == "rubric":
             answers = count * max(1, len(subjects) + len(options.answers))
-            print(f"  judge: {Judging.calls(task, items[task.name], options)} calls an answer"
-                  f" set, {answers} answers")  # fmt: skip
+            calls = Judging.calls(task, items[task.name], options)
+            lines.append(f"  judge: {calls} calls an answer set, {answers} answers")
+    describe(job, *lines)
 
 
 def _scores(

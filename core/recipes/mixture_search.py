@@ -25,6 +25,7 @@ from sabia.core.recipes import training
 from sabia.core.recipes.mixture_proxies import FILE, Proxies
 from sabia.core.recipes.training import Task
 from sabia.core.shards.atomic import write_atomic
+from sabia.core.shards.dry_run import describe
 from sabia.core.shards.job import Job
 from sabia.core.shards.named_numbers import type_of
 from sabia.core.shards.order import parse_weights
@@ -46,7 +47,8 @@ def run(job: Job, task: Task, options: PretrainOptions, identity: dict[str, Any]
     plan = training.make_plan(task, options, job.seed)
     if job.dry_run:
         count = options.proxies + 2 if options.search_mix == "regression" else 4
-        print(f"{count} proxies of {plan.tokens:,} tokens on {', '.join(task.rows.source_names)}")
+        names = ", ".join(task.rows.source_names)
+        describe(job, f"{count} proxies of {plan.tokens:,} tokens on {names}")
         return
     directory.path.mkdir(parents=True, exist_ok=True)
     if job.force:

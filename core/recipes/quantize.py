@@ -27,6 +27,7 @@ from sabia.core.options.quantize import QuantizeOptions
 from sabia.core.quant.recipe import Recipe, load_recipe, with_overrides
 from sabia.core.recipes.calibration_rows import read_rows
 from sabia.core.shards.atomic import write_atomic
+from sabia.core.shards.dry_run import describe
 from sabia.core.shards.inputs import open_inputs
 from sabia.core.shards.job import Job
 from sabia.core.shards.manifest import provenance
@@ -76,7 +77,7 @@ def run(job: Job, options: QuantizeOptions) -> None:
     wanted = _fingerprint(job, model, recipe, options)
     report = None if job.force else _kept(out, wanted)
     if job.dry_run:
-        print(f"{'keep' if report else 'write'} {out} by recipe {recipe.name}")
+        describe(job, f"{'keep' if report else 'write'} {out} by recipe {recipe.name}")
         return
     if report:
         notes.note(f"{out} is already made from the same with the same; --force redoes it")

@@ -78,6 +78,12 @@ def no_rejects() -> Rejects:
     return _NoRejects("")
 
 
+def describe(job: Job, *lines: str) -> None:
+    """Print what a call would do where nothing can be measured: lines, or one object of them."""
+    text = json.dumps({"command": job.command, "plan": lines}) if job.json else "\n".join(lines)
+    print(text, flush=True)
+
+
 def unmeasured(_sample: "Sample") -> Iterator[pa.RecordBatch]:
     """Stands for a transform that a dry run must not run: it would cost calls or needs a model."""
     return iter(())

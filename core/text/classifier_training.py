@@ -21,6 +21,7 @@ from sabia.core import notes, stop
 from sabia.core.errors import BadData, UsageError
 from sabia.core.options.classify_train import ClassifyTrainOptions, FastText, Labels
 from sabia.core.shards.atomic import write_atomic
+from sabia.core.shards.dry_run import describe
 from sabia.core.shards.inputs import open_inputs
 from sabia.core.shards.job import Job
 from sabia.core.shards.manifest import provenance
@@ -43,7 +44,7 @@ def run(job: Job, options: ClassifyTrainOptions) -> None:
         raise UsageError(f"--out: {job.out} (expected the name of a model, such as spam.bin)")
     sources, out = open_inputs(job, "document"), str(job.out)
     if job.dry_run:
-        print(f"train {out} from {len(sources)} shards")
+        describe(job, f"train {out} from {len(sources)} shards")
         return
     told = {name: getattr(options, name) for name in (*Labels.table, *FastText.table)}
     prints = [source.fingerprint() for source in sources]

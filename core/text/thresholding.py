@@ -18,6 +18,7 @@ from sabia.core import notes, stop
 from sabia.core.errors import BadData, Infeasible, UsageError
 from sabia.core.options.classify_threshold import Target, ThresholdOptions
 from sabia.core.shards.atomic import write_atomic
+from sabia.core.shards.dry_run import describe
 from sabia.core.shards.inputs import open_inputs
 from sabia.core.shards.job import Job
 from sabia.core.shards.sources import Source
@@ -48,7 +49,7 @@ def run(job: Job, options: ThresholdOptions) -> None:
         raise UsageError(f"--out: {job.out} (expected a name such as edu.json)")
     sources = open_inputs(job, "document")
     if job.dry_run:
-        print(f"choose a threshold of {options.score} from {len(sources)} shards")
+        describe(job, f"choose a threshold of {options.score} from {len(sources)} shards")
         return
     report = decide(_read(sources, options), options, job.seed)
     text = json.dumps(plain(report), ensure_ascii=False) + "\n"

@@ -22,6 +22,7 @@ from sabia.core.errors import UsageError
 from sabia.core.progress import Bar
 from sabia.core.shards import manifest, schemas
 from sabia.core.shards.atomic import atomic_path, write_atomic
+from sabia.core.shards.dry_run import describe
 from sabia.core.shards.executor import run_tasks
 from sabia.core.shards.job import Job
 from sabia.core.shards.layout import adopt
@@ -71,8 +72,7 @@ def write(plan: Plan, sources: Sequence[Source]) -> Summary:
         raise UsageError(f"--format {plan.form} writes a local directory; give -o DIR")
     ours = our_shards(job, len(sources))
     if job.dry_run:
-        for part in ours:
-            print(f"write {plan.record(part)} from {sources[part].name}")
+        describe(job, *(f"write {plan.record(part)} from {sources[part].name}" for part in ours))
         return Summary()
     started, total = time.monotonic(), Summary()
     adopt(job)

@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 
 from sabia.core import notes, stop
 from sabia.core.options.tokenize import TokenizeOptions
-from sabia.core.shards.dry_run import unmeasured
+from sabia.core.shards.dry_run import describe, unmeasured
 from sabia.core.shards.inputs import open_inputs
 from sabia.core.shards.job import Job
 from sabia.core.shards.layout import name_shards
@@ -49,7 +49,8 @@ def run(job: Job, options: TokenizeOptions) -> None:
         _report(options, encoder, sources, place)
     if weights:
         if encoder is None or job.dry_run:
-            print(f"write {job.out or 'stdout'}: {options.mix} of {len(sources)} shards")
+            what = f"write {job.out or 'stdout'}: {options.mix} of {len(sources)} shards"
+            describe(job, what)
             return
         mixed_rows.write(said, options, encoder, sources, salt)
         return

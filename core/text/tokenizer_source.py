@@ -60,7 +60,7 @@ def obtain_tokenizer(
         notes.note(f"tokenizer {place}: already trained on this input")
         return found, place
     if job.dry_run:
-        print(f"train {place}: {wanted} tokens")
+        notes.note(f"a tokenizer of {wanted} tokens would be trained into {place}")
         return None, place
     return _make(job, options, sources, place, record), place
 

@@ -22,6 +22,7 @@ from sabia.core.errors import Failed, UsageError
 from sabia.core.options.crawl import CrawlOptions, Network, parts
 from sabia.core.progress import progress
 from sabia.core.shards import layout, manifest, outputs
+from sabia.core.shards.dry_run import describe
 from sabia.core.shards.job import Job
 from sabia.core.shards.records import to_batch
 from sabia.core.shards.rejects import Rejects, reject_path
@@ -52,8 +53,8 @@ def run(job: Job, options: CrawlOptions) -> Summary:
     if inputs.sources:
         return run_replay(job, inputs.sources, options)
     if job.dry_run:
-        print(f"fetch up to {options.budget} pages from {len(inputs.seeds)} seeds")
-        print(f"write {'stdout' if job.to_stdout else job.out}")
+        what = f"fetch up to {options.budget} pages from {len(inputs.seeds)} seeds"
+        describe(job, what, f"write {'stdout' if job.to_stdout else job.out}")
         return Summary()
     return _crawl(job, options, inputs)
 

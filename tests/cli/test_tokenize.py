@@ -306,7 +306,8 @@ def test_dry_run_touches_nothing(world, tmp_path):
         "tokenize", root / "shards", "--train-tokenizer", "-o", tmp_path / "o", "--dry-run"
     )
     lines = plan.stdout.decode().splitlines()
-    assert lines[0].startswith("train ") and len(lines) == 3
+    assert [line.split()[0] for line in lines] == ["read", "read", "write", "write"]
+    assert b"would be trained" in plan.stderr
     assert not (tmp_path / "o").exists()
 
 
