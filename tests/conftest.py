@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from sabia.core import notes
+
 COMPILED = ("numba", "triton", "inductor", "cuda")  # caches that tests may share
 
 
@@ -21,3 +23,9 @@ def _own_cache_of_calls(tmp_path_factory: pytest.TempPathFactory) -> Iterator[No
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CACHE_HOME", str(own))
         yield
+
+
+@pytest.fixture(autouse=True)
+def _notes_of_no_command() -> None:
+    """Messages are not those of a command that an earlier test of this process ran."""
+    notes.configure("", quiet=False)
