@@ -66,7 +66,7 @@ class _Work:
 
     def compare(self) -> None:
         """Decide from all sketches; the plan goes to the scratch directory."""
-        sources = open_inputs(self.job, "document")
+        sources = unified(open_inputs(self.job, "document"))
         corpus = load_corpus(Path(self.options.scratch), sources, self.options, self.job.seed)
         plan = self._plan(sources, corpus, self._plan_place(sources))
         if self.options.removed:
@@ -77,7 +77,7 @@ class _Work:
 
     def write(self) -> None:
         """Write our slice of the shards by the plan."""
-        sources = unified(open_inputs(self.job, "document"))
+        sources = open_inputs(self.job, "document")
         plan = removal.Plan.open(self._plan_place(sources))
         salt = barrier.salt_of(sources, self._salt(sources))
         run_map(self.job, partial(removal.drop, plan=plan), sources=sources, salt=salt)

@@ -198,13 +198,13 @@ def test_dry_run_says_what_it_would_cost(pages, tmp_path):
 
 def test_usage_errors(pages, tmp_path):
     cases = [
-        (["--engine", "endpoint"], "--engine endpoint needs --url"),
-        (["--engine", "local"], "--engine local needs --model"),
+        (["--engine", "endpoint"], "--url: is missing (--engine endpoint needs it)"),
+        (["--engine", "local"], "--model: is missing (--engine local needs it)"),
         (["--engine", "local", "--model", tmp_path], "not a model directory"),
         (["--recipe", "haiku"], "expected reason-first"),
         (["--engine", "endpoint", "--url", "here", "--model", "m"], "not an HTTP address"),
         (["--engine", "endpoint", "--url", "http://x/v1", "--model", "m", "--max-usd", "1"],
-         "no price for model m"),
+         "--max-usd: only with --prices"),
     ]  # fmt: skip
     for words, message in cases:
         env = os.environ | {"XDG_CACHE_HOME": str(tmp_path / "cache")}

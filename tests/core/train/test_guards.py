@@ -97,7 +97,7 @@ def test_poisoned_rows_leave_no_trace(
     runs = {}
     for name, poisoned in (("poisoned", True), ("clean", False)):
         tokens = with_noise(tmp_path / name, samples, poisoned)
-        out = tmp_path / name / "run"
+        out = tmp_path / f"{name}-run"
         done = commands("pretrain", tokens, *WORDS, "--save-every", 20, "-o", out)
         assert done.returncode == 0, done.stderr
         runs[name] = (out, done.stderr.decode())
@@ -112,6 +112,7 @@ def test_poisoned_rows_leave_no_trace(
     listed = commands(
         "pretrain", tmp_path / "poisoned", *WORDS, "--list-read", "-o", runs["poisoned"][0]
     )
+    assert listed.returncode == 0, listed.stderr
     table = pq.read_table(io.BytesIO(listed.stdout))
     assert table.filter(table["left_out"])["sample"].to_pylist() == samples
     assert sorted(table["row"].to_pylist()) == list(range(960))
