@@ -86,7 +86,7 @@ cause_of() {
 say_why() {
   cat >&2 <<END
 sabia: setting up $venv failed: $(cause_of "$1").
-  It needs a network, $(room_needed), and Python 3.11 or newer.
+  The set-up needs a network, $(room_needed), and Python 3.11 or newer.
   The log is $1. Run the same command again to go on.
 END
 }
@@ -136,7 +136,7 @@ set_up() {
   esac
   rm -f "$log"
   if ! install_packages "$root" "$extras" "$log"; then
-    grep -qs 'Installing collected packages' "$log" || echo "$before" >"$state"
+    grep -qsE '^[^ ]+ Installing collected packages' "$log" || echo "$before" >"$state"
     say_why "$log"
     return 1
   fi

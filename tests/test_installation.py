@@ -52,7 +52,7 @@ open(os.path.join(sys.prefix, "..", "called"), "a").write(" ".join(words) + "\\n
 log = open(words[words.index("--log") + 1], "w")
 """
 BROKEN = "log.write('NewConnectionError: Failed to establish a new connection'); sys.exit(1)"
-KILLED = """log.write('Installing collected packages: torch')
+KILLED = """log.write('2026-01-01T00:00:00,000 Installing collected packages: torch')
 log.close()
 open(os.path.join(sys.prefix, "torn"), "w").close()
 os.kill(os.getppid(), signal.SIGKILL)
