@@ -23,8 +23,9 @@ class Stub:
     """Use as a context manager; `url` is the base URL."""
 
     def __init__(self, answer=lambda text: f"echo {text}", fault=lambda text, attempt: "",
-                 latency_s=0.0, retry_after_s=1.0, hang_s=HANG_S, finish="stop"):  # fmt: skip
-        self.answer, self.fault, self.finish = answer, fault, finish
+                 latency_s=0.0, retry_after_s=1.0, hang_s=HANG_S, finish="stop",
+                 hold=0):  # fmt: skip
+        self.answer, self.fault, self.finish, self.hold = answer, fault, finish, hold
         self.latency_s, self.retry_after_s, self.hang_s = latency_s, retry_after_s, hang_s
         self.attempts = collections.Counter()
         self.delivered = collections.Counter()
@@ -76,6 +77,8 @@ class Stub:
         self.early_all += now < max(self.told_until.values()) - 0.02
         self.in_flight += 1
         self.most_in_flight = max(self.most_in_flight, self.in_flight)
+        while self.most_in_flight < self.hold:
+            await asyncio.sleep(0.001)
         try:
             await asyncio.sleep(self.latency_s)
             return await self._perform(self.fault(text, attempt), request, content, text)

@@ -207,7 +207,7 @@ def test_a_wait_too_long_is_not_waited():
 
 
 def test_concurrency_is_bounded_cut_on_overload_and_grows_back():
-    with Stub(latency_s=0.01) as stub, client(stub, max_concurrency=5) as one:
+    with Stub(latency_s=0.01, hold=5) as stub, client(stub, max_concurrency=5) as one:
         one.chat(ask(f"q {i}") for i in range(40))
         assert stub.most_in_flight == 5
         assert one._limiter.limit == 5

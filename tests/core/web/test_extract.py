@@ -169,13 +169,18 @@ def test_sandbox_limits_cpu_time_and_not_the_time_that_others_take():
         assert sandbox._child is child
 
 
-def test_sandbox_says_how_the_child_died_and_replaces_it():
+def test_sandbox_says_how_the_child_died_and_replaces_it(monkeypatch):
+    def dying(child, *given):
+        child.kill()
+        return exchange(child, *given)
+
+    exchange = sandbox_module._exchange
     with Sandbox() as sandbox:
-        child = sandbox._running()
-        os.kill(child.pid, signal.SIGSTOP)
-        threading.Timer(0.2, os.kill, (child.pid, signal.SIGKILL)).start()
+        sandbox._running()
+        monkeypatch.setattr(sandbox_module, "_exchange", dying)
         with pytest.raises(Unextractable, match=r"died \(signal 9\)"):
             sandbox.extract(b"a", "text/plain", "u", False)
+        monkeypatch.undo()
         assert sandbox.extract(b"fine", "text/plain", "u", False)["text"] == "fine"
         sandbox._pages = sandbox_module.PAGES_PER_CHILD
         old = sandbox._child.pid
