@@ -50,7 +50,7 @@ def call(name: str, function: Callable[..., None], flags: Mapping[str, Any]) -> 
         function(make_job(name, options), options)
         sys.stdout.flush()
     except BrokenPipeError:
-        _close_stdout()
+        close_stdout()
         _end_now(ExitCode.PIPE)
     except KeyboardInterrupt:
         return ExitCode.SIGINT
@@ -115,10 +115,11 @@ def _settle_stdout() -> None:
     try:
         sys.stdout.flush()
     except OSError:
-        _close_stdout()
+        close_stdout()
 
 
-def _close_stdout() -> None:
+def close_stdout() -> None:
+    """Send what is still written to a closed standard output nowhere."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
 
 

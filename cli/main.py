@@ -5,7 +5,7 @@ import sys
 from collections.abc import Callable, Sequence
 from importlib import import_module
 
-from sabia.cli.command import call, print_error
+from sabia.cli.command import call, close_stdout, print_error
 from sabia.core.errors import ExitCode
 
 # command → one line of help; its module is sabia.cli.<command with _ for ->
@@ -125,7 +125,12 @@ def main() -> None:
 
             word = pages.asked(rest, find(name).options.table)  # type: ignore[attr-defined]  # by @command
         if word and (name or word == words[0]):
-            show_help(name, word)
+            try:
+                show_help(name, word)
+                sys.stdout.flush()
+            except BrokenPipeError:
+                close_stdout()
+                sys.exit(ExitCode.PIPE)
             return
         if not words:
             print(page(), file=sys.stderr)

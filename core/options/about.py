@@ -27,10 +27,10 @@ def conditions(option: Option, cls: type[Options], known: Iterable[Condition] = 
     """What the option needs and excludes ('only with --search', 'not with --batch'), but for the
     conditions that are `known` already."""
     needed = [c.text(cls.table) for c in option.only if c not in known]
-    said = [f"only {' and '.join(needed)}"] if needed else []
+    parts = [f"only {' and '.join(needed)}"] if needed else []
     if others := [cls.table[name].flag for name in option.excludes if name in cls.table]:
-        said.append(f"not with {listed(others)}")
-    return said
+        parts.append(f"not with {listed(others)}")
+    return parts
 
 
 def shared_conditions(options: Sequence[Option]) -> tuple[Condition, ...]:

@@ -69,5 +69,5 @@ class RubricJudge(Options, group="Judge"):
             raise UsageError("--judge-model: is missing (expected the judge's model name)")
 
 
-class JudgeOptions(RubricJudge, ApiCalls, only={ApiCalls: needs("judge_url")}):
+class JudgeOptions(RubricJudge, ApiCalls, only={ApiCalls: JUDGED}):
     """A judge whose calls are the only ones of a command."""

@@ -56,7 +56,7 @@ class Asking(Endpoint, Backend, group="Language model", only={ApiCalls: needs("u
 class ClassifyOptions(
     Rows, Screens, Asking, group="Scores", only={Backend: needs("model", "ask")}
 ):  # fmt: skip
-    """What `sabia classify` is told."""
+    """Options of `sabia classify`."""
 
     where: str = text("Keep rows for which this holds (columns, scores)", "EXPRESSION", common=True)
     """Comparisons (`==`, `!=`, `<`, `<=`, `>`, `>=`, also chained) of columns, scores, numbers and

@@ -6,7 +6,7 @@ from sabia.core.options.shared import Call, Inputs
 
 
 class DriftOptions(Inputs, Call, group="Scores"):
-    """What `sabia classify drift` is told."""
+    """Options of `sabia classify drift`."""
 
     inputs: tuple[str, ...] = changed(
         Inputs.inputs,

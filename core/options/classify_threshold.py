@@ -25,7 +25,7 @@ class Target(Options, group="Threshold"):
 class ThresholdOptions(
     Inputs, Target, Seeded, Redo, Call, group="Threshold", without=("force",)
 ):  # fmt: skip
-    """What `sabia classify threshold` is told."""
+    """Options of `sabia classify threshold`."""
 
     stdin = True
 

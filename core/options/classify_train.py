@@ -85,7 +85,7 @@ class ClassifyTrainOptions(
     Inputs, Workers, Seeded, Redo, Call, Labels, FastText, Asking, Encoder, group="Model",
     only={Encoder: MODEL, Backend: needs("model", "ask")},
 ):  # fmt: skip
-    """What `sabia classify train` is told."""
+    """Options of `sabia classify train`."""
 
     stdin = True
 

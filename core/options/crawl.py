@@ -129,7 +129,7 @@ class Network(
 
 
 class CrawlOptions(Rows, Focus, Network, group="Crawl"):
-    """What `sabia crawl` is told."""
+    """Options of `sabia crawl`."""
 
     inputs: tuple[str, ...] = changed(
         Inputs.inputs, help="Seed URLs, or files and folders of pages; none or - reads stdin"

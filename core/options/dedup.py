@@ -145,7 +145,7 @@ class DedupOptions(
         Phases: INDEXED,
     },
 ):  # fmt: skip
-    """What `sabia dedup` is told."""
+    """Options of `sabia dedup`."""
 
     method: str = choice(
         "What counts as a duplicate", "minhash", "exact", "substring", "line", "url", "semantic",

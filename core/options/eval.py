@@ -17,7 +17,7 @@ class EvalOptions(
     Inputs, Output, Seeded, RubricJudge, ApiCalls, Redo, Call, group="Tasks",
     only={ApiCalls: CALLS},
 ):  # fmt: skip
-    """What `sabia eval` is told."""
+    """Options of `sabia eval`."""
 
     inputs: tuple[str, ...] = changed(
         Inputs.inputs, help="Score rows of earlier runs to compare with; - reads stdin"

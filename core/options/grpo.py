@@ -94,7 +94,7 @@ class GrpoOptions(
     defaults={"lr": 1e-4, "schedule": "constant", "warmup": "10", "decay": "0"},
     without=("decay_shape",),
 ):  # fmt: skip
-    """What `sabia grpo` is told."""
+    """Options of `sabia grpo`."""
 
     model: str = text("Model directory to start from", "DIR", required=True, common=True)
     """Its tokenizer needs a chat template."""

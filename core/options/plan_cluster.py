@@ -377,7 +377,7 @@ class PlanOptions(
     only={PlanOutput: TRAINING, PlanStops: TRAINING, PlanCosts: TRAINING, PlanGrpo: GRPO,
           PlanJudge: JUDGED},
 ):  # fmt: skip
-    """What `sabia plan-cluster` is told: one question to the planner."""
+    """Options of `sabia plan-cluster`: one question to the planner."""
 
     inputs: tuple[str, ...] = changed(
         Inputs.inputs,

@@ -29,7 +29,7 @@ class PretrainOptions(
     Trainer, Training, group="Model",
     only={Adapters: RUN, Checkpoints: RUN, Storage: RUN, Guards: RUN, Logging: RUN},
 ):  # fmt: skip
-    """What `sabia pretrain` is told."""
+    """Options of `sabia pretrain`."""
 
     model: str = text(
         "Model directory to continue from", "DIR", excludes=("config_json", "shape"), common=True

@@ -6,7 +6,7 @@ from sabia.core.options.shared import Call, Inputs, Output, Redo, Seeded
 
 
 class QuantizeOptions(Inputs, Output, Seeded, Redo, Call, group="Precision"):
-    """What `sabia quantize` is told."""
+    """Options of `sabia quantize`."""
 
     inputs: tuple[str, ...] = changed(
         Inputs.inputs, help="Calibration records like real use; - or a pipe: stdin"

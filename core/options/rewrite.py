@@ -10,7 +10,7 @@ MODEL = needs(engine=("endpoint", "local"))
 
 
 class RewriteOptions(Rows, Endpoint, group="Method", only={Endpoint: ENDPOINT}):
-    """What `sabia rewrite` is told."""
+    """Options of `sabia rewrite`."""
 
     recipe: str = choice("What to do", "reason-first")
     """`reason-first` moves an answer or conclusion that stands before its reasoning behind it."""

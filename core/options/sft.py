@@ -8,7 +8,7 @@ from sabia.core.options.training import Logging, Training
 class SftOptions(
     Trainer, Training, group="Model", defaults={"lr": 2e-5, "warmup": "3%", "weight_decay": 0.0}
 ):
-    """What `sabia sft` is told."""
+    """Options of `sabia sft`."""
 
     model: str = text("Model directory to start from", "DIR", required=True, common=True)
     tokenizer: str = text("Tokenizer with a chat template", "DIR", unset="the model's")

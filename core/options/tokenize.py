@@ -55,7 +55,7 @@ class TokenizeOptions(
     Rows, TokenizerTraining, group="Tokenizer",
     only={Kind: unless("extend"), TokenizerTraining: unless("tokenizer")},
 ):  # fmt: skip
-    """What `sabia tokenize` is told."""
+    """Options of `sabia tokenize`."""
 
     tokenizer: str = text("Use this tokenizer", "DIR", common=True, recorded=False)
     """A `tokenizer.json`, or a directory that holds one, such as a model's. Without it a tokenizer
