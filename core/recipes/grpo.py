@@ -66,6 +66,7 @@ from sabia.core.train.telemetry import RunLog
 
 def run(job: Job, options: GrpoOptions) -> None:
     """Train as the job and the options say; raises what its parts raise."""
+    grpo_config.check_texts(options)
     directory, world = training.open_run(job)
     if make_mesh(job.mesh, world.size).data != world.size:
         raise UsageError(f"--mesh: {job.mesh} (expected data=N: every process samples)")

@@ -9,6 +9,7 @@ from typing import Any
 
 from sabia.core.options.grpo import GrpoOptions, PolicyLoss
 from sabia.core.recipes.training_options import parse_betas, parse_part
+from sabia.core.train.checkpoint import parse_interval
 from sabia.core.train.losses_grpo import CORRECTION_CAP
 from sabia.core.train.optimizer import OptimizerConfig
 from sabia.core.train.schedule import ScheduleConfig
@@ -38,6 +39,12 @@ def schedule_config(options: GrpoOptions) -> ScheduleConfig:
         tail="linear",
         final=options.final_lr,
     )
+
+
+def check_texts(options: GrpoOptions) -> None:
+    """Read the texts that are needed late, before the data is read. Raises UsageError."""
+    schedule_config(options)
+    parse_interval(options.save_every)
 
 
 def _phases(options: GrpoOptions) -> tuple[int, int]:

@@ -129,6 +129,8 @@ JUDGE = ("--reward", "rubric", "--judge-url", "http://localhost:1/v1")
         (("--concurrency", "4"), "--concurrency: only with --judge-url"),
         (("--clip-low", "0.2"), "--clip-low: only with --updates 2 or more"),
         (("--decay", "0"), "--decay: only with --schedule wsd"),
+        (("--save-every", "often", "--dry-run"), "--save-every: 'often'"),
+        (("--warmup", "much", "--dry-run"), "--warmup: 'much'"),
         (("--final-lr", "0.1"), "--final-lr: only with --schedule wsd or cosine"),
         (("--backend", "jax"), "--backend: 'jax' (expected torch)"),
         (("--mesh", "fsdp=2"), "--mesh: fsdp=2"),
