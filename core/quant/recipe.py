@@ -158,6 +158,20 @@ class Linear:
         return str(name).removesuffix(".weight")
 
     @property
+    def matrix(self) -> tuple[int, int]:
+        """Its rows and columns."""
+        rows, columns = self.tensor.shape[-2:]
+        return rows, columns
+
+    @property
+    def stored_bytes(self) -> int:
+        """Bytes of its codes, of its scales in 16 bits and of its shape, where it is quantized."""
+        rows, columns = self.matrix
+        codes = rows * -(-columns * self.scheme.bits // 32) * 4
+        shape = 16 if self.scheme.format == "pack-quantized" else 0
+        return codes + 2 * rows * (columns // (self.scheme.group or columns)) + shape
+
+    @property
     def key(self) -> tuple[str, int | None]:
         """Its name among the parameters, and the expert."""
         return self.tensor.name, self.index

@@ -25,7 +25,7 @@ from sabia.core.parallel import launch
 from sabia.core.recipes.lm_scorer import LmScorer
 from sabia.core.recipes.train_classifier import opened, train
 from sabia.core.shards.atomic import atomic_path, write_atomic
-from sabia.core.shards.dry_run import describe
+from sabia.core.shards.dry_run import planned
 from sabia.core.shards.inputs import open_inputs
 from sabia.core.shards.job import Job
 from sabia.core.shards.sources import Source
@@ -61,8 +61,8 @@ def run(job: Job, options: ClassifyTrainOptions, teacher: LmScorer) -> None:
     place = str(job.out).rstrip("/")
     labels, report = f"{place}.labels.parquet", f"{place}.distilled.json"
     if job.dry_run:
-        asked = f"ask about {options.sample:,} documents, write {labels}, train {job.out} on it"
-        describe(job, asked)
+        figures = {"documents to ask about": options.sample, "labels": labels}
+        planned(job, basis="the answers of the model asked: unknown", figures=figures).show(job)
         return
     rows = labelled(_sample(open_inputs(job, "document"), options), teacher)
     notes.note(teacher.said())

@@ -18,7 +18,7 @@ import pyarrow as pa
 
 from sabia.core import notes
 from sabia.core.bench import report as reports
-from sabia.core.bench.answers import Answer, matched, read_answers, sampling_of
+from sabia.core.bench.answers import QUESTION_CHARACTERS, Answer, matched, read_answers, sampling_of
 from sabia.core.bench.items import Item, load_items, read_rows
 from sabia.core.bench.score_rows import Score, from_batch, schema, to_batches
 from sabia.core.bench.summary import Summary, summarise, to_json
@@ -29,11 +29,12 @@ from sabia.core.options.eval import EvalOptions
 from sabia.core.recipes import decontaminate
 from sabia.core.recipes.subjects import Judging, Subject, open_subjects
 from sabia.core.shards.atomic import write_atomic
-from sabia.core.shards.dry_run import describe
+from sabia.core.shards.dry_run import planned
 from sabia.core.shards.inputs import open_inputs
 from sabia.core.shards.job import Job
 from sabia.core.shards.manifest import holds, provenance
 from sabia.core.shards.outputs import open_output
+from sabia.core.train.peak import measure_peak_flops
 
 
 def run(job: Job, options: EvalOptions) -> None:
@@ -103,24 +104,43 @@ def _plan(
     subjects: Sequence[Subject],
 ) -> None:
     """Show what would be done, in calls and answers; touches nothing."""
-    lines = []
+    figures, flops, memory, size = dict[str, str](), 0.0, 0, 0
     for task in tasks:
-        count = len(items[task.name])
-        lines.append(f"task {task.name}: {task.kind}, {count} items")
+        asked = items[task.name]
+        figures[f"task {task.name}"] = f"{task.kind}, {len(asked)} items"
+        samples, _ = sampling_of(task, options) if task.generates else (1, 0.0)
         for subject in subjects:
             if task.generates:
-                samples, _ = sampling_of(task, options)
-                lines.append(
-                    f"  {subject.name}: {count * samples} answers of {task.max_new_tokens} tokens"
-                )
+                what = f"{len(asked) * samples} answers of {task.max_new_tokens} tokens"
             else:
-                texts = sum(len(item.choices) or 1 for item in items[task.name])
-                lines.append(f"  {subject.name}: {texts} texts to score")
+                what = f"{sum(len(item.choices) or 1 for item in asked)} texts to score"
+            figures[f"{task.name} by {subject.name}"] = what
+            more, weights = subject.cost(task, asked, samples)
+            flops, memory = flops + more, max(memory, weights)
         if task.kind == "rubric":
-            answers = count * max(1, len(subjects) + len(options.answers))
-            calls = Judging.calls(task, items[task.name], options)
-            lines.append(f"  judge: {calls} calls an answer set, {answers} answers")
-    describe(job, *lines)
+            answers = len(asked) * max(1, len(subjects) + len(options.answers))
+            calls = Judging.calls(task, asked, options)
+            figures[f"{task.name} by the judge"] = f"{calls} calls an answer set, {answers} answers"
+        shown = sum(min(len(item.question), QUESTION_CHARACTERS) for item in asked)
+        of_each = samples * (shown + 4 * task.max_new_tokens * task.generates * len(asked))
+        size += of_each * (len(subjects) + len(options.answers))
+    peak, basis = None, "questions and answers uncompressed; what endpoints do is not counted"
+    if flops:
+        precision = "fp32" if options.dtype == "float32" else "bf16"
+        peak = measure_peak_flops(options.backend, precision)
+        basis = (
+            f"{flops:.3g} FLOPs at most at {peak:.3g} FLOP/s of one device (products alone), the "
+            f"weights of the largest model, {basis}"
+        )
+    planned(
+        job,
+        [*options.task, *options.model, *options.answers, *job.inputs],
+        cpu_seconds=flops / peak if peak else None,
+        memory_bytes=memory or None,
+        bytes_written=size,
+        figures=figures,
+        basis=basis,
+    ).show(job)
 
 
 def _scores(

@@ -45,7 +45,6 @@ from sabia.core.recipes.grpo_report import TALLIES, Table, metrics_row, tallies
 from sabia.core.recipes.grpo_sampling import Sampler, open_grader
 from sabia.core.recipes.metric_rows import write_metric_rows
 from sabia.core.recipes.model_source import load_fp32
-from sabia.core.shards.dry_run import DryRun
 from sabia.core.shards.inputs import open_inputs
 from sabia.core.shards.job import Job
 from sabia.core.shards.layout import adopt_rejects
@@ -57,7 +56,6 @@ from sabia.core.spec.model import check_predicts
 from sabia.core.text.tokenizer import Tokenizer, load_tokenizer
 from sabia.core.train import checkpoint
 from sabia.core.train.losses_grpo import grpo_loss
-from sabia.core.train.peak import measure_peak_flops
 from sabia.core.train.run_directory import RunDirectory
 from sabia.core.train.schedule import learning_rate
 from sabia.core.train.stepper import Stepper, make_stepper
@@ -129,24 +127,17 @@ def _describe(job: Job, spec: ModelSpec, prompts: list[Prompt], options: GrpoOpt
     longest = max(len(p.ids) for p in prompts)
     length = longest + options.max_new_tokens
     flops = samples * length * (training_flops_per_token(spec, length, "causal") * 4 / 3)
-    peak = measure_peak_flops("torch", options.precision)
-    DryRun(
-        job.command,
-        reads=[{"name": name, "bytes": None} for name in job.inputs or ("stdin",)],
-        writes=[{"path": str(job.out), "action": "write", "from": "the run"}],
-        cpu_seconds=flops / peak,
-        memory_bytes=n * training.STATE_BYTES_PER_PARAMETER,
-        bytes_written=n * (12 * options.keep_checkpoints + 4),
-        figures={
+    training.show_plan(
+        job, options, flops, n,
+        n * (training.CHECKPOINT_BYTES_PER_PARAMETER * options.keep_checkpoints + 4),
+        {
             "parameters": f"{n:,}",
             "prompts": f"{len(prompts):,}, the longest of {longest:,} tokens",
             "steps": f"{options.steps:,} of {options.prompts} prompts x {options.group} samples",
             "samples": f"{samples:,} of at most {options.max_new_tokens} tokens",
             "epochs": f"{options.steps * options.prompts / len(prompts):.2f}",
         },
-        basis=f"{flops:.3g} FLOPs at most, sampling included, at {peak:.3g} FLOP/s of one device "
-        "(products alone), 16 bytes of state a parameter without activations and samples",
-    ).show(job)
+    )  # fmt: skip
 
 
 def _train(

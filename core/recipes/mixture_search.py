@@ -25,11 +25,11 @@ from sabia.core.recipes import training
 from sabia.core.recipes.mixture_proxies import FILE, Proxies
 from sabia.core.recipes.training import Task
 from sabia.core.shards.atomic import write_atomic
-from sabia.core.shards.dry_run import describe
 from sabia.core.shards.job import Job
 from sabia.core.shards.named_numbers import type_of
 from sabia.core.shards.order import parse_weights
 from sabia.core.shards.outputs import open_output
+from sabia.core.spec import parameter_count
 from sabia.core.train.mixture_law import Reweighting, best_mix, draw_mixes, fit, row_weights
 from sabia.core.train.stepper import Stepper
 
@@ -47,8 +47,10 @@ def run(job: Job, task: Task, options: PretrainOptions, identity: dict[str, Any]
     plan = training.make_plan(task, options, job.seed)
     if job.dry_run:
         count = options.proxies + 2 if options.search_mix == "regression" else 4
-        names = ", ".join(task.rows.source_names)
-        describe(job, f"{count} proxies of {plan.tokens:,} tokens on {names}")
+        figures = {"proxies": count, "sources": ", ".join(task.rows.source_names)}
+        figures |= training.describe_plan(task, plan, job.mesh)
+        flops, n = count * plan.tokens * plan.flops_per_token, parameter_count(task.spec)
+        training.show_plan(job, options, flops, n, 0, figures)
         return
     directory.path.mkdir(parents=True, exist_ok=True)
     if job.force:

@@ -8,6 +8,7 @@ matrix; a directory whose record matches model, calibration and options is not m
 from __future__ import annotations
 
 import json
+import math
 import os
 import stat
 import sys
@@ -24,17 +25,19 @@ from sabia.core.generate.local import model_fingerprint
 from sabia.core.model import hub
 from sabia.core.numerics.schemes import scheme_named
 from sabia.core.options.quantize import QuantizeOptions
-from sabia.core.quant.recipe import Recipe, load_recipe, with_overrides
+from sabia.core.quant.recipe import Recipe, load_recipe, plan, with_overrides
 from sabia.core.recipes.calibration_rows import read_rows
 from sabia.core.shards.atomic import write_atomic
-from sabia.core.shards.dry_run import describe
+from sabia.core.shards.dry_run import planned
 from sabia.core.shards.inputs import open_inputs
 from sabia.core.shards.job import Job
 from sabia.core.shards.manifest import provenance
 from sabia.core.shards.outputs import open_stdout
-from sabia.core.spec import ModelSpec
+from sabia.core.spec import ModelSpec, load_spec, parameter_count
+from sabia.core.spec.count import training_flops_per_token
 from sabia.core.spec.model import check_predicts
 from sabia.core.text.tokenizer import load_tokenizer
+from sabia.core.train.peak import measure_peak_flops
 
 if TYPE_CHECKING:  # torch is loaded when there is something to do
     from sabia.core.quant.quantize import Divergence, Quantized
@@ -77,7 +80,7 @@ def run(job: Job, options: QuantizeOptions) -> None:
     wanted = _fingerprint(job, model, recipe, options)
     report = None if job.force else _kept(out, wanted)
     if job.dry_run:
-        describe(job, f"{'keep' if report else 'write'} {out} by recipe {recipe.name}")
+        _dry_run(job, options, recipe, keep=bool(report))
         return
     if report:
         notes.note(f"{out} is already made from the same with the same; --force redoes it")
@@ -86,6 +89,27 @@ def run(job: Job, options: QuantizeOptions) -> None:
         write_atomic(out / RECORD, json.dumps(report, indent=1) + "\n")
         _summary(report)
     _write(job, report)
+
+
+def _dry_run(job: Job, options: QuantizeOptions, recipe: Recipe, keep: bool) -> None:
+    """Show what would be done: calibration runs each layer twice, comparison both models."""
+    spec = load_spec(options.model)
+    n, tokens = parameter_count(spec), options.samples * options.length if job.inputs else 0
+    flops = 4 * tokens * training_flops_per_token(spec, options.length, "causal") / 3
+    peak = measure_peak_flops("torch", "fp32")
+    kept = n - sum(math.prod(x.matrix) for x in plan(spec, recipe) if x.scheme.quantizes)
+    stored = sum(x.stored_bytes for x in plan(spec, recipe) if x.scheme.quantizes)
+    planned(
+        job,
+        (options.model, *job.inputs),
+        keep=keep,
+        cpu_seconds=0 if keep else flops / peak,
+        memory_bytes=0 if keep else n * (2 + 3 * 4),
+        bytes_written=0 if keep else 2 * kept + stored,
+        figures={"recipe": recipe.name, "parameters": f"{n:,}", "calibration tokens": tokens},
+        basis=f"{flops:.3g} FLOPs at {peak:.3g} FLOP/s of one device (products of the calibration "
+        "alone), the model in 16 bits and three times in float32, the recipe's formats",
+    ).show(job)
 
 
 def _recipe(options: QuantizeOptions) -> Recipe:

@@ -29,6 +29,8 @@ from sabia.core.judge.llm import Judge
 from sabia.core.judge.rewards import Case
 from sabia.core.model import hub
 from sabia.core.options.eval import ENDPOINT, EvalOptions
+from sabia.core.spec import load_spec, parameter_count
+from sabia.core.spec.count import training_flops_per_token
 from sabia.core.text.tokenizer import load_tokenizer
 
 
@@ -114,6 +116,10 @@ class Subject(ABC):
     def fingerprint(self) -> str:
         """What identifies the model."""
 
+    def cost(self, task: Task, items: Sequence[Item], samples: int) -> tuple[float, int]:
+        """(FLOPs at most, bytes of weights) here: none of what an endpoint does."""
+        return 0.0, 0
+
     @abstractmethod
     def choices(self, task: Task, items: Sequence[Item]) -> list[Sequence[float]]:
         """Log-likelihoods (nats) of each item's choices."""
@@ -168,6 +174,19 @@ class LocalModel(Subject):
 
     def fingerprint(self) -> str:
         return f"{self.name} {self._print}"
+
+    def cost(self, task: Task, items: Sequence[Item], samples: int) -> tuple[float, int]:
+        if task.generates:
+            prompts = (len(given.prompt_ids(item, self.tokenizer)) for item in items)
+            lengths = [n + task.max_new_tokens for n in prompts for _ in range(samples)]
+        elif task.kind == "perplexity":
+            lengths = list(map(len, self.tokenizer.encode_ordinary_batch([i.text for i in items])))
+        else:
+            lengths = [len(row.ids) for item in items for row in self._options(task, item)]
+        spec = load_spec(self.directory)
+        seen = ((n, min(n, spec.max_positions)) for n in lengths)
+        flops = sum(n * training_flops_per_token(spec, most, "causal") / 3 for n, most in seen)
+        return flops, parameter_count(spec) * (4 if self.dtype == "float32" else 2)
 
     @property
     def tokenizer(self) -> Any:

@@ -41,7 +41,7 @@ from sabia.core.recipes.training_options import (
     schedule_config,
     step_count,
 )
-from sabia.core.shards.dry_run import DryRun
+from sabia.core.shards.dry_run import planned
 from sabia.core.shards.job import Job
 from sabia.core.shards.order import DataOrder
 from sabia.core.spec import ModelSpec, parameter_count, training_flops_per_token
@@ -221,7 +221,7 @@ def train(
     """`run` with nothing on stdout but the plan of a dry run."""
     plan = make_plan(task, options, job.seed)
     if job.dry_run:
-        _dry_run(job, task, options, plan, directory)
+        _dry_run(job, task, options, plan)
         return
     lock = directory.locked() if world.leads else contextlib.nullcontext()
     guard = Guard(
@@ -243,24 +243,36 @@ def train(
         launch.barrier(world, job.backend, "end")
 
 
-def _dry_run(job: Job, task: Task, options: Training, plan: Plan, directory: RunDirectory) -> None:
-    """Show the plan of a run; time is that of the products alone at the rate measured here."""
-    n, flops = parameter_count(task.spec), plan.tokens * plan.flops_per_token
-    peak = options.peak_flops or measure_peak_flops(job.backend, options.precision)
-    shown = DryRun(
-        job.command,
-        reads=[{"name": name, "bytes": None} for name in job.inputs or ("stdin",)],
-        writes=[{"path": str(directory.path), "action": "write", "from": "the run"}],
-        cpu_seconds=flops / peak,
-        memory_bytes=n * STATE_BYTES_PER_PARAMETER,
-        bytes_written=options.keep_checkpoints * n * CHECKPOINT_BYTES_PER_PARAMETER
+def _dry_run(job: Job, task: Task, options: Training, plan: Plan) -> None:
+    """Show the plan of a run."""
+    n = parameter_count(task.spec)
+    show_plan(
+        job, options, plan.tokens * plan.flops_per_token, n,
+        options.keep_checkpoints * n * CHECKPOINT_BYTES_PER_PARAMETER
         + n * (4 if options.export_dtype == "float32" else 2),
-        figures=describe_plan(task, plan, job.mesh),
+        describe_plan(task, plan, job.mesh),
+    )  # fmt: skip
+
+
+def show_plan(
+    job: Job, options: Any, flops: float, parameters: int, written: int, figures: dict[str, Any]
+) -> None:
+    """Show the plan of a run of so many FLOPs; time is that of its products at the rate measured.
+
+    options: with precision, keep_checkpoints and peak_flops, where the command has it.
+    """
+    given = getattr(options, "peak_flops", None)
+    peak = given or measure_peak_flops(job.backend, options.precision)
+    planned(
+        job,
+        cpu_seconds=flops / peak,
+        memory_bytes=parameters * STATE_BYTES_PER_PARAMETER,
+        bytes_written=written,
+        figures=figures,
         basis=f"{flops:.3g} FLOPs at {peak:.3g} FLOP/s of one device (products alone), "
-        f"{STATE_BYTES_PER_PARAMETER} bytes of state a parameter without activations, "
-        f"{options.keep_checkpoints} checkpoints and final/",
-    )
-    shown.show(job)
+        f"{STATE_BYTES_PER_PARAMETER} bytes of state a parameter without activations"
+        + (f", {options.keep_checkpoints} checkpoints and final/" if written else ""),
+    ).show(job)
 
 
 def _digest(identity: Mapping[str, Any]) -> str:

@@ -10,9 +10,10 @@ import json
 import os
 import resource
 import sys
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 import pyarrow as pa
 
@@ -21,6 +22,7 @@ from sabia.core.shards.job import Job
 from sabia.core.shards.rejects import Rejects
 from sabia.core.shards.sources import BATCH_ROWS, Reject, Source, ignore_reject
 
+Made = TypeVar("Made")
 SAMPLE_ROWS = 1_000
 SAMPLE_BYTES = 4 << 20
 
@@ -78,10 +80,21 @@ def no_rejects() -> Rejects:
     return _NoRejects("")
 
 
-def describe(job: Job, *lines: str) -> None:
-    """Print what a call would do where nothing can be measured: lines, or one object of them."""
-    text = json.dumps({"command": job.command, "plan": lines}) if job.json else "\n".join(lines)
-    print(text, flush=True)
+def planned(
+    job: Job, read: Sequence[Source | str] = (), *, keep: bool = False, **more: Any
+) -> DryRun:
+    """The plan of a call that reads what is named and writes `-o` as a whole.
+
+    read: by default the inputs. keep: the output is made already. more: fields of DryRun.
+    """
+    read = read or job.inputs or ("stdin",)
+    names = {s if isinstance(s, str) else s.name: file_bytes(s) for s in read}
+    place, action = "stdout" if job.to_stdout else str(job.out), "keep" if keep else "write"
+    shown: dict[str, Any] = {
+        "reads": [{"name": name, "bytes": size} for name, size in names.items()],
+        "writes": [{"path": place, "action": action, "from": f"{len(names)} inputs"}],
+    }
+    return DryRun(job.command, **(shown | more))
 
 
 def unmeasured(_sample: "Sample") -> Iterator[pa.RecordBatch]:
@@ -134,28 +147,61 @@ def first_rows(source: Source) -> tuple[int, int]:
     return rows, size
 
 
-def file_bytes(source: Source) -> int | None:
-    """Bytes of the shard, None where it cannot be told."""
+def file_bytes(source: Source | str) -> int | None:
+    """Bytes of the shard or file, None where it cannot be told."""
     try:
+        if isinstance(source, str):
+            return os.path.getsize(source) if os.path.isfile(source) else None
         with source.open() as file:
             return file.seek(0, os.SEEK_END)
     except OSError:
         return None
 
 
+def measured(work: Callable[[], Made]) -> tuple[Made, float]:
+    """What it gives and its CPU seconds, the second time: compiling does not count."""
+    for _ in range(2):
+        started = _cpu_seconds()
+        result = work()
+    return result, _cpu_seconds() - started
+
+
+def _cpu_seconds() -> float:
+    """Of this process, to the microsecond, and of those that it started and that have ended."""
+    children = os.times()
+    return time.process_time() + children.children_user + children.children_system
+
+
+def parquet_bytes(batches: Sequence[pa.RecordBatch]) -> int:
+    """Bytes of a shard of these rows."""
+    from sabia.core.shards.outputs import ParquetRows
+
+    sink = io.BytesIO()
+    if batches:
+        writer = ParquetRows(sink, batches[0].schema)
+        for batch in batches:
+            writer.write(batch)
+        writer.close()
+    return sink.tell()
+
+
+def peak_memory() -> int:
+    """Bytes that this process held at most."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
 def estimate(
     plan: DryRun,
     sources: Sequence[Source],
-    transformed: Callable[[Sample], Iterator[pa.RecordBatch]],
+    transformed: Callable[[Sample], Iterator[Any]],
     jobs: int,
+    size: Callable[[Sequence[Any]], int] = parquet_bytes,
 ) -> None:
     """Fill in a plan's estimates by running a transform over the first rows of the first source.
 
-    `transformed(sample)` gives the rows that would be written. CPU seconds are those of all
-    workers together, memory that of all at once.
+    `transformed(sample)` gives the rows that would be written, `size` their bytes on disk. CPU
+    seconds are those of all workers together, memory that of all at once.
     """
-    from sabia.core.shards.outputs import ParquetRows
-
     if not sources:
         plan.cpu_seconds, plan.bytes_written, plan.basis = 0.0, 0, "nothing to do"
         return
@@ -163,21 +209,11 @@ def estimate(
     if not rows:
         return
     sample = Sample(sources[0], rows)
-    for _ in range(2):
-        started = sum(os.times()[:4])
-        batches = list(transformed(sample))
-        sink = io.BytesIO()
-        if batches:
-            writer = ParquetRows(sink, batches[0].schema)
-            for batch in batches:
-                writer.write(batch)
-            writer.close()
-        seconds = sum(os.times()[:4]) - started
+    written, seconds = measured(lambda: size(list(transformed(sample))))
     scale = _scale(sources, rows, arrow_bytes)
     plan.cpu_seconds = seconds * scale
-    plan.bytes_written = round(sink.tell() * scale)
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-    plan.memory_bytes = peak * max(1, min(jobs, len(sources)))
+    plan.bytes_written = round(written * scale)
+    plan.memory_bytes = peak_memory() * max(1, min(jobs, len(sources)))
     plan.basis = f"the first {rows:,} rows of {sources[0].name}"
 
 

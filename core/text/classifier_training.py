@@ -11,6 +11,7 @@ import tempfile
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, replace
+from functools import partial
 from typing import Any, BinaryIO
 
 import numpy as np
@@ -21,7 +22,7 @@ from sabia.core import notes, stop
 from sabia.core.errors import BadData, UsageError
 from sabia.core.options.classify_train import ClassifyTrainOptions, FastText, Labels
 from sabia.core.shards.atomic import write_atomic
-from sabia.core.shards.dry_run import describe
+from sabia.core.shards.dry_run import Sample, estimate, measured, peak_memory, planned
 from sabia.core.shards.inputs import open_inputs
 from sabia.core.shards.job import Job
 from sabia.core.shards.manifest import provenance
@@ -43,13 +44,13 @@ def run(job: Job, options: ClassifyTrainOptions) -> None:
     if job.to_stdout or job.to_file:
         raise UsageError(f"--out: {job.out} (expected the name of a model, such as spam.bin)")
     sources, out = open_inputs(job, "document"), str(job.out)
-    if job.dry_run:
-        describe(job, f"train {out} from {len(sources)} shards")
-        return
     told = {name: getattr(options, name) for name in (*Labels.table, *FastText.table)}
     prints = [source.fingerprint() for source in sources]
     made = provenance(replace(job, options=told), "fasttext", prints)
     report = None if job.force else _finished(out, made)
+    if job.dry_run:
+        _dry_run(job, options, sources, out, keep=report is not None)
+        return
     if report is not None:
         notes.note(f"{out} is already made from the same")
     else:
@@ -59,6 +60,40 @@ def run(job: Job, options: ClassifyTrainOptions) -> None:
     _tell(report)
     if job.json:
         print(json.dumps(report, default=str))
+
+
+def _dry_run(
+    job: Job, options: ClassifyTrainOptions, sources: Sequence[Source], out: str, keep: bool
+) -> None:
+    """Show what would be done, by reading a sample and training one epoch and eleven on it."""
+    plan, found = planned(job, sources, keep=keep), [(Counter[str](), 0)]
+    with tempfile.TemporaryDirectory(prefix="sabia-train-") as scratch:
+        lines = f"{scratch}/train.txt"
+
+        def read(sample: Sample) -> Iterator[tuple[Counter[str], int]]:
+            found[:] = [_write_rows([sample], options, out, job.seed, lines, f"{scratch}/held")]
+            return iter(found)
+
+        estimate(plan, [] if keep else sources, read, 1, lambda rows: rows[0][1])
+        (counts, size), text = found[0], plan.bytes_written or 0
+        if len(counts) < 2 and not keep:
+            plan.cpu_seconds = plan.bytes_written = None
+            plan.basis = f"{plan.basis}, which have {len(counts)} labels (expected 2 or more)"
+        elif plan.cpu_seconds is not None and not keep:
+            scale = text / size
+            settings = fasttext_training.settings_for(
+                round(counts.total() * scale), round(size * scale) // 4, len(counts), options,
+                job.seed, job.jobs,
+            )  # fmt: skip
+            fit = partial(fasttext_training.fit_once, lines)
+            model, once = measured(lambda: fit(replace(settings, epoch=1)))
+            more = measured(lambda: fit(replace(settings, epoch=11)))[1]
+            plan.cpu_seconds += once + settings.epoch * scale * max(0.0, more - once) / 10
+            words = 0 if model is None else len(model.words)
+            plan.bytes_written = 4 * settings.dim * (settings.bucket + words)
+            plan.memory_bytes = peak_memory() + plan.bytes_written
+            plan.figures["settings"] = asdict(settings)
+    plan.show(job)
 
 
 def _card(out: str) -> str:
@@ -104,7 +139,7 @@ def _report(out: str, documents: int, settings: Settings, counts: Counter[str]) 
 
 
 def _write_rows(
-    sources: Sequence[Source], options: Labels, out: str, seed: int, lines: str, held: str
+    sources: Sequence[Source | Sample], options: Labels, out: str, seed: int, lines: str, held: str
 ) -> tuple[Counter[str], int]:
     """Write training lines and held-out rows; (documents by label, bytes of text) of training."""
     counts: Counter[str] = Counter()
@@ -121,7 +156,9 @@ def _write_rows(
     return counts, size
 
 
-def _labelled(sources: Sequence[Source], options: Labels, out: str) -> Iterator[pa.RecordBatch]:
+def _labelled(
+    sources: Sequence[Source | Sample], options: Labels, out: str
+) -> Iterator[pa.RecordBatch]:
     """Rows (id, label, language, text) of the documents that have a label."""
     for source in sources:
         for batch in source.batches():

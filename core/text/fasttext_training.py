@@ -113,7 +113,7 @@ def fit(lines: str, settings: Settings, out: str, quantize: bool = False) -> Set
             words = ", ".join(f"{name} {value}" for name, value in sorted(changed))
             notes.warn(f"training ended in NaN; again with {words}")
         tried.append(given)
-        model = _fit_once(lines, given)
+        model = fit_once(lines, given)
         if model is not None:
             stop.check()
             _save(model, lines, out, quantize)
@@ -131,7 +131,7 @@ def _only_lower(settings: Settings, safer: dict[str, Any]) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _fit_once(lines: str, settings: Settings) -> Any:
+def fit_once(lines: str, settings: Settings) -> Any:
     """The trained model, or None where it is not finite."""
     try:
         with zeroed_memory():

@@ -18,7 +18,7 @@ from sabia.core import notes, stop
 from sabia.core.errors import BadData, Infeasible, UsageError
 from sabia.core.options.classify_threshold import Target, ThresholdOptions
 from sabia.core.shards.atomic import write_atomic
-from sabia.core.shards.dry_run import describe
+from sabia.core.shards.dry_run import Sample, estimate, planned
 from sabia.core.shards.inputs import open_inputs
 from sabia.core.shards.job import Job
 from sabia.core.shards.sources import Source
@@ -49,7 +49,9 @@ def run(job: Job, options: ThresholdOptions) -> None:
         raise UsageError(f"--out: {job.out} (expected a name such as edu.json)")
     sources = open_inputs(job, "document")
     if job.dry_run:
-        describe(job, f"choose a threshold of {options.score} from {len(sources)} shards")
+        plan = planned(job, sources, figures={"score": options.score})
+        estimate(plan, sources, lambda sample: _parts([sample], options), 1, lambda _: 0)
+        plan.show(job)
         return
     report = decide(_read(sources, options), options, job.seed)
     text = json.dumps(plain(report), ensure_ascii=False) + "\n"
@@ -124,7 +126,7 @@ def _read(sources: Sequence[Source], options: ThresholdOptions) -> _Rows:
 
 
 def _parts(
-    sources: Sequence[Source], options: ThresholdOptions
+    sources: Sequence[Source | Sample], options: ThresholdOptions
 ) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray, int]]:
     """(scores, truth, languages, rows read) of each batch, without rows that lack one of them."""
     for source in sources:

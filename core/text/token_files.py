@@ -22,7 +22,7 @@ from sabia.core.errors import UsageError
 from sabia.core.progress import Bar
 from sabia.core.shards import manifest, schemas
 from sabia.core.shards.atomic import atomic_path, write_atomic
-from sabia.core.shards.dry_run import describe
+from sabia.core.shards.dry_run import planned
 from sabia.core.shards.executor import run_tasks
 from sabia.core.shards.job import Job
 from sabia.core.shards.layout import adopt
@@ -32,9 +32,9 @@ from sabia.core.shards.rejects import Rejects, reject_path
 from sabia.core.shards.sources import Source
 from sabia.core.shards.summary import Summary
 from sabia.core.text.encoding import Encoder
-from sabia.core.text.megatron import MegatronWriter
+from sabia.core.text.megatron import SMALL_VOCABULARY, MegatronWriter
 from sabia.core.text.token_counts import Tally
-from sabia.core.text.tokenize import encode_documents, usable
+from sabia.core.text.tokenize import encode_documents, show_ids, usable
 
 Batches = Iterator["pa.RecordBatch"]
 
@@ -72,7 +72,7 @@ def write(plan: Plan, sources: Sequence[Source]) -> Summary:
         raise UsageError(f"--format {plan.form} writes a local directory; give -o DIR")
     ours = our_shards(job, len(sources))
     if job.dry_run:
-        describe(job, *(f"write {plan.record(part)} from {sources[part].name}" for part in ours))
+        _dry_run(plan, sources, ours)
         return Summary()
     started, total = time.monotonic(), Summary()
     adopt(job)
@@ -83,6 +83,21 @@ def write(plan: Plan, sources: Sequence[Source]) -> Summary:
     total.seconds = time.monotonic() - started
     total.report(job)
     return total
+
+
+def _dry_run(plan: Plan, sources: Sequence[Source], ours: Sequence[int]) -> None:
+    """Show what would be done."""
+    shown = planned(plan.job, [sources[part] for part in ours], writes=[])
+    todo = []
+    for part in ours:
+        record, source = plan.record(part), sources[part]
+        done = not plan.job.force and _known(record, plan.provenance(source)) is not None
+        action = "keep" if done else "write"
+        shown.writes.append({"path": str(record), "action": action, "from": source.name})
+        todo += [] if done else [source]
+    encoder = plan.pack.keywords["encoder"]
+    narrow = encoder and encoder.tokenizer.vocab_size < SMALL_VOCABULARY
+    show_ids(shown, plan.job, todo, plan.pack, 2 if narrow and plan.form == "megatron" else 4)
 
 
 def _one_part(plan: Plan, source: Source, part: int) -> Summary:

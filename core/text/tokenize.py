@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 
 from sabia.core import notes, stop
 from sabia.core.options.tokenize import TokenizeOptions
-from sabia.core.shards.dry_run import describe, unmeasured
+from sabia.core.shards.dry_run import DryRun, Sample, estimate, no_rejects, planned, unmeasured
 from sabia.core.shards.inputs import open_inputs
 from sabia.core.shards.job import Job
 from sabia.core.shards.layout import name_shards
@@ -47,13 +47,6 @@ def run(job: Job, options: TokenizeOptions) -> None:
         encoder, salt = _encoder(tokenizer, options, sources), tokenizer.fingerprint
     if options.report and encoder and not job.dry_run:
         _report(options, encoder, sources, place)
-    if weights:
-        if encoder is None or job.dry_run:
-            what = f"write {job.out or 'stdout'}: {options.mix} of {len(sources)} shards"
-            describe(job, what)
-            return
-        mixed_rows.write(said, options, encoder, sources, salt)
-        return
     transform = partial(
         pack_shard,
         encoder=encoder,  # type: ignore[arg-type]  # None in a dry run, where nothing is packed
@@ -61,6 +54,13 @@ def run(job: Job, options: TokenizeOptions) -> None:
         packing=options.packing,
         buckets=buckets,
     )
+    if weights:
+        if encoder is None or job.dry_run:
+            shown = planned(job, sources, figures={"mix": options.mix})
+            show_ids(shown, job, sources, transform, tokens=options.tokens)
+        else:
+            mixed_rows.write(said, options, encoder, sources, salt)
+        return
     if options.format == "rows":
         sampled = unmeasured if encoder is None else None
         summary = run_map(
@@ -72,6 +72,31 @@ def run(job: Job, options: TokenizeOptions) -> None:
         )
     if not job.dry_run:
         report_bytes_per_token(job, summary)
+
+
+def show_ids(
+    shown: DryRun,
+    job: Job,
+    sources: Sequence[Source],
+    pack: partial[Iterator[pa.RecordBatch]],
+    bytes_per_id: int = 4,
+    tokens: int | None = None,
+) -> None:
+    """Show a plan with estimates by packing a sample; bytes are those of ids before compression.
+
+    pack: `pack_shard` with its encoder, which is None before a tokenizer is trained. tokens: to be
+    written, where it is not all.
+    """
+    length = pack.keywords["length"]
+
+    def packed(sample: Sample) -> Iterator[pa.RecordBatch]:
+        return pack(sample.batches(), ShardContext(0, sample.name, no_rejects()))
+
+    if pack.keywords["encoder"] is not None:
+        estimate(shown, sources, packed, job.jobs, lambda found: sum(b.num_rows for b in found))
+        rows = shown.bytes_written if tokens is None else tokens // length
+        shown.bytes_written = (rows or 0) * length * bytes_per_id
+    shown.show(job)
 
 
 def buckets_of(options: TokenizeOptions) -> Buckets | None:

@@ -22,7 +22,7 @@ from sabia.core.errors import Failed, UsageError
 from sabia.core.options.crawl import CrawlOptions, Network, parts
 from sabia.core.progress import progress
 from sabia.core.shards import layout, manifest, outputs
-from sabia.core.shards.dry_run import describe
+from sabia.core.shards.dry_run import planned
 from sabia.core.shards.job import Job
 from sabia.core.shards.records import to_batch
 from sabia.core.shards.rejects import Rejects, reject_path
@@ -53,8 +53,9 @@ def run(job: Job, options: CrawlOptions) -> Summary:
     if inputs.sources:
         return run_replay(job, inputs.sources, options)
     if job.dry_run:
-        what = f"fetch up to {options.budget} pages from {len(inputs.seeds)} seeds"
-        describe(job, what, f"write {'stdout' if job.to_stdout else job.out}")
+        figures = {"seeds": len(inputs.seeds), "pages": f"up to {options.budget:,}"}
+        unknown = "nothing: what a crawl meets, and so its time and size, is not known before it"
+        planned(job, figures=figures, basis=unknown).show(job)
         return Summary()
     return _crawl(job, options, inputs)
 

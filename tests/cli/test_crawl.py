@@ -316,6 +316,6 @@ def test_truncated_warc_on_a_pipe(tmp_path):
 
 def test_dry_run_touches_nothing(server, seeds, tmp_path):
     done = crawl(seeds, *LOCAL, "--dry-run", "-o", tmp_path / "o.parquet")
-    assert b"1 seeds" in done.stdout
+    assert b"seeds: 1\n" in done.stdout
     assert not server.requests
     assert sorted(p.name for p in tmp_path.iterdir()) == ["seeds.txt"]
