@@ -62,7 +62,8 @@ def wilson(successes: float, n: float, confidence: float = CONFIDENCE) -> Interv
     middle = (share + z * z / (2 * n)) / (1 + z * z / n)
     half = z / (1 + z * z / n) * math.sqrt(share * (1 - share) / n + z * z / (4 * n * n))
     # at shares 0 and 1 the ends are exact; rounding must not carry the interval past the value
-    return Interval(share, min(share, middle - half), max(share, middle + half), "wilson")
+    low, high = max(0.0, middle - half), min(1.0, middle + half)
+    return Interval(share, min(share, low), max(share, high), "wilson")
 
 
 def standard_error(values: np.ndarray, clusters: np.ndarray | None = None) -> float:

@@ -10,11 +10,11 @@ from sabia.core.bench import statistics as s
 
 def test_wilson_equals_the_published_formula_and_scipy() -> None:
     binomtest = pytest.importorskip("scipy.stats", reason="scipy is the judge").binomtest
-    for k, n in ((0, 10), (3, 10), (10, 10), (179, 320), (1, 2000)):
+    for k, n in ((0, 10), (0, 50), (3, 10), (10, 10), (50, 50), (179, 320), (1, 2000)):
         ours = s.wilson(k, n)
         theirs = binomtest(k, n).proportion_ci(method="wilson")
         assert (ours.low, ours.high) == pytest.approx((theirs.low, theirs.high), abs=1e-12)
-        assert ours.low <= ours.value <= ours.high
+        assert 0 <= ours.low <= ours.value <= ours.high <= 1
 
 
 def test_mean_interval_is_the_normal_one_for_other_values() -> None:
