@@ -142,11 +142,12 @@ def error_object(code: int, message: str) -> dict[str, Any]:
     """An error for `--json`: the parts of '--option: value (expected …); fix'."""
     option = re.match(r"(--?[a-z][\w-]*|[A-Z]+): ", message)
     rest = message[option.end() :] if option else message
-    value = re.match(r"'([^']*)'|(\S+) is (?:out of|not|no)\b", rest)
-    expected = re.search(r"\(expected (.*?)\)(?=$|[;.: ])", rest)
+    value = re.match(r"(?:'([^']*)'|(\S+) is (?:out of|not|no)\b|(\S+): (?:No|Not|not|Is) )", rest)
+    expected = re.search(r"\(expected (.*?)\)(?=$|[;.: ])|^only (with.*?)(?=$|;)", rest)
     fix = re.search(r"; ([^;]+)$", rest)
     return {
         "code": code, "message": message, "option": option[1] if option else None,
-        "value": (value[1] or value[2]) if value else None,
-        "expected": expected[1] if expected else None, "fix": fix[1] if fix else None,
+        "value": next(filter(None, value.groups()), None) if value else None,
+        "expected": (expected[1] or expected[2]) if expected else None,
+        "fix": fix[1] if fix else None,
     }  # fmt: skip

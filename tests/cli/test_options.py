@@ -235,8 +235,10 @@ def test_help_is_found_wherever_it_stands_but_not_as_a_value() -> None:
         ("--to: 'csv' (expected parquet or arrow); did you mean arrow?",
          ("--to", "csv", "parquet or arrow", "did you mean arrow?")),
         ("--jobs: 0 is out of range (expected 1 or more)", ("--jobs", "0", "1 or more", None)),
-        ("x: no such file; check the path", (None, None, None, "check the path")),
-        ("--url: only with --engine endpoint", ("--url", None, None, None)),
+        ("x: No such file or directory; check the path", (None, "x", None, "check the path")),
+        ("--task: /x: No such file or directory", ("--task", "/x", None, None)),
+        ("--url: only with --engine endpoint", ("--url", None, "with --engine endpoint", None)),
+        ("--tau: only without --data; see man", ("--tau", None, "without --data", "see man")),
     ],
 )  # fmt: skip
 def test_errors_are_objects_for_programs(message: str, parts: tuple) -> None:
