@@ -18,7 +18,6 @@ names are those of AI-Hypercomputer/xpk src/xpk/parser/workload.py (2026-06) and
 reference and managed jobs (2026-11).
 """
 
-import json
 import math
 import re
 import shlex
@@ -40,6 +39,9 @@ _NAME = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")  # what xpk and Kubernetes tak
 _LONGEST_NAME = 40
 _LONGEST_SIDE = 64  # cubes of 4·4·4 chips
 _START_S = 600  # environment, roll call, compilation
+_MARGIN = 1.25  # of a time limit over the expected time
+_LONGEST_S = 24 * 3600  # asked for at once; a longer run goes on when its job is queued again
+_RESTARTS = 3  # after errors, at most
 INTERRUPTED = 75  # sabia's exit code of a run that goes on when it is started again
 
 
@@ -48,12 +50,10 @@ class LaunchPlan:
     """What a script starts.
 
     name: of the job. command: words behind `sabia`, the layout among them, without -o. outputs: the
-    run's directory, which becomes -o. wall_s: expected seconds, stops included; margin: what a time
-    limit adds. longest_s: longest time limit that is asked for at once; a longer run goes on when
-    its job is queued again. save_s: seconds that a save takes, for which there must be time before
-    the limit. save_every_s: the checkpoint interval, which becomes --save-every where the command
-    has none. spot: chips that may be taken away. restarts: after errors, at most. infra: SkyPilot's
-    cloud/region/zone; bucket: that holds its outputs (None: it makes one); image: a container's.
+    run's directory, which becomes -o. wall_s: expected seconds, stops included. save_s: seconds
+    that a save takes, for which there must be time before the limit. save_every_s: the checkpoint
+    interval, which becomes --save-every where the command has none. spot: chips that may be taken
+    away.
     """
 
     name: str
@@ -62,15 +62,9 @@ class LaunchPlan:
     command: tuple[str, ...]
     wall_s: float
     outputs: str = "run"
-    margin: float = 1.25
-    longest_s: float = 24 * 3600
     save_s: float = 60
     save_every_s: float | None = None
     spot: bool = False
-    restarts: int = 3
-    infra: str | None = None
-    bucket: str | None = None
-    image: str | None = None
 
     def __post_init__(self) -> None:
         if not _NAME.fullmatch(self.name) or len(self.name) > _LONGEST_NAME:
@@ -89,11 +83,6 @@ class LaunchPlan:
     def line_to(self, outputs: str) -> str:
         """The command that writes to `outputs`, as a shell reads it."""
         return shlex.join(("sabia", *self.words_to(outputs)))
-
-    @property
-    def line(self) -> str:
-        """The command."""
-        return self.line_to(self.outputs)
 
     @property
     def node_chips(self) -> int:
@@ -115,7 +104,7 @@ class LaunchPlan:
     @property
     def limit_s(self) -> float:
         """The time limit to ask for: the run, at least a start, and time to save at the end."""
-        return min(max(self.wall_s * self.margin, _START_S) + self.lead_s, self.longest_s)
+        return min(max(self.wall_s * _MARGIN, _START_S) + self.lead_s, _LONGEST_S)
 
     @property
     def lead_s(self) -> int:
@@ -213,7 +202,7 @@ def slurm(plan: LaunchPlan) -> str:
         f"# {plan.about}; submit with: sbatch [--partition=…] [--account=…] {plan.name}.sbatch",
         *header,
         "#SBATCH --requeue",
-        f": ${{SABIA_RESTARTS:={plan.restarts}}}",
+        f": ${{SABIA_RESTARTS:={_RESTARTS}}}",
         f"set -- {shlex.join(plan.words_to(plan.outputs))}",
     ]
     return "\n".join(lines) + "\n" + body.read_text(encoding="utf-8")
@@ -240,19 +229,18 @@ _MOUNT = "/outputs"  # where storage lies that outlives the nodes
 
 def xpk(plan: LaunchPlan) -> str:
     """A shell script with one `xpk workload create`. Raises UsageError but for TPU slices."""
-    image = plan.image or '"${XPK_IMAGE:?docker image that has sabia}"'
     options = [
         '--cluster="${XPK_CLUSTER:?name of the cluster}"',
         f"--workload={plan.name}",
         f"--tpu-type={slice_of(plan, 'xpk')}",
         "--num-slices=1",
         "--no-use-parallel-containers",  # sabia is one process a host
-        f"--docker-image={image}",
+        '--docker-image="${XPK_IMAGE:?docker image that has sabia}"',
         *["--spot"] * plan.spot,
-        f"--max-restarts={_MANY if plan.spot else plan.restarts}",
+        f"--max-restarts={_MANY if plan.spot else _RESTARTS}",
         f"--restart-on-exit-codes={INTERRUPTED}",
         f"--termination-grace-period-seconds={plan.lead_s}",
-        f"--command={shlex.quote(plan.line)}",
+        f"--command={shlex.quote(plan.line_to(plan.outputs))}",
         '"$@"',
     ]
     lines = (
@@ -267,20 +255,25 @@ def xpk(plan: LaunchPlan) -> str:
 def skypilot(plan: LaunchPlan) -> str:
     """A task file for `sky jobs launch`. Raises UsageError on chips without a SkyPilot name."""
     tpu = plan.chip.family == "TPU"
-    run = _on_tpus(plan) if tpu else _on_gpus(plan)
+    if tpu:
+        run, chips = _on_tpus(plan), slice_of(plan, "skypilot", "skypilot")
+    else:
+        name = name_for(plan.chip, "skypilot", "skypilot")
+        run, chips = _on_gpus(plan), f"{name}:{plan.node_chips}"
     lines = [
         f"# {plan.about}; start with: sky jobs launch {plan.name}.yaml",
         f"name: {plan.name}",
         "workdir: .",
         f"num_nodes: {1 if tpu else plan.nodes}",
         "resources:",
-        *(f"  {line}" for line in _resources(plan, tpu)),
+        f"  accelerators: {chips}",
+        f"  use_spot: {str(plan.spot).lower()}",
         "  job_recovery:",
-        f"    max_restarts_on_errors: {plan.restarts}",
+        f"    max_restarts_on_errors: {_RESTARTS}",
         f"    recover_on_exit_codes: [{INTERRUPTED}]",
         "file_mounts:",
         f"  {_MOUNT}:",
-        f"    {_bucket(plan)}",
+        f"    name: {plan.name}-outputs",  # a bucket that SkyPilot makes and keeps
         "    mode: MOUNT_CACHED",
         "setup: |",
         f"  {_SETUP}",
@@ -288,22 +281,6 @@ def skypilot(plan: LaunchPlan) -> str:
         *(f"  {line}" for line in run),
     ]
     return "\n".join(lines) + "\n"
-
-
-def _resources(plan: LaunchPlan, tpu: bool) -> list[str]:
-    if tpu:
-        lines = [f"accelerators: {slice_of(plan, 'skypilot', 'skypilot')}"]
-    else:
-        name = name_for(plan.chip, "skypilot", "skypilot")
-        lines = [f"accelerators: {name}:{plan.node_chips}"]
-    lines.append(f"use_spot: {str(plan.spot).lower()}")
-    lines += [f"infra: {json.dumps(plan.infra)}"] if plan.infra else []
-    return lines + ([f"image_id: {json.dumps('docker:' + plan.image)}"] if plan.image else [])
-
-
-def _bucket(plan: LaunchPlan) -> str:
-    """An existing bucket, or the name of one that SkyPilot makes and keeps."""
-    return f"source: {json.dumps(plan.bucket)}" if plan.bucket else f"name: {plan.name}-outputs"
 
 
 def _line(plan: LaunchPlan) -> str:

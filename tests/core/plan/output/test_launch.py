@@ -61,9 +61,9 @@ def test_slurm_takes_a_part_of_one_node_or_whole_nodes(chips: int, nodes: str, t
 
 
 def test_slurm_asks_for_a_long_run_in_pieces_with_time_to_save() -> None:
-    plan = planned("h100", 8, wall_s=20 * 86400, save_s=400, longest_s=12 * 3600)
+    plan = planned("h100", 8, wall_s=20 * 86400, save_s=400)
     options = options_of(launch_script("slurm", plan))
-    assert options["time"] == "0-12:00:00"
+    assert options["time"] == "1-00:00:00"
     assert options["signal"] == "B:USR1@800"
 
 
@@ -128,8 +128,6 @@ def test_xpk_asks_for_what_it_was_not_told() -> None:
         ["bash", "-c", script], env={"PATH": os.environ["PATH"]}, capture_output=True, text=True
     )
     assert found.returncode != 0 and "name of the cluster" in found.stderr
-    named = launch_script("xpk", planned("tpu-v6e", 64, image="registry/sabia:1"))
-    assert "--docker-image=registry/sabia:1" in named
 
 
 @pytest.mark.parametrize(
@@ -170,15 +168,12 @@ def task_of(plan: LaunchPlan) -> dict:
 
 
 def test_skypilot_asks_for_nodes_of_gpus() -> None:
-    task = task_of(planned("h100", 64, spot=True, infra="aws/us-east-1", image="registry/sabia:1"))
+    task = task_of(planned("h100", 64, spot=True))
     assert task["num_nodes"] == 8
     wanted = task["resources"]
     assert wanted["accelerators"] == "H100:8" and wanted["use_spot"] is True
-    assert wanted["infra"] == "aws/us-east-1" and wanted["image_id"] == "docker:registry/sabia:1"
     assert wanted["job_recovery"]["recover_on_exit_codes"] == [75]
     assert task["file_mounts"]["/outputs"] == {"name": "run-7b-outputs", "mode": "MOUNT_CACHED"}
-    mine = task_of(planned("h100", 8, bucket="s3://mine"))
-    assert mine["file_mounts"]["/outputs"]["source"] == "s3://mine"
 
 
 def test_skypilot_asks_for_a_slice_of_tpus() -> None:
