@@ -149,15 +149,7 @@ def _searched(asked: Request, question: Question) -> tuple[Placed, tuple[Row, ..
     """The best layout on the given chips, or for each deadline the cheapest number in time."""
     given = asked.cluster.chips
     objective = asked.settings.value("objective")
-    found = search(
-        question.workload,
-        question.chip,
-        question.stack,
-        given or _counts(asked, question),
-        objective,
-        pinned=question.pinned,
-        utilisation=question.utilisation,
-    )
+    found = search(question, given or _counts(asked, question), objective)
     placed = Placed(question, found, asked.run.tokens / question.workload.batch_tokens)
     least = min(row.chips for row in found.front)
     rows = []
@@ -187,10 +179,7 @@ def _counts(asked: Request, question: Question) -> list[int]:
 
 def _fixed(asked: Request, question: Question) -> tuple[Placed, tuple[Row, ...]]:
     """Exactly the given layout."""
-    layout = fixed_layout(
-        question.pinned, question.workload, question.chip, question.stack, asked.cluster.chips
-    )
-    chosen = priced(question, layout)
+    chosen = priced(question, fixed_layout(question, asked.cluster.chips))
     if chosen.memory.total > question.room_bytes:
         raise Infeasible(_too_full(question, chosen))
     placed = Placed(question, None, asked.run.tokens / question.workload.batch_tokens)

@@ -49,7 +49,7 @@ def main(repeats: int) -> None:
     ]
     for model, stack, counts in cases:
         job = Workload(model, 8192, 1024, find_recipe("fsdp-fp32"))
-        given = (job, CHIP, find_stack(stack), counts)
+        given = (Question(job, CHIP, find_stack(stack), {}), counts)
         found = search(*given)
         seconds = statistics.median(
             cpu_s(lambda given=given: search(*given)) for _ in range(repeats)

@@ -244,7 +244,6 @@ class Found:
     fitting: those that fit and were timed.
     """
 
-    objective: Objective
     best: Row
     front: tuple[Row, ...]
     ranked: tuple[Row, ...]
@@ -252,11 +251,6 @@ class Found:
     fell: dict[str, int]
     candidates: int
     fitting: int
-
-    @property
-    def binding(self) -> str:
-        """What limits the best layout."""
-        return str(self.best.time.binding)
 
     def cheapest_within(self, step_s: float) -> Row | None:
         """The fewest chips that cost hardly more than the cheapest of those in time; or None."""
@@ -271,34 +265,13 @@ class Found:
         return self.front[0]
 
 
-def search(
-    workload: Workload,
-    chip: Chip,
-    stack: Stack,
-    chips: int | Sequence[int],
-    objective: Objective = "time",
-    *,
-    pinned: Pinned | None = None,
-    utilisation: float = UTILISATION,
-) -> Found:
+def search(question: Question, chips: int | Sequence[int], objective: Objective = "time") -> Found:
     """The best layouts on `chips` devices, or on each number of `chips`.
 
     Raises UsageError on values that no layout has, Infeasible naming the smallest change that makes
     the run fit.
     """
     counts = [chips] if isinstance(chips, int) else sorted(set(chips))
-    question = Question(workload, chip, stack, pinned or {}, utilisation)
-    check_question(question, counts)
-    survey = Survey(question, counts)
-    if not survey.fitting:
-        from sabia.core.plan.device.search_fixes import infeasible
-
-        raise infeasible(question, counts, survey)
-    return _found(survey, objective)
-
-
-def check_question(question: Question, counts: Sequence[int]) -> None:
-    """Raise UsageError on numbers that describe no search."""
     if not counts or min(counts) < 1:
         raise UsageError(f"--chips: {min(counts, default=0)} (expected 1 or more)")
     if not 0 < question.utilisation <= 1:
@@ -306,6 +279,12 @@ def check_question(question: Question, counts: Sequence[int]) -> None:
             f"--utilisation: {question.utilisation:g} (expected above 0 and at most 1)"
         )
     check_pinned(question.workload, question.chip, question.can, question.pinned)
+    survey = Survey(question, counts)
+    if not survey.fitting:
+        from sabia.core.plan.device.search_fixes import infeasible
+
+        raise infeasible(question, counts, survey)
+    return _found(survey, objective)
 
 
 def _found(survey: Survey, objective: Objective) -> Found:
@@ -320,7 +299,6 @@ def _found(survey: Survey, objective: Objective) -> Found:
     order = np.lexsort((total, second, first))
     ranked = [survey.row(n) for n in _best_of_meshes(order, mesh)]
     return Found(
-        objective=objective,
         best=ranked[0],
         front=tuple(survey.row(n) for n in order[front(seconds[order], chips[order])].tolist()),
         ranked=tuple(ranked),

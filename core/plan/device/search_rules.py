@@ -26,7 +26,7 @@ do is refused, with the nearest values that would do.
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from sabia.core.errors import UsageError
 from sabia.core.plan.chips import Chip
@@ -34,6 +34,9 @@ from sabia.core.plan.counting.architecture import Architecture
 from sabia.core.plan.device.layout import AXES, RECOMPUTE, Layout, Recompute, Workload
 from sabia.core.plan.device.stack import Stack
 from sabia.core.plan.elementwise import Number
+
+if TYPE_CHECKING:
+    from sabia.core.plan.device.search import Question
 
 
 @dataclass(frozen=True)
@@ -110,6 +113,7 @@ def abilities_of(stack: Stack, chip: Chip) -> Abilities:
 
 NUMBERS = (*AXES, "micro_batch", "virtual")
 CHOICES = ("recompute", "zero", "experts_over_tensor", "sequence_parallel")
+FIELDS = (*NUMBERS, *CHOICES)
 PADDING = 1 / 8  # of the layers that a stage is given, the most that may be missing
 FARTHEST = 1 << 16  # beyond which no value is proposed
 MOST_STAGES = 12  # on one device; interleaving further has not been published
@@ -155,12 +159,10 @@ def at_most(field: str, count: int, what: str, advice: bool = False) -> Rule:
     return Rule((field,), f"is above {count:,} {what}", lambda n: n <= count, advice)
 
 
-def check_pinned(
-    workload: Workload, chip: Chip, can: Abilities, values: Mapping[str, Any], advice: bool = False
-) -> None:
+def check_pinned(workload: Workload, chip: Chip, can: Abilities, values: Mapping[str, Any]) -> None:
     """Raise UsageError where the values of a layout's fields break a rule, naming near ones.
 
-    Rules over fields that are not all given are left alone; with `advice` its rules count, too.
+    Rules over fields that are not all given are left alone, and those that are advice.
     """
     if can.recipes and workload.recipe.name not in can.recipes:
         raise UsageError(
@@ -183,7 +185,7 @@ def check_pinned(
         )
     if values.get("expert", 1) > 1 and not has_experts(workload.architecture):
         raise UsageError(f"layout: expert={values['expert']} with a model without experts")
-    rules = [r for r in rules_of(workload, chip, can) if advice or not r.advice]
+    rules = [r for r in rules_of(workload, chip, can) if not r.advice]
     for rule in rules:
         if rule.mesh_fields <= {*values} and not rule.fits(rule.product(values)):
             raise UsageError(f"layout: {_broken(rule, rules, values)}")
@@ -194,8 +196,8 @@ def _check_names(can: Abilities, values: Mapping[str, Any]) -> None:
         if field in CHOICES and value not in can.choices(field):
             known = ", ".join(str(choice) for choice in can.choices(field))
             raise UsageError(f"layout: {field}={value} (expected one of {known})")
-        if field not in (*NUMBERS, *CHOICES):
-            known = ", ".join((*NUMBERS, *CHOICES))
+        if field not in FIELDS:
+            known = ", ".join(FIELDS)
             raise UsageError(f"layout: {field!r} is no field of it (expected one of {known})")
 
 
@@ -313,13 +315,17 @@ def has_experts(model: Architecture) -> bool:
     return any(kind.experts for kind in model.layers)
 
 
-SWITCHES = ("experts_over_tensor", "sequence_parallel")
-FIELDS = (*NUMBERS, *CHOICES)
 SHORT = {
     "dp": "data", "ep": "expert", "cp": "context", "tp": "tensor", "pp": "pipe",
     "mb": "micro_batch", "vpp": "virtual",
 }  # fmt: skip
-YES_NO = {"yes": True, "no": False}
+# field that is no number of devices → what --fixed-layout takes, in words and with its values
+VALUES: Mapping[str, tuple[str, Mapping[str, Any]]] = {
+    "recompute": (", ".join(RECOMPUTE), {name: name for name in RECOMPUTE}),
+    "zero": ("0, 1, 2 or 3", {str(level): level for level in range(4)}),
+    "experts_over_tensor": ("yes or no", {"yes": True, "no": False}),
+    "sequence_parallel": ("yes or no", {"yes": True, "no": False}),
+}
 
 
 def parse_fields(text: str) -> dict[str, Any]:
@@ -342,53 +348,37 @@ def parse_fields(text: str) -> dict[str, Any]:
 
 
 def _value(field: str, value: str, part: str) -> Any:
-    if field == "recompute" and value in RECOMPUTE:
-        return value
-    if field in SWITCHES and value in YES_NO:
-        return YES_NO[value]
-    if field == "zero" and value in ("0", "1", "2", "3"):
-        return int(value)
+    wanted, named = VALUES.get(field, ("a whole number, 1 or more", {}))
+    if value in named:
+        return named[value]
     if field in NUMBERS and value.isdigit() and int(value) > 0:
         return int(value)
-    wanted = "a whole number, 1 or more"
-    if field == "recompute":
-        wanted = ", ".join(RECOMPUTE)
-    elif field in SWITCHES or field == "zero":
-        wanted = "yes or no" if field in SWITCHES else "0, 1, 2 or 3"
     raise UsageError(f"--fixed-layout: {part!r} (expected {wanted})")
 
 
-def fixed_layout(
-    fields: Mapping[str, Any], workload: Workload, chip: Chip, stack: Stack, chips: int | None
-) -> Layout:
-    """The layout of these fields; what they leave out is 1, or as the software does it.
+def fixed_layout(question: "Question", chips: int | None) -> Layout:
+    """The layout of the pinned fields; what they leave out is 1, or as the software does it.
 
     With `chips`, data takes what the other axes leave, unless it is given. Raises UsageError where
     the number of chips is another one, and on what the model or the software cannot do.
     """
-    can = abilities_of(stack, chip)
-    layout = Layout(**(_usual(can) | {**fields}))
-    _check(layout, workload, chip, can)
-    if chips is not None and "data" not in fields and chips % layout.chips == 0:
+    can = question.can
+    usual = {"zero": can.zero[-1], "sequence_parallel": can.sequence_parallel}
+    layout = Layout(**(usual | {**question.pinned}))
+    _check(layout, question)
+    if chips is not None and "data" not in question.pinned and chips % layout.chips == 0:
         layout = replace(layout, data=chips // layout.chips)
     if chips is not None and layout.chips != chips:
         raise UsageError(
             f"--fixed-layout: is of {layout.chips} chips (expected --chips {layout.chips}, or axes "
             f"whose product is {chips})"
         )
-    _check(layout, workload, chip, can)
+    _check(layout, question)
     return layout
 
 
-def _usual(can: Abilities) -> dict[str, Any]:
-    """What the software does where nothing is said."""
-    return {"zero": can.zero[-1], "sequence_parallel": can.sequence_parallel}
-
-
-def _check(layout: Layout, workload: Workload, chip: Chip, can: Abilities) -> None:
+def _check(layout: Layout, question: "Question") -> None:
     """Raise UsageError where the model or the software cannot be laid out so."""
-    numbers = {field: getattr(layout, field) for field in NUMBERS}
-    choices = {field: getattr(layout, field) for field in CHOICES}
-    check_pinned(workload, chip, can, numbers | choices)
+    check_pinned(question.workload, question.chip, question.can, vars(layout))
     if layout.virtual > 1 and layout.pipe == 1:
         raise UsageError(f"layout: virtual={layout.virtual} with pipe=1 (expected pipe above 1)")

@@ -10,7 +10,8 @@ from plain_models import attention_layer, decoder
 from sabia.core.errors import Infeasible
 from sabia.core.plan.chips import find_chip
 from sabia.core.plan.device.layout import Workload
-from sabia.core.plan.device.search import HARDLY_MORE, Question, Survey, search
+from sabia.core.plan.device.search import HARDLY_MORE, Question, Survey
+from sabia.core.plan.device.search import search as by_question
 from sabia.core.plan.device.search_fixes import coarse, rentable
 from sabia.core.plan.device.stack import find_stack
 from sabia.core.plan.memory import find_recipe
@@ -21,6 +22,10 @@ LLAMA_70B = decoder(
 )
 JOB = Workload(LLAMA_70B, 8192, 512, find_recipe("megatron18"))
 FSDP = find_stack("fsdp")
+
+
+def search(job, chip, stack, chips, objective="time", pinned=None, **more):
+    return by_question(Question(job, chip, stack, pinned or {}, **more), chips, objective)
 
 
 def refusal(job, chip, stack, chips, **more):

@@ -105,7 +105,7 @@ def test_flags_that_would_lie_are_refused(job, layout, more, message):
 
 
 def fixed(text, stack="megatron", chips=None):
-    return fixed_layout(parse_fields(text), JOB, H100, find_stack(stack), chips)
+    return fixed_layout(Question(JOB, H100, find_stack(stack), parse_fields(text)), chips)
 
 
 def test_a_fixed_layout_is_read_as_it_is():
