@@ -34,3 +34,9 @@ def check_entry(
         raise BadData(f"{file}: {label} {what} (expected {', '.join(sorted(required))})")
     if "date" in required and not isinstance(entry["date"], date):
         raise BadData(f"{file}: {label} date is {entry['date']!r} (expected YYYY-MM-DD)")
+
+
+def median(values: list[float]) -> float:
+    """The middle value; without the statistics module, which takes longer to import than to run."""
+    ordered, half = sorted(values), len(values) // 2
+    return (ordered[half] + ordered[~half]) / 2

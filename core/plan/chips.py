@@ -13,14 +13,24 @@ from sabia.core.options.option import unknown
 from sabia.core.plan.catalogue import check_entry, read_data
 
 REQUIRED = {"family", "bf16_tflops", "hbm_gb", "node_chips", "source", "date"}
-OPTIONAL = {
-    "usable_gb", "pcie_gb_s", "nic_gb_s", "fp8_tflops", "fp4_tflops", "int8_tops", "hbm_tb_s",
-    "scale_up_gb_s", "scale_up_chips", "torus_axes", "matmul_ceiling",
-    "fp8_matmul_ceiling", "power_w",
-}  # fmt: skip
+# key of chips.toml → field of Chip, and the key's unit in the field's; other keys are fields
+SCALED = {
+    "bf16_tflops": ("bf16_flops_per_s", 1e12),
+    "fp8_tflops": ("fp8_flops_per_s", 1e12),
+    "fp4_tflops": ("fp4_flops_per_s", 1e12),
+    "int8_tops": ("int8_flops_per_s", 1e12),
+    "hbm_gb": ("hbm_bytes", 1e9),
+    "usable_gb": ("usable_hbm_bytes", 1e9),
+    "hbm_tb_s": ("hbm_bytes_per_s", 1e12),
+    "pcie_gb_s": ("host_bytes_per_s", 1e9),
+    "nic_gb_s": ("network_bytes_per_s", 1e9),
+    "scale_up_gb_s": ("scale_up_bytes_per_s", 1e9),
+    "scale_up_chips": ("scale_up_domain", 1),
+}
+OPTIONAL = SCALED.keys() | {"torus_axes", "matmul_ceiling", "fp8_matmul_ceiling", "power_w"}
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Chip:
     """One accelerator; rates per second, `None` where no public figure was found.
 
@@ -36,8 +46,8 @@ class Chip:
     hbm_bytes: float
     usable_hbm_bytes: float
     node_chips: int
-    host_bytes_per_s: float | None
-    network_bytes_per_s: float | None
+    host_bytes_per_s: float | None = None
+    network_bytes_per_s: float | None = None
     source: str
     date: datetime.date
     fp8_flops_per_s: float | None = None
@@ -60,32 +70,14 @@ def load_chips(data: dict[str, Any] | None = None) -> dict[str, Chip]:
 
 def _chip(name: str, entry: dict[str, Any]) -> Chip:
     check_entry("chips.toml", name, entry, REQUIRED, OPTIONAL)
-    return Chip(
-        name=name,
-        family=entry["family"],
-        bf16_flops_per_s=entry["bf16_tflops"] * 1e12,
-        hbm_bytes=entry["hbm_gb"] * 1e9,
-        usable_hbm_bytes=entry.get("usable_gb", entry["hbm_gb"]) * 1e9,
-        node_chips=entry["node_chips"],
-        host_bytes_per_s=_per_second(entry, "pcie_gb_s"),
-        network_bytes_per_s=_per_second(entry, "nic_gb_s"),
-        source=entry["source"],
-        date=entry["date"],
-        fp8_flops_per_s=_per_second(entry, "fp8_tflops", 1e12),
-        fp4_flops_per_s=_per_second(entry, "fp4_tflops", 1e12),
-        int8_flops_per_s=_per_second(entry, "int8_tops", 1e12),
-        hbm_bytes_per_s=_per_second(entry, "hbm_tb_s", 1e12),
-        scale_up_bytes_per_s=_per_second(entry, "scale_up_gb_s"),
-        scale_up_domain=entry.get("scale_up_chips", 1),
-        torus_axes=entry.get("torus_axes", 0),
-        matmul_ceiling=entry.get("matmul_ceiling"),
-        fp8_matmul_ceiling=entry.get("fp8_matmul_ceiling"),
-        power_w=entry.get("power_w"),
-    )
-
-
-def _per_second(entry: dict[str, Any], key: str, unit: float = 1e9) -> float | None:
-    return entry[key] * unit if key in entry else None
+    figures: dict[str, Any] = {}
+    for key, value in ({"usable_gb": entry["hbm_gb"]} | entry).items():
+        if key in SCALED:
+            field, unit = SCALED[key]
+            figures[field] = value * unit
+        else:
+            figures[key] = value
+    return Chip(name=name, **figures)
 
 
 def find_chip(name: str, flag: str = "--chip") -> Chip:

@@ -35,16 +35,6 @@ def train_flops(active_params: float, tokens: float, lora: bool = False) -> floa
     return per_token * active_params * tokens
 
 
-def chip_seconds(flops: float, flops_per_chip_s: float) -> float:
-    """Work of the run in seconds of one chip."""
-    return flops / flops_per_chip_s
-
-
-def min_chips(work_chip_s: float, deadline_s: float) -> float:
-    """Chips that finish the work exactly at the deadline (not rounded)."""
-    return work_chip_s / deadline_s
-
-
 def whole_chips(chips: float) -> int:
     """`chips` rounded up, forgiving the last bits of the division."""
     return max(1, math.ceil(chips * (1 - 1e-12)))

@@ -24,7 +24,6 @@ class StateRecipe:
     gradients: float
     optimizer: float
     durable: float
-    about: str
 
     @property
     def bytes_per_param(self) -> float:
@@ -35,27 +34,19 @@ class StateRecipe:
 RECIPES = {
     recipe.name: recipe
     for recipe in (
-        StateRecipe("adamw16", 2, 2, 12, 12, "BF16 weights and gradients, FP32 master, m and v"),
-        StateRecipe("megatron18", 2, 4, 12, 12, "as adamw16 with FP32 gradients"),
-        StateRecipe("fsdp-fp32", 4, 4, 8, 12, "FP32 weights and gradients, m and v"),
-        StateRecipe(
-            "jax10", 2, 0, 8, 10, "BF16 weights, FP32 m and v, no master, no kept gradient"
-        ),
-        StateRecipe("bf16-moments", 2, 2, 8, 8, "as adamw16 with BF16 m and v (DeepSeek-V3)"),
-        StateRecipe("muon", 2, 2, 8, 8, "BF16 weights and gradients, FP32 master and momentum"),
-        StateRecipe("lion", 2, 2, 8, 8, "BF16 weights and gradients, FP32 master and momentum"),
-        StateRecipe(
-            "soap",
-            2,
-            2,
-            28,
-            28,
-            "as adamw16 with factors and bases, 4·2(r²+c²)/(r·c) of r x c, here square",
-        ),
-        StateRecipe("adam8bit", 2, 2, 6, 6, "as adamw16 with 8-bit m and v"),
+        StateRecipe("adamw16", 2, 2, 12, 12),  # BF16 weights and gradients, FP32 master, m and v
+        StateRecipe("megatron18", 2, 4, 12, 12),  # as adamw16 with FP32 gradients
+        StateRecipe("fsdp-fp32", 4, 4, 8, 12),  # FP32 weights and gradients, m and v
+        StateRecipe("jax10", 2, 0, 8, 10),  # BF16 weights, FP32 m and v, no master or gradient
+        StateRecipe("bf16-moments", 2, 2, 8, 8),  # as adamw16 with BF16 m and v (DeepSeek-V3)
+        StateRecipe("muon", 2, 2, 8, 8),  # BF16 weights and gradients, FP32 master and momentum
+        StateRecipe("lion", 2, 2, 8, 8),  # as muon
+        # as adamw16 with factors and bases, 4·2(r²+c²)/(r·c) of r x c, here square
+        StateRecipe("soap", 2, 2, 28, 28),
+        StateRecipe("adam8bit", 2, 2, 6, 6),  # as adamw16 with 8-bit m and v
     )
 }
-LORA = StateRecipe("lora", 2, 0, 0, 0, "frozen BF16 weights, without the adapters")
+LORA = StateRecipe("lora", 2, 0, 0, 0)  # frozen BF16 weights, without the adapters
 ADAPTERS = RECIPES["adamw16"]
 
 

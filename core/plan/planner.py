@@ -157,7 +157,7 @@ class Plan:
 def plan(run: Run, cluster: Cluster, deadlines_s: list[float]) -> Plan:
     """Plan `run` on `cluster` for each deadline. Raises UsageError, Infeasible."""
     check(run, cluster, deadlines_s)
-    work_chip_s = compute.chip_seconds(run.train_flops, cluster.flops_per_chip_s)
+    work_chip_s = run.train_flops / cluster.flops_per_chip_s
     sequence_bytes = memory.activation_bytes(run.layers, run.hidden, run.sequence)
 
     def hold(live_bytes: float) -> int:
@@ -166,7 +166,7 @@ def plan(run: Run, cluster: Cluster, deadlines_s: list[float]) -> Plan:
     memory_min_chips = hold(run.activation_bytes)
     rows = []
     for deadline_s in deadlines_s:
-        exact = compute.min_chips(work_chip_s, deadline_s)
+        exact = work_chip_s / deadline_s
         chips = cluster.chips or max(compute.whole_chips(exact), memory_min_chips)
         took_s = work_chip_s / chips
         rows.append(Row(deadline_s, exact, memory_min_chips, chips, took_s, cluster.mfu))

@@ -41,7 +41,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cache
 
-from sabia.core.plan.catalogue import read_data
+from sabia.core.plan.catalogue import median, read_data
 from sabia.core.plan.chips import Chip, known, load_chips
 from sabia.core.plan.counting.architecture import LayerKind
 from sabia.core.plan.device.layout import Layout, Precision, Setting
@@ -214,13 +214,7 @@ def _usual() -> tuple[float, float]:
             best.append(chip.matmul_ceiling)
             if chip.fp8_matmul_ceiling:
                 lost.append(chip.fp8_matmul_ceiling / chip.matmul_ceiling)
-    return _median(best), _median(lost)
-
-
-def _median(values: list[float]) -> float:
-    values = sorted(values)
-    middle = len(values) // 2
-    return (values[middle] + values[~middle]) / 2
+    return median(best), median(lost)
 
 
 def peak(chip: Chip, precision: Precision) -> float:

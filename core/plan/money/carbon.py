@@ -10,7 +10,6 @@ table 15: 400 W, PUE 1.1, 0.385 kg/kWh). The Llama 3.1 405B model card (30.84M h
 from dataclasses import dataclass
 
 from sabia.core.errors import UsageError
-from sabia.core.options.plan_cluster import PlanOptions
 
 # kg CO2e per kWh of electricity made, life cycle, 2023: Ember and the Energy Institute, by
 # ourworldindata.org/grapher/carbon-intensity-electricity; the world's and Norway's: Ember
@@ -40,7 +39,7 @@ class Footprint:
     @property
     def energy_kwh(self) -> float:
         """Chips and their share of the building."""
-        return energy_kwh(self.chip_hours, self.power_w, self.pue)
+        return self.chip_hours * self.power_w / 1e3 * self.pue
 
     @property
     def tons(self) -> float:
@@ -58,17 +57,8 @@ class Footprint:
         return self.energy_kwh * max(INTENSITIES.values()) / 1e3
 
 
-def energy_kwh(chip_hours: float, power_w: float, pue: float) -> float:
-    """Energy that the building takes for `chip_hours` at `power_w` a chip."""
-    return chip_hours * power_w / 1e3 * pue
-
-
 def footprint(
-    chip_hours: float,
-    power_w: float | None,
-    chip: str,
-    pue: float = PlanOptions.assumed("pue"),
-    kg_per_kwh: float = PlanOptions.assumed("carbon_intensity"),
+    chip_hours: float, power_w: float | None, chip: str, pue: float, kg_per_kwh: float
 ) -> Footprint:
     """The footprint of `chip_hours` of `chip`. Raises UsageError where its power is not known."""
     if power_w is None:

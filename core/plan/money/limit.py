@@ -20,20 +20,9 @@ MOST_FASTER = 2
 class Bought:
     """A run within its limit: its bill at the cheapest price, and what all of it would buy."""
 
-    limit_usd: float
     price: Price
     cost_usd: float
     tokens: float
-
-    @property
-    def left_usd(self) -> float:
-        """What is not spent."""
-        return self.limit_usd - self.cost_usd
-
-
-def tokens_for(limit_usd: float, tokens: float, run_usd: float) -> float:
-    """Training tokens that `limit_usd` buys where `tokens` cost `run_usd`."""
-    return tokens * limit_usd / run_usd
 
 
 def bought(
@@ -54,14 +43,14 @@ def bought(
         raise UsageError("--max-cost: no price to compare with; give one, as --price 4.40")
     price = min(prices, key=lambda price: price.usd_per_chip_hour)
     run_usd = cost_usd(work_chip_s, price.usd_per_chip_hour) * overhead
-    fitting = tokens_for(limit_usd, tokens, run_usd)
+    fitting = tokens * limit_usd / run_usd
     if run_usd > limit_usd * (1 + 1e-9):
         ways = _smallest_changes(fitting, run_usd / limit_usd, price)
         raise Infeasible(
             f"--max-cost: the run costs {short_money(run_usd)} at {price.named_rate} (expected at "
             f"most {short_money(limit_usd)}); use {ways}"
         )
-    return Bought(limit_usd, price, run_usd, fitting)
+    return Bought(price, run_usd, fitting)
 
 
 def _smallest_changes(fitting: float, factor: float, price: Price) -> str:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from sabia.core.errors import BadData, UsageError
-from sabia.core.plan.catalogue import check_entry, read_data
+from sabia.core.plan.catalogue import check_entry, median, read_data
 
 STALE_DAYS = 90
 REFUSED_DAYS = 365
@@ -108,7 +108,7 @@ def _by_name(offer: dict[str, Any], key: str) -> list[tuple[str | None, float]]:
 def refuse_placeholders(table: dict[str, tuple[Price, ...]]) -> None:
     """Raise BadData on a price of 0 or above ten times the median of all."""
     every = [(chip, price) for chip, prices in table.items() for price in prices]
-    middle = _median([price.usd_per_chip_hour for _, price in every]) if every else 0
+    middle = median([price.usd_per_chip_hour for _, price in every]) if every else 0
     for chip, price in every:
         usd = price.usd_per_chip_hour
         if not 0 < usd <= PLACEHOLDER_RATIO * middle:
@@ -116,12 +116,6 @@ def refuse_placeholders(table: dict[str, tuple[Price, ...]]) -> None:
                 f"prices.toml: {chip} at {price.provider} costs ${usd:g} an hour (expected "
                 f"0 to {PLACEHOLDER_RATIO} times the median of ${middle:g}); a placeholder?"
             )
-
-
-def _median(values: list[float]) -> float:
-    """The middle value; without the statistics module, which takes longer to import than to run."""
-    ordered, half = sorted(values), len(values) // 2
-    return ordered[half] if len(values) % 2 else (ordered[half - 1] + ordered[half]) / 2
 
 
 def default_prices(chip: str, today: datetime.date | None = None) -> tuple[Price, ...]:
@@ -143,25 +137,15 @@ def prices_for(
     region: str | None = None,
     spot: bool = False,
     commitment: str | None = None,
+    rows: tuple[Price, ...] | None = None,
 ) -> tuple[Price, ...]:
-    """Prices of `chip` as sold by `provider` in `region`; the cheapest first.
+    """Prices of `chip` as sold by `provider` in `region`; the cheapest first. rows: all on file.
 
     A provider or region is found by its beginning, in any case ("google", "us-"). Of a provider's
     rows that hold in a region, those nearest to it count. Raises UsageError naming what is on file
     where nothing fits.
     """
-    return chosen(load_prices().get(chip, ()), chip, provider, region, spot, commitment)
-
-
-def chosen(
-    rows: tuple[Price, ...],
-    chip: str,
-    provider: str | None = None,
-    region: str | None = None,
-    spot: bool = False,
-    commitment: str | None = None,
-) -> tuple[Price, ...]:
-    """The rule of prices_for, on `rows`."""
+    rows = load_prices().get(chip, ()) if rows is None else rows
     sold = [
         p for p in rows
         if p.spot == spot and p.commitment == commitment and _begins(p.provider, provider)

@@ -195,7 +195,7 @@ def _training(label: str, table: Mapping[str, Any], default: Defaults) -> Taken:
     active = parse_count(table.get("active", params), f"{label} active")
     rate = default.chip.bf16_flops_per_s * default.mfu * default.goodput
     flops = compute.train_flops(active, tokens, default.lora)
-    return compute.chip_seconds(flops, rate) / HOUR_S, 0.0
+    return flops / rate / HOUR_S, 0.0
 
 
 def _generation(label: str, table: Mapping[str, Any], default: Defaults) -> Taken:
@@ -248,32 +248,21 @@ ITEM_KEYS = COMMON | {"name", "group", "kind", "runs"}
 
 
 @dataclass(frozen=True)
-class Given:
-    """What the command line says of all items; None was not said."""
-
-    chip: str | None = None
-    mfu: float | None = None
-    lora: bool = False
-    price: Price | None = None
-
-    def over(self, defaults: dict[str, Any]) -> dict[str, Any]:
-        """The file's defaults with these in their place."""
-        said = {"chip": self.chip, "mfu": self.mfu, "lora": self.lora or None}
-        return defaults | {key: value for key, value in said.items() if value is not None}
-
-
-@dataclass(frozen=True)
 class Source:
-    """Where items are read from: the path for messages, defaults, the command line, the day."""
+    """Where items are read from: the path for messages, defaults, the price given, the day."""
 
     path: str
     common: Mapping[str, Any]
-    given: Given
+    given: Price | None
     today: datetime.date
 
 
-def read_pyramid(path: str, given: Given, today: datetime.date, default_chip: str) -> Pyramid:
-    """Read and work out a pyramid. Raises BadData on a faulty file, UsageError on a missing one."""
+def read_pyramid(settings: PlanOptions, price: Price | None, today: datetime.date) -> Pyramid:
+    """Read and work out `--budget`. Raises BadData on a faulty file, UsageError on a missing one.
+
+    price: of a chip-hour, as the command line says.
+    """
+    path = settings.budget or ""
     try:
         data = tomllib.loads(Path(path).read_text(encoding="utf-8"))
     except OSError as error:
@@ -284,8 +273,10 @@ def read_pyramid(path: str, given: Given, today: datetime.date, default_chip: st
     tables = data.get("item")
     if not isinstance(tables, list) or not tables:
         raise BadData(f"{path}: no items (expected [[item]] tables); man sabia-plan-cluster")
-    defaults = {key: data[key] for key in COMMON if key in data}
-    source = Source(path, {"chip": default_chip} | given.over(defaults), given, today)
+    common = {"chip": PlanOptions.assumed("chip")}
+    common |= {key: data[key] for key in COMMON if key in data}
+    common |= settings.set_values("chip", "mfu", "lora")
+    source = Source(path, common, price, today)
     contingency = parse_fraction(data.get("contingency", 0.0), f"{path}: contingency")
     return Pyramid(tuple(_item(source, table) for table in tables), contingency)
 
@@ -337,8 +328,8 @@ def _defaults(label: str, table: Mapping[str, Any]) -> Defaults:
 def _price(source: Source, label: str, own: Mapping[str, Any], chip: Chip) -> Price:
     """The item's own price or offer, the command line's, the file's, or the first on file."""
     for table in (own, source.common):
-        if table is source.common and source.given.price:
-            return source.given.price
+        if table is source.common and source.given:
+            return source.given
         if "price" in table:
             return Price(positive_usd(label, table, "price"), provider=table.get("provider"))
         if any(key in table for key in OFFER):

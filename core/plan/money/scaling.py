@@ -108,13 +108,6 @@ class Advice:
         )
 
 
-def flops_for_money(usd: float, usd_per_chip_hour: float, flops_per_chip_s: float) -> float:
-    """Training operations that `usd` buys at a sustained rate."""
-    if not usd > 0:
-        raise UsageError(f"--max-cost: {usd:g} (expected more than 0)")
-    return usd / usd_per_chip_hour * 3600 * flops_per_chip_s
-
-
 def cheapest_pair(law: Law, loss: float, served_tokens: float = 0.0) -> Pair:
     """The pair that reaches `loss` with the fewest operations, serving included.
 

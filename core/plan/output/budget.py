@@ -7,7 +7,7 @@ from sabia.core.errors import UsageError
 from sabia.core.options.plan_cluster import PlanOptions
 from sabia.core.plan.money.bills import short_money
 from sabia.core.plan.money.prices import format_rate
-from sabia.core.plan.money.pyramid import Given, Item, Pyramid, Total, read_pyramid
+from sabia.core.plan.money.pyramid import Item, Pyramid, Total, read_pyramid
 from sabia.core.plan.output.report import fields
 from sabia.core.plan.output.table import columns
 from sabia.core.plan.request import own_prices
@@ -20,8 +20,7 @@ def pyramid_of(settings: PlanOptions, today: date) -> Pyramid:
     own = own_prices(settings.price) if settings.price else ()
     if len(own) > 1:
         raise UsageError(f"--price: {settings.price} (expected one price with --budget)")
-    given = Given(settings.chip, settings.mfu, settings.lora, own[0] if own else None)
-    return read_pyramid(settings.budget or "", given, today, PlanOptions.assumed("chip"))
+    return read_pyramid(settings, own[0] if own else None, today)
 
 
 def text(pyramid: Pyramid) -> str:

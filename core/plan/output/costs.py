@@ -13,11 +13,11 @@ from dataclasses import asdict
 from typing import Any
 
 from sabia.core.errors import UsageError
-from sabia.core.plan.money.bills import cost_usd, cost_usd_per_day, short_money
+from sabia.core.plan.money.bills import HOUR_S, cost_usd, cost_usd_per_day, short_money
 from sabia.core.plan.money.carbon import INTENSITIES, Footprint, footprint
 from sabia.core.plan.money.limit import bought
-from sabia.core.plan.money.prices import Price, chosen, current, format_rate, load_prices
-from sabia.core.plan.money.scaling import Advice, Pair, advise, flops_for_money
+from sabia.core.plan.money.prices import Price, current, format_rate, load_prices, prices_for
+from sabia.core.plan.money.scaling import Advice, Pair, advise
 from sabia.core.plan.output.report import fields
 from sabia.core.plan.output.stops import paid, paid_by_terms
 from sabia.core.plan.output.table import columns, percent, power_of_ten
@@ -41,7 +41,7 @@ def limit(asked: Request, plan: Plan) -> View:
     figures: dict[str, Any] = {
         "limit_usd": limit,
         "cost_usd": seen.cost_usd,
-        "left_usd": seen.left_usd,
+        "left_usd": limit - seen.cost_usd,
         "tokens_for_all": seen.tokens,
         "price_usd_per_chip_hour": seen.price.usd_per_chip_hour,
     }
@@ -111,7 +111,7 @@ def offers_on_file(asked: Request, plan: Plan) -> tuple[Price, ...]:
     found: tuple[Price, ...] = ()
     for spot, term in dict.fromkeys((price.spot, price.commitment) for price in rows):
         try:
-            found += chosen(rows, chip, said.provider, said.region, spot, term)
+            found += prices_for(chip, said.provider, said.region, spot, term, rows)
         except UsageError:
             continue  # nothing of these terms there
     return found
@@ -146,9 +146,8 @@ def scaling(asked: Request, plan: Plan) -> View:
     limit, prices = asked.settings.max_cost, plan.cluster.prices
     if limit and prices:
         rate = min(price.usd_per_chip_hour for price in prices)
-        sustained = plan.run.train_flops / plan.best.chip_s
-        affordable = advice.law.optimal(flops_for_money(limit, rate, sustained))
-        pairs[f"least loss for {short_money(limit)}"] = affordable
+        flops = limit / rate * HOUR_S * (plan.run.train_flops / plan.best.chip_s)
+        pairs[f"least loss for {short_money(limit)}"] = advice.law.optimal(flops)
     head = [f"SIZE, {advice.law.name}", "PARAMS", "TOKENS", "EACH", "LOSS", "TRAIN", "AND SERVE"]
     rows = [[name, *_pair_cells(pair, advice.law.loss, served)] for name, pair in pairs.items()]
     lines = columns(head, rows)

@@ -129,9 +129,9 @@ def test_a_row_for_a_region_goes_before_the_row_for_all():
         row(provider="B", usd_per_chip_hour=5.0),
     ]}  # fmt: skip
     table = prices.load_prices(rows)
-    found = prices.chosen(table["b200"], "b200", region="EU")
+    found = prices.prices_for("b200", rows=table["b200"], region="EU")
     assert [(p.provider, p.usd_per_chip_hour) for p in found] == [("B", 5.0), ("A", 6.0)]
-    found = prices.chosen(table["b200"], "b200", region="us")
+    found = prices.prices_for("b200", rows=table["b200"], region="us")
     assert [(p.provider, p.usd_per_chip_hour) for p in found] == [("A", 4.4), ("B", 5.0)]
 
 
@@ -145,18 +145,18 @@ def test_regions_by_their_beginnings(region, rates):
             for r, u in [("us", 4.4), ("us-west-1", 5.0), ("eu-north-1", 6.0)]]  # fmt: skip
     offers = prices.load_prices({"offer": rows})["b200"]
     if rates:
-        found = prices.chosen(offers, "b200", region=region)
+        found = prices.prices_for("b200", rows=offers, region=region)
         assert [p.usd_per_chip_hour for p in found] == rates
     else:
         with pytest.raises(UsageError, match="on file for asia, by the hour"):
-            prices.chosen(offers, "b200", region=region)
+            prices.prices_for("b200", rows=offers, region=region)
 
 
 def test_a_commitment_is_only_sold_where_it_is_asked_for():
     rows = [row(), row(usd_per_chip_hour=3.0, commitment="1 year")]
     offers = prices.load_prices({"offer": rows})["b200"]
-    assert [p.usd_per_chip_hour for p in prices.chosen(offers, "b200")] == [4.4]
-    found = prices.chosen(offers, "b200", commitment="1 year")
+    assert [p.usd_per_chip_hour for p in prices.prices_for("b200", rows=offers)] == [4.4]
+    found = prices.prices_for("b200", rows=offers, commitment="1 year")
     assert [(p.usd_per_chip_hour, p.label) for p in found] == [(3.0, "A, 1 year")]
 
 

@@ -80,12 +80,6 @@ def test_the_more_is_served_the_smaller_the_model():
     assert seen[-1].saving > seen[1].saving > 0
 
 
-def test_money_buys_operations():
-    assert scaling.flops_for_money(199_629.6, 4.4, 0.9e15) == pytest.approx(1.47e23, rel=1e-6)
-    with pytest.raises(UsageError, match="--max-cost"):
-        scaling.flops_for_money(0, 4.4, 1e15)
-
-
 def test_what_no_model_reaches_is_infeasible():
     assert BESIROGLU.tokens_for(1e6, 2.0) == math.inf
     with pytest.raises(Infeasible, match=r"below 1\.817"):
