@@ -7,8 +7,10 @@ import shlex
 from sabia.core.errors import UsageError
 from sabia.core.plan.output.launch import LaunchPlan, launch_script
 from sabia.core.plan.output.layout import flags_of
+from sabia.core.plan.output.stops import stopped_run
 from sabia.core.plan.planner import Plan
 from sabia.core.plan.request import Request
+from sabia.core.plan.stops.failures import forecast
 from sabia.core.units import format_count, parse_count
 
 
@@ -77,14 +79,8 @@ def _name(asked: Request) -> str:
 
 def _times(asked: Request, plan: Plan) -> tuple[float, float, float | None]:
     """(wall time, time of a save, interval of saves); without stops where no rate is on file."""
-    from sabia.core.plan.output.stops import stop_model
-    from sabia.core.plan.stops.failures import forecast
-
-    best, chip = plan.best, plan.cluster.chip
     try:
-        seen = forecast(
-            stop_model(asked.settings), chip, best.chips, plan.run.checkpoint_bytes, best.finishes_s
-        )
+        seen = forecast(stopped_run(asked, plan))
     except UsageError:
-        return best.finishes_s, 60.0, None
+        return plan.best.finishes_s, 60.0, None
     return seen.wall_s, seen.offload_s + seen.upload_s, seen.interval_s

@@ -1,12 +1,11 @@
 """The view of failures, preemptions and checkpoints: how often a run stops, what that costs."""
 
 import math
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from typing import Any
 
 from sabia.core.errors import UsageError
 from sabia.core.options.plan_cluster import PlanOptions
-from sabia.core.plan.chips import Chip
 from sabia.core.plan.money.bills import DAY_S, cost_usd, short_money
 from sabia.core.plan.money.prices import cheapest
 from sabia.core.plan.output.report import fields
@@ -14,22 +13,30 @@ from sabia.core.plan.output.table import percent, span
 from sabia.core.plan.output.view import VIEWS, View
 from sabia.core.plan.planner import Plan
 from sabia.core.plan.request import Request
-from sabia.core.plan.stops.failures import WINDOW_S, StopForecast, StopModel, forecast, simulated
-from sabia.core.plan.stops.simulation import Simulated, Spread
+from sabia.core.plan.stops.failures import (
+    WINDOW_S,
+    StopForecast,
+    StopModel,
+    StoppedRun,
+    compare,
+    forecast,
+    process_of,
+    saving,
+    without_waits,
+)
+from sabia.core.plan.stops.simulation import Simulated, Spread, simulate
 from sabia.core.units import format_bytes, format_duration
 
-_Run = tuple[StopModel, Chip, int, float, float]
 
-
-def _run(asked: Request, plan: Plan) -> _Run:
-    """The plan's smallest cluster that meets its deadline, as forecast() and others take it."""
+def stopped_run(asked: Request, plan: Plan) -> StoppedRun:
+    """The plan's smallest cluster that meets its deadline, with stops as options say."""
     if plan.run.lora and plan.run.adapter_params is None:
         raise UsageError(
             "--lora: the size of the adapters is missing, so checkpoints cannot be planned; give "
             "--lora-rank, as --lora-rank 16"
         )
-    model, best = stop_model(asked.settings), plan.best
-    return model, plan.cluster.chip, best.chips, plan.run.checkpoint_bytes, best.finishes_s
+    model, size, best = stop_model(asked.settings), plan.run.checkpoint_bytes, plan.best
+    return StoppedRun(model, plan.cluster.chip, best.chips, size, best.finishes_s)
 
 
 def paid(asked: Request, plan: Plan) -> tuple[float, float]:
@@ -39,34 +46,32 @@ def paid(asked: Request, plan: Plan) -> tuple[float, float]:
     """
     if not asked.settings.set_values(*VIEWS["stops"]):
         return plan.best.chip_s, 1.0
-    run = _run(asked, plan)
-    model = run[0]
-    share = model.spot_share if _preemptible(model) else 1.0
-    return forecast(*run).billed_chip_s, share
+    run = stopped_run(asked, plan)
+    return forecast(run).billed_chip_s, _share(run.model)
 
 
 def paid_by_terms(asked: Request, plan: Plan) -> tuple[float, float]:
     """Chip-seconds that are paid for on preemptible chips, and on chips that are not."""
     if not asked.settings.set_values(*VIEWS["stops"]):
         return plan.best.chip_s, plan.best.chip_s
-    run = _run(asked, plan)
-    steady = replace(run[0], preemption_s=None, capacity_wait_s=0.0)
-    return forecast(*run).billed_chip_s, forecast(steady, *run[1:]).billed_chip_s
+    run = stopped_run(asked, plan)
+    return forecast(run).billed_chip_s, forecast(without_waits(run, None)).billed_chip_s
 
 
-def _preemptible(model: StopModel) -> bool:
-    """Whether prices on demand are to be multiplied by the model's share."""
-    return bool(model.preemption_s) and model.spot_share < 1
+def _share(model: StopModel) -> float:
+    """By what prices on demand are to be multiplied."""
+    return model.spot_share if model.preemption_s else 1.0
 
 
 def stops(asked: Request, plan: Plan) -> View:
     """The view for the plan's smallest cluster that meets its deadline."""
-    run = _run(asked, plan)
-    model, seen = run[0], forecast(*run)
+    run = stopped_run(asked, plan)
+    model, seen = run.model, forecast(run)
     lines = _lines(model, seen, plan)
     figures = _report(model, seen) | {"wall_meets_deadline": _in_time(seen, plan)}
     if asked.settings.simulate:
-        drawn = simulated(*run, runs=asked.settings.simulate, seed=asked.settings.seed)
+        process = process_of(run, saving(run))
+        drawn = simulate(process, asked.settings.simulate, asked.settings.seed)
         lines.append(_drawn(drawn))
         figures["simulated"] = asdict(drawn)
     if asked.settings.spot and model.preemption_s and plan.cluster.prices:
@@ -189,7 +194,7 @@ def _waits(seen: StopForecast) -> str:
 
 
 def _bills(model: StopModel, seen: StopForecast, plan: Plan) -> str:
-    share = model.spot_share if _preemptible(model) else 1.0
+    share = _share(model)
     what = f"preemptible at {percent(share)} of " if share < 1 else ""
     bills = [
         f"{short_money(cost_usd(seen.billed_chip_s, price.usd_per_chip_hour * share))} "
@@ -210,15 +215,13 @@ def _drawn(drawn: Simulated) -> str:
     )
 
 
-def _against_on_demand(asked: Request, run: _Run, plan: Plan) -> tuple[str, dict[str, Any]]:
+def _against_on_demand(asked: Request, run: StoppedRun, plan: Plan) -> tuple[str, dict[str, Any]]:
     """Preemptible against on-demand chips at the lowest prices on file of each."""
-    from sabia.core.plan.stops.failures import compare
-
     spot = min(plan.cluster.prices, key=lambda price: price.usd_per_chip_hour)
     calm = cheapest(plan.cluster.chip.name, asked.today)
     if calm is None:
         return "spot      no on-demand price to compare with is on file", {}
-    seen = compare(*run, spot.usd_per_chip_hour, calm.usd_per_chip_hour)
+    seen = compare(run, spot.usd_per_chip_hour, calm.usd_per_chip_hour)
     even = seen.break_even_preemption_s
     when = "never" if even is None else f"with preemptions more than {span(even)} apart"
     words = (

@@ -28,16 +28,13 @@ mean time between preemptions at which both bills are equal.
 import math
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
-from typing import TYPE_CHECKING
+from typing import Any
 
 from sabia.core.errors import Infeasible, UsageError
 from sabia.core.options.plan_cluster import PlanOptions
 from sabia.core.plan.chips import Chip
 from sabia.core.plan.money.bills import DAY_S, cost_usd
 from sabia.core.plan.stops.process import Process, divided, expectation
-
-if TYPE_CHECKING:
-    from sabia.core.plan.stops.simulation import Simulated
 
 
 def young(offload_s: float, mean_s: float) -> float:
@@ -110,6 +107,23 @@ class StopModel:
 
 
 @dataclass(frozen=True)
+class StoppedRun:
+    """`work_s` seconds of work on `chips` of `chip`, a save of which keeps `checkpoint_bytes`."""
+
+    model: StopModel
+    chip: Chip
+    chips: int
+    checkpoint_bytes: float
+    work_s: float
+
+    @property
+    def mean_time_between_stops_s(self) -> float:
+        """Of failures and preemptions together; inf if there are none."""
+        model = self.model
+        return mean_time_between(self.chips, model.failures_per_chip_day, model.preemption_s)
+
+
+@dataclass(frozen=True)
 class StopForecast:
     """What a StopModel means for one cluster and run; seconds, bytes, shares.
 
@@ -158,11 +172,6 @@ def failure_probability(mean_s: float, window_s: float) -> float:
     return -math.expm1(-window_s / mean_s)
 
 
-def offload_seconds(size_bytes: float, chips: int, host_bytes_per_s: float) -> float:
-    """Time that chips stand still while a checkpoint goes to host memory."""
-    return size_bytes / (chips * host_bytes_per_s)
-
-
 def upload_seconds(
     size_bytes: float, chips: int, network_bytes_per_s: float, bucket_bytes_per_s: float
 ) -> float:
@@ -179,11 +188,9 @@ class Saving:
     interval_s: float
 
 
-def saving(
-    model: StopModel, chip: Chip, chips: int, checkpoint_bytes: float, work_s: float
-) -> Saving:
-    """Stall, lag and best interval of `chips` of `chip`. Raises UsageError on unknown rates."""
-    rates = []
+def saving(run: StoppedRun) -> Saving:
+    """Stall, lag and best interval. Raises UsageError on unknown rates of the chip."""
+    model, chip, rates = run.model, run.chip, []
     for rate, name in ((chip.host_bytes_per_s, "host"), (chip.network_bytes_per_s, "network")):
         if rate is None:
             raise UsageError(
@@ -191,13 +198,13 @@ def saving(
                 "for it (expected a chip with pcie_gb_s and nic_gb_s in chips.toml)"
             )
         rates.append(rate)
-    mean_s = mean_time_between(chips, model.failures_per_chip_day, model.preemption_s)
-    offload_s = offload_seconds(checkpoint_bytes, chips, rates[0])
-    upload_s = upload_seconds(checkpoint_bytes, chips, rates[1], model.bucket_bytes_per_s)
+    mean_s = run.mean_time_between_stops_s
+    offload_s = run.checkpoint_bytes / (run.chips * rates[0])
+    upload_s = upload_seconds(run.checkpoint_bytes, run.chips, rates[1], model.bucket_bytes_per_s)
     if model.synchronous:
         offload_s, upload_s = offload_s + upload_s, 0.0
     if math.isinf(mean_s):
-        interval_s = work_s
+        interval_s = run.work_s
     elif model.synchronous:
         interval_s = daly(offload_s, mean_s)
     else:
@@ -208,43 +215,36 @@ def saving(
     return Saving(offload_s, upload_s, interval_s)
 
 
-def process_of(model: StopModel, chips: int, work_s: float, saved: Saving) -> Process:
-    """The random process of `work_s` of work on `chips`. Raises Infeasible on a short job limit."""
+# fields that a StopModel and the Process of a run both have
+SHARED = ("restart_s", "capacity_wait_s", "repair_s", "spare_nodes", "job_limit_s", "queue_s")
+
+
+def process_of(run: StoppedRun, saved: Saving) -> Process:
+    """The random process of a run. Raises Infeasible on a short job limit."""
+    model, lead_s = run.model, run.model.restart_s + saved.upload_s
     segments, segment_s = divided(
-        work_s,
-        saved.interval_s,
-        saved.offload_s,
-        model.restart_s + saved.upload_s,
-        model.job_limit_s,
+        run.work_s, saved.interval_s, saved.offload_s, lead_s, model.job_limit_s
     )
+    shared: dict[str, Any] = {name: getattr(model, name) for name in SHARED}
     return Process(
-        work_s=work_s,
         segments=segments,
         segment_s=segment_s,
         upload_s=saved.upload_s,
-        restart_s=model.restart_s,
-        failure_rate=chips * model.failures_per_chip_day / DAY_S,
+        failure_rate=run.chips * model.failures_per_chip_day / DAY_S,
         preemption_rate=1 / model.preemption_s if model.preemption_s else 0.0,
-        capacity_wait_s=model.capacity_wait_s,
-        repair_s=model.repair_s,
-        spares=model.spare_nodes,
-        job_limit_s=model.job_limit_s,
-        queue_s=model.queue_s,
         peer_copies=model.peer_copies,
+        **shared,
     )
 
 
-def forecast(
-    model: StopModel, chip: Chip, chips: int, checkpoint_bytes: float, work_s: float
-) -> StopForecast:
-    """Checkpoint interval, expected wall time and bill for `chips` of `chip`.
+def forecast(run: StoppedRun) -> StopForecast:
+    """Checkpoint interval, expected wall time and bill of a run.
 
     Raises UsageError where the chip's host or network rate is unknown, Infeasible where stops
     come faster than the run can be saved and brought back.
     """
-    saved = saving(model, chip, chips, checkpoint_bytes, work_s)
-    seen = expectation(process_of(model, chips, work_s, saved))
-    mean_s = mean_time_between(chips, model.failures_per_chip_day, model.preemption_s)
+    model, chips, work_s, saved = run.model, run.chips, run.work_s, saving(run)
+    seen, mean_s = expectation(process_of(run, saved)), run.mean_time_between_stops_s
     if not seen.exposed_s <= LONGEST_WALL * work_s:
         raise Infeasible(
             f"checkpoints: a stop every {mean_s / 60:.0f} min leaves no progress (a save takes "
@@ -263,21 +263,19 @@ def forecast(
         mean_time_between_failures_s=failures_s,
         mean_time_between_stops_s=mean_s,
         failure_probability=failure_probability(failures_s, WINDOW_S),
-        checkpoint_bytes=checkpoint_bytes,
-        offload_s=saved.offload_s,
-        upload_s=saved.upload_s,
-        interval_s=saved.interval_s,
+        checkpoint_bytes=run.checkpoint_bytes,
         work_s=work_s,
         node_mean_time_between_failures_s=mean_time_between(
-            chip.node_chips, model.failures_per_chip_day, None
+            run.chip.node_chips, model.failures_per_chip_day, None
         ),
         host_copies=copies,
-        host_bytes_per_chip=copies * (1 + model.peer_copies) * checkpoint_bytes / chips,
+        host_bytes_per_chip=copies * (1 + model.peer_copies) * run.checkpoint_bytes / chips,
         lost_per_stop_s=saved.interval_s / 2 + _lag(model, saved, mean_s),
-        billed_chips=chips + model.spare_nodes * chip.node_chips,
+        billed_chips=chips + model.spare_nodes * run.chip.node_chips,
         goodput=work_s / seen.wall_s,
         wall_s=seen.wall_s,
         billed_s=seen.billed_s,
+        **asdict(saved),
         **{key: value for key, value in asdict(seen).items() if key != "exposed_s"},
     )
 
@@ -287,23 +285,6 @@ def _lag(model: StopModel, saved: Saving, mean_s: float) -> float:
     if model.peer_copies:
         return saved.upload_s * (mean_s / model.preemption_s if model.preemption_s else 0.0)
     return saved.upload_s or saved.offload_s
-
-
-def simulated(
-    model: StopModel,
-    chip: Chip,
-    chips: int,
-    checkpoint_bytes: float,
-    work_s: float,
-    runs: int,
-    seed: int = 0,
-) -> "Simulated":
-    """The same run drawn `runs` times; forecast() raises first where it makes no progress."""
-    from sabia.core.plan.stops.simulation import simulate
-
-    forecast(model, chip, chips, checkpoint_bytes, work_s)
-    saved = saving(model, chip, chips, checkpoint_bytes, work_s)
-    return simulate(process_of(model, chips, work_s, saved), runs, seed)
 
 
 SHORTEST_S, LONGEST_S = 1.0, 1e10
@@ -318,8 +299,6 @@ class SpotComparison:
     None where they never are, 0 where they always are.
     """
 
-    spot: StopForecast
-    on_demand: StopForecast
     spot_usd: float
     on_demand_usd: float
     break_even_preemption_s: float | None
@@ -335,42 +314,31 @@ class SpotComparison:
         return 1 - self.spot_usd / self.on_demand_usd
 
 
-def compare(
-    model: StopModel,
-    chip: Chip,
-    chips: int,
-    checkpoint_bytes: float,
-    work_s: float,
-    spot_usd_per_hour: float,
-    on_demand_usd_per_hour: float,
-) -> SpotComparison:
-    """Both bills of a run on `chips` of `chip`, and the break-even of preemptions.
+def without_waits(run: StoppedRun, preemption_s: float | None) -> StoppedRun:
+    """The run with preemptions so far apart (None: without), after which chips come at once."""
+    return replace(run, model=replace(run.model, preemption_s=preemption_s, capacity_wait_s=0.0))
 
-    `model` holds the preemptions of the preemptible cluster; the on-demand one has none. Raises
-    UsageError without them, Infeasible where the preemptible run makes no progress.
+
+def compare(
+    run: StoppedRun, spot_usd_per_hour: float, on_demand_usd_per_hour: float
+) -> SpotComparison:
+    """Both bills of a run, and the break-even of preemptions.
+
+    Its model holds the preemptions of the preemptible cluster; the on-demand one has none. Raises
+    Infeasible where the preemptible run makes no progress.
     """
-    if model.preemption_s is None:
-        raise UsageError("--spot: how often are chips preempted? Give --preempt, as --preempt 6h")
-    calm = replace(model, preemption_s=None, capacity_wait_s=0.0)
-    spot = forecast(model, chip, chips, checkpoint_bytes, work_s)
-    on_demand = forecast(calm, chip, chips, checkpoint_bytes, work_s)
-    on_demand_usd = cost_usd(on_demand.billed_chip_s, on_demand_usd_per_hour)
+    steady = forecast(without_waits(run, None))
+    on_demand_usd = cost_usd(steady.billed_chip_s, on_demand_usd_per_hour)
 
     def excess(preemption_s: float) -> float:
         try:
-            often = replace(model, preemption_s=preemption_s, capacity_wait_s=0.0)
-            seen = forecast(often, chip, chips, checkpoint_bytes, work_s)
+            seen = forecast(without_waits(run, preemption_s))
         except Infeasible:
             return math.inf
         return cost_usd(seen.billed_chip_s, spot_usd_per_hour) - on_demand_usd
 
-    return SpotComparison(
-        spot=spot,
-        on_demand=on_demand,
-        spot_usd=cost_usd(spot.billed_chip_s, spot_usd_per_hour),
-        on_demand_usd=on_demand_usd,
-        break_even_preemption_s=_crossing(excess),
-    )
+    spot_usd = cost_usd(forecast(run).billed_chip_s, spot_usd_per_hour)
+    return SpotComparison(spot_usd, on_demand_usd, _crossing(excess))
 
 
 def _crossing(excess: Callable[[float], float]) -> float | None:

@@ -7,7 +7,7 @@ The process (simulation.py draws it, this module integrates it):
   cluster, both Poisson. Everything after the newest durable save is lost, and the next start
   needs R before work goes on. Stops may hit restarts and uploads too.
 - After a preemption the machines are away for `capacity_wait_s` in the mean. A failed node is
-  away for `repair_s`; the run goes on at once while one of `spares` stands in, else it waits for
+  away for `repair_s`; the run goes on at once while one of the spares stands in, else it waits for
   the first node that comes back.
 - A job limit of L ends a job after its K = ⌊(L − R − U)/s⌋ segments; nothing is lost, but the next
   job waits `queue_s` and starts anew (the limit counts from each start).
@@ -46,10 +46,9 @@ HORIZON_STEPS = 64
 class Process:
     """One run on one cluster; seconds, and rates per second of the whole cluster.
 
-    `segment_s` holds the stall of its save; `work_s` is what remains without the stalls.
+    `segment_s` holds the stall of its save.
     """
 
-    work_s: float
     segments: int
     segment_s: float
     upload_s: float
@@ -58,7 +57,7 @@ class Process:
     preemption_rate: float = 0.0
     capacity_wait_s: float = 0.0
     repair_s: float = 0.0
-    spares: int = 0
+    spare_nodes: int = 0
     job_limit_s: float | None = None
     queue_s: float = 0.0
     peer_copies: bool = False
@@ -153,17 +152,14 @@ def exposed(
 def expectation(process: Process) -> Expectation:
     """Means of everything that `process` counts."""
     mean_s = 1 / process.rate if process.rate else math.inf
-    if process.segments_a_job < process.segments:
+    cuts, upload_s = 0.0, process.upload_s
+    if process.peer_copies:
+        exposed_s = _mirrored(process, mean_s)
+    elif process.segments_a_job < process.segments:
         exposed_s, cuts = _limited(process, mean_s)
     else:
-        exposed_s, cuts = (
-            exposed(
-                process.segments, process.segment_s, process.upload_s, process.restart_s, mean_s
-            ),
-            0.0,
-        )
-    if process.peer_copies:
-        exposed_s, cuts = _mirrored(process, mean_s), 0.0
+        sizes = process.segments, process.segment_s
+        exposed_s = exposed(*sizes, upload_s, process.restart_s, mean_s)
     failures = exposed_s * process.failure_rate
     preemptions = exposed_s * process.preemption_rate
     return Expectation(
@@ -254,7 +250,7 @@ def repair_wait(process: Process, exposed_s: float) -> float:
     The chance that all spares are away, summed over HORIZON_STEPS implicit Euler steps, which is
     exact for an exposed time that is itself Erlang-distributed with as many phases.
     """
-    failures, spares = process.failure_rate, process.spares
+    failures, spares = process.failure_rate, process.spare_nodes
     if not failures or not process.repair_s or math.isinf(exposed_s):
         return exposed_s if math.isinf(exposed_s) and failures and process.repair_s else 0.0
     step_s, mend = exposed_s / HORIZON_STEPS, 1 / process.repair_s

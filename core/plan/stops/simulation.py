@@ -13,8 +13,6 @@ from random import Random
 from sabia.core.errors import UsageError
 from sabia.core.plan.stops.process import Process
 
-DEFAULT_RUNS = 2000
-
 
 @dataclass(frozen=True)
 class Spread:
@@ -59,7 +57,7 @@ class Course:
         return self.billed_s + self.unbilled_wait_s
 
 
-def simulate(process: Process, runs: int = DEFAULT_RUNS, seed: int = 0) -> Simulated:
+def simulate(process: Process, runs: int, seed: int = 0) -> Simulated:
     """Draw `runs` courses of `process`. Raises UsageError on no runs.
 
     The caller makes sure that the process makes progress (its expectation is finite and sane).
@@ -155,7 +153,7 @@ def _bring_back(
     elif process.repair_s:
         del away[: bisect_right(away, found.billed_s)]
         insort(away, found.billed_s + _wait(process.repair_s, chance))
-        if len(away) > process.spares:
+        if len(away) > process.spare_nodes:
             found.repair_wait_s += away.pop(0) - found.billed_s
 
 

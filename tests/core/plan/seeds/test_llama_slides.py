@@ -69,7 +69,8 @@ def test_row_23_the_whole_run_had_a_goodput_of_its_own():
 def test_row_23_stops_alone_leave_more_than_ninety_percent():
     model = failures.StopModel(failures_per_chip_day=0.000474, bucket_bytes_per_s=2e12)
     work_s = CARD_HOURS * HOUR_S / 16_384
-    seen = failures.forecast(model, find_chip("h100"), 16_384, 405e9 * 12, work_s)
+    stopped = failures.StoppedRun(model, find_chip("h100"), 16_384, 405e9 * 12, work_s)
+    seen = failures.forecast(stopped)
     assert 0.85 < seen.work_s / seen.wall_s < 0.97  # the paper: higher than 90 %
 
 

@@ -9,7 +9,8 @@ from plain_models import expected_wall
 from sabia.core.errors import Infeasible, UsageError
 from sabia.core.plan.chips import find_chip
 from sabia.core.plan.stops import failures
-from sabia.core.plan.stops.failures import StopModel, forecast
+from sabia.core.plan.stops.failures import StopModel, StoppedRun, forecast
+from sabia.core.plan.stops.simulation import simulate
 
 DAY_S, HOUR_S, MINUTE_S = 86400.0, 3600.0, 60.0
 WORK_S = 12.6 * DAY_S
@@ -30,7 +31,7 @@ def test_published_failures_of_a_16384_gpu_run():
 
 def test_forecast_puts_the_upload_into_what_a_stop_costs():
     model = StopModel(preemption_s=6 * HOUR_S, failures_per_chip_day=0, bucket_bytes_per_s=8e9)
-    seen = forecast(model, find_chip("v5p"), 300, 19.2e12, WORK_S)
+    seen = forecast(StoppedRun(model, find_chip("v5p"), 300, 19.2e12, WORK_S))
     lag = expected_wall(WORK_S, seen.interval_s, seen.offload_s, 6 * HOUR_S, 55 * MINUTE_S)
     lag += 41 * MINUTE_S  # the last save: its upload, where a stop costs a restart too
     assert seen.upload_s == pytest.approx(40 * MINUTE_S)
@@ -41,7 +42,9 @@ def test_forecast_puts_the_upload_into_what_a_stop_costs():
 
 
 def test_forecast_without_any_stop():
-    seen = forecast(StopModel(failures_per_chip_day=0), find_chip("h100"), 8, 1e11, DAY_S)
+    seen = forecast(
+        StoppedRun(StopModel(failures_per_chip_day=0), find_chip("h100"), 8, 1e11, DAY_S)
+    )
     assert seen.mean_time_between_stops_s == math.inf
     assert seen.failure_probability == 0
     assert seen.wall_s == pytest.approx(DAY_S, rel=0.01)
@@ -50,12 +53,12 @@ def test_forecast_without_any_stop():
 def test_stops_faster_than_saves_are_infeasible():
     model = StopModel(preemption_s=60.0)
     with pytest.raises(Infeasible, match="leaves no progress"):
-        forecast(model, find_chip("v5p"), 300, 19.2e12, WORK_S)
+        forecast(StoppedRun(model, find_chip("v5p"), 300, 19.2e12, WORK_S))
 
 
 def test_a_chip_without_known_rates_is_refused():
     with pytest.raises(UsageError, match="no host rate of tpu-v7"):
-        forecast(StopModel(), find_chip("v7"), 300, 19.2e12, WORK_S)
+        forecast(StoppedRun(StopModel(), find_chip("v7"), 300, 19.2e12, WORK_S))
 
 
 @pytest.mark.parametrize(
@@ -80,14 +83,14 @@ def test_published_effective_time_of_a_16384_gpu_run():
     """Llama 3: more than 90 % effective training time over 54 days with those stops."""
     model = StopModel(failures_per_chip_day=419 / 54 / 16_384, restart_s=600.0,
                       bucket_bytes_per_s=2e12)  # fmt: skip
-    seen = forecast(model, find_chip("h100"), 16_384, 405e9 * 12, 0.92 * 54 * DAY_S)
+    seen = forecast(StoppedRun(model, find_chip("h100"), 16_384, 405e9 * 12, 0.92 * 54 * DAY_S))
     assert seen.failures == pytest.approx(419, rel=0.05)
     assert 0.90 < seen.goodput < 0.96
 
 
 def v5p(**settings):
     model = StopModel(failures_per_chip_day=0.001, **settings)
-    return forecast(model, find_chip("v5p"), 300, 19.2e12, WORK_S)
+    return forecast(StoppedRun(model, find_chip("v5p"), 300, 19.2e12, WORK_S))
 
 
 def test_capacity_waits_add_time_but_no_bill():
@@ -125,15 +128,17 @@ def test_a_job_limit_cuts_without_losing_work():
 
 def test_a_calm_run_with_a_job_limit_saves_once_a_job():
     model = StopModel(failures_per_chip_day=0, job_limit_s=DAY_S)
-    seen = forecast(model, find_chip("v5p"), 300, 19.2e12, WORK_S)
+    seen = forecast(StoppedRun(model, find_chip("v5p"), 300, 19.2e12, WORK_S))
     assert seen.cuts == 13
     assert seen.wall_s == pytest.approx(WORK_S + 40 * MINUTE_S + 13 * 55 * MINUTE_S, rel=1e-4)
 
 
 def test_synchronous_saves_stall_longer_and_lag_nowhere():
     model = StopModel(preemption_s=6 * HOUR_S, bucket_bytes_per_s=80e9)
-    background = forecast(model, find_chip("v5p"), 300, 19.2e12, WORK_S)
-    waiting = forecast(replace(model, synchronous=True), find_chip("v5p"), 300, 19.2e12, WORK_S)
+    background = forecast(StoppedRun(model, find_chip("v5p"), 300, 19.2e12, WORK_S))
+    waiting = forecast(
+        StoppedRun(replace(model, synchronous=True), find_chip("v5p"), 300, 19.2e12, WORK_S)
+    )
     assert waiting.offload_s == pytest.approx(background.offload_s + background.upload_s)
     assert (waiting.upload_s, waiting.host_copies) == (0.0, 1)
     assert waiting.interval_s > background.interval_s
@@ -155,9 +160,9 @@ def test_waits_beyond_all_sense_are_infeasible():
 
 def test_the_simulation_of_a_forecast_agrees_with_it():
     model = StopModel(preemption_s=6 * HOUR_S, capacity_wait_s=HOUR_S, repair_s=4 * HOUR_S)
-    chip = find_chip("v5p")
-    seen = forecast(model, chip, 300, 19.2e12, WORK_S)
-    drawn = failures.simulated(model, chip, 300, 19.2e12, WORK_S, runs=2000, seed=3)
+    run = StoppedRun(model, find_chip("v5p"), 300, 19.2e12, WORK_S)
+    seen = forecast(run)
+    drawn = simulate(failures.process_of(run, failures.saving(run)), 2000, 3)
     assert drawn.wall_s.mean == pytest.approx(seen.wall_s, rel=0.01)
     assert drawn.billed_s.mean == pytest.approx(seen.billed_s, rel=0.01)
     assert drawn.wall_s.p50 < drawn.wall_s.mean < drawn.wall_s.p95

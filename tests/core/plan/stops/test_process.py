@@ -82,7 +82,7 @@ def test_peer_copies_agree_with_the_simulation(seed):
     upload_s, failures = chance.choice([600.0, 2400.0]), chance.choice([0.0, 0.3, 0.7, 1.0])
     segments, restart_s = chance.randrange(5, 100), chance.choice([60.0, 900.0])
     process = Process(
-        segments * 2500.0, segments, 2520.0, upload_s, restart_s, failures / mean_s,
+        segments, 2520.0, upload_s, restart_s, failures / mean_s,
         (1 - failures) / mean_s, peer_copies=True,
     )  # fmt: skip
     seen, drawn = expectation(process), simulate(process, 3000, seed)
@@ -91,10 +91,10 @@ def test_peer_copies_agree_with_the_simulation(seed):
 
 
 def test_peer_copies_change_nothing_where_all_stops_are_preemptions():
-    alone = Process(1e6, 400, 2510.0, 2400.0, 900.0, 0.0, 5e-5)
-    mirrored = Process(1e6, 400, 2510.0, 2400.0, 900.0, 0.0, 5e-5, peer_copies=True)
+    alone = Process(400, 2510.0, 2400.0, 900.0, 0.0, 5e-5)
+    mirrored = Process(400, 2510.0, 2400.0, 900.0, 0.0, 5e-5, peer_copies=True)
     assert expectation(mirrored).wall_s == pytest.approx(expectation(alone).wall_s, rel=1e-12)
-    never = Process(1e6, 400, 2510.0, 2400.0, 900.0, 5e-5, 0.0, peer_copies=True)
+    never = Process(400, 2510.0, 2400.0, 900.0, 5e-5, 0.0, peer_copies=True)
     assert expectation(never).wall_s == pytest.approx(
         expected_wall(1e6, 2500.0, 10.0, 2e4, 900.0) + 2400.0
     )
@@ -111,7 +111,6 @@ def random_process(chance):
     segments, segment_s = divided(work_s, interval_s, offload_s, restart_s + upload_s, limit_s)
     failures = chance.random()
     return Process(
-        work_s=work_s,
         segments=segments,
         segment_s=segment_s,
         upload_s=upload_s,
@@ -120,7 +119,7 @@ def random_process(chance):
         preemption_rate=(1 - failures) / mean_s,
         capacity_wait_s=chance.choice([0.0, HOUR_S, 4 * HOUR_S]),
         repair_s=chance.choice([0.0, 0.0, HOUR_S, 6 * HOUR_S]),
-        spares=chance.choice([0, 1, 2]),
+        spare_nodes=chance.choice([0, 1, 2]),
         job_limit_s=limit_s,
         queue_s=chance.choice([0.0, HOUR_S]),
     )
@@ -156,10 +155,10 @@ def test_simulation_agrees_within_one_percent_on_a_wider_grid(seed):
 
 
 def test_a_limit_that_never_binds_changes_nothing():
-    free = Process(WORK_S, 300, WORK_S / 300 + 5, 600, 900, 1e-5, 2e-5)
-    loose = Process(WORK_S, 300, WORK_S / 300 + 5, 600, 900, 1e-5, 2e-5, job_limit_s=400 * DAY_S)
+    free = Process(300, WORK_S / 300 + 5, 600, 900, 1e-5, 2e-5)
+    loose = Process(300, WORK_S / 300 + 5, 600, 900, 1e-5, 2e-5, job_limit_s=400 * DAY_S)
     assert expectation(free) == expectation(loose)
-    tight = Process(WORK_S, 300, WORK_S / 300 + 5, 600, 900, 1e-5, 2e-5, job_limit_s=12.5 * DAY_S)
+    tight = Process(300, WORK_S / 300 + 5, 600, 900, 1e-5, 2e-5, job_limit_s=12.5 * DAY_S)
     assert expectation(tight).exposed_s == pytest.approx(expectation(free).exposed_s, rel=1e-3)
     assert 0 < expectation(tight).cuts < 1e-3
 
@@ -168,7 +167,9 @@ def test_waits_for_repair_are_erlangs_loss_in_the_long_run():
     for spares, load in [(0, 0.5), (1, 0.1), (2, 2.0), (4, 2.0)]:
         lost = sum(load**n / math.factorial(n) for n in range(spares + 2))
         lost = load ** (spares + 1) / math.factorial(spares + 1) / lost
-        process = Process(1, 1, 1, 0, 0, failure_rate=load / HOUR_S, repair_s=HOUR_S, spares=spares)
+        process = Process(
+            1, 1, 0, 0, failure_rate=load / HOUR_S, repair_s=HOUR_S, spare_nodes=spares
+        )
         waited = stops.repair_wait(process, 1e9)
         assert waited / (1e9 + waited) == pytest.approx(lost, rel=1e-4)
 

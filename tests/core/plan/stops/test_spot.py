@@ -5,18 +5,21 @@ from dataclasses import replace
 import pytest
 from plain_models import expected_wall
 
-from sabia.core.errors import UsageError
 from sabia.core.plan.chips import find_chip
 from sabia.core.plan.money.bills import cost_usd
-from sabia.core.plan.stops.failures import StopModel, compare
+from sabia.core.plan.stops.failures import StopModel, StoppedRun, compare, forecast
 
 DAY_S, HOUR_S = 86400.0, 3600.0
 WORK_S = 45_370.4 / 300 * HOUR_S
 MODEL = StopModel(failures_per_chip_day=0.001, preemption_s=6 * HOUR_S)
 
 
+def run(model):
+    return StoppedRun(model, find_chip("v5p"), 300, 19.2e12, WORK_S)
+
+
 def bills(model=MODEL, spot=2.1, on_demand=4.2):
-    return compare(model, find_chip("v5p"), 300, 19.2e12, WORK_S, spot, on_demand)
+    return compare(run(model), spot, on_demand)
 
 
 def test_the_articles_run_at_half_price():
@@ -29,7 +32,7 @@ def test_the_articles_run_at_half_price():
 def test_half_price_pays_and_full_price_does_not():
     half = bills()
     assert half.cheaper and 0.3 < half.saving < 0.5
-    assert half.spot_usd == pytest.approx(cost_usd(half.spot.billed_chip_s, 2.1))
+    assert half.spot_usd == pytest.approx(cost_usd(forecast(run(MODEL)).billed_chip_s, 2.1))
     full = bills(spot=4.2)
     assert not full.cheaper and full.saving < 0
     assert full.break_even_preemption_s is None
@@ -44,11 +47,6 @@ def test_bills_meet_at_the_break_even():
 
 
 def test_capacity_waits_are_not_paid_for():
-    away = bills(replace(MODEL, capacity_wait_s=4 * HOUR_S))
-    assert away.spot_usd == pytest.approx(bills().spot_usd)
-    assert away.spot.wall_s > bills().spot.wall_s
-
-
-def test_without_preemptions_there_is_nothing_to_compare():
-    with pytest.raises(UsageError, match="Give --preempt"):
-        bills(replace(MODEL, preemption_s=None))
+    away = replace(MODEL, capacity_wait_s=4 * HOUR_S)
+    assert bills(away).spot_usd == pytest.approx(bills().spot_usd)
+    assert forecast(run(away)).wall_s > forecast(run(MODEL)).wall_s
