@@ -105,13 +105,14 @@ def grpo_step(row: Row, train_s: float | None = None) -> rollout.Step:
     training = row["chips"] - apart
     model = engine.architecture
     mfu = MFU["sparse" if model.expert_params else "dense"]
-    flops = 6 * model.matmul_params
-    forward, train = rollout.passes_at_mfu(
-        flops, sampling.tokens, training, engine.chip.bf16_flops_per_s, mfu
-    )
-    train = train if train_s is None else train_s
-    moved = rollout.hand_over_seconds(engine, bool(apart))
-    parts = rollout.step_parts(forward, train, weights_s=moved)
+    flops = 6 * model.matmul_params * sampling.tokens
+    train = flops / (training * engine.chip.bf16_flops_per_s * mfu)
+    parts = {
+        "reward": 0.0,
+        "log-probs": train / 3 * 2,
+        "training": train if train_s is None else train_s,
+        "weights": rollout.hand_over_seconds(engine, bool(apart)),
+    }
     if not apart:
         return rollout.colocated(engine, sampling, row["chips"], parts, COLOCATED_SHARE)
     return rollout.split(engine, sampling, apart, training, parts, row["off_policy"], APART_SHARE)

@@ -22,8 +22,7 @@ from sabia.core.plan.serving.asked import (
 )
 from sabia.core.plan.serving.decode import cache_bytes
 from sabia.core.plan.serving.evaluation import Bill, Evaluation
-from sabia.core.plan.serving.formats import Judged, judged
-from sabia.core.plan.serving.rollout import peak_memory
+from sabia.core.plan.serving.formats import judged
 from sabia.core.plan.serving.traffic import Load, cheapest, room
 from sabia.core.units import format_bytes, format_count, format_duration
 
@@ -37,14 +36,29 @@ def serve(request: Request) -> View:
         "price_usd_per_chip_hour": usd,
         "replicas": [load_report(load, usd) for load in found],
         "best": load_report(best, usd),
-        "published_over_predicted": judged_report(
-            judged(model_kind(request.run.params, request.run.active_params))
-        ),
-        "assumed": asked.assumed,
     }
+    view = _view(asked, _model_kind(request), _serving_lines(asked, found, best), report)
     if request.cluster.chips:
-        report["cluster"] = _cluster(best, request.cluster.chips)
-    return View("\n".join(_serving_lines(asked, found, best)), report)
+        view.report["cluster"] = _cluster(best, request.cluster.chips)
+    return view
+
+
+def _model_kind(request: Request) -> str:
+    return model_kind(request.run.params, request.run.active_params)
+
+
+def _view(asked: Asked, kind: str, lines: list[str], report: dict[str, Any]) -> View:
+    """Lines and figures, with how far published runs were from such predictions, and what was
+    assumed."""
+    found = judged(kind)
+    lines.append(
+        f"published {found.rows} runs took {found.low:g} to {found.high:g} times what these "
+        f"formulas say, {found.middle:g} in the middle ({found.about})"
+    )
+    if asked.assumed:
+        lines.append(f"assumed   {'; '.join(asked.assumed)}")
+    known = {"published_over_predicted": fields(found, "low", "middle", "high", "rows")}
+    return View("\n".join(lines), report | known | {"assumed": asked.assumed})
 
 
 def load_report(load: Load, usd_per_chip_hour: float) -> dict[str, Any]:
@@ -71,19 +85,6 @@ def load_report(load: Load, usd_per_chip_hour: float) -> dict[str, Any]:
     }
 
 
-def judged_report(found: Judged) -> dict[str, Any]:
-    """How far published runs were from such predictions."""
-    return fields(found, "low", "middle", "high", "rows")
-
-
-def judged_line(found: Judged) -> str:
-    """The same as a line."""
-    return (
-        f"published {found.rows} runs took {found.low:g} to {found.high:g} times what these "
-        f"formulas say, {found.middle:g} in the middle ({found.about})"
-    )
-
-
 def _cluster(best: Load, chips: int) -> dict[str, float]:
     replicas = chips // best.replica.chips
     used = replicas * best.replica.chips
@@ -98,17 +99,13 @@ def _cluster(best: Load, chips: int) -> dict[str, float]:
 def _serving_lines(asked: Asked, found: list[Load], best: Load) -> list[str]:
     replica, request = best.replica, asked.request
     each = cache_bytes(replica, best.prompt + best.output)
-    lines = [
+    return [
         f"serving   {format_count(request.run.params, 2)} in {replica.weights} is "
         f"{format_bytes(replica.weight_bytes)}; a request of {best.prompt:,.0f} + "
         f"{best.output:,.0f} tokens caches {format_bytes(each)}",
         *_serving_table(asked, found),
         f"verdict   {_serving_verdict(asked, best)}",
-        judged_line(judged(model_kind(request.run.params, request.run.active_params))),
     ]
-    if asked.assumed:
-        lines.append(f"assumed   {'; '.join(asked.assumed)}")
-    return lines
 
 
 def _serving_table(asked: Asked, found: list[Load]) -> list[str]:
@@ -152,7 +149,7 @@ def evaluate(request: Request) -> View:
     """One evaluation of the request's model. Raises UsageError, Infeasible."""
     asked = Asked(request)
     suite, found = evaluation(asked)
-    usd, run = asked.usd_per_chip_hour, request.run
+    usd = asked.usd_per_chip_hour
     report = {
         "items": suite.items,
         "answers": suite.answers,
@@ -161,12 +158,8 @@ def evaluate(request: Request) -> View:
         "api_usd": found.api_usd,
         "cost_usd": found.cost_usd(usd),
         "parts": [_bill(bill, usd) for bill in found.bills],
-        "published_over_predicted": judged_report(
-            judged(model_kind(run.params, run.active_params))
-        ),
-        "assumed": asked.assumed,
     }
-    return View("\n".join(_evaluation_lines(asked, found, usd)), report)
+    return _view(asked, _model_kind(request), _evaluation_lines(found, usd), report)
 
 
 def _bill(bill: Bill, usd_per_chip_hour: float) -> dict[str, Any]:
@@ -179,7 +172,7 @@ def _bill(bill: Bill, usd_per_chip_hour: float) -> dict[str, Any]:
     }
 
 
-def _evaluation_lines(asked: Asked, found: Evaluation, usd: float) -> list[str]:
+def _evaluation_lines(found: Evaluation, usd: float) -> list[str]:
     rows = [
         [
             bill.name,
@@ -192,17 +185,12 @@ def _evaluation_lines(asked: Asked, found: Evaluation, usd: float) -> list[str]:
         for bill in found.bills
     ]
     head = ["EVALUATION", "CALLS", "TOKENS IN", "TOKENS OUT", "CHIP-HOURS", "COST"]
-    run = asked.request.run
     dearest = max(found.bills, key=lambda bill: bill.cost_usd(usd))
-    lines = [
+    return [
         *columns(head, rows),
         f"verdict   {short_money(found.cost_usd(usd))} an evaluation, {found.chip_hours:,.1f} "
         f"chip-hours; {dearest.name} cost the most",
-        judged_line(judged(model_kind(run.params, run.active_params))),
     ]
-    if asked.assumed:
-        lines.append(f"assumed   {'; '.join(asked.assumed)}")
-    return lines
 
 
 def grpo(request: Request) -> View:
@@ -210,10 +198,7 @@ def grpo(request: Request) -> View:
     asked = Asked(request)
     found = grpo_step(asked)
     report = _grpo_report(asked, found)
-    lines = _grpo_lines(report, found)
-    if asked.assumed:
-        lines.append(f"assumed   {'; '.join(asked.assumed)}")
-    return View("\n".join(lines), report | {"assumed": asked.assumed})
+    return _view(asked, "grpo", _grpo_lines(report, found), report)
 
 
 def _grpo_report(asked: Asked, found: AskedStep) -> dict[str, Any]:
@@ -242,7 +227,7 @@ def _grpo_report(asked: Asked, found: AskedStep) -> dict[str, Any]:
         "training_mfu": found.training_mfu,
         "generating_bytes_per_chip": generating,
         "training_bytes_per_chip": training,
-        "peak_bytes_per_chip": peak_memory(generating, training) if not apart else None,
+        "peak_bytes_per_chip": None if apart else max(generating, training),
         "price_usd_per_chip_hour": usd,
         "judge_usd_per_step": api_usd,
         "cost_usd_per_step": each,
@@ -251,7 +236,6 @@ def _grpo_report(asked: Asked, found: AskedStep) -> dict[str, Any]:
         "chip_hours": step.chip_s * steps / 3600,
         "wall_s": step.seconds * steps,
         "notes": list(step.notes),
-        "published_over_predicted": judged_report(judged("grpo")),
     }
 
 
@@ -284,7 +268,6 @@ def _grpo_lines(report: dict[str, Any], found: AskedStep) -> list[str]:
         f"verdict   {step.chips} chips, {report['steps']:,} steps in "
         f"{format_duration(report['wall_s'])}, {short_money(report['cost_usd'])}; "
         f"{step.binding} binds",
-        judged_line(judged("grpo")),
     ]
 
 

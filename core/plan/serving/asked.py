@@ -6,20 +6,25 @@ GRPO what it samples, who judges, how fast it trains, and what fits.
 
 import math
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from sabia.core.errors import Infeasible, UsageError
-from sabia.core.plan.counting.assumed import assumed_architecture
+from sabia.core.plan.compute import FLOPS_PER_PARAM_TOKEN
 from sabia.core.plan.memory import activation_bytes
 from sabia.core.plan.request import Request
 from sabia.core.plan.serving import rollout
 from sabia.core.plan.serving.decode import Replica, cache_bytes
-from sabia.core.plan.serving.evaluation import Evaluation, Source, Suite, api_price, evaluate
+from sabia.core.plan.serving.evaluation import (
+    ApiPrice,
+    Evaluation,
+    Source,
+    Suite,
+    api_price,
+    evaluate,
+    own_chips,
+)
 from sabia.core.plan.serving.rollout import Lengths
 from sabia.core.plan.serving.traffic import Load, cheapest, loads, room
-
-if TYPE_CHECKING:
-    from sabia.core.plan.serving.evaluation import Evaluation
 
 
 class Asked:
@@ -83,15 +88,10 @@ def evaluation(asked: Asked) -> tuple[Suite, Evaluation]:
 
 def suite_of(asked: Asked, items: float, repeats: float) -> Suite:
     """`items` answered `repeats` times, and the calls of a judge where one was asked for."""
-    return Suite(
-        items,
-        asked.value("prompt_tokens"),
-        asked.value("output_tokens"),
-        repeats,
-        asked.value("judge_calls"),
-        asked.value("judge_prompt_tokens") if asked.settings.judge_calls else 0,
-        asked.value("judge_output_tokens") if asked.settings.judge_calls else 0,
-    )
+    names = ["prompt_tokens", "output_tokens", "judge_calls"]
+    if asked.settings.judge_calls:
+        names += ["judge_prompt_tokens", "judge_output_tokens"]
+    return Suite(items=items, repeats=repeats, **{name: asked.value(name) for name in names})
 
 
 def judge(asked: Asked) -> Source | None:
@@ -106,12 +106,9 @@ def judge(asked: Asked) -> Source | None:
     if settings.judge_price is not None:
         return api_price(settings.judge_price.split(","), "--judge-price")
     assert settings.judge_params is not None
-    model = assumed_architecture(
-        settings.judge_params, settings.judge_active or settings.judge_params
-    )
-    prompt, output = asked.value("judge_prompt_tokens"), asked.value("judge_output_tokens")
-    chip, weights = asked.request.cluster.chip, asked.value("weights")
-    return cheapest(loads(model, chip, prompt, output, weights=weights)).replica
+    sizes = settings.judge_params, settings.judge_active or settings.judge_params
+    tokens = asked.value("judge_prompt_tokens"), asked.value("judge_output_tokens")
+    return own_chips(sizes, asked.request.cluster.chip, tokens, asked.value("weights"))
 
 
 REFERENCE_BYTES = 2  # of a parameter of the reference policy
@@ -149,7 +146,7 @@ class AskedStep:
     step: rollout.Step
     sampling: rollout.Sampling
     replica: Replica
-    verdicts: "Evaluation | None"
+    verdicts: Evaluation | None
     training_mfu: float
     training_bytes: float
 
@@ -164,16 +161,14 @@ def grpo_step(asked: Asked) -> AskedStep:
     chips = training_chips(asked, replicas[0])
     held = training_bytes(asked, drawn, chips)
     mfu, verdicts = training_mfu(asked, drawn, chips), judge_of_samples(asked, drawn)
-    forward_s, train_s = rollout.passes_at_mfu(
-        6 * asked.request.run.matmul_params, drawn.tokens, chips,
-        asked.request.cluster.chip.bf16_flops_per_s, mfu,
-    )  # fmt: skip
-    parts = rollout.step_parts(
-        forward_s,
-        train_s * (2 / 3 if settings.lora else 1),  # no gradients of frozen weights
-        reference=not settings.no_reference,
-        reward_s=_reward_s(asked, verdicts, settings.generation_chips or chips),
-    )
+    flops = FLOPS_PER_PARAM_TOKEN * asked.request.run.matmul_params * drawn.tokens
+    train_s = flops / (chips * asked.request.cluster.chip.bf16_flops_per_s * mfu)
+    passes = 1 if settings.no_reference else 2  # the policy's, and for a KL term the reference's
+    parts = {
+        "reward": _reward_s(asked, verdicts, settings.generation_chips or chips),
+        "log-probs": train_s / 3 * passes,
+        "training": train_s * (2 / 3 if settings.lora else 1),  # no gradients of frozen weights
+    }
     steps = [(_step(asked, drawn, replica, chips, parts), replica) for replica in replicas]
     step, replica = min(steps, key=lambda pair: pair[0].seconds)
     return AskedStep(step, drawn, replica, verdicts, mfu, held)
@@ -188,10 +183,10 @@ def _memory_share(asked: Asked) -> float | None:
 
 
 def _step(
-    asked: Asked, drawn: rollout.Sampling, replica: Replica, chips: int, parts: rollout.Parts
+    asked: Asked, drawn: rollout.Sampling, replica: Replica, chips: int, parts: dict[str, float]
 ) -> rollout.Step:
     apart, settings = asked.settings.generation_chips, asked.settings
-    parts = replace(parts, weights_s=rollout.hand_over_seconds(replica, bool(apart)))
+    parts = parts | {"weights": rollout.hand_over_seconds(replica, bool(apart))}
     if not apart:
         share = settings.utilisation or COLOCATED_SHARE
         return rollout.colocated(replica, drawn, chips, parts, share)
@@ -215,18 +210,16 @@ def training_mfu(asked: Asked, drawn: rollout.Sampling, chips: int) -> float:
     return request.cluster.mfu
 
 
-def _reward_s(asked: Asked, verdicts: "Evaluation | None", chips: int) -> float:
+def _reward_s(asked: Asked, verdicts: Evaluation | None, chips: int) -> float:
     """Own chips that generate also judge, afterwards; an API's calls run beside."""
     judging_s = verdicts.chip_hours * 3600 / chips if verdicts else 0.0
     return (asked.settings.reward_time or 0.0) + judging_s
 
 
-def judge_of_samples(asked: Asked, drawn: rollout.Sampling) -> "Evaluation | None":
+def judge_of_samples(asked: Asked, drawn: rollout.Sampling) -> Evaluation | None:
     """The judge's work on a step's answers; None where rewards are verified by programs."""
     if not asked.settings.judge_calls:
         return None
-    from sabia.core.plan.serving.evaluation import ApiPrice, Evaluation, evaluate
-
     free = ApiPrice(0.0, 0.0)  # the answers themselves are generation's
     both = evaluate(suite_of(asked, drawn.samples, 1), free, judge(asked))
     return Evaluation(both.bills[1:])

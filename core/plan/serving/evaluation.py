@@ -154,12 +154,18 @@ def _source(table: Mapping[str, Any], side: str, chip: Chip, suite: Suite, label
         return api_price(price, f"{label} {side}usd_per_million")
     params = parse_count(size, f"{label} {side}params")
     active = parse_count(table.get(f"{side}active", params), f"{label} {side}active")
-    model = assumed_architecture(params, active)
-    prompt, output = suite.prompt_tokens, suite.output_tokens
+    tokens = suite.prompt_tokens, suite.output_tokens
     if side:
-        prompt, output = suite.judge_prompt_tokens, suite.judge_output_tokens
+        tokens = suite.judge_prompt_tokens, suite.judge_output_tokens
     weights = str(table.get(f"{side}weights", PlanOptions.assumed("weights")))
-    return cheapest(loads(model, chip, prompt, output, weights=weights)).replica
+    return own_chips((params, active), chip, tokens, weights)
+
+
+def own_chips(
+    sizes: tuple[float, float], chip: Chip, tokens: tuple[float, float], weights: str
+) -> Replica:
+    """The cheapest replica of a model of (all, active) parameters for (prompt, output) tokens."""
+    return cheapest(loads(assumed_architecture(*sizes), chip, *tokens, weights=weights)).replica
 
 
 def api_price(prices: Any, label: str) -> ApiPrice:

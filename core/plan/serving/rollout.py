@@ -1,10 +1,10 @@
 """One step of GRPO: sample answers, reward them, take log-probabilities, train, hand over weights.
 
-Lengths of answers have a tail that is cut at a limit: Weibull survival S(t) = e^(−(t/λ)^k) up to
-the limit, where the rest is cut. k = 1 says that an answer is as likely to end after any token,
-whatever its length; k < 1 has a heavier tail, k > 1 a lighter one. λ is found so that the mean, the
-cut ones included, is the given one: a mean near the limit means that many answers reach it. The
-longest of n answers ends a batch; its expectation is ∫ 1 − (1 − S(t))^n dt.
+Lengths of answers have a tail that is cut at a limit: survival S(t) = e^(−t/λ) up to the limit,
+where the rest is cut (Weibull of shape 1: an answer is as likely to end after any token, whatever
+its length). λ is found so that the mean, the cut ones included, is the given one: a mean near the
+limit means that many answers reach it. The longest of n answers ends a batch; its expectation is
+∫ 1 − (1 − S(t))^n dt.
 
 Generation is played out on the slowest replica: its share of the answers, as equal slices of the
 length distribution, enters free slots in a fixed mixed order; each step lasts as decode_step says
@@ -31,7 +31,7 @@ from sabia.core.plan.serving.decode import Replica, decode_step, prefill
 from sabia.core.plan.serving.traffic import largest_batch
 
 STEPS = 120
-FAR = 60.0  # S is below e^-60 beyond λ·60^(1/k)
+FAR = 60.0  # S is below e^-60 beyond 60 λ
 
 
 @dataclass(frozen=True)
@@ -40,14 +40,11 @@ class Lengths:
 
     mean: float
     limit: float | None = None
-    shape: float = 1.0
 
     def __post_init__(self) -> None:
         """Refuse what no distribution has."""
-        if not self.mean > 0 or not self.shape > 0:
-            raise UsageError(
-                f"answers of {self.mean:g} tokens, shape {self.shape:g} (expected > 0)"
-            )
+        if not self.mean > 0:
+            raise UsageError(f"answers of {self.mean:g} tokens, shape 1 (expected > 0)")
         if self.limit is not None and self.mean >= self.limit:
             raise UsageError(
                 f"answers of {self.mean:g} tokens on average with a limit of {self.limit:g} "
@@ -56,42 +53,40 @@ class Lengths:
 
     @functools.cached_property
     def scale(self) -> float:
-        """λ: found by bisection where there is a limit, λ = mean / Γ(1 + 1/k) where not."""
+        """λ: found by bisection where there is a limit, the mean where not."""
         if self.limit is None:
-            return self.mean / math.gamma(1 + 1 / self.shape)
+            return self.mean
         low, high = self.mean / 4, self.mean * 1e4
         for _ in range(45):
             middle = math.sqrt(low * high)
-            short = _integral(functools.partial(self._alive, scale=middle), self.limit) < self.mean
+            short = _integral(functools.partial(_alive, scale=middle), self.limit) < self.mean
             low, high = (middle, high) if short else (low, middle)
         return math.sqrt(low * high)
-
-    def _alive(self, t: float, scale: float) -> float:
-        return math.exp(-((t / scale) ** self.shape))
 
     @property
     def reach(self) -> float:
         """The limit, or a length that practically no answer has."""
-        far = self.scale * FAR ** (1 / self.shape)
+        far = self.scale * FAR
         return far if self.limit is None else min(self.limit, far)
-
-    def survival(self, t: float) -> float:
-        """Share of answers longer than `t` tokens."""
-        return 0.0 if t >= self.reach else self._alive(t, self.scale)
 
     def quantile(self, share: float) -> float:
         """The length that `share` of the answers do not exceed."""
-        return min(self.reach, self.scale * (-math.log1p(-share)) ** (1 / self.shape))
+        return min(self.reach, self.scale * -math.log1p(-share))
 
     def longest_of(self, count: float) -> float:
         """Expected length of the longest of `count` answers."""
-        return _integral(lambda t: 1 - (1 - self._alive(t, self.scale)) ** count, self.reach)
+        return _integral(lambda t: 1 - (1 - _alive(t, self.scale)) ** count, self.reach)
 
     def strata(self, count: int) -> list[float]:
         """`count` answers that stand for all: the middles of equal shares, with the exact mean."""
         lengths = [self.quantile((i + 0.5) / count) for i in range(count)]
         correction = self.mean * count / sum(lengths)
         return [length * correction for length in lengths]
+
+
+def _alive(t: float, scale: float) -> float:
+    """Share of answers longer than `t` tokens, without a limit."""
+    return math.exp(-(t / scale))
 
 
 def _integral(f: Callable[[float], float], end: float) -> float:
@@ -110,14 +105,13 @@ STRIDE = 0.6180339887498949  # a fixed order that mixes short and long
 @dataclass(frozen=True)
 class Sampling:
     """What a step samples: `prompts` times `group` answers. slots: most at once in a replica
-    (None: as many as fit). shared_prefix: a group's prompt is computed once."""
+    (None: as many as fit). A group's prompt is computed once."""
 
     prompts: int
     group: int
     prompt_tokens: float
     lengths: Lengths
     slots: int | None = None
-    shared_prefix: bool = True
 
     @property
     def samples(self) -> int:
@@ -142,16 +136,6 @@ class Generation:
     replicas: int
     longest_tokens: float
     binding: str
-
-
-@dataclass(frozen=True)
-class Parts:
-    """Seconds of a step outside generation, on the chips that train (see step_parts)."""
-
-    reward_s: float
-    log_probs_s: float
-    train_s: float
-    weights_s: float
 
 
 @dataclass(frozen=True)
@@ -192,15 +176,14 @@ def generate(
     longest = lengths.longest_of(sampling.samples)
     most = largest_batch(replica, sampling.prompt_tokens + lengths.mean, memory_share)
     slots = max(1, min(share, most, sampling.slots or most))
-    prompts = share / sampling.group if sampling.shared_prefix else share
-    first_s = max(1.0, prompts) * prefill(replica, sampling.prompt_tokens).seconds
+    first_s = max(1.0, share / sampling.group) * prefill(replica, sampling.prompt_tokens).seconds
     count = min(share, SLICES)
     answers = _mixed([*lengths.strata(count)[:-1], longest])
-    played = play(replica, answers, share / count, slots, sampling.prompt_tokens)
+    decoding_s, tail_s = play(replica, answers, share / count, slots, sampling.prompt_tokens)
     return Generation(
-        seconds=first_s + played.seconds,
+        seconds=first_s + decoding_s,
         prefill_s=first_s,
-        tail_s=played.tail_s,
+        tail_s=tail_s,
         slots=slots,
         replicas=replicas,
         longest_tokens=longest,
@@ -214,19 +197,12 @@ def _mixed(values: list[float]) -> list[float]:
     return [value for _, value in sorted(zip(keys, values, strict=True))]
 
 
-@dataclass
-class Played:
-    """Time of decoding, and of it the time with fewer than half of the slots in use."""
-
-    seconds: float = 0.0
-    tail_s: float = 0.0
-
-
 def play(
     replica: Replica, answers: list[float], weight: float, slots: int, prompt: float
-) -> Played:
+) -> tuple[float, float]:
     """Run `answers`, each standing for `weight` sequences, through slots; times by events.
 
+    Seconds of decoding, and of these the ones with fewer than half of the slots in use.
     Every running sequence gains a token a step, so ends are known in steps; between two ends the
     batch is constant and the mean context grows by one a step.
     """
@@ -234,7 +210,7 @@ def play(
     waiting = answers[::-1]
     running: list[tuple[float, float]] = []  # (step at which it ends, step at which it began)
     full = min(places, len(answers))
-    played, now, began = Played(), 0.0, 0.0
+    total_s = tail_s = now = began = 0.0
     while waiting or running:
         while waiting and len(running) < places:
             heapq.heappush(running, (now + waiting.pop(), now))
@@ -244,26 +220,10 @@ def play(
         context = prompt + (now + end) / 2 - began / active
         batch = min(active * weight, slots)
         seconds = (end - now) * decode_step(replica, batch, context).seconds
-        played.seconds += seconds
-        played.tail_s += seconds if 2 * active < full else 0
+        total_s += seconds
+        tail_s += seconds if 2 * active < full else 0
         now, began = end, began - start
-    return played
-
-
-def step_parts(
-    forward_s: float, train_s: float, *, reference: bool = True, reward_s: float = 0.0,
-    weights_s: float = 0.0,
-) -> Parts:  # fmt: skip
-    """Log-probabilities are forward passes: the policy's, and under a KL term the reference's."""
-    return Parts(reward_s, forward_s * (2 if reference else 1), train_s, weights_s)
-
-
-def passes_at_mfu(
-    flops_per_token: float, tokens: float, chips: int, peak_flops_per_s: float, mfu: float
-) -> tuple[float, float]:
-    """(forward, training) seconds of `tokens` at a utilization; a forward pass is a third."""
-    train_s = flops_per_token * tokens / (chips * peak_flops_per_s * mfu)
-    return train_s / 3, train_s
+    return total_s, tail_s
 
 
 def hand_over_seconds(replica: Replica, apart: bool) -> float:
@@ -277,18 +237,18 @@ def hand_over_seconds(replica: Replica, apart: bool) -> float:
 
 
 def colocated(
-    replica: Replica, sampling: Sampling, chips: int, parts: Parts,
+    replica: Replica, sampling: Sampling, chips: int, parts: dict[str, float],
     memory_share: float | None = None,
 ) -> Step:  # fmt: skip
-    """All parts in turn on the same chips."""
+    """All parts in turn on the same chips. parts: seconds by name, those of generation left out."""
     made = generate(replica, sampling, chips, memory_share)
-    named = _named(made, parts)
+    named = {"generation": made.seconds} | parts
     return Step(made, named, sum(named.values()), chips, _binding(made, named))
 
 
 def split(
     replica: Replica, sampling: Sampling, generation_chips: int, training_chips: int,
-    parts: Parts, off_policy: int = 1, memory_share: float | None = None,
+    parts: dict[str, float], off_policy: int = 1, memory_share: float | None = None,
 ) -> Step:  # fmt: skip
     """Generation on its own chips, `off_policy` steps ahead of training."""
     together = off_policy + 1
@@ -300,10 +260,9 @@ def split(
         prefill_s=made.prefill_s / together,
         tail_s=made.tail_s / together,
     )
-    named = _named(made, parts)
-    training = parts.log_probs_s + parts.train_s
-    sides = (made.seconds + parts.reward_s, training)
-    seconds = (max(sides) if off_policy else sum(sides)) + parts.weights_s
+    named = {"generation": made.seconds} | parts
+    sides = (made.seconds + parts["reward"], parts["log-probs"] + parts["training"])
+    seconds = (max(sides) if off_policy else sum(sides)) + parts["weights"]
     idle = 1 - min(sides) / max(sides)
     side = "training" if sides[0] > sides[1] else "generation"
     note = f"the sides overlap; the chips of {side} wait {idle:.0%} of the time"
@@ -313,16 +272,6 @@ def split(
     return Step(made, named, seconds, chips, _binding(made, named), (note,))
 
 
-def _named(made: Generation, parts: Parts) -> dict[str, float]:
-    return {
-        "generation": made.seconds,
-        "reward": parts.reward_s,
-        "log-probs": parts.log_probs_s,
-        "training": parts.train_s,
-        "weights": parts.weights_s,
-    }
-
-
 def _binding(made: Generation, named: dict[str, float]) -> str:
     """The longest part; of generation also why."""
     longest = max(named, key=lambda name: named[name])
@@ -330,8 +279,3 @@ def _binding(made: Generation, named: dict[str, float]) -> str:
         return longest
     tail = made.tail_s > made.seconds / 2
     return "generation (its longest answers)" if tail else f"generation ({made.binding})"
-
-
-def peak_memory(generating_bytes: float, training_bytes: float) -> float:
-    """Colocated sides take turns: a chip needs room for the larger, not for both."""
-    return max(generating_bytes, training_bytes)

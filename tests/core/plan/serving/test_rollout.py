@@ -14,7 +14,7 @@ from sabia.core.plan.serving.rollout import Lengths
 SHAPES, _ = load()
 H100 = find_chip("h100")
 ENGINE = Replica(architecture(SHAPES["llama-3-8b"]), H100)
-NONE = rollout.step_parts(0.0, 0.0)
+NONE = dict.fromkeys(("reward", "log-probs", "training", "weights"), 0.0)
 
 
 def played_token_by_token(answers, slots, prompt):
@@ -32,8 +32,8 @@ def played_token_by_token(answers, slots, prompt):
 @pytest.mark.parametrize("slots", [1, 4, 7, 64])
 def test_events_are_what_single_steps_add_up_to(slots):
     answers = [37, 5, 120, 64, 64, 9, 200, 31, 77, 12]
-    played = rollout.play(ENGINE, [float(n) for n in answers], 1.0, slots, 300)
-    assert played.seconds == pytest.approx(played_token_by_token(answers, slots, 300), rel=1e-6)
+    seconds, _ = rollout.play(ENGINE, [float(n) for n in answers], 1.0, slots, 300)
+    assert seconds == pytest.approx(played_token_by_token(answers, slots, 300), rel=1e-6)
 
 
 def test_one_sample_is_a_prefill_and_its_steps():
@@ -61,17 +61,8 @@ def test_more_chips_help_until_the_tail_is_all_that_is_left():
     assert times[0] > 1.9 * times[-1]
 
 
-def test_a_group_shares_its_prompt():
-    shared = rollout.Sampling(4, 16, 2000, Lengths(100))
-    alone = replace(shared, shared_prefix=False)
-    seconds = [rollout.generate(ENGINE, s, 1).prefill_s for s in (shared, alone)]
-    assert seconds[1] == pytest.approx(16 * seconds[0])
-
-
 def test_parts_of_a_colocated_step_add_up():
-    parts = rollout.step_parts(3.0, 9.0, reward_s=2.0, weights_s=1.0)
-    assert parts.log_probs_s == 6.0
-    assert rollout.step_parts(3.0, 9.0, reference=False).log_probs_s == 3.0
+    parts = {"reward": 2.0, "log-probs": 6.0, "training": 9.0, "weights": 1.0}
     sampling = rollout.Sampling(32, 8, 200, Lengths(300))
     step = rollout.colocated(ENGINE, sampling, 8, parts)
     assert step.seconds == pytest.approx(step.generation.seconds + 18)
@@ -81,7 +72,7 @@ def test_parts_of_a_colocated_step_add_up():
 
 def test_sides_overlap_off_policy_and_wait_on_policy():
     sampling = rollout.Sampling(32, 8, 200, Lengths(300))
-    slow = rollout.step_parts(10.0, 100.0, weights_s=1.0)
+    slow = NONE | {"log-probs": 20.0, "training": 100.0, "weights": 1.0}
     ahead = rollout.split(ENGINE, sampling, 4, 4, slow, off_policy=1)
     waits = rollout.split(ENGINE, sampling, 4, 4, slow, off_policy=0)
     assert ahead.seconds == pytest.approx(121)
@@ -103,18 +94,8 @@ def test_steps_under_way_together_share_one_tail():
 def test_what_binds_is_named():
     sampling = rollout.Sampling(64, 16, 200, Lengths(1000, 1001), slots=16)
     assert rollout.colocated(ENGINE, sampling, 8, NONE).binding == "generation (memory)"
-    heavy = rollout.step_parts(1.0, 1e4)
+    heavy = NONE | {"training": 1e4}
     assert rollout.colocated(ENGINE, sampling, 8, heavy).binding == "training"
-
-
-def test_peaks_take_turns():
-    assert rollout.peak_memory(60e9, 70e9) == 70e9
-
-
-def test_training_at_a_utilization():
-    forward, train = rollout.passes_at_mfu(6 * 8e9, 1e6, 8, 1e15, 0.4)
-    assert train == pytest.approx(4.8e16 / (8 * 4e14))
-    assert forward == pytest.approx(train / 3)
 
 
 def test_weights_travel_inside_the_domain_or_over_the_network():
