@@ -20,12 +20,12 @@ under fsdp a layer has them only while it is computed. The state recipe names th
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from sabia.core.plan.counting.architecture import Architecture, LayerKind
+from sabia.core.plan.counting.architecture import LayerKind
 from sabia.core.plan.device import host_kept
 from sabia.core.plan.device.host_kept import FP32, Formats
-from sabia.core.plan.device.layout import Layout, Recompute, Workload
+from sabia.core.plan.device.layout import Recompute
 from sabia.core.plan.device.memory_kept import Kept
-from sabia.core.plan.device.memory_state import Case, Stage, Term, billions, ways
+from sabia.core.plan.device.memory_state import Case, Term, billions, ways
 from sabia.core.plan.elementwise import Number, choose, larger, smaller
 
 HEAP_BLOCK, SPARING_BLOCK = 32 << 20, 1 << 20
@@ -67,45 +67,23 @@ def most(first: Bytes, *others: Bytes) -> Bytes:
 
 
 @dataclass(frozen=True)
-class Place:
-    """A case, and what formulas ask of it."""
-
-    case: Case
-
-    @property
-    def work(self) -> Workload:
-        """What is trained."""
-        return self.case.workload
-
-    @property
-    def layout(self) -> Layout:
-        """How it is spread."""
-        return self.case.layout
-
-    @property
-    def stage(self) -> Stage:
-        """This device's part of the layers."""
-        return self.case.stage
+class Place(Case):
+    """A case, and what formulas of a process's memory ask of it."""
 
     @property
     def formats(self) -> Formats:
         """Of activations."""
-        return host_kept.formats(self.work.precision, self.case.stack.widened)
+        return host_kept.formats(self.workload.precision, self.stack.widened)
 
     @property
     def trained(self) -> bool:
         """Whether all parameters are trained, not adapters alone."""
-        return self.work.adapter_params is None
-
-    @property
-    def model(self) -> Architecture:
-        """The model."""
-        return self.case.model
+        return self.workload.adapter_params is None
 
     @property
     def heap_block(self) -> Number:
         """From this size on a block is given back; micro-batches and fsdp are to spare memory."""
-        work, layout = self.work, self.layout
+        work, layout = self.workload, self.layout
         plain = work.precision == "fp32" and layout.recompute == "none" and self.trained
         spared = (layout.accumulation(work.batch_rows) > 1) | (layout.fsdp > 1)
         return choose(spared, SPARING_BLOCK, HEAP_BLOCK if plain else SPARING_BLOCK)
@@ -116,14 +94,9 @@ class Place:
         return Bytes(choose(small, count * size, 0), choose(small, 0, count * size))
 
     @property
-    def tokens(self) -> Number:
-        """Of one micro-batch on this device."""
-        return self.case.tokens
-
-    @property
     def repeated(self) -> Number:
         """Whether gradients of an earlier micro-batch are there."""
-        return self.layout.accumulation(self.work.batch_rows) > 1
+        return self.layout.accumulation(self.workload.batch_rows) > 1
 
     @property
     def split(self) -> Number:
@@ -143,7 +116,7 @@ class Place:
 
 def host_terms(case: Case, instant: str) -> Iterator[Term]:
     """What a process of `case` holds at one instant; the names do not depend on it."""
-    place = Place(case)
+    place = Place(**vars(case))
     live, grads, copies = activations(place), gradients(place), narrow_copies(place)
     now = {"loss": loss, "backward": layer, "end": end, "update": update}[instant](place)
     passing = instant in ("loss", "backward")
@@ -193,7 +166,7 @@ def _states(place: Place) -> Number:
     """fp32 elements of optimizer state per parameter, the mean."""
     if not place.trained:
         return 0
-    name = place.work.recipe.name
+    name = place.workload.recipe.name
     if name != "muon":
         return STATES.get(name, 2)
     dense, experts = _layers(place)
@@ -216,8 +189,8 @@ def _text(place: Place, size: str) -> str:
 
 def _adapters(place: Place) -> Term:
     """fp32 weights, gradients, m and v of LoRA's matrices."""
-    size = (place.work.adapter_params or 0) * 4 * FP32 / place.layout.pipe
-    return Term("adapters", size, lambda: f"{place.work.adapter_params} x 16 B")
+    size = (place.workload.adapter_params or 0) * 4 * FP32 / place.layout.pipe
+    return Term("adapters", size, lambda: f"{place.workload.adapter_params} x 16 B")
 
 
 def _matrices(place: Place, kind: LayerKind) -> Iterator[tuple[Number, Number]]:
@@ -266,7 +239,8 @@ def activations(place: Place) -> Bytes:
     share = place.stage.layers / place.model.depth
     for kind in place.model.layers:
         found += _tensors(place, kind, place.layout.recompute, share * kind.count)
-    mask = place.blocks(1, place.tokens * place.work.sequence * FP32 if place.work.packed else 0)
+    masked = place.workload.sequence if place.workload.packed else 0
+    mask = place.blocks(1, place.tokens * masked * FP32)
     return Bytes(
         place.stage.in_flight * found.heap + mask.heap,
         place.stage.in_flight * found.mapped + mask.mapped,
@@ -382,7 +356,7 @@ def update(place: Place) -> Bytes:
 
 
 def _optimizer(place: Place) -> Bytes:
-    name = place.work.recipe.name
+    name = place.workload.recipe.name
     if name == "lion":
         return place.blocks(1, smaller(LION_GROUP, _elements(place) * FP32))
     sizes = [size * FP32 for kind in place.model.layers for _, size in _matrices(place, kind)]
