@@ -20,26 +20,27 @@ _ALL, _CHOSEN = 128, 4
 
 def read(fields: CountFields) -> Architecture:
     """The model of a `deepseek_v4` configuration."""
-    hidden, depth = fields.size("hidden_size"), fields.size("num_hidden_layers")
+    hidden, depth = fields.hidden, fields.depth
     fields.expect("num_key_value_heads", (1,), 1)
-    fields.expect("attention_bias", (False,), False)
-    fields.expect("mlp_bias", (False,), False)
+    fields.refuse("attention_bias", "mlp_bias")
     fields.ignore("qk_rope_head_dim", "hc_sinkhorn_iters", "hc_eps", "compress_rope_theta")
     predicted = fields.take("num_nextn_predict_layers", int, 0)
     ratios = _ratios(fields, depth, predicted)
     streams, hashed = fields.size("hc_mult"), fields.take("num_hash_layers", int, 0)
     mixers = _mixers(fields, hidden, set(ratios))
-    feeds = _feeds(fields, hidden)
+    # the first layers take experts from a table of the tokens; the others' routers have a bias
+    by_table = reading.routed(fields, "n_routed_experts", alike="n_shared_experts")
+    by_score = by_table + Block(vectors=by_table.sizes["experts"])
 
     def kind(index: int) -> LayerKind:
-        found = layer(mixers[ratios[index]], feeds[index < hashed], 2 * hidden)
+        feed = by_table if index < hashed else by_score
+        found = layer(mixers[ratios[index]], feed, 2 * hidden)
         return _connected(found, hidden, streams)
 
     head = streams * streams * hidden + streams + 1
     joined = 2 * hidden * hidden + 3 * hidden + head
     return reading.decoder(
         fields,
-        hidden,
         map(kind, range(depth)),
         other=hidden + head,
         extra=tuple(kind(depth + n) for n in range(predicted)),
@@ -108,17 +109,6 @@ def _seen(ratio: int, window: int, most: int, index_width: int) -> dict[str, obj
     if ratio == _ALL:
         return {"sparse": Sparse(window, ratio)}
     return {"sparse": Sparse(window, ratio, most, index_width)}
-
-
-def _feeds(fields: CountFields, hidden: int) -> dict[bool, Block]:
-    """The mixture, by whether a layer takes experts from a table of the tokens instead."""
-    inner = fields.size("moe_intermediate_size")
-    sizes = (fields.size("n_routed_experts"), fields.size("num_experts_per_tok"), inner)
-    shared = inner * fields.take("n_shared_experts", int, 0)
-    return {
-        hashed: reading.mixture(hidden, *sizes, shared, correction=not hashed)
-        for hashed in (False, True)
-    }
 
 
 def _connected(kind: LayerKind, hidden: int, streams: int) -> LayerKind:

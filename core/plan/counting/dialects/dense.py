@@ -13,59 +13,45 @@ from sabia.core.plan.counting.blocks import Block, layer
 from sabia.core.plan.counting.dialects import reading
 from sabia.core.plan.counting.dialects.reading import CountFields
 from sabia.core.spec.families import qwen3
-from sabia.core.spec.fields import Fields
 
 
 def qwen2(fields: CountFields) -> Architecture:
     """Qwen2, Qwen2.5 (arXiv 2407.10671): Llama with biases on queries, keys and values."""
     fields.expect("attention_bias", (True,), True)
-    fields.expect("use_mrope", (False,), False)
+    fields.refuse("use_mrope")
     fields.ignore("num_nextn_predict_layers")  # MiMo: kept beside the model
-    hidden, depth = _shape(fields)
-    return _stack(fields, hidden, qwen3.windows(fields, depth), qkv_bias=True)
+    return _stack(fields, qwen3.windows(fields, fields.depth), qkv_bias=True)
 
 
 def phi3(fields: CountFields) -> Architecture:
     """Phi-3, Phi-4 (arXiv 2404.14219): Llama with fused projections."""
-    fields.expect("attention_bias", (False,), False)
-    fields.expect("mlp_bias", (False,), False)
-    hidden, depth = _shape(fields)
-    return _stack(fields, hidden, [fields.take("sliding_window", int, None)] * depth)
+    fields.refuse("attention_bias", "mlp_bias")
+    return _stack(fields, [fields.take("sliding_window", int, None)] * fields.depth)
 
 
 def granite(fields: CountFields) -> Architecture:
     """Granite 3 dense: Llama with factors."""
-    hidden, depth = _shape(fields)
-    bias = fields.take("attention_bias", bool, False)
-    return _stack(fields, hidden, [None] * depth, qkv_bias=bias, output_bias=bias)
+    return _stack(fields, **reading.biases(fields))
 
 
 def gemma(fields: CountFields) -> Architecture:
     """Gemma 1 (arXiv 2403.08295): Llama with wide heads, tied."""
-    hidden, depth = _shape(fields)
     fields.expect("use_bidirectional_attention", (False, None), None)
-    fields.expect("attention_bias", (False,), False)
-    return _stack(fields, hidden, [None] * depth, tied=True)
+    fields.refuse("attention_bias")
+    return _stack(fields, tied=True)
 
 
 def arcee(fields: CountFields) -> Architecture:
     """AFM: Llama with a plain MLP, squared ReLU between its two matrices."""
-    hidden, depth = _shape(fields)
-    bias = fields.take("attention_bias", bool, False)
-    flags = {"qkv_bias": bias, "output_bias": bias}
-    return _stack(fields, hidden, [None] * depth, mlp=reading.plain, **flags)
+    return _stack(fields, mlp=reading.plain, **reading.biases(fields))
 
 
 def cohere2(fields: CountFields) -> Architecture:
     """Command R7B, Command A (arXiv 2504.00698): one norm a layer, every fourth layer whole."""
-    hidden, depth = _shape(fields)
     fields.ignore("logit_scale", *_COHERE_REMARKS)
-    fields.expect("use_qk_norm", (False,), False)
-    every = fields.size("sliding_window_pattern", 4)
-    usual = [qwen3.KINDS[(index + 1) % every != 0] for index in range(depth)]
-    bias = fields.take("attention_bias", bool, False)
-    windows, flags = _local(fields, depth, usual), {"qkv_bias": bias, "output_bias": bias}
-    return _stack(fields, hidden, windows, norms=1, tied=True, mlp=reading.gated, **flags)
+    fields.refuse("use_qk_norm")
+    windows = _local(fields, fields.size("sliding_window_pattern", 4))
+    return _stack(fields, windows, norms=1, tied=True, **reading.biases(fields))
 
 
 _COHERE_REMARKS: tuple[str, ...] = ("order_of_interleaved_layers", "use_gated_activation")
@@ -74,73 +60,60 @@ _COHERE_REMARKS += ("use_parallel_block", "use_parallel_embedding", "position_em
 
 def smollm3(fields: CountFields) -> Architecture:
     """SmolLM3: Llama, some layers without rotation."""
-    hidden, depth = _shape(fields)
-    bias, windows = fields.take("attention_bias", bool, False), qwen3.windows(fields, depth)
-    return _stack(fields, hidden, windows, tied=True, qkv_bias=bias, output_bias=bias)
+    windows = qwen3.windows(fields, fields.depth)
+    return _stack(fields, windows, tied=True, **reading.biases(fields))
 
 
 def seed_oss(fields: CountFields) -> Architecture:
     """Seed-OSS: Llama whose attention's biases are chosen apart."""
-    hidden, depth = _shape(fields)
     qkv = fields.take("attention_bias", bool, True)
-    output = fields.take("attention_out_bias", bool, False)
-    return _stack(fields, hidden, [None] * depth, qkv_bias=qkv, output_bias=output)
+    return _stack(fields, qkv_bias=qkv, output_bias=fields.take("attention_out_bias", bool, False))
 
 
 def glm4(fields: CountFields) -> Architecture:
     """GLM-4-0414: norms before and behind both halves, biases on queries, keys and values."""
-    hidden, depth = _shape(fields)
-    bias = fields.take("attention_bias", bool, True)
-    return _stack(fields, hidden, [None] * depth, norms=4, qkv_bias=bias)
+    return _stack(fields, norms=4, qkv_bias=fields.take("attention_bias", bool, True))
 
 
 def olmo3(fields: CountFields) -> Architecture:
     """OLMo 3: norms behind each half and over all queries and keys, every fourth layer whole."""
-    hidden, depth = _shape(fields)
-    fields.expect("attention_bias", (False,), False)
-    usual = [qwen3.KINDS[(index + 1) % 4 != 0] for index in range(depth)]
-    return _stack(fields, hidden, _local(fields, depth, usual), qk_norm_whole=True)
+    fields.refuse("attention_bias")
+    return _stack(fields, _local(fields, 4), qk_norm_whole=True)
 
 
 def exaone4(fields: CountFields) -> Architecture:
     """EXAONE 4 (arXiv 2507.11407): norms behind each half and on each head's queries and keys."""
-    hidden, depth = _shape(fields)
     pattern: Any = fields.take("sliding_window_pattern", object, "")
     every = len(pattern) if isinstance(pattern, str) else int(pattern)  # LLLG, or 4
     local = "sliding_window" in fields and every > 0
-    usual = [qwen3.KINDS[local and (index + 1) % every != 0] for index in range(depth)]
-    windows = _local(fields, depth, usual)
-    return _stack(fields, hidden, windows, qk_norm=True)
+    return _stack(fields, _local(fields, every if local else 1), qk_norm=True)
 
 
-def _shape(fields: Fields) -> tuple[int, int]:
-    return fields.size("hidden_size"), fields.size("num_hidden_layers")
-
-
-def _local(fields: Fields, depth: int, usual: list[str]) -> list[int | None]:
-    """Take `layer_types` and the window of those that have one."""
+def _local(fields: CountFields, every: int) -> list[int | None]:
+    """Take `layer_types` and the window of those that have one: usually all but each `every`th."""
+    usual = [qwen3.KINDS[(index + 1) % every != 0] for index in range(fields.depth)]
     window = fields.take("sliding_window", int, None)
-    kinds = fields.each("layer_types", depth, qwen3.KINDS, usual)
+    kinds = fields.each("layer_types", fields.depth, qwen3.KINDS, usual)
     return [window if kind == qwen3.KINDS[1] else None for kind in kinds]
 
 
 def _stack(
     fields: CountFields,
-    hidden: int,
-    windows: Sequence[int | None],
+    windows: Sequence[int | None] = (),
     *,
     norms: int = 2,
     tied: bool = False,
     mlp: Callable[..., Block] = reading.gated,
     **flags: bool,
 ) -> Architecture:
-    """Norms without bias, grouped attention with a window a layer, an MLP."""
-    sizes = reading.head_sizes(fields, hidden)
+    """Norms without bias, grouped attention with a window a layer (empty: none has), an MLP."""
+    hidden, sizes = fields.hidden, reading.head_sizes(fields)
     bias = fields.take("mlp_bias", bool, False)
     feed = mlp(hidden, fields.size("intermediate_size"), bias=bias)
+    windows = windows or [None] * fields.depth
     mixers = {window: reading.grouped(hidden, *sizes, window, **flags) for window in set(windows)}
     kinds = [layer(mixers[window], feed, norms * hidden, norms=norms) for window in windows]
-    return reading.decoder(fields, hidden, kinds, tied=tied)
+    return reading.decoder(fields, kinds, tied=tied)
 
 
 def nemotron_nas(fields: CountFields) -> Architecture:
@@ -149,10 +122,9 @@ def nemotron_nas(fields: CountFields) -> Architecture:
     A layer's MLP is ffn_mult times as wide as 2/3 of the stream, in multiples of 256; attention,
     with its norm, may be missing.
     """
-    hidden, depth = _shape(fields)
+    hidden, depth = fields.hidden, fields.depth
     heads, blocks = fields.size("num_attention_heads"), fields.take("block_configs", list)
-    fields.expect("attention_bias", (False,), False)
-    fields.expect("mlp_bias", (False,), False)
+    fields.refuse("attention_bias", "mlp_bias")
     if len(blocks) != depth:
         raise UsageError(f"config.json: block_configs has {len(blocks)} (expected {depth})")
 
@@ -177,7 +149,7 @@ def nemotron_nas(fields: CountFields) -> Architecture:
     kinds = [
         layer(*pair, count * hidden, norms=count) for pair, count in zip(halves, norms, strict=True)
     ]
-    return reading.decoder(fields, hidden, kinds)
+    return reading.decoder(fields, kinds)
 
 
 def _plain_block(name: str, block: dict[str, object]) -> None:

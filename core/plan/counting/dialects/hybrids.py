@@ -21,9 +21,8 @@ _REMARKS = (
 
 def nemotron_h(fields: CountFields) -> Architecture:
     """Nemotron-H and Nemotron 3 (arXiv 2504.03624): each layer a norm and one part."""
-    hidden = fields.size("hidden_size")
-    for name in ("attention_bias", "mlp_bias", "mamba_proj_bias", "use_bias"):
-        fields.expect(name, (False,), False)
+    hidden = fields.hidden
+    fields.refuse("attention_bias", "mlp_bias", "mamba_proj_bias", "use_bias")
     fields.expect("sliding_window", (None,), None)
     fields.ignore(*_REMARKS)
     names = _pattern(fields)
@@ -41,8 +40,7 @@ def nemotron_h(fields: CountFields) -> Architecture:
         mixes = name in ("mamba", "attention")
         return (halves[name], Block()) if mixes else (Block(), halves[name])
 
-    kinds = [layer(*pair(name), hidden, norms=1) for name in names]
-    return reading.decoder(fields, hidden, kinds)
+    return reading.decoder(fields, [layer(*pair(name), hidden, norms=1) for name in names])
 
 
 def _pattern(fields: CountFields) -> list[str]:
@@ -105,11 +103,10 @@ def gemma4(fields: CountFields) -> Architecture:
 
     A mixture stands beside the dense MLP, with norms of its own.
     """
-    hidden, depth = fields.size("hidden_size"), fields.size("num_hidden_layers")
-    fields.expect("attention_bias", (False,), False)
+    hidden, depth = fields.hidden, fields.depth
     for name in ("hidden_size_per_layer_input", "num_kv_shared_layers"):
         fields.expect(name, (0,), 0)
-    fields.expect("use_double_wide_mlp", (False,), False)
+    fields.refuse("attention_bias", "use_double_wide_mlp")
     fields.ignore("vocab_size_per_layer_input", "use_bidirectional_attention")
     usual = [KINDS[(index + 1) % 6 == 0] for index in range(depth)]
     kinds = fields.each("layer_types", depth, KINDS, usual)
@@ -125,7 +122,7 @@ def gemma4(fields: CountFields) -> Architecture:
     mixers = dict(zip(KINDS, (local, whole), strict=True))
     feed, norms = _gemma4_feed(fields, hidden)
     layers = [layer(mixers[kind], feed, norms * hidden, norms=norms) for kind in kinds]
-    return reading.decoder(fields, hidden, layers, tied=True)
+    return reading.decoder(fields, layers, tied=True)
 
 
 def _gemma4_feed(fields: CountFields, hidden: int) -> tuple[Block, int]:
@@ -133,7 +130,7 @@ def _gemma4_feed(fields: CountFields, hidden: int) -> tuple[Block, int]:
     if not fields.take("enable_moe_block", bool, False):
         fields.ignore("moe_intermediate_size", "expert_intermediate_size")
         return dense, 4
-    count, chosen = fields.size("num_experts"), fields.size("top_k_experts")
-    routed = reading.mixture(hidden, count, chosen, fields.size("moe_intermediate_size"))
+    routed = reading.routed(fields, "num_experts", chosen="top_k_experts")
     sizes = dict(routed.sizes) | {"mlp_width": dense.sizes["mlp_width"]}
-    return with_sizes(dense + routed + Block(vectors=hidden + count), **sizes), 7
+    norms = Block(vectors=hidden + sizes["experts"])
+    return with_sizes(dense + routed + norms, **sizes), 7

@@ -7,60 +7,51 @@ from sabia.core.plan.counting.architecture import Architecture
 from sabia.core.plan.counting.blocks import Block, layer
 from sabia.core.plan.counting.dialects import reading
 from sabia.core.plan.counting.dialects.reading import CountFields
-from sabia.core.spec.fields import Fields
 
 
 def starcoder2(fields: CountFields) -> Architecture:
     """StarCoder2 (arXiv 2402.19173): LayerNorm and biases everywhere, a plain MLP."""
-    hidden, depth = _shape(fields)
-    bias = fields.take("use_bias", bool, True)
-    mixer = reading.attention(
-        fields, hidden, window=fields.take("sliding_window", int, None),
-        qkv_bias=bias, output_bias=bias,
-    )  # fmt: skip
-    feed = reading.plain(hidden, fields.size("intermediate_size"), bias=bias)
-    return _layer_normed(fields, hidden, depth, mixer, feed, tied=True)
+    bias, window = fields.take("use_bias", bool, True), fields.take("sliding_window", int, None)
+    mixer = reading.attention(fields, window, qkv_bias=bias, output_bias=bias)
+    feed = reading.plain(fields.hidden, fields.size("intermediate_size"), bias=bias)
+    return _layer_normed(fields, mixer, feed, tied=True)
 
 
 def nemotron(fields: CountFields) -> Architecture:
     """Nemotron-4 (arXiv 2402.16819): LayerNorm with bias, squared ReLU between two matrices."""
-    hidden, depth = _shape(fields)
-    bias = fields.take("attention_bias", bool, False)
-    mixer = reading.attention(fields, hidden, qkv_bias=bias, output_bias=bias)
-    inner, feed_bias = fields.size("intermediate_size"), fields.take("mlp_bias", bool, False)
-    return _layer_normed(fields, hidden, depth, mixer, reading.plain(hidden, inner, bias=feed_bias))
+    mixer = reading.attention(fields, **reading.biases(fields))
+    inner, bias = fields.size("intermediate_size"), fields.take("mlp_bias", bool, False)
+    return _layer_normed(fields, mixer, reading.plain(fields.hidden, inner, bias=bias))
 
 
 def gpt_neox(fields: CountFields) -> Architecture:
     """GPT-NeoX, Pythia (arXiv 2304.01373)."""
-    hidden, depth = _shape(fields)
     fields.ignore("use_parallel_residual", "classifier_dropout")
     bias, heads = fields.take("attention_bias", bool, True), fields.size("num_attention_heads")
-    mixer = reading.grouped(hidden, heads, heads, hidden // heads, None, bias, bias)
-    feed = reading.plain(hidden, fields.size("intermediate_size"), bias=True)
-    return _layer_normed(fields, hidden, depth, mixer, feed)
+    mixer = _equal_heads(fields, heads, bias)
+    feed = reading.plain(fields.hidden, fields.size("intermediate_size"), bias=True)
+    return _layer_normed(fields, mixer, feed)
 
 
 def phi(fields: CountFields) -> Architecture:
     """Phi-1.5, Phi-2 (arXiv 2309.05463): one LayerNorm a layer, biases, the head's too."""
-    hidden, depth = _shape(fields)
-    fields.expect("qk_layernorm", (False,), False)
-    mixer = reading.attention(fields, hidden, qkv_bias=True, output_bias=True)
+    fields.refuse("qk_layernorm")
+    mixer, hidden = reading.attention(fields, qkv_bias=True, output_bias=True), fields.hidden
     feed = reading.plain(hidden, fields.size("intermediate_size"), bias=True)
     vocab = fields.size("vocab_size")
-    kinds = [layer(mixer, feed, 2 * hidden, norms=1)] * depth
-    return reading.decoder(fields, hidden, kinds, vocab=vocab, other=2 * hidden + vocab)
+    kinds = [layer(mixer, feed, 2 * hidden, norms=1)] * fields.depth
+    return reading.decoder(fields, kinds, vocab=vocab, other=2 * hidden + vocab)
 
 
 def gpt2(fields: CountFields) -> Architecture:
     """GPT-2: learned positions, LayerNorm and biases everywhere."""
-    hidden, depth, heads = (fields.size(name) for name in ("n_embd", "n_layer", "n_head"))
-    for name in _GPT2_REMARKS:
-        fields.ignore(name)
+    sizes = (fields.size(name) for name in ("n_embd", "n_layer", "n_head"))
+    fields.hidden, fields.depth, heads = sizes
+    fields.ignore(*_GPT2_REMARKS)
     positions = fields.size("n_positions", fields.take("n_ctx", int, 1024))
-    mixer = reading.grouped(hidden, heads, heads, hidden // heads, None, True, True)
-    feed = reading.plain(hidden, fields.take("n_inner", int, 4 * hidden), bias=True)
-    return _layer_normed(fields, hidden, depth, mixer, feed, tied=True, positions=positions)
+    mixer = _equal_heads(fields, heads, True)
+    feed = reading.plain(fields.hidden, fields.take("n_inner", int, 4 * fields.hidden), bias=True)
+    return _layer_normed(fields, mixer, feed, tied=True, positions=positions)
 
 
 _GPT2_REMARKS: tuple[str, ...] = ("summary_type", "summary_use_proj", "summary_activation", "n_ctx")
@@ -70,7 +61,7 @@ _GPT2_REMARKS += ("scale_attn_by_inverse_layer_idx", "reorder_and_upcast_attn")
 
 def falcon(fields: CountFields) -> Architecture:
     """Falcon (arXiv 2311.16867): one key-value head, or groups in the new architecture."""
-    hidden, depth = _shape(fields)
+    hidden = fields.hidden
     heads, new = fields.size("num_attention_heads"), fields.take("new_decoder_architecture", bool)
     multi, parallel = fields.take("multi_query", bool), fields.take("parallel_attn", bool)
     bias, groups = fields.take("bias", bool), fields.size("num_kv_heads", heads)
@@ -79,34 +70,31 @@ def falcon(fields: CountFields) -> Architecture:
     norms = fields.take("num_ln_in_parallel_attn", int, 2 if new else 1 if parallel else 2)
     mixer = reading.grouped(hidden, heads, kv_heads, hidden // heads, None, bias, bias)
     feed = reading.plain(hidden, fields.size("ffn_hidden_size", 4 * hidden), bias=bias)
-    return _layer_normed(fields, hidden, depth, mixer, feed, tied=True, norms=norms)
+    return _layer_normed(fields, mixer, feed, tied=True, norms=norms)
 
 
 def opt(fields: CountFields) -> Architecture:
     """OPT (arXiv 2205.01068): learned positions, two of them unused."""
-    hidden, depth = _shape(fields)
     heads, inner = fields.size("num_attention_heads"), fields.size("ffn_dim")
-    fields.expect("word_embed_proj_dim", (hidden,), hidden)
-    for name, only in (("do_layer_norm_before", True), ("_remove_final_layer_norm", False)):
-        fields.expect(name, (only,), only)
-    fields.expect("layer_norm_elementwise_affine", (True,), True)
+    fields.expect("word_embed_proj_dim", (fields.hidden,), fields.hidden)
+    fields.refuse("_remove_final_layer_norm")
+    for name in ("do_layer_norm_before", "layer_norm_elementwise_affine"):
+        fields.expect(name, (True,), True)
     fields.ignore("layerdrop", "init_std")
     bias, positions = fields.take("enable_bias", bool, True), fields.size("max_position_embeddings")
-    mixer = reading.grouped(hidden, heads, heads, hidden // heads, None, bias, bias)
-    feed = reading.plain(hidden, inner, bias=bias)
-    return _layer_normed(fields, hidden, depth, mixer, feed, tied=True, positions=positions + 2)
+    mixer = _equal_heads(fields, heads, bias)
+    feed = reading.plain(fields.hidden, inner, bias=bias)
+    return _layer_normed(fields, mixer, feed, tied=True, positions=positions + 2)
 
 
 def bloom(fields: CountFields) -> Architecture:
     """BLOOM (arXiv 2211.05100): no positions, the embeddings normed."""
-    hidden = _either(fields, "hidden_size", "n_embed")
-    depth = _either(fields, "n_layer", "num_hidden_layers")
-    heads = _either(fields, "n_head", "num_attention_heads")
-    for name in _BLOOM_REMARKS:
-        fields.ignore(name)
-    mixer = reading.grouped(hidden, heads, heads, hidden // heads, None, True, True)
-    feed = reading.plain(hidden, 4 * hidden, bias=True)
-    return _layer_normed(fields, hidden, depth, mixer, feed, tied=True, outer_norms=2)
+    fields.hidden = _either(fields, "hidden_size", "n_embed")
+    fields.depth = _either(fields, "n_layer", "num_hidden_layers")
+    fields.ignore(*_BLOOM_REMARKS)
+    mixer = _equal_heads(fields, _either(fields, "n_head", "num_attention_heads"), True)
+    feed = reading.plain(fields.hidden, 4 * fields.hidden, bias=True)
+    return _layer_normed(fields, mixer, feed, tied=True, outer_norms=2)
 
 
 _BLOOM_REMARKS: tuple[str, ...] = ("apply_residual_connection_post_layernorm", "slow_but_exact")
@@ -117,7 +105,8 @@ _BLOOM_REMARKS += ("unk_token_id",)
 
 def mpt(fields: CountFields) -> Architecture:
     """MPT (MosaicML, 2023): no biases, no positions."""
-    hidden, depth, heads = (fields.size(name) for name in ("d_model", "n_layers", "n_heads"))
+    sizes = (fields.size(name) for name in ("d_model", "n_layers", "n_heads"))
+    fields.hidden, fields.depth, heads = sizes
     fields.expect("no_bias", (True,), True)
     fields.ignore("max_seq_len", "learned_pos_emb", "norm_type", "logit_scale", "emb_pdrop")
     fields.ignore("init_device", "init_config", "embedding_fraction", "tokenizer_name", "verbose")
@@ -127,37 +116,34 @@ def mpt(fields: CountFields) -> Architecture:
     inner.ignore("attn_impl", "softmax_scale", "clip_qkv", "prefix_lm", "alibi_bias_max")
     inner.ignore("attn_uses_sequence_id")
     inner.finish()
-    mixer = reading.grouped(hidden, heads, heads, hidden // heads)
-    feed = reading.plain(hidden, hidden * fields.size("expansion_ratio", 4))
-    return _layer_normed(fields, hidden, depth, mixer, feed, tied=True, bias=False)
+    mixer = _equal_heads(fields, heads, False)
+    feed = reading.plain(fields.hidden, fields.hidden * fields.size("expansion_ratio", 4))
+    return _layer_normed(fields, mixer, feed, tied=True, bias=False)
 
 
 def stablelm(fields: CountFields) -> Architecture:
     """StableLM 2 (arXiv 2402.17834): Llama with LayerNorm, biases on queries, keys, values."""
-    hidden, depth = _shape(fields)
-    fields.expect("qk_layernorm", (False,), False)
-    bias = fields.take("use_qkv_bias", bool, False)
+    fields.refuse("qk_layernorm")
     norms = 1 if fields.take("use_parallel_residual", bool, False) else 2
-    mixer = reading.attention(fields, hidden, qkv_bias=bias)
-    feed = reading.gated(hidden, fields.size("intermediate_size"))
-    return _layer_normed(fields, hidden, depth, mixer, feed, norms=norms)
+    mixer = reading.attention(fields, qkv_bias=fields.take("use_qkv_bias", bool, False))
+    feed = reading.gated(fields.hidden, fields.size("intermediate_size"))
+    return _layer_normed(fields, mixer, feed, norms=norms)
 
 
 def phimoe(fields: CountFields) -> Architecture:
     """Phi-3.5-MoE (arXiv 2404.14219): sixteen experts, the head's bias too."""
-    hidden, depth = _shape(fields)
-    bias, vocab = fields.take("attention_bias", bool, False), fields.size("vocab_size")
-    window = fields.take("sliding_window", int, None)
-    mixer = reading.attention(fields, hidden, window, qkv_bias=bias, output_bias=bias)
-    sizes = [fields.size(f"num_{name}") for name in ("local_experts", "experts_per_tok")]
-    feed = reading.mixture(hidden, sizes[0], sizes[1], fields.size("intermediate_size"))
+    vocab, window = fields.size("vocab_size"), fields.take("sliding_window", int, None)
+    mixer = reading.attention(fields, window, **reading.biases(fields))
+    feed = reading.routed(fields, "num_local_experts", "intermediate_size")
     head = vocab if fields.take("lm_head_bias", bool, False) else 0
-    kinds = [layer(mixer, feed, 4 * hidden)] * depth
-    return reading.decoder(fields, hidden, kinds, vocab=vocab, other=2 * hidden + head)
+    kinds = [layer(mixer, feed, 4 * fields.hidden)] * fields.depth
+    return reading.decoder(fields, kinds, vocab=vocab, other=2 * fields.hidden + head)
 
 
-def _shape(fields: Fields) -> tuple[int, int]:
-    return fields.size("hidden_size"), fields.size("num_hidden_layers")
+def _equal_heads(fields: CountFields, heads: int, bias: bool) -> Block:
+    """Attention with as many heads for keys and values."""
+    size = fields.hidden // heads
+    return reading.grouped(fields.hidden, heads, heads, size, qkv_bias=bias, output_bias=bias)
 
 
 def _either(fields: CountFields, name: str, other: str) -> int:
@@ -166,8 +152,6 @@ def _either(fields: CountFields, name: str, other: str) -> int:
 
 def _layer_normed(
     fields: CountFields,
-    hidden: int,
-    depth: int,
     mixer: Block,
     feed: Block,
     *,
@@ -178,8 +162,6 @@ def _layer_normed(
     positions: int = 0,
 ) -> Architecture:
     """Layers with `norms` LayerNorms each, and `outer_norms` around them, with or without bias."""
-    norm = (1 + bias) * hidden
-    kinds = [layer(mixer, feed, norms * norm, norms=norms)] * depth
-    return reading.decoder(
-        fields, hidden, kinds, tied=tied, other=outer_norms * norm, positions=positions
-    )
+    norm = (1 + bias) * fields.hidden
+    kinds = [layer(mixer, feed, norms * norm, norms=norms)] * fields.depth
+    return reading.decoder(fields, kinds, tied=tied, other=outer_norms * norm, positions=positions)

@@ -24,23 +24,22 @@ _GLM_REMARKS += ("index_skip_topk_offset", "index_topk_freq", "index_topk_patter
 
 def deepseek_v2(fields: CountFields) -> Architecture:
     """DeepSeek-V2 and V2-Lite (arXiv 2405.04434): no balancing bias."""
-    hidden, depth = fields.size("hidden_size"), fields.size("num_hidden_layers")
-    fields.expect("mlp_bias", (False,), False)
+    fields.refuse("mlp_bias")
     fields.ignore("head_dim")
-    mixer = mixer_block(reading.latent(fields, hidden), hidden)
-    return _latent_stack(fields, hidden, [mixer] * depth, correction=False)
+    mixer = mixer_block(reading.latent(fields), fields.hidden)
+    return _stack(fields, [mixer] * fields.depth, reading.dense_first(fields, correction=False))
 
 
 def indexed(fields: CountFields) -> Architecture:
     """DeepSeek-V3.2 and GLM-5."""
-    hidden, depth = fields.size("hidden_size"), fields.size("num_hidden_layers")
-    fields.expect("mlp_bias", (False,), False)
+    hidden, depth = fields.hidden, fields.depth
+    fields.refuse("mlp_bias")
     fields.ignore("head_dim", "num_nextn_predict_layers", *_GLM_REMARKS[:2])
     fields.each("layer_types", depth, (_KIND,), [_KIND] * depth)
     own = fields.each("indexer_types", depth, ("full", "shared"), ["full"] * depth)
     if "shared" in own:
         fields.ignore(*_GLM_REMARKS)
-    plain = reading.latent(fields, hidden)
+    plain = reading.latent(fields)
     heads, size = fields.size("index_n_heads"), fields.size("index_head_dim")
     rank, most = plain.q_rank, fields.size("index_topk")
     if rank is None:
@@ -56,129 +55,95 @@ def indexed(fields: CountFields) -> Architecture:
             cache_width=cache + size,
         ),
     }
-    return _latent_stack(fields, hidden, [mixers[kind] for kind in own], correction=True)
-
-
-def _latent_stack(
-    fields: CountFields, hidden: int, mixers: list[Block], *, correction: bool
-) -> Architecture:
-    feeds = reading.dense_first(fields, hidden, len(mixers), correction=correction)
-    kinds = [layer(*halves, 2 * hidden) for halves in zip(mixers, feeds, strict=True)]
-    return reading.decoder(fields, hidden, kinds)
+    return _stack(fields, [mixers[kind] for kind in own], reading.dense_first(fields))
 
 
 def qwen2_moe(fields: CountFields) -> Architecture:
     """Qwen1.5-MoE, Qwen2-MoE: Qwen2 with a shared expert behind a gate."""
-    hidden, depth = fields.size("hidden_size"), fields.size("num_hidden_layers")
-    bias, sparse = fields.take("qkv_bias", bool, True), qwen3_moe.sparse(fields, depth)
-    mixer = reading.attention(fields, hidden, qkv_bias=bias)
-    windows = qwen3.windows(fields, depth)
-    if any(windows):
+    sparse = qwen3_moe.sparse(fields, fields.depth)
+    mixer = reading.attention(fields, qkv_bias=fields.take("qkv_bias", bool, True))
+    if any(qwen3.windows(fields, fields.depth)):
         raise UsageError("config.json: use_sliding_window is True (expected false)")
-    routed = reading.mixture(
-        hidden,
-        fields.size("num_experts"),
-        fields.size("num_experts_per_tok"),
-        fields.size("moe_intermediate_size"),
-        fields.size("shared_expert_intermediate_size"),
-        shared_gate=True,
-    )
-    dense = reading.gated(hidden, fields.size("intermediate_size"))
-    return _stack(fields, hidden, [mixer] * depth, [routed if one else dense for one in sparse])
+    shared = fields.size("shared_expert_intermediate_size")
+    routed = reading.routed(fields, "num_experts", shared=shared, shared_gate=True)
+    return _mixed(fields, [mixer] * fields.depth, routed, sparse)
 
 
 def granitemoe(fields: CountFields) -> Architecture:
     """Granite 3 mixtures."""
-    hidden, depth = fields.size("hidden_size"), fields.size("num_hidden_layers")
-    bias = fields.take("attention_bias", bool, False)
-    mixer = reading.attention(fields, hidden, qkv_bias=bias, output_bias=bias)
-    count, chosen = fields.size("num_local_experts"), fields.size("num_experts_per_tok")
-    routed = reading.mixture(hidden, count, chosen, fields.size("intermediate_size"))
-    return _stack(fields, hidden, [mixer] * depth, [routed] * depth)
+    mixer = reading.attention(fields, **reading.biases(fields))
+    routed = reading.routed(fields, "num_local_experts", "intermediate_size")
+    return _stack(fields, [mixer] * fields.depth, [routed] * fields.depth)
 
 
 def olmoe(fields: CountFields) -> Architecture:
     """OLMoE (arXiv 2409.02060): norms over all queries and keys."""
-    hidden, depth = fields.size("hidden_size"), fields.size("num_hidden_layers")
-    fields.expect("attention_bias", (False,), False)
+    fields.refuse("attention_bias")
     fields.expect("clip_qkv", (None,), None)
-    mixer = reading.attention(fields, hidden, qk_norm_whole=True)
-    count, chosen = fields.size("num_experts"), fields.size("num_experts_per_tok")
-    routed = reading.mixture(hidden, count, chosen, fields.size("intermediate_size"))
-    return _stack(fields, hidden, [mixer] * depth, [routed] * depth)
+    mixer = reading.attention(fields, qk_norm_whole=True)
+    routed = reading.routed(fields, "num_experts", "intermediate_size")
+    return _stack(fields, [mixer] * fields.depth, [routed] * fields.depth)
 
 
 def glm4_moe(fields: CountFields) -> Architecture:
     """GLM-4.5, GLM-4.6 (arXiv 2508.06471): biases on queries, keys, values; DeepSeek's routing."""
-    hidden, depth = fields.size("hidden_size"), fields.size("num_hidden_layers")
     bias, norm = fields.take("attention_bias", bool, False), fields.take("use_qk_norm", bool, False)
-    mixer = reading.attention(fields, hidden, qkv_bias=bias, qk_norm=norm)
+    mixer = reading.attention(fields, qkv_bias=bias, qk_norm=norm)
     fields.ignore("num_nextn_predict_layers")
-    feeds = reading.dense_first(fields, hidden, depth)
-    return _stack(fields, hidden, [mixer] * depth, feeds)
+    return _stack(fields, [mixer] * fields.depth, reading.dense_first(fields))
 
 
 def ernie4_5_moe(fields: CountFields) -> Architecture:
     """ERNIE 4.5 (Baidu, 2025), texts alone."""
-    hidden, depth = fields.size("hidden_size"), fields.size("num_hidden_layers")
-    fields.expect("use_bias", (False,), False)
+    depth = fields.depth
+    fields.refuse("use_bias")
     fields.ignore("moe_norm_min", "moe_capacity", "moe_gate", "num_nextn_predict_layers")
     fields.expect("moe_use_aux_free", (True,), True)
-    inner = fields.size("moe_intermediate_size")
-    sizes = (fields.size("moe_num_experts"), fields.size("moe_k"), inner)
-    shared = inner * fields.take("moe_num_shared_experts", int, 0)
-    routed = reading.mixture(hidden, *sizes, shared, correction=True)
+    names = {"chosen": "moe_k", "alike": "moe_num_shared_experts"}
+    routed = reading.routed(fields, "moe_num_experts", **names, correction=True)
     first, every = fields.take("moe_layer_start_index", int), fields.size("moe_layer_interval")
     last = fields.take("moe_layer_end_index", int)
     last = depth - 1 if last == -1 else last
-    dense = reading.gated(hidden, fields.size("intermediate_size"))
-    feeds = [routed if first <= n <= last and not (n + 1) % every else dense for n in range(depth)]
-    mixer = reading.attention(fields, hidden)
-    return _stack(fields, hidden, [mixer] * depth, feeds, tied=True)
+    sparse = [first <= n <= last and not (n + 1) % every for n in range(depth)]
+    return _mixed(fields, [reading.attention(fields)] * depth, routed, sparse, tied=True)
 
 
 def minimax_m2(fields: CountFields) -> Architecture:
     """MiniMax-M2: norms over all queries and keys, a routing bias."""
-    hidden, depth = fields.size("hidden_size"), fields.size("num_hidden_layers")
+    depth = fields.depth
     fields.expect("shared_intermediate_size", (0,), 0)
     fields.expect("qk_norm_type", ("per_layer",), "per_layer")
     fields.expect("attn_type_list", ([1] * depth,), [1] * depth)
     fields.ignore("use_mtp", "mtp_transformer_layers", "num_mtp_modules")
-    norm = fields.take("use_qk_norm", bool, True)
-    mixer = reading.attention(fields, hidden, qk_norm_whole=norm)
-    count, chosen = fields.size("num_local_experts"), fields.size("num_experts_per_tok")
+    mixer = reading.attention(fields, qk_norm_whole=fields.take("use_qk_norm", bool, True))
     bias = fields.take("use_routing_bias", bool, True)
-    inner = fields.size("intermediate_size")
-    routed = reading.mixture(hidden, count, chosen, inner, correction=bias)
-    return _stack(fields, hidden, [mixer] * depth, [routed] * depth)
+    routed = reading.routed(fields, "num_local_experts", "intermediate_size", correction=bias)
+    return _stack(fields, [mixer] * depth, [routed] * depth)
 
 
 def minimax_m3(fields: CountFields) -> Architecture:
     """MiniMax-M3: blocks of keys chosen by an indexer in most layers, a shared expert."""
-    hidden, depth = fields.size("hidden_size"), fields.size("num_hidden_layers")
+    depth = fields.depth
     fields.expect("qk_norm_type", ("per_head",), "per_head")
-    fields.expect("attention_output_gate", (False,), False)
+    fields.refuse("attention_output_gate")
     fields.expect("use_qk_norm", (True,), True)
     fields.ignore("num_mtp_modules", "num_nextn_predict_layers", "use_gemma_norm")
-    whole = reading.attention(fields, hidden, qk_norm=True)
-    chosen, where = _indexed(fields, hidden, depth, whole)
+    whole = reading.attention(fields, qk_norm=True)
+    chosen, where = _indexed(fields, whole)
     mixers = [chosen if flag else whole for flag in where]
-    inner = fields.size("intermediate_size")
-    fields.expect("moe_intermediate_size", (inner,), inner)
     fields.expect("n_shared_experts", (1,), 1)
+    bias, inner = fields.take("use_routing_bias", bool), fields.size("intermediate_size")
     sizes = (fields.size("num_local_experts"), fields.size("num_experts_per_tok"), inner)
-    shared, bias = fields.size("shared_intermediate_size"), fields.take("use_routing_bias", bool)
-    routed = reading.mixture(hidden, *sizes, shared, correction=bias)
-    dense = reading.gated(hidden, fields.size("dense_intermediate_size"))
+    shared = fields.size("shared_intermediate_size")
+    routed = reading.mixture(fields.hidden, *sizes, shared, correction=bias)
+    fields.expect("moe_intermediate_size", (inner,), inner)
     sparse = reading.flags(fields, "moe_layer_freq", depth)
     first = sparse.index(True) if True in sparse else depth
     fields.expect("first_k_dense_replace", (first,), first)
-    return _stack(fields, hidden, mixers, [routed if flag else dense for flag in sparse])
+    return _mixed(fields, mixers, routed, sparse, dense="dense_intermediate_size")
 
 
-def _indexed(
-    fields: CountFields, hidden: int, depth: int, whole: Block
-) -> tuple[Block, list[bool]]:
+def _indexed(fields: CountFields, whole: Block) -> tuple[Block, list[bool]]:
     """Take the sparse attention: its Block, and which layers have it."""
     inner = CountFields(fields.take("sparse_attention_config", dict))
     inner.expect("use_sparse_attention", (True,), True)
@@ -186,8 +151,9 @@ def _indexed(
     heads, size = inner.size("sparse_num_index_heads"), inner.size("sparse_index_dim")
     blocks, length = inner.size("sparse_topk_blocks"), inner.size("sparse_block_size")
     local = inner.take("sparse_local_block", int, 0) * length
-    index = of_shapes(((heads * size, hidden), (size, hidden)), vectors=2 * size)
-    where = reading.flags(inner, "sparse_attention_freq", depth)
+    shapes = ((heads * size, fields.hidden), (size, fields.hidden))
+    index = of_shapes(shapes, vectors=2 * size)
+    where = reading.flags(inner, "sparse_attention_freq", fields.depth)
     inner.finish()
     seen = Sparse(local, 1, blocks * length, heads * size)
     cache = whole.sizes["cache_width"] + size
@@ -199,56 +165,39 @@ def llama4(fields: CountFields) -> Architecture:
 
     Three of four layers see their chunk alone; a token sees half of it on average, as of a window.
     """
-    hidden, depth = fields.size("hidden_size"), fields.size("num_hidden_layers")
-    bias = fields.take("attention_bias", bool, False)
+    depth, biases = fields.depth, reading.biases(fields)
     fields.ignore("use_qk_norm", "attn_temperature_tuning", "floor_scale", "attn_scale")
     every, chunk = 4, fields.take("attention_chunk_size", int, 8192)
-    sizes = reading.head_sizes(fields, hidden)
-    mixers = {
-        window: reading.grouped(hidden, *sizes, window, bias, bias) for window in (chunk, None)
-    }
-    inner, step = fields.size("intermediate_size"), fields.size("interleave_moe_layer_step", 1)
+    whole = reading.attention(fields, **biases)
+    local = with_sizes(whole, window=chunk)
+    mixers = [local if (n + 1) % every else whole for n in range(depth)]
+    step = fields.size("interleave_moe_layer_step", 1)
     sparse = fields.take("moe_layers", list, list(range(step - 1, depth, step)))
-    chosen = fields.size("num_experts_per_tok")
-    routed = reading.mixture(hidden, fields.size("num_local_experts"), chosen, inner, inner)
-    dense = reading.gated(hidden, fields.size("intermediate_size_mlp"))
-    return _stack(
-        fields,
-        hidden,
-        [mixers[None if (n + 1) % every == 0 else chunk] for n in range(depth)],
-        [routed if n in sparse else dense for n in range(depth)],
-    )
+    inner, chosen = fields.size("intermediate_size"), fields.size("num_experts_per_tok")
+    count = fields.size("num_local_experts")
+    routed = reading.mixture(fields.hidden, count, chosen, inner, inner)
+    where = [n in sparse for n in range(depth)]
+    return _mixed(fields, mixers, routed, where, dense="intermediate_size_mlp")
 
 
 def mimo_v2(fields: CountFields) -> Architecture:
     """MiMo-V2-Flash (Xiaomi, 2025): windows with sinks and more key-value heads in most layers."""
-    hidden, depth = fields.size("hidden_size"), fields.size("num_hidden_layers")
-    fields.expect("attention_bias", (False,), False)
+    fields.refuse("attention_bias")
     fields.ignore("swa_rope_theta", "attention_value_scale", "attention_chunk_size")
     fields.ignore("num_nextn_predict_layers")
     window = fields.size("sliding_window")
     fields.expect("sliding_window_size", (window,), window)
-    whole = _unequal(fields, hidden, "", None, fields.take("add_full_attention_sink_bias", bool))
-    local = _unequal(
-        fields, hidden, "swa_", window, fields.take("add_swa_attention_sink_bias", bool)
-    )
-    mixers = [
-        local if flag else whole for flag in reading.flags(fields, "hybrid_layer_pattern", depth)
-    ]
-    inner = fields.size("moe_intermediate_size")
-    sizes = (fields.size("n_routed_experts"), fields.size("num_experts_per_tok"), inner)
-    shared = inner * fields.take("n_shared_experts", int, 0)
-    routed = reading.mixture(hidden, *sizes, shared, correction=True)
-    dense = reading.gated(hidden, fields.size("intermediate_size"))
-    sparse = reading.flags(fields, "moe_layer_freq", depth)
-    return _stack(fields, hidden, mixers, [routed if flag else dense for flag in sparse])
+    whole = _unequal(fields, "", None, fields.take("add_full_attention_sink_bias", bool))
+    local = _unequal(fields, "swa_", window, fields.take("add_swa_attention_sink_bias", bool))
+    windowed = reading.flags(fields, "hybrid_layer_pattern", fields.depth)
+    mixers = [local if flag else whole for flag in windowed]
+    routed = reading.routed(fields, "n_routed_experts", alike="n_shared_experts", correction=True)
+    return _mixed(fields, mixers, routed, reading.flags(fields, "moe_layer_freq", fields.depth))
 
 
-def _unequal(
-    fields: CountFields, hidden: int, prefix: str, window: int | None, sinks: bool
-) -> Block:
+def _unequal(fields: CountFields, prefix: str, window: int | None, sinks: bool) -> Block:
     """Attention whose values have a size of their own."""
-    heads = fields.size(f"{prefix}num_attention_heads")
+    hidden, heads = fields.hidden, fields.size(f"{prefix}num_attention_heads")
     groups = fields.size(f"{prefix}num_key_value_heads")
     size, value = fields.size(f"{prefix}head_dim"), fields.size(f"{prefix}v_head_dim")
     shapes = [(heads * size, hidden), (groups * size, hidden), (groups * value, hidden)]
@@ -266,13 +215,23 @@ def _unequal(
     )
 
 
-def _stack(
+def _mixed(
     fields: CountFields,
-    hidden: int,
     mixers: Sequence[Block],
-    feeds: Sequence[Block],
+    routed: Block,
+    sparse: Sequence[bool],
+    *,
+    dense: str = "intermediate_size",
     tied: bool = False,
 ) -> Architecture:
+    """Layers with experts where `sparse` says so, the others with an MLP of that field's width."""
+    feed = reading.gated(fields.hidden, fields.size(dense))
+    return _stack(fields, mixers, [routed if flag else feed for flag in sparse], tied)
+
+
+def _stack(
+    fields: CountFields, mixers: Sequence[Block], feeds: Sequence[Block], tied: bool = False
+) -> Architecture:
     """Two RMS norms a layer, one of `mixers` and of `feeds` each."""
-    kinds = [layer(*halves, 2 * hidden) for halves in zip(mixers, feeds, strict=True)]
-    return reading.decoder(fields, hidden, kinds, tied=tied)
+    kinds = [layer(*halves, 2 * fields.hidden) for halves in zip(mixers, feeds, strict=True)]
+    return reading.decoder(fields, kinds, tied=tied)

@@ -5,6 +5,7 @@ A dialect takes every field that changes a count or an operation. SILENT fields 
 """
 
 from collections.abc import Iterable
+from functools import cached_property
 from typing import Any
 
 from sabia.core.errors import UsageError
@@ -37,7 +38,17 @@ SILENT = frozenset({
 
 
 class CountFields(Fields):
-    """Fields of which those in SILENT need no reader."""
+    """Fields of which those in SILENT need no reader; width and depth where they are usual."""
+
+    @cached_property
+    def hidden(self) -> int:
+        """Width of the residual stream."""
+        return self.size("hidden_size")
+
+    @cached_property
+    def depth(self) -> int:
+        """Layers."""
+        return self.size("num_hidden_layers")
 
     def finish(self) -> None:
         """Refuse fields that nobody took and that may change a count."""
@@ -53,17 +64,27 @@ class CountFields(Fields):
         for name in names:
             self._left.pop(name, None)
 
+    def refuse(self, *names: str) -> None:
+        """Fields that must be false, because nothing else is counted."""
+        for name in names:
+            self.expect(name, (False,), False)
 
-def attention(fields: Fields, hidden: int, window: int | None = None, **flags: bool) -> Block:
+
+def attention(fields: CountFields, window: int | None = None, **flags: bool) -> Block:
     """Take the sizes of grouped-query attention; flags: as `grouped`."""
-    return grouped(hidden, *head_sizes(fields, hidden), window, **flags)
+    return grouped(fields.hidden, *head_sizes(fields), window, **flags)
 
 
-def head_sizes(fields: Fields, hidden: int) -> tuple[int, int, int]:
+def head_sizes(fields: CountFields) -> tuple[int, int, int]:
     """Take heads, key-value heads and their size."""
     heads = fields.size("num_attention_heads")
     kv_heads = fields.size("num_key_value_heads", heads)
-    return heads, kv_heads, fields.size("head_dim", hidden // heads)
+    return heads, kv_heads, fields.size("head_dim", fields.hidden // heads)
+
+
+def biases(fields: CountFields, name: str = "attention_bias") -> dict[str, Any]:
+    """Take whether all projections of attention have biases: flags of `grouped`."""
+    return dict.fromkeys(("qkv_bias", "output_bias"), fields.take(name, bool, False))
 
 
 def grouped(
@@ -88,7 +109,7 @@ def grouped(
     return mixer_block(mixer, hidden)
 
 
-def latent(fields: Fields, hidden: int) -> LatentAttention:
+def latent(fields: Fields) -> LatentAttention:
     """Take the sizes of multi-head latent attention."""
     fields.defaults(q_lora_rank=1536)
     heads = fields.size("num_attention_heads")
@@ -128,9 +149,26 @@ def mixture(
     return feed_block(Experts(router, inner, shared=shared, shared_gate=shared_gate), hidden)
 
 
+def routed(
+    fields: CountFields,
+    experts: str,
+    inner: str = "moe_intermediate_size",
+    chosen: str = "num_experts_per_tok",
+    alike: str = "",
+    **more: Any,
+) -> Block:
+    """Take a mixture by the names of its fields; alike: how many more experts every token visits.
+
+    more: as `mixture`.
+    """
+    sizes = fields.size(experts), fields.size(chosen), fields.size(inner)
+    if alike:
+        more["shared"] = sizes[2] * fields.take(alike, int, 0)
+    return mixture(fields.hidden, *sizes, **more)
+
+
 def decoder(
-    fields: Fields,
-    hidden: int,
+    fields: CountFields,
     layers: Iterable[LayerKind],
     *,
     tied: bool = False,
@@ -143,7 +181,7 @@ def decoder(
 
     vocab: where it was taken already; positions: learned ones; more: of Architecture.
     """
-    vocab = vocab or fields.size("vocab_size")
+    vocab, hidden = vocab or fields.size("vocab_size"), fields.hidden
     tied = fields.take("tie_word_embeddings", bool, tied)
     return Architecture(
         name=fields.family,
@@ -157,22 +195,18 @@ def decoder(
     )
 
 
-def dense_first(
-    fields: CountFields, hidden: int, depth: int, *, correction: bool = True
-) -> list[Block]:
+def dense_first(fields: CountFields, *, correction: bool = True) -> list[Block]:
     """Take DeepSeek's mixture: which leading layers are dense, experts and shared ones behind."""
+    depth = fields.depth
     fields.expect("moe_layer_freq", (1, [1] * depth), 1)
     first = min(depth, fields.take("first_k_dense_replace", int, 0))
     usual = ["dense"] * first + ["sparse"] * (depth - first)
     fields.expect("mlp_layer_types", (usual,), usual)
-    inner = fields.size("moe_intermediate_size")
-    shared = inner * fields.take("n_shared_experts", int, 0)
-    count = fields.size("n_routed_experts")
+    sparse = routed(fields, "n_routed_experts", alike="n_shared_experts", correction=correction)
+    count = sparse.sizes["experts"]
     fields.expect("num_experts", (count,), count)
-    sizes = (count, fields.size("num_experts_per_tok"), inner)
-    routed = mixture(hidden, *sizes, shared, correction=correction)
-    dense = gated(hidden, fields.size("intermediate_size"))
-    return [dense] * first + [routed] * (depth - first)
+    dense = gated(fields.hidden, fields.size("intermediate_size"))
+    return [dense] * first + [sparse] * (depth - first)
 
 
 def flags(fields: Fields, name: str, depth: int) -> list[bool]:
