@@ -44,14 +44,18 @@ def matmul_parameter_count(spec: ModelSpec) -> int:
 
 def training_flops_per_token(spec: ModelSpec, seq: int, convention: Convention = "6nd") -> float:
     """Operations per token, forward and backward, at sequence length `seq`."""
+    share, sides = attention_share(convention, spec.causal)
+    mixing = sum(_mixing(layer.mixer, seq, share, sides) for layer in spec.layers) if share else 0.0
+    return 6.0 * matmul_parameter_count(spec) + 6.0 * mixing
+
+
+def attention_share(convention: str, causal: bool) -> tuple[float, int]:
+    """(share of a layer's scores that count, sides of a token that it sees). Raises UsageError."""
     if convention not in _SHARE:
         known = ", ".join(get_args(Convention))
         raise UsageError(f"FLOP convention: {convention!r} (expected one of {known})")
-    share, sides = _SHARE[convention], 1
-    if share and not spec.causal:
-        share, sides = 1.0, 2
-    mixing = sum(_mixing(layer.mixer, seq, share, sides) for layer in spec.layers) if share else 0.0
-    return 6.0 * matmul_parameter_count(spec) + 6.0 * mixing
+    share = _SHARE[convention]
+    return (share, 1) if causal else (1.0 if share else 0.0, 2)
 
 
 def _mixing(mixer: Mixer, seq: int, share: float, sides: int) -> float:

@@ -6,7 +6,7 @@ section 2.1.2). Experts are stacked in one tensor per projection, [experts, out,
 sharding rules see an expert axis; the files' names are one per expert or Parts of a fused tensor.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from sabia.core.errors import UsageError
@@ -88,13 +88,11 @@ class Experts:
         """The dense part's tensors with an axis of experts in front."""
         count, share = self.router.experts, (self.router.chosen, self.router.experts)
         return tuple(
-            Row(
-                row.name.replace("mlp.", "mlp.experts."),
-                (count, *row.shape),
-                ("expert", *row.axes),
-                row.component,
-                row.init,
-                row.residual_output,
+            replace(
+                row,
+                name=row.name.replace("mlp.", "mlp.experts."),
+                shape=(count, *row.shape),
+                axes=("expert", *row.axes),
                 active_share=share,
             )
             for row in GatedMlp(self.width, bias=self.bias).rows(width)
@@ -104,14 +102,7 @@ class Experts:
         if not self.shared:
             return ()
         rows = tuple(
-            Row(
-                row.name.replace("mlp.", "mlp.shared."),
-                row.shape,
-                row.axes,
-                row.component,
-                row.init,
-                row.residual_output,
-            )
+            replace(row, name=row.name.replace("mlp.", "mlp.shared."))
             for row in GatedMlp(self.shared).rows(width)
         )
         gate = Row("mlp.shared_gate", (1, width), ("choice", "embed"), "router")

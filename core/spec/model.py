@@ -63,7 +63,17 @@ class ModelSpec:
 
     def outer_rows(self) -> tuple[tuple[Row, ...], tuple[Row, ...]]:
         """What is in front of the layers, and what is behind them."""
-        return _first_rows(self), _last_rows(self)
+        width, matrix = self.hidden_size, ((self.vocab_size, self.hidden_size), ("vocab", "embed"))
+        init: InitKind = "zeros" if self.norm_offset else "ones"
+        norm = Row("embed_norm", (width,), ("embed",), "norm", init)
+        first = (Row("embed", *matrix, "embedding"), *[norm] * self.embed_norm)
+        last = [replace(norm, name="final_norm")]
+        last += self.transform.rows(width) if self.transform else ()
+        if self.classifier is not None:
+            return first, (*last, *self.classifier.rows(width))
+        last += [] if self.tied else [Row("head", *matrix, "head")]
+        last += [Row("head_bias", (self.vocab_size,), ("vocab",), "head", "zeros")] * self.head_bias
+        return first, tuple(last)
 
     def layer_names(self) -> tuple[Mapping[str, str], ...]:
         """For each layer, its tensors' short names → their full names."""
@@ -83,11 +93,23 @@ class ModelSpec:
 
     @cached_property
     def _table(self) -> tuple[TensorSpec, ...]:
-        return _tensors(self)
+        def outer(rows: tuple[Row, ...]) -> list[TensorSpec]:
+            return [place(row, "", str(self.names[row.name]), self.init_std, None) for row in rows]
+
+        begin, last = self.outer_rows()
+        table = outer(begin)
+        for index, layer in enumerate(self.layers):
+            table += [_place_in_layer(self, row, index) for row in layer.rows(self.hidden_size)]
+        return (*table, *outer(last))
 
     @cached_property
     def _short_names(self) -> tuple[Mapping[str, str], ...]:
-        return _layer_names(self)
+        names: list[dict[str, str]] = [{} for _ in self.layers]
+        for tensor in self.tensors():
+            if tensor.layer is not None:
+                short = tensor.name.removeprefix(f"layers.{tensor.layer}.")
+                names[tensor.layer][short] = tensor.name
+        return tuple(MappingProxyType(row) for row in names)
 
     @property
     def head_name(self) -> str:
@@ -105,40 +127,6 @@ def check_predicts(spec: ModelSpec) -> None:
         raise UsageError(f"model: {spec.family} is an encoder (expected a model that writes text)")
 
 
-def _matrix(spec: ModelSpec) -> tuple[tuple[int, ...], tuple[str, ...]]:
-    return (spec.vocab_size, spec.hidden_size), ("vocab", "embed")
-
-
-def _first_rows(spec: ModelSpec) -> tuple[Row, ...]:
-    norm = Row("embed_norm", (spec.hidden_size,), ("embed",), "norm", _norm_init(spec))
-    return (Row("embed", *_matrix(spec), "embedding"), *[norm] * spec.embed_norm)
-
-
-def _last_rows(spec: ModelSpec) -> tuple[Row, ...]:
-    last = [Row("final_norm", (spec.hidden_size,), ("embed",), "norm", _norm_init(spec))]
-    last += spec.transform.rows(spec.hidden_size) if spec.transform else ()
-    if spec.classifier is not None:
-        return (*last, *spec.classifier.rows(spec.hidden_size))
-    last += [] if spec.tied else [Row("head", *_matrix(spec), "head")]
-    last += [Row("head_bias", (spec.vocab_size,), ("vocab",), "head", "zeros")] * spec.head_bias
-    return tuple(last)
-
-
-def _norm_init(spec: ModelSpec) -> InitKind:
-    return "zeros" if spec.norm_offset else "ones"
-
-
-def _tensors(spec: ModelSpec) -> tuple[TensorSpec, ...]:
-    def outer(rows: tuple[Row, ...]) -> list[TensorSpec]:
-        return [place(row, "", str(spec.names[row.name]), spec.init_std, None) for row in rows]
-
-    begin, last = spec.outer_rows()
-    table = outer(begin)
-    for index, layer in enumerate(spec.layers):
-        table += [_place_in_layer(spec, row, index) for row in layer.rows(spec.hidden_size)]
-    return (*table, *outer(last))
-
-
 def _place_in_layer(spec: ModelSpec, row: Row, index: int) -> TensorSpec:
     # A sum of 2L branch outputs keeps unit growth when each is scaled by 1/sqrt(2L) (GPT-2).
     scale = 1 / math.sqrt(2 * len(spec.layers)) if row.residual_output else 1.0
@@ -152,11 +140,3 @@ def _file_name(template: str | Part, row: Row, layer: int) -> FileName:
     if "{expert}" in template:
         return tuple(template.format(layer=layer, expert=n) for n in range(row.shape[0]))
     return template.format(layer=layer)
-
-
-def _layer_names(spec: ModelSpec) -> tuple[Mapping[str, str], ...]:
-    names: list[dict[str, str]] = [{} for _ in spec.layers]
-    for tensor in spec.tensors():
-        if tensor.layer is not None:
-            names[tensor.layer][tensor.name.removeprefix(f"layers.{tensor.layer}.")] = tensor.name
-    return tuple(MappingProxyType(row) for row in names)

@@ -20,9 +20,8 @@ from sabia.core.errors import UsageError
 from sabia.core.plan.counting.architecture import Architecture, LayerKind
 from sabia.core.plan.device.layout import Recompute
 from sabia.core.plan.elementwise import Number
-from sabia.core.spec.count import Convention
+from sabia.core.spec.count import Convention, attention_share
 
-SHARES: dict[str, float] = {"6nd": 0.0, "palm": 1.0, "causal": 0.5}
 TRAINING = 3.0  # forward and backward over forward alone
 
 
@@ -94,10 +93,7 @@ def layer_operations(
     kind: LayerKind, sequence: Number, convention: Convention = "causal", causal: bool = True
 ) -> LayerOperations:
     """One layer of `kind` in rows of `sequence` tokens; UsageError for another convention."""
-    share = _share(convention)
-    if share and not causal:
-        share = 1.0
-    sides = 1 if causal else 2
+    share, sides = attention_share(convention, causal)
     return LayerOperations(
         mixer=2.0 * kind.mixer_params,
         mlp=2.0 * kind.mlp_params,
@@ -154,13 +150,6 @@ def adapter_params(architecture: Architecture, rank: int) -> int:
     if rank < 1:
         raise UsageError(f"--lora-rank: {rank} (expected 1 or more)")
     return rank * sum(kind.count * kind.adapter_edges for kind in architecture.layers)
-
-
-def _share(convention: str) -> float:
-    if convention not in SHARES:
-        known = ", ".join(SHARES)
-        raise UsageError(f"FLOP convention: {convention!r} (expected one of {known})")
-    return SHARES[convention]
 
 
 def _times(
