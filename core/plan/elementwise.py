@@ -6,7 +6,6 @@ functions replace `max`, `min`, `if` and `ceil`. NumPy is imported only where an
 """
 
 import math
-from collections.abc import Sequence
 from typing import Any
 
 # a number, or a NumPy array with one entry a candidate
@@ -42,15 +41,6 @@ def choose(condition: Number, yes: Number, no: Number) -> Number:
 
         return np.where(condition, yes, no)
     return yes if condition else no
-
-
-def picked(index: Number, values: Sequence[Number]) -> Number:
-    """Of several values the one of that number; all are evaluated."""
-    if _some_array(index, *values):
-        import numpy as np
-
-        return np.choose(index, values)
-    return values[index]
 
 
 def rounded_up(value: Number) -> Number:

@@ -25,7 +25,7 @@ from sabia.core.plan.device import memory_state as state
 from sabia.core.plan.device.layout import Layout, Setting, Workload
 from sabia.core.plan.device.memory_state import Case, Term, stages_of
 from sabia.core.plan.device.stack import Stack
-from sabia.core.plan.elementwise import Number, choose, larger, picked
+from sabia.core.plan.elementwise import Number, choose, larger
 
 GIB = 2**30
 INSTANTS = {
@@ -38,7 +38,7 @@ INSTANTS = {
 
 @dataclass(frozen=True)
 class State:
-    """What a device of one stage holds at one instant."""
+    """What a device of one stage (only, first, second or last) holds at one instant."""
 
     stage: Number
     instant: str
@@ -49,7 +49,7 @@ class State:
 class Memory:
     """What the fullest device holds. states: all that may be the fullest; best: which is.
 
-    In a search best and total are arrays, and so is what follows from them.
+    In a search best and total are arrays.
     """
 
     states: tuple[State, ...]
@@ -57,24 +57,14 @@ class Memory:
     total: Number
 
     @property
-    def stage(self) -> Number:
-        """The fullest stage: only, first, second or last."""
-        return picked(self.best, [state.stage for state in self.states])
-
-    @property
-    def instant(self) -> Number:
-        """When it is."""
-        return picked(self.best, [state.instant for state in self.states])
+    def fullest(self) -> State:
+        """That of one layout."""
+        return self.states[self.best]
 
     @property
     def terms(self) -> tuple[Term, ...]:
         """Of the fullest: the same names in the same order always, 0 bytes where one is absent."""
-        if not hasattr(self.best, "shape"):
-            return self.states[self.best].terms
-        alike = zip(*(state.terms for state in self.states), strict=True)
-        return tuple(
-            Term(same[0].name, picked(self.best, [term.bytes for term in same])) for same in alike
-        )
+        return self.fullest.terms
 
     def __getitem__(self, name: str) -> Number:
         """Bytes of the term `name`. Raises KeyError."""
@@ -150,6 +140,7 @@ def explain(memory: Memory) -> str:
         f"{term.how}"
         for term in shown
     ]
-    where = "" if memory.stage == "only" else f" on the {memory.stage} stage"
+    at = memory.fullest
+    where = "" if at.stage == "only" else f" on the {at.stage} stage"
     last = f"{'total':<{width}} {memory.total / GIB:9.3f} GiB 100.0%  "
-    return "\n".join([*lines, f"{last}fullest {INSTANTS[memory.instant]}{where}"])
+    return "\n".join([*lines, f"{last}fullest {INSTANTS[at.instant]}{where}"])

@@ -70,15 +70,10 @@ class StepTime:
         return self.total_s * self.band.slow
 
     @property
-    def binding(self) -> Number:
-        """Name of the largest part (an array of names for arrays)."""
+    def binding(self) -> str:
+        """Name of the largest part of one layout's step."""
         parts = self.parts
-        if not any(hasattr(value, "shape") for value in parts.values()):
-            return max(parts, key=lambda name: parts[name])
-        import numpy as np
-
-        table = np.stack(np.broadcast_arrays(*parts.values()))
-        return np.array(list(parts))[table.argmax(axis=0)]
+        return max(parts, key=lambda name: parts[name])
 
 
 def step_time(

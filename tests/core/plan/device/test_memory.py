@@ -103,7 +103,7 @@ def test_arrays_give_what_numbers_give():
         for i, (t, p) in enumerate(zip(tensor, pipe, strict=True)):
             one = device_memory(workload, replace(layout, tensor=int(t), pipe=int(p)), GPT_2022)
             assert one.total == pytest.approx(many.total[i], rel=1e-12)
-            assert (one.stage, one.instant) == (many.stage[i], many.instant[i])
+            assert one.fullest.instant == many.states[many.best[i]].instant
 
 
 def llama_8b(rows=512, **changes):
@@ -155,7 +155,7 @@ def test_stages_hold_embedding_and_head_beside_their_layers():
         device_memory(workload, Layout(pipe=4, **at), replace(PLAIN, logit_bytes=size))
         for size in (0, 100)
     )
-    assert (first.stage, last.stage) == ("first", "last")
+    assert (first.fullest.stage, last.fullest.stage) == ("first", "last")
     layers = 8 * model.layers[0].params
     assert first["weights"] == 2 * (layers + model.embedding_params)
     assert last["weights"] == 2 * (layers + model.head_params + model.other_params)
@@ -167,7 +167,7 @@ def test_a_tied_head_is_a_copy_on_the_last_stage():
     model = decoder("tied", 2048, 100_000, (layers,), tied=True)
     workload = Workload(model, 2048, 64, RECIPES["adamw16"])
     last = device_memory(workload, Layout(pipe=2, zero=0), replace(PLAIN, logit_bytes=100))
-    assert last.stage == "last"
+    assert last.fullest.stage == "last"
     assert last["weights"] == 2 * (4 * layers.params + 100_000 * 2048 + 2048)
 
 
@@ -176,7 +176,7 @@ def test_where_the_depth_does_not_divide_a_middle_stage_is_the_fullest():
     model = decoder("llama-3-405b", 16384, 128256, (kind,))
     workload = Workload(model, 8192, 2048, RECIPES["adamw16"])
     found = device_memory(workload, Layout(pipe=16, tensor=8, fsdp=16, zero=1), PLAIN)
-    assert found.stage == "second"
+    assert found.fullest.stage == "second"
     assert found["weights"] == 2 * 8 * kind.params / 8
 
 
@@ -269,7 +269,7 @@ def test_a_middle_stage_of_a_mixture_has_no_leading_dense_layers():
     model = decoder("mixture", 2048, 32000, (dense, sparse))
     workload = Workload(model, 2048, 64, RECIPES["adamw16"])
     found = device_memory(workload, Layout(pipe=8, zero=0, recompute="full"), PLAIN)
-    assert found.stage == "last"
+    assert found.fullest.stage == "last"
     head = model.head_params + model.other_params
     assert found["weights"] == pytest.approx(2 * (4 * sparse.params + head))
     whole = device_memory(workload, Layout(zero=0), PLAIN)
