@@ -36,7 +36,7 @@ class Placed:
     question: Question
     found: Found | None
     steps: float
-    lora_rank: int | None = None
+    lora_rank: int | None
 
     @property
     def sizes(self) -> int:
@@ -60,8 +60,14 @@ class Placed:
 def plan(asked: Request) -> Plan:
     """The plan by predicted speed. Raises UsageError, Infeasible."""
     base = planner.plan(asked.run, replace(asked.cluster, chips=None), asked.deadlines_s)
-    placed, rows = (_searched if asked.settings.search else _fixed)(asked, question_of(asked))
-    placed = replace(placed, lora_rank=asked.settings.lora_rank)
+    question, found = question_of(asked), None
+    if asked.settings.search:
+        counts = asked.cluster.chips or _counts(asked, question)
+        found = search(question, counts, asked.settings.value("objective"))
+    steps = asked.run.tokens / question.workload.batch_tokens
+    placed = Placed(question, found, steps, asked.settings.lora_rank)
+    chosen = zip(_chosen(asked, placed), asked.deadlines_s, strict=True)
+    rows = _in_time(asked, placed, tuple(_row(asked, placed, *pair) for pair in chosen))
     planned = replace(
         base,
         rows=rows,
@@ -69,7 +75,7 @@ def plan(asked: Request) -> Plan:
         accumulated_min_chips=rows[0].memory_min_chips,
         memory_min_chips=rows[0].memory_min_chips,
     )
-    best, work = planned.best, placed.question.workload
+    best, work = planned.best, question.workload
     cluster = replace(asked.cluster, mfu=best.mfu)
     run = replace(asked.run, batch_tokens=work.batch_tokens, recipe=work.recipe)
     return replace(planned, run=run, cluster=cluster, work_chip_s=best.chip_s)
@@ -145,19 +151,14 @@ def pinned_of(settings: PlanOptions) -> dict[str, Any]:
     return found
 
 
-def _searched(asked: Request, question: Question) -> tuple[Placed, tuple[Row, ...]]:
-    """The best layout on the given chips, or for each deadline the cheapest number in time."""
-    given = asked.cluster.chips
-    objective = asked.settings.value("objective")
-    found = search(question, given or _counts(asked, question), objective)
-    placed = Placed(question, found, asked.run.tokens / question.workload.batch_tokens)
-    least = min(row.chips for row in found.front)
-    rows = []
-    for deadline_s in asked.deadlines_s:
-        in_time = found.cheapest_within(deadline_s / placed.steps)
-        chosen = found.best if given else in_time or found.fastest
-        rows.append(_row(asked, placed, chosen, deadline_s, least))
-    return placed, _in_time(asked, placed, tuple(rows))
+def _chosen(asked: Request, placed: Placed) -> list[Laid]:
+    """For each deadline the fixed layout, the best on the given chips, or the cheapest in time."""
+    found, deadlines = placed.found, asked.deadlines_s
+    if found is None:
+        return [_fixed(asked, placed.question)] * len(deadlines)
+    if asked.cluster.chips:
+        return [found.best] * len(deadlines)
+    return [found.cheapest_within(d / placed.steps) or found.fastest for d in deadlines]
 
 
 def _thinned(front: tuple[Laid, ...]) -> list[Laid]:
@@ -177,14 +178,12 @@ def _counts(asked: Request, question: Question) -> list[int]:
     return coarse(question.chip, int(limit)) or coarse(question.chip, MOST_CHIPS)[:1]
 
 
-def _fixed(asked: Request, question: Question) -> tuple[Placed, tuple[Row, ...]]:
+def _fixed(asked: Request, question: Question) -> Laid:
     """Exactly the given layout."""
     chosen = priced(question, fixed_layout(question, asked.cluster.chips))
     if chosen.memory.total > question.room_bytes:
         raise Infeasible(_too_full(question, chosen))
-    placed = Placed(question, None, asked.run.tokens / question.workload.batch_tokens)
-    rows = tuple(_row(asked, placed, chosen, d, chosen.chips) for d in asked.deadlines_s)
-    return placed, _in_time(asked, placed, rows)
+    return chosen
 
 
 def _too_full(question: Question, row: Laid) -> str:
@@ -197,13 +196,14 @@ def _too_full(question: Question, row: Laid) -> str:
     )
 
 
-def _row(asked: Request, placed: Placed, chosen: Laid, deadline_s: float, least: int) -> Row:
+def _row(asked: Request, placed: Placed, chosen: Laid, deadline_s: float) -> Row:
+    fitting = placed.found.front if placed.found else (chosen,)
     took_s = placed.steps * chosen.step_s
     chip_s = took_s * chosen.chips
     return Row(
         deadline_s=deadline_s,
         compute_min_chips=chip_s / deadline_s,
-        memory_min_chips=least,
+        memory_min_chips=min(row.chips for row in fitting),
         chips=chosen.chips,
         finishes_s=took_s,
         mfu=asked.run.train_flops / (chip_s * asked.cluster.chip.bf16_flops_per_s),
