@@ -5,7 +5,7 @@ and the budget of a pyramid of runs.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import date
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
@@ -31,8 +31,8 @@ class Answer:
     text: str
     report: dict[str, Any]
     rows: list[dict[str, Any]]
-    notes: list[str]
     warnings: list[str]
+    notes: list[str] = field(default_factory=list)
     charts: Callable[[], list[str]] = list
 
 
@@ -47,7 +47,11 @@ def answer(settings: PlanOptions, today: date | None = None) -> Answer:
         return of_stage(settings, today)
     if settings.budget:
         return of_budget(settings, today)
-    return of_comparison(settings, today) if settings.compare else of_run(settings, today)
+    if settings.compare:
+        from sabia.core.plan.output import several
+
+        return _of_several(settings, "CHIP", several.compared(settings, today), today)
+    return of_run(settings, today)
 
 
 def _of_inputs(settings: PlanOptions, today: date) -> Answer:
@@ -63,13 +67,6 @@ def _of_inputs(settings: PlanOptions, today: date) -> Answer:
     return _of_several(settings, "RUN", several.listed(settings, rows, today), today)
 
 
-def of_comparison(settings: PlanOptions, today: date) -> Answer:
-    """The same run on several chips."""
-    from sabia.core.plan.output import several
-
-    return _of_several(settings, "CHIP", several.compared(settings, today), today)
-
-
 def _of_several(settings: PlanOptions, first: str, priced: "Priced", today: date) -> Answer:
     from sabia.core.plan.output import several
 
@@ -78,7 +75,6 @@ def _of_several(settings: PlanOptions, first: str, priced: "Priced", today: date
         text=several.text(first, named, first == "RUN"),
         report=several.report(settings, named),
         rows=several.flat_rows(named),
-        notes=[],
         warnings=remarks.stale_lines(prices, today),
         charts=lambda: _plots().of_several(named),
     )
@@ -119,9 +115,11 @@ def _emitted(asked: request.Request, plan: Plan, today: date) -> Answer:
 
 def of_stage(settings: PlanOptions, today: date) -> Answer:
     """Serving, steps of GRPO, or an evaluation of the model."""
+    from sabia.core.plan.output import generation, summary
+
     asked = request.build(settings, today=today)
     stage = settings.stage or ""
-    seen = getattr(import_module("sabia.core.plan.output.generation"), STAGES[stage])(asked)
+    seen = getattr(generation, STAGES[stage])(asked)
     inputs = {
         "schema_version": report.SCHEMA_VERSION,
         "stage": stage,
@@ -130,12 +128,7 @@ def of_stage(settings: PlanOptions, today: date) -> Answer:
     return Answer(
         text=seen.text,
         report=inputs | seen.report,
-        rows=[
-            import_module("sabia.core.plan.output.summary").scalars(
-                {"stage": stage, "chip": asked.cluster.chip.name} | seen.report
-            )
-        ],
-        notes=[],
+        rows=[summary.scalars({"stage": stage, "chip": asked.cluster.chip.name} | seen.report)],
         warnings=remarks.stale_lines(asked.cluster.prices, today),
     )
 
@@ -149,7 +142,6 @@ def of_budget(settings: PlanOptions, today: date) -> Answer:
         text=budget.text(pyramid),
         report=budget.report(pyramid),
         rows=budget.flat_rows(pyramid),
-        notes=[],
         warnings=remarks.stale_lines(pyramid.prices, today),
         charts=lambda: _plots().of_rows(budget.flat_rows(pyramid), "name", "cost_usd", "Budget"),
     )

@@ -31,7 +31,6 @@ OFFERS = ("provider", "region", "spot", "commitment")  # as prices_for takes the
 MOST_PRICES = 3  # columns of the table
 LEAST_PARAMS = 1000
 LEAST_HBM = 1e9
-COUNTS = ("params", "active", "layers", "hidden")
 
 
 @dataclass(frozen=True)
@@ -96,20 +95,15 @@ def given_counts(
     from sabia.core.plan.counting.nearest import nearest_shape
 
     shape = nearest_shape(params, active)
-    return Counts(
-        params=params,
-        active_params=active,
-        matmul_params=active,
-        layers=layers or shape.layers,
-        hidden=hidden or shape.hidden,
-        origin=f"assumed as {shape.name}",
-    )
+    sizes = layers or shape.layers, hidden or shape.hidden
+    return Counts(params, active, active, *sizes, f"assumed as {shape.name}")
 
 
 def counts_of(settings: PlanOptions) -> Counts:
     """The counts that flags give, or those of the config.json at --model."""
     if settings.model is None:
-        return given_counts(*(getattr(settings, name) for name in COUNTS))
+        said = settings.params, settings.active, settings.layers, settings.hidden
+        return given_counts(*said)
     from sabia.core.plan.counting.counts import count_model
 
     return count_model(settings.model, settings.value("seq"))
@@ -256,9 +250,8 @@ def architecture(settings: PlanOptions) -> "Architecture":
     from sabia.core.plan.counting.assumed import assumed_architecture
 
     counts = given_counts(settings.params, settings.active)
-    return assumed_architecture(
-        counts.params, counts.active_params, settings.layers, settings.hidden
-    )
+    sizes = counts.params, counts.active_params
+    return assumed_architecture(*sizes, settings.layers, settings.hidden)
 
 
 def _deadline(text: str) -> float:

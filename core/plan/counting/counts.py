@@ -1,6 +1,5 @@
 """The plain plan's counts of a config.json, from its Architecture."""
 
-from sabia.core.plan.counting.architecture import Architecture
 from sabia.core.plan.counting.known import architecture_of
 from sabia.core.plan.counting.operations import training_flops_per_token
 from sabia.core.plan.request import Counts
@@ -12,11 +11,7 @@ def count_model(path: str, sequence: int) -> Counts:
     Operations are in the 6ND convention; the share that attention would add, causally counted, is
     at `sequence` tokens. Raises UsageError or BadData as architecture_of does.
     """
-    return counts_of(architecture_of(path), sequence)
-
-
-def counts_of(architecture: Architecture, sequence: int) -> Counts:
-    """Counts of a model at `sequence` tokens."""
+    architecture = architecture_of(path)
     plain = training_flops_per_token(architecture, sequence, "6nd")
     causal = training_flops_per_token(architecture, sequence, "causal")
     return Counts(

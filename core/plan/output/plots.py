@@ -42,7 +42,7 @@ def of_plan(asked: Request, plan: Plan) -> list[str]:
     """Charts of one plan, as SVG elements."""
     return [
         *_by_deadline(asked, plan),
-        *([_memory_by_term(plan)]),
+        _memory_by_term(plan),
         *([_pareto(plan)] if plan.placed and plan.placed.found else []),
     ]
 
@@ -52,10 +52,10 @@ def _by_deadline(asked: Request, plan: Plan) -> list[str]:
     if plan.cluster.chips or (plan.placed and plan.placed.found is None):
         return []
     days = _spread([s / DAY_S for s in asked.deadlines_s])
-    chips = _layout_lines(plan, days) if plan.placed else _chip_lines(asked, plan, days)
+    chips = _layout_lines(plan, days) if plan.placed else _chip_lines(plan, days)
     charts = [svg.line_chart(chips, "Chips by deadline", "deadline, days", "chips")]
     if plan.cluster.prices:
-        lines = [Series(_named(p), _costs(asked, plan, days, p)) for p in plan.cluster.prices]
+        lines = [Series(_named(p), _costs(plan, days, p)) for p in plan.cluster.prices]
         top = max(y for line in lines for _, y in line.points if math.isfinite(y))
         charts.append(
             svg.line_chart(
@@ -71,16 +71,16 @@ def _spread(days: list[float]) -> list[float]:
     return [math.exp(low + (high - low) * n / (POINTS - 1)) for n in range(POINTS)]
 
 
-def _replanned(asked: Request, plan: Plan, days: list[float]) -> Plan:
+def _replanned(plan: Plan, days: list[float]) -> Plan:
     return planner.plan(plan.run, plan.cluster, [day * DAY_S for day in days])
 
 
-def _chip_lines(asked: Request, plan: Plan, days: list[float]) -> list[Series]:
-    rows = _replanned(asked, plan, days).rows
+def _chip_lines(plan: Plan, days: list[float]) -> list[Series]:
+    rows = list(zip(days, _replanned(plan, days).rows, strict=True))
     return [
-        Series("by compute", [(d, r.compute_min_chips) for d, r in zip(days, rows, strict=True)]),
-        Series("by memory", [(d, r.memory_min_chips) for d, r in zip(days, rows, strict=True)]),
-        Series("used", [(d, r.chips) for d, r in zip(days, rows, strict=True)]),
+        Series("by compute", [(day, row.compute_min_chips) for day, row in rows]),
+        Series("by memory", [(day, row.memory_min_chips) for day, row in rows]),
+        Series("used", [(day, row.chips) for day, row in rows]),
     ]
 
 
@@ -98,16 +98,14 @@ def _in_time(plan: Plan, days: list[float]) -> list[tuple[float, "Laid | None"]]
     return [(day, found.cheapest_within(day * DAY_S / steps)) for day in days]
 
 
-def _costs(
-    asked: Request, plan: Plan, days: list[float], price: Price
-) -> list[tuple[float, float]]:
+def _costs(plan: Plan, days: list[float], price: Price) -> list[tuple[float, float]]:
     if plan.placed:
         tokens = plan.run.tokens
         return [
             (day, cost_usd(row.token_chip_s * tokens, price.usd_per_chip_hour) if row else math.nan)
             for day, row in _in_time(plan, days)
         ]
-    found = _replanned(asked, plan, days)
+    found = _replanned(plan, days)
     return [(d, found.cost_usd(price, row)) for d, row in zip(days, found.rows, strict=True)]
 
 

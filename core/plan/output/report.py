@@ -82,11 +82,9 @@ def layout_words(row: Row) -> str | None:
 def _row(plan: Plan, row: Row) -> dict[str, Any]:
     size = plan.cluster.chip.node_chips
     return {
-        "deadline_s": row.deadline_s,
-        "compute_min_chips": row.compute_min_chips,
+        **fields(row, "deadline_s", "compute_min_chips"),
         "compute_min_chips_in_nodes": whole_nodes(row.compute_min_chips, size),
-        "memory_min_chips": row.memory_min_chips,
-        "chips": row.chips,
+        **fields(row, "memory_min_chips", "chips"),
         "chips_in_nodes": whole_nodes(row.chips, size),
         **fields(row, "chips_needed", "finishes_s", "meets_deadline", "bound", "mfu"),
         "layout": layout_words(row),

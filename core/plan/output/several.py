@@ -70,7 +70,7 @@ def _summaries(settings: PlanOptions, runs: Iterable[Changes], today: date) -> P
             found.append((name, summary.summary(asked, plan)))
         except (UsageError, Infeasible) as error:
             errors.append(error)
-            found.append((name, summary.Failed(str(error)).row))
+            found.append((name, {"error": str(error)}))
     if errors and len(errors) == len(found):
         raise errors[0]
     return found, tuple(prices)

@@ -5,7 +5,6 @@ plans are made from it.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from sabia.core.plan.money.bills import cost_usd, short_money
@@ -21,28 +20,18 @@ Row = dict[str, Any]
 MOST_BILLS = 3  # columns of a table
 
 
-@dataclass(frozen=True)
-class Failed:
-    """Why one of several plans cannot be made."""
-
-    error: str
-
-    @property
-    def row(self) -> Row:
-        """The row in place of a summary's."""
-        return {"error": self.error}
-
-
 def summary(asked: Request, plan: Plan) -> Row:
     """The plan's smallest cluster that meets its deadline; `costs_usd` by the name of the price.
 
     Where stops were asked about, `wall_s` and the bills are those with them. Other views that were
     asked for are objects of their own, by name.
     """
+    from sabia.core.plan.output.stops import paid
+
     best, run = plan.best, plan.run
     seen = {name: view.report for name, view in views(asked, plan, without=("layout",)).items()}
     longer = seen["stops"]["wall_over_work"] if "stops" in seen else 1.0
-    chip_s, share = _paid(asked, plan) if "stops" in seen else (best.chip_s, 1.0)
+    chip_s, share = paid(asked, plan)
 
     def usd(price: Price, of_it: float = 1.0) -> float:
         return cost_usd(chip_s, price.usd_per_chip_hour * of_it)
@@ -52,30 +41,19 @@ def summary(asked: Request, plan: Plan) -> Row:
         **fields(run, "params", "active_params", "tokens"),
         "sequence_tokens": run.sequence,
         "chip": plan.cluster.chip.name,
-        "chips": best.chips,
-        "mfu": best.mfu,
+        **fields(best, "chips", "mfu"),
         "step_s": best.finishes_s * run.batch_tokens / run.tokens,
         "finishes_s": best.finishes_s,
         "wall_s": best.finishes_s * longer,
         "chip_hours": best.chip_s / 3600,
         "bound": best.bound,
         "layout": layout_words(best),
-        "costs_usd": {_name(p): usd(p, share) for p in plan.cluster.prices},
+        "costs_usd": {p.label.removesuffix("/h"): usd(p, share) for p in plan.cluster.prices},
         "spot_cost_usd": usd(spot) if spot else None,
         "assumed": list(asked.assumed),
         "error": None,
         **seen,
     }
-
-
-def _paid(asked: Request, plan: Plan) -> tuple[float, float]:
-    from sabia.core.plan.output.stops import paid
-
-    return paid(asked, plan)
-
-
-def _name(price: Price) -> str:
-    return price.label.removesuffix("/h")
 
 
 def flat(row: Row) -> Row:
