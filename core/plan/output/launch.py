@@ -23,7 +23,6 @@ import re
 import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
-from datetime import date
 from importlib import resources
 from pathlib import PurePosixPath
 from typing import Any
@@ -118,38 +117,20 @@ class LaunchPlan:
         return f"{self.chips} {kind}{self.chip.name} for {format_duration(self.wall_s)}"
 
 
-@dataclass(frozen=True)
-class Names:
-    """What launchers call a chip; None where it cannot be asked for."""
-
-    source: str
-    date: date
-    gres: str | None = None
-    tpu: str | None = None
-    cores: int = 1
-    slices: tuple[int, ...] = ()
-    slice_step: int = 0
-    slice_most: int = 0
-    skypilot: str | None = None
-
-
-def load_names() -> dict[str, Names]:
-    """All entries of launch.toml by chip."""
+def load_names() -> dict[str, dict[str, Any]]:
+    """What launchers call a chip: all entries of launch.toml by chip. Raises BadData."""
     rows = read_data(FILE)
-    return {name: _names(name, row) for name, row in rows.items()}
-
-
-def _names(chip: str, row: Mapping[str, Any]) -> Names:
-    check_entry(FILE, chip, dict(row), {"source", "date"}, _OPTIONAL)
-    return Names(**{**row, "slices": tuple(row.get("slices", ()))})
+    for chip, row in rows.items():
+        check_entry(FILE, chip, row, {"source", "date"}, _OPTIONAL)
+    return rows
 
 
 def name_for(chip: Chip, launcher: str, field: str) -> Any:
     """The chip's name in `field`; UsageError where the launcher has none."""
     names = load_names()
-    found = getattr(names.get(chip.name), field, None)
+    found = names.get(chip.name, {}).get(field)
     if found is None:
-        known = ", ".join(name for name, row in names.items() if getattr(row, field) is not None)
+        known = ", ".join(name for name, row in names.items() if field in row)
         raise UsageError(f"--emit {launcher}: no name for {chip.name} (expected one of {known})")
     return found
 
@@ -159,21 +140,24 @@ def slice_of(plan: LaunchPlan, launcher: str, field: str = "tpu") -> str:
     prefix = name_for(plan.chip, launcher, field)
     names = load_names()[plan.chip.name]
     if not _is_slice(names, plan.chips):
-        sizes = ", ".join(map(str, names.slices))
-        if names.slice_step:
-            sizes += f" or a box of cubes of {names.slice_step}, up to {names.slice_most}"
+        sizes = ", ".join(map(str, names.get("slices", ())))
+        if "slice_step" in names:
+            sizes += f" or a box of cubes of {names['slice_step']}, up to {names['slice_most']}"
         raise UsageError(
             f"--chips: {plan.chips} {plan.chip.name} are no slice (expected {sizes}; a run over "
             "several slices is not started by sabia)"
         )
-    return f"{prefix}-{plan.chips * names.cores}"
+    return f"{prefix}-{plan.chips * names.get('cores', 1)}"
 
 
-def _is_slice(names: Names, chips: int) -> bool:
+def _is_slice(names: Mapping[str, Any], chips: int) -> bool:
     """Small sizes are listed; larger slices are boxes of cubes, up to 64 of them along a side."""
-    cubes, rest = divmod(chips, names.slice_step) if names.slice_step else (0, 0)
-    if chips in names.slices or rest or not 0 < chips <= names.slice_most:
-        return chips in names.slices
+    listed = chips in names.get("slices", ())
+    if listed or "slice_step" not in names:
+        return listed
+    cubes, rest = divmod(chips, names["slice_step"])
+    if rest or not 0 < chips <= names["slice_most"]:
+        return False
     sides = range(1, _LONGEST_SIDE + 1)
     return any(cubes % (a * b) == 0 and cubes // (a * b) in sides for a in sides for b in sides)
 
