@@ -107,11 +107,19 @@ def described(layout: Layout) -> str:
 def changes(question: Question, counts: Sequence[int]) -> Iterator[str]:
     """Flags, one at a time, with which the run fits; the cheapest first."""
     yield from _freed(question, counts)
-    yield from _leaner(question, counts)
+    yield from _first_fit(_leaner(question), counts)
     yield from _more_chips(question, counts)
-    yield from _shorter(question, counts)
-    yield from _other_batch(question, counts)
-    yield from _larger_chip(question, counts)
+    for others in (_shorter(question), _other_batch(question, max(counts)), _larger_chip(question)):
+        yield from _first_fit(others, counts)
+
+
+# what else could be asked, lazily: (the flag that asks it, the question)
+_Others = Iterator[tuple[str, Question]]
+
+
+def _first_fit(others: _Others, counts: Sequence[int]) -> Iterator[str]:
+    """The flag of the first of `others` for which a layout fits, if any does."""
+    return islice((flag for flag, other in others if _fits(other, counts)), 1)
 
 
 def _fits(question: Question, counts: Sequence[int]) -> Survey | None:
@@ -141,16 +149,14 @@ def _said(field: str, value: Any) -> str:
     return f"--{name} {value}" if field in OWN_FLAGS else f"{name}={value} in --fixed-layout"
 
 
-def _leaner(question: Question, counts: Sequence[int]) -> Iterator[str]:
+def _leaner(question: Question) -> _Others:
     workload = question.workload
     if question.can.recipes or workload.adapter_params is not None:
         return  # the software has its own; adapters' state is small
     now = workload.recipe.bytes_per_param
     leaner = [r for r in RECIPES.values() if r.bytes_per_param < now]
     for recipe in sorted(leaner, key=lambda recipe: -recipe.bytes_per_param):
-        if _fits(_with(question, recipe=recipe), counts):
-            yield f"--state-recipe {recipe.name}"
-            return
+        yield f"--state-recipe {recipe.name}", _with(question, recipe=recipe)
 
 
 def _with(question: Question, **changed: Any) -> Question:
@@ -169,30 +175,25 @@ def _more_chips(question: Question, counts: Sequence[int]) -> Iterator[str]:
         start, most = most + 1, min(4 * most, MOST_CHIPS) if most < MOST_CHIPS else MOST_CHIPS + 1
 
 
-def _shorter(question: Question, counts: Sequence[int]) -> Iterator[str]:
+def _shorter(question: Question) -> _Others:
     workload = question.workload
     length, rows = workload.sequence // 2, workload.batch_rows * 2
     while length >= SHORTEST:
-        if _fits(_with(question, sequence=length, batch_rows=rows), counts):
-            yield f"--seq {length}"
-            return
+        yield f"--seq {length}", _with(question, sequence=length, batch_rows=rows)
         length, rows = length // 2, rows * 2
 
 
-def _other_batch(question: Question, counts: Sequence[int]) -> Iterator[str]:
-    workload, chips = question.workload, max(counts)
+def _other_batch(question: Question, chips: int) -> _Others:
+    workload = question.workload
     rounded = 1 << (workload.batch_rows - 1).bit_length()
     for rows in sorted({rounded, -(-workload.batch_rows // chips) * chips}):
-        if rows != workload.batch_rows and _fits(_with(question, batch_rows=rows), counts):
-            yield f"--batch-tokens {rows * workload.sequence}"
-            return
+        if rows != workload.batch_rows:
+            yield f"--batch-tokens {rows * workload.sequence}", _with(question, batch_rows=rows)
 
 
-def _larger_chip(question: Question, counts: Sequence[int]) -> Iterator[str]:
+def _larger_chip(question: Question) -> _Others:
     now = question.chip
     larger = [c for c in load_chips().values() if c.usable_hbm_bytes > now.usable_hbm_bytes]
     alike = sorted(larger, key=lambda chip: (chip.family != now.family, chip.usable_hbm_bytes))
     for chip in alike:
-        if _fits(replace(question, chip=chip), counts):
-            yield f"--chip {chip.name}"
-            return
+        yield f"--chip {chip.name}", replace(question, chip=chip)
