@@ -50,7 +50,8 @@ def _resized(
         found["head_dim"] = config.get("head_dim") or _head_size(config)
         found |= {"hidden_size": hidden, "num_attention_heads": heads}
         found |= {"num_key_value_heads": math.gcd(heads, groups)}
-        found = _even_groups(found, heads)
+        if "o_groups" in config:  # output groups (DeepSeek-V4), which divide the heads
+            found["o_groups"] = math.gcd(heads, config["o_groups"])
     return found
 
 
@@ -58,13 +59,6 @@ def _head_size(config: Mapping[str, Any]) -> int | None:
     if "qk_rope_head_dim" in config:
         return None
     return config["hidden_size"] // config["num_attention_heads"]
-
-
-def _even_groups(config: dict[str, Any], heads: int) -> dict[str, Any]:
-    """Output groups (DeepSeek-V4) that divide the heads."""
-    if "o_groups" not in config:
-        return config
-    return config | {"o_groups": math.gcd(heads, config["o_groups"])}
 
 
 def _layer_lists(config: Mapping[str, Any], layers: int) -> dict[str, Any]:

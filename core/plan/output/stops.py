@@ -13,17 +13,8 @@ from sabia.core.plan.output.table import percent, span
 from sabia.core.plan.output.view import VIEWS, View
 from sabia.core.plan.planner import Plan
 from sabia.core.plan.request import Request
-from sabia.core.plan.stops.failures import (
-    WINDOW_S,
-    StopForecast,
-    StopModel,
-    StoppedRun,
-    compare,
-    forecast,
-    process_of,
-    saving,
-    without_waits,
-)
+from sabia.core.plan.stops import failures
+from sabia.core.plan.stops.failures import StopForecast, StopModel, StoppedRun, forecast
 from sabia.core.plan.stops.simulation import Simulated, Spread, simulate
 from sabia.core.units import format_bytes, format_duration
 
@@ -55,7 +46,7 @@ def paid_by_terms(asked: Request, plan: Plan) -> tuple[float, float]:
     if not asked.settings.set_values(*VIEWS["stops"]):
         return plan.best.chip_s, plan.best.chip_s
     run = stopped_run(asked, plan)
-    return forecast(run).billed_chip_s, forecast(without_waits(run, None)).billed_chip_s
+    return forecast(run).billed_chip_s, forecast(failures.without_waits(run, None)).billed_chip_s
 
 
 def _share(model: StopModel) -> float:
@@ -70,7 +61,7 @@ def stops(asked: Request, plan: Plan) -> View:
     lines = _lines(model, seen, plan)
     figures = _report(model, seen) | {"wall_meets_deadline": _in_time(seen, plan)}
     if asked.settings.simulate:
-        process = process_of(run, saving(run))
+        process = failures.process_of(run, failures.saving(run))
         drawn = simulate(process, asked.settings.simulate, asked.settings.seed)
         lines.append(_drawn(drawn))
         figures["simulated"] = asdict(drawn)
@@ -145,7 +136,7 @@ def _failures(seen: StopForecast) -> str:
         return "no failure"
     return (
         f"one every {span(seen.mean_time_between_failures_s)}, "
-        f"{seen.failure_probability:.0%} within {WINDOW_S / DAY_S:.0f} days"
+        f"{seen.failure_probability:.0%} within {failures.WINDOW_S / DAY_S:.0f} days"
     )
 
 
@@ -221,7 +212,7 @@ def _against_on_demand(asked: Request, run: StoppedRun, plan: Plan) -> tuple[str
     calm = cheapest(plan.cluster.chip.name, asked.today)
     if calm is None:
         return "spot      no on-demand price to compare with is on file", {}
-    seen = compare(run, spot.usd_per_chip_hour, calm.usd_per_chip_hour)
+    seen = failures.compare(run, spot.usd_per_chip_hour, calm.usd_per_chip_hour)
     even = seen.break_even_preemption_s
     when = "never" if even is None else f"with preemptions more than {span(even)} apart"
     words = (

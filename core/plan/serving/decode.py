@@ -213,13 +213,7 @@ def decode_step(replica: Replica, batch: float, context: float) -> Pass:
     products = 2 * spread * (_layer_products(model) + model.vocab * model.hidden)
     cached = cache_bytes(replica, context, on_chip=True, read=True) + _written_bytes(replica)
     scores = 2 * spread * _each_layer(model, lambda kind: _score_products(kind, context))
-    return Pass(
-        (
-            _roofline("weights", replica, _read_bytes(replica, batch), products / t),
-            _roofline("attention", replica, spread * cached, scores / t, "bf16"),
-            *_overheads(replica, batch),
-        )
-    )
+    return _pass(replica, batch, products / t, spread * cached, scores / t)
 
 
 def prefill(replica: Replica, tokens: float, sequences: float = 1) -> Pass:
@@ -233,13 +227,14 @@ def prefill(replica: Replica, tokens: float, sequences: float = 1) -> Pass:
     products = 2 * (batch * _layer_products(model) + head)
     scores = 2 * batch * _each_layer(model, lambda kind: _mean_prefill_products(kind, tokens))
     written = sequences * cache_bytes(replica, tokens, on_chip=True)
-    return Pass(
-        (
-            _roofline("weights", replica, _read_bytes(replica, batch), products / t),
-            _roofline("attention", replica, written, scores / t, "bf16"),
-            *_overheads(replica, batch),
-        )
-    )
+    return _pass(replica, batch, products / t, written, scores / t)
+
+
+def _pass(replica: Replica, tokens: float, products: float, cached: float, scores: float) -> Pass:
+    """A pass of `tokens`: a chip's products with weights, bytes of cache, products with it."""
+    weights = _roofline("weights", replica, _read_bytes(replica, tokens), products)
+    attention = _roofline("attention", replica, cached, scores, "bf16")
+    return Pass((weights, attention, *_overheads(replica, tokens)))
 
 
 def _read_bytes(replica: Replica, tokens: float) -> float:

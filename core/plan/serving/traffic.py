@@ -44,11 +44,6 @@ class Room:
         """What is left for the cache of sequences; negative where not even the weights fit."""
         return self.chip_bytes - self.weights - self.workspace
 
-    @property
-    def fits(self) -> bool:
-        """Whether anything is left."""
-        return self.cache > 0
-
 
 def room(replica: Replica, memory_share: float | None = None) -> Room:
     """Each chip's memory: `memory_share` of what is usable (default: serving.toml's)."""
@@ -73,7 +68,7 @@ def largest_batch(replica: Replica, context: float, memory_share: float | None =
     """Sequences of `context` tokens that run at once. Raises Infeasible where none does."""
     found = room(replica, memory_share)
     each = cache_bytes(replica, context, on_chip=True)
-    batch = math.floor(found.cache / each) if found.fits else 0
+    batch = math.floor(found.cache / each) if found.cache > 0 else 0
     if batch < 1:
         raise Infeasible(_too_small(replica, context, found))
     return batch
