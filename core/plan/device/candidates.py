@@ -212,35 +212,22 @@ def candidates_of(meshes: Meshes, workload: Workload, can: Abilities, pinned: Pi
     chosen = [np.flatnonzero(workload.batch_rows % (rows * size) == 0) for size in tried]
     mesh = np.concatenate([*chosen, np.array([], np.int64)])
     micro = np.repeat(np.array(tried, np.int64), [len(some) for some in chosen])
-    mesh, micro, virtual = _interleaved(mesh, micro, meshes, rows, workload, can, pinned)
-    fields = {axis: meshes.fields[axis][mesh] for axis in AXES}
-    fields |= {"micro_batch": micro, "virtual": virtual}
-    arrays = {name: values.astype(np.float64) for name, values in fields.items()}
-    split = pinned.get("sequence_parallel", can.sequence_parallel)
-    return Candidates(Layout(**arrays, sequence_parallel=split), mesh)
-
-
-def _interleaved(
-    mesh: Array,
-    micro: Array,
-    meshes: Meshes,
-    rows: Array,
-    workload: Workload,
-    can: Abilities,
-    pinned: Pinned,
-) -> tuple[Array, Array, Array]:
-    """(mesh, micro-batch, virtual stages); several need even runs and rounds of micro-batches."""
+    # several virtual stages need even runs of layers and rounds of micro-batches
     most = MOST_STAGES if can.interleaved else 1
-    tried = [pinned["virtual"]] if "virtual" in pinned else list(range(1, most + 1))
+    virtuals = [pinned["virtual"]] if "virtual" in pinned else list(range(1, most + 1))
     even = even_stages(workload.architecture.depth, can.outer)
     pipe, passes = meshes.fields["pipe"][mesh], workload.batch_rows // (rows[mesh] * micro)
     found = []
-    for virtual in tried:
+    for virtual in virtuals:
         rounds = (pipe > 1) & (passes % pipe == 0) & even.fits(pipe * virtual)
-        chosen = np.flatnonzero(rounds) if virtual > 1 else np.arange(len(mesh))
-        found.append((mesh[chosen], micro[chosen], np.full(len(chosen), virtual, np.int64)))
-    joined = [np.concatenate(parts) for parts in zip(*found, strict=True)]
-    return joined[0], joined[1], joined[2]
+        some = np.flatnonzero(rounds) if virtual > 1 else np.arange(len(mesh))
+        found.append((mesh[some], micro[some], np.full(len(some), virtual, np.int64)))
+    mesh, *inner = (np.concatenate(parts) for parts in zip(*found, strict=True))
+    fields = {axis: meshes.fields[axis][mesh] for axis in AXES}
+    fields |= dict(zip(INNER, inner, strict=True))
+    arrays = {name: values.astype(np.float64) for name, values in fields.items()}
+    split = pinned.get("sequence_parallel", can.sequence_parallel)
+    return Candidates(Layout(**arrays, sequence_parallel=split), mesh)
 
 
 def front(*columns: Any) -> Any:

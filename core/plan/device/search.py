@@ -186,9 +186,8 @@ def _every(question: Question, counts: Sequence[int]) -> tuple[Meshes, Iterator[
         for rule in rules_of(workload, question.chip, can)
         if not (rule.advice and rule.mesh_fields <= {*question.pinned})
     ]
-    axes = [axis for axis in AXES if axis in can.axes]
-    if not has_experts(workload.architecture):
-        axes.remove("expert") if "expert" in axes else None
+    routed = has_experts(workload.architecture)
+    axes = [axis for axis in AXES if axis in can.axes and (routed or axis != "expert")]
     meshes = all_meshes(counts, rules, axes, question.pinned)
     grid = candidates_of(meshes, workload, can, question.pinned)
     return meshes, _settings(question, grid)

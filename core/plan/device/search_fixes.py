@@ -34,21 +34,20 @@ FINE = 16  # all sizes up to so many units, then as many to each doubling as hal
 
 def rentable(chip: Chip, limit: int, start: int = 1) -> Iterator[int]:
     """Numbers of chips from `start` to `limit` that can be rented, ascending."""
-    parts: tuple[int, ...] = ()
-    unit = chip.node_chips
-    if chip.torus_axes == 2:
-        parts, unit = FLAT_SLICES, chip.scale_up_domain
-    elif chip.torus_axes == 3:
-        parts, unit = CUBE_PARTS, CUBE
+    unit, parts = _unit(chip), {2: FLAT_SLICES, 3: CUBE_PARTS}.get(chip.torus_axes, ())
     yield from (n for n in parts if start <= n <= min(limit, unit - 1))
     first = max(1, -(-start // unit))
     yield from range(first * unit, limit + 1, unit)
 
 
+def _unit(chip: Chip) -> int:
+    """What large numbers are multiples of: pods or cubes of a torus, else nodes."""
+    return {2: chip.scale_up_domain, 3: CUBE}.get(chip.torus_axes, chip.node_chips)
+
+
 def coarse(chip: Chip, limit: int) -> list[int]:
     """`rentable`, but of the many large ones only about FINE/2 to each doubling."""
-    unit = CUBE if chip.torus_axes == 3 else chip.node_chips
-    unit = chip.scale_up_domain if chip.torus_axes == 2 else unit
+    unit = _unit(chip)
 
     def round_number(size: int) -> bool:
         units = size // unit
@@ -68,15 +67,12 @@ def infeasible(question: Question, counts: Sequence[int], survey: Survey) -> Inf
     advice = "; no change of one flag makes it fit, so use a smaller model"
     if mends := list(islice(changes(question, counts), NAMED)):
         advice = f"; use {', or '.join(mends)}"
-    elif question.pinned and (more := list(islice(_unpinned(question, counts), NAMED))):
-        fields = ", ".join(field.replace("_", "-") for field in question.pinned)
-        advice = f"; leave {fields} to the search and use {', or '.join(more)}"
+    elif question.pinned:
+        free = replace(question, pinned={})
+        if more := list(islice(changes(free, counts), NAMED)):
+            fields = ", ".join(field.replace("_", "-") for field in question.pinned)
+            advice = f"; leave {fields} to the search and use {', or '.join(more)}"
     return Infeasible(_what(question, counts, survey) + advice)
-
-
-def _unpinned(question: Question, counts: Sequence[int]) -> Iterator[str]:
-    """Changes of one more flag where the search may choose everything."""
-    return changes(replace(question, pinned={}), counts)
 
 
 def _what(question: Question, counts: Sequence[int], survey: Survey) -> str:

@@ -225,31 +225,19 @@ def rules_of(workload: Workload, chip: Chip, can: Abilities) -> tuple[Rule, ...]
 
     Those of one field come first, the most restrictive of each first.
     """
-    model = workload.architecture
-    return (
-        *_tensor_rules(model, chip, can),
-        *_context_rules(workload, can),
-        *_pipe_rules(model, can),
-        *_expert_rules(model),
-        *([divides(("fsdp",), model.hidden, "hidden units")] if can.even_hidden else []),
-        *_joint_rules(workload, can),
-    )
+    return (*_tensor_rules(workload.architecture, chip, can), *_other_rules(workload, can))
 
 
 def _tensor_rules(model: Architecture, chip: Chip, can: Abilities) -> Iterator[Rule]:
     yield at_most("tensor", chip.scale_up_domain, "chips of the fast domain", advice=True)
-    for count in _sizes(model, "heads"):
-        yield divides(("tensor",), count, "heads")
-    for count in _sizes(model, "kv_heads"):
-        if can.copied_heads:
-            yield _divides_or_copies(count)
-        else:
-            yield divides(("tensor",), count, "key-value heads")
-    for count in _sizes(model, "mlp_width"):
-        yield divides(("tensor",), count, "units of a feed-forward layer")
+    split = {"heads": "heads", "kv_heads": "key-value heads"}
+    split["mlp_width"] = "units of a feed-forward layer"
     if True not in can.experts_over_tensor:
-        for count in _sizes(model, "expert_width"):
-            yield divides(("tensor",), count, "units of an expert")
+        split["expert_width"] = "units of an expert"
+    for field, what in split.items():
+        for count in _sizes(model, field):
+            copied = can.copied_heads and field == "kv_heads"
+            yield _divides_or_copies(count) if copied else divides(("tensor",), count, what)
 
 
 def _divides_or_copies(count: int) -> Rule:
@@ -259,14 +247,12 @@ def _divides_or_copies(count: int) -> Rule:
     return Rule(("tensor",), f"neither divides {count:,} key-value heads nor copies them", fits)
 
 
-def _context_rules(workload: Workload, can: Abilities) -> Iterator[Rule]:
+def _other_rules(workload: Workload, can: Abilities) -> Iterator[Rule]:
+    model, sequence = workload.architecture, workload.sequence
     if can.halves:
-        yield divides(("context",), workload.sequence // 2, "pairs of tokens of a row")
+        yield divides(("context",), sequence // 2, "pairs of tokens of a row")
     else:
-        yield divides(("context",), workload.sequence, "tokens of a row")
-
-
-def _pipe_rules(model: Architecture, can: Abilities) -> Iterator[Rule]:
+        yield divides(("context",), sequence, "tokens of a row")
     depth = model.depth
     yield at_most("pipe", depth, "layers")
     if can.loose_stages:
@@ -274,6 +260,16 @@ def _pipe_rules(model: Architecture, can: Abilities) -> Iterator[Rule]:
         yield Rule(("pipe",), says, lambda n: -(-depth // n) * n <= depth * (1 + PADDING), True)
     else:
         yield even_stages(depth, can.outer)
+    for count in _sizes(model, "experts"):
+        yield divides(("expert",), count, "experts")
+    if can.even_hidden:
+        yield divides(("fsdp",), model.hidden, "hidden units")
+    heads = {kind.kv_heads for kind in model.layers if kind.state_products}
+    for count in sorted(heads):  # of recurrent mixers, each of which runs along whole rows
+        yield divides(("context", "tensor"), count, "key heads of recurrent layers")
+    if can.sequence_parallel:
+        yield divides(("context", "tensor"), sequence, "tokens of a row")
+    yield divides(("data", "fsdp", "expert", "micro_batch"), workload.batch_rows, "rows of a batch")
 
 
 def even_stages(depth: int, outer: int) -> Rule:
@@ -288,21 +284,6 @@ def even_stages(depth: int, outer: int) -> Rule:
 
     says = f"does not divide {depth} layers{extra}"
     return Rule(("pipe", "virtual"), says, fits, advice=bool(outer))
-
-
-def _expert_rules(model: Architecture) -> Iterator[Rule]:
-    for count in _sizes(model, "experts"):
-        yield divides(("expert",), count, "experts")
-
-
-def _joint_rules(workload: Workload, can: Abilities) -> Iterator[Rule]:
-    model = workload.architecture
-    heads = {kind.kv_heads for kind in model.layers if kind.state_products}
-    for count in sorted(heads):  # of recurrent mixers, each of which runs along whole rows
-        yield divides(("context", "tensor"), count, "key heads of recurrent layers")
-    if can.sequence_parallel:
-        yield divides(("context", "tensor"), workload.sequence, "tokens of a row")
-    yield divides(("data", "fsdp", "expert", "micro_batch"), workload.batch_rows, "rows of a batch")
 
 
 def _sizes(model: Architecture, name: str) -> list[int]:

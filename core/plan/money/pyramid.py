@@ -208,10 +208,9 @@ def _generation(label: str, table: Mapping[str, Any], default: Defaults) -> Take
 def _api(label: str, table: Mapping[str, Any], _default: Defaults) -> Taken:
     from sabia.core.plan.serving.evaluation import api_price
 
-    price = api_price(table["usd_per_million"], f"{label} usd_per_million")
+    read_usd, written_usd = api_price(table["usd_per_million"], f"{label} usd_per_million")
     read, written = (count(label, table, key) for key in ("input_tokens", "output_tokens"))
-    usd = read * price.usd_per_million_input + written * price.usd_per_million_output
-    return 0.0, usd / 1e6
+    return 0.0, (read * read_usd + written * written_usd) / 1e6
 
 
 def _evaluation(label: str, table: Mapping[str, Any], default: Defaults) -> Taken:

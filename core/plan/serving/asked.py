@@ -15,7 +15,6 @@ from sabia.core.plan.request import Request
 from sabia.core.plan.serving import rollout
 from sabia.core.plan.serving.decode import Replica, cache_bytes
 from sabia.core.plan.serving.evaluation import (
-    ApiPrice,
     Evaluation,
     Source,
     Suite,
@@ -220,7 +219,7 @@ def judge_of_samples(asked: Asked, drawn: rollout.Sampling) -> Evaluation | None
     """The judge's work on a step's answers; None where rewards are verified by programs."""
     if not asked.settings.judge_calls:
         return None
-    free = ApiPrice(0.0, 0.0)  # the answers themselves are generation's
+    free = 0.0, 0.0  # the answers themselves are generation's
     both = evaluate(suite_of(asked, drawn.samples, 1), free, judge(asked))
     return Evaluation(both.bills[1:])
 

@@ -52,14 +52,6 @@ class Suite:
 
 
 @dataclass(frozen=True)
-class ApiPrice:
-    """US dollars for a million tokens read, and written."""
-
-    usd_per_million_input: float
-    usd_per_million_output: float
-
-
-@dataclass(frozen=True)
 class Bill:
     """One side's work: own chip-seconds, or dollars of an API."""
 
@@ -97,6 +89,7 @@ class Evaluation:
         return sum(bill.cost_usd(usd_per_chip_hour) for bill in self.bills)
 
 
+ApiPrice = tuple[float, float]  # US dollars for a million tokens read, and written
 Source = Replica | ApiPrice
 
 
@@ -116,8 +109,7 @@ def _bill(name: str, calls: float, prompt: float, output: float, source: Source)
     if isinstance(source, Replica):
         load = full_load(source, prompt, output)
         return Bill(name, calls, *tokens, chip_s=calls * load.request_chip_s, load=load)
-    prices = source.usd_per_million_input, source.usd_per_million_output
-    usd = sum(size * price for size, price in zip(tokens, prices, strict=True)) / MILLION
+    usd = sum(size * price for size, price in zip(tokens, source, strict=True)) / MILLION
     return Bill(name, calls, *tokens, api_usd=usd)
 
 
@@ -172,4 +164,5 @@ def api_price(prices: Any, label: str) -> ApiPrice:
     """[input, output] in dollars for a million tokens. Raises UsageError."""
     if not isinstance(prices, list) or len(prices) != 2:
         raise UsageError(f"{label}: {prices!r} (expected two prices, input and output)")
-    return ApiPrice(*(parse_money(usd, label) for usd in prices))
+    read, written = (parse_money(usd, label) for usd in prices)
+    return read, written

@@ -7,7 +7,6 @@ from sabia.core.errors import BadData, UsageError
 from sabia.core.plan.chips import find_chip
 from sabia.core.plan.serving.decode import Replica
 from sabia.core.plan.serving.evaluation import (
-    ApiPrice,
     Suite,
     evaluate,
     table_cost,
@@ -21,7 +20,7 @@ SUITE = Suite(1000, 500, 800, 3, judge_calls=12, judge_prompt_tokens=2500, judge
 
 
 def test_an_api_is_paid_by_the_token():
-    found = evaluate(SUITE, ApiPrice(0.5, 1.5), ApiPrice(2.0, 8.0))
+    found = evaluate(SUITE, (0.5, 1.5), (2.0, 8.0))
     answers = 3000 * (500 * 0.5 + 800 * 1.5) / 1e6
     verdicts = 36_000 * (2500 * 2 + 50 * 8) / 1e6
     assert [bill.api_usd for bill in found.bills] == pytest.approx([answers, verdicts])
