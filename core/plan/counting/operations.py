@@ -27,7 +27,7 @@ TRAINING = 3.0  # forward and backward over forward alone
 
 @dataclass(frozen=True)
 class LayerOperations:
-    """Operations of a token in one layer's forward pass.
+    """Operations of a token in the forward pass of all layers of a kind.
 
     mixer, mlp: linear products (mlp: with shared experts and router); experts: of the routed
     experts that it meets; scores: both products of attention; state: of a recurrent state.
@@ -44,39 +44,33 @@ class LayerOperations:
         """Products with weights."""
         return self.mixer + self.mlp + self.experts
 
-    @property
-    def total(self) -> Number:
-        """Everything in the layer."""
-        return self.linear + self.scores + self.state
-
 
 @dataclass(frozen=True)
 class Operations:
     """Operations of a token in a forward pass: one entry a kind of layer, for all its layers.
 
-    extra: layers of multi-token prediction with their joining projections. head: all passes
-    through the projection to the vocabulary.
+    Those of multi-token prediction count, with their joining projections. head: all passes through
+    the projection to the vocabulary.
     """
 
     layers: tuple[LayerOperations, ...]
-    extra: tuple[LayerOperations, ...]
     joining: float
     head: float
 
     @property
     def linear(self) -> float:
         """Products with weights, but the head's."""
-        return sum(part.linear for part in (*self.layers, *self.extra)) + self.joining
+        return sum(part.linear for part in self.layers) + self.joining
 
     @property
     def scores(self) -> Number:
         """Attention's products between activations."""
-        return sum(part.scores for part in (*self.layers, *self.extra))
+        return sum(part.scores for part in self.layers)
 
     @property
     def mixing(self) -> Number:
         """Products between activations: attention's and those with recurrent states."""
-        return self.scores + sum(part.state for part in (*self.layers, *self.extra))
+        return self.scores + sum(part.state for part in self.layers)
 
     @property
     def layer_total(self) -> Number:
@@ -92,14 +86,14 @@ class Operations:
 def layer_operations(
     kind: LayerKind, sequence: Number, convention: Convention = "causal", causal: bool = True
 ) -> LayerOperations:
-    """One layer of `kind` in rows of `sequence` tokens; UsageError for another convention."""
+    """All layers of `kind` in rows of `sequence` tokens; UsageError for another convention."""
     share, sides = attention_share(convention, causal)
     return LayerOperations(
-        mixer=2.0 * kind.mixer_params,
-        mlp=2.0 * kind.mlp_params,
-        experts=2.0 * kind.active_expert_params,
-        scores=2.0 * share * kind.score_products(sequence, sides),
-        state=2.0 * kind.state_products if share else 0.0,
+        mixer=kind.count * (2.0 * kind.mixer_params),
+        mlp=kind.count * (2.0 * kind.mlp_params),
+        experts=kind.count * (2.0 * kind.active_expert_params),
+        scores=kind.count * (2.0 * share * kind.score_products(sequence, sides)),
+        state=kind.count * (2.0 * kind.state_products if share else 0.0),
     )
 
 
@@ -107,14 +101,10 @@ def operations(
     architecture: Architecture, sequence: Number, convention: Convention = "causal"
 ) -> Operations:
     """The parts of a forward pass, per token of rows of `sequence`."""
-
-    def parts(kinds: tuple[LayerKind, ...]) -> tuple[LayerOperations, ...]:
-        return tuple(_times(kind, sequence, convention, architecture.causal) for kind in kinds)
-
+    kinds, causal = (*architecture.layers, *architecture.extra), architecture.causal
     passes = 1 + sum(kind.count for kind in architecture.extra)
     return Operations(
-        layers=parts(architecture.layers),
-        extra=parts(architecture.extra),
+        layers=tuple(layer_operations(kind, sequence, convention, causal) for kind in kinds),
         joining=2.0 * architecture.extra_params,
         head=2.0 * passes * architecture.vocab * architecture.hidden,
     )
@@ -150,12 +140,3 @@ def adapter_params(architecture: Architecture, rank: int) -> int:
     if rank < 1:
         raise UsageError(f"--lora-rank: {rank} (expected 1 or more)")
     return rank * sum(kind.count * kind.adapter_edges for kind in architecture.layers)
-
-
-def _times(
-    kind: LayerKind, sequence: Number, convention: Convention, causal: bool
-) -> LayerOperations:
-    one = layer_operations(kind, sequence, convention, causal)
-    return LayerOperations(
-        *(kind.count * part for part in (one.mixer, one.mlp, one.experts, one.scores, one.state))
-    )

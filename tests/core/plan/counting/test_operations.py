@@ -46,14 +46,16 @@ def test_llama_405b_at_8k() -> None:
 
 
 def test_parts_of_a_layer(sparse: Architecture) -> None:
-    first, routed = (ops.layer_operations(kind, 50, "palm") for kind in sparse.layers)
+    layers = [ops.layer_operations(replace(kind, count=1), 50, "palm") for kind in sparse.layers]
+    first, routed = layers
     assert (first.mixer, first.mlp, first.experts) == (2 * ATTENTION, 2 * MLP, 0)
     assert routed.mlp == 2 * (3 * H * 16 + 8 * H)
     assert routed.experts == 2 * 2 * 3 * H * 32
     assert first.scores == routed.scores == 4 * 50 * HEADS * D
     whole = ops.operations(sparse, 50, "palm")
     assert whole.head == 2 * V * H
-    assert whole.total == first.total + 2 * routed.total + whole.head
+    totals = [part.linear + part.scores + part.state for part in layers]
+    assert whole.total == totals[0] + 2 * totals[1] + whole.head
     assert ops.training_flops_per_token(sparse, 50, "palm") == 3 * whole.total
 
 
