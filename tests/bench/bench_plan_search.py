@@ -55,10 +55,11 @@ def main(repeats: int) -> None:
             cpu_s(lambda given=given: search(*given)) for _ in range(repeats)
         )
         where = f"{counts[0]} chips" if len(counts) == 1 else f"{len(counts)} sizes to {counts[-1]}"
-        rate = found.candidates / seconds
+        seen = found.survey
+        rate = seen.candidates / seconds
         print(
-            f"{model.name:>9} {stack:<8} {where:<16} {found.meshes:>7,} meshes "
-            f"{found.candidates:>9,} candidates {found.fitting:>8,} fit "
+            f"{model.name:>9} {stack:<8} {where:<16} {seen.meshes.total:>7,} meshes "
+            f"{seen.candidates:>9,} candidates {seen.fitting:>8,} fit "
             f"{seconds:6.2f} s {rate:>9,.0f}/s {1e5 / rate:5.2f} s per 1e5"
         )
     for model in (DENSE, SPARSE):

@@ -99,6 +99,7 @@ class Survey:
 
     least: (bytes, layout) of the candidate that needs the least memory, None without candidates.
     fewest: the smallest number of chips on which any fits. timed: else they are only weighed.
+    candidates: how many were weighed; fitting: how many fit; meshes: ways to lay chips along axes.
     parts: (those that fit, bytes, seconds) of each setting.
     """
 
@@ -238,18 +239,13 @@ class Found:
     """Outcome of a search.
 
     best: by the objective; equal ones by memory. front: no other is faster and smaller and cheaper,
-    fastest first. ranked: the best layout of each of the best meshes. meshes: ways to lay the chips
-    along axes; fell: how many of these fell, by reason. candidates: layouts that were weighed;
-    fitting: those that fit and were timed.
+    fastest first. ranked: the best layout of each of the best meshes. survey: what was looked at.
     """
 
+    survey: Survey
     best: Row
     front: tuple[Row, ...]
     ranked: tuple[Row, ...]
-    meshes: int
-    fell: dict[str, int]
-    candidates: int
-    fitting: int
 
     def cheapest_within(self, step_s: float) -> Row | None:
         """The fewest chips that cost hardly more than the cheapest of those in time; or None."""
@@ -297,15 +293,8 @@ def _found(survey: Survey, objective: Objective) -> Found:
     first, second = (seconds, work) if objective == "time" else (work, seconds)
     order = np.lexsort((total, second, first))
     ranked = [survey.row(n) for n in _best_of_meshes(order, mesh)]
-    return Found(
-        best=ranked[0],
-        front=tuple(survey.row(n) for n in order[front(seconds[order], chips[order])].tolist()),
-        ranked=tuple(ranked),
-        meshes=survey.meshes.total,
-        fell=survey.fell,
-        candidates=survey.candidates,
-        fitting=survey.fitting,
-    )
+    kept = order[front(seconds[order], chips[order])].tolist()
+    return Found(survey, ranked[0], tuple(survey.row(n) for n in kept), tuple(ranked))
 
 
 def _best_of_meshes(order: Any, mesh: Any) -> list[int]:

@@ -19,7 +19,7 @@ from sabia.core.plan.device import step_network as network
 from sabia.core.plan.device import step_work as work
 from sabia.core.plan.device.layout import Layout, Workload
 from sabia.core.plan.device.stack import Stack
-from sabia.core.plan.device.step_work import Band, Constants, Timed, load_bands, load_calibration
+from sabia.core.plan.device.step_work import Band, Constants, Timed, load_bands, load_constants
 from sabia.core.plan.elementwise import Number, choose, larger, rounded_up
 
 
@@ -87,7 +87,7 @@ def step_time(
 
     Raises UsageError naming the field of the chip that has no published figure but is needed.
     """
-    at = Timed(workload, layout, stack, chip, constants or load_calibration().constants)
+    at = Timed(workload, layout, stack, chip, constants or load_constants())
     passes = larger(1, layout.accumulation(workload.batch_rows))
     layers = _layers(at)
     stage = sum(layers.values()) + network.stage_s(at)

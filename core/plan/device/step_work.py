@@ -36,7 +36,6 @@ writes 8h + 3(q + k) + v + attended + (gated: 3, else 2)·f elements a token for
 backward.
 """
 
-import datetime
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cache
@@ -87,26 +86,10 @@ class Band:
     slow: float
 
 
-@dataclass(frozen=True)
-class Calibration:
-    """Constants, the chips that took part in their fit, and what rows and formulas that used."""
-
-    constants: Constants
-    chips: tuple[str, ...]
-    fingerprint: str
-    date: datetime.date
-
-
 @cache
-def load_calibration() -> Calibration:
-    """What data/calibration.toml holds."""
-    found = read_data("calibration.toml")
-    return Calibration(
-        constants=Constants(**found["constants"]),
-        chips=tuple(found["rows"]["chips"]),
-        fingerprint=found["rows"]["fingerprint"],
-        date=found["date"],
-    )
+def load_constants() -> Constants:
+    """Those of data/calibration.toml."""
+    return Constants(**read_data("calibration.toml")["constants"])
 
 
 @cache

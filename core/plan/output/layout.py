@@ -94,10 +94,10 @@ def _about(placed: Placed, best: Laid) -> list[str]:
         f"{placed.batch_rows} rows ({placed.batch_rows * question.workload.sequence:,} tokens)",
     ]
     if placed.found is not None:
-        found = placed.found
+        seen = placed.found.survey
         lines.append(
-            f"searched  {found.candidates:,} layouts on {found.meshes:,} meshes; "
-            f"{found.fitting:,} fit"
+            f"searched  {seen.candidates:,} layouts on {seen.meshes.total:,} meshes; "
+            f"{seen.fitting:,} fit"
         )
     if flags := flags_of(placed, best):
         lines.append(f"run it    {flags}")
@@ -161,13 +161,13 @@ def _report(plan: Plan, placed: Placed, best: Laid) -> dict[str, Any]:
     if flags := flags_of(placed, best):
         figures["pretrain_flags"] = flags
     if placed.found is not None:
-        found = placed.found
+        seen = placed.found.survey
         figures |= {
-            "pareto": [laid_report(plan, placed, row) for row in found.front],
-            "meshes": found.meshes,
-            "meshes_fallen": found.fell,
-            "candidates": found.candidates,
-            "candidates_fitting": found.fitting,
+            "pareto": [laid_report(plan, placed, row) for row in placed.found.front],
+            "meshes": seen.meshes.total,
+            "meshes_fallen": seen.fell,
+            "candidates": seen.candidates,
+            "candidates_fitting": seen.fitting,
         }
     return figures
 

@@ -11,7 +11,7 @@ from published_steps import load, tokens_per_s_chip
 from step_cases import MIXTURES, ROWS, calibration_cases, further_cases, mixture_cases
 
 from sabia.core.plan.catalogue import read_data
-from sabia.core.plan.device.step_work import load_bands, load_calibration
+from sabia.core.plan.device.step_work import load_bands, load_constants
 
 BENCH = Path(__file__).parents[3] / "bench"
 sys.path.insert(0, str(BENCH))
@@ -31,7 +31,7 @@ ERRORS = ("in_sample", "row_left_out", "source_left_out", "chip_left_out")
 def test_rows_and_formulas_are_those_of_the_fit():
     """After a change of either, run tests/bench/calibrate_plan.py."""
     cases = [*calibration_cases(), *mixture_cases()]
-    assert load_calibration().fingerprint == calibrate_plan.fingerprint(cases)
+    assert read_data("calibration.toml")["rows"]["fingerprint"] == calibrate_plan.fingerprint(cases)
 
 
 def test_no_page_both_fits_mixtures_and_judges():
@@ -47,16 +47,16 @@ def test_no_page_both_fits_mixtures_and_judges():
 
 
 def test_errors_on_file_are_sane():
-    found = load_calibration()
-    errors = read_data("calibration.toml")["errors"]
+    found = read_data("calibration.toml")
+    errors = found["errors"]
     rms = [errors[left_out]["rms_log"] for left_out in ERRORS]
     assert rms[0] > 0.02 and rms == sorted(rms) and rms[-1] < 0.15
-    assert set(found.chips) == {case.chip.name for case in calibration_cases()}
+    assert set(found["rows"]["chips"]) == {case.chip.name for case in calibration_cases()}
     assert errors["mixtures_in_sample"]["rms_log"] < errors["mixtures_source_left_out"]["rms_log"]
 
 
 def test_constants_are_physical():
-    constants = load_calibration().constants
+    constants = load_constants()
     for name in ("gpu", "tpu", "attention", "collective"):
         assert 0.4 < getattr(constants, name) <= 1, name
     assert 0 <= constants.exposed < 0.5 and 0 <= constants.balance < 0.5
@@ -112,7 +112,7 @@ def test_the_band_is_that_of_the_judged_rows():
 @pytest.mark.slow
 def test_the_fit_gives_the_file():
     values = calibrate_plan.fit(calibration_cases(), mixture_cases())
-    kept = vars(load_calibration().constants)
+    kept = vars(load_constants())
     for name, value in values.items():
         assert kept[name] == pytest.approx(value, rel=2e-3), name
 

@@ -47,7 +47,9 @@ def agrees_with_loops(stack, seed, rows, counts):
 
     chip = replace(H100, usable_hbm_bytes=room)
     found = search(job, chip, preset, counts, utilisation=1.0)
-    assert (found.meshes, found.candidates, found.fitting) == (meshes, candidates, len(fitting))
+    seen = found.survey
+    sizes = seen.meshes.total, seen.candidates, seen.fitting
+    assert sizes == (meshes, candidates, len(fitting))
     best = min(seconds for seconds, _, _, _ in fitting)
     assert found.best.step_s == pytest.approx(best, rel=1e-9)
     assert found.best.layout in [one[3] for one in fitting if one[0] <= best * (1 + 1e-9)]
@@ -126,10 +128,11 @@ def test_more_candidates_are_never_worse():
         held = search(job, H100, stack, 32, pinned=pinned)
         assert held.best.step_s >= free.best.step_s
         assert all(getattr(held.best.layout, name) == value for name, value in pinned.items())
-        assert held.candidates < free.candidates
+        assert held.survey.candidates < free.survey.candidates
     both = search(job, H100, stack, [32, 64])
     assert both.best.step_s <= free.best.step_s
-    assert both.candidates == free.candidates + search(job, H100, stack, 64).candidates
+    other = search(job, H100, stack, 64)
+    assert both.survey.candidates == free.survey.candidates + other.survey.candidates
 
 
 def test_rows_are_ranked_and_priced():
