@@ -130,7 +130,6 @@ class Generation:
     in use."""
 
     seconds: float
-    prefill_s: float
     tail_s: float
     slots: int
     replicas: int
@@ -182,7 +181,6 @@ def generate(
     decoding_s, tail_s = play(replica, answers, share / count, slots, sampling.prompt_tokens)
     return Generation(
         seconds=first_s + decoding_s,
-        prefill_s=first_s,
         tail_s=tail_s,
         slots=slots,
         replicas=replicas,
@@ -257,7 +255,6 @@ def split(
     made = replace(
         made,
         seconds=made.seconds / together,
-        prefill_s=made.prefill_s / together,
         tail_s=made.tail_s / together,
     )
     named = {"generation": made.seconds} | parts
