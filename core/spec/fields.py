@@ -6,6 +6,7 @@ computes what its file says.
 """
 
 from collections.abc import Mapping
+from functools import cached_property
 from typing import Any, TypeVar
 
 from sabia.core.errors import UsageError
@@ -46,6 +47,16 @@ class Fields:
         }
         self._stated = frozenset(config)
         self.family = str(config.get("model_type"))
+
+    @cached_property
+    def hidden(self) -> int:
+        """Width of the residual stream, where it has its usual name."""
+        return self.size("hidden_size")
+
+    @cached_property
+    def depth(self) -> int:
+        """Layers, where they have their usual name."""
+        return self.size("num_hidden_layers")
 
     def defaults(self, **values: Any) -> None:
         """What fields mean to the family where the file does not have them (null: nothing)."""

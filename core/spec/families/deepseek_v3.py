@@ -16,15 +16,14 @@ from sabia.core.spec.model import ModelSpec
 from sabia.core.spec.rope import score_factor
 from sabia.core.spec.rope_fields import read_rope
 
-_LAYER = "model.layers.{layer}."
 _ATTENTION = {"q": "q_proj", "q_down": "q_a_proj", "q_norm": "q_a_layernorm", "q_up": "q_b_proj"}
 _ATTENTION |= {"kv_down": "kv_a_proj_with_mqa", "kv_norm": "kv_a_layernorm", "kv_up": "kv_b_proj"}
 NAMES = llama.NAMES | qwen3_moe.NAMES
-NAMES |= {f"attn.{p}": f"{_LAYER}self_attn.{m}.weight" for p, m in _ATTENTION.items()}
-NAMES |= {f"attn.{p}_bias": f"{_LAYER}self_attn.{m}.bias" for p, m in _ATTENTION.items()}
-NAMES |= {"mlp.correction": _LAYER + "mlp.gate.e_score_correction_bias"}
+NAMES |= {f"attn.{p}": f"{llama.LAYER}self_attn.{m}.weight" for p, m in _ATTENTION.items()}
+NAMES |= {f"attn.{p}_bias": f"{llama.LAYER}self_attn.{m}.bias" for p, m in _ATTENTION.items()}
+NAMES |= {"mlp.correction": llama.LAYER + "mlp.gate.e_score_correction_bias"}
 for _p in ("gate", "up", "down"):
-    NAMES[f"mlp.shared.{_p}"] = f"{_LAYER}mlp.shared_experts.{_p}_proj.weight"
+    NAMES[f"mlp.shared.{_p}"] = f"{llama.LAYER}mlp.shared_experts.{_p}_proj.weight"
 
 
 def attention(fields: Fields) -> LatentAttention:
@@ -65,7 +64,7 @@ def experts(fields: Fields) -> Experts:
 def read(fields: Fields) -> ModelSpec:
     """The model of a `deepseek_v3` configuration."""
     fields.defaults(q_lora_rank=1536)
-    width, depth = fields.size("hidden_size"), fields.size("num_hidden_layers")
+    depth = fields.depth
     mixer, routed = attention(fields), experts(fields)
     fields.expect("hidden_act", ("silu",), "silu")
     fields.expect("moe_layer_freq", (1,), 1)
@@ -77,4 +76,4 @@ def read(fields: Fields) -> ModelSpec:
     qwen3_moe.training_remarks(fields)
     layers = tuple(Layer(mixer, dense if index < first else routed) for index in range(depth))
     kept = tuple(rf"model\.layers\.{depth + n}\..+" for n in range(predicted))
-    return replace(llama.decoder(fields, width, layers, NAMES), kept=kept)
+    return replace(llama.decoder(fields, layers, NAMES), kept=kept)

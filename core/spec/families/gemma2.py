@@ -11,23 +11,22 @@ from sabia.core.spec.fields import Fields
 from sabia.core.spec.layers import Attention, GatedMlp, Layer, Norms
 from sabia.core.spec.model import ModelSpec
 
-_LAYER = "model.layers.{layer}."
 NAMES = llama.NAMES | {
-    "attn.post_norm": _LAYER + "post_attention_layernorm.weight",
-    "mlp.norm": _LAYER + "pre_feedforward_layernorm.weight",
-    "mlp.post_norm": _LAYER + "post_feedforward_layernorm.weight",
+    "attn.post_norm": llama.LAYER + "post_attention_layernorm.weight",
+    "mlp.norm": llama.LAYER + "pre_feedforward_layernorm.weight",
+    "mlp.post_norm": llama.LAYER + "post_feedforward_layernorm.weight",
 }
 KINDS = ("sliding_attention", "full_attention")
 NORMS = Norms(pre=True, post=True, offset=1.0)
 
 
-def attention(fields: Fields, width: int) -> Attention:
+def attention(fields: Fields) -> Attention:
     """Take the attention fields, the window not among them."""
     fields.defaults(head_dim=256, query_pre_attn_scalar=256)
     fields.expect("use_bidirectional_attention", (False,), False)
     scale = fields.take("query_pre_attn_scalar", float) ** -0.5
     cap = fields.take("attn_logit_softcapping", float, None)
-    return replace(llama.attention(fields, width), scale=scale, softcap=cap)
+    return replace(llama.attention(fields), scale=scale, softcap=cap)
 
 
 def mlp(fields: Fields) -> GatedMlp:
@@ -37,23 +36,21 @@ def mlp(fields: Fields) -> GatedMlp:
     return llama.mlp(fields, "hidden_activation", "gelu_pytorch_tanh")
 
 
-def decoder(
-    fields: Fields, width: int, layers: tuple[Layer, ...], names: dict[str, str]
-) -> ModelSpec:
+def decoder(fields: Fields, layers: tuple[Layer, ...], names: dict[str, str]) -> ModelSpec:
     """Take the fields around the layers."""
     fields.defaults(tie_word_embeddings=True)
     cap = fields.take("final_logit_softcapping", float, None)
-    spec = llama.decoder(fields, width, layers, names)
-    return replace(spec, embed_scale=width**0.5, norm_offset=1.0, logit_softcap=cap)
+    spec = llama.decoder(fields, layers, names)
+    return replace(spec, embed_scale=fields.hidden**0.5, norm_offset=1.0, logit_softcap=cap)
 
 
 def read(fields: Fields) -> ModelSpec:
     """The model of a `gemma2` configuration."""
     fields.defaults(sliding_window=4096, attn_logit_softcapping=50.0, final_logit_softcapping=30.0)
-    width, depth = fields.size("hidden_size"), fields.size("num_hidden_layers")
+    depth = fields.depth
     kinds = fields.each("layer_types", depth, KINDS, [KINDS[n % 2] for n in range(depth)])
     window = fields.take("sliding_window", int, None)
-    full, feed = attention(fields, width), mlp(fields)
+    full, feed = attention(fields), mlp(fields)
     mixers = {KINDS[0]: replace(full, window=window), KINDS[1]: full}
     layers = tuple(Layer(mixers[kind], feed, NORMS) for kind in kinds)
-    return decoder(fields, width, layers, NAMES)
+    return decoder(fields, layers, NAMES)

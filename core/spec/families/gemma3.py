@@ -7,15 +7,13 @@ from dataclasses import replace
 from typing import Any
 
 from sabia.core.errors import UsageError
-from sabia.core.spec.families import composite, gemma2
+from sabia.core.spec.families import composite, gemma2, llama
 from sabia.core.spec.fields import Fields
 from sabia.core.spec.layers import Layer
 from sabia.core.spec.model import ModelSpec
 from sabia.core.spec.rope_fields import rope_from
 
-NAMES = gemma2.NAMES | {
-    f"attn.{p}_norm": f"model.layers.{{layer}}.self_attn.{p}_norm.weight" for p in "qk"
-}
+NAMES = gemma2.NAMES | llama.QK_NORMS
 _LOCAL, _GLOBAL = gemma2.KINDS
 
 
@@ -48,12 +46,11 @@ def rotations(
 def read(fields: Fields) -> ModelSpec:
     """The model of a `gemma3_text` configuration."""
     fields.defaults(sliding_window=4096)
-    width, depth = fields.size("hidden_size"), fields.size("num_hidden_layers")
     every = fields.size("sliding_window_pattern", fields.size("_sliding_window_pattern", 6))
-    usual = [_LOCAL if (index + 1) % every else _GLOBAL for index in range(depth)]
-    kinds = fields.each("layer_types", depth, gemma2.KINDS, usual)
+    usual = [_LOCAL if (index + 1) % every else _GLOBAL for index in range(fields.depth)]
+    kinds = fields.each("layer_types", fields.depth, gemma2.KINDS, usual)
     turned = rotations(fields)
-    base = replace(gemma2.attention(fields, width), qk_norm=True, norm_offset=1.0)
+    base = replace(gemma2.attention(fields), qk_norm=True, norm_offset=1.0)
     window = fields.take("sliding_window", int, None)
     ropes = {kind: rope_from(*turned[kind], base.head_dim) for kind in gemma2.KINDS}
     mixers = {
@@ -62,7 +59,7 @@ def read(fields: Fields) -> ModelSpec:
     }
     feed = gemma2.mlp(fields)
     layers = tuple(Layer(mixers[kind], feed, gemma2.NORMS) for kind in kinds)
-    return gemma2.decoder(fields, width, layers, NAMES)
+    return gemma2.decoder(fields, layers, NAMES)
 
 
 def read_whole(fields: Fields) -> ModelSpec:

@@ -15,11 +15,11 @@ from sabia.core.spec.layers import Layer
 from sabia.core.spec.model import ModelSpec
 from sabia.core.spec.tensors import Part
 
-_MLP = "model.layers.{layer}.mlp."
+_MLP = llama.LAYER + "mlp."
 _ROPE = {"rope_type": "yarn", "factor": 32.0, "original_max_position_embeddings": 4096}
 _ROPE |= {"truncate": False}
 NAMES = llama.NAMES | {
-    "attn.sinks": "model.layers.{layer}.self_attn.sinks",
+    "attn.sinks": llama.LAYER + "self_attn.sinks",
     "mlp.router": _MLP + "router.weight",
     "mlp.router_bias": _MLP + "router.bias",
     "mlp.experts.down_bias": _MLP + "experts.down_proj_bias",
@@ -46,8 +46,8 @@ def fused(count: int, width: int, inner: int) -> dict[str, Part]:
 def read(fields: Fields) -> ModelSpec:
     """The model of a `gpt_oss` configuration."""
     fields.defaults(attention_bias=True, rope_scaling=_ROPE, sliding_window=128)
-    width, depth = fields.size("hidden_size"), fields.size("num_hidden_layers")
-    mixer = replace(llama.attention(fields, width, head_dim=64, theta=150000.0), sinks=True)
+    depth = fields.depth
+    mixer = replace(llama.attention(fields, head_dim=64, theta=150000.0), sinks=True)
     fields.expect("hidden_act", ("silu",), "silu")
     count = fields.size("num_local_experts", fields.size("num_experts", 128))
     chosen = fields.size("num_experts_per_tok", fields.size("experts_per_token", 4))
@@ -65,5 +65,5 @@ def read(fields: Fields) -> ModelSpec:
         Layer(replace(mixer, window=None if kind == KINDS[0] else window), experts)
         for kind in fields.each("layer_types", depth, KINDS, usual)
     )
-    names = NAMES | fused(count, width, inner)
-    return llama.decoder(fields, width, layers, names, eps=1e-5)
+    names = NAMES | fused(count, fields.hidden, inner)
+    return llama.decoder(fields, layers, names, eps=1e-5)

@@ -14,32 +14,32 @@ from sabia.core.spec.model import ModelSpec
 from sabia.core.spec.rope_fields import read_rope
 from sabia.core.spec.tensors import Part
 
-_LAYER = "model.layers.{layer}."
+LAYER = "model.layers.{layer}."
 NAMES = {
     "embed": "model.embed_tokens.weight",
     "final_norm": "model.norm.weight",
     "head": "lm_head.weight",
-    "attn.norm": _LAYER + "input_layernorm.weight",
-    "mlp.norm": _LAYER + "post_attention_layernorm.weight",
+    "attn.norm": LAYER + "input_layernorm.weight",
+    "mlp.norm": LAYER + "post_attention_layernorm.weight",
 }
-NAMES |= {f"attn.{p}": _LAYER + f"self_attn.{p}_proj.weight" for p in "qkvo"}
-NAMES |= {f"attn.{p}_bias": _LAYER + f"self_attn.{p}_proj.bias" for p in "qkvo"}
-NAMES |= {f"mlp.{p}": _LAYER + f"mlp.{p}_proj.weight" for p in ("gate", "up", "down")}
-NAMES |= {f"mlp.{p}_bias": _LAYER + f"mlp.{p}_proj.bias" for p in ("gate", "up", "down")}
+NAMES |= {f"attn.{p}": LAYER + f"self_attn.{p}_proj.weight" for p in "qkvo"}
+NAMES |= {f"attn.{p}_bias": LAYER + f"self_attn.{p}_proj.bias" for p in "qkvo"}
+NAMES |= {f"mlp.{p}": LAYER + f"mlp.{p}_proj.weight" for p in ("gate", "up", "down")}
+NAMES |= {f"mlp.{p}_bias": LAYER + f"mlp.{p}_proj.bias" for p in ("gate", "up", "down")}
+QK_NORMS = {f"attn.{p}_norm": LAYER + f"self_attn.{p}_norm.weight" for p in "qk"}
 ROTARY_BUFFERS = r"model\.layers\.\d+\.self_attn\.rotary_emb\.inv_freq"
 
 
 def attention(
     fields: Fields,
-    width: int,
     head_dim: int | None = None,
     theta: float = 10000.0,
     partial_rotary: bool = False,
 ) -> Attention:
-    """Take the attention fields; head_dim (None: width / heads), theta: the family's defaults."""
+    """Take the attention fields; head_dim (None: hidden / heads), theta: the family's defaults."""
     heads = fields.size("num_attention_heads")
     kv_heads = fields.size("num_key_value_heads", heads)
-    size = fields.size("head_dim", head_dim or width // heads)
+    size = fields.size("head_dim", head_dim or fields.hidden // heads)
     bias = fields.take("attention_bias", bool, False)
     fields.expect("attention_dropout", (0, 0.0), 0.0)
     if heads % kv_heads or size % 2:
@@ -52,17 +52,13 @@ def attention(
 
 
 def decoder(
-    fields: Fields,
-    width: int,
-    layers: tuple[Layer, ...],
-    names: Mapping[str, str | Part],
-    eps: float = 1e-6,
+    fields: Fields, layers: tuple[Layer, ...], names: Mapping[str, str | Part], eps: float = 1e-6
 ) -> ModelSpec:
     """Take the fields around the layers and assemble the model; eps: the family's default."""
     return ModelSpec(
         family=fields.family,
         vocab_size=fields.size("vocab_size"),
-        hidden_size=width,
+        hidden_size=fields.hidden,
         layers=layers,
         norm_eps=fields.take("rms_norm_eps", float, eps),
         tied=fields.take("tie_word_embeddings", bool, False),
@@ -83,7 +79,5 @@ def mlp(fields: Fields, activation_name: str = "hidden_act", usual: str = "silu"
 
 def read(fields: Fields) -> ModelSpec:
     """The model of a `llama` configuration."""
-    width = fields.size("hidden_size")
-    layer = Layer(attention(fields, width), mlp(fields))
-    layers = (layer,) * fields.size("num_hidden_layers")
-    return decoder(fields, width, layers, NAMES)
+    layers = (Layer(attention(fields), mlp(fields)),) * fields.depth
+    return decoder(fields, layers, NAMES)

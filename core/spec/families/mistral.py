@@ -13,8 +13,6 @@ def read(fields: Fields) -> ModelSpec:
     fields.defaults(sliding_window=4096, num_key_value_heads=8)
     for name in ("attention_bias", "mlp_bias"):
         fields.expect(name, (False,), False)
-    width = fields.size("hidden_size")
     window = fields.take("sliding_window", int, None)
-    layer = Layer(replace(llama.attention(fields, width), window=window), llama.mlp(fields))
-    layers = (layer,) * fields.size("num_hidden_layers")
-    return llama.decoder(fields, width, layers, llama.NAMES)
+    layer = Layer(replace(llama.attention(fields), window=window), llama.mlp(fields))
+    return llama.decoder(fields, (layer,) * fields.depth, llama.NAMES)

@@ -9,7 +9,7 @@ from sabia.core.spec.fields import Fields
 from sabia.core.spec.layers import Layer
 from sabia.core.spec.model import ModelSpec
 
-_MLP = "model.layers.{layer}.block_sparse_moe."
+_MLP = llama.LAYER + "block_sparse_moe."
 _EXPERT = _MLP + "experts.{expert}."
 NAMES = llama.NAMES | {
     "mlp.router": _MLP + "gate.weight",
@@ -21,13 +21,12 @@ NAMES = llama.NAMES | {
 
 def read(fields: Fields) -> ModelSpec:
     """The model of a `mixtral` configuration."""
-    width = fields.size("hidden_size")
-    mixer = llama.attention(fields, width, theta=1e6)
+    mixer = llama.attention(fields, theta=1e6)
     window = fields.take("sliding_window", int, None)
     fields.expect("hidden_act", ("silu",), "silu")
     fields.expect("router_jitter_noise", (0, 0.0), 0.0)
     chosen, count = fields.size("num_experts_per_tok", 2), fields.size("num_local_experts", 8)
     experts = Experts(Router(count, chosen), fields.size("intermediate_size"))
     training_remarks(fields)
-    layers = (Layer(replace(mixer, window=window), experts),) * fields.size("num_hidden_layers")
-    return llama.decoder(fields, width, layers, NAMES, eps=1e-5)
+    layers = (Layer(replace(mixer, window=window), experts),) * fields.depth
+    return llama.decoder(fields, layers, NAMES, eps=1e-5)

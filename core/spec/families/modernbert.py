@@ -18,7 +18,7 @@ from sabia.core.spec.model import ModelSpec
 from sabia.core.spec.rope_fields import rope_from
 from sabia.core.spec.tensors import Part, pieces
 
-_LAYER = "model.layers.{layer}."
+_LAYER = llama.LAYER
 NAMES = {
     "embed": "model.embeddings.tok_embeddings.weight",
     "embed_norm": "model.embeddings.norm.weight",
@@ -56,7 +56,7 @@ def fused(width: int, inner: int) -> dict[str, Part]:
 def read(fields: Fields) -> ModelSpec:
     """The model of a `modernbert` configuration; a classifier's pooling is read with its head."""
     fields.defaults(tie_word_embeddings=True)
-    width, depth = fields.size("hidden_size"), fields.size("num_hidden_layers")
+    width, depth = fields.hidden, fields.depth
     for name, kind in _REMARKS.items():
         fields.take(name, kind, None)
     fields.expect("norm_bias", (False,), False)
@@ -75,6 +75,6 @@ def read(fields: Fields) -> ModelSpec:
     activation = fields.expect("classifier_activation", get_args(Activation), "gelu")
     transform = Transform(activation, fields.take("classifier_bias", bool, False))
     fields.defaults(rms_norm_eps=fields.take("norm_eps", float, 1e-5))
-    spec = llama.decoder(fields, width, layers, {**NAMES, **fused(width, mlp.width)})
+    spec = llama.decoder(fields, layers, {**NAMES, **fused(width, mlp.width)})
     kept: Any = {"causal": False, "norm_kind": "layer", "embed_norm": True, "transform": transform}
     return replace(spec, **kept, head_bias=fields.take("decoder_bias", bool, True))

@@ -12,19 +12,17 @@ from sabia.core.spec.fields import Fields
 from sabia.core.spec.layers import Layer
 from sabia.core.spec.model import ModelSpec
 
-NAMES = llama.NAMES | {
-    f"attn.{p}_norm": f"model.layers.{{layer}}.self_attn.{p}_norm.weight" for p in "qk"
-}
+NAMES = llama.NAMES | llama.QK_NORMS
 KINDS = ("full_attention", "sliding_attention")
 
 
-def windows(fields: Fields, depth: int) -> tuple[int | None, ...]:
+def windows(fields: Fields) -> tuple[int | None, ...]:
     """Take the window fields: the window of each layer, None where it sees everything."""
     used = fields.take("use_sliding_window", bool, False)
     size = fields.take("sliding_window", int, 4096)
     first = fields.take("max_window_layers", int, 28)
-    usual = [KINDS[used and index >= first] for index in range(depth)]
-    kinds = fields.each("layer_types", depth, KINDS, usual)
+    usual = [KINDS[used and index >= first] for index in range(fields.depth)]
+    kinds = fields.each("layer_types", fields.depth, KINDS, usual)
     windowed = [kind == "sliding_attention" for kind in kinds]
     if any(windowed) and not used:
         raise UsageError(
@@ -35,10 +33,8 @@ def windows(fields: Fields, depth: int) -> tuple[int | None, ...]:
 
 def read(fields: Fields) -> ModelSpec:
     """The model of a `qwen3` configuration."""
-    width = fields.size("hidden_size")
-    mixer = replace(llama.attention(fields, width, head_dim=128), qk_norm=True)
+    mixer = replace(llama.attention(fields, head_dim=128), qk_norm=True)
     fields.expect("mlp_bias", (False,), False)
     mlp = llama.mlp(fields)
-    depth = fields.size("num_hidden_layers")
-    layers = tuple(Layer(replace(mixer, window=window), mlp) for window in windows(fields, depth))
-    return llama.decoder(fields, width, layers, NAMES)
+    layers = tuple(Layer(replace(mixer, window=window), mlp) for window in windows(fields))
+    return llama.decoder(fields, layers, NAMES)

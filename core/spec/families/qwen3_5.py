@@ -51,12 +51,12 @@ def read(fields: Fields) -> ModelSpec:
     """The model of a `qwen3_5_text` or `qwen3_5_moe_text` configuration."""
     for name, kind in _REMARKS.items():
         fields.take(name, kind, None)
-    width, depth = fields.size("hidden_size"), fields.size("num_hidden_layers")
+    width = fields.hidden
     fields.expect("mlp_bias", (False,), False)
-    delta, full = qwen3_hybrid.mixers(fields, width)
+    delta, full = qwen3_hybrid.mixers(fields)
     names = NAMES | qwen3_hybrid.fused(delta, full, width) | projections(delta, width)
     feed = _feed(fields)
-    spec = qwen3_hybrid.decoder(fields, width, delta, full, [feed] * depth, names)
+    spec = qwen3_hybrid.decoder(fields, delta, full, [feed] * fields.depth, names)
     if isinstance(feed, Experts):
         others = stacked(feed.router.experts, feed.width, width)
         return replace(spec, other_names=others)

@@ -17,9 +17,8 @@ from sabia.core.spec.model import ModelSpec
 from sabia.core.spec.tensors import Part, pieces
 
 KINDS = ("linear_attention", "full_attention")
-_LAYER = "model.layers.{layer}."
 _ATTENTION, DELTA, _SHARED = (
-    _LAYER + name for name in ("self_attn.", "linear_attn.", "mlp.shared_expert")
+    llama.LAYER + name for name in ("self_attn.", "linear_attn.", "mlp.shared_expert")
 )
 NAMES = qwen3_moe.NAMES | {"mlp.shared_gate": _SHARED + "_gate.weight"}
 NAMES |= {f"mlp.shared.{p}": f"{_SHARED}.{p}_proj.weight" for p in ("gate", "up", "down")}
@@ -27,14 +26,14 @@ NAMES |= {"delta.o": DELTA + "out_proj.weight", "delta.norm": DELTA + "norm.weig
 NAMES |= {"delta.a_log": DELTA + "A_log", "delta.dt_bias": DELTA + "dt_bias"}
 
 
-def mixers(fields: Fields, width: int) -> tuple[GatedDeltaNet, Attention]:
+def mixers(fields: Fields) -> tuple[GatedDeltaNet, Attention]:
     """Take the fields of both kinds of mixer."""
     sizes = {"num_key_heads": 16, "num_value_heads": 32, "key_head_dim": 128}
     sizes |= {"value_head_dim": 128, "conv_kernel_dim": 4}
     delta = GatedDeltaNet(*(fields.size(f"linear_{name}", n) for name, n in sizes.items()))
     fields.defaults(partial_rotary_factor=0.25)
     fields.expect("attn_output_gate", (True,), True)
-    full = llama.attention(fields, width, head_dim=256, partial_rotary=True)
+    full = llama.attention(fields, head_dim=256, partial_rotary=True)
     return delta, replace(full, qk_norm=True, norm_offset=1.0, output_gate=True)
 
 
@@ -61,7 +60,6 @@ def fused(delta: GatedDeltaNet, full: Attention, width: int) -> dict[str, Part]:
 
 def decoder(
     fields: Fields,
-    width: int,
     delta: GatedDeltaNet,
     full: Attention,
     feeds: Sequence[FeedForward],
@@ -74,5 +72,5 @@ def decoder(
     mixers: dict[str, Mixer] = {KINDS[0]: delta, KINDS[1]: full}
     pairs = zip(kinds, feeds, strict=True)
     layers = tuple(Layer(mixers[kind], feed, Norms(offset=1.0)) for kind, feed in pairs)
-    spec = llama.decoder(fields, width, layers, names)
+    spec = llama.decoder(fields, layers, names)
     return replace(spec, norm_offset=1.0, kept=(r"mtp\..*",))

@@ -12,7 +12,7 @@ from sabia.core.spec.fields import Fields
 from sabia.core.spec.layers import Layer
 from sabia.core.spec.model import ModelSpec
 
-_MLP = "model.layers.{layer}.mlp."
+_MLP = llama.LAYER + "mlp."
 _EXPERT = _MLP + "experts.{expert}."
 NAMES = qwen3.NAMES | {"mlp.router": _MLP + "gate.weight"}
 NAMES |= {f"mlp.experts.{p}": f"{_EXPERT}{p}_proj.weight" for p in ("gate", "up", "down")}
@@ -26,11 +26,11 @@ def training_remarks(fields: Fields) -> None:
     fields.take("seq_aux", bool, False)
 
 
-def sparse(fields: Fields, depth: int) -> tuple[bool, ...]:
+def sparse(fields: Fields) -> tuple[bool, ...]:
     """Take the fields that say which layers have experts."""
     step = fields.size("decoder_sparse_step", 1)
     dense = fields.take("mlp_only_layers", list, [])
-    return tuple((index + 1) % step == 0 and index not in dense for index in range(depth))
+    return tuple((index + 1) % step == 0 and index not in dense for index in range(fields.depth))
 
 
 def experts(fields: Fields, count: int, chosen: int, width: int) -> Experts:
@@ -45,17 +45,14 @@ def experts(fields: Fields, count: int, chosen: int, width: int) -> Experts:
 
 def read(fields: Fields) -> ModelSpec:
     """The model of a `qwen3_moe` configuration."""
-    width = fields.size("hidden_size")
-    mixer = replace(llama.attention(fields, width), qk_norm=True)
+    mixer = replace(llama.attention(fields), qk_norm=True)
     for name, only in (("qkv_bias", False), ("use_qk_norm", True), ("mlp_bias", False)):
         fields.expect(name, (only,), only)
     fields.expect("shared_expert_intermediate_size", (0,), 0)
     dense = llama.mlp(fields)
-    depth = fields.size("num_hidden_layers")
     mixture = experts(fields, 128, 8, 768)
-    windows = qwen3.windows(fields, depth)
     layers = tuple(
         Layer(replace(mixer, window=window), mixture if routed else dense)
-        for window, routed in zip(windows, sparse(fields, depth), strict=True)
+        for window, routed in zip(qwen3.windows(fields), sparse(fields), strict=True)
     )
-    return llama.decoder(fields, width, layers, NAMES)
+    return llama.decoder(fields, layers, NAMES)

@@ -24,10 +24,10 @@ def projections(delta: GatedDeltaNet, width: int) -> dict[str, Part]:
 
 def read(fields: Fields) -> ModelSpec:
     """The model of a `qwen3_next` configuration."""
-    width, depth = fields.size("hidden_size"), fields.size("num_hidden_layers")
-    delta, full = qwen3_hybrid.mixers(fields, width)
+    delta, full = qwen3_hybrid.mixers(fields)
     fields.expect("mlp_bias", (False,), False)
     dense, mixture = llama.mlp(fields), qwen3_hybrid.experts(fields)
-    feeds = [mixture if routed else dense for routed in qwen3_moe.sparse(fields, depth)]
+    feeds = [mixture if routed else dense for routed in qwen3_moe.sparse(fields)]
+    width = fields.hidden
     names = qwen3_hybrid.NAMES | qwen3_hybrid.fused(delta, full, width) | projections(delta, width)
-    return qwen3_hybrid.decoder(fields, width, delta, full, feeds, names)
+    return qwen3_hybrid.decoder(fields, delta, full, feeds, names)

@@ -20,7 +20,7 @@ def qwen2(fields: CountFields) -> Architecture:
     fields.expect("attention_bias", (True,), True)
     fields.refuse("use_mrope")
     fields.ignore("num_nextn_predict_layers")  # MiMo: kept beside the model
-    return _stack(fields, qwen3.windows(fields, fields.depth), qkv_bias=True)
+    return _stack(fields, qwen3.windows(fields), qkv_bias=True)
 
 
 def phi3(fields: CountFields) -> Architecture:
@@ -60,7 +60,7 @@ _COHERE_REMARKS += ("use_parallel_block", "use_parallel_embedding", "position_em
 
 def smollm3(fields: CountFields) -> Architecture:
     """SmolLM3: Llama, some layers without rotation."""
-    windows = qwen3.windows(fields, fields.depth)
+    windows = qwen3.windows(fields)
     return _stack(fields, windows, tied=True, **reading.biases(fields))
 
 

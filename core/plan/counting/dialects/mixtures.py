@@ -60,9 +60,9 @@ def indexed(fields: CountFields) -> Architecture:
 
 def qwen2_moe(fields: CountFields) -> Architecture:
     """Qwen1.5-MoE, Qwen2-MoE: Qwen2 with a shared expert behind a gate."""
-    sparse = qwen3_moe.sparse(fields, fields.depth)
+    sparse = qwen3_moe.sparse(fields)
     mixer = reading.attention(fields, qkv_bias=fields.take("qkv_bias", bool, True))
-    if any(qwen3.windows(fields, fields.depth)):
+    if any(qwen3.windows(fields)):
         raise UsageError("config.json: use_sliding_window is True (expected false)")
     shared = fields.size("shared_expert_intermediate_size")
     routed = reading.routed(fields, "num_experts", shared=shared, shared_gate=True)

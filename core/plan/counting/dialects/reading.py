@@ -5,7 +5,6 @@ A dialect takes every field that changes a count or an operation. SILENT fields 
 """
 
 from collections.abc import Iterable
-from functools import cached_property
 from typing import Any
 
 from sabia.core.errors import UsageError
@@ -38,17 +37,7 @@ SILENT = frozenset({
 
 
 class CountFields(Fields):
-    """Fields of which those in SILENT need no reader; width and depth where they are usual."""
-
-    @cached_property
-    def hidden(self) -> int:
-        """Width of the residual stream."""
-        return self.size("hidden_size")
-
-    @cached_property
-    def depth(self) -> int:
-        """Layers."""
-        return self.size("num_hidden_layers")
+    """Fields of which those in SILENT need no reader."""
 
     def finish(self) -> None:
         """Refuse fields that nobody took and that may change a count."""
