@@ -193,9 +193,7 @@ def _counted_exactly(run: Run, settings: PlanOptions, model: "Architecture") -> 
     return replace(
         run,
         convention=convention,
-        flops_per_token=operations.hardware_flops_per_token(
-            model, run.sequence, "none", rank, convention
-        ),
+        flops_per_token=operations.lora_flops_per_token(model, run.sequence, rank, convention),
         adapter_params=operations.adapter_params(model, rank),
     )
 

@@ -1,4 +1,4 @@
-"""Floating-point operations of a token: by part, by convention, and those that hardware does.
+"""Floating-point operations of a token: by part, by convention, and those of training adapters.
 
 A linear product of an [out, in] matrix takes 2·out·in forward, 4·out·in backward. Attention takes
 2·score_width for each key, forward, and twice that backward; c·min(s, window) keys count, c by the
@@ -8,17 +8,14 @@ convention (that of core.spec.count, which these functions equal for its familie
   palm    c = 1 (PaLM, arXiv 2204.02311 appendix B)
   causal  c = ½: the half of the score matrix that is masked is not computed
 
-An encoder has no masked half and looks to both sides. What hardware does beside the model's own
-operations: the forward pass of all layers again with full recomputation, the attention core alone
-with selective (arXiv 2205.05198). LoRA (arXiv 2106.09685) leaves out the gradients of frozen
-weights: 4 of 6, and all 6 for the adapters.
+An encoder has no masked half and looks to both sides. LoRA (arXiv 2106.09685) leaves out the
+gradients of frozen weights: 4 of 6, and all 6 for the adapters.
 """
 
 from dataclasses import dataclass
 
 from sabia.core.errors import UsageError
 from sabia.core.plan.counting.architecture import Architecture, LayerKind
-from sabia.core.plan.device.layout import Recompute
 from sabia.core.plan.elementwise import Number
 from sabia.core.spec.count import Convention, attention_share
 
@@ -74,7 +71,7 @@ class Operations:
 
     @property
     def layer_total(self) -> Number:
-        """All layers; what full recomputation does again."""
+        """All layers."""
         return self.linear + self.mixing
 
     @property
@@ -117,22 +114,13 @@ def training_flops_per_token(
     return TRAINING * operations(architecture, sequence, convention).total
 
 
-def hardware_flops_per_token(
-    architecture: Architecture,
-    sequence: Number,
-    recompute: Recompute = "none",
-    adapter_rank: int | None = None,
-    convention: Convention = "causal",
+def lora_flops_per_token(
+    architecture: Architecture, sequence: Number, rank: int, convention: Convention
 ) -> Number:
-    """Operations that are done: recomputed ones too, and with LoRA without frozen gradients."""
+    """Operations of training adapters of `rank`: without the gradients of frozen weights."""
     found = operations(architecture, sequence, convention)
-    again = {"none": 0.0, "selective": found.scores, "full": found.layer_total}[recompute]
-    if adapter_rank is None:
-        return TRAINING * found.total + again
-    added = 2.0 * adapter_params(architecture, adapter_rank)
-    again += added if recompute == "full" else 0.0
-    weights = found.linear + found.head
-    return 2.0 * weights + TRAINING * (found.mixing + added) + again
+    weights, added = found.linear + found.head, 2.0 * adapter_params(architecture, rank)
+    return 2.0 * weights + TRAINING * (found.mixing + added)
 
 
 def adapter_params(architecture: Architecture, rank: int) -> int:

@@ -253,11 +253,8 @@ def _is_split(case: Case, level: int) -> Number:
 def _outer(case: Case) -> tuple[Number, Number]:
     """Elements of the embedding and of the head on one device of the stage, whole over fsdp."""
     embedding = case.stage.embedding * case.model.embedding_params
-    return embedding / case.layout.tensor, _head(case) / case.layout.tensor
-
-
-def _head(case: Case) -> Number:
-    return case.stage.head * head_params(case.model, case.stage)
+    head = case.stage.head * head_params(case.model, case.stage)
+    return embedding / case.layout.tensor, head / case.layout.tensor
 
 
 def _whole_ends(case: Case, instant: str, outer: tuple[Number, Number]) -> Number:

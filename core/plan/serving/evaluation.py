@@ -20,11 +20,8 @@ from sabia.core.plan.serving.decode import Replica
 from sabia.core.plan.serving.traffic import MILLION, Load, cheapest, full_load, loads
 from sabia.core.units import parse_count, parse_money
 
-KEYS = {
-    "items", "prompt_tokens", "output_tokens", "repeats", "params", "active", "weights",
-    "usd_per_million", "judge_calls", "judge_prompt_tokens", "judge_output_tokens",
-    "judge_params", "judge_active", "judge_weights", "judge_usd_per_million",
-}  # fmt: skip
+# of a budget file's table, beside the fields of a Suite: of the model, and of the judge
+SOURCE_KEYS = ("params", "active", "weights", "usd_per_million")
 NEEDED = ("items", "prompt_tokens", "output_tokens")
 
 
@@ -121,17 +118,14 @@ def table_cost(table: Mapping[str, Any], chip: Chip, label: str) -> Evaluation:
     judge_prompt_tokens, judge_output_tokens and judge_params, judge_active or
     judge_usd_per_million. Raises BadData, UsageError, Infeasible.
     """
-    unknown, missing = sorted(table.keys() - KEYS), [key for key in NEEDED if key not in table]
+    sizes = Suite.__dataclass_fields__.keys()
+    keys = sizes | {f"{side}{key}" for side in ("", "judge_") for key in SOURCE_KEYS}
+    unknown, missing = sorted(table.keys() - keys), [key for key in NEEDED if key not in table]
     if unknown or missing:
         words = f"has unknown {unknown[0]}" if unknown else f"lacks {missing[0]}"
-        raise BadData(f"{label}: evaluation {words} (expected {', '.join(sorted(KEYS))})")
-    suite = Suite(
-        **{
-            key: parse_count(table[key], f"{label} {key}")
-            for key in Suite.__dataclass_fields__
-            if key in table
-        }
-    )
+        raise BadData(f"{label}: evaluation {words} (expected {', '.join(sorted(keys))})")
+    given = {key: parse_count(table[key], f"{label} {key}") for key in sizes if key in table}
+    suite = Suite(**given)
     judge = _source(table, "judge_", chip, suite, label) if suite.judge_calls else None
     return evaluate(suite, _source(table, "", chip, suite, label), judge)
 

@@ -84,27 +84,16 @@ def test_prediction_layers_pay_for_their_head_and_joint(dense: Architecture) -> 
     assert more == 6 * (ATTENTION + MLP + V * H + 2 * H * H)
 
 
-def test_recomputation(dense: Architecture) -> None:
-    model = ops.training_flops_per_token(dense, 50, "causal")
-    parts = ops.operations(dense, 50, "causal")
-    assert ops.hardware_flops_per_token(dense, 50) == model
-    full = ops.hardware_flops_per_token(dense, 50, "full")
-    assert full == pytest.approx(3 * parts.head + 4 / 3 * (model - 3 * parts.head))
-    assert ops.hardware_flops_per_token(dense, 50, "selective") - model == parts.scores
-
-
 def test_lora_leaves_out_two_thirds_of_the_backward_pass_of_weights(dense: Architecture) -> None:
     edges = L * (2 * (H + HEADS * D) + 2 * (H + KV * D) + 3 * (H + F))
     assert ops.adapter_params(dense, 4) == 4 * edges
-    done = ops.hardware_flops_per_token(dense, 50, adapter_rank=4, convention="6nd")
+    done = ops.lora_flops_per_token(dense, 50, 4, "6nd")
     assert done == 4 * dense.matmul_params + 6 * 4 * edges
     big = decoder(
         "big", 8192, 32000, (replace(attention_layer(8192, 64, 8, 128, 28672), count=80),)
     )
-    ratio = ops.hardware_flops_per_token(big, 64, adapter_rank=8) / ops.training_flops_per_token(
-        big, 64, "causal"
-    )
-    assert ratio == pytest.approx(2 / 3, rel=5e-3)
+    whole = ops.training_flops_per_token(big, 64, "causal")
+    assert ops.lora_flops_per_token(big, 64, 8, "causal") / whole == pytest.approx(2 / 3, rel=5e-3)
     with pytest.raises(UsageError, match="--lora-rank: 0"):
         ops.adapter_params(dense, 0)
 
@@ -118,5 +107,5 @@ def test_arrays_of_lengths_as_numbers(dense: Architecture) -> None:
     (layer,) = dense.layers
     local = replace(dense, layers=(layer, replace(layer, count=1, window=10)))
     lengths = np.array([4, 64, 1024])
-    found = ops.hardware_flops_per_token(local, lengths, "full")
-    assert found.tolist() == [ops.hardware_flops_per_token(local, n, "full") for n in (4, 64, 1024)]
+    found = ops.training_flops_per_token(local, lengths, "palm")
+    assert found.tolist() == [ops.training_flops_per_token(local, n, "palm") for n in (4, 64, 1024)]
