@@ -18,7 +18,7 @@ BATCH_ROWS = 10_000
 
 def schema() -> pa.Schema:
     """The score schema with the columns model and sample."""
-    return pa.schema([*schemas.score(), ("model", pa.string()), ("sample", pa.int64())])
+    return pa.schema([*schemas.KINDS["score"], ("model", pa.string()), ("sample", pa.int64())])
 
 
 @dataclass(frozen=True)

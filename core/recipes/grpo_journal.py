@@ -111,7 +111,7 @@ class Journal:
             _row(step, seed, prompt_id, *sample)
             for prompt_id, sample in zip(prompt_ids, samples, strict=True)
         ]
-        schema = pa.schema([*schemas.sample(), *EXTRA])
+        schema = pa.schema([*schemas.KINDS["sample"], *EXTRA])
         batch = pa.RecordBatch.from_pylist(rows, schema=schema)
         made_by = {"command": "grpo", "kind": "sample", "policy_version": step, "seed": seed}
         with open_file(str(self.path(step)), schema, made_by) as file:

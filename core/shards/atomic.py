@@ -23,13 +23,16 @@ def fsync_directory(directory: Path) -> None:
         os.close(handle)
 
 
-def sweep_stale(path: Path) -> None:
-    """Remove temporary files of `path` whose process no longer lives on this host."""
+def _temporary(path: Path) -> Path:
+    """A name beside `path` for what is to take its place, whose folder is made; what processes that
+    no longer live on this host left under such names is removed."""
+    path.parent.mkdir(parents=True, exist_ok=True)
     for old in path.parent.glob(f".{path.name}.*.tmp"):
         pid = old.name.removesuffix(".tmp").rpartition(".")[2]
         if pid.isdigit() and not os.path.exists(f"/proc/{pid}"):
             with contextlib.suppress(OSError):
-                old.unlink()
+                shutil.rmtree(old, ignore_errors=True) if old.is_dir() else old.unlink()
+    return path.with_name(f".{path.name}.{os.getpid()}.tmp")
 
 
 @contextlib.contextmanager
@@ -47,9 +50,7 @@ def naming(path: Path) -> Iterator[None]:
 def atomic_path(path: str | Path) -> Iterator[Path]:
     """Yield a temporary path beside `path`; on success it is synced and renamed, else removed."""
     final = Path(path)
-    final.parent.mkdir(parents=True, exist_ok=True)
-    sweep_stale(final)
-    temporary = final.with_name(f".{final.name}.{os.getpid()}.tmp")
+    temporary = _temporary(final)
     try:
         with naming(final):
             yield temporary
@@ -75,10 +76,7 @@ def atomic_directory(path: str | Path) -> Iterator[Path]:
     written inside should be synced by their writers; their names are synced here.
     """
     final = Path(path)
-    final.parent.mkdir(parents=True, exist_ok=True)
-    for old in final.parent.glob(f".{final.name}.*.tmp"):
-        _sweep_directory(old)
-    temporary = final.with_name(f".{final.name}.{os.getpid()}.tmp")
+    temporary = _temporary(final)
     shutil.rmtree(temporary, ignore_errors=True)
     temporary.mkdir()
     try:
@@ -93,9 +91,3 @@ def atomic_directory(path: str | Path) -> Iterator[Path]:
             shutil.rmtree(replaced, ignore_errors=True)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
-
-
-def _sweep_directory(old: Path) -> None:
-    pid = old.name.removesuffix(".tmp").rpartition(".")[2]
-    if old.is_dir() and pid.isdigit() and not os.path.exists(f"/proc/{pid}"):
-        shutil.rmtree(old, ignore_errors=True)

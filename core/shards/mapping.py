@@ -9,6 +9,7 @@ import os
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from typing import Any
 
 import pyarrow as pa
@@ -25,7 +26,7 @@ from sabia.core.shards.inputs import is_url, open_inputs
 from sabia.core.shards.job import Job
 from sabia.core.shards.rejects import Rejects, reject_path
 from sabia.core.shards.slices import slurm_slice
-from sabia.core.shards.sources import Source
+from sabia.core.shards.sources import Source, rows_of
 from sabia.core.shards.summary import Summary
 
 
@@ -147,29 +148,24 @@ def _stream(work: _Work, sources: Sequence[Source], ours: Sequence[int]) -> Summ
     if job.to_file and not job.force and manifest.holds(str(job.out), made):
         return Summary(shards_skipped=len(ours), rows_out=pq.read_metadata(str(job.out)).num_rows)
     summary = Summary(shards_done=len(ours))
-    counts = [source.rows() for source in sources]
-    total = None if None in counts else sum(filter(None, counts))
-    with progress(total, job.command) as bar, Rejects(reject_path(job)) as rejects:
+    with progress(rows_of(sources), job.command) as bar, Rejects(reject_path(job)) as rejects:
         if job.jobs > 1 and len(sources) > 1:
             batches = _in_parallel(work, sources, rejects, summary, bar)
         else:
-            batches = _in_turn(work, sources, rejects, summary, bar)
+            batches = chain.from_iterable(
+                _transformed(work, source, index, rejects, summary, bar)
+                for index, source in enumerate(sources)
+            )
         _write(work, batches, made, 0, summary, sources[0])
     return summary
-
-
-def _in_turn(
-    work: _Work, sources: Sequence[Source], rejects: Rejects, summary: Summary, bar: Bar
-) -> Iterator[pa.RecordBatch]:
-    for index, source in enumerate(sources):
-        yield from _transformed(work, source, index, rejects, summary, bar)
 
 
 def _in_parallel(
     work: _Work, sources: Sequence[Source], rejects: Rejects, summary: Summary, bar: Bar
 ) -> Iterator[pa.RecordBatch]:
     """Workers write scratch shards, which are read back in order."""
-    with tempfile.TemporaryDirectory(prefix=".sabia-", dir=_scratch_parent(work.job)) as scratch:
+    beside = os.path.dirname(os.path.abspath(str(work.job.out))) if work.job.to_file else None
+    with tempfile.TemporaryDirectory(prefix=".sabia-", dir=beside) as scratch:
         tasks = [(work, source, i, scratch) for i, source in enumerate(sources)]
         for index, part in enumerate(run_tasks(_scratch_part, tasks, work.job.jobs)):
             part.shards_done = part.rows_out = 0
@@ -181,10 +177,6 @@ def _in_parallel(
                 _take_over_rejects(rejected, rejects, summary)
             with pq.ParquetFile(f"{scratch}/rows/part-{index:05d}.parquet") as file:
                 yield from file.iter_batches(outputs.GROUP_ROWS)
-
-
-def _scratch_parent(job: Job) -> str | None:
-    return os.path.dirname(os.path.abspath(str(job.out))) if job.to_file else None
 
 
 def _scratch_part(work: _Work, source: Source, index: int, scratch: str) -> Summary:
@@ -204,13 +196,11 @@ def _transformed(
     work: _Work, source: Source, index: int, rejects: Rejects, summary: Summary, bar: Bar
 ) -> Iterator[pa.RecordBatch]:
     """The transform's batches of one shard; fills in the summary."""
-    context = ShardContext(index, source.name, rejects)
+    context = ShardContext(index, source.name, rejects, summary.counters)
     before = rejects.count
     for batch in work.transform(counted(source, context, summary, bar), context):
         stop.check()
         yield batch
-    for name, n in context.counters.items():
-        summary.counters[name] = summary.counters.get(name, 0) + n
     if rejects.count > before:
         summary.rejected += rejects.count - before
         summary.reject_path = rejects.path
@@ -243,17 +233,15 @@ def _write(
     first = next(batches, None)
     schema = _of_no_rows(work, source, part) if first is None else first.schema
     with outputs.open_output(work.job, schema.remove_metadata(), made, part) as writer:
-        batch = first
-        while batch is not None:
+        for batch in chain([] if first is None else [first], batches):
             writer.write(batch)
             summary.rows_out += batch.num_rows
-            batch = next(batches, None)
 
 
 def _of_no_rows(work: _Work, source: Source, part: int) -> pa.Schema:
     """The columns of a shard that has no row: those that the transform makes of none."""
     if work.schema is None:
-        return schemas.schema_of(work.kind_out)
+        return schemas.KINDS[work.kind_out]
     given = getattr(source, "schema", None)
     if given is None:
         return work.schema

@@ -105,20 +105,6 @@ def _repeating(table: pa.Table) -> list[str]:
     return [path for path in paths if path.partition(".")[0] not in distinct]
 
 
-class ArrowRows:
-    """An Arrow IPC stream."""
-
-    def __init__(self, target: BinaryIO, schema: pa.Schema) -> None:
-        self.stream = pa.ipc.new_stream(target, schema)
-
-    def write(self, batch: pa.RecordBatch) -> None:
-        self.stream.write_batch(batch)
-
-    def close(self) -> None:
-        """Write the end mark."""
-        self.stream.close()
-
-
 class JsonRows:
     """JSON lines."""
 
@@ -162,7 +148,7 @@ def _cell(value: Any, width: int = 40) -> str:
 
 
 STREAMS: dict[str, Callable[[BinaryIO, pa.Schema], Any]] = {
-    "parquet": ParquetRows, "arrow": ArrowRows, "jsonl": JsonRows,
+    "parquet": ParquetRows, "arrow": pa.ipc.new_stream, "jsonl": JsonRows,
 }  # fmt: skip
 
 
@@ -208,7 +194,7 @@ def _url_path(url: str) -> Iterator[Path]:
     with tempfile.TemporaryDirectory() as scratch:
         local = Path(scratch) / "shard"
         yield local
-        waiting = f"{parent}/.{name}.{os.getpid()}.tmp" if parent else f".{name}.{os.getpid()}.tmp"
+        waiting = f"{key.removesuffix(name)}.{name}.{os.getpid()}.tmp"
         files.makedirs(parent, exist_ok=True)
         files.put_file(str(local), waiting)
         files.mv(waiting, key)
@@ -225,17 +211,13 @@ def open_stdout(job: Job, schema: pa.Schema, metadata: dict[str, Any] | None) ->
     out.flush()
 
 
-@contextlib.contextmanager
 def open_output(
     job: Job, schema: pa.Schema, metadata: dict[str, Any] | None = None, part: int = 0
-) -> Iterator[Writer]:
+) -> contextlib.AbstractContextManager[Writer]:
     """The job's output: its file, part number `part` of its directory, or stdout."""
     if job.to_stdout:
-        with open_stdout(job, schema, metadata) as stream:
-            yield stream
-        return
-    with open_file(output_path(job, part), schema, metadata) as file:
-        yield file
+        return open_stdout(job, schema, metadata)
+    return open_file(output_path(job, part), schema, metadata)
 
 
 def output_path(job: Job, part: int = 0) -> str:

@@ -22,7 +22,7 @@ _SCALARS: dict[type, pa.DataType] = {
 
 def extra_fields(rows: Sequence[dict[str, Any]], kind: str) -> list[pa.Field]:
     """Columns for scalar fields that the kind does not know, typed by the rows given."""
-    known = set(schemas.schema_of(kind).names)
+    known = set(schemas.KINDS[kind].names)
     types: dict[str, set[type]] = {}
     for row in rows:
         for name, value in row.items():
@@ -39,7 +39,7 @@ def _common(seen: set[type]) -> pa.DataType | None:
 
 def fit_row(row: dict[str, Any], kind: str, extras: Sequence[pa.Field]) -> dict[str, Any]:
     """A row ready for `to_batch`; raises ValueError with the reason when it cannot fit."""
-    schema = schemas.schema_of(kind)
+    schema = schemas.KINDS[kind]
     extra_types = {field.name: field.type for field in extras}
     fitted: dict[str, Any] = {}
     rest: dict[str, Any] = {}
@@ -121,7 +121,7 @@ def to_batch(
     The scores of a row are (name, number) pairs; `scores` names those of the batch, see `conform`.
     """
     fields = [
-        f.with_type(MAP) if schemas.is_scores(kind, f.name) else f for f in schemas.schema_of(kind)
+        f.with_type(MAP) if schemas.is_scores(kind, f.name) else f for f in schemas.KINDS[kind]
     ]
     schema = pa.schema([*fields, *extras])
     arrays = [pa.array([row.get(f.name) for row in rows], f.type) for f in schema]

@@ -6,7 +6,7 @@ tool_calls, rubric, detail) are strings of JSON, so that bytes survive every rou
 """
 
 import hashlib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from functools import cache
 
 import pyarrow as pa
@@ -24,6 +24,10 @@ _MESSAGES = pa.list_(_MESSAGE)
 _ITEMS = pa.list_(pa.struct([("id", _TEXT), ("verdict", _TEXT), ("points", pa.float64())]))
 
 
+def _schema(**columns: pa.DataType) -> pa.Schema:
+    return pa.schema(list(columns.items()))
+
+
 @cache
 def document(scores: tuple[str, ...] = ()) -> pa.Schema:
     """A page or text with scores of these names; the record of the data stages."""
@@ -33,73 +37,36 @@ def document(scores: tuple[str, ...] = ()) -> pa.Schema:
     )  # fmt: skip
 
 
-@cache
-def chat() -> pa.Schema:
-    """A conversation to imitate."""
-    return _schema(id=_TEXT, messages=_MESSAGES, tools=_TEXT, meta=_TEXT)
-
-
-@cache
-def prompt() -> pa.Schema:
-    """A conversation to continue, with a reference answer and a rubric (JSON) to judge by."""
-    return _schema(id=_TEXT, messages=_MESSAGES, rubric=_TEXT, answer=_TEXT, meta=_TEXT)
-
-
-@cache
-def preference() -> pa.Schema:
-    """A conversation with a better and a worse continuation."""
-    return _schema(id=_TEXT, prompt=_MESSAGES, chosen=_TEXT, rejected=_TEXT)
-
-
-@cache
-def tokens() -> pa.Schema:
-    """A row of tokens of fixed length: input_ids[T], the lengths of its documents, loss_mask[T]."""
-    return _schema(
+KINDS = {
+    "document": document(),
+    # a conversation to imitate
+    "chat": _schema(id=_TEXT, messages=_MESSAGES, tools=_TEXT, meta=_TEXT),
+    # a conversation to continue, with a reference answer and a rubric (JSON) to judge by
+    "prompt": _schema(id=_TEXT, messages=_MESSAGES, rubric=_TEXT, answer=_TEXT, meta=_TEXT),
+    # a row of tokens of fixed length: input_ids[T], the lengths of its documents, loss_mask[T]
+    "tokens": _schema(
         id=_TEXT, input_ids=_INTS, document_lengths=_INTS,
         loss_mask=pa.list_(pa.bool_()), source=_TEXT,
-    )  # fmt: skip
-
-
-@cache
-def sample() -> pa.Schema:
-    """One sampled continuation: tokens[n], their log-probabilities[n] (natural log), reward."""
-    return _schema(
+    ),
+    # one sampled continuation: tokens[n], their log-probabilities[n] (natural log), reward
+    "sample": _schema(
         prompt_id=_TEXT, seed=pa.int64(), tokens=_INTS, logprobs=pa.list_(pa.float32()),
         finish_reason=_TEXT, policy_version=pa.int64(), reward=pa.float64(), items=_ITEMS,
-    )  # fmt: skip
-
-
-@cache
-def score() -> pa.Schema:
-    """One metric of one item of one task."""
-    return _schema(task=_TEXT, item_id=_TEXT, metric=_TEXT, value=pa.float64(), detail=_TEXT)
-
-
-KINDS: dict[str, Callable[[], pa.Schema]] = {
-    "document": document, "chat": chat, "prompt": prompt, "preference": preference,
-    "tokens": tokens, "sample": sample, "score": score,
+    ),
+    # one metric of one item of one task
+    "score": _schema(task=_TEXT, item_id=_TEXT, metric=_TEXT, value=pa.float64(), detail=_TEXT),
 }  # fmt: skip
 
 # what a row cannot do without; everything else may be null
 REQUIRED = {
-    "document": ("text",), "chat": ("messages",), "prompt": ("messages",),
-    "preference": ("prompt", "chosen", "rejected"), "tokens": ("input_ids", "document_lengths"),
-    "sample": ("tokens",), "score": ("task", "item_id", "value"),
+    "document": ("text",), "chat": ("messages",), "prompt": ("messages",), "sample": ("tokens",),
+    "tokens": ("input_ids", "document_lengths"), "score": ("task", "item_id", "value"),
 }  # fmt: skip
-
-
-def _schema(**columns: pa.DataType) -> pa.Schema:
-    return pa.schema(list(columns.items()))
 
 
 def is_scores(kind: str, name: str) -> bool:
     """Whether a column of a kind holds named numbers, whose type follows from the names."""
     return kind == "document" and name == "scores"
-
-
-def schema_of(kind: str) -> pa.Schema:
-    """The schema of a kind of record."""
-    return KINDS[kind]()
 
 
 def document_id(source: str | None, text: str) -> str:
@@ -118,7 +85,7 @@ def conform(
 
     Raises BadData when a required column is missing or of a type that cannot be cast.
     """
-    schema = schema_of(kind)
+    schema = KINDS[kind]
     columns = {name: batch.column(name) for name in batch.schema.names}
     missing = [name for name in REQUIRED[kind] if name not in columns]
     if missing:
@@ -137,35 +104,31 @@ def _fit(
 ) -> pa.Array:
     if is_scores(kind, field.name):
         return named_numbers.fit(pa.nulls(rows) if column is None else column, scores)
-    if column is None:
-        return pa.nulls(rows, field.type)
-    if column.type == field.type:
-        return column
-    try:
-        return column.cast(field.type)
-    except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
-        reason = f"column {field.name!r} is {column.type} (expected {field.type})"
-        raise BadData(f"not {kind} records: {reason}") from error
+    return _cast(column, field, rows, before=f"not {kind} records: ")
 
 
 def fit(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
     """The columns of a schema: cast, null where the batch has none; raises BadData."""
     if batch.schema.equals(schema, check_metadata=True):
         return batch
-    arrays = [_cast(batch, field) for field in schema]
+    columns = {name: batch.column(name) for name in batch.schema.names}
+    arrays = [
+        _cast(columns.get(field.name), field, batch.num_rows, behind=", as in other shards")
+        for field in schema
+    ]
     return pa.RecordBatch.from_arrays(arrays, schema=schema)
 
 
-def _cast(batch: pa.RecordBatch, field: pa.Field) -> pa.Array:
-    if field.name not in batch.schema.names:
-        return pa.nulls(batch.num_rows, field.type)
-    column = batch.column(field.name)
+def _cast(
+    column: pa.Array | None, field: pa.Field, rows: int, before: str = "", behind: str = ""
+) -> pa.Array:
+    if column is None:
+        return pa.nulls(rows, field.type)
     try:
         return column if column.type == field.type else column.cast(field.type)
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError, pa.ArrowTypeError) as error:
-        raise BadData(
-            f"column {field.name!r} is {column.type} (expected {field.type}, as in other shards)"
-        ) from error
+        reason = f"column {field.name!r} is {column.type} (expected {field.type}{behind})"
+        raise BadData(before + reason) from error
 
 
 def _with_ids(batch: pa.RecordBatch, kind: str) -> pa.RecordBatch:

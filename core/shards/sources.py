@@ -6,6 +6,7 @@ name and fingerprint and yields batches that conform to a kind; rows that cannot
 Arrow stream without its end mark, so the last eight bytes are checked here.
 """
 
+import contextlib
 import gzip
 import hashlib
 import io
@@ -104,9 +105,21 @@ class Source:
         readers = {"parquet": self._parquet, "arrow": self._arrow, "jsonl": self._jsonl}
         return readers[self.form](columns, rows, reject)
 
-    def reading(self) -> "_Reading":
+    @contextlib.contextmanager
+    def reading(self) -> Iterator[None]:
         """A context in which what libraries raise on a bad shard becomes BadData that names it."""
-        return _Reading(self.name)
+        try:
+            yield
+        except BadData as error:
+            if str(error).startswith(self.name):
+                raise
+            raise BadData(f"{self.name}: {error}") from error
+        except Exception as error:
+            damaged = isinstance(error, pa.ArrowException | EOFError | gzip.BadGzipFile)
+            if not damaged and type(error).__name__ != "ZstdError":
+                raise
+            reason = str(error).partition("\n")[0]
+            raise BadData(f"{self.name}: corrupt or cut short ({reason})") from error
 
     def _conform(
         self, batch: pa.RecordBatch, columns: Sequence[str] | None, reject: Reject
@@ -168,7 +181,8 @@ class Source:
             stream = pa.ipc.open_stream(file)
             self.must_have(stream.schema.names)
             for batch in stream:
-                kept = batch if columns is None else batch.select(_present(batch, columns))
+                names = [n for n in columns or () if n in batch.schema.names]
+                kept = batch if columns is None else batch.select(names)
                 for start in range(0, kept.num_rows, rows):
                     yield from _small(kept.slice(start, rows))
 
@@ -185,24 +199,10 @@ class Source:
                 raise BadData(f"no column {name!r} (expected {self.kind} records)")
 
 
-class _Reading:
-    """Turns what libraries raise on a bad shard into one line that names the shard."""
-
-    def __init__(self, name: str) -> None:
-        self.name = name
-
-    def __enter__(self) -> None:
-        return None
-
-    def __exit__(self, _type: Any, error: BaseException | None, _trace: Any) -> None:
-        if isinstance(error, BadData):
-            if not str(error).startswith(self.name):
-                raise BadData(f"{self.name}: {error}") from error
-        elif isinstance(error, pa.ArrowException | EOFError | gzip.BadGzipFile) or (
-            error is not None and type(error).__name__ == "ZstdError"
-        ):
-            reason = str(error).partition("\n")[0]
-            raise BadData(f"{self.name}: corrupt or cut short ({reason})") from error
+def rows_of(sources: Sequence[Source]) -> int | None:
+    """Rows of all sources where every format says so, else None."""
+    counts = [source.rows() for source in sources]
+    return None if None in counts else sum(filter(None, counts))
 
 
 def check_end_of_stream(file: BinaryIO, name: str) -> None:
@@ -320,15 +320,11 @@ def _rows_to_batches(
         yield records.to_batch(fitted[start : start + limit], kind, extras)
 
 
-def _present(batch: pa.RecordBatch, columns: Sequence[str]) -> list[str]:
-    return [name for name in columns if name in batch.schema.names]
-
-
 def _with_nulls(batch: pa.RecordBatch, kind: str) -> pa.RecordBatch:
     """Stand-ins for required columns that were not asked for, so that `conform` accepts it."""
     for name in schemas.REQUIRED[kind]:
         if name not in batch.schema.names:
-            wanted = schemas.schema_of(kind).field(name)
+            wanted = schemas.KINDS[kind].field(name)
             batch = batch.append_column(wanted, pa.nulls(batch.num_rows, wanted.type))
     return batch
 

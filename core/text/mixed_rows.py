@@ -216,7 +216,7 @@ def _write_rows(
     parts = -(-total // PART_ROWS) if job.to_directory else 1
     said = {**made, "parts": parts, "mix": [asdict(share) for share in shares]}
     for part in range(max(parts, 1)):
-        with open_output(job, schemas.tokens(), said, part) as writer:
+        with open_output(job, schemas.KINDS["tokens"], said, part) as writer:
             written = 0
             while not job.to_directory or written < PART_ROWS:
                 stop.check()

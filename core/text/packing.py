@@ -170,7 +170,7 @@ def to_batch(rows: Rows, names: Sequence[str | None]) -> pa.RecordBatch:
         "loss_mask": pa.ListArray.from_arrays(offsets, pa.array(mask.ravel())),
         "source": pa.array(_row_sources(rows, ends, names), pa.string()),
     }
-    schema = schemas.tokens()
+    schema = schemas.KINDS["tokens"]
     return pa.RecordBatch.from_arrays([columns[name] for name in schema.names], schema=schema)
 
 

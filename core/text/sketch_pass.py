@@ -19,10 +19,10 @@ from sabia.core.errors import UsageError
 from sabia.core.options.dedup import DedupOptions
 from sabia.core.progress import progress
 from sabia.core.shards.atomic import atomic_directory
-from sabia.core.shards.sources import Source
+from sabia.core.shards.sources import Source, rows_of
 from sabia.core.text import keep, lsh
 from sabia.core.text.sketch_files import VERSION, Corpus, Segment, SegmentWriter, about
-from sabia.core.text.sketching import Spool, batches_of, in_order, rows_of, text_buffers
+from sabia.core.text.sketching import Spool, batches_of, in_order, text_buffers
 from sabia.kernels import minhash
 from sabia.kernels.minhash import SketchConfig, Sketches
 

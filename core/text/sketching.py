@@ -123,9 +123,3 @@ def batches_of(
     for index, source in enumerate(sources):
         for batch in source.batches(columns):
             yield index, batch
-
-
-def rows_of(sources: Sequence[Source]) -> int | None:
-    """Documents of all sources where every format says so, else None."""
-    counts = [source.rows() for source in sources]
-    return None if None in counts else sum(filter(None, counts))

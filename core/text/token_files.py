@@ -27,7 +27,6 @@ from sabia.core.shards.executor import run_tasks
 from sabia.core.shards.job import Job
 from sabia.core.shards.layout import adopt
 from sabia.core.shards.mapping import ShardContext, counted, our_shards
-from sabia.core.shards.outputs import ArrowRows
 from sabia.core.shards.rejects import Rejects, reject_path
 from sabia.core.shards.sources import Source
 from sabia.core.shards.summary import Summary
@@ -106,11 +105,10 @@ def _one_part(plan: Plan, source: Source, part: int) -> Summary:
         return Summary(shards_skipped=1, rows_out=known)
     summary = Summary(shards_done=1)
     with Rejects(reject_path(plan.job, part)) as rejects:
-        context = ShardContext(part, source.name, rejects)
+        context = ShardContext(part, source.name, rejects, summary.counters)
         batches = counted(source, context, summary, Bar())
         write_part = {"arrow": _arrow, "megatron": _megatron}[plan.form]
         summary.rows_out = write_part(plan, batches, context, part)
-    summary.counters = dict(context.counters)
     if rejects.count:
         summary.rejected, summary.reject_path = rejects.count, rejects.path
     write_atomic(record, json.dumps(made | {"rows": summary.rows_out}, indent=1))
@@ -131,12 +129,14 @@ def _known(record: Path, made: Mapping[str, Any]) -> int | None:
 def _arrow(plan: Plan, batches: Batches, context: ShardContext, part: int) -> int:
     """An Arrow stream of packed rows; returns how many."""
     rows = 0
-    with atomic_path(_data_file(plan.job, part)) as path, open(path, "wb") as file:
-        stream = ArrowRows(file, schemas.tokens())
+    with (
+        atomic_path(_data_file(plan.job, part)) as path,
+        open(path, "wb") as file,
+        pa.ipc.new_stream(file, schemas.KINDS["tokens"]) as stream,
+    ):
         for batch in plan.pack(batches, context):
             stream.write(batch)
             rows += batch.num_rows
-        stream.close()
     return rows
 
 
@@ -174,7 +174,7 @@ def _write_state(job: Job, parts: int) -> None:
         "_output_all_columns": False,
         "_split": None,
     }
-    features = {field.name: _feature(field.type) for field in schemas.tokens()}
+    features = {field.name: _feature(field.type) for field in schemas.KINDS["tokens"]}
     write_atomic(folder / "state.json", json.dumps(state, indent=1))
     write_atomic(folder / "dataset_info.json", json.dumps({"features": features}, indent=1))
     if len(there) < parts:

@@ -172,7 +172,7 @@ def test_command_writes_records_and_serves(tmp_path):
 
     from sabia.core.shards import schemas
 
-    assert pq.read_schema(names["p.parquet"]).equals(schemas.prompt())
+    assert pq.read_schema(names["p.parquet"]).equals(schemas.KINDS["prompt"])
     assert pq.read_metadata(names["e.parquet"]).num_rows == len(sums.held_out_sums())
     rows = [json.loads(line) for line in names["t.jsonl"].read_text().splitlines()]
     assert all(row["url"].startswith(f"http://127.0.0.1:{names['port'].read_text().strip()}/")

@@ -12,7 +12,7 @@ from sabia.core.train.token_rows import read_token_rows
 
 def record(rows: list[dict]) -> pa.RecordBatch:
     batch = pa.RecordBatch.from_pylist(
-        rows, pa.schema([f for f in schemas.tokens() if f.name != "id"])
+        rows, pa.schema([f for f in schemas.KINDS["tokens"] if f.name != "id"])
     )
     return schemas.conform(batch, "tokens")
 
