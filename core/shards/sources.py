@@ -45,7 +45,8 @@ class Source:
 
     keys: columns and values that the folders it lies in say (language=pt/), which count where a
     row has none of its own. schema: the columns of all batches where it is set (by `unified`);
-    else each batch has those that the shard has.
+    else each batch has those that the shard has. columns: those that are read where a call of
+    `batches` names none; None: all.
     """
 
     name: str
@@ -54,6 +55,7 @@ class Source:
     open: Opener
     keys: tuple[tuple[str, str | None], ...] = ()
     schema: pa.Schema | None = None
+    columns: tuple[str, ...] | None = None
 
     def fingerprint(self) -> str:
         """A hash of size and both ends (a Parquet or Arrow footer describes the middle)."""
@@ -89,6 +91,7 @@ class Source:
 
         Raises BadData when the shard is corrupt or cut short.
         """
+        columns = columns or self.columns
         with self.reading():
             for batch in self.raw(columns, rows, reject):
                 whole = self._conform(batch, columns, reject)

@@ -7,9 +7,8 @@ output shards, and runs again from the start.
 
 import hashlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any
 
 import pyarrow as pa
 
@@ -17,9 +16,9 @@ from sabia.core.shards.columns import unified
 from sabia.core.shards.dry_run import Sample, no_rejects
 from sabia.core.shards.inputs import open_inputs
 from sabia.core.shards.job import Job
-from sabia.core.shards.manifest import holds, is_current, provenance, schema_of_all
+from sabia.core.shards.manifest import holds, is_current, schema_of_all
 from sabia.core.shards.mapping import ShardContext, Transform, run_map
-from sabia.core.shards.sources import Reject, Source, ignore_reject
+from sabia.core.shards.sources import Source
 from sabia.core.text import removed
 
 
@@ -43,12 +42,6 @@ def salt_of(sources: list[Source], salt: Salt = "") -> str:
     return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
 
-def removed_provenance(job: Job, sources: list[Source], salt: Salt = "") -> dict[str, Any]:
-    """What made the file of removed rows; the sources are `unified`."""
-    prints = [source.fingerprint() for source in sources]
-    return provenance(job, "removed", prints, salt_of(sources, salt), schema_of_all(sources))
-
-
 def run(
     job: Job,
     removed_path: str,
@@ -64,7 +57,7 @@ def run(
     removed.check_path(job, removed_path)
     sources = unified(open_inputs(job, "document"))
     salt, schema = salt_of(sources, salt), schema_of_all(sources)
-    made = provenance(job, "removed", [source.fingerprint() for source in sources], salt, schema)
+    made = removed.provenance_of(job, sources, salt)
     written = not removed_path or (not job.force and holds(removed_path, made))
     if job.dry_run or (written and is_current(job, sources, salt)):
         sampled = partial(_sampled, try_out or decide)
@@ -73,41 +66,10 @@ def run(
     decision = decide(sources)
     if removed_path:
         removed.write_removed(removed_path, decision.dropped, made)
-    if decision.columns is not None:
-        read: Any = [_Columns(source, decision.columns) for source in sources]
-        sources = read
+    read = [replace(source, columns=decision.columns) for source in sources]
     run_map(
-        job, decision.transform, sources=sources, salt=salt, next_step="sabia tokenize",
-        schema=schema,
-    )  # fmt: skip
-
-
-@dataclass(frozen=True)
-class _Columns:
-    """A source of which only some columns are read."""
-
-    source: Source
-    columns: tuple[str, ...]
-
-    @property
-    def name(self) -> str:
-        return self.source.name
-
-    @property
-    def schema(self) -> pa.Schema | None:
-        full = self.source.schema
-        return None if full is None else pa.schema([full.field(name) for name in self.columns])
-
-    def fingerprint(self) -> str:
-        return self.source.fingerprint()
-
-    def rows(self) -> int | None:
-        return self.source.rows()
-
-    def batches(
-        self, columns: Sequence[str] | None = None, reject: Reject = ignore_reject
-    ) -> Iterator[pa.RecordBatch]:
-        return self.source.batches(columns or self.columns, reject=reject)
+        job, decision.transform, sources=read, salt=salt, next_step="sabia tokenize", schema=schema
+    )
 
 
 def _sampled(

@@ -77,7 +77,7 @@ def first_of_equal(exact: np.ndarray) -> np.ndarray:
 def choose_kept(component: np.ndarray, worth: np.ndarray, reason: int = NEAR) -> Clusters:
     """The row of most worth[n] kept of each component of two or more, the first of equals.
 
-    component[n] holds a row's component's least row; the others go for `reason`.
+    component[n] holds one row of a row's component; the others go for `reason`.
     """
     count = len(component)
     sizes = np.bincount(component, minlength=count)

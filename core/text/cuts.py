@@ -14,11 +14,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from sabia.core.errors import BadData
 from sabia.core.shards.mapping import ShardContext
 from sabia.core.shards.sources import Source
 from sabia.core.text.barrier import Decision
-from sabia.core.text.removal import Held
+from sabia.core.text.removal import Held, placed
 from sabia.core.text.removed import put_column, with_reason
 from sabia.core.text.scores import with_scores
 from sabia.core.text.sketching import IdSpool, Spool, text_buffers
@@ -56,7 +55,7 @@ class Cuts:
     held: Held
 
     @classmethod
-    def write(cls, spool: Spool, count: int, ids: IdSpool, starts: np.ndarray) -> "Cuts":
+    def write(cls, spool: Spool, count: int, ids: IdSpool) -> "Cuts":
         """From `count` cuts in a spool, by rising row and start; `kept` holds row numbers."""
         spool.file.flush()
         named = Spool()
@@ -65,7 +64,7 @@ class Cuts:
         with pa.ipc.new_file(named.file, batch.schema) as writer:
             writer.write_batch(batch)
         named.file.flush()
-        return cls(spool.path, count, named.path, tuple(starts.tolist()), Held(spool, named))
+        return cls(spool.path, count, named.path, tuple(ids.starts.tolist()), Held(spool, named))
 
     def of_rows(self, first: int, last: int) -> np.ndarray:
         """CUT[c] of rows first … last - 1."""
@@ -105,16 +104,11 @@ class _Judged:
 def _judged(
     batches: Iterator[pa.RecordBatch], cuts: Cuts, policy: Policy, index: int, name: str
 ) -> Iterator[_Judged]:
-    first, last = cuts.starts[index : index + 2]
-    for batch in batches:
-        if first + batch.num_rows > last:
-            raise BadData(f"{name}: grew while it was being deduplicated; run again")
+    low, high = cuts.starts[index : index + 2]
+    for first, batch in placed(batches, low, high, name):
         mine = cuts.of_rows(first, first + batch.num_rows)
         mine["row"] -= first
         yield _judge(batch, mine, policy)
-        first += batch.num_rows
-    if first != last:
-        raise BadData(f"{name}: shrank while it was being deduplicated; run again")
 
 
 def _judge(batch: pa.RecordBatch, cuts: np.ndarray, policy: Policy) -> _Judged:

@@ -70,7 +70,8 @@ class _Work:
         corpus = load_corpus(Path(self.options.scratch), sources, self.options, self.job.seed)
         plan = self._plan(sources, corpus, self._plan_place(sources))
         if self.options.removed:
-            made = barrier.removed_provenance(self.job, sources, self._salt(sources))
+            salt = barrier.salt_of(sources, self._salt(sources))
+            made = removed.provenance_of(self.job, sources, salt)
             removed.write_removed(
                 self.options.removed, removal.decision(sources, plan).dropped, made
             )
@@ -128,7 +129,7 @@ class _Work:
             found, corpus = redis_index.take_out(
                 self._redis(key), sources, corpus, engine, self.job.jobs
             )
-            return removal.Plan.write(corpus.starts, corpus, found, place)
+            return removal.Plan.write(corpus, found, place)
         found = find_clusters(corpus, self.options, engine, prior)
         replaced = _replaced(found, indexed)
         if self.options.replaced:
@@ -140,7 +141,7 @@ class _Work:
             dedup_index.write_index(
                 self.options.index, corpus, rows, gone, self.options, self.job.seed, key
             )
-        return removal.Plan.write(corpus.starts, corpus, found, place)
+        return removal.Plan.write(corpus, found, place)
 
 
 def _same(one: str, other: str) -> bool:

@@ -20,28 +20,20 @@ import pyarrow as pa
 
 from sabia.core import notes
 from sabia.core.options.dedup import DedupOptions
-from sabia.core.progress import progress
 from sabia.core.shards.job import Job
 from sabia.core.shards.sources import Source
 from sabia.core.text import barrier
-from sabia.core.text.cuts import Cuts, Policy, decision
-from sabia.core.text.hashed_files import HashedFiles, part_of
-from sabia.core.text.repeats import ByDocument
-from sabia.core.text.sketching import (
-    IdSpool,
-    Spool,
-    batches_of,
-    choose_engine,
-    in_order,
-    text_buffers,
-)
+from sabia.core.text.cuts import Policy, decision
+from sabia.core.text.hashed_files import part_of
+from sabia.core.text.repeats import Laid, Places
+from sabia.core.text.sketching import choose_engine, first_pass, text_buffers
 from sabia.core.text.text_pieces import BOUNDS
 from sabia.kernels import minhash
 from sabia.kernels.minhash import SHINGLE_BASE, SketchConfig
 from sabia.kernels.substring import Repeats
 
 RUNS = {"line": 1, "paragraph": 1, "sentences": 3}  # pieces that have to repeat together
-_PIECE = np.dtype([("value", "u8"), ("low", "u8"), ("piece", "i8")])
+_PIECE = np.dtype([("value", "u8"), ("low", "u8"), ("start", "i8")])
 _EXACT = SketchConfig(bands=0)
 _COPIES = 8  # of a file of pieces in memory while it is settled
 
@@ -54,60 +46,28 @@ def run(job: Job, options: DedupOptions) -> None:
 def _decide(job: Job, options: DedupOptions, sources: list[Source]) -> barrier.Decision:
     engine = choose_engine(options.engine)
     notes.note(f"engine {engine}, {options.unit} pieces with {options.min_copies} copies or more")
-    read = _read(sources, options, engine, job.jobs)
-    cuts = _find_cuts(read, options, job.jobs)
+    run = RUNS[options.unit]
+
+    def settle(item: tuple[np.ndarray, int]) -> Repeats:
+        return _copies(item[0], options.min_copies, run)
+
+    laid = _lay_down(sources, options, engine, job.jobs)
+    cuts = laid.cuts(settle, part_of(options.mem // _COPIES, job.jobs), run, job.jobs)
     return decision(sources, cuts, Policy(options.action, options.share, options.unit))
 
 
-class _Places:
-    """The bytes of every piece of the corpus, on disk: see sabia.core.text.repeats.Units."""
-
-    def __init__(self) -> None:
-        self.spool, self.count = Spool(), 0
-
-    def add(self, places: np.ndarray) -> None:
-        """Append uint32[m, 2]: the bytes of pieces in their texts."""
-        self.spool.append(places)
-        self.count += len(places)
-
-    def bytes_of(
-        self, starts: np.ndarray, first: np.ndarray, last: np.ndarray, joined: np.ndarray
-    ) -> tuple[np.ndarray, np.ndarray]:
-        """See repeats.Units; neighbours join without more ado."""
-        del starts, joined
-        places = self.spool.array(np.uint32, (self.count, 2))
-        return places[first, 0].astype(np.int64), places[last - 1, 1].astype(np.int64)
-
-
-class _Read(NamedTuple):
-    """starts int64[n + 1]: the first piece of each document; row_starts int64[sources + 1]."""
-
-    starts: np.ndarray
-    row_starts: np.ndarray
-    ids: IdSpool
-    places: _Places
-    files: HashedFiles
-
-
-def _read(sources: Sequence[Source], options: DedupOptions, engine: str, jobs: int) -> _Read:
+def _lay_down(sources: Sequence[Source], options: DedupOptions, engine: str, jobs: int) -> Laid:
     """First pass: the places of all pieces, and the hashes of those that count."""
-    files, ids, places, base = HashedFiles(_PIECE), IdSpool(), _Places(), 0
-    starts, rows = [np.zeros(1, np.int64)], np.zeros(len(sources) + 1, np.int64)
+    places = Places()
+    laid = Laid(places, _PIECE, len(sources))
 
-    def work(item: tuple[int, pa.RecordBatch]) -> tuple[int, pa.Array, _Pieces]:
-        return item[0], item[1].column("id"), _pieces(item[1].column("text"), options, engine)
+    def work(batch: pa.RecordBatch) -> _Pieces:
+        return _pieces(batch.column("text"), options, engine)
 
-    with progress(None, "dedup: reading") as bar:
-        for index, names, pieces in in_order(work, batches_of(sources, ("id", "text")), jobs):
-            ids.append(names)
-            places.add(pieces.places)
-            pieces.records["piece"] += base
-            files.add(pieces.records)
-            starts.append(base + np.cumsum(pieces.counts))
-            base += len(pieces.places)
-            rows[index + 1] += len(names)
-            bar.advance(len(names))
-    return _Read(np.concatenate(starts), np.cumsum(rows), ids, places, files)
+    for index, batch, pieces in first_pass(sources, ("id", "text"), work, jobs):
+        places.add(pieces.places)
+        laid.add(index, batch.column("id"), pieces.counts, pieces.records)
+    return laid
 
 
 class _Pieces(NamedTuple):
@@ -129,7 +89,7 @@ def _pieces(texts: pa.Array, options: DedupOptions, engine: str) -> _Pieces:
     run = RUNS[options.unit]
     heads = np.flatnonzero(_whole_runs(counts_for, row, run))
     records = np.empty(len(heads), _PIECE)
-    records["piece"] = heads
+    records["start"] = heads
     for lane, name in enumerate(("value", "low")):
         records[name] = _combined(sketches.exact[:, lane], heads, run)
     return _Pieces(places.astype(np.uint32), counts, records)
@@ -158,19 +118,6 @@ def _combined(lane: np.ndarray, heads: np.ndarray, run: int) -> np.ndarray:
     return value
 
 
-def _find_cuts(read: _Read, options: DedupOptions, jobs: int) -> Cuts:
-    limit = part_of(options.mem // _COPIES, jobs)
-    run, runs = RUNS[options.unit], ByDocument(read.starts)
-
-    def settle(item: tuple[np.ndarray, int]) -> Repeats:
-        return _copies(item[0], options.min_copies, run)
-
-    for repeats in in_order(settle, read.files.files(limit), jobs):
-        runs.add(repeats)
-    spool, count = runs.cuts(read.places, run)
-    return Cuts.write(spool, count, read.ids, read.row_starts)
-
-
 def _copies(records: np.ndarray, min_copies: int, run: int) -> Repeats:
     """Pieces with enough copies that begin when the first has ended."""
     ordered = records[np.lexsort((records["low"], records["value"]))]  # stable: pieces ascend
@@ -180,8 +127,8 @@ def _copies(records: np.ndarray, min_copies: int, run: int) -> Repeats:
     )
     heads = np.flatnonzero(fresh)
     group = np.cumsum(fresh) - 1
-    first = ordered["piece"][heads][group]
+    first = ordered["start"][heads][group]
     many = np.diff(np.append(heads, len(ordered)))[group] >= min_copies
-    copies = many & (first + run <= ordered["piece"])
-    at = ordered["piece"][copies]
+    copies = many & (first + run <= ordered["start"])
+    at = ordered["start"][copies]
     return Repeats(at, np.ones_like(at), first[copies])

@@ -6,7 +6,7 @@ whatever ends it. Every row comes out with `cluster` (the id of the document kep
 """
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -29,7 +29,10 @@ DECISION = np.dtype([("cluster", "i8"), ("reason", "u1"), ("similarity", "f4")])
 
 
 class Ids(Protocol):
-    """Knows the id of every row."""
+    """Knows the id of every row, and the first row of each source: starts int64[sources + 1]."""
+
+    @property
+    def starts(self) -> np.ndarray: ...
 
     def take(self, rows: np.ndarray) -> pa.Array:
         """Ids of ascending rows."""
@@ -55,24 +58,17 @@ class Plan:
     kept: Held
 
     @classmethod
-    def write(
-        cls, row_starts: np.ndarray, ids: Ids, found: Clusters, directory: Path | None = None
-    ) -> "Plan":
-        """Write down what was decided, into a directory (whole or not at all) or unnamed files.
-
-        row_starts int64[sources + 1]: the first row of each source.
-        """
+    def write(cls, ids: Ids, found: Clusters, directory: Path | None = None) -> "Plan":
+        """Write down what was decided, into a directory (whole or not at all) or unnamed files."""
         if directory is None:
-            return cls._spool(row_starts, ids, found, None)
+            return cls._spool(ids, found, None)
         with atomic_directory(directory) as temporary:
-            made = cls._spool(row_starts, ids, found, temporary)
+            made = cls._spool(ids, found, temporary)
             (temporary / "starts.json").write_text(json.dumps(made.starts))
         return cls.open(directory)
 
     @classmethod
-    def _spool(
-        cls, row_starts: np.ndarray, ids: Ids, found: Clusters, place: Path | None
-    ) -> "Plan":
+    def _spool(cls, ids: Ids, found: Clusters, place: Path | None) -> "Plan":
         rows, clusters = (Spool(str(place / n) if place else "") for n in ("rows", "clusters"))
         table = np.empty(len(found.of_row), DECISION)
         table["cluster"], table["reason"] = found.of_row, found.reason
@@ -85,7 +81,7 @@ class Plan:
         with pa.ipc.new_file(clusters.file, batch.schema) as writer:
             writer.write_batch(batch)
         clusters.file.flush()
-        starts = tuple(row_starts.tolist())
+        starts = tuple(ids.starts.tolist())
         return cls(rows.path, clusters.path, starts, Held(rows, clusters))
 
     @classmethod
@@ -120,17 +116,26 @@ def _kept_ids(ids: Ids, kept_row: np.ndarray) -> pa.Array:
 
 
 def _decided(
-    batches: Iterator[pa.RecordBatch], plan: Plan, index: int, name: str
+    batches: Iterable[pa.RecordBatch], plan: Plan, index: int, name: str
 ) -> Iterator[tuple[pa.RecordBatch, np.ndarray]]:
     """(batch with cluster and cluster_size, decisions) of one source."""
-    rows, clusters, first = plan.rows(index), plan.clusters(), 0
-    for batch in batches:
+    rows, clusters = plan.rows(index), plan.clusters()
+    for first, batch in placed(batches, 0, len(rows), name):
         part = rows[first : first + batch.num_rows]
-        if len(part) != batch.num_rows:
-            raise BadData(f"{name}: grew while it was being deduplicated; run again")
         yield _with_cluster(batch, part["cluster"], clusters), part
+
+
+def placed(
+    batches: Iterable[pa.RecordBatch], first: int, last: int, name: str
+) -> Iterator[tuple[int, pa.RecordBatch]]:
+    """(first row, batch) of the source of this name; BadData where it has others than first to
+    last - 1."""
+    for batch in batches:
+        if first + batch.num_rows > last:
+            raise BadData(f"{name}: grew while it was being deduplicated; run again")
+        yield first, batch
         first += batch.num_rows
-    if first != len(rows):
+    if first != last:
         raise BadData(f"{name}: shrank while it was being deduplicated; run again")
 
 
@@ -160,7 +165,8 @@ def tell(
     batches: Iterator[pa.RecordBatch], context: ShardContext, plan: Plan
 ) -> Iterator[pa.RecordBatch]:
     """The transform that drops nothing: the id of every row and what was decided of it."""
-    for batch, part in _decided(batches, plan, context.index, context.name):
+    ids = (batch.select(["id"]) for batch in batches)
+    for batch, part in _decided(ids, plan, context.index, context.name):
         kept = part["reason"] == KEPT
         context.count("kept", int(kept.sum()))
         batch = put_column(batch, "kept", pa.array(kept))

@@ -95,11 +95,16 @@ def map_and_gather(job: Job, removed: str, work: Work, salt: str) -> None:
         _gathered(job, removed, work, salt)
 
 
+def provenance_of(job: Job, sources: Sequence[Source], salt: str) -> dict[str, Any]:
+    """What made the file of removed rows; the sources are `unified`."""
+    prints = [source.fingerprint() for source in sources]
+    return provenance(job, "removed", prints, salt, schema_of_all(sources))
+
+
 def _gathered(job: Job, final: str, work: Work, salt: str) -> None:
     check_path(job, final)
     sources = unified(open_inputs(job, "document"))
-    prints = [source.fingerprint() for source in sources]
-    made = provenance(job, "removed", prints, salt, schema_of_all(sources))
+    made = provenance_of(job, sources, salt)
     written = holds(final, made)
     done = written and is_current(job, sources, salt)
     job = job if written else replace(job, force=True)
@@ -140,14 +145,4 @@ def write_removed(
     with open_file(path, schema, metadata) as writer:
         for part in parts:
             for batch in part:
-                writer.write(_fit(batch, schema))
-
-
-def _fit(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
-    arrays = [
-        batch.column(field.name).cast(field.type)
-        if field.name in batch.schema.names
-        else pa.nulls(batch.num_rows, field.type)
-        for field in schema
-    ]
-    return pa.RecordBatch.from_arrays(arrays, schema=schema)
+                writer.write(schemas.fit(batch, schema))

@@ -4,13 +4,15 @@ A repeat is a window of units (bytes, tokens, lines, sentences) whose first equa
 it begins; a run is repeats side by side whose first occurrences are side by side too.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Protocol
 
 import numpy as np
+import pyarrow as pa
 
-from sabia.core.text.cuts import CUT
-from sabia.core.text.sketching import Spool
+from sabia.core.text.cuts import CUT, Cuts
+from sabia.core.text.hashed_files import HashedFiles
+from sabia.core.text.sketching import IdSpool, Spool, in_order
 from sabia.kernels.substring import Repeats
 
 RUN = np.dtype([("start", "i8"), ("count", "i8"), ("first", "i8")])
@@ -28,6 +30,60 @@ class Units(Protocol):
         starts: of the spans' documents; joined[i]: span i + 1 begins where span i ends, and so
         must their bytes.
         """
+
+
+class Places:
+    """The bytes of every unit of the corpus, on disk; see Units."""
+
+    def __init__(self) -> None:
+        self.places, self.count = Spool(), 0
+
+    def add(self, places: np.ndarray) -> None:
+        """Append uint32[m, 2]: the bytes of units in their texts."""
+        self.places.append(places)
+        self.count += len(places)
+
+    def bytes_of(
+        self, starts: np.ndarray, first: np.ndarray, last: np.ndarray, joined: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """See Units."""
+        del starts
+        places = self.places.array(np.uint32, (self.count, 2))
+        low, high = places[first, 0].astype(np.int64), places[last - 1, 1].astype(np.int64)
+        high[:-1][joined] = low[1:][joined]
+        return low, np.maximum(high, low)
+
+
+class Laid:
+    """A corpus laid down as units: its ids, the first unit of each document, and records with a
+    field `start` (a unit), filed by their `value`."""
+
+    def __init__(self, units: Units, records: np.dtype, sources: int) -> None:
+        self.units, self.files, self.ids = units, HashedFiles(records), IdSpool(sources=sources)
+        self._starts, self._count = [np.zeros(1, np.int64)], 0
+
+    @property
+    def starts(self) -> np.ndarray:
+        """int64[n + 1]: the first unit of each document, and the end."""
+        self._starts = [np.concatenate(self._starts)]
+        return self._starts[0]
+
+    def add(self, source: int, ids: pa.Array, counts: np.ndarray, records: np.ndarray) -> None:
+        """Append a batch: units of each document int64[rows], records that begin at its units."""
+        self.ids.append(ids, source)
+        records["start"] += self._count
+        self.files.add(records)
+        self._starts.append(self._count + np.cumsum(counts))
+        self._count += int(counts.sum())
+
+    def cuts(
+        self, settle: Callable[[tuple[np.ndarray, int]], Repeats], limit: int, span: int, jobs: int
+    ) -> Cuts:
+        """Settle file after file, of `limit` bytes at most, then go through documents in order."""
+        runs = ByDocument(self.starts)
+        for repeats in in_order(settle, self.files.files(limit), jobs):
+            runs.add(repeats)
+        return Cuts.write(*runs.cuts(self.units, span), self.ids)
 
 
 class ByDocument:

@@ -14,6 +14,7 @@ rows kept of the clusters at work.
 
 import math
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import NamedTuple, Protocol
 
@@ -27,7 +28,7 @@ from sabia.core.progress import progress
 from sabia.core.shards.job import Job
 from sabia.core.shards.sources import Source
 from sabia.core.text import barrier, keep, kmeans, removal
-from sabia.core.text.clusters import ALONE, KEPT, SEMANTIC, Clusters
+from sabia.core.text.clusters import SEMANTIC, Clusters, choose_kept
 from sabia.core.text.sketching import IdSpool, Spool, batches_of, in_order
 
 WHOLE = 4_096  # so many documents are compared without clusters
@@ -58,7 +59,7 @@ def _decide(
     missing = len(read.worth) - n
     notes.note(f"{n:,} vectors in {k:,} clusters; {missing:,} documents without one stay")
     found = find_semantic(read, options.threshold, k, job.seed, job.jobs)
-    return removal.decision(sources, removal.Plan.write(read.row_starts, read.ids, found))
+    return removal.decision(sources, removal.Plan.write(read.ids, found))
 
 
 class Read(NamedTuple):
@@ -67,12 +68,11 @@ class Read(NamedTuple):
     vectors: np.ndarray
     rows: np.ndarray
     worth: np.ndarray
-    row_starts: np.ndarray
     ids: IdSpool
 
 
 def _read(sources: Sequence[Source], options: DedupOptions, embedder: Embedder | None) -> Read:
-    spool, ids, starts = Spool(), IdSpool(), np.zeros(len(sources) + 1, np.int64)
+    spool, ids = Spool(), IdSpool(sources=len(sources))
     rows, worth = [np.empty(0, np.int64)], list[np.ndarray]()
     wanted = ["id", options.embeddings or "text", *keep.columns(options.keep)]
     base, width = 0, 0
@@ -85,16 +85,15 @@ def _read(sources: Sequence[Source], options: DedupOptions, embedder: Embedder |
             there = ~np.isnan(vectors).any(axis=1)
             spool.append(vectors[there])
             rows.append(base + np.flatnonzero(there))
-            ids.append(batch.column("id"))
+            ids.append(batch.column("id"), index)
             worth.append(keep.worth(batch, options.keep))
-            starts[index + 1] += batch.num_rows
             base += batch.num_rows
             bar.advance(batch.num_rows)
     known = np.concatenate(rows)
     if base and not len(known):
         raise BadData("--method semantic: no document has a vector of finite length above 0")
     vectors = spool.array(np.float32, (len(known), width))
-    return Read(vectors, known, keep.whole(worth, options.keep), np.cumsum(starts), ids)
+    return Read(vectors, known, keep.whole(worth, options.keep), ids)
 
 
 def _raw(batch: pa.RecordBatch, column: str, embedder: Embedder | None, name: str) -> np.ndarray:
@@ -145,7 +144,8 @@ def find_semantic(read: Read, threshold: float, k: int, seed: int, jobs: int) ->
         for gone, kept, cosine in in_order(settle, _members(read, k, seed, jobs), jobs):
             leader[gone], similarity[gone] = kept, cosine
             bar.advance(len(gone))
-    return _clusters(leader, similarity)
+    found = choose_kept(leader, (leader == np.arange(count)).astype(float), SEMANTIC)
+    return replace(found, similarity=similarity)
 
 
 def _members(read: Read, k: int, seed: int, jobs: int) -> Iterator[np.ndarray]:
@@ -221,13 +221,3 @@ def _closer(block: np.ndarray, away: np.ndarray, new: np.ndarray) -> tuple[np.nd
     similar[new[None, :] > away[:, None]] = -2
     best = similar.argmax(axis=1)
     return new[best], similar[np.arange(len(away)), best]
-
-
-def _clusters(leader: np.ndarray, similarity: np.ndarray) -> Clusters:
-    """Clusters of rows with one leader; a leader leads itself."""
-    sizes = np.bincount(leader, minlength=len(leader))
-    roots = np.flatnonzero(sizes > 1)
-    number = np.full(len(leader), ALONE, np.int64)
-    number[roots] = np.arange(len(roots))
-    reason = np.where(leader == np.arange(len(leader)), KEPT, SEMANTIC).astype(np.uint8)
-    return Clusters(number[leader], reason, similarity, roots, sizes[roots])

@@ -17,12 +17,11 @@ import pyarrow as pa
 from sabia.core import notes
 from sabia.core.errors import UsageError
 from sabia.core.options.dedup import DedupOptions
-from sabia.core.progress import progress
 from sabia.core.shards.atomic import atomic_directory
 from sabia.core.shards.sources import Source, rows_of
 from sabia.core.text import keep, lsh
 from sabia.core.text.sketch_files import VERSION, Corpus, Segment, SegmentWriter, about
-from sabia.core.text.sketching import Spool, batches_of, in_order, text_buffers
+from sabia.core.text.sketching import Spool, batches_of, first_pass, in_order, text_buffers
 from sabia.kernels import minhash
 from sabia.kernels.minhash import SketchConfig, Sketches
 
@@ -91,15 +90,13 @@ def fill(
     sketch = lsh.sketch_of(config, seed)
     rows = np.zeros(len(sources), np.int64)
 
-    def work(item: tuple[int, pa.RecordBatch]) -> tuple[int, pa.RecordBatch, Sketches]:
-        return *item, minhash.sketch(*text_buffers(item[1].column("text")), sketch, engine)
+    def work(batch: pa.RecordBatch) -> Sketches:
+        return minhash.sketch(*text_buffers(batch.column("text")), sketch, engine)
 
     columns = list(dict.fromkeys(["id", "text", *keep.columns(config.keep)]))
-    with progress(rows_of(sources), "dedup: reading") as bar:
-        for index, batch, sketches in in_order(work, batches_of(sources, columns), jobs):
-            writer.add(sketches, keep.worth(batch, config.keep), batch.column("id"))
-            rows[index] += batch.num_rows
-            bar.advance(batch.num_rows)
+    for index, batch, sketches in first_pass(sources, columns, work, jobs, rows_of(sources)):
+        writer.add(sketches, keep.worth(batch, config.keep), batch.column("id"))
+        rows[index] += batch.num_rows
     return rows
 
 

@@ -12,6 +12,7 @@ import pyarrow as pa
 
 from sabia.core import notes, stop
 from sabia.core.errors import MissingBackend, UsageError
+from sabia.core.progress import progress
 from sabia.core.shards.sources import Source
 from sabia.kernels import minhash
 
@@ -83,16 +84,22 @@ class Spool:
 
 
 class IdSpool:
-    """The id column on disk, as an Arrow file."""
+    """The id column on disk, as an Arrow file, and how many rows each source has."""
 
-    def __init__(self, spool: Spool | None = None) -> None:
-        self.spool = spool or Spool()
+    def __init__(self, spool: Spool | None = None, sources: int = 1) -> None:
+        self.spool, self.rows = spool or Spool(), np.zeros(sources + 1, np.int64)
         schema = pa.schema([("id", pa.string())])
         self.writer = pa.ipc.new_stream(self.spool.file, schema)
 
-    def append(self, ids: pa.Array) -> None:
+    @property
+    def starts(self) -> np.ndarray:
+        """int64[sources + 1]: the first row of each source, and the end."""
+        return np.cumsum(self.rows)
+
+    def append(self, ids: pa.Array, source: int = 0) -> None:
         """Add the ids of one batch."""
         self.writer.write_batch(pa.RecordBatch.from_arrays([ids], names=["id"]))
+        self.rows[source + 1] += len(ids)
 
     def close(self) -> None:
         """End the writing."""
@@ -123,3 +130,18 @@ def batches_of(
     for index, source in enumerate(sources):
         for batch in source.batches(columns):
             yield index, batch
+
+
+def first_pass(
+    sources: Sequence[Source], columns: Sequence[str], work: Callable[[pa.RecordBatch], R],
+    jobs: int, total: int | None = None,
+) -> Iterator[tuple[int, pa.RecordBatch, R]]:  # fmt: skip
+    """(source number, batch, work(batch)) of all sources in order; a bar counts up to `total`."""
+
+    def worked(item: tuple[int, pa.RecordBatch]) -> tuple[int, pa.RecordBatch, R]:
+        return *item, work(item[1])
+
+    with progress(total, "dedup: reading") as bar:
+        for found in in_order(worked, batches_of(sources, columns), jobs):
+            yield found
+            bar.advance(found[1].num_rows)

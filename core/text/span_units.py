@@ -4,16 +4,15 @@ Bytes: the UTF-8 text itself. Tokens: ids of a tokenizer, special tokens read as
 bytes of a token are those of the characters that it covers alone. A cut never parts a character.
 """
 
-from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
 import numpy as np
 import pyarrow as pa
 
-from sabia.core.text.repeats import Units
+from sabia.core.text.repeats import Places, Units
 from sabia.core.text.sketching import Spool, text_buffers
 from sabia.core.text.text_pieces import byte_positions
-from sabia.core.text.tokenizer import Tokenizer, load_tokenizer
+from sabia.core.text.tokenizer import Tokenizer
 
 
 class Read(NamedTuple):
@@ -79,21 +78,14 @@ class Bytes:
         return places
 
 
-@dataclass
-class Tokens:
+class Tokens(Places):
     """Units are tokens; the bytes of each are kept beside it."""
 
-    tokenizer: Tokenizer
-    name: str = "tokens"
+    name = "tokens"
 
-    @classmethod
-    def load(cls, path: str) -> "Tokens":
-        """With the tokenizer of a file or directory."""
-        return cls(load_tokenizer(path, "--tokenizer"))
-
-    def __post_init__(self) -> None:
-        self.fingerprint = self.tokenizer.fingerprint
-        self.spool, self.bound_spool, self.count = Spool(), Spool(), 0
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        super().__init__()
+        self.tokenizer, self.fingerprint, self.spool = tokenizer, tokenizer.fingerprint, Spool()
 
     def read(self, texts: pa.Array) -> Read:
         """See SpanUnits."""
@@ -112,22 +104,11 @@ class Tokens:
         """See SpanUnits."""
         self.spool.append(read.values)
         if read.bounds is not None:
-            self.bound_spool.append(read.bounds)
+            self.add(read.bounds)
 
     def values(self, count: int) -> np.ndarray:
         """See SpanUnits."""
-        self.count = count
         return self.spool.array(np.int32, (count,))
-
-    def bytes_of(
-        self, starts: np.ndarray, first: np.ndarray, last: np.ndarray, joined: np.ndarray
-    ) -> tuple[np.ndarray, np.ndarray]:
-        """See SpanUnits."""
-        del starts
-        bounds = self.bound_spool.array(np.uint32, (self.count, 2))
-        low, high = bounds[first, 0].astype(np.int64), bounds[last - 1, 1].astype(np.int64)
-        high[:-1][joined] = low[1:][joined]
-        return low, np.maximum(high, low)
 
 
 def _own_bytes(text: str, spans: list[tuple[int, int]]) -> np.ndarray:

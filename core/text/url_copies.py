@@ -8,7 +8,7 @@ nobody's copy. In memory: 32 bytes a document.
 import hashlib
 from collections.abc import Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -16,12 +16,11 @@ import pyarrow as pa
 from sabia.core import notes
 from sabia.core.errors import BadData
 from sabia.core.options.dedup import DedupOptions
-from sabia.core.progress import progress
 from sabia.core.shards.job import Job
 from sabia.core.shards.sources import Source
 from sabia.core.text import barrier, keep, removal
 from sabia.core.text.clusters import URL, choose_kept, first_of_equal
-from sabia.core.text.sketching import IdSpool, batches_of, in_order
+from sabia.core.text.sketching import IdSpool, first_pass
 from sabia.core.urls import canonical
 
 
@@ -39,7 +38,7 @@ def _decide(job: Job, rule: str, sources: list[Source]) -> barrier.Decision:
     component = np.arange(len(read.known))
     component[rows] = rows[first_of_equal(read.keys[rows])]
     found = choose_kept(component, read.worth, URL)
-    return removal.decision(sources, removal.Plan.write(read.row_starts, read.ids, found))
+    return removal.decision(sources, removal.Plan.write(read.ids, found))
 
 
 class _Read(NamedTuple):
@@ -48,33 +47,25 @@ class _Read(NamedTuple):
     keys: np.ndarray
     known: np.ndarray
     worth: np.ndarray
-    row_starts: np.ndarray
     ids: IdSpool
 
 
 def _read(sources: Sequence[Source], rule: str, jobs: int) -> _Read:
-    ids, rows = IdSpool(), np.zeros(len(sources) + 1, np.int64)
+    ids = IdSpool(sources=len(sources))
     keys, known, worth = [np.empty((0, 2), np.uint64)], [np.empty(0, bool)], []
     columns = list(dict.fromkeys(["id", "url", *keep.columns(rule)]))
 
-    def work(item: tuple[int, pa.RecordBatch]) -> tuple[int, pa.RecordBatch, Any, Any]:
-        return *item, *url_keys(item[1].column("url"))
-
-    with progress(None, "dedup: reading") as bar:
-        for index, batch, key, there in in_order(work, batches_of(sources, columns), jobs):
-            ids.append(batch.column("id"))
-            keys.append(key)
-            known.append(there)
-            worth.append(keep.worth(batch, rule))
-            rows[index + 1] += batch.num_rows
-            bar.advance(batch.num_rows)
-    everything = np.concatenate(keys), np.concatenate(known), keep.whole(worth, rule)
-    return _Read(*everything, np.cumsum(rows), ids)
+    for index, batch, (key, there) in first_pass(sources, columns, _url_keys, jobs):
+        ids.append(batch.column("id"), index)
+        keys.append(key)
+        known.append(there)
+        worth.append(keep.worth(batch, rule))
+    return _Read(np.concatenate(keys), np.concatenate(known), keep.whole(worth, rule), ids)
 
 
-def url_keys(urls: pa.Array) -> tuple[np.ndarray, np.ndarray]:
+def _url_keys(batch: pa.RecordBatch) -> tuple[np.ndarray, np.ndarray]:
     """(uint64[n, 2] of canonical URLs, bool[n] where there is one)."""
-    forms = [None if url is None else canonical(url) for url in urls.to_pylist()]
+    forms = [None if url is None else canonical(url) for url in batch.column("url").to_pylist()]
     known = np.array([form is not None for form in forms], bool)
     hashed = (hashlib.blake2b((form or "").encode(), digest_size=16).digest() for form in forms)
     return np.frombuffer(b"".join(hashed), np.uint64).reshape(-1, 2), known
