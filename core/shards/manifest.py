@@ -7,7 +7,7 @@ options and the version; a run skips every shard whose metadata already says wha
 import hashlib
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ from sabia.core import notes
 from sabia.core.shards import columns, layout
 from sabia.core.shards.atomic import write_atomic
 from sabia.core.shards.job import Job
-from sabia.core.shards.outputs import output_path, read_metadata
+from sabia.core.shards.outputs import open_output, output_path, read_metadata
 from sabia.core.shards.sources import Source
 
 _DOCUMENTS = ("document", "removed")
@@ -82,11 +82,31 @@ def schema_of_all(sources: Sequence[Any]) -> pa.Schema | None:
     return getattr(sources[0], "schema", None) if sources else None
 
 
+def write_parts(
+    job: Job, schema: pa.Schema, made: dict[str, Any], batches: Iterator[pa.RecordBatch],
+    parts: int, part_rows: int,
+) -> None:  # fmt: skip
+    """Write batches, which fill parts of `part_rows` rows each, to the job's output; one part where
+    that is no directory."""
+    for part in range(max(parts, 1)):
+        with open_output(job, schema, made, part) as writer:
+            written = 0
+            while not job.to_directory or written < part_rows:
+                batch = next(batches, None)
+                if batch is None:
+                    break
+                writer.write(batch)
+                written += batch.num_rows
+    finish_directory(job, max(parts, 1))
+
+
 def finish_directory(job: Job, parts: int) -> None:
     """Drop parts that an earlier run of this command left behind the last one; write the manifest.
 
     Local directories only; in a Slurm array every task does it, and the last one's word is whole.
     """
+    if not job.to_directory or "://" in str(job.out):
+        return
     directory = Path(str(job.out))
     for path in sorted(directory.glob("part-*.parquet")):
         number = path.stem.removeprefix("part-")

@@ -124,8 +124,7 @@ def _directory(work: _Work, sources: Sequence[Source], ours: Sequence[int]) -> S
         for done in run_tasks(_one_part, tasks, work.job.jobs):
             total.add(done)
             bar.advance(1, rows=f"{total.rows_out:,}")
-    if not is_url(str(work.job.out)):
-        manifest.finish_directory(work.job, len(sources))
+    manifest.finish_directory(work.job, len(sources))
     return total
 
 

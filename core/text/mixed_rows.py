@@ -24,7 +24,6 @@ from sabia.core.shards import manifest, outputs, schemas
 from sabia.core.shards.job import Job
 from sabia.core.shards.layout import adopt
 from sabia.core.shards.mapping import ShardContext
-from sabia.core.shards.outputs import open_output
 from sabia.core.shards.rejects import Rejects, reject_path
 from sabia.core.shards.slices import slurm_slice
 from sabia.core.shards.sources import Source
@@ -99,8 +98,12 @@ def write(
         budget = None if options.tokens is None else options.tokens // options.length
         available = {name: len(spool) for name, spool in spools.items()}
         shares = plan_mix(weights, available, budget, options.max_repeat)
-        _write_rows(job, _mixed(spools, shares, job.seed), made, shares)
-    summary.rows_out = sum(share.rows for share in shares)
+        rows = sum(share.rows for share in shares)
+        parts = -(-rows // PART_ROWS) if job.to_directory else 1
+        said = {**made, "parts": parts, "mix": [asdict(share) for share in shares]}
+        batches = _mixed(spools, shares, job.seed)
+        manifest.write_parts(job, schemas.KINDS["tokens"], said, batches, parts, PART_ROWS)
+    summary.rows_out = rows
     summary.rejected = rejects.count
     summary.reject_path = rejects.path if rejects.count else None
     summary.seconds = time.monotonic() - started
@@ -191,6 +194,7 @@ def _mixed(
     readers = [passes(s.source, s.available, s.rows, seed) for s in shares]
     order = interleave([share.rows for share in shares])
     for start in range(0, len(order), BATCH_ROWS):
+        stop.check()
         codes = order[start : start + BATCH_ROWS].tolist()
         drawn = [spools[names[code]].read(next(readers[code])) for code in codes]
         yield to_batch(_joined(drawn, codes), names)
@@ -204,29 +208,6 @@ def _joined(drawn: list[tuple[np.ndarray, np.ndarray]], codes: list[int]) -> Row
         np.concatenate([lengths for _, lengths in drawn]).astype(np.int64),
         np.repeat(np.array(codes), counts),
     )
-
-
-def _write_rows(
-    job: Job,
-    batches: Iterator[pa.RecordBatch],
-    made: Mapping[str, Any],
-    shares: Sequence[Share],
-) -> None:
-    total = sum(share.rows for share in shares)
-    parts = -(-total // PART_ROWS) if job.to_directory else 1
-    said = {**made, "parts": parts, "mix": [asdict(share) for share in shares]}
-    for part in range(max(parts, 1)):
-        with open_output(job, schemas.KINDS["tokens"], said, part) as writer:
-            written = 0
-            while not job.to_directory or written < PART_ROWS:
-                stop.check()
-                batch = next(batches, None)
-                if batch is None:
-                    break
-                writer.write(batch)
-                written += batch.num_rows
-    if job.to_directory and "://" not in str(job.out):
-        manifest.finish_directory(job, max(parts, 1))
 
 
 def _say_shares(shares: Sequence[Share], length: int, summary: Summary) -> None:

@@ -5,7 +5,7 @@ is given up; so is the rest of a family of queries once so many of it were fetch
 sites answer any parameters with something new.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from sabia.core.options.crawl import CrawlOptions
 from sabia.core.urls import canonical
@@ -40,22 +40,16 @@ class Expansion:
         via: str = "link",
     ) -> None:  # fmt: skip
         """Remember links (URL, anchor text) that are worth it, with their priorities."""
-        kept = []
-        for raw, anchor in links:
-            if (link := self._link(raw, anchor, depth, worth, hops, via)) is not None:
-                kept.append(link)
-        self._add(kept)
+        self._add(self._link(raw, anchor, depth, worth, hops, via) for raw, anchor in links)
 
     def listed(self, found: Sitemap, entry: Entry) -> None:
         """Remember what a sitemap lists: pages, and more sitemaps."""
         self.count("sitemaps", 1)
         self.count("sitemap_urls", len(found.pages))
-        kept = []
-        for page in found.pages:
-            link = self._link(page.url, "", 1, SITEMAP_WORTH, 0, "sitemap", page.changed_s)
-            if link is not None:
-                kept.append(link)
-        self._add(kept)
+        self._add(
+            self._link(page.url, "", 1, SITEMAP_WORTH, 0, "sitemap", page.changed_s)
+            for page in found.pages
+        )
         if entry.hops < sitemaps.MAX_NESTED:
             self.sitemaps([one.url for one in found.nested], entry.anchor, entry.hops + 1)
 
@@ -89,9 +83,10 @@ class Expansion:
         priority = self.priority(Entry(0, url, host_of(url), depth, hops, 0, worth, anchor))
         return Link(url, priority, depth, worth, anchor, hops, via, changed_s=changed_s)
 
-    def _add(self, links: Sequence[Link]) -> None:
-        self.frontier.add(links)
-        for link in links:
+    def _add(self, links: Iterable[Link | None]) -> None:
+        kept = [link for link in links if link is not None]
+        self.frontier.add(kept)
+        for link in kept:
             host = host_of(link.url)
             best = self.hosts.get(host).best
             if best is None or link.priority > best:

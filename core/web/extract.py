@@ -6,8 +6,7 @@ which takes some ten times as long. `extractor` of the result says which tier sp
 Pure functions of bytes; run them inside `sandbox` when the bytes come from strangers.
 """
 
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -34,10 +33,6 @@ class Extracted:
     links: tuple[tuple[str, str], ...]
     index: bool  # False: the page asks not to be kept (robots meta noindex)
     extractor: str
-
-    def to_json(self) -> dict[str, Any]:
-        """A plain dictionary."""
-        return asdict(self)
 
 
 def warm_up() -> None:

@@ -11,7 +11,7 @@ import email.utils
 import random
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib.metadata import version
 from typing import Any
 
@@ -62,6 +62,20 @@ class Response:
     def content_type(self) -> str:
         """The Content-Type header as sent."""
         return self.header("content-type")
+
+    def settled(self, types: tuple[str, ...] = ()) -> "Response":
+        """With what status and headers decide: a redirect, or why it is refused, as for a content
+        type that is none of `types`."""
+        if self.status in _REDIRECTS:
+            target = canonical(self.header("location"), self.url)
+            said = "" if target else f"HTTP {self.status} without a usable Location"
+            return replace(self, redirect=target, refused=said)
+        if self.status != 200:
+            return replace(self, refused=f"HTTP {self.status}")
+        kind = self.content_type.partition(";")[0].strip().lower()
+        if types and kind not in types:
+            return replace(self, refused=f"content type {kind or 'missing'}")
+        return self
 
 
 @dataclass(frozen=True)
@@ -181,13 +195,13 @@ class Fetcher:
             async with self.session.get(
                 target, allow_redirects=False, headers=wanted.headers
             ) as answer:
-                found = await self._read(url, answer, wanted)
-                asked = tuple(answer.request_info.headers.items())
-            return Response(
-                url, answer.status, _headers(answer), requests=sent, asked=asked,
-                reason=answer.reason or "", address=getattr(answer, "address", ""),
-                took_s=time.monotonic() - started, **found,
-            )  # fmt: skip
+                found = Response(
+                    url, answer.status, _headers(answer.headers), requests=sent,
+                    asked=_headers(answer.request_info.headers),
+                    reason=answer.reason or "", address=getattr(answer, "address", ""),
+                )  # fmt: skip
+                found = await _read(found, answer, wanted)
+            return replace(found, took_s=time.monotonic() - started)
         except aiohttp.ClientSSLError as error:
             raise Refused(f"TLS: {_said(error)}") from error
         except aiohttp.ClientConnectorError as error:
@@ -197,25 +211,18 @@ class Fetcher:
         except (aiohttp.ClientError, TimeoutError, OSError, EOFError, ValueError) as error:
             raise _Again(f"transfer failed: {_said(error)}") from error
 
-    async def _read(
-        self, url: str, answer: aiohttp.ClientResponse, wanted: _Wanted
-    ) -> dict[str, Any]:
-        """The fields of Response that the answer's status and body decide."""
-        if answer.status in _AGAIN:
-            wait = retry_after_s(answer.headers.get("Retry-After"), time.time())
-            raise _Again(f"HTTP {answer.status}", wait, answer.status)
-        if answer.status in _REDIRECTS:
-            target = canonical(answer.headers.get("Location", ""), url)
-            said = "" if target else f"HTTP {answer.status} without a usable Location"
-            return {"redirect": target, "refused": said}
-        if answer.status == 304 and wanted.headers.keys() & {"If-None-Match", "If-Modified-Since"}:
-            return {}
-        if answer.status != 200:
-            return {"refused": f"HTTP {answer.status}"}
-        kind = answer.headers.get("Content-Type", "").partition(";")[0].strip().lower()
-        if wanted.types and kind not in wanted.types:
-            return {"refused": f"content type {kind or 'missing'}"}
-        return await _body(answer, wanted)
+
+async def _read(found: Response, answer: aiohttp.ClientResponse, wanted: _Wanted) -> Response:
+    """With what status, headers and body decide."""
+    if found.status in _AGAIN:
+        wait = retry_after_s(found.header("retry-after"), time.time())
+        raise _Again(f"HTTP {found.status}", wait, found.status)
+    if found.status == 304 and wanted.headers.keys() & {"If-None-Match", "If-Modified-Since"}:
+        return found
+    found = found.settled(wanted.types)
+    if found.redirect or found.refused:
+        return found
+    return replace(found, **await _body(answer, wanted))
 
 
 async def _body(answer: aiohttp.ClientResponse, wanted: _Wanted) -> dict[str, Any]:
@@ -246,8 +253,8 @@ async def _bounded(answer: aiohttp.ClientResponse, limit: int) -> bytes:
     return b"".join(parts)
 
 
-def _headers(answer: aiohttp.ClientResponse) -> Headers:
-    return tuple((str(name), str(value)) for name, value in answer.headers.items())
+def _headers(headers: Mapping[Any, Any]) -> Headers:
+    return tuple((str(name), str(value)) for name, value in headers.items())
 
 
 def _said(error: BaseException) -> str:

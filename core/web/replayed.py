@@ -9,6 +9,7 @@ captures of a URL the last counts. Files must be plain or gzip by record, as WAR
 import glob
 import os
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +17,7 @@ from sabia.core.errors import BadData, UsageError
 from sabia.core.urls import canonical
 from sabia.core.web import robots
 from sabia.core.web.fetch import MIME_TYPES, Response
-from sabia.core.web.warc import ENDINGS
-
-_REDIRECTS = (301, 302, 303, 307, 308)
-_NOT_THERE = "HTTP 404"
+from sabia.core.web.warc import ENDINGS, url_of
 
 
 class ReplayedWeb:
@@ -47,11 +45,7 @@ class ReplayedWeb:
 
     async def page(self, url: str, conditions: Mapping[str, str] | None = None) -> Response:
         """The page as it was archived; conditions are not looked at."""
-        found = self._found(url, self.max_bytes)
-        kind = found.content_type.partition(";")[0].strip().lower()
-        if found.status == 200 and kind not in MIME_TYPES:
-            return Response(url, 200, refused=f"content type {kind or 'missing'}")
-        return found
+        return self._found(url, self.max_bytes, MIME_TYPES)
 
     async def file(self, url: str, limit: int) -> Response:
         """A file of any type."""
@@ -62,11 +56,18 @@ class ReplayedWeb:
         found = self._found(f"{origin}/robots.txt", robots.MAX_BYTES)
         return robots.verdict(found.status or 404, found.body, 1, ""), 0
 
-    def _found(self, url: str, limit: int) -> Response:
+    def _found(self, url: str, limit: int, types: tuple[str, ...] = ()) -> Response:
+        """As `Fetcher` would tell it."""
         place = self.places.get(url)
         if place is None:
-            return Response(url, 404, refused=_NOT_THERE)
-        return _response(url, self.paths[place[0]], place[1], limit)
+            return Response(url, 404).settled()
+        found = _response(url, self.paths[place[0]], place[1], limit)
+        if found.status is None:
+            return found
+        found = found.settled(types)
+        if len(found.body) > limit and not (found.redirect or found.refused):
+            return replace(found, body=b"", refused=f"larger than {limit} bytes")
+        return found
 
 
 def _files(paths: Sequence[str]) -> list[str]:
@@ -96,14 +97,14 @@ def _captures(path: str) -> Iterator[tuple[str, int]]:
     try:
         with open(path, "rb") as file:
             for record in ArchiveIterator(file, parse_http=False, record_types=wanted):
-                said = str(record.headers.get("WARC-Target-URI") or "").strip("<>")
-                if url := canonical(said):
+                if url := canonical(url_of(record)):
                     yield url, record.stream_pos
     except (OSError, ValueError, EOFError) as error:
         raise BadData(f"--replay {path}: damaged ({error})") from error
 
 
 def _response(url: str, path: str, offset: int, limit: int) -> Response:
+    """As it is archived; a body that is too large is a byte longer than the limit."""
     from fastwarc.warc import ArchiveIterator
 
     with open(path, "rb") as file:
@@ -118,20 +119,4 @@ def _response(url: str, path: str, offset: int, limit: int) -> Response:
         except (OSError, ValueError, EOFError) as error:
             return Response(url, refused=f"archived answer cannot be decoded ({error})")
     headers = tuple((str(k), str(v)) for k, v in record.http_headers.items())
-    return _answered(url, int(record.http_headers.status_code or 0), headers, body, limit)
-
-
-def _answered(
-    url: str, status: int, headers: tuple[tuple[str, str], ...], body: bytes, limit: int
-) -> Response:
-    """As `Fetcher` would tell it."""
-    if status in _REDIRECTS:
-        said = next((v for k, v in headers if k.lower() == "location"), "")
-        target = canonical(said, url)
-        refused = "" if target else f"HTTP {status} without a usable Location"
-        return Response(url, status, headers, redirect=target, refused=refused)
-    if status != 200:
-        return Response(url, status, headers, refused=f"HTTP {status}")
-    if len(body) > limit:
-        return Response(url, status, headers, refused=f"larger than {limit} bytes")
-    return Response(url, status, headers, body)
+    return Response(url, int(record.http_headers.status_code or 0), headers, body)

@@ -14,6 +14,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from datetime import datetime
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ from sabia.core import notes
 from sabia.core.errors import Failed, UsageError
 from sabia.core.options.crawl import CrawlOptions, Network, parts
 from sabia.core.progress import progress
-from sabia.core.shards import layout, manifest, outputs
+from sabia.core.shards import layout, manifest
 from sabia.core.shards.dry_run import planned
 from sabia.core.shards.job import Job
 from sabia.core.shards.records import to_batch
@@ -42,7 +43,7 @@ from sabia.core.web.sources import Inputs, open_crawl_inputs
 from sabia.core.web.urls import host_of
 
 PART_DOCUMENTS = 50_000
-_BATCH = 500
+_BATCH = 500  # documents, of which whole ones make a part
 NEXT = "sabia classify"
 
 
@@ -151,17 +152,14 @@ def _state(job: Job, options: CrawlOptions) -> Iterator[Path]:
     yield Path(given) / "frontier.sqlite"
 
 
-@contextlib.contextmanager
-def _archive(options: CrawlOptions, frontier: Frontier) -> Iterator[Archive | None]:
+def _archive(
+    options: CrawlOptions, frontier: Frontier
+) -> contextlib.AbstractContextManager[Archive | None]:
     if not options.warc:
-        yield None
-        return
+        return contextlib.nullcontext()
     position = Position.parse(frontier.fact("warc"))
     file = Archive(options.warc, position, user_agent(options), options.warc_size)
-    try:
-        yield file
-    finally:
-        file.close()
+    return contextlib.closing(file)
 
 
 def _identity(options: CrawlOptions, inputs: Inputs) -> dict[str, Any]:
@@ -204,20 +202,16 @@ def _summary(frontier: Frontier, counters: dict[str, float], rejects: Rejects) -
 def _write(job: Job, frontier: Frontier, names: tuple[str, ...]) -> None:
     """All documents, with scores of these names; a directory gets parts of PART_DOCUMENTS."""
     layout.adopt(job)
-    rows, schema = frontier.documents(), document_schema(names)
+    rows, schema = map(_row, frontier.documents()), document_schema(names)
     count = frontier.document_count()
-    size = PART_DOCUMENTS if job.to_directory else max(1, count)
-    parts = max(1, -(-count // size))
+    parts = -(-count // PART_DOCUMENTS) if job.to_directory else 1
     inputs = [str(frontier.fact("identity")), str(count)]
     made = manifest.provenance(job, "document", inputs, schema=schema)
-    for part in range(parts):
-        with outputs.open_output(job, schema, made, part) as writer:
-            for start in range(0, min(size, count - part * size), _BATCH):
-                wanted = min(_BATCH, count - part * size - start)
-                found = [_row(next(rows)) for _ in range(wanted)]
-                writer.write(to_batch(found, "document", scores=names))
-    if job.to_directory and "://" not in str(job.out):
-        manifest.finish_directory(job, parts)
+    batches = (
+        to_batch(list(islice(rows, _BATCH)), "document", scores=names)
+        for _ in range(0, count, _BATCH)
+    )
+    manifest.write_parts(job, schema, made, batches, parts, PART_DOCUMENTS)
 
 
 def _row(kept: dict[str, Any]) -> dict[str, Any]:

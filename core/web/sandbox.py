@@ -19,7 +19,6 @@ import struct
 import subprocess
 import sys
 import time
-from types import TracebackType
 from typing import Any, BinaryIO
 
 from sabia.core.errors import Failed
@@ -57,10 +56,7 @@ class Sandbox:
     def __enter__(self) -> "Sandbox":
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:  # fmt: skip
+    def __exit__(self, *_error: object) -> None:
         self.close()
 
     def extract(self, body: bytes, content_type: str, url: str, links: bool) -> dict[str, Any]:
@@ -225,7 +221,7 @@ def _limit(memory_bytes: int) -> None:
 
 def _answer(asked: dict[str, Any], body: bytes, extract: Any) -> dict[str, Any]:
     try:
-        return dict(extract(body, asked["type"], asked["url"], asked["links"]).to_json())
+        return vars(extract(body, asked["type"], asked["url"], asked["links"]))
     except Exception as error:
         return {"error": f"{type(error).__name__}: {error}"[:200]}
 

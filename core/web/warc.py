@@ -49,7 +49,7 @@ def read_pages(file: BinaryIO, max_bytes: int) -> Iterator[Archived]:
             records += 1
             promised = record.content_length
             if record.record_type & wanted and promised > 4 * max_bytes:
-                yield Archived(_url(record), refused=f"larger than {4 * max_bytes} bytes")
+                yield Archived(url_of(record), refused=f"larger than {4 * max_bytes} bytes")
                 continue
             raw = record.reader.read()
             cut = len(raw) < promised
@@ -116,12 +116,13 @@ class _Gunzip:
                 return data
 
 
-def _url(record: Any) -> str:
+def url_of(record: Any) -> str:
+    """The URL that a record of fastwarc is about."""
     return str(record.headers.get("WARC-Target-URI") or "").strip("<>")
 
 
 def _page(record: Any, raw: bytes, max_bytes: int, cut: bool) -> Archived:
-    url, time = _url(record), record.record_date
+    url, time = url_of(record), record.record_date
     if not record.is_http:
         kind = record.headers.get("Content-Type") or "text/plain"
         return Archived(url, kind, raw[:max_bytes], time, cut=cut)
