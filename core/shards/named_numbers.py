@@ -13,6 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from sabia.core.errors import BadData
+from sabia.core.shards.casts import cast
 
 MAP = pa.map_(pa.string(), pa.float64())
 MOST_NAMES = 1_000
@@ -57,7 +58,10 @@ def fit(column: pa.Array, names: Sequence[str] | None = None) -> pa.Array:
     if column.type == wanted:
         return column
     _refuse_others(set(own), names)
-    values = {name: _numbers(column_of(column, name), name) for name in own}
+    values = {
+        name: cast(column_of(column, name), pa.float64(), f"score {name!r}", "a number")
+        for name in own
+    }
     return from_columns(values, len(column), wanted, np.asarray(column.is_null()))
 
 
@@ -91,17 +95,7 @@ def as_dict(value: Any) -> dict[str, float]:
 
 
 def _as_map(column: pa.Array) -> pa.MapArray:
-    try:
-        return column.cast(MAP)
-    except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
-        raise BadData(f"column 'scores' is {column.type} (expected a struct of numbers)") from error
-
-
-def _numbers(column: pa.Array, name: str) -> pa.Array:
-    try:
-        return column.cast(pa.float64())
-    except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
-        raise BadData(f"score {name!r} is {column.type} (expected a number)") from error
+    return cast(column, MAP, "column 'scores'", "a struct of numbers")
 
 
 def _refuse_others(found: set[str], names: Sequence[str] | None) -> None:

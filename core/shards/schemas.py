@@ -13,6 +13,7 @@ import pyarrow as pa
 
 from sabia.core.errors import BadData
 from sabia.core.shards import named_numbers
+from sabia.core.shards.casts import cast
 
 VERSION = 2  # 1: scores were a map
 _TEXT = pa.string()
@@ -104,31 +105,23 @@ def _fit(
 ) -> pa.Array:
     if is_scores(kind, field.name):
         return named_numbers.fit(pa.nulls(rows) if column is None else column, scores)
-    return _cast(column, field, rows, before=f"not {kind} records: ")
+    if column is None:
+        return pa.nulls(rows, field.type)
+    what = f"not {kind} records: column {field.name!r}"
+    return cast(column, field.type, what, str(field.type))
 
 
 def fit(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
     """The columns of a schema: cast, null where the batch has none; raises BadData."""
     if batch.schema.equals(schema, check_metadata=True):
         return batch
-    columns = {name: batch.column(name) for name in batch.schema.names}
     arrays = [
-        _cast(columns.get(field.name), field, batch.num_rows, behind=", as in other shards")
-        for field in schema
+        cast(batch.column(name), kind, f"column {name!r}", f"{kind}, as in other shards")
+        if name in batch.schema.names
+        else pa.nulls(batch.num_rows, kind)
+        for name, kind in zip(schema.names, schema.types, strict=True)
     ]
     return pa.RecordBatch.from_arrays(arrays, schema=schema)
-
-
-def _cast(
-    column: pa.Array | None, field: pa.Field, rows: int, before: str = "", behind: str = ""
-) -> pa.Array:
-    if column is None:
-        return pa.nulls(rows, field.type)
-    try:
-        return column if column.type == field.type else column.cast(field.type)
-    except (pa.ArrowInvalid, pa.ArrowNotImplementedError, pa.ArrowTypeError) as error:
-        reason = f"column {field.name!r} is {column.type} (expected {field.type}{behind})"
-        raise BadData(before + reason) from error
 
 
 def _with_ids(batch: pa.RecordBatch, kind: str) -> pa.RecordBatch:

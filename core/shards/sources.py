@@ -208,6 +208,16 @@ def rows_of(sources: Sequence[Source]) -> int | None:
     return None if None in counts else sum(filter(None, counts))
 
 
+def batches_of(
+    sources: Sequence[Source], columns: Sequence[str] | None = None
+) -> Iterator[tuple[int, pa.RecordBatch]]:
+    """(source number, batch) of all sources in order; raises Interrupted on a stop signal."""
+    for index, source in enumerate(sources):
+        for batch in source.batches(columns):
+            stop.check()
+            yield index, batch
+
+
 def check_end_of_stream(file: BinaryIO, name: str) -> None:
     """Raise BadData unless the Arrow stream ends with its end mark; rewinds the file."""
     size = file.seek(0, io.SEEK_END)

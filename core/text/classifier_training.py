@@ -22,6 +22,7 @@ from sabia.core import notes, stop
 from sabia.core.errors import BadData, UsageError
 from sabia.core.options.classify_train import ClassifyTrainOptions, FastText, Labels
 from sabia.core.shards.atomic import write_atomic
+from sabia.core.shards.casts import cast
 from sabia.core.shards.dry_run import Sample, estimate, measured, peak_memory, planned
 from sabia.core.shards.inputs import open_inputs
 from sabia.core.shards.job import Job
@@ -189,13 +190,7 @@ def positive_name(out: str) -> str:
 
 def _column(batch: pa.RecordBatch, name: str, where: str) -> pa.Array:
     column = label_column(batch, name, where)
-    try:
-        return column.cast(pa.string())
-    except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
-        kind = column.type
-        raise UsageError(
-            f"--label: column {name!r} is {kind} (expected text or numbers)"
-        ) from error
+    return cast(column, pa.string(), f"--label: column {name!r}", "text or numbers", UsageError)
 
 
 def _clean(labels: pa.Array) -> pa.Array:

@@ -120,9 +120,7 @@ class Index:
 
     def save(self, path: str) -> None:
         """Write the index as a Parquet file, at once."""
-        rows = [
-            {"task": p.task, "item": p.item, "kind": p.kind, "words": p.words} for p in self.parts
-        ]
+        rows = [vars(part) for part in self.parts]
         with open_file(path, _SCHEMA, {"contamination": VERSION, "tasks": self.tasks}) as writer:
             writer.write(pa.RecordBatch.from_pylist(rows, _SCHEMA))
 
@@ -138,9 +136,7 @@ class Index:
         except (OSError, KeyError, ValueError, pa.ArrowException) as error:
             reason = str(error).partition("\n")[0]
             raise BadData(f"{path}: not an index of benchmark items ({reason})") from error
-        parts = [
-            Part(r["task"], r["item"], r["kind"], np.array(r["words"], np.uint64)) for r in rows
-        ]
+        parts = [Part(**row | {"words": np.array(row["words"], np.uint64)}) for row in rows]
         for task, digest in made["tasks"].items():
             if _digest(parts, task) != digest:
                 raise BadData(f"{path}: items of task {task} do not have their digest")

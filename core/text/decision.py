@@ -16,6 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from sabia.core.errors import BadData, UsageError
+from sabia.core.shards.casts import cast
 from sabia.core.text.calibration import Calibration, from_json
 from sabia.core.text.scores import alike, score_names, score_values
 
@@ -74,11 +75,8 @@ def values_of(batch: pa.RecordBatch, name: str, option: str, must: bool) -> np.n
     no row has.
     """
     if name in batch.schema.names:
-        try:
-            column = batch.column(name).cast(pa.float64())
-        except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
-            kind = batch.schema.field(name).type
-            raise UsageError(f"{option}: column {name!r} is {kind} (expected numbers)") from error
+        what = f"{option}: column {name!r}"
+        column = cast(batch.column(name), pa.float64(), what, "numbers", UsageError)
         return column.to_numpy(zero_copy_only=False)
     values = score_values(batch.column("scores"), name)
     if must and batch.num_rows and np.isnan(values).all():

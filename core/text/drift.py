@@ -10,7 +10,7 @@ two cumulative distributions (Kolmogorov-Smirnov), exact but for ties inside a c
 
 import json
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 
 import numpy as np
 
@@ -42,11 +42,19 @@ class Drift:
 
 
 @dataclass
-class _Counts:
+class Counts:
     """Cells and sum of a score in one run."""
 
-    cells: np.ndarray
+    cells: np.ndarray = field(default_factory=lambda: np.zeros(CELLS, np.int64))
     total: float = 0.0
+
+    def add(self, values: np.ndarray) -> None:
+        """Count values[n]; NaN is left out."""
+        values = values[~np.isnan(values)].astype(np.float32)
+        bits = (values + np.float32(0)).view(np.uint32)  # -0 becomes 0
+        order = np.where(bits >> 31, ~bits, bits | np.uint32(1 << 31)) >> 16
+        self.cells += np.bincount(order, minlength=CELLS)
+        self.total += float(values.sum(dtype=np.float64))
 
 
 def run(job: Job, names: Sequence[str]) -> None:
@@ -63,35 +71,18 @@ def run(job: Job, names: Sequence[str]) -> None:
     print(table(head, [tuple(asdict(row).values()) for row in rows]), end="")
 
 
-def _read(given: str, names: Sequence[str]) -> dict[str, _Counts]:
-    found: dict[str, _Counts] = {}
+def _read(given: str, names: Sequence[str]) -> dict[str, Counts]:
+    found: dict[str, Counts] = {}
     for source in from_path(given, "document"):
         for number, batch in enumerate(source.batches()):
             stop.check()
             for name in names or sorted(score_names(batch.column("scores"))):
                 must = bool(names) and number == 0
-                add(found.setdefault(name, _Counts(np.zeros(CELLS, np.int64))),
-                    values_of(batch, name, "--score", must))  # fmt: skip
+                found.setdefault(name, Counts()).add(values_of(batch, name, "--score", must))
     return found
 
 
-def counts(values: np.ndarray) -> _Counts:
-    """Counts of values[n]; NaN is left out."""
-    made = _Counts(np.zeros(CELLS, np.int64))
-    add(made, values)
-    return made
-
-
-def add(to: _Counts, values: np.ndarray) -> None:
-    """Count values[n]; NaN is left out."""
-    values = values[~np.isnan(values)].astype(np.float32)
-    bits = (values + np.float32(0)).view(np.uint32)  # -0 becomes 0
-    order = np.where(bits >> 31, ~bits, bits | np.uint32(1 << 31)) >> 16
-    to.cells += np.bincount(order, minlength=CELLS)
-    to.total += float(values.sum(dtype=np.float64))
-
-
-def compare(name: str, before: _Counts, after: _Counts) -> Drift:
+def compare(name: str, before: Counts, after: Counts) -> Drift:
     """PSI and KS of two runs that both have the score."""
     n, m = int(before.cells.sum()), int(after.cells.sum())
     if not n or not m:

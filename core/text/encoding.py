@@ -108,7 +108,7 @@ def choose_encoder(tokenizer: Tokenizer, texts: Sequence[str], engine: str = "au
         return Choice(plain, "tokenizers, as asked")
     wanted = [] if engine == "auto" else [engine]
     if engine == "auto":
-        wanted = ["kernel", "tiktoken"] if _is_full(texts) and _has_numba() else ["tiktoken"]
+        wanted = ["kernel", "tiktoken"] if _is_full(texts) and numba_available() else ["tiktoken"]
     probe = _Probe(plain, texts)
     refusals = []
     for name in wanted:
@@ -177,10 +177,6 @@ def tiktoken_encoding(tokenizer: Tokenizer) -> Any:
 
 def _is_full(texts: Sequence[str]) -> bool:
     return len(texts) >= PROBE_DOCUMENTS or sum(map(len, texts)) >= PROBE_CHARS
-
-
-def _has_numba() -> bool:
-    return numba_available()
 
 
 def _joined(rows: Sequence[Any], end_id: int) -> tuple[np.ndarray, np.ndarray]:

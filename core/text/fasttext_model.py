@@ -7,7 +7,6 @@ how a document of many lines is read, is told in sabia.kernels.fasttext.
 import functools
 import hashlib
 import os
-from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -76,13 +75,9 @@ def digest(path: str) -> str:
         raise UsageError(f"--model: {path}: {error.strerror}") from error
 
 
-def score_texts(model: Model, texts: Sequence[str]) -> np.ndarray:
-    """float32[n, labels] of strings; NaN rows where nothing of a text is known."""
-    return score_array(model, pa.array(texts, pa.string()))
-
-
 def score_array(model: Model, texts: pa.StringArray) -> np.ndarray:
-    """float32[n, labels] of a string array without nulls, read in place."""
+    """float32[n, labels] of a string array without nulls, read in place; NaN where none of a text
+    is known."""
     data, offsets = text_buffers(texts)
     return fasttext.score(data, offsets, model.classifier, model.engine)
 

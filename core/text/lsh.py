@@ -75,13 +75,9 @@ def bucket_pairs(rows: np.ndarray, digests: np.ndarray, window: int = WINDOW) ->
     return rows[pairs]
 
 
-def components(count: int, pairs: np.ndarray) -> np.ndarray:
-    """The least row of each row's connected component, int64[count], for edges int64[p, 2]."""
-    return join(np.arange(count, dtype=np.int64), pairs)
-
-
 def join(parent: np.ndarray, pairs: np.ndarray) -> np.ndarray:
-    """Components after more edges: parent[n] holds every row's least row, before and after.
+    """Components after more edges int64[p, 2]: parent int64[n] holds the least row of each row's
+    component, before and after.
 
     Roots are hooked to smaller roots, then paths are halved, until no edge joins two trees.
     """

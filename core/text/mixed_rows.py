@@ -6,7 +6,6 @@ rows in a directory; all carry the plan in their metadata.
 """
 
 import os
-import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
@@ -31,6 +30,7 @@ from sabia.core.shards.summary import Summary
 from sabia.core.text.encoding import Encoder
 from sabia.core.text.mixing import Share, interleave, parse_mix, passes, plan_mix
 from sabia.core.text.packing import Rows, make_packer, to_batch
+from sabia.core.text.sketching import Spool
 from sabia.core.text.token_counts import Tally, report_bytes_per_token
 from sabia.core.text.tokenize import buckets_of, encode_documents, usable
 
@@ -42,28 +42,23 @@ class RowSpool:
     """Packed rows of one source on disk: appended once, then read in any order."""
 
     def __init__(self, length: int, directory: str | None) -> None:
-        self.length = length
-        self._ids = tempfile.TemporaryFile(dir=directory)  # noqa: SIM115 - closed by `close`
-        self._pieces = tempfile.TemporaryFile(dir=directory)  # noqa: SIM115
-        self._ends = [0]
+        self.length, self._ends = length, [0]
+        self._ids, self._pieces = Spool(directory=directory), Spool(directory=directory)
 
     def __len__(self) -> int:
         return len(self._ends) - 1
 
     def append(self, rows: Rows) -> None:
         """Adds packed rows."""
-        self._ids.write(rows.ids.astype("<i4").tobytes())
-        self._pieces.write(rows.piece_lengths.astype("<i4").tobytes())
+        self._ids.append(rows.ids.astype("<i4"))
+        self._pieces.append(rows.piece_lengths.astype("<i4"))
         counts = np.bincount(rows.piece_rows, minlength=len(rows))
         self._ends += (np.cumsum(counts) + self._ends[-1]).tolist()
 
     def seal(self) -> None:
         """Ends writing; `read` works from here on."""
-        for file in (self._ids, self._pieces):
-            file.flush()
-        if len(self):
-            self._all_ids = np.memmap(self._ids, "<i4", "r").reshape(len(self), self.length)
-            self._all_pieces = np.memmap(self._pieces, "<i4", "r")
+        self._all_ids = self._ids.array("<i4", (len(self), self.length))
+        self._all_pieces = self._pieces.array("<i4", (self._ends[-1],))
 
     def read(self, row: int) -> tuple[np.ndarray, np.ndarray]:
         """(ids[T], lengths of its documents) of one row."""
@@ -71,8 +66,8 @@ class RowSpool:
 
     def close(self) -> None:
         """Gives the disk space back."""
-        self._ids.close()
-        self._pieces.close()
+        self._ids.file.close()
+        self._pieces.file.close()
 
 
 def write(

@@ -29,6 +29,7 @@ from sabia.core.shards.mapping import ShardContext, run_map
 from sabia.core.shards.summary import Summary
 from sabia.core.text import reason_first
 from sabia.core.text.faithfulness import cleaned, unfaithful
+from sabia.core.text.removed import put_column
 from sabia.core.text.rewrite_models import (
     Answer,
     EndpointWriter,
@@ -88,16 +89,13 @@ def by_rules(
     """The transform of the rules engine."""
     marks = {"rewrite_recipe": recipe, "rewrite_engine": "rules"}
     for batch in batches:
-        outcomes = [rewrite_by_rules(text) for text in batch.column("text").to_pylist()]
+        found = map(reason_first.rewrite, batch.column("text").to_pylist())
+        outcomes = [
+            Outcome(one.text, REWRITTEN if one.moved else UNCHANGED, one.before, one.after)
+            for one in found
+        ]
         _count(outcomes, context)
         yield with_outcomes(batch, outcomes, marks)
-
-
-def rewrite_by_rules(text: str) -> Outcome:
-    """One text through `reason_first`."""
-    done = reason_first.rewrite(text)
-    verdict = REWRITTEN if done.moved else UNCHANGED
-    return Outcome(done.text, verdict, done.before, done.after)
 
 
 def by_model(
@@ -195,22 +193,20 @@ def with_outcomes(
     new = [outcome.text for outcome in outcomes]
     hashes = [hashlib.blake2b(text.encode(), digest_size=16).hexdigest() for text in old]
     columns = {
-        "rewritten": pa.array([a != b for a, b in zip(old, new, strict=True)], pa.bool_()),
-        "rewrite_verdict": pa.array([outcome.verdict for outcome in outcomes], pa.string()),
-        "rewrite_recipe": pa.array([marks["rewrite_recipe"]] * len(new), pa.string()),
-        "rewrite_engine": pa.array([marks["rewrite_engine"]] * len(new), pa.string()),
-        "rewrite_model": pa.array(
-            [outcome.model or marks.get("rewrite_model") for outcome in outcomes], pa.string()
-        ),
-        "rewrite_prompt_hash": pa.array([marks.get("rewrite_prompt_hash")] * len(new), pa.string()),
-        "rewrite_source_hash": pa.array(hashes, pa.string()),
-        "rewrite_finish_reason": pa.array([o.finish_reason for o in outcomes], pa.string()),
+        "rewritten": [a != b for a, b in zip(old, new, strict=True)],
+        "rewrite_verdict": [outcome.verdict for outcome in outcomes],
+        "rewrite_recipe": [marks["rewrite_recipe"]] * len(new),
+        "rewrite_engine": [marks["rewrite_engine"]] * len(new),
+        "rewrite_model": [outcome.model or marks.get("rewrite_model") for outcome in outcomes],
+        "rewrite_prompt_hash": [marks.get("rewrite_prompt_hash")] * len(new),
+        "rewrite_source_hash": hashes,
+        "rewrite_finish_reason": [outcome.finish_reason for outcome in outcomes],
     }
-    place = batch.schema.get_field_index("text")
-    batch = batch.set_column(place, batch.schema.field(place), pa.array(new, pa.string()))
+    batch = put_column(batch, "text", pa.array(new, pa.string()))
     batch = batch.drop_columns([name for name in columns if name in batch.schema.names])
-    for name, column in columns.items():
-        batch = batch.append_column(name, column)
+    for name, values in columns.items():
+        kind = pa.bool_() if name == "rewritten" else pa.string()
+        batch = batch.append_column(name, pa.array(values, kind))
     return batch
 
 

@@ -26,10 +26,10 @@ from sabia.core.errors import BadData
 from sabia.core.options.dedup import DedupOptions
 from sabia.core.progress import progress
 from sabia.core.shards.job import Job
-from sabia.core.shards.sources import Source
+from sabia.core.shards.sources import Source, batches_of
 from sabia.core.text import barrier, keep, kmeans, removal
 from sabia.core.text.clusters import SEMANTIC, Clusters, choose_kept
-from sabia.core.text.sketching import IdSpool, Spool, batches_of, in_order
+from sabia.core.text.sketching import IdSpool, Spool, in_order
 
 WHOLE = 4_096  # so many documents are compared without clusters
 _BLOCK = 512
@@ -78,7 +78,6 @@ def _read(sources: Sequence[Source], options: DedupOptions, embedder: Embedder |
     base, width = 0, 0
     with progress(None, "dedup: reading") as bar:
         for index, batch in batches_of(sources, list(dict.fromkeys(wanted))):
-            stop.check()
             raw = _raw(batch, options.embeddings, embedder, sources[index].name)
             width = _same_width(width, raw, sources[index].name)
             vectors = kmeans.unit(raw)

@@ -18,10 +18,10 @@ from sabia.core import notes
 from sabia.core.errors import UsageError
 from sabia.core.options.dedup import DedupOptions
 from sabia.core.shards.atomic import atomic_directory
-from sabia.core.shards.sources import Source, rows_of
+from sabia.core.shards.sources import Source, batches_of, rows_of
 from sabia.core.text import keep, lsh
 from sabia.core.text.sketch_files import VERSION, Corpus, Segment, SegmentWriter, about
-from sabia.core.text.sketching import Spool, batches_of, first_pass, in_order, text_buffers
+from sabia.core.text.sketching import Spool, first_pass, in_order, text_buffers
 from sabia.kernels import minhash
 from sabia.kernels.minhash import SketchConfig, Sketches
 

@@ -13,7 +13,7 @@ import pyarrow as pa
 from sabia.core import notes, stop
 from sabia.core.errors import MissingBackend, UsageError
 from sabia.core.progress import progress
-from sabia.core.shards.sources import Source
+from sabia.core.shards.sources import Source, batches_of
 from sabia.kernels import minhash
 
 A = TypeVar("A")
@@ -61,10 +61,15 @@ def in_order(function: Callable[[A], R], items: Iterable[A], jobs: int) -> Itera
 
 
 class Spool:
-    """A temporary file that is written once and then read or mapped; unnamed without a `path`."""
+    """A temporary file that is written once and then read or mapped.
 
-    def __init__(self, path: str = "", mode: str = "w+b") -> None:
-        self.file: Any = open(path, mode) if path else tempfile.TemporaryFile()  # noqa: SIM115
+    Without a `path` it is unnamed, in `directory` (None: the directory for temporary files).
+    """
+
+    def __init__(self, path: str = "", mode: str = "w+b", directory: str | None = None) -> None:
+        self.file: Any = (
+            open(path, mode) if path else tempfile.TemporaryFile(dir=directory)  # noqa: SIM115
+        )
 
     @property
     def path(self) -> str:
@@ -121,15 +126,6 @@ class IdSpool:
                 parts.append(batch.column(0).take(pa.array(rows[low:high] - first)))
                 first += batch.num_rows
         return pa.concat_arrays(parts)
-
-
-def batches_of(
-    sources: Sequence[Source], columns: Sequence[str]
-) -> Iterator[tuple[int, pa.RecordBatch]]:
-    """(source number, batch) of all sources in order."""
-    for index, source in enumerate(sources):
-        for batch in source.batches(columns):
-            yield index, batch
 
 
 def first_pass(

@@ -7,6 +7,7 @@ Bytes are those of the UTF-8 text; end-of-document tokens are not counted. Count
 import json
 import re
 import sys
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import pyarrow as pa
@@ -32,12 +33,8 @@ class Tally:
         """Documents (`text`, `language`, `source`) and the tokens of each."""
         sizes = pc.binary_length(batch.column("text")).to_numpy()
         for field in FIELDS:
-            names, codes = coded(batch.column(field))
-            totals = [np.bincount(codes, weights, len(names)) for weights in (sizes, tokens)]
-            for name, *counts in zip(names, *totals, strict=True):
-                entry = self._entry(field, "unknown" if name is None else name)
-                for place, n in enumerate(counts):
-                    entry[place] += int(n)
+            for name, counts in sums_by_name(batch.column(field), sizes, tokens):
+                add_to(self._entry(field, "unknown" if name is None else name), counts)
 
     def _entry(self, field: str, name: str) -> list[int]:
         key = (field, name)
@@ -58,6 +55,19 @@ def coded(column: pa.Array) -> tuple[list[str | None], np.ndarray]:
     """(distinct values in order of appearance, null among them; the code of each row)."""
     found = column.dictionary_encode("encode")
     return found.dictionary.to_pylist(), found.indices.to_numpy().astype(np.int64)
+
+
+def sums_by_name(column: pa.Array, *weights: np.ndarray) -> Iterator[tuple[str | None, list[int]]]:
+    """(value, sums of the weights of its rows), in order of appearance; weights[n] are integers."""
+    names, codes = coded(column)
+    sums = [np.bincount(codes, each, len(names)) for each in weights]
+    for name, *found in zip(names, *sums, strict=True):
+        yield name, [int(n) for n in found]
+
+
+def add_to(totals: list[int], more: Sequence[int]) -> None:
+    """Add number by number."""
+    totals[:] = map(sum, zip(totals, more, strict=True))
 
 
 def bytes_per_token(counters: dict[str, float]) -> dict[str, dict[str, float]]:

@@ -15,14 +15,14 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from sabia.core import notes, stop
+from sabia.core import notes
 from sabia.core.options.tokenize import TokenizeOptions
 from sabia.core.shards.dry_run import DryRun, Sample, estimate, no_rejects, planned, unmeasured
 from sabia.core.shards.inputs import open_inputs
 from sabia.core.shards.job import Job
 from sabia.core.shards.layout import name_shards
 from sabia.core.shards.mapping import ShardContext, run_map
-from sabia.core.shards.sources import Source
+from sabia.core.shards.sources import Source, batches_of
 from sabia.core.text.encoding import Encoder, choose_encoder, probe_texts
 from sabia.core.text.mixing import parse_mix
 from sabia.core.text.packing import make_packer, to_batch
@@ -155,16 +155,10 @@ def encode_documents(
 
 
 def _encoder(tokenizer: Tokenizer, options: TokenizeOptions, sources: Sequence[Source]) -> Encoder:
-    choice = choose_encoder(tokenizer, probe_texts(_text_batches(sources)), options.encoder)
+    texts = probe_texts(batch for _, batch in batches_of(sources, ["text"]))
+    choice = choose_encoder(tokenizer, texts, options.encoder)
     notes.note(f"encoder {choice.reason}")
     return choice.encoder
-
-
-def _text_batches(sources: Sequence[Source]) -> Iterator[pa.RecordBatch]:
-    for source in sources:
-        for batch in source.batches(columns=["text"]):
-            stop.check()
-            yield batch
 
 
 def _report(

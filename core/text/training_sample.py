@@ -7,13 +7,12 @@ spread over it, in the order of the input.
 
 from collections.abc import Iterator, Mapping, Sequence
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from sabia.core import notes, stop
-from sabia.core.shards.sources import Source
-from sabia.core.text.token_counts import coded
+from sabia.core import notes
+from sabia.core.shards.sources import Source, batches_of
+from sabia.core.text.token_counts import sums_by_name
 
 Name = str | None
 
@@ -36,7 +35,7 @@ def sampled_batches(
         parts = ", ".join(f"{name or 'unnamed'} {share:.1%}" for name, share in shares.items())
         notes.note(f"sampling {most_bytes / 1e6:,.0f} MB of documents: {parts}")
     seen, taken = dict.fromkeys(totals, 0), dict.fromkeys(totals, 0)
-    for batch in _batches(sources, columns):
+    for _, batch in batches_of(sources, columns):
         keep = _chosen(batch, shares, seen, taken)
         yield batch if all(keep) else batch.filter(pa.array(keep))
 
@@ -54,11 +53,10 @@ def even_split(available: Mapping[Name, int], budget: int) -> dict[Name, int]:
 def bytes_by_source(sources: Sequence[Source]) -> dict[Name, int]:
     """Bytes of text of each source, in order of appearance."""
     totals: dict[Name, int] = {}
-    for batch in _batches(sources, ["text", "source"]):
-        names, codes = coded(batch.column("source"))
+    for _, batch in batches_of(sources, ["text", "source"]):
         sizes = pc.binary_length(batch.column("text")).to_numpy()
-        for name, size in zip(names, np.bincount(codes, sizes, len(names)), strict=True):
-            totals[name] = totals.get(name, 0) + int(size)
+        for name, (size,) in sums_by_name(batch.column("source"), sizes):
+            totals[name] = totals.get(name, 0) + size
     return totals
 
 
@@ -79,10 +77,3 @@ def _chosen(
         taken[name] += size if fits else 0
         keep.append(fits)
     return keep
-
-
-def _batches(sources: Sequence[Source], columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
-    for source in sources:
-        for batch in source.batches(columns=columns):
-            stop.check()
-            yield batch

@@ -22,7 +22,7 @@ from sabia.core import notes
 from sabia.core.shards.atomic import write_atomic
 from sabia.core.shards.sources import Source
 from sabia.core.text.bpe_tables import byte_of_character, pre_tokenizer_chain
-from sabia.core.text.token_counts import coded
+from sabia.core.text.token_counts import add_to, sums_by_name
 from sabia.core.text.training_sample import sampled_batches
 
 if TYPE_CHECKING:
@@ -65,7 +65,6 @@ def measure(encoders: Sequence[Encoder], sources: Sequence[Source]) -> list[dict
     columns = ["text", "language", "source"]
     for batch in sampled_batches(sources, REPORT_BYTES, columns):
         texts = batch.column("text")
-        names, codes = coded(batch.column("language"))
         words = pc.count_substring_regex(texts, WORD).to_numpy()
         sizes = pc.binary_length(texts).to_numpy()
         for usage in usages:
@@ -74,7 +73,9 @@ def measure(encoders: Sequence[Encoder], sources: Sequence[Source]) -> list[dict
             ends = np.concatenate([[0], np.cumsum(usage.broken[ids])])
             bounds = np.concatenate([[0], np.cumsum(lengths)])
             broken = np.diff(ends[bounds])
-            _add(usage, names, codes, (np.ones_like(codes), sizes, words, lengths, broken))
+            figures = (np.ones_like(sizes), sizes, words, lengths, broken)
+            for name, found in sums_by_name(batch.column("language"), *figures):
+                add_to(usage.by_language.setdefault(name or "unknown", [0] * 5), found)
     return [usage.figures() for usage in usages]
 
 
@@ -122,14 +123,6 @@ def broken_tokens(tokenizer: Tokenizer) -> np.ndarray:
 def _empty(encoder: Encoder) -> Usage:
     size = encoder.tokenizer.vocab_size
     return Usage(encoder, broken_tokens(encoder.tokenizer), np.zeros(size, np.int64))
-
-
-def _add(usage: Usage, names: Sequence[str | None], codes: Any, columns: Sequence[Any]) -> None:
-    sums = [np.bincount(codes, column, len(names)) for column in columns]
-    for name, *counts in zip(names, *sums, strict=True):
-        row = usage.by_language.setdefault(name or "unknown", [0] * len(columns))
-        for place, n in enumerate(counts):
-            row[place] += int(n)
 
 
 def _ratios(row: Sequence[int]) -> dict[str, float]:

@@ -76,7 +76,7 @@ def scored(contender: str, model: str, texts: Path, count: int) -> dict:
         from sabia.core.text import fasttext_model
 
         opened = fasttext_model.load(model)
-        fasttext_model.score_texts(opened, ["start"])
+        fasttext_model.score_array(opened, pa.array(["start"]))
         start = time.process_time()
         found = fasttext_model.score_array(opened, column)[:, opened.labels.index("a")]
         spent = time.process_time() - start

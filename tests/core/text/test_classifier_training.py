@@ -102,7 +102,7 @@ def test_odd_inputs_end_in_a_model(name: str, how: dict[str, Any], tmp_path: Pat
     pq.write_table(table, tmp_path / "d.parquet")
     report = train(str(tmp_path / "d.parquet"), tmp_path / "m.bin", label="l", **how)
     model = fasttext_model.load(str(tmp_path / "m.bin"))
-    scores = fasttext_model.score_texts(model, [*texts, "", "never seen"])
+    scores = fasttext_model.score_array(model, pa.array([*texts, "", "never seen"]))
     assert np.isfinite(scores).all()
     assert set(model.labels) == {"_".join(label.split()) for label in set(labels)}
     assert report["documents"] + report["held_out"] == len(texts)

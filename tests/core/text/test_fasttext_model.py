@@ -113,7 +113,7 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 def test_a_document_is_one_line_whose_breaks_are_blanks(small: str) -> None:
     model = fasttext_model.load(small)
-    broken, whole = fasttext_model.score_texts(model, ["k0 k1\nk2\r\nk3", "k0 k1 k2  k3"])
+    broken, whole = fasttext_model.score_array(model, pa.array(["k0 k1\nk2\r\nk3", "k0 k1 k2  k3"]))
     assert np.array_equal(broken, whole)
 
 

@@ -78,7 +78,7 @@ def test_a_huge_bucket_gives_few_pairs_and_one_component() -> None:
     n = 20_000
     pairs = lsh.bucket_pairs(np.arange(n), np.zeros(n, np.uint64))
     assert len(pairs) < lsh.WINDOW * n
-    assert not lsh.components(n, pairs).any()
+    assert not lsh.join(np.arange(n), pairs).any()
 
 
 def brute_components(count: int, pairs: list[tuple[int, int]]) -> list[int]:
@@ -94,7 +94,7 @@ def test_components_equal_brute_force() -> None:
     for _ in range(200):
         n = source.randrange(1, 40)
         pairs = [(source.randrange(n), source.randrange(n)) for _ in range(source.randrange(2 * n))]
-        got = lsh.components(n, np.array(pairs, np.int64).reshape(-1, 2))
+        got = lsh.join(np.arange(n), np.array(pairs, np.int64).reshape(-1, 2))
         assert got.tolist() == brute_components(n, pairs)
 
 
@@ -111,7 +111,7 @@ def test_long_chains_become_one_component(order: str) -> None:
         chain[:, 0] = n - 1
         chain = chain[:-1]
         chain = np.concatenate((chain, [[0, n - 1]]))
-    assert not lsh.components(n, chain).any()
+    assert not lsh.join(np.arange(n), chain).any()
 
 
 @pytest.mark.slow
