@@ -5,7 +5,6 @@ evaluated; sampled ones are drawn for each item from the pool without the item i
 unique, because models are compared item by item.
 """
 
-import gzip
 import json
 import random
 from collections.abc import Mapping, Sequence
@@ -22,6 +21,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from sabia.core.bench.task import Task
 from sabia.core.errors import BadData, UsageError
 from sabia.core.files import unreadable
+from sabia.core.shards.sources import decompressed
 
 Row = Mapping[str, Any]
 Message = dict[str, str]
@@ -82,7 +82,8 @@ def read_rows(path: Path, named: str) -> list[dict[str, Any]]:
             return pq.read_table(path).to_pylist()
         except pa.ArrowException as error:
             raise BadData(f"{path}: {str(error).partition(chr(10))[0]}") from error
-    text = _read_text(path)
+    with path.open("rb") as file:
+        text = decompressed(file).read().decode("utf-8-sig")
     try:
         if text.lstrip()[:1] == "[":
             return list(json.loads(text))
@@ -90,17 +91,6 @@ def read_rows(path: Path, named: str) -> list[dict[str, Any]]:
         return [json.loads(line) for line in text.split("\n") if line.strip()]
     except ValueError as error:
         raise BadData(f"{path}: not JSON ({error})") from error
-
-
-def _read_text(path: Path) -> str:
-    data = path.read_bytes()
-    if data[:2] == b"\x1f\x8b":
-        data = gzip.decompress(data)
-    elif data[:4] == b"\x28\xb5\x2f\xfd":
-        import zstandard
-
-        data = zstandard.ZstdDecompressor().stream_reader(data, read_across_frames=True).read()
-    return data.decode("utf-8-sig")
 
 
 def _rows_of(task: Task, name: str) -> list[dict[str, Any]]:
@@ -260,10 +250,8 @@ def _with_shots(task: Task, item: Item, pool: Sequence[Item], seed: int) -> Item
         shown = (s.text + task.delimiter + target_text(task, s) + task.separator for s in shots)
         return replace(item, text="".join(shown) + item.text)
     system = tuple(m for m in item.messages[:1] if m["role"] == "system")
-    turns = [turn for s in shots for turn in (*s.messages, _said(target_text(task, s)))]
-    turns = [turn for turn in turns if turn["role"] != "system"]
+    turns: list[Message] = []
+    for shot in shots:
+        turns += [turn for turn in shot.messages if turn["role"] != "system"]
+        turns.append({"role": "assistant", "content": target_text(task, shot)})
     return replace(item, messages=(*system, *turns, *item.messages[len(system) :]))
-
-
-def _said(text: str) -> Message:
-    return {"role": "assistant", "content": text}

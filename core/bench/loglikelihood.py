@@ -9,7 +9,7 @@ lose tokens on the left; documents are scored in windows that overlap by one tok
 lm-evaluation-harness does.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
 from typing import Any
@@ -155,14 +155,8 @@ class Scorer:
                 shared.append((number, prefix))
             else:
                 alone += [(number, option) for option in range(len(rows))]
-        batch: list[tuple[int, int]] = []
-        for number, prefix in sorted(shared, key=lambda pair: pair[1]):
-            if batch and self._too_large(questions, [*batch, (number, prefix)]):
-                yield batch
-                batch = []
-            batch.append((number, prefix))
-        if batch:
-            yield batch
+        ordered = sorted(shared, key=lambda pair: pair[1])
+        yield from grouped(ordered, lambda batch: self._too_large(questions, batch))
 
     def _too_large(
         self, questions: Sequence[Sequence[Row]], batch: Sequence[tuple[int, int]]
@@ -210,14 +204,14 @@ class Scorer:
         self, questions: Sequence[Sequence[Row]], alone: Sequence[tuple[int, int]]
     ) -> Iterator[list[tuple[int, int]]]:
         """Rows to score whole, in batches of like length."""
-        batch: list[tuple[int, int]] = []
-        for q, o in sorted(alone, key=lambda cell: len(questions[cell[0]][cell[1]].ids)):
-            if (len(batch) + 1) * len(questions[q][o].ids) > self.batch_tokens and batch:
-                yield batch
-                batch = []
-            batch.append((q, o))
-        if batch:
-            yield batch
+
+        def length(cell: tuple[int, int]) -> int:
+            return len(questions[cell[0]][cell[1]].ids)
+
+        def too_large(batch: Sequence[tuple[int, int]]) -> bool:
+            return len(batch) * length(batch[-1]) > self.batch_tokens
+
+        yield from grouped(sorted(alone, key=length), too_large)
 
     def _score_rows(
         self, questions: Sequence[Sequence[Row]], cells: Sequence[tuple[int, int]]
@@ -262,6 +256,20 @@ class Scorer:
         full = np.zeros(targets.shape)
         full[used] = self.ops.to_numpy({"losses": losses})["losses"][0]
         return full
+
+
+def grouped(
+    cells: Iterable[tuple[int, int]], too_large: Callable[[Sequence[tuple[int, int]]], bool]
+) -> Iterator[list[tuple[int, int]]]:
+    """The cells in order, in batches of as many as are not too large, and of one at least."""
+    batch: list[tuple[int, int]] = []
+    for cell in cells:
+        if batch and too_large([*batch, cell]):
+            yield batch
+            batch = []
+        batch.append(cell)
+    if batch:
+        yield batch
 
 
 def shared_prefix(rows: Sequence[Row]) -> int:

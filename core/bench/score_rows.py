@@ -36,15 +36,7 @@ class Score:
     def row(self) -> dict[str, Any]:
         """The row as a record."""
         text = None if self.detail is None else json.dumps(self.detail, ensure_ascii=False)
-        return {
-            "task": self.task,
-            "item_id": self.item_id,
-            "metric": self.metric,
-            "value": self.value,
-            "detail": text,
-            "model": self.model,
-            "sample": self.sample,
-        }
+        return vars(self) | {"detail": text}
 
 
 def scores_of(

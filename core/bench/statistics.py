@@ -80,7 +80,6 @@ def standard_error(values: np.ndarray, clusters: np.ndarray | None = None) -> fl
 def mean_interval(
     values: Sequence[float] | np.ndarray,
     clusters: np.ndarray | None = None,
-    confidence: float = CONFIDENCE,
     bounds: tuple[float, float] = (-math.inf, math.inf),
 ) -> Interval:
     """Interval of a mean; `clusters` where several values belong to one item.
@@ -92,36 +91,30 @@ def mean_interval(
     grouped = clusters is not None and len(np.unique(clusters)) < len(x)
     binary = bool(np.isin(x, (0.0, 1.0)).all())
     if binary and not grouped:
-        return wilson(float(x.sum()), len(x), confidence)
+        return wilson(float(x.sum()), len(x))
     error = standard_error(x, clusters if grouped else None)
     if binary and clusters is not None and not math.isnan(error):
         n, share = len(x), float(x.mean())
         items = len(np.unique(clusters))
         effective = min(n, max(share * (1 - share) / error**2 if error else 0, items))
-        found = wilson(share * effective, effective, confidence)
+        found = wilson(share * effective, effective)
         return Interval(share, found.low, found.high, "wilson_clustered_by_item")
-    half, mean = z_value(confidence) * error, float(x.mean())
+    half, mean = z_value() * error, float(x.mean())
     method = "normal_clustered_by_item" if grouped else "normal"
     if math.isnan(half):
         return Interval(mean, *bounds, "unknown_one_item")
     return Interval(mean, max(bounds[0], mean - half), min(bounds[1], mean + half), method)
 
 
-def ratio_bootstrap(
-    numerators: np.ndarray,
-    denominators: np.ndarray,
-    confidence: float = CONFIDENCE,
-    draws: int = BOOTSTRAP_DRAWS,
-    seed: int = 0,
-) -> Interval:
+def ratio_bootstrap(numerators: np.ndarray, denominators: np.ndarray) -> Interval:
     """Percentile bootstrap over items of Σ numerators / Σ denominators."""
-    rng = np.random.default_rng(seed)
+    rng = np.random.default_rng(0)
     n = len(numerators)
-    estimates = np.empty(draws)
-    for draw in range(draws):
+    estimates = np.empty(BOOTSTRAP_DRAWS)
+    for draw in range(BOOTSTRAP_DRAWS):
         picked = rng.integers(0, n, n)
         estimates[draw] = numerators[picked].sum() / denominators[picked].sum()
-    low, high = np.quantile(estimates, [0.5 - confidence / 2, 0.5 + confidence / 2])
+    low, high = np.quantile(estimates, [0.5 - CONFIDENCE / 2, 0.5 + CONFIDENCE / 2])
     value = float(numerators.sum() / denominators.sum())
     return Interval(value, float(low), float(high), "bootstrap_over_items")
 

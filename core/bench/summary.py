@@ -7,7 +7,7 @@ its tasks' headline shares, given where all models have the same tasks.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import combinations
 from typing import Any
 
@@ -191,9 +191,7 @@ def _compare(
     sign = 1.0 if metric.higher_is_better else -1.0
     pair = stats.paired(x, y, clusters)
     if sign < 0:
-        pair = stats.Paired(
-            pair.difference, pair.p_value, pair.test, pair.items, pair.fixed, pair.regressed
-        )
+        pair = replace(pair, regressed=pair.fixed, fixed=pair.regressed)
     change = np.bincount(clusters, weights=sign * (y - x), minlength=items)
     ids = list(dict.fromkeys(item for item, _ in keys))
     order = np.argsort(change, kind="stable")
@@ -204,10 +202,7 @@ def _compare(
 
 def _adjusted(pairs: Sequence[Comparison]) -> tuple[Comparison, ...]:
     adjusted = stats.holm([pair.paired.p_value for pair in pairs])
-    return tuple(
-        Comparison(c.task, c.metric, c.model_a, c.model_b, c.paired, p, c.worse, c.better)
-        for c, p in zip(pairs, adjusted, strict=True)
-    )
+    return tuple(replace(c, p_holm=p) for c, p in zip(pairs, adjusted, strict=True))
 
 
 def _overall(

@@ -32,11 +32,6 @@ class Grade:
     score: float | None
     verdicts: tuple[tuple[str, Verdict, float], ...] = ()
 
-    @property
-    def unknown(self) -> int:
-        """Items without a verdict."""
-        return sum(verdict is Verdict.UNKNOWN for _, verdict, _ in self.verdicts)
-
     def items(self) -> list[dict[str, str | float]]:
         """The `items` column of a sample record: points are the weight where met, else 0."""
         return [
