@@ -21,7 +21,7 @@ from sabia.core import stop
 from sabia.core.errors import Failed, UsageError
 
 PROBE = "The capital of Brazil is Brasília, not Rio."
-TRIES = 4
+TRIES, TIMEOUT_S = 4, 600.0
 _WHY = (
     "multiple_choice and perplexity need the log-probabilities of the prompt; use a local "
     "--model DIR, a server with echo (vLLM), or a task of kind exact_match"
@@ -37,11 +37,9 @@ class PromptScorer:
         model: str,
         api_key_env: str = "SABIA_API_KEY",
         concurrency: int = 8,
-        timeout_s: float = 600.0,
     ) -> None:
         self.url, self.model = base_url.rstrip("/") + "/completions", model
         self.key, self.concurrency = os.environ.get(api_key_env, ""), concurrency
-        self.timeout_s = timeout_s
 
     def probe(self) -> None:
         """Raise UsageError unless the endpoint echoes a prompt with its log-probabilities."""
@@ -114,7 +112,7 @@ class PromptScorer:
     def _send(self, request: urllib.request.Request) -> Any:
         stop.check()
         try:
-            with urllib.request.urlopen(request, timeout=self.timeout_s) as answer:
+            with urllib.request.urlopen(request, timeout=TIMEOUT_S) as answer:
                 return json.loads(answer.read())
         except urllib.error.HTTPError as error:
             words = " ".join(error.read(300).decode("utf-8", "replace").split())

@@ -155,18 +155,14 @@ def spool_stdin() -> str:
     """
     stdin = sys.stdin.buffer
     if _is_regular(stdin):
-        name = f"/proc/{os.getpid()}/fd/{stdin.fileno()}"
-        if os.fstat(stdin.fileno()).st_size == 0:
-            raise BadData("<stdin>: empty input (its producer failed?)")
-        return name
-    size = 0
-    with tempfile.TemporaryFile() as spool:
-        while block := _waited_for(stdin):
-            spool.write(block)
-            size += len(block)
-        spool.flush()
-        kept = os.dup(spool.fileno())  # stays open, and so stays readable, until the process ends
-    if not size:
+        kept = stdin.fileno()
+    else:
+        with tempfile.TemporaryFile() as spool:
+            while block := _waited_for(stdin):
+                spool.write(block)
+            spool.flush()
+            kept = os.dup(spool.fileno())  # stays open, and readable, until the process ends
+    if os.fstat(kept).st_size == 0:
         raise BadData("<stdin>: empty input (its producer failed?)")
     return f"/proc/{os.getpid()}/fd/{kept}"
 

@@ -12,7 +12,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, BinaryIO, Protocol
+from typing import Any, BinaryIO, Protocol, Self
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -182,6 +182,32 @@ def open_file(
                 writer.abandon()
             raise
         writer.close()
+
+
+class RowsIfAny:
+    """A Parquet file that appears only if rows are written; else one of an earlier run goes."""
+
+    def __init__(self, path: str) -> None:
+        self.path, self._stack = path, contextlib.ExitStack()
+        self._writer: ParquetRows | None = None
+
+    def write_batch(self, batch: pa.RecordBatch) -> None:
+        """Append rows; the file is opened with the first."""
+        if self._writer is None:
+            self._writer = self._stack.enter_context(open_file(self.path, batch.schema))
+        self._writer.write(batch)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
+        self._stack.__exit__(kind, error, trace)
+        if self._writer is None and error is None and os.path.exists(self.path):
+            self.remove()
+
+    def remove(self) -> None:
+        """Drop the file of an earlier run, over other data or with other settings."""
+        os.unlink(self.path)
 
 
 @contextlib.contextmanager

@@ -11,7 +11,7 @@ import pyarrow as pa
 from sabia.core.shards import records
 from sabia.core.shards.job import Job
 from sabia.core.shards.layout import REJECTS, check_outside, rejects_beside
-from sabia.core.shards.outputs import open_file
+from sabia.core.shards.outputs import RowsIfAny
 
 SCHEMA = pa.schema(
     [("reason", pa.string()), ("shard", pa.string()), ("record", pa.string())],
@@ -37,14 +37,12 @@ def reject_path(job: Job, part: int = 0) -> str:
     return f"sabia-{job.command}{REJECTS}/{socket.gethostname()}-{os.getpid()}.parquet"
 
 
-class Rejects:
+class Rejects(RowsIfAny):
     """Collects the rejects of one output part; the file appears only if there are any."""
 
     def __init__(self, path: str) -> None:
-        self.path, self.count = path, 0
-        self._rows: list[dict[str, str]] = []
-        self._opened: Any = None
-        self._writer: Any = None
+        super().__init__(path)
+        self.count, self._rows = 0, list[dict[str, str]]()
 
     def add(
         self, rows: pa.RecordBatch | dict[str, Any] | Iterable[dict], reason: str, shard: str
@@ -59,29 +57,23 @@ class Rejects:
             self._flush()
 
     def _flush(self) -> None:
-        if not self._rows:
-            return
-        if self._opened is None:
-            self._opened = open_file(self.path, SCHEMA)
-            self._writer = self._opened.__enter__()
-        columns = [pa.array([_utf8(r[n]) for r in self._rows], pa.string()) for n in SCHEMA.names]
-        self._writer.write(pa.RecordBatch.from_arrays(columns, schema=SCHEMA))
-        self._rows = []
-
-    def __enter__(self) -> "Rejects":
-        return self
+        if self._rows:
+            columns = [pa.array([_utf8(row[name]) for row in self._rows]) for name in SCHEMA.names]
+            self.write_batch(pa.RecordBatch.from_arrays(columns, schema=SCHEMA))
+            self._rows = []
 
     def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
         if error is None:
             self._flush()
-        if self._opened is not None:
-            self._opened.__exit__(kind, error, trace)
-        elif error is None and os.path.exists(self.path):
-            os.unlink(self.path)  # of an earlier run over other data
-            folder = os.path.dirname(self.path)
-            if folder.endswith(REJECTS):
-                with contextlib.suppress(OSError):  # there are others in it
-                    os.rmdir(folder)
+        super().__exit__(kind, error, trace)
+
+    def remove(self) -> None:
+        """Drop the file, and its folder if that was the last one in it."""
+        super().remove()
+        folder = os.path.dirname(self.path)
+        if folder.endswith(REJECTS):
+            with contextlib.suppress(OSError):  # there are others in it
+                os.rmdir(folder)
 
 
 def _utf8(text: str) -> str:

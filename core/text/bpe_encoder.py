@@ -8,7 +8,6 @@ added tokens, is encoded by the library and put back in its place.
 from __future__ import annotations
 
 import unicodedata
-from dataclasses import dataclass
 
 import numpy as np
 import pyarrow as pa
@@ -45,12 +44,12 @@ class KernelEncoder:
             sure &= (flags & NFC_MAYBE) == 0
         if sure.all():
             return bpe.encode(data, offsets, self.compiled.tables, self.cache, end_id)
-        special = self._unsure(texts, ~sure)
-        found = bpe.encode(data, offsets, self.compiled.tables, self.cache, end_id, special.skip)
-        return _spliced(*found, special, end_id)
+        skip, special = self._unsure(texts, ~sure)
+        found = bpe.encode(data, offsets, self.compiled.tables, self.cache, end_id, skip)
+        return _spliced(*found, skip, special, end_id)
 
-    def _unsure(self, texts: pa.Array, unsure: np.ndarray) -> _Special:
-        """The documents among the unsure ones that the library has to encode, and their ids."""
+    def _unsure(self, texts: pa.Array, unsure: np.ndarray) -> tuple[np.ndarray, list[np.ndarray]]:
+        """(bool[n]: documents among the unsure ones that the library has to encode, their ids)."""
         skip = unsure.copy()
         rows = np.flatnonzero(unsure)
         found = []
@@ -60,15 +59,7 @@ class KernelEncoder:
                 skip[row] = False
             else:
                 found.append(np.asarray(self.tokenizer.encode_ordinary(text), np.int32))
-        return _Special(skip, found)
-
-
-@dataclass(frozen=True)
-class _Special:
-    """skip bool[n]: documents that the library encodes; ids: theirs, in order."""
-
-    skip: np.ndarray
-    ids: list[np.ndarray]
+        return skip, found
 
 
 def _settled(text: str) -> bool:
@@ -79,14 +70,14 @@ def _settled(text: str) -> bool:
 
 
 def _spliced(
-    ids: np.ndarray, lengths: np.ndarray, special: _Special, end_id: int
+    ids: np.ndarray, lengths: np.ndarray, skip: np.ndarray, special: list[np.ndarray], end_id: int
 ) -> tuple[np.ndarray, np.ndarray]:
     """Puts the ids of the library where its documents stand."""
     end = np.array([end_id] if end_id >= 0 else [], np.int32)
-    rows = np.flatnonzero(special.skip)
+    rows = np.flatnonzero(skip)
     pieces, at = [], 0
     ends = np.cumsum(lengths)
-    for row, found in zip(rows.tolist(), special.ids, strict=True):
+    for row, found in zip(rows.tolist(), special, strict=True):
         pieces += [ids[at : ends[row]], found, end]
         at = ends[row]
         lengths[row] = len(found) + len(end)

@@ -18,7 +18,7 @@ from sabia.core.shards.mapping import ShardContext
 from sabia.core.shards.sources import Source
 from sabia.core.text.barrier import Decision
 from sabia.core.text.removal import Held, placed
-from sabia.core.text.removed import put_column, with_reason
+from sabia.core.text.removed import Again, put_column
 from sabia.core.text.scores import with_scores
 from sabia.core.text.sketching import IdSpool, Spool, text_buffers
 
@@ -204,57 +204,40 @@ def _marked(judged: _Judged, cuts: Cuts) -> pa.RecordBatch:
 
 def decision(sources: Sequence[Source], cuts: Cuts, policy: Policy) -> Decision:
     """What a stage with a barrier does by the policy."""
-    parts = [Removed(source, cuts, policy, index) for index, source in enumerate(sources)]
-    work = partial(transform, cuts=cuts, policy=policy)
-    return Decision(work, [part for part in parts if part.any()])
+    parts = [
+        Again(partial(_removed, source, cuts, policy, index))
+        for index, source in enumerate(sources)
+        if len(cuts.of_rows(*cuts.starts[index : index + 2]))
+    ]
+    return Decision(partial(transform, cuts=cuts, policy=policy), parts)
 
 
-@dataclass(frozen=True)
-class Removed:
-    """What the transform takes out of one source, readable more than once.
+def _removed(source: Source, cuts: Cuts, policy: Policy, index: int) -> Iterator[pa.RecordBatch]:
+    """What the transform takes out of one source: a row for each cut, its text the bytes cut, and
+    one for each document that went whole."""
+    for one in _judged(source.batches(), cuts, policy, index, source.name):
+        rows = _removed_rows(one, cuts, policy)
+        if rows.num_rows:
+            yield rows
 
-    A row for each cut, its text the bytes cut, and one for each document that went whole.
-    """
 
-    source: Source
-    cuts: Cuts
-    policy: Policy
-    index: int
-
-    def any(self) -> bool:
-        """Whether there is anything; cheap."""
-        first, last = self.cuts.starts[self.index : self.index + 2]
-        return bool(len(self.cuts.of_rows(first, last)))
-
-    def __iter__(self) -> Iterator[pa.RecordBatch]:
-        batches = self.source.batches()
-        for one in _judged(batches, self.cuts, self.policy, self.index, self.source.name):
-            rows = self._rows(one)
-            if rows.num_rows:
-                yield rows
-
-    def _rows(self, one: _Judged) -> pa.RecordBatch:
-        parts = one.parts if self.policy.action == "cut" else one.cuts[:0]
-        whole = np.flatnonzero(one.whole)
-        texts = one.batch.column("text")
-        sizes = np.diff(text_buffers(texts)[1])[whole]
-        order = np.argsort(np.concatenate((parts["row"], whole)), kind="stable")
-        nothing = pa.nulls(len(whole), pa.string())
-        columns: dict[str, Any] = {
-            "start": pa.array(np.concatenate((parts["start"], np.zeros(len(whole), np.int64)))),
-            "length": pa.array(np.concatenate((parts["stop"] - parts["start"], sizes))),
-            "kept_id": pa.concat_arrays([self.cuts.kept_ids(parts["kept"]), nothing]),
-            "kept_start": pa.concat_arrays(
-                [pa.array(parts["from"]), pa.nulls(len(whole), pa.int64())]
-            ),
-        }
-        rows = one.batch.take(pa.array(np.concatenate((parts["row"], whole))))
-        cut = pa.concat_arrays([_pieces(texts, parts), texts.take(pa.array(whole))])
-        rows = with_reason(put_column(rows, "text", cut), self._reasons(len(parts), len(whole)))
-        for name, column in columns.items():
-            rows = put_column(rows, name, column)
-        return rows.take(pa.array(order))
-
-    def _reasons(self, parts: int, whole: int) -> pa.Array:
-        names = [self.policy.reason] * parts + [f"{self.policy.reason} document"] * whole
-        return pa.array(names, pa.string())
+def _removed_rows(one: _Judged, cuts: Cuts, policy: Policy) -> pa.RecordBatch:
+    parts = one.parts if policy.action == "cut" else one.cuts[:0]
+    whole = np.flatnonzero(one.whole)
+    texts = one.batch.column("text")
+    sizes = np.diff(text_buffers(texts)[1])[whole]
+    order = np.argsort(np.concatenate((parts["row"], whole)), kind="stable")
+    nothing = pa.nulls(len(whole), pa.string())
+    reasons = [policy.reason] * len(parts) + [f"{policy.reason} document"] * len(whole)
+    columns: dict[str, Any] = {
+        "text": pa.concat_arrays([_pieces(texts, parts), texts.take(pa.array(whole))]),
+        "reason": pa.array(reasons, pa.string()),
+        "start": pa.array(np.concatenate((parts["start"], np.zeros(len(whole), np.int64)))),
+        "length": pa.array(np.concatenate((parts["stop"] - parts["start"], sizes))),
+        "kept_id": pa.concat_arrays([cuts.kept_ids(parts["kept"]), nothing]),
+        "kept_start": pa.concat_arrays([pa.array(parts["from"]), nothing.cast(pa.int64())]),
+    }
+    rows = one.batch.take(pa.array(np.concatenate((parts["row"], whole))))
+    for name, column in columns.items():
+        rows = put_column(rows, name, column)
+    return rows.take(pa.array(order))

@@ -94,8 +94,9 @@ def _judged(
 ) -> pa.RecordBatch:
     """The rows that stay, spans masked; the others go to `removed`."""
     verdicts = {row: _verdict(findings, verdict) for row, findings in found.items()}
-    masked = {row: found[row] for row, one in verdicts.items() if one == MASK}
-    cut = _masked(batch, masked)
+    column = batch.column("text")
+    masked = (row for row, one in verdicts.items() if one == MASK)
+    cut = {row: cut_spans(column[row].as_py(), found[row]) for row in masked}
     dropped = {row for row, one in verdicts.items() if one == DROP}
     dropped |= {row for row, text in cut.items() if not text.strip()}
     _count(context, found, verdicts, dropped)
@@ -106,10 +107,10 @@ def _judged(
     stays = np.ones(batch.num_rows, bool)
     stays[list(dropped)] = False
     if cut:
-        texts = batch.column("text").to_pylist()
+        texts = column.to_pylist()
         for row, text in cut.items():
             texts[row] = text
-        batch = put_column(batch, "text", pa.array(texts, batch.column("text").type))
+        batch = put_column(batch, "text", pa.array(texts, column.type))
     return batch.filter(pa.array(stays))
 
 
@@ -117,12 +118,6 @@ def _verdict(findings: Sequence[Finding], verdict: str) -> str:
     if verdict != AUTO:
         return verdict
     return DROP if any(finding.level == ITEM for finding in findings) else MASK
-
-
-def _masked(batch: pa.RecordBatch, found: dict[int, list[Finding]]) -> dict[int, str]:
-    """Texts of some rows without the spans that were found."""
-    column = batch.column("text")
-    return {row: cut_spans(column[row].as_py(), spans) for row, spans in found.items()}
 
 
 def cut_spans(text: str, spans: Sequence[Finding]) -> str:

@@ -46,13 +46,8 @@ def unfaithful(source: str, text: str, finish_reason: str | None) -> str:
         return "empty"
     if META.match(text) and not META.match(source):
         return "refusal or talk about the task"
-    return (
-        _length(source, text)
-        or _numbers(source, text)
-        or _words(source, text)
-        or _language(source, text)
-        or _repetition(source, text)
-    )
+    checks = (_length, _numbers, _words, _language, _repetition)
+    return next(filter(None, (check(source, text) for check in checks)), "")
 
 
 def _length(source: str, text: str) -> str:

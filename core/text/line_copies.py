@@ -13,7 +13,6 @@ a document; on disk are 24 bytes for each piece, and 8 for its place.
 
 from collections.abc import Sequence
 from functools import partial
-from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -61,24 +60,19 @@ def _lay_down(sources: Sequence[Source], options: DedupOptions, engine: str, job
     places = Places()
     laid = Laid(places, _PIECE, len(sources))
 
-    def work(batch: pa.RecordBatch) -> _Pieces:
-        return _pieces(batch.column("text"), options, engine)
-
-    for index, batch, pieces in first_pass(sources, ("id", "text"), work, jobs):
-        places.add(pieces.places)
-        laid.add(index, batch.column("id"), pieces.counts, pieces.records)
+    work = partial(_pieces, options=options, engine=engine)
+    for index, batch, found in first_pass(sources, ("id", "text"), work, jobs):
+        pieces, counts, records = found
+        places.add(pieces)
+        laid.add(index, batch.column("id"), counts, records)
     return laid
 
 
-class _Pieces(NamedTuple):
-    """Of a batch: places uint32[m, 2], counts int64[rows], records _PIECE[r]."""
-
-    places: np.ndarray
-    counts: np.ndarray
-    records: np.ndarray
-
-
-def _pieces(texts: pa.Array, options: DedupOptions, engine: str) -> _Pieces:
+def _pieces(
+    batch: pa.RecordBatch, options: DedupOptions, engine: str
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """(places uint32[m, 2], counts int64[rows], records _PIECE[r])."""
+    texts = batch.column("text")
     data, bounds = text_buffers(texts)
     edges = BOUNDS[options.unit](texts)
     row = np.searchsorted(bounds, edges[:-1], side="right") - 1
@@ -92,7 +86,7 @@ def _pieces(texts: pa.Array, options: DedupOptions, engine: str) -> _Pieces:
     records["start"] = heads
     for lane, name in enumerate(("value", "low")):
         records[name] = _combined(sketches.exact[:, lane], heads, run)
-    return _Pieces(places.astype(np.uint32), counts, records)
+    return places.astype(np.uint32), counts, records
 
 
 def _counts(sketches: minhash.Sketches, min_words: int, engine: str) -> np.ndarray:

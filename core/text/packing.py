@@ -10,9 +10,8 @@ padding), `source` (that of its documents, MIXED where they differ) and an id ma
 
 import bisect
 import hashlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 import numpy as np
 import pyarrow as pa
@@ -37,25 +36,6 @@ class Rows:
         return len(self.ids)
 
 
-class Packer(Protocol):
-    """Takes documents in order, gives rows when it has them."""
-
-    def add(self, tokens: np.ndarray, lengths: np.ndarray, sources: np.ndarray) -> Iterator[Rows]:
-        """Documents one after another: tokens[Σ lengths], a length and a source code for each."""
-
-    def flush(self) -> Iterator[Rows]:
-        """The rest; the packer is empty afterwards."""
-
-
-def make_packer(packing: str, length: int, pad_id: int) -> Packer:
-    """`sequential` or `best-fit` into rows of `length` tokens."""
-    kinds: dict[str, Callable[[int, int], Packer]] = {
-        "sequential": SequentialPacker,
-        "best-fit": BestFitPacker,
-    }
-    return kinds[packing](length, pad_id)
-
-
 class SequentialPacker:
     """End to end; holds less than one row between calls."""
 
@@ -66,6 +46,7 @@ class SequentialPacker:
         self._sources = np.empty(0, np.int64)
 
     def add(self, tokens: np.ndarray, lengths: np.ndarray, sources: np.ndarray) -> Iterator[Rows]:
+        """Documents one after another: tokens[Σ lengths], a length and a source code for each."""
         tokens = np.concatenate([self._tokens, tokens])
         lengths = np.concatenate([self._lengths, lengths])
         sources = np.concatenate([self._sources, sources])
@@ -82,6 +63,7 @@ class SequentialPacker:
             yield Rows(ids, row[inside], size[inside], sources[document[inside]])
 
     def flush(self) -> Iterator[Rows]:
+        """The rest; the packer is empty afterwards."""
         if len(self._tokens):
             ids = np.full((1, self.length), self.pad_id, np.int32)
             ids[0, : len(self._tokens)] = self._tokens
@@ -125,6 +107,13 @@ class BestFitPacker:
             np.array([len(pieces[i]) for i in order], np.int64),
             np.array([sources[i] for i in order], np.int64),
         )
+
+
+def make_packer(packing: str, length: int, pad_id: int) -> SequentialPacker | BestFitPacker:
+    """`sequential` or `best-fit` into rows of `length` tokens: takes documents in order, gives rows
+    when it has them."""
+    kind = BestFitPacker if packing == "best-fit" else SequentialPacker
+    return kind(length, pad_id)
 
 
 def best_fit(lengths: Sequence[int], capacity: int) -> list[list[int]]:

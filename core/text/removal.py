@@ -10,7 +10,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Protocol
 
 import numpy as np
 import pyarrow as pa
@@ -22,20 +21,12 @@ from sabia.core.shards.mapping import ShardContext
 from sabia.core.shards.sources import Source
 from sabia.core.text.barrier import Decision
 from sabia.core.text.clusters import ALONE, KEPT, REASONS, Clusters
-from sabia.core.text.removed import put_column, with_reason
-from sabia.core.text.sketching import Spool
+from sabia.core.text.removed import Again, put_column, with_reason
+from sabia.core.text.sketch_files import Corpus
+from sabia.core.text.sketching import IdSpool, Spool
 
+Ids = IdSpool | Corpus  # know the id of every row, and the first row of each source
 DECISION = np.dtype([("cluster", "i8"), ("reason", "u1"), ("similarity", "f4")])
-
-
-class Ids(Protocol):
-    """Knows the id of every row, and the first row of each source: starts int64[sources + 1]."""
-
-    @property
-    def starts(self) -> np.ndarray: ...
-
-    def take(self, rows: np.ndarray) -> pa.Array:
-        """Ids of ascending rows."""
 
 
 class Held:
@@ -177,33 +168,25 @@ def tell(
 
 def decision(sources: Sequence[Source], plan: Plan, told: bool = False) -> Decision:
     """What a stage with a barrier does by the plan; `told`: the decisions are its output."""
-    parts = [_Dropped(source, plan, index) for index, source in enumerate(sources)]
-    dropped = [part for part in parts if part.any()]
+    dropped = [
+        Again(partial(_dropped, source, plan, index))
+        for index, source in enumerate(sources)
+        if (plan.rows(index)["reason"] != KEPT).any()
+    ]
     if told:
         return Decision(partial(tell, plan=plan), dropped, ("id",))
     return Decision(partial(drop, plan=plan), dropped)
 
 
-@dataclass(frozen=True)
-class _Dropped:
-    """The removed rows of one source, readable more than once."""
-
-    source: Source
-    plan: Plan
-    index: int
-
-    def any(self) -> bool:
-        return bool((self.plan.rows(self.index)["reason"] != KEPT).any())
-
-    def __iter__(self) -> Iterator[pa.RecordBatch]:
-        batches = self.source.batches()
-        for batch, part in _decided(batches, self.plan, self.index, self.source.name):
-            gone = part["reason"] != KEPT
-            if not gone.any():
-                continue
-            rows, part = batch.filter(pa.array(gone)), part[gone]
-            reasons = pa.array(np.array(REASONS)[part["reason"]], pa.string())
-            similarity = pa.array(part["similarity"], mask=np.isnan(part["similarity"]))
-            rows = with_reason(rows, reasons)
-            rows = put_column(rows, "kept_id", rows.column("cluster"))
-            yield put_column(rows, "similarity", similarity)
+def _dropped(source: Source, plan: Plan, index: int) -> Iterator[pa.RecordBatch]:
+    """The removed rows of one source."""
+    for batch, part in _decided(source.batches(), plan, index, source.name):
+        gone = part["reason"] != KEPT
+        if not gone.any():
+            continue
+        rows, part = batch.filter(pa.array(gone)), part[gone]
+        reasons = pa.array(np.array(REASONS)[part["reason"]], pa.string())
+        similarity = pa.array(part["similarity"], mask=np.isnan(part["similarity"]))
+        rows = with_reason(rows, reasons)
+        rows = put_column(rows, "kept_id", rows.column("cluster"))
+        yield put_column(rows, "similarity", similarity)

@@ -7,8 +7,8 @@ be judged, and taken back, by looking at what went.
 import os
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,7 @@ from sabia.core.shards.inputs import open_inputs
 from sabia.core.shards.job import Job
 from sabia.core.shards.layout import check_outside
 from sabia.core.shards.manifest import holds, is_current, provenance, schema_of_all
-from sabia.core.shards.outputs import open_file
+from sabia.core.shards.outputs import RowsIfAny, open_file
 from sabia.core.shards.sources import Source
 
 Work = Callable[[Job, str, Sequence[Source] | None], None]
@@ -50,32 +50,18 @@ def with_reason(batch: pa.RecordBatch, reason: pa.Array | str) -> pa.RecordBatch
     return put_column(batch, "reason", column)
 
 
-class RemovedPart:
+class RemovedPart(RowsIfAny):
     """A shard's removed rows as `part-NNNNN.parquet`, which appears only if there are any.
 
     Without a directory nothing is kept."""
 
     def __init__(self, directory: str, index: int) -> None:
-        self.path = f"{directory.rstrip('/')}/part-{index:05d}.parquet" if directory else ""
-        self.stack = ExitStack()
-        self.writer: Any = None
+        super().__init__(f"{directory.rstrip('/')}/part-{index:05d}.parquet" if directory else "")
 
     def write(self, batch: pa.RecordBatch, reason: pa.Array | str) -> None:
         """Add rows with the reason why they went."""
-        if not self.path:
-            return
-        rows = with_reason(batch, reason)
-        if self.writer is None:
-            self.writer = self.stack.enter_context(open_file(self.path, rows.schema))
-        self.writer.write(rows)
-
-    def __enter__(self) -> "RemovedPart":
-        return self
-
-    def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
-        self.stack.__exit__(kind, error, trace)
-        if self.path and self.writer is None and error is None and os.path.exists(self.path):
-            os.unlink(self.path)  # of an earlier run with other settings
+        if self.path:
+            self.write_batch(with_reason(batch, reason))
 
 
 def map_and_gather(job: Job, removed: str, work: Work, salt: str) -> None:
@@ -113,19 +99,24 @@ def _gathered(job: Job, final: str, work: Work, salt: str) -> None:
     with tempfile.TemporaryDirectory(prefix=".sabia-", dir=parent) as scratch:
         work(job, scratch, sources)
         if not done:
-            parts = [_Part(str(path)) for path in sorted(Path(scratch).glob("part-*.parquet"))]
-            write_removed(final, parts, made)
+            paths = sorted(Path(scratch).glob("part-*.parquet"))
+            write_removed(final, [Again(partial(_part, path)) for path in paths], made)
+
+
+def _part(path: Path) -> Iterator[pa.RecordBatch]:
+    """The removed rows of one shard."""
+    with pq.ParquetFile(path) as file:
+        yield from file.iter_batches()
 
 
 @dataclass(frozen=True)
-class _Part:
-    """The removed rows of one shard, readable more than once."""
+class Again:
+    """Batches that can be read more than once: `read` makes them anew."""
 
-    path: str
+    read: Callable[[], Iterator[pa.RecordBatch]]
 
     def __iter__(self) -> Iterator[pa.RecordBatch]:
-        with pq.ParquetFile(self.path) as file:
-            yield from file.iter_batches()
+        return self.read()
 
 
 def write_removed(

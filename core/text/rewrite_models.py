@@ -12,7 +12,7 @@ import hashlib
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from sabia.core import stop
 from sabia.core.errors import UsageError
@@ -49,16 +49,6 @@ class Answer:
     finish_reason: str | None
     model: str | None
     error: str = ""
-
-
-class Writer(Protocol):
-    """A door to a model."""
-
-    def submit(self, texts: Sequence[str]) -> Callable[[], list[Answer]]:
-        """Starts rewriting; the call of the result waits for the answers, in order."""
-
-    def close(self) -> None:
-        """Ends it."""
 
 
 def prompt_hash(recipe: str) -> str:
@@ -109,6 +99,7 @@ class EndpointWriter:
         )
 
     def submit(self, texts: Sequence[str]) -> Callable[[], list[Answer]]:
+        """Starts rewriting; the call of the result waits for the answers, in order."""
         futures = [self.client.submit(self.request(text)) for text in texts]
 
         def collect() -> list[Answer]:
@@ -189,3 +180,6 @@ class LocalWriter:
         if "error" in reply:
             return Answer(None, None, self.name, reply["error"])
         return Answer(reply["text"], reply["finish_reason"], self.name)
+
+
+Writer = EndpointWriter | LocalWriter  # a door to a model

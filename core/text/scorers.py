@@ -7,7 +7,6 @@ knows fastText; scorers that need the model core or a language model live in cor
 the same protocol and are handed in (core/recipes/score_documents).
 """
 
-import functools
 from collections.abc import Sequence
 from typing import Protocol, runtime_checkable
 
@@ -109,4 +108,4 @@ def score_column(scorer: Scorer, texts: pa.StringArray) -> dict[str, np.ndarray]
 
 def digest(scorers: Sequence[Scorer]) -> str:
     """What stands for all of them in a fingerprint; empty for none."""
-    return functools.reduce(lambda text, one: f"{text} {one.digest}".strip(), scorers, "")
+    return " ".join(one.digest for one in scorers)

@@ -4,12 +4,12 @@ Bytes: the UTF-8 text itself. Tokens: ids of a tokenizer, special tokens read as
 bytes of a token are those of the characters that it covers alone. A cut never parts a character.
 """
 
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
 
-from sabia.core.text.repeats import Places, Units
+from sabia.core.text.repeats import Places
 from sabia.core.text.sketching import Spool, text_buffers
 from sabia.core.text.text_pieces import byte_positions
 from sabia.core.text.tokenizer import Tokenizer
@@ -23,22 +23,6 @@ class Read(NamedTuple):
     bounds: np.ndarray | None = None  # uint32[units, 2]: the bytes of its text that each covers
 
 
-class SpanUnits(Units, Protocol):
-    """How texts become units, and units bytes."""
-
-    name: str
-    fingerprint: str
-
-    def read(self, texts: pa.Array) -> Read:
-        """The units of texts; safe to call from several threads."""
-
-    def keep(self, read: Read) -> None:
-        """Add units to those on disk, in order."""
-
-    def values(self, count: int) -> np.ndarray:
-        """All units kept."""
-
-
 class Bytes:
     """Units are bytes."""
 
@@ -48,15 +32,15 @@ class Bytes:
         self.spool, self.array = Spool(), np.empty(0, np.uint8)
 
     def read(self, texts: pa.Array) -> Read:
-        """See SpanUnits."""
+        """The units of texts; safe to call from several threads."""
         return Read(*text_buffers(texts))
 
     def keep(self, read: Read) -> None:
-        """See SpanUnits."""
+        """Add units to those on disk, in order."""
         self.spool.append(read.values[read.offsets[0] : read.offsets[-1]])
 
     def values(self, count: int) -> np.ndarray:
-        """See SpanUnits."""
+        """All units kept, of which there are so many."""
         self.array = self.spool.array(np.uint8, (count,))
         return self.array
 
@@ -88,7 +72,7 @@ class Tokens(Places):
         self.tokenizer, self.fingerprint, self.spool = tokenizer, tokenizer.fingerprint, Spool()
 
     def read(self, texts: pa.Array) -> Read:
-        """See SpanUnits."""
+        """See Bytes."""
         listed = texts.to_pylist()
         ids, spans = self.tokenizer.encode_ordinary_with_offsets(listed)
         bounds = [_own_bytes(text, pairs) for text, pairs in zip(listed, spans, strict=True)]
@@ -101,14 +85,17 @@ class Tokens(Places):
         )
 
     def keep(self, read: Read) -> None:
-        """See SpanUnits."""
+        """See Bytes."""
         self.spool.append(read.values)
         if read.bounds is not None:
             self.add(read.bounds)
 
     def values(self, count: int) -> np.ndarray:
-        """See SpanUnits."""
+        """See Bytes."""
         return self.spool.array(np.int32, (count,))
+
+
+SpanUnits = Bytes | Tokens
 
 
 def _own_bytes(text: str, spans: list[tuple[int, int]]) -> np.ndarray:

@@ -85,10 +85,3 @@ def _cut(threshold: float | None, documents: int, positives: int, right: int, pa
     return Cut(threshold, documents, positives, passing, float(precision),
                (float(low[0]), float(high[0])), float(recall), (float(low[1]), float(high[1])),
                f1)  # fmt: skip
-
-
-def measure(scores: np.ndarray, truth: np.ndarray, threshold: float | None) -> Cut:
-    """What a given threshold does to these documents."""
-    passes = np.zeros(len(scores), bool) if threshold is None else scores >= threshold
-    right = int((passes & truth).sum())
-    return _cut(threshold, len(scores), int(truth.sum()), right, int(passes.sum()))

@@ -8,7 +8,6 @@ nobody's copy. In memory: 32 bytes a document.
 import hashlib
 from collections.abc import Sequence
 from functools import partial
-from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -30,27 +29,21 @@ def run(job: Job, options: DedupOptions) -> None:
 
 
 def _decide(job: Job, rule: str, sources: list[Source]) -> barrier.Decision:
-    read = _read(sources, rule, job.jobs)
-    rows = np.flatnonzero(read.known)
-    if len(read.known) and not len(rows):
+    keys, known, worth, ids = _read(sources, rule, job.jobs)
+    rows = np.flatnonzero(known)
+    if len(known) and not len(rows):
         raise BadData("--method url: no document has an http(s) url")
-    notes.note(f"{len(read.known) - len(rows):,} documents without a URL stay")
-    component = np.arange(len(read.known))
-    component[rows] = rows[first_of_equal(read.keys[rows])]
-    found = choose_kept(component, read.worth, URL)
-    return removal.decision(sources, removal.Plan.write(read.ids, found))
+    notes.note(f"{len(known) - len(rows):,} documents without a URL stay")
+    component = np.arange(len(known))
+    component[rows] = rows[first_of_equal(keys[rows])]
+    found = choose_kept(component, worth, URL)
+    return removal.decision(sources, removal.Plan.write(ids, found))
 
 
-class _Read(NamedTuple):
-    """Of n rows: keys uint64[n, 2] and whether known bool[n], worth float64[n]."""
-
-    keys: np.ndarray
-    known: np.ndarray
-    worth: np.ndarray
-    ids: IdSpool
-
-
-def _read(sources: Sequence[Source], rule: str, jobs: int) -> _Read:
+def _read(
+    sources: Sequence[Source], rule: str, jobs: int
+) -> tuple[np.ndarray, np.ndarray, np.ndarray, IdSpool]:
+    """Of n rows: (keys uint64[n, 2], whether known bool[n], worth float64[n], ids)."""
     ids = IdSpool(sources=len(sources))
     keys, known, worth = [np.empty((0, 2), np.uint64)], [np.empty(0, bool)], []
     columns = list(dict.fromkeys(["id", "url", *keep.columns(rule)]))
@@ -60,7 +53,7 @@ def _read(sources: Sequence[Source], rule: str, jobs: int) -> _Read:
         keys.append(key)
         known.append(there)
         worth.append(keep.worth(batch, rule))
-    return _Read(np.concatenate(keys), np.concatenate(known), keep.whole(worth, rule), ids)
+    return np.concatenate(keys), np.concatenate(known), keep.whole(worth, rule), ids
 
 
 def _url_keys(batch: pa.RecordBatch) -> tuple[np.ndarray, np.ndarray]:

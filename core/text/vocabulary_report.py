@@ -12,7 +12,6 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -35,14 +34,13 @@ MOST_LANGUAGES = 12  # shown in the table; all are in the file
 COLUMNS = ("bytes_per_token", "fertility", "broken_share")
 
 
-@dataclass
 class Usage:
     """Counts of one tokenizer: of each id; by language documents, bytes, words, tokens, broken."""
 
-    encoder: Encoder
-    broken: np.ndarray  # bool[V]
-    used: np.ndarray  # int64[V]
-    by_language: dict[str, list[int]] = field(default_factory=dict)
+    def __init__(self, encoder: Encoder) -> None:
+        self.encoder, self.broken = encoder, broken_tokens(encoder.tokenizer)
+        self.used = np.zeros(len(self.broken), np.int64)
+        self.by_language: dict[str, list[int]] = {}
 
     def figures(self) -> dict[str, Any]:
         """The report of this tokenizer."""
@@ -61,7 +59,7 @@ class Usage:
 
 def measure(encoders: Sequence[Encoder], sources: Sequence[Source]) -> list[dict[str, Any]]:
     """The figures of each tokenizer on the same sample of at most REPORT_BYTES."""
-    usages = [_empty(encoder) for encoder in encoders]
+    usages = [Usage(encoder) for encoder in encoders]
     columns = ["text", "language", "source"]
     for batch in sampled_batches(sources, REPORT_BYTES, columns):
         texts = batch.column("text")
@@ -118,11 +116,6 @@ def broken_tokens(tokenizer: Tokenizer) -> np.ndarray:
     if (unk := definition["model"].get("unk_id")) is not None:
         broken[unk] = True
     return broken
-
-
-def _empty(encoder: Encoder) -> Usage:
-    size = encoder.tokenizer.vocab_size
-    return Usage(encoder, broken_tokens(encoder.tokenizer), np.zeros(size, np.int64))
 
 
 def _ratios(row: Sequence[int]) -> dict[str, float]:

@@ -13,7 +13,7 @@ from sabia.core.options.classify_threshold import Target
 from sabia.core.text import calibration, drift
 from sabia.core.text.decision import read_decision
 from sabia.core.text.plain_table import plain, sparkline, table
-from sabia.core.text.threshold import choose, measure, wilson
+from sabia.core.text.threshold import Cut, _cut, choose, wilson
 
 
 def data(seed: int, n: int = 300, ties: bool = False) -> tuple[np.ndarray, np.ndarray]:
@@ -29,6 +29,13 @@ def test_wilson_is_that_of_the_statistics() -> None:
         found = one_wilson(k, n)
         assert (low[i], high[i]) == pytest.approx((found.low, found.high), abs=1e-9)
     assert [float(x[0]) for x in wilson(np.array([0]), np.array([0]))] == [0, 1]
+
+
+def measure(scores: np.ndarray, truth: np.ndarray, threshold: float | None) -> Cut:
+    """What a given threshold does to documents."""
+    passes = np.zeros(len(scores), bool) if threshold is None else scores >= threshold
+    right = int((passes & truth).sum())
+    return _cut(threshold, len(scores), int(truth.sum()), right, int(passes.sum()))
 
 
 @pytest.mark.parametrize("ties", [False, True])
