@@ -110,14 +110,11 @@ def _shots(task: Task, rows: list[dict[str, Any]]) -> tuple[list[Item], list[dic
         return [], rows
     shared = not task.shots_data
     source = rows if shared else _rows_of(task, task.shots_data)
-    if task.shots_sampler == "random":
-        return [_item(task, row, number) for number, row in enumerate(source)], rows
-    pool = [_item(task, row, number) for number, row in enumerate(source[: task.shots])]
-    if len(pool) < task.shots:
+    first = None if task.shots_sampler == "random" else task.shots
+    pool = [_item(task, row, number) for number, row in enumerate(source[:first])]
+    if first and len(pool) < first:
         raise BadData(f"{task.name}: {len(pool)} rows for {task.shots} few-shot examples")
-    if not shared:
-        return pool, rows
-    return pool, rows[task.shots :]
+    return pool, rows[first:] if first and shared else rows
 
 
 def _item(task: Task, row: Row, number: int) -> Item:

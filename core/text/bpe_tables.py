@@ -143,18 +143,23 @@ def _check_model(model: dict[str, Any]) -> None:
             raise Unsupported(f"{name} of the model")
 
 
-def _splitting(definition: dict[str, Any]) -> Splitting:
-    *steps, last = pre_tokenizer_chain(definition)
+def byte_level_pattern(definition: dict[str, Any]) -> tuple[str, list[dict[str, Any]]]:
+    """(the pattern that splits before the bytes, the steps before it); raises Unsupported."""
+    *steps, last = pre_tokenizer_chain(definition) or [{}]
     if last.get("type") != "ByteLevel":
         raise Unsupported(f"pre-tokenizer {last.get('type', 'none')} (not byte-level)")
     if last.get("add_prefix_space"):
         raise Unsupported("add_prefix_space")
     if last.get("use_regex", True):
-        pattern = GPT2_PATTERN
-    elif not steps or (found := split_pattern(steps.pop())) is None:
+        return GPT2_PATTERN, steps
+    if not steps or (found := split_pattern(steps.pop())) is None:
         raise Unsupported("no splitting pattern before the bytes")
-    else:
-        pattern = found.replace("\r", r"\r").replace("\n", r"\n")
+    return found, steps
+
+
+def _splitting(definition: dict[str, Any]) -> Splitting:
+    found, steps = byte_level_pattern(definition)
+    pattern = found.replace("\r", r"\r").replace("\n", r"\n")
     known = known_patterns().get(pattern)
     if known is None:
         raise Unsupported(f"pattern {pattern[:60]}")

@@ -232,12 +232,16 @@ def _measure(out: str, held: str) -> dict[str, Any]:
     if not true:
         return {"held_out": 0, "labels": [], "languages": []}
     table = np.concatenate(scores)
-    agreement, figures = held_out.one_of(model.labels, true, table)
-    return {
-        "held_out": len(true), "accuracy": agreement.accuracy, "macro_f1": agreement.macro_f1,
-        "labels": [asdict(one) for one in figures],
-        "languages": _by_language(model.labels, np.array(true, object), np.array(languages), table),
-    }  # fmt: skip
+    by_language = _by_language(model.labels, np.array(true, object), np.array(languages), table)
+    whole = {"held_out": len(true)} | _figures(model.labels, true, table)
+    return whole | {"languages": by_language}
+
+
+def _figures(names: Sequence[str], true: Sequence[str], scores: np.ndarray) -> dict[str, Any]:
+    """Agreement in all, and figures by label."""
+    agreement, figures = held_out.one_of(names, true, scores)
+    said = {"accuracy": agreement.accuracy, "macro_f1": agreement.macro_f1}
+    return said | {"labels": [asdict(one) for one in figures]}
 
 
 def _compact(scores: np.ndarray, labels: int) -> np.ndarray:
@@ -253,10 +257,9 @@ def _by_language(
     rows = []
     for language, count in Counter(languages.tolist()).most_common():
         here = languages == language
-        agreement, figures = held_out.one_of(names, list(true[here]), scores[here])
-        rows.append({"language": language, "documents": count, "accuracy": agreement.accuracy,
-                     "macro_f1": agreement.macro_f1,
-                     "labels": [asdict(one) for one in figures if one.documents]})  # fmt: skip
+        found = _figures(names, list(true[here]), scores[here])
+        found["labels"] = [one for one in found["labels"] if one["documents"]]
+        rows.append({"language": language, "documents": count} | found)
     return rows
 
 

@@ -24,13 +24,7 @@ import numpy as np
 import pyarrow as pa
 
 from sabia.core.errors import UsageError
-from sabia.core.text.bpe_tables import (
-    GPT2_PATTERN,
-    Unsupported,
-    byte_of_character,
-    pre_tokenizer_chain,
-    split_pattern,
-)
+from sabia.core.text.bpe_tables import Unsupported, byte_level_pattern, byte_of_character
 from sabia.core.text.tokenizer import Tokenizer
 from sabia.kernels.minhash import numba_available
 
@@ -203,15 +197,11 @@ def _differing(wanted: tuple[np.ndarray, np.ndarray], found: tuple[np.ndarray, n
 
 def _split_pattern(definition: dict[str, Any]) -> str | None:
     """The regular expression of a byte-level pre-tokenizer; None for any other kind."""
-    if definition.get("normalizer"):
+    try:
+        pattern, before = byte_level_pattern(definition)
+    except Unsupported:
         return None
-    chain = pre_tokenizer_chain(definition)
-    last = chain[-1] if chain else {}
-    if last.get("type") != "ByteLevel" or last.get("add_prefix_space"):
-        return None
-    if len(chain) == 1:
-        return GPT2_PATTERN if last.get("use_regex", True) else None
-    return split_pattern(chain[0]) if len(chain) == 2 and not last.get("use_regex", True) else None
+    return None if before or definition.get("normalizer") else pattern
 
 
 def _ranks(definition: dict[str, Any]) -> dict[bytes, int] | None:

@@ -216,17 +216,13 @@ def _move(lines: list[Line], breaks: list[str], found: Conclusion) -> bool:
     """Moves one conclusion behind its run, in place; False where no form keeps all sentences."""
     line = lines[found.line]
     if found.end_line == found.line:
-        whole = _moved_in_line(line, found.place, found.end_place)
+        order = list(line.sentences)
+        order.insert(found.end_place, order.pop(found.place))
+        whole = replace(line, sentences=tuple(order))
         if _same_sentences([line], [whole]):
             lines[found.line] = whole
             return True
     return _move_to_own_line(lines, breaks, found)
-
-
-def _moved_in_line(line: Line, place: int, end: int) -> Line:
-    order = list(line.sentences)
-    order.insert(end, order.pop(place))
-    return replace(line, sentences=tuple(order))
 
 
 def _move_to_own_line(lines: list[Line], breaks: list[str], found: Conclusion) -> bool:

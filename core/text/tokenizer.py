@@ -40,11 +40,9 @@ class Tokenizer:
         self.chat_template = chat_template
         self._extra_stop_ids = tuple(extra_stop_ids)
 
-    def __getstate__(self) -> tuple[Any, ...]:
-        return self.definition, self.config, self.chat_template, self._extra_stop_ids
-
-    def __setstate__(self, state: tuple[Any, ...]) -> None:
-        Tokenizer.__init__(self, *state)
+    def __reduce__(self) -> tuple[type["Tokenizer"], tuple[Any, ...]]:
+        given = self.definition, self.config, self.chat_template, self._extra_stop_ids
+        return Tokenizer, given
 
     @cached_property
     def backend(self) -> Any:

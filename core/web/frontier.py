@@ -18,6 +18,7 @@ from typing import Any
 import zstandard
 
 from sabia.core.errors import UsageError
+from sabia.core.web.robots import Verdict
 from sabia.core.web.urls import host_of, template_of
 
 PENDING, DONE, GONE = 0, 2, 3
@@ -261,8 +262,7 @@ class Frontier:
 
     def visited(self, entry: Entry, visit: Visit) -> None:
         """Remember what a fetch left, for the next one."""
-        row = (entry.number, visit.time_s, visit.etag, visit.modified, visit.digest, visit.record,
-               visit.date)  # fmt: skip
+        row = (entry.number, *vars(visit).values())
         self.db.execute("INSERT OR REPLACE INTO visits VALUES (?,?,?,?,?,?,?)", row)
 
     def visit(self, entry: Entry) -> Visit | None:
@@ -365,18 +365,16 @@ class Frontier:
             (GONE,),
         )
 
-    def keep_robots(self, origin: str, state: str, text: str, time_s: float, keep_s: float) -> None:
-        """Remember an origin's robots.txt and how long it stands."""
-        self.db.execute(
-            "INSERT OR REPLACE INTO robots VALUES (?,?,?,?,?)",
-            (origin, state, text, time_s, keep_s),
-        )
+    def keep_robots(self, origin: str, found: Verdict, time_s: float) -> None:
+        """Remember an origin's robots.txt, read at this time."""
+        row = (origin, found.state, found.text, time_s, found.keep_s)
+        self.db.execute("INSERT OR REPLACE INTO robots VALUES (?,?,?,?,?)", row)
 
-    def robots(self, origin: str) -> tuple[str, str, float, float] | None:
-        """(state, text, time read, seconds it stands) of an origin's robots.txt."""
-        return self.db.execute(
-            "SELECT state, text, time, keep FROM robots WHERE origin=?", (origin,)
-        ).fetchone()
+    def robots(self, origin: str) -> tuple[Verdict, float] | None:
+        """(what governs an origin, when it was read) of what is remembered."""
+        query = "SELECT text, state, keep, time FROM robots WHERE origin=?"
+        row = self.db.execute(query, (origin,)).fetchone()
+        return (Verdict(*row[:3]), row[3]) if row else None
 
 
 def fingerprint(url: str) -> int:

@@ -9,7 +9,7 @@ by priority and by the end of their rest; entries that no longer hold are skippe
 import asyncio
 import heapq
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from sabia.core.options.crawl import CrawlOptions
 from sabia.core.web import robots
@@ -160,21 +160,21 @@ class RobotsCache:
             if known := self.known(url):
                 return known, 0
             kept = self.frontier.robots(origin)
-            if kept and kept[2] + kept[3] > time.time():
-                return self._keep(origin, robots.Verdict(kept[1], kept[0]), kept[2] + kept[3]), 0
+            if kept and kept[1] + kept[0].keep_s > time.time():
+                return self._keep(origin, kept[0], kept[1] + kept[0].keep_s), 0
             found, sent = await self.fetcher.robots(origin)
             now = time.time()
             if found.state in ("rules", "none"):
-                self.frontier.keep_robots(origin, found.state, found.text, now, found.keep_s)
+                self.frontier.keep_robots(origin, found, now)
             elif found.state == "unreachable" and kept:
-                found = self._stale(kept)
+                found = self._stale(*kept)
             return self._keep(origin, found, now + found.keep_s), sent
 
-    def _stale(self, kept: tuple[str, str, float, float]) -> robots.Verdict:
+    def _stale(self, kept: robots.Verdict, read_s: float) -> robots.Verdict:
         """An old copy in place of a file that cannot be reached; nothing is allowed without."""
-        fresh = time.time() - kept[2] < robots.STALE_S
-        said = (kept[1], kept[0]) if fresh else (robots.DENY_ALL, "unreachable")
-        return robots.Verdict(*said, keep_s=robots.UNREACHABLE_S)
+        fresh = time.time() - read_s < robots.STALE_S
+        found = kept if fresh else robots.Verdict(robots.DENY_ALL, "unreachable")
+        return replace(found, keep_s=robots.UNREACHABLE_S)
 
     def _keep(self, origin: str, found: robots.Verdict, until: float) -> robots.Rules:
         rules = robots.Rules(found, self.token)

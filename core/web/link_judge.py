@@ -44,12 +44,8 @@ def link_features(url: str, anchor: str, worth: float) -> list[str]:
 class LinkJudge:
     """Priorities of links; `words` and `hosts` are kept current."""
 
-    def __init__(
-        self, seed: int, judge: Judge | None, words: Tallies, hosts: Tallies,
-        exploration: float = EXPLORATION,
-    ) -> None:  # fmt: skip
-        self.seed, self.judge, self.exploration = seed, judge, exploration
-        self.words, self.hosts = words, hosts
+    def __init__(self, seed: int, judge: Judge | None, words: Tallies, hosts: Tallies) -> None:
+        self.seed, self.judge, self.words, self.hosts = seed, judge, words, hosts
         self.tried = sum(tried for tried, _ in hosts.values())
         self.good = sum(good for _, good in hosts.values())
 
@@ -68,7 +64,7 @@ class LinkJudge:
         for feature in link_features(url, anchor, worth):
             odds += self._weight(self.words.get(feature), self._belief(feature, worth, rate))
         odds = max(-SURE, min(SURE, odds))
-        return 1 / (1 + math.exp(-odds)) + self.exploration * self._chance(url)
+        return 1 / (1 + math.exp(-odds)) + EXPLORATION * self._chance(url)
 
     def _belief(self, feature: str, worth: float, rate: float) -> float:
         """The share of relevant pages behind a feature before anything was learnt of it."""

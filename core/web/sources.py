@@ -120,25 +120,25 @@ class PageFiles:
 
 @dataclass(frozen=True)
 class FolderRecords(PageFiles):
-    """A file of records found in a folder: one that cannot be read is rejected, not fatal."""
+    """A file of records, by its path, found in a folder: one that cannot be read is rejected, not
+    fatal."""
 
     def rows(self) -> int | None:
         return None
 
     def records(self) -> list[Source]:
         """The documents in the file; raises BadData for one that cannot be read."""
-        return [source for path in self.paths for source in from_path(path, "document")]
+        return from_path(self.name, "document")
 
     def batches(
         self, columns: Sequence[str] | None = None, rows: int = BATCH_ROWS,
         reject: Reject = ignore_reject,
     ) -> Iterator[pa.RecordBatch]:  # fmt: skip
-        for path in self.paths:
-            try:
-                for source in from_path(path, "document"):
-                    yield from source.batches(columns, rows, reject)
-            except BadData as error:
-                reject({"url": path}, str(error).removeprefix(f"{path}: "))
+        try:
+            for source in self.records():
+                yield from source.batches(columns, rows, reject)
+        except BadData as error:
+            reject({"url": self.name}, str(error).removeprefix(f"{self.name}: "))
 
 
 def _page(url: str, source: str, content_type: str, body: bytes) -> dict[str, Any]:

@@ -16,6 +16,7 @@ from sabia.core.web.link_judge import (
     link_words,
 )
 
+CHANCE = "sabia.core.web.link_judge.EXPLORATION"
 SOFT, HARD = CrawlOptions(focus="any"), CrawlOptions(focus="any", hard=True)
 
 
@@ -26,8 +27,9 @@ def test_words_of_links() -> None:
     assert link_features("http://h/", "", 1.0) == ["worth:4"]
 
 
-def test_links_learn_from_pages() -> None:
-    links = LinkJudge(0, WordJudge("honey"), {}, {}, exploration=0.0)
+def test_links_learn_from_pages(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(CHANCE, 0.0)
+    links = LinkJudge(0, WordJudge("honey"), {}, {})
     before = links.priority("http://h/offers/1", "h", "Offer", 0.5)
     assert links.priority("http://h/honey", "h", "Honey", 0.5) > before
     for _ in range(10):
@@ -39,10 +41,11 @@ def test_links_learn_from_pages() -> None:
     assert better > worse
 
 
-def test_the_priority_is_the_formula() -> None:
+def test_the_priority_is_the_formula(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(CHANCE, 0.0)
     words = {"a": (8.0, 6.0), "worth:2": (20.0, 9.0)}
     hosts = {"h": (10.0, 7.0), "g": (30.0, 8.0)}
-    links = LinkJudge(0, None, words, hosts, exploration=0.0)
+    links = LinkJudge(0, None, words, hosts)
     total, good = 40.0, 15.0
     rate = (good + 1) / (total + 2)
 
@@ -56,10 +59,12 @@ def test_the_priority_is_the_formula() -> None:
     assert links.priority("http://h/a", "h", "", 0.5) == pytest.approx(1 / (1 + math.exp(-odds)))
 
 
-def test_exploration_is_small_and_repeats() -> None:
+def test_exploration_is_small_and_repeats(monkeypatch: pytest.MonkeyPatch) -> None:
     links = LinkJudge(3, None, {}, {})
     found = [links.priority(f"http://h/{n}", "h", "", 0.5) for n in range(200)]
-    base = LinkJudge(3, None, {}, {}, exploration=0.0).priority("http://h/1", "h", "", 0.5)
+    with monkeypatch.context() as patch:
+        patch.setattr(CHANCE, 0.0)
+        base = LinkJudge(3, None, {}, {}).priority("http://h/1", "h", "", 0.5)
     assert min(found) >= base and max(found) <= base + 0.05 and len(set(found)) > 150
     again = LinkJudge(3, None, {}, {})
     assert again.priority("http://h/7", "h", "", 0.5) == found[7]
