@@ -49,17 +49,14 @@ def _charts(summary: Summary) -> list[str]:
         units.setdefault(METRICS.get(name, Metric(name, name)).unit, []).append(task)
     charts = []
     for unit, tasks in units.items():
-        groups = [svg.Group(_label(summary, task), _bars(summary, task)) for task in tasks]
+        labels = {task: f"{task} ({summary.headlines[task]})" for task in tasks}
+        groups = [svg.Group(label, _bars(summary, task)) for task, label in labels.items()]
         groups = [group for group in groups if group.bars]
         if groups:
             span = (0.0, 1.0) if unit == "share" else None
             name = "Accuracy" if unit == "share" else unit.capitalize()
             charts.append(page.figure(svg.bar_chart(groups, f"{name} by task", unit, span)))
     return charts
-
-
-def _label(summary: Summary, task: str) -> str:
-    return f"{task} ({summary.headlines[task]})"
 
 
 def _bars(summary: Summary, task: str) -> list[svg.Bar]:

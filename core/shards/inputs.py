@@ -14,6 +14,7 @@ import sys
 import tempfile
 from collections.abc import Sequence
 from functools import partial
+from pathlib import Path
 from typing import Any, BinaryIO
 
 import fsspec
@@ -88,12 +89,8 @@ def expand(given: str, endings: Sequence[str] = READABLE) -> list[str]:
 def _matching(pattern: str, endings: Sequence[str]) -> list[str]:
     """The files of a glob and of the directories that it matches; hidden ones where it says so."""
     hidden = is_hidden(os.path.basename(pattern))
-    paths = [p for p in sorted(glob.glob(pattern)) if hidden or not is_hidden(_name(p))]
+    paths = [p for p in sorted(glob.glob(pattern)) if hidden or not is_hidden(Path(p).name)]
     return [file for p in paths for file in (expand(p, endings) if os.path.isdir(p) else [p])]
-
-
-def _name(path: str) -> str:
-    return os.path.basename(path.rstrip("/"))
 
 
 def _expand_url(given: str, endings: Sequence[str]) -> list[str]:

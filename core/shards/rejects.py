@@ -3,7 +3,6 @@
 import contextlib
 import os
 import socket
-from collections.abc import Iterable
 from typing import Any
 
 import pyarrow as pa
@@ -44,13 +43,9 @@ class Rejects(RowsIfAny):
         super().__init__(path)
         self.count, self._rows = 0, list[dict[str, str]]()
 
-    def add(
-        self, rows: pa.RecordBatch | dict[str, Any] | Iterable[dict], reason: str, shard: str
-    ) -> None:
-        """Reject a batch, a row or rows for one reason."""
-        if isinstance(rows, dict):
-            rows = [rows]
-        for row in rows.to_pylist() if isinstance(rows, pa.RecordBatch) else rows:
+    def add(self, rows: pa.RecordBatch | dict[str, Any], reason: str, shard: str) -> None:
+        """Reject a batch or a row."""
+        for row in [rows] if isinstance(rows, dict) else rows.to_pylist():
             self._rows.append({"reason": reason, "shard": shard, "record": records.to_json(row)})
             self.count += 1
         if len(self._rows) >= FLUSH_ROWS:

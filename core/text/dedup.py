@@ -136,16 +136,13 @@ class _Work:
             _write_replaced(self.options.replaced, corpus, found, replaced)
         if self.options.index:
             rows = indexed + np.flatnonzero(found.reason[indexed:] == KEPT)
-            same = self.options.against and _same(self.options.index, self.options.against)
+            places = [Path(one).resolve() for one in (self.options.index, self.options.against)]
+            same = self.options.against and places[0] == places[1]
             gone = replaced if same and self.options.replaced else replaced[:0]
             dedup_index.write_index(
                 self.options.index, corpus, rows, gone, self.options, self.job.seed, key
             )
         return removal.Plan.write(corpus, found, place)
-
-
-def _same(one: str, other: str) -> bool:
-    return Path(one).resolve() == Path(other).resolve()
 
 
 def _replaced(found: Clusters, indexed: int) -> np.ndarray:

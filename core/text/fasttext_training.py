@@ -142,13 +142,9 @@ def fit_once(lines: str, settings: Settings) -> Any:
         return None
     except ValueError as error:  # its own complaints of a file without words
         raise Failed(f"fastText: {error}") from error
-    finite = np.isfinite(model.get_output_matrix()).all() and np.isfinite(_sums(model)).all()
-    return model if finite else None
-
-
-def _sums(model: Any) -> np.ndarray:
-    """A figure that is finite where the input matrix is."""
-    return model.get_input_matrix().sum(axis=0, dtype=np.float64)
+    # sums are finite where the input matrix is, and take no room
+    figures = model.get_output_matrix(), model.get_input_matrix().sum(axis=0, dtype=np.float64)
+    return model if all(np.isfinite(one).all() for one in figures) else None
 
 
 def _save(model: Any, lines: str, out: str, quantize: bool) -> None:

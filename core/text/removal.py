@@ -21,7 +21,7 @@ from sabia.core.shards.mapping import ShardContext
 from sabia.core.shards.sources import Source
 from sabia.core.text.barrier import Decision
 from sabia.core.text.clusters import ALONE, KEPT, REASONS, Clusters
-from sabia.core.text.removed import Again, put_column, with_reason
+from sabia.core.text.removed import Again, put_column
 from sabia.core.text.sketch_files import Corpus
 from sabia.core.text.sketching import IdSpool, Spool
 
@@ -187,6 +187,6 @@ def _dropped(source: Source, plan: Plan, index: int) -> Iterator[pa.RecordBatch]
         rows, part = batch.filter(pa.array(gone)), part[gone]
         reasons = pa.array(np.array(REASONS)[part["reason"]], pa.string())
         similarity = pa.array(part["similarity"], mask=np.isnan(part["similarity"]))
-        rows = with_reason(rows, reasons)
+        rows = put_column(rows, "reason", reasons)
         rows = put_column(rows, "kept_id", rows.column("cluster"))
         yield put_column(rows, "similarity", similarity)

@@ -44,12 +44,6 @@ def put_column(batch: pa.RecordBatch, name: str, column: pa.Array) -> pa.RecordB
     )
 
 
-def with_reason(batch: pa.RecordBatch, reason: pa.Array | str) -> pa.RecordBatch:
-    """Set the column `reason`."""
-    column = pa.array([reason] * batch.num_rows) if isinstance(reason, str) else reason
-    return put_column(batch, "reason", column)
-
-
 class RemovedPart(RowsIfAny):
     """A shard's removed rows as `part-NNNNN.parquet`, which appears only if there are any.
 
@@ -58,10 +52,10 @@ class RemovedPart(RowsIfAny):
     def __init__(self, directory: str, index: int) -> None:
         super().__init__(f"{directory.rstrip('/')}/part-{index:05d}.parquet" if directory else "")
 
-    def write(self, batch: pa.RecordBatch, reason: pa.Array | str) -> None:
-        """Add rows with the reason why they went."""
+    def write(self, batch: pa.RecordBatch, reason: pa.Array) -> None:
+        """Add rows with the reasons why they went."""
         if self.path:
-            self.write_batch(with_reason(batch, reason))
+            self.write_batch(put_column(batch, "reason", reason))
 
 
 def map_and_gather(job: Job, removed: str, work: Work, salt: str) -> None:

@@ -61,7 +61,7 @@ def run(job: Job, options: RewriteOptions) -> None:
     if options.engine == "rules":
         transform = partial(by_rules, recipe=options.recipe)
         salt = f"rules {reason_first.VERSION}"
-        summary = run_map(job, transform, "document", "document", sources=sources, salt=salt)
+        summary = run_map(job, transform, sources=sources, salt=salt)
         _report(job, summary)
         return
     if job.jobs > 1:
@@ -73,9 +73,7 @@ def run(job: Job, options: RewriteOptions) -> None:
             _print_estimate(writer, sources)
         transform = partial(by_model, writer=writer, options=options)
         salt = f"{prompt_hash(options.recipe)} {getattr(writer, 'fingerprint', '')}"
-        summary = run_map(
-            job, transform, "document", "document", sources=sources, salt=salt, sampled=unmeasured
-        )
+        summary = run_map(job, transform, sources=sources, salt=salt, sampled=unmeasured)
     finally:
         writer.close()
     _report(job, summary)

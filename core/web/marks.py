@@ -83,29 +83,25 @@ class Marks:
     def _of(self, name: str) -> np.ndarray:
         return self._rows[self._rows[:, 0] == _TAG[name]]
 
-    def _text(self, start: int, end: int) -> str:
-        return self._data[start:end].decode("utf-8", "ignore")
+    def _source(self, row: np.ndarray, first: str, last: str, most: int) -> str:
+        """The source between two columns of a mark, `most` bytes of it."""
+        start, end = int(row[_COLUMN[first]]), int(row[_COLUMN[last]])
+        return self._data[start : min(end, start + most)].decode("utf-8", "ignore")
 
     def _inner(self, row: np.ndarray) -> str:
-        start, end = int(row[_COLUMN["text"]]), int(row[_COLUMN["text_end"]])
-        source = self._text(start, min(end, start + _ANCHOR_SPAN))
+        source = self._source(row, "text", "text_end", _ANCHOR_SPAN)
         return " ".join(html.unescape(_MARKUP.sub("", source)).split())
 
     def _attributes(self, row: np.ndarray) -> dict[str, str]:
-        start, end = int(row[_COLUMN["start"]]), int(row[_COLUMN["end"]])
         found: dict[str, str] = {}
-        for match in _ATTRIBUTE.finditer(self._text(start, min(end, start + _SPAN))):
+        for match in _ATTRIBUTE.finditer(self._source(row, "start", "end", _SPAN)):
             value = match[2] or match[3] or match[4] or ""
             found.setdefault(match[1].lower(), html.unescape(value))
         return found
 
     def _title(self) -> str:
-        for row in self._of("title"):
-            start, end = int(row[_COLUMN["text"]]), int(row[_COLUMN["text_end"]])
-            text = " ".join(html.unescape(self._text(start, min(end, start + _SPAN))).split())
-            if text:
-                return text
-        return ""
+        sources = (self._source(row, "text", "text_end", _SPAN) for row in self._of("title"))
+        return next(filter(None, (" ".join(html.unescape(one).split()) for one in sources)), "")
 
     def _date(self, metas: list[dict[str, str]]) -> str:
         said = {(meta.get("property") or meta.get("name") or meta.get("itemprop") or "").lower():
