@@ -12,7 +12,8 @@ is a part, and all parts are summed. Hence the pairs (forward / backward):
   send_rows  all-to-all with counts      rows to their experts and back
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any
 
 import torch
@@ -22,6 +23,7 @@ from sabia.core.parallel.mesh import RANK_ORDER, Mesh
 
 Tensor = torch.Tensor
 Axes = tuple[str, ...]
+Change = Callable[[Tensor], Tensor]
 # torch 2.13 renames these two
 _all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 _reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
@@ -105,70 +107,17 @@ def summed(x: Tensor, group: Any) -> Tensor:
     return x
 
 
-class _Enter(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, group: Any) -> Tensor:
-        ctx.group = group
-        return x.view_as(x)
+class _Pair(torch.autograd.Function):
+    """there(x), whose gradient is back(the gradient of what came out)."""
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
-        return summed(grad, ctx.group), None
-
-
-class _Leave(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, group: Any) -> Tensor:
-        return summed(x, group)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
-        return grad, None
-
-
-class _Gather(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, dim: int, group: Any, parts: bool) -> Tensor:
-        ctx.dim, ctx.group, ctx.parts = dim, group, parts
-        return gathered(x, dim, group)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:
-        back = scattered if ctx.parts else own_part
-        return back(grad, ctx.dim, ctx.group), None, None, None
-
-
-class _Split(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, dim: int, group: Any) -> Tensor:
-        ctx.dim, ctx.group = dim, group
-        return own_part(x, dim, group).contiguous()
+    def forward(ctx: Any, x: Tensor, there: Change, back: Change) -> Tensor:
+        ctx.back = back
+        return there(x)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
-        return gathered(grad, ctx.dim, ctx.group), None, None
-
-
-class _Exchange(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, cut: int, join: int, group: Any) -> Tensor:
-        ctx.way = join, cut, group
-        return exchanged(x, cut, join, group)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:
-        return exchanged(grad, *ctx.way), None, None, None
-
-
-class _SendRows(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, leaving: list[int], coming: list[int], group: Any) -> Tensor:
-        ctx.way = coming, leaving, group
-        return _rows_sent(x, leaving, coming, group)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:
-        return _rows_sent(grad, *ctx.way), None, None, None
+        return ctx.back(grad), None, None
 
 
 def _rows_sent(x: Tensor, leaving: list[int], coming: list[int], group: Any) -> Tensor:
@@ -179,31 +128,38 @@ def _rows_sent(x: Tensor, leaving: list[int], coming: list[int], group: Any) -> 
 
 def enter(x: Tensor, group: Any) -> Tensor:
     """x; its gradients are summed over the group."""
-    return _Enter.apply(x, group)
+    return _Pair.apply(x, lambda x: x.view_as(x), partial(summed, group=group))
 
 
 def leave(x: Tensor, group: Any) -> Tensor:
     """The sum of all x; each keeps its gradient."""
-    return _Leave.apply(x, group)
+    return _Pair.apply(x, partial(summed, group=group), lambda grad: grad)
 
 
 def gather(x: Tensor, dim: int, group: Any, *, parts: bool) -> Tensor:
     """The parts of all joined along `dim`; `parts`: gradients differ and are summed."""
-    return _Gather.apply(x, dim, group, parts)
+    place: Any = {"dim": dim, "group": group}
+    back = partial(scattered if parts else own_part, **place)
+    return _Pair.apply(x, partial(gathered, **place), back)
 
 
 def split(x: Tensor, dim: int, group: Any, *, parts: bool) -> Tensor:
     """This process's part of a replicated x; `parts`: as in `gather`."""
+    own = partial(own_part, dim=dim, group=group)
     if parts:
-        return own_part(x, dim, group).contiguous()
-    return _Split.apply(x, dim, group)
+        return own(x).contiguous()
+    back = partial(gathered, dim=dim, group=group)
+    return _Pair.apply(x, lambda x: own(x).contiguous(), back)
 
 
 def exchange(x: Tensor, cut: int, join: int, group: Any) -> Tensor:
     """x split along `cut` instead of along `join`."""
-    return _Exchange.apply(x, cut, join, group)
+    there = partial(exchanged, cut=cut, join=join, group=group)
+    return _Pair.apply(x, there, partial(exchanged, cut=join, join=cut, group=group))
 
 
-def send_rows(x: Tensor, leaving: Sequence[int], coming: Sequence[int], group: Any) -> Tensor:
+def send_rows(x: Tensor, leaving: list[int], coming: list[int], group: Any) -> Tensor:
     """leaving[i] rows of x, in order, go to process i; coming[i] rows of process i come back."""
-    return _SendRows.apply(x, list(leaving), list(coming), group)
+    there = partial(_rows_sent, leaving=leaving, coming=coming, group=group)
+    back = partial(_rows_sent, leaving=coming, coming=leaving, group=group)
+    return _Pair.apply(x, there, back)
