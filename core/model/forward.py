@@ -14,11 +14,11 @@ from sabia.core.errors import UsageError
 from sabia.core.model.block import STREAM, VOCAB, Block, Context, stream_norm
 from sabia.core.model.cache import KVCache
 from sabia.core.model.feed_forward import MLPS
-from sabia.core.model.heads import dtype_name, gathered, transformed
+from sabia.core.model.heads import gathered, transformed
 from sabia.core.model.latent import latent_attention
 from sabia.core.model.mixers import MIXERS
 from sabia.core.model.moe import experts
-from sabia.core.model.ops import Angles, Array, Ops, Params, Remat
+from sabia.core.model.ops import Angles, Array, Ops, Params, Remat, dtype_name
 from sabia.core.spec.experts import Experts
 from sabia.core.spec.latent import LatentAttention
 from sabia.core.spec.layers import Layer

@@ -11,7 +11,7 @@ import numpy as np
 
 from sabia.core.model.block import stream_norm
 from sabia.core.model.feed_forward import ACTIVATIONS
-from sabia.core.model.ops import Array, Ops, Params
+from sabia.core.model.ops import Array, Ops, Params, dtype_name
 from sabia.core.spec.heads import Pooling
 from sabia.core.spec.model import ModelSpec
 
@@ -20,11 +20,6 @@ def gathered(params: Params, ops: Ops, *names: str) -> dict[str, Array]:
     """Tensors that belong to no layer, by name, ready to be computed with; absent ones left out."""
     found = {name: params[name] for name in names if name in params}
     return dict(ops.gather(found, {name: name for name in found}))
-
-
-def dtype_name(x: Array) -> str:
-    """Name of an array's dtype, in either backend."""
-    return str(x.dtype).removeprefix("torch.")
 
 
 def transformed(spec: ModelSpec, params: Params, x: Array, ops: Ops) -> Array:

@@ -10,13 +10,12 @@ would make an update depend on more than (seed, step), and the paper's gains do 
 import math
 import re
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 
 from sabia.core.errors import UsageError
 from sabia.core.model.init import init_tensor
-from sabia.core.model.ops import Array, Ops, Params
+from sabia.core.model.ops import Array, Ops, Params, WrappedOps
 from sabia.core.spec.model import ModelSpec
 from sabia.core.spec.tensors import Init, TensorSpec
 
@@ -99,7 +98,7 @@ def init_lora(spec: ModelSpec, config: LoraConfig, seed: int) -> dict[str, np.nd
     return {t.name: init_tensor(t, seed) for t in lora_tensors(spec, config)}
 
 
-class LoraOps:
+class LoraOps(WrappedOps):
     """Operations whose `linear` adds the adapters that `params` holds for the named matrix.
 
     For training and scoring; decoding with a cache may use a matrix in another way than `linear`
@@ -107,17 +106,15 @@ class LoraOps:
     """
 
     def __init__(self, base: Ops, params: Params, config: LoraConfig) -> None:
-        self._base, self._scale = base, config.scale
+        super().__init__(base)
+        self._scale = config.scale
         self._adapters = {k: v for k, v in params.items() if k.endswith((A, B))}
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._base, name)
 
     def linear(
         self, x: Array, weight: Array, bias: Array | None = None, *, name: str = ""
     ) -> Array:
         """See Ops.linear; plus alpha/rank · (x Aᵀ) Bᵀ."""
-        base = self._base
+        base = self.base
         y = base.linear(x, weight, bias, name=name)
         if name + A not in self._adapters:
             return y

@@ -22,6 +22,11 @@ Angles = tuple[Array, Array]
 FORWARD_DTYPES = ("float32", "bfloat16", "float16")
 
 
+def dtype_name(x: Array) -> str:
+    """Name of an array's dtype, in either backend."""
+    return str(x.dtype).removeprefix("torch.")
+
+
 class Ops(Protocol):
     """What `load_ops` returns."""
 
@@ -120,6 +125,9 @@ class Ops(Protocol):
         self, rows: Array, weight: Array, plan: Any, bias: Array | None = None, *, name: str = ""
     ) -> Array:
         """rows[M, in] of each expert e · weight[e, out, in]ᵀ + bias[e, out], in rows' dtype."""
+
+    def biased(self, rows: Array, plan: Any, bias: Array | None) -> Array:
+        """rows[M, out] + bias[e, out] of each row's expert e, in rows' dtype."""
 
     def combine(self, rows: Array, plan: Any, shares: Array) -> Array:
         """Σ over each token's copies of share · row: rows[M, D], shares[B, T, k] → [B, T, D]."""
@@ -235,3 +243,13 @@ class Ops(Protocol):
 
         none: all; matmuls: only outputs of matrix products; full: only the inputs.
         """
+
+
+class WrappedOps:
+    """Operations that are those of `base`, but for what a subclass changes."""
+
+    def __init__(self, base: Any) -> None:
+        self.base = base
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.base, name)

@@ -20,12 +20,13 @@ from sabia.core.model.kernel_choice import kernels_of, obeyed
 from sabia.core.model.ops import FORWARD_DTYPES, Angles, Remat
 from sabia.core.model.ops_jax_attention import attention, attention_mask
 from sabia.core.model.ops_jax_delta import causal_conv, delta_rule
-from sabia.core.model.ops_jax_moe import combine, dispatch, grouped_matmul, tally
+from sabia.core.model.ops_jax_moe import biased, combine, dispatch, grouped_matmul, tally
 from sabia.kernels import vocabulary_loss as kernels
 
 __all__ = [
     "attention",
     "attention_mask",
+    "biased",
     "causal_conv",
     "combine",
     "delta_rule",

@@ -92,7 +92,12 @@ def grouped_matmul(
         out = _kernel(rows, weight, plan.counts, implementation=named)
     else:
         out = jax.lax.ragged_dot_general(rows, weight, plan.counts, _DIMENSIONS)
-    return out if bias is None else out + bias.astype(out.dtype)[plan.experts]
+    return biased(out, plan, bias)
+
+
+def biased(rows: Array, plan: Plan, bias: Array | None) -> Array:
+    """See Ops.biased."""
+    return rows if bias is None else rows + bias.astype(rows.dtype)[plan.experts]
 
 
 def combine(rows: Array, plan: Plan, shares: Array) -> Array:

@@ -24,13 +24,14 @@ from sabia.core.model.ops import FORWARD_DTYPES, Angles, Remat
 from sabia.core.model.ops_torch_attention import attention, attention_mask
 from sabia.core.model.ops_torch_delta import causal_conv, delta_rule
 from sabia.core.model.ops_torch_loss import linear_cross_entropy
-from sabia.core.model.ops_torch_moe import combine, dispatch, grouped_matmul, tally
+from sabia.core.model.ops_torch_moe import biased, combine, dispatch, grouped_matmul, tally
 from sabia.core.model.ops_torch_wide import wide_linear, widened
 from sabia.kernels import rms_norm as kernels
 
 __all__ = [
     "attention",
     "attention_mask",
+    "biased",
     "causal_conv",
     "combine",
     "delta_rule",

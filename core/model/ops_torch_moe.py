@@ -148,7 +148,12 @@ def grouped_matmul(
         out = _kernel(rows, weight, counts, implementation=named)
     else:
         out = _expert_products(rows, weight.transpose(1, 2), plan.ends)
-    return out if bias is None else out + bias.to(out.dtype).index_select(0, plan.experts)
+    return biased(out, plan, bias)
+
+
+def biased(rows: Tensor, plan: Any, bias: Tensor | None) -> Tensor:
+    """See Ops.biased."""
+    return rows if bias is None else rows + bias.to(rows.dtype).index_select(0, plan.experts)
 
 
 def combine(rows: Tensor, plan: Plan, shares: Tensor) -> Tensor:

@@ -24,11 +24,12 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
 from sabia.core.errors import UsageError
+from sabia.core.model.ops import Array, WrappedOps, dtype_name
 from sabia.core.spec.model import ModelSpec
 from sabia.kernels import quantize as q
 
@@ -178,18 +179,50 @@ def words(seed: int, name: str) -> tuple[int, int]:
     return int.from_bytes(found[:4], "little"), int.from_bytes(found[4:], "little")
 
 
-class PlainOps:
+class PlainOps(WrappedOps):
     """The operations as they are, with the `at` that the others have."""
-
-    def __init__(self, base: Any, precision: Precision) -> None:
-        self.base, self.precision = base, precision
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.base, name)
 
     def at(self, step: Any, part: Any = 0) -> PlainOps:
         """Itself: nothing here is left to chance."""
         return self
+
+
+class LowOps(WrappedOps):
+    """Operations that round what the products of the matrices `low` read; see `wrap`.
+
+    A backend says how: `served` is a weight as it will be served, `product` and `grouped_product`
+    are x · weightᵀ of the tensor `name`, without a bias.
+    """
+
+    served: Callable[[Array], Array]
+    product: Callable[[str, Array, Array], Array]
+    grouped_product: Callable[[str, Array, Array, Any], Array]
+
+    def __init__(self, base: Any, precision: Precision, low: frozenset[str], seed: int) -> None:
+        super().__init__(base)
+        self.precision, self.low, self.seed = precision, low, seed
+        self.products: Any = precision.products  # one of these two is None
+        self.format: Any = precision.served
+
+    def linear(
+        self, x: Array, weight: Array, bias: Array | None = None, *, name: str = ""
+    ) -> Array:
+        """See Ops.linear."""
+        if name in self.low and self.products is not None:
+            out = self.product(name, x, weight)
+            return out if bias is None else out + self.base.cast(bias, dtype_name(out))
+        weight = self.served(weight) if name in self.low else weight
+        return self.base.linear(x, weight, bias, name=name)
+
+    def grouped_matmul(
+        self, rows: Array, weight: Array, plan: Any, bias: Array | None = None, *, name: str = ""
+    ) -> Array:
+        """See Ops.grouped_matmul."""
+        if name in self.low and self.products is not None:
+            out = self.grouped_product(name, rows, weight, plan)
+            return self.base.biased(out, plan, bias)
+        weight = self.served(weight) if name in self.low else weight
+        return self.base.grouped_matmul(rows, weight, plan, bias, name=name)
 
 
 def wrap(ops: Any, spec: ModelSpec, precision: Precision | str, seed: int = 0) -> Any:
@@ -204,7 +237,7 @@ def wrap(ops: Any, spec: ModelSpec, precision: Precision | str, seed: int = 0) -
         precision = precision_named(precision)
     low = low_tensors(spec, precision)
     if not low:
-        return PlainOps(ops, precision)
+        return PlainOps(ops)
     if ops.name == "torch":
         from sabia.core.model.precision_torch import TorchLowOps
 

@@ -12,7 +12,7 @@ the compute dtype, which holds them exactly, scales of the whole applied in floa
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -21,7 +21,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from sabia.core.model.precision import Precision, Products, Served, words
+from sabia.core.model.precision import LowOps, Products, Served, words
 from sabia.core.numerics.hadamard import SIZE
 from sabia.core.numerics.hadamard import signs as hadamard_signs
 from sabia.core.numerics.integers_jax import fake
@@ -33,51 +33,33 @@ WEIGHT_ROLE = 0x5BD1E995  # tells the draws of the weight's gradient from the in
 _DTYPES = {"e4m3": jnp.float8_e4m3fn, "e5m2": jnp.float8_e5m2, "e2m1": jnp.float4_e2m1fn}
 
 
-@dataclass(frozen=True)
-class JaxLowOps:
+class JaxLowOps(LowOps):
     """See `precision.wrap`; `at` gives a new one, its clock may be traced."""
 
-    base: Any
-    precision: Precision
-    low: frozenset[str]
-    seed: int
     clock: Any = 0
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.base, name)
 
     def at(self, step: Any, part: Any = 0) -> JaxLowOps:
         """The operations of that part of that step; integers, traced or not."""
         step, part = (jnp.asarray(value).astype(jnp.uint32) for value in (step, part))
-        return replace(self, clock=mix(mix(step) + part * np.uint32(0x9E3779B9)))
+        found = JaxLowOps(self.base, self.precision, self.low, self.seed)
+        found.clock = mix(mix(step) + part * np.uint32(0x9E3779B9))
+        return found
 
-    def linear(
-        self, x: Array, weight: Array, bias: Array | None = None, *, name: str = ""
-    ) -> Array:
-        """See Ops.linear."""
-        if name not in self.low:
-            return self.base.linear(x, weight, bias, name=name)
-        if self.precision.served is not None:
-            return self.base.linear(x, _straight(weight, self.precision.served), bias, name=name)
-        products: Any = self.precision.products
-        how = _How(products, self.seed)
+    def served(self, weight: Array) -> Array:
+        """See LowOps; the gradient as if it were the weight."""
+        seen = _as_served(weight, self.format).astype(weight.dtype)
+        return weight - lax.stop_gradient(weight) + lax.stop_gradient(seen)
+
+    def product(self, name: str, x: Array, weight: Array) -> Array:
+        """See LowOps."""
+        how = _How(self.products, self.seed)
         out = _linear(how, x.reshape(-1, x.shape[-1]), weight, self._key(name))
-        out = out.reshape(*x.shape[:-1], -1)
-        return out if bias is None else out + bias.astype(out.dtype)
+        return out.reshape(*x.shape[:-1], -1)
 
-    def grouped_matmul(
-        self, rows: Array, weight: Array, plan: Any, bias: Array | None = None, *, name: str = ""
-    ) -> Array:
-        """See Ops.grouped_matmul."""
-        if name not in self.low:
-            return self.base.grouped_matmul(rows, weight, plan, bias, name=name)
-        if self.precision.served is not None:
-            weight = _straight(weight, self.precision.served)
-            return self.base.grouped_matmul(rows, weight, plan, bias, name=name)
-        products: Any = self.precision.products
-        how = _How(products, self.seed, self.base.grouped_matmul)
-        out = _grouped(how, rows, weight, self._key(name), plan)
-        return out if bias is None else out + bias.astype(out.dtype)[plan.experts]
+    def grouped_product(self, name: str, rows: Array, weight: Array, plan: Any) -> Array:
+        """See LowOps."""
+        how = _How(self.products, self.seed, self.base.grouped_matmul)
+        return _grouped(how, rows, weight, self._key(name), plan)
 
     def _key(self, name: str) -> Array:
         first, second = words(self.seed, name)
@@ -105,12 +87,6 @@ class _How:
             return x.T
         signs: Any = hadamard_signs(self.seed)
         return hadamard(jnp.pad(x.T, ((0, 0), (0, -len(x) % SIZE))), signs)
-
-
-def _straight(weight: Array, served: Served) -> Array:
-    """The weight as it will be served; the gradient as if it were the weight."""
-    seen = _as_served(weight, served).astype(weight.dtype)
-    return weight - lax.stop_gradient(weight) + lax.stop_gradient(seen)
 
 
 def _as_served(weight: Array, served: Served) -> Array:

@@ -18,7 +18,7 @@ import torch
 import torch.nn.functional as F
 
 from sabia.core.model.ops_torch_moe import ALIGNMENT_BYTES
-from sabia.core.model.precision import Precision, Products, Served, words
+from sabia.core.model.precision import LowOps, Precision, Products, Served, words
 from sabia.core.model.precision_torch_units import product
 from sabia.core.numerics.hadamard import SIZE
 from sabia.core.numerics.hadamard import signs as hadamard_signs
@@ -30,50 +30,33 @@ Tensor = torch.Tensor
 WEIGHT_ROLE = 0x5BD1E995  # tells the draws of the weight's gradient from the input's
 
 
-class TorchLowOps:
+class TorchLowOps(LowOps):
     """See `precision.wrap`. One object; `at` sets its clock, a tensor that compiled code reads."""
 
     def __init__(self, base: Any, precision: Precision, low: frozenset[str], seed: int) -> None:
-        self.base, self.precision, self.low, self.seed = base, precision, low, seed
+        super().__init__(base, precision, low, seed)
         self._clock = torch.zeros((), dtype=torch.int32)
         self._words = {name: tuple(map(signed, words(seed, name))) for name in low}
         self._signs = torch.from_numpy(hadamard_signs(seed))
         self.at(0)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.base, name)
 
     def at(self, step: int, part: int = 0) -> TorchLowOps:
         """Itself, drawing as in that part of that step until the next call."""
         self._clock.fill_(signed(mix((mix(step & 0xFFFFFFFF) + part * 0x9E3779B9) & 0xFFFFFFFF)))
         return self
 
-    def linear(
-        self, x: Tensor, weight: Tensor, bias: Tensor | None = None, *, name: str = ""
-    ) -> Tensor:
-        """See Ops.linear."""
-        if name not in self.low:
-            return self.base.linear(x, weight, bias, name=name)
-        if self.precision.served is not None:
-            return self.base.linear(x, self._served(weight), bias, name=name)
-        out = _Linear.apply(x, weight, *self._chance(name, x), self.precision.products)
-        return out if bias is None else out + bias.to(out.dtype)
+    def served(self, weight: Tensor) -> Tensor:
+        """See LowOps."""
+        return _Straight.apply(weight, self.format)
 
-    def grouped_matmul(
-        self, rows: Tensor, weight: Tensor, plan: Any, bias: Tensor | None = None, *, name: str = ""
-    ) -> Tensor:
-        """See Ops.grouped_matmul."""
-        if name not in self.low:
-            return self.base.grouped_matmul(rows, weight, plan, bias, name=name)
-        if self.precision.served is not None:
-            return self.base.grouped_matmul(rows, self._served(weight), plan, bias, name=name)
-        chance, products = self._chance(name, rows), self.precision.products
-        multiply = self.base.grouped_matmul
-        out = _Grouped.apply(rows, weight, *chance, products, multiply, plan)
-        return out if bias is None else out + bias.to(out.dtype).index_select(0, plan.experts)
+    def product(self, name: str, x: Tensor, weight: Tensor) -> Tensor:
+        """See LowOps."""
+        return _Linear.apply(x, weight, *self._chance(name, x), self.products)
 
-    def _served(self, weight: Tensor) -> Tensor:
-        return _Straight.apply(weight, self.precision.served)
+    def grouped_product(self, name: str, rows: Tensor, weight: Tensor, plan: Any) -> Tensor:
+        """See LowOps."""
+        settings = (*self._chance(name, rows), self.products, self.base.grouped_matmul)
+        return _Grouped.apply(rows, weight, *settings, plan)
 
     def _chance(self, name: str, x: Tensor) -> tuple[Tensor, Tensor]:
         """(key int32[2] of this tensor now, signs of the transform), where x is."""

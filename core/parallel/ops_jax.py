@@ -19,6 +19,7 @@ from jax.sharding import Mesh as JaxMesh
 from jax.sharding import NamedSharding, PartitionSpec
 
 from sabia.core.model.kernel_choice import kernels_of
+from sabia.core.model.ops import WrappedOps
 from sabia.core.model.ops_jax_attention import AttentionMask
 from sabia.core.parallel.mesh import ROW_AXES, Mesh
 from sabia.core.parallel.rules import Split, activation_split, weight_split
@@ -34,18 +35,16 @@ def partition(split: Split) -> PartitionSpec:
     return PartitionSpec(*split)
 
 
-class MeshOps:
+class MeshOps(WrappedOps):
     """`base`, the operations of one device, over the devices of a mesh."""
 
     def __init__(
         self, base: Any, table: Mapping[str, TensorSpec], mesh: Mesh, devices: JaxMesh
     ) -> None:
-        self.base, self.mesh, self.devices = base, mesh, devices
+        super().__init__(base)
+        self.mesh, self.devices = mesh, devices
         self.splits = {name: weight_split(tensor, mesh) for name, tensor in table.items()}
         self.split_tokens = any(mesh.along(axis) > 1 for axis in TOKENS)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.base, name)
 
     def _constrain(self, x: Array, spec: PartitionSpec) -> Array:
         return jax.lax.with_sharding_constraint(x, NamedSharding(self.devices, spec))
@@ -186,7 +185,7 @@ class MeshOps:
         def multiply(rows: Array, weight: Array, plan: Any, bias: Array | None) -> Array:
             out = self.base.grouped_matmul(rows, weight, plan, name=name)
             out = out if narrow is None else jax.lax.psum(out, narrow)
-            return out if bias is None else out + bias.astype(out.dtype)[plan.experts]
+            return self.base.biased(out, plan, bias)
 
         inside = (PartitionSpec(TOKENS, narrow), layout, by_rows, PartitionSpec("expert", wide))
         mapped = self._mapped(multiply, inside, PartitionSpec(TOKENS, wide))

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from sabia.core.model.ops import Remat
+from sabia.core.model.ops import Remat, WrappedOps
 from sabia.core.parallel import collectives_torch as c
 from sabia.core.parallel.ops_torch_experts import Exchange
 from sabia.core.parallel.ops_torch_weights import Weights
@@ -26,7 +26,7 @@ Layout = tuple[str | None, ...]
 OPS_GROUPS = (("fsdp",), ("expert",), ("context",), ("tensor",))
 
 
-class MeshOps:
+class MeshOps(WrappedOps):
     """`base` over the devices of a mesh; `narrow`: tensors computed with in `dtype`."""
 
     def __init__(
@@ -37,8 +37,9 @@ class MeshOps:
         narrow: frozenset[str] = frozenset(),
         dtype: torch.dtype = torch.float32,
     ) -> None:
-        mesh = groups.mesh
-        self.base, self.mesh, self.place = base, mesh, groups.place
+        super().__init__(base)
+        mesh = self.mesh = groups.mesh
+        self.place = groups.place
         self.narrow, self.dtype = narrow, dtype
         self.splits: dict[str, Split] = {n: weight_split(t, mesh) for n, t in table.items()}
         self.shared = {n for n, t in table.items() if t.axes == ("head_dim",)}
@@ -48,10 +49,8 @@ class MeshOps:
         self.groups = {axis: groups.along(axis) for (axis,) in OPS_GROUPS}
         self.weights = Weights(self.groups["fsdp"])
         self.exchange = Exchange(base, self.groups["expert"], mesh.expert)
+        self.dispatch, self.combine = self.exchange.dispatch, self.exchange.combine
         self._entered: tuple[Any, Any] = (None, None)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.base, name)
 
     # -- weights
 
@@ -121,27 +120,17 @@ class MeshOps:
             x = self._enter(x)
         return self.base.linear(x, weight, bias, name=name)
 
-    def dispatch(self, y: Tensor, chosen: Tensor, experts: int) -> tuple[Tensor, Any]:
-        """See Ops.dispatch; rows of this process's experts, from all processes along `expert`."""
-        return self.exchange.dispatch(y, chosen, experts)
-
     def grouped_matmul(
         self, rows: Tensor, weight: Tensor, plan: Any, bias: Tensor | None = None, *, name: str = ""
     ) -> Tensor:
         """See Ops.grouped_matmul."""
         outputs, inputs = self._split(name)
-        if inputs == "tensor":
-            rows = self.exchange.grouped_matmul(rows, weight, plan, name=name)
-            return self.exchange.biased(c.leave(rows, self.groups["tensor"]), plan, bias)
         if outputs == "tensor":
             rows = self._enter(rows)
-        return self.exchange.biased(
-            self.exchange.grouped_matmul(rows, weight, plan, name=name), plan, bias
-        )
-
-    def combine(self, rows: Tensor, plan: Any, shares: Tensor) -> Tensor:
-        """See Ops.combine."""
-        return self.exchange.combine(rows, plan, shares)
+        rows = self.exchange.grouped_matmul(rows, weight, plan, name=name)
+        if inputs == "tensor":
+            rows = c.leave(rows, self.groups["tensor"])
+        return self.base.biased(rows, plan, bias)
 
     # -- vocabulary
 
@@ -178,10 +167,6 @@ class MeshOps:
 
     # -- tokens
 
-    def shard(self, x: Tensor, axes: Layout) -> Tensor:
-        """See Ops.shard: x is this process's shard already."""
-        return x
-
     def relayout(self, x: Tensor, now: Layout, then: Layout) -> Tensor:
         """See Ops.relayout."""
         before, after = activation_split(now, self.mesh), activation_split(then, self.mesh)
@@ -216,17 +201,13 @@ class MeshOps:
         *,
         segments: Tensor | None = None,
         slots: Tensor | None = None,
-        window: int | None = None,
-        causal: bool = True,
+        **settings: Any,
     ) -> Any:
         """See Ops.attention_mask: own queries, keys of the whole row."""
         if self.mesh.context == 1 or slots is not None:
-            settings = {"window": window, "causal": causal}
             return self.base.attention_mask(like, keys, segments=segments, slots=slots, **settings)
-        slots = self.positions(keys, like)
-        mask = self.base.attention_mask(
-            like, keys * self.mesh.context, slots=slots, window=window, causal=causal
-        )
+        slots, whole = self.positions(keys, like), keys * self.mesh.context
+        mask = self.base.attention_mask(like, whole, slots=slots, **settings)
         if segments is None:
             return mask
         other = segments[:, :, None] != self.whole_segments(segments)[:, None, :]

@@ -64,10 +64,6 @@ class Exchange:
             return F.linear(rows, weight[0].to(rows.dtype))
         return self.base.grouped_matmul(rows, weight, plan.grouped, name=name)
 
-    def biased(self, rows: Tensor, plan: Any, bias: Tensor | None) -> Tensor:
-        """rows + bias[e, out] of each row's expert e."""
-        return rows if bias is None else rows + bias.to(rows.dtype).index_select(0, plan.experts)
-
     def combine(self, rows: Tensor, plan: Any, shares: Tensor) -> Tensor:
         """See Ops.combine."""
         if self.size == 1:

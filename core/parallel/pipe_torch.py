@@ -16,6 +16,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from sabia.core.model.ops import WrappedOps
 from sabia.core.parallel.mesh import Mesh
 from sabia.core.spec.model import ModelSpec
 from sabia.core.spec.tensors import TensorSpec
@@ -84,15 +85,13 @@ class HandedOn(Exception):
         self.x, self.stats = x, stats
 
 
-class StageOps:
+class StageOps(WrappedOps):
     """`base` in one stage of a pipeline; `came`: what came from the stage before."""
 
     def __init__(self, base: Any, layers: range, last: bool) -> None:
-        self.base, self.layers, self.last = base, layers, last
+        super().__init__(base)
+        self.layers, self.last = layers, last
         self.came: tuple[Tensor, Stats] | None = None
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.base, name)
 
     def stage(self, embed: Callable[[], Tensor], layers: int) -> tuple[Tensor, range]:
         """See Ops.stage."""

@@ -14,6 +14,7 @@ import numpy as np
 import torch
 
 from sabia.core.model import forward
+from sabia.core.model.ops import WrappedOps
 from sabia.core.spec import ModelSpec
 
 BATCH_TOKENS = 8_192
@@ -60,26 +61,24 @@ class _Done(Exception):
         self.states = states
 
 
-class StageOps:
-    """The operations of `ops`, for one pass that runs block `index` alone.
+class StageOps(WrappedOps):
+    """The operations of `base`, for one pass that runs block `index` alone.
 
     states: what the block before left; None takes the embeddings (index 0). record: sees every
     product's (inputs, weight). simulate: replaces a product's inputs, knowing its weight.
     """
 
-    def __init__(self, ops: Any, index: int | None = None, states: Any = None) -> None:
-        self.ops, self.index, self.states, self.block = ops, index, states, 0
+    def __init__(self, base: Any, index: int | None = None, states: Any = None) -> None:
+        super().__init__(base)
+        self.index, self.states, self.block = index, states, 0
         self.record: Any = None
         self.simulate: Any = None
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.ops, name)
 
     def remat(self, function: Any, policy: str) -> Any:
         """Skip the blocks before `index`; end the pass behind it."""
         last = self.index
         if last is None:
-            return self.ops.remat(function, policy)
+            return self.base.remat(function, policy)
         position, self.block = self.block, self.block + 1
 
         def call(weights: Any, x: Any) -> Any:
@@ -96,7 +95,7 @@ class StageOps:
             self.record(x, weight)
         if self.simulate is not None:
             x = self.simulate(x, weight)
-        return self.ops.linear(x, weight, bias, name=name)
+        return self.base.linear(x, weight, bias, name=name)
 
 
 class Hessians:

@@ -231,7 +231,7 @@ def _compare(
     from sabia.core.model import forward
 
     logs = []
-    for weights, states, ops in zip(params, hidden, (stage.ops, stage), strict=True):
+    for weights, states, ops in zip(params, hidden, (stage.base, stage), strict=True):
         scores = forward.logits(spec, weights, states[part], ops)
         logs.append(scores.log_softmax(-1))
     p, q = logs
