@@ -19,6 +19,7 @@ from sabia.core.generate.requests import Completion, Request
 from sabia.core.generate.slots import CONTEXT_STEP, Slots
 from sabia.core.model import forward
 from sabia.core.model.backend import load_ops
+from sabia.core.model.ops import dtype_name
 from sabia.core.spec import ModelSpec
 from sabia.core.spec.model import check_predicts
 
@@ -119,8 +120,7 @@ class Engine:
 
     def _cache(self, rows: int, slots: int) -> forward.KVCache:
         embed = self.params["embed"]
-        dtype = str(embed.dtype).removeprefix("torch.")
-        return forward.KVCache.create(self.spec, rows, slots, self.ops, dtype, embed)
+        return forward.KVCache.create(self.spec, rows, slots, self.ops, dtype_name(embed), embed)
 
     @staticmethod
     def _next_group(waiting: deque[tuple[Request, int]], slots: Slots) -> list[tuple[Request, int]]:

@@ -128,39 +128,19 @@ def layer_norm(x: Array, weight: Array, eps: float) -> Array:
     return (wide * weight.astype(jnp.float32)).astype(x.dtype)
 
 
-def silu(x: Array) -> Array:
-    """See Ops.silu."""
-    return jax.nn.silu(x)
-
-
-def sigmoid(x: Array) -> Array:
-    """See Ops.sigmoid."""
-    return jax.nn.sigmoid(x)
-
-
-def softplus(x: Array) -> Array:
-    """See Ops.softplus."""
-    return jax.nn.softplus(x)
+# functions that are JAX's own; see Ops
+silu = jax.nn.silu
+sigmoid = jax.nn.sigmoid
+softplus = jax.nn.softplus
+exp = jnp.exp
+where = jnp.where
+stop_gradient = jax.lax.stop_gradient
+topk = jax.lax.top_k
 
 
 def gelu(x: Array, tanh: bool = False) -> Array:
     """See Ops.gelu."""
     return jax.nn.gelu(x, approximate=tanh)
-
-
-def exp(x: Array) -> Array:
-    """See Ops.exp."""
-    return jnp.exp(x)
-
-
-def where(condition: Array, x: Array | float, y: Array | float) -> Array:
-    """See Ops.where."""
-    return jnp.where(condition, x, y)
-
-
-def stop_gradient(x: Array) -> Array:
-    """See Ops.stop_gradient."""
-    return jax.lax.stop_gradient(x)
 
 
 def softmax(x: Array) -> Array:
@@ -171,12 +151,6 @@ def softmax(x: Array) -> Array:
 def softcap(x: Array, cap: float) -> Array:
     """See Ops.softcap."""
     return jnp.tanh(x / cap) * cap
-
-
-def topk(x: Array, k: int) -> tuple[Array, Array]:
-    """See Ops.topk."""
-    values, indices = jax.lax.top_k(x, k)
-    return values, indices
 
 
 def take_along(x: Array, indices: Array) -> Array:

@@ -20,12 +20,13 @@ from torch.utils.checkpoint import (
 
 from sabia.core.errors import UsageError
 from sabia.core.model.kernel_choice import kernels_of, obeyed
-from sabia.core.model.ops import FORWARD_DTYPES, Angles, Remat
+from sabia.core.model.ops import FORWARD_DTYPES, Angles, Remat, dtype_name
 from sabia.core.model.ops_torch_attention import attention, attention_mask
 from sabia.core.model.ops_torch_delta import causal_conv, delta_rule
 from sabia.core.model.ops_torch_loss import linear_cross_entropy
 from sabia.core.model.ops_torch_moe import biased, combine, dispatch, grouped_matmul, tally
 from sabia.core.model.ops_torch_wide import wide_linear, widened
+from sabia.core.model.safetensors_file import numpy_dtype
 from sabia.kernels import rms_norm as kernels
 
 __all__ = [
@@ -46,11 +47,11 @@ name = "torch"
 KERNELS = kernels_of("torch")
 _rms_norm_kernel = obeyed(kernels.rms_norm)
 
-# NumPy has no such dtypes of its own: their bytes travel as integers of equal width.
-_BY_BYTES = {
-    "bfloat16": (np.uint16, torch.bfloat16),
-    "float8_e4m3fn": (np.uint8, torch.float8_e4m3fn),
-    "float8_e5m2": (np.uint8, torch.float8_e5m2),
+# dtypes that NumPy knows through ml_dtypes only: their bits travel as integers
+_BITS = {
+    torch.bfloat16: torch.int16,
+    torch.float8_e4m3fn: torch.uint8,
+    torch.float8_e5m2: torch.uint8,
 }
 
 
@@ -67,10 +68,10 @@ def default_device() -> torch.device:
 
 def _tensor(array: np.ndarray) -> Tensor:
     array = np.array(array, order="C")  # a copy: files are mapped read-only
-    carrier = _BY_BYTES.get(array.dtype.name)
-    if carrier is None:
+    dtype = getattr(torch, array.dtype.name)
+    if dtype not in _BITS:
         return torch.from_numpy(array)
-    return torch.from_numpy(array.view(carrier[0])).view(carrier[1])
+    return torch.from_numpy(array.view(f"u{array.itemsize}")).view(dtype)
 
 
 def to_device(
@@ -82,20 +83,17 @@ def to_device(
     return {key: _tensor(array).to(target, kind) for key, array in params.items()}
 
 
-def _array(x: Tensor) -> np.ndarray:
-    x = x.detach().cpu().contiguous()
-    for dtype_name, (carrier, dtype) in _BY_BYTES.items():
-        if x.dtype == dtype:
-            import ml_dtypes
-
-            raw = x.view(getattr(torch, np.dtype(carrier).name)).numpy()
-            return raw.view(getattr(ml_dtypes, dtype_name)).copy()
-    return np.array(x.numpy())
+def host_array(x: Tensor) -> np.ndarray:
+    """x in host memory, which it shares with x on a CPU."""
+    x = x.detach().cpu()
+    if x.dtype not in _BITS:
+        return x.numpy()
+    return x.contiguous().view(_BITS[x.dtype]).numpy().view(numpy_dtype(dtype_name(x)))
 
 
 def to_numpy(params: Mapping[str, Tensor]) -> dict[str, np.ndarray]:
     """See Ops.to_numpy."""
-    return {key: _array(value) for key, value in params.items()}
+    return {key: np.array(host_array(value), order="C") for key, value in params.items()}
 
 
 def integers(values: Any, like: Tensor) -> Tensor:
@@ -217,34 +215,18 @@ def layer_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     return F.layer_norm(x.float(), x.shape[-1:], weight.float(), eps=eps).to(x.dtype)
 
 
-def silu(x: Tensor) -> Tensor:
-    """See Ops.silu."""
-    return F.silu(x)
-
-
-def sigmoid(x: Tensor) -> Tensor:
-    """See Ops.sigmoid."""
-    return torch.sigmoid(x)
-
-
-def softplus(x: Tensor) -> Tensor:
-    """See Ops.softplus."""
-    return F.softplus(x)
+# functions that are torch's own; see Ops
+silu = F.silu
+softplus = F.softplus
+sigmoid = torch.sigmoid
+exp = torch.exp
+where = torch.where
+topk = torch.topk
 
 
 def gelu(x: Tensor, tanh: bool = False) -> Tensor:
     """See Ops.gelu."""
     return F.gelu(x, approximate="tanh" if tanh else "none")
-
-
-def exp(x: Tensor) -> Tensor:
-    """See Ops.exp."""
-    return torch.exp(x)
-
-
-def where(condition: Tensor, x: Tensor | float, y: Tensor | float) -> Tensor:
-    """See Ops.where."""
-    return torch.where(condition, x, y)
 
 
 def stop_gradient(x: Tensor) -> Tensor:
@@ -260,12 +242,6 @@ def softmax(x: Tensor) -> Tensor:
 def softcap(x: Tensor, cap: float) -> Tensor:
     """See Ops.softcap."""
     return torch.tanh(x / cap) * cap
-
-
-def topk(x: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """See Ops.topk."""
-    values, indices = torch.topk(x, k, dim=-1, sorted=True)
-    return values, indices
 
 
 def take_along(x: Tensor, indices: Tensor) -> Tensor:

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from sabia.core.model.forward import KVCache, hidden, token_losses
-from sabia.core.model.ops import Array, Ops, Params, Remat
+from sabia.core.model.ops import Array, Ops, Params, Remat, dtype_name
 from sabia.core.options.grpo import PolicyLoss
 from sabia.core.spec.model import ModelSpec
 
@@ -157,8 +157,8 @@ def _fanned_states(
     """Hidden states [R·g, C, D]: each prompt once, then its samples on copies of its cache."""
     count, fan, length = batch["targets"].shape
     prompts, embed = batch["prompt_ids"], params["embed"]
-    dtype = str(embed.dtype).removeprefix("torch.")
-    cache = KVCache.create(spec, count, prompts.shape[1] + length, ops, dtype, embed)
+    slots = prompts.shape[1] + length
+    cache = KVCache.create(spec, count, slots, ops, dtype_name(embed), embed)
     x = hidden(spec, params, prompts, ops, cache=cache, remat=remat)
     rows = ops.arange(count, x)
     lengths = ops.integers(batch["prompt_length"], x)
