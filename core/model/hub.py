@@ -10,7 +10,8 @@ whole or not at all.
 import json
 import re
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ import numpy as np
 from sabia.core.errors import BadData, UsageError
 from sabia.core.model.file_parts import read_part, write_parts
 from sabia.core.model.init import init_params
+from sabia.core.model.lazy_array import LazyArray
 from sabia.core.model.safetensors_file import read_tensors, write_tensors
 from sabia.core.shards.atomic import atomic_directory
 from sabia.core.spec.families import load_spec
@@ -139,8 +141,11 @@ def _take(tensor: TensorSpec, left: dict[str, np.ndarray]) -> np.ndarray:
     return array
 
 
-def to_hf(spec: ModelSpec, params: Arrays) -> dict[str, np.ndarray]:
-    """Parameters under our names → tensors under file names; the inverse of `from_hf`."""
+def to_hf(spec: ModelSpec, params: Arrays) -> dict[str, Any]:
+    """Parameters under our names → tensors under file names; the inverse of `from_hf`.
+
+    Lazy arrays stay lazy; tensors that files fuse are put together when they are used.
+    """
     table = {tensor.name: tensor for tensor in spec.tensors()}
     odd = set(params) ^ set(table)
     if odd:
@@ -148,14 +153,21 @@ def to_hf(spec: ModelSpec, params: Arrays) -> dict[str, np.ndarray]:
             f"model: parameters do not fit the spec at {min(odd)} (expected its table)"
         )
     named = dict(pair for name, tensor in table.items() for pair in _named(tensor, params[name]))
-    fused: dict[str, list[tuple[Part, np.ndarray]]] = {}
+    fused: dict[str, list[tuple[Part, Any]]] = {}
     for name, tensor in table.items():
         if isinstance(tensor.hf, Part):
             fused.setdefault(tensor.hf.file, []).append((tensor.hf, params[name]))
-    return named | {file: write_parts(parts) for file, parts in fused.items()}
+    for file, parts in fused.items():
+        part, array = parts[0]
+        named[file] = LazyArray(part.shape, array.dtype, partial(_fused, parts))
+    return named
 
 
-def _named(tensor: TensorSpec, array: np.ndarray) -> Iterator[tuple[str, np.ndarray]]:
+def _fused(parts: Sequence[tuple[Part, Any]], start: int, stop: int) -> np.ndarray:
+    return write_parts((part, np.asarray(array)) for part, array in parts)[start:stop]
+
+
+def _named(tensor: TensorSpec, array: Any) -> Iterator[tuple[str, Any]]:
     if array.shape != tensor.shape:
         raise UsageError(f"model: {tensor.name} is {array.shape} (expected {tensor.shape})")
     if isinstance(tensor.hf, str):

@@ -17,6 +17,7 @@ import numpy as np
 from sabia.core import notes
 from sabia.core.errors import UsageError
 from sabia.core.model import hub
+from sabia.core.model.lazy_array import LazyArray
 from sabia.core.recipes.model_source import Params, load_arrays, own_tokenizer
 from sabia.core.spec import ModelSpec, extend_vocabulary, load_spec
 from sabia.core.text.tokenizer import load_tokenizer
@@ -26,7 +27,6 @@ from sabia.core.text.vocabulary_extension import (
     grown_rows,
     load_extension,
 )
-from sabia.core.train.checkpoint import LazyArray
 
 
 def model_for(

@@ -2,23 +2,22 @@
 
 A checkpoint of a model that no host can hold becomes a directory that transformers opens, with no
 more in memory than the largest tensor of the output and one block: arrays are lazy
-(core.train.checkpoint.pieces), read from the disk and cast when a writer comes to them.
+(core.model.lazy_array), read from the disk and cast when a writer comes to them.
 """
 
-from collections.abc import Iterator, Mapping
-from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from sabia.core.errors import BadData
 from sabia.core.model import hub
-from sabia.core.model.file_parts import write_parts
+from sabia.core.model.lazy_array import LazyArray
 from sabia.core.model.lora import A, B, LoraConfig, targeted
 from sabia.core.model.safetensors_file import numpy_dtype
 from sabia.core.spec.model import ModelSpec
-from sabia.core.spec.tensors import Part, TensorSpec
-from sabia.core.train.checkpoint import LazyArray, Reader
+from sabia.core.spec.tensors import TensorSpec
+from sabia.core.train.checkpoint import Reader
 from sabia.core.train.checkpoint.pieces import BLOCK_BYTES
 
 
@@ -42,21 +41,14 @@ def export_checkpoint(
     """
     kind = numpy_dtype(dtype)
     adapted = {t.name for t in targeted(spec, lora)} if lora else set()
-    params = {}
+    params: dict[str, Any] = {}
     for tensor in spec.tensors():
         found = _parameter(reader, tensor)
         if lora and tensor.name in adapted:
             found = _merged(reader, tensor.name, found, lora)
         params[tensor.name] = cast(found, kind)
-    config = {key: value for key, value in spec.config.items() if key != "quantization_config"}
-    hub.write_checkpoint(
-        out,
-        config,
-        dict(_file_tensors(spec, params))  # type: ignore[arg-type]  # arrays that are read late
-        | (hub.kept_tensors(spec, kept_from) if kept_from else {}),
-        tokenizer_from=tokenizer_from,
-        max_shard_bytes=max_shard_bytes,
-    )
+    more: Any = {"kept_from": kept_from, "max_shard_bytes": max_shard_bytes}
+    hub.save_model(out, spec, params, tokenizer_from, **more)
 
 
 def _merged(reader: Reader, name: str, weight: LazyArray, lora: LoraConfig) -> LazyArray:
@@ -76,27 +68,6 @@ def _parameter(reader: Reader, tensor: TensorSpec) -> LazyArray:
         found = reader[key].shape if key in reader else "missing"
         raise BadData(f"checkpoint: {key} is {found} (expected {tensor.shape})")
     return reader[key]
-
-
-def _file_tensors(
-    spec: ModelSpec, params: Mapping[str, LazyArray]
-) -> Iterator[tuple[str, LazyArray]]:
-    """What `hub.to_hf` makes of whole arrays, in its order, of lazy ones."""
-    fused: dict[str, list[tuple[Part, LazyArray]]] = {}
-    for tensor in spec.tensors():
-        array = params[tensor.name]
-        if isinstance(tensor.hf, Part):
-            fused.setdefault(tensor.hf.file, []).append((tensor.hf, array))
-        elif isinstance(tensor.hf, str):
-            yield tensor.hf, array
-        else:
-            yield from zip(tensor.hf, array, strict=True)
-    for file, parts in fused.items():
-        yield file, LazyArray(parts[0][0].shape, parts[0][1].dtype, partial(_fuse, parts))
-
-
-def _fuse(parts: list[tuple[Part, LazyArray]], start: int, stop: int) -> np.ndarray:
-    return write_parts((part, np.asarray(array)) for part, array in parts)[start:stop]
 
 
 def cast(array: LazyArray, kind: np.dtype) -> LazyArray:

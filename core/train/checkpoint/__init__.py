@@ -12,9 +12,9 @@ format), under backend-neutral names: `param/NAME`, the optimizer's `m/NAME` and
 `pieces_torch` and `pieces_jax` cut a backend's arrays into pieces.
 """
 
-from sabia.core.train.checkpoint.interval import Interval, best_interval_s, parse_interval
-from sabia.core.train.checkpoint.layout import Checkpoint, open_checkpoint, steps, sweep, verify
-from sabia.core.train.checkpoint.pieces import LazyArray, Piece, whole_pieces
+from sabia.core.train.checkpoint.interval import Interval, parse_interval
+from sabia.core.train.checkpoint.layout import Checkpoint, sweep
+from sabia.core.train.checkpoint.pieces import Piece, whole_pieces
 from sabia.core.train.checkpoint.reader import Reader
 from sabia.core.train.checkpoint.remote import discard_all
 from sabia.core.train.checkpoint.saver import Saver
@@ -23,17 +23,12 @@ from sabia.core.train.checkpoint.search import latest
 __all__ = [
     "Checkpoint",
     "Interval",
-    "LazyArray",
     "Piece",
     "Reader",
     "Saver",
-    "best_interval_s",
     "discard_all",
     "latest",
-    "open_checkpoint",
     "parse_interval",
-    "steps",
     "sweep",
-    "verify",
     "whole_pieces",
 ]

@@ -13,7 +13,8 @@ import jax
 import numpy as np
 from numpy.typing import DTypeLike
 
-from sabia.core.train.checkpoint.pieces import LazyArray, Piece
+from sabia.core.model.lazy_array import LazyArray
+from sabia.core.train.checkpoint.pieces import Piece
 
 
 def jax_pieces(name: str, array: jax.Array, dtype: DTypeLike | None = None) -> Iterator[Piece]:

@@ -16,9 +16,9 @@ from typing import Any
 import numpy as np
 
 from sabia.core.errors import BadData
+from sabia.core.model.lazy_array import LazyArray
 from sabia.core.model.safetensors_file import numpy_dtype, read_header
 from sabia.core.train.checkpoint.layout import Checkpoint, check_file
-from sabia.core.train.checkpoint.pieces import LazyArray
 
 Box = tuple[slice, ...]
 

@@ -23,8 +23,8 @@ from .conftest import CONFIGS, perturbed
 def same_bytes(a: dict[str, np.ndarray], b: dict[str, np.ndarray]) -> bool:
     """Equal names, dtypes, shapes and bytes."""
     return a.keys() == b.keys() and all(
-        (a[n].dtype, a[n].shape, a[n].tobytes()) == (b[n].dtype, b[n].shape, b[n].tobytes())
-        for n in a
+        (x.dtype, x.shape, x.tobytes()) == (y.dtype, y.shape, y.tobytes())
+        for x, y in ((np.asarray(a[n]), np.asarray(b[n])) for n in a)
     )
 
 

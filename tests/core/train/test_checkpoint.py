@@ -10,7 +10,8 @@ import pytest
 from safetensors.numpy import load_file
 
 from sabia.core.errors import BadData, Failed, UsageError
-from sabia.core.train.checkpoint import LazyArray, Piece, Reader, Saver, latest, layout, writer
+from sabia.core.model.lazy_array import LazyArray
+from sabia.core.train.checkpoint import Piece, Reader, Saver, latest, layout, writer
 from sabia.core.train.checkpoint import whole_pieces as whole
 from sabia.core.train.checkpoint.pieces import blocks
 

@@ -3,8 +3,13 @@
 import pytest
 
 from sabia.core.errors import UsageError
-from sabia.core.train.checkpoint import Interval, best_interval_s, parse_interval
-from sabia.core.train.checkpoint.interval import FIRST_SAVE_S, default_mtbf_s
+from sabia.core.train.checkpoint.interval import (
+    FIRST_SAVE_S,
+    Interval,
+    best_interval_s,
+    default_mtbf_s,
+    parse_interval,
+)
 
 HOUR = 3600.0
 

@@ -13,8 +13,9 @@ from interrupted import arm
 from waiting import HANG_S, until
 
 from sabia.core.errors import Failed
+from sabia.core.model.lazy_array import LazyArray
 from sabia.core.parallel.launch import World
-from sabia.core.train.checkpoint import LazyArray, Piece, Reader, Saver, latest, layout, meeting
+from sabia.core.train.checkpoint import Piece, Reader, Saver, latest, layout, meeting
 from sabia.core.train.checkpoint import saver as saver_module
 from sabia.core.train.checkpoint import whole_pieces as whole
 

@@ -1,0 +1,58 @@
+"""Arrays whose rows are fetched when asked for, from a device or a file: shape and dtype are known."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+
+@dataclass(frozen=True)
+class LazyArray:
+    """An array that is fetched when it is used: `fetch(start, stop)` gives rows of its first axis.
+
+    One without axes is a single row: `fetch(0, 1)` gives it. It looks enough like a NumPy array
+    (shape, dtype, iteration, np.asarray) to be written to a file or copied to a device.
+    """
+
+    shape: tuple[int, ...]
+    dtype: np.dtype
+    fetch: Callable[[int, int], np.ndarray]
+
+    @property
+    def size(self) -> int:
+        """Number of elements."""
+        return math.prod(self.shape)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the whole array."""
+        return self.size * self.dtype.itemsize
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    def __iter__(self) -> Iterator[LazyArray]:
+        return (self.row(number) for number in range(len(self)))
+
+    def row(self, number: int) -> LazyArray:
+        """One slice of the first axis, not fetched yet (all of it when it is)."""
+
+        def fetch(start: int, stop: int) -> np.ndarray:
+            whole = np.asarray(self.fetch(number, number + 1)[0])
+            return whole[start:stop] if whole.ndim else whole
+
+        return LazyArray(self.shape[1:], self.dtype, fetch)
+
+    def __getitem__(self, place: Any) -> np.ndarray:
+        return np.asarray(self)[place]
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+        whole = self.fetch(0, self.shape[0] if self.shape else 1)
+        return np.array(whole, dtype, copy=copy)
+
+    def __float__(self) -> float:
+        return float(np.asarray(self))
