@@ -1,4 +1,4 @@
-"""Arrays whose rows are fetched when asked for, from a device or a file: shape and dtype are known."""
+"""Arrays of known shape and dtype whose rows are fetched from a device or a file when used."""
 
 from __future__ import annotations
 

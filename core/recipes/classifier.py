@@ -28,7 +28,7 @@ from sabia.core.recipes.classifier_input import TextReader
 from sabia.core.recipes.classifier_labels import SINGLE, Labels, labels_of, usable
 from sabia.core.recipes.classifier_model import ClassifierModel
 from sabia.core.recipes.rejected import opened_rejects
-from sabia.core.recipes.training import Task
+from sabia.core.recipes.training import RunCall, Task
 from sabia.core.shards.atomic import write_atomic
 from sabia.core.shards.inputs import open_inputs
 from sabia.core.shards.job import Job
@@ -79,7 +79,7 @@ def run(job: Job, options: ClassifyTrainOptions) -> None:
     task, labels = make_task(job, options, reader, learnt, held)
     if not done:
         report.unlink(missing_ok=True)
-        training.train(job, task, trained_by, identity, directory, world)
+        training.train(RunCall(job, identity, directory, world), task, trained_by)
     if world.leads and not job.dry_run:
         _measure(job, directory, labels, held, world)
 

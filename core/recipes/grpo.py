@@ -7,13 +7,11 @@ policy is the trainer's own, and the journal keeps finished samples; so a run th
 anywhere ends with the weights of one that was not. Source: arXiv 2402.03300, 2503.14476.
 """
 
-import contextlib
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from importlib.metadata import version
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -23,7 +21,6 @@ from sabia.core.errors import BadData, Failed, Interrupted, SabiaError, UsageErr
 from sabia.core.generate.engine import Engine
 from sabia.core.generate.local import weights_fingerprint
 from sabia.core.judge.rewards import Grader, NullGuard
-from sabia.core.model import hub
 from sabia.core.options.grpo import GrpoOptions
 from sabia.core.parallel import launch
 from sabia.core.parallel.launch import World
@@ -43,8 +40,8 @@ from sabia.core.recipes.grpo_journal import Journal
 from sabia.core.recipes.grpo_prompts import Practice, Prompt, read_prompts
 from sabia.core.recipes.grpo_report import TALLIES, Table, metrics_row, tallies
 from sabia.core.recipes.grpo_sampling import Sampler, open_grader
-from sabia.core.recipes.metric_rows import write_metric_rows
 from sabia.core.recipes.model_source import load_fp32
+from sabia.core.recipes.training import RunCall, last_checkpoint
 from sabia.core.shards.inputs import open_inputs
 from sabia.core.shards.job import Job
 from sabia.core.shards.layout import adopt_rejects
@@ -54,9 +51,9 @@ from sabia.core.spec import ModelSpec, load_spec, parameter_count
 from sabia.core.spec.count import training_flops_per_token
 from sabia.core.spec.model import check_predicts
 from sabia.core.text.tokenizer import Tokenizer, load_tokenizer
-from sabia.core.train import checkpoint
+from sabia.core.train.checkpoint import Reader, Saver, latest, parse_interval
+from sabia.core.train.convert import export_checkpoint
 from sabia.core.train.losses_grpo import grpo_loss
-from sabia.core.train.run_directory import RunDirectory
 from sabia.core.train.schedule import learning_rate
 from sabia.core.train.stepper import Stepper, make_stepper
 from sabia.core.train.telemetry import RunLog
@@ -83,7 +80,8 @@ def run(job: Job, options: GrpoOptions) -> None:
         "seed": job.seed,
         **grpo_config.identity(options),
     }
-    if training.already_done(job, directory, identity, world):
+    call = RunCall(job, identity, directory, world)
+    if call.already_done():
         return
     spec = load_spec(options.model)
     check_predicts(spec)
@@ -92,11 +90,9 @@ def run(job: Job, options: GrpoOptions) -> None:
         if job.dry_run:
             _describe(job, spec, prompts, options)
             return
-        lock = directory.locked() if world.leads else contextlib.nullcontext()
-        with lock, launch.join_torch(world):
-            _train(job, options, spec, tokenizer, prompts, grader, identity, directory, world)
-    if world.leads:
-        write_metric_rows(job, directory.path, world.launcher)
+        with call.locked(), launch.join_torch(world):
+            _train(call, options, spec, tokenizer, prompts, grader)
+    call.write_rows()
 
 
 def _prompts(
@@ -141,28 +137,28 @@ def _describe(job: Job, spec: ModelSpec, prompts: list[Prompt], options: GrpoOpt
 
 
 def _train(
-    job: Job,
+    call: RunCall,
     options: GrpoOptions,
     spec: ModelSpec,
     tokenizer: Tokenizer,
     prompts: list[Prompt],
     grader: Grader,
-    identity: Mapping[str, Any],
-    directory: RunDirectory,
-    world: World,
 ) -> None:
     """Begin or resume the run in its directory, train to the end, export."""
+    directory, world = call.directory, call.world
     journal = Journal(directory.path / "samples", world.rank)
     if world.leads:
-        if job.force:
+        if call.job.force:
             journal.clear()
-        directory.begin(identity, job.force)
+        directory.begin(call.identity, call.job.force)
     launch.barrier(world, "torch", "begin")
-    policy = Policy(job, options, spec, tokenizer, prompts, grader, directory, world, journal)
+    policy = Policy(call, options, spec, tokenizer, prompts, grader, journal)
     figures = policy.train()
     if world.leads:
-        policy.export(directory.final)
-        directory.finish(identity, **figures)
+        model, kind = options.model, options.export_dtype
+        reader = Reader(last_checkpoint(directory))
+        export_checkpoint(reader, spec, directory.final, kind, model, kept_from=model)
+        directory.finish(call.identity, **figures)
         took = units.format_duration(figures["seconds"])
         line = (
             f"{figures['step']:,} steps, {figures['samples']:,} samples, reward "
@@ -176,14 +172,12 @@ def _train(
 class Policy:
     """One run in progress."""
 
-    job: Job
+    call: RunCall
     options: GrpoOptions
     spec: ModelSpec
     tokenizer: Tokenizer
     prompts: list[Prompt]
     grader: Grader
-    directory: RunDirectory
-    world: World
     journal: Journal
     step: int = 0
     samples: int = 0
@@ -194,10 +188,11 @@ class Policy:
     table: Table = field(default_factory=Table)
 
     def __post_init__(self) -> None:
-        options = self.options
+        options, self.world, self.seed = self.options, self.call.world, self.call.job.seed
+        self.directory = self.call.directory
         self.schedule = grpo_config.schedule_config(options)
         self.optimizer = grpo_config.optimizer_config(options)
-        self.interval = checkpoint.parse_interval(options.save_every)
+        self.interval = parse_interval(options.save_every)
         params = load_fp32(options.model)
         self.stepper: Stepper = make_stepper(
             "torch",
@@ -213,12 +208,12 @@ class Policy:
         self.sampler = Sampler(
             options,
             self.engine,
-            Practice(self.prompts, options.prompts, self.job.seed),
+            Practice(self.prompts, options.prompts, self.seed),
             self.grader,
             NullGuard(options.max_null),
             self.journal,
             self.world,
-            self.job.seed,
+            self.seed,
         )
 
     def train(self) -> dict[str, Any]:
@@ -246,13 +241,13 @@ class Policy:
 
     def _resume(self) -> None:
         self.saved_step = 0
-        found = checkpoint.latest(self.directory.checkpoints)
+        found = latest(self.directory.checkpoints)
         if found is None:
             return
         said = found.manifest
         if said["model"] != training.spec_hash(self.spec):
             raise BadData(f"checkpoint {found.path.name} is of another model; --force starts over")
-        self.stepper.load(checkpoint.Reader(found).read)
+        self.stepper.load(Reader(found).read)
         self.step = self.saved_step = found.step
         self.samples, self.seconds_before = int(said["data"]["samples"]), float(said["seconds"])
         self.reward_first, self.reward = said["reward_first"], said["reward"]
@@ -312,7 +307,7 @@ class Policy:
             batch["ref"] = score_with(self.reference)
         if options.updates > 1:
             batch["old"] = score_with(self._sampling_params())
-        parts = split(batch, options.updates, (self.job.seed, self.step))
+        parts = split(batch, options.updates, (self.seed, self.step))
         parts += [self._no_rows(batch)] * (options.updates - len(parts))
         return [
             self._checked(self.stepper.step(with_slots(part, rows), lr, None if number else sums))
@@ -355,7 +350,7 @@ class Policy:
                 "config": dict(self.spec.config),
                 "optimizer": asdict(self.optimizer),
                 "schedule": asdict(self.schedule),
-                "rng": {"seed": self.job.seed},
+                "rng": {"seed": self.seed},
                 "data": {
                     "prompts": self.step * self.options.prompts,
                     "samples": self.samples,
@@ -371,20 +366,10 @@ class Policy:
                 "rewards": self.table.rewards,
             }
             place = self.directory.checkpoints
-            with checkpoint.Saver(place, keep=self.options.keep_checkpoints) as saver:
+            with Saver(place, keep=self.options.keep_checkpoints) as saver:
                 saver.save(self.step, self.stepper.pieces(), meta)
                 self.blocking_s = saver.blocking_s
         self.saved_at, self.saved_step = time.monotonic(), self.step
 
     def _seconds(self) -> float:
         return self.seconds_before + time.monotonic() - self.started
-
-    def export(self, place: Path) -> None:
-        """Write the policy as a Hugging Face directory with its tokenizer."""
-        import ml_dtypes
-
-        kind = ml_dtypes.bfloat16 if self.options.export_dtype == "bfloat16" else np.float32
-        state = self.stepper.state()
-        params = {t.name: state[f"param/{t.name}"].astype(kind) for t in self.spec.tensors()}
-        source = Path(self.options.model)
-        hub.save_model(place, self.spec, params, tokenizer_from=source, kept_from=source)

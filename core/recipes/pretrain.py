@@ -21,7 +21,7 @@ from sabia.core.recipes.grown_model import model_for
 from sabia.core.recipes.model_source import find_tokenizer, fresh_model
 from sabia.core.recipes.rejected import RejectRow, opened_rejects, warn_of_rejects
 from sabia.core.recipes.rows_read import row_names, write_read_rows
-from sabia.core.recipes.training import Task
+from sabia.core.recipes.training import RunCall, Task
 from sabia.core.shards.inputs import from_path, open_inputs
 from sabia.core.shards.job import Job
 from sabia.core.shards.order import DataOrder
@@ -37,7 +37,8 @@ def run(job: Job, options: PretrainOptions) -> None:
     sources = open_inputs(job, "tokens")
     tokenizer = find_tokenizer(options.tokenizer, options.model, sources)
     identity = _identity(job, options, sources, tokenizer)
-    if not options.search_mix and training.already_done(job, directory, identity, world):
+    call = RunCall(job, identity, directory, world)
+    if not options.search_mix and call.already_done():
         return
     with opened_rejects(job, world, "token rows") as rejects:
         rows = read_rows(sources, rejects.add)
@@ -45,7 +46,7 @@ def run(job: Job, options: PretrainOptions) -> None:
     if options.search_mix:
         mixture_search.run(job, task, options, identity)
         return
-    training.run(job, task, options, identity, directory, world)
+    training.run(call, task, options)
 
 
 def _config(path: str) -> dict[str, Any]:

@@ -21,7 +21,7 @@ from sabia.core.parallel.launch import World
 from sabia.core.recipes import training, training_options
 from sabia.core.recipes.grown_model import model_for
 from sabia.core.recipes.rejected import RejectRow, opened_rejects, warn_of_rejects
-from sabia.core.recipes.training import Task
+from sabia.core.recipes.training import RunCall, Task
 from sabia.core.shards.inputs import from_path, open_inputs
 from sabia.core.shards.job import Job
 from sabia.core.shards.sources import Source
@@ -48,7 +48,8 @@ def run(job: Job, options: SftOptions) -> None:
         "seed": job.seed,
         **training_options.identity(options),
     }
-    if training.already_done(job, directory, identity, world):
+    call = RunCall(job, identity, directory, world)
+    if call.already_done():
         return
     spec, load = model_for(place, options.model, bool(options.lora_rank))
     rows, about = _rows(job, options, sources, tokenizer, world)
@@ -58,7 +59,7 @@ def run(job: Job, options: SftOptions) -> None:
         refuse = warn_of_rejects("validation conversation")
         validation = _pack(options, _conversations(held_out, tokenizer, options.length, refuse))
     task = Task(spec, load, rows, validation, place, model=options.model, about=about)
-    training.run(job, task, options, identity, directory, world)
+    training.run(call, task, options)
 
 
 def _rows(

@@ -47,7 +47,7 @@ from sabia.core.shards.order import DataOrder
 from sabia.core.spec import ModelSpec, parameter_count, training_flops_per_token
 from sabia.core.spec.model import check_predicts
 from sabia.core.text.tokenizer import load_tokenizer
-from sabia.core.train.checkpoint import Reader, latest, parse_interval
+from sabia.core.train.checkpoint import Checkpoint, Reader, latest, parse_interval
 from sabia.core.train.convert import export_checkpoint
 from sabia.core.train.guards import GuardConfig
 from sabia.core.train.host_heap import return_freed
@@ -90,6 +90,40 @@ class Task:
 
 
 @dataclass(frozen=True)
+class RunCall:
+    """A call of a trainer: the run's identity and directory, this process's place among the others.
+
+    identity: everything that decides the weights.
+    """
+
+    job: Job
+    identity: Mapping[str, Any]
+    directory: RunDirectory
+    world: World
+
+    def already_done(self) -> bool:
+        """True (and the metrics are written) when this very run has finished before."""
+        path = self.directory.path
+        if self.job.force or not self.directory.finished(self.identity):
+            return False
+        if self.job.dry_run:
+            print(f"{path}: already finished, nothing to do")
+        elif self.world.leads:
+            notes.note(f"{path}: already finished; --force trains it again")
+            self.write_rows()
+        return True
+
+    def locked(self) -> contextlib.AbstractContextManager[None]:
+        """Hold the directory; the leading process does."""
+        return self.directory.locked() if self.world.leads else contextlib.nullcontext()
+
+    def write_rows(self) -> None:
+        """Write the metrics on stdout; the leading process does."""
+        if self.world.leads:
+            write_metric_rows(self.job, self.directory.path, self.world.launcher)
+
+
+@dataclass(frozen=True)
 class Plan:
     """A task with the options resolved to numbers."""
 
@@ -123,18 +157,6 @@ def open_run(job: Job, options: Training | None = None) -> tuple[RunDirectory, W
     if not world.leads:
         notes.configure(job.command, quiet=True)
     return RunDirectory(Path(str(job.out))), world
-
-
-def already_done(job: Job, run: RunDirectory, identity: Mapping[str, Any], world: World) -> bool:
-    """True (and the metrics are written) when this very run has finished before."""
-    if job.force or not run.finished(identity):
-        return False
-    if job.dry_run:
-        print(f"{run.path}: already finished, nothing to do")
-    elif world.leads:
-        notes.note(f"{run.path}: already finished; --force trains it again")
-        write_metric_rows(job, run.path, world.launcher)
-    return True
 
 
 def make_plan(task: Task, options: Training, seed: int) -> Plan:
@@ -196,46 +218,31 @@ def describe_plan(task: Task, plan: Plan, mesh: str) -> dict[str, str]:
     }
 
 
-def run(
-    job: Job,
-    task: Task,
-    options: Training,
-    identity: Mapping[str, Any],
-    directory: RunDirectory,
-    world: World,
-) -> None:
+def run(call: RunCall, task: Task, options: Training) -> None:
     """Train (or resume) and write final/, run.json and the metrics on stdout."""
-    train(job, task, options, identity, directory, world)
-    if world.leads and not job.dry_run:
-        write_metric_rows(job, directory.path, world.launcher)
+    train(call, task, options)
+    if not call.job.dry_run:
+        call.write_rows()
 
 
-def train(
-    job: Job,
-    task: Task,
-    options: Training,
-    identity: Mapping[str, Any],
-    directory: RunDirectory,
-    world: World,
-) -> None:
+def train(call: RunCall, task: Task, options: Training) -> None:
     """`run` with nothing on stdout but the plan of a dry run."""
+    job, identity, directory, world = call.job, call.identity, call.directory, call.world
     plan = make_plan(task, options, job.seed)
     if job.dry_run:
         _dry_run(job, task, options, plan)
         return
-    lock = directory.locked() if world.leads else contextlib.nullcontext()
     guard = Guard(
         same={"run": _digest(identity)},
         hang_timeout_s=options.hang_timeout,
         directory=directory.path,
     )
-    with launch.stdout_kept_clean(world), joined(job, world, guard) as mesh, lock:
+    with launch.stdout_kept_clean(world), joined(job, world, guard) as mesh, call.locked():
         check_fits(task.spec, mesh, plan.batch_rows, plan.row_length)
         if world.leads:
             directory.begin(identity, job.force, options.checkpoint_url)
         launch.barrier(world, job.backend, "begin")
-        training = _training(job, task, options, plan, directory, world, mesh, identity)
-        figures = training.train()
+        figures = _training(call, task, options, plan, mesh).train()
         if world.leads:
             export(directory, task, options)
             directory.finish(identity, **figures)
@@ -330,16 +337,8 @@ def fresh_stepper(job: Job, task: Task, options: Training, plan: Plan, **more: A
     )
 
 
-def _training(
-    job: Job,
-    task: Task,
-    options: Training,
-    plan: Plan,
-    directory: RunDirectory,
-    world: World,
-    mesh: Mesh,
-    identity: Mapping[str, Any],
-) -> TrainingRun:
+def _training(call: RunCall, task: Task, options: Training, plan: Plan, mesh: Mesh) -> TrainingRun:
+    job, world = call.job, call.world
     narrow = options.precision != "fp32" or options.remat != "none"
     spares_memory = narrow or options.micro_batch > 0 or options.lora_rank > 0 or mesh.fsdp > 1
     if job.backend == "torch" and spares_memory:
@@ -366,22 +365,20 @@ def _training(
         backend=job.backend,
         stepper=stepper,
         source=RowSource(task.rows, plan.order, plan.batch_rows, stepper),
-        run=directory,
+        run=call.directory,
         world=world,
         meter=Meter(plan.flops_per_token, peak * times, plan.flops_6nd),
-        tracker=_tracker(options, directory, world, identity),
-        meta=_meta(job, task, options, plan, mesh) | {"identity": dict(identity)},
+        tracker=_tracker(call, options),
+        meta=_meta(job, task, options, plan, mesh) | {"identity": dict(call.identity)},
         validation=task.validation,
         **more,
     )
 
 
-def _tracker(
-    options: Training, directory: RunDirectory, world: World, identity: Mapping[str, Any]
-) -> Tracker:
+def _tracker(call: RunCall, options: Training) -> Tracker:
     """What sends metrics to services, from the leading process."""
-    names = parse_services(options.track) if world.leads else ()
-    given = (directory.path, _digest(identity), identity)
+    names = parse_services(options.track) if call.world.leads else ()
+    given = (call.directory.path, _digest(call.identity), call.identity)
     return Tracker([partial(open_sink, name, *given) for name in names])
 
 
@@ -425,13 +422,19 @@ def spec_hash(spec: ModelSpec) -> str:
     return hashlib.blake2b(table.encode(), digest_size=16).hexdigest()
 
 
+def last_checkpoint(directory: RunDirectory) -> Checkpoint:
+    """The last checkpoint of a finished run."""
+    found = latest(directory.checkpoints)
+    assert found is not None, "a finished run has a checkpoint"
+    return found
+
+
 def export(directory: RunDirectory, task: Task, options: Training) -> None:
     """Write the last checkpoint's parameters as a Hugging Face directory, adapters merged.
 
     Adapters are also written alone, in `adapter/`.
     """
-    found = latest(directory.checkpoints)
-    assert found is not None, "a finished run has a checkpoint"
+    found = last_checkpoint(directory)
     lora = lora_config(options)
     if lora is not None:
         _export_adapter(directory, task, Reader(found), lora)
