@@ -21,6 +21,7 @@ from sabia.core.errors import BadData, UsageError
 from sabia.core.model.file_parts import read_part, write_parts
 from sabia.core.model.init import init_params
 from sabia.core.model.lazy_array import LazyArray
+from sabia.core.model.runs import runs
 from sabia.core.model.safetensors_file import read_tensors, write_tensors
 from sabia.core.shards.atomic import atomic_directory
 from sabia.core.spec.families import load_spec
@@ -228,14 +229,8 @@ def _with_dtype(config: Mapping[str, Any], tensors: Arrays) -> dict[str, Any]:
 
 
 def _write_shards(root: Path, tensors: Arrays, max_shard_bytes: int) -> None:
-    shards: list[dict[str, np.ndarray]] = [{}]
-    room = max_shard_bytes
-    for name, array in tensors.items():
-        if array.nbytes > room and shards[-1]:
-            shards.append({})
-            room = max_shard_bytes
-        shards[-1][name] = array
-        room -= array.nbytes
+    groups = runs(tensors, lambda name: tensors[name].nbytes, max_shard_bytes)
+    shards = [{name: tensors[name] for name in names} for names in groups]
     metadata = {"format": "pt"}  # transformers refuses files that do not say so
     if len(shards) == 1:
         write_tensors(root / "model.safetensors", shards[0], metadata)

@@ -6,12 +6,13 @@ when it was scattered, what expert splits holds every token that came; along ten
 the same.) Gradients travel in flat buffers of at most BUCKET_BYTES.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 import torch
 
+from sabia.core.model.runs import runs
 from sabia.core.parallel.collectives_torch import Axes, Groups, gathered, own_part
 from sabia.core.parallel.mesh import Mesh
 from sabia.core.parallel.rules import Split, owns, shard_slices, weight_split
@@ -90,7 +91,7 @@ class Shards:
         for name, gradient in gradients.items():
             by_axes.setdefault(self._summed(name), []).append(gradient)
         for axes in (axes for axes in self.wanted_groups() if axes and axes in by_axes):
-            for some in _buckets(by_axes[axes]):
+            for some in runs(by_axes[axes], lambda tensor: tensor.nbytes, BUCKET_BYTES):
                 _sum_together(some, groups.along(*axes))
 
     def square_sum(self, gradients: Mapping[str, Tensor], device: torch.device) -> Tensor:
@@ -99,18 +100,6 @@ class Shards:
         if not mine:
             return torch.zeros((), device=device)
         return torch.stack(torch._foreach_norm(mine)).square().sum()
-
-
-def _buckets(tensors: list[Tensor]) -> Iterator[list[Tensor]]:
-    some: list[Tensor] = []
-    size = 0
-    for tensor in tensors:
-        if some and size + tensor.nbytes > BUCKET_BYTES:
-            yield some
-            some, size = [], 0
-        some.append(tensor)
-        size += tensor.nbytes
-    yield some
 
 
 def _sum_together(tensors: list[Tensor], group: Any) -> None:

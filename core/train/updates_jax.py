@@ -1,6 +1,6 @@
 """The optimizers in JAX: `core.train.updates` over traced arrays, for use inside jit."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,7 +11,6 @@ from sabia.core.train.optimizer import Rule, state_parts
 from sabia.core.train.updates import update
 
 Array = jax.Array
-NamedChange = Callable[[str, Array], Array]
 States = dict[str, dict[str, Array]]
 
 MATHS = SimpleNamespace(
@@ -47,26 +46,15 @@ def apply_jax(
     rules: Mapping[str, Rule],
     count: Any,
     lr: Any,
-    gather: NamedChange | None = None,
-    own: NamedChange | None = None,
 ) -> tuple[dict[str, Array], States]:
     """Parameters and state after an update; `count` is the number of updates made before.
 
-    `gather(name, x)` gives the whole tensor of a shard, `own(name, x)` this device's shard of a
-    whole one (under jit: constraints of their layout); without them the compiler decides. Frozen
-    tensors need no gradient.
+    Frozen tensors need no gradient. Arrays are global: the compiler splits what is computed.
     """
     new: dict[str, Array] = {}
     parts: States = {}
     with jax.default_matmul_precision("float32"):  # a TPU's default is bfloat16
         for name, p in params.items():
-            changes: dict[str, Any] = {}
-            if gather is not None and own is not None:
-                changes = {"gather": _bound(gather, name), "own": _bound(own, name)}
             arguments = (p, grads.get(name), state[name], count, lr)
-            new[name], parts[name] = update(rules[name], MATHS, *arguments, **changes)
+            new[name], parts[name] = update(rules[name], MATHS, *arguments)
     return new, parts
-
-
-def _bound(change: NamedChange, name: str) -> Callable[[Array], Array]:
-    return lambda x: change(name, x)

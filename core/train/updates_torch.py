@@ -5,13 +5,14 @@ class takes 2 s to import the compiler), Lion through `torch._foreach`; the othe
 """
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from types import SimpleNamespace
 from typing import Any
 
 import torch
 from torch.optim.adamw import adamw
 
+from sabia.core.model.runs import runs
 from sabia.core.train.optimizer import Rule, state_parts
 from sabia.core.train.updates import update
 
@@ -91,7 +92,7 @@ def apply_torch(
         if scale != 1.0:
             torch._foreach_mul_([grads[name] for name in names], scale)
         if rule.kind == "lion":
-            for some in _bounded(names, params):
+            for some in runs(names, lambda name: params[name].numel(), GROUP_ELEMENTS):
                 _lion(rule, *_lists(some, params, grads, state), lr)
         else:
             for name in names:
@@ -113,19 +114,6 @@ def _by_rule(params: Mapping[str, Tensor], rules: Mapping[str, Rule]) -> dict[Ru
         if rules[name].trained:
             groups.setdefault(rules[name], []).append(name)
     return groups
-
-
-def _bounded(names: list[str], params: Mapping[str, Tensor]) -> Iterator[list[str]]:
-    """The names in runs of at most GROUP_ELEMENTS, or of one tensor."""
-    some: list[str] = []
-    size = 0
-    for name in names:
-        if some and size + params[name].numel() > GROUP_ELEMENTS:
-            yield some
-            some, size = [], 0
-        some.append(name)
-        size += params[name].numel()
-    yield some
 
 
 def _adamw(

@@ -8,7 +8,7 @@ host memory than a block, however large the tensor.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -71,17 +71,3 @@ def blocks(array: Array, limit: int = BLOCK_BYTES) -> Iterator[memoryview]:
         else:
             part = array[start:stop] if array.shape else array
         yield np.ascontiguousarray(part).reshape(-1).view(np.uint8).data
-
-
-def by_file(pieces: Iterable[Piece], limit: int) -> Iterator[list[Piece]]:
-    """Pieces in groups of at most `limit` bytes (or one piece)."""
-    group: list[Piece] = []
-    size = 0
-    for piece in pieces:
-        if group and size + piece.array.nbytes > limit:
-            yield group
-            group, size = [], 0
-        group.append(piece)
-        size += piece.array.nbytes
-    if group:
-        yield group
