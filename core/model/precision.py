@@ -25,7 +25,7 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from sabia.core.errors import UsageError
@@ -89,34 +89,11 @@ BY_NAME: Mapping[str, Precision] = {precision.name: precision for precision in _
 PRECISIONS = tuple(BY_NAME)
 
 
-def precision_named(
-    name: str,
-    *,
-    first: int | None = None,
-    last: float | None = None,
-    group: int | None = None,
-) -> Precision:
-    """The precision of that name, with other layers kept in BF16 or another group of qat-int4.
-
-    first: layers at the start; last: share of the layers at the end, 0 to 1. UsageError for an
-    unknown name and for what the precision does not have.
-    """
+def precision_named(name: str) -> Precision:
+    """The precision of that name; UsageError for an unknown one."""
     if name not in BY_NAME:
         raise UsageError(f"--precision: {name!r} (expected one of {', '.join(PRECISIONS)})")
-    found = BY_NAME[name]
-    if group is not None:
-        if found.served is None or found.served.group is None:
-            raise UsageError(f"--precision {name}: group {group} (only qat-int4 has groups)")
-        found = replace(found, served=Served(found.served.kind, group))
-    if first is None and last is None:
-        return found
-    if found.products is None and found.served is None:
-        raise UsageError(f"--precision {name}: layers in BF16 (only where others are lower)")
-    first = found.first if first is None else first
-    last = found.last if last is None else last
-    if first < 0 or not 0 <= last <= 1:
-        raise UsageError(f"layers in BF16: {first} first, {last} last (expected 0 or more, 0 to 1)")
-    return replace(found, first=first, last=last)
+    return BY_NAME[name]
 
 
 def low_tensors(spec: ModelSpec, precision: Precision) -> frozenset[str]:
@@ -225,7 +202,7 @@ class LowOps(WrappedOps):
         return self.base.grouped_matmul(rows, weight, plan, bias, name=name)
 
 
-def wrap(ops: Any, spec: ModelSpec, precision: Precision | str, seed: int = 0) -> Any:
+def wrap(ops: Any, spec: ModelSpec, precision: Precision, seed: int = 0) -> Any:
     """Operations that compute the model's products in `precision`.
 
     ops: of either backend, plain or of a mesh. The result has its attributes, and
@@ -233,8 +210,6 @@ def wrap(ops: Any, spec: ModelSpec, precision: Precision | str, seed: int = 0) -
     integers. part tells apart what is rounded within a step: micro-batches, and in torch the
     processes. On a mesh in torch a scale is found in the process's own piece of a matrix.
     """
-    if isinstance(precision, str):
-        precision = precision_named(precision)
     low = low_tensors(spec, precision)
     if not low:
         return PlainOps(ops)
@@ -247,13 +222,11 @@ def wrap(ops: Any, spec: ModelSpec, precision: Precision | str, seed: int = 0) -
     return JaxLowOps(ops, precision, low, seed)
 
 
-def describe(precision: Precision | str, device: Any) -> str:
+def describe(precision: Precision, device: Any) -> str:
     """What computes the products on a device: `fp8: emulated on cpu (…)`.
 
     device: of torch (or its name, `cuda:0`) or of JAX.
     """
-    if isinstance(precision, str):
-        precision = precision_named(precision)
     if precision.served is not None:
         return f"{precision.name}: weights rounded as {precision.served.kind}, products in bf16"
     if precision.products is None:

@@ -11,8 +11,6 @@ import contextlib
 import faulthandler
 import os
 import sys
-import threading
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
@@ -22,7 +20,6 @@ from sabia.core.errors import ExitCode, Failed, Interrupted, SabiaError
 from sabia.core.parallel.lines import Message
 
 AGAIN = "the state is that of the last checkpoint: run again to resume"
-HOOK_S = 10.0
 MOST_WORDS = 2000
 
 
@@ -60,14 +57,11 @@ def exit_code(error: BaseException) -> int:
     return int(getattr(error, "exit_code", ExitCode.FAILED))
 
 
-def end_process(end: End, rank: int, directory: Path | None, hook: Callable[[], None]) -> NoReturn:
-    """Run the hook (10 s at most), write the stacks of all threads, say why, and end this process.
+def end_process(end: End, rank: int, directory: Path | None) -> NoReturn:
+    """Write the stacks of all threads, say why, and end this process.
 
     The stacks go to stacks-NNNN.txt in the run's directory; without one, to stderr if it hangs.
     """
-    runner = threading.Thread(target=hook, daemon=True)
-    runner.start()
-    runner.join(HOOK_S)
     with contextlib.suppress(OSError, ValueError):
         if directory and directory.is_dir():
             with open(directory / f"stacks-{rank:04d}.txt", "w") as file:

@@ -9,11 +9,11 @@ line that names the rank, its host and its last step and phase: code 75 for a de
 again to resume from the last checkpoint), the error's own code for a failure.
 
 The next `at` of the main thread raises that end as an exception. A main thread that does not come
-there within the grace time (it sits in a collective) is not waited for: the daemon thread calls
-`on_abort`, writes all threads' stacks into the run's directory, prints the line and ends the
-process. An exception that a lost peer causes in a collective (connection reset) is replaced by the
-end that explains it. `patience_s` announces a phase that may be long; the phases in `board.WAITING`
-count as waiting for others, so that stragglers can be told from those that wait for them.
+there within the grace time (it sits in a collective) is not waited for: the daemon thread writes
+all threads' stacks into the run's directory, prints the line and ends the process. An exception
+that a lost peer causes in a collective (connection reset) is replaced by the end that explains it.
+`patience_s` announces a phase that may be long; the phases in `board.WAITING` count as waiting for
+others, so that stragglers can be told from those that wait for them.
 
 Without other processes there is no watch, and `at` does nothing.
 """
@@ -23,7 +23,7 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -44,17 +44,12 @@ if TYPE_CHECKING:
 VERDICT_S = 5.0
 
 
-def _nothing() -> None:
-    """The hook of a trainer that has none."""
-
-
 @dataclass(frozen=True)
 class Guard:
     """What the trainer wants of the watch; times in seconds.
 
     same: name → text that must be equal in all processes (a hash of the options, say); directory:
-    the run's, for the stacks; on_abort: called (10 s at most, in another thread) before a process
-    is ended from outside; start_timeout_s: 0 means World.timeout_s.
+    the run's, for the stacks; start_timeout_s: 0 means World.timeout_s.
     """
 
     same: Mapping[str, str] = field(default_factory=dict)
@@ -63,7 +58,6 @@ class Guard:
     grace_s: float = 5.0
     start_timeout_s: float = 0.0
     directory: Path | None = None
-    on_abort: Callable[[], None] = _nothing
 
 
 class Watch:
@@ -158,7 +152,7 @@ class Watch:
     def _enforce(self, end: End) -> None:
         """End the process if the main thread does not."""
         if not self._closed.wait(self.guard.grace_s):
-            end_process(end, self.world.rank, self.guard.directory, self.guard.on_abort)
+            end_process(end, self.world.rank, self.guard.directory)
 
     def close(self) -> None:
         """Leave; the others may go on to their own end."""

@@ -32,17 +32,14 @@ class Mup(NamedTuple):
     lr_scales: dict[str, float]
 
 
-def mup(
-    spec: ModelSpec, base_width: int, config: OptimizerConfig, *, base_head_dim: int = 0
-) -> Mup:
+def mup(spec: ModelSpec, base_width: int, config: OptimizerConfig) -> Mup:
     """What μP makes of `spec`, its rate having been found at `base_width`.
 
-    Heads and inner widths are taken to grow with the width. base_head_dim: head_dim of the base
-    model (0: the same). Factors in `config.lr_scales` are kept, multiplied. Raises UsageError
-    where head_dim is not constant, for tied heads, and for parts or optimizers that the theory
-    was not worked out for.
+    Heads and inner widths are taken to grow with the width, head_dim to stay. Factors in
+    `config.lr_scales` are kept, multiplied. Raises UsageError where head_dim cannot stay, for tied
+    heads, and for parts or optimizers that the theory was not worked out for.
     """
-    _check(spec, base_width, config, base_head_dim)
+    _check(spec, base_width, config)
     share = base_width / spec.hidden_size
     given = rules(spec, config)
     stds: dict[str, float] = {}
@@ -69,7 +66,7 @@ def _tensor(spec: ModelSpec, tensor: TensorSpec, base_width: int) -> tuple[float
     return usual * residual, tensor.init.kind == "normal"
 
 
-def _check(spec: ModelSpec, base_width: int, config: OptimizerConfig, base_head_dim: int) -> None:
+def _check(spec: ModelSpec, base_width: int, config: OptimizerConfig) -> None:
     if base_width < 1:
         raise UsageError(f"--mup-base: base width {base_width} (expected 1 or more)")
     if spec.tied:
@@ -91,20 +88,13 @@ def _check(spec: ModelSpec, base_width: int, config: OptimizerConfig, base_head_
         raise UsageError(
             f"--mup-base: {odd.name} has axes {odd.axes} (expected attention and gated MLPs)"
         )
-    for index, layer in enumerate(spec.layers):
-        _check_heads(spec, index, layer.mixer, base_width, base_head_dim)
+    for layer in spec.layers:
+        _check_heads(spec, layer.mixer, base_width)
 
 
-def _check_heads(
-    spec: ModelSpec, index: int, mixer: object, base_width: int, base_head_dim: int
-) -> None:
+def _check_heads(spec: ModelSpec, mixer: object, base_width: int) -> None:
     """head_dim is the base model's, of which both counts of heads must then be whole."""
     size = getattr(mixer, "head_dim", 0)
-    if base_head_dim and size != base_head_dim:
-        raise UsageError(
-            f"--mup-base: head_dim {size} in layer {index}, {base_head_dim} at width {base_width} "
-            "(expected the same: let the number of heads grow)"
-        )
     for count in (getattr(mixer, "heads", 0), getattr(mixer, "kv_heads", 0)):
         if not count or count * base_width % spec.hidden_size:
             raise UsageError(

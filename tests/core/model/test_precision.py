@@ -1,6 +1,7 @@
 """Low-precision products and their gradients against the recipes written out in NumPy."""
 
 from contextlib import nullcontext
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -20,9 +21,11 @@ SHAPE = {"hidden": 64, "layers": 4, "vocab": 97, "heads": 4, "kv_heads": 2, "hea
 SPEC = from_config(new_config("llama", **SHAPE, ffn=96, context=64))
 
 
-def lowered(ops: Any, name: str, **options: Any) -> Any:
+def lowered(ops: Any, name: str, group: int | None = None) -> Any:
     """Operations that round NAME's products, in a known part of a known step."""
-    precision = p.precision_named(name, **options)
+    precision = p.BY_NAME[name]
+    if group is not None:
+        precision = replace(precision, served=p.Served("int4", group))
     return p.wrap(ops, SPEC, precision, SEED).at(STEP, PART)
 
 
@@ -160,7 +163,7 @@ def _expert_gradients(
 
 def test_chance_repeats_and_depends_on_step_part_and_name(ops: Any) -> None:
     """Under jax with a traced step and part."""
-    low = p.wrap(ops, SPEC, "nvfp4", SEED)
+    low = p.wrap(ops, SPEC, p.BY_NAME["nvfp4"], SEED)
     x, w, dy = matrices(32, 64, 48)
     w = ops.to_device({"w": w})["w"]
 
@@ -189,7 +192,7 @@ def test_chance_repeats_and_depends_on_step_part_and_name(ops: Any) -> None:
 
 @pytest.mark.parametrize(("name", "bits", "group"), [("qat-int8", 8, None), ("qat-int4", 4, 32)])
 def test_trained_for_integers(ops: Any, name: str, bits: int, group: int | None) -> None:
-    low = lowered(ops, name, **({} if group is None else {"group": group}))
+    low = lowered(ops, name, group)
     x, w, dy = matrices(24, 64, 40)
     w[3] = 0
     found = gradients(ops, lambda x, w: low.linear(x, w, name=NAME), [x, w], dy)
@@ -290,7 +293,7 @@ def test_a_model_computes_in_it(ops: Any, name: str, remat: Any) -> None:
 
     arrays, one = [params[name] for name in names], np.ones((), np.float32)
     exact = gradients(ops, loss_in(ops), arrays, one)
-    low = p.wrap(ops, spec, p.precision_named(name, first=1, last=0.0), SEED).at(STEP)
+    low = p.wrap(ops, spec, replace(p.BY_NAME[name], first=1, last=0.0), SEED).at(STEP)
     found = gradients(ops, loss_in(low), arrays, one)
     assert abs(found[0] - exact[0]) < 0.05 * exact[0]
     a, b = (np.concatenate([g.ravel() for g in part[1:]]) for part in (found, exact))
@@ -303,7 +306,7 @@ def test_torch_compiles_the_products_without_a_break() -> None:
     torch = pytest.importorskip("torch")
     from sabia.core.model.backend import load_ops
 
-    low = p.wrap(load_ops("torch"), SPEC, "nvfp4", SEED)
+    low = p.wrap(load_ops("torch"), SPEC, p.BY_NAME["nvfp4"], SEED)
     x, w, dy = (torch.from_numpy(array) for array in matrices(32, 64, 48))
     w.requires_grad_()
 

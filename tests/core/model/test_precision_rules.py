@@ -28,7 +28,7 @@ def test_nvfp4_keeps_the_first_two_layers_and_the_last_seventh(layers: int, low:
 def test_fp8_takes_every_layer_and_bf16_none() -> None:
     assert len(p.low_tensors(spec_of(3), p.BY_NAME["fp8"])) == 21
     assert p.low_tensors(spec_of(3), p.BY_NAME["bf16"]) == frozenset()
-    plain = p.wrap(object(), spec_of(3), "bf16")
+    plain = p.wrap(object(), spec_of(3), p.BY_NAME["bf16"])
     assert plain.at(3) is plain
 
 
@@ -37,18 +37,9 @@ def test_a_recipe_that_would_round_nothing_is_refused() -> None:
         p.low_tensors(spec_of(3), p.BY_NAME["nvfp4"])
 
 
-@pytest.mark.parametrize(
-    ("name", "options", "words"),
-    [
-        ("fp4", {}, "expected one of fp32, bf16, fp8, fp8-block, nvfp4"),
-        ("bf16", {"first": 1}, "only where others are lower"),
-        ("nvfp4", {"group": 32}, "only qat-int4"),
-        ("nvfp4", {"last": 1.5}, "0 or more, 0 to 1"),
-    ],
-)
-def test_what_a_precision_does_not_have_is_refused(name: str, options: Any, words: str) -> None:
-    with pytest.raises(UsageError, match=words):
-        p.precision_named(name, **options)
+def test_an_unknown_precision_is_refused() -> None:
+    with pytest.raises(UsageError, match="expected one of fp32, bf16, fp8, fp8-block, nvfp4"):
+        p.precision_named("fp4")
 
 
 def test_the_tail_is_the_decay() -> None:
@@ -64,12 +55,12 @@ def test_the_tail_is_the_decay() -> None:
 
 def test_descriptions_say_what_computes() -> None:
     torch = pytest.importorskip("torch")
-    assert p.describe("fp8", torch.device("cpu")) == "fp8: emulated on cpu"
-    assert p.describe("nvfp4", "cpu") == "nvfp4: emulated on cpu"
-    assert p.describe("qat-int8", "cpu").startswith("qat-int8: weights rounded as int8")
-    assert p.describe("bf16", "cpu") == "bf16: products in bfloat16"
+    assert p.describe(p.BY_NAME["fp8"], torch.device("cpu")) == "fp8: emulated on cpu"
+    assert p.describe(p.BY_NAME["nvfp4"], "cpu") == "nvfp4: emulated on cpu"
+    assert p.describe(p.BY_NAME["qat-int8"], "cpu").startswith("qat-int8: weights rounded as int8")
+    assert p.describe(p.BY_NAME["bf16"], "cpu") == "bf16: products in bfloat16"
     jax = pytest.importorskip("jax")
-    assert p.describe("fp8", jax.devices("cpu")[0]) == "fp8: emulated on cpu"
+    assert p.describe(p.BY_NAME["fp8"], jax.devices("cpu")[0]) == "fp8: emulated on cpu"
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ from sabia.core.spec import from_config, new_config
 torch = pytest.importorskip("torch")
 SHAPE = {"hidden": 64, "layers": 2, "vocab": 128, "heads": 4, "kv_heads": 2, "head_dim": 16}
 SPEC = from_config(new_config("llama", **SHAPE, ffn=160, context=64))
-NVFP4 = p.precision_named("nvfp4", first=0, last=0.0)
+NVFP4 = replace(p.BY_NAME["nvfp4"], first=0, last=0.0)
 BARE = replace(NVFP4, products=replace(NVFP4.products, stochastic=False, hadamard=False))
 
 

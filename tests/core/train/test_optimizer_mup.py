@@ -110,7 +110,6 @@ def test_the_standard_deviations_reach_the_values() -> None:
     ("spec", "settings", "message"),
     [
         (model(256, tied=True), {}, "the head is the embedding"),
-        (model(256, heads=4), {"base_head_dim": 16}, "head_dim 64 in layer 0, 16"),
         (model(256, heads=2), {}, "0.5 at width 64"),
         (model(256), {"name": "soap"}, "optimizer soap"),
         (model(256), {"base_width": 0}, "base width 0"),
@@ -120,4 +119,4 @@ def test_refusals(spec: ModelSpec, settings: dict, message: str) -> None:
     given = {"base_width": 64} | settings
     config = OptimizerConfig(name=given.pop("name", "adamw"))
     with pytest.raises(UsageError, match=message):
-        mup(spec, given.pop("base_width"), config, **given)
+        mup(spec, given["base_width"], config)
