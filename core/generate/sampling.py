@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -23,6 +23,7 @@ from sabia.core.errors import UsageError
 if TYPE_CHECKING:
     import torch
 
+COLUMNS = ("temperature", "top_k", "top_p", "min_p")
 GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 
 
@@ -110,24 +111,14 @@ class RowParams:
         """The parameters of these rows and, behind them, of others."""
         import torch
 
-        pairs = zip(self._columns(), other._columns(), strict=True)
-        temperature, top_k, top_p, min_p = (torch.cat(pair) for pair in pairs)
-        return RowParams(
-            temperature,
-            top_k,
-            top_p,
-            min_p,
-            self.any_filter or other.any_filter,
-            self.any_greedy or other.any_greedy,
-        )
-
-    def _columns(self) -> tuple[torch.Tensor, ...]:
-        return self.temperature, self.top_k, self.top_p, self.min_p
+        whole = {n: torch.cat((getattr(self, n), getattr(other, n))) for n in COLUMNS}
+        any_filter = self.any_filter or other.any_filter
+        any_greedy = self.any_greedy or other.any_greedy
+        return RowParams(**whole, any_filter=any_filter, any_greedy=any_greedy)
 
     def take(self, rows: torch.Tensor) -> RowParams:
         """The parameters of some rows, in the order given."""
-        temperature, top_k, top_p, min_p = (c[rows] for c in self._columns())
-        return RowParams(temperature, top_k, top_p, min_p, self.any_filter, self.any_greedy)
+        return replace(self, **{name: getattr(self, name)[rows] for name in COLUMNS})
 
 
 def draw(

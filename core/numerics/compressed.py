@@ -34,7 +34,7 @@ def encode_weight(codes: np.ndarray, scale: np.ndarray, scheme: Scheme) -> dict[
     """
     import ml_dtypes
 
-    parts = {"weight_scale": floats.bfloat16_bits(scale).view(ml_dtypes.bfloat16)}
+    parts = {"weight_scale": floats.bfloat16(scale)}
     if scheme.type == "float":
         return parts | {"weight": codes.view(ml_dtypes.float8_e4m3fn)}
     if scheme.format != "pack-quantized":
@@ -115,7 +115,9 @@ def decode_weight(
 
 
 def _scale(scale: np.ndarray) -> np.ndarray:
-    return floats.from_bfloat16_bits(scale) if scale.dtype == np.uint16 else scale.astype("f4")
+    import ml_dtypes
+
+    return (scale.view(ml_dtypes.bfloat16) if scale.dtype == np.uint16 else scale).astype("f4")
 
 
 def _codes(weight: np.ndarray) -> np.ndarray:
@@ -123,7 +125,7 @@ def _codes(weight: np.ndarray) -> np.ndarray:
         raise BadData(f"weight is {weight.dtype} (expected int8 or float8)")
     if weight.dtype == np.int8:
         return weight.astype(np.float32)
-    return floats.decode_e4m3(weight.view(np.uint8))
+    return floats.E4M3.decode(weight.view(np.uint8))
 
 
 def _packed(

@@ -38,10 +38,6 @@ class Scheme:
         """`w4a16 g64`, `w8a16`."""
         return f"{self.name} g{self.group}" if self.group else self.name
 
-    def with_group(self, group: int | None) -> "Scheme":
-        """The same format with another group size."""
-        return Scheme(self.name, self.bits, self.type, self.format, group, self.dynamic_activations)
-
     def config_group(self, targets: list[str]) -> dict[str, Any]:
         """The entry of `config_groups` for the modules named in `targets`."""
         strategy = "group" if self.group else "channel"

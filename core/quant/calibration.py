@@ -65,7 +65,7 @@ class StageOps(WrappedOps):
     """The operations of `base`, for one pass that runs block `index` alone.
 
     states: what the block before left; None takes the embeddings (index 0). record: sees every
-    product's (inputs, weight). simulate: replaces a product's inputs, knowing its weight.
+    product's (inputs, name). simulate: replaces a product's inputs, knowing its name.
     """
 
     def __init__(self, base: Any, index: int | None = None, states: Any = None) -> None:
@@ -92,17 +92,16 @@ class StageOps(WrappedOps):
     def linear(self, x: Any, weight: Any, bias: Any = None, *, name: str = "") -> Any:
         """The product, its inputs recorded or changed on the way."""
         if self.record is not None:
-            self.record(x, weight)
+            self.record(x, name)
         if self.simulate is not None:
-            x = self.simulate(x, weight)
+            x = self.simulate(x, name)
         return self.base.linear(x, weight, bias, name=name)
 
 
 class Hessians:
     """2/n Σ x xᵀ by parameter name, summed over batches; products that share inputs share it."""
 
-    def __init__(self, params: Mapping[str, Any]) -> None:
-        self.names = {id(weight): name for name, weight in params.items()}
+    def __init__(self) -> None:
         self.sums: dict[str, torch.Tensor] = {}
         self.tokens = 0
         self._mask: torch.Tensor | None = None
@@ -113,10 +112,9 @@ class Hessians:
         self._mask, self._seen = mask, []
         self.tokens += int(mask.sum())
 
-    def record(self, x: torch.Tensor, weight: Any) -> None:
-        """Add the inputs x[B, T, I] of a product."""
-        name = self.names.get(id(weight))
-        if name is None or self._mask is None:
+    def record(self, x: torch.Tensor, name: str) -> None:
+        """Add the inputs x[B, T, I] of a product with the parameter `name`."""
+        if self._mask is None:
             return
         product = next((found for inputs, found in self._seen if inputs is x), None)
         if product is None:

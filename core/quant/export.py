@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from sabia.core.model import hub
-from sabia.core.numerics.floats import bfloat16_bits
+from sabia.core.numerics.floats import bfloat16
 from sabia.core.numerics.schemes import Scheme, quantization_config
 from sabia.core.quant.quantize import Quantized
 from sabia.core.quant.recipe import Linear
@@ -54,17 +54,11 @@ def stored_tensors(spec: ModelSpec, quantized: Quantized) -> dict[str, np.ndarra
             stored = quantized.stored.get((tensor.name, index))
             if stored is None:
                 value = quantized.params[tensor.name]
-                tensors[name] = _bfloat16(value if index is None else value[index])
+                tensors[name] = bfloat16(value if index is None else value[index])
             else:
                 module = modules[tensor.name, index]
                 tensors |= {f"{module}.{part}": array for part, array in stored.parts.items()}
     return tensors
-
-
-def _bfloat16(value: np.ndarray) -> np.ndarray:
-    import ml_dtypes
-
-    return bfloat16_bits(value).view(ml_dtypes.bfloat16)
 
 
 def _groups(linears: Sequence[Linear]) -> tuple[dict[Scheme, list[str]], list[str]]:

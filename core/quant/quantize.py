@@ -82,7 +82,7 @@ class _Work:
 
     def quantize_layer(self, layer: int) -> None:
         """Calibrate and round a layer's matrices, then carry the states through the result."""
-        hessians = Hessians(self.params)
+        hessians = Hessians()
         for batch, states in zip(self.calibration, self.states, strict=True):
             stage = StageOps(self.ops, layer, states)
             stage.record = hessians.record
@@ -96,12 +96,12 @@ class _Work:
     def quantize_head(self) -> None:
         """The matrices outside of the layers; their inputs are the final hidden states."""
         outside = [x for x in self.linears if x.tensor.layer is None]
-        hessians = Hessians(self.params)
+        hessians = Hessians()
         for batch, states in zip(self.calibration, self.states, strict=True) if outside else ():
             stage = StageOps(self.ops, len(self.spec.layers), states)
             hessians.begin(batch.mask)
             hidden = run_block(self.spec, self.params, stage, batch)
-            hessians.record(hidden, self.params[self.spec.head_name])
+            hessians.record(hidden, self.spec.head_name)
         self._round(outside, hessians)
 
     def _round(self, linears: Sequence[Linear], hessians: Hessians) -> None:
@@ -148,17 +148,17 @@ def _row(linear: Linear, stored: Stored, tokens: int) -> dict[str, Any]:
     }
 
 
-def simulated_inputs(linears: Sequence[Linear], params: Mapping[str, Any]) -> Any:
+def simulated_inputs(linears: Sequence[Linear]) -> Any:
     """What `StageOps.simulate` takes: inputs rounded for each token where a scheme says so.
 
     None where no scheme quantizes activations.
     """
-    schemes = {id(params[x.tensor.name]): x.scheme for x in linears if x.scheme.dynamic_activations}
+    schemes = {x.tensor.name: x.scheme for x in linears if x.scheme.dynamic_activations}
     if not schemes:
         return None
 
-    def simulate(x: torch.Tensor, weight: Any) -> torch.Tensor:
-        scheme = schemes.get(id(weight))
+    def simulate(x: torch.Tensor, name: str) -> torch.Tensor:
+        scheme = schemes.get(name)
         if scheme is None:
             return x
         largest = x.abs().amax(-1, keepdim=True).clamp_min(1e-30)
@@ -195,7 +195,7 @@ def divergence(
     original, quantized: backend arrays in float32.
     """
     stage = StageOps(ops)
-    stage.simulate = simulated_inputs(linears, quantized)
+    stage.simulate = simulated_inputs(linears)
     sums, tokens, targets = torch.zeros(4, dtype=torch.float64), 0, 0
     with torch.inference_mode():
         for batch in batches:

@@ -77,7 +77,7 @@ class Recipe:
             )
         if scheme.group is None:
             return scheme
-        return scheme.with_group(_settled(group, tensor))
+        return replace(scheme, group=_settled(group, tensor))
 
 
 def _settled(group: int | None, tensor: TensorSpec) -> int | None:

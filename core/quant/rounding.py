@@ -45,10 +45,10 @@ def store(
     method = method_of(recipe, scheme, hessian)
     if scheme.type == "float":
         largest = np.abs(weight).max(1, keepdims=True)
-        scale = floats.round_bfloat16(largest / floats.E4M3_MAX)
+        scale = floats.round_bfloat16(largest / floats.E4M3.max)
         scale = np.where(scale > 0, scale, np.float32(1))
-        codes = floats.encode_e4m3(weight / scale)
-        decoded = floats.decode_e4m3(codes) * scale
+        codes = floats.E4M3.encode(weight / scale)
+        decoded = floats.E4M3.decode(codes) * scale
     else:
         if method == "gptq" and hessian is not None:
             config = GptqConfig(

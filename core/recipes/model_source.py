@@ -18,6 +18,8 @@ from sabia.core import notes
 from sabia.core.errors import UsageError
 from sabia.core.model import hub
 from sabia.core.model.init import init_tensor
+from sabia.core.options.pretrain import PretrainOptions
+from sabia.core.recipes.training_options import initial_stds
 from sabia.core.shards.layout import FORMER_TOKENIZER, TOKENIZER
 from sabia.core.shards.outputs import METADATA_KEY
 from sabia.core.shards.sources import Source
@@ -40,26 +42,21 @@ def load_fp32(directory: str) -> Params:
 
 
 def fresh_model(
-    shape: str,
-    config_json: str,
-    tokenizer: str,
-    row_length: int,
-    seed: int,
-    stds: Callable[[ModelSpec], Mapping[str, float]],
+    options: PretrainOptions, tokenizer: str, row_length: int, seed: int
 ) -> tuple[ModelSpec, Callable[[], Params]]:
     """(spec, its initial parameters) of a new model, by `--shape` or `--config-json`.
 
-    stds: standard deviations of initial values that are not the table's, given the spec.
+    Each tensor is made when it is asked for: processes that keep shards hold no more of the whole
+    model than one.
     """
-    spec = load_spec(config_json) if config_json else _shaped(shape, tokenizer, row_length)
-    return spec, lambda: _fresh_params(spec, seed, stds(spec))
+    path = options.config_json
+    spec = load_spec(path) if path else _shaped(options.shape, tokenizer, row_length)
 
+    def load() -> Params:
+        stds, table = initial_stds(options, spec), {t.name: t for t in spec.tensors()}
+        return LazyState([*table], lambda name: init_tensor(table[name], seed, stds.get(name)))
 
-def _fresh_params(spec: ModelSpec, seed: int, stds: Mapping[str, float]) -> Params:
-    """`hub.init_params`, each tensor made when it is asked for: processes that keep shards hold no
-    more of the whole model than one."""
-    table = {tensor.name: tensor for tensor in spec.tensors()}
-    return LazyState([*table], lambda name: init_tensor(table[name], seed, stds.get(name)))
+    return spec, load
 
 
 def _shaped(shape: str, tokenizer: str, row_length: int) -> ModelSpec:

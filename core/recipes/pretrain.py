@@ -115,8 +115,7 @@ def _model(
 ) -> tuple[ModelSpec, Callable[[], Any]]:
     """(spec, a function that gives its parameters)."""
     if not options.model:
-        stds = partial(training_options.initial_stds, options)
-        return fresh_model(options.shape, options.config_json, tokenizer, length, job.seed, stds)
+        return fresh_model(options, tokenizer, length, job.seed)
     spec, load = model_for(tokenizer, options.model, bool(options.lora_rank))
     if options.context:
         spec = _longer(spec, options.context, options.rope_theta)

@@ -1,5 +1,7 @@
 """The stored form of quantized weights: our own round trip, and compressed-tensors as judge."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -12,12 +14,12 @@ CONFIG = {"quant_method": "compressed-tensors", "format": "mixed-precision", "co
 def made(name: str, group: int | None = None, shape: tuple[int, int] = (24, 64)):
     """(weight as decoded from codes, stored parts, scheme) of random values."""
     weight = np.random.default_rng(0).standard_normal(shape).astype(np.float32)
-    scheme = schemes.scheme_named(name).with_group(group)
+    scheme = replace(schemes.scheme_named(name), group=group)
     if scheme.type == "float":
-        scale = floats.round_bfloat16(np.abs(weight).max(1, keepdims=True) / floats.E4M3_MAX)
-        codes = floats.encode_e4m3(weight / scale)
+        scale = floats.round_bfloat16(np.abs(weight).max(1, keepdims=True) / floats.E4M3.max)
+        codes = floats.E4M3.encode(weight / scale)
         return (
-            floats.decode_e4m3(codes) * scale,
+            floats.E4M3.decode(codes) * scale,
             compressed.encode_weight(codes, scale, scheme),
             scheme,
         )

@@ -86,7 +86,7 @@ def test_hessians_are_those_of_a_whole_pass(tiny, token_rows) -> None:
     weights = OPS.to_device(params, "float32")
     rows = batches(token_rows, 200)
     assert len(rows) > 3
-    whole = Hessians(weights)
+    whole = Hessians()
     for batch in rows:
         stage = StageOps(OPS)
         stage.record = whole.record
@@ -94,7 +94,7 @@ def test_hessians_are_those_of_a_whole_pass(tiny, token_rows) -> None:
         run_block(spec, weights, stage, batch)
     states: list = [None] * len(rows)
     for layer in range(len(spec.layers)):
-        alone = Hessians(weights)
+        alone = Hessians()
         for number, batch in enumerate(rows):
             stage = StageOps(OPS, layer, states[number])
             stage.record = alone.record
@@ -112,7 +112,7 @@ def test_padding_is_not_counted(tiny, token_rows) -> None:
     weights = OPS.to_device(params, "float32")
     sums = []
     for rows in (batches(token_rows, 10_000), batches(token_rows, 1)):
-        h = Hessians(weights)
+        h = Hessians()
         for batch in rows:
             stage = StageOps(OPS)
             stage.record = h.record
