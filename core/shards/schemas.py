@@ -44,6 +44,8 @@ KINDS = {
     "chat": _schema(id=_TEXT, messages=_MESSAGES, tools=_TEXT, meta=_TEXT),
     # a conversation to continue, with a reference answer and a rubric (JSON) to judge by
     "prompt": _schema(id=_TEXT, messages=_MESSAGES, rubric=_TEXT, answer=_TEXT, meta=_TEXT),
+    # a conversation with a better and a worse continuation
+    "preference": _schema(id=_TEXT, prompt=_MESSAGES, chosen=_TEXT, rejected=_TEXT),
     # a row of tokens of fixed length: input_ids[T], the lengths of its documents, loss_mask[T]
     "tokens": _schema(
         id=_TEXT, input_ids=_INTS, document_lengths=_INTS,
@@ -62,6 +64,7 @@ KINDS = {
 REQUIRED = {
     "document": ("text",), "chat": ("messages",), "prompt": ("messages",), "sample": ("tokens",),
     "tokens": ("input_ids", "document_lengths"), "score": ("task", "item_id", "value"),
+    "preference": ("prompt", "chosen", "rejected"),
 }  # fmt: skip
 
 
