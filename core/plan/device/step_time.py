@@ -11,7 +11,7 @@ booleans of a layout are one value a call.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 
 from sabia.core.plan.chips import Chip
 from sabia.core.plan.counting.architecture import LayerKind
@@ -25,34 +25,17 @@ from sabia.core.plan.elementwise import Number, choose, larger, rounded_up
 
 @dataclass(frozen=True)
 class StepTime:
-    """Seconds of a step by part, over all its micro-batches on the slowest stage.
+    """Seconds of a step: `parts` by name, over all its micro-batches on the slowest stage.
 
-    matmul, attention, elementwise: work of the layers. tensor, expert, context: collectives within
-    layers that are waited for. stages: sends between stages. bubble: waiting for the pipeline to
-    fill and drain. shards: weights gathered and gradients scattered each micro-batch (zero 2, 3),
-    replicas: gradients once a step; both beyond what is hidden. band: what four of five published
-    steps of this kind of model took, over what was predicted for them.
+    matmul, attention, elementwise, head: work. tensor, expert, context: collectives within layers
+    that are waited for. stages: sends between stages. bubble: waiting for the pipeline to fill and
+    drain. shards: weights gathered and gradients scattered each micro-batch (zero 2, 3), replicas:
+    gradients once a step; both beyond what is hidden. optimizer: the update. band: what four of
+    five published steps of this kind of model took, over what was predicted for them.
     """
 
-    matmul_s: Number
-    attention_s: Number
-    elementwise_s: Number
-    head_s: Number
-    tensor_s: Number
-    expert_s: Number
-    context_s: Number
-    stages_s: Number
-    bubble_s: Number
-    shards_s: Number
-    replicas_s: Number
-    optimizer_s: Number
+    parts: dict[str, Number]
     band: Band
-
-    @property
-    def parts(self) -> dict[str, Number]:
-        """Seconds by name."""
-        names = (field.name for field in fields(self) if field.name != "band")
-        return {name.removesuffix("_s"): getattr(self, name) for name in names}
 
     @property
     def total_s(self) -> Number:
@@ -72,8 +55,7 @@ class StepTime:
     @property
     def binding(self) -> str:
         """Name of the largest part of one layout's step."""
-        parts = self.parts
-        return max(parts, key=lambda name: parts[name])
+        return max(self.parts, key=lambda name: self.parts[name])
 
 
 def step_time(
@@ -95,16 +77,17 @@ def step_time(
     slowest = stage + head
     shards = network.shard_s(at, slowest)
     last_backward = slowest * 2 / 3
-    return StepTime(
-        **{f"{name}_s": passes * seconds for name, seconds in layers.items()},
-        head_s=passes * head,
-        stages_s=passes * network.stage_s(at),
-        bubble_s=(layout.pipe - 1) / layout.virtual * (stage + shards),
-        shards_s=passes * shards,
-        replicas_s=network.replica_s(at, last_backward),
-        optimizer_s=network.optimizer_s(at),
-        band=load_bands()[kind_of(workload)] if constants is None else Band(1, 1),
-    )
+    parts = {name: passes * layers[name] for name in ("matmul", "attention", "elementwise")}
+    parts["head"] = passes * head
+    parts |= {name: passes * layers[name] for name in ("tensor", "expert", "context")}
+    parts |= {
+        "stages": passes * network.stage_s(at),
+        "bubble": (layout.pipe - 1) / layout.virtual * (stage + shards),
+        "shards": passes * shards,
+        "replicas": network.replica_s(at, last_backward),
+        "optimizer": network.optimizer_s(at),
+    }
+    return StepTime(parts, load_bands()[kind_of(workload)] if constants is None else Band(1, 1))
 
 
 def kind_of(workload: Workload) -> str:

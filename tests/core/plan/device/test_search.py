@@ -172,7 +172,8 @@ def test_the_trainer_pays_for_masked_scores_across_context_ranks():
     halves = replace(alone, fsdp=4, context=2)
     for stack, ratio in (("sabia", 2), ("megatron", 1)):
         times = [
-            step_time(job, one, H100, find_stack(stack)).attention_s for one in (alone, halves)
+            step_time(job, one, H100, find_stack(stack)).parts["attention"]
+            for one in (alone, halves)
         ]
         assert times[1] == pytest.approx(ratio * times[0], rel=1e-3)
     assert search(job, H100, find_stack("sabia"), 8).best.layout.context == 1

@@ -40,8 +40,10 @@ def test_an_ideal_chip_takes_the_models_operations(name):
     workload = work(name, rows=2)
     seen = step_time(workload, Layout(recompute="none"), FREE, FSDP, IDEAL)
     plain, causal = (flops_per_token(SHAPES[name], 4096, c) for c in ("6nd", "causal"))
-    assert seen.matmul_s + seen.head_s == pytest.approx(workload.batch_tokens * plain / 989e12)
-    assert seen.attention_s == pytest.approx(
+    assert seen.parts["matmul"] + seen.parts["head"] == pytest.approx(
+        workload.batch_tokens * plain / 989e12
+    )
+    assert seen.parts["attention"] == pytest.approx(
         workload.batch_tokens * (causal - plain) * 3.5 / 3 / 989e12
     )
 
@@ -57,11 +59,15 @@ def test_full_recomputation_is_a_third_more_only_if_all_runs():
     base = step_time(work(), Layout(recompute="none"), FREE, FSDP, IDEAL)
     every = step_time(work(), Layout(recompute="full"), FREE, MEGATRON, IDEAL)
     early = step_time(work(), Layout(recompute="full"), FREE, FSDP, IDEAL)
-    assert every.matmul_s == pytest.approx(base.matmul_s * 4 / 3)
+    assert every.parts["matmul"] == pytest.approx(base.parts["matmul"] * 4 / 3)
     layer = SHAPES["llama-3-8b"]
     last = layer["ffn"] * layer["hidden"] / architecture(layer).layers[0].matmul_params
-    assert early.matmul_s == pytest.approx(base.matmul_s * (4 - last) / 3)
-    assert every.attention_s == early.attention_s == pytest.approx(base.attention_s * 4.5 / 3.5)
+    assert early.parts["matmul"] == pytest.approx(base.parts["matmul"] * (4 - last) / 3)
+    assert (
+        every.parts["attention"]
+        == early.parts["attention"]
+        == pytest.approx(base.parts["attention"] * 4.5 / 3.5)
+    )
 
 
 def test_selective_recomputation_runs_what_is_not_kept():
@@ -69,29 +75,32 @@ def test_selective_recomputation_runs_what_is_not_kept():
     kept = step_time(work(), Layout(recompute="selective"), FREE, FSDP, IDEAL)
     h, kv, f = 4096, 1024, 14336  # key, middle and up again, of two h·h, two h·kv and three h·f
     again = (kv + h + f) / (2 * h + 2 * kv + 3 * f)
-    assert kept.matmul_s == pytest.approx(none.matmul_s * (1 + again / 3))
-    assert kept.attention_s == none.attention_s
+    assert kept.parts["matmul"] == pytest.approx(none.parts["matmul"] * (1 + again / 3))
+    assert kept.parts["attention"] == none.parts["attention"]
     scores = step_time(work(), Layout(recompute="selective"), FREE, KEEPS_SCORES, IDEAL)
     full = step_time(work(), Layout(recompute="none"), FREE, KEEPS_SCORES, IDEAL)
-    assert scores.attention_s == pytest.approx(full.attention_s * 4 / 3)
-    assert scores.matmul_s == full.matmul_s
+    assert scores.parts["attention"] == pytest.approx(full.parts["attention"] * 4 / 3)
+    assert scores.parts["matmul"] == full.parts["matmul"]
 
 
 def test_frozen_weights_save_a_third_of_the_products():
     full = step_time(work(), Layout(recompute="none"), FREE, FSDP, IDEAL)
     lora = step_time(work(adapter_params=10**7), Layout(recompute="none"), FREE, FSDP, IDEAL)
-    assert lora.matmul_s == pytest.approx(full.matmul_s * 2 / 3)
-    assert lora.attention_s == full.attention_s
+    assert lora.parts["matmul"] == pytest.approx(full.parts["matmul"] * 2 / 3)
+    assert lora.parts["attention"] == full.parts["attention"]
 
 
 def test_narrow_formats_serve_the_layers_products_only():
     wide = step_time(work(), Layout(), FREE, FSDP, IDEAL)
     chip = replace(FREE, fp8_matmul_ceiling=1.0)
     narrow = step_time(work(precision="fp8"), Layout(), chip, FSDP, IDEAL)
-    assert narrow.matmul_s == pytest.approx(wide.matmul_s * 989 / 1979)
-    assert (narrow.attention_s, narrow.head_s) == (wide.attention_s, wide.head_s)
+    assert narrow.parts["matmul"] == pytest.approx(wide.parts["matmul"] * 989 / 1979)
+    assert (narrow.parts["attention"], narrow.parts["head"]) == (
+        wide.parts["attention"],
+        wide.parts["head"],
+    )
     real = [step_time(work(precision=p), Layout(), H100, FSDP, IDEAL) for p in ("bf16", "fp8")]
-    assert real[1].elementwise_s > real[0].elementwise_s  # casts
+    assert real[1].parts["elementwise"] > real[0].parts["elementwise"]  # casts
 
 
 @pytest.mark.parametrize(
@@ -100,19 +109,19 @@ def test_narrow_formats_serve_the_layers_products_only():
 def test_the_bubble_is_p_minus_1_over_vm(pipe, virtual, rows):
     layout = Layout(pipe=pipe, virtual=virtual, recompute="none")
     seen = step_time(work(rows=rows), layout, FREE, FSDP, IDEAL)
-    layers = seen.matmul_s + seen.attention_s + seen.elementwise_s
-    assert seen.bubble_s == pytest.approx(layers * (pipe - 1) / (virtual * rows))
+    layers = seen.parts["matmul"] + seen.parts["attention"] + seen.parts["elementwise"]
+    assert seen.parts["bubble"] == pytest.approx(layers * (pipe - 1) / (virtual * rows))
 
 
 def test_the_last_stage_has_the_head_and_a_layer_less_where_there_is_room():
     even = step_time(work(), Layout(pipe=4), FREE, FSDP, IDEAL)
     whole = step_time(work(), Layout(), FREE, FSDP, IDEAL)
-    assert even.head_s == pytest.approx(whole.head_s)
-    assert even.matmul_s == pytest.approx(whole.matmul_s / 4)
+    assert even.parts["head"] == pytest.approx(whole.parts["head"])
+    assert even.parts["matmul"] == pytest.approx(whole.parts["matmul"] / 4)
     odd = step_time(work("llama-3-405b"), Layout(pipe=16), FREE, FSDP, IDEAL)  # 126 layers
-    assert odd.head_s == 0  # less than a layer
-    assert odd.matmul_s == pytest.approx(
-        step_time(work("llama-3-405b"), Layout(), FREE, FSDP, IDEAL).matmul_s * 8 / 126
+    assert odd.parts["head"] == 0  # less than a layer
+    assert odd.parts["matmul"] == pytest.approx(
+        step_time(work("llama-3-405b"), Layout(), FREE, FSDP, IDEAL).parts["matmul"] * 8 / 126
     )
 
 
@@ -120,11 +129,14 @@ def test_thin_slices_and_small_experts_are_slower_per_operation():
     real = replace(IDEAL, shape=0.5)
     one = step_time(work(), Layout(), FREE, FSDP, real)
     slow = replace(FREE, hbm_bytes_per_s=3.35e12)
-    assert step_time(work(), Layout(tensor=8), slow, FSDP, real).matmul_s > one.matmul_s / 8
+    assert (
+        step_time(work(), Layout(tensor=8), slow, FSDP, real).parts["matmul"]
+        > one.parts["matmul"] / 8
+    )
     moe, real = work("qwen3-30b-a3b", rows=8), replace(IDEAL, grouped=0.5)
-    alone = step_time(moe, Layout(), slow, FSDP, real).matmul_s
+    alone = step_time(moe, Layout(), slow, FSDP, real).parts["matmul"]
     shared = step_time(moe, Layout(expert=8), slow, replace(FSDP, expert_imbalance=1), real)
-    assert shared.matmul_s < alone / 8  # eight times the tokens an expert
+    assert shared.parts["matmul"] < alone / 8  # eight times the tokens an expert
 
 
 def test_experts_have_a_rate_of_their_own_on_tpus():
@@ -133,7 +145,7 @@ def test_experts_have_a_rate_of_their_own_on_tpus():
     layout = Layout(recompute="none")
     full, half = (step_time(moe, layout, v5p, FSDP, c) for c in (IDEAL, slow))
     routed = 3 * 2 * 4096 * 14336 / architecture(SHAPES["mixtral-8x7b"]).layers[0].matmul_params
-    assert half.matmul_s == pytest.approx(full.matmul_s * (1 + routed))
+    assert half.parts["matmul"] == pytest.approx(full.parts["matmul"] * (1 + routed))
     for workload, chip in ((moe, H100), (work(), v5p)):
         seen = [step_time(workload, layout, chip, FSDP, c).total_s for c in (IDEAL, slow)]
         assert seen[0] == seen[1]
@@ -144,19 +156,21 @@ def test_slices_of_experts_gather_every_copy():
     moe, layout = work("mixtral-8x7b", rows=8), Layout(tensor=4, recompute="none")
     sliced = step_time(moe, layout, H100, FSDP, IDEAL)
     tokens = moe.batch_tokens * 2 * 4096 * 2  # copies, hidden, bytes
-    assert sliced.expert_s == pytest.approx(32 * 4 * tokens * 3 / 4 / 450e9)
+    assert sliced.parts["expert"] == pytest.approx(32 * 4 * tokens * 3 / 4 / 450e9)
     whole = step_time(moe, replace(layout, experts_over_tensor=True), H100, FSDP, IDEAL)
-    assert whole.expert_s == pytest.approx(sliced.expert_s / 4)  # exchanged, not gathered
-    assert whole.tensor_s == sliced.tensor_s
+    assert whole.parts["expert"] == pytest.approx(
+        sliced.parts["expert"] / 4
+    )  # exchanged, not gathered
+    assert whole.parts["tensor"] == sliced.parts["tensor"]
 
 
 def test_an_exchange_of_experts_and_its_imbalance_cost():
     moe = work("mixtral-8x7b")
     near = step_time(moe, Layout(expert=8), H100, FSDP)
     far = step_time(moe, Layout(expert=8, tensor=8), H100, FSDP)
-    assert near.expert_s > 0 and far.expert_s > near.expert_s / 8
+    assert near.parts["expert"] > 0 and far.parts["expert"] > near.parts["expert"] / 8
     even = step_time(moe, Layout(expert=8), H100, replace(FSDP, expert_imbalance=1.0))
-    assert even.matmul_s < near.matmul_s
+    assert even.parts["matmul"] < near.parts["matmul"]
 
 
 def test_collectives_hide_beside_work_as_the_software_can():
@@ -164,9 +178,9 @@ def test_collectives_hide_beside_work_as_the_software_can():
     hidden = step_time(work(rows=512), layout, H100, FSDP)
     bare = step_time(work(rows=512), layout, H100, replace(FSDP, hides_data=False))
     asynchronous = step_time(work(rows=512), layout, H100, replace(FSDP, hides_tensor=True))
-    assert bare.shards_s > 1.2 * hidden.shards_s
-    assert asynchronous.tensor_s < hidden.tensor_s / 2
-    assert hidden.matmul_s == bare.matmul_s
+    assert bare.parts["shards"] > 1.2 * hidden.parts["shards"]
+    assert asynchronous.parts["tensor"] < hidden.parts["tensor"] / 2
+    assert hidden.parts["matmul"] == bare.parts["matmul"]
 
 
 def test_zero_levels_move_what_they_should():
@@ -178,11 +192,11 @@ def test_zero_levels_move_what_they_should():
     }
     params, passes = workload.architecture.params, 4
     unit = params * 2 * 7 / 8 / 1e9
-    assert seen[0].replicas_s == pytest.approx(2 * unit)
-    assert seen[1].replicas_s == pytest.approx(2 * unit)
-    assert seen[2].shards_s == pytest.approx(passes * 2 * unit)
-    assert seen[3].shards_s == pytest.approx(passes * 3 * unit)
-    assert seen[0].shards_s == 0 and seen[3].replicas_s == 0
+    assert seen[0].parts["replicas"] == pytest.approx(2 * unit)
+    assert seen[1].parts["replicas"] == pytest.approx(2 * unit)
+    assert seen[2].parts["shards"] == pytest.approx(passes * 2 * unit)
+    assert seen[3].parts["shards"] == pytest.approx(passes * 3 * unit)
+    assert seen[0].parts["shards"] == 0 and seen[3].parts["replicas"] == 0
 
 
 def test_zero3_of_2021_across_nodes():
