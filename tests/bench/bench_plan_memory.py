@@ -124,7 +124,7 @@ def predicted(one: Case) -> float:
         model,
         one.length,
         one.rows,
-        StateRecipe(one.options.get("optimizer", "adamw"), 4, 4, 8, 12, ""),
+        StateRecipe(one.options.get("optimizer", "adamw"), 4, 4, 8, 12),
         one.options.get("precision", "fp32"),
         rank * edges if rank else None,
         one.packed,
