@@ -4,9 +4,9 @@ A class of options lists them as attributes (see `table.Options`). The text belo
 string of its own, is the option's long help, which the manual page and `--help=json` print.
 """
 
-import copy
 import difflib
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from sabia.core.errors import UsageError
@@ -87,6 +87,7 @@ def listed(names: Iterable[Any]) -> str:
     return " or ".join([", ".join(names[:-1]), names[-1]] if len(names) > 1 else names)
 
 
+@dataclass(eq=False)
 class Option:
     """One option of a command; declared by `text`, `choice`, `integer` and so on below.
 
@@ -97,44 +98,36 @@ class Option:
     of several commands. values: data whose names complete it.
     """
 
-    name = ""
+    kind: str
+    help: str
+    default: Any = None
+    metavar: str = ""  # '': that of the kind
+    choices: tuple[str, ...] = ()
+    least: float | None = None
+    most: float | None = None
+    above: float | None = None
+    many: bool = False
+    short: str = ""
+    group: str = ""
+    common: bool = False
+    recorded: bool = True
+    required: bool = False
+    positional: bool = False
+    negative: bool = False
+    only: Any = ()  # a condition or several; a tuple of them when it is read
+    excludes: tuple[str, ...] = ()
+    unset: str = ""
+    variable: str = ""
+    values: str = ""
+    name: str = ""
 
-    def __init__(self, kind: str, help: str, **fields: Any) -> None:
-        self.kind, self.help = kind, help
-        self.default: Any = fields.pop("default", False if kind == "flag" else None)
-        self.metavar: str = fields.pop("metavar", KINDS[kind].metavar)
-        self.choices: tuple[str, ...] = fields.pop("choices", ())
-        self.least: float | None = fields.pop("least", None)
-        self.most: float | None = fields.pop("most", None)
-        self.above: float | None = fields.pop("above", None)
-        self.many: bool = fields.pop("many", False)
-        self.short: str = fields.pop("short", "")
-        self.group: str = fields.pop("group", "")
-        self.common: bool = fields.pop("common", False)
-        self.recorded: bool = fields.pop("recorded", True)
-        self.required: bool = fields.pop("required", False)
-        self.positional: bool = fields.pop("positional", False)
-        self.negative: bool = fields.pop("negative", False)
-        self.only: tuple[Condition, ...] = _tuple(fields.pop("only", ()))
-        self.excludes: tuple[str, ...] = fields.pop("excludes", ())
-        self.unset: str = fields.pop("unset", "")
-        self.variable: str = fields.pop("variable", "")
-        self.values: str = fields.pop("values", "")
-        if fields:
-            raise TypeError(f"an option has no {', '.join(fields)}")
+    def __post_init__(self) -> None:
+        self.metavar = self.metavar or KINDS[self.kind].metavar
+        self.only = (self.only,) if isinstance(self.only, Condition) else tuple(self.only)
 
     def __set_name__(self, owner: type, name: str) -> None:
         if not self.name:
             self.name = name
-
-    def but(self, **changes: Any) -> Any:
-        """The same option with some fields changed, such as a command's own default."""
-        other = copy.copy(self)
-        for field, value in changes.items():
-            if not hasattr(other, field):
-                raise TypeError(f"an option has no {field}")
-            setattr(other, field, _tuple(value) if field == "only" else value)
-        return other
 
     @property
     def key(self) -> str:
@@ -220,11 +213,7 @@ def flags(option: Option) -> list[str]:
 
 def changed(option: Any, **changes: Any) -> Any:
     """An inherited option with some fields changed, such as a command's own help."""
-    return option.but(**changes)
-
-
-def _tuple(only: Any) -> tuple[Condition, ...]:
-    return (only,) if isinstance(only, Condition) else tuple(only)
+    return replace(option, **changes)
 
 
 def text(help: str, metavar: str = "TEXT", **fields: Any) -> Any:
@@ -249,7 +238,7 @@ def several(help: str, metavar: str, **fields: Any) -> Any:
 
 def switch(help: str, **fields: Any) -> Any:
     """An option without a value; with `negative` it has a --no- form too."""
-    return Option("flag", help, **fields)
+    return Option("flag", help, **({"default": False} | fields))
 
 
 def quantity(kind: str, help: str, default: Any = None, **fields: Any) -> Any:

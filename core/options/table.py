@@ -15,7 +15,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any, ClassVar, Self
 
 from sabia.core.errors import UsageError
-from sabia.core.options.option import Condition, Option, is_set
+from sabia.core.options.option import Condition, Option, changed, is_set
 
 
 class Options:
@@ -55,9 +55,9 @@ class Options:
             added = (conditions,) if isinstance(conditions, Condition) else conditions
             for name in base.table:
                 if name not in own:
-                    table[name] = table[name].but(only=(*table[name].only, *added))
+                    table[name] = changed(table[name], only=(*table[name].only, *added))
         for name, value in (defaults or {}).items():
-            table[name] = table[name].but(default=value)
+            table[name] = changed(table[name], default=value)
         kept = {*keeps, *own} if keeps else table.keys() - set(without)
         before = [getattr(base, "left_out", {}) for base in cls.__bases__]
         cls.table = {name: option for name, option in table.items() if name in kept}
