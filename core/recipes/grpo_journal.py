@@ -12,7 +12,7 @@ import os
 import shutil
 import time
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -126,26 +126,18 @@ class Journal:
 
 
 def _row(step: int, seed: int, prompt_id: str, completion: Completion, grade: Grade) -> dict:
-    return {
+    return vars(completion) | {
         "prompt_id": prompt_id,
         "seed": seed,
-        "tokens": completion.tokens,
-        "logprobs": completion.logprobs,
-        "finish_reason": completion.finish_reason,
         "policy_version": step,
         "reward": grade.score,
         "items": grade.items(),
-        "request_id": completion.request_id,
-        "sample": completion.sample,
-        "text": completion.text,
-        "raw_logprobs": completion.raw_logprobs,
         "weights": [weight for _, _, weight in grade.verdicts],
     }
 
 
 def _completion(row: dict[str, Any]) -> Completion:
-    names = ("request_id", "sample", "tokens", "text", "logprobs", "raw_logprobs", "finish_reason")
-    return Completion(**{name: row[name] for name in names})
+    return Completion(**{field.name: row[field.name] for field in fields(Completion)})
 
 
 def _grade(row: dict[str, Any]) -> Grade:

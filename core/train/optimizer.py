@@ -12,8 +12,9 @@ v/NAME …), and `count`, the number of updates.
 
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from sabia.core.errors import UsageError
 from sabia.core.spec.model import ModelSpec
@@ -153,6 +154,19 @@ def state_parts(rule: Rule, shape: Shape) -> dict[str, tuple[Shape, bool]]:
             square = (*shape[:-2], size, size)
             parts |= {side: (square, True), f"{side}_basis": (square, True)}
     return parts
+
+
+def init_state(
+    shapes: Mapping[str, Shape], rules: Mapping[str, Rule], zeros: Callable[[str, Shape, bool], Any]
+) -> dict[str, dict[str, Any]]:
+    """Name → part → what `zeros(name, shape, whole)` gives: the state before the first update."""
+    return {
+        name: {
+            part: zeros(name, size, whole)
+            for part, (size, whole) in state_parts(rules[name], tuple(shape)).items()
+        }
+        for name, shape in shapes.items()
+    }
 
 
 def soap_sides(rule: Rule, shape: Shape) -> dict[str, int]:

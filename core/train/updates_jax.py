@@ -7,7 +7,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from sabia.core.train.optimizer import Rule, state_parts
+from sabia.core.train.optimizer import Rule, init_state
 from sabia.core.train.updates import update
 
 Array = jax.Array
@@ -30,13 +30,7 @@ MATHS = SimpleNamespace(
 
 def init_jax(shapes: Mapping[str, tuple[int, ...]], rules: Mapping[str, Rule]) -> States:
     """Name → part → zeros: the state before the first update (jit it with the layouts wanted)."""
-    return {
-        name: {
-            part: jnp.zeros(size, jnp.float32)
-            for part, (size, _) in state_parts(rules[name], tuple(shape)).items()
-        }
-        for name, shape in shapes.items()
-    }
+    return init_state(shapes, rules, lambda _name, size, _whole: jnp.zeros(size, jnp.float32))
 
 
 def apply_jax(

@@ -13,7 +13,7 @@ import torch
 from torch.optim.adamw import adamw
 
 from sabia.core.model.runs import runs
-from sabia.core.train.optimizer import Rule, state_parts
+from sabia.core.train.optimizer import Rule, init_state
 from sabia.core.train.updates import update
 
 Tensor = torch.Tensor
@@ -52,18 +52,12 @@ def init_torch(
     `shapes`: of the whole tensors, where `params` are shards (whole parts are made whole).
     """
 
-    def zeros(p: Tensor, shape: tuple[int, ...], whole: bool) -> Tensor:
-        return torch.zeros(shape if whole else p.shape, device=p.device)
+    def zeros(name: str, size: tuple[int, ...], whole: bool) -> Tensor:
+        p = params[name]
+        return torch.zeros(size if whole else p.shape, device=p.device)
 
-    return {
-        name: {
-            part: zeros(p, shape, whole)
-            for part, (shape, whole) in state_parts(
-                rules[name], tuple(p.shape if shapes is None else shapes[name])
-            ).items()
-        }
-        for name, p in params.items()
-    }
+    held = {name: p.shape if shapes is None else shapes[name] for name, p in params.items()}
+    return init_state(held, rules, zeros)
 
 
 @torch.no_grad()
