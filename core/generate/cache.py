@@ -22,29 +22,24 @@ REFRESH_S = 1.0
 
 
 class CallCache:
-    """key → reply. Thread-safe; `directory` None keeps replies in memory for this process only."""
+    """key → reply, in a directory. Thread-safe."""
 
-    def __init__(self, directory: str | os.PathLike[str] | None) -> None:
-        self._directory = Path(directory) if directory else None
-        self._memory: dict[str, bytes] = {}
+    def __init__(self, directory: str | os.PathLike[str]) -> None:
+        self._directory = Path(directory)
         self._places: dict[str, tuple[Path, int, int]] = {}
         self._read_to: dict[Path, int] = {}
         self._segment: BinaryIO | None = None
         self._lock = threading.Lock()
         self._refreshed = 0.0
-        if self._directory is not None:
-            self._directory.mkdir(parents=True, exist_ok=True)
-            self._refresh()
+        self._directory.mkdir(parents=True, exist_ok=True)
+        self._refresh()
 
     def __len__(self) -> int:
-        return len(self._places) + len(self._memory)
+        return len(self._places)
 
     def get(self, key: str) -> dict[str, Any] | None:
         """The reply of a finished call, or None; looks for other processes' new ones on a miss."""
         with self._lock:
-            if self._directory is None:
-                kept = self._memory.get(key)
-                return None if kept is None else json.loads(kept)
             if key not in self._places and time.monotonic() - self._refreshed > REFRESH_S:
                 self._refresh()
             place = self._places.get(key)
@@ -54,9 +49,6 @@ class CallCache:
         """Keeps finished calls; when it returns they survive a kill and a power cut."""
         lines = [(key, json.dumps(reply, ensure_ascii=True).encode()) for key, reply in replies]
         with self._lock:
-            if self._directory is None:
-                self._memory.update(lines)
-                return
             segment = self._segment or self._new_segment(self._directory)
             path, offset = Path(segment.name), segment.tell()
             for key, line in lines:
@@ -82,7 +74,6 @@ class CallCache:
         return self._segment
 
     def _refresh(self) -> None:
-        assert self._directory is not None
         self._refreshed = time.monotonic()
         for path in sorted(self._directory.glob("calls-*.log")):
             start = self._read_to.get(path, 0)

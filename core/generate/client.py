@@ -73,7 +73,7 @@ class Client:
         model: str,
         *,
         api_key_env: str = "SABIA_API_KEY",
-        cache_dir: str | os.PathLike[str] | None = None,
+        cache_dir: str | os.PathLike[str],
         max_concurrency: int = 16,
         max_usd: float | None = None,
         max_requests: int | None = None,

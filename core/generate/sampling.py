@@ -1,11 +1,12 @@
 """Sampling: logits → tokens with log-probabilities, and random numbers that depend on names only.
 
 Top-p filters what the temperature has made. Of tokens with equal logits the one with the smaller id
-goes first; the token that crosses the top-p mass is kept. Temperature 0 is the argmax. The uniform number of a draw is a hash of (seed, request
-id, sample, position) and nothing else, and the token is where it falls in the cumulative
-distribution, so a token depends neither on the batch nor on its slot nor on where a run resumed.
-Sources: SplitMix64 (Steele, Lea, Flood 2014, DOI 10.1145/2714064.2660195); nucleus sampling
-(arXiv 1904.09751).
+goes first; the token that crosses the top-p mass is kept. Temperature 0 is the argmax. The uniform
+number of a draw is a hash of (seed, request id, sample, position) and nothing else, and the token
+is where it falls in the cumulative distribution, so a token depends neither on the batch nor on its
+slot nor on where a run resumed.
+Sources: SplitMix64 (Steele, Lea, Flood 2014, DOI 10.1145/2714064.2660195); nucleus sampling (arXiv
+1904.09751).
 """
 
 from __future__ import annotations

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -165,12 +166,10 @@ class LocalModel(Subject):
         super().__init__(name)
         self.directory, self.backend, self.dtype = directory, backend, dtype
         self._print = model_fingerprint(directory)
-        self._scorer: Scorer | None = None
-        self._engine: Any = None
-        self._tokenizer: Any = None
 
     def __exit__(self, *_: object) -> None:
-        self._scorer = self._engine = None
+        for name in ("scorer", "engine"):
+            vars(self).pop(name, None)
 
     def fingerprint(self) -> str:
         return f"{self.name} {self._print}"
@@ -188,34 +187,28 @@ class LocalModel(Subject):
         flops = sum(n * training_flops_per_token(spec, most, "causal") / 3 for n, most in seen)
         return flops, parameter_count(spec) * (4 if self.dtype == "float32" else 2)
 
-    @property
+    @cached_property
     def tokenizer(self) -> Any:
         """The model's own tokenizer."""
-        if self._tokenizer is None:
-            self._tokenizer = load_tokenizer(self.directory, "--model")
-        return self._tokenizer
+        return load_tokenizer(self.directory, "--model")
 
-    @property
+    @cached_property
     def scorer(self) -> Scorer:
         """Loads the model when first used."""
-        if self._scorer is None:
-            spec, params = hub.load_model(self.directory)
-            self._scorer = Scorer(spec, params, self.backend, self.dtype)
-        return self._scorer
+        spec, params = hub.load_model(self.directory)
+        return Scorer(spec, params, self.backend, self.dtype)
 
-    @property
+    @cached_property
     def engine(self) -> Any:
         """The generation engine (torch); shares the scorer's weights where it can."""
-        if self._engine is None:
-            from sabia.core.generate.engine import Engine
+        from sabia.core.generate.engine import Engine
 
-            if self.backend == "torch":
-                spec, params = self.scorer.spec, self.scorer.params
-            else:
-                notes.note("generation runs on torch, whatever the backend")
-                spec, params = hub.load_model(self.directory)
-            self._engine = Engine(spec, params, self.tokenizer, self.dtype)
-        return self._engine
+        if self.backend == "torch":
+            spec, params = self.scorer.spec, self.scorer.params
+        else:
+            notes.note("generation runs on torch, whatever the backend")
+            spec, params = hub.load_model(self.directory)
+        return Engine(spec, params, self.tokenizer, self.dtype)
 
     def choices(self, task: Task, items: Sequence[Item]) -> list[Sequence[float]]:
         questions = [self._options(task, item) for item in items]

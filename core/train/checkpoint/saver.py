@@ -18,7 +18,7 @@ import contextlib
 import json
 import shutil
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -100,13 +100,8 @@ class Saver:
         since = time.monotonic()
         job = _Job(step, meta)
         saving = self._begin(job)
-        try:
+        with self._giving_up(saving):
             job.entry = write_pieces(saving, self.world.rank, pieces)
-        except BaseException as error:
-            self._give_up(saving, error)
-            if isinstance(error, OSError):
-                raise Failed(_no_room(saving, error)) from error
-            raise
         self.blocking_s = time.monotonic() - since
         self._last = job
         self._commit = self._committer.submit(self._finish, job)
@@ -162,27 +157,30 @@ class Saver:
         job.uploaded = mark.exists()
         return saving
 
-    def _give_up(self, saving: Path, error: BaseException) -> None:
-        if self.world.leads:
-            shutil.rmtree(saving, ignore_errors=True)
-        else:
-            _try_to_say(saving, "entry", self.world.rank, error)
+    @contextlib.contextmanager
+    def _giving_up(self, saving: Path) -> Iterator[None]:
+        """Around work on a checkpoint, which is given up where that fails."""
+        try:
+            yield
+        except BaseException as error:
+            if self.world.leads:
+                shutil.rmtree(saving, ignore_errors=True)
+            else:
+                _try_to_say(saving, "entry", self.world.rank, error)
+            if isinstance(error, OSError):
+                raise Failed(_no_room(saving, error)) from error
+            raise
 
     def _finish(self, job: _Job) -> None:
         """Make one's own files durable; as the leader, commit when all have."""
         since = time.monotonic()
         saving = layout.saving_path(self.directory, job.step)
-        try:
+        with self._giving_up(saving):
             sync(saving / name for name in job.entry["files"])
             if self.world.leads:
                 self._commit_all(saving, job)
             else:
                 meeting.leave(saving, "entry", self.world.rank, job.entry)
-        except BaseException as error:
-            self._give_up(saving, error)
-            if isinstance(error, OSError):
-                raise Failed(_no_room(saving, error)) from error
-            raise
         self.commit_s = time.monotonic() - since
         self._compare_with_grace()
 

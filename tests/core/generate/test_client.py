@@ -5,6 +5,7 @@ import json
 import signal
 import subprocess
 import sys
+import uuid
 from pathlib import Path
 
 import pytest
@@ -27,8 +28,18 @@ def ask(text: str, **options) -> ChatRequest:
     return ChatRequest([{"role": "user", "content": text}], max_tokens=32, **options)
 
 
+CACHES = Path()  # of each test its own
+
+
+@pytest.fixture(autouse=True)
+def caches(tmp_path, monkeypatch):
+    """Where clients that share no cache keep their own."""
+    monkeypatch.setitem(globals(), "CACHES", tmp_path / "caches")
+
+
 def client(stub, **options) -> Client:
-    return Client(stub.url, "m", **({"backoff_s": 0.02} | options))
+    settings = {"backoff_s": 0.02, "cache_dir": CACHES / uuid.uuid4().hex}
+    return Client(stub.url, "m", **(settings | options))
 
 
 def first_attempt(*faults):
@@ -164,9 +175,11 @@ def test_an_outage_stops_the_run():
     assert stub.requests < 180  # of 200
 
 
-def test_nobody_listening_is_one_line():
+def test_nobody_listening_is_one_line(tmp_path):
     with (
-        Client("http://127.0.0.1:9/v1", "m", max_tries=3, backoff_s=0.001) as one,
+        Client(
+            "http://127.0.0.1:9/v1", "m", cache_dir=tmp_path, max_tries=3, backoff_s=0.001
+        ) as one,
         pytest.raises(Failed, match=r"no server: http://127.0.0.1:9/v1") as caught,
     ):
         one.chat(ask(f"q {i}") for i in range(20))
@@ -256,7 +269,7 @@ def test_budgets_stop_hard_and_keep_what_is_paid(tmp_path):
 
 def test_a_dollar_cap_needs_a_price(tmp_path):
     with pytest.raises(UsageError, match="no price for model m"):
-        Client("http://127.0.0.1:9/v1", "m", max_usd=1.0)
+        Client("http://127.0.0.1:9/v1", "m", cache_dir=tmp_path, max_usd=1.0)
     (tmp_path / "prices.toml").write_text("[m]\nprompt = 1\n")
     with pytest.raises(UsageError, match="--prices: "):
         load_prices(tmp_path / "prices.toml")

@@ -134,22 +134,25 @@ def test_an_outage_stops_the_run_and_a_rare_fault_does_not(tmp_path):
 
     item = (Item("a", "is kind"),)
     questions = [Question(QUESTION, f"text {n}", item) for n in range(20)]
-    with judge_server(flaky) as (url, _), Client(url, "judge", backoff_s=0.001) as client:
+    with (
+        judge_server(flaky) as (url, _),
+        Client(url, "judge", cache_dir=tmp_path / "a", backoff_s=0.001) as client,
+    ):
         assert Judge(client).verdicts(questions) == [{"a": MET}] * 20
     with (
         judge_server(lambda *_: (500, "")) as (url, _),
-        Client(url, "judge", backoff_s=0.001, max_tries=2) as client,
+        Client(url, "judge", cache_dir=tmp_path / "b", backoff_s=0.001, max_tries=2) as client,
         pytest.raises(Failed, match="in a row"),
     ):
         Judge(client).verdicts(questions)
 
 
-def test_votes_and_several_items_a_call():
+def test_votes_and_several_items_a_call(tmp_path):
     def answer(prompt, _):
         return 200, says(prompt, "text a" in prompt)
 
     items = tuple(Item(name, f"has {name}") for name in "xyz")
-    with judge_server(answer) as (url, calls), Client(url, "judge") as client:
+    with judge_server(answer) as (url, calls), Client(url, "judge", cache_dir=tmp_path) as client:
         asked = {"judge_items_per_call": 2, "judge_votes": 3, "judge_url": url, "judge_model": "m"}
         judge = Judge(client, RubricJudge(**asked))
         found = judge.verdicts([Question(QUESTION, f"text {n}", items) for n in "ab"])

@@ -141,7 +141,7 @@ def test_a_real_local_model_answers(tmp_path):
     from sabia.core.text.rewrite_models import LocalWriter
 
     writer = LocalWriter(
-        load_engine(tmp_path), "tiny", model_fingerprint(tmp_path), CallCache(None),
+        load_engine(tmp_path), "tiny", model_fingerprint(tmp_path), CallCache(tmp_path / "calls"),
         "reason-first", 0.0, 0,
     )  # fmt: skip
     (answer,) = writer.submit(["Is 1 + 1 = 2?"])()
