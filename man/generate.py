@@ -15,7 +15,7 @@ from pathlib import Path
 from sabia.cli.main import SUBCOMMANDS, all_calls, find
 from sabia.core.options import about
 from sabia.core.options.option import GROUPS, Option, listed
-from sabia.core.options.shared import Mesh, Rows
+from sabia.core.options.shared import MeshOptions, RowOptions
 from sabia.core.options.table import Options
 
 MAN = Path(__file__).parent
@@ -23,7 +23,7 @@ BEGIN = '.\\" Options: written by man/generate.py from core/options. Do not edit
 END = '.\\" End of the options.'
 
 
-class Everywhere(Rows, Mesh):
+class Everywhere(RowOptions, MeshOptions):
     """What sabia(1) tells: the options that most commands share."""
 
 

@@ -28,7 +28,7 @@ class ApiCalls(Options, group="Endpoint"):
     """A table for each model, with `prompt` and `completion`."""
 
 
-class Endpoint(ApiCalls, group="Endpoint"):
+class EndpointOptions(ApiCalls, group="Endpoint"):
     """An OpenAI-compatible server and the cache of its replies."""
 
     url: str = text("OpenAI-compatible server, up to /v1", "URL", recorded=False)

@@ -1,9 +1,9 @@
 """Options of `sabia classify` (`classify score`), and what it shares with `classify train`."""
 
 from sabia.core.errors import UsageError
-from sabia.core.options.calls import ApiCalls, Endpoint
+from sabia.core.options.calls import ApiCalls, EndpointOptions
 from sabia.core.options.option import changed, choice, needs, quantity, several, switch, text
-from sabia.core.options.shared import Backend, Rows
+from sabia.core.options.shared import Backend, RowOptions
 from sabia.core.options.table import Options
 
 MODEL, ASK = needs("model"), needs("ask")
@@ -28,7 +28,7 @@ class Screens(Options, group="Screens"):
     """The text is edited before figures are taken."""
 
 
-class Asking(Endpoint, Backend, group="Language model", only={ApiCalls: needs("url")}):
+class Asking(EndpointOptions, Backend, group="Language model", only={ApiCalls: needs("url")}):
     """A language model that is asked about documents: a model directory, or behind an endpoint."""
 
     ask: str = text("Ask a language model about each document", "FILE.toml", recorded=False)
@@ -41,8 +41,8 @@ class Asking(Endpoint, Backend, group="Language model", only={ApiCalls: needs("u
     )
     """A directory is computed here and says how likely each answer is; the answer of a server is
     read from its text."""
-    url: str = changed(Endpoint.url, only=ASK)
-    cache: str = changed(Endpoint.cache, only=ASK)
+    url: str = changed(EndpointOptions.url, only=ASK)
+    cache: str = changed(EndpointOptions.cache, only=ASK)
 
     def check(self) -> None:
         """Whoever asks needs a model; a server's model is not computed here."""
@@ -54,7 +54,7 @@ class Asking(Endpoint, Backend, group="Language model", only={ApiCalls: needs("u
 
 
 class ClassifyOptions(
-    Rows, Screens, Asking, group="Scores", only={Backend: needs("model", "ask")}
+    RowOptions, Screens, Asking, group="Scores", only={Backend: needs("model", "ask")}
 ):  # fmt: skip
     """Options of `sabia classify`."""
 

@@ -2,14 +2,14 @@
 
 from sabia.core.errors import UsageError
 from sabia.core.options.option import changed, several
-from sabia.core.options.shared import Call, Inputs
+from sabia.core.options.shared import Call, InputOptions
 
 
-class DriftOptions(Inputs, Call, group="Scores"):
+class DriftOptions(InputOptions, Call, group="Scores"):
     """Options of `sabia classify drift`."""
 
     inputs: tuple[str, ...] = changed(
-        Inputs.inputs,
+        InputOptions.inputs,
         help="Two runs: files or directories of scored documents",
         metavar="BEFORE AFTER",
     )

@@ -2,7 +2,7 @@
 
 from sabia.core.errors import UsageError
 from sabia.core.options.option import changed, integer, needs, quantity, switch, text
-from sabia.core.options.shared import Call, Inputs, Output, Redo, Seeded
+from sabia.core.options.shared import Call, InputOptions, Output, Redo, Seeded
 from sabia.core.options.table import Options
 
 
@@ -23,13 +23,15 @@ class Target(Options, group="Threshold"):
 
 
 class ThresholdOptions(
-    Inputs, Target, Seeded, Redo, Call, group="Threshold", without=("force",)
+    InputOptions, Target, Seeded, Redo, Call, group="Threshold", without=("force",)
 ):  # fmt: skip
     """Options of `sabia classify threshold`."""
 
     stdin = True
 
-    inputs: tuple[str, ...] = changed(Inputs.inputs, help="Scored documents; none or - reads stdin")
+    inputs: tuple[str, ...] = changed(
+        InputOptions.inputs, help="Scored documents; none or - reads stdin"
+    )
     out: str | None = changed(Output.out, help="File for classify --calibration, such as edu.json")
     score: str = text("Score, or column of numbers", "NAME", required=True)
     label: str = text("Column of truth values, or of labels", "COLUMN", common=True)

@@ -12,7 +12,16 @@ from sabia.core.options.option import (
     text,
     unless,
 )
-from sabia.core.options.shared import Backend, Call, Inputs, Mesh, Output, Redo, Seeded, Workers
+from sabia.core.options.shared import (
+    Backend,
+    Call,
+    InputOptions,
+    MeshOptions,
+    Output,
+    Redo,
+    Seeded,
+    Workers,
+)
 from sabia.core.options.table import Options
 from sabia.core.options.training import Duration, Training
 
@@ -20,7 +29,7 @@ FAST = unless("model")
 MODEL = needs("model")
 
 
-class Labels(Options, group="Data"):
+class LabelOptions(Options, group="Data"):
     """What is learnt."""
 
     label: str = text("Column with the labels", "COLUMN", common=True)
@@ -60,8 +69,9 @@ class FastText(Options, group="fastText"):
         return int(least), int(most)
 
 
-class Encoder(
-    Training, Mesh, group="Model", defaults={"lr": 5e-5, "warmup": "6%", "weight_decay": 0.01},
+class EncoderOptions(
+    Training, MeshOptions, group="Model",
+    defaults={"lr": 5e-5, "warmup": "6%", "weight_decay": 0.01},
     keeps=(
         "lr", "batch", "micro_batch", "schedule", "warmup", "weight_decay", "optimizer", "freeze",
         "lora_rank", "lora_alpha", "lora_targets", "precision", "compile", "remat", "save_every",
@@ -82,15 +92,15 @@ class Encoder(
 
 
 class ClassifyTrainOptions(
-    Inputs, Workers, Seeded, Redo, Call, Labels, FastText, Asking, Encoder, group="Model",
-    only={Encoder: MODEL, Backend: needs("model", "ask")},
+    InputOptions, Workers, Seeded, Redo, Call, LabelOptions, FastText, Asking, EncoderOptions,
+    group="Model", only={EncoderOptions: MODEL, Backend: needs("model", "ask")},
 ):  # fmt: skip
     """Options of `sabia classify train`."""
 
     stdin = True
 
     inputs: tuple[str, ...] = changed(
-        Inputs.inputs, help="Labelled documents; none or - reads stdin"
+        InputOptions.inputs, help="Labelled documents; none or - reads stdin"
     )
     out: str | None = changed(
         Output.out, help="fastText model (MODEL.bin), or run directory with --model", required=True

@@ -11,7 +11,7 @@ from sabia.core.options.option import (
     text,
     unless,
 )
-from sabia.core.options.shared import Inputs, Rows, Workers
+from sabia.core.options.shared import InputOptions, RowOptions, Workers
 from sabia.core.options.table import Options
 
 STEERED = needs("focus", "classifier")
@@ -36,7 +36,7 @@ class Focus(Options, group="Steering"):
     threshold: float = quantity("share", "Score from which a page is relevant", "50%", only=STEERED)
 
 
-class Frontier(Options, group="Crawl"):
+class FrontierOptions(Options, group="Crawl"):
     """Which URLs are fetched."""
 
     budget: int = quantity("whole", "Maximum number of pages to fetch", "10k", common=True)
@@ -104,7 +104,7 @@ class Requests(Options, group="Requests"):
     URLs whose failure may have passed are tried again."""
 
 
-class Archive(Options, group="Archive"):
+class ArchiveOptions(Options, group="Archive"):
     """What is kept of the answers."""
 
     warc: str = text("Also write what was fetched as WARC files", "DIR", recorded=False)
@@ -123,16 +123,19 @@ class Archive(Options, group="Archive"):
 
 
 class Network(
-    Frontier, Requests, Archive, only={Requests: unless("replay"), Archive: unless("replay")}
+    FrontierOptions,
+    Requests,
+    ArchiveOptions,
+    only={Requests: unless("replay"), ArchiveOptions: unless("replay")},
 ):
     """Options of a crawl from seed URLs, which have no meaning where INPUT is files of pages."""
 
 
-class CrawlOptions(Rows, Focus, Network, group="Crawl"):
+class CrawlOptions(RowOptions, Focus, Network, group="Crawl"):
     """Options of `sabia crawl`."""
 
     inputs: tuple[str, ...] = changed(
-        Inputs.inputs, help="Seed URLs, or files and folders of pages; none or - reads stdin"
+        InputOptions.inputs, help="Seed URLs, or files and folders of pages; none or - reads stdin"
     )
     """Seed URLs are given directly, or one a line in a text file or on standard input. WARC, HTML,
     text, JSON Lines and Parquet files, and folders of these, are read instead of the network."""

@@ -13,7 +13,7 @@ from sabia.core.options.option import (
     text,
     unless,
 )
-from sabia.core.options.shared import Backend, Rows
+from sabia.core.options.shared import Backend, RowOptions
 from sabia.core.options.table import Options
 
 INDEXED = needs(method=("minhash", "exact"))
@@ -96,7 +96,7 @@ class BenchmarkItems(Options, group="Benchmark items"):
     """Equal words in a row, of any part of an item; 5 or more."""
 
 
-class Index(Options, group="Index"):
+class IndexOptions(Options, group="Index"):
     """What earlier runs kept. The state of an index enters fingerprints, not its place."""
 
     against: str = text("Drop documents that are like one of this index", "DIR", recorded=False)
@@ -135,13 +135,14 @@ class Phases(Options, group="Parallelism"):
 
 
 class DedupOptions(
-    Rows, NearDuplicates, CopiedParts, Embeddings, BenchmarkItems, Index, Phases, group="Method",
+    RowOptions, NearDuplicates, CopiedParts, Embeddings, BenchmarkItems, IndexOptions, Phases,
+    group="Method",
     only={
         NearDuplicates: needs(method="minhash"),
         CopiedParts: needs(method=("substring", "line")),
         Embeddings: needs(method="semantic"),
         BenchmarkItems: needs("decontaminate"),
-        Index: INDEXED,
+        IndexOptions: INDEXED,
         Phases: INDEXED,
     },
 ):  # fmt: skip
@@ -202,8 +203,10 @@ class DedupOptions(
     )  # fmt: skip
     """The rest lies in `TMPDIR`: for `substring` the text itself, or 12 bytes a token, and about
     100 bytes for every `--span` units."""
-    shard: str | None = changed(Rows.shard, only=needs("decontaminate", phase=("sketch", "write")))
-    seed: int = changed(Rows.seed, only=needs(method=("minhash", "semantic")))
+    shard: str | None = changed(
+        RowOptions.shard, only=needs("decontaminate", phase=("sketch", "write"))
+    )
+    seed: int = changed(RowOptions.seed, only=needs(method=("minhash", "semantic")))
 
     @property
     def with_shingles(self) -> bool:

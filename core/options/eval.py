@@ -5,7 +5,7 @@ import re
 from sabia.core.errors import UsageError
 from sabia.core.options.calls import ApiCalls, RubricJudge
 from sabia.core.options.option import changed, choice, integer, needs, number, several, text
-from sabia.core.options.shared import Backend, Call, Inputs, Output, Redo, Seeded
+from sabia.core.options.shared import Backend, Call, InputOptions, Output, Redo, Seeded
 
 TASKS = needs("task")
 ANSWERS = needs("model", "answers")
@@ -14,13 +14,13 @@ ENDPOINT = re.compile(r"([^/=]*=)?https?://")  # a value of --model that is no d
 
 
 class EvalOptions(
-    Inputs, Output, Seeded, RubricJudge, ApiCalls, Redo, Call, group="Tasks",
+    InputOptions, Output, Seeded, RubricJudge, ApiCalls, Redo, Call, group="Tasks",
     only={ApiCalls: CALLS},
 ):  # fmt: skip
     """Options of `sabia eval`."""
 
     inputs: tuple[str, ...] = changed(
-        Inputs.inputs, help="Score rows of earlier runs to compare with; - reads stdin"
+        InputOptions.inputs, help="Score rows of earlier runs to compare with; - reads stdin"
     )
     out: str | None = changed(
         Output.out,

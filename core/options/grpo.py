@@ -14,7 +14,7 @@ from sabia.core.options.option import (
 )
 from sabia.core.options.shared import Trainer
 from sabia.core.options.table import Options
-from sabia.core.options.training import Checkpoints, Optimizer, Precision, Schedule
+from sabia.core.options.training import Checkpoints, Optimizer, PrecisionOptions, Schedule
 
 OFF_POLICY = needs(updates=MORE_THAN_ONE)  # in the only update of a step the ratio is 1
 
@@ -112,7 +112,7 @@ class GrpoOptions(
     """The optimizer is AdamW."""
     betas: str = changed(Optimizer.betas, default="0.9,0.95", unset="", only=())
     clip_norm: float = Optimizer.clip_norm
-    precision: str = Precision.precision
+    precision: str = PrecisionOptions.precision
     """See `sabia pretrain`. Samples are drawn in bf16 with all but `fp32`."""
     micro_tokens: int = quantity(
         "whole", "Tokens of one forward and backward pass", "16K", group="Parallelism",

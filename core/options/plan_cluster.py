@@ -11,7 +11,7 @@ from typing import Any, Self
 
 from sabia.core.errors import UsageError
 from sabia.core.options.option import changed, choice, needs, quantity, switch, text
-from sabia.core.options.shared import Call, Inputs, Output, Seeded
+from sabia.core.options.shared import Call, InputOptions, Output, Seeded
 from sabia.core.options.table import Options
 
 TRAINING = needs(stage=(None, "pretrain", "sft"))
@@ -372,15 +372,15 @@ class PlanJudge(Options, group="Judge model"):
 
 
 class PlanOptions(
-    Inputs, Output, PlanModel, PlanRun, PlanHardware, PlanLayout, PlanOutput, PlanPrice, PlanStops,
-    PlanMoney, PlanCosts, PlanSubject, PlanGeneration, PlanGrpo, PlanJudge, Call,
+    InputOptions, Output, PlanModel, PlanRun, PlanHardware, PlanLayout, PlanOutput, PlanPrice,
+    PlanStops, PlanMoney, PlanCosts, PlanSubject, PlanGeneration, PlanGrpo, PlanJudge, Call,
     only={PlanOutput: TRAINING, PlanStops: TRAINING, PlanCosts: TRAINING, PlanGrpo: GRPO,
           PlanJudge: JUDGED},
 ):  # fmt: skip
     """Options of `sabia plan-cluster`: one question to the planner."""
 
     inputs: tuple[str, ...] = changed(
-        Inputs.inputs,
+        InputOptions.inputs,
         help="A config.json, or runs as JSON lines (- for stdin) or Parquet",
     )
 

@@ -2,14 +2,14 @@
 
 from sabia.core.errors import UsageError
 from sabia.core.options.option import changed, choice, integer, quantity, text
-from sabia.core.options.shared import Call, Inputs, Output, Redo, Seeded
+from sabia.core.options.shared import Call, InputOptions, Output, Redo, Seeded
 
 
-class QuantizeOptions(Inputs, Output, Seeded, Redo, Call, group="Precision"):
+class QuantizeOptions(InputOptions, Output, Seeded, Redo, Call, group="Precision"):
     """Options of `sabia quantize`."""
 
     inputs: tuple[str, ...] = changed(
-        Inputs.inputs, help="Calibration records like real use; - or a pipe: stdin"
+        InputOptions.inputs, help="Calibration records like real use; - or a pipe: stdin"
     )
     out: str | None = changed(
         Output.out, help="Model directory to write", metavar="DIR", required=True

@@ -1,15 +1,15 @@
 """Options of `sabia rewrite`."""
 
 from sabia.core.errors import UsageError
-from sabia.core.options.calls import Endpoint
+from sabia.core.options.calls import EndpointOptions
 from sabia.core.options.option import choice, needs, number, quantity, text
-from sabia.core.options.shared import Rows
+from sabia.core.options.shared import RowOptions
 
 ENDPOINT = needs(engine="endpoint")
 MODEL = needs(engine=("endpoint", "local"))
 
 
-class RewriteOptions(Rows, Endpoint, group="Method", only={Endpoint: ENDPOINT}):
+class RewriteOptions(RowOptions, EndpointOptions, group="Method", only={EndpointOptions: ENDPOINT}):
     """Options of `sabia rewrite`."""
 
     recipe: str = choice("What to do", "reason-first")

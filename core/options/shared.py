@@ -42,7 +42,7 @@ class Output(Options, group="Input and output"):
     """`arrow` is a stream, so that the stages of a pipeline overlap."""
 
 
-class Inputs(Options, group="Input and output"):
+class InputOptions(Options, group="Input and output"):
     """What is read."""
 
     inputs: tuple[str, ...] = several(
@@ -71,7 +71,7 @@ class Workers(Options, group="Parallelism"):
     jobs: int = integer("Worker processes", 1, short="-j", least=1, common=True, recorded=False)
 
 
-class Rows(Inputs, Output, Workers, Seeded, Redo, Call, group="Input and output"):
+class RowOptions(InputOptions, Output, Workers, Seeded, Redo, Call, group="Input and output"):
     """Options of the data stages: rows in, rows out."""
 
     stdin: ClassVar[bool] = True
@@ -102,7 +102,7 @@ class Backend(Options, group="Parallelism"):
     )
 
 
-class Mesh(Backend, group="Parallelism"):
+class MeshOptions(Backend, group="Parallelism"):
     """How a model is spread over devices."""
 
     mesh: str = text("Devices by axis, such as data=4", "AXIS=N,…", recorded=False)
@@ -116,7 +116,7 @@ class Mesh(Backend, group="Parallelism"):
     its processes, and makes as many as are asked for out of a CPU."""
 
 
-class Trainer(Inputs, Mesh, Seeded, Redo, Call, group="Input and output"):
+class Trainer(InputOptions, MeshOptions, Seeded, Redo, Call, group="Input and output"):
     """Options of the trainers: rows in, a run directory out."""
 
     stdin: ClassVar[bool] = True
@@ -129,7 +129,7 @@ class Trainer(Inputs, Mesh, Seeded, Redo, Call, group="Input and output"):
     was stopped, and leaves a finished one as it is."""
     to: str = changed(Output.to, help="Format of the metrics on stdout")
     """The metrics are written as rows when the run is done."""
-    rejects: str | None = changed(Rows.rejects, unset="rejects/ in the run directory")
+    rejects: str | None = changed(RowOptions.rejects, unset="rejects/ in the run directory")
     seed: int = Seeded.seed
     """Initial weights, the order of rows, and what is rounded or sampled at random."""
     force: bool = changed(Redo.force, help="Discard what the run directory holds and start over")

@@ -11,11 +11,11 @@ from sabia.core.options.option import (
     text,
     unless,
 )
-from sabia.core.options.shared import Rows
+from sabia.core.options.shared import RowOptions
 from sabia.core.options.table import Options
 
 
-class Vocabulary(Options, group="Tokenizer training", recorded=False):
+class VocabularyOptions(Options, group="Tokenizer training", recorded=False):
     """The size of a vocabulary that is trained or extended."""
 
     vocab_size: int = quantity("whole", "Tokens of the vocabulary, special ones counted", "32k",
@@ -29,7 +29,7 @@ class Vocabulary(Options, group="Tokenizer training", recorded=False):
     )
 
 
-class Kind(Options, group="Tokenizer training", recorded=False):
+class TokenizerKind(Options, group="Tokenizer training", recorded=False):
     """The kind of a tokenizer: how text is split, and its special tokens."""
 
     model: str = choice("Algorithm of the tokenizer", "bpe", "bpe-fallback", "unigram")
@@ -47,13 +47,13 @@ class Kind(Options, group="Tokenizer training", recorded=False):
     reserved: int = integer("Special tokens reserved for later use", 12, least=0)
 
 
-class TokenizerTraining(Vocabulary, Kind):
+class TokenizerTraining(VocabularyOptions, TokenizerKind):
     """What a tokenizer is trained by. Its fingerprint is recorded instead of them."""
 
 
 class TokenizeOptions(
-    Rows, TokenizerTraining, group="Tokenizer",
-    only={Kind: unless("extend"), TokenizerTraining: unless("tokenizer")},
+    RowOptions, TokenizerTraining, group="Tokenizer",
+    only={TokenizerKind: unless("extend"), TokenizerTraining: unless("tokenizer")},
 ):  # fmt: skip
     """Options of `sabia tokenize`."""
 
@@ -127,9 +127,9 @@ class TokenizeOptions(
     )  # fmt: skip
     """What a source cannot give, the others take over; planned and achieved shares are
     reported."""
-    seed: int = changed(Rows.seed, only=needs("mix"))
-    jobs: int = changed(Rows.jobs, only=unless("mix"))
-    shard: str | None = changed(Rows.shard, only=unless("mix"))
+    seed: int = changed(RowOptions.seed, only=needs("mix"))
+    jobs: int = changed(RowOptions.jobs, only=unless("mix"))
+    shard: str | None = changed(RowOptions.shard, only=unless("mix"))
     """A slice cannot train a tokenizer either."""
 
     report: str = text(

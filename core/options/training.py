@@ -12,7 +12,7 @@ from sabia.core.options.option import (
     switch,
     text,
 )
-from sabia.core.options.shared import Mesh
+from sabia.core.options.shared import MeshOptions
 from sabia.core.options.table import Options
 
 
@@ -129,7 +129,7 @@ class Adapters(Options, group="Adapters"):
     """The regular expression is searched in names of matrices, such as `attn.[qv]$`."""
 
 
-class Precision(Options, group="Precision"):
+class PrecisionOptions(Options, group="Precision"):
     """Number formats of the step, and what is recomputed in it."""
 
     precision: str = choice(
@@ -240,7 +240,16 @@ class Logging(Options, group="Logging"):
 
 
 class Training(
-    Mesh, Duration, Schedule, Optimizer, Adapters, Precision, Checkpoints, Storage, Guards, Logging
+    MeshOptions,
+    Duration,
+    Schedule,
+    Optimizer,
+    Adapters,
+    PrecisionOptions,
+    Checkpoints,
+    Storage,
+    Guards,
+    Logging,
 ):
     """The options of pretrain and sft; what is recorded decides the weights."""
 

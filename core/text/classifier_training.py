@@ -20,7 +20,7 @@ import pyarrow.compute as pc
 
 from sabia.core import notes, stop
 from sabia.core.errors import BadData, UsageError
-from sabia.core.options.classify_train import ClassifyTrainOptions, FastText, Labels
+from sabia.core.options.classify_train import ClassifyTrainOptions, FastText, LabelOptions
 from sabia.core.shards.atomic import write_atomic
 from sabia.core.shards.casts import cast
 from sabia.core.shards.dry_run import Sample, estimate, measured, peak_memory, planned
@@ -45,7 +45,7 @@ def run(job: Job, options: ClassifyTrainOptions) -> None:
     if job.to_stdout or job.to_file:
         raise UsageError(f"--out: {job.out} (expected the name of a model, such as spam.bin)")
     sources, out = open_inputs(job, "document"), str(job.out)
-    told = {name: getattr(options, name) for name in (*Labels.table, *FastText.table)}
+    told = {name: getattr(options, name) for name in (*LabelOptions.table, *FastText.table)}
     prints = [source.fingerprint() for source in sources]
     made = provenance(replace(job, options=told), "fasttext", prints)
     report = None if job.force else _finished(out, made)
@@ -140,7 +140,12 @@ def _report(out: str, documents: int, settings: Settings, counts: Counter[str]) 
 
 
 def _write_rows(
-    sources: Sequence[Source | Sample], options: Labels, out: str, seed: int, lines: str, held: str
+    sources: Sequence[Source | Sample],
+    options: LabelOptions,
+    out: str,
+    seed: int,
+    lines: str,
+    held: str,
 ) -> tuple[Counter[str], int]:
     """Write training lines and held-out rows; (documents by label, bytes of text) of training."""
     counts: Counter[str] = Counter()
@@ -158,7 +163,7 @@ def _write_rows(
 
 
 def _labelled(
-    sources: Sequence[Source | Sample], options: Labels, out: str
+    sources: Sequence[Source | Sample], options: LabelOptions, out: str
 ) -> Iterator[pa.RecordBatch]:
     """Rows (id, label, language, text) of the documents that have a label."""
     for source in sources:
@@ -171,7 +176,7 @@ def _labelled(
             yield pa.RecordBatch.from_pydict(columns).filter(pc.is_valid(labels))
 
 
-def _labels(batch: pa.RecordBatch, options: Labels, out: str, where: str) -> pa.Array:
+def _labels(batch: pa.RecordBatch, options: LabelOptions, out: str, where: str) -> pa.Array:
     """string[n], null without a label."""
     given = _column(batch, options.label, where) if options.label else None
     if not options.positive:
