@@ -144,7 +144,7 @@ def error_object(code: int, message: str) -> dict[str, Any]:
     rest = message[option.end() :] if option else message
     value = re.match(r"(?:'([^']*)'|(\S+) is (?:out of|not|no)\b|(\S+): (?:No|Not|not|Is) )", rest)
     expected = re.search(r"\(expected (.*?)\)(?=$|[;.: ])|^only (with.*?)(?=$|;)", rest)
-    fix = re.search(r"; ([^;]+)$", rest)
+    fix = re.search(r"; ([^;]+?)\)?$", rest)
     return {
         "code": code, "message": message, "option": option[1] if option else None,
         "value": next(filter(None, value.groups()), None) if value else None,

@@ -152,8 +152,7 @@ def file_bytes(source: Source | str) -> int | None:
     try:
         if isinstance(source, str):
             return os.path.getsize(source) if os.path.isfile(source) else None
-        with source.open() as file:
-            return file.seek(0, os.SEEK_END)
+        return source.size()
     except OSError:
         return None
 

@@ -74,6 +74,11 @@ class Source:
                     digest.update(block)
         return digest.hexdigest()
 
+    def size(self) -> int:
+        """Bytes of the shard; OSError where it cannot be told."""
+        with self.open() as file:
+            return file.seek(0, io.SEEK_END)
+
     def rows(self) -> int | None:
         """The number of rows where the format says so (Parquet), else None."""
         if self.form != "parquet":

@@ -72,6 +72,14 @@ class PageFiles:
                     digest.update(block)
         return digest.hexdigest()
 
+    def size(self) -> int:
+        """Bytes of the files together; OSError where it cannot be told."""
+        total = 0
+        for path in self.paths:
+            with open_binary(path) as file:
+                total += file.seek(0, os.SEEK_END)
+        return total
+
     def rows(self) -> int | None:
         """The number of pages where it is known beforehand."""
         return None if self.paths[0].lower().endswith(WARC_ENDINGS) else len(self.paths)
@@ -204,6 +212,9 @@ def _from_stdin(max_bytes: int) -> Inputs:
 @dataclass(frozen=True)
 class StdinWarc(PageFiles):
     """A WARC file on standard input."""
+
+    def rows(self) -> int | None:
+        return None
 
     def _pages_of(self, path: str, reject: Reject) -> Iterator[dict[str, Any]]:
         with open(path, "rb") as file:

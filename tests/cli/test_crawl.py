@@ -256,6 +256,18 @@ def warc(pages):
     return b"".join(parts)
 
 
+def test_the_estimate_of_an_archive_counts_its_pages(tmp_path):
+    (tmp_path / "a.warc.gz").write_bytes(warc(40))
+    piped = json.loads(crawl("--dry-run", "--json", input=warc(40)).stdout)
+    named = json.loads(crawl("--dry-run", "--json", tmp_path / "a.warc.gz").stdout)
+    assert piped["reads"] == [{"name": "<stdin>", "bytes": len(warc(40))}]
+    assert named["reads"][0]["bytes"] == len(warc(40)) and named["cpu_seconds"] > 0
+    crawl(tmp_path / "a.warc.gz", "-o", tmp_path / "o.parquet")
+    written = (tmp_path / "o.parquet").stat().st_size
+    for plan in (piped, named):
+        assert plan["bytes_written"] == pytest.approx(written, rel=0.3)
+
+
 @pytest.fixture
 def folder(tmp_path):
     folder = tmp_path / "own"

@@ -238,6 +238,7 @@ def test_help_is_found_wherever_it_stands_but_not_as_a_value() -> None:
         ("x: No such file or directory; check the path", (None, "x", None, "check the path")),
         ("--task: /x: No such file or directory", ("--task", "/x", None, None)),
         ("--url: only with --engine endpoint", ("--url", None, "with --engine endpoint", None)),
+        ("X: y (an error; run again)", ("X", None, None, "run again")),
         ("--tau: only without --data; see man", ("--tau", None, "without --data", "see man")),
     ],
 )  # fmt: skip
