@@ -44,7 +44,8 @@ class Usage:
 
 @dataclass(frozen=True)
 class ChatRequest:
-    """One chat completion. `vote` numbers wanted repeats of the same question."""
+    """One chat completion. `vote` numbers wanted repeats of the same question; `extra` is put into
+    the body as it is (tools, logprobs, chat_template_kwargs, …)."""
 
     messages: Sequence[Mapping[str, Any]]
     max_tokens: int | None = None
@@ -54,6 +55,7 @@ class ChatRequest:
     stop: Sequence[str] = ()
     response_format: Mapping[str, Any] | None = None
     vote: int = 0
+    extra: Mapping[str, Any] = field(default_factory=dict)
 
     def body(self, model: str) -> dict[str, Any]:
         """The JSON body; repeats differ by their seed, so that a server may cache too."""
@@ -71,7 +73,7 @@ class ChatRequest:
             "response_format": self.response_format,
         }
         body.update({name: value for name, value in optional.items() if value is not None})
-        return body
+        return {**body, **self.extra}
 
     def key(self, model: str) -> str:
         """Content key, 64 hex digits."""

@@ -9,7 +9,6 @@ which must be a prefix of the whole; both are verified. An empty mask is an erro
 loss would look healthy.
 """
 
-import contextlib
 import json
 import re
 from collections.abc import Mapping, Sequence
@@ -34,53 +33,73 @@ def render(
     tokenizer: Tokenizer,
     add_generation_prompt: bool = False,
     tools: Tools = None,
+    **variables: Any,
 ) -> str:
     """The conversation as text, by the tokenizer's chat template.
 
-    `tools` are JSON schemas of functions (or their JSON text). Raises UsageError without a
-    template, BadData where the template refuses the messages.
+    `tools` are JSON schemas of functions (or their JSON text); `variables` reach the template
+    (enable_thinking=False, …).
+    Raises UsageError without a template, BadData where the template refuses the messages.
     """
-    return _render(messages, tokenizer, add_generation_prompt, tools)[0]
+    text, _ = _render(messages, tokenizer, add_generation_prompt, tools, variables)
+    return text
 
 
 def render_with_mask(
-    messages: Sequence[Message], tokenizer: Tokenizer, tools: Tools = None
+    messages: Sequence[Message],
+    tokenizer: Tokenizer,
+    tools: Tools = None,
+    **variables: Any,
 ) -> tuple[list[int], list[int]]:
     """(ids[T], mask[T]) of a conversation; mask is 1 on what the assistant writes.
 
     Raises BadData where nothing is the assistant's, or where the template rewrites earlier turns
     (it drops old reasoning, say) and has no generation marks: `render_rows` splits such ones.
     """
-    text, spans = _render(messages, tokenizer, False, tools)
-    if not GENERATION_MARK.search(tokenizer.chat_template or ""):
-        turns = _assistant_turns(messages)
-        spans = [_turn_span(messages, turn, text, tokenizer, tools) for turn in turns]
+    text, spans = assistant_spans(messages, tokenizer, tools, **variables)
     return _masked(text, spans, tokenizer)
 
 
 def render_rows(
-    messages: Sequence[Message], tokenizer: Tokenizer, tools: Tools = None
+    messages: Sequence[Message],
+    tokenizer: Tokenizer,
+    tools: Tools = None,
+    **variables: Any,
 ) -> list[tuple[list[int], list[int]]]:
     """`render_with_mask` as one row, or one row for each assistant turn where turns are rewritten.
 
     A row of the second kind ends with its turn and has the mask on that turn alone.
     """
-    with contextlib.suppress(NotPrefixPreserving):
-        return [render_with_mask(messages, tokenizer, tools)]
+    try:
+        return [render_with_mask(messages, tokenizer, tools, **variables)]
+    except NotPrefixPreserving:
+        turns = [i for i, message in enumerate(messages) if message["role"] == "assistant"]
     rows = []
-    for turn in _assistant_turns(messages):
-        text = render(messages[: turn + 1], tokenizer, tools=tools)
-        span = _turn_span(messages, turn, text, tokenizer, tools)
+    for turn in turns:
+        upto = messages[: turn + 1]
+        text, _ = _render(upto, tokenizer, False, tools, variables)
+        span = _turn_span(messages, turn, text, tokenizer, tools, variables)
         rows.append(_masked(text, [span], tokenizer))
     return rows
 
 
-def _assistant_turns(messages: Sequence[Message]) -> list[int]:
-    return [i for i, message in enumerate(messages) if message["role"] == "assistant"]
-
-
 class NotPrefixPreserving(BadData):
     """A template whose text of the first turns changes with what follows them."""
+
+
+def assistant_spans(
+    messages: Sequence[Message],
+    tokenizer: Tokenizer,
+    tools: Tools = None,
+    **variables: Any,
+) -> tuple[str, list[Span]]:
+    """(text, half-open character spans of what the assistant writes in it)."""
+    text, marked = _render(messages, tokenizer, False, tools, variables)
+    if GENERATION_MARK.search(tokenizer.chat_template or ""):
+        return text, marked
+    turns = [i for i, message in enumerate(messages) if message["role"] == "assistant"]
+    spans = [_turn_span(messages, i, text, tokenizer, tools, variables) for i in turns]
+    return text, spans
 
 
 def _masked(text: str, spans: list[Span], tokenizer: Tokenizer) -> tuple[list[int], list[int]]:
@@ -118,11 +137,16 @@ def _special_spellings(tokenizer: Tokenizer) -> tuple[str, ...]:
 
 
 def _turn_span(
-    messages: Sequence[Message], turn: int, text: str, tokenizer: Tokenizer, tools: Tools
+    messages: Sequence[Message],
+    turn: int,
+    text: str,
+    tokenizer: Tokenizer,
+    tools: Tools,
+    variables: Mapping[str, Any],
 ) -> Span:
     """Span of one assistant turn in `text` by prefix difference."""
-    before = render(messages[:turn], tokenizer, True, tools)
-    after = render(messages[: turn + 1], tokenizer, False, tools)
+    before, _ = _render(messages[:turn], tokenizer, True, tools, variables)
+    after, _ = _render(messages[: turn + 1], tokenizer, False, tools, variables)
     if not (after.startswith(before) and text.startswith(after)):
         raise NotPrefixPreserving(
             f"the chat template rewrites earlier turns: message {turn} (expected a template whose "
@@ -136,6 +160,7 @@ def _render(
     tokenizer: Tokenizer,
     add_generation_prompt: bool,
     tools: Tools,
+    variables: Mapping[str, Any],
 ) -> tuple[str, list[Span]]:
     """(text, spans inside generation marks)."""
     import jinja2
@@ -145,6 +170,7 @@ def _render(
             "the tokenizer has no chat template (expected one in tokenizer_config.json or "
             "chat_template.jinja)"
         )
+    names = {**tokenizer.special_tokens, **variables}
     plain = [_with_reasoning_names(_message(message)) for message in messages]
     try:
         framed = _compiled(tokenizer.chat_template).render(
@@ -152,7 +178,7 @@ def _render(
             tools=_plain(_from_json(tools, "tools")) if tools else None,
             documents=None,
             add_generation_prompt=add_generation_prompt,
-            **tokenizer.special_tokens,
+            **names,
         )
     except (jinja2.TemplateError, TypeError) as error:
         reason = " ".join(str(error).split())

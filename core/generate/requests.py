@@ -20,14 +20,16 @@ STOP, LENGTH = "stop", "length"
 class Request:
     """`n` samples of at most `max_new_tokens` tokens that continue the token ids of `prompt`.
 
-    temperature 0 is greedy; top_p 1 filters nothing. A sample ends with a stop id (None: the
-    tokenizer's) or where its text holds one of the `stop` strings.
+    temperature 0 is greedy; top_k 0, top_p 1 and min_p 0 filter nothing. A sample ends with a stop
+    id (None: the tokenizer's) or where its text holds one of the `stop` strings.
     """
 
     prompt: Sequence[int]
     max_new_tokens: int = 128
     temperature: float = 1.0
+    top_k: int = 0
     top_p: float = 1.0
+    min_p: float = 0.0
     seed: int = 0
     stop: tuple[str, ...] = ()
     stop_ids: tuple[int, ...] | None = None
@@ -43,7 +45,7 @@ class Request:
     @cached_property
     def sampling(self) -> SamplingParams:
         """The request's sampling parameters; raises UsageError for impossible ones."""
-        return SamplingParams(self.temperature, self.top_p)
+        return SamplingParams(self.temperature, self.top_k, self.top_p, self.min_p)
 
     @cached_property
     def name(self) -> str:

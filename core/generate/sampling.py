@@ -1,19 +1,19 @@
 """Sampling: logits → tokens with log-probabilities, and random numbers that depend on names only.
 
-Top-p filters what the temperature has made. Of tokens with equal logits the one with the smaller id
-goes first; the token that crosses the top-p mass is kept. Temperature 0 is the argmax. The uniform
-number of a draw is a hash of (seed, request id, sample, position) and nothing else, and the token
-is where it falls in the cumulative distribution, so a token depends neither on the batch nor on its
-slot nor on where a run resumed.
-Sources: SplitMix64 (Steele, Lea, Flood 2014, DOI 10.1145/2714064.2660195); nucleus sampling (arXiv
-1904.09751).
+Order of the filters, each on what the one before has left: temperature, top-k, top-p, min-p. Of
+tokens with equal logits the one with the smaller id goes first; the token that crosses the top-p
+mass is kept. Temperature 0 is the argmax. The uniform number of a draw is a hash of (seed, request
+id, sample, position) and nothing else, and the token is where it falls in the cumulative
+distribution, so a token depends neither on the batch nor on its slot nor on where a run resumed.
+Sources: SplitMix64 (Steele, Lea, Flood 2014, DOI 10.1145/2714064.2660195); nucleus sampling
+(arXiv 1904.09751); min-p (arXiv 2407.01082).
 """
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -23,22 +23,36 @@ from sabia.core.errors import UsageError
 if TYPE_CHECKING:
     import torch
 
-COLUMNS = ("temperature", "top_p")
 GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 
 
 @dataclass(frozen=True)
 class SamplingParams:
-    """How tokens are drawn; the defaults are the model's own distribution (top_p 1: all of it)."""
+    """How tokens are drawn; the defaults are the model's own distribution.
+
+    top_k 0, top_p 1 and min_p 0 filter nothing.
+    """
 
     temperature: float = 1.0
+    top_k: int = 0
     top_p: float = 1.0
+    min_p: float = 0.0
 
     def __post_init__(self) -> None:
-        if not self.temperature >= 0:
-            raise UsageError(f"sampling: temperature {self.temperature} (expected 0 or more)")
-        if not 0 < self.top_p <= 1:
-            raise UsageError(f"sampling: top-p {self.top_p} (expected above 0, at most 1)")
+        if not (self.temperature >= 0 and self.top_k >= 0):
+            raise UsageError(
+                f"sampling: temperature {self.temperature}, top-k {self.top_k} (expected 0 or more)"
+            )
+        if not (0 < self.top_p <= 1 and 0 <= self.min_p < 1):
+            raise UsageError(
+                f"sampling: top-p {self.top_p} (expected above 0, at most 1), "
+                f"min-p {self.min_p} (expected 0 or more, below 1)"
+            )
+
+    @property
+    def filters(self) -> bool:
+        """True where the sampled distribution has not the whole vocabulary."""
+        return self.top_k > 0 or self.top_p < 1 or self.min_p > 0
 
 
 def mix64(x: np.ndarray) -> np.ndarray:
@@ -68,7 +82,9 @@ class RowParams:
     """SamplingParams of B rows as columns [B, 1] on the logits' device."""
 
     temperature: torch.Tensor
+    top_k: torch.Tensor
     top_p: torch.Tensor
+    min_p: torch.Tensor
     any_filter: bool
     any_greedy: bool
 
@@ -83,8 +99,10 @@ class RowParams:
 
         return cls(
             column("temperature", torch.float32),
+            column("top_k", torch.int64),
             column("top_p", torch.float64),
-            any(row.top_p < 1 for row in rows),
+            column("min_p", torch.float32),
+            any(row.filters for row in rows),
             any(row.temperature == 0 for row in rows),
         )
 
@@ -92,14 +110,24 @@ class RowParams:
         """The parameters of these rows and, behind them, of others."""
         import torch
 
-        whole = {n: torch.cat((getattr(self, n), getattr(other, n))) for n in COLUMNS}
-        any_filter = self.any_filter or other.any_filter
-        any_greedy = self.any_greedy or other.any_greedy
-        return RowParams(**whole, any_filter=any_filter, any_greedy=any_greedy)
+        pairs = zip(self._columns(), other._columns(), strict=True)
+        temperature, top_k, top_p, min_p = (torch.cat(pair) for pair in pairs)
+        return RowParams(
+            temperature,
+            top_k,
+            top_p,
+            min_p,
+            self.any_filter or other.any_filter,
+            self.any_greedy or other.any_greedy,
+        )
+
+    def _columns(self) -> tuple[torch.Tensor, ...]:
+        return self.temperature, self.top_k, self.top_p, self.min_p
 
     def take(self, rows: torch.Tensor) -> RowParams:
         """The parameters of some rows, in the order given."""
-        return replace(self, **{name: getattr(self, name)[rows] for name in COLUMNS})
+        temperature, top_k, top_p, min_p = (c[rows] for c in self._columns())
+        return RowParams(temperature, top_k, top_p, min_p, self.any_filter, self.any_greedy)
 
 
 def draw(
@@ -138,13 +166,16 @@ def _inverse_cdf(logprobs: torch.Tensor, uniform: np.ndarray) -> torch.Tensor:
 
 
 def filtered(scaled: torch.Tensor, params: RowParams) -> torch.Tensor:
-    """Logits[B, V] with -inf where top-p leaves a token out."""
+    """Logits[B, V] with -inf where top-k, top-p or min-p leave a token out."""
     import torch
 
     ordered, index = torch.sort(scaled, dim=-1, descending=True, stable=True)
-    probability = torch.softmax(ordered.double(), -1)
+    rank = torch.arange(scaled.shape[-1], device=scaled.device)[None]
+    keep = (rank < params.top_k) | (params.top_k == 0)
+    probability = torch.softmax(ordered.masked_fill(~keep, -torch.inf).double(), -1)
     before = probability.cumsum(-1) - probability
-    keep = (before < params.top_p) | (params.top_p >= 1)
+    keep &= (before < params.top_p) | (params.top_p >= 1)
+    keep &= ordered >= ordered[:, :1] + params.min_p.log()  # log 0 = -inf keeps all
     keep[:, 0] = True
     kept = torch.zeros_like(keep).scatter_(1, index, keep)
     return scaled.masked_fill(~kept, -torch.inf)

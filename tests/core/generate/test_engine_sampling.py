@@ -46,7 +46,7 @@ def test_draws_follow_the_distribution():
 def test_a_row_does_not_see_its_neighbours():
     generator = torch.Generator().manual_seed(0)
     logits = torch.randn(6, 50, generator=generator)
-    settings = ((0,), (1.3,), (1,), (1, 0.5), (0.5, 0.9), (0.5, 1e-9))
+    settings = ((0,), (1.3,), (1, 5), (1, 0, 0.5), (1, 0, 1, 0.2), (0.5, 9, 0.9, 0.01))
     kinds = [SamplingParams(*values) for values in settings]
     u = uniforms(stream_keys(3, "x", range(6)), np.arange(6))
     whole = draw(logits, RowParams.of(kinds), u)
@@ -62,16 +62,20 @@ def reference_filter(logits, params):
     """The documented order in plain NumPy, one row."""
     values = logits / params.temperature
     order = np.argsort(-values, kind="stable")
+    if params.top_k:
+        order = order[: params.top_k]
     p = np.exp(values[order] - values[order].max())
     p /= p.sum()
     if params.top_p < 1:
         order = order[: int((np.cumsum(p) - p < params.top_p).sum())]
-    return set(order.tolist())
+    top = values.max()
+    return {int(t) for t in order if values[t] >= top + np.log(params.min_p or 1e-300)}
 
 
-@pytest.mark.parametrize(
-    "params", [SamplingParams(0.8, 0.6), SamplingParams(1.5, 0.7), SamplingParams(1, 1e-9)]
-)
+@pytest.mark.parametrize("params", [
+    SamplingParams(1, 3), SamplingParams(0.8, 0, 0.6), SamplingParams(1, 0, 1, 0.3),
+    SamplingParams(1.5, 10, 0.7, 0.1), SamplingParams(1, 1), SamplingParams(1, 0, 1e-9),
+])  # fmt: skip
 def test_filters_match_the_documented_order(params):
     random = np.random.default_rng(1)
     logits = random.normal(0, 2, (20, 30)).round(1)  # rounded: ties occur
@@ -92,7 +96,7 @@ def test_a_token_of_no_probability_is_never_drawn():
     assert torch.isfinite(logprobs).all()
 
 
-@pytest.mark.parametrize("values", [(-1,), (1, 0), (1, 1.5)])
+@pytest.mark.parametrize("values", [(-1,), (1, -1), (1, 0, 0), (1, 0, 1.5), (1, 0, 1, 1)])
 def test_impossible_parameters(values):
     with pytest.raises(UsageError):
         SamplingParams(*values)
