@@ -1,9 +1,10 @@
 """Many light processes in one roll call, forked from one interpreter so that 100 of them are cheap.
 
 usage: roll_call_crowd.py SIZE SCENARIO FOLDER. Scenarios, all about rank 17: fine, absent, killed,
-stopped, other-version, twice, fails. Prints one JSON object: by rank the exit code and what it
-said, then when each was started and released, and what process 0 accepted. FOLDER gets the stderr
-of each rank.
+stopped, other-version, twice, fails. For twice, rank 17 comes again when all but the last rank, who
+stays away, have reported: the roll call is not over by then. Prints one JSON object: by rank the
+exit code and what it said, then when each was started and released, and what process 0 accepted.
+FOLDER gets the stderr of each rank.
 """
 
 import json
@@ -13,8 +14,8 @@ import sys
 import time
 from pathlib import Path
 
-from waiting import HANG_S
-from watched import end_the_roll_call_at, hang_when, let_a_beat_out
+from waiting import HANG_S, until
+from watched import end_the_roll_call_at, hang_when, let_a_beat_out, when_reported
 
 from sabia.core.errors import BadData, SabiaError
 from sabia.core.parallel import rollcall, watch
@@ -37,8 +38,10 @@ def guard(rank: int, scenario: str) -> Guard:
     )
 
 
-def direct(scenario: str, size: int) -> None:
-    """In process 0: when the limits of time are to be met."""
+def direct(scenario: str, size: int, here: Path) -> None:
+    """In process 0: when the limits of time are to be met; `here` is made when all have come."""
+    if scenario == "twice":
+        when_reported(size - 1, here.touch)
     if scenario == "absent":
         end_the_roll_call_at(size - 1)
     if scenario == "stopped":
@@ -69,11 +72,13 @@ def meet_fate(scenario: str) -> None:
         raise BadData("shard 5 is cut short")
 
 
-def member(rank: int, size: int, base: int, scenario: str) -> int:
-    """The life of one process; returns its exit code."""
+def member(rank: int, size: int, base: int, scenario: str, here: Path, again: bool) -> int:
+    """The life of one process, `again` of a rank that has come before; returns its exit code."""
     facts: dict = {"rank": rank, "started": time.monotonic()}
     if rank == 0:
-        direct(scenario, size)
+        direct(scenario, size, here)
+    if again:
+        until(here.exists)
     world = World(rank, size, rank % 4, "srun", "127.0.0.1", base)
     try:
         with watch.opened(world, guard(rank, scenario)) as mine:
@@ -95,13 +100,13 @@ def note(facts: dict) -> None:
     os.write(PIPE[1], json.dumps(facts).encode() + b"\n")
 
 
-def start(rank: int, size: int, base: int, scenario: str, folder: Path) -> int:
+def start(rank: int, size: int, base: int, scenario: str, folder: Path, again: bool) -> int:
     pid = os.fork()
     if pid:
         return pid
     os.dup2(os.open(folder / str(rank), os.O_CREAT | os.O_APPEND | os.O_WRONLY), 2)
     try:
-        os._exit(member(rank, size, base, scenario))
+        os._exit(member(rank, size, base, scenario, folder / "here", again))
     except BaseException as error:
         print(repr(error), file=sys.stderr, flush=True)
         os._exit(99)
@@ -109,11 +114,15 @@ def start(rank: int, size: int, base: int, scenario: str, folder: Path) -> int:
 
 def main(size: int, scenario: str, folder: Path) -> None:
     """Start all, wait for all, print what happened."""
-    ranks = [rank for rank in range(size) if (rank, scenario) != (VICTIM, "absent")]
+    away = {"absent": VICTIM, "twice": size - 1}.get(scenario)
+    ranks = [rank for rank in range(size) if rank != away]
     ranks += [VICTIM] if scenario == "twice" else []
     rollcall.versions()  # read once, not in each child
     base = os.getpid()
-    pids = {start(rank, size, base, scenario, folder): rank for rank in ranks}
+    pids = {
+        start(rank, size, base, scenario, folder, rank in ranks[:place]): rank
+        for place, rank in enumerate(ranks)
+    }
     os.close(PIPE[1])
     codes = wait(pids, scenario == "stopped")
     facts: dict = {}

@@ -43,6 +43,18 @@ def hang_when(reached: Callable[[Mapping[int, Beat], Set[int]], bool]) -> None:
     Hub._look = looked
 
 
+def when_reported(count: int, then: Callable[[], None]) -> None:
+    """In process 0: call `then`, perhaps often, from when so many have reported."""
+    take_roll = Hub._take_roll
+
+    def taken(hub: Hub, now: float) -> None:
+        if len(hub.register.reports) >= count:
+            then()
+        take_roll(hub, now)
+
+    Hub._take_roll = taken
+
+
 def end_the_roll_call_at(count: int) -> None:
     """In process 0: the roll call's time is over when so many have reported, and not before."""
     take_roll = Hub._take_roll
