@@ -93,19 +93,23 @@ def run(job: Job, options: QuantizeOptions) -> None:
 
 def _dry_run(job: Job, options: QuantizeOptions, recipe: Recipe, keep: bool) -> None:
     """Show what would be done: calibration runs each layer twice, comparison both models."""
+    read = (options.model, *job.inputs)
+    if keep:
+        done = {"cpu_seconds": 0.0, "bytes_written": 0, "basis": "nothing to do"}
+        planned(job, read, keep=True, **done).show(job)
+        return
     spec = load_spec(options.model)
     n, tokens = parameter_count(spec), options.samples * options.length if job.inputs else 0
     flops = 4 * tokens * training_flops_per_token(spec, options.length, "causal") / 3
     peak = measure_peak_flops("torch", "fp32")
-    kept = n - sum(math.prod(x.matrix) for x in plan(spec, recipe) if x.scheme.quantizes)
-    stored = sum(x.stored_bytes for x in plan(spec, recipe) if x.scheme.quantizes)
+    quantized = [x for x in plan(spec, recipe) if x.scheme.quantizes]
+    kept = n - sum(math.prod(x.matrix) for x in quantized)
     planned(
         job,
-        (options.model, *job.inputs),
-        keep=keep,
-        cpu_seconds=0 if keep else flops / peak,
-        memory_bytes=0 if keep else n * (2 + 3 * 4),
-        bytes_written=0 if keep else 2 * kept + stored,
+        read,
+        cpu_seconds=flops / peak,
+        memory_bytes=n * (2 + 3 * 4),
+        bytes_written=2 * kept + sum(x.stored_bytes for x in quantized),
         figures={"recipe": recipe.name, "parameters": f"{n:,}", "calibration tokens": tokens},
         basis=f"{flops:.3g} FLOPs at {peak:.3g} FLOP/s of one device (products of the calibration "
         "alone), the model in 16 bits and three times in float32, the recipe's formats",

@@ -7,6 +7,7 @@ generates with the torch engine; an endpoint is probed before its log-probabilit
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -183,8 +184,10 @@ class LocalModel(Subject):
         else:
             lengths = [len(row.ids) for item in items for row in self._options(task, item)]
         spec = load_spec(self.directory)
-        seen = ((n, min(n, spec.max_positions)) for n in lengths)
-        flops = sum(n * training_flops_per_token(spec, most, "causal") / 3 for n, most in seen)
+        flops = 0.0
+        for n, rows in Counter(lengths).items():
+            each = training_flops_per_token(spec, min(n, spec.max_positions), "causal") / 3
+            flops += rows * n * each
         return flops, parameter_count(spec) * (4 if self.dtype == "float32" else 2)
 
     @cached_property

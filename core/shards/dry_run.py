@@ -195,18 +195,19 @@ def estimate(
     transformed: Callable[[Sample], Iterator[Any]],
     jobs: int,
     size: Callable[[Sequence[Any]], int] = parquet_bytes,
-) -> None:
+) -> float:
     """Fill in a plan's estimates by running a transform over the first rows of the first source.
 
     `transformed(sample)` gives the rows that would be written, `size` their bytes on disk. CPU
-    seconds are those of all workers together, memory that of all at once.
+    seconds are those of all workers together, memory that of all at once. Returns how many times
+    the sample all rows are, 0 where there is none.
     """
     if not sources:
         plan.cpu_seconds, plan.bytes_written, plan.basis = 0.0, 0, "nothing to do"
-        return
+        return 0.0
     rows, arrow_bytes = first_rows(sources[0])
     if not rows:
-        return
+        return 0.0
     sample = Sample(sources[0], rows)
     written, seconds = measured(lambda: size(list(transformed(sample))))
     scale = _scale(sources, rows, arrow_bytes)
@@ -214,6 +215,7 @@ def estimate(
     plan.bytes_written = round(written * scale)
     plan.memory_bytes = peak_memory() * max(1, min(jobs, len(sources)))
     plan.basis = f"the first {rows:,} rows of {sources[0].name}"
+    return scale
 
 
 def _scale(sources: Sequence[Source], rows: int, arrow_bytes: int) -> float:

@@ -75,13 +75,12 @@ def _dry_run(
             found[:] = [_write_rows([sample], options, out, job.seed, lines, f"{scratch}/held")]
             return iter(found)
 
-        estimate(plan, [] if keep else sources, read, 1, lambda rows: rows[0][1])
-        (counts, size), text = found[0], plan.bytes_written or 0
+        scale = estimate(plan, [] if keep else sources, read, 1, lambda _: 0)
+        counts, size = found[0]
         if len(counts) < 2 and not keep:
             plan.cpu_seconds = plan.bytes_written = None
             plan.basis = f"{plan.basis}, which have {len(counts)} labels (expected 2 or more)"
         elif plan.cpu_seconds is not None and not keep:
-            scale = text / size
             settings = fasttext_training.settings_for(
                 round(counts.total() * scale), round(size * scale) // 4, len(counts), options,
                 job.seed, job.jobs,

@@ -93,9 +93,12 @@ def show_ids(
         return pack(sample.batches(), ShardContext(0, sample.name, no_rejects()))
 
     if pack.keywords["encoder"] is not None:
-        estimate(shown, sources, packed, job.jobs, lambda found: sum(b.num_rows for b in found))
-        rows = shown.bytes_written if tokens is None else tokens // length
-        shown.bytes_written = (rows or 0) * length * bytes_per_id
+        row = length * bytes_per_id
+        estimate(
+            shown, sources, packed, job.jobs, lambda found: sum(b.num_rows * row for b in found)
+        )
+        if tokens is not None:
+            shown.bytes_written = tokens // length * row
     shown.show(job)
 
 
