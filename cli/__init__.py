@@ -1,1 +1,1 @@
-"""The commands: one thin file each, over the rooms of sabia.core."""
+"""The commands: one thin file each, over the packages of sabia.core."""

@@ -1,1 +1,1 @@
-"""The rooms of sabia; DESIGN of the house is told in the README."""
+"""The packages of sabia; the README says what each of them holds."""

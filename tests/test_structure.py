@@ -1,4 +1,4 @@
-"""The rules of the house, read from the source text: imports go one way, files stay small,
+"""The rules of the source tree, read from its text: imports go one way, files stay small,
 every file and public function says what it is for, every package is listed in the wheel."""
 
 import ast
@@ -49,25 +49,25 @@ def imports(path: Path) -> list[str]:
     return names
 
 
-def room(path: Path) -> str:
+def package(path: Path) -> str:
     parts = path.relative_to(ROOT).parts
     return parts[1].removesuffix(".py") if parts[0] == "core" else parts[0]
 
 
-def imported_rooms(path: Path) -> set[str]:
-    found = (re.match(r"sabia\.core\.(\w+)", name) for name in imports(path))
-    return {match[1] for match in found if match}
+def imported_packages(path: Path) -> set[str]:
+    matches = (re.match(r"sabia\.core\.(\w+)", name) for name in imports(path))
+    return {match[1] for match in matches if match}
 
 
 @pytest.mark.parametrize("path", [p for p in FILES if p.parts[-3:-1] != ("core",)], ids=str)
 def test_imports_go_one_way(path: Path) -> None:
-    here = room(path)
+    here = package(path)
     names = imports(path)
     assert not [n for n in names if re.match(r"(core|cli|kernels)(\.|$)", n)], "bare import"
     if path.is_relative_to(ROOT / "core"):
         assert not [n for n in names if n.startswith("sabia.cli")], "core imports cli"
         if here in ALLOWED:
-            wrong = imported_rooms(path) - ALLOWED[here] - TOP - {here}
+            wrong = imported_packages(path) - ALLOWED[here] - TOP - {here}
             assert not wrong, f"{here} may not import {wrong}"
     if path.is_relative_to(ROOT / "kernels"):
         assert not [n for n in names if re.match(r"sabia\.(cli|core)", n)], "kernels import up"
@@ -104,12 +104,12 @@ def test_public_functions_have_docstrings(path: Path) -> None:
 def test_every_package_is_listed_for_the_wheel() -> None:
     settings = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]
     roots = {v: k for k, v in settings["package-dir"].items()}
-    found = set()
+    listed = set()
     for init in (p for p in FILES if p.name == "__init__.py"):
         folder = init.parent.relative_to(ROOT).as_posix()
         top = next(root for root in roots if folder == root or folder.startswith(root + "/"))
-        found.add((roots[top] + folder.removeprefix(top)).replace("/", "."))
-    assert found == set(settings["packages"])
+        listed.add((roots[top] + folder.removeprefix(top)).replace("/", "."))
+    assert listed == set(settings["packages"])
 
 
 @pytest.mark.slow
