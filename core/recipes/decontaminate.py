@@ -19,7 +19,7 @@ from sabia.core.options.dedup import DedupOptions
 from sabia.core.shards.job import Job
 from sabia.core.text import decontaminate
 from sabia.core.text.contamination_index import Exam, Index
-from sabia.core.text.sketching import choose_engine
+from sabia.core.text.first_pass import choose_engine
 
 
 def run(job: Job, options: DedupOptions) -> None:

@@ -1,4 +1,4 @@
-"""Run one function over many shards: here in this process, or in `jobs` worker processes.
+"""Run one function over many shards, in this process or in workers; and over items, on threads.
 
 Results come back in the order of the tasks, whatever the order of the work. A stop signal or
 Ctrl-C reaches the workers, which leave no half-written file; a worker that dies is one clear
@@ -8,8 +8,15 @@ error. Larger executors (a Slurm array slices its shards before this, Ray) serve
 import os
 import signal
 import threading
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import (
+    FIRST_COMPLETED,
+    Future,
+    ProcessPoolExecutor,
+    ThreadPoolExecutor,
+    wait,
+)  # fmt: skip
 from concurrent.futures.process import BrokenProcessPool
 from multiprocessing import get_context, parent_process
 from typing import Any, TypeVar
@@ -17,6 +24,7 @@ from typing import Any, TypeVar
 from sabia.core import notes, stop
 from sabia.core.errors import ExitCode, Failed
 
+A = TypeVar("A")
 R = TypeVar("R")
 LOOK_S = 0.2  # how often a waiting parent looks for a stop signal
 
@@ -79,3 +87,21 @@ def _end_workers(pool: ProcessPoolExecutor) -> None:
     for worker in list((pool._processes or {}).values()):
         if worker.pid and worker.is_alive():
             os.kill(worker.pid, signal.SIGTERM)
+
+
+def map_threads(function: Callable[[A], R], items: Iterable[A], jobs: int) -> Iterator[R]:
+    """function(item) for each item, in order, on `jobs` threads, a few items ahead."""
+    if jobs <= 1:
+        for item in items:
+            stop.check()
+            yield function(item)
+        return
+    waiting: deque[Future[R]] = deque()
+    with ThreadPoolExecutor(jobs) as pool:
+        for item in items:
+            stop.check()
+            waiting.append(pool.submit(function, item))
+            if len(waiting) > 2 * jobs:
+                yield waiting.popleft().result()
+        while waiting:
+            yield waiting.popleft().result()

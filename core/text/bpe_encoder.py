@@ -12,8 +12,8 @@ import unicodedata
 import numpy as np
 import pyarrow as pa
 
+from sabia.core.shards.text_buffers import text_buffers
 from sabia.core.text.bpe_tables import compile_tables
-from sabia.core.text.sketching import text_buffers
 from sabia.core.text.tokenizer import Tokenizer
 from sabia.kernels import bpe
 from sabia.kernels.bpe import Cache

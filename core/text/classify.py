@@ -17,6 +17,7 @@ from sabia.core.shards.dry_run import unmeasured
 from sabia.core.shards.job import Job
 from sabia.core.shards.mapping import ShardContext, run_map
 from sabia.core.shards.sources import Source
+from sabia.core.shards.text_buffers import text_buffers
 from sabia.core.text import heuristics, language, screens
 from sabia.core.text.decision import Decision, read_decision, values_of
 from sabia.core.text.predicate import Predicate
@@ -24,7 +25,6 @@ from sabia.core.text.removed import RemovedPart, map_and_gather, put_column
 from sabia.core.text.score_figures import CPU, conclude, count_scores
 from sabia.core.text.scorers import Scorer, check_names, digest, score_column
 from sabia.core.text.scores import with_scores
-from sabia.core.text.sketching import text_buffers
 
 SHOWN = 8  # scores of models whose spread is told at the end; the statistics have all
 

@@ -16,11 +16,12 @@ import pyarrow.compute as pc
 
 from sabia.core.shards.mapping import ShardContext
 from sabia.core.shards.sources import Source
+from sabia.core.shards.spools import IdSpool, Spool
+from sabia.core.shards.text_buffers import text_buffers
 from sabia.core.text.barrier import Decision
 from sabia.core.text.removal import Held, placed
 from sabia.core.text.removed import Again, put_column
 from sabia.core.text.scores import with_scores
-from sabia.core.text.sketching import IdSpool, Spool, text_buffers
 
 CUT = np.dtype([("row", "i8"), ("start", "i8"), ("stop", "i8"), ("kept", "i8"), ("from", "i8")])
 SCORE = "duplicate_share"

@@ -18,10 +18,11 @@ from sabia.core.options.dedup import DedupOptions
 from sabia.core.shards.job import Job
 from sabia.core.shards.mapping import ShardContext, run_map
 from sabia.core.shards.sources import Source
+from sabia.core.shards.text_buffers import text_buffers
 from sabia.core.text.contamination import ITEM, Finder, Finding
 from sabia.core.text.contamination_index import Index
+from sabia.core.text.first_pass import choose_engine
 from sabia.core.text.removed import RemovedPart, map_and_gather, put_column
-from sabia.core.text.sketching import choose_engine, text_buffers
 
 AUTO, DROP, MASK = "auto", "drop", "mask"  # values of --verdict
 CUT = "\n"  # stands where a span was

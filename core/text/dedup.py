@@ -27,10 +27,10 @@ from sabia.core.shards.slices import slurm_slice
 from sabia.core.shards.sources import Source
 from sabia.core.text import barrier, dedup_index, lsh, redis_index, removal, removed
 from sabia.core.text.clusters import KEPT, Clusters, find_clusters
+from sabia.core.text.first_pass import choose_engine
 from sabia.core.text.redis_index import RedisIndex
 from sabia.core.text.sketch_files import Corpus
 from sabia.core.text.sketch_pass import load_corpus, read_corpus, sketch_into
-from sabia.core.text.sketching import choose_engine
 
 CURVE = (0.5, 0.6, 0.7, 0.8, 0.9)
 

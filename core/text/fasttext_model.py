@@ -14,7 +14,7 @@ import pyarrow as pa
 
 from sabia.core import notes
 from sabia.core.errors import BadData, UsageError
-from sabia.core.text.sketching import text_buffers
+from sabia.core.shards.text_buffers import text_buffers
 from sabia.kernels import fasttext, minhash
 from sabia.kernels.fasttext import HIERARCHICAL, SOFTMAX, Classifier
 

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from sabia.core import stop
-from sabia.core.text.sketching import Spool
+from sabia.core.shards.spools import Spool
 
 FAN_BITS = 6
 MAX_BITS = 30

@@ -10,8 +10,8 @@ import numpy as np
 import pyarrow as pa
 
 from sabia.core.errors import BadData
+from sabia.core.shards.text_buffers import text_buffers
 from sabia.core.text.scores import score_values
-from sabia.core.text.sketching import text_buffers
 
 _COLUMN = {"longest": "text", "newest": "crawl_time", "best": "scores"}
 

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from sabia.core import stop
-from sabia.core.text.sketching import in_order
+from sabia.core.shards.executor import map_threads
 
 BATCH = 4_096  # rows of a step, or four for each centre if that is more
 STEPS = 60
@@ -79,5 +79,5 @@ def assign(vectors: np.ndarray, found: np.ndarray, jobs: int) -> np.ndarray:
         for low in range(0, len(vectors), size):
             yield np.array(vectors[low : low + size])
 
-    parts = in_order(lambda rows: _nearest(rows, found)[0], blocks(), jobs)
+    parts = map_threads(lambda rows: _nearest(rows, found)[0], blocks(), jobs)
     return np.concatenate([np.empty(0, np.int64), *parts])

@@ -93,6 +93,6 @@ def _by_script(letters: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 def names_of(texts: list[str]) -> list[str]:
     """The language of each text, `und` where unsure."""
-    from sabia.core.text.sketching import text_buffers
+    from sabia.core.shards.text_buffers import text_buffers
 
     return identify(*text_buffers(pa.array(texts, pa.string()))).language.tolist()

@@ -21,11 +21,12 @@ from sabia.core import notes
 from sabia.core.options.dedup import DedupOptions
 from sabia.core.shards.job import Job
 from sabia.core.shards.sources import Source
+from sabia.core.shards.text_buffers import text_buffers
 from sabia.core.text import barrier
 from sabia.core.text.cuts import Policy, decision
+from sabia.core.text.first_pass import choose_engine, first_pass
 from sabia.core.text.hashed_files import part_of
 from sabia.core.text.repeats import Laid, Places
-from sabia.core.text.sketching import choose_engine, first_pass, text_buffers
 from sabia.core.text.text_pieces import BOUNDS
 from sabia.kernels import minhash
 from sabia.kernels.minhash import SHINGLE_BASE, SketchConfig

@@ -26,11 +26,11 @@ from sabia.core.shards.mapping import ShardContext
 from sabia.core.shards.rejects import Rejects, reject_path
 from sabia.core.shards.slices import slurm_slice
 from sabia.core.shards.sources import Source
+from sabia.core.shards.spools import Spool
 from sabia.core.shards.summary import Summary
 from sabia.core.text.encoding import Encoder
 from sabia.core.text.mixing import Share, interleave, parse_mix, passes, plan_mix
 from sabia.core.text.packing import Rows, make_packer, to_batch
-from sabia.core.text.sketching import Spool
 from sabia.core.text.token_counts import Tally, report_bytes_per_token
 from sabia.core.text.tokenize import buckets_of, encode_documents, usable
 

@@ -19,11 +19,11 @@ from sabia.core.errors import BadData, UsageError
 from sabia.core.shards.atomic import atomic_directory
 from sabia.core.shards.mapping import ShardContext
 from sabia.core.shards.sources import Source
+from sabia.core.shards.spools import IdSpool, Spool
 from sabia.core.text.barrier import Decision
 from sabia.core.text.clusters import ALONE, KEPT, REASONS, Clusters
 from sabia.core.text.removed import Again, put_column
 from sabia.core.text.sketch_files import Corpus
-from sabia.core.text.sketching import IdSpool, Spool
 
 Ids = IdSpool | Corpus  # know the id of every row, and the first row of each source
 DECISION = np.dtype([("cluster", "i8"), ("reason", "u1"), ("similarity", "f4")])

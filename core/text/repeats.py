@@ -10,9 +10,10 @@ from typing import Protocol
 import numpy as np
 import pyarrow as pa
 
+from sabia.core.shards.executor import map_threads
+from sabia.core.shards.spools import IdSpool, Spool
 from sabia.core.text.cuts import CUT, Cuts
 from sabia.core.text.hashed_files import HashedFiles
-from sabia.core.text.sketching import IdSpool, Spool, in_order
 from sabia.kernels.substring import Repeats
 
 RUN = np.dtype([("start", "i8"), ("count", "i8"), ("first", "i8")])
@@ -81,7 +82,7 @@ class Laid:
     ) -> Cuts:
         """Settle file after file, of `limit` bytes at most, then go through documents in order."""
         runs = ByDocument(self.starts)
-        for repeats in in_order(settle, self.files.files(limit), jobs):
+        for repeats in map_threads(settle, self.files.files(limit), jobs):
             runs.add(repeats)
         return Cuts.write(*runs.cuts(self.units, span), self.ids)
 

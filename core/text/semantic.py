@@ -25,11 +25,12 @@ from sabia.core import notes, stop
 from sabia.core.errors import BadData
 from sabia.core.options.dedup import DedupOptions
 from sabia.core.progress import progress
+from sabia.core.shards.executor import map_threads
 from sabia.core.shards.job import Job
 from sabia.core.shards.sources import Source, batches_of
+from sabia.core.shards.spools import IdSpool, Spool
 from sabia.core.text import barrier, keep, kmeans, removal
 from sabia.core.text.clusters import SEMANTIC, Clusters, choose_kept
-from sabia.core.text.sketching import IdSpool, Spool, in_order
 
 WHOLE = 4_096  # so many documents are compared without clusters
 _BLOCK = 512
@@ -140,7 +141,7 @@ def find_semantic(read: Read, threshold: float, k: int, seed: int, jobs: int) ->
         return settled(read.vectors, read.rows, read.worth, members, threshold)
 
     with progress(len(read.rows), "dedup: comparing") as bar:
-        for gone, kept, cosine in in_order(settle, _members(read, k, seed, jobs), jobs):
+        for gone, kept, cosine in map_threads(settle, _members(read, k, seed, jobs), jobs):
             leader[gone], similarity[gone] = kept, cosine
             bar.advance(len(gone))
     found = choose_kept(leader, (leader == np.arange(count)).astype(float), SEMANTIC)

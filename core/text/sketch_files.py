@@ -19,7 +19,7 @@ import numpy as np
 import pyarrow as pa
 
 from sabia.core.errors import BadData
-from sabia.core.text.sketching import IdSpool, Spool
+from sabia.core.shards.spools import IdSpool, Spool
 from sabia.kernels import minhash
 from sabia.kernels.minhash import Sketches
 

@@ -18,10 +18,13 @@ from sabia.core import notes
 from sabia.core.errors import UsageError
 from sabia.core.options.dedup import DedupOptions
 from sabia.core.shards.atomic import atomic_directory
+from sabia.core.shards.executor import map_threads
 from sabia.core.shards.sources import Source, batches_of, rows_of
+from sabia.core.shards.spools import Spool
+from sabia.core.shards.text_buffers import text_buffers
 from sabia.core.text import keep, lsh
+from sabia.core.text.first_pass import first_pass
 from sabia.core.text.sketch_files import VERSION, Corpus, Segment, SegmentWriter, about
-from sabia.core.text.sketching import Spool, first_pass, in_order, text_buffers
 from sabia.kernels import minhash
 from sabia.kernels.minhash import SketchConfig, Sketches
 
@@ -109,7 +112,7 @@ def read_signatures(
         return minhash.signatures(*text_buffers(item[1].column("text")), sketch, engine)
 
     spool, count = Spool(), 0
-    for slots in in_order(work, batches_of(sources, ["text"]), jobs):
+    for slots in map_threads(work, batches_of(sources, ["text"]), jobs):
         spool.append(slots)
         count += len(slots)
     return spool.array(np.uint32, (count, sketch.bands * sketch.rows))

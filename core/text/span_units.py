@@ -9,8 +9,9 @@ from typing import NamedTuple
 import numpy as np
 import pyarrow as pa
 
+from sabia.core.shards.spools import Spool
+from sabia.core.shards.text_buffers import text_buffers
 from sabia.core.text.repeats import Places
-from sabia.core.text.sketching import Spool, text_buffers
 from sabia.core.text.text_pieces import byte_positions
 from sabia.core.text.tokenizer import Tokenizer
 

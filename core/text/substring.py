@@ -24,9 +24,9 @@ from sabia.core.shards.job import Job
 from sabia.core.shards.sources import Source
 from sabia.core.text import barrier
 from sabia.core.text.cuts import Policy, decision
+from sabia.core.text.first_pass import choose_engine, first_pass
 from sabia.core.text.hashed_files import gathered, part_of
 from sabia.core.text.repeats import Laid
-from sabia.core.text.sketching import choose_engine, first_pass
 from sabia.core.text.span_units import Bytes, Read, SpanUnits, Tokens
 from sabia.core.text.tokenizer import load_tokenizer
 from sabia.kernels import substring

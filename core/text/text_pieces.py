@@ -10,8 +10,8 @@ from itertools import zip_longest
 import numpy as np
 import pyarrow as pa
 
+from sabia.core.shards.text_buffers import text_buffers
 from sabia.core.text.sentences import split_lines
-from sabia.core.text.sketching import text_buffers
 
 _SPACES = np.zeros(256, bool)
 _SPACES[list(b" \t\n\r\f\v")] = True

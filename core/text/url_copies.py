@@ -17,9 +17,10 @@ from sabia.core.errors import BadData
 from sabia.core.options.dedup import DedupOptions
 from sabia.core.shards.job import Job
 from sabia.core.shards.sources import Source
+from sabia.core.shards.spools import IdSpool
 from sabia.core.text import barrier, keep, removal
 from sabia.core.text.clusters import URL, choose_kept, first_of_equal
-from sabia.core.text.sketching import IdSpool, first_pass
+from sabia.core.text.first_pass import first_pass
 from sabia.core.urls import canonical
 
 

@@ -92,8 +92,8 @@ def ours_sketching(corpus: Path) -> dict:
     import numpy as np
 
     from sabia.core.options.dedup import DedupOptions
+    from sabia.core.shards.text_buffers import text_buffers
     from sabia.core.text.lsh import sketch_of
-    from sabia.core.text.sketching import text_buffers
     from sabia.kernels import minhash
 
     column = pq.read_table(corpus)["text"].combine_chunks()

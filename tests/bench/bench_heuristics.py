@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from sabia.core.shards.text_buffers import text_buffers
 from sabia.core.text import heuristics, language
-from sabia.core.text.sketching import text_buffers
 
 PEER = """
 import json, sys, time

@@ -6,7 +6,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from sabia.core.text.sketching import text_buffers
+from sabia.core.shards.text_buffers import text_buffers
 from sabia.kernels import quality
 from sabia.kernels.text_words import word_hash, words
 

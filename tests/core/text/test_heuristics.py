@@ -6,8 +6,8 @@ import pyarrow as pa
 import pytest
 
 from sabia.core.shards.named_numbers import type_of
+from sabia.core.shards.text_buffers import text_buffers
 from sabia.core.text import heuristics, language
-from sabia.core.text.sketching import text_buffers
 
 PROSE = (
     "The mill stood at the end of the valley, where the road turned away from the river. In the"

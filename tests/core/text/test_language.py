@@ -8,8 +8,8 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from sabia.core.shards.text_buffers import text_buffers
 from sabia.core.text import language
-from sabia.core.text.sketching import text_buffers
 
 SENTENCES = {
     "pt": [

@@ -1,0 +1,44 @@
+"""First pass of dedup over its input: the MinHash implementation, and the batches in order."""
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import TypeVar
+
+import pyarrow as pa
+
+from sabia.core import notes
+from sabia.core.errors import MissingBackend, UsageError
+from sabia.core.progress import progress
+from sabia.core.shards.executor import map_threads
+from sabia.core.shards.sources import Source, batches_of
+from sabia.kernels import minhash
+
+R = TypeVar("R")
+
+
+def choose_engine(name: str) -> str:
+    """numba or numpy for auto, numba or numpy; warns where `auto` has to take the slow one."""
+    if name not in ("auto", *minhash.ENGINES):
+        raise UsageError(f"--engine: {name!r} (expected auto, {' or '.join(minhash.ENGINES)})")
+    there = minhash.numba_available()
+    if name == "numba" and not there:
+        raise MissingBackend("--engine numba: package 'numba' is missing; pip install it")
+    if name != "auto":
+        return name
+    if not there:
+        notes.warn("package 'numba' is missing: engine numpy, about 10x slower")
+    return "numba" if there else "numpy"
+
+
+def first_pass(
+    sources: Sequence[Source], columns: Sequence[str], work: Callable[[pa.RecordBatch], R],
+    jobs: int, total: int | None = None,
+) -> Iterator[tuple[int, pa.RecordBatch, R]]:  # fmt: skip
+    """(source number, batch, work(batch)) of all sources in order; a bar counts up to `total`."""
+
+    def worked(item: tuple[int, pa.RecordBatch]) -> tuple[int, pa.RecordBatch, R]:
+        return *item, work(item[1])
+
+    with progress(total, "dedup: reading") as bar:
+        for found in map_threads(worked, batches_of(sources, columns), jobs):
+            yield found
+            bar.advance(found[1].num_rows)
