@@ -14,6 +14,6 @@ from sabia.core.shards.job import Job
 )
 def classify_drift(job: Job, options: DriftOptions) -> None:
     """Compare the scores of two runs, BEFORE and AFTER: PSI, KS, means."""
-    from sabia.core.text import drift as stage
+    from sabia.core.text.classify import drift_stage
 
-    stage.run(job, options.score)
+    drift_stage.run(job, options.score)

@@ -19,6 +19,6 @@ def classify_threshold(job: Job, options: ThresholdOptions) -> None:
     Without --precision or --recall the best F1 is taken. -o writes what classify --calibration
     applies: NAME_ok, by each document's language, and NAME_probability.
     """
-    from sabia.core.text import thresholding as stage
+    from sabia.core.text.classify import threshold_stage
 
-    stage.run(job, options)
+    threshold_stage.run(job, options)

@@ -9,11 +9,11 @@ from sabia.core.shards.job import Job
 # method → the module whose `run(job, options)` does it
 METHODS = {
     "": "sabia.core.recipes.decontaminate",
-    "minhash": "sabia.core.text.dedup",
-    "exact": "sabia.core.text.dedup",
-    "substring": "sabia.core.text.substring",
-    "line": "sabia.core.text.line_copies",
-    "url": "sabia.core.text.url_copies",
+    "minhash": "sabia.core.text.dedup.stage",
+    "exact": "sabia.core.text.dedup.stage",
+    "substring": "sabia.core.text.dedup.substring_method",
+    "line": "sabia.core.text.dedup.line_method",
+    "url": "sabia.core.text.dedup.url_method",
     "semantic": "sabia.core.recipes.semantic_dedup",
 }
 

@@ -19,6 +19,6 @@ def rewrite(job: Job, options: RewriteOptions) -> None:
     The rules engine permutes sentences and drops none. A model's answers must keep the numbers,
     words, language and length of their source. Finished calls are kept and never paid twice.
     """
-    from sabia.core.text import rewrite as stage
+    from sabia.core.text.rewrite import stage
 
     stage.run(job, options)

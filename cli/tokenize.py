@@ -21,6 +21,6 @@ def tokenize(job: Job, options: TokenizeOptions) -> None:
     in the next row, and the rows record where documents begin. Only the last row of a shard is
     padded. The tokenizer is kept beside the rows.
     """
-    from sabia.core.text import tokenize as stage
+    from sabia.core.text.tokenize import stage
 
     stage.run(job, options)

@@ -17,7 +17,7 @@ from functools import lru_cache
 from typing import Any
 
 from sabia.core.errors import BadData, UsageError
-from sabia.core.text.tokenizer import Tokenizer
+from sabia.core.text.tokenize.tokenizer import Tokenizer
 
 Message = Mapping[str, Any]
 Tools = Sequence[Mapping[str, Any]] | str | None

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from sabia.core.errors import UsageError
 from sabia.core.model import hub
-from sabia.core.text.tokenizer import load_tokenizer
+from sabia.core.text.tokenize.tokenizer import load_tokenizer
 
 if TYPE_CHECKING:
     from sabia.core.generate.engine import Engine

@@ -37,9 +37,9 @@ from sabia.core.shards.sources import Source
 from sabia.core.spec import ModelSpec, load_spec
 from sabia.core.spec.families import with_classifier
 from sabia.core.spec.heads import classifier_config, label_names
-from sabia.core.text.fasttext_model import is_held_out
-from sabia.core.text.scores import label_column
-from sabia.core.text.tokenizer import load_tokenizer
+from sabia.core.text.classify.fasttext_model import is_held_out
+from sabia.core.text.score_column import label_column
+from sabia.core.text.tokenize.tokenizer import load_tokenizer
 from sabia.core.train.labelled_rows import LabelledRows, labelled_rows
 from sabia.core.train.losses_classify import classification_loss
 from sabia.core.train.run_directory import RunDirectory

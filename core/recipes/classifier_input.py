@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from sabia.core.errors import UsageError
-from sabia.core.text.tokenizer import Tokenizer
+from sabia.core.text.tokenize.tokenizer import Tokenizer
 
 OVERLAP = 8  # windows share one token in so many
 

@@ -14,7 +14,7 @@ import numpy as np
 
 from sabia.core.errors import BadData, UsageError
 from sabia.core.spec.heads import Problem
-from sabia.core.text import held_out
+from sabia.core.text.classify import held_out_metrics
 
 SINGLE: Problem = "single_label_classification"
 MULTI: Problem = "multi_label_classification"
@@ -54,13 +54,15 @@ class Labels:
 
     def figures(
         self, values: Sequence[Any], scores: np.ndarray
-    ) -> tuple[held_out.Agreement, list[held_out.LabelFigures]]:
+    ) -> tuple[held_out_metrics.Agreement, list[held_out_metrics.LabelFigures]]:
         """How scores[n, L] of documents agree with their values."""
         if self.problem == NUMBER:
-            return held_out.numbers(self.encoded(values)[:, 0].astype(np.float64), scores[:, 0]), []
+            return held_out_metrics.numbers(
+                self.encoded(values)[:, 0].astype(np.float64), scores[:, 0]
+            ), []
         if self.problem == MULTI:
-            return held_out.any_of(self.names, self.encoded(values) > 0, scores)
-        return held_out.one_of(self.names, list(values), scores)
+            return held_out_metrics.any_of(self.names, self.encoded(values) > 0, scores)
+        return held_out_metrics.one_of(self.names, list(values), scores)
 
 
 def usable(value: Any, regression: bool) -> Any:

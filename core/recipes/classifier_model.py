@@ -20,7 +20,7 @@ from sabia.core.recipes.pooled_rows import BATCH_TOKENS, PooledRows
 from sabia.core.spec.families import load_spec
 from sabia.core.spec.heads import Classifier, label_names, problem_of
 from sabia.core.spec.model import ModelSpec
-from sabia.core.text.tokenizer import load_tokenizer
+from sabia.core.text.tokenize.tokenizer import load_tokenizer
 
 
 class ClassifierModel(PooledRows):
@@ -66,7 +66,7 @@ def _check(spec: ModelSpec, path: str) -> Classifier:
 
 
 class ModelScorer:
-    """core.text.scorers.Scorer of a model directory; it travels as its settings."""
+    """core.text.classify.scorers.Scorer of a model directory; it travels as its settings."""
 
     def __init__(
         self,

@@ -17,14 +17,14 @@ from sabia.core.errors import UsageError
 from sabia.core.files import unreadable
 from sabia.core.options.dedup import DedupOptions
 from sabia.core.shards.job import Job
-from sabia.core.text import decontaminate
-from sabia.core.text.contamination_index import Exam, Index
-from sabia.core.text.first_pass import choose_engine
+from sabia.core.text.contamination import stage
+from sabia.core.text.contamination.benchmark_index import Exam, Index
+from sabia.core.text.dedup.first_pass import choose_engine
 
 
 def run(job: Job, options: DedupOptions) -> None:
     """Clean the job's documents of the items of benchmarks."""
-    decontaminate.run(job, options, index_of(options.decontaminate))
+    stage.run(job, options, index_of(options.decontaminate))
 
 
 def index_of(benches: Sequence[str]) -> Index:

@@ -29,10 +29,10 @@ from sabia.core.shards.dry_run import planned
 from sabia.core.shards.inputs import open_inputs
 from sabia.core.shards.job import Job
 from sabia.core.shards.sources import Source
-from sabia.core.text import held_out
-from sabia.core.text.fasttext_model import is_held_out
-from sabia.core.text.scorers import Scorer
-from sabia.core.text.scores import label_column
+from sabia.core.text.classify import held_out_metrics
+from sabia.core.text.classify.fasttext_model import is_held_out
+from sabia.core.text.classify.scorers import Scorer
+from sabia.core.text.score_column import label_column
 
 LABEL, SCORE, HUMAN = "lm_label", "lm_score", "human_label"
 SCHEMA = pa.schema(
@@ -160,9 +160,9 @@ def _hot(names: Sequence[str], given: Sequence[str]) -> np.ndarray:
 
 def _agreement(names: Sequence[str], true: Sequence[Any], told: np.ndarray) -> dict[str, Any]:
     if told.ndim == 1:
-        figures = held_out.numbers(np.array(true, float), told)
+        figures = held_out_metrics.numbers(np.array(true, float), told)
     else:
-        figures = held_out.one_of(tuple(names), list(true), told)[0]
+        figures = held_out_metrics.one_of(tuple(names), list(true), told)[0]
     return {k: v for k, v in asdict(figures).items() if v == v}
 
 

@@ -20,8 +20,8 @@ from sabia.core.model import hub
 from sabia.core.model.lazy_array import LazyArray
 from sabia.core.recipes.model_source import Params, load_arrays, own_tokenizer
 from sabia.core.spec import ModelSpec, extend_vocabulary, load_spec
-from sabia.core.text.tokenizer import load_tokenizer
-from sabia.core.text.vocabulary_extension import (
+from sabia.core.text.tokenize.tokenizer import load_tokenizer
+from sabia.core.text.tokenize.vocabulary_extension import (
     Extension,
     extension_of,
     grown_rows,

@@ -50,7 +50,7 @@ from sabia.core.shards.sources import Source
 from sabia.core.spec import ModelSpec, load_spec, parameter_count
 from sabia.core.spec.count import training_flops_per_token
 from sabia.core.spec.model import check_predicts
-from sabia.core.text.tokenizer import Tokenizer, load_tokenizer
+from sabia.core.text.tokenize.tokenizer import Tokenizer, load_tokenizer
 from sabia.core.train.checkpoint import Reader, Saver, latest, parse_interval
 from sabia.core.train.convert import export_checkpoint
 from sabia.core.train.losses_grpo import grpo_loss

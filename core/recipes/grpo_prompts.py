@@ -18,7 +18,7 @@ from sabia.core.judge.rewards import Grader
 from sabia.core.judge.rubric import Rubric
 from sabia.core.shards.order import DataOrder
 from sabia.core.shards.sources import Source
-from sabia.core.text.tokenizer import Tokenizer
+from sabia.core.text.tokenize.tokenizer import Tokenizer
 
 RejectRow = Callable[[dict[str, Any], str, str], None]
 COLUMNS = ("id", "messages", "rubric", "answer")

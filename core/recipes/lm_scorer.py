@@ -25,7 +25,7 @@ from sabia.core.generate.opened import default_cache, open_client
 from sabia.core.model import hub
 from sabia.core.options.classify import Asking
 from sabia.core.recipes.lm_prompt import Prompt, load_prompt
-from sabia.core.text.tokenizer import load_tokenizer
+from sabia.core.text.tokenize.tokenizer import load_tokenizer
 
 GROUP = 64  # documents of a local model whose answers are kept at once
 
@@ -147,7 +147,7 @@ def asked(options: Asking) -> LmScorer | None:
 
 
 class LmScorer:
-    """core.text.scorers.Scorer by a language model; it travels as its settings.
+    """core.text.classify.scorers.Scorer by a language model; it travels as its settings.
 
     A scale gives one score, `name`; labels give each its share as `name_label`.
     """

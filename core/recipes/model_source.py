@@ -24,8 +24,8 @@ from sabia.core.shards.layout import FORMER_TOKENIZER, TOKENIZER
 from sabia.core.shards.outputs import METADATA_KEY
 from sabia.core.shards.sources import Source
 from sabia.core.spec import ModelSpec, from_config, load_spec, new_config, parse_shape
-from sabia.core.text.tokenizer import load_tokenizer
-from sabia.core.text.vocabulary_extension import extension_of
+from sabia.core.text.tokenize.tokenizer import load_tokenizer
+from sabia.core.text.tokenize.vocabulary_extension import extension_of
 from sabia.core.train.stepper import LazyState
 
 Params = Mapping[str, np.ndarray]

@@ -27,7 +27,7 @@ from sabia.core.shards.job import Job
 from sabia.core.shards.order import DataOrder
 from sabia.core.shards.sources import Source
 from sabia.core.spec import ModelSpec, extend_context, from_config, load_spec
-from sabia.core.text.tokenizer import load_tokenizer
+from sabia.core.text.tokenize.tokenizer import load_tokenizer
 from sabia.core.train.token_rows import COLUMNS, TokenRows, read_token_rows
 
 

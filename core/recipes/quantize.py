@@ -36,7 +36,7 @@ from sabia.core.shards.outputs import open_stdout
 from sabia.core.spec import ModelSpec, load_spec, parameter_count
 from sabia.core.spec.count import training_flops_per_token
 from sabia.core.spec.model import check_predicts
-from sabia.core.text.tokenizer import load_tokenizer
+from sabia.core.text.tokenize.tokenizer import load_tokenizer
 from sabia.core.train.peak import measure_peak_flops
 
 if TYPE_CHECKING:  # torch is loaded when there is something to do

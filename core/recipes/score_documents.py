@@ -8,8 +8,8 @@ from sabia.core.errors import UsageError
 from sabia.core.options.classify import ClassifyOptions
 from sabia.core.recipes.lm_scorer import asked
 from sabia.core.shards.job import Job
-from sabia.core.text import classify
-from sabia.core.text.scorers import Scorer, named, open_scorer, split_name
+from sabia.core.text.classify import stage
+from sabia.core.text.classify.scorers import Scorer, named, open_scorer, split_name
 
 
 def run(job: Job, options: ClassifyOptions) -> None:
@@ -17,12 +17,12 @@ def run(job: Job, options: ClassifyOptions) -> None:
     scorers = _opened(options)
     asker = asked(options)
     if asker is None:
-        classify.run(job, options, scorers)
+        stage.run(job, options, scorers)
         return
     if job.jobs > 1:
         notes.note(f"-j {job.jobs}: a language model is asked by one process; see --concurrency")
     with asker:
-        classify.run(replace(job, jobs=1), options, [*scorers, asker])
+        stage.run(replace(job, jobs=1), options, [*scorers, asker])
         notes.note(asker.said())
 
 

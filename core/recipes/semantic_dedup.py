@@ -19,8 +19,8 @@ from sabia.core.recipes.classifier_input import TextReader
 from sabia.core.recipes.pooled_rows import PooledRows
 from sabia.core.shards.job import Job
 from sabia.core.spec.families import load_spec
-from sabia.core.text import semantic
-from sabia.core.text.tokenizer import load_tokenizer
+from sabia.core.text.dedup import semantic_method
+from sabia.core.text.tokenize.tokenizer import load_tokenizer
 
 WINDOW = 512  # tokens of a row at most
 
@@ -28,7 +28,7 @@ WINDOW = 512  # tokens of a row at most
 def run(job: Job, options: DedupOptions) -> None:
     """Deduplicate the job's inputs by a column of vectors, or by those of a model."""
     embedder = ModelEmbedder(options.model, options.backend) if options.model else None
-    semantic.run(job, options, embedder)
+    semantic_method.run(job, options, embedder)
 
 
 class MeanStates(PooledRows):
@@ -45,7 +45,7 @@ class MeanStates(PooledRows):
 
 
 class ModelEmbedder:
-    """core.text.semantic.Embedder of a model directory."""
+    """core.text.dedup.semantic_method.Embedder of a model directory."""
 
     def __init__(self, path: str, backend: str = "torch") -> None:
         self.path, self.backend = path, backend

@@ -25,8 +25,8 @@ from sabia.core.recipes.training import RunCall, Task
 from sabia.core.shards.inputs import from_path, open_inputs
 from sabia.core.shards.job import Job
 from sabia.core.shards.sources import Source
-from sabia.core.text.packing import WINDOW, best_fit
-from sabia.core.text.tokenizer import Tokenizer, load_tokenizer
+from sabia.core.text.tokenize.packing import WINDOW, best_fit
+from sabia.core.text.tokenize.tokenizer import Tokenizer, load_tokenizer
 from sabia.core.train.token_rows import TokenRows, read_token_rows
 
 Rendered = tuple[list[int], list[int]]

@@ -33,7 +33,7 @@ from sabia.core.model import hub
 from sabia.core.options.eval import ENDPOINT, EvalOptions
 from sabia.core.spec import load_spec, parameter_count
 from sabia.core.spec.count import training_flops_per_token
-from sabia.core.text.tokenizer import load_tokenizer
+from sabia.core.text.tokenize.tokenizer import load_tokenizer
 
 
 class Judging:

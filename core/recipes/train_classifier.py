@@ -3,7 +3,7 @@
 from sabia.core.options.classify_train import ClassifyTrainOptions
 from sabia.core.recipes.lm_scorer import asked
 from sabia.core.shards.job import Job
-from sabia.core.text.scorers import Scorer, open_scorer
+from sabia.core.text.classify.scorers import Scorer, open_scorer
 
 
 def run(job: Job, options: ClassifyTrainOptions) -> None:
@@ -25,9 +25,9 @@ def train(job: Job, options: ClassifyTrainOptions) -> None:
 
         classifier.run(job, options)
         return
-    from sabia.core.text import classifier_training
+    from sabia.core.text.classify import train_stage
 
-    classifier_training.run(job, options)
+    train_stage.run(job, options)
 
 
 def opened(job: Job, options: ClassifyTrainOptions) -> Scorer:

@@ -46,7 +46,7 @@ from sabia.core.shards.job import Job
 from sabia.core.shards.order import DataOrder
 from sabia.core.spec import ModelSpec, parameter_count, training_flops_per_token
 from sabia.core.spec.model import check_predicts
-from sabia.core.text.tokenizer import load_tokenizer
+from sabia.core.text.tokenize.tokenizer import load_tokenizer
 from sabia.core.train.checkpoint import Checkpoint, Reader, latest, parse_interval
 from sabia.core.train.convert import export_checkpoint
 from sabia.core.train.guards import GuardConfig

@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from sabia.core.errors import UsageError
-from sabia.core.text.scores import alike, score_names, score_values
+from sabia.core.text.score_column import alike, score_names, score_values
 
 EXAMPLE = "quality >= 0.5 and language == 'pt'"
 _COMPARE: dict[type, Callable[[Any, Any], Any]] = {

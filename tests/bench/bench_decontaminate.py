@@ -20,8 +20,8 @@ from pathlib import Path
 
 import numpy as np
 
-from sabia.core.text.contamination import ITEM, Finder, Finding
-from sabia.core.text.contamination_index import Exam, Index, words_of
+from sabia.core.text.contamination.benchmark_index import Exam, Index, words_of
+from sabia.core.text.contamination.matching import ITEM, Finder, Finding
 from sabia.kernels.minhash import ENGINES
 
 PIECE = 3000

@@ -93,7 +93,7 @@ def ours_sketching(corpus: Path) -> dict:
 
     from sabia.core.options.dedup import DedupOptions
     from sabia.core.shards.text_buffers import text_buffers
-    from sabia.core.text.lsh import sketch_of
+    from sabia.core.text.dedup.lsh import sketch_of
     from sabia.kernels import minhash
 
     column = pq.read_table(corpus)["text"].combine_chunks()

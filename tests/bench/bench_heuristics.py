@@ -17,7 +17,7 @@ import numpy as np
 import pyarrow as pa
 
 from sabia.core.shards.text_buffers import text_buffers
-from sabia.core.text import heuristics, language
+from sabia.core.text.classify import heuristics, language
 
 PEER = """
 import json, sys, time

@@ -46,7 +46,7 @@ def prepare(work: Path, megabytes: int, pattern: str) -> None:
     import pyarrow.parquet as pq
 
     from sabia.core.options.tokenize import TokenizerTraining
-    from sabia.core.text.tokenizer import train
+    from sabia.core.text.tokenize.tokenizer import train
 
     texts = corpus(megabytes * 1_000_000)
     for name, part in (("large", texts), ("small", texts[: len(texts) // 6])):
@@ -59,8 +59,8 @@ def encode(work: Path, engine: str) -> None:
     """One contender's turn: CPU seconds of both parts, and a hash of the ids."""
     import pyarrow.parquet as pq
 
-    from sabia.core.text.encoding import Encoder
-    from sabia.core.text.tokenizer import load_tokenizer
+    from sabia.core.text.tokenize.encoders import Encoder
+    from sabia.core.text.tokenize.tokenizer import load_tokenizer
 
     encoder = Encoder(load_tokenizer(work / "tokenizer"), engine)
     encoder.prepare()

@@ -1,4 +1,4 @@
-"""Makes the profile of the language identifier (core/text/language_profiles.npz) from texts.
+"""Makes the profile of the language identifier (language_profiles.npz) from texts.
 
 usage: python tests/bench/fit_language.py TEXTS.json PROFILE.npz
 

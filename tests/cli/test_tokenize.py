@@ -14,7 +14,7 @@ import pytest
 from in_process import sabia as called
 from token_files_read import read_arrow, read_megatron
 
-from sabia.core.text.tokenizer import load_tokenizer
+from sabia.core.text.tokenize.tokenizer import load_tokenizer
 
 SABIA = [sys.executable, "-m", "sabia.cli.main"]
 WORDS = {

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from sabia.core.shards.outputs import with_metadata
-from sabia.core.text.tokenizer import Tokenizer, train_bpe
+from sabia.core.text.tokenize.tokenizer import Tokenizer, train_bpe
 
 ENVIRONMENT = {
     **{k: v for k, v in os.environ.items() if not k.startswith(("SABIA_", "SLURM_"))},
@@ -49,7 +49,7 @@ def make_tokens(folder: Path, rows: int = 64, sources: tuple[str, ...] = ("web",
 
 def load(folder: Path) -> Tokenizer:
     """The tokenizer beside the rows."""
-    from sabia.core.text.tokenizer import load_tokenizer
+    from sabia.core.text.tokenize.tokenizer import load_tokenizer
 
     return load_tokenizer(folder / "_tokenizer")
 

@@ -8,7 +8,7 @@ import pytest
 from sabia.core.bench import loglikelihood as ll
 from sabia.core.errors import BadData
 from sabia.core.model import hub
-from sabia.core.text.tokenizer import load_tokenizer
+from sabia.core.text.tokenize.tokenizer import load_tokenizer
 
 QUESTIONS = [
     ("Pergunta: dois mais três?\nResposta:", [" cinco", " quatro mais um", " não há", " A"]),

@@ -7,7 +7,7 @@ import pytest
 
 from sabia.core.errors import BadData, UsageError
 from sabia.core.generate import chat
-from sabia.core.text.tokenizer import Tokenizer, load_tokenizer, train_bpe
+from sabia.core.text.tokenize.tokenizer import Tokenizer, load_tokenizer, train_bpe
 
 CALL = {"type": "function", "function": {"name": "add", "arguments": {"a": 37, "b": "ç"}}}
 TOOLS = [

@@ -32,7 +32,7 @@ from sabia.core.recipes.grpo_report import Table
 from sabia.core.recipes.grpo_sampling import Sampler
 from sabia.core.shards.job import Job
 from sabia.core.spec import from_config, new_config
-from sabia.core.text.tokenizer import load_tokenizer, train_bpe
+from sabia.core.text.tokenize.tokenizer import load_tokenizer, train_bpe
 from sabia.core.train.losses import next_token_loss
 from sabia.core.train.losses_grpo import grpo_loss
 from sabia.core.train.stepper import make_stepper

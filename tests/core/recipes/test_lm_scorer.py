@@ -20,7 +20,7 @@ from sabia.core.recipes import distill
 from sabia.core.recipes.lm_prompt import Prompt, load_prompt
 from sabia.core.recipes.lm_scorer import LmScorer
 from sabia.core.shards.job import Job
-from sabia.core.text.tokenizer import load_tokenizer
+from sabia.core.text.tokenize.tokenizer import load_tokenizer
 
 from .classifiers import DECODER, ENCODER, WORDS, documents, model, texts
 

@@ -9,7 +9,7 @@ import pytest
 from in_process import stage
 
 from sabia.core.recipes.semantic_dedup import ModelEmbedder
-from sabia.core.text.tokenizer import load_tokenizer
+from sabia.core.text.tokenize.tokenizer import load_tokenizer
 from tests.core.recipes import classifiers
 
 MODELS = {"encoder": classifiers.ENCODER, "decoder": classifiers.DECODER}

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from sabia.core.errors import UsageError
-from sabia.core.text import bad_words, blocklist
+from sabia.core.text.classify import bad_words, blocklist
 
 LINES = """# comment
 ! comment

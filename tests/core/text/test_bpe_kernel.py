@@ -16,8 +16,8 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from sabia.core.text.bpe_encoder import KernelEncoder
-from sabia.core.text.bpe_tables import (
+from sabia.core.text.tokenize.bpe_encoder import KernelEncoder
+from sabia.core.text.tokenize.bpe_tables import (
     CJK_PATTERN,
     DEEPSEEK_PATTERN,
     GPT2_PATTERN,
@@ -26,7 +26,7 @@ from sabia.core.text.bpe_tables import (
     known_patterns,
     o200k_pattern,
 )
-from sabia.core.text.tokenizer import Tokenizer, train_bpe
+from sabia.core.text.tokenize.tokenizer import Tokenizer, train_bpe
 from sabia.kernels.unicode_classes import CJK, CLASS_BITS, UNKNOWN, class_table
 
 _WORDS = """

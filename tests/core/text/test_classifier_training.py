@@ -15,9 +15,9 @@ pytest.importorskip("fasttext", reason="training needs fasttext-numpy2")
 from sabia.core.errors import BadData, Failed, UsageError
 from sabia.core.options.classify_train import ClassifyTrainOptions, FastText
 from sabia.core.shards.job import Job
-from sabia.core.text import fasttext_model, fasttext_training
-from sabia.core.text.classifier_training import run
-from sabia.core.text.fasttext_training import Settings, settings_for
+from sabia.core.text.classify import fasttext_model, fasttext_training
+from sabia.core.text.classify.fasttext_training import Settings, settings_for
+from sabia.core.text.classify.train_stage import run
 
 
 def documents(path: Path, count: int = 600, classes: int = 2, **columns: Any) -> str:

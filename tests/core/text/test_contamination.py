@@ -11,8 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from sabia.core.errors import BadData
-from sabia.core.text.contamination import ITEM, RUN, Finder, Finding
-from sabia.core.text.contamination_index import (
+from sabia.core.text.contamination.benchmark_index import (
     ANSWER,
     OPTION,
     PIECE,
@@ -23,7 +22,8 @@ from sabia.core.text.contamination_index import (
     Weights,
     words_of,
 )
-from sabia.core.text.decontaminate import cut_spans
+from sabia.core.text.contamination.matching import ITEM, RUN, Finder, Finding
+from sabia.core.text.contamination.stage import cut_spans
 
 RNG = random.Random(11)
 SYLLABLES = [c + v for c in "bdfglmnprstv" for v in "aeiou"]

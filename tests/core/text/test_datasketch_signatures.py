@@ -7,7 +7,7 @@ import pytest
 from datasketch import LeanMinHash, MinHash, MinHashLSH
 
 from sabia.core.errors import BadData, UsageError
-from sabia.core.text.datasketch_signatures import from_datasketch, to_datasketch
+from sabia.core.text.dedup.datasketch_signatures import from_datasketch, to_datasketch
 from sabia.kernels import minhash
 from sabia.kernels.minhash import SketchConfig
 

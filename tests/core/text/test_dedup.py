@@ -12,7 +12,7 @@ from in_process import stage
 from planted import VOCABULARY, make_texts, write
 
 from sabia.core.errors import BadData, MissingBackend, UsageError
-from sabia.core.text import clusters
+from sabia.core.text.dedup import clusters
 from sabia.kernels import minhash
 
 

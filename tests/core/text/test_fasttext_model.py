@@ -12,9 +12,9 @@ import pytest
 pytest.importorskip("fasttext", reason="the judge is fasttext-numpy2")
 
 from sabia.core.errors import BadData, UsageError
-from sabia.core.text import fasttext_model
-from sabia.core.text.fasttext_training import library, zeroed_memory
-from sabia.core.text.scorers import FastTextScorer, check_names, named, score_column
+from sabia.core.text.classify import fasttext_model
+from sabia.core.text.classify.fasttext_training import library, zeroed_memory
+from sabia.core.text.classify.scorers import FastTextScorer, check_names, named, score_column
 from sabia.kernels import fasttext
 from sabia.kernels.fasttext_file import read_classifier
 

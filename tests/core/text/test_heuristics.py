@@ -7,7 +7,7 @@ import pytest
 
 from sabia.core.shards.named_numbers import type_of
 from sabia.core.shards.text_buffers import text_buffers
-from sabia.core.text import heuristics, language
+from sabia.core.text.classify import heuristics, language
 
 PROSE = (
     "The mill stood at the end of the valley, where the road turned away from the river. In the"

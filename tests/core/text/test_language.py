@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 
 from sabia.core.shards.text_buffers import text_buffers
-from sabia.core.text import language
+from sabia.core.text.classify import language
 
 SENTENCES = {
     "pt": [

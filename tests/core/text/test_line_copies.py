@@ -12,7 +12,7 @@ import pytest
 from in_process import stage
 
 from sabia.core.errors import UsageError
-from sabia.core.text import text_pieces
+from sabia.core.text.dedup import piece_bounds
 from sabia.core.text.sentences import sentences
 
 
@@ -165,7 +165,7 @@ def test_three_sentences(tmp_path: Path) -> None:
 def test_bounds_cover_the_text(tmp_path: Path) -> None:
     texts = [*make_texts(random.Random(1)), "", "é.\n\nÉ! 日本 x. Y", "\n", "\r\n\r\na"]
     column = pa.array(texts)
-    for bounds in text_pieces.BOUNDS.values():
+    for bounds in piece_bounds.BOUNDS.values():
         whole, part = bounds(column), bounds(column.slice(7, 20))
         assert whole[0] == 0 and whole[-1] == sum(len(text.encode()) for text in texts)
         assert set(part.tolist()) <= set(whole.tolist())

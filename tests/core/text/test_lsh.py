@@ -5,7 +5,7 @@ import random
 import numpy as np
 import pytest
 
-from sabia.core.text import lsh
+from sabia.core.text.dedup import lsh
 
 
 def optimum(threshold: float, permutations: int, miss_weight: float) -> tuple[int, int]:

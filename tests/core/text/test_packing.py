@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from sabia.core.errors import UsageError
-from sabia.core.text.mixing import interleave, parse_mix, passes, plan_mix
-from sabia.core.text.packing import MIXED, best_fit, make_packer, to_batch
+from sabia.core.text.tokenize.mix_plan import interleave, parse_mix, passes, plan_mix
+from sabia.core.text.tokenize.packing import MIXED, best_fit, make_packer, to_batch
 
 T, PAD = 16, 1
 PACKINGS = ("sequential", "best-fit")

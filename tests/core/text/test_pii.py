@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from sabia.core.text import pii
+from sabia.core.text.classify import pii
 
 FOUND = [
     ("write to ana.souza+x@mail.example.com.br, please", "email"),

@@ -21,8 +21,8 @@ from waiting import until
 
 from sabia.core.errors import BadData, Failed, MissingBackend, UsageError
 from sabia.core.options.dedup import DedupOptions
-from sabia.core.text import lsh
-from sabia.core.text.redis_index import RedisIndex, readable
+from sabia.core.text.dedup import lsh
+from sabia.core.text.dedup.redis_index import RedisIndex, readable
 from sabia.kernels import minhash
 from sabia.kernels.minhash import SketchConfig
 
@@ -333,7 +333,7 @@ def test_what_cannot_be_is_refused(
     with pytest.raises(UsageError, match="another program began this index"):
         run(paths, out, url)
     run(paths, out, url + "ids")
-    monkeypatch.setattr("sabia.core.text.redis_index.BATCH", 1)
+    monkeypatch.setattr("sabia.core.text.dedup.redis_index.BATCH", 1)
     other = write(tmp_path, [words(source, 40) for _ in range(2)], id=["new", "d1"])
     with pytest.raises(BadData, match="the id 'd1' stands for another document"):
         run(other, out, url + "ids")

@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
-from sabia.core.text.faithfulness import cleaned, unfaithful
-from sabia.core.text.rewrite import judged
-from sabia.core.text.rewrite_models import Answer, answer_tokens, pieces_of
+from sabia.core.text.rewrite.faithfulness import cleaned, unfaithful
+from sabia.core.text.rewrite.model_engine import Answer, answer_tokens, pieces_of
+from sabia.core.text.rewrite.stage import judged
 
 SOURCE = (
     "How much is 37 + 58? The answer is 95. First add the units: 7 + 8 = 15, write 5 and carry 1. "
@@ -44,7 +44,7 @@ def test_what_a_model_may_not_do(text, finish, reason):
 
 
 def test_other_languages_and_repetition_are_seen():
-    from sabia.core.text import faithfulness
+    from sabia.core.text.rewrite import faithfulness
 
     assert faithfulness._language(SOURCE, TRANSLATED) == "language pt (source: en)"
     assert faithfulness._language(SOURCE, GOOD) == ""
@@ -101,8 +101,8 @@ class Scripted:
 
 def test_local_writer_generates_once_and_keeps_answers(tmp_path):
     from sabia.core.generate.cache import CallCache
-    from sabia.core.text.rewrite_models import LocalWriter
-    from sabia.core.text.tokenizer import train_bpe
+    from sabia.core.text.rewrite.model_engine import LocalWriter
+    from sabia.core.text.tokenize.tokenizer import train_bpe
 
     engine = Scripted(train_bpe([SOURCE, GOOD] * 3, 400))
     door = ("name", "f" * 32, CallCache(tmp_path), "reason-first", 0.0, 0)
@@ -122,7 +122,7 @@ def test_a_real_local_model_answers(tmp_path):
     from sabia.core.model import hub
     from sabia.core.model.init import init_params
     from sabia.core.spec import from_config
-    from sabia.core.text.tokenizer import train_bpe
+    from sabia.core.text.tokenize.tokenizer import train_bpe
 
     tokenizer = train_bpe([SOURCE, GOOD] * 3, 400)
     config = {
@@ -138,7 +138,7 @@ def test_a_real_local_model_answers(tmp_path):
     tokenizer.save(tmp_path)
     assert model_fingerprint(tmp_path) == model_fingerprint(tmp_path)
     from sabia.core.generate.cache import CallCache
-    from sabia.core.text.rewrite_models import LocalWriter
+    from sabia.core.text.rewrite.model_engine import LocalWriter
 
     writer = LocalWriter(
         load_engine(tmp_path), "tiny", model_fingerprint(tmp_path), CallCache(tmp_path / "calls"),

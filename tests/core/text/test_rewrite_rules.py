@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from sabia.core.text.reason_first import kind_of, positions, rewrite
+from sabia.core.text.rewrite.reason_first import kind_of, positions, rewrite
 from sabia.core.text.sentences import join_lines, sentences, split_lines
 
 ANSWERS = ["The answer is 095.", "A resposta é 095, noventa e cinco.", "Result: 95.",

@@ -6,7 +6,7 @@ import numpy as np
 import pyarrow as pa
 
 from sabia.core.shards.named_numbers import MAP, as_dict, fit
-from sabia.core.text.scores import score_names, score_values, with_scores
+from sabia.core.text.score_column import score_names, score_values, with_scores
 
 
 def as_dicts(column: pa.Array) -> list[dict[str, float]]:

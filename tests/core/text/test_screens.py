@@ -7,7 +7,7 @@ import pytest
 
 from sabia.core.errors import UsageError
 from sabia.core.options.classify import Screens
-from sabia.core.text import screens
+from sabia.core.text.classify import content_checks
 
 TEXT = "Write to ana@example.org, darn.\nHome | About\nIt rained all day."
 
@@ -19,9 +19,9 @@ def batch() -> pa.RecordBatch:
 
 def test_nothing_asked_nothing_done() -> None:
     nothing = Screens()
-    rows, new = screens.after(screens.before(batch(), nothing), nothing)
-    assert rows.equals(batch()) and new == {} and screens.digest(nothing) == ""
-    assert screens.reasons(rows, nothing, ["blocked_url"]) == ["", ""]
+    rows, new = content_checks.after(content_checks.before(batch(), nothing), nothing)
+    assert rows.equals(batch()) and new == {} and content_checks.digest(nothing) == ""
+    assert content_checks.reasons(rows, nothing, ["blocked_url"]) == ["", ""]
 
 
 def test_counts_mask_and_lists(tmp_path: Path) -> None:
@@ -30,22 +30,24 @@ def test_counts_mask_and_lists(tmp_path: Path) -> None:
     lists = {"bad_words": (str(tmp_path / "words"),), "block_urls": (str(tmp_path / "ads"),)}
     options = Screens(pii="mask", **lists)
     words = Screens(bad_words=lists["bad_words"])
-    assert screens.digest(options) and screens.digest(options) != screens.digest(words)
-    rows, new = screens.after(screens.before(batch(), options), options)
+    assert content_checks.digest(options) and content_checks.digest(
+        options
+    ) != content_checks.digest(words)
+    rows, new = content_checks.after(content_checks.before(batch(), options), options)
     assert rows.column("text")[0].as_py() == TEXT.replace("ana@example.org", "[email]")
     assert new["pii_email"].tolist() == [1, 0] and new["bad_words"].tolist() == [1, 0]
     assert new["blocked_url"].tolist() == [1, 0]
-    assert screens.reasons(rows, options, ["blocked_url"]) == ["blocked url: ads", ""]
-    counted = screens.after(batch(), Screens(pii="count"))
+    assert content_checks.reasons(rows, options, ["blocked_url"]) == ["blocked url: ads", ""]
+    counted = content_checks.after(batch(), Screens(pii="count"))
     assert counted[0].equals(batch()) and counted[1]["pii_email"].tolist() == [1, 0]
 
 
 def test_c4_lines_go_before_figures_are_taken() -> None:
-    kept = screens.before(batch(), Screens(c4_lines=True)).column("text").to_pylist()
+    kept = content_checks.before(batch(), Screens(c4_lines=True)).column("text").to_pylist()
     assert kept == ["Write to ana@example.org, darn.\nIt rained all day.", ""]
 
 
 def test_what_will_not_do() -> None:
     for options in (Screens(bad_words=("/none",)), Screens(block_urls=("/n",))):
         with pytest.raises(UsageError):
-            screens.digest(options)
+            content_checks.digest(options)

@@ -9,7 +9,7 @@ import pytest
 from in_process import stage
 
 from sabia.core.errors import BadData, UsageError
-from sabia.core.text import kmeans
+from sabia.core.text.dedup import kmeans
 
 
 def planted(count: int, copies: int, width: int, seed: int) -> tuple[np.ndarray, np.ndarray]:

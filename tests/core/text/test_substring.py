@@ -12,8 +12,8 @@ import pytest
 from in_process import stage
 
 from sabia.core.errors import UsageError
-from sabia.core.text.hashed_files import HashedFiles, gathered
-from sabia.core.text.tokenizer import Tokenizer, train_bpe
+from sabia.core.text.dedup.hash_partitions import HashedFiles, gathered
+from sabia.core.text.tokenize.tokenizer import Tokenizer, train_bpe
 from sabia.kernels import minhash
 
 ENGINES = ["numpy", "numba"] if minhash.numba_available() else ["numpy"]

@@ -10,10 +10,10 @@ import pytest
 from sabia.core.bench.statistics import wilson as one_wilson
 from sabia.core.errors import BadData, UsageError
 from sabia.core.options.classify_threshold import Target
-from sabia.core.text import calibration, drift
-from sabia.core.text.decision import read_decision
+from sabia.core.text.classify import drift_stage, score_calibration
+from sabia.core.text.classify.calibration_file import read_decision
+from sabia.core.text.classify.operating_point import Cut, _cut, choose, wilson
 from sabia.core.text.plain_table import plain, sparkline, table
-from sabia.core.text.threshold import Cut, _cut, choose, wilson
 
 
 def data(seed: int, n: int = 300, ties: bool = False) -> tuple[np.ndarray, np.ndarray]:
@@ -78,17 +78,17 @@ def test_isotonic_is_the_min_max_formula() -> None:
         expected = [
             max(min(mean[a, b] for b in values if b >= v) for a in values if a <= v) for v in values
         ]
-        found = calibration.fit_one("isotonic", scores, truth).probabilities(values)
+        found = score_calibration.fit_one("isotonic", scores, truth).probabilities(values)
         assert found == pytest.approx(expected)
 
 
 def test_platt_stands_at_the_top_of_its_likelihood() -> None:
     scores, truth = data(2)
-    found = calibration.fit_one("platt", scores, truth)
+    found = score_calibration.fit_one("platt", scores, truth)
     target = np.where(truth, (truth.sum() + 1) / (truth.sum() + 2), 1 / ((~truth).sum() + 2))
 
     def loss(a: float, b: float) -> float:
-        p = calibration.Calibration("platt", (a,), (b,), True).probabilities(scores)
+        p = score_calibration.Calibration("platt", (a,), (b,), True).probabilities(scores)
         return float(-(target * np.log(p) + (1 - target) * np.log(1 - p)).sum())
 
     (a,), (b,) = found.x, found.y
@@ -102,14 +102,14 @@ def test_calibration_mends_scores_that_lie() -> None:
     chance = draw.random(4000)
     truth = draw.random(4000) < chance
     lying = chance**3
-    fitted, crossed = calibration.fit(lying, truth, 0)
-    before = calibration.expected_error(calibration.reliability(lying, truth))
-    after = calibration.expected_error(calibration.reliability(crossed, truth))
+    fitted, crossed = score_calibration.fit(lying, truth, 0)
+    before = score_calibration.expected_error(score_calibration.reliability(lying, truth))
+    after = score_calibration.expected_error(score_calibration.reliability(crossed, truth))
     assert before > 0.1 > 0.04 > after
     assert np.abs(fitted.probabilities(lying) - chance).mean() < 0.04
-    again = calibration.from_json(json.loads(json.dumps(vars(fitted))))
+    again = score_calibration.from_json(json.loads(json.dumps(vars(fitted))))
     assert np.array_equal(again.probabilities(lying), fitted.probabilities(lying))
-    far, _ = calibration.fit(chance * 300 - 150, truth, 0)  # no probability, large numbers
+    far, _ = score_calibration.fit(chance * 300 - 150, truth, 0)  # no probability, large numbers
     assert np.isfinite(far.probabilities(np.array([-1e9, 0, 1e9]))).all()
 
 
@@ -130,8 +130,8 @@ def test_decision_goes_by_language(tmp_path: Path) -> None:
         read_decision(str(tmp_path / "none"))
 
 
-def counts(values: np.ndarray) -> drift.Counts:
-    made = drift.Counts()
+def counts(values: np.ndarray) -> drift_stage.Counts:
+    made = drift_stage.Counts()
     made.add(values)
     return made
 
@@ -139,7 +139,7 @@ def counts(values: np.ndarray) -> drift.Counts:
 def test_drift_figures() -> None:
     draw = np.random.default_rng(1)
     a, b = draw.normal(size=20_000), draw.normal(0.7, 1.2, size=15_000)
-    row = drift.compare("x", counts(a), counts(b))
+    row = drift_stage.compare("x", counts(a), counts(b))
     both = np.sort(np.concatenate([a, b]))
     exact = np.abs(np.searchsorted(np.sort(a), both, "right") / len(a)
                    - np.searchsorted(np.sort(b), both, "right") / len(b)).max()  # fmt: skip
@@ -150,9 +150,9 @@ def test_drift_figures() -> None:
     assert row.verdict == "much" and (row.mean_before, row.mean_after) == pytest.approx(
         (a.mean(), b.mean())
     )
-    assert drift.compare("x", counts(a), counts(a)).verdict == "none"
+    assert drift_stage.compare("x", counts(a), counts(a)).verdict == "none"
     constant = counts(np.full(10, 0.0))
-    assert drift.compare("x", constant, counts(np.full(10, -0.0))).psi == 0
+    assert drift_stage.compare("x", constant, counts(np.full(10, -0.0))).psi == 0
 
 
 def test_small_reports() -> None:

@@ -9,8 +9,8 @@ import pyarrow as pa
 import pytest
 
 from sabia.core.errors import UsageError
-from sabia.core.text.encoding import Encoder, choose_encoder, tiktoken_encoding
-from sabia.core.text.tokenizer import Tokenizer, train_bpe
+from sabia.core.text.tokenize.encoders import Encoder, choose_encoder, tiktoken_encoding
+from sabia.core.text.tokenize.tokenizer import Tokenizer, train_bpe
 
 TEXTS = [
     f"Número {i}: the {word} of {i * 37} — não é “difícil”, it's {word}ly done.\n\n\tFim {i}.  "

@@ -9,7 +9,7 @@ import pytest
 from in_process import stage
 
 from sabia.core.errors import BadData, UsageError
-from sabia.core.text import keep
+from sabia.core.text.dedup import keep_rules
 
 URLS = [
     "http://Example.org/a?utm_source=x", "https://example.org/a", "http://example.org/a#top",
@@ -69,4 +69,4 @@ def test_what_cannot_be_done_is_refused(tmp_path: Path) -> None:
         run([str(tmp_path / "bare.parquet")], tmp_path / "o.parquet", "first")
     pq.write_table(pa.table({"text": pa.array([], pa.string())}), tmp_path / "none.parquet")
     assert run([str(tmp_path / "none.parquet")], tmp_path / "n.parquet", "newest") == []
-    assert keep.columns("first") == [] and keep.columns("best:q") == ["scores"]
+    assert keep_rules.columns("first") == [] and keep_rules.columns("best:q") == ["scores"]

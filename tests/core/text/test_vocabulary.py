@@ -13,12 +13,17 @@ import pytest
 from sabia.core.errors import BadData, UsageError
 from sabia.core.options.tokenize import TokenizerTraining
 from sabia.core.shards.inputs import from_path
-from sabia.core.text.bpe_encoder import KernelEncoder
-from sabia.core.text.encoding import Encoder
-from sabia.core.text.tokenizer import Tokenizer, train
-from sabia.core.text.training_sample import even_split, sampled_batches
-from sabia.core.text.vocabulary_extension import Extension, extend, grown_rows, load_extension
-from sabia.core.text.vocabulary_report import broken_tokens, measure
+from sabia.core.text.tokenize.bpe_encoder import KernelEncoder
+from sabia.core.text.tokenize.encoders import Encoder
+from sabia.core.text.tokenize.tokenizer import Tokenizer, train
+from sabia.core.text.tokenize.training_sample import even_split, sampled_batches
+from sabia.core.text.tokenize.vocabulary_extension import (
+    Extension,
+    extend,
+    grown_rows,
+    load_extension,
+)
+from sabia.core.text.tokenize.vocabulary_report import broken_tokens, measure
 
 EN = [f"the quick brown fox number {i} jumps over the lazy dog again and again" for i in range(90)]
 PT = [f"a rápida raposa marrom número {i} pula sobre o cachorro preguiçoso" for i in range(90)]

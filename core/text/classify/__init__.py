@@ -1,0 +1,1 @@
+"""Score documents, filter them by scores, and train and calibrate the scorers."""

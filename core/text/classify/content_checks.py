@@ -1,0 +1,61 @@
+"""What `classify` looks for besides quality, when asked: personal data, bad words, blocked URLs.
+
+Each adds scores (pii, bad_words and blocklist say which); two edit the text: `c4_lines` before all
+figures are taken, `pii` = mask after them.
+"""
+
+from collections.abc import Iterable
+
+import numpy as np
+import pyarrow as pa
+
+from sabia.core.options.classify import Screens
+from sabia.core.text.classify import bad_words, blocklist, c4, pii
+from sabia.core.text.removed_rows import put_column
+
+
+def digest(options: Screens) -> str:
+    """Open all lists; a hash of them, for fingerprints. UsageError for what will not do."""
+    if options.bad_words:
+        bad_words.load(options.bad_words)
+    if options.block_urls:
+        blocklist.load(options.block_urls)
+    words = bad_words.digest(options.bad_words) if options.bad_words else ""
+    return words + (blocklist.digest(options.block_urls) if options.block_urls else "")
+
+
+def before(batch: pa.RecordBatch, options: Screens) -> pa.RecordBatch:
+    """The batch of which figures are taken."""
+    if not options.c4_lines:
+        return batch
+    return _with_texts(batch, [c4.kept_lines(text) for text in batch.column("text").to_pylist()])
+
+
+def after(batch: pa.RecordBatch, options: Screens) -> tuple[pa.RecordBatch, dict[str, np.ndarray]]:
+    """(the batch, masked if asked; the scores of the screens that are on)."""
+    new: dict[str, np.ndarray] = {}
+    if options.block_urls:
+        urls = batch.column("url").to_pylist()
+        found = blocklist.load(options.block_urls).look_up(urls)
+        new[blocklist.SCORE] = (found >= 0).astype(float)
+    if not options.pii and not options.bad_words:
+        return batch, new
+    texts = batch.column("text").to_pylist()
+    if options.bad_words:
+        lists, languages = bad_words.load(options.bad_words), batch.column("language").to_pylist()
+        new |= bad_words.scan(lists, texts, languages)
+    if options.pii:
+        texts, counts = pii.scan(texts, masked=options.pii == "mask")
+        new |= counts
+    return (_with_texts(batch, texts) if options.pii == "mask" else batch), new
+
+
+def reasons(batch: pa.RecordBatch, options: Screens, names: Iterable[str]) -> list[str]:
+    """For each row that goes, which list blocks its URL, where an expression asks for that."""
+    if not options.block_urls or blocklist.SCORE not in names:
+        return [""] * batch.num_rows
+    return blocklist.load(options.block_urls).reasons(batch.column("url").to_pylist())
+
+
+def _with_texts(batch: pa.RecordBatch, texts: list[str]) -> pa.RecordBatch:
+    return put_column(batch, "text", pa.array(texts, pa.string()))

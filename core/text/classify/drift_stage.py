@@ -1,0 +1,103 @@
+"""`classify drift`: have the scores of two runs the same distribution?
+
+Every score is counted in 65,536 cells by its first 16 bits as a float32 (sign, exponent and seven
+bits of fraction: cells 0.8 % wide), in the order of values, so that two runs of any size are
+compared in a fixed room. PSI, the population stability index, is the sum of (q - p) ln(q / p)
+over ten bins that hold equal shares of the first run, with half a document added to each bin; 0.1
+and 0.25 are its customary marks of some and of much drift. KS is the largest distance between the
+two cumulative distributions (Kolmogorov-Smirnov), exact but for ties inside a cell.
+"""
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+
+import numpy as np
+
+from sabia.core import stop
+from sabia.core.errors import BadData
+from sabia.core.shards.inputs import from_path
+from sabia.core.shards.job import Job
+from sabia.core.text.classify.calibration_file import values_of
+from sabia.core.text.plain_table import plain, table
+from sabia.core.text.score_column import score_names
+
+CELLS = 1 << 16
+BINS = 10
+SOME, MUCH = 0.1, 0.25
+
+
+@dataclass(frozen=True)
+class Drift:
+    """Of one score: documents that have it before and after, their means, PSI and KS."""
+
+    score: str
+    before: int
+    after: int
+    mean_before: float
+    mean_after: float
+    psi: float
+    ks: float
+    verdict: str
+
+
+@dataclass
+class Counts:
+    """Cells and sum of a score in one run."""
+
+    cells: np.ndarray = field(default_factory=lambda: np.zeros(CELLS, np.int64))
+    total: float = 0.0
+
+    def add(self, values: np.ndarray) -> None:
+        """Count values[n]; NaN is left out."""
+        values = values[~np.isnan(values)].astype(np.float32)
+        bits = (values + np.float32(0)).view(np.uint32)  # -0 becomes 0
+        order = np.where(bits >> 31, ~bits, bits | np.uint32(1 << 31)) >> 16
+        self.cells += np.bincount(order, minlength=CELLS)
+        self.total += float(values.sum(dtype=np.float64))
+
+
+def run(job: Job, names: Sequence[str]) -> None:
+    """Compare the job's two inputs; the report goes to stdout. Raises UsageError, BadData."""
+    before, after = (_read(given, names) for given in job.inputs)
+    shared = [name for name in before if name in after]
+    if not shared:
+        raise BadData("the two runs have no score in common")
+    rows = [compare(name, before[name], after[name]) for name in shared]
+    if job.json:
+        print(json.dumps(plain([asdict(row) for row in rows])))
+        return
+    head = ("score", "before", "after", "mean before", "mean after", "PSI", "KS", "drift")
+    print(table(head, [tuple(asdict(row).values()) for row in rows]), end="")
+
+
+def _read(given: str, names: Sequence[str]) -> dict[str, Counts]:
+    found: dict[str, Counts] = {}
+    for source in from_path(given, "document"):
+        for number, batch in enumerate(source.batches()):
+            stop.check()
+            for name in names or sorted(score_names(batch.column("scores"))):
+                must = bool(names) and number == 0
+                found.setdefault(name, Counts()).add(values_of(batch, name, "--score", must))
+    return found
+
+
+def compare(name: str, before: Counts, after: Counts) -> Drift:
+    """PSI and KS of two runs that both have the score."""
+    n, m = int(before.cells.sum()), int(after.cells.sum())
+    if not n or not m:
+        raise BadData(f"{name}: no values to compare")
+    below, above = np.cumsum(before.cells) / n, np.cumsum(after.cells) / m
+    edges = np.unique(np.searchsorted(below, np.arange(1, BINS) / BINS))
+    p, q = (_shares(run.cells, edges) for run in (before, after))
+    psi = float(((q - p) * np.log(q / p)).sum())
+    verdict = "much" if psi >= MUCH else "some" if psi >= SOME else "none"
+    ks = float(np.abs(below - above).max())
+    return Drift(name, n, m, before.total / n, after.total / m, psi, ks, verdict)
+
+
+def _shares(cells: np.ndarray, edges: np.ndarray) -> np.ndarray:
+    """Share of each bin; bin i ends with cell edges[i]."""
+    ends = np.append(np.cumsum(cells)[edges], cells.sum())
+    bins = np.diff(ends, prepend=0) + 0.5
+    return bins / bins.sum()

@@ -1,0 +1,1 @@
+"""Find benchmark items in training documents and remove or mark them."""

@@ -1,0 +1,114 @@
+"""Which documents are duplicates of which, and which one of each cluster stays.
+
+Exact duplicates are joined first; the first of each goes on to the near-duplicates, whose
+candidate pairs are compared exactly when verification is on. Clusters are connected components.
+All of it is a function of the rows and their order: earlier rows win ties.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from sabia.core.options.dedup import DedupOptions
+from sabia.core.text.dedup import keep_rules, lsh
+from sabia.core.text.dedup.near_duplicates import estimate, jaccard, join_near
+from sabia.core.text.dedup.signature_files import Corpus
+
+KEPT, EXACT, NEAR, URL, SEMANTIC = range(5)
+REASONS = ("kept", "exact", "near", "url", "semantic")
+ALONE = -1
+
+
+@dataclass(frozen=True)
+class Clusters:
+    """The outcome for n rows in c clusters of two or more.
+
+    of_row int64[n]: the row's cluster, ALONE if it has none; reason uint8[n]: KEPT, EXACT, NEAR …;
+    similarity float32[n]: of a row that goes to the one kept, NaN where unknown;
+    kept_row int64[c], size int64[c].
+    """
+
+    of_row: np.ndarray
+    reason: np.ndarray
+    similarity: np.ndarray
+    kept_row: np.ndarray
+    size: np.ndarray
+
+
+def find_clusters(
+    corpus: Corpus, config: DedupOptions, engine: str, prior: int = 0,
+    known: Sequence[tuple[int, int, float]] = (),
+) -> Clusters:  # fmt: skip
+    """Join duplicates, choose whom to keep, and say why each of the others goes.
+
+    The first `prior` rows stay before all others, the earliest of a cluster first. known: one of
+    those, another row, and their similarity, as an index tells it that has no n-grams.
+    """
+    first = first_of_equal(corpus.exact)
+    parent = first
+    if config.method == "minhash":
+        distinct = (first == np.arange(corpus.count)) & (corpus.counts > 0)
+        parent = join_near(corpus, parent, distinct, config, engine)
+    pairs = np.array([pair[:2] for pair in known], np.int64).reshape(-1, 2)
+    parent = lsh.join(parent, pairs)
+    worth = keep_rules.whole([corpus.worth], config.keep)
+    worth[:prior] = np.inf
+    clusters = choose_kept(parent, worth)
+    _explain(clusters, first, corpus, config, engine)
+    for one, row, similarity in known:
+        if clusters.kept_row[clusters.of_row[row]] == one:
+            clusters.similarity[row] = similarity
+    return clusters
+
+
+def first_of_equal(exact: np.ndarray) -> np.ndarray:
+    """int64[n]: the first row with the same exact hash, for exact[n, 2]."""
+    order = np.lexsort((exact[:, 1], exact[:, 0]))  # stable: equal rows stay ascending
+    ordered = exact[order]
+    fresh = np.ones(len(order), bool)
+    fresh[1:] = (ordered[1:] != ordered[:-1]).any(axis=1)
+    heads = order[np.flatnonzero(fresh)]
+    result = np.empty(len(order), np.int64)
+    result[order] = heads[np.cumsum(fresh) - 1]
+    return result
+
+
+def choose_kept(component: np.ndarray, worth: np.ndarray, reason: int = NEAR) -> Clusters:
+    """The row of most worth[n] kept of each component of two or more, the first of equals.
+
+    component[n] holds one row of a row's component; the others go for `reason`.
+    """
+    count = len(component)
+    sizes = np.bincount(component, minlength=count)
+    roots = np.flatnonzero(sizes > 1)
+    number = np.full(count, ALONE, np.int64)
+    number[roots] = np.arange(len(roots))
+    of_row = number[component]
+    members = np.flatnonzero(of_row != ALONE)
+    order = np.lexsort((members, -worth[members], of_row[members]))
+    _, heads = np.unique(of_row[members][order], return_index=True)
+    kept_row = members[order][heads]
+    why = np.where(of_row == ALONE, KEPT, reason).astype(np.uint8)
+    why[kept_row] = KEPT
+    unknown = np.full(count, np.nan, np.float32)
+    return Clusters(of_row, why, unknown, kept_row, sizes[roots])
+
+
+def _explain(
+    clusters: Clusters, first: np.ndarray, corpus: Corpus, config: DedupOptions, engine: str
+) -> None:
+    """Fill in why each removed row goes, and how similar it is to the row kept."""
+    gone = np.flatnonzero(clusters.reason != KEPT)
+    kept = clusters.kept_row[clusters.of_row[gone]]
+    exact = first[gone] == first[kept]
+    clusters.reason[gone[exact]] = EXACT
+    clusters.similarity[gone[exact]] = 1.0
+    near = np.stack((first[gone[~exact]], first[kept[~exact]]), axis=1)
+    if config.with_shingles:
+        similarity = jaccard(corpus, near, engine)
+        known = corpus.counts[near[:, 1]] > 0
+        clusters.similarity[gone[~exact]] = np.where(known, similarity, np.nan)
+    elif len(near):
+        rows = lsh.sketch_of(config, 0).rows
+        clusters.similarity[gone[~exact]] = estimate(corpus, near, rows)

@@ -1,0 +1,46 @@
+"""Whom to keep of documents that are the same: `--keep RULE` as a number for each row.
+
+longest (bytes of text), first (in the order of the input), newest (crawl_time), or best:SCORE. The
+row of most worth stays, the earlier of equals; a missing time or score is worth least.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+import pyarrow as pa
+
+from sabia.core.errors import BadData
+from sabia.core.shards.text_buffers import text_buffers
+from sabia.core.text.score_column import score_values
+
+_COLUMN = {"longest": "text", "newest": "crawl_time", "best": "scores"}
+
+
+def columns(rule: str) -> list[str]:
+    """What has to be read for a rule, beside `id`."""
+    name = rule.partition(":")[0]
+    return [_COLUMN[name]] if name in _COLUMN else []
+
+
+def worth(batch: pa.RecordBatch, rule: str) -> np.ndarray:
+    """float64[rows]; -inf where a time or score is missing."""
+    name, _, score = rule.partition(":")
+    if name == "longest":
+        return np.diff(text_buffers(batch.column("text"))[1]).astype(float)
+    if name == "first":
+        return np.zeros(batch.num_rows)
+    if name == "best":
+        values = score_values(batch.column("scores"), score)
+    else:
+        micros = batch.column("crawl_time").cast(pa.int64())
+        values = micros.to_numpy(zero_copy_only=False).astype(float)  # null becomes NaN
+    return np.where(np.isnan(values), -np.inf, values)
+
+
+def whole(parts: Sequence[np.ndarray], rule: str) -> np.ndarray:
+    """The worth of all rows; raises BadData where not one has the time or score."""
+    values = np.concatenate([np.empty(0), *parts])
+    if len(values) and np.isneginf(values).all():
+        what = "crawl_time" if rule == "newest" else "this score; sabia classify adds scores"
+        raise BadData(f"--keep {rule}: no document has {what}")
+    return values

@@ -1,0 +1,103 @@
+"""Near-duplicates among the rows of a corpus: candidates band by band, compared, joined.
+
+A band's digests are sorted in as many parts, by their highest bits, as keep the sort within `mem`.
+Candidates whose rows are joined already are passed over, as comparing them could change nothing:
+the components of all similar pairs come out, whatever the parts, whoever computes. The sets of a
+slice of pairs are copied from disk and let go, so memory stays the same for any corpus.
+"""
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from sabia.core import notes, stop
+from sabia.core.options.dedup import DedupOptions
+from sabia.core.progress import progress
+from sabia.core.text.dedup import lsh
+from sabia.core.text.dedup.signature_files import Corpus
+from sabia.kernels import minhash
+
+SORT_BYTES = 64  # a row, at the peak of sorting and pairing
+_SLICE_PAIRS = 1024
+_SLICE_SHINGLES = 1 << 22  # 16 MiB
+
+
+def join_near(
+    corpus: Corpus, parent: np.ndarray, distinct: np.ndarray, config: DedupOptions, engine: str
+) -> np.ndarray:
+    """parent int64[n] (least row of each row's component) with near-duplicates joined.
+
+    distinct bool[n]: the rows that take part, which are their components' least.
+    """
+    compared = similar = 0
+    window = lsh.WINDOW if config.verify else 1
+    with progress(corpus.bands, "dedup: comparing", "bands") as bar:
+        for band in range(corpus.bands):
+            edges = [np.empty((0, 2), np.int64)]
+            for rows, digests in parts_of(corpus, band, distinct, config.mem):
+                pairs = lsh.bucket_pairs(rows, digests, window)
+                pairs = pairs[parent[pairs[:, 0]] != parent[pairs[:, 1]]]
+                compared += len(pairs)
+                if config.verify:
+                    pairs = pairs[jaccard(corpus, pairs, engine) >= config.threshold]
+                similar += len(pairs)
+                edges.append(pairs)
+            parent = lsh.join(parent, np.concatenate(edges))
+            bar.advance(1)
+    if config.verify:
+        said = f"{compared:,} candidate pairs compared, {similar:,} at {config.threshold:g} or more"
+        notes.note(said)
+    return parent
+
+
+def parts_of(
+    corpus: Corpus, band: int, distinct: np.ndarray, mem: float
+) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """(rows int64, digests uint64) of one band, in parts whose sort fits into `mem` bytes."""
+    needed = int(np.count_nonzero(distinct)) * SORT_BYTES
+    bits = max(0, int(np.ceil(np.log2(max(needed / mem, 1)))))
+    for part in range(1 << bits):
+        found = [(np.empty(0, np.int64), np.empty(0, np.uint64))]
+        for first, digests in corpus.band(band):
+            stop.check()
+            chosen = distinct[first : first + len(digests)]
+            if bits:
+                chosen = chosen & (digests >> np.uint64(64 - bits) == np.uint64(part))
+            rows = np.flatnonzero(chosen)
+            found.append((rows + first, digests[rows]))
+        rows, digests = (np.concatenate(column) for column in zip(*found, strict=True))
+        del found
+        yield rows, digests
+
+
+def jaccard(corpus: Corpus, pairs: np.ndarray, engine: str) -> np.ndarray:
+    """float64[p]: exact similarity of the shingle sets of row pairs[p, 2]."""
+    result = np.empty(len(pairs))
+    for low, high in _slices(corpus, pairs):
+        stop.check()
+        rows, places = np.unique(pairs[low:high], return_inverse=True)
+        sets = corpus.shingles(rows, engine)
+        result[low:high] = minhash.jaccard(*sets, places.reshape(-1, 2), engine)
+    return result
+
+
+def _slices(corpus: Corpus, pairs: np.ndarray) -> Iterator[tuple[int, int]]:
+    """Runs of pairs that are few, and few of whose shingles are many."""
+    load = np.cumsum(corpus.counts[pairs].sum(axis=1, dtype=np.int64)) if len(pairs) else pairs
+    low = 0
+    while low < len(pairs):
+        before = load[low - 1] if low else 0
+        high = int(np.searchsorted(load, before + _SLICE_SHINGLES, side="right"))
+        high = min(max(high, low + 1), low + _SLICE_PAIRS)
+        yield low, high
+        low = high
+
+
+def estimate(corpus: Corpus, pairs: np.ndarray, rows_per_band: int) -> np.ndarray:
+    """Similarity from the share of equal bands: share ** (1 / rows); NaN if no band is equal."""
+    equal = np.zeros(len(pairs))
+    for band in range(corpus.bands):
+        digests = np.concatenate([chunk for _, chunk in corpus.band(band)])
+        equal += digests[pairs[:, 0]] == digests[pairs[:, 1]]
+    share = np.where(equal > 0, equal / corpus.bands, np.nan)
+    return share ** (1 / rows_per_band)

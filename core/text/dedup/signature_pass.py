@@ -1,0 +1,118 @@
+"""First pass of dedup: sketch every document, into unnamed files or into a scratch directory.
+
+In a scratch directory each source has a segment of its own, named by what it was made from and how;
+one that is there is not made again, so a killed pass goes on where it was, and tasks of an array
+share the work. Threads share it here: kernels hold no lock, and rows are kept in order.
+"""
+
+import hashlib
+import json
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+
+from sabia.core import notes
+from sabia.core.errors import UsageError
+from sabia.core.options.dedup import DedupOptions
+from sabia.core.shards.atomic import atomic_directory
+from sabia.core.shards.executor import map_threads
+from sabia.core.shards.sources import Source, batches_of, rows_of
+from sabia.core.shards.spools import Spool
+from sabia.core.shards.text_buffers import text_buffers
+from sabia.core.text.dedup import keep_rules, lsh
+from sabia.core.text.dedup.first_pass import first_pass
+from sabia.core.text.dedup.signature_files import VERSION, Corpus, Segment, SegmentWriter, about
+from sabia.kernels import minhash
+from sabia.kernels.minhash import SketchConfig, Sketches
+
+
+def read_corpus(
+    sources: Sequence[Source], config: DedupOptions, engine: str, seed: int, jobs: int
+) -> Corpus:
+    """Sketch all sources into unnamed files."""
+    writer = _writer(config, seed)
+    rows = fill(writer, sources, config, engine, seed, jobs)
+    return Corpus([writer.close()], np.concatenate(([0], np.cumsum(rows))))
+
+
+def sketch_into(
+    scratch: Path, sources: Sequence[Source], config: DedupOptions, engine: str, seed: int,
+    jobs: int,
+) -> None:  # fmt: skip
+    """Make the segments of some sources that the scratch directory does not hold yet."""
+    done = 0
+    for source in sources:
+        print_ = segment_print(source, config, seed)
+        if about(scratch / print_) is not None:
+            done += 1
+            continue
+        with atomic_directory(scratch / print_) as temporary:
+            writer = _writer(config, seed, temporary)
+            fill(writer, [source], config, engine, seed, jobs)
+            writer.close({"source": source.name})
+    if done:
+        notes.note(f"{done} of {len(sources)} shards already sketched in {scratch}")
+
+
+def load_corpus(
+    scratch: Path, sources: Sequence[Source], config: DedupOptions, seed: int
+) -> Corpus:
+    """The corpus of sources that were sketched into a scratch directory."""
+    segments = []
+    for source in sources:
+        place = scratch / segment_print(source, config, seed)
+        if about(place) is None:
+            raise UsageError(
+                f"{source.name}: no sketches in {scratch} (made from other bytes or with other"
+                " options?); run --phase sketch over all inputs first"
+            )
+        segments.append(Segment.open(place))
+    rows = [segment.rows for segment in segments]
+    return Corpus(segments, np.concatenate(([0], np.cumsum(rows))).astype(np.int64))
+
+
+def segment_print(source: Source, config: DedupOptions, seed: int) -> str:
+    """The name of a source's segment: a hash of its bytes and of all that its sketches follow."""
+    sketch = asdict(lsh.sketch_of(config, seed))
+    said = [VERSION, source.fingerprint(), sketch, config.keep, config.verify]
+    return "sketch-" + hashlib.blake2b(json.dumps(said).encode(), digest_size=16).hexdigest()
+
+
+def _writer(config: DedupOptions, seed: int, directory: Path | None = None) -> SegmentWriter:
+    return SegmentWriter(lsh.sketch_of(config, seed).bands, config.with_shingles, directory)
+
+
+def fill(
+    writer: SegmentWriter, sources: Sequence[Source], config: DedupOptions, engine: str, seed: int,
+    jobs: int,
+) -> np.ndarray:  # fmt: skip
+    """Sketch all documents of the sources; returns their rows, int64[sources]."""
+    sketch = lsh.sketch_of(config, seed)
+    rows = np.zeros(len(sources), np.int64)
+
+    def work(batch: pa.RecordBatch) -> Sketches:
+        return minhash.sketch(*text_buffers(batch.column("text")), sketch, engine)
+
+    columns = list(dict.fromkeys(["id", "text", *keep_rules.columns(config.keep)]))
+    for index, batch, sketches in first_pass(sources, columns, work, jobs, rows_of(sources)):
+        writer.add(sketches, keep_rules.worth(batch, config.keep), batch.column("id"))
+        rows[index] += batch.num_rows
+    return rows
+
+
+def read_signatures(
+    sources: Sequence[Source], sketch: SketchConfig, engine: str, jobs: int
+) -> np.ndarray:
+    """The slots of all documents, uint32[n, bands * rows], in an unnamed file."""
+
+    def work(item: tuple[int, pa.RecordBatch]) -> np.ndarray:
+        return minhash.signatures(*text_buffers(item[1].column("text")), sketch, engine)
+
+    spool, count = Spool(), 0
+    for slots in map_threads(work, batches_of(sources, ["text"]), jobs):
+        spool.append(slots)
+        count += len(slots)
+    return spool.array(np.uint32, (count, sketch.bands * sketch.rows))

@@ -1,0 +1,244 @@
+"""Parts of documents that are copies: what is cut, from where, and where the kept copy is.
+
+A cut is bytes [start, stop) of the text of a row, both at character boundaries, and the row and
+byte where the first copy begins. Cuts of a row are disjoint and ascending. They travel to worker
+processes through unnamed files, as decisions about whole documents do (see removal_pass).
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from sabia.core.shards.mapping import ShardContext
+from sabia.core.shards.sources import Source
+from sabia.core.shards.spools import IdSpool, Spool
+from sabia.core.shards.text_buffers import text_buffers
+from sabia.core.text.dedup.barrier import Decision
+from sabia.core.text.dedup.removal_pass import Held, placed
+from sabia.core.text.removed_rows import Again, put_column
+from sabia.core.text.score_column import with_scores
+
+CUT = np.dtype([("row", "i8"), ("start", "i8"), ("stop", "i8"), ("kept", "i8"), ("from", "i8")])
+SCORE = "duplicate_share"
+_SPAN = pa.struct(
+    [("start", pa.int64()), ("length", pa.int64()),
+     ("kept_id", pa.string()), ("kept_start", pa.int64())]
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Policy:
+    """What happens to documents with copies in them; `reason` is what the removed rows say.
+
+    cut: copies go, and documents of which more than `share` of the bytes is a copy, or of which
+    nothing but white space would be left. drop: the latter documents go, others stay as they are.
+    mark: nothing goes; spans and share are written beside the text.
+    """
+
+    action: str
+    share: float
+    reason: str
+
+
+@dataclass(frozen=True)
+class Cuts:
+    """All cuts by row, and the ids of the rows that keep the copies, readable by path."""
+
+    path: str
+    count: int
+    ids_path: str
+    starts: tuple[int, ...]  # the first row of each source
+    held: Held
+
+    @classmethod
+    def write(cls, spool: Spool, count: int, ids: IdSpool) -> "Cuts":
+        """From `count` cuts in a spool, by rising row and start; `kept` holds row numbers."""
+        spool.file.flush()
+        named = Spool()
+        rows = _kept_rows(spool.array(CUT, (count,)))
+        batch = pa.RecordBatch.from_arrays([pa.array(rows), ids.take(rows)], ["row", "id"])
+        with pa.ipc.new_file(named.file, batch.schema) as writer:
+            writer.write_batch(batch)
+        named.file.flush()
+        return cls(spool.path, count, named.path, tuple(ids.starts.tolist()), Held(spool, named))
+
+    def of_rows(self, first: int, last: int) -> np.ndarray:
+        """CUT[c] of rows first … last - 1."""
+        if not self.count:
+            return np.empty(0, CUT)
+        everything = np.memmap(self.path, CUT, "r", shape=(self.count,))
+        low, high = np.searchsorted(everything["row"], (first, last))
+        return np.array(everything[low:high])
+
+    def kept_ids(self, rows: np.ndarray) -> pa.Array:
+        """Ids of rows that keep copies."""
+        named = pa.ipc.open_file(pa.memory_map(self.ids_path)).get_batch(0)
+        return named.column("id").take(pa.array(np.searchsorted(named.column("row"), rows)))
+
+
+def _kept_rows(cuts: np.ndarray, piece: int = 1 << 20) -> np.ndarray:
+    parts = [np.unique(cuts["kept"][low : low + piece]) for low in range(0, len(cuts), piece)]
+    return np.unique(np.concatenate([np.empty(0, np.int64), *parts]))
+
+
+@dataclass(frozen=True)
+class _Judged:
+    """A batch, its cuts with rows counted from the batch's first, and which rows go whole."""
+
+    batch: pa.RecordBatch
+    cuts: np.ndarray
+    share: np.ndarray
+    whole: np.ndarray
+    left: pa.Array | None  # the texts without their cuts, if any are to be cut
+
+    @property
+    def parts(self) -> np.ndarray:
+        """Cuts of rows that do not go whole."""
+        return self.cuts[~self.whole[self.cuts["row"]]]
+
+
+def _judged(
+    batches: Iterator[pa.RecordBatch], cuts: Cuts, policy: Policy, index: int, name: str
+) -> Iterator[_Judged]:
+    low, high = cuts.starts[index : index + 2]
+    for first, batch in placed(batches, low, high, name):
+        mine = cuts.of_rows(first, first + batch.num_rows)
+        mine["row"] -= first
+        yield _judge(batch, mine, policy)
+
+
+def _judge(batch: pa.RecordBatch, cuts: np.ndarray, policy: Policy) -> _Judged:
+    sizes = np.diff(text_buffers(batch.column("text"))[1])
+    gone = np.bincount(cuts["row"], cuts["stop"] - cuts["start"], minlength=batch.num_rows)
+    share = gone / np.maximum(sizes, 1)
+    whole, left = np.zeros(batch.num_rows, bool), None
+    if policy.action != "mark" and len(cuts):
+        whole = share > policy.share
+    if policy.action == "cut" and len(cuts):
+        left = without(batch.column("text"), cuts)
+        whole |= (gone > 0) & _blank(left)
+    return _Judged(batch, cuts, share, whole, left)
+
+
+def _blank(texts: pa.Array) -> np.ndarray:
+    return np.asarray(pc.equal(pc.binary_length(pc.utf8_ltrim_whitespace(texts)), 0))
+
+
+def without(texts: pa.Array, cuts: np.ndarray) -> pa.Array:
+    """The texts without the cut bytes."""
+    data, bounds = text_buffers(texts)
+    stays = ~_inside(bounds, cuts)
+    gone = np.bincount(cuts["row"], cuts["stop"] - cuts["start"], minlength=len(texts))
+    ends = np.concatenate(([0], np.cumsum(np.diff(bounds) - gone.astype(np.int64))))
+    return _strings(data[bounds[0] : bounds[-1]][stays], ends)
+
+
+def _pieces(texts: pa.Array, cuts: np.ndarray) -> pa.Array:
+    """The bytes of each cut as a string."""
+    data, bounds = text_buffers(texts)
+    ends = np.concatenate(([0], np.cumsum(cuts["stop"] - cuts["start"])))
+    return _strings(data[bounds[0] : bounds[-1]][_inside(bounds, cuts)], ends)
+
+
+def _inside(bounds: np.ndarray, cuts: np.ndarray) -> np.ndarray:
+    """bool[bytes]: what is cut of texts between bounds[n + 1]."""
+    edges = np.empty(2 * len(cuts) + 2, np.int64)
+    edges[0], edges[-1] = bounds[0], bounds[-1]
+    edges[1:-1:2] = bounds[cuts["row"]] + cuts["start"]
+    edges[2:-1:2] = bounds[cuts["row"]] + cuts["stop"]
+    return np.repeat(np.arange(len(edges) - 1) % 2 == 1, np.diff(edges))
+
+
+def _strings(data: np.ndarray, bounds: np.ndarray) -> pa.Array:
+    buffers = [
+        None,
+        pa.py_buffer(bounds.astype(np.int32)),
+        pa.py_buffer(np.ascontiguousarray(data)),
+    ]
+    return pa.Array.from_buffers(pa.string(), len(bounds) - 1, buffers)
+
+
+def transform(
+    batches: Iterator[pa.RecordBatch], context: ShardContext, cuts: Cuts, policy: Policy
+) -> Iterator[pa.RecordBatch]:
+    """Documents without their copies, or with word of them, as the policy says."""
+    for judged in _judged(batches, cuts, policy, context.index, context.name):
+        _count(judged, context, policy)
+        batch = judged.batch
+        if policy.action == "mark":
+            yield _marked(judged, cuts)
+            continue
+        if judged.left is not None:
+            batch = put_column(batch, "text", judged.left)
+        yield batch.filter(pa.array(~judged.whole))
+
+
+def _count(judged: _Judged, context: ShardContext, policy: Policy) -> None:
+    spans = judged.cuts if policy.action == "mark" else judged.parts
+    if len(spans) and policy.action != "drop":
+        context.count("spans", len(spans))
+        context.count("bytes in spans", int((spans["stop"] - spans["start"]).sum()))
+    if judged.whole.any():
+        sizes = np.diff(text_buffers(judged.batch.column("text"))[1])
+        context.count("documents removed", int(judged.whole.sum()))
+        context.count("bytes removed with them", int(sizes[judged.whole].sum()))
+
+
+def _marked(judged: _Judged, cuts: Cuts) -> pa.RecordBatch:
+    """`duplicate_spans` (bytes, and where the copy is kept) and the share among the scores."""
+    found, rows = judged.cuts, judged.batch.num_rows
+    spans = pa.StructArray.from_arrays(
+        [pa.array(found["start"]), pa.array(found["stop"] - found["start"]),
+         cuts.kept_ids(found["kept"]), pa.array(found["from"])],
+        fields=list(_SPAN),
+    )  # fmt: skip
+    ends = np.concatenate(([0], np.cumsum(np.bincount(found["row"], minlength=rows))))
+    lists = pa.ListArray.from_arrays(pa.array(ends, pa.int32()), spans)
+    scores = with_scores(judged.batch.column("scores"), {SCORE: judged.share})
+    return put_column(put_column(judged.batch, "duplicate_spans", lists), "scores", scores)
+
+
+def decision(sources: Sequence[Source], cuts: Cuts, policy: Policy) -> Decision:
+    """What a stage with a barrier does by the policy."""
+    parts = [
+        Again(partial(_removed, source, cuts, policy, index))
+        for index, source in enumerate(sources)
+        if len(cuts.of_rows(*cuts.starts[index : index + 2]))
+    ]
+    return Decision(partial(transform, cuts=cuts, policy=policy), parts)
+
+
+def _removed(source: Source, cuts: Cuts, policy: Policy, index: int) -> Iterator[pa.RecordBatch]:
+    """What the transform takes out of one source: a row for each cut, its text the bytes cut, and
+    one for each document that went whole."""
+    for one in _judged(source.batches(), cuts, policy, index, source.name):
+        rows = _removed_rows(one, cuts, policy)
+        if rows.num_rows:
+            yield rows
+
+
+def _removed_rows(one: _Judged, cuts: Cuts, policy: Policy) -> pa.RecordBatch:
+    parts = one.parts if policy.action == "cut" else one.cuts[:0]
+    whole = np.flatnonzero(one.whole)
+    texts = one.batch.column("text")
+    sizes = np.diff(text_buffers(texts)[1])[whole]
+    order = np.argsort(np.concatenate((parts["row"], whole)), kind="stable")
+    nothing = pa.nulls(len(whole), pa.string())
+    reasons = [policy.reason] * len(parts) + [f"{policy.reason} document"] * len(whole)
+    columns: dict[str, Any] = {
+        "text": pa.concat_arrays([_pieces(texts, parts), texts.take(pa.array(whole))]),
+        "reason": pa.array(reasons, pa.string()),
+        "start": pa.array(np.concatenate((parts["start"], np.zeros(len(whole), np.int64)))),
+        "length": pa.array(np.concatenate((parts["stop"] - parts["start"], sizes))),
+        "kept_id": pa.concat_arrays([cuts.kept_ids(parts["kept"]), nothing]),
+        "kept_start": pa.concat_arrays([pa.array(parts["from"]), nothing.cast(pa.int64())]),
+    }
+    rows = one.batch.take(pa.array(np.concatenate((parts["row"], whole))))
+    for name, column in columns.items():
+        rows = put_column(rows, name, column)
+    return rows.take(pa.array(order))

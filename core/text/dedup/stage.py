@@ -1,0 +1,175 @@
+"""Exact and near-duplicate removal: keep one document of each cluster, say what went and why.
+
+Exact duplicates have the same words and marks in the same order (spacing, case and accents
+aside). Near-duplicates: MinHash candidates over word n-grams; with verification a pair counts
+only if the exact Jaccard similarity of its n-gram sets reaches the threshold. Three passes over
+replayable inputs: sketch, compare, write. One job does all three; in a Slurm array, with a scratch
+directory that all tasks see, `--phase sketch` and `--phase write` do a slice of the shards and
+`--phase compare` is one job between them, and the output is the same bytes.
+Broder 1997; Lee et al. 2021.
+"""
+
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+
+from sabia.core import notes
+from sabia.core.options.dedup import DedupOptions
+from sabia.core.shards.columns import unified
+from sabia.core.shards.inputs import open_inputs
+from sabia.core.shards.job import Job
+from sabia.core.shards.mapping import run_map
+from sabia.core.shards.outputs import open_file
+from sabia.core.shards.slices import slurm_slice
+from sabia.core.shards.sources import Source
+from sabia.core.text import removed_rows
+from sabia.core.text.dedup import barrier, kept_index, lsh, redis_index, removal_pass
+from sabia.core.text.dedup.clusters import KEPT, Clusters, find_clusters
+from sabia.core.text.dedup.first_pass import choose_engine
+from sabia.core.text.dedup.redis_index import RedisIndex
+from sabia.core.text.dedup.signature_files import Corpus
+from sabia.core.text.dedup.signature_pass import load_corpus, read_corpus, sketch_into
+
+CURVE = (0.5, 0.6, 0.7, 0.8, 0.9)
+
+
+def run(job: Job, options: DedupOptions) -> None:
+    """Deduplicate the job's inputs exactly or by MinHash, or do one phase of it."""
+    removed_rows.check_path(job, options.removed)
+    removed_rows.check_path(job, options.replaced, "--replaced")
+    work = _Work(job, options)
+    phases = {"sketch": work.sketch, "compare": work.compare, "write": work.write}
+    phases.get(options.phase, work.whole)()
+
+
+@dataclass(frozen=True)
+class _Work:
+    job: Job
+    options: DedupOptions
+
+    def whole(self) -> None:
+        """All three passes."""
+        elsewhere = dict.fromkeys(("scratch", "index", "against", "replaced", "redis"), "")
+        trial = _Work(self.job, self.options.replace(**elsewhere))
+        barrier.run(self.job, self.options.removed, self._decide, self._salt, trial._decide)
+
+    def sketch(self) -> None:
+        """Sketch our slice of the shards into the scratch directory."""
+        sources = open_inputs(self.job, "document")
+        index, count = self.job.shard or slurm_slice() or (0, 1)
+        engine = self._engine()
+        place = Path(self.options.scratch)
+        sketch_into(place, sources[index::count], self.options, engine, self.job.seed,
+                    self.job.jobs)  # fmt: skip
+
+    def compare(self) -> None:
+        """Decide from all sketches; the plan goes to the scratch directory."""
+        sources = unified(open_inputs(self.job, "document"))
+        corpus = load_corpus(Path(self.options.scratch), sources, self.options, self.job.seed)
+        plan = self._plan(sources, corpus, self._plan_place(sources))
+        if self.options.removed:
+            salt = barrier.salt_of(sources, self._salt(sources))
+            made = removed_rows.provenance_of(self.job, sources, salt)
+            removed_rows.write_removed(
+                self.options.removed, removal_pass.decision(sources, plan).dropped, made
+            )
+
+    def write(self) -> None:
+        """Write our slice of the shards by the plan."""
+        sources = open_inputs(self.job, "document")
+        plan = removal_pass.Plan.open(self._plan_place(sources))
+        salt = barrier.salt_of(sources, self._salt(sources))
+        run_map(self.job, partial(removal_pass.drop, plan=plan), sources=sources, salt=salt)
+
+    def _plan_place(self, sources: list[Source]) -> Path:
+        return Path(self.options.scratch) / f"plan-{barrier.salt_of(sources, self._salt(sources))}"
+
+    def _salt(self, sources: list[Source]) -> str:
+        """All that the decision depends on beside the inputs and the job's own options."""
+        key = kept_index.run_key(sources, self.options, self.job.seed)
+        if self.options.redis:
+            return f"{key} {self._redis(key, make=not self.job.dry_run).print}"
+        if not self.options.against:
+            return key
+        index = kept_index.open_index(self.options.against, self.options, self.job.seed, key)
+        return f"{key} {index.print} {bool(self.options.replaced)}"
+
+    def _redis(self, key: str, make: bool = True) -> RedisIndex:
+        return RedisIndex(self.options.redis, self.options, self.job.seed, key, make)
+
+    def _engine(self) -> str:
+        engine = choose_engine(self.options.engine)
+        notes.note(f"engine {engine}{_said_of_bands(self.options, self.job.seed)}")
+        return engine
+
+    def _decide(self, sources: list[Source]) -> barrier.Decision:
+        engine, seed, jobs = self._engine(), self.job.seed, self.job.jobs
+        if self.options.scratch:
+            place = Path(self.options.scratch)
+            sketch_into(place, sources, self.options, engine, seed, jobs)
+            corpus = load_corpus(place, sources, self.options, seed)
+        else:
+            corpus = read_corpus(sources, self.options, engine, seed, jobs)
+        return removal_pass.decision(sources, self._plan(sources, corpus), self.options.decisions)
+
+    def _plan(
+        self, sources: list[Source], corpus: Corpus, place: Path | None = None
+    ) -> removal_pass.Plan:
+        """Compare, extend the index, report what is replaced, and write the plan down."""
+        key = kept_index.run_key(sources, self.options, self.job.seed)
+        indexed = 0
+        if self.options.against:
+            index = kept_index.open_index(self.options.against, self.options, self.job.seed, key)
+            corpus, indexed = kept_index.load(index, corpus), index.rows
+        prior = 0 if self.options.replaced else indexed
+        engine = choose_engine(self.options.engine)
+        if self.options.redis:
+            found, corpus = redis_index.take_out(
+                self._redis(key), sources, corpus, engine, self.job.jobs
+            )
+            return removal_pass.Plan.write(corpus, found, place)
+        found = find_clusters(corpus, self.options, engine, prior)
+        replaced = _replaced(found, indexed)
+        if self.options.replaced:
+            _write_replaced(self.options.replaced, corpus, found, replaced)
+        if self.options.index:
+            rows = indexed + np.flatnonzero(found.reason[indexed:] == KEPT)
+            places = [Path(one).resolve() for one in (self.options.index, self.options.against)]
+            same = self.options.against and places[0] == places[1]
+            gone = replaced if same and self.options.replaced else replaced[:0]
+            kept_index.write_index(
+                self.options.index, corpus, rows, gone, self.options, self.job.seed, key
+            )
+        return removal_pass.Plan.write(corpus, found, place)
+
+
+def _replaced(found: Clusters, indexed: int) -> np.ndarray:
+    """Rows of the index whose cluster keeps a new document."""
+    gone = np.flatnonzero(found.reason[:indexed] != KEPT)
+    return gone[found.kept_row[found.of_row[gone]] >= indexed]
+
+
+def _write_replaced(path: str, corpus: Corpus, found: Clusters, rows: np.ndarray) -> None:
+    kept = found.kept_row[found.of_row[rows]]
+    ordered, place = np.unique(kept, return_inverse=True)
+    similarity = found.similarity[rows]
+    table = pa.table({
+        "id": corpus.take(rows),
+        "replaced_by": corpus.take(ordered).take(pa.array(place.ravel())),
+        "similarity": pa.array(similarity, mask=np.isnan(similarity)),
+    })  # fmt: skip
+    with open_file(path, table.schema) as writer:
+        for batch in table.to_batches():
+            writer.write(batch)
+
+
+def _said_of_bands(options: DedupOptions, seed: int) -> str:
+    sketch = lsh.sketch_of(options, seed)
+    if not sketch.bands:
+        return ""
+    hits = lsh.hit_probability(CURVE, sketch.bands, sketch.rows).tolist()
+    curve = ", ".join(f"{p:.3f} at {s:g}" for s, p in zip(CURVE, hits, strict=True))
+    return f", {sketch.bands} bands of {sketch.rows}; chance to find a pair: {curve}"

@@ -1,0 +1,1 @@
+"""Rewrite documents so that the reasoning precedes the conclusion."""

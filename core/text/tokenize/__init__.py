@@ -1,0 +1,1 @@
+"""Tokenizers, and documents as rows of token ids."""

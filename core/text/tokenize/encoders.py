@@ -1,0 +1,227 @@
+"""Documents to ids by the fastest engine that agrees with the tokenizer on the user's own text.
+
+Three engines: `kernel`, our compiled encoder with a cache of pre-tokens (bpe_encoder), the fastest
+by far, which knows the common byte-level patterns; `tiktoken`, two to five times as fast as
+`tokenizers` for plain byte-level BPE whose ids are in the order of its merges; and `tokenizers`,
+whose ids are the reference. `auto` takes the first that can express the tokenizer and gives the
+same ids on a probe of the first documents; the kernel only where the probe is full, as compiling or
+loading it takes longer than a small input. The choice depends on tokenizer and documents alone, and
+all engines give the same rows. Special tokens spelled out in a document stay ordinary text.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import re
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+
+from sabia.core.errors import UsageError
+from sabia.core.text.tokenize.bpe_tables import Unsupported, byte_level_pattern, byte_of_character
+from sabia.core.text.tokenize.tokenizer import Tokenizer
+from sabia.kernels.minhash import numba_available
+
+if TYPE_CHECKING:
+    from sabia.core.text.tokenize.bpe_encoder import KernelEncoder
+
+PROBE_DOCUMENTS = 1_000
+PROBE_CHARS = 1_000_000
+# tiktoken's regular expressions run out of stack on very long runs of white space
+LONG_SPACE = re.compile(r"\s{2000}")
+
+
+@dataclass(frozen=True)
+class Encoder:
+    """Encodes batches of documents with one engine; picklable."""
+
+    tokenizer: Tokenizer
+    engine: str  # kernel, tiktoken or tokenizers
+
+    def encode(self, texts: pa.Array, end_id: int = -1) -> tuple[np.ndarray, np.ndarray]:
+        """(ids int32[Σ n], lengths int64[documents]) of a string array without nulls.
+
+        `end_id` >= 0 ends every document and is counted in its length.
+        """
+        if self.engine == "kernel":
+            return self._kernel.encode(texts, end_id)
+        return _joined(self._rows(texts.to_pylist()), end_id)
+
+    def prepare(self) -> None:
+        """Build the engine, which the first call would do; raises Unsupported."""
+        if self.engine == "kernel":
+            self._kernel.encode(pa.array(["a"]))
+        elif self.engine == "tiktoken" and self._tiktoken is None:
+            raise Unsupported("cannot express this tokenizer")
+
+    def _rows(self, texts: Sequence[str]) -> list[Any]:
+        if self.engine == "tokenizers":
+            return self.tokenizer.encode_ordinary_batch(texts)
+        return [self._one(text) for text in texts]
+
+    def _one(self, text: str) -> Any:
+        if LONG_SPACE.search(text):
+            return self.tokenizer.encode_ordinary(text)
+        return self._tiktoken.encode_to_numpy(text, disallowed_special=())
+
+    @cached_property
+    def _tiktoken(self) -> Any:
+        return tiktoken_encoding(self.tokenizer)
+
+    @cached_property
+    def _kernel(self) -> KernelEncoder:
+        from sabia.core.text.tokenize.bpe_encoder import KernelEncoder
+
+        return KernelEncoder(self.tokenizer)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"tokenizer": self.tokenizer, "engine": self.engine}
+
+
+@dataclass(frozen=True)
+class Choice:
+    """The engine chosen, and a line that says why."""
+
+    encoder: Encoder
+    reason: str
+
+
+def choose_encoder(tokenizer: Tokenizer, texts: Sequence[str], engine: str = "auto") -> Choice:
+    """The fastest engine that gives the ids of tokenizers on all `texts`, or the one asked for.
+
+    Raises UsageError where the one asked for cannot be used.
+    """
+    plain = Encoder(tokenizer, "tokenizers")
+    if engine == "tokenizers":
+        return Choice(plain, "tokenizers, as asked")
+    wanted = [] if engine == "auto" else [engine]
+    if engine == "auto":
+        wanted = ["kernel", "tiktoken"] if _is_full(texts) and numba_available() else ["tiktoken"]
+    probe = _Probe(plain, texts)
+    refusals = []
+    for name in wanted:
+        encoder = Encoder(tokenizer, name)
+        refusal, speeds = probe.try_on(encoder)
+        if not refusal:
+            reason = f"{name}: same ids on {len(texts)} probed documents ({speeds})"
+            return Choice(encoder, reason)
+        refusals.append(f"{name} {refusal}")
+    if engine != "auto":
+        raise UsageError(f"--encoder {engine}: {refusals[0]}; use auto or tokenizers")
+    return Choice(plain, f"tokenizers: {'; '.join(refusals)}")
+
+
+@dataclass(frozen=True)
+class _Probe:
+    """The first documents, and what tokenizers makes of them."""
+
+    plain: Encoder
+    texts: Sequence[str]
+
+    def try_on(self, encoder: Encoder) -> tuple[str, str]:
+        """(why the encoder cannot be taken or "", speeds)."""
+        try:
+            encoder.prepare()
+        except Unsupported as error:
+            return f"cannot: {error}" if encoder.engine == "kernel" else str(error), ""
+        (wanted, plain_mb_s), (found, mb_s) = self._reference, _timed(encoder, self.texts)
+        differing = _differing(wanted, found)
+        if differing:
+            return f"differs on {differing} of {len(self.texts)} probed documents", ""
+        return "", f"{mb_s:.1f} MB/s, tokenizers {plain_mb_s:.1f}"
+
+    @cached_property
+    def _reference(self) -> tuple[tuple[np.ndarray, np.ndarray], float]:
+        return _timed(self.plain, self.texts)
+
+
+def probe_texts(batches: Iterable[Any]) -> list[str]:
+    """The first documents of batches with a `text` column, within the limits of a probe."""
+    texts: list[str] = []
+    chars = 0
+    for batch in batches:
+        for text in batch.column("text").to_pylist():
+            texts.append(text)
+            chars += len(text)
+            if len(texts) >= PROBE_DOCUMENTS or chars >= PROBE_CHARS:
+                return texts
+    return texts
+
+
+def tiktoken_encoding(tokenizer: Tokenizer) -> Any:
+    """The vocabulary as a tiktoken.Encoding with the same ids; None where it has no such form."""
+    definition = json.loads(tokenizer.definition)
+    pattern = _split_pattern(definition)
+    ranks = _ranks(definition)
+    if pattern is None or ranks is None:
+        return None
+    import tiktoken
+
+    try:
+        return tiktoken.Encoding("sabia", pat_str=pattern, mergeable_ranks=ranks, special_tokens={})
+    except ValueError:  # a pattern that its regular expressions do not know
+        return None
+
+
+def _is_full(texts: Sequence[str]) -> bool:
+    return len(texts) >= PROBE_DOCUMENTS or sum(map(len, texts)) >= PROBE_CHARS
+
+
+def _joined(rows: Sequence[Any], end_id: int) -> tuple[np.ndarray, np.ndarray]:
+    end = np.array([end_id] if end_id >= 0 else [], np.int32)
+    lengths = np.array([len(row) + len(end) for row in rows], np.int64)
+    pieces = [part for row in rows for part in (np.asarray(row, np.int32), end)]
+    return (np.concatenate(pieces) if pieces else end[:0]), lengths
+
+
+def _timed(encoder: Encoder, texts: Sequence[str]) -> tuple[tuple[np.ndarray, np.ndarray], float]:
+    """(what `encode` gives, megabytes a CPU second)."""
+    column = pa.array(texts, pa.string())
+    start = time.process_time()
+    found = encoder.encode(column)
+    seconds = max(time.process_time() - start, 1e-9)
+    return found, sum(len(text.encode()) for text in texts) / 1e6 / seconds
+
+
+def _differing(wanted: tuple[np.ndarray, np.ndarray], found: tuple[np.ndarray, np.ndarray]) -> int:
+    """How many documents have other ids."""
+    rows = [np.split(ids, np.cumsum(lengths)[:-1]) for ids, lengths in (wanted, found)]
+    return sum(not np.array_equal(a, b) for a, b in zip(*rows, strict=True))
+
+
+def _split_pattern(definition: dict[str, Any]) -> str | None:
+    """The regular expression of a byte-level pre-tokenizer; None for any other kind."""
+    try:
+        pattern, before = byte_level_pattern(definition)
+    except Unsupported:
+        return None
+    return None if before or definition.get("normalizer") else pattern
+
+
+def _ranks(definition: dict[str, Any]) -> dict[bytes, int] | None:
+    """bytes → id of all ordinary tokens, where ids are in the order of the merges; else None."""
+    model = definition["model"]
+    odd = ("dropout", "unk_token", "continuing_subword_prefix", "end_of_word_suffix")
+    if model.get("type") != "BPE" or model.get("byte_fallback") or any(map(model.get, odd)):
+        return None
+    vocab: dict[str, int] = model["vocab"]
+    pairs = [m.split(" ") if isinstance(m, str) else m for m in model["merges"]]
+    made = [vocab.get(left + right, -1) for left, right in pairs]
+    added = {token["content"] for token in definition["added_tokens"]}
+    table = byte_of_character()
+    tokens = [token for token in vocab if token not in added]
+    if any(character not in table for token in tokens for character in token):
+        return None
+    single = [vocab.get(character, -1) for character in table]
+    first = made[0] if made else len(vocab)
+    if any(b <= a for a, b in itertools.pairwise(made)) or min(single) < 0:
+        return None
+    if max(single) > first or len(tokens) != len(single) + len(made):
+        return None
+    return {bytes(table[c] for c in token): vocab[token] for token in tokens}

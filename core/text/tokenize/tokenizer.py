@@ -1,0 +1,261 @@
+"""A tokenizer: train one, or load any `tokenizer.json`; ids as in transformers.
+
+By default one is trained that splits text by the GPT-4 pattern with every digit alone, so that
+numbers have one reading, and covers all 256 bytes, so that any text decodes back to itself. Its
+special tokens are <|endoftext|> <|pad|> <|im_start|> <|im_end|> and RESERVED spare ones, at ids
+0..15. Other kinds: tokenizer_training.
+"""
+
+import hashlib
+import json
+from collections.abc import Iterable, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from sabia.core.errors import BadData, UsageError
+from sabia.core.options.tokenize import TokenizerTraining
+from sabia.core.shards.atomic import write_atomic
+from sabia.core.text.tokenize.chatml import TURN_END
+
+# Names under which model families keep their end-of-turn token.
+TURN_ENDS = (TURN_END, "<|eot_id|>", "<end_of_turn>", "<|end|>", "<|return|>", "<|call|>")
+SPECIAL_ROLES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token")
+FILES = ("tokenizer.json", "tokenizer_config.json")
+
+
+class Tokenizer:
+    """A tokenizer with its chat template; immutable, picklable, safe to share among threads."""
+
+    def __init__(
+        self,
+        definition: str,
+        config: dict[str, Any],
+        chat_template: str | None = None,
+        extra_stop_ids: Sequence[int] = (),
+    ) -> None:
+        """`definition` is the text of tokenizer.json, `config` the content of its config file."""
+        self.definition = definition
+        self.config = config
+        self.chat_template = chat_template
+        self._extra_stop_ids = tuple(extra_stop_ids)
+
+    def __reduce__(self) -> tuple[type["Tokenizer"], tuple[Any, ...]]:
+        given = self.definition, self.config, self.chat_template, self._extra_stop_ids
+        return Tokenizer, given
+
+    @cached_property
+    def backend(self) -> Any:
+        """The `tokenizers.Tokenizer`, which reads special tokens in a text as special tokens."""
+        return _backend(self.definition)
+
+    @cached_property
+    def _ordinary(self) -> Any:
+        backend = _backend(self.definition)
+        backend.encode_special_tokens = True  # the library's name for "as ordinary text"
+        return backend
+
+    def encode(self, text: str, *, bos: bool = False) -> list[int]:
+        """Ids of a text in which special tokens are meant as such (a rendered chat, a prompt).
+
+        `bos` lets the tokenizer's own post-processor add what it adds (Llama: the BOS token).
+        """
+        return self.backend.encode(text, add_special_tokens=bos).ids
+
+    def encode_batch(self, texts: Sequence[str], *, bos: bool = False) -> list[list[int]]:
+        """`encode` of each text."""
+        encoded = self.backend.encode_batch_fast(list(texts), add_special_tokens=bos)
+        return [item.ids for item in encoded]
+
+    def encode_ordinary(self, text: str) -> list[int]:
+        """Ids of a foreign text: a special token spelled out in it stays ordinary text."""
+        return self._ordinary.encode(text, add_special_tokens=False).ids
+
+    def encode_ordinary_batch(self, texts: Sequence[str]) -> list[list[int]]:
+        """`encode_ordinary` of each text."""
+        encoded = self._ordinary.encode_batch_fast(list(texts), add_special_tokens=False)
+        return [item.ids for item in encoded]
+
+    def encode_ordinary_with_offsets(
+        self, texts: Sequence[str]
+    ) -> tuple[list[list[int]], list[list[tuple[int, int]]]]:
+        """(`encode_ordinary` of each text, for each id its half-open span of characters)."""
+        encoded = self._ordinary.encode_batch(list(texts), add_special_tokens=False)
+        return [item.ids for item in encoded], [item.offsets for item in encoded]
+
+    def encode_with_offsets(self, text: str) -> tuple[list[int], list[tuple[int, int]]]:
+        """(`encode(text)`, for each id its half-open span of characters of the text)."""
+        encoded = self.backend.encode(text, add_special_tokens=False)
+        return encoded.ids, encoded.offsets
+
+    def decode(self, ids: Iterable[int], *, skip_special_tokens: bool = False) -> str:
+        """The text of the ids; bytes that are not UTF-8 become U+FFFD."""
+        return self.backend.decode([int(i) for i in ids], skip_special_tokens=skip_special_tokens)
+
+    def token_id(self, token: str) -> int | None:
+        """The id of a token by its spelling in the vocabulary, or None."""
+        return self.backend.token_to_id(token)
+
+    @cached_property
+    def vocab_size(self) -> int:
+        """One more than the largest id, added tokens counted: the least height of an embedding."""
+        return max(self.backend.get_vocab(with_added_tokens=True).values()) + 1
+
+    @cached_property
+    def special_tokens(self) -> dict[str, str]:
+        """Spelling of each special token that has a role: {"eos_token": "<|endoftext|>", …}."""
+        found = {role: _spelling(self.config.get(role)) for role in SPECIAL_ROLES}
+        return {role: token for role, token in found.items() if token is not None}
+
+    @cached_property
+    def eos_id(self) -> int | None:
+        """End of document; None where the tokenizer names none."""
+        return self._role_id("eos_token")
+
+    @cached_property
+    def bos_id(self) -> int | None:
+        """Begin of document; None where the tokenizer names none."""
+        return self._role_id("bos_token")
+
+    @cached_property
+    def pad_id(self) -> int:
+        """Padding; a tokenizer without one pads with its end-of-document token, else with 0."""
+        for role in ("pad_token", "eos_token"):
+            if (number := self._role_id(role)) is not None:
+                return number
+        return 0
+
+    @cached_property
+    def stop_ids(self) -> tuple[int, ...]:
+        """Ids that end a generated turn: end of document, end of turn, the model's own list."""
+        named = [self.token_id(token) for token in TURN_ENDS]
+        found = [self.eos_id, *named, *self._extra_stop_ids]
+        return tuple(sorted({number for number in found if number is not None}))
+
+    @cached_property
+    def special_ids(self) -> frozenset[int]:
+        """Ids of all added tokens marked special."""
+        added = self.backend.get_added_tokens_decoder()
+        return frozenset(number for number, token in added.items() if token.special)
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """128-bit hash of definition and template, as 32 hex digits."""
+        text = json.dumps([self.definition, self.chat_template], ensure_ascii=False)
+        return hashlib.sha256(text.encode()).hexdigest()[:32]
+
+    def save(self, directory: str | Path) -> None:
+        """Writes tokenizer.json and tokenizer_config.json, which transformers reads unchanged."""
+        folder = Path(directory)
+        folder.mkdir(parents=True, exist_ok=True)
+        config = dict(self.config)
+        if self.chat_template is not None:
+            config["chat_template"] = self.chat_template
+        text = json.dumps(config, indent=2, ensure_ascii=False) + "\n"
+        write_atomic(folder / FILES[0], self.definition.encode())
+        write_atomic(folder / FILES[1], text.encode())
+
+    def _role_id(self, role: str) -> int | None:
+        token = self.special_tokens.get(role)
+        return None if token is None else self.token_id(token)
+
+
+def train(texts: Iterable[str], options: TokenizerTraining) -> Tokenizer:
+    """Trains on the texts in their order.
+
+    The roles of a conversation (user, assistant, system, tool) are single tokens of a byte-level
+    one. The vocabulary comes out smaller where the texts have too few pairs.
+    """
+    from sabia.core.text.tokenize.tokenizer_training import tokenizer_config, train_definition
+
+    settings = tokenizer_config(options)
+    template = settings.pop("chat_template")
+    return Tokenizer(train_definition(texts, options), settings, template)
+
+
+def train_bpe(texts: Iterable[str], vocab_size: int, *, min_frequency: int = 2) -> Tokenizer:
+    """`train` of the default kind: a byte-level BPE of at most `vocab_size` tokens.
+
+    Raises UsageError where `vocab_size` has no room for the special tokens and the bytes.
+    """
+    return train(texts, TokenizerTraining(vocab_size=vocab_size, min_frequency=min_frequency))
+
+
+def load_tokenizer(path: str | Path, option: str = "") -> Tokenizer:
+    """Loads `tokenizer.json`, or a directory that holds one (a Hugging Face model directory).
+
+    Raises UsageError, which names the `option` that gave the path, where there is none; BadData
+    where a file is not what it should be.
+    """
+    place = Path(path)
+    folder = place if place.is_dir() else place.parent
+    definition = place / FILES[0] if place.is_dir() else place
+    if not definition.is_file():
+        what = f"{option}: {path} has no tokenizer" if option else f"no tokenizer: {path}"
+        raise UsageError(f"{what} (expected tokenizer.json or a directory with one{_near(place)})")
+    config = _read_json(folder / FILES[1])
+    special = _read_json(folder / "special_tokens_map.json")
+    text = definition.read_text("utf-8")
+    tokenizer = Tokenizer(
+        text, {**special, **config}, _template(folder, config), _generation_stops(folder)
+    )
+    try:
+        _ = tokenizer.backend
+    except Exception as error:  # the library raises plain Exception for every malformed file
+        raise BadData(f"cannot read tokenizer: {definition} ({_one_line(error)})") from error
+    return tokenizer
+
+
+def _near(place: Path) -> str:
+    """A hint where a tokenizer beside rows has the other name, which earlier versions gave it."""
+    for name, other in (("tokenizer", "_tokenizer"), ("_tokenizer", "tokenizer")):
+        if place.name == name and (place.with_name(other) / FILES[0]).is_file():
+            return f"; there is {place.with_name(other)}"
+    return ""
+
+
+def _backend(definition: str) -> Any:
+    import tokenizers
+
+    backend = tokenizers.Tokenizer.from_str(definition)
+    backend.no_truncation()  # some published files truncate or pad in silence
+    backend.no_padding()
+    return backend
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    """The object in a JSON file, {} where there is no such file."""
+    if not path.is_file():
+        return {}
+    try:
+        content = json.loads(path.read_text("utf-8"))
+    except ValueError as error:
+        raise BadData(f"not JSON: {path} ({_one_line(error)})") from error
+    if not isinstance(content, dict):
+        raise BadData(f"not a JSON object: {path}")
+    return content
+
+
+def _template(folder: Path, config: dict[str, Any]) -> str | None:
+    """The default chat template: chat_template.jinja (transformers 5), else the config's."""
+    file = folder / "chat_template.jinja"
+    if file.is_file():
+        return file.read_text("utf-8")
+    template = config.get("chat_template")
+    if isinstance(template, list):  # several named ones
+        by_name = {item["name"]: item["template"] for item in template}
+        return by_name.get("default", next(iter(by_name.values()), None))
+    return template
+
+
+def _generation_stops(folder: Path) -> tuple[int, ...]:
+    stops = _read_json(folder / "generation_config.json").get("eos_token_id", [])
+    return tuple(stops) if isinstance(stops, list) else (stops,)
+
+
+def _spelling(token: Any) -> str | None:
+    return token.get("content") if isinstance(token, dict) else token
+
+
+def _one_line(error: Exception) -> str:
+    return " ".join(str(error).split())[:200]

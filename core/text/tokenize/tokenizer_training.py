@@ -1,0 +1,197 @@
+"""Training tokenizers: byte-level BPE, BPE with byte fallback, Unigram; any text decodes back.
+
+`bpe` works on bytes, after a splitting pattern chosen by name. `bpe-fallback` and `unigram` work on
+characters with `▁` for a blank, as SentencePiece does; characters too rare for the vocabulary are
+spelled in the 256 byte tokens (a literal ▁ decodes as a blank: that is lossy in every such
+tokenizer). All have every number in single digits or in groups of three, special tokens at ids
+from 0 on, and reserved ones for later use. The same texts in the same order give the same BPE file;
+Unigram's scores differ in the third decimal from one training to the next, as the library sums them
+in the order of a randomly seeded hash table. Sennrich et al. 2016 (arXiv 1508.07909); Kudo 2018
+(arXiv 1804.10959, Unigram); Kudo and Richardson 2018 (arXiv 1808.06226, byte fallback).
+"""
+
+import json
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
+
+from sabia.core.errors import UsageError
+from sabia.core.options.tokenize import TokenizerTraining
+from sabia.core.text.tokenize.bpe_tables import (
+    CJK_PATTERN,
+    DEEPSEEK_PATTERN,
+    GPT2_PATTERN,
+    cl100k_pattern,
+    o200k_pattern,
+)
+from sabia.core.text.tokenize.chat_tokens import with_role_words
+from sabia.core.text.tokenize.chatml import CHATML_TEMPLATE, END_OF_TEXT, PAD, TURN_END, TURN_START
+
+DIGITS = {"single": r"\p{N}", "three": r"\p{N}{1,3}"}
+BYTES = 256
+FIRST_TOKENS = (END_OF_TEXT, PAD, TURN_START, TURN_END)
+UNKNOWN = "<unk>"
+BLANK = "▁"
+_PRINTABLE = [chr(code) for code in range(0x20, 0x7F)]
+_BYTE_SCORE_GAP = 20.0  # below every piece, so that no byte token is taken for its spelling
+
+
+def specials(options: TokenizerTraining) -> tuple[str, ...]:
+    """Special tokens in the order of their ids, from 0 on. Raises UsageError."""
+    reserved = (f"<|reserved_{i}|>" for i in range(options.reserved))
+    unknown = () if options.model == "bpe" else (UNKNOWN,)
+    found = (*FIRST_TOKENS, *added_tokens(options), *reserved, *unknown)
+    if len(set(found)) < len(found):
+        raise UsageError(f"--special-tokens: {options.special_tokens!r} (expected each once)")
+    return found
+
+
+def added_tokens(options: TokenizerTraining) -> tuple[str, ...]:
+    """The special tokens that the user named."""
+    return tuple(filter(None, options.special_tokens.split(",")))
+
+
+def target(options: TokenizerTraining) -> int:
+    """The vocabulary's size, rounded up. Raises UsageError where it cannot hold what it must."""
+    count = len(specials(options))
+    if options.vocab_size < count + BYTES:
+        raise UsageError(
+            f"--vocab-size: {options.vocab_size} is too small (expected at least {count + BYTES}: "
+            f"{count} special tokens and {BYTES} bytes)"
+        )
+    return -(-options.vocab_size // options.vocab_multiple) * options.vocab_multiple
+
+
+def train_definition(texts: Iterable[str], options: TokenizerTraining) -> str:
+    """The text of tokenizer.json trained on `texts`; at most `target` tokens, fewer where
+    the texts have too few pairs, but always a multiple."""
+    if options.model == "bpe":
+        definition = with_role_words(_byte_level(texts, options), target(options))
+    else:
+        definition = _with_blanks(texts, options)
+    return _filled(definition, options.vocab_multiple)
+
+
+def tokenizer_config(options: TokenizerTraining) -> dict[str, Any]:
+    """tokenizer_config.json of a trained tokenizer."""
+    unknown = {} if options.model == "bpe" else {"unk_token": UNKNOWN}
+    return {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "eos_token": END_OF_TEXT,
+        "pad_token": PAD,
+        **unknown,
+        "additional_special_tokens": [TURN_START, TURN_END, *added_tokens(options)],
+        "clean_up_tokenization_spaces": False,
+        "add_bos_token": False,
+        "add_prefix_space": False,
+        "model_max_length": 1 << 20,
+        "chat_template": CHATML_TEMPLATE,
+    }
+
+
+def _byte_level(texts: Iterable[str], options: TokenizerTraining) -> str:
+    backend = Tokenizer(models.BPE())
+    backend.pre_tokenizer = pre_tokenizers.Sequence(_byte_level_steps(options))
+    backend.decoder = decoders.ByteLevel()
+    _set_normalizer(backend, options, [])
+    trainer = trainers.BpeTrainer(
+        vocab_size=target(options),
+        min_frequency=options.min_frequency,
+        special_tokens=list(specials(options)),
+        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
+        show_progress=False,
+    )
+    backend.train_from_iterator(texts, trainer=trainer)
+    return backend.to_str()
+
+
+def _byte_level_steps(options: TokenizerTraining) -> list[Any]:
+    numbers = DIGITS[options.digits]
+    patterns = {
+        "cl100k": [cl100k_pattern(numbers)],
+        "o200k": [o200k_pattern(numbers, contractions=True)],
+        "gpt2": [numbers, GPT2_PATTERN],
+        "deepseek": [numbers, CJK_PATTERN, DEEPSEEK_PATTERN],
+    }
+    steps = [_isolate(pattern) for pattern in patterns[options.pattern]]
+    return [*steps, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]
+
+
+def _isolate(pattern: str) -> Any:
+    return pre_tokenizers.Split(Regex(pattern), behavior="isolated")
+
+
+def _set_normalizer(backend: Any, options: TokenizerTraining, more: Sequence[Any]) -> None:
+    kinds: Any = {"none": [], "nfc": [normalizers.NFC()], "nfkc": [normalizers.NFKC()]}
+    steps = [*kinds[options.normalize], *more]
+    if steps:
+        backend.normalizer = steps[0] if len(steps) == 1 else normalizers.Sequence(steps)
+
+
+def _with_blanks(texts: Iterable[str], options: TokenizerTraining) -> str:
+    """A SentencePiece-like tokenizer: pieces of characters, bytes for the rest."""
+    unigram = options.model == "unigram"
+    backend = Tokenizer(models.Unigram() if unigram else models.BPE())
+    _set_normalizer(backend, options, [normalizers.Replace(" ", BLANK)])
+    backend.pre_tokenizer = pre_tokenizers.Sequence(
+        [_isolate(DIGITS[options.digits]), _isolate(rf"{BLANK}+[^{BLANK}\n]*|\n+")]
+    )
+    backend.decoder = decoders.Sequence(
+        [decoders.Replace(BLANK, " "), decoders.ByteFallback(), decoders.Fuse()]
+    )
+    backend.train_from_iterator(texts, trainer=_piece_trainer(options))
+    definition = json.loads(backend.to_str())
+    (_unigram_bytes if unigram else _bpe_bytes)(definition["model"], options)
+    return json.dumps(definition, ensure_ascii=False, indent=2)
+
+
+def _piece_trainer(options: TokenizerTraining) -> Any:
+    shared: dict[str, Any] = {
+        "vocab_size": target(options) - BYTES,
+        "special_tokens": list(specials(options)),
+        "initial_alphabet": _PRINTABLE,
+        "show_progress": False,
+    }
+    if options.model == "unigram":
+        return trainers.UnigramTrainer(unk_token=UNKNOWN, **shared)
+    room = target(options) - BYTES - len(specials(options))
+    most = max(len(_PRINTABLE), room // 2)  # characters; the rest of the room is for merges
+    return trainers.BpeTrainer(min_frequency=options.min_frequency, limit_alphabet=most, **shared)
+
+
+def _byte_tokens() -> list[str]:
+    return [f"<0x{byte:02X}>" for byte in range(BYTES)]
+
+
+def _bpe_bytes(model: dict[str, Any], _options: TokenizerTraining) -> None:
+    """Put the byte tokens behind the others, and let unknown characters fall back to them."""
+    first = len(model["vocab"])
+    model["vocab"] |= {token: first + i for i, token in enumerate(_byte_tokens())}
+    model |= {"byte_fallback": True, "unk_token": UNKNOWN, "fuse_unk": True}
+
+
+def _unigram_bytes(model: dict[str, Any], options: TokenizerTraining) -> None:
+    least = min(score for _, score in model["vocab"]) - _BYTE_SCORE_GAP
+    model["vocab"] += [[token, least] for token in _byte_tokens()]
+    model |= {"byte_fallback": True, "unk_id": specials(options).index(UNKNOWN)}
+
+
+def _filled(definition: str, multiple: int) -> str:
+    """The definition with unused special tokens up to the next multiple."""
+    content = json.loads(definition)
+    size = len(content["model"]["vocab"])
+    if not (missing := -size % multiple):
+        return definition
+    for number in range(size, size + missing):
+        token = f"<|unused_{number - size}|>"
+        content["added_tokens"].append(
+            {"id": number, "content": token, "special": True, "normalized": False}
+            | {"single_word": False, "lstrip": False, "rstrip": False}
+        )
+        vocab = content["model"]["vocab"]
+        if isinstance(vocab, dict):
+            vocab[token] = number
+        else:
+            vocab.append([token, 2 * min(score for _, score in vocab)])
+    return json.dumps(content, ensure_ascii=False, indent=2)
