@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sabia.core.errors import UsageError
-from sabia.core.model import hub
+from sabia.core.model.storage import hub
 from sabia.core.text.tokenize.tokenizer import load_tokenizer
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from sabia.core.model.cache import KVCache
+from sabia.core.model.kv_cache import KVCache
 from sabia.core.model.ops import Angles, Array, Ops, Params
 from sabia.core.spec.layers import NormKind
 from sabia.core.spec.rope import Rope

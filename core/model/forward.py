@@ -12,9 +12,9 @@ from typing import Any
 
 from sabia.core.errors import UsageError
 from sabia.core.model.block import STREAM, VOCAB, Block, Context, stream_norm
-from sabia.core.model.cache import KVCache
 from sabia.core.model.feed_forward import MLPS
 from sabia.core.model.heads import gathered, transformed
+from sabia.core.model.kv_cache import KVCache
 from sabia.core.model.latent import latent_attention
 from sabia.core.model.mixers import MIXERS
 from sabia.core.model.moe import experts

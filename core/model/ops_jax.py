@@ -15,8 +15,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from sabia.core.errors import UsageError
-from sabia.core.model.cache import KVCache
 from sabia.core.model.kernel_choice import kernels_of, obeyed
+from sabia.core.model.kv_cache import KVCache
 from sabia.core.model.ops import FORWARD_DTYPES, Angles, Remat
 from sabia.core.model.ops_jax_attention import attention, attention_mask
 from sabia.core.model.ops_jax_delta import causal_conv, delta_rule

@@ -26,7 +26,7 @@ from sabia.core.model.ops_torch_delta import causal_conv, delta_rule
 from sabia.core.model.ops_torch_loss import linear_cross_entropy
 from sabia.core.model.ops_torch_moe import biased, combine, dispatch, grouped_matmul, tally
 from sabia.core.model.ops_torch_wide import wide_linear, widened
-from sabia.core.model.safetensors_file import numpy_dtype
+from sabia.core.model.storage.safetensors_file import numpy_dtype
 from sabia.kernels import rms_norm as kernels
 
 __all__ = [

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from sabia.core.model import hub
+from sabia.core.model.storage import hub
 from sabia.core.numerics.floats import bfloat16
 from sabia.core.numerics.schemes import Scheme, quantization_config
 from sabia.core.quant.quantize import Quantized

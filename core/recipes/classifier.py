@@ -18,8 +18,8 @@ import numpy as np
 from sabia.core import notes, stop
 from sabia.core.errors import BadData, UsageError
 from sabia.core.generate.local import weights_fingerprint
-from sabia.core.model import hub
 from sabia.core.model.init import init_tensor
+from sabia.core.model.storage import hub
 from sabia.core.options.classify_train import ClassifyTrainOptions
 from sabia.core.parallel.launch import World
 from sabia.core.parallel.mesh import parse_mesh
@@ -41,7 +41,7 @@ from sabia.core.text.classify.fasttext_model import is_held_out
 from sabia.core.text.score_column import label_column
 from sabia.core.text.tokenize.tokenizer import load_tokenizer
 from sabia.core.train.labelled_rows import LabelledRows, labelled_rows
-from sabia.core.train.losses_classify import classification_loss
+from sabia.core.train.losses.classification import classification_loss
 from sabia.core.train.run_directory import RunDirectory
 
 REPORT = "held_out.json"

@@ -12,9 +12,9 @@ import numpy as np
 
 from sabia.core.errors import UsageError
 from sabia.core.generate.local import model_fingerprint
-from sabia.core.model import hub
 from sabia.core.model.forward import hidden
 from sabia.core.model.heads import class_logits
+from sabia.core.model.storage import hub
 from sabia.core.recipes.classifier_input import TextReader
 from sabia.core.recipes.pooled_rows import BATCH_TOKENS, PooledRows
 from sabia.core.spec.families import load_spec

@@ -16,8 +16,8 @@ import numpy as np
 
 from sabia.core import notes
 from sabia.core.errors import UsageError
-from sabia.core.model import hub
-from sabia.core.model.lazy_array import LazyArray
+from sabia.core.model.storage import hub
+from sabia.core.model.storage.lazy_array import LazyArray
 from sabia.core.recipes.model_source import Params, load_arrays, own_tokenizer
 from sabia.core.spec import ModelSpec, extend_vocabulary, load_spec
 from sabia.core.text.tokenize.tokenizer import load_tokenizer

@@ -53,8 +53,8 @@ from sabia.core.spec.model import check_predicts
 from sabia.core.text.tokenize.tokenizer import Tokenizer, load_tokenizer
 from sabia.core.train.checkpoint import Reader, Saver, latest, parse_interval
 from sabia.core.train.convert import export_checkpoint
-from sabia.core.train.losses_grpo import grpo_loss
-from sabia.core.train.schedule import learning_rate
+from sabia.core.train.losses.grpo import grpo_loss
+from sabia.core.train.optimizer.schedule import learning_rate
 from sabia.core.train.stepper import Stepper, make_stepper
 from sabia.core.train.telemetry import RunLog
 

@@ -3,7 +3,7 @@
 What is trained on lies in arrays [R, g, C]: R rows of g samples of one prompt, C tokens a sample.
 Where prompts are long against samples, g is as large as memory allows and the prompt is computed
 once a row; otherwise g is 1 and a row is prompt + sample without its last token (see
-core.train.losses_grpo.sample_logprobs). Everything is padded behind. Samples of groups that teach
+core.train.losses.grpo.sample_logprobs). Everything is padded behind. Samples of groups that teach
 nothing (all rewards equal, fewer than two valid) are left out, and with them their share of the
 denominator.
 """
@@ -20,7 +20,7 @@ from sabia.core.generate.requests import LENGTH, Completion
 from sabia.core.judge.verdict import Grade
 from sabia.core.options.grpo import GrpoOptions
 from sabia.core.recipes.grpo_prompts import Prompt
-from sabia.core.train.losses_grpo import (
+from sabia.core.train.losses.grpo import (
     advantages,
     aggregation_weights,
     live_groups,

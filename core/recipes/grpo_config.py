@@ -10,9 +10,9 @@ from typing import Any
 from sabia.core.options.grpo import GrpoOptions, PolicyLoss
 from sabia.core.recipes.training_options import parse_betas, parse_part
 from sabia.core.train.checkpoint import parse_interval
-from sabia.core.train.losses_grpo import CORRECTION_CAP
-from sabia.core.train.optimizer import OptimizerConfig
-from sabia.core.train.schedule import ScheduleConfig
+from sabia.core.train.losses.grpo import CORRECTION_CAP
+from sabia.core.train.optimizer.config import OptimizerConfig
+from sabia.core.train.optimizer.schedule import ScheduleConfig
 
 # option → its name in the record of a run's judge
 JUDGE = {

@@ -13,7 +13,7 @@ from sabia.core import notes
 from sabia.core.generate.requests import LENGTH
 from sabia.core.judge.verdict import Verdict
 from sabia.core.recipes.grpo_batch import Group
-from sabia.core.train.losses_grpo import live_groups
+from sabia.core.train.losses.grpo import live_groups
 
 TALLIES = (
     *("reward", "graded", "samples", "live", "groups", "tokens", "truncated", "unknown", "items"),

@@ -22,7 +22,7 @@ from sabia.core.generate.calls import ChatRequest, content_key
 from sabia.core.generate.chat import render
 from sabia.core.generate.local import model_fingerprint
 from sabia.core.generate.opened import default_cache, open_client
-from sabia.core.model import hub
+from sabia.core.model.storage import hub
 from sabia.core.options.classify import Asking
 from sabia.core.recipes.lm_prompt import Prompt, load_prompt
 from sabia.core.text.tokenize.tokenizer import load_tokenizer

@@ -19,7 +19,7 @@ from sabia.core.options.training import Training
 from sabia.core.recipes.training import Plan, Task, fresh_stepper
 from sabia.core.shards.job import Job
 from sabia.core.shards.order import DataOrder
-from sabia.core.train.schedule import learning_rate
+from sabia.core.train.optimizer.schedule import learning_rate
 from sabia.core.train.stepper import Stepper
 
 HELD_OUT = 20

@@ -16,8 +16,8 @@ import pyarrow.parquet as pq
 
 from sabia.core import notes
 from sabia.core.errors import UsageError
-from sabia.core.model import hub
 from sabia.core.model.init import init_tensor
+from sabia.core.model.storage import hub
 from sabia.core.options.pretrain import PretrainOptions
 from sabia.core.recipes.training_options import initial_stds
 from sabia.core.shards.layout import FORMER_TOKENIZER, TOKENIZER

@@ -22,7 +22,7 @@ import pyarrow as pa
 from sabia.core import notes, units
 from sabia.core.errors import Failed, UsageError
 from sabia.core.generate.local import model_fingerprint
-from sabia.core.model import hub
+from sabia.core.model.storage import hub
 from sabia.core.numerics.schemes import scheme_named
 from sabia.core.options.quantize import QuantizeOptions
 from sabia.core.quant.recipe import Recipe, load_recipe, plan, with_overrides

@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 
 from sabia.core.generate.local import model_fingerprint
-from sabia.core.model import hub
 from sabia.core.model.forward import hidden
+from sabia.core.model.storage import hub
 from sabia.core.options.dedup import DedupOptions
 from sabia.core.recipes.classifier_input import TextReader
 from sabia.core.recipes.pooled_rows import PooledRows

@@ -29,7 +29,7 @@ from sabia.core.generate.local import model_fingerprint
 from sabia.core.generate.opened import open_client
 from sabia.core.judge.llm import Judge
 from sabia.core.judge.rewards import Case
-from sabia.core.model import hub
+from sabia.core.model.storage import hub
 from sabia.core.options.eval import ENDPOINT, EvalOptions
 from sabia.core.spec import load_spec, parameter_count
 from sabia.core.spec.count import training_flops_per_token

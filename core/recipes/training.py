@@ -22,8 +22,8 @@ from sabia.core import notes, units
 from sabia.core.errors import BadData, UsageError
 from sabia.core.model import kernel_report
 from sabia.core.model.lora import LoraConfig, lora_tensors, targeted
-from sabia.core.model.lora_hub import save_adapter
 from sabia.core.model.precision import PrecisionSchedule, describe, precision_named
+from sabia.core.model.storage.peft_adapters import save_adapter
 from sabia.core.options.training import Training
 from sabia.core.parallel import launch
 from sabia.core.parallel.launch import World
@@ -52,11 +52,11 @@ from sabia.core.train.convert import export_checkpoint
 from sabia.core.train.guards import GuardConfig
 from sabia.core.train.host_heap import return_freed
 from sabia.core.train.loop import TrainingRun
-from sabia.core.train.losses import next_token_loss
+from sabia.core.train.losses.next_token import next_token_loss
+from sabia.core.train.optimizer.schedule import ScheduleConfig, decay_start
 from sabia.core.train.peak import devices_at_peak, measure_peak_flops
 from sabia.core.train.row_source import NameRows, RowSource
 from sabia.core.train.run_directory import RunDirectory
-from sabia.core.train.schedule import ScheduleConfig, decay_start
 from sabia.core.train.stepper import Stepper, make_stepper
 from sabia.core.train.telemetry import Meter
 from sabia.core.train.token_rows import TokenRows
@@ -84,7 +84,7 @@ class Task:
     stages: str = ""
     model: str = ""
     name_rows: NameRows | None = None
-    loss: Callable[..., Any] | None = None  # of core.train.losses but its remat; None: next token
+    loss: Callable[..., Any] | None = None  # a loss without its `remat`; None: next_token_loss
     arrange: Callable[[DataOrder, int, int], DataOrder] | None = None  # order, batch rows, steps
     about: dict[str, str] = field(default_factory=dict)  # more lines for the plan
 

@@ -18,10 +18,10 @@ from sabia.core.shards.order import DataOrder, Stage, parse_weights
 from sabia.core.spec import ModelSpec
 from sabia.core.train.balancing import correction_names
 from sabia.core.train.checkpoint import parse_interval
-from sabia.core.train.optimizer import BETAS, OptimizerConfig
-from sabia.core.train.optimizer_mup import mup
+from sabia.core.train.optimizer.config import BETAS, OptimizerConfig
+from sabia.core.train.optimizer.mup import mup
+from sabia.core.train.optimizer.schedule import ScheduleConfig, decay_start
 from sabia.core.train.profiling import parse_steps
-from sabia.core.train.schedule import ScheduleConfig, decay_start
 from sabia.core.train.token_rows import TokenRows
 from sabia.core.train.tracking import parse_services
 

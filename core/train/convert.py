@@ -2,7 +2,7 @@
 
 A checkpoint of a model that no host can hold becomes a directory that transformers opens, with no
 more in memory than the largest tensor of the output and one block: arrays are lazy
-(core.model.lazy_array), read from the disk and cast when a writer comes to them.
+(core.model.storage.lazy_array), read from the disk and cast when a writer comes to them.
 """
 
 from pathlib import Path
@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 
 from sabia.core.errors import BadData
-from sabia.core.model import hub
-from sabia.core.model.lazy_array import LazyArray
 from sabia.core.model.lora import A, B, LoraConfig, targeted
-from sabia.core.model.safetensors_file import numpy_dtype
+from sabia.core.model.storage import hub
+from sabia.core.model.storage.lazy_array import LazyArray
+from sabia.core.model.storage.safetensors_file import numpy_dtype
 from sabia.core.spec.model import ModelSpec
 from sabia.core.spec.tensors import TensorSpec
 from sabia.core.train.checkpoint import Reader

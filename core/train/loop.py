@@ -22,10 +22,10 @@ from sabia.core.parallel.launch import World, agree, barrier
 from sabia.core.train import checkpoint
 from sabia.core.train.checkpoint import Interval
 from sabia.core.train.guards import GuardConfig, SpikeGuard, outliers
+from sabia.core.train.optimizer.schedule import ScheduleConfig, learning_rate
 from sabia.core.train.profiling import Profile, parse_steps
 from sabia.core.train.row_source import NameRows, RowSource, skipped_rows
 from sabia.core.train.run_directory import RunDirectory, refuse_another
-from sabia.core.train.schedule import ScheduleConfig, learning_rate
 from sabia.core.train.stepper import Stepper
 from sabia.core.train.telemetry import (
     Line,

@@ -22,8 +22,8 @@ from sabia.core.spec.model import ModelSpec
 from sabia.core.spec.tensors import TensorSpec
 from sabia.core.train.checkpoint import Piece
 from sabia.core.train.guards import INFINITE
-from sabia.core.train.losses import Loss
-from sabia.core.train.optimizer import OptimizerConfig, Rule, rules
+from sabia.core.train.losses.next_token import Loss
+from sabia.core.train.optimizer.config import OptimizerConfig, Rule, rules
 
 Batch = Mapping[str, np.ndarray]
 ReadPiece = Callable[[str, tuple[int, ...], tuple[int, ...]], np.ndarray]  # name, offset, shape
@@ -80,7 +80,7 @@ class Stepper(Protocol):
         """Gradients of the mean loss, whole, by name; for comparisons."""
 
     def pieces(self) -> Iterator[Piece]:
-        """This process's pieces of the state by the names of core.train.optimizer."""
+        """This process's pieces of the state by the names of core.train.optimizer.config."""
 
     def state(self) -> Mapping[str, np.ndarray]:
         """The whole state, on a mesh that does not split it."""

@@ -31,9 +31,9 @@ from sabia.core.train.balancing import balanced_bias, correction_names
 from sabia.core.train.checkpoint import Piece
 from sabia.core.train.checkpoint.pieces_jax import jax_pieces
 from sabia.core.train.guards import INFINITE
-from sabia.core.train.optimizer import COUNT, state_parts, state_shapes
+from sabia.core.train.optimizer.config import COUNT, state_parts, state_shapes
+from sabia.core.train.optimizer.updates_jax import apply_jax, init_jax
 from sabia.core.train.stepper import Batch, LazyState, ReadPiece, Setup, from_arrays
-from sabia.core.train.updates_jax import apply_jax, init_jax
 
 Array = jax.Array
 Tree = dict[str, Array]

@@ -17,7 +17,7 @@ import torch
 
 from sabia.core.model.backend import load_ops
 from sabia.core.model.precision import Precision, recipe_at
-from sabia.core.model.safetensors_file import let_go
+from sabia.core.model.storage.safetensors_file import let_go
 from sabia.core.parallel.collectives_torch import Groups
 from sabia.core.parallel.mesh import Mesh
 from sabia.core.parallel.ops_torch import OPS_GROUPS
@@ -32,11 +32,11 @@ from sabia.core.train.balancing import balanced_bias, correction_names
 from sabia.core.train.checkpoint import Piece
 from sabia.core.train.checkpoint.pieces_torch import lazy
 from sabia.core.train.guards import INFINITE
-from sabia.core.train.optimizer import COUNT, state_parts, state_shapes
+from sabia.core.train.optimizer.config import COUNT, state_parts, state_shapes
+from sabia.core.train.optimizer.updates_torch import apply_torch, init_torch
 from sabia.core.train.stepper import Batch, LazyState, ReadPiece, Setup, from_arrays
 from sabia.core.train.stepper_torch_loss import PlacedLoss
 from sabia.core.train.stepper_torch_shards import Shards
-from sabia.core.train.updates_torch import apply_torch, init_torch
 
 Tensor = torch.Tensor
 ALIGNED = 64  # bytes, as torch allocates on a CPU

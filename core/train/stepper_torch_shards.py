@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from sabia.core.model.runs import runs
+from sabia.core.model.storage.size_batches import runs
 from sabia.core.parallel.collectives_torch import Axes, Groups, gathered, own_part
 from sabia.core.parallel.mesh import Mesh
 from sabia.core.parallel.rules import Split, owns, shard_slices, weight_split

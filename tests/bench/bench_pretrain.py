@@ -46,8 +46,8 @@ def rows(step: int, options: argparse.Namespace) -> dict[str, np.ndarray]:
 
 def ours(options: argparse.Namespace, place: Path):
     """A function: batch → loss."""
-    from sabia.core.model.hub import load_model
-    from sabia.core.train.losses import next_token_loss
+    from sabia.core.model.storage.hub import load_model
+    from sabia.core.train.losses.next_token import next_token_loss
     from sabia.core.train.stepper import make_stepper
 
     spec, params = load_model(place)
@@ -126,7 +126,7 @@ def main() -> None:
     if options.contender:
         child(options)
         return
-    from sabia.core.model.hub import init_params, save_model
+    from sabia.core.model.storage.hub import init_params, save_model
     from sabia.core.spec import from_config, new_config, parameter_count
 
     spec = from_config(

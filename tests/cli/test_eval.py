@@ -43,8 +43,8 @@ def evaluate(tmp_path: Path, *tasks: Path, inputs: tuple = (), out: Path | None 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Two models (one is the other in 8 bits), tasks of each kind."""
-    from sabia.core.model import hub
     from sabia.core.model.backend import load_ops
+    from sabia.core.model.storage import hub
     from sabia.core.quant.export import export
     from sabia.core.quant.quantize import quantize
     from sabia.core.quant.recipe import load_recipe

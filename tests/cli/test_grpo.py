@@ -22,7 +22,7 @@ def run(*arguments: object) -> subprocess.CompletedProcess:
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    from sabia.core.model import hub
+    from sabia.core.model.storage import hub
     from sabia.core.spec import from_config, new_config
     from sabia.core.text.tokenize.tokenizer import train_bpe
 
@@ -150,7 +150,7 @@ def test_refusals(model: Path, prompts: Path, tmp_path: Path, arguments, said: s
 def test_two_processes_make_the_updates_of_one(model: Path, prompts: Path, tmp_path: Path) -> None:
     import numpy as np
 
-    from sabia.core.model import hub
+    from sabia.core.model.storage import hub
 
     call = (prompts, "--model", model, *OPTIONS, "--steps", 3)
     alone = run(*call, "-o", tmp_path / "one")

@@ -28,7 +28,7 @@ def make(out: Path, model: Path, *inputs: Path, **settings: object) -> None:
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    from sabia.core.model import hub
+    from sabia.core.model.storage import hub
     from sabia.core.spec import from_config, new_config
     from sabia.core.text.tokenize.tokenizer import train_bpe
 

@@ -13,8 +13,8 @@ import numpy as np
 from sabia.core.model.heads import pool_weights
 from sabia.core.model.init import init_params
 from sabia.core.spec import ModelSpec, from_config, new_config
-from sabia.core.train.losses import next_token_loss
-from sabia.core.train.losses_classify import classification_loss
+from sabia.core.train.losses.classification import classification_loss
+from sabia.core.train.losses.next_token import next_token_loss
 
 LENGTH = 24
 SHAPE = {"hidden": 36, "layers": 2, "vocab": 131, "heads": 6, "kv_heads": 2, "head_dim": 10}

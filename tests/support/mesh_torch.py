@@ -26,8 +26,8 @@ from sabia.core.model.lora import LoraConfig, init_lora
 from sabia.core.parallel.launch import World
 from sabia.core.parallel.mesh import Mesh, make_mesh
 from sabia.core.spec import from_config, new_config
-from sabia.core.train.losses import next_token_loss
-from sabia.core.train.optimizer import BETAS, OptimizerConfig
+from sabia.core.train.losses.next_token import next_token_loss
+from sabia.core.train.optimizer.config import BETAS, OptimizerConfig
 from sabia.core.train.stepper import from_arrays, make_stepper
 
 STEPS = 20

@@ -15,7 +15,7 @@ import numpy as np
 from sabia.core.model.init import init_params
 from sabia.core.parallel.mesh import make_mesh
 from sabia.core.spec import ModelSpec, from_config
-from sabia.core.train.losses import next_token_loss
+from sabia.core.train.losses.next_token import next_token_loss
 from sabia.core.train.stepper import make_stepper
 
 CAPPED = mesh_cases.LLAMA | {"model_type": "gemma2", "query_pre_attn_scalar": 28}

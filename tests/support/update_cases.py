@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from sabia.core.train.optimizer import OptimizerConfig, Rule
+from sabia.core.train.optimizer.config import OptimizerConfig, Rule
 
 SHAPES = {"wide": (12, 20), "tall": (20, 12), "square": (16, 16), "vector": (20,)}
 MATRICES = {name: shape for name, shape in SHAPES.items() if len(shape) == 2}

@@ -11,8 +11,8 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from update_cases import KINDS, LR, problem, rule
 
-from sabia.core.train.optimizer import state_parts
-from sabia.core.train.updates_jax import apply_jax, init_jax
+from sabia.core.train.optimizer.config import state_parts
+from sabia.core.train.optimizer.updates_jax import apply_jax, init_jax
 
 SHAPES = {"matrix": (16, 16), "stack": (2, 8, 8), "vector": (16,)}
 SPLITS = {

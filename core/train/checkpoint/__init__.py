@@ -12,13 +12,13 @@ format), under backend-neutral names: `param/NAME`, the optimizer's `m/NAME` and
 `pieces_torch` and `pieces_jax` cut a backend's arrays into pieces.
 """
 
+from sabia.core.train.checkpoint.find_latest import latest
 from sabia.core.train.checkpoint.interval import Interval, parse_interval
-from sabia.core.train.checkpoint.layout import Checkpoint, sweep
+from sabia.core.train.checkpoint.local import Checkpoint, sweep
 from sabia.core.train.checkpoint.pieces import Piece, whole_pieces
 from sabia.core.train.checkpoint.reader import Reader
 from sabia.core.train.checkpoint.remote import discard_all
 from sabia.core.train.checkpoint.saver import Saver
-from sabia.core.train.checkpoint.search import latest
 
 __all__ = [
     "Checkpoint",

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from sabia.core.errors import UsageError
-from sabia.core.model.lazy_array import LazyArray
+from sabia.core.model.storage.lazy_array import LazyArray
 
 BLOCK_BYTES = 64 << 20
 

@@ -13,7 +13,7 @@ import jax
 import numpy as np
 from numpy.typing import DTypeLike
 
-from sabia.core.model.lazy_array import LazyArray
+from sabia.core.model.storage.lazy_array import LazyArray
 from sabia.core.train.checkpoint.pieces import Piece
 
 

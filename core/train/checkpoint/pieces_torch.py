@@ -5,10 +5,10 @@ needs no copy of itself there.
 import numpy as np
 import torch
 
-from sabia.core.model.lazy_array import LazyArray
 from sabia.core.model.ops import dtype_name
 from sabia.core.model.ops_torch import host_array
-from sabia.core.model.safetensors_file import numpy_dtype
+from sabia.core.model.storage.lazy_array import LazyArray
+from sabia.core.model.storage.safetensors_file import numpy_dtype
 
 
 def lazy(tensor: torch.Tensor) -> LazyArray:

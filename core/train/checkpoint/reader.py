@@ -16,9 +16,9 @@ from typing import Any
 import numpy as np
 
 from sabia.core.errors import BadData
-from sabia.core.model.lazy_array import LazyArray
-from sabia.core.model.safetensors_file import numpy_dtype, read_header
-from sabia.core.train.checkpoint.layout import Checkpoint, check_file
+from sabia.core.model.storage.lazy_array import LazyArray
+from sabia.core.model.storage.safetensors_file import numpy_dtype, read_header
+from sabia.core.train.checkpoint.local import Checkpoint, check_file
 
 Box = tuple[slice, ...]
 

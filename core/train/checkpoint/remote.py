@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from sabia.core.errors import BadData, Failed, MissingBackend, UsageError
-from sabia.core.train.checkpoint.layout import COMMITTED, MANIFEST, name_of, read_manifest, step_of
+from sabia.core.train.checkpoint.local import COMMITTED, MANIFEST, name_of, read_manifest, step_of
 
 ATTEMPTS = 6
 FIRST_WAIT_S, LONGEST_WAIT_S = 1.0, 60.0

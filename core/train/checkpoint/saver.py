@@ -27,7 +27,7 @@ from typing import Any
 from sabia.core import notes, units
 from sabia.core.errors import BadData, Failed
 from sabia.core.parallel.launch import World
-from sabia.core.train.checkpoint import layout, meeting
+from sabia.core.train.checkpoint import file_barrier, local
 from sabia.core.train.checkpoint.pieces import Piece
 from sabia.core.train.checkpoint.remote import Remote
 from sabia.core.train.checkpoint.writer import sync, write_pieces
@@ -146,7 +146,7 @@ class Saver:
 
     def _begin(self, job: _Job) -> Path:
         """The directory to write to, made by the leader, who also decides on the upload."""
-        saving = layout.saving_path(self.directory, job.step)
+        saving = local.saving_path(self.directory, job.step)
         mark = saving / _UPLOAD
         if self.world.leads:
             shutil.rmtree(saving, ignore_errors=True)
@@ -174,33 +174,36 @@ class Saver:
     def _finish(self, job: _Job) -> None:
         """Make one's own files durable; as the leader, commit when all have."""
         since = time.monotonic()
-        saving = layout.saving_path(self.directory, job.step)
+        saving = local.saving_path(self.directory, job.step)
         with self._giving_up(saving):
             sync(saving / name for name in job.entry["files"])
             if self.world.leads:
                 self._commit_all(saving, job)
             else:
-                meeting.leave(saving, "entry", self.world.rank, job.entry)
+                file_barrier.leave(saving, "entry", self.world.rank, job.entry)
         self.commit_s = time.monotonic() - since
         self._compare_with_grace()
 
     def _commit_all(self, saving: Path, job: _Job) -> None:
-        entries = [job.entry, *meeting.gather(saving, "entry", self.world, self.world.timeout_s)]
+        entries = [
+            job.entry,
+            *file_barrier.gather(saving, "entry", self.world, self.world.timeout_s),
+        ]
         (saving / _UPLOAD).unlink(missing_ok=True)
-        layout.commit(self.directory, job.step, entries, job.meta)
-        later = [step for step in layout.steps(self.directory) if step > job.step]
+        local.commit(self.directory, job.step, entries, job.meta)
+        later = [step for step in local.steps(self.directory) if step > job.step]
         gone = later if self.remote is not None else self._doomed(self.directory, job.step)
         for step in gone:
-            layout.discard(layout.path_of(self.directory, step))
+            local.discard(local.path_of(self.directory, step))
 
     def _doomed(self, directory: Path, step: int) -> list[int]:
-        return layout.doomed(layout.steps(directory), step, self.keep, self.keep_every)
+        return local.doomed(local.steps(directory), step, self.keep, self.keep_every)
 
     def _send(self, job: _Job, commit: Future[None] | None) -> None:
         """Upload one's own files; as the leader, commit there when all have, and tidy up."""
         if commit is not None:
             commit.result()
-        path = layout.path_of(self.directory, job.step)
+        path = local.path_of(self.directory, job.step)
         assert self.remote is not None
         try:
             self._await_commit(path, job)
@@ -212,9 +215,9 @@ class Saver:
                 _try_to_say(path, "uploaded", self.world.rank, error)
             raise
         if not self.world.leads:
-            meeting.leave(path, "uploaded", self.world.rank)
+            file_barrier.leave(path, "uploaded", self.world.rank)
             return
-        meeting.gather(path, "uploaded", self.world, _UPLOAD_TIMEOUT_S)
+        file_barrier.gather(path, "uploaded", self.world, _UPLOAD_TIMEOUT_S)
         self.remote.commit(job.step, path)
         self._upload_s = time.monotonic() - self._upload_started
         self._tidy(job.step)
@@ -229,7 +232,7 @@ class Saver:
 
     def _holds(self, path: Path, job: _Job) -> bool:
         try:
-            files = layout.open_checkpoint(path).manifest["files"]
+            files = local.open_checkpoint(path).manifest["files"]
         except BadData:
             return False
         return all(files.get(name) == said for name, said in job.entry["files"].items())
@@ -237,13 +240,13 @@ class Saver:
     def _tidy(self, step: int) -> None:
         """Delete what the upload of `step` has made needless, there and here."""
         assert self.remote is not None
-        there = layout.doomed(self.remote.steps(), step, self.keep, self.keep_every)
+        there = local.doomed(self.remote.steps(), step, self.keep, self.keep_every)
         for old in there:
             self.remote.discard(old)
-        here = layout.steps(self.directory)
-        wanted = set(layout.doomed(here, max(here), self.keep, self.keep_every))
+        here = local.steps(self.directory)
+        wanted = set(local.doomed(here, max(here), self.keep, self.keep_every))
         for old in wanted & {s for s in here if s < step}:
-            layout.discard(layout.path_of(self.directory, old))
+            local.discard(local.path_of(self.directory, old))
 
     def _compare_with_grace(self) -> None:
         took = (self.blocking_s or 0.0) + (self.commit_s or 0.0)
@@ -271,4 +274,4 @@ def _no_room(place: Path, error: OSError) -> str:
 def _try_to_say(place: Path, kind: str, rank: int, error: BaseException) -> None:
     """Tell the leader of a failure; where even that fails, the leader's waiting ends by itself."""
     with contextlib.suppress(OSError):
-        meeting.leave(place, kind, rank, error=f"{type(error).__name__}: {error}")
+        file_barrier.leave(place, kind, rank, error=f"{type(error).__name__}: {error}")

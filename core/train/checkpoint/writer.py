@@ -15,8 +15,8 @@ from typing import Any
 
 from xxhash import xxh3_128
 
-from sabia.core.model.runs import runs
-from sabia.core.model.safetensors_file import encode_header
+from sabia.core.model.storage.safetensors_file import encode_header
+from sabia.core.model.storage.size_batches import runs
 from sabia.core.train.checkpoint.pieces import Piece, blocks
 
 FILE_BYTES = 512 << 20  # a retried upload repeats a file

@@ -15,7 +15,7 @@ TEXTS = [
 @pytest.fixture(scope="session")
 def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Directory of a 2-layer Llama, fp32, with weights large enough to prefer some tokens."""
-    from sabia.core.model import hub
+    from sabia.core.model.storage import hub
     from sabia.core.spec import from_config, new_config
     from sabia.core.text.tokenize.tokenizer import train_bpe
 

@@ -7,7 +7,7 @@ import pytest
 
 from sabia.core.bench import loglikelihood as ll
 from sabia.core.errors import BadData
-from sabia.core.model import hub
+from sabia.core.model.storage import hub
 from sabia.core.text.tokenize.tokenizer import load_tokenizer
 
 QUESTIONS = [

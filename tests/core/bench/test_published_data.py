@@ -31,7 +31,7 @@ def test_enem_items_score_as_in_transformers(tiny_model: Path) -> None:
     from sabia.core.bench.items import load_items
     from sabia.core.bench.loglikelihood import Scorer, encode_options
     from sabia.core.bench.task import task_from
-    from sabia.core.model import hub
+    from sabia.core.model.storage import hub
     from sabia.core.text.tokenize.tokenizer import load_tokenizer
 
     task = task_from(

@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from sabia.core.model import backend, forward, hub
+from sabia.core.model import backend, forward
+from sabia.core.model.storage import hub
 from sabia.core.spec import ModelSpec, from_config, new_config
 
 from .mixtures import MIXTURES

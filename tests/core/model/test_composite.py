@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 
 from sabia.core.errors import BadData, UsageError
-from sabia.core.model import forward, hub
+from sabia.core.model import forward
+from sabia.core.model.storage import hub
 from sabia.core.spec import from_config, load_spec
 
 from .conftest import CONFIGS, perturbed

@@ -17,9 +17,9 @@ import numpy as np
 import pytest
 from training_cases import ENVIRONMENT, make_tokens, sabia
 
-from sabia.core.model.hub import read_checkpoint, save_model
 from sabia.core.model.init import init_params
-from sabia.core.model.safetensors_file import let_go, numpy_dtype
+from sabia.core.model.storage.hub import read_checkpoint, save_model
+from sabia.core.model.storage.safetensors_file import let_go, numpy_dtype
 from sabia.core.spec import from_config, load_spec, new_config, parameter_count
 
 pytest.importorskip("torch", reason="the torch backend")
@@ -69,8 +69,8 @@ finally: {REPORT}
 """
 LOAD = f"""
 import re, sys
-from sabia.core.model.hub import load_model
-from sabia.core.train.losses import next_token_loss
+from sabia.core.model.storage.hub import load_model
+from sabia.core.train.losses.next_token import next_token_loss
 from sabia.core.train.stepper import make_stepper
 stepper = make_stepper("torch", *load_model(sys.argv[1]), next_token_loss)
 if stepper.params: {REPORT}

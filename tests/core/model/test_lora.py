@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from sabia.core.errors import UsageError
-from sabia.core.model import backend, hub
+from sabia.core.model import backend
 from sabia.core.model.forward import hidden, logits
 from sabia.core.model.lora import (
     LoraConfig,
@@ -18,10 +18,11 @@ from sabia.core.model.lora import (
     lora_tensors,
     targeted,
 )
-from sabia.core.model.lora_hub import CONFIG, WEIGHTS, save_adapter
-from sabia.core.model.safetensors_file import read_tensors
+from sabia.core.model.storage import hub
+from sabia.core.model.storage.peft_adapters import CONFIG, WEIGHTS, save_adapter
+from sabia.core.model.storage.safetensors_file import read_tensors
 from sabia.core.spec import ModelSpec, from_config, new_config
-from sabia.core.train.optimizer import OptimizerConfig, rules
+from sabia.core.train.optimizer.config import OptimizerConfig, rules
 
 SHAPE = {"hidden": 72, "layers": 2, "vocab": 293, "heads": 6, "kv_heads": 3, "head_dim": 20}
 SHAPE |= {"ffn": 104, "context": 256}
@@ -86,7 +87,7 @@ def test_wrapped_is_merged(ops: Any, name: str, targets: str) -> None:
 
 
 def test_an_adapted_loss_is_that_of_the_merged_model(ops: Any) -> None:
-    from sabia.core.train.losses import next_token_loss
+    from sabia.core.train.losses.next_token import next_token_loss
 
     spec = SPECS["qwen3"]
     params = perturbed(spec) | adapters(spec, LORA)

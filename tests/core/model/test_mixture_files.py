@@ -8,7 +8,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from sabia.core.model import hub
+from sabia.core.model.storage import hub
 from sabia.core.spec import from_config
 
 from .conftest import perturbed

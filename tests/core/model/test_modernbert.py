@@ -8,9 +8,10 @@ import pytest
 
 from sabia.core.errors import UsageError
 from sabia.core.generate.engine import Engine
-from sabia.core.model import forward, hub
-from sabia.core.model.cache import KVCache
+from sabia.core.model import forward
 from sabia.core.model.heads import class_logits, pool_weights
+from sabia.core.model.kv_cache import KVCache
+from sabia.core.model.storage import hub
 from sabia.core.spec import ModelSpec, from_config, parameter_count
 
 from .conftest import compiled, perturbed, states

@@ -6,7 +6,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from sabia.core.model import backend, forward, hub
+from sabia.core.model import backend, forward
+from sabia.core.model.storage import hub
 from sabia.core.spec import ModelSpec, from_config, new_config
 
 torch = pytest.importorskip("torch", reason="compares torch with JAX")

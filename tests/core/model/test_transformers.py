@@ -6,7 +6,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from sabia.core.model import forward, hub
+from sabia.core.model import forward
+from sabia.core.model.storage import hub
 
 from .conftest import compiled
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from training_cases import Commands, difference, make_tokens, sabia, torchrun
 
-from sabia.core.model.hub import load_model
+from sabia.core.model.storage.hub import load_model
 
 pytest.importorskip("torch", reason="torchrun starts the processes")
 SHAPE = "d=36,layers=2,heads=6,kv=2,ffn=44,tied=false"

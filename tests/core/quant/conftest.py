@@ -11,7 +11,7 @@ pytest.importorskip("torch")
 @pytest.fixture(scope="session")
 def tiny() -> tuple[Any, dict[str, np.ndarray]]:
     """(spec, fp32 parameters) of 3 layers whose weights have a few large columns."""
-    from sabia.core.model import hub
+    from sabia.core.model.storage import hub
     from sabia.core.spec import from_config, new_config
 
     spec = from_config(

@@ -10,8 +10,9 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from sabia.core.errors import UsageError  # noqa: E402
-from sabia.core.model import forward, hub  # noqa: E402
+from sabia.core.model import forward  # noqa: E402
 from sabia.core.model.backend import load_ops  # noqa: E402
+from sabia.core.model.storage import hub  # noqa: E402
 from sabia.core.quant import calibration, export, recipe  # noqa: E402
 from sabia.core.quant.calibration import Hessians, StageOps, batches, run_block  # noqa: E402
 from sabia.core.quant.quantize import divergence, quantize  # noqa: E402

@@ -8,7 +8,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from sabia.core.model import hub
+from sabia.core.model.storage import hub
 from sabia.core.spec import from_config
 from sabia.core.text.tokenize.tokenizer import train_bpe
 

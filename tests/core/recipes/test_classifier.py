@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 from sabia.core.errors import BadData, UsageError
-from sabia.core.model import backend, hub
+from sabia.core.model import backend
+from sabia.core.model.storage import hub
 from sabia.core.options.classify_train import ClassifyTrainOptions
 from sabia.core.recipes import classifier
 from sabia.core.recipes.classifier_model import ClassifierModel, ModelScorer
@@ -19,7 +20,7 @@ from sabia.core.spec import from_config
 from sabia.core.spec.families import with_classifier
 from sabia.core.spec.heads import classifier_config
 from sabia.core.train.labelled_rows import labelled_rows
-from sabia.core.train.losses_classify import classification_loss, row_losses
+from sabia.core.train.losses.classification import classification_loss, row_losses
 from sabia.core.train.stepper import make_stepper
 
 from .classifiers import DECODER, ENCODER, documents, model, report, texts

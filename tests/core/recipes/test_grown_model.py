@@ -9,7 +9,7 @@ import pytest
 from training_cases import LENGTH, SHAPE, Commands, corpus, losses
 
 from sabia.core.errors import BadData, UsageError
-from sabia.core.model import hub
+from sabia.core.model.storage import hub
 from sabia.core.recipes.grown_model import model_for
 from sabia.core.spec import from_config, new_config, parse_shape
 from sabia.core.text.tokenize.tokenizer import load_tokenizer, train_bpe
@@ -41,7 +41,7 @@ def save_base(place, tokenizer, vocab, dtype="float32", **more):
 
 
 def hub_dtype(name):
-    from sabia.core.model.safetensors_file import numpy_dtype
+    from sabia.core.model.storage.safetensors_file import numpy_dtype
 
     return numpy_dtype(name)
 

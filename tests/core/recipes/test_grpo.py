@@ -13,8 +13,8 @@ from sabia.core.errors import BadData, Failed, Interrupted, UsageError
 from sabia.core.generate.engine import Engine
 from sabia.core.generate.requests import Completion, Request
 from sabia.core.judge.verdict import Grade, Verdict
-from sabia.core.model import hub
 from sabia.core.model.backend import load_ops
+from sabia.core.model.storage import hub
 from sabia.core.options.grpo import GrpoOptions, PolicyLoss
 from sabia.core.recipes import grpo
 from sabia.core.recipes.grpo_batch import (
@@ -33,8 +33,8 @@ from sabia.core.recipes.grpo_sampling import Sampler
 from sabia.core.shards.job import Job
 from sabia.core.spec import from_config, new_config
 from sabia.core.text.tokenize.tokenizer import load_tokenizer, train_bpe
-from sabia.core.train.losses import next_token_loss
-from sabia.core.train.losses_grpo import grpo_loss
+from sabia.core.train.losses.grpo import grpo_loss
+from sabia.core.train.losses.next_token import next_token_loss
 from sabia.core.train.stepper import make_stepper
 
 

@@ -13,7 +13,7 @@ import pytest
 from sabia.core.bench.loglikelihood import Scorer, encode_options
 from sabia.core.errors import SabiaError, UsageError
 from sabia.core.generate.chat import render
-from sabia.core.model import hub
+from sabia.core.model.storage import hub
 from sabia.core.options.classify import Asking
 from sabia.core.options.classify_train import ClassifyTrainOptions
 from sabia.core.recipes import distill

@@ -119,8 +119,8 @@ def test_a_real_local_model_answers(tmp_path):
     """A tiny random model: its words mean nothing, so every document keeps its text."""
     pytest.importorskip("torch", reason="the local engine runs on torch")
     from sabia.core.generate.local import load_engine, model_fingerprint
-    from sabia.core.model import hub
     from sabia.core.model.init import init_params
+    from sabia.core.model.storage import hub
     from sabia.core.spec import from_config
     from sabia.core.text.tokenize.tokenizer import train_bpe
 

@@ -10,8 +10,8 @@ import pytest
 from safetensors.numpy import load_file
 
 from sabia.core.errors import BadData, Failed, UsageError
-from sabia.core.model.lazy_array import LazyArray
-from sabia.core.train.checkpoint import Piece, Reader, Saver, latest, layout, writer
+from sabia.core.model.storage.lazy_array import LazyArray
+from sabia.core.train.checkpoint import Piece, Reader, Saver, latest, local, writer
 from sabia.core.train.checkpoint import whole_pieces as whole
 from sabia.core.train.checkpoint.pieces import blocks
 
@@ -28,7 +28,7 @@ META = {"rng": {"seed": 3}}
 def save(place: Path, step: int, state=STATE, **settings) -> Path:
     with Saver(place, **settings) as saver:
         saver.save(step, whole(state), META | {"data": {"rows": step * 8}})
-    return layout.path_of(place, step)
+    return local.path_of(place, step)
 
 
 def same(state: dict[str, np.ndarray], found: Reader) -> None:
@@ -192,15 +192,15 @@ def test_reader_checks_what_was_not_checked(tmp_path: Path) -> None:
     path = save(tmp_path, 1)
     damage(path, "flipped bit")
     with pytest.raises(BadData, match="corrupt"):
-        Reader(layout.open_checkpoint(path)).read("param/a")
+        Reader(local.open_checkpoint(path)).read("param/a")
 
 
 def test_format_of_a_later_version_is_not_guessed(tmp_path: Path, monkeypatch) -> None:
-    monkeypatch.setattr(layout, "FORMAT", 3)
+    monkeypatch.setattr(local, "FORMAT", 3)
     path = save(tmp_path, 1)
     monkeypatch.undo()
     with pytest.raises(BadData, match="format 3"):
-        layout.verify(path)
+        local.verify(path)
 
 
 @pytest.mark.parametrize(
@@ -214,16 +214,16 @@ def test_format_of_a_later_version_is_not_guessed(tmp_path: Path, monkeypatch) -
     ],
 )
 def test_retention(steps, current, keep, every, left) -> None:
-    gone = layout.doomed(steps, current, keep, every)
+    gone = local.doomed(steps, current, keep, every)
     assert sorted(set(steps) - set(gone)) == left
 
 
 def test_retention_and_sweep_on_disk(tmp_path: Path) -> None:
     for step in (10, 20, 30, 100):
         save(tmp_path, step, keep=2, keep_every=20)
-    assert layout.steps(tmp_path) == [100, 30, 20]
+    assert local.steps(tmp_path) == [100, 30, 20]
     (tmp_path / ".step-00000200.saving").mkdir()
-    layout.sweep(tmp_path)
+    local.sweep(tmp_path)
     assert len(list(tmp_path.iterdir())) == 3
 
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from waiting import HANG_S
 
-from sabia.core.train.checkpoint import Piece, Reader, Saver, latest, layout
+from sabia.core.train.checkpoint import Piece, Reader, Saver, latest, local
 
 JAX_CASE = """
 import sys, pathlib
@@ -57,7 +57,7 @@ def run(place: Path, text: str, *launcher: str) -> None:
 def test_jax_shards(tmp_path: Path) -> None:
     pytest.importorskip("jax")
     run(tmp_path, JAX_CASE)
-    found = layout.verify(tmp_path / "checkpoints" / "step-00000001")
+    found = local.verify(tmp_path / "checkpoints" / "step-00000001")
     assert Reader(found)["a"].dtype.name == "bfloat16"
 
 

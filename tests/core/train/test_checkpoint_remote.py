@@ -15,7 +15,7 @@ from fsspec.implementations.memory import MemoryFileSystem
 from waiting import HANG_S, until
 
 from sabia.core.errors import BadData, Failed, MissingBackend, UsageError
-from sabia.core.train.checkpoint import Reader, Saver, latest, layout, remote
+from sabia.core.train.checkpoint import Reader, Saver, latest, local, remote
 from sabia.core.train.checkpoint import whole_pieces as whole
 
 URL = "flaky://bucket/run"
@@ -115,13 +115,13 @@ def test_one_upload_at_a_time_and_the_last_is_not_lost(tmp_path: Path, store) ->
     store.gate = threading.Event()
     saver = Saver(tmp_path, URL, keep=1)
     save(saver, 1, 2, 3)  # 1 is on its way, 2 and 3 wait in the spool only
-    assert layout.steps(tmp_path) == [3, 2, 1]  # nothing goes before a newer one is uploaded
+    assert local.steps(tmp_path) == [3, 2, 1]  # nothing goes before a newer one is uploaded
     until(lambda: saver.upload_s >= 0.02)  # it is measured while it goes on
     store.gate.set()
     saver.close()
     folders = {name.partition("/")[0] for name in store.log}
     assert folders == {"step-00000001", "step-00000003"}
-    assert layout.steps(tmp_path) == [3]
+    assert local.steps(tmp_path) == [3]
     assert remote.Remote(URL).steps() == [3]
 
 
@@ -132,7 +132,7 @@ def test_retention_at_the_url(tmp_path: Path) -> None:
             saver._wait_for_upload()
             saver.poll()
     assert remote.Remote(URL).steps() == [12, 10, 8, 4]
-    assert layout.steps(tmp_path) == [12, 10, 8, 4]
+    assert local.steps(tmp_path) == [12, 10, 8, 4]
 
 
 @pytest.mark.parametrize("how", ["no mark", "flipped", "lost file", "cut manifest"])
@@ -183,7 +183,7 @@ def test_void_future_goes_there_too(tmp_path: Path) -> None:
     with Saver(tmp_path, URL) as saver:
         save(saver, 4)
     assert remote.Remote(URL).steps()[0] == 4
-    assert layout.steps(tmp_path)[0] == 4
+    assert local.steps(tmp_path)[0] == 4
 
 
 def seen(store: Path) -> tuple:

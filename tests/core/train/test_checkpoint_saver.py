@@ -13,9 +13,9 @@ from interrupted import arm
 from waiting import HANG_S, until
 
 from sabia.core.errors import Failed
-from sabia.core.model.lazy_array import LazyArray
+from sabia.core.model.storage.lazy_array import LazyArray
 from sabia.core.parallel.launch import World
-from sabia.core.train.checkpoint import Piece, Reader, Saver, latest, layout, meeting
+from sabia.core.train.checkpoint import Piece, Reader, Saver, file_barrier, latest, local
 from sabia.core.train.checkpoint import saver as saver_module
 from sabia.core.train.checkpoint import whole_pieces as whole
 
@@ -106,7 +106,7 @@ def test_disk_that_fails_in_the_background_is_said_at_the_next_step(
     monkeypatch.undo()
     saver.save(2, whole(state(2)), {})
     saver.close()
-    assert layout.steps(tmp_path) == [2]
+    assert local.steps(tmp_path) == [2]
 
 
 def test_memory_is_a_block_not_the_state(tmp_path: Path) -> None:
@@ -209,12 +209,12 @@ def test_failure_of_one_process_reaches_the_leader(tmp_path: Path) -> None:
     first, second = run.each(work)
     assert "process 1: OSError: [Errno 28] No space left" in str(first)
     assert "No space left on device (make room" in str(second)
-    assert layout.steps(tmp_path) == []
+    assert local.steps(tmp_path) == []
 
 
 def test_process_that_never_answers_ends_the_waiting(tmp_path: Path) -> None:
     with pytest.raises(Failed, match="process 1 has not answered within 0 s"):
-        meeting.gather(tmp_path, "entry", World(0, 2), 0.05)
+        file_barrier.gather(tmp_path, "entry", World(0, 2), 0.05)
 
 
 def test_latest_shares_the_checking(tmp_path: Path, monkeypatch) -> None:

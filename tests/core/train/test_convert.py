@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from sabia.core.errors import BadData
-from sabia.core.model import hub
 from sabia.core.model.init import init_params
+from sabia.core.model.storage import hub
 from sabia.core.spec import from_config, new_config
 from sabia.core.train import convert
 from sabia.core.train.checkpoint import Piece, Reader, Saver, latest

@@ -8,13 +8,13 @@ import pytest
 
 from sabia.core.errors import UsageError
 from sabia.core.options.grpo import PolicyLoss
-from sabia.core.train import losses_grpo
-from sabia.core.train.losses_grpo import (
+from sabia.core.train.losses.grpo import (
     advantages,
     aggregation_weights,
     live_groups,
     policy_losses,
 )
+from sabia.core.train.losses.next_token import grpo
 
 GROUPS, SAMPLES, TOKENS, LONGEST = 4, 3, 7, 11
 CAP = 1.1  # one that the rows below pass
@@ -114,7 +114,7 @@ CASES = [
 @pytest.mark.parametrize("std", [False, True])
 @pytest.mark.parametrize("config", CASES, ids=str)
 def test_loss_is_the_formula(rows, config, std, monkeypatch):
-    monkeypatch.setattr(losses_grpo, "CORRECTION_CAP", CAP)
+    monkeypatch.setattr(grpo, "CORRECTION_CAP", CAP)
     numerator, denominator = our_loss(rows, config, std)
     assert numerator / denominator == pytest.approx(loop_loss(rows, config, std), abs=1e-12)
 

@@ -5,7 +5,7 @@ import pytest
 from sabia.core.errors import UsageError
 from sabia.core.options.training import Optimizer
 from sabia.core.spec import from_config, new_config
-from sabia.core.train.optimizer import (
+from sabia.core.train.optimizer.config import (
     BETAS,
     OptimizerConfig,
     Rule,

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 from sabia.core.errors import UsageError
-from sabia.core.model.hub import init_params
+from sabia.core.model.storage.hub import init_params
 from sabia.core.spec import ModelSpec, from_config, new_config
-from sabia.core.train.optimizer import OptimizerConfig, rules
-from sabia.core.train.optimizer_mup import mup
+from sabia.core.train.optimizer.config import OptimizerConfig, rules
+from sabia.core.train.optimizer.mup import mup
 
 BASE, VOCAB = 64, 61
 LR = 2.5e-4
@@ -29,7 +29,7 @@ def changes(width: int, config: OptimizerConfig, scaled: bool) -> tuple[float, f
     torch = pytest.importorskip("torch", reason="the torch backend")
     from sabia.core.model.backend import load_ops
     from sabia.core.model.forward import hidden, logits
-    from sabia.core.train.updates_torch import apply_torch, init_torch
+    from sabia.core.train.optimizer.updates_torch import apply_torch, init_torch
 
     spec, ops, stds = model(width), load_ops("torch"), None
     if scaled:

@@ -4,11 +4,11 @@ import numpy as np
 import pytest
 
 from sabia.core.errors import BadData, UsageError
-from sabia.core.model.hub import init_params
+from sabia.core.model.storage.hub import init_params
 from sabia.core.parallel.mesh import Mesh
 from sabia.core.spec import from_config, new_config
-from sabia.core.train.losses import next_token_loss
-from sabia.core.train.optimizer import OptimizerConfig
+from sabia.core.train.losses.next_token import next_token_loss
+from sabia.core.train.optimizer.config import OptimizerConfig
 from sabia.core.train.stepper import make_stepper
 
 SPEC = from_config(new_config("llama", hidden=32, layers=1, vocab=97, heads=4, kv_heads=2, ffn=64))

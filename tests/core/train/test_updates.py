@@ -11,14 +11,14 @@ import pytest
 from update_cases import KINDS, LR, MATRICES, problem, rule
 from waiting import HANG_S
 
-from sabia.core.train.optimizer import OptimizerConfig, Rule, state_parts
+from sabia.core.train.optimizer.config import OptimizerConfig, Rule, state_parts
 
 torch = pytest.importorskip("torch", reason="the torch backend and torch.optim")
 jax = pytest.importorskip("jax", reason="the JAX backend")
 optax = pytest.importorskip("optax", reason="optax is a reference")
 
-from sabia.core.train import updates_jax, updates_torch  # noqa: E402
-from sabia.core.train.updates import newton_schulz, update  # noqa: E402
+from sabia.core.train.optimizer import updates_jax, updates_torch  # noqa: E402
+from sabia.core.train.optimizer.updates import newton_schulz, update  # noqa: E402
 
 
 def run_torch(rules, params, grads, lr: float = LR):

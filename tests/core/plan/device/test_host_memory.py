@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 import torch
 
-from sabia.core.model import hub
 from sabia.core.model.ops_torch_wide import WIDENED
+from sabia.core.model.storage import hub
 from sabia.core.plan.chips import find_chip
 from sabia.core.plan.counting.blocks import from_spec
 from sabia.core.plan.device import host_kept
@@ -21,7 +21,7 @@ from sabia.core.plan.device.memory import device_memory, explain
 from sabia.core.plan.device.stack import find_stack, stack_on
 from sabia.core.plan.memory import find_recipe
 from sabia.core.spec import from_config, new_config
-from sabia.core.train.losses import next_token_loss
+from sabia.core.train.losses.next_token import next_token_loss
 from sabia.core.train.stepper import make_stepper
 
 LENGTH = 16

@@ -1,4 +1,4 @@
-"""The optimizers in JAX: `core.train.updates` over traced arrays, for use inside jit."""
+"""The optimizers in JAX: `core.train.optimizer.updates` over traced arrays, for use inside jit."""
 
 from collections.abc import Mapping
 from types import SimpleNamespace
@@ -7,8 +7,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from sabia.core.train.optimizer import Rule, init_state
-from sabia.core.train.updates import update
+from sabia.core.train.optimizer.config import Rule, init_state
+from sabia.core.train.optimizer.updates import update
 
 Array = jax.Array
 States = dict[str, dict[str, Array]]

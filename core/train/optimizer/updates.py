@@ -25,7 +25,7 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
-from sabia.core.train.optimizer import Rule, soap_sides
+from sabia.core.train.optimizer.config import Rule, soap_sides
 
 Array = Any
 State = Mapping[str, Array]

@@ -1,7 +1,7 @@
 """What the optimizer's settings mean, one for both backends: which rule updates which tensor.
 
-`OptimizerConfig` names an optimizer and its numbers, `rules` turns it and a model's table into one
-`Rule` per tensor, `core.train.updates` holds the maths of each kind of rule. In all of them t
+`OptimizerConfig` names an optimizer and its settings, `rules` turns it and a model's table into one
+`Rule` per tensor, `core.train.optimizer.updates` computes each kind of rule. In all of them t
 counts updates from 1, weight decay is decoupled (Loshchilov and Hutter, arXiv 1711.05101), and
   p = p - lr (lr_scale u + weight_decay p)
 with u the rule's direction; the decay takes no `lr_scale`, so that a scaled tensor keeps its time

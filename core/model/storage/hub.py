@@ -18,11 +18,11 @@ from typing import Any
 import numpy as np
 
 from sabia.core.errors import BadData, UsageError
-from sabia.core.model.file_parts import read_part, write_parts
 from sabia.core.model.init import init_params
-from sabia.core.model.lazy_array import LazyArray
-from sabia.core.model.runs import runs
-from sabia.core.model.safetensors_file import read_tensors, write_tensors
+from sabia.core.model.storage.fused_tensors import read_part, write_parts
+from sabia.core.model.storage.lazy_array import LazyArray
+from sabia.core.model.storage.safetensors_file import read_tensors, write_tensors
+from sabia.core.model.storage.size_batches import runs
 from sabia.core.shards.atomic import atomic_directory
 from sabia.core.spec.families import load_spec
 from sabia.core.spec.model import ModelSpec

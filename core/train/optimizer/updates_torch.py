@@ -1,4 +1,4 @@
-"""The optimizers in torch: `core.train.updates` over eager tensors, in place.
+"""The optimizers in torch: `core.train.optimizer.updates` over eager tensors, in place.
 
 AdamW runs through torch's fused kernel, all tensors of one rule at once (its functional form: the
 class takes 2 s to import the compiler), Lion through `torch._foreach`; the others tensor by tensor.
@@ -12,9 +12,9 @@ from typing import Any
 import torch
 from torch.optim.adamw import adamw
 
-from sabia.core.model.runs import runs
-from sabia.core.train.optimizer import Rule, init_state
-from sabia.core.train.updates import update
+from sabia.core.model.storage.size_batches import runs
+from sabia.core.train.optimizer.config import Rule, init_state
+from sabia.core.train.optimizer.updates import update
 
 Tensor = torch.Tensor
 NamedChange = Callable[[str, Tensor], Tensor]

@@ -13,8 +13,8 @@ from sabia.core import notes
 from sabia.core.errors import BadData, Failed
 from sabia.core.parallel.launch import World
 from sabia.core.shards.atomic import fsync_directory
-from sabia.core.train.checkpoint import layout
-from sabia.core.train.checkpoint.layout import COMMITTED, MANIFEST, Checkpoint
+from sabia.core.train.checkpoint import local
+from sabia.core.train.checkpoint.local import COMMITTED, MANIFEST, Checkpoint
 from sabia.core.train.checkpoint.remote import Remote
 from sabia.core.train.checkpoint.writer import sync
 
@@ -30,7 +30,7 @@ def latest(
     """
     search = _Search(directory, world or World(), agree)
     remote = Remote(remote_url) if remote_url else None
-    here, there = layout.steps(directory), remote.steps() if remote else []
+    here, there = local.steps(directory), remote.steps() if remote else []
     for step in sorted({*here, *there}, reverse=True):
         found = search.local(step) if step in here else None
         if found is None and remote and step in there:
@@ -53,8 +53,8 @@ class _Search:
         """The checkpoint of a step if all processes find their share good."""
         found, good = None, True
         try:
-            path = layout.path_of(self.directory, step)
-            found = layout.verify(path, self.world.rank, self.world.size)
+            path = local.path_of(self.directory, step)
+            found = local.verify(path, self.world.rank, self.world.size)
         except BadData as error:
             notes.warn(f"{error}; looking for the checkpoint before it")
             good = False
@@ -62,7 +62,7 @@ class _Search:
 
     def fetched(self, remote: Remote, step: int) -> Checkpoint | None:
         """The checkpoint of a step brought from the URL."""
-        into = layout.saving_path(self.directory, step)
+        into = local.saving_path(self.directory, step)
         if self.world.leads:
             shutil.rmtree(into, ignore_errors=True)
             into.mkdir(parents=True)
@@ -71,7 +71,7 @@ class _Search:
             return None
         if self.world.leads:
             fsync_directory(into)
-            layout.set_in_place(into, layout.path_of(self.directory, step))
+            local.set_in_place(into, local.path_of(self.directory, step))
         self.agree(True)
         return self.local(step)
 

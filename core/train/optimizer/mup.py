@@ -18,7 +18,7 @@ from typing import NamedTuple
 from sabia.core.errors import UsageError
 from sabia.core.spec.model import ModelSpec
 from sabia.core.spec.tensors import TensorSpec
-from sabia.core.train.optimizer import OptimizerConfig, rules
+from sabia.core.train.optimizer.config import OptimizerConfig, rules
 
 # how the rate of a matrix inside falls with the width, by rule
 _EXPONENTS = {"adamw": 1.0, "lion": 1.0, "adafactor": 1.0, "muon": 0.5}

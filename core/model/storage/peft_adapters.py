@@ -13,7 +13,7 @@ import numpy as np
 
 from sabia.core.errors import UsageError
 from sabia.core.model.lora import LoraConfig, lora_tensors, targeted
-from sabia.core.model.safetensors_file import write_tensors
+from sabia.core.model.storage.safetensors_file import write_tensors
 from sabia.core.shards.atomic import atomic_directory
 from sabia.core.spec.model import ModelSpec
 from sabia.core.spec.tensors import FileName, Part, TensorSpec

@@ -1,8 +1,9 @@
 """The loss of sequence classifiers: cross-entropy, one binary cross-entropy a label, or squares.
 
 A batch has labels[B, L] fp32 (a distribution over labels; 0 or 1 each; numbers), weights of its
-rows as loss_mask[B, 1], and pool[B, T] (core.model.heads). What is returned are sums, as in
-core.train.losses; a weighted mean over rows is transformers' (and torch's, with class weights).
+rows as loss_mask[B, 1], and pool[B, T] (core.model.heads). Returns sums, as
+core.train.losses.next_token does. Their quotient is the weighted mean over rows of transformers
+(and of torch with class weights).
 """
 
 from collections.abc import Mapping
@@ -13,7 +14,7 @@ from sabia.core.model.heads import class_logits
 from sabia.core.model.ops import Array, Ops, Params, Remat
 from sabia.core.spec.heads import Problem
 from sabia.core.spec.model import ModelSpec
-from sabia.core.train.losses import by_source
+from sabia.core.train.losses.next_token import by_source
 
 
 def classification_loss(

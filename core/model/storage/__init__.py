@@ -1,0 +1,1 @@
+"""Model weights in files: Hugging Face directories, adapters, safetensors, lazy arrays."""

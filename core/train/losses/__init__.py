@@ -1,0 +1,1 @@
+"""Losses as sums: next token, sequence classification, GRPO."""

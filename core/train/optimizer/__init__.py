@@ -1,0 +1,1 @@
+"""Optimizers, the same for both backends: settings, μP, schedules, and the update rules."""
