@@ -8,13 +8,13 @@ import pytest
 
 from sabia.core.errors import UsageError
 from sabia.core.options.grpo import PolicyLoss
+from sabia.core.train.losses import grpo
 from sabia.core.train.losses.grpo import (
     advantages,
     aggregation_weights,
     live_groups,
     policy_losses,
 )
-from sabia.core.train.losses.next_token import grpo
 
 GROUPS, SAMPLES, TOKENS, LONGEST = 4, 3, 7, 11
 CAP = 1.1  # one that the rows below pass
