@@ -95,7 +95,7 @@ def test_moving_bytes_needs_neither_torch_nor_jax(tiny: Any, tmp_path: Path) -> 
     checkpoint = tmp_path / "model"
     hub.save_model(checkpoint, *tiny)
     code = (
-        "import sys; from sabia.core.model import hub; "
+        "import sys; from sabia.core.model.storage import hub; "
         f"spec, params = hub.load_model({str(checkpoint)!r}); "
         f"hub.save_model({str(tmp_path / 'copy')!r}, spec, params); "
         "print({'torch', 'jax', 'transformers'} & set(sys.modules))"
