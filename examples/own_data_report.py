@@ -23,8 +23,8 @@ from sabia.core.bench.metrics import RATIOS
 from sabia.core.bench.report import value_text
 from sabia.core.bench.score_rows import Score
 from sabia.core.svg import line_chart
-from sabia.core.web.sources import HTML_ENDINGS, RECORD_ENDINGS, TEXT_ENDINGS
-from sabia.core.web.warc import ENDINGS as WARC_ENDINGS
+from sabia.core.web.archives.warc_reader import ENDINGS as WARC_ENDINGS
+from sabia.core.web.crawl_inputs import HTML_ENDINGS, RECORD_ENDINGS, TEXT_ENDINGS
 
 PACKED = (".gz", ".zst")
 READ = (*WARC_ENDINGS, *HTML_ENDINGS, *TEXT_ENDINGS, *RECORD_ENDINGS)

@@ -16,7 +16,7 @@ from typing import Any
 from aiohttp.abc import AbstractResolver
 
 from sabia.core.errors import Failed
-from sabia.core.web.urls import host_of
+from sabia.core.web.url_rules import host_of
 
 PORTS = ("", "80", "443")
 _METADATA = (ipaddress.ip_address("fd00:ec2::254"),)

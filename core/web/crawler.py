@@ -22,20 +22,20 @@ from sabia.core.errors import Interrupted
 from sabia.core.options.crawl import CrawlOptions, parts
 from sabia.core.progress import Bar
 from sabia.core.web import addresses, sitemaps
-from sabia.core.web.archive import Archive, Position, payload_digest
+from sabia.core.web.archives.archive_fetcher import ReplayedWeb
+from sabia.core.web.archives.warc_writer import Archive, Position, payload_digest
 from sabia.core.web.documents import document, judged_text
 from sabia.core.web.expand import Expansion
-from sabia.core.web.extract import CAREFUL
+from sabia.core.web.extraction.extract import CAREFUL
+from sabia.core.web.extraction.link_scan import links_only
+from sabia.core.web.extraction.sandbox import Sandbox, Unextractable
 from sabia.core.web.fetch import Fetcher, Response
 from sabia.core.web.focus import Judge, worth_of
 from sabia.core.web.frontier import DONE, GONE, PENDING, SITEMAP, Entry, Frontier, Link, Visit
 from sabia.core.web.hosts import Hosts, RobotsCache
 from sabia.core.web.link_judge import LinkJudge, link_features
-from sabia.core.web.links import links_only
-from sabia.core.web.replayed import ReplayedWeb
 from sabia.core.web.robots import Rules
-from sabia.core.web.sandbox import Sandbox, Unextractable
-from sabia.core.web.urls import host_of, origin_of
+from sabia.core.web.url_rules import host_of, origin_of
 
 MAX_REDIRECTS = 5
 LOOK_S = 0.2

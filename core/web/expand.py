@@ -14,7 +14,7 @@ from sabia.core.web.frontier import SITEMAP, Entry, Frontier, Link
 from sabia.core.web.hosts import Hosts
 from sabia.core.web.link_judge import LinkJudge
 from sabia.core.web.sitemaps import Sitemap
-from sabia.core.web.urls import host_of, looks_binary, template_of, trap
+from sabia.core.web.url_rules import host_of, looks_binary, template_of, trap
 
 TRAP_PAGES = 20  # a family is judged after so many pages
 TRAP_FRESH = 0.1  # and given up when a smaller share of them was new

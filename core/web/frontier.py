@@ -19,7 +19,7 @@ import zstandard
 
 from sabia.core.errors import UsageError
 from sabia.core.web.robots import Verdict
-from sabia.core.web.urls import host_of, template_of
+from sabia.core.web.url_rules import host_of, template_of
 
 PENDING, DONE, GONE = 0, 2, 3
 PAGE, SITEMAP = 0, 1

@@ -15,10 +15,10 @@ from sabia.core import notes, page, svg
 from sabia.core.options.crawl import CrawlOptions
 from sabia.core.progress import progress
 from sabia.core.shards.atomic import write_atomic
+from sabia.core.web.archives.archive_fetcher import ReplayedWeb
 from sabia.core.web.crawler import Crawl
 from sabia.core.web.focus import Judge
 from sabia.core.web.frontier import Frontier
-from sabia.core.web.replayed import ReplayedWeb
 
 POINTS = 200
 SAID = (100, 1_000, 10_000, 100_000, 1_000_000)

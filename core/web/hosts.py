@@ -13,10 +13,10 @@ from dataclasses import dataclass, field, replace
 
 from sabia.core.options.crawl import CrawlOptions
 from sabia.core.web import robots
+from sabia.core.web.archives.archive_fetcher import ReplayedWeb
 from sabia.core.web.fetch import MAX_WAIT_S, Fetcher
 from sabia.core.web.frontier import Entry, Frontier
-from sabia.core.web.replayed import ReplayedWeb
-from sabia.core.web.urls import origin_of
+from sabia.core.web.url_rules import origin_of
 
 MAX_STRIKES = 10  # doublings of a failing host's rest
 

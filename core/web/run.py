@@ -30,7 +30,9 @@ from sabia.core.shards.rejects import Rejects, reject_path
 from sabia.core.shards.schemas import document as document_schema
 from sabia.core.shards.slices import slurm_slice
 from sabia.core.shards.summary import Summary
-from sabia.core.web.archive import Archive, Position
+from sabia.core.web.archives.stored_pages import run_replay
+from sabia.core.web.archives.warc_writer import Archive, Position
+from sabia.core.web.crawl_inputs import Inputs, open_crawl_inputs
 from sabia.core.web.crawler import PASSING, Crawl
 from sabia.core.web.documents import FOCUS
 from sabia.core.web.fetch import user_agent
@@ -38,9 +40,7 @@ from sabia.core.web.focus import make_judge
 from sabia.core.web.frontier import Frontier
 from sabia.core.web.harvest import offline, say_curve, write_report
 from sabia.core.web.link_judge import EXPLORATION
-from sabia.core.web.replay import run_replay
-from sabia.core.web.sources import Inputs, open_crawl_inputs
-from sabia.core.web.urls import host_of
+from sabia.core.web.url_rules import host_of
 
 PART_DOCUMENTS = 50_000
 _BATCH = 500  # documents, of which whole ones make a part

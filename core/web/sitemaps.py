@@ -14,7 +14,7 @@ from datetime import UTC, datetime
 
 from sabia.core.urls import canonical
 from sabia.core.web.bodies import gunzip
-from sabia.core.web.urls import host_of
+from sabia.core.web.url_rules import host_of
 
 MAX_BYTES = 50 << 20
 MAX_URLS = 50_000

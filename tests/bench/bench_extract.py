@@ -68,15 +68,15 @@ def contender(name: str) -> Callable[[bytes], str]:
 
 
 def _ours(name: str) -> Callable[[bytes], str]:
-    from sabia.core.web import classifier, extract
-    from sabia.core.web.sandbox import Sandbox
+    from sabia.core.web.extraction import block_classifier, extract
+    from sabia.core.web.extraction.sandbox import Sandbox
 
     if name == "ours-sandbox":
         sandbox = Sandbox(time_s=60)
         return lambda page: str(sandbox.extract(page, "text/html", "http://h/", False)["text"])
     extract.warm_up()
     if name == "ours-fast-tier":
-        classifier.DOUBT, extract.FEW_WORDS = 9.0, 0
+        block_classifier.DOUBT, extract.FEW_WORDS = 9.0, 0
     links = name == "ours-links"
     return lambda page: extract.extract(page, "text/html", "http://h/", links).text
 
@@ -132,7 +132,7 @@ def _compare(results: dict[str, list[float]]) -> dict[str, object]:
 
 def _careful(pages: list[Page]) -> float:
     """The share of pages that the second tier was asked for and answered."""
-    from sabia.core.web.extract import CAREFUL, extract
+    from sabia.core.web.extraction.extract import CAREFUL, extract
 
     asked = [extract(page, "text/html", "http://h/", False).extractor for _, page, _ in pages]
     return round(asked.count(CAREFUL) / len(asked), 3)

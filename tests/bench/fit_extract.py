@@ -1,6 +1,6 @@
-"""Fit the weights of core/web/block_weights.tsv on pages whose main text is known.
+"""Fit the weights of core/web/extraction/block_weights.tsv on pages whose main text is known.
 
-    python tests/bench/fit_extract.py FOLDER… -o core/web/block_weights.tsv [--report FILE.json]
+    python tests/bench/fit_extract.py FOLDER… -o block_weights.tsv [--report FILE.json]
 
 A FOLDER is either of `article-extraction` (ground-truth.json beside html/ID.html.gz) or of `wcxb`
 (ground-truth/N.json beside html/N.html.gz). Of article-extraction only pages in the tuning half
@@ -24,8 +24,8 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from sabia.core.web.blocks import NAMES, SECOND_NAMES, features, second_features
-from sabia.core.web.decoding import decode
+from sabia.core.web.extraction.block_features import NAMES, SECOND_NAMES, features, second_features
+from sabia.core.web.extraction.decoding import decode
 from sabia.kernels.html import Page, scan
 
 HIDDEN = (8, 16)
@@ -162,7 +162,7 @@ def rounded(net: Sequence[np.ndarray]) -> list[np.ndarray]:
 
 def write(path: Path, nets: Sequence[Sequence[np.ndarray]]) -> None:
     """One line a feature: stage, name, its weight on every hidden unit; then biases and outputs."""
-    lines = ["# weights of sabia.core.web.classifier, made by tests/bench/fit_extract.py"]
+    lines = ["# weights of the block classifier, made by tests/bench/fit_extract.py"]
     for stage, (net, names) in enumerate(zip(nets, (NAMES, SECOND_NAMES), strict=True), start=1):
         table = [*zip(names, net[0].T, strict=True), ("(bias)", net[1]),
                  ("(output)", [*net[2][0], net[3][0]])]  # fmt: skip

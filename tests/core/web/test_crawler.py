@@ -11,10 +11,10 @@ import pytest
 from sabia.core.errors import UsageError
 from sabia.core.options.crawl import CrawlOptions
 from sabia.core.shards.job import Job
+from sabia.core.web.crawl_inputs import PageFiles
+from sabia.core.web.extraction.sandbox import Sandbox, Unextractable
 from sabia.core.web.frontier import Frontier
 from sabia.core.web.run import run
-from sabia.core.web.sandbox import Sandbox, Unextractable
-from sabia.core.web.sources import PageFiles
 
 HTML = {"Content-Type": "text/html"}
 

@@ -16,8 +16,8 @@ from typing import Any
 from sabia.core.errors import BadData, UsageError
 from sabia.core.urls import canonical
 from sabia.core.web import robots
+from sabia.core.web.archives.warc_reader import ENDINGS, url_of
 from sabia.core.web.fetch import MIME_TYPES, Response
-from sabia.core.web.warc import ENDINGS, url_of
 
 
 class ReplayedWeb:

@@ -24,12 +24,12 @@ from sabia.core.shards.records import to_batch
 from sabia.core.shards.slices import slurm_slice
 from sabia.core.shards.sources import Source
 from sabia.core.shards.summary import Summary
+from sabia.core.web.crawl_inputs import FolderRecords, is_document
 from sabia.core.web.documents import FOCUS, document, judged_text
-from sabia.core.web.extract import CAREFUL
+from sabia.core.web.extraction.extract import CAREFUL
+from sabia.core.web.extraction.sandbox import Sandbox, Unextractable
 from sabia.core.web.fetch import MIME_TYPES
 from sabia.core.web.focus import Judge, make_judge
-from sabia.core.web.sandbox import Sandbox, Unextractable
-from sabia.core.web.sources import FolderRecords, is_document
 
 
 def run_replay(job: Job, sources: tuple[Any, ...], options: Focus) -> Summary:

@@ -7,7 +7,7 @@ import lxml.html
 import pytest
 
 from sabia.core.urls import canonical
-from sabia.core.web.links import MAX_LINKS, links_only
+from sabia.core.web.extraction.link_scan import MAX_LINKS, links_only
 
 HERE = "http://h/d/page.html"
 

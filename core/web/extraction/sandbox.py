@@ -1,13 +1,13 @@
-"""Extraction in a process of its own: a page that hangs or eats memory costs one page, no more.
+"""Extraction in a child process: a page that hangs or uses too much memory costs only itself.
 
-The child is `python -m sabia.core.web.sandbox`. It says when it is ready; from then on it may take
-so much more address space and no more, and so much CPU time for a page: on a busy machine a page
-takes longer, but no more of that. Only a child that hangs without computing meets a limit of the
-clock, a far larger one. Parent and child speak in frames: two lengths, a header in JSON, the page's
-bytes. Nothing a broken child says can do more than be refused, and the parent waits for nothing
-without a limit. A child that is killed, dies or has done PAGES_PER_CHILD pages (libraries keep
-memory) is replaced. A child whose parent is gone ends by itself: at the end of its input, or by
-either limit if it is inside a page.
+The child is `python -m sabia.core.web.extraction.sandbox`. It reports when it is ready; from then
+on its additional address space is limited, and so is its CPU time for each page, which does not
+depend on the load of the machine. A much longer wall-clock limit applies to a child that hangs
+without computing. Parent and child exchange frames: two lengths, a JSON header, the bytes of the
+page. An invalid answer of a broken child is only refused, and every wait of the parent has a limit.
+A child that is killed, exits or has extracted PAGES_PER_CHILD pages (libraries leak memory) is
+replaced. A child whose parent has died ends by itself: at the end of its input, or at one of the
+two time limits if it is extracting a page.
 """
 
 import contextlib
@@ -122,7 +122,7 @@ def _said_of(code: int) -> str:
 
 
 def _start(memory_bytes: int) -> "subprocess.Popen[bytes]":
-    command = [sys.executable, "-P", "-m", "sabia.core.web.sandbox", str(memory_bytes)]
+    command = [sys.executable, "-P", "-m", "sabia.core.web.extraction.sandbox", str(memory_bytes)]
     one_thread = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
     child = subprocess.Popen(
         command, bufsize=0, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
@@ -189,7 +189,7 @@ def _take(pipe: BinaryIO) -> tuple[dict[str, Any], bytes]:
 
 def _serve(memory_bytes: int) -> None:
     """The child: say that it is ready, then answer frames until stdin ends."""
-    from sabia.core.web import extract
+    from sabia.core.web.extraction import extract
 
     answers = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # what libraries print must not reach the pipe

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from sabia.core.web.blocks import NAMES, SECOND_NAMES, features, second_features
+from sabia.core.web.extraction.block_features import NAMES, SECOND_NAMES, features, second_features
 from sabia.kernels.html import Page
 
 THRESHOLD = 0.7
@@ -40,7 +40,7 @@ class Net(NamedTuple):
 @cache
 def nets() -> tuple[Net, Net]:
     """Both networks, read once a process."""
-    text = files("sabia.core.web").joinpath(WEIGHTS).read_text(encoding="utf-8")
+    text = files("sabia.core.web.extraction").joinpath(WEIGHTS).read_text(encoding="utf-8")
     rows = [line.split("\t") for line in text.splitlines() if not line.startswith("#")]
     return _net(rows, "1", NAMES), _net(rows, "2", SECOND_NAMES)
 

@@ -26,8 +26,8 @@ from sabia.core.shards.inputs import READABLE, from_path, open_binary, spool_std
 from sabia.core.shards.job import Job
 from sabia.core.shards.sources import BATCH_ROWS, Reject, Source, decompressed, ignore_reject
 from sabia.core.urls import canonical
-from sabia.core.web.warc import ENDINGS as WARC_ENDINGS
-from sabia.core.web.warc import Decompressed, read_pages
+from sabia.core.web.archives.warc_reader import ENDINGS as WARC_ENDINGS
+from sabia.core.web.archives.warc_reader import Decompressed, read_pages
 
 HTML_ENDINGS = (".html", ".htm", ".xhtml")
 TEXT_ENDINGS = (".txt", ".md")

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from sabia.core.errors import BadData
-from sabia.core.web.warc import read_pages
+from sabia.core.web.archives.warc_reader import read_pages
 
 
 def record(kind, url, block, content_type="application/http; msgtype=response", extra=""):

@@ -7,10 +7,10 @@ import io
 
 from fastwarc.warc import ArchiveIterator
 
-from sabia.core.web.archive import Archive, Position, payload_digest
+from sabia.core.web.archives.warc_reader import read_pages
+from sabia.core.web.archives.warc_writer import Archive, Position, payload_digest
 from sabia.core.web.fetch import Response
 from sabia.core.web.frontier import Visit
-from sabia.core.web.warc import read_pages
 
 HEADERS = (("Content-Type", "text/html"), ("Content-Encoding", "gzip"), ("Content-Length", "9"))
 DIGEST = payload_digest(b"<p>text</p>")

@@ -3,7 +3,7 @@
 import pytest
 
 from sabia.core.urls import canonical
-from sabia.core.web.urls import host_of, looks_binary, origin_of, template_of, trap
+from sabia.core.web.url_rules import host_of, looks_binary, origin_of, template_of, trap
 
 
 @pytest.mark.parametrize(

@@ -15,10 +15,10 @@ import numpy as np
 import pytest
 from waiting import HANG_S, until
 
-from sabia.core.web import blocks, classifier
-from sabia.core.web import sandbox as sandbox_module
-from sabia.core.web.extract import decode, extract, tidy
-from sabia.core.web.sandbox import Sandbox, Unextractable
+from sabia.core.web.extraction import block_classifier, block_features
+from sabia.core.web.extraction import sandbox as sandbox_module
+from sabia.core.web.extraction.extract import decode, extract, tidy
+from sabia.core.web.extraction.sandbox import Sandbox, Unextractable
 from sabia.kernels import html
 
 ARTICLE = (
@@ -82,7 +82,7 @@ def test_lines_of_tables_lists_and_code():
         "<pre>if x:\n    y  = 1\n</pre><p>\0g&#0;\u200b</p>"
     )
     found = html.scan(np.frombuffer(source.encode(), np.uint8))
-    text = blocks.text_of(found, np.ones(len(found.blocks), bool))
+    text = block_features.text_of(found, np.ones(len(found.blocks), bool))
     expected = ["One & two", "three", "a | b", "c | d", "e", "f", "if x:", "    y  = 1"]
     assert text.split("\n")[:-1] == expected
     assert text.split("\n")[-1].startswith("g") and "\0" not in text
@@ -105,7 +105,7 @@ def test_date(head, date):
 def test_in_doubt_the_careful_tier_speaks(monkeypatch):
     body = page(f"<main><article>{ARTICLE}</article></main>").encode()
     assert extract(body, "text/html", "http://h/").extractor == "blocks"
-    monkeypatch.setattr(classifier, "DOUBT", -1.0)
+    monkeypatch.setattr(block_classifier, "DOUBT", -1.0)
     careful = extract(body, "text/html", "http://h/")
     assert careful.extractor == "trafilatura"
     assert "Sentence 29 tells" in careful.text
@@ -198,7 +198,7 @@ def test_sandbox_limits_memory():
 
 def test_sandbox_ends_with_its_parent():
     script = (
-        "import os; from sabia.core.web.sandbox import Sandbox; box = Sandbox();"
+        "import os; from sabia.core.web.extraction.sandbox import Sandbox; box = Sandbox();"
         "box.extract(b'a', 'text/plain', 'u', False); print(box._child.pid, flush=True);"
         "os.kill(os.getpid(), 9)"
     )

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from sabia.core.web import blocks, classifier
-from sabia.core.web.decoding import decode
-from sabia.core.web.marks import Marks
+from sabia.core.web.extraction import block_classifier, block_features
+from sabia.core.web.extraction.decoding import decode
+from sabia.core.web.extraction.page_metadata import Marks
 from sabia.kernels import html
 
 FAST, CAREFUL, PLAIN = "blocks", "trafilatura", "plain"
@@ -38,7 +38,7 @@ class Extracted:
 def warm_up() -> None:
     """Load what the first page would otherwise wait for."""
     html.warm_up()
-    classifier.nets()
+    block_classifier.nets()
 
 
 def extract(body: bytes, content_type: str, url: str, want_links: bool = True) -> Extracted:
@@ -59,16 +59,16 @@ def main_text(page: html.Page, decoded: str) -> tuple[str, str]:
     """The page's text and the tier it came from."""
     if not len(page.blocks):
         return "", FAST
-    p = classifier.probabilities(page)
-    chosen = p > classifier.THRESHOLD
+    p = block_classifier.probabilities(page)
+    chosen = p > block_classifier.THRESHOLD
     if not _unsure(page, p, chosen):
-        return blocks.text_of(page, chosen), FAST
+        return block_features.text_of(page, chosen), FAST
     careful = _trafilatura(decoded)
     if careful:
         return careful, CAREFUL
     if not chosen.any():
         chosen = page.blocks[:, _FLAGS] & _FURNITURE == 0
-    return blocks.text_of(page, chosen), FAST
+    return block_features.text_of(page, chosen), FAST
 
 
 def _unsure(page: html.Page, p: np.ndarray, chosen: np.ndarray) -> bool:
@@ -76,7 +76,7 @@ def _unsure(page: html.Page, p: np.ndarray, chosen: np.ndarray) -> bool:
     found = int(words[chosen].sum())
     if found < min(FEW_WORDS, int(words.sum())):
         return True
-    return classifier.doubt(page, p) > classifier.DOUBT
+    return block_classifier.doubt(page, p) > block_classifier.DOUBT
 
 
 def _trafilatura(decoded: str) -> str:
