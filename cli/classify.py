@@ -23,6 +23,6 @@ def classify(job: Job, options: ClassifyOptions) -> None:
     gopher, c4 and fineweb 1 where a text passes them) and sets language (und where unsure).
     Filtering is a choice made later, or by --where.
     """
-    from sabia.core.recipes import score_documents as stage
+    from sabia.core.recipes.classifier import score_documents as stage
 
     stage.run(job, options)

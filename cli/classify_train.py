@@ -22,6 +22,6 @@ def classify_train(job: Job, options: ClassifyTrainOptions) -> None:
     of people's labels to compare with. Labels become the names of scores:
     sabia classify pages/ --model kind.bin
     """
-    from sabia.core.recipes import train_classifier as stage
+    from sabia.core.recipes.classifier import classify_train as stage
 
     stage.run(job, options)

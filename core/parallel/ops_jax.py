@@ -22,7 +22,7 @@ from sabia.core.model.kernel_choice import kernels_of
 from sabia.core.model.ops import WrappedOps
 from sabia.core.model.ops_jax_attention import AttentionMask
 from sabia.core.parallel.mesh import ROW_AXES, Mesh
-from sabia.core.parallel.rules import Split, activation_split, weight_split
+from sabia.core.parallel.sharding_rules import Split, activation_split, weight_split
 from sabia.core.spec.tensors import TensorSpec
 
 Array = jax.Array

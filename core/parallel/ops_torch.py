@@ -1,11 +1,12 @@
 """The operations of a torch mesh: every process holds shards and computes what is local to it.
 
-`MeshOps` wraps the operations of one device. It knows from a tensor's axes (core.parallel.rules)
-how a product is split: where the outputs of a matrix lie over `tensor`, its input enters the split
-region; where its inputs do, its output leaves it (Megatron-LM, arXiv 1909.08053). What it gets as
-`base` sees local shards, gathered over fsdp and in the dtype of the computation: so number formats
-(core.model.precision) go inside, wrap(base) first. Adapters go outside: their matrices carry axes
-like any others, and are gathered, entered and left by name.
+`MeshOps` wraps the operations of one device. It reads from a tensor's axes
+(core.parallel.sharding_rules) how a product is split (Megatron-LM, arXiv 1909.08053). Where
+`tensor` splits the outputs of a matrix (column-parallel), the input is copied to the
+tensor-parallel region; where it splits the inputs (row-parallel), the output is reduced from it.
+`base` sees local shards, gathered over fsdp and in the dtype of the computation. Number formats
+(core.model.precision) therefore go inside: wrap(base) first. Adapters go outside: their matrices
+carry axes like any others, and are gathered, copied and reduced by name.
 """
 
 from collections.abc import Callable, Mapping
@@ -18,7 +19,7 @@ from sabia.core.model.ops import Remat, WrappedOps
 from sabia.core.parallel import collectives_torch as c
 from sabia.core.parallel.ops_torch_experts import Exchange
 from sabia.core.parallel.ops_torch_weights import Weights
-from sabia.core.parallel.rules import Split, activation_split, weight_split
+from sabia.core.parallel.sharding_rules import Split, activation_split, weight_split
 from sabia.core.spec.tensors import TensorSpec
 
 Tensor = torch.Tensor

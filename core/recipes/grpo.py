@@ -22,10 +22,10 @@ from sabia.core.generate.engine import Engine
 from sabia.core.generate.local import weights_fingerprint
 from sabia.core.judge.rewards import Grader, NullGuard
 from sabia.core.options.grpo import GrpoOptions
-from sabia.core.parallel import launch
-from sabia.core.parallel.launch import World
+from sabia.core.parallel import process_group
 from sabia.core.parallel.mesh import make_mesh
-from sabia.core.recipes import grpo_config, training
+from sabia.core.parallel.world import World
+from sabia.core.recipes import grpo_config, training_run
 from sabia.core.recipes.grpo_batch import (
     Batch,
     Group,
@@ -41,7 +41,7 @@ from sabia.core.recipes.grpo_prompts import Practice, Prompt, read_prompts
 from sabia.core.recipes.grpo_report import TALLIES, Table, metrics_row, tallies
 from sabia.core.recipes.grpo_sampling import Sampler, open_grader
 from sabia.core.recipes.model_source import load_fp32
-from sabia.core.recipes.training import RunCall, last_checkpoint
+from sabia.core.recipes.training_run import RunCall, last_checkpoint
 from sabia.core.shards.inputs import open_inputs
 from sabia.core.shards.job import Job
 from sabia.core.shards.layout import adopt_rejects
@@ -62,7 +62,7 @@ from sabia.core.train.telemetry import RunLog
 def run(job: Job, options: GrpoOptions) -> None:
     """Train as the job and the options say; raises what its parts raise."""
     grpo_config.check_texts(options)
-    directory, world = training.open_run(job)
+    directory, world = training_run.open_run(job)
     if make_mesh(job.mesh, world.size).data != world.size:
         raise UsageError(f"--mesh: {job.mesh} (expected data=N: every process samples)")
     if options.prompts % world.size:
@@ -90,7 +90,7 @@ def run(job: Job, options: GrpoOptions) -> None:
         if job.dry_run:
             _describe(job, spec, prompts, options)
             return
-        with call.locked(), launch.join_torch(world):
+        with call.locked(), process_group.join_torch(world):
             _train(call, options, spec, tokenizer, prompts, grader)
     call.write_rows()
 
@@ -123,9 +123,9 @@ def _describe(job: Job, spec: ModelSpec, prompts: list[Prompt], options: GrpoOpt
     longest = max(len(p.ids) for p in prompts)
     length = longest + options.max_new_tokens
     flops = samples * length * (training_flops_per_token(spec, length, "causal") * 4 / 3)
-    training.show_plan(
+    training_run.show_plan(
         job, options, flops, n,
-        n * (training.CHECKPOINT_BYTES_PER_PARAMETER * options.keep_checkpoints + 4),
+        n * (training_run.CHECKPOINT_BYTES_PER_PARAMETER * options.keep_checkpoints + 4),
         {
             "parameters": f"{n:,}",
             "prompts": f"{len(prompts):,}, the longest of {longest:,} tokens",
@@ -151,7 +151,7 @@ def _train(
         if call.job.force:
             journal.clear()
         directory.begin(call.identity, call.job.force)
-    launch.barrier(world, "torch", "begin")
+    process_group.barrier(world, "torch", "begin")
     policy = Policy(call, options, spec, tokenizer, prompts, grader, journal)
     figures = policy.train()
     if world.leads:
@@ -165,7 +165,7 @@ def _train(
             f"{figures['reward_first']:.3f} → {figures['reward']:.3f} ({took}) → {directory.final}"
         )
         notes.summarize(line, dict(figures) | {"final": str(directory.final)})
-    launch.barrier(world, "torch", "end")
+    process_group.barrier(world, "torch", "end")
 
 
 @dataclass
@@ -245,7 +245,7 @@ class Policy:
         if found is None:
             return
         said = found.manifest
-        if said["model"] != training.spec_hash(self.spec):
+        if said["model"] != training_run.spec_hash(self.spec):
             raise BadData(f"checkpoint {found.path.name} is of another model; --force starts over")
         self.stepper.load(Reader(found).read)
         self.step = self.saved_step = found.step
@@ -346,7 +346,7 @@ class Policy:
         self.log.sync()
         if self.world.leads:
             meta = {
-                "model": training.spec_hash(self.spec),
+                "model": training_run.spec_hash(self.spec),
                 "config": dict(self.spec.config),
                 "optimizer": asdict(self.optimizer),
                 "schedule": asdict(self.schedule),

@@ -8,7 +8,7 @@ from dataclasses import asdict
 from typing import Any
 
 from sabia.core.options.grpo import GrpoOptions, PolicyLoss
-from sabia.core.recipes.training_options import parse_betas, parse_part
+from sabia.core.recipes.training_config import parse_betas, parse_part
 from sabia.core.train.checkpoint import parse_interval
 from sabia.core.train.losses.grpo import CORRECTION_CAP
 from sabia.core.train.optimizer.config import OptimizerConfig

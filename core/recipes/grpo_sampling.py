@@ -15,7 +15,7 @@ from sabia.core.judge.llm import Judge
 from sabia.core.judge.rewards import Case, Grader, NullGuard, parse_reward
 from sabia.core.judge.verdict import Grade
 from sabia.core.options.grpo import GrpoOptions
-from sabia.core.parallel.launch import World
+from sabia.core.parallel.world import World
 from sabia.core.recipes.grpo_batch import Group
 from sabia.core.recipes.grpo_journal import Journal, Key
 from sabia.core.recipes.grpo_prompts import Practice, Prompt

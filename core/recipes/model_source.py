@@ -19,7 +19,7 @@ from sabia.core.errors import UsageError
 from sabia.core.model.init import init_tensor
 from sabia.core.model.storage import hub
 from sabia.core.options.pretrain import PretrainOptions
-from sabia.core.recipes.training_options import initial_stds
+from sabia.core.recipes.training_config import initial_stds
 from sabia.core.shards.layout import FORMER_TOKENIZER, TOKENIZER
 from sabia.core.shards.outputs import METADATA_KEY
 from sabia.core.shards.sources import Source

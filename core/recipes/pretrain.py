@@ -16,12 +16,13 @@ from sabia.core import stop
 from sabia.core.errors import UsageError
 from sabia.core.generate.local import weights_fingerprint
 from sabia.core.options.pretrain import PretrainOptions
-from sabia.core.recipes import mixture_search, training, training_options
-from sabia.core.recipes.grown_model import model_for
+from sabia.core.recipes import training_config, training_run
+from sabia.core.recipes.embedding_extension import model_for
+from sabia.core.recipes.mixture import mix_search
 from sabia.core.recipes.model_source import find_tokenizer, fresh_model
-from sabia.core.recipes.rejected import RejectRow, opened_rejects, warn_of_rejects
-from sabia.core.recipes.rows_read import row_names, write_read_rows
-from sabia.core.recipes.training import RunCall, Task
+from sabia.core.recipes.rejected_rows import RejectRow, opened_rejects, warn_of_rejects
+from sabia.core.recipes.samples_read import row_names, write_read_rows
+from sabia.core.recipes.training_run import RunCall, Task
 from sabia.core.shards.inputs import from_path, open_inputs
 from sabia.core.shards.job import Job
 from sabia.core.shards.order import DataOrder
@@ -33,7 +34,7 @@ from sabia.core.train.token_rows import COLUMNS, TokenRows, read_token_rows
 
 def run(job: Job, options: PretrainOptions) -> None:
     """Train as the job and the options say; raises what its parts raise."""
-    directory, world = training.open_run(job, options)
+    directory, world = training_run.open_run(job, options)
     sources = open_inputs(job, "tokens")
     tokenizer = find_tokenizer(options.tokenizer, options.model, sources)
     identity = _identity(job, options, sources, tokenizer)
@@ -44,9 +45,9 @@ def run(job: Job, options: PretrainOptions) -> None:
         rows = read_rows(sources, rejects.add)
     task = _task(job, options, sources, rows, tokenizer)
     if options.search_mix:
-        mixture_search.run(job, task, options, identity)
+        mix_search.run(job, task, options, identity)
         return
-    training.run(call, task, options)
+    training_run.run(call, task, options)
 
 
 def _config(path: str) -> dict[str, Any]:
@@ -72,7 +73,7 @@ def _identity(
         "context": options.context,
         "rope_theta": options.rope_theta,
         "seed": job.seed,
-        **training_options.identity(options),
+        **training_config.identity(options),
     }
 
 
@@ -131,13 +132,13 @@ def _longer(spec: ModelSpec, context: int, theta: float) -> ModelSpec:
 
 def list_read(job: Job, options: PretrainOptions) -> None:
     """Write which rows the run in -o has read, one a sample, in order; trains nothing."""
-    directory, _ = training.open_run(job, options)
+    directory, _ = training_run.open_run(job, options)
     sources = open_inputs(job, "tokens")
     tokenizer = find_tokenizer(options.tokenizer, options.model, sources)
     directory.finished(_identity(job, options, sources, tokenizer))  # refuses another run's
     rows = read_rows(sources, warn_of_rejects("token row"))
     task = _task(job, options, sources, rows, tokenizer)
-    plan = training.make_plan(task, options, job.seed)
+    plan = training_run.make_plan(task, options, job.seed)
     write_read_rows(job, directory, rows, plan, row_names(sources, rows))
 
 

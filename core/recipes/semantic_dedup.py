@@ -15,8 +15,8 @@ from sabia.core.generate.local import model_fingerprint
 from sabia.core.model.forward import hidden
 from sabia.core.model.storage import hub
 from sabia.core.options.dedup import DedupOptions
-from sabia.core.recipes.classifier_input import TextReader
-from sabia.core.recipes.pooled_rows import PooledRows
+from sabia.core.recipes.classifier.token_windows import TextReader
+from sabia.core.recipes.pooled_model import PooledRows
 from sabia.core.shards.job import Job
 from sabia.core.spec.families import load_spec
 from sabia.core.text.dedup import semantic_method

@@ -3,7 +3,7 @@
 Each conversation is rendered by the tokenizer's chat template; only what the assistant writes is
 to be predicted. Conversations are packed into rows (best fit, in windows), where positions restart
 and none sees another; those that cannot be used are rejected with a reason. Training is that of
-`core.recipes.training`.
+`core.recipes.training_run`.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -17,11 +17,11 @@ from sabia.core.errors import BadData
 from sabia.core.generate.chat import render_rows
 from sabia.core.generate.local import weights_fingerprint
 from sabia.core.options.sft import SftOptions
-from sabia.core.parallel.launch import World
-from sabia.core.recipes import training, training_options
-from sabia.core.recipes.grown_model import model_for
-from sabia.core.recipes.rejected import RejectRow, opened_rejects, warn_of_rejects
-from sabia.core.recipes.training import RunCall, Task
+from sabia.core.parallel.world import World
+from sabia.core.recipes import training_config, training_run
+from sabia.core.recipes.embedding_extension import model_for
+from sabia.core.recipes.rejected_rows import RejectRow, opened_rejects, warn_of_rejects
+from sabia.core.recipes.training_run import RunCall, Task
 from sabia.core.shards.inputs import from_path, open_inputs
 from sabia.core.shards.job import Job
 from sabia.core.shards.sources import Source
@@ -34,7 +34,7 @@ Rendered = tuple[list[int], list[int]]
 
 def run(job: Job, options: SftOptions) -> None:
     """Train as the job and the options say; raises what its parts raise."""
-    directory, world = training.open_run(job, options)
+    directory, world = training_run.open_run(job, options)
     sources = open_inputs(job, "chat")
     model, place = weights_fingerprint(options.model), options.tokenizer or options.model
     tokenizer = load_tokenizer(place, "--tokenizer" if options.tokenizer else "--model")
@@ -46,7 +46,7 @@ def run(job: Job, options: SftOptions) -> None:
         "length": options.length,
         "packed": options.pack,
         "seed": job.seed,
-        **training_options.identity(options),
+        **training_config.identity(options),
     }
     call = RunCall(job, identity, directory, world)
     if call.already_done():
@@ -59,7 +59,7 @@ def run(job: Job, options: SftOptions) -> None:
         refuse = warn_of_rejects("validation conversation")
         validation = _pack(options, _conversations(held_out, tokenizer, options.length, refuse))
     task = Task(spec, load, rows, validation, place, model=options.model, about=about)
-    training.run(call, task, options)
+    training_run.run(call, task, options)
 
 
 def _rows(

@@ -17,8 +17,9 @@ import numpy as np
 from sabia.core import notes, stop
 from sabia.core.errors import BadData, Failed, Interrupted
 from sabia.core.options.training import Training
-from sabia.core.parallel import watch
-from sabia.core.parallel.launch import World, agree, barrier
+from sabia.core.parallel.health import watchdog
+from sabia.core.parallel.process_group import agree, barrier
+from sabia.core.parallel.world import World
 from sabia.core.train import checkpoint
 from sabia.core.train.checkpoint import Interval
 from sabia.core.train.guards import GuardConfig, SpikeGuard, outliers
@@ -90,7 +91,7 @@ class TrainingRun:
             with live_line(self.steps, self.step, "training") as line:
                 while self.step < self.steps:
                     self._one_step(line)
-            watch.at(self.step, "waiting for the upload", 86400.0)
+            watchdog.at(self.step, "waiting for the upload", 86400.0)
             self.saver.close()
         except BaseException:
             self._close_after_failure()
@@ -131,7 +132,7 @@ class TrainingRun:
         )
 
     def _resume(self) -> None:
-        watch.at(0, "looking for a checkpoint", 3600.0)
+        watchdog.at(0, "looking for a checkpoint", 3600.0)
         found = self._latest()
         if found is None:
             return
@@ -160,7 +161,7 @@ class TrainingRun:
             self.source.leave_out(lost, self.run.path if self.world.leads else None)
 
     def _save(self) -> None:
-        watch.at(self.step, "saving", 3600.0)
+        watchdog.at(self.step, "saving", 3600.0)
         self.log.sync()
         position = {"rows": self.step * self.source.batch_rows, "tokens": self.tokens}
         meta = self.meta | {"seconds": self._seconds(), "working_s": self.working_s}
@@ -185,11 +186,11 @@ class TrainingRun:
             self.guard.forget()  # another mix has other losses
         since = time.monotonic()
         self.profile.before(self.step + 1)
-        watch.at(self.step + 1, "reading")
+        watchdog.at(self.step + 1, "reading")
         batch = self.source.batch(self.step)
         lr = learning_rate(self.step, self.schedule)
         wishes = np.array([stop.requested(), self._save_is_due()], np.float64)
-        watch.at(self.step + 1, "stepping")
+        watchdog.at(self.step + 1, "stepping")
         found = self.stepper.step(batch, lr, wishes, limits=self.guard.limits(), number=self.step)
         stopping, saving = found.pop("tallies")
         if not found["updated"] and found["weight"] > 0:
@@ -276,7 +277,7 @@ class TrainingRun:
         numbers = np.concatenate([self.source.numbers(step) for step in steps])
         losses = []
         for step in steps:
-            watch.at(step + 1, "judging rows")
+            watchdog.at(step + 1, "judging rows")
             losses.append(self.source.row_losses(step))
         loss = np.concatenate(losses)
         groups = self.source.rows.source_of(numbers)
@@ -317,7 +318,7 @@ class TrainingRun:
         every = self.options.log_every
         if self.step % every == 0 or self.step in (1, self.steps):
             row |= self.meter.read() | {"seconds": round(self._seconds(), 3)}
-            row |= memory_bytes(self.backend) | watch.figures()
+            row |= memory_bytes(self.backend) | watchdog.figures()
             row["goodput"] = self.working_s / max(time.time() - self.first_started, 1e-9)
             if "expert_load" in found:
                 row |= expert_figures(found["expert_load"])
@@ -334,7 +335,7 @@ class TrainingRun:
         since = time.monotonic()
         total = _Sums()
         for batch in self.source.validation(self.validation):
-            watch.at(self.step, "validating")
+            watchdog.at(self.step, "validating")
             total.add(self.stepper.evaluate(batch))
         loss = total.loss / max(total.weight, 1.0)
         row = {"step": self.step, "validation_loss": loss}

@@ -16,8 +16,8 @@ import numpy as np
 from sabia.core.errors import BadData
 from sabia.core.model.lora import LoraConfig, init_lora, lora_tensors
 from sabia.core.model.precision import Precision, PrecisionSchedule, precision_named
-from sabia.core.parallel.launch import World
 from sabia.core.parallel.mesh import Mesh
+from sabia.core.parallel.world import World
 from sabia.core.spec.model import ModelSpec
 from sabia.core.spec.tensors import TensorSpec
 from sabia.core.train.checkpoint import Piece
@@ -135,7 +135,7 @@ class Setup:
     micro_batch: rows at a time on one device (0: all). compiled: torch.compile (JAX always
     compiles). lora: train adapters, made from `seed` where the parameters have none, and nothing
     else. bias_rate: of core.train.balancing. seed: of adapters and of stochastic rounding. world:
-    the processes that were joined (core.parallel.launch).
+    the processes that were joined (core.parallel.process_group).
     """
 
     spec: ModelSpec

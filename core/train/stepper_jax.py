@@ -1,6 +1,6 @@
 """The training step in JAX: one jitted function over global arrays that lie on a mesh.
 
-Parameters and optimizer state are split by `core.parallel.rules`; a batch is laid out as
+Parameters and optimizer state are split by `core.parallel.sharding_rules`; a batch is laid out as
 [micro-batches, rows, tokens] with rows over data, fsdp and expert and tokens over context. The sums
 that jit computes are global, so any mesh makes the update of one device. Every process gives all
 rows of a batch (`row_part` is the whole) and places those that its devices need; rows are padded
@@ -23,10 +23,10 @@ from sabia.core.errors import UsageError
 from sabia.core.model.backend import load_ops
 from sabia.core.model.lora import LoraOps
 from sabia.core.model.precision import Precision, recipe_at, wrap
-from sabia.core.parallel.launch import World
 from sabia.core.parallel.mesh import RANK_ORDER, ROW_AXES, Mesh
 from sabia.core.parallel.ops_jax import MeshOps, partition
-from sabia.core.parallel.rules import weight_split
+from sabia.core.parallel.sharding_rules import weight_split
+from sabia.core.parallel.world import World
 from sabia.core.train.balancing import balanced_bias, correction_names
 from sabia.core.train.checkpoint import Piece
 from sabia.core.train.checkpoint.pieces_jax import jax_pieces

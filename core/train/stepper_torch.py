@@ -27,7 +27,7 @@ from sabia.core.parallel.pipe_torch import (
     stage_layers,
     stages_of,
 )
-from sabia.core.parallel.rules import check_fits
+from sabia.core.parallel.sharding_rules import check_fits
 from sabia.core.train.balancing import balanced_bias, correction_names
 from sabia.core.train.checkpoint import Piece
 from sabia.core.train.checkpoint.pieces_torch import lazy

@@ -15,7 +15,7 @@ import torch
 from sabia.core.model.storage.size_batches import runs
 from sabia.core.parallel.collectives_torch import Axes, Groups, gathered, own_part
 from sabia.core.parallel.mesh import Mesh
-from sabia.core.parallel.rules import Split, owns, shard_slices, weight_split
+from sabia.core.parallel.sharding_rules import Split, owns, shard_slices, weight_split
 from sabia.core.spec.tensors import TensorSpec
 
 Tensor = torch.Tensor

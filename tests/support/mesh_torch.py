@@ -23,8 +23,8 @@ import torch
 
 from sabia.core.model.init import init_params
 from sabia.core.model.lora import LoraConfig, init_lora
-from sabia.core.parallel.launch import World
 from sabia.core.parallel.mesh import Mesh, make_mesh
+from sabia.core.parallel.world import World
 from sabia.core.spec import from_config, new_config
 from sabia.core.train.losses.next_token import next_token_loss
 from sabia.core.train.optimizer.config import BETAS, OptimizerConfig

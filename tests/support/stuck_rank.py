@@ -11,35 +11,37 @@ import time
 from pathlib import Path
 
 from waiting import HANG_S
-from watched import hang_when, let_a_beat_out
+from watchdog_control import hang_when, let_a_beat_out
 
 from sabia.core import notes, stop
 from sabia.core.errors import BadData, SabiaError
-from sabia.core.parallel import launch, watch
-from sabia.core.parallel.watch import Guard
+from sabia.core.parallel import process_group
+from sabia.core.parallel.health import watchdog
+from sabia.core.parallel.health.watchdog import Guard
+from sabia.core.parallel.world import detect
 
 
 def main(backend: str, mishap: str, directory: Path) -> None:
     """Join, step, leave."""
     stop.install()
-    world = launch.detect()
+    world = detect()
     guard = Guard(hang_timeout_s=HANG_S, interval_s=0.5, grace_s=1.0, directory=directory)
     hang_when(
         lambda beats, silent: not silent
         and all((beat.step, beat.phase) == (3, "reduce") or (rank == 1 and "meet" in beat.frame)
                 for rank, beat in beats.items())
     )  # fmt: skip
-    join = launch.join_torch if backend == "torch" else launch.join_jax
+    join = process_group.join_torch if backend == "torch" else process_group.join_jax
     with join(world, guard=guard):
         for step in range(1, 6):
-            watch.at(step, "backward")
+            watchdog.at(step, "backward")
             if step == 3 and world.rank == 1:
                 let_a_beat_out()
                 meet(mishap)
-            watch.at(step, "reduce")
+            watchdog.at(step, "reduce")
             all_reduce(backend, step)
         if world.leads:
-            print(watch.figures())
+            print(watchdog.figures())
 
 
 def meet(mishap: str) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from sabia.core.errors import Failed
-from sabia.core.parallel.launch import World
+from sabia.core.parallel.world import World
 
 _POLL_S, _SLOWEST_POLL_S = 0.01, 0.5
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from sabia.core import notes
 from sabia.core.errors import BadData, Failed
-from sabia.core.parallel.launch import World
+from sabia.core.parallel.world import World
 from sabia.core.shards.atomic import fsync_directory
 from sabia.core.train.checkpoint import local
 from sabia.core.train.checkpoint.local import COMMITTED, MANIFEST, Checkpoint

@@ -26,7 +26,7 @@ from typing import Any
 
 from sabia.core import notes, units
 from sabia.core.errors import BadData, Failed
-from sabia.core.parallel.launch import World
+from sabia.core.parallel.world import World
 from sabia.core.train.checkpoint import file_barrier, local
 from sabia.core.train.checkpoint.pieces import Piece
 from sabia.core.train.checkpoint.remote import Remote

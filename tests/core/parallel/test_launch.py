@@ -6,8 +6,9 @@ from pathlib import Path
 import pytest
 
 from sabia.core.errors import UsageError
-from sabia.core.parallel.launch import World, detect, first_host, join_torch
-from sabia.core.parallel.launch_environment import keep_caches_apart, keep_offline
+from sabia.core.parallel.job_environment import keep_caches_apart, keep_offline
+from sabia.core.parallel.process_group import join_torch
+from sabia.core.parallel.world import World, detect, first_host
 
 SLURM = {
     "SLURM_JOB_ID": "4242", "SLURM_STEP_ID": "1", "SLURM_NTASKS": "4", "SLURM_PROCID": "3",

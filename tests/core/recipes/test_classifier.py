@@ -13,8 +13,8 @@ from sabia.core.errors import BadData, UsageError
 from sabia.core.model import backend
 from sabia.core.model.storage import hub
 from sabia.core.options.classify_train import ClassifyTrainOptions
-from sabia.core.recipes import classifier
-from sabia.core.recipes.classifier_model import ClassifierModel, ModelScorer
+from sabia.core.recipes.classifier import fine_tuning
+from sabia.core.recipes.classifier.sequence_classifier import ClassifierModel, ModelScorer
 from sabia.core.shards.job import Job
 from sabia.core.spec import from_config
 from sabia.core.spec.families import with_classifier
@@ -37,7 +37,7 @@ def trained(tmp_path: Path, config: dict[str, Any], name: str = "run", **changes
         model(tmp_path / "base", config)
     out = str(tmp_path / name)
     options = ClassifyTrainOptions(model=str(tmp_path / "base"), out=out, **OPTIONS | changes)
-    classifier.run(Job("classify train", (str(source),), out), options)
+    fine_tuning.run(Job("classify train", (str(source),), out), options)
     return tmp_path / name
 
 

@@ -16,9 +16,9 @@ from sabia.core.generate.chat import render
 from sabia.core.model.storage import hub
 from sabia.core.options.classify import Asking
 from sabia.core.options.classify_train import ClassifyTrainOptions
-from sabia.core.recipes import distill
-from sabia.core.recipes.lm_prompt import Prompt, load_prompt
-from sabia.core.recipes.lm_scorer import LmScorer
+from sabia.core.recipes.classifier import distill
+from sabia.core.recipes.classifier.lm_prompt import Prompt, load_prompt
+from sabia.core.recipes.classifier.lm_scorer import LmScorer
 from sabia.core.shards.job import Job
 from sabia.core.text.tokenize.tokenizer import load_tokenizer
 

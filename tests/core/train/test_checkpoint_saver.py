@@ -14,7 +14,7 @@ from waiting import HANG_S, until
 
 from sabia.core.errors import Failed
 from sabia.core.model.storage.lazy_array import LazyArray
-from sabia.core.parallel.launch import World
+from sabia.core.parallel.world import World
 from sabia.core.train.checkpoint import Piece, Reader, Saver, file_barrier, latest, local
 from sabia.core.train.checkpoint import saver as saver_module
 from sabia.core.train.checkpoint import whole_pieces as whole

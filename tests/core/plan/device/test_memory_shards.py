@@ -1,7 +1,7 @@
 """Elements on a device by the planner's divisors, beside the shards that the trainer cuts.
 
-`core.parallel.rules` says for every tensor which axis of a mesh splits which dimension; summed over
-all tensors of a model that is what one process holds.
+`core.parallel.sharding_rules` gives the mesh axis that splits each dimension of a tensor; summed
+over all tensors of a model that is what one process holds.
 """
 
 import math
@@ -9,7 +9,7 @@ import math
 import pytest
 
 from sabia.core.parallel.mesh import Mesh
-from sabia.core.parallel.rules import weight_split
+from sabia.core.parallel.sharding_rules import weight_split
 from sabia.core.plan.counting.blocks import from_spec
 from sabia.core.plan.device.layout import Layout, Workload
 from sabia.core.plan.device.memory import device_memory

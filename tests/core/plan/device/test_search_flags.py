@@ -14,7 +14,7 @@ from sabia.cli.group import run
 from sabia.core.errors import UsageError
 from sabia.core.options.resolve import resolve
 from sabia.core.parallel.mesh import Mesh, make_mesh
-from sabia.core.parallel.rules import check_fits
+from sabia.core.parallel.sharding_rules import check_fits
 from sabia.core.plan.chips import find_chip
 from sabia.core.plan.counting.known import from_spec
 from sabia.core.plan.device.flags import pretrain_flags
@@ -24,7 +24,7 @@ from sabia.core.plan.device.search_fixes import described
 from sabia.core.plan.device.search_rules import fixed_layout, parse_fields
 from sabia.core.plan.device.stack import find_stack
 from sabia.core.plan.memory import find_recipe
-from sabia.core.recipes.training_options import batch_rows
+from sabia.core.recipes.training_config import batch_rows
 from sabia.core.spec import from_config, new_config
 
 H100, SABIA = find_chip("h100"), find_stack("sabia")

@@ -15,8 +15,8 @@ from sabia.core.generate.local import model_fingerprint
 from sabia.core.model.forward import hidden
 from sabia.core.model.heads import class_logits
 from sabia.core.model.storage import hub
-from sabia.core.recipes.classifier_input import TextReader
-from sabia.core.recipes.pooled_rows import BATCH_TOKENS, PooledRows
+from sabia.core.recipes.classifier.token_windows import TextReader
+from sabia.core.recipes.pooled_model import BATCH_TOKENS, PooledRows
 from sabia.core.spec.families import load_spec
 from sabia.core.spec.heads import Classifier, label_names, problem_of
 from sabia.core.spec.model import ModelSpec

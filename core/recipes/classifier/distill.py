@@ -21,9 +21,9 @@ import pyarrow.parquet as pq
 from sabia.core import notes, stop
 from sabia.core.errors import BadData, UsageError
 from sabia.core.options.classify_train import ClassifyTrainOptions
-from sabia.core.parallel import launch
-from sabia.core.recipes.lm_scorer import LmScorer
-from sabia.core.recipes.train_classifier import opened, train
+from sabia.core.parallel.world import detect
+from sabia.core.recipes.classifier.lm_scorer import LmScorer
+from sabia.core.recipes.classifier.trainer import open_trained, train
 from sabia.core.shards.atomic import atomic_path, write_atomic
 from sabia.core.shards.dry_run import planned
 from sabia.core.shards.inputs import open_inputs
@@ -56,7 +56,7 @@ def run(job: Job, options: ClassifyTrainOptions, teacher: LmScorer) -> None:
     """
     if job.to_stdout or "://" in str(job.out):
         raise UsageError(f"--out: {job.out} (expected a local path for the student)")
-    if launch.detect().size > 1:
+    if detect().size > 1:
         raise UsageError("--ask in several processes (expected one: then train on its labels)")
     place = str(job.out).rstrip("/")
     labels, report = f"{place}.labels.parquet", f"{place}.distilled.json"
@@ -73,7 +73,7 @@ def run(job: Job, options: ClassifyTrainOptions, teacher: LmScorer) -> None:
     number = bool(options.model) and teacher.prompt.numeric
     taught = {"label": SCORE if number else LABEL, "regression": options.regression or number}
     train(replace(job, inputs=(labels,)), options.replace(**taught))
-    said = compare(rows, opened(job, options), teacher, job.seed)
+    said = compare(rows, open_trained(job, options), teacher, job.seed)
     said |= {"asked": teacher.asked, "unknown": teacher.unknown, "labelled": len(rows)}
     write_atomic(report, json.dumps(said, indent=1) + "\n")
     _tell(said, report)

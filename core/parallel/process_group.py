@@ -1,12 +1,9 @@
-"""Who we are among the processes of a run: bare python, torchrun, srun or a TPU pod, same flags.
+"""Join the processes of a run, over torch.distributed or JAX, with the same flags everywhere.
 
-torchrun is recognised by RANK and WORLD_SIZE, srun by SLURM_PROCID with more than one task and a
-step id (a batch script has a SLURM_PROCID too, but no step and no company), a TPU pod by
-TPU_WORKER_HOSTNAMES with more than one name (one process a host). `detect` reads the environment
-only; `join_torch` and `join_jax` meet the other processes: first the roll call (`rollcall`), which
-waits longer the more processes there are, because a cold start of many hosts outlasts fixed
-barriers, and says who is missing; then the backend's own rendezvous; then, until the end of the
-block, the watch over the processes (`watch`).
+`join_torch` and `join_jax` first register all ranks (`health.rendezvous`): that waits longer the
+more processes there are, because a cold start of many hosts outlasts fixed barriers, and it names
+the ranks that are missing. Then the backend's own rendezvous follows; then, until the end of the
+block, the watchdog runs (`health.watchdog`).
 """
 
 import atexit
@@ -14,97 +11,16 @@ import contextlib
 import ctypes
 import os
 import sys
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from sabia.core.errors import Failed, Interrupted, UsageError
-from sabia.core.parallel import launch_environment, watch
-from sabia.core.parallel.ending import exit_code
-from sabia.core.parallel.launch_hosts import expand_hosts
-from sabia.core.parallel.watch import Guard
+from sabia.core.parallel import job_environment
+from sabia.core.parallel.health import watchdog
+from sabia.core.parallel.health.shutdown import exit_code
+from sabia.core.parallel.health.watchdog import Guard
+from sabia.core.parallel.world import World
 from sabia.kernels.cache_folder import name_compilers_folders
-
-BASE_TIMEOUT_S = 300
-TIMEOUT_S_PER_PROCESS = 2
-POD_PORT = 28476
-
-
-@dataclass(frozen=True)
-class World:
-    """This process's place: rank of size, its number on this host, where rank 0 is reached."""
-
-    rank: int = 0
-    size: int = 1
-    local_rank: int = 0
-    launcher: str = "bare"  # bare, torchrun, srun or pod
-    host: str = ""
-    port: int = 0
-
-    @property
-    def leads(self) -> bool:
-        """True for the one process that writes checkpoints and rows."""
-        return self.rank == 0
-
-    @property
-    def timeout_s(self) -> int:
-        """How long to wait for the others."""
-        return BASE_TIMEOUT_S + TIMEOUT_S_PER_PROCESS * self.size
-
-
-def detect(environment: Mapping[str, str] = os.environ) -> World:
-    """The world that the launcher's variables describe; raises UsageError when they are broken."""
-    if "RANK" in environment and "WORLD_SIZE" in environment:
-        return _from_torchrun(environment)
-    if int(environment.get("SLURM_NTASKS") or 1) > 1 and "SLURM_STEP_ID" in environment:
-        return _from_slurm(environment)
-    if "," in environment.get("TPU_WORKER_HOSTNAMES", "") and "TPU_WORKER_ID" in environment:
-        return _from_pod(environment)
-    return World()
-
-
-def _number(environment: Mapping[str, str], name: str, default: str | None = None) -> int:
-    value = environment.get(name, default)
-    if value is None or not value.isdigit():
-        raise UsageError(f"{name}: {value!r} in the environment (expected a number)")
-    return int(value)
-
-
-def _from_torchrun(environment: Mapping[str, str]) -> World:
-    return World(
-        rank=_number(environment, "RANK"),
-        size=_number(environment, "WORLD_SIZE"),
-        local_rank=_number(environment, "LOCAL_RANK", "0"),
-        launcher="torchrun",
-        host=environment.get("MASTER_ADDR", "127.0.0.1"),
-        port=_number(environment, "MASTER_PORT", "29500"),
-    )
-
-
-def _from_slurm(environment: Mapping[str, str]) -> World:
-    nodes = environment.get("SLURM_STEP_NODELIST") or environment.get("SLURM_NODELIST", "")
-    job, step = _number(environment, "SLURM_JOB_ID"), _number(environment, "SLURM_STEP_ID")
-    return World(
-        rank=_number(environment, "SLURM_PROCID"),
-        size=_number(environment, "SLURM_NTASKS"),
-        local_rank=_number(environment, "SLURM_LOCALID", "0"),
-        launcher="srun",
-        host=environment.get("SABIA_COORDINATOR") or first_host(nodes),
-        # below the kernel's range of ephemeral ports, and different for each job and step
-        port=20000 + (job * 64 + step % 64) % 12000,
-    )
-
-
-def _from_pod(environment: Mapping[str, str]) -> World:
-    hosts = environment["TPU_WORKER_HOSTNAMES"].split(",")
-    rank = _number(environment, "TPU_WORKER_ID")
-    host = environment.get("SABIA_COORDINATOR") or hosts[0]
-    return World(rank=rank, size=len(hosts), launcher="pod", host=host, port=POD_PORT)
-
-
-def first_host(nodes: str) -> str:
-    """The first name of a Slurm host list: 'gpu[003-006,9],x' → 'gpu003'."""
-    return expand_hosts(nodes)[0]
 
 
 @contextlib.contextmanager
@@ -128,12 +44,12 @@ def stdout_kept_clean(world: World) -> Iterator[None]:
 @contextlib.contextmanager
 def _together(world: World, guard: Guard) -> Iterator[contextlib.ExitStack]:
     """Meet the other processes and watch over them; what is put on the stack ends before."""
-    launch_environment.keep_offline()
+    job_environment.keep_offline()
     if world.size > 1:
-        launch_environment.keep_caches_apart(guard.directory)
+        job_environment.keep_caches_apart(guard.directory)
     else:
         name_compilers_folders()
-    with watch.opened(world, guard), contextlib.ExitStack() as stack:
+    with watchdog.opened(world, guard), contextlib.ExitStack() as stack:
         yield stack
 
 
@@ -145,7 +61,7 @@ def _leaving(leave: Callable[[], None]) -> Callable[..., None]:
     """
 
     def on_exit(_kind: object, error: BaseException | None, _trace: object) -> None:
-        if error is None or (isinstance(error, Interrupted) and not watch.ended()):
+        if error is None or (isinstance(error, Interrupted) and not watchdog.ended()):
             leave()
         else:
             atexit.register(_exit_now, exit_code(error))
@@ -170,7 +86,7 @@ def join_torch(world: World, guard: Guard | None = None) -> Iterator[Any]:
         if world.size > 1:
             _initialise_torch(world, "gloo" if device.type == "cpu" else "nccl")
             stack.push(_leaving(torch.distributed.destroy_process_group))
-        with watch.parting():
+        with watchdog.parting():
             yield device
 
 
@@ -228,14 +144,14 @@ def join_jax(world: World, devices: int = 0, guard: Guard | None = None) -> Iter
         if world.size > 1:
             _initialise_jax(world)
             stack.push(_leaving(jax.distributed.shutdown))
-        with watch.parting():
+        with watchdog.parting():
             yield
 
 
 def _initialise_jax(world: World) -> None:
     import jax
 
-    cache = os.environ.get(launch_environment.JAX_CACHE)
+    cache = os.environ.get(job_environment.JAX_CACHE)
     if cache:  # JAX has read the environment before we wrote there
         jax.config.update("jax_compilation_cache_dir", cache)
     if _is_cpu():

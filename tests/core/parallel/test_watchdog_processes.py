@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from waiting import HANG_S
 
-CROWD = Path(__file__).parents[2] / "support" / "roll_call_crowd.py"
+CROWD = Path(__file__).parents[2] / "support" / "rank_crowd.py"
 SIZE = 100
 NODES = {
     "SLURM_JOB_ID": "7", "SLURM_STEP_ID": "0", "SLURM_STEP_NODELIST": "gpu[001-025]",

@@ -21,9 +21,9 @@ from sabia.core import notes, stop
 from sabia.core.errors import UsageError
 from sabia.core.options.pretrain import PretrainOptions
 from sabia.core.progress import progress
-from sabia.core.recipes import training
-from sabia.core.recipes.mixture_proxies import FILE, Proxies
-from sabia.core.recipes.training import Task
+from sabia.core.recipes import training_run
+from sabia.core.recipes.mixture.proxy_runs import FILE, Proxies
+from sabia.core.recipes.training_run import Task
 from sabia.core.shards.atomic import write_atomic
 from sabia.core.shards.job import Job
 from sabia.core.shards.named_numbers import type_of
@@ -38,19 +38,19 @@ ANSWER = "mixture.json"
 
 def run(job: Job, task: Task, options: PretrainOptions, identity: dict[str, Any]) -> None:
     """Search; writes the answer and the proxies into -o, the last two as rows to stdout."""
-    directory, world = training.open_run(job)
+    directory, world = training_run.open_run(job)
     if world.size > 1:
         raise UsageError("--search-mix trains small models in one process (run it in one)")
     if len(task.rows.source_names) < 2:
         raise UsageError("--search-mix: the rows are of one source (expected two or more)")
     target = _target(options, task.rows.source_names)
-    plan = training.make_plan(task, options, job.seed)
+    plan = training_run.make_plan(task, options, job.seed)
     if job.dry_run:
         count = options.proxies + 2 if options.search_mix == "regression" else 4
         figures = {"proxies": count, "sources": ", ".join(task.rows.source_names)}
-        figures |= training.describe_plan(task, plan, job.mesh)
+        figures |= training_run.describe_plan(task, plan, job.mesh)
         flops, n = count * plan.tokens * plan.flops_per_token, parameter_count(task.spec)
-        training.show_plan(job, options, flops, n, 0, figures)
+        training_run.show_plan(job, options, flops, n, 0, figures)
         return
     directory.path.mkdir(parents=True, exist_ok=True)
     if job.force:

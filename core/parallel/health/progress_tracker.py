@@ -6,7 +6,7 @@ import threading
 import time
 from dataclasses import dataclass
 
-from sabia.core.parallel.board import WAITING, Beat
+from sabia.core.parallel.health.heartbeat import WAITING, Beat
 
 SMOOTHING = 0.2
 FRAME_AFTER_BEATS = 2

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from sabia.core import notes
-from sabia.core.parallel.launch import World
+from sabia.core.parallel.world import World
 from sabia.core.shards.job import Job
 from sabia.core.shards.layout import adopt_rejects
 from sabia.core.shards.rejects import Rejects, reject_path

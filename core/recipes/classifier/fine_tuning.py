@@ -1,7 +1,7 @@
 """Training a sequence classifier: labelled documents and a model → a model that scores texts.
 
 Any encoder or decoder that the model core computes gets a head over the labels (core.spec.heads)
-and is trained as the other trainers train (core.recipes.training): one document a row, rows of
+and is trained as the other trainers train (core.recipes.training_run): one document a row, rows of
 similar length together. A tenth of the documents, by a hash of their id, is never trained on; what
 the finished model says of them is in `held_out.json`.
 """
@@ -21,14 +21,14 @@ from sabia.core.generate.local import weights_fingerprint
 from sabia.core.model.init import init_tensor
 from sabia.core.model.storage import hub
 from sabia.core.options.classify_train import ClassifyTrainOptions
-from sabia.core.parallel.launch import World
 from sabia.core.parallel.mesh import parse_mesh
-from sabia.core.recipes import training, training_options
-from sabia.core.recipes.classifier_input import TextReader
-from sabia.core.recipes.classifier_labels import SINGLE, Labels, labels_of, usable
-from sabia.core.recipes.classifier_model import ClassifierModel
-from sabia.core.recipes.rejected import opened_rejects
-from sabia.core.recipes.training import RunCall, Task
+from sabia.core.parallel.world import World
+from sabia.core.recipes import training_config, training_run
+from sabia.core.recipes.classifier.labels import SINGLE, Labels, labels_of, usable
+from sabia.core.recipes.classifier.sequence_classifier import ClassifierModel
+from sabia.core.recipes.classifier.token_windows import TextReader
+from sabia.core.recipes.rejected_rows import opened_rejects
+from sabia.core.recipes.training_run import RunCall, Task
 from sabia.core.shards.atomic import write_atomic
 from sabia.core.shards.inputs import open_inputs
 from sabia.core.shards.job import Job
@@ -63,12 +63,12 @@ def run(job: Job, options: ClassifyTrainOptions) -> None:
     """Train and measure as the options say; raises what its parts raise."""
     epochs = 0 if options.steps else options.epochs or EPOCHS
     trained_by = options.replace(epochs=float(epochs))
-    directory, world = training.open_run(job)
+    directory, world = training_run.open_run(job)
     if parse_mesh(job.mesh).get("context", 1) > 1:
         raise UsageError("--mesh: context with a classifier (expected its devices along data)")
     sources = open_inputs(job, "document")
     reader = TextReader(load_tokenizer(options.model), options.length)
-    identity = _identity(job, options, sources, reader) | training_options.identity(trained_by)
+    identity = _identity(job, options, sources, reader) | training_config.identity(trained_by)
     report = directory.path / REPORT
     done = not job.force and directory.finished(identity)
     if done and report.exists():
@@ -79,7 +79,7 @@ def run(job: Job, options: ClassifyTrainOptions) -> None:
     task, labels = make_task(job, options, reader, learnt, held)
     if not done:
         report.unlink(missing_ok=True)
-        training.train(RunCall(job, identity, directory, world), task, trained_by)
+        training_run.train(RunCall(job, identity, directory, world), task, trained_by)
     if world.leads and not job.dry_run:
         _measure(job, directory, labels, held, world)
 

@@ -7,7 +7,7 @@ from sabia.core.options.grpo import GrpoOptions
 from sabia.core.options.pretrain import PretrainOptions
 from sabia.core.options.sft import SftOptions
 from sabia.core.options.training import Training
-from sabia.core.recipes import grpo_config, training_options
+from sabia.core.recipes import grpo_config, training_config
 from sabia.core.spec import from_config, new_config
 
 TRAINING = {
@@ -39,10 +39,10 @@ GRPO = {
 def test_runs_of_earlier_versions_are_the_same_runs() -> None:
     free = {"compile": True, "save_every": "5", "eval_every": 3, "micro_batch": 2, "remat": "full"}
     options = PretrainOptions(shape="d=8,layers=1", validation="v", **free)
-    assert training_options.identity(options) == TRAINING
+    assert training_config.identity(options) == TRAINING
     own = {"lr": 2e-5, "warmup": "3%", "weight_decay": 0.0}
-    assert training_options.identity(SftOptions(model="m")) == TRAINING | own
-    assert training_options.identity(Training(steps=5)) == TRAINING | {"steps": 5}
+    assert training_config.identity(SftOptions(model="m")) == TRAINING | own
+    assert training_config.identity(Training(steps=5)) == TRAINING | {"steps": 5}
 
 
 def test_grpo_runs_of_earlier_versions_are_the_same_runs() -> None:
@@ -62,8 +62,8 @@ def test_grpo_runs_of_earlier_versions_are_the_same_runs() -> None:
 def test_steps_and_rows() -> None:
     def steps(**settings) -> int:
         options = Training(**settings)
-        rows = training_options.batch_rows(options, 100)
-        return training_options.step_count(options, 64, 100, rows)
+        rows = training_config.batch_rows(options, 100)
+        return training_config.step_count(options, 64, 100, rows)
 
     assert (steps(), steps(epochs=2.5), steps(steps=7), steps(tokens=9600)) == (2, 5, 7, 3)
     assert steps(batch_tokens=1600) == steps(batch=16) == 4
@@ -77,7 +77,7 @@ def test_options_of_experts_need_experts() -> None:
                              ("deepseek_v3", {"experts": 4, "chosen": 2}))
     )  # fmt: skip
     for spec, settings in ((dense, {}), (mixture, {"balance": 0.0}), (biased, {"bias_rate": 0.0})):
-        training_options.check_experts(Training(**settings), spec)
+        training_config.check_experts(Training(**settings), spec)
     for spec, name in ((dense, "balance"), (dense, "router_z"), (mixture, "bias_rate")):
         with pytest.raises(UsageError, match=f"--{name.replace('_', '-')}: the model has no exp"):
-            training_options.check_experts(Training(**{name: 0.0}), spec)
+            training_config.check_experts(Training(**{name: 0.0}), spec)

@@ -17,7 +17,7 @@ from typing import NoReturn
 
 from sabia.core import notes
 from sabia.core.errors import ExitCode, Failed, Interrupted, SabiaError
-from sabia.core.parallel.lines import Message
+from sabia.core.parallel.health.connection import Message
 
 AGAIN = "the state is that of the last checkpoint: run again to resume"
 MOST_WORDS = 2000

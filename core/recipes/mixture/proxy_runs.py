@@ -16,7 +16,7 @@ import numpy as np
 from sabia.core import stop
 from sabia.core.errors import UsageError
 from sabia.core.options.training import Training
-from sabia.core.recipes.training import Plan, Task, fresh_stepper
+from sabia.core.recipes.training_run import Plan, Task, fresh_stepper
 from sabia.core.shards.job import Job
 from sabia.core.shards.order import DataOrder
 from sabia.core.train.optimizer.schedule import learning_rate

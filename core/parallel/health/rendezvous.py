@@ -33,8 +33,8 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 
 from sabia.core.errors import Failed
-from sabia.core.parallel.launch_hosts import say_ranks
-from sabia.core.parallel.lines import Gone, Link, Message
+from sabia.core.parallel.health.connection import Gone, Link, Message
+from sabia.core.parallel.slurm_hosts import say_ranks
 
 PROTOCOL = 1
 PACKAGES = ("sabia", "numpy", "torch", "jax", "jaxlib", "optax", "flax")

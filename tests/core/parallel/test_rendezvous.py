@@ -9,16 +9,16 @@ import pytest
 from waiting import HANG_S, until
 
 from sabia.core.errors import Failed, UsageError
-from sabia.core.parallel import rollcall
-from sabia.core.parallel.launch import World
-from sabia.core.parallel.launch_hosts import (
+from sabia.core.parallel.health import rendezvous
+from sabia.core.parallel.health.rendezvous import Register, Report, job_token, ports, settings
+from sabia.core.parallel.health.watchdog import Guard, Watch
+from sabia.core.parallel.slurm_hosts import (
     expand_counts,
     expand_hosts,
     hosts_of_ranks,
     say_ranks,
 )
-from sabia.core.parallel.rollcall import Register, Report, job_token, ports, settings
-from sabia.core.parallel.watch import Guard, Watch
+from sabia.core.parallel.world import World
 
 STEP = {
     "SLURM_JOB_ID": "7", "SLURM_STEP_ID": "0", "SLURM_STEP_NODELIST": "a[1-2],b",
@@ -166,12 +166,12 @@ def test_a_taken_port_is_passed_over() -> None:
     with socket.create_server(("127.0.0.1", ports(base)[0])) as other:  # silent: it never answers
         first, second = processes(2, base)
         leading = started(first)
-        waiting = rollcall.HEARD_WITHIN_S
-        rollcall.HEARD_WITHIN_S = 0.3
+        waiting = rendezvous.HEARD_WITHIN_S
+        rendezvous.HEARD_WITHIN_S = 0.3
         try:
             second.start()
         finally:
-            rollcall.HEARD_WITHIN_S = waiting
+            rendezvous.HEARD_WITHIN_S = waiting
         leading.join(HANG_S)
         assert not leading.is_alive()
         assert other.getsockname()[1] != first._end._listener.getsockname()[1]  # type: ignore[union-attr]
@@ -191,6 +191,6 @@ def test_all_ports_taken() -> None:
     base = os.getpid() + 3
     taken = [socket.create_server(("127.0.0.1", port)) for port in ports(base)]
     with pytest.raises(Failed, match=r"cannot listen: ports .* are taken"):
-        rollcall.listen("127.0.0.1", base, 2, within_s=0.1)
+        rendezvous.listen("127.0.0.1", base, 2, within_s=0.1)
     for each in taken:
         each.close()

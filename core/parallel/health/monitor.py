@@ -15,11 +15,11 @@ from dataclasses import asdict
 from typing import Any
 
 from sabia.core import notes
-from sabia.core.parallel.board import Beat, Board, read_beat
-from sabia.core.parallel.ending import AGAIN, End
-from sabia.core.parallel.launch_hosts import say_ranks
-from sabia.core.parallel.lines import Gone, Link, Message
-from sabia.core.parallel.rollcall import Register, Report
+from sabia.core.parallel.health.connection import Gone, Link, Message
+from sabia.core.parallel.health.heartbeat import Beat, Board, read_beat
+from sabia.core.parallel.health.rendezvous import Register, Report
+from sabia.core.parallel.health.shutdown import AGAIN, End
+from sabia.core.parallel.slurm_hosts import say_ranks
 
 HELLO_WITHIN_S = 10.0
 COMES_BACK_S = 10.0  # a process whose connection broke before the start

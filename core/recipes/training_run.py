@@ -25,13 +25,13 @@ from sabia.core.model.lora import LoraConfig, lora_tensors, targeted
 from sabia.core.model.precision import PrecisionSchedule, describe, precision_named
 from sabia.core.model.storage.peft_adapters import save_adapter
 from sabia.core.options.training import Training
-from sabia.core.parallel import launch
-from sabia.core.parallel.launch import World
+from sabia.core.parallel import process_group
+from sabia.core.parallel.health.watchdog import Guard
 from sabia.core.parallel.mesh import Mesh, make_mesh, parse_mesh
-from sabia.core.parallel.rules import check_fits
-from sabia.core.parallel.watch import Guard
+from sabia.core.parallel.sharding_rules import check_fits
+from sabia.core.parallel.world import World, detect
 from sabia.core.recipes.metric_rows import write_metric_rows
-from sabia.core.recipes.training_options import (
+from sabia.core.recipes.training_config import (
     batch_rows,
     check_experts,
     check_texts,
@@ -151,7 +151,7 @@ def open_run(job: Job, options: Training | None = None) -> tuple[RunDirectory, W
             f"-o: {job.out or 'missing'} (expected a local directory for the run; its metrics go "
             "to stdout)"
         )
-    world = launch.detect()
+    world = detect()
     if world.size > 1 and (not job.inputs or "-" in job.inputs):
         raise UsageError("several processes cannot share stdin; give the inputs as paths")
     if not world.leads:
@@ -237,17 +237,17 @@ def train(call: RunCall, task: Task, options: Training) -> None:
         hang_timeout_s=options.hang_timeout,
         directory=directory.path,
     )
-    with launch.stdout_kept_clean(world), joined(job, world, guard) as mesh, call.locked():
+    with process_group.stdout_kept_clean(world), joined(job, world, guard) as mesh, call.locked():
         check_fits(task.spec, mesh, plan.batch_rows, plan.row_length)
         if world.leads:
             directory.begin(identity, job.force, options.checkpoint_url)
-        launch.barrier(world, job.backend, "begin")
+        process_group.barrier(world, job.backend, "begin")
         figures = _training(call, task, options, plan, mesh).train()
         if world.leads:
             export(directory, task, options)
             directory.finish(identity, **figures)
             _say_end(figures, directory)
-        launch.barrier(world, job.backend, "end")
+        process_group.barrier(world, job.backend, "end")
 
 
 def _dry_run(job: Job, task: Task, options: Training, plan: Plan) -> None:
@@ -295,10 +295,10 @@ def joined(job: Job, world: World, guard: Guard | None = None) -> Iterator[Mesh]
         start = f"torchrun --nproc-per-node {wanted}, srun -n {wanted}"
         how = f"torch runs one process a device: {start}"
         mesh = make_mesh(job.mesh, world.size, how)
-        with launch.join_torch(world, guard):
+        with process_group.join_torch(world, guard):
             yield mesh
         return
-    with launch.join_jax(world, wanted, guard):
+    with process_group.join_jax(world, wanted, guard):
         import jax
 
         found = jax.device_count()

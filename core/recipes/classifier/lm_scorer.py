@@ -24,7 +24,7 @@ from sabia.core.generate.local import model_fingerprint
 from sabia.core.generate.opened import default_cache, open_client
 from sabia.core.model.storage import hub
 from sabia.core.options.classify import Asking
-from sabia.core.recipes.lm_prompt import Prompt, load_prompt
+from sabia.core.recipes.classifier.lm_prompt import Prompt, load_prompt
 from sabia.core.text.tokenize.tokenizer import load_tokenizer
 
 GROUP = 64  # documents of a local model whose answers are kept at once

@@ -8,11 +8,11 @@ from collections.abc import Callable
 
 from sabia.core import notes, stop
 from sabia.core.errors import Failed, Interrupted
-from sabia.core.parallel.ending import AGAIN, End
-from sabia.core.parallel.hub import Bell, beat_message
-from sabia.core.parallel.launch_hosts import say_ranks
-from sabia.core.parallel.lines import Gone, Link
-from sabia.core.parallel.marks import Marks
+from sabia.core.parallel.health.connection import Gone, Link
+from sabia.core.parallel.health.monitor import Bell, beat_message
+from sabia.core.parallel.health.progress_tracker import Marks
+from sabia.core.parallel.health.shutdown import AGAIN, End
+from sabia.core.parallel.slurm_hosts import say_ranks
 
 
 class Client:

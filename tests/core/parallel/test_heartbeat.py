@@ -5,9 +5,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from sabia.core.parallel import marks as marks_module
-from sabia.core.parallel.board import Beat, Board, read_beat
-from sabia.core.parallel.marks import Marks
+from sabia.core.parallel.health import progress_tracker as marks_module
+from sabia.core.parallel.health.heartbeat import Beat, Board, read_beat
+from sabia.core.parallel.health.progress_tracker import Marks
 
 HOSTS = {rank: f"h{rank}" for rank in range(4)}
 

@@ -26,20 +26,17 @@ import threading
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from sabia.core import stop
 from sabia.core.errors import SabiaError
-from sabia.core.parallel import rollcall
-from sabia.core.parallel.board import Board
-from sabia.core.parallel.ending import End, end_process, exit_code
-from sabia.core.parallel.hub import Hub
-from sabia.core.parallel.launch_hosts import hosts_of_ranks
-from sabia.core.parallel.marks import Marks
-from sabia.core.parallel.watch_client import Client
-
-if TYPE_CHECKING:
-    from sabia.core.parallel.launch import World
+from sabia.core.parallel.health import rendezvous
+from sabia.core.parallel.health.heartbeat import Board
+from sabia.core.parallel.health.heartbeat_client import Client
+from sabia.core.parallel.health.monitor import Hub
+from sabia.core.parallel.health.progress_tracker import Marks
+from sabia.core.parallel.health.shutdown import End, end_process, exit_code
+from sabia.core.parallel.slurm_hosts import hosts_of_ranks
+from sabia.core.parallel.world import World
 
 VERDICT_S = 5.0
 
@@ -73,22 +70,22 @@ class Watch:
         """The roll call; raises Failed, Interrupted."""
         world, guard = self.world, self.guard
         within_s = guard.start_timeout_s or world.timeout_s
-        same = {**rollcall.versions(), "number of processes": str(world.size), **guard.same}
-        report = rollcall.Report(
-            world.rank, local_rank=world.local_rank, same=same, settings=rollcall.settings()
+        same = {**rendezvous.versions(), "number of processes": str(world.size), **guard.same}
+        report = rendezvous.Report(
+            world.rank, local_rank=world.local_rank, same=same, settings=rendezvous.settings()
         )
         if world.leads:
             self._lead(report, within_s)
         else:
             self._follow(report, within_s)
 
-    def _lead(self, report: rollcall.Report, within_s: float) -> None:
+    def _lead(self, report: rendezvous.Report, within_s: float) -> None:
         world, guard = self.world, self.guard
-        register = rollcall.Register(world.size, report, hosts_of_ranks(os.environ, world.size))
+        register = rendezvous.Register(world.size, report, hosts_of_ranks(os.environ, world.size))
         hub = self._end = Hub(
-            rollcall.listen(world.host, world.port, world.size),
+            rendezvous.listen(world.host, world.port, world.size),
             register,
-            rollcall.job_token(world.launcher),
+            rendezvous.job_token(world.launcher),
             board=Board({}, guard.hang_timeout_s, guard.interval_s),
             own_beat=self.marks.beat,
             on_end=self._on_end,
@@ -101,10 +98,10 @@ class Watch:
             raise hub.end.error()
         self.marks.alive()
 
-    def _follow(self, report: rollcall.Report, within_s: float) -> None:
+    def _follow(self, report: rendezvous.Report, within_s: float) -> None:
         world, guard = self.world, self.guard
-        token = rollcall.job_token(world.launcher)
-        caller = rollcall.Caller(
+        token = rendezvous.job_token(world.launcher)
+        caller = rendezvous.Caller(
             world.host, world.port, world.size, report, token, within_s, stop.check
         )
         client = self._end = Client(

@@ -1,6 +1,6 @@
 """Many light processes in one roll call, forked from one interpreter so that 100 of them are cheap.
 
-usage: roll_call_crowd.py SIZE SCENARIO FOLDER. Scenarios, all about rank 17: fine, absent, killed,
+usage: rank_crowd.py SIZE SCENARIO FOLDER. Scenarios, all about rank 17: fine, absent, killed,
 stopped, other-version, twice, fails. For twice, rank 17 comes again when all but the last rank, who
 stays away, have reported: the roll call is not over by then. Prints one JSON object: by rank the
 exit code and what it said, then when each was started and released, and what process 0 accepted.
@@ -15,12 +15,12 @@ import time
 from pathlib import Path
 
 from waiting import HANG_S, until
-from watched import end_the_roll_call_at, hang_when, let_a_beat_out, when_reported
+from watchdog_control import end_the_roll_call_at, hang_when, let_a_beat_out, when_reported
 
 from sabia.core.errors import BadData, SabiaError
-from sabia.core.parallel import rollcall, watch
-from sabia.core.parallel.launch import World
-from sabia.core.parallel.watch import Guard
+from sabia.core.parallel.health import rendezvous, watchdog
+from sabia.core.parallel.health.watchdog import Guard
+from sabia.core.parallel.world import World
 
 VICTIM = 17
 MISHAPS = ("killed", "stopped", "fails")
@@ -55,11 +55,11 @@ def direct(scenario: str, size: int, here: Path) -> None:
 def live(rank: int, scenario: str) -> None:
     """Four steps of nothing; the victim meets its fate in the third and the others wait for it."""
     for step in range(1, 5):
-        watch.at(step, "backward")
+        watchdog.at(step, "backward")
         if rank == VICTIM and step == 3 and scenario in MISHAPS:
             let_a_beat_out()
             meet_fate(scenario)
-        watch.at(step, "reduce")
+        watchdog.at(step, "reduce")
         time.sleep(HANG_S if step == 3 and scenario in MISHAPS else 0.05)
 
 
@@ -81,7 +81,7 @@ def member(rank: int, size: int, base: int, scenario: str, here: Path, again: bo
         until(here.exists)
     world = World(rank, size, rank % 4, "srun", "127.0.0.1", base)
     try:
-        with watch.opened(world, guard(rank, scenario)) as mine:
+        with watchdog.opened(world, guard(rank, scenario)) as mine:
             facts["released"] = time.monotonic()
             note(facts)
             live(rank, scenario)
@@ -117,7 +117,7 @@ def main(size: int, scenario: str, folder: Path) -> None:
     away = {"absent": VICTIM, "twice": size - 1}.get(scenario)
     ranks = [rank for rank in range(size) if rank != away]
     ranks += [VICTIM] if scenario == "twice" else []
-    rollcall.versions()  # read once, not in each child
+    rendezvous.versions()  # read once, not in each child
     base = os.getpid()
     pids = {
         start(rank, size, base, scenario, folder, rank in ranks[:place]): rank

@@ -10,7 +10,7 @@ from training_cases import LENGTH, SHAPE, Commands, corpus, losses
 
 from sabia.core.errors import BadData, UsageError
 from sabia.core.model.storage import hub
-from sabia.core.recipes.grown_model import model_for
+from sabia.core.recipes.embedding_extension import model_for
 from sabia.core.spec import from_config, new_config, parse_shape
 from sabia.core.text.tokenize.tokenizer import load_tokenizer, train_bpe
 from sabia.core.text.tokenize.vocabulary_extension import extend, load_extension

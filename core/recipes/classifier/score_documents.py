@@ -6,7 +6,7 @@ from dataclasses import replace
 from sabia.core import notes
 from sabia.core.errors import UsageError
 from sabia.core.options.classify import ClassifyOptions
-from sabia.core.recipes.lm_scorer import asked
+from sabia.core.recipes.classifier.lm_scorer import asked
 from sabia.core.shards.job import Job
 from sabia.core.text.classify import stage
 from sabia.core.text.classify.scorers import Scorer, named, open_scorer, split_name
@@ -40,6 +40,6 @@ def _opened(options: ClassifyOptions) -> list[Scorer]:
 def _open(path: str, options: ClassifyOptions) -> Scorer:
     if not os.path.isdir(path):
         return open_scorer(path)
-    from sabia.core.recipes.classifier_model import ModelScorer
+    from sabia.core.recipes.classifier.sequence_classifier import ModelScorer
 
     return ModelScorer(path, options.backend, options.length or 0, options.long, options.precision)

@@ -19,7 +19,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from sabia.core.parallel.launch_hosts import say_ranks
+from sabia.core.parallel.slurm_hosts import say_ranks
 
 WAITING = ("reduce", "wait")
 SILENT_BEATS = 4

@@ -8,15 +8,15 @@ from collections.abc import Callable, Mapping, Set
 
 from waiting import HANG_S, until
 
-from sabia.core.parallel import watch
-from sabia.core.parallel.board import SILENT_BEATS, Beat
-from sabia.core.parallel.hub import Hub
+from sabia.core.parallel.health import watchdog
+from sabia.core.parallel.health.heartbeat import SILENT_BEATS, Beat
+from sabia.core.parallel.health.monitor import Hub
 
 
 def let_a_beat_out() -> None:
     """Return when process 0 is bound to hear where this process stands now: when the beat after
     one that was made meanwhile is made, that one has been sent."""
-    marks, made = watch._current.marks, []
+    marks, made = watchdog._current.marks, []
     beat = marks.beat
 
     def counted() -> Beat:

@@ -1,0 +1,95 @@
+"""World: this process among the processes of a run, as the launcher's variables describe it.
+
+torchrun is recognised by RANK and WORLD_SIZE, srun by SLURM_PROCID with more than one task and a
+step id (a batch script also has a SLURM_PROCID, but it is no job step and has one task), a TPU pod
+by TPU_WORKER_HOSTNAMES with more than one name (one process per host). `detect` reads the
+environment only; `process_group` joins the processes.
+"""
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from sabia.core.errors import UsageError
+from sabia.core.parallel.slurm_hosts import expand_hosts
+
+BASE_TIMEOUT_S = 300
+TIMEOUT_S_PER_PROCESS = 2
+POD_PORT = 28476
+
+
+@dataclass(frozen=True)
+class World:
+    """This process's place: rank of size, its number on this host, where rank 0 is reached."""
+
+    rank: int = 0
+    size: int = 1
+    local_rank: int = 0
+    launcher: str = "bare"  # bare, torchrun, srun or pod
+    host: str = ""
+    port: int = 0
+
+    @property
+    def leads(self) -> bool:
+        """True for the one process that writes checkpoints and rows."""
+        return self.rank == 0
+
+    @property
+    def timeout_s(self) -> int:
+        """How long to wait for the others."""
+        return BASE_TIMEOUT_S + TIMEOUT_S_PER_PROCESS * self.size
+
+
+def detect(environment: Mapping[str, str] = os.environ) -> World:
+    """The world that the launcher's variables describe; raises UsageError when they are broken."""
+    if "RANK" in environment and "WORLD_SIZE" in environment:
+        return _from_torchrun(environment)
+    if int(environment.get("SLURM_NTASKS") or 1) > 1 and "SLURM_STEP_ID" in environment:
+        return _from_slurm(environment)
+    if "," in environment.get("TPU_WORKER_HOSTNAMES", "") and "TPU_WORKER_ID" in environment:
+        return _from_pod(environment)
+    return World()
+
+
+def _number(environment: Mapping[str, str], name: str, default: str | None = None) -> int:
+    value = environment.get(name, default)
+    if value is None or not value.isdigit():
+        raise UsageError(f"{name}: {value!r} in the environment (expected a number)")
+    return int(value)
+
+
+def _from_torchrun(environment: Mapping[str, str]) -> World:
+    return World(
+        rank=_number(environment, "RANK"),
+        size=_number(environment, "WORLD_SIZE"),
+        local_rank=_number(environment, "LOCAL_RANK", "0"),
+        launcher="torchrun",
+        host=environment.get("MASTER_ADDR", "127.0.0.1"),
+        port=_number(environment, "MASTER_PORT", "29500"),
+    )
+
+
+def _from_slurm(environment: Mapping[str, str]) -> World:
+    nodes = environment.get("SLURM_STEP_NODELIST") or environment.get("SLURM_NODELIST", "")
+    job, step = _number(environment, "SLURM_JOB_ID"), _number(environment, "SLURM_STEP_ID")
+    return World(
+        rank=_number(environment, "SLURM_PROCID"),
+        size=_number(environment, "SLURM_NTASKS"),
+        local_rank=_number(environment, "SLURM_LOCALID", "0"),
+        launcher="srun",
+        host=environment.get("SABIA_COORDINATOR") or first_host(nodes),
+        # below the kernel's range of ephemeral ports, and different for each job and step
+        port=20000 + (job * 64 + step % 64) % 12000,
+    )
+
+
+def _from_pod(environment: Mapping[str, str]) -> World:
+    hosts = environment["TPU_WORKER_HOSTNAMES"].split(",")
+    rank = _number(environment, "TPU_WORKER_ID")
+    host = environment.get("SABIA_COORDINATOR") or hosts[0]
+    return World(rank=rank, size=len(hosts), launcher="pod", host=host, port=POD_PORT)
+
+
+def first_host(nodes: str) -> str:
+    """The first name of a Slurm host list: 'gpu[003-006,9],x' → 'gpu003'."""
+    return expand_hosts(nodes)[0]

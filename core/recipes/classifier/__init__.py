@@ -1,0 +1,1 @@
+"""Classifiers of documents: training, distillation from a language model, scoring."""

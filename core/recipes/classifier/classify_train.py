@@ -1,0 +1,18 @@
+"""`classify train`: on the labels of a column, or on labels that a language model gives first."""
+
+from sabia.core.options.classify_train import ClassifyTrainOptions
+from sabia.core.recipes.classifier import trainer
+from sabia.core.recipes.classifier.lm_scorer import asked
+from sabia.core.shards.job import Job
+
+
+def run(job: Job, options: ClassifyTrainOptions) -> None:
+    """Train on the job's inputs; with `--ask` on a sample that a language model labels first."""
+    teacher = asked(options)
+    if teacher is None:
+        trainer.train(job, options)
+        return
+    from sabia.core.recipes.classifier import distill
+
+    with teacher:
+        distill.run(job, options, teacher)

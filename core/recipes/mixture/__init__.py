@@ -1,0 +1,1 @@
+"""Search for the mixture weights of data sources with small proxy runs."""
