@@ -7,7 +7,7 @@ from sabia.core.options.plan_cluster import PlanOptions
 from sabia.core.shards.job import Job
 
 if TYPE_CHECKING:
-    from sabia.core.plan.answer import Answer
+    from sabia.core.plan.answer import PlanOutput
 
 
 @command(
@@ -51,7 +51,7 @@ def plan_cluster(job: Job, options: PlanOptions) -> None:
         print(found.text)
 
 
-def _plot(path: str, found: "Answer") -> None:
+def _plot(path: str, found: "PlanOutput") -> None:
     """Write the answer's charts, whole or not at all."""
     from sabia.core.plan.output.plots import document
     from sabia.core.shards.atomic import write_atomic
@@ -69,7 +69,7 @@ def _rows_asked(job: Job) -> bool:
     return asked and (job.to == "jsonl" or not sys.stdout.isatty())
 
 
-def _write_rows(job: Job, found: "Answer") -> None:
+def _write_rows(job: Job, found: "PlanOutput") -> None:
     """A Parquet file or directory, or a stream on stdout."""
     import pyarrow as pa
 

@@ -12,10 +12,11 @@ from typing import TYPE_CHECKING, Any
 
 from sabia.core.errors import UsageError
 from sabia.core.options.plan_cluster import PlanOptions
-from sabia.core.plan import request
 from sabia.core.plan.output import remarks, report, table
 from sabia.core.plan.output.view import views
 from sabia.core.plan.planner import Plan
+from sabia.core.plan.plans import plan_of
+from sabia.core.plan.request import PlanRequest, build
 
 if TYPE_CHECKING:
     from sabia.core.plan.output.several import Priced
@@ -25,7 +26,7 @@ STAGES = {"serve": "serve", "grpo": "grpo", "eval": "evaluate"}
 
 
 @dataclass(frozen=True)
-class Answer:
+class PlanOutput:
     """One answer in every form it can be asked for."""
 
     text: str
@@ -36,7 +37,7 @@ class Answer:
     charts: Callable[[], list[str]] = list
 
 
-def answer(settings: PlanOptions, today: date | None = None) -> Answer:
+def answer(settings: PlanOptions, today: date | None = None) -> PlanOutput:
     """Answer the question that `settings` ask. Raises UsageError, Infeasible, BadData."""
     today = today or date.today()
     if settings.plot:
@@ -54,7 +55,7 @@ def answer(settings: PlanOptions, today: date | None = None) -> Answer:
     return of_run(settings, today)
 
 
-def _of_inputs(settings: PlanOptions, today: date) -> Answer:
+def _of_inputs(settings: PlanOptions, today: date) -> PlanOutput:
     models = [path for path in settings.inputs if path not in settings.runs]
     if models and (len(settings.inputs) > 1 or settings.model):
         raise UsageError(f"{models[0]}: one config.json at a time (several go into a list of runs)")
@@ -67,11 +68,11 @@ def _of_inputs(settings: PlanOptions, today: date) -> Answer:
     return _of_several(settings, "RUN", several.listed(settings, rows, today), today)
 
 
-def _of_several(settings: PlanOptions, first: str, priced: "Priced", today: date) -> Answer:
+def _of_several(settings: PlanOptions, first: str, priced: "Priced", today: date) -> PlanOutput:
     from sabia.core.plan.output import several
 
     named, prices = priced
-    return Answer(
+    return PlanOutput(
         text=several.text(first, named, first == "RUN"),
         report=several.report(settings, named),
         rows=several.flat_rows(named),
@@ -85,60 +86,67 @@ def _plots() -> Any:
     return import_module("sabia.core.plan.output.plots")
 
 
-def of_run(settings: PlanOptions, today: date) -> Answer:
+def of_run(settings: PlanOptions, today: date) -> PlanOutput:
     """Plan one run."""
-    asked, plan = request.plan_of(settings, today=today)
-    seen = views(asked, plan)
+    request, plan = plan_of(settings, today=today)
+    shown_views = views(request, plan)
     if settings.emit:
-        return _emitted(asked, plan, today)
-    return Answer(
-        text="\n".join([table.render(asked, plan), *(view.text for view in seen.values())]),
-        report=report.report(asked, plan) | {name: view.report for name, view in seen.items()},
-        rows=report.flat_rows(asked, plan),
-        notes=remarks.notes(asked, plan),
-        warnings=remarks.warnings(asked, plan, today),
-        charts=lambda: _plots().of_plan(asked, plan),
+        return _emitted(request, plan, today)
+    return PlanOutput(
+        text="\n".join(
+            [table.render(request, plan), *(view.text for view in shown_views.values())]
+        ),
+        report=report.report(request, plan)
+        | {name: view.report for name, view in shown_views.items()},
+        rows=report.flat_rows(request, plan),
+        notes=remarks.notes(request, plan),
+        warnings=remarks.warnings(request, plan, today),
+        charts=lambda: _plots().of_plan(request, plan),
     )
 
 
-def _emitted(asked: request.Request, plan: Plan, today: date) -> Answer:
+def _emitted(request: PlanRequest, plan: Plan, today: date) -> PlanOutput:
     """The script alone on stdout; the plan in one note."""
-    script = import_module("sabia.core.plan.output.emitted").script(asked, plan)
-    return Answer(
+    script = import_module("sabia.core.plan.output.emitted").script(request, plan)
+    return PlanOutput(
         text=script.rstrip("\n"),
-        report=report.report(asked, plan) | {"script": script},
-        rows=report.flat_rows(asked, plan),
+        report=report.report(request, plan) | {"script": script},
+        rows=report.flat_rows(request, plan),
         notes=[table.verdict(plan)],
-        warnings=remarks.warnings(asked, plan, today),
+        warnings=remarks.warnings(request, plan, today),
     )
 
 
-def of_stage(settings: PlanOptions, today: date) -> Answer:
+def of_stage(settings: PlanOptions, today: date) -> PlanOutput:
     """Serving, steps of GRPO, or an evaluation of the model."""
     from sabia.core.plan.output import generation, summary
 
-    asked = request.build(settings, today=today)
+    request = build(settings, today=today)
     stage = settings.stage or ""
-    seen = getattr(generation, STAGES[stage])(asked)
+    shown_views = getattr(generation, STAGES[stage])(request)
     inputs = {
         "schema_version": report.SCHEMA_VERSION,
         "stage": stage,
         "inputs": settings.set_values(),
     }
-    return Answer(
-        text=seen.text,
-        report=inputs | seen.report,
-        rows=[summary.scalars({"stage": stage, "chip": asked.cluster.chip.name} | seen.report)],
-        warnings=remarks.stale_lines(asked.cluster.prices, today),
+    return PlanOutput(
+        text=shown_views.text,
+        report=inputs | shown_views.report,
+        rows=[
+            summary.scalars(
+                {"stage": stage, "chip": request.cluster.chip.name} | shown_views.report
+            )
+        ],
+        warnings=remarks.stale_lines(request.cluster.prices, today),
     )
 
 
-def of_budget(settings: PlanOptions, today: date) -> Answer:
+def of_budget(settings: PlanOptions, today: date) -> PlanOutput:
     """Sum up a pyramid of runs."""
     from sabia.core.plan.output import budget
 
     pyramid = budget.pyramid_of(settings, today)
-    return Answer(
+    return PlanOutput(
         text=budget.text(pyramid),
         report=budget.report(pyramid),
         rows=budget.flat_rows(pyramid),

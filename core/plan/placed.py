@@ -5,122 +5,98 @@ each deadline; `--fixed-layout` times just one (and with `--search` keeps those 
 the rest). What comes back is a Plan as planner.py makes it, whose rows hold their layouts.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from sabia.core.errors import Infeasible, UsageError
 from sabia.core.options.plan_cluster import PlanOptions
 from sabia.core.plan import planner
 from sabia.core.plan.device.layout import Workload
-from sabia.core.plan.device.search import UTILISATION, Found, Question, priced, search
-from sabia.core.plan.device.search import Row as Laid
-from sabia.core.plan.device.search_fixes import coarse, described
-from sabia.core.plan.device.search_rules import ABILITIES, fixed_layout, parse_fields
+from sabia.core.plan.device.search import PlannedLayouts, search
+from sabia.core.plan.device.search_fixes import coarse
+from sabia.core.plan.device.search_rules import (
+    ABILITIES,
+    UTILISATION,
+    SearchProblem,
+    fixed_layout,
+    parse_fields,
+)
 from sabia.core.plan.device.stack import stack_on
+from sabia.core.plan.device.survey import TimedLayout, priced
 from sabia.core.plan.memory import StateRecipe, find_recipe
 from sabia.core.plan.money.bills import DAY_S
-from sabia.core.plan.planner import Plan, Row
-from sabia.core.plan.request import Request
+from sabia.core.plan.planner import DeadlineRow, Plan
+from sabia.core.plan.request import PlanRequest
 from sabia.core.units import format_bytes, format_duration
 
 SLOWEST_MFU = 0.1  # a run this slow is not planned for: it bounds the numbers of chips to look at
 MOST_CHIPS = 65536
-SHOWN = 8  # layouts in a table
 
 
-@dataclass(frozen=True)
-class Placed:
-    """What stands behind a placed plan. found: None where the layout was fixed. room: bytes that a
-    device may hold. batch_rows: rows of a step, which layouts divide."""
-
-    question: Question
-    found: Found | None
-    steps: float
-    lora_rank: int | None
-
-    @property
-    def sizes(self) -> int:
-        """How many numbers of chips were looked at, that something fits on."""
-        return len({row.chips for row in self.found.front}) if self.found else 1
-
-    @property
-    def batch_rows(self) -> int:
-        """Rows of a step."""
-        return self.question.workload.batch_rows
-
-    def shown(self, chosen: tuple[Laid, ...]) -> list[Laid]:
-        """The layouts to show: of a search the alternatives, the chosen ones among them."""
-        if self.found is None:
-            return list(chosen[:1])
-        others = self.found.ranked if self.sizes == 1 else _thinned(self.found.front)
-        rows = {described(row.layout): row for row in (*chosen, *others[:SHOWN])}
-        return sorted(rows.values(), key=lambda row: row.step_s)
-
-
-def plan(asked: Request) -> Plan:
+def plan(request: PlanRequest) -> Plan:
     """The plan by predicted speed. Raises UsageError, Infeasible."""
-    base = planner.plan(asked.run, replace(asked.cluster, chips=None), asked.deadlines_s)
-    question, found = question_of(asked), None
-    if asked.settings.search:
-        counts = asked.cluster.chips or _counts(asked, question)
-        found = search(question, counts, asked.settings.value("objective"))
-    steps = asked.run.tokens / question.workload.batch_tokens
-    placed = Placed(question, found, steps, asked.settings.lora_rank)
-    chosen = zip(_chosen(asked, placed), asked.deadlines_s, strict=True)
-    rows = _in_time(asked, placed, tuple(_row(asked, placed, *pair) for pair in chosen))
+    base = planner.plan(request.run, replace(request.cluster, chips=None), request.deadlines_s)
+    problem, search_result = question_of(request), None
+    if request.settings.search:
+        counts = request.cluster.chips or _counts(request, problem)
+        search_result = search(problem, counts, request.settings.value("objective"))
+    steps = request.run.tokens / problem.workload.batch_tokens
+    layouts = PlannedLayouts(problem, search_result, steps, request.settings.lora_rank)
+    chosen = zip(_chosen(request, layouts), request.deadlines_s, strict=True)
+    rows = _in_time(request, layouts, tuple(_row(request, layouts, *pair) for pair in chosen))
     planned = replace(
         base,
         rows=rows,
-        placed=placed,
+        layouts=layouts,
         accumulated_min_chips=rows[0].memory_min_chips,
         memory_min_chips=rows[0].memory_min_chips,
     )
-    best, work = planned.best, question.workload
-    cluster = replace(asked.cluster, mfu=best.mfu)
-    run = replace(asked.run, batch_tokens=work.batch_tokens, recipe=work.recipe)
+    best, work = planned.best, problem.workload
+    cluster = replace(request.cluster, mfu=best.mfu)
+    run = replace(request.run, batch_tokens=work.batch_tokens, recipe=work.recipe)
     return replace(planned, run=run, cluster=cluster, work_chip_s=best.chip_s)
 
 
-def question_of(asked: Request) -> Question:
+def question_of(request: PlanRequest) -> SearchProblem:
     """What a search is asked: the work, the chip, the software, and the values that are fixed."""
-    settings, chip = asked.settings, asked.cluster.chip
+    settings, chip = request.settings, request.cluster.chip
     if settings.hbm is not None:
         chip = replace(chip, usable_hbm_bytes=float(settings.hbm))
     utilisation = UTILISATION if settings.utilisation is None else settings.utilisation
     stack = stack_on(settings.value("stack"), chip)
-    return Question(workload_of(asked), chip, stack, pinned_of(settings), utilisation)
+    return SearchProblem(workload_of(request), chip, stack, pinned_of(settings), utilisation)
 
 
-def workload_of(asked: Request) -> Workload:
+def workload_of(request: PlanRequest) -> Workload:
     """One step of the run; the batch in whole rows that chips can share (`round_rows`)."""
-    run = asked.run
+    run = request.run
     if run.lora and run.adapter_params is None:
         raise UsageError(
             "--lora: the size of the adapters is missing; give --lora-rank, as --lora-rank 16"
         )
     return Workload(
-        architecture=asked.architecture,
+        architecture=request.architecture,
         sequence=run.sequence,
-        batch_rows=batch_rows(asked),
-        recipe=_recipe(asked),
-        precision=asked.settings.value("precision"),
+        batch_rows=batch_rows(request),
+        recipe=_recipe(request),
+        precision=request.settings.value("precision"),
         adapter_params=run.adapter_params,
     )
 
 
-def _recipe(asked: Request) -> StateRecipe:
+def _recipe(request: PlanRequest) -> StateRecipe:
     """How state is held: as said, else as the software does it."""
-    settings = asked.settings
+    settings = request.settings
     usual = ABILITIES[settings.value("stack")].recipes
-    if settings.state_recipe or asked.run.lora or not usual:
-        return asked.run.recipe
+    if settings.state_recipe or request.run.lora or not usual:
+        return request.run.recipe
     return find_recipe(usual[0])
 
 
-def batch_rows(asked: Request) -> int:
+def batch_rows(request: PlanRequest) -> int:
     """Rows of a step: of a fixed layout exactly those asked for, if whole; else rounded."""
-    rows = asked.run.batch_tokens / asked.run.sequence
-    exact = rows == int(rows) and asked.settings.fixed_layout and not asked.settings.search
+    rows = request.run.batch_tokens / request.run.sequence
+    exact = rows == int(rows) and request.settings.fixed_layout and not request.settings.search
     return int(rows) if exact else round_rows(rows)
 
 
@@ -140,86 +116,88 @@ def round_rows(rows: float) -> int:
 
 def pinned_of(settings: PlanOptions) -> dict[str, Any]:
     """Fields of a layout that must have a value: --fixed-layout, --micro-batch, --recompute."""
-    found = parse_fields(settings.fixed_layout) if settings.fixed_layout else {}
+    pinned = parse_fields(settings.fixed_layout) if settings.fixed_layout else {}
     for name in ("micro_batch", "recompute"):
         value = getattr(settings, name)
-        if value is not None and found.setdefault(name, value) != value:
+        if value is not None and pinned.setdefault(name, value) != value:
             raise UsageError(
-                f"--{name.replace('_', '-')}: {value} (--fixed-layout says {found[name]}; "
+                f"--{name.replace('_', '-')}: {value} (--fixed-layout says {pinned[name]}; "
                 "leave one out)"
             )
-    return found
+    return pinned
 
 
-def _chosen(asked: Request, placed: Placed) -> list[Laid]:
+def _chosen(request: PlanRequest, layouts: PlannedLayouts) -> list[TimedLayout]:
     """For each deadline the fixed layout, the best on the given chips, or the cheapest in time."""
-    found, deadlines = placed.found, asked.deadlines_s
-    if found is None:
-        return [_fixed(asked, placed.question)] * len(deadlines)
-    if asked.cluster.chips:
-        return [found.best] * len(deadlines)
-    return [found.cheapest_within(d / placed.steps) or found.fastest for d in deadlines]
+    search_result, deadlines = layouts.search_result, request.deadlines_s
+    if search_result is None:
+        return [_fixed(request, layouts.problem)] * len(deadlines)
+    if request.cluster.chips:
+        return [search_result.best] * len(deadlines)
+    return [
+        search_result.cheapest_within(d / layouts.steps) or search_result.fastest for d in deadlines
+    ]
 
 
-def _thinned(front: tuple[Laid, ...]) -> list[Laid]:
-    """Of a long front SHOWN layouts, evenly from the fastest to the smallest."""
-    if len(front) <= SHOWN:
-        return list(front)
-    step = (len(front) - 1) / (SHOWN - 1)
-    return [front[round(n * step)] for n in range(SHOWN)]
-
-
-def _counts(asked: Request, question: Question) -> list[int]:
+def _counts(request: PlanRequest, problem: SearchProblem) -> list[int]:
     """Numbers of chips worth looking at: up to what the shortest deadline needs if slow."""
-    run, peak = asked.run, question.chip.bf16_flops_per_s
-    needed = run.train_flops / (peak * SLOWEST_MFU) / min(asked.deadlines_s)
-    held = run.state_bytes / question.room_bytes
-    limit = min(MOST_CHIPS, max(2 * needed, 16 * held, question.chip.node_chips))
-    return coarse(question.chip, int(limit)) or coarse(question.chip, MOST_CHIPS)[:1]
+    run, peak = request.run, problem.chip.bf16_flops_per_s
+    needed = run.train_flops / (peak * SLOWEST_MFU) / min(request.deadlines_s)
+    held = run.state_bytes / problem.room_bytes
+    limit = min(MOST_CHIPS, max(2 * needed, 16 * held, problem.chip.node_chips))
+    return coarse(problem.chip, int(limit)) or coarse(problem.chip, MOST_CHIPS)[:1]
 
 
-def _fixed(asked: Request, question: Question) -> Laid:
+def _fixed(request: PlanRequest, problem: SearchProblem) -> TimedLayout:
     """Exactly the given layout."""
-    chosen = priced(question, fixed_layout(question, asked.cluster.chips))
-    if chosen.memory.total > question.room_bytes:
-        raise Infeasible(_too_full(question, chosen))
+    chosen = priced(problem, fixed_layout(problem, request.cluster.chips))
+    if chosen.memory.total > problem.room_bytes:
+        raise Infeasible(_too_full(problem, chosen))
     return chosen
 
 
-def _too_full(question: Question, row: Laid) -> str:
+def _too_full(problem: SearchProblem, row: TimedLayout) -> str:
     largest = max(row.memory.terms, key=lambda term: term.bytes)
     return (
         f"--fixed-layout: needs {format_bytes(row.memory.total)} a chip, most of it {largest.name} "
-        f"({format_bytes(largest.bytes)}); {question.utilisation:.0%} of "
-        f"{format_bytes(question.chip.usable_hbm_bytes)} may be filled; add --search to let free "
+        f"({format_bytes(largest.bytes)}); {problem.utilisation:.0%} of "
+        f"{format_bytes(problem.chip.usable_hbm_bytes)} may be filled; add --search to let free "
         "what the layout does not say"
     )
 
 
-def _row(asked: Request, placed: Placed, chosen: Laid, deadline_s: float) -> Row:
-    fitting = placed.found.front if placed.found else (chosen,)
-    took_s = placed.steps * chosen.step_s
+def _row(
+    request: PlanRequest, layouts: PlannedLayouts, chosen: TimedLayout, deadline_s: float
+) -> DeadlineRow:
+    fitting = layouts.search_result.front if layouts.search_result else (chosen,)
+    took_s = layouts.steps * chosen.step_s
     chip_s = took_s * chosen.chips
-    return Row(
+    return DeadlineRow(
         deadline_s=deadline_s,
         compute_min_chips=chip_s / deadline_s,
         memory_min_chips=min(row.chips for row in fitting),
         chips=chosen.chips,
         finishes_s=took_s,
-        mfu=asked.run.train_flops / (chip_s * asked.cluster.chip.bf16_flops_per_s),
+        mfu=request.run.train_flops / (chip_s * request.cluster.chip.bf16_flops_per_s),
         layout=chosen,
     )
 
 
-def _in_time(asked: Request, placed: Placed, rows: tuple[Row, ...]) -> tuple[Row, ...]:
+def _in_time(
+    request: PlanRequest, layouts: PlannedLayouts, rows: tuple[DeadlineRow, ...]
+) -> tuple[DeadlineRow, ...]:
     """The rows, if any is in time; Infeasible with what would be."""
     if any(row.meets_deadline for row in rows):
         return rows
     row = max(rows, key=lambda row: row.deadline_s)
     days = -(-row.finishes_s // DAY_S)
-    more = "" if placed.found is None else ", or leave out --chips" * bool(asked.cluster.chips)
+    more = (
+        ""
+        if layouts.search_result is None
+        else ", or leave out --chips" * bool(request.cluster.chips)
+    )
     raise Infeasible(
-        f"--deadline: {row.chips} {asked.cluster.chip.name} take "
+        f"--deadline: {row.chips} {request.cluster.chip.name} take "
         f"{format_duration(row.finishes_s)}, which meets none (longest is "
         f"{format_duration(row.deadline_s)}); use --deadline {days:.0f}d{more}"
     )

@@ -17,8 +17,8 @@ from sabia.core.plan.money.prices import Price
 from sabia.core.units import format_bytes, format_count, format_duration
 
 if TYPE_CHECKING:
-    from sabia.core.plan.device.search import Row as Laid
-    from sabia.core.plan.placed import Placed
+    from sabia.core.plan.device.search import PlannedLayouts
+    from sabia.core.plan.device.survey import TimedLayout
 
 
 @dataclass(frozen=True)
@@ -86,7 +86,7 @@ class Cluster:
 
 
 @dataclass(frozen=True)
-class Row:
+class DeadlineRow:
     """One deadline: what compute and memory ask for, what is used, when it is done.
 
     `layout`: how the run lies on the chips, where layouts were asked for.
@@ -98,7 +98,7 @@ class Row:
     chips: int
     finishes_s: float
     mfu: float
-    layout: "Laid | None" = None
+    layout: "TimedLayout | None" = None
 
     @property
     def chip_s(self) -> float:
@@ -136,8 +136,8 @@ class Plan:
     state_min_chips: int
     accumulated_min_chips: int
     memory_min_chips: int
-    rows: tuple[Row, ...]
-    placed: "Placed | None" = None
+    rows: tuple[DeadlineRow, ...]
+    layouts: "PlannedLayouts | None" = None
 
     @property
     def chip_hours(self) -> float:
@@ -145,11 +145,11 @@ class Plan:
         return self.work_chip_s / bills.HOUR_S
 
     @property
-    def best(self) -> Row:
+    def best(self) -> DeadlineRow:
         """The smallest cluster that meets its deadline; among equals the first."""
         return min((row for row in self.rows if row.meets_deadline), key=lambda row: row.chips)
 
-    def cost_usd(self, price: Price, row: Row | None = None) -> float:
+    def cost_usd(self, price: Price, row: DeadlineRow | None = None) -> float:
         """The bill for the whole run, by the row (the best)."""
         return bills.cost_usd((row or self.best).chip_s, price.usd_per_chip_hour)
 
@@ -169,7 +169,7 @@ def plan(run: Run, cluster: Cluster, deadlines_s: list[float]) -> Plan:
         exact = work_chip_s / deadline_s
         chips = cluster.chips or max(compute.whole_chips(exact), memory_min_chips)
         took_s = work_chip_s / chips
-        rows.append(Row(deadline_s, exact, memory_min_chips, chips, took_s, cluster.mfu))
+        rows.append(DeadlineRow(deadline_s, exact, memory_min_chips, chips, took_s, cluster.mfu))
     result = Plan(
         run, cluster, work_chip_s, hold(0), hold(sequence_bytes), memory_min_chips, tuple(rows)
     )

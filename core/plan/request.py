@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING
 
 from sabia.core.errors import UsageError
 from sabia.core.options.plan_cluster import PlanOptions
-from sabia.core.plan import memory, planner
+from sabia.core.plan import memory
 from sabia.core.plan.chips import Chip, find_chip
+from sabia.core.plan.counting.counts import ModelCounts, count_model, given_counts
 from sabia.core.plan.money.prices import Price, current, default_prices, prices_for, refused_words
-from sabia.core.plan.planner import Cluster, Plan, Run
+from sabia.core.plan.planner import Cluster, Run
 from sabia.core.units import (
     format_bytes,
     format_count,
@@ -29,37 +30,18 @@ if TYPE_CHECKING:
 SFT_BATCH = 512e3  # tokens of a batch of fine-tuning, where none is given
 OFFERS = ("provider", "region", "spot", "commitment")  # as prices_for takes them
 MOST_PRICES = 3  # columns of the table
-LEAST_PARAMS = 1000
 LEAST_HBM = 1e9
 
 
 @dataclass(frozen=True)
-class Counts:
-    """What is known of the model: from flags, or counted from a config.json.
-
-    `matmul_params` are those that cost operations (without the input lookup; all active ones
-    where only flags are known); `attention_share` is what attention would add to them at the
-    run's sequence length, causally counted (None: not known).
-    """
-
-    params: float
-    active_params: float
-    matmul_params: float
-    layers: int
-    hidden: int
-    origin: str
-    attention_share: float | None = None
-
-
-@dataclass(frozen=True)
-class Request:
+class PlanRequest:
     """A run, a cluster and deadlines, and in words what of them was assumed."""
 
     settings: PlanOptions
     run: Run
     cluster: Cluster
     deadlines_s: list[float]
-    model: Counts
+    model: ModelCounts
     assumed: tuple[str, ...]
     today: date = field(default_factory=date.today)
     no_money: str = ""  # why no price may be used, where that is so
@@ -70,46 +52,15 @@ class Request:
         return architecture(self.settings)
 
 
-def given_counts(
-    params: float | None,
-    active: float | None = None,
-    layers: int | None = None,
-    hidden: int | None = None,
-) -> Counts:
-    """Counts from flags; a dense model unless `active` is given, a published shape unless known."""
-    if params is None:
-        raise UsageError(
-            "--params: how large is the model? (expected --params 1.6T or --model DIR)"
-        )
-    if params < LEAST_PARAMS:
-        hint = f"; did you mean {params:g}B?" if params >= 0.1 else ""
-        raise UsageError(f"--params: {params:g} (expected {LEAST_PARAMS:g} or more){hint}")
-    active = params if active is None else active
-    if not 0 < active <= params:
-        raise UsageError(
-            f"--active: {format_count(active)} (expected more than 0 and at most --params "
-            f"{format_count(params)})"
-        )
-    if layers and hidden:
-        return Counts(params, active, active, layers, hidden, "given")
-    from sabia.core.plan.counting.nearest import nearest_shape
-
-    shape = nearest_shape(params, active)
-    sizes = layers or shape.layers, hidden or shape.hidden
-    return Counts(params, active, active, *sizes, f"assumed as {shape.name}")
-
-
-def counts_of(settings: PlanOptions) -> Counts:
+def counts_of(settings: PlanOptions) -> ModelCounts:
     """The counts that flags give, or those of the config.json at --model."""
     if settings.model is None:
         said = settings.params, settings.active, settings.layers, settings.hidden
         return given_counts(*said)
-    from sabia.core.plan.counting.counts import count_model
-
     return count_model(settings.model, settings.value("seq"))
 
 
-def build(settings: PlanOptions, priced: bool = True, today: date | None = None) -> Request:
+def build(settings: PlanOptions, priced: bool = True, today: date | None = None) -> PlanRequest:
     """Fill the gaps. Raises UsageError on names and values that do not exist.
 
     `priced` False lets a chip without a price on file pass.
@@ -137,7 +88,7 @@ def build(settings: PlanOptions, priced: bool = True, today: date | None = None)
         said |= {"hbm", "mfu", "batch_tokens"}  # the view of layouts tells them
     said |= set() if prices else {"price"}
     said |= {"tokens"} if settings.items else set()
-    return Request(
+    return PlanRequest(
         settings=settings,
         run=run,
         cluster=cluster,
@@ -149,7 +100,7 @@ def build(settings: PlanOptions, priced: bool = True, today: date | None = None)
     )
 
 
-def _run(settings: PlanOptions, model: Counts) -> Run:
+def _run(settings: PlanOptions, model: ModelCounts) -> Run:
     lora = settings.lora or settings.lora_rank is not None
     return Run(
         params=model.params,
@@ -277,19 +228,3 @@ def usable_needs(run: Run, chip: Chip) -> tuple[int, int]:
         memory.chips_to_hold(run.state_bytes, chip.usable_hbm_bytes),
         memory.chips_to_hold(total, chip.usable_hbm_bytes),
     )
-
-
-def plan_of(
-    settings: PlanOptions, priced: bool = True, today: date | None = None
-) -> tuple[Request, Plan]:
-    """What was asked, with its gaps filled, and the plan. Raises UsageError, Infeasible.
-
-    Tables, comparisons, lists of runs and plots all come through here, so that the same question
-    has the same answer wherever it is asked. `priced`: as for `build`.
-    """
-    asked = build(settings, priced, today)
-    if settings.search or settings.fixed_layout:
-        from sabia.core.plan import placed
-
-        return asked, placed.plan(asked)
-    return asked, planner.plan(asked.run, asked.cluster, asked.deadlines_s)

@@ -18,9 +18,11 @@ from plain_models import attention_layer, decoder, with_experts
 
 from sabia.core.plan.chips import find_chip
 from sabia.core.plan.device.layout import Workload
-from sabia.core.plan.device.search import Question, Survey, priced, search
+from sabia.core.plan.device.search import search
 from sabia.core.plan.device.search_fixes import coarse
+from sabia.core.plan.device.search_rules import SearchProblem
 from sabia.core.plan.device.stack import find_stack
+from sabia.core.plan.device.survey import Survey, priced
 from sabia.core.plan.memory import find_recipe
 
 DENSE = decoder("70B", 8192, 128256, (replace(attention_layer(8192, 64, 8, 128, 28672), count=80),))
@@ -49,7 +51,7 @@ def main(repeats: int) -> None:
     ]
     for model, stack, counts in cases:
         job = Workload(model, 8192, 1024, find_recipe("fsdp-fp32"))
-        given = (Question(job, CHIP, find_stack(stack), {}), counts)
+        given = (SearchProblem(job, CHIP, find_stack(stack), {}), counts)
         found = search(*given)
         seconds = statistics.median(
             cpu_s(lambda given=given: search(*given)) for _ in range(repeats)
@@ -64,10 +66,10 @@ def main(repeats: int) -> None:
         )
     for model in (DENSE, SPARSE):
         job = Workload(model, 8192, 1024, find_recipe("fsdp-fp32"))
-        question = Question(job, CHIP, find_stack("megatron"), {})
-        layout = Survey(question, [256]).parts[0][0].one(0)
+        problem = SearchProblem(job, CHIP, find_stack("megatron"), {})
+        layout = Survey(problem, [256]).parts[0][0].one(0)
         alone = statistics.median(
-            cpu_s(lambda question=question, layout=layout: priced(question, layout))
+            cpu_s(lambda problem=problem, layout=layout: priced(problem, layout))
             for _ in range(20 * repeats)
         )
         print(f"{model.name:>9} one layout alone {alone * 1e3:.2f} ms, {1 / alone:,.0f}/s")

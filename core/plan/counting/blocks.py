@@ -29,7 +29,7 @@ _IDLE |= dict.fromkeys(("score_width", "cache_width", "mlp_width"), 0)
 
 
 @dataclass(frozen=True)
-class Block:
+class LayerHalf:
     """One half of a layer; the numbers are elements.
 
     matrices: met by every token; edges: inputs and outputs of those that take LoRA's adapters.
@@ -42,8 +42,8 @@ class Block:
     experts: int = 0
     sizes: Mapping[str, Any] = field(default_factory=dict)
 
-    def __add__(self, other: "Block") -> "Block":
-        return Block(
+    def __add__(self, other: "LayerHalf") -> "LayerHalf":
+        return LayerHalf(
             self.matrices + other.matrices,
             self.vectors + other.vectors,
             self.edges + other.edges,
@@ -52,14 +52,14 @@ class Block:
         )
 
 
-def of_rows(rows: Iterable[Row], sizes: Mapping[str, Any]) -> Block:
+def of_rows(rows: Iterable[Row], sizes: Mapping[str, Any]) -> LayerHalf:
     """The Block of tensors that the model core declares."""
     rows = tuple(rows)
     inner = [row for row in rows if len(row.shape) > 1]
     routed = [row for row in inner if row.axes[0] == "expert"]
     adapted = [row for row in inner if _takes_adapter(row)]
     experts = elements(routed)
-    return Block(
+    return LayerHalf(
         matrices=elements(inner) - experts,
         vectors=elements(rows) - elements(inner),
         edges=sum(sum(row.shape) for row in adapted),
@@ -74,19 +74,19 @@ def of_shapes(
     others: Iterable[Shape] = (),
     vectors: int = 0,
     **sizes: Any,
-) -> Block:
+) -> LayerHalf:
     """The Block of matrices [out, in]; others: those that take no adapter (routers, taps)."""
     adapted = tuple(adapted)
     matrices = sum(math.prod(shape) for shape in (*adapted, *others))
-    return Block(matrices, vectors, sum(map(sum, adapted)), sizes=sizes)
+    return LayerHalf(matrices, vectors, sum(map(sum, adapted)), sizes=sizes)
 
 
-def with_sizes(block: Block, **sizes: Any) -> Block:
+def with_sizes(block: LayerHalf, **sizes: Any) -> LayerHalf:
     """The Block with other fields of its LayerKind."""
     return replace(block, sizes={**block.sizes, **sizes})
 
 
-def layer(mixer: Block, feed: Block, vectors: int, norms: int = 2) -> LayerKind:
+def layer(mixer: LayerHalf, feed: LayerHalf, vectors: int, norms: int = 2) -> LayerKind:
     """One layer (count 1) of both halves; vectors: elements of the `norms` around them."""
     return LayerKind(
         count=1,
@@ -148,12 +148,12 @@ def layer_kind(one: Layer, hidden: int) -> LayerKind:
     return layer(*halves, elements(norms), norms=len(norms))
 
 
-def mixer_block(mixer: Mixer, hidden: int) -> Block:
+def mixer_block(mixer: Mixer, hidden: int) -> LayerHalf:
     """Attention or a recurrent mixer."""
     return of_rows(mixer.rows(hidden), _mixing(mixer))
 
 
-def feed_block(feed: FeedForward, hidden: int) -> Block:
+def feed_block(feed: FeedForward, hidden: int) -> LayerHalf:
     """A dense MLP or a mixture of experts."""
     return of_rows(feed.rows(hidden), _feeding(feed))
 

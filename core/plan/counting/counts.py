@@ -1,20 +1,73 @@
-"""The plain plan's counts of a config.json, from its Architecture."""
+"""The parameter counts of a model: from options, or counted from a config.json."""
 
-from sabia.core.plan.counting.known import architecture_of
-from sabia.core.plan.counting.operations import training_flops_per_token
-from sabia.core.plan.request import Counts
+from dataclasses import dataclass
+
+from sabia.core.errors import UsageError
+from sabia.core.units import format_count
+
+LEAST_PARAMS = 1000
 
 
-def count_model(path: str, sequence: int) -> Counts:
+@dataclass(frozen=True)
+class ModelCounts:
+    """What is known of the model: from flags, or counted from a config.json.
+
+    `matmul_params` are those that cost operations (without the input lookup; all active ones
+    where only flags are known); `attention_share` is what attention would add to them at the
+    run's sequence length, causally counted (None: not known).
+    """
+
+    params: float
+    active_params: float
+    matmul_params: float
+    layers: int
+    hidden: int
+    origin: str
+    attention_share: float | None = None
+
+
+def given_counts(
+    params: float | None,
+    active: float | None = None,
+    layers: int | None = None,
+    hidden: int | None = None,
+) -> ModelCounts:
+    """Counts from flags; a dense model unless `active` is given, a published shape unless known."""
+    if params is None:
+        raise UsageError(
+            "--params: how large is the model? (expected --params 1.6T or --model DIR)"
+        )
+    if params < LEAST_PARAMS:
+        hint = f"; did you mean {params:g}B?" if params >= 0.1 else ""
+        raise UsageError(f"--params: {params:g} (expected {LEAST_PARAMS:g} or more){hint}")
+    active = params if active is None else active
+    if not 0 < active <= params:
+        raise UsageError(
+            f"--active: {format_count(active)} (expected more than 0 and at most --params "
+            f"{format_count(params)})"
+        )
+    if layers and hidden:
+        return ModelCounts(params, active, active, layers, hidden, "given")
+    from sabia.core.plan.counting.nearest import nearest_shape
+
+    shape = nearest_shape(params, active)
+    sizes = layers or shape.layers, hidden or shape.hidden
+    return ModelCounts(params, active, active, *sizes, f"assumed as {shape.name}")
+
+
+def count_model(path: str, sequence: int) -> ModelCounts:
     """Counts of the config.json at `path` (or in that directory).
 
     Operations are in the 6ND convention; the share that attention would add, causally counted, is
     at `sequence` tokens. Raises UsageError or BadData as architecture_of does.
     """
+    from sabia.core.plan.counting.known import architecture_of
+    from sabia.core.plan.counting.operations import training_flops_per_token
+
     architecture = architecture_of(path)
     plain = training_flops_per_token(architecture, sequence, "6nd")
     causal = training_flops_per_token(architecture, sequence, "causal")
-    return Counts(
+    return ModelCounts(
         params=architecture.params,
         active_params=round(architecture.active_params),
         matmul_params=round(architecture.matmul_params),

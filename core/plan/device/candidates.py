@@ -21,12 +21,17 @@ from typing import Any
 import numpy as np
 
 from sabia.core.plan.device.layout import AXES, Layout, Workload
-from sabia.core.plan.device.search_rules import MOST_STAGES, Abilities, Rule, even_stages
+from sabia.core.plan.device.search_rules import (
+    MOST_STAGES,
+    Abilities,
+    LayoutRule,
+    Pinned,
+    even_stages,
+)
 
 # the axes that few values fit come first; the last two only have to divide what is left
 ORDER = ("tensor", "context", "pipe", "expert", "fsdp", "data")
 Array = Any
-Pinned = Mapping[str, Any]  # field of a layout → the value that it must have
 
 
 @dataclass(frozen=True)
@@ -118,7 +123,7 @@ class _Growing:
         self.fell: dict[str, int] = {}
         self.total = _ways(self.left, len(free))
 
-    def keep(self, rule: Rule, mask: Array) -> None:
+    def keep(self, rule: LayoutRule, mask: Array) -> None:
         """Drop what does not keep `rule`, and count it."""
         mask = np.broadcast_to(mask, self.left.shape)
         if mask.all():
@@ -127,12 +132,12 @@ class _Growing:
         self.left = self.left[mask]
         self.fields = {name: values[mask] for name, values in self.fields.items()}
 
-    def count(self, rule: Rule, number: int) -> None:
+    def count(self, rule: LayoutRule, number: int) -> None:
         """Note that so many meshes fell by `rule`."""
         if number:
             self.fell[rule.reason] = self.fell.get(rule.reason, 0) + number
 
-    def grow(self, rules: Sequence[Rule]) -> None:
+    def grow(self, rules: Sequence[LayoutRule]) -> None:
         """Add the next axis with every value that keeps the rules, which are of this axis alone."""
         axis, parts = self.free[0], len(self.free) - 1
         before = _ways(self.left, parts + 1)
@@ -145,7 +150,7 @@ class _Growing:
         if rules:
             self.count(rules[-1], before - _ways(self.left, parts))
 
-    def _falls(self, rule: Rule, values: Array, before: int, parts: int) -> int:
+    def _falls(self, rule: LayoutRule, values: Array, before: int, parts: int) -> int:
         """Count what falls where only `values` are kept."""
         kept = sum(_ways(self.left[self.left % n == 0] // n, parts) for n in values.tolist())
         self.count(rule, before - kept)
@@ -165,7 +170,7 @@ class _Growing:
         self.fields = {name: array[chosen] for name, array in self.fields.items()}
         self.fields[axis], self.left = values, self.left[chosen] // values
 
-    def settle(self, rules: Sequence[Rule]) -> list[Rule]:
+    def settle(self, rules: Sequence[LayoutRule]) -> list[LayoutRule]:
         """Apply the rules whose fields are all known, or of which only all that is left is not."""
         waiting = []
         for rule in rules:
@@ -179,7 +184,7 @@ class _Growing:
 
 
 def all_meshes(
-    counts: Sequence[int], rules: Sequence[Rule], axes: Sequence[str], pinned: Pinned
+    counts: Sequence[int], rules: Sequence[LayoutRule], axes: Sequence[str], pinned: Pinned
 ) -> Meshes:
     """Every mesh over `axes` of each number of chips that keeps the rules.
 

@@ -21,7 +21,7 @@ from functools import partial
 
 from sabia.core.plan.counting.architecture import LayerKind
 from sabia.core.plan.device.layout import Recompute
-from sabia.core.plan.device.memory_kept import Kept, Split
+from sabia.core.plan.device.memory_kept import KeptTensor, Split
 
 FP32, BF16 = 4, 2
 
@@ -50,12 +50,12 @@ def formats(precision: str, widened: bool) -> Formats:
 
 def layer_tensors(
     kind: LayerKind, hidden: int, given: Formats, recompute: Recompute = "none"
-) -> Iterator[Kept]:
+) -> Iterator[KeptTensor]:
     """All that one layer keeps under a policy."""
     if recompute == "full":
-        yield Kept("input", hidden, given.stream)
+        yield KeptTensor("input", hidden, given.stream)
     elif recompute == "selective":
-        yield Kept("input", hidden, given.stream)
+        yield KeptTensor("input", hidden, given.stream)
         yield from _products(kind, hidden, given)
     else:
         yield from _stream(kind, hidden, given)
@@ -63,24 +63,26 @@ def layer_tensors(
         yield from _feed_forward(kind, hidden, given)
 
 
-def _norm(name: str, width: int, factors: int, given: Formats, split: Split = "tokens") -> Kept:
+def _norm(
+    name: str, width: int, factors: int, given: Formats, split: Split = "tokens"
+) -> KeptTensor:
     """What a norm of `width` keeps: what it reads (BF16: two fp32 copies of it), its factors."""
     copies = 2 if given.narrow else 1
-    return Kept(name, copies * width + factors, FP32, split=split)
+    return KeptTensor(name, copies * width + factors, FP32, split=split)
 
 
-def _stream(kind: LayerKind, hidden: int, given: Formats) -> Iterator[Kept]:
+def _stream(kind: LayerKind, hidden: int, given: Formats) -> Iterator[KeptTensor]:
     for number in range(kind.stream_norms):
         yield _norm(f"norm {number + 1}", hidden, 1, given)
-    yield Kept("attention reads", hidden, given.stream)
+    yield KeptTensor("attention reads", hidden, given.stream)
     if kind.mlp_width or not given.narrow:  # a router alone reads an fp32 copy
-        yield Kept("feed-forward reads", hidden, given.stream)
+        yield KeptTensor("feed-forward reads", hidden, given.stream)
     if kind.experts and given.narrow:
-        yield Kept("router reads", hidden, FP32)
+        yield KeptTensor("router reads", hidden, FP32)
 
 
-def _attention(kind: LayerKind, given: Formats) -> Iterator[Kept]:
-    split = partial(Kept, split="tensor")
+def _attention(kind: LayerKind, given: Formats) -> Iterator[KeptTensor]:
+    split = partial(KeptTensor, split="tensor")
     heads = kind.heads + kind.kv_heads
     if kind.head_normed:
         yield _norm("normed heads", kind.head_normed, heads, given, "tensor")
@@ -100,36 +102,36 @@ def _attention(kind: LayerKind, given: Formats) -> Iterator[Kept]:
         yield split("attended, as read", attended, given.stream)
 
 
-def _latents(kind: LayerKind, given: Formats) -> Iterator[Kept]:
+def _latents(kind: LayerKind, given: Formats) -> Iterator[KeptTensor]:
     for name, width in (("query latent", kind.query_latent), ("key latent", kind.key_latent)):
         if width:
             # in fp32 the norm keeps a view of keys' latent and their rotated part together
             rotated = kind.cache_width - width if name == "key latent" and not given.narrow else 0
             yield _norm(name, width, 1, given)
-            yield Kept(name + ", normed", width + rotated, given.stream)
+            yield KeptTensor(name + ", normed", width + rotated, given.stream)
 
 
-def _feed_forward(kind: LayerKind, hidden: int, given: Formats) -> Iterator[Kept]:
+def _feed_forward(kind: LayerKind, hidden: int, given: Formats) -> Iterator[KeptTensor]:
     yield from _mlp("", kind.mlp_width, kind.matrices, given.stream)
     if not kind.experts:
         return
     k, element = kind.top_k, given.stream
     # scores fp32; of each copy three numbers in eight bytes and two shares
-    yield Kept("routing", kind.experts * FP32 + k * (3 * 8 + FP32 + element) + FP32, 1)
-    yield Kept("copies", k * hidden, element, routed=True)
+    yield KeptTensor("routing", kind.experts * FP32 + k * (3 * 8 + FP32 + element) + FP32, 1)
+    yield KeptTensor("copies", k * hidden, element, routed=True)
     yield from _mlp("expert ", k * kind.expert_width, kind.matrices, element, routed=True)
-    yield Kept("expert output", k * hidden, element)
+    yield KeptTensor("expert output", k * hidden, element)
 
 
 def _mlp(
     prefix: str, width: int, matrices: int, element: int, routed: bool = False
-) -> Iterator[Kept]:
+) -> Iterator[KeptTensor]:
     names = ("gate", "activated", "up", "product") if matrices == 3 else ("up", "product")
     for name in names if width else ():
-        yield Kept(prefix + name, width, element, split="tensor", routed=routed)
+        yield KeptTensor(prefix + name, width, element, split="tensor", routed=routed)
 
 
-def _products(kind: LayerKind, hidden: int, given: Formats) -> Iterator[Kept]:
+def _products(kind: LayerKind, hidden: int, given: Formats) -> Iterator[KeptTensor]:
     """Results of matrix products; those of experts are one opaque operation and not kept."""
     size = given.product
     widths = {"query": kind.query_width, "key": kind.key_width, "value": kind.value_width}
@@ -138,15 +140,15 @@ def _products(kind: LayerKind, hidden: int, given: Formats) -> Iterator[Kept]:
         rotated = kind.cache_width - kind.key_latent
         pairs = kind.key_width - kind.heads * rotated + attended
         widths = {"query": kind.query_width, "keys and values": pairs}
-        yield Kept("query latent", kind.query_latent, size)
-        yield Kept("key latent", kind.cache_width, size)
+        yield KeptTensor("query latent", kind.query_latent, size)
+        yield KeptTensor("key latent", kind.cache_width, size)
     for name, width in widths.items():
-        yield Kept(name, width, size, split="tensor")
-    yield Kept("attention output", hidden, size)
+        yield KeptTensor(name, width, size, split="tensor")
+    yield KeptTensor("attention output", hidden, size)
     if kind.mlp_width:
         for name in ("gate", "up") if kind.matrices == 3 else ("up",):
-            yield Kept(name, kind.mlp_width, size, split="tensor")
-        yield Kept("output", hidden, size)
+            yield KeptTensor(name, kind.mlp_width, size, split="tensor")
+        yield KeptTensor("output", hidden, size)
     if kind.experts:
-        yield Kept("router", kind.experts, FP32)
-        yield Kept("combined", hidden, given.stream)
+        yield KeptTensor("router", kind.experts, FP32)
+        yield KeptTensor("combined", hidden, given.stream)

@@ -24,8 +24,8 @@ from sabia.core.plan.counting.architecture import LayerKind
 from sabia.core.plan.device import host_kept
 from sabia.core.plan.device.host_kept import FP32, Formats
 from sabia.core.plan.device.layout import Recompute
-from sabia.core.plan.device.memory_kept import Kept
-from sabia.core.plan.device.memory_state import Case, Term, billions, ways
+from sabia.core.plan.device.memory_kept import KeptTensor
+from sabia.core.plan.device.memory_state import StageCase, Term, billions, ways
 from sabia.core.plan.elementwise import Number, choose, larger, smaller
 
 HEAP_BLOCK, SPARING_BLOCK = 32 << 20, 1 << 20
@@ -40,34 +40,34 @@ COPIES = {"muon": 6, "adafactor": 5}
 
 
 @dataclass(frozen=True)
-class Bytes:
+class AllocatedBytes:
     """Of one thing: in the heap, and in blocks that go back to the system."""
 
     heap: Number = 0
     mapped: Number = 0
 
-    def __add__(self, other: "Bytes") -> "Bytes":
-        return Bytes(self.heap + other.heap, self.mapped + other.mapped)
+    def __add__(self, other: "AllocatedBytes") -> "AllocatedBytes":
+        return AllocatedBytes(self.heap + other.heap, self.mapped + other.mapped)
 
     @property
     def total(self) -> Number:
         """Both."""
         return self.heap + self.mapped
 
-    def where(self, condition: Number) -> "Bytes":
+    def where(self, condition: Number) -> "AllocatedBytes":
         """Nothing unless the condition holds."""
-        return Bytes(choose(condition, self.heap, 0), choose(condition, self.mapped, 0))
+        return AllocatedBytes(choose(condition, self.heap, 0), choose(condition, self.mapped, 0))
 
 
-def most(first: Bytes, *others: Bytes) -> Bytes:
+def most(first: AllocatedBytes, *others: AllocatedBytes) -> AllocatedBytes:
     """The largest of each, heap and mapped: they are not alive together."""
     for other in others:
-        first = Bytes(larger(first.heap, other.heap), larger(first.mapped, other.mapped))
+        first = AllocatedBytes(larger(first.heap, other.heap), larger(first.mapped, other.mapped))
     return first
 
 
 @dataclass(frozen=True)
-class Place(Case):
+class HostCase(StageCase):
     """A case, and what formulas of a process's memory ask of it."""
 
     @property
@@ -88,10 +88,10 @@ class Place(Case):
         spared = (layout.accumulation(work.batch_rows) > 1) | (layout.fsdp > 1)
         return choose(spared, SPARING_BLOCK, HEAP_BLOCK if plain else SPARING_BLOCK)
 
-    def blocks(self, count: Number, size: Number) -> Bytes:
+    def blocks(self, count: Number, size: Number) -> AllocatedBytes:
         """`count` blocks of `size` bytes."""
         small = size < self.heap_block
-        return Bytes(choose(small, count * size, 0), choose(small, 0, count * size))
+        return AllocatedBytes(choose(small, count * size, 0), choose(small, 0, count * size))
 
     @property
     def repeated(self) -> Number:
@@ -114,9 +114,9 @@ class Place(Case):
         return not self.model.head_params
 
 
-def host_terms(case: Case, instant: str) -> Iterator[Term]:
+def host_terms(case: StageCase, instant: str) -> Iterator[Term]:
     """What a process of `case` holds at one instant; the names do not depend on it."""
-    place = Place(**vars(case))
+    place = HostCase(**vars(case))
     live, grads, copies = activations(place), gradients(place), narrow_copies(place)
     now = {"loss": loss, "backward": layer, "end": end, "update": update}[instant](place)
     passing = instant in ("loss", "backward")
@@ -136,7 +136,7 @@ def host_terms(case: Case, instant: str) -> Iterator[Term]:
 # -- state
 
 
-def _outer(place: Place) -> Number:
+def _outer(place: HostCase) -> Number:
     """Elements of embedding and head that this stage holds, before any split."""
     model, stage = place.model, place.stage
     copy = stage.head * (1 - stage.embedding) * model.vocab * model.hidden if place.tied else 0
@@ -147,7 +147,7 @@ def _outer(place: Place) -> Number:
     )
 
 
-def _layers(place: Place) -> tuple[Number, Number]:
+def _layers(place: HostCase) -> tuple[Number, Number]:
     """(dense elements, routed experts') of this stage's layers, before any split."""
     model = place.model
     share = place.stage.layers / model.depth
@@ -156,13 +156,13 @@ def _layers(place: Place) -> tuple[Number, Number]:
     return share * dense, share * experts
 
 
-def _elements(place: Place) -> Number:
+def _elements(place: HostCase) -> Number:
     """Parameters that this device holds."""
     dense, experts = _layers(place)
     return (dense + _outer(place) + experts / place.layout.expert) / place.split
 
 
-def _states(place: Place) -> Number:
+def _states(place: HostCase) -> Number:
     """fp32 elements of optimizer state per parameter, the mean."""
     if not place.trained:
         return 0
@@ -174,12 +174,12 @@ def _states(place: Place) -> Number:
     return 1 + outer / (dense + experts + outer)
 
 
-def _state(name: str, place: Place, per_parameter: Number) -> Term:
+def _state(name: str, place: HostCase, per_parameter: Number) -> Term:
     size = FP32 * per_parameter
     return Term(name, _elements(place) * size, lambda: _text(place, f"{size:.3g} B"))
 
 
-def _text(place: Place, size: str) -> str:
+def _text(place: HostCase, size: str) -> str:
     layout = place.layout
     over = ways(("tensor", layout.tensor), ("fsdp", layout.fsdp))
     dense, experts = _layers(place)
@@ -187,13 +187,13 @@ def _text(place: Place, size: str) -> str:
     return f"{billions(dense + _outer(place))} x {size}{among if experts else ''}{over}"
 
 
-def _adapters(place: Place) -> Term:
+def _adapters(place: HostCase) -> Term:
     """fp32 weights, gradients, m and v of LoRA's matrices."""
     size = (place.workload.adapter_params or 0) * 4 * FP32 / place.layout.pipe
     return Term("adapters", size, lambda: f"{place.workload.adapter_params} x 16 B")
 
 
-def _matrices(place: Place, kind: LayerKind) -> Iterator[tuple[Number, Number]]:
+def _matrices(place: HostCase, kind: LayerKind) -> Iterator[tuple[Number, Number]]:
     """(how many, elements of each on this device) of a layer, as large as they are on average."""
     tensor = place.layout.tensor
     yield 4, kind.mixer_params / 4 / tensor
@@ -203,9 +203,9 @@ def _matrices(place: Place, kind: LayerKind) -> Iterator[tuple[Number, Number]]:
         yield kind.matrices, kind.expert_params / kind.matrices / tensor / place.layout.expert
 
 
-def _spread(place: Place, size: float, *, outer: bool) -> Bytes:
+def _spread(place: HostCase, size: float, *, outer: bool) -> AllocatedBytes:
     """`size` bytes an element of all matrices held here, and of embedding and head if `outer`."""
-    found = Bytes()
+    found = AllocatedBytes()
     share = place.stage.layers / place.model.depth
     for kind in place.model.layers:
         for count, elements in _matrices(place, kind):
@@ -218,37 +218,39 @@ def _spread(place: Place, size: float, *, outer: bool) -> Bytes:
     return found
 
 
-def gradients(place: Place) -> Bytes:
+def gradients(place: HostCase) -> AllocatedBytes:
     """Of all that is trained."""
-    return _spread(place, FP32, outer=True) if place.trained else Bytes()
+    return _spread(place, FP32, outer=True) if place.trained else AllocatedBytes()
 
 
-def narrow_copies(place: Place) -> Bytes:
+def narrow_copies(place: HostCase) -> AllocatedBytes:
     """BF16 copies of the layers' matrices; under fsdp they are gathered again instead."""
     if not place.formats.narrow:
-        return Bytes()
+        return AllocatedBytes()
     return _spread(place, place.formats.stream, outer=False).where(place.layout.fsdp == 1)
 
 
 # -- activations
 
 
-def activations(place: Place) -> Bytes:
+def activations(place: HostCase) -> AllocatedBytes:
     """Of all layers and micro-batches in flight."""
-    found = Bytes()
+    found = AllocatedBytes()
     share = place.stage.layers / place.model.depth
     for kind in place.model.layers:
         found += _tensors(place, kind, place.layout.recompute, share * kind.count)
     masked = place.workload.sequence if place.workload.packed else 0
     mask = place.blocks(1, place.tokens * masked * FP32)
-    return Bytes(
+    return AllocatedBytes(
         place.stage.in_flight * found.heap + mask.heap,
         place.stage.in_flight * found.mapped + mask.mapped,
     )
 
 
-def _tensors(place: Place, kind: LayerKind, recompute: Recompute, layers: Number) -> Bytes:
-    found = Bytes()
+def _tensors(
+    place: HostCase, kind: LayerKind, recompute: Recompute, layers: Number
+) -> AllocatedBytes:
+    found = AllocatedBytes()
     hidden = place.model.hidden
     for one in host_kept.layer_tensors(kind, hidden, place.formats, recompute):
         found += place.blocks(layers, _size(place, one))
@@ -258,11 +260,11 @@ def _tensors(place: Place, kind: LayerKind, recompute: Recompute, layers: Number
     return found
 
 
-def _size(place: Place, one: Kept) -> Number:
+def _size(place: HostCase, one: KeptTensor) -> Number:
     return place.tokens * one.token_bytes / (place.layout.tensor if one.split == "tensor" else 1)
 
 
-def _activation_text(place: Place) -> str:
+def _activation_text(place: HostCase) -> str:
     live = activations(place).total / place.stage.in_flight / place.stage.layers / place.tokens
     flight = f" x {place.stage.in_flight:g} in flight" if place.stage.in_flight > 1 else ""
     layers = f"{place.stage.layers:g} layers x {place.tokens:g} tokens"
@@ -272,7 +274,7 @@ def _activation_text(place: Place) -> str:
 # -- instants
 
 
-def loss(place: Place) -> Bytes:
+def loss(place: HostCase) -> AllocatedBytes:
     """Last norm, kept logits, a block of scores, the head's fp32 copy, its gradient."""
     tokens, hidden = place.tokens, place.model.hidden
     kept = tokens * place.model.vocab / place.layout.tensor * FP32
@@ -290,18 +292,18 @@ def loss(place: Place) -> Bytes:
     return found.where(place.stage.head > 0)
 
 
-def layer(place: Place) -> Bytes:
+def layer(place: HostCase) -> AllocatedBytes:
     """Of the layer whose backward pass needs most: tensors made again, gradients on their way."""
     found = most(*(_one_layer(place, kind) for kind in place.model.layers))
     pending = place.blocks(1, place.vocabulary * (place.formats.stream if place.tied else FP32))
-    early = pending.where(place.stage.head > 0) if place.trained else Bytes()
+    early = pending.where(place.stage.head > 0) if place.trained else AllocatedBytes()
     if not place.tied:  # by then it is among the gradients where these are there already
-        early = Bytes(0, choose(place.repeated, 0, early.mapped))
+        early = AllocatedBytes(0, choose(place.repeated, 0, early.mapped))
     return found + early
 
 
-def _one_layer(place: Place, kind: LayerKind) -> Bytes:
-    found = Bytes()
+def _one_layer(place: HostCase, kind: LayerKind) -> AllocatedBytes:
+    found = AllocatedBytes()
     if place.layout.recompute != "none":
         found = _tensors(place, kind, "none", 1)
     inner = kind.mlp_width + kind.top_k * kind.expert_width
@@ -324,18 +326,18 @@ def _one_layer(place: Place, kind: LayerKind) -> Bytes:
     return found + place.blocks(1, elements * exchanged).where(place.layout.fsdp > 1)
 
 
-def end(place: Place) -> Bytes:
+def end(place: HostCase) -> AllocatedBytes:
     """The first layer at work, or gradients of the embedding that are not yet in their place."""
     first = place.model.layers[0]
-    own = Bytes()
+    own = AllocatedBytes()
     if place.layout.recompute == "none":
         own = _tensors(place, first, "none", 1)
     return most(_one_layer(place, first) + own, _embedding(place))
 
 
-def _embedding(place: Place) -> Bytes:
+def _embedding(place: HostCase) -> AllocatedBytes:
     if not place.trained:
-        return Bytes()
+        return AllocatedBytes()
     one = place.blocks(1, place.vocabulary * FP32)
     again = one.where(place.repeated)
     found = again + one if place.tied else again
@@ -343,7 +345,7 @@ def _embedding(place: Place) -> Bytes:
     return (found + parts).where(place.stage.embedding > 0)
 
 
-def update(place: Place) -> Bytes:
+def update(place: HostCase) -> AllocatedBytes:
     """Temporaries of the optimizer, or gradients on their way to other processes."""
     layout = place.layout
     largest = place.vocabulary * FP32
@@ -355,14 +357,14 @@ def update(place: Place) -> Bytes:
     return most(sent, _optimizer(place))
 
 
-def _optimizer(place: Place) -> Bytes:
+def _optimizer(place: HostCase) -> AllocatedBytes:
     name = place.workload.recipe.name
     if name == "lion":
         return place.blocks(1, smaller(LION_GROUP, _elements(place) * FP32))
     sizes = [size * FP32 for kind in place.model.layers for _, size in _matrices(place, kind)]
     if name == "adafactor":
         sizes.append(place.vocabulary * FP32)
-    found = Bytes()
+    found = AllocatedBytes()
     for size in sizes if name in COPIES else ():
         found = most(found, place.blocks(COPIES[name], size))
     return found

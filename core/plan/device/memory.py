@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from sabia.core.plan.device import memory_buffers as buffers
 from sabia.core.plan.device import memory_state as state
 from sabia.core.plan.device.layout import Layout, Setting, Workload
-from sabia.core.plan.device.memory_state import Case, Term, stages_of
+from sabia.core.plan.device.memory_state import StageCase, Term, stages_of
 from sabia.core.plan.device.stack import Stack
 from sabia.core.plan.elementwise import Number, choose, larger
 
@@ -77,20 +77,20 @@ def device_memory(workload: Workload, layout: Layout, stack: Stack) -> Memory:
     layers = buffers.layer_figures(setting)
     states: list[State] = []
     for stage in stages_of(workload, layout):
-        case = Case(workload, layout, stack, stage, layers)
+        case = StageCase(workload, layout, stack, stage, layers)
         found = _host_moments(case) if stack.host else _moments(case)
         states += [State(stage.name, instant, terms) for instant, terms in found]
     return _fullest(tuple(states))
 
 
-def _host_moments(case: Case) -> Iterator[tuple[str, tuple[Term, ...]]]:
+def _host_moments(case: StageCase) -> Iterator[tuple[str, tuple[Term, ...]]]:
     from sabia.core.plan.device.host_memory import host_terms
 
     for instant in INSTANTS:
         yield instant, tuple(host_terms(case, instant))
 
 
-def _moments(case: Case) -> Iterator[tuple[str, tuple[Term, ...]]]:
+def _moments(case: StageCase) -> Iterator[tuple[str, tuple[Term, ...]]]:
     """What is alive on a stage at each instant. A term is worked out once."""
     held = tuple(make(case) for make in HELD)
     gradients = state.gradients(case)

@@ -29,10 +29,10 @@ from collections.abc import Iterable
 
 from sabia.core.plan.counting.architecture import LayerKind
 from sabia.core.plan.device.layout import Setting
-from sabia.core.plan.device.memory_kept import KEYS, OUTPUT, SCORES, Kept, layer_tensors
+from sabia.core.plan.device.memory_kept import KEYS, OUTPUT, SCORES, KeptTensor, layer_tensors
 from sabia.core.plan.device.memory_state import (
-    Case,
     LayerFigures,
+    StageCase,
     Term,
     billions,
     head_params,
@@ -43,7 +43,7 @@ from sabia.core.plan.device.memory_state import (
 from sabia.core.plan.elementwise import Number, choose, larger, smaller
 
 
-def kept(case: Case) -> Term:
+def kept(case: StageCase) -> Term:
     """Of all layers of the stage and all micro-batches in flight."""
     stage, layers = case.stage, case.layers
     each = _of_stage(case)
@@ -58,7 +58,7 @@ def kept(case: Case) -> Term:
     return Term("activations", size, formula)
 
 
-def left(case: Case) -> Term:
+def left(case: StageCase) -> Term:
     """What of it is left when the backward pass of one micro-batch has ended."""
     stage, others = case.stage, larger(0, case.stage.in_flight - 1)
     each = case.tokens * _of_stage(case)
@@ -69,12 +69,12 @@ def left(case: Case) -> Term:
     return Term("other micro-batches", others * each, formula)
 
 
-def _of_stage(case: Case) -> Number:
+def _of_stage(case: StageCase) -> Number:
     """Bytes a token that one micro-batch leaves in the stage's layers."""
     return over_layers(case.model, case.stage, lambda kind: case.layers.kept[kind])
 
 
-def made_again(case: Case) -> Term:
+def made_again(case: StageCase) -> Term:
     """What recomputation brings back for the backward pass of one layer."""
     again = case.layers.again
     return Term(
@@ -121,7 +121,7 @@ def _is_kept(name: str, case: Setting) -> bool:
     return name not in dropped
 
 
-def _bytes(tensors: Iterable[Kept], case: Setting, local: bool = False) -> Number:
+def _bytes(tensors: Iterable[KeptTensor], case: Setting, local: bool = False) -> Number:
     layout = case.layout
     rows = layout.context if case.stack.whole_context and not local else 1
     divisors = {
@@ -146,14 +146,14 @@ def _elements(kind: LayerKind, case: Setting) -> Number:
     return (dense + kind.expert_params / case.layout.expert) / case.layout.tensor
 
 
-def runtime(case: Case) -> Term:
+def runtime(case: StageCase) -> Term:
     """The runtime's own memory."""
     return Term(
         "runtime", case.stack.context_bytes, lambda: "context, kernels, communicators (margin)"
     )
 
 
-def head_input(case: Case) -> Term:
+def head_input(case: StageCase) -> Term:
     """Inputs of the final norm and of the head."""
     split = case.token_split
     whole = 1 if case.stack.keeps_gathered else split
@@ -167,7 +167,7 @@ def head_input(case: Case) -> Term:
     return Term("head input", case.stage.head * size, formula)
 
 
-def logits(case: Case) -> Term:
+def logits(case: StageCase) -> Term:
     """At the loss of one micro-batch, on the stage with the head."""
     stack, vocab, tensor = case.stack, case.model.vocab, case.layout.tensor
     each = choose(tensor > 1, stack.split_logit_bytes or stack.logit_bytes, stack.logit_bytes)
@@ -186,7 +186,7 @@ def logits(case: Case) -> Term:
     return Term("logits", case.stage.head * size, formula)
 
 
-def gathered(case: Case, instant: str) -> Term:
+def gathered(case: StageCase, instant: str) -> Term:
     """Whole weights, of what works at that instant."""
     layer, outer, unit = case.layers.elements, _outer(case), case.element
     layers = {"loss": 1, "update": 0}.get(instant, case.stack.gathered_layers)
@@ -204,7 +204,7 @@ def gathered(case: Case, instant: str) -> Term:
     return Term("gathered weights", count * unit * _is_split(case, 3), formula)
 
 
-def unreduced(case: Case, instant: str) -> Term:
+def unreduced(case: StageCase, instant: str) -> Term:
     """The whole gradient of a layer, of the head at the loss, of the embedding at the end."""
     layer, (embedding, head) = case.layers.elements, _outer(case)
     size = max(case.workload.recipe.gradients, case.element)
@@ -225,7 +225,7 @@ def unreduced(case: Case, instant: str) -> Term:
     return Term("unreduced gradient", found, formula)
 
 
-def exchange(case: Case) -> Term:
+def exchange(case: StageCase) -> Term:
     """Copies of tokens sent to and received from other devices' experts, one layer's."""
     hidden, top_k = case.model.hidden, max(kind.top_k for kind in case.model.layers)
     among = case.layout.tensor if case.layout.experts_over_tensor else 1
@@ -234,30 +234,30 @@ def exchange(case: Case) -> Term:
     return Term("expert exchange", size, lambda: f"{copies:g} copies x {hidden} x {case.element} B")
 
 
-def update(case: Case) -> Term:
+def update(case: StageCase) -> Term:
     """Temporary tensors of the optimizer's step."""
     count, each = trained_elements(case), case.stack.update_bytes
     return Term("update", count * each, lambda: f"{billions(count)} x {each:g} B")
 
 
-def _stays_whole(case: Case) -> Number:
+def _stays_whole(case: StageCase) -> Number:
     """Whether nothing is split or reduced between the micro-batches of a pipeline."""
     return case.layout.pipe > 1 if case.stack.pipe_keeps_whole else False
 
 
-def _is_split(case: Case, level: int) -> Number:
+def _is_split(case: StageCase, level: int) -> Number:
     """1 where the zero level splits what `level` names, else 0."""
     return choose(case.sharding > 1, 1, 0) if case.layout.zero >= level else 0
 
 
-def _outer(case: Case) -> tuple[Number, Number]:
+def _outer(case: StageCase) -> tuple[Number, Number]:
     """Elements of the embedding and of the head on one device of the stage, whole over fsdp."""
     embedding = case.stage.embedding * case.model.embedding_params
     head = case.stage.head * head_params(case.model, case.stage)
     return embedding / case.layout.tensor, head / case.layout.tensor
 
 
-def _whole_ends(case: Case, instant: str, outer: tuple[Number, Number]) -> Number:
+def _whole_ends(case: StageCase, instant: str, outer: tuple[Number, Number]) -> Number:
     embedding, head = outer
     if case.stack.whole_ends:
         return embedding + head

@@ -39,7 +39,7 @@ Split = Literal["tokens", "gathered", "tensor", "experts"]
 
 
 @dataclass(frozen=True)
-class Kept:
+class KeptTensor:
     """One tensor. routed: its rows are copies of tokens, on the devices of their experts.
 
     split: what tensor ranks divide: its "tokens" ("gathered": these, unless the software keeps the
@@ -66,7 +66,7 @@ def layer_tensors(
     element: float,
     stack: Stack,
     input_element: float | None = None,
-) -> Iterator[Kept]:
+) -> Iterator[KeptTensor]:
     """All that the layer's backward pass uses in that software, in the order of its making.
 
     input_element: bytes of an element of what matrix products read, where they keep it narrow.
@@ -80,48 +80,50 @@ def layer_tensors(
 
 def _all_tensors(
     kind: LayerKind, hidden: int, sequence: int, element: float, stack: Stack
-) -> Iterator[Kept]:
-    yield Kept("input", hidden, element)
-    yield Kept("normed", hidden, element, "gathered")
+) -> Iterator[KeptTensor]:
+    yield KeptTensor("input", hidden, element)
+    yield KeptTensor("normed", hidden, element, "gathered")
     if kind.state_products:
         yield from _recurrent(kind, element)
     else:
         yield from _attention(kind, sequence, element, stack)
     if stack.dropout:
-        yield Kept("attention_mask", hidden, 1)
+        yield KeptTensor("attention_mask", hidden, 1)
     if kind.stream_norms > 1:  # else a layer is one half, attention or MLP
-        yield Kept("middle", hidden, element)
-        yield Kept("normed_middle", hidden, element, "gathered")
+        yield KeptTensor("middle", hidden, element)
+        yield KeptTensor("normed_middle", hidden, element, "gathered")
     if kind.mlp_width:
         yield from _mlp("", kind.mlp_width, kind.matrices, element)
     if kind.experts:
         yield from _experts(kind, hidden, element)
     for number in range(2, kind.stream_norms):  # of what the residual stream takes up
-        yield Kept(f"norm_{number}", hidden, element)
+        yield KeptTensor(f"norm_{number}", hidden, element)
     if stack.dropout:
-        yield Kept("mlp_mask", hidden, 1)
+        yield KeptTensor("mlp_mask", hidden, 1)
     if kind.mlp_width:
-        yield Kept(OUTPUT, hidden, element)
+        yield KeptTensor(OUTPUT, hidden, element)
 
 
-def _attention(kind: LayerKind, sequence: int, element: float, stack: Stack) -> Iterator[Kept]:
+def _attention(
+    kind: LayerKind, sequence: int, element: float, stack: Stack
+) -> Iterator[KeptTensor]:
     if kind.key_latent:
-        yield Kept("latents", kind.query_latent + kind.cache_width, element)
-        yield Kept("normed_latents", kind.query_latent + kind.key_latent, element)
+        yield KeptTensor("latents", kind.query_latent + kind.cache_width, element)
+        yield KeptTensor("normed_latents", kind.query_latent + kind.key_latent, element)
     if kind.head_normed:
-        yield Kept("unnormed_heads", kind.head_normed, element, "tensor")
-    yield Kept("query", kind.query_width, element, "tensor")
-    yield Kept("key", kind.key_width, element, "tensor")
-    yield Kept("value", _value_storage(kind), element, "tensor")
+        yield KeptTensor("unnormed_heads", kind.head_normed, element, "tensor")
+    yield KeptTensor("query", kind.query_width, element, "tensor")
+    yield KeptTensor("key", kind.key_width, element, "tensor")
+    yield KeptTensor("value", _value_storage(kind), element, "tensor")
     if stack.attention_matrix:
         pairs = kind.heads * sequence
-        yield Kept("scores", pairs, element, "tensor")
+        yield KeptTensor("scores", pairs, element, "tensor")
         if stack.dropout:
-            yield Kept("score_mask", pairs, 1, "tensor")
-            yield Kept("dropped_scores", pairs, element, "tensor")
+            yield KeptTensor("score_mask", pairs, 1, "tensor")
+            yield KeptTensor("dropped_scores", pairs, element, "tensor")
     else:
-        yield Kept("logsumexp", kind.heads, 4, "tensor")
-    yield Kept("attended", kind.attended_width, element, "tensor")
+        yield KeptTensor("logsumexp", kind.heads, 4, "tensor")
+    yield KeptTensor("attended", kind.attended_width, element, "tensor")
 
 
 def _value_storage(kind: LayerKind) -> int:
@@ -132,31 +134,31 @@ def _value_storage(kind: LayerKind) -> int:
     return kind.value_width + kind.key_width - rotated
 
 
-def _recurrent(kind: LayerKind, element: float) -> Iterator[Kept]:
+def _recurrent(kind: LayerKind, element: float) -> Iterator[KeptTensor]:
     """A gated delta net (arXiv 2412.06464); query_width and value_width as its heads have them."""
     mixed = kind.query_width + kind.key_width + kind.value_width
-    yield Kept("projected", mixed, element, "tensor")
-    yield Kept("convolved", mixed, element, "tensor")
-    yield Kept("query", kind.query_width, element, "tensor")
-    yield Kept("key", kind.key_width, element, "tensor")
-    yield Kept("value", kind.value_width, element, "tensor")
-    yield Kept("output_gate", kind.value_width, element, "tensor")
-    yield Kept("rates", 2 * kind.heads, 4, "tensor")
-    yield Kept("chunk_matrices", kind.heads * CHUNK, element, "tensor")
-    yield Kept("attended", kind.value_width, element, "tensor")
-    yield Kept("gated", kind.value_width, element, "tensor")
+    yield KeptTensor("projected", mixed, element, "tensor")
+    yield KeptTensor("convolved", mixed, element, "tensor")
+    yield KeptTensor("query", kind.query_width, element, "tensor")
+    yield KeptTensor("key", kind.key_width, element, "tensor")
+    yield KeptTensor("value", kind.value_width, element, "tensor")
+    yield KeptTensor("output_gate", kind.value_width, element, "tensor")
+    yield KeptTensor("rates", 2 * kind.heads, 4, "tensor")
+    yield KeptTensor("chunk_matrices", kind.heads * CHUNK, element, "tensor")
+    yield KeptTensor("attended", kind.value_width, element, "tensor")
+    yield KeptTensor("gated", kind.value_width, element, "tensor")
 
 
 def _mlp(
     prefix: str, width: float, matrices: int, element: float, *, routed: bool = False
-) -> Iterator[Kept]:
+) -> Iterator[KeptTensor]:
     for name in ("gate", "up", "activated", "product") if matrices == 3 else ("up", "product"):
-        yield Kept(prefix + name, width, element, "tensor", routed)
+        yield KeptTensor(prefix + name, width, element, "tensor", routed)
 
 
-def _experts(kind: LayerKind, hidden: int, element: float) -> Iterator[Kept]:
-    yield Kept("router", kind.experts, 4)
-    yield Kept("copies", kind.top_k * hidden, element, "experts", routed=True)
+def _experts(kind: LayerKind, hidden: int, element: float) -> Iterator[KeptTensor]:
+    yield KeptTensor("router", kind.experts, 4)
+    yield KeptTensor("copies", kind.top_k * hidden, element, "experts", routed=True)
     width = kind.top_k * kind.expert_width
     yield from _mlp("expert_", width, kind.matrices, element, routed=True)
-    yield Kept("expert_output", kind.top_k * hidden, element, "experts", routed=True)
+    yield KeptTensor("expert_output", kind.top_k * hidden, element, "experts", routed=True)

@@ -27,7 +27,7 @@ FEW = 1 / 8
 
 
 @dataclass(frozen=True)
-class Stage:
+class PipelineStage:
     """layers: how many of the model's it runs; leading: dense ones of them, before a mixture's.
 
     in_flight: micro-batches whose activations it holds. embedding, head: 1 where it has them.
@@ -41,7 +41,7 @@ class Stage:
     head: Number
 
 
-def stages_of(workload: Workload, layout: Layout) -> Iterator[Stage]:
+def stages_of(workload: Workload, layout: Layout) -> Iterator[PipelineStage]:
     """The first stage, the last, and the second as one of the middle."""
     pipe, depth = layout.pipe, workload.architecture.depth
     passes = larger(1, layout.accumulation(workload.batch_rows))
@@ -52,13 +52,13 @@ def stages_of(workload: Workload, layout: Layout) -> Iterator[Stage]:
     only = choose(pipe == 1, 1, 0)
     name = choose(pipe == 1, "only", "first")
     leading = smaller(ends, sum(kind.count for kind in leading_kinds(workload.architecture)))
-    yield Stage(name, ends, leading, _in_flight(layout, 0, passes), 1, only)
+    yield PipelineStage(name, ends, leading, _in_flight(layout, 0, passes), 1, only)
     if not hasattr(pipe, "shape") and pipe == 1:
         return
     last = larger(0, pipe - 1)
-    yield Stage("last", ends, only * leading, _in_flight(layout, last, passes), only, 1)
+    yield PipelineStage("last", ends, only * leading, _in_flight(layout, last, passes), only, 1)
     middle = choose(pipe > 2, longest, 0)
-    yield Stage("second", middle, 0, _in_flight(layout, 1, passes), 0, 0)
+    yield PipelineStage("second", middle, 0, _in_flight(layout, 1, passes), 0, 0)
 
 
 def leading_kinds(model: Architecture) -> tuple[LayerKind, ...]:
@@ -68,7 +68,9 @@ def leading_kinds(model: Architecture) -> tuple[LayerKind, ...]:
     return dense if few and len(dense) < len(model.layers) else ()
 
 
-def over_layers(model: Architecture, stage: Stage, of: Callable[[LayerKind], Number]) -> Number:
+def over_layers(
+    model: Architecture, stage: PipelineStage, of: Callable[[LayerKind], Number]
+) -> Number:
     """Sum of a figure over the stage's layers: its leading ones, and the mean of the others."""
     first = leading_kinds(model)
     others = tuple(kind for kind in model.layers if kind not in first)
@@ -117,10 +119,10 @@ class LayerFigures:
 
 
 @dataclass(frozen=True)
-class Case(Setting):
+class StageCase(Setting):
     """One device of one stage: all that a term depends on."""
 
-    stage: Stage
+    stage: PipelineStage
     layers: LayerFigures
 
 
@@ -154,7 +156,7 @@ class Elements:
     down: Number
 
 
-def elements(model: Architecture, stage: Stage) -> Elements:
+def elements(model: Architecture, stage: PipelineStage) -> Elements:
     """Of the stage's layers, its embedding, its head and what follows."""
     outer = stage.embedding * model.embedding_params + stage.head * head_params(model, stage)
     extra = sum(kind.count * (kind.params - kind.expert_params) for kind in model.extra)
@@ -174,18 +176,18 @@ def downward_params(kind: LayerKind, hidden: int) -> int:
     return hidden * (kind.query_latent + kind.cache_width) if kind.key_latent else 0
 
 
-def head_params(model: Architecture, stage: Stage) -> Number:
+def head_params(model: Architecture, stage: PipelineStage) -> Number:
     """The head's; a tied one is a copy of the embedding where that is on another stage."""
     tied = 0 if model.head_params else model.vocab * model.hidden
     return model.head_params + (1 - stage.embedding) * tied
 
 
-def weights(case: Case) -> Term:
+def weights(case: StageCase) -> Term:
     """As the recipe keeps them."""
     return _state("weights", case, case.workload.recipe.weights, 3)
 
 
-def weight_copies(case: Case) -> Term:
+def weight_copies(case: StageCase) -> Term:
     """All weights again in the dtype of computation, where they are cast and not gathered."""
     needed = case.stack.casts_weights and case.workload.recipe.weights > case.element
     split = case.sharding > 1 if case.layout.zero >= 3 else False
@@ -193,32 +195,32 @@ def weight_copies(case: Case) -> Term:
     return Term(copies.name, copies.bytes * choose(split, 0, 1), copies.formula)
 
 
-def gradients(case: Case) -> Term:
+def gradients(case: StageCase) -> Term:
     """Of all trained parameters, reduced; adapters bring their own."""
     trained = case.workload.adapter_params is None
     return _state("gradients", case, case.workload.recipe.gradients if trained else 0, 2)
 
 
-def optimizer(case: Case) -> Term:
+def optimizer(case: StageCase) -> Term:
     """Master weights and moments."""
     trained = case.workload.adapter_params is None
     return _state("optimizer", case, case.workload.recipe.optimizer if trained else 0, 1)
 
 
-def trained_elements(case: Case) -> Number:
+def trained_elements(case: StageCase) -> Number:
     """Parameters whose update one device computes."""
     if case.workload.adapter_params is not None:
         return case.workload.adapter_params
     return _on_device(elements(case.model, case.stage), case, level=1)
 
 
-def _on_device(found: Elements, case: Case, level: int) -> Number:
+def _on_device(found: Elements, case: StageCase, level: int) -> Number:
     return sum(
         count / math.prod(size for _, size in cut) for _, count, cut in _shares(found, case, level)
     )
 
 
-def _shares(found: Elements, case: Case, level: int) -> Iterator[tuple[str, Number, Cuts]]:
+def _shares(found: Elements, case: StageCase, level: int) -> Iterator[tuple[str, Number, Cuts]]:
     """What of the elements is cut in which ways."""
     split, tensor = case.layout.zero >= level, ("tensor", case.layout.tensor)
     zero = ("zero", case.sharding if split else 1)
@@ -228,7 +230,7 @@ def _shares(found: Elements, case: Case, level: int) -> Iterator[tuple[str, Numb
     yield "experts ", found.experts, (("expert", case.layout.expert), tensor, experts)
 
 
-def _state(name: str, case: Case, size: float, level: int) -> Term:
+def _state(name: str, case: StageCase, size: float, level: int) -> Term:
     found = elements(case.model, case.stage)
 
     def formula() -> str:
@@ -241,7 +243,7 @@ def _state(name: str, case: Case, size: float, level: int) -> Term:
     return Term(name, _on_device(found, case, level) * size, formula)
 
 
-def adapters(case: Case) -> Term:
+def adapters(case: StageCase) -> Term:
     """Weights, gradients and optimizer state of LoRA's adapters."""
     params, layout = case.workload.adapter_params or 0, case.layout
     zero = case.sharding if layout.zero >= 3 else 1

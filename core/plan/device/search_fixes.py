@@ -22,7 +22,8 @@ from typing import Any
 from sabia.core.errors import Infeasible
 from sabia.core.plan.chips import Chip, load_chips
 from sabia.core.plan.device.layout import AXES, Layout, Workload
-from sabia.core.plan.device.search import Question, Survey
+from sabia.core.plan.device.search_rules import SearchProblem
+from sabia.core.plan.device.survey import Survey
 from sabia.core.plan.memory import RECIPES
 from sabia.core.units import format_bytes
 
@@ -62,22 +63,22 @@ NAMED = 4  # changes in a message
 OWN_FLAGS = ("micro_batch", "recompute")
 
 
-def infeasible(question: Question, counts: Sequence[int], survey: Survey) -> Infeasible:
+def infeasible(problem: SearchProblem, counts: Sequence[int], survey: Survey) -> Infeasible:
     """The error for a search that found nothing."""
     advice = "; no change of one flag makes it fit, so use a smaller model"
-    if mends := list(islice(changes(question, counts), NAMED)):
+    if mends := list(islice(changes(problem, counts), NAMED)):
         advice = f"; use {', or '.join(mends)}"
-    elif question.pinned:
-        free = replace(question, pinned={})
+    elif problem.pinned:
+        free = replace(problem, pinned={})
         if more := list(islice(changes(free, counts), NAMED)):
-            fields = ", ".join(field.replace("_", "-") for field in question.pinned)
+            fields = ", ".join(field.replace("_", "-") for field in problem.pinned)
             advice = f"; leave {fields} to the search and use {', or '.join(more)}"
-    return Infeasible(_what(question, counts, survey) + advice)
+    return Infeasible(_what(problem, counts, survey) + advice)
 
 
-def _what(question: Question, counts: Sequence[int], survey: Survey) -> str:
+def _what(problem: SearchProblem, counts: Sequence[int], survey: Survey) -> str:
     many = str(counts[0]) if len(counts) == 1 else f"up to {max(counts)}"
-    begin = f"--chips: {many} {question.chip.name}"
+    begin = f"--chips: {many} {problem.chip.name}"
     if survey.least is None:
         reasons = sorted(survey.fell.items(), key=lambda pair: -pair[1])
         why = f"most often {reasons[0][0]}" if reasons else "the pinned ones do not divide them"
@@ -85,8 +86,8 @@ def _what(question: Question, counts: Sequence[int], survey: Survey) -> str:
     need, layout = survey.least
     return (
         f"{begin} cannot hold the run: at least {format_bytes(need)} a chip "
-        f"({described(layout)}), {question.utilisation:.0%} of "
-        f"{format_bytes(question.chip.usable_hbm_bytes)} may be filled"
+        f"({described(layout)}), {problem.utilisation:.0%} of "
+        f"{format_bytes(problem.chip.usable_hbm_bytes)} may be filled"
     )
 
 
@@ -100,17 +101,17 @@ def described(layout: Layout) -> str:
     return ",".join(parts)
 
 
-def changes(question: Question, counts: Sequence[int]) -> Iterator[str]:
+def changes(problem: SearchProblem, counts: Sequence[int]) -> Iterator[str]:
     """Flags, one at a time, with which the run fits; the cheapest first."""
-    yield from _freed(question, counts)
-    yield from _first_fit(_leaner(question), counts)
-    yield from _more_chips(question, counts)
-    for others in (_shorter(question), _other_batch(question, max(counts)), _larger_chip(question)):
+    yield from _freed(problem, counts)
+    yield from _first_fit(_leaner(problem), counts)
+    yield from _more_chips(problem, counts)
+    for others in (_shorter(problem), _other_batch(problem, max(counts)), _larger_chip(problem)):
         yield from _first_fit(others, counts)
 
 
 # what else could be asked, lazily: (the flag that asks it, the question)
-_Others = Iterator[tuple[str, Question]]
+_Others = Iterator[tuple[str, SearchProblem]]
 
 
 def _first_fit(others: _Others, counts: Sequence[int]) -> Iterator[str]:
@@ -118,19 +119,19 @@ def _first_fit(others: _Others, counts: Sequence[int]) -> Iterator[str]:
     return islice((flag for flag, other in others if _fits(other, counts)), 1)
 
 
-def _fits(question: Question, counts: Sequence[int]) -> Survey | None:
+def _fits(problem: SearchProblem, counts: Sequence[int]) -> Survey | None:
     """The layouts of the leanest settings that are free, where any fits."""
-    lean: dict[str, Any] = {"recompute": "full", "micro_batch": 1, "zero": question.can.zero[-1]}
-    survey = Survey(replace(question, pinned=lean | {**question.pinned}), counts, timed=False)
+    lean: dict[str, Any] = {"recompute": "full", "micro_batch": 1, "zero": problem.can.zero[-1]}
+    survey = Survey(replace(problem, pinned=lean | {**problem.pinned}), counts, timed=False)
     return survey if survey.fitting else None
 
 
-def _freed(question: Question, counts: Sequence[int]) -> Iterator[str]:
+def _freed(problem: SearchProblem, counts: Sequence[int]) -> Iterator[str]:
     """Another value of one pinned field; that with the fastest layout first."""
     found = []
-    for field in question.pinned:
-        others = {k: v for k, v in question.pinned.items() if k != field}
-        survey = Survey(replace(question, pinned=others), counts)
+    for field in problem.pinned:
+        others = {k: v for k, v in problem.pinned.items() if k != field}
+        survey = Survey(replace(problem, pinned=others), counts)
         if survey.fitting:
             best = survey.row(int(survey.gathered()[0].argmin()))
             found.append((best.step_s, _said(field, getattr(best.layout, field))))
@@ -145,51 +146,51 @@ def _said(field: str, value: Any) -> str:
     return f"--{name} {value}" if field in OWN_FLAGS else f"{name}={value} in --fixed-layout"
 
 
-def _leaner(question: Question) -> _Others:
-    workload = question.workload
-    if question.can.recipes or workload.adapter_params is not None:
+def _leaner(problem: SearchProblem) -> _Others:
+    workload = problem.workload
+    if problem.can.recipes or workload.adapter_params is not None:
         return  # the software has its own; adapters' state is small
     now = workload.recipe.bytes_per_param
     leaner = [r for r in RECIPES.values() if r.bytes_per_param < now]
     for recipe in sorted(leaner, key=lambda recipe: -recipe.bytes_per_param):
-        yield f"--state-recipe {recipe.name}", _with(question, recipe=recipe)
+        yield f"--state-recipe {recipe.name}", _with(problem, recipe=recipe)
 
 
-def _with(question: Question, **changed: Any) -> Question:
-    workload: Workload = replace(question.workload, **changed)
-    return replace(question, workload=workload)
+def _with(problem: SearchProblem, **changed: Any) -> SearchProblem:
+    workload: Workload = replace(problem.workload, **changed)
+    return replace(problem, workload=workload)
 
 
-def _more_chips(question: Question, counts: Sequence[int]) -> Iterator[str]:
+def _more_chips(problem: SearchProblem, counts: Sequence[int]) -> Iterator[str]:
     start, most = max(counts) + 1, min(2 * max(counts), MOST_CHIPS)
     while start <= MOST_CHIPS:
-        sizes = list(rentable(question.chip, most, start))
-        survey = _fits(question, sizes) if sizes else None
+        sizes = list(rentable(problem.chip, most, start))
+        survey = _fits(problem, sizes) if sizes else None
         if survey is not None:
             yield f"--chips {survey.fewest}"
             return
         start, most = most + 1, min(4 * most, MOST_CHIPS) if most < MOST_CHIPS else MOST_CHIPS + 1
 
 
-def _shorter(question: Question) -> _Others:
-    workload = question.workload
+def _shorter(problem: SearchProblem) -> _Others:
+    workload = problem.workload
     length, rows = workload.sequence // 2, workload.batch_rows * 2
     while length >= SHORTEST:
-        yield f"--seq {length}", _with(question, sequence=length, batch_rows=rows)
+        yield f"--seq {length}", _with(problem, sequence=length, batch_rows=rows)
         length, rows = length // 2, rows * 2
 
 
-def _other_batch(question: Question, chips: int) -> _Others:
-    workload = question.workload
+def _other_batch(problem: SearchProblem, chips: int) -> _Others:
+    workload = problem.workload
     rounded = 1 << (workload.batch_rows - 1).bit_length()
     for rows in sorted({rounded, -(-workload.batch_rows // chips) * chips}):
         if rows != workload.batch_rows:
-            yield f"--batch-tokens {rows * workload.sequence}", _with(question, batch_rows=rows)
+            yield f"--batch-tokens {rows * workload.sequence}", _with(problem, batch_rows=rows)
 
 
-def _larger_chip(question: Question) -> _Others:
-    now = question.chip
+def _larger_chip(problem: SearchProblem) -> _Others:
+    now = problem.chip
     larger = [c for c in load_chips().values() if c.usable_hbm_bytes > now.usable_hbm_bytes]
     alike = sorted(larger, key=lambda chip: (chip.family != now.family, chip.usable_hbm_bytes))
     for chip in alike:
-        yield f"--chip {chip.name}", replace(question, chip=chip)
+        yield f"--chip {chip.name}", replace(problem, chip=chip)

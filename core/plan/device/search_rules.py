@@ -26,7 +26,7 @@ do is refused, with the nearest values that would do.
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from sabia.core.errors import UsageError
 from sabia.core.plan.chips import Chip
@@ -35,8 +35,8 @@ from sabia.core.plan.device.layout import AXES, RECOMPUTE, Layout, Recompute, Wo
 from sabia.core.plan.device.stack import Stack
 from sabia.core.plan.elementwise import Number
 
-if TYPE_CHECKING:
-    from sabia.core.plan.device.search import Question
+UTILISATION = 0.9  # of the usable memory; the rest is lost to fragmentation
+Pinned = Mapping[str, Any]  # field of a layout → the value that it must have
 
 
 @dataclass(frozen=True)
@@ -111,6 +111,31 @@ def abilities_of(stack: Stack, chip: Chip) -> Abilities:
     return found
 
 
+@dataclass(frozen=True)
+class SearchProblem:
+    """What is searched for: everything but the numbers of chips.
+
+    pinned: fields of a layout that must have a value. utilisation: share of a chip's usable memory
+    that may be filled.
+    """
+
+    workload: Workload
+    chip: Chip
+    stack: Stack
+    pinned: Pinned
+    utilisation: float = UTILISATION
+
+    @property
+    def room_bytes(self) -> float:
+        """What a device may hold."""
+        return self.chip.usable_hbm_bytes * self.utilisation
+
+    @property
+    def can(self) -> Abilities:
+        """What the software can do."""
+        return abilities_of(self.stack, self.chip)
+
+
 NUMBERS = (*AXES, "micro_batch", "virtual")
 CHOICES = ("recompute", "zero", "experts_over_tensor", "sequence_parallel")
 FIELDS = (*NUMBERS, *CHOICES)
@@ -120,7 +145,7 @@ MOST_STAGES = 12  # on one device; interleaving further has not been published
 
 
 @dataclass(frozen=True)
-class Rule:
+class LayoutRule:
     """A condition on the product of `fields`; `says`: what is wrong where it does not hold.
 
     advice: a layout that breaks it would run, only not well: the search alone applies it.
@@ -149,14 +174,14 @@ class Rule:
         return found
 
 
-def divides(fields: tuple[str, ...], count: int, what: str) -> Rule:
+def divides(fields: tuple[str, ...], count: int, what: str) -> LayoutRule:
     """The product of the fields divides `count` things."""
-    return Rule(fields, f"does not divide {count:,} {what}", lambda n: count % n == 0)
+    return LayoutRule(fields, f"does not divide {count:,} {what}", lambda n: count % n == 0)
 
 
-def at_most(field: str, count: int, what: str, advice: bool = False) -> Rule:
+def at_most(field: str, count: int, what: str, advice: bool = False) -> LayoutRule:
     """The field is at most `count`."""
-    return Rule((field,), f"is above {count:,} {what}", lambda n: n <= count, advice)
+    return LayoutRule((field,), f"is above {count:,} {what}", lambda n: n <= count, advice)
 
 
 def check_pinned(workload: Workload, chip: Chip, can: Abilities, values: Mapping[str, Any]) -> None:
@@ -201,7 +226,7 @@ def _check_names(can: Abilities, values: Mapping[str, Any]) -> None:
             raise UsageError(f"layout: {field!r} is no field of it (expected one of {known})")
 
 
-def _broken(rule: Rule, rules: list[Rule], values: Mapping[str, Any]) -> str:
+def _broken(rule: LayoutRule, rules: list[LayoutRule], values: Mapping[str, Any]) -> str:
     """'tensor=6 does not divide 64 heads; use 4 or 8'."""
     product = rule.product(values)
     given = {field: values.get(field, 1) for field in rule.fields}
@@ -212,7 +237,7 @@ def _broken(rule: Rule, rules: list[Rule], values: Mapping[str, Any]) -> str:
     return f"{' x '.join(named)}{total} {rule.says}" + (f"; use {text}" if text else "")
 
 
-def _nearest(value: int, rules: list[Rule]) -> Iterator[int]:
+def _nearest(value: int, rules: list[LayoutRule]) -> Iterator[int]:
     """The next number below `value` that all the rules let pass, and the next above it."""
     below = range(min(value - 1, FARTHEST), 0, -1)
     above = range(value + 1, min(5 * value + 64, FARTHEST))
@@ -220,7 +245,7 @@ def _nearest(value: int, rules: list[Rule]) -> Iterator[int]:
         yield from next(([n] for n in numbers if all(rule.fits(n) for rule in rules)), [])
 
 
-def rules_of(workload: Workload, chip: Chip, can: Abilities) -> tuple[Rule, ...]:
+def rules_of(workload: Workload, chip: Chip, can: Abilities) -> tuple[LayoutRule, ...]:
     """Every rule that a layout of this work on this chip with this software keeps.
 
     Those of one field come first, the most restrictive of each first.
@@ -228,7 +253,7 @@ def rules_of(workload: Workload, chip: Chip, can: Abilities) -> tuple[Rule, ...]
     return (*_tensor_rules(workload.architecture, chip, can), *_other_rules(workload, can))
 
 
-def _tensor_rules(model: Architecture, chip: Chip, can: Abilities) -> Iterator[Rule]:
+def _tensor_rules(model: Architecture, chip: Chip, can: Abilities) -> Iterator[LayoutRule]:
     yield at_most("tensor", chip.scale_up_domain, "chips of the fast domain", advice=True)
     split = {"heads": "heads", "kv_heads": "key-value heads"}
     split["mlp_width"] = "units of a feed-forward layer"
@@ -240,14 +265,16 @@ def _tensor_rules(model: Architecture, chip: Chip, can: Abilities) -> Iterator[R
             yield _divides_or_copies(count) if copied else divides(("tensor",), count, what)
 
 
-def _divides_or_copies(count: int) -> Rule:
+def _divides_or_copies(count: int) -> LayoutRule:
     def fits(n: Number) -> Number:
         return (count % n == 0) | (n % count == 0)
 
-    return Rule(("tensor",), f"neither divides {count:,} key-value heads nor copies them", fits)
+    return LayoutRule(
+        ("tensor",), f"neither divides {count:,} key-value heads nor copies them", fits
+    )
 
 
-def _other_rules(workload: Workload, can: Abilities) -> Iterator[Rule]:
+def _other_rules(workload: Workload, can: Abilities) -> Iterator[LayoutRule]:
     model, sequence = workload.architecture, workload.sequence
     if can.halves:
         yield divides(("context",), sequence // 2, "pairs of tokens of a row")
@@ -257,7 +284,9 @@ def _other_rules(workload: Workload, can: Abilities) -> Iterator[Rule]:
     yield at_most("pipe", depth, "layers")
     if can.loose_stages:
         says = f"stages of {depth} layers would be idle for more than {PADDING:.0%}"
-        yield Rule(("pipe",), says, lambda n: -(-depth // n) * n <= depth * (1 + PADDING), True)
+        yield LayoutRule(
+            ("pipe",), says, lambda n: -(-depth // n) * n <= depth * (1 + PADDING), True
+        )
     else:
         yield even_stages(depth, can.outer)
     for count in _sizes(model, "experts"):
@@ -272,7 +301,7 @@ def _other_rules(workload: Workload, can: Abilities) -> Iterator[Rule]:
     yield divides(("data", "fsdp", "expert", "micro_batch"), workload.batch_rows, "rows of a batch")
 
 
-def even_stages(depth: int, outer: int) -> Rule:
+def even_stages(depth: int, outer: int) -> LayoutRule:
     """pipe x virtual divides the layers, or with one or `outer` more that stand for the ends."""
     extra = f" (or {depth + outer})" if outer else ""
 
@@ -283,7 +312,7 @@ def even_stages(depth: int, outer: int) -> Rule:
         return found
 
     says = f"does not divide {depth} layers{extra}"
-    return Rule(("pipe", "virtual"), says, fits, advice=bool(outer))
+    return LayoutRule(("pipe", "virtual"), says, fits, advice=bool(outer))
 
 
 def _sizes(model: Architecture, name: str) -> list[int]:
@@ -337,29 +366,29 @@ def _value(field: str, value: str, part: str) -> Any:
     raise UsageError(f"--fixed-layout: {part!r} (expected {wanted})")
 
 
-def fixed_layout(question: "Question", chips: int | None) -> Layout:
+def fixed_layout(problem: SearchProblem, chips: int | None) -> Layout:
     """The layout of the pinned fields; what they leave out is 1, or as the software does it.
 
     With `chips`, data takes what the other axes leave, unless it is given. Raises UsageError where
     the number of chips is another one, and on what the model or the software cannot do.
     """
-    can = question.can
+    can = problem.can
     usual = {"zero": can.zero[-1], "sequence_parallel": can.sequence_parallel}
-    layout = Layout(**(usual | {**question.pinned}))
-    _check(layout, question)
-    if chips is not None and "data" not in question.pinned and chips % layout.chips == 0:
+    layout = Layout(**(usual | {**problem.pinned}))
+    _check(layout, problem)
+    if chips is not None and "data" not in problem.pinned and chips % layout.chips == 0:
         layout = replace(layout, data=chips // layout.chips)
     if chips is not None and layout.chips != chips:
         raise UsageError(
             f"--fixed-layout: is of {layout.chips} chips (expected --chips {layout.chips}, or axes "
             f"whose product is {chips})"
         )
-    _check(layout, question)
+    _check(layout, problem)
     return layout
 
 
-def _check(layout: Layout, question: "Question") -> None:
+def _check(layout: Layout, problem: SearchProblem) -> None:
     """Raise UsageError where the model or the software cannot be laid out so."""
-    check_pinned(question.workload, question.chip, question.can, vars(layout))
+    check_pinned(problem.workload, problem.chip, problem.can, vars(layout))
     if layout.virtual > 1 and layout.pipe == 1:
         raise UsageError(f"layout: virtual={layout.virtual} with pipe=1 (expected pipe above 1)")

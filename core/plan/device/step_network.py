@@ -44,7 +44,7 @@ from sabia.core.plan.elementwise import Number, choose, larger, smaller
 
 
 @dataclass(frozen=True)
-class Group:
+class RankGroup:
     """`ranks` that take part, each `stride` devices from the next."""
 
     ranks: Number
@@ -59,17 +59,17 @@ class Group:
         return (self.ranks > 1) & (self.ranks * self.stride > chip.scale_up_domain)
 
 
-def group(layout: Layout, *axes: str) -> Group:
+def group(layout: Layout, *axes: str) -> RankGroup:
     """The ranks that differ along neighbouring `axes` only, the fastest first."""
     stride: Number = 1
     for axis in ("tensor", "context", "expert", "fsdp", "data", "pipe"):
         if axis == axes[0]:
             break
         stride = stride * getattr(layout, axis)
-    return Group(math.prod(getattr(layout, axis) for axis in axes), stride)
+    return RankGroup(math.prod(getattr(layout, axis) for axis in axes), stride)
 
 
-def bandwidth(who: Group, chips: Number, chip: Chip, stack: Stack) -> Number:
+def bandwidth(who: RankGroup, chips: Number, chip: Chip, stack: Stack) -> Number:
     """Bytes per second and rank, one way, nominal. Raises UsageError."""
     inside = known(chip, "scale_up_bytes_per_s") * _links(who, chips, chip)
     if not _any(who.leaves(chip)):
@@ -79,7 +79,7 @@ def bandwidth(who: Group, chips: Number, chip: Chip, stack: Stack) -> Number:
     return choose(who.leaves(chip), smaller(inside, outside), inside)
 
 
-def gather_s(size: Number, who: Group, chips: Number, chip: Chip, stack: Stack) -> Number:
+def gather_s(size: Number, who: RankGroup, chips: Number, chip: Chip, stack: Stack) -> Number:
     """Seconds to gather, or to reduce and scatter, `size` bytes over the group."""
     if not _any(who.ranks > 1):
         return 0 * who.ranks
@@ -87,7 +87,7 @@ def gather_s(size: Number, who: Group, chips: Number, chip: Chip, stack: Stack) 
 
 
 def exchange_s(
-    size: Number, who: Group, chips: Number, chip: Chip, copies: int | None = None
+    size: Number, who: RankGroup, chips: Number, chip: Chip, copies: int | None = None
 ) -> Number:
     """Seconds for each rank to send `size` bytes, evenly to all of the group (itself included).
 
@@ -120,7 +120,7 @@ def send_s(size: Number, layout: Layout, chip: Chip) -> Number:
     return size / choose(stages.leaves(chip), outside, inside)
 
 
-def _links(who: Group, chips: Number, chip: Chip) -> Number:
+def _links(who: RankGroup, chips: Number, chip: Chip) -> Number:
     """Share of a chip's links that the group uses: all behind a switch, those of its axes else."""
     if not chip.torus_axes:
         return 1
@@ -172,7 +172,7 @@ def expert_s(at: Timed, kind: LayerKind) -> Number:
         return 0
     folded = at.layout.experts_over_tensor
     stride = 1 if folded else at.layout.tensor * at.layout.context
-    who = Group(at.layout.expert_ranks, stride)
+    who = RankGroup(at.layout.expert_ranks, stride)
     sent = at.tokens / (at.layout.tensor if folded else at.token_split) * kind.top_k
     size = sent * at.workload.architecture.hidden * at.element
     times = 6 if at.layout.recompute == "full" else 4
@@ -253,7 +253,7 @@ def _folded(at: Timed) -> tuple[str, ...]:
     return tuple(axis for axis, yes in folded.items() if yes)
 
 
-def _sharding(at: Timed, *, routed: bool = False) -> Group:
+def _sharding(at: Timed, *, routed: bool = False) -> RankGroup:
     """The ranks that split dense weights (or those of routed experts, which expert splits)."""
     axes = [axis for axis in _folded(at) if not (routed and axis == "expert")]
     return group(at.layout, *axes, "fsdp")
@@ -278,7 +278,7 @@ def _trained(at: Timed, params: Number) -> Number:
     return params * (at.workload.adapter_params / at.workload.architecture.params)
 
 
-def _ring(at: Timed, size: Number, who: Group) -> Number:
+def _ring(at: Timed, size: Number, who: RankGroup) -> Number:
     nominal = gather_s(size, who, at.layout.chips, at.chip, at.stack)
     return nominal / at.constants.collective
 

@@ -47,7 +47,7 @@ KINDS = ("training", "evaluation", "judge", "rollout", "storage", "other")
 
 
 @dataclass(frozen=True)
-class Item:
+class BudgetItem:
     """`runs` runs, the mean where the file gave a range, of chip-hours and dollars each.
 
     `price`: of a chip-hour, None where no chips are paid for. `provider`: who is paid.
@@ -85,10 +85,10 @@ class Total:
 
 
 @dataclass(frozen=True)
-class Pyramid:
+class Budget:
     """All items, and what is put by on top of them."""
 
-    items: tuple[Item, ...]
+    items: tuple[BudgetItem, ...]
     contingency: float = 0.0
 
     @property
@@ -129,7 +129,7 @@ class Pyramid:
         """Who is paid."""
         return self._sums(lambda item: item.provider)
 
-    def _sums(self, key: Callable[[Item], str]) -> dict[str, Total]:
+    def _sums(self, key: Callable[[BudgetItem], str]) -> dict[str, Total]:
         totals: dict[str, Total] = {}
         for item in self.items:
             before = totals.get(key(item), Total(0.0, 0.0))
@@ -154,7 +154,7 @@ class Defaults:
 
 
 @dataclass(frozen=True)
-class Form:
+class ItemForm:
     """Keys of a form beside its leading one, the kind that it is, and what a run takes."""
 
     keys: frozenset[str]
@@ -162,7 +162,7 @@ class Form:
     taken: Callable[[str, Mapping[str, Any], Defaults], Taken]
 
 
-def form_of(label: str, table: Mapping[str, Any]) -> tuple[str, Form]:
+def form_of(label: str, table: Mapping[str, Any]) -> tuple[str, ItemForm]:
     """The one form whose leading key the item has. Raises BadData on none or several."""
     found = [name for name in FORMS if name in table]
     if len(found) != 1:
@@ -231,12 +231,12 @@ def _storage(label: str, table: Mapping[str, Any], _default: Defaults) -> Taken:
 
 
 FORMS = {
-    "chip_hours": Form(frozenset(), "training", _known_hours),
-    "params": Form(frozenset({"active", "tokens"}), "training", _training),
-    "tokens_per_chip_s": Form(frozenset({"tokens"}), "rollout", _generation),
-    "usd_per_million": Form(frozenset({"input_tokens", "output_tokens"}), "judge", _api),
-    "evaluation": Form(frozenset(), "evaluation", _evaluation),
-    "storage": Form(frozenset({"keep", "usd_per_gb_month"}), "storage", _storage),
+    "chip_hours": ItemForm(frozenset(), "training", _known_hours),
+    "params": ItemForm(frozenset({"active", "tokens"}), "training", _training),
+    "tokens_per_chip_s": ItemForm(frozenset({"tokens"}), "rollout", _generation),
+    "usd_per_million": ItemForm(frozenset({"input_tokens", "output_tokens"}), "judge", _api),
+    "evaluation": ItemForm(frozenset(), "evaluation", _evaluation),
+    "storage": ItemForm(frozenset({"keep", "usd_per_gb_month"}), "storage", _storage),
 }
 
 
@@ -247,7 +247,7 @@ ITEM_KEYS = COMMON | {"name", "group", "kind", "runs"}
 
 
 @dataclass(frozen=True)
-class Source:
+class BudgetFile:
     """Where items are read from: the path for messages, defaults, the price given, the day."""
 
     path: str
@@ -256,7 +256,7 @@ class Source:
     today: datetime.date
 
 
-def read_pyramid(settings: PlanOptions, price: Price | None, today: datetime.date) -> Pyramid:
+def read_pyramid(settings: PlanOptions, price: Price | None, today: datetime.date) -> Budget:
     """Read and work out `--budget`. Raises BadData on a faulty file, UsageError on a missing one.
 
     price: of a chip-hour, as the command line says.
@@ -275,9 +275,9 @@ def read_pyramid(settings: PlanOptions, price: Price | None, today: datetime.dat
     common = {"chip": PlanOptions.assumed("chip")}
     common |= {key: data[key] for key in COMMON if key in data}
     common |= settings.set_values("chip", "mfu", "lora")
-    source = Source(path, common, price, today)
+    source = BudgetFile(path, common, price, today)
     contingency = parse_fraction(data.get("contingency", 0.0), f"{path}: contingency")
-    return Pyramid(tuple(_item(source, table) for table in tables), contingency)
+    return Budget(tuple(_item(source, table) for table in tables), contingency)
 
 
 def _refuse_unknown(path: str, label: str, table: Mapping[str, Any], known: set[str]) -> None:
@@ -287,7 +287,7 @@ def _refuse_unknown(path: str, label: str, table: Mapping[str, Any], known: set[
         raise BadData(f"{path}: {label} has unknown {', '.join(unknown)} (expected {expected})")
 
 
-def _item(source: Source, table: Any) -> Item:
+def _item(source: BudgetFile, table: Any) -> BudgetItem:
     name = str(table.get("name", "")) if isinstance(table, dict) else ""
     label = f"{source.path}: item {name!r}"
     if not name:
@@ -301,7 +301,7 @@ def _item(source: Source, table: Any) -> Item:
     hours, usd = form.taken(label, table, default)
     runs, runs_text = _runs(label, table.get("runs", 1))
     price = _price(source, label, table, default.chip) if hours else None
-    return Item(
+    return BudgetItem(
         name=name,
         group=str(table.get("group", "")),
         kind=kind,
@@ -324,7 +324,7 @@ def _defaults(label: str, table: Mapping[str, Any]) -> Defaults:
     return Defaults(find_chip(str(table["chip"])), mfu, bool(table.get("lora")), goodput)
 
 
-def _price(source: Source, label: str, own: Mapping[str, Any], chip: Chip) -> Price:
+def _price(source: BudgetFile, label: str, own: Mapping[str, Any], chip: Chip) -> Price:
     """The item's own price or offer, the command line's, the file's, or the first on file."""
     for table in (own, source.common):
         if table is source.common and source.given:

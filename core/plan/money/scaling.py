@@ -23,7 +23,7 @@ SERVE_FLOPS_PER_PARAM_TOKEN = 2
 
 
 @dataclass(frozen=True)
-class Law:
+class ScalingLaw:
     """Constants of L(N, D) = e + a/N^alpha + b/D^beta, in nats a token."""
 
     name: str
@@ -50,8 +50,8 @@ class Law:
         return Pair(params, flops / FLOPS_PER_PARAM_TOKEN / params)
 
 
-HOFFMANN = Law("Hoffmann 2022", 1.6934, 406.4, 410.7, 0.3392, 0.2849)
-BESIROGLU = Law("Besiroglu 2024", 1.8172, 482.01, 2085.43, 0.3478, 0.3658)
+HOFFMANN = ScalingLaw("Hoffmann 2022", 1.6934, 406.4, 410.7, 0.3392, 0.2849)
+BESIROGLU = ScalingLaw("Besiroglu 2024", 1.8172, 482.01, 2085.43, 0.3478, 0.3658)
 
 
 @dataclass(frozen=True)
@@ -89,7 +89,7 @@ class Advice:
     included, for the plan's loss. `saving`: share of the plan's operations that it saves.
     """
 
-    law: Law
+    law: ScalingLaw
     planned: Pair
     served_tokens: float
     same_flops: Pair
@@ -108,7 +108,7 @@ class Advice:
         )
 
 
-def cheapest_pair(law: Law, loss: float, served_tokens: float = 0.0) -> Pair:
+def cheapest_pair(law: ScalingLaw, loss: float, served_tokens: float = 0.0) -> Pair:
     """The pair that reaches `loss` with the fewest operations, serving included.
 
     6ND + 2NT along the curve of equal loss has one minimum in log N (golden section). Raises
@@ -148,7 +148,7 @@ def _least(cost: Callable[[float], float], low: float, high: float) -> float:
 
 
 def advise(
-    params: float, tokens: float, served_tokens: float = 0.0, law: Law = BESIROGLU
+    params: float, tokens: float, served_tokens: float = 0.0, law: ScalingLaw = BESIROGLU
 ) -> Advice:
     """What the law says of training `params` on `tokens` and serving `served_tokens`.
 

@@ -23,15 +23,15 @@ from sabia.core.plan.output.stops import paid, paid_by_terms
 from sabia.core.plan.output.table import columns, percent, power_of_ten
 from sabia.core.plan.output.view import View
 from sabia.core.plan.planner import Plan
-from sabia.core.plan.request import Request
+from sabia.core.plan.request import PlanRequest
 from sabia.core.units import format_count
 
 
-def limit(asked: Request, plan: Plan) -> View:
+def limit(request: PlanRequest, plan: Plan) -> View:
     """What `--max-cost` buys at the lowest price. Raises Infeasible where the run costs more."""
-    limit = asked.settings.max_cost
+    limit = request.settings.max_cost
     assert limit is not None
-    chip_s, share = paid(asked, plan)
+    chip_s, share = paid(request, plan)
     seen = bought(limit, chip_s, plan.run.tokens, plan.cluster.prices, share)
     line = (
         f"limit     {short_money(seen.cost_usd)} of {short_money(limit)} at "
@@ -52,13 +52,13 @@ def _terms(share: float) -> str:
     return f", preemptible at {percent(share)} of it" if share < 1 else ""
 
 
-def carbon(asked: Request, plan: Plan) -> View:
+def carbon(request: PlanRequest, plan: Plan) -> View:
     """The footprint of the plan's best row, with stops where they were asked about.
 
     Raises UsageError.
     """
-    chip, said = plan.cluster.chip, asked.settings
-    hours = paid(asked, plan)[0] / 3600
+    chip, said = plan.cluster.chip, request.settings
+    hours = paid(request, plan)[0] / 3600
     seen = footprint(
         hours, chip.power_w, chip.name, said.value("pue"), said.value("carbon_intensity")
     )
@@ -87,13 +87,13 @@ def tons(value: float) -> str:
     return f"{value:,.0f} t" if value >= 10 else f"{value:.1f} t"
 
 
-def offers(asked: Request, plan: Plan) -> View:
+def offers(request: PlanRequest, plan: Plan) -> View:
     """Every offer of the plan's chip, of the provider and region that were asked for."""
-    preemptible_s, steady_s = paid_by_terms(asked, plan)
+    preemptible_s, steady_s = paid_by_terms(request, plan)
     chips = plan.best.chips
     billed = [
         (cost_usd(preemptible_s if price.spot else steady_s, price.usd_per_chip_hour), price)
-        for price in offers_on_file(asked, plan)
+        for price in offers_on_file(request, plan)
     ]
     billed.sort(key=lambda pair: pair[0])
     if not billed:
@@ -104,10 +104,10 @@ def offers(asked: Request, plan: Plan) -> View:
     return View("\n".join(columns(head, rows)), {"rows": figures})
 
 
-def offers_on_file(asked: Request, plan: Plan) -> tuple[Price, ...]:
+def offers_on_file(request: PlanRequest, plan: Plan) -> tuple[Price, ...]:
     """Prices on file that may be used today."""
-    chip, said = plan.cluster.chip.name, asked.settings
-    rows = current(load_prices().get(chip, ()), asked.today)
+    chip, said = plan.cluster.chip.name, request.settings
+    rows = current(load_prices().get(chip, ()), request.today)
     found: tuple[Price, ...] = ()
     for spot, term in dict.fromkeys((price.spot, price.commitment) for price in rows):
         try:
@@ -134,16 +134,16 @@ def _offer_figures(price: Price, usd: float, chips: int) -> dict[str, Any]:
     }
 
 
-def scaling(asked: Request, plan: Plan) -> View:
+def scaling(request: PlanRequest, plan: Plan) -> View:
     """The plan beside the pairs that a scaling law prefers (active parameters, roughly)."""
-    served = asked.settings.serve_tokens or 0.0
+    served = request.settings.serve_tokens or 0.0
     advice = advise(plan.run.active_params, plan.run.tokens, served)
     pairs = {
         "as planned": advice.planned,
         "least loss for as much training": advice.same_flops,
         "cheapest for this loss": advice.same_loss,
     }
-    limit, prices = asked.settings.max_cost, plan.cluster.prices
+    limit, prices = request.settings.max_cost, plan.cluster.prices
     if limit and prices:
         rate = min(price.usd_per_chip_hour for price in prices)
         flops = limit / rate * HOUR_S * (plan.run.train_flops / plan.best.chip_s)

@@ -11,54 +11,54 @@ from sabia.core.plan.money.bills import cost_usd, short_money
 from sabia.core.plan.output.report import fields
 from sabia.core.plan.output.table import columns
 from sabia.core.plan.output.view import View
-from sabia.core.plan.request import Request
+from sabia.core.plan.request import PlanRequest
 from sabia.core.plan.serving.asked import (
-    Asked,
-    AskedStep,
-    asked_loads,
+    GrpoStep,
+    ServingRequest,
     evaluation,
     generating_bytes,
     grpo_step,
+    possible_loads,
 )
 from sabia.core.plan.serving.decode import cache_bytes
 from sabia.core.plan.serving.evaluation import Bill, Evaluation
-from sabia.core.plan.serving.formats import judged
+from sabia.core.plan.serving.formats import published_ratio
 from sabia.core.plan.serving.traffic import Load, cheapest, room
 from sabia.core.units import format_bytes, format_count, format_duration
 
 
-def serve(request: Request) -> View:
+def serve(request: PlanRequest) -> View:
     """Serve the request's model on its chip. Raises UsageError, Infeasible."""
-    asked = Asked(request)
-    found = asked_loads(asked)
-    best, usd = cheapest(found), asked.usd_per_chip_hour
+    serving = ServingRequest(request)
+    found = possible_loads(serving)
+    best, usd = cheapest(found), serving.usd_per_chip_hour
     report = {
         "price_usd_per_chip_hour": usd,
         "replicas": [load_report(load, usd) for load in found],
         "best": load_report(best, usd),
     }
-    view = _view(asked, _model_kind(request), _serving_lines(asked, found, best), report)
+    view = _view(serving, _model_kind(request), _serving_lines(serving, found, best), report)
     if request.cluster.chips:
         view.report["cluster"] = _cluster(best, request.cluster.chips)
     return view
 
 
-def _model_kind(request: Request) -> str:
+def _model_kind(request: PlanRequest) -> str:
     return model_kind(request.run.params, request.run.active_params)
 
 
-def _view(asked: Asked, kind: str, lines: list[str], report: dict[str, Any]) -> View:
+def _view(serving: ServingRequest, kind: str, lines: list[str], report: dict[str, Any]) -> View:
     """Lines and figures, with how far published runs were from such predictions, and what was
     assumed."""
-    found = judged(kind)
+    found = published_ratio(kind)
     lines.append(
         f"published {found.rows} runs took {found.low:g} to {found.high:g} times what these "
         f"formulas say, {found.middle:g} in the middle ({found.about})"
     )
-    if asked.assumed:
-        lines.append(f"assumed   {'; '.join(asked.assumed)}")
+    if serving.assumed:
+        lines.append(f"assumed   {'; '.join(serving.assumed)}")
     known = {"published_over_predicted": fields(found, "low", "middle", "high", "rows")}
-    return View("\n".join(lines), report | known | {"assumed": asked.assumed})
+    return View("\n".join(lines), report | known | {"assumed": serving.assumed})
 
 
 def load_report(load: Load, usd_per_chip_hour: float) -> dict[str, Any]:
@@ -96,20 +96,20 @@ def _cluster(best: Load, chips: int) -> dict[str, float]:
     }
 
 
-def _serving_lines(asked: Asked, found: list[Load], best: Load) -> list[str]:
-    replica, request = best.replica, asked.request
+def _serving_lines(serving: ServingRequest, found: list[Load], best: Load) -> list[str]:
+    replica, request = best.replica, serving.request
     each = cache_bytes(replica, best.prompt + best.output)
     return [
         f"serving   {format_count(request.run.params, 2)} in {replica.weights} is "
         f"{format_bytes(replica.weight_bytes)}; a request of {best.prompt:,.0f} + "
         f"{best.output:,.0f} tokens caches {format_bytes(each)}",
-        *_serving_table(asked, found),
-        f"verdict   {_serving_verdict(asked, best)}",
+        *_serving_table(serving, found),
+        f"verdict   {_serving_verdict(serving, best)}",
     ]
 
 
-def _serving_table(asked: Asked, found: list[Load]) -> list[str]:
-    usd = asked.usd_per_chip_hour
+def _serving_table(serving: ServingRequest, found: list[Load]) -> list[str]:
+    usd = serving.usd_per_chip_hour
     head = ["CHIPS", "SPLIT", "BATCH", "STEP", "PREFILL", "TOKENS/S/CHIP", "$/M IN", "$/M OUT",
             "BOUND BY"]  # fmt: skip
     rows = [
@@ -129,9 +129,9 @@ def _serving_table(asked: Asked, found: list[Load]) -> list[str]:
     return columns(head, rows)
 
 
-def _serving_verdict(asked: Asked, best: Load) -> str:
-    name, chips = asked.request.cluster.chip.name.upper(), best.replica.chips
-    usd = asked.usd_per_chip_hour
+def _serving_verdict(serving: ServingRequest, best: Load) -> str:
+    name, chips = serving.request.cluster.chip.name.upper(), best.replica.chips
+    usd = serving.usd_per_chip_hour
     split = ", attention by data," if best.replica.attention == "data" else ""
     words = (
         f"replicas of {chips} {name}{split} serve {best.batch:,} requests at once, "
@@ -139,17 +139,17 @@ def _serving_verdict(asked: Asked, best: Load) -> str:
         f"million tokens in and out at ${usd:.2f} an hour; {best.step.binding} binds; prompts take "
         f"{best.prefill_chip_s / best.request_chip_s:.0%} of the chips' time"
     )
-    if not asked.request.cluster.chips:
+    if not serving.request.cluster.chips:
         return words
-    whole = _cluster(best, asked.request.cluster.chips)
+    whole = _cluster(best, serving.request.cluster.chips)
     return f"{words}; {whole['replicas']} of them: {whole['output_tokens_per_s']:,.0f} tokens/s"
 
 
-def evaluate(request: Request) -> View:
+def evaluate(request: PlanRequest) -> View:
     """One evaluation of the request's model. Raises UsageError, Infeasible."""
-    asked = Asked(request)
-    suite, found = evaluation(asked)
-    usd = asked.usd_per_chip_hour
+    serving = ServingRequest(request)
+    suite, found = evaluation(serving)
+    usd = serving.usd_per_chip_hour
     report = {
         "items": suite.items,
         "answers": suite.answers,
@@ -159,7 +159,7 @@ def evaluate(request: Request) -> View:
         "cost_usd": found.cost_usd(usd),
         "parts": [_bill(bill, usd) for bill in found.bills],
     }
-    return _view(asked, _model_kind(request), _evaluation_lines(found, usd), report)
+    return _view(serving, _model_kind(request), _evaluation_lines(found, usd), report)
 
 
 def _bill(bill: Bill, usd_per_chip_hour: float) -> dict[str, Any]:
@@ -193,22 +193,22 @@ def _evaluation_lines(found: Evaluation, usd: float) -> list[str]:
     ]
 
 
-def grpo(request: Request) -> View:
+def grpo(request: PlanRequest) -> View:
     """Steps of GRPO on the request's model and chips. Raises UsageError, Infeasible."""
-    asked = Asked(request)
-    found = grpo_step(asked)
-    report = _grpo_report(asked, found)
-    return _view(asked, "grpo", _grpo_lines(report, found), report)
+    serving = ServingRequest(request)
+    found = grpo_step(serving)
+    report = _grpo_report(serving, found)
+    return _view(serving, "grpo", _grpo_lines(report, found), report)
 
 
-def _grpo_report(asked: Asked, found: AskedStep) -> dict[str, Any]:
-    step, drawn, replica, steps = found.step, found.sampling, found.replica, asked.value("steps")
-    usd, made = asked.usd_per_chip_hour, step.generation
+def _grpo_report(serving: ServingRequest, found: GrpoStep) -> dict[str, Any]:
+    step, drawn, replica, steps = found.step, found.sampling, found.replica, serving.value("steps")
+    usd, made = serving.usd_per_chip_hour, step.generation
     api_usd = found.verdicts.api_usd if found.verdicts else 0.0
     each = cost_usd(step.chip_s, usd) + api_usd
     context = drawn.prompt_tokens + drawn.lengths.mean
     generating = generating_bytes(replica, made.slots, context)
-    apart = asked.settings.generation_chips or 0
+    apart = serving.settings.generation_chips or 0
     training = found.training_bytes
     return {
         "step_s": step.seconds,
@@ -239,7 +239,7 @@ def _grpo_report(asked: Asked, found: AskedStep) -> dict[str, Any]:
     }
 
 
-def _grpo_lines(report: dict[str, Any], found: AskedStep) -> list[str]:
+def _grpo_lines(report: dict[str, Any], found: GrpoStep) -> list[str]:
     step, drawn, replica = found.step, found.sampling, found.replica
     made = step.generation
     rows = [
@@ -271,7 +271,7 @@ def _grpo_lines(report: dict[str, Any], found: AskedStep) -> list[str]:
     ]
 
 
-def _judge(report: dict[str, Any], found: AskedStep) -> list[str]:
+def _judge(report: dict[str, Any], found: GrpoStep) -> list[str]:
     """A line on the judge's calls, if there is one."""
     if found.verdicts is None:
         return []

@@ -8,14 +8,14 @@ from typing import Any
 
 from sabia.core.plan.device.flags import pretrain_flags
 from sabia.core.plan.device.layout import AXES
-from sabia.core.plan.device.search import Row as Laid
+from sabia.core.plan.device.search import PlannedLayouts
 from sabia.core.plan.device.search_fixes import described
+from sabia.core.plan.device.survey import TimedLayout
 from sabia.core.plan.money.bills import short_money
 from sabia.core.plan.output.table import columns
 from sabia.core.plan.output.view import View
-from sabia.core.plan.placed import Placed
 from sabia.core.plan.planner import Plan
-from sabia.core.plan.request import Request
+from sabia.core.plan.request import PlanRequest
 
 COLUMNS = {"dp": "data", "fsdp": "fsdp", "tp": "tensor", "pp": "pipe", "cp": "context",
            "ep": "expert", "v": "virtual", "mb": "micro_batch"}  # fmt: skip
@@ -31,20 +31,20 @@ RESOURCES = {
 }  # fmt: skip
 
 
-def layout(asked: Request, plan: Plan) -> View:
+def layout(request: PlanRequest, plan: Plan) -> View:
     """The layouts of a placed plan, with every term where `--explain` was given."""
-    assert plan.placed is not None and plan.best.layout is not None
-    best, placed = plan.best.layout, plan.placed
-    lines = [*_table(plan, placed), *_about(placed, best)]
-    figures = _report(plan, placed, best)
-    if asked.settings.explain:
-        lines += ["", *_memory_lines(placed, best), "", *_time_lines(best)]
+    assert plan.layouts is not None and plan.best.layout is not None
+    best, layouts = plan.best.layout, plan.layouts
+    lines = [*_table(plan, layouts), *_about(layouts, best)]
+    figures = _report(plan, layouts, best)
+    if request.settings.explain:
+        lines += ["", *_memory_lines(layouts, best), "", *_time_lines(best)]
     return View("\n".join(lines), figures)
 
 
-def _table(plan: Plan, placed: Placed) -> list[str]:
+def _table(plan: Plan, layouts: PlannedLayouts) -> list[str]:
     chosen = tuple(row.layout for row in plan.rows if row.layout is not None)
-    shown = placed.shown(chosen)
+    shown = layouts.shown(chosen)
     price = min(plan.cluster.prices, key=lambda p: p.usd_per_chip_hour, default=None)
     several = len({row.chips for row in shown}) > 1
     head = ["LAYOUT", *(["CHIPS"] if several else []), *COLUMNS, "RECOMPUTE", "STEP", "MFU",
@@ -60,7 +60,7 @@ def _table(plan: Plan, placed: Placed) -> list[str]:
                 *(f"{getattr(row.layout, field):g}" for field in COLUMNS.values()),
                 row.layout.recompute,
                 seconds(row.step_s),
-                _mfu_band(plan, placed, row),
+                _mfu_band(plan, layouts, row),
                 f"{row.memory.total / 1e9:.1f}",
                 *([short_money(cost * price.usd_per_chip_hour)] if price else []),
             ]
@@ -73,69 +73,69 @@ def seconds(value: float) -> str:
     return f"{value:.3g}s" if value < 1000 else f"{value:,.0f}s"
 
 
-def mfu_of(plan: Plan, placed: Placed, row: Laid, step_s: float) -> float:
+def mfu_of(plan: Plan, layouts: PlannedLayouts, row: TimedLayout, step_s: float) -> float:
     """Model FLOPs utilization of a step of `step_s`, in the plan's convention."""
-    flops = plan.run.train_flops / placed.steps
+    flops = plan.run.train_flops / layouts.steps
     return flops / (step_s * row.chips * plan.cluster.chip.bf16_flops_per_s)
 
 
-def _mfu_band(plan: Plan, placed: Placed, row: Laid) -> str:
+def _mfu_band(plan: Plan, layouts: PlannedLayouts, row: TimedLayout) -> str:
     low, middle, high = (
-        100 * mfu_of(plan, placed, row, s)
+        100 * mfu_of(plan, layouts, row, s)
         for s in (row.time.high_s, row.time.total_s, row.time.low_s)
     )
     return f"{middle:.0f}% ({low:.0f}-{high:.0f})"
 
 
-def _about(placed: Placed, best: Laid) -> list[str]:
-    question = placed.question
+def _about(layouts: PlannedLayouts, best: TimedLayout) -> list[str]:
+    problem = layouts.problem
     lines = [
-        f"software  {question.stack.name}, {question.workload.precision}, batches of "
-        f"{placed.batch_rows} rows ({placed.batch_rows * question.workload.sequence:,} tokens)",
+        f"software  {problem.stack.name}, {problem.workload.precision}, batches of "
+        f"{layouts.batch_rows} rows ({layouts.batch_rows * problem.workload.sequence:,} tokens)",
     ]
-    if placed.found is not None:
-        seen = placed.found.survey
+    if layouts.search_result is not None:
+        seen = layouts.search_result.survey
         lines.append(
             f"searched  {seen.candidates:,} layouts on {seen.meshes.total:,} meshes; "
             f"{seen.fitting:,} fit"
         )
-    if flags := flags_of(placed, best):
+    if flags := flags_of(layouts, best):
         lines.append(f"run it    {flags}")
-    elif question.workload.architecture.counted_only:
-        lines.append(f"run it    elsewhere: {question.workload.architecture.name} is only counted")
-    return [*lines, f"bound by  {_bound(placed, best)}"]
+    elif problem.workload.architecture.counted_only:
+        lines.append(f"run it    elsewhere: {problem.workload.architecture.name} is only counted")
+    return [*lines, f"bound by  {_bound(layouts, best)}"]
 
 
-def _bound(placed: Placed, best: Laid) -> str:
+def _bound(layouts: PlannedLayouts, best: TimedLayout) -> str:
     """The largest part of a step and what it waits for, and how full the fullest chip is."""
-    part, room = best.time.binding, placed.question.room_bytes
+    part, room = best.time.binding, layouts.problem.room_bytes
     return (
         f"{part}, {best.time.parts[part] / best.step_s:.0%} of the step ({RESOURCES[part]}); "
         f"memory {best.memory.total / room:.0%} full"
     )
 
 
-def flags_of(placed: Placed, row: Laid) -> str:
+def flags_of(layouts: PlannedLayouts, row: TimedLayout) -> str:
     """The `sabia pretrain` line of a layout; empty where software or model are not its own."""
-    question = placed.question
-    if question.workload.architecture.counted_only:
+    problem = layouts.problem
+    if problem.workload.architecture.counted_only:
         return ""
-    if question.stack.name not in ("sabia", "sabia-cpu"):
+    if problem.stack.name not in ("sabia", "sabia-cpu"):
         return ""
-    backend = "jax" if question.chip.family == "TPU" else "torch"
+    backend = "jax" if problem.chip.family == "TPU" else "torch"
     flags = pretrain_flags(
-        question.workload, row.layout, backend=backend, lora_rank=placed.lora_rank or 0
+        problem.workload, row.layout, backend=backend, lora_rank=layouts.lora_rank or 0
     )
     return f"sabia pretrain {flags}"
 
 
-def _memory_lines(placed: Placed, best: Laid) -> list[str]:
+def _memory_lines(layouts: PlannedLayouts, best: TimedLayout) -> list[str]:
     from sabia.core.plan.device.memory import explain
 
     return [f"MEMORY of the fullest chip, {described(best.layout)}", explain(best.memory)]
 
 
-def _time_lines(best: Laid) -> list[str]:
+def _time_lines(best: TimedLayout) -> list[str]:
     parts = sorted(best.time.parts.items(), key=lambda part: -part[1])
     rows = [
         [name, f"{value:.4f} s", f"{value / best.step_s:.1%}"] for name, value in parts if value
@@ -144,26 +144,26 @@ def _time_lines(best: Laid) -> list[str]:
     return columns(["STEP", "", ""], [*rows, ["total", f"{best.step_s:.4f} s", band]])
 
 
-def _report(plan: Plan, placed: Placed, best: Laid) -> dict[str, Any]:
+def _report(plan: Plan, layouts: PlannedLayouts, best: TimedLayout) -> dict[str, Any]:
     chosen = tuple(row.layout for row in plan.rows if row.layout is not None)
-    question = placed.question
+    problem = layouts.problem
     figures: dict[str, Any] = {
-        "stack": question.stack.name,
-        "precision": question.workload.precision,
-        "batch_rows": placed.batch_rows,
-        "batch_tokens": question.workload.batch_tokens,
-        "steps": placed.steps,
-        "room_bytes_per_chip": question.room_bytes,
+        "stack": problem.stack.name,
+        "precision": problem.workload.precision,
+        "batch_rows": layouts.batch_rows,
+        "batch_tokens": problem.workload.batch_tokens,
+        "steps": layouts.steps,
+        "room_bytes_per_chip": problem.room_bytes,
         "binding": best.time.binding,
-        "best": laid_report(plan, placed, best),
-        "layouts": [laid_report(plan, placed, row) for row in placed.shown(chosen)],
+        "best": laid_report(plan, layouts, best),
+        "layouts": [laid_report(plan, layouts, row) for row in layouts.shown(chosen)],
     }
-    if flags := flags_of(placed, best):
+    if flags := flags_of(layouts, best):
         figures["pretrain_flags"] = flags
-    if placed.found is not None:
-        seen = placed.found.survey
+    if layouts.search_result is not None:
+        seen = layouts.search_result.survey
         figures |= {
-            "pareto": [laid_report(plan, placed, row) for row in placed.found.front],
+            "pareto": [laid_report(plan, layouts, row) for row in layouts.search_result.front],
             "meshes": seen.meshes.total,
             "meshes_fallen": seen.fell,
             "candidates": seen.candidates,
@@ -172,7 +172,7 @@ def _report(plan: Plan, placed: Placed, best: Laid) -> dict[str, Any]:
     return figures
 
 
-def laid_report(plan: Plan, placed: Placed, row: Laid) -> dict[str, Any]:
+def laid_report(plan: Plan, layouts: PlannedLayouts, row: TimedLayout) -> dict[str, Any]:
     """One layout: axes, memory by term and step by part."""
     layout, time = row.layout, row.time
     return {
@@ -184,7 +184,7 @@ def laid_report(plan: Plan, placed: Placed, row: Laid) -> dict[str, Any]:
         "step_s": row.step_s,
         "step_low_s": float(time.low_s),
         "step_high_s": float(time.high_s),
-        "mfu": mfu_of(plan, placed, row, row.step_s),
+        "mfu": mfu_of(plan, layouts, row, row.step_s),
         "binding": time.binding,
         "parts_s": {name: float(value) for name, value in time.parts.items()},
         "memory_bytes": float(row.memory.total),

@@ -14,13 +14,13 @@ from sabia.core.errors import UsageError
 from sabia.core.plan import planner
 from sabia.core.plan.money.bills import DAY_S, cost_usd
 from sabia.core.plan.money.prices import Price
-from sabia.core.plan.output.summary import Row as Summary
+from sabia.core.plan.output.summary import SummaryRow
 from sabia.core.plan.planner import Plan
-from sabia.core.plan.request import Request
+from sabia.core.plan.request import PlanRequest
 from sabia.core.svg import Bar, Group, Series
 
 if TYPE_CHECKING:
-    from sabia.core.plan.device.search import Row as Laid
+    from sabia.core.plan.device.survey import TimedLayout
 
 POINTS = 40
 FORMS = (".svg", ".html")
@@ -38,21 +38,21 @@ def check_form(path: str) -> None:
         raise UsageError(f"--plot: {path} (expected a name that ends in .svg or .html)")
 
 
-def of_plan(asked: Request, plan: Plan) -> list[str]:
+def of_plan(request: PlanRequest, plan: Plan) -> list[str]:
     """Charts of one plan, as SVG elements."""
     return [
-        *_by_deadline(asked, plan),
+        *_by_deadline(request, plan),
         _memory_by_term(plan),
-        *([_pareto(plan)] if plan.placed and plan.placed.found else []),
+        *([_pareto(plan)] if plan.layouts and plan.layouts.search_result else []),
     ]
 
 
-def _by_deadline(asked: Request, plan: Plan) -> list[str]:
+def _by_deadline(request: PlanRequest, plan: Plan) -> list[str]:
     """Chips and, with prices, cost; of a fixed cluster there is nothing to draw."""
-    if plan.cluster.chips or (plan.placed and plan.placed.found is None):
+    if plan.cluster.chips or (plan.layouts and plan.layouts.search_result is None):
         return []
-    days = _spread([s / DAY_S for s in asked.deadlines_s])
-    chips = _layout_lines(plan, days) if plan.placed else _chip_lines(plan, days)
+    days = _spread([s / DAY_S for s in request.deadlines_s])
+    chips = _layout_lines(plan, days) if plan.layouts else _chip_lines(plan, days)
     charts = [svg.line_chart(chips, "Chips by deadline", "deadline, days", "chips")]
     if plan.cluster.prices:
         lines = [Series(_named(p), _costs(plan, days, p)) for p in plan.cluster.prices]
@@ -89,17 +89,17 @@ def _layout_lines(plan: Plan, days: list[float]) -> list[Series]:
     return [Series("cheapest layout in time", used)]
 
 
-def _in_time(plan: Plan, days: list[float]) -> list[tuple[float, "Laid | None"]]:
+def _in_time(plan: Plan, days: list[float]) -> list[tuple[float, "TimedLayout | None"]]:
     """The cheapest layout for each deadline; None where none is in time."""
 
-    placed = plan.placed
-    assert placed is not None and placed.found is not None
-    found, steps = placed.found, placed.steps
+    layouts = plan.layouts
+    assert layouts is not None and layouts.search_result is not None
+    found, steps = layouts.search_result, layouts.steps
     return [(day, found.cheapest_within(day * DAY_S / steps)) for day in days]
 
 
 def _costs(plan: Plan, days: list[float], price: Price) -> list[tuple[float, float]]:
-    if plan.placed:
+    if plan.layouts:
         tokens = plan.run.tokens
         return [
             (day, cost_usd(row.token_chip_s * tokens, price.usd_per_chip_hour) if row else math.nan)
@@ -135,28 +135,28 @@ def _memory_by_term(plan: Plan) -> str:
 
 def _pareto(plan: Plan) -> str:
     """Layouts that no other beats: what less time costs, as far as twice the longest deadline."""
-    placed = plan.placed
-    assert placed is not None and placed.found is not None
+    layouts = plan.layouts
+    assert layouts is not None and layouts.search_result is not None
     longest = 2 * max(row.deadline_s for row in plan.rows)
     rates = [price.usd_per_chip_hour for price in plan.cluster.prices]
     unit = "US dollars, lowest price" if rates else "chip-hours"
 
-    def point(row: "Laid") -> tuple[float, float]:
+    def point(row: "TimedLayout") -> tuple[float, float]:
         chip_s = row.token_chip_s * plan.run.tokens
-        return placed.steps * row.step_s / DAY_S, cost_usd(chip_s, min(rates, default=1.0))
+        return layouts.steps * row.step_s / DAY_S, cost_usd(chip_s, min(rates, default=1.0))
 
-    shown: list[Laid] = []
-    for row in sorted(placed.found.front, key=lambda row: row.step_s):
+    shown: list[TimedLayout] = []
+    for row in sorted(layouts.search_result.front, key=lambda row: row.step_s):
         if not shown or row.token_chip_s < shown[-1].token_chip_s:
             shown.append(row)
-    near = [row for row in shown if placed.steps * row.step_s <= longest] or shown[:1]
+    near = [row for row in shown if layouts.steps * row.step_s <= longest] or shown[:1]
     lines = [Series("no other is as fast and as cheap", [point(row) for row in near])]
     chosen = {row.chips: point(row.layout) for row in plan.rows if row.layout}
     lines += [Series(f"chosen: {chips:,} chips", [at]) for chips, at in sorted(chosen.items())]
     return svg.line_chart(lines, "Pareto front of layouts", "days", unit)
 
 
-def of_several(named: Sequence[tuple[str, Summary]]) -> list[str]:
+def of_several(named: Sequence[tuple[str, SummaryRow]]) -> list[str]:
     """Charts of several plans: days and cost of each."""
     made = [(name, row) for name, row in named if not row["error"]]
     days = [Group(name, [Bar("days", row["finishes_s"] / DAY_S)]) for name, row in made]
@@ -169,7 +169,7 @@ def of_several(named: Sequence[tuple[str, Summary]]) -> list[str]:
     return charts + ([svg.bar_chart(costs, "Cost", "US dollars", form=",.0f")] if costs else [])
 
 
-def of_rows(rows: Sequence[Summary], name: str, value: str, title: str) -> list[str]:
+def of_rows(rows: Sequence[SummaryRow], name: str, value: str, title: str) -> list[str]:
     """A chart of one column of rows."""
     groups = [Group(str(row[name]), [Bar(value, float(row[value]))]) for row in rows]
     return [svg.bar_chart(groups, title, value, form=",.0f")]

@@ -8,22 +8,22 @@ from datetime import date
 from sabia.core.plan.compute import MFU_RANGES, model_kind
 from sabia.core.plan.money.prices import STALE_DAYS, Price, format_rate, stale
 from sabia.core.plan.planner import Plan
-from sabia.core.plan.request import Request, usable_needs
+from sabia.core.plan.request import PlanRequest, usable_needs
 from sabia.core.units import format_bytes
 
 FEW_TOKENS_PER_PARAM = 0.1
 MANY_TOKENS_PER_PARAM = 1e5
 
 
-def notes(request: Request, plan: Plan) -> list[str]:
+def notes(request: PlanRequest, plan: Plan) -> list[str]:
     """Facts that change nothing in the table."""
     lines = (_usable(plan), _prices(plan), _mfu(plan), _attention(request, plan))
     return [line for line in lines if line]
 
 
-def _attention(request: Request, plan: Plan) -> str:
+def _attention(request: PlanRequest, plan: Plan) -> str:
     share = request.model.attention_share
-    if share is None or plan.placed or plan.run.convention != "6nd":
+    if share is None or plan.layouts or plan.run.convention != "6nd":
         return ""
     return (
         f"6ND leaves attention out: at {request.run.sequence} tokens it would add {share:.0%} "
@@ -31,7 +31,7 @@ def _attention(request: Request, plan: Plan) -> str:
     )
 
 
-def warnings(request: Request, plan: Plan, today: date) -> list[str]:
+def warnings(request: PlanRequest, plan: Plan, today: date) -> list[str]:
     """What may make the table wrong."""
     lines = stale_lines(plan.cluster.prices, today)
     lines += _above_ceiling(plan) + _beyond_domain(plan)
@@ -79,7 +79,7 @@ def stale_lines(prices: tuple[Price, ...], today: date) -> list[str]:
 
 def _usable(plan: Plan) -> str:
     chip = plan.cluster.chip
-    if plan.placed or chip.usable_hbm_bytes >= plan.cluster.hbm_bytes:
+    if plan.layouts or chip.usable_hbm_bytes >= plan.cluster.hbm_bytes:
         return ""
     state, total = usable_needs(plan.run, chip)
     return (
@@ -102,7 +102,7 @@ def _mfu(plan: Plan) -> str:
     kind = model_kind(plan.run.params, plan.run.active_params)
     usual = MFU_RANGES[kind]
     counted = " (active parameters only)" if kind == "sparse" else ""
-    if plan.placed or usual.low <= plan.cluster.mfu <= usual.high:
+    if plan.layouts or usual.low <= plan.cluster.mfu <= usual.high:
         return ""
     return (
         f"{plan.cluster.mfu:.0%} MFU is outside the {usual.low:.0%} to {usual.high:.0%} that "

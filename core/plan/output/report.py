@@ -10,13 +10,13 @@ from sabia.core.plan.chips import Chip
 from sabia.core.plan.compute import MFU_RANGES, model_kind, whole_nodes
 from sabia.core.plan.money.bills import cost_usd_per_day
 from sabia.core.plan.money.prices import Price
-from sabia.core.plan.planner import Plan, Row
-from sabia.core.plan.request import Request, usable_needs
+from sabia.core.plan.planner import DeadlineRow, Plan
+from sabia.core.plan.request import PlanRequest, usable_needs
 
 SCHEMA_VERSION = 1
 
 
-def report(request: Request, plan: Plan) -> dict[str, Any]:
+def report(request: PlanRequest, plan: Plan) -> dict[str, Any]:
     """The plan as a JSON object."""
     run, cluster = plan.run, plan.cluster
     mfu_range = MFU_RANGES[model_kind(run.params, run.active_params)]
@@ -70,7 +70,7 @@ def _price(price: Price) -> dict[str, Any]:
     }
 
 
-def layout_words(row: Row) -> str | None:
+def layout_words(row: DeadlineRow) -> str | None:
     """The row's layout as --fixed-layout takes it; None where none was asked for."""
     if row.layout is None:
         return None
@@ -79,7 +79,7 @@ def layout_words(row: Row) -> str | None:
     return described(row.layout.layout)
 
 
-def _row(plan: Plan, row: Row) -> dict[str, Any]:
+def _row(plan: Plan, row: DeadlineRow) -> dict[str, Any]:
     size = plan.cluster.chip.node_chips
     return {
         **fields(row, "deadline_s", "compute_min_chips"),
@@ -100,7 +100,7 @@ def _row(plan: Plan, row: Row) -> dict[str, Any]:
     }
 
 
-def flat_rows(request: Request, plan: Plan) -> list[dict[str, Any]]:
+def flat_rows(request: PlanRequest, plan: Plan) -> list[dict[str, Any]]:
     """One record a deadline, with the run's own figures, for tables of many plans."""
     run = plan.run
     own = {

@@ -10,18 +10,18 @@ from typing import Any
 
 from sabia.core.errors import BadData, Infeasible, UsageError
 from sabia.core.options.plan_cluster import TRAINING, PlanOptions
-from sabia.core.plan import request
 from sabia.core.plan.chips import find_chip
 from sabia.core.plan.money.bills import short_money
 from sabia.core.plan.money.prices import Price
 from sabia.core.plan.output import summary
 from sabia.core.plan.output.report import SCHEMA_VERSION
 from sabia.core.plan.output.table import percent, span
+from sabia.core.plan.plans import plan_of
 from sabia.core.units import parse_list
 
 # what has no place in a list of runs
 OF_ONE = ("explain", "emit", "budget", "compare", "offers", "pretrain_args")
-Named = list[tuple[str, summary.Row]]
+Named = list[tuple[str, summary.SummaryRow]]
 Changes = tuple[str, dict[str, Any]]  # of one run: where it stands or its name, and its options
 Priced = tuple[Named, tuple[Price, ...]]  # rows, and every price in them
 
@@ -65,9 +65,9 @@ def _summaries(settings: PlanOptions, runs: Iterable[Changes], today: date) -> P
             if not TRAINING.holds({"stage": stage}):
                 raise UsageError(f"--stage: {stage} is planned alone; leave it out of a table")
             own = settings.changed(**changes)
-            asked, plan = request.plan_of(own, priced=False, today=today)
+            request, plan = plan_of(own, priced=False, today=today)
             prices |= dict.fromkeys(plan.cluster.prices)
-            found.append((name, summary.summary(asked, plan)))
+            found.append((name, summary.summary(request, plan)))
         except (UsageError, Infeasible) as error:
             errors.append(error)
             found.append((name, {"error": str(error)}))

@@ -12,40 +12,40 @@ from sabia.core.plan.output.report import fields
 from sabia.core.plan.output.table import percent, span
 from sabia.core.plan.output.view import VIEWS, View
 from sabia.core.plan.planner import Plan
-from sabia.core.plan.request import Request
+from sabia.core.plan.request import PlanRequest
 from sabia.core.plan.stops import failures
 from sabia.core.plan.stops.failures import StopForecast, StopModel, StoppedRun, forecast
 from sabia.core.plan.stops.simulation import Simulated, Spread, simulate
 from sabia.core.units import format_bytes, format_duration
 
 
-def stopped_run(asked: Request, plan: Plan) -> StoppedRun:
+def stopped_run(request: PlanRequest, plan: Plan) -> StoppedRun:
     """The plan's smallest cluster that meets its deadline, with stops as options say."""
     if plan.run.lora and plan.run.adapter_params is None:
         raise UsageError(
             "--lora: the size of the adapters is missing, so checkpoints cannot be planned; give "
             "--lora-rank, as --lora-rank 16"
         )
-    model, size, best = stop_model(asked.settings), plan.run.checkpoint_bytes, plan.best
+    model, size, best = stop_model(request.settings), plan.run.checkpoint_bytes, plan.best
     return StoppedRun(model, plan.cluster.chip, best.chips, size, best.finishes_s)
 
 
-def paid(asked: Request, plan: Plan) -> tuple[float, float]:
+def paid(request: PlanRequest, plan: Plan) -> tuple[float, float]:
     """Chip-seconds that are paid for, and at what share of the price.
 
     With stops where they were asked about, else the work alone at the whole price.
     """
-    if not asked.settings.set_values(*VIEWS["stops"]):
+    if not request.settings.set_values(*VIEWS["stops"]):
         return plan.best.chip_s, 1.0
-    run = stopped_run(asked, plan)
+    run = stopped_run(request, plan)
     return forecast(run).billed_chip_s, _share(run.model)
 
 
-def paid_by_terms(asked: Request, plan: Plan) -> tuple[float, float]:
+def paid_by_terms(request: PlanRequest, plan: Plan) -> tuple[float, float]:
     """Chip-seconds that are paid for on preemptible chips, and on chips that are not."""
-    if not asked.settings.set_values(*VIEWS["stops"]):
+    if not request.settings.set_values(*VIEWS["stops"]):
         return plan.best.chip_s, plan.best.chip_s
-    run = stopped_run(asked, plan)
+    run = stopped_run(request, plan)
     return forecast(run).billed_chip_s, forecast(failures.without_waits(run, None)).billed_chip_s
 
 
@@ -54,19 +54,19 @@ def _share(model: StopModel) -> float:
     return model.spot_share if model.preemption_s else 1.0
 
 
-def stops(asked: Request, plan: Plan) -> View:
+def stops(request: PlanRequest, plan: Plan) -> View:
     """The view for the plan's smallest cluster that meets its deadline."""
-    run = stopped_run(asked, plan)
+    run = stopped_run(request, plan)
     model, seen = run.model, forecast(run)
     lines = _lines(model, seen, plan)
     figures = _report(model, seen) | {"wall_meets_deadline": _in_time(seen, plan)}
-    if asked.settings.simulate:
+    if request.settings.simulate:
         process = failures.process_of(run, failures.saving(run))
-        drawn = simulate(process, asked.settings.simulate, asked.settings.seed)
+        drawn = simulate(process, request.settings.simulate, request.settings.seed)
         lines.append(_drawn(drawn))
         figures["simulated"] = asdict(drawn)
-    if asked.settings.spot and model.preemption_s and plan.cluster.prices:
-        words, against = _against_on_demand(asked, run, plan)
+    if request.settings.spot and model.preemption_s and plan.cluster.prices:
+        words, against = _against_on_demand(request, run, plan)
         lines.append(words)
         figures["spot"] = against
     return View("\n".join(lines), figures)
@@ -206,10 +206,12 @@ def _drawn(drawn: Simulated) -> str:
     )
 
 
-def _against_on_demand(asked: Request, run: StoppedRun, plan: Plan) -> tuple[str, dict[str, Any]]:
+def _against_on_demand(
+    request: PlanRequest, run: StoppedRun, plan: Plan
+) -> tuple[str, dict[str, Any]]:
     """Preemptible against on-demand chips at the lowest prices on file of each."""
     spot = min(plan.cluster.prices, key=lambda price: price.usd_per_chip_hour)
-    calm = cheapest(plan.cluster.chip.name, asked.today)
+    calm = cheapest(plan.cluster.chip.name, request.today)
     if calm is None:
         return "spot      no on-demand price to compare with is on file", {}
     seen = failures.compare(run, spot.usd_per_chip_hour, calm.usd_per_chip_hour)

@@ -13,14 +13,14 @@ from sabia.core.plan.output.report import fields, layout_words
 from sabia.core.plan.output.table import columns, span
 from sabia.core.plan.output.view import views
 from sabia.core.plan.planner import Plan
-from sabia.core.plan.request import Request
+from sabia.core.plan.request import PlanRequest
 from sabia.core.units import format_count
 
-Row = dict[str, Any]
+SummaryRow = dict[str, Any]
 MOST_BILLS = 3  # columns of a table
 
 
-def summary(asked: Request, plan: Plan) -> Row:
+def summary(request: PlanRequest, plan: Plan) -> SummaryRow:
     """The plan's smallest cluster that meets its deadline; `costs_usd` by the name of the price.
 
     Where stops were asked about, `wall_s` and the bills are those with them. Other views that were
@@ -29,14 +29,14 @@ def summary(asked: Request, plan: Plan) -> Row:
     from sabia.core.plan.output.stops import paid
 
     best, run = plan.best, plan.run
-    seen = {name: view.report for name, view in views(asked, plan, without=("layout",)).items()}
+    seen = {name: view.report for name, view in views(request, plan, without=("layout",)).items()}
     longer = seen["stops"]["wall_over_work"] if "stops" in seen else 1.0
-    chip_s, share = paid(asked, plan)
+    chip_s, share = paid(request, plan)
 
     def usd(price: Price, of_it: float = 1.0) -> float:
         return cost_usd(chip_s, price.usd_per_chip_hour * of_it)
 
-    spot = cheapest(plan.cluster.chip.name, asked.today, spot=True)
+    spot = cheapest(plan.cluster.chip.name, request.today, spot=True)
     return {
         **fields(run, "params", "active_params", "tokens"),
         "sequence_tokens": run.sequence,
@@ -50,13 +50,13 @@ def summary(asked: Request, plan: Plan) -> Row:
         "layout": layout_words(best),
         "costs_usd": {p.label.removesuffix("/h"): usd(p, share) for p in plan.cluster.prices},
         "spot_cost_usd": usd(spot) if spot else None,
-        "assumed": list(asked.assumed),
+        "assumed": list(request.assumed),
         "error": None,
         **seen,
     }
 
 
-def flat(row: Row) -> Row:
+def flat(row: SummaryRow) -> SummaryRow:
     """The row for Parquet: the lowest bill and whose it is in place of all of them."""
     costs: Mapping[str, float] = row.get("costs_usd") or {}
     least = min(costs, key=lambda name: costs[name], default=None)
@@ -64,9 +64,9 @@ def flat(row: Row) -> Row:
     return kept | {"cost_usd": None if least is None else costs[least], "cost_at": least}
 
 
-def scalars(figures: Mapping[str, Any], prefix: str = "") -> Row:
+def scalars(figures: Mapping[str, Any], prefix: str = "") -> SummaryRow:
     """Nested objects as flat columns, lists left out."""
-    found: Row = {}
+    found: SummaryRow = {}
     for key, value in figures.items():
         if isinstance(value, Mapping):
             found |= scalars(value, f"{prefix}{key}_")
@@ -75,7 +75,9 @@ def scalars(figures: Mapping[str, Any], prefix: str = "") -> Row:
     return found
 
 
-def table(first: str, named: Sequence[tuple[str, Row]], show_model: bool = False) -> list[str]:
+def table(
+    first: str, named: Sequence[tuple[str, SummaryRow]], show_model: bool = False
+) -> list[str]:
     """Lines of a table; `first` heads the column of names. A price that a row lacks is '-'."""
     bills = list(dict.fromkeys(bill for _, row in named for bill in row.get("costs_usd", ())))
     model = ["PARAMS", "TOKENS", "CHIP"] if show_model else []
@@ -88,7 +90,7 @@ def table(first: str, named: Sequence[tuple[str, Row]], show_model: bool = False
     return columns(head, body)
 
 
-def _emitted(row: Row) -> str:
+def _emitted(row: SummaryRow) -> str:
     if "carbon" not in row:
         return "-"
     from sabia.core.plan.output.costs import tons
@@ -96,7 +98,7 @@ def _emitted(row: Row) -> str:
     return tons(row["carbon"]["tons_co2e"])
 
 
-def _cells(row: Row, bills: Sequence[str], show_model: bool, width: int) -> list[str]:
+def _cells(row: SummaryRow, bills: Sequence[str], show_model: bool, width: int) -> list[str]:
     if row["error"]:
         return ["-"] * width
     model = [format_count(row["params"], 2), format_count(row["tokens"]), row["chip"]]
@@ -112,7 +114,7 @@ def _cells(row: Row, bills: Sequence[str], show_model: bool, width: int) -> list
     ]
 
 
-def _bills(row: Row, bills: Sequence[str]) -> list[str]:
+def _bills(row: SummaryRow, bills: Sequence[str]) -> list[str]:
     """A cell for each price; where they are many, the lowest bill and whose it is."""
     if len(bills) <= MOST_BILLS:
         return [_money(row["costs_usd"].get(bill)) for bill in bills]

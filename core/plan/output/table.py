@@ -9,19 +9,19 @@ from collections.abc import Sequence
 from sabia.core.plan import compute, memory
 from sabia.core.plan.money.bills import DAY_S, cost_usd_per_day, short_money
 from sabia.core.plan.money.prices import Price, format_rate
-from sabia.core.plan.planner import Plan, Row, Run
-from sabia.core.plan.request import Request
+from sabia.core.plan.planner import DeadlineRow, Plan, Run
+from sabia.core.plan.request import PlanRequest
 from sabia.core.units import format_bytes, format_count, format_duration
 
 
-def render(request: Request, plan: Plan) -> str:
+def render(request: PlanRequest, plan: Plan) -> str:
     """The whole report, lines joined."""
     lines = [*_header(request, plan), *_deadlines(plan), f"verdict   {verdict(plan)}"]
     if plan.cluster.prices:
         lines.append(f"per day   {_per_day(plan)}")
     elif request.no_money:
         lines.append(f"money     none: {request.no_money}")
-    if not plan.placed:
+    if not plan.layouts:
         lines.append(f"nodes     {_nodes(plan)}")
     if request.assumed:
         lines.append(f"assumed   {'; '.join(request.assumed)}")
@@ -45,7 +45,7 @@ def power_of_ten(value: float) -> str:
     return f"{value:.3g}".replace("e+", "e")
 
 
-def _header(request: Request, plan: Plan) -> list[str]:
+def _header(request: PlanRequest, plan: Plan) -> list[str]:
     run, cluster = plan.run, plan.cluster
     convention = _convention(run)
     counted, visited = format_count(run.matmul_params, 2), format_count(run.active_params, 2)
@@ -72,8 +72,8 @@ def _held(plan: Plan) -> str:
     """What must be held: over the cluster with the whole batch live, or by the fullest chip."""
     run = plan.run
     state = f"state {format_bytes(run.state_bytes)} ({run.recipe.bytes_per_param:g} B/param)"
-    if plan.placed and plan.best.layout:
-        each, room = plan.best.layout.memory.total, plan.placed.question.room_bytes
+    if plan.layouts and plan.best.layout:
+        each, room = plan.best.layout.memory.total, plan.layouts.problem.room_bytes
         chips = f"{plan.best.chips} {plan.cluster.chip.name.upper()}"
         return f"{state}; the fullest of {chips} holds {format_bytes(each)} of {format_bytes(room)}"
     live = f"activations {format_bytes(run.activation_bytes)}"
@@ -84,7 +84,7 @@ def _held(plan: Plan) -> str:
 
 
 def _mfu(plan: Plan) -> str:
-    return f"{plan.cluster.mfu:.0%} predicted" if plan.placed else percent(plan.cluster.mfu)
+    return f"{plan.cluster.mfu:.0%} predicted" if plan.layouts else percent(plan.cluster.mfu)
 
 
 def _convention(run: Run) -> str:
@@ -125,7 +125,7 @@ def _column(price: Price) -> str:
     return f"{price.label.upper()} {rate}" if price.tier else f"AT {rate}/H"
 
 
-def finish(row: Row) -> str:
+def finish(row: DeadlineRow) -> str:
     """'12.4d', or '12.6d late'."""
     return span(row.finishes_s) + ("" if row.meets_deadline else " late")
 
@@ -146,9 +146,9 @@ def verdict(plan: Plan) -> str:
         done = f"finishes in {format_duration(best.finishes_s)}{bill}."
     least = plan.accumulated_min_chips
     hold = f"With gradient accumulation {least} hold{'' if least > 1 else 's'} the state."
-    if plan.placed:
-        hold = f"No layout fits on fewer than {least}." if plan.placed.sizes > 1 else ""
-    if plan.cluster.chips or (plan.placed and plan.placed.found is None):
+    if plan.layouts:
+        hold = f"No layout fits on fewer than {least}." if plan.layouts.sizes > 1 else ""
+    if plan.cluster.chips or (plan.layouts and plan.layouts.search_result is None):
         return f"given {best.chips} {name}: {done} {_given(plan, hold)}".rstrip()
     if best.memory_bound:
         return f"memory-bound: {best.chips} {name}, {done} {hold}"

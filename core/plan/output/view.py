@@ -11,7 +11,7 @@ from typing import Any
 
 from sabia.core.options.plan_cluster import PlanStops
 from sabia.core.plan.planner import Plan
-from sabia.core.plan.request import Request
+from sabia.core.plan.request import PlanRequest
 
 # a view's function, which is also its key in the report → the options that ask for it
 VIEWS: dict[str, tuple[str, ...]] = {
@@ -33,16 +33,16 @@ class View:
     report: dict[str, Any] = field(default_factory=dict)
 
 
-def views(asked: Request, plan: Plan, without: tuple[str, ...] = ()) -> dict[str, View]:
+def views(request: PlanRequest, plan: Plan, without: tuple[str, ...] = ()) -> dict[str, View]:
     """The views that were asked for, by key, in the order of VIEWS."""
     return {
-        name: _function(name)(asked, plan)
+        name: _function(name)(request, plan)
         for name, options in VIEWS.items()
-        if name not in without and asked.settings.set_values(*options)
+        if name not in without and request.settings.set_values(*options)
     }
 
 
-def _function(name: str) -> Callable[[Request, Plan], View]:
+def _function(name: str) -> Callable[[PlanRequest, Plan], View]:
     """The function of a view."""
     module = import_module(f"sabia.core.plan.output.{MODULES.get(name, 'costs')}")
     return getattr(module, name)

@@ -118,7 +118,7 @@ class Replica:
 
 
 @dataclass(frozen=True)
-class Part:
+class PassPart:
     """Seconds of one part of a pass, and what bounds it."""
 
     name: str
@@ -130,7 +130,7 @@ class Part:
 class Pass:
     """One pass through the model: a decoding step or a prefill."""
 
-    parts: tuple[Part, ...]
+    parts: tuple[PassPart, ...]
 
     @property
     def seconds(self) -> float:
@@ -283,19 +283,19 @@ def _mean_prefill_products(kind: LayerKind, tokens: float) -> float:
 
 def _roofline(
     name: str, replica: Replica, read: float, operations: float, rate: str | None = None
-) -> Part:
+) -> PassPart:
     """max(bytes / bandwidth, operations / rate), both of one chip."""
     memory = read / replica.read_bytes_per_s
     compute = operations / flops_per_s(replica.chip, rate or replica.format.rate)
-    return Part(name, max(memory, compute), "memory" if memory >= compute else "compute")
+    return PassPart(name, max(memory, compute), "memory" if memory >= compute else "compute")
 
 
-def _overheads(replica: Replica, tokens: float) -> tuple[Part, ...]:
+def _overheads(replica: Replica, tokens: float) -> tuple[PassPart, ...]:
     """Messages of `tokens` activations in each layer, and launches."""
     model, t = replica.architecture, replica.chips
     launches = model.depth * factor("operations_per_layer") * factor("operation_s")
     if t == 1:
-        return (Part("launches", launches, "launches"),)
+        return (PassPart("launches", launches, "launches"),)
     size = tokens * model.hidden * ACTIVATION_BYTES
     if replica.attention == "data":
         seconds = sum(
@@ -304,7 +304,7 @@ def _overheads(replica: Replica, tokens: float) -> tuple[Part, ...]:
     else:
         ring_s = 2 * (t - 1) / t * size / replica.link_bytes_per_s
         seconds = model.depth * ALL_REDUCES * (factor("message_s") + ring_s)
-    return (Part("messages", seconds, "network"), Part("launches", launches, "launches"))
+    return (PassPart("messages", seconds, "network"), PassPart("launches", launches, "launches"))
 
 
 def _exchange_s(replica: Replica, kind: LayerKind, size: float) -> float:

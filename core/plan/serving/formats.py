@@ -32,7 +32,7 @@ class Format:
 
 
 @dataclass(frozen=True)
-class Judged:
+class PublishedRatio:
     """Published time over predicted time: the least, the median, the most, of `rows` runs."""
 
     low: float
@@ -42,11 +42,11 @@ class Judged:
     about: str
 
 
-def judged(kind: str) -> Judged:
+def published_ratio(kind: str) -> PublishedRatio:
     """How the predictions of `kind` (dense, sparse, grpo) compare with published runs."""
     entry = read_data(FILE)["judged"][kind]
     check_entry(FILE, kind, entry, {"low", "middle", "high", "rows", "about", "date"}, set())
-    return Judged(**{key: value for key, value in entry.items() if key != "date"})
+    return PublishedRatio(**{key: value for key, value in entry.items() if key != "date"})
 
 
 @functools.cache

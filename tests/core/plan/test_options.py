@@ -8,7 +8,7 @@ from sabia.core.errors import UsageError
 from sabia.core.options import about
 from sabia.core.options.plan_cluster import PlanOptions
 from sabia.core.plan import memory, request
-from sabia.core.plan.device.search import UTILISATION
+from sabia.core.plan.device.search_rules import UTILISATION
 from sabia.core.plan.device.step_work import RATE_FIELD
 from sabia.core.plan.serving.formats import CACHE_BYTES
 from sabia.core.plan.stops.failures import StopModel

@@ -4,8 +4,9 @@ import pytest
 
 from sabia.core.errors import Infeasible, UsageError
 from sabia.core.options.plan_cluster import PlanOptions
-from sabia.core.plan import placed, request
+from sabia.core.plan import placed
 from sabia.core.plan.device.search import HARDLY_MORE
+from sabia.core.plan.plans import plan_of
 
 pytest.importorskip("numpy", reason="a search needs numpy")
 SMALL = {"params": 8e9, "tokens": 1e12, "chip": "h100", "price": "2"}
@@ -13,7 +14,7 @@ DAY_S = 86400
 
 
 def plan(**settings):
-    return request.plan_of(PlanOptions(**(SMALL | settings)))[1]
+    return plan_of(PlanOptions(**(SMALL | settings)))[1]
 
 
 @pytest.fixture(scope="module")
@@ -32,20 +33,20 @@ def test_batches_are_rounded_to_what_chips_can_share(rows, rounded):
 
 def test_a_fixed_layout_keeps_a_whole_batch_and_a_search_rounds_it():
     rough = {"batch_tokens": 15625 * 4096, "seq": 4096}
-    fixed = plan(**rough, fixed_layout="fsdp=25", stack="fsdp", deadline="200d").placed
+    fixed = plan(**rough, fixed_layout="fsdp=25", stack="fsdp", deadline="200d").layouts
     assert fixed.batch_rows == 15625
-    assert plan(**rough, search=True, chips=64).placed.batch_rows == 16384
+    assert plan(**rough, search=True, chips=64).layouts.batch_rows == 16384
 
 
 def test_each_row_follows_from_its_layout(over_counts):
-    found = over_counts
-    for row in found.rows:
+    plan_by_deadline = over_counts
+    for row in plan_by_deadline.rows:
         laid, steps = row.layout, 1e12 / (512 * 8192)
         assert row.finishes_s == pytest.approx(steps * laid.step_s)
         assert row.chips == laid.chips
         flops = 6 * 8e9 * 512 * 8192 / laid.step_s
         assert row.mfu == pytest.approx(flops / (row.chips * 989e12))
-        assert laid.memory.total <= 0.9 * found.cluster.chip.usable_hbm_bytes
+        assert laid.memory.total <= 0.9 * plan_by_deadline.cluster.chip.usable_hbm_bytes
 
 
 def test_a_shorter_deadline_takes_more_chips_and_is_met(over_counts):
@@ -55,10 +56,10 @@ def test_a_shorter_deadline_takes_more_chips_and_is_met(over_counts):
 
 
 def test_no_searched_number_in_time_is_much_cheaper(over_counts):
-    found = over_counts.placed.found
+    search_result = over_counts.layouts.search_result
     for row in over_counts.rows:
-        limit = row.deadline_s / over_counts.placed.steps
-        in_time = [other for other in found.front if other.step_s <= limit]
+        limit = row.deadline_s / over_counts.layouts.steps
+        in_time = [other for other in search_result.front if other.step_s <= limit]
         least = min(other.token_chip_s for other in in_time)
         assert row.layout.token_chip_s <= least * HARDLY_MORE
         fewer = [o for o in in_time if o.chips < row.chips]
@@ -68,10 +69,10 @@ def test_no_searched_number_in_time_is_much_cheaper(over_counts):
 def test_the_best_layout_fixed_is_as_fast_as_when_it_was_found():
     from sabia.core.plan.device.search_fixes import described
 
-    found = plan(search=True, chips=64).best
-    fixed = plan(fixed_layout=described(found.layout.layout)).best
-    assert fixed.finishes_s == found.finishes_s
-    assert fixed.layout.memory.total == found.layout.memory.total
+    searched = plan(search=True, chips=64).best
+    fixed = plan(fixed_layout=described(searched.layout.layout)).best
+    assert fixed.finishes_s == searched.finishes_s
+    assert fixed.layout.memory.total == searched.layout.memory.total
 
 
 def test_pinned_values_stay_in_a_search():

@@ -7,6 +7,7 @@ import pytest
 from sabia.core.errors import Infeasible, UsageError
 from sabia.core.options.plan_cluster import PlanOptions
 from sabia.core.plan import planner, request
+from sabia.core.plan.counting.counts import given_counts
 
 BIG = {"params": 1.6e12, "active": 49e9}
 SMALL = {"params": 8e9}
@@ -98,7 +99,7 @@ def test_settings_that_describe_no_run_are_refused(settings, flag):
 @pytest.mark.parametrize(("params", "active"), [(None, None), (49e9, 1.6e12), (0, None)])
 def test_counts_that_describe_no_model_are_refused(params, active):
     with pytest.raises(UsageError, match="--params"):
-        request.given_counts(params, active, None, None)
+        given_counts(params, active, None, None)
 
 
 def test_every_default_is_listed_as_an_assumption():
@@ -123,11 +124,11 @@ def test_every_default_is_listed_as_an_assumption():
     ],
 )
 def test_the_shape_is_that_of_the_nearest_published_model(params, active, layers, hidden):
-    counts = request.given_counts(params, active, None, None)
+    counts = given_counts(params, active, None, None)
     assert (counts.layers, counts.hidden) == (layers, hidden)
     assert counts.origin.startswith("assumed")
 
 
 def test_a_given_shape_is_taken():
-    counts = request.given_counts(8e9, None, 10, 1000)
+    counts = given_counts(8e9, None, 10, 1000)
     assert (counts.layers, counts.hidden, counts.origin) == (10, 1000, "given")

@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from sabia.core.errors import UsageError
 from sabia.core.plan.counting.architecture import Architecture, LayerKind, Sparse
-from sabia.core.plan.counting.blocks import Block, Shape, layer, of_shapes
+from sabia.core.plan.counting.blocks import LayerHalf, Shape, layer, of_shapes
 from sabia.core.plan.counting.dialects import reading
 from sabia.core.plan.counting.dialects.reading import CountFields
 
@@ -30,7 +30,7 @@ def read(fields: CountFields) -> Architecture:
     mixers = _mixers(fields, hidden, set(ratios))
     # the first layers take experts from a table of the tokens; the others' routers have a bias
     by_table = reading.routed(fields, "n_routed_experts", alike="n_shared_experts")
-    by_score = by_table + Block(vectors=by_table.sizes["experts"])
+    by_score = by_table + LayerHalf(vectors=by_table.sizes["experts"])
 
     def kind(index: int) -> LayerKind:
         feed = by_table if index < hashed else by_score
@@ -58,7 +58,7 @@ def _ratios(fields: CountFields, depth: int, predicted: int) -> list[int]:
     return ratios
 
 
-def _mixers(fields: CountFields, hidden: int, ratios: set[int]) -> dict[int, Block]:
+def _mixers(fields: CountFields, hidden: int, ratios: set[int]) -> dict[int, LayerHalf]:
     heads, size = fields.size("num_attention_heads"), fields.size("head_dim")
     rank, groups = fields.size("q_lora_rank"), fields.size("o_groups")
     window, low = fields.size("sliding_window"), fields.size("o_lora_rank")
@@ -67,7 +67,7 @@ def _mixers(fields: CountFields, hidden: int, ratios: set[int]) -> dict[int, Blo
     base: list[Shape] = [(rank, hidden), (heads * size, rank), (size, hidden)]
     base += [(groups * low, heads * size // groups), (hidden, groups * low)]
 
-    def mixer(ratio: int) -> Block:
+    def mixer(ratio: int) -> LayerHalf:
         both = 1 + (ratio == _CHOSEN)  # overlapping windows: a merged key reads two of them
         shapes = base + [(both * size, hidden)] * (2 * (ratio > 0))
         others: list[Shape] = [(ratio, both * size)] * (ratio > 0)

@@ -9,7 +9,7 @@ from typing import Any
 
 from sabia.core.errors import UsageError
 from sabia.core.plan.counting.architecture import Architecture
-from sabia.core.plan.counting.blocks import Block, layer
+from sabia.core.plan.counting.blocks import LayerHalf, layer
 from sabia.core.plan.counting.dialects import reading
 from sabia.core.plan.counting.dialects.reading import CountFields
 from sabia.core.spec.families import qwen3
@@ -103,7 +103,7 @@ def _stack(
     *,
     norms: int = 2,
     tied: bool = False,
-    mlp: Callable[..., Block] = reading.gated,
+    mlp: Callable[..., LayerHalf] = reading.gated,
     **flags: bool,
 ) -> Architecture:
     """Norms without bias, grouped attention with a window a layer (empty: none has), an MLP."""
@@ -128,24 +128,24 @@ def nemotron_nas(fields: CountFields) -> Architecture:
     if len(blocks) != depth:
         raise UsageError(f"config.json: block_configs has {len(blocks)} (expected {depth})")
 
-    def mixer(block: dict[str, object]) -> Block:
+    def mixer(block: dict[str, object]) -> LayerHalf:
         _plain_block("attention", block)
         if block.get("no_op"):
-            return Block()
+            return LayerHalf()
         groups = block.get("n_heads_in_group")
         if not isinstance(groups, int):
             raise UsageError(f"config.json: n_heads_in_group is {groups!r} (expected a number)")
         return reading.grouped(hidden, heads, heads // groups, hidden // heads)
 
-    def feed(block: dict[str, object]) -> Block:
+    def feed(block: dict[str, object]) -> LayerHalf:
         _plain_block("ffn", block)
         if block.get("no_op"):
-            return Block()
+            return LayerHalf()
         inner = int(2 * float(str(block["ffn_mult"])) * hidden / 3)
         return reading.gated(hidden, -(-inner // 256) * 256)
 
     halves = [(mixer(block["attention"]), feed(block["ffn"])) for block in blocks]
-    norms = [sum(part != Block() for part in pair) for pair in halves]
+    norms = [sum(part != LayerHalf() for part in pair) for pair in halves]
     kinds = [
         layer(*pair, count * hidden, norms=count) for pair, count in zip(halves, norms, strict=True)
     ]

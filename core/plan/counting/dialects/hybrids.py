@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 from sabia.core.errors import UsageError
 from sabia.core.plan.counting.architecture import Architecture
-from sabia.core.plan.counting.blocks import Block, layer, of_shapes, with_sizes
+from sabia.core.plan.counting.blocks import LayerHalf, layer, of_shapes, with_sizes
 from sabia.core.plan.counting.dialects import reading
 from sabia.core.plan.counting.dialects.reading import CountFields
 from sabia.core.spec.families.gemma2 import KINDS
@@ -26,7 +26,7 @@ def nemotron_h(fields: CountFields) -> Architecture:
     fields.expect("sliding_window", (None,), None)
     fields.ignore(*_REMARKS)
     names = _pattern(fields)
-    readers: dict[str, Callable[[CountFields, int], Block]] = {
+    readers: dict[str, Callable[[CountFields, int], LayerHalf]] = {
         "mamba": _mamba,
         "attention": _attention,
         "mlp": lambda taken, width: reading.plain(width, taken.size("intermediate_size")),
@@ -36,9 +36,9 @@ def nemotron_h(fields: CountFields) -> Architecture:
     if "mlp" not in names:
         fields.ignore("intermediate_size")
 
-    def pair(name: str) -> tuple[Block, Block]:
+    def pair(name: str) -> tuple[LayerHalf, LayerHalf]:
         mixes = name in ("mamba", "attention")
-        return (halves[name], Block()) if mixes else (Block(), halves[name])
+        return (halves[name], LayerHalf()) if mixes else (LayerHalf(), halves[name])
 
     return reading.decoder(fields, [layer(*pair(name), hidden, norms=1) for name in names])
 
@@ -58,7 +58,7 @@ def _pattern(fields: CountFields) -> list[str]:
     return names
 
 
-def _mamba(fields: CountFields, hidden: int) -> Block:
+def _mamba(fields: CountFields, hidden: int) -> LayerHalf:
     """Mamba-2 (arXiv 2405.21060): per head a state [head_dim, N], written and read once a token."""
     heads, size = fields.size("mamba_num_heads"), fields.size("mamba_head_dim")
     groups, state = fields.size("n_groups"), fields.size("ssm_state_size")
@@ -78,13 +78,13 @@ def _mamba(fields: CountFields, hidden: int) -> Block:
     )
 
 
-def _attention(fields: CountFields, hidden: int) -> Block:
+def _attention(fields: CountFields, hidden: int) -> LayerHalf:
     heads, groups = fields.size("num_attention_heads"), fields.size("num_key_value_heads")
     size = fields.size("attention_head_dim", fields.size("head_dim", hidden // heads))
     return reading.grouped(hidden, heads, groups, size)
 
 
-def _experts(fields: CountFields, hidden: int) -> Block:
+def _experts(fields: CountFields, hidden: int) -> LayerHalf:
     """Plain experts, of a latent where `moe_latent_size` says so, and a shared plain one."""
     count, inner = fields.size("n_routed_experts"), fields.size("moe_intermediate_size")
     fields.expect("n_shared_experts", (1,), 1)
@@ -95,7 +95,7 @@ def _experts(fields: CountFields, hidden: int) -> Block:
         shapes += [(latent, hidden), (hidden, latent)]
     sizes = {"experts": count, "top_k": fields.size("num_experts_per_tok"), "matrices": 2}
     met = of_shapes(shapes, others=((count, hidden),), vectors=count, mlp_width=shared, **sizes)
-    return met + Block(experts=count * 2 * latent * inner, sizes={"expert_width": inner})
+    return met + LayerHalf(experts=count * 2 * latent * inner, sizes={"expert_width": inner})
 
 
 def gemma4(fields: CountFields) -> Architecture:
@@ -118,19 +118,19 @@ def gemma4(fields: CountFields) -> Architecture:
     local = reading.grouped(hidden, heads, groups, size, window, qk_norm=True)
     whole = reading.grouped(hidden, heads, few if shared else groups, wide, qk_norm=True)
     if shared:
-        whole += Block(matrices=-few * wide * hidden, edges=-few * wide - hidden)
+        whole += LayerHalf(matrices=-few * wide * hidden, edges=-few * wide - hidden)
     mixers = dict(zip(KINDS, (local, whole), strict=True))
     feed, norms = _gemma4_feed(fields, hidden)
     layers = [layer(mixers[kind], feed, norms * hidden, norms=norms) for kind in kinds]
     return reading.decoder(fields, layers, tied=True)
 
 
-def _gemma4_feed(fields: CountFields, hidden: int) -> tuple[Block, int]:
+def _gemma4_feed(fields: CountFields, hidden: int) -> tuple[LayerHalf, int]:
     dense = reading.gated(hidden, fields.size("intermediate_size"))
     if not fields.take("enable_moe_block", bool, False):
         fields.ignore("moe_intermediate_size", "expert_intermediate_size")
         return dense, 4
     routed = reading.routed(fields, "num_experts", chosen="top_k_experts")
     sizes = dict(routed.sizes) | {"mlp_width": dense.sizes["mlp_width"]}
-    norms = Block(vectors=hidden + sizes["experts"])
+    norms = LayerHalf(vectors=hidden + sizes["experts"])
     return with_sizes(dense + routed + norms, **sizes), 7

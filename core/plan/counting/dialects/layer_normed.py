@@ -4,7 +4,7 @@ A LayerNorm is two vectors of the stream's width, or one where it has no bias.
 """
 
 from sabia.core.plan.counting.architecture import Architecture
-from sabia.core.plan.counting.blocks import Block, layer
+from sabia.core.plan.counting.blocks import LayerHalf, layer
 from sabia.core.plan.counting.dialects import reading
 from sabia.core.plan.counting.dialects.reading import CountFields
 
@@ -140,7 +140,7 @@ def phimoe(fields: CountFields) -> Architecture:
     return reading.decoder(fields, kinds, vocab=vocab, other=2 * fields.hidden + head)
 
 
-def _equal_heads(fields: CountFields, heads: int, bias: bool) -> Block:
+def _equal_heads(fields: CountFields, heads: int, bias: bool) -> LayerHalf:
     """Attention with as many heads for keys and values."""
     size = fields.hidden // heads
     return reading.grouped(fields.hidden, heads, heads, size, qkv_bias=bias, output_bias=bias)
@@ -152,8 +152,8 @@ def _either(fields: CountFields, name: str, other: str) -> int:
 
 def _layer_normed(
     fields: CountFields,
-    mixer: Block,
-    feed: Block,
+    mixer: LayerHalf,
+    feed: LayerHalf,
     *,
     norms: int = 2,
     outer_norms: int = 1,

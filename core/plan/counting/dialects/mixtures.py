@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 from sabia.core.errors import UsageError
 from sabia.core.plan.counting.architecture import Architecture, Sparse
-from sabia.core.plan.counting.blocks import Block, layer, mixer_block, of_shapes, with_sizes
+from sabia.core.plan.counting.blocks import LayerHalf, layer, mixer_block, of_shapes, with_sizes
 from sabia.core.plan.counting.dialects import reading
 from sabia.core.plan.counting.dialects.reading import CountFields
 from sabia.core.spec.families import qwen3, qwen3_moe
@@ -143,7 +143,7 @@ def minimax_m3(fields: CountFields) -> Architecture:
     return _mixed(fields, mixers, routed, sparse, dense="dense_intermediate_size")
 
 
-def _indexed(fields: CountFields, whole: Block) -> tuple[Block, list[bool]]:
+def _indexed(fields: CountFields, whole: LayerHalf) -> tuple[LayerHalf, list[bool]]:
     """Take the sparse attention: its Block, and which layers have it."""
     inner = CountFields(fields.take("sparse_attention_config", dict))
     inner.expect("use_sparse_attention", (True,), True)
@@ -195,7 +195,7 @@ def mimo_v2(fields: CountFields) -> Architecture:
     return _mixed(fields, mixers, routed, reading.flags(fields, "moe_layer_freq", fields.depth))
 
 
-def _unequal(fields: CountFields, prefix: str, window: int | None, sinks: bool) -> Block:
+def _unequal(fields: CountFields, prefix: str, window: int | None, sinks: bool) -> LayerHalf:
     """Attention whose values have a size of their own."""
     hidden, heads = fields.hidden, fields.size(f"{prefix}num_attention_heads")
     groups = fields.size(f"{prefix}num_key_value_heads")
@@ -217,8 +217,8 @@ def _unequal(fields: CountFields, prefix: str, window: int | None, sinks: bool) 
 
 def _mixed(
     fields: CountFields,
-    mixers: Sequence[Block],
-    routed: Block,
+    mixers: Sequence[LayerHalf],
+    routed: LayerHalf,
     sparse: Sequence[bool],
     *,
     dense: str = "intermediate_size",
@@ -230,7 +230,7 @@ def _mixed(
 
 
 def _stack(
-    fields: CountFields, mixers: Sequence[Block], feeds: Sequence[Block], tied: bool = False
+    fields: CountFields, mixers: Sequence[LayerHalf], feeds: Sequence[LayerHalf], tied: bool = False
 ) -> Architecture:
     """Two RMS norms a layer, one of `mixers` and of `feeds` each."""
     kinds = [layer(*halves, 2 * fields.hidden) for halves in zip(mixers, feeds, strict=True)]

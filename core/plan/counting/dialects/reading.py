@@ -9,7 +9,7 @@ from typing import Any
 
 from sabia.core.errors import UsageError
 from sabia.core.plan.counting.architecture import Architecture, LayerKind
-from sabia.core.plan.counting.blocks import Block, feed_block, merged, mixer_block, of_shapes
+from sabia.core.plan.counting.blocks import LayerHalf, feed_block, merged, mixer_block, of_shapes
 from sabia.core.spec.experts import Experts, Router
 from sabia.core.spec.fields import Fields
 from sabia.core.spec.latent import LatentAttention
@@ -59,7 +59,7 @@ class CountFields(Fields):
             self.expect(name, (False,), False)
 
 
-def attention(fields: CountFields, window: int | None = None, **flags: bool) -> Block:
+def attention(fields: CountFields, window: int | None = None, **flags: bool) -> LayerHalf:
     """Take the sizes of grouped-query attention; flags: as `grouped`."""
     return grouped(fields.hidden, *head_sizes(fields), window, **flags)
 
@@ -85,7 +85,7 @@ def grouped(
     qkv_bias: bool = False,
     output_bias: bool = False,
     **flags: bool,
-) -> Block:
+) -> LayerHalf:
     """Grouped-query attention of heads of `size`; flags: of core.spec's Attention."""
     if heads % kv_heads:
         raise UsageError(
@@ -112,12 +112,12 @@ def latent(fields: Fields) -> LatentAttention:
     )  # fmt: skip
 
 
-def gated(hidden: int, inner: int, *, bias: bool = False) -> Block:
+def gated(hidden: int, inner: int, *, bias: bool = False) -> LayerHalf:
     """A gated MLP."""
     return feed_block(GatedMlp(inner, bias=bias), hidden)
 
 
-def plain(hidden: int, inner: int, *, bias: bool = False) -> Block:
+def plain(hidden: int, inner: int, *, bias: bool = False) -> LayerHalf:
     """An MLP of two matrices."""
     shapes = ((inner, hidden), (hidden, inner))
     return of_shapes(shapes, vectors=bias * (inner + hidden), mlp_width=inner, matrices=2)
@@ -132,7 +132,7 @@ def mixture(
     *,
     correction: bool = False,
     shared_gate: bool = False,
-) -> Block:
+) -> LayerHalf:
     """Gated experts of inner width `inner` beside a shared part of `shared`."""
     router = Router(experts, chosen, correction=correction)
     return feed_block(Experts(router, inner, shared=shared, shared_gate=shared_gate), hidden)
@@ -145,7 +145,7 @@ def routed(
     chosen: str = "num_experts_per_tok",
     alike: str = "",
     **more: Any,
-) -> Block:
+) -> LayerHalf:
     """Take a mixture by the names of its fields; alike: how many more experts every token visits.
 
     more: as `mixture`.
@@ -184,7 +184,7 @@ def decoder(
     )
 
 
-def dense_first(fields: CountFields, *, correction: bool = True) -> list[Block]:
+def dense_first(fields: CountFields, *, correction: bool = True) -> list[LayerHalf]:
     """Take DeepSeek's mixture: which leading layers are dense, experts and shared ones behind."""
     depth = fields.depth
     fields.expect("moe_layer_freq", (1, [1] * depth), 1)

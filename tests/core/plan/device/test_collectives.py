@@ -12,7 +12,7 @@ from sabia.core.plan.chips import find_chip
 from sabia.core.plan.device.layout import Layout
 from sabia.core.plan.device.stack import Stack
 from sabia.core.plan.device.step_network import (
-    Group,
+    RankGroup,
     bandwidth,
     exchange_s,
     gather_s,
@@ -40,7 +40,7 @@ def ring_gather_bytes(size: float, ranks: int) -> float:
 
 @pytest.mark.parametrize("ranks", [1, 2, 3, 8])
 def test_a_gather_moves_what_a_ring_moves(ranks):
-    seconds = gather_s(8e9, Group(ranks, 1), ranks, H100, PLAIN)
+    seconds = gather_s(8e9, RankGroup(ranks, 1), ranks, H100, PLAIN)
     assert seconds * 450e9 == pytest.approx(ring_gather_bytes(8e9, ranks))
 
 
@@ -68,21 +68,21 @@ def test_groups_lie_in_nodes_as_the_trainers_mesh_lays_them(domain):
     ("stride", "cards"), [(1, 8), (2, 4), (4, 2), (8, 1), (64, 1)]
 )  # ranks of one group in a node of eight
 def test_a_group_across_nodes_has_the_cards_of_its_ranks_in_the_node(stride, cards):
-    assert bandwidth(Group(32, stride), 2048, H100, PLAIN) == min(450e9, cards * 50e9)
-    assert bandwidth(Group(32, stride), 2048, H100, Stack("x", bare_network=True)) == 50e9
+    assert bandwidth(RankGroup(32, stride), 2048, H100, PLAIN) == min(450e9, cards * 50e9)
+    assert bandwidth(RankGroup(32, stride), 2048, H100, Stack("x", bare_network=True)) == 50e9
 
 
 def test_a_group_inside_the_node_has_its_links():
-    assert bandwidth(Group(8, 1), 2048, H100, PLAIN) == 450e9
-    assert bandwidth(Group(64, 1), 2048, find_chip("gb200"), PLAIN) == 900e9
+    assert bandwidth(RankGroup(8, 1), 2048, H100, PLAIN) == 450e9
+    assert bandwidth(RankGroup(64, 1), 2048, find_chip("gb200"), PLAIN) == 900e9
 
 
 def test_a_torus_gives_a_group_the_links_of_its_axes():
-    whole = bandwidth(Group(4096, 1), 4096, V5P, PLAIN)
+    whole = bandwidth(RankGroup(4096, 1), 4096, V5P, PLAIN)
     assert whole == 540e9
-    assert bandwidth(Group(16, 1), 4096, V5P, PLAIN) == pytest.approx(540e9 / 3)
-    assert bandwidth(Group(2, 1), 4096, V5P, PLAIN) == pytest.approx(540e9 / 3)
-    assert bandwidth(Group(256, 16), 4096, V5P, PLAIN) == pytest.approx(540e9 * 2 / 3)
+    assert bandwidth(RankGroup(16, 1), 4096, V5P, PLAIN) == pytest.approx(540e9 / 3)
+    assert bandwidth(RankGroup(2, 1), 4096, V5P, PLAIN) == pytest.approx(540e9 / 3)
+    assert bandwidth(RankGroup(256, 16), 4096, V5P, PLAIN) == pytest.approx(540e9 * 2 / 3)
 
 
 def test_pods_are_joined_by_the_host_network():
@@ -97,7 +97,7 @@ def test_an_exchange_sends_each_peer_its_part(ranks, stride):
     places = [rank * stride // 8 for rank in range(ranks)]
     near = sum(place == places[0] for place in places) - 1
     inside, outside = near / ranks / 450e9, (ranks - 1 - near) / ranks / 50e9
-    assert exchange_s(1e9, Group(ranks, stride), 512, H100) == pytest.approx(
+    assert exchange_s(1e9, RankGroup(ranks, stride), 512, H100) == pytest.approx(
         1e9 * max(inside, outside)
     )
 
@@ -108,10 +108,14 @@ def test_an_exchange_may_send_a_token_once_to_each_place():
     ranks = sum(map(len, ways)) / len(ways)
     nodes = sum(len({rank // 8 for rank in way}) for way in ways) / len(ways)
     inside, outside = ranks / 4 * 7 / 16 / 450e9, nodes / 4 / 2 / 50e9
-    seen = exchange_s(1e9, Group(16, 1), 512, H100, 4)
+    seen = exchange_s(1e9, RankGroup(16, 1), 512, H100, 4)
     assert seen == pytest.approx(1e9 * max(inside, outside))
-    assert exchange_s(1e9, Group(16, 1), 512, H100, 1) == exchange_s(1e9, Group(16, 1), 512, H100)
-    near = exchange_s(1e9, Group(8, 1), 512, H100, 4) / exchange_s(1e9, Group(8, 1), 512, H100)
+    assert exchange_s(1e9, RankGroup(16, 1), 512, H100, 1) == exchange_s(
+        1e9, RankGroup(16, 1), 512, H100
+    )
+    near = exchange_s(1e9, RankGroup(8, 1), 512, H100, 4) / exchange_s(
+        1e9, RankGroup(8, 1), 512, H100
+    )
     assert near == pytest.approx(8 * (1 - (7 / 8) ** 4) / 4)
 
 
@@ -123,10 +127,10 @@ def test_stages_in_one_node_send_over_its_links():
 def test_a_missing_figure_is_named():
     small = replace(find_chip("v7"), scale_up_domain=64)
     with pytest.raises(UsageError, match=r"tpu-v7 has no published network_bytes_per_s"):
-        bandwidth(Group(128, 1), 128, small, PLAIN)
+        bandwidth(RankGroup(128, 1), 128, small, PLAIN)
     none = replace(H100, scale_up_bytes_per_s=None)
     with pytest.raises(UsageError, match="scale_up_bytes_per_s"):
-        gather_s(1e9, Group(8, 1), 8, none, PLAIN)
+        gather_s(1e9, RankGroup(8, 1), 8, none, PLAIN)
 
 
 @pytest.mark.parametrize(("axes", "tokens"), [(1, 2550), (3, 850)])
@@ -134,7 +138,7 @@ def test_weights_are_gathered_in_time_above_the_scaling_books_batch(axes, tokens
     """Tokens a v5p chip above which FSDP is bound by arithmetic (jax-ml.github.io/scaling-book)."""
     ranks = {1: 16, 3: 4096}[axes]
     params = 1e9
-    gather = gather_s(2 * params, Group(ranks, 1), 4096, V5P, PLAIN) * ranks / (ranks - 1)
+    gather = gather_s(2 * params, RankGroup(ranks, 1), 4096, V5P, PLAIN) * ranks / (ranks - 1)
     balanced = gather * V5P.bf16_flops_per_s / (2 * params)
     assert balanced == pytest.approx(tokens, rel=1e-3)
 
@@ -151,8 +155,8 @@ def test_mixed_fsdp_and_tensor_split_best_where_the_scaling_book_says():
         weights = 2 * 2 * hidden * width / tensor
         stream = 2 * 2 * batch * hidden / fsdp
         # large groups: (n-1)/n is one in the book's formulas
-        gathered = gather_s(weights, Group(fsdp, 1), chips, two, PLAIN) * fsdp / (fsdp - 1)
-        passed = gather_s(stream, Group(tensor, 1), chips, one, PLAIN) * tensor / (tensor - 1)
+        gathered = gather_s(weights, RankGroup(fsdp, 1), chips, two, PLAIN) * fsdp / (fsdp - 1)
+        passed = gather_s(stream, RankGroup(tensor, 1), chips, one, PLAIN) * tensor / (tensor - 1)
         return gathered + passed
 
     best = min(range(100, 8000), key=seconds)

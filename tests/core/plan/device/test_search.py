@@ -13,10 +13,12 @@ from sabia.core.plan.chips import find_chip
 from sabia.core.plan.device.candidates import front
 from sabia.core.plan.device.layout import AXES, Layout, Workload
 from sabia.core.plan.device.memory import device_memory
-from sabia.core.plan.device.search import HARDLY_MORE, Question, Survey
+from sabia.core.plan.device.search import HARDLY_MORE
 from sabia.core.plan.device.search import search as by_question
+from sabia.core.plan.device.search_rules import SearchProblem
 from sabia.core.plan.device.stack import find_stack
 from sabia.core.plan.device.step_time import step_time
+from sabia.core.plan.device.survey import Survey
 from sabia.core.plan.memory import find_recipe
 
 H100 = find_chip("h100")
@@ -33,7 +35,7 @@ def work(model, sequence=8192, rows=512, recipe="fsdp-fp32"):
 
 
 def search(job, chip, stack, chips, objective="time", pinned=None, **more):
-    return by_question(Question(job, chip, stack, pinned or {}, **more), chips, objective)
+    return by_question(SearchProblem(job, chip, stack, pinned or {}, **more), chips, objective)
 
 
 def agrees_with_loops(stack, seed, rows, counts):
@@ -77,7 +79,7 @@ def test_arrays_find_what_loops_find_on_more_models(stack, seed):
 
 @pytest.mark.parametrize("stack", ["sabia", "megatron", "fsdp-async", "llama3", "maxtext"])
 def test_what_fell_and_what_fits_are_all_meshes(stack):
-    survey = Survey(Question(work(LLAMA_70B), H100, find_stack(stack), {}), [64, 96])
+    survey = Survey(SearchProblem(work(LLAMA_70B), H100, find_stack(stack), {}), [64, 96])
     kept = {number for some, _, _ in survey.parts for number in some.mesh.tolist()}
     assert sum(survey.fell.values()) + len(kept) == survey.meshes.total
 
@@ -85,14 +87,14 @@ def test_what_fell_and_what_fits_are_all_meshes(stack):
 def agrees_alone_and_in_arrays(stack, seed, number):
     draw = random.Random(seed)
     model = by_hand.model(draw, mixture="2021" not in stack and seed % 2 == 1)
-    question = Question(work(model, 1024, 48), H100, find_stack(stack), {})
-    parts = Survey(question, [16, 24]).parts
+    problem = SearchProblem(work(model, 1024, 48), H100, find_stack(stack), {})
+    parts = Survey(problem, [16, 24]).parts
     every = [(part, place) for part in parts for place in range(part[0].size)]
     for (fitting, total, seconds), place in draw.sample(every, min(number, len(every))):
         layout = fitting.one(place)
-        alone = device_memory(question.workload, layout, question.stack).total
+        alone = device_memory(problem.workload, layout, problem.stack).total
         assert alone == pytest.approx(total[place], rel=1e-12)
-        alone = step_time(question.workload, layout, H100, question.stack).total_s
+        alone = step_time(problem.workload, layout, H100, problem.stack).total_s
         assert alone == pytest.approx(seconds[place], rel=1e-12)
 
 

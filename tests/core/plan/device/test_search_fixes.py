@@ -10,10 +10,12 @@ from plain_models import attention_layer, decoder
 from sabia.core.errors import Infeasible
 from sabia.core.plan.chips import find_chip
 from sabia.core.plan.device.layout import Workload
-from sabia.core.plan.device.search import HARDLY_MORE, Question, Survey
+from sabia.core.plan.device.search import HARDLY_MORE
 from sabia.core.plan.device.search import search as by_question
 from sabia.core.plan.device.search_fixes import coarse, rentable
+from sabia.core.plan.device.search_rules import SearchProblem
 from sabia.core.plan.device.stack import find_stack
+from sabia.core.plan.device.survey import Survey
 from sabia.core.plan.memory import find_recipe
 
 H100 = find_chip("h100")
@@ -25,7 +27,7 @@ FSDP = find_stack("fsdp")
 
 
 def search(job, chip, stack, chips, objective="time", pinned=None, **more):
-    return by_question(Question(job, chip, stack, pinned or {}, **more), chips, objective)
+    return by_question(SearchProblem(job, chip, stack, pinned or {}, **more), chips, objective)
 
 
 def refusal(job, chip, stack, chips, **more):
@@ -63,7 +65,7 @@ def test_a_leaner_recipe_is_named_where_it_is_enough():
         "m", 4096, 32000, (replace(attention_layer(4096, 32, 8, 128, 14336), count=32),)
     )
     job = Workload(model, 4096, 64, find_recipe("megatron18"))
-    need, _ = Survey(Question(job, H100, FSDP, {}), [8]).least
+    need, _ = Survey(SearchProblem(job, H100, FSDP, {}), [8]).least
     chip = replace(H100, usable_hbm_bytes=need / 0.92)
     text = refusal(job, chip, FSDP, 8)
     name = re.search(r"use --state-recipe ([\w-]+)", text)[1]

@@ -19,10 +19,10 @@ from sabia.core.plan.chips import find_chip
 from sabia.core.plan.counting.known import from_spec
 from sabia.core.plan.device.flags import pretrain_flags
 from sabia.core.plan.device.layout import AXES, Layout, Workload
-from sabia.core.plan.device.search import Question, Survey
 from sabia.core.plan.device.search_fixes import described
-from sabia.core.plan.device.search_rules import fixed_layout, parse_fields
+from sabia.core.plan.device.search_rules import SearchProblem, fixed_layout, parse_fields
 from sabia.core.plan.device.stack import find_stack
+from sabia.core.plan.device.survey import Survey
 from sabia.core.plan.memory import find_recipe
 from sabia.core.recipes.training_config import batch_rows
 from sabia.core.spec import from_config, new_config
@@ -56,13 +56,13 @@ def parsed(flags):
 @pytest.mark.parametrize("name", ["dense", "moe", "hybrid", "latent", "sinks"])
 def test_the_command_and_the_trainer_take_any_layout_of_the_search(name):
     spec = from_config(mesh_cases.models()[name])
-    question = Question(work(from_spec(spec), 24, 24), H100, SABIA, {})
-    survey = Survey(question, [1, 4, 8, 12, 24])
+    problem = SearchProblem(work(from_spec(spec), 24, 24), H100, SABIA, {})
+    survey = Survey(problem, [1, 4, 8, 12, 24])
     every = [(part[0], number) for part in survey.parts for number in range(part[0].size)]
     assert survey.fitting == len(every) > 50
     for some, number in random.Random(2).sample(every, 30):
         layout = some.one(number)
-        given = parsed(pretrain_flags(question.workload, layout))
+        given = parsed(pretrain_flags(problem.workload, layout))
         assert make_mesh(given.mesh, layout.chips) == Mesh(
             **{axis: getattr(layout, axis) for axis in AXES}
         )
@@ -105,7 +105,7 @@ def test_flags_that_would_lie_are_refused(job, layout, more, message):
 
 
 def fixed(text, stack="megatron", chips=None):
-    return fixed_layout(Question(JOB, H100, find_stack(stack), parse_fields(text)), chips)
+    return fixed_layout(SearchProblem(JOB, H100, find_stack(stack), parse_fields(text)), chips)
 
 
 def test_a_fixed_layout_is_read_as_it_is():
@@ -122,7 +122,7 @@ def test_a_fixed_layout_is_read_as_it_is():
 
 
 def test_what_is_described_is_read_back():
-    survey = Survey(Question(JOB, H100, find_stack("megatron"), {}), [512])
+    survey = Survey(SearchProblem(JOB, H100, find_stack("megatron"), {}), [512])
     for fitting, _, _ in survey.parts:
         for number in range(0, fitting.size, 200):
             layout = fitting.one(number)
@@ -168,11 +168,11 @@ def test_the_trainer_runs_with_the_flags_as_printed(tmp_path, axes):
                         kv_heads=2, experts=4, chosen=2, expert_ffn=32, context=64)  # fmt: skip
     (tmp_path / "config.json").write_text(json.dumps(config))
     pinned = dict.fromkeys(axes.split(), 2)
-    question = Question(work(from_spec(from_config(config)), LENGTH, 16), H100, SABIA, pinned)
-    parts = [part[0] for part in Survey(question, [4]).parts]
+    problem = SearchProblem(work(from_spec(from_config(config)), LENGTH, 16), H100, SABIA, pinned)
+    parts = [part[0] for part in Survey(problem, [4]).parts]
     every = [(some, number) for some in parts for number in range(some.size)]
     some, number = random.Random(axes).choice(every)
-    flags = shlex.split(pretrain_flags(question.workload, some.one(number)))
+    flags = shlex.split(pretrain_flags(problem.workload, some.one(number)))
     words = ("pretrain", tokens, "--config-json", tmp_path / "config.json", "--steps", "2")
     done = sabia(*words, *flags, "-o", tmp_path / "run", launcher=torchrun(4))
     assert done.returncode == 0, done.stderr

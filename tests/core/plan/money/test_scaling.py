@@ -6,7 +6,7 @@ import pytest
 
 from sabia.core.errors import Infeasible, UsageError
 from sabia.core.plan.money import scaling
-from sabia.core.plan.money.scaling import BESIROGLU, HOFFMANN, Law, Pair, advise
+from sabia.core.plan.money.scaling import BESIROGLU, HOFFMANN, Pair, ScalingLaw, advise
 
 
 def test_tokens_per_parameter_of_published_runs():
@@ -39,7 +39,7 @@ def test_optimal_is_the_best_of_all_tried(law, flops):
 
 def test_published_saving_of_serving_two_trillion_tokens():
     """Sardana et al., figure 1: 7B for longer instead of 13B saves 1.7e22 operations, 17 %."""
-    law = Law("their constants", 1.69, 406.4, 410.7, 0.336, 0.283)
+    law = ScalingLaw("their constants", 1.69, 406.4, 410.7, 0.336, 0.283)
     flops = next(c for c in (10 ** (x / 1000) for x in range(21000, 25000))
                  if law.optimal(c).params >= 13e9)  # fmt: skip
     planned = law.optimal(flops)

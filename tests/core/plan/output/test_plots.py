@@ -7,9 +7,9 @@ import pytest
 
 from sabia.core.errors import UsageError
 from sabia.core.options.plan_cluster import PlanOptions
-from sabia.core.plan import request
 from sabia.core.plan.answer import answer
 from sabia.core.plan.output import plots
+from sabia.core.plan.plans import plan_of
 
 ARTICLE = PlanOptions(params=1.6e12, active=49e9)
 
@@ -49,7 +49,7 @@ def test_a_search_draws_its_front():
 
 
 def test_points_are_the_plan_s_own():
-    _, plan = request.plan_of(ARTICLE)
+    _, plan = plan_of(ARTICLE)
     days = plots._spread([7.0, 14.0, 30.0])
     assert days[0] == pytest.approx(3.5) and days[-1] == pytest.approx(60)
     at_two_weeks = plots._chip_lines(plan, [14.0])

@@ -10,7 +10,7 @@ from sabia.core.errors import Infeasible, UsageError
 from sabia.core.options.plan_cluster import PlanOptions
 from sabia.core.plan import request
 from sabia.core.plan.output.generation import evaluate, grpo, serve
-from sabia.core.plan.serving.formats import judged
+from sabia.core.plan.serving.formats import published_ratio
 
 sys.path.insert(0, str(Path(__file__).parents[3] / "bench"))
 
@@ -136,7 +136,7 @@ def test_what_is_said_of_published_runs_is_what_the_bench_finds():
     judgements = {"dense": ("load", dense), "sparse": ("load", sparse)}
     for name, (kind, rows) in (judgements | {"grpo": ("grpo", KINDS["grpo"])}).items():
         times = sorted(1 / (1 + ERRORS[kind](row)) for row in rows)
-        told = judged(name)
+        told = published_ratio(name)
         assert told.rows == len(times)
         found = times[0], statistics.median(times), times[-1]
         assert (told.low, told.middle, told.high) == pytest.approx(found, abs=0.06)

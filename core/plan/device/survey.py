@@ -1,0 +1,191 @@
+"""All layouts of some numbers of chips: their memory, and the step time of those that fit.
+
+Every layout that the model and the software allow (search_rules.py, candidates.py) is evaluated by
+`device_memory`, and `step_time` predicts the step of what fits: the same formulas that evaluate one
+layout, on arrays of all. The settings that are names (recomputation, ZeRO level) are tried one
+after another.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from sabia.core.plan.device.layout import AXES, Layout
+from sabia.core.plan.device.memory import Memory, device_memory
+from sabia.core.plan.device.search_rules import SearchProblem, has_experts, rules_of
+from sabia.core.plan.device.step_time import StepTime, step_time
+
+if TYPE_CHECKING:
+    from sabia.core.plan.device.candidates import Candidates, Meshes
+
+CHUNK = 32768  # candidates at a time: bounds the memory of a search
+TOO_LARGE = "more than the memory of a chip"
+NOT_PLACED = "no interleaving or placing of experts goes with the mesh"
+
+
+@dataclass(frozen=True)
+class TimedLayout:
+    """One layout, weighed and timed. token_chip_s: seconds of one chip for a token, its cost."""
+
+    layout: Layout
+    memory: Memory
+    time: StepTime
+    token_chip_s: float
+
+    @property
+    def chips(self) -> int:
+        """Devices in all."""
+        return int(self.layout.chips)
+
+    @property
+    def step_s(self) -> float:
+        """Seconds of a step."""
+        return float(self.time.total_s)
+
+
+def priced(problem: SearchProblem, layout: Layout) -> TimedLayout:
+    """One layout in plain numbers, weighed and timed."""
+    time = step_time(problem.workload, layout, problem.chip, problem.stack)
+    memory = device_memory(problem.workload, layout, problem.stack)
+    tokens = problem.workload.batch_tokens
+    return TimedLayout(layout, memory, time, float(time.total_s) * int(layout.chips) / tokens)
+
+
+class Survey:
+    """All layouts of some numbers of chips: which fit, how long their steps take.
+
+    least: (bytes, layout) of the candidate that needs the least memory, None without candidates.
+    fewest: the smallest number of chips on which any fits. timed: else they are only weighed.
+    candidates: how many were weighed; fitting: how many fit; meshes: ways to lay chips along axes.
+    parts: (those that fit, bytes, seconds) of each setting.
+    """
+
+    def __init__(self, problem: SearchProblem, counts: Sequence[int], timed: bool = True) -> None:
+        self.problem, self.timed = problem, timed
+        self.least: tuple[float, Layout] | None = None
+        self.candidates = self.fitting = 0
+        self.fewest: int | None = None
+        self.parts: list[tuple[Candidates, Any, Any]] = []  # fitting ones, bytes, seconds
+        self.meshes, every = _every(problem, counts)
+        self._marks: dict[str, list[Any]] = {"weighed": [], "fitting": []}  # numbers of meshes
+        for some in every:
+            self._weigh(some)
+
+    def _weigh(self, some: Candidates) -> None:
+        import numpy as np
+
+        self.candidates += some.size
+        self._marks["weighed"].append(some.mesh)
+        problem = self.problem
+        total = device_memory(problem.workload, some.layout, problem.stack).total
+        total = np.broadcast_to(total, some.mesh.shape)
+        smallest = int(total.argmin())
+        if self.least is None or total[smallest] < self.least[0]:
+            self.least = float(total[smallest]), some.one(smallest)
+        chosen = np.flatnonzero(total <= problem.room_bytes)
+        self.fitting += len(chosen)
+        if not len(chosen):
+            return
+        fitting = some.where(chosen)
+        fewest = int(fitting.layout.chips.min())
+        self.fewest = fewest if self.fewest is None else min(fewest, self.fewest)
+        if self.timed:
+            self._time(fitting, total[chosen])
+
+    def _time(self, fitting: Candidates, total: Any) -> None:
+        import numpy as np
+
+        problem = self.problem
+        self._marks["fitting"].append(fitting.mesh)
+        given = (problem.workload, fitting.layout, problem.chip, problem.stack)
+        seconds = np.broadcast_to(step_time(*given).total_s, total.shape)
+        self.parts.append((fitting, total, seconds))
+
+    @property
+    def fell(self) -> dict[str, int]:
+        """Meshes by the reason why none of their layouts can be had."""
+        weighed, fitting = (_different(self._marks[name]) for name in ("weighed", "fitting"))
+        more = {NOT_PLACED: self.meshes.size - weighed, TOO_LARGE: weighed - fitting}
+        return self.meshes.fell | {reason: count for reason, count in more.items() if count}
+
+    def gathered(self) -> tuple[Any, Any, Any, Any]:
+        """(seconds, chips, bytes, mesh) of all that fits, an array each."""
+        import numpy as np
+
+        parts = [
+            (seconds, fitting.layout.chips, total, fitting.mesh)
+            for fitting, total, seconds in self.parts
+        ]
+        columns = [np.concatenate(column) for column in zip(*parts, strict=True)]
+        return columns[0], columns[1], columns[2], columns[3]
+
+    def row(self, number: int) -> TimedLayout:
+        """One of these, in plain numbers."""
+        for fitting, _, _ in self.parts:
+            if number < fitting.size:
+                return priced(self.problem, fitting.one(number))
+            number -= fitting.size
+        raise IndexError(number)
+
+
+def _different(arrays: list[Any]) -> int:
+    import numpy as np
+
+    return len(np.unique(np.concatenate(arrays))) if arrays else 0
+
+
+def _every(problem: SearchProblem, counts: Sequence[int]) -> tuple[Meshes, Iterator[Candidates]]:
+    """All meshes of these numbers of chips, and their candidates setting by setting."""
+    from sabia.core.plan.device.candidates import all_meshes, candidates_of
+
+    workload, can = problem.workload, problem.can
+    rules = [
+        rule
+        for rule in rules_of(workload, problem.chip, can)
+        if not (rule.advice and rule.mesh_fields <= {*problem.pinned})
+    ]
+    routed = has_experts(workload.architecture)
+    axes = [axis for axis in AXES if axis in can.axes and (routed or axis != "expert")]
+    meshes = all_meshes(counts, rules, axes, problem.pinned)
+    grid = candidates_of(meshes, workload, can, problem.pinned)
+    return meshes, _settings(problem, grid)
+
+
+def _settings(problem: SearchProblem, grid: Candidates) -> Iterator[Candidates]:
+    """The grid under each recomputation, ZeRO level and placing of experts, in chunks."""
+    can, pinned = problem.can, problem.pinned
+    recompute, zero, placements = (
+        [pinned[name]] if name in pinned else list(can.choices(name))
+        for name in ("recompute", "zero", "experts_over_tensor")
+    )
+    zero = [level for level in zero if level] or zero  # 0 over fsdp is what data is
+    for policy, level, over_tensor in itertools.product(recompute, zero, placements):
+        mask = _useful(problem, grid, level, level == zero[-1], over_tensor)
+        for start in range(0, grid.size, CHUNK):
+            some = grid.where(slice(start, start + CHUNK)).where(mask[start : start + CHUNK])
+            if some.size:
+                names = {"recompute": policy, "zero": level, "experts_over_tensor": over_tensor}
+                yield replace(some, layout=replace(some.layout, **names))
+
+
+def _useful(
+    problem: SearchProblem, grid: Candidates, level: int, only: bool, over_tensor: bool
+) -> Any:
+    """Where this setting exists and is not another one by a second name."""
+    import numpy as np
+
+    layout, mask = grid.layout, np.ones(grid.size, bool)
+    if not only:  # without fsdp all levels are the same
+        mask &= layout.fsdp > 1
+    if over_tensor:
+        mask &= layout.tensor > 1
+    kinds = [kind for kind in problem.workload.architecture.layers if kind.experts]
+    for kind in kinds:
+        if over_tensor:
+            mask &= kind.experts % (layout.expert * layout.tensor) == 0
+        else:
+            mask &= kind.expert_width % layout.tensor == 0
+    return mask & bool(kinds) if over_tensor else mask
