@@ -12,7 +12,7 @@ from sabia.core.options.option import GROUPS, Condition, Option, flags, listed
 from sabia.core.options.resolve import variable_of
 from sabia.core.options.table import Options
 
-HELP = ("-h, --help", "Show the common options, or all of them; --help=json prints the table")
+HELP = ("-h, --help", "Print the common options (-h), all (--help), or JSON (--help=json)")
 
 
 def by_group(cls: type[Options]) -> dict[str, list[Option]]:

@@ -1,4 +1,4 @@
-"""Options of calls to language models: the endpoint, what calls may cost, and the judge."""
+"""Options of calls to language models: the endpoint, limits on what calls cost, and the judge."""
 
 from sabia.core.errors import UsageError
 from sabia.core.options.option import choice, integer, needs, quantity, text
@@ -8,66 +8,62 @@ JUDGED = needs("judge_url")
 
 
 class ApiCalls(Options, group="Endpoint"):
-    """How calls are made and what they may cost. None of it decides a result."""
+    """How calls are sent and what they may cost. None of these options affects a result."""
 
-    api_key_env: str = text(
-        "Environment variable that holds the API key", "VARIABLE", default="SABIA_API_KEY",
-        recorded=False,
-    )  # fmt: skip
-    """No key is sent where the variable is not set."""
-    concurrency: int = integer("Calls in flight", 16, least=1, recorded=False)
-    """An overloaded server gets fewer."""
-    max_usd: float | None = quantity(
-        "money", "Stop before spending more", only=needs("prices"), recorded=False
-    )
-    max_requests: int | None = quantity(
-        "whole", "Stop before sending more requests", recorded=False
-    )
-    """Retries count."""
-    prices: str = text("US dollars per million tokens, by model", "FILE.toml", recorded=False)
-    """A table for each model, with `prompt` and `completion`."""
+    api_key_env: str = text("Environment variable that holds the API key", "VARIABLE",
+                            default="SABIA_API_KEY", recorded=False)  # fmt: skip
+    """If the variable is not set, requests are sent without a key."""
+    concurrency: int = integer("Maximum number of concurrent requests", 16, least=1, recorded=False)
+    """The number is reduced automatically while the server is overloaded."""
+    max_usd: float | None = quantity("money",
+                                     "Stop before the requests cost more than this in total",
+                                     only=needs("prices"), recorded=False)  # fmt: skip
+    max_requests: int | None = quantity("whole", "Stop before sending more requests than this",
+                                        recorded=False)  # fmt: skip
+    """Retries are counted."""
+    prices: str = text("Price list: US dollars per million tokens, by model", "FILE.toml",
+                       recorded=False)  # fmt: skip
+    """The file has a table for each model, with the keys `prompt` and `completion`."""
 
 
 class EndpointOptions(ApiCalls, group="Endpoint"):
     """An OpenAI-compatible server and the cache of its replies."""
 
-    url: str = text("OpenAI-compatible server, up to /v1", "URL", recorded=False)
-    cache: str = text(
-        "Cache of finished calls", "DIR", recorded=False, unset="~/.cache/sabia/calls"
-    )
-    """Several processes may share it. A call that is in it is never sent again."""
+    url: str = text("URL of an OpenAI-compatible server, up to /v1", "URL", recorded=False)
+    cache: str = text("Directory that caches completed requests", "DIR", recorded=False,
+                      unset="~/.cache/sabia/calls")  # fmt: skip
+    """A request that is in the cache is not sent again. Several processes may share a cache."""
 
 
 class RubricJudge(Options, group="Judge"):
-    """A language model behind an endpoint that judges the items of rubrics; how calls are made is
-    told by `ApiCalls`."""
+    """A language model behind an endpoint that judges rubric items; see also `ApiCalls`."""
 
-    judge_url: str = text("OpenAI-compatible judge, up to /v1", "URL", recorded=False)
-    judge_model: str = text("Model name of the judge", "NAME", only=JUDGED)
-    judge_votes: int = integer("Calls that vote on an item", 1, least=1, only=JUDGED)
-    """The majority decides; an item whose votes are tied has no verdict."""
-    judge_items_per_call: int = integer("Rubric items in a call", 1, least=1, only=JUDGED)
-    """One item in a call keeps its verdict from influencing the next."""
-    judge_format: str = choice(
-        "Format that replies are constrained to", "text", "json-object", "json-schema",
-        only=JUDGED,
-    )  # fmt: skip
-    """What the server is told to hold replies to, where it can."""
-    judge_tokens: int = integer("Maximum tokens of a reply", 1024, least=16, only=JUDGED)
-    judge_cache: str = text(
-        "Cache of finished calls", "DIR", recorded=False, unset="~/.cache/sabia/calls",
-        only=JUDGED,
-    )  # fmt: skip
+    judge_url: str = text("URL of the judge's OpenAI-compatible server, up to /v1", "URL",
+                          recorded=False)  # fmt: skip
+    judge_model: str = text("Name of the judge model on its server", "NAME", only=JUDGED)
+    judge_votes: int = integer("Number of votes per rubric item", 1, least=1, only=JUDGED)
+    """Each vote is a separate request. The majority decides; an item with a tied vote has no
+    verdict."""
+    judge_items_per_call: int = integer("Rubric items per request", 1, least=1, only=JUDGED)
+    """With one item per request, the verdict on one item cannot influence the next."""
+    judge_format: str = choice("Format that the server must enforce for replies", "text",
+                               "json-object", "json-schema", only=JUDGED)  # fmt: skip
+    """Sent to the server as `response_format`; `text` enforces nothing."""
+    judge_tokens: int = integer("Maximum tokens in a reply of the judge", 1024, least=16,
+                                only=JUDGED)  # fmt: skip
+    judge_cache: str = text("Directory that caches completed judge requests", "DIR", recorded=False,
+                            unset="~/.cache/sabia/calls", only=JUDGED)  # fmt: skip
     max_unknown: float = quantity(
-        "share", "Maximum share of a rubric's weight without a verdict", 0.0
+        "share", "Maximum fraction of a rubric's weight without a verdict", 0.0
     )
+    """A sample with a larger fraction gets no score."""
 
     def check(self) -> None:
-        """A judge needs its model's name."""
+        """A judge needs the name of its model."""
         super().check()
         if self.judge_url and not self.judge_model:
             raise UsageError("--judge-model: is missing (expected the judge's model name)")
 
 
 class JudgeOptions(RubricJudge, ApiCalls, only={ApiCalls: JUDGED}):
-    """A judge whose calls are the only ones of a command."""
+    """A judge whose requests are the only ones of a command."""

@@ -9,43 +9,48 @@ from sabia.core.options.table import Options
 MODEL, ASK = needs("model"), needs("ask")
 
 
-class Screens(Options, group="Screens"):
-    """What should not be in a corpus."""
+class Screens(Options, group="Content filters"):
+    """Scores of unwanted content, and edits that remove it."""
 
-    pii: str = choice("Personal data: count it, or mask it too", "count", "mask", default="")
+    pii: str = choice("Detect personal data: count it, or also mask it", "count", "mask",
+                      default="", unset="off")  # fmt: skip
     """Adds the scores `pii_email`, `pii_iban`, `pii_card`, `pii_cnpj`, `pii_cpf`, `pii_ip` and
-    `pii_phone`. `mask` also puts `[email]` and the like in place of what was found."""
-    bad_words: tuple[str, ...] = several("Count the words of a list, or of a DIR of lists", "PATH")
-    """Adds the scores `bad_words` and `bad_word_share`. A list has a word or phrase on each line; a
-    list named `pt.txt` is used for texts in that language only."""
-    block_urls: tuple[str, ...] = several(
-        "Domains and addresses that set blocked_url to 1: FILE or DIR", "PATH"
+    `pii_phone`: the number of e-mail addresses, IBANs, payment cards and so on. `mask` also
+    replaces each of them in the text with its kind, such as `[email]`."""
+    bad_words: tuple[str, ...] = several(
+        "Count the words of this word list, or directory of word lists", "PATH"
     )
-    """A list of domains and addresses, or a directory of categories, each with a file `domains` or
-    `urls`. Lists may be compressed with gzip, and may be hosts files or domain rules of ad
-    blockers."""
-    c4_lines: bool = switch("Keep only the lines that C4 keeps; edits the text")
-    """The text is edited before figures are taken."""
+    """Adds the scores `bad_words` (number of matches) and `bad_word_share` (fraction of the words).
+    A list has one word or phrase per line. A list whose file name is a language code, such as
+    `pt.txt`, is used for texts in that language only."""
+    block_urls: tuple[str, ...] = several(
+        "Set the score blocked_url to 1 for URLs on this blocklist", "PATH"
+    )
+    """A file with domains and addresses, or a directory with one directory per category that
+    contains a file `domains` or `urls`. Hosts files and the domain rules of ad blockers are also
+    accepted, and files may be compressed with gzip."""
+    c4_lines: bool = switch("Remove the lines that C4 removes from the text")
+    """The text is edited before the scores are computed."""
 
 
 class Asking(EndpointOptions, Backend, group="Language model", only={ApiCalls: needs("url")}):
-    """A language model that is asked about documents: a model directory, or behind an endpoint."""
+    """A language model that labels documents: a model directory, or a server."""
 
-    ask: str = text("Ask a language model about each document", "FILE.toml", recorded=False)
-    """The file has the keys `name` (of the score), `instruction`, and `scale` (such as `[0, 5]`) or
-    `labels` (such as `["prose", "advert"]`). Optional are `examples` (tables with `text` and
-    `answer`), `max_chars` (characters of a document that are shown, 8000) and `max_tokens` (of a
-    server's answer, 16)."""
-    lm: str = text(
-        "Model to ask: a directory, or its name at --url", "MODEL", only=ASK, recorded=False
-    )
-    """A directory is computed here and says how likely each answer is; the answer of a server is
-    read from its text."""
+    ask: str = text("Score each document with a language model and this prompt file", "FILE.toml",
+                    recorded=False)  # fmt: skip
+    """Required keys of the file: `name` (of the score), `instruction`, and either `scale` (such as
+    `[0, 5]`) or `labels` (such as `["prose", "advert"]`). Optional keys: `examples` (tables with
+    `text` and `answer`), `max_chars` (maximum characters of a document in the prompt, default 8000)
+    and `max_tokens` (maximum tokens in the reply of a server, default 16)."""
+    lm: str = text("Model for --ask: a directory, or a model name at --url", "MODEL", only=ASK,
+                   recorded=False)  # fmt: skip
+    """A model directory is run locally and gives the probability of each answer. From a server, the
+    answer is parsed from the text of the reply."""
     url: str = changed(EndpointOptions.url, only=ASK)
     cache: str = changed(EndpointOptions.cache, only=ASK)
 
     def check(self) -> None:
-        """Whoever asks needs a model; a server's model is not computed here."""
+        """`--ask` needs a model; the model of a server has no local backend."""
         super().check()
         if self.ask and not self.lm:
             raise UsageError("--lm: is missing (expected a model directory, or a name at --url)")
@@ -58,39 +63,38 @@ class ClassifyOptions(
 ):  # fmt: skip
     """Options of `sabia classify`."""
 
-    where: str = text("Keep rows for which this holds (columns, scores)", "EXPRESSION", common=True)
+    where: str = text("Keep only rows for which this expression is true", "EXPRESSION", common=True)
     """Comparisons (`==`, `!=`, `<`, `<=`, `>`, `>=`, also chained) of columns, scores, numbers and
-    strings, joined by `and`, `or` and `not`; `language in ('pt', 'en')`, `'word' in text`,
-    `url is None`, `len(text)`, `+`, `-`, `*` and `/`. A name is a column, else a score;
-    `scores['a name']` is a score that rows may lack. A comparison with a missing value is neither
-    true nor false, and a row is kept only where the whole expression is true."""
-    removed: str = text(
-        "Write the other rows here: FILE.parquet, or a directory", "PATH", only=needs("where")
-    )
-    """A directory where `--out` is one. Each row gets a `reason`."""
-    model: tuple[str, ...] = several("Classifier that adds its scores", "[NAME=]PATH", common=True)
-    """A fastText model, or the directory of a sequence classifier. Its scores have the names of its
-    labels; with `NAME=` they are called `NAME_LABEL`."""
-    calibration: tuple[str, ...] = several(
-        "Apply a calibration file of `classify threshold`", "FILE.json"
-    )
-    """Adds the scores `NAME_ok` and `NAME_probability`."""
-    quality: bool = switch(
-        "Add quality scores and the language", default=True, negative=True, common=True
-    )
-    length: int | None = quantity(
-        "length", "Maximum tokens of a text or window", group="Model", only=MODEL,
-        unset="as trained",
-    )  # fmt: skip
-    """For `--model` directories, as are `--long` and `--precision`."""
-    long: str = choice(
-        "Longer texts: read the start, or average windows", "truncate", "windows",
-        group="Model", only=MODEL,
-    )  # fmt: skip
-    precision: str = choice(
-        "Compute precision of --model directories", "fp32", "bf16", group="Model", only=MODEL
-    )
+    strings, combined with `and`, `or` and `not`; also `language in ('pt', 'en')`, `'word' in text`,
+    `url is None`, `len(text)`, `+`, `-`, `*` and `/`. A name refers to a column or, if there is no
+    such column, to a score. Write `scores['a name']` for a score that some rows do not have. A
+    comparison with a missing value is neither true nor false, and a row is kept only if the whole
+    expression is true."""
+    removed: str = text("Where to write the other rows, with the reason", "PATH",
+                        only=needs("where"))  # fmt: skip
+    """A directory if `--out` is a directory, otherwise a Parquet file. The column `reason` is
+    added."""
+    model: tuple[str, ...] = several("Add the scores of this trained classifier", "[NAME=]PATH",
+                                     common=True)  # fmt: skip
+    """A fastText model file, or the directory of a sequence classifier. There is a score for each
+    label, the probability of the label. It has the name of the label, or with `NAME=` the name
+    `NAME_LABEL`."""
+    calibration: tuple[str, ...] = several("Apply a calibration file from `classify threshold`",
+                                           "FILE.json")  # fmt: skip
+    """Adds the scores `NAME_ok` (1 if the score `NAME` reaches the threshold, otherwise 0) and
+    `NAME_probability` (the calibrated score)."""
+    quality: bool = switch("Add the quality scores and detect the language", default=True,
+                           negative=True, unset="--quality", common=True)  # fmt: skip
+    length: int | None = quantity("length",
+                                  "Maximum tokens of a text, or of a window with --long windows",
+                                  group="Model", only=MODEL, unset="as trained")  # fmt: skip
+    """Applies to `--model` directories, not to fastText models; so do `--long` and
+    `--precision`."""
+    long: str = choice("Texts longer than --length: truncate, or average over windows", "truncate",
+                       "windows", group="Model", only=MODEL)  # fmt: skip
+    precision: str = choice("Floating-point format of computations in --model directories", "fp32",
+                            "bf16", group="Model", only=MODEL)  # fmt: skip
     price_per_hour: float = quantity(
-        "money", "Price of a core-hour; prints the cost per 10^9 documents", 0.0, recorded=False,
-        unset="no cost is printed",
+        "money", "Price of one hour of a CPU core; prints the cost per 10^9 documents", 0.0,
+        recorded=False, unset="no cost is printed",
     )  # fmt: skip

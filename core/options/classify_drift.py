@@ -9,11 +9,11 @@ class DriftOptions(InputOptions, Call, group="Scores"):
     """Options of `sabia classify drift`."""
 
     inputs: tuple[str, ...] = changed(
-        InputOptions.inputs,
-        help="Two runs: files or directories of scored documents",
+        InputOptions.inputs, help="Two files or directories of scored documents to compare",
         metavar="BEFORE AFTER",
-    )
-    score: tuple[str, ...] = several("Score to compare", "NAME", unset="all", common=True)
+    )  # fmt: skip
+    score: tuple[str, ...] = several("Compare only this score", "NAME", unset="all scores",
+                                     common=True)  # fmt: skip
 
     def check(self) -> None:
         """Two runs are compared."""

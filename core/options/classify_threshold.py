@@ -7,19 +7,19 @@ from sabia.core.options.table import Options
 
 
 class Target(Options, group="Threshold"):
-    """What a threshold must reach; without precision and recall it has the best F1."""
+    """What a threshold must reach; without precision and recall, the highest F1."""
 
     precision: float = quantity(
-        "share", "Reach this precision, with the highest recall", 0.0, excludes=("recall",),
-        unset="best F1", common=True,
+        "share", "Target precision; choose the threshold with the highest recall", 0.0,
+        excludes=("recall",), unset="highest F1", common=True,
     )  # fmt: skip
-    recall: float = quantity(
-        "share", "Reach this recall, with the highest precision", 0.0, unset="best F1", common=True
-    )
-    sure: bool = switch(
-        "Require the 95 % interval's lower bound to reach it", only=needs("precision", "recall")
-    )
-    """Wilson's interval, instead of the estimate itself."""
+    recall: float = quantity("share",
+                             "Target recall; choose the threshold with the highest precision", 0.0,
+                             unset="highest F1", common=True)  # fmt: skip
+    sure: bool = switch("Require the lower bound of the 95 % interval to reach the target",
+                        only=needs("precision", "recall"))  # fmt: skip
+    """The bound is that of Wilson's score interval. Without this option the estimate itself must
+    reach the target."""
 
 
 class ThresholdOptions(
@@ -30,24 +30,30 @@ class ThresholdOptions(
     stdin = True
 
     inputs: tuple[str, ...] = changed(
-        InputOptions.inputs, help="Scored documents; none or - reads stdin"
+        InputOptions.inputs, help="Scored and labelled documents; none or - reads stdin"
     )
-    out: str | None = changed(Output.out, help="File for classify --calibration, such as edu.json")
-    score: str = text("Score, or column of numbers", "NAME", required=True)
-    label: str = text("Column of truth values, or of labels", "COLUMN", common=True)
-    """Of labels, the one that has the name of the score is positive."""
-    positive: str = text("Rows where this holds are positive", "EXPRESSION", common=True)
-    """The language is that of `sabia classify --where`. With `--label` too, rows without a label
-    are left out."""
-    least: int = integer("Minimum rows for a language's own threshold; 0: none", 200, least=0)
-    """A language also needs ten rows of each kind. With 0, all languages share one threshold."""
+    out: str | None = changed(
+        Output.out, help="File to write for `classify --calibration`, such as edu.json"
+    )
+    score: str = text("Score or numeric column to threshold", "NAME", required=True)
+    label: str = text("Column with the true labels: true/false, or label names", "COLUMN",
+                      common=True)  # fmt: skip
+    """A row is positive if its label is true, or is the name of the score."""
+    positive: str = text("Rows for which this expression is true are positive", "EXPRESSION",
+                         common=True)  # fmt: skip
+    """The syntax is that of `sabia classify --where`. If `--label` is also given, rows without a
+    label are ignored."""
+    least: int = integer("Minimum number of rows of a language to get its own threshold", 200,
+                         least=0)  # fmt: skip
+    """The language also needs at least ten positive and ten negative rows. Other languages use the
+    overall threshold. With 0, all languages do."""
 
     def check(self) -> None:
-        """The truth must be told."""
+        """The labels must be given."""
         super().check()
         if not (self.label or self.positive):
             raise UsageError("--label: is missing; give --label or --positive")
 
     def needs_all_shards(self) -> bool:
-        """One threshold is chosen from all of them."""
+        """A threshold is chosen from all rows."""
         return True

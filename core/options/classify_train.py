@@ -30,37 +30,35 @@ MODEL = needs("model")
 
 
 class LabelOptions(Options, group="Data"):
-    """What is learnt."""
+    """The labels to learn."""
 
-    label: str = text("Column with the labels", "COLUMN", common=True)
-    """Rows without a label are left out. With `--model`, lists of names are any of several labels.
-    With `--ask`, a column with people's labels to compare with."""
-    positive: str = text(
-        "Binary label: rows where this holds are positive", "EXPRESSION",
-        only=unless("model", "ask"), common=True,
-    )  # fmt: skip
-    """The labels are the model's name without its ending where the expression holds, and `not_`
-    with that name where it does not. The language is that of `sabia classify --where`."""
+    label: str = text("Column that contains the labels", "COLUMN", common=True)
+    """Rows without a label are ignored. With `--model` a label may be a list of names, so that a
+    document has several labels. With `--ask`, a column of human labels to compare with the labels
+    of the language model."""
+    positive: str = text("Binary label: rows for which this expression is true are positive",
+                         "EXPRESSION", only=unless("model", "ask"), common=True)  # fmt: skip
+    """The positive label is the file name of `--out` without its ending, such as `spam` for
+    `spam.bin`; the negative label is `not_spam`. The syntax is that of `sabia classify --where`."""
 
 
 class FastText(Options, group="fastText"):
-    """The settings of a fastText model."""
+    """Hyperparameters of a fastText model."""
 
-    quantize_model: bool = switch("Write a product-quantized model (.ftz)", only=FAST)
-    """A quarter of the size or less."""
-    dim: int = integer(
-        "Embedding dimension", 0, least=0, most=4096, only=FAST, unset="by number of labels"
-    )
-    ngrams: int = integer("Maximum word n-gram length", 2, least=1, most=9, only=FAST)
-    subwords: str = text("Also use character n-grams, such as 2-4", "MIN-MAX", only=FAST)
-    """They serve languages that inflect, and words never seen."""
-    epochs: float = integer(
-        "Passes over the data", 0, least=0, most=10_000, group="Data",
-        unset="by the data's size; with --model 3",
-    )  # fmt: skip
+    quantize_model: bool = switch("Compress the model by product quantization (.ftz)", only=FAST)
+    """The file has at most a quarter of the size."""
+    dim: int = integer("Embedding dimension", 0, least=0, most=4096, only=FAST,
+                       unset="from the number of labels")  # fmt: skip
+    ngrams: int = integer("Maximum length of word n-grams", 2, least=1, most=9, only=FAST)
+    subwords: str = text("Also use character n-grams of these lengths, such as 2-4", "MIN-MAX",
+                         only=FAST)  # fmt: skip
+    """Useful for languages with inflected words, and for words that are not in the training
+    data."""
+    epochs: float = integer("Number of passes over the data", 0, least=0, most=10_000, group="Data",
+                            unset="from the data size; with --model 3")  # fmt: skip
 
     def letters(self) -> tuple[int, int]:
-        """(least, most) letters of `--subwords`; (0, 0) for none. Raises UsageError."""
+        """(minimum, maximum) length of `--subwords`; (0, 0) for none. Raises UsageError."""
         least, _, most = self.subwords.partition("-")
         if not self.subwords:
             return 0, 0
@@ -78,17 +76,15 @@ class EncoderOptions(
         "eval_every", "mesh",
     ),
 ):  # fmt: skip
-    """How an encoder or decoder is trained; all else is as `sabia sft` does it by default."""
+    """How an encoder or decoder is trained; other settings are the defaults of `sabia sft`."""
 
-    steps: int = changed(Duration.steps, unset="by --epochs")
-    regression: bool = switch("Regression: labels are numbers")
-    """The loss is the mean squared error."""
-    class_weights: str = choice(
-        "Weights of labels: none, or balanced by frequency", "none", "balanced"
-    )
-    """`balanced` gives a label the more weight the rarer it is."""
-    length: int = quantity("length", "Maximum tokens of a document", 512)
-    """A longer document is truncated."""
+    steps: int = changed(Duration.steps, unset="from --epochs")
+    regression: bool = switch("Regression: the labels are numbers")
+    """The loss is the mean squared error. Without this option the labels are classes."""
+    class_weights: str = choice("Loss weights of labels: none, or balanced by frequency", "none",
+                                "balanced")  # fmt: skip
+    """`balanced` gives rarer labels a larger weight."""
+    length: int = quantity("length", "Maximum tokens of a document; the rest is cut off", 512)
 
 
 class ClassifyTrainOptions(
@@ -99,32 +95,32 @@ class ClassifyTrainOptions(
 
     stdin = True
 
-    inputs: tuple[str, ...] = changed(
-        InputOptions.inputs, help="Labelled documents; none or - reads stdin"
-    )
+    inputs: tuple[str, ...] = changed(InputOptions.inputs,
+                                      help="Labelled documents; none or - reads stdin")  # fmt: skip
     out: str | None = changed(
-        Output.out, help="fastText model (MODEL.bin), or run directory with --model", required=True
-    )
-    """Beside a fastText model is `MODEL.bin.json`, with the settings and the figures on documents
-    held out. A run directory is as in `sabia sft`: the same command again resumes or is done,
-    `final/` is the model and `held_out.json` has the figures."""
-    model: str = text(
-        "Train this encoder or decoder instead of fastText", "DIR", common=True, recorded=False
-    )
-    """Its vocabulary head gives way to one over the labels."""
-    sample: int = quantity(
-        "whole", "Documents that --ask labels", "10k", only=needs("ask"), group="Language model"
-    )
-    """Those with the least hashes of their `id`, so that a larger sample holds a smaller one."""
-    jobs: int = changed(Workers.jobs, help="Threads that train a fastText model", only=FAST)
+        Output.out, help="fastText model to write (MODEL.bin); with --model a run directory",
+        required=True,
+    )  # fmt: skip
+    """The metrics on held-out documents and the settings are written next to a fastText model, to
+    `MODEL.bin.json`. A run directory is as in `sabia sft`: the same command run again resumes an
+    interrupted run, `final/` is the model, and `held_out.json` contains the metrics."""
+    model: str = text("Fine-tune this encoder or decoder instead of fastText", "DIR", common=True,
+                      recorded=False)  # fmt: skip
+    """Its language-modelling head is replaced with a classification head."""
+    sample: int = quantity("whole", "Number of documents that --ask labels", "10k",
+                           only=needs("ask"), group="Language model")  # fmt: skip
+    """The documents with the lowest hash of their `id`, so that a larger sample contains each
+    smaller one."""
+    jobs: int = changed(Workers.jobs, help="Number of threads that train a fastText model",
+                        only=FAST)  # fmt: skip
 
     def check(self) -> None:
-        """There must be labels."""
+        """The labels must be given."""
         super().check()
         self.letters()
         if not (self.label or self.positive or self.ask):
             raise UsageError("--label: is missing; give --label, --positive or --ask")
 
     def needs_all_shards(self) -> bool:
-        """One model is made of all of them."""
+        """One model is trained on all rows."""
         return True

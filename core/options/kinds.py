@@ -55,7 +55,7 @@ def _whole(value: Any, flag: str) -> int:
 def _flag(value: Any, flag: str) -> bool:
     text = str(value).strip().lower()
     if text not in TRUE + FALSE:
-        raise UsageError(f"{flag}: {value!r} is no truth value (expected true or false)")
+        raise UsageError(f"{flag}: {value!r} is not a boolean (expected true or false)")
     return text in TRUE
 
 
@@ -63,7 +63,7 @@ def _regex(value: Any, flag: str) -> str:
     try:
         re.compile(str(value))
     except re.error as error:
-        raise UsageError(f"{flag}: {value!r} is no regular expression ({error})") from None
+        raise UsageError(f"{flag}: {value!r} is not a regular expression ({error})") from None
     return str(value)
 
 
@@ -78,6 +78,6 @@ KINDS = {
     "length": Kind("LENGTH", units.parse_length, "integer"),
     "size": Kind("BYTES", units.parse_bytes, "integer"),
     "duration": Kind("DURATION", units.parse_duration, "number"),
-    "share": Kind("SHARE", units.parse_fraction, "number"),
+    "share": Kind("FRACTION", units.parse_fraction, "number"),
     "money": Kind("USD", units.parse_money, "number"),
 }

@@ -14,13 +14,13 @@ from sabia.core.options.kinds import KINDS
 
 # the groups of a help page, in their order
 GROUPS = (
-    "Input and output", "Plan", "Crawl", "Steering", "Requests", "Archive", "Scores", "Screens",
-    "Threshold", "Method", "Near duplicates", "Copied parts", "Embeddings", "Benchmark items",
-    "Index", "Training data", "Data", "Tokenizer", "Tokenizer training", "Model", "fastText",
-    "Reward", "Rollouts", "Loss", "Judge", "Language model", "Endpoint", "Optimizer", "Precision",
-    "Adapters", "Parallelism", "Checkpoints", "Guards", "Mixture", "Tasks", "Sampling", "Run",
-    "Hardware", "Layout", "Failures and checkpoints", "Money", "Costs and carbon", "Generation",
-    "GRPO", "Judge model", "Output", "Logging", "Call",
+    "Input and output", "Plan", "Crawl", "Relevance", "Requests", "Archive", "Scores",
+    "Content filters", "Threshold", "Method", "Near duplicates", "Duplicated parts", "Embeddings",
+    "Benchmark items", "Index", "Training data", "Data", "Tokenizer", "Tokenizer training",
+    "Model", "fastText", "Reward", "Rollouts", "Loss", "Judge", "Language model", "Endpoint",
+    "Optimizer", "Precision", "Adapters", "Parallelism", "Checkpoints", "Guards", "Mixture",
+    "Tasks", "Sampling", "Run", "Hardware", "Layout", "Failures and checkpoints", "Money",
+    "Costs and carbon", "Generation", "GRPO", "Judge model", "Output", "Logging", "General",
 )  # fmt: skip
 
 

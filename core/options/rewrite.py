@@ -12,30 +12,30 @@ MODEL = needs(engine=("endpoint", "local"))
 class RewriteOptions(RowOptions, EndpointOptions, group="Method", only={EndpointOptions: ENDPOINT}):
     """Options of `sabia rewrite`."""
 
-    recipe: str = choice("What to do", "reason-first")
-    """`reason-first` moves an answer or conclusion that stands before its reasoning behind it."""
-    engine: str = choice("What rewrites", "rules", "endpoint", "local")
-    """`rules` needs no model; `endpoint` asks a server, `local` a model directory."""
-    model: str = text("Model name at --url, or a local directory", "NAME", only=MODEL)
-    """A local model needs a chat template."""
-    max_tokens: int | None = quantity(
-        "whole", "Stop before using more tokens", only=ENDPOINT, group="Endpoint", recorded=False
-    )
-    """Tokens of prompts and replies together."""
-    timeout: float = quantity(
-        "duration", "Time to wait for a reply", "10m", only=ENDPOINT, group="Endpoint",
-        recorded=False,
-    )  # fmt: skip
-    """A call that takes longer is tried again."""
+    recipe: str = choice("How documents are rewritten", "reason-first")
+    """`reason-first` moves an answer or conclusion that precedes its reasoning to the end of the
+    reasoning."""
+    engine: str = choice("What rewrites the documents", "rules", "endpoint", "local")
+    """`rules` reorders sentences without a model. `endpoint` uses a model on a server (`--url`),
+    `local` a model directory."""
+    model: str = text("Model name at --url, or a model directory", "NAME", only=MODEL)
+    """A model directory must contain a chat template."""
+    max_tokens: int | None = quantity("whole",
+                                      "Stop before the requests use more tokens than this in total",
+                                      only=ENDPOINT, group="Endpoint", recorded=False)  # fmt: skip
+    """Tokens of prompts and of replies are added."""
+    timeout: float = quantity("duration", "Maximum time to wait for a reply", "10m", only=ENDPOINT,
+                              group="Endpoint", recorded=False)  # fmt: skip
+    """A request that takes longer is sent again."""
     temperature: float = number("Sampling temperature of the model", 0.0, least=0, only=MODEL)
-    on_unfaithful: str = choice(
-        "Documents whose rewriting fails a check", "keep", "reject", only=MODEL
-    )
-    """`keep` leaves the text as it was and gives the reason in `rewrite_verdict`; `reject` moves
-    the document to the rejects."""
+    on_unfaithful: str = choice("What to do with a document whose rewritten text fails a check",
+                                "keep", "reject", only=MODEL)  # fmt: skip
+    """`keep` keeps the original text and writes the reason to the column `rewrite_verdict`.
+    `reject` writes the document to `--rejects` instead. The checks are listed in the
+    description."""
 
     def check(self) -> None:
-        """An engine with a model needs its name, an endpoint also its address."""
+        """An engine with a model needs the name of the model, an endpoint also a URL."""
         super().check()
         for name in {"rules": (), "endpoint": ("url", "model"), "local": ("model",)}[self.engine]:
             if not getattr(self, name):

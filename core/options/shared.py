@@ -1,4 +1,4 @@
-"""Options that most commands share: what is read and written, and how the call behaves."""
+"""Options that most commands share: input, output, parallelism, and the call itself."""
 
 from typing import ClassVar
 
@@ -6,60 +6,62 @@ from sabia.core.options.option import changed, choice, integer, quantity, severa
 from sabia.core.options.table import Options
 
 
-class Call(Options, group="Call"):
-    """How a call behaves. `stdin`: without INPUT it reads standard input."""
+class Call(Options, group="General"):
+    """Messages and configuration. `stdin`: without INPUT the command reads standard input."""
 
     stdin: ClassVar[bool] = False
 
     json: bool = switch("Write reports, summaries and errors as JSON", recorded=False)
-    """A report goes to standard output, a summary or an error to standard error, as one object. An
-    error has the keys `code`, `message`, `option`, `value`, `expected` and `fix`."""
-    config: str = text("Read options from a TOML file", "FILE.toml", recorded=False)
-    """Keys are option names, at the top level or in a table named after the command. An option on
-    the command line takes precedence over the environment, the environment over the file, and the
-    file over the default."""
-    quiet: bool = switch("Suppress informational messages", short="-q", recorded=False)
-    debug: bool = switch("Show tracebacks", recorded=False)
+    """A report is written to standard output, a summary or an error to standard error, as one
+    object each. An error has the keys `code`, `message`, `option`, `value`, `expected` and
+    `fix`."""
+    config: str = text("Read option values from a TOML file", "FILE.toml", recorded=False)
+    """The keys are option names without the leading dashes, in a table named after the command,
+    such as `[dedup]` or `[classify.train]`. If the file has no such table, the keys at its top
+    level are used. The command line takes precedence over environment variables, those over the
+    file, and the file over the defaults."""
+    quiet: bool = switch("Suppress informational messages; print only warnings and errors",
+                         short="-q", recorded=False)  # fmt: skip
+    debug: bool = switch("Print the Python traceback of an error", recorded=False)
 
     def needs_all_shards(self) -> bool:
-        """Whether the call must see all input shards, so that an array job would be wrong."""
+        """Whether the call must read all input shards, so that an array job would be wrong."""
         return False
 
 
 class Output(Options, group="Input and output"):
-    """Where rows go."""
+    """Where rows are written."""
 
-    out: str | None = text(
-        "FILE.parquet, a directory, or - (stdout)",
-        "PATH", default=None, short="-o", common=True, recorded=False,
-    )  # fmt: skip
-    """A path that ends in `.parquet` is written as one file, any other path is a directory with one
-    shard for each input shard. With `-`, or without the option, rows go to standard output."""
-    to: str = choice(
-        "Format of rows on stdout", "parquet", "arrow", "jsonl",
-        variable="SABIA_PIPE", recorded=False,
-    )  # fmt: skip
-    """`arrow` is a stream, so that the stages of a pipeline overlap."""
+    out: str | None = text("Output: FILE.parquet, a directory, or - for stdout (the default)",
+                           "PATH", default=None, short="-o", common=True,
+                           recorded=False)  # fmt: skip
+    """A path that ends in `.parquet` is written as one file. Any other path is a directory, which
+    gets one output shard for each input shard."""
+    to: str = choice("Format of the rows on stdout", "parquet", "arrow", "jsonl",
+                     variable="SABIA_PIPE", recorded=False)  # fmt: skip
+    """`arrow` is a stream format: the next command of a pipeline can read the first rows before
+    the last ones are written. `parquet` can be read only when it is complete."""
 
 
 class InputOptions(Options, group="Input and output"):
     """What is read."""
 
     inputs: tuple[str, ...] = several(
-        "Files, directories, globs or URLs; none or - reads stdin",
-        "[INPUT]...", positional=True, common=True, recorded=False,
+        "Input files, directories, globs or URLs; none or - reads stdin", "[INPUT]...",
+        positional=True, common=True, recorded=False,
     )  # fmt: skip
 
 
-class Redo(Options, group="Call"):
-    """Whether work is done again, or only described."""
+class Redo(Options, group="General"):
+    """Whether existing outputs are computed again, or the work is only described."""
 
-    force: bool = switch("Redo what is already done", recorded=False)
-    dry_run: bool = switch("Show what would be read and written; change nothing", recorded=False)
-    """Prints the inputs and outputs with estimates of CPU time, memory and bytes written."""
+    force: bool = switch("Recompute outputs that are already complete", recorded=False)
+    dry_run: bool = switch("Print what would be read and written, then exit", recorded=False)
+    """Also prints estimates of the CPU time, the memory and the bytes written. Nothing is
+    written."""
 
 
-class Seeded(Options, group="Call"):
+class Seeded(Options, group="General"):
     """Random numbers."""
 
     seed: int = integer("Random seed", 0, least=0, recorded=False)
@@ -68,7 +70,8 @@ class Seeded(Options, group="Call"):
 class Workers(Options, group="Parallelism"):
     """Processes on one machine."""
 
-    jobs: int = integer("Worker processes", 1, short="-j", least=1, common=True, recorded=False)
+    jobs: int = integer("Number of worker processes", 1, short="-j", least=1, common=True,
+                        recorded=False)  # fmt: skip
 
 
 class RowOptions(InputOptions, Output, Workers, Seeded, Redo, Call, group="Input and output"):
@@ -76,44 +79,46 @@ class RowOptions(InputOptions, Output, Workers, Seeded, Redo, Call, group="Input
 
     stdin: ClassVar[bool] = True
 
-    rejects: str | None = text(
-        "Directory of rejected rows, with the reason", "PATH", default=None, recorded=False,
-        unset="beside the output",
-    )  # fmt: skip
+    rejects: str | None = text("Where to write rejected rows, with the reason", "PATH",
+                               default=None, recorded=False,
+                               unset="next to the output")  # fmt: skip
+    """A directory if `--out` is a directory, otherwise a Parquet file. A row is rejected if it
+    cannot be processed. The default is `OUT.rejects/` for a directory, `OUT.rejects.parquet` for
+    `OUT.parquet`, and a file in `sabia-COMMAND.rejects/` for standard output."""
     max_rejects: float | None = quantity(
-        "share", "Exit with 3 when more than this share of rows is rejected", recorded=False,
-        unset="any share",
+        "share", "Exit with code 3 if a larger fraction of the rows is rejected", recorded=False,
+        unset="no limit",
     )  # fmt: skip
-    """The rows that could be used are written all the same."""
-    stats: str | None = text(
-        "Write run statistics as JSON (- for stderr)", "FILE", default=None, recorded=False,
-    )  # fmt: skip
-    shard: str | None = text(
-        "Take slice I of N of the input shards", "I/N", default=None,
-        recorded=False, group="Parallelism", unset="the Slurm array's",
-    )  # fmt: skip
+    """The other rows are written nevertheless."""
+    stats: str | None = text("Write run statistics to this file as JSON (- for stderr)", "FILE",
+                             default=None, recorded=False)  # fmt: skip
+    shard: str | None = text("Process only slice I of N of the input shards (I from 0)", "I/N",
+                             default=None, recorded=False, group="Parallelism",
+                             unset="the slice of the Slurm array task")  # fmt: skip
+    """Outside a Slurm array the default is all shards."""
 
 
 class Backend(Options, group="Parallelism"):
-    """What computes models."""
+    """The framework that runs models."""
 
-    backend: str = choice(
-        "Backend of models", "torch", "jax", variable="SABIA_BACKEND", recorded=False
-    )
+    backend: str = choice("Framework that runs the models", "torch", "jax",
+                          variable="SABIA_BACKEND", recorded=False)  # fmt: skip
 
 
 class MeshOptions(Backend, group="Parallelism"):
-    """How a model is spread over devices."""
+    """How a model is distributed over devices."""
 
-    mesh: str = text("Devices by axis, such as data=4", "AXIS=N,…", recorded=False)
-    """The axes are `data` (copies of the model, each with rows of its own), `fsdp` (rows likewise,
-    parameters and optimizer state split; the first axis to use when memory is short), `expert`
-    (rows likewise, experts split), `context` (the tokens of a row split, for long rows), `tensor`
-    (heads, inner widths and vocabulary split; within a host) and `pipe` (layers split into stages;
-    torch only). Devices that are left over lie along `data`. Each axis must divide what it splits;
-    the error names sizes that fit. Neighbouring ranks lie along `tensor`, then `context`, `expert`,
-    `fsdp`, `data` and `pipe`. Under torch a device is a process; JAX spreads over all devices of
-    its processes, and makes as many as are asked for out of a CPU."""
+    mesh: str = text("Devices per mesh axis, such as data=4,tensor=2", "AXIS=N,…", recorded=False)
+    """The axes are `data` (data parallelism: each replica of the model processes its own rows),
+    `fsdp` (data parallelism with sharded parameters and optimizer state; try it first if memory is
+    short), `expert` (data parallelism with sharded experts), `context` (shards the tokens of a
+    row, for long rows), `tensor` (shards attention heads, MLP widths and the vocabulary; keep it
+    within a host) and `pipe` (pipeline parallelism: each stage has some of the layers; torch
+    only). Devices that the given axes do not use are added to `data`. The size of an axis must
+    divide the dimension that it shards; the error message lists sizes that do. Neighbouring ranks
+    are along `tensor`, then `context`, `expert`, `fsdp`, `data` and `pipe`. With torch each
+    process uses one device. With JAX a process uses all of its devices, and a CPU is divided into
+    as many virtual devices as the mesh needs."""
 
 
 class Trainer(InputOptions, MeshOptions, Seeded, Redo, Call, group="Input and output"):
@@ -121,18 +126,20 @@ class Trainer(InputOptions, MeshOptions, Seeded, Redo, Call, group="Input and ou
 
     stdin: ClassVar[bool] = True
 
-    out: str | None = text(
-        "Run directory", "DIR", default=None, short="-o", common=True, recorded=False
-    )
-    """It holds `checkpoints/`, `metrics.jsonl`, `run.json` and, at the end, `final/` in Hugging
-    Face form. All processes must see it under this name. The same command again resumes a run that
-    was stopped, and leaves a finished one as it is."""
+    out: str | None = text("Run directory: checkpoints, metrics and the final model", "DIR",
+                           default=None, short="-o", common=True, recorded=False)  # fmt: skip
+    """It contains `checkpoints/`, `metrics.jsonl`, `run.json` and, at the end, `final/`, the model
+    in Hugging Face format. All processes must be able to write to it under this path. The same
+    command run again resumes an interrupted run and does nothing if the run is complete."""
     to: str = changed(Output.to, help="Format of the metrics on stdout")
-    """The metrics are written as rows when the run is done."""
+    """The metrics are written as rows when the run is complete."""
     rejects: str | None = changed(RowOptions.rejects, unset="rejects/ in the run directory")
+    """A row is rejected if it cannot be processed."""
     seed: int = Seeded.seed
-    """Initial weights, the order of rows, and what is rounded or sampled at random."""
-    force: bool = changed(Redo.force, help="Discard what the run directory holds and start over")
-    """Checkpoints at a `--checkpoint-url` are discarded too. A forced command does so each time it
-    is started: do not requeue it."""
-    dry_run: bool = changed(Redo.dry_run, help="Show the plan of the run; change nothing")
+    """Determines the initial weights, the order of the rows, stochastic rounding and sampling."""
+    force: bool = changed(
+        Redo.force, help="Delete the contents of the run directory and start over"
+    )
+    """Checkpoints at a `--checkpoint-url` are deleted too. The run starts over each time the
+    command is started with this option, so do not let Slurm requeue it."""
+    dry_run: bool = changed(Redo.dry_run, help="Print the plan of the run, then exit")

@@ -18,37 +18,36 @@ from sabia.core.options.table import Options
 class VocabularyOptions(Options, group="Tokenizer training", recorded=False):
     """The size of a vocabulary that is trained or extended."""
 
-    vocab_size: int = quantity("whole", "Tokens of the vocabulary, special ones counted", "32k",
-                               common=True)  # fmt: skip
-    """There are at least 272: 256 bytes and 16 special tokens."""
-    vocab_multiple: int = integer("Round the vocabulary up to a multiple", 1, least=1)
-    """Unused special tokens fill it where the input has too few pairs; of an extended tokenizer the
-    model's rows are rounded up."""
-    min_frequency: int = integer(
-        "Minimum count of a pair to merge", 2, least=1, only=needs(model=("bpe", "bpe-fallback"))
+    vocab_size: int = quantity(
+        "whole", "Number of tokens in the vocabulary, including special tokens", "32k", common=True
     )
+    """At least 272: 256 bytes and 16 special tokens. Counts are decimal: 32k is 32,000."""
+    vocab_multiple: int = integer("Round the vocabulary size up to a multiple of this", 1, least=1)
+    """Unused special tokens fill the vocabulary if the input has too few pairs to merge. With
+    `--extend` the embedding rows of the model are rounded up."""
+    min_frequency: int = integer("Minimum number of occurrences of a pair that is merged", 2,
+                                 least=1, only=needs(model=("bpe", "bpe-fallback")))  # fmt: skip
 
 
 class TokenizerKind(Options, group="Tokenizer training", recorded=False):
-    """The kind of a tokenizer: how text is split, and its special tokens."""
+    """The algorithm of a tokenizer, and its special tokens."""
 
-    model: str = choice("Algorithm of the tokenizer", "bpe", "bpe-fallback", "unigram")
-    """`bpe` works on bytes. `bpe-fallback` and `unigram` work on characters, with `▁` for a blank
-    and bytes for rare characters. The scores of `unigram` differ a little from one training to the
-    next."""
-    pattern: str = choice(
-        "How bpe splits text before it merges", "cl100k", "o200k", "gpt2", "deepseek",
-        only=needs(model="bpe"),
-    )  # fmt: skip
-    """`cl100k` is the pattern of GPT-4."""
-    digits: str = choice("Digits in a token: one, or at most three", "single", "three")
-    normalize: str = choice("Unicode normalization", "none", "nfc", "nfkc")
-    special_tokens: str = text("Additional special tokens", "TOKEN,…")
-    reserved: int = integer("Special tokens reserved for later use", 12, least=0)
+    model: str = choice("Tokenizer algorithm", "bpe", "bpe-fallback", "unigram")
+    """`bpe` is byte-level BPE. `bpe-fallback` (BPE) and `unigram` work on characters: `▁` replaces
+    a space, and rare characters are encoded as bytes. Training `unigram` twice on the same input
+    gives slightly different scores."""
+    pattern: str = choice("Pattern that splits text into words before bpe merges", "cl100k",
+                          "o200k", "gpt2", "deepseek", only=needs(model="bpe"))  # fmt: skip
+    """`cl100k` is the pattern of GPT-4, `o200k` that of GPT-4o, `gpt2` that of GPT-2 and `deepseek`
+    that of DeepSeek-V3."""
+    digits: str = choice("Maximum number of digits in a token: one or three", "single", "three")
+    normalize: str = choice("Unicode normalization form applied to the text", "none", "nfc", "nfkc")
+    special_tokens: str = text("Additional special tokens, separated by commas", "TOKEN,…")
+    reserved: int = integer("Number of special tokens reserved for later use", 12, least=0)
 
 
 class TokenizerTraining(VocabularyOptions, TokenizerKind):
-    """What a tokenizer is trained by. Its fingerprint is recorded instead of them."""
+    """How a tokenizer is trained. Its fingerprint is recorded instead of these options."""
 
 
 class TokenizeOptions(
@@ -57,89 +56,72 @@ class TokenizeOptions(
 ):  # fmt: skip
     """Options of `sabia tokenize`."""
 
-    tokenizer: str = text("Use this tokenizer", "DIR", common=True, recorded=False)
-    """A `tokenizer.json`, or a directory that holds one, such as a model's. Without it a tokenizer
-    is trained on the input."""
-    train_tokenizer: bool = switch(
-        "Train a tokenizer on the input (the default)", only=unless("tokenizer", "extend"),
-        recorded=False,
-    )  # fmt: skip
-    """Standard input is kept on disk so that it can be read twice."""
-    extend: str = text(
-        "Extend this BPE tokenizer on the input, keeping its ids", "DIR", only=unless("tokenizer"),
-        recorded=False,
-    )  # fmt: skip
-    """It grows to `--vocab-size` tokens. New tokens and merges come behind the old ones, so that a
-    text may be encoded shorter than before. `extension.json` beside the tokenizer lists for each
-    new token the old ones that it is made of, and `sabia pretrain` begins its embedding with the
-    mean of theirs."""
-    train_bytes: int = quantity(
-        "size", "Train on at most this much text", "1GB", only=unless("tokenizer"), recorded=False,
-        group="Tokenizer training",
-    )  # fmt: skip
-    """Each source gives an equal part as far as it goes, evenly spread over it."""
-    save_tokenizer: str = text(
-        "Directory to save the tokenizer in", "DIR", unset="beside the output", recorded=False
-    )
-    encoder: str = choice(
-        "Engine that encodes", "auto", "kernel", "tiktoken", "tokenizers", recorded=False
-    )
-    """`auto` takes the fastest engine that gives the same ids as `tokenizers` on the first 1000
-    documents, and says which: `kernel`, our own, where the tokenizer is a byte-level BPE of a known
-    kind and there is enough to encode; `tiktoken`; `tokenizers`. A name insists. The rows are the
-    same with every engine."""
+    tokenizer: str = text("Use this existing tokenizer", "DIR", common=True, recorded=False)
+    """A `tokenizer.json`, or a directory that contains one, such as a model directory. Without it,
+    a tokenizer is trained on the input."""
+    train_tokenizer: bool = switch("Train a tokenizer on the input (the default)",
+                                   only=unless("tokenizer", "extend"), recorded=False)  # fmt: skip
+    """Standard input is copied to a temporary file, because it is read twice."""
+    extend: str = text("Train more tokens for this BPE tokenizer; the old ids stay the same", "DIR",
+                       only=unless("tokenizer"), recorded=False)  # fmt: skip
+    """Tokens learned from the input are added until there are `--vocab-size`. The new tokens and
+    merges are appended to the old ones, so that a text may be encoded in fewer tokens than before.
+    `extension.json` next to the tokenizer lists the old tokens of which each new token consists;
+    `sabia pretrain` initializes its embedding with the mean of theirs."""
+    train_bytes: int = quantity("size", "Maximum amount of text to train the tokenizer on", "1GB",
+                                only=unless("tokenizer"), recorded=False,
+                                group="Tokenizer training")  # fmt: skip
+    """Each source contributes the same number of bytes, from documents evenly spaced over the
+    source. If a source is too small, the other sources contribute more."""
+    save_tokenizer: str = text("Directory to save the tokenizer in", "DIR",
+                               unset="next to the output", recorded=False)  # fmt: skip
+    encoder: str = choice("Implementation that encodes the text", "auto", "kernel", "tiktoken",
+                          "tokenizers", recorded=False)  # fmt: skip
+    """`kernel` is sabia's own encoder for byte-level BPE with a known pattern; `tiktoken` and
+    `tokenizers` are the packages. `auto` uses the fastest one that gives the same ids as
+    `tokenizers` on the first 1000 documents, and prints its name. Any other value requires that
+    implementation. The ids are the same with all of them."""
 
-    length: int = quantity(
-        "length", "Tokens in a row", "2k", least=2, group="Data", common=True,
-        only=needs(format=("rows", "arrow")),
-    )  # fmt: skip
-    """Lengths are binary: 2k is 2048."""
-    packing: str = choice(
-        "How documents fill rows", "sequential", "best-fit", group="Data",
-        only=needs(format=("rows", "arrow")),
-    )  # fmt: skip
-    """`sequential` cuts documents where a row is full and pads only the last row of a shard.
-    `best-fit` cuts only documents longer than a row and pads rows that end early."""
-    format: str = choice("Format of the output", "rows", "arrow", "megatron", group="Data")
-    """`rows` are Parquet. Into a directory, a part for each input shard: `arrow` writes the rows as
-    Arrow files that `datasets.load_from_disk` opens; `megatron` writes documents, not rows, as
-    `.bin` and `.idx` files, with 16-bit ids where the vocabulary allows."""
+    length: int = quantity("length", "Number of tokens in a row", "2k", least=2, group="Data",
+                           common=True, only=needs(format=("rows", "arrow")))  # fmt: skip
+    """Lengths are binary: 2k is 2,048."""
+    packing: str = choice("How documents are packed into rows", "sequential", "best-fit",
+                          group="Data", only=needs(format=("rows", "arrow")))  # fmt: skip
+    """`sequential` splits a document when a row is full, and pads only the last row of a shard.
+    `best-fit` splits only documents that are longer than a row, and pads rows that are not
+    full."""
+    format: str = choice("Output format", "rows", "arrow", "megatron", group="Data")
+    """`rows` writes packed rows as Parquet. `arrow` and `megatron` need a directory as `--out` and
+    write one part per input shard: `arrow` writes packed rows as Arrow files that
+    `datasets.load_from_disk` can read; `megatron` writes whole documents as `.bin` and `.idx` files
+    of Megatron-LM, with 16-bit ids if the vocabulary is small enough."""
 
-    by: str = text(
-        "Split sources by a score: edu=1,3 makes web/edu0 to web/edu2", "SCORE=EDGE,…",
-        group="Mixture", only=needs(format=("rows", "arrow")),
-    )  # fmt: skip
-    """With `edu=1,3` the documents of the source `web` are of `web/edu0` (below 1), `web/edu1`
-    (from 1), `web/edu2` (from 3) or `web/edu-none`. Mixes here and in `sabia pretrain` can then
-    prefer good documents, or keep them for the end."""
-    mix: str = text(
-        "Mix sources by weight", "SOURCE=WEIGHT,…", group="Mixture", only=needs(format="rows")
-    )
-    """Each source (the column `source`) is packed apart, and the rows are interleaved by weight,
-    shuffled within a source by `--seed`. This needs all shards in one process."""
-    tokens: int | None = quantity(
-        "whole", "Token budget of the mix", only=needs("mix"), group="Mixture",
-        unset="all that its sources have",
-    )  # fmt: skip
-    max_repeat: float = number(
-        "Maximum passes over a source in the mix", 4.0, least=0.01, only=needs("mix"),
-        group="Mixture",
-    )  # fmt: skip
-    """What a source cannot give, the others take over; planned and achieved shares are
-    reported."""
+    by: str = text("Split each source by a score, at these thresholds", "SCORE=EDGE,…",
+                   group="Mixture", only=needs(format=("rows", "arrow")))  # fmt: skip
+    """With `edu=1,3` the documents of the source `web` get the source `web/edu0` (score `edu` below
+    1), `web/edu1` (from 1 to below 3), `web/edu2` (3 or more) or `web/edu-none` (no score). `--mix`
+    here and in `sabia pretrain` can then give them different weights."""
+    mix: str = text("Mix sources by weight, in tokens, such as web=3,books=1", "SOURCE=WEIGHT,…",
+                    group="Mixture", only=needs(format="rows"))  # fmt: skip
+    """Each source (a value of the column `source`) is packed separately. The rows of a source are
+    shuffled with `--seed`, and the sources are interleaved by weight. One process reads all
+    shards."""
+    tokens: int | None = quantity("whole", "Total number of tokens in the mix", only=needs("mix"),
+                                  group="Mixture", unset="all tokens of its sources")  # fmt: skip
+    max_repeat: float = number("Maximum number of passes over a source in the mix", 4.0, least=0.01,
+                               only=needs("mix"), group="Mixture")  # fmt: skip
+    """If a source is too small for its weight, the other sources get the remaining tokens. Planned
+    and achieved fractions are reported."""
     seed: int = changed(RowOptions.seed, only=needs("mix"))
     jobs: int = changed(RowOptions.jobs, only=unless("mix"))
     shard: str | None = changed(RowOptions.shard, only=unless("mix"))
-    """A slice cannot train a tokenizer either."""
+    """Outside a Slurm array the default is all shards. A slice needs `--tokenizer`."""
 
-    report: str = text(
-        "Write vocabulary statistics as JSON (- for stderr)", "FILE", group="Input and output",
-        recorded=False,
-    )  # fmt: skip
-    """How well the tokenizer fits, on at most 100 MB of the documents, as JSON and as a table on
-    standard error: bytes a token, tokens a word and the share of tokens without a whole character
-    by language, and the share of the vocabulary that is not used."""
-    compare: str = text(
-        "Report on this tokenizer too", "DIR", group="Input and output", only=needs("report"),
-        recorded=False,
-    )  # fmt: skip
+    report: str = text("Write tokenizer statistics to this file as JSON (- for stderr)", "FILE",
+                       group="Input and output", recorded=False)  # fmt: skip
+    """The statistics are measured on at most 100 MB of the documents: for each language the bytes
+    per token, the tokens per word and the fraction of tokens that do not contain a complete
+    character; and the fraction of the vocabulary that is not used. They are also printed as a table
+    on standard error."""
+    compare: str = text("Also report the statistics of this tokenizer, for comparison", "DIR",
+                        group="Input and output", only=needs("report"), recorded=False)  # fmt: skip

@@ -57,7 +57,7 @@ def test_the_help_is_grouped_and_every_line_short() -> None:
     assert [title.partition(" (only with")[0] for title in titles[1:-1]] == [
         "Input and output", "Plan", "Model", "Run", "Hardware", "Layout",
         "Failures and checkpoints", "Money", "Costs and carbon", "Generation", "GRPO",
-        "Judge model", "Output", "Call", "Examples",
+        "Judge model", "Output", "General", "Examples",
     ]  # fmt: skip
     assert "GRPO (only with --stage grpo)" in titles
     assert max(map(len, shown.splitlines())) <= 80
