@@ -1,4 +1,4 @@
-"""`sabia classify` (`sabia classify score`): score documents, name their language, filter."""
+"""`sabia classify` (`sabia classify score`): score documents, detect their language, filter."""
 
 from sabia.cli.command import command
 from sabia.core.options.classify import ClassifyOptions
@@ -17,12 +17,13 @@ from sabia.core.shards.job import Job
     """,
 )
 def classify(job: Job, options: ClassifyOptions) -> None:
-    """Score documents: quality, language, trained classifiers; filter.
+    """Score documents and optionally filter them.
 
-    Adds entries to the column scores (word_count, gopher_top_2gram_share, … quality from 0 to 1;
-    gopher, c4 and fineweb 1 where a text passes them) and sets language (und where unsure).
-    Filtering is a choice made later, or by --where.
+    Adds entries to the column scores: text statistics (word_count, gopher_top_2gram_share, ...),
+    quality from 0 to 1, gopher, c4 and fineweb (1 if the text passes the filter rules of that
+    paper, else 0), and those of --model classifiers. Sets the column language (und if uncertain).
+    All rows are kept unless --where is given.
     """
-    from sabia.core.recipes.classifier import score_documents as stage
+    from sabia.core.recipes.classifier.score_documents import run
 
-    stage.run(job, options)
+    run(job, options)

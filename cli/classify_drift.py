@@ -1,4 +1,4 @@
-"""`sabia classify drift`: whether the scores of two runs have the same distribution."""
+"""`sabia classify drift`: compare the score distributions of two runs."""
 
 from sabia.cli.command import command
 from sabia.core.options.classify_drift import DriftOptions
@@ -13,7 +13,7 @@ from sabia.core.shards.job import Job
     """,
 )
 def classify_drift(job: Job, options: DriftOptions) -> None:
-    """Compare the scores of two runs, BEFORE and AFTER: PSI, KS, means."""
-    from sabia.core.text.classify import drift_stage
+    """Compare the score distributions of two runs: PSI, KS statistic and means."""
+    from sabia.core.text.classify.drift_stage import run
 
-    drift_stage.run(job, options.score)
+    run(job, options.score)

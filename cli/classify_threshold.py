@@ -1,4 +1,4 @@
-"""`sabia classify threshold`: where to cut a score, and what it is worth as a probability."""
+"""`sabia classify threshold`: choose thresholds of a score, and calibrate it."""
 
 from sabia.cli.command import command
 from sabia.core.options.classify_threshold import ThresholdOptions
@@ -14,11 +14,13 @@ from sabia.core.shards.job import Job
     """,
 )
 def classify_threshold(job: Job, options: ThresholdOptions) -> None:
-    """Choose thresholds of a score, overall and by language, and calibrate it.
+    """Choose thresholds of a score, overall and for each language, and calibrate it.
 
-    Without --precision or --recall the best F1 is taken. -o writes what classify --calibration
-    applies: NAME_ok, by each document's language, and NAME_probability.
+    INPUT is documents with a score and the true labels. Without --precision or --recall the
+    threshold with the highest F1 is chosen. -o writes a file for classify --calibration, which adds
+    the scores NAME_ok (1 if the score reaches the threshold of the document's language) and
+    NAME_probability (the calibrated score).
     """
-    from sabia.core.text.classify import threshold_stage
+    from sabia.core.text.classify.threshold_stage import run
 
-    threshold_stage.run(job, options)
+    run(job, options)

@@ -1,4 +1,4 @@
-"""`sabia classify train`: a classifier from labelled documents, with held-out figures."""
+"""`sabia classify train`: train a classifier on labelled documents and measure it."""
 
 from sabia.cli.command import command
 from sabia.core.options.classify_train import ClassifyTrainOptions
@@ -15,13 +15,13 @@ from sabia.core.shards.job import Job
     """,
 )
 def classify_train(job: Job, options: ClassifyTrainOptions) -> None:
-    """Train a classifier; measure it on documents held out by a hash of their id.
+    """Train a document classifier and measure it on held-out documents.
 
-    A fastText model, or with --model an encoder or decoder of the core, whose -o is a run directory
-    as in sft. With --ask a language model labels a sample first, and --label may name the column
-    of people's labels to compare with. Labels become the names of scores:
-    sabia classify pages/ --model kind.bin
+    The classifier is a fastText model, or with --model a fine-tuned encoder or decoder, whose
+    output is a run directory as in sabia sft. With --ask, a language model labels a sample of the
+    documents first. A tenth of the documents, chosen by a hash of their id, is held out. The labels
+    become the names of scores in sabia classify pages/ --model kind.bin
     """
-    from sabia.core.recipes.classifier import classify_train as stage
+    from sabia.core.recipes.classifier.classify_train import run
 
-    stage.run(job, options)
+    run(job, options)

@@ -1,4 +1,4 @@
-"""How a command is called: options are resolved, a Job is built, every end has its exit code.
+"""Run a command: resolve its options, build its Job, and turn each outcome into an exit code.
 
 A command is a function `(job, options)` declared by `@command(OptionsClass, examples=…)`.
 Importing this module must stay cheap: `--help` imports neither numpy, torch, jax nor typer.
@@ -7,9 +7,10 @@ Importing this module must stay cheap: `--help` imports neither numpy, torch, ja
 import inspect
 import json
 import os
+import re
 import sys
 from collections.abc import Callable, Mapping
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from sabia.core import notes
 from sabia.core.errors import ExitCode, SabiaError, UsageError
@@ -17,24 +18,31 @@ from sabia.core.options.shared import Call
 from sabia.core.shards.job import Job
 
 T = TypeVar("T", bound=Call)
-Function = Callable[[Job, T], None]
 
 
-def command(options: type[T], examples: str) -> Callable[[Function[T]], Function[T]]:
-    """Declare a command by the class of its options and the shell lines that its help ends with."""
+class Command(NamedTuple):
+    """A command: the function that runs it, the class of its options, the examples of its help."""
 
-    def declare(function: Function[T]) -> Function[T]:
-        function.options = options  # type: ignore[attr-defined]  # a function takes attributes
-        function.examples = inspect.cleandoc(examples)  # type: ignore[attr-defined]  # the same
-        return function
+    run: Callable[[Job, Any], None]
+    options: type[Call]
+    examples: list[str]
 
-    return declare
+    @property
+    def description(self) -> str:
+        """The text at the head of the help: the docstring of the function."""
+        return inspect.cleandoc(self.run.__doc__ or "")
 
 
-def call(name: str, function: Callable[..., None], flags: Mapping[str, Any]) -> int:
-    """Run a command with what the command line gave; returns the exit code.
+def command(options: type[T], examples: str) -> Callable[[Callable[[Job, T], None]], Command]:
+    """Declare a function `(job, options)` as a command; `examples` are shell lines."""
+    lines = re.sub(r" \\\n\s*", " ", inspect.cleandoc(examples)).splitlines()
+    return lambda function: Command(function, options, lines)
 
-    Every way of ending becomes its exit code and at most one line on stderr.
+
+def call(name: str, command: Command, flags: Mapping[str, Any]) -> int:
+    """Run a command with the values from the command line; returns the exit code.
+
+    An error is printed as one line on stderr, with `--debug` as a traceback.
     """
     from sabia.core import stop
 
@@ -44,18 +52,21 @@ def call(name: str, function: Callable[..., None], flags: Mapping[str, Any]) -> 
     try:
         from sabia.core.options.resolve import resolve
 
-        options = resolve(function.options, name, flags, os.environ)  # type: ignore[attr-defined]  # set by @command
+        options = resolve(command.options, name, flags, os.environ)
         as_json = options.json
         notes.configure(name, options.quiet, as_json)
-        function(make_job(name, options), options)
+        command.run(make_job(name, options), options)
         sys.stdout.flush()
     except BrokenPipeError:
         close_stdout()
-        _end_now(ExitCode.PIPE)
+        _exit_now(ExitCode.PIPE)
     except KeyboardInterrupt:
         return ExitCode.SIGINT
     except Exception as error:
-        _settle_stdout()
+        try:
+            sys.stdout.flush()
+        except OSError:  # a full disk: the flush at exit would fail again, with another exit code
+            close_stdout()
         if flags.get("debug") or os.environ.get("SABIA_DEBUG"):
             raise
         code, text = explained(error)
@@ -65,7 +76,8 @@ def call(name: str, function: Callable[..., None], flags: Mapping[str, Any]) -> 
 
 
 def make_job(name: str, options: Call) -> Job:
-    """The Job of a call. Raises UsageError for a terminal as input and for a part of an array."""
+    """The Job of a call. Raises UsageError if the input is a terminal, or for a Slurm array task
+    of a command that needs all shards."""
     values = options.values()
     inputs = tuple(values.get("inputs") or ())
     if options.stdin and not inputs and sys.stdin.isatty():
@@ -86,7 +98,7 @@ def make_job(name: str, options: Call) -> Job:
 
 
 def explained(error: Exception) -> tuple[int, str]:
-    """The exit code of an error, and one line that says what went wrong."""
+    """The exit code of an error, and its message on one line."""
     text = " ".join(str(error).split()) or type(error).__name__
     if isinstance(error, SabiaError):
         return int(error.exit_code), text
@@ -102,29 +114,33 @@ def explained(error: Exception) -> tuple[int, str]:
 def print_error(code: int, text: str, as_json: bool) -> None:
     """Write an error to stderr: one line, or with `--json` one object."""
     if as_json:
-        from sabia.cli.help import error_object
-
         print(json.dumps({"error": error_object(code, text)}), file=sys.stderr, flush=True)
     else:
         notes.say(text if code == ExitCode.INTERRUPTED else f"error: {text}")
 
 
-def _settle_stdout() -> None:
-    """Flush what was written; where that fails (a full disk), keep the interpreter's own flush at
-    exit from failing again and changing the exit code."""
-    try:
-        sys.stdout.flush()
-    except OSError:
-        close_stdout()
+def error_object(code: int, message: str) -> dict[str, Any]:
+    """An error for `--json`: the parts of '--option: value (expected …); fix'."""
+    option = re.match(r"(--?[a-z][\w-]*|[A-Z]+): ", message)
+    rest = message[option.end() :] if option else message
+    value = re.match(r"(?:'([^']*)'|(\S+) is (?:out of|not|no)\b|(\S+): (?:No|Not|not|Is) )", rest)
+    expected = re.search(r"\(expected (.*?)\)(?=$|[;.: ])|^only (with.*?)(?=$|;)", rest)
+    fix = re.search(r"; ([^;]+?)\)?$", rest)
+    return {
+        "code": code, "message": message, "option": option[1] if option else None,
+        "value": next(filter(None, value.groups()), None) if value else None,
+        "expected": (expected[1] or expected[2]) if expected else None,
+        "fix": fix[1] if fix else None,
+    }  # fmt: skip
 
 
 def close_stdout() -> None:
-    """Send what is still written to a closed standard output nowhere."""
+    """Redirect standard output, whose reader is closed, to /dev/null."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
 
 
-def _end_now(code: int) -> None:
-    """Leave without flushing the closed pipe again; worker processes end with us."""
+def _exit_now(code: int) -> None:
+    """Exit without flushing the closed pipe again; terminates worker processes."""
     import multiprocessing
 
     for child in multiprocessing.active_children():

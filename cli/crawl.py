@@ -1,4 +1,4 @@
-"""`sabia crawl`: pages from the web, from WARC files or from folders, as documents."""
+"""`sabia crawl`: fetch web pages, or read WARC and other files, as documents."""
 
 from sabia.cli.command import command
 from sabia.core.options.crawl import CrawlOptions
@@ -17,13 +17,14 @@ from sabia.core.shards.job import Job
     """,  # noqa: E501 - a help page wraps it
 )
 def crawl(job: Job, options: CrawlOptions) -> None:
-    """Fetch pages from seed URLs, led by a classifier; or read WARC files and folders.
+    """Fetch web pages and extract their text as documents, or read local pages.
 
-    INPUT is seed URLs (one a line on stdin or in a text file, or given directly), or WARC, HTML,
-    text, JSONL and Parquet files and folders of these, which are read instead of the network.
-    robots.txt is obeyed, each host is asked slowly, private addresses are refused. A crawl that
-    was stopped or killed goes on when it is run again.
+    INPUT is either seed URLs (on the command line, or one per line on stdin or in a text file), or
+    files of pages: WARC, HTML, text, JSON Lines and Parquet files and directories of these. A crawl
+    obeys robots.txt, limits the request rate per host and refuses private addresses. With --focus
+    or --classifier it follows the most promising links first. The same command run again continues
+    an interrupted crawl.
     """
-    from sabia.core.web import run as stage
+    from sabia.core.web.run import run
 
-    stage.run(job, options)
+    run(job, options)

@@ -1,4 +1,4 @@
-"""`sabia dedup`: remove duplicate documents, and parts of documents that are copies."""
+"""`sabia dedup`: remove duplicate documents, and duplicated parts of documents."""
 
 from importlib import import_module
 
@@ -33,10 +33,11 @@ METHODS = {
     """,
 )
 def dedup(job: Job, options: DedupOptions) -> None:
-    """Remove duplicate documents, keeping one of each cluster, or copied parts of documents.
+    """Remove duplicate documents, or duplicated parts of documents.
 
-    Adds the columns cluster (the id of the document kept) and cluster_size, or cuts spans and
-    lines that occur before. The answer does not depend on -j. All shards are needed at once: run
-    it as one job, or as an array, a job and an array with --phase and a shared --scratch.
+    Of each cluster of duplicates one document is kept, and the columns cluster (the id of that
+    document) and cluster_size are added. With --method substring or line, spans or lines that
+    already occurred are removed from the text. The output does not depend on -j. All shards are
+    processed together: run one job, or three jobs with --phase and a shared --scratch directory.
     """
     import_module(METHODS[options.method]).run(job, options)

@@ -1,4 +1,4 @@
-"""`sabia eval`: models on tasks, compared item by item."""
+"""`sabia eval`: evaluate models on tasks and compare them."""
 
 from sabia.cli.command import command
 from sabia.core.options.eval import EvalOptions
@@ -16,11 +16,12 @@ from sabia.core.shards.job import Job
     """,  # noqa: E501 - a help page wraps it
 )
 def eval(job: Job, options: EvalOptions) -> None:
-    """Measure models on tasks and compare them item by item.
+    """Evaluate models on benchmark tasks and compare them item by item.
 
-    INPUT are score rows of earlier runs, compared with the new ones. Scores go to -o or stdout
-    as rows, a table with intervals and paired tests to stderr, the same as a page to --report.
+    INPUT is score rows of earlier evaluations, to compare with the new ones. Scores are written to
+    -o or stdout as rows. A table with confidence intervals and paired tests is printed to stderr,
+    and written to --report as an HTML page.
     """
-    from sabia.core.recipes import evaluate as stage
+    from sabia.core.recipes.evaluate import run
 
-    stage.run(job, options)
+    run(job, options)

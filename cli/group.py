@@ -1,16 +1,26 @@
 """The commands as one typer group, which imports the module of a command when it is called."""
 
+import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import typer
 from typer.core import TyperGroup
 
-from sabia.cli.adapter import built
+from sabia.cli.adapter import typer_command
 from sabia.cli.main import COMMANDS, SUBCOMMANDS, called, find
+from sabia.core import notes
 from sabia.core.errors import ExitCode
 
-WrongUsage: Any = typer.BadParameter.__bases__[0]  # of all errors of a command line; not exported
+CommandLineError: Any = typer.BadParameter.__bases__[0]  # typer's base class; not exported
+# message of typer → message of sabia
+MESSAGES = {
+    r"^No such option: (\S+)": r"\1: no such option",
+    r"^No such command ": "no such command ",
+    r"\(Possible options: (.*)\)$": r"(did you mean one of \1?)",
+    r"^Got unexpected extra arguments? ": "unexpected ",
+    r"^Option '(\S+)' requires an argument\.?": r"\1: is missing its value",
+}
 
 
 class LazyGroup(TyperGroup):
@@ -27,7 +37,7 @@ class LazyGroup(TyperGroup):
         if cmd_name.partition(" ")[0] not in COMMANDS:
             return None
         subcommands = list(SUBCOMMANDS.get(cmd_name, ()))
-        return built(cmd_name, find(cmd_name), type(self).runner, subcommands)
+        return typer_command(cmd_name, find(cmd_name), type(self).runner, subcommands)
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         """Split a command line; a subcommand is part of the command's name."""
@@ -37,23 +47,20 @@ class LazyGroup(TyperGroup):
 
 
 def run(words: Sequence[str], runner: Callable[..., int], report: Callable[..., None]) -> int:
-    """Run a command line; a wrong one is one line on stderr (one object with `--json`)."""
+    """Run a command line. If typer cannot split it, report one line (one object with `--json`)."""
     LazyGroup.runner = staticmethod(runner)
     app = typer.Typer(cls=LazyGroup, rich_markup_mode=None, pretty_exceptions_enable=False)
-    app.callback()(_nothing)
+    app.callback()(lambda: None)
     group = typer.main.get_command(app)
     try:
         return int(group.main(list(words), prog_name="sabia", standalone_mode=False) or 0)
-    except WrongUsage as error:
-        from sabia.cli.wrong_usage import explained
-        from sabia.core import notes
-
-        notes.configure(called(words)[0], quiet=False)
-        report(ExitCode.USAGE, explained(error, called(words)[0]), "--json" in words)
+    except CommandLineError as error:
+        name, text = called(words)[0], error.format_message()
+        for pattern, message in MESSAGES.items():
+            text = re.sub(pattern, message, text)
+        notes.configure(name, quiet=False)
+        text = f"{text.strip(' .')}; see {f'sabia {name}'.strip()} --help"
+        report(ExitCode.USAGE, text, "--json" in words)
         return ExitCode.USAGE
     except typer.Abort:
         return ExitCode.FAILED
-
-
-def _nothing() -> None:
-    """The group itself does nothing."""

@@ -1,4 +1,4 @@
-"""`sabia grpo`: reinforcement learning from verifiers and rubrics."""
+"""`sabia grpo`: reinforcement learning with verifiers and rubrics."""
 
 from sabia.cli.command import command
 from sabia.core.options.grpo import GrpoOptions
@@ -15,13 +15,13 @@ from sabia.core.shards.job import Job
     """,
 )
 def grpo(job: Job, options: GrpoOptions) -> None:
-    """Improve a model on prompts whose answers can be graded.
+    """Train a model by reinforcement learning (GRPO) on prompts with verifiable answers.
 
-    Each step samples groups of answers, grades them by a verifier against the record's answer or
-    by the record's rubric, and makes what is better than its group's mean more likely. The run
-    directory also holds samples/, rows of every sample. The same command again resumes a run that
-    was stopped, and leaves a finished one as it is.
+    Each step samples a group of answers for each prompt, and grades them with a verifier or with
+    the rubric of the record. Answers with a reward above the mean of their group become more
+    likely. The samples are written to samples/ in the run directory. The same command run again
+    resumes an interrupted run and does nothing if the run is complete.
     """
-    from sabia.core.recipes import grpo as stage
+    from sabia.core.recipes.grpo import run
 
-    stage.run(job, options)
+    run(job, options)

@@ -1,79 +1,78 @@
-"""`sabia`: the lazy table of commands; only the module of the command called is imported."""
+"""`sabia`: the table of commands; only the module of the command that is called is imported."""
 
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from importlib import import_module
 
-from sabia.cli.command import call, close_stdout, print_error
+from sabia.cli.command import Command, call, close_stdout, print_error
 from sabia.core.errors import ExitCode
 
 # command → one line of help; its module is sabia.cli.<command with _ for ->
 COMMANDS = {
-    "crawl": "Fetch pages from seed URLs, WARC or files, led by a classifier.",
-    "classify": "Score documents: quality, language, trained classifiers; filter.",
+    "crawl": "Fetch web pages, or read WARC and other files, as documents.",
+    "classify": "Score and filter documents: quality, language, classifiers.",
     "dedup": "Remove exact and near-duplicate documents.",
-    "rewrite": "Rewrite documents so that reasoning comes before the answer.",
-    "tokenize": "Train or load a tokenizer and pack documents into token rows.",
-    "pretrain": "Train a model from scratch or go on from a checkpoint.",
-    "sft": "Fine-tune on conversations, with loss on the assistant only.",
-    "grpo": "Reinforcement learning from verifiers and rubrics (GRPO).",
-    "quantize": "Write a model in 8 and 4 bits, by component.",
-    "eval": "Measure models on tasks, compare them item by item.",
-    "plan-cluster": "Compute, memory, time and money of a training run.",
+    "rewrite": "Rewrite documents so that reasoning precedes the answer.",
+    "tokenize": "Train or load a tokenizer; pack documents into token rows.",
+    "pretrain": "Train a model from scratch or from existing weights.",
+    "sft": "Fine-tune a model on conversations.",
+    "grpo": "Train a model by reinforcement learning (GRPO).",
+    "quantize": "Quantize a model to 8 and 4 bits.",
+    "eval": "Evaluate models on benchmark tasks and compare them.",
+    "plan-cluster": "Estimate compute, memory, time and cost of a training run.",
 }
-# command → its subcommands; the first is meant where none is given, the module of any other is
-# sabia.cli.<command>_<subcommand>. A file named like a subcommand is given as ./name.
+# command → its subcommands. The first is the default, in the command's module; the module of any
+# other is sabia.cli.<command>_<subcommand>. An input file with such a name is given as ./name.
 SUBCOMMANDS: dict[str, dict[str, str]] = {
     "classify": {
-        "score": "Add scores to documents and filter by them (the default).",
-        "train": "Train a classifier from labelled documents.",
-        "threshold": "Choose thresholds of a score, and calibrate it.",
-        "drift": "Compare the scores of two runs.",
+        "score": "Score documents and filter them (the default).",
+        "train": "Train a classifier on labelled documents.",
+        "threshold": "Choose thresholds of a score and calibrate it.",
+        "drift": "Compare the score distributions of two runs.",
     },
 }
 HELP = ("-h", "--help", "--help=json")
 OPTIONS = {
-    "-V, --version": "Show the version",
-    "-v, --verbose": "With --version: devices, backends, Slurm",
+    "-V, --version": "Print the version",
+    "-v, --verbose": "With --version: also print packages, devices and Slurm state",
     "--install-completion": "Install completion for the current shell",
-    "--show-completion": "Show the completion script of the current shell",
-    "-h, --help": "Show this page; --help=json: all commands and options as JSON",
+    "--show-completion": "Print the completion script of the current shell",
+    "-h, --help": "Print this page; --help=json: all commands and options as JSON",
 }
 
 
-def find(name: str) -> Callable[..., None]:
-    """The function of a command, 'dedup' or 'classify train', declared by `@command`."""
-    command, _, verb = name.partition(" ")
+def find(name: str) -> Command:
+    """The command of a name, 'dedup' or 'classify train'."""
+    command, _, subcommand = name.partition(" ")
     module = command.replace("-", "_")
-    if verb and verb != next(iter(SUBCOMMANDS[command])):
-        module += f"_{verb}"
-    found: Callable[..., None] = getattr(import_module(f"sabia.cli.{module}"), module)
-    return found
+    if subcommand and subcommand != next(iter(SUBCOMMANDS[command])):
+        module += f"_{subcommand}"
+    declared: Command = getattr(import_module(f"sabia.cli.{module}"), module)
+    return declared
 
 
 def called(words: Sequence[str]) -> tuple[str, list[str]]:
     """('classify train', its arguments); ('', all words) of a line that names no command."""
     if not words or words[0] not in COMMANDS:
         return "", list(words)
-    verbs = SUBCOMMANDS.get(words[0], {})
-    if len(words) > 1 and words[1] in verbs:
-        first = words[1] == next(iter(verbs))
+    subcommands = list(SUBCOMMANDS.get(words[0], {}))
+    if len(words) > 1 and words[1] in subcommands:
+        first = words[1] == subcommands[0]
         return (words[0] if first else f"{words[0]} {words[1]}"), list(words[2:])
     return words[0], list(words[1:])
 
 
 def page() -> str:
     """The help of `sabia` itself."""
-    from sabia.cli import help as pages
+    from sabia.cli import help_page
 
     return "\n\n".join([
         "Usage: sabia [OPTIONS] COMMAND [ARGUMENTS]...",
-        "  Carry a language model from the open web to a served model, one command a\n"
-        "  stage. Commands read and write Parquet on paths or on stdin and stdout, so\n"
-        "  that they can be piped.",
-        pages.rows("Commands, in the order of a run", COMMANDS),
-        pages.rows("Options", OPTIONS),
+        "  Build a language model, from web crawl to serving: one command per stage.\n"
+        "  Commands read and write Parquet, as files or as pipes.",
+        help_page.rows("Commands, in pipeline order", COMMANDS),
+        help_page.rows("Options", OPTIONS),
         "See sabia COMMAND --help, man sabia and man sabia-COMMAND.",
     ])  # fmt: skip
 
@@ -81,37 +80,27 @@ def page() -> str:
 def all_calls() -> list[str]:
     """Every command as it is called, subcommands included."""
     return [
-        name if first else f"{name} {verb}"
+        f"{name} {subcommand}" if n else name
         for name in COMMANDS
-        for first, verb in _verbs(name)
-    ]  # fmt: skip
-
-
-def _verbs(name: str) -> list[tuple[bool, str]]:
-    return [(not n, verb) for n, verb in enumerate(SUBCOMMANDS.get(name, [""]))]
+        for n, subcommand in enumerate(SUBCOMMANDS.get(name, [""]))
+    ]
 
 
 def show_help(name: str, word: str) -> None:
     """Print what `-h`, `--help` or `--help=json` asks for; `name` is '' for sabia itself."""
-    from sabia.cli import help as pages
+    from sabia.cli import help_page
 
-    if not name:
-        everything = [_as_json(name) for name in all_calls()] if word == "--help=json" else []
-        print("[" + ",\n".join(everything) + "]" if everything else page())
-        return
-    function = find(name)
-    options, verbs = function.options, SUBCOMMANDS.get(name, {})  # type: ignore[attr-defined]  # by @command
     if word == "--help=json":
-        print(_as_json(name))
+        texts = [
+            help_page.as_json(one, find(one), SUBCOMMANDS.get(one, {}))
+            for one in ([name] if name else all_calls())
+        ]
+        print(texts[0] if name else "[" + ",\n".join(texts) + "]")
+    elif name:
+        subcommands = SUBCOMMANDS.get(name, {})
+        print(help_page.text(name, find(name), subcommands, common=word == "-h"))
     else:
-        print(pages.text(name, function, options, verbs, common=word == "-h"))
-
-
-def _as_json(name: str) -> str:
-    from sabia.cli import help as pages
-
-    function = find(name)
-    return pages.as_json(name, function, function.options, SUBCOMMANDS.get(name, {}))  # type: ignore[attr-defined]  # by @command
+        print(page())
 
 
 def main() -> None:
@@ -121,9 +110,9 @@ def main() -> None:
         name, rest = called(words)
         word = next((w for w in words if w in HELP), "")
         if word and name:
-            from sabia.cli import help as pages
+            from sabia.cli import help_page
 
-            word = pages.asked(rest, find(name).options.table)  # type: ignore[attr-defined]  # by @command
+            word = help_page.asked(rest, find(name).options.table)
         if word and (name or word == words[0]):
             try:
                 show_help(name, word)

@@ -1,4 +1,4 @@
-"""`sabia plan-cluster`: chips, time and money of a training run, before paying for it."""
+"""`sabia plan-cluster`: estimate the chips, time and cost of a training run."""
 
 from typing import TYPE_CHECKING
 
@@ -24,59 +24,49 @@ if TYPE_CHECKING:
     """,
 )
 def plan_cluster(job: Job, options: PlanOptions) -> None:
-    """Plan a training run: chips by deadline, by compute and by memory, time and money.
+    """Estimate the chips, time, memory and cost of a training run.
 
-    The least it needs is --params; every assumption that fills the gaps is printed. Notes go to
-    stderr, the plan to stdout: a table, one object with --json, a row a deadline with -o, or with
-    --emit the script that starts it.
+    The size of the model (--params, or --model) is enough. Values that are not given are assumed,
+    and every assumption is printed. Notes and warnings go to stderr, the plan to stdout: a table,
+    or with --json one object. -o writes one row per deadline, and --emit prints the script that
+    starts the run.
     """
+    import json
+    import sys
+
     from sabia.core import notes
     from sabia.core.plan.answer import answer
 
-    found = answer(options)
+    plan = answer(options)
     if options.plot:
-        _plot(options.plot, found)
-    for line in found.notes:
+        from sabia.core.plan.output.plots import document
+        from sabia.core.shards.atomic import write_atomic
+
+        charts = document(options.plot, "sabia plan-cluster", plan.text, plan.charts())
+        write_atomic(options.plot, charts)
+    for line in plan.notes:
         notes.note(line)
-    for line in found.warnings:
+    for line in plan.warnings:
         notes.warn(line)
-    rows = _rows_asked(job)
-    if rows:
-        _write_rows(job, found)
+    rows_to_stdout = not job.json and (job.out == "-" or job.to != "parquet")
+    if job.to != "jsonl" and sys.stdout.isatty():
+        rows_to_stdout = False  # a terminal gets the table, not binary data
+    if rows_to_stdout or not job.to_stdout:
+        _write_rows(job, plan)
     if options.json:
-        import json
-
-        print(json.dumps(found.report, indent=2))
-    elif not rows:
-        print(found.text)
+        print(json.dumps(plan.report, indent=2))
+    elif job.to_stdout and not rows_to_stdout:
+        print(plan.text)
 
 
-def _plot(path: str, found: "PlanOutput") -> None:
-    """Write the answer's charts, whole or not at all."""
-    from sabia.core.plan.output.plots import document
-    from sabia.core.shards.atomic import write_atomic
-
-    write_atomic(path, document(path, "sabia plan-cluster", found.text, found.charts()))
-
-
-def _rows_asked(job: Job) -> bool:
-    """Whether rows were asked for; a terminal gets the table rather than binary."""
-    import sys
-
-    if not job.to_stdout:
-        return True
-    asked = not job.json and (job.out == "-" or job.to != "parquet")
-    return asked and (job.to == "jsonl" or not sys.stdout.isatty())
-
-
-def _write_rows(job: Job, found: "PlanOutput") -> None:
-    """A Parquet file or directory, or a stream on stdout."""
+def _write_rows(job: Job, plan: "PlanOutput") -> None:
+    """Write a Parquet file or directory, or a stream on stdout."""
     import pyarrow as pa
 
     from sabia.core.shards.manifest import provenance
     from sabia.core.shards.outputs import open_output
 
-    table = pa.Table.from_pylist(found.rows)
+    table = pa.Table.from_pylist(plan.rows)
     with open_output(job, table.schema, provenance(job, "plan", ())) as writer:
         for batch in table.to_batches():
             writer.write(batch)

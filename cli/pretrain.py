@@ -1,4 +1,4 @@
-"""`sabia pretrain`: token rows into a model."""
+"""`sabia pretrain`: train a model on token rows."""
 
 from sabia.cli.command import command
 from sabia.core.options.pretrain import PretrainOptions
@@ -19,9 +19,9 @@ from sabia.core.shards.job import Job
 def pretrain(job: Job, options: PretrainOptions) -> None:
     """Train a model on token rows.
 
-    The metrics also go to stdout as rows. The same command again resumes a run that was stopped or
-    killed, on any mesh and either backend, and leaves a finished one as it is.
+    The metrics are also written to stdout as rows. The same command run again resumes an
+    interrupted run, on any mesh and with either backend, and does nothing if the run is complete.
     """
-    from sabia.core.recipes import pretrain as stage
+    from sabia.core.recipes.pretrain import list_read, run
 
-    (stage.list_read if options.list_read else stage.run)(job, options)
+    (list_read if options.list_read else run)(job, options)

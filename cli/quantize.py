@@ -1,4 +1,4 @@
-"""`sabia quantize`: a model directory into one of 8 and 4 bits."""
+"""`sabia quantize`: quantize a model to 8 and 4 bits."""
 
 from sabia.cli.command import command
 from sabia.core.options.quantize import QuantizeOptions
@@ -14,12 +14,12 @@ from sabia.core.shards.job import Job
     """,
 )
 def quantize(job: Job, options: QuantizeOptions) -> None:
-    """Write a model in 8 and 4 bits, component by component.
+    """Quantize the weights of a model to 8 and 4 bits, by component as --recipe says.
 
-    INPUT are calibration records that look like real use: chats, documents or token rows. Four
-    bits are rounded by GPTQ with their activations; without records all is rounded to nearest.
-    The error of each matrix goes to stdout as rows.
+    INPUT is calibration records that resemble real use: chats, documents or token rows. With them,
+    4-bit weights are rounded by GPTQ; without them, to nearest. The quantization error of each
+    matrix is written to stdout as rows.
     """
-    from sabia.core.recipes import quantize as stage
+    from sabia.core.recipes.quantize import run
 
-    stage.run(job, options)
+    run(job, options)

@@ -1,4 +1,4 @@
-"""`sabia rewrite`: documents in another order, such as reasoning before answers."""
+"""`sabia rewrite`: rewrite documents so that reasoning precedes the answer."""
 
 from sabia.cli.command import command
 from sabia.core.options.rewrite import RewriteOptions
@@ -14,11 +14,12 @@ from sabia.core.shards.job import Job
     """,  # noqa: E501 - a help page wraps it
 )
 def rewrite(job: Job, options: RewriteOptions) -> None:
-    """Rewrite documents: conclusions that stand before their reasoning move behind it.
+    """Rewrite documents so that reasoning precedes its conclusion.
 
-    The rules engine permutes sentences and drops none. A model's answers must keep the numbers,
-    words, language and length of their source. Finished calls are kept and never paid twice.
+    The rules engine reorders sentences and changes none. The other engines use a language model and
+    check that its text keeps the numbers, words, language and length of the original. Completed
+    requests are cached, so that none is paid for twice.
     """
-    from sabia.core.text.rewrite import stage
+    from sabia.core.text.rewrite.stage import run
 
-    stage.run(job, options)
+    run(job, options)

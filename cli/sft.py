@@ -1,4 +1,4 @@
-"""`sabia sft`: conversations into a model that answers as the assistant does in them."""
+"""`sabia sft`: fine-tune a model on conversations."""
 
 from sabia.cli.command import command
 from sabia.core.options.sft import SftOptions
@@ -13,12 +13,13 @@ from sabia.core.shards.job import Job
     """,
 )
 def sft(job: Job, options: SftOptions) -> None:
-    """Fine-tune a model on conversations, with loss on the assistant only.
+    """Fine-tune a model on conversations, with a loss on the assistant's tokens only.
 
-    Conversations are rendered by the chat template and packed into rows, where none sees another.
-    Those without an assistant's answer, or longer than --length, are rejected with the reason. The
-    same command again resumes a run that was stopped, and leaves a finished one as it is.
+    Conversations are rendered with the chat template of the model and packed into rows, with
+    attention within each conversation only. Conversations without an assistant message, or longer
+    than --length, are rejected with the reason. The same command run again resumes an interrupted
+    run and does nothing if the run is complete.
     """
-    from sabia.core.recipes import sft as stage
+    from sabia.core.recipes.sft import run
 
-    stage.run(job, options)
+    run(job, options)

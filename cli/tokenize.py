@@ -1,4 +1,4 @@
-"""`sabia tokenize`: documents into packed rows of token ids."""
+"""`sabia tokenize`: pack documents into rows of token ids."""
 
 from sabia.cli.command import command
 from sabia.core.options.tokenize import TokenizeOptions
@@ -15,12 +15,12 @@ from sabia.core.shards.job import Job
     """,
 )
 def tokenize(job: Job, options: TokenizeOptions) -> None:
-    """Pack documents into rows of token ids.
+    """Encode documents and pack them into rows of token ids.
 
-    Every row has the same length; documents end with the end-of-document token, long ones go on
-    in the next row, and the rows record where documents begin. Only the last row of a shard is
-    padded. The tokenizer is kept beside the rows.
+    All rows have the same length. Each document ends with the end-of-document token, and a document
+    that does not fit continues in the next row. Only the last row of a shard is padded. Each row
+    records the lengths of its documents. The tokenizer is saved next to the rows.
     """
-    from sabia.core.text.tokenize import stage
+    from sabia.core.text.tokenize.stage import run
 
-    stage.run(job, options)
+    run(job, options)

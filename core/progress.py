@@ -33,7 +33,7 @@ def working_s() -> float:
     return time.monotonic() - waited_s()
 
 
-class Bar:
+class ProgressBar:
     """Counts; subclasses draw."""
 
     def __init__(self) -> None:
@@ -44,7 +44,7 @@ class Bar:
         self.done += n
 
 
-class _RichBar(Bar):
+class _RichBar(ProgressBar):
     def __init__(self, drawing: Any, task: Any) -> None:
         super().__init__()
         self.drawing, self.task = drawing, task
@@ -56,10 +56,10 @@ class _RichBar(Bar):
 
 
 @contextmanager
-def progress(total: float | None, label: str, unit: str = "rows") -> Iterator[Bar]:
+def progress(total: float | None, label: str, unit: str = "rows") -> Iterator[ProgressBar]:
     """Yield a bar; `total` None when it is not known."""
     if not sys.stderr.isatty():
-        yield Bar()
+        yield ProgressBar()
         return
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn

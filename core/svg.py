@@ -36,7 +36,7 @@ class Bar:
 
 
 @dataclass(frozen=True)
-class Group:
+class BarGroup:
     """Bars under one label."""
 
     label: str
@@ -179,7 +179,7 @@ def _path(
 
 
 def bar_chart(
-    groups: Sequence[Group],
+    groups: Sequence[BarGroup],
     title: str,
     x_label: str,
     x_range: tuple[float, float] | None = None,

@@ -36,7 +36,7 @@ def tables() -> dict[Path, list[tuple[str, type[Options]]]]:
     """Page → the calls it tells, each with its table; sabia(1) has the shared options."""
     pages: dict[Path, list[tuple[str, type[Options]]]] = {MAN / "sabia.1": [("", Everywhere)]}
     for call in all_calls():
-        pages.setdefault(page_of(call), []).append((call, find(call).options))  # type: ignore[attr-defined]  # by @command
+        pages.setdefault(page_of(call), []).append((call, find(call).options))
     return pages
 
 

@@ -50,7 +50,7 @@ def _charts(summary: Summary) -> list[str]:
     charts = []
     for unit, tasks in units.items():
         labels = {task: f"{task} ({summary.headlines[task]})" for task in tasks}
-        groups = [svg.Group(label, _bars(summary, task)) for task, label in labels.items()]
+        groups = [svg.BarGroup(label, _bars(summary, task)) for task, label in labels.items()]
         groups = [group for group in groups if group.bars]
         if groups:
             span = (0.0, 1.0) if unit == "share" else None

@@ -17,7 +17,7 @@ import pyarrow.parquet as pq
 
 from sabia.core import notes, stop
 from sabia.core.errors import UsageError
-from sabia.core.progress import Bar, progress, working_s
+from sabia.core.progress import ProgressBar, progress, working_s
 from sabia.core.shards import layout, manifest, outputs, schemas
 from sabia.core.shards.columns import unified
 from sabia.core.shards.dry_run import DryRun, Sample, estimate, file_bytes, no_rejects, unmeasured
@@ -136,7 +136,7 @@ def _one_part(work: _Work, source: Source, part: int) -> Summary:
         return Summary(shards_skipped=1, rows_out=rows)
     summary = Summary(shards_done=1)
     with Rejects(reject_path(work.job, part)) as rejects:
-        batches = _transformed(work, source, part, rejects, summary, Bar())
+        batches = _transformed(work, source, part, rejects, summary, ProgressBar())
         _write(work, batches, made, part, summary, source)
     return summary
 
@@ -160,7 +160,7 @@ def _stream(work: _Work, sources: Sequence[Source], ours: Sequence[int]) -> Summ
 
 
 def _in_parallel(
-    work: _Work, sources: Sequence[Source], rejects: Rejects, summary: Summary, bar: Bar
+    work: _Work, sources: Sequence[Source], rejects: Rejects, summary: Summary, bar: ProgressBar
 ) -> Iterator[pa.RecordBatch]:
     """Workers write scratch shards, which are read back in order."""
     beside = os.path.dirname(os.path.abspath(str(work.job.out))) if work.job.to_file else None
@@ -192,7 +192,7 @@ def _take_over_rejects(path: str, rejects: Rejects, summary: Summary) -> None:
 
 
 def _transformed(
-    work: _Work, source: Source, index: int, rejects: Rejects, summary: Summary, bar: Bar
+    work: _Work, source: Source, index: int, rejects: Rejects, summary: Summary, bar: ProgressBar
 ) -> Iterator[pa.RecordBatch]:
     """The transform's batches of one shard; fills in the summary."""
     context = ShardContext(index, source.name, rejects, summary.counters)
@@ -206,7 +206,7 @@ def _transformed(
 
 
 def counted(
-    source: Source, context: ShardContext, summary: Summary, bar: Bar
+    source: Source, context: ShardContext, summary: Summary, bar: ProgressBar
 ) -> Iterator[pa.RecordBatch]:
     """The batches of a shard; counts its rows and rejects those that cannot be read."""
 

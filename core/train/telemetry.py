@@ -28,7 +28,7 @@ from typing import Any
 import numpy as np
 
 from sabia.core import notes, units
-from sabia.core.progress import Bar, progress
+from sabia.core.progress import ProgressBar, progress
 from sabia.core.shards.atomic import naming, write_atomic
 
 NOTE_EVERY_S = 60.0
@@ -152,7 +152,7 @@ def live_line(total: int, done: int, label: str) -> Iterator[Line]:
 class Line:
     """Shows step, loss, speed, MFU and time left."""
 
-    bar: Bar
+    bar: ProgressBar
     total: int
     started: float
     done: int

@@ -20,7 +20,7 @@ from typing import Any
 from sabia.core import stop
 from sabia.core.errors import Interrupted
 from sabia.core.options.crawl import CrawlOptions, parts
-from sabia.core.progress import Bar
+from sabia.core.progress import ProgressBar
 from sabia.core.web import addresses, sitemaps
 from sabia.core.web.archives.archive_fetcher import ReplayedWeb
 from sabia.core.web.archives.warc_writer import Archive, Position, payload_digest
@@ -48,7 +48,7 @@ class Crawl:
 
     def __init__(
         self, options: CrawlOptions, frontier: Frontier, judge: Judge | None,
-        hosts_allowed: frozenset[str] | None, archive: Archive | None, bar: Bar,
+        hosts_allowed: frozenset[str] | None, archive: Archive | None, bar: ProgressBar,
         web: ReplayedWeb | None = None,
     ) -> None:  # fmt: skip
         self.options, self.frontier, self.judge = options, frontier, judge

@@ -9,8 +9,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from sabia.cli import help as pages
-from sabia.cli.adapter import built
+from sabia.cli import help_page
+from sabia.cli.adapter import typer_command
+from sabia.cli.command import error_object
 from sabia.cli.main import SUBCOMMANDS, all_calls, find
 from sabia.core.errors import UsageError
 from sabia.core.options import about
@@ -51,12 +52,11 @@ def value_of(option: Option) -> object:
 @pytest.mark.parametrize("name", CALLS)
 @pytest.mark.parametrize("common", [False, True])
 def test_help_fits_80_columns_and_has_groups(name: str, common: bool) -> None:
-    function, cls = find(name), table(name)
-    shown = pages.text(name, function, cls, SUBCOMMANDS.get(name, {}), common)
+    shown = help_page.text(name, find(name), SUBCOMMANDS.get(name, {}), common)
     assert [line for line in shown.splitlines() if width(line) > 80] == []
     groups = [group for group in GROUPS if f"\n{group}" in shown]
     assert len(groups) >= (1 if common else 2)
-    for option in cls.table.values():
+    for option in table(name).table.values():
         listed = f" --{option.key}" in shown or option.positional
         assert listed or common, option.name
 
@@ -65,13 +65,13 @@ def test_help_fits_80_columns_and_has_groups(name: str, common: bool) -> None:
 def test_common_help_is_shorter_and_names_the_rest(name: str) -> None:
     common = [o for o in table(name).table.values() if o.common or o.required]
     assert 1 <= len(common) <= 14
-    shown = pages.text(name, find(name), table(name), {}, common=True)
+    shown = help_page.text(name, find(name), {}, common=True)
     assert f"--help shows all {len(table(name).table)} options" in shown
 
 
 @pytest.mark.parametrize("name", CALLS)
 def test_json_help_is_the_table(name: str) -> None:
-    page = json.loads(pages.as_json(name, find(name), table(name), {}))
+    page = json.loads(help_page.as_json(name, find(name), {}))
     assert {one["name"] for one in page["options"]} == {o.key for o in table(name).table.values()}
     assert all(one["help"] and one["group"] in GROUPS for one in page["options"])
 
@@ -96,7 +96,7 @@ def test_declarations_hold_together(name: str) -> None:
 @pytest.mark.parametrize("name", CALLS)
 def test_typer_splits_every_flag(name: str) -> None:
     got: dict[str, object] = {}
-    command = built(name, find(name), lambda _name, _function, flags: got.update(flags) or 0)
+    command = typer_command(name, find(name), lambda _name, _command, flags: got.update(flags) or 0)
     words, expected = [], {}
     for option in table(name).table.values():
         value = value_of(option)
@@ -213,7 +213,7 @@ IGNORED = [
 @pytest.mark.parametrize(("name", "line"), IGNORED, ids=[" ".join(x) for x in IGNORED])
 def test_options_that_were_ignored_are_refused(name: str, line: str) -> None:
     got: dict[str, object] = {}
-    command = built(name, find(name), lambda _name, _function, flags: got.update(flags) or 0)
+    command = typer_command(name, find(name), lambda _name, _command, flags: got.update(flags) or 0)
     command.main(line.split(), prog_name="sabia", standalone_mode=False)
     option = [word for word in line.split() if word.startswith("--")][-1]
     said = refusal(name, got)
@@ -222,11 +222,11 @@ def test_options_that_were_ignored_are_refused(name: str, line: str) -> None:
 
 def test_help_is_found_wherever_it_stands_but_not_as_a_value() -> None:
     options = table("rewrite").table
-    assert pages.asked(["x", "-o", "y", "--help"], options) == "--help"
-    assert pages.asked(["-h", "x"], options) == "-h"
-    assert pages.asked(["--help=json"], options) == "--help=json"
-    assert pages.asked(["--model", "--help"], options) == ""
-    assert pages.asked(["--", "-h"], options) == ""
+    assert help_page.asked(["x", "-o", "y", "--help"], options) == "--help"
+    assert help_page.asked(["-h", "x"], options) == "-h"
+    assert help_page.asked(["--help=json"], options) == "--help=json"
+    assert help_page.asked(["--model", "--help"], options) == ""
+    assert help_page.asked(["--", "-h"], options) == ""
 
 
 @pytest.mark.parametrize(
@@ -243,7 +243,7 @@ def test_help_is_found_wherever_it_stands_but_not_as_a_value() -> None:
     ],
 )  # fmt: skip
 def test_errors_are_objects_for_programs(message: str, parts: tuple) -> None:
-    found = pages.error_object(2, message)
+    found = error_object(2, message)
     assert (found["option"], found["value"], found["expected"], found["fix"]) == parts
     assert (found["code"], found["message"]) == (2, message)
 

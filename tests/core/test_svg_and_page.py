@@ -33,7 +33,9 @@ def test_line_chart_maps_values_linearly_and_breaks_at_nan() -> None:
 
 
 def test_bars_are_proportional_and_carry_their_interval() -> None:
-    groups = [svg.Group("sums", [svg.Bar("base", 0.25, 0.2, 0.3), svg.Bar("tuned", 0.5, 0.4, 0.6)])]
+    groups = [
+        svg.BarGroup("sums", [svg.Bar("base", 0.25, 0.2, 0.3), svg.Bar("tuned", 0.5, 0.4, 0.6)])
+    ]
     root = ElementTree.fromstring(svg.bar_chart(groups, "Accuracy", "share", (0, 1)))
     bars = [r for r in root.iter(f"{NS}rect") if r.get("opacity")]
     widths = [float(r.get("width")) for r in bars]

@@ -61,9 +61,8 @@ def stage(name: str, beyond: Mapping[str, Any] | None = None, **values: Any) -> 
     `beyond`: values that are not checked, such as a memory of one byte. Raises what the command
     raises.
     """
-    function = find(name)
-    cls = function.options  # type: ignore[attr-defined]  # set by @command
+    command = find(name)
     texts = {k: str(v) if hasattr(v, "__fspath__") else v for k, v in values.items()}
-    options = cls.read({k: v for k, v in texts.items() if v is not None})
+    options = command.options.read({k: v for k, v in texts.items() if v is not None})
     options = options.replace(**beyond or {})
-    function(make_job(name, options), options)
+    command.run(make_job(name, options), options)

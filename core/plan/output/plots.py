@@ -17,7 +17,7 @@ from sabia.core.plan.money.prices import Price
 from sabia.core.plan.output.summary import SummaryRow
 from sabia.core.plan.planner import Plan
 from sabia.core.plan.request import PlanRequest
-from sabia.core.svg import Bar, Group, Series
+from sabia.core.svg import Bar, BarGroup, Series
 
 if TYPE_CHECKING:
     from sabia.core.plan.device.survey import TimedLayout
@@ -129,7 +129,7 @@ def _memory_by_term(plan: Plan) -> str:
         }
         title, label = "Memory of the cluster, by term", "TB"
     ordered = sorted(bars.items(), key=lambda term: -term[1])
-    groups = [Group(name, [Bar(label, value)]) for name, value in ordered]
+    groups = [BarGroup(name, [Bar(label, value)]) for name, value in ordered]
     return svg.bar_chart(groups, title, label)
 
 
@@ -159,9 +159,9 @@ def _pareto(plan: Plan) -> str:
 def of_several(named: Sequence[tuple[str, SummaryRow]]) -> list[str]:
     """Charts of several plans: days and cost of each."""
     made = [(name, row) for name, row in named if not row["error"]]
-    days = [Group(name, [Bar("days", row["finishes_s"] / DAY_S)]) for name, row in made]
+    days = [BarGroup(name, [Bar("days", row["finishes_s"] / DAY_S)]) for name, row in made]
     costs = [
-        Group(name, [Bar(at, usd) for at, usd in row["costs_usd"].items()])
+        BarGroup(name, [Bar(at, usd) for at, usd in row["costs_usd"].items()])
         for name, row in made
         if row["costs_usd"]
     ]
@@ -171,7 +171,7 @@ def of_several(named: Sequence[tuple[str, SummaryRow]]) -> list[str]:
 
 def of_rows(rows: Sequence[SummaryRow], name: str, value: str, title: str) -> list[str]:
     """A chart of one column of rows."""
-    groups = [Group(str(row[name]), [Bar(value, float(row[value]))]) for row in rows]
+    groups = [BarGroup(str(row[name]), [Bar(value, float(row[value]))]) for row in rows]
     return [svg.bar_chart(groups, title, value, form=",.0f")]
 
 

@@ -19,7 +19,7 @@ import pyarrow as pa
 
 from sabia.core import notes
 from sabia.core.errors import UsageError
-from sabia.core.progress import Bar
+from sabia.core.progress import ProgressBar
 from sabia.core.shards import manifest, schemas
 from sabia.core.shards.atomic import atomic_path, write_atomic
 from sabia.core.shards.dry_run import planned
@@ -106,7 +106,7 @@ def _one_part(plan: Plan, source: Source, part: int) -> Summary:
     summary = Summary(shards_done=1)
     with Rejects(reject_path(plan.job, part)) as rejects:
         context = ShardContext(part, source.name, rejects, summary.counters)
-        batches = counted(source, context, summary, Bar())
+        batches = counted(source, context, summary, ProgressBar())
         write_part = {"arrow": _arrow, "megatron": _megatron}[plan.form]
         summary.rows_out = write_part(plan, batches, context, part)
     if rejects.count:
