@@ -18,52 +18,54 @@ from sabia.core.errors import Failed, Interrupted, UsageError
 from sabia.core.parallel import job_environment
 from sabia.core.parallel.health import watchdog
 from sabia.core.parallel.health.shutdown import exit_code
-from sabia.core.parallel.health.watchdog import Guard
+from sabia.core.parallel.health.watchdog import WatchdogConfig
 from sabia.core.parallel.world import World
 from sabia.kernels.cache_folder import name_compilers_folders
 
 
 @contextlib.contextmanager
-def stdout_kept_clean(world: World) -> Iterator[None]:
-    """Let what libraries print on stdout while processes are joined (gloo does) go to stderr."""
+def library_output_to_stderr(world: World) -> Iterator[None]:
+    """Redirect what libraries print on stdout while processes are joined (gloo does) to stderr."""
     if world.size == 1:
         yield
         return
     sys.stdout.flush()
-    kept = os.dup(1)
+    stdout = os.dup(1)
     os.dup2(2, 1)
     try:
         yield
     finally:
         sys.stdout.flush()
-        ctypes.CDLL(None).fflush(None)  # theirs, too, while it still goes to stderr
-        os.dup2(kept, 1)
-        os.close(kept)
+        ctypes.CDLL(None).fflush(None)  # C's buffers, too, while they still go to stderr
+        os.dup2(stdout, 1)
+        os.close(stdout)
 
 
 @contextlib.contextmanager
-def _together(world: World, guard: Guard) -> Iterator[contextlib.ExitStack]:
-    """Meet the other processes and watch over them; what is put on the stack ends before."""
+def _watched(world: World, config: WatchdogConfig) -> Iterator[contextlib.ExitStack]:
+    """Register the ranks and run the watchdog; callbacks on the stack run before it ends."""
     job_environment.keep_offline()
     if world.size > 1:
-        job_environment.keep_caches_apart(guard.directory)
+        job_environment.keep_caches_apart(config.directory)
     else:
         name_compilers_folders()
-    with watchdog.opened(world, guard), contextlib.ExitStack() as stack:
+    with watchdog.opened(world, config), contextlib.ExitStack() as stack:
         yield stack
 
 
-def _leaving(leave: Callable[[], None]) -> Callable[..., None]:
-    """A backend's farewell, which waits for all processes; without it where one has failed.
+def _unless_failed(shut_down: Callable[[], None]) -> Callable[..., None]:
+    """A backend's shutdown, which waits for all processes; skipped when one has failed.
 
-    Then its clean-up at the interpreter's exit must not run either: JAX's waits for those who are
-    gone, and aborts.
+    Its clean-up at the interpreter's exit must not run then either: JAX's waits for processes that
+    have ended, and aborts.
     """
 
     def on_exit(_kind: object, error: BaseException | None, _trace: object) -> None:
-        if error is None or (isinstance(error, Interrupted) and not watchdog.ended()):
-            leave()
+        # after a signal all processes stop at the same step, so none waits in vain
+        if error is None or (isinstance(error, Interrupted) and not watchdog.terminated()):
+            shut_down()
         else:
+            # handlers run last-in first-out: this one comes before the backend's
             atexit.register(_exit_now, exit_code(error))
 
     return on_exit
@@ -77,16 +79,16 @@ def _exit_now(code: int) -> None:
 
 
 @contextlib.contextmanager
-def join_torch(world: World, guard: Guard | None = None) -> Iterator[Any]:
+def join_torch(world: World, config: WatchdogConfig | None = None) -> Iterator[Any]:
     """Yield the torch device of this process, with the others joined over NCCL or gloo."""
     import torch
 
-    with _together(world, guard or Guard()) as stack:
+    with _watched(world, config or WatchdogConfig()) as stack:
         device = _torch_device(world)
         if world.size > 1:
             _initialise_torch(world, "gloo" if device.type == "cpu" else "nccl")
-            stack.push(_leaving(torch.distributed.destroy_process_group))
-        with watchdog.parting():
+            stack.push(_unless_failed(torch.distributed.destroy_process_group))
+        with watchdog.reporting_errors():
             yield device
 
 
@@ -110,7 +112,7 @@ def _initialise_torch(world: World, transport: str) -> None:
 
     import torch
 
-    # torchrun has a store of its own that env:// knows how to reach
+    # torchrun has a store of its own, which env:// knows how to reach
     method = "env://" if world.launcher == "torchrun" else f"tcp://{world.host}:{world.port}"
     try:
         torch.distributed.init_process_group(
@@ -121,30 +123,32 @@ def _initialise_torch(world: World, transport: str) -> None:
             timeout=timedelta(seconds=world.timeout_s),
         )
     except (RuntimeError, ValueError) as error:
-        raise Failed(_unreachable(world, error)) from error
+        raise _unreachable(world, error) from error
 
 
-def _unreachable(world: World, error: Exception) -> str:
+def _unreachable(world: World, error: Exception) -> Failed:
     reason = str(error).partition("\n")[0]
-    return (
+    return Failed(
         f"process {world.rank} of {world.size} could not join {world.host}:{world.port} within "
         f"{world.timeout_s} s: {reason}"
     )
 
 
 @contextlib.contextmanager
-def join_jax(world: World, devices: int = 0, guard: Guard | None = None) -> Iterator[None]:
-    """Join the other JAX processes; `devices` > 1 asks a CPU for that many in this process."""
+def join_jax(
+    world: World, devices: int = 0, config: WatchdogConfig | None = None
+) -> Iterator[None]:
+    """Join the other JAX processes; `devices` > 1 makes a CPU offer that many in this process."""
     import jax
 
     if devices > 1 and world.size == 1 and _is_cpu():
-        with contextlib.suppress(RuntimeError):  # JAX is up already, with what devices it has
+        with contextlib.suppress(RuntimeError):  # JAX is initialised; its devices stay
             jax.config.update("jax_num_cpu_devices", devices)
-    with _together(world, guard or Guard()) as stack:
+    with _watched(world, config or WatchdogConfig()) as stack:
         if world.size > 1:
             _initialise_jax(world)
-            stack.push(_leaving(jax.distributed.shutdown))
-        with watchdog.parting():
+            stack.push(_unless_failed(jax.distributed.shutdown))
+        with watchdog.reporting_errors():
             yield
 
 
@@ -152,11 +156,11 @@ def _initialise_jax(world: World) -> None:
     import jax
 
     cache = os.environ.get(job_environment.JAX_CACHE)
-    if cache:  # JAX has read the environment before we wrote there
+    if cache:  # JAX read the environment before job_environment set the variable
         jax.config.update("jax_compilation_cache_dir", cache)
     if _is_cpu():
         jax.config.update("jax_cpu_collectives_implementation", "gloo")
-    # the port of torchrun itself is taken by its store
+    # torchrun's own store uses its port
     port = world.port + (1 if world.launcher == "torchrun" else 0)
     try:
         jax.distributed.initialize(
@@ -167,11 +171,14 @@ def _initialise_jax(world: World) -> None:
             local_device_ids=None if _is_cpu() or world.launcher == "pod" else [world.local_rank],
         )
     except (RuntimeError, ValueError) as error:
-        raise Failed(_unreachable(world, error)) from error
+        raise _unreachable(world, error) from error
 
 
 def _is_cpu() -> bool:
-    """Whether JAX was told, or has no choice but, to run on the CPU (asking would start it)."""
+    """Whether JAX will run on the CPU, by variable or for lack of a plugin.
+
+    To ask JAX itself would initialise it, and then it could not be joined any more.
+    """
     from importlib.util import find_spec
 
     platforms = os.environ.get("JAX_PLATFORMS", "")
@@ -181,7 +188,7 @@ def _is_cpu() -> bool:
 
 
 def barrier(world: World, backend: str, name: str) -> None:
-    """Wait until every process has come to the point called `name`."""
+    """Wait until every process has reached the point called `name`."""
     if world.size == 1:
         return
     if backend == "torch":
@@ -202,9 +209,9 @@ def agree(world: World, backend: str, flag: bool) -> bool:
         import torch
 
         device = "cuda" if torch.distributed.get_backend() == "nccl" else "cpu"
-        found = torch.tensor(int(flag), device=device)
-        torch.distributed.all_reduce(found, torch.distributed.ReduceOp.MIN)
-        return bool(found)
+        lowest = torch.tensor(int(flag), device=device)
+        torch.distributed.all_reduce(lowest, torch.distributed.ReduceOp.MIN)
+        return bool(lowest)
     from jax.experimental import multihost_utils
 
     return bool(multihost_utils.process_allgather(int(flag)).all())

@@ -1,9 +1,9 @@
-"""Slurm's short way to write hosts and task counts, and which host each rank is to run on.
+"""Slurm's compact notation of hosts and task counts, and the host of each rank.
 
 A host list names hosts with ranges in brackets: `a[1-3,7],b[01-10]x,rack[1-2]n[1-4]` (widths are
-kept, several brackets multiply, the last one runs fastest). `SLURM_STEP_TASKS_PER_NODE` counts
-`2(x3),1`. Ranks are dealt to nodes in blocks or in turn, as `SLURM_DISTRIBUTION` says; of other
-distributions we do not claim to know the hosts. Source: the manual pages of scontrol and srun.
+kept, several brackets multiply, the last one varies fastest). `SLURM_STEP_TASKS_PER_NODE` is like
+`2(x3),1`. `SLURM_DISTRIBUTION` assigns ranks to nodes in blocks or cyclically; for other
+distributions the hosts count as unknown. Source: the manual pages of scontrol and srun.
 """
 
 import itertools
@@ -12,17 +12,18 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from sabia.core.errors import UsageError
 
-MOST_HOSTS = 100_000
+MAX_HOSTS = 100_000
 
 
 def expand_hosts(nodes: str) -> list[str]:
-    """All names of a Slurm host list, in order; raises UsageError for what is not one."""
-    found: list[str] = []
+    """All names of a Slurm host list, in order; raises UsageError if it is malformed."""
+    hosts: list[str] = []
     for pattern in _patterns(nodes):
-        found += itertools.islice(_names(pattern, nodes), MOST_HOSTS + 1)
-        if len(found) > MOST_HOSTS:
-            raise UsageError(f"host list {nodes[:80]!r}: more than {MOST_HOSTS:,} hosts")
-    return found
+        # one more than allowed, so that a huge range is noticed without being expanded
+        hosts += itertools.islice(_names(pattern, nodes), MAX_HOSTS + 1)
+        if len(hosts) > MAX_HOSTS:
+            raise UsageError(f"host list {nodes[:80]!r}: more than {MAX_HOSTS:,} hosts")
+    return hosts
 
 
 def _patterns(nodes: str) -> list[str]:
@@ -43,7 +44,7 @@ def _range(ranges: str, nodes: str) -> Iterator[str]:
     """'01-03,7' → 01 02 03 7."""
     for part in ranges.split(","):
         match = re.fullmatch(r"(\d+)(?:-(\d+))?", part)
-        if not match or (match[2] and int(match[2]) - int(match[1]) not in range(MOST_HOSTS)):
+        if not match or (match[2] and int(match[2]) - int(match[1]) not in range(MAX_HOSTS)):
             raise _not_a_list(nodes)
         first, last = int(match[1]), int(match[2] or match[1])
         yield from (f"{number:0{len(match[1])}d}" for number in range(first, last + 1))
@@ -58,14 +59,14 @@ def expand_counts(text: str) -> list[int]:
     counts: list[int] = []
     for part in text.split(","):
         match = re.fullmatch(r"(\d+)(?:\(x(\d+)\))?", part)
-        if not match or int(match[2] or 1) > MOST_HOSTS:
+        if not match or int(match[2] or 1) > MAX_HOSTS:
             raise UsageError(f"tasks per node {text[:80]!r} (expected Slurm's form, such as 2(x3))")
         counts += [int(match[1])] * int(match[2] or 1)
     return counts
 
 
 def hosts_of_ranks(environment: Mapping[str, str], size: int) -> dict[int, str]:
-    """Rank → host, as far as a Slurm step's or a TPU pod's variables tell; {} where they do not.
+    """Rank → host, where the variables of a Slurm step or a TPU pod give it; {} elsewhere.
 
     Never raises: the names only make error messages better.
     """
@@ -76,38 +77,32 @@ def hosts_of_ranks(environment: Mapping[str, str], size: int) -> dict[int, str]:
         counts = expand_counts(environment.get("SLURM_STEP_TASKS_PER_NODE", ""))
     except UsageError:
         return {}
-    if len(hosts) != len(counts) or sum(counts) != size:  # torchrun in a step: ranks are its own
+    if len(hosts) != len(counts) or sum(counts) != size:  # torchrun numbers its ranks itself
         return {}
-    return _dealt(hosts, counts, environment.get("SLURM_DISTRIBUTION", "block"))
-
-
-def _dealt(hosts: Sequence[str], counts: Sequence[int], distribution: str) -> dict[int, str]:
-    kind = re.split("[:,]", distribution)[0]
+    kind = re.split("[:,]", environment.get("SLURM_DISTRIBUTION", "block"))[0]
     if kind not in ("block", "cyclic") and max(counts) > 1:
         return {}
-    named = zip(hosts, counts, strict=True)
-    rows = [[host] * count for host, count in named]
-    if kind == "cyclic":
-        turns = itertools.zip_longest(*rows)
-        return dict(enumerate(host for turn in turns for host in turn if host))
-    return dict(enumerate(host for row in rows for host in row))
+    nodes = [[host] * count for host, count in zip(hosts, counts, strict=True)]
+    # cyclic: one task on each node in turn, until a node has all of its tasks
+    groups = itertools.zip_longest(*nodes) if kind == "cyclic" else nodes
+    return dict(enumerate(host for group in groups for host in group if host))
 
 
-def say_ranks(ranks: Sequence[int], hosts: Mapping[int, str], most: int = 12) -> str:
-    """'rank 7 (gpu003)' or 'ranks 3, 8-15 (gpu001, gpu002)'; long lists are cut short."""
+def describe_ranks(ranks: Sequence[int], hosts: Mapping[int, str], limit: int = 12) -> str:
+    """'rank 7 (gpu003)' or 'ranks 3, 8-15 (gpu001, gpu002)'; only the first `limit` are listed."""
     ordered = sorted(ranks)
-    runs: list[list[int]] = []
+    runs: list[list[int]] = []  # of consecutive ranks: [first, last]
     for rank in ordered:
         if runs and runs[-1][1] == rank - 1:
             runs[-1][1] = rank
         else:
             runs.append([rank, rank])
     spans = [f"{a}" if a == b else f"{a}, {b}" if b == a + 1 else f"{a}-{b}" for a, b in runs]
-    named = list(dict.fromkeys(hosts[rank] for rank in ordered if hosts.get(rank)))
-    where = f" ({_some(named, most)})" if named else ""
-    return f"rank{'s' if len(ordered) > 1 else ''} {_some(spans, most)}{where}"
+    names = list(dict.fromkeys(hosts[rank] for rank in ordered if hosts.get(rank)))
+    on_hosts = f" ({_first(names, limit)})" if names else ""
+    return f"rank{'s' if len(ordered) > 1 else ''} {_first(spans, limit)}{on_hosts}"
 
 
-def _some(words: Sequence[str], most: int) -> str:
-    more = len(words) - most
-    return ", ".join(words[:most]) + (f" and {more} more" if more > 0 else "")
+def _first(words: Sequence[str], limit: int) -> str:
+    more = len(words) - limit
+    return ", ".join(words[:limit]) + (f" and {more} more" if more > 0 else "")

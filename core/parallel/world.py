@@ -20,7 +20,7 @@ POD_PORT = 28476
 
 @dataclass(frozen=True)
 class World:
-    """This process's place: rank of size, its number on this host, where rank 0 is reached."""
+    """Rank and number of processes, this process's number on its host, the address of rank 0."""
 
     rank: int = 0
     size: int = 1
@@ -36,12 +36,12 @@ class World:
 
     @property
     def timeout_s(self) -> int:
-        """How long to wait for the others."""
+        """How long to wait for the other processes."""
         return BASE_TIMEOUT_S + TIMEOUT_S_PER_PROCESS * self.size
 
 
 def detect(environment: Mapping[str, str] = os.environ) -> World:
-    """The world that the launcher's variables describe; raises UsageError when they are broken."""
+    """The world that the launcher's variables describe; raises UsageError if they are malformed."""
     if "RANK" in environment and "WORLD_SIZE" in environment:
         return _from_torchrun(environment)
     if int(environment.get("SLURM_NTASKS") or 1) > 1 and "SLURM_STEP_ID" in environment:
@@ -52,6 +52,7 @@ def detect(environment: Mapping[str, str] = os.environ) -> World:
 
 
 def _number(environment: Mapping[str, str], name: str, default: str | None = None) -> int:
+    """An environment variable as a number; raises UsageError where it is missing or none."""
     value = environment.get(name, default)
     if value is None or not value.isdigit():
         raise UsageError(f"{name}: {value!r} in the environment (expected a number)")
@@ -77,7 +78,7 @@ def _from_slurm(environment: Mapping[str, str]) -> World:
         size=_number(environment, "SLURM_NTASKS"),
         local_rank=_number(environment, "SLURM_LOCALID", "0"),
         launcher="srun",
-        host=environment.get("SABIA_COORDINATOR") or first_host(nodes),
+        host=environment.get("SABIA_COORDINATOR") or expand_hosts(nodes)[0],
         # below the kernel's range of ephemeral ports, and different for each job and step
         port=20000 + (job * 64 + step % 64) % 12000,
     )
@@ -88,8 +89,3 @@ def _from_pod(environment: Mapping[str, str]) -> World:
     rank = _number(environment, "TPU_WORKER_ID")
     host = environment.get("SABIA_COORDINATOR") or hosts[0]
     return World(rank=rank, size=len(hosts), launcher="pod", host=host, port=POD_PORT)
-
-
-def first_host(nodes: str) -> str:
-    """The first name of a Slurm host list: 'gpu[003-006,9],x' → 'gpu003'."""
-    return expand_hosts(nodes)[0]

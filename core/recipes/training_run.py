@@ -26,7 +26,7 @@ from sabia.core.model.precision import PrecisionSchedule, describe, precision_na
 from sabia.core.model.storage.peft_adapters import save_adapter
 from sabia.core.options.training import Training
 from sabia.core.parallel import process_group
-from sabia.core.parallel.health.watchdog import Guard
+from sabia.core.parallel.health.watchdog import WatchdogConfig
 from sabia.core.parallel.mesh import Mesh, make_mesh, parse_mesh
 from sabia.core.parallel.sharding_rules import check_fits
 from sabia.core.parallel.world import World, detect
@@ -232,12 +232,13 @@ def train(call: RunCall, task: Task, options: Training) -> None:
     if job.dry_run:
         _dry_run(job, task, options, plan)
         return
-    guard = Guard(
-        same={"run": _digest(identity)},
+    watchdog_config = WatchdogConfig(
+        must_match={"run": _digest(identity)},
         hang_timeout_s=options.hang_timeout,
         directory=directory.path,
     )
-    with process_group.stdout_kept_clean(world), joined(job, world, guard) as mesh, call.locked():
+    stdout = process_group.library_output_to_stderr(world)
+    with stdout, joined(job, world, watchdog_config) as mesh, call.locked():
         check_fits(task.spec, mesh, plan.batch_rows, plan.row_length)
         if world.leads:
             directory.begin(identity, job.force, options.checkpoint_url)
@@ -288,17 +289,17 @@ def _digest(identity: Mapping[str, Any]) -> str:
 
 
 @contextlib.contextmanager
-def joined(job: Job, world: World, guard: Guard | None = None) -> Iterator[Mesh]:
+def joined(job: Job, world: World, config: WatchdogConfig | None = None) -> Iterator[Mesh]:
     """Join the processes; yield the mesh of all devices."""
     wanted = math.prod(parse_mesh(job.mesh).values())
     if job.backend == "torch":
         start = f"torchrun --nproc-per-node {wanted}, srun -n {wanted}"
         how = f"torch runs one process a device: {start}"
         mesh = make_mesh(job.mesh, world.size, how)
-        with process_group.join_torch(world, guard):
+        with process_group.join_torch(world, config):
             yield mesh
         return
-    with process_group.join_jax(world, wanted, guard):
+    with process_group.join_jax(world, wanted, config):
         import jax
 
         found = jax.device_count()

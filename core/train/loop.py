@@ -91,7 +91,7 @@ class TrainingRun:
             with live_line(self.steps, self.step, "training") as line:
                 while self.step < self.steps:
                     self._one_step(line)
-            watchdog.at(self.step, "waiting for the upload", 86400.0)
+            watchdog.enter_phase(self.step, "waiting for the upload", 86400.0)
             self.saver.close()
         except BaseException:
             self._close_after_failure()
@@ -132,7 +132,7 @@ class TrainingRun:
         )
 
     def _resume(self) -> None:
-        watchdog.at(0, "looking for a checkpoint", 3600.0)
+        watchdog.enter_phase(0, "looking for a checkpoint", 3600.0)
         found = self._latest()
         if found is None:
             return
@@ -161,7 +161,7 @@ class TrainingRun:
             self.source.leave_out(lost, self.run.path if self.world.leads else None)
 
     def _save(self) -> None:
-        watchdog.at(self.step, "saving", 3600.0)
+        watchdog.enter_phase(self.step, "saving", 3600.0)
         self.log.sync()
         position = {"rows": self.step * self.source.batch_rows, "tokens": self.tokens}
         meta = self.meta | {"seconds": self._seconds(), "working_s": self.working_s}
@@ -186,11 +186,11 @@ class TrainingRun:
             self.guard.forget()  # another mix has other losses
         since = time.monotonic()
         self.profile.before(self.step + 1)
-        watchdog.at(self.step + 1, "reading")
+        watchdog.enter_phase(self.step + 1, "reading")
         batch = self.source.batch(self.step)
         lr = learning_rate(self.step, self.schedule)
         wishes = np.array([stop.requested(), self._save_is_due()], np.float64)
-        watchdog.at(self.step + 1, "stepping")
+        watchdog.enter_phase(self.step + 1, "stepping")
         found = self.stepper.step(batch, lr, wishes, limits=self.guard.limits(), number=self.step)
         stopping, saving = found.pop("tallies")
         if not found["updated"] and found["weight"] > 0:
@@ -277,7 +277,7 @@ class TrainingRun:
         numbers = np.concatenate([self.source.numbers(step) for step in steps])
         losses = []
         for step in steps:
-            watchdog.at(step + 1, "judging rows")
+            watchdog.enter_phase(step + 1, "judging rows")
             losses.append(self.source.row_losses(step))
         loss = np.concatenate(losses)
         groups = self.source.rows.source_of(numbers)
@@ -335,7 +335,7 @@ class TrainingRun:
         since = time.monotonic()
         total = _Sums()
         for batch in self.source.validation(self.validation):
-            watchdog.at(self.step, "validating")
+            watchdog.enter_phase(self.step, "validating")
             total.add(self.stepper.evaluate(batch))
         loss = total.loss / max(total.weight, 1.0)
         row = {"step": self.step, "validation_loss": loss}

@@ -82,7 +82,7 @@ def test_a_killed_task_is_named_and_the_job_goes_on(node: OneNode, tmp_path: Pat
     os.kill(task_pid(job, "1"), signal.SIGKILL)
     wait_until(lambda: job_state(job) == "PENDING", 90)
     log = (tmp_path / "train.log").read_text()
-    assert f"rank 1 ({os.uname().nodename.split('.')[0]}" in log and "died, last heard of" in log
+    assert f"rank 1 ({os.uname().nodename.split('.')[0]}" in log and "died, last heartbeat" in log
     start_again(job)
     assert "resuming at step" in (tmp_path / "train.log").read_text()
     assert losses(tmp_path / "run")[-1] > 0

@@ -1,9 +1,10 @@
-"""Many light processes in one roll call, forked from one interpreter so that 100 of them are cheap.
+"""Many light processes in one registration, forked from one interpreter so that 100 are cheap.
 
 usage: rank_crowd.py SIZE SCENARIO FOLDER. Scenarios, all about rank 17: fine, absent, killed,
-stopped, other-version, twice, fails. For twice, rank 17 comes again when all but the last rank, who
-stays away, have reported: the roll call is not over by then. Prints one JSON object: by rank the
-exit code and what it said, then when each was started and released, and what process 0 accepted.
+stopped, other-version, twice, fails. For twice, rank 17 comes again when all but the last rank,
+which stays away, have reported: the registration is not complete by then. Prints one JSON object:
+by rank the exit code and its message, when each was started and released, and how many connections
+process 0 accepted.
 FOLDER gets the stderr of each rank.
 """
 
@@ -15,22 +16,22 @@ import time
 from pathlib import Path
 
 from waiting import HANG_S, until
-from watchdog_control import end_the_roll_call_at, hang_when, let_a_beat_out, when_reported
+from watchdog_control import end_registration_at, hang_when, send_a_heartbeat, when_reported
 
 from sabia.core.errors import BadData, SabiaError
 from sabia.core.parallel.health import rendezvous, watchdog
-from sabia.core.parallel.health.watchdog import Guard
+from sabia.core.parallel.health.watchdog import WatchdogConfig
 from sabia.core.parallel.world import World
 
 VICTIM = 17
 MISHAPS = ("killed", "stopped", "fails")
 
 
-def guard(rank: int, scenario: str) -> Guard:
-    """No limits that a busy machine could meet; another version for one."""
+def config(rank: int, scenario: str) -> WatchdogConfig:
+    """No time limits that a busy machine could reach; another version for one rank."""
     odd = scenario == "other-version" and rank == VICTIM
-    return Guard(
-        same={"sabia": "0.0.9"} if odd else {},
+    return WatchdogConfig(
+        must_match={"sabia": "0.0.9"} if odd else {},
         hang_timeout_s=HANG_S,
         interval_s=0.5,
         grace_s=0.3,
@@ -39,27 +40,27 @@ def guard(rank: int, scenario: str) -> Guard:
 
 
 def direct(scenario: str, size: int, here: Path) -> None:
-    """In process 0: when the limits of time are to be met; `here` is made when all have come."""
+    """In process 0: when the time limits apply; `here` is made when all have registered."""
     if scenario == "twice":
         when_reported(size - 1, here.touch)
     if scenario == "absent":
-        end_the_roll_call_at(size - 1)
+        end_registration_at(size - 1)
     if scenario == "stopped":
         hang_when(
-            lambda beats, silent: silent == {VICTIM}
-            and all((beat.step, beat.phase) == (3, "backward" if rank == VICTIM else "reduce")
-                    for rank, beat in beats.items())
+            lambda heartbeats, silent: silent == {VICTIM}
+            and all((each.step, each.phase) == (3, "backward" if rank == VICTIM else "reduce")
+                    for rank, each in heartbeats.items())
         )  # fmt: skip
 
 
 def live(rank: int, scenario: str) -> None:
     """Four steps of nothing; the victim meets its fate in the third and the others wait for it."""
     for step in range(1, 5):
-        watchdog.at(step, "backward")
+        watchdog.enter_phase(step, "backward")
         if rank == VICTIM and step == 3 and scenario in MISHAPS:
-            let_a_beat_out()
+            send_a_heartbeat()
             meet_fate(scenario)
-        watchdog.at(step, "reduce")
+        watchdog.enter_phase(step, "reduce")
         time.sleep(HANG_S if step == 3 and scenario in MISHAPS else 0.05)
 
 
@@ -81,14 +82,14 @@ def member(rank: int, size: int, base: int, scenario: str, here: Path, again: bo
         until(here.exists)
     world = World(rank, size, rank % 4, "srun", "127.0.0.1", base)
     try:
-        with watchdog.opened(world, guard(rank, scenario)) as mine:
+        with watchdog.opened(world, config(rank, scenario)) as mine:
             facts["released"] = time.monotonic()
             note(facts)
             live(rank, scenario)
             if rank == 0:
-                facts["accepted"] = mine._end.accepted
+                facts["accepted"] = mine._peer.accepted
     except SabiaError as error:
-        facts["said"] = str(error)
+        facts["message"] = str(error)
         note(facts)
         return int(error.exit_code)
     note(facts)
@@ -96,7 +97,7 @@ def member(rank: int, size: int, base: int, scenario: str, here: Path, again: bo
 
 
 def note(facts: dict) -> None:
-    """Tell the parent; a line this short is written whole."""
+    """Send facts to the parent; a line this short is written whole."""
     os.write(PIPE[1], json.dumps(facts).encode() + b"\n")
 
 
@@ -120,8 +121,8 @@ def main(size: int, scenario: str, folder: Path) -> None:
     rendezvous.versions()  # read once, not in each child
     base = os.getpid()
     pids = {
-        start(rank, size, base, scenario, folder, rank in ranks[:place]): rank
-        for place, rank in enumerate(ranks)
+        start(rank, size, base, scenario, folder, rank in ranks[:index]): rank
+        for index, rank in enumerate(ranks)
     }
     os.close(PIPE[1])
     codes = wait(pids, scenario == "stopped")

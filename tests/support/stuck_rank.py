@@ -11,13 +11,13 @@ import time
 from pathlib import Path
 
 from waiting import HANG_S
-from watchdog_control import hang_when, let_a_beat_out
+from watchdog_control import hang_when, send_a_heartbeat
 
 from sabia.core import notes, stop
 from sabia.core.errors import BadData, SabiaError
 from sabia.core.parallel import process_group
 from sabia.core.parallel.health import watchdog
-from sabia.core.parallel.health.watchdog import Guard
+from sabia.core.parallel.health.watchdog import WatchdogConfig
 from sabia.core.parallel.world import detect
 
 
@@ -25,20 +25,20 @@ def main(backend: str, mishap: str, directory: Path) -> None:
     """Join, step, leave."""
     stop.install()
     world = detect()
-    guard = Guard(hang_timeout_s=HANG_S, interval_s=0.5, grace_s=1.0, directory=directory)
+    config = WatchdogConfig(hang_timeout_s=HANG_S, interval_s=0.5, grace_s=1.0, directory=directory)
     hang_when(
-        lambda beats, silent: not silent
-        and all((beat.step, beat.phase) == (3, "reduce") or (rank == 1 and "meet" in beat.frame)
-                for rank, beat in beats.items())
+        lambda heartbeats, silent: not silent
+        and all((each.step, each.phase) == (3, "reduce") or (rank == 1 and "meet" in each.frame)
+                for rank, each in heartbeats.items())
     )  # fmt: skip
     join = process_group.join_torch if backend == "torch" else process_group.join_jax
-    with join(world, guard=guard):
+    with join(world, config=config):
         for step in range(1, 6):
-            watchdog.at(step, "backward")
+            watchdog.enter_phase(step, "backward")
             if step == 3 and world.rank == 1:
-                let_a_beat_out()
+                send_a_heartbeat()
                 meet(mishap)
-            watchdog.at(step, "reduce")
+            watchdog.enter_phase(step, "reduce")
             all_reduce(backend, step)
         if world.leads:
             print(watchdog.figures())

@@ -1,7 +1,7 @@
-"""For tests of the watch over processes: its limits of time are set when the scene is, not before.
+"""For tests of the watchdog: its time limits are set once the scenario is reached, not before.
 
-The clock decides what a hang is. So that a busy machine is not taken for one, all limits are HANG_S
-until every process stands where the test wants it.
+The clock decides what a hang is. So that a busy machine is not mistaken for one, all limits are
+HANG_S until every process is where the test needs it.
 """
 
 from collections.abc import Callable, Mapping, Set
@@ -9,59 +9,59 @@ from collections.abc import Callable, Mapping, Set
 from waiting import HANG_S, until
 
 from sabia.core.parallel.health import watchdog
-from sabia.core.parallel.health.heartbeat import SILENT_BEATS, Beat
-from sabia.core.parallel.health.monitor import Hub
+from sabia.core.parallel.health.heartbeat import SILENT_INTERVALS, Heartbeat
+from sabia.core.parallel.health.monitor import RankMonitor
 
 
-def let_a_beat_out() -> None:
-    """Return when process 0 is bound to hear where this process stands now: when the beat after
-    one that was made meanwhile is made, that one has been sent."""
-    marks, made = watchdog._current.marks, []
-    beat = marks.beat
+def send_a_heartbeat() -> None:
+    """Return when process 0 is sure to receive where this process is now: when a second heartbeat
+    is made, the one before it has been sent."""
+    progress, made = watchdog._current.progress, []
+    heartbeat = progress.heartbeat
 
-    def counted() -> Beat:
+    def counted() -> Heartbeat:
         made.append(None)
-        return beat()
+        return heartbeat()
 
-    marks.beat = counted
+    progress.heartbeat = counted
     until(lambda: len(made) >= 2)
 
 
-def hang_when(reached: Callable[[Mapping[int, Beat], Set[int]], bool]) -> None:
-    """In process 0: nothing is a hang until `reached(beats, ranks that no longer beat)`, and then
-    a second without a move is."""
-    look = Hub._look
+def hang_when(reached: Callable[[Mapping[int, Heartbeat], Set[int]], bool]) -> None:
+    """In process 0: nothing is a hang until `reached(heartbeats, silent ranks)`, and then a second
+    without progress is."""
+    check = RankMonitor._check_heartbeats
 
-    def looked(hub: Hub, now: float) -> None:
-        board = hub.board
-        late = SILENT_BEATS * board.interval_s
-        silent = {rank for rank, (_, at) in board.beats.items() if rank and now - at > late}
-        beats = {rank: beat for rank, (beat, _) in board.beats.items()}
-        board.hang_s = 1.0 if reached(beats, silent) else HANG_S
-        look(hub, now)
+    def checked(monitor: RankMonitor, now: float) -> None:
+        table = monitor.heartbeats
+        late = SILENT_INTERVALS * table.interval_s
+        silent = {rank for rank, (_, at) in table.newest.items() if rank and now - at > late}
+        heartbeats = {rank: heartbeat for rank, (heartbeat, _) in table.newest.items()}
+        table.hang_s = 1.0 if reached(heartbeats, silent) else HANG_S
+        check(monitor, now)
 
-    Hub._look = looked
+    RankMonitor._check_heartbeats = checked
 
 
 def when_reported(count: int, then: Callable[[], None]) -> None:
-    """In process 0: call `then`, perhaps often, from when so many have reported."""
-    take_roll = Hub._take_roll
+    """In process 0: call `then`, perhaps often, once so many have registered."""
+    check = RankMonitor._check_registration
 
-    def taken(hub: Hub, now: float) -> None:
-        if len(hub.register.reports) >= count:
+    def checked(monitor: RankMonitor, now: float) -> None:
+        if len(monitor.registry.reports) >= count:
             then()
-        take_roll(hub, now)
+        check(monitor, now)
 
-    Hub._take_roll = taken
+    RankMonitor._check_registration = checked
 
 
-def end_the_roll_call_at(count: int) -> None:
-    """In process 0: the roll call's time is over when so many have reported, and not before."""
-    take_roll = Hub._take_roll
+def end_registration_at(count: int) -> None:
+    """In process 0: the registration times out when so many have registered, and not before."""
+    check = RankMonitor._check_registration
 
-    def taken(hub: Hub, now: float) -> None:
-        if len(hub.register.reports) >= count:
-            hub.deadline = now - 1
-        take_roll(hub, now)
+    def checked(monitor: RankMonitor, now: float) -> None:
+        if len(monitor.registry.reports) >= count:
+            monitor.deadline = now - 1
+        check(monitor, now)
 
-    Hub._take_roll = taken
+    RankMonitor._check_registration = checked

@@ -1,47 +1,50 @@
-"""Messages between processes: one JSON object a line over a TCP connection that never blocks.
+"""Messages between processes: one JSON object per line over a TCP connection that never blocks.
 
-Small on purpose: the roll call and the heartbeat send a few hundred bytes now and then. A peer
-that sends anything else (a line over 64 KiB, not UTF-8, not a JSON object) is cut off.
+Registration and heartbeats send a few hundred bytes now and then. A peer that breaks the protocol
+(a line over 64 KiB, not UTF-8, not a JSON object) is disconnected.
 """
 
+import contextlib
 import json
 import select
 import socket
 from typing import Any
 
-MOST_LINE = 64 * 1024
-MOST_WAITING = 1024 * 1024
+MAX_LINE_BYTES = 64 * 1024
+MAX_UNSENT_BYTES = 1024 * 1024
+# seconds until the first probe, between probes; number of probes; milliseconds without an
+# acknowledgement: together a host that loses power or network is noticed after 80 s
 KEEPALIVE = {"TCP_KEEPIDLE": 20, "TCP_KEEPINTVL": 10, "TCP_KEEPCNT": 6, "TCP_USER_TIMEOUT": 80_000}
 
 Message = dict[str, Any]
 
 
-class Gone(Exception):
-    """The peer closed the connection, its host vanished, or it does not speak our language."""
+class PeerDisconnected(Exception):
+    """The peer closed the connection, its host vanished, or it broke the protocol."""
 
 
-class Link:
-    """One end of a connection; a host that loses power or network is Gone after 80 s."""
+class Connection:
+    """One end of a connection; raises PeerDisconnected 80 s after a host has vanished."""
 
     def __init__(self, connected: socket.socket) -> None:
         self.socket = connected
-        self._incoming, self._outgoing, self._ended = b"", b"", False
+        self._incoming, self._outgoing, self._at_end = b"", b"", False
         self._inbox: list[Message] = []
         connected.setblocking(False)
         connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         connected.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         for name, value in KEEPALIVE.items():
-            if hasattr(socket, name):  # they are Linux's
+            if hasattr(socket, name):  # only Linux has all of them
                 connected.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
 
     def fileno(self) -> int:
-        """For selectors."""
+        """The file descriptor, for selectors."""
         return self.socket.fileno()
 
-    def push(self, message: Message | None = None) -> None:
-        """Send a message, and what earlier calls could not; raises Gone.
+    def send(self, message: Message | None = None) -> None:
+        """Send a message after what earlier calls could not send; raises PeerDisconnected.
 
-        What the kernel does not take now waits for the next call.
+        What the kernel does not accept now waits for the next call.
         """
         if message is not None:
             self._outgoing += json.dumps(message).encode() + b"\n"
@@ -49,46 +52,46 @@ class Link:
             while self._outgoing:
                 self._outgoing = self._outgoing[self.socket.send(self._outgoing) :]
         except BlockingIOError:
-            if len(self._outgoing) > MOST_WAITING:
-                raise Gone("it reads nothing") from None
+            if len(self._outgoing) > MAX_UNSENT_BYTES:
+                raise PeerDisconnected("it does not read what is sent to it") from None
         except OSError as error:
-            raise Gone(error.strerror or str(error)) from error
+            raise PeerDisconnected(error.strerror or str(error)) from error
 
-    def pull(self) -> list[Message]:
-        """What has come; raises Gone once everything was given out and no more can come."""
-        while not self._ended:
+    def receive(self) -> list[Message]:
+        """The messages that have arrived; raises PeerDisconnected once no more can arrive."""
+        while not self._at_end:
             try:
-                got = self.socket.recv(MOST_LINE)
+                received = self.socket.recv(MAX_LINE_BYTES)
             except BlockingIOError:
                 break
             except OSError:
-                got = b""
-            self._incoming += got
-            self._ended = not got
-            if len(self._incoming) > MOST_LINE:
+                received = b""
+            self._incoming += received
+            self._at_end = not received
+            if len(self._incoming) > MAX_LINE_BYTES:  # parse first: the sender may be endless
                 break
+        # what follows the last newline is the beginning of a line that is still to come
         *lines, self._incoming = self._incoming.split(b"\n")
-        if len(self._incoming) > MOST_LINE:
-            raise Gone("a line is too long")
-        if self._ended and not lines:
-            raise Gone("the connection was closed")
+        if len(self._incoming) > MAX_LINE_BYTES:
+            raise PeerDisconnected("protocol error: a line is too long")
+        if self._at_end and not lines:
+            raise PeerDisconnected("the connection was closed")
         return [_parse(line) for line in lines]
 
-    def next(self, seconds: float) -> Message | None:
-        """The next message, waiting so long for it; None when none came. Raises Gone."""
+    def next_message(self, seconds: float) -> Message | None:
+        """The next message, or None if none arrives within `seconds`; raises PeerDisconnected."""
         if not self._inbox:
+            # poll, because select refuses file descriptors of 1024 and more
             poll = select.poll()
             poll.register(self.socket, select.POLLIN)
             poll.poll(max(seconds, 0.0) * 1000)
-            self._inbox += self.pull()
+            self._inbox += self.receive()
         return self._inbox.pop(0) if self._inbox else None
 
-    def end(self) -> None:
-        """Say that nothing more will be sent; what the peer still sends can be read."""
-        try:
+    def finish_sending(self) -> None:
+        """Announce that nothing more will be sent; what the peer still sends can be read."""
+        with contextlib.suppress(OSError):
             self.socket.shutdown(socket.SHUT_WR)
-        except OSError:
-            return
 
     def close(self) -> None:
         """Close the connection."""
@@ -97,9 +100,32 @@ class Link:
 
 def _parse(line: bytes) -> Message:
     try:
-        found = json.loads(line)
+        message = json.loads(line)
     except (ValueError, RecursionError) as error:
-        raise Gone("it does not speak JSON") from error
-    if not isinstance(found, dict):
-        raise Gone("it does not send objects")
-    return found
+        raise PeerDisconnected("protocol error: a line is not JSON") from error
+    if not isinstance(message, dict):
+        raise PeerDisconnected("protocol error: a line is not a JSON object")
+    return message
+
+
+class WakeupSocket:
+    """A pair of sockets that wakes a thread waiting in a selector."""
+
+    def __init__(self) -> None:
+        self.socket, self._other = socket.socketpair()
+        self.socket.setblocking(False)
+
+    def wake(self) -> None:
+        """Wake the thread."""
+        with contextlib.suppress(OSError):
+            self._other.send(b"!")
+
+    def clear(self) -> None:
+        """Be ready for the next `wake`."""
+        with contextlib.suppress(OSError):
+            self.socket.recv(64)
+
+    def close(self) -> None:
+        """Close both ends."""
+        self.socket.close()
+        self._other.close()

@@ -1,156 +1,167 @@
-"""Where every process stands, as process 0 knows it: who hangs, who is slow.
+"""The newest heartbeat of every process, as process 0 has it: which ranks hang, which are slow.
 
-Training is in lock-step: when one process stops, all come to wait for it, so "nobody has moved for
-the time-out" is what a hang looks like, and the one to name is the one behind. In this order:
-those that no longer answer; those with the smallest position (step, marks passed within it); those
-whose main thread stands elsewhere than most do. A process two steps behind the others is named
-even while they move.
+Training is in lock-step: when one process stops, all others soon wait for it. A hang is therefore
+"no process has made progress for the time-out", and the rank to name is the one that is behind,
+in this order: ranks that send no heartbeats any more; ranks with the smallest position (step,
+phases entered within it); ranks whose main thread executes another line than most do. A process
+that is two steps behind the others is named even while they make progress.
 
-Limit = the larger of the time-out and three times the longest pause seen so far (a compilation or
-an evaluation may be long), twice that before the second step, plus the patience that a process has
-asked for (an upload).
+Limit = the larger of the time-out and three times the longest pause so far (a compilation or an
+evaluation may be long), twice that before the second step, plus the extra time that a process has
+asked for (`patience_s`, for an upload).
 
-A straggler is a process whose own work a step (without the phases in which it waits for others,
-`WAITING`) takes half as long again as the median's.
+A straggler is a process whose own work per step (without the phases in which it waits for others,
+`WAITING_PHASES`) takes at least 1.5 times the median.
 """
 
+from __future__ import annotations
+
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from sabia.core.parallel.slurm_hosts import say_ranks
+from sabia.core.parallel.slurm_hosts import describe_ranks
 
-WAITING = ("reduce", "wait")
-SILENT_BEATS = 4
-PAUSES = 3
-STRAGGLES = 1.5
-STRAGGLES_S = 0.05
+WAITING_PHASES = ("reduce", "wait")
+SILENT_INTERVALS = 4  # heartbeats missed in a row until a rank counts as silent
+LONGEST_PAUSES = 3
+STRAGGLER_RATIO = 1.5  # of the median work, and
+STRAGGLER_S = 0.05  # at least so much more than it
 
 
 @dataclass(frozen=True)
-class Beat:
-    """What a process says of itself: where it is, and for how long (seconds)."""
+class Heartbeat:
+    """Where a process is, and for how long."""
 
     step: int = 0
     phase: str = "start"
-    marks: int = 0  # passed within this step
-    idle: float = 0.0  # since the last mark
-    longest: float = 0.0  # pause between two marks so far
-    patience: float = 0.0  # asked for in this phase
-    step_s: float = 0.0  # a step, smoothed; 0 before the first has ended
+    phases: int = 0  # entered within this step
+    idle_s: float = 0.0  # since the last phase was entered
+    longest_pause_s: float = 0.0  # between two phases so far
+    patience_s: float = 0.0  # asked for in this phase
+    step_s: float = 0.0  # of a step, smoothed; 0 before the first has ended
     work_s: float = 0.0  # of it, without waiting
-    frame: str = ""  # where its main thread stands, once it has not moved for a while
+    frame: str = ""  # the line its main thread executes, once that has been idle for a while
 
     @property
     def position(self) -> tuple[int, int]:
-        """How far it has come."""
-        return self.step, self.marks
+        """(step, phases entered within it): how far the process has come."""
+        return self.step, self.phases
 
     @property
     def where(self) -> str:
         """'step 12 (backward)'; before the first step only the phase."""
         return f"step {self.step} ({self.phase})" if self.step else f"the beginning ({self.phase})"
 
-
-def read_beat(said: Mapping[str, Any]) -> Beat:
-    """The beat of a message; raises TypeError, ValueError for what is none."""
-    kinds = {name: type(getattr(Beat(), name)) for name in Beat.__dataclass_fields__}
-    return Beat(**{name: kinds[name](value) for name, value in said.items() if name in kinds})
+    @classmethod
+    def of_message(cls, fields: Mapping[str, Any]) -> Heartbeat:
+        """The heartbeat in a message; raises TypeError, ValueError if it is malformed."""
+        kinds = {name: type(getattr(cls(), name)) for name in cls.__dataclass_fields__}
+        # names that this version does not know are ignored
+        return cls(**{name: kinds[name](x) for name, x in fields.items() if name in kinds})
 
 
 @dataclass
-class Board:
-    """The newest beat of each process; `now` is any steady clock in seconds."""
+class HeartbeatTable:
+    """The newest heartbeat of each process; `now` is any steady clock in seconds."""
 
     hosts: Mapping[int, str]
     hang_s: float
     interval_s: float
-    beats: dict[int, tuple[Beat, float]] = field(default_factory=dict)
+    newest: dict[int, tuple[Heartbeat, float]] = field(default_factory=dict)  # and when received
 
-    def hear(self, rank: int, beat: Beat, now: float) -> None:
-        """A beat has come."""
-        self.beats[rank] = (beat, now)
+    def update(self, rank: int, heartbeat: Heartbeat, now: float) -> None:
+        """Store a heartbeat that has arrived."""
+        self.newest[rank] = (heartbeat, now)
 
-    def drop(self, rank: int) -> Beat:
-        """A process has left; returns its last beat."""
-        return self.beats.pop(rank, (Beat(), 0.0))[0]
+    def drop(self, rank: int) -> Heartbeat:
+        """Remove a process that has ended; returns its last heartbeat."""
+        return self.newest.pop(rank, (Heartbeat(), 0.0))[0]
 
     def limit_s(self) -> float:
-        """How long nobody may move."""
-        beats = [beat for beat, _ in self.beats.values()]
-        limit = max(self.hang_s, PAUSES * max(beat.longest for beat in beats))
-        early = max(beat.step for beat in beats) < 2
-        return limit * (2 if early else 1) + max(beat.patience for beat in beats)
+        """How long all processes may be without progress."""
+        heartbeats = [heartbeat for heartbeat, _ in self.newest.values()]
+        pause_s = max(heartbeat.longest_pause_s for heartbeat in heartbeats)
+        limit_s = max(self.hang_s, LONGEST_PAUSES * pause_s)
+        if max(heartbeat.step for heartbeat in heartbeats) < 2:  # compiling, filling caches
+            limit_s *= 2
+        return limit_s + max(heartbeat.patience_s for heartbeat in heartbeats)
 
     def hung(self, now: float) -> str:
-        """The line that names who holds the run up; '' while it moves, or nobody marks anything."""
-        if not any(beat.marks for beat, _ in self.beats.values()):
+        """The line that names the ranks that hang; '' if none do, or no phase was ever entered."""
+        if not any(heartbeat.phases for heartbeat, _ in self.newest.values()):
             return ""
-        limit = self.limit_s()
-        idle = {rank: beat.idle + now - at for rank, (beat, at) in self.beats.items()}
-        front = max(beat.step for beat, _ in self.beats.values())
-        left_behind = [r for r in idle if idle[r] > limit and self.beats[r][0].step <= front - 2]
-        if left_behind:
-            return self._held_up_by(left_behind, idle)
-        if min(idle.values()) > limit:
-            return self._held_up_by(self._behind(now), idle)
-        return ""
-
-    def _behind(self, now: float) -> list[int]:
-        """Whom the others wait for; all of them, if that cannot be told."""
-        silence = SILENT_BEATS * self.interval_s
-        silent = [rank for rank, (_, at) in self.beats.items() if now - at > silence]
-        if silent:
-            return silent
-        positions = {rank: beat.position for rank, (beat, _) in self.beats.items()}
-        least = [rank for rank, place in positions.items() if place == min(positions.values())]
-        if len(least) < len(positions):
-            return least
-        frames = {rank: beat.frame for rank, (beat, _) in self.beats.items()}
-        usual = statistics.mode(frames.values())
-        odd = [rank for rank, frame in frames.items() if frame != usual]
-        return odd if 2 * len(odd) < len(frames) and odd else list(frames)
-
-    def _held_up_by(self, ranks: Sequence[int], idle: Mapping[int, float]) -> str:
-        waited = max(idle[rank] for rank in ranks)
-        first = self.beats[ranks[0]][0]
-        stands = f"{first.where}{' in ' + first.frame if first.frame else ''}"
-        others = len(self.beats) - len(ranks)
-        waiting = f"; the other {others} wait" if others else ""
+        limit_s = self.limit_s()
+        # time passes after a heartbeat was sent, too: a rank that sends none stays idle
+        idle_s = {rank: beat.idle_s + now - at for rank, (beat, at) in self.newest.items()}
+        front = max(heartbeat.step for heartbeat, _ in self.newest.values())
+        ranks = [
+            rank
+            for rank, (heartbeat, _) in self.newest.items()
+            if idle_s[rank] > limit_s and heartbeat.step <= front - 2
+        ]
+        if not ranks and min(idle_s.values()) > limit_s:
+            ranks = self._ranks_behind(now)
+        if not ranks:
+            return ""
+        waited_s = max(idle_s[rank] for rank in ranks)
+        first = self.newest[ranks[0]][0]
+        frame = f" in {first.frame}" if first.frame else ""
+        others = len(self.newest) - len(ranks)
         return (
-            f"{say_ranks(ranks, self.hosts)} {'have' if len(ranks) > 1 else 'has'} not moved for "
-            f"{waited:,.0f} s at {stands}{waiting}"
+            f"{describe_ranks(ranks, self.hosts)} {'have' if len(ranks) > 1 else 'has'} made no "
+            f"progress for {waited_s:,.0f} s at {first.where}{frame}"
+            + (f"; the other {others} wait" if others else "")
         )
 
-    def _work(self) -> dict[int, float]:
-        return {
-            rank: beat.work_s for rank, (beat, _) in list(self.beats.items()) if beat.work_s > 0
-        }
+    def _ranks_behind(self, now: float) -> list[int]:
+        """The ranks that the others wait for; all ranks if nothing tells them apart."""
+        silence_s = SILENT_INTERVALS * self.interval_s
+        silent = [rank for rank, (_, at) in self.newest.items() if now - at > silence_s]
+        if silent:
+            return silent
+        positions = {rank: heartbeat.position for rank, (heartbeat, _) in self.newest.items()}
+        last = [rank for rank, at in positions.items() if at == min(positions.values())]
+        if len(last) < len(positions):
+            return last
+        # all are in the same phase: most execute the line that waits, the hung ones another
+        frames = {rank: heartbeat.frame for rank, (heartbeat, _) in self.newest.items()}
+        usual = statistics.mode(frames.values())
+        odd = [rank for rank, frame in frames.items() if frame != usual]
+        return odd if odd and 2 * len(odd) < len(frames) else list(frames)
+
+    def _work_s(self) -> dict[int, float]:
+        # a copy of the items: the main thread calls this while the monitor's thread updates
+        return {rank: beat.work_s for rank, (beat, _) in list(self.newest.items()) if beat.work_s}
 
     def straggler(self) -> str:
-        """A note that names the slowest process, '' if none stands out."""
-        work = self._work()
-        if len(work) < max(2, len(self.hosts) // 2):
+        """A note that names the slowest process; '' if none is much slower than the others."""
+        work_s = self._work_s()
+        if len(work_s) < max(2, len(self.hosts) // 2):
             return ""
-        usual, slowest = statistics.median_low(work.values()), max(work, key=lambda r: work[r])
-        if work[slowest] < max(STRAGGLES * usual, usual + STRAGGLES_S):
+        # the lower median: with two processes the faster one is the measure
+        median_s, slowest = (
+            statistics.median_low(work_s.values()),
+            max(work_s, key=work_s.__getitem__),
+        )
+        if work_s[slowest] < max(STRAGGLER_RATIO * median_s, median_s + STRAGGLER_S):
             return ""
         return (
-            f"{say_ranks([slowest], self.hosts)} is slow: {work[slowest]:.3g} s of its own work a "
-            f"step, where the median is {usual:.3g} s; the others wait for it"
+            f"{describe_ranks([slowest], self.hosts)} is slow: {work_s[slowest]:.3g} s of its own "
+            f"work per step, where the median is {median_s:.3g} s; the others wait for it"
         )
 
     def figures(self) -> dict[str, float]:
-        """step_s_median, step_s_max (seconds a step), work_s_median, work_s_max, slowest_rank."""
-        work = self._work()
-        steps = [beat.step_s for beat, _ in list(self.beats.values()) if beat.step_s > 0]
-        if not work or not steps:
+        """step_s_median, step_s_max (seconds per step), work_s_median, work_s_max, slowest_rank."""
+        work_s = self._work_s()
+        steps_s = [beat.step_s for beat, _ in list(self.newest.values()) if beat.step_s]
+        if not work_s or not steps_s:
             return {}
         return {
-            "step_s_median": statistics.median(steps),
-            "step_s_max": max(steps),
-            "work_s_median": statistics.median(work.values()),
-            "work_s_max": max(work.values()),
-            "slowest_rank": max(work, key=lambda r: work[r]),
+            "step_s_median": statistics.median(steps_s),
+            "step_s_max": max(steps_s),
+            "work_s_median": statistics.median(work_s.values()),
+            "work_s_max": max(work_s.values()),
+            "slowest_rank": max(work_s, key=work_s.__getitem__),
         }

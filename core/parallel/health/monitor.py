@@ -1,7 +1,8 @@
-"""Process 0's end of the connections: takes the roll, hears the heartbeats, ends the run for all.
+"""Process 0's end of the connections: registers ranks, receives heartbeats, ends the run for all.
 
-One daemon thread with one selector serves every connection, so that hundreds may come at once and
-none can hold it up. What it decides (release, or an End) it tells everybody; the first End counts.
+One daemon thread with one selector serves every connection, so that hundreds may connect at once
+and none can block it. It sends what it decides (release, or a Termination) to every process; the
+first Termination counts.
 """
 
 import contextlib
@@ -11,309 +12,302 @@ import socket
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import asdict
 from typing import Any
 
 from sabia.core import notes
-from sabia.core.parallel.health.connection import Gone, Link, Message
-from sabia.core.parallel.health.heartbeat import Beat, Board, read_beat
-from sabia.core.parallel.health.rendezvous import Register, Report
-from sabia.core.parallel.health.shutdown import AGAIN, End
-from sabia.core.parallel.slurm_hosts import say_ranks
+from sabia.core.parallel.health.connection import (
+    Connection,
+    Message,
+    PeerDisconnected,
+    WakeupSocket,
+)
+from sabia.core.parallel.health.heartbeat import Heartbeat, HeartbeatTable
+from sabia.core.parallel.health.rendezvous import RankRegistry, RankReport
+from sabia.core.parallel.health.shutdown import RESUME_HINT, Termination
+from sabia.core.parallel.slurm_hosts import describe_ranks
 
-HELLO_WITHIN_S = 10.0
-COMES_BACK_S = 10.0  # a process whose connection broke before the start
-TOGETHER_S = 0.5  # deaths that are told in one line: a node takes all its processes along
+REPORT_TIMEOUT_S = 10.0
+RECONNECT_TIMEOUT_S = 10.0  # of a process whose connection broke before the start
+DEATHS_TOGETHER_S = 0.5  # deaths that one line names: a node ends with all its processes
 LINGER_S = 2.0
-LATE_S = 10.0
-STRAGGLER_EVERY_S = 600.0
+LATE_LINGER_S = 10.0  # before the start
+STRAGGLER_NOTE_EVERY_S = 600.0
 SPARE_FILES = 256
-QUIET_CODES = (0, 75)
+ORDERLY_CODES = (0, 75)
 
 
-class Bell:
-    """Wakes a thread that waits in a selector."""
-
-    def __init__(self) -> None:
-        self.socket, self._other = socket.socketpair()
-        self.socket.setblocking(False)
-
-    def ring(self) -> None:
-        """Wake it."""
-        with contextlib.suppress(OSError):
-            self._other.send(b"!")
-
-    def hear(self) -> None:
-        """Be ready for the next ring."""
-        with contextlib.suppress(OSError):
-            self.socket.recv(64)
-
-    def close(self) -> None:
-        """Close both ends."""
-        self.socket.close()
-        self._other.close()
-
-
-class Hub:
-    """Runs from the roll call to the end of the run; `ready` is set at release and at an End."""
+class RankMonitor:
+    """Runs from registration to the end of the run; `ready` is set at release or Termination."""
 
     def __init__(
         self,
         listener: socket.socket,
-        register: Register,
+        registry: RankRegistry,
         token: str,
         *,
-        board: Board,
-        own_beat: Callable[[], Beat],
-        on_end: Callable[[End], None],
-        within_s: float,
+        heartbeats: HeartbeatTable,
+        own_heartbeat: Callable[[], Heartbeat],
+        on_termination: Callable[[Termination], None],
+        timeout_s: float,
     ) -> None:
-        """`own_beat`: where process 0 itself stands; `on_end` must return at once."""
-        self.register, self.token, self.board = register, token, board
-        self.own_beat, self.on_end = own_beat, on_end
-        self.within_s, self.deadline = within_s, time.monotonic() + within_s
-        self.links: dict[int, Link] = {}
-        self.strangers: dict[Link, float] = {}  # and until when each may say who it is
-        self.dead: dict[int, float] = {}  # and when its connection was lost
-        self.end: End | None = None
+        """`own_heartbeat`: that of process 0 itself; `on_termination` must return at once."""
+        self.registry, self.token, self.heartbeats = registry, token, heartbeats
+        self.own_heartbeat, self.on_termination = own_heartbeat, on_termination
+        self.timeout_s, self.deadline = timeout_s, time.monotonic() + timeout_s
+        self.connections: dict[int, Connection] = {}  # by rank
+        self.pending: dict[Connection, float] = {}  # not registered yet, and until when they may
+        self.dead: dict[int, float] = {}  # ranks, and when their connection was lost
+        self.termination: Termination | None = None
         self.released, self.ready = False, threading.Event()
         self.accepted = 0
-        self._farewell: tuple[int, str] | None = None
-        self._looked = self._noted = 0.0
-        self._listener, self._bell = listener, Bell()
+        self._shutdown_request: tuple[int, str] | None = None
+        self._checked = self._noted = 0.0
+        self._listener, self._wakeup = listener, WakeupSocket()
         self._selector = selectors.DefaultSelector()
         listener.setblocking(False)
         self._selector.register(listener, selectors.EVENT_READ)
-        self._selector.register(self._bell.socket, selectors.EVENT_READ)
-        _allow_files(register.size)
-        self._thread = threading.Thread(target=self._run, name="sabia hub", daemon=True)
+        self._selector.register(self._wakeup.socket, selectors.EVENT_READ)
+        _raise_file_limit(registry.size)
+        self._thread = threading.Thread(target=self._run, name="sabia monitor", daemon=True)
 
     def start(self) -> None:
-        """Begin to listen."""
+        """Begin to accept connections."""
         self._thread.start()
 
-    def leave(self, code: int, why: str) -> None:
-        """Tell all that process 0 goes: in good order (0, 75), or that it failed."""
-        self._farewell = self._farewell or (code, why)
-        self._bell.ring()
+    def shut_down(self, code: int, reason: str) -> None:
+        """Tell all processes that process 0 ends: in order (0, 75), or because it failed."""
+        self._shutdown_request = self._shutdown_request or (code, reason)
+        self._wakeup.wake()
 
     def close(self) -> None:
-        """Leave in good order unless `leave` said otherwise; waits 3 s at most (11 s before the
-        start)."""
-        self.leave(0, "")
-        self._thread.join(LATE_S + 1)
+        """Shut down in order unless `shut_down` was called before; waits 3 s at most (11 s before
+        the start)."""
+        self.shut_down(0, "")
+        self._thread.join(LATE_LINGER_S + 1)
 
     def sockets(self) -> list[socket.socket]:
-        """All open ones, for a forked child to close."""
-        links = [link.socket for link in (*self.links.values(), *self.strangers)]
-        return [self._listener, self._bell.socket, *links]
+        """All open sockets, for a forked child to close."""
+        connections = (*self.connections.values(), *self.pending)
+        return [self._listener, self._wakeup.socket, *(each.socket for each in connections)]
 
     def _run(self) -> None:
         try:
-            while self._farewell is None:
-                self._serve(min(self.board.interval_s, 0.25))
-                self._tick(time.monotonic())
-            self._say_farewell(*self._farewell)
+            while self._shutdown_request is None:
+                self._serve(min(self.heartbeats.interval_s, 0.25))
+                self._check(time.monotonic())
+            self._end(*self._shutdown_request)
         except Exception as error:
-            self._finish(End(1, f"process 0 cannot watch over the others: {error!r}"))
+            reason = f"process 0 cannot monitor the other processes any more: {error!r}"
+            self._terminate(Termination(1, reason))
         finally:
-            for link in (*self.links.values(), *self.strangers):
-                link.close()
+            for connection in (*self.connections.values(), *self.pending):
+                connection.close()
             self._selector.close()
             self._listener.close()
-            self._bell.close()
+            self._wakeup.close()
+
+    # -- messages
 
     def _serve(self, seconds: float) -> None:
+        """Wait so long for events, and handle those that have come."""
         for key, _ in self._selector.select(seconds):
             if key.fileobj is self._listener:
                 self._accept()
-            elif key.fileobj is self._bell.socket:
-                self._bell.hear()
+            elif key.fileobj is self._wakeup.socket:
+                self._wakeup.clear()
             else:
-                link: Any = key.fileobj
-                self._read(link)
+                connection: Any = key.fileobj
+                self._read(connection)
 
     def _accept(self) -> None:
-        with contextlib.suppress(OSError):  # nobody left waiting, or no more files
+        with contextlib.suppress(OSError):  # no more connections wait, or no more files
             for _ in range(SPARE_FILES):
-                link = Link(self._listener.accept()[0])
+                connection = Connection(self._listener.accept()[0])
                 self.accepted += 1
-                self.strangers[link] = time.monotonic() + HELLO_WITHIN_S
-                self._selector.register(link, selectors.EVENT_READ)
-                if len(self.strangers) > self.register.size + SPARE_FILES // 2:
-                    self._drop(next(iter(self.strangers)))
+                self.pending[connection] = time.monotonic() + REPORT_TIMEOUT_S
+                self._selector.register(connection, selectors.EVENT_READ)
+                # too many that never report: drop the oldest
+                if len(self.pending) > self.registry.size + SPARE_FILES // 2:
+                    self._drop(next(iter(self.pending)))
 
-    def _read(self, link: Link) -> None:
+    def _read(self, connection: Connection) -> None:
         try:
-            for message in link.pull():
-                if link in self.strangers:
-                    self._meet(link, message)
+            for message in connection.receive():
+                if connection in self.pending:
+                    self._register(connection, message)
                 else:
-                    self._hear(link, message)
-        except Gone as error:
-            self._lose(link, str(error))
+                    self._handle(connection, message)
+        except PeerDisconnected as error:
+            self._lose(connection, str(error))
 
-    def _meet(self, link: Link, message: Message) -> None:
-        report = Report.of_hello(message, self.token)
-        problem = self.register.add(report)
-        del self.strangers[link]
-        link.push({"heard": True})
+    def _register(self, connection: Connection, message: Message) -> None:
+        report = RankReport.of_message(message, self.token)
+        problem = self.registry.add(report)
+        del self.pending[connection]
+        connection.send({"accepted": True})
         if problem:
-            self.strangers[link] = time.monotonic() + HELLO_WITHIN_S
-            self._finish(End(1, problem))
-            link.push(End(1, problem).message())
+            # it stays pending, so that its rank is still that of the process that came first
+            self.pending[connection] = time.monotonic() + REPORT_TIMEOUT_S
+            termination = Termination(1, problem)
+            self._terminate(termination)
+            connection.send(termination.message())
             return
-        if report.rank in self.links:  # it has tried again, and this is the new connection
-            self._drop(self.links[report.rank])
-        self.links[report.rank] = link
+        if report.rank in self.connections:  # a retry: only the new connection counts
+            self._drop(self.connections[report.rank])
+        self.connections[report.rank] = connection
         self.dead.pop(report.rank, None)
-        if self.end:
-            link.push(self.end.message())
+        if self.termination:
+            connection.send(self.termination.message())
         elif self.released:
-            link.push({"go": True})
+            connection.send({"go": True})
 
-    def _hear(self, link: Link, message: Message) -> None:
-        rank = next((rank for rank, known in self.links.items() if known is link), None)
+    def _handle(self, connection: Connection, message: Message) -> None:
+        """A heartbeat, or the last message of a process that ends."""
+        rank = next((rank for rank, known in self.connections.items() if known is connection), None)
         if rank is None:
             return
-        if "beat" in message:
+        if "heartbeat" in message:
             with contextlib.suppress(TypeError, ValueError, AttributeError):
-                self.board.hear(rank, read_beat(message["beat"]), time.monotonic())
+                heartbeat = Heartbeat.of_message(message["heartbeat"])
+                self.heartbeats.update(rank, heartbeat, time.monotonic())
         elif "bye" in message:
-            self._drop(link)
-            self.board.drop(rank)
-            self._left(rank, message)
+            self._drop(connection)
+            self.heartbeats.drop(rank)
+            code, reason = message.get("bye"), str(message.get("reason"))
+            name = describe_ranks([rank], self.registry.hosts)
+            if code not in ORDERLY_CODES and isinstance(code, int):
+                self._terminate(Termination(code, f"{name} failed: {reason}"))
+            elif not self.released:
+                self._terminate(_stopped_early(name))
 
-    def _left(self, rank: int, message: Message) -> None:
-        """It ends in good order: fine after the start, if it did not fail."""
-        code, why = message.get("bye"), str(message.get("why"))
-        name = say_ranks([rank], self.register.hosts)
-        if code not in QUIET_CODES and isinstance(code, int):
-            self._finish(End(code, f"{name} failed: {why}"))
-        elif not self.released:
-            self._finish(End(75, f"{name} was stopped before the start: run again"))
-
-    def _lose(self, link: Link, why: str) -> None:
-        """A connection broke: a stranger's is refused, a process has died."""
-        if link in self.strangers:
-            with contextlib.suppress(Gone):
-                link.push({"refused": why})
-        for rank, known in self.links.items():
-            if known is link:
+    def _lose(self, connection: Connection, reason: str) -> None:
+        """A connection broke: a pending one is refused, of a registered one the process died."""
+        if connection in self.pending:
+            with contextlib.suppress(PeerDisconnected):
+                connection.send({"refused": reason})
+        for rank, known in self.connections.items():
+            if known is connection:
                 self.dead[rank] = time.monotonic()
-        self._drop(link)
+        self._drop(connection)
 
-    def _drop(self, link: Link) -> None:
-        self.strangers.pop(link, None)
-        self.links = {rank: known for rank, known in self.links.items() if known is not link}
+    def _drop(self, connection: Connection) -> None:
+        self.pending.pop(connection, None)
+        self.connections = {
+            r: known for r, known in self.connections.items() if known is not connection
+        }
         with contextlib.suppress(KeyError, ValueError):
-            self._selector.unregister(link)
-        link.close()
+            self._selector.unregister(connection)
+        connection.close()
 
-    def _tick(self, now: float) -> None:
-        for link in [link for link, until in self.strangers.items() if now > until]:
-            self._drop(link)
-        if self.end:
+    def _send_to_all(self, message: Message | None) -> None:
+        for connection in list(self.connections.values()):
+            try:
+                connection.send(message)
+            except PeerDisconnected as error:
+                self._lose(connection, str(error))
+
+    # -- checks
+
+    def _check(self, now: float) -> None:
+        for connection in [each for each, until in self.pending.items() if now > until]:
+            self._drop(connection)
+        if self.termination:
             return
-        self._bury(now)
+        self._fail_dead_ranks(now)
         if not self.released:
-            self._take_roll(now)
-        elif now - self._looked >= self.board.interval_s:
-            self._looked = now
-            self._look(now)
+            self._check_registration(now)
+        elif now - self._checked >= self.heartbeats.interval_s:
+            self._checked = now
+            self._check_heartbeats(now)
 
-    def _bury(self, now: float) -> None:
-        """End the run when processes have died (before the start: and have not come back)."""
-        allowed = TOGETHER_S if self.released else COMES_BACK_S
-        if not self.dead or now - min(self.dead.values()) < allowed:
+    def _fail_dead_ranks(self, now: float) -> None:
+        """End the run when processes have died (before the start: and have not reconnected)."""
+        allowed_s = DEATHS_TOGETHER_S if self.released else RECONNECT_TIMEOUT_S
+        if not self.dead or now - min(self.dead.values()) < allowed_s:
             return
-        name = say_ranks(list(self.dead), self.register.hosts)
+        name = describe_ranks(list(self.dead), self.registry.hosts)
         if not self.released:
-            self._finish(End(1, f"{name} died before the start; look at what became of it"))
+            self._terminate(Termination(1, f"{name} died before the start; find out why"))
             return
-        beat = self.board.drop(min(self.dead))
-        self._finish(End(75, f"{name} died, last heard of at {beat.where}; {AGAIN}"))
+        last = self.heartbeats.drop(min(self.dead))
+        self._terminate(
+            Termination(75, f"{name} died, last heartbeat at {last.where}; {RESUME_HINT}")
+        )
 
-    def _take_roll(self, now: float) -> None:
-        if self.register.complete and not self.dead:
-            problem = self.register.differing()
-            if problem:
-                self._finish(End(1, problem))
-                return
-            self._release(now)
-        elif now > self.deadline:
-            self._finish(End(1, self.register.missing(self.within_s)))
-
-    def _release(self, now: float) -> None:
-        warning = self.register.settings_differ()
+    def _check_registration(self, now: float) -> None:
+        """Release all once every rank is registered and none differs; give up at the deadline."""
+        if not self.registry.complete or self.dead:
+            if now > self.deadline:
+                self._terminate(Termination(1, self.registry.missing(self.timeout_s)))
+            return
+        problem = self.registry.differing()
+        if problem:
+            self._terminate(Termination(1, problem))
+            return
+        warning = self.registry.settings_differ()
         if warning:
             notes.warn(warning)
-        self.board.hosts = self.register.hosts
-        for rank in range(self.register.size):
-            self.board.hear(rank, Beat(), now)
+        self.heartbeats.hosts = self.registry.hosts
+        for rank in range(self.registry.size):
+            self.heartbeats.update(rank, Heartbeat(), now)
         self.released = True
-        self._tell({"go": True})
+        self._send_to_all({"go": True})
         self.ready.set()
 
-    def _look(self, now: float) -> None:
-        """Has anything stopped? Is anybody slow?"""
-        self.board.hear(0, self.own_beat(), now)
-        self._tell(None)
-        hung = self.board.hung(now)
+    def _check_heartbeats(self, now: float) -> None:
+        """End the run if a rank hangs; note a rank that is slow."""
+        self.heartbeats.update(0, self.own_heartbeat(), now)
+        self._send_to_all(None)  # what earlier calls could not send
+        hung = self.heartbeats.hung(now)
         if hung:
-            self._finish(End(75, f"{hung}; {AGAIN}", hangs=True))
-        elif now - self._noted >= STRAGGLER_EVERY_S and (slow := self.board.straggler()):
+            self._terminate(Termination(75, f"{hung}; {RESUME_HINT}", hung=True))
+        elif now - self._noted >= STRAGGLER_NOTE_EVERY_S and (slow := self.heartbeats.straggler()):
             self._noted = now
             notes.note(slow)
 
-    def _tell(self, message: Message | None) -> None:
-        for link in list(self.links.values()):
-            try:
-                link.push(message)
-            except Gone as error:
-                self._lose(link, str(error))
+    # -- the end
 
-    def _finish(self, end: End) -> None:
-        if self.end:
+    def _terminate(self, termination: Termination) -> None:
+        """End the run everywhere; only the first call counts."""
+        if self.termination:
             return
-        self._tell_end(end)
+        self.termination = termination
+        self._send_to_all(termination.message())
         self.ready.set()
-        self.on_end(end)
+        self.on_termination(termination)
 
-    def _say_farewell(self, code: int, why: str) -> None:
-        """Say it, and hear the others out: closing over unread words could cut ours off.
+    def _end(self, code: int, reason: str) -> None:
+        """Tell all processes that process 0 ends, and read what they still send.
 
-        Before the start, those who are still on their way are told, too.
+        To close a connection with unread messages resets it, and the peer could lose ours. Before
+        the start, processes that have not connected yet are told as well.
         """
-        name = say_ranks([0], self.register.hosts)
-        if not self.end and code not in QUIET_CODES:
-            self._tell_end(End(code, f"{name} failed: {why}"))
-        elif not self.end and not self.released:
-            self._tell_end(End(75, f"{name} was stopped before the start: run again"))
-        elif not self.end:
-            self._tell({"bye": code})
-        for link in self.links.values():
-            link.end()
+        name = describe_ranks([0], self.registry.hosts)
+        if not self.termination:
+            if code not in ORDERLY_CODES:
+                self.termination = Termination(code, f"{name} failed: {reason}")
+            elif not self.released:
+                self.termination = _stopped_early(name)
+            self._send_to_all(self.termination.message() if self.termination else {"bye": code})
+        for connection in self.connections.values():
+            connection.finish_sending()
         late = not self.released and time.monotonic() < self.deadline
-        until = time.monotonic() + (LATE_S if late else LINGER_S)
-        while (self.links or (late and not self.register.complete)) and time.monotonic() < until:
+        until = time.monotonic() + (LATE_LINGER_S if late else LINGER_S)
+        while time.monotonic() < until:
+            if not self.connections and not (late and not self.registry.complete):
+                return
             self._serve(0.1)
 
-    def _tell_end(self, end: End) -> None:
-        self.end = end
-        self._tell(end.message())
+
+def _stopped_early(name: str) -> Termination:
+    return Termination(75, f"{name} was stopped before the start: run again")
 
 
-def beat_message(beat: Beat) -> dict[str, Any]:
-    """A beat as sent."""
-    return {"beat": asdict(beat)}
-
-
-def _allow_files(size: int) -> None:
-    """Let this process hold a connection of each other one, as far as the hard limit goes."""
+def _raise_file_limit(size: int) -> None:
+    """Let this process hold a connection to each other one, as far as the hard limit allows."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = size + 2 * SPARE_FILES
+    needed = size + 2 * SPARE_FILES
     if hard != resource.RLIM_INFINITY:
-        wanted = min(wanted, hard)
-    if soft != resource.RLIM_INFINITY and soft < wanted:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+        needed = min(needed, hard)
+    if soft != resource.RLIM_INFINITY and soft < needed:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))

@@ -1,4 +1,4 @@
-"""Where this process is in its run: marks that cost microseconds, and the beat made of them."""
+"""The progress of this process, tracked in microseconds, and the heartbeat made of it."""
 
 import os
 import sys
@@ -6,77 +6,77 @@ import threading
 import time
 from dataclasses import dataclass
 
-from sabia.core.parallel.health.heartbeat import WAITING, Beat
+from sabia.core.parallel.health.heartbeat import WAITING_PHASES, Heartbeat
 
-SMOOTHING = 0.2
-FRAME_AFTER_BEATS = 2
+SMOOTHING = 0.2  # weight of the newest step in the exponential moving averages
+FRAME_AFTER_INTERVALS = 2
 
 
 @dataclass(frozen=True)
-class _Mark:
-    """The last `at`."""
+class _Position:
+    """The phase that the main thread entered last, and when."""
 
     step: int
     phase: str
-    marks: int
+    phases: int
     since: float
-    patience: float
+    patience_s: float
 
 
-class Marks:
-    """Where this process is; written by the main thread, read by the watching one."""
+class ProgressTracker:
+    """The progress of this process; written by its main thread, read by the heartbeat's thread.
+
+    A position is replaced as a whole (one assignment), so neither thread needs a lock.
+    """
 
     def __init__(self, interval_s: float) -> None:
         self._interval_s = interval_s
-        self._mark = _Mark(0, "start", 0, time.monotonic(), 0.0)
-        self._longest = self._work = self._step_s = self._work_s = 0.0
-        self._began: float | None = None  # the first whole step is the second: compiling, caches
+        self._position = _Position(0, "start", 0, time.monotonic(), 0.0)
+        self._longest_pause_s = self._work_s = self._mean_step_s = self._mean_work_s = 0.0
+        self._step_began: float | None = None
         self._main = threading.main_thread().ident
 
-    def at(self, step: int, phase: str, patience_s: float = 0.0) -> None:
-        """The main thread has come to this phase of this step."""
-        now, old = time.monotonic(), self._mark
-        pause = now - old.since
-        if old.phase not in WAITING:
-            self._work += pause
-        if old.step or old.marks:
-            self._longest = max(self._longest, 0.0 if old.patience else pause)
-        marks = old.marks + 1
+    def enter_phase(self, step: int, phase: str, patience_s: float = 0.0) -> None:
+        """The main thread enters this phase of this step."""
+        now, old = time.monotonic(), self._position
+        pause_s = now - old.since
+        if old.phase not in WAITING_PHASES:
+            self._work_s += pause_s
+        # neither the time before the first phase nor one announced as long raises the limit
+        if (old.step or old.phases) and not old.patience_s:
+            self._longest_pause_s = max(self._longest_pause_s, pause_s)
+        phases = old.phases + 1
         if step != old.step:
-            self._end_step(now)
-            marks = 1
-        self._mark = _Mark(step, phase, marks, now, patience_s)
+            phases = 1
+            if self._step_began is not None:
+                # mean ← mean + share · (newest - mean), which starts at the first step's value
+                share = SMOOTHING if self._mean_step_s else 1.0
+                self._mean_step_s += share * (now - self._step_began - self._mean_step_s)
+                self._mean_work_s += share * (self._work_s - self._mean_work_s)
+            self._step_began, self._work_s = now, 0.0
+        self._position = _Position(step, phase, phases, now, patience_s)
 
-    def _end_step(self, now: float) -> None:
-        if self._began is not None:
-            share = SMOOTHING if self._step_s else 1.0
-            self._step_s += share * (now - self._began - self._step_s)
-            self._work_s += share * (self._work - self._work_s)
-        self._began, self._work = now, 0.0
+    def restart_clock(self) -> None:
+        """The same phase continues, but the process has made progress in it."""
+        old = self._position
+        self._position = _Position(
+            old.step, old.phase, old.phases, time.monotonic(), old.patience_s
+        )
 
-    def phase(self, name: str) -> None:
-        """The same step, another phase."""
-        self.at(self._mark.step, name, self._mark.patience)
-
-    def alive(self) -> None:
-        """The same phase goes on, and something has been done in it."""
-        old = self._mark
-        self._mark = _Mark(old.step, old.phase, old.marks, time.monotonic(), old.patience)
-
-    def beat(self) -> Beat:
-        """As reported."""
-        mark = self._mark
-        idle = time.monotonic() - mark.since
-        return Beat(
-            step=mark.step,
-            phase=mark.phase,
-            marks=mark.marks,
-            idle=idle,
-            longest=self._longest,
-            patience=mark.patience,
-            step_s=self._step_s,
-            work_s=self._work_s,
-            frame=self._frame() if idle > FRAME_AFTER_BEATS * self._interval_s else "",
+    def heartbeat(self) -> Heartbeat:
+        """The progress as it is reported."""
+        position = self._position
+        idle_s = time.monotonic() - position.since
+        return Heartbeat(
+            step=position.step,
+            phase=position.phase,
+            phases=position.phases,
+            idle_s=idle_s,
+            longest_pause_s=self._longest_pause_s,
+            patience_s=position.patience_s,
+            step_s=self._mean_step_s,
+            work_s=self._mean_work_s,
+            frame=self._frame() if idle_s > FRAME_AFTER_INTERVALS * self._interval_s else "",
         )
 
     def _frame(self) -> str:

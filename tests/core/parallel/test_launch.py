@@ -1,4 +1,4 @@
-"""Whom the launchers say we are, and which meshes this version runs."""
+"""The world that each launcher's variables describe, and joining it."""
 
 import os
 from pathlib import Path
@@ -8,7 +8,7 @@ import pytest
 from sabia.core.errors import UsageError
 from sabia.core.parallel.job_environment import keep_caches_apart, keep_offline
 from sabia.core.parallel.process_group import join_torch
-from sabia.core.parallel.world import World, detect, first_host
+from sabia.core.parallel.world import World, detect
 
 SLURM = {
     "SLURM_JOB_ID": "4242", "SLURM_STEP_ID": "1", "SLURM_NTASKS": "4", "SLURM_PROCID": "3",
@@ -67,14 +67,6 @@ def test_broken_environment_is_said() -> None:
         detect({"RANK": "0", "WORLD_SIZE": "many"})
     with pytest.raises(UsageError, match="SLURM_PROCID"):
         detect({k: v for k, v in SLURM.items() if k != "SLURM_PROCID"})
-
-
-@pytest.mark.parametrize(
-    ("nodes", "first"),
-    [("n1", "n1"), ("n1,n2", "n1"), ("gpu[003-006,9],x", "gpu003"), ("a[1-2]-ib,b", "a1-ib")],
-)
-def test_first_host(nodes: str, first: str) -> None:
-    assert first_host(nodes) == first
 
 
 def test_waits_longer_for_more_processes() -> None:

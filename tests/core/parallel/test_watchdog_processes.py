@@ -1,4 +1,4 @@
-"""A hundred real processes: released together, and whoever fails them is named."""
+"""A hundred real processes: all are released together, and the rank that fails is named."""
 
 import json
 import os
@@ -24,63 +24,63 @@ def crowd(folder: Path, scenario: str, size: int = SIZE) -> dict:
         words, capture_output=True, text=True, env=os.environ | NODES, timeout=HANG_S
     )
     assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout)
-    found["codes"] = {int(rank): code for rank, code in found["codes"].items()}
-    facts = {int(rank): said for rank, said in found["facts"].items()}
-    for rank, said in facts.items():
-        said["line"] = said.get("said", "") + (folder / str(rank)).read_text()
-    return found | {"facts": facts}
+    outcome = json.loads(done.stdout)
+    outcome["codes"] = {int(rank): code for rank, code in outcome["codes"].items()}
+    facts = {int(rank): fact for rank, fact in outcome["facts"].items()}
+    for rank, fact in facts.items():
+        fact["line"] = fact.get("message", "") + (folder / str(rank)).read_text()
+    return outcome | {"facts": facts}
 
 
-def others(found: dict) -> dict[int, dict]:
-    return {rank: said for rank, said in found["facts"].items() if rank != 17}
+def others(outcome: dict) -> dict[int, dict]:
+    return {rank: fact for rank, fact in outcome["facts"].items() if rank != 17}
 
 
 def test_all_are_released_together_over_one_connection_each(tmp_path: Path) -> None:
-    found = crowd(tmp_path, "fine")
-    assert set(found["codes"].values()) == {0}
-    released = [said["released"] for said in found["facts"].values()]
+    outcome = crowd(tmp_path, "fine")
+    assert set(outcome["codes"].values()) == {0}
+    released = [fact["released"] for fact in outcome["facts"].values()]
     assert len(released) == SIZE
-    assert min(released) >= max(said["started"] for said in found["facts"].values())
-    assert found["facts"][0]["accepted"] == SIZE - 1
-    assert not any(said["line"] for said in found["facts"].values())
+    assert min(released) >= max(fact["started"] for fact in outcome["facts"].values())
+    assert outcome["facts"][0]["accepted"] == SIZE - 1
+    assert not any(fact["line"] for fact in outcome["facts"].values())
 
 
 def test_one_that_never_starts_is_named_with_its_host(tmp_path: Path) -> None:
-    found = crowd(tmp_path, "absent")
+    outcome = crowd(tmp_path, "absent")
     line = f"rank 17 (gpu005) did not report within {HANG_S:g} s (99 of 100 processes did)"
-    assert {said["line"].startswith(line) for said in found["facts"].values()} == {True}
-    assert set(found["codes"].values()) == {1}
-    assert len(found["codes"]) == SIZE - 1
+    assert {fact["line"].startswith(line) for fact in outcome["facts"].values()} == {True}
+    assert set(outcome["codes"].values()) == {1}
+    assert len(outcome["codes"]) == SIZE - 1
 
 
 def test_one_that_is_killed_is_named(tmp_path: Path) -> None:
-    found = crowd(tmp_path, "killed")
+    outcome = crowd(tmp_path, "killed")
     host = os.uname().nodename
-    for said in others(found).values():
-        assert said["line"].count("\n") == 1
-        assert f"rank 17 ({host}) died, last heard of at step 3 (backward); the " in said["line"]
-        assert said["line"].endswith("run again to resume\n")
-    assert found["codes"].pop(17) == -9
-    assert set(found["codes"].values()) == {75}
+    for fact in others(outcome).values():
+        assert fact["line"].count("\n") == 1
+        assert f"rank 17 ({host}) died, last heartbeat at step 3 (backward); the " in fact["line"]
+        assert fact["line"].endswith("run again to resume\n")
+    assert outcome["codes"].pop(17) == -9
+    assert set(outcome["codes"].values()) == {75}
 
 
 def test_one_that_stops_is_named_after_the_hang_timeout(tmp_path: Path) -> None:
-    found = crowd(tmp_path, "stopped")
-    lines = {said["line"].splitlines()[-1] for said in others(found).values()}
+    outcome = crowd(tmp_path, "stopped")
+    lines = {fact["line"].splitlines()[-1] for fact in others(outcome).values()}
     assert all("rank 17 (" in x and "at step 3 (backward)" in x for x in lines), lines
     assert all("the other 99 wait" in line and "run again to resume" in line for line in lines)
-    assert found["codes"].pop(17) == -9  # by the test, at the end
-    assert set(found["codes"].values()) == {75}
-    assert "in live" in found["facts"][3]["line"]  # the stacks come before the line
+    assert outcome["codes"].pop(17) == -9  # by the test, at the end
+    assert set(outcome["codes"].values()) == {75}
+    assert "in live" in outcome["facts"][3]["line"]  # the stacks come before the line
 
 
 def test_other_versions_are_named(tmp_path: Path) -> None:
-    found = crowd(tmp_path, "other-version", 40)
-    for said in found["facts"].values():
-        assert "sabia is 0.0.9 on rank 17 (" in said["line"]
-        assert said["line"].endswith("on the other 39")
-    assert set(found["codes"].values()) == {1}
+    outcome = crowd(tmp_path, "other-version", 40)
+    for fact in outcome["facts"].values():
+        assert "sabia is 0.0.9 on rank 17 (" in fact["line"]
+        assert fact["line"].endswith("on the other 39")
+    assert set(outcome["codes"].values()) == {1}
 
 
 @pytest.mark.parametrize(
@@ -89,6 +89,6 @@ def test_other_versions_are_named(tmp_path: Path) -> None:
      ("fails", 65, ") failed: shard 5 is cut short")],
 )  # fmt: skip
 def test_a_mishap_ends_all_alike(tmp_path: Path, scenario: str, code: int, line: str) -> None:
-    found = crowd(tmp_path, scenario, 40)
-    assert set(found["codes"].values()) == {code}
-    assert all(line in said["line"] for said in others(found).values())
+    outcome = crowd(tmp_path, scenario, 40)
+    assert set(outcome["codes"].values()) == {code}
+    assert all(line in fact["line"] for fact in others(outcome).values())

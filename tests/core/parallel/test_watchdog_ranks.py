@@ -1,4 +1,4 @@
-"""Real ranks in a real collective: whoever hangs, dies or fails is named, and all end alike."""
+"""Real ranks in a real collective: the one that hangs, dies or fails is named; all end alike."""
 
 import os
 import re
@@ -32,8 +32,8 @@ def ranks(backend: str, mishap: str, folder: Path, size: int = 2) -> list[tuple[
         started.append(
             subprocess.Popen(words, env=mine, stdout=pipe, stderr=subprocess.STDOUT, text=True)
         )
-    said = [each.communicate(timeout=HANG_S)[0] for each in started]
-    return [(each.returncode, text) for each, text in zip(started, said, strict=True)]
+    output = [each.communicate(timeout=HANG_S)[0] for each in started]
+    return [(each.returncode, text) for each, text in zip(started, output, strict=True)]
 
 
 def torchrun(mishap: str, folder: Path, size: int) -> subprocess.CompletedProcess:
@@ -45,7 +45,7 @@ def torchrun(mishap: str, folder: Path, size: int) -> subprocess.CompletedProces
 def test_torchrun_with_a_rank_that_sleeps_inside_a_step(tmp_path: Path) -> None:
     pytest.importorskip("torch", reason="torchrun starts the processes")
     done = torchrun("hangs", tmp_path, 3)
-    line = rf"sabia: rank 1 \({HERE}\) has not moved for \d+ s at step 3 \(backward\) in "
+    line = rf"sabia: rank 1 \({HERE}\) has made no progress for \d+ s at step 3 \(backward\) in "
     assert len(re.findall(line + r"stuck_rank\.py:\d+ meet", done.stderr)) == 3
     assert "the other 2 wait; the state is that of the last checkpoint: run again" in done.stderr
     assert set(re.findall(r"exitcode\s*: (-?\d+)", done.stderr)) == {"75"}
@@ -55,22 +55,22 @@ def test_torchrun_with_a_rank_that_sleeps_inside_a_step(tmp_path: Path) -> None:
 
 
 def test_a_rank_that_is_killed(tmp_path: Path) -> None:
-    """The others' collective breaks; they say who died, not what the transport thinks."""
+    """The others' collective breaks; they name the rank that died, not the transport's error."""
     pytest.importorskip("torch", reason="the torch backend")
-    (code, said), (killed, _) = ranks("torch", "dies", tmp_path)
+    (code, output), (killed, _) = ranks("torch", "dies", tmp_path)
     assert (code, killed) == (75, -9)
-    assert f"rank 1 ({HERE}) died, last heard of at step 3 (backward); the state is" in said
-    assert "Traceback" not in said
+    assert f"rank 1 ({HERE}) died, last heartbeat at step 3 (backward); the state is" in output
+    assert "Traceback" not in output
 
 
 @pytest.mark.slow
 def test_a_rank_that_fails(tmp_path: Path) -> None:
     pytest.importorskip("torch", reason="the torch backend")
-    found = ranks("torch", "fails", tmp_path, 3)
-    assert [code for code, _ in found] == [65] * 3
-    assert found[1][1].count("shard 5 is cut short") == 1
+    outcomes = ranks("torch", "fails", tmp_path, 3)
+    assert [code for code, _ in outcomes] == [65] * 3
+    assert outcomes[1][1].count("shard 5 is cut short") == 1
     for code in (0, 2):
-        assert f"rank 1 ({HERE}) failed: shard 5 is cut short" in found[code][1]
+        assert f"rank 1 ({HERE}) failed: shard 5 is cut short" in outcomes[code][1]
 
 
 @pytest.mark.slow
@@ -80,9 +80,9 @@ def test_a_rank_that_fails(tmp_path: Path) -> None:
 )
 def test_jax_processes(tmp_path: Path, mishap: str, codes: list[int]) -> None:
     pytest.importorskip("jax", reason="the jax backend")
-    found = ranks("jax", mishap, tmp_path)
-    assert [code for code, _ in found] == codes, found
+    outcomes = ranks("jax", mishap, tmp_path)
+    assert [code for code, _ in outcomes] == codes, outcomes
     if mishap == "none":
-        assert "work_s_median" in found[0][1]
+        assert "work_s_median" in outcomes[0][1]
     else:
-        assert f"rank 1 ({HERE})" in found[0][1]
+        assert f"rank 1 ({HERE})" in outcomes[0][1]
