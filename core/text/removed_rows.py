@@ -94,7 +94,7 @@ def _gathered(job: Job, final: str, work: Work, salt: str) -> None:
         work(job, scratch, sources)
         if not done:
             paths = sorted(Path(scratch).glob("part-*.parquet"))
-            write_removed(final, [Again(partial(_part, path)) for path in paths], made)
+            write_removed(final, [Repeatable(partial(_part, path)) for path in paths], made)
 
 
 def _part(path: Path) -> Iterator[pa.RecordBatch]:
@@ -104,7 +104,7 @@ def _part(path: Path) -> Iterator[pa.RecordBatch]:
 
 
 @dataclass(frozen=True)
-class Again:
+class Repeatable:
     """Batches that can be read more than once: `read` makes them anew."""
 
     read: Callable[[], Iterator[pa.RecordBatch]]

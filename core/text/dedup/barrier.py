@@ -1,8 +1,8 @@
-"""A stage with a barrier: read everything, decide, write down what goes, write what stays.
+"""A stage with a barrier: read all inputs, decide, write the removed rows, write the kept rows.
 
-Every output shard depends on all inputs and their order, so all of them enter its fingerprint.
-What is decided lies in unnamed temporary files: a killed run leaves nothing behind but finished
-output shards, and runs again from the start.
+Every output shard depends on all inputs and their order, so its fingerprint includes all of them.
+Decisions are stored in unnamed temporary files: a killed run leaves nothing but finished output
+shards, and the next run starts from the beginning.
 """
 
 import hashlib
@@ -24,21 +24,21 @@ from sabia.core.text import removed_rows
 
 @dataclass(frozen=True)
 class Decision:
-    """The transform of the last pass (picklable), and the rows it takes out, by source."""
+    """The transform of the last pass (picklable), and the rows that it removes, by source."""
 
     transform: Transform
     dropped: Sequence[Iterable[pa.RecordBatch]] = field(default=())
-    columns: tuple[str, ...] | None = None  # that the transform needs; None: all
+    columns: tuple[str, ...] | None = None  # columns that the transform needs; None: all
 
 
 Salt = str | Callable[[list[Source]], str]
 
 
 def salt_of(sources: list[Source], salt: Salt = "") -> str:
-    """A hash of all inputs in order and of what else a decision depends on."""
-    said = salt if isinstance(salt, str) else salt(sources)
+    """A hash of all inputs in order and of everything else that a decision depends on."""
+    extra = salt if isinstance(salt, str) else salt(sources)
     prints = [source.fingerprint() for source in sources]
-    text = " ".join([*prints, said] if said else prints)
+    text = " ".join([*prints, extra] if extra else prints)
     return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
 
@@ -49,10 +49,11 @@ def run(
     salt: Salt = "",
     try_out: Callable[[list[Source]], Decision] | None = None,
 ) -> None:
-    """Decide and write, unless the outputs are there and made from the same.
+    """Decide and write, unless the outputs exist and were made from the same inputs.
 
-    `salt`: what else the decision depends on, such as a tokenizer's fingerprint, or how to tell it
-    from the inputs. `try_out` decides on the sample of a dry run, if `decide` changes files.
+    `salt`: what else the decision depends on, such as a tokenizer's fingerprint, or a function
+    that computes it from the inputs. `try_out` decides on the sample of a dry run, if `decide`
+    changes files.
     """
     removed_rows.check_path(job, removed_path)
     sources = unified(open_inputs(job, "document"))
@@ -75,12 +76,12 @@ def run(
 def _sampled(
     decide: Callable[[list[Source]], Decision], sample: Sample
 ) -> Iterator[pa.RecordBatch]:
-    """What would be written of a sample, were it all."""
+    """The output for a sample, as if it were the whole input."""
     decision = decide([sample])  # type: ignore[list-item]  # a sample reads as a source does
     context = ShardContext(0, sample.name, no_rejects())
     return iter(decision.transform(sample.batches(decision.columns), context))
 
 
 def _nothing(_batches: object, _context: object) -> Iterator[pa.RecordBatch]:
-    """Stands in for the transform where no shard is going to be made."""
+    """The transform for runs in which no shard is written."""
     return iter(())

@@ -1,8 +1,8 @@
-"""Which documents are duplicates of which, and which one of each cluster stays.
+"""Clusters of duplicate documents, and the document of each cluster that is kept.
 
-Exact duplicates are joined first; the first of each goes on to the near-duplicates, whose
-candidate pairs are compared exactly when verification is on. Clusters are connected components.
-All of it is a function of the rows and their order: earlier rows win ties.
+Exact duplicates are joined first; the first of each takes part in the search for near-duplicates,
+whose candidate pairs are compared exactly when verification is on. Clusters are connected
+components. The result is a function of the rows and their order: the earlier of equal rows wins.
 """
 
 from collections.abc import Sequence
@@ -25,7 +25,7 @@ class Clusters:
     """The outcome for n rows in c clusters of two or more.
 
     of_row int64[n]: the row's cluster, ALONE if it has none; reason uint8[n]: KEPT, EXACT, NEAR …;
-    similarity float32[n]: of a row that goes to the one kept, NaN where unknown;
+    similarity float32[n]: of a removed row to the row kept, NaN where unknown;
     kept_row int64[c], size int64[c].
     """
 
@@ -40,10 +40,10 @@ def find_clusters(
     corpus: Corpus, config: DedupOptions, engine: str, prior: int = 0,
     known: Sequence[tuple[int, int, float]] = (),
 ) -> Clusters:  # fmt: skip
-    """Join duplicates, choose whom to keep, and say why each of the others goes.
+    """Join duplicates, choose the row to keep, and give the reason for each removed row.
 
-    The first `prior` rows stay before all others, the earliest of a cluster first. known: one of
-    those, another row, and their similarity, as an index tells it that has no n-grams.
+    The first `prior` rows have priority over all others, the earliest of a cluster first. known:
+    (one of these rows, another row, their similarity), from an index that stores no n-grams.
     """
     first = first_of_equal(corpus.exact)
     parent = first
@@ -52,9 +52,9 @@ def find_clusters(
         parent = join_near(corpus, parent, distinct, config, engine)
     pairs = np.array([pair[:2] for pair in known], np.int64).reshape(-1, 2)
     parent = lsh.join(parent, pairs)
-    worth = keep_rules.whole([corpus.worth], config.keep)
-    worth[:prior] = np.inf
-    clusters = choose_kept(parent, worth)
+    priority = keep_rules.all_priorities([corpus.priority], config.keep)
+    priority[:prior] = np.inf
+    clusters = choose_kept(parent, priority)
     _explain(clusters, first, corpus, config, engine)
     for one, row, similarity in known:
         if clusters.kept_row[clusters.of_row[row]] == one:
@@ -66,18 +66,18 @@ def first_of_equal(exact: np.ndarray) -> np.ndarray:
     """int64[n]: the first row with the same exact hash, for exact[n, 2]."""
     order = np.lexsort((exact[:, 1], exact[:, 0]))  # stable: equal rows stay ascending
     ordered = exact[order]
-    fresh = np.ones(len(order), bool)
-    fresh[1:] = (ordered[1:] != ordered[:-1]).any(axis=1)
-    heads = order[np.flatnonzero(fresh)]
+    is_first = np.ones(len(order), bool)
+    is_first[1:] = (ordered[1:] != ordered[:-1]).any(axis=1)
+    heads = order[np.flatnonzero(is_first)]
     result = np.empty(len(order), np.int64)
-    result[order] = heads[np.cumsum(fresh) - 1]
+    result[order] = heads[np.cumsum(is_first) - 1]
     return result
 
 
-def choose_kept(component: np.ndarray, worth: np.ndarray, reason: int = NEAR) -> Clusters:
-    """The row of most worth[n] kept of each component of two or more, the first of equals.
+def choose_kept(component: np.ndarray, priority: np.ndarray, reason: int = NEAR) -> Clusters:
+    """Keep the row of highest priority[n] of each component of two or more, the first of equals.
 
-    component[n] holds one row of a row's component; the others go for `reason`.
+    component[n] holds one row of each row's component; the others are removed for `reason`.
     """
     count = len(component)
     sizes = np.bincount(component, minlength=count)
@@ -86,7 +86,7 @@ def choose_kept(component: np.ndarray, worth: np.ndarray, reason: int = NEAR) ->
     number[roots] = np.arange(len(roots))
     of_row = number[component]
     members = np.flatnonzero(of_row != ALONE)
-    order = np.lexsort((members, -worth[members], of_row[members]))
+    order = np.lexsort((members, -priority[members], of_row[members]))
     _, heads = np.unique(of_row[members][order], return_index=True)
     kept_row = members[order][heads]
     why = np.where(of_row == ALONE, KEPT, reason).astype(np.uint8)
@@ -98,17 +98,17 @@ def choose_kept(component: np.ndarray, worth: np.ndarray, reason: int = NEAR) ->
 def _explain(
     clusters: Clusters, first: np.ndarray, corpus: Corpus, config: DedupOptions, engine: str
 ) -> None:
-    """Fill in why each removed row goes, and how similar it is to the row kept."""
-    gone = np.flatnonzero(clusters.reason != KEPT)
-    kept = clusters.kept_row[clusters.of_row[gone]]
-    exact = first[gone] == first[kept]
-    clusters.reason[gone[exact]] = EXACT
-    clusters.similarity[gone[exact]] = 1.0
-    near = np.stack((first[gone[~exact]], first[kept[~exact]]), axis=1)
+    """Set the reason of each removed row and its similarity to the row kept."""
+    removed = np.flatnonzero(clusters.reason != KEPT)
+    kept = clusters.kept_row[clusters.of_row[removed]]
+    exact = first[removed] == first[kept]
+    clusters.reason[removed[exact]] = EXACT
+    clusters.similarity[removed[exact]] = 1.0
+    near = np.stack((first[removed[~exact]], first[kept[~exact]]), axis=1)
     if config.with_shingles:
         similarity = jaccard(corpus, near, engine)
         known = corpus.counts[near[:, 1]] > 0
-        clusters.similarity[gone[~exact]] = np.where(known, similarity, np.nan)
+        clusters.similarity[removed[~exact]] = np.where(known, similarity, np.nan)
     elif len(near):
         rows = lsh.sketch_of(config, 0).rows
-        clusters.similarity[gone[~exact]] = estimate(corpus, near, rows)
+        clusters.similarity[removed[~exact]] = estimate(corpus, near, rows)

@@ -16,29 +16,29 @@ R = TypeVar("R")
 
 
 def choose_engine(name: str) -> str:
-    """numba or numpy for auto, numba or numpy; warns where `auto` has to take the slow one."""
+    """The MinHash implementation for auto, numba or numpy; warns if `auto` uses the slow one."""
     if name not in ("auto", *minhash.ENGINES):
         raise UsageError(f"--engine: {name!r} (expected auto, {' or '.join(minhash.ENGINES)})")
-    there = minhash.numba_available()
-    if name == "numba" and not there:
+    available = minhash.numba_available()
+    if name == "numba" and not available:
         raise MissingBackend("--engine numba: package 'numba' is missing; pip install it")
     if name != "auto":
         return name
-    if not there:
+    if not available:
         notes.warn("package 'numba' is missing: engine numpy, about 10x slower")
-    return "numba" if there else "numpy"
+    return "numba" if available else "numpy"
 
 
 def first_pass(
     sources: Sequence[Source], columns: Sequence[str], work: Callable[[pa.RecordBatch], R],
     jobs: int, total: int | None = None,
 ) -> Iterator[tuple[int, pa.RecordBatch, R]]:  # fmt: skip
-    """(source number, batch, work(batch)) of all sources in order; a bar counts up to `total`."""
+    """(source number, batch, work(batch)) of all sources in order, with a progress bar."""
 
     def worked(item: tuple[int, pa.RecordBatch]) -> tuple[int, pa.RecordBatch, R]:
         return *item, work(item[1])
 
     with progress(total, "dedup: reading") as bar:
-        for found in map_threads(worked, batches_of(sources, columns), jobs):
-            yield found
-            bar.advance(found[1].num_rows)
+        for item in map_threads(worked, batches_of(sources, columns), jobs):
+            yield item
+            bar.advance(item[1].num_rows)

@@ -1,8 +1,8 @@
-"""Records that have to meet: spread over temporary files by a hash, read back one file at a time.
+"""Hash partitioning of records into temporary files that are read back one at a time.
 
-What has the same `value` lands in the same file, so files can be settled one by one in bounded
-memory. A file that is larger than the limit is spread again by further bits; one value's records
-are never separated. Records keep the order in which they were added.
+Records with the same `value` are in the same file, so files can be processed one by one in bounded
+memory. A file larger than the limit is partitioned again by further bits; records of one value are
+never separated. Records keep the order in which they were added.
 """
 
 from collections.abc import Iterator
@@ -19,12 +19,12 @@ _SPREAD = np.uint64(0xD6E8FEB86659FD93)  # values need not be uniform; their pro
 _PIECE = 1 << 20  # records moved at a time
 
 
-def part_of(mem_bytes: int, jobs: int) -> int:
-    """The most bytes of one file where `jobs` threads work and as many files again wait."""
+def partition_bytes(mem_bytes: int, jobs: int) -> int:
+    """Maximum bytes of one file if `jobs` threads work and as many further files wait."""
     return max(mem_bytes // (2 * (jobs + 1)), 1 << 16)
 
 
-class HashedFiles:
+class HashPartitions:
     """Files of records of a structured dtype with a field `value` (uint64)."""
 
     def __init__(self, dtype: np.dtype, used_bits: int = 0) -> None:
@@ -34,18 +34,18 @@ class HashedFiles:
 
     def add(self, records: np.ndarray) -> None:
         """Append records to their files."""
-        place = _bits(records["value"], self.used_bits, FAN_BITS).astype(np.uint8)
-        order = np.argsort(place, kind="stable")
-        counts = np.bincount(place, minlength=len(self.spools))
+        partition = _bits(records["value"], self.used_bits, FAN_BITS).astype(np.uint8)
+        order = np.argsort(partition, kind="stable")
+        counts = np.bincount(partition, minlength=len(self.spools))
         ordered, ends = records[order], np.cumsum(counts)
         for file in np.flatnonzero(counts):
             self.spools[file].append(ordered[ends[file] - counts[file] : ends[file]])
         self.counts += counts
 
     def files(self, limit_bytes: int) -> Iterator[tuple[np.ndarray, int]]:
-        """(all records of some values, how many bits of the hash they share), file by file.
+        """(all records of some values, number of hash bits that they share), file by file.
 
-        No more than `limit_bytes` of records at once, unless one value has more.
+        At most `limit_bytes` of records at once, unless one value has more.
         """
         bits = self.used_bits + FAN_BITS
         for number, count in enumerate(self.counts.tolist()):
@@ -57,7 +57,7 @@ class HashedFiles:
             if count * self.dtype.itemsize <= limit_bytes or bits >= MAX_BITS:
                 yield np.array(records), bits
                 continue
-            smaller = HashedFiles(self.dtype, bits)
+            smaller = HashPartitions(self.dtype, bits)
             for low in range(0, count, _PIECE):
                 smaller.add(np.array(records[low : low + _PIECE]))
             del records, spool
@@ -68,15 +68,15 @@ def _bits(values: np.ndarray, skipped: int, count: int) -> np.ndarray:
     return ((values * _SPREAD) << np.uint64(skipped)) >> np.uint64(64 - count)
 
 
-def gathered(records: np.ndarray, shared_bits: int) -> tuple[np.ndarray, np.ndarray]:
-    """(records with equal values side by side in their order, starts int64[g + 1] of the groups).
+def group_by_value(records: np.ndarray, shared_bits: int) -> tuple[np.ndarray, np.ndarray]:
+    """(records with equal values adjacent and in their order, starts int64[g + 1] of the groups).
 
-    Values that differ share a group where 32 bits of their hash agree.
+    Different values share a group if 32 bits of their hash agree.
     """
     key = _bits(records["value"], shared_bits, 32) << np.uint64(32)
     key = np.sort(key | np.arange(len(records), dtype=np.uint64))
     groups = key >> np.uint64(32)
-    fresh = np.ones(len(key), bool)
-    fresh[1:] = groups[1:] != groups[:-1]
-    starts = np.append(np.flatnonzero(fresh), len(key))
+    is_first = np.ones(len(key), bool)
+    is_first[1:] = groups[1:] != groups[:-1]
+    starts = np.append(np.flatnonzero(is_first), len(key))
     return records[(key & np.uint64(0xFFFFFFFF)).astype(np.int64)], starts

@@ -1,7 +1,7 @@
-"""Whom to keep of documents that are the same: `--keep RULE` as a number for each row.
+"""`--keep RULE`: which document of a cluster is kept, as a priority of each row.
 
-longest (bytes of text), first (in the order of the input), newest (crawl_time), or best:SCORE. The
-row of most worth stays, the earlier of equals; a missing time or score is worth least.
+Rules: longest (bytes of text), first (in input order), newest (crawl_time), or best:SCORE. The row
+of highest priority is kept, the earlier of equals; a missing time or score has the lowest.
 """
 
 from collections.abc import Sequence
@@ -17,13 +17,13 @@ _COLUMN = {"longest": "text", "newest": "crawl_time", "best": "scores"}
 
 
 def columns(rule: str) -> list[str]:
-    """What has to be read for a rule, beside `id`."""
+    """The columns that a rule reads besides `id`."""
     name = rule.partition(":")[0]
     return [_COLUMN[name]] if name in _COLUMN else []
 
 
-def worth(batch: pa.RecordBatch, rule: str) -> np.ndarray:
-    """float64[rows]; -inf where a time or score is missing."""
+def priorities(batch: pa.RecordBatch, rule: str) -> np.ndarray:
+    """Priorities float64[rows]; -inf where a time or score is missing."""
     name, _, score = rule.partition(":")
     if name == "longest":
         return np.diff(text_buffers(batch.column("text"))[1]).astype(float)
@@ -37,8 +37,8 @@ def worth(batch: pa.RecordBatch, rule: str) -> np.ndarray:
     return np.where(np.isnan(values), -np.inf, values)
 
 
-def whole(parts: Sequence[np.ndarray], rule: str) -> np.ndarray:
-    """The worth of all rows; raises BadData where not one has the time or score."""
+def all_priorities(parts: Sequence[np.ndarray], rule: str) -> np.ndarray:
+    """Priorities of all rows; raises BadData if no row has the time or score."""
     values = np.concatenate([np.empty(0), *parts])
     if len(values) and np.isneginf(values).all():
         what = "crawl_time" if rule == "newest" else "this score; sabia classify adds scores"

@@ -1,10 +1,10 @@
-"""An index of documents kept: what later runs are deduplicated against, and extend.
+"""The index of kept documents, against which later runs are deduplicated and which they extend.
 
 A directory with `index.json` and, for each run that wrote to it, a sketch segment of the documents
-that the run kept and a list of indexed documents that it replaced. A run that is already in the
-index meets the index as it was before it, so running again gives the same answer and adds nothing.
-`index.json` is renamed into place last: a killed run leaves the index as it was. Versions,
-parameters and checksums are verified whenever it is opened.
+that the run kept and a list of the indexed documents that it replaced. A run that is already in
+the index uses the index as it was before that run, so a repeated run gives the same result and
+adds nothing. `index.json` is renamed into place last: a killed run leaves the index unchanged.
+Versions, parameters and checksums are verified whenever the index is opened.
 """
 
 import hashlib
@@ -24,7 +24,7 @@ from sabia.core.shards.sources import Source
 from sabia.core.text.dedup import lsh
 from sabia.core.text.dedup.signature_files import (
     CHUNK_ROWS,
-    NOWHERE,
+    UNIQUE,
     Corpus,
     Segment,
     SegmentWriter,
@@ -38,8 +38,8 @@ DECIDING = ("method", "threshold", "ngram", "permutations", "keep", "verify", "s
 
 
 @dataclass(frozen=True)
-class Index:
-    """Segments before a run, and their rows that are replaced: dead int64, ascending."""
+class KeptIndex:
+    """Segments before a run, and the replaced ones of their rows: dead int64, ascending."""
 
     segments: Sequence[Segment]
     dead: np.ndarray
@@ -47,30 +47,30 @@ class Index:
 
     @property
     def rows(self) -> int:
-        """Rows of all segments, replaced ones too."""
+        """Rows of all segments, including replaced ones."""
         return sum(segment.rows for segment in self.segments)
 
 
 def run_key(sources: Sequence[Source], config: DedupOptions, seed: int) -> str:
-    """What a run reads and how, as the name of its part of an index."""
+    """Hash of a run's inputs and options: the name of its part of an index."""
     options = {name: getattr(config, name) for name in DECIDING}
-    said = [[source.fingerprint() for source in sources], options, seed]
-    return hashlib.blake2b(json.dumps(said).encode(), digest_size=16).hexdigest()
+    inputs = [[source.fingerprint() for source in sources], options, seed]
+    return hashlib.blake2b(json.dumps(inputs).encode(), digest_size=16).hexdigest()
 
 
-def open_index(directory: str, config: DedupOptions, seed: int, key: str) -> Index:
+def open_index(directory: str, config: DedupOptions, seed: int, key: str) -> KeptIndex:
     """The index as it was before the run `key`; raises UsageError, BadData."""
-    said = _read(Path(directory))
-    if said is None:
+    manifest = _read(Path(directory))
+    if manifest is None:
         raise UsageError(f"--against: {directory}: no index here; --index DIR makes one")
-    _check(directory, said, config, seed)
-    runs = _before(said["runs"], key)
+    _check(directory, manifest, config, seed)
+    runs = _before(manifest["runs"], key)
     names = [run["key"] for run in runs]
     segments = [Segment.open(Path(directory) / name) for name in names]
-    dead = [np.fromfile(Path(directory) / name / "replaced", np.int64) for name in names]
-    whole = np.sort(np.concatenate([np.empty(0, np.int64), *dead]))
+    replaced = [np.fromfile(Path(directory) / name / "replaced", np.int64) for name in names]
+    dead_rows = np.sort(np.concatenate([np.empty(0, np.int64), *replaced]))
     print_ = hashlib.blake2b(" ".join(names).encode(), digest_size=16).hexdigest()
-    return Index(segments, whole, print_)
+    return KeptIndex(segments, dead_rows, print_)
 
 
 def _before(runs: list[dict[str, Any]], key: str) -> list[dict[str, Any]]:
@@ -80,60 +80,60 @@ def _before(runs: list[dict[str, Any]], key: str) -> list[dict[str, Any]]:
 
 def _read(directory: Path) -> dict[str, Any] | None:
     try:
-        said = json.loads((directory / _FILE).read_text())
+        manifest = json.loads((directory / _FILE).read_text())
     except FileNotFoundError:
         return None
     except (OSError, ValueError) as error:
         raise BadData(f"{directory / _FILE}: not an index ({error})") from error
-    if said.get("version") != VERSION:
-        raise BadData(f"{directory}: index version {said.get('version')} (expected {VERSION})")
-    return said
+    if manifest.get("version") != VERSION:
+        raise BadData(f"{directory}: index version {manifest.get('version')} (expected {VERSION})")
+    return manifest
 
 
-def _made(config: DedupOptions, seed: int) -> dict[str, Any]:
-    """What all runs of an index must have in common."""
+def _parameters(config: DedupOptions, seed: int) -> dict[str, Any]:
+    """The parameters that all runs of an index must share."""
     bands = asdict(lsh.sketch_of(config, seed))
     return bands | {name: getattr(config, name) for name in ("method", "verify", "keep")}
 
 
-def _check(directory: str, said: dict[str, Any], config: DedupOptions, seed: int) -> None:
-    for name, value in _made(config, seed).items():
-        if said["made"][name] != value:
-            found = said["made"][name]
-            raise UsageError(f"{directory}: index has {name} {found!r}, this run {value!r}")
+def _check(directory: str, manifest: dict[str, Any], config: DedupOptions, seed: int) -> None:
+    for name, value in _parameters(config, seed).items():
+        if manifest["made"][name] != value:
+            stored = manifest["made"][name]
+            raise UsageError(f"{directory}: index has {name} {stored!r}, this run {value!r}")
 
 
-def load(index: Index, corpus: Corpus) -> Corpus:
-    """The index's rows before those of the corpus; replaced rows are like nothing else."""
-    whole = Corpus([*index.segments, *corpus.segments], corpus.starts + index.rows)
-    whole.exact[index.dead] = np.stack((index.dead.astype(np.uint64),
-                                        np.full(len(index.dead), NOWHERE)), axis=1)  # fmt: skip
-    whole.counts[index.dead] = 0  # as of a text without words
-    return whole
+def load(index: KeptIndex, corpus: Corpus) -> Corpus:
+    """The index's rows followed by those of the corpus; replaced rows match no other row."""
+    extended = Corpus([*index.segments, *corpus.segments], corpus.starts + index.rows)
+    extended.exact[index.dead] = np.stack((index.dead.astype(np.uint64),
+                                        np.full(len(index.dead), UNIQUE)), axis=1)  # fmt: skip
+    extended.counts[index.dead] = 0  # as of a text without words
+    return extended
 
 
 def write_index(
     directory: str, corpus: Corpus, rows: np.ndarray, replaced: np.ndarray, config: DedupOptions,
     seed: int, key: str,
 ) -> None:  # fmt: skip
-    """Add the run `key` to an index, which is made where there is none.
+    """Add the run `key` to an index, which is created if it does not exist.
 
     rows int64, ascending: the corpus's documents to add; replaced int64: rows of the index (in the
-    order of its segments) that they stand in for. Raises UsageError where parameters differ.
+    order of its segments) that they replace. Raises UsageError where parameters differ.
     """
-    place = Path(directory)
-    said = _read(place) or {"version": VERSION, "made": _made(config, seed), "runs": []}
-    _check(directory, said, config, seed)
-    if any(run["key"] == key for run in said["runs"]):
+    root = Path(directory)
+    manifest = _read(root) or {"version": VERSION, "made": _parameters(config, seed), "runs": []}
+    _check(directory, manifest, config, seed)
+    if any(run["key"] == key for run in manifest["runs"]):
         return
-    with atomic_directory(place / key) as temporary:
+    with atomic_directory(root / key) as temporary:
         writer = SegmentWriter(corpus.bands, config.with_shingles, temporary)
         for low in range(0, len(rows), CHUNK_ROWS):
             _copy(corpus, rows[low : low + CHUNK_ROWS], writer)
         replaced.astype(np.int64).tofile(temporary / "replaced")
         writer.close(checksums=True)
     run = {"key": key, "rows": len(rows), "replaced": len(replaced)}
-    write_atomic(place / _FILE, json.dumps(said | {"runs": [*said["runs"], run]}, indent=1))
+    write_atomic(root / _FILE, json.dumps(manifest | {"runs": [*manifest["runs"], run]}, indent=1))
     notes.note(f"index {directory}: {len(rows):,} documents added, {len(replaced):,} replaced")
 
 
@@ -146,4 +146,4 @@ def _copy(corpus: Corpus, rows: np.ndarray, writer: SegmentWriter) -> None:
             digests[low:high, band] = chunk[rows[low:high] - first]
     counts = corpus.counts[rows].astype(np.int64)
     sketches = Sketches(digests, corpus.exact[rows], counts, values, counts)
-    writer.add(sketches, corpus.worth[rows], corpus.take(rows))
+    writer.add(sketches, corpus.priority[rows], corpus.take(rows))

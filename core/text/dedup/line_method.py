@@ -1,14 +1,15 @@
-"""`dedup --method line`: lines, paragraphs or runs of three sentences that occur before, cut.
+"""`dedup --method line`: cut lines, paragraphs or runs of three sentences that occurred before.
 
-Boilerplate repeats in pieces, not in documents: a piece with at least `min_copies` copies in the
-corpus stays where it first stands and is cut everywhere else. Pieces are equal as documents are
-for `--method exact` (the same words and marks in the same order; spacing, case and accents aside),
-by 128 bits of hash. `line` and `paragraph`: CCNet (Wenzek et al. 2019, arXiv 1911.00359, section
-3.1) and dolma; `sentences`: C4 (Raffel et al. 2020, section 2.2) cuts every run of three sentences
-that occurs before; runs overlap, and a document of fewer has none.
+Boilerplate repeats in pieces, not in whole documents: a piece with at least `min_copies` copies in
+the corpus is kept where it occurs first and cut everywhere else. Pieces are equal as documents are
+for `--method exact` (the same words and punctuation in the same order; white space, case and
+accents ignored), by 128 bits of hash. `line` and `paragraph`: CCNet (Wenzek et al. 2019,
+arXiv 1911.00359, section 3.1) and dolma; `sentences`: C4 (Raffel et al. 2020,
+section 2.2) cuts every run of three sentences that occurred before; runs overlap, and a shorter
+document has none.
 
-Hashes are spread over files by value and settled file by file, so memory holds `mem` and 24 bytes
-a document; on disk are 24 bytes for each piece, and 8 for its place.
+Hashes are partitioned into files by value and processed file by file. In memory: `mem`, and 24
+bytes per document. On disk: 24 bytes for the hash of each piece, and 8 for its byte range.
 """
 
 from collections.abc import Sequence
@@ -24,10 +25,10 @@ from sabia.core.shards.sources import Source
 from sabia.core.shards.text_buffers import text_buffers
 from sabia.core.text.dedup import barrier
 from sabia.core.text.dedup.first_pass import choose_engine, first_pass
-from sabia.core.text.dedup.hash_partitions import part_of
+from sabia.core.text.dedup.hash_partitions import partition_bytes
 from sabia.core.text.dedup.piece_bounds import BOUNDS
-from sabia.core.text.dedup.repeated_spans import Laid, Places
-from sabia.core.text.dedup.span_cuts import Policy, decision
+from sabia.core.text.dedup.repeated_spans import UnitBounds, UnitCorpus
+from sabia.core.text.dedup.span_cuts import CutPolicy, decision
 from sabia.kernels import minhash
 from sabia.kernels.minhash import SHINGLE_BASE, SketchConfig
 from sabia.kernels.substring import Repeats
@@ -35,7 +36,7 @@ from sabia.kernels.substring import Repeats
 RUNS = {"line": 1, "paragraph": 1, "sentences": 3}  # pieces that have to repeat together
 _PIECE = np.dtype([("value", "u8"), ("low", "u8"), ("start", "i8")])
 _EXACT = SketchConfig(bands=0)
-_COPIES = 8  # of a file of pieces in memory while it is settled
+_COPIES = 8  # of a partition of pieces in memory while it is processed
 
 
 def run(job: Job, options: DedupOptions) -> None:
@@ -48,36 +49,40 @@ def _decide(job: Job, options: DedupOptions, sources: list[Source]) -> barrier.D
     notes.note(f"engine {engine}, {options.unit} pieces with {options.min_copies} copies or more")
     run = RUNS[options.unit]
 
-    def settle(item: tuple[np.ndarray, int]) -> Repeats:
+    def find_repeats(item: tuple[np.ndarray, int]) -> Repeats:
         return _copies(item[0], options.min_copies, run)
 
-    laid = _lay_down(sources, options, engine, job.jobs)
-    cuts = laid.cuts(settle, part_of(options.mem // _COPIES, job.jobs), run, job.jobs)
-    return decision(sources, cuts, Policy(options.action, options.share, options.unit))
+    corpus = _read_pieces(sources, options, engine, job.jobs)
+    cuts = corpus.cuts(
+        find_repeats, partition_bytes(options.mem // _COPIES, job.jobs), run, job.jobs
+    )
+    return decision(sources, cuts, CutPolicy(options.action, options.share, options.unit))
 
 
-def _lay_down(sources: Sequence[Source], options: DedupOptions, engine: str, jobs: int) -> Laid:
-    """First pass: the places of all pieces, and the hashes of those that count."""
-    places = Places()
-    laid = Laid(places, _PIECE, len(sources))
+def _read_pieces(
+    sources: Sequence[Source], options: DedupOptions, engine: str, jobs: int
+) -> UnitCorpus:
+    """First pass: byte ranges of all pieces, and hashes of those that are compared."""
+    unit_bounds = UnitBounds()
+    corpus = UnitCorpus(unit_bounds, _PIECE, len(sources))
 
     work = partial(_pieces, options=options, engine=engine)
-    for index, batch, found in first_pass(sources, ("id", "text"), work, jobs):
-        pieces, counts, records = found
-        places.add(pieces)
-        laid.add(index, batch.column("id"), counts, records)
-    return laid
+    for index, batch, pieces_of_batch in first_pass(sources, ("id", "text"), work, jobs):
+        pieces, counts, records = pieces_of_batch
+        unit_bounds.add(pieces)
+        corpus.add(index, batch.column("id"), counts, records)
+    return corpus
 
 
 def _pieces(
     batch: pa.RecordBatch, options: DedupOptions, engine: str
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """(places uint32[m, 2], counts int64[rows], records _PIECE[r])."""
+    """(byte ranges uint32[m, 2], counts int64[rows], records _PIECE[r])."""
     texts = batch.column("text")
     data, bounds = text_buffers(texts)
     edges = BOUNDS[options.unit](texts)
     row = np.searchsorted(bounds, edges[:-1], side="right") - 1
-    places = np.stack((edges[:-1], edges[1:]), axis=1) - bounds[row][:, None]
+    unit_bounds = np.stack((edges[:-1], edges[1:]), axis=1) - bounds[row][:, None]
     counts = np.bincount(row, minlength=len(texts))
     sketches = minhash.sketch(data, edges, _EXACT, engine)
     counts_for = _counts(sketches, options.min_words, engine)
@@ -87,17 +92,17 @@ def _pieces(
     records["start"] = heads
     for lane, name in enumerate(("value", "low")):
         records[name] = _combined(sketches.exact[:, lane], heads, run)
-    return places.astype(np.uint32), counts, records
+    return unit_bounds.astype(np.uint32), counts, records
 
 
 def _counts(sketches: minhash.Sketches, min_words: int, engine: str) -> np.ndarray:
-    """bool[m]: pieces of enough words, and not of white space alone."""
+    """bool[m]: pieces of enough words that are not only white space."""
     blank = minhash.sketch(np.zeros(0, np.uint8), np.zeros(2, np.int64), _EXACT, engine).exact[0]
     return (sketches.words >= min_words) & (sketches.exact != blank).any(axis=1)
 
 
 def _whole_runs(counts_for: np.ndarray, row: np.ndarray, run: int) -> np.ndarray:
-    """bool[m - run + 1]: `run` pieces of one document, from here on, all of which count."""
+    """bool[m - run + 1]: the next `run` pieces are of one document and are all compared."""
     m = max(len(row) - run + 1, 0)
     whole = np.ones(m, bool)
     for step in range(run):
@@ -114,16 +119,16 @@ def _combined(lane: np.ndarray, heads: np.ndarray, run: int) -> np.ndarray:
 
 
 def _copies(records: np.ndarray, min_copies: int, run: int) -> Repeats:
-    """Pieces with enough copies that begin when the first has ended."""
+    """Pieces with enough copies that start after the end of the first."""
     ordered = records[np.lexsort((records["low"], records["value"]))]  # stable: pieces ascend
-    fresh = np.ones(len(ordered), bool)
-    fresh[1:] = (ordered["value"][1:] != ordered["value"][:-1]) | (
+    is_first = np.ones(len(ordered), bool)
+    is_first[1:] = (ordered["value"][1:] != ordered["value"][:-1]) | (
         ordered["low"][1:] != ordered["low"][:-1]
     )
-    heads = np.flatnonzero(fresh)
-    group = np.cumsum(fresh) - 1
+    heads = np.flatnonzero(is_first)
+    group = np.cumsum(is_first) - 1
     first = ordered["start"][heads][group]
-    many = np.diff(np.append(heads, len(ordered)))[group] >= min_copies
-    copies = many & (first + run <= ordered["start"])
+    repeated = np.diff(np.append(heads, len(ordered)))[group] >= min_copies
+    copies = repeated & (first + run <= ordered["start"])
     at = ordered["start"][copies]
     return Repeats(at, np.ones_like(at), first[copies])

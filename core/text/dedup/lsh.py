@@ -1,8 +1,8 @@
 """Locality-sensitive hashing: bands and rows for a threshold, candidate pairs, components.
 
 Two documents of Jaccard similarity s share at least one of b bands of r rows with probability
-1 - (1 - s**r)**b. Candidates are found by sorting a band's digests: rows with equal digests lie
-together, and each is paired with the next WINDOW of its bucket, so a bucket of m rows gives at
+1 - (1 - s**r)**b. Candidates are found by sorting a band's digests: rows with equal digests are
+adjacent, and each is paired with the next WINDOW of its bucket, so a bucket of m rows gives at
 most WINDOW * m pairs, never m**2. Everything is a function of the digests and row numbers alone:
 neither workers nor the order of the work can change it. Leskovec, Rajaraman, Ullman, MMDS ch. 3.
 """
@@ -16,7 +16,7 @@ from sabia.core.options.dedup import DedupOptions
 from sabia.kernels.minhash import SketchConfig
 
 WINDOW = 8
-# A verified false candidate costs a comparison, a missed pair stays in the corpus for good.
+# A false candidate costs one comparison when pairs are verified; a missed pair is never removed.
 MISS_WEIGHT_VERIFIED = 0.95
 MISS_WEIGHT_UNVERIFIED = 0.5
 
@@ -26,9 +26,9 @@ def hit_probability(similarity: ArrayLike, bands: int, rows: int) -> np.ndarray:
     return np.asarray(1 - (1 - np.asarray(similarity, float) ** rows) ** bands)
 
 
-@lru_cache(maxsize=8)  # a run asks for the same many times
+@lru_cache(maxsize=8)  # a run calls it many times with the same arguments
 def choose_bands(threshold: float, permutations: int, miss_weight: float) -> tuple[int, int]:
-    """(bands, rows) with bands * rows <= permutations of least weighted error, by datasketch.
+    """(bands, rows) with bands * rows <= permutations of least weighted error, from datasketch.
 
     The error is (1 - miss_weight) * the area under the curve below the threshold (false
     candidates) + miss_weight * the area above the curve beyond it (missed pairs).
@@ -51,35 +51,37 @@ def sketch_of(options: DedupOptions, seed: int) -> SketchConfig:
 def bucket_pairs(rows: np.ndarray, digests: np.ndarray, window: int = WINDOW) -> np.ndarray:
     """Pairs int64[p, 2] (first < second, sorted) of rows that share a digest of one band.
 
-    rows int64[m] ascending, digests uint64[m]. The high bits of a digest and the row's place in
-    one number make a plain sort of values do, which is much faster than sorting places.
+    rows int64[m] ascending, digests uint64[m]. The high bits of a digest and the row's position are
+    packed into one integer, so that values can be sorted, which is much faster than an argsort.
     """
     bits = np.uint64(max(len(rows) - 1, 1).bit_length())
     keys = digests >> bits << bits
     keys |= np.arange(len(rows), dtype=np.uint64)
     keys.sort()
-    place = (keys & ((np.uint64(1) << bits) - np.uint64(1))).astype(np.int64)
+    position = (keys & ((np.uint64(1) << bits) - np.uint64(1))).astype(np.int64)
     same = np.flatnonzero(keys[1:] >> bits == keys[:-1] >> bits)
     del keys
-    if (digests[place[same]] != digests[place[same + 1]]).any():  # equal in their high bits only
-        place = np.argsort(digests, kind="stable")
-        same = np.flatnonzero(digests[place[1:]] == digests[place[:-1]])
-    found, run = [np.empty((0, 2), np.int64)], same
-    for step in range(1, window + 1):  # same[i]: a bucket goes on from place i to i + 1
-        found.append(np.stack((place[run], place[run + step]), axis=1))
+    if (
+        digests[position[same]] != digests[position[same + 1]]
+    ).any():  # equal in their high bits only
+        position = np.argsort(digests, kind="stable")
+        same = np.flatnonzero(digests[position[1:]] == digests[position[:-1]])
+    pairs_by_step, run = [np.empty((0, 2), np.int64)], same
+    for step in range(1, window + 1):  # same[i]: positions i and i + 1 share a bucket
+        pairs_by_step.append(np.stack((position[run], position[run + step]), axis=1))
         run = run[np.isin(run + step, same, assume_unique=True)]
         if not len(run):
             break
-    pairs = np.concatenate(found)
+    pairs = np.concatenate(pairs_by_step)
     pairs = pairs[np.lexsort((pairs[:, 1], pairs[:, 0]))] if len(pairs) else pairs
     return rows[pairs]
 
 
 def join(parent: np.ndarray, pairs: np.ndarray) -> np.ndarray:
-    """Components after more edges int64[p, 2]: parent int64[n] holds the least row of each row's
-    component, before and after.
+    """Components after adding edges int64[p, 2]: parent int64[n] holds the smallest row of each
+    row's component, before and after.
 
-    Roots are hooked to smaller roots, then paths are halved, until no edge joins two trees.
+    Roots are linked to smaller roots, then paths are halved, until no edge joins two trees.
     """
     parent, edges = parent.copy(), pairs
     while len(edges):

@@ -17,7 +17,7 @@ from sabia.core.text.dedup import lsh
 from sabia.core.text.dedup.signature_files import Corpus
 from sabia.kernels import minhash
 
-SORT_BYTES = 64  # a row, at the peak of sorting and pairing
+SORT_BYTES = 64  # per row, at the peak of sorting and pairing
 _SLICE_PAIRS = 1024
 _SLICE_SHINGLES = 1 << 22  # 16 MiB
 
@@ -25,9 +25,9 @@ _SLICE_SHINGLES = 1 << 22  # 16 MiB
 def join_near(
     corpus: Corpus, parent: np.ndarray, distinct: np.ndarray, config: DedupOptions, engine: str
 ) -> np.ndarray:
-    """parent int64[n] (least row of each row's component) with near-duplicates joined.
+    """parent int64[n] (smallest row of each row's component) with near-duplicates joined.
 
-    distinct bool[n]: the rows that take part, which are their components' least.
+    distinct bool[n]: the rows that take part, each the smallest of its component.
     """
     compared = similar = 0
     window = lsh.WINDOW if config.verify else 1
@@ -45,8 +45,10 @@ def join_near(
             parent = lsh.join(parent, np.concatenate(edges))
             bar.advance(1)
     if config.verify:
-        said = f"{compared:,} candidate pairs compared, {similar:,} at {config.threshold:g} or more"
-        notes.note(said)
+        summary = (
+            f"{compared:,} candidate pairs compared, {similar:,} at {config.threshold:g} or more"
+        )
+        notes.note(summary)
     return parent
 
 
@@ -57,16 +59,16 @@ def parts_of(
     needed = int(np.count_nonzero(distinct)) * SORT_BYTES
     bits = max(0, int(np.ceil(np.log2(max(needed / mem, 1)))))
     for part in range(1 << bits):
-        found = [(np.empty(0, np.int64), np.empty(0, np.uint64))]
+        chunks = [(np.empty(0, np.int64), np.empty(0, np.uint64))]
         for first, digests in corpus.band(band):
             stop.check()
             chosen = distinct[first : first + len(digests)]
             if bits:
                 chosen = chosen & (digests >> np.uint64(64 - bits) == np.uint64(part))
             rows = np.flatnonzero(chosen)
-            found.append((rows + first, digests[rows]))
-        rows, digests = (np.concatenate(column) for column in zip(*found, strict=True))
-        del found
+            chunks.append((rows + first, digests[rows]))
+        rows, digests = (np.concatenate(column) for column in zip(*chunks, strict=True))
+        del chunks
         yield rows, digests
 
 
@@ -75,14 +77,14 @@ def jaccard(corpus: Corpus, pairs: np.ndarray, engine: str) -> np.ndarray:
     result = np.empty(len(pairs))
     for low, high in _slices(corpus, pairs):
         stop.check()
-        rows, places = np.unique(pairs[low:high], return_inverse=True)
+        rows, positions = np.unique(pairs[low:high], return_inverse=True)
         sets = corpus.shingles(rows, engine)
-        result[low:high] = minhash.jaccard(*sets, places.reshape(-1, 2), engine)
+        result[low:high] = minhash.jaccard(*sets, positions.reshape(-1, 2), engine)
     return result
 
 
 def _slices(corpus: Corpus, pairs: np.ndarray) -> Iterator[tuple[int, int]]:
-    """Runs of pairs that are few, and few of whose shingles are many."""
+    """Ranges of pairs, bounded in their number and in their number of shingles."""
     load = np.cumsum(corpus.counts[pairs].sum(axis=1, dtype=np.int64)) if len(pairs) else pairs
     low = 0
     while low < len(pairs):

@@ -1,7 +1,7 @@
-"""Lines, paragraphs and sentences of a batch of texts, as places in its bytes.
+"""Boundaries of the lines, paragraphs and sentences of a batch of texts, in bytes.
 
-Pieces of a text follow one another without gaps: a line has its break, a paragraph the blank lines
-behind it, a sentence the space up to the next. So cutting pieces leaves well-formed text.
+Pieces of a text are adjacent: a line includes its line break, a paragraph the blank lines after it,
+a sentence the white space before the next. So cutting pieces leaves well-formed text.
 """
 
 from collections.abc import Callable, Iterator
@@ -18,14 +18,14 @@ _SPACES[list(b" \t\n\r\f\v")] = True
 
 
 def line_bounds(texts: pa.Array) -> np.ndarray:
-    """int64[m + 1], rising: where lines begin in the texts' buffer, and the end of the last."""
+    """int64[m + 1], ascending: where lines start in the texts' buffer, and the end of the last."""
     data, bounds = text_buffers(texts)
     breaks = np.flatnonzero(data[bounds[0] : bounds[-1]] == ord("\n")) + 1 + bounds[0]
     return np.unique(np.concatenate((bounds, breaks)))
 
 
 def paragraph_bounds(texts: pa.Array) -> np.ndarray:
-    """As `line_bounds`, of paragraphs: lines up to and with the blank lines behind them."""
+    """As `line_bounds`, of paragraphs: lines up to and including the blank lines after them."""
     data, bounds = text_buffers(texts)
     lines = line_bounds(texts)
     marks = np.cumsum(~_SPACES[data[lines[0] : lines[-1]]], dtype=np.int64)
@@ -37,24 +37,24 @@ def paragraph_bounds(texts: pa.Array) -> np.ndarray:
 
 
 def sentence_bounds(texts: pa.Array) -> np.ndarray:
-    """As `line_bounds`, of sentences as sabia.core.text.sentences has them."""
+    """As `line_bounds`, of sentences as defined in sabia.core.text.sentences."""
     _, bounds = text_buffers(texts)
     parts = [bounds]
     for text, start in zip(texts.to_pylist(), bounds[:-1].tolist(), strict=True):
-        places = np.fromiter(_sentence_starts(text), np.int64)[1:]
-        parts.append(start + (places if text.isascii() else byte_positions(text)[places]))
+        starts = np.fromiter(_sentence_starts(text), np.int64)[1:]
+        parts.append(start + (starts if text.isascii() else byte_positions(text)[starts]))
     return np.unique(np.concatenate(parts))
 
 
 def _sentence_starts(text: str) -> Iterator[int]:
     lines, breaks = split_lines(text)
-    at = 0
+    line_start = 0
     for line, gap in zip(lines, [*breaks, ""], strict=True):
-        place = at + len(line.lead)
+        position = line_start + len(line.lead)
         for sentence, space in zip_longest(line.sentences, line.gaps, fillvalue=""):
-            yield place
-            place += len(sentence) + len(space)
-        at += len(str(line)) + len(gap)
+            yield position
+            position += len(sentence) + len(space)
+        line_start += len(str(line)) + len(gap)
 
 
 def byte_positions(text: str) -> np.ndarray:

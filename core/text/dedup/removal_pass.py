@@ -1,7 +1,7 @@
-"""Last pass of dedup: drop the rows that go, name the clusters, write down what was removed.
+"""Last pass of dedup: remove rows, add the cluster columns, and write the removed rows.
 
-Decisions travel to worker processes through unnamed files that vanish with the parent process,
-whatever ends it. Every row comes out with `cluster` (the id of the document kept) and
+Decisions are passed to worker processes through unnamed files, which disappear with the parent
+process even if it is killed. Every output row has `cluster` (the id of the document kept) and
 `cluster_size`; a removed row also with `reason`, `kept_id` and `similarity`.
 """
 
@@ -23,68 +23,73 @@ from sabia.core.shards.spools import IdSpool, Spool
 from sabia.core.text.dedup.barrier import Decision
 from sabia.core.text.dedup.clusters import ALONE, KEPT, REASONS, Clusters
 from sabia.core.text.dedup.signature_files import Corpus
-from sabia.core.text.removed_rows import Again, put_column
+from sabia.core.text.removed_rows import Repeatable, put_column
 
-Ids = IdSpool | Corpus  # know the id of every row, and the first row of each source
+Ids = IdSpool | Corpus  # both have the id of every row, and the first row of each source
 DECISION = np.dtype([("cluster", "i8"), ("reason", "u1"), ("similarity", "f4")])
 
 
-class Held:
-    """Keeps spools open in the process that made them; its copy in a worker keeps nothing."""
+class OpenSpools:
+    """Keeps spools open in the process that created them; its copy in a worker is empty."""
 
     def __init__(self, *spools: Spool) -> None:
         self.spools = spools
 
-    def __reduce__(self) -> tuple[type["Held"], tuple[()]]:
-        return Held, ()
+    def __reduce__(self) -> tuple[type["OpenSpools"], tuple[()]]:
+        return OpenSpools, ()
 
 
 @dataclass(frozen=True)
-class Plan:
-    """Decisions by row and clusters by number, readable from any process by path."""
+class RemovalPlan:
+    """Decisions by row and clusters by number, which any process can read by path."""
 
     rows_path: str
     clusters_path: str
     starts: tuple[int, ...]
-    kept: Held
+    kept: OpenSpools
 
     @classmethod
-    def write(cls, ids: Ids, found: Clusters, directory: Path | None = None) -> "Plan":
-        """Write down what was decided, into a directory (whole or not at all) or unnamed files."""
+    def write(
+        cls, ids: Ids, clusters_found: Clusters, directory: Path | None = None
+    ) -> "RemovalPlan":
+        """Write the decisions into a directory (atomically) or into unnamed files."""
         if directory is None:
-            return cls._spool(ids, found, None)
+            return cls._spool(ids, clusters_found, None)
         with atomic_directory(directory) as temporary:
-            made = cls._spool(ids, found, temporary)
+            made = cls._spool(ids, clusters_found, temporary)
             (temporary / "starts.json").write_text(json.dumps(made.starts))
         return cls.open(directory)
 
     @classmethod
-    def _spool(cls, ids: Ids, found: Clusters, place: Path | None) -> "Plan":
-        rows, clusters = (Spool(str(place / n) if place else "") for n in ("rows", "clusters"))
-        table = np.empty(len(found.of_row), DECISION)
-        table["cluster"], table["reason"] = found.of_row, found.reason
-        table["similarity"] = found.similarity
+    def _spool(cls, ids: Ids, clusters_found: Clusters, directory: Path | None) -> "RemovalPlan":
+        rows, clusters = (
+            Spool(str(directory / n) if directory else "") for n in ("rows", "clusters")
+        )
+        table = np.empty(len(clusters_found.of_row), DECISION)
+        table["cluster"], table["reason"] = clusters_found.of_row, clusters_found.reason
+        table["similarity"] = clusters_found.similarity
         rows.append(table)
         rows.file.flush()
         batch = pa.RecordBatch.from_arrays(
-            [_kept_ids(ids, found.kept_row), pa.array(found.size, pa.int64())], ["id", "size"]
+            [_kept_ids(ids, clusters_found.kept_row), pa.array(clusters_found.size, pa.int64())],
+            ["id", "size"],
         )
         with pa.ipc.new_file(clusters.file, batch.schema) as writer:
             writer.write_batch(batch)
         clusters.file.flush()
         starts = tuple(ids.starts.tolist())
-        return cls(rows.path, clusters.path, starts, Held(rows, clusters))
+        return cls(rows.path, clusters.path, starts, OpenSpools(rows, clusters))
 
     @classmethod
-    def open(cls, directory: Path) -> "Plan":
-        """A plan that was written into a directory; raises UsageError where there is none."""
+    def open(cls, directory: Path) -> "RemovalPlan":
+        """A plan that was written into a directory; raises UsageError if there is none."""
         try:
             starts = tuple(json.loads((directory / "starts.json").read_text()))
         except FileNotFoundError as error:
             raise UsageError(
                 f"{directory.parent}: no plan for these inputs and options; run --phase compare"
             ) from error
-        return cls(str(directory / "rows"), str(directory / "clusters"), starts, Held())
+        return cls(str(directory / "rows"), str(directory / "clusters"), starts, OpenSpools())
 
     def rows(self, index: int) -> np.ndarray:
         """Decisions of the rows of source `index`."""
@@ -101,25 +106,25 @@ class Plan:
 
 def _kept_ids(ids: Ids, kept_row: np.ndarray) -> pa.Array:
     order = np.argsort(kept_row)
-    place = np.empty(len(order), np.int64)
-    place[order] = np.arange(len(order))
-    return ids.take(kept_row[order]).take(pa.array(place, pa.int64()))
+    position = np.empty(len(order), np.int64)
+    position[order] = np.arange(len(order))
+    return ids.take(kept_row[order]).take(pa.array(position, pa.int64()))
 
 
-def _decided(
-    batches: Iterable[pa.RecordBatch], plan: Plan, index: int, name: str
+def _with_decisions(
+    batches: Iterable[pa.RecordBatch], plan: RemovalPlan, index: int, name: str
 ) -> Iterator[tuple[pa.RecordBatch, np.ndarray]]:
     """(batch with cluster and cluster_size, decisions) of one source."""
     rows, clusters = plan.rows(index), plan.clusters()
-    for first, batch in placed(batches, 0, len(rows), name):
+    for first, batch in numbered(batches, 0, len(rows), name):
         part = rows[first : first + batch.num_rows]
         yield _with_cluster(batch, part["cluster"], clusters), part
 
 
-def placed(
+def numbered(
     batches: Iterable[pa.RecordBatch], first: int, last: int, name: str
 ) -> Iterator[tuple[int, pa.RecordBatch]]:
-    """(first row, batch) of the source of this name; BadData where it has others than first to
+    """(number of its first row, batch) of a source; raises BadData unless it has the rows first to
     last - 1."""
     for batch in batches:
         if first + batch.num_rows > last:
@@ -141,10 +146,10 @@ def _with_cluster(
 
 
 def drop(
-    batches: Iterator[pa.RecordBatch], context: ShardContext, plan: Plan
+    batches: Iterator[pa.RecordBatch], context: ShardContext, plan: RemovalPlan
 ) -> Iterator[pa.RecordBatch]:
-    """The transform: rows kept, with their cluster."""
-    for batch, part in _decided(batches, plan, context.index, context.name):
+    """The transform that yields the kept rows with their cluster."""
+    for batch, part in _with_decisions(batches, plan, context.index, context.name):
         for number, reason in enumerate(REASONS):
             count = int((part["reason"] == number).sum())
             if count and number != KEPT:
@@ -152,12 +157,12 @@ def drop(
         yield batch.filter(pa.array(part["reason"] == KEPT))
 
 
-def tell(
-    batches: Iterator[pa.RecordBatch], context: ShardContext, plan: Plan
+def annotate(
+    batches: Iterator[pa.RecordBatch], context: ShardContext, plan: RemovalPlan
 ) -> Iterator[pa.RecordBatch]:
-    """The transform that drops nothing: the id of every row and what was decided of it."""
+    """The transform of `--decisions`: the id of every row and the decision about it."""
     ids = (batch.select(["id"]) for batch in batches)
-    for batch, part in _decided(ids, plan, context.index, context.name):
+    for batch, part in _with_decisions(ids, plan, context.index, context.name):
         kept = part["reason"] == KEPT
         context.count("kept", int(kept.sum()))
         batch = put_column(batch, "kept", pa.array(kept))
@@ -166,25 +171,25 @@ def tell(
         yield put_column(batch, "similarity", similarity)
 
 
-def decision(sources: Sequence[Source], plan: Plan, told: bool = False) -> Decision:
-    """What a stage with a barrier does by the plan; `told`: the decisions are its output."""
+def decision(sources: Sequence[Source], plan: RemovalPlan, annotated: bool = False) -> Decision:
+    """The decision of the barrier stage; `annotated`: its output is the decisions themselves."""
     dropped = [
-        Again(partial(_dropped, source, plan, index))
+        Repeatable(partial(_dropped, source, plan, index))
         for index, source in enumerate(sources)
         if (plan.rows(index)["reason"] != KEPT).any()
     ]
-    if told:
-        return Decision(partial(tell, plan=plan), dropped, ("id",))
+    if annotated:
+        return Decision(partial(annotate, plan=plan), dropped, ("id",))
     return Decision(partial(drop, plan=plan), dropped)
 
 
-def _dropped(source: Source, plan: Plan, index: int) -> Iterator[pa.RecordBatch]:
+def _dropped(source: Source, plan: RemovalPlan, index: int) -> Iterator[pa.RecordBatch]:
     """The removed rows of one source."""
-    for batch, part in _decided(source.batches(), plan, index, source.name):
-        gone = part["reason"] != KEPT
-        if not gone.any():
+    for batch, part in _with_decisions(source.batches(), plan, index, source.name):
+        removed = part["reason"] != KEPT
+        if not removed.any():
             continue
-        rows, part = batch.filter(pa.array(gone)), part[gone]
+        rows, part = batch.filter(pa.array(removed)), part[removed]
         reasons = pa.array(np.array(REASONS)[part["reason"]], pa.string())
         similarity = pa.array(part["similarity"], mask=np.isnan(part["similarity"]))
         rows = put_column(rows, "reason", reasons)

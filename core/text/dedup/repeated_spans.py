@@ -1,7 +1,7 @@
-"""From repeats, found in any order, to the cuts of documents in theirs.
+"""From repeats, found in any order, to cuts in document order.
 
 A repeat is a window of units (bytes, tokens, lines, sentences) whose first equal window ends before
-it begins; a run is repeats side by side whose first occurrences are side by side too.
+it starts; a run is a sequence of adjacent repeats whose first occurrences are adjacent as well.
 """
 
 from collections.abc import Callable, Iterator
@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from sabia.core.shards.executor import map_threads
 from sabia.core.shards.spools import IdSpool, Spool
-from sabia.core.text.dedup.hash_partitions import HashedFiles
+from sabia.core.text.dedup.hash_partitions import HashPartitions
 from sabia.core.text.dedup.span_cuts import CUT, Cuts
 from sabia.kernels.substring import Repeats
 
@@ -21,46 +21,49 @@ _BUCKETS = 64
 
 
 class Units(Protocol):
-    """What spans of units are in bytes."""
+    """Converts spans of units to bytes."""
 
     def bytes_of(
         self, starts: np.ndarray, first: np.ndarray, last: np.ndarray, joined: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray]:
         """Bytes [low, high) of spans of units [first, last), within their documents.
 
-        starts: of the spans' documents; joined[i]: span i + 1 begins where span i ends, and so
-        must their bytes.
+        starts: of the spans' documents; joined[i]: span i + 1 starts where span i ends, and so must
+        their bytes.
         """
 
 
-class Places:
+class UnitBounds:
     """The bytes of every unit of the corpus, on disk; see Units."""
 
     def __init__(self) -> None:
-        self.places, self.count = Spool(), 0
+        self.unit_bounds, self.count = Spool(), 0
 
-    def add(self, places: np.ndarray) -> None:
-        """Append uint32[m, 2]: the bytes of units in their texts."""
-        self.places.append(places)
-        self.count += len(places)
+    def add(self, unit_bounds: np.ndarray) -> None:
+        """Append uint32[m, 2]: start and end byte of each unit in its text."""
+        self.unit_bounds.append(unit_bounds)
+        self.count += len(unit_bounds)
 
     def bytes_of(
         self, starts: np.ndarray, first: np.ndarray, last: np.ndarray, joined: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray]:
         """See Units."""
         del starts
-        places = self.places.array(np.uint32, (self.count, 2))
-        low, high = places[first, 0].astype(np.int64), places[last - 1, 1].astype(np.int64)
+        unit_bounds = self.unit_bounds.array(np.uint32, (self.count, 2))
+        low, high = (
+            unit_bounds[first, 0].astype(np.int64),
+            unit_bounds[last - 1, 1].astype(np.int64),
+        )
         high[:-1][joined] = low[1:][joined]
         return low, np.maximum(high, low)
 
 
-class Laid:
-    """A corpus laid down as units: its ids, the first unit of each document, and records with a
-    field `start` (a unit), filed by their `value`."""
+class UnitCorpus:
+    """A corpus as units: its ids, the first unit of each document, and records with a field `start`
+    (a unit), partitioned by their `value`."""
 
     def __init__(self, units: Units, records: np.dtype, sources: int) -> None:
-        self.units, self.files, self.ids = units, HashedFiles(records), IdSpool(sources=sources)
+        self.units, self.files, self.ids = units, HashPartitions(records), IdSpool(sources=sources)
         self._starts, self._count = [np.zeros(1, np.int64)], 0
 
     @property
@@ -70,7 +73,7 @@ class Laid:
         return self._starts[0]
 
     def add(self, source: int, ids: pa.Array, counts: np.ndarray, records: np.ndarray) -> None:
-        """Append a batch: units of each document int64[rows], records that begin at its units."""
+        """Append a batch: number of units of each document int64[rows], and its records."""
         self.ids.append(ids, source)
         records["start"] += self._count
         self.files.add(records)
@@ -78,11 +81,15 @@ class Laid:
         self._count += int(counts.sum())
 
     def cuts(
-        self, settle: Callable[[tuple[np.ndarray, int]], Repeats], limit: int, span: int, jobs: int
+        self,
+        find_repeats: Callable[[tuple[np.ndarray, int]], Repeats],
+        limit: int,
+        span: int,
+        jobs: int,
     ) -> Cuts:
-        """Settle file after file, of `limit` bytes at most, then go through documents in order."""
+        """Find repeats partition by partition, at most `limit` bytes each, and order the cuts."""
         runs = ByDocument(self.starts)
-        for repeats in map_threads(settle, self.files.files(limit), jobs):
+        for repeats in map_threads(find_repeats, self.files.files(limit), jobs):
             runs.add(repeats)
         return Cuts.write(*runs.cuts(self.units, span), self.ids)
 
@@ -102,9 +109,9 @@ class ByDocument:
         """Append runs to their ranges."""
         runs = np.empty(len(repeats.start), RUN)
         runs["start"], runs["count"], runs["first"] = repeats
-        place = np.searchsorted(self.edges, runs["start"], side="right")
-        order = np.argsort(place, kind="stable")
-        counts = np.bincount(place, minlength=len(self.spools))
+        partition = np.searchsorted(self.edges, runs["start"], side="right")
+        order = np.argsort(partition, kind="stable")
+        counts = np.bincount(partition, minlength=len(self.spools))
         ends = np.cumsum(counts)
         for number in np.flatnonzero(counts):
             mine = order[ends[number] - counts[number] : ends[number]]
@@ -121,28 +128,29 @@ class ByDocument:
         return spool, count
 
     def _in_order(self) -> Iterator[Repeats]:
-        """Runs of one range of documents after the other, by rising start, as long as can be."""
+        """Maximal runs by ascending start, one range of documents after the other."""
         for spool, count in zip(self.spools, self.counts.tolist(), strict=True):
             if count:
                 runs = np.sort(np.array(spool.array(RUN, (count,))), order="start")
-                yield _joined(runs, self.starts)
+                yield _merge_runs(runs, self.starts)
 
 
-def _joined(runs: np.ndarray, starts: np.ndarray) -> Repeats:
-    """Runs that continue one another in one document as one."""
+def _merge_runs(runs: np.ndarray, starts: np.ndarray) -> Repeats:
+    """Merge runs that continue one another within one document."""
     start, count, first = (runs[name] for name in ("start", "count", "first"))
     document = np.searchsorted(starts, start, side="right")
-    fresh = np.ones(len(runs), bool)
-    fresh[1:] = (start[:-1] + count[:-1] != start[1:]) | (first[:-1] + count[:-1] != first[1:])
-    fresh[1:] |= document[:-1] != document[1:]
-    heads = np.flatnonzero(fresh)
+    is_first = np.ones(len(runs), bool)
+    is_first[1:] = (start[:-1] + count[:-1] != start[1:]) | (first[:-1] + count[:-1] != first[1:])
+    is_first[1:] |= document[:-1] != document[1:]
+    heads = np.flatnonzero(is_first)
     return Repeats(start[heads], np.add.reduceat(count, heads), first[heads])
 
 
 def as_cuts(runs: Repeats, starts: np.ndarray, units: Units, span: int) -> np.ndarray:
-    """CUT[c] of runs of repeats by rising start: disjoint, each with the copy that is kept.
+    """CUT[c] of runs of repeats by ascending start: disjoint, each with the copy that is kept.
 
-    Where runs overlap, the earlier has the bytes they share. starts int64[n + 1]: of documents.
+    Where runs overlap, the shared bytes belong to the earlier one. starts int64[n + 1]: of
+    documents.
     """
     ends = runs.start + runs.count - 1 + span
     before = np.concatenate(([0], np.maximum.accumulate(ends)[:-1]))

@@ -1,11 +1,12 @@
-"""What the first pass of dedup learns of documents, on disk in columns: sketch segments.
+"""Sketch segments: the hashes of documents from the first pass of dedup, on disk in columns.
 
 A segment holds rows in input order. Its files: `digests` (uint64, in chunks of CHUNK_ROWS rows, a
 band's values of a chunk together, so that one band can be read alone), `exact` (uint64, 2 a row),
 `worth` (float64), `counts` (uint32, shingles of the row), `shingles` (uint32) and `ids` (an Arrow
-stream). In a scratch or index directory they have names, and `segment.json` comes last, so that a
-segment is whole or not there; otherwise they are unnamed and vanish with the process. Memory
-holds exact hashes, worth, counts and places of shingles: 36 bytes a document.
+stream). `worth` is the priority of the rule of `--keep`. In a scratch or index directory the files
+have names, and `segment.json` is written last, so that a segment is complete or absent; otherwise
+they are unnamed and disappear with the process. Memory holds exact hashes, priorities, counts and
+shingle offsets: 36 bytes per document.
 """
 
 import json
@@ -26,54 +27,54 @@ from sabia.kernels.minhash import Sketches
 CHUNK_ROWS = 1 << 16
 VERSION = 1
 _NAMES = ("digests", "exact", "worth", "counts", "shingles", "ids")
-_SEAL = "segment.json"
-NOWHERE = np.uint64(0xFFFFFFFFFFFFFFFF)  # beside a row's number: an exact hash of its own
+_MANIFEST = "segment.json"
+UNIQUE = np.uint64(0xFFFFFFFFFFFFFFFF)  # with the row number: an exact hash that no other row has
 
 
 class SegmentWriter:
-    """Takes sketches batch by batch; `directory` must exist, None makes unnamed files."""
+    """Writes sketches batch by batch; `directory` must exist, None creates unnamed files."""
 
     def __init__(self, bands: int, with_shingles: bool, directory: Path | None = None) -> None:
         self.bands, self.with_shingles, self.directory = bands, with_shingles, directory
         self.spools = {n: Spool(str(directory / n) if directory else "") for n in _NAMES}
         self.ids = IdSpool(self.spools["ids"])
         self.pending: list[np.ndarray] = []
-        self.rows = self.held = 0
+        self.rows = self.pending_rows = 0
 
-    def add(self, sketches: Sketches, worth: np.ndarray, ids: pa.Array) -> None:
+    def add(self, sketches: Sketches, priority: np.ndarray, ids: pa.Array) -> None:
         """Append rows."""
         self.spools["exact"].append(sketches.exact)
-        self.spools["worth"].append(worth.astype(np.float64))
+        self.spools["worth"].append(priority.astype(np.float64))
         self.spools["counts"].append(sketches.counts.astype(np.uint32))
         if self.with_shingles:
             self.spools["shingles"].append(sketches.shingles)
         self.ids.append(ids)
         self.pending.append(sketches.digests)
-        self.rows += len(worth)
-        self.held += len(worth)
-        while self.held >= CHUNK_ROWS:
+        self.rows += len(priority)
+        self.pending_rows += len(priority)
+        while self.pending_rows >= CHUNK_ROWS:
             self._write_chunk()
 
     def _write_chunk(self) -> None:
         whole = np.concatenate(self.pending)
         self.spools["digests"].append(whole[:CHUNK_ROWS].T)
         self.pending = [whole[CHUNK_ROWS:].copy()]
-        self.held = len(self.pending[0])
+        self.pending_rows = len(self.pending[0])
 
     def close(self, about: dict[str, Any] | None = None, checksums: bool = False) -> "Segment":
         """Flush; in a directory write `segment.json` with `about`."""
-        if self.held:
+        if self.pending_rows:
             self._write_chunk()
         self.ids.close()
         for spool in self.spools.values():
             spool.file.flush()
         if self.directory:
             sizes = {n: (self.directory / n).stat().st_size for n in _NAMES}
-            said = {"version": VERSION, "rows": self.rows, "bands": self.bands, "sizes": sizes}
-            said |= {"shingles": self.with_shingles, "about": about or {}}
+            manifest = {"version": VERSION, "rows": self.rows, "bands": self.bands, "sizes": sizes}
+            manifest |= {"shingles": self.with_shingles, "about": about or {}}
             if checksums:
-                said["crc32"] = {n: _checksum(self.directory / n) for n in _NAMES}
-            (self.directory / _SEAL).write_text(json.dumps(said, indent=1))
+                manifest["crc32"] = {n: _checksum(self.directory / n) for n in _NAMES}
+            (self.directory / _MANIFEST).write_text(json.dumps(manifest, indent=1))
         return Segment(self.rows, self.bands, self.with_shingles, self.spools)
 
 
@@ -96,18 +97,18 @@ class Segment:
 
     @classmethod
     def open(cls, directory: Path) -> "Segment":
-        """A named segment; raises BadData where a file is missing, cut short or altered."""
-        said = about(directory)
-        if said is None:
-            raise BadData(f"{directory}: no sketches here, or of another version")
+        """A segment in a directory; raises BadData if a file is missing, truncated or changed."""
+        manifest = read_manifest(directory)
+        if manifest is None:
+            raise BadData(f"{directory}: no sketches here, or sketches of another version")
         for name in _NAMES:
             path = directory / name
-            if not path.exists() or path.stat().st_size != said["sizes"][name]:
-                raise BadData(f"{path}: missing or cut short; make the sketches again")
-            if "crc32" in said and _checksum(path) != said["crc32"][name]:
-                raise BadData(f"{path}: altered since it was written; make the index again")
+            if not path.exists() or path.stat().st_size != manifest["sizes"][name]:
+                raise BadData(f"{path}: missing or truncated; compute the sketches again")
+            if "crc32" in manifest and _checksum(path) != manifest["crc32"][name]:
+                raise BadData(f"{path}: changed since it was written; create the index again")
         spools = {name: Spool(str(directory / name), "rb") for name in _NAMES}
-        return cls(said["rows"], said["bands"], said["shingles"], spools)
+        return cls(manifest["rows"], manifest["bands"], manifest["shingles"], spools)
 
     def column(self, name: str, dtype: Any, width: int = 1) -> np.ndarray:
         """`exact`, `worth` or `counts` as an array in memory."""
@@ -126,25 +127,25 @@ class Segment:
 
 
 def blank_segment(ids: pa.Array, bands: int, with_shingles: bool) -> Segment:
-    """Rows with ids, as of documents without words that are equal to no other."""
+    """Rows with ids, like documents without words that are equal to no other."""
     writer, rows = SegmentWriter(bands, with_shingles), len(ids)
-    exact = np.stack((np.arange(rows, dtype=np.uint64), np.full(rows, NOWHERE)), axis=1)
+    exact = np.stack((np.arange(rows, dtype=np.uint64), np.full(rows, UNIQUE)), axis=1)
     none, digests = np.zeros(rows, np.uint32), np.zeros((rows, bands), np.uint64)
     writer.add(Sketches(digests, exact, none, none[:0], none), np.full(rows, -np.inf), ids)
     return writer.close()
 
 
-def about(directory: Path) -> dict[str, Any] | None:
-    """What `segment.json` says; None if there is none or it is of another version."""
+def read_manifest(directory: Path) -> dict[str, Any] | None:
+    """The contents of `segment.json`; None if it is missing or of another version."""
     try:
-        said = json.loads((directory / _SEAL).read_text())
+        manifest = json.loads((directory / _MANIFEST).read_text())
     except (OSError, ValueError):
         return None
-    return said if said.get("version") == VERSION else None
+    return manifest if manifest.get("version") == VERSION else None
 
 
 class Corpus:
-    """Segments one after the other as rows 0 … count - 1; starts[i]: the first row of source i."""
+    """Concatenated segments with rows 0 … count - 1; starts[i]: the first row of source i."""
 
     def __init__(self, segments: Sequence[Segment], starts: np.ndarray) -> None:
         self.segments, self.starts = list(segments), starts
@@ -153,12 +154,12 @@ class Corpus:
         self.bands = segments[0].bands if segments else 0
         none = np.empty((0, 2), np.uint64)
         self.exact = np.concatenate([none, *(s.column("exact", np.uint64, 2) for s in segments)])
-        self.worth = self._whole("worth", np.float64)
-        self.counts = self._whole("counts", np.uint32)
+        self.priority = self._all_rows("worth", np.float64)
+        self.counts = self._all_rows("counts", np.uint32)
         self.ends = np.cumsum(self.counts, dtype=np.int64)  # of shingles, over all segments
         self.bases = np.concatenate(([0], self.ends))[self.firsts]
 
-    def _whole(self, name: str, dtype: Any) -> np.ndarray:
+    def _all_rows(self, name: str, dtype: Any) -> np.ndarray:
         return np.concatenate([np.empty(0, dtype), *(s.column(name, dtype) for s in self.segments)])
 
     def band(self, number: int) -> Iterator[tuple[int, np.ndarray]]:
@@ -177,10 +178,10 @@ class Corpus:
         bounds = np.searchsorted(rows, self.firsts)
         for index in np.flatnonzero(np.diff(bounds)).tolist():
             low, high = bounds[index : index + 2]
-            places = self.ends[rows[low:high]] - counts[low:high] - self.bases[index]
+            offsets = self.ends[rows[low:high]] - counts[low:high] - self.bases[index]
             file = self.segments[index].spools["shingles"].file.fileno()
             target = values[starts[low] : starts[high]]
-            minhash.gather(file, places, counts[low:high], target, engine)
+            minhash.gather(file, offsets, counts[low:high], target, engine)
         return values, starts
 
     def take(self, rows: np.ndarray) -> pa.Array:

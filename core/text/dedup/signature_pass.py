@@ -1,8 +1,9 @@
 """First pass of dedup: sketch every document, into unnamed files or into a scratch directory.
 
-In a scratch directory each source has a segment of its own, named by what it was made from and how;
-one that is there is not made again, so a killed pass goes on where it was, and tasks of an array
-share the work. Threads share it here: kernels hold no lock, and rows are kept in order.
+In a scratch directory each source has a segment of its own, named by a hash of its input and
+options; an existing segment is not computed again, so a killed pass resumes, and the tasks of an
+array share the work. Within a process the work is done by threads: the kernels release the global
+interpreter lock, and rows keep their order.
 """
 
 import hashlib
@@ -24,7 +25,13 @@ from sabia.core.shards.spools import Spool
 from sabia.core.shards.text_buffers import text_buffers
 from sabia.core.text.dedup import keep_rules, lsh
 from sabia.core.text.dedup.first_pass import first_pass
-from sabia.core.text.dedup.signature_files import VERSION, Corpus, Segment, SegmentWriter, about
+from sabia.core.text.dedup.signature_files import (
+    VERSION,
+    Corpus,
+    Segment,
+    SegmentWriter,
+    read_manifest,
+)
 from sabia.kernels import minhash
 from sabia.kernels.minhash import SketchConfig, Sketches
 
@@ -42,11 +49,11 @@ def sketch_into(
     scratch: Path, sources: Sequence[Source], config: DedupOptions, engine: str, seed: int,
     jobs: int,
 ) -> None:  # fmt: skip
-    """Make the segments of some sources that the scratch directory does not hold yet."""
+    """Compute the segments of sources that the scratch directory does not have yet."""
     done = 0
     for source in sources:
         print_ = segment_print(source, config, seed)
-        if about(scratch / print_) is not None:
+        if read_manifest(scratch / print_) is not None:
             done += 1
             continue
         with atomic_directory(scratch / print_) as temporary:
@@ -63,22 +70,22 @@ def load_corpus(
     """The corpus of sources that were sketched into a scratch directory."""
     segments = []
     for source in sources:
-        place = scratch / segment_print(source, config, seed)
-        if about(place) is None:
+        directory = scratch / segment_print(source, config, seed)
+        if read_manifest(directory) is None:
             raise UsageError(
-                f"{source.name}: no sketches in {scratch} (made from other bytes or with other"
+                f"{source.name}: no sketches in {scratch} (computed from other bytes or with other"
                 " options?); run --phase sketch over all inputs first"
             )
-        segments.append(Segment.open(place))
+        segments.append(Segment.open(directory))
     rows = [segment.rows for segment in segments]
     return Corpus(segments, np.concatenate(([0], np.cumsum(rows))).astype(np.int64))
 
 
 def segment_print(source: Source, config: DedupOptions, seed: int) -> str:
-    """The name of a source's segment: a hash of its bytes and of all that its sketches follow."""
+    """The name of a source's segment: a hash of its bytes and of the options of its sketches."""
     sketch = asdict(lsh.sketch_of(config, seed))
-    said = [VERSION, source.fingerprint(), sketch, config.keep, config.verify]
-    return "sketch-" + hashlib.blake2b(json.dumps(said).encode(), digest_size=16).hexdigest()
+    inputs = [VERSION, source.fingerprint(), sketch, config.keep, config.verify]
+    return "sketch-" + hashlib.blake2b(json.dumps(inputs).encode(), digest_size=16).hexdigest()
 
 
 def _writer(config: DedupOptions, seed: int, directory: Path | None = None) -> SegmentWriter:
@@ -89,7 +96,7 @@ def fill(
     writer: SegmentWriter, sources: Sequence[Source], config: DedupOptions, engine: str, seed: int,
     jobs: int,
 ) -> np.ndarray:  # fmt: skip
-    """Sketch all documents of the sources; returns their rows, int64[sources]."""
+    """Sketch all documents of the sources; returns the rows of each, int64[sources]."""
     sketch = lsh.sketch_of(config, seed)
     rows = np.zeros(len(sources), np.int64)
 
@@ -98,7 +105,7 @@ def fill(
 
     columns = list(dict.fromkeys(["id", "text", *keep_rules.columns(config.keep)]))
     for index, batch, sketches in first_pass(sources, columns, work, jobs, rows_of(sources)):
-        writer.add(sketches, keep_rules.worth(batch, config.keep), batch.column("id"))
+        writer.add(sketches, keep_rules.priorities(batch, config.keep), batch.column("id"))
         rows[index] += batch.num_rows
     return rows
 

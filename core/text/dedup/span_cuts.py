@@ -1,8 +1,8 @@
-"""Parts of documents that are copies: what is cut, from where, and where the kept copy is.
+"""Duplicated parts of documents: the bytes that are cut, and where the kept copy is.
 
-A cut is bytes [start, stop) of the text of a row, both at character boundaries, and the row and
-byte where the first copy begins. Cuts of a row are disjoint and ascending. They travel to worker
-processes through unnamed files, as decisions about whole documents do (see removal_pass).
+A cut is a range of bytes [start, stop) of the text of a row, both at character boundaries, and the
+row and byte where the kept copy starts. Cuts of a row are disjoint and ascending. They are passed
+to worker processes through unnamed files, as decisions about whole documents are (removal_pass).
 """
 
 from collections.abc import Iterator, Sequence
@@ -19,8 +19,8 @@ from sabia.core.shards.sources import Source
 from sabia.core.shards.spools import IdSpool, Spool
 from sabia.core.shards.text_buffers import text_buffers
 from sabia.core.text.dedup.barrier import Decision
-from sabia.core.text.dedup.removal_pass import Held, placed
-from sabia.core.text.removed_rows import Again, put_column
+from sabia.core.text.dedup.removal_pass import OpenSpools, numbered
+from sabia.core.text.removed_rows import Repeatable, put_column
 from sabia.core.text.score_column import with_scores
 
 CUT = np.dtype([("row", "i8"), ("start", "i8"), ("stop", "i8"), ("kept", "i8"), ("from", "i8")])
@@ -32,12 +32,12 @@ _SPAN = pa.struct(
 
 
 @dataclass(frozen=True)
-class Policy:
-    """What happens to documents with copies in them; `reason` is what the removed rows say.
+class CutPolicy:
+    """What happens to documents with duplicated spans; `reason` is that of the removed rows.
 
-    cut: copies go, and documents of which more than `share` of the bytes is a copy, or of which
-    nothing but white space would be left. drop: the latter documents go, others stay as they are.
-    mark: nothing goes; spans and share are written beside the text.
+    cut: spans are removed, and so are documents of which more than `share` of the bytes are
+    duplicated, or of which only white space would be left. drop: documents above `share` are
+    removed, others are unchanged. mark: nothing is removed; spans and share become columns.
     """
 
     action: str
@@ -47,13 +47,13 @@ class Policy:
 
 @dataclass(frozen=True)
 class Cuts:
-    """All cuts by row, and the ids of the rows that keep the copies, readable by path."""
+    """All cuts by row, and the ids of the rows with the kept copies, readable by path."""
 
     path: str
     count: int
     ids_path: str
     starts: tuple[int, ...]  # the first row of each source
-    held: Held
+    open_spools: OpenSpools
 
     @classmethod
     def write(cls, spool: Spool, count: int, ids: IdSpool) -> "Cuts":
@@ -65,7 +65,9 @@ class Cuts:
         with pa.ipc.new_file(named.file, batch.schema) as writer:
             writer.write_batch(batch)
         named.file.flush()
-        return cls(spool.path, count, named.path, tuple(ids.starts.tolist()), Held(spool, named))
+        return cls(
+            spool.path, count, named.path, tuple(ids.starts.tolist()), OpenSpools(spool, named)
+        )
 
     def of_rows(self, first: int, last: int) -> np.ndarray:
         """CUT[c] of rows first … last - 1."""
@@ -87,8 +89,8 @@ def _kept_rows(cuts: np.ndarray, piece: int = 1 << 20) -> np.ndarray:
 
 
 @dataclass(frozen=True)
-class _Judged:
-    """A batch, its cuts with rows counted from the batch's first, and which rows go whole."""
+class _CutBatch:
+    """A batch, its cuts with row numbers within the batch, and which rows are removed whole."""
 
     batch: pa.RecordBatch
     cuts: np.ndarray
@@ -98,31 +100,31 @@ class _Judged:
 
     @property
     def parts(self) -> np.ndarray:
-        """Cuts of rows that do not go whole."""
+        """Cuts of rows that are not removed whole."""
         return self.cuts[~self.whole[self.cuts["row"]]]
 
 
-def _judged(
-    batches: Iterator[pa.RecordBatch], cuts: Cuts, policy: Policy, index: int, name: str
-) -> Iterator[_Judged]:
+def _cut_batches(
+    batches: Iterator[pa.RecordBatch], cuts: Cuts, policy: CutPolicy, index: int, name: str
+) -> Iterator[_CutBatch]:
     low, high = cuts.starts[index : index + 2]
-    for first, batch in placed(batches, low, high, name):
+    for first, batch in numbered(batches, low, high, name):
         mine = cuts.of_rows(first, first + batch.num_rows)
         mine["row"] -= first
-        yield _judge(batch, mine, policy)
+        yield _apply_policy(batch, mine, policy)
 
 
-def _judge(batch: pa.RecordBatch, cuts: np.ndarray, policy: Policy) -> _Judged:
+def _apply_policy(batch: pa.RecordBatch, cuts: np.ndarray, policy: CutPolicy) -> _CutBatch:
     sizes = np.diff(text_buffers(batch.column("text"))[1])
-    gone = np.bincount(cuts["row"], cuts["stop"] - cuts["start"], minlength=batch.num_rows)
-    share = gone / np.maximum(sizes, 1)
+    removed_bytes = np.bincount(cuts["row"], cuts["stop"] - cuts["start"], minlength=batch.num_rows)
+    share = removed_bytes / np.maximum(sizes, 1)
     whole, left = np.zeros(batch.num_rows, bool), None
     if policy.action != "mark" and len(cuts):
         whole = share > policy.share
     if policy.action == "cut" and len(cuts):
         left = without(batch.column("text"), cuts)
-        whole |= (gone > 0) & _blank(left)
-    return _Judged(batch, cuts, share, whole, left)
+        whole |= (removed_bytes > 0) & _blank(left)
+    return _CutBatch(batch, cuts, share, whole, left)
 
 
 def _blank(texts: pa.Array) -> np.ndarray:
@@ -133,8 +135,8 @@ def without(texts: pa.Array, cuts: np.ndarray) -> pa.Array:
     """The texts without the cut bytes."""
     data, bounds = text_buffers(texts)
     stays = ~_inside(bounds, cuts)
-    gone = np.bincount(cuts["row"], cuts["stop"] - cuts["start"], minlength=len(texts))
-    ends = np.concatenate(([0], np.cumsum(np.diff(bounds) - gone.astype(np.int64))))
+    removed_bytes = np.bincount(cuts["row"], cuts["stop"] - cuts["start"], minlength=len(texts))
+    ends = np.concatenate(([0], np.cumsum(np.diff(bounds) - removed_bytes.astype(np.int64))))
     return _strings(data[bounds[0] : bounds[-1]][stays], ends)
 
 
@@ -146,7 +148,7 @@ def _pieces(texts: pa.Array, cuts: np.ndarray) -> pa.Array:
 
 
 def _inside(bounds: np.ndarray, cuts: np.ndarray) -> np.ndarray:
-    """bool[bytes]: what is cut of texts between bounds[n + 1]."""
+    """bool[bytes]: True where a byte of the texts between bounds[n + 1] is cut."""
     edges = np.empty(2 * len(cuts) + 2, np.int64)
     edges[0], edges[-1] = bounds[0], bounds[-1]
     edges[1:-1:2] = bounds[cuts["row"]] + cuts["start"]
@@ -164,10 +166,10 @@ def _strings(data: np.ndarray, bounds: np.ndarray) -> pa.Array:
 
 
 def transform(
-    batches: Iterator[pa.RecordBatch], context: ShardContext, cuts: Cuts, policy: Policy
+    batches: Iterator[pa.RecordBatch], context: ShardContext, cuts: Cuts, policy: CutPolicy
 ) -> Iterator[pa.RecordBatch]:
-    """Documents without their copies, or with word of them, as the policy says."""
-    for judged in _judged(batches, cuts, policy, context.index, context.name):
+    """Documents without duplicated spans, or with columns that describe them, by the policy."""
+    for judged in _cut_batches(batches, cuts, policy, context.index, context.name):
         _count(judged, context, policy)
         batch = judged.batch
         if policy.action == "mark":
@@ -178,7 +180,7 @@ def transform(
         yield batch.filter(pa.array(~judged.whole))
 
 
-def _count(judged: _Judged, context: ShardContext, policy: Policy) -> None:
+def _count(judged: _CutBatch, context: ShardContext, policy: CutPolicy) -> None:
     spans = judged.cuts if policy.action == "mark" else judged.parts
     if len(spans) and policy.action != "drop":
         context.count("spans", len(spans))
@@ -189,40 +191,40 @@ def _count(judged: _Judged, context: ShardContext, policy: Policy) -> None:
         context.count("bytes removed with them", int(sizes[judged.whole].sum()))
 
 
-def _marked(judged: _Judged, cuts: Cuts) -> pa.RecordBatch:
+def _marked(judged: _CutBatch, cuts: Cuts) -> pa.RecordBatch:
     """`duplicate_spans` (bytes, and where the copy is kept) and the share among the scores."""
-    found, rows = judged.cuts, judged.batch.num_rows
+    cuts_found, rows = judged.cuts, judged.batch.num_rows
     spans = pa.StructArray.from_arrays(
-        [pa.array(found["start"]), pa.array(found["stop"] - found["start"]),
-         cuts.kept_ids(found["kept"]), pa.array(found["from"])],
+        [pa.array(cuts_found["start"]), pa.array(cuts_found["stop"] - cuts_found["start"]),
+         cuts.kept_ids(cuts_found["kept"]), pa.array(cuts_found["from"])],
         fields=list(_SPAN),
     )  # fmt: skip
-    ends = np.concatenate(([0], np.cumsum(np.bincount(found["row"], minlength=rows))))
+    ends = np.concatenate(([0], np.cumsum(np.bincount(cuts_found["row"], minlength=rows))))
     lists = pa.ListArray.from_arrays(pa.array(ends, pa.int32()), spans)
     scores = with_scores(judged.batch.column("scores"), {SCORE: judged.share})
     return put_column(put_column(judged.batch, "duplicate_spans", lists), "scores", scores)
 
 
-def decision(sources: Sequence[Source], cuts: Cuts, policy: Policy) -> Decision:
-    """What a stage with a barrier does by the policy."""
+def decision(sources: Sequence[Source], cuts: Cuts, policy: CutPolicy) -> Decision:
+    """The decision of the barrier stage by the policy."""
     parts = [
-        Again(partial(_removed, source, cuts, policy, index))
+        Repeatable(partial(_removed, source, cuts, policy, index))
         for index, source in enumerate(sources)
         if len(cuts.of_rows(*cuts.starts[index : index + 2]))
     ]
     return Decision(partial(transform, cuts=cuts, policy=policy), parts)
 
 
-def _removed(source: Source, cuts: Cuts, policy: Policy, index: int) -> Iterator[pa.RecordBatch]:
-    """What the transform takes out of one source: a row for each cut, its text the bytes cut, and
-    one for each document that went whole."""
-    for one in _judged(source.batches(), cuts, policy, index, source.name):
+def _removed(source: Source, cuts: Cuts, policy: CutPolicy, index: int) -> Iterator[pa.RecordBatch]:
+    """The removed rows of one source: one for each cut, its text the bytes cut, and one for each
+    document that is removed whole."""
+    for one in _cut_batches(source.batches(), cuts, policy, index, source.name):
         rows = _removed_rows(one, cuts, policy)
         if rows.num_rows:
             yield rows
 
 
-def _removed_rows(one: _Judged, cuts: Cuts, policy: Policy) -> pa.RecordBatch:
+def _removed_rows(one: _CutBatch, cuts: Cuts, policy: CutPolicy) -> pa.RecordBatch:
     parts = one.parts if policy.action == "cut" else one.cuts[:0]
     whole = np.flatnonzero(one.whole)
     texts = one.batch.column("text")

@@ -1,7 +1,8 @@
-"""The units that repeated spans are made of, and how spans of units become cuts of bytes.
+"""The units of repeated spans, and the conversion of spans of units to byte ranges.
 
-Bytes: the UTF-8 text itself. Tokens: ids of a tokenizer, special tokens read as ordinary text; the
-bytes of a token are those of the characters that it covers alone. A cut never parts a character.
+Bytes: the UTF-8 text itself. Tokens: ids of a tokenizer, special tokens encoded as ordinary text;
+the bytes of a token are those of the characters that no other token covers. A cut never splits a
+character.
 """
 
 from typing import NamedTuple
@@ -12,19 +13,19 @@ import pyarrow as pa
 from sabia.core.shards.spools import Spool
 from sabia.core.shards.text_buffers import text_buffers
 from sabia.core.text.dedup.piece_bounds import byte_positions
-from sabia.core.text.dedup.repeated_spans import Places
+from sabia.core.text.dedup.repeated_spans import UnitBounds
 from sabia.core.text.tokenize.tokenizer import Tokenizer
 
 
-class Read(NamedTuple):
+class UnitsOfTexts(NamedTuple):
     """Units of some texts: values[offsets[i]:offsets[i + 1]]."""
 
     values: np.ndarray
     offsets: np.ndarray
-    bounds: np.ndarray | None = None  # uint32[units, 2]: the bytes of its text that each covers
+    bounds: np.ndarray | None = None  # uint32[units, 2]: byte range of each unit in its text
 
 
-class Bytes:
+class ByteUnits:
     """Units are bytes."""
 
     name, fingerprint = "bytes", ""
@@ -32,39 +33,39 @@ class Bytes:
     def __init__(self) -> None:
         self.spool, self.array = Spool(), np.empty(0, np.uint8)
 
-    def read(self, texts: pa.Array) -> Read:
+    def read(self, texts: pa.Array) -> UnitsOfTexts:
         """The units of texts; safe to call from several threads."""
-        return Read(*text_buffers(texts))
+        return UnitsOfTexts(*text_buffers(texts))
 
-    def keep(self, read: Read) -> None:
-        """Add units to those on disk, in order."""
+    def keep(self, read: UnitsOfTexts) -> None:
+        """Append units to those on disk."""
         self.spool.append(read.values[read.offsets[0] : read.offsets[-1]])
 
     def values(self, count: int) -> np.ndarray:
-        """All units kept, of which there are so many."""
+        """All `count` units on disk."""
         self.array = self.spool.array(np.uint8, (count,))
         return self.array
 
     def bytes_of(
         self, starts: np.ndarray, first: np.ndarray, last: np.ndarray, joined: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray]:
-        """See repeats.Units: spans shrink to whole characters."""
+        """See repeated_spans.Units: spans shrink to whole characters."""
         low, high = self._moved(first, 1), self._moved(last, -1)
         high[:-1][joined] = low[1:][joined]
         return low - starts, np.maximum(high, low) - starts
 
-    def _moved(self, places: np.ndarray, step: int) -> np.ndarray:
+    def _moved(self, positions: np.ndarray, step: int) -> np.ndarray:
         """Positions moved to the next boundary of characters, forwards or backwards."""
-        places = places.copy()
+        positions = positions.copy()
         for _ in range(3):
-            inside = places < len(self.array)
-            inside[inside] = (self.array[places[inside]] & 0xC0) == 0x80
-            places[inside] += step
-        return places
+            inside = positions < len(self.array)
+            inside[inside] = (self.array[positions[inside]] & 0xC0) == 0x80
+            positions[inside] += step
+        return positions
 
 
-class Tokens(Places):
-    """Units are tokens; the bytes of each are kept beside it."""
+class TokenUnits(UnitBounds):
+    """Units are tokens, stored with the byte range of each."""
 
     name = "tokens"
 
@@ -72,31 +73,31 @@ class Tokens(Places):
         super().__init__()
         self.tokenizer, self.fingerprint, self.spool = tokenizer, tokenizer.fingerprint, Spool()
 
-    def read(self, texts: pa.Array) -> Read:
-        """See Bytes."""
+    def read(self, texts: pa.Array) -> UnitsOfTexts:
+        """See ByteUnits."""
         listed = texts.to_pylist()
         ids, spans = self.tokenizer.encode_ordinary_with_offsets(listed)
         bounds = [_own_bytes(text, pairs) for text, pairs in zip(listed, spans, strict=True)]
         values = [np.asarray(each, np.int32) for each in ids]
         offsets = np.cumsum([0, *map(len, values)])
-        return Read(
+        return UnitsOfTexts(
             np.concatenate([np.empty(0, np.int32), *values]),
             offsets,
             np.concatenate([np.empty((0, 2), np.uint32), *bounds]),
         )
 
-    def keep(self, read: Read) -> None:
-        """See Bytes."""
+    def keep(self, read: UnitsOfTexts) -> None:
+        """See ByteUnits."""
         self.spool.append(read.values)
         if read.bounds is not None:
             self.add(read.bounds)
 
     def values(self, count: int) -> np.ndarray:
-        """See Bytes."""
+        """See ByteUnits."""
         return self.spool.array(np.int32, (count,))
 
 
-SpanUnits = Bytes | Tokens
+SpanUnits = ByteUnits | TokenUnits
 
 
 def _own_bytes(text: str, spans: list[tuple[int, int]]) -> np.ndarray:

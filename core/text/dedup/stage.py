@@ -1,11 +1,11 @@
-"""Exact and near-duplicate removal: keep one document of each cluster, say what went and why.
+"""`dedup --method exact` and `minhash`: keep one document of each cluster of duplicates.
 
-Exact duplicates have the same words and marks in the same order (spacing, case and accents
-aside). Near-duplicates: MinHash candidates over word n-grams; with verification a pair counts
-only if the exact Jaccard similarity of its n-gram sets reaches the threshold. Three passes over
-replayable inputs: sketch, compare, write. One job does all three; in a Slurm array, with a scratch
-directory that all tasks see, `--phase sketch` and `--phase write` do a slice of the shards and
-`--phase compare` is one job between them, and the output is the same bytes.
+Exact duplicates have the same words and punctuation in the same order; white space, case and
+accents are ignored. Near-duplicates are MinHash candidates over word n-grams; with verification a
+pair counts only if the exact Jaccard similarity of its n-gram sets reaches the threshold. There
+are three passes over the inputs: sketch, compare, write. One job does all three; in a Slurm array,
+with a scratch directory that all tasks share, `--phase sketch` and `--phase write` process a part
+of the shards each, `--phase compare` is one job between them, and the output bytes are the same.
 Broder 1997; Lee et al. 2021.
 """
 
@@ -57,19 +57,19 @@ class _Work:
         barrier.run(self.job, self.options.removed, self._decide, self._salt, trial._decide)
 
     def sketch(self) -> None:
-        """Sketch our slice of the shards into the scratch directory."""
+        """Sketch this task's part of the shards into the scratch directory."""
         sources = open_inputs(self.job, "document")
         index, count = self.job.shard or slurm_slice() or (0, 1)
         engine = self._engine()
-        place = Path(self.options.scratch)
-        sketch_into(place, sources[index::count], self.options, engine, self.job.seed,
+        scratch = Path(self.options.scratch)
+        sketch_into(scratch, sources[index::count], self.options, engine, self.job.seed,
                     self.job.jobs)  # fmt: skip
 
     def compare(self) -> None:
-        """Decide from all sketches; the plan goes to the scratch directory."""
+        """Compare all sketches and write the removal plan to the scratch directory."""
         sources = unified(open_inputs(self.job, "document"))
         corpus = load_corpus(Path(self.options.scratch), sources, self.options, self.job.seed)
-        plan = self._plan(sources, corpus, self._plan_place(sources))
+        plan = self._plan(sources, corpus, self._plan_directory(sources))
         if self.options.removed:
             salt = barrier.salt_of(sources, self._salt(sources))
             made = removed_rows.provenance_of(self.job, sources, salt)
@@ -78,17 +78,17 @@ class _Work:
             )
 
     def write(self) -> None:
-        """Write our slice of the shards by the plan."""
+        """Write this task's part of the shards according to the plan."""
         sources = open_inputs(self.job, "document")
-        plan = removal_pass.Plan.open(self._plan_place(sources))
+        plan = removal_pass.RemovalPlan.open(self._plan_directory(sources))
         salt = barrier.salt_of(sources, self._salt(sources))
         run_map(self.job, partial(removal_pass.drop, plan=plan), sources=sources, salt=salt)
 
-    def _plan_place(self, sources: list[Source]) -> Path:
+    def _plan_directory(self, sources: list[Source]) -> Path:
         return Path(self.options.scratch) / f"plan-{barrier.salt_of(sources, self._salt(sources))}"
 
     def _salt(self, sources: list[Source]) -> str:
-        """All that the decision depends on beside the inputs and the job's own options."""
+        """What the decision depends on besides the inputs and the job's own options."""
         key = kept_index.run_key(sources, self.options, self.job.seed)
         if self.options.redis:
             return f"{key} {self._redis(key, make=not self.job.dry_run).print}"
@@ -102,23 +102,23 @@ class _Work:
 
     def _engine(self) -> str:
         engine = choose_engine(self.options.engine)
-        notes.note(f"engine {engine}{_said_of_bands(self.options, self.job.seed)}")
+        notes.note(f"engine {engine}{_describe_bands(self.options, self.job.seed)}")
         return engine
 
     def _decide(self, sources: list[Source]) -> barrier.Decision:
         engine, seed, jobs = self._engine(), self.job.seed, self.job.jobs
         if self.options.scratch:
-            place = Path(self.options.scratch)
-            sketch_into(place, sources, self.options, engine, seed, jobs)
-            corpus = load_corpus(place, sources, self.options, seed)
+            scratch = Path(self.options.scratch)
+            sketch_into(scratch, sources, self.options, engine, seed, jobs)
+            corpus = load_corpus(scratch, sources, self.options, seed)
         else:
             corpus = read_corpus(sources, self.options, engine, seed, jobs)
         return removal_pass.decision(sources, self._plan(sources, corpus), self.options.decisions)
 
     def _plan(
-        self, sources: list[Source], corpus: Corpus, place: Path | None = None
-    ) -> removal_pass.Plan:
-        """Compare, extend the index, report what is replaced, and write the plan down."""
+        self, sources: list[Source], corpus: Corpus, directory: Path | None = None
+    ) -> removal_pass.RemovalPlan:
+        """Compare, extend the index, report replaced documents, and write the plan."""
         key = kept_index.run_key(sources, self.options, self.job.seed)
         indexed = 0
         if self.options.against:
@@ -127,38 +127,46 @@ class _Work:
         prior = 0 if self.options.replaced else indexed
         engine = choose_engine(self.options.engine)
         if self.options.redis:
-            found, corpus = redis_index.take_out(
+            clusters, corpus = redis_index.find_and_insert(
                 self._redis(key), sources, corpus, engine, self.job.jobs
             )
-            return removal_pass.Plan.write(corpus, found, place)
-        found = find_clusters(corpus, self.options, engine, prior)
-        replaced = _replaced(found, indexed)
+            return removal_pass.RemovalPlan.write(corpus, clusters, directory)
+        clusters = find_clusters(corpus, self.options, engine, prior)
+        replaced = _replaced(clusters, indexed)
         if self.options.replaced:
-            _write_replaced(self.options.replaced, corpus, found, replaced)
+            _write_replaced(self.options.replaced, corpus, clusters, replaced)
         if self.options.index:
-            rows = indexed + np.flatnonzero(found.reason[indexed:] == KEPT)
-            places = [Path(one).resolve() for one in (self.options.index, self.options.against)]
-            same = self.options.against and places[0] == places[1]
-            gone = replaced if same and self.options.replaced else replaced[:0]
+            rows = indexed + np.flatnonzero(clusters.reason[indexed:] == KEPT)
+            directories = [
+                Path(one).resolve() for one in (self.options.index, self.options.against)
+            ]
+            same = self.options.against and directories[0] == directories[1]
+            replaced_in_place = replaced if same and self.options.replaced else replaced[:0]
             kept_index.write_index(
-                self.options.index, corpus, rows, gone, self.options, self.job.seed, key
+                self.options.index,
+                corpus,
+                rows,
+                replaced_in_place,
+                self.options,
+                self.job.seed,
+                key,
             )
-        return removal_pass.Plan.write(corpus, found, place)
+        return removal_pass.RemovalPlan.write(corpus, clusters, directory)
 
 
-def _replaced(found: Clusters, indexed: int) -> np.ndarray:
+def _replaced(clusters: Clusters, indexed: int) -> np.ndarray:
     """Rows of the index whose cluster keeps a new document."""
-    gone = np.flatnonzero(found.reason[:indexed] != KEPT)
-    return gone[found.kept_row[found.of_row[gone]] >= indexed]
+    removed = np.flatnonzero(clusters.reason[:indexed] != KEPT)
+    return removed[clusters.kept_row[clusters.of_row[removed]] >= indexed]
 
 
-def _write_replaced(path: str, corpus: Corpus, found: Clusters, rows: np.ndarray) -> None:
-    kept = found.kept_row[found.of_row[rows]]
-    ordered, place = np.unique(kept, return_inverse=True)
-    similarity = found.similarity[rows]
+def _write_replaced(path: str, corpus: Corpus, clusters: Clusters, rows: np.ndarray) -> None:
+    kept = clusters.kept_row[clusters.of_row[rows]]
+    ordered, position = np.unique(kept, return_inverse=True)
+    similarity = clusters.similarity[rows]
     table = pa.table({
         "id": corpus.take(rows),
-        "replaced_by": corpus.take(ordered).take(pa.array(place.ravel())),
+        "replaced_by": corpus.take(ordered).take(pa.array(position.ravel())),
         "similarity": pa.array(similarity, mask=np.isnan(similarity)),
     })  # fmt: skip
     with open_file(path, table.schema) as writer:
@@ -166,10 +174,10 @@ def _write_replaced(path: str, corpus: Corpus, found: Clusters, rows: np.ndarray
             writer.write(batch)
 
 
-def _said_of_bands(options: DedupOptions, seed: int) -> str:
+def _describe_bands(options: DedupOptions, seed: int) -> str:
     sketch = lsh.sketch_of(options, seed)
     if not sketch.bands:
         return ""
     hits = lsh.hit_probability(CURVE, sketch.bands, sketch.rows).tolist()
     curve = ", ".join(f"{p:.3f} at {s:g}" for s, p in zip(CURVE, hits, strict=True))
-    return f", {sketch.bands} bands of {sketch.rows}; chance to find a pair: {curve}"
+    return f", {sketch.bands} bands of {sketch.rows}; probability that a pair is found: {curve}"

@@ -1,8 +1,8 @@
 """`dedup --method url`: one document of each canonical URL.
 
-URLs are compared as the crawler spells them (sabia.core.urls: no fragment, no tracking or session
-parameters, one form of escapes), by 128 bits of BLAKE2b. Documents without an http(s) URL are
-nobody's copy. In memory: 32 bytes a document.
+URLs are compared in canonical form (sabia.core.urls: no fragment, no tracking or session
+parameters, normalized escapes), by 128 bits of BLAKE2b. Documents without an http(s) URL are never
+duplicates. In memory: 32 bytes per document.
 """
 
 import hashlib
@@ -30,31 +30,36 @@ def run(job: Job, options: DedupOptions) -> None:
 
 
 def _decide(job: Job, rule: str, sources: list[Source]) -> barrier.Decision:
-    keys, known, worth, ids = _read(sources, rule, job.jobs)
+    keys, known, priority, ids = _read(sources, rule, job.jobs)
     rows = np.flatnonzero(known)
     if len(known) and not len(rows):
         raise BadData("--method url: no document has an http(s) url")
-    notes.note(f"{len(known) - len(rows):,} documents without a URL stay")
+    notes.note(f"{len(known) - len(rows):,} documents without a URL are kept")
     component = np.arange(len(known))
     component[rows] = rows[first_of_equal(keys[rows])]
-    found = choose_kept(component, worth, URL)
-    return removal_pass.decision(sources, removal_pass.Plan.write(ids, found))
+    clusters = choose_kept(component, priority, URL)
+    return removal_pass.decision(sources, removal_pass.RemovalPlan.write(ids, clusters))
 
 
 def _read(
     sources: Sequence[Source], rule: str, jobs: int
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, IdSpool]:
-    """Of n rows: (keys uint64[n, 2], whether known bool[n], worth float64[n], ids)."""
+    """Of n rows: (keys uint64[n, 2], whether known bool[n], priority float64[n], ids)."""
     ids = IdSpool(sources=len(sources))
-    keys, known, worth = [np.empty((0, 2), np.uint64)], [np.empty(0, bool)], []
+    keys, known, priority = [np.empty((0, 2), np.uint64)], [np.empty(0, bool)], []
     columns = list(dict.fromkeys(["id", "url", *keep_rules.columns(rule)]))
 
-    for index, batch, (key, there) in first_pass(sources, columns, _url_keys, jobs):
+    for index, batch, (key, known_part) in first_pass(sources, columns, _url_keys, jobs):
         ids.append(batch.column("id"), index)
         keys.append(key)
-        known.append(there)
-        worth.append(keep_rules.worth(batch, rule))
-    return np.concatenate(keys), np.concatenate(known), keep_rules.whole(worth, rule), ids
+        known.append(known_part)
+        priority.append(keep_rules.priorities(batch, rule))
+    return (
+        np.concatenate(keys),
+        np.concatenate(known),
+        keep_rules.all_priorities(priority, rule),
+        ids,
+    )
 
 
 def _url_keys(batch: pa.RecordBatch) -> tuple[np.ndarray, np.ndarray]:

@@ -280,7 +280,7 @@ def test_an_id_that_another_run_takes_at_the_same_time(url: str) -> None:
         index.insert(["both"])  # to look: it is free
     ours, other = (np.full((2, 126), n, np.uint32) for n in (1, 2))
     here.insert(["first", "both"], ours)
-    with pytest.raises(BadData, match="the id 'both' stands for another document"):
+    with pytest.raises(BadData, match="the id 'both' belongs to another document"):
         there.insert(["free", "both"], other)
     here.insert(["first", "both"], other)  # inserted before: stays as it is
     assert sorted(map(readable, theirs(url).keys)) == ["both", "first", "free"]
@@ -330,12 +330,12 @@ def test_what_cannot_be_is_refused(
     with pytest.raises(UsageError, match="Invalid IPv6 URL"):
         run(paths, out, "redis://[::1")
     theirs(url).insert("x", their_signature(texts[0]))
-    with pytest.raises(UsageError, match="another program began this index"):
+    with pytest.raises(UsageError, match="another program created this index"):
         run(paths, out, url)
     run(paths, out, url + "ids")
     monkeypatch.setattr("sabia.core.text.dedup.redis_index.BATCH", 1)
     other = write(tmp_path, [words(source, 40) for _ in range(2)], id=["new", "d1"])
-    with pytest.raises(BadData, match="the id 'd1' stands for another document"):
+    with pytest.raises(BadData, match="the id 'd1' belongs to another document"):
         run(other, out, url + "ids")
     assert sorted(map(readable, theirs(url + "ids").keys)) == ["d0", "d1"]
     with pytest.raises(BadData, match="the id 'same' occurs twice"):

@@ -21,7 +21,7 @@ def planted(count: int, copies: int, width: int, seed: int) -> tuple[np.ndarray,
     noise = draw.normal(size=(copies, width)) * draw.uniform(0, 0.6, (copies, 1))
     vectors = np.concatenate((base, base[origin[count:]] + noise))
     order = draw.permutation(len(vectors))
-    return kmeans.unit(vectors[order]), origin[order]
+    return kmeans.normalized(vectors[order]), origin[order]
 
 
 def by_brute_force(vectors: np.ndarray, worth: list[float], threshold: float) -> dict[int, set]:
@@ -98,7 +98,7 @@ def test_k_means_finds_separate_groups() -> None:
     draw = np.random.default_rng(0)
     topics = np.eye(8)[:, :8]
     groups = np.repeat(np.arange(8), [5, 10, 50, 100, 100, 200, 300, 2000])
-    vectors = kmeans.unit(topics[groups] + draw.normal(size=(len(groups), 8)) * 0.02)
+    vectors = kmeans.normalized(topics[groups] + draw.normal(size=(len(groups), 8)) * 0.02)
     nearest = kmeans.assign(vectors, kmeans.centres(vectors, 8, seed=1), 2)
     assert len(np.unique(nearest)) >= 7  # of eight; the least may share a centre
     for number in np.unique(nearest):

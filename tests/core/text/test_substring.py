@@ -12,7 +12,7 @@ import pytest
 from in_process import stage
 
 from sabia.core.errors import UsageError
-from sabia.core.text.dedup.hash_partitions import HashedFiles, gathered
+from sabia.core.text.dedup.hash_partitions import HashPartitions, group_by_value
 from sabia.core.text.tokenize.tokenizer import Tokenizer, train_bpe
 from sabia.kernels import minhash
 
@@ -240,12 +240,12 @@ def test_files_of_one_hash_are_never_parted_and_large_ones_are_spread_again() ->
     records = np.zeros(20_000, kind)
     records["value"] = np.random.default_rng(0).integers(0, 300, len(records))  # all small numbers
     records["start"] = np.arange(len(records))
-    files = HashedFiles(kind)
+    files = HashPartitions(kind)
     for low in range(0, len(records), 3000):
         files.add(records[low : low + 3000])
     seen: dict[int, list[int]] = {}
     for part, bits in files.files(12_000):
-        ordered, starts = gathered(part, bits)
+        ordered, starts = group_by_value(part, bits)
         for low, high in pairwise(starts.tolist()):
             group = ordered[low:high]
             for value in np.unique(group["value"]).tolist():
