@@ -10,7 +10,7 @@ from sabia.core.options.shared import Backend, Call, InputOptions, Output, Redo,
 TASKS = needs("task")
 ANSWERS = needs("model", "answers")
 CALLS = needs("judge_url", "model")
-ENDPOINT = re.compile(r"([^/=]*=)?https?://")  # a value of --model that is no directory
+ENDPOINT = re.compile(r"([^/=]*=)?https?://")  # an endpoint as a value of --model
 
 
 class EvalOptions(
@@ -22,60 +22,67 @@ class EvalOptions(
     inputs: tuple[str, ...] = changed(
         InputOptions.inputs, help="Score rows of earlier runs to compare with; - reads stdin"
     )
+    """Their models are compared with each other and with those of this run."""
     out: str | None = changed(
         Output.out,
-        help="Score rows: FILE.parquet, or - (stdout)",
+        help="Score rows: FILE.parquet, or - for stdout",
         metavar="FILE.parquet",
         only=ANSWERS,
     )
-    """Scores that are already there, made from the same, are not computed again."""
+    """If the file has scores of the same tasks, models and options, they are not computed again."""
     report: str = text(
-        "Write the report as a page", "FILE.html", only=needs("inputs", "model", "answers"),
+        "Write the report as an HTML page", "FILE.html", only=needs("inputs", "model", "answers"),
         recorded=False, group="Input and output", common=True,
     )  # fmt: skip
-    """Charts, tables and the items that changed; no script, nothing fetched."""
+    """It contains charts, tables and the items whose scores differ, without scripts and external
+    files."""
     index: str = text(
-        "Index of items for dedup --decontaminate: written, or compared", "FILE.parquet",
+        "Benchmark index for dedup --decontaminate: write or compare", "FILE.parquet",
         only=TASKS, recorded=False, group="Input and output",
     )  # fmt: skip
-    """Where the file is missing it is written from the tasks (no model is needed for that). Where
-    it is there, tasks that are not in it or have other items than it are named, for the corpus was
-    then not cleaned of them. `--force` writes it anew."""
-    task: tuple[str, ...] = several("Task to evaluate", "FILE.toml", common=True, recorded=False)
-    limit: int = integer("Items to take of each task", 0, least=0, unset="all", only=ANSWERS)
+    """If the file does not exist it is written from the tasks; this needs no model. If it exists, a
+    warning names the tasks that are not in it or have other items than it: training data was not
+    cleaned of them. `--force` writes it again."""
+    task: tuple[str, ...] = several("Task file", "FILE.toml", common=True, recorded=False)
+    limit: int = integer(
+        "Number of items to take from each task", 0, least=0, unset="all", only=ANSWERS
+    )
+    """They are the first ones of its data."""
     model: tuple[str, ...] = several(
-        "Model directory, or endpoint and model name", "[NAME=]DIR|URL#NAME", only=TASKS,
-        group="Model", common=True, recorded=False,
+        "Model to evaluate: a directory, or an endpoint and model name", "[NAME=]DIR|URL#NAME",
+        only=TASKS, group="Model", common=True, recorded=False,
     )  # fmt: skip
-    """A directory holds a model and its tokenizer. A URL is that of an OpenAI-compatible server, up
-    to `/v1`, followed by `#` and the name of its model. `NAME=` in front says what the report calls
-    it."""
+    """A directory contains a model and its tokenizer. A URL is that of an OpenAI-compatible server,
+    up to `/v1`, followed by `#` and the model's name there. `NAME=` in front sets the name in the
+    report."""
     answers: tuple[str, ...] = several(
-        "Answers to score, written before", "[NAME=]FILE", only=TASKS, group="Model"
+        "File of answers to score, instead of a model", "[NAME=]FILE", only=TASKS, group="Model"
     )
-    """Rows with `id` or `item_id`, `response` (or `completion`, `text`, `answer`), and perhaps
-    `model`. `NAME=` in front names a model for rows that do not."""
+    """Each row has `id` or `item_id`, `response` (or `completion`, `text`, `answer`), and
+    optionally `model`. `NAME=` in front names the model of rows without one; the default is the
+    file's name."""
     backend: str = changed(Backend.backend, recorded=True, only=needs("model"), group="Model")
-    """It computes log-likelihoods; generation runs on torch."""
+    """It computes log-likelihoods; generation always runs on torch."""
     dtype: str = choice(
-        "Number format of local models", "float32", "bfloat16", only=needs("model"), group="Model"
-    )
+        "Number format of models in directories", "float32", "bfloat16", only=needs("model"),
+        group="Model",
+    )  # fmt: skip
     samples: int | None = integer(
-        "Answers to each item", None, least=1, unset="the task's", only=needs("model"),
-        group="Sampling",
+        "Number of sampled answers to each item", None, least=1, unset="the task's",
+        only=needs("model"), group="Sampling",
     )  # fmt: skip
     temperature: float | None = number(
-        "Sampling temperature", None, least=0, unset="the task's", only=needs("model"),
-        group="Sampling",
+        "Sampling temperature; 0 is greedy", None, least=0, unset="the task's",
+        only=needs("model"), group="Sampling",
     )  # fmt: skip
     seed: int = changed(Seeded.seed, only=ANSWERS)
     judge_url: str = changed(RubricJudge.judge_url, only=ANSWERS)
     judge_cache: str = changed(RubricJudge.judge_cache, only=CALLS)
-    """Finished calls of endpoints in `--model` are kept there too."""
+    """Finished calls to endpoints of `--model` are cached there too."""
     max_unknown: float = changed(RubricJudge.max_unknown, only=ANSWERS)
 
     def check(self) -> None:
-        """Refuse what no model of this call takes. UsageError."""
+        """Refuse options that apply to no model of this call. UsageError."""
         super().check()
         endpoints = [bool(ENDPOINT.match(model)) for model in self.model]
         calls = self.judge_url or any(endpoints)

@@ -16,74 +16,93 @@ from sabia.core.options.shared import Trainer
 from sabia.core.options.table import Options
 from sabia.core.options.training import Checkpoints, Optimizer, PrecisionOptions, Schedule
 
-OFF_POLICY = needs(updates=MORE_THAN_ONE)  # in the only update of a step the ratio is 1
+OFF_POLICY = needs(updates=MORE_THAN_ONE)  # the ratio is 1 in the first update of a step
 
 
 class Reward(Options, group="Reward"):
-    """What a sample is graded by."""
+    """How a sample is graded."""
 
     reward: str = text(
-        "Verifiers and rubrics: number, or number=0.8,regex=0.2", "KIND[=WEIGHT],…",
-        default="exact", common=True,
+        "Reward: a verifier or rubric, or a weighted mix: number=0.8,regex=0.2",
+        "KIND[=WEIGHT],…", default="exact", common=True,
     )  # fmt: skip
-    """Verifiers compare a sample with the record's `answer`. `exact`: the same text, but for white
-    space. `number`: the last number of the sample has the answer's value. `contains`: the answer
-    occurs in the sample, without regard to case. `regex`: the answer, a regular expression, is
-    found in the sample. `choice`: the sample's last letter that stands alone is the answer's.
-    `json`: the sample is JSON and holds the answer's keys and values. `rubric` takes the record's
-    `rubric` instead: the share of its weight that is met. Several with weights are a mix."""
+    """A verifier compares a sample with the record's `answer` and gives 0 or 1. `exact`: the texts
+    are equal, except for white space. `number`: the last number of the sample has the answer's
+    value. `contains`: the sample contains the answer, ignoring case. `regex`: the answer, a regular
+    expression, matches in the sample. `choice`: the last single capital letter of the sample is the
+    answer's. `json`: the sample is JSON and contains the answer's keys and values. `rubric` grades
+    by the record's `rubric` instead: the reward is the share of its weight that is met. A mix is
+    the weighted mean."""
     max_null: float = quantity(
         "share", "Maximum share of samples without a reward", "20%", only=JUDGED, recorded=False
     )
-    """The run stops when more of the last samples have none, because the judge failed."""
+    """A sample has no reward if the judge failed. The run stops with exit status 1 when more of the
+    last 200 samples have none."""
 
 
 class Rollouts(Options, group="Rollouts"):
     """What is sampled in a step."""
 
-    steps: int = integer("Steps to train", 100, least=1, common=True)
-    prompts: int = integer("Prompts in a step, over all processes", 32, least=1)
-    group: int = integer("Samples of each prompt", 16, least=2)
-    """A sample is compared with the mean of its group."""
+    steps: int = integer("Number of training steps", 100, least=1, common=True)
+    """A step samples one rollout batch and trains on it with `--updates` updates."""
+    prompts: int = integer("Prompts per step, summed over all processes", 32, least=1)
+    group: int = integer("Samples per prompt (group size)", 16, least=2)
+    """The advantage of a sample is relative to its group."""
     max_new_tokens: int = integer("Maximum tokens of a sample", 256, least=1, common=True)
-    overlong: str = choice("Truncated samples: keep in the loss, or mask", "keep", "mask")
-    """Samples that are cut off at `--max-new-tokens` count in their group's mean in both cases."""
+    overlong: str = choice("Truncated samples: keep them in the loss, or mask them", "keep", "mask")
+    """These are samples that reach `--max-new-tokens`. Their rewards count in the group's mean in
+    both cases."""
 
 
 class PolicyLoss(Options, group="Loss"):
     """How the policy loss is formed; the defaults are DAPO's clip and token sum, without KL."""
 
-    updates: int = integer("Mini-batch updates per step", 1, least=1)
-    """Each update takes its part of the samples. In a single update the ratio is 1 and no clip
-    binds."""
-    aggregation: str = choice("Aggregation of the token losses", "token", "seq-mean", "dr")
-    """`token` is the mean over all tokens of the step; `seq-mean` the mean of the samples' means;
-    `dr` the sum divided by samples times `--max-new-tokens` (Dr. GRPO)."""
-    ratio: str = choice(
-        "Importance ratio, of tokens or sequences (GSPO)", "token", "sequence", only=OFF_POLICY
+    updates: int = integer("Mini-batch updates per rollout batch", 1, least=1)
+    """Each update trains on a part of the samples. With a single update the importance ratio is 1,
+    so clipping has no effect."""
+    aggregation: str = choice(
+        "Token losses: mean over tokens, mean of samples' means, or Dr. GRPO",
+        "token",
+        "seq-mean",
+        "dr",
     )
-    """`sequence` (GSPO, arXiv 2507.18071) wants clips near 0.0003."""
-    clip_low: float = number("Clip of the ratio below 1", 0.2, above=0, most=1, only=OFF_POLICY)
-    """The ratio counts from 1 − `--clip-low` to 1 + `--clip-high`."""
-    clip_high: float = number("Clip of the ratio above 1", 0.28, above=0, only=OFF_POLICY)
+    """`token` is the mean over all tokens of the step; `seq-mean` the mean of the samples' means;
+    `dr` (Dr. GRPO, arXiv 2503.20783) the sum divided by samples times `--max-new-tokens`."""
+    ratio: str = choice(
+        "Importance ratio of each token, or of the sequence (GSPO)",
+        "token",
+        "sequence",
+        only=OFF_POLICY,
+    )
+    """`sequence` (GSPO, arXiv 2507.18071) needs clip ranges of about 0.0003."""
+    clip_low: float = number(
+        "Lower clip range of the importance ratio", 0.2, above=0, most=1, only=OFF_POLICY
+    )
+    """The ratio is clipped to 1 − `--clip-low` … 1 + `--clip-high`."""
+    clip_high: float = number(
+        "Upper clip range of the importance ratio", 0.28, above=0, only=OFF_POLICY
+    )
     dual_clip: float = number(
         "Dual-clip bound for negative advantages", 0.0, least=0, only=OFF_POLICY, unset="none"
     )
-    """The loss of a sample below the group's mean is at most this many times its advantage, such as
-    3. It must be above 1."""
-    beta: float = number("Coefficient of the KL to the starting model", 0.0, least=0)
-    """0 keeps no second model in memory."""
+    """If the advantage is negative, the loss is at most this many times its absolute value (arXiv
+    1912.09729). It must be above 1; 3 is usual."""
+    beta: float = number(
+        "Coefficient of the KL penalty to the initial model; 0 disables it", 0.0, least=0
+    )
+    """With 0 no reference model is kept in memory."""
     correction: str = choice(
-        "Importance correction of the rollout/trainer mismatch", "none", "token-cap",
+        "Importance correction of the rollout/trainer mismatch (TIS, MIS)", "none", "token-cap",
         "sequence-cap", "sequence-mask",
     )  # fmt: skip
-    """It weighs the loss where the sampler's log-probabilities differ from the trainer's."""
+    """The loss is multiplied by the probability ratio of trainer and sampler at the time of
+    sampling: of each token, capped at 2 (`token-cap`, TIS); of the whole sample, capped at 2
+    (`sequence-cap`); or of the whole sample, and 0 above 2 (`sequence-mask`, MIS)."""
     temperature: float = number("Sampling temperature", 1.0, above=0, group="Rollouts")
-    """It is also that of the trained distribution. It is above 0 because greedy samples are all
-    alike."""
+    """The trained distribution has the same temperature."""
 
     def check(self) -> None:
-        """A dual clip lies above the usual one."""
+        """The dual-clip bound must be above 1."""
         super().check()
         if 0 < self.dual_clip <= 1:
             raise UsageError(f"--dual-clip: {self.dual_clip} (expected above 1, or 0 for none)")
@@ -96,35 +115,46 @@ class GrpoOptions(
 ):  # fmt: skip
     """Options of `sabia grpo`."""
 
-    model: str = text("Model directory to start from", "DIR", required=True, common=True)
+    model: str = text("Model directory to train", "DIR", required=True, common=True)
     """Its tokenizer needs a chat template."""
     backend: str = changed(Trainer.backend, choices=("torch",))
-    """The sampling engine runs on torch."""
-    mesh: str = changed(Trainer.mesh, help="Copies of the model, such as data=4", metavar="data=N")
-    """Torch takes one process a device; no other axis is split here."""
+    """The sampling engine runs on torch only."""
+    mesh: str = changed(
+        Trainer.mesh, help="Data-parallel processes, such as data=4", metavar="data=N"
+    )
+    """Each process holds the whole model and needs a device of its own; no other axis is
+    supported. The default is the number of processes that were started."""
 
     max_unknown: float = changed(JudgeOptions.max_unknown, group="Reward", only=JUDGED)
 
-    advantage: str = choice("Baseline of rewards", "mean", "std", group="Loss")
-    """`mean` subtracts the group's mean; `std` also divides by the group's standard deviation."""
+    advantage: str = choice(
+        "Group-mean baseline (mean), also divided by the group's std (std)", "mean",
+        "std", group="Loss",
+    )  # fmt: skip
+    """`mean` subtracts the mean reward of the group (group-mean baseline); `std` also divides by
+    the group's standard deviation."""
 
     weight_decay: float = changed(Optimizer.weight_decay, default=0.0)
     """The optimizer is AdamW."""
     betas: str = changed(Optimizer.betas, default="0.9,0.95", unset="", only=())
+    """These are AdamW's beta1 and beta2."""
     clip_norm: float = Optimizer.clip_norm
     precision: str = PrecisionOptions.precision
-    """See `sabia pretrain`. Samples are drawn in bf16 with all but `fp32`."""
+    """The formats are described in `sabia pretrain`. Samples are generated in bf16, and in fp32
+    with `fp32`."""
     micro_tokens: int = quantity(
-        "whole", "Tokens of one forward and backward pass", "16K", group="Parallelism",
+        "whole", "Tokens per forward and backward pass on a device", "16K", group="Parallelism",
         recorded=False,
     )  # fmt: skip
+    """A smaller number needs less memory; the update does not depend on it."""
     max_judge_tokens: int | None = quantity(
-        "whole", "Stop before using more tokens", only=JUDGED, group="Judge", recorded=False
-    )
-    """Tokens of prompts and replies of the judge, in the whole run."""
+        "whole", "Maximum tokens of the judge; stop before using more", only=JUDGED, group="Judge",
+        recorded=False,
+    )  # fmt: skip
+    """Tokens of the judge's prompts and replies in the whole run. Exit status 3."""
 
     def check(self) -> None:
-        """A judge judges rubrics."""
+        """A judge needs a rubric as the reward."""
         super().check()
         if self.judge_url and "rubric" not in self.reward:
             raise UsageError("--judge-url: only with --reward rubric")

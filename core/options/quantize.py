@@ -9,40 +9,48 @@ class QuantizeOptions(InputOptions, Output, Seeded, Redo, Call, group="Precision
     """Options of `sabia quantize`."""
 
     inputs: tuple[str, ...] = changed(
-        InputOptions.inputs, help="Calibration records like real use; - or a pipe: stdin"
+        InputOptions.inputs,
+        help="Calibration records (chats, documents or token rows); - reads stdin",
     )
+    """Without it a pipe or a file on standard input is read; from a terminal nothing is read, and
+    there is no calibration."""
     out: str | None = changed(
         Output.out, help="Model directory to write", metavar="DIR", required=True
     )
-    """It appears whole or not at all."""
+    """It is written completely or not at all."""
     model: str = text("Model directory to quantize", "DIR", required=True, group="Model")
     recipe: str = text(
-        "Recipe: mixed, w8, w8a8, w4, fp8, or a file", "NAME|FILE.toml", default="mixed",
+        "Recipe: mixed, w8, w8a8, w4, fp8, or a TOML file", "NAME|FILE.toml", default="mixed",
         common=True,
     )  # fmt: skip
-    """A recipe says which component of the model gets which number format."""
+    """A recipe defines the number format of each component of the model."""
     group_size: int | None = integer(
-        "Columns that share a 4-bit scale", None, least=1,
+        "Columns that share the scale of a 4-bit matrix", None, least=1,
         unset="the recipe's, or the largest of 128, 64 and 32 that divides the columns",
     )  # fmt: skip
-    """It must divide the columns of every 4-bit matrix, or the run is refused with the sizes that
-    do. Where none of 128, 64 and 32 divides the columns there is one scale a row. The rows say
-    which size each matrix has."""
+    """It must divide the columns of every 4-bit matrix; the error lists the sizes that do. If none
+    of 128, 64 and 32 divides the columns, there is one scale per row. The rows of the output name
+    the group size of each matrix."""
     rounding: str | None = choice(
-        "Rounding", "auto", "gptq", "rtn", default=None, unset="the recipe's, or auto"
+        "Rounding method", "auto", "gptq", "rtn", default=None, unset="the recipe's, or auto"
     )
-    """`auto` rounds 4 bits by GPTQ where there are calibration records, and to nearest elsewhere;
-    `gptq` takes GPTQ for 8 bits as well; `rtn` rounds to nearest, without calibration."""
+    """`auto` uses GPTQ for 4-bit matrices with calibration inputs, and rounds the others to
+    nearest; `gptq` uses GPTQ for 8-bit integers too; `rtn` rounds to nearest, without calibration.
+    Routed experts have no calibration inputs: `auto` rounds them to nearest, and `gptq` is an error
+    for them."""
     scale: str | None = choice(
-        "Scale of rounding", "mse", "absmax", default=None, unset="the recipe's, or mse"
-    )
-    """`mse` takes the scale of least squared error, `absmax` the one that clips nothing."""
-    samples: int = integer("Calibration records to take", 256, least=1, group="Data")
-    """They are a uniform sample of the input, the same for the same seed."""
-    length: int = quantity("length", "Tokens to take of each record", "2k", group="Data")
+        "Scale of a group: least squared error, or largest value", "mse", "absmax", default=None,
+        unset="the recipe's, or mse",
+    )  # fmt: skip
+    """`mse` is the scale with the least squared rounding error, `absmax` the smallest scale that
+    clips no value."""
+    samples: int = integer("Number of calibration records", 256, least=1, group="Data")
+    """They are a uniform random sample of the input; `--seed` determines it."""
+    length: int = quantity("length", "Maximum tokens of a calibration record", "2k", group="Data")
+    """Longer records are truncated. `2k` is 2048."""
 
     def check(self) -> None:
-        """The output is a directory."""
+        """The output must be a directory. UsageError."""
         super().check()
         if self.out == "-":
             raise UsageError("--out: '-' (expected a directory)")

@@ -10,15 +10,16 @@ class SftOptions(
 ):
     """Options of `sabia sft`."""
 
-    model: str = text("Model directory to start from", "DIR", required=True, common=True)
-    tokenizer: str = text("Tokenizer with a chat template", "DIR", unset="the model's")
-    """The model grows for a tokenizer that extends its own (see `sabia pretrain`)."""
-    length: int = quantity("length", "Maximum tokens of a conversation, and of a row", "2k",
+    model: str = text("Model directory to fine-tune", "DIR", required=True, common=True)
+    tokenizer: str = text("Tokenizer directory with a chat template", "DIR", unset="the model's")
+    """If `sabia tokenize --extend` made it from the model's tokenizer, the model is extended (see
+    `--tokenizer` in `sabia pretrain`)."""
+    length: int = quantity("length", "Row length: maximum tokens of a conversation", "2k",
                            group="Data")  # fmt: skip
-    """Longer conversations are rejected."""
+    """Longer conversations are rejected. `2k` is 2048."""
     pack: bool = switch(
         "Pack several conversations into a row", default=True, negative=True, group="Data"
     )
-    """No conversation sees another one of its row."""
+    """Attention does not cross the boundary between conversations."""
     validation: str = text("Chat records to validate on", "PATH", group="Data")
     eval_every: int = changed(Logging.eval_every, only=needs("validation"))

@@ -20,24 +20,31 @@ class Duration(Options, group="Data"):
     """How long a run is, and how large its steps are."""
 
     steps: int = integer(
-        "Steps to train", 0, least=0, excludes=("tokens", "epochs"), unset="one epoch"
+        "Number of optimizer steps", 0, least=0, excludes=("tokens", "epochs"), unset="one epoch"
     )
     tokens: int = quantity(
-        "whole", "Tokens to train on", 0, excludes=("epochs",), unset="one epoch"
-    )
-    """Padding is counted."""
-    epochs: float = number("Passes over the rows", 0.0, least=0, unset="1")
+        "whole", "Number of training tokens, padding included", 0, excludes=("epochs",),
+        unset="one epoch",
+    )  # fmt: skip
+    """The number of steps is rounded up."""
+    epochs: float = number("Number of passes over the training rows", 0.0, least=0, unset="1")
+    """It may be a fraction, such as 0.5."""
     batch: int = integer(
-        "Rows in a step, over all devices", 0, least=0, excludes=("batch_tokens",), unset="32"
-    )
+        "Rows per optimizer step, summed over all devices", 0, least=0, excludes=("batch_tokens",),
+        unset="32",
+    )  # fmt: skip
     """It must be a multiple of the product of the mesh axes `data`, `fsdp` and `expert`."""
-    batch_tokens: int = quantity("whole", "Tokens in a step", 0, unset="32 rows")
-    micro_batch: int = integer(
-        "Rows at a time on a device", 0, least=0, unset="all", recorded=False, group="Parallelism"
+    batch_tokens: int = quantity(
+        "whole", "Tokens per optimizer step, summed over all devices", 0, unset="32 rows"
     )
-    """Fewer rows at a time save memory. With the mesh axis `pipe` the default makes four
-    micro-batches for each stage. The update is the same: sums are divided once, by the weight of
-    the whole batch."""
+    """It is rounded to whole rows. Padding is counted."""
+    micro_batch: int = integer(
+        "Rows per forward and backward pass on a device", 0, least=0, recorded=False,
+        group="Parallelism", unset="all rows of the device",
+    )  # fmt: skip
+    """A smaller number needs less memory (gradient accumulation). With the mesh axis `pipe` the
+    default is four micro-batches for each pipeline stage. The update does not depend on it: sums
+    are divided once, by the weight of the whole batch."""
 
 
 class Schedule(Options, group="Optimizer"):
@@ -45,18 +52,21 @@ class Schedule(Options, group="Optimizer"):
 
     lr: float = number("Peak learning rate", 6e-4, above=0, common=True)
     schedule: str = choice("Learning-rate schedule", "wsd", "cosine", "constant")
-    """`wsd` is warm-up, a constant rate, and a decay; `cosine` is warm-up and then half a cosine;
-    `constant` is warm-up only."""
-    warmup: str = text("Warm-up, in steps or as a share: 100 or 2%", "STEPS", default="2%")
-    decay: str = text(
-        "Decay phase of wsd: 200 or 20%", "STEPS", default="20%", only=needs(schedule="wsd")
+    """`wsd` (warmup-stable-decay) is a linear warm-up, a constant rate and a decay; `cosine` is a
+    warm-up and half a cosine; `constant` is a warm-up and a constant rate."""
+    warmup: str = text(
+        "Length of the warm-up: steps (100) or a share of all steps (2%)", "STEPS", default="2%"
     )
+    decay: str = text(
+        "Length of the final decay: steps (200) or a share of all steps (20%)", "STEPS",
+        default="20%", only=needs(schedule="wsd"),
+    )  # fmt: skip
     decay_shape: str = choice(
-        "Shape of the decay phase", "linear", "exponential", "cosine", "1-sqrt",
+        "Shape of the final decay", "linear", "exponential", "cosine", "1-sqrt",
         only=needs(schedule="wsd"),
     )  # fmt: skip
     final_lr: float = number(
-        "Learning rate at the end, as a share of --lr", 0.0, least=0, most=1,
+        "Learning rate at the end of the decay, as a fraction of --lr", 0.0, least=0, most=1,
         only=needs(schedule=("wsd", "cosine")),
     )  # fmt: skip
 
@@ -66,111 +76,129 @@ class Optimizer(Options, group="Optimizer"):
 
     optimizer: str = choice("Optimizer", "adamw", "muon", "lion", "adafactor", "soap")
     """`muon` updates the matrices inside the layers and AdamW the rest; its updates are scaled to
-    the size of AdamW's, so that one learning rate serves both. `lion` keeps half of AdamW's state
+    the size of AdamW's, so that one learning rate fits both. `lion` keeps half of AdamW's state
     and needs a learning rate several times lower. `adafactor` keeps the least state: row and column
-    means of squared gradients. `soap` is Adam in the eigenbases of each matrix's gradients, with
+    means of squared gradients. `soap` is Adam in the eigenbasis of each matrix's gradients, with
     AdamW for the rest; it keeps the most state."""
-    weight_decay: float = number("Weight decay of matrices", 0.1, least=0)
-    """The decay is decoupled from the gradient. Norms and biases do not decay."""
+    weight_decay: float = number("Decoupled weight decay of matrices", 0.1, least=0)
+    """It is multiplied by the learning rate, not added to the gradient. Norms and biases do not
+    decay."""
     betas: str = text(
-        "The optimizer's betas", "B1,B2", unset="by optimizer",
-        only=needs(optimizer=("adamw", "muon", "lion", "soap")),
+        "Decay rates of the optimizer's moving averages, such as 0.9,0.95", "B1,B2",
+        unset="by optimizer", only=needs(optimizer=("adamw", "muon", "lion", "soap")),
     )  # fmt: skip
     """The default is `0.9,0.95`; `0.95,0.98` for `lion` and `0.95,0.95` for `soap`."""
-    clip_norm: float = number("Maximum gradient norm; 0: no clipping", 1.0, least=0)
-    """Gradients with a larger global norm are scaled down to it."""
+    clip_norm: float = number("Maximum gradient norm; 0 disables clipping", 1.0, least=0)
+    """If the global norm of the gradient is larger, the gradient is scaled down to it."""
     mup_base: int = integer(
-        "μP: the width at which --lr was tuned", 0, least=0, unset="off",
+        "μP: width of the model for which --lr was tuned", 0, least=0, unset="off",
         only=needs(optimizer=("adamw", "muon", "lion", "adafactor")),
     )  # fmt: skip
-    """Maximal update parametrization (arXiv 2203.03466): initial values and learning rates by which
-    an `--lr` that was tuned on a model of this width suits the width at hand. Heads keep their size
-    and grow in number; the head must not be tied to the embedding. It is not available for families
-    that scale embeddings, for gated delta nets and for latent attention."""
-    freeze: str = pattern("Freeze tensors whose names match")
-    """The regular expression is searched in tensor names such as `embed`, `layers.0.attn.q`,
-    `layers.0.mlp.gate`, `layers.0.mlp.experts.up`, `layers.0.mlp.router`, `final_norm` and
-    `head`."""
+    """Maximal update parametrization (arXiv 2203.03466): it scales initial values and learning
+    rates so that an `--lr` that was tuned on a model of this width is right for this model. The
+    size of attention heads must be the same and their number grow with the width; the head must
+    not be tied to the embedding. It is not available for families that scale embeddings, for gated
+    delta nets and for latent attention."""
+    freeze: str = pattern("Do not train tensors whose names match this regular expression")
+    """It is searched in tensor names such as `embed`, `layers.0.attn.q`, `layers.0.mlp.gate`,
+    `layers.0.mlp.experts.up`, `layers.0.mlp.router`, `final_norm` and `head`."""
     z_loss: float = number(
-        "Coefficient of the z-loss, logsumexp² of the logits", 0.0, least=0, group="Loss"
+        "Coefficient of the z-loss on the output logits; 0 disables it", 0.0, least=0, group="Loss"
     )
-    """It keeps the logits from drifting; 1e-4 is usual. Reported losses do not contain it."""
+    """The z-loss is the mean of logsumexp(logits)²; it keeps the logits from drifting. A usual
+    value is 1e-4. Reported losses do not contain it."""
     balance: float = number(
-        "Coefficient of the experts' load-balancing loss", 0.0, least=0, group="Loss"
+        "Coefficient of the MoE load-balancing loss; 0 disables it", 0.0, least=0, group="Loss"
     )
-    """The loss is computed in each row and is 1 when the load is even. Reported losses do not
-    contain it. A model without experts refuses the option."""
-    router_z: float = number("Coefficient of the router z-loss", 0.0, least=0, group="Loss")
-    """The router z-loss is the squared logsumexp of the routers' scores. Reported losses do not
-    contain it. A model without experts refuses the option."""
-    bias_rate: float = number("Update rate of expert biases", 0.001, least=0, group="Loss")
-    """This is not a loss: it is how far the balancing bias of an expert moves after each step, in
-    families that have such biases (`deepseek_v3`); 0 leaves them as they are. Other models refuse
-    the option."""
+    """The loss is computed in each row; its value is 1 if all experts have the same load. Reported
+    losses do not contain it. The option is an error for a model without experts."""
+    router_z: float = number(
+        "Coefficient of the MoE router z-loss; 0 disables it", 0.0, least=0, group="Loss"
+    )
+    """The router z-loss is the mean of logsumexp(router logits)². Reported losses do not contain
+    it. The option is an error for a model without experts."""
+    bias_rate: float = number(
+        "Update rate of MoE expert biases (e_score_correction_bias)", 0.001, least=0, group="Loss"
+    )
+    """After each step the bias of each expert moves by this amount towards an even load, in
+    families that have such biases (`deepseek_v3`); 0 keeps the biases fixed. The option is an error
+    for other models."""
 
 
 class Adapters(Options, group="Adapters"):
     """Low-rank adapters (LoRA)."""
 
     lora_rank: int = integer(
-        "Train adapters of this rank only", 0, least=0, unset="the model itself"
+        "Rank of LoRA adapters; only they are trained", 0, least=0, unset="no adapters"
     )
-    """LoRA (arXiv 2106.09685): small matrices beside the matrices of the layers are trained, and
-    nothing else; routers and stacked experts get none. `final/` is the model with the adapters
-    merged, `adapter/` holds the adapters in the form of the peft package. A model that would grow
-    by new tokens is refused, because their rows would not be learnt: train it without adapters
-    first."""
+    """LoRA (arXiv 2106.09685): a product of two small matrices is added to each matrix of the
+    layers, and nothing else is trained; routers and routed experts get no adapters. `final/` is the
+    model with the adapters merged, `adapter/` holds the adapters in the format of the peft package.
+    A model that would need rows for new tokens is refused, because these rows would not be trained:
+    extend it first in a run without adapters."""
     lora_alpha: float = number(
-        "Scale of adapters, times 1/rank", 0.0, least=0, unset="2 × rank", only=needs("lora_rank")
-    )
+        "LoRA alpha; adapters are scaled by alpha / rank", 0.0, least=0, unset="2 × rank",
+        only=needs("lora_rank"),
+    )  # fmt: skip
     lora_targets: str = pattern(
-        "Adapt matrices whose names match", unset="all matrices", only=needs("lora_rank")
-    )
-    """The regular expression is searched in names of matrices, such as `attn.[qv]$`."""
+        "Adapt only matrices whose names match this regular expression", unset="all matrices",
+        only=needs("lora_rank"),
+    )  # fmt: skip
+    """It is searched in names such as `layers.0.attn.q`; `attn.[qv]$` adapts queries and values."""
 
 
 class PrecisionOptions(Options, group="Precision"):
     """Number formats of the step, and what is recomputed in it."""
 
     precision: str = choice(
-        "Precision of products", "fp32", "bf16", "fp8", "fp8-block", "nvfp4", "qat-int8",
+        "Number format of matrix products", "fp32", "bf16", "fp8", "fp8-block", "nvfp4", "qat-int8",
         "qat-int4", "qat-nvfp4",
     )  # fmt: skip
-    """Parameters and optimizer state are in fp32 in all of them; embedding, head, norms, routers
-    and attention scores are never below bf16. `bf16` is the usual choice on accelerators. `fp8` is
-    E4M3 with gradients in E5M2 and a scale for each tensor; `fp8-block` is E4M3 with scales for
-    tiles of 128, as DeepSeek-V3 was trained. `nvfp4` is 4 bits: E2M1 with scales for blocks of 16,
-    gradients rounded stochastically, the first 2 layers and the last 15% of the layers in bf16.
-    `qat-int8`, `qat-int4` and `qat-nvfp4` are bf16 whose weights pass through the format in which
-    they will be served. Where a device has no units for a format its values are emulated: the
-    losses are those of the format, the speed is not. A note at the start says so."""
+    """Parameters and optimizer state are always in fp32; embedding, head, norms, routers and
+    attention scores are never below bf16. `bf16` is the usual choice on accelerators. `fp8` is E4M3
+    with gradients in E5M2 and one scale per tensor; `fp8-block` is E4M3 with one scale per tile of
+    128, as DeepSeek-V3 was trained. `nvfp4` has 4 bits: E2M1 with one scale per block of 16,
+    gradients rounded stochastically, and the first 2 layers and the last 15% of the layers in bf16.
+    `qat-int8`, `qat-int4` and `qat-nvfp4` are quantization-aware training: bf16 with weights that
+    are rounded to the format of inference. On a device without hardware for a format its values are
+    emulated: the losses are those of the format, but not the speed. A note at the start tells
+    which."""
     bf16_tail: bool = switch(
         "Switch to BF16 for the learning-rate decay phase",
         only=needs(schedule=("wsd", "cosine")),
     )
-    """This gives back most of the loss that 4 bits cost."""
+    """This recovers most of the loss that 4-bit training costs."""
     compile: bool = switch(
-        "Use torch.compile for the step", recorded=False, only=needs(backend="torch")
+        "Compile the training step with torch.compile", recorded=False, only=needs(backend="torch")
     )
-    """It is available on meshes of `data` only. JAX always compiles."""
+    """The mesh may then have no axis but `data`. JAX always compiles."""
     remat: str = choice(
-        "Activations to recompute (rematerialize)", "none", "matmuls", "full", recorded=False
+        "Activation recomputation: none, all but matrix products, or all",
+        "none",
+        "matmuls",
+        "full",
+        recorded=False,
     )
-    """`matmuls` keeps the products of matrices and recomputes the rest for the gradient; `full`
-    keeps only the inputs of the layers."""
+    """Rematerialization (activation checkpointing) saves memory and costs time. `matmuls` keeps the
+    matrix products and recomputes the rest; `full` keeps only the inputs of the layers."""
 
 
 class Checkpoints(Options, group="Checkpoints"):
     """When checkpoints are saved, how many are kept, and what is exported."""
 
     save_every: str = text(
-        "Steps, a duration, or auto: 500, 10m", "INTERVAL", default="10m", recorded=False
+        "Checkpoint interval: steps (500), a duration (10m) or auto", "INTERVAL", default="10m",
+        recorded=False,
+    )  # fmt: skip
+    """`auto` chooses the interval that loses the least time, from the measured duration of a save
+    and the mean time between failures, but never saves before the last upload has finished. A
+    checkpoint is always saved after the last step."""
+    keep_checkpoints: int = integer(
+        "Number of newest checkpoints to keep", 2, least=1, recorded=False
     )
-    """`auto` chooses the interval that loses the least time, from the measured time of a save and
-    the mean time between failures, but never saves before the last upload has finished. The last
-    step always saves."""
-    keep_checkpoints: int = integer("Checkpoints to keep", 2, least=1, recorded=False)
-    export_dtype: str = choice("Number format of final/", "float32", "bfloat16", recorded=False)
+    export_dtype: str = choice(
+        "Number format of the weights in final/", "float32", "bfloat16", recorded=False
+    )
 
 
 class Storage(Options, group="Checkpoints"):
@@ -181,43 +209,52 @@ class Storage(Options, group="Checkpoints"):
         recorded=False, unset="50,700 h divided by the devices, at most 7 d",
     )  # fmt: skip
     keep_every: int = integer(
-        "Keep the checkpoints of every N-th step for good", 0, least=0, recorded=False,
+        "Also keep checkpoints whose step is a multiple of N", 0, least=0, recorded=False,
         unset="none",
     )  # fmt: skip
     checkpoint_url: str = text(
-        "Upload checkpoints to, and resume from: s3://…", "URL", recorded=False
+        "Upload checkpoints to this URL and resume from it: s3://…", "URL", recorded=False
     )
-    """Any URL that fsspec knows (`s3://`, `gs://`, `file://`). Checkpoints are uploaded while
-    training goes on, and a run resumes from the newest good one, here or there. While an upload is
-    under way others are skipped; the last one is always uploaded. Checkpoints of another run there
-    are refused; with `--force` they are removed."""
+    """Any URL that fsspec can open (`s3://`, `gs://`, `file://`). Checkpoints are uploaded in the
+    background, and a run resumes from the newest valid checkpoint, local or remote. One checkpoint
+    is uploaded at a time: those saved in the meantime are not uploaded, except for the last one.
+    Checkpoints of another run at the URL are an error; with `--force` they are deleted."""
     grace: float | None = quantity(
-        "duration", "Time from SIGTERM to the end; warns when saves take longer", recorded=False
-    )
+        "duration", "Time from SIGTERM until the process is killed", recorded=False,
+        unset="not checked",
+    )  # fmt: skip
+    """It changes only one thing: a warning tells when saving a checkpoint takes longer."""
 
 
 class Guards(Options, group="Guards"):
     """What is done about loss spikes and hanging processes."""
 
-    on_spike: str = choice("Action at a loss spike", "rewind", "stop", "off")
-    """A spike is a step whose loss or gradient norm is an outlier among the last 64 steps, or is
-    not a number. Such a step is never taken. With `rewind`, where at most half of its rows are
-    outliers, these rows are left out and the run goes on; otherwise it goes back to the last
-    checkpoint and on without the rows that are outliers there. Rows that are left out are named in
-    a warning and in `skipped.jsonl`. The run fails after 8 rewinds, or when a tenth of all rows is
-    left out. `stop` fails and names the rows of the step. `off` takes any step that is finite, and
-    fails at others."""
+    on_spike: str = choice(
+        "At a loss spike: skip its rows or rewind, stop, or do nothing (off)",
+        "rewind",
+        "stop",
+        "off",
+    )
+    """A spike is a step whose loss or gradient norm is an outlier compared with the last 64 steps,
+    or is not finite. The update of such a step is not applied. With `rewind`, if at most half of
+    its rows are outliers, the step is repeated without them; otherwise training goes back to the
+    last checkpoint and skips the outlier rows from there. Skipped rows are named in a warning and
+    in `skipped.jsonl`. The run fails after 8 rewinds, or if more than 10% of all rows are skipped.
+    `stop` fails and names the rows of the step. `off` applies every finite step, and fails at
+    others."""
     spike_sigmas: float = number(
-        "Spike threshold, in robust standard deviations above the median", 8.0, above=0,
+        "Spike threshold, in robust σ (1.4826·MAD) above the median", 8.0, above=0,
         only=needs(on_spike=("rewind", "stop")),
     )  # fmt: skip
-    """Nothing is judged before 32 steps, nor before 32 steps of a new stage of `--then`, except for
-    what is not finite."""
+    """MAD is the median absolute deviation of the last 64 steps; σ, the robust standard deviation,
+    is at least 2% of the median loss and 10 times the median gradient norm. The first 32 steps, and
+    the first 32 steps of each stage of `--then`, are only checked for values that are not
+    finite."""
     hang_timeout: float = quantity(
-        "duration", "Treat a rank as hung after this long without progress", "30m", recorded=False
+        "duration", "Stop the run if a rank makes no progress for this long", "30m", recorded=False
     )
-    """It applies to runs of several processes; the whole run ends then. Pauses such as compiling
-    are given more time."""
+    """The watchdog runs if there are several processes; it ends all of them with exit status 75.
+    Phases that are slow by nature, such as compilation, are given more time."""
 
 
 class Logging(Options, group="Logging"):
@@ -226,17 +263,21 @@ class Logging(Options, group="Logging"):
     eval_every: int = integer(
         "Steps between validations", 0, least=0, unset="at start and end", recorded=False
     )
-    """The first and the last step always validate."""
+    """The run always validates before the first and after the last step."""
     log_every: int = integer("Steps between rows of metrics", 1, least=1, recorded=False)
-    profile: str = text("Trace steps A to B into the run directory", "A:B", recorded=False)
-    """The traces are written into `profile/`."""
-    track: str = text("Also log to wandb or tensorboard", "NAME,…", recorded=False)
-    """The packages must be installed. A service that is slow or down costs the run nothing."""
+    profile: str = text(
+        "Write profiler traces of the steps A to B to profile/", "A:B", recorded=False
+    )
+    """Steps are counted from 1."""
+    track: str = text(
+        "Also send metrics to these services: wandb, tensorboard", "NAME,…", recorded=False
+    )
+    """The packages must be installed. A slow or unavailable service does not slow the run."""
     peak_flops: float = quantity(
-        "count", "Peak FLOP/s of a device for MFU", 0.0, unset="measured", recorded=False
+        "count", "Peak FLOP/s of one device, for MFU", 0.0, unset="measured", recorded=False
     )
     """By default a short matrix product is timed: in float32 with `--precision fp32`, else in
-    bfloat16; so give the peak where units of 8 and 4 bits are used."""
+    bfloat16. Set the peak if training uses hardware for 8 or 4 bits."""
 
 
 class Training(

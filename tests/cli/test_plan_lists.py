@@ -17,8 +17,8 @@ BROKEN = [
     ('{"params": true}', "expected a value"),
     ('{"params": "8B", "chips": 8.5}', "8.5 is not a whole number"),
     ('{"params": "8B", "chip": ""}', "--chip: is empty"),
-    ('{"params": "8B", "plot": "x.svg"}', "--plot: is no option of a run in a list"),
-    ('{"params": "8B", "json": true}', "--json: is no option of a run in a list"),
+    ('{"params": "8B", "plot": "x.svg"}', "--plot: cannot be set in a list of runs"),
+    ('{"params": "8B", "json": true}', "--json: cannot be set in a list of runs"),
 ]
 
 

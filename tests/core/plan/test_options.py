@@ -40,7 +40,7 @@ def test_defaults_of_stops_are_those_of_the_options():
     assert model.restart_s == PlanOptions.assumed("restart") == 900
     assert model.bucket_bytes_per_s == PlanOptions.assumed("bucket_gbps") * 1e9 == 8e9
     assert (model.spot_share, model.copies) == (0.5, 1)
-    assert f"{UTILISATION:.0%} of what is usable" in about.long_help(PlanOptions)["utilisation"]
+    assert f"default is {UTILISATION:.0%}" in about.long_help(PlanOptions)["utilisation"]
 
 
 @pytest.mark.parametrize(
@@ -131,8 +131,8 @@ def test_runs_of_a_list_are_checked_with_the_options_beside_them():
         ({"chips": True}, "expected a value"),
         ({"chip": ["h100"]}, "expected one value"),
         ({"chip": ""}, "--chip: is empty"),
-        ({"out": "x.parquet"}, "--out: is no option of a run in a list"),
-        ({"plot": "x.svg"}, "--plot: is no option of a run in a list"),
+        ({"out": "x.parquet"}, "--out: cannot be set in a list of runs"),
+        ({"plot": "x.svg"}, "--plot: cannot be set in a list of runs"),
     ],
 )
 def test_rows_that_make_no_sense_are_refused(row, hint):
