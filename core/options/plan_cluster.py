@@ -157,7 +157,7 @@ class PlanLayout(Options, group="Layout"):
     fixed_layout: str | None = _text(
         "Predict the speed of this layout, such as tensor=8,fsdp=16", "AXIS=N,…", only=TRAINED
     )
-    """Such as `fsdp=16,tensor=8,micro-batch=2,recompute=full`. The axes are those of
+    """A longer example is `fsdp=16,tensor=8,micro-batch=2,recompute=full`. The axes are those of
     `sabia pretrain`: `data`, `fsdp`, `expert`, `context`, `tensor`, `pipe`, or `dp`, `ep`, `cp`,
     `tp`, `pp`; also `virtual`, `zero` and `experts-over-tensor`. With `--search` these values are
     fixed and the others are searched."""
@@ -208,11 +208,11 @@ class PlanOutput(Options, group="Output"):
     """The script starts `sabia pretrain` with the layout of `--search` or `--fixed-layout`. Its
     time limit, checkpoint interval and requeueing are those of the plan."""
     pretrain_args: str | None = _text(
-        "Further arguments of sabia pretrain in the script", "WORDS", unset="tokens/ and the model",
+        "Further arguments of sabia pretrain in the script", "WORDS",
+        unset="tokens/ and the model's config.json",
         only=needs("emit"), excludes=("compare",),
     )  # fmt: skip
-    """Inputs, model and schedule, as one quoted text; the script adds the layout. The default is
-    `tokens/` and the model's `config.json`."""
+    """Inputs, model and schedule, as one quoted text; the script adds the layout."""
 
 
 class PlanPrice(Options, group="Money"):
@@ -232,7 +232,7 @@ class PlanStops(Options, group="Failures and checkpoints"):
 
     failure_rate: float | None = _share("Failure rate: failures per chip and day", unset="0.1%")
     preempt: float | None = _duration("Mean time between preemptions of the cluster", unset="never")
-    """Needed for preemptible (spot) chips."""
+    """Give it for preemptible (spot) chips."""
     restart: float | None = _duration("Time to restart after an interruption", unset="15m")
     bucket_gbps: float | None = _count(
         "Write rate of the checkpoint storage, in gigabytes per second", metavar="GB/S", least=1e-6,
@@ -443,6 +443,12 @@ class PlanOptions(
         InputOptions.inputs,
         help="A config.json, or a list of runs: JSON lines (- for stdin) or Parquet",
     )
+    out: str | None = changed(
+        Output.out, help="Rows of the plan: FILE.parquet, a directory, or - (stdout)"
+    )
+    """A path that ends in `.parquet` is written as one file, any other path is a directory. Without
+    the option the plan is a table on standard output, and rows only with `--to jsonl` or, into a
+    pipe, `--to arrow`."""
 
     def check(self) -> None:
         """Refuse contradictory options; runs of a list are checked one by one. UsageError."""
