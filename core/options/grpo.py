@@ -31,10 +31,10 @@ class Reward(Options, group="Reward"):
     value. `contains`: the sample contains the answer, ignoring case. `regex`: the answer, a regular
     expression, matches in the sample. `choice`: the last single capital letter of the sample is the
     answer's. `json`: the sample is JSON and contains the answer's keys and values. `rubric` grades
-    by the record's `rubric` instead: the reward is the share of its weight that is met. A mix is
+    by the record's `rubric` instead: the reward is the fraction of its weight that is met. A mix is
     the weighted mean."""
     max_null: float = quantity(
-        "share", "Maximum share of samples without a reward", "20%", only=JUDGED, recorded=False
+        "share", "Maximum fraction of samples without a reward", "20%", only=JUDGED, recorded=False
     )
     """A sample has no reward if the judge failed. The run stops with exit status 1 when more of the
     last 200 samples have none."""

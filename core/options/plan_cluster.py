@@ -126,7 +126,7 @@ class PlanHardware(Options, group="Hardware"):
         "size", "Usable memory of a chip, such as 180GB", unset="its nominal memory", only=TRAINING
     )
     utilisation: float | None = _share(
-        "Share of the usable memory to plan with", unset="100%", excludes=("api_price",)
+        "Fraction of the usable memory to plan with", unset="100%", excludes=("api_price",)
     )
     """With `--search` or `--fixed-layout` the default is 90%; with `--stage grpo`, where generation
     and training share the chips, 60% for generation."""
@@ -134,9 +134,9 @@ class PlanHardware(Options, group="Hardware"):
         "Model FLOPs utilization (MFU) of training", unset="40%", only=TRAINED,
         excludes=("search", "fixed_layout"),
     )  # fmt: skip
-    """The share of the chip's peak FLOP/s that training reaches: usually 50 to 60% for dense models
-    and 20 to 40% for MoE models, counting active parameters only. `--search` and `--fixed-layout`
-    predict it."""
+    """The fraction of the chip's peak FLOP/s that training reaches: usually 50 to 60% for dense
+    models and 20 to 40% for MoE models, counting active parameters only. `--search` and
+    `--fixed-layout` predict it."""
     compare: str | None = _text(
         "Compare these chips in one table", "CHIP,…", values="chips.toml", only=TRAINING,
         excludes=("chip",),
@@ -240,7 +240,7 @@ class PlanStops(Options, group="Failures and checkpoints"):
     )  # fmt: skip
     """The rate for the whole cluster, in gigabytes (not gigabits)."""
     spot_share: float | None = _share(
-        "Preemptible price, as a share of the on-demand price", unset="50%", excludes=("spot",)
+        "Preemptible price, as a fraction of the on-demand price", unset="50%", excludes=("spot",)
     )
     """`--spot` uses preemptible prices on file instead."""
     simulate: int | None = _whole("Monte Carlo: simulate N runs with random failures", most=100_000)

@@ -72,10 +72,10 @@ class PretrainOptions(
     is that of its documents, and `mixed` if they have several: to mix sources, tokenize each into
     shards of its own."""
     then: str = text(
-        "Later mixes; WHEN is a step, a share (80%) or decay", "WHEN:MIX;…", group="Data",
+        "Later mixes; WHEN is a step, a fraction (80%) or decay", "WHEN:MIX;…", group="Data",
         only=needs("mix"),
     )  # fmt: skip
-    """`WHEN` is a step (`5000`), a share of the steps (`80%`), or `decay`, the step at which the
+    """`WHEN` is a step (`5000`), a fraction of the steps (`80%`), or `decay`, the step at which the
     learning rate begins to fall. Each source continues where it was: no row is read again before
     all rows of its source have been read."""
     max_repeat: float = number(
@@ -83,7 +83,7 @@ class PretrainOptions(
         unset="no limit", only=needs("for_tokens", search_mix=""),
     )  # fmt: skip
     """What a source cannot give within the limit is taken from the others in proportion to their
-    weights; each stage of `--then` gets its share of such a source. It is an error if all sources
+    weights; each stage of `--then` gets its part of such a source. It is an error if all sources
     together cannot fill the run."""
     validation: str = text("Token rows to validate on", "PATH", group="Data", only=RUN)
     eval_every: int = changed(Logging.eval_every, only=(RUN, needs("validation")))
@@ -120,7 +120,7 @@ class PretrainOptions(
         "whole", "Training tokens of the run that the mix is for", group="Mixture",
         only=(SEARCH, needs("max_repeat")),
     )  # fmt: skip
-    """No source gets a larger share than `--max-repeat` passes over it can fill."""
+    """No source gets a larger weight than `--max-repeat` passes over it can fill."""
 
     def check(self) -> None:
         """One of --model, --config-json and --shape is required. UsageError."""

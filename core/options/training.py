@@ -55,10 +55,10 @@ class Schedule(Options, group="Optimizer"):
     """`wsd` (warmup-stable-decay) is a linear warm-up, a constant rate and a decay; `cosine` is a
     warm-up and half a cosine; `constant` is a warm-up and a constant rate."""
     warmup: str = text(
-        "Length of the warm-up: steps (100) or a share of all steps (2%)", "STEPS", default="2%"
+        "Length of the warm-up: steps (100) or a fraction of all steps (2%)", "STEPS", default="2%"
     )
     decay: str = text(
-        "Length of the final decay: steps (200) or a share of all steps (20%)", "STEPS",
+        "Length of the final decay: steps (200) or a fraction of all steps (20%)", "STEPS",
         default="20%", only=needs(schedule="wsd"),
     )  # fmt: skip
     decay_shape: str = choice(
