@@ -24,11 +24,9 @@ class EvalOptions(
     )
     """Their models are compared with each other and with those of this run."""
     out: str | None = changed(
-        Output.out,
-        help="Score rows: FILE.parquet, or - for stdout",
-        metavar="FILE.parquet",
+        Output.out, help="Score rows: FILE.parquet, or - for stdout", metavar="FILE.parquet",
         only=ANSWERS,
-    )
+    )  # fmt: skip
     """If the file has scores of the same tasks, models and options, they are not computed again."""
     report: str = text(
         "Write the report as an HTML page", "FILE.html", only=needs("inputs", "model", "answers"),

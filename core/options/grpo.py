@@ -61,19 +61,15 @@ class PolicyLoss(Options, group="Loss"):
     """Each update trains on a part of the samples. With a single update the importance ratio is 1,
     so clipping has no effect."""
     aggregation: str = choice(
-        "Token losses: mean over tokens, mean of samples' means, or Dr. GRPO",
-        "token",
-        "seq-mean",
+        "Token losses: mean over tokens, mean of samples' means, or Dr. GRPO", "token", "seq-mean",
         "dr",
-    )
+    )  # fmt: skip
     """`token` is the mean over all tokens of the step; `seq-mean` the mean of the samples' means;
     `dr` (Dr. GRPO, arXiv 2503.20783) the sum divided by samples times `--max-new-tokens`."""
     ratio: str = choice(
-        "Importance ratio of each token, or of the sequence (GSPO)",
-        "token",
-        "sequence",
+        "Importance ratio of each token, or of the sequence (GSPO)", "token", "sequence",
         only=OFF_POLICY,
-    )
+    )  # fmt: skip
     """`sequence` (GSPO, arXiv 2507.18071) needs clip ranges of about 0.0003."""
     clip_low: float = number(
         "Lower clip range of the importance ratio", 0.2, above=0, most=1, only=OFF_POLICY

@@ -36,11 +36,9 @@ class PlanModel(Options, group="Model"):
     )
     """Such as `1.6T` or `8B`. Required, unless `--model` counts them."""
     active: float | None = _count(
-        "Active parameters: those that one token uses",
-        common=True,
-        excludes=("model",),
+        "Active parameters: those that one token uses", common=True, excludes=("model",),
         unset="--params",
-    )
+    )  # fmt: skip
     """In an MoE model they are fewer than `--params`."""
     model: str | None = _text(
         "Count the parameters of this Hugging Face config.json", "PATH", common=True
@@ -49,22 +47,16 @@ class PlanModel(Options, group="Model"):
     `--layers` and `--hidden`. Input embeddings then count no FLOPs, since they are a table lookup,
     and a note tells how many FLOPs attention would add."""
     layers: int | None = _whole(
-        "Number of layers",
-        most=10_000,
-        excludes=("model", "api_price"),
+        "Number of layers", most=10_000, excludes=("model", "api_price"),
         unset="nearest published model",
-    )
+    )  # fmt: skip
     hidden: int | None = _whole(
         "Hidden size", excludes=("model", "api_price"), unset="nearest published model"
     )
     convention: str | None = _choice(
-        "FLOPs that --mfu counts: 6ND, with full or with causal attention",
-        "6nd",
-        "palm",
-        "causal",
-        unset="6nd",
-        only=TRAINING,
-    )
+        "FLOPs that --mfu counts: 6ND, with full or with causal attention", "6nd", "palm", "causal",
+        unset="6nd", only=TRAINING,
+    )  # fmt: skip
     """`6nd`: 6 for each active parameter and token, without attention; `palm`: also attention over
     the whole sequence; `causal`: also attention under a causal mask, which is half of that."""
     lora: bool = switch("Train LoRA adapters on frozen weights", only=TRAINED)
@@ -166,12 +158,9 @@ class PlanLayout(Options, group="Layout"):
     )
     """`time` is the duration of a step, `cost` its price."""
     stack: str | None = _text(
-        "Training software whose layouts are modelled",
-        "NAME",
-        unset="sabia",
-        values="stacks.toml",
+        "Training software whose layouts are modelled", "NAME", unset="sabia", values="stacks.toml",
         only=LAYOUT,
-    )
+    )  # fmt: skip
     """It determines which layouts are possible, which communication overlaps with computation, and
     what is kept in memory. The error for an unknown name lists all."""
     precision: str | None = _choice(
@@ -246,21 +235,17 @@ class PlanStops(Options, group="Failures and checkpoints"):
     simulate: int | None = _whole("Monte Carlo: simulate N runs with random failures", most=100_000)
     """It prints the mean, the median and the 95th percentile of the run time."""
     capacity_wait: float | None = _duration(
-        "Mean time until the cluster is back after a preemption",
-        unset="none",
+        "Mean time until the cluster is back after a preemption", unset="none",
         only=needs("preempt"),
-    )
+    )  # fmt: skip
     """This time is not billed."""
     repair: float | None = _duration(
         "Mean time to repair or replace a failed node", unset="at once"
     )
     spare_nodes: int | None = _whole(
-        "Spare nodes that replace failed ones; they are billed",
-        least=0,
-        most=1000,
-        unset="0",
+        "Spare nodes that replace failed ones; they are billed", least=0, most=1000, unset="0",
         only=needs("repair"),
-    )
+    )  # fmt: skip
     job_limit: float | None = _duration("Time limit of a job of the cluster", unset="none")
     """A longer run is a chain of jobs, each of which resumes from the last checkpoint."""
     queue: float | None = _duration(
@@ -316,12 +301,9 @@ class PlanCosts(Options, group="Costs and carbon"):
     )
     """Energy of the data centre divided by the energy of its chips; efficient ones have 1.1."""
     carbon_intensity: float | None = _count(
-        "Carbon intensity of the electricity, in kg CO2e per kWh",
-        metavar="KG/KWH",
-        least=0,
-        most=2,
-        unset="0.385",
-    )
+        "Carbon intensity of the electricity, in kg CO2e per kWh", metavar="KG/KWH", least=0,
+        most=2, unset="0.385",
+    )  # fmt: skip
     """Electricity grids have 0.03 to 0.7."""
     serve_tokens: float | None = _count("Tokens to serve later; check the model's size for this")
     """A scaling law gives the model size with the lowest cost of training and serving together: a
@@ -334,15 +316,9 @@ class PlanSubject(Options, group="Plan"):
     budget: str | None = _text("Sum up the costs of the runs in this file", "FILE.toml")
     """It may be combined with `--chip`, `--mfu`, `--price`, `--lora` and `--plot` only."""
     stage: str | None = _choice(
-        "Kind of work to plan",
-        "pretrain",
-        "sft",
-        "grpo",
-        "serve",
-        "eval",
-        unset="pretrain",
+        "Kind of work to plan", "pretrain", "sft", "grpo", "serve", "eval", unset="pretrain",
         common=True,
-    )
+    )  # fmt: skip
     """`pretrain` and `sft` are training runs (of `sft` the size may be given by `--items`); `grpo`
     is reinforcement learning; `serve` is an inference service at full load; `eval` is an evaluation
     of `--items` items."""
@@ -370,15 +346,13 @@ class PlanGeneration(Options, group="Generation"):
         excludes=("api_price",),
     )  # fmt: skip
     batch: int | None = _whole(
-        "Concurrent sequences per replica",
-        unset="as many as fit in memory",
+        "Concurrent sequences per replica", unset="as many as fit in memory",
         only=needs(stage=("serve", "grpo")),
-    )
+    )  # fmt: skip
     items: float | None = _count(
-        "Items to evaluate, or examples to fine-tune on",
-        unset="10000",
+        "Items to evaluate, or examples to fine-tune on", unset="10000",
         only=needs(stage=("eval", "sft")),
-    )
+    )  # fmt: skip
     repeats: int | None = _whole(
         "Answers per item, or epochs over the examples", unset="1",
         only=needs("items", stage="eval"),
@@ -423,11 +397,9 @@ class PlanJudge(Options, group="Judge model"):
         "Active parameters of the judge", unset="--judge-params", only=needs("judge_params")
     )
     judge_price: str | None = _text(
-        "Use a judge API: USD per million input and output tokens",
-        "USD,USD",
-        only=JUDGE,
+        "Use a judge API: USD per million input and output tokens", "USD,USD", only=JUDGE,
         excludes=("judge_params",),
-    )
+    )  # fmt: skip
     """Such as `0.5,2`."""
 
 

@@ -173,12 +173,9 @@ class PrecisionOptions(Options, group="Precision"):
     )
     """The mesh may then have no axis but `data`. JAX always compiles."""
     remat: str = choice(
-        "Activation recomputation: none, all but matrix products, or all",
-        "none",
-        "matmuls",
-        "full",
-        recorded=False,
-    )
+        "Activation recomputation: none, all but matrix products, or all", "none", "matmuls",
+        "full", recorded=False,
+    )  # fmt: skip
     """Rematerialization (activation checkpointing) saves memory and costs time. `matmuls` keeps the
     matrix products and recomputes the rest; `full` keeps only the inputs of the layers."""
 
@@ -230,11 +227,9 @@ class Guards(Options, group="Guards"):
     """What is done about loss spikes and hanging processes."""
 
     on_spike: str = choice(
-        "At a loss spike: skip its rows or rewind, stop, or do nothing (off)",
-        "rewind",
-        "stop",
+        "At a loss spike: skip its rows or rewind, stop, or do nothing (off)", "rewind", "stop",
         "off",
-    )
+    )  # fmt: skip
     """A spike is a step whose loss or gradient norm is an outlier compared with the last 64 steps,
     or is not finite. The update of such a step is not applied. With `rewind`, if at most half of
     its rows are outliers, the step is repeated without them; otherwise training goes back to the
