@@ -21,7 +21,7 @@ from sabia.core.model.ops import FORWARD_DTYPES, Angles, Remat
 from sabia.core.model.ops_jax_attention import attention, attention_mask
 from sabia.core.model.ops_jax_delta import causal_conv, delta_rule
 from sabia.core.model.ops_jax_moe import biased, combine, dispatch, grouped_matmul, tally
-from sabia.kernels import vocabulary_loss as kernels
+from sabia.kernels.vocabulary_loss import linear_cross_entropy as loss_kernel
 
 __all__ = [
     "attention",
@@ -39,7 +39,7 @@ Array = jax.Array
 name = "jax"
 DEFAULT_CHUNK_BYTES = 256 << 20
 KERNELS = kernels_of("jax")
-_loss_kernel = obeyed(kernels.linear_cross_entropy)
+_loss_kernel = obeyed(loss_kernel)
 
 jax.tree_util.register_dataclass(KVCache, data_fields=["layers"], meta_fields=["reads"])
 

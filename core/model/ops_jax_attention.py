@@ -13,11 +13,12 @@ import jax
 import jax.numpy as jnp
 
 from sabia.core.model.kernel_choice import kernels_of, obeyed, refusal
-from sabia.kernels import attention as kernels
+from sabia.kernels.attention import attention as attention_kernel
+from sabia.kernels.attention import attention_mask as kernel_mask
 
 Array = jax.Array
 KERNELS = kernels_of("jax")
-_kernel = obeyed(kernels.attention)
+_kernel = obeyed(attention_kernel)
 
 
 @dataclass(frozen=True)
@@ -42,7 +43,7 @@ def attention_mask(
     if KERNELS.serve("attention", jax.default_backend()):
         if slots is None:
             settings: Any = {"segments": segments, "window": window, "causal": causal}
-            return kernels.attention_mask(like, length, keys, **settings)
+            return kernel_mask(like, length, keys, **settings)
         if KERNELS.asked["attention"] == "pallas":
             raise refusal("attention: pallas cannot serve: keys lie in slots (expected whole rows)")
     if segments is None and slots is None and (window is None or window >= length):

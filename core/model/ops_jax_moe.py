@@ -12,11 +12,11 @@ import jax
 import jax.numpy as jnp
 
 from sabia.core.model.kernel_choice import kernels_of, obeyed
-from sabia.kernels import grouped_matmul as kernels
+from sabia.kernels.grouped_matmul import grouped_matmul as grouped_matmul_kernel
 
 Array = jax.Array
 KERNELS = kernels_of("jax")
-_kernel = obeyed(kernels.grouped_matmul)
+_kernel = obeyed(grouped_matmul_kernel)
 
 # rows[M, in] · weight[E, out, in] by groups of rows, contracting the last axes.
 _DIMENSIONS = jax.lax.RaggedDotDimensionNumbers(

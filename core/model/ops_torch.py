@@ -27,7 +27,7 @@ from sabia.core.model.ops_torch_loss import linear_cross_entropy
 from sabia.core.model.ops_torch_moe import biased, combine, dispatch, grouped_matmul, tally
 from sabia.core.model.ops_torch_wide import wide_linear, widened
 from sabia.core.model.storage.safetensors_file import numpy_dtype
-from sabia.kernels import rms_norm as kernels
+from sabia.kernels.rms_norm import rms_norm as rms_norm_kernel
 
 __all__ = [
     "attention",
@@ -45,7 +45,7 @@ __all__ = [
 Tensor = torch.Tensor
 name = "torch"
 KERNELS = kernels_of("torch")
-_rms_norm_kernel = obeyed(kernels.rms_norm)
+_rms_norm_kernel = obeyed(rms_norm_kernel)
 
 # dtypes that NumPy knows through ml_dtypes only: their bits travel as integers
 _BITS = {

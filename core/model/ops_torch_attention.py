@@ -14,11 +14,12 @@ import torch.nn.functional as F
 
 from sabia.core.model.kernel_choice import kernels_of, obeyed, refusal
 from sabia.core.model.ops_torch_wide import widened
-from sabia.kernels import attention as kernels
+from sabia.kernels.attention import attention as attention_kernel
+from sabia.kernels.attention import attention_mask as kernel_mask
 
 Tensor = torch.Tensor
 KERNELS = kernels_of("torch")
-_kernel = obeyed(kernels.attention)
+_kernel = obeyed(attention_kernel)
 
 
 @dataclass(frozen=True)
@@ -47,7 +48,7 @@ def attention_mask(
     if KERNELS.serve("attention", like.device.type):
         if slots is None:
             settings: Any = {"segments": segments, "window": window, "causal": causal}
-            return kernels.attention_mask(like, length, keys, **settings)
+            return kernel_mask(like, length, keys, **settings)
         if KERNELS.asked["attention"] == "triton":
             raise refusal("attention: triton cannot serve: keys lie in slots (expected whole rows)")
     if segments is None and slots is None and (window is None or window >= length):

@@ -14,7 +14,8 @@ from torch.utils.checkpoint import checkpoint
 
 from sabia.core.model.kernel_choice import kernels_of, obeyed
 from sabia.core.model.ops_torch_wide import widened
-from sabia.kernels import vocabulary_loss as kernels
+from sabia.kernels.vocabulary_loss import choose_linear_cross_entropy
+from sabia.kernels.vocabulary_loss import linear_cross_entropy as loss_kernel
 
 Tensor = torch.Tensor
 DEFAULT_CHUNK_BYTES = 256 << 20
@@ -22,7 +23,7 @@ CPU_BLOCK_BYTES = 8 << 20
 WIDE_BLOCK_BYTES = 32 << 20
 KERNELS = kernels_of("torch")
 _NAMED = KERNELS.asked["vocabulary_loss"]
-_kernel = obeyed(kernels.linear_cross_entropy)
+_kernel = obeyed(loss_kernel)
 
 
 def _logits(hidden: Tensor, weight: Tensor, cap: float | None, out: Tensor | None) -> Tensor:
@@ -150,7 +151,7 @@ def _by_kernel(hidden: Tensor) -> bool:
         return True
     if not KERNELS.serve("vocabulary_loss", hidden.device.type):
         return False
-    return kernels.choose_linear_cross_entropy(hidden).implementation != "reference"
+    return choose_linear_cross_entropy(hidden).implementation != "reference"
 
 
 def linear_cross_entropy(

@@ -17,12 +17,12 @@ import torch
 import torch.nn.functional as F
 
 from sabia.core.model.kernel_choice import kernels_of, obeyed
-from sabia.kernels import grouped_matmul as kernels
+from sabia.kernels.grouped_matmul import grouped_matmul as grouped_matmul_kernel
 
 Tensor = torch.Tensor
 ALIGNMENT_BYTES = 16
 KERNELS = kernels_of("torch")
-_kernel = obeyed(kernels.grouped_matmul)
+_kernel = obeyed(grouped_matmul_kernel)
 
 
 @dataclass(frozen=True)

@@ -31,16 +31,24 @@ from typing import Any
 from sabia.core.errors import UsageError
 from sabia.core.model.ops import Array, WrappedOps, dtype_name
 from sabia.core.spec.model import ModelSpec
-from sabia.kernels import quantize as q
+from sabia.kernels.quantize import (
+    FP8,
+    FP8_GRADIENT,
+    FP8_TILES,
+    FP8_WEIGHT_TILES,
+    NVFP4,
+    NVFP4_WEIGHT,
+    Layout,
+)
 
 
 @dataclass(frozen=True)
 class Products:
     """Layouts of what the products read; the last two are of gradients and of their weights'."""
 
-    activation: q.Layout
-    weight: q.Layout
-    gradient: q.Layout
+    activation: Layout
+    weight: Layout
+    gradient: Layout
     stochastic: bool = False
     hadamard: bool = False
 
@@ -73,12 +81,12 @@ class Precision:
     last: float = 0.0
 
 
-_NVFP4 = Products(q.NVFP4, q.NVFP4_WEIGHT, q.NVFP4, stochastic=True, hadamard=True)
-_FP8_BLOCK = Products(q.FP8_TILES, q.FP8_WEIGHT_TILES, q.FP8_TILES)
+_NVFP4 = Products(NVFP4, NVFP4_WEIGHT, NVFP4, stochastic=True, hadamard=True)
+_FP8_BLOCK = Products(FP8_TILES, FP8_WEIGHT_TILES, FP8_TILES)
 _ALL = (
     Precision("fp32", "float32"),
     Precision("bf16", "bfloat16"),
-    Precision("fp8", "bfloat16", Products(q.FP8, q.FP8, q.FP8_GRADIENT)),
+    Precision("fp8", "bfloat16", Products(FP8, FP8, FP8_GRADIENT)),
     Precision("fp8-block", "bfloat16", _FP8_BLOCK),
     Precision("nvfp4", "bfloat16", _NVFP4, first=2, last=0.15),
     Precision("qat-int8", "bfloat16", served=Served("int8")),

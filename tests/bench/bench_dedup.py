@@ -94,14 +94,14 @@ def ours_sketching(corpus: Path) -> dict:
     from sabia.core.options.dedup import DedupOptions
     from sabia.core.shards.text_buffers import text_buffers
     from sabia.core.text.dedup.lsh import sketch_of
-    from sabia.kernels import minhash
+    from sabia.kernels.minhash import sketch as sketch_documents
 
     column = pq.read_table(corpus)["text"].combine_chunks()
     data, offsets = text_buffers(column)
     config = sketch_of(DedupOptions(), 0)
-    minhash.sketch(data, np.array([0, 0]), config, "numba")
+    sketch_documents(data, np.array([0, 0]), config, "numba")
     start = time.process_time()
-    minhash.sketch(data, offsets, config, "numba")
+    sketch_documents(data, offsets, config, "numba")
     return {"sketch_cpu_s": time.process_time() - start}
 
 

@@ -14,8 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
-from sabia.kernels import language_scores
-from sabia.kernels.language_scores import STEP
+from sabia.kernels.language_scores import STEP, features
 
 FEATURES = 16_000
 FREQUENT = 150
@@ -37,7 +36,7 @@ def build(texts: Mapping[str, Sequence[str]]) -> dict[str, np.ndarray]:
     known = np.zeros(len(keys), np.uint64)
     for column, words in enumerate(listed):
         for word in words:
-            at = np.searchsorted(keys, language_scores.features(word)[0][0])
+            at = np.searchsorted(keys, features(word)[0][0])
             known[at] |= np.uint64(1 << column)
     keep = np.sort(np.argsort(-(worth + (known > 0)))[:FEATURES])
     return {
@@ -53,7 +52,7 @@ def _shares(parts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
     """(keys, mean share over the texts) of features seen more than once."""
     total: dict[int, float] = {}
     for text in parts:
-        keys, whole = language_scores.features(text)
+        keys, whole = features(text)
         own, counts = np.unique(keys, return_counts=True)
         often = counts > 1
         size = max(len(keys) - int(whole.sum()), 1)

@@ -10,8 +10,18 @@ import unicodedata
 import numpy as np
 import pytest
 
-from sabia.kernels import minhash
-from sabia.kernels.minhash import MASK64, SketchConfig, mix_int
+from sabia.kernels.minhash import (
+    CHUNK_BASE,
+    EXACT_STEP,
+    MASK64,
+    SHINGLE_BASE,
+    TOKEN_BASE,
+    SketchConfig,
+    jaccard,
+    mix_int,
+    signatures,
+)
+from sabia.kernels.minhash import sketch as sketch_documents
 from sabia.kernels.text_table import LETTER, MARK, SKIP, SOLO, fold, folding_tables, kind
 
 ODD_TEXTS = [
@@ -45,9 +55,9 @@ def oracle_hash(token: bytes) -> int:
     value = len(token)
     for start in range(0, len(token), 8):
         chunk = int.from_bytes(token[start : start + 8], "little")
-        value = ((value ^ chunk) * minhash.CHUNK_BASE) & MASK64
+        value = ((value ^ chunk) * CHUNK_BASE) & MASK64
         value ^= value >> 32
-    value = (value * minhash.TOKEN_BASE) & MASK64
+    value = (value * TOKEN_BASE) & MASK64
     return value ^ (value >> 29)
 
 
@@ -92,7 +102,7 @@ def oracle_shingles(text: str, ngram: int) -> list[int]:
     for group in groups or ([words] if words else []):
         total = 0
         for word in group:
-            total = (total * minhash.SHINGLE_BASE + word) & MASK64
+            total = (total * SHINGLE_BASE + word) & MASK64
         shingles.append(mix_int(total) >> 32)
     return shingles
 
@@ -100,7 +110,7 @@ def oracle_shingles(text: str, ngram: int) -> list[int]:
 def oracle_sketch(text: str, config: SketchConfig) -> tuple[list[int], list[int], int]:
     """(digests, exact, words)."""
     tokens = oracle_tokens(text)
-    c0, c1, c2 = minhash.EXACT_STEP
+    c0, c1, c2 = EXACT_STEP
     lanes = [
         sum(mix_int(value + j * c0) for j, (value, _) in enumerate(tokens)),
         sum(mix_int(value ^ ((j * c1 + c2) & MASK64)) for j, (value, _) in enumerate(tokens)),
@@ -115,7 +125,7 @@ def oracle_sketch(text: str, config: SketchConfig) -> tuple[list[int], list[int]
     for band in range(config.bands):
         digest = mix_int(band)
         for value in slots[band * config.rows : (band + 1) * config.rows]:
-            digest = mix_int(digest * minhash.SHINGLE_BASE + value + 1)
+            digest = mix_int(digest * SHINGLE_BASE + value + 1)
         digests.append(digest)
     return digests, [mix_int(v + len(tokens)) for v in lanes], sum(w for _, w in tokens)
 
@@ -151,7 +161,7 @@ def test_engine_equals_the_oracle(engine: str, ngram: int) -> None:
     texts = [t for t in ODD_TEXTS if len(t) < 5000] + [random_text(source) for _ in range(60)]
     config = SketchConfig(ngram=ngram, bands=3, rows=4, seed=9)
     data, offsets = buffers(texts)
-    got = minhash.sketch(data, offsets, config, engine)
+    got = sketch_documents(data, offsets, config, engine)
     for i, text in enumerate(texts):
         digests, exact, words = oracle_sketch(text, config)
         assert got.words[i] == words, repr(text)
@@ -176,19 +186,19 @@ def test_engines_agree_on_bytes_that_are_not_text() -> None:
     texts += ["\ud800 lone surrogate", b"\xe2\x82", b"\xac tail", b"\xf0\x9f\x98", b"\xc0\x80"]
     data, offsets = buffers(texts)
     for config in (SketchConfig(), SketchConfig(bands=0), SketchConfig(ngram=2, bands=5, rows=3)):
-        slow = minhash.sketch(data, offsets, config, "numpy")
-        fast = minhash.sketch(data, offsets, config, "numba")
+        slow = sketch_documents(data, offsets, config, "numpy")
+        fast = sketch_documents(data, offsets, config, "numba")
         for a, b in zip(slow, fast, strict=True):
             assert np.array_equal(a, b)
     part = slice(3, 90)  # offsets that do not start at 0
-    again = minhash.sketch(data, offsets[part], SketchConfig(), "numba")
-    assert np.array_equal(again.exact, minhash.sketch(data, offsets, SketchConfig()).exact[3:89])
+    again = sketch_documents(data, offsets[part], SketchConfig(), "numba")
+    assert np.array_equal(again.exact, sketch_documents(data, offsets, SketchConfig()).exact[3:89])
 
 
 def test_golden_digests_do_not_move(engine: str) -> None:
     """Stored sketches stay comparable: these figures may change only with a new version."""
     data, offsets = buffers(["The quick brown fox jumps over the lazy dog. A história é longa."])
-    got = minhash.sketch(data, offsets, SketchConfig(bands=2, rows=4), engine)
+    got = sketch_documents(data, offsets, SketchConfig(bands=2, rows=4), engine)
     assert [f"{v:016x}" for v in got.exact[0].tolist()] == GOLDEN_EXACT
     assert [f"{v:016x}" for v in got.digests[0].tolist()] == GOLDEN_DIGESTS
 
@@ -200,7 +210,7 @@ GOLDEN_DIGESTS = ["13850a99ca24b582", "a34981a5640063f8"]
 def test_exact_hash_ignores_spacing_case_and_accents_only(engine: str) -> None:
     same = ["Olá,  mundo\n", "olá, mundo", "OLA\u0301 , MUNDO"]
     other = ["olá mundo", "olá, mundos", "mundo, olá", "olá, mundo mundo", ""]
-    exact = minhash.sketch(*buffers(same + other), SketchConfig(bands=0), engine).exact
+    exact = sketch_documents(*buffers(same + other), SketchConfig(bands=0), engine).exact
     keys = [tuple(row) for row in exact.tolist()]
     assert len(set(keys[: len(same)])) == 1
     assert len(set(keys)) == 1 + len(other)
@@ -210,9 +220,9 @@ def test_jaccard_equals_python_sets(engine: str) -> None:
     source = random.Random(2)
     texts = [" ".join(source.choices("abcdefg", k=source.randrange(40))) for _ in range(40)]
     pairs = np.array([(i, j) for i in range(40) for j in range(40)])
-    got = minhash.sketch(*buffers(texts), SketchConfig(ngram=2, bands=0), engine)
+    got = sketch_documents(*buffers(texts), SketchConfig(ngram=2, bands=0), engine)
     starts = np.concatenate(([0], np.cumsum(got.counts)))
-    got = minhash.jaccard(got.shingles, starts, pairs, engine)
+    got = jaccard(got.shingles, starts, pairs, engine)
     sets = [set(oracle_shingles(text, 2)) for text in texts]
     for (i, j), value in zip(pairs.tolist(), got.tolist(), strict=True):
         union = sets[i] | sets[j]
@@ -268,19 +278,19 @@ def test_signatures_are_datasketch_s_own(engine: str) -> None:
     datasketch = pytest.importorskip("datasketch", minversion="2.0", reason="the judge")
     texts = [t for t in ODD_TEXTS if len(t) < 5000] + ["a b c d e f g h " * 9]
     data, offsets = buffers(texts)
-    plain = minhash.sketch(data, offsets, SketchConfig(bands=0), engine)
+    plain = sketch_documents(data, offsets, SketchConfig(bands=0), engine)
     starts = np.concatenate(([0], np.cumsum(plain.counts)))
     for seed in (1, 7):
         config = SketchConfig(bands=21, rows=6, seed=seed, signatures="datasketch",
                               permutations=128)  # fmt: skip
-        got = minhash.signatures(data, offsets, config, engine)
+        got = signatures(data, offsets, config, engine)
         for i in range(len(texts)):
             theirs = datasketch.MinHash(num_perm=128, seed=seed, hashfunc=int)
             theirs.update_batch(plain.shingles[starts[i] : starts[i + 1]].tolist())
             assert got[i].tolist() == theirs.hashvalues[:126].tolist()
         from sabia.kernels.minhash_reference import band_digests
 
-        digests = minhash.sketch(data, offsets, config, engine).digests
+        digests = sketch_documents(data, offsets, config, engine).digests
         assert np.array_equal(digests, band_digests(got, config))
 
 
@@ -289,11 +299,11 @@ def test_golden_digests_of_a_script_without_spaces(engine: str) -> None:
     one = "自然言語処理は計算機科学の一分野であり、人間の言語を扱う。ภาษาไทย"
     two = one.replace("扱う", "調べる")
     data, offsets = buffers([one, two])
-    got = minhash.sketch(data, offsets, SketchConfig(bands=2, rows=4), engine)
+    got = sketch_documents(data, offsets, SketchConfig(bands=2, rows=4), engine)
     assert got.words.tolist() == [34, 35]
     assert [f"{v:016x}" for v in got.digests[0].tolist()] == GOLDEN_CHARACTERS
     starts = np.concatenate(([0], np.cumsum(got.counts)))
-    same = minhash.jaccard(got.shingles, starts, np.array([[0, 1]]), engine)
+    same = jaccard(got.shingles, starts, np.array([[0, 1]]), engine)
     assert 0.6 < same[0] < 0.8
 
 

@@ -7,7 +7,7 @@ import pyarrow as pa
 import pytest
 
 from sabia.core.shards.text_buffers import text_buffers
-from sabia.kernels import quality
+from sabia.kernels.quality import FIGURES, measure
 from sabia.kernels.text_words import word_hash, words
 
 _WORDS = """the mill Água x 42 END http://a.b/c { }; #tag ... … "Mr. X." don't cannot 5km 3.14 U.S.
@@ -34,8 +34,8 @@ def both(texts: list[str]) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]
     lists = (stops, np.array([0, 2, 3]))
     which = np.arange(len(texts)) % 3 - 1
     return (
-        quality.measure(data, offsets, lists, which, "python"),
-        quality.measure(data, offsets, lists, which, "numba"),
+        measure(data, offsets, lists, which, "python"),
+        measure(data, offsets, lists, which, "numba"),
     )
 
 
@@ -43,7 +43,7 @@ def test_both_engines_count_the_same() -> None:
     source = random.Random(11)
     texts = ["", " \n ", "\n", "a", "a b", "\n\nx\n\n", *(random_page(source) for _ in range(300))]
     plain, fast = both(texts)
-    for name in quality.FIGURES:
+    for name in FIGURES:
         for text, expected, got in zip(texts, plain[name], fast[name], strict=True):
             assert got == pytest.approx(expected, nan_ok=True), (name, text)
 
@@ -54,8 +54,8 @@ def test_figures_do_not_depend_on_the_company() -> None:
     together = both(texts)[1]
     data, offsets = text_buffers(pa.array(texts[7:9], pa.string()))
     stops = (np.array([word_hash("the"), word_hash("and")], np.uint64), np.array([0, 2]))
-    alone = quality.measure(data, offsets, stops, np.array([0, -1]))
-    for name in set(quality.FIGURES) - {"gopher_stop_words"}:
+    alone = measure(data, offsets, stops, np.array([0, -1]))
+    for name in set(FIGURES) - {"gopher_stop_words"}:
         assert alone[name] == pytest.approx(together[name][7:9], nan_ok=True), name
 
 
@@ -77,5 +77,5 @@ def test_long_runs_take_linear_time() -> None:
     texts = ["." * 300_000, "-" * 300_000, "a." * 150_000, "[" * 300_000, "(" * 300_000]
     data, offsets = text_buffers(pa.array([*texts, "@" * 300_000, "1," * 150_000]))
     none = (np.empty(0, np.uint64), np.zeros(1, np.int64))
-    got = quality.measure(data, offsets, none, np.full(7, -1))
+    got = measure(data, offsets, none, np.full(7, -1))
     assert got["links"].tolist() == [0.0] * 7

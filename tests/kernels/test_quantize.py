@@ -11,15 +11,25 @@ import numpy as np
 import pytest
 
 from sabia.core.numerics import hadamard, tiles
-from sabia.kernels import quantize as q
+from sabia.kernels.quantize import (
+    FP8,
+    FP8_GRADIENT,
+    FP8_TILES,
+    FP8_WEIGHT_TILES,
+    NVFP4,
+    NVFP4_WEIGHT,
+    Layout,
+    Quantized,
+    quantize,
+)
 
 LAYOUTS = {
-    "nvfp4": q.NVFP4,
-    "nvfp4-weight": q.NVFP4_WEIGHT,
-    "fp8": q.FP8,
-    "fp8-gradient": q.FP8_GRADIENT,
-    "fp8-tiles": q.FP8_TILES,
-    "fp8-weight-tiles": q.FP8_WEIGHT_TILES,
+    "nvfp4": NVFP4,
+    "nvfp4-weight": NVFP4_WEIGHT,
+    "fp8": FP8,
+    "fp8-gradient": FP8_GRADIENT,
+    "fp8-tiles": FP8_TILES,
+    "fp8-weight-tiles": FP8_WEIGHT_TILES,
 }
 KEY = (0x9E3779B9, 0x00C0FFEE)
 
@@ -40,20 +50,20 @@ def matrix(rows: int, columns: int, seed: int = 0) -> np.ndarray:
     return x.astype(np.float32)
 
 
-def torch_engine(x: np.ndarray, layout: q.Layout, key: Any) -> list[Any]:
+def torch_engine(x: np.ndarray, layout: Layout, key: Any) -> list[Any]:
     torch = pytest.importorskip("torch")
-    found = q.quantize(torch.from_numpy(x), layout, key, "torch")
+    found = quantize(torch.from_numpy(x), layout, key, "torch")
     return [None if part is None else part.numpy() for part in found]
 
 
-def jax_engine(x: np.ndarray, layout: q.Layout, key: Any) -> list[Any]:
+def jax_engine(x: np.ndarray, layout: Layout, key: Any) -> list[Any]:
     jax = pytest.importorskip("jax")
     words = None if key is None else np.array(key, np.uint32)
-    run = jax.jit(lambda x, words: q.quantize(x, layout, words, "jax"))
+    run = jax.jit(lambda x, words: quantize(x, layout, words, "jax"))
     return [None if part is None else np.asarray(part) for part in run(x, words)]
 
 
-def pallas_engine(x: np.ndarray, layout: q.Layout, key: Any) -> list[Any]:
+def pallas_engine(x: np.ndarray, layout: Layout, key: Any) -> list[Any]:
     pytest.importorskip("jax")
     from sabia.kernels.quantize_pallas import quantize
 
@@ -65,7 +75,7 @@ def pallas_engine(x: np.ndarray, layout: q.Layout, key: Any) -> list[Any]:
 ENGINES: dict[str, Callable[..., list[Any]]] = {"torch": torch_engine, "jax": jax_engine}
 
 
-def same(found: list[Any], wanted: q.Quantized) -> None:
+def same(found: list[Any], wanted: Quantized) -> None:
     for mine, theirs in zip(found, wanted, strict=True):
         assert (mine is None) == (theirs is None)
         if mine is not None:
@@ -74,7 +84,7 @@ def same(found: list[Any], wanted: q.Quantized) -> None:
 
 
 @functools.cache
-def million(name: str, stochastic: bool) -> tuple[np.ndarray, q.Quantized]:
+def million(name: str, stochastic: bool) -> tuple[np.ndarray, Quantized]:
     """A million values and what the oracle makes of them."""
     x = matrix(1000, 1000)
     draws = tiles.uniforms(x.shape, KEY) if stochastic else None
@@ -101,7 +111,7 @@ def test_extremes_end_as_described(engine: str, name: str, value: float) -> None
         x = np.full_like(x, value)
     found = ENGINES[engine](x, layout, None)
     same(found, tiles.encode(x, layout))
-    decoded = tiles.decode(q.Quantized(*found), layout)
+    decoded = tiles.decode(Quantized(*found), layout)
     if np.isfinite(value):
         assert np.isfinite(decoded).all()
         assert value > 1e-38 or not decoded.any()
@@ -116,7 +126,7 @@ def test_rounded_values_are_the_decoded_codes(library: str, name: str) -> None:
     module = pytest.importorskip(library)
     x, layout = matrix(50, 200, 2), LAYOUTS[name]
     if library == "torch":
-        from sabia.kernels import quantize_torch as room
+        from sabia.kernels import quantize_torch as room  # type: ignore[no-redef]
 
         given: Any = module.from_numpy(x)
     else:
@@ -153,11 +163,11 @@ def test_torch_compiles_to_the_same_bits() -> None:
     torch = pytest.importorskip("torch")
     x = matrix(64, 128, 4)
     run = torch.compile(
-        lambda x, key: q.quantize(x, q.NVFP4, key, "torch"), fullgraph=True, backend="aot_eager"
+        lambda x, key: quantize(x, NVFP4, key, "torch"), fullgraph=True, backend="aot_eager"
     )
     key = torch.tensor(np.array(KEY, np.uint32).view(np.int32))
     found = [part.numpy() for part in run(torch.from_numpy(x), key)]
-    same(found, tiles.encode(x, q.NVFP4, tiles.uniforms(x.shape, KEY)))
+    same(found, tiles.encode(x, NVFP4, tiles.uniforms(x.shape, KEY)))
 
 
 def cases() -> dict[str, tuple[np.ndarray, str, bool]]:
@@ -175,7 +185,7 @@ def cases() -> dict[str, tuple[np.ndarray, str, bool]]:
     return found
 
 
-def wanted_of(x: np.ndarray, name: str, stochastic: bool) -> q.Quantized:
+def wanted_of(x: np.ndarray, name: str, stochastic: bool) -> Quantized:
     draws = tiles.uniforms(x.shape, KEY) if stochastic else None
     return tiles.encode(x, LAYOUTS[name], draws)
 
@@ -188,7 +198,7 @@ def test_the_triton_kernel_gives_the_codes_of_the_oracle(tmp_path: Path) -> None
     subprocess.run(command, check=True)
     found = np.load(tmp_path / "found.npz")
     for name, case in cases().items():
-        parts = [found.get(f"{name}/{field}") for field in q.Quantized._fields]
+        parts = [found.get(f"{name}/{field}") for field in Quantized._fields]
         same(parts, wanted_of(*case))
 
 
@@ -223,4 +233,4 @@ def test_the_pallas_kernel_gives_the_codes_of_the_oracle(name: str) -> None:
 
 def test_an_unknown_engine_is_refused() -> None:
     with pytest.raises(ValueError, match="expected one of torch"):
-        q.quantize(np.zeros((2, 2)), q.FP8, engine="cuda")
+        quantize(np.zeros((2, 2)), FP8, engine="cuda")

@@ -5,9 +5,10 @@ import random
 import numpy as np
 import pytest
 
-from sabia.kernels import minhash, substring
+from sabia.kernels.minhash import numba_available
+from sabia.kernels.substring import file_windows, find_repeats
 
-ENGINES = ["numpy", "numba"] if minhash.numba_available() else ["numpy"]
+ENGINES = ["numpy", "numba"] if numba_available() else ["numpy"]
 
 
 def by_dictionary(documents: list[bytes], span: int) -> dict[int, int]:
@@ -31,12 +32,12 @@ def laid_out(documents: list[bytes]) -> tuple[np.ndarray, np.ndarray]:
 def settle(documents: list[bytes], span: int, engine: str, dtype: str, passes: int) -> dict:
     units, offsets = laid_out(documents)
     units = units.astype(dtype)
-    records = substring.file_windows(units, offsets, span, engine)
+    records = file_windows(units, offsets, span, engine)
     assert records["count"].sum() == sum(max(0, len(d) - span + 1) for d in documents)
     records = records[np.lexsort((records["start"], records["value"]))]
     heads = np.flatnonzero(np.append(True, np.diff(records["value"]) != 0)[: len(records)])
     starts = np.append(heads, len(records))
-    runs = substring.find_repeats(units, records, starts, span, passes, engine)
+    runs = find_repeats(units, records, starts, span, passes, engine)
     found = {}
     for start, count, first in zip(*(column.tolist() for column in runs), strict=True):
         found |= {start + i: first + i for i in range(count)}
@@ -79,7 +80,7 @@ def test_engines_give_the_same_records_and_runs() -> None:
     source = random.Random(6)
     for _ in range(40):
         units, offsets = laid_out(hard_texts(source))
-        both = [substring.file_windows(units, offsets, 12, engine) for engine in ENGINES]
+        both = [file_windows(units, offsets, 12, engine) for engine in ENGINES]
         assert np.array_equal(*both)
 
 
@@ -87,9 +88,9 @@ def test_records_are_few_and_a_run_of_one_letter_is_one_record() -> None:
     noise = np.random.default_rng(1).integers(0, 256, 200_000).astype(np.uint8)
     ends = np.array([0, len(noise)])
     engine = ENGINES[-1]
-    made = len(substring.file_windows(noise, ends, 100, engine))
+    made = len(file_windows(noise, ends, 100, engine))
     assert made / len(noise) == pytest.approx(2 / 52, rel=0.05)  # 2 / (grams of a window + 1)
-    assert len(substring.file_windows(np.zeros_like(noise), ends, 100, engine)) == 1
+    assert len(file_windows(np.zeros_like(noise), ends, 100, engine)) == 1
 
 
 @pytest.mark.parametrize("engine", ENGINES)
@@ -97,9 +98,9 @@ def test_poor_hashes_make_no_wrong_answer(engine: str) -> None:
     """All records in one file, as if every k-gram had the same hash: windows are still compared."""
     texts = hard_texts(random.Random(8)) * 2
     units, offsets = laid_out(texts)
-    records = substring.file_windows(units, offsets, 6, engine)
+    records = file_windows(units, offsets, 6, engine)
     starts = np.array([0, len(records)])
-    runs = substring.find_repeats(units, records, starts, 6, 1, engine)
+    runs = find_repeats(units, records, starts, 6, 1, engine)
     found = {
         start + i: first + i
         for start, count, first in zip(*(c.tolist() for c in runs), strict=True)

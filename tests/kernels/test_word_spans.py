@@ -6,8 +6,8 @@ from itertools import combinations, pairwise
 import numpy as np
 import pytest
 
-from sabia.kernels import word_spans as room
 from sabia.kernels.minhash import ENGINES
+from sabia.kernels.word_spans import ALONE, Lookup, align, ngram_hashes, word_spans
 
 ALPHABET = "abc déÉ漢字 ,._-\n\u0301\u00ad\u200b\U00020001\U0001f600ไ"
 ODD = [b"", b" ", b"\xff\xfeab \xc3", b"ab\xe2\x82", "e\u0301a\u00adb c".encode(), b"a" * 300]
@@ -26,16 +26,16 @@ def random_texts(count: int) -> list[bytes]:
 
 def test_engines_agree_on_words_and_ngrams() -> None:
     data, offsets = buffers([*ODD, *random_texts(200)], b"XY")
-    found = [room.word_spans(data, offsets, engine) for engine in ENGINES]
+    found = [word_spans(data, offsets, engine) for engine in ENGINES]
     for one, other in zip(*found, strict=True):
         assert one.dtype == other.dtype and (one == other).all()
     for ngram in (1, 2, 5, 13):
-        fast, plain = (room.ngram_hashes(found[0], ngram, engine) for engine in ENGINES)
+        fast, plain = (ngram_hashes(found[0], ngram, engine) for engine in ENGINES)
         assert (fast == plain).all()
         wanted = np.unique(plain[plain != 0])[::2]
-        places = [room.Lookup(wanted, engine).find(plain) for engine in ENGINES]
+        places = [Lookup(wanted, engine).find(plain) for engine in ENGINES]
         assert (places[0] == places[1]).all()
-        hit = places[0] != room.ALONE
+        hit = places[0] != ALONE
         assert (wanted[places[0][hit]] == plain[hit]).all()
         assert (np.isin(plain, wanted) == hit).all()
 
@@ -44,18 +44,18 @@ def test_engines_agree_on_words_and_ngrams() -> None:
 def test_spans_are_the_bytes_of_the_words(engine: str) -> None:
     texts = ["Olá, mundo!", "uma_coisa  é 12", "漢字 kana"]
     data, offsets = buffers([text.encode() for text in texts], b"??")
-    words = room.word_spans(data, offsets, engine)
+    words = word_spans(data, offsets, engine)
     said = [bytes(data[a:b]).decode() for a, b in zip(words.begin, words.end, strict=True)]
     assert said == ["Olá", "mundo", "uma_coisa", "é", "12", "漢", "字", "kana"]
     assert [b - a for a, b in pairwise(words.starts)] == [2, 3, 3]
-    folded = room.word_spans(*buffers([b"OLA mundo"]), engine)
+    folded = word_spans(*buffers([b"OLA mundo"]), engine)
     assert (folded.hash == words.hash[:2]).all()
 
 
 @pytest.mark.parametrize("engine", ENGINES)
 def test_ngrams_end_with_their_document(engine: str) -> None:
-    words = room.word_spans(*buffers([b"a b c", b"a b", b"b c"]), engine)
-    two = room.ngram_hashes(words, 2, engine)
+    words = word_spans(*buffers([b"a b c", b"a b", b"b c"]), engine)
+    two = ngram_hashes(words, 2, engine)
     assert (two == 0).tolist() == [False, False, True, False, True, False, True]
     assert two[0] == two[3] and two[1] == two[5] and two[0] != two[1]
 
@@ -63,9 +63,9 @@ def test_ngrams_end_with_their_document(engine: str) -> None:
 @pytest.mark.parametrize("engine", ENGINES)
 def test_nothing_wanted_and_nothing_given(engine: str) -> None:
     none = np.empty(0, np.uint64)
-    assert (room.Lookup(none, engine).find(np.arange(4, dtype=np.uint64)) == room.ALONE).all()
-    assert len(room.Lookup(np.array([3], np.uint64), engine).find(none)) == 0
-    assert len(room.align(none, np.empty(0), none, engine)) == 0
+    assert (Lookup(none, engine).find(np.arange(4, dtype=np.uint64)) == ALONE).all()
+    assert len(Lookup(np.array([3], np.uint64), engine).find(none)) == 0
+    assert len(align(none, np.empty(0), none, engine)) == 0
 
 
 def heaviest(part: list[int], weight: list[float], window: list[int]) -> float:
@@ -87,8 +87,8 @@ def test_alignment_is_the_heaviest(engine: str) -> None:
         window = [rng.randrange(5) for _ in range(rng.randrange(10))]
         weight = [rng.random() for _ in part]
         arrays = np.array(part, np.uint64), np.array(weight), np.array(window, np.uint64)
-        place = room.align(*arrays, engine)
-        taken = np.flatnonzero(place != room.ALONE)
+        place = align(*arrays, engine)
+        taken = np.flatnonzero(place != ALONE)
         assert (arrays[0][taken] == arrays[2][place[taken]]).all()
         assert (np.diff(place[taken]) > 0).all()
         assert arrays[1][taken].sum() == pytest.approx(heaviest(part, weight, window))

@@ -11,12 +11,10 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from sabia.kernels import (
-    attention_triton,
-    grouped_matmul_triton,
-    rms_norm_triton,
-    vocabulary_loss_triton,
-)
+from sabia.kernels import attention_triton
+from sabia.kernels import grouped_matmul_triton
+from sabia.kernels import rms_norm_triton
+from sabia.kernels import vocabulary_loss_triton
 
 FLOATS = {"lse", "nll", "grad_nll", "grad_lse", "sinks", "inverse", "shares"}
 FLOATS |= {"lse_base", "delta_base"}

@@ -12,15 +12,23 @@ os.environ["TRITON_INTERPRET"] = "1"
 import numpy as np
 import torch
 
-from sabia.kernels import quantize as q
+from sabia.kernels.quantize import (
+    FP8,
+    FP8_GRADIENT,
+    FP8_TILES,
+    FP8_WEIGHT_TILES,
+    NVFP4,
+    NVFP4_WEIGHT,
+    quantize,
+)
 
 LAYOUTS = (
-    q.NVFP4,
-    q.NVFP4_WEIGHT,
-    q.FP8,
-    q.FP8_GRADIENT,
-    q.FP8_TILES,
-    q.FP8_WEIGHT_TILES,
+    NVFP4,
+    NVFP4_WEIGHT,
+    FP8,
+    FP8_GRADIENT,
+    FP8_TILES,
+    FP8_WEIGHT_TILES,
 )
 KEY = (0x9E3779B9, 0x00C0FFEE)
 
@@ -31,7 +39,7 @@ def main(given: str, path: str) -> None:
     for name, x in np.load(given).items():
         layout, *rest = name.split(".")[1:]
         key = KEY if rest else None
-        parts = q.quantize(torch.from_numpy(x), LAYOUTS[int(layout)], key, "triton")
+        parts = quantize(torch.from_numpy(x), LAYOUTS[int(layout)], key, "triton")
         for field, part in parts._asdict().items():
             if part is not None:
                 found[f"{name}/{field}"] = part.numpy()

@@ -15,8 +15,8 @@ import pyarrow as pa
 from sabia.core import notes
 from sabia.core.errors import BadData, UsageError
 from sabia.core.shards.text_buffers import text_buffers
-from sabia.kernels import fasttext, minhash
-from sabia.kernels.fasttext import HIERARCHICAL, SOFTMAX, Classifier
+from sabia.kernels.fasttext import HIERARCHICAL, SOFTMAX, Classifier, score
+from sabia.kernels.minhash import numba_available
 
 HELD_OUT = 10  # one document in so many
 
@@ -49,7 +49,7 @@ def _load(path: str, _stamp: tuple[int, int]) -> Model:
         classifier, labels, _ = read_classifier(path)
     except NotFastText as error:
         raise BadData(f"--model: {path} is not a fastText model: {error}") from error
-    engine = "numba" if minhash.numba_available() else "numpy"
+    engine = "numba" if numba_available() else "numpy"
     if engine == "numpy":
         notes.warn("package 'numba' is missing: fastText scores are computed about 100x slower")
     elif _can_fold(classifier):
@@ -79,7 +79,7 @@ def score_array(model: Model, texts: pa.StringArray) -> np.ndarray:
     """float32[n, labels] of a string array without nulls, read in place; NaN where none of a text
     is known."""
     data, offsets = text_buffers(texts)
-    return fasttext.score(data, offsets, model.classifier, model.engine)
+    return score(data, offsets, model.classifier, model.engine)
 
 
 def is_held_out(seed: int, name: str) -> bool:

@@ -23,8 +23,9 @@ import pyarrow as pa
 
 from sabia.core.shards.named_numbers import as_dict
 from sabia.core.text.classify.language import LANGUAGES, Verdict, frequent_words
-from sabia.kernels import quality
 from sabia.kernels.minhash import numba_available
+from sabia.kernels.quality import DUPLICATED, FIGURES, TOP
+from sabia.kernels.quality import measure as measure_documents
 from sabia.kernels.text_words import word_hash
 
 ENGLISH_STOPS = ("the", "be", "to", "of", "and", "that", "have", "with")
@@ -49,8 +50,8 @@ class Rule:
             return compare(values, self.threshold)
 
 
-_TOP_LIMITS = zip(quality.TOP, (0.2, 0.18, 0.16), strict=True)
-_DUPLICATE_LIMITS = zip(quality.DUPLICATED, (0.15, 0.14, 0.13, 0.12, 0.11, 0.10), strict=True)
+_TOP_LIMITS = zip(TOP, (0.2, 0.18, 0.16), strict=True)
+_DUPLICATE_LIMITS = zip(DUPLICATED, (0.15, 0.14, 0.13, 0.12, 0.11, 0.10), strict=True)
 RULES: dict[str, tuple[Rule, ...]] = {
     "gopher": (
         Rule("too few words", "word_count", 50, below=True),
@@ -122,7 +123,7 @@ GRADES = (
     Grade("links", good=0.03, bad=0.2),
     Grade("code_marks", good=0.03, bad=0.15, weight=0.8),
 )
-NAMES = (*quality.FIGURES, "stop_words", "quality", *FILTERS)
+NAMES = (*FIGURES, "stop_words", "quality", *FILTERS)
 
 
 @functools.lru_cache(maxsize=1)
@@ -141,7 +142,7 @@ def measure(data: np.ndarray, offsets: np.ndarray, verdict: Verdict) -> dict[str
     which = np.maximum(verdict.number + 1, 0)
     which[(np.diff(bounds) == 0)[which]] = -1  # languages without spaces have no such words
     engine = "numba" if numba_available() else "python"
-    scores = quality.measure(data, offsets, (hashes, bounds), which, engine)
+    scores = measure_documents(data, offsets, (hashes, bounds), which, engine)
     scores["stop_words"] = np.where(verdict.number >= 0, verdict.function_words, np.nan)
     graded = np.ones(len(offsets) - 1)
     for grade in GRADES:

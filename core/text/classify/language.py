@@ -15,7 +15,7 @@ import pyarrow as pa
 
 from sabia.core.shards.text_buffers import text_buffers
 from sabia.core.text.classify.language_profiles import GROUPS, SCRIPTS, SHARED, load
-from sabia.kernels import language_scores
+from sabia.kernels.language_scores import STEP, score
 
 UNDETERMINED = "und"
 TRUST = 0.25
@@ -57,16 +57,16 @@ def _members() -> np.ndarray:
 def identify(data: np.ndarray, offsets: np.ndarray) -> Verdict:
     """Name the language of each document data[offsets[i]:offsets[i+1]] (UTF-8)."""
     n = len(offsets) - 1
-    sums, used, hits, words, letters = language_scores.score(data, offsets, load()[1])
+    sums, used, hits, words, letters = score(data, offsets, load()[1])
     shared = letters[:, 1 : 1 + len(SHARED)]
     members = _members()[shared.argmax(axis=1)]
-    scores = np.where(members, TRUST * sums / language_scores.STEP, -np.inf)
+    scores = np.where(members, TRUST * sums / STEP, -np.inf)
     best = scores.argmax(axis=1)
     odds = np.exp(scores - scores.max(axis=1, keepdims=True))
     confidence = odds.max(axis=1) / odds.sum(axis=1)
     rows = np.arange(n)
     share = hits[rows, best] / np.maximum(words, 1)
-    mean = sums[rows, best] / language_scores.STEP / np.maximum(used, 1)
+    mean = sums[rows, best] / STEP / np.maximum(used, 1)
     thin = (words >= SURE_WORDS) & ((share < MIN_FUNCTION_WORDS) | (mean < MIN_MEAN))
     unsure = thin | (confidence < MIN_CONFIDENCE) | (used == 0)
     names = np.where(unsure, UNDETERMINED, np.array(LANGUAGES, object)[best])

@@ -23,7 +23,7 @@ import pyarrow.parquet as pq
 
 from sabia.core.errors import BadData
 from sabia.core.shards.outputs import open_file
-from sabia.kernels import word_spans
+from sabia.kernels.word_spans import Words, ngram_hashes, word_spans
 
 VERSION = 1
 SEED = 5  # words of the n-grams that lead to a part
@@ -148,7 +148,7 @@ def words_of(texts: Sequence[str], engine: str = "numba") -> list[np.ndarray]:
     encoded = [text.encode("utf-8", "replace") for text in texts]
     offsets = np.concatenate(([0], np.cumsum([len(text) for text in encoded]))).astype(np.int64)
     data = np.frombuffer(b"".join(encoded) or b"\0", np.uint8)
-    found = word_spans.word_spans(data, offsets, engine)
+    found = word_spans(data, offsets, engine)
     return np.split(found.hash, found.starts[1:-1])
 
 
@@ -190,7 +190,7 @@ class Weights:
         lengths = np.diff(words.starts)
         owner_of_word = np.repeat(owners, lengths)
         count = len(owner_number)
-        grams = word_spans.ngram_hashes(words, SEED, engine)
+        grams = ngram_hashes(words, SEED, engine)
         limit = max(TEMPLATE_ITEMS, TEMPLATE_SHARE * count)
         template = (grams != 0) & (_items_with(grams, owner_of_word) > limit)
         lead = (grams != 0) & ~template
@@ -208,11 +208,11 @@ class Weights:
         self.places = np.stack((part, at - starts[part]), axis=1)
 
 
-def _joined(parts: Sequence[Part]) -> word_spans.Words:
+def _joined(parts: Sequence[Part]) -> Words:
     hashes = np.concatenate([np.empty(0, np.uint64), *(part.words for part in parts)])
     starts = np.concatenate(([0], np.cumsum([len(part.words) for part in parts])))
     nothing = np.zeros(len(hashes), np.int64)
-    return word_spans.Words(hashes, nothing, nothing, starts.astype(np.int64))
+    return Words(hashes, nothing, nothing, starts.astype(np.int64))
 
 
 def _items_with(values: np.ndarray, owner: np.ndarray) -> np.ndarray:

@@ -20,8 +20,7 @@ from typing import Any
 import numpy as np
 
 from sabia.core.text.contamination.benchmark_index import QUESTION, SEED, Index, Part, Weights
-from sabia.kernels import word_spans
-from sabia.kernels.word_spans import ALONE
+from sabia.kernels.word_spans import ALONE, Lookup, Words, align, ngram_hashes, word_spans
 
 ITEM, RUN = LEVELS = ("item", "run")
 EVIDENCE = 6.0  # words of the rarest kind that an item must share
@@ -73,13 +72,13 @@ class Finder:
     ) -> None:
         self.index, self.overlap, self.run, self.engine = index, overlap, run, engine
         self.weights = Weights(index, engine)
-        self.lookup = word_spans.Lookup(self.weights.seeds, engine)
+        self.lookup = Lookup(self.weights.seeds, engine)
         self.unit = float(np.log1p(max(1, len(index.owners))))  # weight of the rarest word
 
     def find(self, data: np.ndarray, offsets: np.ndarray) -> dict[int, list[Finding]]:
         """Findings by number of the document; documents are data[offsets[i]:offsets[i + 1]]."""
-        words = word_spans.word_spans(data, offsets, self.engine)
-        seed = self.lookup.find(word_spans.ngram_hashes(words, SEED, self.engine))
+        words = word_spans(data, offsets, self.engine)
+        seed = self.lookup.find(ngram_hashes(words, SEED, self.engine))
         hits = np.flatnonzero(seed != ALONE)
         document = np.searchsorted(words.starts, hits, side="right") - 1
         found: dict[int, list[Finding]] = {}
@@ -154,7 +153,7 @@ class Finder:
         part, window = part.copy(), window.copy()
         found = np.full(len(part), ALONE, np.int64)
         for _ in range(ROUNDS):
-            place = word_spans.align(part, weight, window, self.engine)
+            place = align(part, weight, window, self.engine)
             new = place != ALONE
             if weight[new].sum() < MOVED * weight.sum():
                 break
@@ -191,7 +190,7 @@ class Finder:
 class _Text:
     """The words of one document among those of a batch; byte positions count from its start."""
 
-    def __init__(self, words: word_spans.Words, number: int, offset: int) -> None:
+    def __init__(self, words: Words, number: int, offset: int) -> None:
         self.first, self.last = (int(x) for x in words.starts[number : number + 2])
         self.hash = words.hash[self.first : self.last]
         self.words, self.offset = words, offset

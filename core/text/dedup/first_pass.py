@@ -10,16 +10,16 @@ from sabia.core.errors import MissingBackend, UsageError
 from sabia.core.progress import progress
 from sabia.core.shards.executor import map_threads
 from sabia.core.shards.sources import Source, batches_of
-from sabia.kernels import minhash
+from sabia.kernels.minhash import ENGINES, numba_available
 
 R = TypeVar("R")
 
 
 def choose_engine(name: str) -> str:
     """The MinHash implementation for auto, numba or numpy; warns if `auto` uses the slow one."""
-    if name not in ("auto", *minhash.ENGINES):
-        raise UsageError(f"--engine: {name!r} (expected auto, {' or '.join(minhash.ENGINES)})")
-    available = minhash.numba_available()
+    if name not in ("auto", *ENGINES):
+        raise UsageError(f"--engine: {name!r} (expected auto, {' or '.join(ENGINES)})")
+    available = numba_available()
     if name == "numba" and not available:
         raise MissingBackend("--engine numba: package 'numba' is missing; pip install it")
     if name != "auto":

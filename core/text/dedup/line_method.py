@@ -29,8 +29,7 @@ from sabia.core.text.dedup.hash_partitions import partition_bytes
 from sabia.core.text.dedup.piece_bounds import BOUNDS
 from sabia.core.text.dedup.repeated_spans import UnitBounds, UnitCorpus
 from sabia.core.text.dedup.span_cuts import CutPolicy, decision
-from sabia.kernels import minhash
-from sabia.kernels.minhash import SHINGLE_BASE, SketchConfig
+from sabia.kernels.minhash import SHINGLE_BASE, SketchConfig, Sketches, sketch
 from sabia.kernels.substring import Repeats
 
 RUNS = {"line": 1, "paragraph": 1, "sentences": 3}  # pieces that have to repeat together
@@ -84,7 +83,7 @@ def _pieces(
     row = np.searchsorted(bounds, edges[:-1], side="right") - 1
     unit_bounds = np.stack((edges[:-1], edges[1:]), axis=1) - bounds[row][:, None]
     counts = np.bincount(row, minlength=len(texts))
-    sketches = minhash.sketch(data, edges, _EXACT, engine)
+    sketches = sketch(data, edges, _EXACT, engine)
     counts_for = _counts(sketches, options.min_words, engine)
     run = RUNS[options.unit]
     heads = np.flatnonzero(_whole_runs(counts_for, row, run))
@@ -95,9 +94,9 @@ def _pieces(
     return unit_bounds.astype(np.uint32), counts, records
 
 
-def _counts(sketches: minhash.Sketches, min_words: int, engine: str) -> np.ndarray:
+def _counts(sketches: Sketches, min_words: int, engine: str) -> np.ndarray:
     """bool[m]: pieces of enough words that are not only white space."""
-    blank = minhash.sketch(np.zeros(0, np.uint8), np.zeros(2, np.int64), _EXACT, engine).exact[0]
+    blank = sketch(np.zeros(0, np.uint8), np.zeros(2, np.int64), _EXACT, engine).exact[0]
     return (sketches.words >= min_words) & (sketches.exact != blank).any(axis=1)
 
 

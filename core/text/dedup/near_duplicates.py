@@ -15,7 +15,7 @@ from sabia.core.options.dedup import DedupOptions
 from sabia.core.progress import progress
 from sabia.core.text.dedup import lsh
 from sabia.core.text.dedup.signature_files import Corpus
-from sabia.kernels import minhash
+from sabia.kernels.minhash import jaccard as jaccard_similarity
 
 SORT_BYTES = 64  # per row, at the peak of sorting and pairing
 _SLICE_PAIRS = 1024
@@ -79,7 +79,7 @@ def jaccard(corpus: Corpus, pairs: np.ndarray, engine: str) -> np.ndarray:
         stop.check()
         rows, positions = np.unique(pairs[low:high], return_inverse=True)
         sets = corpus.shingles(rows, engine)
-        result[low:high] = minhash.jaccard(*sets, positions.reshape(-1, 2), engine)
+        result[low:high] = jaccard_similarity(*sets, positions.reshape(-1, 2), engine)
     return result
 
 

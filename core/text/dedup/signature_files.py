@@ -21,8 +21,7 @@ import pyarrow as pa
 
 from sabia.core.errors import BadData
 from sabia.core.shards.spools import IdSpool, Spool
-from sabia.kernels import minhash
-from sabia.kernels.minhash import Sketches
+from sabia.kernels.minhash import Sketches, gather
 
 CHUNK_ROWS = 1 << 16
 VERSION = 1
@@ -181,7 +180,7 @@ class Corpus:
             offsets = self.ends[rows[low:high]] - counts[low:high] - self.bases[index]
             file = self.segments[index].spools["shingles"].file.fileno()
             target = values[starts[low] : starts[high]]
-            minhash.gather(file, offsets, counts[low:high], target, engine)
+            gather(file, offsets, counts[low:high], target, engine)
         return values, starts
 
     def take(self, rows: np.ndarray) -> pa.Array:

@@ -32,8 +32,8 @@ from sabia.core.text.dedup.signature_files import (
     SegmentWriter,
     read_manifest,
 )
-from sabia.kernels import minhash
-from sabia.kernels.minhash import SketchConfig, Sketches
+from sabia.kernels.minhash import SketchConfig, Sketches, signatures
+from sabia.kernels.minhash import sketch as sketch_documents
 
 
 def read_corpus(
@@ -101,7 +101,7 @@ def fill(
     rows = np.zeros(len(sources), np.int64)
 
     def work(batch: pa.RecordBatch) -> Sketches:
-        return minhash.sketch(*text_buffers(batch.column("text")), sketch, engine)
+        return sketch_documents(*text_buffers(batch.column("text")), sketch, engine)
 
     columns = list(dict.fromkeys(["id", "text", *keep_rules.columns(config.keep)]))
     for index, batch, sketches in first_pass(sources, columns, work, jobs, rows_of(sources)):
@@ -116,7 +116,7 @@ def read_signatures(
     """The slots of all documents, uint32[n, bands * rows], in an unnamed file."""
 
     def work(item: tuple[int, pa.RecordBatch]) -> np.ndarray:
-        return minhash.signatures(*text_buffers(item[1].column("text")), sketch, engine)
+        return signatures(*text_buffers(item[1].column("text")), sketch, engine)
 
     spool, count = Spool(), 0
     for slots in map_threads(work, batches_of(sources, ["text"]), jobs):

@@ -29,8 +29,7 @@ from sabia.core.text.dedup.repeated_spans import UnitCorpus
 from sabia.core.text.dedup.span_cuts import CutPolicy, decision
 from sabia.core.text.dedup.span_units import ByteUnits, SpanUnits, TokenUnits, UnitsOfTexts
 from sabia.core.text.tokenize.tokenizer import load_tokenizer
-from sabia.kernels import substring
-from sabia.kernels.substring import RECORD, Repeats
+from sabia.kernels.substring import RECORD, Repeats, file_windows, find_repeats
 
 _COPIES = 4  # of a partition of records in memory while it is processed
 _TABLE_BYTES = 64  # per window of a hash table, while it grows
@@ -56,7 +55,7 @@ def _decide(
         records, groups = group_by_value(*item)
         largest = np.add.reduceat(records["count"], groups[:-1]).max()
         passes = -(-int(largest) * _TABLE_BYTES * job.jobs // options.mem)
-        return substring.find_repeats(values, records, groups, options.span, passes, engine)
+        return find_repeats(values, records, groups, options.span, passes, engine)
 
     cuts = corpus.cuts(
         find_repeats, partition_bytes(options.mem // _COPIES, job.jobs), options.span, job.jobs
@@ -72,7 +71,7 @@ def _read_units(
 
     def work(batch: pa.RecordBatch) -> tuple[UnitsOfTexts, np.ndarray]:
         read = units.read(batch.column("text"))
-        return read, substring.file_windows(read.values, read.offsets, span, engine)
+        return read, file_windows(read.values, read.offsets, span, engine)
 
     for index, batch, (read, records) in first_pass(sources, ("id", "text"), work, jobs):
         units.keep(read)

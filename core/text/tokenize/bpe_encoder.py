@@ -15,8 +15,8 @@ import pyarrow as pa
 from sabia.core.shards.text_buffers import text_buffers
 from sabia.core.text.tokenize.bpe_tables import compile_tables
 from sabia.core.text.tokenize.tokenizer import Tokenizer
-from sabia.kernels import bpe
-from sabia.kernels.bpe import Cache
+from sabia.kernels.bpe import Cache, document_flags, padded
+from sabia.kernels.bpe import encode as encode_documents
 from sabia.kernels.unicode_classes import NFC_MAYBE, UNKNOWN
 
 
@@ -37,15 +37,15 @@ class KernelEncoder:
         """
         texts.validate(full=True)
         data, offsets = text_buffers(texts)
-        data, offsets = bpe.padded(data[offsets[0] : offsets[-1]]), offsets - offsets[0]
-        flags = bpe.document_flags(data, offsets, self.compiled.tables.classes)
+        data, offsets = padded(data[offsets[0] : offsets[-1]]), offsets - offsets[0]
+        flags = document_flags(data, offsets, self.compiled.tables.classes)
         sure = (flags & UNKNOWN) == 0
         if self.compiled.nfc:
             sure &= (flags & NFC_MAYBE) == 0
         if sure.all():
-            return bpe.encode(data, offsets, self.compiled.tables, self.cache, end_id)
+            return encode_documents(data, offsets, self.compiled.tables, self.cache, end_id)
         skip, special = self._unsure(texts, ~sure)
-        found = bpe.encode(data, offsets, self.compiled.tables, self.cache, end_id, skip)
+        found = encode_documents(data, offsets, self.compiled.tables, self.cache, end_id, skip)
         return _spliced(*found, skip, special, end_id)
 
     def _unsure(self, texts: pa.Array, unsure: np.ndarray) -> tuple[np.ndarray, list[np.ndarray]]:

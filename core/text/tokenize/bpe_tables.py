@@ -16,8 +16,7 @@ from typing import Any
 import numpy as np
 
 from sabia.core.text.tokenize.tokenizer import Tokenizer
-from sabia.kernels import bpe
-from sabia.kernels.bpe import Splitting, Tables, Trie, make_trie, pair_table
+from sabia.kernels.bpe import Splitting, Tables, Trie, make_trie, pair_table, word_table
 from sabia.kernels.unicode_classes import class_table
 
 CONTRACTIONS = "(?i:'s|'t|'re|'ve|'m|'ll|'d)"
@@ -96,8 +95,8 @@ def compile_tables(tokenizer: Tokenizer) -> Compiled:
     pairs = _pairs(model["merges"], vocab)
     words = _whole_words(vocab, characters) if model.get("ignore_merges") else {}
     tries = _tries(definition, tokenizer)
-    table = bpe.word_table(words)
-    return Compiled(bpe.Tables(byte_ids, pairs, splitting, class_table(), *table, tries), nfc)
+    table = word_table(words)
+    return Compiled(Tables(byte_ids, pairs, splitting, class_table(), *table, tries), nfc)
 
 
 def byte_of_character() -> dict[str, int]:

@@ -13,13 +13,14 @@ import numpy as np
 from sabia.core.web.extraction import block_classifier, block_features
 from sabia.core.web.extraction.decoding import decode
 from sabia.core.web.extraction.page_metadata import Marks
-from sabia.kernels import html
+from sabia.kernels.html import COLUMNS, FLAG_NAMES, Page, scan
+from sabia.kernels.html import warm_up as warm_up_scanner
 
 FAST, CAREFUL, PLAIN = "blocks", "trafilatura", "plain"
 FEW_WORDS = 25  # fewer are in doubt, if the page has more
-_FURNITURE = sum(1 << html.FLAG_NAMES.index(name)
+_FURNITURE = sum(1 << FLAG_NAMES.index(name)
                  for name in ("nav", "header", "footer", "aside", "button", "form"))  # fmt: skip
-_FLAGS, _WORDS = html.COLUMNS.index("flags"), html.COLUMNS.index("words")
+_FLAGS, _WORDS = COLUMNS.index("flags"), COLUMNS.index("words")
 
 
 @dataclass(frozen=True)
@@ -37,7 +38,7 @@ class Extracted:
 
 def warm_up() -> None:
     """Load what the first page would otherwise wait for."""
-    html.warm_up()
+    warm_up_scanner()
     block_classifier.nets()
 
 
@@ -47,7 +48,7 @@ def extract(body: bytes, content_type: str, url: str, want_links: bool = True) -
     if content_type.lower().startswith("text/plain"):
         return Extracted(tidy(decoded), "", "", "", (), True, PLAIN)
     data = decoded.encode("utf-8", "replace")
-    page = html.scan(np.frombuffer(data, np.uint8))
+    page = scan(np.frombuffer(data, np.uint8))
     marks = Marks(page, data)
     facts = marks.facts()
     text, extractor = main_text(page, decoded)
@@ -55,7 +56,7 @@ def extract(body: bytes, content_type: str, url: str, want_links: bool = True) -
     return Extracted(text, facts.title, facts.language, facts.date, links, facts.index, extractor)
 
 
-def main_text(page: html.Page, decoded: str) -> tuple[str, str]:
+def main_text(page: Page, decoded: str) -> tuple[str, str]:
     """The page's text and the tier it came from."""
     if not len(page.blocks):
         return "", FAST
@@ -71,7 +72,7 @@ def main_text(page: html.Page, decoded: str) -> tuple[str, str]:
     return block_features.text_of(page, chosen), FAST
 
 
-def _unsure(page: html.Page, p: np.ndarray, chosen: np.ndarray) -> bool:
+def _unsure(page: Page, p: np.ndarray, chosen: np.ndarray) -> bool:
     words = page.blocks[:, _WORDS]
     found = int(words[chosen].sum())
     if found < min(FEW_WORDS, int(words.sum())):

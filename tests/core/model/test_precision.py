@@ -12,7 +12,7 @@ from sabia.core.model import forward
 from sabia.core.model import precision as p
 from sabia.core.numerics import hadamard, integers, tiles
 from sabia.core.spec import from_config, new_config
-from sabia.kernels import quantize as q
+from sabia.kernels.quantize import NVFP4, mix
 
 LOW = ("fp8", "fp8-block", "nvfp4")
 NAME = "layers.2.mlp.up"
@@ -32,9 +32,9 @@ def lowered(ops: Any, name: str, group: int | None = None) -> Any:
 def draws(shape: tuple[int, int], of_weight: bool) -> np.ndarray:
     """The uniform numbers of NAME's gradients, from the definition."""
     first, second = p.words(SEED, NAME)
-    clock = q.mix((q.mix(STEP) + PART * 0x9E3779B9) & 0xFFFFFFFF)
+    clock = mix((mix(STEP) + PART * 0x9E3779B9) & 0xFFFFFFFF)
     role = 0x5BD1E995 if of_weight else 0
-    return tiles.uniforms(shape, (q.mix(clock ^ first), second ^ role))
+    return tiles.uniforms(shape, (mix(clock ^ first), second ^ role))
 
 
 def turned(x: np.ndarray, products: p.Products) -> np.ndarray:
@@ -227,7 +227,7 @@ def test_trained_for_nvfp4_sees_the_served_weights(ops: Any) -> None:
     low = lowered(ops, "qat-nvfp4")
     x, w, dy = matrices(24, 64, 40)
     found = gradients(ops, lambda x, w: low.linear(x, w, name=NAME), [x, w], dy)
-    close(found[0], times(x, tiles.simulate(w, q.NVFP4).T))
+    close(found[0], times(x, tiles.simulate(w, NVFP4).T))
     close(found[2], times(dy.T, x))
     stack = np.stack([w, 3 * w])
 
@@ -236,7 +236,7 @@ def test_trained_for_nvfp4_sees_the_served_weights(ops: Any) -> None:
         return low.grouped_matmul(rows, w, plan, name=NAME)
 
     y = gradients(ops, run, [x, stack], dy)[0]
-    seen = [tiles.simulate(matrix, q.NVFP4) for matrix in stack]
+    seen = [tiles.simulate(matrix, NVFP4) for matrix in stack]
     wanted = np.concatenate([times(x[:12], seen[0].T), times(x[12:], seen[1].T)])
     close(y, wanted)
 

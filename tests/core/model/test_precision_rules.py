@@ -9,7 +9,15 @@ import pytest
 from sabia.core.errors import UsageError
 from sabia.core.model import precision as p
 from sabia.core.spec import from_config, new_config
-from sabia.kernels import quantize as q
+from sabia.kernels.quantize import (
+    FP8,
+    FP8_GRADIENT,
+    FP8_TILES,
+    NVFP4,
+    NVFP4_WEIGHT,
+    Layout,
+    quantize,
+)
 
 SHAPE = {"hidden": 64, "vocab": 97, "heads": 4, "kv_heads": 2, "head_dim": 16}
 
@@ -66,17 +74,17 @@ def test_descriptions_say_what_computes() -> None:
 @pytest.mark.parametrize(
     ("layout", "capability", "cuda", "has"),
     [
-        (q.FP8, (8, 0), "12.4", False),
-        (q.FP8, (8, 9), "12.4", True),
-        (q.FP8_TILES, (9, 0), "12.4", False),
-        (q.FP8_TILES, (9, 0), "12.9", True),
-        (q.FP8_TILES, (10, 0), "12.9", False),
-        (q.NVFP4, (9, 0), "13.0", False),
-        (q.NVFP4, (10, 0), "12.8", True),
+        (FP8, (8, 0), "12.4", False),
+        (FP8, (8, 9), "12.4", True),
+        (FP8_TILES, (9, 0), "12.4", False),
+        (FP8_TILES, (9, 0), "12.9", True),
+        (FP8_TILES, (10, 0), "12.9", False),
+        (NVFP4, (9, 0), "13.0", False),
+        (NVFP4, (10, 0), "12.8", True),
     ],
 )
 def test_units_by_capability(
-    monkeypatch: pytest.MonkeyPatch, layout: q.Layout, capability: Any, cuda: str, has: bool
+    monkeypatch: pytest.MonkeyPatch, layout: Layout, capability: Any, cuda: str, has: bool
 ) -> None:
     torch = pytest.importorskip("torch")
     from sabia.core.model.precision_torch_units import has_units
@@ -99,10 +107,10 @@ def test_fp8_units_of_torch_give_the_emulated_product(gradient: bool) -> None:
     torch = pytest.importorskip("torch")
     from sabia.core.model.precision_torch_units import product
 
-    layout = q.FP8_GRADIENT if gradient else q.FP8
+    layout = FP8_GRADIENT if gradient else FP8
     given = [torch.from_numpy(side) for side in sides()]
     found = [
-        product(given[0], layout, given[1], q.FP8, torch.float32, units=units)
+        product(given[0], layout, given[1], FP8, torch.float32, units=units)
         for units in (False, True)
     ]
     assert found[1].shape == (40, 72)
@@ -147,11 +155,9 @@ def test_fp8_units_of_jax_give_the_emulated_product(gradient: bool) -> None:
     jax = pytest.importorskip("jax")
     from sabia.core.model.precision_jax import product
 
-    layout = q.FP8_GRADIENT if gradient else q.FP8
+    layout = FP8_GRADIENT if gradient else FP8
     a, b = (jax.numpy.asarray(side) for side in sides())
-    found = [
-        product(a, layout, b, q.FP8, jax.numpy.float32, units=units) for units in (False, True)
-    ]
+    found = [product(a, layout, b, FP8, jax.numpy.float32, units=units) for units in (False, True)]
     np.testing.assert_allclose(found[1], found[0], atol=1e-5 * float(abs(found[0]).max()))
 
 
@@ -160,8 +166,8 @@ def test_nvfp4_operands_of_jax_decode_to_the_rounded_values() -> None:
     from sabia.core.model.precision_jax import _block_scaled
     from sabia.core.numerics import tiles
 
-    for layout, side in zip((q.NVFP4, q.NVFP4_WEIGHT), sides(), strict=True):
-        found = q.quantize(jax.numpy.asarray(side), layout, engine="jax")
+    for layout, side in zip((NVFP4, NVFP4_WEIGHT), sides(), strict=True):
+        found = quantize(jax.numpy.asarray(side), layout, engine="jax")
         elements, scales = _block_scaled(found, layout)
         assert elements.shape[1] % 128 == 0 and scales.shape[2] * 16 == elements.shape[2]
         values = np.asarray(elements.astype("float32"))[0]

@@ -4,7 +4,14 @@ import numpy as np
 import pytest
 
 from sabia.core.numerics import hadamard, tiles
-from sabia.kernels import quantize as q
+from sabia.kernels.quantize import (
+    FP8,
+    FP8_GRADIENT,
+    FP8_TILES,
+    FP8_WEIGHT_TILES,
+    NVFP4,
+    NVFP4_WEIGHT,
+)
 
 ml_dtypes = pytest.importorskip("ml_dtypes", reason="ml_dtypes is the judge of the codecs")
 
@@ -15,7 +22,7 @@ def matrix(rows: int = 48, columns: int = 64) -> np.ndarray:
 
 def test_nvfp4_as_published() -> None:
     x = matrix()
-    found = tiles.encode(x, q.NVFP4)
+    found = tiles.encode(x, NVFP4)
     scale = np.abs(x).max() / (6 * 448)
     assert found.scale == pytest.approx(scale, rel=1e-6)
     blocks = np.abs(x).reshape(48, 4, 16).max(-1)
@@ -24,34 +31,34 @@ def test_nvfp4_as_published() -> None:
     step = np.repeat(wanted.astype(np.float64), 16, 1) * scale
     codes = np.clip(x / step, -6, 6).astype(ml_dtypes.float4_e2m1fn).view(np.uint8)
     assert (found.codes == codes).mean() > 0.999  # the last bit of a product, at ties
-    assert np.abs(tiles.decode(found, q.NVFP4) - x).max() <= (step * 1.2).max()
+    assert np.abs(tiles.decode(found, NVFP4) - x).max() <= (step * 1.2).max()
 
 
 def test_weight_tiles_are_the_same_seen_from_both_sides() -> None:
     x = matrix()
-    for layout in (q.NVFP4_WEIGHT, q.FP8_WEIGHT_TILES):
+    for layout in (NVFP4_WEIGHT, FP8_WEIGHT_TILES):
         seen = tiles.simulate(x, layout)
         np.testing.assert_array_equal(seen, tiles.simulate(x.T.copy(), layout).T)
-    assert (tiles.simulate(x, q.NVFP4) != tiles.simulate(x.T.copy(), q.NVFP4).T).any()
+    assert (tiles.simulate(x, NVFP4) != tiles.simulate(x.T.copy(), NVFP4).T).any()
 
 
 def test_powers_of_two_do_not_round_twice() -> None:
     x = matrix(128, 128)
-    once = tiles.simulate(x, q.FP8_TILES)
-    again = tiles.simulate(once.T.copy(), q.FP8_TILES).T
+    once = tiles.simulate(x, FP8_TILES)
+    again = tiles.simulate(once.T.copy(), FP8_TILES).T
     share = (once == again).mean()
     assert share > 0.99  # only what falls among the subnormal numbers of a larger tile may move
-    assert tiles.encode(x, q.FP8_TILES).tiles.shape == (128, 1)
-    assert np.isin(np.log2(tiles.encode(x, q.FP8_TILES).tiles), np.arange(-20, 20)).all()
+    assert tiles.encode(x, FP8_TILES).tiles.shape == (128, 1)
+    assert np.isin(np.log2(tiles.encode(x, FP8_TILES).tiles), np.arange(-20, 20)).all()
 
 
 def test_fp8_uses_the_whole_range() -> None:
     x = matrix()
-    found = tiles.encode(x, q.FP8)
+    found = tiles.encode(x, FP8)
     assert (found.codes & 0x7F).max() == 0x7E
     theirs = (x / found.scale).astype(ml_dtypes.float8_e4m3fn).astype(np.float32) * found.scale
-    assert np.mean(theirs == tiles.decode(found, q.FP8)) > 0.999
-    assert tiles.encode(x, q.FP8_GRADIENT).codes.max() == 0xFB
+    assert np.mean(theirs == tiles.decode(found, FP8)) > 0.999
+    assert tiles.encode(x, FP8_GRADIENT).codes.max() == 0xFB
 
 
 def test_packing_keeps_every_pair() -> None:
@@ -65,7 +72,7 @@ def test_stochastic_nvfp4_has_the_mean_of_its_input() -> None:
     draws = 100_000
     row = np.float32([6, 0.3, -0.7, 1.2, 2.2, -3.3, 4.9, 0.05] * 2)
     x = np.tile(row, (draws, 1))
-    found = tiles.simulate(x, q.NVFP4, tiles.uniforms(x.shape, (1, 2)))
+    found = tiles.simulate(x, NVFP4, tiles.uniforms(x.shape, (1, 2)))
     mean, spread = found.mean(0, dtype=np.float64), found.std(0, dtype=np.float64)
     assert (np.abs(mean - row) <= 4 * spread / draws**0.5 + 1e-6).all()
     assert (spread[1:8] > 0).all()

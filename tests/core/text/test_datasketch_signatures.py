@@ -8,8 +8,8 @@ from datasketch import LeanMinHash, MinHash, MinHashLSH
 
 from sabia.core.errors import BadData, UsageError
 from sabia.core.text.dedup.datasketch_signatures import from_datasketch, to_datasketch
-from sabia.kernels import minhash
-from sabia.kernels.minhash import SketchConfig
+from sabia.kernels.minhash import SketchConfig, sketch
+from sabia.kernels.minhash import signatures as document_signatures
 
 TEXTS = ["one two three four five six seven", "one two three four five six eight", "", "oito"]
 WHOLE = SketchConfig(2, 1, 64, 3, "datasketch")
@@ -23,12 +23,12 @@ def buffers() -> tuple[np.ndarray, np.ndarray]:
 
 
 def signatures(config: SketchConfig) -> np.ndarray:
-    return minhash.signatures(*buffers(), config)
+    return document_signatures(*buffers(), config)
 
 
 def theirs(**given: object) -> list[MinHash]:
     """Objects that datasketch itself updated with the shingles."""
-    plain = minhash.sketch(*buffers(), SketchConfig(2, 0))
+    plain = sketch(*buffers(), SketchConfig(2, 0))
     sets = np.split(plain.shingles, np.cumsum(plain.counts)[:-1])
     made = [MinHash(**{"num_perm": 64, "seed": 3, "hashfunc": int} | given) for _ in sets]
     for one, shingles in zip(made, sets, strict=True):

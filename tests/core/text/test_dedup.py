@@ -13,7 +13,7 @@ from planted import VOCABULARY, make_texts, write
 
 from sabia.core.errors import BadData, MissingBackend, UsageError
 from sabia.core.text.dedup import clusters
-from sabia.kernels import minhash
+from sabia.kernels.minhash import numba_available
 
 
 def jaccard(a: str, b: str, n: int = 5) -> float:
@@ -88,7 +88,7 @@ def test_the_answer_does_not_depend_on_workers_engine_or_shards(
     texts, _, path = corpus
     first = run([str(path)], tmp_path / "a.parquet", tmp_path / "ra.parquet", method=method)
     write(tmp_path, texts, parts=1)
-    engines = ["numpy", "numba"] if minhash.numba_available() else ["numpy"]
+    engines = ["numpy", "numba"] if numba_available() else ["numpy"]
     for number, engine in enumerate(engines):
         out, gone = tmp_path / f"b{number}.parquet", tmp_path / f"rb{number}.parquet"
         one = [str(tmp_path / "in0.parquet")]
@@ -205,7 +205,7 @@ def test_without_numba_the_reference_runs_and_says_so(
     corpus: tuple, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
 ) -> None:
     expected = run([str(corpus[2])], tmp_path / "a.parquet", engine="numpy")
-    monkeypatch.setattr(minhash, "numba_available", lambda: False)
+    monkeypatch.setattr("sabia.core.text.dedup.first_pass.numba_available", lambda: False)
     assert run([str(corpus[2])], tmp_path / "b.parquet", engine="auto") == expected
     assert "engine numpy, about 10x slower" in capsys.readouterr().err
     with pytest.raises(MissingBackend, match="pip install"):

@@ -15,7 +15,7 @@ from sabia.core.errors import BadData, UsageError
 from sabia.core.text.classify import fasttext_model
 from sabia.core.text.classify.fasttext_training import library, zeroed_memory
 from sabia.core.text.classify.scorers import FastTextScorer, check_names, named, score_column
-from sabia.kernels import fasttext
+from sabia.kernels.fasttext import ENGINES, score
 from sabia.kernels.fasttext_file import read_classifier
 
 LETTERS = ["a", "é", "ß", "本", "😀", "b", "ç", "z", "-", "\u00a0", "\u2028", "\x85"]
@@ -92,12 +92,12 @@ def test_scores_are_the_librarys(
         monkeypatch.setattr("sabia.kernels.fasttext_file.UNPACK_BELOW_BYTES", unpack_below)
         classifier, labels, _ = read_classifier(path)
         assert [f"__label__{label}" for label in labels] == model.labels
-        for engine in fasttext.ENGINES:
-            found = fasttext.score(data, offsets, classifier, engine)
+        for engine in ENGINES:
+            found = score(data, offsets, classifier, engine)
             assert np.array_equal(np.isnan(found), np.isnan(expected))
             assert np.nanmax(np.abs(found - expected)) < 1e-5, engine
     opened = fasttext_model.load(path)  # with subwords folded into words, where that is done
-    folded = fasttext.score(data, offsets, opened.classifier, "numba")
+    folded = score(data, offsets, opened.classifier, "numba")
     assert np.nanmax(np.abs(folded - expected)) < 1e-5
 
 

@@ -117,9 +117,9 @@ def test_long_chains_become_one_component(order: str) -> None:
 @pytest.mark.slow
 def test_planted_pairs_are_found_as_often_as_the_curve_says() -> None:
     """Whole sketches of documents of a known exact similarity, by bins of it."""
-    from sabia.kernels import minhash
+    from sabia.kernels.minhash import SketchConfig, jaccard, sketch
 
-    source, config = random.Random(5), minhash.SketchConfig(5, *lsh.choose_bands(0.7, 128, 0.95))
+    source, config = random.Random(5), SketchConfig(5, *lsh.choose_bands(0.7, 128, 0.95))
     texts: list[str] = []
     for _ in range(6000):
         words = [f"w{source.randrange(10**6)}" for _ in range(200)]
@@ -130,10 +130,10 @@ def test_planted_pairs_are_found_as_often_as_the_curve_says() -> None:
     raw = [text.encode() for text in texts]
     offsets = np.concatenate(([0], np.cumsum([len(r) for r in raw]))).astype(np.int64)
     data = np.frombuffer(b"".join(raw), np.uint8)
-    made = minhash.sketch(data, offsets, config, "numba")
+    made = sketch(data, offsets, config, "numba")
     starts = np.concatenate(([0], np.cumsum(made.counts)))
     pairs = np.arange(len(texts)).reshape(-1, 2)
-    truth = minhash.jaccard(made.shingles, starts, pairs, "numba")
+    truth = jaccard(made.shingles, starts, pairs, "numba")
     found = (made.digests[0::2] == made.digests[1::2]).any(axis=1)
     expected = lsh.hit_probability(truth, config.bands, config.rows)
     bins = np.digitize(truth, np.arange(0.4, 1.0, 0.1))

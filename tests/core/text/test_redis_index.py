@@ -23,8 +23,8 @@ from sabia.core.errors import BadData, Failed, MissingBackend, UsageError
 from sabia.core.options.dedup import DedupOptions
 from sabia.core.text.dedup import lsh
 from sabia.core.text.dedup.redis_index import RedisIndex, readable
-from sabia.kernels import minhash
 from sabia.kernels.minhash import SketchConfig
+from sabia.kernels.minhash import sketch as sketch_documents
 
 CONFIG = {"engine": "numpy", "signatures": "datasketch"}
 
@@ -93,7 +93,7 @@ def theirs(url: str) -> Any:
 
 def their_signature(text: str) -> Any:
     data = np.frombuffer(text.encode(), np.uint8)
-    sketches = minhash.sketch(data, np.array([0, len(data)]), SketchConfig(bands=0))
+    sketches = sketch_documents(data, np.array([0, len(data)]), SketchConfig(bands=0))
     signature = datasketch.MinHash(num_perm=128, seed=0, hashfunc=int)
     for shingle in sketches.shingles.tolist():
         signature.update(shingle)

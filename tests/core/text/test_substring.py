@@ -14,9 +14,9 @@ from in_process import stage
 from sabia.core.errors import UsageError
 from sabia.core.text.dedup.hash_partitions import HashPartitions, group_by_value
 from sabia.core.text.tokenize.tokenizer import Tokenizer, train_bpe
-from sabia.kernels import minhash
+from sabia.kernels.minhash import numba_available
 
-ENGINES = ["numpy", "numba"] if minhash.numba_available() else ["numpy"]
+ENGINES = ["numpy", "numba"] if numba_available() else ["numpy"]
 
 
 def suffix_array(units: np.ndarray) -> np.ndarray:

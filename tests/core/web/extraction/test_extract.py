@@ -19,7 +19,7 @@ from sabia.core.web.extraction import block_classifier, block_features
 from sabia.core.web.extraction import sandbox as sandbox_module
 from sabia.core.web.extraction.extract import decode, extract, tidy
 from sabia.core.web.extraction.sandbox import Sandbox, Unextractable
-from sabia.kernels import html
+from sabia.kernels.html import scan
 
 ARTICLE = (
     "<p>"
@@ -81,7 +81,7 @@ def test_lines_of_tables_lists_and_code():
         "<ul><li>e<li>f</ul>"
         "<pre>if x:\n    y  = 1\n</pre><p>\0g&#0;\u200b</p>"
     )
-    found = html.scan(np.frombuffer(source.encode(), np.uint8))
+    found = scan(np.frombuffer(source.encode(), np.uint8))
     text = block_features.text_of(found, np.ones(len(found.blocks), bool))
     expected = ["One & two", "three", "a | b", "c | d", "e", "f", "if x:", "    y  = 1"]
     assert text.split("\n")[:-1] == expected

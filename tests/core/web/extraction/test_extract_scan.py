@@ -9,11 +9,19 @@ from html.parser import HTMLParser
 import numpy as np
 import pytest
 
-from sabia.kernels import html as scanner
+from sabia.kernels.html import (
+    COLUMNS,
+    ELEMENT_COLUMNS,
+    FLAG_NAMES,
+    HINT_NAMES,
+    MAX_BLOCKS,
+    MAX_MARKS,
+)
+from sabia.kernels.html import scan as scan_page
 
 
 def scan(source):
-    return scanner.scan(np.frombuffer(source.encode(), np.uint8))
+    return scan_page(np.frombuffer(source.encode(), np.uint8))
 
 
 def lines(source):
@@ -23,7 +31,7 @@ def lines(source):
 
 
 def column(page, name):
-    return page.blocks[:, scanner.COLUMNS.index(name)].tolist()
+    return page.blocks[:, COLUMNS.index(name)].tolist()
 
 
 @pytest.mark.parametrize(
@@ -57,12 +65,12 @@ def test_blocks(source, expected):
 
 def test_counts():
     page = scan("<p class=lead>The <a href=x>big Dog</a>, is 10. Ok!</p>")
-    facts = {name: column(page, name)[0] for name in scanner.COLUMNS}
+    facts = {name: column(page, name)[0] for name in COLUMNS}
     assert (facts["bytes"], facts["words"], facts["link_bytes"], facts["links"]) == (23, 6, 8, 1)
     assert (facts["commas"], facts["sentences"], facts["digits"]) == (1, 2, 2)
     assert (facts["capitals"], facts["stop_words"]) == (3, 2)
-    assert facts["own"] == 1 << scanner.HINT_NAMES.index("lead")
-    assert facts["flags"] == 1 << scanner.FLAG_NAMES.index("paragraph")
+    assert facts["own"] == 1 << HINT_NAMES.index("lead")
+    assert facts["flags"] == 1 << FLAG_NAMES.index("paragraph")
 
 
 @pytest.mark.parametrize(
@@ -73,7 +81,7 @@ def test_counts():
 )  # fmt: skip
 def test_hints(value, hint, has):
     page = scan(f"<div id='{value}'><p>a")
-    bit = scanner.HINT_NAMES.index(hint)
+    bit = HINT_NAMES.index(hint)
     assert bool(column(page, "ancestors")[0] >> bit & 1) is has
     assert bool(column(page, "parent")[0] >> bit & 1) is has
 
@@ -81,7 +89,7 @@ def test_hints(value, hint, has):
 def test_elements_gather_what_is_below_them():
     prose = "A sentence, long enough to be counted as prose, is what this paragraph holds. "
     page = scan(f"<div><div><p>{prose}</div><p>{prose}<a href=x>link</a></div><p>x")
-    table = {name: page.elements[:, i].tolist() for i, name in enumerate(scanner.ELEMENT_COLUMNS)}
+    table = {name: page.elements[:, i].tolist() for i, name in enumerate(ELEMENT_COLUMNS)}
     assert table["up"] == [0, 0, 1, 2, 1, 0]
     assert table["bytes"][1] == sum(column(page, "bytes")[:2]) == table["prose"][0]
     assert table["bytes"][0] - table["bytes"][1] == 1
@@ -133,9 +141,9 @@ def test_words_are_those_of_the_standard_parser():
 
 def seconds(source):
     data = np.frombuffer(source, np.uint8)
-    scanner.scan(data)
+    scan_page(data)
     started = time.process_time()
-    page = scanner.scan(data)
+    page = scan_page(data)
     return time.process_time() - started, page
 
 
@@ -152,8 +160,8 @@ def test_time_grows_no_faster_than_the_page(unit):
     least = min(seconds(small)[0] for _ in range(2))
     spent, page = seconds(large)
     assert spent < 20 * least + 0.1  # eight times the bytes
-    assert len(page.blocks) <= scanner.MAX_BLOCKS
-    assert len(page.marks) <= scanner.MAX_MARKS
+    assert len(page.blocks) <= MAX_BLOCKS
+    assert len(page.marks) <= MAX_MARKS
 
 
 def test_any_bytes_are_read():
@@ -162,7 +170,7 @@ def test_any_bytes_are_read():
     pieces = [*words, b'"', b" ", b"\0", b"\xc3", b"\xa9"]
     for _ in range(2_000):
         source = b"".join(random.choices(pieces, k=random.randint(0, 60)))
-        page = scanner.scan(np.frombuffer(source, np.uint8))
+        page = scan_page(np.frombuffer(source, np.uint8))
         spans = page.blocks[:, :2]
         assert (spans[:, 0] < spans[:, 1]).all() and (spans[1:, 0] >= spans[:-1, 1]).all()
         assert spans.max(initial=0) <= len(page.text) <= len(source) + 8
