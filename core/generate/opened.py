@@ -5,7 +5,7 @@ from pathlib import Path
 from sabia.core.generate.budget import load_prices
 from sabia.core.generate.client import Client
 from sabia.core.options.calls import ApiCalls
-from sabia.kernels.cache_folder import cache_folder
+from sabia.kernels.runtime.cache_folder import cache_folder
 
 
 def open_client(

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from sabia.core.errors import MissingBackend, UsageError
-from sabia.kernels.dispatch import IMPLEMENTATIONS, Unavailable
+from sabia.kernels.runtime.dispatch import IMPLEMENTATIONS, Unavailable
 
 VARIABLE = "SABIA_KERNELS"
 _ALL, _OWN = ("reference", "library"), ("reference",)

@@ -12,11 +12,11 @@ from sabia.core.spec.experts import Experts
 from sabia.core.spec.latent import LatentAttention
 from sabia.core.spec.layers import Attention
 from sabia.core.spec.model import ModelSpec
-from sabia.kernels.attention import attention_mask, choose_attention
-from sabia.kernels.dispatch import Choice, framework
-from sabia.kernels.grouped_matmul import choose_grouped_matmul
-from sabia.kernels.rms_norm import choose_rms_norm
-from sabia.kernels.vocabulary_loss import choose_linear_cross_entropy
+from sabia.kernels.attention.interface import attention_mask, choose_attention
+from sabia.kernels.grouped_matmul.interface import choose_grouped_matmul
+from sabia.kernels.rms_norm.interface import choose_rms_norm
+from sabia.kernels.runtime.dispatch import Choice, framework
+from sabia.kernels.vocabulary_loss.interface import choose_linear_cross_entropy
 
 Chooser = Callable[[str | None], list[Choice]]
 

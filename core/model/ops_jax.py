@@ -21,7 +21,7 @@ from sabia.core.model.ops import FORWARD_DTYPES, Angles, Remat
 from sabia.core.model.ops_jax_attention import attention, attention_mask
 from sabia.core.model.ops_jax_delta import causal_conv, delta_rule
 from sabia.core.model.ops_jax_moe import biased, combine, dispatch, grouped_matmul, tally
-from sabia.kernels.vocabulary_loss import linear_cross_entropy as loss_kernel
+from sabia.kernels.vocabulary_loss.interface import linear_cross_entropy as loss_kernel
 
 __all__ = [
     "attention",

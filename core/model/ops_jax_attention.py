@@ -13,8 +13,8 @@ import jax
 import jax.numpy as jnp
 
 from sabia.core.model.kernel_choice import kernels_of, obeyed, refusal
-from sabia.kernels.attention import attention as attention_kernel
-from sabia.kernels.attention import attention_mask as kernel_mask
+from sabia.kernels.attention.interface import attention as attention_kernel
+from sabia.kernels.attention.interface import attention_mask as kernel_mask
 
 Array = jax.Array
 KERNELS = kernels_of("jax")

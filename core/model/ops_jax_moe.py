@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 
 from sabia.core.model.kernel_choice import kernels_of, obeyed
-from sabia.kernels.grouped_matmul import grouped_matmul as grouped_matmul_kernel
+from sabia.kernels.grouped_matmul.interface import grouped_matmul as grouped_matmul_kernel
 
 Array = jax.Array
 KERNELS = kernels_of("jax")

@@ -27,7 +27,7 @@ from sabia.core.model.ops_torch_loss import linear_cross_entropy
 from sabia.core.model.ops_torch_moe import biased, combine, dispatch, grouped_matmul, tally
 from sabia.core.model.ops_torch_wide import wide_linear, widened
 from sabia.core.model.storage.safetensors_file import numpy_dtype
-from sabia.kernels.rms_norm import rms_norm as rms_norm_kernel
+from sabia.kernels.rms_norm.interface import rms_norm as rms_norm_kernel
 
 __all__ = [
     "attention",

@@ -14,8 +14,8 @@ import torch.nn.functional as F
 
 from sabia.core.model.kernel_choice import kernels_of, obeyed, refusal
 from sabia.core.model.ops_torch_wide import widened
-from sabia.kernels.attention import attention as attention_kernel
-from sabia.kernels.attention import attention_mask as kernel_mask
+from sabia.kernels.attention.interface import attention as attention_kernel
+from sabia.kernels.attention.interface import attention_mask as kernel_mask
 
 Tensor = torch.Tensor
 KERNELS = kernels_of("torch")

@@ -14,8 +14,8 @@ from torch.utils.checkpoint import checkpoint
 
 from sabia.core.model.kernel_choice import kernels_of, obeyed
 from sabia.core.model.ops_torch_wide import widened
-from sabia.kernels.vocabulary_loss import choose_linear_cross_entropy
-from sabia.kernels.vocabulary_loss import linear_cross_entropy as loss_kernel
+from sabia.kernels.vocabulary_loss.interface import choose_linear_cross_entropy
+from sabia.kernels.vocabulary_loss.interface import linear_cross_entropy as loss_kernel
 
 Tensor = torch.Tensor
 DEFAULT_CHUNK_BYTES = 256 << 20

@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F
 
 from sabia.core.model.kernel_choice import kernels_of, obeyed
-from sabia.kernels.grouped_matmul import grouped_matmul as grouped_matmul_kernel
+from sabia.kernels.grouped_matmul.interface import grouped_matmul as grouped_matmul_kernel
 
 Tensor = torch.Tensor
 ALIGNMENT_BYTES = 16

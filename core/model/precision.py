@@ -31,7 +31,7 @@ from typing import Any
 from sabia.core.errors import UsageError
 from sabia.core.model.ops import Array, WrappedOps, dtype_name
 from sabia.core.spec.model import ModelSpec
-from sabia.kernels.quantize import (
+from sabia.kernels.quantize.interface import (
     FP8,
     FP8_GRADIENT,
     FP8_TILES,

@@ -25,8 +25,8 @@ from sabia.core.model.precision import LowOps, Products, Served, words
 from sabia.core.numerics.hadamard import SIZE
 from sabia.core.numerics.hadamard import signs as hadamard_signs
 from sabia.core.numerics.integers_jax import fake
-from sabia.kernels.quantize import NVFP4, Layout, quantize
-from sabia.kernels.quantize_jax import hadamard, mix, rounded
+from sabia.kernels.quantize.interface import NVFP4, Layout, quantize
+from sabia.kernels.quantize.jax_impl import hadamard, mix, rounded
 
 Array = jax.Array
 WEIGHT_ROLE = 0x5BD1E995  # tells the draws of the weight's gradient from the input's

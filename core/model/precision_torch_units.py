@@ -16,8 +16,8 @@ import torch
 import torch.nn.functional as F
 
 from sabia.core.model.precision import Products
-from sabia.kernels.quantize import Layout, quantize
-from sabia.kernels.quantize_torch import pack_fp4, rounded
+from sabia.kernels.quantize.interface import Layout, quantize
+from sabia.kernels.quantize.torch_impl import pack_fp4, rounded
 
 Tensor = torch.Tensor
 _DTYPES = {"e4m3": torch.float8_e4m3fn, "e5m2": torch.float8_e5m2}

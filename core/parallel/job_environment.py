@@ -11,7 +11,7 @@ Compiled code is cached where it does not overload the shared file system:
   compiled step may contain collectives, which need all processes.)
 - JAX: only process 0 writes its persistent cache, so it must be where all hosts can read it: in
   the run's directory. A restarted run then reads what was compiled before.
-A run of one process uses the user's cache folder (sabia.kernels.cache_folder).
+A run of one process uses the user's cache folder (sabia.kernels.runtime.cache_folder).
 
 A variable that the user has set is not changed.
 """

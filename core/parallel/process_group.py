@@ -20,7 +20,7 @@ from sabia.core.parallel.health import watchdog
 from sabia.core.parallel.health.shutdown import exit_code
 from sabia.core.parallel.health.watchdog import WatchdogConfig
 from sabia.core.parallel.world import World
-from sabia.kernels.cache_folder import name_compilers_folders
+from sabia.kernels.runtime.cache_folder import name_compilers_folders
 
 
 @contextlib.contextmanager

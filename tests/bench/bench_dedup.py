@@ -94,7 +94,7 @@ def ours_sketching(corpus: Path) -> dict:
     from sabia.core.options.dedup import DedupOptions
     from sabia.core.shards.text_buffers import text_buffers
     from sabia.core.text.dedup.lsh import sketch_of
-    from sabia.kernels.minhash import sketch as sketch_documents
+    from sabia.kernels.minhash.interface import sketch as sketch_documents
 
     column = pq.read_table(corpus)["text"].combine_chunks()
     data, offsets = text_buffers(column)

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
-from sabia.kernels.language_scores import STEP, features
+from sabia.kernels.text.language_scores import STEP, features
 
 FEATURES = 16_000
 FREQUENT = 150

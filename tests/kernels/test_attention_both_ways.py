@@ -5,8 +5,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from sabia.kernels.attention import attention, attention_mask
-from sabia.kernels.dispatch import Unavailable
+from sabia.kernels.attention.interface import attention, attention_mask
+from sabia.kernels.runtime.dispatch import Unavailable
 
 B, T, H, K, N = 2, 150, 4, 2, 16
 SEGMENTS = np.repeat([[1, 2, 0], [3, 3, 4]], 50, axis=1).astype(np.int32)
@@ -41,7 +41,7 @@ def computed(
     shape: dict[str, Any] = {"segments": given, "window": window, "start": start}
     mask = attention_mask(q, T - start, T, **shape, causal=causal)
     if implementation == "flex":
-        from sabia.kernels.attention_torch import flex
+        from sabia.kernels.attention.torch_impl import flex
 
         return np.asarray(flex(q[:, start:], k, v, mask, N**-0.5, None, None))
     return np.asarray(attention(q[:, start:], k, v, mask, implementation=implementation))
@@ -68,7 +68,7 @@ def test_jax(name: str, implementation: str) -> None:
 def test_splash(monkeypatch: pytest.MonkeyPatch) -> None:
     """The TPU kernel that JAX carries, interpreted: documents and windows on both sides."""
     jnp = pytest.importorskip("jax.numpy")
-    from sabia.kernels.attention_jax import splash
+    from sabia.kernels.attention.jax_impl import splash
 
     monkeypatch.setenv("PALLAS_INTERPRET", "1")
     arrays = [jnp.asarray(x[:, :128]) for x in drawn()]

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 from attention_cases import CASES, Case, interpreted, oracle
 
-from sabia.kernels import attention_jax
-from sabia.kernels.attention import attention, attention_mask, choose_attention
-from sabia.kernels.dispatch import Unavailable
+from sabia.kernels.attention import jax_impl
+from sabia.kernels.attention.interface import attention, attention_mask, choose_attention
+from sabia.kernels.runtime.dispatch import Unavailable
 
 TOLERANCE = 1e-5
 
@@ -32,7 +32,7 @@ def run(
         mask = attention_mask(q, case.T, case.S, segments=segments, start=start, window=case.window)
         if implementation == "splash":
             scale = case.N**-0.5 if case.scale is None else case.scale
-            return attention_jax.splash(q, k, v, mask, scale, case.softcap, sinks)
+            return jax_impl.splash(q, k, v, mask, scale, case.softcap, sinks)
         return attention(
             q, k, v, mask, scale=case.scale, softcap=case.softcap, sinks=sinks,
             implementation=implementation,
@@ -104,7 +104,7 @@ def test_choice_is_said_and_never_replaced(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.delenv("PALLAS_INTERPRET")
     with pytest.raises(Unavailable, match="PALLAS_INTERPRET=1"):
         attention(q, q, q, mask, implementation="pallas")
-    monkeypatch.setattr(attention_jax, "jax_platform", lambda: "tpu")
+    monkeypatch.setattr(jax_impl, "jax_platform", lambda: "tpu")
     monkeypatch.setenv("PALLAS_INTERPRET", "1")
     assert choose_attention(q, q, q, mask, softcap=1.0).reason.startswith("splash")
     odd = attention_mask(q, 100, 128)

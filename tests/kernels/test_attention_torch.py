@@ -11,9 +11,9 @@ import pytest
 import torch
 from attention_cases import CASES, Case, interpreted, oracle
 
-from sabia.kernels.attention import attention, attention_mask, choose_attention
-from sabia.kernels.attention_torch import flex
-from sabia.kernels.dispatch import Unavailable
+from sabia.kernels.attention.interface import attention, attention_mask, choose_attention
+from sabia.kernels.attention.torch_impl import flex
+from sabia.kernels.runtime.dispatch import Unavailable
 
 Tensor = torch.Tensor
 TOLERANCE = 1e-5

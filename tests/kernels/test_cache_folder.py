@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from sabia.kernels import cache_folder
-from sabia.kernels.cache_folder import compiled_code_folder, name_compilers_folders
+from sabia.kernels.runtime import cache_folder
+from sabia.kernels.runtime.cache_folder import compiled_code_folder, name_compilers_folders
 
-KERNELS = Path(cache_folder.__file__).parent
+KERNELS = Path(cache_folder.__file__).parents[1]
 
 
 def test_folders_of_caches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -57,7 +57,7 @@ def test_numba_writes_nothing_beside_the_source(tmp_path: Path, named: bool) -> 
         environment["NUMBA_CACHE_DIR"] = str(tmp_path / "named")
     program = (
         "import numba, numpy\n"  # numba first: it reads the environment when it is imported
-        "from sabia.kernels.utf8_numba import mix\n"
+        "from sabia.kernels.text.utf8_numba import mix\n"
         "print(mix(numpy.uint64(1)))"
     )
     subprocess.run([sys.executable, "-c", program], env=environment, check=True)
@@ -67,6 +67,6 @@ def test_numba_writes_nothing_beside_the_source(tmp_path: Path, named: bool) -> 
 
 
 def test_all_kernels_compile_into_that_folder() -> None:
-    for path in KERNELS.glob("*.py"):
-        if path.name != "compiled.py":
+    for path in KERNELS.rglob("*.py"):
+        if path.name != "numba_jit.py":
             assert not re.search(r"numba\.\w*jit|from numba import.*jit", path.read_text()), path

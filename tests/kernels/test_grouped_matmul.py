@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 import torch
 
-from sabia.kernels import grouped_matmul_jax
-from sabia.kernels.dispatch import Unavailable
-from sabia.kernels.grouped_matmul import choose_grouped_matmul, grouped_matmul
+from sabia.kernels.grouped_matmul import jax_impl
+from sabia.kernels.grouped_matmul.interface import choose_grouped_matmul, grouped_matmul
+from sabia.kernels.runtime.dispatch import Unavailable
 
 COUNTS = {
     "uneven": [5, 17, 16, 3],
@@ -59,7 +59,7 @@ def run_jax(data: dict[str, np.ndarray], name: str | None, dtype: Any) -> list[n
 
     def product(x: Any, weight: Any) -> Any:
         if name == "megablox":
-            return grouped_matmul_jax.megablox(x, weight, counts)
+            return jax_impl.megablox(x, weight, counts)
         return grouped_matmul(x, weight, counts, implementation=name)
 
     out, pull = jax.vjp(product, x, weight)

@@ -10,7 +10,7 @@ import unicodedata
 import numpy as np
 import pytest
 
-from sabia.kernels.minhash import (
+from sabia.kernels.minhash.interface import (
     CHUNK_BASE,
     EXACT_STEP,
     MASK64,
@@ -21,8 +21,8 @@ from sabia.kernels.minhash import (
     mix_int,
     signatures,
 )
-from sabia.kernels.minhash import sketch as sketch_documents
-from sabia.kernels.text_table import LETTER, MARK, SKIP, SOLO, fold, folding_tables, kind
+from sabia.kernels.minhash.interface import sketch as sketch_documents
+from sabia.kernels.text.folding import LETTER, MARK, SKIP, SOLO, fold, folding_tables, kind
 
 ODD_TEXTS = [
     "",
@@ -230,7 +230,7 @@ def test_jaccard_equals_python_sets(engine: str) -> None:
 
 
 def slot_values(texts: list[str], seed: int, count: int) -> np.ndarray:
-    from sabia.kernels import minhash_reference as reference
+    from sabia.kernels.minhash import reference as reference
 
     values, counts, _ = reference.shingles(reference.tokenize(*buffers(texts)), 1)
     config = SketchConfig(ngram=1, bands=1, rows=count, seed=seed)
@@ -288,7 +288,7 @@ def test_signatures_are_datasketch_s_own(engine: str) -> None:
             theirs = datasketch.MinHash(num_perm=128, seed=seed, hashfunc=int)
             theirs.update_batch(plain.shingles[starts[i] : starts[i + 1]].tolist())
             assert got[i].tolist() == theirs.hashvalues[:126].tolist()
-        from sabia.kernels.minhash_reference import band_digests
+        from sabia.kernels.minhash.reference import band_digests
 
         digests = sketch_documents(data, offsets, config, engine).digests
         assert np.array_equal(digests, band_digests(got, config))

@@ -7,8 +7,8 @@ import pyarrow as pa
 import pytest
 
 from sabia.core.shards.text_buffers import text_buffers
-from sabia.kernels.quality import FIGURES, measure
-from sabia.kernels.text_words import word_hash, words
+from sabia.kernels.quality.interface import FIGURES, measure
+from sabia.kernels.text.words import word_hash, words
 
 _WORDS = """the mill Água x 42 END http://a.b/c { }; #tag ... … "Mr. X." don't cannot 5km 3.14 U.S.
 well-known a--b foo@bar.com www.site.org/x?y (e.g. he's 50% $5 [12] [edit] lorem ipsum Javascript

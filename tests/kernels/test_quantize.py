@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from sabia.core.numerics import hadamard, tiles
-from sabia.kernels.quantize import (
+from sabia.kernels.quantize.interface import (
     FP8,
     FP8_GRADIENT,
     FP8_TILES,
@@ -65,7 +65,7 @@ def jax_engine(x: np.ndarray, layout: Layout, key: Any) -> list[Any]:
 
 def pallas_engine(x: np.ndarray, layout: Layout, key: Any) -> list[Any]:
     pytest.importorskip("jax")
-    from sabia.kernels.quantize_pallas import quantize
+    from sabia.kernels.quantize.pallas_impl import quantize
 
     words = None if key is None else np.array(key, np.uint32)
     found = quantize(x, layout, words, interpret=True)
@@ -126,11 +126,11 @@ def test_rounded_values_are_the_decoded_codes(library: str, name: str) -> None:
     module = pytest.importorskip(library)
     x, layout = matrix(50, 200, 2), LAYOUTS[name]
     if library == "torch":
-        from sabia.kernels import quantize_torch as room  # type: ignore[no-redef]
+        from sabia.kernels.quantize import torch_impl as room
 
         given: Any = module.from_numpy(x)
     else:
-        from sabia.kernels import quantize_jax as room  # type: ignore[no-redef]
+        from sabia.kernels.quantize import jax_impl as room
 
         given = module.numpy.asarray(x)
     compiled = module.jit if library == "jax" else lambda function: function
@@ -149,11 +149,11 @@ def test_hadamard_transform_equals_the_oracle(library: str) -> None:
     x, signs = matrix(64, 160, 3), hadamard.signs(7)
     x[np.abs(x) < 1e-30] = 0
     if library == "torch":
-        from sabia.kernels.quantize_torch import hadamard as run
+        from sabia.kernels.quantize.torch_impl import hadamard as run
 
         found = run(module.from_numpy(x), module.from_numpy(signs)).numpy()
     else:
-        from sabia.kernels.quantize_jax import hadamard as run  # type: ignore[assignment]
+        from sabia.kernels.quantize.jax_impl import hadamard as run  # type: ignore[assignment]
 
         found = np.asarray(module.jit(run)(x, signs))
     np.testing.assert_array_equal(found, hadamard.transform(x, signs))
@@ -211,7 +211,7 @@ def test_the_triton_kernel_compiles_for_the_chip(capability: int, name: str) -> 
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
 
-    from sabia.kernels.quantize_triton import constants, encode_block
+    from sabia.kernels.quantize.triton_impl import constants, encode_block
 
     layout = LAYOUTS[name]
     given = constants(layout, name == "nvfp4")

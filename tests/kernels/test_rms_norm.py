@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 import torch
 
-from sabia.kernels.dispatch import Unavailable
-from sabia.kernels.rms_norm import choose_rms_norm, rms_norm
+from sabia.kernels.rms_norm.interface import choose_rms_norm, rms_norm
+from sabia.kernels.runtime.dispatch import Unavailable
 
 SHAPE, EPS = (2, 7, 36), 1e-3
 VARIANTS = [(False, False), (True, True)]

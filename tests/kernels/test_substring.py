@@ -5,8 +5,8 @@ import random
 import numpy as np
 import pytest
 
-from sabia.kernels.minhash import numba_available
-from sabia.kernels.substring import file_windows, find_repeats
+from sabia.kernels.minhash.interface import numba_available
+from sabia.kernels.substring.interface import file_windows, find_repeats
 
 ENGINES = ["numpy", "numba"] if numba_available() else ["numpy"]
 

@@ -13,7 +13,10 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from sabia.kernels.vocabulary_loss import choose_linear_cross_entropy, linear_cross_entropy
+from sabia.kernels.vocabulary_loss.interface import (
+    choose_linear_cross_entropy,
+    linear_cross_entropy,
+)
 
 N, D, V = 21, 20, 293
 CHUNK = 8 * V * 4  # 8 rows of fp32 at a time

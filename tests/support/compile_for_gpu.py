@@ -11,10 +11,10 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from sabia.kernels import attention_triton
-from sabia.kernels import grouped_matmul_triton
-from sabia.kernels import rms_norm_triton
-from sabia.kernels import vocabulary_loss_triton
+from sabia.kernels.attention import triton_impl as attention
+from sabia.kernels.grouped_matmul import triton_impl as grouped_matmul
+from sabia.kernels.rms_norm import triton_impl as rms_norm
+from sabia.kernels.vocabulary_loss import triton_impl as vocabulary_loss
 
 FLOATS = {"lse", "nll", "grad_nll", "grad_lse", "sinks", "inverse", "shares"}
 FLOATS |= {"lse_base", "delta_base"}
@@ -57,24 +57,24 @@ def main(capability: int) -> None:
     def like(size: int) -> torch.Tensor:
         return torch.empty(1, 1, 1, size, dtype=torch.bfloat16, device="meta")
 
-    room: Any = attention_triton
     for size, size_v in ((64, 64), (128, 128), (192, 128)):
         shape = {"N": size, "M": size_v, "CAPPED": True}
-        forward = room._launch(like(size), like(size_v), room._BLOCKS) | shape
-        backward = room._launch(like(size), like(size_v), room._BLOCKS_BACKWARD) | shape
-        compile_kernel(room._forward_kernel, capability, forward | {"SINKS": True})
-        compile_kernel(room._queries_kernel, capability, dict(backward))
-        compile_kernel(room._keys_kernel, capability, dict(backward))
-    room = grouped_matmul_triton
+        forward = attention._launch(like(size), like(size_v), attention._BLOCKS) | shape
+        blocks = attention._BLOCKS_BACKWARD
+        backward = attention._launch(like(size), like(size_v), blocks) | shape
+        compile_kernel(attention._forward_kernel, capability, forward | {"SINKS": True})
+        compile_kernel(attention._queries_kernel, capability, dict(backward))
+        compile_kernel(attention._keys_kernel, capability, dict(backward))
     for across in (False, True):
-        settings = room._launch(like(64)) | {"ACROSS": across}
-        compile_kernel(room._rows_kernel, capability, settings)
-    compile_kernel(room._matrices_kernel, capability, room._launch(like(64)))
-    for kernel in (rms_norm_triton._forward_kernel, rms_norm_triton._backward_kernel):
-        settings = rms_norm_triton._launch(7168) | {"ADD": True, "PLUS_ONE": True}
+        settings = grouped_matmul._launch(like(64)) | {"ACROSS": across}
+        compile_kernel(grouped_matmul._rows_kernel, capability, settings)
+    settings = grouped_matmul._launch(like(64))
+    compile_kernel(grouped_matmul._matrices_kernel, capability, settings)
+    for kernel in (rms_norm._forward_kernel, rms_norm._backward_kernel):
+        settings = rms_norm._launch(7168) | {"ADD": True, "PLUS_ONE": True}
         compile_kernel(kernel, capability, settings)
-    for kernel in (vocabulary_loss_triton._loss_kernel, vocabulary_loss_triton._gradient_kernel):
-        block = vocabulary_loss_triton.BLOCK
+    for kernel in (vocabulary_loss._loss_kernel, vocabulary_loss._gradient_kernel):
+        block = vocabulary_loss.BLOCK
         compile_kernel(kernel, capability, {"CAPPED": True, "BLOCK": block, "num_warps": 8})
 
 

@@ -12,7 +12,7 @@ os.environ["TRITON_INTERPRET"] = "1"
 import numpy as np
 import torch
 
-from sabia.kernels.quantize import (
+from sabia.kernels.quantize.interface import (
     FP8,
     FP8_GRADIENT,
     FP8_TILES,

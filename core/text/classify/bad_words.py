@@ -21,8 +21,8 @@ import numpy as np
 
 from sabia.core.errors import BadData, UsageError
 from sabia.core.text.classify.language_profiles import SCRIPTS
-from sabia.kernels.text_classes import SOLO
-from sabia.kernels.text_words import flags_of
+from sabia.kernels.text.character_flags import SOLO
+from sabia.kernels.text.words import flags_of
 
 NAMES = ("bad_words", "bad_word_share")
 _WORD = re.compile(r"\w+")

@@ -8,7 +8,7 @@ heuristics counts by the same rules, and refuses texts in which a line that pass
 has `{` or `lorem ipsum`. Raffel et al. 2020, section 2.2.
 """
 
-from sabia.kernels.quality_reference import c4_verdict
+from sabia.kernels.quality.reference import c4_verdict
 
 
 def kept_lines(text: str) -> str:

@@ -15,8 +15,8 @@ import pyarrow as pa
 from sabia.core import notes
 from sabia.core.errors import BadData, UsageError
 from sabia.core.shards.text_buffers import text_buffers
-from sabia.kernels.fasttext import HIERARCHICAL, SOFTMAX, Classifier, score
-from sabia.kernels.minhash import numba_available
+from sabia.kernels.fasttext.interface import HIERARCHICAL, SOFTMAX, Classifier, score
+from sabia.kernels.minhash.interface import numba_available
 
 HELD_OUT = 10  # one document in so many
 
@@ -43,7 +43,7 @@ def load(path: str) -> Model:
 
 @functools.lru_cache(maxsize=4)
 def _load(path: str, _stamp: tuple[int, int]) -> Model:
-    from sabia.kernels.fasttext_file import NotFastText, read_classifier
+    from sabia.kernels.fasttext.model_file import NotFastText, read_classifier
 
     try:
         classifier, labels, _ = read_classifier(path)
@@ -53,7 +53,7 @@ def _load(path: str, _stamp: tuple[int, int]) -> Model:
     if engine == "numpy":
         notes.warn("package 'numba' is missing: fastText scores are computed about 100x slower")
     elif _can_fold(classifier):
-        from sabia.kernels.fasttext_numba import fold_subwords
+        from sabia.kernels.fasttext.numba_impl import fold_subwords
 
         fold_subwords(classifier)
     return Model(classifier, tuple(labels), engine)

@@ -23,10 +23,10 @@ import pyarrow as pa
 
 from sabia.core.shards.named_numbers import as_dict
 from sabia.core.text.classify.language import LANGUAGES, Verdict, frequent_words
-from sabia.kernels.minhash import numba_available
-from sabia.kernels.quality import DUPLICATED, FIGURES, TOP
-from sabia.kernels.quality import measure as measure_documents
-from sabia.kernels.text_words import word_hash
+from sabia.kernels.minhash.interface import numba_available
+from sabia.kernels.quality.interface import DUPLICATED, FIGURES, TOP
+from sabia.kernels.quality.interface import measure as measure_documents
+from sabia.kernels.text.words import word_hash
 
 ENGLISH_STOPS = ("the", "be", "to", "of", "and", "that", "have", "with")
 STOPS = 8  # words of a list

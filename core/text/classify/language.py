@@ -2,7 +2,7 @@
 
 A script of one language tells it (from MIN_SCRIPT of the letters on; kana among Han mark Japanese).
 Among the languages of the commonest shared script the sums of a naive Bayes table decide
-(kernels.language_scores, language_profiles); the first 1,000 letters count. Neighbouring n-grams
+(language_scores, language_profiles); the first 1,000 letters count. Neighbouring n-grams
 are not independent, so sums are weighted by TRUST before they become probabilities. `und`
 (undetermined) where the evidence is thin: no language leads clearly, the sum of the leader is not
 above what mixed text has, or too few of the words are frequent in it.
@@ -15,7 +15,7 @@ import pyarrow as pa
 
 from sabia.core.shards.text_buffers import text_buffers
 from sabia.core.text.classify.language_profiles import GROUPS, SCRIPTS, SHARED, load
-from sabia.kernels.language_scores import STEP, score
+from sabia.kernels.text.language_scores import STEP, score
 
 UNDETERMINED = "und"
 TRUST = 0.25

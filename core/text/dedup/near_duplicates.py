@@ -15,7 +15,7 @@ from sabia.core.options.dedup import DedupOptions
 from sabia.core.progress import progress
 from sabia.core.text.dedup import lsh
 from sabia.core.text.dedup.signature_files import Corpus
-from sabia.kernels.minhash import jaccard as jaccard_similarity
+from sabia.kernels.minhash.interface import jaccard as jaccard_similarity
 
 SORT_BYTES = 64  # per row, at the peak of sorting and pairing
 _SLICE_PAIRS = 1024

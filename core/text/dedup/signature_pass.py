@@ -32,8 +32,8 @@ from sabia.core.text.dedup.signature_files import (
     SegmentWriter,
     read_manifest,
 )
-from sabia.kernels.minhash import SketchConfig, Sketches, signatures
-from sabia.kernels.minhash import sketch as sketch_documents
+from sabia.kernels.minhash.interface import SketchConfig, Sketches, signatures
+from sabia.kernels.minhash.interface import sketch as sketch_documents
 
 
 def read_corpus(

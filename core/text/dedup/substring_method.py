@@ -29,7 +29,7 @@ from sabia.core.text.dedup.repeated_spans import UnitCorpus
 from sabia.core.text.dedup.span_cuts import CutPolicy, decision
 from sabia.core.text.dedup.span_units import ByteUnits, SpanUnits, TokenUnits, UnitsOfTexts
 from sabia.core.text.tokenize.tokenizer import load_tokenizer
-from sabia.kernels.substring import RECORD, Repeats, file_windows, find_repeats
+from sabia.kernels.substring.interface import RECORD, Repeats, file_windows
 
 _COPIES = 4  # of a partition of records in memory while it is processed
 _TABLE_BYTES = 64  # per window of a hash table, while it grows

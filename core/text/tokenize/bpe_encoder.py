@@ -15,9 +15,9 @@ import pyarrow as pa
 from sabia.core.shards.text_buffers import text_buffers
 from sabia.core.text.tokenize.bpe_tables import compile_tables
 from sabia.core.text.tokenize.tokenizer import Tokenizer
-from sabia.kernels.bpe import Cache, document_flags, padded
-from sabia.kernels.bpe import encode as encode_documents
-from sabia.kernels.unicode_classes import NFC_MAYBE, UNKNOWN
+from sabia.kernels.bpe.interface import Cache, document_flags, padded
+from sabia.kernels.bpe.interface import encode as encode_documents
+from sabia.kernels.text.unicode_classes import NFC_MAYBE, UNKNOWN
 
 
 class KernelEncoder:

@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 
 from sabia.core.text.tokenize.tokenizer import Tokenizer
-from sabia.kernels.bpe import Splitting, Tables, Trie, make_trie, pair_table, word_table
-from sabia.kernels.unicode_classes import class_table
+from sabia.kernels.bpe.interface import Splitting, Tables, Trie, make_trie, pair_table, word_table
+from sabia.kernels.text.unicode_classes import class_table
 
 CONTRACTIONS = "(?i:'s|'t|'re|'ve|'m|'ll|'d)"
 WHITE = r"\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -60,8 +60,8 @@ def o200k_pattern(numbers: str, contractions: bool) -> str:
 
 
 def known_patterns() -> dict[str, tuple[int, int, int]]:
-    """Text of each pattern → (family, cap of numbers, letters) of sabia.kernels.bpe_split."""
-    from sabia.kernels.bpe_split import (
+    """Text of each pattern → (family, cap of numbers, letters) of sabia.kernels.bpe.split_numba."""
+    from sabia.kernels.bpe.split_numba import (
         CL100K,
         DEEPSEEK,
         GPT2,

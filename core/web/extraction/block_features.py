@@ -12,7 +12,7 @@ import html
 
 import numpy as np
 
-from sabia.kernels.html import (
+from sabia.kernels.html.interface import (
     COLUMNS,
     ELEMENT_COLUMNS,
     FLAG_NAMES,

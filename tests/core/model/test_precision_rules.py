@@ -9,7 +9,7 @@ import pytest
 from sabia.core.errors import UsageError
 from sabia.core.model import precision as p
 from sabia.core.spec import from_config, new_config
-from sabia.kernels.quantize import (
+from sabia.kernels.quantize.interface import (
     FP8,
     FP8_GRADIENT,
     FP8_TILES,

@@ -96,7 +96,7 @@ def test_without_chance_and_transform_the_gradient_is_biased() -> None:
 
 
 def _rounded_weight(weight: torch.Tensor) -> torch.Tensor:
-    from sabia.kernels.quantize_torch import rounded
+    from sabia.kernels.quantize.torch_impl import rounded
 
     values, scale = rounded(weight, NVFP4.products.weight)
     return values * scale

@@ -27,7 +27,7 @@ from sabia.core.text.tokenize.bpe_tables import (
     o200k_pattern,
 )
 from sabia.core.text.tokenize.tokenizer import Tokenizer, train_bpe
-from sabia.kernels.unicode_classes import CJK, CLASS_BITS, UNKNOWN, class_table
+from sabia.kernels.text.unicode_classes import CJK, CLASS_BITS, UNKNOWN, class_table
 
 _WORDS = """
     the quick brown fox can't won't I'll you've DON'T ' 's 'S '\u017f 'll 12 1234567 3.14 x=1;
@@ -210,10 +210,10 @@ def test_long_pieces(size):
 
 
 def test_a_small_cache_changes_nothing(monkeypatch):
-    from sabia.kernels import bpe
+    from sabia.kernels.bpe import interface
 
-    monkeypatch.setattr(bpe, "SMALL_ROWS", 8)
-    monkeypatch.setattr(bpe, "LARGE_ROWS", 8)
+    monkeypatch.setattr(interface, "SMALL_ROWS", 8)
+    monkeypatch.setattr(interface, "LARGE_ROWS", 8)
     texts = fuzz(300, 9)
     assert differing(trained(), texts + texts) == []
 

@@ -8,8 +8,8 @@ from datasketch import LeanMinHash, MinHash, MinHashLSH
 
 from sabia.core.errors import BadData, UsageError
 from sabia.core.text.dedup.datasketch_signatures import from_datasketch, to_datasketch
-from sabia.kernels.minhash import SketchConfig, sketch
-from sabia.kernels.minhash import signatures as document_signatures
+from sabia.kernels.minhash.interface import SketchConfig, sketch
+from sabia.kernels.minhash.interface import signatures as document_signatures
 
 TEXTS = ["one two three four five six seven", "one two three four five six eight", "", "oito"]
 WHOLE = SketchConfig(2, 1, 64, 3, "datasketch")

@@ -15,8 +15,8 @@ from sabia.core.errors import BadData, UsageError
 from sabia.core.text.classify import fasttext_model
 from sabia.core.text.classify.fasttext_training import library, zeroed_memory
 from sabia.core.text.classify.scorers import FastTextScorer, check_names, named, score_column
-from sabia.kernels.fasttext import ENGINES, score
-from sabia.kernels.fasttext_file import read_classifier
+from sabia.kernels.fasttext.interface import ENGINES, score
+from sabia.kernels.fasttext.model_file import read_classifier
 
 LETTERS = ["a", "é", "ß", "本", "😀", "b", "ç", "z", "-", "\u00a0", "\u2028", "\x85"]
 ODD = [
@@ -89,7 +89,7 @@ def test_scores_are_the_librarys(
     expected = judge(library().load_model(path), texts)
     data, offsets = buffers(texts)
     for unpack_below in (0, 1 << 30):  # quantized rows as codes, and written out
-        monkeypatch.setattr("sabia.kernels.fasttext_file.UNPACK_BELOW_BYTES", unpack_below)
+        monkeypatch.setattr("sabia.kernels.fasttext.model_file.UNPACK_BELOW_BYTES", unpack_below)
         classifier, labels, _ = read_classifier(path)
         assert [f"__label__{label}" for label in labels] == model.labels
         for engine in ENGINES:

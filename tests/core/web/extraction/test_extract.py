@@ -19,7 +19,7 @@ from sabia.core.web.extraction import block_classifier, block_features
 from sabia.core.web.extraction import sandbox as sandbox_module
 from sabia.core.web.extraction.extract import decode, extract, tidy
 from sabia.core.web.extraction.sandbox import Sandbox, Unextractable
-from sabia.kernels.html import scan
+from sabia.kernels.html.interface import scan
 
 ARTICLE = (
     "<p>"

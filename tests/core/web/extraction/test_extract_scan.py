@@ -9,7 +9,7 @@ from html.parser import HTMLParser
 import numpy as np
 import pytest
 
-from sabia.kernels.html import (
+from sabia.kernels.html.interface import (
     COLUMNS,
     ELEMENT_COLUMNS,
     FLAG_NAMES,
@@ -17,7 +17,7 @@ from sabia.kernels.html import (
     MAX_BLOCKS,
     MAX_MARKS,
 )
-from sabia.kernels.html import scan as scan_page
+from sabia.kernels.html.interface import scan as scan_page
 
 
 def scan(source):

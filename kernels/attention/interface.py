@@ -1,0 +1,109 @@
+"""Attention over packed documents: what is computed, and by which implementation.
+
+Query t of a row stands at position p = start + t and sees the keys j of its own document with
+first[t] <= j <= p, where first[t] = max(start of the document, p - window + 1). Where attention is
+not causal it sees those with |j - p| < window. A document is a run of equal segment numbers; 0 is
+padding, whose queries give 0 and whose keys nobody sees. So a mask is one interval a query, blocks
+of keys outside the intervals of a block of queries are never visited, and no [T, S] matrix exists
+but in the reference. With s = scale * q.k, or s = softcap * tanh(scale * q.k / softcap), and one
+learned logit z a head where there are sinks:
+    out = sum_j exp(s_j) v_j / (sum_j exp(s_j) + exp(z))      (arXiv 2309.17453, GPT-OSS)
+Head h reads key-value head h * K // H; keys and values may differ in size (multi-head latent
+attention: 192 and 128). Under context parallelism q is the slice [start : start + T] of the
+sequence, and keys, values and segments are whole.
+
+Order of choice
+    torch on CUDA   library: `scaled_dot_product_attention` for the bare triangle (cuDNN or
+                    FlashAttention), else FlexAttention (takes all of the above: a score function
+                    for the cap, a block mask, sinks from its log-sum-exp). triton by name and for
+                    heads below 16: one fused kernel of our own, independent of torch.compile.
+                    Our own kernels are causal: what is not is refused by name and never theirs.
+    torch on CPU    library where there is neither cap nor sinks, else reference.
+    JAX on TPU      library: splash attention, where lengths are multiples of 128 and start is a
+                    Python number; else our Pallas kernel.
+    JAX on CUDA     library: cuDNN through `jax.nn.dot_product_attention` for half-precision causal
+                    windows without documents; else reference.
+    JAX on CPU      library (XLA) where there is neither cap nor sinks, else reference.
+A TPU kernel cannot be partitioned by the compiler: on a mesh call it inside `shard_map`.
+FlashAttention: arXiv 2205.14135 and 2307.08691.
+"""
+
+from typing import Any
+
+from sabia.kernels.runtime.dispatch import Choice, framework
+
+Array = Any
+
+
+def _room(x: Array) -> Any:
+    room: Any
+    if framework(x) == "torch":
+        from sabia.kernels.attention import torch_impl as room
+    else:
+        from sabia.kernels.attention import jax_impl as room
+    return room
+
+
+def attention_mask(
+    like: Array,
+    queries: int,
+    keys: int,
+    *,
+    segments: Array | None = None,
+    start: Any = 0,
+    window: int | None = None,
+    causal: bool = True,
+) -> Any:
+    """The intervals of keys, made once and used by every layer; opaque.
+
+    segments[B, keys] are integers, 0 for padding; None: every row is one document. `start` is the
+    position of the first of `queries` (a JAX scalar too, in JAX). `like` gives the device.
+    Raises ValueError where the queries reach beyond the keys or the window is below 1.
+    """
+    if window is not None and window < 1:
+        raise ValueError(f"attention: window {window} (expected 1 or more)")
+    if isinstance(start, int) and not 0 <= start <= keys - queries:
+        raise ValueError(f"attention: queries {start}..{start + queries} of {keys} keys")
+    if segments is not None and segments.shape[-1] != keys:
+        raise ValueError(f"attention: {segments.shape[-1]} segment numbers for {keys} keys")
+    return _room(like).attention_mask(like, queries, keys, segments, start, window, causal)
+
+
+def choose_attention(
+    q: Array,
+    k: Array,
+    v: Array,
+    mask: Any,
+    *,
+    softcap: float | None = None,
+    sinks: Array | None = None,
+    implementation: str | None = None,
+) -> Choice:
+    """Which implementation `attention` takes for these arguments, and why."""
+    return _room(q).choose_attention(q, k, v, mask, softcap, sinks, implementation)
+
+
+def attention(
+    q: Array,
+    k: Array,
+    v: Array,
+    mask: Any,
+    *,
+    scale: float | None = None,
+    softcap: float | None = None,
+    sinks: Array | None = None,
+    implementation: str | None = None,
+) -> Array:
+    """q[B, T, H, N], k[B, S, K, N], v[B, S, K, M], sinks[H] → [B, T, H, M] in q's dtype.
+
+    `mask` comes from `attention_mask`; scale defaults to N ** -0.5. Differentiable in q, k, v and
+    sinks. Raises ValueError for shapes that do not fit, dispatch.Unavailable where the named
+    implementation cannot serve.
+    """
+    if q.shape[2] % k.shape[2] or k.shape[:3] != v.shape[:3] or q.shape[-1] != k.shape[-1]:
+        shapes = f"q{tuple(q.shape)}, k{tuple(k.shape)}, v{tuple(v.shape)}"
+        raise ValueError(f"attention: {shapes} (expected [B,T,H,N], [B,S,K,N], [B,S,K,M], K | H)")
+    room = _room(q)
+    name = room.choose_attention(q, k, v, mask, softcap, sinks, implementation).implementation
+    scale = q.shape[-1] ** -0.5 if scale is None else scale
+    return room.IMPLEMENTATIONS[name](q, k, v, mask, scale, softcap, sinks)

@@ -1,0 +1,301 @@
+"""Attention over packed documents in torch: the mask, the reference, and torch's own kernels.
+
+`scaled_dot_product_attention` is the fastest where the mask is the bare triangle (it picks cuDNN or
+FlashAttention) and reads grouped heads and unequal head sizes; on CPU it also takes the dense mask.
+FlexAttention generates a fused Triton kernel from a score function and a block mask, whose blocks
+are computed here from the intervals, without the [B, T, S] matrix that `create_block_mask` makes.
+"""
+
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+from sabia.kernels.runtime.dispatch import Choice, Option, choose, reference_option, triton_obstacle
+
+Tensor = torch.Tensor
+FLEX_BLOCK = 128
+FLEX_LEAST_HEAD = 16
+
+
+def _once(compute: Callable[[Any], Any]) -> Any:
+    """A property computed once; while compiling each time, since compilers see equal expressions
+    but cannot follow the lock of functools.cached_property."""
+    name = compute.__name__
+
+    def read(self: Any) -> Any:
+        if torch.compiler.is_compiling():
+            return compute(self)
+        if name not in self.__dict__:
+            self.__dict__[name] = compute(self)
+        return self.__dict__[name]
+
+    return property(read, doc=compute.__doc__)
+
+
+@dataclass(frozen=True)
+class Mask:
+    """first[B or 1, T]: the least visible key of each query, `keys` for padding (int32).
+
+    until[B or 1, S]: one past the last position that sees each key, 0 for padding (int32).
+    `causal` where it is the bare triangle of a square, `whole` where all see all.
+    last[B or 1, T]: the last visible key of each query, -1 for padding; None: its own position.
+    """
+
+    first: Tensor
+    until: Tensor
+    start: int
+    causal: bool
+    whole: bool = False
+    last: Tensor | None = None
+
+    @property
+    def keys(self) -> int:
+        """S."""
+        return self.until.shape[-1]
+
+    @_once
+    def positions(self) -> Tensor:
+        """int32[T] of the queries."""
+        count = self.first.shape[-1]
+        return torch.arange(self.start, self.start + count, device=self.first.device)
+
+    @_once
+    def dense(self) -> Tensor:
+        """bool[B or 1, 1, T, S]: which keys each query sees."""
+        keys = torch.arange(self.keys, device=self.first.device)
+        last = self.positions if self.last is None else self.last
+        allowed = (keys >= self.first[..., None]) & (keys <= last[..., None])
+        return allowed[:, None]
+
+    @_once
+    def seen(self) -> Tensor:
+        """bool[B or 1, T, 1, 1]: queries that are no padding."""
+        return (self.first < self.keys)[..., None, None]
+
+    @_once
+    def blocks(self) -> Any:
+        """FlexAttention's BlockMask."""
+        return _block_mask(self)
+
+
+def attention_mask(
+    like: Tensor,
+    queries: int,
+    keys: int,
+    segments: Tensor | None,
+    start: int,
+    window: int | None,
+    causal: bool,
+) -> Mask:
+    """See attention.attention_mask."""
+    at = torch.arange(keys, device=like.device, dtype=torch.int32)[None]
+    if segments is None:
+        begin, end = torch.zeros_like(at), torch.full_like(at, keys)
+    else:
+        change = torch.ones_like(segments, dtype=torch.bool)
+        change[:, 1:] = segments[:, 1:] != segments[:, :-1]
+        begin = torch.where(change, at, 0).cummax(-1).values
+        last = torch.where(change.roll(-1, -1), at + 1, keys)  # row's end is always a change
+        end = last.flip(-1).cummin(-1).values.flip(-1)
+    if window is not None and window < keys:
+        begin, end = torch.maximum(begin, at - window + 1), torch.minimum(end, at + window)
+    if segments is not None:
+        begin, end = torch.where(segments == 0, keys, begin), torch.where(segments == 0, 0, end)
+    free = segments is None and (window is None or window >= keys) and queries == keys
+    begin, end = begin.int(), end.int().contiguous()
+    first = begin[:, start : start + queries].contiguous()
+    if causal:
+        return Mask(first, end, start, free)
+    last = (end[:, start : start + queries] - 1).contiguous()
+    return Mask(first, end, start, False, free, last)
+
+
+def _block_mask(mask: Mask) -> Any:
+    from torch.nn.attention.flex_attention import BlockMask
+
+    rows, length = mask.first.shape
+    count, total = -(-length // FLEX_BLOCK), -(-mask.keys // FLEX_BLOCK)
+    spare = count * FLEX_BLOCK - length
+    shape = (rows, count, FLEX_BLOCK)
+    most = F.pad(mask.first, (0, spare), value=mask.keys).view(shape).amax(-1)
+    least = F.pad(mask.first, (0, spare), value=mask.keys).view(shape).amin(-1)
+    last = mask.positions if mask.last is None else mask.last
+    reach = torch.where(mask.first < mask.keys, last + 1, 0)  # one past the last visible key
+    reach = F.pad(reach, (0, spare)).view(shape)
+    stop, surely = reach.amax(-1), reach.amin(-1)
+    low, high = least // FLEX_BLOCK, -(-stop // FLEX_BLOCK)
+    full_low, full_high = -(-most // FLEX_BLOCK), surely // FLEX_BLOCK
+    block = torch.arange(total, device=mask.first.device)
+    some = (block >= low[..., None]) & (block < high[..., None])
+    full = (block >= full_low[..., None]) & (block < full_high[..., None])
+    first, start, keys = mask.first, mask.start, mask.keys
+
+    def visible(b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
+        row = b if rows > 1 else b * 0
+        inside = i.clamp_max(length - 1)  # the last block reaches beyond the queries
+        most = i + start if mask.last is None else mask.last[row, inside]
+        return (j >= first[row, inside]) & (j <= most) & (i < length) & (j < keys)
+
+    def listed(chosen: Tensor) -> tuple[Tensor, Tensor]:
+        order = torch.argsort(chosen.int(), dim=-1, descending=True, stable=True)
+        return chosen.sum(-1).int()[:, None], order.int()[:, None]
+
+    return BlockMask.from_kv_blocks(
+        *listed(some & ~full),
+        *listed(full),
+        BLOCK_SIZE=FLEX_BLOCK,
+        mask_mod=visible,
+        seq_lengths=(length, keys),
+    )
+
+
+def _bare(mask: Mask) -> bool:
+    """Whether `scaled_dot_product_attention` needs no mask in memory."""
+    return mask.causal or mask.whole
+
+
+def _cuda_library(q: Tensor, v: Tensor, flexible: bool) -> Option:
+    size, obstacle = min(q.shape[-1], v.shape[-1]), None
+    if flexible and size < FLEX_LEAST_HEAD:
+        obstacle = f"FlexAttention: heads of {size} (at least {FLEX_LEAST_HEAD})"
+    kernel = "FlexAttention" if flexible else "scaled_dot_product_attention"
+    return Option("library", f"{kernel}: torch's fused kernel", obstacle)
+
+
+def choose_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: Mask,
+    softcap: float | None,
+    sinks: Tensor | None,
+    implementation: str | None,
+) -> Choice:
+    """See attention.choose_attention."""
+    plain = softcap is None and sinks is None
+    device = q.device.type
+    if device == "cuda":
+        library = _cuda_library(q, v, flexible=not (plain and _bare(mask)))
+    elif device == "cpu":
+        obstacle = None if plain else "on CPU torch has no fused kernel with a cap or sinks"
+        library = Option("library", "scaled_dot_product_attention on CPU", obstacle)
+    else:
+        library = Option("library", "", f"not tried on {device}")
+    obstacle = triton_obstacle(q) if mask.last is None else "it is causal, this mask is not"
+    own = Option("triton", "one fused kernel", obstacle, automatic=device == "cuda")
+    return choose("attention", [library, own, reference_option()], implementation)
+
+
+def _reference(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: Mask,
+    scale: float,
+    softcap: float | None,
+    sinks: Tensor | None,
+) -> Tensor:
+    group = q.shape[2] // k.shape[2]
+    k, v = (x.repeat_interleave(group, 2) for x in (k, v))
+    scores = torch.einsum("bthn,bshn->bhts", q, k).float() * scale
+    if softcap is not None:
+        scores = torch.tanh(scores / softcap) * softcap
+    scores = scores.masked_fill(~mask.dense, -torch.inf)
+    scores = torch.where(mask.seen.transpose(1, 2), scores, 0)  # keeps NaN out of the gradient
+    if sinks is not None:
+        column = sinks.float()[None, :, None, None].expand(*scores.shape[:3], 1)
+        scores = torch.cat((scores, column), -1)
+    weights = torch.softmax(scores, -1)[..., : k.shape[1]]
+    out = torch.einsum("bhts,bshn->bthn", weights.to(v.dtype), v)
+    return torch.where(mask.seen, out, 0)
+
+
+def _sdpa(q: Tensor, k: Tensor, v: Tensor, mask: Mask, scale: float) -> Tensor:
+    q, k, v = (x.transpose(1, 2) for x in (q, k, v))
+    size = v.shape[-1]
+    if size < q.shape[-1] and q.device.type == "cuda":  # FlashAttention wants them of one size
+        v = F.pad(v, (0, q.shape[-1] - size))
+    options: dict[str, Any] = {"scale": scale, "enable_gqa": q.shape[1] != k.shape[1]}
+    if mask.causal:
+        options["is_causal"] = True
+    elif not mask.whole:
+        padding = ~mask.seen.transpose(1, 2)  # these rows see all: no kernel divides by nothing
+        options["attn_mask"] = mask.dense | padding
+    out = F.scaled_dot_product_attention(q, k, v, **options).transpose(1, 2)[..., :size]
+    return out if _bare(mask) else torch.where(mask.seen, out, 0)
+
+
+@functools.cache
+def _compiled_flex() -> Callable[..., Any]:
+    from torch.nn.attention.flex_attention import flex_attention
+
+    return torch.compile(flex_attention, dynamic=False)
+
+
+def flex(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: Mask,
+    scale: float,
+    softcap: float | None,
+    sinks: Tensor | None,
+) -> Tensor:
+    """FlexAttention; compiled unless a compiler is at work already (or the tensors are on CPU)."""
+    from torch.nn.attention.flex_attention import AuxRequest, flex_attention
+
+    bare = torch.compiler.is_compiling() or q.device.type == "cpu"
+    attend: Any = flex_attention if bare else _compiled_flex()
+    cap: Any = softcap  # a number where it is used
+
+    def capped(score: Tensor, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
+        return torch.tanh(score / cap) * cap
+
+    out, aux = attend(
+        *(x.transpose(1, 2) for x in (q, k, v)),
+        score_mod=None if softcap is None else capped,
+        block_mask=mask.blocks,
+        scale=scale,
+        enable_gqa=q.shape[2] != k.shape[2],
+        return_aux=AuxRequest(lse=True),
+    )
+    if sinks is not None:  # the sink only enlarges the denominator
+        share = torch.sigmoid(aux.lse - sinks.float()[:, None])
+        out = (out * share[..., None]).to(q.dtype)
+    return torch.where(mask.seen, out.transpose(1, 2), 0)
+
+
+def _library(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: Mask,
+    scale: float,
+    softcap: float | None,
+    sinks: Tensor | None,
+) -> Tensor:
+    plain = softcap is None and sinks is None
+    if q.device.type == "cpu" or (plain and _bare(mask)):
+        return _sdpa(q, k, v, mask, scale)
+    return flex(q, k, v, mask, scale, softcap, sinks)
+
+
+def _triton(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: Mask,
+    scale: float,
+    softcap: float | None,
+    sinks: Tensor | None,
+) -> Tensor:
+    from sabia.kernels.attention.triton_impl import attention
+
+    return attention(q, k, v, mask.first, mask.until, mask.start, scale, softcap, sinks)
+
+
+IMPLEMENTATIONS = {"reference": _reference, "library": _library, "triton": _triton}

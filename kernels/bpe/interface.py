@@ -1,0 +1,176 @@
+"""Byte-level BPE over Arrow buffers: a tokenizer as arrays, and an encoder with a bounded cache.
+
+A document is cut at added tokens, then into parts (`digits`, `cjk`), then into pre-tokens by the
+splitting pattern (split_numba). A pre-token's ids come from a cache of the pre-tokens encoded
+before. It compares all bytes of a pre-token, so a hash collision costs time but never gives a
+wrong id. A miss runs the merges: the pair of least rank first, leftmost among equals, by scanning
+for short pre-tokens and by a heap for long ones, so that n bytes cost O(n log n) at most. The cache
+has a fixed size (CACHE_BYTES): a new entry replaces an old one.
+
+Sennrich et al. 2016 (arXiv 1508.07909). The reference is the library `tokenizers`, whose ids the
+encoder must give on every text; there is no second engine here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+SMALL_ROWS, SMALL_WORDS, SMALL_KEY = 1 << 18, 4, 2  # keys up to 16 bytes and 3 ids
+LARGE_ROWS, LARGE_WORDS, LARGE_KEY = 1 << 15, 16, 9  # keys up to 72 bytes and 13 ids
+CACHE_BYTES = 8 * (SMALL_ROWS * SMALL_WORDS + LARGE_ROWS * LARGE_WORDS)
+PADDING = 80  # readable bytes behind a text: a key is read in words
+MAX_TRIE_NODES = 1 << 16
+EMPTY = (1 << 64) - 1
+HASH_FACTOR = 0x9E3779B97F4A7C15
+
+
+@dataclass(frozen=True)
+class Splitting:
+    """How text becomes pre-tokens: first runs of at most `digits` numbers (0: none) and runs of
+    kana and Han (`cjk`) are cut out, then a pattern of split_numba splits the rest."""
+
+    family: int
+    cap: int = 0
+    letters: int = 0
+    digits: int = 0
+    cjk: bool = False
+
+
+@dataclass(frozen=True)
+class Trie:
+    """Added tokens by their bytes: children int32[nodes, 256] (0: none; the root is 0), and for
+    each node the id of the token that ends there: -1 none, -2 one that stays ordinary text."""
+
+    children: np.ndarray
+    ids: np.ndarray
+
+
+@dataclass(frozen=True)
+class Tables:
+    """A tokenizer as arrays: byte_ids int32[256], pairs uint64[2 * slots] (key, rank << 32 | id),
+    whole tokens for `ignore_merges` (words: bytes, spans int64[n, 2], ids, slots), tries."""
+
+    byte_ids: np.ndarray
+    pairs: np.ndarray
+    splitting: Splitting
+    classes: np.ndarray
+    word_bytes: np.ndarray
+    word_spans: np.ndarray
+    word_ids: np.ndarray
+    word_slots: np.ndarray
+    tries: tuple[Trie, Trie]
+
+
+@dataclass
+class Cache:
+    """Pre-tokens encoded before, of one thread."""
+
+    small: np.ndarray = field(default_factory=lambda: _rows(SMALL_ROWS, SMALL_WORDS))
+    large: np.ndarray = field(default_factory=lambda: _rows(LARGE_ROWS, LARGE_WORDS))
+
+
+def _rows(rows: int, words: int) -> np.ndarray:
+    """uint64[rows * words] of zeros, at the start of a cache line."""
+    memory = np.zeros(rows * words + 8, np.uint64)
+    return memory[-memory.ctypes.data % 64 // 8 :][: rows * words]
+
+
+def pair_table(merges: np.ndarray, new_ids: np.ndarray) -> np.ndarray:
+    """uint64[2 * slots] of merges[n, 2] (ids) in the order of their ranks; of two equal pairs the
+    later one counts, as in tokenizers."""
+    from sabia.kernels.bpe.numba_impl import fill_pairs
+
+    slots = 1 << max(4, (2 * len(merges)).bit_length())
+    table = np.full(2 * slots, EMPTY, np.uint64)
+    fill_pairs(table, merges.astype(np.uint64), new_ids.astype(np.uint64))
+    return table
+
+
+def word_table(words: Mapping[bytes, int]) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """(bytes, spans int64[n, 2], ids int32[n], slots int32[s]) of tokens that are found whole."""
+    from sabia.kernels.bpe.numba_impl import fill_words
+
+    data = np.frombuffer(b"".join(words) + bytes(PADDING), np.uint8)
+    ends = np.cumsum([0, *map(len, words)])
+    spans = np.stack([ends[:-1], ends[1:]], axis=1).astype(np.int64)
+    slots = np.full(1 << max(4, (2 * len(words)).bit_length()), -1, np.int32)
+    if words:
+        fill_words(slots, data, spans)
+    return data, spans, np.array(list(words.values()), np.int32), slots
+
+
+def make_trie(tokens: Sequence[tuple[bytes, int]]) -> Trie:
+    """The trie of (bytes, id), id -2 for tokens that stay ordinary text where they are found.
+
+    Raises ValueError where there are too many of them.
+    """
+    nodes: list[dict[int, int]] = [{}]
+    ids = [-1]
+    for token, number in tokens:
+        node = 0
+        for byte in token:
+            if byte not in nodes[node]:
+                nodes[node][byte] = len(nodes)
+                nodes.append({})
+                ids.append(-1)
+            node = nodes[node][byte]
+        ids[node] = number
+    if len(nodes) > MAX_TRIE_NODES:
+        raise ValueError(f"{len(tokens):,} added tokens")
+    children = np.zeros((len(nodes), 256), np.int32)
+    for node, places in enumerate(nodes):
+        for byte, child in places.items():
+            children[node, byte] = child
+    return Trie(children, np.array(ids, np.int32))
+
+
+def padded(data: np.ndarray) -> np.ndarray:
+    """A copy of uint8[n] with PADDING zeros behind it."""
+    copy = np.zeros(len(data) + PADDING, np.uint8)
+    copy[: len(data)] = data
+    return copy
+
+
+def document_flags(data: np.ndarray, offsets: np.ndarray, classes: np.ndarray) -> np.ndarray:
+    """uint8[n]: the flags (unicode_classes) of all code points of each document, or-ed; data is
+    `padded`."""
+    from sabia.kernels.bpe.numba_impl import flags_of
+
+    found = np.zeros(len(offsets) - 1, np.uint8)
+    flags_of(data, offsets, classes, found)
+    return found
+
+
+def encode(
+    data: np.ndarray,
+    offsets: np.ndarray,
+    tables: Tables,
+    cache: Cache,
+    end_id: int = -1,
+    skip: np.ndarray | None = None,
+) -> tuple[np.ndarray, np.ndarray]:
+    """(ids int32[Σ n], lengths int64[documents]) of documents data[offsets[i]:offsets[i+1]].
+
+    `data` is valid UTF-8 and `padded`. `end_id` >= 0 ends every document; documents marked in
+    `skip` bool[n] get no ids. Holds no GIL; one cache must not be shared by threads.
+    """
+    from sabia.kernels.bpe.numba_impl import encode_all
+
+    n = len(offsets) - 1
+    lengths = np.zeros(n, np.int64)
+    out = np.empty(int(offsets[-1] - offsets[0]) + n + 16, np.int32)
+    skipped = np.zeros(n, np.bool_) if skip is None else skip
+    s = tables.splitting
+    total = encode_all(
+        *(data, offsets, skipped, end_id, tables.classes),
+        *(s.family, s.cap, s.letters, s.digits, s.cjk),
+        *(tables.byte_ids, tables.pairs),
+        *(tables.word_bytes, tables.word_spans, tables.word_ids, tables.word_slots),
+        *(tables.tries[0].children, tables.tries[0].ids),
+        *(tables.tries[1].children, tables.tries[1].ids),
+        *(cache.small, cache.large, out, lengths),
+    )
+    return out[:total].copy(), lengths

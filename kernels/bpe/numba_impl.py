@@ -1,0 +1,415 @@
+"""The compiled encoder of sabia.kernels.bpe: added tokens, pre-tokens, cache, merges, in one loop.
+
+Cache rows are uint64 words: key bytes (zero-padded), then length | count << 8 | first id << 32,
+then the other ids two a word; a row of length 0 is free. Four neighbouring rows make a bucket; a
+new entry takes a free row of its bucket, else one chosen by its hash. Most pre-tokens fit a row of
+32 bytes; longer ones, and those of more ids, have rows of 128.
+"""
+
+import numpy as np
+
+from sabia.kernels.bpe.interface import (
+    EMPTY,
+    HASH_FACTOR,
+    LARGE_KEY,
+    LARGE_WORDS,
+    SMALL_KEY,
+    SMALL_WORDS,
+)
+from sabia.kernels.bpe.split_numba import entry_at, part_end, split_end
+from sabia.kernels.runtime.numba_jit import njit
+from sabia.kernels.text.memory_numba import word_at
+from sabia.kernels.text.unicode_classes import CLASS_BITS
+
+U = np.uint64
+_FREE, _FACTOR = U(EMPTY), U(HASH_FACTOR)
+_FACTORS = (U(0xBF58476D1CE4E5B9), U(0x94D049BB133111EB), U(0xD6E8FEB86659FD93))
+_F0, _F1, _F2 = _FACTORS
+_MISSING = U(EMPTY)
+_NONE = np.int64(1) << 62  # the "rank and id" of a pair that does not merge
+_SHORT = 64  # bytes of a pre-token that is merged by scanning
+_LOW = U(0xFFFFFFFF)
+_jit = njit(nogil=True, cache=True, boundscheck=False)
+_inline = njit(nogil=True, cache=True, forceinline=True)
+
+
+@_inline
+def _key_word(data, i, left):
+    """The bytes data[i:i+left] as a word, zeros behind them."""
+    if left <= 0:
+        return U(0)
+    word = word_at(data, i)
+    return word if left >= 8 else word & ((U(1) << U(8 * left)) - U(1))
+
+
+@_inline
+def _hash_of_two(one, two, size):
+    h = (one ^ (size * _FACTOR)) * _F0
+    h = (h ^ (h >> U(29)) ^ two) * _F1
+    return h ^ (h >> U(32))
+
+
+@_jit
+def _hash_of(data, i, size):
+    """The hash of data[i:i+size]; that of two words where they hold it."""
+    one, two = _key_word(data, i, size), _key_word(data, i + 8, size - 8)
+    h, j = _hash_of_two(one, two, U(size)), np.int64(16)
+    while j < size:
+        h = (h ^ _key_word(data, i + j, size - j)) * _F2
+        h ^= h >> U(29)
+        j += 8
+    return h
+
+
+@_jit
+def fill_pairs(table, merges, new_ids):
+    """Enter merges in order; of equal pairs the later one stays."""
+    mask = U(len(table) // 2 - 1)
+    for rank in range(len(merges)):
+        key = (merges[rank, 0] << U(32)) | merges[rank, 1]
+        slot = ((key * _FACTOR) >> U(20)) & mask
+        while table[U(2) * slot] != _FREE and table[U(2) * slot] != key:
+            slot = (slot + U(1)) & mask
+        table[U(2) * slot] = key
+        table[U(2) * slot + U(1)] = (U(rank) << U(32)) | new_ids[rank]
+
+
+@_jit
+def _merge_of(pairs, left, right):
+    """rank << 32 | id of a pair, or _NONE."""
+    mask = U(len(pairs) // 2 - 1)
+    key = (U(left) << U(32)) | U(right)
+    slot = ((key * _FACTOR) >> U(20)) & mask
+    while True:
+        found = pairs[U(2) * slot]
+        if found == key:
+            return np.int64(pairs[U(2) * slot + U(1)])
+        if found == _FREE:
+            return _NONE
+        slot = (slot + U(1)) & mask
+
+
+@_jit
+def fill_words(slots, data, spans):
+    """Enter whole tokens by the hash of their bytes."""
+    mask = U(len(slots) - 1)
+    for n in range(len(spans)):
+        slot = _hash_of(data, spans[n, 0], spans[n, 1] - spans[n, 0]) & mask
+        while slots[slot] >= 0:
+            slot = (slot + U(1)) & mask
+        slots[slot] = n
+
+
+@_jit
+def _whole(data, i, size, h, word_bytes, spans, ids, slots):
+    """The id of the token that data[i:i+size] is, or -1."""
+    mask = U(len(slots) - 1)
+    slot = h & mask
+    while slots[slot] >= 0:
+        n = slots[slot]
+        start = spans[n, 0]
+        if spans[n, 1] - start == size:
+            j = 0
+            while j < size and word_bytes[start + j] == data[i + j]:
+                j += 1
+            if j == size:
+                return ids[n]
+        slot = (slot + U(1)) & mask
+    return np.int32(-1)
+
+
+@_jit
+def _merge_short(data, i, size, byte_ids, pairs, symbols, merges, out, o):
+    """Scan for the least rank until no pair merges."""
+    n = size
+    for k in range(n):
+        symbols[k] = byte_ids[data[i + k]]
+    for k in range(n - 1):
+        merges[k] = _merge_of(pairs, symbols[k], symbols[k + 1])
+    while n > 1:
+        best, least = 0, merges[0]
+        for k in range(1, n - 1):
+            if merges[k] < least:
+                best, least = k, merges[k]
+        if least == _NONE:
+            break
+        symbols[best] = least & np.int64(0xFFFFFFFF)
+        n -= 1
+        for k in range(best + 1, n):
+            symbols[k] = symbols[k + 1]
+            merges[k - 1] = merges[k]
+        if best > 0:
+            merges[best - 1] = _merge_of(pairs, symbols[best - 1], symbols[best])
+        if best < n - 1:
+            merges[best] = _merge_of(pairs, symbols[best], symbols[best + 1])
+    for k in range(n):
+        out[o + k] = symbols[k]
+    return o + n
+
+
+@_jit
+def _sift_down(heap, count, k):
+    item = heap[k]
+    while 2 * k + 1 < count:
+        child = 2 * k + 1
+        if child + 1 < count and heap[child + 1] < heap[child]:
+            child += 1
+        if heap[child] >= item:
+            break
+        heap[k] = heap[child]
+        k = child
+    heap[k] = item
+
+
+@_jit
+def _push(heap, count, item):
+    k = count
+    while k > 0 and heap[(k - 1) // 2] > item:
+        heap[k] = heap[(k - 1) // 2]
+        k = (k - 1) // 2
+    heap[k] = item
+    return count + 1
+
+
+@_jit
+def _merge_long(data, i, size, byte_ids, pairs, out, o):
+    """A heap of rank << 32 | place; an entry whose pair has changed since is passed over."""
+    symbols = np.empty(size, np.int32)
+    merges = np.full(size, _NONE)
+    before = np.arange(-1, size - 1).astype(np.int32)
+    after = np.arange(1, size + 1).astype(np.int32)
+    heap = np.empty(3 * size, np.int64)
+    count = np.int64(0)
+    for k in range(size):
+        symbols[k] = byte_ids[data[i + k]]
+    for k in range(size - 1):
+        merges[k] = _merge_of(pairs, symbols[k], symbols[k + 1])
+        if merges[k] != _NONE:
+            heap[count] = (merges[k] >> 32 << 32) | k
+            count += 1
+    for k in range(count // 2 - 1, -1, -1):
+        _sift_down(heap, count, k)
+    while count:
+        top = heap[0]
+        count -= 1
+        heap[0] = heap[count]
+        _sift_down(heap, count, np.int64(0))
+        k = top & np.int64(0xFFFFFFFF)
+        if merges[k] >> 32 != top >> 32:
+            continue
+        symbols[k] = merges[k] & np.int64(0xFFFFFFFF)
+        gone = after[k]
+        after[k] = after[gone]
+        symbols[gone], merges[gone], merges[k] = -1, _NONE, _NONE
+        if after[k] < size:
+            before[after[k]] = k
+            merges[k] = _merge_of(pairs, symbols[k], symbols[after[k]])
+            if merges[k] != _NONE:
+                count = _push(heap, count, (merges[k] >> 32 << 32) | k)
+        left = np.int64(before[k])
+        if left >= 0:
+            merges[left] = _merge_of(pairs, symbols[left], symbols[k])
+            if merges[left] != _NONE:
+                count = _push(heap, count, (merges[left] >> 32 << 32) | left)
+    k = np.int64(0)
+    while k < size:
+        out[o] = symbols[k]
+        o += 1
+        k = np.int64(after[k])
+    return o
+
+
+@_inline
+def _find_small(rows, base, first, second, size):
+    """The place of the row of a bucket whose key is (first, second), or _MISSING."""
+    for place in range(base, base + U(4 * SMALL_WORDS), U(SMALL_WORDS)):
+        head = rows[place + U(2)]
+        if rows[place] == first and rows[place + U(1)] == second and head & U(0xFF) == size:
+            return place
+    return _MISSING
+
+
+@_jit
+def _find_large(rows, base, data, i, size):
+    """The place of the row of a bucket whose key is data[i:i+size], or _MISSING."""
+    for place in range(base, base + U(4 * LARGE_WORDS), U(LARGE_WORDS)):
+        if rows[place + U(LARGE_KEY)] & U(0xFF) != U(size):
+            continue
+        word = 0
+        while word < LARGE_KEY and rows[place + U(word)] == _key_word(
+            data, i + 8 * word, size - 8 * word
+        ):
+            word += 1
+        if word == LARGE_KEY:
+            return place
+    return _MISSING
+
+
+@_jit
+def _keep(rows, words, key, base, h, data, i, size, out, start, stop):
+    """Enter out[start:stop] as the ids of data[i:i+size]; False where they do not fit."""
+    count = stop - start
+    if size > 8 * key or count > 1 + 2 * (words - key - 1):
+        return False
+    place = base + U(words) * ((h >> U(60)) & U(3))
+    for free in range(base, base + U(4 * words), U(words)):
+        if rows[free + U(key)] == U(0):
+            place = free
+            break
+    for word in range(key):
+        rows[place + U(word)] = _key_word(data, i + 8 * word, size - 8 * word)
+    rows[place + U(key)] = U(size) | U(count) << U(8) | U(out[start]) << U(32)
+    for k in range(1, count):
+        word, value = place + U(key + 1 + (k - 1) // 2), U(out[start + k])
+        if (k - 1) % 2:
+            rows[word] |= value << U(32)
+        else:
+            rows[word] = value
+    return True
+
+
+@_inline
+def _copy(rows, head, out, o):
+    """Write the ids of the row whose head is at a place; returns where they end."""
+    word = rows[head]
+    out[U(o)] = word >> U(32)
+    count = (word >> U(8)) & U(0xFF)
+    k = U(1)
+    while k < count:
+        pair = rows[head + U(1) + ((k - U(1)) >> U(1))]
+        out[U(o) + k] = pair & _LOW if k & U(1) else pair >> U(32)
+        k += U(1)
+    return o + np.int64(count)
+
+
+@_jit
+def _next_added(data, i, end, children, ids):
+    """(start, stop, node) of the first added token from i, the longest there; (end, end, 0)."""
+    while i < end:
+        node, j, stop, found = children[0, data[i]], i + 1, i, np.int32(0)
+        while node:
+            if ids[node] != -1:
+                stop, found = j, node
+            node = children[node, data[j]] if j < end else np.int32(0)
+            j += 1
+        if found:
+            return i, stop, found
+        i += 1
+    return end, end, np.int32(0)
+
+
+@_jit
+def _added_token(data, i, end, children, ids):
+    """(start, stop, id) of the next added token that is taken; others are passed over whole."""
+    at = i
+    while len(children) > 1:
+        start, stop, node = _next_added(data, at, end, children, ids)
+        if node == 0:
+            break
+        if ids[node] >= 0:
+            return start, stop, ids[node]
+        at = stop
+    return end, end, np.int32(-1)
+
+
+@_jit
+def flags_of(data, offsets, classes, found):
+    """Or the table entries of all code points beyond ASCII into found[document]."""
+    for d in range(len(found)):
+        i, end, flags = offsets[d], offsets[d + 1], np.int64(0)
+        while i < end:
+            if end - i >= 8 and word_at(data, i) & U(0x8080808080808080) == U(0):
+                i += 8
+                continue
+            entry, size = entry_at(data, i, classes)
+            flags |= entry & ~CLASS_BITS
+            i += size
+        found[d] = flags
+
+
+@_jit
+def _encode_new(
+    data, i, size, h, byte_ids, pairs, word_bytes, word_spans, word_ids, word_slots,
+    symbols, merges, out, o,
+):  # fmt: skip
+    """Ids of a pre-token that is not in the cache; returns where they end."""
+    if len(word_ids):
+        whole = _whole(data, i, size, h, word_bytes, word_spans, word_ids, word_slots)
+        if whole >= 0:
+            out[o] = whole
+            return o + 1
+    if size <= _SHORT:
+        return _merge_short(data, i, size, byte_ids, pairs, symbols, merges, out, o)
+    return _merge_long(data, i, size, byte_ids, pairs, out, o)
+
+
+@_jit
+def encode_all(
+    data, offsets, skipped, end_id, classes, family, cap, letters, digits, cjk,
+    byte_ids, pairs, word_bytes, word_spans, word_ids, word_slots,
+    children, added_ids, late_children, late_ids, small, large, out, lengths,
+):  # fmt: skip
+    """Encode every document; returns how many ids were written."""
+    symbols, merges = np.empty(_SHORT, np.int64), np.empty(_SHORT, np.int64)
+    small_mask = U(len(small) - 4 * SMALL_WORDS)
+    large_mask = U(len(large) - 4 * LARGE_WORDS)
+    o = np.int64(0)
+    for d in range(len(lengths)):
+        if skipped[d]:
+            continue
+        first, i, end = o, offsets[d], offsets[d + 1]
+        added_at, added_stop, added = _added_token(data, i, end, children, added_ids)
+        late_at, late_stop, late = _added_token(data, i, added_at, late_children, late_ids)
+        while True:
+            part = i
+            while i < late_at:
+                if i == part:
+                    part = late_at
+                    if digits > 0 or cjk:
+                        part = part_end(data, i, late_at, classes, digits, cjk)
+                stop = split_end(data, i, part, classes, family, cap, letters)
+                size = stop - i
+                base, h, place = U(0), U(0), _MISSING
+                if size <= 8 * SMALL_KEY:
+                    one, two = _key_word(data, i, size), _key_word(data, i + 8, size - 8)
+                    h = _hash_of_two(one, two, U(size))
+                    base = (h * U(SMALL_WORDS)) & small_mask
+                    place = _find_small(small, base, one, two, U(size))
+                    if place != _MISSING:
+                        o = _copy(small, place + U(SMALL_KEY), out, o)
+                        i = stop
+                        continue
+                else:
+                    h = _hash_of(data, i, size)
+                wide = (h * U(LARGE_WORDS)) & large_mask
+                if size <= 8 * LARGE_KEY:
+                    place = _find_large(large, wide, data, i, size)
+                if place != _MISSING:
+                    o = _copy(large, place + U(LARGE_KEY), out, o)
+                    i = stop
+                    continue
+                start = o
+                o = _encode_new(
+                    data, i, size, h, byte_ids, pairs, word_bytes, word_spans, word_ids,
+                    word_slots, symbols, merges, out, o,
+                )  # fmt: skip
+                if not _keep(small, SMALL_WORDS, SMALL_KEY, base, h, data, i, size, out, start, o):
+                    _keep(large, LARGE_WORDS, LARGE_KEY, wide, h, data, i, size, out, start, o)
+                i = stop
+            if late >= 0:
+                out[o] = late
+                o += 1
+                i = late_stop
+            elif added >= 0:
+                out[o] = added
+                o += 1
+                i = added_stop
+                added_at, added_stop, added = _added_token(data, i, end, children, added_ids)
+            else:
+                break
+            late_at, late_stop, late = _added_token(data, i, added_at, late_children, late_ids)
+        if end_id >= 0:
+            out[o] = end_id
+            o += 1
+        lengths[d] = o - first
+    return o

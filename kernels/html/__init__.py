@@ -1,0 +1,1 @@
+"""HTML to a table of text blocks."""

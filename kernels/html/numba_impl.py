@@ -1,0 +1,275 @@
+"""The compiled scanner of sabia.kernels.html: one loop over the bytes, a stack of open elements.
+
+`state` holds what outlives a token, `stack` one row an open element (sabia.kernels.html.layout).
+Text counts go straight into the row of the current block; a block-level tag closes it if it holds
+any text. Compiled code is cached on disk and runs without the GIL.
+"""
+
+import numpy as np
+
+from sabia.kernels.html import layout as at
+from sabia.kernels.html.interface import (
+    BLOCK_KIND,
+    COLUMNS,
+    DEPTH,
+    ELEMENT_COLUMNS,
+    MARK_COLUMNS,
+    MAX_BLOCKS,
+    MAX_ELEMENTS,
+    MAX_MARKS,
+    RAW_KIND,
+    UNSEEN_KIND,
+    VOID_KIND,
+    Tables,
+)  # fmt: skip
+from sabia.kernels.html.markup_numba import (
+    after_comment,
+    find,
+    is_markup,
+    raw_end,
+    read_attributes,
+    read_name,
+)  # fmt: skip
+from sabia.kernels.html.text_numba import read_text
+from sabia.kernels.runtime.numba_jit import njit
+
+_jit = njit(nogil=True, cache=True, boundscheck=False)
+
+
+def scan(data: np.ndarray, tables: Tables) -> tuple[np.ndarray, ...]:
+    """(text, blocks, elements, marks) of sabia.kernels.html.Page."""
+    tags = int(np.count_nonzero(data == at.LT)) + 2
+    text = np.empty(len(data) + 8, np.uint8)
+    blocks = np.zeros((min(tags, MAX_BLOCKS), len(COLUMNS)), np.int32)
+    elements = np.zeros((min(tags, MAX_ELEMENTS), len(ELEMENT_COLUMNS)), np.int32)
+    marks = np.zeros((min(tags, MAX_MARKS), len(MARK_COLUMNS)), np.int32)
+    state = _scan(data, text, blocks, elements, marks, *tables)
+    return (text[: state[at.OUT]], blocks[: state[at.BLOCKS]], elements[: state[at.ELEMENTS]],
+            marks[: state[at.MARKS]])  # fmt: skip
+
+
+@_jit
+def gathered(values, up):
+    """Values with those of the elements below added; parents come before children."""
+    sums = values.copy()
+    for e in range(len(up) - 1, 0, -1):
+        for column in range(values.shape[1]):
+            sums[up[e], column] += sums[e, column]
+    return sums
+
+
+@_jit
+def _scan(data, text, blocks, elements, marks, kinds, tag_keys, tag_values, tag_kinds, tag_flags,
+          closes, stops, walls, automaton, hints, word_keys, word_values):  # fmt: skip
+    state = np.zeros(at.STATE, np.int64)
+    stack = np.zeros((DEPTH, at.STACK), np.int64)
+    opened = np.zeros(len(tag_kinds) + 1, np.int64)
+    attributes = np.zeros(at.ATTRIBUTES, np.int64)
+    state[at.LINK], state[at.DEEP], state[at.ELEMENTS] = -1, 1, 1
+    n, i = len(data), 0
+    while i < n:
+        if data[i] != at.LT or not is_markup(data, i, n):
+            i = read_text(data, i, n, text, blocks, state, stack, kinds, word_keys, word_values)
+            continue
+        letter = data[i + 1]
+        if letter == 33 or letter == 63:  # ! ?
+            i = after_comment(data, i + 2, n)
+            continue
+        closing = letter == at.SLASH
+        if closing and not (i + 2 < n and 97 <= (data[i + 2] | 32) <= 122):
+            i = find(data, i + 2, n, at.GT) + 1
+            continue
+        begun = i
+        i, tag, key = read_name(data, i + 1 + closing, n, tag_keys, tag_values)
+        attributes[:] = 0
+        starts = i
+        i = read_attributes(data, i, n, attributes, automaton, hints)
+        if closing:
+            _end(tag, begun, blocks, elements, marks, state, stack, opened, tag_kinds, walls)
+            continue
+        kind = tag_kinds[tag] if tag > 0 else 0
+        if tag in (at.T_META, at.T_BASE, at.T_HTML) or key == at.TIME_KEY:
+            _mark(marks, state, at.T_TIME if key == at.TIME_KEY else tag, starts, i, i)
+        if tag == at.T_A:
+            _open_link(marks, blocks, state, attributes, starts, begun, i)
+        elif kind & RAW_KIND:
+            end = raw_end(data, i, n, begun + 1)
+            if tag == at.T_TITLE and not stack[state[at.DEEP] - 1, at.S_FLAGS] & at.UNSEEN_FLAG:
+                _mark(marks, state, tag, starts, i, i)
+                if state[at.MARKS] > 0 and marks[state[at.MARKS] - 1, at.M_TAG] == tag:
+                    marks[state[at.MARKS] - 1, at.M_TEXT_END] = end
+            i = end
+        elif kind & VOID_KIND:
+            _void(tag, kind, blocks, elements, state, stack, text)
+        elif tag > 0:
+            _open(tag, kind, tag_flags, closes, stops, blocks, elements, marks, state, stack,
+                  opened, attributes, begun, tag_kinds)  # fmt: skip
+    _flush(blocks, elements, state, stack)
+    _close_link(marks, state, n)
+    for e in range(state[at.ELEMENTS] - 1, 0, -1):
+        up = elements[e, at.E_UP]
+        for column in range(at.E_BYTES, at.E_BLOCKS + 1):
+            elements[up, column] += elements[e, column]
+    return state
+
+
+@_jit
+def _mark(marks, state, tag, start, end, text):
+    m = state[at.MARKS]
+    if m < len(marks):
+        marks[m, at.M_TAG], marks[m, at.M_START], marks[m, at.M_END] = tag, start, end
+        marks[m, at.M_TEXT] = marks[m, at.M_TEXT_END] = text
+        state[at.MARKS] = m + 1
+
+
+@_jit
+def _open_link(marks, blocks, state, attributes, start, begun, end):
+    _close_link(marks, state, begun)
+    m = state[at.MARKS]
+    _mark(marks, state, at.T_A, start, end, end)
+    if m < len(marks):
+        marks[m, at.M_HREF], marks[m, at.M_HREF_END] = (
+            attributes[at.A_HREF],
+            attributes[at.A_HREF_END],
+        )
+        marks[m, at.M_NOFOLLOW] = attributes[at.A_NOFOLLOW]
+    if attributes[at.A_HREF_END] > 0:
+        blocks[state[at.BLOCKS], at.LINKS] += 1
+    state[at.LINK], state[at.LINK_DEEP] = min(m, len(marks)), state[at.DEEP]
+
+
+@_jit
+def _close_link(marks, state, place):
+    if 0 <= state[at.LINK] < len(marks):
+        marks[state[at.LINK], at.M_TEXT_END] = place
+    state[at.LINK] = -1
+
+
+@_jit
+def _void(tag, kind, blocks, elements, state, stack, text):
+    row = state[at.BLOCKS]
+    if tag == at.T_BR:
+        state[at.INSIDE] = 0
+        if blocks[row, at.BYTES] > 0 and text[state[at.OUT] - 1] != 10:
+            text[state[at.OUT]] = 10
+            state[at.OUT] += 1
+            blocks[row, at.BREAKS] += 1
+        state[at.GAP] = 0
+    elif kind & BLOCK_KIND:
+        _flush(blocks, elements, state, stack)
+
+
+@_jit
+def _open(tag, kind, tag_flags, closes, stops, blocks, elements, marks, state, stack, opened,
+          attributes, begun, tag_kinds):  # fmt: skip
+    """A start tag: end what it ends, and push it."""
+    if kind & (BLOCK_KIND | UNSEEN_KIND):
+        _flush(blocks, elements, state, stack)
+        if closes[tag]:
+            _close_implied(closes[tag], stops[tag], marks, state, stack, opened, begun)
+    deep = state[at.DEEP]
+    if deep >= DEPTH:
+        state[at.OVERFLOW] += 1
+        return
+    above = deep - 1
+    stack[deep] = stack[above]
+    stack[deep, at.S_TAG] = tag
+    opened[tag] += 1
+    state[at.DEEP] = deep + 1
+    unseen = attributes[at.A_UNSEEN] or kind & UNSEEN_KIND
+    if tag in (at.T_BODY, at.T_HTML):
+        return  # their classes say what the site is, and hiding them is undone by scripts
+    if unseen:
+        stack[deep, at.S_FLAGS] |= at.UNSEEN_FLAG
+    stack[deep, at.S_FLAGS] |= tag_flags[tag]
+    stack[deep, at.S_ANCESTORS] |= attributes[at.A_HINTS]
+    if not kind & BLOCK_KIND:
+        stack[deep, at.S_OWN] |= attributes[at.A_HINTS]
+        return
+    stack[deep, at.S_PARENT], stack[deep, at.S_OWN] = stack[above, at.S_OWN], attributes[at.A_HINTS]
+    e = state[at.ELEMENTS]
+    if e < len(elements):
+        elements[e, at.E_UP], elements[e, at.E_TAG] = stack[above, at.S_ELEMENT], tag
+        elements[e, at.E_OWN] = attributes[at.A_HINTS]
+        stack[deep, at.S_ELEMENT] = e
+        state[at.ELEMENTS] = e + 1
+        if tag == at.T_TR:
+            stack[deep, at.S_ROW] = e
+
+
+@_jit
+def _close_implied(ends, stops, marks, state, stack, opened, begun):
+    """Pop down to the outermost of the open elements in `ends` that nothing in `stops` shields."""
+    k, found = state[at.DEEP] - 1, -1
+    while k >= 1:
+        tag = stack[k, at.S_TAG]
+        if tag < 63 and (ends >> tag) & 1:
+            found = k
+        elif tag < 63 and (stops >> tag) & 1:
+            break
+        k -= 1
+    if found >= 1:
+        _pop_to(found, marks, state, stack, opened, begun)
+
+
+@_jit
+def _pop_to(depth, marks, state, stack, opened, place):
+    for k in range(depth, state[at.DEEP]):
+        opened[stack[k, at.S_TAG]] -= 1
+    state[at.DEEP] = depth
+    if state[at.LINK] >= 0 and state[at.LINK_DEEP] > depth:
+        _close_link(marks, state, place)
+
+
+@_jit
+def _end(tag, place, blocks, elements, marks, state, stack, opened, tag_kinds, walls):
+    """An end tag: pop to the element it ends, if one is open that no wall shields."""
+    if tag == at.T_A:
+        _close_link(marks, state, place)
+    if tag <= 0 or opened[tag] == 0 or tag in (at.T_BODY, at.T_HTML):
+        return
+    if state[at.OVERFLOW] > 0:
+        state[at.OVERFLOW] -= 1
+        return
+    k = state[at.DEEP] - 1
+    while stack[k, at.S_TAG] != tag:
+        above = stack[k, at.S_TAG]
+        if above < 63 and (walls[tag] >> above) & 1:
+            return
+        k -= 1
+    if tag_kinds[tag] & (BLOCK_KIND | UNSEEN_KIND):
+        _flush(blocks, elements, state, stack)
+    _pop_to(k, marks, state, stack, opened, place)
+
+
+@_jit
+def _flush(blocks, elements, state, stack):
+    """End the current block, if it holds text."""
+    row = state[at.BLOCKS]
+    state[at.INSIDE] = state[at.GAP] = 0
+    if blocks[row, at.BYTES] == 0:
+        blocks[row] = 0
+        return
+    top = stack[state[at.DEEP] - 1]
+    block = blocks[row]
+    block[at.END] = state[at.OUT]
+    block[at.ELEMENT], block[at.ROW], block[at.FLAGS] = (
+        top[at.S_ELEMENT],
+        top[at.S_ROW],
+        top[at.S_FLAGS],
+    )
+    block[at.ANCESTORS], block[at.OWN] = top[at.S_ANCESTORS], top[at.S_OWN]
+    block[at.PARENT], block[at.DEPTH] = top[at.S_PARENT], state[at.DEEP]
+    element = elements[top[at.S_ELEMENT]]
+    element[at.E_BYTES] += block[at.BYTES]
+    element[at.E_LINK_BYTES] += block[at.LINK_BYTES]
+    element[at.E_BLOCKS] += 1
+    marks_of_prose = block[at.COMMAS] + block[at.SENTENCES]
+    if (
+        block[at.BYTES] >= at.PROSE_BYTES
+        and block[at.LINK_BYTES] * 3 < block[at.BYTES]
+        and marks_of_prose
+    ):
+        element[at.E_PROSE] += block[at.BYTES]
+    if row + 1 < len(blocks):
+        state[at.BLOCKS] = row + 1

@@ -1,0 +1,138 @@
+"""The scanner's reading of text: bytes into the current block, with its counts.
+
+Blanks are folded as in a browser (`pre` apart); a word goes on across inline tags; words are looked
+up by their hash as they end.
+"""
+
+import numpy as np
+
+from sabia.kernels.html import layout as at
+from sabia.kernels.html.interface import (
+    COMMA,
+    DIGIT,
+    FURNITURE_WORD,
+    HIGH,
+    LOWER,
+    OTHER,
+    REFERENCE,
+    SPACE,
+    STOP,
+    STOP_WORD,
+    UPPER,
+    WORD_PRIME,
+    WORD_SEED,
+)  # fmt: skip
+from sabia.kernels.html.markup_numba import find, is_markup
+from sabia.kernels.runtime.numba_jit import njit
+
+U = np.uint64
+_SEED, _PRIME = U(WORD_SEED), U(WORD_PRIME)
+_jit = njit(nogil=True, cache=True, boundscheck=False)
+
+
+@_jit
+def read_text(data, i, n, text, blocks, state, stack, kinds, word_keys, word_values):
+    """Read text up to markup into the current block; returns the place of the markup."""
+    top = stack[state[at.DEEP] - 1]
+    if top[at.S_FLAGS] & at.UNSEEN_FLAG:
+        return find(data, i + 1, n, at.LT)
+    block, out = blocks[state[at.BLOCKS]], state[at.OUT]
+    if block[at.BYTES] == 0:
+        block[at.START] = out
+    inside, gap, start = state[at.INSIDE], state[at.GAP], out
+    value = U(state[at.HASH])
+    pre = top[at.S_FLAGS] & at.PRE_FLAG
+    while i < n:
+        c = data[i]
+        if c == at.LT and is_markup(data, i, n):
+            break
+        kind = kinds[c]
+        used = 1
+        if kind == REFERENCE:
+            used, kind = _reference(data, i, n)
+        elif c == 0xC2 and i + 1 < n and data[i + 1] == 0xA0:
+            used, kind = 2, SPACE
+        if kind == SPACE:
+            if inside:
+                _end_word(value, block, word_keys, word_values)
+                inside = 0
+            if pre and block[at.BYTES] + out - start > 0:
+                text[out] = 10 if c == 10 else 32
+                out += 1
+            gap = 1
+            i += used
+            continue
+        if gap and not pre and block[at.BYTES] + out - start > 0 and text[out - 1] != 10:
+            text[out] = 32
+            out += 1
+        gap = 0
+        if kind in (LOWER, UPPER, DIGIT, HIGH, REFERENCE):
+            if not inside:
+                inside, value = 1, _SEED
+                block[at.WORDS] += 1
+                block[at.CAPITALS] += kind == UPPER
+            block[at.DIGITS] += kind == DIGIT
+            value = (value ^ U(c | 32 if kind == UPPER else c)) * _PRIME
+            if c == 0xE3 or c == 0xEF:
+                _wide_mark(data, i, n, block)
+        else:
+            if inside:
+                _end_word(value, block, word_keys, word_values)
+                inside = 0
+            block[at.COMMAS] += kind == COMMA
+            if kind == STOP and (i + 1 >= n or kinds[data[i + 1]] == SPACE or data[i + 1] == at.LT
+                                 or data[i + 1] == at.QUOTE):  # fmt: skip
+                block[at.SENTENCES] += 1
+        for k in range(used):
+            text[out] = data[i + k]
+            out += 1
+        i += used
+    block[at.BYTES] += out - start
+    if state[at.LINK] >= 0:
+        block[at.LINK_BYTES] += out - start
+    state[at.HASH] = np.int64(value)
+    state[at.INSIDE], state[at.GAP], state[at.OUT] = inside, gap, out
+    return i
+
+
+@_jit
+def _reference(data, i, n):
+    """(length, kind) of the character reference at i; a bare & is a mark of one byte."""
+    k = i + 1
+    while k < n and k < i + 32 and (48 <= data[k] <= 57 or 97 <= (data[k] | 32) <= 122
+                                    or data[k] == 35):  # fmt: skip
+        k += 1
+    if k >= n or data[k] != 59 or k == i + 1:
+        return 1, OTHER
+    if k == i + 5 and (data[i + 1] == 110 and data[i + 2] == 98 and data[i + 3] == 115):
+        return 6, SPACE  # &nbsp;
+    if k == i + 5 and data[i + 1] == 35 and data[i + 2] == 49 and data[i + 3] == 54:
+        return 6, SPACE  # &#160;
+    if data[i + 1] == 35 or k - i > 7 or k - i < 6:
+        return k + 1 - i, OTHER  # quotation marks and dashes, mostly
+    return k + 1 - i, REFERENCE
+
+
+@_jit
+def _wide_mark(data, i, n, block):
+    """Count full-width commas and stops, which are three bytes."""
+    if i + 2 >= n:
+        return
+    b, c = data[i + 1], data[i + 2]
+    if data[i] == 0xE3 and b == 0x80:
+        block[at.SENTENCES] += c == 0x82
+        block[at.COMMAS] += c == 0x81
+    elif data[i] == 0xEF and b == 0xBC:
+        block[at.SENTENCES] += c == 0x81 or c == 0x9F
+        block[at.COMMAS] += c == 0x8C or c == 0x9A or c == 0x9B
+
+
+@_jit
+def _end_word(value, block, word_keys, word_values):
+    size = U(len(word_keys))
+    slot = ((value * _SEED) >> U(40)) % size
+    while word_keys[slot] != 0 and word_keys[slot] != value:
+        slot = (slot + U(1)) % size
+    if word_keys[slot] == value:
+        block[at.STOP_WORDS] += word_values[slot] == STOP_WORD
+        block[at.FURNITURE] += word_values[slot] == FURNITURE_WORD

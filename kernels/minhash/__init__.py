@@ -1,0 +1,1 @@
+"""MinHash sketches of documents."""

@@ -1,0 +1,289 @@
+"""The plain NumPy engine of sabia.kernels.minhash: the definition that the fast one is held to.
+
+Works on whole batches without a Python loop over documents: on code points, then on the bytes of
+their folded forms, eight bytes of every token at a step. Batches are cut so that working memory
+stays near CHUNK_BYTES * 60.
+"""
+
+import errno
+import functools
+import os
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import numpy as np
+
+from sabia.kernels.minhash.interface import (
+    CHUNK_BASE,
+    EXACT_STEP,
+    FMIX,
+    SHINGLE_BASE,
+    TOKEN_BASE,
+    SketchConfig,
+    Sketches,
+    mix_int,
+)
+from sabia.kernels.text.folding import (
+    LETTER,
+    MARK,
+    SKIP,
+    SOLO,
+    SOLO_END,
+    SPACE,
+    TABLE_SIZE,
+    folding_tables,
+)
+
+CHUNK_BYTES = 1 << 20
+_CACHED_BITS = 22
+_U = np.uint64
+
+
+class Tokens(NamedTuple):
+    """Tokens of n documents in order: hash uint64[t], is_word bool[t], starts int64[n + 1]."""
+
+    hash: np.ndarray
+    is_word: np.ndarray
+    starts: np.ndarray
+
+
+def mix(value: np.ndarray) -> np.ndarray:
+    """The splitmix64 finaliser, elementwise on uint64."""
+    value = (value ^ (value >> _U(30))) * _U(0xBF58476D1CE4E5B9)
+    value = (value ^ (value >> _U(27))) * _U(0x94D049BB133111EB)
+    return value ^ (value >> _U(31))
+
+
+def decode(data: np.ndarray, offsets: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """(code points int64[c], their documents int64[c], their first bytes int64[c]) of UTF-8 bytes.
+
+    A byte outside a well-formed sequence gives a space; sequences do not cross documents.
+    """
+    data = data[offsets[0] : offsets[-1]]
+    bounds = offsets - offsets[0]
+    document = np.repeat(np.arange(len(bounds) - 1), np.diff(bounds))
+    left = bounds[1:][document] - np.arange(len(data))  # bytes to the document's end
+    padded = np.concatenate((data, np.zeros(3, np.uint8))).astype(np.int64)
+    tail = [(padded[i : i + len(data)] & 0xC0) == 0x80 for i in range(4)]
+    low = [padded[i : i + len(data)] & 0x3F for i in range(4)]
+    first = padded[: len(data)]
+    two = (first >= 0xC2) & (first < 0xE0) & tail[1] & (left >= 2)
+    three = (first >= 0xE0) & (first < 0xF0) & tail[1] & tail[2] & (left >= 3)
+    four = (first >= 0xF0) & (first < 0xF5) & tail[1] & tail[2] & tail[3] & (left >= 4)
+    code = np.where(first < 0x80, first, 0x20)
+    code = np.where(two, (first & 0x1F) << 6 | low[1], code)
+    code = np.where(three, (first & 0x0F) << 12 | low[1] << 6 | low[2], code)
+    wide = (first & 0x07) << 18 | low[1] << 12 | low[2] << 6 | low[3]
+    code = np.where(four, wide, code)
+    inside = np.zeros(len(data) + 3, bool)  # bytes that belong to an earlier lead byte
+    for leads, length in ((two, 2), (three, 3), (four, 4)):
+        for step in range(1, length):
+            inside[np.flatnonzero(leads) + step] = True
+    starts = np.flatnonzero(~inside[: len(data)])
+    return code[starts], document[starts], starts
+
+
+def folded(code: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """(folded code points, kinds) by the tables and the rules above them."""
+    folds, kinds = folding_tables()
+    small = np.minimum(code, TABLE_SIZE - 1)
+    beyond = code >= TABLE_SIZE
+    kind = np.where(beyond, np.where(code < SOLO_END, SOLO, MARK), kinds[small])
+    return np.where(beyond, code, folds[small]), kind
+
+
+def power_table(base: int, count: int) -> np.ndarray:
+    """base**0 … base**(count-1) modulo 2**64."""
+    bits = max(count - 1, 1).bit_length()
+    made = _powers(base, bits) if bits <= _CACHED_BITS else _powers.__wrapped__(base, bits)
+    return made[:count]
+
+
+@functools.lru_cache(maxsize=4)
+def _powers(base: int, bits: int) -> np.ndarray:
+    powers = np.full(1 << bits, base, np.uint64)
+    powers[0] = 1
+    return np.cumprod(powers, dtype=np.uint64)
+
+
+def run_hashes(codes: np.ndarray, starts: np.ndarray, ends: np.ndarray) -> np.ndarray:
+    """Polynomial hashes uint64 of codes[start:end] (before `mix`), for other stages' words."""
+    inverse = pow(CHUNK_BASE, -1, 1 << 64)
+    terms = (codes.astype(np.uint64) + _U(1)) * power_table(inverse, len(codes))
+    sums = np.concatenate((np.zeros(1, np.uint64), np.cumsum(terms, dtype=np.uint64)))
+    return (sums[ends] - sums[starts]) * power_table(CHUNK_BASE, len(codes) + 1)[ends - 1]
+
+
+def utf8(code: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """(UTF-8 bytes uint8[b] of code points one after another, number of bytes of each int64[c])."""
+    length = 1 + (code >= 0x80).astype(np.int64) + (code >= 0x800) + (code >= 0x10000)
+    ends = np.cumsum(length)
+    result = np.empty(int(ends[-1]) if len(ends) else 0, np.uint8)
+    lead = np.array([0, 0, 0xC0, 0xE0, 0xF0])
+    result[ends - length] = lead[length] | (code >> (6 * (length - 1)))
+    for back in range(1, 4):  # the byte that stands `back` bytes before the end of the code point
+        has = length > back
+        result[ends[has] - back] = 0x80 | ((code[has] >> (6 * (back - 1))) & 0x3F)
+    return result, length
+
+
+def token_hashes(data: np.ndarray, starts: np.ndarray, ends: np.ndarray) -> np.ndarray:
+    """uint64[t] of the tokens data[starts[i]:ends[i]]."""
+    hashes, place = (ends - starts).astype(np.uint64), starts.copy()
+    padded = np.concatenate((data, np.zeros(8, np.uint8))).astype(np.uint64)
+    todo = np.arange(len(starts))
+    while len(todo):
+        chunk = np.zeros(len(todo), np.uint64)
+        for k in range(8):
+            inside = place[todo] + k < ends[todo]
+            chunk |= np.where(inside, padded[place[todo] + k], _U(0)) << _U(8 * k)
+        value = (hashes[todo] ^ chunk) * _U(CHUNK_BASE)
+        hashes[todo] = value ^ (value >> _U(32))
+        place[todo] += 8
+        todo = todo[place[todo] < ends[todo]]
+    hashes *= _U(TOKEN_BASE)
+    return hashes ^ (hashes >> _U(29))
+
+
+def tokenize(data: np.ndarray, offsets: np.ndarray) -> Tokens:
+    """Words and marks of each document."""
+    code, document, _ = decode(data, offsets)
+    code, kind = folded(code)
+    keep = kind != SKIP
+    code, kind, document = code[keep], kind[keep], document[keep]
+    text, length = utf8(code)
+    kind, document = np.repeat(kind, length), np.repeat(document, length)
+    first_byte = np.zeros(len(text), bool)
+    first_byte[np.cumsum(length) - length] = True
+    fresh = np.ones(len(text), bool)  # first byte of a token (or of a space)
+    joined = (kind[1:] == LETTER) & (kind[:-1] == LETTER) & (document[1:] == document[:-1])
+    fresh[1:] = ~joined & (first_byte[1:] | (kind[1:] == MARK))
+    start = np.flatnonzero(fresh)
+    end = np.append(start[1:], len(text))
+    start, end = start[kind[start] != SPACE], end[kind[start] != SPACE]
+    counts = np.bincount(document[start], minlength=len(offsets) - 1)
+    starts = np.concatenate(([0], np.cumsum(counts)))
+    return Tokens(token_hashes(text, start, end), kind[start] != MARK, starts)
+
+
+def exact_hashes(tokens: Tokens) -> np.ndarray:
+    """uint64[n, 2] over words and marks."""
+    n = len(tokens.starts) - 1
+    counts = np.diff(tokens.starts)
+    place = np.arange(len(tokens.hash)) - np.repeat(tokens.starts[:-1], counts)
+    place = place.astype(np.uint64)
+    terms = (
+        mix(tokens.hash + place * _U(EXACT_STEP[0])),
+        mix(tokens.hash ^ (place * _U(EXACT_STEP[1]) + _U(EXACT_STEP[2]))),
+    )
+    result = np.empty((n, 2), np.uint64)
+    for lane, term in enumerate(terms):
+        sums = np.concatenate((np.zeros(1, np.uint64), np.cumsum(term, dtype=np.uint64)))
+        total = sums[tokens.starts[1:]] - sums[tokens.starts[:-1]]
+        result[:, lane] = mix(total + counts.astype(np.uint64))
+    return result
+
+
+def shingles(tokens: Tokens, ngram: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """(shingles uint32 in text order, counts int64[n], words int64[n])."""
+    running = np.concatenate(([0], np.cumsum(tokens.is_word)))
+    bounds = running[tokens.starts]
+    words = np.diff(bounds)
+    hashes = tokens.hash[tokens.is_word]
+    counts = np.where(words == 0, 0, np.maximum(words - ngram + 1, 1))
+    starts = np.concatenate(([0], np.cumsum(counts)))
+    owner = np.repeat(np.arange(len(words)), counts)
+    first = bounds[:-1][owner] + np.arange(len(owner)) - starts[:-1][owner]
+    total = np.zeros(len(owner), np.uint64)
+    for step in range(ngram):
+        live = step < words[owner]  # a short text has one shingle of all its words
+        place = np.minimum(first + step, max(len(hashes) - 1, 0))
+        total = np.where(live, total * _U(SHINGLE_BASE) + hashes[place], total)
+    return (mix(total) >> _U(32)).astype(np.uint32), counts, words
+
+
+def band_digests(signatures: np.ndarray, config: SketchConfig) -> np.ndarray:
+    """uint64[n, bands] of signatures uint32[n, bands * rows]."""
+    digests = np.empty((len(signatures), config.bands), np.uint64)
+    for band in range(config.bands):
+        digest = np.full(len(signatures), mix_int(band), np.uint64)
+        for row in range(config.rows):
+            slot = signatures[:, band * config.rows + row].astype(np.uint64)
+            digest = mix(digest * _U(SHINGLE_BASE) + slot + _U(1))
+        digests[:, band] = digest
+    return digests
+
+
+def fmix(value: np.ndarray) -> np.ndarray:
+    """MurmurHash3's finaliser, elementwise on uint32."""
+    first, one, second, two, third = map(np.uint32, FMIX)
+    value = (value ^ (value >> first)) * one
+    value = (value ^ (value >> second)) * two
+    return value ^ (value >> third)
+
+
+def signatures(values: np.ndarray, counts: np.ndarray, config: SketchConfig) -> np.ndarray:
+    """uint32[n, bands * rows]: the least of each slot; 2**32 - 1 where there are no shingles."""
+    a, b = config.slots()
+    values = fmix(values) if config.signatures == "datasketch" else values
+    result = np.full((len(counts), len(a)), 0xFFFFFFFF, np.uint32)
+    some = np.flatnonzero(counts)
+    starts = (np.cumsum(counts) - counts)[some]
+    for slot in range(len(a)):
+        if len(some):
+            result[some, slot] = np.minimum.reduceat(values * a[slot] + b[slot], starts)
+    return result
+
+
+def _chunks(offsets: np.ndarray) -> Iterator[tuple[int, int]]:
+    """Document ranges of about CHUNK_BYTES (one long document alone may be more)."""
+    low, n = 0, len(offsets) - 1
+    while low < n:
+        high = int(np.searchsorted(offsets, offsets[low] + CHUNK_BYTES, side="right")) - 1
+        high = max(high, low + 1)
+        yield low, high
+        low = high
+
+
+def sketch(data: np.ndarray, offsets: np.ndarray, config: SketchConfig) -> Sketches:
+    """See sabia.kernels.minhash.sketch."""
+    parts = [_sketch(data, offsets[low : high + 1], config) for low, high in _chunks(offsets)]
+    return Sketches(*map(np.concatenate, zip(_nothing(config), *parts, strict=True)))
+
+
+def _nothing(config: SketchConfig) -> Sketches:
+    none = np.empty(0, np.int64)
+    lanes = np.empty((0, config.bands), np.uint64), np.empty((0, 2), np.uint64)
+    return Sketches(*lanes, none, np.empty(0, np.uint32), none)
+
+
+def _sketch(data: np.ndarray, offsets: np.ndarray, config: SketchConfig) -> Sketches:
+    tokens = tokenize(data, offsets)
+    values, counts, words = shingles(tokens, config.ngram)
+    digests = np.empty((len(words), 0), np.uint64)
+    if config.bands:
+        digests = band_digests(signatures(values, counts, config), config)
+    return Sketches(digests, exact_hashes(tokens), words, values, counts)
+
+
+def jaccard(shingles: np.ndarray, starts: np.ndarray, pairs: np.ndarray) -> np.ndarray:
+    """See sabia.kernels.minhash.jaccard."""
+    result = np.empty(len(pairs))
+    for i, (a, b) in enumerate(pairs.tolist()):
+        first = np.unique(shingles[starts[a] : starts[a + 1]])
+        second = np.unique(shingles[starts[b] : starts[b + 1]])
+        both = len(np.intersect1d(first, second, assume_unique=True))
+        union = len(first) + len(second) - both
+        result[i] = both / union if union else 1.0
+    return result
+
+
+def gather(file: int, places: np.ndarray, counts: np.ndarray, target: np.ndarray) -> None:
+    """See sabia.kernels.minhash.gather."""
+    n = 0
+    for place, count in zip(places.tolist(), counts.tolist(), strict=True):
+        raw = os.pread(file, 4 * count, 4 * place)
+        if len(raw) != 4 * count:
+            raise OSError(errno.EIO, "a file of shingles is cut short or cannot be read")
+        target[n : n + count] = np.frombuffer(raw, np.uint32)
+        n += count

@@ -1,0 +1,227 @@
+"""Words of a document by 64-bit arithmetic on eight bytes at a time: the compiled tokeniser.
+
+Three steps, each a tight loop over arrays. `normalised` writes the folded text (ASCII eight bytes
+at a time, other code points through the tables of text.folding). `find_tokens` turns each 64 bytes
+of it into bit masks of letters and marks, whose changes are the starts and ends of tokens.
+`hash_tokens` hashes a token by its eight-byte chunks. Masks of bytes are found without branches:
+for bytes below 0x80, adding 0x80 - c sets the high bit of every byte that is c or more (Lamport,
+Multiple byte processing with full-word instructions, 1975). Definition of the hashes:
+sabia.kernels.minhash.
+"""
+
+import numpy as np
+from llvmlite import ir
+from numba.core import types
+from numba.extending import intrinsic
+
+from sabia.kernels.minhash.interface import CHUNK_BASE, EXACT_STEP, TOKEN_BASE
+from sabia.kernels.runtime.numba_jit import njit
+from sabia.kernels.text.folding import LETTER, MARK, SKIP, SOLO, SOLO_END, SPACE, TABLE_SIZE
+from sabia.kernels.text.utf8_numba import decode, mix
+
+U = np.uint64
+BLOCK = 64
+PADDING = 2 * BLOCK
+_ONES, _HIGH, _ALL = U(0x0101010101010101), U(0x8080808080808080), U(0xFFFFFFFFFFFFFFFF)
+_GATHER = U(0x0102040810204080)  # moves the low bit of byte i to bit 56 + i
+_P, _Q = U(CHUNK_BASE), U(TOKEN_BASE)
+_C0, _C1, _C2 = (U(step) for step in EXACT_STEP)
+_SPACE, _MARK, _LETTER, _SOLO, _SKIP = SPACE, MARK, LETTER, SOLO, SKIP
+jit = njit(nogil=True, cache=True, boundscheck=False)
+
+
+@intrinsic
+def load8(_context, array, place):
+    """The eight bytes array[place:place + 8] as one little-endian number."""
+
+    def code(context, builder, signature, args):
+        data = context.make_array(signature.args[0])(context, builder, args[0]).data
+        there = builder.bitcast(builder.gep(data, [args[1]]), ir.IntType(64).as_pointer())
+        return builder.load(there, align=1)
+
+    return types.uint64(array, types.int64), code
+
+
+@intrinsic
+def store8(_context, array, place, value):
+    """Write `value` into array[place:place + 8]."""
+
+    def code(context, builder, signature, args):
+        data = context.make_array(signature.args[0])(context, builder, args[0]).data
+        there = builder.bitcast(builder.gep(data, [args[1]]), ir.IntType(64).as_pointer())
+        builder.store(args[2], there, align=1)
+        return context.get_dummy_value()
+
+    return types.void(array, types.int64, types.uint64), code
+
+
+@intrinsic
+def lowest(_context, value):
+    """Number of the lowest bit that is set, of a number that is not zero."""
+
+    def code(_context, builder, _signature, args):
+        return builder.cttz(args[0], ir.IntType(1)(1))
+
+    return types.int64(types.uint64), code
+
+
+@jit
+def _from(x, least):
+    """The high bit of every byte (below 0x80) that is `least` or more."""
+    return (x + U(0x80 - least) * _ONES) & _HIGH
+
+
+@jit
+def _bits(high):
+    """The high bits of eight bytes as eight bits."""
+    return ((high >> U(7)) * _GATHER) >> U(56)
+
+
+@jit
+def _encode(text, n, code):
+    """Append the UTF-8 bytes of a code point; returns the new length."""
+    if code < 0x80:
+        text[n] = code
+        return n + 1
+    if code < 0x800:
+        text[n] = 0xC0 | (code >> 6)
+        text[n + 1] = 0x80 | (code & 0x3F)
+        return n + 2
+    if code < 0x10000:
+        text[n] = 0xE0 | (code >> 12)
+        text[n + 1] = 0x80 | ((code >> 6) & 0x3F)
+        text[n + 2] = 0x80 | (code & 0x3F)
+        return n + 3
+    text[n] = 0xF0 | (code >> 18)
+    text[n + 1] = 0x80 | ((code >> 12) & 0x3F)
+    text[n + 2] = 0x80 | ((code >> 6) & 0x3F)
+    text[n + 3] = 0x80 | (code & 0x3F)
+    return n + 4
+
+
+@jit
+def _append(text, n, code, folds, kinds, marks):
+    """Append a folded code point >= 0x80; solos stand between spaces, marks set bits."""
+    if code < TABLE_SIZE:
+        kind, code = np.int64(kinds[code]), np.int64(folds[code])
+    else:
+        kind = _SOLO if code < SOLO_END else _MARK
+    if kind == _SKIP:
+        return n
+    if kind == _SPACE:
+        text[n] = 0x20
+        return n + 1
+    if kind == _SOLO:
+        text[n] = 0x20
+        n = _encode(text, n + 1, code)
+        text[n] = 0x20
+        return n + 1
+    end = _encode(text, n, code)
+    if kind == _MARK and code >= 0x80:
+        for i in range(n, end):
+            marks[i >> 6] |= U(1) << U(i & 63)
+    return end
+
+
+@jit
+def normalised(data, i, end, folds, kinds, text, marks):
+    """Write the folded text of data[i:end], and a bit for each byte of a non-ASCII mark.
+
+    Returns its length; PADDING zero bytes follow it.
+    """
+    n = 0
+    marks[: ((end - i) * 2 + PADDING) // BLOCK + 1] = U(0)
+    while i < end:
+        left = min(end - i, 8)
+        if i + 8 <= data.shape[0]:
+            x = load8(data, i)
+            if left < 8:
+                x &= _ALL >> U(64 - 8 * left)
+        else:
+            x = U(0)
+            for k in range(left):
+                x |= U(data[i + k]) << U(8 * k)
+        high = x & _HIGH
+        low = x & ~_HIGH
+        store8(text, n, low | ((_from(low, 0x41) & ~_from(low, 0x5B)) >> U(2)))
+        if high == U(0):
+            n += left
+            i += left
+            continue
+        ascii_bytes = lowest(high) >> 3
+        n += ascii_bytes
+        i += ascii_bytes
+        code, used = decode(data, i, end)
+        i += used
+        if code == 0x20:
+            text[n] = 0x20
+            n += 1
+        else:
+            n = _append(text, n, code, folds, kinds, marks)
+    text[n : n + PADDING] = 0
+    return n
+
+
+@jit
+def find_tokens(text, n, marks, starts, ends):
+    """Fill starts (twice the place, plus 1 for a mark) and ends of tokens; returns their number.
+
+    Letters in a row are one token, each byte of a mark is one.
+    """
+    first, last = 0, 0
+    letter_before, mark_before = U(0), U(0)
+    for base in range(0, n + 1, BLOCK):
+        letters, points = U(0), U(0)
+        for k in range(8):
+            x = load8(text, base + 8 * k)
+            high = x & _HIGH
+            x &= ~_HIGH
+            letter = _from(x, 0x61) & ~_from(x, 0x7B)
+            letter |= _from(x, 0x30) & ~_from(x, 0x3A)
+            letter |= _from(x, 0x5F) & ~_from(x, 0x60)
+            point = _from(x, 0x21) & ~_from(x, 0x7F) & ~letter & ~high
+            letters |= _bits(letter | high) << U(8 * k)
+            points |= _bits(point) << U(8 * k)
+        other = marks[base >> 6]
+        letters &= ~other
+        points |= other
+        shifted = (letters << U(1)) | letter_before
+        start = (letters & ~shifted) | points
+        end = (~letters & shifted) | (points << U(1)) | mark_before
+        letter_before, mark_before = letters >> U(63), points >> U(63)
+        while start != U(0):
+            bit = lowest(start)
+            starts[first] = ((base + bit) << 1) | np.int64((points >> U(bit)) & U(1))
+            start &= start - U(1)
+            first += 1
+        while end != U(0):
+            ends[last] = base + lowest(end)
+            end &= end - U(1)
+            last += 1
+    return first
+
+
+@jit
+def hash_tokens(text, count, starts, ends, words, exact):
+    """Fill the hashes of words, and exact[2] over all tokens; returns the number of words."""
+    found = 0
+    exact0, exact1 = U(0), U(0)
+    for j in range(count):
+        place = starts[j] >> 1
+        length = ends[j] - place
+        token = U(length)
+        while length > 8:
+            token = (token ^ load8(text, place)) * _P
+            token ^= token >> U(32)
+            place += 8
+            length -= 8
+        token = (token ^ (load8(text, place) & (_ALL >> U(64 - 8 * length)))) * _P
+        token = (token ^ (token >> U(32))) * _Q
+        token ^= token >> U(29)
+        exact0 += mix(token + U(j) * _C0)
+        exact1 += mix(token ^ (U(j) * _C1 + _C2))
+        words[found] = token
+        found += 1 - (starts[j] & 1)
+    exact[0] = mix(exact0 + U(count))
+    exact[1] = mix(exact1 + U(count))
+    return found

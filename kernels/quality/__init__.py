@@ -1,0 +1,1 @@
+"""Statistics of documents for the Gopher, C4 and FineWeb filters."""

@@ -1,0 +1,1 @@
+"""Matrices in NVFP4 and FP8."""

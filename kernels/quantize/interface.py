@@ -1,0 +1,105 @@
+"""Matrices in NVFP4 and FP8: what is computed, in which layouts, and by which engine.
+
+A matrix x[R, C] becomes codes[R, C] (uint8), a scale for each tile of r × c elements (tiles at the
+edges are smaller) and one float32 scale for the whole: x ≈ value(code) · tile scale · scale.
+`largest` is the layout's largest element; all arithmetic is float32, in just this order, so that
+every engine gives the same bits; a(tile) is the largest |x| of a tile, A of the matrix.
+  tensor  scale = A · (1/largest); no tile scales
+  power2  tile scale = the least power of two ≥ a(tile)/largest; scale = 1
+  e4m3    scale = A · (1/(448·largest)); tile scale = E4M3(a(tile) · (1/largest) · (1/scale))
+  code = round(x · (1/(tile scale · scale))), saturating; 0 where a tile's scale is 0
+Rounding is to nearest, ties to even, or stochastic: element i (row-major in [R, C]) goes up where
+u(i) is below its distance from the value beneath, in units of the gap. u(i) is an odd multiple of
+2^-24 from `mix`, a 32-bit hash, of i and a key of two words: with nothing remembered, a draw can
+be repeated anywhere.
+Zeros: a matrix of zeros has scale 1, a tile of zeros code 0 (of the element's sign). Subnormal
+numbers count as zeros, and no scale is below 2^-100. NaN or infinity makes the scale NaN of its
+tile (power2) or of the matrix (tensor, e4m3), so that a guard downstream sees it.
+NVFP4: NVIDIA, arXiv 2509.25149. FP8 by tiles: DeepSeek-V3, arXiv 2412.19437 §3.3, with the powers
+of two of its §3.3.3, which a change of tiling (x, then xᵀ) cannot round twice. `mix` has the
+constants of C. Wellons' hash prospector (16, 0x21f0aaad, 15, 0xd35a2d97, 15).
+Engines: torch and jax are the plain references; triton and pallas write codes in one pass.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from dataclasses import dataclass
+from types import ModuleType
+from typing import Any, NamedTuple
+
+LARGEST = {"e2m1": 6.0, "e4m3": 448.0, "e5m2": 57344.0}
+BITS = {"e2m1": (2, 1, 1), "e4m3": (4, 3, 7), "e5m2": (5, 2, 15)}  # exponent, mantissa, bias
+NAN = {"e2m1": 0, "e4m3": 0x7F, "e5m2": 0x7F}
+SMALLEST_SCALE = 2.0**-100
+SMALLEST_NORMAL = 2.0**-126
+MIX = (16, 0x21F0AAAD, 15, 0xD35A2D97, 15)
+ENGINES = ("torch", "triton", "jax", "pallas")
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Format of the elements, rows and columns of a tile (None: no tiles), kind of scale."""
+
+    element: str
+    scale: str  # tensor, power2 or e4m3
+    tile: tuple[int, int] | None = None
+
+    def tiles(self, rows: int, columns: int) -> tuple[int, int]:
+        """How many tiles a matrix has, down and across."""
+        height, width = self.tile or (max(rows, 1), max(columns, 1))
+        return -(-rows // height), -(-columns // width)
+
+
+NVFP4 = Layout("e2m1", "e4m3", (1, 16))
+NVFP4_WEIGHT = Layout("e2m1", "e4m3", (16, 16))
+FP8 = Layout("e4m3", "tensor")
+FP8_GRADIENT = Layout("e5m2", "tensor")
+FP8_TILES = Layout("e4m3", "power2", (1, 128))
+FP8_WEIGHT_TILES = Layout("e4m3", "power2", (128, 128))
+
+
+class Quantized(NamedTuple):
+    """codes uint8 [R, C]; tiles: E4M3 codes (uint8), float32 powers of two, or None; scale []."""
+
+    codes: Any
+    tiles: Any
+    scale: Any
+
+
+def mix(x: int) -> int:
+    """The hash on a Python integer of 32 bits."""
+    first, multiply, second, again, third = MIX
+    x = ((x ^ (x >> first)) * multiply) & 0xFFFFFFFF
+    x = ((x ^ (x >> second)) * again) & 0xFFFFFFFF
+    return x ^ (x >> third)
+
+
+def engine_for(x: Any) -> str:
+    """triton for a CUDA tensor where it is installed, else the plain engine of the library.
+
+    XLA fuses the plain one into what surrounds it, so pallas is for those who ask.
+    """
+    if type(x).__module__.partition(".")[0] != "torch":
+        return "jax"
+    return "triton" if x.is_cuda and importlib.util.find_spec("triton") else "torch"
+
+
+def quantize(x: Any, layout: Layout, key: Any = None, engine: str | None = None) -> Quantized:
+    """x[R, C] (float) in `layout`; stochastically where a key is given (two 32-bit words).
+
+    engine: one of ENGINES, of the library that x belongs to; None takes the fastest.
+    """
+    engine = engine or engine_for(x)
+    room: ModuleType
+    if engine == "torch":
+        from sabia.kernels.quantize import torch_impl as room
+    elif engine == "triton":
+        from sabia.kernels.quantize import triton_impl as room
+    elif engine == "jax":
+        from sabia.kernels.quantize import jax_impl as room
+    elif engine == "pallas":
+        from sabia.kernels.quantize import pallas_impl as room
+    else:
+        raise ValueError(f"engine {engine!r} (expected one of {', '.join(ENGINES)})")
+    return room.quantize(x, layout, key)

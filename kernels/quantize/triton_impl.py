@@ -1,0 +1,183 @@
+"""NVFP4 and FP8 as one Triton kernel: scales and codes of a block of whole tiles in one pass.
+
+The same arithmetic as `quantize_torch`, bit for bit; the largest value of the matrix is found
+first, where the layout needs it. Runs on CUDA, and anywhere under TRITON_INTERPRET=1.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+
+from sabia.kernels.quantize.interface import BITS, LARGEST, MIX, NAN, Layout, Quantized
+from sabia.kernels.quantize.torch_impl import global_scale, key_tensor
+from sabia.kernels.runtime.cache_folder import name_compilers_folders
+
+name_compilers_folders()
+
+_KINDS = {"tensor": 0, "power2": 1, "e4m3": 2}
+_BLOCK = (16, 128)  # rows, columns of a program at least: whole tiles of every layout
+_E4M3 = tl.constexpr((4, 3, 7, 448.0, 0x7F))
+_MIX = tl.constexpr(MIX)
+_SMALLEST_NORMAL = tl.constexpr(2.0**-126)
+
+
+@triton.jit
+def _bits(x):
+    return x.to(tl.int32, bitcast=True)
+
+
+@triton.jit
+def _power(exponent):
+    return ((exponent + 127) << 23).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def _round(x, draws, format: tl.constexpr, stochastic: tl.constexpr):
+    """(count, exponent) of |x|: value = count · 2^(exponent - mantissa)."""
+    size = tl.abs(x)
+    size = tl.where(size > format[3], format[3], size)
+    power = (_bits(size) >> 23) - 127
+    power = tl.minimum(tl.maximum(power, 1 - format[2]), 127)
+    whole = size * _power(format[1] - power)
+    if stochastic:
+        below = tl.floor(whole)
+        count = below + tl.where(draws < whole - below, 1.0, 0.0)
+    else:
+        count = (whole + 8388608.0) - 8388608.0  # to nearest even: 2^23 leaves no fraction
+    return count, power
+
+
+@triton.jit
+def _code(x, count, power, format: tl.constexpr):
+    nan = count != count
+    whole = tl.where(nan, 0.0, count).to(tl.int32)
+    code = ((power - (1 - format[2])) << format[1]) + whole
+    code = code | (((_bits(x) >> 31) & 1) << (format[0] + format[1]))
+    return tl.where(nan, format[4], code).to(tl.uint8)
+
+
+@triton.jit
+def _mix(x):
+    x = (x ^ (x >> _MIX[0])) * _MIX[1]
+    x = (x ^ (x >> _MIX[2])) * _MIX[3]
+    return x ^ (x >> _MIX[4])
+
+
+@triton.jit
+def _uniforms(index, key):
+    first = tl.load(key).to(tl.uint32, bitcast=True)
+    second = tl.load(key + 1).to(tl.uint32, bitcast=True)
+    bits = _mix(_mix(index.to(tl.uint32) ^ first) + second)
+    return ((bits >> 9) * 2 + 1).to(tl.int32).to(tl.float32) * (1.0 / 16777216.0)
+
+
+@triton.jit
+def _power_of_two(size_bits, largest_bits: tl.constexpr):
+    """The least power of two ≥ size/largest, by exponents; 1 for 0."""
+    above = ((size_bits & 0x7FFFFF) > (largest_bits & 0x7FFFFF)).to(tl.int32)
+    power = (size_bits >> 23) - (largest_bits >> 23) + above
+    scale = tl.where(size_bits == 0, 1.0, _power(tl.maximum(power, -100)))
+    return tl.where(size_bits >= 0x7F800000, float("nan"), scale)
+
+
+@triton.jit
+def encode_block(
+    x,
+    codes,
+    tiles,
+    scale,
+    key,
+    rows,
+    columns,
+    across,
+    inverse_largest,
+    format: tl.constexpr,
+    largest_bits: tl.constexpr,
+    kind: tl.constexpr,
+    stochastic: tl.constexpr,
+    height: tl.constexpr,
+    width: tl.constexpr,
+    block_rows: tl.constexpr,
+    block_columns: tl.constexpr,
+):
+    """The codes and tile scales of one block of x[rows, columns]."""
+    row = tl.program_id(0) * block_rows + tl.arange(0, block_rows)[:, None]
+    column = tl.program_id(1) * block_columns + tl.arange(0, block_columns)[None, :]
+    inside = (row < rows) & (column < columns)
+    index = row.to(tl.int64) * columns + column
+    value = tl.load(x + index, mask=inside, other=0.0).to(tl.float32)
+    value = tl.where(tl.abs(value) < _SMALLEST_NORMAL, value * 0.0, value)
+    whole = tl.load(scale)
+    if kind == 0:
+        value = value * tl.div_rn(1.0, whole)
+    else:
+        down: tl.constexpr = block_rows // height
+        right: tl.constexpr = block_columns // width
+        shaped = tl.reshape(value, (down, height, right, width))
+        size_bits = tl.max(tl.max(_bits(shaped) & 0x7FFFFFFF, axis=3), axis=1)
+        tile_row = tl.program_id(0) * down + tl.arange(0, down)[:, None]
+        tile_column = tl.program_id(1) * right + tl.arange(0, right)[None, :]
+        place = tile_row * across + tile_column
+        present = (tile_row * height < rows) & (tile_column < across)
+        if kind == 1:
+            step = _power_of_two(size_bits, largest_bits)
+            tl.store(tiles + place, step, mask=present)
+        else:
+            size = size_bits.to(tl.float32, bitcast=True)
+            size = tl.where(size_bits >= 0x7F800000, float("nan"), size)
+            wanted = size * inverse_largest * tl.div_rn(1.0, whole)
+            count, power = _round(wanted, 0.0, _E4M3, False)
+            tl.store(tiles + place, _code(wanted, count, power, _E4M3), mask=present)
+            step = count * _power(power - 3) * whole
+        inverse = tl.where(step == 0.0, 0.0, tl.div_rn(1.0, step))
+        shaped = shaped * inverse[:, None, :, None]
+        value = tl.reshape(shaped, (block_rows, block_columns))
+    draws = _uniforms(index, key) if stochastic else 0.0
+    count, power = _round(value, draws, format, stochastic)
+    tl.store(codes + index, _code(value, count, power, format), mask=inside)
+
+
+def constants(layout: Layout, stochastic: bool) -> dict[str, Any]:
+    """What the kernel is compiled for."""
+    height, width = layout.tile or (1, 1)
+    largest = LARGEST[layout.element]
+    return {
+        "format": (*BITS[layout.element], largest, NAN[layout.element]),
+        "largest_bits": torch.tensor(largest).view(torch.int32).item(),
+        "kind": _KINDS[layout.scale],
+        "stochastic": stochastic,
+        "height": height,
+        "width": width,
+        "block_rows": max(height, _BLOCK[0]),
+        "block_columns": max(width, _BLOCK[1]),
+    }
+
+
+def quantize(x: torch.Tensor, layout: Layout, key: Any = None) -> Quantized:
+    """See `sabia.kernels.quantize.quantize`; key: int32[2] tensor or two integers."""
+    x = x.contiguous()
+    rows, columns = x.shape
+    scale = global_scale(x, layout)
+    down, across = layout.tiles(rows, columns)
+    kind = torch.float32 if layout.scale == "power2" else torch.uint8
+    tiles = x.new_empty((down, across), dtype=kind) if layout.tile else None
+    codes = torch.empty(x.shape, dtype=torch.uint8, device=x.device)
+    fixed = constants(layout, key is not None)
+    grid = triton.cdiv(rows, fixed["block_rows"]), triton.cdiv(columns, fixed["block_columns"])
+    encode_block[grid](
+        x,
+        codes,
+        codes if tiles is None else tiles,
+        scale,
+        scale if key is None else key_tensor(key, x.device),
+        rows,
+        columns,
+        across,
+        float(1 / torch.tensor(LARGEST[layout.element])),
+        **fixed,
+    )
+    return Quantized(codes, tiles, scale)

@@ -1,0 +1,1 @@
+"""RMSNorm with the residual addition before it."""

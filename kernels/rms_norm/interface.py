@@ -1,0 +1,60 @@
+"""RMSNorm with the addition before it in one pass: what is computed, and by which implementation.
+
+With h = x + residual (rounded to x's dtype; x itself without one) and r = 1 / sqrt(mean(h²) + eps)
+over the last axis, y = h · r · w, or h · r · (1 + w) in the families that store w - 1 (Gemma,
+Qwen3-Next); fp32 throughout, rounded once. Gradients, with u = h · r and W the factor:
+    dh = r · (g·W - u · mean(g·W·u)) + the gradient of h itself,    dw = Σ over rows of g · u
+(arXiv 1910.07467). dx and the residual's gradient are both dh.
+
+Order of choice
+    torch, compiling    reference: the compiler fuses it with its neighbours.
+    torch on CUDA       library (`torch.nn.functional.rms_norm`, fused both ways) where there is no
+                        residual and one dtype; else our Triton kernel.
+    torch on CPU        reference.
+    JAX                 reference: XLA fuses it with its neighbours. pallas by name, on TPU.
+"""
+
+from typing import Any
+
+from sabia.kernels.runtime.dispatch import Choice, framework
+
+Array = Any
+
+
+def _room(x: Array) -> Any:
+    room: Any
+    if framework(x) == "torch":
+        from sabia.kernels.rms_norm import torch_impl as room
+    else:
+        from sabia.kernels.rms_norm import jax_impl as room
+    return room
+
+
+def choose_rms_norm(
+    x: Array, weight: Array, *, residual: Array | None = None, implementation: str | None = None
+) -> Choice:
+    """Which implementation `rms_norm` takes for these arguments, and why."""
+    return _room(x).choose_rms_norm(x, weight, residual, implementation)
+
+
+def rms_norm(
+    x: Array,
+    weight: Array,
+    eps: float,
+    *,
+    residual: Array | None = None,
+    plus_one: bool = False,
+    implementation: str | None = None,
+) -> Any:
+    """x[..., D], weight[D] → y[..., D]; with a residual[..., D] → (y, x + residual).
+
+    `plus_one`: the factor is 1 + weight. Differentiable in x, residual and weight. Raises
+    ValueError for shapes that do not fit, dispatch.Unavailable where the named implementation
+    cannot serve.
+    """
+    if weight.shape != x.shape[-1:] or (residual is not None and residual.shape != x.shape):
+        shapes = [tuple(a.shape) for a in (x, weight, residual) if a is not None]
+        raise ValueError(f"rms_norm: {shapes} (expected [..., D], [D] and perhaps [..., D])")
+    room = _room(x)
+    name = room.choose_rms_norm(x, weight, residual, implementation).implementation
+    return room.IMPLEMENTATIONS[name](x, weight, eps, residual, plus_one)

@@ -1,0 +1,1 @@
+"""Repeated substrings of a corpus."""

@@ -1,0 +1,186 @@
+"""The compiled engine of sabia.kernels.substring: rolling hashes, no window is ever copied.
+
+Filing keeps the hashes of one window's k-grams in a ring and looks for the least again only when
+it leaves. Settling keeps one open-addressed table of first occurrences for a file at a time; a
+window that follows one just settled is compared by its last unit alone. Without the GIL.
+"""
+
+import numpy as np
+
+from sabia.kernels.runtime.numba_jit import njit
+from sabia.kernels.substring.interface import BASE, RECORD, Repeats, gram_length
+from sabia.kernels.text.utf8_numba import mix
+
+U = np.uint64
+_B = U(BASE)
+_NONE = np.int64(-1)
+_SMALL, _FIRST_ROOM = 64, 1 << 10
+_jit = njit(nogil=True, cache=True, boundscheck=False)
+_inline = njit(nogil=True, cache=True, inline="always")
+
+
+@_jit
+def _file_windows(units, offsets, span, k, leave, value, start, count):
+    """Fill value[…], start[…], count[…]; returns the number of records."""
+    width = span - k + 1
+    size = 1
+    while size < width:
+        size *= 2
+    ring, mask, made = np.empty(size, np.uint64), size - 1, 0
+    for d in range(offsets.shape[0] - 1):
+        low, high = offsets[d], offsets[d + 1]
+        if high - low < span:
+            continue
+        raw, least, place = U(0), U(0), -1
+        opened = False
+        for j in range(low, high):
+            raw = raw * _B + (U(units[j]) + U(1))
+            gram = j - k + 1
+            if gram < low:
+                continue
+            if gram > low:
+                raw -= (U(units[gram - 1]) + U(1)) * leave
+            h = mix(raw)
+            ring[gram & mask] = h
+            if place < 0 or h <= least:
+                least, place = h, gram
+            elif place <= gram - width:
+                least, place = h, gram
+                for other in range(gram - 1, gram - width, -1):
+                    if ring[other & mask] < least:
+                        least, place = ring[other & mask], other
+            window = gram - width + 1
+            if window < low:
+                continue
+            if opened and value[made - 1] == least:
+                count[made - 1] += 1
+                continue
+            value[made], start[made], count[made] = least, window - offsets[0], 1
+            opened, made = True, made + 1
+    return made
+
+
+def file_windows(units: np.ndarray, offsets: np.ndarray, span: int) -> np.ndarray:
+    """See sabia.kernels.substring.file_windows."""
+    k, most = gram_length(span), int(offsets[-1] - offsets[0])
+    columns = np.empty(most, np.uint64), np.empty(most, np.int64), np.empty(most, np.int64)
+    leave = U(pow(BASE, k, 1 << 64))
+    made = _file_windows(_read_only(units), offsets, span, k, leave, *columns)
+    records = np.empty(made, RECORD)
+    for name, column in zip(RECORD.names or (), columns, strict=True):
+        records[name] = column[:made]
+    return records
+
+
+def _read_only(array: np.ndarray) -> np.ndarray:
+    """One compiled form for arrays and maps, which cannot be written to."""
+    view = np.asarray(array).view()
+    view.flags.writeable = False
+    return view
+
+
+@_inline
+def _equal(units, a, b, span):
+    for step in range(span):  # noqa: SIM110 - compiled
+        if units[a + step] != units[b + step]:
+            return False
+    return True
+
+
+@_jit
+def _wider(keys, places, used):
+    """A table of twice the room with the same entries."""
+    mask = U(2 * used - 1)
+    new_keys, new_places = np.empty(2 * used, np.uint64), np.full(2 * used, _NONE)
+    for old in range(used):
+        if places[old] >= 0:
+            slot = keys[old] & mask
+            while new_places[slot] >= 0:
+                slot = (slot + U(1)) & mask
+            new_keys[slot], new_places[slot] = keys[old], places[old]
+    return new_keys, new_places
+
+
+@_jit
+def _longer(array):
+    longer = np.empty(2 * array.shape[0], array.dtype)
+    longer[: array.shape[0]] = array
+    return longer
+
+
+@_jit
+def _find_repeats(units, start, count, starts, span, leave, passes, share):
+    room = _FIRST_ROOM
+    keys, places = np.empty(room, np.uint64), np.empty(room, np.int64)
+    at, length, first = np.empty(room, np.int64), np.empty(room, np.int64), np.empty(room, np.int64)
+    made = 0
+    for g in range(starts.shape[0] - 1):
+        low, high = starts[g], starts[g + 1]
+        if high - low < 2 and (high == low or count[low] <= span):
+            continue
+        used, held = _SMALL, 0
+        places[:used] = _NONE
+        for r in range(low, high):
+            raw, before = U(0), np.int64(-2)
+            for i in range(start[r], start[r] + count[r]):
+                if i == start[r]:
+                    for step in range(span):
+                        raw = raw * _B + (U(units[i + step]) + U(1))
+                else:
+                    raw = raw * _B + (U(units[i + span - 1]) + U(1))
+                    raw -= (U(units[i - 1]) + U(1)) * leave
+                key = mix(raw)
+                if passes > 1 and (key >> U(33)) % U(passes) != U(share):
+                    before = np.int64(-2)
+                    continue
+                mask = U(used - 1)
+                slot, found = key & mask, _NONE
+                while places[slot] >= 0:
+                    other = places[slot]
+                    if keys[slot] == key:
+                        if other == before + 1:
+                            same = units[other + span - 1] == units[i + span - 1]
+                        else:
+                            same = _equal(units, other, i, span)
+                        if same:
+                            found = other
+                            break
+                    slot = (slot + U(1)) & mask
+                if found < 0:
+                    keys[slot], places[slot] = key, i
+                    held, before = held + 1, np.int64(-2)
+                    if 2 * held > used:
+                        if 2 * used > keys.shape[0]:
+                            keys, places = _wider(keys, places, used)
+                        else:
+                            wide_keys, wide_places = _wider(keys, places, used)
+                            keys[: 2 * used], places[: 2 * used] = wide_keys, wide_places
+                        used *= 2
+                    continue
+                before = found
+                if found + span > i:
+                    continue
+                if made and at[made - 1] + length[made - 1] == i and (
+                    first[made - 1] + length[made - 1] == found
+                ):  # fmt: skip
+                    length[made - 1] += 1
+                    continue
+                if made == at.shape[0]:
+                    at, length, first = _longer(at), _longer(length), _longer(first)
+                at[made], length[made], first[made] = i, 1, found
+                made += 1
+    return at[:made], length[:made], first[:made]
+
+
+def find_repeats(
+    units: np.ndarray, records: np.ndarray, starts: np.ndarray, span: int, passes: int
+) -> Repeats:
+    """See sabia.kernels.substring.find_repeats."""
+    start, count = (np.ascontiguousarray(records[name]) for name in ("start", "count"))
+    leave = U(pow(BASE, span, 1 << 64))
+    corpus, starts = _read_only(units), np.ascontiguousarray(starts, np.int64)
+    parts = [
+        _find_repeats(corpus, start, count, starts, span, leave, passes, share)
+        for share in range(passes)
+    ]
+    return Repeats(*(np.concatenate(column) for column in zip(*parts, strict=True)))

@@ -1,0 +1,1 @@
+"""Tables of character properties, word splitting and UTF-8 decoding for the text kernels."""

@@ -1,0 +1,87 @@
+"""What the quality measures must know of a code point: one word of flags each.
+
+SPACE and BREAK are Python's `str.isspace` and the boundaries of `str.splitlines`. SYMBOL marks code
+points that make no word by themselves (punctuation, symbols, controls: Unicode categories P, S, C
+but for private use). TERMINAL is the Unicode property Sentence_Terminal, with the Khmer signs
+U+17D6, U+17D9 and U+17DA and U+FF0E. AFFIX, QUOTE, CURRENCY and ICON steer the word splitter of
+text.words; SOLO are the letters of scripts written without spaces (see text.folding). Code points
+beyond the table are Han up to SOLO_END, and symbols above.
+"""
+
+import functools
+import unicodedata
+
+import numpy as np
+
+from sabia.kernels.text.folding import SOLO as SOLO_KIND
+from sabia.kernels.text.folding import TABLE_SIZE, folding_tables
+
+SPACE, BREAK, ALPHA, LOWER, UPPER, DIGIT, AFFIX, ICON = (1 << bit for bit in range(8))
+CURRENCY, SYMBOL, TERMINAL, SOLO, QUOTE, CODE = (1 << bit for bit in range(8, 14))
+
+BREAKS = "\n\r\v\f\x1c\x1d\x1e\x85\u2028\u2029"
+QUOTES = "'\"”“`‘´’‚,„»«「」『』（）〔〕【】《》〈〉⟦⟧"
+PUNCTUATION = "…,:;!?¿؟¡()[]{}<>_#*&。？！，、；：～·।،۔؛٪" + QUOTES
+CODE_MARKS = "{}[]<>;=|\\"
+_TERMINALS = """
+21 2e 3f 589 61d-61f 6d4 700-702 7f9 837 839 83d-83e 964-965 104a-104b 1362 1367-1368 166e
+1735-1736 17d4-17d6 17d9-17da 1803 1809 1944-1945 1aa8-1aab 1b5a-1b5b 1b5e-1b5f 1b7d-1b7e 1c3b-1c3c
+1c7e-1c7f 203c-203d 2047-2049 2e2e 2e3c 2e53-2e54 3002 a4ff a60e-a60f a6f3 a6f7 a876-a877 a8ce-a8cf
+a92f a9c8-a9c9 aa5d-aa5f aaf0-aaf1 abeb fe52 fe56-fe57 ff01 ff0e ff1f ff61 10a56-10a57 10f55-10f59
+10f86-10f89 11047-11048 110be-110c1 11141-11143 111c5-111c6 111cd 111de-111df 11238-11239
+1123b-1123c 112a9 1144b-1144c 115c2-115c3 115c9-115d7 11641-11642 1173c-1173e 11944 11946
+11a42-11a43 11a9b-11a9c 11c41-11c42 11ef7-11ef8 11f43-11f44 16a6e-16a6f 16af5 16b37-16b38 16b44
+16e98 1bc9f 1da88
+"""
+_UNIFORM = {(0x3400, 0x4DBF): ALPHA | LOWER | UPPER | SOLO, (0x4E00, 0x9FFF): ALPHA | LOWER | UPPER}
+_UNIFORM[(0x4E00, 0x9FFF)] |= SOLO
+_UNIFORM |= {(0xAC00, 0xD7A3): ALPHA | LOWER | UPPER, (0xD800, 0xF8FF): 0}
+HAN = ALPHA | LOWER | UPPER | SOLO  # what code points from TABLE_SIZE to SOLO_END are
+
+
+def terminals() -> list[int]:
+    """Code points that end sentences."""
+    ends = (part.partition("-") for part in _TERMINALS.split())
+    return [code for low, _, high in ends for code in range(int(low, 16), int(high or low, 16) + 1)]
+
+
+def _flags(char: str) -> int:
+    """The flags that follow from Unicode properties; an uncased letter is LOWER and UPPER."""
+    category = unicodedata.category(char)
+    found = SPACE if char.isspace() else 0
+    if char.isalpha():
+        found |= ALPHA | (0 if char.isupper() else LOWER) | (0 if char.islower() else UPPER)
+    if category[0] in "PSC" and category != "Co":
+        found |= SYMBOL
+    return found | {"So": ICON, "Sc": CURRENCY}.get(category, 0)
+
+
+@functools.lru_cache(maxsize=1)
+def flag_table() -> np.ndarray:
+    """uint16[TABLE_SIZE]; read-only, made once (about 0.05 s)."""
+    table = np.zeros(TABLE_SIZE, np.uint16)
+    pending = np.ones(TABLE_SIZE, bool)
+    for (low, high), uniform in _UNIFORM.items():
+        table[low : high + 1] = uniform
+        pending[low : high + 1] = False
+    codes = np.flatnonzero(pending)
+    table[codes] = [_flags(chr(code)) for code in codes.tolist()]
+    kinds = folding_tables()[1]
+    table[(kinds == SOLO_KIND) & (table & ALPHA > 0)] |= SOLO
+    table[[ord(digit) for digit in "0123456789"]] |= DIGIT
+    for flag, chars in ((BREAK, BREAKS), (QUOTE, QUOTES), (AFFIX, PUNCTUATION), (CODE, CODE_MARKS)):
+        table[[ord(char) for char in chars]] |= flag
+    table[terminals()] |= TERMINAL
+    table.setflags(write=False)
+    return table
+
+
+@functools.lru_cache(maxsize=1)
+def lower_table() -> np.ndarray:
+    """`str.lower` where it gives one code point, else the code point itself; uint32[TABLE_SIZE]."""
+    lower = np.arange(TABLE_SIZE, dtype=np.uint32)
+    for code in np.flatnonzero(flag_table() & (ALPHA | ICON)).tolist():
+        small = chr(code).lower()
+        lower[code] = ord(small) if len(small) == 1 else code
+    lower.setflags(write=False)
+    return lower

@@ -1,0 +1,1 @@
+"""Cross-entropy of a projection onto the vocabulary."""

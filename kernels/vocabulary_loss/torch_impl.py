@@ -1,0 +1,35 @@
+"""The vocabulary loss in torch: the plain expression."""
+
+import torch
+
+from sabia.kernels.runtime.dispatch import Choice, Option, choose, reference_option, triton_obstacle
+
+Tensor = torch.Tensor
+
+
+def choose_linear_cross_entropy(hidden: Tensor, implementation: str | None) -> Choice:
+    """See vocabulary_loss.choose_linear_cross_entropy."""
+    reason = "chunks of tokens, softmax and gradient in one kernel each"
+    own = Option("triton", reason, triton_obstacle(hidden), automatic=hidden.is_cuda)
+    return choose("linear_cross_entropy", [own, reference_option()], implementation)
+
+
+def _reference(
+    hidden: Tensor, weight: Tensor, targets: Tensor, softcap: float | None, chunk_bytes: int
+) -> tuple[Tensor, Tensor]:
+    z = (hidden @ weight.to(hidden.dtype).t()).float()
+    z = z if softcap is None else torch.tanh(z / softcap) * softcap
+    lse = torch.logsumexp(z, -1)
+    picked = z.gather(1, targets.clamp_min(0)[:, None].long())[:, 0]
+    return torch.where(targets >= 0, lse - picked, 0.0), lse
+
+
+def _triton(
+    hidden: Tensor, weight: Tensor, targets: Tensor, softcap: float | None, chunk_bytes: int
+) -> tuple[Tensor, Tensor]:
+    from sabia.kernels.vocabulary_loss.triton_impl import linear_cross_entropy
+
+    return linear_cross_entropy(hidden, weight.to(hidden.dtype), targets, softcap, chunk_bytes)
+
+
+IMPLEMENTATIONS = {"reference": _reference, "triton": _triton}

@@ -1,0 +1,150 @@
+"""The vocabulary loss over chunks of tokens: products by the library, the rest as Triton kernels.
+
+One program a row of scores: forward it reads them once (running maximum and sum), backward it
+writes their gradient over them. Scores have the dtype of hidden and are widened in registers; the
+weight's gradient is summed over chunks in fp32. Registered as operators of torch.
+"""
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+
+from sabia.kernels.runtime.cache_folder import name_compilers_folders
+
+name_compilers_folders()
+
+Tensor = torch.Tensor
+BLOCK, INTERPRETED_BLOCK = 4096, 128
+
+
+@triton.jit
+def _capped(z, cap, CAPPED: tl.constexpr):
+    if CAPPED:
+        z = cap * (2.0 * tl.sigmoid(2.0 * z / cap) - 1.0)
+    return z
+
+
+@triton.jit
+def _loss_kernel(
+    scores, targets, nll, lse, V, cap, CAPPED: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    row = tl.program_id(0).to(tl.int64)
+    largest = -float("inf")
+    total = 0.0
+    for at in range(0, V, BLOCK):
+        columns = at + tl.arange(0, BLOCK)
+        z = tl.load(scores + row * V + columns, mask=columns < V, other=0.0).to(tl.float32)
+        z = tl.where(columns < V, _capped(z, cap, CAPPED), -float("inf"))
+        new = tl.maximum(largest, tl.max(z, 0))
+        total = total * tl.exp(largest - new) + tl.sum(tl.exp(z - new), 0)
+        largest = new
+    whole = largest + tl.log(total)
+    target = tl.load(targets + row)
+    picked = tl.load(scores + row * V + tl.maximum(target, 0)).to(tl.float32)
+    tl.store(lse + row, whole)
+    tl.store(nll + row, tl.where(target >= 0, whole - _capped(picked, cap, CAPPED), 0.0))
+
+
+@triton.jit
+def _gradient_kernel(
+    scores, targets, lse, grad_nll, grad_lse, V, cap, CAPPED: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    row = tl.program_id(0).to(tl.int64)
+    target = tl.load(targets + row)
+    whole = tl.load(lse + row)
+    mine = tl.where(target >= 0, tl.load(grad_nll + row), 0.0)
+    factor = mine + tl.load(grad_lse + row)
+    for at in range(0, V, BLOCK):
+        columns = at + tl.arange(0, BLOCK)
+        place = scores + row * V + columns
+        z = tl.load(place, mask=columns < V, other=0.0).to(tl.float32)
+        z = _capped(z, cap, CAPPED)
+        d = factor * tl.exp(z - whole) - tl.where(columns == target, mine, 0.0)
+        if CAPPED:
+            d *= 1.0 - (z / cap) * (z / cap)
+        tl.store(place, d.to(scores.dtype.element_ty), mask=columns < V)
+
+
+def _launch(scores: Tensor, cap: float) -> dict[str, Any]:
+    block = BLOCK if scores.is_cuda else INTERPRETED_BLOCK
+    return {"CAPPED": cap > 0, "BLOCK": block, "num_warps": 8}
+
+
+def _chunks(tokens: int, rows: int) -> Iterator[slice]:
+    return (slice(start, min(start + rows, tokens)) for start in range(0, tokens, rows))
+
+
+@torch.library.custom_op("sabia::vocabulary_loss_forward", mutates_args=())
+def _forward(
+    hidden: Tensor, weight: Tensor, targets: Tensor, cap: float, rows: int
+) -> tuple[Tensor, Tensor]:
+    tokens, vocabulary = hidden.shape[0], weight.shape[0]
+    nll, lse = (hidden.new_empty(tokens, dtype=torch.float32) for _ in range(2))
+    buffer = hidden.new_empty(min(rows, tokens), vocabulary)
+    for part in _chunks(tokens, rows):
+        scores = torch.mm(hidden[part], weight.t(), out=buffer[: part.stop - part.start])
+        _loss_kernel[(scores.shape[0],)](
+            scores, targets[part], nll[part], lse[part], vocabulary, cap, **_launch(scores, cap)
+        )
+    return nll, lse
+
+
+@_forward.register_fake
+def _(hidden, weight, targets, cap, rows):
+    nll, lse = (hidden.new_empty(hidden.shape[0], dtype=torch.float32) for _ in range(2))
+    return nll, lse
+
+
+@torch.library.custom_op("sabia::vocabulary_loss_backward", mutates_args=())
+def _backward(
+    grad_nll: Tensor,
+    grad_lse: Tensor,
+    hidden: Tensor,
+    weight: Tensor,
+    targets: Tensor,
+    lse: Tensor,
+    cap: float,
+    rows: int,
+) -> tuple[Tensor, Tensor]:
+    tokens, vocabulary = hidden.shape[0], weight.shape[0]
+    d_hidden, d_weight = torch.empty_like(hidden), torch.zeros_like(weight, dtype=torch.float32)
+    buffer = hidden.new_empty(min(rows, tokens), vocabulary)
+    for part in _chunks(tokens, rows):
+        scores = torch.mm(hidden[part], weight.t(), out=buffer[: part.stop - part.start])
+        _gradient_kernel[(scores.shape[0],)](
+            scores, targets[part], lse[part], grad_nll[part], grad_lse[part], vocabulary, cap,
+            **_launch(scores, cap),
+        )  # fmt: skip
+        torch.mm(scores, weight, out=d_hidden[part])
+        d_weight += scores.t() @ hidden[part]
+    return d_hidden, d_weight.to(weight.dtype)
+
+
+@_backward.register_fake
+def _(grad_nll, grad_lse, hidden, weight, targets, lse, cap, rows):
+    return torch.empty_like(hidden), torch.empty_like(weight)
+
+
+def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+    hidden, weight, targets, *ctx.numbers = inputs
+    ctx.save_for_backward(hidden, weight, targets, output[1])
+
+
+def _gradients(ctx: Any, grad_nll: Tensor, grad_lse: Tensor) -> tuple[Tensor | None, ...]:
+    grads = (grad_nll.contiguous(), grad_lse.contiguous())
+    return *_backward(*grads, *ctx.saved_tensors, *ctx.numbers), None, None, None
+
+
+_forward.register_autograd(_gradients, setup_context=_keep)
+
+
+def linear_cross_entropy(
+    hidden: Tensor, weight: Tensor, targets: Tensor, softcap: float | None, chunk_bytes: int
+) -> tuple[Tensor, Tensor]:
+    """See sabia.kernels.vocabulary_loss.linear_cross_entropy."""
+    rows = max(1, chunk_bytes // (hidden.element_size() * weight.shape[0]))
+    arrays = (hidden.contiguous(), weight.contiguous(), targets.contiguous())
+    return _forward(*arrays, softcap or 0.0, rows)
