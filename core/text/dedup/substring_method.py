@@ -30,6 +30,7 @@ from sabia.core.text.dedup.span_cuts import CutPolicy, decision
 from sabia.core.text.dedup.span_units import ByteUnits, SpanUnits, TokenUnits, UnitsOfTexts
 from sabia.core.text.tokenize.tokenizer import load_tokenizer
 from sabia.kernels.substring.interface import RECORD, Repeats, file_windows
+from sabia.kernels.substring.interface import find_repeats as find_substring_repeats
 
 _COPIES = 4  # of a partition of records in memory while it is processed
 _TABLE_BYTES = 64  # per window of a hash table, while it grows
@@ -55,7 +56,7 @@ def _decide(
         records, groups = group_by_value(*item)
         largest = np.add.reduceat(records["count"], groups[:-1]).max()
         passes = -(-int(largest) * _TABLE_BYTES * job.jobs // options.mem)
-        return find_repeats(values, records, groups, options.span, passes, engine)
+        return find_substring_repeats(values, records, groups, options.span, passes, engine)
 
     cuts = corpus.cuts(
         find_repeats, partition_bytes(options.mem // _COPIES, job.jobs), options.span, job.jobs
