@@ -1,1 +1,1 @@
-"""The packages of sabia; the README says what each of them holds."""
+"""The packages of sabia; the README describes each of them."""

@@ -1,15 +1,15 @@
-"""What can go wrong, said in one line, and the exit code that belongs to it.
+"""Errors with a message for the user, and exit codes.
 
-Every error that a user can cause or meet is a SabiaError: its message says what failed, the
-value, what was expected and how to mend it; the command line prints it and exits with
-`exit_code`. Anything else that reaches the command line is a defect of the program.
+Every error that a user can cause or encounter is a SabiaError. Its message states what failed, the
+value, what was expected and how to fix it; the command line prints the message and exits with
+`exit_code`. Any other exception that reaches the command line is an internal error.
 """
 
 from enum import IntEnum
 
 
 class ExitCode(IntEnum):
-    """Exit codes of every command (a few sysexits numbers, and 128 + signal)."""
+    """Exit codes of all commands (65, 69 and 75 as in sysexits.h, and 128 + signal)."""
 
     OK = 0
     FAILED = 1
@@ -29,7 +29,7 @@ class SabiaError(Exception):
 
 
 class Failed(SabiaError):
-    """The work could not be done (1)."""
+    """The work failed (1)."""
 
 
 class UsageError(SabiaError):
@@ -39,24 +39,24 @@ class UsageError(SabiaError):
 
 
 class Infeasible(SabiaError):
-    """No plan meets the constraints, or a gate is red (3)."""
+    """No plan meets the constraints, or a limit is exceeded (3)."""
 
     exit_code = ExitCode.INFEASIBLE
 
 
 class BadData(SabiaError):
-    """An input is corrupt, cut short, empty or of the wrong schema (65)."""
+    """An input is corrupt, truncated or empty, or has the wrong schema (65)."""
 
     exit_code = ExitCode.BAD_DATA
 
 
 class MissingBackend(SabiaError):
-    """A package or device that the request needs is absent (69)."""
+    """A required package or device is missing (69)."""
 
     exit_code = ExitCode.MISSING
 
 
 class Interrupted(SabiaError):
-    """Stopped by a signal with all state saved; run again to resume (75)."""
+    """Stopped by a signal after saving all state; the same command resumes (75)."""
 
     exit_code = ExitCode.INTERRUPTED

@@ -1,4 +1,4 @@
-"""Files that options name, and one wording for what keeps them from being read."""
+"""Files named by options, and the error message for a file that cannot be read."""
 
 import tomllib
 from pathlib import Path
@@ -8,7 +8,7 @@ from sabia.core.errors import UsageError
 
 
 def unreadable(option: str, path: str | Path, error: OSError) -> UsageError:
-    """The error for a file that an option names: '--task: a.toml: No such file or directory'."""
+    """The error for a file of an option: '--task: a.toml: No such file or directory'."""
     return UsageError(f"{option}: {path}: {error.strerror or error}")
 
 

@@ -1,7 +1,7 @@
-"""Words for people, on stderr: one line each, marked with the command and the Slurm job.
+"""Messages for the user on stderr, one line each, prefixed with the command.
 
-stdout carries data only. Under Slurm a line names job, array index and restart count, so that
-the interleaved logs of an array can be told apart.
+stdout is for data only. Under Slurm a line also names the job, the array index and the restart
+count, so that interleaved logs can be separated.
 """
 
 import os
@@ -13,8 +13,8 @@ _state: dict[str, Any] = {"command": "sabia", "quiet": False, "json": False}
 
 
 def configure(command: str, quiet: bool, as_json: bool = False) -> None:
-    """Set the name that lines start with; `quiet` drops notes (warnings and errors stay), `as_json`
-    makes summaries objects."""
+    """Set the command that lines start with. `quiet` suppresses notes, but not warnings and errors;
+    `as_json` prints summaries as JSON."""
     _state.update(command=f"sabia {command}".rstrip(), quiet=quiet, json=as_json)
 
 
@@ -29,7 +29,7 @@ def slurm_mark(environment: Mapping[str, str]) -> str:
 
 
 def say(message: str) -> None:
-    """Write one line to stderr; a closed stderr is not an error."""
+    """Write one line to stderr; does nothing if stderr is closed."""
     try:
         print(
             f"{slurm_mark(os.environ)}{_state['command']}: {message}", file=sys.stderr, flush=True
@@ -39,22 +39,22 @@ def say(message: str) -> None:
 
 
 def note(message: str) -> None:
-    """A line that `--quiet` drops."""
+    """Write an informational line, which `--quiet` suppresses."""
     if not _state["quiet"]:
         say(message)
 
 
 def summarize(line: str, figures: Mapping[str, Any]) -> None:
-    """What was done: a line, or with `--json` one object of figures, on stderr."""
+    """Report what was done on stderr: a line, or with `--json` the figures as one object."""
     if _state["json"]:
         import json
 
-        print(json.dumps({"command": _state["command"].removeprefix("sabia "), **figures}),
-              file=sys.stderr, flush=True)  # fmt: skip
+        summary = {"command": _state["command"].removeprefix("sabia "), **figures}
+        print(json.dumps(summary), file=sys.stderr, flush=True)
     else:
         note(line)
 
 
 def warn(message: str) -> None:
-    """A line that is always written."""
+    """Write a warning, also with `--quiet`."""
     say(f"warning: {message}")

@@ -1,4 +1,4 @@
-"""A self-contained HTML page: sections, tables, charts; light and dark; no script, no link out.
+"""A self-contained HTML page: sections, tables and charts; light and dark mode; no scripts.
 
 Text is escaped and stripped of characters that XML forbids, so the page parses as XML as well as
 HTML.
@@ -41,7 +41,7 @@ _NUMERIC = re.compile(r"[-+−±$<>≤≥~]?[\d.,]+\s?(%|[a-zA-Z/]{0,6})?(\s?[±
 
 
 def text(value: object) -> str:
-    """Escaped text of a value; characters that XML forbids become U+FFFD."""
+    """The text of a value, escaped; characters that XML forbids become U+FFFD."""
     return escape(_FORBIDDEN.sub("\ufffd", str(value)))
 
 
@@ -51,7 +51,7 @@ def paragraph(words: str, quiet: bool = False) -> str:
 
 
 def preformatted(words: str) -> str:
-    """Text with its line breaks."""
+    """Text with its line breaks preserved."""
     return f"<pre>{text(words)}</pre>"
 
 
@@ -62,7 +62,7 @@ def figure(svg: str, caption: str = "") -> str:
 
 
 def table(columns: Sequence[str], rows: Sequence[Sequence[object]], caption: str = "") -> str:
-    """A table; columns whose cells all look like numbers are set flush right."""
+    """A table; columns of numbers are right-aligned."""
     cells = [["" if cell is None else str(cell) for cell in row] for row in rows]
     numeric = [
         all(_NUMERIC.fullmatch(row[i].strip()) or not row[i] for row in cells) and bool(cells)
@@ -80,18 +80,17 @@ def table(columns: Sequence[str], rows: Sequence[Sequence[object]], caption: str
 
 
 def _cell(tag: str, value: str, right: bool) -> str:
-    return (
-        f'<{tag} class="number">{text(value)}</{tag}>' if right else f"<{tag}>{text(value)}</{tag}>"
-    )
+    kind = ' class="number"' if right else ""
+    return f"<{tag}{kind}>{text(value)}</{tag}>"
 
 
 def section(title: str, parts: Sequence[str]) -> str:
-    """A titled section of ready HTML parts."""
+    """A titled section of HTML parts."""
     return "\n".join([f"<section><h2>{text(title)}</h2>", *parts, "</section>"])
 
 
 def page(title: str, parts: Sequence[str]) -> str:
-    """A whole page of ready HTML parts."""
+    """A complete page of HTML parts."""
     head = (
         '<!DOCTYPE html>\n<html xmlns="http://www.w3.org/1999/xhtml" lang="en"><head>'
         '<meta charset="utf-8"/><meta name="viewport" content="width=device-width"/>'

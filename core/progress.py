@@ -1,7 +1,7 @@
-"""Progress with time left, drawn on stderr when it is a terminal and nowhere else; a clock of work.
+"""A progress bar on stderr, if that is a terminal; and a clock that excludes waiting for input.
 
-In a pipeline a stage waits for the one before it. `working_s` does not run while it does, so that
-seconds and rates are those of the stage itself.
+In a pipeline a stage waits for the stage before it. `working_s` is paused while it waits, so that
+seconds and rates measure the stage itself.
 """
 
 import sys
@@ -15,7 +15,7 @@ _waited = {"seconds": 0.0}
 
 @contextmanager
 def waiting() -> Iterator[None]:
-    """Around what is blocked until another process writes."""
+    """Context in which the process is blocked until another process writes."""
     started = time.monotonic()
     try:
         yield
@@ -24,40 +24,31 @@ def waiting() -> Iterator[None]:
 
 
 def waited_s() -> float:
-    """Seconds in which this process has waited for its input."""
+    """Seconds that this process has waited for input."""
     return _waited["seconds"]
 
 
 def working_s() -> float:
-    """A clock in seconds that stands still while input is waited for."""
+    """A clock in seconds that is paused while the process waits for input."""
     return time.monotonic() - waited_s()
 
 
 class ProgressBar:
-    """Counts; subclasses draw."""
+    """Shows completed units with rich; shows nothing if `display` is None."""
 
-    def __init__(self) -> None:
-        self.done = 0.0
+    def __init__(self, display: Any = None, task: Any = None) -> None:
+        self.display, self.task = display, task
 
-    def advance(self, n: float = 1, **shown: Any) -> None:
-        """Add n units; `shown` are figures to display beside the bar."""
-        self.done += n
-
-
-class _RichBar(ProgressBar):
-    def __init__(self, drawing: Any, task: Any) -> None:
-        super().__init__()
-        self.drawing, self.task = drawing, task
-
-    def advance(self, n: float = 1, **shown: Any) -> None:
-        super().advance(n)
-        text = " ".join(f"{name} {value}" for name, value in shown.items())
-        self.drawing.update(self.task, advance=n, shown=text)
+    def advance(self, n: float = 1, **figures: Any) -> None:
+        """Add n units; `figures` are printed next to the bar."""
+        if self.display:
+            text = " ".join(f"{name} {value}" for name, value in figures.items())
+            self.display.update(self.task, advance=n, figures=text)
 
 
 @contextmanager
 def progress(total: float | None, label: str, unit: str = "rows") -> Iterator[ProgressBar]:
-    """Yield a bar; `total` None when it is not known."""
+    """Context with a progress bar; `total` is None if it is not known."""
     if not sys.stderr.isatty():
         yield ProgressBar()
         return
@@ -69,7 +60,7 @@ def progress(total: float | None, label: str, unit: str = "rows") -> Iterator[Pr
         BarColumn(),
         TextColumn("{task.completed:,.0f} " + unit),
         TimeRemainingColumn(),
-        TextColumn("{task.fields[shown]}"),
+        TextColumn("{task.fields[figures]}"),
     )
-    with Progress(*columns, console=Console(stderr=True), transient=True) as drawing:
-        yield _RichBar(drawing, drawing.add_task(label, total=total, shown=""))
+    with Progress(*columns, console=Console(stderr=True), transient=True) as display:
+        yield ProgressBar(display, display.add_task(label, total=total, figures=""))

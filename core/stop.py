@@ -1,8 +1,8 @@
-"""Stopping politely: SIGTERM, SIGUSR1 and SIGUSR2 set a flag, the work looks at it.
+"""Graceful shutdown: SIGTERM, SIGUSR1 and SIGUSR2 set a flag that the work checks.
 
-Data stages look between batches, trainers between steps; both leave finished work in place
-and exit 75. Slurm sends SIGTERM on scancel, requeue and preemption, and USR1 or USR2 by
-`--signal`; all three mean the same here.
+Data stages check it between batches and trainers between steps; both keep completed work and exit
+with 75. Slurm sends SIGTERM on scancel, requeue and preemption, and USR1 or USR2 for `--signal`;
+all three are treated alike.
 """
 
 import signal
@@ -15,7 +15,7 @@ _received: list[int] = []
 
 
 def install() -> None:
-    """Set the handlers; only in the main thread of a process."""
+    """Install the signal handlers; only in the main thread of a process."""
     for number in SIGNALS:
         signal.signal(number, _remember)
 
@@ -33,4 +33,6 @@ def check() -> None:
     """Raise Interrupted if a stop signal has arrived."""
     if _received:
         name = signal.Signals(_received[0]).name
-        raise Interrupted(f"stopped by {name}; finished work is kept: run again to resume")
+        raise Interrupted(
+            f"stopped by {name}; completed work is kept: run the same command to resume"
+        )

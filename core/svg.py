@@ -1,8 +1,8 @@
-"""Charts as inline SVG: lines with axes and legend, horizontal bars with error bars.
+"""Charts as inline SVG: line charts, and horizontal bar charts with error bars.
 
-Functions return the text of one <svg> element, well-formed XML without scripts. Colours come from
-the page's CSS variables (`sabia.core.page`), which has a light and a dark set, so a chart
-is readable in both. Numbers are placed to a tenth of a pixel.
+Functions return the text of one <svg> element, well-formed XML without scripts. Colours are CSS
+variables of the page (`sabia.core.page`), which defines them for light and dark mode. Coordinates
+have a precision of 0.1 pixels.
 """
 
 import math
@@ -12,7 +12,7 @@ from xml.sax.saxutils import escape, quoteattr
 
 SERIES_COLOURS = 8  # --series-1 … --series-8 in the page's style
 WIDTH = 720
-_CHARACTER = 6.4  # width of a 12-pixel character, to leave room for labels
+_CHARACTER = 6.4  # width in pixels of a 12-pixel character, to reserve space for labels
 _ROW = 18
 _LONGEST_LABEL = 34
 
@@ -27,7 +27,7 @@ class Series:
 
 @dataclass(frozen=True)
 class Bar:
-    """A bar with an optional interval; `series` chooses the colour and the legend entry."""
+    """A bar with an optional interval; `series` determines the colour and the legend entry."""
 
     series: str
     value: float
@@ -55,7 +55,7 @@ def ticks(low: float, high: float, about: int = 5) -> list[float]:
 
 
 def short(value: float) -> str:
-    """A number for an axis: 0.25, 1.5, 20k."""
+    """A number as an axis label: 0.25, 1.5, 20k."""
     for factor, suffix in ((1e9, "B"), (1e6, "M"), (1e3, "k")):
         if abs(value) >= factor and abs(value) >= 1e4:
             return f"{value / factor:g}{suffix}"
@@ -85,23 +85,23 @@ def _svg(height: float, title: str, parts: Sequence[str]) -> str:
 
 
 def _legend(names: Sequence[str], top: float) -> tuple[list[str], float]:
-    """Legend entries in rows from `top`, and the y below them."""
+    """Legend entries in rows from `top`, and the y coordinate below them."""
     parts, x, y = [], 12.0, top
     for index, name in enumerate(names):
-        shown = _cut(name, 60)
-        width = 24 + len(shown) * _CHARACTER
+        label = _truncated(name, 60)
+        width = 24 + len(label) * _CHARACTER
         if x + width > WIDTH and x > 12:
             x, y = 12.0, y + _ROW
         parts.append(
             f'<rect x="{x:.1f}" y="{y - 9:.1f}" width="10" height="10" rx="2" '
             f'fill="{_colour(index)}"/>'
         )
-        parts.append(_text(x + 15, y, shown))
+        parts.append(_text(x + 15, y, label))
         x += width + 10
     return parts, y + _ROW
 
 
-def _cut(text: str, length: int) -> str:
+def _truncated(text: str, length: int) -> str:
     return text if len(text) <= length else text[: length - 1] + "…"
 
 
@@ -113,26 +113,33 @@ def line_chart(
     height: int = 320,
     y_range: tuple[float, float] | None = None,
 ) -> str:
-    """Lines over linear axes; the y axis covers the data, or `y_range`.
+    """A line chart with linear axes; the y axis covers the data, or `y_range`.
 
-    Raises ValueError where no series has a finite point.
+    Raises ValueError if no series has a finite point.
     """
     points = [p for s in series for p in s.points if all(map(math.isfinite, p))]
     if not points:
         raise ValueError(f"chart {title!r}: no finite point")
     legend, top = _legend([s.name for s in series], 40)
-    top += 8  # between the name of the y axis and its highest figure
+    top += 8  # between the label of the y axis and its highest tick
     xs = ticks(min(p[0] for p in points), max(p[0] for p in points), 8)
     low, high = y_range or (min(p[1] for p in points), max(p[1] for p in points))
     ys = ticks(low, high)
     left = 22 + max(len(short(y)) for y in ys) * _CHARACTER
-    place_x = _scale(min(p[0] for p in points), max(p[0] for p in points), left, WIDTH - 14)
-    place_y = _scale(ys[0], ys[-1], height - 44, top)
+    to_x = _scale(min(p[0] for p in points), max(p[0] for p in points), left, WIDTH - 14)
+    to_y = _scale(ys[0], ys[-1], height - 44, top)
     parts = [_text(12, 18, title, kind="title"), *legend]
-    parts += _axes(xs, ys, place_x, place_y, left, height)
-    parts += [_text((left + WIDTH) / 2, height - 8, x_label, "middle")]
-    parts += [_text(12, top - 13, y_label)]
-    parts += [_path(s, i, place_x, place_y) for i, s in enumerate(series)]
+    for y in ys:
+        parts.append(_line(left, to_y(y), WIDTH - 14, to_y(y), "grid"))
+        parts.append(_text(left - 6, to_y(y) + 4, short(y), "end", "tick"))
+    for x in xs:
+        if left - 1 <= to_x(x) <= WIDTH - 13:
+            parts.append(_line(to_x(x), height - 44, to_x(x), height - 40, "axis"))
+            parts.append(_text(to_x(x), height - 27, short(x), "middle", "tick"))
+    parts.append(_line(left, height - 44, WIDTH - 14, height - 44, "axis"))
+    parts.append(_text((left + WIDTH) / 2, height - 8, x_label, "middle"))
+    parts.append(_text(12, top - 13, y_label))
+    parts += [_path(s, i, to_x, to_y) for i, s in enumerate(series)]
     return _svg(height, title, parts)
 
 
@@ -141,36 +148,16 @@ def _scale(low: float, high: float, start: float, end: float) -> Callable[[float
     return lambda value: start + (value - low) / span * (end - start)
 
 
-def _axes(
-    xs: Sequence[float],
-    ys: Sequence[float],
-    place_x: Callable[[float], float],
-    place_y: Callable[[float], float],
-    left: float,
-    height: float,
-) -> list[str]:
-    parts = []
-    for y in ys:
-        parts.append(_line(left, place_y(y), WIDTH - 14, place_y(y), "grid"))
-        parts.append(_text(left - 6, place_y(y) + 4, short(y), "end", "tick"))
-    for x in xs:
-        if left - 1 <= place_x(x) <= WIDTH - 13:
-            parts.append(_line(place_x(x), height - 44, place_x(x), height - 40, "axis"))
-            parts.append(_text(place_x(x), height - 27, short(x), "middle", "tick"))
-    parts.append(_line(left, height - 44, WIDTH - 14, height - 44, "axis"))
-    return parts
-
-
 def _path(
-    series: Series, index: int, place_x: Callable[[float], float], place_y: Callable[[float], float]
+    series: Series, index: int, to_x: Callable[[float], float], to_y: Callable[[float], float]
 ) -> str:
-    """The line of one series; a lone point becomes a dot."""
+    """The line of one series; a single point becomes a dot."""
     steps, drawing, finite = [], False, 0
     for x, y in series.points:
         if not (math.isfinite(x) and math.isfinite(y)):
             drawing = False
             continue
-        steps.append(f"{'L' if drawing else 'M'}{place_x(x):.1f} {place_y(y):.1f}")
+        steps.append(f"{'L' if drawing else 'M'}{to_x(x):.1f} {to_y(y):.1f}")
         drawing, finite = True, finite + 1
     if finite == 1:
         left, top = steps[0][1:].split()
@@ -185,56 +172,52 @@ def bar_chart(
     x_range: tuple[float, float] | None = None,
     form: str = ".3g",
 ) -> str:
-    """Horizontal bars from 0 by group, with error bars and the value in figures.
+    """A horizontal bar chart by group, with error bars and the value as text.
 
-    `form` is the format of the figures. Raises ValueError where there is no bar.
+    `form` is the format of the values. Raises ValueError if there is no bar.
     """
     bars = [bar for group in groups for bar in group.bars]
     if not bars:
         raise ValueError(f"chart {title!r}: no bar")
     names = list(dict.fromkeys(bar.series for bar in bars))
     legend, top = _legend(names, 40)
-    low, high = x_range or _bar_range(bars)
+    ends = [v for bar in bars for v in (bar.value, bar.low, bar.high) if v is not None]
+    ends = [v for v in ends if math.isfinite(v)]
+    low, high = x_range or (min([0.0, *ends]), max([0.0, *ends]))
     xs = ticks(low, high)
     left = 20 + min(_LONGEST_LABEL, max(len(g.label) for g in groups)) * _CHARACTER
-    place = _scale(xs[0], xs[-1], left, WIDTH - 70)
+    to_x = _scale(xs[0], xs[-1], left, WIDTH - 70)
     bottom = top + sum(len(g.bars) * _ROW + 10 for g in groups)
     parts = [_text(12, 18, title, kind="title"), *legend]
     for x in xs:
-        parts.append(_line(place(x), top - 6, place(x), bottom, "grid"))
-        parts.append(_text(place(x), bottom + 16, short(x), "middle", "tick"))
+        parts.append(_line(to_x(x), top - 6, to_x(x), bottom, "grid"))
+        parts.append(_text(to_x(x), bottom + 16, short(x), "middle", "tick"))
     y = top
     for group in groups:
         middle = y + len(group.bars) * _ROW / 2
-        parts.append(_text(left - 8, middle + 4, _cut(group.label, _LONGEST_LABEL), "end"))
+        parts.append(_text(left - 8, middle + 4, _truncated(group.label, _LONGEST_LABEL), "end"))
         for bar in group.bars:
-            parts += _bar(bar, names.index(bar.series), y, place, form)
+            parts += _bar(bar, names.index(bar.series), y, to_x, form)
             y += _ROW
         y += 10
-    parts.append(_line(place(max(xs[0], 0)), top - 6, place(max(xs[0], 0)), bottom, "axis"))
+    parts.append(_line(to_x(max(xs[0], 0)), top - 6, to_x(max(xs[0], 0)), bottom, "axis"))
     parts.append(_text((left + WIDTH - 70) / 2, bottom + 34, x_label, "middle"))
     return _svg(bottom + 42, title, parts)
 
 
-def _bar_range(bars: Sequence[Bar]) -> tuple[float, float]:
-    ends = [v for bar in bars for v in (bar.value, bar.low, bar.high) if v is not None]
-    ends = [v for v in ends if math.isfinite(v)]
-    return min([0.0, *ends]), max([0.0, *ends])
-
-
-def _bar(bar: Bar, colour: int, y: float, place: Callable[[float], float], form: str) -> list[str]:
+def _bar(bar: Bar, colour: int, y: float, to_x: Callable[[float], float], form: str) -> list[str]:
     if not math.isfinite(bar.value):
-        return [_text(place(0) + 4, y + 12, "no value", kind="tick")]
-    start, end = sorted((place(0), place(bar.value)))
+        return [_text(to_x(0) + 4, y + 12, "no value", kind="tick")]
+    start, end = sorted((to_x(0), to_x(bar.value)))
     parts = [
         f'<rect x="{start:.1f}" y="{y + 2:.1f}" width="{end - start:.1f}" height="{_ROW - 5}" '
         f'fill="{_colour(colour)}" opacity="0.85"/>'
     ]
     right = end
     if bar.low is not None and bar.high is not None and math.isfinite(bar.high - bar.low):
-        middle, right = y + _ROW / 2 - 0.5, max(end, place(bar.high))
-        parts.append(_line(place(bar.low), middle, place(bar.high), middle, "error"))
-        for x in (place(bar.low), place(bar.high)):
+        middle, right = y + _ROW / 2 - 0.5, max(end, to_x(bar.high))
+        parts.append(_line(to_x(bar.low), middle, to_x(bar.high), middle, "error"))
+        for x in (to_x(bar.low), to_x(bar.high)):
             parts.append(_line(x, middle - 3, x, middle + 3, "error"))
     parts.append(_text(right + 5, y + 13, format(bar.value, form), kind="tick"))
     return parts

@@ -1,8 +1,8 @@
-"""Quantities as people write them: 1.6T, 500B tokens, 8k, 64GiB, 30d, 40 %, $4.40.
+"""Parse and format quantities with units: 1.6T, 500B, 8k, 64GiB, 30d, 40 %, $4.40.
 
-Counts and bytes are decimal (K M B T; G is taken for B), `GiB` and its kin are binary, and
-sequence lengths are binary (8k = 8192) because that is what everybody means by them. A bare
-number is refused as a duration. Everything raises UsageError with a hint.
+Counts and bytes are decimal (K M B T; G means B). `KiB`, `MiB`, `GiB` and so on are binary, and so
+are sequence lengths (8k = 8192), as is usual. A duration needs a unit. All parsers raise UsageError
+with a hint.
 """
 
 import math
@@ -23,7 +23,7 @@ BYTE_FACTORS = (
     | {f"{p}B": 10.0 ** (3 * (i + 1)) for i, p in enumerate(_PREFIXES)}
     | {f"{p}iB": 2.0 ** (10 * (i + 1)) for i, p in enumerate(_PREFIXES)}
 )
-MOST = 1e24  # a larger quantity is a slip, and would overflow what is reckoned from it
+MOST = 1e24  # a larger quantity is a mistake, and calculations with it would overflow
 _NUMBER = re.compile(r"\s*\$?\s*([0-9]*\.?[0-9]+(?:[eE][+-]?[0-9]+)?)\s*(.*?)\s*")
 
 
@@ -49,7 +49,7 @@ def _scaled(text: str | float, what: str, example: str, factors: Mapping[str, fl
 
 
 def parse_count(text: str | float, what: str = "count") -> float:
-    """A number of things: '1.6T' → 1.6e12. Decimal; `m` is refused (M is million)."""
+    """A count: '1.6T' → 1.6e12. Decimal; `m` is refused (M is million)."""
     return _scaled(text, what, "a count such as 1.6T, 500B, 4M or 1000", COUNT_FACTORS)
 
 
@@ -62,12 +62,12 @@ def parse_length(text: str | float, what: str = "length") -> int:
 
 
 def parse_bytes(text: str | float, what: str = "size") -> int:
-    """Bytes: '64GiB' → 64·2^30, '192GB' → 192·10^9, a bare number is bytes."""
+    """Bytes: '64GiB' → 64·2^30, '192GB' → 192·10^9; a number without a unit is bytes."""
     return round(_scaled(text, what, "a size such as 64GiB or 192GB", BYTE_FACTORS))
 
 
 def parse_duration(text: str | float, what: str = "duration") -> float:
-    """Seconds: '30d' → 2 592 000. s, m(inutes), h, d or w; a bare number is refused."""
+    """Seconds: '30d' → 2,592,000. Units: s, m (minutes), h, d, w; the unit is required."""
     value, unit = _split(text, what, "a duration such as 30d, 12h or 90s")
     if unit not in DURATION_S:
         hint = f"; did you mean {text}d?" if not unit else ""
@@ -76,8 +76,8 @@ def parse_duration(text: str | float, what: str = "duration") -> float:
 
 
 def parse_fraction(text: str | float, what: str = "fraction") -> float:
-    """A share: '40%', '40' and '0.4' → 0.4 (numbers above 1 are percent, at most 100)."""
-    value, unit = _split(text, what, "a share such as 40% or 0.4")
+    """A fraction: '40%', '40' and '0.4' → 0.4 (numbers above 1 are percent, at most 100)."""
+    value, unit = _split(text, what, "a fraction such as 40% or 0.4")
     if unit not in ("", "%"):
         raise UsageError(f"{what}: unit {unit!r} in {text!r} (expected % or nothing)")
     share = value / 100 if unit == "%" or value > 1 else value
@@ -87,7 +87,7 @@ def parse_fraction(text: str | float, what: str = "fraction") -> float:
 
 
 def parse_money(text: str | float, what: str = "price") -> float:
-    """US dollars: '$4.4', '4.4', '4.4usd', '4.4usd/h' → 4.4; '$100K', '2.5M' → many of them."""
+    """US dollars: '$4.4', '4.4', '4.4usd', '4.4usd/h' → 4.4; '$100K' → 100,000."""
     value, unit = _split(text, what, "a price such as $4.40")
     factor = MONEY_FACTORS.get(unit[:1], 1.0)
     name = unit[1:] if unit[:1] in MONEY_FACTORS else unit
@@ -99,10 +99,12 @@ def parse_money(text: str | float, what: str = "price") -> float:
 
 
 def parse_list(text: str, parse: Callable[[str], T], what: str = "list") -> list[T]:
-    """'30d,14d,7d' → each part parsed; empty parts are refused."""
+    """The parsed parts of a list such as '30d,14d,7d'; empty parts are refused."""
     parts = [part.strip() for part in str(text).split(",")]
     if not all(parts):
-        raise UsageError(f"{what}: {text!r} has an empty part (expected values between commas)")
+        raise UsageError(
+            f"{what}: {text!r} has an empty part (expected values separated by commas)"
+        )
     return [parse(part) for part in parts]
 
 
@@ -112,7 +114,7 @@ def _short(value: float, digits: int) -> str:
 
 
 def format_count(value: float, digits: int = 1) -> str:
-    """1.6e12 → '1.6T'; below 10,000 in full."""
+    """1.6e12 → '1.6T'; values below 10,000 without a suffix."""
     for factor, suffix in ((1e15, "P"), (1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "K")):
         if abs(value) >= factor and abs(value) >= 1e4:
             return _short(value / factor, digits) + suffix
@@ -120,14 +122,14 @@ def format_count(value: float, digits: int = 1) -> str:
 
 
 def format_bytes(value: float, digits: int = 1) -> str:
-    """Bytes, decimal: 25.6e12 → '25.6 TB'."""
+    """Decimal bytes: 25.6e12 → '25.6 TB'."""
     step = min(int(math.log10(value) // 3), len(_PREFIXES)) if value >= 1000 else 0
     unit = f"{_PREFIXES[step - 1]}B" if step else "B"
     return f"{_short(value / 1000**step, digits)} {unit}"
 
 
 def format_duration(seconds: float) -> str:
-    """Seconds for people: '12.4d', '3.1h', '45s'."""
+    """A duration in seconds as text: '12.4d', '3.1h', '45s'."""
     for unit in ("d", "h", "m"):
         if seconds >= DURATION_S[unit]:
             return f"{_short(seconds / DURATION_S[unit], 1)}{unit}"

@@ -1,7 +1,7 @@
-"""Canonical URLs: one page should have one.
+"""Canonical URLs: one URL for each page.
 
 WHATWG parsing (can_ada), no fragment, no default port, no tracking or session parameters,
-percent-encoding in one form. The order of parameters is kept, since some sites read it.
+normalized percent-encoding. The order of parameters is kept, because some sites depend on it.
 """
 
 import re
@@ -21,14 +21,16 @@ _SESSION = re.compile(r";(jsessionid|phpsessid|sid)=[^/?;]*", re.IGNORECASE)
 _ESCAPE = re.compile(r"%([0-9A-Fa-f]{2})")
 _CONTROLS = "".join(map(chr, range(0x21)))  # stripped from both ends, as browsers do
 _BREAKS = str.maketrans("", "", "\t\r\n")
-MAX_RAW = 10_000  # characters of a link that are looked at
+MAX_RAW = 10_000  # characters of a link that are read
 _UNRESERVED = frozenset("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-._~")
 
 
 def canonical(url: str, base: str = "") -> str | None:
-    """The one spelling of an http(s) URL (resolved against `base`); None for anything else."""
+    """The canonical form of an http(s) URL (resolved against `base`); None for anything else."""
     try:
-        plain = _slashes(url[:MAX_RAW].strip(_CONTROLS).translate(_BREAKS))
+        plain = url[:MAX_RAW].strip(_CONTROLS).translate(_BREAKS)
+        path = re.split("[?#]", plain, maxsplit=1)[0]  # WHATWG reads its backslashes as slashes
+        plain = path.replace("\\", "/") + plain[len(path) :]
         parsed = can_ada.parse(urljoin(base, plain))
     except (ValueError, UnicodeError):
         return None
@@ -37,26 +39,17 @@ def canonical(url: str, base: str = "") -> str | None:
     host = parsed.hostname.rstrip(".")
     port = f":{parsed.port}" if parsed.port else ""
     path = _escapes(_SESSION.sub("", parsed.pathname)) or "/"
-    query = _query(parsed.search)
+    parameters = [
+        _escapes(parameter)
+        for parameter in parsed.search.removeprefix("?").split("&")
+        if parameter and not _TRACKERS.fullmatch(parameter.partition("=")[0])
+    ]
+    query = "?" + "&".join(parameters) if parameters else ""
     return f"{parsed.protocol}//{host}{port}{path}{query}"
 
 
-def _slashes(url: str) -> str:
-    """Backslashes before the query turned round, as WHATWG reads them in http(s) URLs."""
-    if "\\" not in url:
-        return url
-    end = next((place for place, mark in enumerate(url) if mark in "?#"), len(url))
-    return url[:end].replace("\\", "/") + url[end:]
-
-
-def _query(search: str) -> str:
-    parts = [part for part in search.removeprefix("?").split("&") if part]
-    kept = [_escapes(part) for part in parts if not _TRACKERS.fullmatch(part.partition("=")[0])]
-    return "?" + "&".join(kept) if kept else ""
-
-
 def _escapes(text: str) -> str:
-    """Percent-escapes in capitals; those of unreserved characters undone (RFC 3986, 6.2.2)."""
+    """Percent-escapes in upper case; those of unreserved characters decoded (RFC 3986, 6.2.2)."""
 
     def one(match: re.Match[str]) -> str:
         character = chr(int(match[1], 16))

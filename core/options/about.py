@@ -1,4 +1,4 @@
-"""What is known of a command's options, for help, manual pages and programs."""
+"""Descriptions of a command's options, for help, manual pages and programs."""
 
 import ast
 import inspect
@@ -17,15 +17,15 @@ HELP = ("-h, --help", "Print the common options (-h), all (--help), or JSON (--h
 
 def by_group(cls: type[Options]) -> dict[str, list[Option]]:
     """The options of a command by group, in the order of `GROUPS`; an unknown group is an error."""
-    found: dict[str, list[Option]] = {}
+    groups: dict[str, list[Option]] = {}
     for option in cls.table.values():
-        found.setdefault(option.group, []).append(option)
-    return {group: found[group] for group in sorted(found, key=GROUPS.index)}
+        groups.setdefault(option.group, []).append(option)
+    return {group: groups[group] for group in sorted(groups, key=GROUPS.index)}
 
 
 def conditions(option: Option, cls: type[Options], known: Iterable[Condition] = ()) -> list[str]:
-    """What the option needs and excludes ('only with --search', 'not with --batch'), but for the
-    conditions that are `known` already."""
+    """What the option needs and excludes ('only with --search', 'not with --batch'), without the
+    conditions in `known`."""
     needed = [c.text(cls.table) for c in option.only if c not in known]
     parts = [f"only {' and '.join(needed)}"] if needed else []
     if others := [cls.table[name].flag for name in option.excludes if name in cls.table]:
@@ -34,33 +34,27 @@ def conditions(option: Option, cls: type[Options], known: Iterable[Condition] = 
 
 
 def shared_conditions(options: Sequence[Option]) -> tuple[Condition, ...]:
-    """The conditions that all of several options have."""
+    """The conditions that two or more options have in common."""
     first, *others = options
     return tuple(c for c in first.only if others and all(c in o.only for o in others))
 
 
 def long_help(cls: type[Options]) -> dict[str, str]:
-    """Name → the text below the option's declaration, of the most derived class that has one."""
-    found: dict[str, str] = {}
+    """Name → the string below the declaration, of the most derived class that has one."""
+    texts: dict[str, str] = {}
     for base in cls.__mro__:
-        for name, text in _texts(base).items():
-            found.setdefault(name, text)
-    return {name: text for name, text in found.items() if name in cls.table}
-
-
-def _texts(cls: type) -> dict[str, str]:
-    """Name → string after its assignment in the body of a class of options."""
-    if not issubclass(cls, Options) or cls is Options:
-        return {}
-    tree = ast.parse(inspect.getsource(sys.modules[cls.__module__]))
-    (body,) = (n.body for n in tree.body if isinstance(n, ast.ClassDef) and n.name == cls.__name__)
-    texts = {}
-    for before, after in pairwise(body):
-        if not (isinstance(before, ast.AnnAssign) and isinstance(before.target, ast.Name)):
+        if not issubclass(base, Options) or base is Options:
             continue
-        if isinstance(after, ast.Expr) and isinstance(after.value, ast.Constant):
-            texts[before.target.id] = " ".join(str(after.value.value).split())
-    return texts
+        tree = ast.parse(inspect.getsource(sys.modules[base.__module__]))
+        body = next(
+            n.body for n in tree.body if isinstance(n, ast.ClassDef) and n.name == base.__name__
+        )
+        for before, after in pairwise(body):
+            if not (isinstance(before, ast.AnnAssign) and isinstance(before.target, ast.Name)):
+                continue
+            if isinstance(after, ast.Expr) and isinstance(after.value, ast.Constant):
+                texts.setdefault(before.target.id, " ".join(str(after.value.value).split()))
+    return {name: text for name, text in texts.items() if name in cls.table}
 
 
 def described(cls: type[Options], command: str) -> list[dict[str, Any]]:

@@ -1,7 +1,7 @@
-"""The kinds of values that options take: how each is read, and how help names it.
+"""The kinds of option values: how each is parsed, and how help names it.
 
-A kind reads the text of the command line, an environment variable or a TOML string, and TOML's own
-numbers. Every reader raises UsageError with the option's flag, the value and what was expected.
+Values come from the command line, an environment variable or a TOML file, as text or as a TOML
+number. Every reader raises UsageError with the option's flag, the value and what was expected.
 """
 
 import math
@@ -16,8 +16,7 @@ TRUE, FALSE = ("1", "true", "t", "yes", "y", "on"), ("0", "false", "f", "no", "n
 
 
 class Kind(NamedTuple):
-    """A kind of value: the metavar in help, the reader `(text, flag) → value`, and what JSON calls
-    it."""
+    """A kind of value: metavar in help, reader `(text, flag) → value`, and JSON type."""
 
     metavar: str
     read: Callable[[Any, str], Any]
@@ -32,23 +31,29 @@ def _integer(value: Any, flag: str) -> int:
     try:
         return int(str(value))
     except ValueError:
-        raise UsageError(f"{flag}: {value!r} is not a whole number (expected such as 4)") from None
+        raise UsageError(
+            f"{flag}: {value!r} is not a whole number (expected a number such as 4)"
+        ) from None
 
 
 def _number(value: Any, flag: str) -> float:
     try:
         number = float(str(value))
     except ValueError:
-        raise UsageError(f"{flag}: {value!r} is not a number (expected such as 0.5)") from None
+        raise UsageError(
+            f"{flag}: {value!r} is not a number (expected a number such as 0.5)"
+        ) from None
     if not math.isfinite(number):
-        raise UsageError(f"{flag}: {value!r} is not a finite number (expected such as 0.5)")
+        raise UsageError(
+            f"{flag}: {value!r} is not a finite number (expected a number such as 0.5)"
+        )
     return number
 
 
 def _whole(value: Any, flag: str) -> int:
     count = units.parse_count(value, flag)
     if count != int(count):
-        raise UsageError(f"{flag}: {value!r} is not a whole number (expected such as 10k)")
+        raise UsageError(f"{flag}: {value!r} is not a whole number (expected a count such as 10k)")
     return int(count)
 
 

@@ -1,7 +1,7 @@
 """One option, declared once: its kind, choices, default, group, help and conditions.
 
-A class of options lists them as attributes (see `table.Options`). The text below a declaration, a
-string of its own, is the option's long help, which the manual page and `--help=json` print.
+Options are declared as attributes of a class (see `table.Options`). The string below a declaration
+is the long help of the option, which the manual page and `--help=json` print.
 """
 
 import difflib
@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from sabia.core.errors import UsageError
 from sabia.core.options.kinds import KINDS
 
-# the groups of a help page, in their order
+# the groups of a help page, in order
 GROUPS = (
     "Input and output", "Plan", "Crawl", "Relevance", "Requests", "Archive", "Scores",
     "Content filters", "Threshold", "Method", "Near duplicates", "Duplicated parts", "Embeddings",
@@ -25,33 +25,33 @@ GROUPS = (
 
 
 class Condition(NamedTuple):
-    """When an option has a meaning: one of `given` has a value, or an option has a listed value; or
-    none of `absent` has a value."""
+    """When an option applies: one of the options `given` has a value, or an option has one of its
+    listed `values`; or, with `absent`, none of those options has a value."""
 
     given: tuple[str, ...] = ()
     values: tuple[tuple[str, tuple[Any, ...] | range], ...] = ()
     absent: tuple[str, ...] = ()
 
     def holds(self, values: Mapping[str, Any]) -> bool:
-        """Whether it holds for resolved values by name."""
+        """Whether the condition is true for resolved values by name."""
         if self.absent:
-            return not any(is_set(values.get(name)) for name in self.absent)
-        return any(is_set(values.get(name)) for name in self.given) or any(
+            return not any(values.get(name) for name in self.absent)
+        return any(values.get(name) for name in self.given) or any(
             values.get(name) in allowed for name, allowed in self.values
         )
 
     def text(self, table: Mapping[str, "Option"]) -> str:
-        """Such as 'with --search or --fast', 'with --updates 2 or more', 'without --url'."""
-        having, lacking = [table[name].flag for name in self.given], list(self.absent)
+        """Text such as 'with --search or --fast', 'with --updates 2 or more', 'without --url'."""
+        present, lacking = [table[name].flag for name in self.given], list(self.absent)
         for name, allowed in self.values:
-            named = [] if isinstance(allowed, range) else [v for v in allowed if is_set(v)]
+            named = [] if isinstance(allowed, range) else [v for v in allowed if v]
             if isinstance(allowed, range):
-                having.append(f"{table[name].flag} {allowed.start} or more")
+                present.append(f"{table[name].flag} {allowed.start} or more")
             elif named:
-                having.append(f"{table[name].flag} {listed(named)}")
+                present.append(f"{table[name].flag} {listed(named)}")
             else:
                 lacking.append(name)
-        parts = [f"with {listed(having)}"] if having else []
+        parts = [f"with {listed(present)}"] if present else []
         without = listed(table[name].flag for name in lacking)
         return listed([*parts, f"without {without}"] if without else parts)
 
@@ -59,8 +59,8 @@ class Condition(NamedTuple):
 def needs(*given: str, **values: Any) -> Condition:
     """A condition: one of the options `given` has a value, or an option has one of its values.
 
-    `engine="local"`, `engine=("local", "endpoint")`, `updates=MORE_THAN_ONE`; None and "" among
-    the values stand for the option left out.
+    Values: `engine="local"`, `engine=("local", "endpoint")`, `updates=MORE_THAN_ONE`; None or ""
+    means that the option is not given.
     """
     kinds = tuple | range
     return Condition(
@@ -76,11 +76,6 @@ def unless(*absent: str) -> Condition:
 MORE_THAN_ONE = range(2, 1 << 62)
 
 
-def is_set(value: Any) -> bool:
-    """Whether a resolved value says something: not None, empty, False or 0."""
-    return bool(value)
-
-
 def listed(names: Iterable[Any]) -> str:
     """'a', 'a or b', 'a, b or c'."""
     names = [str(name) for name in names]
@@ -91,17 +86,18 @@ def listed(names: Iterable[Any]) -> str:
 class Option:
     """One option of a command; declared by `text`, `choice`, `integer` and so on below.
 
-    default, metavar, choices: as help shows them; a default may have a unit. least, most, above:
-    bounds. many: repeatable, the value is a tuple. short: such as '-o'. common: shown by `-h`.
-    recorded: whether it decides a result. only: conditions that must all hold. excludes: options
-    that it cannot stand beside. unset: what leaving it out means. variable: an environment variable
-    of several commands. values: data whose names complete it.
+    default, metavar, choices: as help shows them; a default may have a unit. least, most: inclusive
+    bounds. above: exclusive lower bound. many: repeatable, the value is a tuple. short: such as
+    '-o'. common: shown by `-h`. recorded: whether it affects the result. only: conditions that must
+    all be true. excludes: options that it cannot be combined with. unset: help text of the default.
+    variable: an environment variable that several commands share. values: a data file whose names
+    are completions.
     """
 
     kind: str
     help: str
     default: Any = None
-    metavar: str = ""  # '': that of the kind
+    metavar: str = ""  # default: that of the kind
     choices: tuple[str, ...] = ()
     least: float | None = None
     most: float | None = None
@@ -131,7 +127,7 @@ class Option:
 
     @property
     def key(self) -> str:
-        """The name in TOML files: that of the flag, 'batch-tokens'."""
+        """The name in TOML files, that of the flag without dashes: 'batch-tokens'."""
         return self.name.rstrip("_").replace("_", "-")
 
     @property
@@ -145,7 +141,7 @@ class Option:
         return "{" + ",".join(self.choices) + "}" if self.choices else self.metavar
 
     def default_value(self) -> Any:
-        """The value where nothing is given; a default written with a unit is read here."""
+        """The value if the option is not given; a default with a unit is parsed here."""
         if self.many:
             return tuple(self.default or ())
         if isinstance(self.default, str) and self.kind != "text":
@@ -153,7 +149,7 @@ class Option:
         return self.default
 
     def read(self, value: Any) -> Any:
-        """The value of an option as given: text, or a TOML value. Raises UsageError."""
+        """Parse the value of an option: text, or a TOML value. Raises UsageError."""
         if self.many:
             return tuple(
                 self._one(v) for v in (value if isinstance(value, list | tuple) else [value])
@@ -165,22 +161,22 @@ class Option:
     def _one(self, value: Any) -> Any:
         if isinstance(value, bool) and self.kind != "flag":
             raise UsageError(f"{self.flag}: {value!r} (expected a value)")
-        found = KINDS[self.kind].read(value, self.flag)
-        if found == "" and self.default is None:
+        parsed = KINDS[self.kind].read(value, self.flag)
+        if parsed == "" and self.default is None:
             raise UsageError(f"{self.flag}: is empty (expected {self.placeholder})")
-        if self.choices and found not in self.choices:
-            raise unknown(self.flag, found, self.choices)
+        if self.choices and parsed not in self.choices:
+            raise unknown(self.flag, parsed, self.choices)
         least, most, above = self.least, self.most, self.above
         if (
-            (least is not None and found < least)
-            or (most is not None and found > most)
-            or (above is not None and found <= above)
+            (least is not None and parsed < least)
+            or (most is not None and parsed > most)
+            or (above is not None and parsed <= above)
         ):
             raise UsageError(f"{self.flag}: {value} is out of range (expected {self.range_text()})")
-        return found
+        return parsed
 
     def range_text(self) -> str:
-        """'1 or more', '0 to 1', 'above 0', '' where there is no bound."""
+        """'1 or more', '0 to 1', 'above 0'; '' if there is no bound."""
         if self.above is not None:
             most = "" if self.most is None else f", at most {self.most:,}"
             return f"above {self.above:,}{most}"
@@ -191,14 +187,14 @@ class Option:
         return f"at most {self.most:,}" if self.most is not None else ""
 
     def default_text(self) -> str:
-        """What help shows as the default; '' where leaving the option out needs no word."""
+        """The default as help shows it; '' if help shows none."""
         if self.unset or self.required or self.kind == "flag":
             return self.unset
         return "" if self.default in (None, "", ()) else str(self.default)
 
 
 def unknown(flag: str, value: Any, known: Iterable[str]) -> UsageError:
-    """The error of a value that is none of the known ones, with the nearest of them."""
+    """The error for a value that is not one of the known ones, with the nearest of them."""
     known = list(known)
     near = difflib.get_close_matches(str(value), known, n=1)
     hint = f"; did you mean {near[0]}?" if near else ""
@@ -206,13 +202,13 @@ def unknown(flag: str, value: Any, known: Iterable[str]) -> UsageError:
 
 
 def flags(option: Option) -> list[str]:
-    """Its spellings on the command line: ['-o', '--out'], ['--verify', '--no-verify']."""
+    """The flags of an option: ['-o', '--out'], ['--verify', '--no-verify']."""
     words = [option.flag, *([f"--no-{option.key}"] if option.negative else [])]
     return [option.short, *words] if option.short else words
 
 
 def changed(option: Any, **changes: Any) -> Any:
-    """An inherited option with some fields changed, such as a command's own help."""
+    """A copy of an inherited option with some fields changed, such as the help."""
     return replace(option, **changes)
 
 
@@ -227,17 +223,17 @@ def choice(help: str, *choices: str, **fields: Any) -> Any:
 
 
 def pattern(help: str, **fields: Any) -> Any:
-    """An option whose value is a regular expression, searched in names."""
+    """An option whose value is a regular expression."""
     return Option("regex", help, **({"default": ""} | fields))
 
 
 def several(help: str, metavar: str, **fields: Any) -> Any:
-    """An option that may be given often; its value is a tuple of texts."""
+    """A repeatable option; its value is a tuple of texts."""
     return Option("text", help, many=True, default=(), metavar=metavar, **fields)
 
 
 def switch(help: str, **fields: Any) -> Any:
-    """An option without a value; with `negative` it has a --no- form too."""
+    """An option without a value; with `negative` it also has a --no- form."""
     return Option("flag", help, **({"default": False} | fields))
 
 

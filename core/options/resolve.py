@@ -1,4 +1,4 @@
-"""Find the values of a command's options: flag > SABIA_COMMAND_OPTION > --config file > default."""
+"""Values of a command's options. Precedence: flag, SABIA_COMMAND_OPTION, --config file, default."""
 
 import tomllib
 from collections.abc import Mapping
@@ -16,13 +16,13 @@ def resolve(
 ) -> T:
     """The options of a call of `command` ('dedup', 'classify train').
 
-    `flags` holds what the command line gave, None where it gave nothing. What was set by a flag, by
-    a variable of the command or by the file counts as given; a variable that many commands share
-    (SABIA_BACKEND, SABIA_PIPE) is a default. Raises UsageError.
+    `flags` maps option names to the values on the command line, or None. A value from a flag, a
+    variable of the command or the file counts as given by the user; a variable that several
+    commands share (SABIA_BACKEND, SABIA_PIPE) only changes the default. Raises UsageError.
     """
     given: dict[str, Any] = {}
     shared: dict[str, Any] = {}
-    sources: dict[str, str] = {}  # of what no flag gave
+    sources: dict[str, str] = {}  # option → variable or file that set it
     for name, option in cls.table.items():
         variable = variable_of(command, option)
         if flags.get(name) not in (None, (), []):
@@ -40,14 +40,14 @@ def resolve(
     try:
         return cls(_given=frozenset(given), **shared | given)
     except UsageError as error:
-        where = [
-            at for name, at in sources.items() if str(error).startswith(f"{cls.table[name].flag}:")
-        ]
-        raise UsageError(f"{error} (set by {where[0]})" if where else str(error)) from None
+        for name, source in sources.items():
+            if str(error).startswith(f"{cls.table[name].flag}:"):
+                raise UsageError(f"{error} (set by {source})") from None
+        raise
 
 
 def variable_of(command: str, option: Option) -> str:
-    """The variable that sets an option of one command: 'SABIA_DEDUP_MIN_COPIES'."""
+    """The environment variable of an option of a command: 'SABIA_DEDUP_MIN_COPIES'."""
     return f"SABIA_{command}_{option.key}".upper().replace("-", "_").replace(" ", "_")
 
 
@@ -59,7 +59,7 @@ def _read(option: Option, value: Any, source: str) -> Any:
 
 
 def _from_file(cls: type[Options], command: str, path: str) -> dict[str, Any]:
-    """Values by name from [command], [command.subcommand] or the top level of a TOML file."""
+    """Values by name from [command] or [command.subcommand] of a TOML file, else its top level."""
     try:
         with open(path, "rb") as file:
             values = tomllib.load(file)
@@ -68,15 +68,11 @@ def _from_file(cls: type[Options], command: str, path: str) -> dict[str, Any]:
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         hint = "; a model's config.json goes with --model" * path.endswith(".json")
         raise UsageError(f"--config: {path}: {error} (expected TOML){hint}") from error
+    own: Any = values
+    for word in command.split():
+        own = own.get(word) if isinstance(own, dict) else None
+    table = own if isinstance(own, dict) else values
     try:
-        return {cls.named(key): v for key, v in _table(values, command.split()).items()}
+        return {cls.named(key): v for key, v in table.items() if not isinstance(v, dict)}
     except UsageError as error:
         raise UsageError(f"--config: {path}: {command} has {error}") from None
-
-
-def _table(values: dict[str, Any], words: list[str]) -> dict[str, Any]:
-    own: Any = values
-    for word in words:
-        own = own.get(word) if isinstance(own, dict) else None
-    chosen = own if isinstance(own, dict) else values
-    return {key: value for key, value in chosen.items() if not isinstance(value, dict)}

@@ -1,13 +1,13 @@
-"""Classes of options: a command's options, put together from groups that commands share.
+"""Classes of options: the options of a command, composed of groups that commands share.
 
     class Schedule(Options, group="Optimizer"):
         lr: float = number("Peak learning rate", 6e-4, least=0)
-        "Reached after the warm-up."                    # the long help
+        "Reached at the end of the warm-up."            # the long help
 
     class Sft(Rows, Schedule, defaults={"lr": 2e-5}):
         model: str = text("Model directory to start from", "DIR", required=True)
 
-The class is the table (`Sft.table`: name → Option), an instance holds the values of one call.
+`Sft.table` maps names to Options; an instance of the class has the values of one call.
 """
 
 import difflib
@@ -15,17 +15,17 @@ from collections.abc import Iterable, Mapping
 from typing import Any, ClassVar, Self
 
 from sabia.core.errors import UsageError
-from sabia.core.options.option import Condition, Option, changed, is_set
+from sabia.core.options.option import Condition, Option, changed
 
 
 class Options:
-    """Resolved options of one call, as attributes; `given` names those that were set by hand.
+    """Resolved options of one call, as attributes; `given` names those that the user set.
 
     A subclass declares its options as attributes or inherits those of other groups. Class
-    arguments: `group` is the group in help of the options declared here, `recorded` whether they
-    decide results, `defaults` changes inherited defaults, `only` adds conditions to all options of
-    a base class, `without` leaves inherited options out, `keeps` all inherited ones but those that
-    it names. What is left out keeps its default as an attribute.
+    arguments: `group` is the help group of the options declared here; `recorded` tells whether they
+    affect results; `defaults` changes inherited defaults; `only` adds conditions to all options of
+    a base class; `without` removes inherited options; `keeps` removes all inherited options except
+    those that it names. A removed option keeps its default as an attribute.
     """
 
     table: ClassVar[dict[str, Option]] = {}
@@ -69,7 +69,7 @@ class Options:
         }
 
     def __init__(self, _given: frozenset[str] | None = None, **values: Any) -> None:
-        """Values by name, already read; the others take their defaults. Raises UsageError."""
+        """Parsed values by name; other options get their defaults. Raises UsageError."""
         unknown = values.keys() - self.table.keys()
         if unknown:
             raise TypeError(f"{type(self).__name__} has no option {', '.join(sorted(unknown))}")
@@ -83,21 +83,20 @@ class Options:
 
     @classmethod
     def named(cls, key: str) -> str:
-        """The name of the option that a key of a file means: 'batch-tokens' or 'batch_tokens'.
+        """The option name for a key in a file: 'batch-tokens' or 'batch_tokens'.
 
-        Raises UsageError with the nearest name where there is none."""
+        Raises UsageError with the nearest name if there is no such option."""
         name = key.replace("-", "_")
-        found = next((known for known in (name, f"{name}_") if known in cls.table), None)
-        if found is None:
-            known = [option.key for option in cls.table.values()]
-            near = difflib.get_close_matches(name.replace("_", "-"), known, n=1)
-            hint = f"; did you mean {near[0]}?" if near else ""
-            raise UsageError(f"no option {key!r}{hint}")
-        return found
+        if known := {name, f"{name}_"} & cls.table.keys():
+            return known.pop()
+        keys = [option.key for option in cls.table.values()]
+        near = difflib.get_close_matches(name.replace("_", "-"), keys, n=1)
+        hint = f"; did you mean {near[0]}?" if near else ""
+        raise UsageError(f"no option {key!r}{hint}")
 
     @classmethod
     def read_values(cls, values: Mapping[str, Any]) -> dict[str, Any]:
-        """Values by name from texts, TOML or JSON values by key; None is left out. UsageError."""
+        """Parsed values by name, from texts, TOML or JSON values by key. Raises UsageError."""
         named = {cls.named(key): value for key, value in values.items() if value is not None}
         return {name: cls.table[name].read(value) for name, value in named.items()}
 
@@ -110,17 +109,31 @@ class Options:
         """Set defaults that depend on other options; called before `check`."""
 
     def check(self) -> None:
-        """Refuse what has no meaning in this call; a command adds its own checks. UsageError."""
-        refuse_meaningless(self)
+        """Raise UsageError for a missing option, or one that does not apply in this call.
+
+        Commands add their own checks."""
+        values = self.values()
+        for name, option in self.table.items():
+            if option.required and not values[name]:
+                raise UsageError(f"{option.flag}: is missing (expected {option.placeholder})")
+            if name not in self.given:
+                continue
+            for condition in option.only:
+                if not condition.holds(values):
+                    raise UsageError(f"{option.flag}: only {condition.text(self.table)}")
+            for other in option.excludes:
+                if other in self.given and values[name] and values[other]:
+                    flag = self.table[other].flag
+                    raise UsageError(f"{option.flag}: not together with {flag}")
 
     def values(self) -> dict[str, Any]:
         """All values by name."""
         return {name: getattr(self, name) for name in self.table}
 
     def recorded(self) -> dict[str, Any]:
-        """The values that decide the result, by name: part of a fingerprint or a run's identity.
+        """The values that affect the result, by name, for fingerprints and the identity of a run.
 
-        Options without a meaning in this call are left out."""
+        Options that do not apply in this call are not included."""
         values = self.values()
         return {
             name: values[name]
@@ -129,7 +142,7 @@ class Options:
         }
 
     def replace(self, **changes: Any) -> Self:
-        """The same options with some values changed, not checked again."""
+        """A copy with some values changed; they are not checked."""
         other = object.__new__(type(self))
         other.__dict__.update(self.__dict__ | changes)
         return other
@@ -143,19 +156,3 @@ class Options:
     def __repr__(self) -> str:
         shown = ", ".join(f"{name}={getattr(self, name)!r}" for name in self.table)
         return f"{type(self).__name__}({shown})"
-
-
-def refuse_meaningless(options: Options) -> None:
-    """UsageError for an option that was given and has no meaning beside the others."""
-    table, values = options.table, options.values()
-    for name, option in table.items():
-        if option.required and not is_set(values[name]):
-            raise UsageError(f"{option.flag}: is missing (expected {option.placeholder})")
-        if name not in options.given:
-            continue
-        for condition in option.only:
-            if not condition.holds(values):
-                raise UsageError(f"{option.flag}: only {condition.text(table)}")
-        for other in option.excludes:
-            if other in options.given and is_set(values[name]) and is_set(values[other]):
-                raise UsageError(f"{option.flag}: not together with {table[other].flag}")
