@@ -46,7 +46,7 @@ def prepare(work: Path, megabytes: int, pattern: str) -> None:
     import pyarrow.parquet as pq
 
     from sabia.core.options.tokenize import TokenizerTraining
-    from sabia.core.text.tokenize.tokenizer import train
+    from sabia.core.text.tokenize.tokenizer_training import train
 
     texts = corpus(megabytes * 1_000_000)
     for name, part in (("large", texts), ("small", texts[: len(texts) // 6])):

@@ -49,7 +49,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     from sabia.core.quant.quantize import quantize
     from sabia.core.quant.recipe import load_recipe
     from sabia.core.spec import from_config, new_config
-    from sabia.core.text.tokenize.tokenizer import train_bpe
+    from sabia.core.text.tokenize.tokenizer_training import train_bpe
 
     root = tmp_path_factory.mktemp("eval")
     tokenizer = train_bpe(["quantos são dois mais três? são cinco. 0123456789"] * 4, 300)

@@ -24,7 +24,7 @@ def run(*arguments: object) -> subprocess.CompletedProcess:
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     from sabia.core.model.storage import hub
     from sabia.core.spec import from_config, new_config
-    from sabia.core.text.tokenize.tokenizer import train_bpe
+    from sabia.core.text.tokenize.tokenizer_training import train_bpe
 
     root = tmp_path_factory.mktemp("m")
     tokenizer = train_bpe(["user assistant 37+58=095"] * 4, 300)

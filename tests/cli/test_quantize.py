@@ -30,7 +30,7 @@ def make(out: Path, model: Path, *inputs: Path, **settings: object) -> None:
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     from sabia.core.model.storage import hub
     from sabia.core.spec import from_config, new_config
-    from sabia.core.text.tokenize.tokenizer import train_bpe
+    from sabia.core.text.tokenize.tokenizer_training import train_bpe
 
     root = tmp_path_factory.mktemp("m")
     tokenizer = train_bpe(["dois mais três são cinco"] * 4, 300)

@@ -11,7 +11,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from sabia.core.shards.outputs import with_metadata
-from sabia.core.text.tokenize.tokenizer import Tokenizer, train_bpe
+from sabia.core.text.tokenize.tokenizer import Tokenizer
+from sabia.core.text.tokenize.tokenizer_training import train_bpe
 
 ENVIRONMENT = {
     **{k: v for k, v in os.environ.items() if not k.startswith(("SABIA_", "SLURM_"))},

@@ -1,8 +1,8 @@
-"""Writing a mix: each source packed apart into a spool on disk, then rows drawn by the plan.
+"""Write a mix: pack each source into a spool on disk, then draw rows as `mix_plan` says.
 
-The spools are unnamed files (nothing is left behind by a kill), read through memory maps, so memory
-holds a few numbers a row and not the rows. The output is one file, stdout, or parts of PART_ROWS
-rows in a directory; all carry the plan in their metadata.
+The spools are unnamed files (a killed process leaves nothing behind) that are read through memory
+maps, so memory holds a few numbers per row and not the rows. The output is one file, stdout, or
+parts of PART_ROWS rows in a directory; the metadata of each file holds the plan.
 """
 
 import os
@@ -28,10 +28,11 @@ from sabia.core.shards.slices import slurm_slice
 from sabia.core.shards.sources import Source
 from sabia.core.shards.spools import Spool
 from sabia.core.shards.summary import Summary
+from sabia.core.text.tokenize.document_encoding import encode_documents, prepare_documents
 from sabia.core.text.tokenize.encoders import Encoder
 from sabia.core.text.tokenize.mix_plan import Share, interleave, parse_mix, passes, plan_mix
 from sabia.core.text.tokenize.packing import Rows, make_packer, to_batch
-from sabia.core.text.tokenize.stage import buckets_of, encode_documents, usable
+from sabia.core.text.tokenize.source_buckets import Buckets
 from sabia.core.text.tokenize.token_counts import Tally, report_bytes_per_token
 
 PART_ROWS = 65_536
@@ -39,7 +40,7 @@ BATCH_ROWS = 512
 
 
 class RowSpool:
-    """Packed rows of one source on disk: appended once, then read in any order."""
+    """Packed rows of one source on disk: append all, `seal`, then read in any order."""
 
     def __init__(self, length: int, directory: str | None) -> None:
         self.length, self._ends = length, [0]
@@ -49,14 +50,14 @@ class RowSpool:
         return len(self._ends) - 1
 
     def append(self, rows: Rows) -> None:
-        """Adds packed rows."""
+        """Append packed rows."""
         self._ids.append(rows.ids.astype("<i4"))
         self._pieces.append(rows.piece_lengths.astype("<i4"))
         counts = np.bincount(rows.piece_rows, minlength=len(rows))
         self._ends += (np.cumsum(counts) + self._ends[-1]).tolist()
 
     def seal(self) -> None:
-        """Ends writing; `read` works from here on."""
+        """Finish writing; call it before `read`."""
         self._all_ids = self._ids.array("<i4", (len(self), self.length))
         self._all_pieces = self._pieces.array("<i4", (self._ends[-1],))
 
@@ -65,7 +66,7 @@ class RowSpool:
         return self._all_ids[row], self._all_pieces[self._ends[row] : self._ends[row + 1]]
 
     def close(self) -> None:
-        """Gives the disk space back."""
+        """Release the disk space."""
         self._ids.file.close()
         self._pieces.file.close()
 
@@ -73,13 +74,13 @@ class RowSpool:
 def write(
     job: Job, options: TokenizeOptions, encoder: Encoder, sources: Sequence[Source], salt: str
 ) -> None:
-    """Mixes the documents of `sources` into the job's output; skips what is already made."""
+    """Mix the documents of `sources` into the job's output, unless it is there already."""
     _refuse_slices(job)
     adopt(job)
     started = time.monotonic()
-    prints = [source.fingerprint() for source in sources]
-    made = manifest.provenance(job, "tokens", prints, salt)
-    if not job.force and _is_current(job, made):
+    fingerprints = [source.fingerprint() for source in sources]
+    provenance = manifest.provenance(job, "tokens", fingerprints, salt)
+    if not job.force and _is_current(job, provenance):
         Summary(shards_skipped=len(sources)).report(job)
         return
     summary = Summary(shards_done=len(sources))
@@ -95,14 +96,14 @@ def write(
         shares = plan_mix(weights, available, budget, options.max_repeat)
         rows = sum(share.rows for share in shares)
         parts = -(-rows // PART_ROWS) if job.to_directory else 1
-        said = {**made, "parts": parts, "mix": [asdict(share) for share in shares]}
+        metadata = {**provenance, "parts": parts, "mix": [asdict(share) for share in shares]}
         batches = _mixed(spools, shares, job.seed)
-        manifest.write_parts(job, schemas.KINDS["tokens"], said, batches, parts, PART_ROWS)
+        manifest.write_parts(job, schemas.KINDS["tokens"], metadata, batches, parts, PART_ROWS)
     summary.rows_out = rows
     summary.rejected = rejects.count
     summary.reject_path = rejects.path if rejects.count else None
     summary.seconds = time.monotonic() - started
-    _say_shares(shares, options.length, summary)
+    _report_shares(shares, options.length, summary)
     summary.report(job)
     report_bytes_per_token(job, summary)
 
@@ -110,29 +111,27 @@ def write(
 def _refuse_slices(job: Job) -> None:
     if job.shard or slurm_slice():
         raise UsageError(
-            "a mix needs the counts of all shards; run it as one job, or tokenize in slices and "
-            "mix when training"
+            "--mix needs the token counts of all shards, so it does not run in slices; run it as "
+            "one job, or tokenize in slices and mix when training"
         )
 
 
 def _spool_directory(job: Job) -> str | None:
-    """Beside the output, which has room for rows; None: the temporary directory."""
+    """The output's directory, whose disk holds the rows; None: the temporary directory."""
     if job.to_stdout or "://" in str(job.out):
         return None
-    place = os.path.abspath(str(job.out))
-    place = os.path.dirname(place) if job.to_file else place
-    os.makedirs(place, exist_ok=True)
-    return place
+    directory = os.path.abspath(str(job.out))
+    directory = os.path.dirname(directory) if job.to_file else directory
+    os.makedirs(directory, exist_ok=True)
+    return directory
 
 
-def _is_current(job: Job, made: Mapping[str, Any]) -> bool:
+def _is_current(job: Job, provenance: Mapping[str, Any]) -> bool:
     if job.to_stdout:
         return False
-    first = outputs.output_path(job)
-    if not manifest.holds(first, dict(made)):
-        return False
-    parts = (outputs.read_metadata(first) or {}).get("parts", 1)
-    return all(manifest.holds(outputs.output_path(job, p), dict(made)) for p in range(1, parts))
+    parts = (outputs.read_metadata(outputs.output_path(job)) or {}).get("parts", 1)
+    paths = [outputs.output_path(job, part) for part in range(max(1, parts))]
+    return all(manifest.holds(path, dict(provenance)) for path in paths)
 
 
 def _fill(
@@ -143,18 +142,18 @@ def _fill(
     rejects: Any,
     summary: Summary,
 ) -> None:
-    """Packs the documents of each source into its spool; those of other sources are counted."""
+    """Pack the documents of each source into its spool; count those of other sources."""
     packers = {
         name: make_packer(options.packing, options.length, encoder.tokenizer.pad_id)
         for name in spools
     }
-    tally, unused, buckets = Tally(), 0, buckets_of(options)
+    tally, unused, buckets = Tally(), 0, Buckets.parse(options.by)
     for index, source in enumerate(sources):
         context = ShardContext(index, source.name, rejects)
         for batch in source.batches(reject=context.reject):
             stop.check()
             summary.rows_in += batch.num_rows
-            kept = _by_source(usable(batch, context, buckets), set(spools))
+            kept = _by_source(prepare_documents(batch, context, buckets), set(spools))
             unused += batch.num_rows - sum(part.num_rows for part in kept.values())
             for name, part in kept.items():
                 _add(packers[name], spools[name], encoder, part, tally)
@@ -184,7 +183,7 @@ def _add(
 def _mixed(
     spools: Mapping[str, RowSpool], shares: Sequence[Share], seed: int
 ) -> Iterator[pa.RecordBatch]:
-    """The rows in the order of the mix, in batches."""
+    """Batches of rows in the order of the mix."""
     names = [share.source for share in shares]
     readers = [passes(s.source, s.available, s.rows, seed) for s in shares]
     order = interleave([share.rows for share in shares])
@@ -205,14 +204,14 @@ def _joined(drawn: list[tuple[np.ndarray, np.ndarray]], codes: list[int]) -> Row
     )
 
 
-def _say_shares(shares: Sequence[Share], length: int, summary: Summary) -> None:
+def _report_shares(shares: Sequence[Share], length: int, summary: Summary) -> None:
     total = max(1, sum(share.rows for share in shares))
     for share in shares:
-        got = share.rows / total
+        achieved = share.rows / total
         notes.note(
             f"mix {share.source}: planned {share.weight:.2%} = {share.planned * length:,} tokens; "
-            f"achieved {got:.2%} = {share.rows * length:,} tokens, {share.repeats:.2f} passes"
+            f"achieved {achieved:.2%} = {share.rows * length:,} tokens, {share.repeats:.2f} passes"
         )
         summary.counters[f"planned_share[{share.source}]"] = round(share.weight, 6)
-        summary.counters[f"achieved_share[{share.source}]"] = round(got, 6)
+        summary.counters[f"achieved_share[{share.source}]"] = round(achieved, 6)
         summary.counters[f"passes[{share.source}]"] = round(share.repeats, 6)

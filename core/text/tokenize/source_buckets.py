@@ -25,8 +25,10 @@ class Buckets:
     edges: tuple[float, ...]
 
     @classmethod
-    def parse(cls, text: str) -> "Buckets":
-        """'edu=1,3' → buckets; raises UsageError."""
+    def parse(cls, text: str) -> "Buckets | None":
+        """'edu=1,3' → buckets, '' → None; raises UsageError."""
+        if not text:
+            return None
         name, sign, numbers = text.partition("=")
         try:
             edges = tuple(float(part) for part in numbers.split(","))

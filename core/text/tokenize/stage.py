@@ -7,36 +7,31 @@ by the plan of `mixing`. The tokenizer is trained on the input first where that 
 kept beside the rows; a re-run finds it there and does not train again.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 
-import numpy as np
-import pyarrow as pa
-import pyarrow.compute as pc
-
 from sabia.core import notes
 from sabia.core.options.tokenize import TokenizeOptions
-from sabia.core.shards.dry_run import DryRun, Sample, estimate, no_rejects, planned, unmeasured
+from sabia.core.shards.dry_run import planned, unmeasured
 from sabia.core.shards.inputs import open_inputs
 from sabia.core.shards.job import Job
 from sabia.core.shards.layout import name_shards
-from sabia.core.shards.mapping import ShardContext, run_map
+from sabia.core.shards.mapping import run_map
 from sabia.core.shards.sources import Source, batches_of
+from sabia.core.text.tokenize import mix_writer, token_files
+from sabia.core.text.tokenize.document_encoding import pack_shard, show_dry_run
 from sabia.core.text.tokenize.encoders import Encoder, choose_encoder, probe_texts
 from sabia.core.text.tokenize.mix_plan import parse_mix
-from sabia.core.text.tokenize.packing import make_packer, to_batch
 from sabia.core.text.tokenize.source_buckets import Buckets
-from sabia.core.text.tokenize.token_counts import Tally, coded, report_bytes_per_token
+from sabia.core.text.tokenize.token_counts import report_bytes_per_token
 from sabia.core.text.tokenize.tokenizer import Tokenizer, load_tokenizer
 from sabia.core.text.tokenize.tokenizer_source import obtain_tokenizer, with_end
 
 
 def run(job: Job, options: TokenizeOptions) -> None:
     """Tokenizes the job's documents; raises what the shards and the tokenizer raise."""
-    from sabia.core.text.tokenize import mix_writer, token_files
-
-    buckets, weights = buckets_of(options), parse_mix(options.mix) if options.mix else {}
+    buckets, weights = Buckets.parse(options.by), parse_mix(options.mix) if options.mix else {}
     sources = open_inputs(job, "document")
     tokenizer, place = obtain_tokenizer(job, options, sources)
     if options.format == "rows":
@@ -57,7 +52,7 @@ def run(job: Job, options: TokenizeOptions) -> None:
     if weights:
         if encoder is None or job.dry_run:
             shown = planned(job, sources, figures={"mix": options.mix})
-            show_ids(shown, job, sources, transform, tokens=options.tokens)
+            show_dry_run(shown, job, sources, transform, tokens=options.tokens)
         else:
             mix_writer.write(said, options, encoder, sources, salt)
         return
@@ -68,93 +63,10 @@ def run(job: Job, options: TokenizeOptions) -> None:
         )
     else:
         summary = token_files.write(
-            token_files.Plan(said, options.format, transform, salt), sources
+            token_files.PartSettings(said, options.format, transform, salt), sources
         )
     if not job.dry_run:
         report_bytes_per_token(job, summary)
-
-
-def show_ids(
-    shown: DryRun,
-    job: Job,
-    sources: Sequence[Source],
-    pack: partial[Iterator[pa.RecordBatch]],
-    bytes_per_id: int = 4,
-    tokens: int | None = None,
-) -> None:
-    """Show a plan with estimates by packing a sample; bytes are those of ids before compression.
-
-    pack: `pack_shard` with its encoder, which is None before a tokenizer is trained. tokens: to be
-    written, where it is not all.
-    """
-    length = pack.keywords["length"]
-
-    def packed(sample: Sample) -> Iterator[pa.RecordBatch]:
-        return pack(sample.batches(), ShardContext(0, sample.name, no_rejects()))
-
-    if pack.keywords["encoder"] is not None:
-        row = length * bytes_per_id
-        estimate(
-            shown, sources, packed, job.jobs, lambda found: sum(b.num_rows * row for b in found)
-        )
-        if tokens is not None:
-            shown.bytes_written = tokens // length * row
-    shown.show(job)
-
-
-def buckets_of(options: TokenizeOptions) -> Buckets | None:
-    """How sources are split by a score, if they are. Raises UsageError."""
-    return Buckets.parse(options.by) if options.by else None
-
-
-def pack_shard(
-    batches: Iterator[pa.RecordBatch],
-    context: ShardContext,
-    encoder: Encoder,
-    length: int,
-    packing: str,
-    buckets: Buckets | None = None,
-) -> Iterator[pa.RecordBatch]:
-    """The transform: documents of one shard → token rows."""
-    tally, names = Tally(), list[str | None]()
-    packer = make_packer(packing, length, encoder.tokenizer.pad_id)
-    for batch in batches:
-        kept = usable(batch, context, buckets)
-        tokens, lengths = encode_documents(encoder, kept, tally)
-        for rows in packer.add(tokens, lengths, source_codes(kept, names)):
-            yield to_batch(rows, names)
-    for rows in packer.flush():
-        yield to_batch(rows, names)
-    for name, n in tally.counters().items():
-        context.count(name, n)
-
-
-def usable(
-    batch: pa.RecordBatch, context: ShardContext, buckets: Buckets | None = None
-) -> pa.RecordBatch:
-    """The batch without documents that have no text, which are rejected; sources are split."""
-    empty = pc.equal(pc.binary_length(batch.column("text")), 0)
-    if pc.any(empty).as_py():
-        context.reject(batch.filter(empty), "empty text")
-        batch = batch.filter(pc.invert(empty))
-    return buckets.split(batch) if buckets else batch
-
-
-def source_codes(batch: pa.RecordBatch, names: list[str | None]) -> np.ndarray:
-    """int64[documents]: the place in `names` of each document's source; new ones are appended."""
-    found, codes = coded(batch.column("source"))
-    names += [name for name in found if name not in names]
-    return np.array([names.index(name) for name in found], np.int64)[codes]
-
-
-def encode_documents(
-    encoder: Encoder, batch: pa.RecordBatch, tally: Tally
-) -> tuple[np.ndarray, np.ndarray]:
-    """(tokens int32[Σ n], lengths int64[documents]) with the end-of-document token after each."""
-    end = encoder.tokenizer.eos_id
-    tokens, lengths = encoder.encode(batch.column("text"), -1 if end is None else end)
-    tally.add(batch, lengths - 1)
-    return tokens, lengths
 
 
 def _encoder(tokenizer: Tokenizer, options: TokenizeOptions, sources: Sequence[Source]) -> Encoder:

@@ -1,9 +1,10 @@
 """Token files of other trainers: Megatron `.bin`/`.idx`, and Arrow directories of `datasets`.
 
-Both go into a directory, a part for each input shard: `part-00000.bin` and `.idx` hold documents,
-`data-00000.arrow` the packed rows, with `state.json` and `dataset_info.json` so that
-`datasets.load_from_disk` opens the directory. A part's record, `part-00000.json`, is written last
-and says what it was made from; a run again makes only what is missing or made from something else.
+Both formats write a directory with one part per input shard: `part-00000.bin` and `.idx` hold
+documents; `data-00000.arrow` holds packed rows, with `state.json` and `dataset_info.json` so that
+`datasets.load_from_disk` opens the directory. The record of a part, `part-00000.json`, is written
+last and holds the fingerprint of its inputs and options; the next run writes only the parts that
+are missing or whose fingerprint differs.
 """
 
 import json
@@ -30,20 +31,24 @@ from sabia.core.shards.mapping import ShardContext, counted, our_shards
 from sabia.core.shards.rejects import Rejects, reject_path
 from sabia.core.shards.sources import Source
 from sabia.core.shards.summary import Summary
+from sabia.core.text.tokenize.document_encoding import (
+    encode_documents,
+    prepare_documents,
+    show_dry_run,
+)
 from sabia.core.text.tokenize.encoders import Encoder
 from sabia.core.text.tokenize.megatron import SMALL_VOCABULARY, MegatronWriter
-from sabia.core.text.tokenize.stage import encode_documents, show_ids, usable
 from sabia.core.text.tokenize.token_counts import Tally
 
 Batches = Iterator["pa.RecordBatch"]
 
 
 @dataclass(frozen=True)
-class Plan:
-    """What every part is made with; picklable."""
+class PartSettings:
+    """What all parts have in common; picklable."""
 
     job: Job
-    form: str  # arrow or megatron
+    format: str  # arrow or megatron
     pack: partial[Batches]  # `pack_shard` with its encoder: documents → packed rows
     salt: str
 
@@ -53,104 +58,109 @@ class Plan:
         return self.pack.keywords["encoder"]
 
     def provenance(self, source: Source) -> dict[str, Any]:
-        """What part of one source is made from."""
-        return manifest.provenance(self.job, self.form, [source.fingerprint()], self.salt)
+        """The inputs and options that determine the part of one source."""
+        return manifest.provenance(self.job, self.format, [source.fingerprint()], self.salt)
 
     def record(self, part: int) -> Path:
-        """The record of a part."""
+        """The path of a part's record."""
         return Path(str(self.job.out)) / f"part-{part:05d}.json"
 
 
-def write(plan: Plan, sources: Sequence[Source]) -> Summary:
-    """Writes the parts that this process owns; returns the figures.
+def write(settings: PartSettings, sources: Sequence[Source]) -> Summary:
+    """Write the parts of this process's slice; return the counts.
 
     Raises UsageError where the output is not a local directory.
     """
-    job = plan.job
+    job = settings.job
     if not job.to_directory or "://" in str(job.out):
-        raise UsageError(f"--format {plan.form} writes a local directory; give -o DIR")
+        raise UsageError(f"--format {settings.format} writes a local directory; give -o DIR")
     ours = our_shards(job, len(sources))
     if job.dry_run:
-        _dry_run(plan, sources, ours)
+        _dry_run(settings, sources, ours)
         return Summary()
     started, total = time.monotonic(), Summary()
     adopt(job)
-    for done in run_tasks(_one_part, [(plan, sources[i], i) for i in ours], job.jobs):
+    for done in run_tasks(_one_part, [(settings, sources[i], i) for i in ours], job.jobs):
         total.add(done)
-    if plan.form == "arrow":
+    if settings.format == "arrow":
         _write_state(job, len(sources))
     total.seconds = time.monotonic() - started
     total.report(job)
     return total
 
 
-def _dry_run(plan: Plan, sources: Sequence[Source], ours: Sequence[int]) -> None:
-    """Show what would be done."""
-    shown = planned(plan.job, [sources[part] for part in ours], writes=[])
+def _dry_run(settings: PartSettings, sources: Sequence[Source], ours: Sequence[int]) -> None:
+    shown = planned(settings.job, [sources[part] for part in ours], writes=[])
     todo = []
     for part in ours:
-        record, source = plan.record(part), sources[part]
-        done = not plan.job.force and _known(record, plan.provenance(source)) is not None
+        record, source = settings.record(part), sources[part]
+        done = (
+            not settings.job.force
+            and _rows_written(record, settings.provenance(source)) is not None
+        )
         action = "keep" if done else "write"
         shown.writes.append({"path": str(record), "action": action, "from": source.name})
         todo += [] if done else [source]
-    encoder = plan.pack.keywords["encoder"]
-    narrow = encoder and encoder.tokenizer.vocab_size < SMALL_VOCABULARY
-    show_ids(shown, plan.job, todo, plan.pack, 2 if narrow and plan.form == "megatron" else 4)
+    encoder = settings.pack.keywords["encoder"]
+    small = encoder and encoder.tokenizer.vocab_size < SMALL_VOCABULARY
+    bytes_per_id = 2 if small and settings.format == "megatron" else 4
+    show_dry_run(shown, settings.job, todo, settings.pack, bytes_per_id)
 
 
-def _one_part(plan: Plan, source: Source, part: int) -> Summary:
-    made, record = plan.provenance(source), plan.record(part)
-    if not plan.job.force and (known := _known(record, made)) is not None:
-        return Summary(shards_skipped=1, rows_out=known)
+def _one_part(settings: PartSettings, source: Source, part: int) -> Summary:
+    provenance, record = settings.provenance(source), settings.record(part)
+    if not settings.job.force and (rows := _rows_written(record, provenance)) is not None:
+        return Summary(shards_skipped=1, rows_out=rows)
     summary = Summary(shards_done=1)
-    with Rejects(reject_path(plan.job, part)) as rejects:
+    with Rejects(reject_path(settings.job, part)) as rejects:
         context = ShardContext(part, source.name, rejects, summary.counters)
         batches = counted(source, context, summary, ProgressBar())
-        write_part = {"arrow": _arrow, "megatron": _megatron}[plan.form]
-        summary.rows_out = write_part(plan, batches, context, part)
+        write_part = {"arrow": _arrow, "megatron": _megatron}[settings.format]
+        summary.rows_out = write_part(settings, batches, context, part)
     if rejects.count:
         summary.rejected, summary.reject_path = rejects.count, rejects.path
-    write_atomic(record, json.dumps(made | {"rows": summary.rows_out}, indent=1))
+    write_atomic(record, json.dumps(provenance | {"rows": summary.rows_out}, indent=1))
     return summary
 
 
-def _known(record: Path, made: Mapping[str, Any]) -> int | None:
-    """Rows of a part that is there and made from the same; else None."""
+def _rows_written(record: Path, provenance: Mapping[str, Any]) -> int | None:
+    """Rows of a finished part of the same provenance; None where there is no such part."""
     if not record.is_file():
         return None
     try:
-        said = json.loads(record.read_text("utf-8"))
+        content = json.loads(record.read_text("utf-8"))
     except ValueError:
         return None
-    return said.get("rows") if said.get("fingerprint") == made["fingerprint"] else None
+    same = content.get("fingerprint") == provenance["fingerprint"]
+    return content.get("rows") if same else None
 
 
-def _arrow(plan: Plan, batches: Batches, context: ShardContext, part: int) -> int:
-    """An Arrow stream of packed rows; returns how many."""
+def _arrow(settings: PartSettings, batches: Batches, context: ShardContext, part: int) -> int:
+    """Write an Arrow stream of packed rows; return how many."""
     rows = 0
     with (
-        atomic_path(_data_file(plan.job, part)) as path,
+        atomic_path(_data_file(settings.job, part)) as path,
         open(path, "wb") as file,
         pa.ipc.new_stream(file, schemas.KINDS["tokens"]) as stream,
     ):
-        for batch in plan.pack(batches, context):
+        for batch in settings.pack(batches, context):
             stream.write(batch)
             rows += batch.num_rows
     return rows
 
 
-def _megatron(plan: Plan, batches: Batches, context: ShardContext, part: int) -> int:
-    """A `.bin` and its `.idx`, which appears last; returns the documents in them."""
+def _megatron(settings: PartSettings, batches: Batches, context: ShardContext, part: int) -> int:
+    """Write a `.bin`, then its `.idx`; return how many documents they hold."""
     tally = Tally()
-    stem = Path(str(plan.job.out)) / f"part-{part:05d}"
+    stem = Path(str(settings.job.out)) / f"part-{part:05d}"
     with ExitStack() as stack:
         index = stack.enter_context(atomic_path(f"{stem}.idx"))
         data = stack.enter_context(atomic_path(f"{stem}.bin"))
         file = stack.enter_context(open(data, "wb"))
-        writer = MegatronWriter(file, plan.encoder.tokenizer.vocab_size)
+        writer = MegatronWriter(file, settings.encoder.tokenizer.vocab_size)
         for batch in batches:
-            writer.add(*encode_documents(plan.encoder, usable(batch, context), tally))
+            documents = prepare_documents(batch, context)
+            writer.add(*encode_documents(settings.encoder, documents, tally))
         writer.write_index(index)
     for name, n in tally.counters().items():
         context.count(name, n)
@@ -162,11 +172,14 @@ def _data_file(job: Job, part: int) -> Path:
 
 
 def _write_state(job: Job, parts: int) -> None:
-    """What `datasets.load_from_disk` reads beside the data; in slices the last one's is whole."""
+    """Write what `datasets.load_from_disk` reads beside the data.
+
+    Each slice writes it for the parts that exist; the last slice to finish lists all parts.
+    """
     folder = Path(str(job.out))
-    there = [path.name for part in range(parts) if (path := _data_file(job, part)).is_file()]
+    names = [path.name for part in range(parts) if (path := _data_file(job, part)).is_file()]
     state: dict[str, Any] = {
-        "_data_files": [{"filename": name} for name in there],
+        "_data_files": [{"filename": name} for name in names],
         "_fingerprint": "sabia",
         "_format_columns": None,
         "_format_kwargs": {},
@@ -177,8 +190,8 @@ def _write_state(job: Job, parts: int) -> None:
     features = {field.name: _feature(field.type) for field in schemas.KINDS["tokens"]}
     write_atomic(folder / "state.json", json.dumps(state, indent=1))
     write_atomic(folder / "dataset_info.json", json.dumps({"features": features}, indent=1))
-    if len(there) < parts:
-        notes.note(f"{len(there)} of {parts} parts so far")
+    if len(names) < parts:
+        notes.note(f"{len(names)} of {parts} parts are written so far")
 
 
 def _feature(kind: pa.DataType) -> dict[str, Any]:

@@ -1,10 +1,4 @@
-"""A tokenizer: train one, or load any `tokenizer.json`; ids as in transformers.
-
-By default one is trained that splits text by the GPT-4 pattern with every digit alone, so that
-numbers have one reading, and covers all 256 bytes, so that any text decodes back to itself. Its
-special tokens are <|endoftext|> <|pad|> <|im_start|> <|im_end|> and RESERVED spare ones, at ids
-0..15. Other kinds: tokenizer_training.
-"""
+"""A tokenizer loaded from any `tokenizer.json`; its ids are those of transformers."""
 
 import hashlib
 import json
@@ -14,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 from sabia.core.errors import BadData, UsageError
-from sabia.core.options.tokenize import TokenizerTraining
 from sabia.core.shards.atomic import write_atomic
 from sabia.core.text.tokenize.chatml import TURN_END
 
@@ -158,27 +151,6 @@ class Tokenizer:
     def _role_id(self, role: str) -> int | None:
         token = self.special_tokens.get(role)
         return None if token is None else self.token_id(token)
-
-
-def train(texts: Iterable[str], options: TokenizerTraining) -> Tokenizer:
-    """Trains on the texts in their order.
-
-    The roles of a conversation (user, assistant, system, tool) are single tokens of a byte-level
-    one. The vocabulary comes out smaller where the texts have too few pairs.
-    """
-    from sabia.core.text.tokenize.tokenizer_training import tokenizer_config, train_definition
-
-    settings = tokenizer_config(options)
-    template = settings.pop("chat_template")
-    return Tokenizer(train_definition(texts, options), settings, template)
-
-
-def train_bpe(texts: Iterable[str], vocab_size: int, *, min_frequency: int = 2) -> Tokenizer:
-    """`train` of the default kind: a byte-level BPE of at most `vocab_size` tokens.
-
-    Raises UsageError where `vocab_size` has no room for the special tokens and the bytes.
-    """
-    return train(texts, TokenizerTraining(vocab_size=vocab_size, min_frequency=min_frequency))
 
 
 def load_tokenizer(path: str | Path, option: str = "") -> Tokenizer:

@@ -20,8 +20,8 @@ from sabia.core.shards.job import Job
 from sabia.core.shards.layout import FORMER_TOKENIZER, TOKENIZER, adopt_tokenizer, check_outside
 from sabia.core.shards.slices import slurm_slice
 from sabia.core.shards.sources import Source
-from sabia.core.text.tokenize.tokenizer import Tokenizer, load_tokenizer, train
-from sabia.core.text.tokenize.tokenizer_training import added_tokens, target
+from sabia.core.text.tokenize.tokenizer import Tokenizer, load_tokenizer
+from sabia.core.text.tokenize.tokenizer_training import added_tokens, target, train
 from sabia.core.text.tokenize.training_sample import sampled_texts
 from sabia.core.text.tokenize.vocabulary_extension import (
     EXTENSION_FILE,

@@ -14,7 +14,8 @@ import json
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
+from tokenizers import Regex, decoders, models, normalizers, pre_tokenizers, trainers
+from tokenizers import Tokenizer as Backend
 
 from sabia.core.errors import UsageError
 from sabia.core.options.tokenize import TokenizerTraining
@@ -27,6 +28,7 @@ from sabia.core.text.tokenize.bpe_tables import (
 )
 from sabia.core.text.tokenize.chat_tokens import with_role_words
 from sabia.core.text.tokenize.chatml import CHATML_TEMPLATE, END_OF_TEXT, PAD, TURN_END, TURN_START
+from sabia.core.text.tokenize.tokenizer import Tokenizer
 
 DIGITS = {"single": r"\p{N}", "three": r"\p{N}{1,3}"}
 BYTES = 256
@@ -63,35 +65,41 @@ def target(options: TokenizerTraining) -> int:
     return -(-options.vocab_size // options.vocab_multiple) * options.vocab_multiple
 
 
-def train_definition(texts: Iterable[str], options: TokenizerTraining) -> str:
-    """The text of tokenizer.json trained on `texts`; at most `target` tokens, fewer where
-    the texts have too few pairs, but always a multiple."""
+def train(texts: Iterable[str], options: TokenizerTraining) -> Tokenizer:
+    """Train a tokenizer on the texts in their order.
+
+    It has at most `target` tokens: fewer where the texts have too few pairs, but always a multiple.
+    A byte-level tokenizer holds each role of a conversation (user, assistant, system, tool) as a
+    single token. Raises UsageError where `target` does.
+    """
     if options.model == "bpe":
         definition = with_role_words(_byte_level(texts, options), target(options))
     else:
         definition = _with_blanks(texts, options)
-    return _filled(definition, options.vocab_multiple)
-
-
-def tokenizer_config(options: TokenizerTraining) -> dict[str, Any]:
-    """tokenizer_config.json of a trained tokenizer."""
-    unknown = {} if options.model == "bpe" else {"unk_token": UNKNOWN}
-    return {
+    config = {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "eos_token": END_OF_TEXT,
         "pad_token": PAD,
-        **unknown,
+        **({} if options.model == "bpe" else {"unk_token": UNKNOWN}),
         "additional_special_tokens": [TURN_START, TURN_END, *added_tokens(options)],
         "clean_up_tokenization_spaces": False,
         "add_bos_token": False,
         "add_prefix_space": False,
         "model_max_length": 1 << 20,
-        "chat_template": CHATML_TEMPLATE,
     }
+    return Tokenizer(_filled(definition, options.vocab_multiple), config, CHATML_TEMPLATE)
+
+
+def train_bpe(texts: Iterable[str], vocab_size: int, *, min_frequency: int = 2) -> Tokenizer:
+    """Train a byte-level BPE tokenizer of at most `vocab_size` tokens with the default options.
+
+    Raises UsageError where `vocab_size` cannot hold the special tokens and the bytes.
+    """
+    return train(texts, TokenizerTraining(vocab_size=vocab_size, min_frequency=min_frequency))
 
 
 def _byte_level(texts: Iterable[str], options: TokenizerTraining) -> str:
-    backend = Tokenizer(models.BPE())
+    backend = Backend(models.BPE())
     backend.pre_tokenizer = pre_tokenizers.Sequence(_byte_level_steps(options))
     backend.decoder = decoders.ByteLevel()
     _set_normalizer(backend, options, [])
@@ -132,7 +140,7 @@ def _set_normalizer(backend: Any, options: TokenizerTraining, more: Sequence[Any
 def _with_blanks(texts: Iterable[str], options: TokenizerTraining) -> str:
     """A SentencePiece-like tokenizer: pieces of characters, bytes for the rest."""
     unigram = options.model == "unigram"
-    backend = Tokenizer(models.Unigram() if unigram else models.BPE())
+    backend = Backend(models.Unigram() if unigram else models.BPE())
     _set_normalizer(backend, options, [normalizers.Replace(" ", BLANK)])
     backend.pre_tokenizer = pre_tokenizers.Sequence(
         [_isolate(DIGITS[options.digits]), _isolate(rf"{BLANK}+[^{BLANK}\n]*|\n+")]

@@ -17,7 +17,7 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Directory of a 2-layer Llama, fp32, with weights large enough to prefer some tokens."""
     from sabia.core.model.storage import hub
     from sabia.core.spec import from_config, new_config
-    from sabia.core.text.tokenize.tokenizer import train_bpe
+    from sabia.core.text.tokenize.tokenizer_training import train_bpe
 
     root = tmp_path_factory.mktemp("model")
     tokenizer = train_bpe(TEXTS, 400)

@@ -7,7 +7,8 @@ import pytest
 
 from sabia.core.errors import BadData, UsageError
 from sabia.core.generate import chat
-from sabia.core.text.tokenize.tokenizer import Tokenizer, load_tokenizer, train_bpe
+from sabia.core.text.tokenize.tokenizer import Tokenizer, load_tokenizer
+from sabia.core.text.tokenize.tokenizer_training import train_bpe
 
 CALL = {"type": "function", "function": {"name": "add", "arguments": {"a": 37, "b": "ç"}}}
 TOOLS = [

@@ -12,7 +12,7 @@ from sabia.core.generate.requests import Request
 from sabia.core.model import forward
 from sabia.core.model.backend import load_ops
 from sabia.core.spec import from_config, new_config
-from sabia.core.text.tokenize.tokenizer import train_bpe
+from sabia.core.text.tokenize.tokenizer_training import train_bpe
 
 TEXT = ["the quick brown fox jumps over the lazy dog 0123456789 + =", "olá mundo, é só um teste"]
 

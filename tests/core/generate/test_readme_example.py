@@ -8,7 +8,7 @@ import pytest
 from sabia.core.model.init import init_params
 from sabia.core.model.storage import hub
 from sabia.core.spec import from_config
-from sabia.core.text.tokenize.tokenizer import train_bpe
+from sabia.core.text.tokenize.tokenizer_training import train_bpe
 
 README = Path(__file__).parents[3] / "README.md"
 

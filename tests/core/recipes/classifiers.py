@@ -10,7 +10,7 @@ import pyarrow.parquet as pq
 
 from sabia.core.model.storage import hub
 from sabia.core.spec import from_config
-from sabia.core.text.tokenize.tokenizer import train_bpe
+from sabia.core.text.tokenize.tokenizer_training import train_bpe
 
 WORDS = {
     "good": ("theorem", "proof", "lemma", "integral", "vector", "matrix"),

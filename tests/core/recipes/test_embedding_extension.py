@@ -12,7 +12,8 @@ from sabia.core.errors import BadData, UsageError
 from sabia.core.model.storage import hub
 from sabia.core.recipes.embedding_extension import model_for
 from sabia.core.spec import from_config, new_config, parse_shape
-from sabia.core.text.tokenize.tokenizer import load_tokenizer, train_bpe
+from sabia.core.text.tokenize.tokenizer import load_tokenizer
+from sabia.core.text.tokenize.tokenizer_training import train_bpe
 from sabia.core.text.tokenize.vocabulary_extension import extend, load_extension
 
 OTHER = [f"zorblat {i % 13} quizzem {i % 7} frumious bandersnatch" for i in range(300)]

@@ -32,7 +32,8 @@ from sabia.core.recipes.grpo_report import Table
 from sabia.core.recipes.grpo_sampling import Sampler
 from sabia.core.shards.job import Job
 from sabia.core.spec import from_config, new_config
-from sabia.core.text.tokenize.tokenizer import load_tokenizer, train_bpe
+from sabia.core.text.tokenize.tokenizer import load_tokenizer
+from sabia.core.text.tokenize.tokenizer_training import train_bpe
 from sabia.core.train.losses.grpo import grpo_loss
 from sabia.core.train.losses.next_token import next_token_loss
 from sabia.core.train.stepper import make_stepper

@@ -26,7 +26,8 @@ from sabia.core.text.tokenize.bpe_tables import (
     known_patterns,
     o200k_pattern,
 )
-from sabia.core.text.tokenize.tokenizer import Tokenizer, train_bpe
+from sabia.core.text.tokenize.tokenizer import Tokenizer
+from sabia.core.text.tokenize.tokenizer_training import train_bpe
 from sabia.kernels.text.unicode_classes import CJK, CLASS_BITS, UNKNOWN, class_table
 
 _WORDS = """

@@ -102,7 +102,7 @@ class Scripted:
 def test_local_writer_generates_once_and_keeps_answers(tmp_path):
     from sabia.core.generate.cache import CallCache
     from sabia.core.text.rewrite.model_engine import LocalWriter
-    from sabia.core.text.tokenize.tokenizer import train_bpe
+    from sabia.core.text.tokenize.tokenizer_training import train_bpe
 
     engine = Scripted(train_bpe([SOURCE, GOOD] * 3, 400))
     door = ("name", "f" * 32, CallCache(tmp_path), "reason-first", 0.0, 0)
@@ -122,7 +122,7 @@ def test_a_real_local_model_answers(tmp_path):
     from sabia.core.model.init import init_params
     from sabia.core.model.storage import hub
     from sabia.core.spec import from_config
-    from sabia.core.text.tokenize.tokenizer import train_bpe
+    from sabia.core.text.tokenize.tokenizer_training import train_bpe
 
     tokenizer = train_bpe([SOURCE, GOOD] * 3, 400)
     config = {

@@ -13,7 +13,8 @@ from in_process import stage
 
 from sabia.core.errors import UsageError
 from sabia.core.text.dedup.hash_partitions import HashPartitions, group_by_value
-from sabia.core.text.tokenize.tokenizer import Tokenizer, train_bpe
+from sabia.core.text.tokenize.tokenizer import Tokenizer
+from sabia.core.text.tokenize.tokenizer_training import train_bpe
 from sabia.kernels.minhash.interface import numba_available
 
 ENGINES = ["numpy", "numba"] if numba_available() else ["numpy"]

@@ -8,8 +8,8 @@ import pytest
 
 from sabia.core.errors import BadData, UsageError
 from sabia.core.options.tokenize import TokenizerTraining
-from sabia.core.text.tokenize.tokenizer import Tokenizer, load_tokenizer, train_bpe
-from sabia.core.text.tokenize.tokenizer_training import specials
+from sabia.core.text.tokenize.tokenizer import Tokenizer, load_tokenizer
+from sabia.core.text.tokenize.tokenizer_training import specials, train_bpe
 
 TEXTS = [
     f"The sum of {a} and {b} is {a + b}. A soma de {a} e {b} é {a + b}; não é difícil."

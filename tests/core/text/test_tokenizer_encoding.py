@@ -10,7 +10,8 @@ import pytest
 
 from sabia.core.errors import UsageError
 from sabia.core.text.tokenize.encoders import Encoder, choose_encoder, tiktoken_encoding
-from sabia.core.text.tokenize.tokenizer import Tokenizer, train_bpe
+from sabia.core.text.tokenize.tokenizer import Tokenizer
+from sabia.core.text.tokenize.tokenizer_training import train_bpe
 
 TEXTS = [
     f"Número {i}: the {word} of {i * 37} — não é “difícil”, it's {word}ly done.\n\n\tFim {i}.  "

@@ -5,8 +5,7 @@ import pytest
 from sabia.core.errors import UsageError
 from sabia.core.options.tokenize import TokenizerTraining
 from sabia.core.text.tokenize.bpe_encoder import KernelEncoder
-from sabia.core.text.tokenize.tokenizer import train
-from sabia.core.text.tokenize.tokenizer_training import specials, target
+from sabia.core.text.tokenize.tokenizer_training import specials, target, train
 
 MODELS, PATTERNS = (TokenizerTraining.table[name].choices for name in ("model", "pattern"))
 TEXTS = [

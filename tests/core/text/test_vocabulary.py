@@ -15,7 +15,8 @@ from sabia.core.options.tokenize import TokenizerTraining
 from sabia.core.shards.inputs import from_path
 from sabia.core.text.tokenize.bpe_encoder import KernelEncoder
 from sabia.core.text.tokenize.encoders import Encoder
-from sabia.core.text.tokenize.tokenizer import Tokenizer, train
+from sabia.core.text.tokenize.tokenizer import Tokenizer
+from sabia.core.text.tokenize.tokenizer_training import train
 from sabia.core.text.tokenize.training_sample import even_split, sampled_batches
 from sabia.core.text.tokenize.vocabulary_extension import (
     Extension,
