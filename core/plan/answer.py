@@ -1,7 +1,7 @@
-"""What one call of the planner gives back: text, JSON, rows, and remarks, from its options.
+"""One call of the planner: from its options to text, JSON, rows, notes, warnings and charts.
 
-Two questions are answered: one run on one kind of chip, with the views that its options ask for,
-and the budget of a pyramid of runs.
+It plans one run on one kind of chip, with the views that its options request, compares several
+plans, or adds up the budget of a list of runs.
 """
 
 from collections.abc import Callable
@@ -21,13 +21,13 @@ from sabia.core.plan.request import PlanRequest, build
 if TYPE_CHECKING:
     from sabia.core.plan.output.several import Priced
 
-# what is not a training run → the function of output/generation.py that shows it
+# stage that is no training run → its function in output/generation.py
 STAGES = {"serve": "serve", "grpo": "grpo", "eval": "evaluate"}
 
 
 @dataclass(frozen=True)
 class PlanOutput:
-    """One answer in every form it can be asked for."""
+    """The output of one call in every form."""
 
     text: str
     report: dict[str, Any]
@@ -38,21 +38,21 @@ class PlanOutput:
 
 
 def answer(settings: PlanOptions, today: date | None = None) -> PlanOutput:
-    """Answer the question that `settings` ask. Raises UsageError, Infeasible, BadData."""
+    """Plan what `settings` request. Raises UsageError, Infeasible, BadData."""
     today = today or date.today()
     if settings.plot:
         _plots().check_form(settings.plot)
     if settings.inputs:
         return _of_inputs(settings, today)
     if not settings.trains:
-        return of_stage(settings, today)
+        return _of_stage(settings, today)
     if settings.budget:
-        return of_budget(settings, today)
+        return _of_budget(settings, today)
     if settings.compare:
         from sabia.core.plan.output import several
 
         return _of_several(settings, "CHIP", several.compared(settings, today), today)
-    return of_run(settings, today)
+    return _of_run(settings, today)
 
 
 def _of_inputs(settings: PlanOptions, today: date) -> PlanOutput:
@@ -82,11 +82,11 @@ def _of_several(settings: PlanOptions, first: str, priced: "Priced", today: date
 
 
 def _plots() -> Any:
-    """The module of charts, which only `--plot` needs."""
+    """The module of charts, imported for `--plot` only."""
     return import_module("sabia.core.plan.output.plots")
 
 
-def of_run(settings: PlanOptions, today: date) -> PlanOutput:
+def _of_run(settings: PlanOptions, today: date) -> PlanOutput:
     """Plan one run."""
     request, plan = plan_of(settings, today=today)
     shown_views = views(request, plan)
@@ -106,7 +106,7 @@ def of_run(settings: PlanOptions, today: date) -> PlanOutput:
 
 
 def _emitted(request: PlanRequest, plan: Plan, today: date) -> PlanOutput:
-    """The script alone on stdout; the plan in one note."""
+    """The launch script alone on stdout; the verdict on the plan as a note."""
     script = import_module("sabia.core.plan.output.emitted").script(request, plan)
     return PlanOutput(
         text=script.rstrip("\n"),
@@ -117,8 +117,8 @@ def _emitted(request: PlanRequest, plan: Plan, today: date) -> PlanOutput:
     )
 
 
-def of_stage(settings: PlanOptions, today: date) -> PlanOutput:
-    """Serving, steps of GRPO, or an evaluation of the model."""
+def _of_stage(settings: PlanOptions, today: date) -> PlanOutput:
+    """Serving, GRPO steps, or an evaluation of the model."""
     from sabia.core.plan.output import generation, summary
 
     request = build(settings, today=today)
@@ -141,8 +141,8 @@ def of_stage(settings: PlanOptions, today: date) -> PlanOutput:
     )
 
 
-def of_budget(settings: PlanOptions, today: date) -> PlanOutput:
-    """Sum up a pyramid of runs."""
+def _of_budget(settings: PlanOptions, today: date) -> PlanOutput:
+    """The budget of a list of runs."""
     from sabia.core.plan.output import budget
 
     pyramid = budget.pyramid_of(settings, today)

@@ -1,8 +1,8 @@
-"""Read the data files of this room (data/*.toml): one entry, its source and its date.
+"""Read the data files (data/*.toml) and check each entry.
 
-Every fact that ages (a chip's rate, a price) is data with a source and a date, never code.
-An entry without either is refused, as is a key that no reader knows (a misspelt field would
-otherwise be silently left out).
+Every fact that changes over time (a chip's rate, a price) is data with a source and a date, never
+code. An entry without either is an error, and so is an unknown key: a misspelt field would
+otherwise be ignored silently.
 """
 
 import functools
@@ -18,7 +18,7 @@ _DATA = os.path.join(os.path.dirname(__file__), "data")
 
 @functools.cache
 def read_data(name: str) -> dict[str, Any]:
-    """The file `name` of `data/`, parsed once; not to be changed by its readers."""
+    """The file `name` of `data/`, parsed once; callers must not change it."""
     with open(os.path.join(_DATA, name), "rb") as file:
         return tomllib.load(file)
 
@@ -37,6 +37,6 @@ def check_entry(
 
 
 def median(values: list[float]) -> float:
-    """The middle value; without the statistics module, which takes longer to import than to run."""
+    """The median; the statistics module takes longer to import than to run."""
     ordered, half = sorted(values), len(values) // 2
     return (ordered[half] + ordered[~half]) / 2

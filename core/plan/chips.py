@@ -1,7 +1,7 @@
-"""Accelerators by name: peak rate, memory, node size, and the way out to host and storage.
+"""Accelerators by name: peak rate, memory, node size, and bandwidth to host and network.
 
-The figures are data (chips.toml) with their source and date. Peaks are dense BF16; memory is
-kept twice where marketing and programs disagree (B200: 192 GB sold, 180 GB usable).
+The figures are data (chips.toml) with source and date. Peaks are dense BF16. Memory has two values
+where the marketed size is more than programs can use (B200: 192 GB sold, 180 GB usable).
 """
 
 import datetime
@@ -13,7 +13,7 @@ from sabia.core.options.option import unknown
 from sabia.core.plan.catalogue import check_entry, read_data
 
 REQUIRED = {"family", "bf16_tflops", "hbm_gb", "node_chips", "source", "date"}
-# key of chips.toml → field of Chip, and the key's unit in the field's; other keys are fields
+# key of chips.toml → field of Chip, and the factor to the field's unit; other keys are fields
 SCALED = {
     "bf16_tflops": ("bf16_flops_per_s", 1e12),
     "fp8_tflops": ("fp8_flops_per_s", 1e12),
@@ -32,12 +32,13 @@ OPTIONAL = SCALED.keys() | {"torus_axes", "matmul_ceiling", "fp8_matmul_ceiling"
 
 @dataclass(frozen=True, kw_only=True)
 class Chip:
-    """One accelerator; rates per second, `None` where no public figure was found.
+    """One accelerator; rates are per second, `None` where no public figure exists.
 
-    scale_up_bytes_per_s: one way, of a chip inside its fast domain of `scale_up_domain` chips (a
-    switch, or all links of a torus of `torus_axes` dimensions; 0 where there is no torus).
-    network_bytes_per_s: the chip's share of its host's network. matmul_ceiling: best measured BF16
-    matrix product over the peak. `fp8`, `fp4`: None too where the chip has no such units.
+    scale_up_bytes_per_s: unidirectional bandwidth of a chip inside its scale-up domain of
+    `scale_up_domain` chips (a switch, or all links of a torus of `torus_axes` dimensions; 0 where
+    there is no torus). network_bytes_per_s: the chip's share of its host's network. matmul_ceiling:
+    best measured BF16 matrix product over the peak. `fp8`, `fp4`: None also where the chip has no
+    such units.
     """
 
     name: str
@@ -63,7 +64,7 @@ class Chip:
 
 
 def load_chips(data: dict[str, Any] | None = None) -> dict[str, Chip]:
-    """All chips by name; `data` stands in for chips.toml. Raises BadData on a faulty entry."""
+    """All chips by name; `data` replaces chips.toml. Raises BadData on a faulty entry."""
     entries = read_data("chips.toml") if data is None else data
     return {name: _chip(name, entry) for name, entry in entries.items()}
 
@@ -81,7 +82,7 @@ def _chip(name: str, entry: dict[str, Any]) -> Chip:
 
 
 def find_chip(name: str, flag: str = "--chip") -> Chip:
-    """The chip called `name`, in any case; `v5p` finds `tpu-v5p`. UsageError naming `flag`."""
+    """The chip `name`, in any case; `v5p` means `tpu-v5p`. Raises UsageError naming `flag`."""
     chips = load_chips()
     wanted = name.strip().lower()
     for key in (wanted, f"tpu-{wanted}"):
@@ -91,7 +92,7 @@ def find_chip(name: str, flag: str = "--chip") -> Chip:
 
 
 def known(chip: Chip, field: str) -> float:
-    """A figure of the chip. Raises UsageError naming the field where the catalogue has none."""
+    """A figure of the chip. Raises UsageError naming the field where chips.toml has none."""
     value = getattr(chip, field)
     if value is None:
         raise UsageError(

@@ -1,9 +1,9 @@
-"""Operations of a training run, and the chips and time they take.
+"""FLOPs of a training run, and whole numbers of chips and nodes.
 
-A training token costs 6 operations per active parameter (2 forward, 4 backward), 4 with LoRA,
-whose frozen weights need no weight gradient. Attention over the sequence is not in this count
-(the 6ND convention); MFU is measured against the same count. Counts of chips are exact here
-and rounded up by the caller, so that 63.01 can be told from 64.
+A training token costs 6 FLOPs per active parameter (2 forward, 4 backward), 4 with LoRA, whose
+frozen weights need no weight gradient. Attention over the sequence is not in this count (the 6ND
+convention); MFU is measured against the same count. Numbers of chips are fractions until they are
+shown, so that 63.01 and 64 differ.
 """
 
 import math
@@ -15,7 +15,7 @@ LORA_FLOPS_PER_PARAM_TOKEN = 4
 
 @dataclass(frozen=True)
 class MfuRange:
-    """What well-run training reaches, as a share of the dense BF16 peak."""
+    """Usual MFU of well-tuned training, as a share of the dense BF16 peak."""
 
     low: float
     high: float
@@ -25,18 +25,18 @@ MFU_RANGES = {"dense": MfuRange(0.50, 0.60), "sparse": MfuRange(0.20, 0.40)}
 
 
 def model_kind(params: float, active_params: float) -> str:
-    """'sparse' where a token visits only a part of the parameters, else 'dense'."""
+    """'sparse' where not all parameters are active for a token, else 'dense'."""
     return "sparse" if active_params < params else "dense"
 
 
 def train_flops(active_params: float, tokens: float, lora: bool = False) -> float:
-    """Operations of the whole run."""
+    """FLOPs of the whole run."""
     per_token = LORA_FLOPS_PER_PARAM_TOKEN if lora else FLOPS_PER_PARAM_TOKEN
     return per_token * active_params * tokens
 
 
 def whole_chips(chips: float) -> int:
-    """`chips` rounded up, forgiving the last bits of the division."""
+    """`chips` rounded up, with a tolerance for the last bits of the division."""
     return max(1, math.ceil(chips * (1 - 1e-12)))
 
 

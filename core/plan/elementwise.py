@@ -1,14 +1,14 @@
-"""The few operations by which a formula serves one layout and a hundred thousand alike.
+"""`max`, `min`, `if` and `ceil` for numbers and for NumPy arrays.
 
-Every formula of the planner is written once. Its arguments are numbers when one layout is asked
-about, NumPy arrays (one entry a candidate) in a search; arithmetic works on both, and these
-functions replace `max`, `min`, `if` and `ceil`. NumPy is imported only where an array came in.
+Every formula of the planner is written once. Its arguments are numbers for one layout, and NumPy
+arrays (one entry per candidate) in a search. Arithmetic works on both; these functions replace what
+does not. NumPy is imported only for arrays.
 """
 
 import math
 from typing import Any
 
-# a number, or a NumPy array with one entry a candidate
+# a number, or a NumPy array with one entry per candidate
 Number = Any
 
 
@@ -17,7 +17,7 @@ def _some_array(*values: Number) -> bool:
 
 
 def larger(a: Number, b: Number) -> Number:
-    """The larger of each pair."""
+    """The larger value of each pair."""
     if _some_array(a, b):
         import numpy as np
 
@@ -26,7 +26,7 @@ def larger(a: Number, b: Number) -> Number:
 
 
 def smaller(a: Number, b: Number) -> Number:
-    """The smaller of each pair."""
+    """The smaller value of each pair."""
     if _some_array(a, b):
         import numpy as np
 
@@ -44,10 +44,10 @@ def choose(condition: Number, yes: Number, no: Number) -> Number:
 
 
 def rounded_up(value: Number) -> Number:
-    """The least whole number that is not below, forgiving the last bits of a division."""
-    forgiven = value * (1 - 1e-12)
-    if _some_array(forgiven):
+    """The value rounded up, with a tolerance for the last bits of a division."""
+    lowered = value * (1 - 1e-12)
+    if _some_array(lowered):
         import numpy as np
 
-        return np.ceil(forgiven)
-    return math.ceil(forgiven)
+        return np.ceil(lowered)
+    return math.ceil(lowered)

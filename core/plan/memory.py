@@ -1,10 +1,10 @@
-"""Bytes that training holds over the whole cluster, and how many chips that takes.
+"""Bytes that training needs over the whole cluster, and how many chips can hold them.
 
 State is bytes per parameter (weights + gradients + optimizer) by recipe, over *all* parameters:
-an expert that a token does not visit still takes its room. Activations are those of full
-recomputation: each layer keeps its input, 2 bytes (BF16) per token and hidden unit, for every
-token that is live at once. With gradient accumulation fewer tokens are live, down to one
-sequence, so `state + one sequence` is the floor and `state + batch` the comfortable figure.
+inactive experts need memory too. Activations are those of full recomputation: each layer keeps its
+input, 2 bytes (BF16) per token and hidden unit, for all tokens of the batch. With gradient
+accumulation fewer tokens have activations at the same time, down to one sequence: `state + one
+sequence` is the minimum, `state + batch` needs no accumulation.
 """
 
 import math
@@ -17,7 +17,7 @@ ACTIVATION_BYTES = 2
 
 @dataclass(frozen=True)
 class StateRecipe:
-    """Bytes per parameter. `durable` is what a checkpoint must keep of them."""
+    """Bytes per parameter. `durable`: the part that a checkpoint must contain."""
 
     name: str
     weights: float
@@ -27,7 +27,7 @@ class StateRecipe:
 
     @property
     def bytes_per_param(self) -> float:
-        """Everything held while training."""
+        """All training state."""
         return self.weights + self.gradients + self.optimizer
 
 
@@ -63,15 +63,15 @@ def state_bytes(params: float, recipe: StateRecipe) -> float:
 
 
 def activation_bytes(layers: int, hidden: int, live_tokens: float) -> float:
-    """Inputs of all layers for `live_tokens`, with full recomputation."""
+    """Inputs of all layers of `live_tokens`, with full recomputation."""
     return layers * hidden * live_tokens * ACTIVATION_BYTES
 
 
 def chips_to_hold(size_bytes: float, hbm_bytes: float) -> int:
-    """Fewest chips whose memory together is `size_bytes`, every byte usable."""
+    """Fewest chips that hold `size_bytes`, where every byte of memory is usable."""
     return max(1, math.ceil(size_bytes / hbm_bytes * (1 - 1e-12)))
 
 
-def live_tokens_that_fit(room_bytes: float, layers: int, hidden: int) -> int:
-    """How many tokens' activations fit into `room_bytes`."""
-    return max(0, int(room_bytes // (layers * hidden * ACTIVATION_BYTES)))
+def live_tokens_that_fit(free_bytes: float, layers: int, hidden: int) -> int:
+    """How many tokens' activations fit into `free_bytes`."""
+    return max(0, int(free_bytes // (layers * hidden * ACTIVATION_BYTES)))

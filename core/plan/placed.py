@@ -1,8 +1,8 @@
-"""A plan by predicted speed: the layouts that run on some chips, instead of a utilization.
+"""A plan by predicted speed: from parallel layouts, instead of a given MFU.
 
-`--search` looks for the best layout on `--chips`, or for the cheapest number of chips that meets
-each deadline; `--fixed-layout` times just one (and with `--search` keeps those values and searches
-the rest). What comes back is a Plan as planner.py makes it, whose rows hold their layouts.
+`--search` finds the best layout on `--chips`, or the cheapest number of chips that meets each
+deadline. `--fixed-layout` predicts the step time of one layout; with `--search` it fixes these
+values and the search chooses the others. Returns a Plan (planner.py) whose rows have layouts.
 """
 
 from dataclasses import replace
@@ -29,7 +29,7 @@ from sabia.core.plan.planner import DeadlineRow, Plan
 from sabia.core.plan.request import PlanRequest
 from sabia.core.units import format_bytes, format_duration
 
-SLOWEST_MFU = 0.1  # a run this slow is not planned for: it bounds the numbers of chips to look at
+SLOWEST_MFU = 0.1  # lower MFU is not planned for; this bounds the numbers of chips to search
 MOST_CHIPS = 65536
 
 
@@ -58,7 +58,7 @@ def plan(request: PlanRequest) -> Plan:
 
 
 def question_of(request: PlanRequest) -> SearchProblem:
-    """What a search is asked: the work, the chip, the software, and the values that are fixed."""
+    """The workload, the chip, the software, and the fixed values of the layout."""
     settings, chip = request.settings, request.cluster.chip
     if settings.hbm is not None:
         chip = replace(chip, usable_hbm_bytes=float(settings.hbm))
@@ -68,7 +68,7 @@ def question_of(request: PlanRequest) -> SearchProblem:
 
 
 def workload_of(request: PlanRequest) -> Workload:
-    """One step of the run; the batch in whole rows that chips can share (`round_rows`)."""
+    """One step of the run; the batch is in whole rows that chips can divide (`round_rows`)."""
     run = request.run
     if run.lora and run.adapter_params is None:
         raise UsageError(
@@ -85,7 +85,7 @@ def workload_of(request: PlanRequest) -> Workload:
 
 
 def _recipe(request: PlanRequest) -> StateRecipe:
-    """How state is held: as said, else as the software does it."""
+    """The state recipe that is given, else that of the software."""
     settings = request.settings
     usual = ABILITIES[settings.value("stack")].recipes
     if settings.state_recipe or request.run.lora or not usual:
@@ -94,17 +94,17 @@ def _recipe(request: PlanRequest) -> StateRecipe:
 
 
 def batch_rows(request: PlanRequest) -> int:
-    """Rows of a step: of a fixed layout exactly those asked for, if whole; else rounded."""
+    """Rows of a step: with a fixed layout exactly those given, if whole; otherwise rounded."""
     rows = request.run.batch_tokens / request.run.sequence
     exact = rows == int(rows) and request.settings.fixed_layout and not request.settings.search
     return int(rows) if exact else round_rows(rows)
 
 
 def round_rows(rows: float) -> int:
-    """Rows near `rows` that chips can share: within 5 %, and divisible by a power of two.
+    """Rows near `rows` that chips can divide: within 5 %, and divisible by a power of two.
 
-    4M tokens in rows of 8192 are 488.3 rows, which nothing divides, and 64M in rows of 4096 are
-    15625, which no even number of chips does: 512 and 16384 serve. 96 rows stay 96.
+    4M tokens in rows of 8192 are 488.3 rows, not a whole number, and 64M in rows of 4096 are 15625,
+    not divisible by any even number of chips: they become 512 and 16384. 96 rows stay 96.
     """
     if rows == int(rows) and (int(rows) & -int(rows)) * 64 >= rows:
         return int(rows)
@@ -115,20 +115,20 @@ def round_rows(rows: float) -> int:
 
 
 def pinned_of(settings: PlanOptions) -> dict[str, Any]:
-    """Fields of a layout that must have a value: --fixed-layout, --micro-batch, --recompute."""
+    """Fixed fields of a layout: --fixed-layout, --micro-batch, --recompute."""
     pinned = parse_fields(settings.fixed_layout) if settings.fixed_layout else {}
     for name in ("micro_batch", "recompute"):
         value = getattr(settings, name)
         if value is not None and pinned.setdefault(name, value) != value:
             raise UsageError(
-                f"--{name.replace('_', '-')}: {value} (--fixed-layout says {pinned[name]}; "
-                "leave one out)"
+                f"--{name.replace('_', '-')}: {value} (--fixed-layout has {pinned[name]}; "
+                "omit one of them)"
             )
     return pinned
 
 
 def _chosen(request: PlanRequest, layouts: PlannedLayouts) -> list[TimedLayout]:
-    """For each deadline the fixed layout, the best on the given chips, or the cheapest in time."""
+    """Per deadline: the fixed layout, the best on the given chips, or the cheapest in time."""
     search_result, deadlines = layouts.search_result, request.deadlines_s
     if search_result is None:
         return [_fixed(request, layouts.problem)] * len(deadlines)
@@ -140,10 +140,10 @@ def _chosen(request: PlanRequest, layouts: PlannedLayouts) -> list[TimedLayout]:
 
 
 def _counts(request: PlanRequest, problem: SearchProblem) -> list[int]:
-    """Numbers of chips worth looking at: up to what the shortest deadline needs if slow."""
+    """Numbers of chips to search: up to what the shortest deadline needs at SLOWEST_MFU."""
     run, peak = request.run, problem.chip.bf16_flops_per_s
     needed = run.train_flops / (peak * SLOWEST_MFU) / min(request.deadlines_s)
-    held = run.state_bytes / problem.room_bytes
+    held = run.state_bytes / problem.memory_limit_bytes
     limit = min(MOST_CHIPS, max(2 * needed, 16 * held, problem.chip.node_chips))
     return coarse(problem.chip, int(limit)) or coarse(problem.chip, MOST_CHIPS)[:1]
 
@@ -151,33 +151,29 @@ def _counts(request: PlanRequest, problem: SearchProblem) -> list[int]:
 def _fixed(request: PlanRequest, problem: SearchProblem) -> TimedLayout:
     """Exactly the given layout."""
     chosen = priced(problem, fixed_layout(problem, request.cluster.chips))
-    if chosen.memory.total > problem.room_bytes:
-        raise Infeasible(_too_full(problem, chosen))
+    if chosen.memory.total > problem.memory_limit_bytes:
+        largest = max(chosen.memory.terms, key=lambda term: term.bytes)
+        raise Infeasible(
+            f"--fixed-layout: needs {format_bytes(chosen.memory.total)} per chip, most of it for "
+            f"{largest.name} ({format_bytes(largest.bytes)}), but only "
+            f"{problem.utilisation:.0%} of {format_bytes(problem.chip.usable_hbm_bytes)} may be "
+            "used; add --search to search the fields that the layout does not set"
+        )
     return chosen
-
-
-def _too_full(problem: SearchProblem, row: TimedLayout) -> str:
-    largest = max(row.memory.terms, key=lambda term: term.bytes)
-    return (
-        f"--fixed-layout: needs {format_bytes(row.memory.total)} a chip, most of it {largest.name} "
-        f"({format_bytes(largest.bytes)}); {problem.utilisation:.0%} of "
-        f"{format_bytes(problem.chip.usable_hbm_bytes)} may be filled; add --search to let free "
-        "what the layout does not say"
-    )
 
 
 def _row(
     request: PlanRequest, layouts: PlannedLayouts, chosen: TimedLayout, deadline_s: float
 ) -> DeadlineRow:
     fitting = layouts.search_result.front if layouts.search_result else (chosen,)
-    took_s = layouts.steps * chosen.step_s
-    chip_s = took_s * chosen.chips
+    run_s = layouts.steps * chosen.step_s
+    chip_s = run_s * chosen.chips
     return DeadlineRow(
         deadline_s=deadline_s,
         compute_min_chips=chip_s / deadline_s,
         memory_min_chips=min(row.chips for row in fitting),
         chips=chosen.chips,
-        finishes_s=took_s,
+        finishes_s=run_s,
         mfu=request.run.train_flops / (chip_s * request.cluster.chip.bf16_flops_per_s),
         layout=chosen,
     )
@@ -186,16 +182,12 @@ def _row(
 def _in_time(
     request: PlanRequest, layouts: PlannedLayouts, rows: tuple[DeadlineRow, ...]
 ) -> tuple[DeadlineRow, ...]:
-    """The rows, if any is in time; Infeasible with what would be."""
+    """The rows, if any meets its deadline; else Infeasible, naming a deadline that can be met."""
     if any(row.meets_deadline for row in rows):
         return rows
     row = max(rows, key=lambda row: row.deadline_s)
     days = -(-row.finishes_s // DAY_S)
-    more = (
-        ""
-        if layouts.search_result is None
-        else ", or leave out --chips" * bool(request.cluster.chips)
-    )
+    more = ", or omit --chips" if layouts.search_result and request.cluster.chips else ""
     raise Infeasible(
         f"--deadline: {row.chips} {request.cluster.chip.name} take "
         f"{format_duration(row.finishes_s)}, which meets none (longest is "

@@ -1,8 +1,8 @@
-"""Join the parts: a run and a cluster's price in, chips · time · money by deadline out.
+"""The plan of a run on a cluster at a given MFU: chips, time and cost for each deadline.
 
-For each deadline the cluster is the larger of what compute needs to be on time and what memory
-needs to hold state and the whole batch's activations; `chips` fixes it instead. A plan that
-cannot be raises Infeasible, naming the smallest change that makes it possible.
+For each deadline the number of chips is the larger of two: those that compute needs to finish in
+time, and those that hold the state and the whole batch's activations. `chips` fixes it instead. A
+plan that is not possible raises Infeasible, naming the smallest change that makes it possible.
 """
 
 from dataclasses import dataclass
@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 class Run:
     """The training run: parameters (`matmul_params` cost operations), tokens, batch, shape.
 
-    flops_per_token: in the convention of that name, None: 6 or 4 for each of `matmul_params`.
-    adapter_params: trained beside frozen weights; None where they are not counted.
+    flops_per_token: by `convention`; None: 6 (LoRA: 4) for each of `matmul_params`.
+    adapter_params: trained parameters of LoRA adapters; None where they are not counted.
     """
 
     params: float
@@ -45,25 +45,25 @@ class Run:
 
     @property
     def state_bytes(self) -> float:
-        """Weights, gradients and optimizer over the cluster."""
+        """Weights, gradients and optimizer state, over the cluster."""
         frozen = memory.state_bytes(self.params, self.recipe)
         return frozen + memory.state_bytes(self.adapter_params or 0, memory.ADAPTERS)
 
     @property
     def checkpoint_bytes(self) -> float:
-        """What a save must keep: of adapters only themselves."""
+        """Size of a checkpoint; with LoRA it contains only the adapters."""
         if self.adapter_params is not None:
             return self.adapter_params * memory.ADAPTERS.durable
         return self.params * self.recipe.durable
 
     @property
     def activation_bytes(self) -> float:
-        """Activations of the whole batch, live at once."""
+        """Activations of the whole batch at the same time."""
         return memory.activation_bytes(self.layers, self.hidden, self.batch_tokens)
 
     @property
     def train_flops(self) -> float:
-        """Operations of the whole run."""
+        """FLOPs of the whole run."""
         if self.flops_per_token is not None:
             return self.flops_per_token * self.tokens
         return compute.train_flops(self.matmul_params, self.tokens, self.lora)
@@ -71,7 +71,7 @@ class Run:
 
 @dataclass(frozen=True)
 class Cluster:
-    """What is rented: the chip, its memory and utilization, prices; `chips` None = to be found."""
+    """The rented chips: kind, memory, MFU, prices; `chips`: None where the plan chooses it."""
 
     chip: Chip
     hbm_bytes: float
@@ -87,9 +87,9 @@ class Cluster:
 
 @dataclass(frozen=True)
 class DeadlineRow:
-    """One deadline: what compute and memory ask for, what is used, when it is done.
+    """One deadline: chips that compute and memory need, chips used, and the time of the run.
 
-    `layout`: how the run lies on the chips, where layouts were asked for.
+    `layout`: the layout, where the plan predicts speed by layouts.
     """
 
     deadline_s: float
@@ -102,33 +102,33 @@ class DeadlineRow:
 
     @property
     def chip_s(self) -> float:
-        """Time of one chip that is paid for."""
+        """Chip-seconds of the run."""
         return self.chips * self.finishes_s
 
     @property
     def bound(self) -> str:
-        """What asks for the most chips: 'memory' or 'compute'."""
+        """What needs the most chips: 'memory' or 'compute'."""
         return "memory" if self.memory_bound else "compute"
 
     @property
     def chips_needed(self) -> int:
-        """Chips that meet this deadline with the whole batch live."""
+        """Chips that meet this deadline with the whole batch in memory at once."""
         return max(compute.whole_chips(self.compute_min_chips), self.memory_min_chips)
 
     @property
     def meets_deadline(self) -> bool:
-        """Whether the run is done in time (to the last bits of the division)."""
+        """Whether the run ends in time, with a tolerance for the last bits of the division."""
         return self.finishes_s <= self.deadline_s * (1 + 1e-9)
 
     @property
     def memory_bound(self) -> bool:
-        """Whether memory asks for at least as many chips as the deadline does."""
+        """Whether memory needs at least as many chips as the deadline."""
         return self.memory_min_chips >= compute.whole_chips(self.compute_min_chips)
 
 
 @dataclass(frozen=True)
 class Plan:
-    """A run on a cluster, one row a deadline, loosest first as given by the caller."""
+    """A run on a cluster, one row per deadline in the order of the caller."""
 
     run: Run
     cluster: Cluster
@@ -141,7 +141,7 @@ class Plan:
 
     @property
     def chip_hours(self) -> float:
-        """Work of the run in chip-hours."""
+        """Chip-hours of the run."""
         return self.work_chip_s / bills.HOUR_S
 
     @property
@@ -150,7 +150,7 @@ class Plan:
         return min((row for row in self.rows if row.meets_deadline), key=lambda row: row.chips)
 
     def cost_usd(self, price: Price, row: DeadlineRow | None = None) -> float:
-        """The bill for the whole run, by the row (the best)."""
+        """The cost of the whole run by `row` (default: the best)."""
         return bills.cost_usd((row or self.best).chip_s, price.usd_per_chip_hour)
 
 
@@ -168,18 +168,18 @@ def plan(run: Run, cluster: Cluster, deadlines_s: list[float]) -> Plan:
     for deadline_s in deadlines_s:
         exact = work_chip_s / deadline_s
         chips = cluster.chips or max(compute.whole_chips(exact), memory_min_chips)
-        took_s = work_chip_s / chips
-        rows.append(DeadlineRow(deadline_s, exact, memory_min_chips, chips, took_s, cluster.mfu))
-    result = Plan(
+        run_s = work_chip_s / chips
+        rows.append(DeadlineRow(deadline_s, exact, memory_min_chips, chips, run_s, cluster.mfu))
+    planned = Plan(
         run, cluster, work_chip_s, hold(0), hold(sequence_bytes), memory_min_chips, tuple(rows)
     )
     if cluster.chips:
-        refuse_infeasible(result, cluster.chips)
-    return result
+        refuse_infeasible(planned, cluster.chips)
+    return planned
 
 
 def check(run: Run, cluster: Cluster, deadlines_s: list[float]) -> None:
-    """Raise UsageError on numbers that describe no run."""
+    """Raise UsageError on numbers that no run can have."""
     positive = {
         "--params": run.params, "--active": run.active_params, "--tokens": run.tokens,
         "--layers": run.layers, "--hidden": run.hidden, "--hbm": cluster.hbm_bytes,
@@ -207,19 +207,19 @@ def check(run: Run, cluster: Cluster, deadlines_s: list[float]) -> None:
         )
 
 
-def refuse_infeasible(result: Plan, chips: int) -> None:
-    """Raise Infeasible if `chips` cannot hold the run or meet any deadline, with what would."""
-    cluster, longest = result.cluster, max(result.rows, key=lambda row: row.deadline_s)
+def refuse_infeasible(planned: Plan, chips: int) -> None:
+    """Raise Infeasible if `chips` cannot hold the run or meet any deadline, naming a fix."""
+    cluster, longest = planned.cluster, max(planned.rows, key=lambda row: row.deadline_s)
     on_time = compute.whole_chips(longest.compute_min_chips)
-    fix = max(result.accumulated_min_chips, on_time)
+    fix = max(planned.accumulated_min_chips, on_time)
     name, have = cluster.chip.name, f"--chips: {chips}"
-    if chips < result.accumulated_min_chips:
-        need = format_bytes(result.run.state_bytes)
+    if chips < planned.accumulated_min_chips:
+        need = format_bytes(planned.run.state_bytes)
         raise Infeasible(
             f"{have} {name} of {format_bytes(cluster.hbm_bytes)} cannot hold {need} of state and "
-            f"one sequence (expected {result.accumulated_min_chips} or more); use --chips {fix}"
+            f"one sequence (expected {planned.accumulated_min_chips} or more); use --chips {fix}"
         )
-    if not any(row.meets_deadline for row in result.rows):
+    if not any(row.meets_deadline for row in planned.rows):
         takes = format_duration(longest.finishes_s)
         days = -(-longest.finishes_s // bills.DAY_S)
         raise Infeasible(

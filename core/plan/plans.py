@@ -11,10 +11,10 @@ from sabia.core.plan.request import PlanRequest, build
 def plan_of(
     settings: PlanOptions, priced: bool = True, today: date | None = None
 ) -> tuple[PlanRequest, Plan]:
-    """What was asked, with its gaps filled, and the plan. Raises UsageError, Infeasible.
+    """The request with all defaults, and its plan. Raises UsageError, Infeasible.
 
-    Tables, comparisons, lists of runs and plots all come through here, so that the same question
-    has the same answer wherever it is asked. `priced`: as for `build`.
+    Tables, comparisons, lists of runs and plots all use this function, so that the same options
+    have the same plan everywhere. `priced`: as for `build`.
     """
     request = build(settings, priced, today)
     if settings.search or settings.fixed_layout:

@@ -1,7 +1,7 @@
-"""From what a user said to a run and a cluster, with every assumption that filled the gaps.
+"""From options to a run and a cluster, with every assumption in words.
 
-Nothing is assumed silently: what was not given takes the value that help shows, the nearest
-published shape or the data files, and is listed in `Request.assumed`.
+Nothing is assumed silently: a value that is not given comes from the defaults of the options, from
+the nearest published model or from the data files, and is listed in `PlanRequest.assumed`.
 """
 
 from dataclasses import dataclass, field, replace
@@ -16,26 +16,23 @@ from sabia.core.plan.chips import Chip, find_chip
 from sabia.core.plan.counting.counts import ModelCounts, count_model, given_counts
 from sabia.core.plan.money.prices import Price, current, default_prices, prices_for, refused_words
 from sabia.core.plan.planner import Cluster, Run
-from sabia.core.units import (
-    format_bytes,
-    format_count,
-    parse_duration,
-    parse_list,
-    parse_money,
-)
+from sabia.core.units import format_bytes, format_count, parse_duration, parse_list, parse_money
 
 if TYPE_CHECKING:
     from sabia.core.plan.counting.architecture import Architecture
 
-SFT_BATCH = 512e3  # tokens of a batch of fine-tuning, where none is given
-OFFERS = ("provider", "region", "spot", "commitment")  # as prices_for takes them
+SFT_BATCH = 512e3  # default tokens of a batch of fine-tuning
+OFFERS = ("provider", "region", "spot", "commitment")  # parameters of prices_for
 MOST_PRICES = 3  # columns of the table
 LEAST_HBM = 1e9
 
 
 @dataclass(frozen=True)
 class PlanRequest:
-    """A run, a cluster and deadlines, and in words what of them was assumed."""
+    """A run, a cluster and deadlines, and the assumptions in words.
+
+    refused_price: why no price on file may be used; empty otherwise.
+    """
 
     settings: PlanOptions
     run: Run
@@ -44,7 +41,7 @@ class PlanRequest:
     model: ModelCounts
     assumed: tuple[str, ...]
     today: date = field(default_factory=date.today)
-    no_money: str = ""  # why no price may be used, where that is so
+    refused_price: str = ""
 
     @cached_property
     def architecture(self) -> "Architecture":
@@ -52,63 +49,63 @@ class PlanRequest:
         return architecture(self.settings)
 
 
-def counts_of(settings: PlanOptions) -> ModelCounts:
-    """The counts that flags give, or those of the config.json at --model."""
-    if settings.model is None:
-        said = settings.params, settings.active, settings.layers, settings.hidden
-        return given_counts(*said)
-    return count_model(settings.model, settings.value("seq"))
-
-
 def build(settings: PlanOptions, priced: bool = True, today: date | None = None) -> PlanRequest:
-    """Fill the gaps. Raises UsageError on names and values that do not exist.
+    """The request with all defaults. Raises UsageError on names and values that do not exist.
 
-    `priced` False lets a chip without a price on file pass.
+    priced: False accepts a chip without a price on file.
     """
     today = today or date.today()
-    model = counts_of(settings)
-    found = find_chip(settings.value("chip"))
+    if settings.model is None:
+        model = given_counts(settings.params, settings.active, settings.layers, settings.hidden)
+    else:
+        model = count_model(settings.model, settings.value("seq"))
+    chip = find_chip(settings.value("chip"))
     run = _run(settings, model)
     if settings.value("convention") != "6nd" or settings.lora_rank:
         run = _counted_exactly(run, settings, architecture(settings))
-    prices, no_money = prices_of(settings, found, priced, today)
-    cluster = _cluster(settings, found, prices)
-    gaps = {
+    prices, refused_price = prices_of(settings, chip, priced, today)
+    cluster = _cluster(settings, chip, prices)
+    price_days = sorted({str(price.date) for price in prices if price.date})
+    assumptions = {
         "tokens": f"{format_count(run.tokens)} tokens",
         "seq": f"sequences of {run.sequence}",
         "batch_tokens": f"batches of {format_count(run.batch_tokens)} tokens",
-        "chip": f"chip {found.name}",
+        "chip": f"chip {chip.name}",
         "hbm": f"{format_bytes(cluster.hbm_bytes)} of HBM, every byte usable",
         "mfu": f"{cluster.mfu:.0%} MFU",
         "deadline": f"deadlines {settings.value('deadline').replace(',', ', ')}",
-        "price": _seen(cluster.prices),
+        "price": f"prices seen {', '.join(price_days)}",
     }
-    said = set(settings.set_values()) | ({"hbm"} if settings.utilisation else set())
+    given = set(settings.set_values()) | ({"hbm"} if settings.utilisation else set())
     if settings.search or settings.fixed_layout:
-        said |= {"hbm", "mfu", "batch_tokens"}  # the view of layouts tells them
-    said |= set() if prices else {"price"}
-    said |= {"tokens"} if settings.items else set()
+        given |= {"hbm", "mfu", "batch_tokens"}  # the view of layouts shows them
+    given |= set() if prices else {"price"}
+    given |= {"tokens"} if settings.items else set()
     return PlanRequest(
         settings=settings,
         run=run,
         cluster=cluster,
         deadlines_s=parse_list(settings.value("deadline"), _deadline, "--deadline"),
         model=model,
-        assumed=tuple(words for name, words in gaps.items() if name not in said),
+        assumed=tuple(words for name, words in assumptions.items() if name not in given),
         today=today,
-        no_money=no_money,
+        refused_price=refused_price,
     )
 
 
 def _run(settings: PlanOptions, model: ModelCounts) -> Run:
-    lora = settings.lora or settings.lora_rank is not None
+    lora, tokens = settings.lora or settings.lora_rank is not None, _tokens(settings)
+    batch_tokens = settings.batch_tokens
+    if batch_tokens is None:
+        usual = SFT_BATCH if settings.stage == "sft" else settings.value("batch_tokens")
+        batch_tokens = min(usual, max(tokens, settings.value("seq")))
     return Run(
         params=model.params,
         active_params=model.active_params,
         matmul_params=model.matmul_params,
-        tokens=_tokens(settings),
+        tokens=tokens,
         sequence=settings.value("seq"),
-        batch_tokens=_batch_tokens(settings),
+        batch_tokens=batch_tokens,
         layers=model.layers,
         hidden=model.hidden,
         recipe=memory.LORA if lora else memory.find_recipe(settings.value("state_recipe")),
@@ -117,7 +114,7 @@ def _run(settings: PlanOptions, model: ModelCounts) -> Run:
 
 
 def _tokens(settings: PlanOptions) -> float:
-    """Tokens to train on; of `--stage sft` those of its examples, as often as they are passed."""
+    """Tokens to train on; with `--stage sft` examples x tokens of each x epochs."""
     if settings.stage != "sft" or settings.tokens is not None:
         return settings.value("tokens")
     if settings.items is None:
@@ -126,15 +123,8 @@ def _tokens(settings: PlanOptions) -> float:
     return settings.items * each * settings.value("repeats")
 
 
-def _batch_tokens(settings: PlanOptions) -> float:
-    if settings.batch_tokens is not None:
-        return settings.batch_tokens
-    usual = SFT_BATCH if settings.stage == "sft" else settings.value("batch_tokens")
-    return min(usual, max(_tokens(settings), settings.value("seq")))
-
-
 def _counted_exactly(run: Run, settings: PlanOptions, model: "Architecture") -> Run:
-    """With attention by --convention, and with adapters of --lora-rank, from the layers."""
+    """The run with FLOPs by --convention, and with adapters of --lora-rank."""
     from sabia.core.plan.counting import operations
 
     convention, rank = settings.value("convention"), settings.lora_rank
@@ -171,23 +161,23 @@ def _cluster(settings: PlanOptions, chip: Chip, prices: tuple[Price, ...]) -> Cl
 def prices_of(
     settings: PlanOptions, chip: Chip, priced: bool, today: date
 ) -> tuple[tuple[Price, ...], str]:
-    """The user's own prices of `chip`, or those on file that may be used, or why none may.
+    """The prices of --price, or those of `chip` on file that may be used, or why none may be used.
 
-    Raises UsageError where none is on file but one must be there.
+    Raises UsageError where `priced` and no price is on file.
     """
     if settings.price:
         return own_prices(settings.price), ""
     try:
         if settings.set_values(*OFFERS):
-            found = prices_for(chip.name, *(getattr(settings, name) for name in OFFERS))
-            kept = current(found, today)[:MOST_PRICES]
+            offers = prices_for(chip.name, *(getattr(settings, name) for name in OFFERS))
+            usable = current(offers, today)[:MOST_PRICES]
         else:
-            found, kept = default_prices(chip.name), default_prices(chip.name, today)
+            offers, usable = default_prices(chip.name), default_prices(chip.name, today)
     except UsageError:
         if priced:
             raise
         return (), ""
-    return kept, "" if kept else refused_words(found, today)
+    return usable, "" if usable else refused_words(offers, today)
 
 
 def architecture(settings: PlanOptions) -> "Architecture":
@@ -207,22 +197,17 @@ def _deadline(text: str) -> float:
     return parse_duration(text, "--deadline")
 
 
-def _price(text: str) -> float:
-    return parse_money(text, "--price")
-
-
 def own_prices(text: str) -> tuple[Price, ...]:
     """'4.4,12' → the user's own prices, without source or date."""
-    return tuple(Price(usd) for usd in parse_list(text, _price, "--price"))
 
+    def price(text: str) -> Price:
+        return Price(parse_money(text, "--price"))
 
-def _seen(prices: tuple[Price, ...]) -> str:
-    days = sorted({str(price.date) for price in prices if price.date})
-    return f"prices seen {', '.join(days)}"
+    return tuple(parse_list(text, price, "--price"))
 
 
 def usable_needs(run: Run, chip: Chip) -> tuple[int, int]:
-    """Chips for state and for state + activations where only usable memory counts."""
+    """Chips that hold the state, and state + activations, where only usable memory counts."""
     total = run.state_bytes + run.activation_bytes
     return (
         memory.chips_to_hold(run.state_bytes, chip.usable_hbm_bytes),

@@ -1,7 +1,7 @@
-"""Read a list of runs: JSON lines (also .gz, or stdin) or Parquet, one run a row.
+"""Read a list of runs: JSON lines (also .gz, or stdin) or Parquet, one run per row.
 
-A row's keys are the planner's options (`PlanOptions`), with or without hyphens, and `name`;
-values are written as on the command line ("1.6T") or plain numbers.
+A row's keys are the planner's options (`PlanOptions`), with or without hyphens, and `name`. Values
+are as on the command line ("1.6T") or plain numbers.
 """
 
 import gzip
@@ -18,7 +18,7 @@ Run = tuple[str, dict[str, Any]]
 
 
 def read_runs(path: str) -> Iterator[Run]:
-    """(where it stands, the row) for each run. UsageError where there is no file, else BadData."""
+    """(file and line, the row) of each run. UsageError if there is no file, else BadData."""
     if path == "-":
         try:
             yield from _lines("stdin", sys.stdin)
@@ -32,14 +32,14 @@ def read_runs(path: str) -> Iterator[Run]:
             with opener(path, "rt", encoding="utf-8-sig") as file:
                 yield from _lines(path, file)
         except (UnicodeDecodeError, EOFError, gzip.BadGzipFile, zlib.error) as error:
-            raise BadData(f"{path}: {error} (expected JSON lines, perhaps as .gz)") from error
+            raise BadData(f"{path}: {error} (expected JSON lines, also as .gz)") from error
         except OSError as error:
             reason = error.strerror or error
             raise UsageError(f"{path}: {reason} (expected a list of runs)") from error
 
 
 def _lines(path: str, file: IO[str] | Iterable[str]) -> Iterator[Run]:
-    found = False
+    empty = True
     for number, line in enumerate(file, 1):
         if not line.strip():
             continue
@@ -47,13 +47,13 @@ def _lines(path: str, file: IO[str] | Iterable[str]) -> Iterator[Run]:
         try:
             row = json.loads(line.removeprefix("\ufeff"))
         except (ValueError, RecursionError) as error:
-            raise BadData(f"{where}: {error} (expected a JSON object a line)") from error
+            raise BadData(f"{where}: {error} (expected one JSON object per line)") from error
         if not isinstance(row, dict):
             raise BadData(f"{where}: {line.strip()[:40]!r} (expected a JSON object of options)")
-        found = True
+        empty = False
         yield where, row
-    if not found:
-        raise BadData(f"{path}: no runs (expected a JSON object a line)")
+    if empty:
+        raise BadData(f"{path}: no runs (expected one JSON object per line)")
 
 
 def _parquet(path: str) -> Iterator[Run]:

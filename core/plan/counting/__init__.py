@@ -1,1 +1,1 @@
-"""Parameters and operations: of a counted architecture, or assumed from bare numbers."""
+"""Parameters and FLOPs of a model: from a config.json, or assumed from parameter counts."""

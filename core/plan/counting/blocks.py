@@ -1,12 +1,9 @@
-"""The halves of a layer, counted: what mixes tokens, and what each token passes alone.
+"""The two halves of a layer, counted: the token mixer (attention), and the feed-forward layer.
 
-A Block sorts the tensors of one half: matrices that a token is multiplied with, routed experts, of
-which it meets some, vectors (norms, biases). `layer` joins two halves into a LayerKind. Blocks are
-of the model core's rows or of shapes that a dialect states (counting.dialects).
-
-Of the model core a layer's tensors (`Layer.rows`) are what the trainer allocates; here they are
-only sorted. Equal layers become one LayerKind, so counts are those of `core.spec.count` to the
-element.
+A LayerHalf counts the tensors of one half by class: matrices, routed experts, vectors (norms,
+biases). `layer` joins two halves into a LayerKind. The tensors are those that core.spec declares
+(`Layer.rows`, which the trainer allocates), or shapes that a reader of a configuration states
+(counting.dialects). Equal layers become one LayerKind; counts equal those of `core.spec.count`.
 """
 
 import math
@@ -32,8 +29,8 @@ _IDLE |= dict.fromkeys(("score_width", "cache_width", "mlp_width"), 0)
 class LayerHalf:
     """One half of a layer; the numbers are elements.
 
-    matrices: met by every token; edges: inputs and outputs of those that take LoRA's adapters.
-    experts: matrices of all routed experts. sizes: the LayerKind's fields that this half sets.
+    matrices: active for every token; edges: inputs and outputs of those with LoRA adapters.
+    experts: matrices of all routed experts. sizes: fields of LayerKind that this half sets.
     """
 
     matrices: int = 0
@@ -53,11 +50,16 @@ class LayerHalf:
 
 
 def of_rows(rows: Iterable[Row], sizes: Mapping[str, Any]) -> LayerHalf:
-    """The Block of tensors that the model core declares."""
+    """The LayerHalf of tensors that core.spec declares."""
     rows = tuple(rows)
     inner = [row for row in rows if len(row.shape) > 1]
     routed = [row for row in inner if row.axes[0] == "expert"]
-    adapted = [row for row in inner if _takes_adapter(row)]
+    # as core.model.lora: matrices that are active for every token, without routers
+    adapted = [
+        row
+        for row in inner
+        if len(row.shape) == 2 and row.init == "normal" and row.component in ("attention", "mlp")
+    ]
     experts = elements(routed)
     return LayerHalf(
         matrices=elements(inner) - experts,
@@ -75,14 +77,14 @@ def of_shapes(
     vectors: int = 0,
     **sizes: Any,
 ) -> LayerHalf:
-    """The Block of matrices [out, in]; others: those that take no adapter (routers, taps)."""
+    """The LayerHalf of matrices [out, in]; others: those without an adapter (router, conv)."""
     adapted = tuple(adapted)
     matrices = sum(math.prod(shape) for shape in (*adapted, *others))
     return LayerHalf(matrices, vectors, sum(map(sum, adapted)), sizes=sizes)
 
 
 def with_sizes(block: LayerHalf, **sizes: Any) -> LayerHalf:
-    """The Block with other fields of its LayerKind."""
+    """The LayerHalf with further fields of its LayerKind."""
     return replace(block, sizes={**block.sizes, **sizes})
 
 
@@ -105,13 +107,8 @@ def elements(rows: Iterable[Row]) -> int:
     return sum(math.prod(row.shape) for row in rows)
 
 
-def _takes_adapter(row: Row) -> bool:
-    """As core.model.lora: matrices that multiply every token, routers left out."""
-    return len(row.shape) == 2 and row.init == "normal" and row.component in ("attention", "mlp")
-
-
 def merged(kinds: Iterable[LayerKind]) -> tuple[LayerKind, ...]:
-    """Equal kinds as one, with their counts added, in the order of their first layers."""
+    """Equal kinds as one with their counts added, in the order of their first layers."""
     counts: dict[LayerKind, int] = {}
     for kind in kinds:
         alike = replace(kind, count=1)
@@ -120,7 +117,7 @@ def merged(kinds: Iterable[LayerKind]) -> tuple[LayerKind, ...]:
 
 
 def from_spec(model: ModelSpec) -> Architecture:
-    """The Architecture of a model of the model core; UsageError for a classifier."""
+    """The Architecture of a ModelSpec; UsageError for a classifier."""
     if model.classifier is not None:
         _ = model.head_name  # raises: there is no vocabulary to predict
     outer = [row for rows in model.outer_rows() for row in rows]
@@ -141,7 +138,7 @@ def from_spec(model: ModelSpec) -> Architecture:
 
 
 def layer_kind(one: Layer, hidden: int) -> LayerKind:
-    """One layer (count 1) of a residual stream of `hidden`."""
+    """One layer (count 1) with a residual stream of width `hidden`."""
     around = [one.norms.rows(part, hidden) for part in ("attn", "mlp")]
     norms = [row for before, behind in around for row in (*before, *behind)]
     halves = mixer_block(one.mixer, hidden), feed_block(one.mlp, hidden)
@@ -150,37 +147,44 @@ def layer_kind(one: Layer, hidden: int) -> LayerKind:
 
 def mixer_block(mixer: Mixer, hidden: int) -> LayerHalf:
     """Attention or a recurrent mixer."""
-    return of_rows(mixer.rows(hidden), _mixing(mixer))
+    sizes = _delta_sizes(mixer) if isinstance(mixer, GatedDeltaNet) else _attention_sizes(mixer)
+    return of_rows(mixer.rows(hidden), sizes)
 
 
 def feed_block(feed: FeedForward, hidden: int) -> LayerHalf:
-    """A dense MLP or a mixture of experts."""
-    return of_rows(feed.rows(hidden), _feeding(feed))
+    """A dense MLP, or experts with their router."""
+    if isinstance(feed, Experts):
+        sizes = {"experts": feed.router.experts, "top_k": feed.router.chosen}
+        sizes |= {"expert_width": feed.width, "mlp_width": feed.shared}
+    elif isinstance(feed, GatedMlp):
+        sizes = {"mlp_width": feed.width}
+    else:
+        raise TypeError(f"{type(feed).__name__} has no sizes here")
+    return of_rows(feed.rows(hidden), sizes)
 
 
-def _mixing(mixer: Mixer) -> dict[str, Any]:
-    if isinstance(mixer, GatedDeltaNet):
-        return _delta_sizes(mixer)
+def _attention_sizes(mixer: Attention | LatentAttention) -> dict[str, Any]:
     cached = sum(heads * size for heads, size in mixer.cache_shapes().values())
-    found = {"heads": mixer.heads, "score_width": mixer.score_width(), "cache_width": cached}
-    return found | {"window": mixer.window} | _attention_sizes(mixer)
-
-
-def _attention_sizes(mixer: Attention | LatentAttention) -> dict[str, int]:
+    sizes: dict[str, Any] = {
+        "heads": mixer.heads,
+        "score_width": mixer.score_width(),
+        "cache_width": cached,
+    }
+    sizes |= {"window": mixer.window}
     if isinstance(mixer, LatentAttention):
         keys, values = mixer.heads * mixer.key_dim, mixer.heads * mixer.value_dim
         widths = {"query_width": keys, "key_width": keys, "value_width": values}
         latents = {"query_latent": mixer.q_rank or 0, "key_latent": mixer.kv_rank}
-        return widths | latents | {"kv_heads": mixer.heads}
+        return sizes | widths | latents | {"kv_heads": mixer.heads}
     queries, keys = mixer.heads * mixer.head_dim, mixer.kv_heads * mixer.head_dim
-    widths = {"query_width": queries, "key_width": keys, "value_width": keys}
+    sizes |= {"query_width": queries, "key_width": keys, "value_width": keys}
     if mixer.qk_norm or mixer.qk_norm_whole:
-        widths["head_normed"] = queries + keys
-    return widths | {"kv_heads": mixer.kv_heads}
+        sizes["head_normed"] = queries + keys
+    return sizes | {"kv_heads": mixer.kv_heads}
 
 
-def _delta_sizes(mixer: GatedDeltaNet) -> dict[str, int]:
-    """What decoding keeps of a delta net: its state, and the inputs of its convolution's taps."""
+def _delta_sizes(mixer: GatedDeltaNet) -> dict[str, Any]:
+    """A delta net's state for decoding: its matrices, and the last inputs of its convolution."""
     keys, values = mixer.key_heads * mixer.key_dim, mixer.value_heads * mixer.value_dim
     state = mixer.value_heads * mixer.key_dim * mixer.value_dim
     return {
@@ -192,12 +196,3 @@ def _delta_sizes(mixer: GatedDeltaNet) -> dict[str, int]:
         "state_products": mixer.state_products(),
         "state_width": state + (mixer.taps - 1) * (2 * keys + values),
     }
-
-
-def _feeding(feed: FeedForward) -> dict[str, int]:
-    if isinstance(feed, Experts):
-        chosen = {"experts": feed.router.experts, "top_k": feed.router.chosen}
-        return chosen | {"expert_width": feed.width, "mlp_width": feed.shared}
-    if not isinstance(feed, GatedMlp):
-        raise TypeError(f"{type(feed).__name__} has no sizes here")
-    return {"mlp_width": feed.width}

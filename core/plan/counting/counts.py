@@ -10,11 +10,11 @@ LEAST_PARAMS = 1000
 
 @dataclass(frozen=True)
 class ModelCounts:
-    """What is known of the model: from flags, or counted from a config.json.
+    """Counts of a model: from options, or from a config.json.
 
-    `matmul_params` are those that cost operations (without the input lookup; all active ones
-    where only flags are known); `attention_share` is what attention would add to them at the
-    run's sequence length, causally counted (None: not known).
+    matmul_params: those of matrix products (without the input lookup; all active ones where only
+    options are known). attention_share: FLOPs of causal attention at the run's sequence length,
+    over those of matmul_params (None: not known).
     """
 
     params: float
@@ -32,10 +32,10 @@ def given_counts(
     layers: int | None = None,
     hidden: int | None = None,
 ) -> ModelCounts:
-    """Counts from flags; a dense model unless `active` is given, a published shape unless known."""
+    """Counts from options; dense unless `active` is given; a published shape unless given."""
     if params is None:
         raise UsageError(
-            "--params: how large is the model? (expected --params 1.6T or --model DIR)"
+            "--params: the size of the model is missing; give --params 1.6T or --model DIR"
         )
     if params < LEAST_PARAMS:
         hint = f"; did you mean {params:g}B?" if params >= 0.1 else ""
@@ -58,8 +58,7 @@ def given_counts(
 def count_model(path: str, sequence: int) -> ModelCounts:
     """Counts of the config.json at `path` (or in that directory).
 
-    Operations are in the 6ND convention; the share that attention would add, causally counted, is
-    at `sequence` tokens. Raises UsageError or BadData as architecture_of does.
+    attention_share is at `sequence` tokens. Raises UsageError or BadData as architecture_of does.
     """
     from sabia.core.plan.counting.known import architecture_of
     from sabia.core.plan.counting.operations import training_flops_per_token

@@ -1,9 +1,9 @@
-"""Counting families that the model core does not compute: one reader a `model_type`.
+"""Count families that do not train here: one reader of the configuration per `model_type`.
 
-A field that changes a count and that the family's reader does not know is refused by name, so a
-number is right or there is none. Of models that see images too, the language model is counted:
-`text_config` alone. A family that only differs from one of the model core in what is not counted
-is read as that one.
+A field that can change a count and that the reader does not know is an error that names the field,
+so a count is either right or refused. In vision-language models only the language model
+(`text_config`) is counted. A family that differs from one of core.spec only in what is not counted
+is read as that family.
 """
 
 from collections.abc import Mapping
@@ -16,7 +16,7 @@ from sabia.core.plan.counting.architecture import Architecture
 from sabia.core.spec import families
 
 _DIALECTS = "sabia.core.plan.counting.dialects"
-# module of dialects, imported where such a model is counted → its readers, named as model_type is
+# module of dialects (imported on demand) → its readers whose names are the model_type
 _NAMED = {
     "dense": (
         "arcee", "cohere2", "exaone4", "gemma", "glm4", "granite", "olmo3", "phi3", "qwen2",
@@ -32,7 +32,7 @@ _NAMED = {
     ),
     "hybrids": ("nemotron_h",),
 }  # fmt: skip
-# model_type → module of dialects and its reader
+# model_type → module of dialects and reader
 READERS: Mapping[str, tuple[str, str]] = {
     name: (module, name) for module, names in _NAMED.items() for name in names
 } | {
@@ -46,9 +46,9 @@ READERS: Mapping[str, tuple[str, str]] = {
     "ministral3": ("dense", "phi3"),
     "nemotron-nas": ("dense", "nemotron_nas"),
 }
-# model_type → the family of the model core that has the same tensors and operations
+# model_type → the family of core.spec with the same tensors and FLOPs
 ALIKE = {"kimi_k2": "deepseek_v3", "qwen3_vl_text": "qwen3", "qwen3_vl_moe_text": "qwen3_moe"}
-# model_type of models that see too → what text_config is where it does not say
+# model_type of vision-language models → model_type of a text_config without one
 WHOLE = {
     "gemma4": "gemma4_text",
     "kimi_k25": "kimi_k2",
@@ -61,7 +61,7 @@ WHOLE = {
 
 
 def texts(config: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The configuration of the language model alone; `config` itself where it is one."""
+    """The configuration of the language model; `config` itself for a text-only model."""
     family = config.get("model_type")
     if family not in WHOLE:
         return config
@@ -74,7 +74,7 @@ def texts(config: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def from_config(config: Mapping[str, Any]) -> Architecture:
-    """The model of a configuration; UsageError naming the field that is not understood."""
+    """The model of a configuration; UsageError naming a field that is not known."""
     family = str(config.get("model_type"))
     if family not in READERS:
         known = ", ".join(sorted({*families(), *READERS, *ALIKE, *WHOLE}))
@@ -84,6 +84,6 @@ def from_config(config: Mapping[str, Any]) -> Architecture:
     module, name = READERS[family]
     read = getattr(import_module(f"{_DIALECTS}.{module}"), name)
     fields = CountFields(config)
-    found: Architecture = read(fields)
+    architecture: Architecture = read(fields)
     fields.finish()
-    return replace(found, counted_only=True)
+    return replace(architecture, counted_only=True)

@@ -1,6 +1,6 @@
-"""The planner's Architecture of a config.json: families of the model core by its table of tensors.
+"""The planner's Architecture of a config.json.
 
-A family that does not train here is counted by its dialect (counting.generic).
+Families that train here are counted from the tensors of core.spec, others by counting.generic.
 """
 
 from collections.abc import Mapping
@@ -15,16 +15,15 @@ from sabia.core.plan.counting.blocks import from_spec
 from sabia.core.spec import families, from_config
 from sabia.core.spec.families import read_config
 
-MOST_LAYERS = 10_000  # each is an object
-# fields that change what is computed, which the model core refuses, and leave all counts alone
+MOST_LAYERS = 10_000  # each layer is an object in memory
+# fields that change the computation, which core.spec refuses, but no count
 _UNCOUNTED = ("output_gate_type", "language_model_only")
 
 
 def architecture_of(path: str | Path) -> Architecture:
     """The model of the config.json at `path`, or in that directory.
 
-    Raises UsageError naming the field that is missing, wrong or not counted; BadData where the
-    file is not JSON.
+    Raises UsageError naming a field that is missing, wrong or unknown; BadData if it is not JSON.
     """
     return architecture_from(read_config(path))
 
@@ -39,14 +38,14 @@ def architecture_from(config: Mapping[str, Any]) -> Architecture:
         return generic.from_config(config)
     counted = {name: value for name, value in config.items() if name not in _UNCOUNTED}
     if isinstance(inner := config.get("text_config"), dict):
-        kept = {name: value for name, value in inner.items() if name not in _UNCOUNTED}
-        counted["text_config"] = kept
-    found = from_spec(from_config(counted | {"model_type": alike}))
-    return replace(found, name=family, counted_only=alike != family)
+        text = {name: value for name, value in inner.items() if name not in _UNCOUNTED}
+        counted["text_config"] = text
+    architecture = from_spec(from_config(counted | {"model_type": alike}))
+    return replace(architecture, name=family, counted_only=alike != family)
 
 
 def _check_depth(config: Mapping[str, Any]) -> None:
-    """Raise UsageError on a depth that no model has, before its layers are made."""
+    """Raise UsageError on an implausible depth, before the layers are created."""
     inner = config.get("text_config")
     for fields in (config, inner if isinstance(inner, dict) else {}):
         for name in ("num_hidden_layers", "n_layer", "num_layers"):

@@ -1,8 +1,8 @@
-"""The published model that a bare parameter count is assumed to look like.
+"""The published model that is nearest to given parameter counts.
 
-The nearest one, by the ratio of total and of active parameters, lends its layers, widths and heads:
-1.6T/49B takes 61 layers of 7168. A dense count takes a dense model, a sparse one a mixture. An
-assumption, so the caller says it.
+Its depth, widths and heads are assumed where only counts are given: 1.6T/49B has 61 layers of 7168.
+Distance is by the ratios of total and of active parameters. A dense count gets a dense model, a
+sparse one an MoE model. The caller reports the assumption.
 """
 
 import math
@@ -19,7 +19,7 @@ _KEYS = {"name", "params", "active", "config", "source", "date"}
 
 @dataclass(frozen=True)
 class Shape:
-    """A published model of `params`, of which a token visits `active`, and its configuration."""
+    """A published model of `params` parameters, `active` of them active, and its configuration."""
 
     name: str
     params: float
@@ -30,7 +30,7 @@ class Shape:
 
     @property
     def layers(self) -> int:
-        """Its depth."""
+        """Number of layers."""
         return self.config["num_hidden_layers"]
 
     @property
@@ -48,7 +48,7 @@ def load_shapes() -> tuple[Shape, ...]:
 
 
 def nearest_shape(params: float, active: float) -> Shape:
-    """The published shape nearest in log(params), log(active), of the same kind."""
+    """The published model of the same kind nearest in log(params), log(active)."""
 
     def distance(shape: Shape) -> float:
         return math.hypot(math.log(shape.params / params), math.log(shape.active / active))

@@ -1,15 +1,15 @@
-"""Floating-point operations of a token: by part, by convention, and those of training adapters.
+"""FLOPs per token: by part, by convention, and those of training LoRA adapters.
 
 A linear product of an [out, in] matrix takes 2·out·in forward, 4·out·in backward. Attention takes
-2·score_width for each key, forward, and twice that backward; c·min(s, window) keys count, c by the
-convention (that of core.spec.count, which these functions equal for its families):
+2·score_width for each key, forward, and twice that backward. c·min(s, window) keys count; c depends
+on the convention (as in core.spec.count, whose counts these functions equal for its families):
 
-  6nd     c = 0, and recurrent states count nothing either: 6·N without the input lookup
+  6nd     c = 0, without recurrent states: 6·N without the input lookup
   palm    c = 1 (PaLM, arXiv 2204.02311 appendix B)
   causal  c = ½: the half of the score matrix that is masked is not computed
 
-An encoder has no masked half and looks to both sides. LoRA (arXiv 2106.09685) leaves out the
-gradients of frozen weights: 4 of 6, and all 6 for the adapters.
+An encoder has no mask and attends in both directions. LoRA (arXiv 2106.09685) needs no gradients of
+frozen weights: 4 FLOPs instead of 6, and all 6 for the adapters.
 """
 
 from dataclasses import dataclass
@@ -24,10 +24,10 @@ TRAINING = 3.0  # forward and backward over forward alone
 
 @dataclass(frozen=True)
 class LayerOperations:
-    """Operations of a token in the forward pass of all layers of a kind.
+    """Forward FLOPs of a token in all layers of a kind.
 
-    mixer, mlp: linear products (mlp: with shared experts and router); experts: of the routed
-    experts that it meets; scores: both products of attention; state: of a recurrent state.
+    mixer, mlp: matrix products (mlp: with shared experts and router); experts: of the active routed
+    experts; scores: both products of attention; state: of a recurrent state.
     """
 
     mixer: float
@@ -44,10 +44,10 @@ class LayerOperations:
 
 @dataclass(frozen=True)
 class Operations:
-    """Operations of a token in a forward pass: one entry a kind of layer, for all its layers.
+    """Forward FLOPs of a token: one entry per kind of layer, for all its layers.
 
-    Those of multi-token prediction count, with their joining projections. head: all passes through
-    the projection to the vocabulary.
+    MTP layers are included; joining: their input projections. head: all passes through the
+    projection to the vocabulary.
     """
 
     layers: tuple[LayerOperations, ...]
@@ -56,17 +56,17 @@ class Operations:
 
     @property
     def linear(self) -> float:
-        """Products with weights, but the head's."""
+        """Products with weights, without the head."""
         return sum(part.linear for part in self.layers) + self.joining
 
     @property
     def scores(self) -> Number:
-        """Attention's products between activations."""
+        """Products of attention between activations."""
         return sum(part.scores for part in self.layers)
 
     @property
     def mixing(self) -> Number:
-        """Products between activations: attention's and those with recurrent states."""
+        """Products between activations: of attention and with recurrent states."""
         return self.scores + sum(part.state for part in self.layers)
 
     @property
@@ -97,7 +97,7 @@ def layer_operations(
 def operations(
     architecture: Architecture, sequence: Number, convention: Convention = "causal"
 ) -> Operations:
-    """The parts of a forward pass, per token of rows of `sequence`."""
+    """FLOPs of the parts of a forward pass, per token of rows of `sequence` tokens."""
     kinds, causal = (*architecture.layers, *architecture.extra), architecture.causal
     passes = 1 + sum(kind.count for kind in architecture.extra)
     return Operations(
@@ -110,21 +110,21 @@ def operations(
 def training_flops_per_token(
     architecture: Architecture, sequence: Number, convention: Convention = "6nd"
 ) -> Number:
-    """The model's operations, forward and backward: what MFU is measured against."""
+    """The model's FLOPs, forward and backward, which MFU is measured against."""
     return TRAINING * operations(architecture, sequence, convention).total
 
 
 def lora_flops_per_token(
     architecture: Architecture, sequence: Number, rank: int, convention: Convention
 ) -> Number:
-    """Operations of training adapters of `rank`: without the gradients of frozen weights."""
-    found = operations(architecture, sequence, convention)
-    weights, added = found.linear + found.head, 2.0 * adapter_params(architecture, rank)
-    return 2.0 * weights + TRAINING * (found.mixing + added)
+    """FLOPs of training adapters of `rank`, without the gradients of frozen weights."""
+    forward = operations(architecture, sequence, convention)
+    weights, added = forward.linear + forward.head, 2.0 * adapter_params(architecture, rank)
+    return 2.0 * weights + TRAINING * (forward.mixing + added)
 
 
 def adapter_params(architecture: Architecture, rank: int) -> int:
-    """Elements of LoRA's adapters of `rank` on every matrix of the layers that can take one."""
+    """Elements of LoRA adapters of `rank` on every matrix of the layers that can have one."""
     if rank < 1:
         raise UsageError(f"--lora-rank: {rank} (expected 1 or more)")
     return rank * sum(kind.count * kind.adapter_edges for kind in architecture.layers)

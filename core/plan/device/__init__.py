@@ -1,1 +1,1 @@
-"""One device of a layout: its memory term by term, its step time, and the search over layouts."""
+"""Memory of a device term by term, step time, and the search over parallel layouts."""

@@ -1,9 +1,9 @@
-"""A layout as the options of `sabia pretrain` that make it: to be pasted behind the command.
+"""A layout as options of `sabia pretrain`.
 
-The trainer's names for the same things: --mesh has the axes above 1 (core.parallel.mesh), --batch
-the rows of a step over all devices, --micro-batch those of a device at a time, --remat what is
-computed again (its `matmuls`, which keeps the products of matrices, is selective recomputation).
-The length of a row is no option there: it is that of the token rows (`sabia tokenize --length`).
+--mesh has the axes above 1 (core.parallel.mesh), --batch the rows of a step over all devices,
+--micro-batch those of one device at a time, --remat the recomputation (`matmuls`, which keeps the
+matrix products, is selective recomputation). The length of a row is not an option there: it is that
+of the token rows (`sabia tokenize --length`).
 """
 
 from sabia.core.errors import UsageError
@@ -18,10 +18,10 @@ def pretrain_flags(
 ) -> str:
     """Such as '--mesh fsdp=8,tensor=4 --batch 512 --micro-batch 2 --remat full --precision bf16'.
 
-    backend: torch on GPUs and CPUs, jax on TPUs. lora_rank: of the adapters, where they are what is
+    backend: torch on GPUs and CPUs, jax on TPUs. lora_rank: of the adapters, if only they are
     trained. Raises UsageError on what the trainer cannot do.
     """
-    _refuse(workload, layout, backend, lora_rank)
+    _check(workload, layout, backend, lora_rank)
     axes = [f"{axis}={getattr(layout, axis)}" for axis in AXES if getattr(layout, axis) > 1]
     options = {
         "backend": backend,
@@ -36,15 +36,16 @@ def pretrain_flags(
     return " ".join(f"--{n} {value}" for n, value in options.items() if (n, value) not in usual)
 
 
-def _refuse(workload: Workload, layout: Layout, backend: str, lora_rank: int) -> None:
+def _check(workload: Workload, layout: Layout, backend: str, lora_rank: int) -> None:
     if workload.precision not in PRECISION:
         known = ", ".join(PRECISION)
         raise UsageError(
-            f"--precision: {workload.precision} is none of sabia pretrain's (expected {known})"
+            f"--precision: {workload.precision} is not supported by sabia pretrain (expected one "
+            f"of {known})"
         )
     if layout.virtual > 1:
         raise UsageError(
-            f"layout: virtual={layout.virtual} (expected 1: sabia pretrain does not interleave)"
+            f"layout: virtual={layout.virtual} (expected 1: sabia pretrain has no interleaving)"
         )
     if layout.fsdp > 1 and layout.zero != 3:
         raise UsageError(
@@ -53,11 +54,12 @@ def _refuse(workload: Workload, layout: Layout, backend: str, lora_rank: int) ->
         )
     if layout.experts_over_tensor:
         raise UsageError(
-            "layout: experts-over-tensor=yes (expected no: sabia pretrain slices experts there)"
+            "layout: experts-over-tensor=yes (expected no: sabia pretrain slices each expert over "
+            "the tensor ranks)"
         )
     if backend == "jax" and layout.pipe > 1:
         raise UsageError(
             f"layout: pipe={layout.pipe} with jax (expected 1: pipelines run on torch only)"
         )
     if (workload.adapter_params is not None) != bool(lora_rank):
-        raise UsageError(f"--lora-rank: {lora_rank} (expected the rank of what is trained)")
+        raise UsageError(f"--lora-rank: {lora_rank} (expected the rank of the trained adapters)")

@@ -1,18 +1,18 @@
-"""What a layer of this project's trainer keeps for its backward pass on CPUs, in torch.
+"""Activations that a layer of this project's trainer keeps for its backward pass on CPUs (torch).
 
-The list is that of core/model (block, mixers, latent, moe and their torch operations): what
-autograd saves there, tensor by tensor, elements a token. With h hidden, q, k, v the widths of
-queries, keys and values, a that of the heads' results, n heads and f inner width, a dense layer in
+The list follows core/model (block, mixers, latent, moe and their torch operations): what autograd
+saves there, tensor by tensor, in elements per token. With h the hidden size, q, k, v the widths of
+queries, keys and values, a that of the heads' results, n heads and inner width f, a dense layer in
 fp32 keeps
 
   4h (input, normed, middle, normed middle)  + 2 (the norms' factors)
   q + k + v + a + n (attention's inputs, result and logsumexp)
   4f (gate, activated, up, product)
 
-In BF16 the norms keep two fp32 copies of what they read instead of it. A CPU without units for
-BF16 multiplies in fp32 (core/model/ops_torch_wide.py): attention then keeps its inputs and result
-in fp32, and the result again in BF16. Recomputing `full` keeps a layer's input alone; `selective`
-(--remat matmuls) that and its matrix products, in the dtype they were computed in.
+In BF16 the norms keep two fp32 copies of their input instead of it. A CPU without BF16 units
+multiplies in fp32 (core/model/ops_torch_wide.py): attention then keeps its inputs and result in
+fp32, and the result again in BF16. Recomputation `full` keeps only a layer's input; `selective`
+(--remat matmuls) also its matrix products, in the dtype of the computation.
 """
 
 from collections.abc import Iterator
@@ -28,7 +28,7 @@ FP32, BF16 = 4, 2
 
 @dataclass(frozen=True)
 class Formats:
-    """Bytes an element: of the stream, of attention's inputs, of a product as it is computed."""
+    """Bytes per element: of the residual stream, of inputs of attention, of computed products."""
 
     stream: int
     attention: int
@@ -36,12 +36,12 @@ class Formats:
 
     @property
     def narrow(self) -> bool:
-        """Whether the stream is BF16."""
+        """Whether the residual stream is BF16."""
         return self.stream < FP32
 
 
 def formats(precision: str, widened: bool) -> Formats:
-    """Of a named precision (all but fp32 compute in BF16); widened: products of BF16 in fp32."""
+    """Formats of a precision (all but fp32 compute in BF16); widened: BF16 products in fp32."""
     if precision == "fp32":
         return Formats(FP32, FP32, FP32)
     wide = FP32 if widened else BF16
@@ -51,7 +51,7 @@ def formats(precision: str, widened: bool) -> Formats:
 def layer_tensors(
     kind: LayerKind, hidden: int, given: Formats, recompute: Recompute = "none"
 ) -> Iterator[KeptTensor]:
-    """All that one layer keeps under a policy."""
+    """All tensors that one layer keeps under a recomputation policy."""
     if recompute == "full":
         yield KeptTensor("input", hidden, given.stream)
     elif recompute == "selective":
@@ -66,7 +66,7 @@ def layer_tensors(
 def _norm(
     name: str, width: int, factors: int, given: Formats, split: Split = "tokens"
 ) -> KeptTensor:
-    """What a norm of `width` keeps: what it reads (BF16: two fp32 copies of it), its factors."""
+    """Kept by a norm of `width`: its input (BF16: two fp32 copies of it), and its factors."""
     copies = 2 if given.narrow else 1
     return KeptTensor(name, copies * width + factors, FP32, split=split)
 
@@ -90,7 +90,7 @@ def _attention(kind: LayerKind, given: Formats) -> Iterator[KeptTensor]:
     padded = kind.key_latent and attended < kind.query_width
     if kind.key_latent:
         yield from _latents(kind, given)
-        # values are a view of keys and values together unless they have to be padded
+        # values are a view of keys and values together unless they are padded
         values = kind.query_width if padded else attended + kind.key_width
     result = kind.query_width if padded else attended
     yield split("query", kind.query_width, given.attention)
@@ -105,7 +105,7 @@ def _attention(kind: LayerKind, given: Formats) -> Iterator[KeptTensor]:
 def _latents(kind: LayerKind, given: Formats) -> Iterator[KeptTensor]:
     for name, width in (("query latent", kind.query_latent), ("key latent", kind.key_latent)):
         if width:
-            # in fp32 the norm keeps a view of keys' latent and their rotated part together
+            # in fp32 the norm keeps a view of the key latent and the rotary part together
             rotated = kind.cache_width - width if name == "key latent" and not given.narrow else 0
             yield _norm(name, width, 1, given)
             yield KeptTensor(name + ", normed", width + rotated, given.stream)
@@ -116,7 +116,7 @@ def _feed_forward(kind: LayerKind, hidden: int, given: Formats) -> Iterator[Kept
     if not kind.experts:
         return
     k, element = kind.top_k, given.stream
-    # scores fp32; of each copy three numbers in eight bytes and two shares
+    # fp32 scores; per assignment of a token to an expert three int64 numbers and two gate weights
     yield KeptTensor("routing", kind.experts * FP32 + k * (3 * 8 + FP32 + element) + FP32, 1)
     yield KeptTensor("copies", k * hidden, element, routed=True)
     yield from _mlp("expert ", k * kind.expert_width, kind.matrices, element, routed=True)
@@ -132,7 +132,7 @@ def _mlp(
 
 
 def _products(kind: LayerKind, hidden: int, given: Formats) -> Iterator[KeptTensor]:
-    """Results of matrix products; those of experts are one opaque operation and not kept."""
+    """Results of matrix products; the experts are one custom operation, which keeps none."""
     size = given.product
     widths = {"query": kind.query_width, "key": kind.key_width, "value": kind.value_width}
     if kind.key_latent:

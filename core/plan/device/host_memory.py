@@ -1,20 +1,20 @@
-"""Peak memory of this project's trainer on CPUs (torch), interpreter and imports left out.
+"""Peak memory of this project's trainer on CPUs (torch), without interpreter and imports.
 
-A process's memory is what its allocator has taken from the system. glibc gives large blocks back
-when they are freed (mallopt(3), M_MMAP_THRESHOLD; from 32 MiB, or from 1 MiB in a run that is to
-spare memory, core/train/host_heap.py); smaller ones stay in the heap. There, gradients settle in
-the holes that activations leave, and the next temporaries find no hole that is large enough: so
-what the heap ever held of both adds up, though they are not alive together. The peak is therefore
-the heap at its fullest, and the large blocks at the fullest of four instants:
+A process's memory is what its allocator has requested from the system. glibc returns large blocks
+when they are freed (mallopt(3), M_MMAP_THRESHOLD; from 32 MiB, or from 1 MiB in a run that saves
+memory, core/train/host_heap.py); smaller ones stay in the heap. There, gradients fill the gaps that
+freed activations leave, and the next temporaries need new memory: the heap grows to the sum of
+both, though they do not exist at the same time. The peak is therefore the largest size of the heap,
+plus the large blocks at the one of four instants that has most:
 
-  loss       activations of a micro-batch, kept logits, the head's gradient
-  backward   activations, and what one layer's backward pass needs besides
-  end        all gradients, and those of the embedding on their way or the first layer at work
-  update     all gradients, and the temporaries of the optimizer or of the gradients' sum
+  loss       activations of a micro-batch, kept logits, gradient of the head
+  backward   activations, and temporaries of one layer's backward pass
+  end        all gradients, and unreduced ones of the embedding or the first layer's temporaries
+  update     all gradients, and temporaries of the optimizer or of the reduction of gradients
 
 Parameters, gradients and optimizer state are fp32 in every precision (core/train/stepper.py). BF16
-copies of all matrices live from the forward pass of a micro-batch to the end of its backward pass;
-under fsdp a layer has them only while it is computed. The state recipe names the optimizer alone.
+copies of all matrices exist from the forward pass of a micro-batch to the end of its backward pass;
+with fsdp only those of the layer that is computed. The state recipe only determines the optimizer.
 """
 
 from collections.abc import Iterator
@@ -24,24 +24,23 @@ from sabia.core.plan.counting.architecture import LayerKind
 from sabia.core.plan.device import host_kept
 from sabia.core.plan.device.host_kept import FP32, Formats
 from sabia.core.plan.device.layout import Recompute
-from sabia.core.plan.device.memory_kept import KeptTensor
 from sabia.core.plan.device.memory_state import StageCase, Term, billions, ways
 from sabia.core.plan.elementwise import Number, choose, larger, smaller
 
 HEAP_BLOCK, SPARING_BLOCK = 32 << 20, 1 << 20
-KEPT_LOGITS = 256 << 20  # more are computed again (core/model/ops_torch_loss.py)
+KEPT_LOGITS = 256 << 20  # larger logits are recomputed (core/model/ops_torch_loss.py)
 LOSS_BLOCK = 8 << 20
-BUCKET = 64 << 20  # of gradients that travel together (core/train/stepper_torch_shards.py)
+BUCKET = 64 << 20  # gradients that are reduced together (core/train/stepper_torch_shards.py)
 LION_GROUP = 4 << 26
 
-# fp32 elements of state per parameter; whole copies of a tensor that its update makes
+# fp32 elements of optimizer state per parameter; copies of a tensor that its update makes
 STATES = {"muon": 1, "lion": 1, "adafactor": 0, "soap": 6}  # soap: of square matrices
 COPIES = {"muon": 6, "adafactor": 5}
 
 
 @dataclass(frozen=True)
 class AllocatedBytes:
-    """Of one thing: in the heap, and in blocks that go back to the system."""
+    """Bytes in the heap, and in large blocks that are returned to the system."""
 
     heap: Number = 0
     mapped: Number = 0
@@ -51,16 +50,16 @@ class AllocatedBytes:
 
     @property
     def total(self) -> Number:
-        """Both."""
+        """Heap and large blocks."""
         return self.heap + self.mapped
 
     def where(self, condition: Number) -> "AllocatedBytes":
-        """Nothing unless the condition holds."""
+        """These bytes where the condition holds, else none."""
         return AllocatedBytes(choose(condition, self.heap, 0), choose(condition, self.mapped, 0))
 
 
 def most(first: AllocatedBytes, *others: AllocatedBytes) -> AllocatedBytes:
-    """The largest of each, heap and mapped: they are not alive together."""
+    """The largest heap and the largest mapped size: the arguments do not exist together."""
     for other in others:
         first = AllocatedBytes(larger(first.heap, other.heap), larger(first.mapped, other.mapped))
     return first
@@ -68,21 +67,21 @@ def most(first: AllocatedBytes, *others: AllocatedBytes) -> AllocatedBytes:
 
 @dataclass(frozen=True)
 class HostCase(StageCase):
-    """A case, and what formulas of a process's memory ask of it."""
+    """A StageCase with properties of the trainer's process."""
 
     @property
     def formats(self) -> Formats:
-        """Of activations."""
+        """Formats of activations."""
         return host_kept.formats(self.workload.precision, self.stack.widened)
 
     @property
     def trained(self) -> bool:
-        """Whether all parameters are trained, not adapters alone."""
+        """Whether all parameters are trained, not only adapters."""
         return self.workload.adapter_params is None
 
     @property
     def heap_block(self) -> Number:
-        """From this size on a block is given back; micro-batches and fsdp are to spare memory."""
+        """Least size of blocks that are returned; smaller with micro-batches and fsdp."""
         work, layout = self.workload, self.layout
         plain = work.precision == "fp32" and layout.recompute == "none" and self.trained
         spared = (layout.accumulation(work.batch_rows) > 1) | (layout.fsdp > 1)
@@ -95,17 +94,17 @@ class HostCase(StageCase):
 
     @property
     def repeated(self) -> Number:
-        """Whether gradients of an earlier micro-batch are there."""
+        """Whether gradients of an earlier micro-batch exist (gradient accumulation)."""
         return self.layout.accumulation(self.workload.batch_rows) > 1
 
     @property
     def split(self) -> Number:
-        """Ways in which a dense matrix is split while it is not in use."""
+        """Ranks over which a dense matrix is split while it is not in use."""
         return self.layout.tensor * self.layout.fsdp
 
     @property
     def vocabulary(self) -> Number:
-        """Elements of the embedding or of the head, whole over fsdp."""
+        """Elements of the embedding or of the head before fsdp splits them."""
         return self.model.vocab * self.model.hidden / self.layout.tensor
 
     @property
@@ -115,31 +114,36 @@ class HostCase(StageCase):
 
 
 def host_terms(case: StageCase, instant: str) -> Iterator[Term]:
-    """What a process of `case` holds at one instant; the names do not depend on it."""
-    place = HostCase(**vars(case))
-    live, grads, copies = activations(place), gradients(place), narrow_copies(place)
-    now = {"loss": loss, "backward": layer, "end": end, "update": update}[instant](place)
+    """Memory of a process at one instant; the names of the terms are always the same."""
+    case = HostCase(**vars(case))
+    live, grads, copies = activations(case), gradients(case), narrow_copies(case)
+    now = {"loss": loss, "backward": layer, "end": end, "update": update}[instant](case)
     passing = instant in ("loss", "backward")
-    heap = live.heap + copies.heap + larger(loss(place).heap, layer(place).heap)
-    here = choose(place.repeated, grads.mapped, 0) if passing else grads.mapped
-    yield _state("weights", place, 1)
-    yield _state("optimizer", place, _states(place))
-    yield _adapters(place)
-    yield Term("gradients", grads.heap + here, lambda: _text(place, "4 B"))
-    yield Term("narrow copies", copies.total if passing else 0, lambda: _text(place, "2 B"))
-    yield Term("activations", live.total if passing else 0, lambda: _activation_text(place))
-    yield Term("temporaries", now.total, lambda: f"of the instant ({instant})")
+    heap = live.heap + copies.heap + larger(loss(case).heap, layer(case).heap)
+    here = choose(case.repeated, grads.mapped, 0) if passing else grads.mapped
+    yield _state("weights", case, 1)
+    yield _state("optimizer", case, _states(case))
+    adapters = (case.workload.adapter_params or 0) * 4 * FP32  # weights, gradients, m and v
+    yield Term(
+        "adapters",
+        adapters / case.layout.pipe,
+        lambda: f"{case.workload.adapter_params} x {4 * FP32} B",
+    )
+    yield Term("gradients", grads.heap + here, lambda: _text(case, "4 B"))
+    yield Term("narrow copies", copies.total if passing else 0, lambda: _text(case, "2 B"))
+    yield Term("activations", live.total if passing else 0, lambda: _activation_text(case))
+    yield Term("temporaries", now.total, lambda: f"at this instant ({instant})")
     freed = 0 if passing else larger(heap, now.heap) - now.heap
-    yield Term("freed heap", freed, lambda: "small blocks that the backward pass has freed")
+    yield Term("freed heap", freed, lambda: "small blocks freed by the backward pass")
 
 
 # -- state
 
 
-def _outer(place: HostCase) -> Number:
-    """Elements of embedding and head that this stage holds, before any split."""
-    model, stage = place.model, place.stage
-    copy = stage.head * (1 - stage.embedding) * model.vocab * model.hidden if place.tied else 0
+def _outer(case: HostCase) -> Number:
+    """Elements of embedding and head on this stage, before any split."""
+    model, stage = case.model, case.stage
+    copy = stage.head * (1 - stage.embedding) * model.vocab * model.hidden if case.tied else 0
     return (
         stage.embedding * model.embedding_params
         + stage.head * (model.head_params + model.other_params)
@@ -147,224 +151,216 @@ def _outer(place: HostCase) -> Number:
     )
 
 
-def _layers(place: HostCase) -> tuple[Number, Number]:
-    """(dense elements, routed experts') of this stage's layers, before any split."""
-    model = place.model
-    share = place.stage.layers / model.depth
+def _layers(case: HostCase) -> tuple[Number, Number]:
+    """(dense elements, elements of routed experts) of this stage's layers, before any split."""
+    model = case.model
+    share = case.stage.layers / model.depth
     experts = sum(kind.count * kind.expert_params for kind in model.layers)
     dense = sum(kind.count * kind.params for kind in model.layers) - experts
     return share * dense, share * experts
 
 
-def _elements(place: HostCase) -> Number:
-    """Parameters that this device holds."""
-    dense, experts = _layers(place)
-    return (dense + _outer(place) + experts / place.layout.expert) / place.split
+def _elements(case: HostCase) -> Number:
+    """Parameters on this device."""
+    dense, experts = _layers(case)
+    return (dense + _outer(case) + experts / case.layout.expert) / case.split
 
 
-def _states(place: HostCase) -> Number:
+def _states(case: HostCase) -> Number:
     """fp32 elements of optimizer state per parameter, the mean."""
-    if not place.trained:
+    if not case.trained:
         return 0
-    name = place.workload.recipe.name
+    name = case.workload.recipe.name
     if name != "muon":
         return STATES.get(name, 2)
-    dense, experts = _layers(place)
-    outer = _outer(place)  # which AdamW updates
+    dense, experts = _layers(case)
+    outer = _outer(case)  # which AdamW updates
     return 1 + outer / (dense + experts + outer)
 
 
-def _state(name: str, place: HostCase, per_parameter: Number) -> Term:
+def _state(name: str, case: HostCase, per_parameter: Number) -> Term:
     size = FP32 * per_parameter
-    return Term(name, _elements(place) * size, lambda: _text(place, f"{size:.3g} B"))
+    return Term(name, _elements(case) * size, lambda: _text(case, f"{size:.3g} B"))
 
 
-def _text(place: HostCase, size: str) -> str:
-    layout = place.layout
+def _text(case: HostCase, size: str) -> str:
+    layout = case.layout
     over = ways(("tensor", layout.tensor), ("fsdp", layout.fsdp))
-    dense, experts = _layers(place)
+    dense, experts = _layers(case)
     among = f" + experts {billions(experts)} x {size}{ways(('expert', layout.expert))}"
-    return f"{billions(dense + _outer(place))} x {size}{among if experts else ''}{over}"
+    return f"{billions(dense + _outer(case))} x {size}{among if experts else ''}{over}"
 
 
-def _adapters(place: HostCase) -> Term:
-    """fp32 weights, gradients, m and v of LoRA's matrices."""
-    size = (place.workload.adapter_params or 0) * 4 * FP32 / place.layout.pipe
-    return Term("adapters", size, lambda: f"{place.workload.adapter_params} x 16 B")
-
-
-def _matrices(place: HostCase, kind: LayerKind) -> Iterator[tuple[Number, Number]]:
-    """(how many, elements of each on this device) of a layer, as large as they are on average."""
-    tensor = place.layout.tensor
+def _matrices(case: HostCase, kind: LayerKind) -> Iterator[tuple[Number, Number]]:
+    """(number, mean elements of each on this device) of a layer's matrices."""
+    tensor = case.layout.tensor
     yield 4, kind.mixer_params / 4 / tensor
     if kind.mlp_width:
         yield kind.matrices, kind.mlp_params / kind.matrices / tensor
     if kind.experts:
-        yield kind.matrices, kind.expert_params / kind.matrices / tensor / place.layout.expert
+        yield kind.matrices, kind.expert_params / kind.matrices / tensor / case.layout.expert
 
 
-def _spread(place: HostCase, size: float, *, outer: bool) -> AllocatedBytes:
-    """`size` bytes an element of all matrices held here, and of embedding and head if `outer`."""
-    found = AllocatedBytes()
-    share = place.stage.layers / place.model.depth
-    for kind in place.model.layers:
-        for count, elements in _matrices(place, kind):
-            whole = size * elements / place.layout.fsdp
-            found += place.blocks(share * kind.count * count, whole)
+def _spread(case: HostCase, size: float, *, outer: bool) -> AllocatedBytes:
+    """`size` bytes per element of all matrices here, with embedding and head if `outer`."""
+    total = AllocatedBytes()
+    share = case.stage.layers / case.model.depth
+    for kind in case.model.layers:
+        for count, elements in _matrices(case, kind):
+            whole = size * elements / case.layout.fsdp
+            total += case.blocks(share * kind.count * count, whole)
     if outer:
-        vocabulary = place.model.vocab * place.model.hidden
-        table = size * place.vocabulary / place.layout.fsdp
-        found += place.blocks(_outer(place) / vocabulary, table)
-    return found
+        vocabulary = case.model.vocab * case.model.hidden
+        table = size * case.vocabulary / case.layout.fsdp
+        total += case.blocks(_outer(case) / vocabulary, table)
+    return total
 
 
-def gradients(place: HostCase) -> AllocatedBytes:
-    """Of all that is trained."""
-    return _spread(place, FP32, outer=True) if place.trained else AllocatedBytes()
+def gradients(case: HostCase) -> AllocatedBytes:
+    """Gradients of all trained parameters."""
+    return _spread(case, FP32, outer=True) if case.trained else AllocatedBytes()
 
 
-def narrow_copies(place: HostCase) -> AllocatedBytes:
-    """BF16 copies of the layers' matrices; under fsdp they are gathered again instead."""
-    if not place.formats.narrow:
+def narrow_copies(case: HostCase) -> AllocatedBytes:
+    """BF16 copies of the layers' matrices; with fsdp they are gathered again instead."""
+    if not case.formats.narrow:
         return AllocatedBytes()
-    return _spread(place, place.formats.stream, outer=False).where(place.layout.fsdp == 1)
+    return _spread(case, case.formats.stream, outer=False).where(case.layout.fsdp == 1)
 
 
 # -- activations
 
 
-def activations(place: HostCase) -> AllocatedBytes:
-    """Of all layers and micro-batches in flight."""
-    found = AllocatedBytes()
-    share = place.stage.layers / place.model.depth
-    for kind in place.model.layers:
-        found += _tensors(place, kind, place.layout.recompute, share * kind.count)
-    masked = place.workload.sequence if place.workload.packed else 0
-    mask = place.blocks(1, place.tokens * masked * FP32)
+def activations(case: HostCase) -> AllocatedBytes:
+    """Activations of all layers and micro-batches in flight."""
+    layer_bytes = AllocatedBytes()
+    share = case.stage.layers / case.model.depth
+    for kind in case.model.layers:
+        layer_bytes += _tensors(case, kind, case.layout.recompute, share * kind.count)
+    masked = case.workload.sequence if case.workload.packed else 0
+    mask = case.blocks(1, case.tokens * masked * FP32)
     return AllocatedBytes(
-        place.stage.in_flight * found.heap + mask.heap,
-        place.stage.in_flight * found.mapped + mask.mapped,
+        case.stage.in_flight * layer_bytes.heap + mask.heap,
+        case.stage.in_flight * layer_bytes.mapped + mask.mapped,
     )
 
 
 def _tensors(
-    place: HostCase, kind: LayerKind, recompute: Recompute, layers: Number
+    case: HostCase, kind: LayerKind, recompute: Recompute, layers: Number
 ) -> AllocatedBytes:
-    found = AllocatedBytes()
-    hidden = place.model.hidden
-    for one in host_kept.layer_tensors(kind, hidden, place.formats, recompute):
-        found += place.blocks(layers, _size(place, one))
-    if recompute == "none":  # experts' outputs are added up twice: where they are, and at home
-        sent = place.tokens * kind.top_k * hidden * place.formats.stream
-        found += place.blocks(layers, sent).where(place.layout.expert > 1)
-    return found
+    total = AllocatedBytes()
+    hidden = case.model.hidden
+    for one in host_kept.layer_tensors(kind, hidden, case.formats, recompute):
+        split = case.layout.tensor if one.split == "tensor" else 1
+        total += case.blocks(layers, case.tokens * one.token_bytes / split)
+    if (
+        recompute == "none"
+    ):  # outputs of experts are summed twice: on their rank, and on the token's
+        sent = case.tokens * kind.top_k * hidden * case.formats.stream
+        total += case.blocks(layers, sent).where(case.layout.expert > 1)
+    return total
 
 
-def _size(place: HostCase, one: KeptTensor) -> Number:
-    return place.tokens * one.token_bytes / (place.layout.tensor if one.split == "tensor" else 1)
-
-
-def _activation_text(place: HostCase) -> str:
-    live = activations(place).total / place.stage.in_flight / place.stage.layers / place.tokens
-    flight = f" x {place.stage.in_flight:g} in flight" if place.stage.in_flight > 1 else ""
-    layers = f"{place.stage.layers:g} layers x {place.tokens:g} tokens"
-    return f"{layers} x {live:.6g} B{flight}, {place.layout.recompute} recomputed"
+def _activation_text(case: HostCase) -> str:
+    live = activations(case).total / case.stage.in_flight / case.stage.layers / case.tokens
+    flight = f" x {case.stage.in_flight:g} in flight" if case.stage.in_flight > 1 else ""
+    layers = f"{case.stage.layers:g} layers x {case.tokens:g} tokens"
+    return f"{layers} x {live:.6g} B{flight}, {case.layout.recompute} recomputed"
 
 
 # -- instants
 
 
-def loss(place: HostCase) -> AllocatedBytes:
-    """Last norm, kept logits, a block of scores, the head's fp32 copy, its gradient."""
-    tokens, hidden = place.tokens, place.model.hidden
-    kept = tokens * place.model.vocab / place.layout.tensor * FP32
+def loss(case: HostCase) -> AllocatedBytes:
+    """Final norm, kept logits, a block of scores, fp32 copy and gradient of the head."""
+    tokens, hidden = case.tokens, case.model.hidden
+    kept = tokens * case.model.vocab / case.layout.tensor * FP32
     kept = choose(kept <= KEPT_LOGITS, kept, smaller(LOSS_BLOCK, kept))
-    norm = 3 if place.formats.narrow else 2
-    found = place.blocks(1, kept) + place.blocks(1, smaller(LOSS_BLOCK, kept))
-    found += place.blocks(
-        norm + 1, tokens * hidden * FP32
-    )  # and the gradient of what the head reads
-    table = place.blocks(1, place.vocabulary * FP32)
-    found += table.where(place.trained)
-    if place.formats.narrow and place.formats.attention == FP32:
-        found += table
-    found += place.blocks(1, place.vocabulary * place.formats.stream).where(place.layout.fsdp > 1)
-    return found.where(place.stage.head > 0)
+    norm = 3 if case.formats.narrow else 2
+    total = case.blocks(1, kept) + case.blocks(1, smaller(LOSS_BLOCK, kept))
+    # the final norm, and the gradient of the input of the head
+    total += case.blocks(norm + 1, tokens * hidden * FP32)
+    table = case.blocks(1, case.vocabulary * FP32)
+    total += table.where(case.trained)
+    if case.formats.narrow and case.formats.attention == FP32:
+        total += table
+    total += case.blocks(1, case.vocabulary * case.formats.stream).where(case.layout.fsdp > 1)
+    return total.where(case.stage.head > 0)
 
 
-def layer(place: HostCase) -> AllocatedBytes:
-    """Of the layer whose backward pass needs most: tensors made again, gradients on their way."""
-    found = most(*(_one_layer(place, kind) for kind in place.model.layers))
-    pending = place.blocks(1, place.vocabulary * (place.formats.stream if place.tied else FP32))
-    early = pending.where(place.stage.head > 0) if place.trained else AllocatedBytes()
-    if not place.tied:  # by then it is among the gradients where these are there already
-        early = AllocatedBytes(0, choose(place.repeated, 0, early.mapped))
-    return found + early
+def layer(case: HostCase) -> AllocatedBytes:
+    """The layer whose backward pass needs most: recomputed tensors, unreduced gradients."""
+    most_of_layer = most(*(_one_layer(case, kind) for kind in case.model.layers))
+    pending = case.blocks(1, case.vocabulary * (case.formats.stream if case.tied else FP32))
+    early = pending.where(case.stage.head > 0) if case.trained else AllocatedBytes()
+    if not case.tied:  # with gradient accumulation it is already one of the gradients
+        early = AllocatedBytes(0, choose(case.repeated, 0, early.mapped))
+    return most_of_layer + early
 
 
-def _one_layer(place: HostCase, kind: LayerKind) -> AllocatedBytes:
-    found = AllocatedBytes()
-    if place.layout.recompute != "none":
-        found = _tensors(place, kind, "none", 1)
+def _one_layer(case: HostCase, kind: LayerKind) -> AllocatedBytes:
+    total = AllocatedBytes()
+    if case.layout.recompute != "none":
+        total = _tensors(case, kind, "none", 1)
     inner = kind.mlp_width + kind.top_k * kind.expert_width
     pairs = kind.query_width + kind.key_width + kind.value_width
-    widest = larger(inner, pairs) / place.layout.tensor
-    element = place.formats.product if place.formats.narrow else FP32
-    found += place.blocks(2, place.tokens * widest * element)
-    found += place.blocks(2, place.tokens * place.model.hidden * element)
-    if kind.experts:  # their gradient, before it is laid out as they are
-        stack = kind.expert_params / kind.matrices / place.layout.tensor / place.layout.expert
-        found += place.blocks(1, stack * FP32)
-    elements = sum(count * size for count, size in _matrices(place, kind))
-    if place.formats.narrow:  # the fp32 gradient of one matrix before it is rounded, and its copy
+    widest = larger(inner, pairs) / case.layout.tensor
+    element = case.formats.product if case.formats.narrow else FP32
+    total += case.blocks(2, case.tokens * widest * element)
+    total += case.blocks(2, case.tokens * case.model.hidden * element)
+    if kind.experts:  # their gradient before it is reordered
+        stack = kind.expert_params / kind.matrices / case.layout.tensor / case.layout.expert
+        total += case.blocks(1, stack * FP32)
+    elements = sum(count * size for count, size in _matrices(case, kind))
+    if case.formats.narrow:  # the fp32 gradient of one matrix before it is rounded, and a copy
         largest: Number = 0
-        for _, size in _matrices(place, kind):
+        for _, size in _matrices(case, kind):
             largest = larger(largest, size)
-        found += place.blocks(2, largest * FP32)
-    # gathered weights, their gradients, the same cut in parts, and in one fp32 buffer
-    exchanged = 3 * place.formats.stream + FP32 + FP32 / place.layout.fsdp
-    return found + place.blocks(1, elements * exchanged).where(place.layout.fsdp > 1)
+        total += case.blocks(2, largest * FP32)
+    # gathered weights, their gradients, the same split in parts, and in one fp32 buffer
+    exchanged = 3 * case.formats.stream + FP32 + FP32 / case.layout.fsdp
+    return total + case.blocks(1, elements * exchanged).where(case.layout.fsdp > 1)
 
 
-def end(place: HostCase) -> AllocatedBytes:
-    """The first layer at work, or gradients of the embedding that are not yet in their place."""
-    first = place.model.layers[0]
+def end(case: HostCase) -> AllocatedBytes:
+    """The first layer's temporaries, or unreduced gradients of the embedding."""
+    first = case.model.layers[0]
     own = AllocatedBytes()
-    if place.layout.recompute == "none":
-        own = _tensors(place, first, "none", 1)
-    return most(_one_layer(place, first) + own, _embedding(place))
+    if case.layout.recompute == "none":
+        own = _tensors(case, first, "none", 1)
+    return most(_one_layer(case, first) + own, _embedding(case))
 
 
-def _embedding(place: HostCase) -> AllocatedBytes:
-    if not place.trained:
+def _embedding(case: HostCase) -> AllocatedBytes:
+    if not case.trained:
         return AllocatedBytes()
-    one = place.blocks(1, place.vocabulary * FP32)
-    again = one.where(place.repeated)
-    found = again + one if place.tied else again
-    parts = place.blocks(2, place.vocabulary * FP32).where(place.layout.fsdp > 1)
-    return (found + parts).where(place.stage.embedding > 0)
+    one = case.blocks(1, case.vocabulary * FP32)
+    again = one.where(case.repeated)
+    total = again + one if case.tied else again
+    parts = case.blocks(2, case.vocabulary * FP32).where(case.layout.fsdp > 1)
+    return (total + parts).where(case.stage.embedding > 0)
 
 
-def update(place: HostCase) -> AllocatedBytes:
-    """Temporaries of the optimizer, or gradients on their way to other processes."""
-    layout = place.layout
-    largest = place.vocabulary * FP32
-    buckets = smaller(larger(BUCKET, largest), gradients(place).total)
+def update(case: HostCase) -> AllocatedBytes:
+    """Temporaries of the optimizer, or gradients that are sent to other processes."""
+    layout = case.layout
+    largest = case.vocabulary * FP32
+    buckets = smaller(larger(BUCKET, largest), gradients(case).total)
     others = layout.data * layout.context * layout.expert * layout.fsdp
-    sent = place.blocks(1, buckets).where(others > 1)
-    if not place.trained:
+    sent = case.blocks(1, buckets).where(others > 1)
+    if not case.trained:
         return sent
-    return most(sent, _optimizer(place))
+    return most(sent, _optimizer(case))
 
 
-def _optimizer(place: HostCase) -> AllocatedBytes:
-    name = place.workload.recipe.name
+def _optimizer(case: HostCase) -> AllocatedBytes:
+    name = case.workload.recipe.name
     if name == "lion":
-        return place.blocks(1, smaller(LION_GROUP, _elements(place) * FP32))
-    sizes = [size * FP32 for kind in place.model.layers for _, size in _matrices(place, kind)]
+        return case.blocks(1, smaller(LION_GROUP, _elements(case) * FP32))
+    sizes = [size * FP32 for kind in case.model.layers for _, size in _matrices(case, kind)]
     if name == "adafactor":
-        sizes.append(place.vocabulary * FP32)
-    found = AllocatedBytes()
+        sizes.append(case.vocabulary * FP32)
+    largest = AllocatedBytes()
     for size in sizes if name in COPIES else ():
-        found = most(found, place.blocks(COPIES[name], size))
-    return found
+        largest = most(largest, case.blocks(COPIES[name], size))
+    return largest

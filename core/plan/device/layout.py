@@ -1,9 +1,9 @@
-"""What is trained and how it is spread over chips: Workload, Layout, and both with their software.
+"""What is trained and its parallel layout: Workload, Layout, and Setting (both with the software).
 
-Axes and their meaning are those of the trainer (core.parallel.mesh): rows of a batch are split over
-data, fsdp and expert; the tokens of a row over context; heads, widths and vocabulary over tensor;
-layers over pipe. In a search the numbers are NumPy arrays, one entry a candidate. A Setting is one
-layout of one workload under one software: what formulas of memory and of time both ask.
+The axes are those of the trainer (core.parallel.mesh): rows of a batch are split over data, fsdp
+and expert; the tokens of a row over context; heads, widths and vocabulary over tensor; layers over
+pipe. In a search the numbers are NumPy arrays, one entry per candidate. A Setting has the common
+properties for the formulas of memory and of time.
 """
 
 from dataclasses import dataclass
@@ -21,14 +21,14 @@ AXES = ("data", "fsdp", "expert", "context", "tensor", "pipe")
 
 @dataclass(frozen=True)
 class Layout:
-    """One way to spread a run.
+    """A parallel layout.
 
-    zero: what is split over fsdp: 0 nothing, 1 optimizer state, 2 gradients too, 3 weights too
-    (arXiv 1910.02054). micro_batch: rows that one device group passes at once. virtual: stages a
-    device holds (interleaved pipeline, arXiv 2104.04473). recompute: what of a layer is computed
-    again in its backward pass. experts_over_tensor: tensor ranks hold different experts whole,
-    not slices of each. sequence_parallel: what tensor does not split (norms, residual) is split
-    by tokens instead (arXiv 2205.05198).
+    zero: ZeRO level over fsdp: 0 none, 1 optimizer state, 2 also gradients, 3 also weights
+    (arXiv 1910.02054). micro_batch: rows per forward pass of one device group. virtual: virtual
+    pipeline stages per device (arXiv 2104.04473). recompute: activation recomputation in the
+    backward pass. experts_over_tensor: tensor ranks hold different whole experts, not slices of
+    each. sequence_parallel: norms and residual are split by tokens over the tensor ranks
+    (arXiv 2205.05198).
     """
 
     data: Number = 1
@@ -46,26 +46,26 @@ class Layout:
 
     @property
     def chips(self) -> Number:
-        """Devices in all."""
+        """Number of devices."""
         return self.rows * self.model_ranks
 
     @property
     def rows(self) -> Number:
-        """Into how many parts the rows of a batch are split."""
+        """Number of parts into which the rows of a batch are split."""
         return self.data * self.fsdp * self.expert
 
     @property
     def model_ranks(self) -> Number:
-        """Devices that work on the same rows."""
+        """Devices that share the same rows."""
         return self.context * self.tensor * self.pipe
 
     @property
     def expert_ranks(self) -> Number:
-        """Into how many parts the set of experts is split."""
+        """Number of parts into which the set of experts is split."""
         return self.expert * (self.tensor if self.experts_over_tensor else 1)
 
     def accumulation(self, batch_rows: Number) -> Number:
-        """Micro-batches of a step of `batch_rows` sequences; whole where the layout fits it."""
+        """Micro-batches of a step of `batch_rows` sequences; a whole number in a valid layout."""
         return batch_rows / (self.rows * self.micro_batch)
 
 
@@ -74,12 +74,12 @@ Precision = Literal["fp32", "bf16", "fp8", "mxfp8", "nvfp4", "int8"]
 
 @dataclass(frozen=True)
 class Workload:
-    """One training step's work.
+    """One training step.
 
     sequence: tokens of a row. batch_rows: sequences of an optimizer step, over all chips.
-    precision: of the layers' matrix products. recipe: bytes held per parameter. adapter_params:
-    trained elements of LoRA adapters; None where all parameters are trained. packed: rows hold
-    several documents that do not see each other.
+    precision: of the layers' matrix products. recipe: bytes of state per parameter. adapter_params:
+    trained elements of LoRA adapters; None where all parameters are trained. packed: rows contain
+    several documents without attention between them.
     """
 
     architecture: Architecture
@@ -101,7 +101,7 @@ PRODUCT_BYTES = {"fp8": 1, "mxfp8": 1 + 1 / 32, "nvfp4": 0.5 + 1 / 16, "int8": 1
 
 @dataclass(frozen=True)
 class Setting:
-    """What is trained, where and with which software."""
+    """A workload, its layout and the training software."""
 
     workload: Workload
     layout: Layout
@@ -114,39 +114,39 @@ class Setting:
 
     @property
     def tokens(self) -> Number:
-        """Of a micro-batch on one device, before tensor ranks split them."""
+        """Tokens of a micro-batch on one device, before tensor ranks split them."""
         return self.layout.micro_batch * self.workload.sequence / self.layout.context
 
     @property
     def element(self) -> int:
-        """Bytes of an element of the stream, and of a weight as it is computed with."""
+        """Bytes per element of the residual stream and of weights in computation."""
         return 4 if self.workload.precision == "fp32" else 2
 
     @property
     def input_element(self) -> float | None:
-        """Bytes of an element of what products read, where that is kept as they read it."""
+        """Bytes per element of kept inputs of products, where these are kept in the low format."""
         narrow = PRODUCT_BYTES.get(self.workload.precision)
         return narrow if self.stack.keeps_narrow else None
 
     @property
     def token_split(self) -> Number:
-        """Tensor ranks over which norms and residual are split by tokens."""
+        """Ranks over which sequence parallelism splits norms and residual."""
         split = self.layout.sequence_parallel and self.stack.sequence_parallel
         return self.layout.tensor if split else 1
 
     @property
     def sharding(self) -> Number:
-        """Ranks over which the zero level splits dense weights and their state."""
+        """Ranks over which ZeRO splits dense weights and their state."""
         ranks = self.layout.fsdp * (self.layout.context if self.stack.folded_context else 1)
         return ranks * (self.layout.expert if self.stack.folded_experts else 1)
 
     @property
     def expert_sharding(self) -> Number:
-        """The same for routed experts, which the expert axis splits at any level."""
+        """The same for routed experts, which the expert axis always splits."""
         return self.layout.fsdp * (self.layout.context if self.stack.folded_context else 1)
 
     @property
     def keeps_gradients(self) -> Number:
-        """1 where room for gradients is taken when a backward pass begins, else 0."""
+        """1 where gradients are allocated before a backward pass begins, else 0."""
         several = self.layout.accumulation(self.workload.batch_rows) > 1
         return choose(several, 1, 1 if self.stack.keeps_gradients else 0)

@@ -1,20 +1,20 @@
 """Bytes on the fullest device of a layout, term by term.
 
-A device's memory is what it always holds (weights, optimizer, the runtime) and what it holds at
-one instant of a step. Only terms that are alive at the same instant are added up, and the fullest
-instant counts:
+A device's memory has permanent terms (weights, optimizer, the runtime) and terms of one instant of
+a step. Only terms that exist at the same instant are added, and the instant with the largest sum
+counts:
 
   loss      activations, the logits of a micro-batch and their gradient
-  backward  activations, and what the last layer's backward pass needs: whole weights under zero 3,
-            a whole gradient, tensors made again under recomputation
+  backward  activations, and what the last layer's backward pass needs: whole weights under ZeRO-3,
+            a whole gradient, recomputed tensors
   end       of a backward pass: all gradients, the embedding's before it is reduced, and the
             activations of the other micro-batches in flight
   update    gradients and the optimizer's temporary tensors
 
-Nor are stages of a pipeline alike: the first holds the embedding and most micro-batches, the last
-the head and the logits, and where the depth does not divide a middle one holds a layer more. Stage
-and instant of the fullest device are named. Every formula takes a number or a NumPy array of
-candidates (elementwise.py).
+Stages of a pipeline differ too: the first has the embedding and most micro-batches, the last the
+head and the logits, and where the depth is not divisible a middle one has one more layer. The
+result names stage and instant of the fullest device. Every formula takes a number or a NumPy array
+of candidates (elementwise.py).
 """
 
 from collections.abc import Iterator
@@ -38,7 +38,7 @@ INSTANTS = {
 
 @dataclass(frozen=True)
 class State:
-    """What a device of one stage (only, first, second or last) holds at one instant."""
+    """Memory of a device of one stage (only, first, second or last) at one instant."""
 
     stage: Number
     instant: str
@@ -47,7 +47,7 @@ class State:
 
 @dataclass(frozen=True)
 class Memory:
-    """What the fullest device holds. states: all that may be the fullest; best: which is.
+    """Memory of the fullest device. states: all candidates for it; best: index of the fullest.
 
     In a search best and total are arrays.
     """
@@ -58,12 +58,12 @@ class Memory:
 
     @property
     def fullest(self) -> State:
-        """That of one layout."""
+        """The fullest state, for one layout."""
         return self.states[self.best]
 
     @property
     def terms(self) -> tuple[Term, ...]:
-        """Of the fullest: the same names in the same order always, 0 bytes where one is absent."""
+        """Terms of the fullest state: always the same names in the same order, perhaps 0 bytes."""
         return self.fullest.terms
 
     def __getitem__(self, name: str) -> Number:
@@ -78,42 +78,48 @@ def device_memory(workload: Workload, layout: Layout, stack: Stack) -> Memory:
     states: list[State] = []
     for stage in stages_of(workload, layout):
         case = StageCase(workload, layout, stack, stage, layers)
-        found = _host_moments(case) if stack.host else _moments(case)
-        states += [State(stage.name, instant, terms) for instant, terms in found]
-    return _fullest(tuple(states))
+        instants = _host_instants(case) if stack.host else _instants(case)
+        states += [State(stage.name, instant, terms) for instant, terms in instants]
+    best: Number = 0
+    most = sum(term.bytes for term in states[0].terms)
+    for index, one in enumerate(states[1:], start=1):
+        total = sum(term.bytes for term in one.terms)
+        best = choose(total > most, index, best)
+        most = larger(total, most)
+    return Memory(tuple(states), best, most)
 
 
-def _host_moments(case: StageCase) -> Iterator[tuple[str, tuple[Term, ...]]]:
+def _host_instants(case: StageCase) -> Iterator[tuple[str, tuple[Term, ...]]]:
     from sabia.core.plan.device.host_memory import host_terms
 
     for instant in INSTANTS:
         yield instant, tuple(host_terms(case, instant))
 
 
-def _moments(case: StageCase) -> Iterator[tuple[str, tuple[Term, ...]]]:
-    """What is alive on a stage at each instant. A term is worked out once."""
-    held = tuple(make(case) for make in HELD)
+def _instants(case: StageCase) -> Iterator[tuple[str, tuple[Term, ...]]]:
+    """The terms of a stage at each instant; each term is computed once."""
+    permanent = tuple(make(case) for make in PERMANENT)
     gradients = state.gradients(case)
     early = Term(gradients.name, gradients.bytes * case.keeps_gradients, gradients.formula)
-    passing = [(make(case), when) for make, when in PASSING.items()]
+    temporary = [(make(case), when) for make, when in TEMPORARY.items()]
     for instant in INSTANTS:
         yield (
             instant,
             (
-                *held,
+                *permanent,
                 gradients if instant in ("end", "update") else early,
-                *(term if instant in when else Term(term.name, 0) for term, when in passing),
+                *(term if instant in when else Term(term.name, 0) for term, when in temporary),
                 buffers.gathered(case, instant),
                 buffers.unreduced(case, instant),
             ),
         )
 
 
-HELD = (state.weights, state.weight_copies, state.optimizer, state.adapters, buffers.runtime)
-PASSING = {
+PERMANENT = (state.weights, state.weight_copies, state.optimizer, state.adapters, buffers.runtime)
+TEMPORARY = {
     buffers.kept: ("backward", "loss"),
-    buffers.left: ("end",),
-    buffers.made_again: ("backward", "end"),
+    buffers.kept_of_others: ("end",),
+    buffers.recomputed: ("backward", "end"),
     buffers.head_input: ("loss",),
     buffers.logits: ("loss",),
     buffers.exchange: ("backward", "end"),
@@ -121,18 +127,8 @@ PASSING = {
 }
 
 
-def _fullest(states: tuple[State, ...]) -> Memory:
-    best: Number = 0
-    most = sum(term.bytes for term in states[0].terms)
-    for index, one in enumerate(states[1:], start=1):
-        total = sum(term.bytes for term in one.terms)
-        best = choose(total > most, index, best)
-        most = larger(total, most)
-    return Memory(states, best, most)
-
-
 def explain(memory: Memory) -> str:
-    """Terms of one layout, largest first: name, GiB, share of the total, how it is worked out."""
+    """Terms of one layout, largest first: name, GiB, share of the total, formula."""
     shown = sorted((term for term in memory.terms if term.bytes), key=lambda term: -term.bytes)
     width = max(len(term.name) for term in shown)
     lines = [

@@ -1,28 +1,27 @@
-"""What a device holds for a part of a step: activations, logits, whole weights, buffers.
+"""Terms of memory for a part of a step: activations, logits, gathered weights, buffers.
 
-Activations are kept from a forward to its backward pass, or made again. Of the tensors of a layer
-(memory_kept.py) a policy keeps all (none), those of the software's list (selective; without one all
-but the attention matrix, arXiv 2205.05198) or the layer's input (full).
+Activations are kept from a forward to its backward pass, or recomputed. Of the tensors of a layer
+(memory_kept.py), recomputation `none` keeps all, `selective` those of the software's list (without
+one all but the attention matrix, arXiv 2205.05198), and `full` only the layer's input.
 
-Besides, and with the runtime's own memory:
+The other terms:
 
-  head input   what the final norm and the head keep of what they read
+  head input   inputs of the final norm and of the head
   logits       a micro-batch's tokens · V / tensor · bytes per logit, never more than the chunk of
-               a chunked cross-entropy. 12 is torch's: fp32 log-probabilities that are kept, and two
-               fp32 gradients; 10 counts bf16 logits, fp32 softmax, fp32 gradient
-  gathered     under zero 3 the whole weights (over fsdp) of what is at work, in the dtype of
-               computation: layers, and the head at the loss. Embedding and head stay whole all
-               step where they are one unit with the root of the model (torch's fully_shard)
+               a chunked cross-entropy. 12 is torch's: kept fp32 log-probabilities and two fp32
+               gradients; 10 counts bf16 logits, fp32 softmax, fp32 gradient
+  gathered     under ZeRO-3 the whole weights (over fsdp) of the layers that compute, in the dtype
+               of computation, and of the head at the loss. Embedding and head stay whole all step
+               where they are one unit with the root of the model (torch's fully_shard)
   unreduced    the whole gradient of one unit before it is reduced over fsdp
-  exchange     experts' all-to-all: the copies of tokens that arrive, and those that leave
+  exchange     all-to-all of experts: tokens that are received and sent
   update       the optimizer's temporary tensors
-  runtime      context, kernels, communicators: 3.5 GB, aiconfigurator's margin
+  runtime      context, kernels, communicators: 3.5 GB, the margin of aiconfigurator
 
-torch's allocator keeps a pool of blocks for each stream, and communication runs on streams of its
-own: what it once used is never given to computation. With such a stack (stream_pools) the largest
-unit's buffers count at every instant, and a second time for the copy that is computed with. In a
-pipeline fully_shard gathers once a step and reduces once, after the last micro-batch, unless told
-otherwise (pipe_keeps_whole).
+torch's allocator has a pool of blocks for each stream, and communication has streams of its own:
+computation never uses their blocks. With such a stack (stream_pools) the largest unit's buffers
+count at every instant, and a second time for the copy that computes. In a pipeline, fully_shard by
+default gathers once per step and reduces once, after the last micro-batch (pipe_keeps_whole).
 """
 
 from collections.abc import Iterable
@@ -44,7 +43,7 @@ from sabia.core.plan.elementwise import Number, choose, larger, smaller
 
 
 def kept(case: StageCase) -> Term:
-    """Of all layers of the stage and all micro-batches in flight."""
+    """Activations of all layers of the stage and all micro-batches in flight."""
     stage, layers = case.stage, case.layers
     each = _of_stage(case)
     size = case.tokens * (stage.in_flight * each + stage.head * layers.extra)
@@ -58,8 +57,8 @@ def kept(case: StageCase) -> Term:
     return Term("activations", size, formula)
 
 
-def left(case: StageCase) -> Term:
-    """What of it is left when the backward pass of one micro-batch has ended."""
+def kept_of_others(case: StageCase) -> Term:
+    """Activations that remain after the backward pass of one micro-batch."""
     stage, others = case.stage, larger(0, case.stage.in_flight - 1)
     each = case.tokens * _of_stage(case)
 
@@ -70,12 +69,12 @@ def left(case: StageCase) -> Term:
 
 
 def _of_stage(case: StageCase) -> Number:
-    """Bytes a token that one micro-batch leaves in the stage's layers."""
+    """Bytes per token that one micro-batch keeps in the stage's layers."""
     return over_layers(case.model, case.stage, lambda kind: case.layers.kept[kind])
 
 
-def made_again(case: StageCase) -> Term:
-    """What recomputation brings back for the backward pass of one layer."""
+def recomputed(case: StageCase) -> Term:
+    """Recomputed tensors for the backward pass of one layer."""
     again = case.layers.again
     return Term(
         "recomputed layer",
@@ -85,7 +84,7 @@ def made_again(case: StageCase) -> Term:
 
 
 def layer_figures(case: Setting) -> LayerFigures:
-    """All that depends on the layers and not on the stage."""
+    """Figures that depend on the layers and not on the stage."""
     model = case.model
     sizes = {kind: _layer(case, kind) for kind in dict.fromkeys((*model.layers, *model.extra))}
     again: Number = 0
@@ -93,7 +92,9 @@ def layer_figures(case: Setting) -> LayerFigures:
     for kind in model.layers:
         used, lasting = sizes[kind]
         again = larger(again, used - lasting)
-        elements = larger(elements, _elements(kind, case))
+        dense = kind.params - kind.expert_params
+        on_device = (dense + kind.expert_params / case.layout.expert) / case.layout.tensor
+        elements = larger(elements, on_device)
     return LayerFigures(
         kept={kind: lasting for kind, (_, lasting) in sizes.items()},
         extra=sum(kind.count * sizes[kind][1] for kind in model.extra),
@@ -103,12 +104,12 @@ def layer_figures(case: Setting) -> LayerFigures:
 
 
 def _layer(case: Setting, kind: LayerKind) -> tuple[Number, Number]:
-    """Bytes a token on one device: what the backward pass uses, what the policy keeps till then."""
+    """Bytes per token on one device: used in the backward pass, and kept from the forward pass."""
     hidden, sequence, stack = case.model.hidden, case.workload.sequence, case.stack
-    found = list(layer_tensors(kind, hidden, sequence, case.element, stack, case.input_element))
-    used = [one for one in found if one.name != OUTPUT]
-    lasting = [one for one in found if _is_kept(one.name, case)]
-    local = case.layout.recompute == "selective"  # keeps what products made, before it is gathered
+    tensors = list(layer_tensors(kind, hidden, sequence, case.element, stack, case.input_element))
+    used = [one for one in tensors if one.name != OUTPUT]
+    lasting = [one for one in tensors if _is_kept(one.name, case)]
+    local = case.layout.recompute == "selective"  # keeps results of products, before a gather
     return _bytes(used, case), _bytes(lasting, case, local)
 
 
@@ -141,13 +142,8 @@ def _bytes(tensors: Iterable[KeptTensor], case: Setting, local: bool = False) ->
     )
 
 
-def _elements(kind: LayerKind, case: Setting) -> Number:
-    dense = kind.params - kind.expert_params
-    return (dense + kind.expert_params / case.layout.expert) / case.layout.tensor
-
-
 def runtime(case: StageCase) -> Term:
-    """The runtime's own memory."""
+    """Memory of the runtime."""
     return Term(
         "runtime", case.stack.context_bytes, lambda: "context, kernels, communicators (margin)"
     )
@@ -168,7 +164,7 @@ def head_input(case: StageCase) -> Term:
 
 
 def logits(case: StageCase) -> Term:
-    """At the loss of one micro-batch, on the stage with the head."""
+    """Logits of one micro-batch, on the stage with the head."""
     stack, vocab, tensor = case.stack, case.model.vocab, case.layout.tensor
     each = choose(tensor > 1, stack.split_logit_bytes or stack.logit_bytes, stack.logit_bytes)
     passes = 1 + sum(kind.count for kind in case.model.extra)
@@ -187,11 +183,17 @@ def logits(case: StageCase) -> Term:
 
 
 def gathered(case: StageCase, instant: str) -> Term:
-    """Whole weights, of what works at that instant."""
+    """Gathered weights of the layers that compute at that instant."""
     layer, outer, unit = case.layers.elements, _outer(case), case.element
     layers = {"loss": 1, "update": 0}.get(instant, case.stack.gathered_layers)
     layers = choose(_stays_whole(case), case.stage.layers, layers)
-    ends = _whole_ends(case, instant, outer)
+    embedding, head = outer
+    if case.stack.whole_ends:
+        ends = embedding + head
+    elif instant == "loss":
+        ends = head + (0 if case.model.head_params else embedding * case.stage.head)
+    else:
+        ends = 0
     pooled = larger(layer, sum(outer)) if case.stack.stream_pools else 0
     count = layers * layer + ends + pooled
 
@@ -216,17 +218,17 @@ def unreduced(case: StageCase, instant: str) -> Term:
     if case.stack.stream_pools:
         count, kept = larger(layer, embedding + head), head
     count = choose(_stays_whole(case), case.stage.layers * layer + embedding + head, count)
-    found = (count * size + kept * (case.element if size else 0)) * _is_split(case, 2)
+    size_bytes = (count * size + kept * (case.element if size else 0)) * _is_split(case, 2)
 
     def formula() -> str:
         also = f" + head {billions(kept)} x {case.element} B" if kept else ""
         return f"{billions(count)} x {size:g} B{also}"
 
-    return Term("unreduced gradient", found, formula)
+    return Term("unreduced gradient", size_bytes, formula)
 
 
 def exchange(case: StageCase) -> Term:
-    """Copies of tokens sent to and received from other devices' experts, one layer's."""
+    """Tokens that one layer sends to and receives from experts on other devices."""
     hidden, top_k = case.model.hidden, max(kind.top_k for kind in case.model.layers)
     among = case.layout.tensor if case.layout.experts_over_tensor else 1
     copies = (1 + case.stack.expert_imbalance) * top_k * case.tokens / among
@@ -235,33 +237,23 @@ def exchange(case: StageCase) -> Term:
 
 
 def update(case: StageCase) -> Term:
-    """Temporary tensors of the optimizer's step."""
+    """Temporary tensors of the optimizer step."""
     count, each = trained_elements(case), case.stack.update_bytes
     return Term("update", count * each, lambda: f"{billions(count)} x {each:g} B")
 
 
 def _stays_whole(case: StageCase) -> Number:
-    """Whether nothing is split or reduced between the micro-batches of a pipeline."""
+    """Whether weights and gradients stay whole between the micro-batches of a pipeline."""
     return case.layout.pipe > 1 if case.stack.pipe_keeps_whole else False
 
 
 def _is_split(case: StageCase, level: int) -> Number:
-    """1 where the zero level splits what `level` names, else 0."""
+    """1 where ZeRO of at least `level` splits over several ranks, else 0."""
     return choose(case.sharding > 1, 1, 0) if case.layout.zero >= level else 0
 
 
 def _outer(case: StageCase) -> tuple[Number, Number]:
-    """Elements of the embedding and of the head on one device of the stage, whole over fsdp."""
+    """Elements of embedding and head on one device of the stage, before fsdp splits them."""
     embedding = case.stage.embedding * case.model.embedding_params
     head = case.stage.head * head_params(case.model, case.stage)
     return embedding / case.layout.tensor, head / case.layout.tensor
-
-
-def _whole_ends(case: StageCase, instant: str, outer: tuple[Number, Number]) -> Number:
-    embedding, head = outer
-    if case.stack.whole_ends:
-        return embedding + head
-    if instant != "loss":
-        return 0
-    tied = 0 if case.model.head_params else embedding * case.stage.head
-    return head + tied

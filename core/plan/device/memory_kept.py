@@ -1,26 +1,25 @@
-"""The tensors of one layer that its backward pass needs: a list, from which all sizes follow.
+"""The tensors of one layer that its backward pass needs.
 
-Each has a width (elements a token), bytes an element, and says what tensor ranks split: its width,
-or (norms, residual: what arXiv 2205.05198 calls the regions outside tensor parallelism) its tokens,
-which they do only with sequence parallelism. A dense layer of GPT as of 2022 keeps, a token, in
-bytes (section 4.1 of that paper; h hidden, a heads, s keys):
+Each has a width (elements per token), bytes per element, and what tensor ranks split: its width, or
+its tokens (norms and residual, with sequence parallelism only, arXiv 2205.05198). A GPT layer of
+2022 keeps these bytes per token (section 4.1 of that paper; h hidden size, a heads, s keys):
 
   by tokens  input 2h, normed 2h, mask h, middle 2h, normed_middle 2h, mlp_mask h         = 10h
   by tensor  query, key, value, attended 2h each, MLP 8h before and 8h after its gelu     = 24h
   by tensor  softmax 2as, its mask as, its output after dropout 2as                       = 5as
 
-and one of Llama without dropout, whose attention kernel keeps no matrix (arXiv 2307.08691):
+and a Llama layer without dropout, whose attention kernel keeps no matrix (arXiv 2307.08691):
 
   2h + 2h + (2q + 2k + 2v) + 2q + 2h + 2h + (gate, up, activated, product) 2f each, logsumexp 4a
 
 which is (12h + 4h·n_kv/n_q + 8f) where q = h. Latent attention adds its latents before and after
-their norms, and counts storages whole, with what was split off; a delta net adds the inputs and
-outputs of its convolution, its gate and the matrices of its chunks. In a mixture the routed tensors
-stand for top_k copies of each token.
+their norms, and counts whole storages of which only a part is used. A delta net adds the inputs and
+outputs of its convolution, its gate and the matrices of its chunks. In an MoE layer the routed
+tensors have top_k rows per token.
 
-What a piece of software never keeps (fused kernels that work it out again: `drops`; without
-"activated" the MLP keeps 6f) and what it keeps under selective recomputation is in its preset
-(stacks.toml); "mlp_output" is kept only there.
+The preset of the software (stacks.toml) lists the tensors that it never keeps (`drops`: fused
+kernels recompute them; without "activated" the MLP keeps 6f) and those that it keeps with selective
+recomputation; "mlp_output" is kept only there.
 """
 
 from collections.abc import Iterator
@@ -40,11 +39,11 @@ Split = Literal["tokens", "gathered", "tensor", "experts"]
 
 @dataclass(frozen=True)
 class KeptTensor:
-    """One tensor. routed: its rows are copies of tokens, on the devices of their experts.
+    """One tensor. routed: its rows are token–expert assignments, on the devices of the experts.
 
-    split: what tensor ranks divide: its "tokens" ("gathered": these, unless the software keeps the
-    gathered form), its width ("tensor"), or the rows of experts that are spread over tensor
-    ("experts"; rows are whole on each rank where experts are sliced).
+    split: what tensor ranks split: "tokens"; "gathered": tokens, unless the software keeps the
+    gathered tensor; "tensor": its width; "experts": rows, if tensor ranks have different experts
+    (with slices of each expert, every rank has all rows).
     """
 
     name: str
@@ -55,7 +54,7 @@ class KeptTensor:
 
     @property
     def token_bytes(self) -> float:
-        """Bytes a token, undivided."""
+        """Bytes per token, before any split."""
         return self.width * self.element_bytes
 
 
@@ -67,9 +66,9 @@ def layer_tensors(
     stack: Stack,
     input_element: float | None = None,
 ) -> Iterator[KeptTensor]:
-    """All that the layer's backward pass uses in that software, in the order of its making.
+    """All tensors that the layer's backward pass uses in that software, in forward order.
 
-    input_element: bytes of an element of what matrix products read, where they keep it narrow.
+    input_element: bytes per element of inputs of matrix products that are kept in FP8 or FP4.
     """
     for one in _all_tensors(kind, hidden, sequence, element, stack):
         if one.name in INPUTS and input_element is not None:
@@ -96,7 +95,7 @@ def _all_tensors(
         yield from _mlp("", kind.mlp_width, kind.matrices, element)
     if kind.experts:
         yield from _experts(kind, hidden, element)
-    for number in range(2, kind.stream_norms):  # of what the residual stream takes up
+    for number in range(2, kind.stream_norms):  # norms of what is added to the residual stream
         yield KeptTensor(f"norm_{number}", hidden, element)
     if stack.dropout:
         yield KeptTensor("mlp_mask", hidden, 1)
@@ -127,7 +126,7 @@ def _attention(
 
 
 def _value_storage(kind: LayerKind) -> int:
-    """Values; a latent's upward projection keeps what became unrotated keys in the same storage."""
+    """Values; with latent attention in one storage with the keys that have no rotary embedding."""
     if not kind.key_latent:
         return kind.value_width
     rotated = kind.heads * (kind.cache_width - kind.key_latent)
@@ -135,7 +134,7 @@ def _value_storage(kind: LayerKind) -> int:
 
 
 def _recurrent(kind: LayerKind, element: float) -> Iterator[KeptTensor]:
-    """A gated delta net (arXiv 2412.06464); query_width and value_width as its heads have them."""
+    """A gated delta net (arXiv 2412.06464)."""
     mixed = kind.query_width + kind.key_width + kind.value_width
     yield KeptTensor("projected", mixed, element, "tensor")
     yield KeptTensor("convolved", mixed, element, "tensor")

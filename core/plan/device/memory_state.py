@@ -1,18 +1,17 @@
-"""Stages of a pipeline, the terms of a device's memory, and its weights, gradients and optimizer.
+"""Pipeline stages, terms of a device's memory, and its weights, gradients and optimizer state.
 
-Of the stages those that can be the fullest are weighed. Under 1F1B (arXiv 2006.09503) stage r of p
-holds the activations of p - r micro-batches; with v virtual stages a device (arXiv 2104.04473) of
+Only stages that can be the fullest are computed. Under 1F1B (arXiv 2006.09503) stage r of p has the
+activations of p - r micro-batches; with v virtual stages per device (arXiv 2104.04473) of
 2(p-1-r) + (v-1)p + 1 runs of its L/(pv) layers, that is of p + (p-1)/v micro-batches on the first
-(arXiv 2205.05198, section 4.2.3); never of more than a step has. Where the depth does not divide,
-the first and the last stage, which also hold the embedding and the head, take the shorter runs
+(arXiv 2205.05198, section 4.2.3); never of more than one step has. Where the depth is not
+divisible, the first and the last stage, which have the embedding and the head, have fewer layers
 (arXiv 2407.21783, section 3.3.2).
 
-Dense weights are split over tensor and, by layers, over pipe; experts over the expert ranks and
-tensor besides. What the zero level names (arXiv 1910.02054: 1 optimizer, 2 gradients, 3 weights) is
-split over fsdp, too, and over context and (dense weights) expert where the software folds these
-axes into it. The embedding is on the first stage, the head on the last, neither divided by layers.
-Projections down to the latents of an attention are the same on all tensor ranks. Experts count
-whole: one that a token does not visit still takes its room.
+Dense weights are split over tensor and, by layers, over pipe; experts also over the expert ranks.
+ZeRO (arXiv 1910.02054: 1 optimizer, 2 gradients, 3 weights) splits over fsdp, and over context and
+(dense weights) expert where the software folds these axes into it. The embedding is on the first
+stage, the head on the last. Down-projections of latent attention are the same on all tensor ranks.
+All experts count, active or not.
 """
 
 import math
@@ -28,9 +27,9 @@ FEW = 1 / 8
 
 @dataclass(frozen=True)
 class PipelineStage:
-    """layers: how many of the model's it runs; leading: dense ones of them, before a mixture's.
+    """layers: number of its layers; leading: dense ones of them before the first MoE layer.
 
-    in_flight: micro-batches whose activations it holds. embedding, head: 1 where it has them.
+    in_flight: micro-batches whose activations it keeps. embedding, head: 1 where it has them.
     """
 
     name: Number
@@ -62,7 +61,7 @@ def stages_of(workload: Workload, layout: Layout) -> Iterator[PipelineStage]:
 
 
 def leading_kinds(model: Architecture) -> tuple[LayerKind, ...]:
-    """Dense layers of a mixture that are so few that they are its first (as DeepSeek-V3's)."""
+    """Dense layers of an MoE model, if they are few and so its first (as in DeepSeek-V3)."""
     dense = tuple(kind for kind in model.layers if not kind.experts)
     few = sum(kind.count for kind in dense) <= model.depth * FEW
     return dense if few and len(dense) < len(model.layers) else ()
@@ -71,11 +70,11 @@ def leading_kinds(model: Architecture) -> tuple[LayerKind, ...]:
 def over_layers(
     model: Architecture, stage: PipelineStage, of: Callable[[LayerKind], Number]
 ) -> Number:
-    """Sum of a figure over the stage's layers: its leading ones, and the mean of the others."""
+    """Sum of a figure over the stage's layers: leading ones exactly, others by their mean."""
     first = leading_kinds(model)
     others = tuple(kind for kind in model.layers if kind not in first)
-    found = (stage.layers - stage.leading) * _mean(others, of)
-    return found + stage.leading * _mean(first, of) if first else found
+    total = (stage.layers - stage.leading) * _mean(others, of)
+    return total + stage.leading * _mean(first, of) if first else total
 
 
 def _mean(kinds: tuple[LayerKind, ...], of: Callable[[LayerKind], Number]) -> Number:
@@ -91,7 +90,7 @@ def _in_flight(layout: Layout, stage: Number, passes: Number) -> Number:
 
 @dataclass(frozen=True)
 class Term:
-    """`bytes` on one device; an array in a search. formula: makes the text of `how` on demand."""
+    """`bytes` on one device; an array in a search. formula: returns the text of `how`."""
 
     name: str
     bytes: Number
@@ -105,10 +104,10 @@ class Term:
 
 @dataclass(frozen=True)
 class LayerFigures:
-    """Of one layer on one device, before zero splits anything.
+    """Figures of one layer on one device, before ZeRO splits anything.
 
-    kept: bytes a token that the policy keeps of each kind; extra: of all layers beside the model's;
-    again: most bytes a token that come back in one layer's backward pass; elements: of the largest
+    kept: bytes per token that are kept, by kind of layer; extra: of all MTP layers; again: most
+    bytes per token that are recomputed in one layer's backward pass; elements: of the largest
     layer.
     """
 
@@ -120,7 +119,7 @@ class LayerFigures:
 
 @dataclass(frozen=True)
 class StageCase(Setting):
-    """One device of one stage: all that a term depends on."""
+    """One device of one stage: everything that a term depends on."""
 
     stage: PipelineStage
     layers: LayerFigures
@@ -135,7 +134,7 @@ def billions(count: float) -> str:
 
 
 def ways(*splits: tuple[str, Number]) -> str:
-    """' / (tensor 8 x pipe 4)' of the splits that divide; empty where none does."""
+    """' / (tensor 8 x pipe 4)' for splits above 1; empty without any."""
     cut = [f"{name} {size:g}" for name, size in splits if size > 1]
     return f" / ({' x '.join(cut)})" if len(cut) > 1 else f" / {cut[0]}" if cut else ""
 
@@ -146,9 +145,9 @@ ADAPTER_BYTES = 16  # of an element of LoRA: bf16 weight and gradient, fp32 mast
 
 @dataclass(frozen=True)
 class Elements:
-    """Parameters on one stage before any other axis divides them.
+    """Parameters on one stage before any other axis splits them.
 
-    down: of latent attention, from the stream to its latents; dense: all others but the experts.
+    down: down-projections of latent attention; dense: all others except the experts.
     """
 
     dense: Number
@@ -157,11 +156,16 @@ class Elements:
 
 
 def elements(model: Architecture, stage: PipelineStage) -> Elements:
-    """Of the stage's layers, its embedding, its head and what follows."""
+    """Parameters of the stage's layers, its embedding, its head, and MTP layers."""
     outer = stage.embedding * model.embedding_params + stage.head * head_params(model, stage)
     extra = sum(kind.count * (kind.params - kind.expert_params) for kind in model.extra)
     after = extra + model.extra_params + model.other_params
-    down = over_layers(model, stage, lambda kind: downward_params(kind, model.hidden))
+
+    def down_params(kind: LayerKind) -> int:
+        width = kind.query_latent + kind.cache_width if kind.key_latent else 0
+        return model.hidden * width
+
+    down = over_layers(model, stage, down_params)
     dense = over_layers(model, stage, lambda kind: kind.params - kind.expert_params)
     experts = sum(kind.count * kind.expert_params for kind in model.extra)
     return Elements(
@@ -171,24 +175,19 @@ def elements(model: Architecture, stage: PipelineStage) -> Elements:
     )
 
 
-def downward_params(kind: LayerKind, hidden: int) -> int:
-    """Of a latent attention's projections from the stream to its latents and the rotated key."""
-    return hidden * (kind.query_latent + kind.cache_width) if kind.key_latent else 0
-
-
 def head_params(model: Architecture, stage: PipelineStage) -> Number:
-    """The head's; a tied one is a copy of the embedding where that is on another stage."""
+    """Parameters of the head; a tied one is a copy if the embedding is on another stage."""
     tied = 0 if model.head_params else model.vocab * model.hidden
     return model.head_params + (1 - stage.embedding) * tied
 
 
 def weights(case: StageCase) -> Term:
-    """As the recipe keeps them."""
+    """Weights in the format of the recipe."""
     return _state("weights", case, case.workload.recipe.weights, 3)
 
 
 def weight_copies(case: StageCase) -> Term:
-    """All weights again in the dtype of computation, where they are cast and not gathered."""
+    """Copies of all weights in the dtype of computation, where they are cast and not gathered."""
     needed = case.stack.casts_weights and case.workload.recipe.weights > case.element
     split = case.sharding > 1 if case.layout.zero >= 3 else False
     copies = _state("weight copies", case, case.element if needed else 0, 3)
@@ -196,7 +195,7 @@ def weight_copies(case: StageCase) -> Term:
 
 
 def gradients(case: StageCase) -> Term:
-    """Of all trained parameters, reduced; adapters bring their own."""
+    """Reduced gradients of all trained parameters; those of adapters count with them."""
     trained = case.workload.adapter_params is None
     return _state("gradients", case, case.workload.recipe.gradients if trained else 0, 2)
 
@@ -214,37 +213,37 @@ def trained_elements(case: StageCase) -> Number:
     return _on_device(elements(case.model, case.stage), case, level=1)
 
 
-def _on_device(found: Elements, case: StageCase, level: int) -> Number:
+def _on_device(counts: Elements, case: StageCase, level: int) -> Number:
     return sum(
-        count / math.prod(size for _, size in cut) for _, count, cut in _shares(found, case, level)
+        count / math.prod(size for _, size in cut) for _, count, cut in _shares(counts, case, level)
     )
 
 
-def _shares(found: Elements, case: StageCase, level: int) -> Iterator[tuple[str, Number, Cuts]]:
-    """What of the elements is cut in which ways."""
+def _shares(counts: Elements, case: StageCase, level: int) -> Iterator[tuple[str, Number, Cuts]]:
+    """(name, elements, splits) of the parts of the parameters."""
     split, tensor = case.layout.zero >= level, ("tensor", case.layout.tensor)
     zero = ("zero", case.sharding if split else 1)
     experts = ("zero", case.expert_sharding if split else 1)
-    yield "", found.dense, (tensor, zero)
-    yield "to latents ", found.down, (zero,)
-    yield "experts ", found.experts, (("expert", case.layout.expert), tensor, experts)
+    yield "", counts.dense, (tensor, zero)
+    yield "to latents ", counts.down, (zero,)
+    yield "experts ", counts.experts, (("expert", case.layout.expert), tensor, experts)
 
 
 def _state(name: str, case: StageCase, size: float, level: int) -> Term:
-    found = elements(case.model, case.stage)
+    counts = elements(case.model, case.stage)
 
     def formula() -> str:
         return " + ".join(
             f"{what}{billions(count)} x {size:g} B{ways(*cut)}"
-            for what, count, cut in _shares(found, case, level)
+            for what, count, cut in _shares(counts, case, level)
             if count
         )
 
-    return Term(name, _on_device(found, case, level) * size, formula)
+    return Term(name, _on_device(counts, case, level) * size, formula)
 
 
 def adapters(case: StageCase) -> Term:
-    """Weights, gradients and optimizer state of LoRA's adapters."""
+    """Weights, gradients and optimizer state of LoRA adapters."""
     params, layout = case.workload.adapter_params or 0, case.layout
     zero = case.sharding if layout.zero >= 3 else 1
     over = (("tensor", layout.tensor), ("pipe", layout.pipe), ("zero", zero))

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 from sabia.core.errors import UsageError
 from sabia.core.plan.device.search_fixes import described, infeasible
@@ -18,17 +18,17 @@ from sabia.core.plan.device.search_rules import SearchProblem, check_pinned
 from sabia.core.plan.device.survey import Survey, TimedLayout
 
 Objective = Literal["time", "cost"]
-RANKED = 10
+RANKED = 10  # meshes in a list of the best
 SHOWN = 8  # layouts in a table
-HARDLY_MORE = 1.02  # of a bill: the smaller cluster is taken, as it is easier to get
+HARDLY_MORE = 1.02  # of the cost: within it the smaller cluster is better, as it is easier to rent
 
 
 @dataclass(frozen=True)
 class SearchResult:
-    """Outcome of a search.
+    """Result of a search.
 
-    best: by the objective; equal ones by memory. front: no other is faster and smaller and cheaper,
-    fastest first. ranked: the best layout of each of the best meshes. survey: what was looked at.
+    best: by the objective; equal ones by memory. front: Pareto-optimal in time, chips and cost,
+    fastest first. ranked: the best layout of each of the best meshes. survey: all candidates.
     """
 
     survey: Survey
@@ -37,7 +37,7 @@ class SearchResult:
     ranked: tuple[TimedLayout, ...]
 
     def cheapest_within(self, step_s: float) -> TimedLayout | None:
-        """The fewest chips that cost hardly more than the cheapest of those in time; or None."""
+        """The fewest chips within HARDLY_MORE of the least cost of those in time; or None."""
         fast = [row for row in self.front if row.step_s <= step_s * (1 + 1e-12)]
         least = min((row.token_chip_s for row in fast), default=0.0)
         alike = [row for row in fast if row.token_chip_s <= least * HARDLY_MORE]
@@ -66,30 +66,18 @@ def search(
     survey = Survey(problem, counts)
     if not survey.fitting:
         raise infeasible(problem, counts, survey)
-    return _best_of(survey, objective)
-
-
-def _best_of(survey: Survey, objective: Objective) -> SearchResult:
-    """The best of what fits."""
     import numpy as np
 
     from sabia.core.plan.device.candidates import front
 
-    seconds, chips, total, mesh = survey.gathered()
-    work = chips * seconds
+    seconds, sizes, total, mesh = survey.gathered()
+    work = sizes * seconds
     first, second = (seconds, work) if objective == "time" else (work, seconds)
     order = np.lexsort((total, second, first))
-    ranked = [survey.row(n) for n in _best_of_meshes(order, mesh)]
-    kept = order[front(seconds[order], chips[order])].tolist()
+    _, first_of_mesh = np.unique(mesh[order], return_index=True)
+    ranked = [survey.row(n) for n in order[np.sort(first_of_mesh)[:RANKED]].tolist()]
+    kept = order[front(seconds[order], sizes[order])].tolist()
     return SearchResult(survey, ranked[0], tuple(survey.row(n) for n in kept), tuple(ranked))
-
-
-def _best_of_meshes(order: Any, mesh: Any) -> list[int]:
-    """The first RANKED of `order` that are of different meshes."""
-    import numpy as np
-
-    _, places = np.unique(mesh[order], return_index=True)
-    return order[np.sort(places)[:RANKED]].tolist()
 
 
 @dataclass(frozen=True)
@@ -106,7 +94,7 @@ class PlannedLayouts:
 
     @property
     def sizes(self) -> int:
-        """How many numbers of chips were looked at, that something fits on."""
+        """Different numbers of chips on the Pareto front."""
         return len({row.chips for row in self.search_result.front}) if self.search_result else 1
 
     @property
@@ -115,7 +103,7 @@ class PlannedLayouts:
         return self.problem.workload.batch_rows
 
     def shown(self, chosen: tuple[TimedLayout, ...]) -> list[TimedLayout]:
-        """The layouts to show: of a search the alternatives, the chosen ones among them."""
+        """The layouts to show: the chosen ones, and after a search alternatives."""
         if self.search_result is None:
             return list(chosen[:1])
         others = (
@@ -126,7 +114,7 @@ class PlannedLayouts:
 
 
 def _thinned(front: tuple[TimedLayout, ...]) -> list[TimedLayout]:
-    """Of a long front SHOWN layouts, evenly from the fastest to the smallest."""
+    """At most SHOWN layouts of a front, evenly from the fastest to the smallest."""
     if len(front) <= SHOWN:
         return list(front)
     step = (len(front) - 1) / (SHOWN - 1)

@@ -1,15 +1,14 @@
-"""Numbers of chips that can be rented; why nothing fits, and the smallest change that mends it.
+"""Numbers of chips that can be rented; why no layout fits, and the smallest change that fixes it.
 
-GPUs come by the node. TPUs come as slices of a torus (cloud.google.com/tpu/docs, pages of each
-version, seen 2026-11): v5e and v6e as 1, 4, 8, 16, 32, 64, 128 or 256 chips and multiples of whole
-pods of 256; those of three dimensions as 4, 8, 16 or 32 chips and then cubes of 4 x 4 x 4.
+GPUs are rented by node, TPUs as slices of a torus (cloud.google.com/tpu/docs, page of each version,
+seen 2026-11): v5e and v6e as 1, 4, 8, 16, 32, 64, 128 or 256 chips and multiples of whole pods of
+256; those with three dimensions as 4, 8, 16 or 32 chips, and then cubes of 4 x 4 x 4.
 
-Changes of one flag are found by searching for them. Tried in this order, from what costs nothing to
-what costs most: leave a pinned field of the layout to the search; bytes per parameter (a leaner
-state recipe); more chips (the fewest that can be rented and fit); shorter sequences in batches of
-as many tokens; a batch that the chips divide; the same number of a chip with more memory. Memory
-falls with full recomputation, the smallest micro-batch and the highest ZeRO level, so these stand
-for all that is free while trying.
+Changes of one option are searched in this order, from the cheapest to the most expensive: do not
+fix a field of the layout; fewer bytes per parameter (a smaller state recipe); more chips (the
+fewest that can be rented and fit); shorter sequences in batches of as many tokens; a batch that the
+chips divide; the same number of a chip with more memory. Memory is least with full recomputation,
+the smallest micro-batch and the highest ZeRO level, so only these are tried where they are free.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ from sabia.core.units import format_bytes
 CUBE = 64
 FLAT_SLICES = (1, 4, 8, 16, 32, 64, 128, 256)
 CUBE_PARTS = (4, 8, 16, 32)
-FINE = 16  # all sizes up to so many units, then as many to each doubling as half of it
+FINE = 16  # all sizes up to so many units, then FINE/2 sizes per doubling
 
 
 def rentable(chip: Chip, limit: int, start: int = 1) -> Iterator[int]:
@@ -42,12 +41,12 @@ def rentable(chip: Chip, limit: int, start: int = 1) -> Iterator[int]:
 
 
 def _unit(chip: Chip) -> int:
-    """What large numbers are multiples of: pods or cubes of a torus, else nodes."""
+    """The unit of large numbers of chips: pods or cubes of a torus, else nodes."""
     return {2: chip.scale_up_domain, 3: CUBE}.get(chip.torus_axes, chip.node_chips)
 
 
 def coarse(chip: Chip, limit: int) -> list[int]:
-    """`rentable`, but of the many large ones only about FINE/2 to each doubling."""
+    """As `rentable`, but only about FINE/2 of the large numbers per doubling."""
     unit = _unit(chip)
 
     def round_number(size: int) -> bool:
@@ -64,15 +63,15 @@ OWN_FLAGS = ("micro_batch", "recompute")
 
 
 def infeasible(problem: SearchProblem, counts: Sequence[int], survey: Survey) -> Infeasible:
-    """The error for a search that found nothing."""
-    advice = "; no change of one flag makes it fit, so use a smaller model"
-    if mends := list(islice(changes(problem, counts), NAMED)):
-        advice = f"; use {', or '.join(mends)}"
+    """The error for a search without any layout that fits."""
+    advice = "; no change of one option makes it fit, so use a smaller model"
+    if fixes := list(islice(changes(problem, counts), NAMED)):
+        advice = f"; use {', or '.join(fixes)}"
     elif problem.pinned:
         free = replace(problem, pinned={})
         if more := list(islice(changes(free, counts), NAMED)):
             fields = ", ".join(field.replace("_", "-") for field in problem.pinned)
-            advice = f"; leave {fields} to the search and use {', or '.join(more)}"
+            advice = f"; do not fix {fields} and use {', or '.join(more)}"
     return Infeasible(_what(problem, counts, survey) + advice)
 
 
@@ -80,19 +79,19 @@ def _what(problem: SearchProblem, counts: Sequence[int], survey: Survey) -> str:
     many = str(counts[0]) if len(counts) == 1 else f"up to {max(counts)}"
     begin = f"--chips: {many} {problem.chip.name}"
     if survey.least is None:
-        reasons = sorted(survey.fell.items(), key=lambda pair: -pair[1])
-        why = f"most often {reasons[0][0]}" if reasons else "the pinned ones do not divide them"
+        reasons = sorted(survey.rejected.items(), key=lambda pair: -pair[1])
+        why = f"most often {reasons[0][0]}" if reasons else "the fixed axes do not divide them"
         return f"{begin} have no layout for this model ({why})"
     need, layout = survey.least
     return (
-        f"{begin} cannot hold the run: at least {format_bytes(need)} a chip "
-        f"({described(layout)}), {problem.utilisation:.0%} of "
-        f"{format_bytes(problem.chip.usable_hbm_bytes)} may be filled"
+        f"{begin} cannot hold the run: it needs at least {format_bytes(need)} per chip "
+        f"({described(layout)}), and {problem.utilisation:.0%} of "
+        f"{format_bytes(problem.chip.usable_hbm_bytes)} may be used"
     )
 
 
 def described(layout: Layout) -> str:
-    """'fsdp=8,tensor=2,micro-batch=1,recompute=full,zero=3', as --fixed-layout takes it."""
+    """The value for --fixed-layout: 'fsdp=8,tensor=2,micro-batch=1,recompute=full,zero=3'."""
     axes = [f"{axis}={getattr(layout, axis)}" for axis in AXES if getattr(layout, axis) > 1]
     parts = [*(axes or ["data=1"]), f"micro-batch={layout.micro_batch}"]
     parts += [f"recompute={layout.recompute}", f"zero={layout.zero}"]
@@ -102,7 +101,7 @@ def described(layout: Layout) -> str:
 
 
 def changes(problem: SearchProblem, counts: Sequence[int]) -> Iterator[str]:
-    """Flags, one at a time, with which the run fits; the cheapest first."""
+    """Options with which the run fits, one change each; the cheapest first."""
     yield from _freed(problem, counts)
     yield from _first_fit(_leaner(problem), counts)
     yield from _more_chips(problem, counts)
@@ -110,36 +109,36 @@ def changes(problem: SearchProblem, counts: Sequence[int]) -> Iterator[str]:
         yield from _first_fit(others, counts)
 
 
-# what else could be asked, lazily: (the flag that asks it, the question)
+# alternatives, lazily: (the option, the problem with it)
 _Others = Iterator[tuple[str, SearchProblem]]
 
 
 def _first_fit(others: _Others, counts: Sequence[int]) -> Iterator[str]:
-    """The flag of the first of `others` for which a layout fits, if any does."""
+    """The option of the first of `others` for which a layout fits, if any."""
     return islice((flag for flag, other in others if _fits(other, counts)), 1)
 
 
 def _fits(problem: SearchProblem, counts: Sequence[int]) -> Survey | None:
-    """The layouts of the leanest settings that are free, where any fits."""
+    """The layouts with the free settings that need least memory, if any fits."""
     lean: dict[str, Any] = {"recompute": "full", "micro_batch": 1, "zero": problem.can.zero[-1]}
     survey = Survey(replace(problem, pinned=lean | {**problem.pinned}), counts, timed=False)
     return survey if survey.fitting else None
 
 
 def _freed(problem: SearchProblem, counts: Sequence[int]) -> Iterator[str]:
-    """Another value of one pinned field; that with the fastest layout first."""
-    found = []
+    """Another value of one fixed field; the fastest layout first."""
+    by_step_time = []
     for field in problem.pinned:
         others = {k: v for k, v in problem.pinned.items() if k != field}
         survey = Survey(replace(problem, pinned=others), counts)
         if survey.fitting:
             best = survey.row(int(survey.gathered()[0].argmin()))
-            found.append((best.step_s, _said(field, getattr(best.layout, field))))
-    yield from (flag for _, flag in sorted(found))
+            by_step_time.append((best.step_s, _as_option(field, getattr(best.layout, field))))
+    yield from (flag for _, flag in sorted(by_step_time))
 
 
-def _said(field: str, value: Any) -> str:
-    """A field's value as it is given on the command line."""
+def _as_option(field: str, value: Any) -> str:
+    """A field's value as on the command line."""
     name = field.replace("_", "-")
     if isinstance(value, bool):
         value = "yes" if value else "no"
@@ -149,7 +148,7 @@ def _said(field: str, value: Any) -> str:
 def _leaner(problem: SearchProblem) -> _Others:
     workload = problem.workload
     if problem.can.recipes or workload.adapter_params is not None:
-        return  # the software has its own; adapters' state is small
+        return  # the software has its own recipe; the state of adapters is small
     now = workload.recipe.bytes_per_param
     leaner = [r for r in RECIPES.values() if r.bytes_per_param < now]
     for recipe in sorted(leaner, key=lambda recipe: -recipe.bytes_per_param):

@@ -1,27 +1,24 @@
-"""Which layouts exist: what a training software can do, and into what a model can be cut.
+"""Which layouts are valid: abilities of the training software, and divisors of the model's sizes.
 
-What the software can do goes by the name of its preset (data/stacks.toml):
+Abilities by name of the software's preset (data/stacks.toml):
 
-sabia(-cpu)    core.parallel of this project: weights cut along their dimensions (so fsdp divides
+sabia(-cpu)    core.parallel of this project: weights split along their dimensions (so fsdp divides
                the hidden size), always ZeRO-3, no interleaving; pipelines in torch only
-fsdp           torchtitan: FSDP2 with or without resharding, and all other axes; a row is cut into
-               twice as many pieces as context ranks, for balance under a causal mask
-fsdp-2023      PyTorch's first FSDP alone, over flat shards
+fsdp           torchtitan: FSDP2 with or without resharding, and all other axes; a row is split into
+               twice as many pieces as context ranks, to balance a causal mask
+fsdp-2023      PyTorch's first FSDP only, over flat shards
 megatron       Megatron-Core: distributed optimizer, sequence parallelism, interleaving, experts
                over the tensor ranks, key and value heads copied where tensor exceeds them; the
-               embedding and the head may take the place of a layer each
+               embedding and the head may count as a layer each
 megatron-2021  arXiv 2104.04473: data, tensor and interleaved pipelines
 llama3         arXiv 2407.21783: weights stay whole between forward and backward (ZeRO-2)
 maxtext        JAX and GSPMD: arrays split evenly; pipelines of repeated stages
-zero-2021      DeepSpeed ZeRO-3 alone
+zero-2021      DeepSpeed ZeRO-3 only
 
-A rule looks at the product of some fields of a layout: `tensor` must divide the heads, `context`
-times `tensor` the tokens of a row. The search filters arrays with the rules; `--fixed-layout`
-checks one layout with them and names the nearest values that fit.
-
-One layout as text (`--fixed-layout fsdp=8,tensor=4,micro-batch=2,recompute=full,zero=3`) is taken
-as it is, without a search: published runs are judged with it. What the model or the software cannot
-do is refused, with the nearest values that would do.
+A rule checks the product of some fields of a layout: `tensor` must divide the heads, `context`
+times `tensor` the tokens of a row. The search filters arrays with the rules. `--fixed-layout`
+(`fsdp=8,tensor=4,micro-batch=2,recompute=full,zero=3`) checks one layout with them, and an error
+names the nearest valid values.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -41,13 +38,13 @@ Pinned = Mapping[str, Any]  # field of a layout → the value that it must have
 
 @dataclass(frozen=True)
 class Abilities:
-    """What a training software can do.
+    """Abilities of a training software.
 
-    axes: those that may be above 1. zero: levels of splitting over fsdp. even_hidden: fsdp divides
-    the hidden size. copied_heads: tensor may be a multiple of the key-value heads. loose_stages:
-    stages may differ by a layer; otherwise the layers and up to `outer` more (embedding, head) are
-    cut evenly. halves: context cuts a row into twice as many pieces (causal balance). recipes: how
-    it holds state, its usual one first (empty: in any way).
+    axes: those that may be above 1. zero: ZeRO levels over fsdp. even_hidden: fsdp must divide the
+    hidden size. copied_heads: tensor may be a multiple of the key-value heads. loose_stages: stages
+    may differ by a layer; otherwise the layers and up to `outer` more (embedding, head) are split
+    evenly. halves: context splits a row into twice as many pieces (causal balance). recipes: its
+    state recipes, the usual one first (empty: any).
     """
 
     axes: tuple[str, ...] = AXES
@@ -64,7 +61,7 @@ class Abilities:
     recipes: tuple[str, ...] = ()
 
     def choices(self, field: str) -> tuple[Any, ...]:
-        """The values of a setting that is no number of devices."""
+        """The values of a setting that is not a number of devices."""
         if field == "sequence_parallel":
             return (True, False) if self.sequence_parallel else (False,)
         return tuple(getattr(self, field))
@@ -98,25 +95,24 @@ ABILITIES: Mapping[str, Abilities] = {
 
 
 def abilities_of(stack: Stack, chip: Chip) -> Abilities:
-    """What the software can do on this chip. Raises UsageError where nothing is known of it."""
+    """The abilities of the software on this chip. Raises UsageError on an unknown software."""
     if stack.name not in ABILITIES:
         known = ", ".join(ABILITIES)
         raise UsageError(
-            f"--stack: the layouts of {stack.name} are not known (expected one of {known}; "
-            "--fixed-layout needs no search)"
+            f"--stack: the layouts of {stack.name} are not known (expected one of {known})"
         )
-    found = ABILITIES[stack.name]
+    abilities = ABILITIES[stack.name]
     if stack.name == "sabia" and chip.family == "TPU":  # which JAX drives
-        return replace(found, axes=AXES[:-1])
-    return found
+        return replace(abilities, axes=AXES[:-1])
+    return abilities
 
 
 @dataclass(frozen=True)
 class SearchProblem:
-    """What is searched for: everything but the numbers of chips.
+    """Input of a search, without the numbers of chips.
 
-    pinned: fields of a layout that must have a value. utilisation: share of a chip's usable memory
-    that may be filled.
+    pinned: fields of a layout with a fixed value. utilisation: share of a chip's usable memory that
+    may be used.
     """
 
     workload: Workload
@@ -126,40 +122,40 @@ class SearchProblem:
     utilisation: float = UTILISATION
 
     @property
-    def room_bytes(self) -> float:
-        """What a device may hold."""
+    def memory_limit_bytes(self) -> float:
+        """Bytes that may be used on a device."""
         return self.chip.usable_hbm_bytes * self.utilisation
 
     @property
     def can(self) -> Abilities:
-        """What the software can do."""
+        """Abilities of the software."""
         return abilities_of(self.stack, self.chip)
 
 
 NUMBERS = (*AXES, "micro_batch", "virtual")
 CHOICES = ("recompute", "zero", "experts_over_tensor", "sequence_parallel")
 FIELDS = (*NUMBERS, *CHOICES)
-PADDING = 1 / 8  # of the layers that a stage is given, the most that may be missing
-FARTHEST = 1 << 16  # beyond which no value is proposed
-MOST_STAGES = 12  # on one device; interleaving further has not been published
+PADDING = 1 / 8  # largest share of missing layers, where stages have unequal numbers of layers
+FARTHEST = 1 << 16  # larger values are not proposed
+MOST_STAGES = 12  # virtual stages of one device; more have not been published
 
 
 @dataclass(frozen=True)
 class LayoutRule:
-    """A condition on the product of `fields`; `says`: what is wrong where it does not hold.
+    """A condition on the product of `fields`; `message`: the error if it does not hold.
 
-    advice: a layout that breaks it would run, only not well: the search alone applies it.
+    advice: a layout that breaks it would run, but slowly; only the search applies it.
     """
 
     fields: tuple[str, ...]
-    says: str
+    message: str
     fits: Callable[[Number], Number]
     advice: bool = False
 
     @property
     def reason(self) -> str:
-        """Why a layout fell, in words."""
-        return f"{' x '.join(self.fields)} {self.says}"
+        """Why a layout is rejected, in words."""
+        return f"{' x '.join(self.fields)} {self.message}"
 
     @property
     def mesh_fields(self) -> set[str]:
@@ -167,11 +163,11 @@ class LayoutRule:
         return {*self.fields} & {*AXES}
 
     def product(self, values: Mapping[str, Number]) -> Number:
-        """Of the fields, 1 where one is not given."""
-        found: Number = 1
+        """The product of the fields; 1 for a field that is not given."""
+        total: Number = 1
         for field in self.fields:
-            found = found * values.get(field, 1)
-        return found
+            total = total * values.get(field, 1)
+        return total
 
 
 def divides(fields: tuple[str, ...], count: int, what: str) -> LayoutRule:
@@ -185,45 +181,43 @@ def at_most(field: str, count: int, what: str, advice: bool = False) -> LayoutRu
 
 
 def check_pinned(workload: Workload, chip: Chip, can: Abilities, values: Mapping[str, Any]) -> None:
-    """Raise UsageError where the values of a layout's fields break a rule, naming near ones.
+    """Raise UsageError if values of a layout's fields break a rule, naming the nearest valid ones.
 
-    Rules over fields that are not all given are left alone, and those that are advice.
+    Rules whose fields are not all given are not checked, nor those that are advice.
     """
     if can.recipes and workload.recipe.name not in can.recipes:
         raise UsageError(
-            f"--state-recipe: {workload.recipe.name} is not how this software holds its state "
-            f"(expected {can.recipes[0]})"
+            f"--state-recipe: {workload.recipe.name} is not the recipe of this software (expected "
+            f"{can.recipes[0]})"
         )
-    _check_names(can, values)
-    for field in NUMBERS:
-        value = values.get(field, 1)
-        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            raise UsageError(f"layout: {field}={value!r} (expected a whole number, 1 or more)")
-        if value > 1 and field in AXES and field not in can.axes:
-            raise UsageError(
-                f"layout: {field}={value} is beyond this software (expected one of "
-                f"{', '.join(can.axes)} above 1)"
-            )
-    if values.get("virtual", 1) > 1 and not can.interleaved:
-        raise UsageError(
-            f"layout: virtual={values['virtual']} (expected 1: this software does not interleave)"
-        )
-    if values.get("expert", 1) > 1 and not has_experts(workload.architecture):
-        raise UsageError(f"layout: expert={values['expert']} with a model without experts")
-    rules = [r for r in rules_of(workload, chip, can) if not r.advice]
-    for rule in rules:
-        if rule.mesh_fields <= {*values} and not rule.fits(rule.product(values)):
-            raise UsageError(f"layout: {_broken(rule, rules, values)}")
-
-
-def _check_names(can: Abilities, values: Mapping[str, Any]) -> None:
     for field, value in values.items():
         if field in CHOICES and value not in can.choices(field):
             known = ", ".join(str(choice) for choice in can.choices(field))
             raise UsageError(f"layout: {field}={value} (expected one of {known})")
         if field not in FIELDS:
             known = ", ".join(FIELDS)
-            raise UsageError(f"layout: {field!r} is no field of it (expected one of {known})")
+            raise UsageError(f"layout: unknown field {field!r} (expected one of {known})")
+    for field in NUMBERS:
+        value = values.get(field, 1)
+        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+            raise UsageError(f"layout: {field}={value!r} (expected a whole number, 1 or more)")
+        if value > 1 and field in AXES and field not in can.axes:
+            raise UsageError(
+                f"layout: {field}={value} is not supported by this software (only "
+                f"{', '.join(can.axes)} may be above 1)"
+            )
+    if values.get("virtual", 1) > 1 and not can.interleaved:
+        raise UsageError(
+            f"layout: virtual={values['virtual']} (expected 1: this software has no interleaving)"
+        )
+    if values.get("expert", 1) > 1 and not has_experts(workload.architecture):
+        raise UsageError(
+            f"layout: expert={values['expert']} (expected 1: the model has no experts)"
+        )
+    rules = [r for r in rules_of(workload, chip, can) if not r.advice]
+    for rule in rules:
+        if rule.mesh_fields <= {*values} and not rule.fits(rule.product(values)):
+            raise UsageError(f"layout: {_broken(rule, rules, values)}")
 
 
 def _broken(rule: LayoutRule, rules: list[LayoutRule], values: Mapping[str, Any]) -> str:
@@ -234,11 +228,11 @@ def _broken(rule: LayoutRule, rules: list[LayoutRule], values: Mapping[str, Any]
     alike = [other for other in rules if other.fields == rule.fields]
     text = " or ".join(str(n) for n in _nearest(product, alike))
     total = f" = {product}" if len(named) > 1 else ""
-    return f"{' x '.join(named)}{total} {rule.says}" + (f"; use {text}" if text else "")
+    return f"{' x '.join(named)}{total} {rule.message}" + (f"; use {text}" if text else "")
 
 
 def _nearest(value: int, rules: list[LayoutRule]) -> Iterator[int]:
-    """The next number below `value` that all the rules let pass, and the next above it."""
+    """The next number below `value` that passes all the rules, and the next above it."""
     below = range(min(value - 1, FARTHEST), 0, -1)
     above = range(value + 1, min(5 * value + 64, FARTHEST))
     for numbers in (below, above):
@@ -246,9 +240,9 @@ def _nearest(value: int, rules: list[LayoutRule]) -> Iterator[int]:
 
 
 def rules_of(workload: Workload, chip: Chip, can: Abilities) -> tuple[LayoutRule, ...]:
-    """Every rule that a layout of this work on this chip with this software keeps.
+    """Every rule for layouts of this workload on this chip with this software.
 
-    Those of one field come first, the most restrictive of each first.
+    Rules of one field come first, the most restrictive of each field first.
     """
     return (*_tensor_rules(workload.architecture, chip, can), *_other_rules(workload, can))
 
@@ -283,9 +277,9 @@ def _other_rules(workload: Workload, can: Abilities) -> Iterator[LayoutRule]:
     depth = model.depth
     yield at_most("pipe", depth, "layers")
     if can.loose_stages:
-        says = f"stages of {depth} layers would be idle for more than {PADDING:.0%}"
+        message = f"stages of {depth} layers would be idle for more than {PADDING:.0%}"
         yield LayoutRule(
-            ("pipe",), says, lambda n: -(-depth // n) * n <= depth * (1 + PADDING), True
+            ("pipe",), message, lambda n: -(-depth // n) * n <= depth * (1 + PADDING), True
         )
     else:
         yield even_stages(depth, can.outer)
@@ -294,7 +288,7 @@ def _other_rules(workload: Workload, can: Abilities) -> Iterator[LayoutRule]:
     if can.even_hidden:
         yield divides(("fsdp",), model.hidden, "hidden units")
     heads = {kind.kv_heads for kind in model.layers if kind.state_products}
-    for count in sorted(heads):  # of recurrent mixers, each of which runs along whole rows
+    for count in sorted(heads):  # of recurrent mixers, which need whole rows
         yield divides(("context", "tensor"), count, "key heads of recurrent layers")
     if can.sequence_parallel:
         yield divides(("context", "tensor"), sequence, "tokens of a row")
@@ -302,26 +296,26 @@ def _other_rules(workload: Workload, can: Abilities) -> Iterator[LayoutRule]:
 
 
 def even_stages(depth: int, outer: int) -> LayoutRule:
-    """pipe x virtual divides the layers, or with one or `outer` more that stand for the ends."""
+    """pipe x virtual divides the layers, also with 1 to `outer` more for embedding and head."""
     extra = f" (or {depth + outer})" if outer else ""
 
     def fits(n: Number) -> Number:
-        found = depth % n == 0
+        divides_depth = depth % n == 0
         for more in range(1, outer + 1):
-            found = found | ((depth + more) % n == 0)
-        return found
+            divides_depth = divides_depth | ((depth + more) % n == 0)
+        return divides_depth
 
-    says = f"does not divide {depth} layers{extra}"
-    return LayoutRule(("pipe", "virtual"), says, fits, advice=bool(outer))
+    message = f"does not divide {depth} layers{extra}"
+    return LayoutRule(("pipe", "virtual"), message, fits, advice=bool(outer))
 
 
 def _sizes(model: Architecture, name: str) -> list[int]:
-    """The different values above 0 of a field over the kinds of layers, smallest first."""
+    """The different values above 0 of a field in all kinds of layers, smallest first."""
     return sorted({getattr(kind, name) for kind in model.layers} - {0})
 
 
 def has_experts(model: Architecture) -> bool:
-    """Whether any layer is a mixture."""
+    """Whether the model has MoE layers."""
     return any(kind.experts for kind in model.layers)
 
 
@@ -329,7 +323,7 @@ SHORT = {
     "dp": "data", "ep": "expert", "cp": "context", "tp": "tensor", "pp": "pipe",
     "mb": "micro_batch", "vpp": "virtual",
 }  # fmt: skip
-# field that is no number of devices → what --fixed-layout takes, in words and with its values
+# field that is not a number of devices → its values for --fixed-layout, in words and as a mapping
 VALUES: Mapping[str, tuple[str, Mapping[str, Any]]] = {
     "recompute": (", ".join(RECOMPUTE), {name: name for name in RECOMPUTE}),
     "zero": ("0, 1, 2 or 3", {str(level): level for level in range(4)}),
@@ -343,18 +337,18 @@ def parse_fields(text: str) -> dict[str, Any]:
 
     Raises UsageError.
     """
-    found: dict[str, Any] = {}
+    values: dict[str, Any] = {}
     for part in filter(None, (piece.strip() for piece in text.split(","))):
         name, _, value = part.partition("=")
         field = name.strip().lower().replace("-", "_")
         field = SHORT.get(field, field)
-        if field not in FIELDS or field in found:
+        if field not in FIELDS or field in values:
             known = ", ".join(field.replace("_", "-") for field in FIELDS)
             raise UsageError(
                 f"--fixed-layout: {part!r} (expected FIELD=VALUE, each of {known} at most once)"
             )
-        found[field] = _value(field, value.strip(), part)
-    return found
+        values[field] = _value(field, value.strip(), part)
+    return values
 
 
 def _value(field: str, value: str, part: str) -> Any:
@@ -367,10 +361,10 @@ def _value(field: str, value: str, part: str) -> Any:
 
 
 def fixed_layout(problem: SearchProblem, chips: int | None) -> Layout:
-    """The layout of the pinned fields; what they leave out is 1, or as the software does it.
+    """The layout of the pinned fields; other fields are 1, or the default of the software.
 
-    With `chips`, data takes what the other axes leave, unless it is given. Raises UsageError where
-    the number of chips is another one, and on what the model or the software cannot do.
+    With `chips`, data has the remaining chips unless it is given. Raises UsageError if the number
+    of chips differs, and on a layout that the model or the software cannot have.
     """
     can = problem.can
     usual = {"zero": can.zero[-1], "sequence_parallel": can.sequence_parallel}
@@ -380,7 +374,7 @@ def fixed_layout(problem: SearchProblem, chips: int | None) -> Layout:
         layout = replace(layout, data=chips // layout.chips)
     if chips is not None and layout.chips != chips:
         raise UsageError(
-            f"--fixed-layout: is of {layout.chips} chips (expected --chips {layout.chips}, or axes "
+            f"--fixed-layout: has {layout.chips} chips (expected --chips {layout.chips}, or axes "
             f"whose product is {chips})"
         )
     _check(layout, problem)
@@ -388,7 +382,7 @@ def fixed_layout(problem: SearchProblem, chips: int | None) -> Layout:
 
 
 def _check(layout: Layout, problem: SearchProblem) -> None:
-    """Raise UsageError where the model or the software cannot be laid out so."""
+    """Raise UsageError on a layout that the model or the software cannot have."""
     check_pinned(problem.workload, problem.chip, problem.can, vars(layout))
     if layout.virtual > 1 and layout.pipe == 1:
         raise UsageError(f"layout: virtual={layout.virtual} with pipe=1 (expected pipe above 1)")

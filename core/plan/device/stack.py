@@ -1,8 +1,8 @@
-"""What the training software does, where it changes memory or time: presets in data/stacks.toml.
+"""Properties of the training software that change memory or time: presets in data/stacks.toml.
 
-Two runs of one model on the same chips differ by their software: how well collectives hide behind
-computation, how much of the network they reach, what is kept of the logits. A preset states these;
-its constants for time are fitted by a script (data/calibration.toml), never by hand.
+Two runs of one model on the same chips differ by their software: how much of the collectives
+overlaps with computation, how much network bandwidth they reach, which logits are kept. A preset
+states these facts; the constants of time are fitted by a script (data/calibration.toml).
 """
 
 import datetime
@@ -17,41 +17,39 @@ from sabia.core.plan.chips import Chip
 
 @dataclass(frozen=True)
 class Stack:
-    """Assumptions about the software.
+    """Properties of a training software.
 
-    logit_bytes: bytes a device keeps per logit at the peak (10: bf16 logits, fp32 softmax, fp32
-    gradient); split_logit_bytes: where tensor ranks split the vocabulary, if not the same.
-    loss_chunk_bytes: most that the logits of a chunked loss take (0: no chunks).
-    final_norm_bytes: what the norm before the head keeps of an element (0: that element).
-    gathered_layers: layers whose whole weights are held at once under zero 3; whole_ends: embedding
-    and head are held whole all step. context_bytes: what the runtime takes on each device.
-    pipe_keeps_whole: in a pipeline zero splits neither weights nor gradients during a step.
-    stream_pools: memory once used by communication is not given to computation.
-    expert_imbalance: tokens of the fullest device over the mean, in mixtures.
-    folded_experts, folded_context: dense weights' state is also split over the expert axis, all
-    state over the context axis. whole_context: across context ranks attention computes the scores
-    that are masked, too, and keeps the keys of the whole row. sequence_parallel: norms and residual
-    can be split over tensor; keeps_gathered: what is gathered of them is kept so.
-    keeps_gradients: their room is kept through the forward pass even without accumulation.
-    casts_weights: all weights are cast at once where they are kept wider than they are computed
-    with. update_bytes: temporary bytes of an element whose update is computed.
-    attention_matrix: the attention kernel keeps its s x s matrix. dropout: masks are kept.
-    keeps_narrow: what FP8 and FP4 products read is kept in that format. drops: tensors of a layer
-    (names of memory_kept.py) that fused kernels never keep.
-    selective_keeps: those that selective recomputation keeps; empty: all but the attention matrix
-    (arXiv 2205.05198).
+    logit_bytes: peak bytes of a device per logit (10: bf16 logits, fp32 softmax, fp32 gradient);
+    split_logit_bytes: where tensor ranks split the vocabulary, if different. loss_chunk_bytes:
+    largest size of the logits of a chunked loss (0: no chunks). final_norm_bytes: bytes that the
+    norm before the head keeps per element (0: that of the element). gathered_layers: layers with
+    gathered weights at the same time under ZeRO-3; whole_ends: embedding and head stay gathered all
+    step. context_bytes: memory of the runtime on each device. pipe_keeps_whole: in a pipeline ZeRO
+    splits neither weights nor gradients during a step. stream_pools: memory of communication is not
+    reused by computation. expert_imbalance: tokens of the fullest device over the mean, in MoE
+    models. folded_experts, folded_context: state of dense weights is also split over the expert
+    axis, all state over the context axis. whole_context: across context ranks attention also
+    computes masked scores, and keeps the keys of the whole row. sequence_parallel: norms and
+    residual can be split over tensor; keeps_gathered: the gathered form of them is kept.
+    keeps_gradients: gradients stay allocated in the forward pass even without accumulation.
+    casts_weights: all weights are cast at once where the computation has a narrower dtype.
+    update_bytes: temporary bytes of the optimizer per updated element. attention_matrix: the
+    attention kernel keeps its s x s matrix. dropout: masks are kept. keeps_narrow: inputs of FP8
+    and FP4 products are kept in that format. drops: tensors of a layer (names of memory_kept.py)
+    that fused kernels never keep. selective_keeps: those that selective recomputation keeps; empty:
+    all but the attention matrix (arXiv 2205.05198).
 
-    hides_data, hides_tensor, hides_pipe: its collectives along data and fsdp, along tensor, and its
-    sends between stages run beside computation. expert_overlap: share of the exchange of tokens
-    between experts that does; sends_once: a token travels once to each node where it has experts,
-    not once to each expert. reruns_all: recomputation runs a layer to its end, not to the last
-    tensor that is needed. bare_network: a collective across nodes gets one chip's network share,
-    not that of all its ranks in the node. reduce_bytes: bytes of a gradient element on the wire
-    under zero 2 and 3; below that they are summed in the recipe's format. attention_slowdown: time
-    of its attention kernel over that of FlashAttention-2 and later ones.
+    hides_data, hides_tensor, hides_pipe: collectives along data and fsdp, along tensor, and sends
+    between stages overlap with computation. expert_overlap: share of the all-to-all of experts that
+    overlaps; sends_once: a token is sent once to each node with experts of it, not once per expert.
+    reruns_all: recomputation runs a layer to its end, not to the last needed tensor. bare_network:
+    a collective across nodes has the network bandwidth of one chip, not that of all its ranks in
+    the node. reduce_bytes: bytes per gradient element in communication under ZeRO-2 and 3; below
+    that it is in the recipe's format. attention_slowdown: time of the attention kernel over that of
+    FlashAttention-2 and later.
 
-    host: this project's trainer on CPUs, whose memory is told by host_memory.py, without the
-    interpreter. widened: its processor multiplies BF16 in fp32.
+    host: this project's trainer on CPUs, whose memory host_memory.py computes, without the
+    interpreter. widened: the CPU multiplies BF16 in fp32.
     """
 
     name: str
@@ -107,7 +105,7 @@ def _stack(name: str, entry: dict[str, Any]) -> Stack:
 
 
 def find_stack(name: str) -> Stack:
-    """The preset called `name`. Raises UsageError."""
+    """The preset `name`. Raises UsageError."""
     stacks = load_stacks()
     if name not in stacks:
         raise unknown("--stack", name, stacks)
@@ -115,5 +113,5 @@ def find_stack(name: str) -> Stack:
 
 
 def stack_on(name: str, chip: Chip) -> Stack:
-    """The preset called `name`; of this project's trainer that of the chip's kind."""
+    """The preset `name`; for this project's trainer the one for the kind of chip."""
     return find_stack("sabia-cpu" if name == "sabia" and chip.family == "CPU" else name)

@@ -1,35 +1,35 @@
-"""What a device waits for: collectives, as bytes over the bandwidth that their group reaches.
+"""Time of collectives: bytes over the bandwidth of their group of ranks.
 
-Rings (arXiv 1910.02054, 2205.05198): gathering or scattering a whole of V bytes over n ranks moves
-V(n-1)/n per rank, reducing to all twice that. Ranks count with tensor fastest, then context,
-expert, fsdp, data, pipe (core.parallel.mesh), so a group of n ranks, `stride` apart, has
-domain/stride of them in one fast domain (a node's or rack's switch, a TPU pod). Inside it a rank
-has the chip's scale-up bandwidth. A ring that leaves it has as many network cards at work as ranks
-of the group in the domain:
+Rings (arXiv 1910.02054, 2205.05198): all-gather or reduce-scatter of V bytes over n ranks moves
+V(n-1)/n per rank, all-reduce twice that. Ranks are numbered with tensor fastest, then context,
+expert, fsdp, data, pipe (core.parallel.mesh), so a group of n ranks with a `stride` has
+domain/stride of them in one scale-up domain (the switch of a node or rack, a TPU pod). Inside it a
+rank has the chip's scale-up bandwidth. A ring across domains uses as many network cards as it has
+ranks in a domain:
 
-  bandwidth = min(scale-up, ranks in the domain x network share of a chip)
+  bandwidth = min(scale-up, ranks in the domain x network bandwidth of a chip)
 
-save for software that drives one card a group (Stack.bare_network). In a torus of k axes (TPU) a
-group over n of the slice's N chips lies along k·ln n / ln N of them, at least one, and has that
-share of the links. An exchange (all to all) sends each peer 1/n: its part inside the domain and
-its part outside go their own ways at the same time, the latter by the chip's own network share.
+except for software with one card per group (Stack.bare_network). In a torus of k axes (TPU) a group
+over n of the slice's N chips uses k·ln n / ln N of the axes, at least one, and that share of the
+links. All-to-all sends each peer 1/n; the parts inside and outside the domain are sent at the same
+time, the latter with the chip's own network bandwidth.
 
-Per layer and micro-batch of T tokens a device (t tensor ranks, hidden h, b bytes an element):
-  tensor    4 pairs of gather and scatter (2 without a routed MLP's), 6 where both products' inputs
-            are made again: each 2·(t-1)/t·T·h·b; arXiv 2205.05198, section 4.2.2
-            4 more, of k·T·h·b, where each holds a slice of all experts and a part of the tokens:
-            copies are gathered after the exchange (arXiv 2504.14960, sections 3.3 and 4.4)
-  context   keys and values pass the ring: (c-1)·T·(key + value)/t·b forward, twice that backward
-  expert    dispatch and combine, forward and backward: 4 exchanges of T/t·k·h·b, less where a
-            token goes once to each rank and node (github.com/deepseek-ai/DeepEP)
-Per step, of the parameters P that a device works with:
-  zero 3    gathers of 2P forward and backward and a scatter of P gradients, every micro-batch;
-  zero 2    one gather less: weights stay from forward to backward
-            (where a pipeline's stages keep them whole, all of this once a step)
-  below     gradients are scattered and weights gathered (zero 1) or gradients reduced to all once
-  copies    what is held alike by several groups is reduced between them once
-What software hides beside computation is seen by the share `exposed`, and where it takes longer
-than the computation by the rest.
+Per layer and micro-batch of T tokens per device (t tensor ranks, hidden h, b bytes per element):
+  tensor    4 pairs of gather and scatter (2 without a routed MLP's), 6 where inputs of both
+            products are recomputed: each 2·(t-1)/t·T·h·b; arXiv 2205.05198, section 4.2.2
+            4 more, of k·T·h·b, where each rank has a slice of all experts and a part of the tokens,
+            which are gathered after the all-to-all (arXiv 2504.14960, sections 3.3 and 4.4)
+  context   ring of keys and values: (c-1)·T·(key + value)/t·b forward, twice that backward
+  expert    dispatch and combine, forward and backward: 4 all-to-all of T/t·k·h·b, less where a
+            token is sent once to each rank and node (github.com/deepseek-ai/DeepEP)
+Per step, of the parameters P of a device:
+  ZeRO-3    gathers of 2P forward and backward and a scatter of P gradients, every micro-batch
+  ZeRO-2    one gather less: weights stay from forward to backward
+            (if pipeline stages keep them whole, all of this once per step)
+  below     once: gradients are scattered and weights gathered (ZeRO-1), or all-reduce of gradients
+  replicas  once: all-reduce between the groups that have the same shards
+Of a collective that overlaps with computation, the share `exposed` still adds time, or the part
+that takes longer than the computation.
 """
 
 import math
@@ -45,22 +45,22 @@ from sabia.core.plan.elementwise import Number, choose, larger, smaller
 
 @dataclass(frozen=True)
 class RankGroup:
-    """`ranks` that take part, each `stride` devices from the next."""
+    """A group of `ranks`, at distances of `stride` devices."""
 
     ranks: Number
     stride: Number
 
     def domain_ranks(self, chip: Chip) -> Number:
-        """Of these, in one fast domain."""
+        """Ranks in one scale-up domain."""
         return smaller(self.ranks, larger(1, chip.scale_up_domain / self.stride))
 
     def leaves(self, chip: Chip) -> Number:
-        """Whether the group is larger than the fast domain."""
+        """Whether the group is larger than the scale-up domain."""
         return (self.ranks > 1) & (self.ranks * self.stride > chip.scale_up_domain)
 
 
 def group(layout: Layout, *axes: str) -> RankGroup:
-    """The ranks that differ along neighbouring `axes` only, the fastest first."""
+    """The ranks along neighbouring `axes`, the fastest first."""
     stride: Number = 1
     for axis in ("tensor", "context", "expert", "fsdp", "data", "pipe"):
         if axis == axes[0]:
@@ -70,7 +70,7 @@ def group(layout: Layout, *axes: str) -> RankGroup:
 
 
 def bandwidth(who: RankGroup, chips: Number, chip: Chip, stack: Stack) -> Number:
-    """Bytes per second and rank, one way, nominal. Raises UsageError."""
+    """Nominal bytes per second and rank, unidirectional. Raises UsageError."""
     inside = known(chip, "scale_up_bytes_per_s") * _links(who, chips, chip)
     if not _any(who.leaves(chip)):
         return inside
@@ -80,7 +80,7 @@ def bandwidth(who: RankGroup, chips: Number, chip: Chip, stack: Stack) -> Number
 
 
 def gather_s(size: Number, who: RankGroup, chips: Number, chip: Chip, stack: Stack) -> Number:
-    """Seconds to gather, or to reduce and scatter, `size` bytes over the group."""
+    """Seconds of an all-gather or reduce-scatter of `size` bytes over the group."""
     if not _any(who.ranks > 1):
         return 0 * who.ranks
     return size * (who.ranks - 1) / who.ranks / bandwidth(who, chips, chip, stack)
@@ -89,10 +89,10 @@ def gather_s(size: Number, who: RankGroup, chips: Number, chip: Chip, stack: Sta
 def exchange_s(
     size: Number, who: RankGroup, chips: Number, chip: Chip, copies: int | None = None
 ) -> Number:
-    """Seconds for each rank to send `size` bytes, evenly to all of the group (itself included).
+    """Seconds of an all-to-all in which each rank sends `size` bytes, evenly to all ranks.
 
-    copies: so many of a token are in `size`; it is sent once to each rank, and once to each domain,
-    that any of them go to (None: every copy travels).
+    copies: `size` has so many copies of each token, and a token is sent only once to each rank and
+    to each domain with any of them (None: every copy is sent).
     """
     if not _any(who.ranks > 1):
         return 0 * who.ranks
@@ -105,9 +105,9 @@ def exchange_s(
     return larger(local, away / known(chip, "network_bytes_per_s"))
 
 
-def _once(places: Number, copies: int | None) -> Number:
-    """Places that a token's copies go to, each to one at random, over the copies."""
-    return 1 if copies is None else places * (1 - (1 - 1 / places) ** copies) / copies
+def _once(targets: Number, copies: int | None) -> Number:
+    """Expected number of different targets of a token's copies (at random), over the copies."""
+    return 1 if copies is None else targets * (1 - (1 - 1 / targets) ** copies) / copies
 
 
 def send_s(size: Number, layout: Layout, chip: Chip) -> Number:
@@ -121,7 +121,7 @@ def send_s(size: Number, layout: Layout, chip: Chip) -> Number:
 
 
 def _links(who: RankGroup, chips: Number, chip: Chip) -> Number:
-    """Share of a chip's links that the group uses: all behind a switch, those of its axes else."""
+    """Share of a chip's links that the group uses: all with a switch, those of its axes else."""
     if not chip.torus_axes:
         return 1
     slice_chips = smaller(chips, chip.scale_up_domain)
@@ -145,29 +145,26 @@ WEIGHT_BYTES = 2
 
 
 def tensor_s(at: Timed, kind: LayerKind) -> Number:
-    """Gathers and scatters of a layer over the tensor ranks, as seen."""
-    pairs: float = 2 if kind.experts and not kind.mlp_width and _own_way(at) else 4
+    """Exposed time of gathers and scatters of a layer over the tensor ranks."""
+    # routed tokens may be left out of them
+    routed_apart = at.layout.experts_over_tensor or at.layout.sequence_parallel
+    pairs: float = 2 if kind.experts and not kind.mlp_width and routed_apart else 4
     pairs = pairs * (1.5 if at.layout.recompute == "full" else 1)
     size = at.tokens * at.workload.architecture.hidden * at.element
     seconds = 2 * pairs * _ring(at, size, group(at.layout, "tensor"))
     return seconds * (at.constants.exposed if at.stack.hides_tensor else 1)
 
 
-def _own_way(at: Timed) -> bool:
-    """Whether routed tokens do not take part in the gathers of tensor ranks."""
-    return at.layout.experts_over_tensor or at.layout.sequence_parallel
-
-
 def context_s(at: Timed, kind: LayerKind, attention: Number) -> Number:
-    """Keys and values that travel, beyond the attention that they travel beside."""
+    """Exposed time of the ring of keys and values, which overlaps with attention."""
     who = group(at.layout, "context")
     whole = who.ranks * at.tokens * (kind.key_width + kind.value_width) * at.element
     seconds = 3 * _ring(at, whole / at.layout.tensor, who)
-    return _seen(at, seconds, attention, hidden=True)
+    return _exposed(at, seconds, attention, hidden=True)
 
 
 def expert_s(at: Timed, kind: LayerKind) -> Number:
-    """Tokens that travel to their experts and back, as seen."""
+    """Exposed time of tokens that are sent to their experts and back."""
     if not kind.experts:
         return 0
     folded = at.layout.experts_over_tensor
@@ -178,27 +175,25 @@ def expert_s(at: Timed, kind: LayerKind) -> Number:
     times = 6 if at.layout.recompute == "full" else 4
     copies = kind.top_k if at.stack.sends_once else None
     seconds = exchange_s(size, who, at.layout.chips, at.chip, copies) / at.constants.collective
-    seconds = seconds * (1 - at.stack.expert_overlap) + _slices_s(at, kind)
+    seconds = seconds * (1 - at.stack.expert_overlap)
+    if not folded and at.layout.sequence_parallel:  # tensor ranks have slices of each expert
+        whole = at.tokens * kind.top_k * at.workload.architecture.hidden * at.element
+        seconds = seconds + _ring(at, whole, group(at.layout, "tensor"))
     return times * seconds
 
 
-def _slices_s(at: Timed, kind: LayerKind) -> Number:
-    """Gather, or scatter, over tensor ranks that hold a slice of each expert, of all copies."""
-    if at.layout.experts_over_tensor or not at.layout.sequence_parallel:
-        return 0
-    size = at.tokens * kind.top_k * at.workload.architecture.hidden * at.element
-    return _ring(at, size, group(at.layout, "tensor"))
-
-
 def stage_s(at: Timed) -> Number:
-    """Sends between stages for one micro-batch, each tensor rank its part, as seen."""
+    """Exposed time of sends between stages for one micro-batch; each tensor rank sends a part."""
     size = at.tokens * at.workload.architecture.hidden * at.element / at.layout.tensor
     seconds = 2 * at.layout.virtual * send_s(size, at.layout, at.chip) / at.constants.collective
     return seconds * (at.layout.pipe > 1) * (at.constants.exposed if at.stack.hides_pipe else 1)
 
 
 def shard_s(at: Timed, beside: Number) -> Number:
-    """Gathers and scatters of split weights for a micro-batch beside `beside` seconds of work."""
+    """Exposed time of gathers and scatters of split weights, per micro-batch.
+
+    beside: seconds of computation that can overlap.
+    """
     if at.layout.zero < 2:
         return 0
     gathers = 2 if at.layout.zero == 3 else 1
@@ -207,19 +202,14 @@ def shard_s(at: Timed, beside: Number) -> Number:
     routed = _routed(at)
     wire = gathers * WEIGHT_BYTES * routed + at.stack.reduce_bytes * _trained(at, routed)
     total = total + _ring(at, wire, _sharding(at, routed=True))
-    return _seen(at, total / _passes_a_gather(at), beside, hidden=at.stack.hides_data)
-
-
-def _passes_a_gather(at: Timed) -> Number:
-    """Micro-batches that one gather serves."""
-    if not at.stack.pipe_keeps_whole:
-        return 1
-    passes = larger(1, at.layout.accumulation(at.workload.batch_rows))
-    return choose(at.layout.pipe > 1, passes, 1)
+    if at.stack.pipe_keeps_whole:  # one gather for all micro-batches of a step
+        passes = larger(1, at.layout.accumulation(at.workload.batch_rows))
+        total = total / choose(at.layout.pipe > 1, passes, 1)
+    return _exposed(at, total, beside, hidden=at.stack.hides_data)
 
 
 def replica_s(at: Timed, beside: Number) -> Number:
-    """Once a step: gradients (and weights under zero 1) between ranks that hold the same."""
+    """Once per step: gradients (and weights with ZeRO-1) between ranks with the same shards."""
     layout, recipe = at.layout, at.workload.recipe
     gradient = recipe.gradients or WEIGHT_BYTES
     dense, routed = _trained(at, _dense(at)), _trained(at, _routed(at))
@@ -228,17 +218,17 @@ def replica_s(at: Timed, beside: Number) -> Number:
         everyone = group(layout, "context", "expert", "fsdp", "data")
         total = _ring(at, (gradient + back) * dense, everyone)
         total = total + _ring(at, (gradient + back) * routed, group(layout, "fsdp", "data"))
-        return _seen(at, total, beside, hidden=at.stack.hides_data)
+        return _exposed(at, total, beside, hidden=at.stack.hides_data)
     shards = dense / _sharding(at).ranks + routed / _sharding(at, routed=True).ranks
     total = 2 * gradient * _ring(at, shards, group(layout, "data"))
     near = [axis for axis in ("context", "expert") if axis not in _folded(at)]
     if near:
         total = total + 2 * gradient * _ring(at, dense / _sharding(at).ranks, group(layout, *near))
-    return _seen(at, total, beside, hidden=at.stack.hides_data)
+    return _exposed(at, total, beside, hidden=at.stack.hides_data)
 
 
 def optimizer_s(at: Timed) -> Number:
-    """The update: gradients, weights and state read, state and weights written."""
+    """The optimizer step: reads gradients, weights and state, writes state and weights."""
     recipe, layout = at.workload.recipe, at.layout
     split = layout.zero > 0
     held = _trained(at, _dense(at)) / (_sharding(at).ranks if split else 1)
@@ -248,13 +238,13 @@ def optimizer_s(at: Timed) -> Number:
 
 
 def _folded(at: Timed) -> tuple[str, ...]:
-    """Axes over which the software splits dense weights as over fsdp."""
+    """Further axes over which the software splits dense weights like fsdp."""
     folded = {"context": at.stack.folded_context, "expert": at.stack.folded_experts}
     return tuple(axis for axis, yes in folded.items() if yes)
 
 
 def _sharding(at: Timed, *, routed: bool = False) -> RankGroup:
-    """The ranks that split dense weights (or those of routed experts, which expert splits)."""
+    """The ranks over which dense weights (or those of routed experts) are split."""
     axes = [axis for axis in _folded(at) if not (routed and axis == "expert")]
     return group(at.layout, *axes, "fsdp")
 
@@ -272,7 +262,7 @@ def _routed(at: Timed) -> Number:
 
 
 def _trained(at: Timed, params: Number) -> Number:
-    """Of these, those with a gradient."""
+    """The trained part of `params`."""
     if at.workload.adapter_params is None:
         return params
     return params * (at.workload.adapter_params / at.workload.architecture.params)
@@ -283,8 +273,8 @@ def _ring(at: Timed, size: Number, who: RankGroup) -> Number:
     return nominal / at.constants.collective
 
 
-def _seen(at: Timed, seconds: Number, beside: Number, *, hidden: bool) -> Number:
-    """What of a collective is waited for."""
+def _exposed(at: Timed, seconds: Number, beside: Number, *, hidden: bool) -> Number:
+    """Exposed time of a collective, which overlaps with `beside` seconds if `hidden`."""
     if not hidden:
         return seconds
     return larger(seconds * at.constants.exposed, seconds - beside)

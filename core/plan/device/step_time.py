@@ -1,13 +1,13 @@
-"""Seconds of one training step of a layout, part by part, with a band from known errors.
+"""Seconds of one training step of a layout by part, with a band from known prediction errors.
 
   T = m · t_slowest + (p-1)/v · t_stage + exposed(data parallel) + optimizer
 
-m micro-batches pass p stages of v virtual ones (arXiv 2104.04473, section 2.2: the bubble is
-(p-1)/(v·m) of the work). t_stage: a stage's layers, each its products, attention, elementwise work
-and the collectives that nothing hides (step_work.py, step_network.py); the slowest stage has the
-head besides, and one layer fewer where the depth leaves room for it. Constants and band:
-step_work.py. Arguments are numbers or NumPy arrays (elementwise.py); `recompute`, `zero` and the
-booleans of a layout are one value a call.
+for m micro-batches, p stages, and v virtual stages per device (arXiv 2104.04473, section 2.2: the
+bubble is (p-1)/(v·m) of the work). t_stage: a stage's layers, each with its products, attention,
+elementwise work and exposed collectives (step_work.py, step_network.py); the slowest stage also has
+the head, and one layer fewer where the depth is uneven. Constants and band: step_work.py. Arguments
+are numbers or NumPy arrays (elementwise.py); `recompute`, `zero` and the booleans of a layout are
+one value per call.
 """
 
 from collections.abc import Callable
@@ -27,11 +27,11 @@ from sabia.core.plan.elementwise import Number, choose, larger, rounded_up
 class StepTime:
     """Seconds of a step: `parts` by name, over all its micro-batches on the slowest stage.
 
-    matmul, attention, elementwise, head: work. tensor, expert, context: collectives within layers
-    that are waited for. stages: sends between stages. bubble: waiting for the pipeline to fill and
-    drain. shards: weights gathered and gradients scattered each micro-batch (zero 2, 3), replicas:
-    gradients once a step; both beyond what is hidden. optimizer: the update. band: what four of
-    five published steps of this kind of model took, over what was predicted for them.
+    matmul, attention, elementwise, head: computation. tensor, expert, context: exposed collectives
+    within layers. stages: sends between stages. bubble: filling and draining the pipeline. shards:
+    weights gathered and gradients scattered per micro-batch (ZeRO-2, 3), replicas: gradients once
+    per step; both exposed time. optimizer: the update. band: published over predicted time of four
+    of five published steps of this kind of model.
     """
 
     parts: dict[str, Number]
@@ -39,17 +39,17 @@ class StepTime:
 
     @property
     def total_s(self) -> Number:
-        """The step."""
+        """Seconds of the step."""
         return sum(self.parts.values())
 
     @property
     def low_s(self) -> Number:
-        """The fast end of the band."""
+        """Lower end of the band."""
         return self.total_s * self.band.fast
 
     @property
     def high_s(self) -> Number:
-        """The slow end of the band."""
+        """Upper end of the band."""
         return self.total_s * self.band.slow
 
     @property
@@ -65,7 +65,7 @@ def step_time(
     stack: Stack,
     constants: Constants | None = None,
 ) -> StepTime:
-    """Predict the step; `constants` stand in for the calibrated ones.
+    """Predict the step; `constants` replace the calibrated ones.
 
     Raises UsageError naming the field of the chip that has no published figure but is needed.
     """
@@ -91,7 +91,7 @@ def step_time(
 
 
 def kind_of(workload: Workload) -> str:
-    """Which of the bands is the workload's: mixtures are predicted less well than dense models."""
+    """The name of the workload's band: MoE models are predicted less well than dense ones."""
     return "mixture" if workload.architecture.expert_params else "dense"
 
 
@@ -102,7 +102,7 @@ def _longest(at: Timed) -> Number:
 
 
 def _spare(at: Timed) -> Number:
-    """The part of the longest stage that the last one lacks: one layer, if the depth is uneven."""
+    """Share of the longest stage that the last one does not have: one layer, if depth is uneven."""
     uneven = _longest(at) * at.layout.pipe > at.workload.architecture.depth
     return choose(uneven & (at.layout.pipe > 1), 1 / _longest(at), 0)
 

@@ -1,39 +1,37 @@
-"""What a device computes for one micro-batch: matrix products, attention, and moving bytes.
+"""Time of a device's computation for one micro-batch: matrix products, attention, memory traffic.
 
-The constants are fitted. `tests/bench/calibrate_plan.py` fits them on published steps
-(tests/core/plan/calibration_rows.toml; the two that mixtures of experts have of their own on
-calibration_mixtures.toml) and writes data/calibration.toml with the rows' fingerprint and the
-errors found by cross-validation. They are never set by hand. The band of a prediction is what was
-then seen on tables that took no part in the fit: `tests/bench/report_plan.py --write` puts it into
-data/judged.toml. (Cross-validation alone promises a narrower one than those tables keep.)
+The constants are fitted, never set by hand. `tests/bench/calibrate_plan.py` fits them on published
+steps (tests/core/plan/calibration_rows.toml; the two for MoE models on calibration_mixtures.toml)
+and writes data/calibration.toml with the rows' fingerprint and the errors by cross-validation. The
+band of a prediction comes from tables that are not in the fit: `tests/bench/report_plan.py --write`
+writes it to data/judged.toml. (Cross-validation alone gives a narrower band than these tables.)
 
 Recomputation: a product of the forward pass runs again in the backward pass if its output is needed
-and was not kept (names of memory_kept.py). The output of a layer's last product is needed by nobody
-but the next layer, whose input is kept: XLA drops it, torch stops before it
-(torch.utils.checkpoint, early stop), Megatron runs it all the same (`Stack.reruns_all`). So full
-recomputation is a third of the forward and backward work only there.
+and not kept (names of memory_kept.py). The output of a layer's last product is only needed by the
+next layer, whose input is kept: XLA removes it, torch stops before it (torch.utils.checkpoint,
+early stop), Megatron runs it anyway (`Stack.reruns_all`). So full recomputation adds a third of the
+forward and backward work only there.
 
 Products of T tokens with a matrix of K x N take
 
   2TKN / (A · ceiling · κ · (200β/A)^γ) · (1 + ω · (A/β)(1/T + 1/K + 1/N))
 
 with A the peak rate of the format, `ceiling` the chip's measured best share of it, β its HBM
-bandwidth: sustained rates fall behind as arithmetic outgrows memory (there A is that of BF16).
-The bracket is the time of arithmetic and of memory traffic, 2(TK + KN + TN) bytes, in turn: small
-sides (few tokens, thin slices of tensor ranks, small experts) cost more. Of the three matrices a
-narrow format shrinks two. κ, γ and ω are fitted; products of routed experts, many
-small ones in one kernel, have an ω of their own, and on TPUs a rate. Backward is twice forward,
-once where weights are frozen (LoRA); what recomputation runs again comes on top. FP8, FP4 and int8
-serve the layers' products only.
+bandwidth: sustained rates are lower where the ratio of FLOP/s to bandwidth is higher (there A is
+that of BF16). The bracket is the sum of the times of arithmetic and of memory traffic,
+2(TK + KN + TN) bytes: small sides (few tokens, thin slices of tensor ranks, small experts) cost
+more. A low-precision format makes two of the three matrices smaller. κ, γ and ω are fitted;
+products of routed experts, many small ones in one kernel, have an ω of their own, and on TPUs a
+rate. Backward is twice forward, once where weights are frozen (LoRA); recomputation adds to it.
+FP8, FP4 and int8 are for the layers' products only.
 
-Attention: 2 · keys · width a token forward (causal: a query sees half of them on average), 2.5
-times that backward where the kernel makes the scores again (arXiv 2307.08691), twice where they
-are kept; then all pairs are computed and the matrix of scores passes through memory 6.5 times
-forward, 13 backward.
+Attention: 2 · keys · width per token forward (causal: half of the keys on average), 2.5 times that
+backward where the kernel recomputes the scores (arXiv 2307.08691), twice where they are kept; then
+all pairs are computed and the matrix of scores is read or written 6.5 times forward, 13 backward.
 
-Norms, residual sums, rotary embedding and activations move bytes; a fused implementation reads and
-writes 8h + 3(q + k) + v + attended + (gated: 3, else 2)·f elements a token forward, twice that
-backward.
+Norms, residual sums, rotary embedding and activations are memory traffic; a fused implementation
+reads and writes 8h + 3(q + k) + v + attended + (gated: 3, else 2)·f elements per token forward,
+twice that backward.
 """
 
 from collections.abc import Iterator
@@ -50,17 +48,16 @@ from sabia.core.plan.elementwise import Number, choose, larger
 
 @dataclass(frozen=True)
 class Constants:
-    """Few, shared by all chips and stacks.
+    """Fitted constants, the same for all chips and stacks.
 
     gpu, tpu: sustained rate of large matrix products in training over the chip's measured ceiling
-    (its peak where none is published). balance: by which power of (peak FLOP per HBM byte) / 200
-    that rate falls. shape: how much a product loses to small sides, over what
-    its memory traffic at full HBM rate would cost. attention: rate of the attention kernel over
-    that of large products. elementwise: bytes moved by norms, activations and residuals over what a
-    fused implementation must move. collective: bandwidth that a ring collective reaches over the
-    links' nominal one. exposed: share of a collective that stays visible where software hides it.
-    grouped: what `shape` is for products of routed experts. routed_tpu: rate of these products on
-    TPUs over that of large ones.
+    (its peak where none is published). balance: power of (peak FLOP per HBM byte) / 200 by which
+    that rate decreases. shape: loss of a product by small sides, over the time of its memory
+    traffic at full HBM rate. attention: rate of the attention kernel over that of large products.
+    elementwise: bytes moved by norms, activations and residuals over those of a fused
+    implementation. collective: bandwidth of a ring collective over the nominal one. exposed: share
+    of an overlapped collective that still adds time. grouped: `shape` for products of routed
+    experts. routed_tpu: rate of these products on TPUs over that of large ones.
     """
 
     gpu: float
@@ -77,9 +74,9 @@ class Constants:
 
 @dataclass(frozen=True)
 class Band:
-    """Published over predicted time: nine of ten steps took longer than `fast`, one than `slow`.
+    """10th (`fast`) and 90th (`slow`) percentile of published over predicted step time.
 
-    Each published table has the same weight, however many rows it has.
+    Each published table has the same weight, for any number of rows.
     """
 
     fast: float
@@ -88,22 +85,22 @@ class Band:
 
 @cache
 def load_constants() -> Constants:
-    """Those of data/calibration.toml."""
+    """The constants of data/calibration.toml."""
     return Constants(**read_data("calibration.toml")["constants"])
 
 
 @cache
 def load_bands() -> dict[str, Band]:
-    """What data/judged.toml holds, by kind of model: dense, mixture."""
-    found = read_data("judged.toml")
-    return {kind: Band(**found[kind]) for kind in ("dense", "mixture")}
+    """The bands of data/judged.toml by kind of model: dense, mixture (MoE)."""
+    entries = read_data("judged.toml")
+    return {kind: Band(**entries[kind]) for kind in ("dense", "mixture")}
 
 
 @dataclass(frozen=True)
 class Product:
-    """One matrix product of a layer: `params` elements of weight, `output` the name it is kept by.
+    """One matrix product of a layer: `params` elements of weight, `output` its name if kept.
 
-    inner: its smaller side, before tensor ranks split it. routed: of the experts a token visits.
+    inner: its smaller side, before tensor ranks split it. routed: of the active experts.
     """
 
     output: str
@@ -116,7 +113,7 @@ LAST = "layer_output"
 
 
 def products(kind: LayerKind) -> Iterator[Product]:
-    """All products of a layer. A mixer's elements are shared out by the widths of its tensors."""
+    """All products of a layer. A mixer's elements are divided by the widths of its tensors."""
     attended = kind.attended_width
     widths = {
         "query": kind.query_width, "key": kind.key_width, "value": kind.value_width,
@@ -166,19 +163,19 @@ LOGIT_BYTES = 16  # bf16 and float32 copies written and read: softmax, loss, gra
 
 @dataclass(frozen=True)
 class Timed(Setting):
-    """Everything that the formulas of one device's time read."""
+    """Inputs of the formulas of one device's time."""
 
     chip: Chip
     constants: Constants
 
     @property
     def expert_slices(self) -> Number:
-        """Into how many parts each expert is cut."""
+        """Number of slices of each expert."""
         return 1 if self.layout.experts_over_tensor else self.layout.tensor
 
 
 def ceiling(chip: Chip, precision: Precision) -> float:
-    """Best measured share of the peak; of a GPU without one the median of all, of a TPU 1."""
+    """Best measured share of the peak; for a GPU without one the median of all, for a TPU 1."""
     if chip.torus_axes:
         return 1.0
     best, lost = _usual()
@@ -190,7 +187,7 @@ def ceiling(chip: Chip, precision: Precision) -> float:
 
 @cache
 def _usual() -> tuple[float, float]:
-    """Median of the published ceilings, and of how much lower FP8's are."""
+    """Median of the published ceilings, and of the ratio of FP8's to them."""
     best, lost = [], []
     for chip in load_chips().values():
         if chip.matmul_ceiling:
@@ -228,7 +225,9 @@ def product_s(at: Timed, one: Product, experts: Number, top_k: int) -> Number:
         return seconds * _slowed(at, precision, sides)
     rate = at.constants.routed_tpu if at.chip.torus_axes else 1
     slowed = _slowed(at, precision, sides, at.constants.grouped)
-    return seconds / rate * slowed * _crowded(at)
+    # tokens of the fullest device over the mean
+    imbalance = choose(at.layout.expert_ranks > 1, at.stack.expert_imbalance, 1)
+    return seconds / rate * slowed * imbalance
 
 
 def _slowed(at: Timed, precision: Precision, sides: Number, shape: float | None = None) -> Number:
@@ -238,13 +237,8 @@ def _slowed(at: Timed, precision: Precision, sides: Number, shape: float | None 
     return 1 + lost * balance(at.chip, precision) * narrow * sides
 
 
-def _crowded(at: Timed) -> Number:
-    """Tokens of the fullest device over the mean."""
-    return choose(at.layout.expert_ranks > 1, at.stack.expert_imbalance, 1)
-
-
 def matmul_s(at: Timed, kind: LayerKind) -> Number:
-    """All products of a layer, forward, backward and again."""
+    """All products of a layer: forward, backward and recomputation."""
     backward = 2 if at.workload.adapter_params is None else 1
     total: Number = 0
     for one in products(kind):
@@ -260,30 +254,28 @@ def attention_s(at: Timed, kind: LayerKind) -> Number:
     again = runs_again("attended", at.layout, at.stack)
     passes = 1 + (2 if matrix else 2.5) + again
     rate = sustained(at, "bf16") * at.constants.attention / at.stack.attention_slowdown
-    return flops * passes / rate + (_scores_s(at, kind, again) if matrix else 0)
+    seconds = flops * passes / rate
+    if matrix:  # which is read and written
+        pairs = kind.heads * at.workload.sequence * at.tokens / at.layout.tensor
+        moved = pairs * at.element * (SCORE_PASSES * (3 + again))
+        seconds = seconds + moved / known(at.chip, "hbm_bytes_per_s")
+    return seconds
 
 
 def _visible(at: Timed, kind: LayerKind) -> Number:
-    """Multiply-adds a token of the scores that are computed, masked ones that are left out not."""
+    """Multiply-adds per token of the scores that are computed, with masked ones if computed."""
     sequence, causal = at.workload.sequence, at.workload.architecture.causal
-    found = kind.score_products(sequence)
+    products_per_token = kind.score_products(sequence)
     if causal and not at.stack.attention_matrix:
-        found = found * (1 - kind.keys(sequence) / (2 * sequence))
+        products_per_token = products_per_token * (1 - kind.keys(sequence) / (2 * sequence))
     if not at.stack.whole_context:
-        return found
+        return products_per_token
     whole = replace(kind, window=None).score_products(sequence)
-    return choose(at.layout.context > 1, whole, found)
-
-
-def _scores_s(at: Timed, kind: LayerKind, again: bool) -> Number:
-    """Passes of the matrix of scores through memory."""
-    pairs = kind.heads * at.workload.sequence * at.tokens / at.layout.tensor
-    passes = SCORE_PASSES * (3 + again)
-    return pairs * at.element * passes / known(at.chip, "hbm_bytes_per_s")
+    return choose(at.layout.context > 1, whole, products_per_token)
 
 
 def elementwise_s(at: Timed, kind: LayerKind) -> Number:
-    """Bytes that a layer moves between products, in all passes."""
+    """Memory traffic of a layer between products, in all passes."""
     hidden = at.workload.architecture.hidden
     stream = 8 * hidden + 4 * kind.top_k * hidden
     attended = kind.attended_width
@@ -297,7 +289,7 @@ def elementwise_s(at: Timed, kind: LayerKind) -> Number:
 
 
 def _casts(at: Timed, kind: LayerKind) -> Number:
-    """Bytes read and written to bring products' inputs and gradients to a narrow format."""
+    """Bytes read and written to cast inputs and gradients of products to a low precision."""
     if RATE_FIELD[at.workload.precision] == "bf16_flops_per_s":
         return 0
     widths = 2 * at.workload.architecture.hidden + kind.query_width + kind.mlp_width
@@ -306,7 +298,7 @@ def _casts(at: Timed, kind: LayerKind) -> Number:
 
 
 def head_s(at: Timed) -> Number:
-    """Logits and loss of the micro-batch, once for the model and once for each further token."""
+    """Logits and loss of the micro-batch, once for the model and once for each MTP layer."""
     model, tensor = at.workload.architecture, at.layout.tensor
     passes = 1 + sum(kind.count for kind in model.extra)
     one = Product(LAST, passes * model.vocab * model.hidden + model.extra_params, model.vocab)

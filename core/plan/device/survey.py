@@ -28,7 +28,7 @@ NOT_PLACED = "no interleaving or placing of experts goes with the mesh"
 
 @dataclass(frozen=True)
 class TimedLayout:
-    """One layout, weighed and timed. token_chip_s: seconds of one chip for a token, its cost."""
+    """One layout with its memory and step time. token_chip_s: chip-seconds per token."""
 
     layout: Layout
     memory: Memory
@@ -37,7 +37,7 @@ class TimedLayout:
 
     @property
     def chips(self) -> int:
-        """Devices in all."""
+        """Number of devices."""
         return int(self.layout.chips)
 
     @property
@@ -47,7 +47,7 @@ class TimedLayout:
 
 
 def priced(problem: SearchProblem, layout: Layout) -> TimedLayout:
-    """One layout in plain numbers, weighed and timed."""
+    """Memory and step time of one layout in plain numbers."""
     time = step_time(problem.workload, layout, problem.chip, problem.stack)
     memory = device_memory(problem.workload, layout, problem.stack)
     tokens = problem.workload.batch_tokens
@@ -55,11 +55,11 @@ def priced(problem: SearchProblem, layout: Layout) -> TimedLayout:
 
 
 class Survey:
-    """All layouts of some numbers of chips: which fit, how long their steps take.
+    """All layouts of some numbers of chips: which fit, and their step times.
 
     least: (bytes, layout) of the candidate that needs the least memory, None without candidates.
-    fewest: the smallest number of chips on which any fits. timed: else they are only weighed.
-    candidates: how many were weighed; fitting: how many fit; meshes: ways to lay chips along axes.
+    fewest: the smallest number of chips on which any fits. timed: whether step times are computed.
+    candidates, fitting: numbers of all candidates and of those that fit; meshes: all meshes.
     parts: (those that fit, bytes, seconds) of each setting.
     """
 
@@ -68,24 +68,24 @@ class Survey:
         self.least: tuple[float, Layout] | None = None
         self.candidates = self.fitting = 0
         self.fewest: int | None = None
-        self.parts: list[tuple[Candidates, Any, Any]] = []  # fitting ones, bytes, seconds
+        self.parts: list[tuple[Candidates, Any, Any]] = []
         self.meshes, every = _every(problem, counts)
-        self._marks: dict[str, list[Any]] = {"weighed": [], "fitting": []}  # numbers of meshes
+        self._marks: dict[str, list[Any]] = {"measured": [], "fitting": []}  # numbers of meshes
         for some in every:
-            self._weigh(some)
+            self._measure(some)
 
-    def _weigh(self, some: Candidates) -> None:
+    def _measure(self, some: Candidates) -> None:
         import numpy as np
 
         self.candidates += some.size
-        self._marks["weighed"].append(some.mesh)
+        self._marks["measured"].append(some.mesh)
         problem = self.problem
         total = device_memory(problem.workload, some.layout, problem.stack).total
         total = np.broadcast_to(total, some.mesh.shape)
         smallest = int(total.argmin())
         if self.least is None or total[smallest] < self.least[0]:
             self.least = float(total[smallest]), some.one(smallest)
-        chosen = np.flatnonzero(total <= problem.room_bytes)
+        chosen = np.flatnonzero(total <= problem.memory_limit_bytes)
         self.fitting += len(chosen)
         if not len(chosen):
             return
@@ -105,11 +105,11 @@ class Survey:
         self.parts.append((fitting, total, seconds))
 
     @property
-    def fell(self) -> dict[str, int]:
-        """Meshes by the reason why none of their layouts can be had."""
-        weighed, fitting = (_different(self._marks[name]) for name in ("weighed", "fitting"))
-        more = {NOT_PLACED: self.meshes.size - weighed, TOO_LARGE: weighed - fitting}
-        return self.meshes.fell | {reason: count for reason, count in more.items() if count}
+    def rejected(self) -> dict[str, int]:
+        """Number of meshes without any layout, by the reason."""
+        measured, fitting = (_different(self._marks[name]) for name in ("measured", "fitting"))
+        more = {NOT_PLACED: self.meshes.size - measured, TOO_LARGE: measured - fitting}
+        return self.meshes.rejected | {reason: count for reason, count in more.items() if count}
 
     def gathered(self) -> tuple[Any, Any, Any, Any]:
         """(seconds, chips, bytes, mesh) of all that fits, an array each."""
@@ -123,7 +123,7 @@ class Survey:
         return columns[0], columns[1], columns[2], columns[3]
 
     def row(self, number: int) -> TimedLayout:
-        """One of these, in plain numbers."""
+        """The layout of index `number` in `gathered`, in plain numbers."""
         for fitting, _, _ in self.parts:
             if number < fitting.size:
                 return priced(self.problem, fitting.one(number))
@@ -155,13 +155,13 @@ def _every(problem: SearchProblem, counts: Sequence[int]) -> tuple[Meshes, Itera
 
 
 def _settings(problem: SearchProblem, grid: Candidates) -> Iterator[Candidates]:
-    """The grid under each recomputation, ZeRO level and placing of experts, in chunks."""
+    """The grid with each recomputation, ZeRO level and placement of experts, in chunks."""
     can, pinned = problem.can, problem.pinned
     recompute, zero, placements = (
         [pinned[name]] if name in pinned else list(can.choices(name))
         for name in ("recompute", "zero", "experts_over_tensor")
     )
-    zero = [level for level in zero if level] or zero  # 0 over fsdp is what data is
+    zero = [level for level in zero if level] or zero  # level 0 over fsdp equals data
     for policy, level, over_tensor in itertools.product(recompute, zero, placements):
         mask = _useful(problem, grid, level, level == zero[-1], over_tensor)
         for start in range(0, grid.size, CHUNK):
@@ -174,7 +174,7 @@ def _settings(problem: SearchProblem, grid: Candidates) -> Iterator[Candidates]:
 def _useful(
     problem: SearchProblem, grid: Candidates, level: int, only: bool, over_tensor: bool
 ) -> Any:
-    """Where this setting exists and is not another one by a second name."""
+    """Where this setting is possible and not equal to another one."""
     import numpy as np
 
     layout, mask = grid.layout, np.ones(grid.size, bool)

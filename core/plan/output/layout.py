@@ -108,7 +108,7 @@ def _about(layouts: PlannedLayouts, best: TimedLayout) -> list[str]:
 
 def _bound(layouts: PlannedLayouts, best: TimedLayout) -> str:
     """The largest part of a step and what it waits for, and how full the fullest chip is."""
-    part, room = best.time.binding, layouts.problem.room_bytes
+    part, room = best.time.binding, layouts.problem.memory_limit_bytes
     return (
         f"{part}, {best.time.parts[part] / best.step_s:.0%} of the step ({RESOURCES[part]}); "
         f"memory {best.memory.total / room:.0%} full"
@@ -153,7 +153,7 @@ def _report(plan: Plan, layouts: PlannedLayouts, best: TimedLayout) -> dict[str,
         "batch_rows": layouts.batch_rows,
         "batch_tokens": problem.workload.batch_tokens,
         "steps": layouts.steps,
-        "room_bytes_per_chip": problem.room_bytes,
+        "room_bytes_per_chip": problem.memory_limit_bytes,
         "binding": best.time.binding,
         "best": laid_report(plan, layouts, best),
         "layouts": [laid_report(plan, layouts, row) for row in layouts.shown(chosen)],
@@ -165,7 +165,7 @@ def _report(plan: Plan, layouts: PlannedLayouts, best: TimedLayout) -> dict[str,
         figures |= {
             "pareto": [laid_report(plan, layouts, row) for row in layouts.search_result.front],
             "meshes": seen.meshes.total,
-            "meshes_fallen": seen.fell,
+            "meshes_fallen": seen.rejected,
             "candidates": seen.candidates,
             "candidates_fitting": seen.fitting,
         }

@@ -47,7 +47,7 @@ def report(request: PlanRequest, plan: Plan) -> dict[str, Any]:
         "hbm_bytes": cluster.hbm_bytes,
         "chip": _chip(cluster.chip),
         "prices": [_price(price) for price in cluster.prices],
-        "no_money": request.no_money or None,
+        "no_money": request.refused_price or None,
         "assumed": list(request.assumed),
         "rows": [_row(plan, row) for row in plan.rows],
     }

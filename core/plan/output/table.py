@@ -19,8 +19,8 @@ def render(request: PlanRequest, plan: Plan) -> str:
     lines = [*_header(request, plan), *_deadlines(plan), f"verdict   {verdict(plan)}"]
     if plan.cluster.prices:
         lines.append(f"per day   {_per_day(plan)}")
-    elif request.no_money:
-        lines.append(f"money     none: {request.no_money}")
+    elif request.refused_price:
+        lines.append(f"money     none: {request.refused_price}")
     if not plan.layouts:
         lines.append(f"nodes     {_nodes(plan)}")
     if request.assumed:
@@ -73,7 +73,7 @@ def _held(plan: Plan) -> str:
     run = plan.run
     state = f"state {format_bytes(run.state_bytes)} ({run.recipe.bytes_per_param:g} B/param)"
     if plan.layouts and plan.best.layout:
-        each, room = plan.best.layout.memory.total, plan.layouts.problem.room_bytes
+        each, room = plan.best.layout.memory.total, plan.layouts.problem.memory_limit_bytes
         chips = f"{plan.best.chips} {plan.cluster.chip.name.upper()}"
         return f"{state}; the fullest of {chips} holds {format_bytes(each)} of {format_bytes(room)}"
     live = f"activations {format_bytes(run.activation_bytes)}"

@@ -1,1 +1,1 @@
-"""Families that are counted and do not train here: one reader of configuration fields each."""
+"""Families that can be counted but not trained here: one reader of the configuration each."""

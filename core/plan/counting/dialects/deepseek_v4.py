@@ -1,10 +1,10 @@
-"""DeepSeek-V4 (2026): one key-value head, merged keys, grouped output, hyper-connections.
+"""DeepSeek-V4 (2026): one key-value head, compressed keys, grouped output, hyper-connections.
 
-A layer's queries pass a latent (q_lora_rank); keys and values are one head of `head_dim`, seen
-within a window, beside keys that are merged from `ratio` tokens each: by compress_ratios 128 all of
-them are seen, by 4 an indexer chooses index_topk, by 0 there are none. The output passes
-`o_groups` projections of rank o_lora_rank. Each half of a layer mixes `hc_mult` residual streams by
-a matrix [(2 + m)·m, m·hidden]. The layer of multi-token prediction has a window only.
+Queries have a latent (q_lora_rank). Keys and values are one head of `head_dim` in a sliding window,
+and besides keys that are compressed from `ratio` tokens each. By compress_ratios: 128 attends to
+all of them, with 4 an indexer selects index_topk, 0 has none. The output is projected in `o_groups`
+groups of rank o_lora_rank. Each half of a layer mixes `hc_mult` residual streams by a matrix
+[(2 + m)·m, m·hidden]. The MTP layer has a window only.
 """
 
 from dataclasses import replace
@@ -28,14 +28,20 @@ def read(fields: CountFields) -> Architecture:
     ratios = _ratios(fields, depth, predicted)
     streams, hashed = fields.size("hc_mult"), fields.take("num_hash_layers", int, 0)
     mixers = _mixers(fields, hidden, set(ratios))
-    # the first layers take experts from a table of the tokens; the others' routers have a bias
+    # the first layers select experts by a table of token ids; the other routers have a bias
     by_table = reading.routed(fields, "n_routed_experts", alike="n_shared_experts")
     by_score = by_table + LayerHalf(vectors=by_table.sizes["experts"])
 
     def kind(index: int) -> LayerKind:
         feed = by_table if index < hashed else by_score
-        found = layer(mixers[ratios[index]], feed, 2 * hidden)
-        return _connected(found, hidden, streams)
+        plain = layer(mixers[ratios[index]], feed, 2 * hidden)
+        rows = (2 + streams) * streams  # of the hyper-connections of both halves
+        return replace(
+            plain,
+            mixer_params=plain.mixer_params + rows * streams * hidden,
+            mlp_params=plain.mlp_params + rows * streams * hidden,
+            vector_params=plain.vector_params + 2 * (rows + 3),
+        )
 
     head = streams * streams * hidden + streams + 1
     joined = 2 * hidden * hidden + 3 * hidden + head
@@ -68,12 +74,17 @@ def _mixers(fields: CountFields, hidden: int, ratios: set[int]) -> dict[int, Lay
     base += [(groups * low, heads * size // groups), (hidden, groups * low)]
 
     def mixer(ratio: int) -> LayerHalf:
-        both = 1 + (ratio == _CHOSEN)  # overlapping windows: a merged key reads two of them
+        both = 1 + (ratio == _CHOSEN)  # overlapping windows: a compressed key reads two of them
         shapes = base + [(both * size, hidden)] * (2 * (ratio > 0))
         others: list[Shape] = [(ratio, both * size)] * (ratio > 0)
         vectors = heads + rank + size + size * (ratio > 0)
+        # keys of the window are not in the cache: they are kept once per sequence
+        cached = size // ratio if ratio else 0
+        seen: dict[str, object] = {"sparse": Sparse(window, ratio)} if ratio else {"window": window}
         if ratio == _CHOSEN:
             count, length = index
+            cached = (size + length) // ratio
+            seen = {"sparse": Sparse(window, ratio, most, count * length)}
             shapes += [(2 * length, hidden)] * 2 + [(count * length, rank), (count, hidden)]
             others += [(ratio, 2 * length)]
             vectors += length
@@ -88,35 +99,9 @@ def _mixers(fields: CountFields, hidden: int, ratios: set[int]) -> dict[int, Lay
             value_width=size,
             query_latent=rank,
             score_width=2 * heads * size,
-            cache_width=_cached(ratio, size, index[1]),
+            cache_width=cached,
             state_width=window * size,
-            **_seen(ratio, window, most, index[0] * index[1]),
+            **seen,
         )
 
     return {ratio: mixer(ratio) for ratio in ratios}
-
-
-def _cached(ratio: int, size: int, index_size: int) -> int:
-    """Elements of merged keys a token; those of the window are kept once a sequence."""
-    if not ratio:
-        return 0
-    return (size + index_size * (ratio == _CHOSEN)) // ratio
-
-
-def _seen(ratio: int, window: int, most: int, index_width: int) -> dict[str, object]:
-    if not ratio:
-        return {"window": window}
-    if ratio == _ALL:
-        return {"sparse": Sparse(window, ratio)}
-    return {"sparse": Sparse(window, ratio, most, index_width)}
-
-
-def _connected(kind: LayerKind, hidden: int, streams: int) -> LayerKind:
-    """The layer with the hyper-connections of both halves."""
-    rows = (2 + streams) * streams
-    return replace(
-        kind,
-        mixer_params=kind.mixer_params + rows * streams * hidden,
-        mlp_params=kind.mlp_params + rows * streams * hidden,
-        vector_params=kind.vector_params + 2 * (rows + 3),
-    )

@@ -1,7 +1,7 @@
-"""Dense families with RMS norms, by their differences: biases, what is normed, which MLP.
+"""Dense families with RMS norms, by their differences: biases, norms, kind of MLP.
 
-Windows do not change parameters, but operations. Counts are held against transformers' own models
-by the tests. Families with LayerNorm are in `layer_normed`.
+Windows change FLOPs, not parameters. The tests compare the counts with the models of transformers.
+Families with LayerNorm are in `layer_normed`.
 """
 
 from collections.abc import Callable, Sequence
@@ -19,7 +19,7 @@ def qwen2(fields: CountFields) -> Architecture:
     """Qwen2, Qwen2.5 (arXiv 2407.10671): Llama with biases on queries, keys and values."""
     fields.expect("attention_bias", (True,), True)
     fields.refuse("use_mrope")
-    fields.ignore("num_nextn_predict_layers")  # MiMo: kept beside the model
+    fields.ignore("num_nextn_predict_layers")  # MiMo: not part of the model
     return _stack(fields, qwen3.windows(fields), qkv_bias=True)
 
 
@@ -30,7 +30,7 @@ def phi3(fields: CountFields) -> Architecture:
 
 
 def granite(fields: CountFields) -> Architecture:
-    """Granite 3 dense: Llama with factors."""
+    """Granite 3 dense: Llama with scaling factors."""
     return _stack(fields, **reading.biases(fields))
 
 
@@ -42,12 +42,12 @@ def gemma(fields: CountFields) -> Architecture:
 
 
 def arcee(fields: CountFields) -> Architecture:
-    """AFM: Llama with a plain MLP, squared ReLU between its two matrices."""
+    """AFM: Llama with an MLP without gate, squared ReLU between its two matrices."""
     return _stack(fields, mlp=reading.plain, **reading.biases(fields))
 
 
 def cohere2(fields: CountFields) -> Architecture:
-    """Command R7B, Command A (arXiv 2504.00698): one norm a layer, every fourth layer whole."""
+    """Command R7B, Command A (arXiv 2504.00698): one norm, every fourth layer without window."""
     fields.ignore("logit_scale", *_COHERE_REMARKS)
     fields.refuse("use_qk_norm")
     windows = _local(fields, fields.size("sliding_window_pattern", 4))
@@ -59,30 +59,30 @@ _COHERE_REMARKS += ("use_parallel_block", "use_parallel_embedding", "position_em
 
 
 def smollm3(fields: CountFields) -> Architecture:
-    """SmolLM3: Llama, some layers without rotation."""
+    """SmolLM3: Llama, some layers without rotary embedding."""
     windows = qwen3.windows(fields)
     return _stack(fields, windows, tied=True, **reading.biases(fields))
 
 
 def seed_oss(fields: CountFields) -> Architecture:
-    """Seed-OSS: Llama whose attention's biases are chosen apart."""
+    """Seed-OSS: Llama with separate options for the biases of attention."""
     qkv = fields.take("attention_bias", bool, True)
     return _stack(fields, qkv_bias=qkv, output_bias=fields.take("attention_out_bias", bool, False))
 
 
 def glm4(fields: CountFields) -> Architecture:
-    """GLM-4-0414: norms before and behind both halves, biases on queries, keys and values."""
+    """GLM-4-0414: norms before and after both halves, biases on queries, keys and values."""
     return _stack(fields, norms=4, qkv_bias=fields.take("attention_bias", bool, True))
 
 
 def olmo3(fields: CountFields) -> Architecture:
-    """OLMo 3: norms behind each half and over all queries and keys, every fourth layer whole."""
+    """OLMo 3: norms after each half and of all queries and keys; every fourth has no window."""
     fields.refuse("attention_bias")
     return _stack(fields, _local(fields, 4), qk_norm_whole=True)
 
 
 def exaone4(fields: CountFields) -> Architecture:
-    """EXAONE 4 (arXiv 2507.11407): norms behind each half and on each head's queries and keys."""
+    """EXAONE 4 (arXiv 2507.11407): norms after each half and of each head's queries and keys."""
     pattern: Any = fields.take("sliding_window_pattern", object, "")
     every = len(pattern) if isinstance(pattern, str) else int(pattern)  # LLLG, or 4
     local = "sliding_window" in fields and every > 0
@@ -90,7 +90,7 @@ def exaone4(fields: CountFields) -> Architecture:
 
 
 def _local(fields: CountFields, every: int) -> list[int | None]:
-    """Take `layer_types` and the window of those that have one: usually all but each `every`th."""
+    """Read `layer_types` and the window of each layer; by default not every `every`th."""
     usual = [qwen3.KINDS[(index + 1) % every != 0] for index in range(fields.depth)]
     window = fields.take("sliding_window", int, None)
     kinds = fields.each("layer_types", fields.depth, qwen3.KINDS, usual)
@@ -106,7 +106,7 @@ def _stack(
     mlp: Callable[..., LayerHalf] = reading.gated,
     **flags: bool,
 ) -> Architecture:
-    """Norms without bias, grouped attention with a window a layer (empty: none has), an MLP."""
+    """Norms without bias, grouped attention with one window per layer (empty: none), an MLP."""
     hidden, sizes = fields.hidden, reading.head_sizes(fields)
     bias = fields.take("mlp_bias", bool, False)
     feed = mlp(hidden, fields.size("intermediate_size"), bias=bias)
@@ -117,10 +117,10 @@ def _stack(
 
 
 def nemotron_nas(fields: CountFields) -> Architecture:
-    """Nemotron Super (arXiv 2505.00949): Llama 3 whose layers were thinned one by one.
+    """Nemotron Super (arXiv 2505.00949): Llama 3 whose layers were pruned one by one.
 
-    A layer's MLP is ffn_mult times as wide as 2/3 of the stream, in multiples of 256; attention,
-    with its norm, may be missing.
+    A layer's MLP is ffn_mult times as wide as 2/3 of the residual stream, in multiples of 256;
+    attention, with its norm, may be missing.
     """
     hidden, depth = fields.hidden, fields.depth
     heads, blocks = fields.size("num_attention_heads"), fields.take("block_configs", list)

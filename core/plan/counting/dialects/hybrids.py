@@ -1,4 +1,4 @@
-"""Nemotron-H, whose layers are one half each (Mamba-2, attention, MLP, experts), and Gemma 4."""
+"""Nemotron-H, whose layers have only one half (Mamba-2, attention, MLP or MoE), and Gemma 4."""
 
 from collections.abc import Callable
 
@@ -20,7 +20,7 @@ _REMARKS = (
 
 
 def nemotron_h(fields: CountFields) -> Architecture:
-    """Nemotron-H and Nemotron 3 (arXiv 2504.03624): each layer a norm and one part."""
+    """Nemotron-H and Nemotron 3 (arXiv 2504.03624): each layer has a norm and one half."""
     hidden = fields.hidden
     fields.refuse("attention_bias", "mlp_bias", "mamba_proj_bias", "use_bias")
     fields.expect("sliding_window", (None,), None)
@@ -59,7 +59,7 @@ def _pattern(fields: CountFields) -> list[str]:
 
 
 def _mamba(fields: CountFields, hidden: int) -> LayerHalf:
-    """Mamba-2 (arXiv 2405.21060): per head a state [head_dim, N], written and read once a token."""
+    """Mamba-2 (arXiv 2405.21060): a state [head_dim, N] per head, updated and read per token."""
     heads, size = fields.size("mamba_num_heads"), fields.size("mamba_head_dim")
     groups, state = fields.size("n_groups"), fields.size("ssm_state_size")
     taps, bias = fields.size("conv_kernel"), fields.take("use_conv_bias", bool, True)
@@ -85,7 +85,7 @@ def _attention(fields: CountFields, hidden: int) -> LayerHalf:
 
 
 def _experts(fields: CountFields, hidden: int) -> LayerHalf:
-    """Plain experts, of a latent where `moe_latent_size` says so, and a shared plain one."""
+    """Experts without gate (of a latent of `moe_latent_size`, where given), and a shared one."""
     count, inner = fields.size("n_routed_experts"), fields.size("moe_intermediate_size")
     fields.expect("n_shared_experts", (1,), 1)
     shared, latent = fields.size("moe_shared_expert_intermediate_size"), hidden
@@ -99,9 +99,9 @@ def _experts(fields: CountFields, hidden: int) -> LayerHalf:
 
 
 def gemma4(fields: CountFields) -> Architecture:
-    """Gemma 4 (Google, 2026): wide heads and keys as values in global layers, four norms a layer.
+    """Gemma 4 (Google, 2026): wide heads and keys as values in global layers, four norms per layer.
 
-    A mixture stands beside the dense MLP, with norms of its own.
+    MoE layers have a dense MLP in parallel to the experts, with norms of its own.
     """
     hidden, depth = fields.hidden, fields.depth
     for name in ("hidden_size_per_layer_input", "num_kv_shared_layers"):

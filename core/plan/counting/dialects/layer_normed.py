@@ -1,6 +1,6 @@
-"""Families with LayerNorm: GPT-2 and its descendants, mostly with plain MLPs and biases.
+"""Families with LayerNorm: GPT-2 and similar, mostly with biases and MLPs without gate.
 
-A LayerNorm is two vectors of the stream's width, or one where it has no bias.
+A LayerNorm has two vectors of the hidden size, or one where it has no bias.
 """
 
 from sabia.core.plan.counting.architecture import Architecture
@@ -10,7 +10,7 @@ from sabia.core.plan.counting.dialects.reading import CountFields
 
 
 def starcoder2(fields: CountFields) -> Architecture:
-    """StarCoder2 (arXiv 2402.19173): LayerNorm and biases everywhere, a plain MLP."""
+    """StarCoder2 (arXiv 2402.19173): LayerNorm and biases everywhere, an MLP without gate."""
     bias, window = fields.take("use_bias", bool, True), fields.take("sliding_window", int, None)
     mixer = reading.attention(fields, window, qkv_bias=bias, output_bias=bias)
     feed = reading.plain(fields.hidden, fields.size("intermediate_size"), bias=bias)
@@ -34,7 +34,7 @@ def gpt_neox(fields: CountFields) -> Architecture:
 
 
 def phi(fields: CountFields) -> Architecture:
-    """Phi-1.5, Phi-2 (arXiv 2309.05463): one LayerNorm a layer, biases, the head's too."""
+    """Phi-1.5, Phi-2 (arXiv 2309.05463): one LayerNorm per layer; biases, also of the head."""
     fields.refuse("qk_layernorm")
     mixer, hidden = reading.attention(fields, qkv_bias=True, output_bias=True), fields.hidden
     feed = reading.plain(hidden, fields.size("intermediate_size"), bias=True)
@@ -88,7 +88,7 @@ def opt(fields: CountFields) -> Architecture:
 
 
 def bloom(fields: CountFields) -> Architecture:
-    """BLOOM (arXiv 2211.05100): no positions, the embeddings normed."""
+    """BLOOM (arXiv 2211.05100): no positions, a norm of the embeddings."""
     fields.hidden = _either(fields, "hidden_size", "n_embed")
     fields.depth = _either(fields, "n_layer", "num_hidden_layers")
     fields.ignore(*_BLOOM_REMARKS)
@@ -131,7 +131,7 @@ def stablelm(fields: CountFields) -> Architecture:
 
 
 def phimoe(fields: CountFields) -> Architecture:
-    """Phi-3.5-MoE (arXiv 2404.14219): sixteen experts, the head's bias too."""
+    """Phi-3.5-MoE (arXiv 2404.14219): sixteen experts, the head may have a bias."""
     vocab, window = fields.size("vocab_size"), fields.take("sliding_window", int, None)
     mixer = reading.attention(fields, window, **reading.biases(fields))
     feed = reading.routed(fields, "num_local_experts", "intermediate_size")
@@ -161,7 +161,7 @@ def _layer_normed(
     tied: bool = False,
     positions: int = 0,
 ) -> Architecture:
-    """Layers with `norms` LayerNorms each, and `outer_norms` around them, with or without bias."""
+    """Layers with `norms` LayerNorms each, and `outer_norms` outside, with or without bias."""
     norm = (1 + bias) * fields.hidden
     kinds = [layer(mixer, feed, norms * norm, norms=norms)] * fields.depth
     return reading.decoder(fields, kinds, tied=tied, other=outer_norms * norm, positions=positions)

@@ -1,11 +1,11 @@
-"""Mixtures of experts by their differences: shared experts, dense layers among them, windows.
+"""MoE families, by their differences: shared experts, dense layers, windows.
 
-Relatives of DeepSeek-V3 are DeepSeek-V2, and V3.2 and GLM-5, whose keys an indexer chooses. The
-indexer (DeepSeek-V3.2, 2025) scores all keys by small heads of its own and attention sees the
-index_topk best. In GLM-5.2 most layers take the choice of a layer before them.
+Similar to DeepSeek-V3 are DeepSeek-V2, and V3.2 and GLM-5 with sparse attention: an indexer
+(DeepSeek-V3.2, 2025) scores all keys by small heads of its own, and attention uses the index_topk
+best. In GLM-5.2 most layers reuse the selection of a previous layer.
 
-A router's balancing bias counts as a vector where the files hold one. Layers of multi-token
-prediction are kept beside the model, as in the model core, and not counted.
+A router's balancing bias counts as a vector where checkpoints contain one. MTP layers are not
+counted, as in core.spec.
 """
 
 from collections.abc import Sequence
@@ -70,14 +70,14 @@ def qwen2_moe(fields: CountFields) -> Architecture:
 
 
 def granitemoe(fields: CountFields) -> Architecture:
-    """Granite 3 mixtures."""
+    """Granite 3 MoE."""
     mixer = reading.attention(fields, **reading.biases(fields))
     routed = reading.routed(fields, "num_local_experts", "intermediate_size")
     return _stack(fields, [mixer] * fields.depth, [routed] * fields.depth)
 
 
 def olmoe(fields: CountFields) -> Architecture:
-    """OLMoE (arXiv 2409.02060): norms over all queries and keys."""
+    """OLMoE (arXiv 2409.02060): norms of all queries and keys."""
     fields.refuse("attention_bias")
     fields.expect("clip_qkv", (None,), None)
     mixer = reading.attention(fields, qk_norm_whole=True)
@@ -94,7 +94,7 @@ def glm4_moe(fields: CountFields) -> Architecture:
 
 
 def ernie4_5_moe(fields: CountFields) -> Architecture:
-    """ERNIE 4.5 (Baidu, 2025), texts alone."""
+    """ERNIE 4.5 (Baidu, 2025), text only."""
     depth = fields.depth
     fields.refuse("use_bias")
     fields.ignore("moe_norm_min", "moe_capacity", "moe_gate", "num_nextn_predict_layers")
@@ -109,7 +109,7 @@ def ernie4_5_moe(fields: CountFields) -> Architecture:
 
 
 def minimax_m2(fields: CountFields) -> Architecture:
-    """MiniMax-M2: norms over all queries and keys, a routing bias."""
+    """MiniMax-M2: norms of all queries and keys, a routing bias."""
     depth = fields.depth
     fields.expect("shared_intermediate_size", (0,), 0)
     fields.expect("qk_norm_type", ("per_layer",), "per_layer")
@@ -122,7 +122,7 @@ def minimax_m2(fields: CountFields) -> Architecture:
 
 
 def minimax_m3(fields: CountFields) -> Architecture:
-    """MiniMax-M3: blocks of keys chosen by an indexer in most layers, a shared expert."""
+    """MiniMax-M3: sparse attention to blocks of keys in most layers, a shared expert."""
     depth = fields.depth
     fields.expect("qk_norm_type", ("per_head",), "per_head")
     fields.refuse("attention_output_gate")
@@ -135,7 +135,7 @@ def minimax_m3(fields: CountFields) -> Architecture:
     bias, inner = fields.take("use_routing_bias", bool), fields.size("intermediate_size")
     sizes = (fields.size("num_local_experts"), fields.size("num_experts_per_tok"), inner)
     shared = fields.size("shared_intermediate_size")
-    routed = reading.mixture(fields.hidden, *sizes, shared, correction=bias)
+    routed = reading.moe(fields.hidden, *sizes, shared, correction=bias)
     fields.expect("moe_intermediate_size", (inner,), inner)
     sparse = reading.flags(fields, "moe_layer_freq", depth)
     first = sparse.index(True) if True in sparse else depth
@@ -144,7 +144,7 @@ def minimax_m3(fields: CountFields) -> Architecture:
 
 
 def _indexed(fields: CountFields, whole: LayerHalf) -> tuple[LayerHalf, list[bool]]:
-    """Take the sparse attention: its Block, and which layers have it."""
+    """Read the sparse attention: its LayerHalf, and which layers have it."""
     inner = CountFields(fields.take("sparse_attention_config", dict))
     inner.expect("use_sparse_attention", (True,), True)
     inner.ignore("sparse_disable_index_value", "sparse_score_type", "sparse_init_block")
@@ -161,9 +161,10 @@ def _indexed(fields: CountFields, whole: LayerHalf) -> tuple[LayerHalf, list[boo
 
 
 def llama4(fields: CountFields) -> Architecture:
-    """Llama 4 (Meta, 2025): experts every few layers beside a shared one, chunked attention.
+    """Llama 4 (Meta, 2025): experts every few layers with a shared one, chunked attention.
 
-    Three of four layers see their chunk alone; a token sees half of it on average, as of a window.
+    Three of four layers attend within a chunk; on average a token attends to half of it, counted as
+    a window.
     """
     depth, biases = fields.depth, reading.biases(fields)
     fields.ignore("use_qk_norm", "attn_temperature_tuning", "floor_scale", "attn_scale")
@@ -175,7 +176,7 @@ def llama4(fields: CountFields) -> Architecture:
     sparse = fields.take("moe_layers", list, list(range(step - 1, depth, step)))
     inner, chosen = fields.size("intermediate_size"), fields.size("num_experts_per_tok")
     count = fields.size("num_local_experts")
-    routed = reading.mixture(fields.hidden, count, chosen, inner, inner)
+    routed = reading.moe(fields.hidden, count, chosen, inner, inner)
     where = [n in sparse for n in range(depth)]
     return _mixed(fields, mixers, routed, where, dense="intermediate_size_mlp")
 
@@ -196,7 +197,7 @@ def mimo_v2(fields: CountFields) -> Architecture:
 
 
 def _unequal(fields: CountFields, prefix: str, window: int | None, sinks: bool) -> LayerHalf:
-    """Attention whose values have a size of their own."""
+    """Attention whose values have another head size than keys."""
     hidden, heads = fields.hidden, fields.size(f"{prefix}num_attention_heads")
     groups = fields.size(f"{prefix}num_key_value_heads")
     size, value = fields.size(f"{prefix}head_dim"), fields.size(f"{prefix}v_head_dim")
@@ -224,7 +225,7 @@ def _mixed(
     dense: str = "intermediate_size",
     tied: bool = False,
 ) -> Architecture:
-    """Layers with experts where `sparse` says so, the others with an MLP of that field's width."""
+    """Layers with experts where `sparse` is true, the others with an MLP of the width `dense`."""
     feed = reading.gated(fields.hidden, fields.size(dense))
     return _stack(fields, mixers, [routed if flag else feed for flag in sparse], tied)
 
@@ -232,6 +233,6 @@ def _mixed(
 def _stack(
     fields: CountFields, mixers: Sequence[LayerHalf], feeds: Sequence[LayerHalf], tied: bool = False
 ) -> Architecture:
-    """Two RMS norms a layer, one of `mixers` and of `feeds` each."""
+    """Two RMS norms per layer, one of `mixers` and one of `feeds` each."""
     kinds = [layer(*halves, 2 * fields.hidden) for halves in zip(mixers, feeds, strict=True)]
     return reading.decoder(fields, kinds, tied=tied)

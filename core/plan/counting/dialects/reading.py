@@ -1,7 +1,8 @@
-"""What the dialects share: fields that leave counts alone, attention, MLPs, what is around layers.
+"""Common parts of the readers: ignored fields, attention, MLPs, embedding and head.
 
-A dialect takes every field that changes a count or an operation. SILENT fields change neither
-(rotations, epsilons, activations, scalings); any other field is refused by name (core.spec.fields).
+A reader takes every field that changes parameters or FLOPs. SILENT fields change neither (rotary
+embedding, epsilons, activations, scalings); any other field is an error that names it
+(core.spec.fields).
 """
 
 from collections.abc import Iterable
@@ -37,10 +38,10 @@ SILENT = frozenset({
 
 
 class CountFields(Fields):
-    """Fields of which those in SILENT need no reader."""
+    """Fields of a configuration; those in SILENT may remain unread."""
 
     def finish(self) -> None:
-        """Refuse fields that nobody took and that may change a count."""
+        """Refuse unread fields that may change a count."""
         for name in SILENT & self._left.keys():
             del self._left[name]
         super().finish()
@@ -49,30 +50,30 @@ class CountFields(Fields):
         return name in self._left
 
     def ignore(self, *names: str) -> None:
-        """Fields that change no count in this family."""
+        """Skip fields that change no count in this family."""
         for name in names:
             self._left.pop(name, None)
 
     def refuse(self, *names: str) -> None:
-        """Fields that must be false, because nothing else is counted."""
+        """Require fields to be false, because nothing else is counted."""
         for name in names:
             self.expect(name, (False,), False)
 
 
 def attention(fields: CountFields, window: int | None = None, **flags: bool) -> LayerHalf:
-    """Take the sizes of grouped-query attention; flags: as `grouped`."""
+    """Read the sizes of grouped-query attention; flags: as `grouped`."""
     return grouped(fields.hidden, *head_sizes(fields), window, **flags)
 
 
 def head_sizes(fields: CountFields) -> tuple[int, int, int]:
-    """Take heads, key-value heads and their size."""
+    """Read heads, key-value heads and head size."""
     heads = fields.size("num_attention_heads")
     kv_heads = fields.size("num_key_value_heads", heads)
     return heads, kv_heads, fields.size("head_dim", fields.hidden // heads)
 
 
 def biases(fields: CountFields, name: str = "attention_bias") -> dict[str, Any]:
-    """Take whether all projections of attention have biases: flags of `grouped`."""
+    """Read whether all projections of attention have biases: flags of `grouped`."""
     return dict.fromkeys(("qkv_bias", "output_bias"), fields.take(name, bool, False))
 
 
@@ -99,16 +100,16 @@ def grouped(
 
 
 def latent(fields: Fields) -> LatentAttention:
-    """Take the sizes of multi-head latent attention."""
+    """Read the sizes of multi-head latent attention."""
     fields.defaults(q_lora_rank=1536)
     heads = fields.size("num_attention_heads")
     fields.expect("num_key_value_heads", (heads,), heads)
-    turned, plain = fields.size("qk_rope_head_dim"), fields.size("qk_nope_head_dim")
-    fields.expect("qk_head_dim", (plain + turned,), plain + turned)
+    rope, nope = fields.size("qk_rope_head_dim"), fields.size("qk_nope_head_dim")
+    fields.expect("qk_head_dim", (nope + rope,), nope + rope)
     values, rank = fields.size("v_head_dim"), fields.size("kv_lora_rank")
     return LatentAttention(
-        heads, plain, values, rank, fields.take("q_lora_rank", int, None), 1.0,
-        Rope(turned, 10000.0), bias=fields.take("attention_bias", bool, False),
+        heads, nope, values, rank, fields.take("q_lora_rank", int, None), 1.0,
+        Rope(rope, 10000.0), bias=fields.take("attention_bias", bool, False),
     )  # fmt: skip
 
 
@@ -123,7 +124,7 @@ def plain(hidden: int, inner: int, *, bias: bool = False) -> LayerHalf:
     return of_shapes(shapes, vectors=bias * (inner + hidden), mlp_width=inner, matrices=2)
 
 
-def mixture(
+def moe(
     hidden: int,
     experts: int,
     chosen: int,
@@ -133,7 +134,7 @@ def mixture(
     correction: bool = False,
     shared_gate: bool = False,
 ) -> LayerHalf:
-    """Gated experts of inner width `inner` beside a shared part of `shared`."""
+    """Gated experts of inner width `inner`, and shared experts of width `shared`."""
     router = Router(experts, chosen, correction=correction)
     return feed_block(Experts(router, inner, shared=shared, shared_gate=shared_gate), hidden)
 
@@ -146,14 +147,14 @@ def routed(
     alike: str = "",
     **more: Any,
 ) -> LayerHalf:
-    """Take a mixture by the names of its fields; alike: how many more experts every token visits.
+    """Read an MoE layer by the names of its fields; alike: field of the number of shared experts.
 
-    more: as `mixture`.
+    more: as `moe`.
     """
     sizes = fields.size(experts), fields.size(chosen), fields.size(inner)
     if alike:
         more["shared"] = sizes[2] * fields.take(alike, int, 0)
-    return mixture(fields.hidden, *sizes, **more)
+    return moe(fields.hidden, *sizes, **more)
 
 
 def decoder(
@@ -166,9 +167,9 @@ def decoder(
     positions: int = 0,
     **more: Any,
 ) -> Architecture:
-    """Take what is around the layers; tied: the family's default; other: final norm and the like.
+    """Read the tensors outside the layers; tied: the family's default; other: final norm etc.
 
-    vocab: where it was taken already; positions: learned ones; more: of Architecture.
+    vocab: where it is already read; positions: learned ones; more: of Architecture.
     """
     vocab, hidden = vocab or fields.size("vocab_size"), fields.hidden
     tied = fields.take("tie_word_embeddings", bool, tied)
@@ -185,7 +186,7 @@ def decoder(
 
 
 def dense_first(fields: CountFields, *, correction: bool = True) -> list[LayerHalf]:
-    """Take DeepSeek's mixture: which leading layers are dense, experts and shared ones behind."""
+    """Read DeepSeek's MoE: dense first layers, then layers with routed and shared experts."""
     depth = fields.depth
     fields.expect("moe_layer_freq", (1, [1] * depth), 1)
     first = min(depth, fields.take("first_k_dense_replace", int, 0))
@@ -199,8 +200,8 @@ def dense_first(fields: CountFields, *, correction: bool = True) -> list[LayerHa
 
 
 def flags(fields: Fields, name: str, depth: int) -> list[bool]:
-    """Take a list of 0 and 1, one a layer."""
-    found = fields.take(name, list)
-    if len(found) != depth or not set(found) <= {0, 1}:
-        raise UsageError(f"config.json: {name} is {found!r} (expected {depth} of 0 and 1)")
-    return [bool(flag) for flag in found]
+    """Read a list of 0 and 1, one per layer."""
+    values = fields.take(name, list)
+    if len(values) != depth or not set(values) <= {0, 1}:
+        raise UsageError(f"config.json: {name} is {values!r} (expected {depth} of 0 and 1)")
+    return [bool(flag) for flag in values]

@@ -81,7 +81,7 @@ def test_arrays_find_what_loops_find_on_more_models(stack, seed):
 def test_what_fell_and_what_fits_are_all_meshes(stack):
     survey = Survey(SearchProblem(work(LLAMA_70B), H100, find_stack(stack), {}), [64, 96])
     kept = {number for some, _, _ in survey.parts for number in some.mesh.tolist()}
-    assert sum(survey.fell.values()) + len(kept) == survey.meshes.total
+    assert sum(survey.rejected.values()) + len(kept) == survey.meshes.total
 
 
 def agrees_alone_and_in_arrays(stack, seed, number):

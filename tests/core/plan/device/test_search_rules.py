@@ -84,7 +84,7 @@ def test_meshes_fall_by_a_reason_or_survive(stack):
     counts = [1, 7, 48, 96]
     found = all_meshes(counts, rules_of(job, H100, can), can.axes, {})
     assert found.total == sum(factorisations(n, len(can.axes)) for n in counts)
-    assert found.size + sum(found.fell.values()) == found.total
+    assert found.size + sum(found.rejected.values()) == found.total
     chips = np.prod([found.fields[axis] for axis in AXES], axis=0)
     assert {*chips.tolist()} <= {*counts}
     rows = list(zip(*(found.fields[axis].tolist() for axis in AXES), strict=True))
