@@ -118,11 +118,10 @@ def pinned_of(settings: PlanOptions) -> dict[str, Any]:
     """Fixed fields of a layout: --fixed-layout, --micro-batch, --recompute."""
     pinned = parse_fields(settings.fixed_layout) if settings.fixed_layout else {}
     for name in ("micro_batch", "recompute"):
-        value = getattr(settings, name)
+        value, flag = getattr(settings, name), name.replace("_", "-")
         if value is not None and pinned.setdefault(name, value) != value:
             raise UsageError(
-                f"--{name.replace('_', '-')}: {value} (--fixed-layout has {pinned[name]}; "
-                "omit one of them)"
+                f"--{flag}: {value} (--fixed-layout has {flag}={pinned[name]}; omit one of them)"
             )
     return pinned
 

@@ -39,7 +39,7 @@ USAGE = [
     ("--fixed-layout foo=6", "micro-batch"),
     ("--fixed-layout tp=3", "does not divide 32 heads; use"),
     ("--fixed-layout fsdp=8 --chips 12", "8"),
-    ("--fixed-layout expert=8", "without experts"),
+    ("--fixed-layout expert=8", "the model has no experts"),
     ("--search --mfu 40", "--mfu: not together with --search"),
     ("--search --objective speed", "time or cost"),
     ("--search --lora", "--lora-rank"),
@@ -87,7 +87,7 @@ USAGE = [
     ("--layers 99999999999999999999", "expected 1 to 10,000)"),
     ("--lora-rank 99999999999999999999", "expected 1 to 1,000,000,000)"),
     ("--fixed-layout fsdp=99999999999999", "use 4096"),
-    ("--fixed-layout micro-batch=1 --micro-batch 2", "leave one out"),
+    ("--fixed-layout micro-batch=1 --micro-batch 2", "omit one of them"),
     ("8B", "expected a list of runs"),
 ]
 INFEASIBLE = [
@@ -95,7 +95,10 @@ INFEASIBLE = [
     ("--tokens 1T --chips 8 --deadline 7d", "use --chips"),
     ("--tokens 1T --chips 8 --search --deadline 7d", "use --deadline"),
     ("--params 405B --chips 8 --search", "use --chips"),
-    ("--params 70B --chips 8 --search --fixed-layout fsdp=1,tp=1,pp=1", "to the search and use"),
+    (
+        "--params 70B --chips 8 --search --fixed-layout fsdp=1,tp=1,pp=1",
+        "do not fix fsdp, tensor, pipe and use",
+    ),
     ("--restart 400w --repair 30d --spare-nodes 1", "leaves no progress"),
     ("--fixed-layout data=8 --deadline 900d", "add --search"),
     ("--max-cost 100", "use --tokens"),

@@ -105,7 +105,7 @@ def test_adapters_need_less_memory_and_time():
         ({"search": True, "chips": 8, "deadline": "5d"}, Infeasible, r"use --deadline \d+d"),
         ({"search": True, "params": 405e9, "chips": 8}, Infeasible, "use --chips"),
         ({"search": True, "recompute": "full", "fixed_layout": "recompute=none"}, UsageError,
-         "--fixed-layout says none"),
+         "--fixed-layout has recompute=none"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_is_refused_with_its_mend(settings, kind, hint):

@@ -50,7 +50,7 @@ def test_the_first_advice_costs_nothing_where_a_pinned_field_is_to_blame():
 
 def test_all_advice_is_true_and_the_number_of_chips_is_the_smallest():
     text = refusal(JOB, H100, FSDP, 8)
-    assert "at least" in text and "90% of 80 GB may be filled" in text
+    assert "at least" in text and "90% of 80 GB may be used" in text
     chips = int(re.search(r"--chips (\d+)(?=,|$)", text.split("; use")[1])[1])
     search(JOB, H100, FSDP, chips)
     for fewer in rentable(H100, chips - 1, 9):

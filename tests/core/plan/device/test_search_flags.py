@@ -94,7 +94,7 @@ def test_flags_say_what_the_layout_says():
         (JOB, Layout(fsdp=2, zero=1), {}, "zero=1 with fsdp=2"),
         (JOB, Layout(tensor=2, experts_over_tensor=True), {}, "experts-over-tensor=yes"),
         (JOB, Layout(pipe=2), {"backend": "jax"}, "pipe=2 with jax"),
-        (replace(JOB, precision="mxfp8"), Layout(), {}, "mxfp8 is none of sabia pretrain's"),
+        (replace(JOB, precision="mxfp8"), Layout(), {}, "mxfp8 is not supported by sabia pretrain"),
         (replace(JOB, adapter_params=1000), Layout(), {}, "lora-rank: 0"),
         (JOB, Layout(), {"lora_rank": 8}, "lora-rank: 8"),
     ],
@@ -152,7 +152,7 @@ def test_a_fixed_layout_that_cannot_be_is_refused(text, message):
 
 
 def test_a_fixed_layout_of_other_chips_is_refused():
-    with pytest.raises(UsageError, match=r"is of 24 chips \(expected --chips 24, or axes"):
+    with pytest.raises(UsageError, match=r"has 24 chips \(expected --chips 24, or axes"):
         fixed("fsdp=8,pipe=3,data=1", "sabia", 64)
 
 
