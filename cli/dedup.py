@@ -8,7 +8,7 @@ from sabia.core.shards.job import Job
 
 # method → the module whose `run(job, options)` does it
 METHODS = {
-    "": "sabia.core.recipes.benchmark_index",
+    "": "sabia.core.recipes.eval_task_index",
     "minhash": "sabia.core.text.dedup.stage",
     "exact": "sabia.core.text.dedup.stage",
     "substring": "sabia.core.text.dedup.substring_method",

@@ -1,15 +1,16 @@
-"""What processes of a torch mesh say to each other: groups along axes, exchanges with gradients.
+"""Collectives of a torch mesh: process groups along its axes, exchanges with gradients.
 
-Two kinds of replication decide a gradient's way back. Along `tensor` every process does the same
-computation outside of split products, so the gradient of what is replicated is whole and equal
+Two kinds of replication decide how a gradient goes back. Along `tensor` every process does the same
+computation outside of split products, so the gradient of what is replicated is complete and equal
 everywhere. Along `context` processes hold different tokens, so the gradient of what one gathered
-is a part, and all parts are summed. Hence the pairs (forward / backward):
-  enter      nothing / all-reduce        in front of a product whose outputs are split (tensor)
-  leave      all-reduce / nothing        behind a product whose inputs are split (tensor)
-  gather     all-gather / reduce-scatter (context), or / own part (tensor)
-  split      own part / zero-padded (context), or / all-gather (tensor)
-  exchange   all-to-all / all-to-all     one dimension is split instead of another
-  send_rows  all-to-all with counts      rows to their experts and back
+is partial, and all parts are summed. Hence the pairs (forward / backward); the first two are f and
+g of Megatron-LM (arXiv 1909.08053, section 3):
+  copy_to_region      nothing / all-reduce        before a product whose outputs are split (tensor)
+  reduce_from_region  all-reduce / nothing        after a product whose inputs are split (tensor)
+  gather              all-gather / reduce-scatter (context), or / own part (tensor)
+  split               own part / zero-padded (context), or / all-gather (tensor)
+  exchange            all-to-all / all-to-all     one dimension is split instead of another
+  send_rows           all-to-all with counts      rows to their experts and back
 """
 
 from collections.abc import Callable, Iterable
@@ -32,43 +33,45 @@ _reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_sc
 class Groups:
     """This process's groups along sets of axes; all processes make the same ones in one order."""
 
-    def __init__(self, mesh: Mesh, rank: int, wanted: Iterable[Axes]) -> None:
-        self.mesh, self.rank, self.place = mesh, rank, mesh.coordinates(rank)
+    def __init__(self, mesh: Mesh, rank: int, axes_sets: Iterable[Axes]) -> None:
+        self.mesh, self.rank, self.coordinates = mesh, rank, mesh.coordinates(rank)
         self._groups: dict[Axes, Any] = {}
-        for axes in wanted:
-            axes = self._large(axes)
+        for axes in axes_sets:
+            axes = self._split_axes(axes)
             if axes and axes not in self._groups:
-                self._groups[axes] = _joined(mesh, rank, axes)
+                peers = mesh.peers(axes)
+                whole_world = len(peers) == 1
+                self._groups[axes] = dist.group.WORLD if whole_world else own_group(peers, rank)
 
-    def _large(self, axes: Axes) -> Axes:
+    def _split_axes(self, axes: Axes) -> Axes:
+        """The axes with more than one device, in the order of ranks."""
         return tuple(axis for axis in RANK_ORDER if axis in axes and self.mesh.along(axis) > 1)
 
     def along(self, *axes: str) -> Any:
         """The group along `axes`; None where this process is alone there."""
-        large = self._large(axes)
-        return self._groups[large] if large else None
+        split = self._split_axes(axes)
+        return self._groups[split] if split else None
 
 
-def _joined(mesh: Mesh, rank: int, axes: Axes) -> Any:
-    peers = mesh.peers(axes)
-    if len(peers) == 1:
-        return dist.group.WORLD
-    made = [(ranks, dist.new_group(ranks)) for ranks in peers]
-    return next(group for ranks, group in made if rank in ranks)
+def own_group(peers: list[list[int]], rank: int) -> Any:
+    """A new group of each list of ranks; returns this process's, None where it is in none."""
+    # new_group is collective: every process creates all groups, also those of others
+    groups = [(ranks, dist.new_group(ranks)) for ranks in peers]
+    return next((group for ranks, group in groups if rank in ranks), None)
 
 
 def all_parts(x: Tensor, group: Any) -> Tensor:
     """x[...] of every process, [processes, ...]."""
-    found = x.new_empty((dist.get_world_size(group), *x.shape))
-    _all_gather(found.view(-1), x.contiguous().view(-1), group=group)
-    return found
+    parts = x.new_empty((dist.get_world_size(group), *x.shape))
+    _all_gather(parts.view(-1), x.contiguous().view(-1), group=group)
+    return parts
 
 
 def sum_of_parts(parts: Tensor, group: Any) -> Tensor:
-    """parts[processes, ...]: this process's of the sum over all processes."""
-    found = torch.empty_like(parts[0])
-    _reduce_scatter(found.view(-1), parts.view(-1), group=group)
-    return found
+    """parts[processes, ...]: this process's part of the sum over all processes."""
+    own = torch.empty_like(parts[0])
+    _reduce_scatter(own.view(-1), parts.view(-1), group=group)
+    return own
 
 
 def in_parts(x: Tensor, dim: int, group: Any) -> Tensor:
@@ -94,10 +97,10 @@ def own_part(x: Tensor, dim: int, group: Any) -> Tensor:
 
 def exchanged(x: Tensor, cut: int, join: int, group: Any) -> Tensor:
     """x whole along `cut` and split along `join` → split along `cut` and whole along `join`."""
-    parts = in_parts(x, cut, group)
-    found = torch.empty_like(parts)
-    dist.all_to_all_single(found, parts, group=group)
-    return torch.cat(found.unbind(0), join)
+    parts = in_parts(x, cut, group)  # [processes, ...]: part i is for process i
+    received = torch.empty_like(parts)  # part i is from process i
+    dist.all_to_all_single(received, parts, group=group)
+    return torch.cat(received.unbind(0), join)
 
 
 def summed(x: Tensor, group: Any) -> Tensor:
@@ -108,58 +111,59 @@ def summed(x: Tensor, group: Any) -> Tensor:
 
 
 class _Pair(torch.autograd.Function):
-    """there(x), whose gradient is back(the gradient of what came out)."""
+    """forward_change(x); the gradient of x is backward_change(the gradient of the output)."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, there: Change, back: Change) -> Tensor:
-        ctx.back = back
-        return there(x)
+    def forward(ctx: Any, x: Tensor, forward_change: Change, backward_change: Change) -> Tensor:
+        ctx.backward_change = backward_change
+        return forward_change(x)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
-        return ctx.back(grad), None, None
+        return ctx.backward_change(grad), None, None
 
 
-def _rows_sent(x: Tensor, leaving: list[int], coming: list[int], group: Any) -> Tensor:
-    found = x.new_empty((sum(coming), *x.shape[1:]))
-    dist.all_to_all_single(found, x.contiguous(), coming, leaving, group=group)
-    return found
-
-
-def enter(x: Tensor, group: Any) -> Tensor:
-    """x; its gradients are summed over the group."""
+def copy_to_region(x: Tensor, group: Any) -> Tensor:
+    """x, where the tensor-parallel region begins; its gradients are summed over the group."""
+    # a view: autograd would not record an output that is the input itself
     return _Pair.apply(x, lambda x: x.view_as(x), partial(summed, group=group))
 
 
-def leave(x: Tensor, group: Any) -> Tensor:
-    """The sum of all x; each keeps its gradient."""
+def reduce_from_region(x: Tensor, group: Any) -> Tensor:
+    """The sum of all x, where the tensor-parallel region ends; each keeps its gradient."""
     return _Pair.apply(x, partial(summed, group=group), lambda grad: grad)
 
 
-def gather(x: Tensor, dim: int, group: Any, *, parts: bool) -> Tensor:
-    """The parts of all joined along `dim`; `parts`: gradients differ and are summed."""
-    place: Any = {"dim": dim, "group": group}
-    back = partial(scattered if parts else own_part, **place)
-    return _Pair.apply(x, partial(gathered, **place), back)
+def gather(x: Tensor, dim: int, group: Any, *, partial_grads: bool) -> Tensor:
+    """The parts of all joined along `dim`; `partial_grads`: gradients differ and are summed."""
+    backward = scattered if partial_grads else own_part
+    return _Pair.apply(
+        x, partial(gathered, dim=dim, group=group), partial(backward, dim=dim, group=group)
+    )
 
 
-def split(x: Tensor, dim: int, group: Any, *, parts: bool) -> Tensor:
-    """This process's part of a replicated x; `parts`: as in `gather`."""
+def split(x: Tensor, dim: int, group: Any, *, partial_grads: bool) -> Tensor:
+    """This process's part of a replicated x; `partial_grads`: as in `gather`."""
     own = partial(own_part, dim=dim, group=group)
-    if parts:
+    if partial_grads:  # autograd pads the gradient with zeros; whoever gathered x sums them
         return own(x).contiguous()
-    back = partial(gathered, dim=dim, group=group)
-    return _Pair.apply(x, lambda x: own(x).contiguous(), back)
+    backward = partial(gathered, dim=dim, group=group)
+    return _Pair.apply(x, lambda x: own(x).contiguous(), backward)
 
 
 def exchange(x: Tensor, cut: int, join: int, group: Any) -> Tensor:
     """x split along `cut` instead of along `join`."""
-    there = partial(exchanged, cut=cut, join=join, group=group)
-    return _Pair.apply(x, there, partial(exchanged, cut=join, join=cut, group=group))
+    forward = partial(exchanged, cut=cut, join=join, group=group)
+    return _Pair.apply(x, forward, partial(exchanged, cut=join, join=cut, group=group))
 
 
-def send_rows(x: Tensor, leaving: list[int], coming: list[int], group: Any) -> Tensor:
-    """leaving[i] rows of x, in order, go to process i; coming[i] rows of process i come back."""
-    there = partial(_rows_sent, leaving=leaving, coming=coming, group=group)
-    back = partial(_rows_sent, leaving=coming, coming=leaving, group=group)
-    return _Pair.apply(x, there, back)
+def send_rows(x: Tensor, send_counts: list[int], recv_counts: list[int], group: Any) -> Tensor:
+    """Send the next send_counts[i] rows of x to process i; recv_counts[i] rows of it arrive."""
+
+    def sent(x: Tensor, send: list[int], recv: list[int]) -> Tensor:
+        received = x.new_empty((sum(recv), *x.shape[1:]))
+        dist.all_to_all_single(received, x.contiguous(), recv, send, group=group)
+        return received
+
+    forward = partial(sent, send=send_counts, recv=recv_counts)
+    return _Pair.apply(x, forward, partial(sent, send=recv_counts, recv=send_counts))

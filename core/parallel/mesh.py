@@ -1,13 +1,13 @@
-"""The mesh: how many devices lie along each named axis, as `--mesh fsdp=8,tensor=4` says it.
+"""The mesh: the number of devices along each named axis, as `--mesh fsdp=8,tensor=4` gives it.
 
   data     copies of the model, each with its own rows of a batch
   fsdp     rows likewise, parameters and optimizer state split (ZeRO-3, arXiv 1910.02054)
-  expert   rows likewise, experts split; tokens travel to their experts and back
+  expert   rows likewise, experts split; tokens are sent to their experts and back
   context  the tokens of a row split
   tensor   heads, inner widths and vocabulary split (Megatron-LM, arXiv 1909.08053)
   pipe     layers split into stages (torch only)
-Ranks count with tensor fastest, then context, expert, fsdp, data, and pipe slowest, so that the
-axes that talk most lie on neighbouring devices.
+Ranks count along tensor fastest, then context, expert, fsdp, data, and pipe slowest, so that the
+axes that communicate most are on neighbouring devices.
 """
 
 import math
@@ -22,7 +22,7 @@ ROW_AXES = ("data", "fsdp", "expert")  # the rows of a batch are split over thes
 
 @dataclass(frozen=True)
 class Mesh:
-    """Devices along each axis; (rank of) a device ↔ coordinates."""
+    """Devices along each axis; the rank of a device ↔ its coordinates."""
 
     data: int = 1
     fsdp: int = 1
@@ -33,12 +33,12 @@ class Mesh:
 
     @property
     def size(self) -> int:
-        """Devices in all."""
+        """The number of all devices."""
         return math.prod(asdict(self).values())
 
     @property
     def rows(self) -> int:
-        """Into how many parts the rows of a batch are split."""
+        """The number of parts into which the rows of a batch are split."""
         return self.data * self.fsdp * self.expert
 
     def along(self, axis: str) -> int:
@@ -51,23 +51,25 @@ class Mesh:
         return tuple(self.along(axis) for axis in RANK_ORDER)
 
     def coordinates(self, rank: int) -> dict[str, int]:
-        """Where device `rank` lies along each axis."""
-        place = {}
+        """The position of device `rank` along each axis."""
+        position = {}
+        # the digits of the rank in mixed radix, from the fastest axis to the slowest
         for axis in reversed(RANK_ORDER):
-            rank, place[axis] = divmod(rank, self.along(axis))
-        return place
+            rank, position[axis] = divmod(rank, self.along(axis))
+        return position
 
     def row_part(self, rank: int) -> int:
         """Which part of a batch's rows device `rank` works on."""
-        place = self.coordinates(rank)
-        return (place["data"] * self.fsdp + place["fsdp"]) * self.expert + place["expert"]
+        at = self.coordinates(rank)
+        return (at["data"] * self.fsdp + at["fsdp"]) * self.expert + at["expert"]
 
     def peers(self, axes: tuple[str, ...]) -> list[list[int]]:
         """Groups of ranks that differ only along `axes`, each in rank order."""
         groups: dict[tuple[int, ...], list[int]] = {}
         for rank in range(self.size):
-            place = self.coordinates(rank)
-            key = tuple(place[axis] for axis in RANK_ORDER if axis not in axes)
+            # peers have the same coordinates along all other axes
+            at = self.coordinates(rank)
+            key = tuple(at[axis] for axis in RANK_ORDER if axis not in axes)
             groups.setdefault(key, []).append(rank)
         return list(groups.values())
 
@@ -90,9 +92,9 @@ def parse_mesh(text: str) -> dict[str, int]:
 
 
 def make_mesh(text: str, devices: int, how: str = "") -> Mesh:
-    """The mesh that `--mesh` describes over `devices`; what is not given lies along `data`.
+    """The mesh that `--mesh` describes over `devices`; the rest of them is along `data`.
 
-    Raises UsageError where the product is not the number of devices; `how` says how to get more.
+    Raises UsageError if the product is not the number of devices; `how` explains how to get more.
     """
     sizes = parse_mesh(text)
     given = math.prod(sizes.values())

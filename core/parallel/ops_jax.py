@@ -1,10 +1,10 @@
-"""The operations of a JAX mesh: constraints for the compiler, and three exchanges by hand.
+"""The operations of a JAX mesh: sharding constraints for the compiler, and explicit exchanges.
 
 Arrays are global; `shard_map` is used where the partitioner would do needless work: the lookup and
-the loss of a vocabulary that lies over `tensor`, and the mixture of experts; and around kernels,
-which it cannot partition: attention by sabia.kernels, where that serves. With experts the tokens of
-the devices along `expert` are gathered, each device takes the copies meant for its own experts,
-and the results are summed and scattered back: exact and with static shapes, at the price of rows
+the loss of a vocabulary that is split over `tensor`, and the mixture of experts; and around
+kernels, which it cannot partition: attention by sabia.kernels, where available. With experts
+the tokens of the devices along `expert` are gathered, each device takes the assignments to its own
+experts, and the results are summed and scattered back: exact and with static shapes, but with rows
 for the worst case (all tokens at one device's experts), which `ragged_dot` does not multiply.
 """
 
@@ -31,7 +31,7 @@ KERNELS = kernels_of("jax")
 
 
 def partition(split: Split) -> PartitionSpec:
-    """A weight's split as JAX says it."""
+    """A weight's split as a PartitionSpec."""
     return PartitionSpec(*split)
 
 
@@ -59,7 +59,7 @@ class MeshOps(WrappedOps):
     # -- layout
 
     def _gathered(self, name: str) -> PartitionSpec:
-        """How a weight lies while it is computed with: not split over fsdp."""
+        """The split of a weight during its computation: not over fsdp."""
         split = self.splits.get(name, ())
         return PartitionSpec(*(None if axis == "fsdp" else axis for axis in split))
 
@@ -78,14 +78,15 @@ class MeshOps(WrappedOps):
     def relayout(
         self, x: Array, now: tuple[str | None, ...], then: tuple[str | None, ...]
     ) -> Array:
-        """See Ops.relayout; an axis that goes to another dimension is one all-to-all."""
+        """See Ops.relayout; an axis that moves to another dimension is one all-to-all."""
+        # moved: (mesh axis, the dimension that it splits now, the one that it is to split)
         before, behind = (activation_split(axes, self.mesh) for axes in (now, then))
         moved = [
             (axis, source, target)
             for source, axes in enumerate(before)
             for axis in axes
-            for target, wanted in enumerate(behind)
-            if axis in wanted and target != source
+            for target, split in enumerate(behind)
+            if axis in split and target != source
         ]
         if not moved:
             return self.shard(x, then)
@@ -107,10 +108,11 @@ class MeshOps(WrappedOps):
         ids_split = PartitionSpec(ROW_AXES, "context")
 
         def look_up(part: Array, ids: Array) -> Array:
-            place = ids - jax.lax.axis_index("tensor") * part.shape[0]
-            here = (place >= 0) & (place < part.shape[0])
-            found = self.base.embedding(part, jnp.where(here, place, 0))
-            return jax.lax.psum(jnp.where(here[..., None], found, 0), "tensor")
+            # each id is in the part of one device; the others add zeros: x[B, T, D]
+            rows = ids - jax.lax.axis_index("tensor") * part.shape[0]
+            own = (rows >= 0) & (rows < part.shape[0])
+            x = self.base.embedding(part, jnp.where(own, rows, 0))
+            return jax.lax.psum(jnp.where(own[..., None], x, 0), "tensor")
 
         split = (PartitionSpec("tensor"), ids_split)
         return self._mapped(look_up, split, ids_split)(table, ids)
@@ -118,7 +120,7 @@ class MeshOps(WrappedOps):
     def linear_cross_entropy(
         self, hidden: Array, weight: Array, targets: Array, **settings: Any
     ) -> tuple[Array, Array]:
-        """See Ops.linear_cross_entropy; every device takes its own tokens."""
+        """See Ops.linear_cross_entropy; every device computes those of its own tokens."""
         head = self.splits.get("head", self.splits["embed"])[0]
         tokens = PartitionSpec(ROW_AXES, "context")
         losses = partial(self.base.linear_cross_entropy, **settings)
@@ -138,7 +140,7 @@ class MeshOps(WrappedOps):
             return self.base.attention(q, k, v, mask, **settings, sinks=sinks)
 
         def attend(q: Array, k: Array, v: Array, mask: Any, sinks: Array | None) -> Array:
-            if self.mesh.context > 1:
+            if self.mesh.context > 1:  # the position of this device's first query in the whole row
                 start = jax.lax.axis_index("context") * q.shape[1]
                 mask = replace(mask, start=start, offset=None)
             return self.base.attention(q, k, v, mask, **settings, sinks=sinks)
@@ -151,20 +153,21 @@ class MeshOps(WrappedOps):
     # -- experts
 
     def dispatch(self, y: Array, chosen: Array, experts: int) -> tuple[Array, Any]:
-        """See Ops.dispatch; rows[devices·M, D] and a plan of which each device has its part."""
+        """See Ops.dispatch; rows[devices·M, D] and a plan, both split over devices."""
         if not self.split_tokens:
             return self.base.dispatch(y, chosen, experts)
-        mine, many = experts // self.mesh.expert, self.mesh.expert > 1
+        own = experts // self.mesh.expert  # experts of one device
 
         def send(y: Array, chosen: Array) -> tuple[Array, Any]:
-            if not many:
+            if self.mesh.expert == 1:
                 return self.base.dispatch(y, chosen, experts)
             y, chosen = (_along_experts(x) for x in (y, chosen))
-            chosen = chosen - jax.lax.axis_index("expert") * mine
-            chosen = jnp.where((chosen >= 0) & (chosen < mine), chosen, mine)  # mine: elsewhere
-            rows, plan = self.base.dispatch(y, chosen, mine + 1)
+            # count experts from this device's first; those of other devices are one more, `own`
+            chosen = chosen - jax.lax.axis_index("expert") * own
+            chosen = jnp.where((chosen >= 0) & (chosen < own), chosen, own)
+            rows, plan = self.base.dispatch(y, chosen, own + 1)
             plan = plan._replace(
-                experts=jnp.minimum(plan.experts, mine - 1), counts=plan.counts[:mine]
+                experts=jnp.minimum(plan.experts, own - 1), counts=plan.counts[:own]
             )
             return _own_rows(rows, plan), plan
 
@@ -178,6 +181,7 @@ class MeshOps(WrappedOps):
         kernel = self.mesh.size > 1 and KERNELS.serve("grouped_matmul", jax.default_backend())
         if not self.split_tokens and not kernel:
             return self.base.grouped_matmul(rows, weight, plan, bias, name=name)
+        # weight[E, out, in] is split as (expert, wide, narrow): a split `in` leaves partial sums
         layout = self._gathered(name)
         _, wide, narrow = (*layout, None, None, None)[:3]
         by_rows = PartitionSpec(TOKENS)
@@ -195,11 +199,11 @@ class MeshOps(WrappedOps):
         """See Ops.combine."""
         if not self.split_tokens:
             return self.base.combine(rows, plan, shares)
-        many = self.mesh.expert > 1
 
         def add_up(rows: Array, plan: Any, shares: Array) -> Array:
-            if not many:
+            if self.mesh.expert == 1:
                 return self.base.combine(rows, plan, shares)
+            # out[B · devices, T, D]: this device's experts for the tokens of all devices
             out = self.base.combine(_own_rows(rows, plan), plan, _along_experts(shares))
             return jax.lax.psum_scatter(out, "expert", scatter_dimension=0, tiled=True)
 
@@ -213,12 +217,12 @@ def _along_experts(x: Array) -> Array:
 
 
 def _own_rows(rows: Array, plan: Any) -> Array:
-    """Rows of this device's experts; the others, which are sorted behind them, are 0."""
+    """Rows of this device's experts; all other rows, which follow them in the order, are 0."""
     return jnp.where((jnp.arange(len(rows)) < plan.counts.sum())[:, None], rows, 0)
 
 
 def _mask_split(mask: Any) -> Any:
-    """How a kernel's mask lies: queries' part split over context, keys' whole."""
+    """The split of a kernel's mask: the queries' part over context, the keys' part whole."""
     rows = None if mask.first.shape[0] == 1 else ROW_AXES
     whole = PartitionSpec(rows)
     return replace(
@@ -236,13 +240,14 @@ def _split_losses(
 ) -> tuple[Array, Array]:
     """(-log p, log-sum-exp) of this device's tokens with its part of the vocabulary.
 
-    lse = log sum of exp(lse of each part); a target's score is that of the part which has it.
+    lse = log Σ exp(lse of each part); a target's score comes from the part that contains it.
     """
-    place = targets - jax.lax.axis_index("tensor") * weight.shape[0]
-    here = (place >= 0) & (place < weight.shape[0])
-    nll, lse = losses(hidden, weight, jnp.where(here, place, -1))
+    rows = targets - jax.lax.axis_index("tensor") * weight.shape[0]
+    own = (rows >= 0) & (rows < weight.shape[0])
+    nll, lse = losses(hidden, weight, jnp.where(own, rows, -1))  # [B, T] each
+    # subtract the largest lse, so that exp cannot overflow
     largest = jax.lax.pmax(jax.lax.stop_gradient(lse), "tensor")
-    parts = jnp.stack((jnp.exp(lse - largest), jnp.where(here, lse - nll, 0.0)))
-    total, picked = jax.lax.psum(parts, "tensor")
+    parts = jnp.stack((jnp.exp(lse - largest), jnp.where(own, lse - nll, 0.0)))
+    total, score = jax.lax.psum(parts, "tensor")
     lse = largest + jnp.log(total)
-    return jnp.where(targets >= 0, lse - picked, 0.0), lse
+    return jnp.where(targets >= 0, lse - score, 0.0), lse

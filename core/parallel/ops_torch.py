@@ -17,13 +17,13 @@ import torch
 
 from sabia.core.model.ops import Remat, WrappedOps
 from sabia.core.parallel import collectives_torch as c
-from sabia.core.parallel.ops_torch_experts import Exchange
-from sabia.core.parallel.ops_torch_weights import Weights
+from sabia.core.parallel.ops_torch_experts import ExpertParallelDispatcher
+from sabia.core.parallel.ops_torch_weights import WeightGatherer
 from sabia.core.parallel.sharding_rules import Split, activation_split, weight_split
 from sabia.core.spec.tensors import TensorSpec
 
 Tensor = torch.Tensor
-Layout = tuple[str | None, ...]
+LogicalAxes = tuple[str | None, ...]
 OPS_GROUPS = (("fsdp",), ("expert",), ("context",), ("tensor",))
 
 
@@ -40,46 +40,52 @@ class MeshOps(WrappedOps):
     ) -> None:
         super().__init__(base)
         mesh = self.mesh = groups.mesh
-        self.place = groups.place
+        self.coordinates = groups.coordinates
         self.narrow, self.dtype = narrow, dtype
         self.splits: dict[str, Split] = {n: weight_split(t, mesh) for n, t in table.items()}
+        # norms of one head: every process of `tensor` applies the whole weight to its own heads
         self.shared = {n for n, t in table.items() if t.axes == ("head_dim",)}
         self.vocabulary = next(
             (t.shape[0] for t in table.values() if t.axes == ("vocab", "embed")), 0
         )
         self.groups = {axis: groups.along(axis) for (axis,) in OPS_GROUPS}
-        self.weights = Weights(self.groups["fsdp"])
-        self.exchange = Exchange(base, self.groups["expert"], mesh.expert)
-        self.dispatch, self.combine = self.exchange.dispatch, self.exchange.combine
-        self._entered: tuple[Any, Any] = (None, None)
+        self.weights = WeightGatherer(self.groups["fsdp"])
+        self.experts = ExpertParallelDispatcher(base, self.groups["expert"], mesh.expert)
+        self.dispatch, self.combine = self.experts.dispatch, self.experts.combine
+        # the newest input of a tensor-parallel region, and its copy in the region
+        self._copied: tuple[Any, Any] = (None, None)
 
     # -- weights
 
     def gather(self, weights: Mapping[str, Tensor], names: Mapping[str, str]) -> dict[str, Tensor]:
         """See Ops.gather: whole over fsdp, still split over tensor and expert."""
-        found = dict(weights)
+        whole = dict(weights)
         split = {s: self.splits.get(names[s], ()) for s in weights}
         cut = [short for short, axes in split.items() if "fsdp" in axes]
         if cut:
             shards, dims = [weights[s] for s in cut], [split[s].index("fsdp") for s in cut]
-            dtypes = [self._computed(names[s], weights[s]) for s in cut]
-            found |= zip(cut, self.weights.gathered(shards, dims, dtypes), strict=True)
-        for short, weight in found.items():
-            found[short] = self._prepared(names[short], weight)
-        return found
+            dtypes = [self._compute_dtype(names[s], weights[s]) for s in cut]
+            whole |= zip(cut, self.weights.gathered(shards, dims, dtypes), strict=True)
+        for short, weight in whole.items():
+            name = names[short]
+            if name in self.shared and self.mesh.tensor > 1:
+                weight = c.copy_to_region(weight, self.groups["tensor"])
+            whole[short] = weight.to(self._compute_dtype(name, weight))
+        return whole
 
-    def _computed(self, name: str, weight: Tensor) -> torch.dtype:
+    def _compute_dtype(self, name: str, weight: Tensor) -> torch.dtype:
         return self.dtype if name in self.narrow else weight.dtype
 
-    def _prepared(self, name: str, weight: Tensor) -> Tensor:
-        if name in self.shared and self.mesh.tensor > 1:  # each process uses it for its own heads
-            weight = c.enter(weight, self.groups["tensor"])
-        return weight.to(self._computed(name, weight))
-
     def remat(self, function: Callable[..., Any], policy: Remat) -> Callable[..., Any]:
-        """See Ops.remat; without it gathered weights alone are made again."""
+        """See Ops.remat; without it only gathered weights are recomputed (gathered again)."""
         if policy != "none":
-            return self.base.remat(self._fresh(function), policy)
+
+            def run_again(*args: Any) -> Any:
+                # the second run must not reuse a copy that the first one recorded
+                self._copied = (None, None)
+                return function(*args)
+
+            return self.base.remat(run_again, policy)
         if self.mesh.fsdp == 1:
             return function
 
@@ -89,36 +95,27 @@ class MeshOps(WrappedOps):
 
         return run
 
-    def _fresh(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """`function`, which may run twice, not reusing what entered in its first run."""
-
-        def run(*args: Any) -> Any:
-            self._entered = (None, None)
-            return function(*args)
-
-        return run
-
     # -- products
 
     def _split(self, name: str) -> Split:
         return self.splits.get(name, ())[-2:] or (None, None)
 
-    def _enter(self, x: Tensor) -> Tensor:
+    def _copy_to_region(self, x: Tensor) -> Tensor:
         """x, its gradients summed over tensor: once for all products that read the same x."""
-        if self._entered[0] is not x:
-            self._entered = (x, c.enter(x, self.groups["tensor"]))
-        return self._entered[1]
+        if self._copied[0] is not x:
+            self._copied = (x, c.copy_to_region(x, self.groups["tensor"]))
+        return self._copied[1]
 
     def linear(
         self, x: Tensor, weight: Tensor, bias: Tensor | None = None, *, name: str = ""
     ) -> Tensor:
         """See Ops.linear."""
         outputs, inputs = self._split(name)
-        if inputs == "tensor":
-            x = c.leave(self.base.linear(x, weight, name=name), self.groups["tensor"])
+        if inputs == "tensor":  # row-parallel: y = Σ over processes of x_i W_iᵀ, then the bias once
+            x = c.reduce_from_region(self.base.linear(x, weight, name=name), self.groups["tensor"])
             return x if bias is None else x + bias.to(x.dtype)
-        if outputs == "tensor":
-            x = self._enter(x)
+        if outputs == "tensor":  # column-parallel: this process's columns of y = x Wᵀ
+            x = self._copy_to_region(x)
         return self.base.linear(x, weight, bias, name=name)
 
     def grouped_matmul(
@@ -127,10 +124,10 @@ class MeshOps(WrappedOps):
         """See Ops.grouped_matmul."""
         outputs, inputs = self._split(name)
         if outputs == "tensor":
-            rows = self._enter(rows)
-        rows = self.exchange.grouped_matmul(rows, weight, plan, name=name)
+            rows = self._copy_to_region(rows)
+        rows = self.experts.grouped_matmul(rows, weight, plan, name=name)
         if inputs == "tensor":
-            rows = c.leave(rows, self.groups["tensor"])
+            rows = c.reduce_from_region(rows, self.groups["tensor"])
         return self.base.biased(rows, plan, bias)
 
     # -- vocabulary
@@ -139,14 +136,15 @@ class MeshOps(WrappedOps):
         """See Ops.embedding."""
         if self.splits["embed"][0] is None:
             return self.base.embedding(table, ids)
-        place, here = self._own_ids(table, ids)
-        found = self.base.embedding(table, torch.where(here, place, 0))
-        return c.leave(found * here[..., None].to(found.dtype), self.groups["tensor"])
+        # each id is in the part of one process; the others add zeros: x[B, T, D]
+        rows, own = self._own_ids(table, ids)
+        x = self.base.embedding(table, torch.where(own, rows, 0))
+        return c.reduce_from_region(x * own[..., None].to(x.dtype), self.groups["tensor"])
 
     def _own_ids(self, table: Tensor, ids: Tensor) -> tuple[Tensor, Tensor]:
-        """ids counted from this process's first, and which of them it has."""
-        place = ids - self.place["tensor"] * table.shape[0]
-        return place, (place >= 0) & (place < table.shape[0])
+        """(ids counted from this process's first row of the table, whether it has them)."""
+        rows = ids - self.coordinates["tensor"] * table.shape[0]
+        return rows, (rows >= 0) & (rows < table.shape[0])
 
     def linear_cross_entropy(
         self, hidden: Tensor, weight: Tensor, targets: Tensor, **settings: Any
@@ -155,20 +153,22 @@ class MeshOps(WrappedOps):
         group = self.groups["tensor"]
         if weight.shape[0] == self.vocabulary:
             return self.base.linear_cross_entropy(hidden, weight, targets, **settings)
-        place, here = self._own_ids(weight, targets)
+        rows, own = self._own_ids(weight, targets)
         nll, lse = self.base.linear_cross_entropy(
-            c.enter(hidden, group), weight, torch.where(here, place, -1), **settings
+            c.copy_to_region(hidden, group), weight, torch.where(own, rows, -1), **settings
         )
+        # nll[B, T] = lse - score of the target, which one process has; lse[B, T] of this part.
+        # lse of all parts = m + log Σ exp(lse_i - m), with m the largest: exp cannot overflow
         largest = lse.detach().clone()
         torch.distributed.all_reduce(largest, torch.distributed.ReduceOp.MAX, group=group)
-        parts = torch.stack(((lse - largest).exp(), torch.where(here, lse - nll, 0.0)))
-        sums, picked = c.leave(parts, group).unbind(0)
+        parts = torch.stack(((lse - largest).exp(), torch.where(own, lse - nll, 0.0)))
+        sums, score = c.reduce_from_region(parts, group).unbind(0)
         lse = largest + sums.log()
-        return torch.where(targets >= 0, lse - picked, 0.0), lse
+        return torch.where(targets >= 0, lse - score, 0.0), lse
 
     # -- tokens
 
-    def relayout(self, x: Tensor, now: Layout, then: Layout) -> Tensor:
+    def relayout(self, x: Tensor, now: LogicalAxes, then: LogicalAxes) -> Tensor:
         """See Ops.relayout."""
         before, after = activation_split(now, self.mesh), activation_split(then, self.mesh)
         for axis in ("context", "tensor"):
@@ -176,13 +176,14 @@ class MeshOps(WrappedOps):
         return x
 
     def _moved(self, x: Tensor, axis: str, now: int | None, then: int | None) -> Tensor:
-        group, parts = self.groups[axis], axis == "context"
+        # along `context` processes hold different tokens: their gradients are parts of a sum
+        group, partial_grads = self.groups[axis], axis == "context"
         if now == then:
             return x
         if now is None:
-            return c.split(x, then, group, parts=parts)  # type: ignore[arg-type]  # not None, too
+            return c.split(x, then, group, partial_grads=partial_grads)  # type: ignore[arg-type]
         if then is None:
-            return c.gather(x, now, group, parts=parts)
+            return c.gather(x, now, group, partial_grads=partial_grads)
         return c.exchange(x, then, now, group)
 
     def whole_segments(self, segments: Tensor) -> Tensor:
@@ -193,7 +194,7 @@ class MeshOps(WrappedOps):
 
     def positions(self, length: int, like: Tensor) -> Tensor:
         """See Ops.positions: counted from the first token of the whole row."""
-        return self.base.positions(length, like) + self.place["context"] * length
+        return self.base.positions(length, like) + self.coordinates["context"] * length
 
     def attention_mask(
         self,
@@ -207,10 +208,12 @@ class MeshOps(WrappedOps):
         """See Ops.attention_mask: own queries, keys of the whole row."""
         if self.mesh.context == 1 or slots is not None:
             return self.base.attention_mask(like, keys, segments=segments, slots=slots, **settings)
+        # slots[T]: positions of this process's queries in the whole row
         slots, whole = self.positions(keys, like), keys * self.mesh.context
         mask = self.base.attention_mask(like, whole, slots=slots, **settings)
         if segments is None:
             return mask
+        # other[B, T, S]: query and key belong to different documents of a packed row
         other = segments[:, :, None] != self.whole_segments(segments)[:, None, :]
         return replace(mask, bias=mask.bias.masked_fill(other[:, None], float("-inf")))
 

@@ -1,9 +1,9 @@
-"""Weights split over `fsdp`: gathered for a layer, let go after it, gathered again for gradients.
+"""Weights split over `fsdp`: gathered for a layer, freed after it, gathered again for gradients.
 
-All shards of a layer travel in one buffer a dtype; a shard is cast to the dtype that it is
-computed in before it travels. Gradients are summed in float32 whatever they were computed in and
-scattered back in one buffer (ZeRO-3, arXiv 1910.02054 section 5.3). What autograd wants to keep of
-a gathered weight is replaced by a note of where it lay, so that between forward and backward a
+All shards of a layer are sent in one buffer per dtype; a shard is cast to the dtype of its
+computation before it is sent. Gradients are summed in float32 whatever they were computed in and
+scattered back in one buffer (ZeRO-3, arXiv 1910.02054 section 5.3). What autograd saves of a
+gathered weight is replaced by its number and its view, so that between forward and backward a
 process holds shards only.
 """
 
@@ -21,31 +21,33 @@ Tensor = torch.Tensor
 
 
 @dataclass(frozen=True)
-class Layout:
-    """How shards become whole: the dimension along which each is split, its dtype as a weight."""
+class ShardLayout:
+    """How shards become whole weights: the dimension that splits each, its dtype as a weight."""
 
     dims: tuple[int, ...]
     dtypes: tuple[torch.dtype, ...]
     group: Any
 
     def whole(self, shards: Sequence[Tensor]) -> list[Tensor]:
-        """Gather; one buffer a dtype."""
-        found: list[Any] = [None] * len(shards)
+        """Gather; one buffer per dtype."""
+        weights: list[Any] = [None] * len(shards)
         size = dist.get_world_size(self.group)
         for dtype in dict.fromkeys(self.dtypes):
             picked = [i for i, kind in enumerate(self.dtypes) if kind == dtype]
+            # flat[sum of elements] → all_parts[size, sum of elements], one column block a shard
             flat = torch.cat([shards[i].detach().reshape(-1).to(dtype) for i in picked])
             columns = all_parts(flat, self.group).split([shards[i].numel() for i in picked], 1)
             for i, column in zip(picked, columns, strict=True):
                 parts = column.view(size, *shards[i].shape).unbind(0)
-                found[i] = torch.cat(parts, self.dims[i])
-        return found
+                weights[i] = torch.cat(parts, self.dims[i])
+        return weights
 
     def own(self, grads: Sequence[Tensor]) -> list[Tensor]:
         """Sum over the group and keep this process's shards, float32."""
         size = dist.get_world_size(self.group)
+        # each gradient as [size, ...]: part i is summed at process i
         cut = [in_parts(grad, dim, self.group) for grad, dim in zip(grads, self.dims, strict=True)]
-        buffer = torch.cat([parts.reshape(size, -1).float() for parts in cut], 1)
+        buffer = torch.cat([parts.reshape(size, -1).float() for parts in cut], 1)  # [size, N/size]
         flat = sum_of_parts(buffer, self.group)
         pieces = flat.split([parts[0].numel() for parts in cut])
         return [piece.view(parts.shape[1:]) for piece, parts in zip(pieces, cut, strict=True)]
@@ -53,7 +55,7 @@ class Layout:
 
 class _Gather(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, layout: Layout, *shards: Tensor) -> tuple[Tensor, ...]:
+    def forward(ctx: Any, layout: ShardLayout, *shards: Tensor) -> tuple[Tensor, ...]:
         ctx.layout = layout
         return tuple(layout.whole(shards))
 
@@ -66,44 +68,46 @@ class _Layer:
     """The gathered weights of one layer, from their forward pass to their gradients."""
 
     def __init__(self) -> None:
-        self.layouts: list[tuple[Layout, list[Tensor]]] = []
-        self.held: list[Tensor] = []  # alive while the forward pass runs, so places are unique
-        self.numbers: dict[int, int] = {}
-        self.again: list[Tensor] = []
-        self.kept = 0
+        self.layouts: list[tuple[ShardLayout, list[Tensor]]] = []
+        self.whole: list[Tensor] = []  # alive while the forward pass runs: no address is reused
+        self.numbers: dict[int, int] = {}  # address of a weight → its number
+        self.gathered_again: list[Tensor] = []  # for the backward pass
+        self.packed = 0
 
-    def note(self, layout: Layout, shards: list[Tensor], whole: Sequence[Tensor]) -> None:
-        """These were gathered for the layer."""
+    def add(self, layout: ShardLayout, shards: list[Tensor], whole: Sequence[Tensor]) -> None:
+        """Record weights that were gathered for the layer."""
         self.layouts.append((layout, shards))
         for tensor in whole:
-            self.numbers[tensor.untyped_storage().data_ptr()] = len(self.held)
-            self.held.append(tensor)
+            self.numbers[tensor.untyped_storage().data_ptr()] = len(self.whole)
+            self.whole.append(tensor)
 
     def pack(self, x: Tensor) -> Any:
-        """What autograd keeps instead of x."""
-        number = self.numbers.get(x.untyped_storage().data_ptr()) if self.held else None
+        """What autograd saves instead of x: x itself if it is not a view of a gathered weight."""
+        number = self.numbers.get(x.untyped_storage().data_ptr()) if self.whole else None
         if number is None:
             return x
-        self.kept += 1
+        self.packed += 1
         return number, x.size(), x.stride(), x.storage_offset()
 
-    def unpack(self, kept: Any) -> Tensor:
-        """The tensor for which `pack` gave `kept`."""
-        if isinstance(kept, Tensor):
-            return kept
-        if not self.again:
+    def unpack(self, saved: Any) -> Tensor:
+        """The tensor for which `pack` returned `saved`."""
+        if isinstance(saved, Tensor):
+            return saved
+        if not self.gathered_again:  # the first one that the backward pass of the layer needs
             with torch.no_grad():
-                self.again = [x for layout, shards in self.layouts for x in layout.whole(shards)]
-        number, *view = kept
-        found = self.again[number].as_strided(*view)
-        self.kept -= 1
-        if not self.kept:
-            self.again = []
-        return found
+                self.gathered_again = [
+                    weight for layout, shards in self.layouts for weight in layout.whole(shards)
+                ]
+        number, *view = saved
+        tensor = self.gathered_again[number].as_strided(*view)
+        self.packed -= 1
+        if not self.packed:  # the last one: the whole weights can be freed
+            self.gathered_again = []
+        return tensor
 
 
-class Weights:
-    """Gathers shards; inside `released` it sees to it that nothing whole is kept for gradients."""
+class WeightGatherer:
+    """Gathers shards; inside `released` autograd saves no whole weight."""
 
     def __init__(self, group: Any) -> None:
         self.group = group
@@ -113,29 +117,26 @@ class Weights:
         self, shards: Sequence[Tensor], dims: Sequence[int], dtypes: Sequence[torch.dtype]
     ) -> list[Tensor]:
         """Whole weights of shards split along `dims`, in `dtypes`."""
-        found: dict[int, Tensor] = {}
+        by_number: dict[int, Tensor] = {}
         for trained in (True, False):  # a shard without gradient must not ask for one
             picked = [i for i, shard in enumerate(shards) if shard.requires_grad is trained]
             if picked:
-                found |= zip(picked, self._some(picked, shards, dims, dtypes), strict=True)
-        return [found[i] for i in range(len(shards))]
-
-    def _some(self, picked: list[int], shards: Any, dims: Any, dtypes: Any) -> Sequence[Tensor]:
-        layout = Layout(
-            tuple(dims[i] for i in picked), tuple(dtypes[i] for i in picked), self.group
-        )
-        mine = [shards[i] for i in picked]
-        whole = _Gather.apply(layout, *mine)
-        if self._layer is not None:
-            self._layer.note(layout, mine, whole)
-        return whole
+                own = [shards[i] for i in picked]
+                layout = ShardLayout(
+                    tuple(dims[i] for i in picked), tuple(dtypes[i] for i in picked), self.group
+                )
+                whole = _Gather.apply(layout, *own)
+                if self._layer is not None:
+                    self._layer.add(layout, own, whole)
+                by_number |= zip(picked, whole, strict=True)
+        return [by_number[i] for i in range(len(shards))]
 
     @contextlib.contextmanager
     def released(self) -> Iterator[None]:
-        """Around the forward pass of one layer."""
+        """Enclose the forward pass of one layer."""
         layer = self._layer = _Layer()
         try:
             with torch.autograd.graph.saved_tensors_hooks(layer.pack, layer.unpack):
                 yield
         finally:
-            layer.held, self._layer = [], None
+            layer.whole, self._layer = [], None

@@ -1,12 +1,13 @@
-"""A pipeline of layers over torch processes: stages, what crosses between them, the 1F1B schedule.
+"""A pipeline of layers over torch processes: stages, messages between them, the 1F1B schedule.
 
-Each stage runs the same loss function as far as its layers go: `StageOps` gives it what came from
-the stage before in place of the embeddings, and ends it where the next stage takes over. What
-crosses is the residual stream and what layers reported of themselves (balance losses have
-gradients, too), so any loss that makes one pass over the model can be trained. Micro-batches go
-one forward, one backward (PipeDream-flush, arXiv 2006.09503): a stage holds the activations of at
-most as many as there are stages from it to the end. Forward and backward messages have a group
-each, so that on one a send never waits behind the other's.
+Each stage runs the same loss function as far as its layers: `StageOps` replaces the embeddings by
+the activations received from the stage before, and ends the function where the next stage
+continues. A message holds the residual stream and the statistics of the layers (balance losses
+have gradients, too), so any loss that makes one pass over the model can be trained. The schedule
+alternates one forward and one backward pass (1F1B, PipeDream-flush, arXiv 2006.09503): a stage
+holds the activations of at most as many micro-batches as there are stages from it to the end.
+Forward and backward messages have a process group each, so that a send of one kind never waits for
+one of the other.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -17,6 +18,7 @@ import torch
 import torch.distributed as dist
 
 from sabia.core.model.ops import WrappedOps
+from sabia.core.parallel.collectives_torch import own_group
 from sabia.core.parallel.mesh import Mesh
 from sabia.core.spec.model import ModelSpec
 from sabia.core.spec.tensors import TensorSpec
@@ -24,18 +26,22 @@ from sabia.core.spec.tensors import TensorSpec
 Tensor = torch.Tensor
 Stats = dict[str, dict[int, Tensor]]
 Sums = dict[str, Tensor]
-MICRO_BATCHES_PER_STAGE = 4  # by default: leaves a bubble of about a fifth
+# by default; bubble = (p - 1) / (m + p - 1) of the time, about a fifth for m = 4p micro-batches
+MICRO_BATCHES_PER_STAGE = 4
 
 
 def stage_layers(spec: ModelSpec, stages: int) -> list[range]:
-    """Runs of layers whose largest number of parameters, embedding and head counted, is least."""
+    """Contiguous layers per stage so that the largest stage has the fewest parameters.
+
+    Embedding and head count as part of the first and the last layer.
+    """
     sizes = [0] * len(spec.layers)
     for tensor in spec.tensors():
-        place = tensor.layer
-        if place is None:
-            place = 0 if tensor.component == "embedding" or tensor.name == "embed_norm" else -1
-        sizes[place] += tensor.size
-    if spec.tied and stages > 1:
+        layer = tensor.layer
+        if layer is None:
+            layer = 0 if tensor.component == "embedding" or tensor.name == "embed_norm" else -1
+        sizes[layer] += tensor.size
+    if spec.tied and stages > 1:  # the last stage holds a copy of the embedding as its head
         sizes[-1] += spec.tensors()[0].size
     sums = [0]
     for size in sizes:
@@ -45,16 +51,19 @@ def stage_layers(spec: ModelSpec, stages: int) -> list[range]:
 
 
 def _even_cuts(sums: list[int], parts: int) -> list[int]:
-    """Ends of `parts` runs (none empty) of the items with these running sums, the most even."""
+    """Ends of the most even division of items into `parts` non-empty runs; sums[n]: of the first n.
+
+    Dynamic programming: best(n, p) = min over m of max(best(m, p - 1), sums[n] - sums[m]).
+    """
     count = len(sums) - 1
     best = [(sums[n], [n]) for n in range(count + 1)]  # of the first n items, in one part
     for part in range(2, parts + 1):
-        found: list[Any] = [None] * (count + 1)
+        longer: list[Any] = [None] * (count + 1)  # best of the first n items, in `part` parts
         for n in range(part, count + 1):
             tries = ((max(best[m][0], sums[n] - sums[m]), m) for m in range(part - 1, n))
             largest, cut = min(tries)
-            found[n] = (largest, [*best[cut][1], n])
-        best = found
+            longer[n] = (largest, [*best[cut][1], n])
+        best = longer
     return best[count][1]
 
 
@@ -64,21 +73,21 @@ def stages_of(
     """Tensor → the stages that hold it: one, or the first and the last for a tied embedding."""
     last = len(layers) - 1
     by_layer = {layer: number for number, run in enumerate(layers) for layer in run}
-    found: dict[str, tuple[int, ...]] = {}
+    stages: dict[str, tuple[int, ...]] = {}
     for name, tensor in table.items():
         if tensor.layer is not None:
-            found[name] = (by_layer[tensor.layer],)
+            stages[name] = (by_layer[tensor.layer],)
         elif name == "embed":
-            found[name] = (0, last) if spec.tied and last else (0,)
+            stages[name] = (0, last) if spec.tied and last else (0,)
         elif name == "embed_norm":
-            found[name] = (0,)
+            stages[name] = (0,)
         else:
-            found[name] = (last,)
-    return found
+            stages[name] = (last,)
+    return stages
 
 
-class HandedOn(Exception):
-    """Ends the loss function in a stage before the last: the stream and the stats so far."""
+class StageOutput(Exception):
+    """Ends the loss function in a stage before the last: the residual stream and the statistics."""
 
     def __init__(self, x: Tensor, stats: Stats) -> None:
         super().__init__("a stage of the pipeline has run its layers")
@@ -86,92 +95,93 @@ class HandedOn(Exception):
 
 
 class StageOps(WrappedOps):
-    """`base` in one stage of a pipeline; `came`: what came from the stage before."""
+    """`base` in one stage of a pipeline; `received`: activations of the stage before."""
 
     def __init__(self, base: Any, layers: range, last: bool) -> None:
         super().__init__(base)
         self.layers, self.last = layers, last
-        self.came: tuple[Tensor, Stats] | None = None
+        self.received: tuple[Tensor, Stats] | None = None
 
     def stage(self, embed: Callable[[], Tensor], layers: int) -> tuple[Tensor, range]:
         """See Ops.stage."""
-        return (embed() if self.came is None else self.came[0]), self.layers
+        return (embed() if self.received is None else self.received[0]), self.layers
 
     def staged(self, x: Tensor, stats: Stats) -> tuple[Tensor, Stats]:
         """See Ops.staged."""
-        for name, by_layer in (self.came[1] if self.came else {}).items():
+        for name, by_layer in (self.received[1] if self.received else {}).items():
             stats[name] = by_layer | stats.get(name, {})
         if not self.last:
-            raise HandedOn(x, stats)
+            raise StageOutput(x, stats)
         return x, stats
 
 
 @dataclass(frozen=True)
-class Form:
-    """What one message holds: the stream, then figures by (name, layer)."""
+class MessageSpec:
+    """The tensors of one message: the residual stream, then statistics by (name, layer)."""
 
     labels: tuple[tuple[str, int], ...]
     shapes: tuple[tuple[int, ...], ...]
     dtypes: tuple[torch.dtype, ...]
-    trained: tuple[bool, ...]  # which have a gradient to be sent back
+    requires_grad: tuple[bool, ...]  # those have a gradient that is sent back
 
-    def picked(self, tensors: Sequence[Tensor]) -> list[Tensor]:
-        """Those with a gradient."""
-        return [x for x, trained in zip(tensors, self.trained, strict=True) if trained]
+    def with_gradient(self, tensors: Sequence[Tensor]) -> list[Tensor]:
+        """The tensors that have a gradient."""
+        return [x for x, has in zip(tensors, self.requires_grad, strict=True) if has]
 
 
-class _Wire:
-    """Messages to one neighbour and from the other; their forms are told once for each shape."""
+class _P2PChannel:
+    """Messages to one neighbour and from the other; their specs are sent once for each shape."""
 
     def __init__(self, group: Any, device: torch.device) -> None:
         self.group, self.device = group, device
-        self.forms: dict[Any, Form] = {}
-        self.sent: list[tuple[Any, Tensor]] = []
+        self.specs: dict[Any, MessageSpec] = {}
+        self.sending: list[tuple[Any, Tensor]] = []
 
     def send(self, tensors: Sequence[Tensor], to: int) -> None:
-        """Without waiting."""
+        """Start to send tensors, without waiting."""
         for tensor in tensors:
             tensor = tensor.detach().contiguous()
-            self.sent.append((dist.isend(tensor, to, group=self.group), tensor))
+            # the tensor is kept so that its memory is not reused before it has been sent
+            self.sending.append((dist.isend(tensor, to, group=self.group), tensor))
 
     def receive(self, shapes: Any, dtypes: Any, source: int) -> list[Tensor]:
-        """Tensors of these shapes."""
-        found = []
+        """Wait for tensors of these shapes."""
+        tensors = []
         for shape, dtype in zip(shapes, dtypes, strict=True):
             tensor = torch.empty(shape, dtype=dtype, device=self.device)
             dist.recv(tensor, source, group=self.group)
-            found.append(tensor)
-        return found
+            tensors.append(tensor)
+        return tensors
 
-    def tell(self, key: Any, form: Form, to: int) -> None:
-        """Say what messages of this kind hold."""
-        if key not in self.forms:
-            dist.send_object_list([form], to, group=self.group, device=self.device)
-            self.forms[key] = form
+    def send_spec(self, key: Any, spec: MessageSpec, to: int) -> None:
+        """Send the spec of messages of this kind, the first time."""
+        if key not in self.specs:
+            dist.send_object_list([spec], to, group=self.group, device=self.device)
+            self.specs[key] = spec
 
-    def ask(self, key: Any, source: int) -> Form:
-        """What messages of this kind hold."""
-        if key not in self.forms:
-            told: list[Any] = [None]
-            dist.recv_object_list(told, source, group=self.group, device=self.device)
-            self.forms[key] = told[0]
-        return self.forms[key]
+    def receive_spec(self, key: Any, source: int) -> MessageSpec:
+        """The spec of messages of this kind, received the first time."""
+        if key not in self.specs:
+            objects: list[Any] = [None]
+            dist.recv_object_list(objects, source, group=self.group, device=self.device)
+            self.specs[key] = objects[0]
+        return self.specs[key]
 
     def flush(self) -> None:
         """Wait until all has been sent."""
-        for work, _ in self.sent:
+        for work, _ in self.sending:
             work.wait()
-        self.sent.clear()
+        self.sending.clear()
 
 
 @dataclass
 class _Pass:
     """A micro-batch between its forward and its backward pass."""
 
-    came: list[Tensor]
-    came_form: Form | None
-    went: list[Tensor]
-    went_form: Form | None
+    received: list[Tensor]
+    received_spec: MessageSpec | None
+    sent: list[Tensor]
+    sent_spec: MessageSpec | None
     loss: Tensor | None = None
 
 
@@ -184,10 +194,11 @@ class Pipeline:
         self.before = peers[self.number - 1] if self.number else -1
         self.after = -1 if self.last else peers[self.number + 1]
         self.count, self.device, self.end = len(peers), device, peers[-1]
-        self.group, *both = (_own_group(mesh.peers(("pipe",)), rank) for _ in range(3))
-        self.forth, self.back = (_Wire(group, device) for group in both)
+        self.group, *both = (own_group(mesh.peers(("pipe",)), rank) for _ in range(3))
+        self.forward_channel, self.backward_channel = (_P2PChannel(group, device) for group in both)
+        # the first and the last stage, which share a tied embedding
         ends = [[ranks[0], ranks[-1]] for ranks in mesh.peers(("pipe",))]
-        self.ends = _own_group(ends, rank) if tied else None
+        self.ends = own_group(ends, rank) if tied else None
         self._sums: dict[Any, dict[str, tuple[int, ...]]] = {}
 
     def run(
@@ -197,13 +208,13 @@ class Pipeline:
         forward: Callable[[int], tuple[Tensor, Tensor, dict[str, Tensor]]],
         train: bool,
     ) -> Iterator[Sums]:
-        """Take all micro-batches through; yields the sums of each (of zeros before the end).
+        """Run all micro-batches; yields the sums of each (zeros in stages before the last).
 
-        forward(i) is the loss function on micro-batch i; with `train` gradients are added up.
+        forward(i) is the loss function on micro-batch i; with `train` gradients are accumulated.
         """
         passes: dict[int, _Pass] = {}
-        for forwards, number in self._schedule(len(micro_batches), train):
-            if not forwards:
+        for is_forward, number in self._schedule(len(micro_batches), train):
+            if not is_forward:
                 self._backward(passes.pop(number))
                 continue
             key = (train, *((k, tuple(v.shape)) for k, v in micro_batches[number].items()))
@@ -211,16 +222,18 @@ class Pipeline:
             yield self._same_sums(key, sums)
             if not train:
                 del passes[number]
-        self.forth.flush()
-        self.back.flush()
+        self.forward_channel.flush()
+        self.backward_channel.flush()
 
     def _schedule(self, count: int, train: bool) -> Iterator[tuple[bool, int]]:
-        """(whether forward, micro-batch) in the order of this stage."""
+        """(whether forward, micro-batch) in the order of this stage: 1F1B."""
+        # warm-up: as many forward passes first as there are stages behind this one
         ahead = min(self.count - self.number - 1, count) if train else count
         for number in range(count):
             yield True, number
-            if number >= ahead:
+            if number >= ahead:  # steady state: one backward pass after each forward pass
                 yield False, number - ahead
+        # cool-down: the backward passes that are left
         for number in range(count - ahead, count) if train else ():
             yield False, number
 
@@ -228,79 +241,75 @@ class Pipeline:
         self, key: Any, ops: StageOps, forward: Callable[[int], Any], number: int
     ) -> tuple[_Pass, Sums]:
         current = _Pass([], None, [], None)
-        ops.came = self._receive(key, current)
+        ops.received = self._receive(key, current)
         try:
             loss, weight, extras = forward(number)
-        except HandedOn as handed:
-            self._send(key, handed.x, handed.stats, current)
+        except StageOutput as output:
+            self._send(key, output.x, output.stats, current)
             return current, {}
         finally:
-            ops.came = None
+            ops.received = None
         current.loss = loss
         return current, {"loss": loss, "weight": weight, **extras}
 
     def _receive(self, key: Any, current: _Pass) -> tuple[Tensor, Stats] | None:
         if self.before < 0:
             return None
-        form = current.came_form = self.forth.ask(key, self.before)
-        current.came = self.forth.receive(form.shapes, form.dtypes, self.before)
-        for tensor in form.picked(current.came):
-            tensor.requires_grad_()
+        spec = current.received_spec = self.forward_channel.receive_spec(key, self.before)
+        current.received = self.forward_channel.receive(spec.shapes, spec.dtypes, self.before)
+        for tensor in spec.with_gradient(current.received):
+            tensor.requires_grad_()  # leaves of this stage's graph: their .grad is sent back
         stats: Stats = {}
-        for (name, layer), figure in zip(form.labels, current.came[1:], strict=True):
+        for (name, layer), figure in zip(spec.labels, current.received[1:], strict=True):
             stats.setdefault(name, {})[layer] = figure
-        return current.came[0], stats
+        return current.received[0], stats
 
     def _send(self, key: Any, x: Tensor, stats: Stats, current: _Pass) -> None:
         labels = tuple((name, layer) for name in sorted(stats) for layer in sorted(stats[name]))
-        went = current.went = [x, *(stats[name][layer] for name, layer in labels)]
-        current.went_form = Form(
+        sent = current.sent = [x, *(stats[name][layer] for name, layer in labels)]
+        current.sent_spec = MessageSpec(
             labels,
-            tuple(tuple(t.shape) for t in went),
-            tuple(t.dtype for t in went),
-            tuple(t.requires_grad for t in went),
+            tuple(tuple(t.shape) for t in sent),
+            tuple(t.dtype for t in sent),
+            tuple(t.requires_grad for t in sent),
         )
-        self.forth.tell(key, current.went_form, self.after)
-        self.forth.send(went, self.after)
+        self.forward_channel.send_spec(key, current.sent_spec, self.after)
+        self.forward_channel.send(sent, self.after)
 
     def _backward(self, current: _Pass) -> None:
         if current.loss is not None:
             current.loss.backward()
         else:
-            form: Any = current.went_form
-            outputs = form.picked(current.went)
+            spec: Any = current.sent_spec
+            outputs = spec.with_gradient(current.sent)
             shapes, dtypes = [o.shape for o in outputs], [o.dtype for o in outputs]
-            grads = self.back.receive(shapes, dtypes, self.after)
+            grads = self.backward_channel.receive(shapes, dtypes, self.after)
             if outputs:  # none where all parameters so far are frozen
                 torch.autograd.backward(outputs, grads)
-        if current.came_form is not None:
-            inputs = current.came_form.picked(current.came)
+        if current.received_spec is not None:
+            inputs = current.received_spec.with_gradient(current.received)
+            # the stage before expects a gradient for each, also for what this stage did not use
             grads = [torch.zeros_like(x) if x.grad is None else x.grad for x in inputs]
-            self.back.send(grads, self.before)
+            self.backward_channel.send(grads, self.before)
 
     def _same_sums(self, key: Any, sums: Sums) -> Sums:
-        """The sums, or as many zeros in the same shapes where they are another stage's."""
+        """The sums; in stages before the last zeros of the same names and shapes."""
         if key not in self._sums:
-            told = [{name: tuple(torch.as_tensor(x).shape) for name, x in sums.items()}]
-            dist.broadcast_object_list(told, self.end, group=self.group, device=self.device)
-            self._sums[key] = told[0]
+            # the last stage broadcasts the shapes, the first time
+            shapes = [{name: tuple(torch.as_tensor(x).shape) for name, x in sums.items()}]
+            dist.broadcast_object_list(shapes, self.end, group=self.group, device=self.device)
+            self._sums[key] = shapes[0]
         if self.last:
             return sums
         return {k: torch.zeros(s, device=self.device) for k, s in self._sums[key].items()}
 
-    def joined(self, found: Mapping[str, Any]) -> dict[str, Any]:
-        """What all stages have found, by name."""
-        told: list[Any] = [None] * self.count
-        dist.all_gather_object(told, dict(found), group=self.group)
-        return {name: value for part in told for name, value in part.items()}
+    def joined(self, figures: Mapping[str, Any]) -> dict[str, Any]:
+        """The figures of all stages, by name."""
+        by_stage: list[Any] = [None] * self.count
+        dist.all_gather_object(by_stage, dict(figures), group=self.group)
+        return {name: figure for stage in by_stage for name, figure in stage.items()}
 
     def sum_tied(self, gradient: Tensor) -> None:
         """Add up, in place, the gradients of an embedding that the last stage multiplies by."""
         if self.number == 0 or self.last:
             dist.all_reduce(gradient, group=self.ends)
-
-
-def _own_group(peers: list[list[int]], rank: int) -> Any:
-    """A new group of each list; this process's, None where it is in none."""
-    made = [(ranks, dist.new_group(ranks)) for ranks in peers]
-    return next((group for ranks, group in made if rank in ranks), None)

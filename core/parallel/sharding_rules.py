@@ -1,10 +1,10 @@
-"""Which mesh axis splits which logical axis: one table for weights, one for activations.
+"""The mesh axis that splits each logical axis: one table for weights, one for activations.
 
 Both backends read these tables. A weight's dimension is split over one mesh axis or is whole; an
 activation's over one or several. `check_fits` refuses meshes that would cut heads, experts or
-widths unevenly and names the sizes that fit. A vocabulary that does not divide (an open
-checkpoint's cannot be changed) is held whole on every device of `tensor`. What leads up from a
-latent has no width of the stream: there fsdp splits the latent, if it divides that.
+widths unevenly and names the sizes that fit. A vocabulary that cannot be divided (that of an open
+checkpoint is fixed) is whole on every device of `tensor`. The up-projection of a latent has no
+dimension of the residual stream: there fsdp splits the latent, if it divides that.
 """
 
 import math
@@ -34,7 +34,7 @@ ACTIVATIONS: dict[str, tuple[str, ...]] = {
     "mlp": ("tensor",),
     "vocab": ("tensor",),
 }
-WHOLE_IF_ODD = ("vocab", "latent")  # sizes that a mesh need not divide
+WHOLE_IF_UNEVEN = ("vocab", "latent")  # sizes that a mesh need not divide
 Split = tuple[str | None, ...]
 
 
@@ -50,49 +50,52 @@ def _axis(name: str, size: int, mesh: Mesh) -> str | None:
     axis = WEIGHTS.get(name)
     if axis is None or mesh.along(axis) == 1:
         return None
-    return None if name in WHOLE_IF_ODD and size % mesh.along(axis) else axis
+    return None if name in WHOLE_IF_UNEVEN and size % mesh.along(axis) else axis
 
 
 def activation_split(axes: tuple[str | None, ...], mesh: Mesh) -> tuple[tuple[str, ...], ...]:
     """The mesh axes (of size above 1) that split each dimension of an activation."""
-    found = (ACTIVATIONS.get(name or "", ()) for name in axes)
-    return tuple(tuple(axis for axis in split if mesh.along(axis) > 1) for split in found)
+    splits = (ACTIVATIONS.get(name or "", ()) for name in axes)
+    return tuple(tuple(axis for axis in split if mesh.along(axis) > 1) for split in splits)
 
 
 def shard_slices(shape: tuple[int, ...], split: Split, mesh: Mesh, rank: int) -> tuple[slice, ...]:
     """The part of a whole array that device `rank` holds."""
-    place = mesh.coordinates(rank)
+    position = mesh.coordinates(rank)
     slices = []
     for size, axis in zip(shape, split, strict=True):
         part = size // mesh.along(axis) if axis else size
-        start = place[axis] * part if axis else 0
+        start = position[axis] * part if axis else 0
         slices.append(slice(start, start + part))
     return tuple(slices)
 
 
 def owns(split: Split, mesh: Mesh, rank: int) -> bool:
     """Whether `rank` is the first of the devices that hold the same shard of a weight."""
-    place = mesh.coordinates(rank)
-    return all(not n for axis, n in place.items() if axis not in split and axis != "pipe")
+    position = mesh.coordinates(rank)
+    # along `pipe` devices hold different weights, so it does not count
+    return all(not n for axis, n in position.items() if axis not in split and axis != "pipe")
 
 
 def check_fits(spec: ModelSpec, mesh: Mesh, rows: int = 0, length: int = 0) -> None:
-    """Raise UsageError unless every split is even; rows and length (0: not known) of a step."""
-    wanted: dict[str, list[tuple[str, int]]] = {}
+    """Raise UsageError unless every split is even; rows and length (0: unknown) of a step."""
+    counts: dict[str, list[tuple[str, int]]] = {}
     for axis, what, count in (*_counts(spec), *_batch_counts(mesh, rows, length)):
-        wanted.setdefault(axis, []).append((what, count))
-    for axis, found in wanted.items():
+        counts.setdefault(axis, []).append((what, count))
+    for axis, pairs in counts.items():
         size = mesh.along(axis)
-        odd = next((pair for pair in found if pair[1] % size), None)
-        if odd:
-            common = math.gcd(*(count for _, count in found))
+        uneven = next((pair for pair in pairs if pair[1] % size), None)
+        if uneven:
+            # what fits divides all counts; suggest the three sizes next to the one given
+            common = math.gcd(*(count for _, count in pairs))
             fits = [n for n in range(1, common + 1) if common % n == 0]
             near = sorted(fits, key=lambda n: (abs(n - size), n))[:3]
             raise UsageError(
-                f"--mesh: {axis}={size} does not divide {odd[0]} ({odd[1]:,}); sizes that fit: "
-                + ", ".join(str(n) for n in sorted(near))
+                f"--mesh: {axis}={size} does not divide {uneven[0]} ({uneven[1]:,}); sizes that "
+                "fit: " + ", ".join(str(n) for n in sorted(near))
             )
     for part in dict.fromkeys(layer.mixer for layer in spec.layers):
+        # the recurrence runs along whole rows, so both axes split its heads
         ways = mesh.tensor * mesh.context
         if isinstance(part, GatedDeltaNet) and part.key_heads % ways:
             raise UsageError(
@@ -100,7 +103,10 @@ def check_fits(spec: ModelSpec, mesh: Mesh, rows: int = 0, length: int = 0) -> N
                 f"key-heads of delta nets ({part.key_heads}), each of which runs along whole rows"
             )
     if mesh.pipe > len(spec.layers):
-        raise UsageError(f"--mesh: pipe={mesh.pipe} with {len(spec.layers)} layers")
+        layers = len(spec.layers)
+        raise UsageError(
+            f"--mesh: pipe={mesh.pipe} with {layers} layers (expected at most {layers})"
+        )
     if mesh.expert > 1 and not any(axis == "expert" for axis, _, _ in _counts(spec)):
         raise UsageError(f"--mesh: expert={mesh.expert} with a {spec.family} model without experts")
 
@@ -112,7 +118,7 @@ def _counts(spec: ModelSpec) -> Iterator[tuple[str, str, int]]:
         yield from ((WEIGHTS[name], name.replace("_", "-"), n) for name, n in units.items())
     for tensor in spec.tensors():
         for name, size in zip(tensor.axes, tensor.shape, strict=True):
-            if name in WEIGHTS and name not in (*WHOLE_IF_ODD, "heads", "kv_heads"):
+            if name in WEIGHTS and name not in (*WHOLE_IF_UNEVEN, "heads", "kv_heads"):
                 yield WEIGHTS[name], f"{name} of {tensor.name}", size
 
 

@@ -26,7 +26,7 @@ from sabia.core.bench.task import Task, load_task
 from sabia.core.errors import UsageError
 from sabia.core.files import unreadable
 from sabia.core.options.eval import EvalOptions
-from sabia.core.recipes import benchmark_index
+from sabia.core.recipes import eval_task_index
 from sabia.core.recipes.evaluated_models import Judging, Subject, open_subjects
 from sabia.core.shards.atomic import write_atomic
 from sabia.core.shards.dry_run import planned
@@ -93,7 +93,7 @@ def _indexed(job: Job, options: EvalOptions, tasks: Sequence[Task]) -> str:
     """What the index of `dedup --decontaminate` says of these tasks, for the report."""
     if not options.index or job.dry_run:
         return ""
-    return benchmark_index.write_or_compare(options.index, tasks, job.force)
+    return eval_task_index.write_or_compare(options.index, tasks, job.force)
 
 
 def _plan(

@@ -229,7 +229,7 @@ class TorchStepper:
         if not split or array.shape[1] != length:
             return array
         part = length // self.mesh.context
-        start = self.groups.place["context"] * part
+        start = self.groups.coordinates["context"] * part
         return array[:, start : start + part]
 
     @torch.no_grad()
@@ -242,7 +242,7 @@ class TorchStepper:
                 norms = torch.stack(torch._foreach_norm(list(gradients.values())))
                 sums["grad_norm"] = torch.linalg.vector_norm(norms)
             return sums
-        if self.groups.place["tensor"]:  # these saw the tokens of the first along tensor
+        if self.groups.coordinates["tensor"]:  # these saw the tokens of the first along tensor
             sums = {k: v if k == "tallies" else torch.zeros_like(v) for k, v in sums.items()}
         if gradients is not None:
             sums["grad_norm"] = self.shards.square_sum(gradients, self.device)

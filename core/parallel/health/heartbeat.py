@@ -94,7 +94,7 @@ class HeartbeatTable:
             return ""
         limit_s = self.limit_s()
         # time passes after a heartbeat was sent, too: a rank that sends none stays idle
-        idle_s = {rank: beat.idle_s + now - at for rank, (beat, at) in self.newest.items()}
+        idle_s = {rank: newest.idle_s + now - at for rank, (newest, at) in self.newest.items()}
         front = max(heartbeat.step for heartbeat, _ in self.newest.values())
         ranks = [
             rank
@@ -133,7 +133,9 @@ class HeartbeatTable:
 
     def _work_s(self) -> dict[int, float]:
         # a copy of the items: the main thread calls this while the monitor's thread updates
-        return {rank: beat.work_s for rank, (beat, _) in list(self.newest.items()) if beat.work_s}
+        return {
+            rank: newest.work_s for rank, (newest, _) in list(self.newest.items()) if newest.work_s
+        }
 
     def straggler(self) -> str:
         """A note that names the slowest process; '' if none is much slower than the others."""
@@ -155,7 +157,7 @@ class HeartbeatTable:
     def figures(self) -> dict[str, float]:
         """step_s_median, step_s_max (seconds per step), work_s_median, work_s_max, slowest_rank."""
         work_s = self._work_s()
-        steps_s = [beat.step_s for beat, _ in list(self.newest.values()) if beat.step_s]
+        steps_s = [newest.step_s for newest, _ in list(self.newest.values()) if newest.step_s]
         if not work_s or not steps_s:
             return {}
         return {

@@ -2,13 +2,13 @@
 
 from sabia.core.options.classify_train import ClassifyTrainOptions
 from sabia.core.recipes.classifier import trainer
-from sabia.core.recipes.classifier.lm_scorer import asked
+from sabia.core.recipes.classifier.lm_scorer import lm_scorer
 from sabia.core.shards.job import Job
 
 
 def run(job: Job, options: ClassifyTrainOptions) -> None:
     """Train on the job's inputs; with `--ask` on a sample that a language model labels first."""
-    teacher = asked(options)
+    teacher = lm_scorer(options)
     if teacher is None:
         trainer.train(job, options)
         return

@@ -1,10 +1,10 @@
 """Distillation: a language model labels a sample, a small student learns its labels.
 
-The sample is the documents with the least hashes of their ids, so it does not depend on shards or
-their order and a larger one holds a smaller one. It is written with the labels that the model gave
-(a document whose label is unknown is left out and counted) and is then the input of an ordinary
-training: what that holds out is what the student is measured on against the model. Where the
-documents have labels of people, both are also measured against these on the same documents.
+The sample consists of the documents with the smallest hashes of their ids, so it does not depend on
+shards or their order, and a larger sample contains a smaller one. It is written with the labels of
+the model (documents with an unknown label are left out and counted) and is then the input of an
+ordinary training; the agreement of student and model is measured on what that holds out. Where
+the documents have human labels, both are also compared with these on the same documents.
 """
 
 import hashlib
@@ -45,53 +45,63 @@ SCHEMA = pa.schema(
         (HUMAN, pa.string()),
     ]
 )
-ASKED_AT_ONCE = 512
+ASK_BATCH = 512
 
 
 def run(job: Job, options: ClassifyTrainOptions, teacher: LmScorer) -> None:
     """Label a sample of the job's inputs, train on it, compare.
 
-    A model of the core learns the numbers of a scale, one of fastText the likeliest answers. The
-    sample with its labels is `-o`.labels.parquet, what is said of it `-o`.distilled.json.
+    A model of the core learns the numbers of a scale, fastText the likeliest answers. The labelled
+    sample is written to `-o`.labels.parquet, the comparison to `-o`.distilled.json.
     """
     if job.to_stdout or "://" in str(job.out):
         raise UsageError(f"--out: {job.out} (expected a local path for the student)")
     if detect().size > 1:
         raise UsageError("--ask in several processes (expected one: then train on its labels)")
-    place = str(job.out).rstrip("/")
-    labels, report = f"{place}.labels.parquet", f"{place}.distilled.json"
+    out = str(job.out).rstrip("/")
+    labels, report = f"{out}.labels.parquet", f"{out}.distilled.json"
     if job.dry_run:
         figures = {"documents to ask about": options.sample, "labels": labels}
         planned(job, basis="the answers of the model asked: unknown", figures=figures).show(job)
         return
     rows = labelled(_sample(open_inputs(job, "document"), options), teacher)
-    notes.note(teacher.said())
+    notes.note(teacher.summary())
     if not rows:
         raise BadData(f"--ask: no answer to any of {teacher.asked:,} documents could be read")
     with atomic_path(labels) as temporary:
         pq.write_table(pa.Table.from_pylist(rows, SCHEMA), temporary, compression="zstd")
     number = bool(options.model) and teacher.prompt.numeric
-    taught = {"label": SCORE if number else LABEL, "regression": options.regression or number}
-    train(replace(job, inputs=(labels,)), options.replace(**taught))
-    said = compare(rows, open_trained(job, options), teacher, job.seed)
-    said |= {"asked": teacher.asked, "unknown": teacher.unknown, "labelled": len(rows)}
-    write_atomic(report, json.dumps(said, indent=1) + "\n")
-    _tell(said, report)
+    targets = {"label": SCORE if number else LABEL, "regression": options.regression or number}
+    train(replace(job, inputs=(labels,)), options.replace(**targets))
+    comparison = compare(rows, open_trained(job, options), teacher, job.seed)
+    comparison |= {"asked": teacher.asked, "unknown": teacher.unknown, "labelled": len(rows)}
+    write_atomic(report, json.dumps(comparison, indent=1) + "\n")
+    for name, figures in comparison.items():
+        if isinstance(figures, dict):
+            shown = ", ".join(
+                f"{k.replace('_', ' ')} {v:.4g}" for k, v in figures.items() if k != "documents"
+            )
+            notes.note(f"{name.replace('_', ' ')}: {shown} of {figures['documents']:,} documents")
+    notes.note(f"→ {report}")
 
 
 def _sample(sources: Sequence[Source], options: ClassifyTrainOptions) -> list[dict[str, Any]]:
-    """The documents with the least hashes, in the order of their hashes."""
+    """The documents with the smallest hashes, in the order of their hashes."""
+    # a heap with the largest hash (negated) at its root, which the next smaller one replaces
     best: list[tuple[int, str, dict[str, Any]]] = []
-    for place, row in _rows(sources, options.label, options.seed):
-        entry = (-place, row["id"], row)
+    for row in _rows(sources, options.label):
+        name = f"sample {options.seed} {row['id']}"
+        digest = hashlib.blake2b(name.encode(), digest_size=8).digest()
+        entry = (-int.from_bytes(digest, "big"), row["id"], row)
         if len(best) < options.sample:
             heapq.heappush(best, entry)
         elif entry[:2] > best[0][:2]:
             heapq.heapreplace(best, entry)
-    return [row for _, _, row in sorted(best, key=lambda one: (-one[0], one[1]))]
+    return [row for _, _, row in sorted(best, key=lambda entry: (-entry[0], entry[1]))]
 
 
-def _rows(sources: Sequence[Source], human: str, seed: int) -> Iterator[tuple[int, dict[str, Any]]]:
+def _rows(sources: Sequence[Source], human: str) -> Iterator[dict[str, Any]]:
+    """All documents, with the label of the column `human` ('': none) as HUMAN."""
     for source in sources:
         for batch in source.batches():
             stop.check()
@@ -99,79 +109,61 @@ def _rows(sources: Sequence[Source], human: str, seed: int) -> Iterator[tuple[in
                 label_column(batch, human, source.name)
             names = ["id", "text", "language", *filter(None, [human])]
             for row in batch.select(names).to_pylist():
-                told = row.pop(human) if human else None
-                told = None if told is None or told == "" else str(told)
-                yield _place(seed, row["id"]), row | {HUMAN: told}
-
-
-def _place(seed: int, name: str) -> int:
-    mark = hashlib.blake2b(f"sample {seed} {name}".encode(), digest_size=8).digest()
-    return int.from_bytes(mark, "big")
+                label = row.pop(human) if human else None
+                yield row | {HUMAN: None if label is None or label == "" else str(label)}
 
 
 def labelled(rows: Sequence[dict[str, Any]], teacher: LmScorer) -> list[dict[str, Any]]:
     """The rows whose label the teacher knows, with LABEL and SCORE (a scale's; else null)."""
-    found = []
-    for start in range(0, len(rows), ASKED_AT_ONCE):
+    known = []
+    for start in range(0, len(rows), ASK_BATCH):
         stop.check()
-        some = rows[start : start + ASKED_AT_ONCE]
-        answers = teacher.answers([row["text"] for row in some])
-        for row, (label, score) in zip(some, answers, strict=True):
+        batch = rows[start : start + ASK_BATCH]
+        answers = teacher.answers([row["text"] for row in batch])
+        for row, (label, score) in zip(batch, answers, strict=True):
             if label is not None:
-                found.append(row | {LABEL: label, SCORE: score})
-    return found
+                known.append(row | {LABEL: label, SCORE: score})
+    return known
 
 
 def compare(
     rows: Sequence[dict[str, Any]], student: Scorer, teacher: LmScorer, seed: int
 ) -> dict[str, Any]:
-    """Agreement of student and teacher on what was held out, and of both with people there."""
+    """Agreement of student and teacher on held-out documents, and of both with human labels."""
     held = [row for row in rows if is_held_out(seed, row["id"])]
-    found: dict[str, Any] = {"held_out": len(held)}
+    figures: dict[str, Any] = {"held_out": len(held)}
     if not held:
-        return found
+        return figures
     scores = student.score([row["text"] for row in held])
     numeric = teacher.prompt.numeric
-    told = _numbers(scores) if numeric else np.stack(list(scores.values()), -1)
+    predicted = _numbers(scores) if numeric else np.stack(list(scores.values()), -1)
     names, column = tuple(scores), SCORE if numeric else LABEL
-    found["student_and_lm"] = _agreement(names, [row[column] for row in held], told)
+    figures["student_and_lm"] = _agreement(names, [row[column] for row in held], predicted)
     people = [number for number, row in enumerate(held) if row[HUMAN] is not None]
     if people:
         human = [held[number][HUMAN] for number in people]
-        found["student_and_people"] = _agreement(names, human, told[people])
-        given = [held[number][column] for number in people]
+        figures["student_and_people"] = _agreement(names, human, predicted[people])
+        by_lm = [held[number][column] for number in people]
         answers = teacher.prompt.answers
-        said = np.array(given, float) if numeric else _hot(answers, given)
-        found["lm_and_people"] = _agreement(answers, human, said)
-    return found
+        # a label as scores: one-hot [n, answers]
+        one_hot = np.array([[name == label for name in answers] for label in by_lm], float)
+        lm_scores = np.array(by_lm, float) if numeric else one_hot
+        figures["lm_and_people"] = _agreement(answers, human, lm_scores)
+    return figures
 
 
 def _numbers(scores: dict[str, np.ndarray]) -> np.ndarray:
     """A number float64[n] of each text: the score, or the mean of labels that are numbers."""
     if len(scores) == 1:
         return next(iter(scores.values())).astype(np.float64)
-    chances = np.stack(list(scores.values()), -1).astype(np.float64)
-    return chances @ np.array([float(name) for name in scores]) / chances.sum(-1)
+    probabilities = np.stack(list(scores.values()), -1).astype(np.float64)  # [n, labels]
+    return probabilities @ np.array([float(name) for name in scores]) / probabilities.sum(-1)
 
 
-def _hot(names: Sequence[str], given: Sequence[str]) -> np.ndarray:
-    return np.array([[name == one for name in names] for one in given], float)
-
-
-def _agreement(names: Sequence[str], true: Sequence[Any], told: np.ndarray) -> dict[str, Any]:
-    if told.ndim == 1:
-        figures = held_out_metrics.numbers(np.array(true, float), told)
+def _agreement(names: Sequence[str], true: Sequence[Any], predicted: np.ndarray) -> dict[str, Any]:
+    if predicted.ndim == 1:
+        figures = held_out_metrics.numbers(np.array(true, float), predicted)
     else:
-        figures = held_out_metrics.one_of(tuple(names), list(true), told)[0]
+        figures = held_out_metrics.one_of(tuple(names), list(true), predicted)[0]
+    # without the figures that are NaN, which is not equal to itself
     return {k: v for k, v in asdict(figures).items() if v == v}
-
-
-def _tell(said: dict[str, Any], report: str) -> None:
-    for name, figures in said.items():
-        if isinstance(figures, dict):
-            shown = ", ".join(
-                f"{k.replace('_', ' ')} {v:.4g}" for k, v in figures.items() if k != "documents"
-            )
-            pair, count = name.replace("_", " "), figures["documents"]
-            notes.note(f"{pair}: {shown} of {count:,} documents")
-    notes.note(f"→ {report}")

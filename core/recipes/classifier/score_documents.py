@@ -6,7 +6,7 @@ from dataclasses import replace
 from sabia.core import notes
 from sabia.core.errors import UsageError
 from sabia.core.options.classify import ClassifyOptions
-from sabia.core.recipes.classifier.lm_scorer import asked
+from sabia.core.recipes.classifier.lm_scorer import lm_scorer
 from sabia.core.shards.job import Job
 from sabia.core.text.classify import stage
 from sabia.core.text.classify.scorers import Scorer, named, open_scorer, split_name
@@ -15,20 +15,20 @@ from sabia.core.text.classify.scorers import Scorer, named, open_scorer, split_n
 def run(job: Job, options: ClassifyOptions) -> None:
     """Score the job's inputs; raises what the scorers and the shards raise."""
     scorers = _opened(options)
-    asker = asked(options)
+    asker = lm_scorer(options)
     if asker is None:
         stage.run(job, options, scorers)
         return
     if job.jobs > 1:
-        notes.note(f"-j {job.jobs}: a language model is asked by one process; see --concurrency")
+        notes.note(f"-j {job.jobs}: only one process asks a language model; see --concurrency")
     with asker:
         stage.run(replace(job, jobs=1), options, [*scorers, asker])
-        notes.note(asker.said())
+        notes.note(asker.summary())
 
 
 def _opened(options: ClassifyOptions) -> list[Scorer]:
-    """The scorers of `PATH` or `NAME=PATH`; a directory's model is the core's."""
-    given = [split_name(one) for one in options.model]
+    """The scorers of `PATH` or `NAME=PATH`; a directory is a model of the core."""
+    given = [split_name(value) for value in options.model]
     directories = any(os.path.isdir(path) for _, path in given)
     local = options.ask and not options.url
     for name in ("length", "long", "precision", *([] if local else ["backend"])):

@@ -94,10 +94,10 @@ def test_an_endpoint_is_asked_once_and_never_guessed_for(tmp_path: Path) -> None
         again = ask.enter_context(LmScorer(LABELS, options))
         np.testing.assert_array_equal(again.score(many)["kind_bad"], found["kind_bad"])
         assert sum(stub.delivered.values()) == paid
-        assert "21 cached" in again.said()
+        assert "21 cached" in again.summary()
     with LmScorer(replace(LABELS, instruction="Else?"), options) as gone, pytest.raises(SabiaError):
         # an outage ends the run: it is no score
-        gone.door.client._max_tries, gone.door.client._outage_s = 1, 0.1  # type: ignore[attr-defined]
+        gone.backend.client._max_tries, gone.backend.client._outage_s = 1, 0.1  # type: ignore[attr-defined]
         gone.score(["anything"])
 
 
@@ -117,7 +117,7 @@ def test_a_local_model_says_how_likely(tmp_path: Path) -> None:
     assert found[1] == pytest.approx(shares @ np.arange(6) / shares.sum(), rel=1e-5)
     again = LmScorer(SCALE, options)
     np.testing.assert_array_equal(again.score(many)["worth"], found)
-    assert "4 cached" in again.said()
+    assert "4 cached" in again.summary()
 
 
 @pytest.mark.parametrize("numeric", [False, pytest.param(True, marks=pytest.mark.slow)])

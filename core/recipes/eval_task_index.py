@@ -1,11 +1,11 @@
-"""Benchmarks as tasks of `eval` name them, as the index that `dedup --decontaminate` looks for.
+"""`dedup --decontaminate`: the index of the benchmark items in task files of `eval`.
 
-One index serves both: eval writes it (`--index`), dedup cleans by it or builds the same one from
-the task files, and eval tells, by digest, which of its tasks a corpus was not cleaned of, or was
-cleaned of in another version.
+Both commands use one index: eval writes it (`--index`), dedup removes its items from documents or
+builds the same one from the task files. By its digests eval reports the tasks whose items were not
+removed from a corpus, or were removed in another version.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import reduce
 from pathlib import Path
@@ -23,12 +23,12 @@ from sabia.core.text.dedup.first_pass import choose_engine
 
 
 def run(job: Job, options: DedupOptions) -> None:
-    """Clean the job's documents of the items of benchmarks."""
+    """Remove the items of benchmarks from the job's documents."""
     stage.run(job, options, index_of(options.decontaminate))
 
 
 def index_of(benches: Sequence[str]) -> Index:
-    """The index of task files (.toml), folders of them, and indices (.parquet), taken together."""
+    """The merged index of task files (.toml), folders of them, and indices (.parquet)."""
     tasks: list[Task] = []
     indices: list[Index] = []
     for name in benches:
@@ -40,7 +40,10 @@ def index_of(benches: Sequence[str]) -> Index:
         if path.suffix == ".parquet":
             indices.append(Index.load(name))
         elif path.is_dir():
-            tasks += [load_task(str(one), "--decontaminate") for one in _tasks_in(path)]
+            in_folder = sorted(path.glob("*.toml"))
+            if not in_folder:
+                raise UsageError(f"--decontaminate: {path}: no task in it (expected *.toml)")
+            tasks += [load_task(str(task), "--decontaminate") for task in in_folder]
         elif path.suffix == ".toml":
             tasks.append(load_task(name, "--decontaminate"))
         else:
@@ -52,29 +55,21 @@ def index_of(benches: Sequence[str]) -> Index:
     return reduce(Index.merged, indices)
 
 
-def _tasks_in(folder: Path) -> list[Path]:
-    found = sorted(folder.glob("*.toml"))
-    if not found:
-        raise UsageError(f"--decontaminate: {folder}: no task in it (expected *.toml)")
-    return found
-
-
 def build(tasks: Sequence[Task]) -> Index:
-    """The index of all rows of some tasks, those that serve as examples too."""
-    exams = (exam for task in tasks for exam in _exams(task))
+    """The index of all rows of some tasks, including those that are few-shot examples."""
+    every_row = [replace(task, shots=0, shots_data="", limit=0) for task in tasks]
+    exams = (
+        Exam(task.name, item.id, _question(item), item.choices, _answer(item))
+        for task in every_row
+        for item in load_items(task)
+    )
     return Index.build(exams, choose_engine("auto"))
 
 
-def _exams(task: Task) -> Iterator[Exam]:
-    whole = replace(task, shots=0, shots_data="", limit=0)
-    for item in load_items(whole):
-        yield Exam(task.name, item.id, _question(item), item.choices, _answer(item))
-
-
 def _question(item: Item) -> str:
-    """The prompt; of a conversation what is not the system's word."""
-    said = [m["content"] for m in item.messages if m["role"] != "system"]
-    return item.text or "\n".join(said)
+    """The prompt; of a conversation all messages but the system's."""
+    turns = [m["content"] for m in item.messages if m["role"] != "system"]
+    return item.text or "\n".join(turns)
 
 
 def _answer(item: Item) -> str:
@@ -84,9 +79,9 @@ def _answer(item: Item) -> str:
 
 
 def write_or_compare(path: str, tasks: Sequence[Task], force: bool = False) -> str:
-    """Write the index of these tasks, or say how they differ from the one that is there.
+    """Write the index of these tasks, or report how they differ from the existing one.
 
-    Returns one line for a report. With `force` an index that is there is written anew.
+    Returns one line for a report. With `force` an existing index is replaced.
     """
     index = build(tasks)
     if force or not Path(path).exists():
@@ -103,8 +98,9 @@ def write_or_compare(path: str, tasks: Sequence[Task], force: bool = False) -> s
     for name in changed:
         notes.warn(f"task {name} has other items than in {path}; --force writes the index anew")
     same = len(index.tasks) - len(missing) - len(changed)
-    told = [f"{same} of {len(index.tasks)} tasks as in the index {path}"]
-    told += [f"missing: {', '.join(missing)}"] if missing else []
-    told += [f"changed: {', '.join(changed)}"] if changed else []
-    notes.note("; ".join(told))
-    return "; ".join(told)
+    parts = [f"{same} of {len(index.tasks)} tasks as in the index {path}"]
+    parts += [f"missing: {', '.join(missing)}"] if missing else []
+    parts += [f"changed: {', '.join(changed)}"] if changed else []
+    line = "; ".join(parts)
+    notes.note(line)
+    return line
