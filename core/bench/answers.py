@@ -1,8 +1,8 @@
-"""Answers: what a model wrote to each item, generated here or read from records.
+"""Answers: a model's output for each item, generated here or read from records.
 
 Records have a column response, completion, text or answer, and the item's id in `id`, `item_id`,
-`prompt_id` or by the task's own id template; rows that repeat an id are samples 0, 1, … of it. A
-column `model` splits them by model.
+`prompt_id` or by the task's id template; rows that repeat an id are samples 0, 1, … of it. A column
+`model` names the model.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -28,7 +28,7 @@ QUESTION_CHARACTERS = 500
 
 @dataclass(frozen=True)
 class Answer:
-    """One sample of one item. messages: the conversation it answers, where records hold it."""
+    """One sample of one item. messages: the conversation it answers, if the records have it."""
 
     item_id: str
     sample: int
@@ -39,7 +39,8 @@ class Answer:
 
 
 def sampling_of(task: Task, options: EvalOptions) -> tuple[int, float]:
-    """(samples, temperature) for a task; refuses copies of one greedy answer."""
+    """(samples, temperature) for a task; raises UsageError for several greedy samples, which would
+    be equal."""
     samples = options.samples or task.samples
     temperature = task.temperature if options.temperature is None else options.temperature
     if samples > 1 and temperature == 0:
@@ -55,45 +56,47 @@ def generate(
 ) -> list[Answer]:
     """Answers by the local engine, in the order of the items.
 
-    Random numbers are named by seed, task, item and sample, so two models see the same ones.
-    Prompts too long for the model lose tokens on the left; how many did is said.
+    Random numbers are a function of seed, task, item and sample, so two models use the same ones.
+    Prompts too long for the model are truncated on the left, with a warning.
     """
     samples, temperature = sampling_of(task, options)
-    room = engine.spec.max_positions - task.max_new_tokens
-    if room < 1:
+    prompt_limit = engine.spec.max_positions - task.max_new_tokens
+    if prompt_limit < 1:
         raise UsageError(
             f"{task.name}: max_new_tokens {task.max_new_tokens} do not fit the model's context of "
             f"{engine.spec.max_positions}"
         )
     encoded = [prompt_ids(item, tokenizer) for item in items]
-    if cut := sum(len(ids) > room for ids in encoded):
-        notes.warn(f"{task.name}: {cut} of {len(items)} prompts cut on the left to {room} tokens")
+    if cut := sum(len(ids) > prompt_limit for ids in encoded):
+        notes.warn(
+            f"{task.name}: {cut} of {len(items)} prompts cut on the left to {prompt_limit} tokens"
+        )
     requests = [
-        Request(ids[-room:], task.max_new_tokens, temperature, top_p=task.top_p, stop=task.stop,
-                seed=options.seed, n=samples, id=f"{task.name}/{item.id}")
+        Request(ids[-prompt_limit:], task.max_new_tokens, temperature, top_p=task.top_p,
+                stop=task.stop, seed=options.seed, n=samples, id=f"{task.name}/{item.id}")
         for ids, item in zip(encoded, items, strict=True)
     ]  # fmt: skip
     names = {r.name: item.id for r, item in zip(requests, items, strict=True)}
     order = {item.id: number for number, item in enumerate(items)}
-    found = []
+    answers = []
     with progress(len(items) * samples, task.name, "answers") as bar:
         for done in engine.stream(requests):
             stop.check()
             item, reason = names[done.request_id], done.finish_reason
-            found.append(Answer(item, done.sample, done.text, reason, len(done.tokens)))
+            answers.append(Answer(item, done.sample, done.text, reason, len(done.tokens)))
             bar.advance()
-    return sorted(found, key=lambda answer: (order[answer.item_id], answer.sample))
+    return sorted(answers, key=lambda answer: (order[answer.item_id], answer.sample))
 
 
 def prompt_ids(item: Item, tokenizer: Any) -> list[int]:
-    """Token ids of an item's prompt, the assistant's turn opened where it is a conversation."""
+    """Token ids of an item's prompt, with a generation prompt if it is a conversation."""
     if item.messages:
         return tokenizer.encode(render_chat(item.messages, tokenizer, add_generation_prompt=True))
     return tokenizer.encode(item.text, bos=True)
 
 
 def ask(client: Any, task: Task, items: Sequence[Item], options: EvalOptions) -> list[Answer]:
-    """Answers by an OpenAI-compatible endpoint; Failed where one came to nothing."""
+    """Answers by an OpenAI-compatible endpoint; raises Failed if one failed."""
     samples, temperature = sampling_of(task, options)
     cells = [(item, sample) for item in items for sample in range(samples)]
     requests = [
@@ -101,7 +104,7 @@ def ask(client: Any, task: Task, items: Sequence[Item], options: EvalOptions) ->
                     task.stop, vote=sample)
         for item, sample in cells
     ]  # fmt: skip
-    found = []
+    answers = []
     for (item, sample), reply in zip(cells, client.chat(requests), strict=True):
         if reply.text is None:
             raise Failed(
@@ -109,15 +112,15 @@ def ask(client: Any, task: Task, items: Sequence[Item], options: EvalOptions) ->
                 "answers so far are cached: run again"
             )
         tokens = reply.usage.completion_tokens
-        found.append(Answer(item.id, sample, reply.text, reply.finish_reason or "", tokens))
-    return found
+        answers.append(Answer(item.id, sample, reply.text, reply.finish_reason or "", tokens))
+    return answers
 
 
 def read_answers(
     task: Task, rows: Iterable[Mapping[str, Any]], name: str
 ) -> dict[str, list[Answer]]:
-    """Answers by model; `name` is the model of rows that name none."""
-    found: dict[str, list[Answer]] = {}
+    """Answers by model; `name` is the model of rows without one."""
+    answers: dict[str, list[Answer]] = {}
     seen: dict[tuple[str, str], int] = {}
     for number, row in enumerate(rows):
         column = next((c for c in TEXT_COLUMNS if row.get(c) is not None), None)
@@ -132,8 +135,8 @@ def read_answers(
             for m in row.get("messages") or ()
         )
         answer = Answer(item, sample, str(row[column]), messages=messages)
-        found.setdefault(model, []).append(answer)
-    return found
+        answers.setdefault(model, []).append(answer)
+    return answers
 
 
 def _item_id(task: Task, row: Mapping[str, Any], number: int) -> str:
@@ -148,7 +151,7 @@ def _item_id(task: Task, row: Mapping[str, Any], number: int) -> str:
 def matched(
     task: Task, items: Sequence[Item], answers: Sequence[Answer], model: str
 ) -> list[tuple[Item, Answer]]:
-    """Items with their answers; says how many items have none. BadData where nothing fits."""
+    """Items with their answers; warns if items have none. Raises BadData if no id matches."""
     by_id = {item.id: item for item in items}
     pairs = [(by_id[answer.item_id], answer) for answer in answers if answer.item_id in by_id]
     if not pairs:
@@ -161,21 +164,21 @@ def matched(
 
 
 def detail_of(item: Item, answer: Answer, more: Mapping[str, Any]) -> dict[str, Any]:
-    """What a report shows of an answer; the question goes with its first sample."""
-    found: dict[str, Any] = {"response": answer.text, **more}
+    """The details of an answer for the report; the first sample includes the question."""
+    detail: dict[str, Any] = {"response": answer.text, **more}
     if answer.finish_reason:
-        found |= {"finish_reason": answer.finish_reason, "tokens": answer.tokens}
+        detail |= {"finish_reason": answer.finish_reason, "tokens": answer.tokens}
     if answer.sample == 0:
-        found["question"] = item.question[-QUESTION_CHARACTERS:]
-    return found
+        detail["question"] = item.question[-QUESTION_CHARACTERS:]
+    return detail
 
 
 def score_exact(task: Task, model: str, pairs: Sequence[tuple[Item, Answer]]) -> list[Score]:
     """Score rows of exact_match."""
     rows: list[Score] = []
     for item, answer in pairs:
-        right, found = exact_match(task, answer.text, str(item.answer))
-        detail = detail_of(item, answer, {"extracted": found, "answer": item.answer})
+        right, extracted = exact_match(task, answer.text, str(item.answer))
+        detail = detail_of(item, answer, {"extracted": extracted, "answer": item.answer})
         values = {"exact_match": right}
         rows += scores_of(model, task.name, item.id, answer.sample, values, detail)
     return rows

@@ -1,8 +1,8 @@
-"""Log-likelihoods from an OpenAI-compatible endpoint, if it really gives them.
+"""Log-likelihoods from an OpenAI-compatible endpoint, after a check that it returns them.
 
-Scoring a continuation needs `/completions` with `echo` and `logprobs`. Several servers take these
-fields and ignore them; every option then scores alike and a task comes out at exact chance without
-an error. So one call with a known text is made first, and an endpoint that does not give a
+Scoring a continuation needs `/completions` with `echo` and `logprobs`. Several servers accept these
+fields and ignore them; then all options have equal scores and a task has chance accuracy without an
+error. So one call with a known text is made first, and an endpoint that does not return a
 log-probability for each of its tokens is refused.
 """
 
@@ -61,16 +61,16 @@ class PromptScorer:
         """`score` of many questions, several at a time."""
         with ThreadPoolExecutor(self.concurrency) as pool:
             futures = [pool.submit(self.score, *question) for question in questions]
-            found = []
+            loglikelihoods = []
             for future in futures:
                 stop.check()
-                found.append(future.result())
-        return found
+                loglikelihoods.append(future.result())
+        return loglikelihoods
 
     def _one(self, context: str, text: str) -> float:
         offsets, logprobs = self._echo(context + text)
         start, end = len(context), len(context) + len(text)
-        # a token that straddles the border counts as the continuation's, as its text begins there
+        # a token across the boundary counts as part of the continuation
         ends = [*offsets[1:], end]
         scored: list[Any] = [
             p for p, first, last in zip(logprobs, offsets, ends, strict=True)
@@ -123,4 +123,4 @@ class PromptScorer:
 
 
 class _Retryable(Failed):
-    """What another try may mend."""
+    """An error that a retry may resolve."""

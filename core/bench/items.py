@@ -43,7 +43,7 @@ class Item:
 
     @property
     def question(self) -> str:
-        """The prompt for people."""
+        """The prompt as text for a report."""
         return self.text or "\n\n".join(f"[{m['role']}] {m['content']}" for m in self.messages)
 
     @property
@@ -158,16 +158,16 @@ def _messages(task: Task, row: Row) -> tuple[Message, ...]:
 def _choices(task: Task, row: Row) -> tuple[str, ...]:
     if task.kind != "multiple_choice":
         return ()
-    found = task.choices if isinstance(task.choices, tuple) else value(task.choices, row)
-    if isinstance(found, str):
-        found = json.loads(found)
-    if not isinstance(found, list | tuple) or len(found) < 2:
-        raise BadData(f"choices {found!r:.60} (expected a list of two or more)")
-    return tuple(str(choice) for choice in found)
+    choices = task.choices if isinstance(task.choices, tuple) else value(task.choices, row)
+    if isinstance(choices, str):
+        choices = json.loads(choices)
+    if not isinstance(choices, list | tuple) or len(choices) < 2:
+        raise BadData(f"choices {choices!r:.60} (expected a list of two or more)")
+    return tuple(str(choice) for choice in choices)
 
 
 def choice_index(given: Any, choices: Sequence[str]) -> int:
-    """The index meant by a 0-based number, the text of a choice, or its letter."""
+    """The index of a choice from a 0-based number, its text, or its letter."""
     if isinstance(given, int) and not isinstance(given, bool) and 0 <= given < len(choices):
         return given
     text = str(given)
@@ -206,7 +206,7 @@ def _template(text: str) -> Any:
 
 
 def render(template: str, row: Row) -> str:
-    """A template with the columns of a row; BadData for an undefined name."""
+    """A template with the columns of a row; raises BadData for an undefined name."""
     try:
         return str(_template(template).render(**row))
     except jinja2.TemplateError as error:
@@ -224,7 +224,7 @@ def _check_unique(task: Task, items: Sequence[Item]) -> None:
 
 
 def target_text(task: Task, item: Item) -> str:
-    """How an example shows its answer."""
+    """The answer of a few-shot example as text."""
     if task.target:
         return render(task.target, item.fields)
     if isinstance(item.answer, int):

@@ -1,10 +1,10 @@
-"""Rubric tasks: an answer judged item by item, or given points by an official key.
+"""Rubric tasks: an answer is graded item by item, or given points by an official key.
 
 `items`: every rubric item gets a verdict (by a verifier or the judge); the score is the share of
 the positive weight, and the points are the weights met. `points`: the judge reads the key and
 gives a number of points, as examiners do; it is read from [[0.65]], from JSON, or from a last line
-such as `Total: 0,65`; parts are added up here rather than trusted to the judge. What cannot be
-read, or lies outside of 0 to the maximum, is no verdict, never a zero.
+such as `Total: 0,65`; parts are summed here and not by the judge. An unreadable reply, or a number
+outside 0 to the maximum, is no verdict and never a zero.
 """
 
 import json
@@ -35,15 +35,15 @@ _SLACK = 1e-6
 
 
 @dataclass(frozen=True)
-class Judged:
-    """An answer's metric values (NO_VERDICT alone where there is none) and how they came about."""
+class JudgedAnswer:
+    """An answer's metric values (only NO_VERDICT if there is none) and their details."""
 
     values: dict[str, float]
     detail: dict[str, Any]
 
 
 def rubric_of(value: Any) -> Rubric:
-    """The rubric of a row; items may say `points` for weight."""
+    """The rubric of a row; items may have `points` instead of `weight`."""
     if isinstance(value, str):
         try:
             value = json.loads(value)
@@ -59,28 +59,28 @@ def rubric_of(value: Any) -> Rubric:
     return parse_rubric(fitted if isinstance(value, list) else {**value, "items": fitted})
 
 
-def judge_items(cases: Sequence[Case], grader: Grader) -> list[Judged]:
-    """Verdict by verdict; `share` and `points` of each case."""
+def judge_items(cases: Sequence[Case], grader: Grader) -> list[JudgedAnswer]:
+    """`share` and `points` of each case from the verdicts on its items."""
     return [_graded(case, grade) for case, grade in zip(cases, grader.grade(cases), strict=True)]
 
 
-def _graded(case: Case, grade: Any) -> Judged:
+def _graded(case: Case, grade: Any) -> JudgedAnswer:
     detail = {"items": grade.items(), "response": case.text}
     if grade.score is None:
-        return Judged({NO_VERDICT: 1.0}, detail)
+        return JudgedAnswer({NO_VERDICT: 1.0}, detail)
     points = sum(item["points"] for item in grade.items())
     maximum = sum(max(weight, 0.0) for _, _, weight in grade.verdicts)
-    return Judged({"share": grade.score, "points": points, MAXIMUM: maximum}, detail)
+    return JudgedAnswer({"share": grade.score, "points": points, MAXIMUM: maximum}, detail)
 
 
 def items_grader(judge: Any, max_unknown: float = 0.0) -> Grader:
-    """What `judge_items` takes."""
+    """The grader for `judge_items`."""
     return Grader({RUBRIC: 1.0}, judge, max_unknown)
 
 
 @dataclass(frozen=True)
-class Exam:
-    """An answer to be given points: at most `maximum`, by `key`."""
+class PointsQuestion:
+    """An answer to be graded with points: at most `maximum`, by `key`."""
 
     messages: Sequence[Mapping[str, Any]]
     response: str
@@ -89,57 +89,62 @@ class Exam:
 
 
 def key_text(rubric: Any) -> str:
-    """The official key as text: as it is, or a line for each item."""
+    """The official key as text: unchanged, or one line per item."""
     if isinstance(rubric, str) and not rubric.lstrip().startswith(("[", "{")):
         return rubric
     items = rubric_of(rubric).items
     return "\n".join(f"- {item.text} ({item.weight:g} points)" for item in items)
 
 
-def points_messages(exam: Exam) -> list[dict[str, str]]:
+def points_messages(question: PointsQuestion) -> list[dict[str, str]]:
     """The chat that asks for the points of an answer."""
-    asked = "\n\n".join(f"[{m['role']}]\n{m.get('content') or ''}" for m in exam.messages)
-    mark = nonce("points", exam.response)
+    asked = "\n\n".join(f"[{m['role']}]\n{m.get('content') or ''}" for m in question.messages)
+    mark = nonce("points", question.response)
     text = (
-        f"<question>\n{asked}\n</question>\n\n<key>\n{exam.key}\n</key>\n\n"
-        f"<answer-{mark}>\n{exam.response}\n</answer-{mark}>\n\n"
-        f"The question is worth {exam.maximum:g} points."
+        f"<question>\n{asked}\n</question>\n\n<key>\n{question.key}\n</key>\n\n"
+        f"<answer-{mark}>\n{question.response}\n</answer-{mark}>\n\n"
+        f"The question is worth {question.maximum:g} points."
     )
     return [{"role": "system", "content": SYSTEM}, {"role": "user", "content": text}]
 
 
-def judge_points(exams: Sequence[Exam], client: Any, max_tokens: int = 2048) -> list[Judged]:
+def judge_points(
+    questions: Sequence[PointsQuestion], client: Any, max_tokens: int = 2048
+) -> list[JudgedAnswer]:
     """Points of each answer by a judge behind `client`."""
-    requests = [ChatRequest(points_messages(exam), max_tokens=max_tokens, seed=0) for exam in exams]
+    requests = [
+        ChatRequest(points_messages(question), max_tokens=max_tokens, seed=0)
+        for question in questions
+    ]
     replies = client.chat(requests)
-    return [_pointed(exam, reply) for exam, reply in zip(exams, replies, strict=True)]
+    return [_pointed(question, reply) for question, reply in zip(questions, replies, strict=True)]
 
 
-def _pointed(exam: Exam, reply: Any) -> Judged:
-    detail = {"response": exam.response, "judgment": reply.text, "judge_error": reply.error}
-    points = read_points(reply.text or "", exam.maximum)
+def _pointed(question: PointsQuestion, reply: Any) -> JudgedAnswer:
+    detail = {"response": question.response, "judgment": reply.text, "judge_error": reply.error}
+    points = read_points(reply.text or "", question.maximum)
     if points is None:
-        return Judged({NO_VERDICT: 1.0}, detail)
-    share = points / exam.maximum if exam.maximum > 0 else 0.0
-    return Judged({"points": points, "share": share, MAXIMUM: exam.maximum}, detail)
+        return JudgedAnswer({NO_VERDICT: 1.0}, detail)
+    share = points / question.maximum if question.maximum > 0 else 0.0
+    return JudgedAnswer({"points": points, "share": share, MAXIMUM: question.maximum}, detail)
 
 
 def read_points(text: str, maximum: float) -> float | None:
-    """The points in a judge's reply, between 0 and the maximum; None where there are none."""
-    found = _from_items(text)
-    if found is None:
+    """The points in a judge's reply, between 0 and the maximum; None if there are none."""
+    points = _from_items(text)
+    if points is None:
         last = text.strip().rpartition("\n")[2]
         for pattern, where in ((_BRACKETS, text), (_TOTAL, text), (_LAST_LINE, last)):
             if matches := pattern.findall(where):
-                found = float(matches[-1].replace(",", "."))
+                points = float(matches[-1].replace(",", "."))
                 break
-    if found is None or not -_SLACK <= found <= maximum + _SLACK:
+    if points is None or not -_SLACK <= points <= maximum + _SLACK:
         return None
-    return min(max(found, 0.0), maximum)
+    return min(max(points, 0.0), maximum)
 
 
 def _from_items(text: str) -> float | None:
-    """Points of a JSON reply: its items added up, else the number it gives."""
+    """Points of a JSON reply: the sum over its items, else its total."""
     for value in json_values(text):
         if not isinstance(value, Mapping):
             continue

@@ -1,12 +1,12 @@
-"""Log-likelihoods of given continuations and of whole documents, in either backend.
+"""Log-likelihoods of given continuations and of whole documents, on either backend.
 
-The options of a question share all tokens up to where they first differ: that prefix is run once,
-its keys and values fan out to one cache row an option, and only the options' own tokens are run
-for each (torch). JAX scores whole rows, padded to a few shapes so that few programs are compiled.
-Logits exist only at the positions that predict a scored token. Tokens of a continuation are
-tokens(context + continuation) behind the first len(tokens(context)); rows too long for the model
-lose tokens on the left; documents are scored in windows that overlap by one token, as
-lm-evaluation-harness does.
+The options of a question share all tokens up to where they first differ. In torch that prefix is
+run once, its keys and values are copied to one cache row per option, and only the remaining tokens
+are run for each option. JAX scores whole rows, padded to a few shapes so that few programs are
+compiled. Logits are computed only at the positions that predict a scored token. Tokens of a
+continuation are tokens(context + continuation) after the first len(tokens(context)); rows too long
+for the model are truncated on the left; documents are scored in windows that overlap by one token,
+as in lm-evaluation-harness.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -26,7 +26,7 @@ from sabia.core.spec.model import check_predicts
 
 BATCH_TOKENS = 4_096
 CACHE_BYTES = 1 << 30
-LENGTH_STEP = 64  # jax: row lengths are padded to multiples of this times a power of two
+LENGTH_STEP = 64  # JAX: row lengths are padded to this times a power of two
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class Row:
     scored: int
 
     def fitting(self, context: int) -> "Row":
-        """The row without what a model of `context` positions cannot see (its left end)."""
+        """The row truncated on the left to the context of a model of `context` positions."""
         kept = self.ids[-(context + 1) :]
         return Row(kept, min(self.scored, len(kept) - 1))
 
@@ -47,8 +47,8 @@ def encode_options(
 ) -> tuple[Row, ...]:
     """A row for each continuation of `context`.
 
-    White space at the context's end moves to the continuations. `special`: the context is a
-    rendered chat, which holds its own special tokens; otherwise the tokenizer adds its BOS.
+    White space at the end of the context is moved to the continuations. `special`: the context is a
+    rendered chat, which has its own special tokens; otherwise the tokenizer adds its BOS.
     """
     if not special and (bare := context.rstrip()) != context:
         tail, context = context[len(bare) :], bare
@@ -66,7 +66,7 @@ def encode_options(
 
 
 def prefix_token(tokenizer: Any) -> int:
-    """What stands before the first token of a text: BOS, else end of document."""
+    """The token before the first token of a text: BOS, else end of document."""
     for token in (tokenizer.bos_id, tokenizer.eos_id):
         if token is not None:
             return token
@@ -109,7 +109,7 @@ class Scorer:
 
     @property
     def context(self) -> int:
-        """Positions the model has."""
+        """Maximum number of positions of the model."""
         return self.spec.max_positions
 
     def score(self, questions: Sequence[Sequence[Row]]) -> list[np.ndarray]:
@@ -119,19 +119,19 @@ class Scorer:
         """
         fitted = [[row.fitting(self.context) for row in rows] for rows in questions]
         self._check(fitted)
-        found = [np.zeros(len(rows)) for rows in fitted]
+        loglikelihoods = [np.zeros(len(rows)) for rows in fitted]
         alone: list[tuple[int, int]] = []
         with progress(sum(map(len, fitted)), "score", "texts") as bar:
             for batch in self._batches(fitted, alone):
                 stop.check()
-                self._score_shared(fitted, batch, found)
+                self._score_shared(fitted, batch, loglikelihoods)
                 bar.advance(sum(len(fitted[question]) for question, _ in batch))
             for cells in self._cells(fitted, alone):
                 stop.check()
                 for (q, o), value in zip(cells, self._score_rows(fitted, cells), strict=True):
-                    found[q][o] = value
+                    loglikelihoods[q][o] = value
                 bar.advance(len(cells))
-        return found
+        return loglikelihoods
 
     def _check(self, questions: Sequence[Sequence[Row]]) -> None:
         largest = max((max(row.ids) for rows in questions for row in rows), default=0)
@@ -144,9 +144,10 @@ class Scorer:
     def _batches(
         self, questions: Sequence[Sequence[Row]], alone: list[tuple[int, int]]
     ) -> Iterator[list[tuple[int, int]]]:
-        """(question, length of its shared prefix), in batches; what shares nothing goes to `alone`.
+        """(question, length of its shared prefix), in batches; rows without one are added to
+        `alone`.
 
-        Questions of like length come together, so that padding is small.
+        Questions of similar length are batched together, so that padding is small.
         """
         shared: list[tuple[int, int]] = []
         for number, rows in enumerate(questions):
@@ -171,9 +172,9 @@ class Scorer:
         self,
         questions: Sequence[Sequence[Row]],
         batch: Sequence[tuple[int, int]],
-        found: list[np.ndarray],
+        loglikelihoods: list[np.ndarray],
     ) -> None:
-        """Run the prefixes once, then every option's own tokens on a copy of their cache."""
+        """Run the prefixes once, then each option's remaining tokens on a copy of their cache."""
         cells = [(q, o, p) for q, p in batch for o in range(len(questions[q]))]
         tails = [questions[q][o].ids[p:] for q, o, p in cells]
         width, widest = max(map(len, tails)) - 1, max(p for _, p in batch)
@@ -181,8 +182,8 @@ class Scorer:
         prefixes = padded([questions[q][0].ids[:p] for q, p in batch], widest)
         positions = np.tile(np.arange(widest), (len(batch), 1))
         before = self._hidden(prefixes, positions, cache)
-        place = {q: row for row, (q, _) in enumerate(batch)}
-        owner = np.array([place[q] for q, _, _ in cells])
+        row_of = {q: row for row, (q, _) in enumerate(batch)}
+        owner = np.array([row_of[q] for q, _, _ in cells])
         states = [before[owner, np.array([p - 1 for _, _, p in cells])][:, None]]
         if width:
             starts = np.array([p for _, _, p in cells])[:, None]
@@ -198,12 +199,12 @@ class Scorer:
             targets[row, len(tail) - scored : len(tail)] = tail[len(tail) - scored :]
         losses = self._losses(self.ops.concat(states, 1), targets)
         for (q, o, _), loss in zip(cells, losses.sum(1), strict=True):
-            found[q][o] = -loss
+            loglikelihoods[q][o] = -loss
 
     def _cells(
         self, questions: Sequence[Sequence[Row]], alone: Sequence[tuple[int, int]]
     ) -> Iterator[list[tuple[int, int]]]:
-        """Rows to score whole, in batches of like length."""
+        """Rows that are scored whole, in batches of similar length."""
 
         def length(cell: tuple[int, int]) -> int:
             return len(questions[cell[0]][cell[1]].ids)
@@ -261,7 +262,7 @@ class Scorer:
 def grouped(
     cells: Iterable[tuple[int, int]], too_large: Callable[[Sequence[tuple[int, int]]], bool]
 ) -> Iterator[list[tuple[int, int]]]:
-    """The cells in order, in batches of as many as are not too large, and of one at least."""
+    """The cells in order, in the largest batches that are not too large, of one cell at least."""
     batch: list[tuple[int, int]] = []
     for cell in cells:
         if batch and too_large([*batch, cell]):
@@ -273,14 +274,14 @@ def grouped(
 
 
 def shared_prefix(rows: Sequence[Row]) -> int:
-    """Tokens that all rows share, and that lie before the first scored one of each."""
+    """Number of leading tokens that all rows share, before the first scored one of each."""
     most = min(len(row.ids) - row.scored for row in rows)
     columns = zip(*(row.ids[:most] for row in rows), strict=True)
     return sum(1 for _ in takewhile(lambda column: len(set(column)) == 1, columns))
 
 
 def padded(rows: Sequence[Sequence[int]], width: int) -> np.ndarray:
-    """ids[B, width], padded with 0 on the right, where no earlier position sees it."""
+    """ids[B, width], padded with 0 on the right, which no earlier position attends to."""
     ids = np.zeros((len(rows), width), np.int64)
     for number, row in enumerate(rows):
         ids[number, : len(row)] = row

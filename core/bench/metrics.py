@@ -1,8 +1,8 @@
-"""What is measured of one answer, and how the items' values become a task's value.
+"""Metrics of one answer, and how the values of items are aggregated over a task.
 
-multiple_choice: `acc` is 1 where the right choice has the greatest summed log-likelihood,
+multiple_choice: `acc` is 1 if the right choice has the greatest summed log-likelihood,
 `acc_norm` the same after division by the choice's characters (Python's, without the delimiter),
-`acc_bytes` by its UTF-8 bytes; the first of equals wins. exact_match: 1 where the extracted,
+`acc_bytes` by its UTF-8 bytes; the first of equals wins. exact_match: 1 if the extracted,
 normalised answer passes the verifier. rubric: `share` of the positive points, or the `points`.
 perplexity: sums over documents, so that a task's value is a ratio of sums. The names and
 definitions of acc, acc_norm, acc_bytes and the perplexities follow lm-evaluation-harness.
@@ -61,7 +61,9 @@ METRICS = {
 }
 LOGLIKELIHOOD = "loglikelihood_nats"
 MAXIMUM = "maximum_points"
-NO_VERDICT = "no_verdict"  # 1 for an item whose judge gave none: it has no score, not a bad one
+NO_VERDICT = (
+    "no_verdict"  # 1 for an item without a verdict, which has no score and not a score of 0
+)
 RATIOS = tuple(name for name, metric in METRICS.items() if metric.aggregate == "ratio")
 KIND_METRICS = {
     "multiple_choice": ("acc", "acc_norm", "acc_bytes"),
@@ -83,7 +85,7 @@ def choice_scores(
 
 
 def document_sums(text: str, loglikelihood: float, tokens: int) -> dict[str, float]:
-    """The rows of a document that perplexities are made of; words split at white space."""
+    """The sums of a document from which perplexities are computed; words split at white space."""
     return {
         LOGLIKELIHOOD: loglikelihood,
         "bytes": float(len(text.encode())),
@@ -96,16 +98,16 @@ def extracted(task: Task, text: str) -> str | None:
     """The answer by the task's pattern (its group 1, if it has one); None without a match."""
     if not task.extract:
         return text.strip()
-    found = list(re.finditer(task.extract, text, re.MULTILINE))
-    if not found:
+    matches = list(re.finditer(task.extract, text, re.MULTILINE))
+    if not matches:
         return None
-    match = found[0 if task.extract_pick == "first" else -1]
+    match = matches[0 if task.extract_pick == "first" else -1]
     picked = match[1] if match.re.groups and match[1] is not None else match[0]
     return picked.strip()
 
 
 def normalised(task: Task, text: str) -> str:
-    """NFC and single spaces, then what the task asks for, in its order."""
+    """NFC and single spaces, then the normalizations of the task, in their order."""
     text = " ".join(unicodedata.normalize("NFC", text).split())
     for name in task.normalize:
         text = _NORMALIZERS[name](text)
@@ -132,9 +134,9 @@ _NORMALIZERS: dict[str, Callable[[str], str]] = {
 
 
 def exact_match(task: Task, text: str, answer: str) -> tuple[float, str | None]:
-    """(1 or 0, what was extracted) for a generated text against the reference answer."""
-    found = extracted(task, text)
-    if found is None:
+    """(1 or 0, the extracted answer) for a generated text against the reference answer."""
+    answer_text = extracted(task, text)
+    if answer_text is None:
         return 0.0, None
-    right = verify(task.verifier, normalised(task, found), normalised(task, answer))
-    return float(right), found
+    right = verify(task.verifier, normalised(task, answer_text), normalised(task, answer))
+    return float(right), answer_text

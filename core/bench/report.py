@@ -1,7 +1,7 @@
-"""The report of an evaluation: one HTML page with charts and tables, and a table for a terminal.
+"""The report of an evaluation: an HTML page with charts and tables, and a table for a terminal.
 
-The page is self-contained (inline SVG, no script, nothing fetched) and stays below about a
-megabyte: examples are cut, and only the most changed items of each comparison are shown.
+The page is self-contained (inline SVG, no script, no external resource) and at most about one
+megabyte: examples are truncated, and only the most changed items of a comparison are shown.
 """
 
 import math
@@ -22,13 +22,13 @@ IDS_SHOWN = 12
 def render(
     summary: Summary, scores: Sequence[Score], title: str, facts: Sequence[tuple[str, str]] = ()
 ) -> str:
-    """The HTML page. facts: name and value of settings to state at the end."""
+    """The HTML page. facts: names and values of settings, listed at the end."""
     parts = [page.paragraph(_lead(summary))]
     parts += [page.section("Results", [*_charts(summary), _results_table(summary)])]
     if summary.comparisons:
         parts.append(page.section("Models compared item by item", _comparisons(summary, scores)))
     if facts:
-        parts.append(page.section("How it was made", [page.table(["what", "value"], facts)]))
+        parts.append(page.section("Settings", [page.table(["what", "value"], facts)]))
     return page.page(title, parts)
 
 
@@ -38,7 +38,7 @@ def _lead(summary: Summary) -> str:
     return (
         f"{models} {'model' if models == 1 else 'models'}, {tasks} "
         f"{'task' if tasks == 1 else 'tasks'}, {sum(items.values()):,} items. Intervals are 95 %; "
-        "how each was computed stands beside it."
+        "the method of each is given beside it."
     )
 
 
@@ -60,8 +60,10 @@ def _charts(summary: Summary) -> list[str]:
 
 
 def _bars(summary: Summary, task: str) -> list[svg.Bar]:
-    found = [summary.result(model, task) for model in summary.models]
-    return [svg.Bar(r.model, r.interval.value, r.interval.low, r.interval.high) for r in found if r]
+    results = [summary.result(model, task) for model in summary.models]
+    return [
+        svg.Bar(r.model, r.interval.value, r.interval.low, r.interval.high) for r in results if r
+    ]
 
 
 def value_text(result: Result) -> str:
@@ -135,11 +137,11 @@ Details = Mapping[tuple[str, str, str], Mapping[str, Any]]
 
 def _details(scores: Sequence[Score]) -> Details:
     """The detail of each (model, task, item)'s first sample."""
-    found: dict[tuple[str, str, str], Mapping[str, Any]] = {}
+    details: dict[tuple[str, str, str], Mapping[str, Any]] = {}
     for score in scores:
         if score.detail is not None:
-            found.setdefault((score.model, score.task, score.item_id), score.detail)
-    return found
+            details.setdefault((score.model, score.task, score.item_id), score.detail)
+    return details
 
 
 def _examples(c: Comparison, details: Details) -> list[str]:
@@ -159,14 +161,14 @@ def _example(item: str, c: Comparison, before: Mapping[str, Any], after: Mapping
     lines = [f"item {item}"]
     if question := before.get("question") or after.get("question"):
         lines.append(question)
-    lines += [f"— {c.model_a}: {_said(before)}", f"— {c.model_b}: {_said(after)}"]
+    lines += [f"— {c.model_a}: {_answer_text(before)}", f"— {c.model_b}: {_answer_text(after)}"]
     if (answer := before.get("answer", after.get("answer"))) is not None:
         lines.append(f"— right answer: {answer}")
     text = "\n".join(lines)
     return text if len(text) <= EXAMPLE_CHARACTERS else text[:EXAMPLE_CHARACTERS] + "…"
 
 
-def _said(detail: Mapping[str, Any]) -> str:
+def _answer_text(detail: Mapping[str, Any]) -> str:
     for name in ("response", "chosen"):
         if name in detail:
             return str(detail[name]).strip()

@@ -1,7 +1,7 @@
-"""Score records: one metric of one sample of one item, with the model that gave it.
+"""Score records: one metric of one sample of one item of one model.
 
-Everything else (values, intervals, comparisons, the report) is computed from these rows alone, so
-the rows of an earlier run compare with those of a new one without running a model again.
+Everything else (values, intervals, comparisons, the report) is computed from these rows only, so
+the rows of an earlier run can be compared with those of a new one without running a model again.
 """
 
 import json
@@ -23,7 +23,7 @@ def schema() -> pa.Schema:
 
 @dataclass(frozen=True)
 class Score:
-    """One row. detail: what was answered, on the first metric of each sample."""
+    """One row. detail: the answer, on the first metric of each sample."""
 
     model: str
     task: str
@@ -47,7 +47,7 @@ def scores_of(
     values: Mapping[str, float],
     detail: Mapping[str, Any] | None = None,
 ) -> list[Score]:
-    """Rows of several metrics of one sample; the first one carries the detail."""
+    """Rows of several metrics of one sample; the first one has the detail."""
     return [
         Score(model, task, item_id, sample, name, float(value), None if number else detail)
         for number, (name, value) in enumerate(values.items())
@@ -62,11 +62,11 @@ def to_batches(scores: Iterable[Score]) -> list[pa.RecordBatch]:
 
 
 def from_batch(batch: pa.RecordBatch, name: str) -> list[Score]:
-    """The rows of a batch of score records; `name` is the model of rows that name none."""
-    found = []
+    """The rows of a batch of score records; `name` is the model of rows without one."""
+    scores = []
     for row in batch.to_pylist():
         detail = row.get("detail")
-        found.append(
+        scores.append(
             Score(
                 row.get("model") or name,
                 row["task"],
@@ -77,4 +77,4 @@ def from_batch(batch: pa.RecordBatch, name: str) -> list[Score]:
                 json.loads(detail) if detail else None,
             )
         )
-    return found
+    return scores

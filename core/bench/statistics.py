@@ -1,12 +1,12 @@
-"""How sure an evaluation is: intervals, and the paired comparison of two models item by item.
+"""Confidence intervals, and the paired comparison of two models item by item.
 
-Means of yes/no over independent items have Wilson intervals; other means the normal interval with
-the sample standard deviation (ddof 1). Where an item was sampled several times, its samples are
+Means of binary values over independent items have Wilson intervals; other means the normal interval
+with the sample standard deviation (ddof 1). If an item was sampled several times, its samples are
 one cluster: the standard error is sqrt(Σ_items (Σ_samples (x - mean))²) / N with the factor
-sqrt(C/(C-1)) for C items (Miller 2024, arXiv 2411.00640, section 2.2), and yes/no values get
-Wilson's interval for the number of independent answers that have this error. Ratios of sums
-(perplexity, bits per byte) are bootstrapped over items. Pairs: exact McNemar where each item has
-one yes/no answer, else the normal test of the clustered difference. p-values of one report are
+sqrt(C/(C-1)) for C items (Miller 2024, arXiv 2411.00640, section 2.2), and binary values get
+Wilson's interval for the number of independent answers with this error. Ratios of sums
+(perplexity, bits per byte) are bootstrapped over items. Pairs: exact McNemar if each item has
+one binary value, else the normal test of the clustered difference. p-values of one report are
 Holm-adjusted.
 """
 
@@ -32,15 +32,15 @@ class Interval:
 
     @property
     def half_width(self) -> float:
-        """Half of the interval."""
+        """Half of the interval's width."""
         return (self.high - self.low) / 2
 
 
 @dataclass(frozen=True)
 class Paired:
-    """Model b minus model a over the items both have.
+    """Model b minus model a over the items that both have.
 
-    regressed, fixed: yes/no items (or samples) that only a, or only b, got right.
+    regressed, fixed: binary items (or samples) that only a, or only b, got right.
     """
 
     difference: Interval
@@ -61,13 +61,13 @@ def wilson(successes: float, n: float, confidence: float = CONFIDENCE) -> Interv
     z, share = z_value(confidence), successes / n
     middle = (share + z * z / (2 * n)) / (1 + z * z / n)
     half = z / (1 + z * z / n) * math.sqrt(share * (1 - share) / n + z * z / (4 * n * n))
-    # at shares 0 and 1 the ends are exact; rounding must not carry the interval past the value
+    # at shares 0 and 1 the ends are exact; rounding must not exclude the value from the interval
     low, high = max(0.0, middle - half), min(1.0, middle + half)
     return Interval(share, min(share, low), max(share, high), "wilson")
 
 
 def standard_error(values: np.ndarray, clusters: np.ndarray | None = None) -> float:
-    """Standard error of the mean of values[N]; clusters[N] are integers naming the item."""
+    """Standard error of the mean of values[N]; clusters[N] is the number of the item."""
     n = len(values)
     off = np.asarray(values, float) - np.mean(values)
     if clusters is None:
@@ -82,10 +82,10 @@ def mean_interval(
     clusters: np.ndarray | None = None,
     bounds: tuple[float, float] = (-math.inf, math.inf),
 ) -> Interval:
-    """Interval of a mean; `clusters` where several values belong to one item.
+    """Interval of a mean; `clusters` if several values belong to one item.
 
-    Yes/no values get Wilson's interval, all else the normal one, cut at `bounds`. The effective
-    number of answers is at least that of the items: clusters only ever take certainty away.
+    Binary values get Wilson's interval, others the normal one, clipped to `bounds`. The effective
+    number of answers is at most the number of values and at least that of the items.
     """
     x = np.asarray(values, float)
     grouped = clusters is not None and len(np.unique(clusters)) < len(x)
@@ -97,8 +97,8 @@ def mean_interval(
         n, share = len(x), float(x.mean())
         items = len(np.unique(clusters))
         effective = min(n, max(share * (1 - share) / error**2 if error else 0, items))
-        found = wilson(share * effective, effective)
-        return Interval(share, found.low, found.high, "wilson_clustered_by_item")
+        interval = wilson(share * effective, effective)
+        return Interval(share, interval.low, interval.high, "wilson_clustered_by_item")
     half, mean = z_value() * error, float(x.mean())
     method = "normal_clustered_by_item" if grouped else "normal"
     if math.isnan(half):
@@ -120,7 +120,7 @@ def ratio_bootstrap(numerators: np.ndarray, denominators: np.ndarray) -> Interva
 
 
 def macro_mean(intervals: Sequence[Interval]) -> Interval:
-    """Mean of independent tasks' values; standard errors are read off the interval widths."""
+    """Mean of independent tasks' values; standard errors come from the interval widths."""
     mean = sum(i.value for i in intervals) / len(intervals)
     half = math.sqrt(sum(i.half_width**2 for i in intervals)) / len(intervals)
     return Interval(mean, mean - half, mean + half, "macro_mean")
@@ -136,7 +136,8 @@ def mcnemar_exact(regressed: int, fixed: int) -> float:
 
 
 def paired(a: np.ndarray, b: np.ndarray, clusters: np.ndarray) -> Paired:
-    """Compare b[N] with a[N], values of the same items and samples; clusters[N] name the item."""
+    """Compare b[N] with a[N], values of the same items and samples; clusters[N] is the item's
+    number."""
     x, y = np.asarray(a, float), np.asarray(b, float)
     difference = y - x
     count = len(np.unique(clusters))
@@ -161,7 +162,7 @@ def _normal_p(mean: float, error: float) -> float:
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
-    """Holm's step-down adjustment; NaN stays NaN and is not counted."""
+    """Holm's step-down adjustment; NaN stays NaN and is ignored."""
     order = sorted((p, i) for i, p in enumerate(p_values) if not math.isnan(p))
     adjusted, running = list(p_values), 0.0
     for rank, (p, i) in enumerate(order):

@@ -1,9 +1,9 @@
-"""From score rows to values with intervals, and to models compared item by item.
+"""Summary of score rows: values with intervals, and models compared item by item.
 
-A task's headline metric is the one its file names, else the first of its kind. Every pair of
+A task's headline metric is the one that its file names, else the first of its kind. Every pair of
 models is compared on it over the items (and samples of the same number) that both have; p-values
 are Holm-adjusted over all comparisons of the report. The overall value of a model is the mean of
-its tasks' headline shares, given where all models have the same tasks.
+its tasks' headline shares, if all models have the same tasks.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -31,7 +31,7 @@ HEADLINES = ("acc", "exact_match", "points", "share", "bits_per_byte")
 
 @dataclass(frozen=True)
 class Result:
-    """One metric of one model on one task. maximum: of `points`, the points there are."""
+    """One metric of one model on one task. maximum: of `points`, the maximum points."""
 
     model: str
     task: str
@@ -45,7 +45,7 @@ class Result:
 
 @dataclass(frozen=True)
 class Comparison:
-    """Model b against model a on a task's headline metric; ids sorted by how much changed."""
+    """Model b against model a on a task's headline metric; ids sorted by the size of the change."""
 
     task: str
     metric: str
@@ -71,9 +71,9 @@ class Summary:
     def result(self, model: str, task: str, metric: str = "") -> Result | None:
         """The result of a model on a task (its headline metric by default)."""
         wanted = metric or self.headlines.get(task)
-        for found in self.results:
-            if (found.model, found.task, found.metric) == (model, task, wanted):
-                return found
+        for candidate in self.results:
+            if (candidate.model, candidate.task, candidate.metric) == (model, task, wanted):
+                return candidate
         return None
 
 
@@ -84,7 +84,9 @@ def summarise(scores: Iterable[Score], headlines: Mapping[str, str] | None = Non
         cell = table.setdefault(score.task, {}).setdefault(score.model, {})
         cell.setdefault(score.metric, {})[score.item_id, score.sample] = score.value
     models = tuple(dict.fromkeys(model for task in table.values() for model in task))
-    chosen = {task: _headline(found, (headlines or {}).get(task)) for task, found in table.items()}
+    chosen = {
+        task: _headline(by_model, (headlines or {}).get(task)) for task, by_model in table.items()
+    }
     results = tuple(
         result
         for task, by_model in table.items()
@@ -129,22 +131,22 @@ def _ratio(
     keys = list(metrics[LOGLIKELIHOOD])
     nats = -np.array([metrics[LOGLIKELIHOOD][key] for key in keys])
     per = np.array([metrics[metric.per][key] for key in keys])
-    found = stats.ratio_bootstrap(nats, per)
-    value, low, high = (metric.transform(x) for x in (found.value, found.low, found.high))
+    ratio = stats.ratio_bootstrap(nats, per)
+    value, low, high = (metric.transform(x) for x in (ratio.value, ratio.low, ratio.high))
     return Result(
-        model, task, metric.name, stats.Interval(value, low, high, found.method), len(keys), 1.0
+        model, task, metric.name, stats.Interval(value, low, high, ratio.method), len(keys), 1.0
     )
 
 
 def _mean(
     model: str, task: str, metric: Metric, metrics: Mapping[str, Mapping[Key, float]], missing: int
 ) -> Result:
-    found = metrics[metric.name]
-    values, clusters, items = _columns(found, list(found))
+    by_key = metrics[metric.name]
+    values, clusters, items = _columns(by_key, list(by_key))
     bounds = (0.0, 1.0) if metric.unit == "share" else (-np.inf, np.inf)
     interval, maximum = stats.mean_interval(values, clusters, bounds=bounds), None
     if metric.aggregate == "sum":
-        interval, maximum = _total(values, interval, metrics.get(MAXIMUM, {}), list(found))
+        interval, maximum = _total(values, interval, metrics.get(MAXIMUM, {}), list(by_key))
     share = len(values) / items
     return Result(model, task, metric.name, interval, items, share, missing, maximum)
 
@@ -152,7 +154,7 @@ def _mean(
 def _total(
     values: np.ndarray, mean: stats.Interval, maxima: Mapping[Key, float], keys: Sequence[Key]
 ) -> tuple[stats.Interval, float | None]:
-    """(the sum with its interval, the points there are); a sum never leaves 0 to its maximum."""
+    """(the sum with its interval within 0 to the maximum points, the maximum points)."""
     total = round(float(values.sum()), 9)
     if not all(maxima.get(key, 0) > 0 for key in keys):
         n = len(values)
@@ -163,15 +165,17 @@ def _total(
     return stats.Interval(total, share.low * full, share.high * full, share.method), full
 
 
-def _columns(found: Mapping[Key, float], keys: Sequence[Key]) -> tuple[np.ndarray, np.ndarray, int]:
+def _columns(
+    by_key: Mapping[Key, float], keys: Sequence[Key]
+) -> tuple[np.ndarray, np.ndarray, int]:
     """(values, number of the item of each, count of items)."""
     number: dict[str, int] = {}
     clusters = np.array([number.setdefault(item, len(number)) for item, _ in keys])
-    return np.array([found[key] for key in keys]), clusters, len(number)
+    return np.array([by_key[key] for key in keys]), clusters, len(number)
 
 
 def _per_item(metric: Metric, metrics: Mapping[str, Mapping[Key, float]]) -> Mapping[Key, float]:
-    """Values by item, ratios by the item's own sums."""
+    """Values by item; ratios use the sums of the item."""
     if metric.aggregate != "ratio":
         return metrics.get(metric.name, {})
     nats, per = metrics.get(LOGLIKELIHOOD, {}), metrics.get(metric.per, {})
@@ -208,21 +212,22 @@ def _adjusted(pairs: Sequence[Comparison]) -> tuple[Comparison, ...]:
 def _overall(
     models: Sequence[str], headlines: Mapping[str, str], results: Sequence[Result]
 ) -> dict[str, stats.Interval]:
-    """Mean of the share-valued headline metrics, where every model has them all."""
+    """Mean of the headline metrics that are shares, if every model has all of them."""
     tasks = [
         task for task, metric in headlines.items() if METRICS.get(metric, _OTHER).unit == "share"
     ]
-    found = {(r.model, r.task): r.interval for r in results if headlines[r.task] == r.metric}
-    if len(tasks) < 2 or any((m, t) not in found for m in models for t in tasks):
+    by_cell = {(r.model, r.task): r.interval for r in results if headlines[r.task] == r.metric}
+    if len(tasks) < 2 or any((m, t) not in by_cell for m in models for t in tasks):
         return {}
-    return {m: stats.macro_mean([found[m, t] for t in tasks]) for m in models}
+    return {m: stats.macro_mean([by_cell[m, t] for t in tasks]) for m in models}
 
 
 _OTHER = Metric("", "")
 
 
 def to_json(summary: Summary, shown_ids: int = 50) -> dict[str, Any]:
-    """The summary as plain data; shares are fractions of 1, ids of changed items are cut."""
+    """The summary as plain data; shares are fractions of 1, at most `shown_ids` ids of changed
+    items."""
     return {
         "schema_version": SCHEMA_VERSION,
         "confidence_share": stats.CONFIDENCE,
@@ -244,12 +249,12 @@ def unit_key(metric: str) -> str:
 
 def _interval_json(interval: stats.Interval, unit: str) -> dict[str, Any]:
     numbers = {"value": interval.value, "ci_low": interval.low, "ci_high": interval.high}
-    found = {f"{k}_{unit}": v if np.isfinite(v) else None for k, v in numbers.items()}
-    return found | {"ci_method": interval.method}
+    ends = {f"{k}_{unit}": v if np.isfinite(v) else None for k, v in numbers.items()}
+    return ends | {"ci_method": interval.method}
 
 
 def _result_json(result: Result, summary: Summary) -> dict[str, Any]:
-    found = {
+    record = {
         "task": result.task,
         "model": result.model,
         "metric": result.metric,
@@ -258,7 +263,7 @@ def _result_json(result: Result, summary: Summary) -> dict[str, Any]:
         "samples_per_item": result.samples_per_item,
         "items_without_verdict": result.no_verdict,
     } | _interval_json(result.interval, unit_key(result.metric))
-    return found if result.maximum is None else found | {"maximum_points": result.maximum}
+    return record if result.maximum is None else record | {"maximum_points": result.maximum}
 
 
 def _comparison_json(c: Comparison, shown: int) -> dict[str, Any]:

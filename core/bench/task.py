@@ -1,9 +1,8 @@
-"""A benchmark task as a TOML file, read strictly: an unknown key is an error that names it.
+"""A benchmark task as a TOML file; an unknown key is an error that names it.
 
-A task says which rows it has, how a row becomes a prompt, what the right answer is and how
-answers are scored. Templates are Jinja (sandboxed; an undefined name is an error); keys that name a
-column (id, answer, choices, text, rubric, maximum) may hold a template instead. Paths are relative
-to the file.
+A task defines its rows, the prompt of a row, the right answer and how answers are scored. Templates
+are Jinja (sandboxed; an undefined name is an error); keys that name a column (id, answer, choices,
+text, rubric, maximum) may hold a template instead. Paths are relative to the file.
 """
 
 import difflib
@@ -29,8 +28,8 @@ class Task:
     """One task; fields are the keys of the file.
 
     prompt: template of the question; without it rows carry `messages`. chat: prompt and shots go
-    through the chat template (always so for messages). target: how a shot shows its answer.
-    where: a Jinja expression that rows must satisfy. metric: the one that headlines the report.
+    through the chat template (always so for messages). target: template of the answer of a shot.
+    where: a Jinja expression that rows must satisfy. metric: the headline metric of the report.
     """
 
     name: str
@@ -70,7 +69,7 @@ class Task:
 
     @property
     def generates(self) -> bool:
-        """True where a model has to write."""
+        """True if the model generates text."""
         return self.kind in ("exact_match", "rubric")
 
     def resolve(self, name: str) -> Path:
@@ -79,7 +78,7 @@ class Task:
 
 
 def load_task(path: str, option: str = "--task") -> Task:
-    """The task of a TOML file that an option names; UsageError says what is wrong in it."""
+    """The task of a TOML file that an option names; raises UsageError for an invalid file."""
     return task_from(read_toml(option, path), path)
 
 
@@ -133,9 +132,11 @@ def _check(task: Task, where: str) -> None:
     try:
         re.compile(task.extract)
     except re.error as error:
-        raise UsageError(f"{where}: extract {task.extract!r} is no pattern ({error})") from error
+        raise UsageError(
+            f"{where}: extract {task.extract!r} is not a valid pattern ({error})"
+        ) from error
     for key in ("limit", "shots"):
         if getattr(task, key) < 0:
             raise UsageError(f"{where}: {key} = {getattr(task, key)} (expected 0 or more)")
     if task.samples < 1 or task.max_new_tokens < 1:
-        raise UsageError(f"{where}: samples and max_new_tokens are 1 or more")
+        raise UsageError(f"{where}: samples and max_new_tokens must be 1 or more")

@@ -1,8 +1,8 @@
-"""What calls cost, and the caps that stop them: money, requests, tokens.
+"""The cost of model calls, and limits on it: money, requests, tokens.
 
-Prices are US dollars per million tokens, prompt and completion apart, read from a TOML or JSON
-table: `[model-name]` with `prompt` and `completion`. A call is admitted only if the caps hold even
-if it and all calls in flight take their estimates; what is charged is what the reply says.
+Prices are US dollars per million tokens, for prompt and completion, read from a TOML or JSON table:
+`[model-name]` with `prompt` and `completion`. A call is admitted only if the limits hold even if it
+and all calls in flight use their estimates; the amount charged comes from the usage in the reply.
 """
 
 import json
@@ -19,7 +19,7 @@ MILLION = 1_000_000
 
 
 class BudgetExceeded(Infeasible):
-    """The next call might pass a cap; what is finished is kept."""
+    """The next call might exceed a limit; finished calls are kept."""
 
 
 @dataclass(frozen=True)
@@ -36,11 +36,11 @@ class Price:
 
 
 def load_prices(path: str | Path) -> dict[str, Price]:
-    """Prices by model name; raises UsageError where the table is not one."""
-    place = Path(path)
+    """Prices by model name; raises UsageError if the file is not a price table."""
+    file = Path(path)
     try:
-        text = place.read_text("utf-8")
-        table = json.loads(text) if place.suffix == ".json" else tomllib.loads(text)
+        text = file.read_text("utf-8")
+        table = json.loads(text) if file.suffix == ".json" else tomllib.loads(text)
         return {name: _price(entry) for name, entry in table.items()}
     except OSError as error:
         raise unreadable("--prices", path, error) from error
@@ -58,7 +58,7 @@ def _price(entry: Mapping[str, float]) -> Price:
 
 @dataclass
 class Budget:
-    """Running totals against caps (None = no cap)."""
+    """Running totals and their limits (None: no limit)."""
 
     price: Price | None = None
     max_usd: float | None = None
@@ -74,7 +74,7 @@ class Budget:
         return None if self.price is None else self.price.cost_usd(self.used)
 
     def count_request(self) -> None:
-        """Counts one request about to be sent; raises BudgetExceeded at the cap."""
+        """Count one request about to be sent; raises BudgetExceeded at the limit."""
         if self.max_requests is not None and self.requests >= self.max_requests:
             raise BudgetExceeded(
                 f"request budget reached: {self.requests} sent (cap {self.max_requests}); "
@@ -83,9 +83,9 @@ class Budget:
         self.requests += 1
 
     def reserve(self, estimate: Usage) -> bool:
-        """Takes the estimate of one call; False: wait for a call in flight to settle first.
+        """Reserve the estimate of one call; False: wait until a call in flight has finished.
 
-        Raises BudgetExceeded where it would pass a cap with nothing in flight.
+        Raises BudgetExceeded if it would exceed a limit with no call in flight.
         """
         reason = self._over(self.used + self.reserved + estimate)
         if reason is None:
@@ -96,17 +96,19 @@ class Budget:
         raise BudgetExceeded(f"{reason}; finished calls are kept: raise the cap and run again")
 
     def settle(self, estimate: Usage, usage: Usage | None) -> None:
-        """Replaces a reservation by what the call used (None: it came to nothing)."""
+        """Replace a reservation by the usage of the call (None: the call failed)."""
         self.reserved += Usage(-estimate.prompt_tokens, -estimate.completion_tokens)
         self.used += usage or Usage()
 
     def _over(self, usage: Usage) -> str | None:
         if self.max_tokens is not None and usage.total_tokens > self.max_tokens:
             used = self.used.total_tokens
-            return f"token budget reached: {used} used, next may pass the cap {self.max_tokens}"
+            return f"token budget reached: {used} used, next may exceed {self.max_tokens}"
         if self.max_usd is not None and self.price is not None:
             cost = self.price.cost_usd(usage)
             if cost > self.max_usd:
                 spent = self.price.cost_usd(self.used)
-                return f"money budget reached: ${spent:.4f} spent, next may pass ${self.max_usd:g}"
+                return (
+                    f"money budget reached: ${spent:.4f} spent, next may exceed ${self.max_usd:g}"
+                )
         return None

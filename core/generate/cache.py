@@ -1,9 +1,9 @@
-"""A content-addressed cache of finished calls that outlives kill -9 and is shared by processes.
+"""A content-addressed cache of finished calls that survives kill -9 and is shared by processes.
 
-A directory of append-only segments, one a process: lines of a 64-digit key, a space, the JSON of
-the reply, a line end. `append` returns after fsync, so an answer that was used is an answer that is
-kept. Reading merges all segments; a last line without its line end (its writer died, or is still
-writing) is not there yet. The index holds places, not replies: about 200 bytes a call.
+A directory of append-only segments, one per process: lines of a 64-digit key, a space, the JSON of
+the reply, a line break. `append` returns after fsync, so every reply that was used is on disk.
+Reading merges all segments; a last line without a line break (its writer died, or is still writing)
+is ignored. The index holds file positions, not replies: about 200 bytes per call.
 """
 
 import json
@@ -26,7 +26,7 @@ class CallCache:
 
     def __init__(self, directory: str | os.PathLike[str]) -> None:
         self._directory = Path(directory)
-        self._places: dict[str, tuple[Path, int, int]] = {}
+        self._locations: dict[str, tuple[Path, int, int]] = {}
         self._read_to: dict[Path, int] = {}
         self._segment: BinaryIO | None = None
         self._lock = threading.Lock()
@@ -35,18 +35,18 @@ class CallCache:
         self._refresh()
 
     def __len__(self) -> int:
-        return len(self._places)
+        return len(self._locations)
 
     def get(self, key: str) -> dict[str, Any] | None:
-        """The reply of a finished call, or None; looks for other processes' new ones on a miss."""
+        """The reply of a finished call, or None; a miss looks for new calls of other processes."""
         with self._lock:
-            if key not in self._places and time.monotonic() - self._refreshed > REFRESH_S:
+            if key not in self._locations and time.monotonic() - self._refreshed > REFRESH_S:
                 self._refresh()
-            place = self._places.get(key)
-            return None if place is None else self._read(*place)
+            location = self._locations.get(key)
+            return None if location is None else self._read(*location)
 
     def append(self, replies: Iterable[tuple[str, Mapping[str, Any]]]) -> None:
-        """Keeps finished calls; when it returns they survive a kill and a power cut."""
+        """Store finished calls; when it returns they survive a kill and a power failure."""
         lines = [(key, json.dumps(reply, ensure_ascii=True).encode()) for key, reply in replies]
         with self._lock:
             segment = self._segment or self._new_segment(self._directory)
@@ -54,14 +54,14 @@ class CallCache:
             for key, line in lines:
                 segment.write(key.encode() + b" " + line + b"\n")
                 start = offset + KEY_DIGITS + 1
-                self._places.setdefault(key, (path, start, len(line)))
+                self._locations.setdefault(key, (path, start, len(line)))
                 offset = start + len(line) + 1
             segment.flush()
             os.fsync(segment.fileno())
             self._read_to[path] = offset
 
     def close(self) -> None:
-        """Closes the segment; the cache may go on being read."""
+        """Close the segment; the cache can still be read."""
         with self._lock:
             if self._segment is not None:
                 self._segment.close()
@@ -81,7 +81,7 @@ class CallCache:
                 self._read_to[path] = self._scan(path, start)
 
     def _scan(self, path: Path, offset: int) -> int:
-        """Indexes whole lines from `offset` on; returns where the next scan begins."""
+        """Index the complete lines from `offset` on; returns where the next scan starts."""
         with path.open("rb") as file:
             file.seek(offset)
             for line in file:
@@ -90,7 +90,7 @@ class CallCache:
                 key = line[:KEY_DIGITS].decode("ascii", "replace")
                 length = len(line) - KEY_DIGITS - 2
                 if length > 0 and line[KEY_DIGITS : KEY_DIGITS + 1] == b" ":
-                    self._places.setdefault(key, (path, offset + KEY_DIGITS + 1, length))
+                    self._locations.setdefault(key, (path, offset + KEY_DIGITS + 1, length))
                 offset += len(line)
         return offset
 
@@ -99,5 +99,5 @@ class CallCache:
             with path.open("rb") as file:
                 file.seek(start)
                 return json.loads(file.read(length))
-        except (OSError, ValueError):  # somebody removed or damaged the segment: call again
+        except (OSError, ValueError):  # the segment was removed or damaged: call again
             return None

@@ -1,8 +1,9 @@
-"""Requests to a model and what came of them: bodies, content keys, replies, kinds of failure.
+"""Requests to a model and their results: bodies, content keys, replies, kinds of failure.
 
-The content key is the SHA-256 of the canonical JSON of what decides an answer: the kind of endpoint
-and the body (model, messages, sampling, schema), with the vote index that tells wanted repeats
-apart. Neither the server's address nor the key to it is part of it, so replicas share one cache.
+The content key is the SHA-256 of the canonical JSON of everything that determines a reply: the kind
+of endpoint and the body (model, messages, sampling, schema), with the vote index that distinguishes
+intended repeats. The server's address and the API key are not part of it, so replicas share one
+cache.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from sabia.core.errors import Failed
 RETRIED = frozenset({408, 409, 425, 429})
 OVERLOAD = frozenset({429, 502, 503, 504, 529})
 MESSAGE_CHARS = 300
-BYTES_PER_TOKEN = 3.5  # of estimates before a call; what is charged comes from the reply
+BYTES_PER_TOKEN = 3.5  # for estimates before a call; the amount charged comes from the reply
 
 
 @dataclass(frozen=True)
@@ -44,8 +45,8 @@ class Usage:
 
 @dataclass(frozen=True)
 class ChatRequest:
-    """One chat completion. `vote` numbers wanted repeats of the same question; `extra` is put into
-    the body as it is (tools, logprobs, chat_template_kwargs, …)."""
+    """One chat completion. `vote` numbers intended repeats of the same question; `extra` is added
+    to the body unchanged (tools, logprobs, chat_template_kwargs, …)."""
 
     messages: Sequence[Mapping[str, Any]]
     max_tokens: int | None = None
@@ -58,7 +59,7 @@ class ChatRequest:
     extra: Mapping[str, Any] = field(default_factory=dict)
 
     def body(self, model: str) -> dict[str, Any]:
-        """The JSON body; repeats differ by their seed, so that a server may cache too."""
+        """The JSON body; repeats differ by their seed, so that a server may cache as well."""
         body: dict[str, Any] = {
             "model": model,
             "messages": [dict(message) for message in self.messages],
@@ -88,7 +89,7 @@ class ChatRequest:
 
 @dataclass(frozen=True)
 class ChatResponse:
-    """What came of a request: `text` and `finish_reason`, or `error` (one line) and no text."""
+    """The result of a request: `text` and `finish_reason`, or `error` (one line) and no text."""
 
     key: str
     text: str | None = None
@@ -97,13 +98,13 @@ class ChatResponse:
     model: str | None = None
     cached: bool = False
     error: str | None = None
-    refused: bool = False  # the error is the server's refusal of this very request
+    refused: bool = False  # the server refused this request
     message: Mapping[str, Any] = field(default_factory=dict)  # tool_calls, reasoning_content, …
 
 
 class Retryable(Exception):
-    """An attempt that another may mend. `wait_s` is what the server asked for; `overload`: fewer
-    calls at once would help; `unreachable`: there was no server."""
+    """A failed attempt that may succeed when repeated. `wait_s`: the wait that the server asked
+    for; `overload`: fewer concurrent calls would help; `unreachable`: no server answered."""
 
     def __init__(
         self,
@@ -117,7 +118,7 @@ class Retryable(Exception):
 
 
 class Refused(Failed):
-    """A request the server will not take however often it is sent (400, 401, 403, 404, 422, …)."""
+    """A request that the server refuses permanently (400, 401, 403, 404, 422, …)."""
 
     def __init__(self, message: str, status: int) -> None:
         super().__init__(message)
@@ -125,7 +126,7 @@ class Refused(Failed):
 
     @property
     def for_all(self) -> bool:
-        """Whether every other request would meet the same (key, rights, address)."""
+        """True if every other request would be refused as well (key, permissions, address)."""
         return self.status not in (400, 413, 422)
 
 
@@ -137,7 +138,7 @@ def content_key(kind: str, body: Mapping[str, Any], vote: int = 0) -> str:
 
 
 def parse_reply(raw: bytes) -> dict[str, Any]:
-    """The reply's object; raises Retryable where it is cut short or has no choices."""
+    """The parsed reply; raises Retryable if it is truncated or has no choices."""
     try:
         reply = json.loads(raw)
     except ValueError as error:
@@ -153,7 +154,7 @@ def parse_reply(raw: bytes) -> dict[str, Any]:
 def to_response(
     key: str, reply: Mapping[str, Any], request: ChatRequest, cached: bool
 ) -> ChatResponse:
-    """A reply as ChatResponse; usage is estimated from bytes where the server gives none."""
+    """A reply as ChatResponse; usage is estimated from bytes if the server reports none."""
     choice = reply["choices"][0]
     message = choice["message"]
     text = message.get("content")
@@ -170,9 +171,9 @@ def to_response(
 
 
 def _usage(reply: Mapping[str, Any], request: ChatRequest, text: str) -> Usage:
-    said = reply.get("usage")
-    if isinstance(said, dict) and isinstance(said.get("prompt_tokens"), int):
-        return Usage(said["prompt_tokens"], said.get("completion_tokens") or 0)
+    usage = reply.get("usage")
+    if isinstance(usage, dict) and isinstance(usage.get("prompt_tokens"), int):
+        return Usage(usage["prompt_tokens"], usage.get("completion_tokens") or 0)
     return Usage(request.estimate().prompt_tokens, int(len(text.encode()) / BYTES_PER_TOKEN) + 1)
 
 
@@ -187,33 +188,33 @@ def check_status(status: int, headers: Mapping[str, str], raw: bytes, url: str) 
 
 
 def server_message(raw: bytes) -> str:
-    """What the server says went wrong, as one line."""
+    """The server's error message, as one line."""
     text = raw.decode("utf-8", "replace")
     try:
-        said = json.loads(text)
+        message = json.loads(text)
     except ValueError:
-        said = text
+        message = text
     for _ in range(2):
-        if isinstance(said, dict):
-            named = (said[name] for name in ("error", "message", "detail") if said.get(name))
-            said = next(named, said)
-    line = " ".join((said if isinstance(said, str) else json.dumps(said)).split())
+        if isinstance(message, dict):
+            named = (message[name] for name in ("error", "message", "detail") if message.get(name))
+            message = next(named, message)
+    line = " ".join((message if isinstance(message, str) else json.dumps(message)).split())
     return line[:MESSAGE_CHARS] or "no message"
 
 
 def wait_s(headers: Mapping[str, str], now: float | None = None) -> float | None:
     """Seconds the server asks to wait: retry-after-ms, Retry-After in seconds or as an HTTP date
-    (RFC 9110 section 10.2.3); None where it asks for nothing readable."""
+    (RFC 9110 section 10.2.3); None if there is no readable value."""
     folded = {name.lower(): value for name, value in headers.items()}
     milliseconds = _number(folded.get("retry-after-ms"))
     if milliseconds is not None:
         return milliseconds / 1000
-    said = folded.get("retry-after")
-    seconds = _number(said)
-    if said is None or seconds is not None:
+    retry_after = folded.get("retry-after")
+    seconds = _number(retry_after)
+    if retry_after is None or seconds is not None:
         return seconds
     try:
-        until = parsedate_to_datetime(said).timestamp()
+        until = parsedate_to_datetime(retry_after).timestamp()
     except ValueError:
         return None
     return max(0.0, until - (time.time() if now is None else now))

@@ -1,12 +1,12 @@
-"""Chat templates: messages → text → ids, and which of the ids the assistant wrote.
+"""Chat templates: messages → text → token ids, and the mask of the assistant's tokens.
 
-Templates are rendered as transformers renders them (Jinja2 in an immutable sandbox, the same
-options, filters and globals), so a template from the hub gives the same text. The mask is 1 on
-what the assistant writes (content, tool calls, end of turn) and 0 on all else, role headers
-included. It comes from `{% generation %}` marks where the template has them, otherwise from prefix
-differences: render(messages[:i], add_generation_prompt) must be a prefix of render(messages[:i+1]),
-which must be a prefix of the whole; both are verified. An empty mask is an error: its
-loss would look healthy.
+Templates are rendered as in transformers (Jinja2 in an immutable sandbox, the same options, filters
+and globals), so a template from the hub gives the same text. The mask is 1 on what the assistant
+writes (content, tool calls, end of turn) and 0 elsewhere, role headers included. It comes from `{%
+generation %}` blocks if the template has them, otherwise from prefix differences:
+render(messages[:i], add_generation_prompt) must be a prefix of render(messages[:i+1]), which must
+be a prefix of the whole text; both are verified. An empty mask is an error, because its loss would
+be 0 and look like a good one.
 """
 
 import json
@@ -22,7 +22,7 @@ from sabia.core.text.tokenize.tokenizer import Tokenizer
 Message = Mapping[str, Any]
 Tools = Sequence[Mapping[str, Any]] | str | None
 Span = tuple[int, int]
-# Private-use characters that frame generated text while a template with marks is rendered.
+# Private-use characters around generated text while a template with generation blocks is rendered.
 OPEN, CLOSE = "\U0010f8f0", "\U0010f8f1"
 GENERATION_MARK = re.compile(r"\{%-?\s*generation\s*-?%\}")
 REASONING_NAMES = ("reasoning_content", "thinking", "reasoning")
@@ -37,9 +37,9 @@ def render(
 ) -> str:
     """The conversation as text, by the tokenizer's chat template.
 
-    `tools` are JSON schemas of functions (or their JSON text); `variables` reach the template
-    (enable_thinking=False, …).
-    Raises UsageError without a template, BadData where the template refuses the messages.
+    `tools` are JSON schemas of functions (or their JSON text); `variables` are passed to the
+    template (enable_thinking=False, …).
+    Raises UsageError without a template, BadData if the template rejects the messages.
     """
     text, _ = _render(messages, tokenizer, add_generation_prompt, tools, variables)
     return text
@@ -53,8 +53,8 @@ def render_with_mask(
 ) -> tuple[list[int], list[int]]:
     """(ids[T], mask[T]) of a conversation; mask is 1 on what the assistant writes.
 
-    Raises BadData where nothing is the assistant's, or where the template rewrites earlier turns
-    (it drops old reasoning, say) and has no generation marks: `render_rows` splits such ones.
+    Raises BadData if the assistant wrote nothing, or if the template rewrites earlier turns (it may
+    drop old reasoning) and has no generation blocks: `render_rows` splits such conversations.
     """
     text, spans = assistant_spans(messages, tokenizer, tools, **variables)
     return _masked(text, spans, tokenizer)
@@ -66,7 +66,7 @@ def render_rows(
     tools: Tools = None,
     **variables: Any,
 ) -> list[tuple[list[int], list[int]]]:
-    """`render_with_mask` as one row, or one row for each assistant turn where turns are rewritten.
+    """`render_with_mask` as one row, or one row per assistant turn if turns are rewritten.
 
     A row of the second kind ends with its turn and has the mask on that turn alone.
     """
@@ -84,7 +84,7 @@ def render_rows(
 
 
 class NotPrefixPreserving(BadData):
-    """A template whose text of the first turns changes with what follows them."""
+    """A template that renders the first turns differently when others follow."""
 
 
 def assistant_spans(
@@ -116,14 +116,14 @@ def _masked(text: str, spans: list[Span], tokenizer: Tokenizer) -> tuple[list[in
         mask[i] = int(max(end, start + 1) > span[0])
     if not any(mask):
         raise BadData(
-            "no token of the conversation is the assistant's (expected at least one assistant "
+            "no token of the conversation was written by the assistant (expected an assistant "
             "message with content); the loss would be empty"
         )
     return ids, mask
 
 
 def _without_separator(text: str, span: Span, tokenizer: Tokenizer) -> Span:
-    """Leaves out white space behind a special end-of-turn token: no model has to write it."""
+    """Leave out white space after a special end-of-turn token: no model has to write it."""
     start, end = span
     kept = text[start:end].rstrip()
     if kept != text[start:end] and kept.endswith(_special_spellings(tokenizer)):
@@ -162,7 +162,7 @@ def _render(
     tools: Tools,
     variables: Mapping[str, Any],
 ) -> tuple[str, list[Span]]:
-    """(text, spans inside generation marks)."""
+    """(text, spans inside generation blocks)."""
     import jinja2
 
     if not tokenizer.chat_template:
@@ -171,23 +171,23 @@ def _render(
             "chat_template.jinja)"
         )
     names = {**tokenizer.special_tokens, **variables}
-    plain = [_with_reasoning_names(_message(message)) for message in messages]
+    json_messages = [_with_reasoning_names(_message(message)) for message in messages]
     try:
         framed = _compiled(tokenizer.chat_template).render(
-            messages=plain,
-            tools=_plain(_from_json(tools, "tools")) if tools else None,
+            messages=json_messages,
+            tools=_json_types(_from_json(tools, "tools")) if tools else None,
             documents=None,
             add_generation_prompt=add_generation_prompt,
             **names,
         )
     except (jinja2.TemplateError, TypeError) as error:
         reason = " ".join(str(error).split())
-        raise BadData(f"the chat template refuses the messages: {reason}") from error
+        raise BadData(f"the chat template rejects the messages: {reason}") from error
     return _unframed(framed)
 
 
 def _unframed(framed: str) -> tuple[str, list[Span]]:
-    """Takes the frames out: (text, spans that were framed)."""
+    """Remove the frame characters: (text, spans that were framed)."""
     if OPEN not in framed:
         return framed, []
     pieces, spans, length = [], [], 0
@@ -200,25 +200,25 @@ def _unframed(framed: str) -> tuple[str, list[Span]]:
     return "".join(pieces), spans
 
 
-def _plain(value: Any) -> Any:
-    """A copy in plain JSON types, without the frame characters."""
+def _json_types(value: Any) -> Any:
+    """A copy in JSON types, without the frame characters."""
     if isinstance(value, str):
         return value.replace(OPEN, "").replace(CLOSE, "")
     if isinstance(value, Mapping):
-        return {_plain(key): _plain(item) for key, item in value.items()}
+        return {_json_types(key): _json_types(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_plain(item) for item in value]
+        return [_json_types(item) for item in value]
     if value is None or isinstance(value, bool | int | float):
         return value
     raise BadData(f"a message holds {type(value).__name__} (expected JSON types only)")
 
 
 def _message(message: Message) -> dict[str, Any]:
-    """A message for the template: as in chat records, fields may be null and calls JSON text."""
+    """A message for the template; as in chat records, fields may be null and calls JSON text."""
     kept = {k: v for k, v in message.items() if v is not None or k == "content"}
     if "tool_calls" in kept:
         kept["tool_calls"] = _from_json(kept["tool_calls"], "tool_calls")
-    return _plain(kept)
+    return _json_types(kept)
 
 
 def _from_json(value: Any, name: str) -> Any:
@@ -232,8 +232,12 @@ def _from_json(value: Any, name: str) -> Any:
 
 def _with_reasoning_names(message: dict[str, Any]) -> dict[str, Any]:
     """Reasoning under every name that templates read, as transformers does."""
-    found = [message[name] for name in REASONING_NAMES if message.get(name) is not None]
-    return {"thinking": found[0], **message, "reasoning_content": found[0]} if found else message
+    reasoning = [message[name] for name in REASONING_NAMES if message.get(name) is not None]
+    return (
+        {"thinking": reasoning[0], **message, "reasoning_content": reasoning[0]}
+        if reasoning
+        else message
+    )
 
 
 @lru_cache(maxsize=64)

@@ -1,10 +1,10 @@
-"""One client for every OpenAI-compatible server: waits as asked, never pays twice, stops at a cap.
+"""Client for OpenAI-compatible servers with retries, a cache of finished calls and cost limits.
 
-Finished calls live in a content-addressed cache and are on disk before they are used; identical
-requests in flight are one call. 408, 409, 425, 429, 5xx, time-outs, resets and broken bodies are
-tried again with full jitter (Brooker 2015) and never before Retry-After; 400, 401, 403, 404 and 422
-fail at once with the server's words. An answer is never made up: a call that came to nothing has an
-`error` and no text, and a server that answers nobody stops the run.
+Finished calls are in a content-addressed cache and are on disk before they are used; identical
+requests in flight are one call. 408, 409, 425, 429, 5xx, timeouts, connection resets and broken
+bodies are retried with full jitter (Brooker 2015) and never before Retry-After; 400, 401, 403, 404
+and 422 fail at once with the server's message. A failed call has an `error` and no text, and a
+server that answers no call stops the run.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ from sabia.core.generate.calls import (
 )
 from sabia.core.generate.limiter import Limiter
 
-OUTAGE_AFTER = 8  # calls in a row that were given up
-REFUSED_AFTER = 3  # requests in a row refused as malformed before any was taken
+OUTAGE_AFTER = 8  # calls in a row that failed after all retries
+REFUSED_AFTER = 3  # requests in a row refused as malformed before any was accepted
 POLL_S = 0.1
 GRACE_S = 3.0  # a stop signal leaves 5 s
 DATE_SLACK_S = 0.05  # clocks of two processes on one machine
@@ -44,19 +44,19 @@ DATE_SLACK_S = 0.05  # clocks of two processes on one machine
 
 @dataclass(frozen=True)
 class ClientStats:
-    """What the client has done so far."""
+    """Counts of the client so far."""
 
     calls: int  # answered by the server
-    cached: int  # answered from the cache, or by a twin in flight
-    failed: int  # came to nothing
-    requests: int  # HTTP requests sent, tries counted
+    cached: int  # answered from the cache, or by an identical call in flight
+    failed: int  # failed after all retries
+    requests: int  # HTTP requests sent, including retries
     usage: Usage  # of `calls`
     usd: float | None  # of `usage`; None without a price
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """What requests would cost at most: those not in the cache, with `max_tokens` each."""
+    """Upper bound of the cost of requests: those not in the cache, with `max_tokens` each."""
 
     requests: int
     cached: int
@@ -85,9 +85,9 @@ class Client:
         max_wait_s: float = 600.0,
         outage_s: float = 300.0,
     ) -> None:
-        """`base_url` ends where /chat/completions begins (…/v1). The key is read from the variable
-        `api_key_env`; without one no Authorization header is sent. `max_wait_s` bounds what a
-        server may ask to wait; after `outage_s` without any answer the run stops.
+        """`base_url` is the part before /chat/completions (…/v1). The key is read from the variable
+        `api_key_env`; without one no Authorization header is sent. `max_wait_s` is the longest
+        Retry-After that is obeyed; after `outage_s` without any reply the run stops.
         Raises UsageError for a cap in dollars without a price.
         """
         if not base_url.startswith(("http://", "https://")):
@@ -103,8 +103,8 @@ class Client:
         self._concurrency, self._timeout_s = max_concurrency, timeout_s
         self._max_tries, self._backoff_s, self._max_wait_s = max_tries, backoff_s, max_wait_s
         self._calls = self._cached = self._failed = 0
-        self._failed_in_row = self._refused_first = self._unreachable = 0
-        self._outage_s, self._heard_at = outage_s, 0.0  # 0: never heard of the server
+        self._failures_in_row = self._refused_first = self._unreachable = 0
+        self._outage_s, self._last_reply_at = outage_s, 0.0  # 0: no reply from the server yet
         self._fatal: Exception | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._starting = threading.Lock()
@@ -125,7 +125,7 @@ class Client:
     def chat(self, requests: Iterable[ChatRequest]) -> list[ChatResponse]:
         """The responses in the order of the requests.
 
-        Raises Refused, BudgetExceeded, or Failed when the server is out; Interrupted on a stop
+        Raises Refused, BudgetExceeded, or Failed if the server is down; Interrupted on a stop
         signal. Calls finished by then are in the cache.
         """
         futures = [self.submit(request) for request in requests]
@@ -135,7 +135,7 @@ class Client:
         return responses
 
     def submit(self, request: ChatRequest) -> concurrent.futures.Future[ChatResponse]:
-        """Starts one request; collect it with `wait`."""
+        """Start one request; collect it with `wait`."""
         with self._starting:
             loop = self._running()
         return asyncio.run_coroutine_threadsafe(self._answer(request), loop)
@@ -143,7 +143,7 @@ class Client:
     def wait(
         self, futures: Sequence[concurrent.futures.Future[ChatResponse]]
     ) -> list[ChatResponse]:
-        """The results of `submit`, looking for stop signals meanwhile; raises what `chat` does."""
+        """The results of `submit`; checks for stop signals meanwhile and raises like `chat`."""
         left = set(futures)
         try:
             while left:
@@ -159,14 +159,14 @@ class Client:
     def _let_finish(
         self, left: set[concurrent.futures.Future[ChatResponse]], error: Exception
     ) -> None:
-        """Starts nothing new, gives the calls in flight a moment: they are paid for."""
+        """Start no new call and wait GRACE_S for those in flight, which are already paid for."""
         self._fatal = self._fatal or error
         _, slow = concurrent.futures.wait(left, GRACE_S)
         for future in slow:
             future.cancel()
 
     def estimate(self, requests: Iterable[ChatRequest]) -> Estimate:
-        """What `chat` would send and cost; sends nothing."""
+        """What `chat` would send and what it would cost; sends nothing."""
         seen: set[str] = set()
         cached, usage = 0, Usage()
         for request in requests:
@@ -180,7 +180,7 @@ class Client:
         return Estimate(len(seen), cached, usage, price.cost_usd(usage) if price else None)
 
     def close(self) -> None:
-        """Ends the loop; calls still in flight are dropped."""
+        """Stop the event loop; calls still in flight are cancelled."""
         if self._loop is not None:
             loop, self._loop = self._loop, None
             asyncio.run_coroutine_threadsafe(self._shut(), loop).result()
@@ -208,9 +208,9 @@ class Client:
         )
         self._limiter = Limiter(self._concurrency, self._backoff_s)
         self._in_flight: dict[str, asyncio.Future[Any]] = {}
-        self._settled = asyncio.Condition()
-        self._to_keep: list[tuple[str, dict[str, Any], asyncio.Future[None]]] = []
-        self._keeping: asyncio.Task[None] | None = None
+        self._budget_changed = asyncio.Condition()
+        self._to_store: list[tuple[str, dict[str, Any], asyncio.Future[None]]] = []
+        self._storing: asyncio.Task[None] | None = None
 
     async def _shut(self) -> None:
         tasks = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
@@ -220,16 +220,16 @@ class Client:
         await self._session.close()
 
     async def _answer(self, request: ChatRequest) -> ChatResponse:
-        """One request through cache, twins in flight and the server."""
+        """One request: from an identical call in flight, the cache or the server."""
         self._raise_if_over()
         key = request.key(self.model)
-        twin = self._in_flight.get(key)
-        if twin is not None:
-            reply, cached = await asyncio.shield(twin), True
+        in_flight = self._in_flight.get(key)
+        if in_flight is not None:
+            reply, cached = await asyncio.shield(in_flight), True
         elif (kept := self.cache.get(key)) is not None:
             reply, cached = kept, True
         else:
-            reply, cached = await self._lead(key, request), False
+            reply, cached = await self._call_once(key, request), False
         if isinstance(reply, Exception):
             return ChatResponse(key, error=str(reply), refused=isinstance(reply, Refused))
         self._cached += cached
@@ -237,10 +237,12 @@ class Client:
 
     def _raise_if_over(self) -> None:
         if self._fatal is not None:
-            raise self._fatal.with_traceback(None)  # one error for all: its trace would only grow
+            raise self._fatal.with_traceback(
+                None
+            )  # one error for all calls: its traceback would grow
 
-    async def _lead(self, key: str, request: ChatRequest) -> dict[str, Any] | Exception:
-        """Calls the server for everybody who asks the same; returns what ends this request only."""
+    async def _call_once(self, key: str, request: ChatRequest) -> dict[str, Any] | Exception:
+        """Call the server for all identical requests; returns errors that end this request only."""
         result: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         self._in_flight[key] = result
         try:
@@ -249,7 +251,7 @@ class Client:
             return reply
         except BaseException as error:
             result.set_exception(error if isinstance(error, Exception) else Failed("cancelled"))
-            result.exception()  # retrieved here: there may be no twin to do it
+            result.exception()  # retrieved here: no identical call may be waiting
             raise
         finally:
             del self._in_flight[key]
@@ -261,30 +263,30 @@ class Client:
             reply = await self._try(key, request.body(self.model))
             usage = to_response(key, reply, request, False).usage
             self._calls += 1
-            self._failed_in_row, self._refused_first = 0, -1
+            self._failures_in_row, self._refused_first = 0, -1
             return reply
         except Refused as error:
             return self._refused(error)
         except Retryable as error:
-            return self._given_up(error)
+            return self._after_last_try(error)
         except Exception as error:
             self._fatal = error
             raise
         finally:
             self.budget.settle(estimate, usage)
-            async with self._settled:
-                self._settled.notify_all()
+            async with self._budget_changed:
+                self._budget_changed.notify_all()
 
     async def _reserve(self, estimate: Usage) -> None:
-        async with self._settled:
+        async with self._budget_changed:
             try:
-                await self._settled.wait_for(lambda: self.budget.reserve(estimate))
+                await self._budget_changed.wait_for(lambda: self.budget.reserve(estimate))
             except Exception as error:
                 self._fatal = error
                 raise
 
     def _refused(self, error: Refused) -> Refused:
-        """Raises where nothing else can come of the run, else gives the error of this request."""
+        """Raise if no request of the run can succeed, else return the error of this request."""
         self._failed += 1
         if self._refused_first >= 0:
             self._refused_first += 1
@@ -293,13 +295,13 @@ class Client:
             raise error
         return error
 
-    def _given_up(self, error: Retryable) -> Retryable:
+    def _after_last_try(self, error: Retryable) -> Retryable:
         self._failed += 1
-        self._failed_in_row += 1
-        line = f"given up after {self._max_tries} tries: {error}"
-        if self._failed_in_row >= OUTAGE_AFTER:
+        self._failures_in_row += 1
+        line = f"failed after {self._max_tries} attempts: {error}"
+        if self._failures_in_row >= OUTAGE_AFTER:
             self._fatal = Failed(
-                f"{line}; {OUTAGE_AFTER} calls in a row came to nothing; finished calls are kept: "
+                f"{line}; {OUTAGE_AFTER} calls in a row failed; finished calls are kept: "
                 "run again when the server is back"
             )
             raise self._fatal
@@ -316,7 +318,7 @@ class Client:
             asked = getattr(error, "wait_s", None)
             return max(jitter(state), 0.0 if asked is None else asked + DATE_SLACK_S)
 
-        asks_too_much: Any = self._asks_too_much  # tenacity takes a function, too
+        asks_too_much: Any = self._wait_too_long  # tenacity accepts a function as well
         attempts = tenacity.AsyncRetrying(
             stop=tenacity.stop_after_attempt(self._max_tries) | asks_too_much,
             wait=wait,
@@ -325,12 +327,12 @@ class Client:
         )
         return await attempts(self._attempt, key, body)
 
-    def _asks_too_much(self, state: Any) -> bool:
+    def _wait_too_long(self, state: Any) -> bool:
         asked = getattr(state.outcome.exception(), "wait_s", None)
         return asked is not None and asked > self._max_wait_s
 
     async def _attempt(self, key: str, body: Mapping[str, Any]) -> dict[str, Any]:
-        """One HTTP request under the shared limiter; its place is free again once the reply is on
+        """One HTTP request under the shared limiter; its slot is released once the reply is on
         disk, so that a kill loses at most as many paid calls as may be in flight."""
         generation = await self._limiter.acquire()
         succeeded = False
@@ -338,14 +340,14 @@ class Client:
             self._raise_if_over()
             self.budget.count_request()
             reply = await self._post(body)
-            self._heard_at = time.monotonic()
+            self._last_reply_at = time.monotonic()
             succeeded = True
-            await self._keep(key, reply)
+            await self._store(key, reply)
             return reply
         except Retryable as error:
             self._check_outage(error)
             if error.overload:
-                self._limiter.overloaded(generation, told_to_wait=error.wait_s is not None)
+                self._limiter.overloaded(generation, has_retry_after=error.wait_s is not None)
             if error.wait_s is not None and error.wait_s <= self._max_wait_s:
                 self._limiter.pause(error.wait_s + DATE_SLACK_S)
             raise
@@ -353,16 +355,16 @@ class Client:
             await self._limiter.release(succeeded)
 
     def _check_outage(self, error: Retryable) -> None:
-        """Raises Failed where the server was never there, or has been away too long."""
+        """Raise Failed if the server was never reachable, or has not replied for too long."""
         now = time.monotonic()
         if not error.unreachable:
-            self._heard_at = self._heard_at or now
-        elif not self._heard_at:
+            self._last_reply_at = self._last_reply_at or now
+        elif not self._last_reply_at:
             self._unreachable += 1
             if self._unreachable >= self._max_tries:
                 self._fatal = Failed(f"no server: {error}")
                 raise self._fatal
-        if self._heard_at and now - self._heard_at > self._outage_s:
+        if self._last_reply_at and now - self._last_reply_at > self._outage_s:
             self._fatal = Failed(
                 f"{error}; no answer for {self._outage_s:g} s; finished calls are kept: run again "
                 "when the server is back"
@@ -387,23 +389,25 @@ class Client:
             reason = " ".join(str(error).split()) or type(error).__name__
             raise Retryable(f"{self.url}: {reason}") from error
         if self._key:
-            raw = raw.replace(self._key.encode(), b"***")  # some servers say the key back
+            raw = raw.replace(
+                self._key.encode(), b"***"
+            )  # some servers repeat the key in their reply
         check_status(status, headers, raw, self.url)
         return parse_reply(raw)
 
-    async def _keep(self, key: str, reply: dict[str, Any]) -> None:
-        """On disk when it returns; replies that arrive together share one fsync."""
+    async def _store(self, key: str, reply: dict[str, Any]) -> None:
+        """Write a reply to disk; replies that arrive together share one fsync."""
         loop = asyncio.get_running_loop()
         kept: asyncio.Future[None] = loop.create_future()
-        self._to_keep.append((key, reply, kept))
-        if self._keeping is None:
-            self._keeping = loop.create_task(self._keep_pending())
+        self._to_store.append((key, reply, kept))
+        if self._storing is None:
+            self._storing = loop.create_task(self._store_pending())
         await asyncio.shield(kept)
 
-    async def _keep_pending(self) -> None:
+    async def _store_pending(self) -> None:
         try:
-            while self._to_keep:
-                batch, self._to_keep = self._to_keep, []
+            while self._to_store:
+                batch, self._to_store = self._to_store, []
                 error: Exception | None = None
                 try:
                     await asyncio.to_thread(self.cache.append, [item[:2] for item in batch])
@@ -413,4 +417,4 @@ class Client:
                     with contextlib.suppress(asyncio.InvalidStateError):
                         kept.set_exception(error) if error else kept.set_result(None)
         finally:
-            self._keeping = None
+            self._storing = None

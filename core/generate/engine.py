@@ -1,10 +1,10 @@
 """A small generation engine in torch: continuous batching over a slot KV cache.
 
-A prompt is run once and its keys and values are copied to the slots of its `n` samples; a group is
-admitted whole, as soon as enough slots are free. Each step computes one position for every active
-row and the logits of that position only. Tokens depend on (seed, request id, sample, position) and
-on the model alone; the company a row keeps can move its logits by the last bits of a float sum.
-For models and servers that need paged attention use an OpenAI-compatible server instead.
+A prompt is run once and its keys and values are copied to the slots of its `n` samples; these are
+admitted together, as soon as enough slots are free. Each step computes one position for every
+active row and the logits of that position only. Tokens depend on (seed, request id, sample,
+position) and on the model; the other rows of a batch can change logits in the last bits only. For
+models that need paged attention use an OpenAI-compatible server instead.
 """
 
 from collections import deque
@@ -29,7 +29,7 @@ PREFILL_TOKENS = 16_384
 
 
 class Engine:
-    """Generates with one model; `params` may be replaced between calls (a trainer's, say)."""
+    """Generates with one model; `params` may be replaced between calls (by a trainer)."""
 
     def __init__(
         self,
@@ -55,13 +55,13 @@ class Engine:
 
     @property
     def device(self) -> torch.device:
-        """Where the parameters are."""
+        """The device of the parameters."""
         return self.params["embed"].device
 
     def generate(self, requests: Sequence[Request]) -> list[Completion]:
         """All samples of all requests, in the order of the requests, samples 0..n-1 of each.
 
-        Raises UsageError where a request cannot be served (empty, too long, wrong ids).
+        Raises UsageError for a request that cannot be run (empty, too long, wrong ids).
         """
         names = [request.name for request in requests]
         if len(set(names)) < len(names):
@@ -110,7 +110,7 @@ class Engine:
         return -(-longest // CONTEXT_STEP) * CONTEXT_STEP
 
     def _capacity(self, requests: Sequence[Request]) -> int:
-        """Slots for this call: what is wanted, what fits the cache, at least one group."""
+        """Slots for this call: as requested, limited by the cache size, at least one group."""
         shapes = [layer.mixer.cache_shapes().values() for layer in self.spec.layers]
         width = sum(heads * size for layer in shapes for heads, size in layer)
         row_bytes = self._context(requests) * width * self.params["embed"].element_size()
@@ -182,7 +182,7 @@ class Engine:
         return forward.logits(self.spec, self.params, hidden[:, None], self.ops)[:, 0]
 
     def _collect(self, slots: Slots, cache: forward.KVCache) -> Iterator[Completion]:
-        """Hand out the rows that have ended and close the gaps they leave."""
+        """Yield the rows that have ended and fill their slots with active rows."""
         ended = slots.finished(self.tokenizer)
         if not ended:
             return

@@ -1,9 +1,9 @@
-"""How many calls may be in flight: one limiter shared by all, with AIMD and a common pause.
+"""Limit on concurrent calls: one limiter shared by all calls, with AIMD and a common pause.
 
-An overloaded or absent server halves the limit, once for all the calls that were in flight
-together; every success raises it by 1/limit, as TCP does (Chiu and Jain 1989). Retry-After pauses
-everybody, not only the call that was told; where the server says nothing, everybody pauses twice
-as long each time until a call succeeds, so an outage costs a few tries and not six of each call.
+An overloaded or unreachable server halves the limit, once for all calls that were in flight at the
+same time; every success raises it by 1/limit, as TCP does (Chiu and Jain 1989). Retry-After pauses
+all calls, not only the one that received it; without it all calls pause, twice as long each time
+until a call succeeds, so an outage costs a few attempts in all and not six per call.
 For one event loop; not thread-safe.
 """
 
@@ -28,7 +28,8 @@ class Limiter:
         self._freed = asyncio.Condition()
 
     async def acquire(self) -> int:
-        """Waits for a place and the end of any pause; returns the generation, for `overloaded`."""
+        """Wait for a free slot and the end of any pause; returns the generation, for
+        `overloaded`."""
         while True:
             async with self._freed:
                 await self._freed.wait_for(lambda: self.in_flight < int(self.limit))
@@ -38,7 +39,7 @@ class Limiter:
             await asyncio.sleep(pause)
 
     async def release(self, succeeded: bool) -> None:
-        """Gives the place back; a success raises the limit."""
+        """Release the slot; a success raises the limit."""
         async with self._freed:
             self.in_flight -= 1
             if succeeded:
@@ -46,9 +47,9 @@ class Limiter:
                 self.limit = min(float(self.most), self.limit + 1 / self.limit)
             self._freed.notify(max(1, int(self.limit) - self.in_flight))
 
-    def overloaded(self, generation: int, told_to_wait: bool) -> None:
-        """Halves the limit, and pauses where nobody was told how long to wait; does neither where
-        another call of the same generation has done so already."""
+    def overloaded(self, generation: int, has_retry_after: bool) -> None:
+        """Halve the limit, and pause unless the server sent a Retry-After; does nothing if another
+        call of the same generation has done so already."""
         if generation != self._generation:
             return
         self.limit = max(1.0, self.limit / 2)
@@ -56,9 +57,9 @@ class Limiter:
         self.cuts += 1
         longest = min(LONGEST_PAUSE_S, self.backoff_s * 2**self._streak)
         self._streak += 1
-        if not told_to_wait:
+        if not has_retry_after:
             self.pause(longest * random.uniform(0.5, 1.0))
 
     def pause(self, seconds: float) -> None:
-        """Lets nobody in for so long."""
+        """Admit no call for this many seconds."""
         self._resume_at = max(self._resume_at, time.monotonic() + seconds)

@@ -25,9 +25,9 @@ def load_engine(directory: str | Path, dtype: str = "float32") -> Engine:
 
 
 def model_fingerprint(directory: str | Path, option: str = "--model") -> str:
-    """128-bit hash, 32 hex digits, of all that a model's answers depend on: its JSON files and chat
-    templates whole, of its weights the sizes and both ends. Raises UsageError, which names the
-    `option` that gave the path, where it is none."""
+    """128-bit hash, 32 hex digits, of everything a model's output depends on: its JSON files and
+    chat templates, and the sizes and both ends of its weight files. Raises UsageError, which names
+    the `option` that gave the path, if it is not a model directory."""
     root, digest = _root(directory, option), hashlib.blake2b(digest_size=16)
     for path in sorted([*root.glob("*.json"), *root.glob("*.jinja")]):
         digest.update(path.name.encode() + b"\0" + path.read_bytes())
@@ -35,8 +35,8 @@ def model_fingerprint(directory: str | Path, option: str = "--model") -> str:
 
 
 def weights_fingerprint(directory: str | Path) -> str:
-    """The same of config.json and the weights alone: what a trainer starts from, whose tokenizer
-    has a fingerprint of its own in the identity of a run."""
+    """The same of config.json and the weights only: a trainer's starting point, whose tokenizer has
+    a fingerprint of its own in the identity of a run."""
     root = _root(directory, "--model")
     digest = hashlib.blake2b((root / "config.json").read_bytes(), digest_size=16)
     return _with_weights(digest, root)

@@ -1,4 +1,4 @@
-"""Open the client of an endpoint from options; the one place where this is done."""
+"""Open the client of an endpoint from options; every command does it here."""
 
 from pathlib import Path
 
@@ -32,5 +32,5 @@ def open_client(
 
 
 def default_cache() -> Path:
-    """Where finished calls are kept when no directory is given."""
+    """The directory of finished calls if none is given."""
     return cache_folder("calls")

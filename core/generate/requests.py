@@ -1,8 +1,8 @@
-"""What a generation engine is asked for and what it gives back.
+"""Requests to a generation engine, and the completions that it returns.
 
-A request is one prompt and `n` samples of it. Random numbers are named by (seed, request id,
-sample, position); a request without an id is named by its prompt, so the same prompt with the same
-seed gives the same samples in any company.
+A request is one prompt and `n` samples of it. Random numbers are a function of (seed, request id,
+sample, position); a request without an id is identified by its prompt, so the same prompt with the
+same seed gives the same samples in any batch.
 """
 
 import hashlib
@@ -35,11 +35,11 @@ class Request:
     stop_ids: tuple[int, ...] | None = None
     n: int = 1
     id: str = ""
-    only: tuple[int, ...] | None = None  # just these of the samples 0..n-1
+    only: tuple[int, ...] | None = None  # only these of the samples 0..n-1
 
     @property
     def samples(self) -> Sequence[int]:
-        """The numbers of the samples wanted."""
+        """The numbers of the requested samples."""
         return range(self.n) if self.only is None else self.only
 
     @cached_property
@@ -54,7 +54,7 @@ class Request:
         return self.id or hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
     def check(self, vocab_size: int, context: int) -> None:
-        """Raise UsageError where the model cannot serve the request."""
+        """Raise UsageError if the model cannot run the request."""
         if not len(self.prompt) or self.max_new_tokens < 1 or not len(self.samples):
             raise UsageError(
                 f"generate: prompt of {len(self.prompt)} tokens, {self.max_new_tokens} new tokens, "

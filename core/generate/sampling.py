@@ -1,12 +1,12 @@
-"""Sampling: logits → tokens with log-probabilities, and random numbers that depend on names only.
+"""Sampling: logits → tokens with log-probabilities, with counter-based random numbers.
 
-Order of the filters, each on what the one before has left: temperature, top-k, top-p, min-p. Of
-tokens with equal logits the one with the smaller id goes first; the token that crosses the top-p
-mass is kept. Temperature 0 is the argmax. The uniform number of a draw is a hash of (seed, request
-id, sample, position) and nothing else, and the token is where it falls in the cumulative
-distribution, so a token depends neither on the batch nor on its slot nor on where a run resumed.
-Sources: SplitMix64 (Steele, Lea, Flood 2014, DOI 10.1145/2714064.2660195); nucleus sampling
-(arXiv 1904.09751); min-p (arXiv 2407.01082).
+Order of the filters, each applied to the result of the one before: temperature, top-k, top-p,
+min-p. Of tokens with equal logits the one with the smaller id comes first; the token that crosses
+the top-p mass is kept. Temperature 0 is the argmax. The uniform number of a draw is a hash of
+(seed, request id, sample, position) only, and the token is found by inverting the cumulative
+distribution, so a token does not depend on the batch, on its slot or on where a run resumed.
+Sources: SplitMix64 (Steele, Lea, Flood 2014, DOI 10.1145/2714064.2660195); nucleus sampling (arXiv
+1904.09751); min-p (arXiv 2407.01082).
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class SamplingParams:
 
     @property
     def filters(self) -> bool:
-        """True where the sampled distribution has not the whole vocabulary."""
+        """True if sampling excludes part of the vocabulary."""
         return self.top_k > 0 or self.top_p < 1 or self.min_p > 0
 
 
@@ -71,7 +71,8 @@ def stream_keys(seed: int, request_id: str, samples: Sequence[int]) -> np.ndarra
 
 
 def uniforms(keys: np.ndarray, positions: np.ndarray) -> np.ndarray:
-    """Numbers[B] in [0, 1) with 52 random bits, for keys[B] and positions[B] (tokens drawn yet)."""
+    """Numbers[B] in [0, 1) with 52 random bits, for keys[B] and positions[B] (tokens drawn so
+    far)."""
     with np.errstate(over="ignore"):
         bits = mix64(keys + GOLDEN * (positions.astype(np.uint64) + np.uint64(1)))
     return (bits >> np.uint64(12)) * 2.0**-52  # 52: u times the total stays below the total
@@ -107,7 +108,7 @@ class RowParams:
         )
 
     def joined(self, other: RowParams) -> RowParams:
-        """The parameters of these rows and, behind them, of others."""
+        """The parameters of these rows followed by those of others."""
         import torch
 
         pairs = zip(self._columns(), other._columns(), strict=True)
@@ -133,7 +134,7 @@ class RowParams:
 def draw(
     logits: torch.Tensor, params: RowParams, uniform: np.ndarray
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """(tokens[B], logprobs[B], raw_logprobs[B]) of one draw a row from logits[B, V] (float32).
+    """(tokens[B], logprobs[B], raw_logprobs[B]) of one draw per row from logits[B, V] (float32).
 
     `logprobs` are of the distribution drawn from (after temperature and filters; 0 for the
     argmax), `raw_logprobs` of the model's own at temperature 1 over the whole vocabulary.
@@ -155,7 +156,7 @@ def draw(
 
 
 def _inverse_cdf(logprobs: torch.Tensor, uniform: np.ndarray) -> torch.Tensor:
-    """The token whose share of the cumulative distribution holds u; one of probability > 0."""
+    """The token whose interval of the cumulative distribution contains u; of probability > 0."""
     import torch
 
     mass = logprobs.double().exp().cumsum(-1)
@@ -166,7 +167,7 @@ def _inverse_cdf(logprobs: torch.Tensor, uniform: np.ndarray) -> torch.Tensor:
 
 
 def filtered(scaled: torch.Tensor, params: RowParams) -> torch.Tensor:
-    """Logits[B, V] with -inf where top-k, top-p or min-p leave a token out."""
+    """Logits[B, V] with -inf for tokens excluded by top-k, top-p or min-p."""
     import torch
 
     ordered, index = torch.sort(scaled, dim=-1, descending=True, stable=True)

@@ -1,8 +1,8 @@
-"""Slots: the samples that an engine decodes together, as columns, and their KV cache.
+"""Slots: the samples that an engine decodes together, as columns.
 
 Rows 0..n-1 are active and contiguous: a finished row is replaced by the last active one, so a step
-never pays for what is done. The cache of a layer is [slots, context, K, N]; a step sees a view of
-its first n rows and of as many positions as the longest row needs, in steps of CONTEXT_STEP.
+computes active rows only. The cache of a layer is [slots, context, K, N]; a step uses a view of its
+first n rows and of as many positions as the longest row needs, in steps of CONTEXT_STEP.
 """
 
 from collections.abc import Sequence
@@ -44,19 +44,19 @@ class Slots:
 
     @property
     def free(self) -> int:
-        """Rows that could be admitted."""
+        """Number of free rows."""
         return self.capacity - self.active
 
     @property
     def context(self) -> int:
-        """Cache positions that a step needs: the longest row, its next token counted."""
+        """Cache positions that a step needs: the longest row including its next token."""
         used = int((self.length + self.drawn)[: self.active].max())
         return -(-used // CONTEXT_STEP) * CONTEXT_STEP
 
     def admit(self, requests: Sequence[Request], kinds: Sequence[int]) -> np.ndarray:
-        """Take in all samples of the requests behind the active rows.
+        """Append all samples of the requests after the active rows.
 
-        Returns which request each new row belongs to, for copying prompts and logits.
+        Returns the request number of each new row, for copying prompts and logits.
         """
         counts = np.array([len(request.samples) for request in requests])
         which = np.repeat(np.arange(len(requests)), counts)
@@ -95,7 +95,7 @@ class Slots:
         return torch.from_numpy(values).to(self.device).unsqueeze(1)
 
     def finished(self, tokenizer: Any) -> dict[int, tuple[str, str | None]]:
-        """Rows that have just ended → (finish reason, text where a stop string has cut it)."""
+        """Rows that have just ended → (finish reason, text if a stop string ended it)."""
         rows = np.arange(self.active)
         last = self.tokens[rows, self.drawn[rows] - 1]
         stopped = self.stop_table[self.kind[rows], last]
@@ -110,10 +110,10 @@ class Slots:
         return ended
 
     def _cut(self, row: int, tokenizer: Any) -> str | None:
-        """The row's text before the first stop string, None while it holds none.
+        """The row's text before the first stop string, None if it contains none.
 
         Every token is at least one byte, so a tail of as many tokens as the longest stop string has
-        bytes decides whether the whole has to be decoded; 4 more start it on a whole character.
+        bytes decides whether the whole text is decoded; 4 more make it start at a character.
         """
         stops = self.owner[row][0].stop
         if not stops:
@@ -123,16 +123,16 @@ class Slots:
         if not any(text in tokenizer.decode(tokens[-tail:]) for text in stops):
             return None
         whole = tokenizer.decode(tokens)
-        found = [at for text in stops if (at := whole.find(text)) >= 0]
-        return whole[: min(found)] if found else None
+        positions = [at for text in stops if (at := whole.find(text)) >= 0]
+        return whole[: min(positions)] if positions else None
 
     def release(self, rows: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
-        """Drop rows; the last rows move into their places. Returns (from rows, to rows)."""
-        gone = np.zeros(self.active, bool)
-        gone[list(rows)] = True
+        """Release rows; the last active rows replace them. Returns (source rows, target rows)."""
+        released = np.zeros(self.active, bool)
+        released[list(rows)] = True
         left = self.active - len(rows)
-        to = np.flatnonzero(gone[:left])
-        moved = left + np.flatnonzero(~gone[left:])
+        to = np.flatnonzero(released[:left])
+        moved = left + np.flatnonzero(~released[left:])
         for name in ("key", "kind", "length", "drawn", "limit", "watches_text",
                      "tokens", "logprobs", "raw"):  # fmt: skip
             column = getattr(self, name)

@@ -1,1 +1,1 @@
-"""judge."""
+"""Rewards: verifiers, rubrics and a language model as judge."""

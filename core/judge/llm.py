@@ -1,8 +1,8 @@
 """A language model as judge, item by item, through any OpenAI-compatible server.
 
 Each call asks about `items_per_call` items of one response; `votes` calls decide by majority. A
-call that fails for good, and a reply that cannot be read, leave their items UNKNOWN; a tie of
-votes too. Verdicts are paid for once: the client's cache holds every finished call.
+call that fails after all retries, an unreadable reply and a tie of votes leave items UNKNOWN. Every
+verdict is paid for once: the client's cache holds every finished call.
 """
 
 import random
@@ -18,7 +18,7 @@ from sabia.core.judge.rubric import Item
 from sabia.core.judge.verdict import Verdict
 from sabia.core.options.calls import RubricJudge
 
-SEED = 0  # of the order of items; a part of calls that are kept
+SEED = 0  # of the order of items; part of the key of cached calls
 
 
 @dataclass(frozen=True)
@@ -38,22 +38,22 @@ class _Call:
 
 
 class Judge:
-    """Asks a client for verdicts."""
+    """Requests verdicts from a client."""
 
     def __init__(self, client: Client, options: RubricJudge | None = None) -> None:
         self.client, self.options = client, options or RubricJudge()
 
     def verdicts(self, questions: Sequence[Question]) -> list[dict[str, Verdict]]:
-        """For each question, a verdict by item id (UNKNOWN where none could be had).
+        """For each question, a verdict by item id (UNKNOWN if there is none).
 
-        Raises what the client raises when the server is out, refuses everything or a budget ends.
+        Raises the client's errors: server down, all requests refused, or a cost limit reached.
         """
         calls = [call for number, q in enumerate(questions) for call in self._calls(number, q)]
         responses = self.client.chat([call.request for call in calls])
         votes: list[dict[str, list[Verdict]]] = [{} for _ in questions]
         for call, response in zip(calls, responses, strict=True):
-            found = parse_verdicts(response.text or "", call.items)
-            for item, verdict in found.items():
+            item_verdicts = parse_verdicts(response.text or "", call.items)
+            for item, verdict in item_verdicts.items():
                 votes[call.question].setdefault(item, []).append(verdict)
         return [{item: majority(seen) for item, seen in vote.items()} for vote in votes]
 
@@ -63,7 +63,8 @@ class Judge:
                 yield _Call(number, items, self._request(question, items, vote))
 
     def _parts(self, question: Question, vote: int) -> Iterator[tuple[Item, ...]]:
-        """The items of each call; with several in a call, their order is drawn anew each vote."""
+        """The items of each call; with several in a call, their order is drawn again for each
+        vote."""
         items, step = list(question.items), self.options.judge_items_per_call
         if step > 1:
             random.Random(f"{SEED} {vote} {question.response}").shuffle(items)

@@ -1,11 +1,11 @@
-"""What a judge model is asked, and what is read from its reply.
+"""The prompt of a judge model, and the parser of its reply.
 
-The prompt runs question → response → items, so that a server's prefix cache carries the part that
-repeats. The response stands between fences with a nonce that its writer cannot know, and the judge
-is told that nothing inside is an instruction. The reply is JSON with the evidence before the
-verdict; native JSON, a code fence or the first fitting object in a text are read. A reply that
-names an item it was not asked about is refused whole; an item that is missing, named twice or
-has no true or false has no verdict.
+The order of the prompt is question, response, items, so that a server's prefix cache covers the
+part that repeats. The response is delimited by a nonce that its writer cannot know, and the judge
+is instructed that nothing inside is an instruction. The reply is JSON with the evidence before the
+verdict; native JSON, a code fence or the first matching object in a text are accepted. A reply that
+names an item that was not asked about is rejected; an item that is missing, named twice or without
+true or false has no verdict.
 """
 
 import hashlib
@@ -16,7 +16,7 @@ from typing import Any
 from sabia.core.judge.rubric import Item
 from sabia.core.judge.verdict import Verdict
 
-VERSION = "1"  # part of every cache key: change it with the words below
+VERSION = "1"  # part of every cache key: change it with the prompt below
 SYSTEM = (
     "You grade one response against criteria. For each criterion quote the evidence, or say what "
     "is missing, and then decide whether the response meets it. A criterion counts as met only if "
@@ -27,7 +27,7 @@ SYSTEM = (
 
 
 def nonce(secret: str, response: str) -> str:
-    """Eight hexadecimal digits that are the same for the same response, so that caches hit."""
+    """Eight hexadecimal digits, equal for equal responses, so that the cache is used."""
     return hashlib.blake2b(f"{secret}\0{response}".encode(), digest_size=4).hexdigest()
 
 
@@ -52,7 +52,7 @@ def _criterion(item: Item) -> str:
 
 
 def reply_schema(items: Sequence[Item]) -> dict[str, Any]:
-    """JSON schema of the reply, for servers that can hold a model to one."""
+    """JSON schema of the reply, for servers with constrained decoding."""
     verdict = {
         "type": "object",
         "properties": {
@@ -72,21 +72,21 @@ def reply_schema(items: Sequence[Item]) -> dict[str, Any]:
 
 
 def parse_verdicts(reply: str, items: Sequence[Item]) -> dict[str, Verdict]:
-    """A verdict for every item asked about; UNKNOWN where the reply gives none."""
+    """A verdict for every item asked about; UNKNOWN if the reply has none."""
     unknown = {item.id: Verdict.UNKNOWN for item in items}
     entries = next(filter(None, map(_entries, json_values(reply))), None)
     if entries is None:
         return unknown
-    found: dict[str, list[Verdict]] = {}
+    verdicts: dict[str, list[Verdict]] = {}
     for entry in entries:
-        found.setdefault(str(entry.get("item")), []).append(_verdict(entry.get("met")))
-    if not set(found) <= set(unknown):
+        verdicts.setdefault(str(entry.get("item")), []).append(_verdict(entry.get("met")))
+    if not set(verdicts) <= set(unknown):
         return unknown
-    return unknown | {item: seen[0] for item, seen in found.items() if len(seen) == 1}
+    return unknown | {item: seen[0] for item, seen in verdicts.items() if len(seen) == 1}
 
 
 def json_values(text: str) -> Iterator[Any]:
-    """The JSON objects and arrays in a text, outermost first, behind any closed thinking part."""
+    """The JSON objects and arrays in a text, outermost first, after any closed thinking part."""
     text = text.rpartition("</think>")[2]
     decoder, at = json.JSONDecoder(), 0
     while at < len(text):

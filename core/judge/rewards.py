@@ -1,8 +1,8 @@
-"""Rewards of samples: verifiers against the record's answer, rubrics, or a weighted mix of them.
+"""Rewards of samples: verifiers against the record's answer, rubrics, or a weighted sum of them.
 
 A reward is written `exact`, `number`, `regex`, `rubric`, or several with weights: `number=0.8,
-regex=0.2`. Each part gives a score in [0, 1]; a part without a score (the judge failed) leaves the
-sample without a reward. `NullGuard` stops a run whose judge fails too often.
+regex=0.2`. Each part gives a score in [0, 1]; if a part has no score (the judge failed), the
+sample has no reward. `NullGuard` stops a run whose judge fails too often.
 """
 
 from collections.abc import Mapping, Sequence
@@ -16,12 +16,12 @@ from sabia.core.judge.verdict import Grade, Verdict
 from sabia.core.judge.verifiers import VERIFIERS, verify
 
 RUBRIC = "rubric"
-GUARD_WINDOW = 200  # samples over which the share without a reward is looked at
+GUARD_WINDOW = 200  # samples over which the share without a reward is computed
 
 
 @dataclass(frozen=True)
 class Case:
-    """A sampled `text` that answers `messages`, with what it is to be judged by."""
+    """A sampled `text` that answers `messages`, and the reference that it is graded by."""
 
     messages: Sequence[Mapping[str, Any]]
     text: str
@@ -30,7 +30,7 @@ class Case:
 
 
 def parse_reward(text: str) -> dict[str, float]:
-    """'number=0.8,regex=0.2' → weights by kind; raises UsageError for what is not a reward."""
+    """'number=0.8,regex=0.2' → weights by kind; raises UsageError for an invalid specification."""
     weights: dict[str, float] = {}
     for part in text.split(","):
         kind, _, weight = (piece.strip() for piece in part.partition("="))
@@ -47,7 +47,7 @@ def parse_reward(text: str) -> dict[str, float]:
 
 
 class Grader:
-    """Gives rewards by one recipe; `judge` is needed where a rubric has items for a judge."""
+    """Computes rewards by weighted kinds; `judge` is required for rubrics with llm items."""
 
     def __init__(
         self, weights: Mapping[str, float], judge: Judge | None = None, max_unknown: float = 0.0
@@ -55,12 +55,12 @@ class Grader:
         self.weights, self.judge, self.max_unknown = dict(weights), judge, max_unknown
 
     def check(self, answer: str | None, rubric: str | None) -> Rubric | None:
-        """The record's rubric, parsed; raises BadData where the reward needs what is not there."""
+        """The record's rubric, parsed; raises BadData if the reward needs a missing column."""
         if any(kind != RUBRIC for kind in self.weights) and answer is None:
             raise BadData(f"no answer (reward {', '.join(self.weights)} needs one)")
         for kind in self.weights:
             if kind != RUBRIC:
-                verify(kind, "", str(answer))  # a reference that cannot be read fails here
+                verify(kind, "", str(answer))  # an unreadable reference fails here
         if RUBRIC not in self.weights:
             return None
         if not rubric:
@@ -73,7 +73,7 @@ class Grader:
         return parsed
 
     def grade(self, cases: Sequence[Case]) -> list[Grade]:
-        """The reward of each case with the verdicts behind it."""
+        """The reward of each case with its verdicts."""
         rubrics = self._rubric_grades(cases) if RUBRIC in self.weights else [None] * len(cases)
         return [self._mix(case, rubric) for case, rubric in zip(cases, rubrics, strict=True)]
 
@@ -100,13 +100,13 @@ class Grader:
             raise UsageError("reward: the rubric needs a judge; name one with --judge-url")
         if asked and judge is not None:
             questions = [Question(case.messages, case.text, items) for _, case, items in asked]
-            for (number, _, _), found in zip(
+            for (number, _, _), item_verdicts in zip(
                 asked, judge.verdicts(questions), strict=True
             ):  # fmt: skip
-                verdicts[number] |= found
+                verdicts[number] |= item_verdicts
         return [
-            case.rubric.grade(found, self.max_unknown)  # type: ignore[union-attr]  # all have one
-            for case, found in zip(cases, verdicts, strict=True)
+            case.rubric.grade(item_verdicts, self.max_unknown)  # type: ignore[union-attr]  # all have one
+            for case, item_verdicts in zip(cases, verdicts, strict=True)
         ]
 
     @staticmethod
@@ -132,7 +132,7 @@ class NullGuard:
         self.seen = self.missing = 0
 
     def add(self, grades: Sequence[Grade]) -> None:
-        """Count the grades; raises Failed above the share."""
+        """Count the grades; raises Failed if the share is exceeded."""
         missing = [grade.score is None for grade in grades]
         self.seen, self.missing = self.seen + len(missing), self.missing + sum(missing)
         self.recent = (self.recent + missing)[-max(GUARD_WINDOW, len(missing)) :]
@@ -141,5 +141,5 @@ class NullGuard:
             raise Failed(
                 f"the judge gave no verdict on {share:.0%} of the last {len(self.recent)} samples "
                 f"(expected at most {self.max_share:.0%}); finished samples and verdicts are kept: "
-                "mend the judge and run again, or raise --max-null"
+                "fix the judge and run again, or raise --max-null"
             )

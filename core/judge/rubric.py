@@ -1,11 +1,11 @@
-"""Rubrics: what an answer is judged by, item by item, and the score that the verdicts give.
+"""Rubrics: the items by which an answer is graded, and the score computed from their verdicts.
 
-A rubric is {"id", "version", "items": [{"id", "text", "weight", "kind", "reference"}]}; a bare list
-of items will do. A negative weight is a penalty: the item says what should not be. kind is `llm`
+A rubric is {"id", "version", "items": [{"id", "text", "weight", "kind", "reference"}]}; a list of
+items is accepted too. A negative weight is a penalty for an unwanted property. kind is `llm`
 (a judge reads the text) or a verifier of `sabia.core.judge.verifiers`.
   score = clip( Σ weight·met / Σ of the positive weights, 0, 1 )
-as HealthBench divides (arXiv 2505.08775), over the items with a verdict. Where more than
-`max_unknown` of the positive weight has none, or a penalty has none, there is no score.
+as in HealthBench (arXiv 2505.08775), over the items with a verdict. If more than `max_unknown` of
+the positive weight has no verdict, or a penalty has none, there is no score.
 """
 
 import hashlib
@@ -34,7 +34,7 @@ class Item:
 
 @dataclass(frozen=True)
 class Rubric:
-    """Criteria with their weights; `id` is a hash of the items where none is given."""
+    """Criteria with their weights; `id` is a hash of the items if none is given."""
 
     id: str
     items: tuple[Item, ...]
@@ -42,7 +42,7 @@ class Rubric:
 
     @property
     def needs_judge(self) -> bool:
-        """True where an item is for a language model to judge."""
+        """True if an item is graded by a language model."""
         return any(item.kind == "llm" for item in self.items)
 
     def score(self, verdicts: Mapping[str, Verdict], max_unknown: float = 0.0) -> float | None:
@@ -59,15 +59,17 @@ class Rubric:
 
     def grade(self, verdicts: Mapping[str, Verdict], max_unknown: float = 0.0) -> Grade:
         """The score with its verdicts, in the rubric's order."""
-        found = ((i.id, verdicts.get(i.id, Verdict.UNKNOWN), i.weight) for i in self.items)
-        return Grade(self.score(verdicts, max_unknown), tuple(found))
+        verdicts_in_order = (
+            (i.id, verdicts.get(i.id, Verdict.UNKNOWN), i.weight) for i in self.items
+        )
+        return Grade(self.score(verdicts, max_unknown), tuple(verdicts_in_order))
 
 
 def parse_rubric(value: str | list[Any] | Mapping[str, Any]) -> Rubric:
     """A rubric from its JSON or the parsed object.
 
-    Raises BadData for what is not a rubric: no items, ids that repeat, an unknown kind, a
-    weight that is no number, or no item with a positive weight.
+    Raises BadData for an invalid rubric: no items, repeated ids, an unknown kind, a weight that is
+    not a number, or no item with a positive weight.
     """
     if isinstance(value, str):
         try:
@@ -103,7 +105,7 @@ def _item(value: Any, number: int) -> Item:
         "" if reference is None else str(reference),
     )
     if kind == "llm" and not item.text:
-        raise BadData(f"rubric item {item.id}: no text (expected what the judge is to look for)")
+        raise BadData(f"rubric item {item.id}: no text (expected the criterion for the judge)")
     return item
 
 

@@ -1,8 +1,8 @@
-"""A verdict on one rubric item, and why there are three of them.
+"""The verdict on one rubric item: met, unmet or unknown.
 
-`UNKNOWN` means that nobody could say: the judge timed out, answered with something unreadable or
-left the item out. It is never a bad grade; a sample with too many unknown items has no reward at
-all and leaves its group (post-training practice turns outages into zeros, and learns from them).
+`UNKNOWN` means that there is no verdict: the judge timed out, its reply was unreadable or left the
+item out. It never counts as unmet; a sample with too many unknown items has no reward and is
+excluded from its group, so that training does not learn from outages of the judge.
 """
 
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ from enum import StrEnum
 
 
 class Verdict(StrEnum):
-    """What is known of one item; the value is what the `items` column of a sample holds."""
+    """The verdict on one item; its value is stored in the `items` column of a sample."""
 
     MET = "met"
     UNMET = "unmet"
@@ -24,7 +24,7 @@ class Verdict(StrEnum):
 
 @dataclass(frozen=True)
 class Grade:
-    """The reward of one sample: `score` in [0, 1], or None where the judge failed.
+    """The reward of one sample: `score` in [0, 1], or None if the judge failed.
 
     `verdicts` are (item id, verdict, weight) in the rubric's order.
     """

@@ -1,15 +1,16 @@
-"""Verifiers: does a text give the right answer? No model, no network, standard library only.
+"""Verifiers check whether a text gives the right answer, without a model.
 
 `verify(kind, text, reference)` is a pure function. Kinds:
-  exact     equal after Unicode NFC and white space runs are one space
-  contains  the reference occurs in the text, without regard to case
+  exact     equal after Unicode NFC and with each run of white space as one space
+  contains  the reference occurs in the text, case-insensitively
   regex     `re.search` with MULTILINE finds the reference
-  number    the last number of the text (inside \\boxed{} or behind #### where there is one) has the
-            reference's value; decimal comma and point, digit groups, fractions and percent are read
+  number    the last number of the text (inside \\boxed{} or after #### if present) has the
+            reference's value; decimal comma and point, digit groups, fractions and percent are
+            parsed
   choice    the last answer letter of the text is the reference's letter
-  json      the text is one JSON value (a code fence around it is allowed) that holds what the
-            reference holds; a reference that is a list of names asks for those keys
-A verifier errs on the strict side: in reinforcement learning a lenient one is soon exploited.
+  json      the text is one JSON value (a code fence around it is allowed) that contains the
+            values of the reference; a reference that is a list of names asks for those keys
+Verifiers are strict: in reinforcement learning a lenient one is soon exploited.
 """
 
 import json
@@ -38,7 +39,7 @@ def normal(text: str) -> str:
 
 
 def exact(text: str, reference: str) -> bool:
-    """The texts are the same but for white space and Unicode composition."""
+    """The texts are equal except for white space and Unicode composition."""
     return normal(text) == normal(reference)
 
 
@@ -48,7 +49,7 @@ def contains(text: str, reference: str) -> bool:
 
 
 def regex(text: str, reference: str) -> bool:
-    """The pattern is found in the text. Raises BadData where it is not a pattern."""
+    """The pattern is found in the text. Raises BadData if it is not a valid pattern."""
     try:
         return re.search(reference, text, re.MULTILINE) is not None
     except re.error as error:
@@ -56,24 +57,24 @@ def regex(text: str, reference: str) -> bool:
 
 
 def readings(token: str) -> set[float]:
-    """The values a written number may have: '1.234' is 1.234 or, with digit groups, 1234."""
+    """Possible values of a written number: '1.234' is 1.234 or, with digit groups, 1234."""
     token = re.sub(r"[\s\u00a0\u202f]", "", token).replace("\u2212", "-")
     if token.endswith("%"):
         token = token[:-1]
     top, _, bottom = token.partition("/")
     if bottom:
         return {value / float(bottom) for value in readings(top) if float(bottom)}
-    found = set()
+    values = set()
     for plain in _plain_forms(top):
         try:
-            found.add(float(plain))
+            values.add(float(plain))
         except ValueError:
             continue
-    return found
+    return values
 
 
 def _plain_forms(token: str) -> list[str]:
-    """Spellings that Python reads, one for each way the separators may be meant."""
+    """Forms that Python parses, one for each meaning of the separators."""
     marks = [mark for mark in token if mark in ".,"]
     if not marks:
         return [token]
@@ -88,9 +89,9 @@ def _plain_forms(token: str) -> list[str]:
 
 
 def final_number(text: str) -> str | None:
-    """The number a text ends on: in its last \\boxed{}, behind its last ####, else its last one."""
-    found = _NUMBER.findall(text)
-    return _marked_number(text) or (found[-1] if found else None)
+    """The final number of a text: in its last \\boxed{}, after its last ####, else the last one."""
+    numbers = _NUMBER.findall(text)
+    return _marked_number(text) or (numbers[-1] if numbers else None)
 
 
 def _marked_number(text: str) -> str | None:
@@ -102,34 +103,34 @@ def _marked_number(text: str) -> str | None:
 
 def number(text: str, reference: str) -> bool:
     """The text's final number has the reference's value (relative tolerance 1e-6)."""
-    wanted = _wanted(reference)
+    expected = _reference_values(reference)
     given = final_number(text)
     return given is not None and any(
         math.isclose(value, want, rel_tol=REL_TOLERANCE, abs_tol=1e-12)
         for value in readings(given)
-        for want in wanted
+        for want in expected
     )
 
 
-def _wanted(reference: str) -> set[float]:
+def _reference_values(reference: str) -> set[float]:
     """The value of a reference: a number, or a worked answer that marks one."""
     try:
         return {float(reference)}
     except ValueError:
         whole = _NUMBER.fullmatch(reference.strip())
         marked = whole[0] if whole else _marked_number(reference)
-    if not marked or not (found := readings(marked)):
+    if not marked or not (values := readings(marked)):
         raise BadData(
             f"not a number: reference {reference!r:.80} (expected a number, or a text that marks "
             "one by #### or \\boxed{})"
         )
-    return found
+    return values
 
 
 def choice(text: str, reference: str) -> bool:
     """The last capital letter that stands alone in the text is the reference's."""
-    found = _LETTER.findall(text)
-    return bool(found) and found[-1] == reference.strip().strip("().").upper()
+    letters = _LETTER.findall(text)
+    return bool(letters) and letters[-1] == reference.strip().strip("().").upper()
 
 
 def json_value(text: str, reference: str) -> bool:
@@ -142,20 +143,20 @@ def json_value(text: str, reference: str) -> bool:
     if not reference:
         return True
     try:
-        wanted = json.loads(reference)
+        expected = json.loads(reference)
     except ValueError as error:
         raise BadData(f"not JSON: reference {reference!r:.80} (expected for kind json)") from error
-    return _holds(value, wanted)
+    return _holds(value, expected)
 
 
-def _holds(value: Any, wanted: Any) -> bool:
-    if isinstance(wanted, dict):
+def _holds(value: Any, expected: Any) -> bool:
+    if isinstance(expected, dict):
         return isinstance(value, dict) and all(
-            key in value and value[key] == item for key, item in wanted.items()
+            key in value and value[key] == item for key, item in expected.items()
         )
-    if isinstance(wanted, list) and isinstance(value, dict):
-        return all(key in value for key in wanted)
-    return value == wanted
+    if isinstance(expected, list) and isinstance(value, dict):
+        return all(key in value for key in expected)
+    return value == expected
 
 
 VERIFIERS: dict[str, Callable[[str, str], bool]] = {
@@ -169,7 +170,7 @@ VERIFIERS: dict[str, Callable[[str, str], bool]] = {
 
 
 def verify(kind: str, text: str, reference: str) -> bool:
-    """True where the text passes the verifier of that kind against the reference."""
+    """True if the text passes the verifier `kind` against the reference."""
     if kind not in VERIFIERS:
         raise BadData(f"no verifier: {kind!r} (expected one of {', '.join(VERIFIERS)})")
     return VERIFIERS[kind](text, reference)

@@ -70,7 +70,7 @@ class Judging:
             rows += scores_of(model, task.name, item.id, answer.sample, judged.values, detail)
         return rows
 
-    def _items(self, task: Task, pairs: Sequence[tuple[Item, Answer]]) -> list[marks.Judged]:
+    def _items(self, task: Task, pairs: Sequence[tuple[Item, Answer]]) -> list[marks.JudgedAnswer]:
         rubrics = [marks.rubric_of(value(task.rubric, item.fields)) for item, _ in pairs]
         cases = [
             Case(list(answer.messages) or item.as_messages, answer.text, rubric=rubric)
@@ -81,9 +81,9 @@ class Judging:
             judge = Judge(self._open(task), self.options)
         return marks.judge_items(cases, marks.items_grader(judge, self.options.max_unknown))
 
-    def _points(self, task: Task, pairs: Sequence[tuple[Item, Answer]]) -> list[marks.Judged]:
+    def _points(self, task: Task, pairs: Sequence[tuple[Item, Answer]]) -> list[marks.JudgedAnswer]:
         exams = [
-            marks.Exam(
+            marks.PointsQuestion(
                 list(answer.messages) or item.as_messages,
                 answer.text,
                 marks.key_text(value(task.rubric, item.fields)),

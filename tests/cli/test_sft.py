@@ -69,7 +69,7 @@ def test_unusable_conversations_are_rejected_with_a_reason(made: Path) -> None:
     table = pq.read_table(made / "run.rejects" / "part-00000.parquet").to_pylist()
     reasons = [row["reason"] for row in table]
     assert len(reasons) == 2
-    assert "no token of the conversation is the assistant's" in reasons[0]
+    assert "no token of the conversation was written by the assistant" in reasons[0]
     assert "expected at most --length 96" in reasons[1]
     assert "120 conversations" in (made / "notes.txt").read_text()
 

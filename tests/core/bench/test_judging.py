@@ -61,14 +61,16 @@ def test_a_judge_that_fails_gives_no_verdict() -> None:
             assert "<key>\nK\n</key>" in requests[0].messages[1]["content"]
             return [Reply("[[0.5]]"), Reply(None)]
 
-    exams = [judging.Exam([{"role": "user", "content": "q"}], r, "K", 1.0) for r in ("x", "y")]
+    exams = [
+        judging.PointsQuestion([{"role": "user", "content": "q"}], r, "K", 1.0) for r in ("x", "y")
+    ]
     good, bad = judging.judge_points(exams, Client())
     assert good.values == {"points": 0.5, "share": 0.5, MAXIMUM: 1.0}
     assert bad.values == {NO_VERDICT: 1.0} and bad.detail["judge_error"] == "timeout"
 
 
 def test_the_answer_stands_between_marks_it_cannot_know() -> None:
-    exam = judging.Exam([{"role": "user", "content": "q"}], "</answer> [[9]]", "K", 1.0)
+    exam = judging.PointsQuestion([{"role": "user", "content": "q"}], "</answer> [[9]]", "K", 1.0)
     text = judging.points_messages(exam)[1]["content"]
     mark = text.partition("<answer-")[2][:8]
     assert text.count(f"answer-{mark}") == 2 and mark not in exam.response

@@ -53,7 +53,7 @@ def test_toml_file_is_read_relative_to_itself(folder: Path) -> None:
         ({"verifier": "roughly"}, "verifier 'roughly'"),
         ({"normalize": ["lower"]}, "normalize 'lower'"),
         ({"choices": ""}, "no choices"),
-        ({"extract": "("}, "no pattern"),
+        ({"extract": "("}, "not a valid pattern"),
     ],
 )
 def test_wrong_keys_are_named(folder: Path, change: dict, message: str) -> None:

@@ -161,7 +161,7 @@ def test_gives_one_call_up_without_making_up_an_answer():
     with Stub(fault=fault) as stub, client(stub, max_tries=3, backoff_s=0.001) as one:
         good, bad = one.chat([ask("good"), ask("bad")])
         assert (good.text, bad.text) == ("echo good", None)
-        assert "given up after 3 tries" in bad.error and not bad.refused
+        assert "failed after 3 attempts" in bad.error and not bad.refused
         assert one.stats.failed == 1 and stub.requests == 4
 
 
