@@ -1,5 +1,5 @@
-"""The model, once: forward maths over a small `ops` namespace with two implementations.
+"""One implementation of all models, over a small set of operations with two backends.
 
-`backend.load_ops("torch" | "jax")` gives the operations, `forward` the maths, `hub` the way to
-and from safetensors. Nothing here imports torch or jax until a backend is loaded.
+`backend.load_ops("torch" | "jax")` returns the operations, `forward` computes the model, `storage`
+reads and writes weights. Nothing here imports torch or jax until a backend is loaded.
 """

@@ -1,4 +1,4 @@
-"""Loading a backend's operations by name; the only place that knows their modules."""
+"""Import a backend's operations by name."""
 
 from importlib import import_module
 from typing import cast
@@ -22,6 +22,6 @@ def load_ops(name: str) -> Ops:
         if error.name != name:
             raise
         raise MissingBackend(
-            f"backend {name}: the package is not installed (expected it; pip install {name})"
+            f"backend {name}: the package is not installed (run: pip install {name})"
         ) from None
     return cast(Ops, import_module(f"sabia.core.model.ops_{name}"))

@@ -1,8 +1,8 @@
-"""What the parts of a layer see: the context of a pass, and one layer's place in it.
+"""The arguments of the parts of a layer: the context of a forward pass, and one layer's weights.
 
 Parts are pure functions `part(settings, block, y)` of the normed stream y[B, T, D]. Every matrix
 product goes through `Block.project`, which names the tensor, so that a wrapper of the operations
-(a mesh, a number format, an adapter) knows which matrix it multiplies by.
+(a mesh, a precision, an adapter) knows which matrix it multiplies by.
 """
 
 from collections.abc import Mapping
@@ -14,6 +14,7 @@ from sabia.core.model.ops import Angles, Array, Ops, Params
 from sabia.core.spec.layers import NormKind
 from sabia.core.spec.rope import Rope
 
+# logical axes of activations, for sharding
 STREAM = ("batch", "sequence", "embed")
 HEADS = ("batch", "sequence", "heads", "head_dim")
 KV_HEADS = ("batch", "sequence", "kv_heads", "head_dim")
@@ -33,10 +34,11 @@ def stream_norm(
 
 @dataclass(frozen=True)
 class Context:
-    """What all layers share in one pass: rotations by Rope, masks by window, the cache.
+    """What all layers share in one pass: rotary angles by Rope, masks by window, the cache.
 
-    segments[B, T]: documents of packed rows, None where a row is one document.
-    wanted: names of the figures that parts are to report (Block.stats).
+    segments[B, T]: document numbers of packed rows, None if each row is one document.
+    slots[B, T], reads: where the cache is written, and how many of its slots attention reads.
+    wanted: names of the statistics that parts must return in Block.stats.
     """
 
     ops: Ops
@@ -51,7 +53,7 @@ class Context:
     norm_kind: NormKind = "rms"
 
     def norm(self, x: Array, weight: Array, offset: float = 0.0) -> Array:
-        """x normed as the model norms its stream."""
+        """x through the kind of norm that the model uses for its residual stream."""
         return stream_norm(self.norm_kind, self.ops, x, weight, self.eps, offset)
 
 
@@ -59,7 +61,7 @@ class Context:
 class Block:
     """One layer in one pass: its tensors by short name, their full names, the shared context.
 
-    stats: figures that a part reports (router loads, balance losses), summed per layer by name.
+    stats: statistics of a part (router loads, balance losses) by name.
     """
 
     index: int
@@ -74,12 +76,12 @@ class Block:
         return self.context.ops
 
     def project(self, name: str, x: Array) -> Array:
-        """x through the matrix `name` and, where the model has it, its bias."""
+        """x · Wᵀ (+ bias, if the model has one) with the matrix `name`."""
         bias = self.weights.get(name + "_bias")
         return self.ops.linear(x, self.weights[name], bias, name=self.names[name])
 
     def grouped(self, name: str, rows: Array, plan: Any) -> Array:
-        """rows[M, in] of each expert through its matrix of the stack `name`, and its bias."""
+        """rows[M, in] of each expert times its matrix of the stack `name`, plus its bias."""
         bias = self.weights.get(name + "_bias")
         return self.ops.grouped_matmul(rows, self.weights[name], plan, bias, name=self.names[name])
 

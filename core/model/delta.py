@@ -1,8 +1,8 @@
 """The gated delta net as a part of a layer (arXiv 2412.06464; settings: core/spec/delta.py).
 
-Convolution and recurrence run along the whole row, so before them the layout changes from a split
-sequence to split heads, and back after them: one exchange each way on a mesh, nothing on one
-device. Decay, write strength and the unit length of queries and keys are computed in fp32.
+Convolution and recurrence need whole rows, so on a mesh the layout changes before them from a split
+sequence to split heads, and back after them: one all-to-all each way, nothing on one device. Decay,
+write strength and the L2 normalisation of queries and keys are computed in fp32.
 """
 
 from sabia.core.model.block import HEADS, Block
@@ -14,19 +14,21 @@ UNIT_EPS = 1e-6
 
 
 def gated_delta_net(part: GatedDeltaNet, block: Block, y: Array) -> Array:
-    """The delta net of y[B, T, D]; documents of packed rows start with an empty state."""
+    """The delta net of y[B, T, D]; the state is zero at the start of each packed document."""
     ops, segments = block.ops, block.context.segments
     if segments is not None:
         segments = ops.whole_segments(segments)
-    q = _convolved(block, "q", y, part.key_dim, segments)
-    k = _convolved(block, "k", y, part.key_dim, segments)
-    v = _convolved(block, "v", y, part.value_dim, segments)
-    q, k = _unit(q, part.key_dim**-0.5, ops), _unit(k, 1.0, ops)
+    q = _convolved(block, "q", y, part.key_dim, segments)  # [B, T, K, N]
+    k = _convolved(block, "k", y, part.key_dim, segments)  # [B, T, K, N]
+    v = _convolved(block, "v", y, part.value_dim, segments)  # [B, T, H, V]
+    # q̂ = q / (‖q‖ sqrt N), k̂ = k / ‖k‖
+    q, k = _scaled_to_length(q, part.key_dim**-0.5, ops), _scaled_to_length(k, 1.0, ops)
     log_decay, beta = (
         ops.relayout(x, HEADS[:3], WHOLE[:3]) for x in (_log_decay(block, y), _beta(block, y))
     )
-    out = ops.delta_rule(q, k, v, log_decay, beta, segments)
+    out = ops.delta_rule(q, k, v, log_decay, beta, segments)  # [B, T, H, V]
     out = block.norm("delta.norm", ops.shard(ops.relayout(out, WHOLE, HEADS), HEADS))
+    # output gate: RMSNorm(out) · silu(z)
     gate = ops.silu(_per_head(block, "z", y, part.value_dim))
     return block.project("delta.o", (out * gate).reshape(*y.shape[:2], -1))
 
@@ -37,7 +39,7 @@ def _per_head(block: Block, name: str, y: Array, size: int) -> Array:
 
 
 def _convolved(block: Block, name: str, y: Array, size: int, segments: Array | None) -> Array:
-    """silu(convolution(projection `name`)), whole rows of split heads [B, T, H, N]."""
+    """silu(causal convolution(projection `name`)), whole rows of split heads [B, T, H, N]."""
     ops = block.ops
     x = ops.relayout(_per_head(block, name, y, size), HEADS, WHOLE)
     taps = block.weights[f"delta.conv_{name}"]
@@ -46,21 +48,23 @@ def _convolved(block: Block, name: str, y: Array, size: int, segments: Array | N
         ("heads", "head_dim", None),
         ("split_heads", "head_dim", None),
     )
-    flat = x.reshape(*x.shape[:2], -1)
+    flat = x.reshape(*x.shape[:2], -1)  # [B, T, H·N]
     flat = ops.causal_conv(flat, taps.reshape(-1, taps.shape[-1]), segments)
     return ops.silu(flat).reshape(x.shape)
 
 
-def _unit(x: Array, length: float, ops: Ops) -> Array:
+def _scaled_to_length(x: Array, length: float, ops: Ops) -> Array:
     """x scaled to `length` along its last axis, fp32."""
     size = x.shape[-1]
     wide = ops.cast(x, "float32")
+    # x / rms(x) has length sqrt(size); the weight scales that to `length`
     return ops.rms_norm(wide, ops.full((size,), length * size**-0.5, wide), UNIT_EPS / size)
 
 
 def _log_decay(block: Block, y: Array) -> Array:
     ops, weights = block.ops, block.weights
     rate, bias = (ops.cast(weights[f"delta.{name}"], "float32") for name in ("a_log", "dt_bias"))
+    # log α = -exp(a_log) · softplus(decay(y) + dt_bias), [B, T, H]
     step = ops.softplus(ops.cast(block.project("delta.decay", y), "float32") + bias)
     return step * -ops.exp(rate)
 

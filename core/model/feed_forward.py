@@ -14,9 +14,9 @@ ACTIVATIONS: Mapping[str, Callable[[Ops, Array], Array]] = {
 
 
 def gated_mlp(part: GatedMlp, block: Block, y: Array) -> Array:
-    """down(activation(gate(y)) · up(y)) of y[B, T, D] (SwiGLU and its kin, arXiv 2002.05202)."""
+    """down(activation(gate(y)) · up(y)) of y[B, T, D] (SwiGLU, GeGLU: arXiv 2002.05202)."""
     ops = block.ops
-    gate = ops.shard(block.project("mlp.gate", y), INNER)
+    gate = ops.shard(block.project("mlp.gate", y), INNER)  # [B, T, F]
     up = ops.shard(block.project("mlp.up", y), INNER)
     return block.project("mlp.down", ACTIVATIONS[part.activation](ops, gate) * up)
 

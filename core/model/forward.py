@@ -1,10 +1,10 @@
-"""The forward pass of every family, once: pure functions over a backend's operations.
+"""The forward pass of all model families: pure functions over a backend's operations.
 
-`hidden` turns token ids into the normed last hidden state, `logits` projects it, `token_losses`
-gives log-losses without ever holding [B, T, V]. Parameters are a flat dictionary keyed by the
+`hidden` computes the normed last hidden state of token ids, `logits` projects it, `token_losses`
+computes cross-entropies without storing [B, T, V]. Parameters are a flat dictionary keyed by the
 names of `ModelSpec.tensors()`. Packed rows: `segments` numbers the documents of a row (0 is
-padding) and `positions` restart in each. Decoding: a KVCache, `positions[b, t]` being both the
-rotary position and the slot where token t of row b is written; a query sees slots ≤ its own.
+padding) and `positions` restart in each. Decoding with a KVCache: `positions[b, t]` is both the
+rotary position and the slot of token t of row b; a query attends to slots ≤ its own.
 """
 
 from collections.abc import Callable
@@ -13,7 +13,7 @@ from typing import Any
 from sabia.core.errors import UsageError
 from sabia.core.model.block import STREAM, VOCAB, Block, Context, stream_norm
 from sabia.core.model.feed_forward import MLPS
-from sabia.core.model.heads import gathered, transformed
+from sabia.core.model.heads import gather_tensors, head_transform
 from sabia.core.model.kv_cache import KVCache
 from sabia.core.model.latent import latent_attention
 from sabia.core.model.mixers import MIXERS
@@ -27,7 +27,7 @@ from sabia.core.spec.rope import Rope, inverse_frequencies
 
 __all__ = ["KVCache", "Stats", "hidden", "hidden_and_stats", "logits", "token_losses"]
 
-Stats = dict[str, dict[int, Array]]  # name → layer → figures
+Stats = dict[str, dict[int, Array]]  # name → layer → statistics
 _MIXERS = {**MIXERS, LatentAttention: latent_attention}
 _FEED_FORWARD = {**MLPS, Experts: experts}
 
@@ -49,29 +49,28 @@ def hidden_and_stats(
     remat: Remat = "none",
     wanted: frozenset[str] = frozenset(),
 ) -> tuple[Array, Stats]:
-    """The final normed hidden state [B, T, D] of token ids[B, T], and what the layers report of
-    themselves: the figures `wanted` (core.model.moe).
+    """(final normed hidden state [B, T, D] of token ids[B, T], the statistics `wanted`).
 
-    ids, positions[B, T], segments[B, T] may be NumPy or backend integers. With a cache, its
-    arrays are replaced (torch: written in place) and segments must be None. Activations have
-    the dtype of the embedding.
+    wanted: names of statistics of core.model.moe. ids, positions[B, T], segments[B, T] may be NumPy
+    or backend integers. With a cache, its arrays are replaced (torch: written in place) and
+    segments must be None. Activations have the dtype of the embedding.
     """
     if cache is not None and segments is not None:
         raise UsageError("forward: segments with a cache (expected one document per cache row)")
     if cache is not None and not spec.causal:
         raise UsageError(f"forward: a cache with a {spec.family} encoder (expected whole rows)")
-    x, layers = ops.stage(lambda: embedded(spec, params, ids, ops), len(spec.layers))
+    x, layers = ops.stage_input(lambda: embedded(spec, params, ids, ops), len(spec.layers))
     context = make_context(spec, x, ops, positions, segments, cache, wanted)
-    x, stats = ops.staged(*run_layers(spec, params, x, context, layers, remat))
+    x, stats = ops.stage_output(*run_layers(spec, params, x, context, layers, remat))
     return _stream_norm(spec, params, "final_norm", x, ops), stats
 
 
 def embedded(spec: ModelSpec, params: Params, ids: Array, ops: Ops) -> Array:
-    """The residual stream [B, T, D] of token ids[B, T] in front of the first layer."""
-    table = gathered(params, ops, "embed")["embed"]
-    x = ops.embedding(table, ops.integers(ids, table))
+    """The residual stream [B, T, D] of token ids[B, T] before the first layer."""
+    table = gather_tensors(params, ops, "embed")["embed"]
+    x = ops.embedding(table, ops.integers(ids, table))  # [B, T, D]
     if spec.embed_scale != 1.0:
-        x = x * ops.full((), spec.embed_scale, x)  # rounded to x's dtype, as the models' own code
+        x = x * ops.full((), spec.embed_scale, x)  # rounded to x's dtype, as in the original code
     if spec.embed_norm:
         x = _stream_norm(spec, params, "embed_norm", x, ops)
     return ops.shard(x, STREAM)
@@ -85,28 +84,28 @@ def run_layers(
     layers: range,
     remat: Remat = "none",
 ) -> tuple[Array, Stats]:
-    """The stream x[B, T, D] behind the given layers, and their stats."""
+    """The residual stream after the given layers, applied to x[B, T, D], and their stats."""
     stats: Stats = {}
     names = spec.layer_names()
     for index in layers:
         weights = {short: params[name] for short, name in names[index].items()}
-        block = _bind(spec.layers[index], index, names[index], context)
-        x, told = context.ops.remat(block, remat)(weights, x)
-        for name, value in told.items():
+        block = _layer_function(spec.layers[index], index, names[index], context)
+        x, layer_stats = context.ops.remat(block, remat)(weights, x)
+        for name, value in layer_stats.items():
             stats.setdefault(name, {})[index] = value
     return x, stats
 
 
 def _stream_norm(spec: ModelSpec, params: Params, name: str, x: Array, ops: Ops) -> Array:
-    weight = gathered(params, ops, name)[name]
+    weight = gather_tensors(params, ops, name)[name]
     return stream_norm(spec.norm_kind, ops, x, weight, spec.norm_eps, spec.norm_offset)
 
 
 def logits(spec: ModelSpec, params: Params, hidden: Array, ops: Ops) -> Array:
-    """Scores over the vocabulary, fp32 [B, T, V]; slice `hidden` first where few are needed."""
+    """Logits, fp32 [B, T, V]; slice `hidden` first if only some tokens are needed."""
     name = spec.head_name
-    w = gathered(params, ops, name, "head_bias")
-    hidden = transformed(spec, params, hidden, ops)
+    w = gather_tensors(params, ops, name, "head_bias")
+    hidden = head_transform(spec, params, hidden, ops)
     scores = ops.linear(hidden, w[name], w.get("head_bias"), name=name)
     scores = ops.cast(ops.shard(scores, VOCAB), "float32")
     return scores if spec.logit_softcap is None else ops.softcap(scores, spec.logit_softcap)
@@ -123,11 +122,11 @@ def token_losses(
 ) -> tuple[Array, Array]:
     """-log p(targets[B, T]) and log-sum-exp of the logits, each fp32 [B, T].
 
-    hidden[b, t] predicts targets[b, t] (already shifted); a negative target costs 0.
+    hidden[b, t] predicts targets[b, t] (already shifted); a negative target has loss 0.
     """
-    w = gathered(params, ops, spec.head_name, "head_bias")
-    head, hidden = w[spec.head_name], transformed(spec, params, hidden, ops)
-    if "head_bias" in w:  # one more column, which hidden states of 1 read
+    w = gather_tensors(params, ops, spec.head_name, "head_bias")
+    head, hidden = w[spec.head_name], head_transform(spec, params, hidden, ops)
+    if "head_bias" in w:  # W h + b = [W b] [h 1]: one more column of the matrix
         one = ops.full((*hidden.shape[:2], 1), 1.0, hidden)
         hidden = ops.concat((hidden, one), -1)
         head = ops.concat((head, ops.cast(w["head_bias"][:, None], dtype_name(head))), -1)
@@ -146,7 +145,7 @@ def make_context(
     cache: KVCache | None = None,
     wanted: frozenset[str] = frozenset(),
 ) -> Context:
-    """What all layers of a pass over x[B, T, D] share."""
+    """The context that all layers of a pass over x[B, T, D] share."""
     length = x.shape[1]
     if positions is None:
         positions = ops.positions(length, x)
@@ -156,6 +155,7 @@ def make_context(
         slots, reads = positions, cache.reads_for(positions, ops)
     if segments is not None:
         segments = ops.integers(segments, x)
+    # layers with equal rotary settings or windows share angles and masks
     angles = {rope: _angles(rope, positions, ops) for rope in spec.ropes}
     masks = {
         window: ops.attention_mask(
@@ -172,13 +172,13 @@ def _angles(rope: Rope, positions: Array, ops: Ops) -> Angles:
     return (cos, sin) if rope.amplitude == 1 else (cos * rope.amplitude, sin * rope.amplitude)
 
 
-def _bind(layer: Layer, index: int, names: Any, context: Context) -> Callable[..., Any]:
+def _layer_function(layer: Layer, index: int, names: Any, context: Context) -> Callable[..., Any]:
     ops, norms = context.ops, layer.norms
 
     def branch(block: Block, name: str, part: Any, table: Any, x: Array) -> Array:
         w = block.weights
         y = context.norm(x, w[f"{name}.norm"], norms.offset) if norms.before(name) else x
-        y = table[type(part)](part, block, y)
+        y = table[type(part)](part, block, y)  # [B, T, D]
         y = context.norm(y, w[f"{name}.post_norm"], norms.offset) if norms.post else y
         return ops.shard(x + y, STREAM)
 

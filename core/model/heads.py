@@ -1,8 +1,8 @@
-"""What is computed behind the last norm: an encoder's transform, and scores of a classifier.
+"""Computations after the last norm: an encoder's head transform, and classifier scores.
 
-A document's vector is a weighted sum of its tokens' last hidden states, the weights being part of
-the batch: 1 at the first or the last token, or 1/n at each of n (`pool_weights`). So padding, its
-side, and the pooling of a family are arithmetic that both backends do alike.
+A document's vector is a weighted sum of its tokens' last hidden states. The weights are part of the
+batch: 1 at the first or the last token, or 1/n at each of n tokens (`pool_weights`). So padding,
+its side, and the pooling of a family need no code of their own in the backends.
 """
 
 from collections.abc import Sequence
@@ -16,17 +16,17 @@ from sabia.core.spec.heads import Pooling
 from sabia.core.spec.model import ModelSpec
 
 
-def gathered(params: Params, ops: Ops, *names: str) -> dict[str, Array]:
-    """Tensors that belong to no layer, by name, ready to be computed with; absent ones left out."""
-    found = {name: params[name] for name in names if name in params}
-    return dict(ops.gather(found, {name: name for name in found}))
+def gather_tensors(params: Params, ops: Ops, *names: str) -> dict[str, Array]:
+    """Unsharded tensors that belong to no layer, by name; names that `params` lacks are skipped."""
+    present = {name: params[name] for name in names if name in params}
+    return dict(ops.gather(present, {name: name for name in present}))
 
 
-def transformed(spec: ModelSpec, params: Params, x: Array, ops: Ops) -> Array:
-    """x[..., D] through the transform in front of the head, or x where the model has none."""
+def head_transform(spec: ModelSpec, params: Params, x: Array, ops: Ops) -> Array:
+    """norm(activation(W x)) of x[..., D] before the head; x itself if the model has none."""
     if spec.transform is None:
         return x
-    w = gathered(params, ops, "transform", "transform_bias", "transform_norm")
+    w = gather_tensors(params, ops, "transform", "transform_bias", "transform_norm")
     x = ops.linear(x, w["transform"], w.get("transform_bias"), name="transform")
     x = ACTIVATIONS[spec.transform.activation](ops, x)
     return stream_norm(spec.norm_kind, ops, x, w["transform_norm"], spec.norm_eps)
@@ -34,17 +34,18 @@ def transformed(spec: ModelSpec, params: Params, x: Array, ops: Ops) -> Array:
 
 def class_logits(spec: ModelSpec, params: Params, hidden: Array, pool: Array, ops: Ops) -> Array:
     """Scores of the labels, fp32 [B, L], from hidden[B, T, D] and weights pool[B, T]."""
-    pooled = (ops.cast(hidden, "float32") * pool[:, :, None]).sum(1)
-    x = transformed(spec, params, ops.cast(pooled, dtype_name(hidden)), ops)
-    w = gathered(params, ops, "classifier", "classifier_bias")
-    scores = ops.linear(x, w["classifier"], w.get("classifier_bias"), name="classifier")
+    pooled = (ops.cast(hidden, "float32") * pool[:, :, None]).sum(1)  # Σ_t pool_t h_t, fp32 [B, D]
+    x = head_transform(spec, params, ops.cast(pooled, dtype_name(hidden)), ops)
+    w = gather_tensors(params, ops, "classifier", "classifier_bias")
+    scores = ops.linear(x, w["classifier"], w.get("classifier_bias"), name="classifier")  # [B, L]
     return ops.cast(scores, "float32")
 
 
 def pool_weights(lengths: Sequence[int] | np.ndarray, width: int, pooling: Pooling) -> np.ndarray:
-    """Weights float32[B, width] of documents of `lengths` tokens that begin their rows."""
-    size = np.asarray(lengths, np.int64)[:, None]
+    """Pooling weights float32[B, width]; each document starts its row and has `lengths` tokens."""
+    size = np.asarray(lengths, np.int64)[:, None]  # [B, 1]
     column = np.arange(width)
     if pooling == "mean":
         return ((column < size) / np.maximum(size, 1)).astype(np.float32)
+    # 1 at the first token (cls) or at the last
     return (column == (0 * size if pooling == "cls" else size - 1)).astype(np.float32)

@@ -1,4 +1,4 @@
-"""Initial parameters, in NumPy, so that every backend and every host starts bit-identically.
+"""Initial parameters, in NumPy, so that they are bit-identical in every backend and on every host.
 
 Matrices are normal with standard deviation `initializer_range` (0.02; not truncated), the
 outputs of both branches of a layer scaled by 1/sqrt(2L) as in GPT-2 (Radford et al. 2019, §2.3);
@@ -17,16 +17,18 @@ from sabia.core.spec.tensors import TensorSpec
 
 
 def init_tensor(tensor: TensorSpec, seed: int, std: float | None = None) -> np.ndarray:
-    """Initial values of one tensor, fp32; `std` replaces the table's where they are normal."""
+    """Initial values of one tensor, fp32; `std` replaces the table's for normal ones."""
     kind = tensor.init.kind
     if kind in ("ones", "zeros"):
         return np.full(tensor.shape, float(kind == "ones"), np.float32)
     digest = hashlib.blake2b(f"{seed}:{tensor.name}".encode(), digest_size=16).digest()
     stream = np.random.Generator(np.random.Philox(key=int.from_bytes(digest, "little")))
     if kind == "rate":
+        # delta net: a_log = log A, A uniform in (0.01, 16)
         return np.log(stream.uniform(0.01, 16, tensor.shape)).astype(np.float32)
     if kind == "step":
         steps = np.exp(stream.uniform(np.log(0.001), np.log(0.1), tensor.shape))
+        # delta net: dt_bias with softplus(dt_bias) log-uniform in (0.001, 0.1)
         return np.log(np.expm1(steps)).astype(np.float32)
     if std is None:
         std = tensor.init.std if kind == "normal" else tensor.shape[-1] ** -0.5

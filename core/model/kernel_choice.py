@@ -1,17 +1,17 @@
 """Which implementation computes attention, expert products, norms and the vocabulary loss.
 
-By itself a model takes kernels (sabia.kernels, which says what it chooses) on accelerators, and on
-CPU the operations of ops_torch and ops_jax, written for it. The environment variable
-`SABIA_KERNELS`, read when a backend's operations are imported, says otherwise:
+By default a model uses the kernels of sabia.kernels on accelerators, and on CPU the operations of
+ops_torch and ops_jax, which are written for it. The environment variable `SABIA_KERNELS`, read when
+a backend's operations are imported, changes this:
 
-  auto    that (default)
-  NAME    reference, library, triton (torch) or pallas (JAX), of every operation that has it in the
-          backend; an operation that has not stays at auto
-  OPERATION=NAME,…    of these operations: attention, grouped_matmul, rms_norm, vocabulary_loss
+  auto    the default
+  NAME    reference, library, triton (torch) or pallas (JAX), for every operation that has this
+          implementation in the backend; the other operations stay at auto
+  OPERATION=NAME,…    for these operations: attention, grouped_matmul, rms_norm, vocabulary_loss
 
-What is named is obeyed or refused (UsageError: there is no such thing; MissingBackend: it cannot
-serve here), never replaced. Norms in JAX are the compiler's. On CPU kernels run interpreted where
-TRITON_INTERPRET=1 or PALLAS_INTERPRET=1 asks for it.
+A named implementation is used or the run ends with an error (UsageError: there is no such name;
+MissingBackend: it does not work here); it is never replaced. XLA computes the norms in JAX. On CPU,
+kernels run interpreted with TRITON_INTERPRET=1 or PALLAS_INTERPRET=1.
 """
 
 import functools
@@ -38,7 +38,7 @@ OFFERED: Mapping[str, Mapping[str, tuple[str, ...]]] = {
         "vocabulary_loss": (*_OWN, "pallas"),
     },
 }
-_AUTOMATIC: Mapping[str, Mapping[str, tuple[str, ...]]] = {
+_DEFAULT_PLATFORMS: Mapping[str, Mapping[str, tuple[str, ...]]] = {
     "torch": dict.fromkeys(OFFERED["torch"], ("cuda",)),
     "jax": dict.fromkeys(OFFERED["jax"], ("tpu",)) | {"attention": ("tpu", "gpu")},
 }
@@ -46,40 +46,40 @@ _AUTOMATIC: Mapping[str, Mapping[str, tuple[str, ...]]] = {
 
 @dataclass(frozen=True)
 class Kernels:
-    """asked: the named implementation of each operation, or None; automatic: platforms where
-    kernels serve unasked."""
+    """requested: the named implementation of each operation, or None; platforms: those where the
+    kernels are the default."""
 
-    asked: Mapping[str, str | None]
-    automatic: Mapping[str, tuple[str, ...]]
+    requested: Mapping[str, str | None]
+    platforms: Mapping[str, tuple[str, ...]]
 
-    def serve(self, operation: str, platform: str) -> bool:
-        """Whether sabia.kernels computes the operation; platform: of torch or JAX (cuda, gpu)."""
-        return self.asked[operation] is not None or platform in self.automatic[operation]
+    def use(self, operation: str, platform: str) -> bool:
+        """Whether sabia.kernels computes the operation on a platform (cuda; in JAX gpu, tpu)."""
+        return self.requested[operation] is not None or platform in self.platforms[operation]
 
 
 def kernels_of(backend: str) -> Kernels:
-    """What SABIA_KERNELS says for a backend; UsageError for what there is not."""
-    asked = _parsed(os.environ.get(VARIABLE) or "auto", backend)
-    return Kernels(asked, _AUTOMATIC[backend])
+    """The choice of SABIA_KERNELS for a backend; UsageError for unknown names."""
+    requested = _parsed(os.environ.get(VARIABLE) or "auto", backend)
+    return Kernels(requested, _DEFAULT_PLATFORMS[backend])
 
 
 @functools.cache
 def _parsed(text: str, backend: str) -> dict[str, str | None]:
-    offered, found = OFFERED[backend], dict.fromkeys(OFFERED[backend])
+    offered, requested = OFFERED[backend], dict.fromkeys(OFFERED[backend])
     if "=" in text:
         for operation, _, name in (word.strip().partition("=") for word in text.split(",")):
             if operation not in offered or name not in (*offered[operation], "auto"):
                 raise UsageError(f"{VARIABLE}: {operation}={name} with {backend} (expected "
                                  + "; ".join(_choices(offered)) + ")")  # fmt: skip
-            found[operation] = None if name == "auto" else name
-        return found
+            requested[operation] = None if name == "auto" else name
+        return requested
     if text == "auto":
-        return found
+        return requested
     if text not in {name for names in offered.values() for name in names}:
         known = ", ".join(("auto", *IMPLEMENTATIONS))
-        where = f" with {backend}" if text in IMPLEMENTATIONS else ""
-        raise UsageError(f"{VARIABLE}: {text!r}{where} (expected one of {known}; triton is of "
-                         "torch, pallas of jax)")  # fmt: skip
+        with_backend = f" with {backend}" if text in IMPLEMENTATIONS else ""
+        raise UsageError(f"{VARIABLE}: {text!r}{with_backend} (expected one of {known}; triton is "
+                         "for torch only, pallas for jax only)")  # fmt: skip
     return {operation: text if text in names else None for operation, names in offered.items()}
 
 
@@ -87,19 +87,19 @@ def _choices(offered: Mapping[str, tuple[str, ...]]) -> Iterator[str]:
     return (f"{operation}={'|'.join(('auto', *names))}" for operation, names in offered.items())
 
 
-def obeyed(kernel: Callable[..., Any]) -> Callable[..., Any]:
-    """`kernel`, which refuses a named implementation that cannot serve with MissingBackend."""
+def raises_missing_backend(kernel: Callable[..., Any]) -> Callable[..., Any]:
+    """`kernel`, which raises MissingBackend if a named implementation does not work here."""
 
     @functools.wraps(kernel)
     def call(*args: Any, **options: Any) -> Any:
         try:
             return kernel(*args, **options)
         except Unavailable as error:
-            raise refusal(str(error)) from None
+            raise unavailable(str(error)) from None
 
     return call
 
 
-def refusal(why: str) -> MissingBackend:
-    """The error for a named implementation that cannot serve."""
-    return MissingBackend(f"{VARIABLE}: {why}; {VARIABLE}=auto takes what serves here")
+def unavailable(why: str) -> MissingBackend:
+    """The error for a named implementation that does not work here."""
+    return MissingBackend(f"{VARIABLE}: {why}; use {VARIABLE}=auto")

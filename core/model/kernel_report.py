@@ -1,13 +1,13 @@
-"""The line that says, before a run, which implementation computes each operation of its model.
+"""A line of text that says which implementation computes each operation of a model.
 
-It asks the choosers of sabia.kernels about arrays of the model's shapes, so a named implementation
-that cannot serve is refused here, before the first step.
+It calls the choosers of sabia.kernels with arrays of the model's shapes, so that a named
+implementation that does not work here is an error before the first step.
 """
 
 from collections.abc import Callable
 from typing import Any
 
-from sabia.core.model.kernel_choice import kernels_of, obeyed
+from sabia.core.model.kernel_choice import kernels_of, raises_missing_backend
 from sabia.core.spec.experts import Experts
 from sabia.core.spec.latent import LatentAttention
 from sabia.core.spec.layers import Attention
@@ -24,25 +24,25 @@ Chooser = Callable[[str | None], list[Choice]]
 def describe(spec: ModelSpec, backend: str, dtype: str, length: int, packed: bool) -> str:
     """`kernels on cuda: attention by library (...); ...` for rows of `length` tokens.
 
-    dtype: of activations; packed: rows hold several documents. On this process's default device.
-    MissingBackend where what SABIA_KERNELS names cannot serve.
+    dtype: of activations; packed: rows hold several documents. For this process's default device.
+    Raises MissingBackend if an implementation that SABIA_KERNELS names does not work here.
     """
     like, platform = (_torch if backend == "torch" else _jax)(dtype)
-    kernels, told = kernels_of(backend), []
+    kernels, parts = kernels_of(backend), []
     for operation, choose in _choosers(spec, like, length, packed).items():
-        if operation in kernels.asked and kernels.serve(operation, platform):
-            found = dict.fromkeys(obeyed(choose)(kernels.asked[operation]))
-            told.append(f"{operation} by {' and '.join(_said(choice) for choice in found)}")
+        if operation in kernels.requested and kernels.use(operation, platform):
+            choices = dict.fromkeys(raises_missing_backend(choose)(kernels.requested[operation]))
+            parts.append(f"{operation} by {' and '.join(_text(choice) for choice in choices)}")
     own = {"torch": "torch's operations", "jax": "XLA"}[backend]
-    return f"kernels on {platform}: {'; '.join([*told, f'the rest by {own}'] if told else [own])}"
+    return f"kernels on {platform}: {'; '.join([*parts, f'the rest by {own}'] if parts else [own])}"
 
 
-def _said(choice: Choice) -> str:
+def _text(choice: Choice) -> str:
     return f"{choice.implementation} ({choice.reason})"
 
 
 def _torch(dtype: str) -> tuple[Any, str]:
-    """(an array that lends device and dtype, platform)."""
+    """(a scalar on the default device, platform); other arrays take device and dtype from it."""
     import torch
 
     from sabia.core.model.ops_torch import default_device
@@ -59,7 +59,7 @@ def _jax(dtype: str) -> tuple[Any, str]:
 
 
 def _shaped(like: Any, *shape: int) -> Any:
-    """An array of that shape which holds nothing."""
+    """An array of that shape without memory of its own."""
     if framework(like) == "torch":
         return like.expand(shape)
     import jax
@@ -68,33 +68,33 @@ def _shaped(like: Any, *shape: int) -> Any:
 
 
 def _choosers(spec: ModelSpec, like: Any, length: int, packed: bool) -> dict[str, Chooser]:
-    """Operation of this model → the choices for arrays of its shapes."""
+    """Operation of this model → function that chooses its implementations by array shapes."""
     x = _shaped(like, length, spec.hidden_size)
     mixers = dict.fromkeys(layer.mixer for layer in spec.layers)
-    parts = [part for part in mixers if isinstance(part, Attention | LatentAttention)]
+    attentions = [part for part in mixers if isinstance(part, Attention | LatentAttention)]
     inner = [layer.mlp.width for layer in spec.layers if isinstance(layer.mlp, Experts)]
-    found: dict[str, Chooser] = {}
-    if parts:
-        found["attention"] = lambda name: [
-            _attention(part, like, length, packed, spec.causal, name) for part in parts
+    choosers: dict[str, Chooser] = {}
+    if attentions:
+        choosers["attention"] = lambda name: [
+            _attention(part, like, length, packed, spec.causal, name) for part in attentions
         ]
     if inner:
         weight = _shaped(like, 1, inner[0], spec.hidden_size)
-        found["grouped_matmul"] = lambda name: [
+        choosers["grouped_matmul"] = lambda name: [
             choose_grouped_matmul(x, weight, implementation=name)
         ]
     scale = _shaped(like, spec.hidden_size)
     if spec.norm_kind == "rms":
-        found["rms_norm"] = lambda name: [choose_rms_norm(x, _wide(scale), implementation=name)]
+        choosers["rms_norm"] = lambda name: [choose_rms_norm(x, _wide(scale), implementation=name)]
     if spec.classifier is None:
-        found["vocabulary_loss"] = lambda name: [
+        choosers["vocabulary_loss"] = lambda name: [
             choose_linear_cross_entropy(x, implementation=name)
         ]
-    return found
+    return choosers
 
 
 def _wide(x: Any) -> Any:
-    """The weight of a norm is fp32 whatever the dtype of activations."""
+    """x as fp32: norm weights stay fp32 whatever the dtype of activations."""
     return x.float() if framework(x) == "torch" else x
 
 

@@ -1,14 +1,13 @@
 """The key-value cache of decoding: per layer, arrays of a fixed number of slots per row.
 
-`layers[i]` maps names to arrays [B, S, K, N]: what the mixer's `cache_shapes` says (attention: keys
-and values; latent attention: latents and one rotated key). The object is a
-container that `forward.hidden` updates: under torch the arrays are written in place; under jax
-they are replaced, and since the class is registered as a pytree, a jitted function takes the
-cache as an argument and returns it.
+`layers[i]` maps names to arrays [B, S, K, N], as the mixer's `cache_shapes` says (attention: keys
+and values; latent attention: latents and one rotated key). `forward.hidden` updates the object:
+under torch the arrays are written in place; under jax they are replaced, and since the class is
+registered as a pytree, a jitted function takes the cache as an argument and returns it.
 
-`reads` is how many slots attention looks at (static under jit). None: taken from the positions
-where that costs nothing (torch on CPU), otherwise all slots. A caller that knows the largest
-position of a call sets it with `upto(largest + 1)`; slots beyond are not seen.
+`reads` is the number of slots that attention reads (static under jit). None: computed from the
+positions if that is free (torch on CPU), otherwise all slots. A caller that knows the largest
+position of a call sets it with `upto(largest + 1)`; later slots are not read.
 """
 
 from collections.abc import Mapping, Sequence
@@ -23,7 +22,7 @@ from sabia.core.spec.model import ModelSpec
 
 @dataclass
 class KVCache:
-    """What all layers keep of the tokens of B rows of S slots."""
+    """The cached arrays of all layers, for B rows of S slots."""
 
     layers: list[dict[str, Array]] = field(default_factory=list)
     reads: int | None = None
@@ -38,7 +37,7 @@ class KVCache:
         dtype: str = "float32",
         like: Array | None = None,
     ) -> "KVCache":
-        """An empty cache; `like` gives the device (default: the backend's)."""
+        """An empty cache on the device of `like` (default: the backend's)."""
         layers = []
         for layer in spec.layers:
             shapes = layer.mixer.cache_shapes().items()
@@ -53,20 +52,20 @@ class KVCache:
         return int(next(iter(self.layers[0].values())).shape[1])
 
     def upto(self, reads: int | None) -> "KVCache":
-        """This cache, attention looking at its first `reads` slots (None: decide per call)."""
+        """This cache, of which attention reads the first `reads` slots (None: see above)."""
         self.reads = reads
         return self
 
     def select(self, rows: Sequence[int] | Array) -> "KVCache":
-        """A cache of the given rows (copied; a row may occur often: a shared prompt fans out)."""
+        """A cache of copies of the given rows; a row may occur several times (shared prompt)."""
         rows = np.asarray(rows) if isinstance(rows, list | tuple | range) else rows
         layers = [{name: x[rows] for name, x in layer.items()} for layer in self.layers]
         return KVCache(layers, self.reads)
 
     def reads_for(self, positions: Array, ops: Ops) -> int:
-        """Slots to look at for a call with these positions[B, T].
+        """Number of slots that attention reads in a call with these positions[B, T].
 
-        Raises UsageError where a known position has no slot or lies beyond `reads`.
+        Raises UsageError if a known position has no slot or is not below `reads`.
         """
         bound = self.slots if self.reads is None else self.reads
         largest = ops.known_max(positions)

@@ -1,10 +1,10 @@
-"""LoRA: small matrices beside frozen ones (Hu et al. 2021, arXiv 2106.09685).
+"""LoRA: low-rank adapters of frozen matrices (Hu et al. 2021, arXiv 2106.09685).
 
 A targeted matrix W[out, in] becomes W + alpha/rank · B A with A[rank, in], B[out, rank]; only A and
-B are trained. They are tensors as any other, NAME.lora_a and NAME.lora_b, and shard like their
-matrix. `LoraOps` wraps a backend's operations (or another wrapper of them), so the forward pass
-knows nothing of it. B starts at zero, so training starts from the model itself. No dropout: it
-would make an update depend on more than (seed, step), and the paper's gains do not rest on it.
+B are trained. They are ordinary tensors, NAME.lora_a and NAME.lora_b, and are sharded like their
+matrix. `LoraOps` wraps a backend's operations (or another wrapper), so the forward pass needs no
+change. B starts at zero, so training starts from the model itself. There is no dropout: with it, an
+update would depend on more than (seed, step), and the paper's gains do not need it.
 """
 
 import math
@@ -26,8 +26,8 @@ A, B = ".lora_a", ".lora_b"
 class LoraConfig:
     """rank and alpha as above; targets: regular expression, searched in names of matrices.
 
-    Matrices that can take an adapter are those inside the layers that multiply every token: not
-    embeddings and heads, routers and stacked experts. '' targets all of them.
+    The matrices inside the layers that multiply every token can have an adapter: not embeddings,
+    heads, routers and stacked experts. '' targets all of them.
     """
 
     rank: int = 16
@@ -37,7 +37,7 @@ class LoraConfig:
     def __post_init__(self) -> None:
         if self.rank < 1 or not (math.isfinite(self.alpha) and self.alpha > 0):
             raise UsageError(
-                f"lora: rank {self.rank}, alpha {self.alpha} (expected 1 or more, above 0)"
+                f"lora: rank {self.rank}, alpha {self.alpha} (expected 1 or more and above 0)"
             )
 
     @property
@@ -47,29 +47,29 @@ class LoraConfig:
 
 
 def adaptable(spec: ModelSpec) -> tuple[TensorSpec, ...]:
-    """The matrices that can take an adapter."""
+    """The matrices that can have an adapter."""
     return tuple(t for t in spec.tensors() if t.muon and len(t.shape) == 2)
 
 
 def targeted(spec: ModelSpec, config: LoraConfig) -> tuple[TensorSpec, ...]:
-    """The matrices that get an adapter; raises UsageError where there are none."""
-    able = adaptable(spec)
-    found = tuple(t for t in able if re.search(config.targets, t.name))
-    if not found:
-        names = ", ".join(sorted({t.name.split(".", 2)[-1] for t in able}))
+    """The matrices that get an adapter; raises UsageError if there are none."""
+    adaptable_matrices = adaptable(spec)
+    matrices = tuple(t for t in adaptable_matrices if re.search(config.targets, t.name))
+    if not matrices:
+        names = ", ".join(sorted({t.name.split(".", 2)[-1] for t in adaptable_matrices}))
         raise UsageError(
-            f"--lora-targets: {config.targets!r} fits no matrix that can take an adapter (expected "
-            f"some of layers.N.{{{names}}})"
+            f"--lora-targets: {config.targets!r} matches no matrix that can have an adapter "
+            f"(expected some of layers.N.{{{names}}})"
         )
-    return found
+    return matrices
 
 
 def lora_tensors(spec: ModelSpec, config: LoraConfig) -> tuple[TensorSpec, ...]:
     """The adapters' tensors, A and B of each targeted matrix, in the order of the table."""
-    return tuple(t for matrix in targeted(spec, config) for t in _pair(matrix, config.rank))
+    return tuple(t for matrix in targeted(spec, config) for t in _adapter_pair(matrix, config.rank))
 
 
-def _pair(matrix: TensorSpec, rank: int) -> tuple[TensorSpec, TensorSpec]:
+def _adapter_pair(matrix: TensorSpec, rank: int) -> tuple[TensorSpec, TensorSpec]:
     (outs, ins), (out_axis, in_axis) = matrix.shape, matrix.axes
     module = str(matrix.hf).removesuffix(".weight")
     common = replace(matrix, muon=False, active_share=(1, 1))
@@ -94,15 +94,15 @@ def _pair(matrix: TensorSpec, rank: int) -> tuple[TensorSpec, TensorSpec]:
 
 
 def init_lora(spec: ModelSpec, config: LoraConfig, seed: int) -> dict[str, np.ndarray]:
-    """name → fp32 array of fresh adapters, a pure function of its arguments."""
+    """name → fp32 initial values of adapters, a pure function of its arguments."""
     return {t.name: init_tensor(t, seed) for t in lora_tensors(spec, config)}
 
 
 class LoraOps(WrappedOps):
-    """Operations whose `linear` adds the adapters that `params` holds for the named matrix.
+    """Operations whose `linear` adds the adapter that `params` holds for the named matrix.
 
-    For training and scoring; decoding with a cache may use a matrix in another way than `linear`
-    (latent attention does): generate from the merged model.
+    For training and scoring. Decoding with a cache may use a matrix without `linear` (latent
+    attention does): generate from the merged model.
     """
 
     def __init__(self, base: Ops, params: Params, config: LoraConfig) -> None:
@@ -120,5 +120,5 @@ class LoraOps(WrappedOps):
             return y
         names = {"a": name + A, "b": name + B}
         pair = base.gather({k: self._adapters[full] for k, full in names.items()}, names)
-        inner = base.linear(x, pair["a"], name=names["a"])
+        inner = base.linear(x, pair["a"], name=names["a"])  # x Aᵀ, [..., rank]
         return y + self._scale * base.linear(inner, pair["b"], name=names["b"])

@@ -1,4 +1,4 @@
-"""The mixers: parts of a layer that let tokens see each other, by the class of their settings."""
+"""Mixers: the parts of a layer that mix tokens (attention, delta net), by class of settings."""
 
 from collections.abc import Callable, Mapping
 
@@ -10,7 +10,7 @@ from sabia.core.spec.layers import Attention
 
 
 def rotated(x: Array, angles: Angles | None, ops: Ops) -> Array:
-    """x[B, T, H, N] with its leading dimensions rotated: as many as the angles have."""
+    """x[B, T, H, N] with rotary embedding of its first dimensions, as many as angles have."""
     if angles is None:
         return x
     dims = angles[0].shape[-1]
@@ -20,14 +20,14 @@ def rotated(x: Array, angles: Angles | None, ops: Ops) -> Array:
 
 
 def normed(part: Attention, block: Block, name: str, x: Array) -> Array:
-    """Queries or keys x[B, T, H, N], normed per head or over all heads where the part says so."""
+    """Queries or keys x[B, T, H, N]; normed per head or over all heads if the part has QK-norm."""
     if part.qk_norm:
         return block.norm(name, x, part.norm_offset)
     if not part.qk_norm_whole:
         return x
     ops, axis = block.ops, "heads" if name == "attn.q_norm" else "kv_heads"
     split, whole = ("batch", "sequence", axis), ("batch", "sequence", None)
-    flat = ops.relayout(x.reshape(*x.shape[:2], -1), split, whole)
+    flat = ops.relayout(x.reshape(*x.shape[:2], -1), split, whole)  # [B, T, H·N]
     weight = ops.relayout(block.weights[name], (axis,), (None,))
     flat = ops.rms_norm(flat, weight, block.context.eps, part.norm_offset)
     return ops.relayout(flat, whole, split).reshape(x.shape)
@@ -37,9 +37,9 @@ def attention(part: Attention, block: Block, y: Array) -> Array:
     """Grouped-query softmax attention of y[B, T, D]."""
     ops, context = block.ops, block.context
     batch, length = y.shape[:2]
-    q = block.project("attn.q", y).reshape(batch, length, -1, part.head_dim)
-    k = block.project("attn.k", y).reshape(batch, length, -1, part.head_dim)
-    v = block.project("attn.v", y).reshape(batch, length, -1, part.head_dim)
+    q = block.project("attn.q", y).reshape(batch, length, -1, part.head_dim)  # [B, T, H, N]
+    k = block.project("attn.k", y).reshape(batch, length, -1, part.head_dim)  # [B, T, K, N]
+    v = block.project("attn.v", y).reshape(batch, length, -1, part.head_dim)  # [B, T, K, N]
     q, k = normed(part, block, "attn.q_norm", q), normed(part, block, "attn.k_norm", k)
     angles = None if part.rope is None else context.angles[part.rope]
     q = rotated(ops.shard(q, HEADS), angles, ops)
@@ -48,11 +48,13 @@ def attention(part: Attention, block: Block, y: Array) -> Array:
         new = {"keys": k, "values": v}
         k, v = context.cache.extend(block.index, new, context.slots, context.reads, ops)
     else:
+        # context parallelism: queries stay split, keys and values are whole rows
         k, v = (ops.relayout(x, KV_HEADS, WHOLE_KV_HEADS) for x in (k, v))
     mask = context.masks[part.window]
     sinks = block.weights["attn.sinks"] if part.sinks else None
+    # [B, T, H, N]
     out = ops.attention(q, k, v, mask, scale=part.scale, softcap=part.softcap, sinks=sinks)
-    out = ops.shard(out, HEADS).reshape(batch, length, -1)
+    out = ops.shard(out, HEADS).reshape(batch, length, -1)  # [B, T, H·N]
     if part.output_gate:
         out = out * ops.sigmoid(block.project("attn.gate", y))
     return block.project("attn.o", out)

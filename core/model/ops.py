@@ -1,15 +1,15 @@
-"""The operations that a backend offers to the forward pass: the whole vocabulary, as a Protocol.
+"""All operations that a backend provides to the forward pass, as a Protocol.
 
-`ops_torch` and `ops_jax` are modules with exactly these functions; `forward` sees nothing else,
-so it has no backend branches. Arrays are the backend's own; both know `+ - * @`, slicing,
+`ops_torch` and `ops_jax` are modules with exactly these functions; `forward` uses nothing else, so
+it has no backend branches. Arrays are the backend's own; both support `+ - * @`, slicing,
 `.shape`, `.dtype`, `.reshape`. Letters: B batch, T queries, S key slots, D width, H query heads,
 K key-value heads, N head dim, V vocabulary. Reductions (norms, softmax, losses) run in fp32
 whatever the dtype of their inputs.
 
-A caller may hand `forward` another object with these attributes: that is how meshes, number
-formats and adapters come in. `gather`, `shard`, `relayout` and the `name` of a product exist for
-them: on one device the first three hand back what they are given. On a mesh arrays are either
-global (JAX) or this process's shards (torch); the axis names say which dimensions are split.
+A caller may pass `forward` another object with these attributes: meshes, precisions and adapters
+are such wrappers. `gather`, `shard`, `relayout` and the `name` of a product exist for them: on one
+device the first three return their input. On a mesh arrays are either global (JAX) or this
+process's shards (torch); the axis names say which dimensions are sharded.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -40,19 +40,19 @@ class Ops(Protocol):
         """Backend arrays → NumPy arrays of the same dtype (bfloat16 as ml_dtypes)."""
 
     def integers(self, values: Any, like: Array) -> Array:
-        """Token ids or positions as a backend integer array where `like` lives."""
+        """Token ids or positions as a backend integer array on the device of `like`."""
 
     def arange(self, count: int, like: Array) -> Array:
-        """[count] integers from 0, where `like` lives."""
+        """[count] integers from 0, on the device of `like`."""
 
     def zeros(self, shape: Sequence[int], dtype: str, like: Array | None = None) -> Array:
         """An array of zeros."""
 
     def full(self, shape: Sequence[int], value: float, like: Array) -> Array:
-        """An array of one value in the dtype of `like`, where that lives."""
+        """An array of one value, in the dtype and on the device of `like`."""
 
     def positions(self, length: int, like: Array) -> Array:
-        """[1, length] places in the sequence of `like`'s tokens where rows are one document."""
+        """[1, length] positions of `like`'s tokens in rows of one document."""
 
     def cast(self, x: Array, dtype: str) -> Array:
         """x in another dtype; differentiable."""
@@ -61,7 +61,7 @@ class Ops(Protocol):
         """Arrays joined along an axis."""
 
     def known_max(self, x: Array) -> int | None:
-        """Largest element where reading it costs nothing (host memory, not traced), else None."""
+        """Largest element if x is in host memory and not traced, else None."""
 
     # -- maths
     def embedding(self, table: Array, ids: Array) -> Array:
@@ -94,7 +94,7 @@ class Ops(Protocol):
         """e to the power of x."""
 
     def where(self, condition: Array, x: Array | float, y: Array | float) -> Array:
-        """x where the condition holds, else y; a gradient flows into the chosen one only."""
+        """x where the condition holds, else y; gradients flow only into the selected elements."""
 
     def stop_gradient(self, x: Array) -> Array:
         """x as a constant."""
@@ -114,11 +114,11 @@ class Ops(Protocol):
     def logsumexp(self, x: Array) -> Array:
         """log Σ e^x over the last axis, fp32."""
 
-    def dispatch(self, y: Array, chosen: Array, experts: int) -> tuple[Array, Any]:
-        """Copies of tokens y[B, T, D], one for each of chosen[B, T, k], sorted by expert.
+    def dispatch(self, y: Array, experts_of_tokens: Array, experts: int) -> tuple[Array, Any]:
+        """Rows of y[B, T, D], one per assignment in experts_of_tokens[B, T, k], sorted by expert.
 
-        Returns (rows[M, D], the plan that `grouped_matmul` and `combine` need; opaque). The copies
-        of an expert keep the tokens' order. On one device M = B·T·k.
+        Returns (rows[M, D], the opaque plan that `grouped_matmul` and `combine` need). The rows of
+        an expert keep the order of the tokens. On one device M = B·T·k.
         """
 
     def grouped_matmul(
@@ -129,11 +129,11 @@ class Ops(Protocol):
     def biased(self, rows: Array, plan: Any, bias: Array | None) -> Array:
         """rows[M, out] + bias[e, out] of each row's expert e, in rows' dtype."""
 
-    def combine(self, rows: Array, plan: Any, shares: Array) -> Array:
-        """Σ over each token's copies of share · row: rows[M, D], shares[B, T, k] → [B, T, D]."""
+    def combine(self, rows: Array, plan: Any, gates: Array) -> Array:
+        """Σ over the k rows of each token of gate · row: rows[M, D], gates[B, T, k] → [B, T, D]."""
 
-    def tally(self, indices: Array, weights: Array, count: int) -> Array:
-        """fp32 [B, count]: sums of weights[B, N] by indices[B, N]; a constant for gradients."""
+    def weighted_bincount(self, indices: Array, weights: Array, count: int) -> Array:
+        """fp32 [B, count]: sums of weights[B, N] by indices[B, N]; has no gradient."""
 
     def rope_angles(self, positions: Array, frequencies: tuple[float, ...]) -> Angles:
         """positions[B or 1, T] → (cos, sin), each fp32 [B or 1, T, 1, 2·len(frequencies)]."""
@@ -151,13 +151,13 @@ class Ops(Protocol):
         window: int | None = None,
         causal: bool = True,
     ) -> Any:
-        """What `attention` may look at, prepared once per forward pass; opaque.
+        """The mask of `attention`, made once per forward pass; opaque.
 
         like[B, T, D] gives batch, queries, dtype, device. With `slots[B, T]` (a cache) query t of
-        row b sees key slots j ≤ slots[b, t]; without, keys are the queries' own tokens and query
-        t sees j ≤ t, in the same segment (segments[B, T]; padding sees padding, so no row is
-        empty). With `window`, only the last `window` of these. Not `causal`: j > t too, with
-        `window` where |j - t| < window.
+        row b attends to key slots j ≤ slots[b, t]; without, keys are the queries' own tokens and
+        query t attends to j ≤ t in the same segment (segments[B, T]; padding attends to padding,
+        so that no row of the softmax is empty). `window`: only the last `window` of these. Not
+        `causal`: also j > t, with `window` if |j - t| < window.
         """
 
     def attention(
@@ -173,7 +173,7 @@ class Ops(Protocol):
     ) -> Array:
         """q[B, T, H, N], k[B, S, K, N], v[B, S, K, P] → [B, T, H, P]; head h reads h·K // H.
 
-        sinks[H]: a score per head that every query's softmax sums over beside its keys'.
+        sinks[H]: one more score per head in the denominator of every query's softmax.
         """
 
     def causal_conv(self, x: Array, weight: Array, segments: Array | None = None) -> Array:
@@ -191,12 +191,12 @@ class Ops(Protocol):
         """The gated delta rule over whole rows (core/spec/delta.py), its state in fp32.
 
         q, k[B, T, K, N], v[B, T, H, V], log_decay, beta[B, T, H] → [B, T, H, V] in v's dtype;
-        head h reads q, k of head h·K // H. Nothing is scaled or normed here. The state is empty
+        head h reads q, k of head h·K // H. Does not scale or norm its inputs. The state is zero
         at the start of a row and wherever `segments` changes.
         """
 
     def whole_segments(self, segments: Array) -> Array:
-        """segments[B, T] of whole rows, where a mesh splits the sequence."""
+        """segments[B, T] of whole rows, even if a mesh splits the sequence."""
 
     def cache_write(self, cache: Array, new: Array, slots: Array) -> Array:
         """cache[B, S, K, N] with new[B, T, K, N] at [b, slots[b, t]]; torch writes in place."""
@@ -212,41 +212,44 @@ class Ops(Protocol):
     ) -> tuple[Array, Array]:
         """hidden[B, T, D], weight[V, D], targets[B, T] → (nll[B, T], logsumexp[B, T]), fp32.
 
-        At most about `chunk_bytes` of logits exist at a time (default 256 MiB); beyond that they
-        are computed again for the gradient. Targets below 0 give a loss of 0.
+        At most about `chunk_bytes` of logits exist at a time (default 256 MiB); larger ones are
+        recomputed in the backward pass. Targets below 0 give a loss of 0.
         """
 
     # -- layout and program
-    def stage(self, embed: Callable[[], Array], layers: int) -> tuple[Array, range]:
-        """The stream in front of the layers that are run here, and which of `layers` these are.
+    def stage_input(self, embed: Callable[[], Array], layers: int) -> tuple[Array, range]:
+        """The input of the layers that this process runs, and the indices of these layers.
 
-        `embed()` and all of them, or in a pipeline what came from the stage before and its own.
+        Without a pipeline: `embed()` and all `layers`. In a pipeline: the activations received
+        from the previous stage, and this stage's layers.
         """
 
-    def staged(self, x: Array, stats: dict[str, Any]) -> tuple[Array, dict[str, Any]]:
-        """The stream behind the last layer and the stats of all; a stage before the last one of a
-        pipeline hands on what it has and goes no further."""
+    def stage_output(self, x: Array, stats: dict[str, Any]) -> tuple[Array, dict[str, Any]]:
+        """The output of the last layer and the stats of all layers.
+
+        In a pipeline, a stage before the last one sends both on and ends the forward pass.
+        """
 
     def gather(self, weights: Params, names: Mapping[str, str]) -> Params:
-        """The tensors of a layer (short name → array, → full name), ready to be computed with."""
+        """Unsharded tensors of a layer; weights: short name → array, names: → full name."""
 
     def shard(self, x: Array, axes: tuple[str | None, ...]) -> Array:
-        """x, which has the layout that the axis names say; fixes it for the compiler."""
+        """x with a sharding constraint: its dimensions are split as the axis names say."""
 
     def relayout(
-        self, x: Array, now: tuple[str | None, ...], then: tuple[str | None, ...]
+        self, x: Array, from_axes: tuple[str | None, ...], to_axes: tuple[str | None, ...]
     ) -> Array:
-        """x moved from one layout to another: gathered, split or exchanged along mesh axes."""
+        """x resharded: gathered, split or exchanged (all-to-all) along mesh axes."""
 
     def remat(self, function: Callable[..., Array], policy: Remat) -> Callable[..., Array]:
-        """`function` that keeps fewer activations for the gradient.
+        """`function` that saves fewer activations for the backward pass.
 
-        none: all; matmuls: only outputs of matrix products; full: only the inputs.
+        none: saves all; matmuls: only outputs of matrix products; full: only the inputs.
         """
 
 
 class WrappedOps:
-    """Operations that are those of `base`, but for what a subclass changes."""
+    """The operations of `base`, except those that a subclass overrides."""
 
     def __init__(self, base: Any) -> None:
         self.base = base

@@ -1,9 +1,8 @@
-"""The operations in JAX: pure functions, friendly to jit, grad and static shapes.
+"""The operations in JAX: pure functions that work under jit and grad, with static shapes.
 
-Large vocabulary losses scan over chunks of tokens and recompute logits for the gradient.
-On accelerators, and where SABIA_KERNELS asks for it (core.model.kernel_choice), kernels serve.
-Nothing here keeps state; importing this module registers KVCache as a pytree (its `reads` is
-static).
+Large vocabulary losses run over chunks of tokens and recompute logits in the backward pass. On
+accelerators, and where SABIA_KERNELS names one (core.model.kernel_choice), the kernels of
+sabia.kernels are used. Importing this module registers KVCache as a pytree (its `reads` is static).
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -15,12 +14,18 @@ import jax.numpy as jnp
 import numpy as np
 
 from sabia.core.errors import UsageError
-from sabia.core.model.kernel_choice import kernels_of, obeyed
+from sabia.core.model.kernel_choice import kernels_of, raises_missing_backend
 from sabia.core.model.kv_cache import KVCache
 from sabia.core.model.ops import FORWARD_DTYPES, Angles, Remat
 from sabia.core.model.ops_jax_attention import attention, attention_mask
 from sabia.core.model.ops_jax_delta import causal_conv, delta_rule
-from sabia.core.model.ops_jax_moe import biased, combine, dispatch, grouped_matmul, tally
+from sabia.core.model.ops_jax_moe import (
+    biased,
+    combine,
+    dispatch,
+    grouped_matmul,
+    weighted_bincount,
+)
 from sabia.kernels.vocabulary_loss.interface import linear_cross_entropy as loss_kernel
 
 __all__ = [
@@ -32,14 +37,14 @@ __all__ = [
     "delta_rule",
     "dispatch",
     "grouped_matmul",
-    "tally",
+    "weighted_bincount",
 ]
 
 Array = jax.Array
 name = "jax"
 DEFAULT_CHUNK_BYTES = 256 << 20
 KERNELS = kernels_of("jax")
-_loss_kernel = obeyed(loss_kernel)
+_loss_kernel = raises_missing_backend(loss_kernel)
 
 jax.tree_util.register_dataclass(KVCache, data_fields=["layers"], meta_fields=["reads"])
 
@@ -53,7 +58,7 @@ def _dtype(dtype: str) -> Any:
 def to_device(params: Mapping[str, np.ndarray], dtype: str | None = None) -> dict[str, Array]:
     """See Ops.to_device."""
     kind = None if dtype is None else _dtype(dtype)
-    # A copy: on CPU jnp.asarray may alias NumPy memory that its owner changes later.
+    # a copy, because on CPU jnp.asarray may share NumPy memory that its owner changes later
     return {key: jnp.array(array, dtype=kind, copy=True) for key, array in params.items()}
 
 
@@ -98,7 +103,7 @@ def concat(xs: Sequence[Array], axis: int) -> Array:
 
 
 def known_max(x: Array) -> int | None:
-    """See Ops.known_max: never, since a length that varies would compile anew at every step."""
+    """See Ops.known_max: always None, since each new length would be compiled."""
     return None
 
 
@@ -165,8 +170,9 @@ def logsumexp(x: Array) -> Array:
 
 def rope_angles(positions: Array, frequencies: tuple[float, ...]) -> Angles:
     """See Ops.rope_angles."""
+    # both halves of the head dimension rotate by the same angles
     table = np.asarray(frequencies * 2, dtype=np.float32)
-    angles = (positions[:, :, None].astype(jnp.float32) * table)[:, :, None, :]
+    angles = (positions[:, :, None].astype(jnp.float32) * table)[:, :, None, :]  # [B or 1, T, 1, N]
     return jnp.cos(angles), jnp.sin(angles)
 
 
@@ -175,6 +181,7 @@ def rope(x: Array, angles: Angles) -> Array:
     cos, sin = angles
     wide = x.astype(jnp.float32)
     first, second = jnp.split(wide, 2, axis=-1)
+    # (x1 cos - x2 sin, x2 cos + x1 sin)
     return (wide * cos + jnp.concatenate((-second, first), axis=-1) * sin).astype(x.dtype)
 
 
@@ -192,11 +199,11 @@ def cache_write(cache: Array, new: Array, slots: Array) -> Array:
 
 
 def _losses(hidden: Array, weight: Array, targets: Array, cap: float | None) -> tuple[Array, Array]:
-    scores = linear(hidden, weight).astype(jnp.float32)
+    scores = linear(hidden, weight).astype(jnp.float32)  # [rows, V]
     scores = scores if cap is None else softcap(scores, cap)
     lse = jax.nn.logsumexp(scores, axis=-1)
-    picked = jnp.take_along_axis(scores, jnp.maximum(targets, 0)[:, None], axis=-1)[:, 0]
-    return jnp.where(targets >= 0, lse - picked, 0.0), lse
+    target_scores = jnp.take_along_axis(scores, jnp.maximum(targets, 0)[:, None], axis=-1)[:, 0]
+    return jnp.where(targets >= 0, lse - target_scores, 0.0), lse
 
 
 def _chunked_losses(
@@ -204,9 +211,10 @@ def _chunked_losses(
 ) -> tuple[Array, Array]:
     tokens = hidden.shape[0]
     chunks = -(-tokens // rows)
-    spare = chunks * rows - tokens
-    hidden = jnp.pad(hidden, ((0, spare), (0, 0))).reshape(chunks, rows, -1)
-    targets = jnp.pad(targets, (0, spare)).reshape(chunks, rows)
+    padding = chunks * rows - tokens
+    hidden = jnp.pad(hidden, ((0, padding), (0, 0))).reshape(chunks, rows, -1)
+    targets = jnp.pad(targets, (0, padding)).reshape(chunks, rows)
+    # the logits of a chunk exist only while it is computed
     one = jax.checkpoint(lambda part: _losses(part[0], weight, part[1], cap))
     nll, lse = jax.lax.map(one, (hidden, targets))
     return nll.reshape(-1)[:tokens], lse.reshape(-1)[:tokens]
@@ -221,34 +229,37 @@ def linear_cross_entropy(
     chunk_bytes: int | None = None,
 ) -> tuple[Array, Array]:
     """See Ops.linear_cross_entropy."""
-    flat, goals = hidden.reshape(-1, hidden.shape[-1]), targets.reshape(-1)
+    flat, flat_targets = hidden.reshape(-1, hidden.shape[-1]), targets.reshape(-1)
+    # rows of fp32 logits in the budget
     rows = max(1, (chunk_bytes or DEFAULT_CHUNK_BYTES) // (4 * weight.shape[0]))
-    if KERNELS.serve("vocabulary_loss", jax.default_backend()):
-        named = KERNELS.asked["vocabulary_loss"]
-        nll, lse = _loss_kernel(flat, weight, goals, softcap=softcap, implementation=named)
+    if KERNELS.use("vocabulary_loss", jax.default_backend()):
+        implementation = KERNELS.requested["vocabulary_loss"]
+        nll, lse = _loss_kernel(
+            flat, weight, flat_targets, softcap=softcap, implementation=implementation
+        )
     elif rows >= flat.shape[0]:
-        nll, lse = _losses(flat, weight, goals, softcap)
+        nll, lse = _losses(flat, weight, flat_targets, softcap)
     else:
-        nll, lse = _chunked_losses(flat, weight, goals, softcap, rows)
+        nll, lse = _chunked_losses(flat, weight, flat_targets, softcap, rows)
     return nll.reshape(targets.shape), lse.reshape(targets.shape)
 
 
-def stage(embed: Callable[[], Array], layers: int) -> tuple[Array, range]:
-    """See Ops.stage: there are no pipelines here."""
+def stage_input(embed: Callable[[], Array], layers: int) -> tuple[Array, range]:
+    """See Ops.stage_input: there are no pipelines here."""
     return embed(), range(layers)
 
 
-def staged(x: Array, stats: dict[str, Any]) -> tuple[Array, dict[str, Any]]:
-    """See Ops.staged."""
+def stage_output(x: Array, stats: dict[str, Any]) -> tuple[Array, dict[str, Any]]:
+    """See Ops.stage_output: there are no pipelines here."""
     return x, stats
 
 
 def gather(weights: Mapping[str, Array], names: Mapping[str, str]) -> Mapping[str, Array]:
-    """See Ops.gather: all is here."""
+    """See Ops.gather: arrays are global, so weights itself."""
     return weights
 
 
-def relayout(x: Array, now: tuple[str | None, ...], then: tuple[str | None, ...]) -> Array:
+def relayout(x: Array, from_axes: tuple[str | None, ...], to_axes: tuple[str | None, ...]) -> Array:
     """See Ops.relayout: one device, so x itself."""
     return x
 

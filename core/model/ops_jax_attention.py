@@ -1,9 +1,10 @@
-"""Attention in JAX: what a query may see, and who computes it.
+"""Attention in JAX: masks, and the choice between JAX's attention and sabia.kernels.
 
 `jax.nn.dot_product_attention` reads grouped keys without a copy; caps, sinks and values of another
-size than keys are plain expressions. On accelerators, and where SABIA_KERNELS names an
-implementation, rows without a cache go to sabia.kernels.attention, whose masks are one interval a
-query; the compiler cannot partition those kernels, so a mesh maps them (core.parallel.ops_jax).
+size than keys use plain expressions. On accelerators, and where SABIA_KERNELS names an
+implementation, rows without a cache use sabia.kernels.attention, whose masks are one interval of
+keys per query; XLA cannot partition those kernels, so a mesh uses shard_map
+(core.parallel.ops_jax).
 """
 
 from dataclasses import dataclass
@@ -12,18 +13,18 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from sabia.core.model.kernel_choice import kernels_of, obeyed, refusal
+from sabia.core.model.kernel_choice import kernels_of, raises_missing_backend, unavailable
 from sabia.kernels.attention.interface import attention as attention_kernel
 from sabia.kernels.attention.interface import attention_mask as kernel_mask
 
 Array = jax.Array
 KERNELS = kernels_of("jax")
-_kernel = obeyed(attention_kernel)
+_kernel = raises_missing_backend(attention_kernel)
 
 
 @dataclass(frozen=True)
 class AttentionMask:
-    """`causal`: the plain triangle. Otherwise `allowed`, boolean [B or 1, 1, T, S]; None: all."""
+    """`causal`: the triangle j ≤ t. Otherwise `allowed`, boolean [B or 1, 1, T, S]; None: all."""
 
     causal: bool
     allowed: Array | None = None
@@ -40,16 +41,16 @@ def attention_mask(
 ) -> Any:
     """See Ops.attention_mask: an AttentionMask, or the kernels' own."""
     length = like.shape[1]
-    if KERNELS.serve("attention", jax.default_backend()):
+    if KERNELS.use("attention", jax.default_backend()):
         if slots is None:
             settings: Any = {"segments": segments, "window": window, "causal": causal}
             return kernel_mask(like, length, keys, **settings)
-        if KERNELS.asked["attention"] == "pallas":
-            raise refusal("attention: pallas cannot serve: keys lie in slots (expected whole rows)")
+        if KERNELS.requested["attention"] == "pallas":
+            raise unavailable("attention: pallas has no cached decoding (expected whole rows)")
     if segments is None and slots is None and (window is None or window >= length):
         return AttentionMask(causal)
-    queries = jnp.arange(length)[None] if slots is None else slots
-    distance = queries[:, :, None] - jnp.arange(keys)
+    queries = jnp.arange(length)[None] if slots is None else slots  # [B or 1, T]
+    distance = queries[:, :, None] - jnp.arange(keys)  # [B or 1, T, S], t - j
     allowed = distance >= 0 if causal else jnp.ones_like(distance, dtype=bool)
     if window is not None:
         allowed &= jnp.abs(distance) < window
@@ -71,8 +72,13 @@ def attention(
     """See Ops.attention."""
     k, v = k.astype(q.dtype), v.astype(q.dtype)
     if not isinstance(mask, AttentionMask):
-        named = KERNELS.asked["attention"]
-        options = {"scale": scale, "softcap": softcap, "sinks": sinks, "implementation": named}
+        implementation = KERNELS.requested["attention"]
+        options = {
+            "scale": scale,
+            "softcap": softcap,
+            "sinks": sinks,
+            "implementation": implementation,
+        }
         return _kernel(q, k, v, mask, **options)
     if softcap is not None or sinks is not None or v.shape[-1] != q.shape[-1]:
         return _plain_attention(q, k, v, mask, scale, softcap, sinks)
@@ -90,10 +96,11 @@ def _plain_attention(
     cap: float | None,
     sinks: Array | None,
 ) -> Array:
-    """What `dot_product_attention` cannot: caps, sinks, values of another size than keys."""
+    """Attention with soft caps, sinks, or values of another size than keys."""
     batch, length, heads, size = q.shape
     groups = k.shape[2]
-    q = q.reshape(batch, length, groups, heads // groups, size)
+    q = q.reshape(batch, length, groups, heads // groups, size)  # [B, T, K, H/K, N]
+    # [B, K, H/K, T, S], fp32
     scores = jnp.einsum("btkgn,bskn->bkgts", q, k).astype(jnp.float32) * scale
     allowed: Any = jnp.tri(length, dtype=bool) if mask.causal else True
     if mask.allowed is not None:
@@ -103,6 +110,7 @@ def _plain_attention(
         column = sinks.astype(jnp.float32).reshape(1, groups, -1, 1, 1)
         column = jnp.broadcast_to(column, (*scores.shape[:-1], 1))
         scores = jnp.concatenate((scores, column), -1)
+    # the sink is in the denominator only: its own column is dropped
     weights = jax.nn.softmax(scores, -1)[..., : k.shape[1]].astype(v.dtype)
-    out = jnp.einsum("bkgts,bskn->btkgn", weights, v)
+    out = jnp.einsum("bkgts,bskn->btkgn", weights, v)  # [B, T, K, H/K, P]
     return out.reshape(batch, length, heads, v.shape[-1])

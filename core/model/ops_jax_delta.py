@@ -1,8 +1,8 @@
-"""Short causal convolution and the gated delta rule in JAX, chunked and in fp32.
+"""Short causal convolution and the gated delta rule in JAX, in chunks and in fp32.
 
-The formulas are those of ops_torch_delta (arXiv 2406.06484 section 3, 2412.06464 section 3.3):
-everything is computed for all chunks at once except S ← F S + E from chunk to chunk, a
-`lax.scan`. Products ask for full fp32 precision, because a state sums over the whole row.
+The formulas and names are those of ops_torch_delta (arXiv 2406.06484 section 3, 2412.06464 section
+3.3): everything is computed for all chunks at once except S ← F S + E from chunk to chunk, a
+`lax.scan`. Products use full fp32 precision, because a state is a sum over the whole row.
 """
 
 import jax
@@ -12,8 +12,8 @@ Array = jax.Array
 CHUNK = 64
 
 
-def _runs(segments: Array) -> Array:
-    """[B, T]: how often the segment has changed so far."""
+def _document_index(segments: Array) -> Array:
+    """[B, T]: index of each token's document, the number of changes of segment before it."""
     changes = jnp.cumsum(segments[:, 1:] != segments[:, :-1], axis=1)
     return jnp.pad(changes, ((0, 0), (1, 0)))
 
@@ -30,14 +30,17 @@ def causal_conv(x: Array, weight: Array, segments: Array | None = None) -> Array
     """See Ops.causal_conv."""
     length, taps = x.shape[1], weight.shape[1]
     wide, weight = x.astype(jnp.float32), weight.astype(jnp.float32)
-    runs = None if segments is None else _runs(segments)
+    documents = None if segments is None else _document_index(segments)
+    # out[t] = Σ_j w[K-1-j] x[t-j], one term per tap
     out = wide * weight[:, -1]
     for step in range(1, min(taps, length)):
-        delayed = jnp.pad(wide[:, :-step], ((0, 0), (step, 0), (0, 0)))
-        if runs is not None:
-            before = jnp.pad(runs[:, :-step], ((0, 0), (step, 0)), constant_values=-1)
-            delayed = delayed * (before == runs)[..., None]
-        out = out + delayed * weight[:, taps - 1 - step]
+        shifted = jnp.pad(wide[:, :-step], ((0, 0), (step, 0), (0, 0)))
+        if documents is not None:
+            documents_before = jnp.pad(
+                documents[:, :-step], ((0, 0), (step, 0)), constant_values=-1
+            )
+            shifted = shifted * (documents_before == documents)[..., None]
+        out = out + shifted * weight[:, taps - 1 - step]
     return out.astype(x.dtype)
 
 
@@ -52,51 +55,64 @@ def delta_rule(
     """See Ops.delta_rule."""
     batch, length, heads, size = v.shape
     dtype, groups, chunk = v.dtype, k.shape[2], min(CHUNK, length)
-    spare = -length % chunk
+    padding = -length % chunk
 
     def chunks(x: Array) -> Array:
         """[B, T, H, X] → [n, B, K, H/K, C, X]."""
-        x = jnp.pad(x.astype(jnp.float32), ((0, 0), (0, spare), (0, 0), (0, 0)))
+        x = jnp.pad(x.astype(jnp.float32), ((0, 0), (0, padding), (0, 0), (0, 0)))
         x = x.reshape(batch, -1, chunk, groups, x.shape[2] // groups, x.shape[3])
         return x.transpose(1, 0, 3, 4, 2, 5)
 
     q, k, v = chunks(q), chunks(k), chunks(v)
-    beta, sums = chunks(beta[..., None]), jnp.cumsum(chunks(log_decay[..., None])[..., 0], -1)
-    within, entering, leaving = _decays(sums, segments, spare)
-    system = _matmul(k, _transposed(k)) * within * beta
-    sides = jnp.concatenate((beta * v, (beta * entering) * k), -1)
-    solved = jax.lax.linalg.triangular_solve(
-        system, sides, left_side=True, lower=True, unit_diagonal=True
+    beta, log_decay_sums = (
+        chunks(beta[..., None]),
+        jnp.cumsum(chunks(log_decay[..., None])[..., 0], -1),
     )
-    values, reads = solved[..., :size], solved[..., size:]
-    states = _states(_transposed(k * leaving), values, reads, entering[..., -1:, :])
+    within, from_start, to_end = _decays(log_decay_sums, segments, padding)
+    system = _matmul(k, _transposed(k)) * within * beta  # β k kᵀ ∘ D, [n, B, K, H/K, C, C]
+    # [β v | β k e^g], [.., C, V + N]
+    right_sides = jnp.concatenate((beta * v, (beta * from_start) * k), -1)
+    solved = jax.lax.linalg.triangular_solve(
+        system, right_sides, left_side=True, lower=True, unit_diagonal=True
+    )
+    values, from_state = solved[..., :size], solved[..., size:]  # U [.., C, V], W [.., C, N]
+    states = _chunk_states(_transposed(k * to_end), values, from_state, from_start[..., -1:, :])
     scores = _matmul(q, _transposed(k)) * within
-    out = _matmul(q * entering, states) + _matmul(scores, values - _matmul(reads, states))
-    out = out.transpose(1, 0, 4, 2, 3, 5).reshape(batch, -1, heads, size)
+    # out = (q e^g) S + (q kᵀ ∘ D) (U - W S)
+    out = _matmul(q * from_start, states) + _matmul(scores, values - _matmul(from_state, states))
+    out = out.transpose(1, 0, 4, 2, 3, 5).reshape(batch, -1, heads, size)  # [B, n·C, H, V]
     return out[:, :length].astype(dtype)
 
 
-def _decays(sums: Array, segments: Array | None, spare: int) -> tuple[Array, Array, Array]:
-    """Decay between tokens [.., C, C], from the chunk's entry and to its end [.., C, 1]."""
-    chunk = sums.shape[-1]
+def _decays(
+    log_decay_sums: Array, segments: Array | None, padding: int
+) -> tuple[Array, Array, Array]:
+    """Decays between tokens [.., C, C], from the chunk's start and to its end [.., C, 1]."""
+    chunk = log_decay_sums.shape[-1]
     allowed = jnp.tri(chunk, dtype=bool)
-    entering, leaving = jnp.exp(sums), jnp.exp(sums[..., -1:] - sums)
+    from_start, to_end = jnp.exp(log_decay_sums), jnp.exp(log_decay_sums[..., -1:] - log_decay_sums)
     if segments is not None:
-        runs = jnp.pad(_runs(segments), ((0, 0), (0, spare)), mode="edge")
-        runs = runs.reshape(len(runs), -1, chunk).swapaxes(0, 1)[:, :, None, None]
-        last = runs[..., -1:]
-        allowed = allowed & (runs[..., :, None] == runs[..., None, :])
-        entering = entering * (runs == jnp.concatenate((jnp.zeros_like(last[:1]), last[:-1])))
-        leaving = leaving * (runs == last)
-    distance = sums[..., :, None] - sums[..., None, :]
-    within = jnp.exp(jnp.where(allowed, distance, -jnp.inf))
-    return within, entering[..., None], leaving[..., None]
+        documents = jnp.pad(_document_index(segments), ((0, 0), (0, padding)), mode="edge")
+        # [n, B, 1, 1, C]
+        documents = documents.reshape(len(documents), -1, chunk).swapaxes(0, 1)[:, :, None, None]
+        last = documents[..., -1:]
+        allowed = allowed & (documents[..., :, None] == documents[..., None, :])
+        # 0 unless the token's document already ran at the end of the chunk before
+        from_start = from_start * (
+            documents == jnp.concatenate((jnp.zeros_like(last[:1]), last[:-1]))
+        )
+        to_end = to_end * (documents == last)
+    # g_i - g_j, [n, B, K, H/K, C, C]
+    distance = log_decay_sums[..., :, None] - log_decay_sums[..., None, :]
+    within = jnp.exp(jnp.where(allowed, distance, -jnp.inf))  # D
+    return within, from_start[..., None], to_end[..., None]
 
 
-def _states(writes: Array, values: Array, reads: Array, kept: Array) -> Array:
-    """The state that enters each chunk, [n, B, K, H/K, N, V]."""
-    factors = kept * jnp.eye(reads.shape[-1]) - _matmul(writes, reads)
-    terms = _matmul(writes, values)
+def _chunk_states(writes: Array, values: Array, from_state: Array, total_decay: Array) -> Array:
+    """The state at the start of each chunk, [n, B, K, H/K, N, V]."""
+    # F, [.., N, N]
+    factors = total_decay * jnp.eye(from_state.shape[-1]) - _matmul(writes, from_state)
+    terms = _matmul(writes, values)  # E, [.., N, V]
 
     def step(state: Array, chunk: tuple[Array, Array]) -> tuple[Array, Array]:
         factor, term = chunk

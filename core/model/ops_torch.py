@@ -1,9 +1,9 @@
-"""The operations in torch. Eager on CPU is a first-class target, so the hot ones are fused by hand.
+"""The operations in torch. Eager mode on CPU matters, so the most expensive ones are fused by hand.
 
-RMSNorm, rotary embedding and the vocabulary loss have their own gradients: fewer passes over
-memory than autograd's chains, and no [B, T, V] beyond a chunk. Inside torch.compile plain
-expressions are used where the compiler fuses better. On accelerators, and where SABIA_KERNELS asks
-for it (core.model.kernel_choice), the kernels of sabia.kernels take their place.
+RMSNorm, rotary embedding and the vocabulary loss have hand-written gradients: they read and write
+memory fewer times than autograd's chains, and never store [B, T, V] beyond a chunk. Inside
+torch.compile plain expressions are used, because the compiler fuses them better. On accelerators,
+and where SABIA_KERNELS names one (core.model.kernel_choice), the kernels of sabia.kernels are used.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -19,13 +19,19 @@ from torch.utils.checkpoint import (
 )
 
 from sabia.core.errors import UsageError
-from sabia.core.model.kernel_choice import kernels_of, obeyed
+from sabia.core.model.kernel_choice import kernels_of, raises_missing_backend
 from sabia.core.model.ops import FORWARD_DTYPES, Angles, Remat, dtype_name
 from sabia.core.model.ops_torch_attention import attention, attention_mask
 from sabia.core.model.ops_torch_delta import causal_conv, delta_rule
 from sabia.core.model.ops_torch_loss import linear_cross_entropy
-from sabia.core.model.ops_torch_moe import biased, combine, dispatch, grouped_matmul, tally
-from sabia.core.model.ops_torch_wide import wide_linear, widened
+from sabia.core.model.ops_torch_moe import (
+    biased,
+    combine,
+    dispatch,
+    grouped_matmul,
+    weighted_bincount,
+)
+from sabia.core.model.ops_torch_wide import computed_in_fp32, fp32_linear
 from sabia.core.model.storage.safetensors_file import numpy_dtype
 from sabia.kernels.rms_norm.interface import rms_norm as rms_norm_kernel
 
@@ -39,15 +45,15 @@ __all__ = [
     "dispatch",
     "grouped_matmul",
     "linear_cross_entropy",
-    "tally",
+    "weighted_bincount",
 ]
 
 Tensor = torch.Tensor
 name = "torch"
 KERNELS = kernels_of("torch")
-_rms_norm_kernel = obeyed(rms_norm_kernel)
+_rms_norm_kernel = raises_missing_backend(rms_norm_kernel)
 
-# dtypes that NumPy knows through ml_dtypes only: their bits travel as integers
+# dtypes that NumPy has only through ml_dtypes: copied as integers of the same size
 _BITS = {
     torch.bfloat16: torch.int16,
     torch.float8_e4m3fn: torch.uint8,
@@ -78,13 +84,13 @@ def to_device(
     params: Mapping[str, np.ndarray], dtype: str | None = None, device: Any = None
 ) -> dict[str, Tensor]:
     """See Ops.to_device; `device` defaults to `default_device()`."""
-    target = torch.device(device) if device is not None else default_device()
-    kind = None if dtype is None else _dtype(dtype)
-    return {key: _tensor(array).to(target, kind) for key, array in params.items()}
+    on_device = torch.device(device) if device is not None else default_device()
+    torch_dtype = None if dtype is None else _dtype(dtype)
+    return {key: _tensor(array).to(on_device, torch_dtype) for key, array in params.items()}
 
 
 def host_array(x: Tensor) -> np.ndarray:
-    """x in host memory, which it shares with x on a CPU."""
+    """x in host memory; on a CPU a view of x."""
     x = x.detach().cpu()
     if x.dtype not in _BITS:
         return x.numpy()
@@ -99,7 +105,7 @@ def to_numpy(params: Mapping[str, Tensor]) -> dict[str, np.ndarray]:
 def integers(values: Any, like: Tensor) -> Tensor:
     """See Ops.integers."""
     if isinstance(values, np.ndarray) and not values.flags.writeable:
-        values = values.copy()  # torch warns of arrays it may not write to
+        values = values.copy()  # torch warns about read-only arrays
     x = torch.as_tensor(values, device=like.device)
     return x if x.dtype == torch.int64 else x.long()
 
@@ -153,15 +159,16 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, *, name: str =
         weight = weight.to(x.dtype)
     if bias is not None and bias.dtype != x.dtype:
         bias = bias.to(x.dtype)
-    return wide_linear(x, weight, bias) if widened(x) else F.linear(x, weight, bias)
+    return fp32_linear(x, weight, bias) if computed_in_fp32(x) else F.linear(x, weight, bias)
 
 
-def _fused(x: Tensor) -> bool:
-    """Whether the hand-written path serves: fp32, and no compiler that fuses by itself."""
+def _by_hand(x: Tensor) -> bool:
+    """Whether to use the hand-written path: fp32, and no compiler that fuses by itself."""
     return x.dtype == torch.float32 and not torch.compiler.is_compiling()
 
 
 def _inverse_rms(x: Tensor, eps: float) -> Tensor:
+    # 1 / sqrt(mean(x²) + eps), [..., 1]; mean(x²) = ‖x‖² / D
     norm = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
     return norm.square_().div_(x.shape[-1]).add_(eps).rsqrt_()
 
@@ -178,30 +185,33 @@ class _RmsNorm(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None]:
         x, weight, inverse = ctx.saved_tensors
-        unit = x * inverse
-        product = (grad * unit).flatten(0, -2)
+        unit = x * inverse  # x̂
+        product = (grad * unit).flatten(0, -2)  # g·x̂, [rows, D]
+        # mean over D of g·w·x̂
         mean = torch.mv(product, weight).div_(x.shape[-1]).view(inverse.shape)
+        # dx = r (g·w - x̂·mean(g·w·x̂)); unit is overwritten
         dx = unit.mul_(mean).neg_().addcmul_(grad, weight).mul_(inverse)
         return dx, product.sum(0), None
 
 
-def _norms_by_kernel(x: Tensor) -> bool:
-    """Where asked for, and on CUDA unless a compiler fuses the plain expression."""
-    asked = KERNELS.asked["rms_norm"] is not None
-    bare = not torch.compiler.is_compiling()
-    return asked or (bare and KERNELS.serve("rms_norm", x.device.type))
+def _use_norm_kernel(x: Tensor) -> bool:
+    """True if requested, and on CUDA unless torch.compile fuses the plain expression."""
+    requested = KERNELS.requested["rms_norm"] is not None
+    eager = not torch.compiler.is_compiling()
+    return requested or (eager and KERNELS.use("rms_norm", x.device.type))
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float, offset: float = 0.0) -> Tensor:
     """See Ops.rms_norm."""
-    if _norms_by_kernel(x):
-        weight, named = weight.float() if offset else weight, KERNELS.asked["rms_norm"]
+    if _use_norm_kernel(x):
+        weight, implementation = weight.float() if offset else weight, KERNELS.requested["rms_norm"]
+        # the kernels compute weight or 1 + weight; other offsets are added here
         if offset not in (0, 1):
             weight, offset = weight + offset, 0
-        return _rms_norm_kernel(x, weight, eps, plus_one=offset == 1, implementation=named)
+        return _rms_norm_kernel(x, weight, eps, plus_one=offset == 1, implementation=implementation)
     if offset:
         weight = weight.float() + offset
-    if _fused(x) and weight.dtype == x.dtype:
+    if _by_hand(x) and weight.dtype == x.dtype:
         if torch.is_grad_enabled():
             return _RmsNorm.apply(x, weight, eps)
         return (x * _inverse_rms(x, eps)).mul_(weight)
@@ -256,21 +266,23 @@ def logsumexp(x: Tensor) -> Tensor:
 
 def rope_angles(positions: Tensor, frequencies: tuple[float, ...]) -> Angles:
     """See Ops.rope_angles."""
+    # both halves of the head dimension rotate by the same angles
     table = torch.tensor(frequencies * 2, dtype=torch.float32, device=positions.device)
-    angles = (positions[:, :, None].float() * table)[:, :, None, :]
+    angles = (positions[:, :, None].float() * table)[:, :, None, :]  # [B or 1, T, 1, N]
     return angles.cos(), angles.sin()
 
 
 def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     half = x.shape[-1] // 2
     out = x * cos
+    # (x1 cos - x2 sin, x2 cos + x1 sin)
     out[..., :half].addcmul_(x[..., half:], sin[..., :half], value=-1)
     out[..., half:].addcmul_(x[..., :half], sin[..., half:])
     return out
 
 
 class _Rope(torch.autograd.Function):
-    """A rotation; its gradient is the inverse rotation, and nothing of x is kept."""
+    """A rotation; its gradient is the inverse rotation, so x need not be saved."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
@@ -286,7 +298,7 @@ class _Rope(torch.autograd.Function):
 def rope(x: Tensor, angles: Angles) -> Tensor:
     """See Ops.rope."""
     cos, sin = angles
-    if _fused(x):
+    if _by_hand(x):
         return (_Rope.apply if torch.is_grad_enabled() else _rotate)(x, cos, sin)
     wide = x.float()
     first, second = wide.chunk(2, -1)
@@ -300,27 +312,29 @@ def whole_segments(segments: Tensor) -> Tensor:
 
 def cache_write(cache: Tensor, new: Tensor, slots: Tensor) -> Tensor:
     """See Ops.cache_write: in place."""
-    rows = torch.arange(cache.shape[0], device=cache.device)[:, None]
-    cache[rows, slots] = new.to(cache.dtype)
+    rows = torch.arange(cache.shape[0], device=cache.device)[:, None]  # [B, 1]
+    cache[rows, slots] = new.to(cache.dtype)  # slots [B, T], new [B, T, K, N]
     return cache
 
 
-def stage(embed: Callable[[], Tensor], layers: int) -> tuple[Tensor, range]:
-    """See Ops.stage: all layers are here."""
+def stage_input(embed: Callable[[], Tensor], layers: int) -> tuple[Tensor, range]:
+    """See Ops.stage_input: without a pipeline, all layers."""
     return embed(), range(layers)
 
 
-def staged(x: Tensor, stats: dict[str, Any]) -> tuple[Tensor, dict[str, Any]]:
-    """See Ops.staged: the last layer is here."""
+def stage_output(x: Tensor, stats: dict[str, Any]) -> tuple[Tensor, dict[str, Any]]:
+    """See Ops.stage_output: without a pipeline, the input itself."""
     return x, stats
 
 
 def gather(weights: Mapping[str, Tensor], names: Mapping[str, str]) -> Mapping[str, Tensor]:
-    """See Ops.gather: all is here."""
+    """See Ops.gather: one device, so weights itself."""
     return weights
 
 
-def relayout(x: Tensor, now: tuple[str | None, ...], then: tuple[str | None, ...]) -> Tensor:
+def relayout(
+    x: Tensor, from_axes: tuple[str | None, ...], to_axes: tuple[str | None, ...]
+) -> Tensor:
     """See Ops.relayout: one device, so x itself."""
     return x
 

@@ -1,8 +1,8 @@
 """Cross-entropy over the vocabulary projection in torch, without [B, T, V] beyond a chunk.
 
-Tokens are taken in blocks that stay in cache (CPU) or fill the device (GPU). Where all scores fit
-into the budget, e = exp(z - max) is kept for the gradient, otherwise computed again block by
-block. With p = softmax(z): dz = g_nll·(p - onehot) + g_lse·p; for z = cap·tanh(u/cap),
+Tokens are processed in blocks that fit in the cache (CPU) or fill the device (GPU). If all scores
+fit in the budget, e = exp(z - max) is saved for the backward pass, otherwise it is recomputed block
+by block. With p = softmax(z): dz = g_nll·(p - onehot) + g_lse·p; for z = cap·tanh(u/cap),
 du = dz·(1 - (z/cap)²). The weight's gradient is summed over blocks in fp32.
 """
 
@@ -12,8 +12,8 @@ from typing import Any
 import torch
 from torch.utils.checkpoint import checkpoint
 
-from sabia.core.model.kernel_choice import kernels_of, obeyed
-from sabia.core.model.ops_torch_wide import widened
+from sabia.core.model.kernel_choice import kernels_of, raises_missing_backend
+from sabia.core.model.ops_torch_wide import computed_in_fp32
 from sabia.kernels.vocabulary_loss.interface import choose_linear_cross_entropy
 from sabia.kernels.vocabulary_loss.interface import linear_cross_entropy as loss_kernel
 
@@ -22,12 +22,12 @@ DEFAULT_CHUNK_BYTES = 256 << 20
 CPU_BLOCK_BYTES = 8 << 20
 WIDE_BLOCK_BYTES = 32 << 20
 KERNELS = kernels_of("torch")
-_NAMED = KERNELS.asked["vocabulary_loss"]
-_kernel = obeyed(loss_kernel)
+_REQUESTED = KERNELS.requested["vocabulary_loss"]
+_kernel = raises_missing_backend(loss_kernel)
 
 
 def _logits(hidden: Tensor, weight: Tensor, cap: float | None, out: Tensor | None) -> Tensor:
-    """Scores [rows, V], fp32; into `out` where given."""
+    """Scores z [rows, V], fp32; written to `out` if given."""
     if hidden.dtype == torch.float32:
         scores = torch.mm(hidden, weight.t(), out=out)
     else:
@@ -38,11 +38,11 @@ def _logits(hidden: Tensor, weight: Tensor, cap: float | None, out: Tensor | Non
     return torch.tanh(scores / cap) * cap if out is None else scores.div_(cap).tanh_().mul_(cap)
 
 
-def _accumulate(total: Tensor, left: Tensor, right: Tensor) -> None:
-    if right.dtype == total.dtype:
-        total.addmm_(left, right)
+def _accumulate(total: Tensor, left: Tensor, is_target: Tensor) -> None:
+    if is_target.dtype == total.dtype:
+        total.addmm_(left, is_target)
     else:
-        total.add_(left @ right)
+        total.add_(left @ is_target)
 
 
 def _blocks(tokens: int, rows: int) -> Iterator[slice]:
@@ -58,70 +58,77 @@ class _LinearCrossEntropy(torch.autograd.Function):
         targets: Tensor,
         cap: float | None,
         rows: int,
-        keep: bool,
+        save_exp: bool,
     ) -> tuple[Tensor, Tensor]:
         tokens = hidden.shape[0]
-        lse, picked, sums = hidden.new_empty((3, tokens), dtype=torch.float32)
-        goals = targets.clamp_min(0)[:, None]
-        size = (tokens if keep else min(rows, tokens), weight.shape[0])
+        # [tokens] each
+        lse, target_score, sums = hidden.new_empty((3, tokens), dtype=torch.float32)
+        target_column = targets.clamp_min(0)[:, None]
+        size = (tokens if save_exp else min(rows, tokens), weight.shape[0])
         scores = hidden.new_empty(size, dtype=torch.float32)
-        for part in _blocks(tokens, rows):
-            out = scores[part] if keep else scores[: part.stop - part.start]
-            z = _logits(hidden[part], weight, cap, out)
-            picked[part] = z.gather(1, goals[part])[:, 0]
+        for block in _blocks(tokens, rows):
+            out = scores[block] if save_exp else scores[: block.stop - block.start]
+            z = _logits(hidden[block], weight, cap, out)  # [rows, V]
+            target_score[block] = z.gather(1, target_column[block])[:, 0]
+            # log Σ e^z = max + log Σ e^{z - max}; z is overwritten by e^{z - max}
             largest = z.amax(-1)
-            torch.sum(z.sub_(largest[:, None]).exp_(), -1, out=sums[part])
-            torch.add(largest, sums[part].log(), out=lse[part])
-        ctx.save_for_backward(hidden, weight, targets, lse, sums, scores if keep else None)
+            torch.sum(z.sub_(largest[:, None]).exp_(), -1, out=sums[block])
+            torch.add(largest, sums[block].log(), out=lse[block])
+        ctx.save_for_backward(hidden, weight, targets, lse, sums, scores if save_exp else None)
         ctx.cap, ctx.rows = cap, rows
-        return torch.where(targets >= 0, lse - picked, 0.0), lse
+        return torch.where(targets >= 0, lse - target_score, 0.0), lse
 
     @staticmethod
     def backward(
         ctx: Any, grad_nll: Tensor, grad_lse: Tensor
     ) -> tuple[Tensor, Tensor | None, None, None, None, None]:
-        hidden, weight, targets, lse, sums, kept = ctx.saved_tensors
+        hidden, weight, targets, lse, sums, saved_exp = ctx.saved_tensors
         grad_nll = torch.where(targets >= 0, grad_nll, 0.0)
-        factor, goals = grad_nll + grad_lse, targets.clamp_min(0)[:, None]
+        factor, target_column = grad_nll + grad_lse, targets.clamp_min(0)[:, None]
         d_hidden, d_weight = torch.empty_like(hidden), None
         if ctx.needs_input_grad[1]:
             d_weight = torch.zeros_like(weight, dtype=torch.float32)
-        block = hidden.new_empty((ctx.rows, weight.shape[0]), dtype=torch.float32)
-        for part in _blocks(hidden.shape[0], ctx.rows):
-            dz, slope = block[: part.stop - part.start], None
-            if kept is not None:
-                torch.mul(kept[part], (factor[part] / sums[part])[:, None], out=dz)
+        buffer = hidden.new_empty((ctx.rows, weight.shape[0]), dtype=torch.float32)
+        for block in _blocks(hidden.shape[0], ctx.rows):
+            dz, slope = buffer[: block.stop - block.start], None
+            if saved_exp is not None:
+                # p·(g_nll + g_lse) with p = e / Σ e
+                torch.mul(saved_exp[block], (factor[block] / sums[block])[:, None], out=dz)
             else:
-                _logits(hidden[part], weight, ctx.cap, dz)
+                _logits(hidden[block], weight, ctx.cap, dz)
+                # dz is recomputed: z, then tanh's slope 1 - (z/cap)², then p·(g_nll + g_lse)
                 slope = None if ctx.cap is None else 1 - (dz / ctx.cap).square_()
-                dz.sub_(lse[part, None]).exp_().mul_(factor[part, None])
-            dz.scatter_add_(1, goals[part], -grad_nll[part, None])
+                dz.sub_(lse[block, None]).exp_().mul_(factor[block, None])
+            # minus g_nll at the target
+            dz.scatter_add_(1, target_column[block], -grad_nll[block, None])
             dz = (dz if slope is None else dz.mul_(slope)).to(hidden.dtype)
-            torch.mm(dz, weight, out=d_hidden[part])
+            torch.mm(dz, weight, out=d_hidden[block])
             if d_weight is not None:
-                _accumulate(d_weight, dz.t(), hidden[part])
+                _accumulate(d_weight, dz.t(), hidden[block])
         d_weight = None if d_weight is None else d_weight.to(weight.dtype)
         return d_hidden, d_weight, None, None, None, None
 
 
-def _plain(hidden: Tensor, weight: Tensor, targets: Tensor, cap: float | None) -> list[Tensor]:
+def _plain_loss(hidden: Tensor, weight: Tensor, targets: Tensor, cap: float | None) -> list[Tensor]:
     z = _logits(hidden.to(weight.dtype), weight, cap, None)
     lse = torch.logsumexp(z, -1)
-    picked = z.gather(1, targets.clamp_min(0)[:, None])[:, 0]
-    return [torch.where(targets >= 0, lse - picked, 0.0), lse]
+    target_score = z.gather(1, targets.clamp_min(0)[:, None])[:, 0]
+    return [torch.where(targets >= 0, lse - target_score, 0.0), lse]
 
 
-def _kept(hidden: Tensor, weight: Tensor, targets: Tensor, cap: float | None) -> list[Tensor]:
-    """The same for torch.compile: scores are kept in hidden's dtype, the rest is fused.
+def _compiled_loss(
+    hidden: Tensor, weight: Tensor, targets: Tensor, cap: float | None
+) -> list[Tensor]:
+    """The same for torch.compile: scores are saved in hidden's dtype, the rest is fused.
 
-    The one-hot is a comparison, which fuses, where a gather's gradient would fill [tokens, V].
+    The one-hot is a comparison, which fuses; the gradient of a gather would fill [tokens, V].
     Products are in weight's dtype, which may be wider than hidden's.
     """
     scores = (hidden.to(weight.dtype) @ weight.t()).to(hidden.dtype)
     z = _capped(scores.float(), cap)
     lse = torch.logsumexp(z, -1)
-    right = torch.arange(z.shape[1], device=z.device) == targets[:, None]
-    return [torch.where(targets >= 0, lse - torch.where(right, z, 0.0).sum(-1), 0.0), lse]
+    is_target = torch.arange(z.shape[1], device=z.device) == targets[:, None]
+    return [torch.where(targets >= 0, lse - torch.where(is_target, z, 0.0).sum(-1), 0.0), lse]
 
 
 def _capped(scores: Tensor, cap: float | None) -> Tensor:
@@ -131,25 +138,25 @@ def _capped(scores: Tensor, cap: float | None) -> Tensor:
 def _compiled(
     hidden: Tensor, weight: Tensor, targets: Tensor, cap: float | None, rows: int
 ) -> tuple[Tensor, Tensor]:
-    """For torch.compile: `rows` of the scores may be kept; beyond that blocks are recomputed."""
+    """For torch.compile: `rows` rows of scores may be saved; with more, blocks are recomputed."""
     tokens = hidden.shape[0]
     if rows < tokens:
         parts = [
-            checkpoint(_plain, hidden[p], weight, targets[p], cap, use_reentrant=False)
+            checkpoint(_plain_loss, hidden[p], weight, targets[p], cap, use_reentrant=False)
             for p in _blocks(tokens, rows)
         ]
     else:
-        if weight.dtype != hidden.dtype:  # scores wider than those kept: of a few rows at a time
+        if weight.dtype != hidden.dtype:  # wider scores exist for a few rows at a time
             rows = max(1, WIDE_BLOCK_BYTES // (4 * weight.shape[0]))
-        parts = [_kept(hidden[p], weight, targets[p], cap) for p in _blocks(tokens, rows)]
+        parts = [_compiled_loss(hidden[p], weight, targets[p], cap) for p in _blocks(tokens, rows)]
     return torch.cat([nll for nll, _ in parts]), torch.cat([lse for _, lse in parts])
 
 
-def _by_kernel(hidden: Tensor) -> bool:
-    """Where asked for; on CUDA where there is more than the reference, which keeps all scores."""
-    if _NAMED is not None:
+def _use_kernel(hidden: Tensor) -> bool:
+    """True if requested; on CUDA, if there is more than the reference, which saves all scores."""
+    if _REQUESTED is not None:
         return True
-    if not KERNELS.serve("vocabulary_loss", hidden.device.type):
+    if not KERNELS.use("vocabulary_loss", hidden.device.type):
         return False
     return choose_linear_cross_entropy(hidden).implementation != "reference"
 
@@ -165,21 +172,21 @@ def linear_cross_entropy(
     """See Ops.linear_cross_entropy."""
     if weight.dtype != hidden.dtype:
         weight = weight.to(hidden.dtype)
-    flat, goals = hidden.reshape(-1, hidden.shape[-1]), targets.reshape(-1)
-    if _by_kernel(flat):
-        options = {"chunk_bytes": chunk_bytes or DEFAULT_CHUNK_BYTES, "implementation": _NAMED}
-        nll, lse = _kernel(flat, weight, goals, softcap=softcap, **options)
+    flat, flat_targets = hidden.reshape(-1, hidden.shape[-1]), targets.reshape(-1)
+    if _use_kernel(flat):
+        options = {"chunk_bytes": chunk_bytes or DEFAULT_CHUNK_BYTES, "implementation": _REQUESTED}
+        nll, lse = _kernel(flat, weight, flat_targets, softcap=softcap, **options)
         return nll.view(targets.shape), lse.view(targets.shape)
-    if widened(flat):  # the weight's gradient is then summed in fp32 too
+    if computed_in_fp32(flat):  # the weight's gradient is then summed in fp32 too
         weight = weight.float()
     budget, row_bytes = chunk_bytes or DEFAULT_CHUNK_BYTES, 4 * weight.shape[0]
     if torch.compiler.is_compiling():
-        nll, lse = _compiled(flat, weight, goals, softcap, max(1, budget // row_bytes))
+        nll, lse = _compiled(flat, weight, flat_targets, softcap, max(1, budget // row_bytes))
         return nll.view(targets.shape), lse.view(targets.shape)
     flat = flat.to(weight.dtype)
     block = min(budget, CPU_BLOCK_BYTES) if hidden.device.type == "cpu" else budget
     rows = min(max(1, block // row_bytes), max(1, flat.shape[0]))
     differentiable = torch.is_grad_enabled() and (flat.requires_grad or weight.requires_grad)
-    keep = differentiable and softcap is None and flat.shape[0] * row_bytes <= budget
-    nll, lse = _LinearCrossEntropy.apply(flat, weight, goals, softcap, rows, keep)
+    save_exp = differentiable and softcap is None and flat.shape[0] * row_bytes <= budget
+    nll, lse = _LinearCrossEntropy.apply(flat, weight, flat_targets, softcap, rows, save_exp)
     return nll.view(targets.shape), lse.view(targets.shape)

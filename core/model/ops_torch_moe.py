@@ -1,11 +1,11 @@
 """Dispatch, grouped products and combination of experts in torch.
 
-Copies of tokens are sorted by expert, so each expert's rows are contiguous. Gradients of both
-permutations are permutations too (gathers, no scattered sums). The product of all groups is one
-`grouped_mm` in bfloat16 where its layout rule holds (rows of 16-byte multiples, both ways),
-otherwise one product per expert, opaque to the compiler, which cannot follow sizes that depend on
-data: each row is multiplied once either way. On CUDA the kernels of sabia.kernels take the place of
-the latter, and of all of it where SABIA_KERNELS names one.
+Token–expert assignments are sorted by expert, so that each expert's rows are contiguous. Gradients
+of both permutations are permutations too (gathers, no scattered sums). The product of all groups is
+one `grouped_mm` in bfloat16 if its alignment rule holds (both dimensions of a matrix are multiples
+of 16 bytes), otherwise one product per expert, opaque to the compiler, which cannot trace sizes
+that depend on data. On CUDA a kernel of sabia.kernels replaces the latter; it replaces both if
+SABIA_KERNELS names one.
 """
 
 from collections.abc import Iterator
@@ -16,48 +16,55 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from sabia.core.model.kernel_choice import kernels_of, obeyed
+from sabia.core.model.kernel_choice import kernels_of, raises_missing_backend
 from sabia.kernels.grouped_matmul.interface import grouped_matmul as grouped_matmul_kernel
 
 Tensor = torch.Tensor
 ALIGNMENT_BYTES = 16
 KERNELS = kernels_of("torch")
-_kernel = obeyed(grouped_matmul_kernel)
+_kernel = raises_missing_backend(grouped_matmul_kernel)
 
 
 @dataclass(frozen=True)
-class Plan:
-    """Where copies went. A copy is numbered token·k + place of its expert in the token's choice.
+class DispatchPlan:
+    """The order of rows. Assignment token·k + i is that of a token to its i-th expert.
 
-    order[M]: the copy in each row; places[M]: the row of each copy; experts[M]: the expert of
-    each row; ends[E]: the row behind each expert's last (int32).
+    assignment_of_row[M] and its inverse row_of_assignment[M]; experts[M]: the expert of each row;
+    ends[E]: the end of each expert's rows (int32); shape: (B, T, k).
     """
 
     shape: tuple[int, ...]
-    order: Tensor
-    places: Tensor
+    assignment_of_row: Tensor
+    row_of_assignment: Tensor
     experts: Tensor
     ends: Tensor
 
 
-class _Send(torch.autograd.Function):
-    """rows = tokens[order // k]; the gradient of a token is the sum of its copies'."""
+class _CopyToRows(torch.autograd.Function):
+    """rows = tokens[assignment_of_row // k]; a token's gradient is the sum over its k rows."""
 
     @staticmethod
-    def forward(ctx: Any, tokens: Tensor, order: Tensor, places: Tensor, copies: int) -> Tensor:
-        ctx.save_for_backward(places)
-        ctx.copies = copies
-        return tokens.index_select(0, order // copies)
+    def forward(
+        ctx: Any,
+        tokens: Tensor,
+        assignment_of_row: Tensor,
+        row_of_assignment: Tensor,
+        per_token: int,
+    ) -> Tensor:
+        ctx.save_for_backward(row_of_assignment)
+        ctx.per_token = per_token
+        return tokens.index_select(0, assignment_of_row // per_token)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:
-        (places,) = ctx.saved_tensors
-        grads = grad.index_select(0, places).view(-1, ctx.copies, grad.shape[-1])
+        (row_of_assignment,) = ctx.saved_tensors
+        # [tokens, k, D]
+        grads = grad.index_select(0, row_of_assignment).view(-1, ctx.per_token, grad.shape[-1])
         return grads.sum(1), None, None, None
 
 
 class _Permute(torch.autograd.Function):
-    """x[forth]; back is the inverse permutation."""
+    """x[forth]; `back` is the inverse permutation."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, forth: Tensor, back: Tensor) -> Tensor:
@@ -69,20 +76,31 @@ class _Permute(torch.autograd.Function):
         return grad.index_select(0, ctx.saved_tensors[0]), None, None
 
 
-def dispatch(y: Tensor, chosen: Tensor, experts: int) -> tuple[Tensor, Plan]:
+def dispatch(y: Tensor, experts_of_tokens: Tensor, experts: int) -> tuple[Tensor, DispatchPlan]:
     """See Ops.dispatch."""
-    flat = chosen.reshape(-1)
-    sorted_experts, order = torch.sort(flat, stable=True)
-    places = torch.empty_like(order)
-    places[order] = torch.arange(len(order), device=order.device)
-    numbers = torch.arange(experts, device=flat.device)
-    ends = torch.searchsorted(sorted_experts, numbers, right=True, out_int32=True)
-    rows = _Send.apply(y.reshape(-1, y.shape[-1]), order, places, chosen.shape[-1])
-    return rows, Plan(tuple(chosen.shape), order, places, sorted_experts, ends)
+    flat = experts_of_tokens.reshape(-1)  # [M], M = B·T·k
+    # stable: the rows of an expert keep the order of the tokens
+    sorted_experts, assignment_of_row = torch.sort(flat, stable=True)
+    row_of_assignment = torch.empty_like(assignment_of_row)
+    # the inverse permutation
+    row_of_assignment[assignment_of_row] = torch.arange(
+        len(assignment_of_row), device=assignment_of_row.device
+    )
+    expert_indices = torch.arange(experts, device=flat.device)
+    ends = torch.searchsorted(sorted_experts, expert_indices, right=True, out_int32=True)  # [E]
+    rows = _CopyToRows.apply(
+        y.reshape(-1, y.shape[-1]),
+        assignment_of_row,
+        row_of_assignment,
+        experts_of_tokens.shape[-1],
+    )
+    return rows, DispatchPlan(
+        tuple(experts_of_tokens.shape), assignment_of_row, row_of_assignment, sorted_experts, ends
+    )
 
 
 def _groups(ends: Tensor) -> Iterator[tuple[int, slice]]:
-    """(expert, its rows)."""
+    """(expert, slice of its rows)."""
     bounds = pairwise([0, *ends.tolist()])
     return ((expert, slice(*pair)) for expert, pair in enumerate(bounds))
 
@@ -91,8 +109,8 @@ def _groups(ends: Tensor) -> Iterator[tuple[int, slice]]:
 def _expert_products(rows: Tensor, weight: Tensor, ends: Tensor) -> Tensor:
     """rows[M, in] of each expert e · weight[e, in, out]."""
     out = rows.new_empty(rows.shape[0], weight.shape[2])
-    for expert, part in _groups(ends):
-        torch.mm(rows[part], weight[expert], out=out[part])
+    for expert, group in _groups(ends):
+        torch.mm(rows[group], weight[expert], out=out[group])
     return out
 
 
@@ -100,8 +118,8 @@ def _expert_products(rows: Tensor, weight: Tensor, ends: Tensor) -> Tensor:
 def _expert_gradients(rows: Tensor, grad: Tensor, ends: Tensor) -> Tensor:
     """[E, in, out]: rows[M, in]ᵀ · grad[M, out] of each expert."""
     out = rows.new_empty(len(ends), rows.shape[1], grad.shape[1])
-    for expert, part in _groups(ends):
-        torch.mm(rows[part].t(), grad[part], out=out[expert])
+    for expert, group in _groups(ends):
+        torch.mm(rows[group].t(), grad[group], out=out[expert])
     return out
 
 
@@ -115,7 +133,7 @@ def _(rows: Tensor, grad: Tensor, ends: Tensor) -> Tensor:
     return rows.new_empty(ends.shape[0], rows.shape[1], grad.shape[1])
 
 
-def _keep(ctx: Any, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+def _save_for_backward(ctx: Any, inputs: tuple[Tensor, ...], output: Tensor) -> None:
     ctx.save_for_backward(*inputs)
 
 
@@ -127,25 +145,25 @@ def _backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None, Non
     return d_rows, _expert_gradients(rows, grad, ends) if needs_weight else None, None
 
 
-_expert_products.register_autograd(_backward, setup_context=_keep)
+_expert_products.register_autograd(_backward, setup_context=_save_for_backward)
 
 
-def _takes_grouped(rows: Tensor, weight: Tensor) -> bool:
+def _fits_grouped_mm(rows: Tensor, weight: Tensor) -> bool:
     aligned = all(size * rows.element_size() % ALIGNMENT_BYTES == 0 for size in weight.shape[1:])
     return rows.dtype == torch.bfloat16 and aligned
 
 
 def grouped_matmul(
-    rows: Tensor, weight: Tensor, plan: Plan, bias: Tensor | None = None, *, name: str = ""
+    rows: Tensor, weight: Tensor, plan: DispatchPlan, bias: Tensor | None = None, *, name: str = ""
 ) -> Tensor:
     """See Ops.grouped_matmul."""
     weight = weight if weight.dtype == rows.dtype else weight.to(rows.dtype)
-    named = KERNELS.asked["grouped_matmul"]
-    if named is None and _takes_grouped(rows, weight):
+    implementation = KERNELS.requested["grouped_matmul"]
+    if implementation is None and _fits_grouped_mm(rows, weight):
         out = F.grouped_mm(rows, weight.transpose(1, 2), offs=plan.ends)
-    elif KERNELS.serve("grouped_matmul", rows.device.type):
-        counts = plan.ends.diff(prepend=plan.ends.new_zeros(1))
-        out = _kernel(rows, weight, counts, implementation=named)
+    elif KERNELS.use("grouped_matmul", rows.device.type):
+        counts = plan.ends.diff(prepend=plan.ends.new_zeros(1))  # [E]
+        out = _kernel(rows, weight, counts, implementation=implementation)
     else:
         out = _expert_products(rows, weight.transpose(1, 2), plan.ends)
     return biased(out, plan, bias)
@@ -156,14 +174,16 @@ def biased(rows: Tensor, plan: Any, bias: Tensor | None) -> Tensor:
     return rows if bias is None else rows + bias.to(rows.dtype).index_select(0, plan.experts)
 
 
-def combine(rows: Tensor, plan: Plan, shares: Tensor) -> Tensor:
+def combine(rows: Tensor, plan: DispatchPlan, gates: Tensor) -> Tensor:
     """See Ops.combine."""
-    copies = _Permute.apply(rows, plan.places, plan.order).view(-1, plan.shape[-1], rows.shape[-1])
-    shares = shares.reshape(-1, 1, plan.shape[-1]).to(rows.dtype)
-    return torch.bmm(shares, copies).view(*plan.shape[:-1], rows.shape[-1])
+    per_token = _Permute.apply(rows, plan.row_of_assignment, plan.assignment_of_row).view(
+        -1, plan.shape[-1], rows.shape[-1]
+    )
+    gates = gates.reshape(-1, 1, plan.shape[-1]).to(rows.dtype)  # [B·T, 1, k]
+    return torch.bmm(gates, per_token).view(*plan.shape[:-1], rows.shape[-1])
 
 
-def tally(indices: Tensor, weights: Tensor, count: int) -> Tensor:
+def weighted_bincount(indices: Tensor, weights: Tensor, count: int) -> Tensor:
     """See Ops.tally."""
-    found = weights.new_zeros((len(indices), count), dtype=torch.float32)
-    return found.scatter_add_(1, indices, weights.detach().float())
+    sums = weights.new_zeros((len(indices), count), dtype=torch.float32)
+    return sums.scatter_add_(1, indices, weights.detach().float())

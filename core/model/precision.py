@@ -3,21 +3,22 @@
   fp32       everything in float32
   bf16       weights and activations in BF16, masters in float32
   fp8        the three products of a matrix (forward, gradient of the input, gradient of the
-             weight) read E4M3 with one scale a tensor, found anew each time; gradients are E5M2
+             weight) read E4M3 with one scale per tensor, recomputed each time; gradients are E5M2
              (arXiv 2209.05433)
   fp8-block  E4M3 everywhere, scales for tiles of 1×128 along the summed axis of activations and
              gradients, of 128×128 of weights (DeepSeek-V3, arXiv 2412.19437 §3.3); they are powers
-             of two, so a matrix and its transpose round alike
+             of two, so a matrix and its transpose round to the same values
   nvfp4      E2M1 with E4M3 scales for 1×16 of activations and gradients and 16×16 of weights, so
-             that forward and backward see the same weight; gradients rounded stochastically; both
-             inputs of the weight's gradient behind a random Hadamard transform of 16; the first 2
-             and the last 15 % of the layers in BF16 (NVIDIA, arXiv 2509.25149)
-  qat-*      BF16 whose weights pass through the format they will be served in, the gradient
-             straight to the master: int8 a row, int4 a group of columns, nvfp4 by 1×16
-Embedding, head, norms, router and the maths of attention stay in BF16 or float32 in all of them.
-Chance is a hash of (seed, step, part, tensor, element): a resumed run repeats it bit for bit.
+             that forward and backward use the same weight; gradients are rounded stochastically;
+             both inputs of the weight's gradient pass a random Hadamard transform of size 16; the
+             first 2 and the last 15 % of the layers stay in BF16 (NVIDIA, arXiv 2509.25149)
+  qat-*      BF16; weights are rounded to the format in which the model will be served (int8 per
+             row, int4 per group of columns, nvfp4 by 1×16), with a straight-through gradient
+Embedding, head, norms, router and attention scores stay in BF16 or float32 in all of them. The
+random bits of stochastic rounding are a hash of (seed, step, part, tensor, element), so a resumed
+run repeats them bit for bit.
 
-`wrap` gives the operations that `forward` then computes with; `describe` says what computes them.
+`precision_backends.wrap` makes the operations that `forward` computes with.
 """
 
 from __future__ import annotations
@@ -43,8 +44,12 @@ from sabia.kernels.quantize.interface import (
 
 
 @dataclass(frozen=True)
-class Products:
-    """Layouts of what the products read; the last two are of gradients and of their weights'."""
+class MatmulRecipe:
+    """Layouts of the operands of the three products of a matrix.
+
+    stochastic: gradients are rounded stochastically. hadamard: both operands of the weight's
+    gradient are transformed first.
+    """
 
     activation: Layout
     weight: Layout
@@ -54,16 +59,19 @@ class Products:
 
     @property
     def group(self) -> int:
-        """Rows to whose multiples those of an expert are filled up before its weight's gradient.
+        """The rows of an expert are padded to a multiple of this for its weight's gradient.
 
-        So that no tile and no transform has rows of two experts, and products are aligned.
+        Then no tile and no transform has rows of two experts, and products are aligned.
         """
         return self.activation.tile[1] if self.activation.tile else 16
 
 
 @dataclass(frozen=True)
-class Served:
-    """The format that weights are trained for; group: columns of a scale (None: a row)."""
+class QatTarget:
+    """The format that quantization-aware training rounds weights to.
+
+    group: columns that share a scale (None: the whole row).
+    """
 
     kind: str  # int8, int4 or nvfp4
     group: int | None = None
@@ -71,27 +79,27 @@ class Served:
 
 @dataclass(frozen=True)
 class Precision:
-    """One of PRECISIONS. first, last: layers at the start, share of them at the end, in BF16."""
+    """One of PRECISIONS."""
 
     name: str
     compute: str  # dtype of weights and activations outside the products
-    products: Products | None = None
-    served: Served | None = None
-    first: int = 0
-    last: float = 0.0
+    recipe: MatmulRecipe | None = None  # None: products in `compute`
+    qat: QatTarget | None = None
+    bf16_first: int = 0  # layers at the start that stay in BF16
+    bf16_last: float = 0.0  # share of the layers, at the end, that stay in BF16
 
 
-_NVFP4 = Products(NVFP4, NVFP4_WEIGHT, NVFP4, stochastic=True, hadamard=True)
-_FP8_BLOCK = Products(FP8_TILES, FP8_WEIGHT_TILES, FP8_TILES)
+_NVFP4 = MatmulRecipe(NVFP4, NVFP4_WEIGHT, NVFP4, stochastic=True, hadamard=True)
+_FP8_BLOCK = MatmulRecipe(FP8_TILES, FP8_WEIGHT_TILES, FP8_TILES)
 _ALL = (
     Precision("fp32", "float32"),
     Precision("bf16", "bfloat16"),
-    Precision("fp8", "bfloat16", Products(FP8, FP8, FP8_GRADIENT)),
+    Precision("fp8", "bfloat16", MatmulRecipe(FP8, FP8, FP8_GRADIENT)),
     Precision("fp8-block", "bfloat16", _FP8_BLOCK),
-    Precision("nvfp4", "bfloat16", _NVFP4, first=2, last=0.15),
-    Precision("qat-int8", "bfloat16", served=Served("int8")),
-    Precision("qat-int4", "bfloat16", served=Served("int4", 128)),
-    Precision("qat-nvfp4", "bfloat16", served=Served("nvfp4")),
+    Precision("nvfp4", "bfloat16", _NVFP4, bf16_first=2, bf16_last=0.15),
+    Precision("qat-int8", "bfloat16", qat=QatTarget("int8")),
+    Precision("qat-int4", "bfloat16", qat=QatTarget("int4", 128)),
+    Precision("qat-nvfp4", "bfloat16", qat=QatTarget("nvfp4")),
 )
 BY_NAME: Mapping[str, Precision] = {precision.name: precision for precision in _ALL}
 PRECISIONS = tuple(BY_NAME)
@@ -104,26 +112,26 @@ def precision_named(name: str) -> Precision:
     return BY_NAME[name]
 
 
-def low_tensors(spec: ModelSpec, precision: Precision) -> frozenset[str]:
-    """Names of the matrices that the precision rounds; UsageError where none is left to round.
+def quantized_weights(spec: ModelSpec, precision: Precision) -> frozenset[str]:
+    """Names of the matrices that the precision rounds; UsageError where there are none.
 
     These are the matrices of attention and feed-forward parts (not the router) of all layers but
-    the first `first` and the last ⌈`last` · layers⌉.
+    the first `bf16_first` and the last ⌈`bf16_last` · layers⌉.
     """
-    if precision.products is None and precision.served is None:
+    if precision.recipe is None and precision.qat is None:
         return frozenset()
-    count = len(spec.layers)
-    behind = count - math.ceil(precision.last * count)
-    if precision.first >= behind:
+    count, first = len(spec.layers), precision.bf16_first
+    end = count - math.ceil(precision.bf16_last * count)
+    if first >= end:
         raise UsageError(
-            f"--precision {precision.name}: {precision.first} first and {count - behind} last of "
-            f"{count} layers stay in BF16, which leaves none (expected fewer kept)"
+            f"--precision {precision.name}: {first} first and {count - end} last of {count} layers "
+            "stay in BF16, so no layer is quantized (expected a model with more layers)"
         )
     return frozenset(
         tensor.name
         for tensor in spec.tensors()
         if tensor.layer is not None
-        and precision.first <= tensor.layer < behind
+        and first <= tensor.layer < end
         and tensor.dtype_class == "weight"
         and tensor.component in ("attention", "mlp")
     )
@@ -131,7 +139,7 @@ def low_tensors(spec: ModelSpec, precision: Precision) -> frozenset[str]:
 
 @dataclass(frozen=True)
 class PrecisionSchedule:
-    """A run's precision; with bf16_tail, BF16 in the `decay` last of its `steps`."""
+    """A run's precision; with bf16_tail, its last `decay` of `steps` steps are in BF16."""
 
     precision: Precision
     steps: int
@@ -146,101 +154,68 @@ class PrecisionSchedule:
             )
 
 
-def recipe_at(step: int, schedule: PrecisionSchedule) -> Precision:
+def precision_at(step: int, schedule: PrecisionSchedule) -> Precision:
     """The precision of the update made after `step` updates.
 
-    Without bf16_tail always the run's. With it, BF16 from the first update at a decayed rate
-    (step ≥ steps - decay) on: most of the loss that FP4 costs comes back there (arXiv 2509.25149
-    §4: relative error 1.5 % → 0.5 %). A pure function, so a resumed run switches at the same step.
+    Without bf16_tail this is the run's precision. With it, updates from step = steps - decay on,
+    where the learning rate decays, are in BF16: this recovers most of the loss that FP4 costs
+    (arXiv 2509.25149 §4: relative error 1.5 % → 0.5 %). A pure function, so a resumed run switches
+    at the same step.
     """
     if schedule.bf16_tail and step >= schedule.steps - schedule.decay:
         return BY_NAME["bf16"]
     return schedule.precision
 
 
-def words(seed: int, name: str) -> tuple[int, int]:
-    """Two 32-bit words of hash key for a tensor of a run."""
-    found = hashlib.blake2b(f"{seed} {name}".encode(), digest_size=8).digest()
-    return int.from_bytes(found[:4], "little"), int.from_bytes(found[4:], "little")
+def hash_words(seed: int, name: str) -> tuple[int, int]:
+    """Two 32-bit words that key the random bits of a tensor in a run."""
+    digest = hashlib.blake2b(f"{seed} {name}".encode(), digest_size=8).digest()
+    return int.from_bytes(digest[:4], "little"), int.from_bytes(digest[4:], "little")
 
 
 class PlainOps(WrappedOps):
-    """The operations as they are, with the `at` that the others have."""
+    """Unchanged operations with the method `at` that QuantizedOps have."""
 
     def at(self, step: Any, part: Any = 0) -> PlainOps:
-        """Itself: nothing here is left to chance."""
+        """Itself: nothing is rounded stochastically."""
         return self
 
 
-class LowOps(WrappedOps):
-    """Operations that round what the products of the matrices `low` read; see `wrap`.
+class QuantizedOps(WrappedOps):
+    """Operations that round the operands of the matrices `quantized`; see `precision_backends`.
 
-    A backend says how: `served` is a weight as it will be served, `product` and `grouped_product`
-    are x · weightᵀ of the tensor `name`, without a bias.
+    A backend implements `fake_quantize`, the weight rounded to the QAT format, and `product` and
+    `grouped_product`, x · weightᵀ of the tensor `name` without a bias.
     """
 
-    served: Callable[[Array], Array]
+    fake_quantize: Callable[[Array], Array]
     product: Callable[[str, Array, Array], Array]
     grouped_product: Callable[[str, Array, Array, Any], Array]
 
-    def __init__(self, base: Any, precision: Precision, low: frozenset[str], seed: int) -> None:
+    def __init__(
+        self, base: Any, precision: Precision, quantized: frozenset[str], seed: int
+    ) -> None:
         super().__init__(base)
-        self.precision, self.low, self.seed = precision, low, seed
-        self.products: Any = precision.products  # one of these two is None
-        self.format: Any = precision.served
+        self.precision, self.quantized, self.seed = precision, quantized, seed
+        self.recipe: Any = precision.recipe  # one of these two is None
+        self.qat: Any = precision.qat
 
     def linear(
         self, x: Array, weight: Array, bias: Array | None = None, *, name: str = ""
     ) -> Array:
         """See Ops.linear."""
-        if name in self.low and self.products is not None:
+        if name in self.quantized and self.recipe is not None:
             out = self.product(name, x, weight)
             return out if bias is None else out + self.base.cast(bias, dtype_name(out))
-        weight = self.served(weight) if name in self.low else weight
+        weight = self.fake_quantize(weight) if name in self.quantized else weight
         return self.base.linear(x, weight, bias, name=name)
 
     def grouped_matmul(
         self, rows: Array, weight: Array, plan: Any, bias: Array | None = None, *, name: str = ""
     ) -> Array:
         """See Ops.grouped_matmul."""
-        if name in self.low and self.products is not None:
+        if name in self.quantized and self.recipe is not None:
             out = self.grouped_product(name, rows, weight, plan)
             return self.base.biased(out, plan, bias)
-        weight = self.served(weight) if name in self.low else weight
+        weight = self.fake_quantize(weight) if name in self.quantized else weight
         return self.base.grouped_matmul(rows, weight, plan, bias, name=name)
-
-
-def wrap(ops: Any, spec: ModelSpec, precision: Precision, seed: int = 0) -> Any:
-    """Operations that compute the model's products in `precision`.
-
-    ops: of either backend, plain or of a mesh. The result has its attributes, and
-    `at(step, part=0)`, the operations of one update: call it before each, or under jit with traced
-    integers. part tells apart what is rounded within a step: micro-batches, and in torch the
-    processes. On a mesh in torch a scale is found in the process's own piece of a matrix.
-    """
-    low = low_tensors(spec, precision)
-    if not low:
-        return PlainOps(ops)
-    if ops.name == "torch":
-        from sabia.core.model.precision_torch import TorchLowOps
-
-        return TorchLowOps(ops, precision, low, seed)
-    from sabia.core.model.precision_jax import JaxLowOps
-
-    return JaxLowOps(ops, precision, low, seed)
-
-
-def describe(precision: Precision, device: Any) -> str:
-    """What computes the products on a device: `fp8: emulated on cpu (…)`.
-
-    device: of torch (or its name, `cuda:0`) or of JAX.
-    """
-    if precision.served is not None:
-        return f"{precision.name}: weights rounded as {precision.served.kind}, products in bf16"
-    if precision.products is None:
-        return f"{precision.name}: products in {precision.compute}"
-    if isinstance(device, str) or type(device).__module__.partition(".")[0] == "torch":
-        from sabia.core.model.precision_torch_units import describe as told
-    else:
-        from sabia.core.model.precision_jax import describe as told
-    return f"{precision.name}: {told(precision.products, device)}"

@@ -1,13 +1,13 @@
 """Low-precision products in JAX: custom gradients around `linear` and `grouped_matmul`.
 
 With Q the rounding of a recipe, H the Hadamard transform along the summed rows, and dy rounded
-stochastically where the recipe says so:
+stochastically if the recipe asks for it:
   y  = Q(x) · Q(w)ᵀ          dx = Q(dy) · Q(wᵀ)ᵀ          dw = Q(H dyᵀ) · Q(H xᵀ)ᵀ
-x itself is kept for the backward pass, in its own dtype. For experts the rows of each are moved
-apart to whole tiles before their gradients are summed, so that no tile or transform mixes two.
-Units: `fp8` multiplies FP8 arrays, which XLA gives to the units of CUDA capability ≥ 8.9; `nvfp4`
-uses `jax.nn.scaled_matmul` on capability ≥ 10.0. Everything else is emulated: the same values in
-the compute dtype, which holds them exactly, scales of the whole applied in float32.
+x itself is saved for the backward pass, in its own dtype. The rows of each expert are padded to
+whole tiles before the weight's gradient, so that no tile or transform mixes two experts.
+Hardware units: `fp8` multiplies FP8 arrays, for which XLA uses the tensor cores of CUDA capability
+≥ 8.9; `nvfp4` uses `jax.nn.scaled_matmul` on capability ≥ 10.0. Everything else is emulated: the
+same values in the compute dtype, which holds them exactly, and scales of the tensor in float32.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from sabia.core.model.precision import LowOps, Products, Served, words
+from sabia.core.model.precision import MatmulRecipe, QatTarget, QuantizedOps, hash_words
 from sabia.core.numerics.hadamard import SIZE
 from sabia.core.numerics.hadamard import signs as hadamard_signs
 from sabia.core.numerics.integers_jax import fake
@@ -29,81 +29,82 @@ from sabia.kernels.quantize.interface import NVFP4, Layout, quantize
 from sabia.kernels.quantize.jax_impl import hadamard, mix, rounded
 
 Array = jax.Array
-WEIGHT_ROLE = 0x5BD1E995  # tells the draws of the weight's gradient from the input's
+WEIGHT_ROLE = 0x5BD1E995  # separates the random bits of the weight's gradient from the input's
 _DTYPES = {"e4m3": jnp.float8_e4m3fn, "e5m2": jnp.float8_e5m2, "e2m1": jnp.float4_e2m1fn}
 
 
-class JaxLowOps(LowOps):
-    """See `precision.wrap`; `at` gives a new one, its clock may be traced."""
+class JaxQuantizedOps(QuantizedOps):
+    """See `precision_backends.wrap`; `at` returns a new object, whose clock may be traced."""
 
-    clock: Any = 0
+    _clock: Any = 0
 
-    def at(self, step: Any, part: Any = 0) -> JaxLowOps:
-        """The operations of that part of that step; integers, traced or not."""
+    def at(self, step: Any, part: Any = 0) -> JaxQuantizedOps:
+        """The operations of that part of that step, both integers, traced or not."""
         step, part = (jnp.asarray(value).astype(jnp.uint32) for value in (step, part))
-        found = JaxLowOps(self.base, self.precision, self.low, self.seed)
-        found.clock = mix(mix(step) + part * np.uint32(0x9E3779B9))
-        return found
+        ops = JaxQuantizedOps(self.base, self.precision, self.quantized, self.seed)
+        ops._clock = mix(mix(step) + part * np.uint32(0x9E3779B9))
+        return ops
 
-    def served(self, weight: Array) -> Array:
-        """See LowOps; the gradient as if it were the weight."""
-        seen = _as_served(weight, self.format).astype(weight.dtype)
-        return weight - lax.stop_gradient(weight) + lax.stop_gradient(seen)
+    def fake_quantize(self, weight: Array) -> Array:
+        """See QuantizedOps; straight-through: the gradient is that of the weight itself."""
+        rounded_weight = _fake_quantized(weight, self.qat).astype(weight.dtype)
+        # straight-through estimator: forward the rounded weight, backward the identity
+        return weight - lax.stop_gradient(weight) + lax.stop_gradient(rounded_weight)
 
     def product(self, name: str, x: Array, weight: Array) -> Array:
-        """See LowOps."""
-        how = _How(self.products, self.seed)
-        out = _linear(how, x.reshape(-1, x.shape[-1]), weight, self._key(name))
+        """See QuantizedOps."""
+        settings = _Settings(self.recipe, self.seed)
+        out = _linear(settings, x.reshape(-1, x.shape[-1]), weight, self._key(name))
         return out.reshape(*x.shape[:-1], -1)
 
     def grouped_product(self, name: str, rows: Array, weight: Array, plan: Any) -> Array:
-        """See LowOps."""
-        how = _How(self.products, self.seed, self.base.grouped_matmul)
-        return _grouped(how, rows, weight, self._key(name), plan)
+        """See QuantizedOps."""
+        settings = _Settings(self.recipe, self.seed, self.base.grouped_matmul)
+        return _grouped(settings, rows, weight, self._key(name), plan)
 
     def _key(self, name: str) -> Array:
-        first, second = words(self.seed, name)
-        clock = jnp.asarray(self.clock, jnp.uint32)
+        first, second = hash_words(self.seed, name)
+        clock = jnp.asarray(self._clock, jnp.uint32)
         return jnp.stack([mix(clock ^ np.uint32(first)), jnp.uint32(second)])
 
 
 @dataclass(frozen=True)
-class _How:
-    """What the gradients need and never changes within a run."""
+class _Settings:
+    """What the gradients need and what never changes within a run."""
 
-    products: Products
+    recipe: MatmulRecipe
     seed: int
     multiply: Any = None
 
-    def draws(self, key: Array, of_weight: bool = False) -> Array | None:
-        """The key of a gradient's draws, None where it is rounded to nearest."""
-        if not self.products.stochastic:
+    def random_key(self, key: Array, of_weight: bool = False) -> Array | None:
+        """The key of a gradient's random bits, None where it is rounded to nearest."""
+        if not self.recipe.stochastic:
             return None
         return key ^ np.array([0, WEIGHT_ROLE], np.uint32) if of_weight else key
 
-    def summed_rows(self, x: Array) -> Array:
-        """xᵀ as an operand of the weight's gradient; behind the transform in float32."""
-        if not self.products.hadamard:
+    def weight_gradient_operand(self, x: Array) -> Array:
+        """xᵀ as an operand of the weight's gradient; if transformed, in float32."""
+        if not self.recipe.hadamard:
             return x.T
         signs: Any = hadamard_signs(self.seed)
         return hadamard(jnp.pad(x.T, ((0, 0), (0, -len(x) % SIZE))), signs)
 
 
-def _as_served(weight: Array, served: Served) -> Array:
-    if served.kind != "nvfp4":
-        return fake(weight, int(served.kind.removeprefix("int")), served.group)
-    if weight.ndim == 3:
-        return jax.vmap(lambda matrix: _as_served(matrix, served))(weight)
+def _fake_quantized(weight: Array, target: QatTarget) -> Array:
+    if target.kind != "nvfp4":
+        return fake(weight, int(target.kind.removeprefix("int")), target.group)
+    if weight.ndim == 3:  # experts [E, out, in]
+        return jax.vmap(lambda matrix: _fake_quantized(matrix, target))(weight)
     values, scale = rounded(weight, NVFP4)
     return values * scale
 
 
-def describe(products: Products, device: Any) -> str:
-    """What computes on the device, in words."""
-    if not has_units(products.activation, device):
+def describe_units(recipe: MatmulRecipe, device: Any) -> str:
+    """What computes the products on the device."""
+    if not has_units(recipe.activation, device):
         reason = "" if device.platform == "cpu" else ", which has no units for it"
         return f"emulated on {device.platform}{reason}"
-    unit = "FP8 dot_general" if products.activation.scale == "tensor" else "scaled_matmul"
+    unit = "FP8 dot_general" if recipe.activation.scale == "tensor" else "scaled_matmul"
     return f"jax {unit} on {device.device_kind} (products of experts emulated)"
 
 
@@ -113,7 +114,7 @@ def has_units(layout: Layout, device: Any) -> bool:
         return False
     try:
         capability = tuple(int(part) for part in str(device.compute_capability).split("."))
-    except ValueError:  # ROCm names its chips here
+    except ValueError:  # ROCm gives the name of the chip here
         return False
     if layout.scale == "tensor":
         return capability >= (8, 9)
@@ -129,12 +130,12 @@ def product(
     key: Array | None = None,
     units: bool | None = None,
 ) -> Array:
-    """a[M, K] · b[N, K]ᵀ in `dtype`, each rounded in its layout, a stochastically with a key.
+    """a[M, K] · b[N, K]ᵀ in `dtype`, each rounded to its layout; with a key, a stochastically.
 
-    units: whether the chip multiplies the codes; None asks the device.
+    units: whether the chip multiplies the codes itself (None: where the device can).
     """
     if has_units(a_layout, jax.devices()[0]) if units is None else units:
-        return multiplied(a, a_layout, b, b_layout, dtype, key)
+        return product_by_units(a, a_layout, b, b_layout, dtype, key)
     values_a, scale_a = rounded(a, a_layout, key)
     values_b, scale_b = rounded(b, b_layout)
     out = _dot(values_a.astype(dtype), values_b.astype(dtype))
@@ -145,10 +146,10 @@ def _dot(a: Array, b: Array) -> Array:
     return lax.dot_general(a, b, (((1,), (1,)), ((), ())), preferred_element_type=jnp.float32)
 
 
-def multiplied(
+def product_by_units(
     a: Array, a_layout: Layout, b: Array, b_layout: Layout, dtype: Any, key: Array | None = None
 ) -> Array:
-    """`product` of codes, by the chip."""
+    """`product` by the chip's own units."""
     left, right = quantize(a, a_layout, key), quantize(b, b_layout)
     scale = left.scale * right.scale
     if a_layout.scale == "tensor":
@@ -164,34 +165,37 @@ def _coded(codes: Array, layout: Layout) -> Array:
     return lax.bitcast_convert_type(codes, _DTYPES[layout.element])
 
 
-def _block_scaled(found: Any, layout: Layout) -> tuple[Array, Array]:
-    """(E2M1 [1, R, C], E4M3 scales [1, R, C/16]), filled up with zeros to multiples of 128."""
-    rows, columns = found.codes.shape
-    tiles = jnp.repeat(found.tiles, layout.tile[0], 0)[:rows] if layout.tile else found.tiles
+def _block_scaled(matrix: Any, layout: Layout) -> tuple[Array, Array]:
+    """(E2M1 [1, R, C], E4M3 scales [1, R, C/16]), zero-padded to multiples of 128."""
+    rows, columns = matrix.codes.shape
+    # tiles of several rows: every row gets the scale of its tile
+    tiles = jnp.repeat(matrix.tiles, layout.tile[0], 0)[:rows] if layout.tile else matrix.tiles
     down, across = -rows % 128, -columns % 128
-    codes = jnp.pad(found.codes, ((0, down), (0, across)))
+    codes = jnp.pad(matrix.codes, ((0, down), (0, across)))
     tiles = jnp.pad(tiles, ((0, down), (0, codes.shape[1] // 16 - tiles.shape[1])))
     elements = lax.bitcast_convert_type(codes.astype(jnp.uint4), jnp.float4_e2m1fn)
     return elements[None], lax.bitcast_convert_type(tiles, jnp.float8_e4m3fn)[None]
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _linear(how: _How, x: Array, weight: Array, key: Array) -> Array:
-    return product(x, how.products.activation, weight, how.products.weight, x.dtype)
+def _linear(settings: _Settings, x: Array, weight: Array, key: Array) -> Array:
+    return product(x, settings.recipe.activation, weight, settings.recipe.weight, x.dtype)
 
 
-def _linear_forward(how: _How, x: Array, weight: Array, key: Array) -> tuple[Array, Any]:
-    return _linear(how, x, weight, key), (x, weight, key)
+def _linear_forward(settings: _Settings, x: Array, weight: Array, key: Array) -> tuple[Array, Any]:
+    return _linear(settings, x, weight, key), (x, weight, key)
 
 
-def _linear_backward(how: _How, kept: Any, grad: Array) -> tuple[Array, Array, Any]:
-    x, weight, key = kept
-    products = how.products
-    layouts = products.gradient, weight.T, products.weight
-    dx = product(grad, *layouts, x.dtype, how.draws(key))
-    left, right = how.summed_rows(grad), how.summed_rows(x)
-    layouts = products.gradient, right, products.activation
-    dw = product(left, *layouts, x.dtype, how.draws(key, of_weight=True))
+def _linear_backward(settings: _Settings, saved: Any, grad: Array) -> tuple[Array, Array, Any]:
+    x, weight, key = saved
+    recipe = settings.recipe
+    layouts = recipe.gradient, weight.T, recipe.weight
+    # dx = Q(dy) Q(wᵀ)ᵀ
+    dx = product(grad, *layouts, x.dtype, settings.random_key(key))
+    # dw = Q(H dyᵀ) Q(H xᵀ)ᵀ
+    left, right = settings.weight_gradient_operand(grad), settings.weight_gradient_operand(x)
+    layouts = recipe.gradient, right, recipe.activation
+    dw = product(left, *layouts, x.dtype, settings.random_key(key, of_weight=True))
     return dx, dw.astype(weight.dtype), _no_gradient(key)
 
 
@@ -202,62 +206,73 @@ def _no_gradient(tree: Any) -> Any:
     return jax.tree.map(lambda leaf: np.zeros(jnp.shape(leaf), jax.dtypes.float0), tree)
 
 
-def _rounded_stack(weight: Array, products: Products) -> tuple[Array, Array]:
+def _rounded_stack(weight: Array, recipe: MatmulRecipe) -> tuple[Array, Array]:
     """Values [E, out, in] and the scale of a stack of matrices; no tile spans two of them."""
-    height = products.weight.tile[0] if products.weight.tile else 1
+    height = recipe.weight.tile[0] if recipe.weight.tile else 1
     count, rows, columns = weight.shape
+    # zero rows, so that each matrix ends with a whole tile
     filled = jnp.pad(weight, ((0, 0), (0, -rows % height), (0, 0)))
-    values, scale = rounded(filled.reshape(-1, columns), products.weight)
+    values, scale = rounded(filled.reshape(-1, columns), recipe.weight)
     return values.reshape(count, -1, columns)[:, :rows], scale
 
 
-def _apart(x: Array, plan: Any, group: int) -> tuple[Array, Any]:
-    """Rows with each expert's beginning at a multiple of `group`, zeros between; their plan."""
-    room = (plan.counts + group - 1) // group * group
-    moved = (jnp.cumsum(room) - room) - (jnp.cumsum(plan.counts) - plan.counts)
-    index = jnp.arange(len(x)) + moved[plan.experts]
-    total = -(-len(x) // group) * group + len(room) * group
-    found = jnp.zeros((total, x.shape[1]), x.dtype).at[index].set(x)
-    rest = total - room.sum()
-    return found, plan._replace(counts=room.at[-1].add(rest))
+def _aligned_groups(x: Array, plan: Any, group: int) -> tuple[Array, Any]:
+    """The rows, those of each expert zero-padded to a multiple of `group`, and their plan."""
+    padded = (plan.counts + group - 1) // group * group  # [E] rows of each expert after padding
+    # [E] by how much the rows of an expert move
+    moved = (jnp.cumsum(padded) - padded) - (jnp.cumsum(plan.counts) - plan.counts)
+    index = jnp.arange(len(x)) + moved[plan.experts]  # [M] new index of each row
+    total = -(-len(x) // group) * group + len(padded) * group  # static upper bound
+    spread = jnp.zeros((total, x.shape[1]), x.dtype).at[index].set(x)
+    rest = total - padded.sum()  # rows of zeros, given to the last expert
+    return spread, plan._replace(counts=padded.at[-1].add(rest))
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _grouped(how: _How, x: Array, weight: Array, key: Array, plan: Any) -> Array:
-    values, scale = rounded(x, how.products.activation)
-    matrices, matrix_scale = _rounded_stack(weight, how.products)
-    out = how.multiply(values.astype(x.dtype), matrices.astype(x.dtype), plan)
+def _grouped(settings: _Settings, x: Array, weight: Array, key: Array, plan: Any) -> Array:
+    values, scale = rounded(x, settings.recipe.activation)  # [M, in], scalar
+    matrices, matrix_scale = _rounded_stack(weight, settings.recipe)  # [E, out, in], scalar
+    # y = Q(x) Q(w)ᵀ, row by row with the matrix of its expert
+    out = settings.multiply(values.astype(x.dtype), matrices.astype(x.dtype), plan)
     return (out.astype(jnp.float32) * (scale * matrix_scale)).astype(x.dtype)
 
 
 def _grouped_forward(
-    how: _How, x: Array, weight: Array, key: Array, plan: Any
+    settings: _Settings, x: Array, weight: Array, key: Array, plan: Any
 ) -> tuple[Array, Any]:
-    return _grouped(how, x, weight, key, plan), (x, weight, key, plan)
+    return _grouped(settings, x, weight, key, plan), (x, weight, key, plan)
 
 
-def _grouped_backward(how: _How, kept: Any, grad: Array) -> tuple[Any, ...]:
-    x, weight, key, plan = kept
-    values, scale = rounded(grad, how.products.gradient, how.draws(key))
-    matrices, matrix_scale = _rounded_stack(weight, how.products)
-    turned = matrices.swapaxes(1, 2).astype(x.dtype)
-    dx = how.multiply(values.astype(x.dtype), turned, plan).astype(jnp.float32)
+def _grouped_backward(settings: _Settings, saved: Any, grad: Array) -> tuple[Any, ...]:
+    x, weight, key, plan = saved
+    values, scale = rounded(grad, settings.recipe.gradient, settings.random_key(key))
+    matrices, matrix_scale = _rounded_stack(weight, settings.recipe)
+    transposed = matrices.swapaxes(1, 2).astype(x.dtype)  # [E, in, out]
+    # dx = Q(dy) Q(wᵀ)ᵀ
+    dx = settings.multiply(values.astype(x.dtype), transposed, plan).astype(jnp.float32)
     dx = (dx * (scale * matrix_scale)).astype(x.dtype)
-    dw = _grouped_weight_gradient(how, x, weight, key, plan, grad).astype(weight.dtype)
+    dw = _grouped_weight_gradient(settings, x, weight, key, plan, grad).astype(weight.dtype)
     return dx, dw, _no_gradient(key), _no_gradient(plan)
 
 
 def _grouped_weight_gradient(
-    how: _How, x: Array, weight: Array, key: Array, plan: Any, grad: Array
+    settings: _Settings, x: Array, weight: Array, key: Array, plan: Any, grad: Array
 ) -> Array:
-    spread, room = _apart(x, plan, how.products.group)
-    left = how.summed_rows(_apart(grad, plan, how.products.group)[0])
-    values, scale = rounded(left, how.products.gradient, how.draws(key, of_weight=True))
-    others, other_scale = rounded(how.summed_rows(spread), how.products.activation)
-    others = others.T.astype(x.dtype)
-    stack = jax.ShapeDtypeStruct(weight.shape, x.dtype)
-    transpose = jax.linear_transpose(lambda matrices: how.multiply(others, matrices, room), stack)
-    (dw,) = transpose(values.T.astype(x.dtype))
+    recipe = settings.recipe
+    x_rows, padded_plan = _aligned_groups(x, plan, recipe.group)  # [M', in]
+    dy_rows, _ = _aligned_groups(grad, plan, recipe.group)  # [M', out]
+    left = settings.weight_gradient_operand(dy_rows)  # H dyᵀ [out, M']
+    right = settings.weight_gradient_operand(x_rows)  # H xᵀ [in, M']
+    values, scale = rounded(left, recipe.gradient, settings.random_key(key, of_weight=True))
+    others, other_scale = rounded(right, recipe.activation)
+    others = others.T.astype(x.dtype)  # [M', in]
+
+    def multiply(matrices: Array) -> Array:
+        return settings.multiply(others, matrices, padded_plan)
+
+    # the product is linear in the matrices: its transpose, applied to dy, is their gradient
+    transpose = jax.linear_transpose(multiply, jax.ShapeDtypeStruct(weight.shape, x.dtype))
+    (dw,) = transpose(values.T.astype(x.dtype))  # [E, out, in]
     return dw.astype(jnp.float32) * (scale * other_scale)
 
 

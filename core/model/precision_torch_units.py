@@ -1,12 +1,12 @@
 """Products a · bᵀ of rounded matrices in torch: by the chip's own units, or emulated.
 
-`product` takes float matrices a[M, K] and b[N, K], whose tiles lie along K, and gives [M, N].
-Units, where the chip has them (`torch.nn.functional.scaled_mm`):
+`product` takes float matrices a[M, K] and b[N, K], with tiles along K, and returns [M, N].
+Chips that have units for it (`torch.nn.functional.scaled_mm`):
   fp8        CUDA capability ≥ 8.9
   fp8-block  capability 9.0 with CUDA ≥ 12.9 (cuBLASLt has the 1×128 and 128×128 scales there only)
   nvfp4      capability ≥ 10.0
-Matrices are filled up with zeros to the sizes that the units take. Elsewhere the same values are
-multiplied in the compute dtype: BF16 holds each of them exactly, scales of the whole are applied to
+Matrices are zero-padded to the sizes that the units need. Elsewhere the same values are multiplied
+in the compute dtype: BF16 holds each of them exactly, and the scales of the tensors are applied to
 the product in float32.
 """
 
@@ -15,7 +15,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from sabia.core.model.precision import Products
+from sabia.core.model.precision import MatmulRecipe
 from sabia.kernels.quantize.interface import Layout, quantize
 from sabia.kernels.quantize.torch_impl import pack_fp4, rounded
 
@@ -39,10 +39,10 @@ def _cuda_version() -> tuple[int, ...]:
     return tuple(int(part) for part in (torch.version.cuda or "0").split("."))
 
 
-def describe(products: Products, device: Any) -> str:
-    """What computes on the device, in words."""
+def describe_units(recipe: MatmulRecipe, device: Any) -> str:
+    """What computes the products on the device."""
     device = torch.device(device)
-    if not has_units(products.activation, device):
+    if not has_units(recipe.activation, device):
         reason = "" if device.type == "cpu" else ", which has no units for it"
         return f"emulated on {device.type}{reason}"
     name = torch.cuda.get_device_name(device)
@@ -58,19 +58,19 @@ def product(
     key: Tensor | None = None,
     units: bool | None = None,
 ) -> Tensor:
-    """a[M, K] · b[N, K]ᵀ in `dtype`, each rounded in its layout, a stochastically with a key.
+    """a[M, K] · b[N, K]ᵀ in `dtype`, each rounded to its layout; with a key, a stochastically.
 
-    units: whether the chip multiplies the codes; None asks the device.
+    units: whether the chip multiplies the codes itself (None: where the device can).
     """
     if has_units(a_layout, a.device) if units is None else units:
-        return multiplied(a, a_layout, b, b_layout, dtype, key)
+        return product_by_units(a, a_layout, b, b_layout, dtype, key)
     values_a, scale_a = rounded(a, a_layout, key)
     values_b, scale_b = rounded(b, b_layout)
     out = torch.mm(values_a.to(dtype), values_b.to(dtype).t())
     return (out.float() * (scale_a * scale_b)).to(dtype)
 
 
-def multiplied(
+def product_by_units(
     a: Tensor,
     a_layout: Layout,
     b: Tensor,
@@ -80,9 +80,10 @@ def multiplied(
 ) -> Tensor:
     """`product` through scaled_mm."""
     rows, columns = len(a), len(b)
+    # both sizes of an operand must be multiples of this
     step = 128 if a_layout.scale == "power2" else 32 if a_layout.scale == "e4m3" else 16
-    coded_a, scales_a, recipe_a = _operand(_filled(a, 1, step), a_layout, key, a.shape[1])
-    coded_b, scales_b, recipe_b = _operand(_filled(b, step, step), b_layout)
+    coded_a, scales_a, recipe_a = _operand(_padded(a, 1, step), a_layout, key, a.shape[1])
+    coded_b, scales_b, recipe_b = _operand(_padded(b, step, step), b_layout)
     swizzle = [F.SwizzleType.NO_SWIZZLE] * len(recipe_a)
     if a_layout.scale == "e4m3":
         swizzle[0] = F.SwizzleType.SWIZZLE_32_4_4
@@ -101,7 +102,7 @@ def multiplied(
     return out[:rows, :columns].to(dtype)
 
 
-def _filled(x: Tensor, rows: int, columns: int) -> Tensor:
+def _padded(x: Tensor, rows: int, columns: int) -> Tensor:
     down, across = -x.shape[0] % rows, -x.shape[1] % columns
     return F.pad(x, (0, across, 0, down)) if down or across else x
 
@@ -109,36 +110,36 @@ def _filled(x: Tensor, rows: int, columns: int) -> Tensor:
 def _operand(
     x: Tensor, layout: Layout, key: Tensor | None = None, width: int | None = None
 ) -> tuple[Tensor, list[Tensor], list[Any]]:
-    """(codes, scales, what the scales are) as scaled_mm reads them.
+    """(codes, scales, kinds of scales) as scaled_mm reads them.
 
-    Chance belongs to places in the matrix of `width` columns, before it was filled up.
+    The random bits are indexed by the elements of the first `width` columns, without the padding.
     """
     kinds = F.ScalingType
     if key is not None and width != x.shape[1]:
-        part = quantize(x[:, :width].contiguous(), layout, key)
-        found = part._replace(codes=F.pad(part.codes, (0, x.shape[1] - (width or 0))))
+        unpadded = quantize(x[:, :width].contiguous(), layout, key)
+        matrix = unpadded._replace(codes=F.pad(unpadded.codes, (0, x.shape[1] - (width or 0))))
     else:
-        found = quantize(x, layout, key)
+        matrix = quantize(x, layout, key)
     if layout.scale == "tensor":
-        return found.codes.view(_DTYPES[layout.element]), [found.scale], [kinds.TensorWise]
-    tiles = _filled(found.tiles, 1, layout.tiles(*x.shape)[1])
+        return matrix.codes.view(_DTYPES[layout.element]), [matrix.scale], [kinds.TensorWise]
+    tiles = _padded(matrix.tiles, 1, layout.tiles(*x.shape)[1])
     if layout.scale == "power2":
-        codes = found.codes.view(_DTYPES[layout.element])
+        codes = matrix.codes.view(_DTYPES[layout.element])
         if layout.tile == (1, 128):
             return codes, [tiles.t().contiguous().t()], [kinds.BlockWise1x128]
-        return codes, [_filled(tiles, 1, 4).t()], [kinds.BlockWise128x128]
+        return codes, [_padded(tiles, 1, 4).t()], [kinds.BlockWise128x128]
     if layout.tile == (16, 16):
-        tiles = tiles.repeat_interleave(16, 0)
-    codes = pack_fp4(found.codes).view(torch.float4_e2m1fn_x2)
-    scales = [swizzled(tiles).view(torch.float8_e4m3fn), found.scale.reshape(1)]
+        tiles = tiles.repeat_interleave(16, 0)  # one row of scales per row of codes
+    codes = pack_fp4(matrix.codes).view(torch.float4_e2m1fn_x2)
+    scales = [swizzled_scales(tiles).view(torch.float8_e4m3fn), matrix.scale.reshape(1)]
     return codes, scales, [kinds.BlockWise1x16, kinds.TensorWise]
 
 
-def swizzled(scales: Tensor) -> Tensor:
-    """Tile scales[R, C] as cuBLASLt keeps them, filled up with zeros, flat.
+def swizzled_scales(scales: Tensor) -> Tensor:
+    """Tile scales[R, C] in the order of cuBLASLt, zero-padded, flat.
 
-    128 × 4 lie together; row r of them begins at 16·(r mod 32) + 4·(r div 32).
+    Blocks of 128 × 4 are contiguous; row r of a block begins at 16·(r mod 32) + 4·(r div 32).
     """
-    scales = _filled(scales, 128, 4)
-    parts = scales.unflatten(0, (-1, 4, 32)).unflatten(-1, (-1, 4))
+    scales = _padded(scales, 128, 4)  # [R', C'], multiples of 128 and 4
+    parts = scales.unflatten(0, (-1, 4, 32)).unflatten(-1, (-1, 4))  # [R'/128, 4, 32, C'/4, 4]
     return parts.permute(0, 3, 2, 1, 4).reshape(-1)

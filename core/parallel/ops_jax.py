@@ -178,7 +178,7 @@ class MeshOps(WrappedOps):
         self, rows: Array, weight: Array, plan: Any, bias: Array | None = None, *, name: str = ""
     ) -> Array:
         """See Ops.grouped_matmul."""
-        kernel = self.mesh.size > 1 and KERNELS.serve("grouped_matmul", jax.default_backend())
+        kernel = self.mesh.size > 1 and KERNELS.use("grouped_matmul", jax.default_backend())
         if not self.split_tokens and not kernel:
             return self.base.grouped_matmul(rows, weight, plan, bias, name=name)
         # weight[E, out, in] is split as (expert, wide, narrow): a split `in` leaves partial sums

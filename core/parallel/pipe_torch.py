@@ -102,12 +102,12 @@ class StageOps(WrappedOps):
         self.layers, self.last = layers, last
         self.received: tuple[Tensor, Stats] | None = None
 
-    def stage(self, embed: Callable[[], Tensor], layers: int) -> tuple[Tensor, range]:
-        """See Ops.stage."""
+    def stage_input(self, embed: Callable[[], Tensor], layers: int) -> tuple[Tensor, range]:
+        """See Ops.stage_input."""
         return (embed() if self.received is None else self.received[0]), self.layers
 
-    def staged(self, x: Tensor, stats: Stats) -> tuple[Tensor, Stats]:
-        """See Ops.staged."""
+    def stage_output(self, x: Tensor, stats: Stats) -> tuple[Tensor, Stats]:
+        """See Ops.stage_output."""
         for name, by_layer in (self.received[1] if self.received else {}).items():
             stats[name] = by_layer | stats.get(name, {})
         if not self.last:

@@ -55,7 +55,8 @@ from sabia.core.train.checkpoint import Reader, Saver, latest, parse_interval
 from sabia.core.train.convert import export_checkpoint
 from sabia.core.train.losses.grpo import grpo_loss
 from sabia.core.train.optimizer.schedule import learning_rate
-from sabia.core.train.stepper import Stepper, make_stepper
+from sabia.core.train.stepper import Stepper
+from sabia.core.train.stepper_factory import make_stepper
 from sabia.core.train.telemetry import RunLog
 
 
@@ -268,7 +269,7 @@ class Policy:
         sums = tallies(groups, self.sampler.made, time.monotonic() - started, *wishes)
         lr = learning_rate(self.step, self.schedule)
         updates = self._update(groups, lr, sums)
-        total = updates[0].pop("tallies")
+        total = updates[0].pop("extra_sums")
         self.step += 1
         self._report(metrics_row(self.step, lr, total, updates))
         self._end_of_step(dict(zip(TALLIES, total.tolist(), strict=True)))

@@ -23,7 +23,7 @@ from sabia.core.recipes.grpo_prompts import Prompt
 from sabia.core.train.losses.grpo import (
     advantages,
     aggregation_weights,
-    live_groups,
+    informative_groups,
     sample_logprobs,
 )
 
@@ -52,7 +52,7 @@ class Group:
 def make_batch(groups: Sequence[Group], options: GrpoOptions) -> Batch | None:
     """The arrays of all samples that teach something; None where no group does."""
     rewards = np.stack([group.rewards for group in groups])
-    advantage, live = advantages(rewards, options.advantage == "std"), live_groups(rewards)
+    advantage, live = advantages(rewards, options.advantage == "std"), informative_groups(rewards)
     taught = [
         (group.prompt, [
             (sample, float(advantage[g, i]))

@@ -13,7 +13,7 @@ from sabia.core import notes
 from sabia.core.generate.requests import LENGTH
 from sabia.core.judge.verdict import Verdict
 from sabia.core.recipes.grpo_batch import Group
-from sabia.core.train.losses.grpo import live_groups
+from sabia.core.train.losses.grpo import informative_groups
 
 TALLIES = (
     *("reward", "graded", "samples", "live", "groups", "tokens", "truncated", "unknown", "items"),
@@ -35,7 +35,7 @@ def tallies(
         "reward": np.nansum(rewards),
         "graded": (~np.isnan(rewards)).sum(),
         "samples": rewards.size,
-        "live": live_groups(rewards).sum(),
+        "live": informative_groups(rewards).sum(),
         "groups": len(groups),
         "tokens": sum(len(sample.tokens) for sample in samples),
         "truncated": sum(sample.finish_reason == LENGTH for sample in samples),

@@ -16,7 +16,7 @@ from sabia.core.model.lora import LoraConfig
 from sabia.core.options.training import Training
 from sabia.core.shards.order import DataOrder, Stage, parse_weights
 from sabia.core.spec import ModelSpec
-from sabia.core.train.balancing import correction_names
+from sabia.core.train.balancing import bias_names
 from sabia.core.train.checkpoint import parse_interval
 from sabia.core.train.optimizer.config import BETAS, OptimizerConfig
 from sabia.core.train.optimizer.mup import mup
@@ -85,7 +85,7 @@ def lora_config(options: Training) -> LoraConfig | None:
 
 def check_experts(options: Training, spec: ModelSpec) -> None:
     """UsageError for options of experts that were given for a model without what they act on."""
-    corrections = correction_names(spec)
+    corrections = bias_names(spec)
     for name, wanted, there in (
         ("balance", "experts", corrections),
         ("router_z", "experts", corrections),

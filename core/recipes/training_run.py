@@ -22,7 +22,8 @@ from sabia.core import notes, units
 from sabia.core.errors import BadData, UsageError
 from sabia.core.model import kernel_report
 from sabia.core.model.lora import LoraConfig, lora_tensors, targeted
-from sabia.core.model.precision import PrecisionSchedule, describe, precision_named
+from sabia.core.model.precision import PrecisionSchedule, precision_named
+from sabia.core.model.precision_backends import describe
 from sabia.core.model.storage.peft_adapters import save_adapter
 from sabia.core.options.training import Training
 from sabia.core.parallel import process_group
@@ -50,14 +51,15 @@ from sabia.core.text.tokenize.tokenizer import load_tokenizer
 from sabia.core.train.checkpoint import Checkpoint, Reader, latest, parse_interval
 from sabia.core.train.convert import export_checkpoint
 from sabia.core.train.guards import GuardConfig
-from sabia.core.train.host_heap import return_freed
+from sabia.core.train.host_heap import return_freed_memory
 from sabia.core.train.loop import TrainingRun
 from sabia.core.train.losses.next_token import next_token_loss
 from sabia.core.train.optimizer.schedule import ScheduleConfig, decay_start
-from sabia.core.train.peak import devices_at_peak, measure_peak_flops
+from sabia.core.train.peak import measure_peak_flops, peak_multiplier
 from sabia.core.train.row_source import NameRows, RowSource
 from sabia.core.train.run_directory import RunDirectory
-from sabia.core.train.stepper import Stepper, make_stepper
+from sabia.core.train.stepper import Stepper
+from sabia.core.train.stepper_factory import make_stepper
 from sabia.core.train.telemetry import Meter
 from sabia.core.train.token_rows import TokenRows
 from sabia.core.train.tracking import Tracker, open_sink, parse_services
@@ -343,7 +345,7 @@ def _training(call: RunCall, task: Task, options: Training, plan: Plan, mesh: Me
     narrow = options.precision != "fp32" or options.remat != "none"
     spares_memory = narrow or options.micro_batch > 0 or options.lora_rank > 0 or mesh.fsdp > 1
     if job.backend == "torch" and spares_memory:
-        return_freed()
+        return_freed_memory()
     lora = lora_config(options)
     stepper = fresh_stepper(job, task, options, plan, lora=lora, mesh=mesh, world=world)
     peak = options.peak_flops or measure_peak_flops(job.backend, options.precision)
@@ -355,7 +357,7 @@ def _training(call: RunCall, task: Task, options: Training, plan: Plan, mesh: Me
     notes.note(describe(plan.precision.precision, _device(job.backend)))
     computed, packed = plan.precision.precision.compute, not task.rows.unpacked
     notes.note(kernel_report.describe(task.spec, job.backend, computed, plan.row_length, packed))
-    times = devices_at_peak(job.backend, mesh.size, world.size)
+    times = peak_multiplier(job.backend, mesh.size, world.size)
     more: dict[str, Any] = {} if task.name_rows is None else {"name_rows": task.name_rows}
     return TrainingRun(
         options=options,

@@ -1,11 +1,10 @@
-"""Freed memory back to the system, where a run asks for little of it on a CPU.
+"""Return freed memory to the system, for runs on a CPU that must save memory.
 
-glibc keeps freed blocks below a moving threshold (up to 32 MiB) in its heap, where gradients and
-activations of all sizes leave holes that the next ones do not fit: a run with recomputation then
-holds twice what is alive. A fixed threshold (mallopt(3)) makes every tensor of a MiB or more a
-mapping of its own, which is gone when it is freed. Its pages are cleared by the system again each
-time, about a tenth of a step's time; so a run that trains all in fp32, a batch at once, stays with
-the heap.
+glibc keeps freed blocks below a dynamic threshold (up to 32 MiB) in its heap, which becomes
+fragmented by gradients and activations of many sizes: a run with recomputation then holds twice the
+memory in use. With a fixed threshold (mallopt(3)) every tensor of a MiB or more is a memory mapping
+of its own, which is unmapped when it is freed. The system must clear its pages each time, about a
+tenth of a step's time; so runs in fp32 with whole batches keep the default.
 """
 
 import ctypes
@@ -14,7 +13,7 @@ M_MMAP_THRESHOLD = -3
 BLOCK_BYTES = 1 << 20
 
 
-def return_freed() -> bool:
-    """Map blocks of BLOCK_BYTES and more from now on; False where the C library cannot."""
+def return_freed_memory() -> bool:
+    """Map each later block of BLOCK_BYTES or more; False if the C library cannot do this."""
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     return mallopt is not None and mallopt(M_MMAP_THRESHOLD, BLOCK_BYTES) == 1

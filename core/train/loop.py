@@ -192,7 +192,7 @@ class TrainingRun:
         wishes = np.array([stop.requested(), self._save_is_due()], np.float64)
         watchdog.enter_phase(self.step + 1, "stepping")
         found = self.stepper.step(batch, lr, wishes, limits=self.guard.limits(), number=self.step)
-        stopping, saving = found.pop("tallies")
+        stopping, saving = found.pop("extra_sums")
         if not found["updated"] and found["weight"] > 0:
             self._refused(found)
             return

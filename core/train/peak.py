@@ -1,9 +1,9 @@
-"""The peak that MFU is relative to, where none is given: one device's own matrix product.
+"""The peak of MFU if none is given: the measured speed of one device's matrix product.
 
-A square product, the best of a few; about a quarter of a second. It is in fp32 for the precision of
-that name and in BF16 for all others: also those that round to 8 and 4 bits keep BF16 for attention
-and head, so their MFU is of BF16's peak and may pass 1 where the units of FP8 and FP4 are used. It
-is what the machine reaches, not what its maker promises, and depends on the threads in use.
+A square product, the best of several; about a quarter of a second. It is in fp32 for the precision
+fp32 and in BF16 for all others: precisions of 8 and 4 bits keep BF16 for attention and head, so
+their MFU is relative to the BF16 peak and may exceed 1 with FP8 and FP4 hardware. It is the speed
+that the machine reaches, not the datasheet's, and depends on the number of threads.
 """
 
 import time
@@ -11,11 +11,11 @@ from collections.abc import Callable
 
 SIZES = {"cpu": 1024}
 DEFAULT_SIZE = 8192
-ROUNDS = 12  # enough that one of them has the core to itself on a busy machine
+ROUNDS = 12  # so that one of them is undisturbed on a busy machine
 
 
 def measure_peak_flops(backend: str, precision: str) -> float:
-    """Operations per second of one device in the dtype that belongs to a named precision."""
+    """Floating-point operations per second of one device in the dtype of a named precision."""
     return (_torch if backend == "torch" else _jax)(peak_dtype(precision))
 
 
@@ -24,8 +24,8 @@ def peak_dtype(precision: str) -> str:
     return "float32" if precision == "fp32" else "bfloat16"
 
 
-def devices_at_peak(backend: str, devices: int, processes: int) -> int:
-    """How many times the measured peak there is: CPU devices of one process share its cores."""
+def peak_multiplier(backend: str, devices: int, processes: int) -> int:
+    """By how much to multiply the measured peak: CPU devices of one process share its cores."""
     if backend == "torch":
         return devices
     import jax
@@ -46,16 +46,16 @@ def _best(product: Callable[[], None], size: int) -> float:
 def _torch(dtype: str) -> float:
     import torch
 
-    from sabia.core.model.ops_torch_wide import widened
+    from sabia.core.model.ops_torch_wide import computed_in_fp32
 
-    kind = "cuda" if torch.cuda.is_available() else "cpu"
-    size = SIZES.get(kind, DEFAULT_SIZE)
-    square = torch.ones(size, size, device=kind, dtype=getattr(torch, dtype))
-    square = square.float() if widened(square) else square  # as the products of a run are
+    device_type = "cuda" if torch.cuda.is_available() else "cpu"
+    size = SIZES.get(device_type, DEFAULT_SIZE)
+    square = torch.ones(size, size, device=device_type, dtype=getattr(torch, dtype))
+    square = square.float() if computed_in_fp32(square) else square  # as in training
 
     def product() -> None:
         torch.mm(square, square)
-        if kind == "cuda":
+        if device_type == "cuda":
             torch.cuda.synchronize()
 
     return _best(product, size)

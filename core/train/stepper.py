@@ -1,12 +1,11 @@
-"""One training step behind one interface, whatever the backend.
+"""One training step behind one interface for both backends.
 
-A stepper holds parameters (fp32) and optimizer state on its devices. `step` cuts its batch into
-micro-batches, adds up loss, weight and gradients over them and over all processes, divides by the
-global weight once, clips by the global norm and updates. A batch without weight, or with a loss or
-gradient that is not finite, updates nothing. Every process gives its own rows of the global batch.
+A stepper holds parameters (fp32) and optimizer state on its devices. `step` splits its batch into
+micro-batches, sums loss, weight and gradients over them and over all processes, divides once by
+the global weight, clips by the global norm and updates. A batch without weight, or whose loss or
+gradient is not finite, updates nothing. Every process passes its own rows of the global batch.
 """
 
-from collections import ChainMap
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -14,9 +13,8 @@ from typing import Any, Protocol
 import numpy as np
 
 from sabia.core.errors import BadData
-from sabia.core.model.lora import LoraConfig, init_lora, lora_tensors
-from sabia.core.model.precision import Precision, PrecisionSchedule, precision_named
-from sabia.core.parallel.mesh import Mesh
+from sabia.core.model.lora import LoraConfig, lora_tensors
+from sabia.core.model.precision import Precision, PrecisionSchedule
 from sabia.core.parallel.world import World
 from sabia.core.spec.model import ModelSpec
 from sabia.core.spec.tensors import TensorSpec
@@ -30,7 +28,7 @@ ReadPiece = Callable[[str, tuple[int, ...], tuple[int, ...]], np.ndarray]  # nam
 
 
 class LazyState(Mapping[str, np.ndarray]):
-    """Named arrays that are fetched (from a device) or made only when asked for."""
+    """Named arrays that are created, or fetched from a device, only when they are read."""
 
     def __init__(self, names: list[str], fetch: Callable[[str], np.ndarray]) -> None:
         self._names, self._fetch = names, fetch
@@ -46,11 +44,11 @@ class LazyState(Mapping[str, np.ndarray]):
 
 
 class Stepper(Protocol):
-    """What `make_stepper` returns."""
+    """What `stepper_factory.make_stepper` returns."""
 
     spec: ModelSpec
-    row_part: tuple[int, int]  # which part of how many of a batch's rows this process gives
-    fixed_shapes: bool  # batches of a new shape are costly (they are compiled for)
+    row_part: tuple[int, int]  # (index, count): which part of a batch's rows this process passes
+    fixed_shapes: bool  # a batch of a new shape is slow, because the step is compiled for it
     micro_batch: int  # rows at a time on one device (0: all); may change between steps
 
     @property
@@ -61,81 +59,42 @@ class Stepper(Protocol):
         self,
         batch: Batch,
         lr: float,
-        tallies: np.ndarray | None = None,
+        extra_sums: np.ndarray | None = None,
         *,
         limits: tuple[float, float] = INFINITE,
         number: int = 0,
     ) -> dict[str, Any]:
-        """Update once from this process's rows; `number`: of the step, counted from 0.
+        """Update once from this process's rows; `number`: index of the step, from 0.
 
         Returns loss (mean by global weight), weight, grad_norm (before clipping), updated (bool),
-        the extras of the loss summed, and `tallies`, numbers of this process, summed over all.
-        Nothing is updated where loss or grad_norm is above its limit.
+        the extras of the loss, summed, and `extra_sums`, numbers of this process, summed over all
+        processes. Nothing is updated if loss or grad_norm exceeds its limit.
         """
 
     def evaluate(self, batch: Batch) -> dict[str, Any]:
         """loss, weight and extras over all processes, without gradients."""
 
     def gradients(self, batch: Batch) -> dict[str, np.ndarray]:
-        """Gradients of the mean loss, whole, by name; for comparisons."""
+        """Unsharded gradients of the mean loss, by name; for comparisons."""
 
     def pieces(self) -> Iterator[Piece]:
         """This process's pieces of the state by the names of core.train.optimizer.config."""
 
     def state(self) -> Mapping[str, np.ndarray]:
-        """The whole state, on a mesh that does not split it."""
+        """The whole state, on a mesh that does not shard it."""
 
     def load(self, read: ReadPiece) -> None:
-        """Take over a state box by box; raises BadData when it is of another model."""
-
-
-def make_stepper(
-    backend: str,
-    spec: ModelSpec,
-    params: Mapping[str, np.ndarray],
-    loss: Loss,
-    optimizer: OptimizerConfig | None = None,
-    *,
-    precision: str | PrecisionSchedule = "fp32",
-    mesh: Mesh | None = None,
-    **settings: Any,
-) -> Stepper:
-    """A stepper for `torch` or `jax`, starting from `params` (NumPy, by the spec's names).
-
-    precision: one of core.model.precision.PRECISIONS, or a schedule of them; parameters and
-    optimizer state are fp32 in all. mesh: how the devices are used (None: all along `data`).
-    settings: the other fields of `Setup`.
-    """
-    if isinstance(precision, str):
-        precision = PrecisionSchedule(precision_named(precision), 1)
-    setup = Setup(spec, loss, optimizer or OptimizerConfig(), precision, **settings)
-    if setup.lora is not None:
-        layers: list[Any] = [params, init_lora(spec, setup.lora, setup.seed)]
-        params = ChainMap(*layers)
-    if backend == "torch":
-        from sabia.core.train.stepper_torch import TorchStepper
-
-        return TorchStepper(setup, params, mesh or Mesh(data=setup.world.size))
-    from sabia.core.model.backend import load_ops
-
-    load_ops(backend)  # says what is missing, or that there is no such backend
-    from sabia.core.train.stepper_jax import JaxStepper
-
-    if mesh is None:
-        import jax
-
-        mesh = Mesh(data=jax.device_count())
-    return JaxStepper(setup, params, mesh)
+        """Load a state piece by piece; raises BadData if it belongs to another model."""
 
 
 @dataclass(frozen=True)
 class Setup:
-    """What a stepper of either backend is made of; see `make_stepper`.
+    """The settings of a stepper, the same for both backends; see `make_stepper`.
 
-    micro_batch: rows at a time on one device (0: all). compiled: torch.compile (JAX always
-    compiles). lora: train adapters, made from `seed` where the parameters have none, and nothing
-    else. bias_rate: of core.train.balancing. seed: of adapters and of stochastic rounding. world:
-    the processes that were joined (core.parallel.process_group).
+    micro_batch: rows at a time on one device (0: all). compiled: use torch.compile (JAX always
+    compiles). lora: train only adapters, initialised from `seed` if the parameters have none.
+    bias_rate: see core.train.balancing. seed: of adapters and of stochastic rounding. world: the
+    processes of the run (core.parallel.process_group).
     """
 
     spec: ModelSpec
@@ -150,7 +109,7 @@ class Setup:
     world: World = field(default_factory=World)
 
     def table(self) -> dict[str, TensorSpec]:
-        """All tensors by name, adapters behind the model's."""
+        """All tensors by name, the adapters after the model's tensors."""
         return {t.name: t for t in (*self.spec.tensors(), *self._adapters())}
 
     def rules(self) -> dict[str, Rule]:
@@ -160,23 +119,23 @@ class Setup:
     def _adapters(self) -> tuple[TensorSpec, ...]:
         return () if self.lora is None else lora_tensors(self.spec, self.lora)
 
-    def narrow(self, precision: Precision) -> frozenset[str]:
-        """Tensors that are computed with in BF16; the others (norms, biases) stay fp32."""
+    def bf16_weights(self, precision: Precision) -> frozenset[str]:
+        """Tensors that the computation reads in BF16; the others (norms, biases) stay fp32."""
         if precision.compute == "float32":
             return frozenset()
         return frozenset(name for name, t in self.table().items() if t.dtype_class == "weight")
 
 
-def from_arrays(state: Mapping[str, np.ndarray]) -> ReadPiece:
-    """A reader of pieces out of whole arrays."""
+def piece_reader(state: Mapping[str, np.ndarray]) -> ReadPiece:
+    """A function that reads pieces of whole arrays."""
 
     def read(name: str, offset: tuple[int, ...], shape: tuple[int, ...]) -> np.ndarray:
         if name not in state:
             raise BadData(f"optimizer state: {name!r} is missing (another model's state?)")
         whole = np.asarray(state[name])
-        place = tuple(slice(o, o + n) for o, n in zip(offset, shape, strict=False))
-        if whole.ndim != len(shape) or whole[place].shape != tuple(shape):
+        box = tuple(slice(o, o + n) for o, n in zip(offset, shape, strict=False))
+        if whole.ndim != len(shape) or whole[box].shape != tuple(shape):
             raise BadData(f"optimizer state: {name} is {whole.shape} (expected {tuple(shape)})")
-        return whole[place]
+        return whole[box]
 
     return read

@@ -1,10 +1,10 @@
-"""The training step in JAX: one jitted function over global arrays that lie on a mesh.
+"""The training step in JAX: one jitted function over global arrays that are sharded over a mesh.
 
-Parameters and optimizer state are split by `core.parallel.sharding_rules`; a batch is laid out as
-[micro-batches, rows, tokens] with rows over data, fsdp and expert and tokens over context. The sums
-that jit computes are global, so any mesh makes the update of one device. Every process gives all
-rows of a batch (`row_part` is the whole) and places those that its devices need; rows are padded
-with rows without weight, so that shapes stay the same from step to step.
+Parameters and optimizer state are sharded by `core.parallel.sharding_rules`; a batch has the shape
+[micro-batches, rows, tokens], rows sharded over data, fsdp and expert, tokens over context. The
+sums that jit computes are global, so any mesh makes the same update as one device. Every process
+passes all rows of a batch (`row_part` is the whole) and copies those that its devices need; a batch
+is padded with rows without weight, so that shapes stay the same from step to step.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -22,18 +22,19 @@ from jax.sharding import NamedSharding, PartitionSpec, Sharding
 from sabia.core.errors import UsageError
 from sabia.core.model.backend import load_ops
 from sabia.core.model.lora import LoraOps
-from sabia.core.model.precision import Precision, recipe_at, wrap
+from sabia.core.model.precision import Precision, precision_at
+from sabia.core.model.precision_backends import wrap
 from sabia.core.parallel.mesh import RANK_ORDER, ROW_AXES, Mesh
 from sabia.core.parallel.ops_jax import MeshOps, partition
 from sabia.core.parallel.sharding_rules import weight_split
 from sabia.core.parallel.world import World
-from sabia.core.train.balancing import balanced_bias, correction_names
+from sabia.core.train.balancing import balanced_bias, bias_names
 from sabia.core.train.checkpoint import Piece
 from sabia.core.train.checkpoint.pieces_jax import jax_pieces
 from sabia.core.train.guards import INFINITE
 from sabia.core.train.optimizer.config import COUNT, state_parts, state_shapes
 from sabia.core.train.optimizer.updates_jax import apply_jax, init_jax
-from sabia.core.train.stepper import Batch, LazyState, ReadPiece, Setup, from_arrays
+from sabia.core.train.stepper import Batch, LazyState, ReadPiece, Setup, piece_reader
 
 Array = jax.Array
 Tree = dict[str, Array]
@@ -41,7 +42,7 @@ Tree = dict[str, Array]
 
 @struct.dataclass
 class TrainState:
-    """Parameters, optimizer state by name and part, and updates made; what a step passes on."""
+    """Parameters, optimizer state by name and part, and the number of updates."""
 
     params: Tree
     parts: dict[str, Tree]
@@ -60,17 +61,17 @@ class JaxStepper:
         self.setup, self.spec, self.config, self.mesh = setup, setup.spec, setup.optimizer, mesh
         self.micro_batch, self.devices = setup.micro_batch, _device_mesh(mesh, setup.world)
         self.table, self.rules = setup.table(), setup.rules()
-        self._biases = correction_names(setup.spec) if setup.bias_rate else ()
+        self._biases = bias_names(setup.spec) if setup.bias_rate else ()
         layout = self._layout()
-        held = {
-            k: self._placed(layout.params[k], v.shape, v.__getitem__) for k, v in params.items()
+        params_on_devices = {
+            k: self._sharded(layout.params[k], v.shape, v.__getitem__) for k, v in params.items()
         }
         init = jax.jit(
             lambda: init_jax({k: t.shape for k, t in self.table.items()}, self.rules),
             out_shardings=layout.parts,
         )
-        count = self._placed(layout.count, (), lambda _: np.int32(0), np.int32)
-        self._state, self._layouts = TrainState(held, init(), count), layout
+        count = self._sharded(layout.count, (), lambda _: np.int32(0), np.int32)
+        self._state, self._layouts = TrainState(params_on_devices, init(), count), layout
         self._jitted: dict[Any, Any] = {}
 
     # -- placing
@@ -79,7 +80,7 @@ class JaxStepper:
         return NamedSharding(self.devices, PartitionSpec(*split))
 
     def _layout(self) -> Any:
-        """Where everything of a TrainState lies."""
+        """The sharding of every array of a TrainState."""
         params: dict[str, Any] = {}
         parts: dict[str, Any] = {}
         for name, tensor in self.table.items():
@@ -93,22 +94,22 @@ class JaxStepper:
         return TrainState(params, parts, count)
 
     @staticmethod
-    def _placed(
-        where: Sharding, shape: tuple[int, ...], read: Callable[[Any], Any], kind: Any = None
+    def _sharded(
+        sharding: Sharding, shape: tuple[int, ...], read: Callable[[Any], Any], kind: Any = None
     ) -> Array:
         kind = kind or np.float32
 
         def piece(index: Any) -> np.ndarray:
-            return np.array(read(index), kind)  # a copy: what is read may change later
+            return np.array(read(index), kind)  # a copy, because the source may change later
 
-        return jax.make_array_from_callback(tuple(shape), where, piece)
+        return jax.make_array_from_callback(tuple(shape), sharding, piece)
 
-    def _lay_out(self, batch: Batch) -> Tree:
-        """[rows, …] of all processes → [micro-batches, rows, …] over the mesh."""
-        rows, length = batch["input_ids"].shape
-        per_device = -(-rows // self.mesh.rows)
+    def _sharded_batch(self, batch: Batch) -> Tree:
+        """[rows, …] on the host → [micro-batches, rows, …] sharded over the mesh."""
+        rows, length = batch["input_ids"].shape  # [R, T]
+        per_device = -(-rows // self.mesh.rows)  # rounded up
         size = min(self.micro_batch or per_device, per_device)
-        count = -(-per_device // size)
+        count = -(-per_device // size)  # micro-batches
         return {
             key: self._spread(_padded(value, count * size * self.mesh.rows), count, length)
             for key, value in batch.items()
@@ -117,8 +118,8 @@ class JaxStepper:
     def _spread(self, value: np.ndarray, count: int, length: int) -> Array:
         value = value.reshape(count, -1, *value.shape[1:])
         over_tokens = value.ndim > 2 and value.shape[2] == length
-        where = self._sharding(None, ROW_AXES, "context" if over_tokens else None)
-        return jax.make_array_from_callback(value.shape, where, value.__getitem__)
+        sharding = self._sharding(None, ROW_AXES, "context" if over_tokens else None)
+        return jax.make_array_from_callback(value.shape, sharding, value.__getitem__)
 
     # -- the step
 
@@ -131,7 +132,7 @@ class JaxStepper:
         self,
         batch: Batch,
         lr: float,
-        tallies: np.ndarray | None = None,
+        extra_sums: np.ndarray | None = None,
         *,
         limits: tuple[float, float] = INFINITE,
         number: int = 0,
@@ -140,29 +141,31 @@ class JaxStepper:
         settings = {"lr": np.float32(lr), "limits": np.array(limits, np.float32)}
         settings["number"] = np.int32(number)
         update = self._function("update", self._precision(number))
-        self._state, sums = update(self._state, self._lay_out(batch), settings)
-        found = _fetch(sums)
-        found["updated"] = bool(found["updated"])
-        if tallies is not None:
-            found["tallies"] = _summed(tallies, self.setup.world)
-        return _means(found, ("loss", "grad_norm"))
+        self._state, sums = update(self._state, self._sharded_batch(batch), settings)
+        fetched = _fetch(sums)
+        fetched["updated"] = bool(fetched["updated"])
+        if extra_sums is not None:
+            fetched["extra_sums"] = _sum_over_processes(extra_sums, self.setup.world)
+        return _means(fetched, ("loss", "grad_norm"))
 
     def evaluate(self, batch: Batch) -> dict[str, Any]:
         """See Stepper.evaluate."""
         measure = self._function("measure", self.setup.precision.precision)
-        return _means(_fetch(measure(self._state.params, self._lay_out(batch))), ("loss",))
+        return _means(_fetch(measure(self._state.params, self._sharded_batch(batch))), ("loss",))
 
     def gradients(self, batch: Batch, number: int = 0) -> dict[str, np.ndarray]:
-        """Gradients of the mean loss, whole, by name; for comparisons."""
+        """See Stepper.gradients."""
         gradients = self._function("gradients", self._precision(number))
-        found, sums = gradients(self._state.params, self._lay_out(batch), np.int32(number))
-        return {k: np.asarray(g) / float(sums["weight"]) for k, g in found.items()}
+        gradient_sums, sums = gradients(
+            self._state.params, self._sharded_batch(batch), np.int32(number)
+        )
+        return {k: np.asarray(g) / float(sums["weight"]) for k, g in gradient_sums.items()}
 
     def _precision(self, number: int) -> Precision:
-        return recipe_at(number, self.setup.precision)
+        return precision_at(number, self.setup.precision)
 
     def _function(self, name: str, precision: Precision) -> Any:
-        """The jitted function of that name in a precision; each is compiled when first used."""
+        """The jitted function of that name in a precision, compiled at its first call."""
         if (name, precision) not in self._jitted:
             run = _Run(self, precision)
             whole = self._sharding()
@@ -180,11 +183,11 @@ class JaxStepper:
     def _arrays(self) -> Tree:
         """The state by checkpoint name."""
         shapes = {name: tensor.shape for name, tensor in self.table.items()}
-        found: Tree = {}
+        arrays: Tree = {}
         for key in state_shapes(shapes, self.rules):
             part, _, name = key.partition("/")
-            found[key] = self.params[name] if part == "param" else self._state.parts[name][part]
-        return found | {COUNT: self._state.count}
+            arrays[key] = self.params[name] if part == "param" else self._state.parts[name][part]
+        return arrays | {COUNT: self._state.count}
 
     def state(self) -> Mapping[str, np.ndarray]:
         """See Stepper.state."""
@@ -199,12 +202,12 @@ class JaxStepper:
     def load(self, read: ReadPiece) -> None:
         """See Stepper.load."""
         if not callable(read):
-            read = from_arrays(read)
+            read = piece_reader(read)
         loaded = {}
         for name, array in self._arrays().items():
             kind = np.int32 if name == COUNT else np.float32
-            loaded[name] = self._placed(
-                array.sharding, array.shape, partial(_read_box, read, name, array.shape), kind
+            loaded[name] = self._sharded(
+                array.sharding, array.shape, partial(_read_piece, read, name, array.shape), kind
             )
         params = {k: loaded.pop(f"param/{k}") for k in self.params}
         parts = {
@@ -215,11 +218,11 @@ class JaxStepper:
 
 
 class _Run:
-    """The functions that are jitted: one precision of a stepper."""
+    """The functions of a stepper that are jitted, for one precision."""
 
     def __init__(self, stepper: JaxStepper, precision: Precision) -> None:
         self.setup, self.rules, self.biases = stepper.setup, stepper.rules, stepper._biases
-        self.narrow = stepper.setup.narrow(precision)
+        self.bf16_weights = stepper.setup.bf16_weights(precision)
         ops = load_ops("jax")
         if stepper.mesh.size > 1:
             ops = MeshOps(ops, stepper.table, stepper.mesh, stepper.devices)
@@ -227,14 +230,18 @@ class _Run:
 
     def loss(self, params: Tree, micro: Tree, ops: Any) -> Any:
         """(loss sum, all sums) of a micro-batch."""
-        params = {k: p.astype(jnp.bfloat16) if k in self.narrow else p for k, p in params.items()}
+        # fp32 master weights, BF16 for the computation
+        params = {
+            k: p.astype(jnp.bfloat16) if k in self.bf16_weights else p for k, p in params.items()
+        }
         if self.setup.lora is not None:
             ops = LoraOps(ops, params, self.setup.lora)
         loss, weight, extras = self.setup.loss(self.setup.spec, params, micro, ops)
         return loss, {"loss": loss, "weight": weight, **extras}
 
     def gradients(self, params: Tree, batch: Tree, number: Array) -> tuple[Tree, Tree]:
-        """Sums of gradients of what is trained, and of the figures, over the micro-batches."""
+        """Gradients of the trained parameters and the loss's sums, over all micro-batches."""
+        # differentiate only by what is trained (LoRA, --freeze)
         trained = {k: p for k, p in params.items() if self.rules[k].trained}
         fixed = {k: p for k, p in params.items() if k not in trained}
 
@@ -245,12 +252,14 @@ class _Run:
         return _accumulate(one, batch)
 
     def update(self, state: TrainState, batch: Tree, settings: Tree) -> tuple[TrainState, Tree]:
-        """The state after a step, or as it was where the step is refused."""
+        """(state, sums) after a step; the state is unchanged if the step is refused."""
         gradients, sums = self.gradients(state.params, batch, settings["number"])
+        # all sums are still to be divided by the global weight
         norm_sum = optax.tree.norm(gradients)
         safe = jnp.maximum(sums["weight"], 1e-30)
         norm = norm_sum / safe
         clip = self.setup.optimizer.clip_norm
+        # clip by the global norm: g · min(1, clip / ‖g‖)
         scale = jnp.where(norm > clip, clip / norm, 1.0) if clip else 1.0
         gradients = jax.tree.map(lambda g: g * (scale / safe), gradients)
         given = (state.params, gradients, state.parts, self.rules, state.count, settings["lr"])
@@ -259,15 +268,16 @@ class _Run:
         most_loss, most_norm = settings["limits"]
         within = (sums["loss"] / safe <= most_loss) & (norm <= most_norm)  # NaN is not
         updated = (sums["weight"] > 0) & within & jnp.isfinite(norm_sum + sums["loss"])
+        # a refused step keeps parameters, optimizer state and count
         state = jax.tree.map(lambda a, b: jnp.where(updated, a, b), new, state)
         return state, sums | {"grad_norm": norm_sum, "updated": updated}
 
     def balanced(self, params: Tree, sums: Tree) -> Tree:
-        """The routers' biases moved by the loads of the step."""
+        """Parameters with the routers' biases adjusted by the expert loads of the step."""
         moved = dict(params)
         for row, name in enumerate(self.biases):
             if name is not None:
-                load = sums["expert_load"][row]
+                load = sums["expert_load"][row]  # [E]
                 moved[name] = balanced_bias(params[name], load, self.setup.bias_rate)
         return moved
 
@@ -276,7 +286,7 @@ class _Run:
         return _accumulate(lambda micro, part: self.loss(params, micro, self.ops.at(0))[1], batch)
 
 
-def _read_box(
+def _read_piece(
     read: ReadPiece, name: str, shape: tuple[int, ...], index: tuple[slice, ...]
 ) -> np.ndarray:
     ranges = [part.indices(size) for part, size in zip(index, shape, strict=True)]
@@ -285,33 +295,35 @@ def _read_box(
 
 def _whole(array: Array, name: str) -> np.ndarray:
     if array.is_fully_addressable or array.is_fully_replicated:
-        found = np.asarray(array)
+        whole = np.asarray(array)
     else:
         from jax.experimental import multihost_utils
 
-        found = multihost_utils.process_allgather(array, tiled=True)
-    return found.astype(np.int64) if name == COUNT else found
+        whole = multihost_utils.process_allgather(array, tiled=True)
+    return whole.astype(np.int64) if name == COUNT else whole
 
 
 def _device_mesh(mesh: Mesh, world: World) -> JaxMesh:
-    found = jax.devices()
-    if mesh.size > len(found) or (world.size > 1 and mesh.size != len(found)):
-        kind = found[0].platform
-        raise UsageError(f"--mesh: {mesh} is of {mesh.size} devices, there are {len(found)} {kind}")
-    return JaxMesh(np.array(found[: mesh.size]).reshape(mesh.shape), RANK_ORDER)
+    devices = jax.devices()
+    if mesh.size > len(devices) or (world.size > 1 and mesh.size != len(devices)):
+        kind = devices[0].platform
+        raise UsageError(
+            f"--mesh: {mesh} needs {mesh.size} devices (there are {len(devices)}, {kind})"
+        )
+    return JaxMesh(np.array(devices[: mesh.size]).reshape(mesh.shape), RANK_ORDER)
 
 
-def _summed(tallies: np.ndarray, world: World) -> np.ndarray:
+def _sum_over_processes(extra_sums: np.ndarray, world: World) -> np.ndarray:
     """Numbers of this process, summed over all."""
     if world.size == 1:
-        return np.asarray(tallies)
+        return np.asarray(extra_sums)
     from jax.experimental import multihost_utils
 
-    return np.asarray(multihost_utils.process_allgather(np.asarray(tallies, np.float32))).sum(0)
+    return np.asarray(multihost_utils.process_allgather(np.asarray(extra_sums, np.float32))).sum(0)
 
 
 def _accumulate(function: Callable[[Any, Any], Any], batch: Tree) -> Any:
-    """Sum of function(micro-batch, its number); one micro-batch costs no loop."""
+    """Sum of function(micro-batch, its index); a single micro-batch needs no loop."""
     count = len(next(iter(batch.values())))
     first = {k: v[0] for k, v in batch.items()}
     if count == 1:
@@ -333,10 +345,10 @@ def _padded(value: np.ndarray, rows: int) -> np.ndarray:
 
 
 def _fetch(sums: Mapping[str, Array]) -> dict[str, Any]:
-    found = jax.device_get(dict(sums))
-    return {k: float(v) if np.ndim(v) == 0 else np.asarray(v) for k, v in found.items()}
+    sums = jax.device_get(dict(sums))
+    return {k: float(v) if np.ndim(v) == 0 else np.asarray(v) for k, v in sums.items()}
 
 
-def _means(found: dict[str, Any], names: tuple[str, ...]) -> dict[str, Any]:
-    weight = max(found["weight"], 1e-30)
-    return found | {name: found[name] / weight for name in names}
+def _means(sums: dict[str, Any], names: tuple[str, ...]) -> dict[str, Any]:
+    weight = max(sums["weight"], 1e-30)
+    return sums | {name: sums[name] / weight for name in names}

@@ -1,11 +1,11 @@
-"""The training step in torch: autograd over the shared forward pass, every process one device.
+"""The training step in torch: autograd over the shared forward pass, one device per process.
 
 Each process holds its shards of parameters and optimizer state (core.train.stepper_torch_shards)
-and computes with the operations of its place in the mesh (core.train.stepper_torch_loss), so the
-losses are written once. After the backward pass gradients are summed over the processes that saw
-other tokens, and one small buffer carries loss, weight, extras, tallies and the squared norm over
-all of them: so every process decides alike whether to update, and N processes make the update of
-one.
+and computes with operations wrapped for its rank in the mesh (core.train.stepper_torch_loss), so
+that the losses are written once. After the backward pass, gradients are summed over the processes
+that saw other tokens, and one small all-reduce sums loss, weight, extras, extra_sums and the
+squared gradient norm: so every process makes the same decision whether to update, and N processes
+make the same update as one.
 """
 
 import math
@@ -16,8 +16,8 @@ import numpy as np
 import torch
 
 from sabia.core.model.backend import load_ops
-from sabia.core.model.precision import Precision, recipe_at
-from sabia.core.model.storage.safetensors_file import let_go
+from sabia.core.model.precision import Precision, precision_at
+from sabia.core.model.storage.safetensors_file import release_pages
 from sabia.core.parallel.collectives_torch import Groups
 from sabia.core.parallel.mesh import Mesh
 from sabia.core.parallel.ops_torch import OPS_GROUPS
@@ -28,14 +28,14 @@ from sabia.core.parallel.pipe_torch import (
     stages_of,
 )
 from sabia.core.parallel.sharding_rules import check_fits
-from sabia.core.train.balancing import balanced_bias, correction_names
+from sabia.core.train.balancing import balanced_bias, bias_names
 from sabia.core.train.checkpoint import Piece
 from sabia.core.train.checkpoint.pieces_torch import lazy
 from sabia.core.train.guards import INFINITE
 from sabia.core.train.optimizer.config import COUNT, state_parts, state_shapes
 from sabia.core.train.optimizer.updates_torch import apply_torch, init_torch
-from sabia.core.train.stepper import Batch, LazyState, ReadPiece, Setup, from_arrays
-from sabia.core.train.stepper_torch_loss import PlacedLoss
+from sabia.core.train.stepper import Batch, LazyState, ReadPiece, Setup, piece_reader
+from sabia.core.train.stepper_torch_loss import ShardedLoss
 from sabia.core.train.stepper_torch_shards import Shards
 
 Tensor = torch.Tensor
@@ -55,8 +55,8 @@ class TorchStepper:
         self.table, self.rules = setup.table(), setup.rules()
         layers = stage_layers(self.spec, mesh.pipe)
         self.shards = Shards(self.table, mesh, rank, stages_of(self.spec, self.table, layers))
-        self.groups = Groups(mesh, rank, (*OPS_GROUPS, *self.shards.wanted_groups()))
-        self.params = self._placed(params)
+        self.groups = Groups(mesh, rank, (*OPS_GROUPS, *self.shards.gradient_groups()))
+        self.params = self._local_shards(params)
         self.device = next(iter(self.params.values())).device
         self.parts = init_torch(self.params, self.rules, self.shards.shapes)
         self.count = 0
@@ -65,29 +65,29 @@ class TorchStepper:
         if mesh.pipe > 1:
             self._layers = layers[self.shards.stage]
             self._pipeline = Pipeline(mesh, rank, self.device, self.spec.tied)
-        self._losses: dict[Precision, PlacedLoss] = {}
-        self._biases = correction_names(self.spec) if setup.bias_rate else ()
+        self._losses: dict[Precision, ShardedLoss] = {}
+        self._biases = bias_names(self.spec) if setup.bias_rate else ()
 
-    def _placed(self, params: Mapping[str, np.ndarray]) -> dict[str, Tensor]:
-        """This process's shards on its device, read one by one and not kept in memory twice."""
-        found = {}
+    def _local_shards(self, params: Mapping[str, np.ndarray]) -> dict[str, Tensor]:
+        """This process's shards on its device; read one by one, so that no copy remains."""
+        shards = {}
         for name in filter(self.shards.here, self.table):
             whole = params[name]
             array = self.shards.cut(name, whole)
             tensor = load_ops("torch").to_device({name: array}, "float32")[name]
             if tensor.data_ptr() % ALIGNED:  # products of unaligned matrices round differently
                 tensor = tensor.clone()
-            let_go(whole)
-            found[name] = tensor.requires_grad_(self.rules[name].trained)
-        return found
+            release_pages(whole)
+            shards[name] = tensor.requires_grad_(self.rules[name].trained)
+        return shards
 
-    def _loss(self, number: int | None) -> PlacedLoss:
-        """In the precision of step `number`, or that of the run."""
+    def _loss(self, number: int | None) -> ShardedLoss:
+        """The loss in the precision of step `number` (None: of the run)."""
         schedule = self.setup.precision
-        precision = schedule.precision if number is None else recipe_at(number, schedule)
+        precision = schedule.precision if number is None else precision_at(number, schedule)
         if precision not in self._losses:
             last = self.shards.stage == self.mesh.pipe - 1
-            self._losses[precision] = PlacedLoss(
+            self._losses[precision] = ShardedLoss(
                 self.setup, precision, self.groups, self._layers, last
             )
         return self._losses[precision]
@@ -98,31 +98,32 @@ class TorchStepper:
         self,
         batch: Batch,
         lr: float,
-        tallies: np.ndarray | None = None,
+        extra_sums: np.ndarray | None = None,
         *,
         limits: tuple[float, float] = INFINITE,
         number: int = 0,
     ) -> dict[str, Any]:
         """See Stepper.step."""
         gradients, sums = self._gradients(batch, number)
-        if tallies is not None:
-            sums["tallies"] = torch.as_tensor(tallies, dtype=torch.float32, device=self.device)
-        found = _fetch(self._global(sums, gradients))
-        weight = max(found["weight"], 1e-30)
-        found |= {name: found[name] / weight for name in ("loss", "grad_norm")}
-        loss, norm = found["loss"], found["grad_norm"]
-        within = loss <= limits[0] and norm <= limits[1]  # what is not a number is not
-        found["updated"] = found["weight"] > 0 and within and math.isfinite(loss + norm)
-        if found["updated"]:
+        if extra_sums is not None:
+            own = torch.as_tensor(extra_sums, dtype=torch.float32, device=self.device)
+            sums["extra_sums"] = own
+        fetched = _fetch(self._global(sums, gradients))
+        weight = max(fetched["weight"], 1e-30)
+        fetched |= {name: fetched[name] / weight for name in ("loss", "grad_norm")}
+        loss, norm = fetched["loss"], fetched["grad_norm"]
+        within = loss <= limits[0] and norm <= limits[1]  # False for NaN
+        fetched["updated"] = fetched["weight"] > 0 and within and math.isfinite(loss + norm)
+        if fetched["updated"]:
             clip = self.setup.optimizer.clip_norm
-            scale = clip / norm if clip and norm > clip else 1.0
+            scale = clip / norm if clip and norm > clip else 1.0  # g · min(1, clip / ‖g‖)
             self._update(gradients, lr, scale / weight)
-            self._balance(found.get("expert_load"))
+            self._balance(fetched.get("expert_load"))
         self._forget_gradients()
-        return found
+        return fetched
 
     def _gradients(self, batch: Batch, number: int) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-        """The gradients of this process's shards over all tokens, and its own sums."""
+        """Gradients of this process's shards over all tokens, and this process's own sums."""
         sums = self._passes(batch, self._loss(number), number, train=True)
         trained = (item for item in self.params.items() if self.rules[item[0]].trained)
         gradients = {name: _gradient(parameter) for name, parameter in trained}
@@ -132,19 +133,19 @@ class TorchStepper:
         return gradients, sums
 
     def _passes(
-        self, batch: Batch, loss: PlacedLoss, number: int, train: bool
+        self, batch: Batch, loss: ShardedLoss, number: int, train: bool
     ) -> dict[str, Tensor]:
-        """Sums over the micro-batches, with their gradients where these are to be trained on."""
+        """Sums over the micro-batches; with `train`, gradients accumulate in `.grad`."""
         micro_batches = self._micro_batches(batch)
         sums: dict[str, Tensor] = {}
 
         def forward(index: int) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
-            part = index * self.world.size + self.world.rank
+            part = index * self.world.size + self.world.rank  # a different number in every process
             return loss(self.params, micro_batches[index], number, part)
 
         if self._pipeline is not None:
-            for found in self._pipeline.run(micro_batches, loss.ops, forward, train):
-                _add(sums, found)
+            for stage_sums in self._pipeline.run(micro_batches, loss.ops, forward, train):
+                _add(sums, stage_sums)
             return sums
         for index in range(len(micro_batches)):
             total, weight, extras = forward(index)
@@ -168,12 +169,12 @@ class TorchStepper:
         return self.shards.own(name, whole, self.groups, self._kept_split(name))
 
     def _kept_split(self, name: str) -> str:
-        """Muon looks at each expert's matrix alone, so every process takes its own experts'."""
+        """Muon updates each expert's matrix by itself, so experts stay sharded."""
         return "expert" if self.rules[name].kind == "muon" else ""
 
     @torch.no_grad()
     def _balance(self, loads: np.ndarray | None) -> None:
-        """Move the routers' biases by the loads of the step."""
+        """Adjust the routers' biases by the expert loads of the step."""
         if loads is None:
             return
         for row, name in enumerate(self._biases):
@@ -189,21 +190,21 @@ class TorchStepper:
     @torch.no_grad()
     def evaluate(self, batch: Batch) -> dict[str, Any]:
         """See Stepper.evaluate."""
-        found = _fetch(self._global(self._passes(batch, self._loss(None), 0, train=False)))
-        return found | {"loss": found["loss"] / max(found["weight"], 1e-30)}
+        sums = _fetch(self._global(self._passes(batch, self._loss(None), 0, train=False)))
+        return sums | {"loss": sums["loss"] / max(sums["weight"], 1e-30)}
 
     def gradients(self, batch: Batch, number: int = 0) -> dict[str, np.ndarray]:
         """See Stepper.gradients."""
         gradients, sums = self._gradients(batch, number)
         weight = _fetch(self._global(sums))["weight"]
-        found = {
+        whole = {
             name: self.shards.whole(name, gradient, self.groups).cpu().numpy() / weight
             for name, gradient in gradients.items()
         }
         self._forget_gradients()
         if self._pipeline is not None:
-            found = self._pipeline.joined(found)
-        return found
+            whole = self._pipeline.joined(whole)
+        return whole
 
     def _micro_batches(self, batch: Batch) -> list[dict[str, Tensor]]:
         length = batch["input_ids"].shape[1] if self.mesh.context > 1 else 0
@@ -224,11 +225,11 @@ class TorchStepper:
         ]
 
     def _own_tokens(self, name: str, array: np.ndarray, length: int) -> np.ndarray:
-        """The tokens of each row that this process has (`length`: of a row, 0: it has all)."""
+        """This process's tokens of each row; `length`: tokens in a row (0: it has all of them)."""
         split = length and name not in WITHOUT_TOKENS and array.ndim > 1
         if not split or array.shape[1] != length:
             return array
-        part = length // self.mesh.context
+        part = length // self.mesh.context  # tokens per process
         start = self.groups.coordinates["context"] * part
         return array[:, start : start + part]
 
@@ -236,28 +237,29 @@ class TorchStepper:
     def _global(
         self, sums: dict[str, Tensor], gradients: Mapping[str, Tensor] | None = None
     ) -> dict[str, Tensor]:
-        """The sums of all processes and, as `grad_norm`, the norm of all gradients."""
+        """The sums over all processes and, as `grad_norm`, the norm of all gradients."""
         if self.mesh.size == 1:
             if gradients:
                 norms = torch.stack(torch._foreach_norm(list(gradients.values())))
                 sums["grad_norm"] = torch.linalg.vector_norm(norms)
             return sums
-        if self.groups.coordinates["tensor"]:  # these saw the tokens of the first along tensor
-            sums = {k: v if k == "tallies" else torch.zeros_like(v) for k, v in sums.items()}
+        if self.groups.coordinates["tensor"]:  # saw the same tokens as the first process
+            sums = {k: v if k == "extra_sums" else torch.zeros_like(v) for k, v in sums.items()}
         if gradients is not None:
+            # squared: the parts of all processes add up; the root follows the all-reduce
             sums["grad_norm"] = self.shards.square_sum(gradients, self.device)
         flat = torch.cat([t.reshape(-1).float() for t in sums.values()])
         torch.distributed.all_reduce(flat)
         parts = flat.split([t.numel() for t in sums.values()])
-        found = {k: part.view(sums[k].shape) for k, part in zip(sums, parts, strict=True)}
+        global_sums = {k: part.view(sums[k].shape) for k, part in zip(sums, parts, strict=True)}
         if gradients is not None:
-            found["grad_norm"] = found["grad_norm"].sqrt()
-        return found
+            global_sums["grad_norm"] = global_sums["grad_norm"].sqrt()
+        return global_sums
 
     # -- state
 
     def _held(self) -> Iterator[tuple[str, str, Tensor, bool]]:
-        """(name in the state, tensor's name, what is held here, whether that is all of it)."""
+        """(name in the state, tensor's name, the local array, whether it is the whole array)."""
         for key in state_shapes(self.shards.shapes, self.rules):
             part, _, name = key.partition("/")
             if part == "param" and name in self.params:
@@ -267,16 +269,16 @@ class TorchStepper:
                 yield key, name, self.parts[name][part], whole
 
     def pieces(self) -> Iterator[Piece]:
-        """See Stepper.pieces: each shard by the first of the processes that hold it."""
+        """See Stepper.pieces; the first process that holds a shard writes it."""
         for key, name, tensor, whole in self._held():
             if self.shards.owns(name, whole):
-                place = {} if whole else self.shards.place(name)
-                yield Piece(key, lazy(tensor.detach()), **place)
+                location = {} if whole else self.shards.location(name)
+                yield Piece(key, lazy(tensor.detach()), **location)
         if self.world.leads:
             yield Piece(COUNT, np.array(self.count, np.int64))
 
     def state(self) -> Mapping[str, np.ndarray]:
-        """See Stepper.state; on a CPU the arrays are views: copy what must outlive a step."""
+        """See Stepper.state; on a CPU the arrays are views that the next step changes."""
         held = {key: tensor for key, _, tensor, _ in self._held()}
 
         def fetch(key: str) -> np.ndarray:
@@ -290,9 +292,9 @@ class TorchStepper:
     def load(self, read: ReadPiece | Mapping[str, np.ndarray]) -> None:
         """See Stepper.load."""
         if not callable(read):
-            read = from_arrays(read)
+            read = piece_reader(read)
         for key, name, tensor, whole in self._held():
-            offset = (0,) * tensor.dim() if whole else self.shards.place(name)["offset"]
+            offset = (0,) * tensor.dim() if whole else self.shards.location(name)["offset"]
             tensor.copy_(torch.from_numpy(np.array(read(key, offset, tuple(tensor.shape)))))
         self.count = int(read(COUNT, (), ()))
 
@@ -310,13 +312,13 @@ def _gradient(parameter: Tensor) -> Tensor:
 
 
 def _fetch(sums: Mapping[str, Tensor]) -> dict[str, Any]:
-    """All sums as NumPy arrays or floats, by one transfer from the device."""
+    """All sums as NumPy arrays or floats, by one copy from the device."""
     device = next(iter(sums.values())).device
     flat = torch.cat([value.to(device).reshape(-1) for value in sums.values()]).cpu().numpy()
-    found: dict[str, Any] = {}
+    fetched: dict[str, Any] = {}
     start = 0
     for key, value in sums.items():
         part = flat[start : start + value.numel()]
         start += value.numel()
-        found[key] = part.reshape(value.shape) if value.dim() else float(part[0])
-    return found
+        fetched[key] = part.reshape(value.shape) if value.dim() else float(part[0])
+    return fetched

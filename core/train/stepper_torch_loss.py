@@ -1,8 +1,8 @@
-"""The loss of a torch process at its place in the mesh, in one precision.
+"""The loss of one torch process of a mesh, in one precision.
 
-Operations are wrapped from the inside out: a number format sees the matrices that are multiplied
-here, the mesh splits and exchanges around it, a pipeline ends the pass where its stage ends, and
-adapters add products that all of these treat as any other.
+Operations are wrapped from the inside out: the precision rounds the matrices that this process
+multiplies, the mesh adds sharding and communication, a pipeline stage ends the forward pass after
+its last layer, and adapters add products that all of these treat as any other.
 """
 
 from collections.abc import Callable, Mapping
@@ -13,7 +13,8 @@ import torch
 from sabia.core.errors import UsageError
 from sabia.core.model.backend import load_ops
 from sabia.core.model.lora import LoraOps
-from sabia.core.model.precision import Precision, wrap
+from sabia.core.model.precision import Precision
+from sabia.core.model.precision_backends import wrap
 from sabia.core.parallel.collectives_torch import Groups
 from sabia.core.parallel.ops_torch import MeshOps
 from sabia.core.parallel.pipe_torch import StageOps
@@ -23,29 +24,29 @@ from sabia.core.train.stepper import Setup
 Tensor = torch.Tensor
 
 
-class PlacedLoss:
-    """loss(params, micro-batch) of this process's shards and tokens; `layers`: of its stage."""
+class ShardedLoss:
+    """loss(params, micro-batch) of this process's shards and tokens and its stage's `layers`."""
 
     def __init__(
         self, setup: Setup, precision: Precision, groups: Groups, layers: range | None, last: bool
     ) -> None:
         self.setup, mesh = setup, groups.mesh
-        self.narrow = setup.narrow(precision)
-        self.low = wrap(load_ops("torch"), setup.spec, precision, setup.seed)
-        self.ops: Any = self.low
+        self.bf16_weights = setup.bf16_weights(precision)
+        self.quantized_ops = wrap(load_ops("torch"), setup.spec, precision, setup.seed)
+        self.ops: Any = self.quantized_ops
         if mesh.size > mesh.data * mesh.pipe:
-            # here each layer's weights are cast when they are gathered
-            self.ops = MeshOps(self.ops, setup.table(), groups, self.narrow, torch.bfloat16)
-            self.narrow = frozenset()
+            # MeshOps casts each layer's weights when it gathers them
+            self.ops = MeshOps(self.ops, setup.table(), groups, self.bf16_weights, torch.bfloat16)
+            self.bf16_weights = frozenset()
         if layers is not None:
             self.ops = StageOps(self.ops, layers, last)
         if setup.compiled and mesh.size > mesh.data:
             raise UsageError(f"--compile with --mesh {mesh} (expected a mesh along data alone)")
-        self._loss = _compiled(self._computed, setup.spec) if setup.compiled else self._computed
+        self._loss = _compiled(self._compute, setup.spec) if setup.compiled else self._compute
 
-    def _computed(self, params: Mapping[str, Tensor], micro: Mapping[str, Tensor]) -> Any:
-        if self.narrow:
-            params = {k: p.bfloat16() if k in self.narrow else p for k, p in params.items()}
+    def _compute(self, params: Mapping[str, Tensor], micro: Mapping[str, Tensor]) -> Any:
+        if self.bf16_weights:
+            params = {k: p.bfloat16() if k in self.bf16_weights else p for k, p in params.items()}
         ops = self.ops
         if self.setup.lora is not None:
             ops = LoraOps(ops, params, self.setup.lora)
@@ -54,16 +55,16 @@ class PlacedLoss:
     def __call__(
         self, params: Mapping[str, Tensor], micro: Mapping[str, Tensor], number: int, part: int
     ) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
-        """(loss, weight, extras), sums; `part` of step `number`: what rounds by chance."""
-        self.low.at(number, part)
+        """Sums (loss, weight, extras); `number` and `part` select the random bits of rounding."""
+        self.quantized_ops.at(number, part)
         return self._loss(params, micro)
 
 
 def _compiled(function: Callable[..., Any], spec: ModelSpec) -> Callable[..., Any]:
-    """torch.compile; widened copies of what is kept anyway are made again for the gradients."""
+    """torch.compile; fp32 copies of saved tensors are recomputed in the backward pass."""
     import torch._functorch.config as settings
 
-    # worked out here, because the compiler cannot trace the lock of what a spec caches
+    # cached by the spec before tracing, because the compiler cannot trace the lock of a cache
     _ = spec.tensors(), spec.layer_names(), spec.ropes, spec.windows
     compiled = torch.compile(function)
 

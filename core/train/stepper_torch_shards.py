@@ -1,9 +1,10 @@
-"""What a process of a torch mesh holds of every tensor, and the sums that make its steps global.
+"""The shards that one process of a torch mesh holds, and the sums of gradients over processes.
 
 A gradient is summed over the axes whose processes saw other tokens and hold the same shard: data,
-fsdp and expert where they do not split the tensor, context for all. (What fsdp splits was summed
-when it was scattered, what expert splits holds every token that came; along tensor all computed
-the same.) Gradients travel in flat buffers of at most BUCKET_BYTES.
+fsdp and expert where they do not split the tensor, context always. (A tensor split by fsdp was
+summed by its reduce-scatter; one split by expert saw all tokens that were sent to its experts;
+processes along tensor compute the same gradient.) Gradients are all-reduced in flat buckets of at
+most BUCKET_BYTES.
 """
 
 from collections.abc import Mapping
@@ -12,7 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from sabia.core.model.storage.size_batches import runs
+from sabia.core.model.storage.size_batches import batches_by_size
 from sabia.core.parallel.collectives_torch import Axes, Groups, gathered, own_part
 from sabia.core.parallel.mesh import Mesh
 from sabia.core.parallel.sharding_rules import Split, owns, shard_slices, weight_split
@@ -24,7 +25,7 @@ BUCKET_BYTES = 64 << 20
 
 
 class Shards:
-    """The shards of process `rank`; `stages`: tensor → the stages of the pipeline that have it."""
+    """The shards of process `rank`; `stages`: tensor → the pipeline stages that hold it."""
 
     def __init__(
         self,
@@ -38,8 +39,8 @@ class Shards:
         self.splits: dict[str, Split] = {n: weight_split(t, mesh) for n, t in table.items()}
         self.stages, self.stage = stages, mesh.coordinates(rank)["pipe"]
 
-    def wanted_groups(self) -> list[Axes]:
-        """The sets of axes that `sum_gradients` and `gather` talk along."""
+    def gradient_groups(self) -> list[Axes]:
+        """The sets of axes that gradients are summed over."""
         return list(dict.fromkeys([self._summed(name) for name in self.splits]))
 
     def _summed(self, name: str) -> Axes:
@@ -49,11 +50,11 @@ class Shards:
     # -- places
 
     def here(self, name: str) -> bool:
-        """Whether this process's stage has the tensor."""
+        """Whether this process's stage holds the tensor."""
         return self.stage in self.stages[name]
 
-    def place(self, name: str) -> dict[str, tuple[int, ...]]:
-        """Where this process's shard lies in the whole tensor: `offset` and `global_shape`."""
+    def location(self, name: str) -> dict[str, tuple[int, ...]]:
+        """`offset` of this process's shard in the whole tensor, and its `global_shape`."""
         shape = self.shapes[name]
         cuts = shard_slices(shape, self.splits[name], self.mesh, self.rank)
         return {"offset": tuple(cut.start for cut in cuts), "global_shape": shape}
@@ -64,14 +65,14 @@ class Shards:
         return whole[shard_slices(whole.shape, self.splits[name], self.mesh, self.rank)]
 
     def owns(self, name: str, whole: bool = False) -> bool:
-        """Whether this process is the first of those that hold this shard (or all of it)."""
+        """Whether this process is the first that holds this shard (or, with `whole`, a copy)."""
         split = () if whole else self.splits[name]
         return owns(split, self.mesh, self.rank) and self.stage == self.stages[name][0]
 
     # -- exchanges
 
     def whole(self, name: str, shard: Tensor, groups: Groups, but: str = "") -> Tensor:
-        """The whole tensor of a shard, on every process that has one; still split along `but`."""
+        """The whole tensor, on every process that has a shard; still split along axis `but`."""
         for dim, axis in enumerate(self.splits[name]):
             if axis not in (None, but):
                 shard = gathered(shard, dim, groups.along(axis))
@@ -86,23 +87,25 @@ class Shards:
 
     @torch.no_grad()
     def sum_gradients(self, gradients: Mapping[str, Tensor], groups: Groups) -> None:
-        """Add up, in place, what the processes that hold the same shards have computed."""
+        """Sum gradients, in place, over the processes that hold the same shards."""
         by_axes: dict[Axes, list[Tensor]] = {}
         for name, gradient in gradients.items():
             by_axes.setdefault(self._summed(name), []).append(gradient)
-        for axes in (axes for axes in self.wanted_groups() if axes and axes in by_axes):
-            for some in runs(by_axes[axes], lambda tensor: tensor.nbytes, BUCKET_BYTES):
-                _sum_together(some, groups.along(*axes))
+        for axes in (axes for axes in self.gradient_groups() if axes and axes in by_axes):
+            for bucket in batches_by_size(
+                by_axes[axes], lambda tensor: tensor.nbytes, BUCKET_BYTES
+            ):
+                _all_reduce_flat(bucket, groups.along(*axes))
 
     def square_sum(self, gradients: Mapping[str, Tensor], device: torch.device) -> Tensor:
-        """Σ g² over the elements that this process is the first to hold."""
+        """Σ g² over the shards that this process owns, so that no element counts twice."""
         mine = [gradient for name, gradient in gradients.items() if self.owns(name)]
         if not mine:
             return torch.zeros((), device=device)
         return torch.stack(torch._foreach_norm(mine)).square().sum()
 
 
-def _sum_together(tensors: list[Tensor], group: Any) -> None:
+def _all_reduce_flat(tensors: list[Tensor], group: Any) -> None:
     flat = torch.cat([tensor.reshape(-1) for tensor in tensors])
     torch.distributed.all_reduce(flat, group=group)
     for tensor, part in zip(tensors, flat.split([t.numel() for t in tensors]), strict=True):

@@ -48,7 +48,7 @@ def ours(options: argparse.Namespace, place: Path):
     """A function: batch → loss."""
     from sabia.core.model.storage.hub import load_model
     from sabia.core.train.losses.next_token import next_token_loss
-    from sabia.core.train.stepper import make_stepper
+    from sabia.core.train.stepper_factory import make_stepper
 
     spec, params = load_model(place)
     stepper = make_stepper("torch", spec, params, next_token_loss, precision=options.precision)

@@ -210,7 +210,7 @@ def test_stdin_and_dry_run(made: Path, tmp_path: Path) -> None:
         (("--shape", SHAPE, "--compile", "--backend", "jax"), 2, "--compile: only with --backend"),
         (("--shape", SHAPE, "--lora-alpha", "0"), 2, "--lora-alpha: only with --lora-rank"),
         (("--shape", SHAPE, "--warmup", "20", "--decay", "80", "--steps", "99"), 2,
-         "--warmup: 20 steps, and 80 of decay, in 99"),
+         "--warmup: 20 steps of warm-up and 80 of decay in 99 steps"),
         (("--shape", SHAPE, "--tokenizer", "/nope"), 2, "--tokenizer: /nope has no tokenizer"),
         (("--model", "/nope"), 2, "--model: /nope: not a model directory"),
         (("--config-json", "/nope"), 2, "--config-json: /nope"),

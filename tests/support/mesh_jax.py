@@ -14,7 +14,7 @@ import jax
 import mesh_cases
 
 from sabia.core.parallel.mesh import make_mesh, parse_mesh
-from sabia.core.train.stepper import make_stepper
+from sabia.core.train.stepper_factory import make_stepper
 
 STEPS = 20
 LR = {"hybrid": 1e-4}  # weights changed by 1e-7 drift by 1e-3 in 20 steps at the other rate

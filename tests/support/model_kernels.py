@@ -16,7 +16,7 @@ from sabia.core.model.init import init_params
 from sabia.core.parallel.mesh import make_mesh
 from sabia.core.spec import ModelSpec, from_config
 from sabia.core.train.losses.next_token import next_token_loss
-from sabia.core.train.stepper import make_stepper
+from sabia.core.train.stepper_factory import make_stepper
 
 CAPPED = mesh_cases.LLAMA | {"model_type": "gemma2", "query_pre_attn_scalar": 28}
 CAPPED |= {"attn_logit_softcapping": 2.0, "final_logit_softcapping": 3.0, "sliding_window": 7}

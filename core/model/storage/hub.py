@@ -22,7 +22,7 @@ from sabia.core.model.init import init_params
 from sabia.core.model.storage.fused_tensors import read_part, write_parts
 from sabia.core.model.storage.lazy_array import LazyArray
 from sabia.core.model.storage.safetensors_file import read_tensors, write_tensors
-from sabia.core.model.storage.size_batches import runs
+from sabia.core.model.storage.size_batches import batches_by_size
 from sabia.core.shards.atomic import atomic_directory
 from sabia.core.spec.families import load_spec
 from sabia.core.spec.model import ModelSpec
@@ -229,7 +229,7 @@ def _with_dtype(config: Mapping[str, Any], tensors: Arrays) -> dict[str, Any]:
 
 
 def _write_shards(root: Path, tensors: Arrays, max_shard_bytes: int) -> None:
-    groups = runs(tensors, lambda name: tensors[name].nbytes, max_shard_bytes)
+    groups = batches_by_size(tensors, lambda name: tensors[name].nbytes, max_shard_bytes)
     shards = [{name: tensors[name] for name in names} for names in groups]
     metadata = {"format": "pt"}  # transformers refuses files that do not say so
     if len(shards) == 1:

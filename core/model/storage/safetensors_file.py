@@ -92,7 +92,7 @@ def read_tensors(path: str | Path) -> dict[str, np.ndarray]:
     return {name: _view(file, data, name, entry) for name, entry in header.items()}
 
 
-def let_go(array: np.ndarray) -> None:
+def release_pages(array: np.ndarray) -> None:
     """Give back the memory of an array that is mapped from a file; touched again, it is read again.
 
     Only whole pages of a contiguous read-only array are given back; of others nothing is.

@@ -1,4 +1,4 @@
-"""Items in runs of a bounded size, such as tensors that go into one file or one buffer."""
+"""Group items into batches of a bounded size, such as tensors for one file or one buffer."""
 
 from collections.abc import Callable, Iterable, Iterator
 from typing import TypeVar
@@ -6,15 +6,15 @@ from typing import TypeVar
 T = TypeVar("T")
 
 
-def runs(items: Iterable[T], size: Callable[[T], int], limit: int) -> Iterator[list[T]]:
-    """Consecutive items whose sizes sum to `limit` at most, or one item that is larger."""
-    run: list[T] = []
+def batches_by_size(items: Iterable[T], size: Callable[[T], int], limit: int) -> Iterator[list[T]]:
+    """Lists of consecutive items whose sizes sum to at most `limit`, or one larger item."""
+    batch: list[T] = []
     total = 0
     for item in items:
-        if run and total + size(item) > limit:
-            yield run
-            run, total = [], 0
-        run.append(item)
+        if batch and total + size(item) > limit:
+            yield batch
+            batch, total = [], 0
+        batch.append(item)
         total += size(item)
-    if run:
-        yield run
+    if batch:
+        yield batch

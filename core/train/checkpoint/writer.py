@@ -16,7 +16,7 @@ from typing import Any
 from xxhash import xxh3_128
 
 from sabia.core.model.storage.safetensors_file import encode_header
-from sabia.core.model.storage.size_batches import runs
+from sabia.core.model.storage.size_batches import batches_by_size
 from sabia.core.train.checkpoint.pieces import Piece, blocks
 
 FILE_BYTES = 512 << 20  # a retried upload repeats a file
@@ -26,7 +26,7 @@ CHUNK_BYTES = 4 << 20
 def write_pieces(directory: Path, rank: int, pieces: Iterable[Piece]) -> dict[str, Any]:
     """Write this process's files; returns its entry {files: {…}, tensors: {…}} of the manifest."""
     entry: dict[str, Any] = {"files": {}, "tensors": {}}
-    groups = runs(pieces, lambda piece: piece.array.nbytes, FILE_BYTES)
+    groups = batches_by_size(pieces, lambda piece: piece.array.nbytes, FILE_BYTES)
     for number, group in enumerate(groups):
         name = f"state-{rank:05d}-{number:05d}.safetensors"
         entry["files"][name] = _write_file(directory / name, group)

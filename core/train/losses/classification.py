@@ -1,4 +1,4 @@
-"""The loss of sequence classifiers: cross-entropy, one binary cross-entropy a label, or squares.
+"""The losses of sequence classifiers: cross-entropy, binary cross-entropy per label, squared error.
 
 A batch has labels[B, L] fp32 (a distribution over labels; 0 or 1 each; numbers), weights of its
 rows as loss_mask[B, 1], and pool[B, T] (core.model.heads). Returns sums, as
@@ -14,7 +14,7 @@ from sabia.core.model.heads import class_logits
 from sabia.core.model.ops import Array, Ops, Params, Remat
 from sabia.core.spec.heads import Problem
 from sabia.core.spec.model import ModelSpec
-from sabia.core.train.losses.next_token import by_source
+from sabia.core.train.losses.next_token import sum_by_source
 
 
 def classification_loss(
@@ -26,7 +26,7 @@ def classification_loss(
     problem: Problem,
     remat: Remat = "none",
 ) -> tuple[Array, Array, dict[str, Array]]:
-    """Loss and weight of the rows, summed; extras: by source, and `tokens` that were read."""
+    """Sums of loss and weight over rows; extras: the same by source, and the number of tokens."""
     x = hidden(
         spec,
         params,
@@ -36,20 +36,20 @@ def classification_loss(
         segments=batch.get("segments"),
         remat=remat,
     )
-    scores = class_logits(spec, params, x, batch["pool"], ops)
-    weights = batch["loss_mask"][:, 0]
+    scores = class_logits(spec, params, x, batch["pool"], ops)  # [B, L]
+    weights = batch["loss_mask"][:, 0]  # [B]
     rows = row_losses(scores, batch["labels"], problem, ops) * weights
     figures = (("source_loss", rows), ("source_weight", weights))
-    extras = {name: by_source(figure, batch["source"], ops) for name, figure in figures}
+    extras = {name: sum_by_source(figure, batch["source"], ops) for name, figure in figures}
     extras["tokens"] = batch["tokens"].sum()
     return rows.sum(), weights.sum(), extras
 
 
 def row_losses(scores: Array, labels: Array, problem: Problem, ops: Ops) -> Array:
-    """Losses [B] of scores[B, L]."""
-    if problem == "single_label_classification":
+    """Losses [B] of scores[B, L] and labels[B, L]."""
+    if problem == "single_label_classification":  # -Σ_l y_l log softmax(s)_l with Σ_l y_l = 1
         return ops.logsumexp(scores) - (scores * labels).sum(-1)
-    if problem == "multi_label_classification":
+    if problem == "multi_label_classification":  # mean over labels of log(1 + e^s) - y s
         return (ops.softplus(scores) - scores * labels).mean(-1)
     if problem == "regression":
         return ((scores - labels) * (scores - labels)).mean(-1)

@@ -1,14 +1,14 @@
-"""The GRPO losses: advantages from group rewards, the clipped policy loss, its named sums.
+"""The GRPO losses: advantages from group rewards, the clipped policy loss, and sums for metrics.
 
-Rows are samples [B, T] with one log-probability a token; in a batch, [R, g, C]: g samples of a
-prompt that is computed once for all of them. With rho = exp(logp - old):
+Rows are samples [B, T] with one log-probability per token; in a batch, [R, g, C]: g samples of
+each prompt, which is computed once for all of them. With rho = exp(logp - old):
   token loss   -min(rho A, clip(rho, 1 - low, 1 + high) A); `dual_clip` c: at most -c A where A < 0
   KL           + beta (exp(d) - d - 1), d = ref - logp (k3), no reference needed where beta is 0
   aggregation  token: sum over all tokens / their number;  seq-mean: mean of the samples' means;
                dr: sum / (samples x max_length)
-A denominator belongs to the whole step, whatever the micro-batches: the loss returns its numerator
-and each row brings its share of the denominator. A sample without a reward (NaN: the judge failed)
-is in no mean, no count and no loss. Sources: arXiv 2402.03300 (GRPO), 2503.14476 (DAPO:
+The denominator is that of the whole step, whatever the micro-batches: the loss returns its
+numerator and each row's share of the denominator. A sample without a reward (NaN: the judge failed)
+is excluded from means, counts and the loss. Sources: arXiv 2402.03300 (GRPO), 2503.14476 (DAPO:
 clip-higher, token sum), 2503.20783 (Dr. GRPO), 2507.18071 (GSPO), 1912.09729 (dual clip).
 """
 
@@ -29,22 +29,22 @@ _BY_SAMPLE = ("loss_mask", "weights", "sampler", "advantage", "share")
 
 
 def advantages(rewards: np.ndarray, std: bool = False) -> np.ndarray:
-    """A[Q, G] of rewards[Q, G]: reward - mean of its group; NaN rewards stay out and get 0.
+    """A[Q, G] of rewards[Q, G]: reward - mean of its group; NaN rewards are excluded and get 0.
 
-    `std` divides by the group's standard deviation (ddof 1) + 1e-4, as the first GRPO did.
+    `std` divides by the group's standard deviation (ddof 1) + 1e-4, as in the GRPO paper.
     """
     valid = ~np.isnan(rewards)
-    count = valid.sum(1, keepdims=True)
+    count = valid.sum(1, keepdims=True)  # [Q, 1]
     filled = np.where(valid, rewards, 0.0)
     centred = np.where(valid, filled - filled.sum(1, keepdims=True) / np.maximum(count, 1), 0.0)
     if std:
-        spread = np.sqrt((centred**2).sum(1, keepdims=True) / np.maximum(count - 1, 1))
+        spread = np.sqrt((centred**2).sum(1, keepdims=True) / np.maximum(count - 1, 1))  # [Q, 1]
         centred = centred / (spread + STD_EPSILON)
     return centred
 
 
-def live_groups(rewards: np.ndarray) -> np.ndarray:
-    """Which groups[Q] teach something: two or more valid rewards, and not all the same."""
+def informative_groups(rewards: np.ndarray) -> np.ndarray:
+    """bool[Q]: groups with a nonzero advantage, that is, with two different valid rewards."""
     low = np.where(np.isnan(rewards), np.inf, rewards).min(1)
     high = np.where(np.isnan(rewards), -np.inf, rewards).max(1)
     return high > low
@@ -53,8 +53,8 @@ def live_groups(rewards: np.ndarray) -> np.ndarray:
 def aggregation_weights(
     mask: np.ndarray, aggregation: str, max_length: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """(weights[B, T] of the token losses, each row's share[B] of the denominator)."""
-    lengths = mask.sum(1)
+    """(weights[B, T] of token losses, each row's share[B] of the denominator) of mask[B, T]."""
+    lengths = mask.sum(1)  # [B]
     if aggregation == "token":
         return mask, lengths
     if aggregation == "seq-mean":
@@ -73,27 +73,30 @@ def policy_losses(
     sampler: Any = None,
     ref: Any = None,
 ) -> tuple[Any, Any]:
-    """(loss[B, T], 1 where the clip binds [B, T]) for log-probabilities [B, T], advantage[B, 1].
+    """(loss[B, T], 1 where it is clipped [B, T]) of log-probabilities [B, T], advantage[B, 1].
 
-    `old` is the policy's own at sampling time, `sampler` what the sampler reported where the two
-    differ (then `correction` weighs the loss), `ref` the reference's (with `beta`).
+    `old`: of the policy at sampling time; `sampler`: as reported by the sampler, which may differ
+    (`correction` then weights the loss); `ref`: of the reference model (with `beta`).
     """
-    lengths = mask.sum(-1)[..., None]
-    log_ratio = (logp - old) * mask
+    lengths = mask.sum(-1)[..., None]  # [B, 1]
+    log_ratio = (logp - old) * mask  # [B, T]
     if options.ratio == "sequence":
+        # GSPO: one ratio per sample, the geometric mean over its tokens
         log_ratio = log_ratio.sum(-1)[..., None] / ops.where(lengths > 0, lengths, 1.0)
     rho = ops.exp(log_ratio)
-    within = _at_least(_at_most(rho, 1 + options.clip_high, ops), 1 - options.clip_low, ops)
-    binds = -within * advantage > -rho * advantage
-    loss = ops.where(binds, -within * advantage, -rho * advantage)
+    # clip(rho, 1 - low, 1 + high)
+    clipped_rho = _at_least(_at_most(rho, 1 + options.clip_high, ops), 1 - options.clip_low, ops)
+    # -min(rho A, clip(rho) A) = max(-rho A, -clip(rho) A)
+    clipped = -clipped_rho * advantage > -rho * advantage
+    loss = ops.where(clipped, -clipped_rho * advantage, -rho * advantage)
     if options.dual_clip:
-        capped = ops.where(advantage < 0, -options.dual_clip * advantage, math.inf)
-        loss = ops.where(loss > capped, capped, loss)
+        dual_bound = ops.where(advantage < 0, -options.dual_clip * advantage, math.inf)
+        loss = ops.where(loss > dual_bound, dual_bound, loss)
     if options.correction != "none":
         loss = loss * _correction(old, sampler, mask, options, ops)
     if options.beta:
         loss = loss + options.beta * _k3(logp, ref, mask, ops)
-    return loss * mask, ops.where(binds, mask, 0.0)
+    return loss * mask, ops.where(clipped, mask, 0.0)
 
 
 def _at_most(x: Any, bound: float, ops: Any) -> Any:
@@ -105,7 +108,7 @@ def _at_least(x: Any, bound: float, ops: Any) -> Any:
 
 
 def _k3(logp: Any, ref: Any, mask: Any, ops: Any) -> Any:
-    """The estimate exp(d) - d - 1 of KL(policy || reference), never negative."""
+    """The k3 estimate exp(d) - d - 1 of KL(policy || reference), never negative."""
     difference = (ref - logp) * mask
     return ops.exp(difference) - difference - 1.0
 
@@ -115,9 +118,10 @@ def _correction(old: Any, sampler: Any, mask: Any, options: PolicyLoss, ops: Any
     difference = (old - sampler) * mask
     if options.correction == "token-cap":
         return _at_most(ops.exp(difference), CORRECTION_CAP, ops)
+    # one weight per sample; sequence-mask drops samples above the cap
     weight = ops.exp(difference.sum(-1)[..., None])
-    over = CORRECTION_CAP if options.correction == "sequence-cap" else 0.0
-    return ops.where(weight <= CORRECTION_CAP, weight, over)
+    beyond_cap = CORRECTION_CAP if options.correction == "sequence-cap" else 0.0
+    return ops.where(weight <= CORRECTION_CAP, weight, beyond_cap)
 
 
 def sample_logprobs(
@@ -131,13 +135,14 @@ def sample_logprobs(
     """Log-probabilities [R·g, C] of the sampled tokens targets[R, g, C] at a temperature.
 
     A batch with `prompt_ids` [R, P] and `prompt_length` [R, 1] holds g samples of each prompt: the
-    prompt is run once and its keys and values fan out to them, with gradients. Otherwise g is 1,
-    input_ids[R, T] are prompt and sample, and completion_at[R, C] the place in a row whose hidden
-    state predicts each target. Rows are padded behind; a negative target is padding.
+    prompt is computed once and its keys and values are copied to its samples, with gradients.
+    Otherwise g is 1, input_ids[R, T] are prompt and sample, and completion_at[R, C] the position
+    whose hidden state predicts each target. Rows are padded at the end; a negative target is
+    padding.
     """
-    states = _fanned_states if "prompt_ids" in batch else _row_states
+    states = _shared_prompt_states if "prompt_ids" in batch else _row_states
     targets = batch["targets"].reshape(-1, batch["targets"].shape[-1])
-    x = states(spec, params, batch, ops, remat) * (1.0 / temperature)
+    x = states(spec, params, batch, ops, remat) * (1.0 / temperature)  # [R·g, C, D]
     nll, _ = token_losses(spec, params, x, targets, ops)
     return -nll
 
@@ -147,28 +152,36 @@ def _row_states(
 ) -> Array:
     """Hidden states [R, C, D] that predict the samples, from whole rows."""
     x = hidden(spec, params, batch["input_ids"], ops, remat=remat)
-    rows = ops.arange(x.shape[0], x)[:, None]
+    rows = ops.arange(x.shape[0], x)[:, None]  # [R, 1]
     return x[rows, ops.integers(batch["completion_at"], x)]
 
 
-def _fanned_states(
+def _shared_prompt_states(
     spec: ModelSpec, params: Params, batch: Mapping[str, Array], ops: Ops, remat: Remat
 ) -> Array:
-    """Hidden states [R·g, C, D]: each prompt once, then its samples on copies of its cache."""
-    count, fan, length = batch["targets"].shape
+    """Hidden states [R·g, C, D]: each prompt once, then its samples with copies of its cache."""
+    prompts_count, per_prompt, length = batch["targets"].shape
     prompts, embed = batch["prompt_ids"], params["embed"]
     slots = prompts.shape[1] + length
-    cache = KVCache.create(spec, count, slots, ops, dtype_name(embed), embed)
+    cache = KVCache.create(spec, prompts_count, slots, ops, dtype_name(embed), embed)
     x = hidden(spec, params, prompts, ops, cache=cache, remat=remat)
-    rows = ops.arange(count, x)
+    rows = ops.arange(prompts_count, x)
     lengths = ops.integers(batch["prompt_length"], x)
-    owner = (rows[:, None] + 0 * ops.arange(fan, x)).reshape(-1)
-    first = x[rows, lengths[:, 0] - 1][owner][:, None]
-    ids = ops.integers(batch["targets"], x).reshape(-1, length)[:, :-1]
+    # [R·g]: index of each sample's prompt
+    prompt_of_sample = (rows[:, None] + 0 * ops.arange(per_prompt, x)).reshape(-1)
+    # the last prompt token predicts the first token of each sample, [R·g, 1, D]
+    first = x[rows, lengths[:, 0] - 1][prompt_of_sample][:, None]
+    ids = ops.integers(batch["targets"], x).reshape(-1, length)[:, :-1]  # [R·g, C - 1]
     ids = ops.where(ids < 0, 0, ids)
-    positions = lengths[owner] + ops.arange(length - 1, x)
+    positions = lengths[prompt_of_sample] + ops.arange(length - 1, x)  # [R·g, C - 1]
     rest = hidden(
-        spec, params, ids, ops, positions=positions, cache=cache.select(owner), remat=remat
+        spec,
+        params,
+        ids,
+        ops,
+        positions=positions,
+        cache=cache.select(prompt_of_sample),
+        remat=remat,
     )
     return ops.concat([first, rest], 1)
 
@@ -184,12 +197,13 @@ def grpo_loss(
 ) -> tuple[Array, Array, dict[str, Array]]:
     """The policy loss of a micro-batch as (numerator, its share of the denominator, sums).
 
-    Besides what `sample_logprobs` reads: loss_mask, weights (of the aggregation), sampler
-    [R, g, C]; advantage, share [R, g, 1]; slot[R, M], one-hot number of the micro-batch. Optional:
-    old (without it the policy itself, held constant: the first update after sampling) and ref
-    [R, g, C]. Sums: tokens, clipped (tokens whose clip binds), gap (|logp - sampler|), gap_max[M],
-    k3.
+    Besides the arrays of `sample_logprobs`: loss_mask, weights (of the aggregation), sampler
+    [R, g, C]; advantage, share [R, g, 1]; slot[R, M], one-hot index of the micro-batch. Optional:
+    ref [R, g, C] and old [R, g, C] (default: the policy itself as a constant, which is right for
+    the first update after sampling). Sums: tokens, clipped (clipped tokens), gap
+    (|logp - sampler|), gap_max[M], k3.
     """
+    # [R, g, C] → [R·g, C]
     flat = {
         name: batch[name].reshape(-1, batch[name].shape[-1])
         for name in (*_BY_SAMPLE, "old", "ref")
@@ -209,7 +223,7 @@ def grpo_loss(
         ref=flat.get("ref"),
     )
     gap = (constant - sampler) * mask
-    gap = ops.where(gap < 0, -gap, gap)
+    gap = ops.where(gap < 0, -gap, gap)  # |logp - sampler|
     sums = {
         "tokens": mask.sum(),
         "clipped": clipped.sum(),

@@ -1,9 +1,9 @@
-"""Losses over the shared forward pass: pure functions `loss(spec, params, batch, ops)`.
+"""The next-token loss, and the form of all losses: pure functions `loss(spec, params, batch, ops)`.
 
-A loss returns (loss_sum, weight_sum, extras): sums over the batch it was given, never means, so
-that micro-batches, processes and devices add up and one division by the global weight gives the
-exact mean. `extras` are further sums (scalars or vectors) and are added up in the same way. The
-stepper differentiates loss_sum alone. Bind settings with functools.partial.
+A loss returns (loss_sum, weight_sum, extras): sums over its batch, never means, so that
+micro-batches, processes and devices add up, and one division by the global weight gives the exact
+mean. `extras` are further sums (scalars or vectors) and are added up in the same way. The stepper
+differentiates only loss_sum. Bind settings with functools.partial.
 """
 
 from collections.abc import Callable, Mapping
@@ -37,10 +37,10 @@ def next_token_loss(
     (one-hot), for which extras hold `source_loss` and `source_weight`, sums [S] of each source.
 
     Coefficients of terms added per unit of weight: z_loss · logsumexp(logits)² (PaLM, arXiv
-    2204.02311 section 5), and balance and router_z times the figures of core.model.moe, which
-    belong to a row, averaged over the layers with experts. With any of them extras hold `nll`, the
-    sum without them. A model with experts gives `expert_load` [layers with experts, E], the token
-    copies that each got in the rows that count.
+    2204.02311 section 5), and balance and router_z times the statistics of core.model.moe, which
+    are per row, averaged over the layers with experts. With any of them extras hold `nll`, the
+    sum without them. With experts, extras hold `expert_load` [layers with experts, E], the
+    assignments of each expert in the rows with weight.
     """
     x, stats = hidden_and_stats(
         spec,
@@ -52,43 +52,45 @@ def next_token_loss(
         remat=remat,
         wanted=_wanted(balance, router_z),
     )
-    nll, lse = token_losses(spec, params, x, batch["targets"], ops)
+    nll, lse = token_losses(spec, params, x, batch["targets"], ops)  # [B, T] each
     mask = batch["loss_mask"]
-    rows, weights = (nll * mask).sum(-1), mask.sum(-1)
+    rows, weights = (nll * mask).sum(-1), mask.sum(-1)  # [B] each
     extras: dict[str, Any] = {}
     if "source" in batch:
-        extras = {name: by_source(x, batch["source"], ops)
+        extras = {name: sum_by_source(x, batch["source"], ops)
                   for name, x in (("source_loss", rows), ("source_weight", weights))}  # fmt: skip
     if balance or router_z or z_loss:
         extras["nll"] = rows.sum()
     if z_loss:
+        # z-loss: coefficient · Σ_t mask · logsumexp²
         rows = rows + z_loss * (lse * lse * mask).sum(-1)
     for name, coefficient in (("balance", balance), ("router_z", router_z)):
         if coefficient and name in stats:
+            # a statistic of a row counts once per token of the row
             rows = rows + coefficient * _layer_mean(stats, name) * weights
     if "expert_load" in stats:
-        extras["expert_load"] = _loads(stats, ops.relayout(mask, *_WHOLE_ROWS), ops)
+        extras["expert_load"] = _expert_loads(stats, ops.relayout(mask, *_WHOLE_ROWS), ops)
     return rows.sum(), weights.sum(), extras
 
 
-def by_source(figures: Array, source: Array, ops: Ops) -> Array:
-    """Sums [S] of figures[B] by source[B, S]; what is not a number stays in its source."""
+def sum_by_source(figures: Array, source: Array, ops: Ops) -> Array:
+    """Sums [S] of figures[B] by one-hot source[B, S]; NaN affects only its own source."""
     return ops.where(source > 0, figures[:, None] * source, 0.0).sum(0)
 
 
 def _wanted(balance: float, router_z: float) -> frozenset[str]:
-    asked = {"expert_load": True, "balance": balance, "router_z": router_z}
-    return frozenset(name for name, flag in asked.items() if flag)
+    requested = {"expert_load": True, "balance": balance, "router_z": router_z}
+    return frozenset(name for name, flag in requested.items() if flag)
 
 
 def _layer_mean(stats: Stats, name: str) -> Array:
-    """Mean over layers of a figure [B]."""
-    found = list(stats[name].values())
-    return sum(found[1:], found[0]) / len(found)
+    """Mean over layers of a statistic [B]."""
+    values = list(stats[name].values())
+    return sum(values[1:], values[0]) / len(values)
 
 
-def _loads(stats: Stats, mask: Array, ops: Ops) -> Array:
-    """[layers with experts, E]: loads of the rows with weight (the others pad a batch)."""
-    counts = ops.cast(mask.sum(-1) > 0, "float32")
-    found = stats["expert_load"]
-    return ops.concat([(counts @ found[index])[None] for index in sorted(found)], 0)
+def _expert_loads(stats: Stats, mask: Array, ops: Ops) -> Array:
+    """[layers with experts, E]: loads of the rows with weight (the others are padding)."""
+    counts = ops.cast(mask.sum(-1) > 0, "float32")  # [B], 1 for rows with weight
+    loads = stats["expert_load"]
+    return ops.concat([(counts @ loads[index])[None] for index in sorted(loads)], 0)

@@ -1,13 +1,13 @@
-"""What the optimizer's settings mean, one for both backends: which rule updates which tensor.
+"""The optimizer's settings for both backends, and the update rule of each tensor.
 
 `OptimizerConfig` names an optimizer and its settings, `rules` turns it and a model's table into one
 `Rule` per tensor, `core.train.optimizer.updates` computes each kind of rule. In all of them t
 counts updates from 1, weight decay is decoupled (Loshchilov and Hutter, arXiv 1711.05101), and
   p = p - lr (lr_scale u + weight_decay p)
-with u the rule's direction; the decay takes no `lr_scale`, so that a scaled tensor keeps its time
-constant (as in the mup package, scaled_wd). Only tensors that the table marks decay: matrices, not
-norms and biases. The state is fp32: param/NAME, PART/NAME for every part of a rule's state (m/NAME,
-v/NAME …), and `count`, the number of updates.
+with u the rule's direction; the decay has no `lr_scale`, so that a scaled tensor keeps its time
+constant (as in the mup package, scaled_wd). Only tensors that the table marks have weight decay:
+matrices, not norms and biases. The state is fp32: param/NAME, PART/NAME for every part of a rule's
+state (m/NAME, v/NAME …), and `count`, the number of updates.
 """
 
 import math
@@ -23,7 +23,7 @@ from sabia.core.spec.tensors import TensorSpec
 Shape = tuple[int, ...]
 COUNT = "count"
 
-# optimizer → (beta1, beta2) of its paper's language models, for those who name none
+# optimizer → default (beta1, beta2), those of its paper's language models
 BETAS: Mapping[str, tuple[float, float]] = {
     "adamw": (0.9, 0.95),
     "muon": (0.9, 0.95),
@@ -35,12 +35,12 @@ BETAS: Mapping[str, tuple[float, float]] = {
 
 @dataclass(frozen=True)
 class OptimizerConfig:
-    """An optimizer and its numbers; `clip_norm` bounds the gradient's global norm (0: unbounded).
+    """An optimizer and its settings; `clip_norm` bounds the gradient's global norm (0: unbounded).
 
-    beta1, beta2: AdamW (also of what Muon and SOAP leave to it), Lion, SOAP; Adafactor has none.
+    beta1, beta2: of AdamW (also for the tensors that Muon and SOAP do not update), Lion and SOAP.
     soap_every: updates between two refreshes of SOAP's bases; soap_max_dim: a longer side of a
-    matrix is not turned. lr_scales: tensor name → factor of the rate. freeze: regular expression,
-    searched in tensor names; what it finds is not trained.
+    matrix gets no basis. lr_scales: tensor name → factor of the learning rate. freeze: regular
+    expression; tensors whose names match are not trained.
     """
 
     beta1: float = 0.9
@@ -78,7 +78,7 @@ class OptimizerConfig:
 
 @dataclass(frozen=True)
 class Rule:
-    """How one tensor is updated; `decay` is its rate of weight decay, 0 where it has none."""
+    """How one tensor is updated; `decay`: its weight decay, 0 for none."""
 
     kind: str
     decay: float
@@ -90,65 +90,68 @@ class Rule:
 def rules(
     spec: ModelSpec, config: OptimizerConfig, adapters: Sequence[TensorSpec] = ()
 ) -> dict[str, Rule]:
-    """Tensor name → rule, in the order of the table, adapters after it.
+    """Tensor name → rule, in the order of the table, adapters last.
 
-    With `adapters` (LoRA) only they are trained, and the head of a classifier, which the model did
-    not come with. Raises UsageError where `freeze` or a name in
-    `lr_scales` fits no tensor, and where nothing is left to train.
+    With `adapters` (LoRA) only they and the new head of a classifier are trained. Raises UsageError
+    if `freeze` or a name in `lr_scales` matches no tensor, and if nothing is left to train.
     """
     own = spec.tensors()
     if adapters:
         own = tuple(t for t in own if spec.classifier and t.name.startswith("classifier"))
     table = (*spec.tensors(), *adapters)
     frozen = {t.name for t in table} - {t.name for t in (*own, *adapters)}
-    frozen |= _frozen(table, config.freeze) | {t.name for t in table if not t.trained}
+    frozen |= {t.name for t in table if not t.trained}
+    if config.freeze:
+        matches = {t.name for t in table if re.search(config.freeze, t.name)}
+        if not matches:
+            names = f"{table[0].name} … {table[-1].name}"
+            raise UsageError(
+                f"--freeze: {config.freeze!r} matches no tensor (expected some of {names})"
+            )
+        frozen |= matches
     unknown = set(config.lr_scales) - {t.name for t in table}
     if unknown:
         raise UsageError(f"learning-rate scale: no tensor is called {min(unknown)!r}")
     if len(frozen) == len(table):
-        raise UsageError(f"--freeze: {config.freeze!r} leaves nothing to train (expected less)")
-    return {t.name: _rule(t, config, t.name not in frozen) for t in table}
-
-
-def _rule(tensor: TensorSpec, config: OptimizerConfig, trained: bool) -> Rule:
-    scale = config.lr_scales.get(tensor.name, 1.0)
-    decay = config.weight_decay if tensor.decay else 0.0
-    return Rule(_kind(tensor, config.name), decay, config, scale, trained)
+        raise UsageError(
+            f"--freeze: {config.freeze!r} matches all tensors (expected some left to train)"
+        )
+    return {
+        t.name: Rule(
+            kind=_kind(t, config.name),
+            decay=config.weight_decay if t.decay else 0.0,
+            config=config,
+            lr_scale=config.lr_scales.get(t.name, 1.0),
+            trained=t.name not in frozen,
+        )
+        for t in table
+    }
 
 
 def _kind(tensor: TensorSpec, name: str) -> str:
-    """Muon takes the matrices marked for it, SOAP all matrices; AdamW takes what they leave."""
+    """Muon updates the matrices marked for it, SOAP all matrices; AdamW the other tensors."""
     matrix = tensor.dtype_class == "weight" and len(tensor.shape) > 1
-    left = (name == "muon" and not tensor.muon) or (name == "soap" and not matrix)
-    return "adamw" if left else name
-
-
-def _frozen(table: Sequence[TensorSpec], pattern: str) -> set[str]:
-    """Names that `pattern` is found in; none for ''."""
-    if not pattern:
-        return set()
-    found = {t.name for t in table if re.search(pattern, t.name)}
-    if not found:
-        names = f"{table[0].name} … {table[-1].name}"
-        raise UsageError(f"--freeze: {pattern!r} fits no tensor (expected some of {names})")
-    return found
+    not_matched = (name == "muon" and not tensor.muon) or (name == "soap" and not matrix)
+    return "adamw" if not_matched else name
 
 
 def state_parts(rule: Rule, shape: Shape) -> dict[str, tuple[Shape, bool]]:
-    """Part → (shape, whole) of the state that `rule` keeps for a tensor of `shape`.
+    """Part → (shape, whole) of the state of `rule` for a tensor of `shape`.
 
-    Parts that are not `whole` have the tensor's shape and are sharded like it; whole ones are
-    kept whole on every device.
+    A part that is not `whole` has the tensor's shape and is sharded like it; a whole one is
+    replicated on every device.
     """
     if not rule.trained:
         return {}
     if rule.kind in ("muon", "lion"):
         return {"m": (shape, False)}
+    # factored second moment: means of g² over rows and over columns
     if rule.kind == "adafactor" and len(shape) > 1:
         return {"row": (shape[:-1], True), "column": ((*shape[:-2], shape[-1]), True)}
     if rule.kind == "adafactor":
         return {"v": (shape, False)}
     parts: dict[str, tuple[Shape, bool]] = {"m": (shape, False), "v": (shape, False)}
+    # factors L, R of g gᵀ and gᵀ g, and their eigenbases
     if rule.kind == "soap":
         for side, size in soap_sides(rule, shape).items():
             square = (*shape[:-2], size, size)
@@ -159,7 +162,7 @@ def state_parts(rule: Rule, shape: Shape) -> dict[str, tuple[Shape, bool]]:
 def init_state(
     shapes: Mapping[str, Shape], rules: Mapping[str, Rule], zeros: Callable[[str, Shape, bool], Any]
 ) -> dict[str, dict[str, Any]]:
-    """Name → part → what `zeros(name, shape, whole)` gives: the state before the first update."""
+    """Name → part → `zeros(name, shape, whole)`: the state before the first update."""
     return {
         name: {
             part: zeros(name, size, whole)
@@ -170,18 +173,18 @@ def init_state(
 
 
 def soap_sides(rule: Rule, shape: Shape) -> dict[str, int]:
-    """`left` and `right` with their sizes, those left out that are too long to be turned."""
+    """`left` and `right` with their sizes, without those longer than `soap_max_dim`."""
     sides = {"left": shape[-2], "right": shape[-1]}
     return {side: n for side, n in sides.items() if n <= rule.config.soap_max_dim}
 
 
 def state_shapes(shapes: Mapping[str, Shape], rules: Mapping[str, Rule]) -> dict[str, Shape]:
-    """PART/NAME → shape of a whole state but `count`, in the order of checkpoints.
+    """PART/NAME → shape of a whole state without `count`, in the order of checkpoints.
 
     Parameters come first, then part by part.
     """
-    found: dict[str, dict[str, Shape]] = {"param": dict(shapes), "m": {}, "v": {}}
+    by_part: dict[str, dict[str, Shape]] = {"param": dict(shapes), "m": {}, "v": {}}
     for name, shape in shapes.items():
         for part, (size, _) in state_parts(rules[name], shape).items():
-            found.setdefault(part, {})[name] = size
-    return {f"{part}/{name}": size for part, of in found.items() for name, size in of.items()}
+            by_part.setdefault(part, {})[name] = size
+    return {f"{part}/{name}": size for part, of in by_part.items() for name, size in of.items()}

@@ -1,10 +1,10 @@
-"""Learning-rate schedules in NumPy, one for both backends: WSD, cosine, constant.
+"""Learning-rate schedules for both backends: WSD, cosine, constant.
 
 Convention: `step` is the number of updates already made, 0 … steps - 1. The warm-up counts the
-update itself, (step + 1) / warmup, and the tail what is left, (steps - step) / decay, so neither
-the first nor the last update is made at rate 0. With 1000 steps, a warm-up of 100 and a linear
-tail of 200: lr(50) = 0.51, lr(99 … 800) = 1, lr(900) = 0.5, lr(999) = 0.005, lr(1000) = 0.
-With x the share of the decay that is done, 0 … 1, the tails are 1 - x (linear), 2 · 2^-x - 1
+update itself, (step + 1) / warmup, and the decay the remaining steps, (steps - step) / decay, so
+neither the first nor the last update has rate 0. With 1000 steps, a warm-up of 100 and a linear
+decay of 200: lr(50) = 0.51, lr(99 … 800) = 1, lr(900) = 0.5, lr(999) = 0.005, lr(1000) = 0.
+With x the elapsed share of the decay, 0 … 1, its shapes are 1 - x (linear), 2 · 2^-x - 1
 (exponential), (1 + cos πx) / 2 (cosine) and 1 - sqrt x (1-sqrt); Megatron-LM's four shapes.
 Sources: WSD, Hu et al. 2024 (arXiv 2404.06395); its 1 - sqrt tail, Hägele et al. 2024 (arXiv
 2405.18392); cosine, Loshchilov and Hutter 2017 (arXiv 1608.03983).
@@ -26,8 +26,8 @@ TAILS: Mapping[str, Callable[[float], float]] = {
 
 @dataclass(frozen=True)
 class ScheduleConfig:
-    """peak and final rate (a share of the peak), and the steps of warm-up, of the decay (WSD) and
-    in all; kind: wsd, cosine, constant; tail: one of TAILS."""
+    """peak: largest rate; final: last rate as a share of it; steps: in all, of which `warmup` at
+    the start and `decay` (WSD) at the end; kind: wsd, cosine, constant; tail: one of TAILS."""
 
     peak: float
     steps: int
@@ -40,8 +40,8 @@ class ScheduleConfig:
     def __post_init__(self) -> None:
         if self.warmup + (self.decay if self.kind == "wsd" else 0) > self.steps:
             raise UsageError(
-                f"--warmup: {self.warmup} steps, and {self.decay} of decay, in {self.steps} "
-                "(expected at most that many together)"
+                f"--warmup: {self.warmup} steps of warm-up and {self.decay} of decay in "
+                f"{self.steps} steps (expected at most {self.steps} together)"
             )
 
 
@@ -52,7 +52,7 @@ def learning_rate(step: int, config: ScheduleConfig) -> float:
 
 
 def decay_start(config: ScheduleConfig) -> int:
-    """Updates made when the decay begins: the last whole rate is that of this step.
+    """Number of updates before the decay: this step is the last at the peak rate.
 
     WSD: steps - decay; cosine: the end of the warm-up; without a decay: steps.
     """
@@ -62,7 +62,7 @@ def decay_start(config: ScheduleConfig) -> int:
 
 
 def _shape(step: int, config: ScheduleConfig) -> float:
-    """The part of 1 … 0 that the schedule has come down to, warm-up apart."""
+    """The value of the decay, from 1 to 0, without the warm-up."""
     start = decay_start(config)
     if start >= config.steps:
         return 1.0

@@ -1,9 +1,9 @@
-"""The maths of every optimizer, once, over the few array functions that both backends give.
+"""The update rules of all optimizers, over a few array functions that both backends provide.
 
-Each rule turns a gradient g (of the mean loss, clipped) into a direction u; `update` then moves
+Each rule turns a gradient g (of the mean loss, clipped) into a direction u; `update` then computes
 p = p - lr (lr_scale u + decay p). All fp32. Matrices are the last two axes: stacked experts
-[E, a, b] are E matrices. g, p and the elementwise state may be shards of a tensor: `gather` makes
-the whole of a shard and `own` cuts this device's shard out of a whole one.
+[E, a, b] are E matrices. g, p and the elementwise state may be shards of a tensor: `gather` returns
+the whole tensor of a shard, and `own` this device's shard of a whole tensor.
 
 adamw (arXiv 1711.05101): m = b1 m + (1 - b1) g, v = b2 v + (1 - b2) g²,
   u = m/(1 - b1^t) / (sqrt(v/(1 - b2^t)) + eps).
@@ -11,14 +11,14 @@ lion (arXiv 2302.06675): u = sign(b1 m + (1 - b1) g), then m = b2 m + (1 - b2) g
 muon (Jordan 2024, kellerjordan.github.io/posts/muon): m as AdamW's with the momentum μ, then
   Nesterov's μ m + (1 - μ) g, orthogonalised by five Newton-Schulz steps x ← a x + (b A + c A²) x,
   A = x xᵀ, and scaled by 0.2 sqrt(max(a, b)), the RMS of an AdamW update (Moonlight, arXiv
-  2502.16982), so that one rate serves both.
+  2502.16982), so that one learning rate fits both.
 adafactor (arXiv 1804.04235) without relative steps, parameter scale and momentum: row and column
   means of g² with b2 = 1 - t^-0.8, u = g / sqrt(row column / mean(row)), over max(1, rms(u)).
 soap (arXiv 2409.11321, algorithm 3): Adam's v in the eigenbases of L = E[g gᵀ], R = E[gᵀ g]:
-  u = Ql (Qlᵀ m Qr / sqrt(v)) Qrᵀ with v the mean of (Qlᵀ g Qr)². As in the authors' program the
-  first update only makes the bases (a gradient is diagonal in its own, and Adam would divide
-  rounding errors by themselves), and t counts from the second. Every `soap_every` updates one QR
-  step of power iteration, Q = qr(L Q), follows L, the columns and v sorted by eigenvalue.
+  u = Ql (Qlᵀ m Qr / sqrt(v)) Qrᵀ with v the mean of (Qlᵀ g Qr)². As in the authors' code, the first
+  update only computes the bases (a gradient is diagonal in its own eigenbasis, where Adam would
+  divide rounding errors by themselves), and t counts from the second. Every `soap_every` updates,
+  one QR step of power iteration, Q = qr(L Q), follows L; columns and v are sorted by eigenvalue.
 """
 
 import math
@@ -29,7 +29,7 @@ from sabia.core.train.optimizer.config import Rule, soap_sides
 
 Array = Any
 State = Mapping[str, Array]
-Change = Callable[[Array], Array]
+TensorFunction = Callable[[Array], Array]
 
 NEWTON_SCHULZ = (3.4445, -4.7750, 2.0315)
 NEWTON_SCHULZ_STEPS = 5
@@ -38,8 +38,8 @@ ADAFACTOR_DECAY, ADAFACTOR_CLIP, ADAFACTOR_EPS = 0.8, 1.0, 1e-30
 TINY = 1e-20
 
 
-class Maths(Protocol):
-    """What a backend gives; arrays know arithmetic, `@`, indexing, `.shape` and `.mT`."""
+class ArrayFunctions(Protocol):
+    """Functions of a backend; arrays support arithmetic, `@`, indexing, `.shape` and `.mT`."""
 
     def sqrt(self, x: Array) -> Array: ...
     def sign(self, x: Array) -> Array: ...
@@ -47,10 +47,10 @@ class Maths(Protocol):
         """The larger of x and `least`."""
 
     def mean(self, x: Array, axes: tuple[int, ...]) -> Array:
-        """Mean over axes that stay, of size 1."""
+        """Mean over axes, which are kept with size 1."""
 
     def argsort(self, x: Array) -> Array:
-        """Indices that sort the last axis upwards."""
+        """Indices that sort the last axis in ascending order."""
 
     def take(self, x: Array, indices: Array, axis: int) -> Array:
         """x's elements at `indices` along an axis, the other axes broadcast."""
@@ -62,133 +62,180 @@ class Maths(Protocol):
         """Q of x = Q R."""
 
     def expm1(self, x: Any) -> Any:
-        """exp(x) - 1 of a number that comes from the count."""
+        """exp(x) - 1 of a number computed from the count."""
 
     def cond(self, condition: Any, yes: Callable[[], Any], no: Callable[[], Any]) -> Any:
-        """yes() or no(); both give the same shapes."""
+        """yes() or no(), which return the same shapes."""
 
-    def repeat(self, times: int, function: Change, x: Array) -> Array:
+    def repeat(self, times: int, function: TensorFunction, x: Array) -> Array:
         """function(function(… x))."""
 
 
 def identity(x: Array) -> Array:
-    """x: the `gather` and `own` of one device."""
+    """x itself: `gather` and `own` on one device."""
     return x
 
 
 def update(
     rule: Rule,
-    xp: Maths,
+    xp: ArrayFunctions,
     p: Array,
     g: Array,
     state: State,
     count: Any,
     lr: Any,
-    gather: Change = identity,
-    own: Change = identity,
+    gather: TensorFunction = identity,
+    own: TensorFunction = identity,
 ) -> tuple[Array, dict[str, Array]]:
     """One tensor and its state after an update; `count` is the number of updates before it."""
     if not rule.trained:
         return p, dict(state)
-    direction, new = DIRECTIONS[rule.kind](rule, xp, g, state, count, gather, own)
+    direction, new = _DIRECTIONS[rule.kind](rule, xp, g, state, count, gather, own)
     return p - lr * (rule.lr_scale * direction + rule.decay * p), new
 
 
-Step = tuple[Array, dict[str, Array]]
+DirectionAndState = tuple[Array, dict[str, Array]]
 
 
-def _mix(old: Array, new: Array, beta: Any) -> Array:
+def _moving_average(old: Array, new: Array, beta: Any) -> Array:
     return beta * old + (1 - beta) * new
 
 
-def _weight(xp: Maths, beta: float, t: Any) -> Any:
-    """1 - beta^t, the weights that an average of t terms from zero has seen, to full precision."""
+def _bias_correction(xp: ArrayFunctions, beta: float, t: Any) -> Any:
+    """1 - beta^t, the sum of the weights of t terms in a moving average from zero, accurately."""
     return -xp.expm1(t * math.log(beta)) if beta else 1.0
 
 
-def _ratio(rule: Rule, xp: Maths, m: Array, v: Array, t: Any) -> Array:
-    """Adam's unbiased mean over the root of its unbiased mean square."""
+def _adam_direction(rule: Rule, xp: ArrayFunctions, m: Array, v: Array, t: Any) -> Array:
+    """Adam's bias-corrected mean divided by the root of the bias-corrected mean square."""
     config = rule.config
-    root = xp.sqrt(v / _weight(xp, config.beta2, t))
-    return m / _weight(xp, config.beta1, t) / (root + config.eps)
+    root = xp.sqrt(v / _bias_correction(xp, config.beta2, t))
+    return m / _bias_correction(xp, config.beta1, t) / (root + config.eps)
 
 
 def _adamw(
-    rule: Rule, xp: Maths, g: Array, state: State, count: Any, gather: Change, own: Change
-) -> Step:
-    m, v = _mix(state["m"], g, rule.config.beta1), _mix(state["v"], g * g, rule.config.beta2)
-    return _ratio(rule, xp, m, v, count + 1), {"m": m, "v": v}
+    rule: Rule,
+    xp: ArrayFunctions,
+    g: Array,
+    state: State,
+    count: Any,
+    gather: TensorFunction,
+    own: TensorFunction,
+) -> DirectionAndState:
+    m, v = (
+        _moving_average(state["m"], g, rule.config.beta1),
+        _moving_average(state["v"], g * g, rule.config.beta2),
+    )
+    return _adam_direction(rule, xp, m, v, count + 1), {"m": m, "v": v}
 
 
 def _lion(
-    rule: Rule, xp: Maths, g: Array, state: State, count: Any, gather: Change, own: Change
-) -> Step:
-    direction = xp.sign(_mix(state["m"], g, rule.config.beta1))
-    return direction, {"m": _mix(state["m"], g, rule.config.beta2)}
+    rule: Rule,
+    xp: ArrayFunctions,
+    g: Array,
+    state: State,
+    count: Any,
+    gather: TensorFunction,
+    own: TensorFunction,
+) -> DirectionAndState:
+    direction = xp.sign(_moving_average(state["m"], g, rule.config.beta1))
+    return direction, {"m": _moving_average(state["m"], g, rule.config.beta2)}
 
 
 def _muon(
-    rule: Rule, xp: Maths, g: Array, state: State, count: Any, gather: Change, own: Change
-) -> Step:
+    rule: Rule,
+    xp: ArrayFunctions,
+    g: Array,
+    state: State,
+    count: Any,
+    gather: TensorFunction,
+    own: TensorFunction,
+) -> DirectionAndState:
     momentum = rule.config.muon_momentum
-    m = _mix(state["m"], g, momentum)
-    whole = gather(_mix(m, g, momentum) if rule.config.muon_nesterov else m)
+    m = _moving_average(state["m"], g, momentum)
+    # μ m + (1 - μ) g
+    whole = gather(_moving_average(m, g, momentum) if rule.config.muon_nesterov else m)
+    # orthogonal [a, b] has rms 1 / sqrt(max(a, b)); the scale makes it 0.2
     scale = MUON_RMS * math.sqrt(max(whole.shape[-2:]))
     return own(scale * newton_schulz(xp, whole)), {"m": m}
 
 
-def newton_schulz(xp: Maths, x: Array) -> Array:
+def newton_schulz(xp: ArrayFunctions, x: Array) -> Array:
     """Matrices with the singular vectors of x[..., a, b] and singular values near 1 (0.7-1.2)."""
     if x.shape[-2] > x.shape[-1]:
         return newton_schulz(xp, x.mT).mT
     a, b, c = NEWTON_SCHULZ
 
     def step(y: Array) -> Array:
-        gram = y @ y.mT
-        return a * y + (b * gram + c * (gram @ gram)) @ y
+        gram = y @ y.mT  # A = y yᵀ, [..., a, a] with a ≤ b
+        return a * y + (b * gram + c * (gram @ gram)) @ y  # a y + (b A + c A²) y
 
+    # Frobenius norm, an upper bound of the largest singular value
     norm = xp.sqrt(xp.mean(x * x, (-2, -1)) * math.prod(x.shape[-2:]))
     return xp.repeat(NEWTON_SCHULZ_STEPS, step, x / xp.floor(norm, TINY))
 
 
 def _adafactor(
-    rule: Rule, xp: Maths, g: Array, state: State, count: Any, gather: Change, own: Change
-) -> Step:
-    beta = 1 - (count + 1) ** -ADAFACTOR_DECAY
+    rule: Rule,
+    xp: ArrayFunctions,
+    g: Array,
+    state: State,
+    count: Any,
+    gather: TensorFunction,
+    own: TensorFunction,
+) -> DirectionAndState:
+    beta = 1 - (count + 1) ** -ADAFACTOR_DECAY  # b2 = 1 - t^-0.8
     if "v" in state:  # a vector
-        v = _mix(state["v"], g * g + ADAFACTOR_EPS, beta)
+        v = _moving_average(state["v"], g * g + ADAFACTOR_EPS, beta)
         direction = g / xp.sqrt(v)
-        return direction / _excess(xp, gather(direction), (-1,)), {"v": v}
+        return direction / _rms_clip(xp, gather(direction), (-1,)), {"v": v}
     whole = gather(g)
     square = whole * whole + ADAFACTOR_EPS
-    row = _mix(state["row"], xp.mean(square, (-1,))[..., 0], beta)
-    column = _mix(state["column"], xp.mean(square, (-2,))[..., 0, :], beta)
+    # row means [..., a] and column means [..., b] of g²
+    row = _moving_average(state["row"], xp.mean(square, (-1,))[..., 0], beta)
+    column = _moving_average(state["column"], xp.mean(square, (-2,))[..., 0, :], beta)
+    # v ≈ row column / mean(row), a rank-1 estimate
     rows = xp.sqrt(row / xp.mean(row, (-1,)))[..., None]
     direction = whole / rows / xp.sqrt(column)[..., None, :]
-    direction = direction / _excess(xp, direction, (-2, -1))
+    direction = direction / _rms_clip(xp, direction, (-2, -1))
     return own(direction), {"row": row, "column": column}
 
 
-def _excess(xp: Maths, x: Array, axes: tuple[int, ...]) -> Array:
-    """By how much the RMS of x is above the clip, at least 1."""
+def _rms_clip(xp: ArrayFunctions, x: Array, axes: tuple[int, ...]) -> Array:
+    """max(1, rms(x) / clip), by which an update is divided."""
     return xp.floor(xp.sqrt(xp.mean(x * x, axes)) / ADAFACTOR_CLIP, 1.0)
 
 
 def _soap(
-    rule: Rule, xp: Maths, g: Array, state: State, count: Any, gather: Change, own: Change
-) -> Step:
+    rule: Rule,
+    xp: ArrayFunctions,
+    g: Array,
+    state: State,
+    count: Any,
+    gather: TensorFunction,
+    own: TensorFunction,
+) -> DirectionAndState:
     whole = gather(g)
     sides = soap_sides(rule, whole.shape)
     if not sides:
         return _adamw(rule, xp, g, state, count, gather, own)
     config, bases = rule.config, {side: state[f"{side}_basis"] for side in sides}
-    turned = own(_turn(whole, bases))  # zero before there are bases, and so are v and u
-    m = _mix(state["m"], g, config.beta1) * (count > 0)
-    v = _mix(state["v"], turned * turned, config.beta2)
-    ratio = _ratio(rule, xp, own(_turn(gather(m), bases)), v, count + (count == 0))
-    direction = own(_turn_back(gather(ratio), bases))
-    seen = {"left": whole @ whole.mT, "right": whole.mT @ whole}
-    factors = {side: _mix(state[side], seen[side], config.beta2) for side in sides}
+    # before the first bases, which are zero, this is zero, and so are v and u
+    rotated_gradient = own(_to_eigenbasis(whole, bases))
+    # not updated by the first gradient
+    m = _moving_average(state["m"], g, config.beta1) * (count > 0)
+    # of (Qlᵀ g Qr)²
+    v = _moving_average(state["v"], rotated_gradient * rotated_gradient, config.beta2)
+    # Qlᵀ m Qr / sqrt(v); t counts from the second update
+    rotated_direction = _adam_direction(
+        rule, xp, own(_to_eigenbasis(gather(m), bases)), v, count + (count == 0)
+    )
+    direction = own(_from_eigenbasis(gather(rotated_direction), bases))  # Ql … Qrᵀ
+    # L = E[g gᵀ] [..., a, a], R = E[gᵀ g] [..., b, b]
+    outer_products = {"left": whole @ whole.mT, "right": whole.mT @ whole}
+    factors = {
+        side: _moving_average(state[side], outer_products[side], config.beta2) for side in sides
+    }
     v, bases = xp.cond(
         count == 0,
         lambda: (v, {side: xp.eigenvectors(factors[side]) for side in sides}),
@@ -201,38 +248,39 @@ def _soap(
     return direction, {"m": m, "v": v, **factors} | {f"{s}_basis": bases[s] for s in sides}
 
 
-def _turn(x: Array, bases: Mapping[str, Array]) -> Array:
+def _to_eigenbasis(x: Array, bases: Mapping[str, Array]) -> Array:
     if "left" in bases:
         x = bases["left"].mT @ x
     return x @ bases["right"] if "right" in bases else x
 
 
-def _turn_back(x: Array, bases: Mapping[str, Array]) -> Array:
+def _from_eigenbasis(x: Array, bases: Mapping[str, Array]) -> Array:
     if "left" in bases:
         x = bases["left"] @ x
     return x @ bases["right"].mT if "right" in bases else x
 
 
 def _refresh(
-    xp: Maths,
+    xp: ArrayFunctions,
     factors: Mapping[str, Array],
     bases: Mapping[str, Array],
     v: Array,
-    gather: Change,
-    own: Change,
+    gather: TensorFunction,
+    own: TensorFunction,
 ) -> tuple[Array, dict[str, Array]]:
-    """One step of power iteration from the sorted bases; v's rows and columns go along."""
+    """One step of power iteration from the sorted bases; sorts v's rows and columns alike."""
     whole, new = gather(v), {}
     for side, factor in factors.items():
         basis = bases[side]
+        # diag(Qᵀ L Q), the estimated eigenvalues
         eigenvalues = xp.mean((factor @ basis) * basis, (-2,))  # times a constant
         order = xp.argsort(-eigenvalues)
-        new[side] = xp.orthonormal(factor @ xp.take(basis, order, -1))
+        new[side] = xp.orthonormal(factor @ xp.take(basis, order, -1))  # Q = qr(L Q)
         whole = xp.take(whole, order.mT, -2) if side == "left" else xp.take(whole, order, -1)
     return own(whole), new
 
 
-DIRECTIONS: Mapping[str, Callable[..., Step]] = {
+_DIRECTIONS: Mapping[str, Callable[..., DirectionAndState]] = {
     "adamw": _adamw,
     "muon": _muon,
     "lion": _lion,

@@ -13,7 +13,7 @@ from sabia.core.train.optimizer.updates import update
 Array = jax.Array
 States = dict[str, dict[str, Array]]
 
-MATHS = SimpleNamespace(
+ARRAY_FUNCTIONS = SimpleNamespace(
     sqrt=jnp.sqrt,
     sign=jnp.sign,
     floor=jnp.maximum,
@@ -29,7 +29,7 @@ MATHS = SimpleNamespace(
 
 
 def init_jax(shapes: Mapping[str, tuple[int, ...]], rules: Mapping[str, Rule]) -> States:
-    """Name → part → zeros: the state before the first update (jit it with the layouts wanted)."""
+    """Name → part → zeros: the state before the first update; jit it with out_shardings."""
     return init_state(shapes, rules, lambda _name, size, _whole: jnp.zeros(size, jnp.float32))
 
 
@@ -43,12 +43,12 @@ def apply_jax(
 ) -> tuple[dict[str, Array], States]:
     """Parameters and state after an update; `count` is the number of updates made before.
 
-    Frozen tensors need no gradient. Arrays are global: the compiler splits what is computed.
+    Frozen tensors need no gradient. Arrays are global: the compiler shards the computation.
     """
     new: dict[str, Array] = {}
     parts: States = {}
     with jax.default_matmul_precision("float32"):  # a TPU's default is bfloat16
         for name, p in params.items():
             arguments = (p, grads.get(name), state[name], count, lr)
-            new[name], parts[name] = update(rules[name], MATHS, *arguments)
+            new[name], parts[name] = update(rules[name], ARRAY_FUNCTIONS, *arguments)
     return new, parts

@@ -29,20 +29,20 @@ OWN = {
 MESH = "sinks@context=2,tensor=2,expert=2"
 
 
-def found(folder: Path, backend: str, models: tuple[str, ...], **asked: str) -> dict:
+def found(folder: Path, backend: str, models: tuple[str, ...], **requested: str) -> dict:
     environment = {
         k: v for k, v in os.environ.items() if not k.endswith(("_KERNELS", "_INTERPRET"))
     }
-    environment |= {"OMP_NUM_THREADS": "1", "XLA_FLAGS": HURRY} | asked
-    file = folder / f"{'_'.join(asked.values()) or 'auto'}.npz"
+    environment |= {"OMP_NUM_THREADS": "1", "XLA_FLAGS": HURRY} | requested
+    file = folder / f"{'_'.join(requested.values()) or 'auto'}.npz"
     words = [sys.executable, str(WORKER), backend, str(file), *models]
     done = subprocess.run(words, capture_output=True, text=True, env=environment)
     assert done.returncode == 0, done.stderr[-3000:]
     return dict(np.load(file))
 
 
-def agree(folder: Path, backend: str, *models: str, **asked: str) -> None:
-    without, by_kernels = (found(folder, backend, models, **more) for more in ({}, asked))
+def agree(folder: Path, backend: str, *models: str, **requested: str) -> None:
+    without, by_kernels = (found(folder, backend, models, **more) for more in ({}, requested))
     assert set(without) == set(by_kernels)
     for name, array in without.items():
         gap = np.linalg.norm(array - by_kernels[name]) / (np.linalg.norm(array) or 1.0)
@@ -97,7 +97,7 @@ def test_what_there_is_not_is_refused(
 
 def test_names_go_to_the_operations_that_have_them(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(kernel_choice.VARIABLE, "library")
-    assert kernels_of("torch").asked == {
+    assert kernels_of("torch").requested == {
         "attention": "library",
         "grouped_matmul": "library",
         "rms_norm": "library",
@@ -105,8 +105,8 @@ def test_names_go_to_the_operations_that_have_them(monkeypatch: pytest.MonkeyPat
     }
     monkeypatch.setenv(kernel_choice.VARIABLE, "attention=pallas, grouped_matmul=auto")
     kernels = kernels_of("jax")
-    assert kernels.asked["attention"] == "pallas" and kernels.serve("attention", "cpu")
-    assert not kernels.serve("grouped_matmul", "cpu") and kernels.serve("grouped_matmul", "tpu")
+    assert kernels.requested["attention"] == "pallas" and kernels.use("attention", "cpu")
+    assert not kernels.use("grouped_matmul", "cpu") and kernels.use("grouped_matmul", "tpu")
 
 
 def described(backend: str, spec: ModelSpec) -> str:
@@ -128,7 +128,7 @@ def test_a_run_says_what_computes_or_why_it_cannot(
     assert "grouped_matmul by reference" in told and "vocabulary_loss by reference" in told
     assert "attention" not in told and told.endswith(own)
     monkeypatch.setenv("SABIA_KERNELS", OWN[backend]["SABIA_KERNELS"])
-    with pytest.raises(MissingBackend, match=r"cannot serve: .*SABIA_KERNELS=auto takes"):
+    with pytest.raises(MissingBackend, match=r"cannot serve: .*; use SABIA_KERNELS=auto"):
         described(backend, spec)
     monkeypatch.setenv("SABIA_KERNELS", "library")
     with pytest.raises(MissingBackend, match="cap or sinks"):

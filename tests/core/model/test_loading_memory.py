@@ -19,7 +19,7 @@ from training_cases import ENVIRONMENT, make_tokens, sabia
 
 from sabia.core.model.init import init_params
 from sabia.core.model.storage.hub import read_checkpoint, save_model
-from sabia.core.model.storage.safetensors_file import let_go, numpy_dtype
+from sabia.core.model.storage.safetensors_file import numpy_dtype, release_pages
 from sabia.core.spec import from_config, load_spec, new_config, parameter_count
 
 pytest.importorskip("torch", reason="the torch backend")
@@ -71,7 +71,7 @@ LOAD = f"""
 import re, sys
 from sabia.core.model.storage.hub import load_model
 from sabia.core.train.losses.next_token import next_token_loss
-from sabia.core.train.stepper import make_stepper
+from sabia.core.train.stepper_factory import make_stepper
 stepper = make_stepper("torch", *load_model(sys.argv[1]), next_token_loss)
 if stepper.params: {REPORT}
 """
@@ -115,13 +115,13 @@ def test_training_holds_the_state_and_one_shard(tmp_path: Path, dtype: str) -> N
     held(peaks, tmp_path, 16)
 
 
-def test_what_is_let_go_is_read_again(tmp_path: Path) -> None:
+def test_released_pages_are_read_again(tmp_path: Path) -> None:
     model = make_model(tmp_path / "model", "small", numpy_dtype("float32"))
     arrays = read_checkpoint(model)
     before = {name: array.copy() for name, array in arrays.items()}
     for array in (*arrays.values(), *before.values()):  # of memory that is not mapped nothing goes
-        let_go(array)
-        let_go(array[:1].T)
+        release_pages(array)
+        release_pages(array[:1].T)
     assert all(np.array_equal(arrays[name], before[name]) for name in arrays)
 
 

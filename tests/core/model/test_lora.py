@@ -240,7 +240,7 @@ def test_peft_reads_ours(peft: Any, model: Any, tmp_path: Path, targets: str) ->
     [
         ({"rank": 0}, "rank 0"),
         ({"alpha": 0.0}, "alpha 0"),
-        ({"targets": "embed|head|norm"}, "fits no matrix"),
+        ({"targets": "embed|head|norm"}, "matches no matrix"),
     ],
 )
 def test_refused_settings(settings: dict, message: str) -> None:
@@ -254,5 +254,5 @@ def test_stacked_experts_are_not_targets() -> None:
     config |= {"num_local_experts": 4, "num_experts_per_tok": 2}
     spec = from_config(config)
     assert {t.name for t in adaptable(spec)} == {f"layers.0.attn.{x}" for x in "qkvo"}
-    with pytest.raises(UsageError, match="fits no matrix"):
+    with pytest.raises(UsageError, match="matches no matrix"):
         targeted(spec, LoraConfig(targets="experts"))

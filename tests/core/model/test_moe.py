@@ -127,7 +127,7 @@ def test_loads_and_losses_count_real_tokens_row_by_row(
     from sabia.core.model import moe
 
     seen: list[Any] = []
-    plain = moe.report
+    plain = moe.add_stats
 
     def spy(router: Router, block: Any, scores: Any, chosen: Any) -> None:
         seen.append((scores, chosen))
@@ -138,7 +138,7 @@ def test_loads_and_losses_count_real_tokens_row_by_row(
         for key, values in stats_of(name, ops)[1].items():
             np.testing.assert_allclose(values, torch_stats[key], rtol=1e-5, err_msg=key)
         return
-    monkeypatch.setattr(moe, "report", spy)
+    monkeypatch.setattr(moe, "add_stats", spy)
     spec, stats, _ = stats_of(name, ops)
     router = spec.layers[-1].mlp.router
     scores, chosen = (x.double().numpy() if x.is_floating_point() else x.numpy() for x in seen[-1])

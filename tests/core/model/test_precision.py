@@ -10,6 +10,7 @@ import pytest
 from sabia.core.errors import UsageError
 from sabia.core.model import forward
 from sabia.core.model import precision as p
+from sabia.core.model.precision_backends import wrap
 from sabia.core.numerics import hadamard, integers, tiles
 from sabia.core.spec import from_config, new_config
 from sabia.kernels.quantize.interface import NVFP4, mix
@@ -25,19 +26,19 @@ def lowered(ops: Any, name: str, group: int | None = None) -> Any:
     """Operations that round NAME's products, in a known part of a known step."""
     precision = p.BY_NAME[name]
     if group is not None:
-        precision = replace(precision, served=p.Served("int4", group))
-    return p.wrap(ops, SPEC, precision, SEED).at(STEP, PART)
+        precision = replace(precision, qat=p.QatTarget("int4", group))
+    return wrap(ops, SPEC, precision, SEED).at(STEP, PART)
 
 
 def draws(shape: tuple[int, int], of_weight: bool) -> np.ndarray:
     """The uniform numbers of NAME's gradients, from the definition."""
-    first, second = p.words(SEED, NAME)
+    first, second = p.hash_words(SEED, NAME)
     clock = mix((mix(STEP) + PART * 0x9E3779B9) & 0xFFFFFFFF)
     role = 0x5BD1E995 if of_weight else 0
     return tiles.uniforms(shape, (mix(clock ^ first), second ^ role))
 
 
-def turned(x: np.ndarray, products: p.Products) -> np.ndarray:
+def turned(x: np.ndarray, products: p.MatmulRecipe) -> np.ndarray:
     """xᵀ, behind the transform where the recipe has one."""
     if not products.hadamard:
         return x.T.copy()
@@ -50,7 +51,7 @@ def times(a: np.ndarray, b: np.ndarray) -> np.ndarray:
 
 
 def oracle(
-    products: p.Products, x: np.ndarray, w: np.ndarray, dy: np.ndarray
+    products: p.MatmulRecipe, x: np.ndarray, w: np.ndarray, dy: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """(y, dx, dw) of the recipe."""
     seen = tiles.simulate(w, products.weight)
@@ -105,7 +106,7 @@ def test_linear_and_its_gradients_are_the_recipe(
     low = lowered(ops, name)
     x, w, dy = matrices(*sizes)
     found = gradients(ops, lambda x, w: low.linear(x, w, name=NAME), [x, w], dy)
-    for mine, wanted in zip(found, oracle(low.precision.products, x, w, dy), strict=True):
+    for mine, wanted in zip(found, oracle(low.precision.recipe, x, w, dy), strict=True):
         close(mine, wanted)
 
 
@@ -115,7 +116,7 @@ def test_experts_and_their_gradients_are_the_recipe(
     ops: Any, name: str, sizes: tuple[int, int]
 ) -> None:
     """Three experts, one of them without rows."""
-    low, products = lowered(ops, name), p.BY_NAME[name].products
+    low, products = lowered(ops, name), p.BY_NAME[name].recipe
     assert products is not None
     counts, (width, out) = [21, 0, 27], sizes
     x, _, dy = matrices(48, width, out)
@@ -141,7 +142,7 @@ def test_experts_and_their_gradients_are_the_recipe(
 
 
 def _expert_gradients(
-    products: p.Products, x: np.ndarray, dy: np.ndarray, counts: list[int]
+    products: p.MatmulRecipe, x: np.ndarray, dy: np.ndarray, counts: list[int]
 ) -> np.ndarray:
     group = products.group
     room = [-(-count // group) * group for count in counts]
@@ -163,7 +164,7 @@ def _expert_gradients(
 
 def test_chance_repeats_and_depends_on_step_part_and_name(ops: Any) -> None:
     """Under jax with a traced step and part."""
-    low = p.wrap(ops, SPEC, p.BY_NAME["nvfp4"], SEED)
+    low = wrap(ops, SPEC, p.BY_NAME["nvfp4"], SEED)
     x, w, dy = matrices(32, 64, 48)
     w = ops.to_device({"w": w})["w"]
 
@@ -223,7 +224,7 @@ def test_fake_integers_have_the_bits_of_the_codec(ops: Any, bits: int) -> None:
     np.testing.assert_array_equal(found, integers.decode(integers.encode(w, scale, bits), scale))
 
 
-def test_trained_for_nvfp4_sees_the_served_weights(ops: Any) -> None:
+def test_qat_nvfp4_computes_with_the_quantized_weights(ops: Any) -> None:
     low = lowered(ops, "qat-nvfp4")
     x, w, dy = matrices(24, 64, 40)
     found = gradients(ops, lambda x, w: low.linear(x, w, name=NAME), [x, w], dy)
@@ -254,7 +255,7 @@ def test_what_stays_high_is_untouched(ops: Any) -> None:
     given = ops.to_device({"x": x, "w": w})
     low = lowered(ops, "nvfp4")
     for name in ("head", "embed", "layers.0.attn.q", "layers.1.mlp.up", "layers.3.mlp.up", None):
-        assert name not in low.low
+        assert name not in low.quantized
         same = low.linear(given["x"], given["w"], name=name), ops.linear(given["x"], given["w"])
         found = ops.to_numpy(dict(zip("ab", same, strict=True)))
         np.testing.assert_array_equal(found["a"], found["b"])
@@ -293,7 +294,7 @@ def test_a_model_computes_in_it(ops: Any, name: str, remat: Any) -> None:
 
     arrays, one = [params[name] for name in names], np.ones((), np.float32)
     exact = gradients(ops, loss_in(ops), arrays, one)
-    low = p.wrap(ops, spec, replace(p.BY_NAME[name], first=1, last=0.0), SEED).at(STEP)
+    low = wrap(ops, spec, replace(p.BY_NAME[name], bf16_first=1, bf16_last=0.0), SEED).at(STEP)
     found = gradients(ops, loss_in(low), arrays, one)
     assert abs(found[0] - exact[0]) < 0.05 * exact[0]
     a, b = (np.concatenate([g.ravel() for g in part[1:]]) for part in (found, exact))
@@ -306,7 +307,7 @@ def test_torch_compiles_the_products_without_a_break() -> None:
     torch = pytest.importorskip("torch")
     from sabia.core.model.backend import load_ops
 
-    low = p.wrap(load_ops("torch"), SPEC, p.BY_NAME["nvfp4"], SEED)
+    low = wrap(load_ops("torch"), SPEC, p.BY_NAME["nvfp4"], SEED)
     x, w, dy = (torch.from_numpy(array) for array in matrices(32, 64, 48))
     w.requires_grad_()
 

@@ -8,6 +8,7 @@ import pytest
 
 from sabia.core.errors import UsageError
 from sabia.core.model import precision as p
+from sabia.core.model.precision_backends import describe, wrap
 from sabia.core.spec import from_config, new_config
 from sabia.kernels.quantize.interface import (
     FP8,
@@ -28,21 +29,21 @@ def spec_of(layers: int) -> Any:
 
 @pytest.mark.parametrize(("layers", "low"), [(4, [2]), (20, range(2, 17)), (40, range(2, 34))])
 def test_nvfp4_keeps_the_first_two_layers_and_the_last_seventh(layers: int, low: Any) -> None:
-    names = p.low_tensors(spec_of(layers), p.BY_NAME["nvfp4"])
+    names = p.quantized_weights(spec_of(layers), p.BY_NAME["nvfp4"])
     parts = ("attn.q", "attn.k", "attn.v", "attn.o", "mlp.gate", "mlp.up", "mlp.down")
     assert names == {f"layers.{layer}.{part}" for layer in low for part in parts}
 
 
 def test_fp8_takes_every_layer_and_bf16_none() -> None:
-    assert len(p.low_tensors(spec_of(3), p.BY_NAME["fp8"])) == 21
-    assert p.low_tensors(spec_of(3), p.BY_NAME["bf16"]) == frozenset()
-    plain = p.wrap(object(), spec_of(3), p.BY_NAME["bf16"])
+    assert len(p.quantized_weights(spec_of(3), p.BY_NAME["fp8"])) == 21
+    assert p.quantized_weights(spec_of(3), p.BY_NAME["bf16"]) == frozenset()
+    plain = wrap(object(), spec_of(3), p.BY_NAME["bf16"])
     assert plain.at(3) is plain
 
 
 def test_a_recipe_that_would_round_nothing_is_refused() -> None:
     with pytest.raises(UsageError, match="2 first and 1 last of 3 layers"):
-        p.low_tensors(spec_of(3), p.BY_NAME["nvfp4"])
+        p.quantized_weights(spec_of(3), p.BY_NAME["nvfp4"])
 
 
 def test_an_unknown_precision_is_refused() -> None:
@@ -53,22 +54,22 @@ def test_an_unknown_precision_is_refused() -> None:
 def test_the_tail_is_the_decay() -> None:
     nvfp4 = p.BY_NAME["nvfp4"]
     schedule = p.PrecisionSchedule(nvfp4, steps=100, decay=20, bf16_tail=True)
-    names = [p.recipe_at(step, schedule).name for step in range(100)]
+    names = [p.precision_at(step, schedule).name for step in range(100)]
     assert names == ["nvfp4"] * 80 + ["bf16"] * 20
     always = replace(schedule, bf16_tail=False)
-    assert {p.recipe_at(step, always) for step in range(100)} == {nvfp4}
+    assert {p.precision_at(step, always) for step in range(100)} == {nvfp4}
     with pytest.raises(UsageError, match="0 decay steps"):
         p.PrecisionSchedule(nvfp4, steps=100, bf16_tail=True)
 
 
 def test_descriptions_say_what_computes() -> None:
     torch = pytest.importorskip("torch")
-    assert p.describe(p.BY_NAME["fp8"], torch.device("cpu")) == "fp8: emulated on cpu"
-    assert p.describe(p.BY_NAME["nvfp4"], "cpu") == "nvfp4: emulated on cpu"
-    assert p.describe(p.BY_NAME["qat-int8"], "cpu").startswith("qat-int8: weights rounded as int8")
-    assert p.describe(p.BY_NAME["bf16"], "cpu") == "bf16: products in bfloat16"
+    assert describe(p.BY_NAME["fp8"], torch.device("cpu")) == "fp8: emulated on cpu"
+    assert describe(p.BY_NAME["nvfp4"], "cpu") == "nvfp4: emulated on cpu"
+    assert describe(p.BY_NAME["qat-int8"], "cpu").startswith("qat-int8: weights rounded as int8")
+    assert describe(p.BY_NAME["bf16"], "cpu") == "bf16: products in bfloat16"
     jax = pytest.importorskip("jax")
-    assert p.describe(p.BY_NAME["fp8"], jax.devices("cpu")[0]) == "fp8: emulated on cpu"
+    assert describe(p.BY_NAME["fp8"], jax.devices("cpu")[0]) == "fp8: emulated on cpu"
 
 
 @pytest.mark.parametrize(
@@ -122,14 +123,14 @@ def test_fp8_units_of_torch_give_the_emulated_product(gradient: bool) -> None:
 def test_operands_are_what_scaled_mm_reads(kind: str, weight: bool) -> None:
     """Its own checks of shapes, strides and dtypes, which need no chip."""
     torch = pytest.importorskip("torch")
-    from sabia.core.model.precision_torch_units import multiplied
+    from sabia.core.model.precision_torch_units import product_by_units
 
     with torch.device("meta"):
         a, b = torch.empty(40, 200), torch.empty(72, 200)
-    products = p.BY_NAME[kind].products
+    products = p.BY_NAME[kind].recipe
     assert products is not None
     right = products.weight if weight else products.activation
-    out = multiplied(a, products.activation, b, right, torch.bfloat16)
+    out = product_by_units(a, products.activation, b, right, torch.bfloat16)
     assert out.shape == (40, 72) and out.dtype == torch.bfloat16
 
 
@@ -137,7 +138,7 @@ def test_operands_are_what_scaled_mm_reads(kind: str, weight: bool) -> None:
 def test_swizzled_scales_lie_where_cublas_looks(shape: tuple[int, int]) -> None:
     """The offset that the cuBLAS manual gives for (row, column), blocks of 128 × 4 in order."""
     torch = pytest.importorskip("torch")
-    from sabia.core.model.precision_torch_units import swizzled
+    from sabia.core.model.precision_torch_units import swizzled_scales
 
     scales = np.random.default_rng(0).integers(1, 255, shape, np.uint8)
     across = -(-shape[1] // 4)
@@ -147,7 +148,7 @@ def test_swizzled_scales_lie_where_cublas_looks(shape: tuple[int, int]) -> None:
             block = row // 128 * across + column // 4
             offset = row % 32 * 16 + row % 128 // 32 * 4 + column % 4
             wanted[block * 512 + offset] = scales[row, column]
-    np.testing.assert_array_equal(swizzled(torch.from_numpy(scales)).numpy(), wanted)
+    np.testing.assert_array_equal(swizzled_scales(torch.from_numpy(scales)).numpy(), wanted)
 
 
 @pytest.mark.parametrize("gradient", [False, True])

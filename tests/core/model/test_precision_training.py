@@ -13,13 +13,14 @@ import pytest
 from sabia.core.model import forward
 from sabia.core.model import precision as p
 from sabia.core.model.backend import load_ops
+from sabia.core.model.precision_backends import wrap
 from sabia.core.spec import from_config, new_config
 
 torch = pytest.importorskip("torch")
 SHAPE = {"hidden": 64, "layers": 2, "vocab": 128, "heads": 4, "kv_heads": 2, "head_dim": 16}
 SPEC = from_config(new_config("llama", **SHAPE, ffn=160, context=64))
-NVFP4 = replace(p.BY_NAME["nvfp4"], first=0, last=0.0)
-BARE = replace(NVFP4, products=replace(NVFP4.products, stochastic=False, hadamard=False))
+NVFP4 = replace(p.BY_NAME["nvfp4"], bf16_first=0, bf16_last=0.0)
+BARE = replace(NVFP4, recipe=replace(NVFP4.recipe, stochastic=False, hadamard=False))
 
 
 def rows_of(steps: int, rows: int = 8, length: int = 32) -> np.ndarray:
@@ -37,7 +38,7 @@ def rows_of(steps: int, rows: int = 8, length: int = 32) -> np.ndarray:
 def last_loss(precision: p.Precision, steps: int) -> float:
     """Mean loss of the last tenth of a training with AdamW."""
     random, peak = np.random.default_rng(0), 3e-3
-    ops = p.wrap(load_ops("torch"), SPEC, precision, seed=1)
+    ops = wrap(load_ops("torch"), SPEC, precision, seed=1)
     params = {
         t.name: (random.standard_normal(t.shape) * t.init.std).astype(np.float32)
         + np.float32(t.init.kind == "ones")
@@ -64,7 +65,7 @@ def last_loss(precision: p.Precision, steps: int) -> float:
 @pytest.mark.parametrize("name", ["fp8", "fp8-block", "nvfp4"])
 def test_two_hundred_steps_end_near_bf16(name: str) -> None:
     """NVFP4 with one of two layers in BF16; in both it costs about 3 % at this size."""
-    precision = replace(NVFP4, first=1) if name == "nvfp4" else p.BY_NAME[name]
+    precision = replace(NVFP4, bf16_first=1) if name == "nvfp4" else p.BY_NAME[name]
     assert last_loss(precision, 200) == pytest.approx(last_loss(p.BY_NAME["bf16"], 200), rel=0.02)
 
 
@@ -83,7 +84,7 @@ def test_without_chance_and_transform_the_gradient_is_biased() -> None:
     wanted = (dy @ seen).flatten()
 
     def error(precision: p.Precision, draws: int) -> float:
-        low, total = p.wrap(ops, SPEC, precision, seed=1), torch.zeros(64, 64)
+        low, total = wrap(ops, SPEC, precision, seed=1), torch.zeros(64, 64)
         for step in range(draws):
             given = x.clone().requires_grad_()
             low.at(step).linear(given, weight, name=name).backward(dy)
@@ -98,5 +99,5 @@ def test_without_chance_and_transform_the_gradient_is_biased() -> None:
 def _rounded_weight(weight: torch.Tensor) -> torch.Tensor:
     from sabia.kernels.quantize.torch_impl import rounded
 
-    values, scale = rounded(weight, NVFP4.products.weight)
+    values, scale = rounded(weight, NVFP4.recipe.weight)
     return values * scale

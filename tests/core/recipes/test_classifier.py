@@ -13,7 +13,7 @@ from sabia.core.errors import BadData, UsageError
 from sabia.core.model import backend
 from sabia.core.model.storage import hub
 from sabia.core.options.classify_train import ClassifyTrainOptions
-from sabia.core.recipes.classifier import fine_tuning
+from sabia.core.recipes.classifier.fine_tuning import fine_tuning
 from sabia.core.recipes.classifier.sequence_classifier import ClassifierModel, ModelScorer
 from sabia.core.shards.job import Job
 from sabia.core.spec import from_config
@@ -21,7 +21,7 @@ from sabia.core.spec.families import with_classifier
 from sabia.core.spec.heads import classifier_config
 from sabia.core.train.labelled_rows import labelled_rows
 from sabia.core.train.losses.classification import classification_loss, row_losses
-from sabia.core.train.stepper import make_stepper
+from sabia.core.train.stepper_factory import make_stepper
 
 from .classifiers import DECODER, ENCODER, documents, model, report, texts
 

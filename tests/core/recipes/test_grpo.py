@@ -36,7 +36,7 @@ from sabia.core.text.tokenize.tokenizer import load_tokenizer
 from sabia.core.text.tokenize.tokenizer_training import train_bpe
 from sabia.core.train.losses.grpo import grpo_loss
 from sabia.core.train.losses.next_token import next_token_loss
-from sabia.core.train.stepper import make_stepper
+from sabia.core.train.stepper_factory import make_stepper
 
 
 @pytest.fixture(scope="module", autouse=True)

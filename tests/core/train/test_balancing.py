@@ -9,9 +9,9 @@ import pytest
 from sabia.core.model.backend import load_ops
 from sabia.core.model.storage.hub import init_params
 from sabia.core.spec import from_config, new_config
-from sabia.core.train.balancing import balanced_bias, correction_names
+from sabia.core.train.balancing import balanced_bias, bias_names
 from sabia.core.train.losses.next_token import next_token_loss
-from sabia.core.train.stepper import make_stepper
+from sabia.core.train.stepper_factory import make_stepper
 
 SHAPE = {"hidden": 32, "layers": 2, "vocab": 97, "heads": 4, "ffn": 64, "experts": 6, "chosen": 2}
 SPEC = from_config(new_config("deepseek_v3", **SHAPE) | {"first_k_dense_replace": 0})
@@ -100,5 +100,5 @@ def test_the_bias_evens_out_a_router() -> None:
 
 
 def test_rows_of_loads_name_their_bias() -> None:
-    assert correction_names(SPEC) == ("layers.0.mlp.correction", "layers.1.mlp.correction")
-    assert correction_names(from_config(new_config("mixtral", **SHAPE))) == (None,) * 2
+    assert bias_names(SPEC) == ("layers.0.mlp.correction", "layers.1.mlp.correction")
+    assert bias_names(from_config(new_config("mixtral", **SHAPE))) == (None,) * 2

@@ -12,7 +12,7 @@ from sabia.core.train.losses import grpo
 from sabia.core.train.losses.grpo import (
     advantages,
     aggregation_weights,
-    live_groups,
+    informative_groups,
     policy_losses,
 )
 
@@ -139,7 +139,7 @@ def test_clip_marks_where_it_binds():
 
 def test_groups_that_teach_nothing(rows):
     rewards = np.array([[1, 1, 1], [0, 1, 0], [np.nan, 1, 1], [np.nan, np.nan, 1], [np.nan] * 3])
-    assert live_groups(rewards).tolist() == [False, True, False, False, False]
+    assert informative_groups(rewards).tolist() == [False, True, False, False, False]
     assert np.isfinite(advantages(rewards)).all()
     assert advantages(rewards)[2:].tolist() == [[0.0] * 3] * 3
     assert advantages(rows["rewards"])[3].tolist() == [-0.5, 0.0, 0.5]

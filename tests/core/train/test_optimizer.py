@@ -65,8 +65,8 @@ def test_adapters_are_trained_alone() -> None:
 @pytest.mark.parametrize(
     ("config", "message"),
     [
-        ({"freeze": "layers.9"}, "fits no tensor"),
-        ({"freeze": "."}, "leaves nothing to train"),
+        ({"freeze": "layers.9"}, "matches no tensor"),
+        ({"freeze": "."}, "matches all tensors"),
         ({"lr_scales": {"emb": 0.1}}, "no tensor is called 'emb'"),
         ({"lr_scales": {"embed": 0.0}}, "expected above 0"),
         ({"beta1": 1.0}, "betas"),

@@ -9,7 +9,7 @@ from sabia.core.parallel.mesh import Mesh
 from sabia.core.spec import from_config, new_config
 from sabia.core.train.losses.next_token import next_token_loss
 from sabia.core.train.optimizer.config import OptimizerConfig
-from sabia.core.train.stepper import make_stepper
+from sabia.core.train.stepper_factory import make_stepper
 
 SPEC = from_config(new_config("llama", hidden=32, layers=1, vocab=97, heads=4, kv_heads=2, ffn=64))
 PARAMS = init_params(SPEC, 0)
@@ -73,7 +73,7 @@ def test_backends_agree_over_twenty_steps() -> None:
         assert abs(a["grad_norm"] - b["grad_norm"]) <= 1e-4 * a["grad_norm"]
         assert a["weight"] == b["weight"] == batch(step)["loss_mask"].sum()
         np.testing.assert_allclose(a["source_loss"], b["source_loss"], rtol=1e-5)
-        assert a["tallies"].tolist() == b["tallies"].tolist() == [2.0, 0.0]
+        assert a["extra_sums"].tolist() == b["extra_sums"].tolist() == [2.0, 0.0]
     assert a["loss"] < 4.4
     for name, array in torch_one.state().items():
         np.testing.assert_allclose(array, jax_one.state()[name], atol=2e-5, err_msg=name)

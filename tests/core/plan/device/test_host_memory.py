@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from sabia.core.model.ops_torch_wide import WIDENED
+from sabia.core.model.ops_torch_wide import FP32_COMPUTED
 from sabia.core.model.storage import hub
 from sabia.core.plan.chips import find_chip
 from sabia.core.plan.counting.blocks import from_spec
@@ -22,7 +22,7 @@ from sabia.core.plan.device.stack import find_stack, stack_on
 from sabia.core.plan.memory import find_recipe
 from sabia.core.spec import from_config, new_config
 from sabia.core.train.losses.next_token import next_token_loss
-from sabia.core.train.stepper import make_stepper
+from sabia.core.train.stepper_factory import make_stepper
 
 LENGTH = 16
 GROUPED = {"kv_heads": 2}
@@ -71,7 +71,7 @@ def test_a_layer_keeps_what_autograd_keeps(family, precision):
     by_rows = [saved(family, 4, n, precision) - saved(family, 3, n, precision) for n in (2, 4)]
     measured = (by_rows[1] - by_rows[0]) / (2 * LENGTH)
     model = from_spec(spec_of(family, 4))
-    formats = host_kept.formats(precision, widened=torch.bfloat16 in WIDENED)
+    formats = host_kept.formats(precision, widened=torch.bfloat16 in FP32_COMPUTED)
     tensors = host_kept.layer_tensors(model.layers[-1], model.hidden, formats)
     counted = sum(one.token_bytes for one in tensors)
     # OLMo 2 norms all heads by one factor, the count has one a head

@@ -1,0 +1,53 @@
+"""Make the stepper of a backend; each backend is imported only when it is asked for."""
+
+from collections import ChainMap
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from sabia.core.model.backend import load_ops
+from sabia.core.model.lora import init_lora
+from sabia.core.model.precision import PrecisionSchedule, precision_named
+from sabia.core.parallel.mesh import Mesh
+from sabia.core.spec.model import ModelSpec
+from sabia.core.train.losses.next_token import Loss
+from sabia.core.train.optimizer.config import OptimizerConfig
+from sabia.core.train.stepper import Setup, Stepper
+
+
+def make_stepper(
+    backend: str,
+    spec: ModelSpec,
+    params: Mapping[str, np.ndarray],
+    loss: Loss,
+    optimizer: OptimizerConfig | None = None,
+    *,
+    precision: str | PrecisionSchedule = "fp32",
+    mesh: Mesh | None = None,
+    **settings: Any,
+) -> Stepper:
+    """A stepper for `torch` or `jax`, starting from `params` (NumPy, by the spec's names).
+
+    precision: one of core.model.precision.PRECISIONS, or a schedule of them; parameters and
+    optimizer state are fp32 in all. mesh: how the devices are used (None: all along `data`).
+    settings: the other fields of `Setup`.
+    """
+    if isinstance(precision, str):
+        precision = PrecisionSchedule(precision_named(precision), 1)
+    setup = Setup(spec, loss, optimizer or OptimizerConfig(), precision, **settings)
+    if setup.lora is not None:
+        layers: list[Any] = [params, init_lora(spec, setup.lora, setup.seed)]
+        params = ChainMap(*layers)
+    load_ops(backend)  # raises where the backend is unknown or not installed
+    if backend == "torch":
+        from sabia.core.train.stepper_torch import TorchStepper
+
+        return TorchStepper(setup, params, mesh or Mesh(data=setup.world.size))
+    from sabia.core.train.stepper_jax import JaxStepper
+
+    if mesh is None:
+        import jax
+
+        mesh = Mesh(data=jax.device_count())
+    return JaxStepper(setup, params, mesh)
