@@ -13,7 +13,7 @@ from sabia.core.errors import BadData, UsageError
 from sabia.core.model import backend
 from sabia.core.model.storage import hub
 from sabia.core.options.classify_train import ClassifyTrainOptions
-from sabia.core.recipes.classifier.fine_tuning import fine_tuning
+from sabia.core.recipes.classifier import fine_tuning
 from sabia.core.recipes.classifier.sequence_classifier import ClassifierModel, ModelScorer
 from sabia.core.shards.job import Job
 from sabia.core.spec import from_config
