@@ -18,6 +18,7 @@ import pyarrow.parquet as pq
 from sabia.core import notes
 from sabia.core.shards import columns, layout
 from sabia.core.shards.atomic import write_atomic
+from sabia.core.shards.inputs import is_url
 from sabia.core.shards.job import Job
 from sabia.core.shards.outputs import open_output, output_path, read_metadata
 from sabia.core.shards.sources import Source
@@ -59,10 +60,17 @@ def _decisive(options: dict[str, Any]) -> dict[str, Any]:
     return options | {"tokenizer": os.path.join(os.path.dirname(place), layout.FORMER_TOKENIZER)}
 
 
+def rows_made(path: str, wanted: dict[str, Any]) -> int | None:
+    """Rows of a file that can be opened and has the provenance `wanted`; else None."""
+    if not holds(path, wanted):
+        return None
+    return 0 if is_url(path) else int(pq.read_metadata(path).num_rows)
+
+
 def holds(path: str, wanted: dict[str, Any]) -> bool:
-    """True when the file exists, opens, and was made from the same with the same."""
-    found = read_metadata(path)
-    return found is not None and found.get("fingerprint") == wanted["fingerprint"]
+    """True when the file can be opened and was made from the same input in the same way."""
+    provenance = read_metadata(path)
+    return provenance is not None and provenance.get("fingerprint") == wanted["fingerprint"]
 
 
 def is_current(job: Job, sources: Sequence[Source], salt: str = "", kind: str = "document") -> bool:

@@ -1,20 +1,19 @@
-"""Documents encoded and packed into rows of token ids; all output formats use these functions."""
+"""The transforms of tokenize: documents of a shard → packed rows, or encoded documents."""
 
 from collections.abc import Iterator, Sequence
-from functools import partial
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from sabia.core.shards.dry_run import DryRun, Sample, estimate, no_rejects
-from sabia.core.shards.job import Job
 from sabia.core.shards.mapping import ShardContext
-from sabia.core.shards.sources import Source
 from sabia.core.text.tokenize.encoders import Encoder
 from sabia.core.text.tokenize.packing import make_packer, to_batch
 from sabia.core.text.tokenize.source_buckets import Buckets
 from sabia.core.text.tokenize.token_counts import Tally, coded
+
+# an encoded document: its ids with the end-of-document token, and its source
+ENCODED = pa.schema([("source", pa.string()), ("tokens", pa.list_(pa.int32()))])
 
 
 def pack_shard(
@@ -25,13 +24,16 @@ def pack_shard(
     packing: str,
     buckets: Buckets | None = None,
 ) -> Iterator[pa.RecordBatch]:
-    """Encode and pack the documents of one shard: the transform of the map."""
+    """The transform: documents of one shard → token rows."""
     tally, names = Tally(), list[str | None]()
     packer = make_packer(packing, length, encoder.tokenizer.pad_id)
     for batch in batches:
-        kept = prepare_documents(batch, context, buckets)
-        tokens, lengths = encode_documents(encoder, kept, tally)
-        for rows in packer.add(tokens, lengths, source_codes(kept, names)):
+        documents = prepare_documents(batch, context, buckets)
+        tokens, lengths = encode_documents(encoder, documents, tally)
+        found, codes = coded(documents.column("source"))
+        names += [name for name in found if name not in names]
+        sources = np.array([names.index(name) for name in found], np.int64)[codes]
+        for rows in packer.add(tokens, lengths, sources):
             yield to_batch(rows, names)
     for rows in packer.flush():
         yield to_batch(rows, names)
@@ -39,8 +41,37 @@ def pack_shard(
         context.count(name, n)
 
 
+def encode_shard(
+    batches: Iterator[pa.RecordBatch],
+    context: ShardContext,
+    encoder: Encoder,
+    sources: Sequence[str] = (),
+    buckets: Buckets | None = None,
+) -> Iterator[pa.RecordBatch]:
+    """The transform: documents of one shard, of these sources only if any are given → ENCODED."""
+    tally = Tally()
+    for batch in batches:
+        documents = prepare_documents(batch, context, buckets)
+        if sources:
+            documents = documents.filter(pc.is_in(documents.column("source"), pa.array(sources)))
+            if unused := batch.num_rows - documents.num_rows:
+                context.count("documents of other sources or empty", unused)
+        tokens, lengths = encode_documents(encoder, documents, tally)
+        ends = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
+        lists = pa.ListArray.from_arrays(ends, pa.array(tokens, pa.int32()))
+        yield pa.RecordBatch.from_arrays([documents.column("source"), lists], schema=ENCODED)
+    for name, n in tally.counters().items():
+        context.count(name, n)
+
+
+def tokens_of(batch: pa.RecordBatch) -> tuple[np.ndarray, np.ndarray]:
+    """(tokens int32[Σ n], lengths int64[documents]) of a batch of ENCODED."""
+    lists = batch.column("tokens")
+    return lists.values.to_numpy(), np.diff(lists.offsets.to_numpy()).astype(np.int64)
+
+
 def prepare_documents(
-    batch: pa.RecordBatch, context: ShardContext, buckets: Buckets | None = None
+    batch: pa.RecordBatch, context: ShardContext, buckets: Buckets | None
 ) -> pa.RecordBatch:
     """Reject documents without text, and rename the sources of the others by their buckets."""
     empty = pc.equal(pc.binary_length(batch.column("text")), 0)
@@ -48,13 +79,6 @@ def prepare_documents(
         context.reject(batch.filter(empty), "empty text")
         batch = batch.filter(pc.invert(empty))
     return buckets.split(batch) if buckets else batch
-
-
-def source_codes(batch: pa.RecordBatch, names: list[str | None]) -> np.ndarray:
-    """int64[documents]: the index of each document's source in `names`; appends new names."""
-    distinct, codes = coded(batch.column("source"))
-    names += [name for name in distinct if name not in names]
-    return np.array([names.index(name) for name in distinct], np.int64)[codes]
 
 
 def encode_documents(
@@ -65,31 +89,3 @@ def encode_documents(
     tokens, lengths = encoder.encode(batch.column("text"), -1 if end is None else end)
     tally.add(batch, lengths - 1)
     return tokens, lengths
-
-
-def show_dry_run(
-    shown: DryRun,
-    job: Job,
-    sources: Sequence[Source],
-    pack: partial[Iterator[pa.RecordBatch]],
-    bytes_per_id: int = 4,
-    tokens: int | None = None,
-) -> None:
-    """Show the plan of a dry run, with estimates from packing a sample.
-
-    Bytes are those of the ids before compression. pack: `pack_shard` with its encoder, which is
-    None before a tokenizer is trained. tokens: how many are written, where not all are.
-    """
-    length = pack.keywords["length"]
-
-    def packed(sample: Sample) -> Iterator[pa.RecordBatch]:
-        return pack(sample.batches(), ShardContext(0, sample.name, no_rejects()))
-
-    if pack.keywords["encoder"] is not None:
-        row_bytes = length * bytes_per_id
-        estimate(
-            shown, sources, packed, job.jobs, lambda rows: sum(b.num_rows * row_bytes for b in rows)
-        )
-        if tokens is not None:
-            shown.bytes_written = tokens // length * row_bytes
-    shown.show(job)

@@ -2,71 +2,101 @@
 
 Each document ends with the tokenizer's end-of-document token. Without a mix every shard is packed
 on its own (a map: the rows depend neither on workers nor on slices). A mix needs the counts of all
-shards, so it is made in one process: each source is packed apart into a spool, then rows are drawn
-by the plan of `mixing`. The tokenizer is trained on the input first where that is asked for, and is
-kept beside the rows; a re-run finds it there and does not train again.
+shards, so it is made in one process: each source is packed into a spool of its own, then rows are
+drawn by the plan of `mix_plan`. If a tokenizer must be trained, it is trained on the input first
+and kept beside the rows; a repeated run finds it there and does not train again.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 
+import pyarrow as pa
+
 from sabia.core import notes
 from sabia.core.options.tokenize import TokenizeOptions
-from sabia.core.shards.dry_run import planned, unmeasured
+from sabia.core.shards import schemas
+from sabia.core.shards.dry_run import Sample, estimate, no_rejects, planned, unmeasured
 from sabia.core.shards.inputs import open_inputs
 from sabia.core.shards.job import Job
 from sabia.core.shards.layout import name_shards
-from sabia.core.shards.mapping import run_map
+from sabia.core.shards.mapping import ShardContext, run_map
 from sabia.core.shards.sources import Source, batches_of
-from sabia.core.text.tokenize import mix_writer, token_files
-from sabia.core.text.tokenize.document_encoding import pack_shard, show_dry_run
+from sabia.core.text.tokenize import mix_writer
+from sabia.core.text.tokenize.document_encoding import ENCODED, encode_shard, pack_shard
 from sabia.core.text.tokenize.encoders import Encoder, choose_encoder, probe_texts
 from sabia.core.text.tokenize.mix_plan import parse_mix
 from sabia.core.text.tokenize.source_buckets import Buckets
 from sabia.core.text.tokenize.token_counts import report_bytes_per_token
+from sabia.core.text.tokenize.token_files import ArrowSink, MegatronSink
 from sabia.core.text.tokenize.tokenizer import Tokenizer, load_tokenizer
 from sabia.core.text.tokenize.tokenizer_source import obtain_tokenizer, with_end
 
 
 def run(job: Job, options: TokenizeOptions) -> None:
-    """Tokenizes the job's documents; raises what the shards and the tokenizer raise."""
-    buckets, weights = Buckets.parse(options.by), parse_mix(options.mix) if options.mix else {}
+    """Tokenize the job's documents; raises what the shards and the tokenizer raise."""
+    buckets = Buckets.parse(options.by)
+    if options.mix:
+        parse_mix(options.mix)  # a mistake in it is reported before any work
     sources = open_inputs(job, "document")
-    tokenizer, place = obtain_tokenizer(job, options, sources)
+    tokenizer, path = obtain_tokenizer(job, options, sources)
     if options.format == "rows":
         name_shards(job)
-    said = replace(job, options=_recorded(options, tokenizer, place))
+    recorded = replace(job, options=_recorded(options, tokenizer, path))
     encoder, salt = None, "untrained"
     if tokenizer is not None:  # it is None in a dry run of a training
         encoder, salt = _encoder(tokenizer, options, sources), tokenizer.fingerprint
     if options.report and encoder and not job.dry_run:
-        _report(options, encoder, sources, place)
-    transform = partial(
+        _report(options, encoder, sources, path)
+    pack = partial(
         pack_shard,
         encoder=encoder,  # type: ignore[arg-type]  # None in a dry run, where nothing is packed
         length=options.length,
         packing=options.packing,
         buckets=buckets,
     )
-    if weights:
-        if encoder is None or job.dry_run:
-            shown = planned(job, sources, figures={"mix": options.mix})
-            show_dry_run(shown, job, sources, transform, tokens=options.tokens)
-        else:
-            mix_writer.write(said, options, encoder, sources, salt)
+    if options.mix and (encoder is None or job.dry_run):
+        _show_mix(job, options, sources, None if encoder is None else pack)
         return
-    if options.format == "rows":
-        sampled = unmeasured if encoder is None else None
-        summary = run_map(
-            said, transform, "document", "tokens", sources=sources, salt=salt, sampled=sampled
-        )
+    if options.mix and encoder is not None:
+        summary = mix_writer.write(recorded, options, encoder, sources, salt)
     else:
-        summary = token_files.write(
-            token_files.PartSettings(said, options.format, transform, salt), sources
-        )
+        sampled = unmeasured if encoder is None else None
+        run_format = partial(run_map, recorded, sources=sources, salt=salt, sampled=sampled)
+        if options.format == "rows":
+            summary = run_format(pack, kind_out="tokens")
+        elif options.format == "arrow":
+            tokens = schemas.KINDS["tokens"]
+            summary = run_format(pack, kind_out="arrow", schema=tokens, sink=ArrowSink(job))
+        else:
+            encode = partial(encode_shard, encoder=encoder)  # type: ignore[arg-type]  # as above
+            sink = MegatronSink(job, tokenizer.vocab_size if tokenizer else 0)
+            summary = run_format(encode, kind_out="megatron", schema=ENCODED, sink=sink)
     if not job.dry_run:
         report_bytes_per_token(job, summary)
+
+
+def _show_mix(
+    job: Job,
+    options: TokenizeOptions,
+    sources: Sequence[Source],
+    pack: Callable[..., Iterator[pa.RecordBatch]] | None,
+) -> None:
+    """Show the plan of a mix, with estimates by packing a sample where there is a tokenizer."""
+    plan = planned(job, sources, figures={"mix": options.mix})
+    if pack is not None:
+        row_bytes = 4 * options.length
+
+        def packed(sample: Sample) -> Iterator[pa.RecordBatch]:
+            return pack(sample.batches(), ShardContext(0, sample.name, no_rejects()))
+
+        def size(batches: Sequence[pa.RecordBatch]) -> int:
+            return sum(batch.num_rows for batch in batches) * row_bytes
+
+        estimate(plan, sources, packed, job.jobs, size)
+        if options.tokens is not None:
+            plan.bytes_written = options.tokens // options.length * row_bytes
+    plan.show(job)
 
 
 def _encoder(tokenizer: Tokenizer, options: TokenizeOptions, sources: Sequence[Source]) -> Encoder:
