@@ -123,7 +123,7 @@ class ArrowSink(TokenFileSink):
 
 @dataclass(frozen=True)
 class MegatronSink(TokenFileSink):
-    """Encoded documents (`document_encoding.ENCODED`) as a `.bin` and its `.idx`, which appears last."""
+    """Documents (`document_encoding.ENCODED`) as a `.bin` and its `.idx`, which appears last."""
 
     vocab_size: int
     form = "megatron"
