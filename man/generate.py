@@ -1,9 +1,9 @@
-"""Write the OPTIONS of the manual pages from the option tables, or check that they are current.
+"""Write the OPTIONS sections of the manual pages from the option tables, or check them.
 
 usage: python man/generate.py [--check]
 
-In each page the part between the two marks is written from `core/options`; all else is prose by
-hand. Exit code 1 with --check where a page differs.
+In each page the part between the two marker comments is generated from `core/options`; the rest is
+written by hand. With --check, pages are not written; exit code 1 if a page is out of date.
 """
 
 import re
@@ -24,16 +24,16 @@ END = '.\\" End of the options.'
 
 
 class Everywhere(RowOptions, MeshOptions):
-    """What sabia(1) tells: the options that most commands share."""
+    """The options in sabia(1): those that most commands share."""
 
 
 def page_of(call: str) -> Path:
-    """The page of a command: subcommands are told on the command's."""
+    """The page of a command; subcommands are described on the page of their command."""
     return MAN / f"sabia-{call.split()[0]}.1"
 
 
 def tables() -> dict[Path, list[tuple[str, type[Options]]]]:
-    """Page → the calls it tells, each with its table; sabia(1) has the shared options."""
+    """Page → the commands it describes, each with its options; sabia(1) has the shared ones."""
     pages: dict[Path, list[tuple[str, type[Options]]]] = {MAN / "sabia.1": [("", Everywhere)]}
     for call in all_calls():
         pages.setdefault(page_of(call), []).append((call, find(call).options))
@@ -41,7 +41,7 @@ def tables() -> dict[Path, list[tuple[str, type[Options]]]]:
 
 
 def options_text(calls: Sequence[tuple[str, type[Options]]]) -> str:
-    """The mdoc of the options of some calls."""
+    """The options of some commands as mdoc."""
     lines: list[str] = []
     for call, cls in calls:
         command, _, subcommand = call.partition(" ")
@@ -73,7 +73,7 @@ def _section(cls: type[Options]) -> list[str]:
 def _item(option: Option) -> str:
     value = "" if option.kind == "flag" else f" Ar {_value(option)}"
     if option.positional:
-        return f".It Ar {option.flag.lower()} ..."
+        return f".It Ar {option.flag.lower()}{' ...' if option.metavar.endswith('...') else ''}"
     return ".It " + " , ".join(f"Fl {word[1:]}{value}" for word in about.flags(option))
 
 
@@ -88,8 +88,8 @@ def _body(option: Option, long_help: str, conditions: Iterable[str]) -> list[str
     if option.choices:
         sentences.append(f"One of {listed(f'`{c}`' for c in option.choices)}.")
     if option.range_text():
-        sentences.append(f"From {option.range_text()}." if option.most is not None else
-                         f"The value is {option.range_text()}.")  # fmt: skip
+        interval = option.least is not None and option.most is not None
+        sentences.append(f"The value is {'from ' if interval else ''}{option.range_text()}.")
     if option.default_text():
         plain = option.unset or f"`{option.default_text()}`"
         sentences.append(f"Default: {plain}.")
@@ -102,13 +102,13 @@ def _body(option: Option, long_help: str, conditions: Iterable[str]) -> list[str
 
 
 def _sentence(text: str) -> str:
-    first = text[0].upper() if text[0].isascii() else text[0]  # μ stays what it is
+    first = text[0].upper() if text[0].isascii() else text[0]  # not μ
     return first + text[1:] + ("" if text.endswith((".", "?")) else ".")
 
 
 def _mdoc(text: str) -> list[str]:
     """Plain sentences with `literals` as mdoc: a new line for each sentence, literals in bold."""
-    text = re.sub(r"(?<![\w`-])(--[a-z][\w-]*)(?![\w`])", r"`\1`", text)
+    text = re.sub(r"(?<![\w`-])(--[a-z][\w-]*(?:=\w+)?)(?![\w`])", r"`\1`", text)
     text = text.replace("``", "`")
     parts = text.split("`")
     parts = [
@@ -131,22 +131,22 @@ def _escaped(text: str, literal: bool = True) -> str:
 
 
 def main() -> None:
-    """Write the pages, or with --check say which are out of date."""
+    """Write the pages, or with --check list those that are out of date."""
     stale = []
     for path, calls in tables().items():
         before = path.read_text()
         head, begin, rest = before.partition(BEGIN)
         _, end, tail = rest.partition(END)
         if not (begin and end):
-            sys.exit(f"{path.name}: has no part for the options (expected the line {BEGIN})")
+            sys.exit(f"{path.name}: no generated part (expected the line {BEGIN!r})")
         after = head + options_text(calls) + tail
         if after != before:
             stale.append(path.name)
             if "--check" not in sys.argv:
                 path.write_text(after)
     if stale and "--check" in sys.argv:
-        sys.exit(f"not current: {', '.join(stale)}; run python man/generate.py")
-    print(f"{len(stale)} pages written" if stale else "all pages are current")
+        sys.exit(f"out of date: {', '.join(stale)}; run python man/generate.py")
+    print(f"{len(stale)} pages written" if stale else "all pages are up to date")
 
 
 if __name__ == "__main__":

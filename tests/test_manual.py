@@ -3,6 +3,7 @@
 import os
 import re
 import runpy
+import shlex
 import shutil
 import subprocess
 import sys
@@ -10,8 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from sabia.cli.main import COMMANDS, all_calls, find
+from sabia.cli.adapter import typer_command
+from sabia.cli.main import COMMANDS, all_calls, called, find
 from sabia.core.options import about
+from sabia.core.options.resolve import resolve
 
 MAN = Path(__file__).parent.parent / "man"
 PAGES = ["sabia", *(f"sabia-{name}" for name in COMMANDS)]
@@ -83,3 +86,26 @@ def test_generated_pages_quote_what_mdoc_would_read() -> None:
         "Give \\fB\\-\\-length\\fP 8k.", "A\\eb is kept."]  # fmt: skip
     assert mdoc(".toml files") == ["\\&.toml files"]
     assert mdoc("Use `a b` now.") == ["Use \\fBa b\\fP now."]
+
+
+def example_lines() -> list[str]:
+    """The shell commands in the examples of the manual pages and of `--help`."""
+    texts = [line for name in all_calls() for line in find(name).examples]
+    for page in PAGES:
+        blocks = re.findall(
+            r"\.Bd -literal[^\n]*\n(.*?)\.Ed", (MAN / f"{page}.1").read_text(), re.S
+        )
+        for block in blocks:
+            plain = block.replace("\\-", "-").replace("\\(aq", "'").replace("\\e", "\\")
+            texts += plain.replace("\\\n", " ").replace("|\n", "| ").splitlines()
+    commands = [part.strip() for text in texts for part in re.split(r"\|(?!\|)", text)]
+    return sorted({x.partition(" > ")[0] for x in commands if re.match(r"sabia [a-z]", x)})
+
+
+@pytest.mark.parametrize("line", example_lines())
+def test_examples_have_valid_options(line: str) -> None:
+    name, words = called(shlex.split(line)[1:])
+    given: dict[str, object] = {}
+    command = typer_command(name, find(name), lambda _name, _command, flags: given.update(flags))
+    command.main(words, prog_name="sabia", standalone_mode=False)
+    resolve(find(name).options, name, given, {})
