@@ -24,8 +24,8 @@ def latent_attention(part: LatentAttention, block: Block, y: Array) -> Array:
     batch, length = y.shape[:2]
     angles = context.angles[part.rope]
     q = ops.shard(queries(part, block, y).reshape(batch, length, -1, part.key_dim), HEADS)
-    # [B, T, H, plain_dim], [B, T, H, rope.dim]
-    q_nope, q_rope = q[..., : part.plain_dim], q[..., part.plain_dim :]
+    # [B, T, H, nope_dim], [B, T, H, rope.dim]
+    q_nope, q_rope = q[..., : part.nope_dim], q[..., part.nope_dim :]
     q_rope = _rotated(part, q_rope, angles, ops)
     kv_down = block.project("attn.kv_down", y)[:, :, None, :]  # [B, T, 1, kv_rank + rope.dim]
     # the latent and the rotated key are all that the cache stores
@@ -43,7 +43,7 @@ def latent_attention(part: LatentAttention, block: Block, y: Array) -> Array:
 
 
 def queries(part: LatentAttention, block: Block, y: Array) -> Array:
-    """[B, T, H·(plain_dim + rope.dim)], through the query latent if the model has one."""
+    """[B, T, H·(nope_dim + rope.dim)], through the query latent if the model has one."""
     if part.q_rank is None:
         return block.project("attn.q", y)
     latent = _normed(part, block, "attn.q_norm", block.project("attn.q_down", y))
@@ -69,9 +69,9 @@ def _multi_head(
     q_nope, q_rope[B, T, H, ·]: the two parts of a query; latent, key[B, S, 1, ·].
     """
     ops = block.ops
-    keys_values = block.project("attn.kv_up", latent[:, :, 0])  # [B, S, H·(plain_dim + value_dim)]
-    keys_values = keys_values.reshape(*latent.shape[:2], -1, part.plain_dim + part.value_dim)
-    k_nope, values = keys_values[..., : part.plain_dim], keys_values[..., part.plain_dim :]
+    keys_values = block.project("attn.kv_up", latent[:, :, 0])  # [B, S, H·(nope_dim + value_dim)]
+    keys_values = keys_values.reshape(*latent.shape[:2], -1, part.nope_dim + part.value_dim)
+    k_nope, values = keys_values[..., : part.nope_dim], keys_values[..., part.nope_dim :]
     k_rope = key + ops.full((part.heads, 1), 0.0, key)  # the same key for every head
     k_rope = ops.relayout(k_rope, _WHOLE_SHARED, _WHOLE_HEADS)
     q, k = ops.concat((q_nope, q_rope), -1), ops.concat((k_nope, k_rope), -1)
@@ -84,9 +84,9 @@ def _absorbed(
 ) -> Array:
     """The same for one query per row, with the latents as keys and values of a single head."""
     ops = block.ops
-    # [H, plain_dim + value_dim, kv_rank]
-    kv_up = block.weights["attn.kv_up"].reshape(-1, part.plain_dim + part.value_dim, part.kv_rank)
-    to_key, to_value = kv_up[:, : part.plain_dim], kv_up[:, part.plain_dim :]
+    # [H, nope_dim + value_dim, kv_rank]
+    kv_up = block.weights["attn.kv_up"].reshape(-1, part.nope_dim + part.value_dim, part.kv_rank)
+    to_key, to_value = kv_up[:, : part.nope_dim], kv_up[:, part.nope_dim :]
     # q · (W_k c) = (W_kᵀ q) · c: project the query instead of the cached latents
     q = (q_nope[:, 0].swapaxes(0, 1) @ to_key).swapaxes(0, 1)[:, None]  # [B, 1, H, kv_rank]
     q, k = ops.concat((q, q_rope), -1), ops.concat((latent, key), -1)

@@ -40,18 +40,18 @@ def experts(part: Experts, block: Block, y: Array) -> Array:
 def route(router: Router, block: Block, scores: Array) -> tuple[Array, Array]:
     """(indices of the top-k experts, best first; their gates, fp32), each [B, T, k]."""
     ops = block.ops
-    if router.scores == "softmax_chosen":
+    if router.scores == "softmax_top_k":
         # softmax over the selected experts only
-        best, chosen = ops.topk(scores, router.chosen)
+        best, chosen = ops.topk(scores, router.top_k)
         return chosen, ops.softmax(best) * router.scale
     values = ops.sigmoid(scores) if router.scores == "sigmoid" else ops.softmax(scores)  # [B, T, E]
     ranks = ops.stop_gradient(values)
-    if router.correction:
+    if router.expert_bias:
         # the expert bias (e_score_correction_bias) affects selection only, not the gates
         ranks = ranks + ops.cast(block.weights["mlp.correction"], "float32")
     if router.groups > 1:
         ranks = mask_groups(router, ranks, ops)
-    chosen = ops.topk(ranks, router.chosen)[1]  # [B, T, k]
+    chosen = ops.topk(ranks, router.top_k)[1]  # [B, T, k]
     gates = ops.take_along(values, chosen)  # [B, T, k]
     if router.normalised:
         # gate_i = s_i / Σ_j s_j; DeepSeek's code adds the 1e-20
@@ -65,7 +65,7 @@ def mask_groups(router: Router, ranks: Array, ops: Ops) -> Array:
     grouped = ranks.reshape(*ranks.shape[:2], router.groups, size)  # [B, T, G, E/G]
     # [B, T, G]: the score of a group is the sum of its two best
     sums = ops.topk(grouped, min(2, size))[0].sum(-1)
-    best = ops.topk(sums, router.chosen_groups)[1]  # [B, T, groups kept]
+    best = ops.topk(sums, router.top_k_groups)[1]  # [B, T, groups kept]
     kept = (best[..., None] == ops.arange(router.groups, ranks)).any(-2)  # [B, T, G]
     return ops.where(kept[..., None], grouped, float("-inf")).reshape(*ranks.shape)
 
@@ -110,7 +110,7 @@ def add_stats(router: Router, block: Block, scores: Array, chosen: Array) -> Non
         values = values / values.sum(-1)[..., None]  # p_te, [B, T, E]
         # mean over t of p_te, [B, E]
         mean = (values * not_padding[..., None]).sum(1) / tokens[:, None]
-        uniform = router.experts / router.chosen
+        uniform = router.experts / router.top_k
         # E/(k·T) · Σ_e load_e · mean_t p_te
         block.stats["balance"] = (load * mean).sum(-1) * uniform / tokens
     if "router_z" in wanted:

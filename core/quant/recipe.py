@@ -18,7 +18,7 @@ from sabia.core.files import read_toml
 from sabia.core.numerics.integers import Method, group_width
 from sabia.core.numerics.schemes import SCHEMES, Scheme, scheme_named
 from sabia.core.spec import ModelSpec, TensorSpec
-from sabia.core.spec.tensors import Part
+from sabia.core.spec.tensors import FusedPart
 
 Rounding = Literal["auto", "gptq", "rtn"]
 GROUPS = (128, 64, 32)
@@ -186,7 +186,7 @@ def plan(spec: ModelSpec, recipe: Recipe) -> tuple[Linear, ...]:
     for tensor in spec.tensors():
         if len(tensor.shape) < 2 or tensor.component in ("embedding", "conv"):
             continue
-        if isinstance(tensor.hf, Part):
+        if isinstance(tensor.hf, FusedPart):
             raise UsageError(
                 f"quantize: {tensor.name} is a part of {tensor.hf.file} in the files of a "
                 f"{spec.family} model (expected matrices of their own)"

@@ -1,7 +1,7 @@
 """A model as data, standard library only: config.json → layers → an ordered table of tensors.
 
 `load_spec`, `from_config` read a Hugging Face configuration; `new_config` writes one for a model
-to be trained from scratch, `extend_context` one for longer rows; `extend_vocabulary` makes room for
+to be trained from scratch, `extend_context` one for longer rows; `extend_vocabulary` adds rows for
 new tokens; `parameter_count`, `active_parameter_count`, `matmul_parameter_count` and
 `training_flops_per_token` count. The model core, the sharding rules, the optimizer groups, the hub
 and the planner all read the same table, `ModelSpec.tensors()`.
@@ -48,12 +48,12 @@ __all__ = [
     "training_flops_per_token",
 ]
 
-# what only makes or changes configurations is imported at its first use
-_LATER = {"extend_context": "extend", "extend_vocabulary": "extend"}
-_LATER |= {"new_config": "fresh", "parse_shape": "fresh"}
+# functions that write configurations are imported at their first use
+_LAZY = {"extend_context": "extend", "extend_vocabulary": "extend"}
+_LAZY |= {"new_config": "fresh", "parse_shape": "fresh"}
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _LATER:
+    if name not in _LAZY:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"{__name__}.{_LATER[name]}"), name)
+    return getattr(import_module(f"{__name__}.{_LAZY[name]}"), name)

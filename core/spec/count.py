@@ -1,11 +1,11 @@
-"""Counting: parameters, those one token visits, and training operations per token.
+"""Counts: parameters, active parameters, and training FLOPs per token.
 
 training_flops_per_token = 6·N_mm + c·12·Σ_layers min(s, window)·(score width)/2 with N_mm the
 active matrix elements without the input lookup and c by convention: `6nd` 0, `palm` 1 (PaLM,
-arXiv 2204.02311 appendix B), `causal` ½ (half of the score matrix is masked; of an encoder's
-nothing is, and its windows reach to both sides). A gated delta net
-adds 6·3·(state elements) per token under both of these, whatever the length. A tied embedding
-counts once as a parameter and once as the head's matrix.
+arXiv 2204.02311 appendix B), `causal` ½ (half of the score matrix is masked; an encoder has no
+mask, and its windows extend to both sides). A gated delta net adds 6·3·(state elements) per token
+under both of these, for any length. A tied embedding counts once as a parameter and once as the
+head's matrix.
 """
 
 from typing import Literal, get_args
@@ -31,7 +31,7 @@ def parameter_count(spec: ModelSpec) -> int:
 
 
 def active_parameter_count(spec: ModelSpec) -> int:
-    """Parameters that one token visits (all of them in a dense model)."""
+    """Parameters that one token uses (all of them in a dense model)."""
     return sum(_active(tensor) for tensor in spec.tensors())
 
 
@@ -43,14 +43,14 @@ def matmul_parameter_count(spec: ModelSpec) -> int:
 
 
 def training_flops_per_token(spec: ModelSpec, seq: int, convention: Convention = "6nd") -> float:
-    """Operations per token, forward and backward, at sequence length `seq`."""
+    """FLOPs per token, forward and backward, at sequence length `seq`."""
     share, sides = attention_share(convention, spec.causal)
     mixing = sum(_mixing(layer.mixer, seq, share, sides) for layer in spec.layers) if share else 0.0
     return 6.0 * matmul_parameter_count(spec) + 6.0 * mixing
 
 
 def attention_share(convention: str, causal: bool) -> tuple[float, int]:
-    """(share of a layer's scores that count, sides of a token that it sees). Raises UsageError."""
+    """(fraction of a layer's scores that count, sides of a token with scores). UsageError."""
     if convention not in _SHARE:
         known = ", ".join(get_args(Convention))
         raise UsageError(f"FLOP convention: {convention!r} (expected one of {known})")
@@ -59,7 +59,7 @@ def attention_share(convention: str, causal: bool) -> tuple[float, int]:
 
 
 def _mixing(mixer: Mixer, seq: int, share: float, sides: int) -> float:
-    """Multiply-adds per token between activations; a recurrent state has no masked half."""
+    """Multiply-adds per token between activations; a recurrent state has no mask."""
     if isinstance(mixer, GatedDeltaNet):
         return mixer.state_products()
     return share * min(seq, sides * (mixer.window or seq)) * mixer.score_width()

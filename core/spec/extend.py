@@ -1,9 +1,9 @@
-"""A longer context or a larger vocabulary for a model that exists: config.json with other fields.
+"""A longer context or a larger vocabulary of an existing model: config.json with other fields.
 
-A context has two ways, which go together: a larger base `theta` slows all rotations (adjusted base
-frequency, arXiv 2309.16039 section 4.1), and YaRN's `factor` stretches those that have not turned
-often enough in the original context (arXiv 2309.00071). Weights stay as they are; what follows
-trains them to the new positions, and the export carries the new fields.
+There are two methods for the context, which can be combined: a larger base `theta` lowers all
+frequencies (adjusted base frequency, arXiv 2309.16039 section 4.1), and YaRN's `factor` divides the
+low ones (arXiv 2309.00071). Weights are unchanged; the training that follows adapts them to the new
+positions, and the exported model has the new fields.
 """
 
 from collections.abc import Mapping
@@ -14,7 +14,7 @@ from sabia.core.errors import UsageError
 from sabia.core.spec.families import from_config
 from sabia.core.spec.model import ModelSpec
 
-_GLOBAL = "full_attention"  # families with two rotations: local layers see no further than before
+_GLOBAL = "full_attention"  # families with two rotary bases: local layers are unchanged
 _ORIGINAL = "original_max_position_embeddings"
 
 
@@ -24,12 +24,11 @@ def extend_context(
     theta: float | None = None,
     factor: float | None = None,
 ) -> dict[str, Any]:
-    """A configuration for rows of up to `max_positions` tokens; `config` is left as it is.
+    """A configuration for rows of up to `max_positions` tokens; `config` is not modified.
 
-    theta: the new base. factor: YaRN's, relative to the context before any stretching; of a model
-    that is stretched by YaRN already it replaces the factor. Neither: the positions are longer and
-    turn as before. Raises UsageError where a number makes no sense or the model has another
-    scaling that a factor would have to replace.
+    theta: the new base. factor: YaRN's, relative to the original context; if the model already uses
+    YaRN, it replaces the factor. Neither: only the number of positions changes. Raises UsageError
+    for an impossible number, or if the model has another scaling that a factor would replace.
     """
     if "text_config" in config:
         inner = extend_context(config["text_config"], max_positions, theta, factor)
@@ -48,7 +47,7 @@ def extend_context(
 
 
 def extend_vocabulary(spec: ModelSpec, vocab_size: int) -> ModelSpec:
-    """The same model with so many rows of embedding and head, also in its configuration."""
+    """The model with `vocab_size` rows of embedding and head, also in its configuration."""
     config, inner = {**spec.config}, spec.config.get("text_config")
     if inner is not None:
         config["text_config"] = {**inner, "vocab_size": vocab_size}
@@ -58,7 +57,7 @@ def extend_vocabulary(spec: ModelSpec, vocab_size: int) -> ModelSpec:
 
 
 def _change(result: dict[str, Any], theta: float | None, factor: float | None, now: int) -> None:
-    """Put the new fields where this configuration keeps its rotary fields."""
+    """Set the new fields in the rotary fields of this configuration."""
     values = dict(result.get("rope_parameters") or {})
     if _GLOBAL in values:
         inner = _rotation(values[_GLOBAL] or {}, theta, factor, now, result)
@@ -80,27 +79,27 @@ def _rotation(
     now: int,
     result: Mapping[str, Any],
 ) -> dict[str, Any]:
-    found = dict(values)
+    rotary = dict(values)
     if theta is not None:
-        found["rope_theta"] = float(theta)
-    return found if factor is None else _stretched(found, factor, now, result)
+        rotary["rope_theta"] = float(theta)
+    return rotary if factor is None else _with_yarn(rotary, factor, now, result)
 
 
-def _stretched(
-    found: dict[str, Any], factor: float, now: int, result: Mapping[str, Any]
+def _with_yarn(
+    rotary: dict[str, Any], factor: float, now: int, result: Mapping[str, Any]
 ) -> dict[str, Any]:
     """The rotary fields with YaRN's `factor` over the original context."""
-    kind = found.pop("type", found.get("rope_type", "default"))
+    kind = rotary.pop("type", rotary.get("rope_type", "default"))
     if kind not in ("default", "yarn"):
         raise UsageError(
             f"--context: rope_type is {kind!r} (expected default or yarn; give --rope-theta)"
         )
-    original = found.get(_ORIGINAL, now) if kind == "yarn" else now
+    original = rotary.get(_ORIGINAL, now) if kind == "yarn" else now
     wanted = result["max_position_embeddings"]
     if factor <= 1 or original * factor < wanted:
         raise UsageError(
             f"--context: factor {factor} of {original} positions (expected {wanted / original:g} "
             f"or more for {wanted})"
         )
-    found.pop("attention_factor", None)  # follows from the factor
-    return found | {"rope_type": "yarn", "factor": float(factor), _ORIGINAL: original}
+    rotary.pop("attention_factor", None)  # follows from the factor
+    return rotary | {"rope_type": "yarn", "factor": float(factor), _ORIGINAL: original}

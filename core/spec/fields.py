@@ -1,8 +1,7 @@
-"""Reading a config.json field by field, so that nothing that changes the maths is overlooked.
+"""Reading a config.json field by field, so that no field that changes the result is overlooked.
 
-Every field is either taken by the family, or known to say nothing about the function that the
-model computes, or empty (null). Any other field is an error that names it: a model that loads
-computes what its file says.
+Every field is either read by the family, or known not to change the function that the model
+computes, or null. Any other field is an error that names it.
 """
 
 from collections.abc import Mapping
@@ -14,7 +13,7 @@ from sabia.core.errors import UsageError
 T = TypeVar("T")
 _REQUIRED = object()
 
-# Provenance, tokens, generation defaults, outputs, training-time remarks: no part of the maths.
+# Provenance, tokens, generation defaults, outputs, training settings: they change no result.
 # fmt: off
 INERT = frozenset({
     "architectures", "auto_map", "model_type", "transformers_version", "torch_dtype", "dtype",
@@ -39,7 +38,7 @@ INERT = frozenset({
 
 
 class Fields:
-    """The fields of a configuration, each taken once; `finish` refuses what was left over."""
+    """The fields of a configuration, each read once; `finish` refuses those that were not read."""
 
     def __init__(self, config: Mapping[str, Any]) -> None:
         self._left = {
@@ -50,20 +49,20 @@ class Fields:
 
     @cached_property
     def hidden(self) -> int:
-        """Width of the residual stream, where it has its usual name."""
+        """Width of the residual stream, under its usual name."""
         return self.size("hidden_size")
 
     @cached_property
     def depth(self) -> int:
-        """Layers, where they have their usual name."""
+        """Number of layers, under its usual name."""
         return self.size("num_hidden_layers")
 
     def defaults(self, **values: Any) -> None:
-        """What fields mean to the family where the file does not have them (null: nothing)."""
+        """Set the family's defaults of fields that the file does not have (null: no default)."""
         self._left |= {key: value for key, value in values.items() if key not in self._stated}
 
     def take(self, name: str, kind: type[T], default: Any = _REQUIRED) -> T:
-        """The value of `name`; `default` where absent or null. Whole floats pass as int."""
+        """The value of `name`, or `default` if absent or null. Whole floats are read as int."""
         if name not in self._left:
             if default is _REQUIRED:
                 raise UsageError(
@@ -87,7 +86,7 @@ class Fields:
         return value
 
     def each(self, name: str, count: int, allowed: tuple[str, ...], usual: list[str]) -> list[str]:
-        """One of `allowed` for each of `count` layers; `usual` where absent."""
+        """One of `allowed` for each of `count` layers; `usual` if absent."""
         kinds = self.take(name, list, usual)
         if len(kinds) != count or not set(kinds) <= set(allowed):
             raise UsageError(
@@ -96,7 +95,7 @@ class Fields:
         return kinds
 
     def expect(self, name: str, allowed: tuple[Any, ...], default: Any) -> Any:
-        """A value that must be one of `allowed`, because nothing else is computed."""
+        """A value that must be one of `allowed`, because others are not supported."""
         value = self._left.pop(name, default)
         if value not in allowed:
             choices = ", ".join(repr(choice) for choice in allowed)
@@ -106,7 +105,7 @@ class Fields:
         return value
 
     def finish(self) -> None:
-        """Refuse fields nobody took."""
+        """Raise UsageError for fields that were not read."""
         if self._left:
             name, value = next(iter(self._left.items()))
             raise UsageError(

@@ -1,9 +1,9 @@
 """Configurations for models trained from scratch, from a few numbers.
 
-`parse_shape("d=128,layers=4")` reads what a command line gives; `new_config` fills the rest with
+`parse_shape("d=128,layers=4")` reads the option --shape; `new_config` sets the other fields with
 the usual proportions (heads of 64, or 32 below a width of 512; SwiGLU of 8/3 width rounded up to
 a multiple of 32, arXiv 2002.05202; initial values of standard deviation 1/sqrt(d), LeCun et al.
-1998 section 4.6: the customary 0.02 suits a width of 2500 and holds small models back) and
+1998 section 4.6: the customary 0.02 is right for a width of 2500 and too small for others) and
 returns a Hugging Face config.json as a dictionary.
 """
 
@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from sabia.core.errors import UsageError
-from sabia.core.spec.fresh_mixtures import MIXTURES, Mixture
+from sabia.core.spec.fresh_mixtures import MOE_FAMILIES, MoeShape
 from sabia.core.spec.fresh_variants import VARIANTS
 from sabia.core.units import parse_count, parse_length
 
@@ -40,7 +40,7 @@ def _flag(text: str) -> bool:
     return text == "true"
 
 
-# key on the command line → parameter of new_config, how its text is read
+# key of --shape → parameter of new_config, function that reads its value
 _KEYS: Mapping[str, tuple[str, Callable[[str], Any]]] = {
     "family": ("family", str),
     "d": ("hidden", _whole),
@@ -108,11 +108,11 @@ def new_config(
     bos_token_id: int | None = None,
     eos_token_id: int | list[int] | None = None,
     pad_token_id: int | None = None,
-    **mixture: int,
+    **moe: int,
 ) -> dict[str, Any]:
-    """A config.json for a fresh model; raises UsageError where the numbers do not fit.
+    """The config.json of a new model; raises UsageError if the numbers do not fit.
 
-    mixture: experts, chosen, expert_ffn, shared of core.spec.fresh_mixtures, for those families.
+    moe: experts, chosen, expert_ffn, shared of core.spec.fresh_mixtures, for MoE families.
     """
     if family not in _ARCHITECTURES:
         known = ", ".join(_ARCHITECTURES)
@@ -121,10 +121,10 @@ def new_config(
         raise UsageError(
             f"shape: d={hidden}, layers={layers}, vocab={vocab}, context={context} (expected ≥ 1)"
         )
-    if mixture and family not in MIXTURES:
+    if moe and family not in MOE_FAMILIES:
         raise UsageError(
-            f"shape: {', '.join(mixture)} in a {family} model (expected family="
-            f"{', '.join(MIXTURES)})"
+            f"shape: {', '.join(moe)} in a {family} model (expected family="
+            f"{', '.join(MOE_FAMILIES)})"
         )
     count, groups = _heads(hidden, heads, kv_heads)
     config = {
@@ -150,8 +150,8 @@ def new_config(
         "pad_token_id": pad_token_id,
         "dtype": "float32",
     }
-    if family in MIXTURES:
-        config |= MIXTURES[family](config, Mixture(**mixture))
+    if family in MOE_FAMILIES:
+        config |= MOE_FAMILIES[family](config, MoeShape(**moe))
     if family in VARIANTS:
         config |= VARIANTS[family](config)
     return {key: value for key, value in config.items() if value is not None or "token" in key}

@@ -1,9 +1,10 @@
-"""What a fresh mixture of experts adds to a configuration, per family.
+"""Fields of a new MoE model's configuration, per family.
 
-The experts' inner width is by default the dense width over the chosen experts, rounded up to a
-multiple of 32, so that a token meets as many weights as in the dense model. DeepSeek's attention
-takes the proportions of DeepSeek-V3: half of a head's size again is rotated, the latent is four
-heads wide; its first layer is dense, its experts one group, and one expert is shared.
+The inner width of an expert is by default the dense width divided by the experts per token, rounded
+up to a multiple of 32, so that a token uses as many weights as in the dense model. Attention of
+deepseek_v3 has the proportions of DeepSeek-V3: half of a head's size is added as rotated
+dimensions, the latent is four heads wide; the first layer is dense, the experts are one group, and
+one expert is shared.
 """
 
 from collections.abc import Callable, Mapping
@@ -14,8 +15,8 @@ from sabia.core.errors import UsageError
 
 
 @dataclass(frozen=True)
-class Mixture:
-    """Numbers of a mixture; shared: how many experts every token visits (deepseek_v3)."""
+class MoeShape:
+    """Sizes of the MoE layers; chosen: experts per token, shared: shared experts (deepseek_v3)."""
 
     experts: int = 8
     chosen: int = 2
@@ -30,32 +31,32 @@ class Mixture:
             )
 
     def width(self, dense: int) -> int:
-        """Inner width of an expert beside a dense one."""
+        """Inner width of an expert, for the inner width `dense` of a dense MLP."""
         return self.expert_ffn or -(-dense // (32 * self.chosen)) * 32
 
 
-def _qwen3_moe(config: Mapping[str, Any], mixture: Mixture) -> dict[str, Any]:
+def _qwen3_moe(config: Mapping[str, Any], moe: MoeShape) -> dict[str, Any]:
     return {
-        "num_experts": mixture.experts,
-        "num_experts_per_tok": mixture.chosen,
-        "moe_intermediate_size": mixture.width(config["intermediate_size"]),
+        "num_experts": moe.experts,
+        "num_experts_per_tok": moe.chosen,
+        "moe_intermediate_size": moe.width(config["intermediate_size"]),
         "norm_topk_prob": True,
         "decoder_sparse_step": 1,
         "mlp_only_layers": [],
     }
 
 
-def _mixtral(config: Mapping[str, Any], mixture: Mixture) -> dict[str, Any]:
+def _mixtral(config: Mapping[str, Any], moe: MoeShape) -> dict[str, Any]:
     return {
-        "num_local_experts": mixture.experts,
-        "num_experts_per_tok": mixture.chosen,
-        "intermediate_size": mixture.width(config["intermediate_size"]),
+        "num_local_experts": moe.experts,
+        "num_experts_per_tok": moe.chosen,
+        "intermediate_size": moe.width(config["intermediate_size"]),
         "sliding_window": None,
         "attention_bias": None,
     }
 
 
-def _deepseek_v3(config: Mapping[str, Any], mixture: Mixture) -> dict[str, Any]:
+def _deepseek_v3(config: Mapping[str, Any], moe: MoeShape) -> dict[str, Any]:
     head = config["head_dim"]
     if config["num_key_value_heads"] != config["num_attention_heads"] or head < 4:
         raise UsageError(
@@ -69,10 +70,10 @@ def _deepseek_v3(config: Mapping[str, Any], mixture: Mixture) -> dict[str, Any]:
         "v_head_dim": head,
         "kv_lora_rank": 4 * head,
         "q_lora_rank": None,
-        "n_routed_experts": mixture.experts,
-        "num_experts_per_tok": mixture.chosen,
-        "moe_intermediate_size": mixture.width(config["intermediate_size"]),
-        "n_shared_experts": mixture.shared,
+        "n_routed_experts": moe.experts,
+        "num_experts_per_tok": moe.chosen,
+        "moe_intermediate_size": moe.width(config["intermediate_size"]),
+        "n_shared_experts": moe.shared,
         "first_k_dense_replace": 1,
         "n_group": 1,
         "topk_group": 1,
@@ -82,7 +83,7 @@ def _deepseek_v3(config: Mapping[str, Any], mixture: Mixture) -> dict[str, Any]:
     }
 
 
-MIXTURES: Mapping[str, Callable[[Mapping[str, Any], Mixture], dict[str, Any]]] = {
+MOE_FAMILIES: Mapping[str, Callable[[Mapping[str, Any], MoeShape], dict[str, Any]]] = {
     "qwen3_moe": _qwen3_moe,
     "qwen3_next": _qwen3_moe,
     "mixtral": _mixtral,

@@ -1,8 +1,8 @@
-"""What fresh models with windows, other norms or delta nets add to a configuration, per family.
+"""Fields of a new model's configuration with windows, other norms or delta nets, per family.
 
 The proportions are the published ones: Gemma's windows and 5:1 local layers, Qwen3-Next's three
 delta nets to one attention with as many key heads as attention heads, twice as many value heads.
-The pattern is laid from the last layer, which sees everything.
+The pattern is counted from the last layer, which has full attention.
 """
 
 from collections.abc import Callable, Mapping
@@ -44,7 +44,7 @@ def _gemma3(config: Config) -> dict[str, Any]:
 
 
 def _hybrid(config: Config) -> dict[str, Any]:
-    """Qwen3.5: a quarter of each attention head turns, all of it where a quarter is uneven."""
+    """Qwen3.5: a quarter of each attention head is rotated, or all of it if a quarter is odd."""
     heads, size = config["num_attention_heads"], config["head_dim"]
     return {
         "model_type": "qwen3_5_text",
@@ -59,7 +59,7 @@ def _hybrid(config: Config) -> dict[str, Any]:
 
 
 def _qwen3_next(config: Config) -> dict[str, Any]:
-    """The hybrid with the experts of Qwen3's mixtures, one more of their width for every token."""
+    """The hybrid with the experts of Qwen3 MoE and a shared expert of the same width."""
     shared = {"shared_expert_intermediate_size": config["moe_intermediate_size"]}
     return _hybrid(config) | shared | {"model_type": "qwen3_next"}
 

@@ -1,8 +1,8 @@
-"""Heads behind the last norm, as data: what encoders do before they score, and classifiers.
+"""Heads after the final norm, as data: the transform of encoders, and the head of classifiers.
 
-A language model's own head is a matrix over the vocabulary (core.spec.model). An encoder puts a
-transform in front of it (BERT, arXiv 1810.04805); a classifier has a matrix over its labels in its
-place and reads one vector of each document: the first token's, the last one's, or the mean.
+The head of a language model is a matrix over the vocabulary (core.spec.model). An encoder has a
+transform before it (BERT, arXiv 1810.04805); a classifier has a matrix over its labels instead and
+reads one vector of each document: that of the first token, of the last token, or the mean.
 """
 
 from collections.abc import Mapping
@@ -11,12 +11,12 @@ from typing import Any, Literal, get_args
 
 from sabia.core.errors import UsageError
 from sabia.core.spec.layers import Activation
-from sabia.core.spec.tensors import Row
+from sabia.core.spec.tensors import TableRow
 
 Pooling = Literal["cls", "mean", "last"]
 Problem = Literal["regression", "single_label_classification", "multi_label_classification"]
 SUFFIX = "ForSequenceClassification"
-_MADE_OF = ("ForCausalLM", "ForMaskedLM", SUFFIX)
+_ENDINGS = ("ForCausalLM", "ForMaskedLM", SUFFIX)
 
 
 @dataclass(frozen=True)
@@ -26,28 +26,28 @@ class Transform:
     activation: Activation
     bias: bool = False
 
-    def rows(self, width: int) -> tuple[Row, ...]:
+    def rows(self, width: int) -> tuple[TableRow, ...]:
         """Tensors for a residual stream of `width`."""
-        bias = Row("transform_bias", (width,), ("transform",), "head", "zeros")
+        bias = TableRow("transform_bias", (width,), ("transform",), "head", "zeros")
         return (
-            Row("transform", (width, width), ("transform", "embed"), "head"),
+            TableRow("transform", (width, width), ("transform", "embed"), "head"),
             *(bias,) * self.bias,
-            Row("transform_norm", (width,), ("embed",), "norm", "ones"),
+            TableRow("transform_norm", (width,), ("embed",), "norm", "ones"),
         )
 
 
 @dataclass(frozen=True)
-class Classifier:
-    """Scores of `labels` labels from one vector a document, pooled from its tokens."""
+class ClassifierHead:
+    """Scores of `labels` labels from one vector per document, pooled from its tokens."""
 
     labels: int
     pooling: Pooling
     bias: bool = False
 
-    def rows(self, width: int) -> tuple[Row, ...]:
+    def rows(self, width: int) -> tuple[TableRow, ...]:
         """Tensors for a residual stream of `width`."""
-        bias = Row("classifier_bias", (self.labels,), ("label",), "head", "zeros")
-        weight = Row("classifier", (self.labels, width), ("label", "embed"), "head")
+        bias = TableRow("classifier_bias", (self.labels,), ("label",), "head", "zeros")
+        weight = TableRow("classifier", (self.labels, width), ("label", "embed"), "head")
         return (weight, *(bias,) * self.bias)
 
 
@@ -68,26 +68,26 @@ def label_names(config: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def problem_of(config: Mapping[str, Any]) -> Problem:
-    """What a classifier was trained for; by the number of labels where the file does not say."""
-    said = config.get("problem_type")
-    if said is None:
+    """The loss that a classifier was trained with; without the field, by the number of labels."""
+    problem = config.get("problem_type")
+    if problem is None:
         return "regression" if len(label_names(config)) == 1 else "single_label_classification"
-    if said not in get_args(Problem):
+    if problem not in get_args(Problem):
         known = ", ".join(get_args(Problem))
-        raise UsageError(f"config.json: problem_type is {said!r} (expected one of {known})")
-    return said
+        raise UsageError(f"config.json: problem_type is {problem!r} (expected one of {known})")
+    return problem
 
 
 def classifier_config(
     config: Mapping[str, Any], labels: tuple[str, ...], problem: Problem, pad_id: int | None
 ) -> dict[str, Any]:
-    """The configuration of a classifier made of a model's; pad_id: where the model names none."""
+    """The configuration of a classifier with the body of a model; pad_id: used if it has none."""
     architecture = str((config.get("architectures") or [""])[0])
-    ending = next((end for end in _MADE_OF if architecture.endswith(end)), None)
+    ending = next((end for end in _ENDINGS if architecture.endswith(end)), None)
     if ending is None or "text_config" in config:
         raise UsageError(
-            f"config.json: architectures is {architecture!r} (expected {', '.join(_MADE_OF)} of "
-            "texts alone, of which a classifier can be made)"
+            f"config.json: architectures is {architecture!r} (expected {', '.join(_ENDINGS)} of "
+            "a text-only model)"
         )
     pad = config.get("pad_token_id")
     return {

@@ -1,28 +1,29 @@
-"""Multi-head latent attention: keys and values of all heads come from one small vector a token.
+"""Multi-head latent attention: keys and values of all heads come from one latent per token.
 
 DeepSeek-V2 and V3 (arXiv 2405.04434 section 2.1, 2412.19437 section 2.1.1). y is projected down to
-a latent of `kv_rank`, which is normed and projected up to each head's unrotated key and value; a
-rotated key of rope.dim dimensions comes straight from y and is shared by the heads. Queries may
-pass a latent of `q_rank` in the same way. Only latent and rotated key are cached.
+a latent of `kv_rank`, which is normalized and projected up to each head's unrotated key and value.
+A rotated key of rope.dim dimensions is computed from y and shared by all heads. Queries may
+use a latent of `q_rank` in the same way. Only latent and rotated key are cached.
 """
 
 from dataclasses import dataclass
 
 from sabia.core.spec.rope import Rope
-from sabia.core.spec.tensors import Row
+from sabia.core.spec.tensors import TableRow
 
 
 @dataclass(frozen=True)
 class LatentAttention:
     """The sizes of multi-head latent attention.
 
-    plain_dim: unrotated dimensions of a head's query and key, before the rope.dim rotated ones.
+    nope_dim: dimensions of a head's query and key without rotation (qk_nope_head_dim); rope.dim
+    rotated ones follow.
     interleaved: rotated pairs are (2i, 2i + 1) in the weights, not (i, i + N/2).
     bias: of the downward projections and the output. latent_eps: of the latents' norms.
     """
 
     heads: int
-    plain_dim: int
+    nope_dim: int
     value_dim: int
     kv_rank: int
     q_rank: int | None
@@ -36,36 +37,40 @@ class LatentAttention:
     @property
     def key_dim(self) -> int:
         """Size of a head's query and key."""
-        return self.plain_dim + self.rope.dim
+        return self.nope_dim + self.rope.dim
 
-    def rows(self, width: int) -> tuple[Row, ...]:
+    def rows(self, width: int) -> tuple[TableRow, ...]:
         """Tensors for a residual stream of `width`."""
         latent, values = self.kv_rank + self.rope.dim, self.heads * self.value_dim
-        up = self.heads * (self.plain_dim + self.value_dim)
+        up = self.heads * (self.nope_dim + self.value_dim)
         rows = [*self._query_rows(width), *self._down_rows("kv", latent, width)]
         rows += [
-            Row("attn.kv_norm", (self.kv_rank,), ("latent",), "norm", "ones"),
-            Row("attn.kv_up", (up, self.kv_rank), ("heads", "latent"), "attention"),
-            Row("attn.o", (width, values), ("embed", "heads"), "attention", residual_output=True),
+            TableRow("attn.kv_norm", (self.kv_rank,), ("latent",), "norm", "ones"),
+            TableRow("attn.kv_up", (up, self.kv_rank), ("heads", "latent"), "attention"),
+            TableRow(
+                "attn.o", (width, values), ("embed", "heads"), "attention", residual_output=True
+            ),
         ]
         if self.bias:
-            rows.append(Row("attn.o_bias", (width,), ("embed",), "attention", "zeros"))
+            rows.append(TableRow("attn.o_bias", (width,), ("embed",), "attention", "zeros"))
         return tuple(rows)
 
-    def _query_rows(self, width: int) -> list[Row]:
+    def _query_rows(self, width: int) -> list[TableRow]:
         size = self.heads * self.key_dim
         if self.q_rank is None:
-            return [Row("attn.q", (size, width), ("heads", "embed"), "attention")]
+            return [TableRow("attn.q", (size, width), ("heads", "embed"), "attention")]
         return [
             *self._down_rows("q", self.q_rank, width),
-            Row("attn.q_norm", (self.q_rank,), ("latent",), "norm", "ones"),
-            Row("attn.q_up", (size, self.q_rank), ("heads", "latent"), "attention"),
+            TableRow("attn.q_norm", (self.q_rank,), ("latent",), "norm", "ones"),
+            TableRow("attn.q_up", (size, self.q_rank), ("heads", "latent"), "attention"),
         ]
 
-    def _down_rows(self, name: str, size: int, width: int) -> list[Row]:
-        rows = [Row(f"attn.{name}_down", (size, width), ("latent", "embed"), "attention")]
+    def _down_rows(self, name: str, size: int, width: int) -> list[TableRow]:
+        rows = [TableRow(f"attn.{name}_down", (size, width), ("latent", "embed"), "attention")]
         if self.bias:
-            rows.append(Row(f"attn.{name}_down_bias", (size,), ("latent",), "attention", "zeros"))
+            rows.append(
+                TableRow(f"attn.{name}_down_bias", (size,), ("latent",), "attention", "zeros")
+            )
         return rows
 
     def score_width(self) -> int:
@@ -73,9 +78,9 @@ class LatentAttention:
         return self.heads * (self.key_dim + self.value_dim)
 
     def split_units(self) -> dict[str, int]:
-        """What is never cut when a logical axis is split over devices: whole heads."""
+        """Units of a logical axis that are never split over devices: whole heads."""
         return {"heads": self.heads}
 
     def cache_shapes(self) -> dict[str, tuple[int, int]]:
-        """(heads, size) of what decoding keeps of each token."""
+        """(heads, size) of the tensors that decoding caches for each token."""
         return {"latent": (1, self.kv_rank), "rotated": (1, self.rope.dim)}

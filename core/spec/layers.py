@@ -1,7 +1,7 @@
-"""The parts that layers are made of, as data, and the tensors each part owns.
+"""The parts of layers, as data, and the tensors of each part.
 
 A layer is a mixer (attention, a delta net) followed by a feed-forward part, each with norms before,
-behind or both, and added to the residual stream. A part's tensor names are relative to its layer;
+after or both, and added to the residual stream. A part's tensor names are relative to its layer;
 `core/model` computes each part in the function registered for its class. Every family is a
 composition of these parts.
 """
@@ -12,7 +12,7 @@ from typing import Literal, Protocol
 from sabia.core.spec.delta import GatedDeltaNet
 from sabia.core.spec.latent import LatentAttention
 from sabia.core.spec.rope import Rope
-from sabia.core.spec.tensors import InitKind, Row
+from sabia.core.spec.tensors import InitKind, TableRow
 
 Activation = Literal["silu", "gelu", "gelu_pytorch_tanh"]
 NormKind = Literal["rms", "layer"]
@@ -22,13 +22,13 @@ NormKind = Literal["rms", "layer"]
 class Attention:
     """Softmax attention with grouped keys and values.
 
-    window: a query sees the last `window` positions, itself included (None: all); in an encoder
-    those less than `window` away on either side.
+    window: a query attends to the last `window` positions, including its own (None: all); in an
+    encoder to positions that are less than `window` away on either side.
     scale: factor of the scores; head_dim**-0.5 in most families.
     rope: rotates the first rope.dim dimensions of each head; None: no rotation.
     qk_norm: RMSNorm of each head's query and key; qk_norm_whole: one norm over all heads;
     norm_offset: added to the stored weights of these norms.
-    sinks: each head has a score that takes part in the softmax and has no value (GPT-OSS).
+    sinks: each head has an additional score in the softmax, without a value (GPT-OSS).
     output_gate: the result is multiplied by sigmoid(gate(y)) before the output projection.
     """
 
@@ -47,35 +47,35 @@ class Attention:
     softcap: float | None = None
     sinks: bool = False
 
-    def rows(self, width: int) -> tuple[Row, ...]:
+    def rows(self, width: int) -> tuple[TableRow, ...]:
         """Tensors for a residual stream of `width`."""
         n, kv = self.heads * self.head_dim, self.kv_heads * self.head_dim
         rows = [
-            Row("attn.q", (n, width), ("heads", "embed"), "attention"),
-            Row("attn.k", (kv, width), ("kv_heads", "embed"), "attention"),
-            Row("attn.v", (kv, width), ("kv_heads", "embed"), "attention"),
+            TableRow("attn.q", (n, width), ("heads", "embed"), "attention"),
+            TableRow("attn.k", (kv, width), ("kv_heads", "embed"), "attention"),
+            TableRow("attn.v", (kv, width), ("kv_heads", "embed"), "attention"),
         ]
         if self.qkv_bias:
             rows += [
-                Row("attn.q_bias", (n,), ("heads",), "attention", "zeros"),
-                Row("attn.k_bias", (kv,), ("kv_heads",), "attention", "zeros"),
-                Row("attn.v_bias", (kv,), ("kv_heads",), "attention", "zeros"),
+                TableRow("attn.q_bias", (n,), ("heads",), "attention", "zeros"),
+                TableRow("attn.k_bias", (kv,), ("kv_heads",), "attention", "zeros"),
+                TableRow("attn.v_bias", (kv,), ("kv_heads",), "attention", "zeros"),
             ]
         if self.output_gate:
-            rows.append(Row("attn.gate", (n, width), ("heads", "embed"), "attention"))
+            rows.append(TableRow("attn.gate", (n, width), ("heads", "embed"), "attention"))
         if self.output_gate and self.qkv_bias:
-            rows.append(Row("attn.gate_bias", (n,), ("heads",), "attention", "zeros"))
+            rows.append(TableRow("attn.gate_bias", (n,), ("heads",), "attention", "zeros"))
         if self.sinks:
-            rows.append(Row("attn.sinks", (self.heads,), ("heads",), "attention", "zeros"))
+            rows.append(TableRow("attn.sinks", (self.heads,), ("heads",), "attention", "zeros"))
         rows += self._norm_rows()
         rows.append(
-            Row("attn.o", (width, n), ("embed", "heads"), "attention", residual_output=True)
+            TableRow("attn.o", (width, n), ("embed", "heads"), "attention", residual_output=True)
         )
         if self.output_bias:
-            rows.append(Row("attn.o_bias", (width,), ("embed",), "attention", "zeros"))
+            rows.append(TableRow("attn.o_bias", (width,), ("embed",), "attention", "zeros"))
         return tuple(rows)
 
-    def _norm_rows(self) -> list[Row]:
+    def _norm_rows(self) -> list[TableRow]:
         init: InitKind = "zeros" if self.norm_offset else "ones"
         sizes: list[tuple[str, int, str]] = []
         if self.qk_norm_whole:
@@ -83,7 +83,7 @@ class Attention:
         elif self.qk_norm:
             sizes = [("q", 1, "head_dim"), ("k", 1, "head_dim")]
         return [
-            Row(f"attn.{name}_norm", (heads * self.head_dim,), (axis,), "norm", init)
+            TableRow(f"attn.{name}_norm", (heads * self.head_dim,), (axis,), "norm", init)
             for name, heads, axis in sizes
         ]
 
@@ -92,45 +92,45 @@ class Attention:
         return 2 * self.heads * self.head_dim
 
     def split_units(self) -> dict[str, int]:
-        """What is never cut when a logical axis is split over devices: whole heads."""
+        """Units of a logical axis that are never split over devices: whole heads."""
         return {"heads": self.heads, "kv_heads": self.kv_heads}
 
     def cache_shapes(self) -> dict[str, tuple[int, int]]:
-        """(heads, size) of what decoding keeps of each token."""
+        """(heads, size) of the tensors that decoding caches for each token."""
         return dict.fromkeys(("keys", "values"), (self.kv_heads, self.head_dim))
 
 
 @dataclass(frozen=True)
 class GatedMlp:
-    """down(activation(gate(x)) * up(x)) of inner `width`."""
+    """down(activation(gate(x)) * up(x)) with `width` inner units."""
 
     width: int
     activation: Activation = "silu"
     bias: bool = False
 
-    def rows(self, width: int) -> tuple[Row, ...]:
+    def rows(self, width: int) -> tuple[TableRow, ...]:
         """Tensors for a residual stream of `width`."""
         inner = self.width
         rows = [
-            Row("mlp.gate", (inner, width), ("mlp", "embed"), "mlp"),
-            Row("mlp.up", (inner, width), ("mlp", "embed"), "mlp"),
-            Row("mlp.down", (width, inner), ("embed", "mlp"), "mlp", residual_output=True),
+            TableRow("mlp.gate", (inner, width), ("mlp", "embed"), "mlp"),
+            TableRow("mlp.up", (inner, width), ("mlp", "embed"), "mlp"),
+            TableRow("mlp.down", (width, inner), ("embed", "mlp"), "mlp", residual_output=True),
         ]
         if self.bias:
             rows += [
-                Row("mlp.gate_bias", (inner,), ("mlp",), "mlp", "zeros"),
-                Row("mlp.up_bias", (inner,), ("mlp",), "mlp", "zeros"),
-                Row("mlp.down_bias", (width,), ("embed",), "mlp", "zeros"),
+                TableRow("mlp.gate_bias", (inner,), ("mlp",), "mlp", "zeros"),
+                TableRow("mlp.up_bias", (inner,), ("mlp",), "mlp", "zeros"),
+                TableRow("mlp.down_bias", (width,), ("embed",), "mlp", "zeros"),
             ]
         return tuple(rows)
 
 
 @dataclass(frozen=True)
 class Norms:
-    """Norms around each part of a layer: of what it reads, of what it gives, or both.
+    """Norms of each part of a layer: of its input, of its output, or both.
 
-    offset: added to the stored weights (1 in Gemma, whose files hold w - 1). bare: a part (`attn`,
-    `mlp`) that reads the stream as it is.
+    offset: added to the stored weights (1 in Gemma, whose files contain w - 1). bare: a part
+    (`attn`, `mlp`) whose input is not normalized.
     """
 
     pre: bool = True
@@ -139,24 +139,24 @@ class Norms:
     bare: str = ""
 
     def before(self, part: str) -> bool:
-        """Whether what the part reads is normed."""
+        """Whether the input of the part is normalized."""
         return self.pre and part != self.bare
 
-    def rows(self, part: str, width: int) -> tuple[tuple[Row, ...], tuple[Row, ...]]:
-        """Tensors (before, behind) the part `attn` or `mlp`."""
+    def rows(self, part: str, width: int) -> tuple[tuple[TableRow, ...], tuple[TableRow, ...]]:
+        """Tensors (before, after) the part `attn` or `mlp`."""
         init: InitKind = "zeros" if self.offset else "ones"
-        before = Row(f"{part}.norm", (width,), ("embed",), "norm", init)
-        behind = Row(f"{part}.post_norm", (width,), ("embed",), "norm", init)
-        return (before,) * self.before(part), (behind,) * self.post
+        before = TableRow(f"{part}.norm", (width,), ("embed",), "norm", init)
+        after = TableRow(f"{part}.post_norm", (width,), ("embed",), "norm", init)
+        return (before,) * self.before(part), (after,) * self.post
 
 
 Mixer = Attention | LatentAttention | GatedDeltaNet
 
 
 class FeedForward(Protocol):
-    """A gated MLP, or a mixture of experts (core.spec.experts)."""
+    """A gated MLP or an MoE layer (core.spec.experts)."""
 
-    def rows(self, width: int) -> tuple[Row, ...]:
+    def rows(self, width: int) -> tuple[TableRow, ...]:
         """Tensors for a residual stream of `width`."""
 
 
@@ -168,10 +168,10 @@ class Layer:
     mlp: FeedForward
     norms: Norms = Norms()
 
-    def rows(self, width: int) -> tuple[Row, ...]:
+    def rows(self, width: int) -> tuple[TableRow, ...]:
         """Tensors of the block, in the order of the computation."""
-        rows: tuple[Row, ...] = ()
+        rows: tuple[TableRow, ...] = ()
         for name, part in (("attn", self.mixer), ("mlp", self.mlp)):
-            before, behind = self.norms.rows(name, width)
-            rows += before + part.rows(width) + behind
+            before, after = self.norms.rows(name, width)
+            rows += before + part.rows(width) + after
         return rows

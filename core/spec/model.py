@@ -1,8 +1,8 @@
 """ModelSpec: a model as frozen data, and its ordered table of tensors.
 
 Two specs are equal when they compute the same function of equally named tensors; the original
-`config` rides along for export and takes no part in comparison, so a spec can be a dictionary
-key or a static argument of a compiled function.
+`config` is kept for export and is not compared, so a spec can be a dictionary key or a static
+argument of a compiled function.
 """
 
 import math
@@ -13,25 +13,33 @@ from types import MappingProxyType
 from typing import Any
 
 from sabia.core.errors import UsageError
-from sabia.core.spec.heads import Classifier, Transform
+from sabia.core.spec.heads import ClassifierHead, Transform
 from sabia.core.spec.layers import Layer, NormKind
 from sabia.core.spec.rope import Rope
-from sabia.core.spec.tensors import FileName, InitKind, Part, Row, TensorSpec, place
+from sabia.core.spec.tensors import (
+    FileName,
+    FileTemplate,
+    FusedPart,
+    InitKind,
+    TableRow,
+    TensorSpec,
+)
 
 
 @dataclass(frozen=True)
 class ModelSpec:
     """A decoder or an encoder: embedding, layers, final norm, head.
 
-    embed_scale: factor of the embeddings as they enter the stream (Gemma: sqrt(hidden_size)).
+    embed_scale: factor of the embeddings (Gemma: sqrt(hidden_size)).
     logit_softcap: cap·tanh(logits/cap). norm_offset: added to the final norm's weights.
-    causal: tokens see only what is before them. norm_kind: of the norms of the stream; embed_norm:
-    the embeddings are normed. transform: in front of the head. head_bias: of the vocabulary's.
-    classifier: the head, in place of the vocabulary's.
-    names: layer or model tensor name → file name, `{layer}` and `{expert}` standing for indices;
-    or a Part with such a file name. other_names: another layout that files may have instead.
-    ignored: regular expressions of file names that carry nothing (old rotary buffers).
-    kept: of file names that take no part in the maths and are handed on unchanged (MTP layers).
+    causal: a token attends to itself and earlier tokens only. norm_kind: of the norms of the
+    residual stream; embed_norm: the embeddings are normalized. transform: before the head.
+    head_bias: whether the language-model head has a bias. classifier: the head, if it is not that
+    of a language model.
+    names: layer or model tensor name → file name, with indices as `{layer}` and
+    `{expert}`; or a FusedPart with such a file name. other_names: another layout of the files.
+    ignored: regular expressions of names in the files that are not read (old rotary buffers).
+    kept: of names in the files that are not computed with and are copied unchanged (MTP layers).
     """
 
     family: str
@@ -43,8 +51,8 @@ class ModelSpec:
     init_std: float
     max_positions: int
     config: Mapping[str, Any] = field(compare=False, repr=False)
-    names: Mapping[str, str | Part] = field(compare=False, repr=False)
-    other_names: Mapping[str, str | Part] = field(default_factory=dict, compare=False, repr=False)
+    names: Mapping[str, FileTemplate] = field(compare=False, repr=False)
+    other_names: Mapping[str, FileTemplate] = field(default_factory=dict, compare=False, repr=False)
     ignored: tuple[str, ...] = field(default=(), compare=False, repr=False)
     kept: tuple[str, ...] = field(default=(), compare=False, repr=False)
     embed_scale: float = 1.0
@@ -55,25 +63,25 @@ class ModelSpec:
     embed_norm: bool = False
     transform: Transform | None = None
     head_bias: bool = False
-    classifier: Classifier | None = None
+    classifier: ClassifierHead | None = None
 
     def tensors(self) -> tuple[TensorSpec, ...]:
         """All tensors: embedding, layers in order, final norm, head unless tied."""
         return self._table
 
-    def outer_rows(self) -> tuple[tuple[Row, ...], tuple[Row, ...]]:
-        """What is in front of the layers, and what is behind them."""
+    def outer_rows(self) -> tuple[tuple[TableRow, ...], tuple[TableRow, ...]]:
+        """Tensors before the layers, and tensors after them."""
         width, matrix = self.hidden_size, ((self.vocab_size, self.hidden_size), ("vocab", "embed"))
         init: InitKind = "zeros" if self.norm_offset else "ones"
-        norm = Row("embed_norm", (width,), ("embed",), "norm", init)
-        first = (Row("embed", *matrix, "embedding"), *[norm] * self.embed_norm)
+        norm = TableRow("embed_norm", (width,), ("embed",), "norm", init)
+        first = (TableRow("embed", *matrix, "embedding"), *[norm] * self.embed_norm)
         last = [replace(norm, name="final_norm")]
         last += self.transform.rows(width) if self.transform else ()
         if self.classifier is not None:
             return first, (*last, *self.classifier.rows(width))
-        last += [] if self.tied else [Row("head", *matrix, "head")]
-        last += [Row("head_bias", (self.vocab_size,), ("vocab",), "head", "zeros")] * self.head_bias
-        return first, tuple(last)
+        last += [] if self.tied else [TableRow("head", *matrix, "head")]
+        bias = TableRow("head_bias", (self.vocab_size,), ("vocab",), "head", "zeros")
+        return first, (*last, *[bias] * self.head_bias)
 
     def layer_names(self) -> tuple[Mapping[str, str], ...]:
         """For each layer, its tensors' short names → their full names."""
@@ -81,25 +89,30 @@ class ModelSpec:
 
     @cached_property
     def ropes(self) -> tuple[Rope, ...]:
-        """The different rotations of the layers."""
-        found = (getattr(layer.mixer, "rope", None) for layer in self.layers)
-        return tuple(dict.fromkeys(rope for rope in found if rope is not None))
+        """The different rotary embeddings of the layers."""
+        ropes = (getattr(layer.mixer, "rope", None) for layer in self.layers)
+        return tuple(dict.fromkeys(rope for rope in ropes if rope is not None))
 
     @cached_property
     def windows(self) -> tuple[int | None, ...]:
-        """The different windows of the layers with softmax attention (None: sees everything)."""
+        """The different windows of the layers with softmax attention (None: no window)."""
         mixers = (layer.mixer for layer in self.layers)
         return tuple(dict.fromkeys(mixer.window for mixer in mixers if hasattr(mixer, "window")))
 
     @cached_property
     def _table(self) -> tuple[TensorSpec, ...]:
-        def outer(rows: tuple[Row, ...]) -> list[TensorSpec]:
-            return [place(row, "", str(self.names[row.name]), self.init_std, None) for row in rows]
+        def outer(rows: tuple[TableRow, ...]) -> list[TensorSpec]:
+            return [row.tensor("", str(self.names[row.name]), self.init_std, None) for row in rows]
 
-        begin, last = self.outer_rows()
-        table = outer(begin)
+        first, last = self.outer_rows()
+        # a sum of 2L branch outputs keeps its variance if each is scaled by 1/sqrt(2L) (GPT-2)
+        scale = 1 / math.sqrt(2 * max(1, len(self.layers)))
+        table = outer(first)
         for index, layer in enumerate(self.layers):
-            table += [_place_in_layer(self, row, index) for row in layer.rows(self.hidden_size)]
+            for row in layer.rows(self.hidden_size):
+                hf = _file_name(self.names[row.name], row, index)
+                std = self.init_std * (scale if row.residual_output else 1.0)
+                table.append(row.tensor(f"layers.{index}.", hf, std, index))
         return (*table, *outer(last))
 
     @cached_property
@@ -124,18 +137,11 @@ def check_predicts(spec: ModelSpec) -> None:
     """Raise UsageError unless the model predicts each token from those before it."""
     _ = spec.head_name
     if not spec.causal:
-        raise UsageError(f"model: {spec.family} is an encoder (expected a model that writes text)")
+        raise UsageError(f"model: {spec.family} is an encoder (expected a decoder)")
 
 
-def _place_in_layer(spec: ModelSpec, row: Row, index: int) -> TensorSpec:
-    # A sum of 2L branch outputs keeps unit growth when each is scaled by 1/sqrt(2L) (GPT-2).
-    scale = 1 / math.sqrt(2 * len(spec.layers)) if row.residual_output else 1.0
-    hf = _file_name(spec.names[row.name], row, index)
-    return place(row, f"layers.{index}.", hf, spec.init_std * scale, index)
-
-
-def _file_name(template: str | Part, row: Row, layer: int) -> FileName:
-    if isinstance(template, Part):
+def _file_name(template: FileTemplate, row: TableRow, layer: int) -> FileName:
+    if isinstance(template, FusedPart):
         return replace(template, file=template.file.format(layer=layer))
     if "{expert}" in template:
         return tuple(template.format(layer=layer, expert=n) for n in range(row.shape[0]))

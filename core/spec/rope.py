@@ -2,10 +2,10 @@
 
 `default`: theta^(-2i/N) (Su et al. 2021, arXiv 2104.09864). `linear`: all frequencies divided by
 a factor (position interpolation, arXiv 2306.15595). `llama3`: wavelengths beyond the original
-context divided by the factor, short ones kept, a linear blend between (Llama 3, arXiv 2407.21783).
-`yarn`: pairs that turn more than beta_fast times in the original context kept, those that turn
-less than beta_slow times divided by the factor, a linear blend between, and cos and sin multiplied
-by `amplitude` (arXiv 2309.00071).
+context are divided by the factor, short ones kept, with a linear blend between (Llama 3, arXiv
+2407.21783). `yarn`: pairs with more than beta_fast rotations in the original context are kept,
+those with less than beta_slow divided by the factor, with a linear blend between, and cos and sin
+multiplied by `amplitude` (arXiv 2309.00071).
 Computed in double precision; pairs are (i, i + N/2), the layout of the files on the hub.
 """
 
@@ -20,8 +20,8 @@ RopeKind = Literal["default", "linear", "llama3", "yarn"]
 class Rope:
     """Rotation of a head's `dim` leading dimensions; fields not used by `kind` keep their value.
 
-    truncate: the blend begins and ends at whole pairs. mscale_all_dim: DeepSeek's families scale
-    their attention scores by it (`score_factor`); the rotation does not.
+    truncate: the blend begins and ends at whole pairs. mscale_all_dim: in DeepSeek's families it
+    scales the attention scores (`score_factor`), not the rotation.
     """
 
     dim: int
@@ -39,20 +39,20 @@ class Rope:
 
 
 def _llama3(frequency: float, rope: Rope) -> float:
-    turns = rope.original_length * frequency / (2 * math.pi)
+    rotations = rope.original_length * frequency / (2 * math.pi)
     span = rope.high_freq_factor - rope.low_freq_factor
     if span == 0:
-        return frequency if turns > rope.low_freq_factor else frequency / rope.factor
-    kept = min(1.0, max(0.0, (turns - rope.low_freq_factor) / span))
+        return frequency if rotations > rope.low_freq_factor else frequency / rope.factor
+    kept = min(1.0, max(0.0, (rotations - rope.low_freq_factor) / span))
     return kept * frequency + (1 - kept) * frequency / rope.factor
 
 
 def _yarn(plain: tuple[float, ...], rope: Rope) -> tuple[float, ...]:
-    def pair_that_turns(times: float) -> float:
-        turns_of_first = rope.original_length / (2 * math.pi)
-        return rope.dim * math.log(turns_of_first / times) / (2 * math.log(rope.theta))
+    def pair_with(rotations: float) -> float:
+        rotations_of_first = rope.original_length / (2 * math.pi)
+        return rope.dim * math.log(rotations_of_first / rotations) / (2 * math.log(rope.theta))
 
-    low, high = pair_that_turns(rope.beta_fast), pair_that_turns(rope.beta_slow)
+    low, high = pair_with(rope.beta_fast), pair_with(rope.beta_slow)
     if rope.truncate:
         low, high = math.floor(low), math.ceil(high)
     low, high = max(low, 0), min(high, rope.dim - 1)
@@ -65,12 +65,12 @@ def _yarn(plain: tuple[float, ...], rope: Rope) -> tuple[float, ...]:
 
 
 def yarn_mscale(factor: float, mscale: float = 1.0) -> float:
-    """0.1·mscale·ln(factor) + 1, the growth of the scores that YaRN makes up for."""
+    """0.1·mscale·ln(factor) + 1, the growth of the scores that YaRN compensates."""
     return 1.0 if factor <= 1 else 0.1 * mscale * math.log(factor) + 1.0
 
 
 def score_factor(rope: Rope) -> float:
-    """What the scores of DeepSeek's attention are multiplied by."""
+    """The factor of the attention scores in DeepSeek's families."""
     return yarn_mscale(rope.factor, rope.mscale_all_dim) ** 2 if rope.mscale_all_dim else 1.0
 
 

@@ -1,7 +1,7 @@
-"""Rotary fields of a config.json, in both spellings.
+"""Rotary fields of a config.json, in the old and the new form.
 
-Older files say `rope_theta` and `rope_scaling` (with `type` or `rope_type`), newer ones put both
-into `rope_parameters`. A scaling that is not computed here is an error that names it.
+Older files have `rope_theta` and `rope_scaling` (with `type` or `rope_type`), newer ones have both
+in `rope_parameters`. A scaling that is not supported is an error that names it.
 """
 
 from collections.abc import Mapping
@@ -18,50 +18,48 @@ _LLAMA3 = {
     "high_freq_factor": "high_freq_factor",
     "original_max_position_embeddings": "original_length",
 }
-# rope_type → fields it needs in the file → our names
+# rope_type → required fields of the file → our names
 _KINDS: dict[RopeKind, dict[str, str]] = {
     "default": {},
     "linear": {"factor": "factor"},
     "llama3": _LLAMA3,
     "yarn": {"factor": "factor", "original_max_position_embeddings": "original_length"},
 }
-
-
-# How dimensions are dealt to the time, height and width of images: a text's three are the same.
+# Dimensions for the time, height and width of images; the three positions of a text are equal.
 _GRIDS = ("mrope_section", "mrope_interleaved")
 
 
-def _kind(left: dict[str, Any]) -> RopeKind:
-    kinds = {str(left.pop(key)) for key in ("rope_type", "type") if key in left} or {"default"}
-    found = [kind for kind in _KINDS if {kind} == kinds]
-    if not found:
+def _kind(unread: dict[str, Any]) -> RopeKind:
+    kinds = {str(unread.pop(key)) for key in ("rope_type", "type") if key in unread} or {"default"}
+    matching = [kind for kind in _KINDS if {kind} == kinds]
+    if not matching:
         known = ", ".join(_KINDS)
         named = " and ".join(sorted(kinds))
         raise UsageError(f"config.json: rope_type is {named!r} (expected one of {known})")
-    return found[0]
+    return matching[0]
 
 
-def _number(left: dict[str, Any], name: str) -> float:
-    value = left.pop(name, None)
+def _number(unread: dict[str, Any], name: str) -> float:
+    value = unread.pop(name, None)
     if isinstance(value, bool) or not isinstance(value, int | float) or value <= 0:
         raise UsageError(f"config.json: rope {name} is {value!r} (expected a number above 0)")
     return float(value)
 
 
-def _yarn(left: dict[str, Any], factor: float) -> dict[str, Any]:
-    """YaRN's optional fields; its amplitude is given, or the ratio of two mscales, or usual."""
+def _yarn(unread: dict[str, Any], factor: float) -> dict[str, Any]:
+    """YaRN's optional fields; the amplitude is attention_factor, a ratio of mscales, or default."""
 
     def optional(name: str, default: float) -> float:
-        if not left.get(name):
-            left.pop(name, None)
+        if not unread.get(name):
+            unread.pop(name, None)
             return default
-        return _number(left, name)
+        return _number(unread, name)
 
     mscale, all_dim = optional("mscale", 0.0), optional("mscale_all_dim", 0.0)
     ratio = yarn_mscale(factor)
     if mscale and all_dim:
         ratio = yarn_mscale(factor, mscale) / yarn_mscale(factor, all_dim)
-    truncate = left.pop("truncate", True)
+    truncate = unread.pop("truncate", True)
     if not isinstance(truncate, bool):
         raise UsageError(f"config.json: rope truncate is {truncate!r} (expected true or false)")
     return {
@@ -74,16 +72,16 @@ def _yarn(left: dict[str, Any], factor: float) -> dict[str, Any]:
 
 
 def rope_from(values: Mapping[str, Any], theta: float, head_dim: int) -> Rope:
-    """The rotation that the scaling fields `values` describe for heads of `head_dim`."""
-    left = {key: value for key, value in values.items() if value is not None}
-    kind = _kind(left)
-    numbers: dict[str, Any] = {ours: _number(left, name) for name, ours in _KINDS[kind].items()}
+    """The rotary embedding of the scaling fields `values` for heads of `head_dim`."""
+    unread = {key: value for key, value in values.items() if value is not None}
+    kind = _kind(unread)
+    numbers: dict[str, Any] = {ours: _number(unread, name) for name, ours in _KINDS[kind].items()}
     if kind == "yarn":
-        numbers |= _yarn(left, numbers["factor"])
-    if left.get("partial_rotary_factor") == 1:
-        del left["partial_rotary_factor"]
-    if left:
-        name, value = next(iter(left.items()))
+        numbers |= _yarn(unread, numbers["factor"])
+    if unread.get("partial_rotary_factor") == 1:
+        del unread["partial_rotary_factor"]
+    if unread:
+        name, value = next(iter(unread.items()))
         raise UsageError(
             f"config.json: rope {name}={value!r} (expected no such field for {kind!r})"
         )
@@ -95,7 +93,7 @@ def read_rope(
 ) -> Rope:
     """Take `rope_parameters`, or `rope_theta` and `rope_scaling`.
 
-    partial: the family reads `partial_rotary_factor`, the share of a head that is rotated.
+    partial: the family reads `partial_rotary_factor`, the fraction of a head that is rotated.
     """
     theta = fields.take("rope_theta", float, default_theta)
     scaling = fields.take("rope_scaling", dict, {})
@@ -108,7 +106,7 @@ def read_rope(
         share = values.pop("partial_rotary_factor", share)
         if not 0 < share <= 1 or int(head_dim * share) % 2:
             raise UsageError(
-                f"config.json: partial_rotary_factor is {share!r} (expected a share of head_dim "
+                f"config.json: partial_rotary_factor is {share!r} (expected a fraction of head_dim "
                 f"{head_dim} that is an even number of dimensions)"
             )
         head_dim = int(head_dim * share)

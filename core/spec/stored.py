@@ -1,7 +1,7 @@
-"""Which of two layouts a directory's files have, where a family has two.
+"""The tensor names of a model directory, for families whose files have one of two layouts.
 
 Experts, for instance, are stored one by one or all of a layer in one tensor, and config.json does
-not say which. The names are read from the index, or from the head of the one file; no tensor is.
+not tell which. The names are read from the index, or from the header of a single file.
 """
 
 import json
@@ -10,15 +10,15 @@ from pathlib import Path
 
 from sabia.core.errors import BadData
 from sabia.core.spec.model import ModelSpec
-from sabia.core.spec.tensors import Part
+from sabia.core.spec.tensors import FusedPart
 
 
-def as_stored(spec: ModelSpec, directory: Path) -> ModelSpec:
-    """`spec` with the file names that the directory has; as it is without such files."""
+def with_stored_names(spec: ModelSpec, directory: Path) -> ModelSpec:
+    """`spec` with the layout of names in the directory; unchanged if it has no such files."""
     if not spec.other_names:
         return spec
     stored = file_names(directory)
-    templates = [n.file if isinstance(n, Part) else n for n in spec.other_names.values()]
+    templates = [n.file if isinstance(n, FusedPart) else n for n in spec.other_names.values()]
     layers = range(len(spec.layers))
     if not any(name.format(layer=layer) in stored for name in templates for layer in layers):
         return spec
@@ -26,7 +26,7 @@ def as_stored(spec: ModelSpec, directory: Path) -> ModelSpec:
 
 
 def file_names(directory: Path) -> frozenset[str]:
-    """Names of the tensors in a model directory; none where it has no safetensors file."""
+    """Names of the tensors in a model directory; empty if it has no safetensors file."""
     index, single = (directory / f"model.safetensors{end}" for end in (".index.json", ""))
     try:
         if index.is_file():

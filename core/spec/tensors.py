@@ -1,10 +1,10 @@
-"""One row of a model's table: everything any room needs to know about one tensor.
+"""One row of a model's table: everything that any package needs to know about one tensor.
 
-Shapes follow the files on the Hugging Face hub ([out, in] for matrices), so that loading and
-exporting move bytes and change none. `axes` name each dimension logically (vocab, embed, heads,
+Shapes are those of the files on the Hugging Face hub ([out, in] for matrices), so that loading and
+exporting copy bytes and change none. `axes` name each dimension logically (vocab, embed, heads,
 kv_heads, head_dim, mlp, expert); the sharding rules map them to mesh axes. A vector with the one
 axis head_dim is shared by all heads. A stacked tensor (experts) has one file name per slice of its
-first dimension; a piece of a fused projection is a Part of a file's tensor.
+first dimension; a part of a fused projection is a FusedPart of a file's tensor.
 """
 
 import math
@@ -18,11 +18,11 @@ Component = Literal["embedding", "head", "norm", "attention", "conv", "mlp", "ro
 
 
 @dataclass(frozen=True)
-class Part:
-    """Where a tensor lies inside a larger tensor of the files (a fused projection).
+class FusedPart:
+    """The position of a tensor inside a larger tensor of the files (a fused projection).
 
-    The file's tensor of `shape`, seen as `view`, is cut by (start, stop, step) on each axis of
-    the view, the axes are put into `order`, and the result has the tensor's own shape.
+    The file's tensor of `shape` is reshaped to `view` and sliced by `cut`, (start, stop, step) on
+    each axis; its axes are transposed to `order`, and the result has the tensor's own shape.
     """
 
     file: str
@@ -32,25 +32,26 @@ class Part:
     order: tuple[int, ...]
 
 
-def pieces(
+def fused_parts(
     file: str, shape: tuple[int, ...], view: tuple[int, ...], axis: int, sizes: Mapping[str, int]
-) -> dict[str, Part]:
-    """Parts of a file's tensor that lie behind each other on one axis of `view`, by name."""
-    found, start = {}, 0
+) -> dict[str, FusedPart]:
+    """Parts of a file's tensor that follow each other on one axis of `view`, by name."""
+    parts, start = {}, 0
     for name, size in sizes.items():
         cut = [(0, length, 1) for length in view]
         cut[axis] = (start, start + size, 1)
-        found[name] = Part(file, shape, view, tuple(cut), tuple(range(len(view))))
+        parts[name] = FusedPart(file, shape, view, tuple(cut), tuple(range(len(view))))
         start += size
-    return found
+    return parts
 
 
-FileName = str | tuple[str, ...] | Part
+FileName = str | tuple[str, ...] | FusedPart
+FileTemplate = str | FusedPart  # names with {layer} and {expert}
 
 
 @dataclass(frozen=True)
 class Init:
-    """Initial values: `ones`, `zeros`, `normal` (mean 0, standard deviation `std`) or others.
+    """Initial values: `ones`, `zeros`, `normal` (mean 0, standard deviation `std`) and others.
 
     fan_in: normal of standard deviation 1/sqrt(last dimension). rate: logarithms of decay rates
     spread evenly over (0.01, 16); step: what softplus maps to time steps whose logarithms are
@@ -67,10 +68,10 @@ class TensorSpec:
 
     dtype_class: `weight` follows the compute dtype; `vector` (norms, biases, routers) may stay
     in fp32.
-    hf: name in the checkpoint's files, one name per slice of the first dimension, or a Part.
+    hf: name in the checkpoint's files, one name per slice of the first dimension, or a FusedPart.
     decay, muon: whether weight decay and Muon's orthogonal update apply.
-    trained: False for what no gradient changes (a router's balancing bias).
-    active_share: (used, of), the part of the tensor that one token visits.
+    trained: False for tensors without a gradient (a router's expert biases).
+    active_share: (used, of), the fraction of the tensor that one token uses.
     """
 
     name: str
@@ -93,8 +94,8 @@ class TensorSpec:
 
 
 @dataclass(frozen=True)
-class Row:
-    """A tensor as a layer declares it, before the model gives it a place and a file name."""
+class TableRow:
+    """A tensor as a layer declares it, before the model adds its prefix and its file name."""
 
     name: str
     shape: tuple[int, ...]
@@ -105,21 +106,20 @@ class Row:
     active_share: tuple[int, int] = (1, 1)
     trained: bool = True
 
-
-def place(row: Row, prefix: str, hf: FileName, std: float, layer: int | None) -> TensorSpec:
-    """The tensor that `row` becomes under `prefix`, initialised with `std` where normal."""
-    matrix = row.init == "normal" and len(row.shape) > 1
-    return TensorSpec(
-        name=prefix + row.name,
-        shape=row.shape,
-        axes=row.axes,
-        init=Init(row.init, std if row.init == "normal" else 0.0),
-        dtype_class="weight" if matrix and row.component != "router" else "vector",
-        component=row.component,
-        hf=hf,
-        decay=matrix,
-        muon=matrix and row.component not in ("embedding", "head", "router"),
-        layer=layer,
-        active_share=row.active_share,
-        trained=row.trained,
-    )
+    def tensor(self, prefix: str, hf: FileName, std: float, layer: int | None) -> TensorSpec:
+        """The tensor with `prefix` before its name, initialised with `std` if it is normal."""
+        matrix = self.init == "normal" and len(self.shape) > 1
+        return TensorSpec(
+            name=prefix + self.name,
+            shape=self.shape,
+            axes=self.axes,
+            init=Init(self.init, std if self.init == "normal" else 0.0),
+            dtype_class="weight" if matrix and self.component != "router" else "vector",
+            component=self.component,
+            hf=hf,
+            decay=matrix,
+            muon=matrix and self.component not in ("embedding", "head", "router"),
+            layer=layer,
+            active_share=self.active_share,
+            trained=self.trained,
+        )

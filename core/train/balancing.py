@@ -21,7 +21,7 @@ def bias_names(spec: ModelSpec) -> tuple[str | None, ...]:
     )
     names = spec.layer_names()
     return tuple(
-        names[index]["mlp.correction"] if router.correction else None for index, router in routers
+        names[index]["mlp.correction"] if router.expert_bias else None for index, router in routers
     )
 
 

@@ -1,8 +1,8 @@
 """Tensors inside fused tensors of a checkpoint's files: cut out when read, put back when written.
 
-A `Part` (core.spec.tensors) names a strided block of a view of the file's tensor. Reading all parts
-of a file tensor and writing them back gives the same bytes, because every element belongs to one
-part.
+A `FusedPart` (core.spec.tensors) is a strided block of a view of the file's tensor. Reading all
+parts of a file tensor and writing them back gives the same bytes, because every element belongs to
+one part.
 """
 
 from collections.abc import Iterable
@@ -10,21 +10,21 @@ from collections.abc import Iterable
 import numpy as np
 
 from sabia.core.errors import BadData
-from sabia.core.spec.tensors import Part
+from sabia.core.spec.tensors import FusedPart
 
 
-def _slices(part: Part) -> tuple[slice, ...]:
+def _slices(part: FusedPart) -> tuple[slice, ...]:
     return tuple(slice(*cut) for cut in part.cut)
 
 
-def read_part(part: Part, fused: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
+def read_part(part: FusedPart, fused: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
     """The tensor of `shape` that `part` names in the file's tensor; a view where NumPy can."""
     if fused.shape != part.shape:
         raise BadData(f"model: {part.file} has shape {fused.shape} (expected {part.shape})")
     return fused.reshape(part.view)[_slices(part)].transpose(part.order).reshape(shape)
 
 
-def write_parts(parts: Iterable[tuple[Part, np.ndarray]]) -> np.ndarray:
+def write_parts(parts: Iterable[tuple[FusedPart, np.ndarray]]) -> np.ndarray:
     """The file's tensor of all its parts with their arrays."""
     fused = np.zeros(0)
     for number, (part, array) in enumerate(parts):

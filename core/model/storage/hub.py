@@ -26,7 +26,7 @@ from sabia.core.model.storage.size_batches import batches_by_size
 from sabia.core.shards.atomic import atomic_directory
 from sabia.core.spec.families import load_spec
 from sabia.core.spec.model import ModelSpec
-from sabia.core.spec.tensors import Part, TensorSpec
+from sabia.core.spec.tensors import FusedPart, TensorSpec
 
 __all__ = ["from_hf", "init_params", "load_model", "read_checkpoint", "save_model", "to_hf"]
 
@@ -112,7 +112,7 @@ def from_hf(spec: ModelSpec, tensors: Arrays) -> dict[str, np.ndarray]:
     """Tensors under file names → parameters under our names; all of them, and no others."""
     left = dict(tensors)
     params = {tensor.name: _take(tensor, left) for tensor in spec.tensors()}
-    for fused in {t.hf.file for t in spec.tensors() if isinstance(t.hf, Part)}:
+    for fused in {t.hf.file for t in spec.tensors() if isinstance(t.hf, FusedPart)}:
         del left[fused]
     if spec.tied:  # some files store the head although it is the embedding
         left.pop(str(spec.names["head"]), None)
@@ -127,7 +127,7 @@ def from_hf(spec: ModelSpec, tensors: Arrays) -> dict[str, np.ndarray]:
 
 
 def _take(tensor: TensorSpec, left: dict[str, np.ndarray]) -> np.ndarray:
-    if isinstance(tensor.hf, Part):
+    if isinstance(tensor.hf, FusedPart):
         if tensor.hf.file not in left:
             raise BadData(f"model: tensor {tensor.hf.file} is missing")
         return read_part(tensor.hf, left[tensor.hf.file], tensor.shape)
@@ -154,9 +154,9 @@ def to_hf(spec: ModelSpec, params: Arrays) -> dict[str, Any]:
             f"model: parameters do not fit the spec at {min(odd)} (expected its table)"
         )
     named = dict(pair for name, tensor in table.items() for pair in _named(tensor, params[name]))
-    fused: dict[str, list[tuple[Part, Any]]] = {}
+    fused: dict[str, list[tuple[FusedPart, Any]]] = {}
     for name, tensor in table.items():
-        if isinstance(tensor.hf, Part):
+        if isinstance(tensor.hf, FusedPart):
             fused.setdefault(tensor.hf.file, []).append((tensor.hf, params[name]))
     for file, parts in fused.items():
         part, array = parts[0]
@@ -164,7 +164,7 @@ def to_hf(spec: ModelSpec, params: Arrays) -> dict[str, Any]:
     return named
 
 
-def _fused(parts: Sequence[tuple[Part, Any]], start: int, stop: int) -> np.ndarray:
+def _fused(parts: Sequence[tuple[FusedPart, Any]], start: int, stop: int) -> np.ndarray:
     return write_parts((part, np.asarray(array)) for part, array in parts)[start:stop]
 
 

@@ -16,7 +16,7 @@ from sabia.core.model.lora import LoraConfig, lora_tensors, targeted
 from sabia.core.model.storage.safetensors_file import write_tensors
 from sabia.core.shards.atomic import atomic_directory
 from sabia.core.spec.model import ModelSpec
-from sabia.core.spec.tensors import FileName, Part, TensorSpec
+from sabia.core.spec.tensors import FileName, FusedPart, TensorSpec
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 
@@ -64,7 +64,7 @@ def _modules(tensors: Iterable[TensorSpec]) -> set[str]:
 
 
 def _files(hf: FileName) -> tuple[str, ...]:
-    if isinstance(hf, Part):
+    if isinstance(hf, FusedPart):
         return (hf.file,)
     return (hf,) if isinstance(hf, str) else hf
 

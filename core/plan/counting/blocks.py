@@ -18,7 +18,7 @@ from sabia.core.spec.delta import GatedDeltaNet
 from sabia.core.spec.experts import Experts
 from sabia.core.spec.latent import LatentAttention
 from sabia.core.spec.layers import Attention, FeedForward, GatedMlp, Layer, Mixer
-from sabia.core.spec.tensors import Row
+from sabia.core.spec.tensors import TableRow
 
 Shape = tuple[int, int]
 _IDLE = dict.fromkeys(("heads", "kv_heads", "query_width", "key_width", "value_width"), 0)
@@ -49,7 +49,7 @@ class LayerHalf:
         )
 
 
-def of_rows(rows: Iterable[Row], sizes: Mapping[str, Any]) -> LayerHalf:
+def of_rows(rows: Iterable[TableRow], sizes: Mapping[str, Any]) -> LayerHalf:
     """The LayerHalf of tensors that core.spec declares."""
     rows = tuple(rows)
     inner = [row for row in rows if len(row.shape) > 1]
@@ -102,7 +102,7 @@ def layer(mixer: LayerHalf, feed: LayerHalf, vectors: int, norms: int = 2) -> La
     )
 
 
-def elements(rows: Iterable[Row]) -> int:
+def elements(rows: Iterable[TableRow]) -> int:
     """Elements of all tensors together."""
     return sum(math.prod(row.shape) for row in rows)
 
@@ -154,7 +154,7 @@ def mixer_block(mixer: Mixer, hidden: int) -> LayerHalf:
 def feed_block(feed: FeedForward, hidden: int) -> LayerHalf:
     """A dense MLP, or experts with their router."""
     if isinstance(feed, Experts):
-        sizes = {"experts": feed.router.experts, "top_k": feed.router.chosen}
+        sizes = {"experts": feed.router.experts, "top_k": feed.router.top_k}
         sizes |= {"expert_width": feed.width, "mlp_width": feed.shared}
     elif isinstance(feed, GatedMlp):
         sizes = {"mlp_width": feed.width}

@@ -18,7 +18,7 @@ from sabia.core.model.storage import hub
 from sabia.core.recipes.classifier.token_windows import TextReader
 from sabia.core.recipes.pooled_model import BATCH_TOKENS, PooledRows
 from sabia.core.spec.families import load_spec
-from sabia.core.spec.heads import Classifier, label_names, problem_of
+from sabia.core.spec.heads import ClassifierHead, label_names, problem_of
 from sabia.core.spec.model import ModelSpec
 from sabia.core.text.tokenize.tokenizer import load_tokenizer
 
@@ -56,7 +56,7 @@ class ClassifierModel(PooledRows):
         return shares / shares.sum(-1, keepdims=True)
 
 
-def _check(spec: ModelSpec, path: str) -> Classifier:
+def _check(spec: ModelSpec, path: str) -> ClassifierHead:
     if spec.classifier is None:
         raise UsageError(
             f"--model: {path} is no classifier (expected one of {spec.family} with labels, as "

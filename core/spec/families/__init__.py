@@ -1,8 +1,8 @@
-"""The families: one file each, one entry each in the table below.
+"""The model families: one file and one entry in the table below for each.
 
-A family's file offers `read(Fields) -> ModelSpec`: it takes every configuration field that
-changes the maths and composes the parts of `core/spec/layers.py`. Nothing else is needed for
-initialisation, loading, export, counting, sharding or either backend.
+The file of a family has a function `read(Fields) -> ModelSpec`, which reads every configuration
+field that changes the result and composes the parts of `core/spec/layers.py`. Initialization,
+loading, export, counting, sharding and both backends need nothing else.
 """
 
 import json
@@ -14,11 +14,11 @@ from typing import Any
 
 from sabia.core.errors import BadData, UsageError
 from sabia.core.spec.fields import Fields
-from sabia.core.spec.heads import Classifier, is_classifier, label_names
+from sabia.core.spec.heads import ClassifierHead, is_classifier, label_names
 from sabia.core.spec.model import ModelSpec
-from sabia.core.spec.stored import as_stored
+from sabia.core.spec.stored import with_stored_names
 
-# model_type → module and its reader, imported where such a model is read
+# model_type → module and function that reads it, imported at its first use
 _FAMILIES: Mapping[str, tuple[str, str]] = {
     "llama": ("llama", "read"),
     "qwen3": ("qwen3", "read"),
@@ -48,7 +48,7 @@ def families() -> tuple[str, ...]:
 def from_config(config: Mapping[str, Any]) -> ModelSpec:
     """The model that a Hugging Face configuration describes.
 
-    Raises UsageError naming the field that is missing, wrong or not computed here.
+    Raises UsageError with the field that is missing, wrong or not supported.
     """
     family = str(config.get("model_type"))
     if family not in _FAMILIES:
@@ -63,22 +63,20 @@ def from_config(config: Mapping[str, Any]) -> ModelSpec:
 
 def _reader(family: str) -> Callable[[Fields], ModelSpec]:
     module, name = _FAMILIES[family]
-    found: Callable[[Fields], ModelSpec] = getattr(import_module(f"{__name__}.{module}"), name)
-    return found
+    reader: Callable[[Fields], ModelSpec] = getattr(import_module(f"{__name__}.{module}"), name)
+    return reader
 
 
 def with_classifier(spec: ModelSpec, config: Mapping[str, Any]) -> ModelSpec:
     """The model with the head that the `...ForSequenceClassification` of `config` has.
 
-    A decoder's scores are a matrix's, of the last token; an encoder says how it pools.
+    A decoder scores the last token; an encoder pools as its configuration says.
     """
     names = {"classifier": "score.weight", **spec.names}
     if "text_config" in config:
-        raise UsageError(
-            f"config.json: a {spec.family} classifier (expected a model of texts alone)"
-        )
+        raise UsageError(f"config.json: a {spec.family} classifier (expected a text-only model)")
     pooling: Any = "last" if spec.causal else config.get("classifier_pooling") or "cls"
-    head = Classifier(len(label_names(config)), pooling, bias=not spec.causal)
+    head = ClassifierHead(len(label_names(config)), pooling, bias=not spec.causal)
     changes: dict[str, Any] = {"classifier": head, "names": names, "config": dict(config)}
     return replace(spec, **changes, tied=False, head_bias=False, kept=())
 
@@ -99,7 +97,7 @@ def read_config(path: str | Path) -> dict[str, Any]:
 
 def load_spec(path: str | Path) -> ModelSpec:
     """The model described by a directory's config.json, or by that file."""
-    return as_stored(from_config(read_config(path)), _config_file(path).parent)
+    return with_stored_names(from_config(read_config(path)), _config_file(path).parent)
 
 
 def _config_file(path: str | Path) -> Path:

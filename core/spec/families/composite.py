@@ -1,7 +1,7 @@
-"""Models that see images too: the language model is read, all else is kept as it is.
+"""Vision-language models: the language model is read, all other tensors are kept unchanged.
 
-A text's positions are the same for the language model alone, so what is computed is exact for
-texts; tensors of the other parts are handed on unchanged to what is exported.
+The positions of a text are the same for the language model alone, so its results on texts are
+exact; the tensors of the other parts are copied unchanged into the exported model.
 """
 
 from collections.abc import Callable
@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from sabia.core.spec.fields import Fields
 from sabia.core.spec.model import ModelSpec
-from sabia.core.spec.tensors import Part
+from sabia.core.spec.tensors import FileTemplate, FusedPart
 
 
 def language_model(
@@ -26,8 +26,8 @@ def language_model(
     spec = read(inner)
     inner.finish()
 
-    def renamed(name: str | Part) -> str | Part:
-        if isinstance(name, Part):
+    def renamed(name: FileTemplate) -> FileTemplate:
+        if isinstance(name, FusedPart):
             return replace(name, file=file_name(name.file))
         return file_name(name)
 

@@ -1,8 +1,8 @@
 """DeepSeek-V3 (arXiv 2412.19437): latent attention, sigmoid routing with group limits and a bias.
 
 The first `first_k_dense_replace` layers are dense, the others route to experts and a shared one.
-Layers of multi-token prediction follow the stack in the files; they take no part in the maths and
-are handed on unchanged.
+Layers for multi-token prediction follow the other layers in the files; they are not computed with
+and are copied unchanged.
 """
 
 from dataclasses import replace
@@ -27,15 +27,15 @@ for _p in ("gate", "up", "down"):
 
 
 def attention(fields: Fields) -> LatentAttention:
-    """Take the attention fields."""
+    """Read the attention fields."""
     heads = fields.size("num_attention_heads")
     fields.expect("num_key_value_heads", (heads,), heads)
     fields.expect("attention_dropout", (0, 0.0), 0.0)
-    turned, plain = fields.size("qk_rope_head_dim", 64), fields.size("qk_nope_head_dim", 128)
-    for name, size in (("head_dim", turned), ("qk_head_dim", plain + turned)):
+    rotated, plain = fields.size("qk_rope_head_dim", 64), fields.size("qk_nope_head_dim", 128)
+    for name, size in (("head_dim", rotated), ("qk_head_dim", plain + rotated)):
         fields.expect(name, (size,), size)
-    rope = read_rope(fields, turned)
-    scale = (plain + turned) ** -0.5 * score_factor(rope)
+    rope = read_rope(fields, rotated)
+    scale = (plain + rotated) ** -0.5 * score_factor(rope)
     values, latent = fields.size("v_head_dim", 128), fields.size("kv_lora_rank", 512)
     interleaved = fields.take("rope_interleave", bool, True)
     bias = fields.take("attention_bias", bool, False)
@@ -44,7 +44,7 @@ def attention(fields: Fields) -> LatentAttention:
 
 
 def experts(fields: Fields) -> Experts:
-    """Take the fields of the routed layers."""
+    """Read the fields of the routed layers."""
     fields.expect("scoring_func", ("sigmoid",), "sigmoid")
     fields.expect("topk_method", ("noaux_tc",), "noaux_tc")
     router = Router(
@@ -55,7 +55,7 @@ def experts(fields: Fields) -> Experts:
         fields.take("routed_scaling_factor", float, 2.5),
         fields.size("n_group", 8),
         fields.size("topk_group", 4),
-        correction=True,
+        expert_bias=True,
     )
     inner = fields.size("moe_intermediate_size", 2048)
     return Experts(router, inner, shared=inner * fields.size("n_shared_experts", 1))
@@ -73,7 +73,7 @@ def read(fields: Fields) -> ModelSpec:
     predicted = fields.take("num_mtp_layers", int, 1)
     predicted = fields.take("num_nextn_predict_layers", int, predicted)
     fields.take("ep_size", int, 1)
-    qwen3_moe.training_remarks(fields)
+    qwen3_moe.read_router_losses(fields)
     layers = tuple(Layer(mixer, dense if index < first else routed) for index in range(depth))
     kept = tuple(rf"model\.layers\.{depth + n}\..+" for n in range(predicted))
     return replace(llama.decoder(fields, layers, NAMES), kept=kept)

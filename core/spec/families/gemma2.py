@@ -1,7 +1,7 @@
 """Gemma 2 (arXiv 2408.00118): norms around each part, capped scores and logits, local layers.
 
-Every other layer sees a window. Norm weights are stored less one, embeddings enter the stream
-times sqrt(width), and scores are scaled by query_pre_attn_scalar instead of the head's size.
+Every other layer has a sliding window. Norm weights are stored minus one, embeddings are multiplied
+by sqrt(width), and scores are scaled by query_pre_attn_scalar instead of the head's size.
 """
 
 from dataclasses import replace
@@ -21,7 +21,7 @@ NORMS = Norms(pre=True, post=True, offset=1.0)
 
 
 def attention(fields: Fields) -> Attention:
-    """Take the attention fields, the window not among them."""
+    """Read the attention fields, except for the window."""
     fields.defaults(head_dim=256, query_pre_attn_scalar=256)
     fields.expect("use_bidirectional_attention", (False,), False)
     scale = fields.take("query_pre_attn_scalar", float) ** -0.5
@@ -30,14 +30,14 @@ def attention(fields: Fields) -> Attention:
 
 
 def mlp(fields: Fields) -> GatedMlp:
-    """Take the feed-forward fields; where both spellings are given, `hidden_activation` counts."""
+    """Read the feed-forward fields; if both names are given, `hidden_activation` is used."""
     fields.take("hidden_act", str, "")
     fields.expect("mlp_bias", (False,), False)
     return llama.mlp(fields, "hidden_activation", "gelu_pytorch_tanh")
 
 
 def decoder(fields: Fields, layers: tuple[Layer, ...], names: dict[str, str]) -> ModelSpec:
-    """Take the fields around the layers."""
+    """Read the fields around the layers."""
     fields.defaults(tie_word_embeddings=True)
     cap = fields.take("final_logit_softcapping", float, None)
     spec = llama.decoder(fields, layers, names)

@@ -1,6 +1,6 @@
 """Gemma 3 text models (arXiv 2503.19786): Gemma 2 with norms on queries and keys instead of caps.
 
-Five local layers, with a rotation of their own (base 10,000), stand between two global ones.
+Five local layers, with a rotary base of their own (10,000), are followed by a global one.
 """
 
 from dataclasses import replace
@@ -22,9 +22,9 @@ def rotations(
     names: tuple[str, str] = ("rope_local_base_freq", "rope_theta"),
     usual: float = 1000000.0,
 ) -> dict[str, tuple[dict[str, Any], float]]:
-    """Take the rotary fields: scaling and base of each kind of layer.
+    """Read the rotary fields: scaling and base of each kind of layer.
 
-    names: of the local and the global base where a file has them; usual: the global base.
+    names: fields of the local and the global base; usual: default of the global base.
     """
     bases = {
         _LOCAL: fields.take(names[0], float, 10000.0),
@@ -37,9 +37,10 @@ def rotations(
         raise UsageError(
             f"config.json: rope_parameters has {min(odd)!r} (expected {_LOCAL} and {_GLOBAL})"
         )
-    found = {kind: dict(values.get(kind) or {}) for kind in bases}
+    scalings = {kind: dict(values.get(kind) or {}) for kind in bases}
     return {
-        kind: (found[kind], float(found[kind].pop("rope_theta", bases[kind]))) for kind in bases
+        kind: (values, float(values.pop("rope_theta", bases[kind])))
+        for kind, values in scalings.items()
     }
 
 
@@ -49,10 +50,10 @@ def read(fields: Fields) -> ModelSpec:
     every = fields.size("sliding_window_pattern", fields.size("_sliding_window_pattern", 6))
     usual = [_LOCAL if (index + 1) % every else _GLOBAL for index in range(fields.depth)]
     kinds = fields.each("layer_types", fields.depth, gemma2.KINDS, usual)
-    turned = rotations(fields)
+    rotary = rotations(fields)
     base = replace(gemma2.attention(fields), qk_norm=True, norm_offset=1.0)
     window = fields.take("sliding_window", int, None)
-    ropes = {kind: rope_from(*turned[kind], base.head_dim) for kind in gemma2.KINDS}
+    ropes = {kind: rope_from(*rotary[kind], base.head_dim) for kind in gemma2.KINDS}
     mixers = {
         _LOCAL: replace(base, rope=ropes[_LOCAL], window=window),
         _GLOBAL: replace(base, rope=ropes[_GLOBAL]),
@@ -63,7 +64,7 @@ def read(fields: Fields) -> ModelSpec:
 
 
 def read_whole(fields: Fields) -> ModelSpec:
-    """The language model of a `gemma3` configuration (4B and larger, which see images too)."""
+    """The language model of a `gemma3` configuration (4B and larger, which also read images)."""
     tokens = ("image_token_index", "boi_token_index", "eoi_token_index", "image_token_id")
     for name in (*tokens, "boi_token_id", "eoi_token_id", "mm_tokens_per_image"):
         fields.take(name, int, 0)

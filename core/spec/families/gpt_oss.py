@@ -1,7 +1,7 @@
 """GPT-OSS (arXiv 2508.10925): attention with sinks, windows in every other layer, clamped experts.
 
-The files hold each expert's gate and up columns alternating in one [in, out] tensor, in bf16 or as
-MXFP4 blocks (core.numerics.mxfp4). The softmax runs over the chosen experts' scores.
+In the files the gate and up columns of each expert alternate in one [in, out] tensor, in bf16 or as
+MXFP4 blocks (core.numerics.published). The softmax is over the scores of the selected experts.
 """
 
 from dataclasses import replace
@@ -9,11 +9,11 @@ from dataclasses import replace
 from sabia.core.spec.experts import ClampedSwiglu, Experts, Router
 from sabia.core.spec.families import llama
 from sabia.core.spec.families.qwen3 import KINDS
-from sabia.core.spec.families.qwen3_moe import training_remarks
+from sabia.core.spec.families.qwen3_moe import read_router_losses
 from sabia.core.spec.fields import Fields
 from sabia.core.spec.layers import Layer
 from sabia.core.spec.model import ModelSpec
-from sabia.core.spec.tensors import Part
+from sabia.core.spec.tensors import FusedPart
 
 _MLP = llama.LAYER + "mlp."
 _ROPE = {"rope_type": "yarn", "factor": 32.0, "original_max_position_embeddings": 4096}
@@ -26,19 +26,21 @@ NAMES = llama.NAMES | {
 }
 
 
-def fused(count: int, width: int, inner: int) -> dict[str, Part]:
-    """Where the stacked [expert, out, in] matrices lie in the files."""
+def fused(count: int, width: int, inner: int) -> dict[str, FusedPart]:
+    """The stacked [expert, out, in] matrices in the files."""
     both = (count, width, 2 * inner)
     down = (count, inner, width)
     whole = tuple((0, size, 1) for size in down)
-    parts = {"mlp.experts.down": Part(_MLP + "experts.down_proj", down, down, whole, (0, 2, 1))}
-    for place, name in enumerate(("gate", "up")):
-        columns = (place, 2 * inner, 2)
+    parts = {
+        "mlp.experts.down": FusedPart(_MLP + "experts.down_proj", down, down, whole, (0, 2, 1))
+    }
+    for offset, name in enumerate(("gate", "up")):
+        columns = (offset, 2 * inner, 2)
         cut = ((0, count, 1), (0, width, 1), columns)
         file = _MLP + "experts.gate_up_proj"
-        parts[f"mlp.experts.{name}"] = Part(file, both, both, cut, (0, 2, 1))
+        parts[f"mlp.experts.{name}"] = FusedPart(file, both, both, cut, (0, 2, 1))
         shape = (count, 2 * inner)
-        bias = Part(file + "_bias", shape, shape, ((0, count, 1), columns), (0, 1))
+        bias = FusedPart(file + "_bias", shape, shape, ((0, count, 1), columns), (0, 1))
         parts[f"mlp.experts.{name}_bias"] = bias
     return parts
 
@@ -55,9 +57,9 @@ def read(fields: Fields) -> ModelSpec:
     activation = ClampedSwiglu(
         fields.take("swiglu_alpha", float, 1.702), fields.take("swiglu_limit", float, 7.0)
     )
-    scores = Router(count, chosen, scores="softmax_chosen", bias=True)
+    scores = Router(count, chosen, scores="softmax_top_k", bias=True)
     experts = Experts(scores, inner, activation, bias=True)
-    training_remarks(fields)
+    read_router_losses(fields)
     fields.take("initial_context_length", int, None)  # repeated in the rotary fields
     usual = [KINDS[(index + 1) % 2] for index in range(depth)]
     window = fields.take("sliding_window", int, None)

@@ -1,7 +1,6 @@
-"""Llama 2 and 3 (arXiv 2307.09288, 2407.21783): pre-norm, grouped attention, SwiGLU.
+"""Llama 2 and 3 (arXiv 2307.09288, 2407.21783): pre-norm, grouped-query attention, SwiGLU.
 
-Also the base that other families change: their readers call `attention`, `decoder` and extend
-`NAMES`.
+Also the base of other families: their readers call `attention` and `decoder` and extend `NAMES`.
 """
 
 from collections.abc import Mapping
@@ -12,7 +11,7 @@ from sabia.core.spec.fields import Fields
 from sabia.core.spec.layers import Activation, Attention, GatedMlp, Layer
 from sabia.core.spec.model import ModelSpec
 from sabia.core.spec.rope_fields import read_rope
-from sabia.core.spec.tensors import Part
+from sabia.core.spec.tensors import FileTemplate
 
 LAYER = "model.layers.{layer}."
 NAMES = {
@@ -36,7 +35,7 @@ def attention(
     theta: float = 10000.0,
     partial_rotary: bool = False,
 ) -> Attention:
-    """Take the attention fields; head_dim (None: hidden / heads), theta: the family's defaults."""
+    """Read the attention fields; head_dim (None: hidden / heads), theta: the family's defaults."""
     heads = fields.size("num_attention_heads")
     kv_heads = fields.size("num_key_value_heads", heads)
     size = fields.size("head_dim", head_dim or fields.hidden // heads)
@@ -52,9 +51,9 @@ def attention(
 
 
 def decoder(
-    fields: Fields, layers: tuple[Layer, ...], names: Mapping[str, str | Part], eps: float = 1e-6
+    fields: Fields, layers: tuple[Layer, ...], names: Mapping[str, FileTemplate], eps: float = 1e-6
 ) -> ModelSpec:
-    """Take the fields around the layers and assemble the model; eps: the family's default."""
+    """Read the fields around the layers and assemble the model; eps: the family's default."""
     return ModelSpec(
         family=fields.family,
         vocab_size=fields.size("vocab_size"),
@@ -71,7 +70,7 @@ def decoder(
 
 
 def mlp(fields: Fields, activation_name: str = "hidden_act", usual: str = "silu") -> GatedMlp:
-    """Take the feed-forward fields."""
+    """Read the feed-forward fields."""
     activation = fields.expect(activation_name, get_args(Activation), usual)
     bias = fields.take("mlp_bias", bool, False)
     return GatedMlp(fields.size("intermediate_size"), activation, bias)

@@ -1,4 +1,4 @@
-"""Mistral (arXiv 2310.06825): Llama whose every layer sees a window, or everything where null."""
+"""Mistral (arXiv 2310.06825): Llama with a sliding window in every layer (null: no window)."""
 
 from dataclasses import replace
 

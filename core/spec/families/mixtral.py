@@ -1,10 +1,10 @@
-"""Mixtral (arXiv 2401.04088): Llama with experts in every layer, the best two normalised."""
+"""Mixtral (arXiv 2401.04088): Llama with MoE layers whose top-2 scores are normalized."""
 
 from dataclasses import replace
 
 from sabia.core.spec.experts import Experts, Router
 from sabia.core.spec.families import llama
-from sabia.core.spec.families.qwen3_moe import training_remarks
+from sabia.core.spec.families.qwen3_moe import read_router_losses
 from sabia.core.spec.fields import Fields
 from sabia.core.spec.layers import Layer
 from sabia.core.spec.model import ModelSpec
@@ -27,6 +27,6 @@ def read(fields: Fields) -> ModelSpec:
     fields.expect("router_jitter_noise", (0, 0.0), 0.0)
     chosen, count = fields.size("num_experts_per_tok", 2), fields.size("num_local_experts", 8)
     experts = Experts(Router(count, chosen), fields.size("intermediate_size"))
-    training_remarks(fields)
+    read_router_losses(fields)
     layers = (Layer(replace(mixer, window=window), experts),) * fields.depth
     return llama.decoder(fields, layers, NAMES, eps=1e-5)

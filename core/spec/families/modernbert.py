@@ -1,13 +1,13 @@
 """ModernBERT (arXiv 2412.13663): an encoder with rotary positions, GeGLU and local layers.
 
-Every third layer sees the whole document, the others a window centred on each token; the two kinds
-rotate by bases of their own. LayerNorms have no biases, the first layer reads the normed embeddings
-as they are, queries, keys and values lie in one matrix of the files, and so do gate and up. Dropout
-is of training elsewhere; none is applied here.
+Every third layer attends to the whole document, the others to a window centred on each token; the
+two kinds have different rotary bases. LayerNorms have no biases, the first layer reads the
+normalized embeddings without a further norm, and the files store queries, keys and values fused,
+and gate and up. Dropout is not applied.
 """
 
 from dataclasses import replace
-from typing import Any, get_args
+from typing import get_args
 
 from sabia.core.spec.families import gemma3, llama
 from sabia.core.spec.families.gemma2 import KINDS
@@ -16,7 +16,7 @@ from sabia.core.spec.heads import Transform
 from sabia.core.spec.layers import Activation, Attention, GatedMlp, Layer, Norms
 from sabia.core.spec.model import ModelSpec
 from sabia.core.spec.rope_fields import rope_from
-from sabia.core.spec.tensors import Part, pieces
+from sabia.core.spec.tensors import FusedPart, fused_parts
 
 _LAYER = llama.LAYER
 NAMES = {
@@ -34,30 +34,30 @@ NAMES = {
 NAMES |= {f"{part}.norm": f"{_LAYER}{part}_norm.weight" for part in ("attn", "mlp")}
 for _ours, _theirs in (("attn.o", "attn.Wo"), ("mlp.down", "mlp.Wo")):
     NAMES |= {_ours: f"{_LAYER}{_theirs}.weight", f"{_ours}_bias": f"{_LAYER}{_theirs}.bias"}
-_REMARKS: dict[str, type] = {"gradient_checkpointing": bool, "reference_compile": bool}
-_REMARKS |= {"repad_logits_with_grad": bool, "deterministic_flash_attn": bool, "cls_token_id": int}
-_REMARKS |= {"position_embedding_type": str, "sparse_pred_ignore_index": int}
-_REMARKS |= {"initializer_cutoff_factor": float, "layer_norm_eps": float, "mlp_dropout": float}
-_REMARKS |= {"sparse_prediction": bool}
-_REMARKS |= {"embedding_dropout": float, "attention_dropout": float, "classifier_dropout": float}
+_UNUSED: dict[str, type] = {"gradient_checkpointing": bool, "reference_compile": bool}
+_UNUSED |= {"repad_logits_with_grad": bool, "deterministic_flash_attn": bool, "cls_token_id": int}
+_UNUSED |= {"position_embedding_type": str, "sparse_pred_ignore_index": int}
+_UNUSED |= {"initializer_cutoff_factor": float, "layer_norm_eps": float, "mlp_dropout": float}
+_UNUSED |= {"sparse_prediction": bool}
+_UNUSED |= {"embedding_dropout": float, "attention_dropout": float, "classifier_dropout": float}
 
 
-def fused(width: int, inner: int) -> dict[str, Part]:
-    """Where queries, keys and values, and gate and up, lie in the files; biases likewise."""
-    found: dict[str, Part] = {}
+def fused(width: int, inner: int) -> dict[str, FusedPart]:
+    """Queries, keys and values, gate and up, and their biases in the files."""
+    tensors: dict[str, FusedPart] = {}
     for file, parts, size in (("attn.Wqkv", "qkv", width), ("mlp.Wi", ("gate", "up"), inner)):
-        rows, room = len(parts) * size, file.partition(".")[0]
+        rows, prefix = len(parts) * size, file.partition(".")[0]
         for end, ours, shape in ((".weight", "", (rows, width)), (".bias", "_bias", (rows,))):
-            sizes = {f"{room}.{part}{ours}": size for part in parts}
-            found |= pieces(_LAYER + file + end, shape, shape, 0, sizes)
-    return found
+            sizes = {f"{prefix}.{part}{ours}": size for part in parts}
+            tensors |= fused_parts(_LAYER + file + end, shape, shape, 0, sizes)
+    return tensors
 
 
 def read(fields: Fields) -> ModelSpec:
     """The model of a `modernbert` configuration; a classifier's pooling is read with its head."""
     fields.defaults(tie_word_embeddings=True)
     width, depth = fields.hidden, fields.depth
-    for name, kind in _REMARKS.items():
+    for name, kind in _UNUSED.items():
         fields.take(name, kind, None)
     fields.expect("norm_bias", (False,), False)
     fields.expect("classifier_pooling", ("cls", "mean"), "cls")
@@ -65,8 +65,8 @@ def read(fields: Fields) -> ModelSpec:
     every = fields.size("global_attn_every_n_layers", 3)
     kinds = fields.each("layer_types", depth, KINDS, [KINDS[n % every == 0] for n in range(depth)])
     size, reach = width // heads, fields.size("local_attention", 128) // 2
-    turned = gemma3.rotations(fields, ("local_rope_theta", "global_rope_theta"), 160000.0)
-    ropes = {kind: rope_from(*turned[kind], size) for kind in KINDS}
+    rotary = gemma3.rotations(fields, ("local_rope_theta", "global_rope_theta"), 160000.0)
+    ropes = {kind: rope_from(*rotary[kind], size) for kind in KINDS}
     full = Attention(heads, heads, size, size**-0.5, ropes[KINDS[1]], bias, bias)
     mixers = {KINDS[0]: replace(full, rope=ropes[KINDS[0]], window=reach + 1), KINDS[1]: full}
     mlp: GatedMlp = llama.mlp(fields, "hidden_activation", "gelu")
@@ -76,5 +76,5 @@ def read(fields: Fields) -> ModelSpec:
     transform = Transform(activation, fields.take("classifier_bias", bool, False))
     fields.defaults(rms_norm_eps=fields.take("norm_eps", float, 1e-5))
     spec = llama.decoder(fields, layers, {**NAMES, **fused(width, mlp.width)})
-    kept: Any = {"causal": False, "norm_kind": "layer", "embed_norm": True, "transform": transform}
-    return replace(spec, **kept, head_bias=fields.take("decoder_bias", bool, True))
+    spec = replace(spec, causal=False, norm_kind="layer", embed_norm=True, transform=transform)
+    return replace(spec, head_bias=fields.take("decoder_bias", bool, True))

@@ -1,4 +1,4 @@
-"""OLMo 2 (arXiv 2501.00656): norms behind each part only, and over all heads of q and k at once."""
+"""OLMo 2 (arXiv 2501.00656): norms after each part only, and one norm over all heads of q and k."""
 
 from dataclasses import replace
 

@@ -1,7 +1,7 @@
 """Qwen3 dense (arXiv 2505.09388): Llama with a norm on each head's query and key.
 
-`use_sliding_window` gives the layers from `max_window_layers` on a window; `layer_types` says it
-layer by layer.
+With `use_sliding_window` the layers from `max_window_layers` on have a sliding window;
+`layer_types` lists the kind of each layer.
 """
 
 from dataclasses import replace
@@ -17,7 +17,7 @@ KINDS = ("full_attention", "sliding_attention")
 
 
 def windows(fields: Fields) -> tuple[int | None, ...]:
-    """Take the window fields: the window of each layer, None where it sees everything."""
+    """Read the window fields: the window of each layer, None for none."""
     used = fields.take("use_sliding_window", bool, False)
     size = fields.take("sliding_window", int, 4096)
     first = fields.take("max_window_layers", int, 28)

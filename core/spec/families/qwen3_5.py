@@ -1,7 +1,7 @@
-"""Qwen3.5 (Qwen team, 2026): the hybrid, dense or with experts, alone or inside a model with sight.
+"""Qwen3.5 (Qwen team, 2026): the hybrid, dense or MoE, text-only or in a vision-language model.
 
-The delta nets' projections are stored as q, k and v in one, the others by themselves; experts one
-by one or stacked.
+The q, k and v projections of the delta nets are stored fused, the others separately; experts are
+stored one by one or stacked.
 """
 
 from dataclasses import replace
@@ -12,31 +12,31 @@ from sabia.core.spec.families import composite, llama, qwen3_hybrid
 from sabia.core.spec.fields import Fields
 from sabia.core.spec.layers import FeedForward
 from sabia.core.spec.model import ModelSpec
-from sabia.core.spec.tensors import Part, pieces
+from sabia.core.spec.tensors import FileTemplate, FusedPart, fused_parts
 
 NAMES = qwen3_hybrid.NAMES | {
     f"delta.{ours}": f"{qwen3_hybrid.DELTA}in_proj_{theirs}.weight"
     for ours, theirs in (("z", "z"), ("beta", "b"), ("decay", "a"))
 }
-_REMARKS = {"mtp_num_hidden_layers": int, "mtp_use_dedicated_embeddings": bool}
-_REMARKS |= {"mamba_ssm_dtype": str}
+_UNUSED = {"mtp_num_hidden_layers": int, "mtp_use_dedicated_embeddings": bool}
+_UNUSED |= {"mamba_ssm_dtype": str}
 _TOKENS = ("image_token_id", "video_token_id", "vision_start_token_id", "vision_end_token_id")
 
 
-def projections(delta: GatedDeltaNet, width: int) -> dict[str, Part]:
-    """Names of the delta nets' queries, keys and values."""
+def projections(delta: GatedDeltaNet, width: int) -> dict[str, FusedPart]:
+    """The queries, keys and values of the delta nets in the files."""
     keys, values = delta.key_heads * delta.key_dim, delta.value_heads * delta.value_dim
     sizes = {"delta.q": keys, "delta.k": keys, "delta.v": values}
     shape = (2 * keys + values, width)
-    return pieces(qwen3_hybrid.DELTA + "in_proj_qkv.weight", shape, shape, 0, sizes)
+    return fused_parts(qwen3_hybrid.DELTA + "in_proj_qkv.weight", shape, shape, 0, sizes)
 
 
-def stacked(count: int, inner: int, width: int) -> dict[str, str | Part]:
-    """Names of experts where the files hold all of a layer in one, as the published ones do."""
+def stacked(count: int, inner: int, width: int) -> dict[str, FileTemplate]:
+    """The experts in files that store a layer's experts in one tensor, as the published ones do."""
     file, shape = "model.layers.{layer}.mlp.experts.", (count, 2 * inner, width)
     sizes = {"mlp.experts.gate": inner, "mlp.experts.up": inner}
-    names: dict[str, str | Part] = {"mlp.experts.down": file + "down_proj"}
-    return names | pieces(file + "gate_up_proj", shape, shape, 1, sizes)
+    names: dict[str, FileTemplate] = {"mlp.experts.down": file + "down_proj"}
+    return names | fused_parts(file + "gate_up_proj", shape, shape, 1, sizes)
 
 
 def _feed(fields: Fields) -> FeedForward:
@@ -49,7 +49,7 @@ def _feed(fields: Fields) -> FeedForward:
 
 def read(fields: Fields) -> ModelSpec:
     """The model of a `qwen3_5_text` or `qwen3_5_moe_text` configuration."""
-    for name, kind in _REMARKS.items():
+    for name, kind in _UNUSED.items():
         fields.take(name, kind, None)
     width = fields.hidden
     fields.expect("mlp_bias", (False,), False)

@@ -1,8 +1,8 @@
 """What Qwen3-Next and Qwen3.5 share: three gated delta nets to one gated attention.
 
 Attention rotates a part of each head and multiplies its result by a sigmoid gate, stored with the
-queries. Norm weights are stored less one, except the delta nets' own. In a mixture one expert is
-shared and gated. Layers that predict further tokens (`mtp.`) are kept, not trained.
+queries. Norm weights are stored minus one, except those of the delta nets. MoE layers have a gated
+shared expert. Layers for multi-token prediction (`mtp.`) are kept, not trained.
 """
 
 from collections.abc import Mapping, Sequence
@@ -14,7 +14,7 @@ from sabia.core.spec.families import llama, qwen3_moe
 from sabia.core.spec.fields import Fields
 from sabia.core.spec.layers import Attention, FeedForward, Layer, Mixer, Norms
 from sabia.core.spec.model import ModelSpec
-from sabia.core.spec.tensors import Part, pieces
+from sabia.core.spec.tensors import FileTemplate, FusedPart, fused_parts
 
 KINDS = ("linear_attention", "full_attention")
 _ATTENTION, DELTA, _SHARED = (
@@ -27,7 +27,7 @@ NAMES |= {"delta.a_log": DELTA + "A_log", "delta.dt_bias": DELTA + "dt_bias"}
 
 
 def mixers(fields: Fields) -> tuple[GatedDeltaNet, Attention]:
-    """Take the fields of both kinds of mixer."""
+    """Read the fields of both kinds of mixer."""
     sizes = {"num_key_heads": 16, "num_value_heads": 32, "key_head_dim": 128}
     sizes |= {"value_head_dim": 128, "conv_kernel_dim": 4}
     delta = GatedDeltaNet(*(fields.size(f"linear_{name}", n) for name, n in sizes.items()))
@@ -38,24 +38,24 @@ def mixers(fields: Fields) -> tuple[GatedDeltaNet, Attention]:
 
 
 def experts(fields: Fields) -> Experts:
-    """Take the fields of the mixture."""
+    """Read the fields of the MoE layers."""
     fields.defaults(norm_topk_prob=True)
     routed = qwen3_moe.experts(fields, 512, 10, 512)
     shared = fields.size("shared_expert_intermediate_size", 512)
     return replace(routed, shared=shared, shared_gate=True)
 
 
-def fused(delta: GatedDeltaNet, full: Attention, width: int) -> dict[str, Part]:
-    """Names of what Qwen3-Next and Qwen3.5 store in one: queries with gates, convolutions."""
-    names: dict[str, Part] = {}
+def fused(delta: GatedDeltaNet, full: Attention, width: int) -> dict[str, FusedPart]:
+    """Tensors that Qwen3-Next and Qwen3.5 store fused: queries with gates, convolutions."""
+    names: dict[str, FusedPart] = {}
     for end, last in (("", ("weight", (width,))), ("_bias", ("bias", ()))):
         file, view = f"{_ATTENTION}q_proj.{last[0]}", (full.heads, 2 * full.head_dim, *last[1])
         sizes = {f"attn.q{end}": full.head_dim, f"attn.gate{end}": full.head_dim}
-        names |= pieces(file, (view[0] * view[1], *last[1]), view, 1, sizes)
+        names |= fused_parts(file, (view[0] * view[1], *last[1]), view, 1, sizes)
     keys, values = delta.key_heads * delta.key_dim, delta.value_heads * delta.value_dim
     sizes = {"delta.conv_q": keys, "delta.conv_k": keys, "delta.conv_v": values}
     view = (2 * keys + values, delta.taps)
-    return names | pieces(DELTA + "conv1d.weight", (view[0], 1, view[1]), view, 0, sizes)
+    return names | fused_parts(DELTA + "conv1d.weight", (view[0], 1, view[1]), view, 0, sizes)
 
 
 def decoder(
@@ -63,9 +63,9 @@ def decoder(
     delta: GatedDeltaNet,
     full: Attention,
     feeds: Sequence[FeedForward],
-    names: Mapping[str, str | Part],
+    names: Mapping[str, FileTemplate],
 ) -> ModelSpec:
-    """Take the kinds of the layers and the fields around them; one of `feeds` a layer."""
+    """Read the kinds of the layers and the fields around them; one of `feeds` a layer."""
     every = fields.size("full_attention_interval", 4)
     usual = [KINDS[(index + 1) % every == 0] for index in range(len(feeds))]
     kinds = fields.each("layer_types", len(feeds), KINDS, usual)

@@ -1,7 +1,7 @@
-"""Qwen3 mixture of experts (arXiv 2505.09388): Qwen3 whose layers route to experts.
+"""Qwen3 MoE (arXiv 2505.09388): Qwen3 with MoE layers.
 
 Every `decoder_sparse_step`-th layer has experts unless `mlp_only_layers` names it; the others are
-dense. The softmax runs over all experts, and the chosen are normalised where `norm_topk_prob`.
+dense. The softmax is over all experts; with `norm_topk_prob` the selected scores are normalized.
 """
 
 from dataclasses import replace
@@ -18,8 +18,8 @@ NAMES = qwen3.NAMES | {"mlp.router": _MLP + "gate.weight"}
 NAMES |= {f"mlp.experts.{p}": f"{_EXPERT}{p}_proj.weight" for p in ("gate", "up", "down")}
 
 
-def training_remarks(fields: Fields) -> None:
-    """Take the coefficients of a loss that only training adds; ours are options of the run."""
+def read_router_losses(fields: Fields) -> None:
+    """Read the coefficients of router losses, which are not used: ours are options of the run."""
     fields.take("router_aux_loss_coef", float, 0.0)
     fields.take("output_router_logits", bool, False)
     fields.take("aux_loss_alpha", float, 0.0)
@@ -27,19 +27,19 @@ def training_remarks(fields: Fields) -> None:
 
 
 def sparse(fields: Fields) -> tuple[bool, ...]:
-    """Take the fields that say which layers have experts."""
+    """Read which layers are MoE layers."""
     step = fields.size("decoder_sparse_step", 1)
     dense = fields.take("mlp_only_layers", list, [])
     return tuple((index + 1) % step == 0 and index not in dense for index in range(fields.depth))
 
 
 def experts(fields: Fields, count: int, chosen: int, width: int) -> Experts:
-    """Take the fields of the routed experts; the numbers are the family's defaults."""
+    """Read the fields of the routed experts; the numbers are the family's defaults."""
     count = fields.size("num_experts", fields.size("num_local_experts", count))  # either name
     chosen = fields.size("num_experts_per_tok", chosen)
     normalised = fields.take("norm_topk_prob", bool, False)
     inner = fields.size("moe_intermediate_size", width)
-    training_remarks(fields)
+    read_router_losses(fields)
     return Experts(Router(count, chosen, normalised=normalised), inner)
 
 
@@ -50,9 +50,9 @@ def read(fields: Fields) -> ModelSpec:
         fields.expect(name, (only,), only)
     fields.expect("shared_expert_intermediate_size", (0,), 0)
     dense = llama.mlp(fields)
-    mixture = experts(fields, 128, 8, 768)
+    moe = experts(fields, 128, 8, 768)
     layers = tuple(
-        Layer(replace(mixer, window=window), mixture if routed else dense)
+        Layer(replace(mixer, window=window), moe if routed else dense)
         for window, routed in zip(qwen3.windows(fields), sparse(fields), strict=True)
     )
     return llama.decoder(fields, layers, NAMES)

@@ -1,24 +1,24 @@
-"""Qwen3-Next (Qwen team, 2025): the hybrid with experts and fused projections of the delta nets."""
+"""Qwen3-Next (Qwen team, 2025): the hybrid with MoE layers and fused delta-net projections."""
 
 from sabia.core.spec.delta import GatedDeltaNet
 from sabia.core.spec.families import llama, qwen3_hybrid, qwen3_moe
 from sabia.core.spec.fields import Fields
 from sabia.core.spec.model import ModelSpec
-from sabia.core.spec.tensors import Part, pieces
+from sabia.core.spec.tensors import FusedPart, fused_parts
 
 
-def projections(delta: GatedDeltaNet, width: int) -> dict[str, Part]:
-    """Names of the delta nets' projections: for each key head q, k, v, z, and beta, decay."""
-    share = delta.value_heads // delta.key_heads
-    inner = share * delta.value_dim
+def projections(delta: GatedDeltaNet, width: int) -> dict[str, FusedPart]:
+    """The delta nets' projections in the files: for each key head q, k, v, z, and beta, decay."""
+    per_key = delta.value_heads // delta.key_heads
+    inner = per_key * delta.value_dim
     sizes = {"delta.q": delta.key_dim, "delta.k": delta.key_dim, "delta.v": inner}
-    names: dict[str, Part] = {}
+    names: dict[str, FusedPart] = {}
     for file, parts in (
         ("in_proj_qkvz.weight", sizes | {"delta.z": inner}),
-        ("in_proj_ba.weight", {"delta.beta": share, "delta.decay": share}),
+        ("in_proj_ba.weight", {"delta.beta": per_key, "delta.decay": per_key}),
     ):
         view = (delta.key_heads, sum(parts.values()), width)
-        names |= pieces(qwen3_hybrid.DELTA + file, (view[0] * view[1], width), view, 1, parts)
+        names |= fused_parts(qwen3_hybrid.DELTA + file, (view[0] * view[1], width), view, 1, parts)
     return names
 
 
@@ -26,8 +26,8 @@ def read(fields: Fields) -> ModelSpec:
     """The model of a `qwen3_next` configuration."""
     delta, full = qwen3_hybrid.mixers(fields)
     fields.expect("mlp_bias", (False,), False)
-    dense, mixture = llama.mlp(fields), qwen3_hybrid.experts(fields)
-    feeds = [mixture if routed else dense for routed in qwen3_moe.sparse(fields)]
+    dense, moe = llama.mlp(fields), qwen3_hybrid.experts(fields)
+    feeds = [moe if routed else dense for routed in qwen3_moe.sparse(fields)]
     width = fields.hidden
     names = qwen3_hybrid.NAMES | qwen3_hybrid.fused(delta, full, width) | projections(delta, width)
     return qwen3_hybrid.decoder(fields, delta, full, feeds, names)

@@ -16,7 +16,7 @@ from sabia.core.model import backend
 from sabia.core.model.storage import hub
 from sabia.core.model.storage.safetensors_file import read_tensors, write_tensors
 from sabia.core.spec import from_config
-from sabia.core.spec.tensors import Row, place
+from sabia.core.spec.tensors import TableRow
 
 from .conftest import CONFIGS, perturbed
 
@@ -208,8 +208,8 @@ def test_unknown_and_absent_backends(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_stacked_tensors_are_one_file_tensor_a_slice() -> None:
-    row = Row("experts", (3, 2, 4), ("expert", "mlp", "embed"), "mlp", active_share=(1, 3))
-    stacked = place(row, "layers.0.", ("e.0", "e.1", "e.2"), 0.02, 0)
+    row = TableRow("experts", (3, 2, 4), ("expert", "mlp", "embed"), "mlp", active_share=(1, 3))
+    stacked = row.tensor("layers.0.", ("e.0", "e.1", "e.2"), 0.02, 0)
     spec: Any = SimpleNamespace(tensors=lambda: (stacked,), tied=False, ignored=(), kept=())
     spec.family = "x"
     files = {f"e.{n}": np.full((2, 4), n, np.float32) for n in range(3)}

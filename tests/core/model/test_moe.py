@@ -154,7 +154,7 @@ def test_loads_and_losses_count_real_tokens_row_by_row(
         if router.scores == "sigmoid":
             squashed = 1 / (1 + np.exp(-real))
         mean = (squashed / squashed.sum(-1, keepdims=True)).mean(0)
-        balance = (router.experts / (router.chosen * count) * load * mean).sum()
+        balance = (router.experts / (router.top_k * count) * load * mean).sum()
         assert stats["balance"][row] == pytest.approx(balance, rel=1e-5)
         lse = np.log(np.exp(real).sum(-1))
         assert stats["router_z"][row] == pytest.approx((lse**2).mean(), rel=1e-5)
@@ -168,8 +168,8 @@ def test_nothing_is_reported_that_nobody_wants() -> None:
 
 
 @pytest.mark.parametrize(
-    "wrong", [{"chosen": 6}, {"groups": 2}, {"groups": 5, "chosen_groups": 1, "chosen": 2}]
+    "wrong", [{"top_k": 6}, {"groups": 2}, {"groups": 5, "top_k_groups": 1, "top_k": 2}]
 )
 def test_routers_that_cannot_choose_are_refused(wrong: dict[str, int]) -> None:
     with pytest.raises(UsageError, match="experts"):
-        Router(**{"experts": 5, "chosen": 2} | wrong)
+        Router(**{"experts": 5, "top_k": 2} | wrong)

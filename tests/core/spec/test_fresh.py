@@ -44,10 +44,10 @@ def test_shapes_that_do_not_fit_are_refused(shape: dict) -> None:
 def test_fresh_mixtures_have_the_dense_model_s_active_width(family: str) -> None:
     shape = parse_shape(f"family={family},d=128,layers=2,vocab=100,ffn=384,experts=6,chosen=3")
     last = from_config(new_config(**shape)).layers[-1].mlp
-    assert (last.router.experts, last.router.chosen, last.width) == (6, 3, 128)
+    assert (last.router.experts, last.router.top_k, last.width) == (6, 3, 128)
     assert last.shared == (128 if family == "deepseek_v3" else 0)
     wide = from_config(new_config(**shape | parse_shape("expert_ffn=40,chosen=1"))).layers[-1].mlp
-    assert (wide.width, wide.router.chosen) == (40, 1)
+    assert (wide.width, wide.router.top_k) == (40, 1)
 
 
 @pytest.mark.parametrize(

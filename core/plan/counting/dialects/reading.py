@@ -135,7 +135,7 @@ def moe(
     shared_gate: bool = False,
 ) -> LayerHalf:
     """Gated experts of inner width `inner`, and shared experts of width `shared`."""
-    router = Router(experts, chosen, correction=correction)
+    router = Router(experts, chosen, expert_bias=correction)
     return feed_block(Experts(router, inner, shared=shared, shared_gate=shared_gate), hidden)
 
 
