@@ -15,13 +15,16 @@ import numpy as np
 from sabia.core.model.storage import hub
 from sabia.core.numerics.floats import bfloat16
 from sabia.core.numerics.schemes import Scheme, quantization_config
-from sabia.core.quant.quantize import Quantized
+from sabia.core.quant.quantize import QuantizedModel
 from sabia.core.quant.recipe import Linear
 from sabia.core.spec import ModelSpec
 
 
 def export(
-    directory: str | Path, spec: ModelSpec, quantized: Quantized, tokenizer_from: str | Path | None
+    directory: str | Path,
+    spec: ModelSpec,
+    quantized: QuantizedModel,
+    tokenizer_from: str | Path | None,
 ) -> int:
     """Write the model directory; returns the bytes of its tensors."""
     tensors = stored_tensors(spec, quantized)
@@ -43,7 +46,7 @@ def export_config(spec: ModelSpec, linears: Sequence[Linear]) -> dict[str, Any]:
     }
 
 
-def stored_tensors(spec: ModelSpec, quantized: Quantized) -> dict[str, np.ndarray]:
+def stored_tensors(spec: ModelSpec, quantized: QuantizedModel) -> dict[str, np.ndarray]:
     """All tensors under their names in the file."""
     modules = {linear.key: linear.module for linear in quantized.linears}
     tensors: dict[str, np.ndarray] = {}

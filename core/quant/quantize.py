@@ -15,14 +15,14 @@ import torch
 from sabia.core import stop
 from sabia.core.numerics.floats import round_bfloat16
 from sabia.core.progress import progress
-from sabia.core.quant.calibration import Batch, Hessians, StageOps, run_block
+from sabia.core.quant.hessians import Batch, BlockOps, Hessians, run_block
 from sabia.core.quant.recipe import Linear, Recipe, plan
 from sabia.core.quant.rounding import Stored, errors_of, store
 from sabia.core.spec import ModelSpec
 
 
 @dataclass(frozen=True)
-class Quantized:
+class QuantizedModel:
     """linears: every matrix with its scheme; stored: those that are quantized, by key.
 
     params: all parameters as float32 NumPy arrays with the stored values. rows: one of errors for
@@ -41,7 +41,7 @@ def quantize(
     recipe: Recipe,
     ops: Any,
     calibration: Sequence[Batch] = (),
-) -> Quantized:
+) -> QuantizedModel:
     """Quantize `params` (by spec name) by a recipe; without calibration all is rounded to nearest.
 
     Raises UsageError for a recipe that does not fit the model.
@@ -54,7 +54,7 @@ def quantize(
             bar.advance(layer=layer)
         work.quantize_head()
         bar.advance()
-    return Quantized(work.linears, work.stored, work.values, work.rows)
+    return QuantizedModel(work.linears, work.stored, work.values, work.rows)
 
 
 class _Work:
@@ -84,13 +84,13 @@ class _Work:
         """Calibrate and round a layer's matrices, then carry the states through the result."""
         hessians = Hessians()
         for batch, states in zip(self.calibration, self.states, strict=True):
-            stage = StageOps(self.ops, layer, states)
+            stage = BlockOps(self.ops, layer, states)
             stage.record = hessians.record
             hessians.begin(batch.mask)
             run_block(self.spec, self.params, stage, batch)
         self._round([x for x in self.linears if x.tensor.layer == layer], hessians)
         for number, (batch, states) in enumerate(zip(self.calibration, self.states, strict=True)):
-            stage = StageOps(self.ops, layer, states)
+            stage = BlockOps(self.ops, layer, states)
             self.states[number] = run_block(self.spec, self.params, stage, batch)
 
     def quantize_head(self) -> None:
@@ -98,7 +98,7 @@ class _Work:
         outside = [x for x in self.linears if x.tensor.layer is None]
         hessians = Hessians()
         for batch, states in zip(self.calibration, self.states, strict=True) if outside else ():
-            stage = StageOps(self.ops, len(self.spec.layers), states)
+            stage = BlockOps(self.ops, len(self.spec.layers), states)
             hessians.begin(batch.mask)
             hidden = run_block(self.spec, self.params, stage, batch)
             hessians.record(hidden, self.spec.head_name)
@@ -149,7 +149,7 @@ def _row(linear: Linear, stored: Stored, tokens: int) -> dict[str, Any]:
 
 
 def simulated_inputs(linears: Sequence[Linear]) -> Any:
-    """What `StageOps.simulate` takes: inputs rounded for each token where a scheme says so.
+    """What `BlockOps.simulate` takes: inputs rounded for each token where a scheme says so.
 
     None where no scheme quantizes activations.
     """
@@ -194,13 +194,13 @@ def divergence(
 
     original, quantized: backend arrays in float32.
     """
-    stage = StageOps(ops)
+    stage = BlockOps(ops)
     stage.simulate = simulated_inputs(linears)
     sums, tokens, targets = torch.zeros(4, dtype=torch.float64), 0, 0
     with torch.inference_mode():
         for batch in batches:
             stop.check()
-            pair = (run_block(spec, original, StageOps(ops), batch),
+            pair = (run_block(spec, original, BlockOps(ops), batch),
                     run_block(spec, quantized, stage, batch))  # fmt: skip
             for part in _parts(spec, batch):
                 sums += _compare(spec, (original, quantized), pair, part, batch, stage)
@@ -225,7 +225,7 @@ def _compare(
     hidden: tuple[torch.Tensor, torch.Tensor],
     part: slice,
     batch: Batch,
-    stage: StageOps,
+    stage: BlockOps,
 ) -> torch.Tensor:
     """Sums over tokens: KL, equal top tokens, and both losses of the next token."""
     from sabia.core.model import forward

@@ -36,7 +36,7 @@ BUILT_IN: dict[str, dict[str, str]] = {
 
 
 @dataclass(frozen=True)
-class Rule:
+class RecipeRule:
     """Tensors whose name the pattern finds get the scheme (and the group, if given)."""
 
     match: str
@@ -55,7 +55,7 @@ class Recipe:
 
     name: str
     components: Mapping[str, str]
-    rules: tuple[Rule, ...] = ()
+    rules: tuple[RecipeRule, ...] = ()
     group: int | None = None
     rounding: Rounding = "auto"
     scale: Method = "mse"
@@ -117,9 +117,9 @@ def _from_values(path: str, values: dict[str, Any]) -> Recipe:
     return checked(Recipe(**({"name": path} | settings), components=components, rules=rules))
 
 
-def _rule(path: str, values: Any) -> Rule:
+def _rule(path: str, values: Any) -> RecipeRule:
     try:
-        rule = Rule(**values)
+        rule = RecipeRule(**values)
         re.compile(rule.match)
     except (TypeError, re.error) as error:
         raise UsageError(f"{path}: rule {values!r} ({error})") from error

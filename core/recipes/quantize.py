@@ -40,7 +40,7 @@ from sabia.core.text.tokenize.tokenizer import load_tokenizer
 from sabia.core.train.peak import measure_peak_flops
 
 if TYPE_CHECKING:  # torch is loaded when there is something to do
-    from sabia.core.quant.quantize import Divergence, Quantized
+    from sabia.core.quant.quantize import Divergence, QuantizedModel
 
 RECORD = "quantization.json"
 _FLOAT = pa.float64()
@@ -163,7 +163,7 @@ def _kept(out: Path, wanted: str) -> dict[str, Any] | None:
 
 def _made(job: Job, options: QuantizeOptions, recipe: Recipe, out: Path) -> dict[str, Any]:
     from sabia.core.model.backend import load_ops
-    from sabia.core.quant import calibration
+    from sabia.core.quant import hessians
     from sabia.core.quant.export import export, tensor_bytes
     from sabia.core.quant.quantize import quantize
 
@@ -176,7 +176,7 @@ def _made(job: Job, options: QuantizeOptions, recipe: Recipe, out: Path) -> dict
     if job.inputs:
         tokenizer = load_tokenizer(options.model) if has_tokenizer else None
         kind, rows = read_rows(job, tokenizer, options.samples, options.length)
-    batches = calibration.batches(rows) if rows else []
+    batches = hessians.batches(rows) if rows else []
     ops = load_ops("torch")
     made = quantize(spec, params, recipe, ops, batches)
     size = export(out, spec, made, options.model if has_tokenizer else None)
@@ -199,7 +199,9 @@ def _made(job: Job, options: QuantizeOptions, recipe: Recipe, out: Path) -> dict
     )
 
 
-def _measured(spec: ModelSpec, params: Any, made: Quantized, ops: Any, batches: Any) -> Divergence:
+def _measured(
+    spec: ModelSpec, params: Any, made: QuantizedModel, ops: Any, batches: Any
+) -> Divergence:
     from sabia.core.quant.quantize import divergence
 
     original = ops.to_device(params, "float32")
@@ -207,7 +209,7 @@ def _measured(spec: ModelSpec, params: Any, made: Quantized, ops: Any, batches: 
     return divergence(spec, original, stored, made.linears, ops, batches)
 
 
-def _check_reload(out: Path, made: Quantized) -> None:
+def _check_reload(out: Path, made: QuantizedModel) -> None:
     """Raise Failed unless loading gives the very values that were measured."""
     _, loaded = hub.load_model(out)
     for name, value in made.params.items():

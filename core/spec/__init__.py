@@ -24,7 +24,7 @@ from sabia.core.spec.tensors import Init, TensorSpec
 
 if TYPE_CHECKING:
     from sabia.core.spec.extend import extend_context, extend_vocabulary
-    from sabia.core.spec.fresh import new_config, parse_shape
+    from sabia.core.spec.from_scratch import new_config, parse_shape
 
 __all__ = [
     "Attention",
@@ -50,7 +50,7 @@ __all__ = [
 
 # functions that write configurations are imported at their first use
 _LAZY = {"extend_context": "extend", "extend_vocabulary": "extend"}
-_LAZY |= {"new_config": "fresh", "parse_shape": "fresh"}
+_LAZY |= {"new_config": "from_scratch", "parse_shape": "from_scratch"}
 
 
 def __getattr__(name: str) -> Any:

@@ -13,8 +13,8 @@ from sabia.core.errors import UsageError  # noqa: E402
 from sabia.core.model import forward  # noqa: E402
 from sabia.core.model.backend import load_ops  # noqa: E402
 from sabia.core.model.storage import hub  # noqa: E402
-from sabia.core.quant import calibration, export, recipe  # noqa: E402
-from sabia.core.quant.calibration import Hessians, StageOps, batches, run_block  # noqa: E402
+from sabia.core.quant import export, hessians, recipe  # noqa: E402
+from sabia.core.quant.hessians import BlockOps, Hessians, batches, run_block  # noqa: E402
 from sabia.core.quant.quantize import divergence, quantize  # noqa: E402
 from sabia.core.spec import from_config, new_config  # noqa: E402
 
@@ -89,7 +89,7 @@ def test_hessians_are_those_of_a_whole_pass(tiny, token_rows) -> None:
     assert len(rows) > 3
     whole = Hessians()
     for batch in rows:
-        stage = StageOps(OPS)
+        stage = BlockOps(OPS)
         stage.record = whole.record
         whole.begin(batch.mask)
         run_block(spec, weights, stage, batch)
@@ -97,7 +97,7 @@ def test_hessians_are_those_of_a_whole_pass(tiny, token_rows) -> None:
     for layer in range(len(spec.layers)):
         alone = Hessians()
         for number, batch in enumerate(rows):
-            stage = StageOps(OPS, layer, states[number])
+            stage = BlockOps(OPS, layer, states[number])
             stage.record = alone.record
             alone.begin(batch.mask)
             states[number] = run_block(spec, weights, stage, batch)
@@ -115,7 +115,7 @@ def test_padding_is_not_counted(tiny, token_rows) -> None:
     for rows in (batches(token_rows, 10_000), batches(token_rows, 1)):
         h = Hessians()
         for batch in rows:
-            stage = StageOps(OPS)
+            stage = BlockOps(OPS)
             stage.record = h.record
             h.begin(batch.mask)
             run_block(spec, weights, stage, batch)
@@ -221,7 +221,7 @@ def test_tied_heads_stay_with_the_embedding(tiny, tmp_path: Path) -> None:
 
 
 def test_batches_hold_every_row_once(token_rows) -> None:
-    made = calibration.batches(token_rows, 100)
+    made = hessians.batches(token_rows, 100)
     rows = [ids[seg > 0].tolist() for b in made for ids, seg in zip(b.ids, b.segments, strict=True)]
     assert sorted(rows) == sorted(token_rows)
 

@@ -53,7 +53,7 @@ def _batch(rows: Sequence[Sequence[int]]) -> Batch:
     return Batch(ids, (np.arange(width) < lengths[:, None]).astype(np.int64))
 
 
-class _Done(Exception):
+class _BlockOutput(Exception):
     """The block asked for has been run; carries its output."""
 
     def __init__(self, states: torch.Tensor) -> None:
@@ -61,7 +61,7 @@ class _Done(Exception):
         self.states = states
 
 
-class StageOps(WrappedOps):
+class BlockOps(WrappedOps):
     """The operations of `base`, for one pass that runs block `index` alone.
 
     states: what the block before left; None takes the embeddings (index 0). record: sees every
@@ -85,7 +85,7 @@ class StageOps(WrappedOps):
             if position < last:
                 # the last block before a head-only pass hands over the kept states
                 return (x if self.states is None else self.states), {}
-            raise _Done(function(weights, x if self.states is None else self.states)[0])
+            raise _BlockOutput(function(weights, x if self.states is None else self.states)[0])
 
         return call
 
@@ -132,11 +132,11 @@ class Hessians:
 def run_block(
     spec: ModelSpec,
     params: Mapping[str, Any],
-    ops: StageOps,
+    ops: BlockOps,
     batch: Batch,
 ) -> torch.Tensor:
     """The output of block `ops.index` [B, T, D]; behind the last block, the final hidden state."""
     try:
         return forward.hidden(spec, params, batch.ids, ops, segments=batch.segments)
-    except _Done as done:
+    except _BlockOutput as done:
         return done.states

@@ -1,4 +1,4 @@
-"""Configurations for models trained from scratch, from a few numbers.
+"""Configurations of models trained from scratch, from a few numbers.
 
 `parse_shape("d=128,layers=4")` reads the option --shape; `new_config` sets the other fields with
 the usual proportions (heads of 64, or 32 below a width of 512; SwiGLU of 8/3 width rounded up to
@@ -11,8 +11,8 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from sabia.core.errors import UsageError
-from sabia.core.spec.fresh_mixtures import MOE_FAMILIES, MoeShape
-from sabia.core.spec.fresh_variants import VARIANTS
+from sabia.core.spec.from_scratch_moe import MOE_FAMILIES, MoeShape
+from sabia.core.spec.from_scratch_variants import VARIANTS
 from sabia.core.units import parse_count, parse_length
 
 _ARCHITECTURES = {
@@ -112,7 +112,7 @@ def new_config(
 ) -> dict[str, Any]:
     """The config.json of a new model; raises UsageError if the numbers do not fit.
 
-    moe: experts, chosen, expert_ffn, shared of core.spec.fresh_mixtures, for MoE families.
+    moe: experts, chosen, expert_ffn, shared of core.spec.from_scratch_moe, for MoE families.
     """
     if family not in _ARCHITECTURES:
         known = ", ".join(_ARCHITECTURES)
