@@ -49,21 +49,18 @@ def _charts(summary: Summary) -> list[str]:
         units.setdefault(METRICS.get(name, Metric(name, name)).unit, []).append(task)
     charts = []
     for unit, tasks in units.items():
-        labels = {task: f"{task} ({summary.headlines[task]})" for task in tasks}
-        groups = [svg.BarGroup(label, _bars(summary, task)) for task, label in labels.items()]
-        groups = [group for group in groups if group.bars]
+        groups = []
+        for task in tasks:
+            results = [r for model in summary.models if (r := summary.result(model, task))]
+            ends = ((r.model, r.interval.value, r.interval.low, r.interval.high) for r in results)
+            if results:
+                label = f"{task} ({summary.headlines[task]})"
+                groups.append(svg.BarGroup(label, [svg.Bar(*end) for end in ends]))
         if groups:
             span = (0.0, 1.0) if unit == "share" else None
             name = "Accuracy" if unit == "share" else unit.capitalize()
             charts.append(page.figure(svg.bar_chart(groups, f"{name} by task", unit, span)))
     return charts
-
-
-def _bars(summary: Summary, task: str) -> list[svg.Bar]:
-    results = [summary.result(model, task) for model in summary.models]
-    return [
-        svg.Bar(r.model, r.interval.value, r.interval.low, r.interval.high) for r in results if r
-    ]
 
 
 def value_text(result: Result) -> str:

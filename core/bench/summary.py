@@ -99,8 +99,10 @@ def summarise(scores: Iterable[Score], headlines: Mapping[str, str] | None = Non
         for a, b in combinations([m for m in models if m in by_model], 2)
         if (pair := _compare(task, chosen[task], a, b, by_model)) is not None
     ]
+    p_values = stats.holm([pair.paired.p_value for pair in pairs])
+    adjusted = tuple(replace(c, p_holm=p) for c, p in zip(pairs, p_values, strict=True))
     return Summary(
-        models, tuple(table), chosen, results, _adjusted(pairs), _overall(models, chosen, results)
+        models, tuple(table), chosen, results, adjusted, _overall(models, chosen, results)
     )
 
 
@@ -202,11 +204,6 @@ def _compare(
     worse = tuple(ids[i] for i in order if change[i] < 0)
     better = tuple(ids[i] for i in order[::-1] if change[i] > 0)
     return Comparison(task, name, a, b, pair, worse=worse, better=better)
-
-
-def _adjusted(pairs: Sequence[Comparison]) -> tuple[Comparison, ...]:
-    adjusted = stats.holm([pair.paired.p_value for pair in pairs])
-    return tuple(replace(c, p_holm=p) for c, p in zip(pairs, adjusted, strict=True))
 
 
 def _overall(

@@ -49,7 +49,11 @@ class CallCache:
         """Store finished calls; when it returns they survive a kill and a power failure."""
         lines = [(key, json.dumps(reply, ensure_ascii=True).encode()) for key, reply in replies]
         with self._lock:
-            segment = self._segment or self._new_segment(self._directory)
+            if self._segment is None:
+                name = f"calls-{time.time_ns():020d}-{uuid.uuid4().hex[:8]}.log"
+                self._segment = open(self._directory / name, "xb")  # noqa: SIM115 - kept open
+                fsync_directory(self._directory)
+            segment = self._segment
             path, offset = Path(segment.name), segment.tell()
             for key, line in lines:
                 segment.write(key.encode() + b" " + line + b"\n")
@@ -66,12 +70,6 @@ class CallCache:
             if self._segment is not None:
                 self._segment.close()
                 self._segment = None
-
-    def _new_segment(self, directory: Path) -> BinaryIO:
-        name = f"calls-{time.time_ns():020d}-{uuid.uuid4().hex[:8]}.log"
-        self._segment = open(directory / name, "xb")  # noqa: SIM115 - open for the cache's life
-        fsync_directory(directory)
-        return self._segment
 
     def _refresh(self) -> None:
         self._refreshed = time.monotonic()

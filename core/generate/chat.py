@@ -126,14 +126,11 @@ def _without_separator(text: str, span: Span, tokenizer: Tokenizer) -> Span:
     """Leave out white space after a special end-of-turn token: no model has to write it."""
     start, end = span
     kept = text[start:end].rstrip()
-    if kept != text[start:end] and kept.endswith(_special_spellings(tokenizer)):
+    added = tokenizer.backend.get_added_tokens_decoder()
+    special = tuple(token.content for token in added.values() if token.special)
+    if kept != text[start:end] and kept.endswith(special):
         return start, start + len(kept)
     return span
-
-
-def _special_spellings(tokenizer: Tokenizer) -> tuple[str, ...]:
-    added = tokenizer.backend.get_added_tokens_decoder()
-    return tuple(token.content for token in added.values() if token.special)
 
 
 def _turn_span(

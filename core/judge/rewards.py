@@ -11,7 +11,7 @@ from typing import Any
 
 from sabia.core.errors import BadData, Failed, UsageError
 from sabia.core.judge.llm import Judge, Question
-from sabia.core.judge.rubric import Item, Rubric, parse_rubric
+from sabia.core.judge.rubric import Rubric, parse_rubric
 from sabia.core.judge.verdict import Grade, Verdict
 from sabia.core.judge.verifiers import VERIFIERS, verify
 
@@ -94,15 +94,17 @@ class Grader:
 
     def _rubric_grades(self, cases: Sequence[Case]) -> list[Grade]:
         verdicts = [self._verified(case) for case in cases]
-        asked = [(n, c, items) for n, c in enumerate(cases) if (items := _for_judge(c.rubric))]
-        judge = self.judge
-        if asked and judge is None:
-            raise UsageError("reward: the rubric needs a judge; name one with --judge-url")
-        if asked and judge is not None:
-            questions = [Question(case.messages, case.text, items) for _, case, items in asked]
-            for (number, _, _), item_verdicts in zip(
-                asked, judge.verdicts(questions), strict=True
-            ):  # fmt: skip
+        asked, questions = list[int](), list[Question]()
+        for number, case in enumerate(cases):
+            rubric_items = case.rubric.items if case.rubric else ()
+            if items := tuple(item for item in rubric_items if item.kind == "llm"):
+                asked.append(number)
+                questions.append(Question(case.messages, case.text, items))
+        if asked:
+            if self.judge is None:
+                raise UsageError("reward: the rubric needs a judge; name one with --judge-url")
+            answers = self.judge.verdicts(questions)
+            for number, item_verdicts in zip(asked, answers, strict=True):
                 verdicts[number] |= item_verdicts
         return [
             case.rubric.grade(item_verdicts, self.max_unknown)  # type: ignore[union-attr]  # all have one
@@ -118,10 +120,6 @@ class Grader:
             for item in items
             if item.kind != "llm"
         }
-
-
-def _for_judge(rubric: Rubric | None) -> tuple[Item, ...]:
-    return tuple(item for item in rubric.items if item.kind == "llm") if rubric else ()
 
 
 class NullGuard:

@@ -64,18 +64,13 @@ def open_index(directory: str, config: DedupOptions, seed: int, key: str) -> Kep
     if manifest is None:
         raise UsageError(f"--against: {directory}: no index here; --index DIR makes one")
     _check(directory, manifest, config, seed)
-    runs = _before(manifest["runs"], key)
-    names = [run["key"] for run in runs]
+    names = [run["key"] for run in manifest["runs"]]
+    names = names[: names.index(key)] if key in names else names
     segments = [Segment.open(Path(directory) / name) for name in names]
     replaced = [np.fromfile(Path(directory) / name / "replaced", np.int64) for name in names]
     dead_rows = np.sort(np.concatenate([np.empty(0, np.int64), *replaced]))
     print_ = hashlib.blake2b(" ".join(names).encode(), digest_size=16).hexdigest()
     return KeptIndex(segments, dead_rows, print_)
-
-
-def _before(runs: list[dict[str, Any]], key: str) -> list[dict[str, Any]]:
-    keys = [run["key"] for run in runs]
-    return runs[: keys.index(key)] if key in keys else runs
 
 
 def _read(directory: Path) -> dict[str, Any] | None:

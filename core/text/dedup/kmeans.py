@@ -33,7 +33,9 @@ def centres(vectors: np.ndarray, k: int, seed: int) -> np.ndarray:
         nearest, similarity = _nearest(batch, centres)
         _move(centres, counts, batch, nearest)
         if step % _REVIVE_EVERY == 0 and step < STEPS - _REVIVE_EVERY:
-            _replace_empty(centres, counts, batch, similarity)
+            empty = np.flatnonzero(counts == 0)
+            worst = np.argsort(similarity, kind="stable")[: len(empty)]
+            centres[empty[: len(worst)]] = batch[worst]
     return centres
 
 
@@ -46,14 +48,6 @@ def _move(
     assigned[chosen] += counts
     moved = centres[chosen] * (assigned[chosen] - counts)[:, None] + sums
     centres[chosen] = normalized(moved)
-
-
-def _replace_empty(
-    centres: np.ndarray, counts: np.ndarray, batch: np.ndarray, similarity: np.ndarray
-) -> None:
-    idle = np.flatnonzero(counts == 0)
-    worst = np.argsort(similarity, kind="stable")[: len(idle)]
-    centres[idle[: len(worst)]] = batch[worst]
 
 
 def normalized(vectors: np.ndarray) -> np.ndarray:

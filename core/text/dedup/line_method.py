@@ -86,7 +86,12 @@ def _pieces(
     sketches = sketch(data, edges, _EXACT, engine)
     counts_for = _counts(sketches, options.min_words, engine)
     run = RUNS[options.unit]
-    heads = np.flatnonzero(_whole_runs(counts_for, row, run))
+    # a run is `run` pieces of one document that are all compared
+    m = max(len(row) - run + 1, 0)
+    whole = np.ones(m, bool)
+    for step in range(run):
+        whole &= counts_for[step : step + m] & (row[step : step + m] == row[:m])
+    heads = np.flatnonzero(whole)
     records = np.empty(len(heads), _PIECE)
     records["start"] = heads
     for lane, name in enumerate(("value", "low")):
@@ -98,15 +103,6 @@ def _counts(sketches: Sketches, min_words: int, engine: str) -> np.ndarray:
     """bool[m]: pieces of enough words that are not only white space."""
     blank = sketch(np.zeros(0, np.uint8), np.zeros(2, np.int64), _EXACT, engine).exact[0]
     return (sketches.words >= min_words) & (sketches.exact != blank).any(axis=1)
-
-
-def _whole_runs(counts_for: np.ndarray, row: np.ndarray, run: int) -> np.ndarray:
-    """bool[m - run + 1]: the next `run` pieces are of one document and are all compared."""
-    m = max(len(row) - run + 1, 0)
-    whole = np.ones(m, bool)
-    for step in range(run):
-        whole &= counts_for[step : step + m] & (row[step : step + m] == row[:m])
-    return whole
 
 
 def _combined(lane: np.ndarray, heads: np.ndarray, run: int) -> np.ndarray:

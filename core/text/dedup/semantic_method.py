@@ -82,7 +82,10 @@ def _read_vectors(
     with progress(None, "dedup: reading") as bar:
         for index, batch in batches_of(sources, list(dict.fromkeys(columns))):
             raw = _raw(batch, options.embeddings, embedder, sources[index].name)
-            width = _same_width(width, raw, sources[index].name)
+            if raw.shape[1] and width and raw.shape[1] != width:
+                name = sources[index].name
+                raise BadData(f"{name}: vectors of {raw.shape[1]} numbers (before: {width})")
+            width = raw.shape[1] or width
             vectors = kmeans.normalized(raw)
             valid = ~np.isnan(vectors).any(axis=1)
             spool.append(vectors[valid])
@@ -125,12 +128,6 @@ def column_vectors(values: pa.Array, name: str) -> np.ndarray:
     if len(valid):
         vectors[valid] = present.flatten().to_numpy(zero_copy_only=False).reshape(len(valid), width)
     return vectors
-
-
-def _same_width(width: int, vectors: np.ndarray, name: str) -> int:
-    if vectors.shape[1] and width and vectors.shape[1] != width:
-        raise BadData(f"{name}: vectors of {vectors.shape[1]} numbers (before: {width})")
-    return vectors.shape[1] or width
 
 
 def find_semantic(embedded: Embedded, threshold: float, k: int, seed: int, jobs: int) -> Clusters:

@@ -111,24 +111,17 @@ def _cut_batches(
     for first, batch in numbered(batches, low, high, name):
         mine = cuts.of_rows(first, first + batch.num_rows)
         mine["row"] -= first
-        yield _apply_policy(batch, mine, policy)
-
-
-def _apply_policy(batch: pa.RecordBatch, cuts: np.ndarray, policy: CutPolicy) -> _CutBatch:
-    sizes = np.diff(text_buffers(batch.column("text"))[1])
-    removed_bytes = np.bincount(cuts["row"], cuts["stop"] - cuts["start"], minlength=batch.num_rows)
-    share = removed_bytes / np.maximum(sizes, 1)
-    whole, left = np.zeros(batch.num_rows, bool), None
-    if policy.action != "mark" and len(cuts):
-        whole = share > policy.share
-    if policy.action == "cut" and len(cuts):
-        left = without(batch.column("text"), cuts)
-        whole |= (removed_bytes > 0) & _blank(left)
-    return _CutBatch(batch, cuts, share, whole, left)
-
-
-def _blank(texts: pa.Array) -> np.ndarray:
-    return np.asarray(pc.equal(pc.binary_length(pc.utf8_ltrim_whitespace(texts)), 0))
+        sizes = np.diff(text_buffers(batch.column("text"))[1])
+        removed = np.bincount(mine["row"], mine["stop"] - mine["start"], minlength=batch.num_rows)
+        share = removed / np.maximum(sizes, 1)
+        whole, left = np.zeros(batch.num_rows, bool), None
+        if policy.action != "mark" and len(mine):
+            whole = share > policy.share
+        if policy.action == "cut" and len(mine):
+            left = without(batch.column("text"), mine)
+            blank = pc.equal(pc.binary_length(pc.utf8_ltrim_whitespace(left)), 0)
+            whole |= (removed > 0) & np.asarray(blank)
+        yield _CutBatch(batch, mine, share, whole, left)
 
 
 def without(texts: pa.Array, cuts: np.ndarray) -> pa.Array:

@@ -132,7 +132,9 @@ class _Work:
             )
             return removal_pass.RemovalPlan.write(corpus, clusters, directory)
         clusters = find_clusters(corpus, self.options, engine, prior)
-        replaced = _replaced(clusters, indexed)
+        # rows of the index whose cluster keeps a new document
+        replaced = np.flatnonzero(clusters.reason[:indexed] != KEPT)
+        replaced = replaced[clusters.kept_row[clusters.of_row[replaced]] >= indexed]
         if self.options.replaced:
             _write_replaced(self.options.replaced, corpus, clusters, replaced)
         if self.options.index:
@@ -152,12 +154,6 @@ class _Work:
                 key,
             )
         return removal_pass.RemovalPlan.write(corpus, clusters, directory)
-
-
-def _replaced(clusters: Clusters, indexed: int) -> np.ndarray:
-    """Rows of the index whose cluster keeps a new document."""
-    removed = np.flatnonzero(clusters.reason[:indexed] != KEPT)
-    return removed[clusters.kept_row[clusters.of_row[removed]] >= indexed]
 
 
 def _write_replaced(path: str, corpus: Corpus, clusters: Clusters, rows: np.ndarray) -> None:
