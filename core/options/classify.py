@@ -9,7 +9,7 @@ from sabia.core.options.table import Options
 MODEL, ASK = needs("model"), needs("ask")
 
 
-class Screens(Options, group="Content filters"):
+class ContentChecks(Options, group="Content checks"):
     """Scores of unwanted content, and edits that remove it."""
 
     pii: str = choice("Detect personal data: count it, or also mask it", "count", "mask",
@@ -18,7 +18,7 @@ class Screens(Options, group="Content filters"):
     `pii_phone`: the number of e-mail addresses, IBANs, payment cards and so on. `mask` also
     replaces each of them in the text with its kind, such as `[email]`."""
     bad_words: tuple[str, ...] = several(
-        "Count the words of this word list, or directory of word lists", "PATH"
+        "Count the matches of this word list, or directory of word lists", "PATH"
     )
     """Adds the scores `bad_words` (number of matches) and `bad_word_share` (fraction of the words).
     A list has one word or phrase per line. A list whose file name is a language code, such as
@@ -29,11 +29,11 @@ class Screens(Options, group="Content filters"):
     """A file with domains and addresses, or a directory with one directory per category that
     contains a file `domains` or `urls`. Hosts files and the domain rules of ad blockers are also
     accepted, and files may be compressed with gzip."""
-    c4_lines: bool = switch("Remove the lines that C4 removes from the text")
+    c4_lines: bool = switch("Remove lines from the text by the rules of C4")
     """The text is edited before the scores are computed."""
 
 
-class Asking(EndpointOptions, Backend, group="Language model", only={ApiCalls: needs("url")}):
+class AskOptions(EndpointOptions, Backend, group="Language model", only={ApiCalls: needs("url")}):
     """A language model that labels documents: a model directory, or a server."""
 
     ask: str = text("Score each document with a language model and this prompt file", "FILE.toml",
@@ -59,7 +59,7 @@ class Asking(EndpointOptions, Backend, group="Language model", only={ApiCalls: n
 
 
 class ClassifyOptions(
-    RowOptions, Screens, Asking, group="Scores", only={Backend: needs("model", "ask")}
+    RowOptions, ContentChecks, AskOptions, group="Scores", only={Backend: needs("model", "ask")}
 ):  # fmt: skip
     """Options of `sabia classify`."""
 

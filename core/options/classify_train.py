@@ -1,7 +1,7 @@
 """Options of `sabia classify train`."""
 
 from sabia.core.errors import UsageError
-from sabia.core.options.classify import Asking
+from sabia.core.options.classify import AskOptions
 from sabia.core.options.option import (
     changed,
     choice,
@@ -88,7 +88,7 @@ class EncoderOptions(
 
 
 class ClassifyTrainOptions(
-    InputOptions, Workers, Seeded, Redo, Call, LabelOptions, FastText, Asking, EncoderOptions,
+    InputOptions, Workers, Seeded, Redo, Call, LabelOptions, FastText, AskOptions, EncoderOptions,
     group="Model", only={EncoderOptions: MODEL, Backend: needs("model", "ask")},
 ):  # fmt: skip
     """Options of `sabia classify train`."""

@@ -14,7 +14,7 @@ from sabia.core.options.option import (
 from sabia.core.options.shared import InputOptions, Redo, RowOptions, Workers
 from sabia.core.options.table import Options
 
-STEERED = needs("focus", "classifier")
+SCORED = needs("focus", "classifier")
 
 
 class Focus(Options, group="Relevance"):
@@ -31,7 +31,7 @@ class Focus(Options, group="Relevance"):
     gives to `--label`."""
     label: str = text("Label of relevant pages in the --classifier model", "NAME", default="keep",
                       only=needs("classifier"))  # fmt: skip
-    threshold: float = quantity("share", "Minimum score of a relevant page", "50%", only=STEERED)
+    threshold: float = quantity("share", "Minimum score of a relevant page", "50%", only=SCORED)
 
 
 class FrontierOptions(Options, group="Crawl"):
@@ -59,7 +59,7 @@ class FrontierOptions(Options, group="Crawl"):
     in a crawl of the network, but without delays. A URL that is not in the files is answered with
     HTTP 404. Use it to test crawl settings without network access; with `-j 1` the order of the
     pages is always the same."""
-    hard: bool = switch("Follow links of relevant pages only", group="Relevance", only=STEERED)
+    hard: bool = switch("Follow links of relevant pages only", group="Relevance", only=SCORED)
     """Without it, links of a page that is not relevant are followed later: they get the mean of the
     page's score and 0.7 times the score that the page itself inherited. Links of the seeds are
     always followed."""
@@ -67,7 +67,7 @@ class FrontierOptions(Options, group="Crawl"):
                         "breadth", default="", group="Relevance",
                         unset="best with --focus or --classifier, else breadth")  # fmt: skip
     report: str = text("Write an HTML report of the harvest rate", "FILE.html", group="Relevance",
-                       only=STEERED, recorded=False)  # fmt: skip
+                       only=SCORED, recorded=False)  # fmt: skip
     """It shows the fraction of relevant pages among the first N pages, compared with a
     breadth-first crawl of the same archive. For a crawl of the network that archive is `--warc`,
     so breadth-first can fetch only the pages that this crawl fetched."""
@@ -158,6 +158,6 @@ class CrawlOptions(RowOptions, Focus, Network, group="Crawl"):
             raise UsageError("--order: best only with --focus or --classifier")
 
 
-def parts(text: str) -> tuple[str, ...]:
+def comma_separated(text: str) -> tuple[str, ...]:
     """The values of a list such as 'robots,https://example.org/sitemap.xml'."""
     return tuple(filter(None, text.split(",")))

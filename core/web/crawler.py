@@ -19,7 +19,7 @@ from typing import Any
 
 from sabia.core import stop
 from sabia.core.errors import Interrupted
-from sabia.core.options.crawl import CrawlOptions, parts
+from sabia.core.options.crawl import CrawlOptions, comma_separated
 from sabia.core.progress import ProgressBar
 from sabia.core.web import addresses, sitemaps
 from sabia.core.web.archives.archive_fetcher import ReplayedWeb
@@ -52,7 +52,7 @@ class Crawl:
         web: ReplayedWeb | None = None,
     ) -> None:  # fmt: skip
         self.options, self.frontier, self.judge = options, frontier, judge
-        self.sitemaps = parts(options.sitemaps)
+        self.sitemaps = comma_separated(options.sitemaps)
         self.web = web  # stands for the network
         self.archive, self.bar = archive, bar
         self.counters: dict[str, float] = json.loads(frontier.fact("counters") or "{}")

@@ -20,7 +20,7 @@ from typing import Any
 
 from sabia.core import notes
 from sabia.core.errors import Failed, UsageError
-from sabia.core.options.crawl import CrawlOptions, Network, parts
+from sabia.core.options.crawl import CrawlOptions, Network, comma_separated
 from sabia.core.progress import progress
 from sabia.core.shards import layout, manifest
 from sabia.core.shards.dry_run import planned
@@ -49,7 +49,7 @@ NEXT = "sabia classify"
 
 def run(job: Job, options: CrawlOptions) -> Summary:
     """Crawl from seeds, or read the files given; writes documents to the job's output."""
-    inputs = open_crawl_inputs(job, options.max_bytes, parts(options.exclude))
+    inputs = open_crawl_inputs(job, options.max_bytes, comma_separated(options.exclude))
     _check(job, options, files=bool(inputs.sources))
     if inputs.sources:
         return run_replay(job, inputs.sources, options)
@@ -81,7 +81,7 @@ def _crawl(job: Job, options: CrawlOptions, inputs: Inputs) -> Summary:
     started = time.monotonic()
     judge, web = make_judge(options), None
     if options.replay:
-        options, web = offline(options, parts(options.replay))
+        options, web = offline(options, comma_separated(options.replay))
     hosts = frozenset(host_of(url) for url in inputs.seeds) if options.stay else None
     with _state(job, options) as folder, contextlib.closing(Frontier(folder)) as frontier:
         frontier.belongs_to(_identity(options, inputs))
@@ -171,7 +171,7 @@ def _identity(options: CrawlOptions, inputs: Inputs) -> dict[str, Any]:
     seeds = hashlib.blake2b("\n".join(inputs.seeds).encode(), digest_size=16).hexdigest()
     return {"seeds": seeds, "steering": steering, "seed": options.seed, "stay": options.stay,
             "warc": options.warc, "extract": not options.no_extract,
-            "replay": parts(options.replay)}  # fmt: skip
+            "replay": comma_separated(options.replay)}  # fmt: skip
 
 
 def _nothing(frontier: Frontier, rejects: Rejects) -> str:

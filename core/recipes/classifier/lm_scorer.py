@@ -24,7 +24,7 @@ from sabia.core.generate.chat import render
 from sabia.core.generate.local import model_fingerprint
 from sabia.core.generate.opened import default_cache, open_client
 from sabia.core.model.storage import hub
-from sabia.core.options.classify import Asking
+from sabia.core.options.classify import AskOptions
 from sabia.core.recipes.classifier.lm_prompt import Prompt, load_prompt
 from sabia.core.text.tokenize.tokenizer import load_tokenizer
 
@@ -134,7 +134,7 @@ class LocalBackend:
         self.cache.close()
 
 
-def lm_scorer(options: Asking) -> LmScorer | None:
+def lm_scorer(options: AskOptions) -> LmScorer | None:
     """The scorer that `--ask` names, None without it. Raises UsageError for its prompt."""
     return LmScorer(load_prompt(options.ask), options) if options.ask else None
 
@@ -145,7 +145,7 @@ class LmScorer:
     A scale gives one score, `name`; labels give the probability of each as `name_label`.
     """
 
-    def __init__(self, prompt: Prompt, options: Asking) -> None:
+    def __init__(self, prompt: Prompt, options: AskOptions) -> None:
         self.prompt, self.options = prompt, options
         labels = tuple(f"{prompt.name}_{answer}" for answer in prompt.answers)
         self.names = (prompt.name,) if prompt.numeric else labels

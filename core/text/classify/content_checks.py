@@ -9,12 +9,12 @@ from collections.abc import Iterable
 import numpy as np
 import pyarrow as pa
 
-from sabia.core.options.classify import Screens
+from sabia.core.options.classify import ContentChecks
 from sabia.core.text.classify import bad_words, blocklist, c4, pii
 from sabia.core.text.removed_rows import put_column
 
 
-def digest(options: Screens) -> str:
+def digest(options: ContentChecks) -> str:
     """Open all lists; a hash of them, for fingerprints. UsageError for what will not do."""
     if options.bad_words:
         bad_words.load(options.bad_words)
@@ -24,14 +24,16 @@ def digest(options: Screens) -> str:
     return words + (blocklist.digest(options.block_urls) if options.block_urls else "")
 
 
-def before(batch: pa.RecordBatch, options: Screens) -> pa.RecordBatch:
+def before(batch: pa.RecordBatch, options: ContentChecks) -> pa.RecordBatch:
     """The batch of which figures are taken."""
     if not options.c4_lines:
         return batch
     return _with_texts(batch, [c4.kept_lines(text) for text in batch.column("text").to_pylist()])
 
 
-def after(batch: pa.RecordBatch, options: Screens) -> tuple[pa.RecordBatch, dict[str, np.ndarray]]:
+def after(
+    batch: pa.RecordBatch, options: ContentChecks
+) -> tuple[pa.RecordBatch, dict[str, np.ndarray]]:
     """(the batch, masked if asked; the scores of the screens that are on)."""
     new: dict[str, np.ndarray] = {}
     if options.block_urls:
@@ -50,7 +52,7 @@ def after(batch: pa.RecordBatch, options: Screens) -> tuple[pa.RecordBatch, dict
     return (_with_texts(batch, texts) if options.pii == "mask" else batch), new
 
 
-def reasons(batch: pa.RecordBatch, options: Screens, names: Iterable[str]) -> list[str]:
+def reasons(batch: pa.RecordBatch, options: ContentChecks, names: Iterable[str]) -> list[str]:
     """For each row that goes, which list blocks its URL, where an expression asks for that."""
     if not options.block_urls or blocklist.SCORE not in names:
         return [""] * batch.num_rows

@@ -14,7 +14,7 @@ from sabia.core.bench.loglikelihood import Scorer, encode_options
 from sabia.core.errors import SabiaError, UsageError
 from sabia.core.generate.chat import render
 from sabia.core.model.storage import hub
-from sabia.core.options.classify import Asking
+from sabia.core.options.classify import AskOptions
 from sabia.core.options.classify_train import ClassifyTrainOptions
 from sabia.core.recipes.classifier import distill
 from sabia.core.recipes.classifier.lm_prompt import Prompt, load_prompt
@@ -66,8 +66,8 @@ def test_prompt_files(tmp_path: Path) -> None:
             load_prompt(path)
 
 
-def asking(**values: str) -> Asking:
-    return Asking(ask="ask.toml", **values)
+def asking(**values: str) -> AskOptions:
+    return AskOptions(ask="ask.toml", **values)
 
 
 def judgement(text: str) -> str:

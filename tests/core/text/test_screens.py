@@ -6,7 +6,7 @@ import pyarrow as pa
 import pytest
 
 from sabia.core.errors import UsageError
-from sabia.core.options.classify import Screens
+from sabia.core.options.classify import ContentChecks
 from sabia.core.text.classify import content_checks
 
 TEXT = "Write to ana@example.org, darn.\nHome | About\nIt rained all day."
@@ -18,7 +18,7 @@ def batch() -> pa.RecordBatch:
 
 
 def test_nothing_asked_nothing_done() -> None:
-    nothing = Screens()
+    nothing = ContentChecks()
     rows, new = content_checks.after(content_checks.before(batch(), nothing), nothing)
     assert rows.equals(batch()) and new == {} and content_checks.digest(nothing) == ""
     assert content_checks.reasons(rows, nothing, ["blocked_url"]) == ["", ""]
@@ -28,8 +28,8 @@ def test_counts_mask_and_lists(tmp_path: Path) -> None:
     (tmp_path / "ads").write_text("bad.com\n")
     (tmp_path / "words").write_text("darn\n")
     lists = {"bad_words": (str(tmp_path / "words"),), "block_urls": (str(tmp_path / "ads"),)}
-    options = Screens(pii="mask", **lists)
-    words = Screens(bad_words=lists["bad_words"])
+    options = ContentChecks(pii="mask", **lists)
+    words = ContentChecks(bad_words=lists["bad_words"])
     assert content_checks.digest(options) and content_checks.digest(
         options
     ) != content_checks.digest(words)
@@ -38,16 +38,16 @@ def test_counts_mask_and_lists(tmp_path: Path) -> None:
     assert new["pii_email"].tolist() == [1, 0] and new["bad_words"].tolist() == [1, 0]
     assert new["blocked_url"].tolist() == [1, 0]
     assert content_checks.reasons(rows, options, ["blocked_url"]) == ["blocked url: ads", ""]
-    counted = content_checks.after(batch(), Screens(pii="count"))
+    counted = content_checks.after(batch(), ContentChecks(pii="count"))
     assert counted[0].equals(batch()) and counted[1]["pii_email"].tolist() == [1, 0]
 
 
 def test_c4_lines_go_before_figures_are_taken() -> None:
-    kept = content_checks.before(batch(), Screens(c4_lines=True)).column("text").to_pylist()
+    kept = content_checks.before(batch(), ContentChecks(c4_lines=True)).column("text").to_pylist()
     assert kept == ["Write to ana@example.org, darn.\nIt rained all day.", ""]
 
 
 def test_what_will_not_do() -> None:
-    for options in (Screens(bad_words=("/none",)), Screens(block_urls=("/n",))):
+    for options in (ContentChecks(bad_words=("/none",)), ContentChecks(block_urls=("/n",))):
         with pytest.raises(UsageError):
             content_checks.digest(options)
