@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 from run_folder import RunFolder, aligned, percent
 
 from sabia.core import page
-from sabia.core.bench.summary import Comparison, Summary
+from sabia.core.bench.result_summary import Comparison, Summary
 from sabia.core.svg import Bar, Group, Series, bar_chart, line_chart
 
 STAGES = (("base", "pretrained"), ("sft-plain", "sft, not rewritten"), ("sft", "sft"),

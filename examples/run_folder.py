@@ -12,8 +12,8 @@ from typing import Any
 
 import pyarrow.parquet as pq
 
+from sabia.core.bench.result_summary import Summary, summarise
 from sabia.core.bench.score_rows import Score, from_batch
-from sabia.core.bench.summary import Summary, summarise
 from sabia.core.svg import Series
 
 

@@ -10,8 +10,8 @@ from typing import Any
 
 from sabia.core import page, svg
 from sabia.core.bench.metrics import METRICS, Metric
+from sabia.core.bench.result_summary import Comparison, Result, Summary
 from sabia.core.bench.score_rows import Score
-from sabia.core.bench.summary import Comparison, Result, Summary
 
 EXAMPLES = 3  # changed items shown in full for each comparison
 EXAMPLE_CHARACTERS = 1_200

@@ -4,7 +4,7 @@ from pathlib import Path
 
 from sabia.core.generate.budget import load_prices
 from sabia.core.generate.client import Client
-from sabia.core.options.calls import ApiCalls
+from sabia.core.options.model_calls import ApiCalls
 from sabia.kernels.runtime.cache_folder import cache_folder
 
 

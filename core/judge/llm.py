@@ -16,7 +16,7 @@ from sabia.core.generate.client import Client
 from sabia.core.judge.prompt import VERSION, judge_messages, parse_verdicts, reply_schema
 from sabia.core.judge.rubric import Item
 from sabia.core.judge.verdict import Verdict
-from sabia.core.options.calls import RubricJudge
+from sabia.core.options.model_calls import RubricJudge
 
 SEED = 0  # of the order of items; part of the key of cached calls
 

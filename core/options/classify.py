@@ -1,7 +1,7 @@
 """Options of `sabia classify` (`classify score`), and what it shares with `classify train`."""
 
 from sabia.core.errors import UsageError
-from sabia.core.options.calls import ApiCalls, EndpointOptions
+from sabia.core.options.model_calls import ApiCalls, EndpointOptions
 from sabia.core.options.option import changed, choice, needs, quantity, several, switch, text
 from sabia.core.options.shared import Backend, RowOptions
 from sabia.core.options.table import Options

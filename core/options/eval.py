@@ -3,7 +3,7 @@
 import re
 
 from sabia.core.errors import UsageError
-from sabia.core.options.calls import ApiCalls, RubricJudge
+from sabia.core.options.model_calls import ApiCalls, RubricJudge
 from sabia.core.options.option import changed, choice, integer, needs, number, several, text
 from sabia.core.options.shared import Backend, Call, InputOptions, Output, Redo, Seeded
 

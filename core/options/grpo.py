@@ -1,7 +1,7 @@
 """Options of `sabia grpo`."""
 
 from sabia.core.errors import UsageError
-from sabia.core.options.calls import JUDGED, JudgeOptions
+from sabia.core.options.model_calls import JUDGED, JudgeOptions
 from sabia.core.options.option import (
     MORE_THAN_ONE,
     changed,

@@ -1,7 +1,7 @@
 """Options of `sabia rewrite`."""
 
 from sabia.core.errors import UsageError
-from sabia.core.options.calls import EndpointOptions
+from sabia.core.options.model_calls import EndpointOptions
 from sabia.core.options.option import choice, needs, number, quantity, text
 from sabia.core.options.shared import RowOptions
 

@@ -20,8 +20,8 @@ from sabia.core import notes
 from sabia.core.bench import report as reports
 from sabia.core.bench.answers import QUESTION_CHARACTERS, Answer, matched, read_answers, sampling_of
 from sabia.core.bench.items import Item, load_items, read_rows
+from sabia.core.bench.result_summary import Summary, summarise, to_json
 from sabia.core.bench.score_rows import Score, from_batch, schema, to_batches
-from sabia.core.bench.summary import Summary, summarise, to_json
 from sabia.core.bench.task import Task, load_task
 from sabia.core.errors import UsageError
 from sabia.core.files import unreadable

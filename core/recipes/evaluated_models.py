@@ -25,7 +25,7 @@ from sabia.core.bench.score_rows import Score, scores_of
 from sabia.core.bench.task import Task
 from sabia.core.errors import UsageError
 from sabia.core.generate.chat import render
-from sabia.core.generate.local import model_fingerprint
+from sabia.core.generate.model_directory import model_fingerprint
 from sabia.core.generate.opened import open_client
 from sabia.core.judge.llm import Judge
 from sabia.core.judge.rewards import Case

@@ -19,7 +19,7 @@ import numpy as np
 from sabia.core import notes, stop, units
 from sabia.core.errors import BadData, Failed, Interrupted, SabiaError, UsageError
 from sabia.core.generate.engine import Engine
-from sabia.core.generate.local import weights_fingerprint
+from sabia.core.generate.model_directory import weights_fingerprint
 from sabia.core.judge.rewards import Grader, NullGuard
 from sabia.core.options.grpo import GrpoOptions
 from sabia.core.parallel import process_group

@@ -14,7 +14,7 @@ import pyarrow as pa
 
 from sabia.core import stop
 from sabia.core.errors import UsageError
-from sabia.core.generate.local import weights_fingerprint
+from sabia.core.generate.model_directory import weights_fingerprint
 from sabia.core.options.pretrain import PretrainOptions
 from sabia.core.recipes import training_config, training_run
 from sabia.core.recipes.embedding_extension import model_for

@@ -21,7 +21,7 @@ import pyarrow as pa
 
 from sabia.core import notes, units
 from sabia.core.errors import Failed, UsageError
-from sabia.core.generate.local import model_fingerprint
+from sabia.core.generate.model_directory import model_fingerprint
 from sabia.core.model.storage import hub
 from sabia.core.numerics.schemes import scheme_named
 from sabia.core.options.quantize import QuantizeOptions

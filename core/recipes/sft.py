@@ -15,7 +15,7 @@ import pyarrow as pa
 from sabia.core import notes, stop
 from sabia.core.errors import BadData
 from sabia.core.generate.chat import render_rows
-from sabia.core.generate.local import weights_fingerprint
+from sabia.core.generate.model_directory import weights_fingerprint
 from sabia.core.options.sft import SftOptions
 from sabia.core.parallel.world import World
 from sabia.core.recipes import training_config, training_run

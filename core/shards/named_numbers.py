@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from sabia.core.errors import BadData
-from sabia.core.shards.casts import cast
+from sabia.core.shards.arrow_arrays import cast
 
 MAP = pa.map_(pa.string(), pa.float64())
 MOST_NAMES = 1_000

@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from sabia.core.errors import BadData
 from sabia.core.shards import named_numbers
-from sabia.core.shards.casts import cast
+from sabia.core.shards.arrow_arrays import cast
 
 VERSION = 2  # 1: scores were a map
 _TEXT = pa.string()

@@ -92,7 +92,7 @@ def ours_sketching(corpus: Path) -> dict:
     import numpy as np
 
     from sabia.core.options.dedup import DedupOptions
-    from sabia.core.shards.text_buffers import text_buffers
+    from sabia.core.shards.arrow_arrays import text_buffers
     from sabia.core.text.dedup.lsh import sketch_of
     from sabia.kernels.minhash.interface import sketch as sketch_documents
 

@@ -6,7 +6,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from sabia.core.shards.text_buffers import text_buffers
+from sabia.core.shards.arrow_arrays import text_buffers
 from sabia.kernels.quality.interface import FIGURES, measure
 from sabia.kernels.text.words import word_hash, words
 

@@ -17,7 +17,7 @@ import numpy as np
 
 from sabia.core import notes, stop
 from sabia.core.errors import BadData, UsageError
-from sabia.core.generate.local import weights_fingerprint
+from sabia.core.generate.model_directory import weights_fingerprint
 from sabia.core.model.init import init_tensor
 from sabia.core.model.storage import hub
 from sabia.core.options.classify_train import ClassifyTrainOptions

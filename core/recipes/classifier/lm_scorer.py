@@ -21,7 +21,7 @@ from sabia.core.bench.loglikelihood import Scorer, encode_options
 from sabia.core.generate.cache import CallCache
 from sabia.core.generate.calls import ChatRequest, content_key
 from sabia.core.generate.chat import render
-from sabia.core.generate.local import model_fingerprint
+from sabia.core.generate.model_directory import model_fingerprint
 from sabia.core.generate.opened import default_cache, open_client
 from sabia.core.model.storage import hub
 from sabia.core.options.classify import AskOptions

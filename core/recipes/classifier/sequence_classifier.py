@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from sabia.core.errors import UsageError
-from sabia.core.generate.local import model_fingerprint
+from sabia.core.generate.model_directory import model_fingerprint
 from sabia.core.model.forward import hidden
 from sabia.core.model.heads import class_logits
 from sabia.core.model.storage import hub

@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from sabia.core.errors import BadData, UsageError
-from sabia.core.shards.casts import cast
+from sabia.core.shards.arrow_arrays import cast
 from sabia.core.text.classify.score_calibration import Calibration, from_json
 from sabia.core.text.score_column import alike, score_names, score_values
 

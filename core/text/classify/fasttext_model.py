@@ -14,7 +14,7 @@ import pyarrow as pa
 
 from sabia.core import notes
 from sabia.core.errors import BadData, UsageError
-from sabia.core.shards.text_buffers import text_buffers
+from sabia.core.shards.arrow_arrays import text_buffers
 from sabia.kernels.fasttext.interface import HIERARCHICAL, SOFTMAX, Classifier, score
 from sabia.kernels.minhash.interface import numba_available
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 import pyarrow as pa
 
-from sabia.core.shards.text_buffers import text_buffers
+from sabia.core.shards.arrow_arrays import text_buffers
 from sabia.core.text.classify.language_profiles import GROUPS, SCRIPTS, SHARED, load
 from sabia.kernels.text.language_scores import STEP, score
 

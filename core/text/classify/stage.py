@@ -13,11 +13,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from sabia.core.options.classify import ClassifyOptions
+from sabia.core.shards.arrow_arrays import text_buffers
 from sabia.core.shards.dry_run import unmeasured
 from sabia.core.shards.job import Job
 from sabia.core.shards.mapping import ShardContext, run_map
 from sabia.core.shards.sources import Source
-from sabia.core.shards.text_buffers import text_buffers
 from sabia.core.text.classify import content_checks, heuristics, language
 from sabia.core.text.classify.calibration_file import Decision, read_decision, values_of
 from sabia.core.text.classify.score_summary import CPU, conclude, count_scores

@@ -21,8 +21,8 @@ import pyarrow.compute as pc
 from sabia.core import notes, stop
 from sabia.core.errors import BadData, UsageError
 from sabia.core.options.classify_train import ClassifyTrainOptions, FastText, LabelOptions
+from sabia.core.shards.arrow_arrays import cast
 from sabia.core.shards.atomic import write_atomic
-from sabia.core.shards.casts import cast
 from sabia.core.shards.dry_run import Sample, estimate, measured, peak_memory, planned
 from sabia.core.shards.inputs import open_inputs
 from sabia.core.shards.job import Job

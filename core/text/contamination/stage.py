@@ -15,10 +15,10 @@ import pyarrow as pa
 
 from sabia.core import notes
 from sabia.core.options.dedup import DedupOptions
+from sabia.core.shards.arrow_arrays import text_buffers
 from sabia.core.shards.job import Job
 from sabia.core.shards.mapping import ShardContext, run_map
 from sabia.core.shards.sources import Source
-from sabia.core.shards.text_buffers import text_buffers
 from sabia.core.text.contamination.benchmark_index import Index
 from sabia.core.text.contamination.matching import ITEM, Finder, Finding
 from sabia.core.text.dedup.first_pass import choose_engine

@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 
 from sabia.core.errors import BadData
-from sabia.core.shards.text_buffers import text_buffers
+from sabia.core.shards.arrow_arrays import text_buffers
 from sabia.core.text.score_column import score_values
 
 _COLUMN = {"longest": "text", "newest": "crawl_time", "best": "scores"}

@@ -20,9 +20,9 @@ import pyarrow as pa
 
 from sabia.core import notes
 from sabia.core.options.dedup import DedupOptions
+from sabia.core.shards.arrow_arrays import text_buffers
 from sabia.core.shards.job import Job
 from sabia.core.shards.sources import Source
-from sabia.core.shards.text_buffers import text_buffers
 from sabia.core.text.dedup import barrier
 from sabia.core.text.dedup.first_pass import choose_engine, first_pass
 from sabia.core.text.dedup.hash_partitions import partition_bytes

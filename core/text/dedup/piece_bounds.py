@@ -10,7 +10,7 @@ from itertools import zip_longest
 import numpy as np
 import pyarrow as pa
 
-from sabia.core.shards.text_buffers import text_buffers
+from sabia.core.shards.arrow_arrays import text_buffers
 from sabia.core.text.sentences import split_lines
 
 _SPACES = np.zeros(256, bool)

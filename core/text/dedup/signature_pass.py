@@ -18,11 +18,11 @@ import pyarrow as pa
 from sabia.core import notes
 from sabia.core.errors import UsageError
 from sabia.core.options.dedup import DedupOptions
+from sabia.core.shards.arrow_arrays import text_buffers
 from sabia.core.shards.atomic import atomic_directory
 from sabia.core.shards.executor import map_threads
 from sabia.core.shards.sources import Source, batches_of, rows_of
 from sabia.core.shards.spools import Spool
-from sabia.core.shards.text_buffers import text_buffers
 from sabia.core.text.dedup import keep_rules, lsh
 from sabia.core.text.dedup.first_pass import first_pass
 from sabia.core.text.dedup.signature_files import (

@@ -14,10 +14,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from sabia.core.shards.arrow_arrays import text_buffers
 from sabia.core.shards.mapping import ShardContext
 from sabia.core.shards.sources import Source
 from sabia.core.shards.spools import IdSpool, Spool
-from sabia.core.shards.text_buffers import text_buffers
 from sabia.core.text.dedup.barrier import Decision
 from sabia.core.text.dedup.removal_pass import OpenSpools, numbered
 from sabia.core.text.removed_rows import Repeatable, put_column

@@ -10,8 +10,8 @@ from typing import NamedTuple
 import numpy as np
 import pyarrow as pa
 
+from sabia.core.shards.arrow_arrays import text_buffers
 from sabia.core.shards.spools import Spool
-from sabia.core.shards.text_buffers import text_buffers
 from sabia.core.text.dedup.piece_bounds import byte_positions
 from sabia.core.text.dedup.repeated_spans import UnitBounds
 from sabia.core.text.tokenize.tokenizer import Tokenizer

@@ -19,7 +19,7 @@ import pyarrow as pa
 
 from sabia.core import notes, units
 from sabia.core.generate.cache import CallCache
-from sabia.core.generate.local import load_engine, model_fingerprint
+from sabia.core.generate.model_directory import load_engine, model_fingerprint
 from sabia.core.generate.opened import default_cache, open_client
 from sabia.core.options.rewrite import RewriteOptions
 from sabia.core.shards.dry_run import unmeasured

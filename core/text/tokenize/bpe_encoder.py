@@ -12,7 +12,7 @@ import unicodedata
 import numpy as np
 import pyarrow as pa
 
-from sabia.core.shards.text_buffers import text_buffers
+from sabia.core.shards.arrow_arrays import text_buffers
 from sabia.core.text.tokenize.bpe_tables import compile_tables
 from sabia.core.text.tokenize.tokenizer import Tokenizer
 from sabia.kernels.bpe.interface import Cache, document_flags, padded

@@ -9,8 +9,8 @@ import pytest
 
 from sabia.core.bench import report, statistics
 from sabia.core.bench.metrics import LOGLIKELIHOOD, MAXIMUM, NO_VERDICT
+from sabia.core.bench.result_summary import summarise, to_json
 from sabia.core.bench.score_rows import Score, from_batch, scores_of, to_batches
-from sabia.core.bench.summary import summarise, to_json
 
 
 def answers(model: str, right: list[int], task: str = "sums", samples: int = 1) -> list[Score]:

@@ -15,7 +15,7 @@ from sabia.core.judge.llm import Judge, Question, majority
 from sabia.core.judge.rewards import Case, Grader, NullGuard, parse_reward
 from sabia.core.judge.rubric import Item, parse_rubric
 from sabia.core.judge.verdict import Grade, Verdict
-from sabia.core.options.calls import RubricJudge
+from sabia.core.options.model_calls import RubricJudge
 
 MET, UNMET, UNKNOWN = Verdict.MET, Verdict.UNMET, Verdict.UNKNOWN
 QUESTION = [{"role": "user", "content": "37+58="}]

@@ -8,7 +8,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from sabia.core.shards.text_buffers import text_buffers
+from sabia.core.shards.arrow_arrays import text_buffers
 from sabia.core.text.classify import language
 
 SENTENCES = {

@@ -118,7 +118,7 @@ def test_local_writer_generates_once_and_keeps_answers(tmp_path):
 def test_a_real_local_model_answers(tmp_path):
     """A tiny random model: its words mean nothing, so every document keeps its text."""
     pytest.importorskip("torch", reason="the local engine runs on torch")
-    from sabia.core.generate.local import load_engine, model_fingerprint
+    from sabia.core.generate.model_directory import load_engine, model_fingerprint
     from sabia.core.model.init import init_params
     from sabia.core.model.storage import hub
     from sabia.core.spec import from_config

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from sabia.core.bench import statistics as stats
+from sabia.core.bench import statistics
 from sabia.core.bench.metrics import (
     KIND_METRICS,
     LOGLIKELIHOOD,
@@ -36,7 +36,7 @@ class Result:
     model: str
     task: str
     metric: str
-    interval: stats.Interval
+    interval: statistics.Interval
     items: int
     samples_per_item: float
     no_verdict: int = 0
@@ -51,7 +51,7 @@ class Comparison:
     metric: str
     model_a: str
     model_b: str
-    paired: stats.Paired
+    paired: statistics.Paired
     p_holm: float = float("nan")
     worse: tuple[str, ...] = ()
     better: tuple[str, ...] = ()
@@ -66,7 +66,7 @@ class Summary:
     headlines: Mapping[str, str]
     results: tuple[Result, ...]
     comparisons: tuple[Comparison, ...]
-    overall: Mapping[str, stats.Interval] = field(default_factory=dict)
+    overall: Mapping[str, statistics.Interval] = field(default_factory=dict)
 
     def result(self, model: str, task: str, metric: str = "") -> Result | None:
         """The result of a model on a task (its headline metric by default)."""
@@ -99,7 +99,7 @@ def summarise(scores: Iterable[Score], headlines: Mapping[str, str] | None = Non
         for a, b in combinations([m for m in models if m in by_model], 2)
         if (pair := _compare(task, chosen[task], a, b, by_model)) is not None
     ]
-    p_values = stats.holm([pair.paired.p_value for pair in pairs])
+    p_values = statistics.holm([pair.paired.p_value for pair in pairs])
     adjusted = tuple(replace(c, p_holm=p) for c, p in zip(pairs, p_values, strict=True))
     return Summary(
         models, tuple(table), chosen, results, adjusted, _overall(models, chosen, results)
@@ -117,7 +117,7 @@ def _headline(by_model: Mapping[str, Mapping[str, Any]], wanted: str | None) -> 
 def _results(model: str, task: str, metrics: Mapping[str, Mapping[Key, float]]) -> Iterable[Result]:
     missing = len(metrics.get(NO_VERDICT, ()))
     if missing and not set(metrics) & set(METRICS):
-        nothing = stats.Interval(np.nan, np.nan, np.nan, "no_verdict_at_all")
+        nothing = statistics.Interval(np.nan, np.nan, np.nan, "no_verdict_at_all")
         yield Result(model, task, "share", nothing, 0, 0.0, missing)
     for name, metric in METRICS.items():
         if metric.aggregate == "ratio":
@@ -133,10 +133,15 @@ def _ratio(
     keys = list(metrics[LOGLIKELIHOOD])
     nats = -np.array([metrics[LOGLIKELIHOOD][key] for key in keys])
     per = np.array([metrics[metric.per][key] for key in keys])
-    ratio = stats.ratio_bootstrap(nats, per)
+    ratio = statistics.ratio_bootstrap(nats, per)
     value, low, high = (metric.transform(x) for x in (ratio.value, ratio.low, ratio.high))
     return Result(
-        model, task, metric.name, stats.Interval(value, low, high, ratio.method), len(keys), 1.0
+        model,
+        task,
+        metric.name,
+        statistics.Interval(value, low, high, ratio.method),
+        len(keys),
+        1.0,
     )
 
 
@@ -146,7 +151,7 @@ def _mean(
     by_key = metrics[metric.name]
     values, clusters, items = _columns(by_key, list(by_key))
     bounds = (0.0, 1.0) if metric.unit == "share" else (-np.inf, np.inf)
-    interval, maximum = stats.mean_interval(values, clusters, bounds=bounds), None
+    interval, maximum = statistics.mean_interval(values, clusters, bounds=bounds), None
     if metric.aggregate == "sum":
         interval, maximum = _total(values, interval, metrics.get(MAXIMUM, {}), list(by_key))
     share = len(values) / items
@@ -154,17 +159,17 @@ def _mean(
 
 
 def _total(
-    values: np.ndarray, mean: stats.Interval, maxima: Mapping[Key, float], keys: Sequence[Key]
-) -> tuple[stats.Interval, float | None]:
+    values: np.ndarray, mean: statistics.Interval, maxima: Mapping[Key, float], keys: Sequence[Key]
+) -> tuple[statistics.Interval, float | None]:
     """(the sum with its interval within 0 to the maximum points, the maximum points)."""
     total = round(float(values.sum()), 9)
     if not all(maxima.get(key, 0) > 0 for key in keys):
         n = len(values)
-        return stats.Interval(total, mean.low * n, mean.high * n, mean.method), None
+        return statistics.Interval(total, mean.low * n, mean.high * n, mean.method), None
     most = np.array([maxima[key] for key in keys])
-    share = stats.ratio_bootstrap(values, most)
+    share = statistics.ratio_bootstrap(values, most)
     full = round(float(most.sum()), 9)
-    return stats.Interval(total, share.low * full, share.high * full, share.method), full
+    return statistics.Interval(total, share.low * full, share.high * full, share.method), full
 
 
 def _columns(
@@ -195,7 +200,7 @@ def _compare(
     x, clusters, items = _columns(first, keys)
     y, _, _ = _columns(second, keys)
     sign = 1.0 if metric.higher_is_better else -1.0
-    pair = stats.paired(x, y, clusters)
+    pair = statistics.paired(x, y, clusters)
     if sign < 0:
         pair = replace(pair, regressed=pair.fixed, fixed=pair.regressed)
     change = np.bincount(clusters, weights=sign * (y - x), minlength=items)
@@ -208,7 +213,7 @@ def _compare(
 
 def _overall(
     models: Sequence[str], headlines: Mapping[str, str], results: Sequence[Result]
-) -> dict[str, stats.Interval]:
+) -> dict[str, statistics.Interval]:
     """Mean of the headline metrics that are shares, if every model has all of them."""
     tasks = [
         task for task, metric in headlines.items() if METRICS.get(metric, _OTHER).unit == "share"
@@ -216,7 +221,7 @@ def _overall(
     by_cell = {(r.model, r.task): r.interval for r in results if headlines[r.task] == r.metric}
     if len(tasks) < 2 or any((m, t) not in by_cell for m in models for t in tasks):
         return {}
-    return {m: stats.macro_mean([by_cell[m, t] for t in tasks]) for m in models}
+    return {m: statistics.macro_mean([by_cell[m, t] for t in tasks]) for m in models}
 
 
 _OTHER = Metric("", "")
@@ -227,7 +232,7 @@ def to_json(summary: Summary, shown_ids: int = 50) -> dict[str, Any]:
     items."""
     return {
         "schema_version": SCHEMA_VERSION,
-        "confidence_share": stats.CONFIDENCE,
+        "confidence_share": statistics.CONFIDENCE,
         "models": list(summary.models),
         "headline_metrics": dict(summary.headlines),
         "results": [_result_json(result, summary) for result in summary.results],
@@ -244,7 +249,7 @@ def unit_key(metric: str) -> str:
     return METRICS.get(metric, Metric(metric, "value")).unit.replace(" ", "_") or "value"
 
 
-def _interval_json(interval: stats.Interval, unit: str) -> dict[str, Any]:
+def _interval_json(interval: statistics.Interval, unit: str) -> dict[str, Any]:
     numbers = {"value": interval.value, "ci_low": interval.low, "ci_high": interval.high}
     ends = {f"{k}_{unit}": v if np.isfinite(v) else None for k, v in numbers.items()}
     return ends | {"ci_method": interval.method}

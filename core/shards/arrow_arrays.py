@@ -1,8 +1,17 @@
-"""Columns brought to another type, with one form of error where that cannot be."""
+"""Conversions of Arrow arrays: text as bytes and offsets in NumPy arrays, casts with one error."""
 
+import numpy as np
 import pyarrow as pa
 
 from sabia.core.errors import BadData, SabiaError
+
+
+def text_buffers(column: pa.Array) -> tuple[np.ndarray, np.ndarray]:
+    """(bytes uint8, offsets int64[n + 1]) of a string array without nulls; no copy of the text."""
+    _, offsets, data = column.buffers()
+    bounds = np.frombuffer(offsets or b"\0\0\0\0", np.int32)
+    bounds = bounds[column.offset : column.offset + len(column) + 1].astype(np.int64)
+    return np.frombuffer(data or b"", np.uint8), bounds
 
 
 def cast(
