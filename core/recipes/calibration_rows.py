@@ -1,7 +1,7 @@
 """Calibration rows: token ids of a uniform sample of chat, document or token records.
 
-Calibration has to mirror real use, so the rows are the user's own records, and every one of them
-has the same chance to be taken (reservoir sampling; the same rows for the same seed).
+Calibration has to represent real use, so the rows are the user's own records, each drawn with the
+same probability (reservoir sampling; the same rows for the same seed).
 """
 
 import random
@@ -32,8 +32,8 @@ def read_rows(job: Job, tokenizer: Any, samples: int, length: int) -> tuple[str,
                 seen += 1
                 if len(kept) < samples:
                     kept.append(row)
-                elif (place := rng.randrange(seen)) < samples:
-                    kept[place] = row
+                elif (slot := rng.randrange(seen)) < samples:
+                    kept[slot] = row
     rows = [ids[:length] for row in kept for ids in _ids(row, kind, tokenizer)]
     rows = [ids for ids in rows if len(ids) > 1][:samples]
     if not rows:

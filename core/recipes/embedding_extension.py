@@ -1,9 +1,9 @@
-"""The model that a trainer goes on from, with rows for the tokens that its tokenizer has gained.
+"""The model that a training starts from, with embedding rows for new tokens of its tokenizer.
 
 Where the run's tokenizer extends the model's own (`tokenize --extend`), embedding and head get a
 row for each new token, the mean of its pieces' rows, and the configuration the larger vocabulary.
-All rows that there were stay bit for bit, so old tokens have the logits they had. Rows are grown
-when a trainer takes them, one tensor at a time; the other tensors stay mapped from the files.
+The existing rows stay bit-identical, and so do the logits of the old tokens. Rows are added when a
+trainer reads them, one tensor at a time; the other tensors stay mapped from the files.
 """
 
 import re
@@ -34,8 +34,8 @@ def model_for(
 ) -> tuple[ModelSpec, Callable[[], Params]]:
     """(spec, a function that gives its parameters) of a model directory, for a tokenizer ('': any).
 
-    adapters: nothing else is to be trained. Raises UsageError where the tokenizer has more tokens
-    than the model and does not extend its own, or where new rows could not be learnt or handed on.
+    adapters: only adapters are trained. Raises UsageError where the tokenizer has more tokens than
+    the model and does not extend its own, or where new rows could not be trained or exported.
     """
     spec = load_spec(directory)
     extension = _extension(spec, tokenizer, directory)
@@ -48,46 +48,48 @@ def model_for(
             "without adapters first)"
         )
     if kept := _kept_rows(spec, directory):
-        raise UsageError(f"--model: {kept} is handed on as it is, without {new}")
-    notes.note(f"{new} begin as the means of their pieces")
-    grown = extend_vocabulary(spec, extension.rows(spec.vocab_size))
-    return grown, partial(_load_grown, spec, directory, extension)
+        raise UsageError(
+            f"--model: {kept} is copied unchanged, without {new} (give the model's own tokenizer)"
+        )
+    notes.note(f"{new} are initialised with the means of their pieces")
+    extended = extend_vocabulary(spec, extension.rows(spec.vocab_size))
+    return extended, partial(_load_extended, spec, directory, extension)
 
 
 def _extension(spec: ModelSpec, tokenizer: str, directory: str) -> Extension | None:
-    """How the tokenizer extends the model's own; None where the two go together as they are."""
+    """How the tokenizer extends the model's own; None where the model needs no new rows."""
     if not tokenizer or Path(tokenizer) == Path(directory):
         return None
-    wanted, room = load_tokenizer(tokenizer), spec.vocab_size
+    new, rows = load_tokenizer(tokenizer), spec.vocab_size
     if own_tokenizer(directory):
         own = load_tokenizer(directory)
-        found, room = extension_of(wanted, tokenizer, own), max(room, own.vocab_size)
+        extension, rows = extension_of(new, tokenizer, own), max(rows, own.vocab_size)
     else:
-        found = load_extension(tokenizer) if wanted.vocab_size > room else None
-    if found is None and wanted.vocab_size > room:
+        extension = load_extension(tokenizer) if new.vocab_size > rows else None
+    if extension is None and new.vocab_size > rows:
         raise UsageError(
-            f"--tokenizer: {tokenizer} has {wanted.vocab_size:,} tokens, {directory} {room:,} "
+            f"--tokenizer: {tokenizer} has {new.vocab_size:,} tokens, {directory} {rows:,} "
             f"(expected its own, or one of sabia tokenize --extend {directory})"
         )
-    return found
+    return extension
 
 
 def _kept_rows(spec: ModelSpec, directory: str) -> str:
-    """A tensor with a row a token among those that training hands on; '' if there is none."""
+    """A tensor with one row per token among those that are copied unchanged; '' if none."""
     tensors = hub.read_checkpoint(directory) if spec.kept else {}
     names = (n for n in tensors if any(re.fullmatch(pattern, n) for pattern in spec.kept))
     return next((n for n in names if tensors[n].shape[:1] == (spec.vocab_size,)), "")
 
 
-def _load_grown(spec: ModelSpec, directory: str, extension: Extension) -> Params:
-    """The parameters of `spec`, those with a row a token to be grown when they are used."""
+def _load_extended(spec: ModelSpec, directory: str, extension: Extension) -> Params:
+    """The parameters of `spec`; those with one row per token are extended when they are used."""
     params: dict[str, Any] = dict(load_arrays(directory))
     for tensor in spec.tensors():
         if tensor.axes[0] == "vocab":
-            params[tensor.name] = _grown(params[tensor.name], extension)
+            params[tensor.name] = _extended(params[tensor.name], extension)
     return params
 
 
-def _grown(array: np.ndarray, extension: Extension) -> LazyArray:
+def _extended(array: np.ndarray, extension: Extension) -> LazyArray:
     shape = (extension.rows(len(array)), *array.shape[1:])
     return LazyArray(shape, array.dtype, lambda i, j: grown_rows(array, extension)[i:j])

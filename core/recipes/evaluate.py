@@ -1,8 +1,8 @@
 """Evaluate: tasks × models → score rows, a summary, a report.
 
-Models are local directories or OpenAI-compatible endpoints; answers may also come from records,
-and score rows of earlier runs join the comparison without a model. Scores already at -o, made from
-the same tasks, models and options, are read instead of computed.
+Models are local directories or OpenAI-compatible endpoints. Answers may also be read from records,
+and score rows of earlier runs are compared without a model. Scores at -o that were made from the
+same tasks, models and options are read instead of computed.
 """
 
 import hashlib
@@ -27,7 +27,7 @@ from sabia.core.errors import UsageError
 from sabia.core.files import unreadable
 from sabia.core.options.eval import EvalOptions
 from sabia.core.recipes import eval_task_index
-from sabia.core.recipes.evaluated_models import Judging, Subject, open_subjects
+from sabia.core.recipes.evaluated_models import EvaluatedModel, Judging, open_models
 from sabia.core.shards.atomic import write_atomic
 from sabia.core.shards.dry_run import planned
 from sabia.core.shards.inputs import open_inputs
@@ -38,39 +38,41 @@ from sabia.core.train.peak import measure_peak_flops
 
 
 def run(job: Job, options: EvalOptions) -> None:
-    """Evaluate as the options say; rows to -o or stdout, the table to stderr.
+    """Evaluate by the options; rows to -o or stdout, the table to stderr.
 
     Raises UsageError where there is nothing to evaluate or an option does not fit.
     """
     started = time.monotonic()
     tasks = [load_task(path) for path in options.task]
     _check(job, options, tasks)
-    indexed = _indexed(job, options, tasks)
+    index_line = ""  # which tasks the corpus was cleaned of, for the report
+    if options.index and not job.dry_run:
+        index_line = eval_task_index.write_or_compare(options.index, tasks, job.force)
     if options.index and not (options.model or options.answers):
         return
     items = {task.name: load_items(task, options.limit, job.seed) for task in tasks}
-    subjects = open_subjects(options)
+    models = open_models(options)
     if job.dry_run:
-        _plan(job, options, tasks, items, subjects)
+        _plan(job, options, tasks, items, models)
         return
-    made = _provenance(job, options, items, subjects)
-    old = None if job.force or not job.to_file else _kept(str(job.out), made)
+    provenance_record = _provenance(job, options, items, models)
+    old = None if job.force or not job.to_file else _stored_scores(str(job.out), provenance_record)
     if old is None:
-        fresh = list(_scores(options, tasks, items, subjects))
+        fresh = list(_scores(options, tasks, items, models))
     else:
         notes.note(f"{job.out} holds these scores already; --force computes them again")
         fresh = old
     scores = [*_earlier(job), *fresh]
     summary = summarise(scores, {task.name: task.metric for task in tasks if task.metric})
     if old is None and (options.model or options.answers):
-        _write_rows(job, fresh, made)
-    _publish(job, options, summary, scores, items, time.monotonic() - started, indexed)
+        _write_rows(job, fresh, provenance_record)
+    _publish(job, options, summary, scores, items, time.monotonic() - started, index_line)
 
 
 def _check(job: Job, options: EvalOptions, tasks: Sequence[Task]) -> None:
     names = [task.name for task in tasks]
     if len(set(names)) != len(names):
-        raise UsageError(f"--task: two are named alike: {', '.join(names)}")
+        raise UsageError(f"--task: two have the same name: {', '.join(names)}")
     if options.answers and (kinds := [t.name for t in tasks if not t.generates]):
         raise UsageError(f"--answers: {kinds[0]} is scored by a model's probabilities, not by text")
     if job.to_directory:
@@ -89,41 +91,38 @@ def _check(job: Job, options: EvalOptions, tasks: Sequence[Task]) -> None:
                 raise UsageError(f"{options.table[name].flag}: only with {what}")
 
 
-def _indexed(job: Job, options: EvalOptions, tasks: Sequence[Task]) -> str:
-    """What the index of `dedup --decontaminate` says of these tasks, for the report."""
-    if not options.index or job.dry_run:
-        return ""
-    return eval_task_index.write_or_compare(options.index, tasks, job.force)
-
-
 def _plan(
     job: Job,
     options: EvalOptions,
     tasks: Sequence[Task],
     items: dict[str, list[Item]],
-    subjects: Sequence[Subject],
+    models: Sequence[EvaluatedModel],
 ) -> None:
-    """Show what would be done, in calls and answers; touches nothing."""
+    """Show the calls and answers that a run would make; changes nothing."""
     figures, flops, memory, size = dict[str, str](), 0.0, 0, 0
     for task in tasks:
-        asked = items[task.name]
-        figures[f"task {task.name}"] = f"{task.kind}, {len(asked)} items"
+        task_items = items[task.name]
+        figures[f"task {task.name}"] = f"{task.kind}, {len(task_items)} items"
         samples, _ = sampling_of(task, options) if task.generates else (1, 0.0)
-        for subject in subjects:
+        for model in models:
             if task.generates:
-                what = f"{len(asked) * samples} answers of {task.max_new_tokens} tokens"
+                what = f"{len(task_items) * samples} answers of {task.max_new_tokens} tokens"
             else:
-                what = f"{sum(len(item.choices) or 1 for item in asked)} texts to score"
-            figures[f"{task.name} by {subject.name}"] = what
-            more, weights = subject.cost(task, asked, samples)
+                what = f"{sum(len(item.choices) or 1 for item in task_items)} texts to score"
+            figures[f"{task.name} by {model.name}"] = what
+            more, weights = model.cost(task, task_items, samples)
             flops, memory = flops + more, max(memory, weights)
         if task.kind == "rubric":
-            answers = len(asked) * max(1, len(subjects) + len(options.answers))
-            calls = Judging.calls(task, asked, options)
-            figures[f"{task.name} by the judge"] = f"{calls} calls an answer set, {answers} answers"
-        shown = sum(min(len(item.question), QUESTION_CHARACTERS) for item in asked)
-        of_each = samples * (shown + 4 * task.max_new_tokens * task.generates * len(asked))
-        size += of_each * (len(subjects) + len(options.answers))
+            answers = len(task_items) * max(1, len(models) + len(options.answers))
+            calls = Judging.calls(task, task_items, options)
+            figures[f"{task.name} by the judge"] = (
+                f"{calls} calls per answer set, {answers} answers"
+            )
+        shown = sum(min(len(item.question), QUESTION_CHARACTERS) for item in task_items)
+        bytes_per_model = samples * (
+            shown + 4 * task.max_new_tokens * task.generates * len(task_items)
+        )
+        size += bytes_per_model * (len(models) + len(options.answers))
     peak, basis = None, "questions and answers uncompressed; what endpoints do is not counted"
     if flops:
         precision = "fp32" if options.dtype == "float32" else "bf16"
@@ -147,14 +146,14 @@ def _scores(
     options: EvalOptions,
     tasks: Sequence[Task],
     items: dict[str, list[Item]],
-    subjects: Sequence[Subject],
+    models: Sequence[EvaluatedModel],
 ) -> Iterator[Score]:
     with Judging(options) as judging:
-        for subject in subjects:
-            with subject:
+        for model in models:
+            with model:
                 for task in tasks:
-                    notes.note(f"{subject.name}: {task.name} ({len(items[task.name])} items)")
-                    yield from subject.scores(task, items[task.name], judging)
+                    notes.note(f"{model.name}: {task.name} ({len(items[task.name])} items)")
+                    yield from model.scores(task, items[task.name], judging)
         for given in options.answers:
             for task in tasks:
                 yield from _scored_answers(given, task, items[task.name], judging)
@@ -178,43 +177,43 @@ def _earlier(job: Job) -> Iterator[Score]:
 
 
 def _provenance(
-    job: Job, options: EvalOptions, items: dict[str, list[Item]], subjects: Sequence[Subject]
+    job: Job, options: EvalOptions, items: dict[str, list[Item]], models: Sequence[EvaluatedModel]
 ) -> dict[str, Any]:
-    """What makes the scores: items as prompted, task settings, models, answers, sampling."""
+    """What decides the scores: items as prompted, task settings, models, answers, sampling."""
     digest = hashlib.blake2b(digest_size=16)
     for path in options.task:
         digest.update(json.dumps(asdict(load_task(path)) | {"path": ""}, sort_keys=True).encode())
-    for found in items.values():
-        for item in found:
+    for task_items in items.values():
+        for item in task_items:
             digest.update(repr((item.id, item.question, item.choices, item.answer)).encode())
             digest.update(json.dumps(item.fields, sort_keys=True, default=str).encode())
-    prints = [subject.fingerprint() for subject in subjects]
-    prints += [_print(answers.rpartition("=")[2]) for answers in options.answers]
+    fingerprints = [model.fingerprint() for model in models]
+    fingerprints += [_file_hash(answers.rpartition("=")[2]) for answers in options.answers]
     salt = f"{digest.hexdigest()} {json.dumps(options.recorded(), sort_keys=True)}"
-    return provenance(replace(job, options={}), "score", prints, salt)
+    return provenance(replace(job, options={}), "score", fingerprints, salt)
 
 
-def _print(answers: str) -> str:
+def _file_hash(answers: str) -> str:
     try:
         return hashlib.blake2b(Path(answers).read_bytes()).hexdigest()
     except OSError as error:
         raise unreadable("--answers", answers, error) from error
 
 
-def _kept(path: str, made: dict[str, Any]) -> list[Score] | None:
+def _stored_scores(path: str, provenance_record: dict[str, Any]) -> list[Score] | None:
     import pyarrow.parquet as pq
 
-    if not holds(path, made):
+    if not holds(path, provenance_record):
         return None
     batches = pq.read_table(path).to_batches()
     return [score for batch in batches for score in from_batch(batch, "")]
 
 
-def _write_rows(job: Job, scores: Sequence[Score], made: dict[str, Any]) -> None:
-    """Rows to -o, or to stdout unless a report goes there or nobody could read them."""
+def _write_rows(job: Job, scores: Sequence[Score], provenance_record: dict[str, Any]) -> None:
+    """Write rows to -o, or to stdout unless that is a terminal or gets the JSON report."""
     if job.to_stdout and (job.json or sys.stdout.isatty()):
         return
-    with open_output(job, schema(), made) as writer:
+    with open_output(job, schema(), provenance_record) as writer:
         for batch in to_batches(scores) or [pa.RecordBatch.from_pylist([], schema())]:
             writer.write(batch)
 
@@ -226,19 +225,19 @@ def _publish(
     scores: Sequence[Score],
     items: dict[str, list[Item]],
     wall_s: float,
-    indexed: str,
+    index_line: str,
 ) -> None:
     table = reports.terminal_table(summary)
     for line in filter(None, table.splitlines()):
         notes.note(line)
     if options.report:
         facts = [
-            ("tasks", ", ".join(f"{name} ({len(found)} items)" for name, found in items.items())),
+            ("tasks", ", ".join(f"{name} ({len(rows)} items)" for name, rows in items.items())),
             ("models", ", ".join(options.model + options.answers) or "score records"),
             ("seed", str(job.seed)),
             ("backend", job.backend),
             ("wall time", f"{wall_s:.1f} s"),
-            *([("decontaminated", indexed)] if indexed else []),
+            *([("decontaminated", index_line)] if index_line else []),
         ]
         title = "Evaluation: " + ", ".join(summary.tasks)
         write_atomic(options.report, reports.render(summary, scores, title, facts))

@@ -1,7 +1,7 @@
-"""What is evaluated: a local model directory or an endpoint; and who judges rubrics.
+"""The evaluated models, local directories or endpoints; and the judge of rubrics.
 
 Both give score rows for a task. A local model computes log-likelihoods in the chosen backend and
-generates with the torch engine; an endpoint is probed before its log-probabilities are believed.
+generates with the torch engine; an endpoint is probed before its log-probabilities are used.
 """
 
 from __future__ import annotations
@@ -56,8 +56,8 @@ class Judging:
         if task.scoring == "points":
             return len(items)
         rubrics = (marks.rubric_of(value(task.rubric, item.fields)) for item in items)
-        asked = (sum(i.kind == "llm" for i in rubric.items) for rubric in rubrics)
-        return sum(-(-n // options.judge_items_per_call) * options.judge_votes for n in asked)
+        counts = (sum(i.kind == "llm" for i in rubric.items) for rubric in rubrics)
+        return sum(-(-n // options.judge_items_per_call) * options.judge_votes for n in counts)
 
     def score(self, task: Task, model: str, pairs: Sequence[tuple[Item, Answer]]) -> list[Score]:
         """Score rows of answers to an exact_match or rubric task."""
@@ -102,13 +102,13 @@ class Judging:
         return self._client
 
 
-class Subject(ABC):
-    """A model under evaluation; a context manager that lets go of what it loaded."""
+class EvaluatedModel(ABC):
+    """A model under evaluation; a context manager that releases what it loaded."""
 
     def __init__(self, name: str) -> None:
         self.name = name
 
-    def __enter__(self) -> Subject:
+    def __enter__(self) -> EvaluatedModel:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -116,10 +116,10 @@ class Subject(ABC):
 
     @abstractmethod
     def fingerprint(self) -> str:
-        """What identifies the model."""
+        """A text that identifies the model."""
 
     def cost(self, task: Task, items: Sequence[Item], samples: int) -> tuple[float, int]:
-        """(FLOPs at most, bytes of weights) here: none of what an endpoint does."""
+        """(upper limit of FLOPs, bytes of weights) on this machine: none for an endpoint."""
         return 0.0, 0
 
     @abstractmethod
@@ -132,48 +132,48 @@ class Subject(ABC):
 
     @abstractmethod
     def answers(self, task: Task, items: Sequence[Item], options: EvalOptions) -> list[Answer]:
-        """What the model writes."""
+        """The answers that the model generates."""
 
     def scores(self, task: Task, items: Sequence[Item], judging: Judging) -> Iterator[Score]:
         """Score rows of a task."""
         if task.kind == "multiple_choice":
-            for item, found in zip(items, self.choices(task, items), strict=True):
-                yield from self._chosen(task, item, list(found))
+            for item, nats in zip(items, self.choices(task, items), strict=True):
+                yield from self._chosen(task, item, list(nats))
         elif task.kind == "perplexity":
-            for item, (nats, count) in zip(items, self.documents(task, items), strict=True):
-                sums = document_sums(item.text, nats, count)
+            for item, (total, count) in zip(items, self.documents(task, items), strict=True):
+                sums = document_sums(item.text, total, count)
                 yield from scores_of(self.name, task.name, item.id, 0, sums)
         else:
-            written = self.answers(task, items, judging.options)
-            yield from judging.score(task, self.name, matched(task, items, written, self.name))
+            answers = self.answers(task, items, judging.options)
+            yield from judging.score(task, self.name, matched(task, items, answers, self.name))
 
     def _chosen(self, task: Task, item: Item, nats: list[float]) -> list[Score]:
-        right = int(item.answer or 0)
+        correct = int(item.answer or 0)
         best = max(range(len(nats)), key=lambda i: nats[i])
         detail: Mapping[str, Any] = {
             "loglikelihoods": nats,
             "chosen": item.choices[best],
-            "answer": item.choices[right],
+            "answer": item.choices[correct],
             "question": item.question[-given.QUESTION_CHARACTERS :],
         }
-        values = choice_scores(nats, item.choices, right)
+        values = choice_scores(nats, item.choices, correct)
         return scores_of(self.name, task.name, item.id, 0, values, detail)
 
 
-class LocalModel(Subject):
+class LocalModel(EvaluatedModel):
     """A model directory."""
 
     def __init__(self, name: str, directory: str, backend: str, dtype: str) -> None:
         super().__init__(name)
         self.directory, self.backend, self.dtype = directory, backend, dtype
-        self._print = model_fingerprint(directory)
+        self._files = model_fingerprint(directory)
 
     def __exit__(self, *_: object) -> None:
         for name in ("scorer", "engine"):
             vars(self).pop(name, None)
 
     def fingerprint(self) -> str:
-        return f"{self.name} {self._print}"
+        return f"{self.name} {self._files}"
 
     def cost(self, task: Task, items: Sequence[Item], samples: int) -> tuple[float, int]:
         if task.generates:
@@ -197,25 +197,25 @@ class LocalModel(Subject):
 
     @cached_property
     def scorer(self) -> Scorer:
-        """Loads the model when first used."""
+        """The model, loaded when first used."""
         spec, params = hub.load_model(self.directory)
         return Scorer(spec, params, self.backend, self.dtype)
 
     @cached_property
     def engine(self) -> Any:
-        """The generation engine (torch); shares the scorer's weights where it can."""
+        """The generation engine (torch); shares the scorer's weights if that uses torch."""
         from sabia.core.generate.engine import Engine
 
         if self.backend == "torch":
             spec, params = self.scorer.spec, self.scorer.params
         else:
-            notes.note("generation runs on torch, whatever the backend")
+            notes.note("generation runs on torch for every --backend")
             spec, params = hub.load_model(self.directory)
         return Engine(spec, params, self.tokenizer, self.dtype)
 
     def choices(self, task: Task, items: Sequence[Item]) -> list[Sequence[float]]:
         questions = [self._options(task, item) for item in items]
-        return [found.tolist() for found in self.scorer.score(questions)]
+        return [nats.tolist() for nats in self.scorer.score(questions)]
 
     def _options(self, task: Task, item: Item) -> Any:
         if not item.messages:
@@ -240,8 +240,8 @@ class LocalModel(Subject):
         return given.generate(self.engine, self.tokenizer, task, items, options)
 
 
-class Endpoint(Subject):
-    """An OpenAI-compatible server; its calls are cached and never paid for twice."""
+class Endpoint(EvaluatedModel):
+    """An OpenAI-compatible server; its calls are cached, so none is paid for twice."""
 
     def __init__(self, name: str, url: str, model: str, options: EvalOptions) -> None:
         super().__init__(name)
@@ -278,33 +278,29 @@ class Endpoint(Subject):
         return given.ask(self._client, task, items, options)
 
 
-def open_subjects(options: EvalOptions) -> list[Subject]:
-    """Subjects of --model values: DIR, NAME=DIR, URL#MODEL or NAME=URL#MODEL; names are unique."""
-    found: list[Subject] = []
+def open_models(options: EvalOptions) -> list[EvaluatedModel]:
+    """The models of --model: DIR, NAME=DIR, URL#MODEL or NAME=URL#MODEL; names are unique."""
+    models: list[EvaluatedModel] = []
     for text in options.model:
-        name, place = _named(text)
-        if ENDPOINT.match(place):
-            url, _, model = place.partition("#")
+        name, equals, source = text.partition("=")
+        if not equals or "/" in name:
+            name, source = "", text
+        if ENDPOINT.match(source):
+            url, _, model = source.partition("#")
             if not model:
-                raise UsageError(f"--model: {place}: which of its models? (expected {place}#NAME)")
-            found.append(Endpoint(name or model, url, model, options))
-        else:
-            shown = name or _short(place)
-            if not name and shown in {s.name for s in found}:
-                shown = place
-            found.append(LocalModel(shown, place, options.backend, options.dtype))
-    names = [subject.name for subject in found]
+                raise UsageError(
+                    f"--model: {source} does not name one of its models (expected {source}#NAME)"
+                )
+            models.append(Endpoint(name or model, url, model, options))
+            continue
+        if not name:
+            # the directory's name; for the `final` of a run directory, the run's
+            path = Path(source).resolve()
+            name = path.parent.name if path.name == "final" else path.name
+            if name in {model.name for model in models}:
+                name = source
+        models.append(LocalModel(name, source, options.backend, options.dtype))
+    names = [model.name for model in models]
     if len(set(names)) != len(names):
-        raise UsageError(f"--model: two are named alike: {', '.join(names)}; write NAME=DIR")
-    return found
-
-
-def _short(place: str) -> str:
-    """The directory's name; for the `final` of a run directory, the run's."""
-    path = Path(place).resolve()
-    return path.parent.name if path.name == "final" else path.name
-
-
-def _named(text: str) -> tuple[str, str]:
-    name, equals, place = text.partition("=")
-    return (name, place) if equals and "/" not in name else ("", text)
+        raise UsageError(f"--model: two have the same name: {', '.join(names)}; write NAME=DIR")
+    return models

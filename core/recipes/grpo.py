@@ -1,10 +1,10 @@
 """GRPO: groups of samples, rewards by verifiers or rubrics, one clipped policy update a step.
 
-A step takes its prompts by arithmetic, samples each `group` times with the policy as it is, grades
-the samples, compares each with its group's mean and updates. Everything but the clock is a
-function of the options: samples are named by (seed, step, prompt, number), the first update's old
-policy is the trainer's own, and the journal keeps finished samples; so a run that was stopped
-anywhere ends with the weights of one that was not. Source: arXiv 2402.03300, 2503.14476.
+A step computes the numbers of its prompts, draws `group` samples of each with the current policy,
+grades the samples, compares each with its group's mean and updates. Everything but the times is a
+function of the options: samples are identified by (seed, step, prompt, number), the first update's
+old policy is the trainer's own, and the journal stores finished samples. A run that was interrupted
+anywhere therefore ends with the same weights. Source: arXiv 2402.03300, 2503.14476.
 """
 
 import time
@@ -37,8 +37,8 @@ from sabia.core.recipes.grpo_batch import (
     with_slots,
 )
 from sabia.core.recipes.grpo_journal import Journal
-from sabia.core.recipes.grpo_prompts import Practice, Prompt, read_prompts
-from sabia.core.recipes.grpo_report import TALLIES, Table, metrics_row, tallies
+from sabia.core.recipes.grpo_prompts import Prompt, PromptSchedule, read_prompts
+from sabia.core.recipes.grpo_report import SUMS, StepTable, metrics_row, step_sums
 from sabia.core.recipes.grpo_sampling import Sampler, open_grader
 from sabia.core.recipes.model_source import load_fp32
 from sabia.core.recipes.training_run import RunCall, last_checkpoint
@@ -61,11 +61,11 @@ from sabia.core.train.telemetry import RunLog
 
 
 def run(job: Job, options: GrpoOptions) -> None:
-    """Train as the job and the options say; raises what its parts raise."""
+    """Train by the job and the options; raises what its parts raise."""
     grpo_config.check_texts(options)
     directory, world = training_run.open_run(job)
     if make_mesh(job.mesh, world.size).data != world.size:
-        raise UsageError(f"--mesh: {job.mesh} (expected data=N: every process samples)")
+        raise UsageError(f"--mesh: {job.mesh} (expected data=N: every process generates samples)")
     if options.prompts % world.size:
         raise UsageError(
             f"--prompts: {options.prompts} (expected a multiple of {world.size} processes)"
@@ -104,7 +104,7 @@ def _prompts(
     grader: Grader,
     world: World,
 ) -> list[Prompt]:
-    """The usable prompts; those that are not go to the rejects."""
+    """The usable prompts; the others are written to the rejects."""
     longest = spec.max_positions - options.max_new_tokens
     if longest < 1:
         raise UsageError(
@@ -186,7 +186,7 @@ class Policy:
     blocking_s: float | None = None  # of the last save
     reward_first: float = 0.0
     reward: float = 0.0
-    table: Table = field(default_factory=Table)
+    table: StepTable = field(default_factory=StepTable)
 
     def __post_init__(self) -> None:
         options, self.world, self.seed = self.options, self.call.world, self.call.job.seed
@@ -209,7 +209,7 @@ class Policy:
         self.sampler = Sampler(
             options,
             self.engine,
-            Practice(self.prompts, options.prompts, self.seed),
+            PromptSchedule(self.prompts, options.prompts, self.seed),
             self.grader,
             NullGuard(options.max_null),
             self.journal,
@@ -242,18 +242,19 @@ class Policy:
 
     def _resume(self) -> None:
         self.saved_step = 0
-        found = latest(self.directory.checkpoints)
-        if found is None:
+        newest = latest(self.directory.checkpoints)
+        if newest is None:
             return
-        said = found.manifest
-        if said["model"] != training_run.spec_hash(self.spec):
-            raise BadData(f"checkpoint {found.path.name} is of another model; --force starts over")
-        self.stepper.load(Reader(found).read)
-        self.step = self.saved_step = found.step
-        self.samples, self.seconds_before = int(said["data"]["samples"]), float(said["seconds"])
-        self.reward_first, self.reward = said["reward_first"], said["reward"]
-        self.table.rewards = list(said["rewards"])
-        notes.note(f"resuming at step {found.step:,} of {self.options.steps:,} ({found.path.name})")
+        manifest = newest.manifest
+        if manifest["model"] != training_run.spec_hash(self.spec):
+            raise BadData(f"checkpoint {newest.path.name} is of another model; --force starts over")
+        self.stepper.load(Reader(newest).read)
+        self.step = self.saved_step = newest.step
+        self.samples = int(manifest["data"]["samples"])
+        self.seconds_before = float(manifest["seconds"])
+        self.reward_first, self.reward = manifest["reward_first"], manifest["reward"]
+        self.table.rewards = list(manifest["rewards"])
+        notes.note(f"resuming at step {self.step:,} of {self.options.steps:,} ({newest.path.name})")
 
     def _one_step(self) -> None:
         started = time.monotonic()
@@ -265,14 +266,15 @@ class Policy:
             if self.step > self.saved_step and self.world.size == 1:
                 self._save()
             raise
-        wishes = (stop.requested(), self._save_is_due())
-        sums = tallies(groups, self.sampler.made, time.monotonic() - started, *wishes)
+        # every process adds its control flags to the sums, so that all stop and save together
+        flags = (stop.requested(), self._save_is_due())
+        sums = step_sums(groups, self.sampler.made, time.monotonic() - started, *flags)
         lr = learning_rate(self.step, self.schedule)
         updates = self._update(groups, lr, sums)
         total = updates[0].pop("extra_sums")
         self.step += 1
         self._report(metrics_row(self.step, lr, total, updates))
-        self._end_of_step(dict(zip(TALLIES, total.tolist(), strict=True)))
+        self._end_of_step(dict(zip(SUMS, total.tolist(), strict=True)))
 
     def _end_of_step(self, total: Mapping[str, float]) -> None:
         done = self.step == self.options.steps
@@ -285,7 +287,7 @@ class Policy:
             )
 
     def _sampling_params(self) -> dict[str, Any]:
-        """The policy in the precision it is trained in."""
+        """The policy in the precision of its training."""
         if self.options.precision == "fp32":
             return self.stepper.params
         narrow = {t.name for t in self.spec.tensors() if t.dtype_class == "weight"}
@@ -293,7 +295,7 @@ class Policy:
         return {k: p.detach().bfloat16() if k in narrow else p for k, p in params}
 
     def _on_step(self) -> None:
-        """Between two tokens: end the sampling on a stop signal (several processes: after it)."""
+        """Between two tokens: end the sampling at a stop signal (several processes: after it)."""
         if self.world.size == 1:
             stop.check()
 
@@ -316,17 +318,18 @@ class Policy:
         ]
 
     def _no_rows(self, batch: Batch) -> Batch:
-        """A batch without weight that has the arrays of `batch` (all processes update as often)."""
-        nothing = empty_batch(self.options)
-        return nothing | {k: nothing["sampler"] for k in ("old", "ref") if k in batch}
+        """A batch of weight 0 with the arrays of `batch`: all processes update equally often."""
+        empty = empty_batch(self.options)
+        return empty | {k: empty["sampler"] for k in ("old", "ref") if k in batch}
 
-    def _checked(self, found: dict[str, Any]) -> dict[str, Any]:
-        if not found["updated"] and found["weight"] > 0:
+    def _checked(self, figures: dict[str, Any]) -> dict[str, Any]:
+        if not figures["updated"] and figures["weight"] > 0:
             raise Failed(
-                f"step {self.step + 1}: loss {found['loss']}, gradient norm {found['grad_norm']} "
-                "(expected finite numbers). Nothing was updated; try a lower --lr"
+                f"step {self.step + 1}: loss {figures['loss']}, gradient norm "
+                f"{figures['grad_norm']} (expected finite numbers). Nothing was updated; "
+                "try a lower --lr"
             )
-        return found
+        return figures
 
     def _report(self, row: dict[str, Any]) -> None:
         self.samples += row["samples"]
@@ -366,8 +369,8 @@ class Policy:
                 "reward": self.reward,
                 "rewards": self.table.rewards,
             }
-            place = self.directory.checkpoints
-            with Saver(place, keep=self.options.keep_checkpoints) as saver:
+            checkpoints = self.directory.checkpoints
+            with Saver(checkpoints, keep=self.options.keep_checkpoints) as saver:
                 saver.save(self.step, self.stepper.pieces(), meta)
                 self.blocking_s = saver.blocking_s
         self.saved_at, self.saved_step = time.monotonic(), self.step

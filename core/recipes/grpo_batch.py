@@ -1,11 +1,10 @@
 """From graded samples to the arrays of an update.
 
-What is trained on lies in arrays [R, g, C]: R rows of g samples of one prompt, C tokens a sample.
-Where prompts are long against samples, g is as large as memory allows and the prompt is computed
-once a row; otherwise g is 1 and a row is prompt + sample without its last token (see
-core.train.losses.grpo.sample_logprobs). Everything is padded behind. Samples of groups that teach
-nothing (all rewards equal, fewer than two valid) are left out, and with them their share of the
-denominator.
+The training samples are arrays [R, g, C]: R rows of g samples of one prompt, C tokens per sample.
+Where prompts are long in relation to samples, g is as large as memory allows and the prompt is
+computed once per row; otherwise g is 1 and a row is prompt + sample without its last token (see
+core.train.losses.grpo.sample_logprobs). Padding is at the end. Zero-advantage groups (all rewards
+equal, fewer than two valid) are left out, and so is their share of the denominator.
 """
 
 from collections.abc import Mapping, Sequence
@@ -28,10 +27,11 @@ from sabia.core.train.losses.grpo import (
 )
 
 WIDTH_STEP = 8
-MIN_SPARED = 0.25
+MIN_SAVED = 0.25
 READ_BY_MODEL = ("input_ids", "completion_at", "prompt_ids", "prompt_length", "targets")
 Batch = dict[str, np.ndarray]
-Taught = tuple[Prompt, list[tuple[Completion, float]]]
+# a prompt and its training samples with their advantages
+TrainingSamples = tuple[Prompt, list[tuple[Completion, float]]]
 
 
 @dataclass(frozen=True)
@@ -50,10 +50,10 @@ class Group:
 
 
 def make_batch(groups: Sequence[Group], options: GrpoOptions) -> Batch | None:
-    """The arrays of all samples that teach something; None where no group does."""
+    """The arrays of all training samples; None if every group has zero advantage."""
     rewards = np.stack([group.rewards for group in groups])
     advantage, live = advantages(rewards, options.advantage == "std"), informative_groups(rewards)
-    taught = [
+    training = [
         (group.prompt, [
             (sample, float(advantage[g, i]))
             for i, sample in enumerate(group.samples)
@@ -61,8 +61,8 @@ def make_batch(groups: Sequence[Group], options: GrpoOptions) -> Batch | None:
         ])
         for g, group in enumerate(groups) if live[g]
     ]  # fmt: skip
-    taught = [(prompt, samples) for prompt, samples in taught if samples]
-    return _arrays(taught, options) if taught else None
+    training = [(prompt, samples) for prompt, samples in training if samples]
+    return _arrays(training, options) if training else None
 
 
 def _trains(sample: Completion, options: GrpoOptions) -> bool:
@@ -70,22 +70,22 @@ def _trains(sample: Completion, options: GrpoOptions) -> bool:
 
 
 def empty_batch(options: GrpoOptions) -> Batch:
-    """One row of no weight: what a process adds to a step in which it has nothing to teach."""
-    nothing = Completion("", 0, [0], "", [0.0], [0.0], LENGTH)
-    batch = _arrays([(Prompt("", (), (0,), None, None), [(nothing, 0.0)])], options)
+    """One row of weight 0, for a process that has no training samples in a step."""
+    completion = Completion("", 0, [0], "", [0.0], [0.0], LENGTH)
+    batch = _arrays([(Prompt("", (), (0,), None, None), [(completion, 0.0)])], options)
     for name in ("loss_mask", "weights", "share"):
         batch[name][:] = 0
     return batch
 
 
-def _arrays(taught: Sequence[Taught], options: GrpoOptions) -> Batch:
+def _arrays(training: Sequence[TrainingSamples], options: GrpoOptions) -> Batch:
     """The batch of (prompt, its samples with their advantages)."""
-    narrow = max(2, *(len(sample.tokens) for _, samples in taught for sample, _ in samples))
-    width = max(len(prompt.ids) for prompt, _ in taught)
+    narrow = max(2, *(len(sample.tokens) for _, samples in training for sample, _ in samples))
+    width = max(len(prompt.ids) for prompt, _ in training)
     fan = _fan(width, narrow, options)
     rows = [
         (prompt, samples[start : start + fan])
-        for prompt, samples in taught
+        for prompt, samples in training
         for start in range(0, len(samples), fan)
     ]
     shape = (len(rows), fan, narrow)
@@ -114,10 +114,11 @@ def _arrays(taught: Sequence[Taught], options: GrpoOptions) -> Batch:
 
 
 def _fan(width: int, narrow: int, options: GrpoOptions) -> int:
-    """Samples a row: as many as fit into a micro-batch, where that spares a quarter of the work."""
+    """Samples per row: as many as fit into a micro-batch, if that saves a quarter of the work."""
     fan = min(options.group, max(1, (options.micro_tokens - width) // narrow))
-    spared = width * (1 - 1 / fan) / (width + narrow)
-    return fan if spared >= MIN_SPARED else 1
+    # a row of its own costs width + narrow tokens; g samples of a row share the prompt's width
+    saved = width * (1 - 1 / fan) / (width + narrow)
+    return fan if saved >= MIN_SAVED else 1
 
 
 def _prompt_arrays(prompts: Sequence[Sequence[int]], width: int) -> Batch:
@@ -143,7 +144,7 @@ def _row_arrays(prompts: Sequence[Sequence[int]], targets: np.ndarray) -> Batch:
 
 
 def row_tokens(batch: Batch) -> int:
-    """Tokens that one row of the batch costs a forward pass."""
+    """Tokens of one row of the batch in a forward pass."""
     if "input_ids" in batch:
         return batch["input_ids"].shape[1]
     return batch["prompt_ids"].shape[1] + batch["targets"].shape[1] * batch["targets"].shape[2]

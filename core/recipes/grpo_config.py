@@ -1,7 +1,7 @@
-"""What the options of GRPO mean, and which part of them is a run's identity.
+"""Configuration of a GRPO run from its options, and the part of them that is its identity.
 
-Server addresses, caps, micro-batches and how often to save may change while a run goes on; all else
-decides the weights.
+Server addresses, caps, micro-batches and how often to save may change when a run is resumed; all
+other options decide the weights.
 """
 
 from dataclasses import asdict
@@ -42,7 +42,7 @@ def schedule_config(options: GrpoOptions) -> ScheduleConfig:
 
 
 def check_texts(options: GrpoOptions) -> None:
-    """Read the texts that are needed late, before the data is read. Raises UsageError."""
+    """Parse options that are needed late, before the data is read. Raises UsageError."""
     schedule_config(options)
     parse_interval(options.save_every)
 
@@ -54,7 +54,7 @@ def _phases(options: GrpoOptions) -> tuple[int, int]:
 
 
 def identity(options: GrpoOptions) -> dict[str, Any]:
-    """The options that decide the weights; the model itself counts by its content."""
+    """The options that decide the weights; the model is identified by its content."""
     recorded = (name for name, option in options.table.items() if option.recorded)
     values = {name: getattr(options, name) for name in recorded}
     loss = {name: values.pop(name) for name in PolicyLoss.table if name != "updates"}

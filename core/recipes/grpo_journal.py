@@ -1,10 +1,10 @@
-"""The samples of a GRPO run as files: finished samples survive whatever ends the process.
+"""The samples of a GRPO run as files, so that finished samples survive an interruption.
 
-`samples/step-NNNNNNNN-RRRR.parquet` holds the graded samples of a step, of process RRRR, and
-appears whole. While a step is sampled, finished samples are appended to a `.partial.jsonl` beside
-it, whose name begins with a dot so that readers of the folder leave it out; a run that starts again
-reads back what is there and makes only the rest, so a preemption costs no finished sample (nor
-biases a step towards short ones). Verdicts of a judge are kept by the client's own cache.
+`samples/step-NNNNNNNN-RRRR.parquet` contains the graded samples of a step, of process RRRR,
+and is written atomically. While a step is sampled, finished samples are appended to a
+`.partial.jsonl` next to it, whose name begins with a dot so that readers of the folder ignore it. A
+run that starts again reads them back and generates only the rest, so a preemption loses no finished
+sample (and does not bias a step towards short ones). Verdicts of a judge are in the client's cache.
 """
 
 import json
@@ -45,12 +45,12 @@ class Journal:
         self._synced = 0.0
 
     def clear(self) -> None:
-        """Remove all samples (of a run that is started over)."""
+        """Remove all samples (of a run that starts again from step 0)."""
         shutil.rmtree(self.directory, ignore_errors=True)
         self.directory.mkdir(parents=True, exist_ok=True)
 
     def path(self, step: int) -> Path:
-        """Where this process's samples of a step go."""
+        """The file of this process's samples of a step."""
         return self.directory / f"step-{step:08d}-{self.rank:04d}.parquet"
 
     def _partial(self, step: int) -> Path:
@@ -58,15 +58,15 @@ class Journal:
 
     def graded(self, step: int) -> dict[Key, tuple[Completion, Grade]]:
         """The finished samples of a step with their grades, of all processes."""
-        found: dict[Key, tuple[Completion, Grade]] = {}
+        graded: dict[Key, tuple[Completion, Grade]] = {}
         for path in sorted(self.directory.glob(f"step-{step:08d}-*.parquet")):
             for row in pq.read_table(path).to_pylist():
-                found[row["request_id"], row["sample"]] = (_completion(row), _grade(row))
-        return found
+                graded[row["request_id"], row["sample"]] = (_completion(row), _grade(row))
+        return graded
 
     def sampled(self, step: int) -> dict[Key, Completion]:
-        """Samples of a step that was broken off, not yet graded; a last torn line is left out."""
-        found: dict[Key, Completion] = {}
+        """Ungraded samples of an interrupted step; an incomplete last line is ignored."""
+        sampled: dict[Key, Completion] = {}
         names = (f"{mark}step-{step:08d}-*.partial.jsonl" for mark in ("", "."))
         for path in (path for name in names for path in sorted(self.directory.glob(name))):
             for line in path.read_text("utf-8").splitlines():
@@ -74,8 +74,8 @@ class Journal:
                     completion = Completion(**json.loads(line))
                 except (ValueError, TypeError):
                     continue
-                found[completion.request_id, completion.sample] = completion
-        return found
+                sampled[completion.request_id, completion.sample] = completion
+        return sampled
 
     def add(self, step: int, completion: Completion) -> None:
         """Append a finished sample; it is on the disk within SYNC_EVERY_S or at `close`."""

@@ -1,8 +1,8 @@
-"""The prompts of a GRPO run: read, rendered, checked; and which of them a step practises.
+"""The prompts of a GRPO run: read, rendered, checked; and the prompts of each step.
 
-The order is arithmetic, as in pretraining: prompt number n of a run is a pure function of (seed,
-n), in passes over all prompts, each pass in an order of its own. Records that the reward cannot be
-computed for are rejected with the reason, never trained on with a made-up reward.
+The order is computed as in pretraining: prompt number n of a run is a pure function of (seed, n),
+in passes over all prompts, each pass in another order. Records whose reward cannot be computed are
+rejected with the reason, never trained on with an invented reward.
 """
 
 from collections.abc import Callable, Sequence
@@ -26,7 +26,7 @@ COLUMNS = ("id", "messages", "rubric", "answer")
 
 @dataclass(frozen=True)
 class Prompt:
-    """One prompt: its rendered token ids and what its samples are judged by."""
+    """One prompt: its rendered token ids, and the answer or rubric that grades its samples."""
 
     id: str
     messages: Sequence[dict[str, Any]]
@@ -46,7 +46,7 @@ def read_prompts(
 
     `longest` bounds the rendered prompt in tokens; `reject` takes (row, reason, shard).
     """
-    found: list[Prompt] = []
+    prompts: list[Prompt] = []
     reasons: list[str] = []
     for source in sources:
         name = source.name
@@ -58,15 +58,15 @@ def read_prompts(
         for batch in source.batches(columns=COLUMNS, reject=refuse):
             for row in batch.to_pylist():
                 try:
-                    found.append(_prompt(row, tokenizer, grader, longest))
+                    prompts.append(_prompt(row, tokenizer, grader, longest))
                 except BadData as error:
                     refuse(row, str(error))
-    if not found:
+    if not prompts:
         why = f"; the first: {reasons[0]}" if reasons else ""
         raise BadData(f"no usable prompt records ({len(reasons):,} rejected{why})")
     if reasons:
         notes.warn(f"{len(reasons):,} prompt records rejected; the first: {reasons[0]}")
-    return found
+    return prompts
 
 
 def _prompt(row: dict[str, Any], tokenizer: Tokenizer, grader: Grader, longest: int) -> Prompt:
@@ -76,12 +76,12 @@ def _prompt(row: dict[str, Any], tokenizer: Tokenizer, grader: Grader, longest: 
     rubric = grader.check(row["answer"], row["rubric"])
     ids = tuple(tokenizer.encode(render(messages, tokenizer, add_generation_prompt=True)))
     if len(ids) > longest:
-        raise BadData(f"the prompt has {len(ids)} tokens (at most {longest} leave room to answer)")
+        raise BadData(f"the prompt has {len(ids)} tokens (expected at most {longest})")
     return Prompt(str(row["id"]), messages, ids, row["answer"], rubric)
 
 
 @dataclass(frozen=True)
-class Practice:
+class PromptSchedule:
     """The prompts of step s are numbers s·count … (s+1)·count - 1 of the run's order."""
 
     prompts: Sequence[Prompt]

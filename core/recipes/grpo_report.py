@@ -1,6 +1,6 @@
-"""What a GRPO run shows: a row of the table a step, the row of metrics, a warning of collapse.
+"""The report of a GRPO run: a table row and a metrics row per step, a warning of collapse.
 
-Sums travel between processes as one vector (`TALLIES`), so the figures are those of all samples.
+The sums of all processes are added as one vector (`SUMS`), so the figures are of all samples.
 """
 
 from collections.abc import Sequence
@@ -15,7 +15,7 @@ from sabia.core.judge.verdict import Verdict
 from sabia.core.recipes.grpo_batch import Group
 from sabia.core.train.losses.grpo import informative_groups
 
-TALLIES = (
+SUMS = (
     *("reward", "graded", "samples", "live", "groups", "tokens", "truncated", "unknown", "items"),
     *("made", "seconds", "processes", "stop", "save"),
 )
@@ -24,10 +24,10 @@ COLUMNS = ("step", "reward", "live", "length", "clip", "|dlogp|", "grad", "tok/s
 COLLAPSE_SHARE, COLLAPSE_DROP, COLLAPSE_STEPS = 0.5, 0.1, 3
 
 
-def tallies(
+def step_sums(
     groups: Sequence[Group], made: int, seconds: float, stop: bool, save: bool
 ) -> np.ndarray:
-    """The sums of this process's samples, in the order of TALLIES; `made` tokens took `seconds`."""
+    """Sums over this process's samples, in the order of SUMS; `made` tokens took `seconds`."""
     rewards = np.stack([group.rewards for group in groups])
     samples = [sample for group in groups for sample in group.samples]
     verdicts = [v for group in groups for grade in group.grades for _, v, _ in grade.verdicts]
@@ -47,14 +47,14 @@ def tallies(
         "stop": stop,
         "save": save,
     }
-    return np.array([values[name] for name in TALLIES], np.float64)
+    return np.array([values[name] for name in SUMS], np.float64)
 
 
 def metrics_row(
     step: int, lr: float, sums: np.ndarray, updates: Sequence[dict[str, Any]]
 ) -> dict[str, Any]:
     """The figures of a step for metrics.jsonl: means over samples, tokens and updates."""
-    t = dict(zip(TALLIES, np.asarray(sums, np.float64).tolist(), strict=True))
+    t = dict(zip(SUMS, np.asarray(sums, np.float64).tolist(), strict=True))
     made = [update for update in updates if update["updated"]]
     trained = sum(update.get("tokens", 0.0) for update in updates)
     row = {
@@ -88,7 +88,7 @@ def _share(updates: Sequence[dict[str, Any]], name: str, tokens: float) -> float
 
 
 @dataclass
-class Table:
+class StepTable:
     """Writes rows on stderr under a header, and warns once when the reward collapses."""
 
     rows: int = 0
@@ -96,7 +96,7 @@ class Table:
     warned: bool = False
 
     def show(self, row: dict[str, Any]) -> None:
-        """One more step."""
+        """Print the row of one more step."""
         if self.rows % HEADER_EVERY == 0:
             notes.note("  ".join(f"{name:>7}" for name in COLUMNS))
         self.rows += 1
@@ -111,10 +111,10 @@ class Table:
             f"{row['tokens_per_s']:>7,.0f}",
         )
         notes.note("  ".join(cells))
-        self.watch(row["reward"])
+        self.check_collapse(row["reward"])
 
-    def watch(self, reward: float) -> None:
-        """Take in a step's reward; warns when it has fallen far below where the run started."""
+    def check_collapse(self, reward: float) -> None:
+        """Record a step's reward; warns once it is far below the first rewards of the run."""
         self.rewards.append(reward)
         if self.warned or len(self.rewards) < 2 * COLLAPSE_STEPS:
             return
@@ -124,5 +124,5 @@ class Table:
             self.warned = True
             notes.warn(
                 f"reward has collapsed from {first:.3f} to {now:.3f}: the updates destroy the "
-                "policy; stop, and try a tenth of --lr from the same start"
+                "policy; stop, and try a tenth of --lr from the same model"
             )

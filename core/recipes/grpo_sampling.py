@@ -1,7 +1,7 @@
-"""The samples of a GRPO step: drawn by the engine, graded, and kept in the journal.
+"""The samples of a GRPO step: drawn by the engine, graded, and stored in the journal.
 
-A sample is named by (seed, step, prompt, number); what the journal holds of a step is taken from
-there and only the rest is made.
+A sample is identified by (seed, step, prompt, number); those of a step that the journal contains
+are read from there, and only the rest is generated.
 """
 
 import contextlib
@@ -18,18 +18,18 @@ from sabia.core.options.grpo import GrpoOptions
 from sabia.core.parallel.world import World
 from sabia.core.recipes.grpo_batch import Group
 from sabia.core.recipes.grpo_journal import Journal, Key
-from sabia.core.recipes.grpo_prompts import Practice, Prompt
+from sabia.core.recipes.grpo_prompts import Prompt, PromptSchedule
 
 Owners = Mapping[str, Prompt]  # request id → its prompt
 
 
 @dataclass
 class Sampler:
-    """Makes the groups of a step; `engine` holds the policy to sample from."""
+    """Generates the groups of a step; `engine` holds the policy to sample from."""
 
     options: GrpoOptions
     engine: Engine
-    practice: Practice
+    schedule: PromptSchedule
     grader: Grader
     guard: NullGuard
     journal: Journal
@@ -40,9 +40,9 @@ class Sampler:
     def groups(self, step: int) -> list[Group]:
         """This process's groups of a step, graded, in order.
 
-        Raises what the grader and the engine's `on_step` raise; finished samples are kept then.
+        Raises what the grader and the engine's `on_step` raise; finished samples are stored then.
         """
-        every = list(enumerate(self.practice.of_step(step)))
+        every = list(enumerate(self.schedule.of_step(step)))
         mine = every[self.world.rank :: self.world.size]
         owners = {f"{step}-{number}-{prompt.id}": prompt for number, prompt in mine}
         numbers = range(self.options.group)
@@ -50,8 +50,8 @@ class Sampler:
         graded, self.made = self.journal.graded(step), 0
         if not graded.keys() >= set(wanted):
             known = {key: completion for key, (completion, _) in graded.items()}
-            found = self._sampled(step, owners, known | self.journal.sampled(step))
-            graded = self._graded(step, owners, {key: found[key] for key in wanted})
+            samples = self._sampled(step, owners, known | self.journal.sampled(step))
+            graded = self._graded(step, owners, {key: samples[key] for key in wanted})
         return [
             Group(
                 prompt,
@@ -88,23 +88,23 @@ class Sampler:
         )
 
     def _graded(
-        self, step: int, owners: Owners, found: Mapping[Key, Completion]
+        self, step: int, owners: Owners, samples: Mapping[Key, Completion]
     ) -> dict[Key, tuple[Completion, Grade]]:
-        prompts = [owners[name] for name, _ in found]
+        prompts = [owners[name] for name, _ in samples]
         cases = [
             Case(prompt.messages, completion.text, prompt.answer, prompt.rubric)
-            for prompt, completion in zip(prompts, found.values(), strict=True)
+            for prompt, completion in zip(prompts, samples.values(), strict=True)
         ]
         grades = self.grader.grade(cases)
         self.guard.add(grades)
-        pairs = list(zip(found.values(), grades, strict=True))
+        pairs = list(zip(samples.values(), grades, strict=True))
         self.journal.finish(step, self.seed, [prompt.id for prompt in prompts], pairs)
-        return dict(zip(found, pairs, strict=True))
+        return dict(zip(samples, pairs, strict=True))
 
 
 @contextlib.contextmanager
 def open_grader(options: GrpoOptions) -> Iterator[Grader]:
-    """The reward's grader, with a judge on a client of its own where one is named."""
+    """The reward's grader, with a judge on its own client if --judge-url names one."""
     weights = parse_reward(options.reward)
     if not options.judge_url:
         yield Grader(weights, None, options.max_unknown)

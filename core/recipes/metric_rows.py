@@ -1,8 +1,8 @@
 """The metrics of a finished run as rows on stdout, the same whether or not it was interrupted.
 
-A terminal gets a short table of rows spread over the run. So does a stdout that is the same file
-as stderr (a job's log), and srun's, which joins the streams of all tasks: nobody wants binary
-there. Anything else gets one stream in the format of `--to`.
+On a terminal, in a job's log (stdout and stderr are the same file) and under srun, which joins the
+streams of all tasks, they are a short table of rows spread over the run, because binary data is not
+readable there. Anything else gets one stream in the format of `--to`.
 """
 
 import os
@@ -93,7 +93,7 @@ def with_sources(rows: Iterable[dict[str, Any]]) -> pa.Schema:
 
 
 def _spread(rows: list[dict[str, Any]], count: int) -> list[dict[str, Any]]:
-    """At most `count` rows, evenly spread, the first and the last among them."""
+    """At most `count` rows, evenly spread, including the first and the last."""
     if len(rows) <= count:
         return rows
     return [rows[round(i * (len(rows) - 1) / (count - 1))] for i in range(count)]

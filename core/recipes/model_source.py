@@ -1,8 +1,8 @@
-"""Where a trainer's model and tokenizer come from, and their fingerprints for a run's identity.
+"""The model and tokenizer of a trainer: new or from a directory, and the rows' own tokenizer.
 
-A tokenizer is taken as given, else from the model directory, else from where `tokenize` recorded
-it in the rows' metadata; rows may have moved with their tokenizer beside them. For one that
-extends the model's own see recipes.grown_model.
+The tokenizer is the one given, else that of the model directory, else the one that `tokenize`
+recorded in the rows' metadata; rows may have been moved together with their tokenizer. For one that
+extends the model's own see recipes.embedding_extension.
 """
 
 import json
@@ -46,8 +46,7 @@ def fresh_model(
 ) -> tuple[ModelSpec, Callable[[], Params]]:
     """(spec, its initial parameters) of a new model, by `--shape` or `--config-json`.
 
-    Each tensor is made when it is asked for: processes that keep shards hold no more of the whole
-    model than one.
+    Each tensor is made when it is read: processes that keep shards hold at most one whole tensor.
     """
     path = options.config_json
     spec = load_spec(path) if path else _shaped(options.shape, tokenizer, row_length)
@@ -60,41 +59,41 @@ def fresh_model(
 
 
 def _shaped(shape: str, tokenizer: str, row_length: int) -> ModelSpec:
-    given = parse_shape(shape)
+    sizes = parse_shape(shape)
     for key in ("hidden", "layers"):
-        if key not in given:
+        if key not in sizes:
             raise UsageError(f"--shape: {shape!r} (expected at least d=… and layers=…)")
     if tokenizer:
-        made = load_tokenizer(tokenizer)
-        ids = {"bos_token_id": made.bos_id, "eos_token_id": made.eos_id}
-        given = {"vocab": made.vocab_size, "pad_token_id": made.pad_id, **ids} | given
-    if "vocab" not in given:
+        loaded = load_tokenizer(tokenizer)
+        ids = {"bos_token_id": loaded.bos_id, "eos_token_id": loaded.eos_id}
+        sizes = {"vocab": loaded.vocab_size, "pad_token_id": loaded.pad_id, **ids} | sizes
+    if "vocab" not in sizes:
         raise UsageError("the rows name no tokenizer; give --tokenizer DIR, or vocab=N in --shape")
-    given["context"] = max(row_length, given.get("context", 2048))
-    return from_config(new_config(**given))
+    sizes["context"] = max(row_length, sizes.get("context", 2048))
+    return from_config(new_config(**sizes))
 
 
 def find_tokenizer(given: str, model: str, sources: Sequence[Source]) -> str:
-    """The path of the tokenizer: given, the model's, or the one the rows record; '' if none.
+    """The path of the tokenizer: given, the model's, or the one that the rows record; '' if none.
 
-    Rows by an extension of the model's tokenizer have that one. Raises UsageError when the rows
-    were made by several; warns when by another than that given.
+    If an extension of the model's tokenizer made the rows, it is that one. Raises UsageError when
+    several tokenizers made the rows; warns when another one than that given did.
     """
-    recorded = [_recorded(source) for source in sources]
-    prints = {said.get("fingerprint") for said in recorded if said.get("fingerprint")}
-    if len(prints) > 1:
+    records = [_recorded_options(source) for source in sources]
+    fingerprints = {record["fingerprint"] for record in records if record.get("fingerprint")}
+    if len(fingerprints) > 1:
         raise UsageError("the token rows were made by different tokenizers (expected one)")
-    named = zip((source.name for source in sources), recorded, strict=True)
+    by_shard = zip((source.name for source in sources), records, strict=True)
     if not given and not own_tokenizer(model):
-        return _found(named)
-    place = given or model
-    tokenizer = load_tokenizer(place, "--tokenizer" if given else "--model")
-    if prints - {tokenizer.fingerprint}:
-        found = "" if given else _found(named)
-        if found and extension_of(load_tokenizer(found), found, tokenizer):
-            return found
-        notes.warn(f"{place} is not the tokenizer that made the rows (ids may differ)")
-    return place
+        return _recorded_tokenizer(by_shard)
+    path = given or model
+    tokenizer = load_tokenizer(path, "--tokenizer" if given else "--model")
+    if fingerprints - {tokenizer.fingerprint}:
+        recorded = "" if given else _recorded_tokenizer(by_shard)
+        if recorded and extension_of(load_tokenizer(recorded), recorded, tokenizer):
+            return recorded
+        notes.warn(f"{path} is not the tokenizer that made the rows (ids may differ)")
+    return path
 
 
 def own_tokenizer(model: str) -> bool:
@@ -102,37 +101,30 @@ def own_tokenizer(model: str) -> bool:
     return bool(model) and (Path(model) / "tokenizer.json").is_file()
 
 
-def _found(recorded: Iterable[tuple[str, Mapping[str, Any]]]) -> str:
-    """The tokenizer that (name of a shard, its record) say; '' if it is nowhere."""
-    for name, said in recorded:
-        for place in _candidates(name, str(said.get("tokenizer") or "")):
-            if _is_that(place, said.get("fingerprint")):
-                return str(place)
+def _recorded_tokenizer(records: Iterable[tuple[str, Mapping[str, Any]]]) -> str:
+    """The tokenizer that the records of shards (name, record) name; '' if none of them exists."""
+    for name, record in records:
+        shard, recorded = Path(name), str(record.get("tokenizer") or "")
+        # where `tokenize` wrote it; beside the rows, where they were moved with it
+        folders = [shard.parent / TOKENIZER, shard.parent / FORMER_TOKENIZER]
+        candidates = [*folders, shard.with_suffix(".tokenizer")]
+        for path in [Path(recorded), *candidates] if recorded else candidates:
+            if not (path.is_file() or (path / "tokenizer.json").is_file()):
+                continue
+            expected = record.get("fingerprint")
+            if expected is None or load_tokenizer(path).fingerprint == expected:
+                return str(path)
     return ""
 
 
-def _candidates(name: str, recorded: str) -> list[Path]:
-    """Where `tokenize` keeps a tokenizer: where it said, or beside the rows if they were moved."""
-    path = Path(name)
-    folders = [path.parent / TOKENIZER, path.parent / FORMER_TOKENIZER]
-    beside = [*folders, path.with_suffix(".tokenizer")]
-    return ([Path(recorded)] if recorded else []) + beside
-
-
-def _is_that(place: Path, fingerprint: str | None) -> bool:
-    if not (place.is_file() or (place / "tokenizer.json").is_file()):
-        return False
-    return fingerprint is None or load_tokenizer(place).fingerprint == fingerprint
-
-
-def _recorded(source: Source) -> dict[str, Any]:
-    """What `tokenize` wrote into the rows' metadata, {} where there is none."""
+def _recorded_options(source: Source) -> dict[str, Any]:
+    """The options that `tokenize` wrote into the rows' metadata, {} if it did not."""
     if source.form == "jsonl":
         return {}
     with source.open() as file:
         schema = (
             pq.read_schema(file) if source.form == "parquet" else pa.ipc.open_stream(file).schema
         )
-    said = json.loads((schema.metadata or {}).get(METADATA_KEY, b"{}"))
-    options = said.get("options")
+    metadata = json.loads((schema.metadata or {}).get(METADATA_KEY, b"{}"))
+    options = metadata.get("options")
     return options if isinstance(options, dict) else {}

@@ -1,8 +1,9 @@
-"""A model over rows of tokens, to one vector a row: the batches, the padding, the backends.
+"""A model that computes one vector per row of tokens: batches, padding and pooling.
 
-Rows are taken in order of length, as many at a time as `batch_tokens` holds, so little is computed
-on padding; where a new shape costs a compilation there are few. What a row gives does not depend on
-its company. A row's tokens are weighted by a pooling (core.model.heads.pool_weights).
+Rows are batched in order of length, as many as fit into `batch_tokens`, so that little is computed
+on padding. Where each new shape is compiled, there are few shapes. The vector of a row does not
+depend on the other rows of its batch. A row's tokens are weighted by a pooling
+(core.model.heads.pool_weights).
 """
 
 from abc import ABC, abstractmethod
@@ -19,10 +20,10 @@ from sabia.core.spec.model import ModelSpec
 
 BATCH_TOKENS = 16_384
 PRECISIONS = {"fp32": "float32", "bf16": "bfloat16"}
-_STEP = 64  # of lengths where shapes are to be few
+_WIDTH = 64  # the smallest padded length where there are to be few shapes; then its doubles
 
 
-class PooledRows(ABC):
+class PooledModel(ABC):
     """A model on this process's default device."""
 
     def __init__(
@@ -38,7 +39,14 @@ class PooledRows(ABC):
         self.ops = load_ops(backend)
         self.params = self.ops.to_device(params, PRECISIONS[precision])
         self.few_shapes = backend == "jax" or str(self.params["embed"].device) != "cpu"
-        self._forward = _compiled(self.forward, backend)
+        if backend == "jax":
+            import jax
+
+            self._forward: Callable[..., Any] = jax.jit(self.forward)
+        else:
+            import torch
+
+            self._forward = torch.inference_mode()(self.forward)
 
     @abstractmethod
     def forward(self, params: Any, ids: Any, segments: Any, pool: Any) -> Any:
@@ -46,13 +54,14 @@ class PooledRows(ABC):
 
     def vectors(self, rows: Sequence[np.ndarray], out: int) -> np.ndarray:
         """float32[n, out] of rows of token ids."""
-        found = np.zeros((len(rows), out), np.float32)
-        for chosen in self._batches([len(row) for row in rows]):
+        vectors = np.zeros((len(rows), out), np.float32)
+        for numbers in self._batches([len(row) for row in rows]):
             stop.check()
-            found[chosen] = self._batch([rows[i] for i in chosen])
-        return found
+            vectors[numbers] = self._batch([rows[i] for i in numbers])
+        return vectors
 
     def _batches(self, lengths: Sequence[int]) -> Iterator[np.ndarray]:
+        """The row numbers of each batch, the longest rows first."""
         order = np.argsort(np.array(lengths, np.int64), kind="stable")[::-1]
         start = 0
         while start < len(order):
@@ -63,7 +72,7 @@ class PooledRows(ABC):
     def _width(self, longest: int) -> int:
         if not self.few_shapes:
             return longest
-        shape = _STEP
+        shape = _WIDTH
         while shape < longest:
             shape *= 2
         return max(longest, min(shape, self.spec.max_positions))
@@ -77,18 +86,9 @@ class PooledRows(ABC):
         pool = pool_weights(lengths, width, self.pooling)
         padded = self.few_shapes or bool((lengths < width).any())
         segments = None
-        if padded and not self.spec.causal:  # a causal model's tokens do not see what is behind
+        # a causal model's tokens do not attend to the padding after them
+        if padded and not self.spec.causal:
             segments = (np.arange(width) < lengths[:, None]).astype(np.int32)
         arrays = self.ops.to_device({"pool": pool})
         x = self._forward(self.params, ids, segments, arrays["pool"])
         return self.ops.to_numpy({"x": x})["x"][: len(rows)]
-
-
-def _compiled(function: Callable[..., Any], backend: str) -> Callable[..., Any]:
-    if backend == "jax":
-        import jax
-
-        return jax.jit(function)
-    import torch
-
-    return torch.inference_mode()(function)

@@ -1,12 +1,11 @@
-"""Pretraining: token rows → a model, from scratch or going on from a checkpoint.
+"""Pretraining: token rows → a model, from scratch or continued from a model directory.
 
-Documents in a row do not see each other, and no token is predicted across their edge. The order
-of rows, the mix of sources and the schedule are functions of the options alone, so that the same
-call ends with the same weights however often it was stopped.
+Documents in a row do not attend to each other, and no token is predicted across their boundary. The
+order of rows, the mix of sources and the schedule are functions of the options alone, so that the
+same call ends with the same weights however often it was interrupted.
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +24,6 @@ from sabia.core.recipes.samples_read import row_names, write_read_rows
 from sabia.core.recipes.training_run import RunCall, Task
 from sabia.core.shards.inputs import from_path, open_inputs
 from sabia.core.shards.job import Job
-from sabia.core.shards.order import DataOrder
 from sabia.core.shards.sources import Source
 from sabia.core.spec import ModelSpec, extend_context, from_config, load_spec
 from sabia.core.text.tokenize.tokenizer import load_tokenizer
@@ -33,7 +31,7 @@ from sabia.core.train.token_rows import COLUMNS, TokenRows, read_token_rows
 
 
 def run(job: Job, options: PretrainOptions) -> None:
-    """Train as the job and the options say; raises what its parts raise."""
+    """Train by the job and the options; raises what its parts raise."""
     directory, world = training_run.open_run(job, options)
     sources = open_inputs(job, "tokens")
     tokenizer = find_tokenizer(options.tokenizer, options.model, sources)
@@ -53,7 +51,9 @@ def run(job: Job, options: PretrainOptions) -> None:
 def _config(path: str) -> dict[str, Any]:
     """The configuration that --config-json names; {} for ''."""
     if path and not Path(path).exists():
-        raise UsageError(f"--config-json: {path}: no such file; check the path")
+        raise UsageError(
+            f"--config-json: {path}: no such file (expected a JSON file; check the path)"
+        )
     return dict(load_spec(path).config) if path else {}
 
 
@@ -90,7 +90,6 @@ def _task(
         validation = read_rows(held_out, warn_of_rejects("validation row"))
     length = max(rows.row_length, validation.row_length if validation else 0)
     spec, load = _model(job, options, tokenizer, length)
-    names = row_names(sources, rows)
     repeats = options.max_repeat if not options.search_mix else 0.0
     return Task(
         spec,
@@ -101,14 +100,12 @@ def _task(
         options.mix,
         options.then,
         options.model,
-        names,
-        arrange=partial(_limited, repeats) if repeats else None,
+        row_names(sources, rows),
+        # no source is read more often than `repeats`
+        arrange=(lambda order, batch, steps: order.within(repeats, batch * steps))
+        if repeats
+        else None,
     )
-
-
-def _limited(repeats: float, order: DataOrder, batch: int, steps: int) -> DataOrder:
-    """The order with no source read more often than `repeats`."""
-    return order.within(repeats, batch * steps)
 
 
 def _model(
@@ -119,23 +116,23 @@ def _model(
         return fresh_model(options, tokenizer, length, job.seed)
     spec, load = model_for(tokenizer, options.model, bool(options.lora_rank))
     if options.context:
-        spec = _longer(spec, options.context, options.rope_theta)
+        # by a larger rotary base if --rope-theta is given, else by YaRN, relative to the length
+        # before any earlier extension
+        original = max((rope.original_length for rope in spec.ropes), default=0.0)
+        theta = options.rope_theta or None
+        factor = None if theta else options.context / (original or spec.max_positions)
+        spec = from_config(extend_context(spec.config, options.context, theta, factor))
     return spec, load
 
 
-def _longer(spec: ModelSpec, context: int, theta: float) -> ModelSpec:
-    """The model with a longer context: by the rotary base `theta`, by YaRN where that is 0."""
-    stretched = max((rope.original_length for rope in spec.ropes), default=0.0)
-    factor = None if theta else context / (stretched or spec.max_positions)
-    return from_config(extend_context(spec.config, context, theta or None, factor))
-
-
 def list_read(job: Job, options: PretrainOptions) -> None:
-    """Write which rows the run in -o has read, one a sample, in order; trains nothing."""
+    """Write the rows that the run in -o has read, one per sample, in order, without training."""
     directory, _ = training_run.open_run(job, options)
     sources = open_inputs(job, "tokens")
     tokenizer = find_tokenizer(options.tokenizer, options.model, sources)
-    directory.finished(_identity(job, options, sources, tokenizer))  # refuses another run's
+    directory.finished(
+        _identity(job, options, sources, tokenizer)
+    )  # raises UsageError for another run's
     rows = read_rows(sources, warn_of_rejects("token row"))
     task = _task(job, options, sources, rows, tokenizer)
     plan = training_run.make_plan(task, options, job.seed)
@@ -144,15 +141,15 @@ def list_read(job: Job, options: PretrainOptions) -> None:
 
 def read_rows(sources: Sequence[Source], reject: RejectRow) -> TokenRows:
     """All usable rows of token shards."""
-    return read_token_rows(_batches(sources, reject))
 
+    def batches() -> Iterator[pa.RecordBatch]:
+        for source in sources:
 
-def _batches(sources: Sequence[Source], reject: RejectRow) -> Iterator[pa.RecordBatch]:
-    for source in sources:
+            def refuse(row: dict[str, Any], reason: str, name: str = source.name) -> None:
+                reject(row, reason, name)
 
-        def refuse(row: dict[str, Any], reason: str, name: str = source.name) -> None:
-            reject(row, reason, name)
+            for batch in source.batches(columns=list(COLUMNS), reject=refuse):
+                stop.check()
+                yield batch
 
-        for batch in source.batches(columns=list(COLUMNS), reject=refuse):
-            stop.check()
-            yield batch
+    return read_token_rows(batches())

@@ -1,8 +1,8 @@
-"""Quantize: read calibration rows, round the model, write it, load it back, say what it cost.
+"""Quantize: read calibration rows, round the model, write it, load it back, report the errors.
 
-The written directory is loaded again and must hold the very values that were measured. Beside the
-weights lies quantization.json: recipe, calibration, sizes, divergence and the errors of each
-matrix; a directory whose record matches model, calibration and options is not made again.
+The written directory is loaded again and must contain exactly the values that were measured. Next
+to the weights, quantization.json records recipe, calibration, sizes, divergence and the errors of
+each matrix; a directory whose record matches model, calibration and options is not made again.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ from sabia.core.shards.inputs import open_inputs
 from sabia.core.shards.job import Job
 from sabia.core.shards.manifest import provenance
 from sabia.core.shards.outputs import open_stdout
-from sabia.core.spec import ModelSpec, load_spec, parameter_count
+from sabia.core.spec import load_spec, parameter_count
 from sabia.core.spec.count import training_flops_per_token
 from sabia.core.spec.model import check_predicts
 from sabia.core.text.tokenize.tokenizer import load_tokenizer
 from sabia.core.train.peak import measure_peak_flops
 
-if TYPE_CHECKING:  # torch is loaded when there is something to do
-    from sabia.core.quant.quantize import Divergence, QuantizedModel
+if TYPE_CHECKING:  # torch is loaded only when a model is quantized
+    from sabia.core.quant.quantize import QuantizedModel
 
 RECORD = "quantization.json"
 _FLOAT = pa.float64()
@@ -64,7 +64,7 @@ SCHEMA = pa.schema(
 
 
 def run(job: Job, options: QuantizeOptions) -> None:
-    """Quantize as the options say; writes rows of errors, or with --json a report, to stdout.
+    """Quantize by the options; writes rows of errors, or with --json a report, to stdout.
 
     Raises UsageError for options that do not fit, BadData for inputs that cannot be read, Failed
     where the written model is not the measured one.
@@ -77,39 +77,39 @@ def run(job: Job, options: QuantizeOptions) -> None:
     for name in ("samples", "length", "seed"):
         if name in options.given and not job.inputs:
             raise UsageError(f"--{name}: only with calibration records (INPUT)")
-    wanted = _fingerprint(job, model, recipe, options)
-    report = None if job.force else _kept(out, wanted)
+    fingerprint = _fingerprint(job, model, recipe, options)
+    report = None if job.force else _matching_record(out, fingerprint)
     if job.dry_run:
-        _dry_run(job, options, recipe, keep=bool(report))
+        _dry_run(job, options, recipe, done=bool(report))
         return
     if report:
-        notes.note(f"{out} is already made from the same with the same; --force redoes it")
+        notes.note(f"{out} is up to date; --force makes it again")
     else:
-        report = _made(job, options, recipe, out) | {"fingerprint": wanted}
+        report = _quantized(job, options, recipe, out) | {"fingerprint": fingerprint}
         write_atomic(out / RECORD, json.dumps(report, indent=1) + "\n")
         _summary(report)
     _write(job, report)
 
 
-def _dry_run(job: Job, options: QuantizeOptions, recipe: Recipe, keep: bool) -> None:
-    """Show what would be done: calibration runs each layer twice, comparison both models."""
+def _dry_run(job: Job, options: QuantizeOptions, recipe: Recipe, done: bool) -> None:
+    """Show the plan: the calibration computes each layer twice, the comparison both models."""
     read = (options.model, *job.inputs)
-    if keep:
-        done = {"cpu_seconds": 0.0, "bytes_written": 0, "basis": "nothing to do"}
-        planned(job, read, keep=True, **done).show(job)
+    if done:
+        nothing = {"cpu_seconds": 0.0, "bytes_written": 0, "basis": "nothing to do"}
+        planned(job, read, keep=True, **nothing).show(job)
         return
     spec = load_spec(options.model)
     n, tokens = parameter_count(spec), options.samples * options.length if job.inputs else 0
     flops = 4 * tokens * training_flops_per_token(spec, options.length, "causal") / 3
     peak = measure_peak_flops("torch", "fp32")
     quantized = [x for x in plan(spec, recipe) if x.scheme.quantizes]
-    kept = n - sum(math.prod(x.matrix) for x in quantized)
+    unquantized = n - sum(math.prod(x.matrix) for x in quantized)
     planned(
         job,
         read,
         cpu_seconds=flops / peak,
         memory_bytes=n * (2 + 3 * 4),
-        bytes_written=2 * kept + sum(x.stored_bytes for x in quantized),
+        bytes_written=2 * unquantized + sum(x.stored_bytes for x in quantized),
         figures={"recipe": recipe.name, "parameters": f"{n:,}", "calibration tokens": tokens},
         basis=f"{flops:.3g} FLOPs at {peak:.3g} FLOP/s of one device (products of the calibration "
         "alone), the model in 16 bits and three times in float32, the recipe's formats",
@@ -117,14 +117,14 @@ def _dry_run(job: Job, options: QuantizeOptions, recipe: Recipe, keep: bool) -> 
 
 
 def _recipe(options: QuantizeOptions) -> Recipe:
-    """The recipe with the settings that options change, which some format of it must take."""
+    """The recipe with the options' settings; UsageError where no format of it uses one."""
     recipe = load_recipe(options.recipe)
     names = [*recipe.components.values(), *(rule.scheme for rule in recipe.rules)]
     bits = [scheme.bits for scheme in map(scheme_named, names) if scheme.type == "int"]
-    for name, taken in (("group_size", 4 in bits), ("rounding", bits), ("scale", bits)):
-        if name in options.given and not taken:
+    for name, used in (("group_size", 4 in bits), ("rounding", bits), ("scale", bits)):
+        if name in options.given and not used:
             flag = options.table[name].flag
-            raise UsageError(f"{flag}: recipe {recipe.name} has no format that takes it")
+            raise UsageError(f"{flag}: recipe {recipe.name} has no format that uses it")
     return with_overrides(
         recipe, group=options.group_size, rounding=options.rounding, scale=options.scale
     )
@@ -137,40 +137,44 @@ def _with_inputs(job: Job, recipe: Recipe) -> Job:
     mode = os.fstat(sys.stdin.fileno()).st_mode if sys.stdin and not sys.stdin.closed else 0
     if stat.S_ISFIFO(mode) or stat.S_ISREG(mode):
         return replace(job, inputs=("-",))
-    notes.warn("no calibration records: 4 bits are rounded to nearest, which costs quality")
+    notes.warn(
+        "no calibration records: 4-bit weights are rounded to nearest, which reduces quality"
+    )
     return job
 
 
 def _fingerprint(job: Job, model: str, recipe: Recipe, options: QuantizeOptions) -> str:
     piped = "-" in job.inputs
-    prints = (
+    fingerprints = (
         [] if piped or not job.inputs else [s.fingerprint() for s in open_inputs(job, "document")]
     )
     sample = [options.samples, options.length] if job.inputs else []
     salt = json.dumps([model, asdict(recipe), piped, *sample], default=str)
-    return str(provenance(replace(job, options={}), "layer_error", prints, salt)["fingerprint"])
+    return str(
+        provenance(replace(job, options={}), "layer_error", fingerprints, salt)["fingerprint"]
+    )
 
 
-def _kept(out: Path, wanted: str) -> dict[str, Any] | None:
-    """The record of a directory already made so; a piped calibration is never taken for known."""
+def _matching_record(out: Path, fingerprint: str) -> dict[str, Any] | None:
+    """The record of a directory with this fingerprint; piped calibration never matches."""
     try:
         report = json.loads((out / RECORD).read_text("utf-8"))
     except (OSError, ValueError):
         return None
-    known = report.get("fingerprint") == wanted and not report.get("piped")
-    return report if known else None
+    matches = report.get("fingerprint") == fingerprint and not report.get("piped")
+    return report if matches else None
 
 
-def _made(job: Job, options: QuantizeOptions, recipe: Recipe, out: Path) -> dict[str, Any]:
+def _quantized(job: Job, options: QuantizeOptions, recipe: Recipe, out: Path) -> dict[str, Any]:
     from sabia.core.model.backend import load_ops
     from sabia.core.quant import hessians
     from sabia.core.quant.export import export, tensor_bytes
-    from sabia.core.quant.quantize import quantize
+    from sabia.core.quant.quantize import divergence, quantize
 
     spec, params = hub.load_model(options.model)
     check_predicts(spec)
     if "quantization_config" in spec.config:
-        raise UsageError(f"{options.model} is quantized already (expected the original)")
+        raise UsageError(f"{options.model} is already quantized (expected the original model)")
     has_tokenizer = (Path(options.model) / "tokenizer.json").is_file()
     kind, rows = "none", list[list[int]]()
     if job.inputs:
@@ -178,9 +182,9 @@ def _made(job: Job, options: QuantizeOptions, recipe: Recipe, out: Path) -> dict
         kind, rows = read_rows(job, tokenizer, options.samples, options.length)
     batches = hessians.batches(rows) if rows else []
     ops = load_ops("torch")
-    made = quantize(spec, params, recipe, ops, batches)
-    size = export(out, spec, made, options.model if has_tokenizer else None)
-    _check_reload(out, made)
+    quantized = quantize(spec, params, recipe, ops, batches)
+    size = export(out, spec, quantized, options.model if has_tokenizer else None)
+    _check_reload(out, quantized)
     report: dict[str, Any] = {
         "schema_version": 1,
         "model": options.model,
@@ -190,56 +194,50 @@ def _made(job: Job, options: QuantizeOptions, recipe: Recipe, out: Path) -> dict
         "size_after_bytes": size,
         "bits_per_weight": round(8 * size / sum(a.size for a in params.values()), 4),
         "piped": "-" in job.inputs,
-        "layers": made.rows,
+        "layers": quantized.rows,
     }
     if spec.tied and recipe.components.get("head", "bf16") != "bf16":
         notes.note("the head is the embedding (tied weights) and stays bf16")
-    return report | (
-        {"divergence": asdict(_measured(spec, params, made, ops, batches))} if rows else {}
-    )
+    if rows:
+        original = ops.to_device(params, "float32")
+        stored = ops.to_device(quantized.params, "float32")
+        measured = divergence(spec, original, stored, quantized.linears, ops, batches)
+        report["divergence"] = asdict(measured)
+    return report
 
 
-def _measured(
-    spec: ModelSpec, params: Any, made: QuantizedModel, ops: Any, batches: Any
-) -> Divergence:
-    from sabia.core.quant.quantize import divergence
-
-    original = ops.to_device(params, "float32")
-    stored = ops.to_device(made.params, "float32")
-    return divergence(spec, original, stored, made.linears, ops, batches)
-
-
-def _check_reload(out: Path, made: QuantizedModel) -> None:
-    """Raise Failed unless loading gives the very values that were measured."""
+def _check_reload(out: Path, quantized: QuantizedModel) -> None:
+    """Raise Failed unless loading gives exactly the values that were measured."""
     _, loaded = hub.load_model(out)
-    for name, value in made.params.items():
+    for name, value in quantized.params.items():
         if not np.array_equal(np.asarray(loaded[name], np.float32), value, equal_nan=True):
-            raise Failed(f"{out}: {name} does not load back as it was written (a full disk?)")
+            raise Failed(f"{out}: {name} does not load back as it was written (is the disk full?)")
 
 
 def _summary(report: dict[str, Any]) -> None:
     before, after = report["size_before_bytes"], report["size_after_bytes"]
     size = f"{units.format_bytes(before)} → {units.format_bytes(after)}"
-    line = f"{size} ({report['bits_per_weight']:.2f} bits a weight)"
-    if found := report.get("divergence"):
+    line = f"{size} ({report['bits_per_weight']:.2f} bits per weight)"
+    if measured := report.get("divergence"):
         line += (
-            f"; KL {found['kl_nats']:.2g} nats, same top token {found['same_top_share']:.1%}, loss "
-            f"{found['loss_before_nats']:.4f} → {found['loss_after_nats']:.4f} nats on "
-            f"{found['tokens']:,} calibration tokens"
+            f"; KL {measured['kl_nats']:.2g} nats, same top token "
+            f"{measured['same_top_share']:.1%}, loss {measured['loss_before_nats']:.4f} → "
+            f"{measured['loss_after_nats']:.4f} nats on "
+            f"{measured['tokens']:,} calibration tokens"
         )
     notes.note(f"{line}; loads back exactly; next: sabia eval --model ORIGINAL --model QUANTIZED")
 
 
 def _write(job: Job, report: dict[str, Any]) -> None:
-    """The report as JSON, or its rows and a last one for the whole model."""
+    """Write the report as JSON, or its rows and a last one for the whole model."""
     if job.json:
         print(json.dumps(report, indent=1))
         return
-    found = report.get("divergence") or {}
+    measured = report.get("divergence") or {}
     whole = {
         "component": "model",
         "scheme": report["recipe"]["name"],
-        "kl_nats": found.get("kl_nats"),
+        "kl_nats": measured.get("kl_nats"),
         "tokens": report["calibration"]["tokens"],
         "size_bytes": report["size_after_bytes"],
     }

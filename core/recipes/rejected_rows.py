@@ -1,4 +1,4 @@
-"""Rows that a trainer cannot use: kept with a reason by the leading process, counted by all."""
+"""Rows that a trainer cannot use: stored with a reason by process 0, counted by all processes."""
 
 import contextlib
 from collections.abc import Callable, Iterator
@@ -16,18 +16,18 @@ RejectRow = Callable[[dict[str, Any], str, str], None]  # (row, reason, shard)
 
 @dataclass
 class RejectCount:
-    """Counts rejects where another process writes them, or none should."""
+    """Counts rejects in processes that do not write them."""
 
     count: int = 0
 
     def add(self, _row: dict[str, Any], _reason: str, _shard: str) -> None:
-        """One more."""
+        """Count one more."""
         self.count += 1
 
 
 @contextlib.contextmanager
 def opened_rejects(job: Job, world: World, what: str) -> Iterator[Rejects | RejectCount]:
-    """Yield what takes rejects; says at the end how many `what` were rejected and where to."""
+    """Yield what accepts rejects; prints at the end how many `what` were rejected, and the file."""
     path = reject_path(job)
     writes = world.leads and not job.dry_run
     if writes:

@@ -1,7 +1,7 @@
-"""What a run has read: names of token rows, and the list of every sample in the order of reading.
+"""The samples that a run has read: names of token rows, and all samples in reading order.
 
 The order is arithmetic (core.shards.order), so the list needs no log: the run's options, its rows
-and the step of its last checkpoint decide it. Rows that a guard left out are marked.
+and the step of its last checkpoint determine it. Rows that a guard skipped are marked.
 """
 
 from collections.abc import Sequence
@@ -34,12 +34,12 @@ STEPS_AT_A_TIME = 64
 
 def row_names(sources: Sequence[Source], rows: TokenRows) -> NameRows:
     """A function that names rows by shard and id; it reads the ids when it is first used."""
-    found: list[str] = []
+    names: list[str] = []
 
     def name(numbers: Sequence[int]) -> list[str]:
-        if not found:
-            found.extend(_names(sources))
-        return [found[rows.by_source[number]] for number in numbers]
+        if not names:
+            names.extend(_names(sources))
+        return [names[rows.by_source[number]] for number in numbers]
 
     return name
 
@@ -59,14 +59,14 @@ def _names(sources: Sequence[Source]) -> list[str]:
 def write_read_rows(
     job: Job, run: RunDirectory, rows: TokenRows, plan: Any, name_rows: NameRows
 ) -> None:
-    """Write a row a sample for all steps up to the run's last checkpoint to stdout."""
-    found = checkpoint.latest(run.checkpoints)
-    if found is None:
+    """Write one row per sample, for all steps up to the run's last checkpoint, to stdout."""
+    newest = checkpoint.latest(run.checkpoints)
+    if newest is None:
         raise UsageError(f"{run.path}: no checkpoint (expected a run that has saved one)")
     left_out = {int(entry["row"]) for entry in skipped_rows(run.path)}
     with open_stdout(job, SCHEMA, {"command": job.command, "run": str(run.path)}) as writer:
-        for first in range(0, found.step, STEPS_AT_A_TIME):
-            count = min(STEPS_AT_A_TIME, found.step - first) * plan.batch_rows
+        for first in range(0, newest.step, STEPS_AT_A_TIME):
+            count = min(STEPS_AT_A_TIME, newest.step - first) * plan.batch_rows
             sample = np.arange(first * plan.batch_rows, first * plan.batch_rows + count)
             numbers = plan.order.rows(int(sample[0]), count)
             writer.write(

@@ -1,8 +1,8 @@
 """`dedup --method semantic` with vectors from a model: the mean of its last hidden states.
 
-A text is read as the tokenizer has it, in windows where it is long; its vector is the mean of the
-final normed states over all its tokens, computed by the model core in either backend. Any model
-directory will do; one trained for sentence similarity tells meanings apart best.
+A long text is read in windows; its vector is the mean of the final normed hidden states over its
+tokens, computed by the model core in either backend. Any model directory can be used; one trained
+for sentence similarity works best.
 """
 
 import functools
@@ -16,7 +16,7 @@ from sabia.core.model.forward import hidden
 from sabia.core.model.storage import hub
 from sabia.core.options.dedup import DedupOptions
 from sabia.core.recipes.classifier.token_windows import TextReader
-from sabia.core.recipes.pooled_model import PooledRows
+from sabia.core.recipes.pooled_model import PooledModel
 from sabia.core.shards.job import Job
 from sabia.core.spec.families import load_spec
 from sabia.core.text.dedup import semantic_method
@@ -31,7 +31,7 @@ def run(job: Job, options: DedupOptions) -> None:
     semantic_method.run(job, options, embedder)
 
 
-class MeanStates(PooledRows):
+class MeanStates(PooledModel):
     """Mean-pooled last hidden states of a model directory."""
 
     def __init__(self, path: str, backend: str) -> None:
@@ -39,7 +39,7 @@ class MeanStates(PooledRows):
         super().__init__(spec, params, "mean", backend)
 
     def forward(self, params: Any, ids: Any, segments: Any, pool: Any) -> Any:
-        """float32[B, D]; see PooledRows."""
+        """float32[B, D]; see PooledModel."""
         x = hidden(self.spec, params, ids, self.ops, segments=segments)
         return (self.ops.cast(x, "float32") * pool[:, :, None]).sum(1)
 
@@ -58,6 +58,7 @@ class ModelEmbedder:
         rows, owner = self.reader.read(texts)
         model = _opened(self.path, self.backend)
         states = model.vectors(rows, model.spec.hidden_size)
+        # Σ over the windows of a text of tokens · mean state, divided by Σ tokens
         sizes = np.array([len(row) for row in rows], np.float64)
         sums = np.zeros((len(texts), states.shape[1]))
         np.add.at(sums, owner, states * sizes[:, None])

@@ -1,12 +1,12 @@
 """Supervised fine-tuning: conversations → a model that answers as the assistant does in them.
 
-Each conversation is rendered by the tokenizer's chat template; only what the assistant writes is
-to be predicted. Conversations are packed into rows (best fit, in windows), where positions restart
-and none sees another; those that cannot be used are rejected with a reason. Training is that of
-`core.recipes.training_run`.
+Each conversation is rendered by the tokenizer's chat template; the loss is computed on the
+assistant's tokens only. Conversations are packed into rows (best fit, in windows), where positions
+restart and none attends to another; those that cannot be used are rejected with a reason.
+`core.recipes.training_run` trains.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -33,11 +33,11 @@ Rendered = tuple[list[int], list[int]]
 
 
 def run(job: Job, options: SftOptions) -> None:
-    """Train as the job and the options say; raises what its parts raise."""
+    """Train by the job and the options; raises what its parts raise."""
     directory, world = training_run.open_run(job, options)
     sources = open_inputs(job, "chat")
-    model, place = weights_fingerprint(options.model), options.tokenizer or options.model
-    tokenizer = load_tokenizer(place, "--tokenizer" if options.tokenizer else "--model")
+    model, tokenizer_path = weights_fingerprint(options.model), options.tokenizer or options.model
+    tokenizer = load_tokenizer(tokenizer_path, "--tokenizer" if options.tokenizer else "--model")
     identity = {
         "command": job.command,
         "inputs": [source.fingerprint() for source in sources],
@@ -51,21 +51,21 @@ def run(job: Job, options: SftOptions) -> None:
     call = RunCall(job, identity, directory, world)
     if call.already_done():
         return
-    spec, load = model_for(place, options.model, bool(options.lora_rank))
+    spec, load = model_for(tokenizer_path, options.model, bool(options.lora_rank))
     rows, about = _rows(job, options, sources, tokenizer, world)
     validation = None
     if options.validation:
         held_out = from_path(options.validation, "chat", "--validation")
         refuse = warn_of_rejects("validation conversation")
         validation = _pack(options, _conversations(held_out, tokenizer, options.length, refuse))
-    task = Task(spec, load, rows, validation, place, model=options.model, about=about)
+    task = Task(spec, load, rows, validation, tokenizer_path, model=options.model, about=about)
     training_run.run(call, task, options)
 
 
 def _rows(
     job: Job, options: SftOptions, sources: Sequence[Source], tokenizer: Tokenizer, world: World
 ) -> tuple[TokenRows, dict[str, str]]:
-    """The packed rows, and what to say of them; raises BadData when nothing is usable."""
+    """The packed rows, and lines about them for the plan; raises BadData if none is usable."""
     with opened_rejects(job, world, "conversations") as rejects:
         rendered = list(_conversations(sources, tokenizer, options.length, rejects.add))
     if not rendered:
@@ -74,12 +74,13 @@ def _rows(
             "assistant's answer that fit into --length)"
         )
     rows = _pack(options, rendered)
-    learnt, total = sum(sum(mask) for _, mask in rendered), sum(len(ids) for ids, _ in rendered)
+    predicted = sum(sum(mask) for _, mask in rendered)
+    total = sum(len(ids) for ids, _ in rendered)
     notes.note(
-        f"{len(rendered):,} conversations in {len(rows):,} rows; {learnt:,} of {total:,} tokens "
+        f"{len(rendered):,} conversations in {len(rows):,} rows; {predicted:,} of {total:,} tokens "
         "are the assistant's"
     )
-    return rows, {"conversations": f"{len(rendered):,}", "assistant tokens": f"{learnt:,}"}
+    return rows, {"conversations": f"{len(rendered):,}", "assistant tokens": f"{predicted:,}"}
 
 
 def _conversations(
@@ -94,32 +95,27 @@ def _conversations(
         for batch in source.batches(columns=["messages", "tools"], reject=refuse):
             stop.check()
             for row in batch.to_pylist():
-                yield from _rendered(row, tokenizer, length, refuse)
-
-
-def _rendered(
-    row: dict[str, Any], tokenizer: Tokenizer, length: int, refuse: Callable[..., None]
-) -> Iterator[Rendered]:
-    try:
-        found = render_rows(row["messages"], tokenizer, row["tools"])
-    except BadData as error:
-        refuse(row, str(error))
-        return
-    for ids, mask in found:
-        if len(ids) > length:
-            refuse(row, f"{len(ids)} tokens (expected at most --length {length})")
-        elif not any(mask[1:]):
-            refuse(row, "no token of the assistant follows another")
-        else:
-            yield ids, mask
+                try:
+                    rendered = render_rows(row["messages"], tokenizer, row["tools"])
+                except BadData as error:
+                    refuse(row, str(error))
+                    continue
+                for ids, mask in rendered:
+                    if len(ids) > length:
+                        refuse(row, f"{len(ids)} tokens (expected at most --length {length})")
+                    elif not any(mask[1:]):  # the first token is never predicted
+                        refuse(row, "no token of the assistant follows another")
+                    else:
+                        yield ids, mask
 
 
 def _pack(options: SftOptions, rendered: Iterator[Rendered] | list[Rendered]) -> TokenRows:
-    """Token rows of the conversations: packed, or one a row."""
+    """Token rows of the conversations: packed, or one per row."""
     return read_token_rows(_packed(list(rendered), options.length, options.pack))
 
 
 def _packed(rendered: list[Rendered], length: int, packed: bool) -> Iterator[pa.RecordBatch]:
+    """The rows of each window of conversations; `bins`: the conversations of each row."""
     for start in range(0, len(rendered), WINDOW):
         window = rendered[start : start + WINDOW]
         sizes = [len(ids) for ids, _ in window]

@@ -1,7 +1,7 @@
-"""What the trainers' options mean: parts of a run, made of `core.options.training`.
+"""Configuration of a training run from the trainers' options (`core.options.training`).
 
 A run's identity is everything that decides its weights; backend, mesh, micro-batch and how often to
-save or report are not part of it, so that a run may go on elsewhere.
+save or report are not part of it, so that a run can be resumed on other hardware.
 """
 
 import math
@@ -27,13 +27,13 @@ from sabia.core.train.tracking import parse_services
 
 
 def identity(options: Training) -> dict[str, Any]:
-    """The options that decide the weights, those without a meaning in this run among them."""
+    """The options that decide the weights, including those without effect in this run."""
     recorded = (name for name, option in Training.table.items() if option.recorded)
     return {name: getattr(options, name) for name in recorded}
 
 
 def check_texts(options: Training) -> None:
-    """Read the texts that are needed late, so that a wrong one is told before the data is read.
+    """Parse options that are needed late, so that an error is reported before the data is read.
 
     Raises UsageError, and MissingBackend for a service whose package is missing.
     """
@@ -71,7 +71,7 @@ def optimizer_config(options: Training, spec: ModelSpec | None = None) -> Optimi
 
 
 def initial_stds(options: Training, spec: ModelSpec) -> Mapping[str, float]:
-    """Standard deviations of a new model's initial values where μP sets them; else {}."""
+    """Standard deviations of a new model's initial values if μP sets them; else {}."""
     return mup(spec, options.mup_base, optimizer_config(options)).stds if options.mup_base else {}
 
 
@@ -84,20 +84,20 @@ def lora_config(options: Training) -> LoraConfig | None:
 
 
 def check_experts(options: Training, spec: ModelSpec) -> None:
-    """UsageError for options of experts that were given for a model without what they act on."""
+    """Raise UsageError for options of experts that the model does not have."""
     corrections = bias_names(spec)
-    for name, wanted, there in (
+    for name, part, has_part in (
         ("balance", "experts", corrections),
         ("router_z", "experts", corrections),
         ("bias_rate", "expert biases", any(corrections)),
     ):
-        if name in options.given and not there:
+        if name in options.given and not has_part:
             flag = options.table[name].flag
-            raise UsageError(f"{flag}: the model has no {wanted} (expected a model with them)")
+            raise UsageError(f"{flag}: the model has no {part} (expected a model with them)")
 
 
 def batch_rows(options: Training, row_length: int) -> int:
-    """Rows in a step."""
+    """Rows per step."""
     if options.batch_tokens:
         return max(1, round(options.batch_tokens / row_length))
     return options.batch or 32
@@ -137,17 +137,17 @@ def parse_part(flag: str, text: str, steps: int) -> int:
 def data_order(
     rows: TokenRows, mix: str, stages: str, seed: int, batch: int, schedule: ScheduleConfig
 ) -> DataOrder:
-    """The order of a run: `mix` from the start, `stages` from steps on.
+    """The data order of a run: `mix` from the start, `stages` from later steps on.
 
     stages: 'WHEN:SOURCE=WEIGHT,…' joined by ';', WHEN being steps, a share of them, or `decay`.
     """
     weights = parse_weights(mix, rows.source_names)
-    found = []
+    parsed = []
     for text in filter(None, (piece.strip() for piece in stages.split(";"))):
         when, colon, then = text.partition(":")
         if not colon or not then:
             raise UsageError(f"--then: {text!r} (expected WHEN:SOURCE=WEIGHT,…)")
         share = partial(parse_part, "--then", when, schedule.steps)
         step = decay_start(schedule) if when == "decay" else share()
-        found.append(Stage(step * batch, parse_weights(then, rows.source_names, "--then") or ()))
-    return DataOrder(rows.source_sizes, seed, weights, tuple(found))
+        parsed.append(Stage(step * batch, parse_weights(then, rows.source_names, "--then") or ()))
+    return DataOrder(rows.source_sizes, seed, weights, tuple(parsed))

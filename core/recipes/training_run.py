@@ -1,7 +1,7 @@
-"""What pretraining and fine-tuning share: from token rows and a model to a finished run directory.
+"""The training run of all trainers: from token rows and a model to a finished run directory.
 
 `run` resolves the options into steps, joins the processes of the launcher, trains or resumes, and
-writes `final/` from the last checkpoint, a tensor at a time.
+writes `final/` from the last checkpoint, one tensor at a time.
 """
 
 import contextlib
@@ -71,10 +71,10 @@ CHECKPOINT_BYTES_PER_PARAMETER = 12  # fp32 parameter, two moments
 
 @dataclass(frozen=True)
 class Task:
-    """What a recipe has prepared: model, rows to learn and to validate on, tokenizer ('' none).
+    """What a recipe has prepared: model, training and validation rows, tokenizer ('': none).
 
-    mix, stages: of sources, see training_options.data_order. name_rows: see TrainingRun. model: the
-    directory that the model came from ('': it is new).
+    mix, stages: of sources, see training_config.data_order. name_rows: see TrainingRun. model: the
+    directory of the model ('': it is new).
     """
 
     spec: ModelSpec
@@ -93,7 +93,7 @@ class Task:
 
 @dataclass(frozen=True)
 class RunCall:
-    """A call of a trainer: the run's identity and directory, this process's place among the others.
+    """A call of a trainer: the run's identity and directory, and this process among the others.
 
     identity: everything that decides the weights.
     """
@@ -104,7 +104,7 @@ class RunCall:
     world: World
 
     def already_done(self) -> bool:
-        """True (and the metrics are written) when this very run has finished before."""
+        """True (and the metrics are written) if the same run has finished before."""
         path = self.directory.path
         if self.job.force or not self.directory.finished(self.identity):
             return False
@@ -116,11 +116,11 @@ class RunCall:
         return True
 
     def locked(self) -> contextlib.AbstractContextManager[None]:
-        """Hold the directory; the leading process does."""
+        """Lock the directory, in the leading process."""
         return self.directory.locked() if self.world.leads else contextlib.nullcontext()
 
     def write_rows(self) -> None:
-        """Write the metrics on stdout; the leading process does."""
+        """Write the metrics to stdout, in the leading process."""
         if self.world.leads:
             write_metric_rows(self.job, self.directory.path, self.world.launcher)
 
@@ -140,12 +140,12 @@ class Plan:
 
     @property
     def tokens(self) -> int:
-        """Tokens read in the whole run, padding counted."""
+        """Tokens read in the whole run, including padding."""
         return self.steps * self.batch_rows * self.row_length
 
 
 def open_run(job: Job, options: Training | None = None) -> tuple[RunDirectory, World]:
-    """The run directory of -o and this process's place; raises UsageError."""
+    """The run directory of -o and the world of this process; raises UsageError."""
     if options is not None:
         check_texts(options)
     if job.to_stdout or job.to_file or "://" in str(job.out):
@@ -167,8 +167,8 @@ def make_plan(task: Task, options: Training, seed: int) -> Plan:
     if rows.largest_id >= spec.vocab_size:
         raise BadData(
             f"token id {rows.largest_id} in the rows (expected below the model's vocabulary of "
-            f"{spec.vocab_size}; is it another tokenizer's? a model grows only for those that "
-            "tokenize --extend made of its own)"
+            f"{spec.vocab_size}; were the rows made by another tokenizer? A model gets new tokens "
+            "only from a tokenizer that tokenize --extend made of its own)"
         )
     if rows.row_length > spec.max_positions:
         raise BadData(
@@ -221,18 +221,24 @@ def describe_plan(task: Task, plan: Plan, mesh: str) -> dict[str, str]:
 
 
 def run(call: RunCall, task: Task, options: Training) -> None:
-    """Train (or resume) and write final/, run.json and the metrics on stdout."""
+    """Train (or resume); write final/, run.json, and the metrics to stdout."""
     train(call, task, options)
     if not call.job.dry_run:
         call.write_rows()
 
 
 def train(call: RunCall, task: Task, options: Training) -> None:
-    """`run` with nothing on stdout but the plan of a dry run."""
+    """Like `run`, but writes nothing to stdout except the plan of a dry run."""
     job, identity, directory, world = call.job, call.identity, call.directory, call.world
     plan = make_plan(task, options, job.seed)
     if job.dry_run:
-        _dry_run(job, task, options, plan)
+        n = parameter_count(task.spec)
+        show_plan(
+            job, options, plan.tokens * plan.flops_per_token, n,
+            options.keep_checkpoints * n * CHECKPOINT_BYTES_PER_PARAMETER
+            + n * (4 if options.export_dtype == "float32" else 2),
+            describe_plan(task, plan, job.mesh),
+        )  # fmt: skip
         return
     watchdog_config = WatchdogConfig(
         must_match={"run": _digest(identity)},
@@ -249,25 +255,14 @@ def train(call: RunCall, task: Task, options: Training) -> None:
         if world.leads:
             export(directory, task, options)
             directory.finish(identity, **figures)
-            _say_end(figures, directory)
+            _summarize(figures, directory)
         process_group.barrier(world, job.backend, "end")
-
-
-def _dry_run(job: Job, task: Task, options: Training, plan: Plan) -> None:
-    """Show the plan of a run."""
-    n = parameter_count(task.spec)
-    show_plan(
-        job, options, plan.tokens * plan.flops_per_token, n,
-        options.keep_checkpoints * n * CHECKPOINT_BYTES_PER_PARAMETER
-        + n * (4 if options.export_dtype == "float32" else 2),
-        describe_plan(task, plan, job.mesh),
-    )  # fmt: skip
 
 
 def show_plan(
     job: Job, options: Any, flops: float, parameters: int, written: int, figures: dict[str, Any]
 ) -> None:
-    """Show the plan of a run of so many FLOPs; time is that of its products at the rate measured.
+    """Show the plan of a run of so many FLOPs; time is that of its products at the measured rate.
 
     options: with precision, keep_checkpoints and peak_flops, where the command has it.
     """
@@ -296,7 +291,7 @@ def joined(job: Job, world: World, config: WatchdogConfig | None = None) -> Iter
     wanted = math.prod(parse_mesh(job.mesh).values())
     if job.backend == "torch":
         start = f"torchrun --nproc-per-node {wanted}, srun -n {wanted}"
-        how = f"torch runs one process a device: {start}"
+        how = f"torch runs one process per device: {start}"
         mesh = make_mesh(job.mesh, world.size, how)
         with process_group.join_torch(world, config):
             yield mesh
@@ -304,13 +299,14 @@ def joined(job: Job, world: World, config: WatchdogConfig | None = None) -> Iter
     with process_group.join_jax(world, wanted, config):
         import jax
 
-        found = jax.device_count()
-        of_cpu = world.size == 1 and jax.devices()[0].platform == "cpu"
-        yield make_mesh(job.mesh, wanted if of_cpu and wanted <= found else found)
+        devices = jax.device_count()
+        one_cpu = world.size == 1 and jax.devices()[0].platform == "cpu"
+        # a CPU that has more virtual devices than the mesh leaves the rest unused
+        yield make_mesh(job.mesh, min(wanted, devices) if one_cpu else devices)
 
 
 def loss_of(task: Task, options: Training) -> Callable[..., Any]:
-    """The loss that a task is trained on, with the options' coefficients."""
+    """The training loss of a task, with the options' coefficients."""
     remat: Any = options.remat
     if task.loss is not None:
         return partial(task.loss, remat=remat)
@@ -351,8 +347,8 @@ def _training(call: RunCall, task: Task, options: Training, plan: Plan, mesh: Me
     peak = options.peak_flops or measure_peak_flops(job.backend, options.precision)
     notes.note(
         f"{parameter_count(task.spec):,} parameters, {plan.steps:,} steps of {plan.batch_rows} "
-        f"rows of {plan.row_length} tokens on {mesh}; MFU is of {units.format_count(peak)}FLOP/s a "
-        f"device ({'given' if options.peak_flops else 'measured by a matrix product here'})"
+        f"rows of {plan.row_length} tokens on {mesh}; MFU is of {units.format_count(peak)}FLOP/s "
+        f"per device ({'given' if options.peak_flops else 'measured by a matrix product here'})"
     )
     notes.note(describe(plan.precision.precision, _device(job.backend)))
     computed, packed = plan.precision.precision.compute, not task.rows.unpacked
@@ -379,10 +375,10 @@ def _training(call: RunCall, task: Task, options: Training, plan: Plan, mesh: Me
 
 
 def _tracker(call: RunCall, options: Training) -> Tracker:
-    """What sends metrics to services, from the leading process."""
+    """The tracker that sends metrics to services, in the leading process."""
     names = parse_services(options.track) if call.world.leads else ()
-    given = (call.directory.path, _digest(call.identity), call.identity)
-    return Tracker([partial(open_sink, name, *given) for name in names])
+    run = (call.directory.path, _digest(call.identity), call.identity)
+    return Tracker([partial(open_sink, name, *run) for name in names])
 
 
 def _device(backend: str) -> Any:
@@ -396,7 +392,7 @@ def _device(backend: str) -> Any:
 
 
 def _meta(job: Job, task: Task, options: Training, plan: Plan, mesh: Mesh) -> dict[str, Any]:
-    """What checkpoints say besides their tensors."""
+    """The metadata of checkpoints."""
     stages = [asdict(stage) for stage in plan.order.stages]
     return {
         "model": spec_hash(task.spec),
@@ -420,30 +416,30 @@ def _meta(job: Job, task: Task, options: Training, plan: Plan, mesh: Mesh) -> di
 
 
 def spec_hash(spec: ModelSpec) -> str:
-    """A hash of the model's table of tensors: two specs with the same can share a checkpoint."""
+    """A hash of the model's table of tensors: specs with equal hashes can share a checkpoint."""
     table = repr([(t.name, t.shape) for t in spec.tensors()])
     return hashlib.blake2b(table.encode(), digest_size=16).hexdigest()
 
 
 def last_checkpoint(directory: RunDirectory) -> Checkpoint:
     """The last checkpoint of a finished run."""
-    found = latest(directory.checkpoints)
-    assert found is not None, "a finished run has a checkpoint"
-    return found
+    checkpoint = latest(directory.checkpoints)
+    assert checkpoint is not None, "a finished run has a checkpoint"
+    return checkpoint
 
 
 def export(directory: RunDirectory, task: Task, options: Training) -> None:
     """Write the last checkpoint's parameters as a Hugging Face directory, adapters merged.
 
-    Adapters are also written alone, in `adapter/`.
+    Adapters are also written separately, to `adapter/`.
     """
-    found = last_checkpoint(directory)
+    checkpoint = last_checkpoint(directory)
     lora = lora_config(options)
     if lora is not None:
-        _export_adapter(directory, task, Reader(found), lora)
+        _export_adapter(directory, task, Reader(checkpoint), lora)
     with _tokenizer_directory(task.tokenizer) as tokenizer:
         export_checkpoint(
-            Reader(found),
+            Reader(checkpoint),
             task.spec,
             directory.final,
             options.export_dtype,
@@ -455,7 +451,9 @@ def export(directory: RunDirectory, task: Task, options: Training) -> None:
 
 def _export_adapter(directory: RunDirectory, task: Task, reader: Reader, lora: LoraConfig) -> None:
     if task.spec.classifier is not None:
-        notes.note("no adapter/: a classifier is its adapters and its head (see final/)")
+        notes.note(
+            "no adapter/: the adapters of a classifier are useless without its head (use final/)"
+        )
         return
     if any(not isinstance(tensor.hf, str) for tensor in targeted(task.spec, lora)):
         notes.note("no adapter/: an adapted matrix is part of a fused one in the model's files")
@@ -474,10 +472,10 @@ def _tokenizer_directory(path: str) -> Iterator[Path | None]:
         yield Path(scratch)
 
 
-def _say_end(figures: Mapping[str, Any], directory: RunDirectory) -> None:
-    said = [f"{figures['step']:,} steps", f"{figures['tokens']:,} tokens"]
-    said += [f"{name.replace('_', ' ')} {figures[name]:.4f}"
+def _summarize(figures: Mapping[str, Any], directory: RunDirectory) -> None:
+    parts = [f"{figures['step']:,} steps", f"{figures['tokens']:,} tokens"]
+    parts += [f"{name.replace('_', ' ')} {figures[name]:.4f}"
              for name in ("loss", "validation_loss") if name in figures]  # fmt: skip
     took = units.format_duration(figures["seconds"])
-    line = f"{', '.join(said)} ({took}) → {directory.final}"
+    line = f"{', '.join(parts)} ({took}) → {directory.final}"
     notes.summarize(line, dict(figures) | {"final": str(directory.final)})

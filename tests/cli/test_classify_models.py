@@ -99,7 +99,7 @@ def test_distillation(world: Path) -> None:
 def test_what_does_not_go_together_is_refused(world: Path) -> None:
     docs = world / "docs.parquet"
     assert "--ask" in classify(docs, "--lm", "x", code=2).stderr
-    assert "no classifier" in classify(docs, "--model", world / "base", code=2).stderr
+    assert "is not a classifier" in classify(docs, "--model", world / "base", code=2).stderr
     words = ("train", docs, "--label", "kind", "-o", world / "m.bin")
     said = classify(*words, "--lora-rank", 4, code=2).stderr
     assert "--lora-rank: only with --model" in said

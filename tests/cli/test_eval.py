@@ -183,8 +183,8 @@ def test_dry_run_counts_and_touches_nothing(folder: Path, tmp_path: Path) -> Non
     [
         ({}, "--model: is missing"),
         ({"samples": 4, "model": ("small",)}, "are all the same"),
-        ({"model": ("x=small", "x=small")}, "named alike"),
-        ({"model": ("http://127.0.0.1:9/v1",)}, "which of its models"),
+        ({"model": ("x=small", "x=small")}, "two have the same name"),
+        ({"model": ("http://127.0.0.1:9/v1",)}, "does not name one of its models"),
         ({"model": ("/nowhere",)}, "--model: /nowhere: not a model directory"),
         ({"answers": ("none.jsonl",)}, "--answers: none.jsonl: No such file"),
         ({"model": ("small",), "index": "i.txt"}, "--index: i.txt .expected a file ending in"),

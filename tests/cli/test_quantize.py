@@ -96,7 +96,7 @@ def test_records_may_come_through_a_pipe(model: Path, chats: Path, tmp_path: Pat
         ({"group_size": 48}, "does not divide 64 columns; groups of 32, 64 fit"),
         ({"rounding": "gptq"}, "needs calibration"),
         ({"scale": "best"}, "--scale: 'best' .expected mse or absmax"),
-        ({"recipe": "w8", "group_size": 32}, "--group-size: recipe w8 has no format that takes it"),
+        ({"recipe": "w8", "group_size": 32}, "--group-size: recipe w8 has no format that uses it"),
         ({"recipe": "fp8", "scale": "mse"}, "--scale: recipe fp8 has no format"),
         ({"samples": 256}, "--samples: only with calibration records"),
         ({"seed": 0}, "--seed: only with calibration records"),

@@ -1,9 +1,9 @@
 """Training a sequence classifier: labelled documents and a model → a model that scores texts.
 
-Any encoder or decoder that the model core computes gets a head over the labels (core.spec.heads)
-and is trained as the other trainers train (core.recipes.training_run): one document a row, rows of
-similar length together. A tenth of the documents, by a hash of their id, is never trained on; what
-the finished model says of them is in `held_out.json`.
+An encoder or decoder of the model core gets a head over the labels (core.spec.heads) and is trained
+by core.recipes.training_run: one document per row, rows of similar length together. A tenth of the
+documents, by a hash of their id, is held out; the metrics of the finished model on these are in
+`held_out.json`.
 """
 
 import json
@@ -24,7 +24,7 @@ from sabia.core.options.classify_train import ClassifyTrainOptions
 from sabia.core.parallel.mesh import parse_mesh
 from sabia.core.parallel.world import World
 from sabia.core.recipes import training_config, training_run
-from sabia.core.recipes.classifier.labels import SINGLE, Labels, labels_of, usable
+from sabia.core.recipes.classifier.labels import Labels, labels_of, usable
 from sabia.core.recipes.classifier.sequence_classifier import ClassifierModel
 from sabia.core.recipes.classifier.token_windows import TextReader
 from sabia.core.recipes.rejected_rows import opened_rejects
@@ -60,34 +60,15 @@ class Documents:
 
 
 def run(job: Job, options: ClassifyTrainOptions) -> None:
-    """Train and measure as the options say; raises what its parts raise."""
+    """Train and measure by the options; raises what its parts raise."""
     epochs = 0 if options.steps else options.epochs or EPOCHS
     trained_by = options.replace(epochs=float(epochs))
     directory, world = training_run.open_run(job)
     if parse_mesh(job.mesh).get("context", 1) > 1:
-        raise UsageError("--mesh: context with a classifier (expected its devices along data)")
+        raise UsageError("--mesh: context with a classifier (expected another axis, such as data)")
     sources = open_inputs(job, "document")
     reader = TextReader(load_tokenizer(options.model), options.length)
-    identity = _identity(job, options, sources, reader) | training_config.identity(trained_by)
-    report = directory.path / REPORT
-    done = not job.force and directory.finished(identity)
-    if done and report.exists():
-        notes.note(f"{directory.path}: already finished; --force trains it again")
-        _tell(job, json.loads(report.read_text("utf-8")), world)
-        return
-    learnt, held = _read(job, options, sources, reader, world)
-    task, labels = make_task(job, options, reader, learnt, held)
-    if not done:
-        report.unlink(missing_ok=True)
-        training_run.train(RunCall(job, identity, directory, world), task, trained_by)
-    if world.leads and not job.dry_run:
-        _measure(job, directory, labels, held, world)
-
-
-def _identity(
-    job: Job, options: ClassifyTrainOptions, sources: Sequence[Source], reader: TextReader
-) -> dict[str, Any]:
-    return {
+    identity = {
         "command": job.command,
         "inputs": [source.fingerprint() for source in sources],
         "model": weights_fingerprint(options.model),
@@ -97,7 +78,21 @@ def _identity(
         "class_weights": options.class_weights,
         "length": options.length,
         "seed": job.seed,
+        **training_config.identity(trained_by),
     }
+    report = directory.path / REPORT
+    done = not job.force and directory.finished(identity)
+    if done and report.exists():
+        notes.note(f"{directory.path}: already finished; --force trains it again")
+        _show(job, json.loads(report.read_text("utf-8")), world)
+        return
+    training, held = _read(job, options, sources, reader, world)
+    task, labels = make_task(job, options, reader, training, held)
+    if not done:
+        report.unlink(missing_ok=True)
+        training_run.train(RunCall(job, identity, directory, world), task, trained_by)
+    if world.leads and not job.dry_run:
+        _measure(job, directory, labels, held, world)
 
 
 def _read(
@@ -107,8 +102,8 @@ def _read(
     reader: TextReader,
     world: World,
 ) -> tuple[Documents, Documents]:
-    """(documents to learn from, documents held out)."""
-    learnt, held = Documents(), Documents()
+    """(documents to train on, documents held out)."""
+    training, held = Documents(), Documents()
     with opened_rejects(job, world, "documents") as rejects:
         for source in sources:
             for batch in source.batches():
@@ -126,38 +121,48 @@ def _read(
                 rows, owner = reader.read([row["text"] for row, _ in kept])
                 for ids, number in zip(rows, owner, strict=True):
                     row, value = kept[number]
-                    part = held if is_held_out(job.seed, row["id"]) else learnt
+                    part = held if is_held_out(job.seed, row["id"]) else training
                     part.ids.append(ids)
                     part.values.append(value)
-    return learnt, held
+    return training, held
 
 
 def make_task(
-    job: Job, options: ClassifyTrainOptions, reader: TextReader, learnt: Documents, held: Documents
+    job: Job,
+    options: ClassifyTrainOptions,
+    reader: TextReader,
+    training: Documents,
+    held: Documents,
 ) -> tuple[Task, Labels]:
-    """What is trained, and the labels; documents held out under a label never learnt are dropped.
+    """The training task and its labels; drops held-out documents with labels not in the training.
 
-    Raises BadData where there is nothing to learn.
+    Raises BadData where there is nothing to train on.
     """
-    if not len(learnt):
+    if not len(training):
         raise BadData(f"no document with a label (expected values in --label {options.label})")
-    labels = labels_of(learnt.values, options.label, options.regression)
+    labels = labels_of(training.values, options.label, options.regression)
     spec = classifier_spec(options, labels, reader)
     if options.length > spec.max_positions:
         raise UsageError(
             f"--length: {options.length} tokens (expected at most the model's {spec.max_positions})"
         )
-    known = [n for n, value in enumerate(held.values) if _known(value, labels)]
+    known = [n for n, value in enumerate(held.values) if labels.include(value)]
     if len(known) < len(held):
-        notes.warn(f"{len(held) - len(known):,} held-out documents have labels never learnt")
+        notes.warn(
+            f"{len(held) - len(known):,} held-out documents ignored: labels not in the training"
+        )
     held.ids, held.values = ([part[n] for n in known] for part in (held.ids, held.values))
-    few = options.compile or _on_accelerator(job)
-    rows = _rows(spec, labels, learnt, options.class_weights, few)
+    few_shapes = options.compile
+    if job.backend == "torch":  # whose attention is compiled there, again for each shape
+        import torch
+
+        few_shapes = few_shapes or torch.cuda.is_available()
+    rows = _rows(spec, labels, training, options.class_weights, few_shapes)
     task = Task(
         spec,
         partial(start_params, options.model, spec, job.seed),
         rows,
-        _rows(spec, labels, held, "none", few) if len(held) else None,
+        _rows(spec, labels, held, "none", few_shapes) if len(held) else None,
         options.model,
         model=options.model,
         loss=partial(classification_loss, problem=labels.problem),
@@ -165,22 +170,6 @@ def make_task(
         about={"labels": ", ".join(labels.names), "held out": f"{len(held):,} documents"},
     )
     return task, labels
-
-
-def _known(value: Any, labels: Labels) -> bool:
-    if labels.problem == "regression":
-        return True
-    named = (value,) if labels.problem == SINGLE else value
-    return set(named) <= set(labels.names)
-
-
-def _on_accelerator(job: Job) -> bool:
-    """Whether torch's attention is compiled, for each shape anew (JAX says so by itself)."""
-    if job.backend != "torch":
-        return False
-    import torch
-
-    return torch.cuda.is_available()
 
 
 def _rows(
@@ -198,51 +187,53 @@ def _rows(
 
 
 def classifier_spec(options: ClassifyTrainOptions, labels: Labels, reader: TextReader) -> ModelSpec:
-    """The model with a head over the labels in place of what it has."""
+    """The model with a head over the labels in place of its own head."""
     base = load_spec(options.model)
-    made = classifier_config(base.config, labels.names, labels.problem, reader.tokenizer.pad_id)
-    return with_classifier(base, made | {"classifier_length": options.length})
+    config = classifier_config(base.config, labels.names, labels.problem, reader.tokenizer.pad_id)
+    return with_classifier(base, config | {"classifier_length": options.length})
 
 
 def start_params(model: str, spec: ModelSpec, seed: int) -> dict[str, np.ndarray]:
-    """The model's own tensors, and fresh ones for a head that it does not come with."""
+    """The model's own tensors, with new ones for the head unless it has the same labels."""
     base, params = hub.load_model(model)
     same = base.classifier == spec.classifier
     same &= base.classifier is None or label_names(base.config) == label_names(spec.config)
-    taken = {t.name for t in spec.tensors() if same or not t.name.startswith("classifier")}
     return {
-        t.name: params[t.name] if t.name in taken else init_tensor(t, seed) for t in spec.tensors()
+        t.name: params[t.name]
+        if same or not t.name.startswith("classifier")
+        else init_tensor(t, seed)
+        for t in spec.tensors()
     }
 
 
 def _measure(
     job: Job, directory: RunDirectory, labels: Labels, held: Documents, world: World
 ) -> None:
-    backend = job.backend if world.size == 1 else "torch"  # JAX's other processes have gone
+    backend = job.backend if world.size == 1 else "torch"  # JAX's other processes have ended
     model = ClassifierModel(str(directory.final), backend)
     agreement, figures = labels.figures(held.values, model.scores(held.ids))
     report: dict[str, Any] = {"problem": labels.problem, "held_out": _plain(asdict(agreement))}
-    report |= {"labels": [_plain(asdict(one)) for one in figures]}
+    report |= {"labels": [_plain(asdict(label)) for label in figures]}
     write_atomic(directory.path / REPORT, json.dumps(report, indent=1) + "\n")
     if not len(held):
-        notes.warn("too few documents to hold any out; nothing measured")
-    _tell(job, report, world)
+        notes.warn("too few documents to hold any out; nothing is measured")
+    _show(job, report, world)
 
 
 def _plain(figures: dict[str, Any]) -> dict[str, Any]:
-    """Figures as JSON knows them: null where there is none."""
+    """Figures for JSON: null instead of NaN."""
     return {k: None if isinstance(v, float) and np.isnan(v) else v for k, v in figures.items()}
 
 
-def _tell(job: Job, report: Mapping[str, Any], world: World) -> None:
+def _show(job: Job, report: Mapping[str, Any], world: World) -> None:
     if not world.leads:
         return
-    said = [(k.replace("_", " "), v) for k, v in report["held_out"].items() if v is not None]
-    shown = ", ".join(f"{k} {v:,}" if isinstance(v, int) else f"{k} {v:.4f}" for k, v in said)
-    notes.note(f"held out: {shown}")
-    for one in report["labels"]:
-        said = [(k, v) for k, v in one.items() if isinstance(v, float)]
-        shown = ", ".join(f"{k} {v:.3f}" for k, v in said)
-        notes.note(f"held out: {one['label']}: {shown} of {one['documents']:,} documents")
+    figures = [(k.replace("_", " "), v) for k, v in report["held_out"].items() if v is not None]
+    shown = (f"{k} {v:,}" if isinstance(v, int) else f"{k} {v:.4f}" for k, v in figures)
+    notes.note(f"held out: {', '.join(shown)}")
+    for label in report["labels"]:
+        shown = (f"{k} {v:.3f}" for k, v in label.items() if isinstance(v, float))
+        line = f"{label['label']}: {', '.join(shown)} of {label['documents']:,} documents"
+        notes.note(f"held out: {line}")
     if job.json:
         print(json.dumps(report), file=sys.stdout)

@@ -1,7 +1,7 @@
 """Labels of documents as numbers: one of several, any of several, or a number.
 
-What a column holds decides: lists of names are any of several, names one of several, numbers the
-same unless a regression is asked for.
+The column decides: lists of names mean any of several, names one of several; numbers count as names
+unless a regression is requested.
 """
 
 import math
@@ -24,21 +24,27 @@ WEIGHTS = ("none", "balanced")
 
 @dataclass(frozen=True)
 class Labels:
-    """The problem and the names of a classifier's scores, in their order."""
+    """The problem and the names of a classifier's scores, in order."""
 
     problem: Problem
     names: tuple[str, ...]
 
     def encoded(self, values: Sequence[Any]) -> np.ndarray:
-        """Targets float32[n, L] of values that `usable` lets pass."""
+        """Targets float32[n, L] of values that `usable` returned."""
         if self.problem == NUMBER:
             return np.array([[float(value)] for value in values], np.float32).reshape(-1, 1)
-        place = {name: number for number, name in enumerate(self.names)}
-        found = np.zeros((len(values), len(self.names)), np.float32)
+        column = {name: number for number, name in enumerate(self.names)}
+        targets = np.zeros((len(values), len(self.names)), np.float32)
         for row, value in enumerate(values):
             for name in value if self.problem == MULTI else (value,):
-                found[row, place[name]] = 1
-        return found
+                targets[row, column[name]] = 1
+        return targets
+
+    def include(self, value: Any) -> bool:
+        """Whether a value has only labels that these names contain."""
+        if self.problem == NUMBER:
+            return True
+        return set(value if self.problem == MULTI else (value,)) <= set(self.names)
 
     def weights(self, values: Sequence[Any], kind: str) -> np.ndarray:
         """Weights float32[n] of documents; balanced: n / (labels · documents with the label)."""
@@ -55,7 +61,7 @@ class Labels:
     def figures(
         self, values: Sequence[Any], scores: np.ndarray
     ) -> tuple[held_out_metrics.Agreement, list[held_out_metrics.LabelFigures]]:
-        """How scores[n, L] of documents agree with their values."""
+        """The agreement of scores[n, L] of documents with their values, in all and by label."""
         if self.problem == NUMBER:
             return held_out_metrics.numbers(
                 self.encoded(values)[:, 0].astype(np.float64), scores[:, 0]
@@ -66,7 +72,7 @@ class Labels:
 
 
 def usable(value: Any, regression: bool) -> Any:
-    """A value of a label column as it is used, None where there is none; BadData says why not."""
+    """A value of a label column as it is used, None if it is empty; BadData if it is unusable."""
     if value is None or value == "":
         return None
     if isinstance(value, list):
@@ -76,14 +82,14 @@ def usable(value: Any, regression: bool) -> Any:
     try:
         number = float(value)
     except (TypeError, ValueError):
-        raise BadData(f"label {value!r} is no number") from None
+        raise BadData(f"label {value!r} is not a number") from None
     if not math.isfinite(number):
         raise BadData(f"label {value!r} is not finite")
     return number
 
 
 def labels_of(values: Sequence[Any], column: str, regression: bool) -> Labels:
-    """What the values of a column say; BadData where there are too few different ones."""
+    """The labels in the values of a column; BadData where there are too few different ones."""
     lists = {isinstance(value, tuple) for value in values}
     if len(lists) > 1 or (True in lists and regression):
         raise BadData(f"--label {column}: lists and single values (expected one kind)")

@@ -1,6 +1,6 @@
-"""A trained sequence classifier at work: token rows in, scores out, and a scorer of texts.
+"""Inference with a trained sequence classifier: scores of token rows and of texts.
 
-Windows of one text are averaged, each by its tokens.
+The score of a text is the mean over its windows, weighted by their numbers of tokens.
 """
 
 import functools
@@ -16,14 +16,14 @@ from sabia.core.model.forward import hidden
 from sabia.core.model.heads import class_logits
 from sabia.core.model.storage import hub
 from sabia.core.recipes.classifier.token_windows import TextReader
-from sabia.core.recipes.pooled_model import BATCH_TOKENS, PooledRows
+from sabia.core.recipes.pooled_model import BATCH_TOKENS, PooledModel
 from sabia.core.spec.families import load_spec
 from sabia.core.spec.heads import ClassifierHead, label_names, problem_of
 from sabia.core.spec.model import ModelSpec
 from sabia.core.text.tokenize.tokenizer import load_tokenizer
 
 
-class ClassifierModel(PooledRows):
+class ClassifierModel(PooledModel):
     """A model directory with a classification head."""
 
     def __init__(
@@ -34,39 +34,37 @@ class ClassifierModel(PooledRows):
         batch_tokens: int = BATCH_TOKENS,
     ) -> None:
         spec, params = hub.load_model(path)
-        self.head = _check(spec, path)
+        self.head = _head(spec, path)
         self.problem = problem_of(spec.config)
         super().__init__(spec, params, self.head.pooling, backend, precision, batch_tokens)
 
     def scores(self, rows: Sequence[np.ndarray]) -> np.ndarray:
         """float32[n, L] of rows of token ids: probabilities, or numbers of a regression."""
-        return self._told(self.vectors(rows, self.head.labels))
-
-    def forward(self, params: Any, ids: Any, segments: Any, pool: Any) -> Any:
-        """The logits of the labels; see PooledRows."""
-        x = hidden(self.spec, params, ids, self.ops, segments=segments)
-        return class_logits(self.spec, params, x, pool, self.ops)
-
-    def _told(self, logits: np.ndarray) -> np.ndarray:
+        logits = self.vectors(rows, self.head.labels)
         if self.problem == "regression":
             return logits
         if self.problem == "multi_label_classification":
             return 0.5 * (1 + np.tanh(logits / 2))  # a sigmoid that does not overflow
-        shares = np.exp(logits - logits.max(-1, keepdims=True))
-        return shares / shares.sum(-1, keepdims=True)
+        exp = np.exp(logits - logits.max(-1, keepdims=True))
+        return exp / exp.sum(-1, keepdims=True)
+
+    def forward(self, params: Any, ids: Any, segments: Any, pool: Any) -> Any:
+        """The logits of the labels; see PooledModel."""
+        x = hidden(self.spec, params, ids, self.ops, segments=segments)
+        return class_logits(self.spec, params, x, pool, self.ops)
 
 
-def _check(spec: ModelSpec, path: str) -> ClassifierHead:
+def _head(spec: ModelSpec, path: str) -> ClassifierHead:
     if spec.classifier is None:
         raise UsageError(
-            f"--model: {path} is no classifier (expected one of {spec.family} with labels, as "
-            "`sabia classify train --model` makes it)"
+            f"--model: {path} is not a classifier (expected a {spec.family} model with labels, "
+            "such as `sabia classify train --model` writes)"
         )
     return spec.classifier
 
 
 class ModelScorer:
-    """core.text.classify.scorers.Scorer of a model directory; it travels as its settings."""
+    """core.text.classify.scorers.Scorer of a model directory; pickled as its settings."""
 
     def __init__(
         self,
@@ -77,9 +75,9 @@ class ModelScorer:
         precision: str = "fp32",
         batch_tokens: int = BATCH_TOKENS,
     ) -> None:
-        """length: most tokens of a text or a window (0: what the model was trained for)."""
+        """length: most tokens of a text or a window (0: as in the model's training)."""
         spec = load_spec(path)
-        _check(spec, path)
+        _head(spec, path)
         if length > spec.max_positions:
             raise UsageError(
                 f"--length: {length} tokens (expected at most the model's {spec.max_positions})"
@@ -88,14 +86,15 @@ class ModelScorer:
         trained = int(spec.config.get("classifier_length") or spec.max_positions)
         self.reader = TextReader(load_tokenizer(path), length or trained, long)
         self._opening = (path, backend, precision, batch_tokens)
-        how = f"{model_fingerprint(path)} {self.reader.length} {long} {precision}"
-        self.digest = hashlib.blake2b(how.encode(), digest_size=16).hexdigest()
+        settings = f"{model_fingerprint(path)} {self.reader.length} {long} {precision}"
+        self.digest = hashlib.blake2b(settings.encode(), digest_size=16).hexdigest()
 
     def score(self, texts: Sequence[str]) -> dict[str, np.ndarray]:
         """float32[n] of every label; NaN for a text without tokens."""
         rows, owner = self.reader.read(texts)
         scores = _opened(*self._opening).scores(rows)
         sizes = np.array([len(row) for row in rows], np.float64)
+        # Σ over the windows of a text of size · score, divided by Σ size
         total = np.bincount(owner, sizes, minlength=len(texts))
         with np.errstate(invalid="ignore"):
             return {

@@ -1,7 +1,7 @@
-"""Texts as a classifier reads them: the tokenizer's own special tokens, cut or in windows.
+"""Texts as token rows for a classifier: with special tokens, truncated or in windows.
 
-A text that is too long is cut behind its first tokens, as transformers truncates it, or becomes
-several overlapping windows. A special token that a text spells out stays ordinary text.
+A text that is too long is truncated as in transformers, or becomes several overlapping windows.
+A special token that is written out in a text stays ordinary text.
 """
 
 from collections.abc import Sequence
@@ -14,12 +14,12 @@ import numpy as np
 from sabia.core.errors import UsageError
 from sabia.core.text.tokenize.tokenizer import Tokenizer
 
-OVERLAP = 8  # windows share one token in so many
+OVERLAP = 8  # windows share an eighth of their tokens
 
 
 @dataclass(frozen=True)
 class TextReader:
-    """tokenizer; length: most tokens of a row; long: truncate or windows."""
+    """length: most tokens of a row; long: `truncate` or `windows`."""
 
     tokenizer: Tokenizer
     length: int
@@ -30,6 +30,7 @@ class TextReader:
             raise UsageError(f"--length: {self.length} tokens (expected 4 or more)")
 
     def __getstate__(self) -> dict[str, Any]:
+        # without the cached backend, which cannot be pickled
         return {"tokenizer": self.tokenizer, "length": self.length, "long": self.long}
 
     @cached_property
@@ -44,13 +45,13 @@ class TextReader:
         return backend
 
     def read(self, texts: Sequence[str]) -> tuple[list[np.ndarray], np.ndarray]:
-        """(ids int32 of every row, which text[rows] each is of), in order; empty rows left out."""
+        """(token ids int32 of each row, the number of its text [rows]), without empty rows."""
         rows: list[np.ndarray] = []
         owner: list[int] = []
         for number, encoded in enumerate(self._backend.encode_batch(list(texts))):
-            more = encoded.overflowing if self.long == "windows" else ()
-            for one in (encoded, *more):
-                if one.ids:
-                    rows.append(np.array(one.ids, np.int32))
+            windows = encoded.overflowing if self.long == "windows" else ()
+            for window in (encoded, *windows):
+                if window.ids:
+                    rows.append(np.array(window.ids, np.int32))
                     owner.append(number)
         return rows, np.array(owner, np.int64)

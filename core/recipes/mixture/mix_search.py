@@ -2,12 +2,12 @@
 
 The sources are those of the token rows. `regression` trains one proxy for each of many random
 mixes and fits a law to their held-out losses; `doremi` trains a reference, then a proxy whose
-sources are reweighted as it goes (both: sabia.core.train.mixture_law). At the end two proxies are
-trained on the mix found and on the mix as the rows are, so that what was gained is measured and
-not predicted.
+sources are reweighted during training (both: sabia.core.train.mixture_law). At the end two proxies
+are trained, on the best mix and on the proportions of the rows, so that the improvement is measured
+and not predicted.
 
-The run directory keeps the proxies, so that a search that was stopped goes on with the next;
-`mixture.json` holds the answer.
+The run directory stores the losses of the proxies, so that an interrupted search continues with the
+next one; `mixture.json` contains the result.
 """
 
 import json
@@ -37,10 +37,10 @@ ANSWER = "mixture.json"
 
 
 def run(job: Job, task: Task, options: PretrainOptions, identity: dict[str, Any]) -> None:
-    """Search; writes the answer and the proxies into -o, the last two as rows to stdout."""
+    """Search; writes the result and the proxies into -o, the last two as rows to stdout."""
     directory, world = training_run.open_run(job)
     if world.size > 1:
-        raise UsageError("--search-mix trains small models in one process (run it in one)")
+        raise UsageError("--search-mix trains small models in one process (expected one process)")
     if len(task.rows.source_names) < 2:
         raise UsageError("--search-mix: the rows are of one source (expected two or more)")
     target = _target(options, task.rows.source_names)
@@ -55,22 +55,22 @@ def run(job: Job, task: Task, options: PretrainOptions, identity: dict[str, Any]
     directory.path.mkdir(parents=True, exist_ok=True)
     if job.force:
         (directory.path / FILE).unlink(missing_ok=True)
-    said = json.dumps(identity, sort_keys=True, default=str)
-    proxies = Proxies(job, task, options, plan, directory.path, said)
+    run_identity = json.dumps(identity, sort_keys=True, default=str)
+    proxies = Proxies(job, task, options, plan, directory.path, run_identity)
     limits = _limits(options, proxies)
     if options.search_mix == "regression":
-        found = _regression(proxies, options, target, limits)
+        best = _regression(proxies, options, target, limits)
     else:
-        found = {"weights": _cut(_reweighted(proxies), limits)}
-    _publish(proxies, options, target, found)
+        best = {"weights": _within_limits(_reweighted(proxies), limits)}
+    _publish(proxies, options, target, best)
 
 
 def _target(options: PretrainOptions, names: tuple[str, ...]) -> np.ndarray:
-    """What each source's loss counts, float64[S] with sum 1."""
-    given = np.array(parse_weights(options.target, names, "--target") or (1.0,) * len(names))
-    if given.min() < 0 or given.sum() <= 0:
+    """The weight of each source's loss, float64[S] with sum 1."""
+    weights = np.array(parse_weights(options.target, names, "--target") or (1.0,) * len(names))
+    if weights.min() < 0 or weights.sum() <= 0:
         raise UsageError(f"--target: {options.target!r} (expected weights of 0 or more, not all 0)")
-    return given / given.sum()
+    return weights / weights.sum()
 
 
 def _limits(options: PretrainOptions, proxies: Proxies) -> np.ndarray:
@@ -82,7 +82,7 @@ def _limits(options: PretrainOptions, proxies: Proxies) -> np.ndarray:
     if limits.sum() < 1:
         most = int(available.sum() * options.max_repeat)
         raise UsageError(
-            f"--max-repeat: {options.max_repeat:g} passes over all rows give {most:,} tokens "
+            f"--max-repeat: {options.max_repeat:g} passes over all rows give only {most:,} tokens "
             f"(expected {options.for_tokens:,})"
         )
     return limits
@@ -100,17 +100,17 @@ def _regression(
             bar.advance(1)
     law = fit(mixes, np.array(losses))
     for name, rank, error in zip(proxies.names, law.rank, law.error, strict=True):
-        notes.note(f"law of {name}: rank correlation {rank:.2f}, error {error:.4f} (left out)")
+        notes.note(f"law of {name}: rank correlation {rank:.2f}, error {error:.4f} (leave-one-out)")
     mix, predicted = best_mix(law, proxies.base, target, limits, seed)
     ranks = dict(zip(proxies.names, law.rank.tolist(), strict=True))
     return {"weights": mix, "predicted_loss": predicted, "rank_correlation": ranks}
 
 
-def _cut(weights: np.ndarray, limits: np.ndarray) -> np.ndarray:
-    """The weights with what is over a limit given to the others, in proportion."""
+def _within_limits(weights: np.ndarray, limits: np.ndarray) -> np.ndarray:
+    """The weights cut to the limits; the excess is distributed to the others in proportion."""
     if (weights > limits).any():
         notes.note("--max-repeat cuts the share of a source")
-    for _ in weights:
+    for _ in weights:  # each pass may bring another source over its limit
         over = weights >= limits
         rest = weights[~over].sum()
         if not over.any() or rest <= 0:
@@ -120,7 +120,7 @@ def _cut(weights: np.ndarray, limits: np.ndarray) -> np.ndarray:
 
 
 def _reweighted(proxies: Proxies) -> np.ndarray:
-    """DoReMi's weights [S], from a proxy that samples all sources alike."""
+    """DoReMi's weights [S], from a proxy that samples all sources uniformly (arXiv 2305.10429)."""
     reference, count = proxies.trained(proxies.base), len(proxies.names)
     stepper, order = proxies.stepper(), proxies.order(np.full(count, 1 / count))
     weights = Reweighting(count)
@@ -138,31 +138,34 @@ def _reweighted_step(
     proxies: Proxies, reference: Stepper, stepper: Stepper, numbers: np.ndarray, step: int,
     weights: np.ndarray,
 ) -> np.ndarray:  # fmt: skip
-    """Train on rows by the weights of their sources; the excess loss of each source [S]."""
+    """Train on rows weighted by their sources; returns the excess loss of each source [S]."""
     batch = proxies.batch(stepper, numbers)
-    batch["source"] = np.eye(len(numbers), dtype=np.float32)  # tells every row apart
+    batch["source"] = np.eye(
+        len(numbers), dtype=np.float32
+    )  # one source per row: losses come by row
     source, tokens = proxies.task.rows.source_of(numbers), batch["loss_mask"].sum(1)
     expected = _row_losses(reference.evaluate(batch))
     batch["loss_mask"] = batch["loss_mask"] * row_weights(weights, source, tokens)[:, None]
-    found = stepper.step(batch, proxies.rate(step), number=step)
-    excess = np.maximum(_row_losses(found) - expected, 0.0)
+    figures = stepper.step(batch, proxies.rate(step), number=step)
+    # excess of a source = Σ over its rows of tokens · max(loss - reference loss, 0) / its tokens
+    excess = np.maximum(_row_losses(figures) - expected, 0.0)
     total = np.bincount(source, excess * tokens, minlength=len(weights))
     seen = np.bincount(source, tokens, minlength=len(weights))
     return np.divide(total, seen, out=np.full(len(weights), np.nan), where=seen > 0)
 
 
-def _row_losses(found: dict[str, Any]) -> np.ndarray:
-    """Mean loss of each row, float64[B], of a step that told every row apart."""
-    weight = np.asarray(found["source_weight"], np.float64)
-    loss = np.asarray(found["source_loss"], np.float64)
+def _row_losses(figures: dict[str, Any]) -> np.ndarray:
+    """Mean loss of each row, float64[B], of a step with one source per row."""
+    weight = np.asarray(figures["source_weight"], np.float64)
+    loss = np.asarray(figures["source_loss"], np.float64)
     return np.divide(loss, weight, out=np.zeros_like(loss), where=weight > 0)
 
 
 def _publish(
-    proxies: Proxies, options: PretrainOptions, target: np.ndarray, found: dict[str, Any]
+    proxies: Proxies, options: PretrainOptions, target: np.ndarray, best: dict[str, Any]
 ) -> None:
-    """Compare the mix with the rows as they are; write and print the answer."""
-    mixes = {"found": found.pop("weights"), "as-the-rows-are": proxies.base}
+    """Compare the best mix with the proportions of the rows; write and print the result."""
+    mixes = {"found": best.pop("weights"), "as-the-rows-are": proxies.base}
     losses = {name: np.array(proxies.losses(name, mix)) for name, mix in mixes.items()}
     before, after = (float(target @ losses[name]) for name in ("as-the-rows-are", "found"))
     answer = {
@@ -171,21 +174,21 @@ def _publish(
         "weights": _named(proxies, mixes["found"].round(6)),
         "loss": after,
         "loss_as_the_rows_are": before,
-        **found,
+        **best,
     }
-    place = proxies.directory / ANSWER
-    write_atomic(place, json.dumps(answer, indent=1) + "\n")
-    told = ",".join(f"{name}={weight:.4g}" for name, weight in answer["weights"].items())
-    notes.note(f"held-out loss {after:.4f}; on the rows as they are {before:.4f}")
-    notes.note(f"{place}: use it by --mix {told}")
+    path = proxies.directory / ANSWER
+    write_atomic(path, json.dumps(answer, indent=1) + "\n")
+    mix = ",".join(f"{name}={weight:.4g}" for name, weight in answer["weights"].items())
+    notes.note(f"held-out loss {after:.4f}; with the proportions of the rows {before:.4f}")
+    notes.note(f"{path}: to use it, give --mix {mix}")
     rows = [
         {
             "run": name,
-            "weights": _named(proxies, mix),
+            "weights": _named(proxies, weights),
             "loss_by_source": _named(proxies, losses[name]),
             "loss": float(target @ losses[name]),
         }
-        for name, mix in mixes.items()
+        for name, weights in mixes.items()
     ]
     by_source = type_of(proxies.names)
     schema = pa.schema([("run", pa.string()), ("weights", by_source),

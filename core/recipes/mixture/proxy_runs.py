@@ -1,4 +1,4 @@
-"""Proxy runs of a mixture search: small models trained on a mix, judged on held-out rows.
+"""Proxy runs of a mixture search: small models trained on a mix, evaluated on held-out rows.
 
 Every HELD_OUT-th row of each source is held out and never trained on. All proxies start from the
 same weights and see each source's rows in the same order, so that only the mix differs. A finished
@@ -23,13 +23,13 @@ from sabia.core.train.optimizer.schedule import learning_rate
 from sabia.core.train.stepper import Stepper
 
 HELD_OUT = 20
-EVAL_ROWS = 256  # held-out rows of a source at most
+EVAL_ROWS = 256  # at most so many held-out rows of a source
 FILE = "proxies.jsonl"
 
 
 @dataclass
 class Proxies:
-    """What all proxies share. identity: what a kept line must be of."""
+    """What all proxies share. identity: of the run; stored lines of another one are ignored."""
 
     job: Job
     task: Task
@@ -50,25 +50,28 @@ class Proxies:
 
     @property
     def base(self) -> np.ndarray:
-        """The mix as the rows are, float64[S]."""
+        """The proportions of the rows, float64[S]."""
         return self.sizes / self.sizes.sum()
 
     @cached_property
     def begins(self) -> np.ndarray:
-        """The number of each source's first row, and of all rows, int64[S + 1]."""
+        """The number of each source's first row, and the number of all rows, int64[S + 1]."""
         return np.concatenate(([0], np.cumsum(self.task.rows.source_sizes)))
 
     def losses(self, name: str, mix: np.ndarray) -> list[float]:
-        """Mean held-out loss a token of each source after training on a mix [S]."""
-        given = [round(float(weight), 9) for weight in mix]
+        """Mean held-out loss per token of each source after training on a mix [S]."""
+        weights = [round(float(weight), 9) for weight in mix]
         path = self.directory / FILE
         for line in path.read_text().splitlines() if path.exists() else ():
-            kept = json.loads(line)
-            if (kept["run"], kept["weights"], kept["of"]) == (name, given, self.identity):
-                return kept["losses"]
+            stored = json.loads(line)
+            if (stored["run"], stored["weights"], stored["of"]) == (name, weights, self.identity):
+                return stored["losses"]
         stepper = self.trained(mix)
-        losses = [self._loss(stepper, numbers) for numbers in self._held_out()]
-        row = {"run": name, "weights": given, "losses": losses, "of": self.identity}
+        losses = [
+            self._loss(stepper, first + np.arange(0, size, HELD_OUT)[:EVAL_ROWS])
+            for first, size in zip(self.begins, self.task.rows.source_sizes, strict=False)
+        ]
+        row = {"run": name, "weights": weights, "losses": losses, "of": self.identity}
         with path.open("a") as file:
             file.write(json.dumps(row) + "\n")
         return losses
@@ -95,11 +98,12 @@ class Proxies:
         return DataOrder(sizes, self.job.seed, tuple(map(float, mix)))
 
     def numbers(self, order: DataOrder, step: int) -> np.ndarray:
-        """Numbers among all rows of a step's rows, int64[B]."""
+        """The numbers of a step's rows among all rows, int64[B]."""
         trained = order.rows(step * self.plan.batch_rows, self.plan.batch_rows)
         first = np.concatenate(([0], np.cumsum(order.sizes)))
         source = np.searchsorted(first[1:], trained, side="right")
         within = trained - first[source]
+        # rows 0, HELD_OUT, 2 · HELD_OUT, … of a source are held out: skip them
         return self.begins[source] + within + within // (HELD_OUT - 1) + 1
 
     def batch(self, stepper: Stepper, numbers: np.ndarray) -> dict[str, np.ndarray]:
@@ -111,20 +115,15 @@ class Proxies:
         """The learning rate of a step."""
         return learning_rate(step, self.plan.schedule)
 
-    def _held_out(self) -> list[np.ndarray]:
-        return [
-            first + np.arange(0, size, HELD_OUT)[:EVAL_ROWS]
-            for first, size in zip(self.begins, self.task.rows.source_sizes, strict=False)
-        ]
-
     def _loss(self, stepper: Stepper, numbers: np.ndarray) -> float:
         size, total, weight = self.plan.batch_rows, 0.0, 0.0
         for start in range(0, len(numbers), size):
-            place = np.arange(start, start + size)
-            batch = self.batch(stepper, numbers[np.minimum(place, len(numbers) - 1)])
-            batch["loss_mask"] = batch["loss_mask"] * (place < len(numbers))[:, None]
-            found: dict[str, Any] = stepper.evaluate(batch)
-            if found["weight"] > 0:
-                total += found["loss"] * found["weight"]
-                weight += found["weight"]
+            # the last batch is padded with copies of the last row, which are masked
+            index = np.arange(start, start + size)
+            batch = self.batch(stepper, numbers[np.minimum(index, len(numbers) - 1)])
+            batch["loss_mask"] = batch["loss_mask"] * (index < len(numbers))[:, None]
+            figures: dict[str, Any] = stepper.evaluate(batch)
+            if figures["weight"] > 0:
+                total += figures["loss"] * figures["weight"]
+                weight += figures["weight"]
         return total / weight if weight else float("nan")

@@ -27,8 +27,8 @@ from sabia.core.recipes.grpo_batch import (
     with_slots,
 )
 from sabia.core.recipes.grpo_journal import Journal
-from sabia.core.recipes.grpo_prompts import Practice, Prompt
-from sabia.core.recipes.grpo_report import Table
+from sabia.core.recipes.grpo_prompts import Prompt, PromptSchedule
+from sabia.core.recipes.grpo_report import StepTable
 from sabia.core.recipes.grpo_sampling import Sampler
 from sabia.core.shards.job import Job
 from sabia.core.spec import from_config, new_config
@@ -187,7 +187,7 @@ def test_samples_past_the_checkpoint_are_not_made_again(config, prompts, tmp_pat
             raise KeyboardInterrupt
 
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(Table, "show", die)
+        patch.setattr(StepTable, "show", die)
         grpo.run(job_of(prompts, run), config.replace(save_every="4"))
     made = []
     original = Sampler._sampled
@@ -238,13 +238,13 @@ def test_other_settings_run(config, prompts, tmp_path, changes):
 
 def test_too_high_a_rate_is_said(config, prompts, tmp_path, capsys):
     """The negative control: learn the digit, then destroy the policy with a rate of 1."""
-    table = Table()
+    table = StepTable()
     for reward in (0.45, 0.46, 0.47, 0.44, 0.3, 0.2, 0.18, 0.1, 0.05):
-        table.watch(reward)
+        table.check_collapse(reward)
     assert capsys.readouterr().err.count("collapsed from 0.460") == 1
-    steady = Table()
+    steady = StepTable()
     for reward in (0.1, 0.05, 0.02, 0.0, 0.0, 0.0, 0.4, 0.3):
-        steady.watch(reward)
+        steady.check_collapse(reward)
     assert not steady.warned  # .1 to 0 is noise of a small group
 
 
@@ -391,12 +391,12 @@ def test_a_shared_prompt_has_the_gradients_of_repeated_ones(config, sampled):
 
 def test_the_order_of_prompts_is_arithmetic():
     prompts = [Prompt(str(i), (), (1,), "7", None) for i in range(10)]
-    practice = Practice(prompts, 4, seed=3)
-    seen = [p.id for step in range(5) for p in practice.of_step(step)]
+    schedule = PromptSchedule(prompts, 4, seed=3)
+    seen = [p.id for step in range(5) for p in schedule.of_step(step)]
     assert sorted(seen[:10]) == sorted(seen[10:]) == sorted(str(i) for i in range(10))
     assert seen[:10] != seen[10:]
-    assert [p.id for p in practice.of_step(3)] == seen[12:16]
-    assert [p.id for p in Practice(prompts, 4, seed=4).of_step(0)] != seen[:4]
+    assert [p.id for p in schedule.of_step(3)] == seen[12:16]
+    assert [p.id for p in PromptSchedule(prompts, 4, seed=4).of_step(0)] != seen[:4]
 
 
 def test_journal_gives_back_what_it_was_given(tmp_path):
