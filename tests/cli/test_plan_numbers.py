@@ -59,7 +59,7 @@ def test_a_run_that_stops_make_late_says_so_and_what_makes_up_for_it() -> None:
     words = "--params 70B --chip h100 --preempt 6h --deadline"
     text = call(f"{words} 30d").stdout
     (sooner,) = re.findall(
-        r"late +with stops 1.6d after the deadline of 30d; --deadline (\S+) ", text
+        r"late +1.6d after the deadline of 30d with interruptions; use --deadline (\S+) ", text
     )
     assert not report(f"{words} 30d")["stops"]["wall_meets_deadline"]
     assert report(f"{words} {sooner}")["stops"]["wall_s"] < 30.1 * 86400

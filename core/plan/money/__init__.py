@@ -1,1 +1,1 @@
-"""Prices, bills, budgets of many runs, carbon, and how far to train for the money."""
+"""Prices, costs, budgets of lists of runs, carbon emissions, and scaling laws."""

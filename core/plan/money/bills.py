@@ -1,7 +1,7 @@
-"""What chip-hours cost, and how amounts are written in tables.
+"""Cost of chip-hours, and the format of amounts in tables.
 
-Cost depends on chip-hours alone: twice the chips for half the time is the same bill. A bill
-is for the run itself, without failures, idle time or storage.
+Cost depends only on chip-hours: twice the chips for half the time cost the same. It is for the run
+itself, without failures, idle time or storage.
 """
 
 from sabia.core.units import DURATION_S
@@ -11,12 +11,12 @@ DAY_S = DURATION_S["d"]
 
 
 def cost_usd(chip_s: float, usd_per_chip_hour: float) -> float:
-    """The bill for `chip_s` seconds of one chip."""
+    """The cost of `chip_s` chip-seconds."""
     return chip_s / HOUR_S * usd_per_chip_hour
 
 
 def cost_usd_per_day(chips: float, usd_per_chip_hour: float) -> float:
-    """The bill for a day of `chips` chips."""
+    """The cost of `chips` chips per day."""
     return chips * 24 * usd_per_chip_hour
 
 

@@ -1,18 +1,18 @@
-"""Energy of a run and what it emits: chip-hours · power · PUE · kg CO2e per kWh.
+"""Energy and emissions of a run: chip-hours · power · PUE · kg CO2e per kWh.
 
-PUE is what the building takes over what the machines take. The intensity of the electricity is the
-large unknown: it differs twentyfold between grids, so a figure is always shown with the range over
-INTENSITIES. Published runs that these formulas give to the last digit: LLaMA (Touvron et al. 2023,
-table 15: 400 W, PUE 1.1, 0.385 kg/kWh). The Llama 3.1 405B model card (30.84M hours, 700 W,
-8,930 t) implies 0.414 kg/kWh. Making the chips is not counted, nor the hosts beside them.
+PUE (power usage effectiveness) is the power of the building over that of the machines. The carbon
+intensity of the electricity differs twentyfold between grids, so a figure is always shown with the
+range over INTENSITIES. The formulas reproduce LLaMA (Touvron et al. 2023, table 15: 400 W, PUE 1.1,
+0.385 kg/kWh) exactly. The Llama 3.1 405B model card (30.84M hours, 700 W, 8,930 t) implies
+0.414 kg/kWh. Production of the chips and power of the hosts are not counted.
 """
 
 from dataclasses import dataclass
 
 from sabia.core.errors import UsageError
 
-# kg CO2e per kWh of electricity made, life cycle, 2023: Ember and the Energy Institute, by
-# ourworldindata.org/grapher/carbon-intensity-electricity; the world's and Norway's: Ember
+# kg CO2e per kWh of generated electricity, life cycle, 2023: Ember and the Energy Institute, from
+# ourworldindata.org/grapher/carbon-intensity-electricity; world and Norway: Ember
 INTENSITIES = {
     "Norway": 0.030,
     "France": 0.056,
@@ -26,9 +26,9 @@ INTENSITIES = {
 
 @dataclass(frozen=True)
 class Footprint:
-    """What a run takes from the grid and emits; kWh and metric tons of CO2e.
+    """Energy and emissions of a run; kWh and metric tons of CO2e.
 
-    `low_t`, `high_t`: the same energy on the cleanest and the dirtiest grid of INTENSITIES.
+    `low_t`, `high_t`: the same energy on the grids of INTENSITIES with the least and the most CO2e.
     """
 
     chip_hours: float
@@ -38,29 +38,29 @@ class Footprint:
 
     @property
     def energy_kwh(self) -> float:
-        """Chips and their share of the building."""
+        """Energy of the chips times PUE."""
         return self.chip_hours * self.power_w / 1e3 * self.pue
 
     @property
     def tons(self) -> float:
-        """At the given intensity."""
+        """Emissions at the given intensity."""
         return self.energy_kwh * self.kg_per_kwh / 1e3
 
     @property
     def low_t(self) -> float:
-        """On the cleanest grid on file."""
+        """Emissions on the grid with the least CO2e."""
         return self.energy_kwh * min(INTENSITIES.values()) / 1e3
 
     @property
     def high_t(self) -> float:
-        """On the dirtiest grid on file."""
+        """Emissions on the grid with the most CO2e."""
         return self.energy_kwh * max(INTENSITIES.values()) / 1e3
 
 
 def footprint(
     chip_hours: float, power_w: float | None, chip: str, pue: float, kg_per_kwh: float
 ) -> Footprint:
-    """The footprint of `chip_hours` of `chip`. Raises UsageError where its power is not known."""
+    """The footprint of `chip_hours` of `chip`. Raises UsageError if its power is not known."""
     if power_w is None:
         raise UsageError(
             f"--carbon: no power of {chip} is on file (expected a chip with power_w in chips.toml)"

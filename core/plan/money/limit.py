@@ -1,8 +1,7 @@
-"""What a money limit (`--max-cost`) buys of a run, and the smallest change that a dearer run needs.
+"""Check a run against a cost limit (`--max-cost`), and find the smallest change that meets it.
 
-A bill grows with tokens, so a run that costs more than the limit fits with fewer tokens, a lower
-price, or a higher MFU, each by the same factor. Overheads (lost time, spare nodes) are a factor of
-the bill, given by the caller. Only prices that may be used are compared (prices.py).
+Cost is proportional to tokens, so a run above the limit fits with fewer tokens, a lower price, or a
+higher MFU, each by the same factor. Only prices that may be used are compared (prices.py).
 """
 
 from dataclasses import dataclass
@@ -17,25 +16,25 @@ MOST_FASTER = 2
 
 
 @dataclass(frozen=True)
-class Bought:
-    """A run within its limit: its bill at the cheapest price, and what all of it would buy."""
+class AffordableRun:
+    """A run within its limit: its cost at the lowest price, and the tokens for the whole limit."""
 
     price: Price
     cost_usd: float
     tokens: float
 
 
-def bought(
+def within_limit(
     limit_usd: float,
     work_chip_s: float,
     tokens: float,
     prices: tuple[Price, ...],
     overhead: float = 1.0,
-) -> Bought:
-    """What `limit_usd` buys of a run of `tokens` that takes `work_chip_s` at the cheapest price.
+) -> AffordableRun:
+    """The run of `tokens` tokens and `work_chip_s` chip-seconds at the lowest price.
 
-    `overhead` multiplies the bill (0.5: chips at half the price). Raises UsageError on a limit
-    of nothing or no price, Infeasible, with the smallest changes, where the run costs more.
+    `overhead` multiplies the cost (0.5: chips at half the price). Raises UsageError on a limit of 0
+    or no price; Infeasible, with the smallest changes, if the run costs more than the limit.
     """
     if not limit_usd > 0:
         raise UsageError(f"--max-cost: {limit_usd:g} (expected more than 0)")
@@ -45,24 +44,14 @@ def bought(
     run_usd = cost_usd(work_chip_s, price.usd_per_chip_hour) * overhead
     fitting = tokens * limit_usd / run_usd
     if run_usd > limit_usd * (1 + 1e-9):
-        ways = _smallest_changes(fitting, run_usd / limit_usd, price)
+        factor = run_usd / limit_usd
+        digit = 10 ** (len(f"{fitting:.0f}") - 3)  # of the third digit, to round down
+        rate = int(price.usd_per_chip_hour / factor * 100) / 100
+        changes = [f"--tokens {format_count(fitting // digit * digit, 2)}"]
+        changes += [f"--price {rate:.2f}"] if rate >= LEAST_RATE else []
+        changes += [f"a {factor:.2f} times higher --mfu"] if factor <= MOST_FASTER else []
         raise Infeasible(
             f"--max-cost: the run costs {short_money(run_usd)} at {price.named_rate} (expected at "
-            f"most {short_money(limit_usd)}); use {ways}"
+            f"most {short_money(limit_usd)}); use {' or '.join(changes)}"
         )
-    return Bought(price, run_usd, fitting)
-
-
-def _smallest_changes(fitting: float, factor: float, price: Price) -> str:
-    """What would do, one by one; no price of cents, no utilization beyond all reach."""
-    rate = int(price.usd_per_chip_hour / factor * 100) / 100
-    ways = [f"--tokens {_rounded_down(fitting)}"]
-    ways += [f"--price {rate:.2f}"] if rate >= LEAST_RATE else []
-    ways += [f"a {factor:.2f} times higher --mfu"] if factor <= MOST_FASTER else []
-    return " or ".join(ways)
-
-
-def _rounded_down(tokens: float) -> str:
-    """Tokens with three digits, never more than there are."""
-    size = 10 ** (len(f"{tokens:.0f}") - 3)
-    return format_count(tokens // size * size, 2)
+    return AffordableRun(price, run_usd, fitting)

@@ -1,10 +1,9 @@
-"""What a chip-hour costs: dated prices as data (prices.toml), or the user's own.
+"""Price of a chip-hour: dated prices as data (prices.toml), or the user's own.
 
-An offer carries provider, source and date, and prices by region: by the hour, spot, and for those
-who commit. Age decides what a price is good for: after STALE_DAYS it
-is used with a warning, after REFUSED_DAYS not at all: what would need it is left out or refused,
-never computed from an old number. Catalogues mark "no price" by a large number (700.0 in some TPU
-rows): a row of 0 or above ten times the median of the file is refused, never averaged in.
+An offer has provider, source and date, and prices by region: on demand, spot, and with commitment.
+A price older than STALE_DAYS is used with a warning; a price older than REFUSED_DAYS is not used,
+and what needs it is omitted or an error. Catalogues mark a missing price by a large number (700.0
+in some TPU rows): a price of 0 or above ten times the median of the file is an error.
 """
 
 import datetime
@@ -22,16 +21,16 @@ PLACEHOLDER_RATIO = 10
 REQUIRED = {"chip", "tier", "provider", "source", "date"}
 OPTIONAL = {"by_hour", "spot", "committed"}
 TIERS = ("neocloud", "big cloud")
-MOST_NAMED = 6  # offers in an error
+MOST_NAMED = 6  # offers in an error message
 
 
 @dataclass(frozen=True)
 class Price:
-    """US dollars for one chip-hour. A price given on the command line has no source or date.
+    """US dollars for one chip-hour. A price of the command line has no source or date.
 
-    `region`: where it holds, or how the names of those regions begin; None: wherever its provider
-    is. `commitment`: how long the chip must be paid for ("1 year"); None: by the hour. `chosen`:
-    asked for by provider, region or terms, and so shown by them.
+    region: name or prefix of the regions with this price; None: all regions of the provider.
+    commitment: term of the contract ("1 year"); None: on demand. chosen: selected by provider,
+    region or terms, so that its label shows them.
     """
 
     usd_per_chip_hour: float
@@ -46,7 +45,7 @@ class Price:
 
     @property
     def label(self) -> str:
-        """'neocloud', the offer where it was chosen, or the price itself if the user's own."""
+        """'neocloud', the offer if `chosen`, or the price itself if it is the user's own."""
         if self.chosen:
             return self.offer
         return self.tier or f"at {format_rate(self.usd_per_chip_hour)}/h"
@@ -59,13 +58,13 @@ class Price:
 
     @property
     def offer(self) -> str:
-        """'Google Cloud us-central1, spot': who sells it, where and how."""
-        place = " ".join(word for word in (self.provider, self.region) if word)
-        terms = (place, "spot" if self.spot else "", self.commitment)
+        """Provider, region and terms, such as 'Google Cloud us-central1, spot'."""
+        seller = " ".join(word for word in (self.provider, self.region) if word)
+        terms = (seller, "spot" if self.spot else "", self.commitment)
         return ", ".join(term for term in terms if term)
 
     def age_days(self, today: datetime.date) -> int | None:
-        """Days since the source was last seen to say so; None for the user's own price."""
+        """Days since the price was last seen at its source; None for the user's own price."""
         return (today - self.date).days if self.date else None
 
 
@@ -75,7 +74,7 @@ def format_rate(usd: float) -> str:
 
 
 def load_prices(data: dict[str, Any] | None = None) -> dict[str, tuple[Price, ...]]:
-    """All prices by chip, in file order; `data` stands in for prices.toml. Raises BadData."""
+    """All prices by chip, in file order; `data` replaces prices.toml. Raises BadData."""
     table: dict[str, tuple[Price, ...]] = {}
     for offer in (read_data("prices.toml") if data is None else data).get("offer", []):
         chip = offer.get("chip", "an offer")
@@ -95,14 +94,15 @@ def _rows(offer: dict[str, Any]) -> Iterator[Price]:
 
 
 def _by_name(offer: dict[str, Any], key: str) -> list[tuple[str | None, float]]:
-    """A price without a name, or a table of them; BadData on anything but numbers."""
+    """(name, price) of one price or of a table of prices; BadData on other values than numbers."""
     value = offer.get(key, {})
-    named = value.items() if isinstance(value, dict) else [(None, value)]
-    found: list[tuple[str | None, float]] = list(named)
-    for _, usd in found:
+    prices: list[tuple[str | None, float]] = (
+        list(value.items()) if isinstance(value, dict) else [(None, value)]
+    )
+    for _, usd in prices:
         if not isinstance(usd, (int, float)):
             raise BadData(f"prices.toml: {offer['chip']} {key} is {usd!r} (expected dollars)")
-    return found
+    return prices
 
 
 def refuse_placeholders(table: dict[str, tuple[Price, ...]]) -> None:
@@ -113,21 +113,22 @@ def refuse_placeholders(table: dict[str, tuple[Price, ...]]) -> None:
         usd = price.usd_per_chip_hour
         if not 0 < usd <= PLACEHOLDER_RATIO * middle:
             raise BadData(
-                f"prices.toml: {chip} at {price.provider} costs ${usd:g} an hour (expected "
-                f"0 to {PLACEHOLDER_RATIO} times the median of ${middle:g}); a placeholder?"
+                f"prices.toml: {chip} at {price.provider} costs ${usd:g} per hour (expected above "
+                f"0 and at most {PLACEHOLDER_RATIO} times the median of ${middle:g}; perhaps it is "
+                "a placeholder)"
             )
 
 
 def default_prices(chip: str, today: datetime.date | None = None) -> tuple[Price, ...]:
-    """The first on-demand price of each tier for `chip` that may be used `today` (None: ever).
+    """The first on-demand price of each tier for `chip` that may be used `today` (None: any age).
 
     Empty where all are too old; UsageError where none is on file.
     """
     rows = tuple(p for p in load_prices().get(chip, ()) if not p.spot and not p.commitment)
     if not rows:
         raise UsageError(f"--price: no price of {chip} is on file; give one, as --price 4.40")
-    kept = current(rows, today) if today else rows
-    first = [next((p for p in kept if p.tier == tier), None) for tier in TIERS]
+    usable_rows = current(rows, today) if today else rows
+    first = [next((p for p in usable_rows if p.tier == tier), None) for tier in TIERS]
     return tuple(price for price in first if price)
 
 
@@ -139,11 +140,11 @@ def prices_for(
     commitment: str | None = None,
     rows: tuple[Price, ...] | None = None,
 ) -> tuple[Price, ...]:
-    """Prices of `chip` as sold by `provider` in `region`; the cheapest first. rows: all on file.
+    """Prices of `chip` from `provider` in `region`, the lowest first. rows: default all on file.
 
-    A provider or region is found by its beginning, in any case ("google", "us-"). Of a provider's
-    rows that hold in a region, those nearest to it count. Raises UsageError naming what is on file
-    where nothing fits.
+    Providers and regions match by prefix, in any case ("google", "us-"). Of a provider's prices for
+    a region, those with the longest matching name count. Raises UsageError naming the offers on
+    file if none matches.
     """
     rows = load_prices().get(chip, ()) if rows is None else rows
     sold = [
@@ -153,23 +154,24 @@ def prices_for(
     nearest = {p.provider: 0.0 for p in sold}
     for price in sold:
         nearest[price.provider] = max(nearest[price.provider], _nearness(price, region))
-    found = [p for p in sold if 0 < nearest[p.provider] == _nearness(p, region)]
-    if not found:
+    matches = [p for p in sold if 0 < nearest[p.provider] == _nearness(p, region)]
+    if not matches:
         terms = "spot" if spot else commitment or "by the hour"
-        asked = ", ".join(filter(None, (provider, region, terms)))
+        wanted = ", ".join(filter(None, (provider, region, terms)))
         offers = list(dict.fromkeys(p.offer for p in rows)) or ["none"]
         known = "; ".join(offers[:MOST_NAMED]) + "; and more" * (len(offers) > MOST_NAMED)
         raise UsageError(
             f"{_unmet(rows, provider, region, spot, commitment)}: no price of {chip} is on file "
-            f"for {asked} (on file: {known}); give one, as --price 4.40"
+            f"for {wanted} (on file: {known}); give one, as --price 4.40"
         )
-    return tuple(replace(p, chosen=True) for p in sorted(found, key=lambda p: p.usd_per_chip_hour))
+    by_price = sorted(matches, key=lambda p: p.usd_per_chip_hour)
+    return tuple(replace(p, chosen=True) for p in by_price)
 
 
 def _unmet(
     rows: tuple[Price, ...], provider: str | None, region: str | None, spot: bool, term: str | None
 ) -> str:
-    """The option, of those given, that no price on file meets."""
+    """The given option that no price on file matches."""
     sold = [p for p in rows if _begins(p.provider, provider)]
     fits = {
         "--provider": not provider or sold,
@@ -185,7 +187,7 @@ def _begins(value: str | None, wanted: str | None) -> bool:
 
 
 def _nearness(price: Price, region: str | None) -> float:
-    """How closely a row's region answers the one asked for: 0 not at all, inf it lies within."""
+    """How well a price's region matches: 0 not, inf: it is within `region`."""
     if region is None or _begins(price.region, region):
         return math.inf
     if price.region is None:
@@ -200,12 +202,12 @@ def cheapest(chip: str, today: datetime.date, spot: bool = False) -> Price | Non
 
 
 def stale(prices: tuple[Price, ...], today: datetime.date) -> tuple[Price, ...]:
-    """Those last seen more than 90 days before `today`: good with a warning, if at all."""
+    """Those last seen more than 90 days before `today`, which need a warning."""
     return tuple(p for p in prices if (p.age_days(today) or 0) > STALE_DAYS)
 
 
 def refused(prices: tuple[Price, ...], today: datetime.date) -> tuple[Price, ...]:
-    """Those last seen more than 365 days before `today`: not to be used."""
+    """Those last seen more than 365 days before `today`, which are not used."""
     return tuple(p for p in prices if (p.age_days(today) or 0) > REFUSED_DAYS)
 
 
@@ -216,7 +218,7 @@ def current(prices: tuple[Price, ...], today: datetime.date) -> tuple[Price, ...
 
 
 def refused_words(prices: tuple[Price, ...], today: datetime.date) -> str:
-    """Why those of `prices` that are too old are not used, in one line; empty if none is."""
+    """Why too old prices are not used, in one line; empty if there are none."""
     old = refused(prices, today)
     if not old:
         return ""
@@ -228,9 +230,9 @@ def refused_words(prices: tuple[Price, ...], today: datetime.date) -> str:
 
 
 def usable(prices: tuple[Price, ...], today: datetime.date, what: str) -> tuple[Price, ...]:
-    """`prices` that may be used for `what` (an option), UsageError if none of them may."""
-    found = current(prices, today)
-    if not found:
+    """`prices` that may be used for `what` (an option); UsageError if there are none."""
+    usable_prices = current(prices, today)
+    if not usable_prices:
         why = refused_words(prices, today) or "no price is on file; give one, as --price 4.40"
         raise UsageError(f"{what}: needs a price ({why})")
-    return found
+    return usable_prices

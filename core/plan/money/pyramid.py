@@ -1,25 +1,24 @@
-"""The budget of a generation of models: many small runs, some middle ones, one large.
+"""The budget of a list of runs, such as all experiments for one model: `--budget FILE`.
 
-An item is so many runs of so many chip-hours each, paid at its own price, and of so many dollars
-each that are not paid by the chip (API tokens, storage). Shares are of the money; a contingency is
-a share on top of the sum of all items.
+An item is a number of runs with chip-hours each, at its own price, and with costs each that are not
+for chips (API tokens, storage). Shares are of the total cost; a contingency is added to the sum of
+all items.
 
-What one run takes is said in one of several forms. Each form is a leading key, the keys that go
-with it, the kind of work that it usually is, and a function to (chip-hours, dollars) of one run:
-- `chip_hours`: known hours, as they are paid for;
+The resources of one run have one of several forms. A form has a leading key, further keys, a
+default kind of work, and a function that returns (chip-hours, dollars) of one run:
+- `chip_hours`: known hours;
 - `params`, `active`, `tokens`: training, by 6ND (4ND with `lora`) at `mfu`, over `goodput`;
 - `tokens_per_chip_s`, `tokens`: generation at a measured speed, over `goodput`;
 - `usd_per_million` = [input, output], `input_tokens`, `output_tokens`: an API;
-- `evaluation`: a table as core.plan.serving.evaluation reads it: items, answers, a judge;
-- `storage`, `keep`, `usd_per_gb_month`: bytes kept for a time, a month being 30 days.
+- `evaluation`: a table for core.plan.serving.evaluation: items, answers, a judge;
+- `storage`, `keep`, `usd_per_gb_month`: bytes stored for a time, with months of 30 days.
 
-A file is TOML: defaults at the top, then one [[item]] table an item. Of the file, and of an item,
-which goes before: `chip`, `mfu`, `lora`, `goodput` (share of paid time that is work, for hours that
-are computed), and what a chip-hour costs: `price`, or an offer on file by `provider`, `region` and
-`spot`. Of the file only: `contingency`, a share on top. An item has `name`, `group`, `kind`, `runs`
-(a number, or a range such as [1, 2], whose middle counts), and what a run takes, in one of the
-forms. What the command line says goes before the file's defaults and after an item's own words.
-Prices too old to be used are refused (prices.py).
+A file is TOML: defaults at the top, then one [[item]] table per item. Both may have `chip`, `mfu`,
+`lora`, `goodput` (share of billed time that is work, for computed hours), and the price of a
+chip-hour: `price`, or an offer on file by `provider`, `region` and `spot`. The file may have
+`contingency`, a share. An item has `name`, `group`, `kind`, `runs` (a number, or a range such as
+[1, 2], whose mean counts), and the resources of a run. An item's own values override those of the
+command line, which override the file's defaults. Prices that are too old are an error (prices.py).
 """
 
 import datetime
@@ -34,13 +33,7 @@ from sabia.core.options.plan_cluster import PlanOptions
 from sabia.core.plan import compute
 from sabia.core.plan.chips import Chip, find_chip
 from sabia.core.plan.money.bills import DAY_S, HOUR_S, cost_usd
-from sabia.core.plan.money.prices import (
-    Price,
-    default_prices,
-    prices_for,
-    refused_words,
-    usable,
-)
+from sabia.core.plan.money.prices import Price, default_prices, prices_for, refused_words, usable
 from sabia.core.units import parse_bytes, parse_count, parse_duration, parse_fraction, parse_money
 
 KINDS = ("training", "evaluation", "judge", "rollout", "storage", "other")
@@ -48,9 +41,9 @@ KINDS = ("training", "evaluation", "judge", "rollout", "storage", "other")
 
 @dataclass(frozen=True)
 class BudgetItem:
-    """`runs` runs, the mean where the file gave a range, of chip-hours and dollars each.
+    """`runs` runs (the mean of a range) with chip-hours and dollars each.
 
-    `price`: of a chip-hour, None where no chips are paid for. `provider`: who is paid.
+    price: of a chip-hour, None without chips. provider: who is paid.
     """
 
     name: str
@@ -66,12 +59,12 @@ class BudgetItem:
 
     @property
     def chip_hours(self) -> float:
-        """All runs of the item."""
+        """Chip-hours of all runs of the item."""
         return self.runs * self.chip_hours_each
 
     @property
     def cost_usd(self) -> float:
-        """All runs of the item: chips, and what is paid otherwise."""
+        """Cost of all runs of the item: chips and other costs."""
         rate = self.price.usd_per_chip_hour if self.price else 0.0
         return cost_usd(self.chip_hours * HOUR_S, rate) + self.runs * self.usd_each
 
@@ -86,47 +79,47 @@ class Total:
 
 @dataclass(frozen=True)
 class Budget:
-    """All items, and what is put by on top of them."""
+    """All items, and a contingency as a share of their cost."""
 
     items: tuple[BudgetItem, ...]
     contingency: float = 0.0
 
     @property
     def chip_hours(self) -> float:
-        """All items."""
+        """Chip-hours of all items."""
         return sum(item.chip_hours for item in self.items)
 
     @property
     def cost_usd(self) -> float:
-        """All items, without what is put by."""
+        """Cost of all items, without the contingency."""
         return sum(item.cost_usd for item in self.items)
 
     @property
     def contingency_usd(self) -> float:
-        """What is put by."""
+        """The contingency in dollars."""
         return self.contingency * self.cost_usd
 
     @property
     def prices(self) -> tuple[Price, ...]:
-        """Every price of a chip-hour that is paid, once."""
+        """All different prices of a chip-hour."""
         return tuple(dict.fromkeys(item.price for item in self.items if item.price))
 
     def share(self, usd: float) -> float:
-        """Part of the money of all items."""
+        """`usd` as a share of the cost of all items."""
         return usd / self.cost_usd if self.cost_usd else 0.0
 
     def groups(self) -> dict[str, Total]:
-        """Each group of more than one item."""
+        """Totals of each group with more than one item."""
         names = [item.group for item in self.items]
         sums = self._sums(lambda item: item.group)
         return {name: total for name, total in sums.items() if name and names.count(name) > 1}
 
     def kinds(self) -> dict[str, Total]:
-        """What is paid for: training, evaluation, judge …"""
+        """Totals by kind of work: training, evaluation, judge …"""
         return self._sums(lambda item: item.kind)
 
     def providers(self) -> dict[str, Total]:
-        """Who is paid."""
+        """Totals by provider."""
         return self._sums(lambda item: item.provider)
 
     def _sums(self, key: Callable[[BudgetItem], str]) -> dict[str, Total]:
@@ -140,12 +133,12 @@ class Budget:
 
 
 MONTH_S = 30 * DAY_S
-Taken = tuple[float, float]  # chip-hours and dollars of one run
+Resources = tuple[float, float]  # chip-hours and dollars of one run
 
 
 @dataclass(frozen=True)
 class Defaults:
-    """On what, how fast and how smoothly an item runs; shares between 0 and 1."""
+    """Chip, MFU and goodput of an item; shares between 0 and 1."""
 
     chip: Chip
     mfu: float
@@ -155,42 +148,42 @@ class Defaults:
 
 @dataclass(frozen=True)
 class ItemForm:
-    """Keys of a form beside its leading one, the kind that it is, and what a run takes."""
+    """Further keys of a form, its default kind, and the function for the resources of a run."""
 
     keys: frozenset[str]
     kind: str
-    taken: Callable[[str, Mapping[str, Any], Defaults], Taken]
+    resources: Callable[[str, Mapping[str, Any], Defaults], Resources]
 
 
 def form_of(label: str, table: Mapping[str, Any]) -> tuple[str, ItemForm]:
     """The one form whose leading key the item has. Raises BadData on none or several."""
-    found = [name for name in FORMS if name in table]
-    if len(found) != 1:
-        what = f"has {' and '.join(found)}" if found else "does not say what a run takes"
+    names = [name for name in FORMS if name in table]
+    if len(names) != 1:
+        what = f"has {' and '.join(names)}" if names else "has no resources of a run"
         raise BadData(f"{label} {what} (expected one of {', '.join(FORMS)})")
-    return found[0], FORMS[found[0]]
+    return names[0], FORMS[names[0]]
 
 
 def count(label: str, table: Mapping[str, Any], key: str) -> float:
-    """The number under `key`. Raises BadData if there is none."""
+    """The number of `key`. Raises BadData if it is missing."""
     if key not in table:
         raise BadData(f"{label} has no {key}")
     return parse_count(table[key], f"{label} {key}")
 
 
 def positive_usd(label: str, table: Mapping[str, Any], key: str) -> float:
-    """The dollars under `key`. Raises BadData if there are none, or not more than 0."""
+    """The dollars of `key`. Raises BadData if it is missing or not above 0."""
     usd = parse_money(table[key], f"{label} {key}") if key in table else 0.0
     if not usd > 0:
         raise BadData(f"{label} {key} {table.get(key)!r} (expected more than 0)")
     return usd
 
 
-def _known_hours(label: str, table: Mapping[str, Any], _default: Defaults) -> Taken:
+def _known_hours(label: str, table: Mapping[str, Any], _default: Defaults) -> Resources:
     return count(label, table, "chip_hours"), 0.0
 
 
-def _training(label: str, table: Mapping[str, Any], default: Defaults) -> Taken:
+def _training(label: str, table: Mapping[str, Any], default: Defaults) -> Resources:
     params, tokens = count(label, table, "params"), count(label, table, "tokens")
     active = parse_count(table.get("active", params), f"{label} active")
     rate = default.chip.bf16_flops_per_s * default.mfu * default.goodput
@@ -198,14 +191,14 @@ def _training(label: str, table: Mapping[str, Any], default: Defaults) -> Taken:
     return flops / rate / HOUR_S, 0.0
 
 
-def _generation(label: str, table: Mapping[str, Any], default: Defaults) -> Taken:
+def _generation(label: str, table: Mapping[str, Any], default: Defaults) -> Resources:
     speed = count(label, table, "tokens_per_chip_s") * default.goodput
     if not speed > 0:
         raise BadData(f"{label} tokens_per_chip_s {speed:g} (expected more than 0)")
     return count(label, table, "tokens") / speed / HOUR_S, 0.0
 
 
-def _api(label: str, table: Mapping[str, Any], _default: Defaults) -> Taken:
+def _api(label: str, table: Mapping[str, Any], _default: Defaults) -> Resources:
     from sabia.core.plan.serving.evaluation import api_price
 
     read_usd, written_usd = api_price(table["usd_per_million"], f"{label} usd_per_million")
@@ -213,16 +206,16 @@ def _api(label: str, table: Mapping[str, Any], _default: Defaults) -> Taken:
     return 0.0, (read * read_usd + written * written_usd) / 1e6
 
 
-def _evaluation(label: str, table: Mapping[str, Any], default: Defaults) -> Taken:
+def _evaluation(label: str, table: Mapping[str, Any], default: Defaults) -> Resources:
     from sabia.core.plan.serving.evaluation import table_cost
 
     if not isinstance(table["evaluation"], dict):
         raise BadData(f"{label} evaluation {table['evaluation']!r} (expected a table)")
-    found = table_cost(table["evaluation"], default.chip, label)
-    return found.chip_hours / default.goodput, found.api_usd
+    evaluation = table_cost(table["evaluation"], default.chip, label)
+    return evaluation.chip_hours / default.goodput, evaluation.api_usd
 
 
-def _storage(label: str, table: Mapping[str, Any], _default: Defaults) -> Taken:
+def _storage(label: str, table: Mapping[str, Any], _default: Defaults) -> Resources:
     if "keep" not in table:
         raise BadData(f'{label} has no keep (expected a time, as keep = "90d")')
     size = parse_bytes(table["storage"], f"{label} storage")
@@ -248,7 +241,7 @@ ITEM_KEYS = COMMON | {"name", "group", "kind", "runs"}
 
 @dataclass(frozen=True)
 class BudgetFile:
-    """Where items are read from: the path for messages, defaults, the price given, the day."""
+    """The file of the items: its path, defaults, the price of the command line, today's date."""
 
     path: str
     common: Mapping[str, Any]
@@ -257,9 +250,9 @@ class BudgetFile:
 
 
 def read_pyramid(settings: PlanOptions, price: Price | None, today: datetime.date) -> Budget:
-    """Read and work out `--budget`. Raises BadData on a faulty file, UsageError on a missing one.
+    """Read and compute `--budget`. Raises BadData on a faulty file, UsageError on a missing one.
 
-    price: of a chip-hour, as the command line says.
+    price: of a chip-hour, from the command line.
     """
     path = settings.budget or ""
     try:
@@ -291,14 +284,14 @@ def _item(source: BudgetFile, table: Any) -> BudgetItem:
     name = str(table.get("name", "")) if isinstance(table, dict) else ""
     label = f"{source.path}: item {name!r}"
     if not name:
-        raise BadData(f"{label} (expected a table with a name, runs and what a run takes)")
+        raise BadData(f"{label} (expected a table with a name, runs and the resources of a run)")
     lead, form = form_of(label, table)
     _refuse_unknown(source.path, f"item {name!r}", table, ITEM_KEYS | form.keys | {lead})
     kind = str(table.get("kind", form.kind))
     if kind not in KINDS:
         raise BadData(f"{label} kind {kind!r} (expected one of {', '.join(KINDS)})")
     default = _defaults(label, {**source.common, **table})
-    hours, usd = form.taken(label, table, default)
+    hours, usd = form.resources(label, table, default)
     runs, runs_text = _runs(label, table.get("runs", 1))
     price = _price(source, label, table, default.chip) if hours else None
     return BudgetItem(
@@ -325,7 +318,7 @@ def _defaults(label: str, table: Mapping[str, Any]) -> Defaults:
 
 
 def _price(source: BudgetFile, label: str, own: Mapping[str, Any], chip: Chip) -> Price:
-    """The item's own price or offer, the command line's, the file's, or the first on file."""
+    """The price of the item, the command line, or the file; else the first price on file."""
     for table in (own, source.common):
         if table is source.common and source.given:
             return source.given
@@ -333,13 +326,13 @@ def _price(source: BudgetFile, label: str, own: Mapping[str, Any], chip: Chip) -
             return Price(positive_usd(label, table, "price"), provider=table.get("provider"))
         if any(key in table for key in OFFER):
             provider, region, spot = (table.get(key) for key in OFFER)
-            found = prices_for(chip.name, provider, region, bool(spot))
-            return usable(found, source.today, label)[0]
-    found = default_prices(chip.name, source.today)
-    if not found:
+            offers = prices_for(chip.name, provider, region, bool(spot))
+            return usable(offers, source.today, label)[0]
+    prices = default_prices(chip.name, source.today)
+    if not prices:
         words = refused_words(default_prices(chip.name), source.today)
         raise UsageError(f"--budget: {words}")
-    return found[0]
+    return prices[0]
 
 
 def _provider(price: Price | None, table: Mapping[str, Any]) -> str:

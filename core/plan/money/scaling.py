@@ -1,14 +1,14 @@
-"""How large a model, how many tokens: scaling laws for a budget, and for serving the model after.
+"""Scaling laws: model size and tokens for a training budget, and with the cost of inference.
 
 The parametric law: loss L(N, D) = E + A/N^α + B/D^β of a dense model with N parameters after D
 tokens. HOFFMANN: Hoffmann et al. 2022 (arXiv 2203.15556), approach 3, with the digits of its
-source. BESIROGLU, the default: the same data fitted again, since the first fit had ended early
-(Besiroglu et al. 2024, arXiv 2404.10102); only this one agrees with 20 tokens a parameter.
+source. BESIROGLU, the default: the same data with a converged fit (Besiroglu et al. 2024,
+arXiv 2404.10102); only this one agrees with 20 tokens per parameter.
 - Compute-optimal for C = 6ND: N = G·(C/6)^(β/(α+β)), D = C/6/N, G = (αA/βB)^(1/(α+β)).
 - The rule of thumb: D = 20 N, so N = √(C/120).
-- With T tokens served over the model's life (Sardana et al. 2023, arXiv 2401.00448): the cheapest
-  pair of the same loss minimises 6ND + 2NT; a smaller model trained for longer.
-For a sparse model N is its active parameters, for which the law was not fitted: a rough guide.
+- With T inference tokens over the model's lifetime (Sardana et al. 2023, arXiv 2401.00448): the
+  cheapest pair of the same loss minimises 6ND + 2NT: a smaller model with longer training.
+For an MoE model N is its active parameters, for which the law was not fitted: a rough guide.
 """
 
 import math
@@ -38,7 +38,7 @@ class ScalingLaw:
         return self.e + self.a / params**self.alpha + self.b / tokens**self.beta
 
     def tokens_for(self, params: float, loss: float) -> float:
-        """Tokens at which `params` reach `loss`; inf if they never do."""
+        """Tokens after which `params` parameters reach `loss`; inf if they never do."""
         left = loss - self.e - self.a / params**self.alpha
         return (self.b / left) ** (1 / self.beta) if left > 0 else math.inf
 
@@ -63,12 +63,12 @@ class Pair:
 
     @property
     def tokens_per_param(self) -> float:
-        """The over-training ratio's numerator: about 20 is compute-optimal."""
+        """Tokens per parameter; about 20 is compute-optimal."""
         return self.tokens / self.params
 
     @property
     def over_training(self) -> float:
-        """Tokens per parameter over the rule's 20: below 1 is trained too short."""
+        """Tokens per parameter over the rule's 20."""
         return self.tokens_per_param / RULE_TOKENS_PER_PARAM
 
     @property
@@ -76,54 +76,54 @@ class Pair:
         """6ND."""
         return FLOPS_PER_PARAM_TOKEN * self.params * self.tokens
 
-    def life_flops(self, served_tokens: float) -> float:
-        """Training and serving: 6ND + 2NT."""
-        return self.train_flops + SERVE_FLOPS_PER_PARAM_TOKEN * self.params * served_tokens
+    def life_flops(self, inference_tokens: float) -> float:
+        """FLOPs of training and inference: 6ND + 2NT."""
+        return self.train_flops + SERVE_FLOPS_PER_PARAM_TOKEN * self.params * inference_tokens
 
 
 @dataclass(frozen=True)
 class Advice:
-    """A planned run beside better ones of the same law.
+    """A planned run and better ones by the same law.
 
-    `same_flops`: least loss for the plan's operations; `same_loss`: fewest operations, serving
-    included, for the plan's loss. `saving`: share of the plan's operations that it saves.
+    same_flops: least loss for the plan's training FLOPs; same_loss: fewest FLOPs of training and
+    inference for the plan's loss. saving: share of the plan's FLOPs that same_loss saves.
     """
 
     law: ScalingLaw
     planned: Pair
-    served_tokens: float
+    inference_tokens: float
     same_flops: Pair
     same_loss: Pair
 
     @property
     def loss(self) -> float:
-        """What the law predicts of the plan."""
+        """Predicted loss of the plan."""
         return self.law.loss(self.planned.params, self.planned.tokens)
 
     @property
     def saving(self) -> float:
-        """Of training and serving together."""
-        return 1 - self.same_loss.life_flops(self.served_tokens) / self.planned.life_flops(
-            self.served_tokens
+        """Share of the FLOPs of training and inference that same_loss saves."""
+        return 1 - self.same_loss.life_flops(self.inference_tokens) / self.planned.life_flops(
+            self.inference_tokens
         )
 
 
-def cheapest_pair(law: ScalingLaw, loss: float, served_tokens: float = 0.0) -> Pair:
-    """The pair that reaches `loss` with the fewest operations, serving included.
+def cheapest_pair(law: ScalingLaw, loss: float, inference_tokens: float = 0.0) -> Pair:
+    """The pair that reaches `loss` with the fewest FLOPs of training and inference.
 
-    6ND + 2NT along the curve of equal loss has one minimum in log N (golden section). Raises
-    Infeasible where the law's irreducible loss is above `loss`.
+    6ND + 2NT along the curve of equal loss has one minimum in log N (golden-section search). Raises
+    Infeasible if the law's irreducible loss is above `loss`.
     """
     if loss <= law.e:
         raise Infeasible(
-            f"loss {loss:.3f} is below {law.e:.3f}, which no model of {law.name} reaches; "
-            "expect a higher loss"
+            f"loss {loss:.3f} is below the irreducible loss {law.e:.3f} of {law.name} (expected a "
+            "higher loss)"
         )
     smallest = (law.a / (loss - law.e)) ** (1 / law.alpha)
 
     def cost(log_params: float) -> float:
         params = math.exp(log_params)
-        return Pair(params, law.tokens_for(params, loss)).life_flops(served_tokens)
+        return Pair(params, law.tokens_for(params, loss)).life_flops(inference_tokens)
 
     low = math.log(smallest) + 1e-9
     params = math.exp(_least(cost, low, low + math.log(1e4)))
@@ -131,7 +131,7 @@ def cheapest_pair(law: ScalingLaw, loss: float, served_tokens: float = 0.0) -> P
 
 
 def _least(cost: Callable[[float], float], low: float, high: float) -> float:
-    """Where a function with one minimum is least, by golden section."""
+    """The minimum of a function with one minimum, by golden-section search."""
     share = (math.sqrt(5) - 1) / 2
     inner = [high - share * (high - low), low + share * (high - low)]
     costs = [cost(x) for x in inner]
@@ -148,19 +148,19 @@ def _least(cost: Callable[[float], float], low: float, high: float) -> float:
 
 
 def advise(
-    params: float, tokens: float, served_tokens: float = 0.0, law: ScalingLaw = BESIROGLU
+    params: float, tokens: float, inference_tokens: float = 0.0, law: ScalingLaw = BESIROGLU
 ) -> Advice:
-    """What the law says of training `params` on `tokens` and serving `served_tokens`.
+    """Compare training `params` on `tokens`, with `inference_tokens`, with better pairs by the law.
 
-    Raises UsageError on a negative number of served tokens.
+    Raises UsageError on a negative number of inference tokens.
     """
-    if not served_tokens >= 0:
-        raise UsageError(f"--serve-tokens: {served_tokens:g} (expected 0 or more)")
+    if not inference_tokens >= 0:
+        raise UsageError(f"--serve-tokens: {inference_tokens:g} (expected 0 or more)")
     planned = Pair(params, tokens)
     return Advice(
         law=law,
         planned=planned,
-        served_tokens=served_tokens,
+        inference_tokens=inference_tokens,
         same_flops=law.optimal(planned.train_flops),
-        same_loss=cheapest_pair(law, law.loss(params, tokens), served_tokens),
+        same_loss=cheapest_pair(law, law.loss(params, tokens), inference_tokens),
     )

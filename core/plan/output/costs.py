@@ -1,12 +1,12 @@
-"""Views of money: a limit, energy and emissions, offers on file, the size that a budget buys.
+"""Views of cost: a cost limit, energy and emissions, offers on file, and scaling laws.
 
-limit     what is left of `--max-cost`, and what all of it would buy
-carbon    what the run takes from the grid, and the range over grids
-offers    the run's bill at every price on file that may be used, the smallest first; where
-          preemptions were asked about, a preemptible offer is billed with them, and no other is
-scaling   whether this is the right size for the budget, and for what is served later
+limit     what remains of `--max-cost`, and the tokens for all of it
+carbon    energy and emissions of the run, and their range over grids
+offers    the run's cost at every price on file that may be used, the lowest first; preemptions
+          count for preemptible offers only
+scaling   better model sizes for the budget, and with the cost of inference
 
-Where stops were asked about, bills are those with them.
+Where the options request interruptions, costs include them.
 """
 
 from dataclasses import asdict
@@ -14,8 +14,8 @@ from typing import Any
 
 from sabia.core.errors import UsageError
 from sabia.core.plan.money.bills import HOUR_S, cost_usd, cost_usd_per_day, short_money
-from sabia.core.plan.money.carbon import INTENSITIES, Footprint, footprint
-from sabia.core.plan.money.limit import bought
+from sabia.core.plan.money.carbon import INTENSITIES, footprint
+from sabia.core.plan.money.limit import within_limit
 from sabia.core.plan.money.prices import Price, current, format_rate, load_prices, prices_for
 from sabia.core.plan.money.scaling import Advice, Pair, advise
 from sabia.core.plan.output.report import fields
@@ -28,56 +28,49 @@ from sabia.core.units import format_count
 
 
 def limit(request: PlanRequest, plan: Plan) -> View:
-    """What `--max-cost` buys at the lowest price. Raises Infeasible where the run costs more."""
-    limit = request.settings.max_cost
-    assert limit is not None
+    """The run within `--max-cost` at the lowest price. Raises Infeasible if it costs more."""
+    limit_usd = request.settings.max_cost
+    assert limit_usd is not None
     chip_s, share = paid(request, plan)
-    seen = bought(limit, chip_s, plan.run.tokens, plan.cluster.prices, share)
+    run = within_limit(limit_usd, chip_s, plan.run.tokens, plan.cluster.prices, share)
+    terms = f", preemptible at {percent(share)} of it" if share < 1 else ""
     line = (
-        f"limit     {short_money(seen.cost_usd)} of {short_money(limit)} at "
-        f"{seen.price.named_rate}{_terms(share)}; all of it would train on "
-        f"{format_count(seen.tokens)} tokens"
+        f"limit     {short_money(run.cost_usd)} of {short_money(limit_usd)} at "
+        f"{run.price.named_rate}{terms}; all of it would train on {format_count(run.tokens)} tokens"
     )
     figures: dict[str, Any] = {
-        "limit_usd": limit,
-        "cost_usd": seen.cost_usd,
-        "left_usd": limit - seen.cost_usd,
-        "tokens_for_all": seen.tokens,
-        "price_usd_per_chip_hour": seen.price.usd_per_chip_hour,
+        "limit_usd": limit_usd,
+        "cost_usd": run.cost_usd,
+        "left_usd": limit_usd - run.cost_usd,
+        "tokens_for_all": run.tokens,
+        "price_usd_per_chip_hour": run.price.usd_per_chip_hour,
     }
     return View(line, figures)
 
 
-def _terms(share: float) -> str:
-    return f", preemptible at {percent(share)} of it" if share < 1 else ""
-
-
 def carbon(request: PlanRequest, plan: Plan) -> View:
-    """The footprint of the plan's best row, with stops where they were asked about.
-
-    Raises UsageError.
-    """
-    chip, said = plan.cluster.chip, request.settings
-    hours = paid(request, plan)[0] / 3600
-    seen = footprint(
-        hours, chip.power_w, chip.name, said.value("pue"), said.value("carbon_intensity")
+    """The footprint of the plan's best row. Raises UsageError."""
+    chip, settings = plan.cluster.chip, request.settings
+    run = footprint(
+        paid(request, plan)[0] / HOUR_S,
+        chip.power_w,
+        chip.name,
+        settings.value("pue"),
+        settings.value("carbon_intensity"),
     )
-    figures = asdict(seen) | {
-        "energy_kwh": seen.energy_kwh,
-        "tons_co2e": seen.tons,
-        "tons_co2e_low": seen.low_t,
-        "tons_co2e_high": seen.high_t,
+    figures = asdict(run) | {
+        "energy_kwh": run.energy_kwh,
+        "tons_co2e": run.tons,
+        "tons_co2e_low": run.low_t,
+        "tons_co2e_high": run.high_t,
     }
-    return View(_carbon_line(seen), figures)
-
-
-def _carbon_line(seen: Footprint) -> str:
     grids = sorted(INTENSITIES, key=lambda name: INTENSITIES[name])
-    return (
-        f"carbon    {format_count(seen.energy_kwh)} kWh ({seen.power_w:g} W a chip, PUE "
-        f"{seen.pue:g}), {tons(seen.tons)} CO2e at {seen.kg_per_kwh:g} kg/kWh; {tons(seen.low_t)} "
-        f"on the grid of {grids[0]}, {tons(seen.high_t)} of {grids[-1]}"
+    line = (
+        f"carbon    {format_count(run.energy_kwh)} kWh ({run.power_w:g} W per chip, PUE "
+        f"{run.pue:g}), {tons(run.tons)} CO2e at {run.kg_per_kwh:g} kg/kWh; {tons(run.low_t)} on "
+        f"the grid of {grids[0]}, {tons(run.high_t)} of {grids[-1]}"
     )
+    return View(line, figures)
 
 
 def tons(value: float) -> str:
@@ -88,109 +81,103 @@ def tons(value: float) -> str:
 
 
 def offers(request: PlanRequest, plan: Plan) -> View:
-    """Every offer of the plan's chip, of the provider and region that were asked for."""
+    """The cost at every offer of the plan's chip, of the requested provider and region."""
     preemptible_s, steady_s = paid_by_terms(request, plan)
-    chips = plan.best.chips
-    billed = [
+    costs = [
         (cost_usd(preemptible_s if price.spot else steady_s, price.usd_per_chip_hour), price)
         for price in offers_on_file(request, plan)
     ]
-    billed.sort(key=lambda pair: pair[0])
-    if not billed:
+    costs.sort(key=lambda pair: pair[0])
+    if not costs:
         return View(f"offers    none of {plan.cluster.chip.name} on file may be used", {"rows": []})
-    rows = [[*_offer_cells(price), short_money(usd)] for usd, price in billed]
-    figures = [_offer_figures(price, usd, chips) for usd, price in billed]
-    head = ["OFFER", "REGION", "TERMS", "CHIP-HOUR", "SEEN", "BILL"]
+    rows, figures = [], []
+    for usd, price in costs:
+        terms = "spot" if price.spot else price.commitment or "by the hour"
+        rate = format_rate(price.usd_per_chip_hour)
+        seller = [str(price.provider), price.region or "-"]
+        rows.append([*seller, terms, rate, str(price.date), short_money(usd)])
+        figures.append(
+            {
+                **fields(price, "provider", "tier", "region", "spot", "commitment"),
+                "price_usd_per_chip_hour": price.usd_per_chip_hour,
+                "cost_usd": usd,
+                "cost_usd_per_day": cost_usd_per_day(plan.best.chips, price.usd_per_chip_hour),
+                "source": price.source,
+                "date": price.date.isoformat() if price.date else None,
+            }
+        )
+    head = ["OFFER", "REGION", "TERMS", "CHIP-HOUR", "SEEN", "COST"]
     return View("\n".join(columns(head, rows)), {"rows": figures})
 
 
 def offers_on_file(request: PlanRequest, plan: Plan) -> tuple[Price, ...]:
     """Prices on file that may be used today."""
-    chip, said = plan.cluster.chip.name, request.settings
+    chip, settings = plan.cluster.chip.name, request.settings
     rows = current(load_prices().get(chip, ()), request.today)
-    found: tuple[Price, ...] = ()
+    matches: tuple[Price, ...] = ()
     for spot, term in dict.fromkeys((price.spot, price.commitment) for price in rows):
         try:
-            found += prices_for(chip, said.provider, said.region, spot, term, rows)
+            matches += prices_for(chip, settings.provider, settings.region, spot, term, rows)
         except UsageError:
             continue  # nothing of these terms there
-    return found
-
-
-def _offer_cells(price: Price) -> list[str]:
-    terms = "spot" if price.spot else price.commitment or "by the hour"
-    rate = format_rate(price.usd_per_chip_hour)
-    return [str(price.provider), price.region or "-", terms, rate, str(price.date)]
-
-
-def _offer_figures(price: Price, usd: float, chips: int) -> dict[str, Any]:
-    return {
-        **fields(price, "provider", "tier", "region", "spot", "commitment"),
-        "price_usd_per_chip_hour": price.usd_per_chip_hour,
-        "cost_usd": usd,
-        "cost_usd_per_day": cost_usd_per_day(chips, price.usd_per_chip_hour),
-        "source": price.source,
-        "date": price.date.isoformat() if price.date else None,
-    }
+    return matches
 
 
 def scaling(request: PlanRequest, plan: Plan) -> View:
-    """The plan beside the pairs that a scaling law prefers (active parameters, roughly)."""
-    served = request.settings.serve_tokens or 0.0
-    advice = advise(plan.run.active_params, plan.run.tokens, served)
+    """The plan and better pairs of size and tokens by a scaling law (of active parameters)."""
+    inference_tokens = request.settings.serve_tokens or 0.0
+    advice = advise(plan.run.active_params, plan.run.tokens, inference_tokens)
     pairs = {
         "as planned": advice.planned,
-        "least loss for as much training": advice.same_flops,
-        "cheapest for this loss": advice.same_loss,
+        "least loss for the same FLOPs": advice.same_flops,
+        "fewest FLOPs for the same loss": advice.same_loss,
     }
-    limit, prices = request.settings.max_cost, plan.cluster.prices
-    if limit and prices:
+    limit_usd, prices = request.settings.max_cost, plan.cluster.prices
+    if limit_usd and prices:
         rate = min(price.usd_per_chip_hour for price in prices)
-        flops = limit / rate * HOUR_S * (plan.run.train_flops / plan.best.chip_s)
-        pairs[f"least loss for {short_money(limit)}"] = advice.law.optimal(flops)
+        flops = limit_usd / rate * HOUR_S * (plan.run.train_flops / plan.best.chip_s)
+        pairs[f"least loss for {short_money(limit_usd)}"] = advice.law.optimal(flops)
     head = [f"SIZE, {advice.law.name}", "PARAMS", "TOKENS", "EACH", "LOSS", "TRAIN", "AND SERVE"]
-    rows = [[name, *_pair_cells(pair, advice.law.loss, served)] for name, pair in pairs.items()]
-    lines = columns(head, rows)
-    lines.append(_advice(advice))
+    rows = [
+        [
+            name,
+            format_count(pair.params, 1),
+            format_count(pair.tokens, 1),
+            f"{pair.tokens_per_param:,.0f}",
+            f"{advice.law.loss(pair.params, pair.tokens):.3f}",
+            power_of_ten(pair.train_flops),
+            power_of_ten(pair.life_flops(inference_tokens)),
+        ]
+        for name, pair in pairs.items()
+    ]
     figures: dict[str, Any] = {
         "law": advice.law.name,
         "loss": advice.loss,
-        "served_tokens": served,
+        "served_tokens": inference_tokens,
         "tokens_per_param": advice.planned.tokens_per_param,
         "over_training": advice.planned.over_training,
         "saving_share": advice.saving,
-        "same_flops": _pair_figures(advice.same_flops, served),
-        "same_loss": _pair_figures(advice.same_loss, served),
+        "same_flops": _pair_figures(advice.same_flops, inference_tokens),
+        "same_loss": _pair_figures(advice.same_loss, inference_tokens),
     }
-    return View("\n".join(lines), figures)
+    return View("\n".join([*columns(head, rows), _advice(advice)]), figures)
 
 
 def _advice(advice: Advice) -> str:
     planned, best = advice.planned, advice.same_loss
     words = (
-        f"advice    {planned.tokens_per_param:,.0f} tokens for each parameter, "
+        f"advice    {planned.tokens_per_param:,.0f} tokens per parameter, "
         f"{planned.over_training:.1f} times the rule of 20; with "
-        f"{format_count(advice.served_tokens)} tokens served, "
+        f"{format_count(advice.inference_tokens)} tokens served, "
     )
     if advice.saving < 0.01:
-        return words + "the size is right: no other reaches its loss with 1% fewer operations"
+        return words + "the size is right: no other reaches its loss with 1% fewer FLOPs"
     return words + (
         f"{format_count(best.params)} parameters on {format_count(best.tokens)} tokens would save "
-        f"{advice.saving:.0%} of the operations"
+        f"{advice.saving:.0%} of the FLOPs"
     )
 
 
-def _pair_cells(pair: Pair, loss: Any, served: float) -> list[str]:
-    return [
-        format_count(pair.params, 1),
-        format_count(pair.tokens, 1),
-        f"{pair.tokens_per_param:,.0f}",
-        f"{loss(pair.params, pair.tokens):.3f}",
-        power_of_ten(pair.train_flops),
-        power_of_ten(pair.life_flops(served)),
-    ]
-
-
-def _pair_figures(pair: Pair, served: float) -> dict[str, float]:
+def _pair_figures(pair: Pair, inference_tokens: float) -> dict[str, float]:
     known = fields(pair, "params", "tokens", "train_flops")
-    return known | {"life_flops": pair.life_flops(served)}
+    return known | {"life_flops": pair.life_flops(inference_tokens)}

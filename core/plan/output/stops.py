@@ -1,4 +1,4 @@
-"""The view of failures, preemptions and checkpoints: how often a run stops, what that costs."""
+"""The view of failures, preemptions and checkpoints: their number, and their time and cost."""
 
 import math
 from dataclasses import asdict
@@ -15,12 +15,12 @@ from sabia.core.plan.planner import Plan
 from sabia.core.plan.request import PlanRequest
 from sabia.core.plan.stops import failures
 from sabia.core.plan.stops.failures import StopForecast, StopModel, StoppedRun, forecast
-from sabia.core.plan.stops.simulation import Simulated, Spread, simulate
+from sabia.core.plan.stops.simulation import Simulated, simulate
 from sabia.core.units import format_bytes, format_duration
 
 
 def stopped_run(request: PlanRequest, plan: Plan) -> StoppedRun:
-    """The plan's smallest cluster that meets its deadline, with stops as options say."""
+    """The plan's smallest cluster in time, with the interruptions of the options."""
     if plan.run.lora and plan.run.adapter_params is None:
         raise UsageError(
             "--lora: the size of the adapters is missing, so checkpoints cannot be planned; give "
@@ -31,51 +31,57 @@ def stopped_run(request: PlanRequest, plan: Plan) -> StoppedRun:
 
 
 def paid(request: PlanRequest, plan: Plan) -> tuple[float, float]:
-    """Chip-seconds that are paid for, and at what share of the price.
+    """Billed chip-seconds, and their price as a share of the on-demand price.
 
-    With stops where they were asked about, else the work alone at the whole price.
+    With interruptions where the options request them, else the work alone at the full price.
     """
     if not request.settings.set_values(*VIEWS["stops"]):
         return plan.best.chip_s, 1.0
     run = stopped_run(request, plan)
-    return forecast(run).billed_chip_s, _share(run.model)
+    return forecast(run).billed_chip_s, _price_share(run.model)
 
 
 def paid_by_terms(request: PlanRequest, plan: Plan) -> tuple[float, float]:
-    """Chip-seconds that are paid for on preemptible chips, and on chips that are not."""
+    """Billed chip-seconds on preemptible chips, and on chips that are not preemptible."""
     if not request.settings.set_values(*VIEWS["stops"]):
         return plan.best.chip_s, plan.best.chip_s
     run = stopped_run(request, plan)
     return forecast(run).billed_chip_s, forecast(failures.without_waits(run, None)).billed_chip_s
 
 
-def _share(model: StopModel) -> float:
-    """By what prices on demand are to be multiplied."""
+def _price_share(model: StopModel) -> float:
+    """Price of the chips as a share of the on-demand price."""
     return model.spot_share if model.preemption_s else 1.0
 
 
 def stops(request: PlanRequest, plan: Plan) -> View:
     """The view for the plan's smallest cluster that meets its deadline."""
     run = stopped_run(request, plan)
-    model, seen = run.model, forecast(run)
-    lines = _lines(model, seen, plan)
-    figures = _report(model, seen) | {"wall_meets_deadline": _in_time(seen, plan)}
+    model, expected = run.model, forecast(run)
+    in_time = expected.wall_s <= plan.best.deadline_s * (1 + 1e-9)
+    lines = _lines(model, expected, plan)
+    if not in_time:
+        lines.append(_late(expected, plan))
+    figures = asdict(model) | asdict(expected)
+    figures |= {"wall_over_work": expected.wall_s / expected.work_s}
+    figures = {key: None if value == math.inf else value for key, value in figures.items()}
+    figures["wall_meets_deadline"] = in_time
     if request.settings.simulate:
         process = failures.process_of(run, failures.saving(run))
-        drawn = simulate(process, request.settings.simulate, request.settings.seed)
-        lines.append(_drawn(drawn))
-        figures["simulated"] = asdict(drawn)
+        simulated = simulate(process, request.settings.simulate, request.settings.seed)
+        lines.append(_simulated(simulated))
+        figures["simulated"] = asdict(simulated)
     if request.settings.spot and model.preemption_s and plan.cluster.prices:
-        words, against = _against_on_demand(request, run, plan)
-        lines.append(words)
-        figures["spot"] = against
+        line, comparison = _against_on_demand(request, run, plan)
+        lines.append(line)
+        figures["spot"] = comparison
     return View("\n".join(lines), figures)
 
 
 def stop_model(settings: PlanOptions) -> StopModel:
-    """What the settings say about stops; the model's own defaults stand in for the rest."""
+    """The interruptions of the options; others have the defaults of StopModel."""
     gbps = settings.bucket_gbps
-    said: dict[str, Any] = {
+    given: dict[str, Any] = {
         "failures_per_chip_day": settings.failure_rate,
         "preemption_s": settings.preempt,
         "restart_s": settings.restart,
@@ -90,74 +96,70 @@ def stop_model(settings: PlanOptions) -> StopModel:
         "copies": settings.checkpoint_copies,
         "peer_copies": settings.peer_copies or None,
     }
-    return StopModel(**{name: value for name, value in said.items() if value is not None})
+    return StopModel(**{name: value for name, value in given.items() if value is not None})
 
 
-def _report(model: StopModel, seen: StopForecast) -> dict[str, Any]:
-    """Figures by name; a rate that never happens is null."""
-    figures = asdict(model) | asdict(seen) | {"wall_over_work": seen.wall_s / seen.work_s}
-    return {key: None if value == math.inf else value for key, value in figures.items()}
-
-
-def _lines(model: StopModel, seen: StopForecast, plan: Plan) -> list[str]:
+def _lines(model: StopModel, expected: StopForecast, plan: Plan) -> list[str]:
+    rate = "no failure"
+    if not math.isinf(expected.mean_time_between_failures_s):
+        rate = (
+            f"one every {span(expected.mean_time_between_failures_s)}, "
+            f"{expected.failure_probability:.0%} within {failures.WINDOW_S / DAY_S:.0f} days"
+        )
     preempted = f", a preemption every {span(model.preemption_s)}" if model.preemption_s else ""
-    longer = seen.wall_s / seen.work_s - 1
+    interval, losses = "one at the end", []
+    if not math.isinf(expected.mean_time_between_stops_s):
+        interval = f"one every {short_time(expected.interval_s)}"
+        count = expected.failures + expected.preemptions
+        losses = [
+            f"losses    {count:.1f} interruptions on average, each loses "
+            f"{expected.lost_per_stop_s / 60:.0f} min of work and {model.restart_s / 60:.0f} min "
+            f"to restart; {expected.goodput:.0%} of the time is work"
+        ]
+    waits = {
+        "for capacity": expected.waited_capacity_s,
+        "for repairs": expected.waited_repair_s,
+        f"in the queue after {expected.cuts:.0f} job limits": expected.waited_queue_s,
+    }
+    waiting = ", ".join(f"{span(s)} of waiting {why}" for why, s in waits.items() if s)
+    waiting = f", with {waiting}" if waiting else ""
+    share = _price_share(model)
+    terms = f"preemptible at {percent(share)} of " if share < 1 else ""
+    bills = "".join(
+        f", {short_money(cost_usd(expected.billed_chip_s, price.usd_per_chip_hour * share))} "
+        f"{terms}{price.label}"
+        for price in plan.cluster.prices
+    )
     return [
-        f"stops     {seen.chips} chips failing {percent(model.failures_per_chip_day)} a day: "
-        f"{_failures(seen)}{preempted}",
-        f"save      {format_bytes(seen.checkpoint_bytes)}: {_saved(model, seen)}; {_every(seen)}",
-        *_loss(model, seen),
-        f"expected  {span(seen.work_s)} of work takes {seen.wall_s / DAY_S:.2f}d "
-        f"({longer:+.1%}){_waits(seen)}{_bills(model, seen, plan)}",
-        *_late(seen, plan),
+        f"failures  {expected.chips} chips failing {percent(model.failures_per_chip_day)} a day: "
+        f"{rate}{preempted}",
+        f"save      {format_bytes(expected.checkpoint_bytes)}: {_save(model, expected)}; "
+        f"{interval}",
+        *losses,
+        f"expected  {span(expected.work_s)} of work takes {expected.wall_s / DAY_S:.2f}d "
+        f"({expected.wall_s / expected.work_s - 1:+.1%}){waiting}{bills}",
     ]
 
 
-def _in_time(seen: StopForecast, plan: Plan) -> bool:
-    return seen.wall_s <= plan.best.deadline_s * (1 + 1e-9)
-
-
-def _late(seen: StopForecast, plan: Plan) -> list[str]:
-    """That stops make the run miss the deadline which its work would meet, and what to ask for."""
-    if _in_time(seen, plan):
-        return []
+def _late(expected: StopForecast, plan: Plan) -> str:
+    """The delay by interruptions after the deadline, and the deadline to request instead."""
     deadline_s = plan.best.deadline_s
     tenth_s = (DAY_S if deadline_s > 2 * DAY_S else 3600) / 10
-    sooner_s = math.floor(deadline_s**2 / seen.wall_s / tenth_s) * tenth_s
-    mend = f"; --deadline {format_duration(sooner_s)} makes up for them"
-    return [
-        f"late      with stops {span(seen.wall_s - deadline_s)} after the deadline of "
-        f"{format_duration(deadline_s)}{'' if plan.cluster.chips else mend}"
-    ]
-
-
-def _failures(seen: StopForecast) -> str:
-    if math.isinf(seen.mean_time_between_failures_s):
-        return "no failure"
+    sooner_s = math.floor(deadline_s**2 / expected.wall_s / tenth_s) * tenth_s
+    fix = f"; use --deadline {format_duration(sooner_s)} to meet it"
     return (
-        f"one every {span(seen.mean_time_between_failures_s)}, "
-        f"{seen.failure_probability:.0%} within {failures.WINDOW_S / DAY_S:.0f} days"
+        f"late      {span(expected.wall_s - deadline_s)} after the deadline of "
+        f"{format_duration(deadline_s)} with interruptions{'' if plan.cluster.chips else fix}"
     )
 
 
-def _loss(model: StopModel, seen: StopForecast) -> list[str]:
-    """What one stop costs, how many there are, and what is left; nothing where there are none."""
-    if math.isinf(seen.mean_time_between_stops_s):
-        return []
-    stops = seen.failures + seen.preemptions
-    return [
-        f"stopped   {stops:.1f} times in the mean, each losing {seen.lost_per_stop_s / 60:.0f} min "
-        f"of work and {model.restart_s / 60:.0f} min to start again; {seen.goodput:.0%} of the "
-        "time is work"
-    ]
-
-
-def _saved(model: StopModel, seen: StopForecast) -> str:
+def _save(model: StopModel, expected: StopForecast) -> str:
     if model.synchronous:
-        return f"{short_time(seen.offload_s)} to storage, standing still"
-    held = f" ({seen.host_copies} copies in host memory)" if seen.host_copies > 1 else ""
+        return f"{short_time(expected.offload_s)} to storage, blocking"
+    copies = expected.host_copies
     return (
-        f"{short_time(seen.offload_s)} to host memory, {short_time(seen.upload_s)} to storage{held}"
+        f"{short_time(expected.offload_s)} to host memory, {short_time(expected.upload_s)} to "
+        f"storage{f' ({copies} copies in host memory)' if copies > 1 else ''}"
     )
 
 
@@ -168,62 +170,34 @@ def short_time(seconds: float) -> str:
     return f"{seconds:.0f} s" if seconds >= 2 else f"{seconds:.1f} s"
 
 
-def _every(seen: StopForecast) -> str:
-    if math.isinf(seen.mean_time_between_stops_s):
-        return "one at the end"
-    return f"one every {short_time(seen.interval_s)}"
-
-
-def _waits(seen: StopForecast) -> str:
-    waits = {
-        "for capacity": seen.waited_capacity_s,
-        "for repairs": seen.waited_repair_s,
-        f"in the queue after {seen.cuts:.0f} job limits": seen.waited_queue_s,
-    }
-    said = [f"{span(seconds)} of waiting {why}" for why, seconds in waits.items() if seconds]
-    return f", with {', '.join(said)}" if said else ""
-
-
-def _bills(model: StopModel, seen: StopForecast, plan: Plan) -> str:
-    share = _share(model)
-    what = f"preemptible at {percent(share)} of " if share < 1 else ""
-    bills = [
-        f"{short_money(cost_usd(seen.billed_chip_s, price.usd_per_chip_hour * share))} "
-        f"{what}{price.label}"
-        for price in plan.cluster.prices
-    ]
-    return "".join(f", {bill}" for bill in bills)
-
-
-def _drawn(drawn: Simulated) -> str:
-    def days(spread: Spread) -> str:
-        middle, late = spread.p50 / DAY_S, spread.p95 / DAY_S
-        return f"mean {spread.mean / DAY_S:.2f}d, half by {middle:.2f}d, 95% by {late:.2f}d"
-
+def _simulated(simulated: Simulated) -> str:
+    wall, interruptions = simulated.wall_s, simulated.stops
     return (
-        f"simulated {drawn.runs:,} runs: {days(drawn.wall_s)}; {drawn.stops.mean:.1f} stops each "
-        f"(95% at most {drawn.stops.p95:.0f})"
+        f"simulated {simulated.runs:,} runs: mean {wall.mean / DAY_S:.2f}d, half by "
+        f"{wall.p50 / DAY_S:.2f}d, 95% by {wall.p95 / DAY_S:.2f}d; {interruptions.mean:.1f} "
+        f"interruptions each (95% at most {interruptions.p95:.0f})"
     )
 
 
 def _against_on_demand(
     request: PlanRequest, run: StoppedRun, plan: Plan
 ) -> tuple[str, dict[str, Any]]:
-    """Preemptible against on-demand chips at the lowest prices on file of each."""
+    """Preemptible and on-demand chips, each at its lowest price on file."""
     spot = min(plan.cluster.prices, key=lambda price: price.usd_per_chip_hour)
-    calm = cheapest(plan.cluster.chip.name, request.today)
-    if calm is None:
+    on_demand = cheapest(plan.cluster.chip.name, request.today)
+    if on_demand is None:
         return "spot      no on-demand price to compare with is on file", {}
-    seen = failures.compare(run, spot.usd_per_chip_hour, calm.usd_per_chip_hour)
-    even = seen.break_even_preemption_s
+    compared = failures.compare(run, spot.usd_per_chip_hour, on_demand.usd_per_chip_hour)
+    even = compared.break_even_preemption_s
     when = "never" if even is None else f"with preemptions more than {span(even)} apart"
     words = (
-        f"spot      {short_money(seen.spot_usd)} against {short_money(seen.on_demand_usd)} on "
-        f"demand ({calm.label}): {abs(seen.saving):.0%} {'less' if seen.cheaper else 'more'}; "
-        f"cheaper {when if even != 0 else 'however often preempted'}"
+        f"spot      {short_money(compared.spot_usd)} versus {short_money(compared.on_demand_usd)} "
+        f"on demand ({on_demand.label}): {abs(compared.saving):.0%} "
+        f"{'less' if compared.cheaper else 'more'}; cheaper "
+        f"{when if even != 0 else 'at any rate of preemptions'}"
     )
     return words, {
-        **fields(seen, "spot_usd", "on_demand_usd"),
+        **fields(compared, "spot_usd", "on_demand_usd"),
         "break_even_preemption_s": even,
-        "saving_share": seen.saving,
+        "saving_share": compared.saving,
     }

@@ -1,15 +1,15 @@
-"""A plan as text for people: what goes in, a line a deadline, a verdict.
+"""A plan as text: its inputs, one row per deadline, a verdict.
 
-Chips are shown rounded up (the exact 63.01 is in the `nodes` line and in JSON), money short.
-Only words and layout here; every figure comes from the plan.
+Chips are shown rounded up (the exact 63.01 is in the `nodes` line and in JSON). This module only
+formats; every figure comes from the plan.
 """
 
 from collections.abc import Sequence
 
 from sabia.core.plan import compute, memory
 from sabia.core.plan.money.bills import DAY_S, cost_usd_per_day, short_money
-from sabia.core.plan.money.prices import Price, format_rate
-from sabia.core.plan.planner import DeadlineRow, Plan, Run
+from sabia.core.plan.money.prices import format_rate
+from sabia.core.plan.planner import Plan, Run
 from sabia.core.plan.request import PlanRequest
 from sabia.core.units import format_bytes, format_count, format_duration
 
@@ -17,12 +17,22 @@ from sabia.core.units import format_bytes, format_count, format_duration
 def render(request: PlanRequest, plan: Plan) -> str:
     """The whole report, lines joined."""
     lines = [*_header(request, plan), *_deadlines(plan), f"verdict   {verdict(plan)}"]
+    best, chip = plan.best, plan.cluster.chip
     if plan.cluster.prices:
-        lines.append(f"per day   {_per_day(plan)}")
+        costs = ", ".join(
+            f"${cost_usd_per_day(best.chips, price.usd_per_chip_hour):,.0f} {price.label}"
+            for price in plan.cluster.prices
+        )
+        lines.append(f"per day   {best.chips} {chip.name.upper()}: {costs}")
     elif request.refused_price:
-        lines.append(f"money     none: {request.refused_price}")
+        lines.append(f"price     none: {request.refused_price}")
     if not plan.layouts:
-        lines.append(f"nodes     {_nodes(plan)}")
+        size, exact = chip.node_chips, [row.compute_min_chips for row in plan.rows]
+        lines.append(
+            f"nodes     by compute exactly {' / '.join(f'{chips:.2f}' for chips in exact)} chips; "
+            f"in nodes of {size}: {' / '.join(str(compute.whole_nodes(c, size)) for c in exact)}, "
+            f"by memory {compute.whole_nodes(plan.memory_min_chips, size)}"
+        )
     if request.assumed:
         lines.append(f"assumed   {'; '.join(request.assumed)}")
     return "\n".join(lines)
@@ -48,16 +58,17 @@ def power_of_ten(value: float) -> str:
 def _header(request: PlanRequest, plan: Plan) -> list[str]:
     run, cluster = plan.run, plan.cluster
     convention = _convention(run)
-    counted, visited = format_count(run.matmul_params, 2), format_count(run.active_params, 2)
-    if counted != visited and run.flops_per_token is None:
+    counted, active = format_count(run.matmul_params, 2), format_count(run.active_params, 2)
+    if counted != active and run.flops_per_token is None:
         convention += f", N = {counted} without the input lookup"
     shape = f"{run.layers} layers, hidden {run.hidden}"
     if request.model.origin.startswith("assumed"):
         shape = f"assumed {shape}"
-    model = f"{format_count(run.params, 2)} total / {visited} active ({shape})"
+    model = f"{format_count(run.params, 2)} total / {active} active ({shape})"
     peak, sustained = cluster.chip.bf16_flops_per_s / 1e15, cluster.flops_per_chip_s / 1e15
+    mfu = f"{cluster.mfu:.0%} predicted" if plan.layouts else percent(cluster.mfu)
     speed = (
-        f"{cluster.chip.name} {peak:g} PFLOP/s x {_mfu(plan)} MFU = "
+        f"{cluster.chip.name} {peak:g} PFLOP/s x {mfu} MFU = "
         f"{sustained:.2f} PFLOP/s/{cluster.chip.family}"
     )
     width = max(len(model), len(speed)) + 3
@@ -69,13 +80,15 @@ def _header(request: PlanRequest, plan: Plan) -> list[str]:
 
 
 def _held(plan: Plan) -> str:
-    """What must be held: over the cluster with the whole batch live, or by the fullest chip."""
+    """Memory: of the cluster with the activations of the whole batch, or of the fullest chip."""
     run = plan.run
     state = f"state {format_bytes(run.state_bytes)} ({run.recipe.bytes_per_param:g} B/param)"
     if plan.layouts and plan.best.layout:
-        each, room = plan.best.layout.memory.total, plan.layouts.problem.memory_limit_bytes
+        each, limit = plan.best.layout.memory.total, plan.layouts.problem.memory_limit_bytes
         chips = f"{plan.best.chips} {plan.cluster.chip.name.upper()}"
-        return f"{state}; the fullest of {chips} holds {format_bytes(each)} of {format_bytes(room)}"
+        return (
+            f"{state}; the fullest of {chips} holds {format_bytes(each)} of {format_bytes(limit)}"
+        )
     live = f"activations {format_bytes(run.activation_bytes)}"
     return (
         f"{state} + {live} ({format_count(run.batch_tokens)} tokens live) = "
@@ -83,12 +96,8 @@ def _held(plan: Plan) -> str:
     )
 
 
-def _mfu(plan: Plan) -> str:
-    return f"{plan.cluster.mfu:.0%} predicted" if plan.layouts else percent(plan.cluster.mfu)
-
-
 def _convention(run: Run) -> str:
-    """How operations are counted, which every MFU refers to."""
+    """The convention for FLOPs, which every MFU refers to."""
     attention = {"palm": "attention in full", "causal": "half of attention"}.get(run.convention)
     if run.adapter_params is not None:
         words = f"LoRA with {format_count(run.adapter_params, 2)} trained"
@@ -105,29 +114,22 @@ def percent(share: float) -> str:
 
 def _deadlines(plan: Plan) -> list[str]:
     prices = plan.cluster.prices
-    head = ["DEADLINE", "BY COMPUTE", "BY MEMORY", "USE", "FINISHES", *map(_column, prices)]
+    head = ["DEADLINE", "BY COMPUTE", "BY MEMORY", "USE", "FINISHES"]
+    for price in prices:
+        rate = format_rate(price.usd_per_chip_hour)
+        head.append(f"{price.label.upper()} {rate}" if price.tier else f"AT {rate}/H")
     rows = [
         [
             format_duration(row.deadline_s),
             f"{compute.whole_chips(row.compute_min_chips):,}",
             f"{row.memory_min_chips:,}",
             f"{row.chips:,}",
-            finish(row),
+            span(row.finishes_s) + ("" if row.meets_deadline else " late"),
             *(short_money(plan.cost_usd(price, row)) for price in prices),
         ]
         for row in plan.rows
     ]
     return columns(head, rows)
-
-
-def _column(price: Price) -> str:
-    rate = format_rate(price.usd_per_chip_hour)
-    return f"{price.label.upper()} {rate}" if price.tier else f"AT {rate}/H"
-
-
-def finish(row: DeadlineRow) -> str:
-    """'12.4d', or '12.6d late'."""
-    return span(row.finishes_s) + ("" if row.meets_deadline else " late")
 
 
 def span(seconds: float) -> str:
@@ -136,7 +138,7 @@ def span(seconds: float) -> str:
 
 
 def verdict(plan: Plan) -> str:
-    """One or two sentences: what to rent, what binds, when it is done, the least bill."""
+    """One or two sentences: the chips, what limits them, the time and the lowest cost."""
     best, name = plan.best, plan.cluster.chip.name.upper()
     least_usd = min((plan.cost_usd(price) for price in plan.cluster.prices), default=None)
     bill = "" if least_usd is None else f", {short_money(least_usd)}"
@@ -158,34 +160,17 @@ def verdict(plan: Plan) -> str:
 
 
 def _given(plan: Plan, hold: str) -> str:
-    """What a cluster of a given size can and cannot do."""
+    """Which deadlines a cluster of a given size does not meet, and how it uses its memory."""
     late = [row for row in plan.rows if not row.meets_deadline]
     words = [f"{format_duration(row.deadline_s)} would need {row.chips_needed}." for row in late]
     if plan.best.chips < plan.memory_min_chips:
         run, cluster = plan.run, plan.cluster
-        room = plan.best.chips * cluster.hbm_bytes - run.state_bytes
-        live = memory.live_tokens_that_fit(room, run.layers, run.hidden)
+        free = plan.best.chips * cluster.hbm_bytes - run.state_bytes
+        live = memory.live_tokens_that_fit(free, run.layers, run.hidden)
         words.append(
-            f"The whole batch live needs {plan.memory_min_chips}; here {format_count(live)} "
-            f"tokens are, so accumulate {-(-run.batch_tokens // live):.0f} steps."
+            f"Activations of the whole batch need {plan.memory_min_chips}; here "
+            f"{format_count(live)} tokens fit, so accumulate {-(-run.batch_tokens // live):.0f} micro-batches."
         )
     else:
         words.append(hold)
     return " ".join(words)
-
-
-def _per_day(plan: Plan) -> str:
-    chips = plan.best.chips
-    parts = [
-        f"${cost_usd_per_day(chips, price.usd_per_chip_hour):,.0f} {price.label}"
-        for price in plan.cluster.prices
-    ]
-    return f"{chips} {plan.cluster.chip.name.upper()}: {', '.join(parts)}"
-
-
-def _nodes(plan: Plan) -> str:
-    size = plan.cluster.chip.node_chips
-    exact = " / ".join(f"{row.compute_min_chips:.2f}" for row in plan.rows)
-    whole = " / ".join(str(compute.whole_nodes(r.compute_min_chips, size)) for r in plan.rows)
-    held = compute.whole_nodes(plan.memory_min_chips, size)
-    return f"by compute exactly {exact} chips; in nodes of {size}: {whole}, by memory {held}"

@@ -1,28 +1,28 @@
-"""Failures, preemptions and checkpoints: how often to save, and what stops cost in time and money.
+"""Failures, preemptions and checkpoints: the checkpoint interval, and the time and cost of a run.
 
-D is the time that the chips stand still for a save, M the mean time between stops, U the time
-that a save needs to reach storage in the background.
+D is the time that a save blocks the chips, M the mean time between interruptions, U the time of the
+upload to storage in the background.
 
 - `young`: τ = √(2DM), first order (Young, CACM 17(9), 1974).
 - `daly`: τ = √(2DM)·(1 + ⅓√(D/2M) + D/18M) − D for D < 2M, else M: higher order (Daly, FGCS
-  22(3), 2006, equation 37); the chips wait until a synchronous save is done.
-- `asynchronous`: max(U / copies, √(2DM)): as many uploads are under way as host memory holds
-  copies; a second one helps only where storage takes both at full rate.
+  22(3), 2006, equation 37), for synchronous saves.
+- `asynchronous`: max(U / copies, √(2DM)): at most `copies` uploads at the same time; a second one
+  helps only if storage has the bandwidth for both.
 
-Failures are Poisson: `chips` chips failing at a daily rate, and preemptions of the whole cluster,
-add up to one mean time between stops M. One failed chip stops the whole job; a spare node lets it
-go on at once, and after a preemption all machines may have to be waited for. A checkpoint of C
-bytes stalls the chips for D = C / (chips · PCIe) while it is copied to host memory, then uploads
-for U = C / min(chips · network, bucket) in the background. Only one upload may be in flight, so
-the interval that loses least, √(2DM), is never shorter than U; the newest
-checkpoint that survives a stop is U older than the newest one taken, so a stop loses τ/2 + U of
-work, and R to start again. A synchronous save stalls the chips for D + U instead and loses τ/2 + D.
-Expected wall time, bill, stops and cuts are those of process.py, which simulation.py draws.
+Interruptions are Poisson: failures of `chips` chips at a daily rate, and preemptions of the whole
+cluster, with a common mean time M. One failed chip interrupts the whole job. With a spare node it
+continues at once; after a preemption it may wait for capacity. A checkpoint of C bytes blocks the
+chips for D = C / (chips · PCIe) while it is copied to host memory, and then uploads for
+U = C / min(chips · network, bucket) in the background. Only one upload runs at a time, so the best
+interval, √(2DM), is never shorter than U. The newest durable checkpoint is U older than the newest
+copy, so an interruption loses τ/2 + U of work, and R for the restart. A synchronous save blocks the
+chips for D + U instead and loses τ/2 + D. process.py has the expected wall time, billed time and
+numbers of interruptions and job limits, and simulation.py a Monte Carlo simulation of them.
 
-A preemptible cluster is stopped more often, so it works longer for the same run; it is cheaper iff
-p_spot · E_spot < p_od · E_od, where E is the expected time that is paid for (process.py) and each
-saves at its own best interval. The longer preemptions are apart, the smaller E_spot: there is one
-mean time between preemptions at which both bills are equal.
+A preemptible cluster is interrupted more often and needs more time for the same run. It is cheaper
+iff p_spot · E_spot < p_od · E_od, where E is the expected billed time (process.py), each with its
+own best interval. E_spot decreases with the time between preemptions: at one value both costs are
+equal.
 """
 
 import math
@@ -51,12 +51,12 @@ def daly(offload_s: float, mean_s: float) -> float:
 
 
 def asynchronous(offload_s: float, upload_s: float, mean_s: float, copies: int = 1) -> float:
-    """Optimum with background uploads, of which `copies` may be under way."""
+    """Optimum with background uploads, at most `copies` at the same time."""
     return max(upload_s / copies, young(offload_s, mean_s))
 
 
 def copies_held(upload_s: float, interval_s: float) -> int:
-    """Checkpoints in host memory at once: ⌈U/τ⌉."""
+    """Checkpoints in host memory at the same time: ⌈U/τ⌉."""
     return max(1, math.ceil(upload_s / interval_s * (1 - 1e-12)))
 
 
@@ -66,16 +66,16 @@ LONGEST_WALL = 100
 
 @dataclass(frozen=True)
 class StopModel:
-    """What interrupts a run and how fast it is saved and brought back.
+    """Interruptions of a run, and the speed of saves and restarts.
 
     `failures_per_chip_day` is a share (0.001 = 0.1 %), `preemption_s` the mean time between
-    preemptions of the whole cluster (None: never) and `capacity_wait_s` the mean time until its
-    machines come back, unpaid. A failed node is away for `repair_s` in the mean; `spare_nodes`
-    stand in, paid for. A job ends after `job_limit_s` (None: never) and waits `queue_s` for the
-    next. `copies` checkpoints may be on their way to storage at once. With `peer_copies` each
-    node's share of a save is in another node's memory too, so that a failure of one node loses no
-    upload's lag (Gemini, SOSP 2023); a preemption of all does. `spot_share` is the price of
-    a preemptible chip as a share of the on-demand one.
+    preemptions of the whole cluster (None: never), and `capacity_wait_s` the mean time until its
+    machines are available again, not billed. The repair of a failed node takes `repair_s` on
+    average; `spare_nodes` replace it and are billed. A job ends after `job_limit_s` (None: never)
+    and the next one waits `queue_s`. `copies` checkpoints may upload at the same time. With
+    `peer_copies` each node's share of a save is also in another node's memory, so that the failure
+    of one node loses nothing of U (Gemini, SOSP 2023); a preemption of all nodes does.
+    `spot_share` is the price of a preemptible chip as a share of the on-demand price.
     """
 
     failures_per_chip_day: float = PlanOptions.assumed("failure_rate")
@@ -93,7 +93,7 @@ class StopModel:
     peer_copies: bool = False
 
     def __post_init__(self) -> None:
-        """Refuse what would divide by zero or pay nothing."""
+        """Check values that must be above 0."""
         positive = {
             "--preempt": self.preemption_s,
             "--bucket-gbps": self.bucket_bytes_per_s,
@@ -108,7 +108,7 @@ class StopModel:
 
 @dataclass(frozen=True)
 class StoppedRun:
-    """`work_s` seconds of work on `chips` of `chip`, a save of which keeps `checkpoint_bytes`."""
+    """`work_s` seconds of work on `chips` of `chip`, with checkpoints of `checkpoint_bytes`."""
 
     model: StopModel
     chip: Chip
@@ -118,17 +118,17 @@ class StoppedRun:
 
     @property
     def mean_time_between_stops_s(self) -> float:
-        """Of failures and preemptions together; inf if there are none."""
+        """Mean time between failures or preemptions; inf if there are none."""
         model = self.model
         return mean_time_between(self.chips, model.failures_per_chip_day, model.preemption_s)
 
 
 @dataclass(frozen=True)
 class StopForecast:
-    """What a StopModel means for one cluster and run; seconds, bytes, shares.
+    """Expected values of a run with interruptions; seconds, bytes, shares.
 
-    `wall_s` is the whole run with its waits, `billed_s` the part in which the cluster is paid for
-    (`billed_chips` chips: with the spare nodes); `goodput` the share of wall time that is work.
+    `wall_s` is the whole run with waits, `billed_s` the time in which `billed_chips` (with spare
+    nodes) are billed, `goodput` the share of wall time that is work.
     """
 
     chips: int
@@ -157,31 +157,31 @@ class StopForecast:
 
     @property
     def billed_chip_s(self) -> float:
-        """What is paid for, in seconds of one chip."""
+        """Billed chip-seconds."""
         return self.billed_s * self.billed_chips
 
 
 def mean_time_between(chips: int, per_chip_day: float, preemption_s: float | None) -> float:
-    """Seconds between stops from failures and preemptions together; inf if there are none."""
+    """Mean seconds between failures or preemptions; inf if there are none."""
     rate = chips * per_chip_day / DAY_S + (1 / preemption_s if preemption_s else 0)
     return 1 / rate if rate else math.inf
 
 
 def failure_probability(mean_s: float, window_s: float) -> float:
-    """Chance of at least one stop within `window_s`."""
+    """Probability of at least one failure within `window_s`."""
     return -math.expm1(-window_s / mean_s)
 
 
 def upload_seconds(
     size_bytes: float, chips: int, network_bytes_per_s: float, bucket_bytes_per_s: float
 ) -> float:
-    """Time to bring a checkpoint to storage: the slower of all networks together and the bucket."""
+    """Time of the upload of a checkpoint, limited by the network of all chips or the bucket."""
     return size_bytes / min(chips * network_bytes_per_s, bucket_bytes_per_s)
 
 
 @dataclass(frozen=True)
 class Saving:
-    """How a cluster saves: the stall D, the lag U behind it, and the interval; seconds."""
+    """How a cluster saves: the blocking time D, the upload time U, and the interval; seconds."""
 
     offload_s: float
     upload_s: float
@@ -189,7 +189,7 @@ class Saving:
 
 
 def saving(run: StoppedRun) -> Saving:
-    """Stall, lag and best interval. Raises UsageError on unknown rates of the chip."""
+    """D, U and the best interval. Raises UsageError on unknown bandwidths of the chip."""
     model, chip, rates = run.model, run.chip, []
     for rate, name in ((chip.host_bytes_per_s, "host"), (chip.network_bytes_per_s, "network")):
         if rate is None:
@@ -210,12 +210,12 @@ def saving(run: StoppedRun) -> Saving:
     else:
         interval_s = asynchronous(offload_s, upload_s, mean_s, model.copies)
     if model.job_limit_s is not None:
-        room_s = model.job_limit_s - model.restart_s - upload_s - offload_s
-        interval_s = min(interval_s, room_s) if room_s > 0 else interval_s
+        longest_s = model.job_limit_s - model.restart_s - upload_s - offload_s
+        interval_s = min(interval_s, longest_s) if longest_s > 0 else interval_s
     return Saving(offload_s, upload_s, interval_s)
 
 
-# fields that a StopModel and the Process of a run both have
+# common fields of StopModel and Process
 SHARED = ("restart_s", "capacity_wait_s", "repair_s", "spare_nodes", "job_limit_s", "queue_s")
 
 
@@ -238,23 +238,23 @@ def process_of(run: StoppedRun, saved: Saving) -> Process:
 
 
 def forecast(run: StoppedRun) -> StopForecast:
-    """Checkpoint interval, expected wall time and bill of a run.
+    """Checkpoint interval, expected wall time and billed time of a run.
 
-    Raises UsageError where the chip's host or network rate is unknown, Infeasible where stops
-    come faster than the run can be saved and brought back.
+    Raises UsageError if the chip's host or network bandwidth is unknown, Infeasible if the run
+    makes no progress between interruptions.
     """
     model, chips, work_s, saved = run.model, run.chips, run.work_s, saving(run)
-    seen, mean_s = expectation(process_of(run, saved)), run.mean_time_between_stops_s
-    if not seen.exposed_s <= LONGEST_WALL * work_s:
+    expected, mean_s = expectation(process_of(run, saved)), run.mean_time_between_stops_s
+    if not expected.exposed_s <= LONGEST_WALL * work_s:
         raise Infeasible(
-            f"checkpoints: a stop every {mean_s / 60:.0f} min leaves no progress (a save takes "
-            f"{saved.upload_s / 60:.0f} min to upload); use a faster --bucket-gbps or rarer "
+            f"checkpoints: an interruption every {mean_s / 60:.0f} min leaves no progress (the "
+            f"upload of a save takes {saved.upload_s / 60:.0f} min); use a higher --bucket-gbps or "
             "--preempt"
         )
-    if not seen.wall_s <= LONGEST_WALL * work_s:
+    if not expected.wall_s <= LONGEST_WALL * work_s:
         raise Infeasible(
-            f"stops: waits for machines are {seen.wall_s / work_s - 1:.0f} times the work; use "
-            "--spare-nodes, a shorter --capacity-wait or a longer --job-limit"
+            f"interruptions: waits for machines are {expected.wall_s / work_s - 1:.0f} times the "
+            "work; use --spare-nodes, a shorter --capacity-wait or a longer --job-limit"
         )
     failures_s = mean_time_between(chips, model.failures_per_chip_day, None)
     copies = copies_held(saved.upload_s, saved.interval_s)
@@ -272,16 +272,16 @@ def forecast(run: StoppedRun) -> StopForecast:
         host_bytes_per_chip=copies * (1 + model.peer_copies) * run.checkpoint_bytes / chips,
         lost_per_stop_s=saved.interval_s / 2 + _lag(model, saved, mean_s),
         billed_chips=chips + model.spare_nodes * run.chip.node_chips,
-        goodput=work_s / seen.wall_s,
-        wall_s=seen.wall_s,
-        billed_s=seen.billed_s,
+        goodput=work_s / expected.wall_s,
+        wall_s=expected.wall_s,
+        billed_s=expected.billed_s,
         **asdict(saved),
-        **{key: value for key, value in asdict(seen).items() if key != "exposed_s"},
+        **{key: value for key, value in asdict(expected).items() if key != "exposed_s"},
     )
 
 
 def _lag(model: StopModel, saved: Saving, mean_s: float) -> float:
-    """What a mean stop loses beside half an interval: the time that the newest save takes."""
+    """Mean loss of an interruption besides half an interval: the time of the newest save."""
     if model.peer_copies:
         return saved.upload_s * (mean_s / model.preemption_s if model.preemption_s else 0.0)
     return saved.upload_s or saved.offload_s
@@ -293,10 +293,10 @@ BISECTIONS = 25  # to a millionth
 
 @dataclass(frozen=True)
 class SpotComparison:
-    """The same run on preemptible and on on-demand chips; `usd` are whole bills.
+    """The cost of the same run on preemptible and on on-demand chips.
 
-    `break_even_preemption_s`: with preemptions further apart the preemptible chips are cheaper;
-    None where they never are, 0 where they always are.
+    `break_even_preemption_s`: preemptible chips are cheaper if preemptions are further apart; None:
+    never, 0: always.
     """
 
     spot_usd: float
@@ -305,44 +305,44 @@ class SpotComparison:
 
     @property
     def cheaper(self) -> bool:
-        """Whether the preemptible chips are."""
+        """Whether preemptible chips are cheaper."""
         return self.spot_usd < self.on_demand_usd
 
     @property
     def saving(self) -> float:
-        """Share of the on-demand bill that preemptible chips save; negative if they cost more."""
+        """Share of the on-demand cost that preemptible chips save; negative if they cost more."""
         return 1 - self.spot_usd / self.on_demand_usd
 
 
 def without_waits(run: StoppedRun, preemption_s: float | None) -> StoppedRun:
-    """The run with preemptions so far apart (None: without), after which chips come at once."""
+    """The run with another mean time between preemptions (None: none), without capacity waits."""
     return replace(run, model=replace(run.model, preemption_s=preemption_s, capacity_wait_s=0.0))
 
 
 def compare(
     run: StoppedRun, spot_usd_per_hour: float, on_demand_usd_per_hour: float
 ) -> SpotComparison:
-    """Both bills of a run, and the break-even of preemptions.
+    """Both costs of a run, and the break-even time between preemptions.
 
-    Its model holds the preemptions of the preemptible cluster; the on-demand one has none. Raises
-    Infeasible where the preemptible run makes no progress.
+    run.model has the preemptions of the preemptible cluster; the on-demand one has none. Raises
+    Infeasible if the preemptible run makes no progress.
     """
     steady = forecast(without_waits(run, None))
     on_demand_usd = cost_usd(steady.billed_chip_s, on_demand_usd_per_hour)
 
     def excess(preemption_s: float) -> float:
         try:
-            seen = forecast(without_waits(run, preemption_s))
+            expected = forecast(without_waits(run, preemption_s))
         except Infeasible:
             return math.inf
-        return cost_usd(seen.billed_chip_s, spot_usd_per_hour) - on_demand_usd
+        return cost_usd(expected.billed_chip_s, spot_usd_per_hour) - on_demand_usd
 
     spot_usd = cost_usd(forecast(run).billed_chip_s, spot_usd_per_hour)
     return SpotComparison(spot_usd, on_demand_usd, _crossing(excess))
 
 
 def _crossing(excess: Callable[[float], float]) -> float | None:
-    """Where `excess` of a preemption time falls to 0, by bisection of its logarithm."""
+    """The preemption time at which `excess` is 0, by bisection of its logarithm."""
     if excess(LONGEST_S) >= 0:
         return None
     if excess(SHORTEST_S) < 0:

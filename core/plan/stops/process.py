@@ -1,37 +1,37 @@
-"""A run that is stopped, saved and brought back, as one random process; its exact expectations.
+"""A run with interruptions, saves and restarts as a random process, and its exact expectations.
 
-The process (simulation.py draws it, this module integrates it):
-- Work is cut into n equal segments. A segment takes s = τ + D: work, then the stall of a save. The
-  save is durable U later, while the next segment runs; the run is done when its last save is.
-- While the machines run, stops come at rate 1/M: failures of a chip and preemptions of the whole
-  cluster, both Poisson. Everything after the newest durable save is lost, and the next start
-  needs R before work goes on. Stops may hit restarts and uploads too.
-- After a preemption the machines are away for `capacity_wait_s` in the mean. A failed node is
-  away for `repair_s`; the run goes on at once while one of the spares stands in, else it waits for
-  the first node that comes back.
+The process (simulation.py simulates it, this module computes its expectations):
+- Work is divided into n equal segments of s = τ + D: work, then the blocking time of a save. The
+  save is durable after U, during the next segment; the run ends when its last save is durable.
+- While the machines run, interruptions occur at rate 1/M: failures of a chip and preemptions of the
+  whole cluster, both Poisson. All work after the newest durable save is lost, and the next start
+  needs R before it continues. Interruptions may also occur during restarts and uploads.
+- After a preemption the machines are unavailable for `capacity_wait_s` on average. The repair of a
+  failed node takes `repair_s`; the run continues at once with a spare node, if one is available,
+  else it waits for the first repaired node.
 - A job limit of L ends a job after its K = ⌊(L − R − U)/s⌋ segments; nothing is lost, but the next
-  job waits `queue_s` and starts anew (the limit counts from each start).
-- With peer copies each node's share of a save is in another node's memory as well. A failure then
-  goes back to the newest save that was taken, and its upload goes on; a preemption still goes
-  back to the newest durable one.
-Waiting machines neither fail nor get preempted, and repairs stand still while all are away.
+  job waits `queue_s` and restarts (the limit counts from each start).
+- With peer copies each node's share of a save is also in another node's memory. After a failure the
+  run continues from the newest save, whose upload continues; after a preemption from the newest
+  durable one.
+Waiting machines neither fail nor are preempted, and repairs pause while all are unavailable.
 
 Expectations. Let T_k = R + U + k·s be the time from a start to its k-th durable save. Without a
 limit each further save after the first costs M(1 − e^(−s/M)) + (1 − e^(−s/M))·M(e^((R+U+s)/M) − 1),
-which is the complete model of Daly (FGCS 22(3), 2006) with R + U for its restart; and the first
-start has no R and must bring its save to storage itself. Together, exactly:
+which is the complete model of Daly (FGCS 22(3), 2006) with R + U for its restart; the first start
+has no R, and the last save must also upload. Together, exactly:
     M e^(R/M) [ n e^(U/M) (e^(s/M) − 1) + e^(U/M) − 1 ].
-With peer copies the lag counts at the rate λ of preemptions alone: let A be the time from one save
-taken to the next. A save is lost if a preemption comes within U of it, and must then be taken
-again, so A = M e^(R/M) (e^(s/M) − 1) + (1 − e^(−λU)) A, whatever the failures in between: A is the
-complete model's time without a lag, times e^(λU).
-With a limit, V(j), the time that j segments still need at a start, follows from which save was
-durable when the job stopped: V(j) = M(1 − e^(−T_m/M)) + Σ_k P(k) V(j − k), m = min(j, K). P(k) is
-geometric in k, so the sum is a running one and V(n) takes n steps.
-The number of stops is exposed time / M (Wald). Failed nodes under repair are a birth and death
-process; a failure that finds all spares away waits repair_s / (spares + 1). In the long run the
-waits take the share of time that Erlang's loss formula B(spares + 1, failure_rate · repair_s)
-gives (Erlang 1917); a run starts with all spares at hand, so the process is followed from there.
+With peer copies the upload counts only at the rate λ of preemptions. Let A be the time from one
+save to the next. A save is lost if a preemption occurs within U after it, and must then be
+repeated, so A = M e^(R/M) (e^(s/M) − 1) + (1 − e^(−λU)) A for any failures in between: A is the
+complete model's time without an upload, times e^(λU).
+With a limit, V(j), the time that j segments still need at a start, follows from the last durable
+save of the job: V(j) = M(1 − e^(−T_m/M)) + Σ_k P(k) V(j − k), m = min(j, K). P(k) is geometric in
+k, so the sum is cumulative and V(n) needs n steps.
+The number of interruptions is exposed time / M (Wald). Failed nodes under repair are a birth-death
+process; a failure without a spare waits repair_s / (spares + 1). In the long run the waits are the
+share of time of Erlang's loss formula B(spares + 1, failure_rate · repair_s) (Erlang 1917); a run
+starts with all spares available, so the process is computed from that state.
 """
 
 import math
@@ -46,7 +46,7 @@ HORIZON_STEPS = 64
 class Process:
     """One run on one cluster; seconds, and rates per second of the whole cluster.
 
-    `segment_s` holds the stall of its save.
+    `segment_s` includes the blocking time of its save.
     """
 
     segments: int
@@ -64,12 +64,12 @@ class Process:
 
     @property
     def rate(self) -> float:
-        """Stops a second while the machines run."""
+        """Interruptions per second while the machines run."""
         return self.failure_rate + self.preemption_rate
 
     @property
     def segments_a_job(self) -> int:
-        """Segments that fit into a job's limit; all of them without one."""
+        """Segments within a job's limit; all of them without one."""
         if self.job_limit_s is None:
             return self.segments
         return segments_within(self.job_limit_s, self.restart_s + self.upload_s, self.segment_s)
@@ -77,10 +77,10 @@ class Process:
 
 @dataclass(frozen=True)
 class Expectation:
-    """Means over all courses of a process.
+    """Expected values of a process.
 
-    exposed_s: machines run (work, saves, restarts, lost work). What was waited for machines that
-    are away is paid for where it is for a repair, and not where it is for capacity or in a queue.
+    exposed_s: time in which machines run (work, saves, restarts, lost work). Waits for repairs are
+    billed; waits for capacity or in a queue are not. cuts: ends of jobs by their limit.
     """
 
     exposed_s: float
@@ -98,7 +98,7 @@ class Expectation:
 
     @property
     def billed_s(self) -> float:
-        """Time in which the cluster is held and paid for."""
+        """Time in which the cluster is billed."""
         return self.exposed_s + self.waited_repair_s
 
 
@@ -112,8 +112,8 @@ def divided(
 ) -> tuple[int, float]:
     """`work_s` in equal segments of about `interval_s`: their number and length.
 
-    A little longer than asked, so that their number is whole; with a limit, so that a whole number
-    of them fills a job. Raises Infeasible if none fits.
+    They are a little longer, so that their number is whole; with a limit, so that a whole number of
+    them fits a job. Raises Infeasible if none fits.
     """
     if limit_s is not None:
         fitting = segments_within(limit_s, lead_s, interval_s + offload_s)
@@ -135,9 +135,9 @@ def divided(
 def exposed(
     segments: float, segment_s: float, upload_s: float, restart_s: float, mean_s: float
 ) -> float:
-    """Expected seconds of `segments` (need not be whole), with stops every `mean_s`.
+    """Expected seconds of `segments` (may be a fraction), with interruptions every `mean_s`.
 
-    Without waits or limits; inf where the exponent is beyond a double.
+    Without waits or limits; inf if a float64 overflows.
     """
     if math.isinf(mean_s):
         return segments * segment_s + upload_s
@@ -150,7 +150,7 @@ def exposed(
 
 
 def expectation(process: Process) -> Expectation:
-    """Means of everything that `process` counts."""
+    """The expected values of `process`."""
     mean_s = 1 / process.rate if process.rate else math.inf
     cuts, upload_s = 0.0, process.upload_s
     if process.peer_copies:
@@ -187,7 +187,7 @@ def _mirrored(process: Process, mean_s: float) -> float:
 
 
 def _limited(process: Process, mean_s: float) -> tuple[float, float]:
-    """Exposed time and cuts with a job limit, by the recurrence over segments left."""
+    """Exposed time and cuts with a job limit, by the recurrence over remaining segments."""
     full, s, upload_s = process.segments_a_job, process.segment_s, process.upload_s
     again, fresh = (_start(full, s, upload_s + head, mean_s) for head in (process.restart_s, 0.0))
     if again.nothing >= 1:
@@ -218,9 +218,9 @@ def _limited(process: Process, mean_s: float) -> tuple[float, float]:
 
 @dataclass(frozen=True)
 class _Start:
-    """A job that its limit ends: its mean time, and the chances of what it leaves behind.
+    """A job with a limit: its mean time, and the probabilities of its durable saves.
 
-    nothing: no durable save; partly · ratio^k: k of them; through: all, so that it is cut.
+    nothing: of no durable save; partly · ratio^k: of k; through: of all, so that the limit ends it.
     """
 
     job_s: float
@@ -229,7 +229,7 @@ class _Start:
     through: float
 
     def mean(self, own: float, after_some: float, after_all: float) -> float:
-        """The job's own figure and the mean of what is left, but for a start that saves nothing."""
+        """The job's own value plus the mean of the rest, without the case of no durable save."""
         return own + self.partly * after_some + self.through * after_all
 
 
@@ -245,33 +245,33 @@ def _start(segments: int, segment_s: float, lead_s: float, mean_s: float) -> _St
 
 
 def repair_wait(process: Process, exposed_s: float) -> float:
-    """Expected time without enough nodes while the machines run for `exposed_s`.
+    """Expected wait for repairs while the machines run for `exposed_s`.
 
-    The chance that all spares are away, summed over HORIZON_STEPS implicit Euler steps, which is
-    exact for an exposed time that is itself Erlang-distributed with as many phases.
+    The probability that all spares are under repair, summed over HORIZON_STEPS implicit Euler
+    steps, which is exact for an Erlang-distributed exposed time with as many phases.
     """
     failures, spares = process.failure_rate, process.spare_nodes
     if not failures or not process.repair_s or math.isinf(exposed_s):
         return exposed_s if math.isinf(exposed_s) and failures and process.repair_s else 0.0
-    step_s, mend = exposed_s / HORIZON_STEPS, 1 / process.repair_s
-    chances, all_away = [1.0] + [0.0] * spares, 0.0
+    step_s, repair = exposed_s / HORIZON_STEPS, 1 / process.repair_s
+    probabilities, all_away = [1.0] + [0.0] * spares, 0.0
     for _ in range(HORIZON_STEPS):
-        chances = _stepped(chances, failures * step_s, mend * step_s)
-        all_away += chances[spares] * step_s
+        probabilities = _stepped(probabilities, failures * step_s, repair * step_s)
+        all_away += probabilities[spares] * step_s
     return failures * all_away * process.repair_s / (spares + 1)
 
 
-def _stepped(chances: list[float], fail: float, mend: float) -> list[float]:
-    """One implicit step of the number of nodes away: n → n + 1 at `fail`, n → n − 1 at n·`mend`."""
-    last = len(chances) - 1
+def _stepped(probabilities: list[float], fail: float, repair: float) -> list[float]:
+    """One implicit step: nodes under repair n → n + 1 at `fail`, n → n − 1 at n·`repair`."""
+    last = len(probabilities) - 1
     ratios, parts = list[float](), list[float]()
-    for n, chance in enumerate(chances):
-        out = 1 + n * mend + (fail if n < last else 0.0)
+    for n, probability in enumerate(probabilities):
+        out = 1 + n * repair + (fail if n < last else 0.0)
         from_below = fail * ratios[-1] if n else 0.0
-        pivot = max(1.0, out - from_below)  # which it is, but for rounding
-        ratios.append((n + 1) * mend / pivot)
-        parts.append((chance + (fail * parts[-1] if n else 0.0)) / pivot)
-    found = [parts[last]]
+        pivot = max(1.0, out - from_below)  # it is at least 1, except for rounding
+        ratios.append((n + 1) * repair / pivot)
+        parts.append((probability + (fail * parts[-1] if n else 0.0)) / pivot)
+    stepped = [parts[last]]
     for n in range(last - 1, -1, -1):
-        found.append(parts[n] + ratios[n] * found[-1])
-    return found[::-1]
+        stepped.append(parts[n] + ratios[n] * stepped[-1])
+    return stepped[::-1]

@@ -1,8 +1,9 @@
-"""Monte Carlo of a run that is stopped, saved and brought back: the spread of its time and bill.
+"""Monte Carlo simulation of a run with interruptions: the distribution of its time and cost.
 
-Draws the process of process.py. A start is one step, whatever its number of saves: the time to the
-next stop is exponential, and how many saves were durable by then is a division. A run of a hundred
-stops takes a hundred steps, so thousands of runs take a second. Same seed, same figures.
+Simulates the process of process.py. Each start is one step for any number of saves: the time to the
+next interruption is exponential, and the number of durable saves by then is a division. A run with
+a hundred interruptions takes a hundred steps, so thousands of runs take a second. The same seed
+gives the same results.
 """
 
 import math
@@ -16,7 +17,7 @@ from sabia.core.plan.stops.process import Process
 
 @dataclass(frozen=True)
 class Spread:
-    """Mean and percentiles of one figure over all runs; `error` is the mean's standard error."""
+    """Mean and percentiles of one value over all runs; `error`: standard error of the mean."""
 
     mean: float
     p50: float
@@ -26,7 +27,7 @@ class Spread:
 
 @dataclass(frozen=True)
 class Simulated:
-    """What `runs` courses of a process took; seconds. `stops` are failures and preemptions."""
+    """Results of `runs` simulated runs; seconds. `stops`: failures and preemptions."""
 
     runs: int
     seed: int
@@ -38,7 +39,7 @@ class Simulated:
 
 @dataclass
 class Course:
-    """One course of a process, as far as it is drawn."""
+    """One simulated run, up to the current step."""
 
     exposed_s: float = 0.0
     unbilled_wait_s: float = 0.0
@@ -48,7 +49,7 @@ class Course:
 
     @property
     def billed_s(self) -> float:
-        """Time in which the cluster is held and paid for."""
+        """Time in which the cluster is billed."""
         return self.exposed_s + self.repair_wait_s
 
     @property
@@ -58,14 +59,14 @@ class Course:
 
 
 def simulate(process: Process, runs: int, seed: int = 0) -> Simulated:
-    """Draw `runs` courses of `process`. Raises UsageError on no runs.
+    """Simulate `process` `runs` times. Raises UsageError on no runs.
 
-    The caller makes sure that the process makes progress (its expectation is finite and sane).
+    The caller must ensure that the process makes progress (its expectation is finite).
     """
     if runs < 1:
         raise UsageError(f"--simulate: {runs} (expected 1 run or more)")
-    chance = Random(seed)
-    courses = [course(process, chance) for _ in range(runs)]
+    rng = Random(seed)
+    courses = [course(process, rng) for _ in range(runs)]
     return Simulated(
         runs=runs,
         seed=seed,
@@ -89,38 +90,38 @@ def spread(values: list[float]) -> Spread:
     )
 
 
-def course(process: Process, chance: Random) -> Course:
-    """Draw one course: start after start, until the last save is durable."""
+def course(process: Process, rng: Random) -> Course:
+    """Simulate one run: start after start, until the last save is durable."""
     if process.peer_copies:
-        return _mirrored(process, chance)
-    found, away = Course(), list[float]()
+        return _mirrored(process, rng)
+    run, away = Course(), list[float]()
     left, head_s = process.segments, process.upload_s
     full, length_s, rate = process.segments_a_job, process.segment_s, process.rate
     while True:
         jobs = min(left, full)
         end_s = head_s + jobs * length_s
-        stop_s = chance.expovariate(rate) if rate else math.inf
+        stop_s = rng.expovariate(rate) if rate else math.inf
         if stop_s >= end_s:
-            found.exposed_s += end_s
+            run.exposed_s += end_s
             left -= jobs
             if not left:
-                return found
-            found.cuts += 1
-            found.unbilled_wait_s += _wait(process.queue_s, chance)
+                return run
+            run.cuts += 1
+            run.unbilled_wait_s += _wait(process.queue_s, rng)
         else:
-            found.exposed_s += stop_s
+            run.exposed_s += stop_s
             left -= max(0, int((stop_s - head_s) / length_s))
-            _bring_back(process, found, away, _fails(process, chance), chance)
+            _bring_back(process, run, away, _fails(process, rng), rng)
         head_s = process.restart_s + process.upload_s
 
 
-def _mirrored(process: Process, chance: Random) -> Course:
-    """Draw one course with peer copies: what was taken survives failures, not preemptions."""
-    found, away = Course(), list[float]()
+def _mirrored(process: Process, rng: Random) -> Course:
+    """Simulate one run with peer copies: saves survive failures, not preemptions."""
+    run, away = Course(), list[float]()
     taken, stored_at, head_s, rate = 0, 0.0, 0.0, process.rate
     while True:
-        begin_s = found.exposed_s
-        stop_s = begin_s + chance.expovariate(rate) if rate else math.inf
+        begin_s = run.exposed_s
+        stop_s = begin_s + rng.expovariate(rate) if rate else math.inf
         more = process.segments - taken
         if stop_s < math.inf:
             more = min(more, max(0, int((stop_s - begin_s - head_s) / process.segment_s)))
@@ -128,34 +129,32 @@ def _mirrored(process: Process, chance: Random) -> Course:
             taken += more
             stored_at = begin_s + head_s + more * process.segment_s + process.upload_s
         if taken == process.segments and stored_at <= stop_s:
-            found.exposed_s = stored_at
-            return found
-        found.exposed_s = stop_s
-        fails = _fails(process, chance)
+            run.exposed_s = stored_at
+            return run
+        run.exposed_s = stop_s
+        fails = _fails(process, rng)
         if not fails and stored_at > stop_s:
             taken, stored_at = taken - 1, stop_s
-        _bring_back(process, found, away, fails, chance)
+        _bring_back(process, run, away, fails, rng)
         head_s = process.restart_s
 
 
-def _fails(process: Process, chance: Random) -> bool:
-    """Whether a stop is a failure of one node, rather than a preemption of all."""
-    return chance.random() * process.rate < process.failure_rate
+def _fails(process: Process, rng: Random) -> bool:
+    """Whether an interruption is a failure of one node, not a preemption of all."""
+    return rng.random() * process.rate < process.failure_rate
 
 
-def _bring_back(
-    process: Process, found: Course, away: list[float], fails: bool, chance: Random
-) -> None:
-    """Wait for machines after a stop. `away` are the times at which failed nodes come back."""
-    found.stops += 1
+def _bring_back(process: Process, run: Course, away: list[float], fails: bool, rng: Random) -> None:
+    """Wait for machines after an interruption. away: end times of the repairs of failed nodes."""
+    run.stops += 1
     if not fails:
-        found.unbilled_wait_s += _wait(process.capacity_wait_s, chance)
+        run.unbilled_wait_s += _wait(process.capacity_wait_s, rng)
     elif process.repair_s:
-        del away[: bisect_right(away, found.billed_s)]
-        insort(away, found.billed_s + _wait(process.repair_s, chance))
+        del away[: bisect_right(away, run.billed_s)]
+        insort(away, run.billed_s + _wait(process.repair_s, rng))
         if len(away) > process.spare_nodes:
-            found.repair_wait_s += away.pop(0) - found.billed_s
+            run.repair_wait_s += away.pop(0) - run.billed_s
 
 
-def _wait(mean_s: float, chance: Random) -> float:
-    return chance.expovariate(1 / mean_s) if mean_s else 0.0
+def _wait(mean_s: float, rng: Random) -> float:
+    return rng.expovariate(1 / mean_s) if mean_s else 0.0

@@ -6,7 +6,7 @@ import pytest
 
 from sabia.core import units
 from sabia.core.errors import Infeasible, UsageError
-from sabia.core.plan.money.limit import bought
+from sabia.core.plan.money.limit import within_limit
 from sabia.core.plan.money.prices import Price
 
 WORK_S = 45_370.37 * 3600  # the article's run: $199,630 at $4.40
@@ -14,39 +14,43 @@ PRICES = (Price(12.0, "big cloud"), Price(4.4, "neocloud"))
 
 
 def test_a_run_within_the_limit():
-    found = bought(250e3, WORK_S, 500e9, PRICES)
+    found = within_limit(250e3, WORK_S, 500e9, PRICES)
     assert found.price == PRICES[1]
     assert found.cost_usd == pytest.approx(199_630, rel=1e-5)
     assert found.tokens == pytest.approx(626.2e9, rel=1e-3)
 
 
 def test_overheads_count():
-    assert bought(250e3, WORK_S, 500e9, PRICES, 1.1).cost_usd == pytest.approx(219_593, rel=1e-5)
+    assert within_limit(250e3, WORK_S, 500e9, PRICES, 1.1).cost_usd == pytest.approx(
+        219_593, rel=1e-5
+    )
     with pytest.raises(Infeasible):
-        bought(210e3, WORK_S, 500e9, PRICES, 1.1)
+        within_limit(210e3, WORK_S, 500e9, PRICES, 1.1)
 
 
 def test_changes_beyond_all_reach_are_not_proposed():
     with pytest.raises(Infeasible, match=r"use --tokens 25M$"):
-        bought(10.0, WORK_S, 500e9, PRICES)
+        within_limit(10.0, WORK_S, 500e9, PRICES)
     with pytest.raises(Infeasible, match=r"or --price 1\.10$"):
-        bought(50e3, WORK_S, 500e9, PRICES)
+        within_limit(50e3, WORK_S, 500e9, PRICES)
 
 
 @pytest.mark.parametrize("limit_usd", [12e3, 50e3, 199e3])
 def test_the_smallest_change_is_enough_and_little_more(limit_usd):
     with pytest.raises(Infeasible, match=r"costs \$0\.20M at neocloud \$4\.40") as refused:
-        bought(limit_usd, WORK_S, 500e9, PRICES)
+        within_limit(limit_usd, WORK_S, 500e9, PRICES)
     words = str(refused.value)
     tokens = units.parse_count(re.search(r"--tokens (\S+) ", words)[1])
-    assert 0.98 * limit_usd < bought(limit_usd, WORK_S * tokens / 500e9, tokens, PRICES).cost_usd
+    assert (
+        0.98 * limit_usd < within_limit(limit_usd, WORK_S * tokens / 500e9, tokens, PRICES).cost_usd
+    )
     price = Price(float(re.search(r"--price (\d+\.\d\d)", words)[1]))
-    assert bought(limit_usd, WORK_S, 500e9, (price,)).cost_usd <= limit_usd
+    assert within_limit(limit_usd, WORK_S, 500e9, (price,)).cost_usd <= limit_usd
     assert refused.value.exit_code == 3
 
 
 def test_limits_and_prices_of_nothing_are_refused():
     with pytest.raises(UsageError, match="more than 0"):
-        bought(0, WORK_S, 500e9, PRICES)
+        within_limit(0, WORK_S, 500e9, PRICES)
     with pytest.raises(UsageError, match="no price"):
-        bought(1e6, WORK_S, 500e9, ())
+        within_limit(1e6, WORK_S, 500e9, ())

@@ -78,7 +78,7 @@ def test_row_24_tokens_a_parameter():
     assert scaling.RULE_TOKENS_PER_PARAM == 20
     assert scaling.Pair(8.03e9, 15e12).tokens_per_param == pytest.approx(1868, abs=0.5)  # "~1900"
     assert scaling.Pair(405e9, 15.6e12).tokens_per_param == pytest.approx(38.5, abs=0.05)  # "~40"
-    served = scaling.advise(8e9, 160e9, served_tokens=1e14)
+    served = scaling.advise(8e9, 160e9, inference_tokens=1e14)
     assert served.same_loss.tokens_per_param > 150  # "in practice use larger"
 
 
