@@ -145,11 +145,11 @@ def _of_budget(settings: PlanOptions, today: date) -> PlanOutput:
     """The budget of a list of runs."""
     from sabia.core.plan.output import budget
 
-    pyramid = budget.pyramid_of(settings, today)
+    items = budget.budget_of(settings, today)
     return PlanOutput(
-        text=budget.text(pyramid),
-        report=budget.report(pyramid),
-        rows=budget.flat_rows(pyramid),
-        warnings=remarks.stale_lines(pyramid.prices, today),
-        charts=lambda: _plots().of_rows(budget.flat_rows(pyramid), "name", "cost_usd", "Budget"),
+        text=budget.text(items),
+        report=budget.report(items),
+        rows=budget.flat_rows(items),
+        warnings=remarks.stale_lines(items.prices, today),
+        charts=lambda: _plots().of_rows(budget.flat_rows(items), "name", "cost_usd", "Budget"),
     )

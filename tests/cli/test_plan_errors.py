@@ -62,7 +62,7 @@ USAGE = [
     ("--plot x.png", "expected .svg or .html"),
     ("--emit k8s", "slurm, xpk or skypilot"),
     ("--emit slurm", "only with --search or --fixed-layout"),
-    ("--emit slurm --search --stack megatron --deadline 99w", "leave out --stack"),
+    ("--emit slurm --search --stack megatron --deadline 99w", "omit --stack"),
     ("--emitt slurm", "--emitt: no such option"),
     ("--gpus 8", "--chips"),
     ("--stage train", "did you mean pretrain?"),
@@ -144,7 +144,7 @@ def test_a_config_json_at_the_wrong_option_is_told_its_own(tmp_path) -> None:
 
 def test_mfu_beyond_what_products_reach_warns() -> None:
     asked = call("--params 8B --chip mi300x --mfu 60 --price 2")
-    assert asked.code == 0 and "--mfu 60% is above the 51%" in asked.stderr
+    assert asked.code == 0 and "--mfu 60% is above 51%" in asked.stderr
 
 
 def test_a_process_ends_with_the_same_code_and_line() -> None:

@@ -17,7 +17,7 @@ def test_a_search_shows_layouts_and_a_line_to_paste() -> None:
     assert done.returncode == 0, done.stderr
     heads = [" ".join(line.split()[:11]) for line in done.stdout.splitlines()]
     assert "LAYOUT CHIPS dp fsdp tp pp cp ep v mb RECOMPUTE" in heads
-    line = next(x for x in done.stdout.splitlines() if x.startswith("run it"))
+    line = next(x for x in done.stdout.splitlines() if x.startswith("command"))
     assert line.split()[2:4] == ["sabia", "pretrain"] and "--mesh" in line
 
 
@@ -80,7 +80,7 @@ def test_compared_by_layouts() -> None:
 def test_tensor_beyond_the_fast_domain_warns() -> None:
     words = "--params 405B --chip h100 --fixed-layout tp={},fsdp=64,pp=2 --stack megatron"
     beyond = call(f"{words.format(16)} --tokens 10B --deadline 90d")
-    assert beyond.code == 0 and "tensor=16 goes beyond the 8 h100" in beyond.stderr
+    assert beyond.code == 0 and "tensor=16 is more than the 8 h100" in beyond.stderr
     within = call(f"{words.format(8)} --tokens 10B --deadline 90d --utilisation 100%")
     assert "goes beyond" not in within.stderr
 

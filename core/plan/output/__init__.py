@@ -1,1 +1,1 @@
-"""An answer in the forms it is asked for: table, JSON, rows, remarks, plots, launch files."""
+"""Output of the planner: tables, JSON, rows, notes and warnings, plots, launch scripts."""

@@ -1,4 +1,4 @@
-"""The view of a pyramid of runs: a line an item, sums of groups, kinds and providers, a total."""
+"""The output of `--budget`: a row per item, totals of groups, kinds, providers and of all."""
 
 from datetime import date
 from typing import Any
@@ -15,8 +15,8 @@ from sabia.core.plan.request import own_prices
 SCHEMA_VERSION = 1
 
 
-def pyramid_of(settings: PlanOptions, today: date) -> Budget:
-    """The pyramid that `settings` ask about. Raises UsageError, BadData."""
+def budget_of(settings: PlanOptions, today: date) -> Budget:
+    """The budget of `settings`. Raises UsageError, BadData."""
     own = own_prices(settings.price) if settings.price else ()
     if len(own) > 1:
         raise UsageError(f"--price: {settings.price} (expected one price with --budget)")
@@ -24,7 +24,7 @@ def pyramid_of(settings: PlanOptions, today: date) -> Budget:
 
 
 def text(budget: Budget) -> str:
-    """The pyramid as a table; kinds and providers where there are several."""
+    """The budget as a table, with kinds and providers if there are several."""
     rates = {price.usd_per_chip_hour for price in budget.prices}
     cost = f"COST {format_rate(rates.pop())}" if len(rates) == 1 else "COST"
     head = ["ITEM", "RUNS", "HOURS EACH", "CHIP-HOURS", cost, "SHARE"]
@@ -32,14 +32,18 @@ def text(budget: Budget) -> str:
     rows += [_sum_cells(budget, name, total) for name, total in budget.groups().items()]
     rows.append(_sum_cells(budget, "all", Total(budget.chip_hours, budget.cost_usd)))
     if budget.contingency:
-        put_by = ["+ contingency", "", "", "", short_money(budget.contingency_usd)]
-        rows.append([*put_by, f"{budget.contingency:.1%}"])
-        with_it = budget.cost_usd + budget.contingency_usd
-        rows.append(["= with contingency", "", "", "", short_money(with_it), ""])
+        contingency = ["+ contingency", "", "", "", short_money(budget.contingency_usd)]
+        rows.append([*contingency, f"{budget.contingency:.1%}"])
+        total_usd = budget.cost_usd + budget.contingency_usd
+        rows.append(["= with contingency", "", "", "", short_money(total_usd), ""])
     lines = columns(head, rows)
     for name, sums in (("kinds", budget.kinds()), ("paid to", budget.providers())):
         if len(sums) > 1:
-            lines.append(f"{name:<10}{_parts(budget, sums)}")
+            parts = (
+                f"{part} {short_money(total.cost_usd)} ({budget.share(total.cost_usd):.0%})"
+                for part, total in sums.items()
+            )
+            lines.append(f"{name:<10}{', '.join(parts)}")
     return "\n".join(lines)
 
 
@@ -57,15 +61,8 @@ def _sum_cells(budget: Budget, name: str, total: Total) -> list[str]:
     return [f"= {name}", "", "", f"{total.chip_hours:,.0f}", money, share]
 
 
-def _parts(budget: Budget, sums: dict[str, Total]) -> str:
-    return ", ".join(
-        f"{name} {short_money(total.cost_usd)} ({budget.share(total.cost_usd):.0%})"
-        for name, total in sums.items()
-    )
-
-
 def report(budget: Budget) -> dict[str, Any]:
-    """The pyramid as a JSON object; one price of all items, or null where they differ."""
+    """The budget as a JSON object; the price is null where items have different prices."""
     rates = {price.usd_per_chip_hour for price in budget.prices}
     return {
         "schema_version": SCHEMA_VERSION,
@@ -92,7 +89,7 @@ def _sums(budget: Budget, key: str, sums: dict[str, Total]) -> list[dict[str, An
 
 
 def flat_rows(budget: Budget) -> list[dict[str, Any]]:
-    """One record an item."""
+    """One record per item."""
     return [
         {
             **fields(item, "name", "group", "kind", "runs", "chip", "provider"),

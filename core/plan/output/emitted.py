@@ -1,4 +1,4 @@
-"""From a plan to the script that starts it (`--emit`): its layout, its time limit, its saves."""
+"""From a plan to its launch script (`--emit`): layout, time limit and checkpoint interval."""
 
 import os
 import re
@@ -15,28 +15,35 @@ from sabia.core.units import format_count, parse_count
 
 
 def script(request: PlanRequest, plan: Plan) -> str:
-    """The text of `--emit` for the plan's best row. Raises UsageError."""
+    """The launch script of the plan's best row. Raises UsageError."""
     return launch_script(request.settings.emit or "", launch_plan(request, plan))
 
 
 def launch_plan(request: PlanRequest, plan: Plan) -> LaunchPlan:
-    """What the script starts; with stops as `--failure-rate` and its kin say."""
+    """The input of the launch script, with the interruptions of the options."""
     best, layouts = plan.best, plan.layouts
     assert layouts is not None and best.layout is not None  # --emit is only with a layout
     flags = flags_of(layouts, best.layout)
     model = layouts.problem.workload.architecture
     if model.counted_only:
         raise UsageError(
-            f"--emit: sabia pretrain has no {model.name}, whose layout is for other software "
-            "(expected a family that it trains)"
+            f"--emit: sabia pretrain cannot train {model.name} (expected a family that it trains)"
         )
     if not flags:
         raise UsageError(
-            f"--emit: starts sabia pretrain, not {layouts.problem.stack.name}; leave out --stack"
+            f"--emit: starts sabia pretrain, not {layouts.problem.stack.name}; omit --stack"
         )
-    wall_s, save_s, every_s = _times(request, plan)
+    try:
+        expected = forecast(stopped_run(request, plan))
+        wall_s, save_s = expected.wall_s, expected.offload_s + expected.upload_s
+        every_s: float | None = expected.interval_s
+    except UsageError:  # no bandwidth of the chip is on file, so without interruptions
+        wall_s, save_s, every_s = best.finishes_s, 60.0, None
+    path = request.settings.model
+    words = os.path.basename(os.path.abspath(path)) if path else format_count(request.run.params)
+    slug = re.sub(r"[^a-z0-9]+", "-", f"sabia-{words.removesuffix('.json')}".lower())
     return LaunchPlan(
-        name=_name(request),
+        name=slug[:40].strip("-"),
         chip=plan.cluster.chip,
         chips=best.chips,
         command=(*_command(request), *shlex.split(flags)[2:]),
@@ -50,37 +57,12 @@ def launch_plan(request: PlanRequest, plan: Plan) -> LaunchPlan:
 def _command(request: PlanRequest) -> tuple[str, ...]:
     """`pretrain`, its inputs, and the tokens of the run."""
     given = request.settings.pretrain_args
-    words = shlex.split(given) if given else ["tokens/", *_model(request)]
+    path = request.settings.model or "config.json"
+    if os.path.isdir(path):
+        path = os.path.join(path, "config.json")
+    words = shlex.split(given) if given else ["tokens/", "--config-json", path]
     if "--tokens" in words or "--steps" in words:
         return ("pretrain", *words)
-    return ("pretrain", *words, "--tokens", _count(request.run.tokens))
-
-
-def _model(request: PlanRequest) -> list[str]:
-    path = request.settings.model
-    if path is None:
-        return ["--config-json", "config.json"]
-    inside = os.path.join(path, "config.json")
-    return ["--config-json", inside if os.path.isdir(path) else path]
-
-
-def _count(value: float) -> str:
-    """1T, or all digits where that would round."""
-    short = format_count(value, 2)
-    return short if parse_count(short) == value else f"{value:.0f}"
-
-
-def _name(request: PlanRequest) -> str:
-    path = request.settings.model
-    words = os.path.basename(os.path.abspath(path)) if path else format_count(request.run.params)
-    slug = re.sub(r"[^a-z0-9]+", "-", f"sabia-{words.removesuffix('.json')}".lower())
-    return slug[:40].strip("-")
-
-
-def _times(request: PlanRequest, plan: Plan) -> tuple[float, float, float | None]:
-    """(wall time, time of a save, interval of saves); without stops where no rate is on file."""
-    try:
-        seen = forecast(stopped_run(request, plan))
-    except UsageError:
-        return plan.best.finishes_s, 60.0, None
-    return seen.wall_s, seen.offload_s + seen.upload_s, seen.interval_s
+    short, tokens = format_count(request.run.tokens, 2), request.run.tokens
+    exact = short if parse_count(short) == tokens else f"{tokens:.0f}"
+    return ("pretrain", *words, "--tokens", exact)

@@ -1,7 +1,8 @@
-"""Views of generating: serving, an evaluation, steps of GRPO.
+"""Views of generation: serving, an evaluation, GRPO steps.
 
-Serving shows replicas that hold the model, their speed, and what tokens cost; an evaluation answers
-and verdicts, chip-hours and dollars; GRPO a step by its parts, what binds it, and the bill of all.
+Serving shows replicas that hold the model, their speed, and the cost of tokens; an evaluation shows
+answers and verdicts, chip-hours and dollars; GRPO the parts of a step, its bottleneck, and the cost
+of all steps.
 """
 
 from typing import Any
@@ -23,21 +24,21 @@ from sabia.core.plan.serving.asked import (
 from sabia.core.plan.serving.decode import cache_bytes
 from sabia.core.plan.serving.evaluation import Bill, Evaluation
 from sabia.core.plan.serving.formats import published_ratio
-from sabia.core.plan.serving.traffic import Load, cheapest, room
+from sabia.core.plan.serving.traffic import Load, cheapest, chip_memory
 from sabia.core.units import format_bytes, format_count, format_duration
 
 
 def serve(request: PlanRequest) -> View:
     """Serve the request's model on its chip. Raises UsageError, Infeasible."""
     serving = ServingRequest(request)
-    found = possible_loads(serving)
-    best, usd = cheapest(found), serving.usd_per_chip_hour
+    possible = possible_loads(serving)
+    best, usd = cheapest(possible), serving.usd_per_chip_hour
     report = {
         "price_usd_per_chip_hour": usd,
-        "replicas": [load_report(load, usd) for load in found],
+        "replicas": [load_report(load, usd) for load in possible],
         "best": load_report(best, usd),
     }
-    view = _view(serving, _model_kind(request), _serving_lines(serving, found, best), report)
+    view = _view(serving, _model_kind(request), _serving_lines(serving, possible, best), report)
     if request.cluster.chips:
         view.report["cluster"] = _cluster(best, request.cluster.chips)
     return view
@@ -48,22 +49,21 @@ def _model_kind(request: PlanRequest) -> str:
 
 
 def _view(serving: ServingRequest, kind: str, lines: list[str], report: dict[str, Any]) -> View:
-    """Lines and figures, with how far published runs were from such predictions, and what was
-    assumed."""
-    found = published_ratio(kind)
+    """Lines and figures, with the ratio of published runs to predictions, and assumptions."""
+    published = published_ratio(kind)
     lines.append(
-        f"published {found.rows} runs took {found.low:g} to {found.high:g} times what these "
-        f"formulas say, {found.middle:g} in the middle ({found.about})"
+        f"published {published.rows} runs took {published.low:g} to {published.high:g} times the "
+        f"predicted time, median {published.middle:g} ({published.about})"
     )
     if serving.assumed:
         lines.append(f"assumed   {'; '.join(serving.assumed)}")
-    known = {"published_over_predicted": fields(found, "low", "middle", "high", "rows")}
-    return View("\n".join(lines), report | known | {"assumed": serving.assumed})
+    known_figures = {"published_over_predicted": fields(published, "low", "middle", "high", "rows")}
+    return View("\n".join(lines), report | known_figures | {"assumed": serving.assumed})
 
 
 def load_report(load: Load, usd_per_chip_hour: float) -> dict[str, Any]:
     """A replica at full load as a JSON object."""
-    replica, held = load.replica, room(load.replica)
+    replica, held = load.replica, chip_memory(load.replica)
     return {
         "replica_chips": replica.chips,
         **fields(replica, "attention", "weights", "cache"),
@@ -96,19 +96,19 @@ def _cluster(best: Load, chips: int) -> dict[str, float]:
     }
 
 
-def _serving_lines(serving: ServingRequest, found: list[Load], best: Load) -> list[str]:
+def _serving_lines(serving: ServingRequest, possible: list[Load], best: Load) -> list[str]:
     replica, request = best.replica, serving.request
     each = cache_bytes(replica, best.prompt + best.output)
     return [
         f"serving   {format_count(request.run.params, 2)} in {replica.weights} is "
-        f"{format_bytes(replica.weight_bytes)}; a request of {best.prompt:,.0f} + "
-        f"{best.output:,.0f} tokens caches {format_bytes(each)}",
-        *_serving_table(serving, found),
+        f"{format_bytes(replica.weight_bytes)}; the KV cache of {best.prompt:,.0f} "
+        f"+ {best.output:,.0f} tokens is {format_bytes(each)}",
+        *_serving_table(serving, possible),
         f"verdict   {_serving_verdict(serving, best)}",
     ]
 
 
-def _serving_table(serving: ServingRequest, found: list[Load]) -> list[str]:
+def _serving_table(serving: ServingRequest, possible: list[Load]) -> list[str]:
     usd = serving.usd_per_chip_hour
     head = ["CHIPS", "SPLIT", "BATCH", "STEP", "PREFILL", "TOKENS/S/CHIP", "$/M IN", "$/M OUT",
             "BOUND BY"]  # fmt: skip
@@ -124,7 +124,7 @@ def _serving_table(serving: ServingRequest, found: list[Load]) -> list[str]:
             f"{load.usd_per_million_output(usd):.2f}",
             load.step.binding,
         ]
-        for load in found
+        for load in possible
     ]
     return columns(head, rows)
 
@@ -134,10 +134,10 @@ def _serving_verdict(serving: ServingRequest, best: Load) -> str:
     usd = serving.usd_per_chip_hour
     split = ", attention by data," if best.replica.attention == "data" else ""
     words = (
-        f"replicas of {chips} {name}{split} serve {best.batch:,} requests at once, "
+        f"replicas of {chips} {name}{split} serve {best.batch:,} concurrent requests, "
         f"${best.usd_per_million_input(usd):.3f} and ${best.usd_per_million_output(usd):.2f} for a "
-        f"million tokens in and out at ${usd:.2f} an hour; {best.step.binding} binds; prompts take "
-        f"{best.prefill_chip_s / best.request_chip_s:.0%} of the chips' time"
+        f"million tokens in and out at ${usd:.2f} per hour; {best.step.binding} limits the speed; "
+        f"prompts take {best.prefill_chip_s / best.request_chip_s:.0%} of the chips' time"
     )
     if not serving.request.cluster.chips:
         return words
@@ -148,18 +148,18 @@ def _serving_verdict(serving: ServingRequest, best: Load) -> str:
 def evaluate(request: PlanRequest) -> View:
     """One evaluation of the request's model. Raises UsageError, Infeasible."""
     serving = ServingRequest(request)
-    suite, found = evaluation(serving)
+    suite, result = evaluation(serving)
     usd = serving.usd_per_chip_hour
     report = {
         "items": suite.items,
         "answers": suite.answers,
         "price_usd_per_chip_hour": usd,
-        "chip_hours": found.chip_hours,
-        "api_usd": found.api_usd,
-        "cost_usd": found.cost_usd(usd),
-        "parts": [_bill(bill, usd) for bill in found.bills],
+        "chip_hours": result.chip_hours,
+        "api_usd": result.api_usd,
+        "cost_usd": result.cost_usd(usd),
+        "parts": [_bill(bill, usd) for bill in result.bills],
     }
-    return _view(serving, _model_kind(request), _evaluation_lines(found, usd), report)
+    return _view(serving, _model_kind(request), _evaluation_lines(result, usd), report)
 
 
 def _bill(bill: Bill, usd_per_chip_hour: float) -> dict[str, Any]:
@@ -172,7 +172,7 @@ def _bill(bill: Bill, usd_per_chip_hour: float) -> dict[str, Any]:
     }
 
 
-def _evaluation_lines(found: Evaluation, usd: float) -> list[str]:
+def _evaluation_lines(evaluation: Evaluation, usd: float) -> list[str]:
     rows = [
         [
             bill.name,
@@ -182,34 +182,39 @@ def _evaluation_lines(found: Evaluation, usd: float) -> list[str]:
             f"{bill.chip_s / 3600:,.1f}" if bill.load else "api",
             short_money(bill.cost_usd(usd)),
         ]
-        for bill in found.bills
+        for bill in evaluation.bills
     ]
     head = ["EVALUATION", "CALLS", "TOKENS IN", "TOKENS OUT", "CHIP-HOURS", "COST"]
-    dearest = max(found.bills, key=lambda bill: bill.cost_usd(usd))
+    dearest = max(evaluation.bills, key=lambda bill: bill.cost_usd(usd))
     return [
         *columns(head, rows),
-        f"verdict   {short_money(found.cost_usd(usd))} an evaluation, {found.chip_hours:,.1f} "
-        f"chip-hours; {dearest.name} cost the most",
+        f"verdict   {short_money(evaluation.cost_usd(usd))} per evaluation, "
+        f"{evaluation.chip_hours:,.1f} chip-hours; {dearest.name} cost the most",
     ]
 
 
 def grpo(request: PlanRequest) -> View:
     """Steps of GRPO on the request's model and chips. Raises UsageError, Infeasible."""
     serving = ServingRequest(request)
-    found = grpo_step(serving)
-    report = _grpo_report(serving, found)
-    return _view(serving, "grpo", _grpo_lines(report, found), report)
+    grpo_result = grpo_step(serving)
+    report = _grpo_report(serving, grpo_result)
+    return _view(serving, "grpo", _grpo_lines(report, grpo_result), report)
 
 
-def _grpo_report(serving: ServingRequest, found: GrpoStep) -> dict[str, Any]:
-    step, drawn, replica, steps = found.step, found.sampling, found.replica, serving.value("steps")
+def _grpo_report(serving: ServingRequest, grpo_result: GrpoStep) -> dict[str, Any]:
+    step, drawn, replica, steps = (
+        grpo_result.step,
+        grpo_result.sampling,
+        grpo_result.replica,
+        serving.value("steps"),
+    )
     usd, made = serving.usd_per_chip_hour, step.generation
-    api_usd = found.verdicts.api_usd if found.verdicts else 0.0
+    api_usd = grpo_result.verdicts.api_usd if grpo_result.verdicts else 0.0
     each = cost_usd(step.chip_s, usd) + api_usd
     context = drawn.prompt_tokens + drawn.lengths.mean
     generating = generating_bytes(replica, made.slots, context)
     apart = serving.settings.generation_chips or 0
-    training = found.training_bytes
+    training = grpo_result.training_bytes
     return {
         "step_s": step.seconds,
         "parts_s": step.parts,
@@ -224,7 +229,7 @@ def _grpo_report(serving: ServingRequest, found: GrpoStep) -> dict[str, Any]:
         "tokens": drawn.tokens,
         "longest_answer_tokens": made.longest_tokens,
         "tail_s": made.tail_s,
-        "training_mfu": found.training_mfu,
+        "training_mfu": grpo_result.training_mfu,
         "generating_bytes_per_chip": generating,
         "training_bytes_per_chip": training,
         "peak_bytes_per_chip": None if apart else max(generating, training),
@@ -239,8 +244,8 @@ def _grpo_report(serving: ServingRequest, found: GrpoStep) -> dict[str, Any]:
     }
 
 
-def _grpo_lines(report: dict[str, Any], found: GrpoStep) -> list[str]:
-    step, drawn, replica = found.step, found.sampling, found.replica
+def _grpo_lines(report: dict[str, Any], grpo_result: GrpoStep) -> list[str]:
+    step, drawn, replica = grpo_result.step, grpo_result.sampling, grpo_result.replica
     made = step.generation
     rows = [
         [name, f"{seconds:.1f} s", f"{step.shares[name]:.0%}"]
@@ -249,33 +254,33 @@ def _grpo_lines(report: dict[str, Any], found: GrpoStep) -> list[str]:
     ]
     rows.append(["step", f"{step.seconds:.1f} s", "100%"])
     held = (
-        f"memory    {format_bytes(report['generating_bytes_per_chip'])} a chip to generate, "
+        f"memory    {format_bytes(report['generating_bytes_per_chip'])} per chip to generate, "
         f"{format_bytes(report['training_bytes_per_chip'])} to train at "
-        f"{found.training_mfu:.0%} MFU"
+        f"{grpo_result.training_mfu:.0%} MFU"
     )
     if report["peak_bytes_per_chip"]:
-        held += "; in turn, so the larger counts"
+        held += "; one after the other, so the larger counts"
     return [
         f"grpo      {drawn.prompts} prompts x {drawn.group} answers of "
         f"{drawn.lengths.mean:,.0f} tokens, the longest {made.longest_tokens:,.0f}; "
         f"{format_count(drawn.tokens)} tokens a step",
-        f"engines   {made.replicas} x {replica.chips} chips, {made.slots} answers at once in each; "
-        f"{made.tail_s:.0f} s with fewer than half of them",
-        *_judge(report, found),
+        f"engines   {made.replicas} x {replica.chips} chips, {made.slots} concurrent answers each; "
+        f"{made.tail_s:.0f} s with fewer than half of that",
+        *_judge(report, grpo_result),
         *columns(["PART", "TIME", "SHARE"], rows),
         held,
         *(f"note      {note}" for note in step.notes),
         f"verdict   {step.chips} chips, {report['steps']:,} steps in "
         f"{format_duration(report['wall_s'])}, {short_money(report['cost_usd'])}; "
-        f"{step.binding} binds",
+        f"bottleneck: {step.binding}",
     ]
 
 
-def _judge(report: dict[str, Any], found: GrpoStep) -> list[str]:
-    """A line on the judge's calls, if there is one."""
-    if found.verdicts is None:
+def _judge(report: dict[str, Any], grpo_result: GrpoStep) -> list[str]:
+    """A line about the judge's calls, if there is a judge."""
+    if grpo_result.verdicts is None:
         return []
-    (bill,) = found.verdicts.bills
+    (bill,) = grpo_result.verdicts.bills
     sizes = f"{bill.input_tokens / bill.calls:,.0f} + {bill.output_tokens / bill.calls:,.0f}"
     usd = short_money(bill.cost_usd(report["price_usd_per_chip_hour"]))
-    return [f"judge     {bill.calls:,.0f} calls a step of {sizes} tokens, {usd}"]
+    return [f"judge     {bill.calls:,.0f} calls per step of {sizes} tokens, {usd}"]

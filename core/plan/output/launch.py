@@ -1,20 +1,20 @@
-"""A plan as a script that starts it: `--emit slurm|xpk|skypilot`.
+"""The launch script of a plan: `--emit slurm|xpk|skypilot`.
 
-`launch_script(kind, plan)` gives the text. The command is that of `sabia pretrain` with the plan's
-layout; what a scheduler calls a chip is data (launch.toml), and a chip that it does not know, or a
-number of chips that it does not rent, is refused with what it does.
+`launch_script(kind, plan)` returns the text. The command is `sabia pretrain` with the plan's
+layout. launch.toml has the schedulers' names of chips; a chip without a name, or a number of chips
+that cannot be rented, is an error that names the valid ones.
 
-Slurm: a header, the command's words, and the body of the trainer's own. The body
-(data/slurm_body.sh) is that of examples/slurm/train.sbatch: one srun for all processes, USR1 before
-the time limit and TERM at a preemption make sabia save and exit 75, and the job queues again. A
-time limit is asked for that fits the expected time; a run that outlasts it goes on after.
+Slurm: a header, the command, and a body (data/slurm_body.sh), the same as in
+examples/slurm/train.sbatch: one srun for all processes; USR1 before the time limit and TERM at a
+preemption make sabia save and exit with 75, and the job is requeued. The requested time limit is
+for the expected time; a longer run continues after the requeue.
 
-xpk (TPUs on Google's Kubernetes) starts the command once on every host of a slice, and GKE tells
-each who it is (TPU_WORKER_HOSTNAMES), which sabia reads. SkyPilot (any cloud) runs the task's `run`
-on every node with SKYPILOT_NODE_RANK and SKYPILOT_NODE_IPS: on GPUs a process is started for each
-with what torchrun would tell it (torchrun itself ends with 1 whatever its processes end with), on
-TPU hosts these become the names that sabia reads. Both start a run again that ends with 75. Option
-names are those of AI-Hypercomputer/xpk src/xpk/parser/workload.py (2026-06) and of SkyPilot's YAML
+xpk (TPUs on Google Kubernetes Engine) starts the command once on every host of a slice; GKE sets
+TPU_WORKER_HOSTNAMES, which sabia reads. SkyPilot (any cloud) runs the task's `run` on every node
+with SKYPILOT_NODE_RANK and SKYPILOT_NODE_IPS. On GPUs the script starts one process per GPU with
+the variables of torchrun (torchrun itself does not return the exit code of its processes); on TPU
+hosts it sets the variables that sabia reads. Both restart a run that exits with 75. Option names
+are those of AI-Hypercomputer/xpk src/xpk/parser/workload.py (2026-06) and of SkyPilot's YAML
 reference and managed jobs (2026-11).
 """
 
@@ -34,25 +34,24 @@ from sabia.core.units import format_duration
 
 FILE = "launch.toml"
 _OPTIONAL = {"gres", "tpu", "cores", "slices", "slice_step", "slice_most", "skypilot"}
-_NAME = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")  # what xpk and Kubernetes take
+_NAME = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")  # valid names in xpk and Kubernetes
 _LONGEST_NAME = 40
 _LONGEST_SIDE = 64  # cubes of 4·4·4 chips
-_START_S = 600  # environment, roll call, compilation
+_START_S = 600  # environment, rendezvous, compilation
 _MARGIN = 1.25  # of a time limit over the expected time
-_LONGEST_S = 24 * 3600  # asked for at once; a longer run goes on when its job is queued again
+_LONGEST_S = 24 * 3600  # longest requested limit; a longer run continues after a requeue
 _RESTARTS = 3  # after errors, at most
-INTERRUPTED = 75  # sabia's exit code of a run that goes on when it is started again
+INTERRUPTED = 75  # sabia's exit code of a run that continues after a restart
 
 
 @dataclass(frozen=True)
 class LaunchPlan:
-    """What a script starts.
+    """Input of a launch script.
 
-    name: of the job. command: words behind `sabia`, the layout among them, without -o. outputs: the
-    run's directory, which becomes -o. wall_s: expected seconds, stops included. save_s: seconds
-    that a save takes, for which there must be time before the limit. save_every_s: the checkpoint
-    interval, which becomes --save-every where the command has none. spot: chips that may be taken
-    away.
+    name: of the job. command: arguments of `sabia` with the layout, without -o. outputs: the run's
+    directory, the value of -o. wall_s: expected seconds with interruptions. save_s: seconds of a
+    save, reserved before the limit. save_every_s: the checkpoint interval, for --save-every if the
+    command has none. spot: preemptible chips.
     """
 
     name: str
@@ -73,52 +72,52 @@ class LaunchPlan:
             )
 
     def words_to(self, outputs: str) -> tuple[str, ...]:
-        """The words behind `sabia`, with the checkpoint interval and the directory."""
+        """The arguments of `sabia`, with the checkpoint interval and the directory."""
         words = self.command
         if self.save_every_s is not None and "--save-every" not in words:
             words += ("--save-every", f"{max(1, round(self.save_every_s))}s")
         return (*words, "-o", outputs)
 
     def line_to(self, outputs: str) -> str:
-        """The command that writes to `outputs`, as a shell reads it."""
+        """The shell command that writes to `outputs`."""
         return shlex.join(("sabia", *self.words_to(outputs)))
 
     @property
     def node_chips(self) -> int:
-        """Chips of each node; UsageError where the last node would be a part of one."""
+        """Chips per node; UsageError if the last node would not be whole."""
         whole = self.chip.node_chips
         if self.chips > whole and self.chips % whole:
             down = self.chips // whole * whole
             raise UsageError(
-                f"--chips: {self.chips} {self.chip.name} are no whole nodes of {whole} (expected "
-                f"such as {down} or {down + whole})"
+                f"--chips: {self.chips} {self.chip.name} are not whole nodes of {whole} (expected "
+                f"a multiple, such as {down} or {down + whole})"
             )
         return min(self.chips, whole)
 
     @property
     def nodes(self) -> int:
-        """Hosts of all chips."""
+        """Number of nodes."""
         return self.chips // self.node_chips
 
     @property
     def limit_s(self) -> float:
-        """The time limit to ask for: the run, at least a start, and time to save at the end."""
+        """The requested time limit: the run, at least a start, and time for the last save."""
         return min(max(self.wall_s * _MARGIN, _START_S) + self.lead_s, _LONGEST_S)
 
     @property
     def lead_s(self) -> int:
-        """Seconds before the end in which the run must be able to save: twice a save, 3 min."""
+        """Seconds before the end for the last save: twice its time, at least 3 min."""
         return math.ceil(max(180, 2 * self.save_s))
 
     @property
     def about(self) -> str:
-        """One line on what is planned."""
+        """One line about the plan."""
         kind = "spot " if self.spot else ""
         return f"{self.chips} {kind}{self.chip.name} for {format_duration(self.wall_s)}"
 
 
 def load_names() -> dict[str, dict[str, Any]]:
-    """What launchers call a chip: all entries of launch.toml by chip. Raises BadData."""
+    """All entries of launch.toml by chip. Raises BadData."""
     rows = read_data(FILE)
     for chip, row in rows.items():
         check_entry(FILE, chip, row, {"source", "date"}, _OPTIONAL)
@@ -126,17 +125,17 @@ def load_names() -> dict[str, dict[str, Any]]:
 
 
 def name_for(chip: Chip, launcher: str, field: str) -> Any:
-    """The chip's name in `field`; UsageError where the launcher has none."""
+    """The chip's name in `field`; UsageError if the launcher has none."""
     names = load_names()
-    found = names.get(chip.name, {}).get(field)
-    if found is None:
+    name = names.get(chip.name, {}).get(field)
+    if name is None:
         known = ", ".join(name for name, row in names.items() if field in row)
         raise UsageError(f"--emit {launcher}: no name for {chip.name} (expected one of {known})")
-    return found
+    return name
 
 
 def slice_of(plan: LaunchPlan, launcher: str, field: str = "tpu") -> str:
-    """The type of one slice of all the plan's TPUs, such as v5p-1024; UsageError without one."""
+    """The type of one slice with all the plan's TPUs, such as v5p-1024; UsageError if none."""
     prefix = name_for(plan.chip, launcher, field)
     names = load_names()[plan.chip.name]
     if not _is_slice(names, plan.chips):
@@ -144,8 +143,8 @@ def slice_of(plan: LaunchPlan, launcher: str, field: str = "tpu") -> str:
         if "slice_step" in names:
             sizes += f" or a box of cubes of {names['slice_step']}, up to {names['slice_most']}"
         raise UsageError(
-            f"--chips: {plan.chips} {plan.chip.name} are no slice (expected {sizes}; a run over "
-            "several slices is not started by sabia)"
+            f"--chips: {plan.chips} {plan.chip.name} are not a slice (expected {sizes}; sabia does "
+            "not start a run over several slices)"
         )
     return f"{prefix}-{plan.chips * names.get('cores', 1)}"
 
@@ -168,7 +167,7 @@ def launch_script(kind: str, plan: LaunchPlan) -> str:
 
 
 def slurm(plan: LaunchPlan) -> str:
-    """The text of the batch script. Raises UsageError on chips that Slurm does not rent out."""
+    """The text of the batch script. Raises UsageError on chips without a Slurm name."""
     options = {
         "job-name": plan.name,
         "nodes": plan.nodes,
@@ -206,19 +205,19 @@ def _clock(seconds: float) -> str:
 
 
 _PORT = 29500
-_MANY = 1000  # of preemptions, which are no errors: no sensible run meets as many
+_MANY = 1000  # restarts after preemptions, which are not errors
 _SETUP = "command -v sabia || { echo sabia is missing: install it here or set image_id; exit 1; }"
-_MOUNT = "/outputs"  # where storage lies that outlives the nodes
+_MOUNT = "/outputs"  # mount point of persistent storage
 
 
 def xpk(plan: LaunchPlan) -> str:
-    """A shell script with one `xpk workload create`. Raises UsageError but for TPU slices."""
+    """A shell script with one `xpk workload create`. Raises UsageError except for TPU slices."""
     options = [
         '--cluster="${XPK_CLUSTER:?name of the cluster}"',
         f"--workload={plan.name}",
         f"--tpu-type={slice_of(plan, 'xpk')}",
         "--num-slices=1",
-        "--no-use-parallel-containers",  # sabia is one process a host
+        "--no-use-parallel-containers",  # sabia is one process per host
         '--docker-image="${XPK_IMAGE:?docker image that has sabia}"',
         *["--spot"] * plan.spot,
         f"--max-restarts={_MANY if plan.spot else _RESTARTS}",
@@ -229,8 +228,8 @@ def xpk(plan: LaunchPlan) -> str:
     ]
     lines = (
         "#!/bin/bash",
-        f"# {plan.about}; what is read and written must lie where all hosts see it",
-        "# further options (--project, --zone, --storage=NAME, --priority) go behind the script",
+        f"# {plan.about}; inputs and outputs must be on storage that all hosts share",
+        "# give further options (--project, --zone, --storage=NAME, --priority) to the script",
         " \\\n  ".join(["xpk workload create", *options]),
     )
     return "\n".join(lines) + "\n"
@@ -257,7 +256,7 @@ def skypilot(plan: LaunchPlan) -> str:
         f"    recover_on_exit_codes: [{INTERRUPTED}]",
         "file_mounts:",
         f"  {_MOUNT}:",
-        f"    name: {plan.name}-outputs",  # a bucket that SkyPilot makes and keeps
+        f"    name: {plan.name}-outputs",  # a bucket that SkyPilot creates and keeps
         "    mode: MOUNT_CACHED",
         "setup: |",
         f"  {_SETUP}",
@@ -268,7 +267,7 @@ def skypilot(plan: LaunchPlan) -> str:
 
 
 def _line(plan: LaunchPlan) -> str:
-    """The command, its outputs on the storage that outlives the nodes."""
+    """The command with outputs on persistent storage."""
     return plan.line_to(str(PurePosixPath(_MOUNT) / plan.outputs))
 
 

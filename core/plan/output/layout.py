@@ -1,7 +1,7 @@
-"""The view of layouts: how the run lies on the chips, how fast a step is, what fills a chip.
+"""The view of layouts: a table of alternatives with step time and memory.
 
-`layouts` is a table of alternatives, `explained` every term of memory and every part of a step, for
-the layout of the plan's best row. GB are decimal, as chips are sold.
+With `--explain` also every term of memory and every part of a step, for the layout of the plan's
+best row. GB are decimal, as marketed.
 """
 
 from typing import Any
@@ -19,7 +19,7 @@ from sabia.core.plan.request import PlanRequest
 
 COLUMNS = {"dp": "data", "fsdp": "fsdp", "tp": "tensor", "pp": "pipe", "cp": "context",
            "ep": "expert", "v": "virtual", "mb": "micro_batch"}  # fmt: skip
-# part of a step → the resource that it waits for
+# part of a step → the resource that limits it
 RESOURCES = {
     "matmul": "arithmetic", "attention": "arithmetic", "head": "arithmetic",
     "elementwise": "bandwidth of HBM", "optimizer": "bandwidth of HBM",
@@ -32,13 +32,20 @@ RESOURCES = {
 
 
 def layout(request: PlanRequest, plan: Plan) -> View:
-    """The layouts of a placed plan, with every term where `--explain` was given."""
+    """The layouts of a plan, with every term if `--explain` is given."""
     assert plan.layouts is not None and plan.best.layout is not None
     best, layouts = plan.best.layout, plan.layouts
     lines = [*_table(plan, layouts), *_about(layouts, best)]
     figures = _report(plan, layouts, best)
     if request.settings.explain:
-        lines += ["", *_memory_lines(layouts, best), "", *_time_lines(best)]
+        from sabia.core.plan.device.memory import explain
+
+        parts = sorted(best.time.parts.items(), key=lambda part: -part[1])
+        rows = [[name, f"{s:.4f} s", f"{s / best.step_s:.1%}"] for name, s in parts if s]
+        band = f"{best.time.low_s:.3f} to {best.time.high_s:.3f} s"
+        rows.append(["total", f"{best.step_s:.4f} s", band])
+        title = f"MEMORY of the fullest chip, {described(best.layout)}"
+        lines += ["", title, explain(best.memory), "", *columns(["STEP", "", ""], rows)]
     return View("\n".join(lines), figures)
 
 
@@ -94,29 +101,27 @@ def _about(layouts: PlannedLayouts, best: TimedLayout) -> list[str]:
         f"{layouts.batch_rows} rows ({layouts.batch_rows * problem.workload.sequence:,} tokens)",
     ]
     if layouts.search_result is not None:
-        seen = layouts.search_result.survey
+        survey = layouts.search_result.survey
         lines.append(
-            f"searched  {seen.candidates:,} layouts on {seen.meshes.total:,} meshes; "
-            f"{seen.fitting:,} fit"
+            f"searched  {survey.candidates:,} layouts on {survey.meshes.total:,} meshes; "
+            f"{survey.fitting:,} fit"
         )
     if flags := flags_of(layouts, best):
-        lines.append(f"run it    {flags}")
+        lines.append(f"command   {flags}")
     elif problem.workload.architecture.counted_only:
-        lines.append(f"run it    elsewhere: {problem.workload.architecture.name} is only counted")
-    return [*lines, f"bound by  {_bound(layouts, best)}"]
-
-
-def _bound(layouts: PlannedLayouts, best: TimedLayout) -> str:
-    """The largest part of a step and what it waits for, and how full the fullest chip is."""
-    part, room = best.time.binding, layouts.problem.memory_limit_bytes
-    return (
-        f"{part}, {best.time.parts[part] / best.step_s:.0%} of the step ({RESOURCES[part]}); "
-        f"memory {best.memory.total / room:.0%} full"
+        lines.append(
+            f"command   none: sabia pretrain cannot train {problem.workload.architecture.name}"
+        )
+    part, limit = best.time.binding, problem.memory_limit_bytes
+    lines.append(
+        f"bound by  {part}, {best.time.parts[part] / best.step_s:.0%} of the step "
+        f"({RESOURCES[part]}); memory {best.memory.total / limit:.0%} full"
     )
+    return lines
 
 
 def flags_of(layouts: PlannedLayouts, row: TimedLayout) -> str:
-    """The `sabia pretrain` line of a layout; empty where software or model are not its own."""
+    """The `sabia pretrain` command of a layout; empty for other software or models."""
     problem = layouts.problem
     if problem.workload.architecture.counted_only:
         return ""
@@ -127,21 +132,6 @@ def flags_of(layouts: PlannedLayouts, row: TimedLayout) -> str:
         problem.workload, row.layout, backend=backend, lora_rank=layouts.lora_rank or 0
     )
     return f"sabia pretrain {flags}"
-
-
-def _memory_lines(layouts: PlannedLayouts, best: TimedLayout) -> list[str]:
-    from sabia.core.plan.device.memory import explain
-
-    return [f"MEMORY of the fullest chip, {described(best.layout)}", explain(best.memory)]
-
-
-def _time_lines(best: TimedLayout) -> list[str]:
-    parts = sorted(best.time.parts.items(), key=lambda part: -part[1])
-    rows = [
-        [name, f"{value:.4f} s", f"{value / best.step_s:.1%}"] for name, value in parts if value
-    ]
-    band = f"{best.time.low_s:.3f} to {best.time.high_s:.3f} s"
-    return columns(["STEP", "", ""], [*rows, ["total", f"{best.step_s:.4f} s", band]])
 
 
 def _report(plan: Plan, layouts: PlannedLayouts, best: TimedLayout) -> dict[str, Any]:
@@ -161,13 +151,13 @@ def _report(plan: Plan, layouts: PlannedLayouts, best: TimedLayout) -> dict[str,
     if flags := flags_of(layouts, best):
         figures["pretrain_flags"] = flags
     if layouts.search_result is not None:
-        seen = layouts.search_result.survey
+        survey = layouts.search_result.survey
         figures |= {
             "pareto": [laid_report(plan, layouts, row) for row in layouts.search_result.front],
-            "meshes": seen.meshes.total,
-            "meshes_fallen": seen.rejected,
-            "candidates": seen.candidates,
-            "candidates_fitting": seen.fitting,
+            "meshes": survey.meshes.total,
+            "meshes_fallen": survey.rejected,
+            "candidates": survey.candidates,
+            "candidates_fitting": survey.fitting,
         }
     return figures
 

@@ -1,7 +1,7 @@
 """Charts of a plan: chips and cost against the deadline, memory by term, the Pareto front.
 
-The figures are those of the plan's own functions, at more deadlines than the table has. Charts are
-the house's (core.svg); `document` puts them into one self-contained SVG or HTML file.
+The figures come from the functions of the plan, at more deadlines than the table has. Charts are
+made by core.svg; `document` joins them in one self-contained SVG or HTML file.
 """
 
 import math
@@ -28,11 +28,11 @@ _GAP = 16
 
 
 def check_form(path: str) -> None:
-    """Raise UsageError where `path` names no form that can be written."""
+    """Raise UsageError on a file format that is not supported."""
     if path.endswith(".png"):
         raise UsageError(
-            f"--plot: {path} (expected .svg or .html; any browser, or rsvg-convert, makes a PNG of "
-            "an SVG)"
+            f"--plot: {path} (expected .svg or .html; a browser or rsvg-convert converts an SVG to "
+            "PNG)"
         )
     if not path.endswith(FORMS):
         raise UsageError(f"--plot: {path} (expected a name that ends in .svg or .html)")
@@ -48,7 +48,7 @@ def of_plan(request: PlanRequest, plan: Plan) -> list[str]:
 
 
 def _by_deadline(request: PlanRequest, plan: Plan) -> list[str]:
-    """Chips and, with prices, cost; of a fixed cluster there is nothing to draw."""
+    """Chips and, with prices, cost; no charts for a fixed number of chips."""
     if plan.cluster.chips or (plan.layouts and plan.layouts.search_result is None):
         return []
     days = _spread([s / DAY_S for s in request.deadlines_s])
@@ -66,7 +66,7 @@ def _by_deadline(request: PlanRequest, plan: Plan) -> list[str]:
 
 
 def _spread(days: list[float]) -> list[float]:
-    """POINTS deadlines, evenly by ratio, around those that were asked for."""
+    """POINTS deadlines, evenly spaced by ratio, around the requested ones."""
     low, high = math.log(min(days) / 2), math.log(max(days) * 2)
     return [math.exp(low + (high - low) * n / (POINTS - 1)) for n in range(POINTS)]
 
@@ -90,12 +90,11 @@ def _layout_lines(plan: Plan, days: list[float]) -> list[Series]:
 
 
 def _in_time(plan: Plan, days: list[float]) -> list[tuple[float, "TimedLayout | None"]]:
-    """The cheapest layout for each deadline; None where none is in time."""
-
+    """The cheapest layout for each deadline; None if none is in time."""
     layouts = plan.layouts
     assert layouts is not None and layouts.search_result is not None
-    found, steps = layouts.search_result, layouts.steps
-    return [(day, found.cheapest_within(day * DAY_S / steps)) for day in days]
+    search_result, steps = layouts.search_result, layouts.steps
+    return [(day, search_result.cheapest_within(day * DAY_S / steps)) for day in days]
 
 
 def _costs(plan: Plan, days: list[float], price: Price) -> list[tuple[float, float]]:
@@ -105,8 +104,10 @@ def _costs(plan: Plan, days: list[float], price: Price) -> list[tuple[float, flo
             (day, cost_usd(row.token_chip_s * tokens, price.usd_per_chip_hour) if row else math.nan)
             for day, row in _in_time(plan, days)
         ]
-    found = _replanned(plan, days)
-    return [(d, found.cost_usd(price, row)) for d, row in zip(days, found.rows, strict=True)]
+    replanned = _replanned(plan, days)
+    return [
+        (d, replanned.cost_usd(price, row)) for d, row in zip(days, replanned.rows, strict=True)
+    ]
 
 
 def _named(price: Price) -> str:
@@ -114,7 +115,7 @@ def _named(price: Price) -> str:
 
 
 def _memory_by_term(plan: Plan) -> str:
-    """Bytes on the fullest chip of the best layout, or of the cluster with the batch live."""
+    """Bytes on the fullest chip of the best layout, or of the cluster with the whole batch."""
     if plan.best.layout:
         terms = plan.best.layout.memory.terms
         bars = {term.name: float(term.bytes) / 1e9 for term in terms if term.bytes}
@@ -125,7 +126,7 @@ def _memory_by_term(plan: Plan) -> str:
             "weights": run.params * run.recipe.weights / 1e12,
             "gradients": run.params * run.recipe.gradients / 1e12,
             "optimizer": run.params * run.recipe.optimizer / 1e12,
-            "activations, batch live": run.activation_bytes / 1e12,
+            "activations of the batch": run.activation_bytes / 1e12,
         }
         title, label = "Memory of the cluster, by term", "TB"
     ordered = sorted(bars.items(), key=lambda term: -term[1])
@@ -134,7 +135,7 @@ def _memory_by_term(plan: Plan) -> str:
 
 
 def _pareto(plan: Plan) -> str:
-    """Layouts that no other beats: what less time costs, as far as twice the longest deadline."""
+    """Pareto-optimal layouts in time and cost, up to twice the longest deadline."""
     layouts = plan.layouts
     assert layouts is not None and layouts.search_result is not None
     longest = 2 * max(row.deadline_s for row in plan.rows)
@@ -150,7 +151,7 @@ def _pareto(plan: Plan) -> str:
         if not shown or row.token_chip_s < shown[-1].token_chip_s:
             shown.append(row)
     near = [row for row in shown if layouts.steps * row.step_s <= longest] or shown[:1]
-    lines = [Series("no other is as fast and as cheap", [point(row) for row in near])]
+    lines = [Series("Pareto-optimal layouts", [point(row) for row in near])]
     chosen = {row.chips: point(row.layout) for row in plan.rows if row.layout}
     lines += [Series(f"chosen: {chips:,} chips", [at]) for chips, at in sorted(chosen.items())]
     return svg.line_chart(lines, "Pareto front of layouts", "days", unit)
@@ -176,10 +177,10 @@ def of_rows(rows: Sequence[SummaryRow], name: str, value: str, title: str) -> li
 
 
 def document(path: str, title: str, text: str, charts: Sequence[str]) -> str:
-    """The text of the file at `path`: a page with the plan's table, or one SVG of all charts."""
+    """The text of the file at `path`: HTML with the plan's table, or one SVG with all charts."""
     check_form(path)
     if not charts:
-        raise UsageError("--plot: there is nothing to draw of this")
+        raise UsageError("--plot: this output has no charts (expected without --plot)")
     if path.endswith(".html"):
         parts = [page.preformatted(text), *map(page.figure, charts)]
         return page.page(title, parts)
@@ -187,14 +188,16 @@ def document(path: str, title: str, text: str, charts: Sequence[str]) -> str:
 
 
 def _one_svg(charts: Sequence[str]) -> str:
-    """Charts one below the other on white; colours by name only, as not every renderer knows
-    variables of style sheets."""
+    """Charts one below the other on white, with colours instead of CSS variables.
+
+    Not every SVG renderer supports variables.
+    """
     parts, y = [], 0
     for chart in charts:
-        found = re.search(r'height="(\d+)"', chart)
-        assert found is not None
+        height = re.search(r'height="(\d+)"', chart)
+        assert height is not None
         parts.append(chart.replace("<svg ", f'<svg y="{y}" ', 1))
-        y += int(found[1]) + _GAP
+        y += int(height[1]) + _GAP
     colours = dict(re.findall(r"--([\w-]+): (#\w+)", page.STYLE.partition("@media")[0]))
     rules = "\n".join(re.findall(r"(?m)^svg.*$", page.STYLE))
     text = (

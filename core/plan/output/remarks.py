@@ -1,6 +1,6 @@
-"""What a reader should know beside the table: usable memory, usual MFU, old prices.
+"""Notes and warnings about a plan: usable memory, usual MFU, old prices.
 
-Pure functions to lines; the caller decides where they go (stderr).
+The functions return lines; the caller prints them to stderr.
 """
 
 from datetime import date
@@ -16,7 +16,7 @@ MANY_TOKENS_PER_PARAM = 1e5
 
 
 def notes(request: PlanRequest, plan: Plan) -> list[str]:
-    """Facts that change nothing in the table."""
+    """Further facts about the plan."""
     lines = (_usable(plan), _prices(plan), _mfu(plan), _attention(request, plan))
     return [line for line in lines if line]
 
@@ -26,46 +26,34 @@ def _attention(request: PlanRequest, plan: Plan) -> str:
     if share is None or plan.layouts or plan.run.convention != "6nd":
         return ""
     return (
-        f"6ND leaves attention out: at {request.run.sequence} tokens it would add {share:.0%} "
-        "(counted causally), so measure --mfu without it too"
+        f"6ND does not count attention: at {request.run.sequence} tokens it would add {share:.0%} "
+        "(causal), so --mfu must not count it either"
     )
 
 
 def warnings(request: PlanRequest, plan: Plan, today: date) -> list[str]:
-    """What may make the table wrong."""
+    """Reasons why the plan may be wrong."""
     lines = stale_lines(plan.cluster.prices, today)
-    lines += _above_ceiling(plan) + _beyond_domain(plan)
+    chip, mfu, best = plan.cluster.chip, plan.cluster.mfu, plan.best.layout
+    if chip.matmul_ceiling is not None and mfu > chip.matmul_ceiling:
+        lines.append(
+            f"--mfu {mfu:.0%} is above {chip.matmul_ceiling:.0%} of the peak, the highest measured "
+            f"rate of matrix products on {chip.name}"
+        )
+    if best is not None and best.layout.tensor > chip.scale_up_domain:  # only a fixed layout
+        lines.append(
+            f"tensor={best.layout.tensor} is more than the {chip.scale_up_domain} {chip.name} of a "
+            "scale-up domain; its collectives use the network"
+        )
     ratio = plan.run.tokens / plan.run.active_params
     few = 0 if request.settings.stage == "sft" or plan.run.lora else FEW_TOKENS_PER_PARAM
     if not few <= ratio <= MANY_TOKENS_PER_PARAM:
-        lines.append(f"{ratio:.3g} tokens for each active parameter is far from any known run")
+        lines.append(f"{ratio:.3g} tokens per active parameter is far from any known run")
     return lines
 
 
-def _above_ceiling(plan: Plan) -> list[str]:
-    """MFU beyond what any matrix product was measured to reach on the chip."""
-    chip, mfu = plan.cluster.chip, plan.cluster.mfu
-    if chip.matmul_ceiling is None or mfu <= chip.matmul_ceiling:
-        return []
-    return [
-        f"--mfu {mfu:.0%} is above the {chip.matmul_ceiling:.0%} of its peak that matrix products "
-        f"were measured to reach on {chip.name}"
-    ]
-
-
-def _beyond_domain(plan: Plan) -> list[str]:
-    """A fixed layout may spread what the search keeps together."""
-    chip, laid = plan.cluster.chip, plan.best.layout
-    if laid is None or laid.layout.tensor <= chip.scale_up_domain:
-        return []
-    return [
-        f"tensor={laid.layout.tensor} goes beyond the {chip.scale_up_domain} {chip.name} of a fast "
-        "domain; its collectives take the network"
-    ]
-
-
 def stale_lines(prices: tuple[Price, ...], today: date) -> list[str]:
-    """One line for the old prices of each source: how old, and whose."""
+    """One line per source of old prices, with their age."""
     by_source: dict[tuple[str | None, int | None], list[str]] = {}
     for price in stale(prices, today):
         words = f"{price.label} {format_rate(price.usd_per_chip_hour)}"
@@ -85,7 +73,7 @@ def _usable(plan: Plan) -> str:
     return (
         f"memory counts all {format_bytes(plan.cluster.hbm_bytes)} of a {chip.name}; of its "
         f"{format_bytes(chip.usable_hbm_bytes)} usable the state would need {state} chips, "
-        f"with activations {total} (--hbm {chip.usable_hbm_bytes / 1e9:g}GB plans so)"
+        f"with activations {total} (use --hbm {chip.usable_hbm_bytes / 1e9:g}GB for this)"
     )
 
 
@@ -94,7 +82,7 @@ def _prices(plan: Plan) -> str:
     sources = {f"{p.source}, {p.date}" for p in plan.cluster.prices if p.source}
     words = [f"prices: {'; '.join(sorted(sources))}"] if sources else []
     if len(rates) > 1 and max(rates) > min(rates):
-        words.append(f"the dearest costs {max(rates) / min(rates):.2f} times the cheapest")
+        words.append(f"the highest is {max(rates) / min(rates):.2f} times the lowest")
     return "; ".join(words)
 
 

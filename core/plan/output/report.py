@@ -1,12 +1,11 @@
-"""A plan as JSON: a version, inputs, assumptions, and rows, with units in the key names.
+"""A plan as JSON: version, inputs, assumptions, and rows, with units in the key names.
 
-Keys are only ever added; a change of meaning raises SCHEMA_VERSION.
+New versions may add keys; a changed meaning needs a new SCHEMA_VERSION.
 """
 
 from dataclasses import asdict
 from typing import Any
 
-from sabia.core.plan.chips import Chip
 from sabia.core.plan.compute import MFU_RANGES, model_kind, whole_nodes
 from sabia.core.plan.money.bills import cost_usd_per_day
 from sabia.core.plan.money.prices import Price
@@ -45,7 +44,7 @@ def report(request: PlanRequest, plan: Plan) -> dict[str, Any]:
         "mfu_usual_low": mfu_range.low,
         "mfu_usual_high": mfu_range.high,
         "hbm_bytes": cluster.hbm_bytes,
-        "chip": _chip(cluster.chip),
+        "chip": asdict(cluster.chip) | {"date": cluster.chip.date.isoformat()},
         "prices": [_price(price) for price in cluster.prices],
         "no_money": request.refused_price or None,
         "assumed": list(request.assumed),
@@ -54,12 +53,8 @@ def report(request: PlanRequest, plan: Plan) -> dict[str, Any]:
 
 
 def fields(one: Any, *names: str) -> dict[str, Any]:
-    """Those attributes of an object whose keys in a report are their names."""
+    """Attributes of an object by name."""
     return {name: getattr(one, name) for name in names}
-
-
-def _chip(chip: Chip) -> dict[str, Any]:
-    return asdict(chip) | {"date": chip.date.isoformat()}
 
 
 def _price(price: Price) -> dict[str, Any]:
@@ -71,7 +66,7 @@ def _price(price: Price) -> dict[str, Any]:
 
 
 def layout_words(row: DeadlineRow) -> str | None:
-    """The row's layout as --fixed-layout takes it; None where none was asked for."""
+    """The row's layout as a value for --fixed-layout; None without layouts."""
     if row.layout is None:
         return None
     from sabia.core.plan.device.search_fixes import described
@@ -101,7 +96,7 @@ def _row(plan: Plan, row: DeadlineRow) -> dict[str, Any]:
 
 
 def flat_rows(request: PlanRequest, plan: Plan) -> list[dict[str, Any]]:
-    """One record a deadline, with the run's own figures, for tables of many plans."""
+    """One record per deadline, with the figures of the run, for tables of many plans."""
     run = plan.run
     own = {
         **fields(run, "params", "active_params", "tokens"),

@@ -1,7 +1,7 @@
 """Several plans in one table: the same run on other chips, or a list of runs.
 
-A plan that cannot be made keeps its place in the table and says why; only where none can be made
-is that an error. Rows, JSON and text are of the same summaries.
+The row of a plan that is not possible has the reason; it is an error only if all plans are
+impossible. Rows, JSON and text are made from the same summaries.
 """
 
 from collections.abc import Iterable, Iterator
@@ -19,10 +19,10 @@ from sabia.core.plan.output.table import percent, span
 from sabia.core.plan.plans import plan_of
 from sabia.core.units import parse_list
 
-# what has no place in a list of runs
+# options that are not valid in a list of runs
 OF_ONE = ("explain", "emit", "budget", "compare", "offers", "pretrain_args")
 Named = list[tuple[str, summary.SummaryRow]]
-Changes = tuple[str, dict[str, Any]]  # of one run: where it stands or its name, and its options
+Changes = tuple[str, dict[str, Any]]  # of one run: its name or file and line, and its options
 Priced = tuple[Named, tuple[Price, ...]]  # rows, and every price in them
 
 
@@ -37,7 +37,7 @@ def compared(settings: PlanOptions, today: date) -> Priced:
 
 
 def listed(settings: PlanOptions, rows: Iterable[Changes], today: date) -> Priced:
-    """A summary of each run of a list, `settings` standing in for what a row does not say."""
+    """A summary of each run of a list, with `settings` for options that a row does not have."""
     for name in settings.set_values(*OF_ONE):
         raise UsageError(f"{settings.table[name].flag}: not together with a list of runs")
     return _summaries(settings, _of_rows(rows), today)
@@ -53,44 +53,41 @@ def _of_rows(rows: Iterable[Changes]) -> Iterator[Changes]:
 
 
 def _printable(name: str) -> str:
-    """A name on one line, without what a terminal or a file cannot take."""
+    """The name with spaces instead of control characters."""
     return "".join(letter if letter.isprintable() else " " for letter in name)
 
 
 def _summaries(settings: PlanOptions, runs: Iterable[Changes], today: date) -> Priced:
-    found, errors, prices = [], [], dict[Price, None]()
+    rows, errors, prices = [], [], dict[Price, None]()
     for name, changes in runs:
         try:
             stage = changes.get("stage", settings.stage)
             if not TRAINING.holds({"stage": stage}):
-                raise UsageError(f"--stage: {stage} is planned alone; leave it out of a table")
+                raise UsageError(f"--stage: {stage} is not possible in a table (expected alone)")
             own = settings.changed(**changes)
             request, plan = plan_of(own, priced=False, today=today)
             prices |= dict.fromkeys(plan.cluster.prices)
-            found.append((name, summary.summary(request, plan)))
+            rows.append((name, summary.summary(request, plan)))
         except (UsageError, Infeasible) as error:
             errors.append(error)
-            found.append((name, {"error": str(error)}))
-    if errors and len(errors) == len(found):
+            rows.append((name, {"error": str(error)}))
+    if errors and len(errors) == len(rows):
         raise errors[0]
-    return found, tuple(prices)
+    return rows, tuple(prices)
 
 
 def text(first: str, named: Named, show_model: bool) -> str:
-    """The table, what could not be planned and why, and which is fastest and cheapest."""
+    """The table, the reasons of impossible plans, and which is fastest and cheapest."""
     lines = summary.table(first, named, show_model)
     lines += [f"{name}: {row['error']}" for name, row in named if row["error"]]
-    lines += _terms(named)
+    stops = [row["stops"] for _, row in named if row.get("stops")]
+    shares = {s["spot_share"] for s in stops if s["preemption_s"] and s["spot_share"] < 1}
+    lines += [
+        f"costs     preemptible at {percent(share)} of the prices" for share in sorted(shares)
+    ]
     if not show_model:
         lines.append(f"verdict   {_verdict([(n, row) for n, row in named if not row['error']])}")
     return "\n".join(lines)
-
-
-def _terms(named: Named) -> list[str]:
-    """What bills of preemptible chips are reckoned at."""
-    seen = [row["stops"] for _, row in named if row.get("stops")]
-    shares = {s["spot_share"] for s in seen if s["preemption_s"] and s["spot_share"] < 1}
-    return [f"bills     preemptible at {percent(share)} of the prices" for share in sorted(shares)]
 
 
 def _verdict(named: Named) -> str:
@@ -103,7 +100,7 @@ def _verdict(named: Named) -> str:
     spots = [(row["spot_cost_usd"], name) for name, row in named if row["spot_cost_usd"]]
     if spots:
         usd, name = min(spots)
-        words.append(f"preemptible on {name.upper()}, {short_money(usd)} before stops")
+        words.append(f"preemptible on {name.upper()}, {short_money(usd)} without interruptions")
     return "; ".join(words) + "."
 
 
@@ -117,6 +114,6 @@ def report(settings: PlanOptions, named: Named) -> dict[str, Any]:
 
 
 def flat_rows(named: Named) -> list[dict[str, Any]]:
-    """One record a plan; those that could not be made have only a name and an error."""
+    """One record per plan; impossible ones have only a name and an error."""
     keys = dict.fromkeys(key for _, row in named for key in summary.flat(row))
     return [{"name": name} | dict.fromkeys(keys) | summary.flat(row) for name, row in named]

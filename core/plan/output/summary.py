@@ -1,7 +1,6 @@
-"""One plan in one row: what a comparison of chips and a list of runs both show.
+"""One plan as one row, for a comparison of chips and for a list of runs.
 
-`summary` is the only place where a plan becomes a row; tables, JSON, Parquet and plots of several
-plans are made from it.
+Tables, JSON, Parquet and plots of several plans are all made from `summary`.
 """
 
 from collections.abc import Mapping, Sequence
@@ -23,18 +22,20 @@ MOST_BILLS = 3  # columns of a table
 def summary(request: PlanRequest, plan: Plan) -> SummaryRow:
     """The plan's smallest cluster that meets its deadline; `costs_usd` by the name of the price.
 
-    Where stops were asked about, `wall_s` and the bills are those with them. Other views that were
-    asked for are objects of their own, by name.
+    Where the options request interruptions, `wall_s` and the costs include them. Other requested
+    views are objects of their own, by name.
     """
     from sabia.core.plan.output.stops import paid
 
     best, run = plan.best, plan.run
-    seen = {name: view.report for name, view in views(request, plan, without=("layout",)).items()}
-    longer = seen["stops"]["wall_over_work"] if "stops" in seen else 1.0
+    view_reports = {
+        name: view.report for name, view in views(request, plan, without=("layout",)).items()
+    }
+    longer = view_reports["stops"]["wall_over_work"] if "stops" in view_reports else 1.0
     chip_s, share = paid(request, plan)
 
-    def usd(price: Price, of_it: float = 1.0) -> float:
-        return cost_usd(chip_s, price.usd_per_chip_hour * of_it)
+    def usd(price: Price, share_of_price: float = 1.0) -> float:
+        return cost_usd(chip_s, price.usd_per_chip_hour * share_of_price)
 
     spot = cheapest(plan.cluster.chip.name, request.today, spot=True)
     return {
@@ -52,12 +53,12 @@ def summary(request: PlanRequest, plan: Plan) -> SummaryRow:
         "spot_cost_usd": usd(spot) if spot else None,
         "assumed": list(request.assumed),
         "error": None,
-        **seen,
+        **view_reports,
     }
 
 
 def flat(row: SummaryRow) -> SummaryRow:
-    """The row for Parquet: the lowest bill and whose it is in place of all of them."""
+    """The row for Parquet, with the lowest cost and its price instead of all of them."""
     costs: Mapping[str, float] = row.get("costs_usd") or {}
     least = min(costs, key=lambda name: costs[name], default=None)
     kept = scalars({key: value for key, value in row.items() if key != "costs_usd"})
@@ -65,20 +66,20 @@ def flat(row: SummaryRow) -> SummaryRow:
 
 
 def scalars(figures: Mapping[str, Any], prefix: str = "") -> SummaryRow:
-    """Nested objects as flat columns, lists left out."""
-    found: SummaryRow = {}
+    """Nested objects as flat columns, without lists."""
+    flat_figures: SummaryRow = {}
     for key, value in figures.items():
         if isinstance(value, Mapping):
-            found |= scalars(value, f"{prefix}{key}_")
+            flat_figures |= scalars(value, f"{prefix}{key}_")
         elif not isinstance(value, list):
-            found[prefix + key] = value
-    return found
+            flat_figures[prefix + key] = value
+    return flat_figures
 
 
 def table(
     first: str, named: Sequence[tuple[str, SummaryRow]], show_model: bool = False
 ) -> list[str]:
-    """Lines of a table; `first` heads the column of names. A price that a row lacks is '-'."""
+    """Lines of a table; `first`: header of the names. A price that a row does not have is '-'."""
     bills = list(dict.fromkeys(bill for _, row in named for bill in row.get("costs_usd", ())))
     model = ["PARAMS", "TOKENS", "CHIP"] if show_model else []
     prices = list(map(str.upper, bills)) if len(bills) <= MOST_BILLS else ["LEAST", "BY"]
@@ -115,7 +116,7 @@ def _cells(row: SummaryRow, bills: Sequence[str], show_model: bool, width: int) 
 
 
 def _bills(row: SummaryRow, bills: Sequence[str]) -> list[str]:
-    """A cell for each price; where they are many, the lowest bill and whose it is."""
+    """One cell per price; if there are many, the lowest cost and its price."""
     if len(bills) <= MOST_BILLS:
         return [_money(row["costs_usd"].get(bill)) for bill in bills]
     least = flat(row)

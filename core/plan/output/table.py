@@ -169,7 +169,8 @@ def _given(plan: Plan, hold: str) -> str:
         live = memory.live_tokens_that_fit(free, run.layers, run.hidden)
         words.append(
             f"Activations of the whole batch need {plan.memory_min_chips}; here "
-            f"{format_count(live)} tokens fit, so accumulate {-(-run.batch_tokens // live):.0f} micro-batches."
+            f"{format_count(live)} tokens fit, so accumulate {-(-run.batch_tokens // live):.0f} "
+            "micro-batches."
         )
     else:
         words.append(hold)

@@ -1,7 +1,7 @@
-"""A view: what one group of options adds to a plan, in every form from the same objects.
+"""A view: what one group of options adds to a plan, as text and as JSON.
 
-Each view is a function `(asked, plan) -> View` of that name; its module is imported only when one
-of its options was given. A new view is a function, a line in VIEWS, and its options.
+Each view is a function `(request, plan) -> View` with the name of the view; its module is imported
+only if one of its options is given. A new view needs a function, a line in VIEWS, and its options.
 """
 
 from collections.abc import Callable
@@ -13,7 +13,7 @@ from sabia.core.options.plan_cluster import PlanStops
 from sabia.core.plan.planner import Plan
 from sabia.core.plan.request import PlanRequest
 
-# a view's function, which is also its key in the report → the options that ask for it
+# a view's function, which is also its key in the report → the options that request it
 VIEWS: dict[str, tuple[str, ...]] = {
     "layout": ("search", "fixed_layout"),
     "stops": tuple(PlanStops.table),
@@ -22,19 +22,19 @@ VIEWS: dict[str, tuple[str, ...]] = {
     "carbon": ("carbon", "pue", "carbon_intensity"),
     "scaling": ("serve_tokens",),
 }
-MODULES = {"layout": "layout", "stops": "stops"}  # those of views that are not in costs.py
+MODULES = {"layout": "layout", "stops": "stops"}  # modules of views outside costs.py
 
 
 @dataclass(frozen=True)
 class View:
-    """Lines for people, and a JSON object whose keys carry units."""
+    """Lines of text, and a JSON object with units in its keys."""
 
     text: str
     report: dict[str, Any] = field(default_factory=dict)
 
 
 def views(request: PlanRequest, plan: Plan, without: tuple[str, ...] = ()) -> dict[str, View]:
-    """The views that were asked for, by key, in the order of VIEWS."""
+    """The requested views by key, in the order of VIEWS."""
     return {
         name: _function(name)(request, plan)
         for name, options in VIEWS.items()

@@ -1,7 +1,7 @@
-"""From options to engines at full load, an evaluation, or a step of GRPO.
+"""From options to replicas at full load, an evaluation, or a GRPO step.
 
-Every gap that is filled is said in words. An evaluation has a suite and perhaps a judge; a step of
-GRPO what it samples, who judges, how fast it trains, and what fits.
+Every assumption is listed in words. An evaluation has a suite and perhaps a judge; a GRPO step has
+samples, a reward, a training speed and memory limits.
 """
 
 import math
@@ -23,18 +23,18 @@ from sabia.core.plan.serving.evaluation import (
     own_chips,
 )
 from sabia.core.plan.serving.rollout import Lengths
-from sabia.core.plan.serving.traffic import Load, cheapest, loads, room
+from sabia.core.plan.serving.traffic import Load, cheapest, chip_memory, loads
 
 
 class ServingRequest:
-    """Options, and what is assumed where they are left out; `assumed` tells what of it was used."""
+    """Options with their assumed values; `assumed` lists the assumed values that were used."""
 
     def __init__(self, request: PlanRequest) -> None:
-        """Read `request`; nothing is computed yet."""
+        """A request with no assumptions yet."""
         self.request, self.settings, self.assumed = request, request.settings, list[str]()
 
     def value(self, name: str) -> Any:
-        """The value of an option, or what is assumed, which is then told."""
+        """The value of an option, or the assumed value, which is then listed."""
         default = self.settings.value(name)
         if getattr(self.settings, name) is not None:
             return default
@@ -50,33 +50,35 @@ class ServingRequest:
         prices = self.request.cluster.prices
         if not prices:
             name = self.request.cluster.chip.name
-            raise UsageError(f"--price: no price of {name} to reckon with; give one, as --price 2")
+            raise UsageError(f"--price: no price of {name} is on file; give one, as --price 2")
         return prices[0].usd_per_chip_hour
 
 
 def possible_loads(serving: ServingRequest, memory_share: float | None = None) -> list[Load]:
-    """The replicas that can serve what was asked; those of --replica-chips where it is given.
+    """The possible replicas for the requested load; those of --replica-chips if it is given.
 
-    memory_share: of a chip for generation, unless --utilisation says so.
+    memory_share: of a chip for generation, unless --utilisation is given.
     """
     settings, chip = serving.settings, serving.request.cluster.chip
     prompt, output = serving.value("prompt_tokens"), serving.value("output_tokens")
     common = {"weights": serving.value("weights"), "cache": serving.value("cache")}
     most = settings.replica_chips or settings.generation_chips or serving.request.cluster.chips
-    found = loads(
+    possible = loads(
         serving.request.architecture, chip, prompt, output, **common, most_chips=most,
         batch=settings.batch, memory_share=settings.utilisation or memory_share,
     )  # fmt: skip
     wanted = settings.replica_chips
-    chosen = [load for load in found if load.replica.chips == wanted] if wanted else found
+    chosen = [load for load in possible if load.replica.chips == wanted] if wanted else possible
     if not chosen:
-        sizes = ", ".join(str(load.replica.chips) for load in found)
-        raise UsageError(f"--replica-chips: {wanted} (expected a power of two; {sizes} hold it)")
+        sizes = ", ".join(str(load.replica.chips) for load in possible)
+        raise UsageError(
+            f"--replica-chips: {wanted} (expected a power of two that holds the model: {sizes})"
+        )
     return chosen
 
 
 def evaluation(serving: ServingRequest) -> tuple[Suite, Evaluation]:
-    """One evaluation as asked."""
+    """The requested evaluation."""
     suite = suite_of(serving, serving.value("items"), serving.value("repeats"))
     if serving.settings.api_price is not None:
         source: Source = api_price(serving.settings.api_price.split(","), "--api-price")
@@ -86,7 +88,7 @@ def evaluation(serving: ServingRequest) -> tuple[Suite, Evaluation]:
 
 
 def suite_of(serving: ServingRequest, items: float, repeats: float) -> Suite:
-    """`items` answered `repeats` times, and the calls of a judge where one was asked for."""
+    """`items` answered `repeats` times, and the calls of a judge where one is requested."""
     names = ["prompt_tokens", "output_tokens", "judge_calls"]
     if serving.settings.judge_calls:
         names += ["judge_prompt_tokens", "judge_output_tokens"]
@@ -99,9 +101,7 @@ def judge(serving: ServingRequest) -> Source | None:
     if not settings.judge_calls:
         return None
     if settings.judge_price is None and settings.judge_params is None:
-        raise UsageError(
-            "--judge-calls: no judge is given (expected --judge-price or --judge-params)"
-        )
+        raise UsageError("--judge-calls: no judge is given; give --judge-price or --judge-params")
     if settings.judge_price is not None:
         return api_price(settings.judge_price.split(","), "--judge-price")
     assert settings.judge_params is not None
@@ -115,32 +115,33 @@ COLOCATED_SHARE = 0.6  # of memory for generation while the trainer's state wait
 
 
 def sampling(serving: ServingRequest) -> rollout.Sampling:
-    """What a GRPO step samples."""
+    """The samples of a GRPO step."""
     lengths = Lengths(serving.value("output_tokens"), serving.settings.output_limit)
     sizes = serving.value("prompts"), serving.value("group"), serving.value("prompt_tokens")
     return rollout.Sampling(*sizes, lengths, serving.settings.batch)
 
 
 def training_chips(serving: ServingRequest, replica: Replica) -> int:
-    """Chips that train: those of --chips that do not generate, else what holds the state."""
+    """Chips that train: those of --chips that do not generate, else enough to hold the state."""
     cluster = serving.request.cluster
-    apart = serving.settings.generation_chips or 0
+    generating = serving.settings.generation_chips or 0
     if cluster.chips:
-        if apart >= cluster.chips:
+        if generating >= cluster.chips:
             raise UsageError(
-                f"--generation-chips: {apart} of --chips {cluster.chips} leave none to train"
+                f"--generation-chips: {generating} of --chips {cluster.chips} leave none to train "
+                f"(expected at most {cluster.chips - 1})"
             )
-        return cluster.chips - apart
+        return cluster.chips - generating
     held = math.ceil(_state_bytes(serving) / (0.9 * cluster.chip.usable_hbm_bytes))
     node = cluster.chip.node_chips
     chips = math.ceil(max(held, replica.chips) / node) * node
-    serving.assumed.append(f"{chips} chips to train, whose memory holds the state")
+    serving.assumed.append(f"{chips} chips to train, which hold the state")
     return chips
 
 
 @dataclass(frozen=True)
 class GrpoStep:
-    """A GRPO step with what it was made of."""
+    """A GRPO step with its samples, replica, judge and training."""
 
     step: rollout.Step
     sampling: rollout.Sampling
@@ -151,9 +152,10 @@ class GrpoStep:
 
 
 def grpo_step(serving: ServingRequest) -> GrpoStep:
-    """One step as asked, with the replicas that make it shortest.
+    """The requested step, with the replicas that make it shortest.
 
-    On the same chips, or split where --generation-chips says so. Raises UsageError, Infeasible.
+    Generation is on the chips of training, or on its own --generation-chips. Raises UsageError,
+    Infeasible.
     """
     settings, drawn = serving.settings, sampling(serving)
     replicas = [load.replica for load in possible_loads(serving, _memory_share(serving))]
@@ -162,7 +164,7 @@ def grpo_step(serving: ServingRequest) -> GrpoStep:
     mfu, verdicts = training_mfu(serving, drawn, chips), judge_of_samples(serving, drawn)
     flops = FLOPS_PER_PARAM_TOKEN * serving.request.run.matmul_params * drawn.tokens
     train_s = flops / (chips * serving.request.cluster.chip.bf16_flops_per_s * mfu)
-    passes = 1 if settings.no_reference else 2  # the policy's, and for a KL term the reference's
+    passes = 1 if settings.no_reference else 2  # of the policy, and for KL of the reference
     parts = {
         "reward": _reward_s(serving, verdicts, settings.generation_chips or chips),
         "log-probs": train_s / 3 * passes,
@@ -174,7 +176,7 @@ def grpo_step(serving: ServingRequest) -> GrpoStep:
 
 
 def _memory_share(serving: ServingRequest) -> float | None:
-    """Of a chip, to generate; less than an engine takes alone where the trainer waits beside."""
+    """Share of a chip's memory for generation; smaller if the trainer is on the same chips."""
     if serving.settings.generation_chips or serving.settings.utilisation:
         return serving.settings.utilisation
     serving.assumed.append(
@@ -200,7 +202,7 @@ def _step(
 
 
 def training_mfu(serving: ServingRequest, drawn: rollout.Sampling, chips: int) -> float:
-    """--mfu, or its default, which is told; with --search or --fixed-layout the predicted one."""
+    """--mfu, or its default, which is listed; with --search or --fixed-layout the predicted one."""
     settings, request = serving.settings, serving.request
     if settings.search or settings.fixed_layout:
         from sabia.core.plan import placed
@@ -216,46 +218,45 @@ def training_mfu(serving: ServingRequest, drawn: rollout.Sampling, chips: int) -
 
 
 def _reward_s(serving: ServingRequest, verdicts: Evaluation | None, chips: int) -> float:
-    """Own chips that generate also judge, afterwards; an API's calls run beside."""
+    """Own chips that generate also judge, afterwards; calls of an API run at the same time."""
     judging_s = verdicts.chip_hours * 3600 / chips if verdicts else 0.0
     return (serving.settings.reward_time or 0.0) + judging_s
 
 
 def judge_of_samples(serving: ServingRequest, drawn: rollout.Sampling) -> Evaluation | None:
-    """The judge's work on a step's answers; None where rewards are verified by programs."""
+    """The judge's work on a step's answers; None where programs verify rewards."""
     if not serving.settings.judge_calls:
         return None
-    free = 0.0, 0.0  # the answers themselves are generation's
+    free = 0.0, 0.0  # the answers themselves count as generation
     both = evaluate(suite_of(serving, drawn.samples, 1), free, judge(serving))
     return Evaluation(both.bills[1:])
 
 
 def generating_bytes(replica: Replica, slots: int, context: float) -> float:
     """Bytes on a chip while it generates."""
-    found = room(replica)
-    return found.weights + found.workspace + slots * cache_bytes(replica, context, on_chip=True)
+    memory = chip_memory(replica)
+    return memory.weights + memory.workspace + slots * cache_bytes(replica, context, on_chip=True)
 
 
 def training_bytes(serving: ServingRequest, drawn: rollout.Sampling, chips: int) -> float:
-    """A chip's share of the state, and the activations of the longest sequence. Infeasible
-    where that is more than it has."""
+    """A chip's share of the state, and activations of the longest sequence. Raises Infeasible."""
     run, chip = serving.request.run, serving.request.cluster.chip
     longest = drawn.prompt_tokens + drawn.lengths.longest_of(drawn.samples)
     live = activation_bytes(run.layers, run.hidden, longest)
-    held, room_bytes = _state_bytes(serving) / chips + live, chip.usable_hbm_bytes
-    if held > room_bytes:
-        fix = "expect shorter answers, --output-limit"
-        if live < room_bytes:
-            fix = f"train on {math.ceil(_state_bytes(serving) / (room_bytes - live))} or more"
+    held, usable_bytes = _state_bytes(serving) / chips + live, chip.usable_hbm_bytes
+    if held > usable_bytes:
+        fix = "use a shorter --output-limit"
+        if live < usable_bytes:
+            fix = f"train on {math.ceil(_state_bytes(serving) / (usable_bytes - live))} or more"
         raise Infeasible(
-            f"--chips: {chips} {chip.name} train with {held / 1e9:,.0f} GB each (expected at most "
-            f"{room_bytes / 1e9:,.0f}); {fix}"
+            f"--chips: training on {chips} {chip.name} needs {held / 1e9:,.0f} GB each (expected "
+            f"at most {usable_bytes / 1e9:,.0f}); {fix}"
         )
     return held
 
 
 def _state_bytes(serving: ServingRequest) -> float:
-    """The trainer's state, and the reference's weights; with adapters that is the frozen model."""
+    """The trainer's state, and weights of the reference (with adapters it is the frozen model)."""
     run, settings = serving.request.run, serving.settings
     reference = 0 if run.lora or settings.no_reference else REFERENCE_BYTES * run.params
     return run.state_bytes + reference

@@ -1,25 +1,25 @@
-"""Time of generation on one replica: a decoding step, a prefill, and what bounds each.
+"""Time of generation on one replica: a decoding step or a prefill, and its bottleneck.
 
-A step gives each of b sequences one token. It is a sum of parts that cannot overlap, each a
-roofline, max(bytes / bandwidth, operations / rate):
+A step generates one token of each of b sequences. It is a sum of parts that do not overlap, each a
+roofline, max(bytes / bandwidth, FLOPs / rate):
 
-  weights    read once a step: all shared ones, and of E experts E·(1 − (1 − k/E)^b), those that
-             b tokens with k choices each are expected to visit; 2 operations a weight and token
-  attention  the cache of every sequence: 2·n_kv·d elements a layer and token, r_kv + d_r under
-             latent attention (with as many products for each head), at most a window of them,
-             or those that a sparse attention chooses; a delta net's state is read and written,
-             whatever the length
-  messages   with t chips of tensor parallelism two all-reduces a layer
-  launches   each operation's own latency
+  weights    read once per step: all shared ones, and of E experts E·(1 − (1 − k/E)^b), the expected
+             number of active ones for b tokens with top-k; 2 FLOPs per weight and token
+  attention  the KV cache of every sequence: 2·n_kv·d elements per layer and token, r_kv + d_r with
+             latent attention (with as many products for each head), at most a window of them, or
+             those that sparse attention selects; a delta net's state is read and written, for any
+             length
+  messages   with t chips of tensor parallelism two all-reduces per layer
+  launches   latency of each operation
 
-A replica of t chips splits a mixture in one of two ways. "tensor": every matrix, and the cache by
-key-value heads. "data": sequences are spread over the chips, which hold all weights but the experts
-whole; experts are spread too, and tokens sent to theirs and back (min(k, t) copies each): what
-models with a latent cache need, which heads cannot split.
+A replica of t chips splits an MoE model in one of two ways. "tensor": every matrix, and the cache
+by key-value heads. "data": each chip has its own sequences and all weights except the experts;
+experts are split over the chips, and tokens are sent to theirs and back (min(k, t) copies each).
+Models with a latent cache need this, since heads cannot split it.
 
-Bandwidth and rate are what programs reach of them (serving.toml, chips.toml). Sources: reading
-weights and cache as the bound of decoding, arXiv 2211.05102; latent attention, arXiv 2405.04434
-§2.1; visited experts, the expectation of distinct draws.
+Bandwidth and rate are those that programs reach (serving.toml, chips.toml). Sources: reading
+weights and cache limits decoding, arXiv 2211.05102; latent attention, arXiv 2405.04434 §2.1; active
+experts, the expectation of distinct draws.
 """
 
 import math
@@ -47,10 +47,10 @@ ALL_REDUCES = 2  # a layer: after the mixer and after the MLP
 
 @dataclass(frozen=True)
 class Replica:
-    """A copy of a model on `chips` that generate together.
+    """A copy of a model on `chips`.
 
     weights, cache: names of formats. attention: "tensor" or "data", how the chips split it (see
-    above). Raises UsageError for names and chip fields that are missing.
+    above). Raises UsageError on unknown names and missing figures of the chip.
     """
 
     architecture: Architecture
@@ -61,7 +61,7 @@ class Replica:
     attention: str = "tensor"
 
     def __post_init__(self) -> None:
-        """Refuse what cannot be computed."""
+        """Check the names, and the figures of the chip."""
         _ = self.format, self.cache_element
         if self.attention not in ATTENTION:
             raise UsageError(f"attention: {self.attention!r} (expected {' or '.join(ATTENTION)})")
@@ -73,7 +73,7 @@ class Replica:
 
     @property
     def format(self) -> Format:
-        """How weights are kept and multiplied."""
+        """Format of the weights."""
         return find_format(self.weights)
 
     @property
@@ -83,7 +83,7 @@ class Replica:
 
     @property
     def spans_nodes(self) -> bool:
-        """Whether its chips are not all in one fast domain."""
+        """Whether its chips are in more than one scale-up domain."""
         return self.chips > max(self.chip.scale_up_domain, self.chip.node_chips)
 
     @property
@@ -93,7 +93,7 @@ class Replica:
 
     @property
     def chip_weight_bytes(self) -> float:
-        """What each chip holds of them."""
+        """Bytes of weights on each chip."""
         if self.attention == "tensor":
             return self.weight_bytes / self.chips
         experts = (
@@ -119,7 +119,7 @@ class Replica:
 
 @dataclass(frozen=True)
 class PassPart:
-    """Seconds of one part of a pass, and what bounds it."""
+    """Seconds of one part of a pass, and its bottleneck."""
 
     name: str
     seconds: float
@@ -134,46 +134,46 @@ class Pass:
 
     @property
     def seconds(self) -> float:
-        """All parts, one after the other."""
+        """Sum of all parts."""
         return sum(part.seconds for part in self.parts)
 
     @property
     def binding(self) -> str:
-        """What takes the most time: memory, compute, network or launches."""
+        """The bottleneck with the most time: memory, compute, network or launches."""
         totals: dict[str, float] = {}
         for part in self.parts:
             totals[part.bound] = totals.get(part.bound, 0) + part.seconds
         return max(totals, key=lambda name: totals[name])
 
 
-def visited_share(kind: LayerKind, tokens: float) -> float:
-    """Expected share of a layer's experts that `tokens` visit: 1 − (1 − k/E)^tokens."""
+def active_share(kind: LayerKind, tokens: float) -> float:
+    """Expected share of a layer's experts that are active for `tokens`: 1 − (1 − k/E)^tokens."""
     if not kind.experts:
         return 0.0
     return 1.0 - (1.0 - kind.top_k / kind.experts) ** tokens
 
 
 def is_latent(kind: LayerKind) -> bool:
-    """Whether one compressed vector a token stands for the keys and values of all heads."""
+    """Whether the layer has latent attention: one vector per token for all keys and values."""
     return kind.key_latent > 0
 
 
 def cache_split(kind: LayerKind, chips: int) -> int:
-    """Over how many chips a token's cache is split: key-value heads are whole, a latent is one."""
+    """Number of chips that split a token's cache: by key-value heads; a latent is not split."""
     return 1 if is_latent(kind) else math.gcd(chips, kind.kv_heads)
 
 
 def cached_elements(kind: LayerKind, context: float) -> float:
-    """Elements that one layer keeps for one sequence of `context` tokens, state left out."""
+    """Elements of one layer's cache of one sequence of `context` tokens, without state."""
     seen = context if kind.window is None else min(context, kind.window)
     return kind.cache_width * seen
 
 
 def read_share(kind: LayerKind, context: float) -> float:
-    """The part of what is cached that a step reads: all, or what a sparse attention chooses.
+    """The share of the cache that a step reads: all, or what sparse attention selects.
 
-    The keys by which it chooses are read too; they are taken for a share of the cache's width that
-    is left out, as the index of 128 beside keys of 512 and more.
+    The keys of the indexer are read too, but neglected: their width is 128, that of keys 512 or
+    more.
     """
     if kind.sparse is None or kind.sparse.chosen is None:
         return 1.0
@@ -181,7 +181,7 @@ def read_share(kind: LayerKind, context: float) -> float:
 
 
 def state_bytes(kind: LayerKind, replica: Replica) -> float:
-    """What one layer keeps once a sequence: a recurrent state in FP32, or the keys of a window."""
+    """Bytes of one layer once per sequence: a recurrent state in FP32, or the keys of a window."""
     recurrent = kind.state_products > 0
     return kind.state_width * (STATE_BYTES if recurrent else replica.cache_element)
 
@@ -189,8 +189,11 @@ def state_bytes(kind: LayerKind, replica: Replica) -> float:
 def cache_bytes(
     replica: Replica, context: float, *, on_chip: bool = False, read: bool = False
 ) -> float:
-    """Cache and state of one sequence of `context` tokens: once, or what each chip holds of it
-    (under attention by data, on average). read: only what a decoding step reads."""
+    """Cache and state of one sequence of `context` tokens.
+
+    on_chip: the part on each chip (with attention by data, on average). read: only what a decoding
+    step reads.
+    """
     data, total = replica.attention == "data", 0.0
     for kind in replica.architecture.layers:
         cached = cached_elements(kind, context) * replica.cache_element
@@ -217,10 +220,10 @@ def decode_step(replica: Replica, batch: float, context: float) -> Pass:
 
 
 def prefill(replica: Replica, tokens: float, sequences: float = 1) -> Pass:
-    """`sequences` prompts of `tokens` each, at once; the head sees only each one's last token.
+    """`sequences` prompts of `tokens` each at the same time; the head has only their last tokens.
 
-    With attention by data one prompt is a chip's alone; the time is then its share of a pass of as
-    many prompts as there are chips.
+    With attention by data each chip has its own prompt; the time is then a share of a pass with as
+    many prompts as chips.
     """
     model, t, batch = replica.architecture, replica.chips, tokens * sequences
     head = sequences * model.vocab * model.hidden
@@ -231,19 +234,19 @@ def prefill(replica: Replica, tokens: float, sequences: float = 1) -> Pass:
 
 
 def _pass(replica: Replica, tokens: float, products: float, cached: float, scores: float) -> Pass:
-    """A pass of `tokens`: a chip's products with weights, bytes of cache, products with it."""
+    """A pass of `tokens`: a chip's products with weights, bytes of cache, products with cache."""
     weights = _roofline("weights", replica, _read_bytes(replica, tokens), products)
     attention = _roofline("attention", replica, cached, scores, "bf16")
     return Pass((weights, attention, *_overheads(replica, tokens)))
 
 
 def _read_bytes(replica: Replica, tokens: float) -> float:
-    """What a chip reads of the weights in a pass of `tokens`: of experts those that are visited."""
+    """Bytes of weights that a chip reads in a pass of `tokens`: of experts the active ones."""
     model, weights = replica.architecture, replica.format
     shared = _each_layer(model, lambda kind: layer_bytes(kind, weights, 0.0))
     shared += model.vocab * model.hidden * weights.outer
     experts = weights.experts * _each_layer(
-        model, lambda kind: kind.expert_params * visited_share(kind, tokens)
+        model, lambda kind: kind.expert_params * active_share(kind, tokens)
     )
     whole = replica.attention == "data"
     return (shared if whole else shared / replica.chips) + experts / replica.chips
@@ -258,7 +261,7 @@ def _layer_products(model: Architecture) -> float:
 
 
 def _written_bytes(replica: Replica) -> float:
-    """Writing the recurrent states of one sequence back; reading them is in its cache."""
+    """Bytes of writing the recurrent states of one sequence; reading counts as cache."""
     state = _each_layer(
         replica.architecture, lambda kind: state_bytes(kind, replica) if kind.state_products else 0
     )
@@ -266,7 +269,7 @@ def _written_bytes(replica: Replica) -> float:
 
 
 def _score_products(kind: LayerKind, context: float) -> float:
-    """Multiply-adds of one token's scores and values against what the layer keeps of others."""
+    """Multiply-adds of one token with the layer's cache."""
     if not is_latent(kind):
         return kind.score_products(context) + kind.state_products
     chosen = kind.score_products(context) - kind.keys(context) * kind.score_width
@@ -274,7 +277,7 @@ def _score_products(kind: LayerKind, context: float) -> float:
 
 
 def _mean_prefill_products(kind: LayerKind, tokens: float) -> float:
-    """Multiply-adds per token of a causal prompt: those of its middle, at most a window."""
+    """Mean multiply-adds per token of a causal prompt, with at most a window of keys."""
     if kind.sparse is not None:
         return kind.score_products(tokens / 2) + kind.state_products
     window = tokens if kind.window is None else min(tokens, kind.window)
@@ -284,7 +287,7 @@ def _mean_prefill_products(kind: LayerKind, tokens: float) -> float:
 def _roofline(
     name: str, replica: Replica, read: float, operations: float, rate: str | None = None
 ) -> PassPart:
-    """max(bytes / bandwidth, operations / rate), both of one chip."""
+    """max(bytes / bandwidth, FLOPs / rate), both of one chip."""
     memory = read / replica.read_bytes_per_s
     compute = operations / flops_per_s(replica.chip, rate or replica.format.rate)
     return PassPart(name, max(memory, compute), "memory" if memory >= compute else "compute")
@@ -308,7 +311,7 @@ def _overheads(replica: Replica, tokens: float) -> tuple[PassPart, ...]:
 
 
 def _exchange_s(replica: Replica, kind: LayerKind, size: float) -> float:
-    """Send a chip's tokens to the chips of their experts; none in a dense layer."""
+    """Time to send a chip's tokens to the chips of their experts; 0 in a dense layer."""
     if not kind.experts:
         return 0.0
     copies = min(kind.top_k, replica.chips) * (1 - 1 / replica.chips)

@@ -1,11 +1,10 @@
-"""What it costs to evaluate: answers to the items of a suite, and a judge's calls on them.
+"""Cost of an evaluation: answers to the items of a suite, and a judge's calls on them.
 
-Answers and verdicts come from own chips (a replica at full load, traffic.py) or from an API by
-the price of a million tokens. A rubric judge makes one call for each criterion of an answer
-(`judge_calls`), each with the answer and the rubric before it, and writes a verdict.
+Answers and verdicts come from own chips (a replica at full load, traffic.py) or from an API with a
+price per million tokens. A rubric judge makes one call for each criterion of an answer
+(`judge_calls`), each with the answer and the rubric in its prompt, and generates a verdict.
 
-`table_cost` reads the same from the table of a budget file, so that a pyramid's evaluations are
-worked out instead of typed.
+`table_cost` computes the same from a table of a budget file.
 """
 
 from collections.abc import Mapping
@@ -20,7 +19,7 @@ from sabia.core.plan.serving.decode import Replica
 from sabia.core.plan.serving.traffic import MILLION, Load, cheapest, full_load, loads
 from sabia.core.units import parse_count, parse_money
 
-# of a budget file's table, beside the fields of a Suite: of the model, and of the judge
+# keys of a table besides the fields of Suite: for the model, and with prefix for the judge
 SOURCE_KEYS = ("params", "active", "weights", "usd_per_million")
 NEEDED = ("items", "prompt_tokens", "output_tokens")
 
@@ -39,18 +38,18 @@ class Suite:
 
     @property
     def answers(self) -> float:
-        """Answers in all."""
+        """Number of answers."""
         return self.items * self.repeats
 
     @property
     def verdicts(self) -> float:
-        """Calls of the judge in all."""
+        """Number of calls of the judge."""
         return self.answers * self.judge_calls
 
 
 @dataclass(frozen=True)
 class Bill:
-    """One side's work: own chip-seconds, or dollars of an API."""
+    """Work of the model or of the judge: own chip-seconds, or dollars of an API."""
 
     name: str
     calls: float
@@ -61,7 +60,7 @@ class Bill:
     load: Load | None = None
 
     def cost_usd(self, usd_per_chip_hour: float) -> float:
-        """Chips at their price, and the API."""
+        """Cost of chips and API."""
         return self.chip_s / 3600 * usd_per_chip_hour + self.api_usd
 
 
@@ -73,16 +72,16 @@ class Evaluation:
 
     @property
     def chip_hours(self) -> float:
-        """Own chips, answers and verdicts."""
+        """Chip-hours of answers and verdicts on own chips."""
         return sum(bill.chip_s for bill in self.bills) / 3600
 
     @property
     def api_usd(self) -> float:
-        """What is paid by the token."""
+        """Cost of APIs."""
         return sum(bill.api_usd for bill in self.bills)
 
     def cost_usd(self, usd_per_chip_hour: float) -> float:
-        """Everything."""
+        """Total cost."""
         return sum(bill.cost_usd(usd_per_chip_hour) for bill in self.bills)
 
 

@@ -1,6 +1,6 @@
-"""Weights in memory and in matrix units: bytes per element by part of a model, and rate.
+"""Formats of weights: bytes per element by part of a model, and rate of matrix products.
 
-Data are serving.toml: formats, and the shares of a chip that generation reaches.
+serving.toml has the formats, and the efficiencies that generation reaches.
 """
 
 import functools
@@ -33,7 +33,7 @@ class Format:
 
 @dataclass(frozen=True)
 class PublishedRatio:
-    """Published time over predicted time: the least, the median, the most, of `rows` runs."""
+    """Published over predicted time of `rows` runs: minimum, median and maximum."""
 
     low: float
     middle: float
@@ -43,7 +43,7 @@ class PublishedRatio:
 
 
 def published_ratio(kind: str) -> PublishedRatio:
-    """How the predictions of `kind` (dense, sparse, grpo) compare with published runs."""
+    """Comparison of the predictions of `kind` (dense, sparse, grpo) with published runs."""
     entry = read_data(FILE)["judged"][kind]
     check_entry(FILE, kind, entry, {"low", "middle", "high", "rows", "about", "date"}, set())
     return PublishedRatio(**{key: value for key, value in entry.items() if key != "date"})
@@ -63,7 +63,7 @@ def format_names() -> tuple[str, ...]:
 
 
 def find_format(name: str) -> Format:
-    """The format called `name`. Raises UsageError."""
+    """The format `name`. Raises UsageError."""
     if name not in format_names():
         raise unknown("--weights", name, format_names())
     formats = read_data(FILE)["format"]
@@ -73,10 +73,10 @@ def find_format(name: str) -> Format:
 
 
 def flops_per_s(chip: Chip, rate: str) -> float:
-    """What matrix products reach on `chip`, per second: peak times its measured ceiling.
+    """FLOP/s of matrix products on `chip`: peak times its measured ceiling.
 
-    A chip without units for `rate` multiplies in the next wider format: FP4 and FP8 weights are
-    then only smaller, not faster.
+    A chip without units for `rate` multiplies in the next wider format: FP4 and FP8 weights then
+    only need less memory.
     """
     peaks = {
         "fp4": (chip.fp4_flops_per_s, chip.fp8_matmul_ceiling),
@@ -94,18 +94,18 @@ def flops_per_s(chip: Chip, rate: str) -> float:
     raise UsageError(f"--chip: {chip.name} has no rate of matrix products on file")
 
 
-def layer_bytes(kind: LayerKind, weights: Format, visited: float = 1.0) -> float:
-    """Bytes of one layer with `visited` (a share) of its routed experts."""
+def layer_bytes(kind: LayerKind, weights: Format, active: float = 1.0) -> float:
+    """Bytes of one layer with the share `active` of its routed experts."""
     return (
         kind.mixer_params * weights.mixer
         + kind.mlp_params * weights.mlp
         + kind.vector_params * VECTOR_BYTES
-        + kind.expert_params * weights.experts * visited
+        + kind.expert_params * weights.experts * active
     )
 
 
 def weight_bytes(architecture: Architecture, weights: Format) -> float:
-    """The whole model as it lies in memory, without layers of multi-token prediction."""
+    """Bytes of the whole model in memory, without MTP layers."""
     layers = sum(kind.count * layer_bytes(kind, weights) for kind in architecture.layers)
     tables = architecture.embedding_params + architecture.head_params
     return layers + tables * weights.outer + architecture.other_params * VECTOR_BYTES

@@ -1,20 +1,20 @@
-"""One step of GRPO: sample answers, reward them, take log-probabilities, train, hand over weights.
+"""One GRPO step: sample answers, reward them, compute log-probabilities, train, update weights.
 
-Lengths of answers have a tail that is cut at a limit: survival S(t) = e^(−t/λ) up to the limit,
-where the rest is cut (Weibull of shape 1: an answer is as likely to end after any token, whatever
-its length). λ is found so that the mean, the cut ones included, is the given one: a mean near the
-limit means that many answers reach it. The longest of n answers ends a batch; its expectation is
-∫ 1 − (1 − S(t))^n dt.
+Lengths of answers are exponential and truncated at a limit: survival S(t) = e^(−t/λ) up to the
+limit (after any token an answer ends with the same probability). λ is solved so that the mean, with
+truncated answers, is the given one: a mean near the limit means that many answers reach it. The
+longest of n answers ends a batch; its expectation is ∫ 1 − (1 − S(t))^n dt.
 
-Generation is played out on the slowest replica: its share of the answers, as equal slices of the
-length distribution, enters free slots in a fixed mixed order; each step lasts as decode_step says
-for the sequences then running and their contexts; the longest answer of the whole batch ends it.
+Generation is simulated on the slowest replica: its share of the answers, as equal slices of the
+length distribution, enters free slots in a fixed shuffled order. Each step has the time of
+decode_step for the running sequences and their contexts, and the longest answer of the whole batch
+ends it.
 
-  colocated       the same chips do all parts in turn: the step is their sum; memory is the largest
-                  of generating and training, never the sum
-  split           some chips generate, the others train. On policy (off_policy 0) they still wait
-                  for each other; k steps off policy the samples of k + 1 steps are under way
-                  together, their tail is paid once for them, and the step is the longer side
+  colocated       the same chips do all parts one after the other: the step is their sum; memory is
+                  the larger of generation and training
+  split           some chips generate, the others train. On policy (off_policy 0) they wait for each
+                  other; with k steps off policy the samples of k + 1 steps are generated together,
+                  their tail counts once, and the step is the longer of the two sides
 
 Sources: GRPO, arXiv 2402.03300; in-flight generation, arXiv 2505.24298 and 2509.19128.
 """
@@ -42,9 +42,9 @@ class Lengths:
     limit: float | None = None
 
     def __post_init__(self) -> None:
-        """Refuse what no distribution has."""
+        """Check the mean and the limit."""
         if not self.mean > 0:
-            raise UsageError(f"answers of {self.mean:g} tokens, shape 1 (expected > 0)")
+            raise UsageError(f"answers of {self.mean:g} tokens (expected more than 0)")
         if self.limit is not None and self.mean >= self.limit:
             raise UsageError(
                 f"answers of {self.mean:g} tokens on average with a limit of {self.limit:g} "
@@ -53,7 +53,7 @@ class Lengths:
 
     @functools.cached_property
     def scale(self) -> float:
-        """λ: found by bisection where there is a limit, the mean where not."""
+        """λ: by bisection with a limit, else the mean."""
         if self.limit is None:
             return self.mean
         low, high = self.mean / 4, self.mean * 1e4
@@ -65,7 +65,7 @@ class Lengths:
 
     @property
     def reach(self) -> float:
-        """The limit, or a length that practically no answer has."""
+        """The limit, or a length above practically all answers."""
         far = self.scale * FAR
         return far if self.limit is None else min(self.limit, far)
 
@@ -78,7 +78,7 @@ class Lengths:
         return _integral(lambda t: 1 - (1 - _alive(t, self.scale)) ** count, self.reach)
 
     def strata(self, count: int) -> list[float]:
-        """`count` answers that stand for all: the middles of equal shares, with the exact mean."""
+        """`count` representative answers: the middles of equal quantiles, with the exact mean."""
         lengths = [self.quantile((i + 0.5) / count) for i in range(count)]
         correction = self.mean * count / sum(lengths)
         return [length * correction for length in lengths]
@@ -99,13 +99,16 @@ def _integral(f: Callable[[float], float], end: float) -> float:
 
 
 SLICES = 96
-STRIDE = 0.6180339887498949  # a fixed order that mixes short and long
+STRIDE = 0.6180339887498949  # of a fixed order that mixes short and long answers
 
 
 @dataclass(frozen=True)
 class Sampling:
-    """What a step samples: `prompts` times `group` answers. slots: most at once in a replica
-    (None: as many as fit). A group's prompt is computed once."""
+    """Samples of a step: `prompts` times `group` answers.
+
+    slots: maximum number of sequences at the same time in a replica (None: as many as fit). The
+    prefill of a group's prompt is computed once.
+    """
 
     prompts: int
     group: int
@@ -126,8 +129,7 @@ class Sampling:
 
 @dataclass(frozen=True)
 class Generation:
-    """Sampling on replicas. tail_s: time with fewer than half of the slots
-    in use."""
+    """Sampling on replicas. tail_s: time with fewer than half of the slots in use."""
 
     seconds: float
     tail_s: float
@@ -139,7 +141,7 @@ class Generation:
 
 @dataclass(frozen=True)
 class Step:
-    """A step of GRPO: seconds by part, which add up to `seconds` unless sides overlap."""
+    """A GRPO step: seconds by part, whose sum is `seconds` unless the two sides overlap."""
 
     generation: Generation
     parts: dict[str, float]
@@ -150,7 +152,7 @@ class Step:
 
     @property
     def shares(self) -> dict[str, float]:
-        """Each part as a share of the step (more than 1 together where sides overlap)."""
+        """Each part as a share of the step (the sum is above 1 where sides overlap)."""
         return {name: seconds / self.seconds for name, seconds in self.parts.items()}
 
     @property
@@ -162,9 +164,9 @@ class Step:
 def generate(
     replica: Replica, sampling: Sampling, chips: int, memory_share: float | None = None
 ) -> Generation:
-    """Time for `chips`, in copies of `replica`, to sample a step's answers.
+    """Time of sampling a step's answers on `chips`, in copies of `replica`.
 
-    Raises UsageError if there is not one whole replica, Infeasible if it cannot hold a sequence.
+    Raises UsageError on fewer chips than a replica, Infeasible if it cannot hold a sequence.
     """
     replicas = min(chips // replica.chips, sampling.samples)
     if replicas < 1:
@@ -177,7 +179,9 @@ def generate(
     slots = max(1, min(share, most, sampling.slots or most))
     first_s = max(1.0, share / sampling.group) * prefill(replica, sampling.prompt_tokens).seconds
     count = min(share, SLICES)
-    answers = _mixed([*lengths.strata(count)[:-1], longest])
+    strata = [*lengths.strata(count)[:-1], longest]
+    keys = [(i * STRIDE) % 1 for i in range(len(strata))]
+    answers = [length for _, length in sorted(zip(keys, strata, strict=True))]
     decoding_s, tail_s = play(replica, answers, share / count, slots, sampling.prompt_tokens)
     return Generation(
         seconds=first_s + decoding_s,
@@ -189,28 +193,22 @@ def generate(
     )
 
 
-def _mixed(values: list[float]) -> list[float]:
-    """The values in an order that is fixed and far from sorted."""
-    keys = [(i * STRIDE) % 1 for i in range(len(values))]
-    return [value for _, value in sorted(zip(keys, values, strict=True))]
-
-
 def play(
     replica: Replica, answers: list[float], weight: float, slots: int, prompt: float
 ) -> tuple[float, float]:
-    """Run `answers`, each standing for `weight` sequences, through slots; times by events.
+    """Simulate `answers`, each representing `weight` sequences, in slots, event by event.
 
-    Seconds of decoding, and of these the ones with fewer than half of the slots in use.
-    Every running sequence gains a token a step, so ends are known in steps; between two ends the
-    batch is constant and the mean context grows by one a step.
+    Returns seconds of decoding, and of these the ones with fewer than half of the slots in use.
+    Every running sequence gets one token per step, so its end is known; between two ends the batch
+    is constant and the mean context grows by one per step.
     """
-    places = max(1, round(slots / weight))
+    positions = max(1, round(slots / weight))
     waiting = answers[::-1]
     running: list[tuple[float, float]] = []  # (step at which it ends, step at which it began)
-    full = min(places, len(answers))
+    full = min(positions, len(answers))
     total_s = tail_s = now = began = 0.0
     while waiting or running:
-        while waiting and len(running) < places:
+        while waiting and len(running) < positions:
             heapq.heappush(running, (now + waiting.pop(), now))
             began += now
         end, start = heapq.heappop(running)
@@ -225,7 +223,7 @@ def play(
 
 
 def hand_over_seconds(replica: Replica, apart: bool) -> float:
-    """Bring new weights to a replica: over the network where `apart`, else inside the domain."""
+    """Time to send new weights to a replica: over the network if `apart`, else in the domain."""
     chip = replica.chip
     rate = chip.network_bytes_per_s if apart or replica.spans_nodes else chip.scale_up_bytes_per_s
     rate = rate or chip.network_bytes_per_s
@@ -238,7 +236,7 @@ def colocated(
     replica: Replica, sampling: Sampling, chips: int, parts: dict[str, float],
     memory_share: float | None = None,
 ) -> Step:  # fmt: skip
-    """All parts in turn on the same chips. parts: seconds by name, those of generation left out."""
+    """All parts one after the other on the same chips. parts: seconds by name, of all others."""
     made = generate(replica, sampling, chips, memory_share)
     named = {"generation": made.seconds} | parts
     return Step(made, named, sum(named.values()), chips, _binding(made, named))
@@ -262,15 +260,18 @@ def split(
     seconds = (max(sides) if off_policy else sum(sides)) + parts["weights"]
     idle = 1 - min(sides) / max(sides)
     side = "training" if sides[0] > sides[1] else "generation"
-    note = f"the sides overlap; the chips of {side} wait {idle:.0%} of the time"
+    note = f"generation and training overlap; the chips of {side} wait {idle:.0%} of the time"
     if not off_policy:
-        note = "on policy the sides wait for each other: share the chips, or go off policy"
+        note = (
+            "on policy, generation and training wait for each other; use the same chips for both, "
+            "or train off policy"
+        )
     chips = generation_chips + training_chips
     return Step(made, named, seconds, chips, _binding(made, named), (note,))
 
 
 def _binding(made: Generation, named: dict[str, float]) -> str:
-    """The longest part; of generation also why."""
+    """The longest part; for generation with its bottleneck."""
     longest = max(named, key=lambda name: named[name])
     if longest != "generation":
         return longest

@@ -1,13 +1,13 @@
-"""What fits on some chips, and what they do at full load: tokens a second, costs of a million.
+"""Batches that fit on some chips, and their throughput and cost per million tokens at full load.
 
-An engine takes a share of usable memory (serving.toml). Each chip holds its part of the weights,
-the workspace of the largest pass, and the cache of the running sequences; key-value heads that
-are fewer than the chips are held more than once, as is a latent cache (decode.cache_split).
+An engine uses a share of usable memory (serving.toml). Each chip has its part of the weights, the
+workspace of the largest pass, and the KV cache of the running sequences. With fewer key-value heads
+than chips they are replicated, and so is a latent cache (decode.cache_split).
 
-A replica that is always full gives each of its b sequences a token a step, and takes the prefill
-of a new prompt whenever one ends. In the time of one answer of `output` tokens it serves b
-answers: b·prefill + output·step(b, context half way through). Input and output are priced apart,
-by the chip time that each takes.
+A replica at full load generates a token of each of its b sequences per step, and computes the
+prefill of a new prompt whenever one ends. In the time of one answer of `output` tokens it completes
+b answers: b·prefill + output·step(b, context at half of the output). Input and output have separate
+costs, by their chip time.
 """
 
 import math
@@ -26,13 +26,13 @@ from sabia.core.plan.serving.decode import (
 )
 from sabia.core.plan.serving.formats import factor, find_format, format_names
 
-PASS_TOKENS = 8192  # tokens of a prefill pass, long prompts are cut into such pieces
+PASS_TOKENS = 8192  # tokens of a prefill pass; longer prompts are split into chunks
 MOST_CHIPS = 1024  # of a replica
-LIVE_WIDTHS = 4  # of the widest inner width, alive at once in a pass
+LIVE_WIDTHS = 4  # tensors of the widest inner width that exist at the same time in a pass
 
 
 @dataclass(frozen=True)
-class Room:
+class ChipMemory:
     """Bytes on each chip of a replica."""
 
     chip_bytes: float
@@ -41,55 +41,45 @@ class Room:
 
     @property
     def cache(self) -> float:
-        """What is left for the cache of sequences; negative where not even the weights fit."""
+        """Available for the cache of sequences; negative if not even the weights fit."""
         return self.chip_bytes - self.weights - self.workspace
 
 
-def room(replica: Replica, memory_share: float | None = None) -> Room:
-    """Each chip's memory: `memory_share` of what is usable (default: serving.toml's)."""
+def chip_memory(replica: Replica, memory_share: float | None = None) -> ChipMemory:
+    """Each chip's memory: `memory_share` of the usable bytes (default: that of serving.toml)."""
     share = factor("memory_share") if memory_share is None else memory_share
-    return Room(
-        chip_bytes=replica.chip.usable_hbm_bytes * share,
-        weights=replica.chip_weight_bytes,
-        workspace=_workspace(replica),
-    )
-
-
-def _workspace(replica: Replica) -> float:
-    """Activations of one pass: residual stream and the widest layer's inner tensors."""
     model = replica.architecture
     inner = max(kind.mlp_width + kind.top_k * kind.expert_width for kind in model.layers)
     split = replica.chips if replica.attention == "tensor" else 1
-    widths = LIVE_WIDTHS * (model.hidden + inner / split)
-    return PASS_TOKENS * widths * ACTIVATION_BYTES
-
-
-def largest_batch(replica: Replica, context: float, memory_share: float | None = None) -> int:
-    """Sequences of `context` tokens that run at once. Raises Infeasible where none does."""
-    found = room(replica, memory_share)
-    each = cache_bytes(replica, context, on_chip=True)
-    batch = math.floor(found.cache / each) if found.cache > 0 else 0
-    if batch < 1:
-        raise Infeasible(_too_small(replica, context, found))
-    return batch
-
-
-def _too_small(replica: Replica, context: float, found: Room) -> str:
-    need = found.weights + found.workspace + cache_bytes(replica, context, on_chip=True)
-    have = f"{replica.chips} x {replica.chip.name}"
-    return (
-        f"{have}: {replica.architecture.name} in {replica.weights} needs {need / 1e9:,.0f} GB a "
-        f"chip with one sequence of {context:,.0f} tokens (expected at most "
-        f"{found.chip_bytes / 1e9:,.0f}); {_what_fits(replica, context, found)}"
+    widths = LIVE_WIDTHS * (model.hidden + inner / split)  # residual stream, inner tensors
+    return ChipMemory(
+        chip_bytes=replica.chip.usable_hbm_bytes * share,
+        weights=replica.chip_weight_bytes,
+        workspace=PASS_TOKENS * widths * ACTIVATION_BYTES,
     )
 
 
-def _what_fits(replica: Replica, context: float, found: Room) -> str:
-    """The next larger replica that holds one sequence, and the formats that do on this one."""
-    share = found.chip_bytes / replica.chip.usable_hbm_bytes
+def largest_batch(replica: Replica, context: float, memory_share: float | None = None) -> int:
+    """Sequences of `context` tokens that run at the same time. Raises Infeasible if none fits."""
+    memory = chip_memory(replica, memory_share)
+    each = cache_bytes(replica, context, on_chip=True)
+    batch = math.floor(memory.cache / each) if memory.cache > 0 else 0
+    if batch < 1:
+        raise Infeasible(
+            f"{replica.chips} x {replica.chip.name}: {replica.architecture.name} in "
+            f"{replica.weights} needs {(memory.weights + memory.workspace + each) / 1e9:,.0f} GB "
+            f"per chip with one sequence of {context:,.0f} tokens (expected at most "
+            f"{memory.chip_bytes / 1e9:,.0f}); {_what_fits(replica, context, memory)}"
+        )
+    return batch
+
+
+def _what_fits(replica: Replica, context: float, memory: ChipMemory) -> str:
+    """The next larger replica that holds one sequence, and formats with which this one does."""
+    share = memory.chip_bytes / replica.chip.usable_hbm_bytes
 
     def holds(other: Replica) -> bool:
-        return room(other, share).cache >= cache_bytes(other, context, on_chip=True)
+        return chip_memory(other, share).cache >= cache_bytes(other, context, on_chip=True)
 
     sizes = [replica.chips << i for i in range(1, 11) if replica.chips << i <= MOST_CHIPS]
     larger = next((f"{n} chips" for n in sizes if holds(replace(replica, chips=n))), None)
@@ -134,20 +124,20 @@ class Load:
 
     @property
     def output_tokens_per_s_chip(self) -> float:
-        """Generated tokens a second and chip, prefills included in the time."""
+        """Generated tokens per second and chip, with the time of prefills."""
         return self.output / self.request_chip_s
 
     @property
     def seconds_per_answer(self) -> float:
-        """From a request's start to its last token, with the prefills of others in between."""
+        """From a request's start to its last token, with the prefills of other requests."""
         return self.batch * self.first.seconds + self.output * self.step.seconds
 
     def usd_per_million_input(self, usd_per_chip_hour: float) -> float:
-        """Price of a million prompt tokens."""
+        """Cost of a million prompt tokens."""
         return self.prefill_chip_s / self.prompt * MILLION * usd_per_chip_hour / 3600
 
     def usd_per_million_output(self, usd_per_chip_hour: float) -> float:
-        """Price of a million generated tokens."""
+        """Cost of a million generated tokens."""
         return self.decode_chip_s / self.output * MILLION * usd_per_chip_hour / 3600
 
 
@@ -155,7 +145,7 @@ def full_load(
     replica: Replica, prompt: float, output: float, batch: int | None = None,
     memory_share: float | None = None,
 ) -> Load:  # fmt: skip
-    """`replica` with `batch` requests at once (default: as many as fit). Raises Infeasible."""
+    """`replica` with `batch` running requests (default: as many as fit). Raises Infeasible."""
     most = largest_batch(replica, prompt + output, memory_share)
     running = most if batch is None else min(batch, most)
     return Load(
@@ -173,33 +163,30 @@ def loads(
     weights: str = "bf16", cache: str = "bf16", most_chips: int | None = None,
     batch: int | None = None, memory_share: float | None = None,
 ) -> list[Load]:  # fmt: skip
-    """Replicas of 1, 2, 4 … chips that hold the model, at full load, within one fast domain.
+    """Replicas of 1, 2, 4 … chips that hold the model, at full load, within one scale-up domain.
 
-    Mixtures are split both ways (decode.py). A model that no domain holds gets the smallest replica
-    across nodes. `most_chips` bounds them. Raises Infeasible where nothing of it holds a request.
+    MoE models are split both ways (decode.py). A model that is too large for a domain gets the
+    smallest replica across nodes. most_chips: upper bound. Raises Infeasible if no replica holds a
+    request.
     """
-    found: list[Load] = []
+    possible: list[Load] = []
     domain = min(max(chip.scale_up_domain, chip.node_chips), 2 * chip.node_chips)
     chips, most = 1, min(most_chips or MOST_CHIPS, MOST_CHIPS)
-    while chips <= most and not (found and chips > domain):
-        for attention in _splits(architecture, chips):
+    while chips <= most and not (possible and chips > domain):
+        moe = chips > 1 and any(kind.experts >= chips for kind in architecture.layers)
+        # "tensor" last: its error names the smallest change
+        for attention in ("data", "tensor") if moe else ("tensor",):
             replica = Replica(architecture, chip, chips, weights, cache, attention)
             try:
-                found.append(full_load(replica, prompt, output, batch, memory_share))
+                possible.append(full_load(replica, prompt, output, batch, memory_share))
             except Infeasible as error:
                 refused = error
         chips *= 2
-    if not found:
+    if not possible:
         raise refused
-    return found
+    return possible
 
 
-def _splits(architecture: Architecture, chips: int) -> tuple[str, ...]:
-    """By tensor last, whose refusal names the least that is missing."""
-    mixture = chips > 1 and any(kind.experts >= chips for kind in architecture.layers)
-    return ("data", "tensor") if mixture else ("tensor",)
-
-
-def cheapest(found: list[Load]) -> Load:
-    """The load that serves a request with the least chip time."""
-    return min(found, key=lambda load: load.request_chip_s)
+def cheapest(possible: list[Load]) -> Load:
+    """The load with the least chip time per request."""
+    return min(possible, key=lambda load: load.request_chip_s)

@@ -41,7 +41,7 @@ def test_a_late_row_says_so_and_the_verdict_says_what_it_needs():
     text = run(chips=150).text
     assert "12.6d late" in text
     assert "7d would need 271." in text
-    assert "3.7M tokens" in text and "accumulate 2 steps" in text
+    assert "3.7M tokens" in text and "accumulate 2 micro-batches" in text
 
 
 def test_a_short_run_is_told_in_hours():

@@ -19,7 +19,7 @@ def plan(today=YEARS_ON, **settings):
 def test_no_number_is_made_of_an_old_price(more):
     found = plan(**more)
     assert "$" not in found.text.replace("--price", "")
-    assert "money     none: the price on file of" in found.text
+    assert "price     none: the price on file of" in found.text
     assert "more than 365 days old and not used; give today's with --price" in found.text
     assert found.report["prices"] == [] and "365 days" in found.report["no_money"]
     assert all(row["costs"] == [] for row in found.report["rows"])
@@ -29,7 +29,7 @@ def test_no_number_is_made_of_an_old_price(more):
 def test_the_users_own_price_has_no_age():
     found = plan(price="4.40")
     assert found.report["no_money"] is None
-    assert "$0.20M" in found.text and "money     none" not in found.text
+    assert "$0.20M" in found.text and "price     none" not in found.text
 
 
 def test_prices_of_this_year_are_used():

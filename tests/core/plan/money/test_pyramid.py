@@ -179,7 +179,7 @@ def test_a_price_that_is_too_old_is_not_used(tmp_path):
     [
         ("price = 4", "no items"),
         ("item = 3", "no items"),
-        ("[[item]]\nname = 'a'", "does not say what a run takes .expected one of chip_hours"),
+        ("[[item]]\nname = 'a'", "has no resources of a run .expected one of chip_hours"),
         ("[[item]]\nname = 'a'\nchip_hours = 1\nparams = '1B'", "has chip_hours and params"),
         ("[[item]]\nname = 'a'\nparams = '1B'", "has no tokens"),
         ("[[item]]\nname = 'a'\nchip_hours = 1\nhours = 1", "unknown hours"),

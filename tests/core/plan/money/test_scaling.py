@@ -82,7 +82,7 @@ def test_the_more_is_served_the_smaller_the_model():
 
 def test_what_no_model_reaches_is_infeasible():
     assert BESIROGLU.tokens_for(1e6, 2.0) == math.inf
-    with pytest.raises(Infeasible, match=r"below 1\.817"):
+    with pytest.raises(Infeasible, match=r"irreducible loss 1\.817"):
         scaling.cheapest_pair(BESIROGLU, 1.8)
     with pytest.raises(UsageError, match="--serve-tokens"):
         advise(1e9, 1e10, -1)

@@ -143,10 +143,15 @@ def test_slices_are_named_as_xpk_names_them(chip: str, chips: int, kind: str) ->
     ("kind", "chip", "chips", "named"),
     [
         ("slurm", "tpu-v5p", 64, "no name for tpu-v5p"),
-        ("slurm", "h100", 12, "12 h100 are no whole nodes of 8 .expected such as 8 or 16"),
+        (
+            "slurm",
+            "h100",
+            12,
+            "12 h100 are not whole nodes of 8 .expected a multiple, such as 8 or 16",
+        ),
         ("xpk", "h100", 8, "no name for h100"),
-        ("xpk", "tpu-v5p", 48, "48 tpu-v5p are no slice"),
-        ("xpk", "tpu-v5p", 4288, "no slice"),  # 67 cubes in a row
+        ("xpk", "tpu-v5p", 48, "48 tpu-v5p are not a slice"),
+        ("xpk", "tpu-v5p", 4288, "not a slice"),  # 67 cubes in a row
         ("xpk", "tpu-v6e", 512, "expected 1, 4, 8, 16, 32, 64, 128, 256"),
         ("skypilot", "trn2", 16, "no name for trn2"),
     ],

@@ -11,10 +11,10 @@ from sabia.core.plan.serving.decode import Replica, decode_step, prefill
 from sabia.core.plan.serving.traffic import (
     PASS_TOKENS,
     cheapest,
+    chip_memory,
     full_load,
     largest_batch,
     loads,
-    room,
 )
 
 SHAPES, _ = load()
@@ -23,7 +23,7 @@ LLAMA = architecture(SHAPES["llama-3-8b"])
 
 
 def test_room_is_memory_less_weights_and_workspace():
-    found = room(Replica(LLAMA, H100))
+    found = chip_memory(Replica(LLAMA, H100))
     assert found.chip_bytes == pytest.approx(0.9 * 80e9)
     assert found.weights == pytest.approx(2 * 8_030_261_248)
     assert found.workspace == PASS_TOKENS * 4 * (4096 + 14336) * 2
@@ -35,7 +35,7 @@ def test_room_is_memory_less_weights_and_workspace():
 
 
 def test_what_does_not_fit_says_what_would():
-    with pytest.raises(Infeasible, match=r"1 x h100: llama-2-70b in bf16 needs 14\d GB a chip"):
+    with pytest.raises(Infeasible, match=r"1 x h100: llama-2-70b in bf16 needs 14\d GB per chip"):
         largest_batch(Replica(architecture(SHAPES["llama-2-70b"]), H100), 4096)
     with pytest.raises(Infeasible, match=r"use 8 chips$"):
         largest_batch(Replica(LLAMA, H100), 4e6)

@@ -13,11 +13,11 @@ from sabia.core.plan.counting.assumed import assumed_architecture
 from sabia.core.plan.serving.decode import (
     ATTENTION,
     Replica,
+    active_share,
     cache_bytes,
     cache_split,
     decode_step,
     prefill,
-    visited_share,
 )
 from sabia.core.plan.serving.formats import factor, find_format, flops_per_s, weight_bytes
 
@@ -88,10 +88,10 @@ def test_visited_experts_are_the_expectation_of_distinct_draws():
     seen = sum(
         len({e for _ in range(tokens) for e in chance.sample(range(128), 8)}) for _ in range(runs)
     )
-    assert visited_share(kind, tokens) == pytest.approx(seen / runs / 128, rel=0.01)
-    assert visited_share(kind, 1) == pytest.approx(8 / 128)
-    assert visited_share(kind, 1e4) == pytest.approx(1)
-    assert visited_share(model("llama-3-8b").layers[0], 5) == 0
+    assert active_share(kind, tokens) == pytest.approx(seen / runs / 128, rel=0.01)
+    assert active_share(kind, 1) == pytest.approx(8 / 128)
+    assert active_share(kind, 1e4) == pytest.approx(1)
+    assert active_share(model("llama-3-8b").layers[0], 5) == 0
 
 
 def test_a_small_batch_reads_all_weights_and_its_cache():

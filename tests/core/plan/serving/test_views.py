@@ -33,7 +33,7 @@ def test_serving_a_trillion_parameters():
     usd = 3600 / best["output_tokens_per_s_chip"]
     both = best["usd_per_million_input"] + best["usd_per_million_output"]
     assert both == pytest.approx(4.4 / 3600 * 1e6 / 3600 * usd)
-    assert "replicas of 8 B200" in found.text and "memory binds" in found.text
+    assert "replicas of 8 B200" in found.text and "memory limits the speed" in found.text
     assert "cache bf16" in found.text and "weights" not in found.report["assumed"]
 
 
@@ -44,7 +44,7 @@ def test_serving_as_asked():
     )  # fmt: skip
     assert [(r["replica_chips"], r["batch"]) for r in found.report["replicas"]] == [(2, 16)]
     assert found.report["assumed"] == ["weights bf16"]
-    with pytest.raises(UsageError, match=r"--replica-chips: 3 .* 1, 2 hold it"):
+    with pytest.raises(UsageError, match=r"--replica-chips: 3 .* 1, 2"):
         see(serve, params=8e9, chip="h100", replica_chips=3)
     with pytest.raises(Infeasible, match="use 16 chips or --weights fp8 or --weights int8"):
         see(serve, params=1e12, active=32e9, chips=8)
@@ -73,7 +73,7 @@ def test_grpo_on_the_same_chips():
 def test_grpo_on_two_sides_with_a_judge():
     asked = {"params": 30e9, "active": 3e9, "chip": "h100", "chips": 32, "generation_chips": 16}
     seen = see(grpo, **asked, judge_calls=8, judge_price="0.5,2", reward_time=5.0)
-    assert "judge     8,192 calls a step of 3,000 + 200 tokens, $15.56" in seen.text
+    assert "judge     8,192 calls per step of 3,000 + 200 tokens, $15.56" in seen.text
     found = seen.report
     assert found["judge_usd_per_step"] == pytest.approx(1024 * 8 * (3000 * 0.5 + 200 * 2) / 1e6)
     assert found["parts_s"]["reward"] == 5.0
@@ -103,7 +103,7 @@ def test_grpo_with_a_predicted_training_step():
 
 
 def test_grpo_refuses_chips_that_cannot_hold_the_trainer():
-    with pytest.raises(Infeasible, match=r"4 b300 train with 507 GB each .* on 8 or more"):
+    with pytest.raises(Infeasible, match=r"4 b300 needs 507 GB each .* on 8 or more"):
         see(grpo, params=1e12, active=32e9, lora=True, chip="b300", chips=4, weights="nvfp4")
 
 
