@@ -18,7 +18,7 @@ def test_a_search_shows_layouts_and_a_line_to_paste() -> None:
     heads = [" ".join(line.split()[:11]) for line in done.stdout.splitlines()]
     assert "LAYOUT CHIPS dp fsdp tp pp cp ep v mb RECOMPUTE" in heads
     line = next(x for x in done.stdout.splitlines() if x.startswith("command"))
-    assert line.split()[2:4] == ["sabia", "pretrain"] and "--mesh" in line
+    assert line.split()[1:3] == ["sabia", "pretrain"] and "--mesh" in line
 
 
 def test_the_pasted_line_is_accepted_by_the_parser_of_pretrain() -> None:
