@@ -32,7 +32,7 @@ from typing import Any
 from sabia.core.errors import UsageError
 from sabia.core.model.ops import Array, WrappedOps, dtype_name
 from sabia.core.spec.model import ModelSpec
-from sabia.kernels.quantize.interface import (
+from sabia.kernels.quantize.definitions import (
     FP8,
     FP8_GRADIENT,
     FP8_TILES,

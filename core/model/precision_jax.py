@@ -25,7 +25,8 @@ from sabia.core.model.precision import MatmulRecipe, QatTarget, QuantizedOps, ha
 from sabia.core.numerics.hadamard import SIZE
 from sabia.core.numerics.hadamard import signs as hadamard_signs
 from sabia.core.numerics.integers_jax import fake
-from sabia.kernels.quantize.interface import NVFP4, Layout, quantize
+from sabia.kernels.quantize.definitions import NVFP4, Layout
+from sabia.kernels.quantize.interface import quantize
 from sabia.kernels.quantize.jax_impl import hadamard, mix, rounded
 
 Array = jax.Array

@@ -23,7 +23,7 @@ from sabia.core.model.precision_torch_units import product
 from sabia.core.numerics.hadamard import SIZE
 from sabia.core.numerics.hadamard import signs as hadamard_signs
 from sabia.core.numerics.integers_torch import fake
-from sabia.kernels.quantize.interface import NVFP4, mix
+from sabia.kernels.quantize.definitions import NVFP4, mix
 from sabia.kernels.quantize.torch_impl import hadamard, mix_tensor, rounded, signed
 
 Tensor = torch.Tensor

@@ -16,7 +16,8 @@ import torch
 import torch.nn.functional as F
 
 from sabia.core.model.precision import MatmulRecipe
-from sabia.kernels.quantize.interface import Layout, quantize
+from sabia.kernels.quantize.definitions import Layout
+from sabia.kernels.quantize.interface import quantize
 from sabia.kernels.quantize.torch_impl import pack_fp4, rounded
 
 Tensor = torch.Tensor

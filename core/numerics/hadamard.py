@@ -8,7 +8,7 @@ of sums and differences, one after the other, and an exact factor 1/4, every eng
 
 import numpy as np
 
-from sabia.kernels.quantize.interface import mix
+from sabia.kernels.quantize.definitions import mix
 
 SIZE = 16
 

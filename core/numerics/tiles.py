@@ -7,7 +7,7 @@ can be: tables for the formats (`floats`), one line for each formula.
 import numpy as np
 
 from sabia.core.numerics.floats import E4M3, FORMATS, SMALLEST_NORMAL, decode_e8m0, encode_e8m0
-from sabia.kernels.quantize.interface import MIX, SMALLEST_SCALE, Layout, Quantized
+from sabia.kernels.quantize.definitions import MIX, SMALLEST_SCALE, Layout, Quantized
 
 ONE = np.float32(1)
 

@@ -35,13 +35,14 @@ from sabia.kernels.runtime.dispatch import Choice, framework
 Array = Any
 
 
-def _room(x: Array) -> Any:
-    room: Any
+def _library_module(x: Array) -> Any:
     if framework(x) == "torch":
-        from sabia.kernels.attention import torch_impl as room
-    else:
-        from sabia.kernels.attention import jax_impl as room
-    return room
+        from sabia.kernels.attention import torch_impl
+
+        return torch_impl
+    from sabia.kernels.attention import jax_impl
+
+    return jax_impl
 
 
 def attention_mask(
@@ -66,7 +67,9 @@ def attention_mask(
         raise ValueError(f"attention: queries {start}..{start + queries} of {keys} keys")
     if segments is not None and segments.shape[-1] != keys:
         raise ValueError(f"attention: {segments.shape[-1]} segment numbers for {keys} keys")
-    return _room(like).attention_mask(like, queries, keys, segments, start, window, causal)
+    return _library_module(like).attention_mask(
+        like, queries, keys, segments, start, window, causal
+    )
 
 
 def choose_attention(
@@ -80,7 +83,7 @@ def choose_attention(
     implementation: str | None = None,
 ) -> Choice:
     """Which implementation `attention` takes for these arguments, and why."""
-    return _room(q).choose_attention(q, k, v, mask, softcap, sinks, implementation)
+    return _library_module(q).choose_attention(q, k, v, mask, softcap, sinks, implementation)
 
 
 def attention(
@@ -103,7 +106,7 @@ def attention(
     if q.shape[2] % k.shape[2] or k.shape[:3] != v.shape[:3] or q.shape[-1] != k.shape[-1]:
         shapes = f"q{tuple(q.shape)}, k{tuple(k.shape)}, v{tuple(v.shape)}"
         raise ValueError(f"attention: {shapes} (expected [B,T,H,N], [B,S,K,N], [B,S,K,M], K | H)")
-    room = _room(q)
-    name = room.choose_attention(q, k, v, mask, softcap, sinks, implementation).implementation
+    module = _library_module(q)
+    name = module.choose_attention(q, k, v, mask, softcap, sinks, implementation).implementation
     scale = q.shape[-1] ** -0.5 if scale is None else scale
-    return room.IMPLEMENTATIONS[name](q, k, v, mask, scale, softcap, sinks)
+    return module.IMPLEMENTATIONS[name](q, k, v, mask, scale, softcap, sinks)

@@ -14,68 +14,17 @@ encoder must give on every text; there is no second engine here.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 
 import numpy as np
 
-SMALL_ROWS, SMALL_WORDS, SMALL_KEY = 1 << 18, 4, 2  # keys up to 16 bytes and 3 ids
-LARGE_ROWS, LARGE_WORDS, LARGE_KEY = 1 << 15, 16, 9  # keys up to 72 bytes and 13 ids
-CACHE_BYTES = 8 * (SMALL_ROWS * SMALL_WORDS + LARGE_ROWS * LARGE_WORDS)
-PADDING = 80  # readable bytes behind a text: a key is read in words
-MAX_TRIE_NODES = 1 << 16
-EMPTY = (1 << 64) - 1
-HASH_FACTOR = 0x9E3779B97F4A7C15
-
-
-@dataclass(frozen=True)
-class Splitting:
-    """How text becomes pre-tokens: first runs of at most `digits` numbers (0: none) and runs of
-    kana and Han (`cjk`) are cut out, then a pattern of split_numba splits the rest."""
-
-    family: int
-    cap: int = 0
-    letters: int = 0
-    digits: int = 0
-    cjk: bool = False
-
-
-@dataclass(frozen=True)
-class Trie:
-    """Added tokens by their bytes: children int32[nodes, 256] (0: none; the root is 0), and for
-    each node the id of the token that ends there: -1 none, -2 one that stays ordinary text."""
-
-    children: np.ndarray
-    ids: np.ndarray
-
-
-@dataclass(frozen=True)
-class Tables:
-    """A tokenizer as arrays: byte_ids int32[256], pairs uint64[2 * slots] (key, rank << 32 | id),
-    whole tokens for `ignore_merges` (words: bytes, spans int64[n, 2], ids, slots), tries."""
-
-    byte_ids: np.ndarray
-    pairs: np.ndarray
-    splitting: Splitting
-    classes: np.ndarray
-    word_bytes: np.ndarray
-    word_spans: np.ndarray
-    word_ids: np.ndarray
-    word_slots: np.ndarray
-    tries: tuple[Trie, Trie]
-
-
-@dataclass
-class Cache:
-    """Pre-tokens encoded before, of one thread."""
-
-    small: np.ndarray = field(default_factory=lambda: _rows(SMALL_ROWS, SMALL_WORDS))
-    large: np.ndarray = field(default_factory=lambda: _rows(LARGE_ROWS, LARGE_WORDS))
-
-
-def _rows(rows: int, words: int) -> np.ndarray:
-    """uint64[rows * words] of zeros, at the start of a cache line."""
-    memory = np.zeros(rows * words + 8, np.uint64)
-    return memory[-memory.ctypes.data % 64 // 8 :][: rows * words]
+from sabia.kernels.bpe.definitions import (
+    EMPTY,
+    MAX_TRIE_NODES,
+    PADDING,
+    Cache,
+    Tables,
+    Trie,
+)
 
 
 def pair_table(merges: np.ndarray, new_ids: np.ndarray) -> np.ndarray:

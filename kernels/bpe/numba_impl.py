@@ -8,7 +8,7 @@ new entry takes a free row of its bucket, else one chosen by its hash. Most pre-
 
 import numpy as np
 
-from sabia.kernels.bpe.interface import (
+from sabia.kernels.bpe.definitions import (
     EMPTY,
     HASH_FACTOR,
     LARGE_KEY,

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from sabia.kernels.fasttext.interface import (
+from sabia.kernels.fasttext.definitions import (
     FNV_BASIS,
     FNV_PRIME,
     HIERARCHICAL,

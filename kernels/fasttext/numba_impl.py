@@ -9,7 +9,7 @@ where that is what every occurrence would do.
 
 import numpy as np
 
-from sabia.kernels.fasttext.interface import (
+from sabia.kernels.fasttext.definitions import (
     EOS,
     FNV_BASIS,
     FNV_PRIME,

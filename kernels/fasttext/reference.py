@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from sabia.kernels.fasttext.interface import (
+from sabia.kernels.fasttext.definitions import (
     BLANKS,
     EOS,
     HIERARCHICAL,

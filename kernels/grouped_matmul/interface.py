@@ -23,18 +23,19 @@ from sabia.kernels.runtime.dispatch import Choice, framework
 Array = Any
 
 
-def _room(x: Array) -> Any:
-    room: Any
+def _library_module(x: Array) -> Any:
     if framework(x) == "torch":
-        from sabia.kernels.grouped_matmul import torch_impl as room
-    else:
-        from sabia.kernels.grouped_matmul import jax_impl as room
-    return room
+        from sabia.kernels.grouped_matmul import torch_impl
+
+        return torch_impl
+    from sabia.kernels.grouped_matmul import jax_impl
+
+    return jax_impl
 
 
 def choose_grouped_matmul(x: Array, weight: Array, *, implementation: str | None = None) -> Choice:
     """Which implementation `grouped_matmul` takes for these arguments, and why."""
-    return _room(x).choose_grouped_matmul(x, weight, implementation)
+    return _library_module(x).choose_grouped_matmul(x, weight, implementation)
 
 
 def grouped_matmul(
@@ -52,6 +53,6 @@ def grouped_matmul(
         raise ValueError(
             f"grouped_matmul: counts{tuple(counts.shape)} for {weight.shape[0]} groups"
         )
-    room = _room(x)
-    name = room.choose_grouped_matmul(x, weight, implementation).implementation
-    return room.IMPLEMENTATIONS[name](x, weight, counts)
+    module = _library_module(x)
+    name = module.choose_grouped_matmul(x, weight, implementation).implementation
+    return module.IMPLEMENTATIONS[name](x, weight, counts)

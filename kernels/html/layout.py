@@ -5,7 +5,7 @@ and mark (M_) tables; the state that outlives a token; a row of the stack of ope
 what was found in a tag's attributes (A_); numbers of single tags (T_); characters of markup.
 """
 
-from sabia.kernels.html.interface import (
+from sabia.kernels.html.definitions import (
     COLUMNS,
     ELEMENT_COLUMNS,
     FLAG_NAMES,

@@ -6,7 +6,7 @@ Every function takes a place in the bytes and gives the place after what it read
 import numpy as np
 
 from sabia.kernels.html import layout as at
-from sabia.kernels.html.interface import WORD_SEED
+from sabia.kernels.html.definitions import WORD_SEED
 from sabia.kernels.runtime.numba_jit import njit
 
 U = np.uint64

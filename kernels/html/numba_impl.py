@@ -8,7 +8,7 @@ any text. Compiled code is cached on disk and runs without the GIL.
 import numpy as np
 
 from sabia.kernels.html import layout as at
-from sabia.kernels.html.interface import (
+from sabia.kernels.html.definitions import (
     BLOCK_KIND,
     COLUMNS,
     DEPTH,
@@ -21,7 +21,7 @@ from sabia.kernels.html.interface import (
     UNSEEN_KIND,
     VOID_KIND,
     Tables,
-)  # fmt: skip
+)
 from sabia.kernels.html.markup_numba import (
     after_comment,
     find,

@@ -7,7 +7,7 @@ up by their hash as they end.
 import numpy as np
 
 from sabia.kernels.html import layout as at
-from sabia.kernels.html.interface import (
+from sabia.kernels.html.definitions import (
     COMMA,
     DIGIT,
     FURNITURE_WORD,
@@ -21,7 +21,7 @@ from sabia.kernels.html.interface import (
     UPPER,
     WORD_PRIME,
     WORD_SEED,
-)  # fmt: skip
+)
 from sabia.kernels.html.markup_numba import find, is_markup
 from sabia.kernels.runtime.numba_jit import njit
 

@@ -15,90 +15,10 @@ Both engines give the same bits; `numpy` is the reference, `numba` the fast one.
 Indyk and Motwani 1998.
 """
 
-import importlib.util
-from dataclasses import dataclass
-from types import ModuleType
-from typing import NamedTuple
-
 import numpy as np
 
-MASK64 = (1 << 64) - 1
-CHUNK_BASE, TOKEN_BASE = 0x9E3779B97F4A7C15, 0x8CB92BA72F3D8DD7  # P, Q
-SHINGLE_BASE = 0xD6E8FEB86659FD93  # M
-FMIX = (16, 0x85EBCA6B, 13, 0xC2B2AE35, 16)  # MurmurHash3's finaliser of 32 bits
-EXACT_STEP = (0xA24BAED4963EE407, 0x9FB21C651E98DF25, 0xC2B2AE3D27D4EB4F)  # C0, C1, C2
-ENGINES = ("numba", "numpy")
-
-
-@dataclass(frozen=True)
-class SketchConfig:
-    """Word n-gram length, bands and rows per band (0 bands: exact hash only), seed of the slots.
-
-    `signatures` is sabia or datasketch: then slots are the first hash values of datasketch's
-    MinHash(permutations, seed, hashfunc=int) (2.0, its default scheme affine32) over the same
-    shingles, bit for bit; 0 permutations are bands * rows.
-    """
-
-    ngram: int = 5
-    bands: int = 16
-    rows: int = 8
-    seed: int = 0
-    signatures: str = "sabia"
-    permutations: int = 0
-
-    def slots(self) -> tuple[np.ndarray, np.ndarray]:
-        """(A, B), uint32[bands * rows] each; every A is odd."""
-        count = self.bands * self.rows
-        if self.signatures == "datasketch":
-            return _datasketch_slots(self.permutations or count, self.seed, count)
-        state = [mix_int(mix_int(self.seed) + i * CHUNK_BASE) >> 32 for i in range(2 * count)]
-        values = np.array(state, np.uint64).astype(np.uint32)
-        return values[:count] | np.uint32(1), values[count:]
-
-
-def _datasketch_slots(permutations: int, seed: int, count: int) -> tuple[np.ndarray, np.ndarray]:
-    """The factors and terms of the first `count` permutations of datasketch's MinHash."""
-    from datasketch import MinHash
-
-    a, b = MinHash(permutations, seed % (1 << 32)).permutations
-    return a[:count], b[:count]
-
-
-class Sketches(NamedTuple):
-    """Of n documents: digests uint64[n, bands], exact uint64[n, 2], words int64[n].
-
-    shingles uint32[total] of one document after another, in the order of the text and repeated as
-    there; counts int64[n] of them.
-    """
-
-    digests: np.ndarray
-    exact: np.ndarray
-    words: np.ndarray
-    shingles: np.ndarray
-    counts: np.ndarray
-
-
-def mix_int(value: int) -> int:
-    """The splitmix64 finaliser on a Python integer."""
-    value &= MASK64
-    value = ((value ^ (value >> 30)) * 0xBF58476D1CE4E5B9) & MASK64
-    value = ((value ^ (value >> 27)) * 0x94D049BB133111EB) & MASK64
-    return value ^ (value >> 31)
-
-
-def numba_available() -> bool:
-    """True when the package can be found; it is not imported."""
-    return importlib.util.find_spec("numba") is not None
-
-
-def room_of(engine: str) -> ModuleType:
-    """The module of an engine, loaded when it is first used."""
-    room: ModuleType
-    if engine == "numba":
-        from sabia.kernels.minhash import numba_impl as room
-    else:
-        from sabia.kernels.minhash import reference as room
-    return room
+from sabia.kernels.minhash.definitions import SketchConfig, Sketches
+from sabia.kernels.runtime.dispatch import engine_module
 
 
 def sketch(
@@ -108,16 +28,16 @@ def sketch(
 
     data[bytes] uint8, offsets[n + 1] int64. The numba engine holds no GIL while it works.
     """
-    return room_of(engine).sketch(data, offsets, config)
+    return engine_module("minhash", engine).sketch(data, offsets, config)
 
 
 def signatures(
     data: np.ndarray, offsets: np.ndarray, config: SketchConfig, engine: str = "numpy"
 ) -> np.ndarray:
     """The slots themselves, uint32[n, bands * rows], of documents as `sketch` takes them."""
-    room = room_of(engine)
-    made = room.sketch(data, offsets, SketchConfig(config.ngram, bands=0))
-    return room.signatures(made.shingles, made.counts, config)
+    module = engine_module("minhash", engine)
+    sketches = module.sketch(data, offsets, SketchConfig(config.ngram, bands=0))
+    return module.signatures(sketches.shingles, sketches.counts, config)
 
 
 def jaccard(
@@ -127,7 +47,7 @@ def jaccard(
 
     Set i is shingles[starts[i]:starts[i+1]] (uint32, in any order, repeats allowed).
     """
-    return room_of(engine).jaccard(shingles, starts, pairs)
+    return engine_module("minhash", engine).jaccard(shingles, starts, pairs)
 
 
 def gather(
@@ -138,4 +58,4 @@ def gather(
     Run i has counts[i] shingles from the places[i]-th of the file on, int64[r] both. Read rather
     than mapped: pages of a mapping would count as this process's memory. Raises OSError.
     """
-    room_of(engine).gather(file, places, counts, target)
+    engine_module("minhash", engine).gather(file, places, counts, target)

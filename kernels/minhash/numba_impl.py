@@ -11,7 +11,7 @@ import errno
 import numba
 import numpy as np
 
-from sabia.kernels.minhash.interface import FMIX, SHINGLE_BASE, SketchConfig, Sketches, mix_int
+from sabia.kernels.minhash.definitions import FMIX, SHINGLE_BASE, SketchConfig, Sketches
 from sabia.kernels.minhash.words_numba import (
     BLOCK,
     PADDING,
@@ -23,6 +23,7 @@ from sabia.kernels.minhash.words_numba import (
     normalised,
 )
 from sabia.kernels.text.folding import folding_tables
+from sabia.kernels.text.reference import mix_int
 
 _M = U(SHINGLE_BASE)
 _S0, _F0, _S1, _F1, _S2 = (np.uint32(value) for value in FMIX)

@@ -14,7 +14,7 @@ from llvmlite import ir
 from numba.core import types
 from numba.extending import intrinsic
 
-from sabia.kernels.minhash.interface import CHUNK_BASE, EXACT_STEP, TOKEN_BASE
+from sabia.kernels.minhash.definitions import CHUNK_BASE, EXACT_STEP, TOKEN_BASE
 from sabia.kernels.runtime.numba_jit import njit
 from sabia.kernels.text.folding import LETTER, MARK, SKIP, SOLO, SOLO_END, SPACE, TABLE_SIZE
 from sabia.kernels.text.utf8_numba import decode, mix

@@ -33,32 +33,12 @@ Rae et al. 2021, table A1 and appendix A.1.1; Raffel et al. 2020, section 2.2; P
 section 3.6. Both engines give the same figures; `python` is the reference, `numba` the fast one.
 """
 
-from types import ModuleType
-
 import numpy as np
 
-TOP = (2, 3, 4)
-DUPLICATED = (5, 6, 7, 8, 9, 10)
-SHORT_LINE = 30
-FIGURES = (
-    "word_count", "mean_word_length", "gopher_hash_ratio", "gopher_ellipsis_ratio",
-    "gopher_bullet_lines", "gopher_ellipsis_lines", "gopher_alpha_words", "gopher_stop_words",
-    "gopher_dup_paragraphs", "gopher_dup_paragraph_chars", "gopher_dup_lines",
-    "gopher_dup_line_chars", *(f"gopher_top_{k}gram_share" for k in TOP),
-    *(f"gopher_dup_{k}gram_share" for k in DUPLICATED), "c4_kept_lines", "c4_sentences",
-    "c4_lorem_ipsum", "c4_curly_bracket", "fineweb_punctuated_lines", "fineweb_short_lines",
-    "fineweb_dup_chars", "fineweb_newline_ratio", "upper_ratio", "links", "code_marks",
-)  # fmt: skip
-
-MIN_LINE_WORDS = 3
-MAX_LINE_WORD = 1000
-LINE_ENDS = ".?!\"'"
-POLICY = (
-    "terms of use", "privacy policy", "cookie policy", "uses cookies", "use of cookies",
-    "use cookies",
-)  # fmt: skip
-LOREM, SCRIPT = "lorem ipsum", "javascript"
-PHRASES = (LOREM, SCRIPT, *POLICY)
+from sabia.kernels.quality.definitions import (
+    FIGURES,
+)
+from sabia.kernels.runtime.dispatch import engine_module
 
 
 def measure(
@@ -73,10 +53,5 @@ def measure(
     stops: (hashes of stop words uint64[s] by list, where each list begins int64[lists + 1]); which
     int64[n] names each document's list, -1 none. The numba engine holds no GIL while it works.
     """
-    room: ModuleType
-    if engine == "numba":
-        from sabia.kernels.quality import numba_impl as room
-    else:
-        from sabia.kernels.quality import reference as room
-    table = room.measure(data, offsets, *stops, which)
+    table = engine_module("quality", engine).measure(data, offsets, *stops, which)
     return dict(zip(FIGURES, np.ascontiguousarray(table.T), strict=True))

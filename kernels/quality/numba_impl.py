@@ -7,7 +7,14 @@ k-gram, so the counts stop at the first k without one.
 
 import numpy as np
 
-from sabia.kernels.quality import interface
+from sabia.kernels.quality.definitions import (
+    FIGURES,
+    LINE_ENDS,
+    MAX_LINE_WORD,
+    MIN_LINE_WORDS,
+    PHRASES,
+    SHORT_LINE,
+)
 from sabia.kernels.runtime.numba_jit import njit
 from sabia.kernels.text.character_flags import (
     ALPHA,
@@ -28,9 +35,9 @@ U = np.uint64
 _P, _M = U(WORD_BASE), U(0xD6E8FEB86659FD93)
 _FEED, _HASH, _DOT, _DOTS = 0x0A, 0x23, 0x2E, 0x2026
 _SHORT, _MIN_WORDS, _MAX_WORD = (
-    interface.SHORT_LINE,
-    interface.MIN_LINE_WORDS,
-    interface.MAX_LINE_WORD,
+    SHORT_LINE,
+    MIN_LINE_WORDS,
+    MAX_LINE_WORD,
 )
 _NAN = np.nan
 _jit = njit(nogil=True, cache=True, boundscheck=False, _nrt=False)
@@ -41,10 +48,10 @@ def _codes(text: str) -> np.ndarray:
     return np.array([ord(char) for char in text], np.int32)
 
 
-_PHRASES = _codes("".join(phrase + "\n" for phrase in interface.PHRASES))
+_PHRASES = _codes("".join(phrase + "\n" for phrase in PHRASES))
 _CITED = _codes("[edit]\n[citation needed]\n")
-_ENDS = _codes(interface.LINE_ENDS)
-_FIRST = np.array([chr(i) in {phrase[0] for phrase in interface.PHRASES} for i in range(128)])
+_ENDS = _codes(LINE_ENDS)
+_FIRST = np.array([chr(i) in {phrase[0] for phrase in PHRASES} for i in range(128)])
 
 
 @_inline
@@ -450,7 +457,7 @@ def measure(
     which: np.ndarray,
 ) -> np.ndarray:
     """float64[n, figures]; see sabia.kernels.quality.measure."""
-    out = np.empty((len(offsets) - 1, len(interface.FIGURES)))
+    out = np.empty((len(offsets) - 1, len(FIGURES)))
     tabled = flag_table(), lower_table()
     _measure(data, offsets, *tabled, *tables(), stop_hashes, stop_bounds, which, out)
     return out

@@ -5,7 +5,18 @@ from collections import Counter
 
 import numpy as np
 
-from sabia.kernels.quality import interface
+from sabia.kernels.quality.definitions import (
+    DUPLICATED,
+    FIGURES,
+    LINE_ENDS,
+    LOREM,
+    MAX_LINE_WORD,
+    MIN_LINE_WORDS,
+    POLICY,
+    SCRIPT,
+    SHORT_LINE,
+    TOP,
+)
 from sabia.kernels.text.character_flags import ALPHA, CODE, SOLO, SYMBOL, TERMINAL
 from sabia.kernels.text.words import flags_of, word_hash, words
 
@@ -21,7 +32,7 @@ def measure(
     which: np.ndarray,
 ) -> np.ndarray:
     """float64[n, figures]; see sabia.kernels.quality.measure."""
-    table = np.empty((len(offsets) - 1, len(interface.FIGURES)))
+    table = np.empty((len(offsets) - 1, len(FIGURES)))
     for row in range(len(table)):
         text = data[offsets[row] : offsets[row + 1]].tobytes().decode()
         at = int(which[row])
@@ -29,7 +40,7 @@ def measure(
         if at >= 0:
             stops = set(stop_hashes[stop_bounds[at] : stop_bounds[at + 1]].tolist())
         found = figures(text, stops)
-        table[row] = [found[name] for name in interface.FIGURES]
+        table[row] = [found[name] for name in FIGURES]
     return table
 
 
@@ -96,11 +107,11 @@ def _repetition(text: str, split: list[str]) -> dict[str, float]:
         number, characters = _doubled(parts)
         found[f"gopher_dup_{name}s"] = _share(number, len(parts)) if text else _NAN
         found[f"gopher_dup_{name}_chars"] = _share(characters, len(text))
-    for k in interface.TOP:
+    for k in TOP:
         grams = Counter(" ".join(split[i : i + k]) for i in range(len(split) - k + 1))
         gram, times = grams.most_common(1)[0] if grams else ("", 0)
         found[f"gopher_top_{k}gram_share"] = _share(len(gram) * times, len(text))
-    for k in interface.DUPLICATED:
+    for k in DUPLICATED:
         found[f"gopher_dup_{k}gram_share"] = _share(_doubled_grams(split, k), len(text))
     return found
 
@@ -135,17 +146,17 @@ def c4_verdict(line: str) -> tuple[str, str]:
     long word, no terminal, few words, lorem ipsum, javascript, curly bracket, policy."""
     line = line.strip()
     parts = line.split()
-    if any(len(part) > interface.MAX_LINE_WORD for part in parts):
+    if any(len(part) > MAX_LINE_WORD for part in parts):
         return "long word", line
     line = _CITATION.sub("", line)
     low = line.lower()
     rules = (
-        ("no terminal", not line.endswith(tuple(interface.LINE_ENDS)) or line.endswith("...")),
-        ("few words", len(parts) < interface.MIN_LINE_WORDS),
-        ("lorem ipsum", interface.LOREM in low),
-        ("javascript", interface.SCRIPT in low),
+        ("no terminal", not line.endswith(tuple(LINE_ENDS)) or line.endswith("...")),
+        ("few words", len(parts) < MIN_LINE_WORDS),
+        ("lorem ipsum", LOREM in low),
+        ("javascript", SCRIPT in low),
         ("curly bracket", "{" in line),
-        ("policy", any(phrase in low for phrase in interface.POLICY)),
+        ("policy", any(phrase in low for phrase in POLICY)),
     )
     return next((name for name, holds in rules if holds), "keep"), line
 
@@ -167,9 +178,7 @@ def _fineweb(text: str, split: list[str]) -> dict[str, float]:
     ends = sum(bool(flags_of(line[-1]) & TERMINAL) for line in lines)
     return {
         "fineweb_punctuated_lines": _share(ends, len(lines)),
-        "fineweb_short_lines": _share(
-            sum(len(line) <= interface.SHORT_LINE for line in lines), len(lines)
-        ),
+        "fineweb_short_lines": _share(sum(len(line) <= SHORT_LINE for line in lines), len(lines)),
         "fineweb_dup_chars": _share(_doubled(lines)[1], len(text.replace("\n", ""))),
         "fineweb_newline_ratio": _share(text.count("\n"), len(split)),
     }

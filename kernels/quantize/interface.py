@@ -24,55 +24,14 @@ Engines: torch and jax are the plain references; triton and pallas write codes i
 from __future__ import annotations
 
 import importlib.util
-from dataclasses import dataclass
-from types import ModuleType
-from typing import Any, NamedTuple
+from typing import Any
 
-LARGEST = {"e2m1": 6.0, "e4m3": 448.0, "e5m2": 57344.0}
-BITS = {"e2m1": (2, 1, 1), "e4m3": (4, 3, 7), "e5m2": (5, 2, 15)}  # exponent, mantissa, bias
-NAN = {"e2m1": 0, "e4m3": 0x7F, "e5m2": 0x7F}
-SMALLEST_SCALE = 2.0**-100
-SMALLEST_NORMAL = 2.0**-126
-MIX = (16, 0x21F0AAAD, 15, 0xD35A2D97, 15)
+from sabia.kernels.quantize.definitions import (
+    Layout,
+    Quantized,
+)
+
 ENGINES = ("torch", "triton", "jax", "pallas")
-
-
-@dataclass(frozen=True)
-class Layout:
-    """Format of the elements, rows and columns of a tile (None: no tiles), kind of scale."""
-
-    element: str
-    scale: str  # tensor, power2 or e4m3
-    tile: tuple[int, int] | None = None
-
-    def tiles(self, rows: int, columns: int) -> tuple[int, int]:
-        """How many tiles a matrix has, down and across."""
-        height, width = self.tile or (max(rows, 1), max(columns, 1))
-        return -(-rows // height), -(-columns // width)
-
-
-NVFP4 = Layout("e2m1", "e4m3", (1, 16))
-NVFP4_WEIGHT = Layout("e2m1", "e4m3", (16, 16))
-FP8 = Layout("e4m3", "tensor")
-FP8_GRADIENT = Layout("e5m2", "tensor")
-FP8_TILES = Layout("e4m3", "power2", (1, 128))
-FP8_WEIGHT_TILES = Layout("e4m3", "power2", (128, 128))
-
-
-class Quantized(NamedTuple):
-    """codes uint8 [R, C]; tiles: E4M3 codes (uint8), float32 powers of two, or None; scale []."""
-
-    codes: Any
-    tiles: Any
-    scale: Any
-
-
-def mix(x: int) -> int:
-    """The hash on a Python integer of 32 bits."""
-    first, multiply, second, again, third = MIX
-    x = ((x ^ (x >> first)) * multiply) & 0xFFFFFFFF
-    x = ((x ^ (x >> second)) * again) & 0xFFFFFFFF
-    return x ^ (x >> third)
 
 
 def engine_for(x: Any) -> str:
@@ -91,15 +50,7 @@ def quantize(x: Any, layout: Layout, key: Any = None, engine: str | None = None)
     engine: one of ENGINES, of the library that x belongs to; None takes the fastest.
     """
     engine = engine or engine_for(x)
-    room: ModuleType
-    if engine == "torch":
-        from sabia.kernels.quantize import torch_impl as room
-    elif engine == "triton":
-        from sabia.kernels.quantize import triton_impl as room
-    elif engine == "jax":
-        from sabia.kernels.quantize import jax_impl as room
-    elif engine == "pallas":
-        from sabia.kernels.quantize import pallas_impl as room
-    else:
+    if engine not in ENGINES:
         raise ValueError(f"engine {engine!r} (expected one of {', '.join(ENGINES)})")
-    return room.quantize(x, layout, key)
+    module = importlib.import_module(f"sabia.kernels.quantize.{engine}_impl")
+    return module.quantize(x, layout, key)

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from sabia.kernels.quantize.interface import (
+from sabia.kernels.quantize.definitions import (
     BITS,
     LARGEST,
     MIX,

@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 from jax.experimental import pallas as pl
 
-from sabia.kernels.quantize.interface import Layout, Quantized
+from sabia.kernels.quantize.definitions import Layout, Quantized
 from sabia.kernels.quantize.jax_impl import (
     encode,
     flushed,

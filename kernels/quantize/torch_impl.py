@@ -13,7 +13,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from sabia.kernels.quantize.interface import (
+from sabia.kernels.quantize.definitions import (
     BITS,
     LARGEST,
     MIX,

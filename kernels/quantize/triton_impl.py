@@ -12,7 +12,7 @@ import torch
 import triton
 import triton.language as tl
 
-from sabia.kernels.quantize.interface import BITS, LARGEST, MIX, NAN, Layout, Quantized
+from sabia.kernels.quantize.definitions import BITS, LARGEST, MIX, NAN, Layout, Quantized
 from sabia.kernels.quantize.torch_impl import global_scale, key_tensor
 from sabia.kernels.runtime.cache_folder import name_compilers_folders
 

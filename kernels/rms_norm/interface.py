@@ -21,20 +21,21 @@ from sabia.kernels.runtime.dispatch import Choice, framework
 Array = Any
 
 
-def _room(x: Array) -> Any:
-    room: Any
+def _library_module(x: Array) -> Any:
     if framework(x) == "torch":
-        from sabia.kernels.rms_norm import torch_impl as room
-    else:
-        from sabia.kernels.rms_norm import jax_impl as room
-    return room
+        from sabia.kernels.rms_norm import torch_impl
+
+        return torch_impl
+    from sabia.kernels.rms_norm import jax_impl
+
+    return jax_impl
 
 
 def choose_rms_norm(
     x: Array, weight: Array, *, residual: Array | None = None, implementation: str | None = None
 ) -> Choice:
     """Which implementation `rms_norm` takes for these arguments, and why."""
-    return _room(x).choose_rms_norm(x, weight, residual, implementation)
+    return _library_module(x).choose_rms_norm(x, weight, residual, implementation)
 
 
 def rms_norm(
@@ -55,6 +56,6 @@ def rms_norm(
     if weight.shape != x.shape[-1:] or (residual is not None and residual.shape != x.shape):
         shapes = [tuple(a.shape) for a in (x, weight, residual) if a is not None]
         raise ValueError(f"rms_norm: {shapes} (expected [..., D], [D] and perhaps [..., D])")
-    room = _room(x)
-    name = room.choose_rms_norm(x, weight, residual, implementation).implementation
-    return room.IMPLEMENTATIONS[name](x, weight, eps, residual, plus_one)
+    module = _library_module(x)
+    name = module.choose_rms_norm(x, weight, residual, implementation).implementation
+    return module.IMPLEMENTATIONS[name](x, weight, eps, residual, plus_one)

@@ -8,9 +8,11 @@ TRITON_INTERPRET=1 (Triton's own switch, read when triton is imported) and PALLA
 (`simulate` runs the slower simulator of a TPU core, which fills fresh memory with NaN).
 """
 
+import importlib
 import importlib.util
 import os
 from collections.abc import Sequence
+from types import ModuleType
 from typing import Any, Literal, NamedTuple
 
 Framework = Literal["torch", "jax"]
@@ -36,6 +38,18 @@ class Option(NamedTuple):
     reason: str
     obstacle: str | None = None
     automatic: bool = True
+
+
+def numba_available() -> bool:
+    """True when the package can be found; it is not imported."""
+    return importlib.util.find_spec("numba") is not None
+
+
+def engine_module(kernel: str, engine: str) -> ModuleType:
+    """The module of a text kernel for an engine: `numba` is compiled code, any other name selects
+    the reference; loaded when it is first used."""
+    name = "numba_impl" if engine == "numba" else "reference"
+    return importlib.import_module(f"sabia.kernels.{kernel}.{name}")
 
 
 def framework(x: Any) -> Framework:

@@ -20,26 +20,10 @@ Both engines give the same records and repeats; `numpy` is the reference, `numba
 h(i) = mix(sum of (u_(i+t) + 1) * B**(k-1-t)) modulo 2**64, `mix` the splitmix64 finaliser.
 """
 
-from types import ModuleType
-from typing import NamedTuple
-
 import numpy as np
 
-BASE = 0x9E3779B97F4A7C55  # B; odd, so that it has an inverse modulo 2**64
-RECORD = np.dtype([("value", "u8"), ("start", "i8"), ("count", "i8")])
-
-
-class Repeats(NamedTuple):
-    """Runs of repeats: windows start[i] … start[i] + count[i] - 1 first occurred from first[i]."""
-
-    start: np.ndarray
-    count: np.ndarray  # type: ignore[assignment]  # the field stands in for tuple.count
-    first: np.ndarray
-
-
-def gram_length(span: int) -> int:
-    """k, the length of the units by which windows of `span` units are filed."""
-    return max(span // 2, 1)
+from sabia.kernels.runtime.dispatch import engine_module
+from sabia.kernels.substring.definitions import Repeats
 
 
 def file_windows(
@@ -49,7 +33,7 @@ def file_windows(
 
     units[…] uint8 or int32; positions count from offsets[0].
     """
-    return _room(engine).file_windows(units, offsets, span)
+    return engine_module("substring", engine).file_windows(units, offsets, span)
 
 
 def find_repeats(
@@ -66,13 +50,4 @@ def find_repeats(
     rising start, and holds *all* records of its values. More passes settle a share of the windows
     at a time, in less memory; they give the same windows, in shorter runs.
     """
-    return _room(engine).find_repeats(units, records, starts, span, passes)
-
-
-def _room(engine: str) -> ModuleType:
-    room: ModuleType
-    if engine == "numba":
-        from sabia.kernels.substring import numba_impl as room
-    else:
-        from sabia.kernels.substring import reference as room
-    return room
+    return engine_module("substring", engine).find_repeats(units, records, starts, span, passes)

@@ -8,7 +8,7 @@ window that follows one just settled is compared by its last unit alone. Without
 import numpy as np
 
 from sabia.kernels.runtime.numba_jit import njit
-from sabia.kernels.substring.interface import BASE, RECORD, Repeats, gram_length
+from sabia.kernels.substring.definitions import BASE, RECORD, Repeats, gram_length
 from sabia.kernels.text.utf8_numba import mix
 
 U = np.uint64

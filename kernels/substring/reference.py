@@ -5,15 +5,10 @@ from itertools import pairwise
 
 import numpy as np
 
-from sabia.kernels.substring.interface import BASE, RECORD, Repeats, gram_length
+from sabia.kernels.substring.definitions import BASE, RECORD, Repeats, gram_length
+from sabia.kernels.text.reference import mix
 
 _CHUNK_BYTES = 64 << 20  # of windows that lie side by side in memory
-
-
-def _mix(x: np.ndarray) -> np.ndarray:
-    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return x ^ (x >> np.uint64(31))
 
 
 def gram_hashes(units: np.ndarray, k: int) -> np.ndarray:
@@ -21,7 +16,7 @@ def gram_hashes(units: np.ndarray, k: int) -> np.ndarray:
     n = len(units)
     terms = (units.astype(np.uint64) + np.uint64(1)) * _powers(pow(BASE, -1, 1 << 64), n)
     sums = np.concatenate((np.zeros(1, np.uint64), np.cumsum(terms)))
-    return _mix((sums[k:] - sums[: n - k + 1]) * _powers(BASE, n)[k - 1 :])
+    return mix((sums[k:] - sums[: n - k + 1]) * _powers(BASE, n)[k - 1 :])
 
 
 def _powers(base: int, n: int) -> np.ndarray:
@@ -93,7 +88,7 @@ def _rolled(units: np.ndarray, at: np.ndarray, span: int) -> np.ndarray:
     value = np.zeros(len(at), np.uint64)
     for step in range(span):
         value = value * np.uint64(BASE) + units[at + step].astype(np.uint64)
-    return _mix(value)
+    return mix(value)
 
 
 def _as_runs(at: np.ndarray, first: np.ndarray) -> Repeats:

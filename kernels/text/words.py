@@ -17,7 +17,6 @@ import re
 
 import numpy as np
 
-from sabia.kernels.minhash.interface import mix_int
 from sabia.kernels.text.character_flags import (
     AFFIX,
     ALPHA,
@@ -34,6 +33,7 @@ from sabia.kernels.text.character_flags import (
     flag_table,
 )
 from sabia.kernels.text.folding import SOLO_END, TABLE_SIZE
+from sabia.kernels.text.reference import mix_int
 
 WORD_BASE = 0x9E3779B97F4A7C15
 LONGEST_SPECIAL = 9

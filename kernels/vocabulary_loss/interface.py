@@ -26,18 +26,19 @@ Array = Any
 DEFAULT_CHUNK_BYTES = 256 << 20
 
 
-def _room(x: Array) -> Any:
-    room: Any
+def _library_module(x: Array) -> Any:
     if framework(x) == "torch":
-        from sabia.kernels.vocabulary_loss import torch_impl as room
-    else:
-        from sabia.kernels.vocabulary_loss import jax_impl as room
-    return room
+        from sabia.kernels.vocabulary_loss import torch_impl
+
+        return torch_impl
+    from sabia.kernels.vocabulary_loss import jax_impl
+
+    return jax_impl
 
 
 def choose_linear_cross_entropy(hidden: Array, *, implementation: str | None = None) -> Choice:
     """Which implementation `linear_cross_entropy` takes for these arguments, and why."""
-    return _room(hidden).choose_linear_cross_entropy(hidden, implementation)
+    return _library_module(hidden).choose_linear_cross_entropy(hidden, implementation)
 
 
 def linear_cross_entropy(
@@ -58,6 +59,6 @@ def linear_cross_entropy(
     if hidden.ndim != 2 or hidden.shape[1:] != weight.shape[1:] or targets.ndim != 1:
         shapes = [tuple(a.shape) for a in (hidden, weight, targets)]
         raise ValueError(f"linear_cross_entropy: {shapes} (expected [N, D], [V, D], [N])")
-    room = _room(hidden)
-    name = room.choose_linear_cross_entropy(hidden, implementation).implementation
-    return room.IMPLEMENTATIONS[name](hidden, weight, targets, softcap, chunk_bytes)
+    module = _library_module(hidden)
+    name = module.choose_linear_cross_entropy(hidden, implementation).implementation
+    return module.IMPLEMENTATIONS[name](hidden, weight, targets, softcap, chunk_bytes)

@@ -14,7 +14,7 @@ from sabia.kernels.text.folding import (
     folding_tables,
 )
 from sabia.kernels.text.utf8_numba import decode, mix
-from sabia.kernels.word_spans.interface import ALONE, NGRAM_BASE, WORD_BASE, Words, trace
+from sabia.kernels.word_spans.definitions import ALONE, NGRAM_BASE, WORD_BASE, Words, trace
 
 U = np.uint64
 _M = U(NGRAM_BASE)

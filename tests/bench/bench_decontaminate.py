@@ -22,7 +22,7 @@ import numpy as np
 
 from sabia.core.text.contamination.benchmark_index import Exam, Index, words_of
 from sabia.core.text.contamination.matching import ITEM, Finder, Finding
-from sabia.kernels.minhash.interface import ENGINES
+from sabia.kernels.minhash.definitions import ENGINES
 
 PIECE = 3000
 Change = Callable[[random.Random, str, Sequence[str]], str]

@@ -26,7 +26,8 @@ import torch
 
 from sabia.core.web.extraction.block_features import NAMES, SECOND_NAMES, features, second_features
 from sabia.core.web.extraction.decoding import decode
-from sabia.kernels.html.interface import Page, scan
+from sabia.kernels.html.definitions import Page
+from sabia.kernels.html.interface import scan
 
 HIDDEN = (8, 16)
 FOLDS, EPOCHS, BATCH, RATE, DECAY = 3, 8, 4096, 3e-3, 1e-2

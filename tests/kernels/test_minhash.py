@@ -10,19 +10,18 @@ import unicodedata
 import numpy as np
 import pytest
 
-from sabia.kernels.minhash.interface import (
+from sabia.kernels.minhash.definitions import (
     CHUNK_BASE,
     EXACT_STEP,
     MASK64,
     SHINGLE_BASE,
     TOKEN_BASE,
     SketchConfig,
-    jaccard,
-    mix_int,
-    signatures,
 )
+from sabia.kernels.minhash.interface import jaccard, signatures
 from sabia.kernels.minhash.interface import sketch as sketch_documents
 from sabia.kernels.text.folding import LETTER, MARK, SKIP, SOLO, fold, folding_tables, kind
+from sabia.kernels.text.reference import mix_int
 
 ODD_TEXTS = [
     "",

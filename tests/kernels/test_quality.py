@@ -7,7 +7,8 @@ import pyarrow as pa
 import pytest
 
 from sabia.core.shards.arrow_arrays import text_buffers
-from sabia.kernels.quality.interface import FIGURES, measure
+from sabia.kernels.quality.definitions import FIGURES
+from sabia.kernels.quality.interface import measure
 from sabia.kernels.text.words import word_hash, words
 
 _WORDS = """the mill Água x 42 END http://a.b/c { }; #tag ... … "Mr. X." don't cannot 5km 3.14 U.S.

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from sabia.core.numerics import hadamard, tiles
-from sabia.kernels.quantize.interface import (
+from sabia.kernels.quantize.definitions import (
     FP8,
     FP8_GRADIENT,
     FP8_TILES,
@@ -20,8 +20,8 @@ from sabia.kernels.quantize.interface import (
     NVFP4_WEIGHT,
     Layout,
     Quantized,
-    quantize,
 )
+from sabia.kernels.quantize.interface import quantize
 
 LAYOUTS = {
     "nvfp4": NVFP4,

@@ -5,7 +5,7 @@ import random
 import numpy as np
 import pytest
 
-from sabia.kernels.minhash.interface import numba_available
+from sabia.kernels.runtime.dispatch import numba_available
 from sabia.kernels.substring.interface import file_windows, find_repeats
 
 ENGINES = ["numpy", "numba"] if numba_available() else ["numpy"]

@@ -6,8 +6,9 @@ from itertools import combinations, pairwise
 import numpy as np
 import pytest
 
-from sabia.kernels.minhash.interface import ENGINES
-from sabia.kernels.word_spans.interface import ALONE, Lookup, align, ngram_hashes, word_spans
+from sabia.kernels.minhash.definitions import ENGINES
+from sabia.kernels.word_spans.definitions import ALONE
+from sabia.kernels.word_spans.interface import Lookup, align, ngram_hashes, word_spans
 
 ALPHABET = "abc déÉ漢字 ,._-\n\u0301\u00ad\u200b\U00020001\U0001f600ไ"
 ODD = [b"", b" ", b"\xff\xfeab \xc3", b"ab\xe2\x82", "e\u0301a\u00adb c".encode(), b"a" * 300]

@@ -12,15 +12,15 @@ os.environ["TRITON_INTERPRET"] = "1"
 import numpy as np
 import torch
 
-from sabia.kernels.quantize.interface import (
+from sabia.kernels.quantize.definitions import (
     FP8,
     FP8_GRADIENT,
     FP8_TILES,
     FP8_WEIGHT_TILES,
     NVFP4,
     NVFP4_WEIGHT,
-    quantize,
 )
+from sabia.kernels.quantize.interface import quantize
 
 LAYOUTS = (
     NVFP4,

@@ -15,8 +15,9 @@ import pyarrow as pa
 from sabia.core import notes
 from sabia.core.errors import BadData, UsageError
 from sabia.core.shards.arrow_arrays import text_buffers
-from sabia.kernels.fasttext.interface import HIERARCHICAL, SOFTMAX, Classifier, score
-from sabia.kernels.minhash.interface import numba_available
+from sabia.kernels.fasttext.definitions import HIERARCHICAL, SOFTMAX, Classifier
+from sabia.kernels.fasttext.interface import score
+from sabia.kernels.runtime.dispatch import numba_available
 
 HELD_OUT = 10  # one document in so many
 

@@ -23,9 +23,9 @@ import pyarrow as pa
 
 from sabia.core.shards.named_numbers import as_dict
 from sabia.core.text.classify.language import LANGUAGES, Verdict, frequent_words
-from sabia.kernels.minhash.interface import numba_available
-from sabia.kernels.quality.interface import DUPLICATED, FIGURES, TOP
+from sabia.kernels.quality.definitions import DUPLICATED, FIGURES, TOP
 from sabia.kernels.quality.interface import measure as measure_documents
+from sabia.kernels.runtime.dispatch import numba_available
 from sabia.kernels.text.words import word_hash
 
 ENGLISH_STOPS = ("the", "be", "to", "of", "and", "that", "have", "with")

@@ -23,7 +23,8 @@ import pyarrow.parquet as pq
 
 from sabia.core.errors import BadData
 from sabia.core.shards.outputs import open_file
-from sabia.kernels.word_spans.interface import Words, ngram_hashes, word_spans
+from sabia.kernels.word_spans.definitions import Words
+from sabia.kernels.word_spans.interface import ngram_hashes, word_spans
 
 VERSION = 1
 SEED = 5  # words of the n-grams that lead to a part

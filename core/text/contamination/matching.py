@@ -20,7 +20,8 @@ from typing import Any
 import numpy as np
 
 from sabia.core.text.contamination.benchmark_index import QUESTION, SEED, Index, Part, Weights
-from sabia.kernels.word_spans.interface import ALONE, Lookup, Words, align, ngram_hashes, word_spans
+from sabia.kernels.word_spans.definitions import ALONE, Words
+from sabia.kernels.word_spans.interface import Lookup, align, ngram_hashes, word_spans
 
 ITEM, RUN = LEVELS = ("item", "run")
 EVIDENCE = 6.0  # words of the rarest kind that an item must share

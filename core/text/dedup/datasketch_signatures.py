@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from sabia.core.errors import BadData, UsageError
-from sabia.kernels.minhash.interface import SketchConfig
+from sabia.kernels.minhash.definitions import SketchConfig
 
 if TYPE_CHECKING:
     from datasketch import MinHash

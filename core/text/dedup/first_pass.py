@@ -10,7 +10,8 @@ from sabia.core.errors import MissingBackend, UsageError
 from sabia.core.progress import progress
 from sabia.core.shards.executor import map_threads
 from sabia.core.shards.sources import Source, batches_of
-from sabia.kernels.minhash.interface import ENGINES, numba_available
+from sabia.kernels.minhash.definitions import ENGINES
+from sabia.kernels.runtime.dispatch import numba_available
 
 R = TypeVar("R")
 

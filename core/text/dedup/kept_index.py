@@ -29,7 +29,7 @@ from sabia.core.text.dedup.signature_files import (
     Segment,
     SegmentWriter,
 )
-from sabia.kernels.minhash.interface import Sketches
+from sabia.kernels.minhash.definitions import Sketches
 
 VERSION = 1
 _FILE = "index.json"

@@ -29,8 +29,9 @@ from sabia.core.text.dedup.hash_partitions import partition_bytes
 from sabia.core.text.dedup.piece_bounds import BOUNDS
 from sabia.core.text.dedup.repeated_spans import UnitBounds, UnitCorpus
 from sabia.core.text.dedup.span_cuts import CutPolicy, decision
-from sabia.kernels.minhash.interface import SHINGLE_BASE, SketchConfig, Sketches, sketch
-from sabia.kernels.substring.interface import Repeats
+from sabia.kernels.minhash.definitions import SHINGLE_BASE, SketchConfig, Sketches
+from sabia.kernels.minhash.interface import sketch
+from sabia.kernels.substring.definitions import Repeats
 
 RUNS = {"line": 1, "paragraph": 1, "sentences": 3}  # pieces that have to repeat together
 _PIECE = np.dtype([("value", "u8"), ("low", "u8"), ("start", "i8")])

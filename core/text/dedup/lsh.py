@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from sabia.core.options.dedup import DedupOptions
-from sabia.kernels.minhash.interface import SketchConfig
+from sabia.kernels.minhash.definitions import SketchConfig
 
 WINDOW = 8
 # A false candidate costs one comparison when pairs are verified; a missed pair is never removed.

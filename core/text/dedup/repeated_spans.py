@@ -14,7 +14,7 @@ from sabia.core.shards.executor import map_threads
 from sabia.core.shards.spools import IdSpool, Spool
 from sabia.core.text.dedup.hash_partitions import HashPartitions
 from sabia.core.text.dedup.span_cuts import CUT, Cuts
-from sabia.kernels.substring.interface import Repeats
+from sabia.kernels.substring.definitions import Repeats
 
 RUN = np.dtype([("start", "i8"), ("count", "i8"), ("first", "i8")])
 _BUCKETS = 64

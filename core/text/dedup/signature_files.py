@@ -21,7 +21,8 @@ import pyarrow as pa
 
 from sabia.core.errors import BadData
 from sabia.core.shards.spools import IdSpool, Spool
-from sabia.kernels.minhash.interface import Sketches, gather
+from sabia.kernels.minhash.definitions import Sketches
+from sabia.kernels.minhash.interface import gather
 
 CHUNK_ROWS = 1 << 16
 VERSION = 1

@@ -32,7 +32,8 @@ from sabia.core.text.dedup.signature_files import (
     SegmentWriter,
     read_manifest,
 )
-from sabia.kernels.minhash.interface import SketchConfig, Sketches, signatures
+from sabia.kernels.minhash.definitions import SketchConfig, Sketches
+from sabia.kernels.minhash.interface import signatures
 from sabia.kernels.minhash.interface import sketch as sketch_documents
 
 

@@ -29,7 +29,8 @@ from sabia.core.text.dedup.repeated_spans import UnitCorpus
 from sabia.core.text.dedup.span_cuts import CutPolicy, decision
 from sabia.core.text.dedup.span_units import ByteUnits, SpanUnits, TokenUnits, UnitsOfTexts
 from sabia.core.text.tokenize.tokenizer import load_tokenizer
-from sabia.kernels.substring.interface import RECORD, Repeats, file_windows
+from sabia.kernels.substring.definitions import RECORD, Repeats
+from sabia.kernels.substring.interface import file_windows
 from sabia.kernels.substring.interface import find_repeats as find_substring_repeats
 
 _COPIES = 4  # of a partition of records in memory while it is processed

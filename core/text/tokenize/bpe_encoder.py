@@ -15,7 +15,8 @@ import pyarrow as pa
 from sabia.core.shards.arrow_arrays import text_buffers
 from sabia.core.text.tokenize.bpe_tables import compile_tables
 from sabia.core.text.tokenize.tokenizer import Tokenizer
-from sabia.kernels.bpe.interface import Cache, document_flags, padded
+from sabia.kernels.bpe.definitions import Cache
+from sabia.kernels.bpe.interface import document_flags, padded
 from sabia.kernels.bpe.interface import encode as encode_documents
 from sabia.kernels.text.unicode_classes import NFC_MAYBE, UNKNOWN
 

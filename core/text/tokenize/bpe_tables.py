@@ -16,7 +16,8 @@ from typing import Any
 import numpy as np
 
 from sabia.core.text.tokenize.tokenizer import Tokenizer
-from sabia.kernels.bpe.interface import Splitting, Tables, Trie, make_trie, pair_table, word_table
+from sabia.kernels.bpe.definitions import Splitting, Tables, Trie
+from sabia.kernels.bpe.interface import make_trie, pair_table, word_table
 from sabia.kernels.text.unicode_classes import class_table
 
 CONTRACTIONS = "(?i:'s|'t|'re|'ve|'m|'ll|'d)"

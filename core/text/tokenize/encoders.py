@@ -26,7 +26,7 @@ import pyarrow as pa
 from sabia.core.errors import UsageError
 from sabia.core.text.tokenize.bpe_tables import Unsupported, byte_level_pattern, byte_of_character
 from sabia.core.text.tokenize.tokenizer import Tokenizer
-from sabia.kernels.minhash.interface import numba_available
+from sabia.kernels.runtime.dispatch import numba_available
 
 if TYPE_CHECKING:
     from sabia.core.text.tokenize.bpe_encoder import KernelEncoder

@@ -15,7 +15,7 @@ from typing import NamedTuple
 import numpy as np
 
 from sabia.core.web.extraction.block_features import NAMES, SECOND_NAMES, features, second_features
-from sabia.kernels.html.interface import Page
+from sabia.kernels.html.definitions import Page
 
 THRESHOLD = 0.7
 DOUBT = 0.25  # of the kept bytes may hang in the balance

@@ -12,15 +12,15 @@ import html
 
 import numpy as np
 
-from sabia.kernels.html.interface import (
+from sabia.kernels.html.definitions import (
     COLUMNS,
     ELEMENT_COLUMNS,
     FLAG_NAMES,
     HINT_NAMES,
     TAG_NAMES,
     Page,
-    gathered,
 )
+from sabia.kernels.html.interface import gathered
 
 TAGS = ("p", "div", "li", "td", "h1", "h2", "h3", "h4", "pre", "span", "section", "article",
         "blockquote", "a", "figcaption", "button", "body")  # fmt: skip

@@ -13,7 +13,8 @@ import numpy as np
 from sabia.core.web.extraction import block_classifier, block_features
 from sabia.core.web.extraction.decoding import decode
 from sabia.core.web.extraction.page_metadata import Marks
-from sabia.kernels.html.interface import COLUMNS, FLAG_NAMES, Page, scan
+from sabia.kernels.html.definitions import COLUMNS, FLAG_NAMES, Page
+from sabia.kernels.html.interface import scan
 from sabia.kernels.html.interface import warm_up as warm_up_scanner
 
 FAST, CAREFUL, PLAIN = "blocks", "trafilatura", "plain"

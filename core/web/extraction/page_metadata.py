@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 
 from sabia.core.urls import canonical
-from sabia.kernels.html.interface import MARK_COLUMNS, TAG_NAMES, Page
+from sabia.kernels.html.definitions import MARK_COLUMNS, TAG_NAMES, Page
 
 MAX_LINKS = 2_000
 MAX_ANCHOR = 200

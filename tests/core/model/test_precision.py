@@ -13,7 +13,7 @@ from sabia.core.model import precision as p
 from sabia.core.model.precision_backends import wrap
 from sabia.core.numerics import hadamard, integers, tiles
 from sabia.core.spec import from_config, new_config
-from sabia.kernels.quantize.interface import NVFP4, mix
+from sabia.kernels.quantize.definitions import NVFP4, mix
 
 LOW = ("fp8", "fp8-block", "nvfp4")
 NAME = "layers.2.mlp.up"

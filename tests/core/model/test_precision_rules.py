@@ -10,15 +10,15 @@ from sabia.core.errors import UsageError
 from sabia.core.model import precision as p
 from sabia.core.model.precision_backends import describe, wrap
 from sabia.core.spec import from_config, new_config
-from sabia.kernels.quantize.interface import (
+from sabia.kernels.quantize.definitions import (
     FP8,
     FP8_GRADIENT,
     FP8_TILES,
     NVFP4,
     NVFP4_WEIGHT,
     Layout,
-    quantize,
 )
+from sabia.kernels.quantize.interface import quantize
 
 SHAPE = {"hidden": 64, "vocab": 97, "heads": 4, "kv_heads": 2, "head_dim": 16}
 

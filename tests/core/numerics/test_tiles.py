@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from sabia.core.numerics import hadamard, tiles
-from sabia.kernels.quantize.interface import (
+from sabia.kernels.quantize.definitions import (
     FP8,
     FP8_GRADIENT,
     FP8_TILES,

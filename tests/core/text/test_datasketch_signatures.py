@@ -8,8 +8,9 @@ from datasketch import LeanMinHash, MinHash, MinHashLSH
 
 from sabia.core.errors import BadData, UsageError
 from sabia.core.text.dedup.datasketch_signatures import from_datasketch, to_datasketch
-from sabia.kernels.minhash.interface import SketchConfig, sketch
+from sabia.kernels.minhash.definitions import SketchConfig
 from sabia.kernels.minhash.interface import signatures as document_signatures
+from sabia.kernels.minhash.interface import sketch
 
 TEXTS = ["one two three four five six seven", "one two three four five six eight", "", "oito"]
 WHOLE = SketchConfig(2, 1, 64, 3, "datasketch")

@@ -13,7 +13,7 @@ from planted import VOCABULARY, make_texts, write
 
 from sabia.core.errors import BadData, MissingBackend, UsageError
 from sabia.core.text.dedup import clusters
-from sabia.kernels.minhash.interface import numba_available
+from sabia.kernels.runtime.dispatch import numba_available
 
 
 def jaccard(a: str, b: str, n: int = 5) -> float:

@@ -15,7 +15,8 @@ from sabia.core.errors import BadData, UsageError
 from sabia.core.text.classify import fasttext_model
 from sabia.core.text.classify.fasttext_training import library, zeroed_memory
 from sabia.core.text.classify.scorers import FastTextScorer, check_names, named, score_column
-from sabia.kernels.fasttext.interface import ENGINES, score
+from sabia.kernels.fasttext.definitions import ENGINES
+from sabia.kernels.fasttext.interface import score
 from sabia.kernels.fasttext.model_file import read_classifier
 
 LETTERS = ["a", "é", "ß", "本", "😀", "b", "ç", "z", "-", "\u00a0", "\u2028", "\x85"]

@@ -117,7 +117,8 @@ def test_long_chains_become_one_component(order: str) -> None:
 @pytest.mark.slow
 def test_planted_pairs_are_found_as_often_as_the_curve_says() -> None:
     """Whole sketches of documents of a known exact similarity, by bins of it."""
-    from sabia.kernels.minhash.interface import SketchConfig, jaccard, sketch
+    from sabia.kernels.minhash.definitions import SketchConfig
+    from sabia.kernels.minhash.interface import jaccard, sketch
 
     source, config = random.Random(5), SketchConfig(5, *lsh.choose_bands(0.7, 128, 0.95))
     texts: list[str] = []

@@ -23,7 +23,7 @@ from sabia.core.errors import BadData, Failed, MissingBackend, UsageError
 from sabia.core.options.dedup import DedupOptions
 from sabia.core.text.dedup import lsh
 from sabia.core.text.dedup.redis_index import RedisIndex, readable
-from sabia.kernels.minhash.interface import SketchConfig
+from sabia.kernels.minhash.definitions import SketchConfig
 from sabia.kernels.minhash.interface import sketch as sketch_documents
 
 CONFIG = {"engine": "numpy", "signatures": "datasketch"}

@@ -15,7 +15,7 @@ from sabia.core.errors import UsageError
 from sabia.core.text.dedup.hash_partitions import HashPartitions, group_by_value
 from sabia.core.text.tokenize.tokenizer import Tokenizer
 from sabia.core.text.tokenize.tokenizer_training import train_bpe
-from sabia.kernels.minhash.interface import numba_available
+from sabia.kernels.runtime.dispatch import numba_available
 
 ENGINES = ["numpy", "numba"] if numba_available() else ["numpy"]
 

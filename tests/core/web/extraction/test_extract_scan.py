@@ -9,7 +9,7 @@ from html.parser import HTMLParser
 import numpy as np
 import pytest
 
-from sabia.kernels.html.interface import (
+from sabia.kernels.html.definitions import (
     COLUMNS,
     ELEMENT_COLUMNS,
     FLAG_NAMES,
