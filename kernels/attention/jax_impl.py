@@ -88,20 +88,23 @@ def attention_mask(
 ) -> Mask:
     """See attention.attention_mask."""
     window = window if window is not None and window < keys else None
-    at = jnp.arange(keys, dtype=jnp.int32)[None]
+    at = jnp.arange(keys, dtype=jnp.int32)[None]  # [1, S]
+    # [1, S] each: a key's document is [begin, end)
     begin, end, runs = jnp.zeros_like(at), jnp.full_like(at, keys), None
     if segments is not None:
         edge = jnp.ones_like(segments[:, :1], dtype=bool)
+        # [B, S]: the first token of each document
         change = jnp.concatenate((edge, segments[:, 1:] != segments[:, :-1]), 1)
         runs = jnp.where(segments == 0, 0, jnp.cumsum(change, 1, dtype=jnp.int32))
-        begin = jax.lax.cummax(jnp.where(change, at, 0), axis=1)
+        begin = jax.lax.cummax(jnp.where(change, at, 0), axis=1)  # [B, S]
         last = jnp.where(jnp.roll(change, -1, 1), at + 1, keys)  # a row's end is always a change
-        end = jax.lax.cummin(last, axis=1, reverse=True)
+        end = jax.lax.cummin(last, axis=1, reverse=True)  # [B, S]
     if window is not None:
         begin, end = jnp.maximum(begin, at - window + 1), jnp.minimum(end, at + window)
     if segments is not None:
+        # an empty interval for padding: first = S, until = 0
         begin, end = jnp.where(segments == 0, keys, begin), jnp.where(segments == 0, 0, end)
-    first = jax.lax.dynamic_slice_in_dim(begin, start, queries, 1)
+    first = jax.lax.dynamic_slice_in_dim(begin, start, queries, 1)  # [B or 1, T]
     offset = start if isinstance(start, int) else None
     until = None if causal else jax.lax.dynamic_slice_in_dim(end, start, queries, 1) - 1
     return Mask(first, end, runs, jnp.asarray(start, jnp.int32), offset, window, until)
@@ -158,19 +161,20 @@ def _reference(
 ) -> Array:
     batch, length, heads, size = q.shape
     groups = k.shape[2]
-    grouped = q.reshape(batch, length, groups, heads // groups, size)
-    scores = jnp.einsum("btkgn,bskn->bkgts", grouped, k.astype(q.dtype))
+    grouped = q.reshape(batch, length, groups, heads // groups, size)  # [B, T, K, H / K, N]
+    scores = jnp.einsum("btkgn,bskn->bkgts", grouped, k.astype(q.dtype))  # [B, K, H / K, T, S]
     scores = scores.astype(jnp.float32) * scale
     if softcap is not None:
-        scores = jnp.tanh(scores / softcap) * softcap
+        scores = jnp.tanh(scores / softcap) * softcap  # s = softcap * tanh(s / softcap)
     scores = jnp.where(mask.dense()[:, None], scores, -jnp.inf)
     scores = jnp.where(mask.seen[:, None, None, ..., 0], scores, 0)  # keeps NaN out of gradients
     if sinks is not None:
         column = sinks.astype(jnp.float32).reshape(1, groups, heads // groups, 1, 1)
-        column = jnp.broadcast_to(column, (*scores.shape[:-1], 1))
+        column = jnp.broadcast_to(column, (*scores.shape[:-1], 1))  # [B, K, H / K, T, 1]
         scores = jnp.concatenate((scores, column), -1)
+    # exp(s) / (sum exp(s) + exp(z)); the column of z is left out
     weights = jax.nn.softmax(scores, -1)[..., : k.shape[1]].astype(q.dtype)
-    out = jnp.einsum("bkgts,bskn->btkgn", weights, v.astype(q.dtype))
+    out = jnp.einsum("bkgts,bskn->btkgn", weights, v.astype(q.dtype))  # [B, T, K, H / K, M]
     return jnp.where(mask.seen, out.reshape(batch, length, heads, -1), 0)
 
 
@@ -203,6 +207,7 @@ def splash(
         interpret=bool(pallas_interpret()),
     )
     q = (q.astype(jnp.float32) * scale).astype(q.dtype)
+    # [B, H, T, N], [B, K, S, N], [B, K, S, M]
     q, k, v = (x.astype(q.dtype).swapaxes(1, 2) for x in (q, k, v))
     sinks = None if sinks is None else sinks.astype(jnp.float32)
     if mask.runs is None:
@@ -244,6 +249,7 @@ def _library(
         return jax.nn.dot_product_attention(
             q, k, v, scale=scale, is_causal=True, local_window_size=window, implementation="cudnn"
         )
+    # [B or 1, 1, T, S]
     allowed = mask.dense() | ~mask.seen.swapaxes(1, 2)  # rows of padding see all: no 0 / 0
     out = jax.nn.dot_product_attention(q, k, v, mask=allowed, scale=scale)
     return jnp.where(mask.seen, out, 0)

@@ -36,7 +36,7 @@ def _dot(a: Array, b: Array, dims: Any) -> Array:
 
 
 def _scores(k: Array, q: Array, scale: float, cap: float | None) -> Array:
-    s = _dot(k, q, _NT) * scale
+    s = _dot(k, q, _NT) * scale  # [keys, queries]: transposed
     return s if cap is None else jnp.tanh(s / cap) * cap
 
 
@@ -56,6 +56,7 @@ def _forward_kernel(
     @pl.when(j == 0)
     def _begin() -> None:
         acc[...] = jnp.zeros_like(acc)
+        # FlashAttention-2, arXiv 2307.08691, algorithm 1; a sink is one more score: m = z, l = 1
         largest[...] = jnp.full_like(largest, HIDDEN) if sink is None else (
             jnp.broadcast_to(sink[...], largest.shape)
         )  # fmt: skip
@@ -63,21 +64,23 @@ def _forward_kernel(
 
     @pl.when(block < high[b, i])
     def _visit() -> None:
-        s = _scores(k[...], q[...], scale, cap)
+        s = _scores(k[...], q[...], scale, cap)  # [keys, rows]
         visible = _visible((keys, rows), block * keys, start[0] + i * rows, first[...])
         s = jnp.where(visible, s, HIDDEN)
+        # [1, rows]: m' = max(m, max s)
         new = jnp.maximum(largest[...], jnp.max(s, 0, keepdims=True))
-        p = jnp.where(visible, jnp.exp(s - new), 0.0)
-        shrink = jnp.exp(largest[...] - new)
+        p = jnp.where(visible, jnp.exp(s - new), 0.0)  # exp(s - m')
+        shrink = jnp.exp(largest[...] - new)  # exp(m - m')
+        # l' = l exp(m - m') + sum p
         total[...] = total[...] * shrink + jnp.sum(p, 0, keepdims=True)
-        acc[...] = acc[...] * shrink + _dot(v[...], p.astype(v.dtype), _TN)
+        acc[...] = acc[...] * shrink + _dot(v[...], p.astype(v.dtype), _TN)  # [M, rows]: O^T
         largest[...] = new
 
     @pl.when(j == pl.num_programs(3) - 1)
     def _end() -> None:
         sums = jnp.where(total[...] > 0, total[...], 1.0)
         out[...] = (acc[...] / sums).astype(out.dtype)
-        lse[...] = largest[...] + jnp.log(sums)
+        lse[...] = largest[...] + jnp.log(sums)  # m + log l
 
 
 def _queries_kernel(
@@ -96,9 +99,10 @@ def _queries_kernel(
         s = _scores(k[...], q[...], scale, cap)
         visible = _visible((keys, rows), block * keys, start[0] + i * rows, first[...])
         p = jnp.where(visible, jnp.exp(s - lse[...]), 0.0)
+        # dS = P * (dO V^T - D), arXiv 2307.08691, algorithm 2, transposed
         ds = p * (_dot(v[...], grad[...], _NT) - delta[...])
         ds = ds if cap is None else ds * (1.0 - (s / cap) ** 2)
-        acc[...] += _dot(k[...], ds.astype(k.dtype), _TN)
+        acc[...] += _dot(k[...], ds.astype(k.dtype), _TN)  # [N, rows]: dQ^T += K^T dS^T
 
     @pl.when(j == pl.num_programs(3) - 1)
     def _end() -> None:
@@ -122,10 +126,11 @@ def _keys_kernel(
         s = _scores(k[...], q[...], scale, cap)
         visible = _visible((keys, rows), j * keys, start[0] + block * rows, first[...])
         p = jnp.where(visible, jnp.exp(s - lse[...]), 0.0)
-        acc_v[...] += _dot(p.astype(grad.dtype), grad[...], _NN)
+        acc_v[...] += _dot(p.astype(grad.dtype), grad[...], _NN)  # [keys, M]: dV += P^T dO
+        # dS = P * (dO V^T - D), arXiv 2307.08691, algorithm 2, transposed
         ds = p * (_dot(v[...], grad[...], _NT) - delta[...])
         ds = ds if cap is None else ds * (1.0 - (s / cap) ** 2)
-        acc_k[...] += _dot(ds.astype(q.dtype), q[...], _NN)
+        acc_k[...] += _dot(ds.astype(q.dtype), q[...], _NN)  # [keys, N]: dK += dS^T Q
 
     @pl.when((g == pl.num_programs(3) - 1) & (i == pl.num_programs(4) - 1))
     def _end() -> None:
@@ -151,6 +156,7 @@ def _key_ranges(
 ) -> tuple[Array, Array]:
     """[low, high) in blocks of keys for each block of queries: int32[B, T / rows] each."""
     positions = start + jnp.arange(first.shape[1], dtype=jnp.int32)
+    # [B, T / rows, rows]
     reach = jnp.where(first < keys, positions + 1, 0).reshape(first.shape[0], -1, rows)
     low = jnp.min(first.reshape(first.shape[0], -1, rows), -1) // columns
     return jnp.minimum(low, -(-keys // columns) - 1), -(-jnp.max(reach, -1) // columns)
@@ -160,8 +166,9 @@ def _query_ranges(
     until: Array, start: Array, length: int, rows: int, columns: int
 ) -> tuple[Array, Array]:
     """[low, high) in blocks of queries for each block of keys: int32[B, S / columns] each."""
-    begin = jnp.arange(until.shape[1] // columns, dtype=jnp.int32) * columns
+    begin = jnp.arange(until.shape[1] // columns, dtype=jnp.int32) * columns  # [S / columns]
     low = jnp.clip(begin - start, 0, length - 1) // rows
+    # [B, S / columns]
     high = jnp.minimum(jnp.max(until.reshape(until.shape[0], -1, columns), -1) - start, length)
     return jnp.broadcast_to(low, high.shape), -(-high // rows)
 
@@ -309,11 +316,13 @@ def _attend_forward(q, k, v, first, until, start, sinks, scale, cap, blocks):
 
 def _attend_backward(scale, cap, blocks, saved, grad):
     q, k, v, first, until, start, sinks, out, lse = saved
+    # D = sum(dO * O): [B, H, 1, T]
     delta = jnp.sum(grad.astype(jnp.float32) * out.astype(jnp.float32), -1)[:, :, None]
     numbers = (scale, cap, blocks)
     dq, dk, dv = _run_backward(q, k, v, first, until, start, grad, lse, delta, *numbers)
     ds = None
     if sinks is not None:  # padding has delta 0
+        # dz = -sum exp(z - lse) D over batch and queries: [H]
         share = jnp.exp(sinks.astype(jnp.float32)[:, None, None] - lse)
         ds = -jnp.sum(share * delta, (0, 2, 3)).astype(sinks.dtype)
     return dq, dk, dv, None, None, None, ds
@@ -336,11 +345,14 @@ def attention(
     """See sabia.kernels.attention.attention."""
     batch, length = q.shape[:2]
     keys = k.shape[1]
+    # [B, H, T, N], [B, K, S, N], [B, K, S, M]
     q, k, v = (x.astype(q.dtype).swapaxes(1, 2) for x in (q, k, v))
     blocks = rows, columns = _blocks(q, k)
     q, k, v = _padded(q, 2, rows), _padded(k, 2, columns), _padded(v, 2, columns)
     first = jnp.where(first >= keys, k.shape[2], first)  # padding sees nothing of the padded keys
+    # [B, 1, T padded]
     first = _padded(jnp.broadcast_to(first, (batch, length)), 1, rows, k.shape[2])[:, None]
-    until = _padded(jnp.broadcast_to(until, (batch, keys)), 1, columns)
+    until = _padded(jnp.broadcast_to(until, (batch, keys)), 1, columns)  # [B, S padded]
+    # [B, H, T padded, M]
     out = _attend(q, k, v, first, until, start, sinks, scale, softcap, blocks)
     return out[:, :, :length].swapaxes(1, 2)

@@ -92,25 +92,29 @@ def attention_mask(
     causal: bool,
 ) -> Mask:
     """See attention.attention_mask."""
-    at = torch.arange(keys, device=like.device, dtype=torch.int32)[None]
+    at = torch.arange(keys, device=like.device, dtype=torch.int32)[None]  # [1, S]
     if segments is None:
+        # [1, S] each: a key's document is [begin, end)
         begin, end = torch.zeros_like(at), torch.full_like(at, keys)
     else:
         change = torch.ones_like(segments, dtype=torch.bool)
+        # [B, S]: the first token of each document
         change[:, 1:] = segments[:, 1:] != segments[:, :-1]
-        begin = torch.where(change, at, 0).cummax(-1).values
+        begin = torch.where(change, at, 0).cummax(-1).values  # [B, S]
         last = torch.where(change.roll(-1, -1), at + 1, keys)  # row's end is always a change
-        end = last.flip(-1).cummin(-1).values.flip(-1)
+        end = last.flip(-1).cummin(-1).values.flip(-1)  # [B, S]
     if window is not None and window < keys:
+        # causal: first[t] = max(document start, p - window + 1); j is seen while p < j + window
         begin, end = torch.maximum(begin, at - window + 1), torch.minimum(end, at + window)
     if segments is not None:
+        # an empty interval for padding: first = S, until = 0
         begin, end = torch.where(segments == 0, keys, begin), torch.where(segments == 0, 0, end)
     free = segments is None and (window is None or window >= keys) and queries == keys
     begin, end = begin.int(), end.int().contiguous()
-    first = begin[:, start : start + queries].contiguous()
+    first = begin[:, start : start + queries].contiguous()  # [B or 1, T]
     if causal:
         return Mask(first, end, start, free)
-    last = (end[:, start : start + queries] - 1).contiguous()
+    last = (end[:, start : start + queries] - 1).contiguous()  # [B or 1, T]
     return Mask(first, end, start, False, free, last)
 
 
@@ -118,20 +122,26 @@ def _block_mask(mask: Mask) -> Any:
     from torch.nn.attention.flex_attention import BlockMask
 
     rows, length = mask.first.shape
+    # blocks of queries, blocks of keys
     count, total = -(-length // FLEX_BLOCK), -(-mask.keys // FLEX_BLOCK)
     spare = count * FLEX_BLOCK - length
     shape = (rows, count, FLEX_BLOCK)
+    # [B, count]: greatest first key
     most = F.pad(mask.first, (0, spare), value=mask.keys).view(shape).amax(-1)
+    # [B, count]: least first key
     least = F.pad(mask.first, (0, spare), value=mask.keys).view(shape).amin(-1)
     last = mask.positions if mask.last is None else mask.last
     reach = torch.where(mask.first < mask.keys, last + 1, 0)  # one past the last visible key
-    reach = F.pad(reach, (0, spare)).view(shape)
+    reach = F.pad(reach, (0, spare)).view(shape)  # [B, count, FLEX_BLOCK]
+    # [B, count]: end of what any, of what every query sees
     stop, surely = reach.amax(-1), reach.amin(-1)
+    # [B, count]: blocks of keys with a visible key
     low, high = least // FLEX_BLOCK, -(-stop // FLEX_BLOCK)
+    # [B, count]: blocks seen by every query
     full_low, full_high = -(-most // FLEX_BLOCK), surely // FLEX_BLOCK
     block = torch.arange(total, device=mask.first.device)
-    some = (block >= low[..., None]) & (block < high[..., None])
-    full = (block >= full_low[..., None]) & (block < full_high[..., None])
+    some = (block >= low[..., None]) & (block < high[..., None])  # [B, count, total]
+    full = (block >= full_low[..., None]) & (block < full_high[..., None])  # [B, count, total]
     first, start, keys = mask.first, mask.start, mask.keys
 
     def visible(b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
@@ -141,6 +151,7 @@ def _block_mask(mask: Mask) -> Any:
         return (j >= first[row, inside]) & (j <= most) & (i < length) & (j < keys)
 
     def listed(chosen: Tensor) -> tuple[Tensor, Tensor]:
+        # [B, count, total]: the chosen blocks first
         order = torch.argsort(chosen.int(), dim=-1, descending=True, stable=True)
         return chosen.sum(-1).int()[:, None], order.int()[:, None]
 
@@ -200,22 +211,23 @@ def _reference(
     sinks: Tensor | None,
 ) -> Tensor:
     group = q.shape[2] // k.shape[2]
-    k, v = (x.repeat_interleave(group, 2) for x in (k, v))
-    scores = torch.einsum("bthn,bshn->bhts", q, k).float() * scale
+    k, v = (x.repeat_interleave(group, 2) for x in (k, v))  # [B, S, H, N], [B, S, H, M]
+    scores = torch.einsum("bthn,bshn->bhts", q, k).float() * scale  # [B, H, T, S]
     if softcap is not None:
-        scores = torch.tanh(scores / softcap) * softcap
+        scores = torch.tanh(scores / softcap) * softcap  # s = softcap * tanh(s / softcap)
     scores = scores.masked_fill(~mask.dense, -torch.inf)
     scores = torch.where(mask.seen.transpose(1, 2), scores, 0)  # keeps NaN out of the gradient
     if sinks is not None:
-        column = sinks.float()[None, :, None, None].expand(*scores.shape[:3], 1)
+        column = sinks.float()[None, :, None, None].expand(*scores.shape[:3], 1)  # [B, H, T, 1]
         scores = torch.cat((scores, column), -1)
+    # [B, H, T, S]: exp(s) / (sum exp(s) + exp(z)); the column of z is left out
     weights = torch.softmax(scores, -1)[..., : k.shape[1]]
-    out = torch.einsum("bhts,bshn->bthn", weights.to(v.dtype), v)
+    out = torch.einsum("bhts,bshn->bthn", weights.to(v.dtype), v)  # [B, T, H, M]
     return torch.where(mask.seen, out, 0)
 
 
 def _sdpa(q: Tensor, k: Tensor, v: Tensor, mask: Mask, scale: float) -> Tensor:
-    q, k, v = (x.transpose(1, 2) for x in (q, k, v))
+    q, k, v = (x.transpose(1, 2) for x in (q, k, v))  # [B, H, T, N], [B, K, S, N], [B, K, S, M]
     size = v.shape[-1]
     if size < q.shape[-1] and q.device.type == "cuda":  # FlashAttention wants them of one size
         v = F.pad(v, (0, q.shape[-1] - size))
@@ -225,6 +237,7 @@ def _sdpa(q: Tensor, k: Tensor, v: Tensor, mask: Mask, scale: float) -> Tensor:
     elif not mask.whole:
         padding = ~mask.seen.transpose(1, 2)  # these rows see all: no kernel divides by nothing
         options["attn_mask"] = mask.dense | padding
+    # [B, T, H, M]
     out = F.scaled_dot_product_attention(q, k, v, **options).transpose(1, 2)[..., :size]
     return out if _bare(mask) else torch.where(mask.seen, out, 0)
 
@@ -264,6 +277,7 @@ def flex(
         return_aux=AuxRequest(lse=True),
     )
     if sinks is not None:  # the sink only enlarges the denominator
+        # [B, H, T]: sum exp(s) / (sum exp(s) + exp(z)) = sigmoid(lse - z)
         share = torch.sigmoid(aux.lse - sinks.float()[:, None])
         out = (out * share[..., None]).to(q.dtype)
     return torch.where(mask.seen, out.transpose(1, 2), 0)

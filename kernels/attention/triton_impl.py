@@ -39,8 +39,9 @@ def _load(base, rows, stride, count, columns, width):
 
 @triton.jit
 def _scores(q, k, scale, cap, CAPPED: tl.constexpr, PRECISION: tl.constexpr):
-    s = tl.dot(q, tl.trans(k), input_precision=PRECISION) * scale
+    s = tl.dot(q, tl.trans(k), input_precision=PRECISION) * scale  # [rows of q, rows of k]
     if CAPPED:
+        # cap * tanh(s / cap), as tanh x = 2 sigmoid(2 x) - 1
         s = cap * (2.0 * tl.sigmoid(2.0 * s / cap) - 1.0)
     return s
 
@@ -58,38 +59,43 @@ def _forward_kernel(
     batch = (tl.program_id(1) // H).to(tl.int64)
     head = tl.program_id(1) % H
     rows = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
-    position = rows + start
+    position = rows + start  # [BLOCK_M]: p = start + t
     columns, columns_v = tl.arange(0, WIDTH), tl.arange(0, WIDTH_V)
+    # [BLOCK_M]; S for padding, which sees no key
     first = tl.load(first_base + batch * first_batch + rows, mask=rows < T, other=S)
+    # [BLOCK_M, WIDTH]
     q = _load(q_base + batch * q_batch + head * q_head, rows, q_row, T, columns, N)
     k_base += batch * k_batch + (head // G) * k_head
     v_base += batch * v_batch + (head // G) * v_head
+    # FlashAttention-2, arXiv 2307.08691, algorithm 1: m (largest), l (total) and O (acc)
     largest = tl.full([BLOCK_M], float("-inf"), tl.float32)
     total = tl.zeros([BLOCK_M], tl.float32)
     if SINKS:
+        # a sink is one more score without a value: m = z, l = exp(z - m) = 1
         largest = tl.zeros([BLOCK_M], tl.float32) + tl.load(sinks + head).to(tl.float32)
         total += 1.0
-    acc = tl.zeros([BLOCK_M, WIDTH_V], tl.float32)
+    acc = tl.zeros([BLOCK_M, WIDTH_V], tl.float32)  # [BLOCK_M, WIDTH_V]
     low = tl.min(first, 0) // BLOCK_N * BLOCK_N
     high = tl.max(tl.where(first < S, position + 1, 0), 0)
     for at in range(low, high, BLOCK_N):
         keys = at + tl.arange(0, BLOCK_N)
-        k = _load(k_base, keys, k_row, S, columns, N)
-        s = _scores(q, k, scale, cap, CAPPED, PRECISION)
+        k = _load(k_base, keys, k_row, S, columns, N)  # [BLOCK_N, WIDTH]
+        s = _scores(q, k, scale, cap, CAPPED, PRECISION)  # [BLOCK_M, BLOCK_N]
         visible = (keys[None, :] >= first[:, None]) & (keys[None, :] <= position[:, None])
         s = tl.where(visible, s, float("-inf"))
-        new = tl.maximum(largest, tl.max(s, 1))
-        safe = tl.where(new == float("-inf"), 0.0, new)
-        p = tl.exp2((s - safe[:, None]) * LOG2E)
-        shrink = tl.exp2((largest - safe) * LOG2E)
-        total = total * shrink + tl.sum(p, 1)
-        v = _load(v_base, keys, v_row, S, columns_v, M)
+        new = tl.maximum(largest, tl.max(s, 1))  # [BLOCK_M]: m' = max(m, max s)
+        safe = tl.where(new == float("-inf"), 0.0, new)  # no key seen yet: avoids -inf - -inf
+        p = tl.exp2((s - safe[:, None]) * LOG2E)  # exp(s - m')
+        shrink = tl.exp2((largest - safe) * LOG2E)  # exp(m - m')
+        total = total * shrink + tl.sum(p, 1)  # l' = l exp(m - m') + sum p
+        v = _load(v_base, keys, v_row, S, columns_v, M)  # [BLOCK_N, WIDTH_V]
+        # O' = O exp(m - m') + p V
         acc = acc * shrink[:, None] + tl.dot(p.to(v.dtype), v, input_precision=PRECISION)
         largest = new
     seen = (first < S) & (rows < T)
     total = tl.where(total > 0, total, 1.0)
     out = acc / total[:, None]
-    lse = tl.where(seen, largest + tl.log2(total) / LOG2E, 0.0)
+    lse = tl.where(seen, largest + tl.log2(total) / LOG2E, 0.0)  # [BLOCK_M]: m + log l
     place = (batch * T + rows) * H + head
     inside = (rows < T)[:, None] & (columns_v < M)[None, :]
     tl.store(out_base + place[:, None] * M + columns_v[None, :],
@@ -110,16 +116,16 @@ def _queries_kernel(
     batch = (tl.program_id(1) // H).to(tl.int64)
     head = tl.program_id(1) % H
     rows = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
-    position = rows + start
+    position = rows + start  # [BLOCK_M]: p = start + t
     columns, columns_v = tl.arange(0, WIDTH), tl.arange(0, WIDTH_V)
     first = tl.load(first_base + batch * first_batch + rows, mask=rows < T, other=S)
     q = _load(q_base + batch * q_batch + head * q_head, rows, q_row, T, columns, N)
     place = (batch * T + rows) * H + head
     inside_v = (rows < T)[:, None] & (columns_v < M)[None, :]
     at_v = place[:, None] * M + columns_v[None, :]
-    grad = tl.load(grad_base + at_v, mask=inside_v, other=0.0)
+    grad = tl.load(grad_base + at_v, mask=inside_v, other=0.0)  # [BLOCK_M, WIDTH_V]
     out = tl.load(out_base + at_v, mask=inside_v, other=0.0)
-    delta = tl.sum(grad.to(tl.float32) * out.to(tl.float32), 1)
+    delta = tl.sum(grad.to(tl.float32) * out.to(tl.float32), 1)  # [BLOCK_M]: D = sum(dO * O)
     tl.store(delta_base + place, delta, mask=rows < T)
     lse = tl.load(lse_base + place, mask=rows < T, other=0.0)
     k_base += batch * k_batch + (head // G) * k_head
@@ -133,10 +139,13 @@ def _queries_kernel(
         v = _load(v_base, keys, v_row, S, columns_v, M)
         s = _scores(q, k, scale, cap, CAPPED, PRECISION)
         visible = (keys[None, :] >= first[:, None]) & (keys[None, :] <= position[:, None])
+        # [BLOCK_M, BLOCK_N]
         p = tl.exp2(tl.where(visible, s - lse[:, None], float("-inf")) * LOG2E)
+        # dS = P * (dO V^T - D), arXiv 2307.08691, algorithm 2
         ds = p * (tl.dot(grad, tl.trans(v), input_precision=PRECISION) - delta[:, None])
         if CAPPED:
-            ds *= 1.0 - (s / cap) * (s / cap)
+            ds *= 1.0 - (s / cap) * (s / cap)  # d tanh(x) = 1 - tanh(x)^2
+        # dQ += dS K; the scale follows at the end
         dq += tl.dot(ds.to(k.dtype), k, input_precision=PRECISION)
     inside = (rows < T)[:, None] & (columns < N)[None, :]
     tl.store(dq_base + place[:, None] * N + columns[None, :],
@@ -160,10 +169,13 @@ def _keys_kernel(
     keys = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     columns, columns_v = tl.arange(0, WIDTH), tl.arange(0, WIDTH_V)
     until = tl.load(until_base + batch * until_batch + keys, mask=keys < S, other=0)
+    # [BLOCK_N, WIDTH]
     k = _load(k_base + batch * k_batch + group * k_head, keys, k_row, S, columns, N)
+    # [BLOCK_N, WIDTH_V]
     v = _load(v_base + batch * v_batch + group * v_head, keys, v_row, S, columns_v, M)
     dk = tl.zeros([BLOCK_N, WIDTH], tl.float32)
     dv = tl.zeros([BLOCK_N, WIDTH_V], tl.float32)
+    # causal: earlier queries do not see these keys
     low = tl.maximum(tl.program_id(0) * BLOCK_N - start, 0) // BLOCK_M * BLOCK_M
     high = tl.minimum(tl.max(until, 0) - start, T)
     for head in range(group * G, group * G + G):
@@ -173,19 +185,20 @@ def _keys_kernel(
             first = tl.load(first_base + batch * first_batch + rows, mask=rows < T, other=S)
             lse = tl.load(lse_base + place, mask=rows < T, other=0.0)
             delta = tl.load(delta_base + place, mask=rows < T, other=0.0)
+            # [BLOCK_M, WIDTH]
             q = _load(q_base + batch * q_batch + head * q_head, rows, q_row, T, columns, N)
             inside_v = (rows < T)[:, None] & (columns_v < M)[None, :]
             grad = tl.load(grad_base + place[:, None] * M + columns_v[None, :],
                            mask=inside_v, other=0.0)  # fmt: skip
-            s = _scores(k, q, scale, cap, CAPPED, PRECISION)
+            s = _scores(k, q, scale, cap, CAPPED, PRECISION)  # [BLOCK_N, BLOCK_M]: transposed
             after = keys[:, None] <= (rows + start)[None, :]
             visible = (keys[:, None] >= first[None, :]) & after
             p = tl.exp2(tl.where(visible, s - lse[None, :], float("-inf")) * LOG2E)
-            dv += tl.dot(p.to(grad.dtype), grad, input_precision=PRECISION)
+            dv += tl.dot(p.to(grad.dtype), grad, input_precision=PRECISION)  # dV += P^T dO
             ds = p * (tl.dot(v, tl.trans(grad), input_precision=PRECISION) - delta[None, :])
             if CAPPED:
-                ds *= 1.0 - (s / cap) * (s / cap)
-            dk += tl.dot(ds.to(q.dtype), q, input_precision=PRECISION)
+                ds *= 1.0 - (s / cap) * (s / cap)  # d tanh(x) = 1 - tanh(x)^2
+            dk += tl.dot(ds.to(q.dtype), q, input_precision=PRECISION)  # dK += dS^T Q
     place = (batch * S + keys) * groups + group
     tl.store(dk_base + place[:, None] * N + columns[None, :],
              (dk * scale).to(dk_base.dtype.element_ty),
@@ -236,8 +249,8 @@ def _forward(
     cap: float,
 ) -> tuple[Tensor, Tensor]:
     batch, length, heads, size = q.shape
-    out = q.new_empty(batch, length, heads, v.shape[-1])
-    lse = q.new_empty(batch, length, heads, dtype=torch.float32)
+    out = q.new_empty(batch, length, heads, v.shape[-1])  # [B, T, H, M]
+    lse = q.new_empty(batch, length, heads, dtype=torch.float32)  # [B, T, H]
     options = _launch(q, v, _BLOCKS)
     _forward_kernel[triton.cdiv(length, options["BLOCK_M"]), batch * heads](
         q, k, v, first, sinks, out, lse, *_strides(q, k, v), _rows(first),
@@ -269,7 +282,7 @@ def _backward(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     batch, length, heads, size = q.shape
     keys, groups = k.shape[1], k.shape[2]
-    delta = torch.empty_like(lse)
+    delta = torch.empty_like(lse)  # [B, T, H]
     dq, dk, dv = (torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in (q, k, v))
     options = _launch(q, v, _BLOCKS_BACKWARD) | {"CAPPED": cap > 0}
     sizes = (length, keys, start, heads, heads // groups, scale, cap, size, v.shape[-1])
@@ -301,6 +314,7 @@ def _gradients(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
     dq, dk, dv, delta = _backward(grad.contiguous(), *saved, *ctx.numbers)
     ds = None
     if sinks is not None:  # padding has delta 0
+        # dz = -sum exp(z - lse) D over batch and queries: [H]
         ds = -(torch.exp(sinks.float() - lse) * delta).sum((0, 1)).to(sinks.dtype)
     return dq, dk, dv, None, None, ds, None, None, None
 

@@ -34,12 +34,12 @@ def choose_grouped_matmul(x: Array, weight: Array, implementation: str | None) -
 
 
 def _reference(x: Array, weight: Array, counts: Array) -> Array:
-    ends = jnp.cumsum(counts)
+    ends = jnp.cumsum(counts)  # [E]
     row = jnp.arange(x.shape[0])[:, None]
     out = jnp.zeros((x.shape[0], weight.shape[1]), x.dtype)
     for group in range(weight.shape[0]):
-        mine = (row >= ends[group] - counts[group]) & (row < ends[group])
-        out = jnp.where(mine, x @ weight[group].T.astype(x.dtype), out)
+        mine = (row >= ends[group] - counts[group]) & (row < ends[group])  # [M, 1]
+        out = jnp.where(mine, x @ weight[group].T.astype(x.dtype), out)  # [M, F]
     return out
 
 

@@ -35,7 +35,7 @@ def _dot(a: Array, b: Array, dims: Any) -> Array:
 def _mine(group: Any, block: Any, bounds: Any, rows: int) -> Array:
     """bool[rows, 1]: which rows of the block belong to the group."""
     row = block * rows + jax.lax.broadcasted_iota(jnp.int32, (rows, 1), 0)
-    return (row >= bounds[group]) & (row < bounds[group + 1])
+    return (row >= bounds[group]) & (row < bounds[group + 1])  # [rows, 1]
 
 
 def _rows_kernel(groups, blocks, bounds, x, weight, out, *, dims, last):
@@ -48,7 +48,7 @@ def _rows_kernel(groups, blocks, bounds, x, weight, out, *, dims, last):
 
     @pl.when(group < last)
     def _fill() -> None:
-        product = _dot(x[...], weight[...], dims).astype(out.dtype)
+        product = _dot(x[...], weight[...], dims).astype(out.dtype)  # [rows, columns]
         out[...] = jnp.where(_mine(group, block, bounds, x.shape[0]), product, out[...])
 
 
@@ -66,8 +66,9 @@ def _matrices_kernel(groups, blocks, bounds, grad, x, dw, acc, *, last):
 
     @pl.when(group < last)
     def _add() -> None:
+        # [rows, f]: other groups' rows are 0
         own = jnp.where(_mine(group, block, bounds, x.shape[0]), grad[...], 0).astype(grad.dtype)
-        acc[...] += _dot(own, x[...], _TN)
+        acc[...] += _dot(own, x[...], _TN)  # [f, d]: dW += grad^T x
 
     @pl.when((t == end) | differs(jnp.minimum(t + 1, end)))
     def _end() -> None:
@@ -78,13 +79,14 @@ def _pairs(counts: Array, total: int, rows: int) -> tuple[Array, Array, Array]:
     """(group[n], block[n], bounds[E + 2]): the pairs in order; group E is the rest."""
     groups, blocks = counts.shape[0], total // rows
     ends = jnp.concatenate((jnp.cumsum(counts), jnp.full(1, total))).astype(jnp.int32)
-    bounds = jnp.concatenate((jnp.zeros(1, jnp.int32), ends))
-    low, high = bounds[:-1] // rows, -(-ends // rows)
+    bounds = jnp.concatenate((jnp.zeros(1, jnp.int32), ends))  # [E + 2]
+    low, high = bounds[:-1] // rows, -(-ends // rows)  # [E + 1]: blocks of each group
+    # [E + 1]: pairs of each group, 1 for an empty group so that its result is written
     steps = jnp.maximum(jnp.where(ends > bounds[:-1], high - low, 1), 1)
-    upto = jnp.cumsum(steps)
-    t = jnp.arange(blocks + groups, dtype=jnp.int32)
-    group = jnp.minimum(jnp.searchsorted(upto, t, side="right"), groups).astype(jnp.int32)
-    block = low[group] + t - (upto - steps)[group]
+    upto = jnp.cumsum(steps)  # [E + 1]: number of pairs up to each group
+    t = jnp.arange(blocks + groups, dtype=jnp.int32)  # [n]: a group boundary adds at most one pair
+    group = jnp.minimum(jnp.searchsorted(upto, t, side="right"), groups).astype(jnp.int32)  # [n]
+    block = low[group] + t - (upto - steps)[group]  # [n]
     return group, jnp.minimum(block, blocks - 1).astype(jnp.int32), bounds
 
 
@@ -159,7 +161,7 @@ def _product_forward(x: Array, weight: Array, counts: Array, rows: int) -> tuple
 def _product_backward(rows: int, saved: Any, grad: Array) -> tuple[Array, Array, None]:
     x, weight, counts = saved
     pairs = _pairs(counts, x.shape[0], rows)
-    dx = _rows(grad, weight, pairs, rows, across=True)
+    dx = _rows(grad, weight, pairs, rows, across=True)  # [M, D]: dx = grad W
     return dx, _matrices(grad, x, pairs, rows, weight.shape[0]), None
 
 

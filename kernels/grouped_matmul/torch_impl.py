@@ -32,17 +32,18 @@ def choose_grouped_matmul(x: Tensor, weight: Tensor, implementation: str | None)
 def _reference(x: Tensor, weight: Tensor, counts: Tensor) -> Tensor:
     sizes = counts.tolist()
     rest = x.shape[0] - sum(sizes)
-    parts = x.split([*sizes, rest])
+    parts = x.split([*sizes, rest])  # [counts[e], D] each, then the rest
     weight = weight.to(x.dtype)
+    # [counts[e], F] each
     out = [part @ matrix.t() for part, matrix in zip(parts, weight, strict=False)]
     return torch.cat((*out, x.new_zeros(rest, weight.shape[1])))
 
 
 def _library(x: Tensor, weight: Tensor, counts: Tensor) -> Tensor:
     ends = counts.cumsum(0).int()
-    outside = torch.arange(x.shape[0], device=x.device)[:, None] >= ends[-1]
+    outside = torch.arange(x.shape[0], device=x.device)[:, None] >= ends[-1]  # [M, 1]
     x = x.masked_fill(outside, 0)  # also keeps what the kernel leaves there out of the gradient
-    out = F.grouped_mm(x, weight.to(x.dtype).transpose(1, 2), offs=ends)
+    out = F.grouped_mm(x, weight.to(x.dtype).transpose(1, 2), offs=ends)  # [M, F]
     return out.masked_fill(outside, 0)
 
 

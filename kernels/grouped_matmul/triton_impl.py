@@ -29,22 +29,22 @@ def _rows_kernel(
     tile = tl.program_id(0)
     group = tl.load(groups + tile)
     if group < E:
-        rows = tl.load(starts + tile) + tl.arange(0, BLOCK_M)
+        rows = tl.load(starts + tile) + tl.arange(0, BLOCK_M)  # [BLOCK_M]
         inside = rows < tl.load(ends + tile)
         f = tl.program_id(1) * BLOCK_F + tl.arange(0, BLOCK_F)
         acc = tl.zeros([BLOCK_M, BLOCK_F], tl.float32)
         base = weight + group.to(tl.int64) * F * D
         for at in range(0, D, BLOCK_D):
             d = at + tl.arange(0, BLOCK_D)
-            a = tl.load(x + rows[:, None] * x_row + d[None, :],
+            a = tl.load(x + rows[:, None] * x_row + d[None, :],  # [BLOCK_M, BLOCK_D]
                         mask=inside[:, None] & (d < D)[None, :], other=0.0)  # fmt: skip
             if ACROSS:
                 place = d[:, None] * F + f[None, :]
             else:
                 place = f[None, :] * D + d[:, None]
-            b = tl.load(base + place,
+            b = tl.load(base + place,  # [BLOCK_D, BLOCK_F]
                         mask=(d < D)[:, None] & (f < F)[None, :], other=0.0)  # fmt: skip
-            acc += tl.dot(a, b, input_precision=PRECISION)
+            acc += tl.dot(a, b, input_precision=PRECISION)  # [BLOCK_M, BLOCK_F]
         tl.store(out + rows[:, None].to(tl.int64) * F + f[None, :],
                  acc.to(out.dtype.element_ty), mask=inside[:, None] & (f < F)[None, :])  # fmt: skip
 
@@ -61,10 +61,11 @@ def _matrices_kernel(
     acc = tl.zeros([BLOCK_F, BLOCK_D], tl.float32)
     for at in range(tl.load(bounds + group), end, BLOCK_M):
         rows = at + tl.arange(0, BLOCK_M)
-        a = tl.load(grad + rows[:, None] * grad_row + f[None, :],
+        a = tl.load(grad + rows[:, None] * grad_row + f[None, :],  # [BLOCK_M, BLOCK_F]
                     mask=(rows < end)[:, None] & (f < F)[None, :], other=0.0)  # fmt: skip
-        b = tl.load(x + rows[:, None] * x_row + d[None, :],
+        b = tl.load(x + rows[:, None] * x_row + d[None, :],  # [BLOCK_M, BLOCK_D]
                     mask=(rows < end)[:, None] & (d < D)[None, :], other=0.0)  # fmt: skip
+        # dW += grad^T x: [BLOCK_F, BLOCK_D]
         acc += tl.dot(tl.trans(a), b, input_precision=PRECISION)
     tl.store(dw + (group * F + f[:, None]) * D + d[None, :],
              acc.to(dw.dtype.element_ty), mask=(f < F)[:, None] & (d < D)[None, :])  # fmt: skip
@@ -88,13 +89,14 @@ def _bounds(counts: Tensor) -> Tensor:
 def _tiles(counts: Tensor, rows: int, block: int) -> tuple[Tensor, Tensor, Tensor]:
     """(group, first row, end of the group) of each tile: int32[tiles]; group E: no tile."""
     groups = counts.shape[0]
-    ends = ((counts + block - 1) // block).cumsum(0)
+    ends = ((counts + block - 1) // block).cumsum(0)  # [E]: number of tiles up to each group
+    # [tiles]: a bound that needs no counts on the host
     tile = torch.arange(triton.cdiv(rows, block) + groups, device=counts.device)
-    group = torch.searchsorted(ends, tile, right=True)
+    group = torch.searchsorted(ends, tile, right=True)  # [tiles]
     known = group.clamp_max(groups - 1)
     bounds = _bounds(counts)
     before = torch.where(known > 0, ends[(known - 1).clamp_min(0)], 0)
-    starts = bounds[known] + (tile - before) * block
+    starts = bounds[known] + (tile - before) * block  # [tiles]: first row
     return group.int(), starts.int(), bounds[known + 1]
 
 
@@ -102,7 +104,7 @@ def _tiles(counts: Tensor, rows: int, block: int) -> tuple[Tensor, Tensor, Tenso
 def _rows(x: Tensor, weight: Tensor, counts: Tensor, across: bool) -> Tensor:
     """x[M, D] by weight[E, F, D] to [M, F]; `across`: x[M, F] by the same, to [M, D]."""
     width = weight.shape[2 if across else 1]
-    out = x.new_zeros(x.shape[0], width)
+    out = x.new_zeros(x.shape[0], width)  # rows beyond the counts stay 0
     options = _launch(x)
     groups, starts, ends = _tiles(counts, x.shape[0], options["BLOCK_M"])
     grid = (groups.shape[0], triton.cdiv(width, options["BLOCK_F"]))
@@ -141,6 +143,7 @@ def _(grad, x, counts):
 def _gradients(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None, None, None]:
     x, weight, counts = ctx.saved_tensors
     grad = grad.contiguous()
+    # [M, D]: dx = grad W
     dx = _rows(grad, weight, counts, True) if ctx.needs_input_grad[0] else None
     dw = _matrices(grad, x, counts) if ctx.needs_input_grad[1] else None
     return dx, dw, None, None

@@ -25,8 +25,9 @@ def _forward_kernel(x, residual, weight, y, h, inverse, *, eps, plus_one):
         value = value + residual[...]
         h[...] = value
     wide = value.astype(jnp.float32)
+    # [rows, 1]: 1 / sqrt(mean(h^2) + eps), arXiv 1910.07467, equation 4
     r = jax.lax.rsqrt(jnp.mean(wide * wide, -1, keepdims=True) + eps)
-    y[...] = (wide * r * (weight[...].astype(jnp.float32) + plus_one)).astype(y.dtype)
+    y[...] = (wide * r * (weight[...].astype(jnp.float32) + plus_one)).astype(y.dtype)  # y = h r W
     inverse[...] = r
 
 
@@ -36,9 +37,10 @@ def _backward_kernel(grad, grad_h, h, weight, inverse, dx, dw, *, plus_one):
         dw[...] = jnp.zeros_like(dw)
 
     g, r = grad[...].astype(jnp.float32), inverse[...]
-    unit = h[...].astype(jnp.float32) * r
-    dw[...] += jnp.sum(g * unit, 0, keepdims=True)
-    scaled = g * (weight[...].astype(jnp.float32) + plus_one)
+    unit = h[...].astype(jnp.float32) * r  # u = h r: [rows, D]
+    dw[...] += jnp.sum(g * unit, 0, keepdims=True)  # [1, D]: the sum over rows of g u
+    scaled = g * (weight[...].astype(jnp.float32) + plus_one)  # g W
+    # dh = r (g W - u mean(g W u))
     d = r * (scaled - unit * jnp.mean(scaled * unit, -1, keepdims=True))
     if grad_h is not None:
         d = d + grad_h[...].astype(jnp.float32)

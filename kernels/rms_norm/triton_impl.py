@@ -31,7 +31,8 @@ def _forward_kernel(
     if ADD:
         value += tl.load(residual + row * D + columns, mask=inside, other=0.0)
         tl.store(h + row * D + columns, value, mask=inside)
-    wide = value.to(tl.float32)
+    wide = value.to(tl.float32)  # [WIDTH]: one row h, zeros beyond D
+    # r = 1 / sqrt(mean(h^2) + eps), arXiv 1910.07467, equation 4
     r = 1.0 / tl.sqrt(tl.sum(wide * wide, 0) / D + eps)
     factor = tl.load(weight + columns, mask=inside, other=0.0).to(tl.float32)
     if PLUS_ONE:
@@ -55,10 +56,10 @@ def _backward_kernel(
         at = tl.cast(row, tl.int64) * D + columns
         g = tl.load(grad + at, mask=inside, other=0.0).to(tl.float32)
         r = tl.load(inverse + row)
-        unit = tl.load(h + at, mask=inside, other=0.0).to(tl.float32) * r
-        share += g * unit
-        scaled = g * factor
-        d = r * (scaled - unit * (tl.sum(scaled * unit, 0) / D))
+        unit = tl.load(h + at, mask=inside, other=0.0).to(tl.float32) * r  # u = h r
+        share += g * unit  # this program's part of dw = sum of g u
+        scaled = g * factor  # g W
+        d = r * (scaled - unit * (tl.sum(scaled * unit, 0) / D))  # dh = r (g W - u mean(g W u))
         if ADD:
             d += tl.load(grad_h + at, mask=inside, other=0.0).to(tl.float32)
         tl.store(dx + at, d.to(dx.dtype.element_ty), mask=inside)

@@ -33,7 +33,7 @@ def _dot(a: Array, b: Array, dims: Any) -> Array:
 
 
 def _scores(weight: Array, hidden: Array, cap: float | None) -> Array:
-    z = _dot(weight, hidden, _NT)
+    z = _dot(weight, hidden, _NT)  # [words, tokens]: transposed
     return z if cap is None else jnp.tanh(z / cap) * cap
 
 
@@ -51,27 +51,30 @@ def _loss_kernel(hidden, weight, targets, nll, lse, largest, total, picked, *, c
         picked[...] = jnp.zeros_like(picked)
 
     z = _scores(weight[...], hidden[...], cap)
-    words = _words(z.shape, j)
-    z = jnp.where(words < vocabulary, z, HIDDEN)
-    new = jnp.maximum(largest[...], jnp.max(z, 0, keepdims=True))
+    words = _words(z.shape, j)  # [words, tokens]: the token id of each row
+    z = jnp.where(words < vocabulary, z, HIDDEN)  # the last block reaches beyond V
+    new = jnp.maximum(largest[...], jnp.max(z, 0, keepdims=True))  # [1, tokens]: m' = max(m, max z)
     shrink = jnp.exp(largest[...] - new)
+    # sum exp(z - m')
     total[...] = total[...] * shrink + jnp.sum(jnp.exp(z - new), 0, keepdims=True)
+    # [1, tokens]: z[target]
     picked[...] += jnp.sum(jnp.where(words == targets[...], z, 0.0), 0, keepdims=True)
     largest[...] = new
 
     @pl.when(j == pl.num_programs(1) - 1)
     def _end() -> None:
-        whole = largest[...] + jnp.log(total[...])
+        whole = largest[...] + jnp.log(total[...])  # lse = m + log(sum exp(z - m))
         lse[...] = whole
-        nll[...] = jnp.where(targets[...] >= 0, whole - picked[...], 0.0)
+        nll[...] = jnp.where(targets[...] >= 0, whole - picked[...], 0.0)  # nll = lse - z[target]
 
 
 def _gradient(hidden, weight, targets, lse, mine, both, block, cap, vocabulary):
     """dz, transposed, 0 beyond the vocabulary; mine: the gradient of nll, both: that plus lse's."""
     z = _scores(weight, hidden, cap)
     words = _words(z.shape, block)
+    # dz = (g_nll + g_lse) exp(z - lse) - g_nll onehot(target): [words, tokens]
     d = both * jnp.exp(z - lse) - jnp.where(words == targets, mine, 0.0)
-    d = d if cap is None else d * (1.0 - (z / cap) ** 2)
+    d = d if cap is None else d * (1.0 - (z / cap) ** 2)  # du = dz (1 - (z / cap)^2)
     return jnp.where(words < vocabulary, d, 0.0).astype(hidden.dtype)
 
 
@@ -87,7 +90,7 @@ def _hidden_kernel(hidden, weight, targets, lse, mine, both, out, acc, *, cap, v
     d = _gradient(
         hidden[...], matrix, targets[...], lse[...], mine[...], both[...], j, cap, vocabulary
     )
-    acc[...] += _dot(d, matrix, _TN)
+    acc[...] += _dot(d, matrix, _TN)  # [tokens, D]: d_hidden += du^T W
 
     @pl.when(j == pl.num_programs(1) - 1)
     def _end() -> None:
@@ -103,7 +106,7 @@ def _weight_kernel(hidden, weight, targets, lse, mine, both, out, acc, *, cap, v
 
     h = hidden[...]
     d = _gradient(h, weight[...], targets[...], lse[...], mine[...], both[...], j, cap, vocabulary)
-    acc[...] += _dot(d, h, _NN)
+    acc[...] += _dot(d, h, _NN)  # [words, D]: d_weight += du h
 
     @pl.when(i == pl.num_programs(1) - 1)
     def _end() -> None:
@@ -191,6 +194,7 @@ def linear_cross_entropy(
     blocks, count = _blocks(hidden.shape[1]), hidden.shape[0]
     spare = -count % blocks[0]
     hidden = jnp.pad(hidden, ((0, spare), (0, 0)))
+    # [1, N padded]; -1 has no loss
     targets = jnp.pad(targets.astype(jnp.int32), (0, spare), constant_values=-1)[None]
     nll, lse = _loss(hidden, weight, targets, softcap, blocks)
     return nll[0, :count], lse[0, :count]

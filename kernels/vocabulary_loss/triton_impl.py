@@ -23,6 +23,7 @@ BLOCK, INTERPRETED_BLOCK = 4096, 128
 @triton.jit
 def _capped(z, cap, CAPPED: tl.constexpr):
     if CAPPED:
+        # cap * tanh(z / cap), as tanh x = 2 sigmoid(2 x) - 1
         z = cap * (2.0 * tl.sigmoid(2.0 * z / cap) - 1.0)
     return z
 
@@ -38,13 +39,14 @@ def _loss_kernel(
         columns = at + tl.arange(0, BLOCK)
         z = tl.load(scores + row * V + columns, mask=columns < V, other=0.0).to(tl.float32)
         z = tl.where(columns < V, _capped(z, cap, CAPPED), -float("inf"))
-        new = tl.maximum(largest, tl.max(z, 0))
-        total = total * tl.exp(largest - new) + tl.sum(tl.exp(z - new), 0)
+        new = tl.maximum(largest, tl.max(z, 0))  # m' = max(m, max z)
+        total = total * tl.exp(largest - new) + tl.sum(tl.exp(z - new), 0)  # sum exp(z - m')
         largest = new
-    whole = largest + tl.log(total)
+    whole = largest + tl.log(total)  # lse = m + log(sum exp(z - m))
     target = tl.load(targets + row)
     picked = tl.load(scores + row * V + tl.maximum(target, 0)).to(tl.float32)
     tl.store(lse + row, whole)
+    # nll = lse - z[target]
     tl.store(nll + row, tl.where(target >= 0, whole - _capped(picked, cap, CAPPED), 0.0))
 
 
@@ -56,15 +58,16 @@ def _gradient_kernel(
     target = tl.load(targets + row)
     whole = tl.load(lse + row)
     mine = tl.where(target >= 0, tl.load(grad_nll + row), 0.0)
-    factor = mine + tl.load(grad_lse + row)
+    factor = mine + tl.load(grad_lse + row)  # g_nll + g_lse
     for at in range(0, V, BLOCK):
         columns = at + tl.arange(0, BLOCK)
         place = scores + row * V + columns
         z = tl.load(place, mask=columns < V, other=0.0).to(tl.float32)
         z = _capped(z, cap, CAPPED)
+        # dz = (g_nll + g_lse) exp(z - lse) - g_nll onehot(target)
         d = factor * tl.exp(z - whole) - tl.where(columns == target, mine, 0.0)
         if CAPPED:
-            d *= 1.0 - (z / cap) * (z / cap)
+            d *= 1.0 - (z / cap) * (z / cap)  # du = dz (1 - (z / cap)^2)
         tl.store(place, d.to(scores.dtype.element_ty), mask=columns < V)
 
 
@@ -85,6 +88,7 @@ def _forward(
     nll, lse = (hidden.new_empty(tokens, dtype=torch.float32) for _ in range(2))
     buffer = hidden.new_empty(min(rows, tokens), vocabulary)
     for part in _chunks(tokens, rows):
+        # [rows, V]
         scores = torch.mm(hidden[part], weight.t(), out=buffer[: part.stop - part.start])
         _loss_kernel[(scores.shape[0],)](
             scores, targets[part], nll[part], lse[part], vocabulary, cap, **_launch(scores, cap)
@@ -113,13 +117,14 @@ def _backward(
     d_hidden, d_weight = torch.empty_like(hidden), torch.zeros_like(weight, dtype=torch.float32)
     buffer = hidden.new_empty(min(rows, tokens), vocabulary)
     for part in _chunks(tokens, rows):
+        # [rows, V]
         scores = torch.mm(hidden[part], weight.t(), out=buffer[: part.stop - part.start])
         _gradient_kernel[(scores.shape[0],)](
             scores, targets[part], lse[part], grad_nll[part], grad_lse[part], vocabulary, cap,
             **_launch(scores, cap),
         )  # fmt: skip
-        torch.mm(scores, weight, out=d_hidden[part])
-        d_weight += scores.t() @ hidden[part]
+        torch.mm(scores, weight, out=d_hidden[part])  # d_hidden = du W: [rows, D]
+        d_weight += scores.t() @ hidden[part]  # d_weight = sum of du^T h: [V, D]
     return d_hidden, d_weight.to(weight.dtype)
 
 
