@@ -96,11 +96,11 @@ def _forward_kernel(
     total = tl.where(total > 0, total, 1.0)
     out = acc / total[:, None]
     lse = tl.where(seen, largest + tl.log2(total) / LOG2E, 0.0)  # [BLOCK_M]: m + log l
-    place = (batch * T + rows) * H + head
+    index = (batch * T + rows) * H + head
     inside = (rows < T)[:, None] & (columns_v < M)[None, :]
-    tl.store(out_base + place[:, None] * M + columns_v[None, :],
+    tl.store(out_base + index[:, None] * M + columns_v[None, :],
              out.to(out_base.dtype.element_ty), mask=inside)  # fmt: skip
-    tl.store(lse_base + place, lse, mask=rows < T)
+    tl.store(lse_base + index, lse, mask=rows < T)
 
 
 @triton.jit
@@ -120,14 +120,14 @@ def _queries_kernel(
     columns, columns_v = tl.arange(0, WIDTH), tl.arange(0, WIDTH_V)
     first = tl.load(first_base + batch * first_batch + rows, mask=rows < T, other=S)
     q = _load(q_base + batch * q_batch + head * q_head, rows, q_row, T, columns, N)
-    place = (batch * T + rows) * H + head
+    index = (batch * T + rows) * H + head
     inside_v = (rows < T)[:, None] & (columns_v < M)[None, :]
-    at_v = place[:, None] * M + columns_v[None, :]
+    at_v = index[:, None] * M + columns_v[None, :]
     grad = tl.load(grad_base + at_v, mask=inside_v, other=0.0)  # [BLOCK_M, WIDTH_V]
     out = tl.load(out_base + at_v, mask=inside_v, other=0.0)
     delta = tl.sum(grad.to(tl.float32) * out.to(tl.float32), 1)  # [BLOCK_M]: D = sum(dO * O)
-    tl.store(delta_base + place, delta, mask=rows < T)
-    lse = tl.load(lse_base + place, mask=rows < T, other=0.0)
+    tl.store(delta_base + index, delta, mask=rows < T)
+    lse = tl.load(lse_base + index, mask=rows < T, other=0.0)
     k_base += batch * k_batch + (head // G) * k_head
     v_base += batch * v_batch + (head // G) * v_head
     dq = tl.zeros([BLOCK_M, WIDTH], tl.float32)
@@ -148,7 +148,7 @@ def _queries_kernel(
         # dQ += dS K; the scale follows at the end
         dq += tl.dot(ds.to(k.dtype), k, input_precision=PRECISION)
     inside = (rows < T)[:, None] & (columns < N)[None, :]
-    tl.store(dq_base + place[:, None] * N + columns[None, :],
+    tl.store(dq_base + index[:, None] * N + columns[None, :],
              (dq * scale).to(dq_base.dtype.element_ty), mask=inside)  # fmt: skip
 
 
@@ -181,14 +181,14 @@ def _keys_kernel(
     for head in range(group * G, group * G + G):
         for at in range(low, high, BLOCK_M):
             rows = at + tl.arange(0, BLOCK_M)
-            place = (batch * T + rows) * H + head
+            index = (batch * T + rows) * H + head
             first = tl.load(first_base + batch * first_batch + rows, mask=rows < T, other=S)
-            lse = tl.load(lse_base + place, mask=rows < T, other=0.0)
-            delta = tl.load(delta_base + place, mask=rows < T, other=0.0)
+            lse = tl.load(lse_base + index, mask=rows < T, other=0.0)
+            delta = tl.load(delta_base + index, mask=rows < T, other=0.0)
             # [BLOCK_M, WIDTH]
             q = _load(q_base + batch * q_batch + head * q_head, rows, q_row, T, columns, N)
             inside_v = (rows < T)[:, None] & (columns_v < M)[None, :]
-            grad = tl.load(grad_base + place[:, None] * M + columns_v[None, :],
+            grad = tl.load(grad_base + index[:, None] * M + columns_v[None, :],
                            mask=inside_v, other=0.0)  # fmt: skip
             s = _scores(k, q, scale, cap, CAPPED, PRECISION)  # [BLOCK_N, BLOCK_M]: transposed
             after = keys[:, None] <= (rows + start)[None, :]
@@ -199,11 +199,11 @@ def _keys_kernel(
             if CAPPED:
                 ds *= 1.0 - (s / cap) * (s / cap)  # d tanh(x) = 1 - tanh(x)^2
             dk += tl.dot(ds.to(q.dtype), q, input_precision=PRECISION)  # dK += dS^T Q
-    place = (batch * S + keys) * groups + group
-    tl.store(dk_base + place[:, None] * N + columns[None, :],
+    index = (batch * S + keys) * groups + group
+    tl.store(dk_base + index[:, None] * N + columns[None, :],
              (dk * scale).to(dk_base.dtype.element_ty),
              mask=(keys < S)[:, None] & (columns < N)[None, :])  # fmt: skip
-    tl.store(dv_base + place[:, None] * M + columns_v[None, :],
+    tl.store(dv_base + index[:, None] * M + columns_v[None, :],
              dv.to(dv_base.dtype.element_ty),
              mask=(keys < S)[:, None] & (columns_v < M)[None, :])  # fmt: skip
 

@@ -88,9 +88,9 @@ def document_flags(data: np.ndarray, offsets: np.ndarray, classes: np.ndarray) -
     `padded`."""
     from sabia.kernels.bpe.numba_impl import flags_of
 
-    found = np.zeros(len(offsets) - 1, np.uint8)
-    flags_of(data, offsets, classes, found)
-    return found
+    flags = np.zeros(len(offsets) - 1, np.uint8)
+    flags_of(data, offsets, classes, flags)
+    return flags
 
 
 def encode(

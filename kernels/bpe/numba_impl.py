@@ -81,10 +81,10 @@ def _merge_of(pairs, left, right):
     key = (U(left) << U(32)) | U(right)
     slot = ((key * _FACTOR) >> U(20)) & mask
     while True:
-        found = pairs[U(2) * slot]
-        if found == key:
+        stored = pairs[U(2) * slot]
+        if stored == key:
             return np.int64(pairs[U(2) * slot + U(1)])
-        if found == _FREE:
+        if stored == _FREE:
             return _NONE
         slot = (slot + U(1)) & mask
 
@@ -198,9 +198,9 @@ def _merge_long(data, i, size, byte_ids, pairs, out, o):
         if merges[k] >> 32 != top >> 32:
             continue
         symbols[k] = merges[k] & np.int64(0xFFFFFFFF)
-        gone = after[k]
-        after[k] = after[gone]
-        symbols[gone], merges[gone], merges[k] = -1, _NONE, _NONE
+        absorbed = after[k]
+        after[k] = after[absorbed]
+        symbols[absorbed], merges[absorbed], merges[k] = -1, _NONE, _NONE
         if after[k] < size:
             before[after[k]] = k
             merges[k] = _merge_of(pairs, symbols[k], symbols[after[k]])
@@ -222,26 +222,26 @@ def _merge_long(data, i, size, byte_ids, pairs, out, o):
 @_inline
 def _find_small(rows, base, first, second, size):
     """The place of the row of a bucket whose key is (first, second), or _MISSING."""
-    for place in range(base, base + U(4 * SMALL_WORDS), U(SMALL_WORDS)):
-        head = rows[place + U(2)]
-        if rows[place] == first and rows[place + U(1)] == second and head & U(0xFF) == size:
-            return place
+    for row in range(base, base + U(4 * SMALL_WORDS), U(SMALL_WORDS)):
+        head = rows[row + U(2)]
+        if rows[row] == first and rows[row + U(1)] == second and head & U(0xFF) == size:
+            return row
     return _MISSING
 
 
 @_jit
 def _find_large(rows, base, data, i, size):
     """The place of the row of a bucket whose key is data[i:i+size], or _MISSING."""
-    for place in range(base, base + U(4 * LARGE_WORDS), U(LARGE_WORDS)):
-        if rows[place + U(LARGE_KEY)] & U(0xFF) != U(size):
+    for row in range(base, base + U(4 * LARGE_WORDS), U(LARGE_WORDS)):
+        if rows[row + U(LARGE_KEY)] & U(0xFF) != U(size):
             continue
         word = 0
-        while word < LARGE_KEY and rows[place + U(word)] == _key_word(
+        while word < LARGE_KEY and rows[row + U(word)] == _key_word(
             data, i + 8 * word, size - 8 * word
         ):
             word += 1
         if word == LARGE_KEY:
-            return place
+            return row
     return _MISSING
 
 
@@ -251,16 +251,16 @@ def _keep(rows, words, key, base, h, data, i, size, out, start, stop):
     count = stop - start
     if size > 8 * key or count > 1 + 2 * (words - key - 1):
         return False
-    place = base + U(words) * ((h >> U(60)) & U(3))
+    row = base + U(words) * ((h >> U(60)) & U(3))
     for free in range(base, base + U(4 * words), U(words)):
         if rows[free + U(key)] == U(0):
-            place = free
+            row = free
             break
     for word in range(key):
-        rows[place + U(word)] = _key_word(data, i + 8 * word, size - 8 * word)
-    rows[place + U(key)] = U(size) | U(count) << U(8) | U(out[start]) << U(32)
+        rows[row + U(word)] = _key_word(data, i + 8 * word, size - 8 * word)
+    rows[row + U(key)] = U(size) | U(count) << U(8) | U(out[start]) << U(32)
     for k in range(1, count):
-        word, value = place + U(key + 1 + (k - 1) // 2), U(out[start + k])
+        word, value = row + U(key + 1 + (k - 1) // 2), U(out[start + k])
         if (k - 1) % 2:
             rows[word] |= value << U(32)
         else:
@@ -286,14 +286,14 @@ def _copy(rows, head, out, o):
 def _next_added(data, i, end, children, ids):
     """(start, stop, node) of the first added token from i, the longest there; (end, end, 0)."""
     while i < end:
-        node, j, stop, found = children[0, data[i]], i + 1, i, np.int32(0)
+        node, j, stop, last_node = children[0, data[i]], i + 1, i, np.int32(0)
         while node:
             if ids[node] != -1:
-                stop, found = j, node
+                stop, last_node = j, node
             node = children[node, data[j]] if j < end else np.int32(0)
             j += 1
-        if found:
-            return i, stop, found
+        if last_node:
+            return i, stop, last_node
         i += 1
     return end, end, np.int32(0)
 
@@ -313,9 +313,9 @@ def _added_token(data, i, end, children, ids):
 
 
 @_jit
-def flags_of(data, offsets, classes, found):
+def flags_of(data, offsets, classes, result):
     """Or the table entries of all code points beyond ASCII into found[document]."""
-    for d in range(len(found)):
+    for d in range(len(result)):
         i, end, flags = offsets[d], offsets[d + 1], np.int64(0)
         while i < end:
             if end - i >= 8 and word_at(data, i) & U(0x8080808080808080) == U(0):
@@ -324,7 +324,7 @@ def flags_of(data, offsets, classes, found):
             entry, size = entry_at(data, i, classes)
             flags |= entry & ~CLASS_BITS
             i += size
-        found[d] = flags
+        result[d] = flags
 
 
 @_jit
@@ -369,23 +369,23 @@ def encode_all(
                         part = part_end(data, i, late_at, classes, digits, cjk)
                 stop = split_end(data, i, part, classes, family, cap, letters)
                 size = stop - i
-                base, h, place = U(0), U(0), _MISSING
+                base, h, row = U(0), U(0), _MISSING
                 if size <= 8 * SMALL_KEY:
                     one, two = _key_word(data, i, size), _key_word(data, i + 8, size - 8)
                     h = _hash_of_two(one, two, U(size))
                     base = (h * U(SMALL_WORDS)) & small_mask
-                    place = _find_small(small, base, one, two, U(size))
-                    if place != _MISSING:
-                        o = _copy(small, place + U(SMALL_KEY), out, o)
+                    row = _find_small(small, base, one, two, U(size))
+                    if row != _MISSING:
+                        o = _copy(small, row + U(SMALL_KEY), out, o)
                         i = stop
                         continue
                 else:
                     h = _hash_of(data, i, size)
                 wide = (h * U(LARGE_WORDS)) & large_mask
                 if size <= 8 * LARGE_KEY:
-                    place = _find_large(large, wide, data, i, size)
-                if place != _MISSING:
-                    o = _copy(large, place + U(LARGE_KEY), out, o)
+                    row = _find_large(large, wide, data, i, size)
+                if row != _MISSING:
+                    o = _copy(large, row + U(LARGE_KEY), out, o)
                     i = stop
                     continue
                 start = o

@@ -102,9 +102,9 @@ class _Reader:
         count, dtype = int(np.prod(shape, dtype=object)), np.dtype(kind)
         if min(shape) < 0 or count * dtype.itemsize > self.size - self.file.tell():
             raise EOFError
-        room = np.empty(count * dtype.itemsize + 64, np.uint8)
-        first = -room.ctypes.data % 64
-        body = room[first : first + count * dtype.itemsize]
+        buffer = np.empty(count * dtype.itemsize + 64, np.uint8)
+        first = -buffer.ctypes.data % 64
+        body = buffer[first : first + count * dtype.itemsize]
         if self.file.readinto(body.data) != len(body):
             raise EOFError
         return body.view(dtype).reshape(shape)
@@ -208,10 +208,10 @@ def _vocabulary(words: _Dictionary) -> Vocabulary:
     starts = np.concatenate(([0], np.cumsum(lengths)))
     text = np.frombuffer(b"".join(words.names), np.uint8)
     hashes, wide = _hashes(text, starts)
-    place = _slots(hashes, 1 << max(4, int(2 * len(words.names)).bit_length()))
-    slots = np.zeros((len(place), 2), np.uint64)
-    used = place >= 0
-    slots[used, 0], slots[used, 1] = wide[place[used]], place[used] + 1
+    entries = _slots(hashes, 1 << max(4, int(2 * len(words.names)).bit_length()))
+    slots = np.zeros((len(entries), 2), np.uint64)
+    used = entries >= 0
+    slots[used, 0], slots[used, 1] = wide[entries[used]], entries[used] + 1
     return Vocabulary(text, starts, words.words, slots)
 
 
@@ -237,12 +237,12 @@ def _slots(hashes: np.ndarray, size: int) -> np.ndarray:
     the earliest entry of those that want a slot gets it."""
     slots = np.full(size, -1, np.int32)
     waiting = np.arange(len(hashes))
-    place = hashes.astype(np.int64) & (size - 1)
+    slot = hashes.astype(np.int64) & (size - 1)
     while len(waiting):
-        free = waiting[slots[place[waiting]] < 0]
-        slots[place[free][::-1]] = free[::-1]
-        waiting = waiting[slots[place[waiting]] != waiting]
-        place[waiting] = (place[waiting] + 1) & (size - 1)
+        free = waiting[slots[slot[waiting]] < 0]
+        slots[slot[free][::-1]] = free[::-1]
+        waiting = waiting[slots[slot[waiting]] != waiting]
+        slot[waiting] = (slot[waiting] + 1) & (size - 1)
     return slots
 
 

@@ -119,9 +119,9 @@ def _row(value, grams):
 @_jit
 def _subwords(data, start, end, words, grams, rows, ids, count, hidden):
     """Push the rows of the character n-grams of `<token>`; (ids in the buffer, rows found)."""
-    found = 0
+    added = 0
     if grams.dropped:
-        return count, found
+        return count, added
     size = end - start + 2
     for i in range(size):
         first = _marked(data, start, size, i)
@@ -142,9 +142,9 @@ def _subwords(data, start, end, words, grams, rows, ids, count, hidden):
                         count = 0
                     ids[count] = words.words + bucket
                     count += 1
-                    found += 1
+                    added += 1
             n += 1
-    return count, found
+    return count, added
 
 
 @_jit
@@ -186,20 +186,20 @@ def _document(data, start, end, words, grams, rows, ids, hashes, hidden):
             count += 1
             total += rows.weight[entry]
         if grams.maxn > 0 and not ended and (entry < 0 or rows.weight[entry] == 1):
-            count, found = _subwords(data, first, i, words, grams, rows, ids, count, hidden)
-            total += found
+            count, added = _subwords(data, first, i, words, grams, rows, ids, count, hidden)
+            total += added
         hashes[tokens] = h | (_HIGH if h & _SIGN else U(0))
         tokens += 1
     if grams.words > 1 and not grams.dropped:
-        count, found = _word_ngrams(tokens, words, grams, rows, ids, count, hashes, hidden)
-        total += found
+        count, added = _word_ngrams(tokens, words, grams, rows, ids, count, hashes, hidden)
+        total += added
     _gather(rows, ids, count, hidden)
     return total
 
 
 @_jit
 def _word_ngrams(tokens, words, grams, rows, ids, count, hashes, hidden):
-    found = 0
+    added = 0
     for i in range(tokens):
         joined = hashes[i]
         for j in range(i + 1, min(tokens, i + grams.words)):
@@ -211,8 +211,8 @@ def _word_ngrams(tokens, words, grams, rows, ids, count, hashes, hidden):
                     count = 0
                 ids[count] = words.words + bucket
                 count += 1
-                found += 1
-    return count, found
+                added += 1
+    return count, added
 
 
 @_jit
@@ -240,8 +240,8 @@ def _finish(hidden, head, logits, totals, result):
             elif x > _LIMIT:
                 result[k] = F(1)
             else:
-                place = np.int64((x + _LIMIT) * F(_STEPS) / _LIMIT / F(2))
-                result[k] = min(head.sigmoid[place] + _TINY, F(1))
+                step = np.int64((x + _LIMIT) * F(_STEPS) / _LIMIT / F(2))
+                result[k] = min(head.sigmoid[step] + _TINY, F(1))
 
 
 @_jit
@@ -290,11 +290,11 @@ def _fold(model, dense, weight):
         if last - first == 4 and _begins(words.text, first, last, _EOS):
             continue
         hidden[:] = dense[entry]
-        count, found = _subwords(words.text, first, last, words, grams, model.rows, ids, 0, hidden)
+        count, added = _subwords(words.text, first, last, words, grams, model.rows, ids, 0, hidden)
         _gather(model.rows, ids, count, hidden)
-        if found + 1 >= _LEAST_GAIN:
+        if added + 1 >= _LEAST_GAIN:
             dense[entry] = hidden
-            weight[entry] = found + 1
+            weight[entry] = added + 1
 
 
 def fold_subwords(model: Classifier) -> None:

@@ -110,12 +110,12 @@ def _scores(hidden: np.ndarray, head: Head) -> np.ndarray:
         return _tree(logits, head)
     if head.loss == SOFTMAX:
         raised = np.exp(logits - logits.max())
-        chances = raised / raised.sum()
+        probabilities = raised / raised.sum()
     else:
-        place = (logits.astype(np.float32) + SIGMOID_LIMIT) * SIGMOID_STEPS / (2 * SIGMOID_LIMIT)
-        chances = head.sigmoid[np.clip(place, 0, SIGMOID_STEPS).astype(int)]
-        chances = np.where(np.abs(logits) > SIGMOID_LIMIT, logits > 0, chances)
-    return np.minimum(chances + TINY, 1)
+        step = (logits.astype(np.float32) + SIGMOID_LIMIT) * SIGMOID_STEPS / (2 * SIGMOID_LIMIT)
+        probabilities = head.sigmoid[np.clip(step, 0, SIGMOID_STEPS).astype(int)]
+        probabilities = np.where(np.abs(logits) > SIGMOID_LIMIT, logits > 0, probabilities)
+    return np.minimum(probabilities + TINY, 1)
 
 
 def _tree(logits: np.ndarray, head: Head) -> np.ndarray:

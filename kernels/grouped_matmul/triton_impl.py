@@ -39,10 +39,10 @@ def _rows_kernel(
             a = tl.load(x + rows[:, None] * x_row + d[None, :],  # [BLOCK_M, BLOCK_D]
                         mask=inside[:, None] & (d < D)[None, :], other=0.0)  # fmt: skip
             if ACROSS:
-                place = d[:, None] * F + f[None, :]
+                offsets = d[:, None] * F + f[None, :]
             else:
-                place = f[None, :] * D + d[:, None]
-            b = tl.load(base + place,  # [BLOCK_D, BLOCK_F]
+                offsets = f[None, :] * D + d[:, None]
+            b = tl.load(base + offsets,  # [BLOCK_D, BLOCK_F]
                         mask=(d < D)[:, None] & (f < F)[None, :], other=0.0)  # fmt: skip
             acc += tl.dot(a, b, input_precision=PRECISION)  # [BLOCK_M, BLOCK_F]
         tl.store(out + rows[:, None].to(tl.int64) * F + f[None, :],

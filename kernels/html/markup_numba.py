@@ -100,7 +100,7 @@ def read_name(data, i, n, tag_keys, tag_values):
 
 
 @_jit
-def read_attributes(data, i, n, found, automaton, hints):
+def read_attributes(data, i, n, attributes, automaton, hints):
     """Read attributes up to `>`; returns the place after it."""
     while i < n:
         c = data[i]
@@ -136,33 +136,33 @@ def read_attributes(data, i, n, found, automaton, hints):
                 while i < n and data[i] > 32 and data[i] != at.GT:
                     i += 1
                 end = i
-        _attribute(data, name, name_end, start, end, found, automaton, hints)
+        _attribute(data, name, name_end, start, end, attributes, automaton, hints)
     return n
 
 
 @_jit
-def _attribute(data, name, name_end, start, end, found, automaton, hints):
+def _attribute(data, name, name_end, start, end, attributes, automaton, hints):
     length = name_end - name
     if length == 4:
-        if found[at.A_HREF_END] == 0 and _is(data, name, name_end, _HREF_NAME):
-            found[at.A_HREF], found[at.A_HREF_END] = start, end
+        if attributes[at.A_HREF_END] == 0 and _is(data, name, name_end, _HREF_NAME):
+            attributes[at.A_HREF], attributes[at.A_HREF_END] = start, end
         elif _is(data, name, name_end, _ROLE):
-            found[at.A_HINTS] |= _hints(data, start, end, automaton, hints)
+            attributes[at.A_HINTS] |= _hints(data, start, end, automaton, hints)
     elif length == 5:
         if _is(data, name, name_end, _CLASS):
-            found[at.A_HINTS] |= _hints(data, start, end, automaton, hints)
+            attributes[at.A_HINTS] |= _hints(data, start, end, automaton, hints)
         elif _is(data, name, name_end, _STYLE) and _contains(data, start, end, _NONE):
-            found[at.A_UNSEEN] = 1
+            attributes[at.A_UNSEEN] = 1
     elif (length == 2 and _is(data, name, name_end, _ID)) or (
         length == 8 and _is(data, name, name_end, _ITEMPROP)
     ):
-        found[at.A_HINTS] |= _hints(data, start, end, automaton, hints)
+        attributes[at.A_HINTS] |= _hints(data, start, end, automaton, hints)
     elif length == 3 and _is(data, name, name_end, _REL):
-        found[at.A_NOFOLLOW] = _contains(data, start, end, _NOFOLLOW)
+        attributes[at.A_NOFOLLOW] = _contains(data, start, end, _NOFOLLOW)
     elif (length == 6 and _is(data, name, name_end, _HIDDEN)) or (
         length == 11 and _is(data, name, name_end, _ARIA) and _is(data, start, end, _TRUE)
     ):
-        found[at.A_UNSEEN] = 1
+        attributes[at.A_UNSEEN] = 1
 
 
 @_jit
@@ -198,7 +198,7 @@ def _contains(data, start, end, word):
 @_jit
 def _hints(data, start, end, automaton, hints):
     """The bits of all hints in a value."""
-    state, found, small = automaton[0, 0], np.int64(0), False
+    state, bits, small = automaton[0, 0], np.int64(0), False
     for k in range(start, min(end, start + at.VALUE_BYTES)):
         c = data[k]
         code = 0
@@ -208,8 +208,8 @@ def _hints(data, start, end, automaton, hints):
             code = c - 64
             if small:
                 state = automaton[state, 0]
-                found |= hints[state]
+                bits |= hints[state]
         small = 97 <= c <= 122
         state = automaton[state, code]
-        found |= hints[state]
-    return found | hints[automaton[state, 0]]
+        bits |= hints[state]
+    return bits | hints[automaton[state, 0]]

@@ -139,9 +139,9 @@ def _open_link(marks, blocks, state, attributes, start, begun, end):
 
 
 @_jit
-def _close_link(marks, state, place):
+def _close_link(marks, state, position):
     if 0 <= state[at.LINK] < len(marks):
-        marks[state[at.LINK], at.M_TEXT_END] = place
+        marks[state[at.LINK], at.M_TEXT_END] = position
     state[at.LINK] = -1
 
 
@@ -200,32 +200,32 @@ def _open(tag, kind, tag_flags, closes, stops, blocks, elements, marks, state, s
 @_jit
 def _close_implied(ends, stops, marks, state, stack, opened, begun):
     """Pop down to the outermost of the open elements in `ends` that nothing in `stops` shields."""
-    k, found = state[at.DEEP] - 1, -1
+    k, outermost = state[at.DEEP] - 1, -1
     while k >= 1:
         tag = stack[k, at.S_TAG]
         if tag < 63 and (ends >> tag) & 1:
-            found = k
+            outermost = k
         elif tag < 63 and (stops >> tag) & 1:
             break
         k -= 1
-    if found >= 1:
-        _pop_to(found, marks, state, stack, opened, begun)
+    if outermost >= 1:
+        _pop_to(outermost, marks, state, stack, opened, begun)
 
 
 @_jit
-def _pop_to(depth, marks, state, stack, opened, place):
+def _pop_to(depth, marks, state, stack, opened, position):
     for k in range(depth, state[at.DEEP]):
         opened[stack[k, at.S_TAG]] -= 1
     state[at.DEEP] = depth
     if state[at.LINK] >= 0 and state[at.LINK_DEEP] > depth:
-        _close_link(marks, state, place)
+        _close_link(marks, state, position)
 
 
 @_jit
-def _end(tag, place, blocks, elements, marks, state, stack, opened, tag_kinds, walls):
+def _end(tag, position, blocks, elements, marks, state, stack, opened, tag_kinds, walls):
     """An end tag: pop to the element it ends, if one is open that no wall shields."""
     if tag == at.T_A:
-        _close_link(marks, state, place)
+        _close_link(marks, state, position)
     if tag <= 0 or opened[tag] == 0 or tag in (at.T_BODY, at.T_HTML):
         return
     if state[at.OVERFLOW] > 0:
@@ -239,7 +239,7 @@ def _end(tag, place, blocks, elements, marks, state, stack, opened, tag_kinds, w
         k -= 1
     if tag_kinds[tag] & (BLOCK_KIND | UNSEEN_KIND):
         _flush(blocks, elements, state, stack)
-    _pop_to(k, marks, state, stack, opened, place)
+    _pop_to(k, marks, state, stack, opened, position)
 
 
 @_jit

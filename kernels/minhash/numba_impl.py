@@ -35,7 +35,7 @@ _pread = numba.types.ExternalFunction(  # of the C library
 
 
 @jit
-def _shingles(words, count, ngram, leave, shingles, place):
+def _shingles(words, count, ngram, leave, shingles, offset):
     """Write the shingles from `place` on; returns their number."""
     rolling = U(0)
     for j in range(count):
@@ -43,9 +43,9 @@ def _shingles(words, count, ngram, leave, shingles, place):
         if j >= ngram:
             rolling -= words[j - ngram] * leave
         if j >= ngram - 1:
-            shingles[place + j - ngram + 1] = np.uint32(mix(rolling) >> U(32))
+            shingles[offset + j - ngram + 1] = np.uint32(mix(rolling) >> U(32))
     if 0 < count < ngram:
-        shingles[place] = np.uint32(mix(rolling) >> U(32))
+        shingles[offset] = np.uint32(mix(rolling) >> U(32))
         return 1
     return max(count - ngram + 1, 0)
 
@@ -70,14 +70,14 @@ def _fmix(shingles, mixed):
 
 @jit
 def _signatures(shingles, counts, a, b, finalise, slots):
-    mixed, place = np.empty(shingles.shape[0], np.uint32), 0
+    mixed, offset = np.empty(shingles.shape[0], np.uint32), 0
     for d in range(counts.shape[0]):
-        values = shingles[place : place + counts[d]]
+        values = shingles[offset : offset + counts[d]]
         if finalise:
             _fmix(values, mixed)
             values = mixed[: counts[d]]
         _slots(values, a, b, slots[d])
-        place += counts[d]
+        offset += counts[d]
 
 
 def signatures(shingles: np.ndarray, counts: np.ndarray, config: SketchConfig) -> np.ndarray:
@@ -105,10 +105,10 @@ def _sketch(data, offsets, folds, kinds, ngram, leave, a, b, finalise, first, di
     longest = 0
     for d in range(offsets.shape[0] - 1):
         longest = max(longest, offsets[d + 1] - offsets[d])
-    room = 2 * longest + PADDING
-    text, marks = np.empty(room + BLOCK, np.uint8), np.empty(room // BLOCK + 2, np.uint64)
-    starts, ends = np.empty(room, np.int64), np.empty(room, np.int64)
-    hashes, slots = np.empty(room, np.uint64), np.empty(a.shape[0], np.uint32)
+    capacity = 2 * longest + PADDING
+    text, marks = np.empty(capacity + BLOCK, np.uint8), np.empty(capacity // BLOCK + 2, np.uint64)
+    starts, ends = np.empty(capacity, np.int64), np.empty(capacity, np.int64)
+    hashes, slots = np.empty(capacity, np.uint64), np.empty(a.shape[0], np.uint32)
     mixed = np.empty(1 << 12, np.uint32)
     total = 0
     for d in range(offsets.shape[0] - 1):
@@ -149,7 +149,7 @@ def sketch(data: np.ndarray, offsets: np.ndarray, config: SketchConfig) -> Sketc
 
 
 @jit
-def _place(shingle, stamp, keys, shift):
+def _find_slot(shingle, stamp, keys, shift):
     """(key, where it is or would be) in a table whose keys of other stamps count as free."""
     key = (stamp << U(32)) | U(shingle)
     spot = np.int64(((U(shingle) * U(0x9E3779B1)) & U(0xFFFFFFFF)) >> shift)
@@ -172,12 +172,12 @@ def _jaccard(shingles, starts, pairs, result):
             bits += 1
         shift, union, both = U(32 - bits), 0, 0
         for k in range(starts[i], starts[i + 1]):
-            key, spot = _place(shingles[k], stamp, keys, shift)
+            key, spot = _find_slot(shingles[k], stamp, keys, shift)
             union += keys[spot] != key
             keys[spot] = key
             owner[spot] = 0
         for k in range(starts[j], starts[j + 1]):
-            key, spot = _place(shingles[k], stamp, keys, shift)
+            key, spot = _find_slot(shingles[k], stamp, keys, shift)
             if keys[spot] != key:
                 keys[spot] = key
                 owner[spot] = 2

@@ -56,18 +56,18 @@ def utf8(code: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 def token_hashes(data: np.ndarray, starts: np.ndarray, ends: np.ndarray) -> np.ndarray:
     """uint64[t] of the tokens data[starts[i]:ends[i]]."""
-    hashes, place = (ends - starts).astype(np.uint64), starts.copy()
+    hashes, position = (ends - starts).astype(np.uint64), starts.copy()
     padded = np.concatenate((data, np.zeros(8, np.uint8))).astype(np.uint64)
     todo = np.arange(len(starts))
     while len(todo):
         chunk = np.zeros(len(todo), np.uint64)
         for k in range(8):
-            inside = place[todo] + k < ends[todo]
-            chunk |= np.where(inside, padded[place[todo] + k], _U(0)) << _U(8 * k)
+            inside = position[todo] + k < ends[todo]
+            chunk |= np.where(inside, padded[position[todo] + k], _U(0)) << _U(8 * k)
         value = (hashes[todo] ^ chunk) * _U(CHUNK_BASE)
         hashes[todo] = value ^ (value >> _U(32))
-        place[todo] += 8
-        todo = todo[place[todo] < ends[todo]]
+        position[todo] += 8
+        todo = todo[position[todo] < ends[todo]]
     hashes *= _U(TOKEN_BASE)
     return hashes ^ (hashes >> _U(29))
 
@@ -97,11 +97,11 @@ def exact_hashes(tokens: Tokens) -> np.ndarray:
     """uint64[n, 2] over words and marks."""
     n = len(tokens.starts) - 1
     counts = np.diff(tokens.starts)
-    place = np.arange(len(tokens.hash)) - np.repeat(tokens.starts[:-1], counts)
-    place = place.astype(np.uint64)
+    position = np.arange(len(tokens.hash)) - np.repeat(tokens.starts[:-1], counts)
+    position = position.astype(np.uint64)
     terms = (
-        mix(tokens.hash + place * _U(EXACT_STEP[0])),
-        mix(tokens.hash ^ (place * _U(EXACT_STEP[1]) + _U(EXACT_STEP[2]))),
+        mix(tokens.hash + position * _U(EXACT_STEP[0])),
+        mix(tokens.hash ^ (position * _U(EXACT_STEP[1]) + _U(EXACT_STEP[2]))),
     )
     result = np.empty((n, 2), np.uint64)
     for lane, term in enumerate(terms):
@@ -124,8 +124,8 @@ def shingles(tokens: Tokens, ngram: int) -> tuple[np.ndarray, np.ndarray, np.nda
     total = np.zeros(len(owner), np.uint64)
     for step in range(ngram):
         live = step < words[owner]  # a short text has one shingle of all its words
-        place = np.minimum(first + step, max(len(hashes) - 1, 0))
-        total = np.where(live, total * _U(SHINGLE_BASE) + hashes[place], total)
+        index = np.minimum(first + step, max(len(hashes) - 1, 0))
+        total = np.where(live, total * _U(SHINGLE_BASE) + hashes[index], total)
     return (mix(total) >> _U(32)).astype(np.uint32), counts, words
 
 
@@ -208,8 +208,8 @@ def jaccard(shingles: np.ndarray, starts: np.ndarray, pairs: np.ndarray) -> np.n
 def gather(file: int, places: np.ndarray, counts: np.ndarray, target: np.ndarray) -> None:
     """See sabia.kernels.minhash.gather."""
     n = 0
-    for place, count in zip(places.tolist(), counts.tolist(), strict=True):
-        raw = os.pread(file, 4 * count, 4 * place)
+    for position, count in zip(places.tolist(), counts.tolist(), strict=True):
+        raw = os.pread(file, 4 * count, 4 * position)
         if len(raw) != 4 * count:
             raise OSError(errno.EIO, "a file of shingles is cut short or cannot be read")
         target[n : n + count] = np.frombuffer(raw, np.uint32)

@@ -31,7 +31,7 @@ jit = njit(nogil=True, cache=True, boundscheck=False)
 
 
 @intrinsic
-def load8(_context, array, place):
+def load8(_context, array, index):
     """The eight bytes array[place:place + 8] as one little-endian number."""
 
     def code(context, builder, signature, args):
@@ -43,7 +43,7 @@ def load8(_context, array, place):
 
 
 @intrinsic
-def store8(_context, array, place, value):
+def store8(_context, array, index, value):
     """Write `value` into array[place:place + 8]."""
 
     def code(context, builder, signature, args):
@@ -204,24 +204,24 @@ def find_tokens(text, n, marks, starts, ends):
 @jit
 def hash_tokens(text, count, starts, ends, words, exact):
     """Fill the hashes of words, and exact[2] over all tokens; returns the number of words."""
-    found = 0
+    word_count = 0
     exact0, exact1 = U(0), U(0)
     for j in range(count):
-        place = starts[j] >> 1
-        length = ends[j] - place
+        position = starts[j] >> 1
+        length = ends[j] - position
         token = U(length)
         while length > 8:
-            token = (token ^ load8(text, place)) * _P
+            token = (token ^ load8(text, position)) * _P
             token ^= token >> U(32)
-            place += 8
+            position += 8
             length -= 8
-        token = (token ^ (load8(text, place) & (_ALL >> U(64 - 8 * length)))) * _P
+        token = (token ^ (load8(text, position) & (_ALL >> U(64 - 8 * length)))) * _P
         token = (token ^ (token >> U(32))) * _Q
         token ^= token >> U(29)
         exact0 += mix(token + U(j) * _C0)
         exact1 += mix(token ^ (U(j) * _C1 + _C2))
-        words[found] = token
-        found += 1 - (starts[j] & 1)
+        words[word_count] = token
+        word_count += 1 - (starts[j] & 1)
     exact[0] = mix(exact0 + U(count))
     exact[1] = mix(exact1 + U(count))
-    return found
+    return word_count

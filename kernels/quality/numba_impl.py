@@ -115,11 +115,11 @@ def _repetition(codes, flags, size, hashes, lengths, n, grams, runs, slots, tabl
         low += 1
     while high > low and flags[high - 1] & SPACE:
         high -= 1
-    for place, (a, b, least) in enumerate(((low, high, 2), (0, size, 1))):
+    for level, (a, b, least) in enumerate(((low, high, 2), (0, size, 1))):
         stamp += U(1)
         parts, again, characters = _parts(codes, a, b, least, table, stamp)
-        out[8 + 2 * place] = _share(again, parts) if size else _NAN
-        out[9 + 2 * place] = _share(characters, size)
+        out[8 + 2 * level] = _share(again, parts) if size else _NAN
+        out[9 + 2 * level] = _share(characters, size)
     for i in range(n):
         grams[i], runs[i] = hashes[i], n
     for k in range(2, 11):
@@ -147,7 +147,7 @@ def _top(grams, runs, slots, lengths, n, k, table, stamp):
     if n < k:
         runs[:n] = 0
         return 0
-    best, place, last = 1, 0, _last(n)
+    best, earliest, last = 1, 0, _last(n)
     for i in range(n - k + 1):
         slots[i] = -1
         if runs[i] < 2:
@@ -158,13 +158,13 @@ def _top(grams, runs, slots, lengths, n, k, table, stamp):
         slots[i] = slot
         table[slot, 2] += U(1)
         times, first = np.int64(table[slot, 2]), np.int64(table[slot, 3])
-        if times > best or (times == best and first < place):
-            best, place = times, first
+        if times > best or (times == best and first < earliest):
+            best, earliest = times, first
     for i in range(n - 1, -1, -1):
         repeated = i + k <= n and slots[i] >= 0 and table[slots[i], 2] > 1
         runs[i] = (runs[i + 1] + 1 if i + 1 < n else 1) if repeated else 0
     length = k - 1
-    for i in range(place, place + k):
+    for i in range(earliest, earliest + k):
         length += lengths[i]
     return best * length
 
@@ -187,7 +187,7 @@ def _repeated(grams, runs, lengths, n, k, table, stamp):
 @_jit
 def _words(codes, flags, size, starts, ends, n, hashes, lengths, stops, out):
     """Hash and measure the words; fill out[0:8] but the lines' figures."""
-    plain, spelled, letters, alphabetic, found = 0, 0, 0, 0, U(0)
+    plain, spelled, letters, alphabetic, stop_bits = 0, 0, 0, 0, U(0)
     for w in range(n):
         start, end = starts[w], ends[w]
         hashes[w], lengths[w] = word_hash(codes, start, end), end - start
@@ -203,7 +203,7 @@ def _words(codes, flags, size, starts, ends, n, hashes, lengths, stops, out):
                 letters += end - start
         for s in range(stops.shape[0]):
             if stops[s] == hashes[w]:
-                found |= U(1) << U(s)
+                stop_bits |= U(1) << U(s)
     marks, dots, i = 0, 0, 0
     while i < size:
         marks += codes[i] == _HASH
@@ -214,7 +214,7 @@ def _words(codes, flags, size, starts, ends, n, hashes, lengths, stops, out):
         i += 1
     there = 0
     for s in range(stops.shape[0]):
-        there += np.int64((found >> U(s)) & U(1))
+        there += np.int64((stop_bits >> U(s)) & U(1))
     out[0], out[1] = plain, _share(letters, spelled)
     out[2], out[3] = _share(marks, n), _share(dots, n)
     out[6], out[7] = _share(alphabetic, n), there if stops.shape[0] else _NAN
@@ -233,12 +233,12 @@ def _next_line(codes, flags, start, size):
 
 
 @_jit
-def _phrase(codes, place, end, phrases):
+def _phrase(codes, position, end, phrases):
     """(which of the phrases, each closed by a line feed, stands here, its length), or (-1, 0)."""
     start, number = 0, 0
     while start < phrases.shape[0]:
         j = 0
-        while place + j < end and phrases[start + j] == codes[place + j]:
+        while position + j < end and phrases[start + j] == codes[position + j]:
             j += 1
         if phrases[start + j] == _FEED:
             return number, j
@@ -267,14 +267,14 @@ def _citation(codes, i, end):
 
 
 @_jit
-def _uncited(codes, flags, lower, low, high, room):
+def _uncited(codes, flags, lower, low, high, copy_start):
     """Copy a line without citations behind the document; return the copy's end (room if none)."""
-    cited, i, top = False, low, room
+    cited, i, top = False, low, copy_start
     while i < high and not cited:
         cited = codes[i] == 0x5B and _citation(codes, i, high) > 0
         i += 1
     if not cited:
-        return room, False
+        return copy_start, False
     i = low
     while i < high:
         size = _citation(codes, i, high) if codes[i] == 0x5B else 0
@@ -288,7 +288,7 @@ def _uncited(codes, flags, lower, low, high, room):
 
 
 @_jit
-def _line_rule(codes, flags, lower, low, high, room):
+def _line_rule(codes, flags, lower, low, high, copy_start):
     """(rule that refuses a stripped line, its start and end without citations); rules: 0 keep,
     1 long word, 2 no terminal, 3 few words, 4 lorem ipsum, 5 javascript, 6 bracket, 7 policy."""
     words, run = 0, 0
@@ -297,9 +297,9 @@ def _line_rule(codes, flags, lower, low, high, room):
         words += run == 1
         if run > _MAX_WORD:
             return 1, low, high
-    top, cited = _uncited(codes, flags, lower, low, high, room)
+    top, cited = _uncited(codes, flags, lower, low, high, copy_start)
     if cited:
-        low, high = room, top
+        low, high = copy_start, top
     ended = False
     for code in _ENDS:
         ended |= high > low and codes[high - 1] == code

@@ -39,8 +39,8 @@ def measure(
         stops = None
         if at >= 0:
             stops = set(stop_hashes[stop_bounds[at] : stop_bounds[at + 1]].tolist())
-        found = figures(text, stops)
-        table[row] = [found[name] for name in FIGURES]
+        row_figures = figures(text, stops)
+        table[row] = [row_figures[name] for name in FIGURES]
     return table
 
 
@@ -102,31 +102,31 @@ def _doubled(parts: list[str]) -> tuple[int, int]:
 
 def _repetition(text: str, split: list[str]) -> dict[str, float]:
     paragraphs, lines = re.split(r"\n{2,}", text.strip()), re.split(r"\n+", text)
-    found = {}
+    shares = {}
     for name, parts in (("paragraph", paragraphs), ("line", lines)):
         number, characters = _doubled(parts)
-        found[f"gopher_dup_{name}s"] = _share(number, len(parts)) if text else _NAN
-        found[f"gopher_dup_{name}_chars"] = _share(characters, len(text))
+        shares[f"gopher_dup_{name}s"] = _share(number, len(parts)) if text else _NAN
+        shares[f"gopher_dup_{name}_chars"] = _share(characters, len(text))
     for k in TOP:
         grams = Counter(" ".join(split[i : i + k]) for i in range(len(split) - k + 1))
         gram, times = grams.most_common(1)[0] if grams else ("", 0)
-        found[f"gopher_top_{k}gram_share"] = _share(len(gram) * times, len(text))
+        shares[f"gopher_top_{k}gram_share"] = _share(len(gram) * times, len(text))
     for k in DUPLICATED:
-        found[f"gopher_dup_{k}gram_share"] = _share(_doubled_grams(split, k), len(text))
-    return found
+        shares[f"gopher_dup_{k}gram_share"] = _share(_doubled_grams(split, k), len(text))
+    return shares
 
 
 def _doubled_grams(split: list[str], k: int) -> int:
     seen: set[tuple[str, ...]] = set()
-    place = characters = 0
-    while place + k <= len(split):
-        gram = tuple(split[place : place + k])
+    position = characters = 0
+    while position + k <= len(split):
+        gram = tuple(split[position : position + k])
         if gram in seen:
             characters += sum(map(len, gram))
-            place += k
+            position += k
         else:
             seen.add(gram)
-            place += 1
+            position += 1
     return characters
 
 

@@ -57,8 +57,8 @@ def quantize(x: Array, layout: Layout, key: Any = None, *, interpret: bool = Fal
         interpret=interpret,
     )(x, scale[None], words)
     down, across = layout.tiles(rows, columns)
-    found = tiles[:down, :across] if layout.tile else None
-    return Quantized(codes[:rows, :columns], found, scale)
+    stored = tiles[:down, :across] if layout.tile else None
+    return Quantized(codes[:rows, :columns], stored, scale)
 
 
 def _encode(
@@ -81,8 +81,8 @@ def _encode(
     value = (shaped * inverse).reshape(rows, across)
     draws = None
     if stochastic:
-        place = pl.program_id(0) * rows, pl.program_id(1) * across
-        draws = uniforms(indices(rows, across, *place, columns), key[...])
+        origin = pl.program_id(0) * rows, pl.program_id(1) * across
+        draws = uniforms(indices(rows, across, *origin, columns), key[...])
     count, _, power = round_size(value, layout.element, draws)
     codes[...] = encode(value, count, power, layout.element)
     if layout.scale == "e4m3":

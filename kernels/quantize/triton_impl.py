@@ -121,17 +121,17 @@ def encode_block(
         size_bits = tl.max(tl.max(_bits(shaped) & 0x7FFFFFFF, axis=3), axis=1)
         tile_row = tl.program_id(0) * down + tl.arange(0, down)[:, None]
         tile_column = tl.program_id(1) * right + tl.arange(0, right)[None, :]
-        place = tile_row * across + tile_column
+        tile_index = tile_row * across + tile_column
         present = (tile_row * height < rows) & (tile_column < across)
         if kind == 1:
             step = _power_of_two(size_bits, largest_bits)
-            tl.store(tiles + place, step, mask=present)
+            tl.store(tiles + tile_index, step, mask=present)
         else:
             size = size_bits.to(tl.float32, bitcast=True)
             size = tl.where(size_bits >= 0x7F800000, float("nan"), size)
             wanted = size * inverse_largest * tl.div_rn(1.0, whole)
             count, power = _round(wanted, 0.0, _E4M3, False)
-            tl.store(tiles + place, _code(wanted, count, power, _E4M3), mask=present)
+            tl.store(tiles + tile_index, _code(wanted, count, power, _E4M3), mask=present)
             step = count * _power(power - 3) * whole
         inverse = tl.where(step == 0.0, 0.0, tl.div_rn(1.0, step))
         shaped = shaped * inverse[:, None, :, None]

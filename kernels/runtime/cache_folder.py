@@ -52,7 +52,7 @@ def _own_temporary_folder() -> Path:
     """A folder that only this user can write: code is loaded from it, and others may write /tmp."""
     folder = Path(tempfile.gettempdir()) / f"sabia-{os.getuid()}"
     folder.mkdir(mode=0o700, exist_ok=True)
-    found = folder.lstat()
-    if found.st_uid == os.getuid() and not found.st_mode & 0o022:
+    status = folder.lstat()
+    if status.st_uid == os.getuid() and not status.st_mode & 0o022:
         return folder
     return Path(tempfile.mkdtemp(prefix="sabia-"))

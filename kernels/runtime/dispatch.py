@@ -65,8 +65,8 @@ def framework(x: Any) -> Framework:
 def choose(operation: str, options: Sequence[Option], requested: str | None) -> Choice:
     """The option named by `requested`, else the first automatic one without an obstacle."""
     if requested is None:
-        found = next(o for o in options if o.automatic and o.obstacle is None)
-        return Choice(found.implementation, found.reason)
+        option = next(o for o in options if o.automatic and o.obstacle is None)
+        return Choice(option.implementation, option.reason)
     if requested not in IMPLEMENTATIONS:
         names = ", ".join(IMPLEMENTATIONS)
         raise ValueError(f"{operation}: implementation {requested!r} (expected one of {names})")

@@ -14,7 +14,7 @@ from sabia.kernels.text.utf8_numba import mix
 U = np.uint64
 _B = U(BASE)
 _NONE = np.int64(-1)
-_SMALL, _FIRST_ROOM = 64, 1 << 10
+_SMALL, _FIRST_CAPACITY = 64, 1 << 10
 _jit = njit(nogil=True, cache=True, boundscheck=False)
 _inline = njit(nogil=True, cache=True, inline="always")
 
@@ -31,7 +31,7 @@ def _file_windows(units, offsets, span, k, leave, value, start, count):
         low, high = offsets[d], offsets[d + 1]
         if high - low < span:
             continue
-        raw, least, place = U(0), U(0), -1
+        raw, least, least_at = U(0), U(0), -1
         opened = False
         for j in range(low, high):
             raw = raw * _B + (U(units[j]) + U(1))
@@ -42,13 +42,13 @@ def _file_windows(units, offsets, span, k, leave, value, start, count):
                 raw -= (U(units[gram - 1]) + U(1)) * leave
             h = mix(raw)
             ring[gram & mask] = h
-            if place < 0 or h <= least:
-                least, place = h, gram
-            elif place <= gram - width:
-                least, place = h, gram
+            if least_at < 0 or h <= least:
+                least, least_at = h, gram
+            elif least_at <= gram - width:
+                least, least_at = h, gram
                 for other in range(gram - 1, gram - width, -1):
                     if ring[other & mask] < least:
-                        least, place = ring[other & mask], other
+                        least, least_at = ring[other & mask], other
             window = gram - width + 1
             if window < low:
                 continue
@@ -110,9 +110,13 @@ def _longer(array):
 
 @_jit
 def _find_repeats(units, start, count, starts, span, leave, passes, share):
-    room = _FIRST_ROOM
-    keys, places = np.empty(room, np.uint64), np.empty(room, np.int64)
-    at, length, first = np.empty(room, np.int64), np.empty(room, np.int64), np.empty(room, np.int64)
+    capacity = _FIRST_CAPACITY
+    keys, places = np.empty(capacity, np.uint64), np.empty(capacity, np.int64)
+    at, length, first = (
+        np.empty(capacity, np.int64),
+        np.empty(capacity, np.int64),
+        np.empty(capacity, np.int64),
+    )
     made = 0
     for g in range(starts.shape[0] - 1):
         low, high = starts[g], starts[g + 1]
@@ -134,7 +138,7 @@ def _find_repeats(units, start, count, starts, span, leave, passes, share):
                     before = np.int64(-2)
                     continue
                 mask = U(used - 1)
-                slot, found = key & mask, _NONE
+                slot, earlier = key & mask, _NONE
                 while places[slot] >= 0:
                     other = places[slot]
                     if keys[slot] == key:
@@ -143,10 +147,10 @@ def _find_repeats(units, start, count, starts, span, leave, passes, share):
                         else:
                             same = _equal(units, other, i, span)
                         if same:
-                            found = other
+                            earlier = other
                             break
                     slot = (slot + U(1)) & mask
-                if found < 0:
+                if earlier < 0:
                     keys[slot], places[slot] = key, i
                     held, before = held + 1, np.int64(-2)
                     if 2 * held > used:
@@ -157,17 +161,17 @@ def _find_repeats(units, start, count, starts, span, leave, passes, share):
                             keys[: 2 * used], places[: 2 * used] = wide_keys, wide_places
                         used *= 2
                     continue
-                before = found
-                if found + span > i:
+                before = earlier
+                if earlier + span > i:
                     continue
                 if made and at[made - 1] + length[made - 1] == i and (
-                    first[made - 1] + length[made - 1] == found
+                    first[made - 1] + length[made - 1] == earlier
                 ):  # fmt: skip
                     length[made - 1] += 1
                     continue
                 if made == at.shape[0]:
                     at, length, first = _longer(at), _longer(length), _longer(first)
-                at[made], length[made], first[made] = i, 1, found
+                at[made], length[made], first[made] = i, 1, earlier
                 made += 1
     return at[:made], length[:made], first[:made]
 

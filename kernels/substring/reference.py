@@ -38,7 +38,7 @@ def least_of_runs(values: np.ndarray, width: int) -> np.ndarray:
 
 def file_windows(units: np.ndarray, offsets: np.ndarray, span: int) -> np.ndarray:
     """See sabia.kernels.substring.file_windows."""
-    k, found = gram_length(span), [np.empty(0, RECORD)]
+    k, parts = gram_length(span), [np.empty(0, RECORD)]
     for low, high in pairwise(offsets):
         if high - low < span:
             continue
@@ -48,8 +48,8 @@ def file_windows(units: np.ndarray, offsets: np.ndarray, span: int) -> np.ndarra
         records["value"] = least[heads]
         records["start"] = heads + (low - offsets[0])
         records["count"] = np.diff(np.append(heads, len(least)))
-        found.append(records)
-    return np.concatenate(found)
+        parts.append(records)
+    return np.concatenate(parts)
 
 
 def find_repeats(

@@ -48,12 +48,12 @@ def terminals() -> list[int]:
 def _flags(char: str) -> int:
     """The flags that follow from Unicode properties; an uncased letter is LOWER and UPPER."""
     category = unicodedata.category(char)
-    found = SPACE if char.isspace() else 0
+    flags = SPACE if char.isspace() else 0
     if char.isalpha():
-        found |= ALPHA | (0 if char.isupper() else LOWER) | (0 if char.islower() else UPPER)
+        flags |= ALPHA | (0 if char.isupper() else LOWER) | (0 if char.islower() else UPPER)
     if category[0] in "PSC" and category != "Co":
-        found |= SYMBOL
-    return found | {"So": ICON, "Sc": CURRENCY}.get(category, 0)
+        flags |= SYMBOL
+    return flags | {"So": ICON, "Sc": CURRENCY}.get(category, 0)
 
 
 @functools.lru_cache(maxsize=1)

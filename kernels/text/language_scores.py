@@ -70,15 +70,15 @@ def _score(data, offsets, flag_table, lower_table, scripts, slots, rows, table, 
     most = 0
     for d in range(offsets.shape[0] - 1):
         most = max(most, offsets[d + 1] - offsets[d])
-    room = min(most, 8 * MOST)
-    codes, lower = np.empty(room + 1, np.int32), np.empty(room + 1, np.int32)
-    flags = np.empty(room + 1, np.uint16)
+    capacity = min(most, 8 * MOST)
+    codes, lower = np.empty(capacity + 1, np.int32), np.empty(capacity + 1, np.int32)
+    flags = np.empty(capacity + 1, np.uint16)
     word, keys = np.empty(LONGEST + 2, np.int32), np.empty(3 * LONGEST, np.uint32)
     last = slots.shape[0] - 1
     for d in range(offsets.shape[0] - 1):
         end = offsets[d + 1]
-        if end - offsets[d] > room:
-            end = offsets[d] + room
+        if end - offsets[d] > capacity:
+            end = offsets[d] + capacity
             while end < offsets[d + 1] and data[end] & 0xC0 == 0x80:
                 end -= 1
         size = decode(data, offsets[d], end, flag_table, lower_table, codes, flags, lower)
@@ -163,8 +163,8 @@ def _all(codes, flags, lower, size, keys, whole):
         n, i = _next(codes, flags, lower, i, size, word)
         if n == 0:
             return count
-        found = _features(word, n, own)
-        for k in range(found):
+        features_count = _features(word, n, own)
+        for k in range(features_count):
             keys[count], whole[count] = own[k], k == 0
             count += 1
 

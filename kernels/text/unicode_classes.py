@@ -86,9 +86,9 @@ def _may_compose(char: str) -> bool:
 @functools.cache
 def _seconds() -> frozenset[str]:
     """Starters that compose with the character before them, beside combining marks."""
-    found = {chr(code) for code in (*range(0x1161, 0x1176), *range(0x11A8, 0x11C3))}
+    seconds = {chr(code) for code in (*range(0x1161, 0x1176), *range(0x11A8, 0x11C3))}
     for code in range(0x80, 0x12000):
         parts = unicodedata.decomposition(chr(code)).split()
         if len(parts) == 2 and not parts[0].startswith("<"):
-            found.add(chr(int(parts[1], 16)))
-    return frozenset(found)
+            seconds.add(chr(int(parts[1], 16)))
+    return frozenset(seconds)

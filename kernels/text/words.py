@@ -59,23 +59,23 @@ T G M K % м км кг г"""
 @functools.lru_cache(maxsize=1)
 def specials() -> dict[str, int]:
     """Listed chunk → where it parts in two (0: it is one word)."""
-    found = dict.fromkeys([*_WHOLE.split(), *_FACES.split()], 0)
-    found |= {f"{letter}.": 0 for letter in "abcdefghijklmnopqrstuvwxyz"}
+    entries = dict.fromkeys([*_WHOLE.split(), *_FACES.split()], 0)
+    entries |= {f"{letter}.": 0 for letter in "abcdefghijklmnopqrstuvwxyz"}
     for base in _NOT.split():
-        found |= {base + end: len(base) for end in ("n't", "n’t", "nt")}
+        entries |= {base + end: len(base) for end in ("n't", "n’t", "nt")}
     for base in _PRONOUNS.split():
         for end in _ENDINGS[: 5 if base == "i" else 4]:
             bare = {base + end[1:]} - _BARE_SAFE
             for whole in {base + end, base + end.replace("'", "’")} | bare:
-                found[whole] = len(base)
+                entries[whole] = len(base)
     for base in _MODALS.split():
-        found |= {base + end: len(base) for end in ("'ve", "’ve", "ve")}
-    found |= {"cannot": 3, "gonna": 3, "gotta": 3, "let's": 3, "let’s": 3}
-    titled = {word.capitalize(): at for word, at in found.items() if at}
-    found |= titled
+        entries |= {base + end: len(base) for end in ("'ve", "’ve", "ve")}
+    entries |= {"cannot": 3, "gonna": 3, "gotta": 3, "let's": 3, "let’s": 3}
+    titled = {word.capitalize(): at for word, at in entries.items() if at}
+    entries |= titled
     for hour in range(1, 13):
-        found |= {f"{hour}{half}": len(str(hour)) for half in ("am", "pm", "a.m.", "p.m.")}
-    return {word: at for word, at in found.items() if len(word) <= LONGEST_SPECIAL}
+        entries |= {f"{hour}{half}": len(str(hour)) for half in ("am", "pm", "a.m.", "p.m.")}
+    return {word: at for word, at in entries.items() if len(word) <= LONGEST_SPECIAL}
 
 
 def word_hash(text: str) -> int:
@@ -102,8 +102,8 @@ def unit_hashes() -> np.ndarray:
 def special_tables() -> tuple[np.ndarray, np.ndarray]:
     """(sorted hashes uint64[s], parting points int64[s]) of the listed chunks."""
     entries = sorted((word_hash(word), at) for word, at in specials().items())
-    keys, places = zip(*entries, strict=True)
-    return np.array(keys, np.uint64), np.array(places, np.int64)
+    keys, points = zip(*entries, strict=True)
+    return np.array(keys, np.uint64), np.array(points, np.int64)
 
 
 def flags_of(char: str) -> int:
@@ -117,16 +117,16 @@ def flags_of(char: str) -> int:
 def chunks(text: str) -> list[tuple[int, int]]:
     """Spans of the chunks of a text."""
     spans, start = [], -1
-    for place, char in enumerate(text):
+    for position, char in enumerate(text):
         flags = flags_of(char)
         if flags & (SPACE | SOLO):
             if start >= 0:
-                spans.append((start, place))
+                spans.append((start, position))
             start = -1
             if flags & SOLO:
-                spans.append((place, place + 1))
+                spans.append((position, position + 1))
         elif start < 0:
-            start = place
+            start = position
     return spans + ([(start, len(text))] if start >= 0 else [])
 
 
@@ -198,10 +198,10 @@ def is_address(text: str) -> bool:
     the host ends in two or more lower-case letters after a dot."""
     if "." not in text:
         return False
-    found = _ADDRESS.fullmatch(text)
-    if not found:
+    match = _ADDRESS.fullmatch(text)
+    if not match:
         return False
-    labels = found["host"].split(".")
+    labels = match["host"].split(".")
     if len(labels) < 2 or len(labels[-1]) < 2:
         return False
     body = all(
@@ -224,27 +224,31 @@ def _middle(chunk: str) -> list[str]:
         return [chunk[:at], chunk[at:]] if at else [chunk]
     if is_address(chunk):
         return [chunk]
-    parts, start, place = [], 0, 0
-    while place < len(chunk):
-        length = _infix(chunk, place)
+    parts, start, position = [], 0, 0
+    while position < len(chunk):
+        length = _infix(chunk, position)
         if length:
-            parts += [chunk[start:place], chunk[place : place + length]]
-            start = place + length
-        place += max(length, 1)
+            parts += [chunk[start:position], chunk[position : position + length]]
+            start = position + length
+        position += max(length, 1)
     return [part for part in [*parts, chunk[start:]] if part]
 
 
-def _infix(chunk: str, place: int) -> int:
+def _infix(chunk: str, position: int) -> int:
     """Length of the infix at a place of a chunk, or 0."""
-    char, rest = chunk[place], chunk[place:]
+    char, rest = chunk[position], chunk[position:]
     dots = len(rest) - len(rest.lstrip("."))
     if dots > 1:
         return dots
     if char == "…" or flags_of(char) & ICON:
         return 1
-    before = flags_of(chunk[place - 1]) if place else 0
-    after = flags_of(chunk[place + 1]) if place + 1 < len(chunk) else 0
-    if char in "+-*^" and before & DIGIT and (after & DIGIT or chunk[place + 1 : place + 2] == "-"):
+    before = flags_of(chunk[position - 1]) if position else 0
+    after = flags_of(chunk[position + 1]) if position + 1 < len(chunk) else 0
+    if (
+        char in "+-*^"
+        and before & DIGIT
+        and (after & DIGIT or chunk[position + 1 : position + 2] == "-")
+    ):
         return 1
     if char == ".":
         return int(bool(before & (LOWER | QUOTE) and after & (UPPER | QUOTE)))
@@ -254,8 +258,8 @@ def _infix(chunk: str, place: int) -> int:
         return 0
     if char in ":<>=/":
         return int(bool(after & ALPHA))
-    found = re.match(r"-{1,3}|—{1,2}|–|~", rest)
-    if not found:
+    dashes = re.match(r"-{1,3}|—{1,2}|–|~", rest)
+    if not dashes:
         return 0
-    end = place + found.end()
-    return found.end() if end < len(chunk) and flags_of(chunk[end]) & ALPHA else 0
+    end = position + dashes.end()
+    return dashes.end() if end < len(chunk) and flags_of(chunk[end]) & ALPHA else 0

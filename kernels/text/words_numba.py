@@ -51,13 +51,13 @@ _inline = njit(nogil=True, cache=True, boundscheck=False, _nrt=False, forceinlin
 def tables() -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
     """(hash slots uint64, parting points int64, lengths as bits by first and last code point
     uint16[128, 128], hashes of units uint64)."""
-    keys, places = special_tables()
+    keys, parting_points = special_tables()
     slots, points = np.zeros(_SLOTS, np.uint64), np.zeros(_SLOTS, np.int64)
-    for key, place in zip(keys.tolist(), places.tolist(), strict=True):
+    for key, point in zip(keys.tolist(), parting_points.tolist(), strict=True):
         at = key % _SLOTS
         while slots[at]:
             at = (at + 1) % _SLOTS
-        slots[at], points[at] = key, place
+        slots[at], points[at] = key, point
     pairs = np.zeros((128, 128), np.uint16)
     for word in specials():
         pairs[ord(word[0]) & 127, ord(word[-1]) & 127] |= 1 << len(word)
@@ -268,8 +268,8 @@ def _suffix(codes, flags, low, high, units):
     if before & _DIGIT and (last & CURRENCY or code == _PLUS):
         return 1
     for size in range(LONGEST_UNIT, 0, -1):
-        place = high - size - 1
-        if place >= low and flags[place] & _DIGIT and not last & _DIGIT:
+        before_unit = high - size - 1
+        if before_unit >= low and flags[before_unit] & _DIGIT and not last & _DIGIT:
             key = word_hash(codes, high - size, high)
             slot = np.searchsorted(units, key)
             if slot < units.shape[0] and units[slot] == key:

@@ -61,14 +61,14 @@ def _gradient_kernel(
     factor = mine + tl.load(grad_lse + row)  # g_nll + g_lse
     for at in range(0, V, BLOCK):
         columns = at + tl.arange(0, BLOCK)
-        place = scores + row * V + columns
-        z = tl.load(place, mask=columns < V, other=0.0).to(tl.float32)
+        pointers = scores + row * V + columns
+        z = tl.load(pointers, mask=columns < V, other=0.0).to(tl.float32)
         z = _capped(z, cap, CAPPED)
         # dz = (g_nll + g_lse) exp(z - lse) - g_nll onehot(target)
         d = factor * tl.exp(z - whole) - tl.where(columns == target, mine, 0.0)
         if CAPPED:
             d *= 1.0 - (z / cap) * (z / cap)  # du = dz (1 - (z / cap)^2)
-        tl.store(place, d.to(scores.dtype.element_ty), mask=columns < V)
+        tl.store(pointers, d.to(scores.dtype.element_ty), mask=columns < V)
 
 
 def _launch(scores: Tensor, cap: float) -> dict[str, Any]:

@@ -120,8 +120,12 @@ _trace = _jit(trace)
 def word_spans(data: np.ndarray, offsets: np.ndarray) -> Words:
     """See sabia.kernels.word_spans.word_spans."""
     folds, kinds = folding_tables()
-    room = int(offsets[-1] - offsets[0]) + 1
-    hashes, begin, end = np.empty(room, U), np.empty(room, np.int64), np.empty(room, np.int64)
+    capacity = int(offsets[-1] - offsets[0]) + 1
+    hashes, begin, end = (
+        np.empty(capacity, U),
+        np.empty(capacity, np.int64),
+        np.empty(capacity, np.int64),
+    )
     starts = np.empty(len(offsets), np.int64)
     count = _spans(data, offsets, folds, kinds, hashes, begin, end, starts)
     return Words(hashes[:count].copy(), begin[:count].copy(), end[:count].copy(), starts)

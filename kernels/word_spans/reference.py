@@ -48,8 +48,8 @@ def find(hashes: np.ndarray, wanted: np.ndarray, _table: None) -> np.ndarray:
     """See sabia.kernels.word_spans.Lookup."""
     if not len(wanted):
         return np.full(len(hashes), ALONE)
-    place = np.minimum(np.searchsorted(wanted, hashes), len(wanted) - 1)
-    return np.where((wanted[place] == hashes) & (hashes != 0), place, ALONE)
+    index = np.minimum(np.searchsorted(wanted, hashes), len(wanted) - 1)
+    return np.where((wanted[index] == hashes) & (hashes != 0), index, ALONE)
 
 
 def align(part: np.ndarray, weight: np.ndarray, window: np.ndarray) -> np.ndarray:

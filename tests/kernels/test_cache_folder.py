@@ -32,8 +32,8 @@ def test_a_home_that_cannot_be_written(tmp_path: Path, monkeypatch: pytest.Monke
     assert compiled_code_folder("numba") == own / "numba"
     assert own.stat().st_mode & 0o777 == 0o700
     own.chmod(0o777)  # anybody could have put code there
-    found = compiled_code_folder("numba")
-    assert found.parent != own and found.parent.stat().st_mode & 0o777 == 0o700
+    folder = compiled_code_folder("numba")
+    assert folder.parent != own and folder.parent.stat().st_mode & 0o777 == 0o700
 
 
 def test_variables_that_are_set_stay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -52,8 +52,8 @@ def matrix(rows: int, columns: int, seed: int = 0) -> np.ndarray:
 
 def torch_engine(x: np.ndarray, layout: Layout, key: Any) -> list[Any]:
     torch = pytest.importorskip("torch")
-    found = quantize(torch.from_numpy(x), layout, key, "torch")
-    return [None if part is None else part.numpy() for part in found]
+    actual = quantize(torch.from_numpy(x), layout, key, "torch")
+    return [None if part is None else part.numpy() for part in actual]
 
 
 def jax_engine(x: np.ndarray, layout: Layout, key: Any) -> list[Any]:
@@ -68,15 +68,15 @@ def pallas_engine(x: np.ndarray, layout: Layout, key: Any) -> list[Any]:
     from sabia.kernels.quantize.pallas_impl import quantize
 
     words = None if key is None else np.array(key, np.uint32)
-    found = quantize(x, layout, words, interpret=True)
-    return [None if part is None else np.asarray(part) for part in found]
+    actual = quantize(x, layout, words, interpret=True)
+    return [None if part is None else np.asarray(part) for part in actual]
 
 
 ENGINES: dict[str, Callable[..., list[Any]]] = {"torch": torch_engine, "jax": jax_engine}
 
 
-def same(found: list[Any], wanted: Quantized) -> None:
-    for mine, theirs in zip(found, wanted, strict=True):
+def same(actual: list[Any], wanted: Quantized) -> None:
+    for mine, theirs in zip(actual, wanted, strict=True):
         assert (mine is None) == (theirs is None)
         if mine is not None:
             assert mine.dtype == theirs.dtype
@@ -109,9 +109,9 @@ def test_extremes_end_as_described(engine: str, name: str, value: float) -> None
     x[3, 5] = value
     if abs(value) < 1:
         x = np.full_like(x, value)
-    found = ENGINES[engine](x, layout, None)
-    same(found, tiles.encode(x, layout))
-    decoded = tiles.decode(Quantized(*found), layout)
+    actual = ENGINES[engine](x, layout, None)
+    same(actual, tiles.encode(x, layout))
+    decoded = tiles.decode(Quantized(*actual), layout)
     if np.isfinite(value):
         assert np.isfinite(decoded).all()
         assert value > 1e-38 or not decoded.any()
@@ -123,20 +123,21 @@ def test_extremes_end_as_described(engine: str, name: str, value: float) -> None
 @pytest.mark.parametrize("library", ["torch", "jax"])
 @pytest.mark.parametrize("name", LAYOUTS)
 def test_rounded_values_are_the_decoded_codes(library: str, name: str) -> None:
-    module = pytest.importorskip(library)
+    package = pytest.importorskip(library)
     x, layout = matrix(50, 200, 2), LAYOUTS[name]
+    implementation: Any
     if library == "torch":
-        from sabia.kernels.quantize import torch_impl as room
+        from sabia.kernels.quantize import torch_impl as implementation
 
-        given: Any = module.from_numpy(x)
+        given: Any = package.from_numpy(x)
     else:
-        from sabia.kernels.quantize import jax_impl as room
+        from sabia.kernels.quantize import jax_impl as implementation
 
-        given = module.numpy.asarray(x)
-    compiled = module.jit if library == "jax" else lambda function: function
-    values, scale = (np.asarray(p) for p in compiled(lambda x: room.rounded(x, layout))(given))
-    quantized = compiled(lambda x: room.quantize(x, layout))(given)
-    again = compiled(lambda x: room.dequantize(x, layout))(quantized)
+        given = package.numpy.asarray(x)
+    compiled = package.jit if library == "jax" else lambda function: function
+    values, scale = (np.asarray(p) for p in compiled(lambda x: implementation.rounded(x, layout))(given))
+    quantized = compiled(lambda x: implementation.quantize(x, layout))(given)
+    again = compiled(lambda x: implementation.dequantize(x, layout))(quantized)
     np.testing.assert_array_equal(values, np.asarray(again[0]))
     np.testing.assert_array_equal(values * scale, tiles.simulate(x, layout))
     bits = values.view(np.uint32)
@@ -151,12 +152,12 @@ def test_hadamard_transform_equals_the_oracle(library: str) -> None:
     if library == "torch":
         from sabia.kernels.quantize.torch_impl import hadamard as run
 
-        found = run(module.from_numpy(x), module.from_numpy(signs)).numpy()
+        actual = run(module.from_numpy(x), module.from_numpy(signs)).numpy()
     else:
         from sabia.kernels.quantize.jax_impl import hadamard as run  # type: ignore[assignment]
 
-        found = np.asarray(module.jit(run)(x, signs))
-    np.testing.assert_array_equal(found, hadamard.transform(x, signs))
+        actual = np.asarray(module.jit(run)(x, signs))
+    np.testing.assert_array_equal(actual, hadamard.transform(x, signs))
 
 
 def test_torch_compiles_to_the_same_bits() -> None:
@@ -166,23 +167,23 @@ def test_torch_compiles_to_the_same_bits() -> None:
         lambda x, key: quantize(x, NVFP4, key, "torch"), fullgraph=True, backend="aot_eager"
     )
     key = torch.tensor(np.array(KEY, np.uint32).view(np.int32))
-    found = [part.numpy() for part in run(torch.from_numpy(x), key)]
-    same(found, tiles.encode(x, NVFP4, tiles.uniforms(x.shape, KEY)))
+    actual = [part.numpy() for part in run(torch.from_numpy(x), key)]
+    same(actual, tiles.encode(x, NVFP4, tiles.uniforms(x.shape, KEY)))
 
 
 def cases() -> dict[str, tuple[np.ndarray, str, bool]]:
     """name → (matrix, layout, stochastic): edges that cut tiles, zeros, outliers, NaN, infinity."""
-    found = {}
+    actual = {}
     for number, name in enumerate(LAYOUTS):
         x = matrix(150, 390, 5)
-        found |= {f"x.{number}": (x, name, False), f"x.{number}.s": (x, name, True)}
+        actual |= {f"x.{number}": (x, name, False), f"x.{number}.s": (x, name, True)}
         for value in (0.0, 1e-36, 3e38, np.nan, np.inf):
             special = matrix(40, 150, 6) * np.float32(1e-3)
             special[3, 5] = value
             if abs(value) < 1:
                 special[:] = value
-            found[f"{value}".replace(".", "") + f".{number}"] = (special, name, False)
-    return found
+            actual[f"{value}".replace(".", "") + f".{number}"] = (special, name, False)
+    return actual
 
 
 def wanted_of(x: np.ndarray, name: str, stochastic: bool) -> Quantized:
@@ -196,9 +197,9 @@ def test_the_triton_kernel_gives_the_codes_of_the_oracle(tmp_path: Path) -> None
     np.savez(tmp_path / "x.npz", **{name: case[0] for name, case in cases().items()})
     command = [sys.executable, str(program), str(tmp_path / "x.npz"), str(tmp_path / "found.npz")]
     subprocess.run(command, check=True)
-    found = np.load(tmp_path / "found.npz")
+    actual = np.load(tmp_path / "found.npz")
     for name, case in cases().items():
-        parts = [found.get(f"{name}/{field}") for field in Quantized._fields]
+        parts = [actual.get(f"{name}/{field}") for field in Quantized._fields]
         same(parts, wanted_of(*case))
 
 
@@ -227,8 +228,8 @@ def test_the_triton_kernel_compiles_for_the_chip(capability: int, name: str) -> 
 @pytest.mark.parametrize("name", cases())
 def test_the_pallas_kernel_gives_the_codes_of_the_oracle(name: str) -> None:
     x, layout, stochastic = cases()[name]
-    found = pallas_engine(x, LAYOUTS[layout], KEY if stochastic else None)
-    same(found, wanted_of(x, layout, stochastic))
+    actual = pallas_engine(x, LAYOUTS[layout], KEY if stochastic else None)
+    same(actual, wanted_of(x, layout, stochastic))
 
 
 def test_an_unknown_engine_is_refused() -> None:

@@ -49,10 +49,10 @@ def run_torch(data: dict[str, Any], plus_one: bool, name: str) -> list[np.ndarra
         grads.append(given["grad_h"])
     out = rms_norm(x, weight, EPS, residual=residual, plus_one=plus_one, implementation=name)
     outs = list(out) if residual is not None else [out]
-    found = torch.autograd.grad(outs, inputs, grads)
+    actual = torch.autograd.grad(outs, inputs, grads)
     if residual is not None:
-        assert torch.equal(found[0], found[2])
-    return [r.detach().numpy() for r in (*outs, *found[:2])]
+        assert torch.equal(actual[0], actual[2])
+    return [r.detach().numpy() for r in (*outs, *actual[:2])]
 
 
 def run_jax(data: dict[str, Any], plus_one: bool, name: str) -> list[np.ndarray]:

@@ -14,14 +14,14 @@ ENGINES = ["numpy", "numba"] if numba_available() else ["numpy"]
 def by_dictionary(documents: list[bytes], span: int) -> dict[int, int]:
     """window -> its first occurrence, for windows whose first occurrence ends before them."""
     first: dict[bytes, int] = {}
-    found, base = {}, 0
+    windows, base = {}, 0
     for text in documents:
         for i in range(len(text) - span + 1):
             at = first.setdefault(text[i : i + span], base + i)
             if at + span <= base + i:
-                found[base + i] = at
+                windows[base + i] = at
         base += len(text)
-    return found
+    return windows
 
 
 def laid_out(documents: list[bytes]) -> tuple[np.ndarray, np.ndarray]:
@@ -38,10 +38,10 @@ def settle(documents: list[bytes], span: int, engine: str, dtype: str, passes: i
     heads = np.flatnonzero(np.append(True, np.diff(records["value"]) != 0)[: len(records)])
     starts = np.append(heads, len(records))
     runs = find_repeats(units, records, starts, span, passes, engine)
-    found = {}
+    windows = {}
     for start, count, first in zip(*(column.tolist() for column in runs), strict=True):
-        found |= {start + i: first + i for i in range(count)}
-    return found
+        windows |= {start + i: first + i for i in range(count)}
+    return windows
 
 
 def hard_texts(source: random.Random) -> list[bytes]:
@@ -101,9 +101,9 @@ def test_poor_hashes_make_no_wrong_answer(engine: str) -> None:
     records = file_windows(units, offsets, 6, engine)
     starts = np.array([0, len(records)])
     runs = find_repeats(units, records, starts, 6, 1, engine)
-    found = {
+    windows = {
         start + i: first + i
         for start, count, first in zip(*(c.tolist() for c in runs), strict=True)
         for i in range(count)
     }
-    assert found == by_dictionary(texts, 6)
+    assert windows == by_dictionary(texts, 6)

@@ -27,11 +27,11 @@ def random_texts(count: int) -> list[bytes]:
 
 def test_engines_agree_on_words_and_ngrams() -> None:
     data, offsets = buffers([*ODD, *random_texts(200)], b"XY")
-    found = [word_spans(data, offsets, engine) for engine in ENGINES]
-    for one, other in zip(*found, strict=True):
+    results = [word_spans(data, offsets, engine) for engine in ENGINES]
+    for one, other in zip(*results, strict=True):
         assert one.dtype == other.dtype and (one == other).all()
     for ngram in (1, 2, 5, 13):
-        fast, plain = (ngram_hashes(found[0], ngram, engine) for engine in ENGINES)
+        fast, plain = (ngram_hashes(results[0], ngram, engine) for engine in ENGINES)
         assert (fast == plain).all()
         wanted = np.unique(plain[plain != 0])[::2]
         places = [Lookup(wanted, engine).find(plain) for engine in ENGINES]
@@ -46,8 +46,8 @@ def test_spans_are_the_bytes_of_the_words(engine: str) -> None:
     texts = ["Olá, mundo!", "uma_coisa  é 12", "漢字 kana"]
     data, offsets = buffers([text.encode() for text in texts], b"??")
     words = word_spans(data, offsets, engine)
-    said = [bytes(data[a:b]).decode() for a, b in zip(words.begin, words.end, strict=True)]
-    assert said == ["Olá", "mundo", "uma_coisa", "é", "12", "漢", "字", "kana"]
+    spelled = [bytes(data[a:b]).decode() for a, b in zip(words.begin, words.end, strict=True)]
+    assert spelled == ["Olá", "mundo", "uma_coisa", "é", "12", "漢", "字", "kana"]
     assert [b - a for a, b in pairwise(words.starts)] == [2, 3, 3]
     folded = word_spans(*buffers([b"OLA mundo"]), engine)
     assert (folded.hash == words.hash[:2]).all()
@@ -88,8 +88,8 @@ def test_alignment_is_the_heaviest(engine: str) -> None:
         window = [rng.randrange(5) for _ in range(rng.randrange(10))]
         weight = [rng.random() for _ in part]
         arrays = np.array(part, np.uint64), np.array(weight), np.array(window, np.uint64)
-        place = align(*arrays, engine)
-        taken = np.flatnonzero(place != ALONE)
-        assert (arrays[0][taken] == arrays[2][place[taken]]).all()
-        assert (np.diff(place[taken]) > 0).all()
+        matches = align(*arrays, engine)
+        taken = np.flatnonzero(matches != ALONE)
+        assert (arrays[0][taken] == arrays[2][matches[taken]]).all()
+        assert (np.diff(matches[taken]) > 0).all()
         assert arrays[1][taken].sum() == pytest.approx(heaviest(part, weight, window))
