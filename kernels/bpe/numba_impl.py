@@ -44,6 +44,7 @@ def _key_word(data, i, left):
 
 @_inline
 def _hash_of_two(one, two, size):
+    # multiply and xor-shift, with the multipliers of splitmix64
     h = (one ^ (size * _FACTOR)) * _F0
     h = (h ^ (h >> U(29)) ^ two) * _F1
     return h ^ (h >> U(32))
@@ -53,7 +54,7 @@ def _hash_of_two(one, two, size):
 def _hash_of(data, i, size):
     """The hash of data[i:i+size]; that of two words where they hold it."""
     one, two = _key_word(data, i, size), _key_word(data, i + 8, size - 8)
-    h, j = _hash_of_two(one, two, U(size)), np.int64(16)
+    h, j = _hash_of_two(one, two, U(size)), np.int64(16)  # the first 16 bytes
     while j < size:
         h = (h ^ _key_word(data, i + j, size - j)) * _F2
         h ^= h >> U(29)
@@ -67,11 +68,11 @@ def fill_pairs(table, merges, new_ids):
     mask = U(len(table) // 2 - 1)
     for rank in range(len(merges)):
         key = (merges[rank, 0] << U(32)) | merges[rank, 1]
-        slot = ((key * _FACTOR) >> U(20)) & mask
+        slot = ((key * _FACTOR) >> U(20)) & mask  # Fibonacci hashing, then linear probing
         while table[U(2) * slot] != _FREE and table[U(2) * slot] != key:
             slot = (slot + U(1)) & mask
         table[U(2) * slot] = key
-        table[U(2) * slot + U(1)] = (U(rank) << U(32)) | new_ids[rank]
+        table[U(2) * slot + U(1)] = (U(rank) << U(32)) | new_ids[rank]  # the value: rank << 32 | id
 
 
 @_jit
@@ -79,7 +80,7 @@ def _merge_of(pairs, left, right):
     """rank << 32 | id of a pair, or _NONE."""
     mask = U(len(pairs) // 2 - 1)
     key = (U(left) << U(32)) | U(right)
-    slot = ((key * _FACTOR) >> U(20)) & mask
+    slot = ((key * _FACTOR) >> U(20)) & mask  # Fibonacci hashing, then linear probing
     while True:
         stored = pairs[U(2) * slot]
         if stored == key:
@@ -123,18 +124,20 @@ def _merge_short(data, i, size, byte_ids, pairs, symbols, merges, out, o):
     """Scan for the least rank until no pair merges."""
     n = size
     for k in range(n):
-        symbols[k] = byte_ids[data[i + k]]
+        symbols[k] = byte_ids[data[i + k]]  # ids of the single bytes
     for k in range(n - 1):
-        merges[k] = _merge_of(pairs, symbols[k], symbols[k + 1])
+        merges[k] = _merge_of(pairs, symbols[k], symbols[k + 1])  # merge of symbols k and k + 1
     while n > 1:
+        # rank << 32 | id: the least entry has the least rank, and the first of them is leftmost
         best, least = 0, merges[0]
         for k in range(1, n - 1):
             if merges[k] < least:
                 best, least = k, merges[k]
         if least == _NONE:
             break
-        symbols[best] = least & np.int64(0xFFFFFFFF)
+        symbols[best] = least & np.int64(0xFFFFFFFF)  # the id of the merged pair
         n -= 1
+        # close the gap, then look up the two pairs that changed
         for k in range(best + 1, n):
             symbols[k] = symbols[k + 1]
             merges[k - 1] = merges[k]
@@ -176,16 +179,17 @@ def _merge_long(data, i, size, byte_ids, pairs, out, o):
     """A heap of rank << 32 | place; an entry whose pair has changed since is passed over."""
     symbols = np.empty(size, np.int32)
     merges = np.full(size, _NONE)
+    # a doubly linked list of the remaining symbols
     before = np.arange(-1, size - 1).astype(np.int32)
     after = np.arange(1, size + 1).astype(np.int32)
     heap = np.empty(3 * size, np.int64)
     count = np.int64(0)
     for k in range(size):
-        symbols[k] = byte_ids[data[i + k]]
+        symbols[k] = byte_ids[data[i + k]]  # ids of the single bytes
     for k in range(size - 1):
-        merges[k] = _merge_of(pairs, symbols[k], symbols[k + 1])
+        merges[k] = _merge_of(pairs, symbols[k], symbols[k + 1])  # merge of symbols k and k + 1
         if merges[k] != _NONE:
-            heap[count] = (merges[k] >> 32 << 32) | k
+            heap[count] = (merges[k] >> 32 << 32) | k  # order: rank, then position
             count += 1
     for k in range(count // 2 - 1, -1, -1):
         _sift_down(heap, count, k)
@@ -195,11 +199,11 @@ def _merge_long(data, i, size, byte_ids, pairs, out, o):
         heap[0] = heap[count]
         _sift_down(heap, count, np.int64(0))
         k = top & np.int64(0xFFFFFFFF)
-        if merges[k] >> 32 != top >> 32:
+        if merges[k] >> 32 != top >> 32:  # outdated: the pair has changed or is gone
             continue
         symbols[k] = merges[k] & np.int64(0xFFFFFFFF)
         absorbed = after[k]
-        after[k] = after[absorbed]
+        after[k] = after[absorbed]  # unlink the right symbol
         symbols[absorbed], merges[absorbed], merges[k] = -1, _NONE, _NONE
         if after[k] < size:
             before[after[k]] = k
@@ -223,7 +227,7 @@ def _merge_long(data, i, size, byte_ids, pairs, out, o):
 def _find_small(rows, base, first, second, size):
     """The place of the row of a bucket whose key is (first, second), or _MISSING."""
     for row in range(base, base + U(4 * SMALL_WORDS), U(SMALL_WORDS)):
-        head = rows[row + U(2)]
+        head = rows[row + U(2)]  # length | count << 8 | first id << 32
         if rows[row] == first and rows[row + U(1)] == second and head & U(0xFF) == size:
             return row
     return _MISSING
@@ -249,9 +253,10 @@ def _find_large(rows, base, data, i, size):
 def _keep(rows, words, key, base, h, data, i, size, out, start, stop):
     """Enter out[start:stop] as the ids of data[i:i+size]; False where they do not fit."""
     count = stop - start
+    # the head holds one id, every word behind it two
     if size > 8 * key or count > 1 + 2 * (words - key - 1):
         return False
-    row = base + U(words) * ((h >> U(60)) & U(3))
+    row = base + U(words) * ((h >> U(60)) & U(3))  # replaced if no row of the bucket is free
     for free in range(base, base + U(4 * words), U(words)):
         if rows[free + U(key)] == U(0):
             row = free
@@ -272,7 +277,7 @@ def _keep(rows, words, key, base, h, data, i, size, out, start, stop):
 def _copy(rows, head, out, o):
     """Write the ids of the row whose head is at a place; returns where they end."""
     word = rows[head]
-    out[U(o)] = word >> U(32)
+    out[U(o)] = word >> U(32)  # the first id is in the head
     count = (word >> U(8)) & U(0xFF)
     k = U(1)
     while k < count:
@@ -318,6 +323,7 @@ def flags_of(data, offsets, classes, result):
     for d in range(len(result)):
         i, end, flags = offsets[d], offsets[d + 1], np.int64(0)
         while i < end:
+            # eight ASCII bytes at a time: their flags are not wanted
             if end - i >= 8 and word_at(data, i) & U(0x8080808080808080) == U(0):
                 i += 8
                 continue
@@ -351,16 +357,17 @@ def encode_all(
 ):  # fmt: skip
     """Encode every document; returns how many ids were written."""
     symbols, merges = np.empty(_SHORT, np.int64), np.empty(_SHORT, np.int64)
-    small_mask = U(len(small) - 4 * SMALL_WORDS)
+    small_mask = U(len(small) - 4 * SMALL_WORDS)  # offset of a bucket of 4 rows
     large_mask = U(len(large) - 4 * LARGE_WORDS)
     o = np.int64(0)
     for d in range(len(lengths)):
         if skipped[d]:
             continue
-        first, i, end = o, offsets[d], offsets[d + 1]
+        first, i, end = o, offsets[d], offsets[d + 1]  # i: next byte; o: next id
         added_at, added_stop, added = _added_token(data, i, end, children, added_ids)
         late_at, late_stop, late = _added_token(data, i, added_at, late_children, late_ids)
         while True:
+            # pre-tokens up to the next added token; parts are cut out first
             part = i
             while i < late_at:
                 if i == part:
@@ -370,7 +377,7 @@ def encode_all(
                 stop = split_end(data, i, part, classes, family, cap, letters)
                 size = stop - i
                 base, h, row = U(0), U(0), _MISSING
-                if size <= 8 * SMALL_KEY:
+                if size <= 8 * SMALL_KEY:  # the key fits a small row
                     one, two = _key_word(data, i, size), _key_word(data, i + 8, size - 8)
                     h = _hash_of_two(one, two, U(size))
                     base = (h * U(SMALL_WORDS)) & small_mask
@@ -381,13 +388,14 @@ def encode_all(
                         continue
                 else:
                     h = _hash_of(data, i, size)
-                wide = (h * U(LARGE_WORDS)) & large_mask
+                wide = (h * U(LARGE_WORDS)) & large_mask  # bucket among the large rows
                 if size <= 8 * LARGE_KEY:
                     row = _find_large(large, wide, data, i, size)
                 if row != _MISSING:
                     o = _copy(large, row + U(LARGE_KEY), out, o)
                     i = stop
                     continue
+                # not in the cache: encode the pre-token and enter it
                 start = o
                 o = _encode_new(
                     data, i, size, h, byte_ids, pairs, word_bytes, word_spans, word_ids,

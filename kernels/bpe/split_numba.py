@@ -61,7 +61,7 @@ def entry_at(data, i, classes):
     c = byte_at(data, i)
     if c < 0x80:
         return byte_at(classes, c), 1
-    second = byte_at(data, i + 1) & 0x3F
+    second = byte_at(data, i + 1) & 0x3F  # payload of a continuation byte: 6 bits
     if c < 0xE0:
         return byte_at(classes, ((c & 0x1F) << 6) | second), 2
     low = (second << 6) | (byte_at(data, i + 2) & 0x3F)
@@ -95,9 +95,10 @@ def _letters(data, i, end, classes, mask):
     adding 5 sets it behind `z`."""
     while i < end:
         word = word_at(data, i)
-        low = (word | _FOLD) & _SEVEN
+        low = (word | _FOLD) & _SEVEN  # seven bits of each byte, in lower case
+        # high bit of each byte from a to z below 0x80
         letters = (low + _FROM_A) & ~(low + _BEHIND_Z) & ~word & _HIGH
-        size = trailing_zeros(letters ^ _HIGH) >> 3
+        size = trailing_zeros(letters ^ _HIGH) >> 3  # number of leading letters, 0 to 8
         i += size
         if size == 8:
             continue
@@ -129,13 +130,15 @@ def _contraction(data, i, end, any_case):
         return 0
     fold = 0x20 if any_case else 0
     a = byte_at(data, i + 1) | fold
-    if a == 115 or a == 116 or a == 109 or a == 100:
+    if a == 115 or a == 116 or a == 109 or a == 100:  # s, t, m, d
         return 2
+    # U+017F, the long s
     if any_case and byte_at(data, i + 1) == 0xC5 and byte_at(data, i + 2) == 0xBF and i + 2 < end:
         return 3
     if i + 2 >= end:
         return 0
     b = byte_at(data, i + 2) | fold
+    # re, ve, ll
     pair = (a == 114 and b == 101) or (a == 118 and b == 101) or (a == 108 and b == 108)
     return 3 if pair else 0
 
@@ -154,14 +157,16 @@ def _white(data, i, end, classes, lines):
             line_end = q
     if lines and line_end >= 0:
         return line_end
+    # \s+(?!\S): the last code point before text is left out
     return last if q < end and last > i else q
 
 
 @_jit
 def _gpt2(data, i, end, classes):
-    size = _contraction(data, i, end, False)
+    size = _contraction(data, i, end, False)  # 's 't 're 've 'm 'll 'd
     if size:
         return i + size
+    # an optional blank before the match
     j = i + 1 if byte_at(data, i) == _BLANK and i + 1 < end else i
     bit, size = _bit_at(data, j, classes)
     if bit & _WHITE:
@@ -176,7 +181,7 @@ def _gpt2(data, i, end, classes):
 
 @_jit
 def _cl100k(data, i, end, classes, cap, letters):
-    size = _contraction(data, i, end, True)
+    size = _contraction(data, i, end, True)  # (?i:'s|...)
     if size:
         return i + size
     bit, size = _bit_at(data, i, classes)
@@ -188,8 +193,8 @@ def _cl100k(data, i, end, classes, cap, letters):
     if j < end:
         next_bit, next_size = _bit_at(data, j, classes)
         if next_bit & letters and bit != _NEWLINES:
-            return _letters(data, j + next_size, end, classes, letters)
-    others = _ALL & ~(letters | _NUMBERS | _WHITE)
+            return _letters(data, j + next_size, end, classes, letters)  # [^\r\n\p{L}\p{N}]?\p{L}+
+    others = _ALL & ~(letters | _NUMBERS | _WHITE)  # [^\s\p{L}\p{N}]
     if byte_at(data, i) == _BLANK and next_bit & others:
         j += next_size
     elif bit & _WHITE:
@@ -205,10 +210,10 @@ def _cased(data, i, end, classes):
         bit, size = _bit_at(data, q, classes)
         if not bit & _UPPERS:
             if bit & _LOWERS:
-                return _run(data, q + size, end, classes, _LOWERS)
+                return _run(data, q + size, end, classes, _LOWERS)  # W*
             break
         q += size
-        if bit & _BOTH:
+        if bit & _BOTH:  # such a code point may be the W of U*W+
             both_end = q
     return both_end
 
@@ -218,14 +223,15 @@ def _o200k(data, i, end, classes, cap, contractions):
     bit, size = _bit_at(data, i, classes)
     lead, stop = not bit & _NO_LEAD, -1
     if lead:
-        stop = _cased(data, i + size, end, classes)
+        stop = _cased(data, i + size, end, classes)  # [^\r\n\p{L}\p{N}]U*W+
     if stop < 0:
-        stop = _cased(data, i, end, classes)
+        stop = _cased(data, i, end, classes)  # U*W+ without the lead
     if stop < 0 and lead:
+        # lead, then U+; W* would have matched above
         after = _run(data, i + size, end, classes, _UPPERS)
         stop = after if after > i + size else -1
     if stop < 0 and bit & _UPPERS:
-        stop = _run(data, i, end, classes, _UPPERS)
+        stop = _run(data, i, end, classes, _UPPERS)  # U+
     if stop >= 0:
         return stop + (_contraction(data, stop, end, True) if contractions else 0)
     if bit == _NUMBERS:
@@ -251,7 +257,7 @@ def _deepseek_match(data, i, end, classes):
     next_bit = _bit_at(data, j, classes)[0] if j < end else np.int64(0)
     if bit == _MARKS and byte_at(data, i) < 0x80:
         q = j
-        while q < end and 97 <= byte_at(data, q) | 0x20 <= 122:
+        while q < end and 97 <= byte_at(data, q) | 0x20 <= 122:  # [A-Za-z]+
             q += 1
         if q > j:
             return q

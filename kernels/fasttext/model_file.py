@@ -103,7 +103,7 @@ class _Reader:
         if min(shape) < 0 or count * dtype.itemsize > self.size - self.file.tell():
             raise EOFError
         buffer = np.empty(count * dtype.itemsize + 64, np.uint8)
-        first = -buffer.ctypes.data % 64
+        first = -buffer.ctypes.data % 64  # to the next cache line
         body = buffer[first : first + count * dtype.itemsize]
         if self.file.readinto(body.data) != len(body):
             raise EOFError
@@ -167,6 +167,7 @@ def _packed(reader: _Reader) -> _Packed:
     whole, parts, width, last, centroids = _quantizer(reader)
     if whole != dim or parts * count != size or (parts - 1) * width + last != dim:
         raise NotFastText("the file is damaged: its codebook makes no sense")
+    # [parts, 256, width]; the last part may be narrower
     table = np.zeros((parts, _CODES, width), np.float32)
     full = (parts - 1) * _CODES * width
     table[:-1] = centroids[:full].reshape(parts - 1, _CODES, width)
@@ -186,6 +187,7 @@ def _quantizer(reader: _Reader) -> tuple[int, int, int, int, np.ndarray]:
 def _unpacked(packed: _Packed) -> np.ndarray:
     """The dense matrix of a quantized one, float32[rows, dim]."""
     codes, parts = packed.codes, packed.codes.shape[1]
+    # [rows, parts * width]
     wide = np.concatenate([packed.centroids[q][codes[:, q]] for q in range(parts)], axis=1)
     return np.ascontiguousarray(wide[:, : packed.dim] * packed.norms[:, None])
 
@@ -204,10 +206,10 @@ def _rows(matrix: np.ndarray | _Packed, words: int) -> Rows:
 
 
 def _vocabulary(words: _Dictionary) -> Vocabulary:
-    lengths = np.fromiter(map(len, words.names), np.int64, len(words.names))
+    lengths = np.fromiter(map(len, words.names), np.int64, len(words.names))  # [entries]
     starts = np.concatenate(([0], np.cumsum(lengths)))
     text = np.frombuffer(b"".join(words.names), np.uint8)
-    hashes, wide = _hashes(text, starts)
+    hashes, wide = _hashes(text, starts)  # uint32[entries], uint64[entries]
     entries = _slots(hashes, 1 << max(4, int(2 * len(words.names)).bit_length()))
     slots = np.zeros((len(entries), 2), np.uint64)
     used = entries >= 0
@@ -226,6 +228,7 @@ def _hashes(text: np.ndarray, starts: np.ndarray) -> tuple[np.ndarray, np.ndarra
         if not len(live):
             return hashes, wide
         letters = text[at[live]]
+        # sign-extended, as in the library
         signed = letters.view(np.int8).astype(np.int32).view(np.uint32)
         hashes[live] = (hashes[live] ^ signed) * np.uint32(FNV_PRIME)
         wide[live] = (wide[live] ^ letters) * np.uint64(WIDE_PRIME)
@@ -239,8 +242,8 @@ def _slots(hashes: np.ndarray, size: int) -> np.ndarray:
     waiting = np.arange(len(hashes))
     slot = hashes.astype(np.int64) & (size - 1)
     while len(waiting):
-        free = waiting[slots[slot[waiting]] < 0]
-        slots[slot[free][::-1]] = free[::-1]
+        free = waiting[slots[slot[waiting]] < 0]  # entries whose slot is free
+        slots[slot[free][::-1]] = free[::-1]  # reversed: the earliest entry is written last
         waiting = waiting[slots[slot[waiting]] != waiting]
         slot[waiting] = (slot[waiting] + 1) & (size - 1)
     return slots
@@ -273,6 +276,7 @@ def _head(arguments: Arguments, words: _Dictionary, matrix: np.ndarray) -> Head:
 def huffman(counts: list[int]) -> tuple[np.ndarray, np.ndarray]:
     """Children (left, right) of the inner nodes of the library's tree; counts fall."""
     labels = len(counts)
+    # inner nodes are heavier than any label until they are made
     weight = [*counts, *[10**15] * (labels - 1)]
     leaf, node = labels - 1, labels
     children = []

@@ -52,6 +52,7 @@ def _is_blank(byte):
 @_jit
 def _step(h, byte):
     """One byte of FNV-1a, the byte taken as a signed number."""
+    # sign-extended to 32 bits, as in the library
     letter = U(byte) | (U(0xFFFFFF00) if byte > 127 else U(0))
     return ((h ^ letter) * _PRIME) & _LOW
 
@@ -71,6 +72,7 @@ def _entry(h, wide, slots):
     """The vocabulary entry with these two hashes, or -1."""
     mask = U(slots.shape[0] - 1)
     slot = h & mask
+    # linear probing; 0 in the second column is an empty slot
     while slots[slot, 1] != U(0):
         if slots[slot, 0] == wide:
             return np.int64(slots[slot, 1]) - 1
@@ -89,6 +91,7 @@ def _gather(rows, ids, count, hidden):
     while k + 4 <= count:  # by index: a view of a row would cost an atomic count
         a, b, c, d = U(ids[k]), U(ids[k + 1]), U(ids[k + 2]), U(ids[k + 3])
         for j in range(dim):
+            # the order of summation is the library's
             hidden[j] = (((hidden[j] + dense[a, j]) + dense[b, j]) + dense[c, j]) + dense[d, j]
         k += 4
     while k < count:
@@ -106,13 +109,14 @@ def _gather_packed(rows, ids, count, hidden):
         for part in range(rows.codes.shape[1]):
             code, first = rows.codes[row, part], part * width
             for j in range(min(width, dim - first)):
+                # norm * centroid of the part
                 hidden[first + j] += norm * rows.centroids[part, code, j]
 
 
 @_jit
 def _row(value, grams):
     """The bucket of a hash after pruning, or -1."""
-    bucket = np.int64(value % U(grams.bucket))
+    bucket = np.int64(value % U(grams.bucket))  # h mod bucket
     return np.int64(grams.pruned[bucket]) if grams.pruned.shape[0] else bucket
 
 
@@ -122,25 +126,26 @@ def _subwords(data, start, end, words, grams, rows, ids, count, hidden):
     added = 0
     if grams.dropped:
         return count, added
-    size = end - start + 2
+    size = end - start + 2  # with < and >
     for i in range(size):
         first = _marked(data, start, size, i)
-        if first & 0xC0 == 0x80:
+        if first & 0xC0 == 0x80:  # n-grams begin at code points
             continue
-        h, j, n = _BASIS, i, 1
+        h, j, n = _BASIS, i, 1  # n: code points in the n-gram
         while j < size and n <= grams.maxn:
             h = _step(h, _marked(data, start, size, j))
             j += 1
             while j < size and _marked(data, start, size, j) & 0xC0 == 0x80:
                 h = _step(h, _marked(data, start, size, j))
                 j += 1
+            # the single characters < and > are no n-grams
             if n >= grams.minn and not (n == 1 and (i == 0 or j == size)):
                 bucket = _row(h, grams)
                 if bucket >= 0:
                     if count == _BUFFER:
                         _gather(rows, ids, count, hidden)
                         count = 0
-                    ids[count] = words.words + bucket
+                    ids[count] = words.words + bucket  # rows of n-grams follow those of words
                     count += 1
                     added += 1
             n += 1
@@ -151,7 +156,7 @@ def _subwords(data, start, end, words, grams, rows, ids, count, hidden):
 def _marked(data, start, size, i):
     """Byte i of `<token>`, whose token begins at data[start]."""
     if i == 0:
-        return np.uint8(60)
+        return np.uint8(60)  # <
     return np.uint8(62) if i == size - 1 else data[start + i - 1]
 
 
@@ -162,6 +167,7 @@ def _document(data, start, end, words, grams, rows, ids, hashes, hidden):
     count, total, tokens = 0, 0, 0
     i, ended = start, False
     while not ended:
+        # one token: FNV-1a in 32 and in 64 bits
         while i < end and _is_blank(data[i]):
             i += 1
         first, h, wide = i, _BASIS, _WIDE
@@ -170,7 +176,7 @@ def _document(data, start, end, words, grams, rows, ids, hashes, hidden):
             if _is_blank(byte):
                 break
             h = _step(h, byte)
-            wide = (wide ^ U(byte)) * _WIDE_PRIME
+            wide = (wide ^ U(byte)) * _WIDE_PRIME  # FNV-1a in 64 bits
             i += 1
         if i == first:  # nothing is left: the closing newline
             h, wide = _EOS_HASH, _EOS_WIDE
@@ -182,13 +188,13 @@ def _document(data, start, end, words, grams, rows, ids, hashes, hidden):
             if count == _BUFFER:
                 _gather(rows, ids, count, hidden)
                 count = 0
-            ids[count] = entry
+            ids[count] = entry  # the row of a known word
             count += 1
             total += rows.weight[entry]
         if grams.maxn > 0 and not ended and (entry < 0 or rows.weight[entry] == 1):
             count, added = _subwords(data, first, i, words, grams, rows, ids, count, hidden)
             total += added
-        hashes[tokens] = h | (_HIGH if h & _SIGN else U(0))
+        hashes[tokens] = h | (_HIGH if h & _SIGN else U(0))  # sign-extended to 64 bits
         tokens += 1
     if grams.words > 1 and not grams.dropped:
         count, added = _word_ngrams(tokens, words, grams, rows, ids, count, hashes, hidden)
@@ -203,13 +209,13 @@ def _word_ngrams(tokens, words, grams, rows, ids, count, hashes, hidden):
     for i in range(tokens):
         joined = hashes[i]
         for j in range(i + 1, min(tokens, i + grams.words)):
-            joined = joined * _BASE + hashes[j]
+            joined = joined * _BASE + hashes[j]  # g = g * 116049371 + h
             bucket = _row(joined, grams)
             if bucket >= 0:
                 if count == _BUFFER:
                     _gather(rows, ids, count, hidden)
                     count = 0
-                ids[count] = words.words + bucket
+                ids[count] = words.words + bucket  # rows of n-grams follow those of words
                 count += 1
                 added += 1
     return count, added
@@ -222,11 +228,11 @@ def _finish(hidden, head, logits, totals, result):
     for j in range(hidden.shape[0]):
         value = hidden[j]
         for k in range(logits.shape[0]):
-            logits[k] += value * head.weights[j, k]
+            logits[k] += value * head.weights[j, k]  # logits = hidden @ weights: [nodes]
     if head.loss == HIERARCHICAL:
         _tree(logits, head, totals, result)
     elif head.loss == SOFTMAX:
-        top, total = np.max(logits), F(0)
+        top, total = np.max(logits), F(0)  # softmax, shifted by the largest logit
         for k in range(logits.shape[0]):
             logits[k] = np.exp(logits[k] - top)
             total += logits[k]
@@ -249,11 +255,12 @@ def _tree(logits, head, totals, result):
     """Log-products of decisions from the root down."""
     labels = head.labels
     totals[:] = -np.inf
-    totals[2 * labels - 2] = F(0)
+    totals[2 * labels - 2] = F(0)  # the root; log 1
     for node in range(2 * labels - 2, labels - 1, -1):
         here = totals[node]
         if here < _LOWEST:
             continue
+        # f = sigmoid(logit) of the inner node
         right = F(1) / (F(1) + np.exp(-logits[node - labels]))
         totals[head.left[node - labels]] = here + np.log(F(1) - right + _TINY)
         totals[head.right[node - labels]] = here + np.log(right + _TINY)
@@ -274,7 +281,7 @@ def _score(data, offsets, model, longest, result):
         if total == 0:
             result[d] = np.nan
             continue
-        share = F(1.0 / total)
+        share = F(1.0 / total)  # hidden = mean of the rows
         for j in range(hidden.shape[0]):
             hidden[j] *= share
         _finish(hidden, head, logits, totals, result[d])

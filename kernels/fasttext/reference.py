@@ -33,8 +33,8 @@ def score(data: np.ndarray, offsets: np.ndarray, model: Classifier) -> np.ndarra
         text = data[offsets[d] : offsets[d + 1]].tobytes()
         ids = np.array(list(_ids(text, model, entries)), np.int64)
         if len(ids):
-            vectors, weight = _vectors(ids, model.rows)
-            hidden = vectors.sum(axis=0, dtype=np.float64) / weight
+            vectors, weight = _vectors(ids, model.rows)  # [n, dim]
+            hidden = vectors.sum(axis=0, dtype=np.float64) / weight  # [dim]
             result[d] = _scores(hidden, model.head)
     return result
 
@@ -63,6 +63,7 @@ def _ids(text: bytes, model: Classifier, entries: dict[bytes, int]) -> Iterator[
 
 def _subwords(token: bytes, words: int, grams: Grams) -> Iterator[int]:
     marked = b"<" + token + b">"
+    # first bytes of the code points
     starts = [i for i, byte in enumerate(marked) if byte & 0xC0 != 0x80] + [len(marked)]
     letters = len(starts) - 1
     for i in range(letters):
@@ -74,10 +75,11 @@ def _subwords(token: bytes, words: int, grams: Grams) -> Iterator[int]:
 
 
 def _word_ngrams(hashes: list[int], words: int, grams: Grams) -> Iterator[int]:
-    signed = [h - (1 << 32) if h >> 31 else h for h in hashes]
+    signed = [h - (1 << 32) if h >> 31 else h for h in hashes]  # int32, as in the library
     for i in range(len(signed)):
         joined = signed[i]
         for j in range(i + 1, min(len(signed), i + grams.words)):
+            # g = g * 116049371 + h, in 64 bits
             joined = (joined * NGRAM_BASE + signed[j]) & 0xFFFFFFFFFFFFFFFF
             yield from _row(joined, words, grams)
 
@@ -85,7 +87,7 @@ def _word_ngrams(hashes: list[int], words: int, grams: Grams) -> Iterator[int]:
 def _row(value: int, words: int, grams: Grams) -> Iterator[int]:
     if grams.dropped:
         return
-    bucket = value % grams.bucket
+    bucket = value % grams.bucket  # h mod bucket
     if len(grams.pruned):
         bucket = int(grams.pruned[bucket])
     if bucket >= 0:
@@ -98,18 +100,18 @@ def _vectors(ids: np.ndarray, rows: Rows) -> tuple[np.ndarray, int]:
     weight = len(ids) - len(folded) + int(rows.weight[folded].sum())
     if len(rows.dense):
         return rows.dense[ids], weight
-    codes = rows.codes[ids]
+    codes = rows.codes[ids]  # [n, parts]
     parts = [rows.centroids[q][codes[:, q]] for q in range(codes.shape[1])]
-    wide = np.concatenate(parts, axis=1)[:, : rows.dense.shape[1]]
+    wide = np.concatenate(parts, axis=1)[:, : rows.dense.shape[1]]  # [n, dim]
     return wide * rows.norms[ids][:, None], weight
 
 
 def _scores(hidden: np.ndarray, head: Head) -> np.ndarray:
-    logits = hidden @ head.weights
+    logits = hidden @ head.weights  # [nodes]
     if head.loss == HIERARCHICAL:
         return _tree(logits, head)
     if head.loss == SOFTMAX:
-        raised = np.exp(logits - logits.max())
+        raised = np.exp(logits - logits.max())  # softmax
         probabilities = raised / raised.sum()
     else:
         step = (logits.astype(np.float32) + SIGMOID_LIMIT) * SIGMOID_STEPS / (2 * SIGMOID_LIMIT)
@@ -122,7 +124,7 @@ def _tree(logits: np.ndarray, head: Head) -> np.ndarray:
     """Products of decisions from the root down; a branch below TINY counts as 0."""
     last = 2 * head.labels - 2
     total = np.full(last + 1, -np.inf)
-    total[last] = 0.0
+    total[last] = 0.0  # the root; log 1
     for node in range(last, head.labels - 1, -1):
         if total[node] < math.log(TINY):
             continue

@@ -39,6 +39,7 @@ def after_comment(data, i, n):
     """The place after a comment or declaration whose `<!` or `<?` ends at i."""
     if not (i + 1 < n and data[i] == 45 and data[i + 1] == 45):
         return find(data, i, n, at.GT) + 1
+    # `<!-->` and `<!--->` are empty comments
     i += 2
     if i < n and data[i] == at.GT:
         return i + 1
@@ -49,6 +50,7 @@ def after_comment(data, i, n):
         j = i
         while j < n and data[j] == 45:
             j += 1
+        # `--!>` ends a comment too
         if j - i >= 2 and j < n and data[j] == 33:
             j += 1
         if j < n and data[j] == at.GT and j - i >= 2:
@@ -69,6 +71,7 @@ def raw_end(data, i, n, name):
             k = 0
             while k < length and (data[i + 2 + k] | 32) == (data[name + k] | 32):
                 k += 1
+            # the byte after the name must end it
             after = data[i + 2 + length] if i + 2 + length < n else at.GT
             if k == length and (after <= 32 or after in (at.GT, at.SLASH)):
                 return i
@@ -86,14 +89,14 @@ def read_name(data, i, n, tag_keys, tag_values):
             break
         code = 63  # no name that is known has it
         if 97 <= (c | 32) <= 122:
-            code = c & 31
+            code = c & 31  # letters 1 to 26, either case
         elif 48 <= c <= 57:
-            code = c - 16
-        key = key << U(6) | U(code)
+            code = c - 16  # digits 32 to 41
+        key = key << U(6) | U(code)  # six bits a letter, as `_packed` in tables
         i += 1
     if i - start > 10 or key == 0:
         return i, 0, 0
-    slot = ((key * _SEED) >> U(40)) % U(len(tag_keys))
+    slot = ((key * _SEED) >> U(40)) % U(len(tag_keys))  # the slot that `_hashed` in tables gives
     while tag_keys[slot] != 0 and tag_keys[slot] != key:
         slot = (slot + U(1)) % U(len(tag_keys))
     return i, tag_values[slot], np.int64(key)
@@ -185,7 +188,7 @@ def _contains(data, start, end, word):
         c = data[k]
         if c <= 32:
             continue
-        letter = c | 32 if 65 <= c <= 90 else c
+        letter = c | 32 if 65 <= c <= 90 else c  # lower case
         if letter == word[matched]:
             matched += 1
             if matched == len(word):
@@ -206,6 +209,7 @@ def _hints(data, start, end, automaton, hints):
             code = c - 96
         elif 65 <= c <= 90:
             code = c - 64
+            # a capital after a small letter is a boundary: code 0
             if small:
                 state = automaton[state, 0]
                 bits |= hints[state]

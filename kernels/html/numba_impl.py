@@ -38,7 +38,7 @@ _jit = njit(nogil=True, cache=True, boundscheck=False)
 
 def scan(data: np.ndarray, tables: Tables) -> tuple[np.ndarray, ...]:
     """(text, blocks, elements, marks) of sabia.kernels.html.Page."""
-    tags = int(np.count_nonzero(data == at.LT)) + 2
+    tags = int(np.count_nonzero(data == at.LT)) + 2  # a bound of blocks, elements and marks
     text = np.empty(len(data) + 8, np.uint8)
     blocks = np.zeros((min(tags, MAX_BLOCKS), len(COLUMNS)), np.int32)
     elements = np.zeros((min(tags, MAX_ELEMENTS), len(ELEMENT_COLUMNS)), np.int32)
@@ -54,7 +54,7 @@ def gathered(values, up):
     sums = values.copy()
     for e in range(len(up) - 1, 0, -1):
         for column in range(values.shape[1]):
-            sums[up[e], column] += sums[e, column]
+            sums[up[e], column] += sums[e, column]  # children first: the loop runs backwards
     return sums
 
 
@@ -62,8 +62,8 @@ def gathered(values, up):
 def _scan(data, text, blocks, elements, marks, kinds, tag_keys, tag_values, tag_kinds, tag_flags,
           closes, stops, walls, automaton, hints, word_keys, word_values):  # fmt: skip
     state = np.zeros(at.STATE, np.int64)
-    stack = np.zeros((DEPTH, at.STACK), np.int64)
-    opened = np.zeros(len(tag_kinds) + 1, np.int64)
+    stack = np.zeros((DEPTH, at.STACK), np.int64)  # [DEPTH, STACK]: row 0 is the root
+    opened = np.zeros(len(tag_kinds) + 1, np.int64)  # [tags + 1]: open elements of each tag
     attributes = np.zeros(at.ATTRIBUTES, np.int64)
     state[at.LINK], state[at.DEEP], state[at.ELEMENTS] = -1, 1, 1
     n, i = len(data), 0
@@ -75,11 +75,13 @@ def _scan(data, text, blocks, elements, marks, kinds, tag_keys, tag_values, tag_
         if letter == 33 or letter == 63:  # ! ?
             i = after_comment(data, i + 2, n)
             continue
-        closing = letter == at.SLASH
+        closing = letter == at.SLASH  # an end tag
+        # `</` without a letter is skipped up to `>`
         if closing and not (i + 2 < n and 97 <= (data[i + 2] | 32) <= 122):
             i = find(data, i + 2, n, at.GT) + 1
             continue
         begun = i
+        # tag: its number, 0 if unknown, -1 for formatting
         i, tag, key = read_name(data, i + 1 + closing, n, tag_keys, tag_values)
         attributes[:] = 0
         starts = i
@@ -172,7 +174,7 @@ def _open(tag, kind, tag_flags, closes, stops, blocks, elements, marks, state, s
         state[at.OVERFLOW] += 1
         return
     above = deep - 1
-    stack[deep] = stack[above]
+    stack[deep] = stack[above]  # a child inherits flags, hints and element
     stack[deep, at.S_TAG] = tag
     opened[tag] += 1
     state[at.DEEP] = deep + 1
@@ -217,6 +219,7 @@ def _pop_to(depth, marks, state, stack, opened, position):
     for k in range(depth, state[at.DEEP]):
         opened[stack[k, at.S_TAG]] -= 1
     state[at.DEEP] = depth
+    # the link was opened inside of what is popped
     if state[at.LINK] >= 0 and state[at.LINK_DEEP] > depth:
         _close_link(marks, state, position)
 
@@ -229,12 +232,13 @@ def _end(tag, position, blocks, elements, marks, state, stack, opened, tag_kinds
     if tag <= 0 or opened[tag] == 0 or tag in (at.T_BODY, at.T_HTML):
         return
     if state[at.OVERFLOW] > 0:
+        # ends one of the elements beyond DEPTH, which are only counted
         state[at.OVERFLOW] -= 1
         return
     k = state[at.DEEP] - 1
     while stack[k, at.S_TAG] != tag:
         above = stack[k, at.S_TAG]
-        if above < 63 and (walls[tag] >> above) & 1:
+        if above < 63 and (walls[tag] >> above) & 1:  # a wall shields the element
             return
         k -= 1
     if tag_kinds[tag] & (BLOCK_KIND | UNSEEN_KIND):
@@ -250,7 +254,7 @@ def _flush(blocks, elements, state, stack):
     if blocks[row, at.BYTES] == 0:
         blocks[row] = 0
         return
-    top = stack[state[at.DEEP] - 1]
+    top = stack[state[at.DEEP] - 1]  # the innermost open element
     block = blocks[row]
     block[at.END] = state[at.OUT]
     block[at.ELEMENT], block[at.ROW], block[at.FLAGS] = (

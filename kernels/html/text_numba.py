@@ -50,18 +50,19 @@ def read_text(data, i, n, text, blocks, state, stack, kinds, word_keys, word_val
         used = 1
         if kind == REFERENCE:
             used, kind = _reference(data, i, n)
-        elif c == 0xC2 and i + 1 < n and data[i + 1] == 0xA0:
+        elif c == 0xC2 and i + 1 < n and data[i + 1] == 0xA0:  # U+00A0, no-break space
             used, kind = 2, SPACE
         if kind == SPACE:
             if inside:
                 _end_word(value, block, word_keys, word_values)
                 inside = 0
             if pre and block[at.BYTES] + out - start > 0:
-                text[out] = 10 if c == 10 else 32
+                text[out] = 10 if c == 10 else 32  # `pre` keeps each blank
                 out += 1
             gap = 1
             i += used
             continue
+        # a run of blanks becomes one space, none at the start of a block or line
         if gap and not pre and block[at.BYTES] + out - start > 0 and text[out - 1] != 10:
             text[out] = 32
             out += 1
@@ -72,6 +73,7 @@ def read_text(data, i, n, text, blocks, state, stack, kinds, word_keys, word_val
                 block[at.WORDS] += 1
                 block[at.CAPITALS] += kind == UPPER
             block[at.DIGITS] += kind == DIGIT
+            # FNV-1a of the lower-case word
             value = (value ^ U(c | 32 if kind == UPPER else c)) * _PRIME
             if c == 0xE3 or c == 0xEF:
                 _wide_mark(data, i, n, block)
@@ -83,7 +85,7 @@ def read_text(data, i, n, text, blocks, state, stack, kinds, word_keys, word_val
             if kind == STOP and (i + 1 >= n or kinds[data[i + 1]] == SPACE or data[i + 1] == at.LT
                                  or data[i + 1] == at.QUOTE):  # fmt: skip
                 block[at.SENTENCES] += 1
-        for k in range(used):
+        for k in range(used):  # copy the bytes as they are
             text[out] = data[i + k]
             out += 1
         i += used
@@ -120,17 +122,17 @@ def _wide_mark(data, i, n, block):
         return
     b, c = data[i + 1], data[i + 2]
     if data[i] == 0xE3 and b == 0x80:
-        block[at.SENTENCES] += c == 0x82
-        block[at.COMMAS] += c == 0x81
+        block[at.SENTENCES] += c == 0x82  # U+3002
+        block[at.COMMAS] += c == 0x81  # U+3001
     elif data[i] == 0xEF and b == 0xBC:
-        block[at.SENTENCES] += c == 0x81 or c == 0x9F
-        block[at.COMMAS] += c == 0x8C or c == 0x9A or c == 0x9B
+        block[at.SENTENCES] += c == 0x81 or c == 0x9F  # U+FF01, U+FF1F
+        block[at.COMMAS] += c == 0x8C or c == 0x9A or c == 0x9B  # U+FF0C, U+FF1A, U+FF1B
 
 
 @_jit
 def _end_word(value, block, word_keys, word_values):
     size = U(len(word_keys))
-    slot = ((value * _SEED) >> U(40)) % size
+    slot = ((value * _SEED) >> U(40)) % size  # the slot that `_hashed` in tables gives
     while word_keys[slot] != 0 and word_keys[slot] != value:
         slot = (slot + U(1)) % size
     if word_keys[slot] == value:

@@ -39,9 +39,9 @@ def _shingles(words, count, ngram, leave, shingles, offset):
     """Write the shingles from `place` on; returns their number."""
     rolling = U(0)
     for j in range(count):
-        rolling = rolling * _M + words[j]
+        rolling = rolling * _M + words[j]  # sum of h_(j+i) * M**(n-1-i)
         if j >= ngram:
-            rolling -= words[j - ngram] * leave
+            rolling -= words[j - ngram] * leave  # leave = M**n: the word that leaves the window
         if j >= ngram - 1:
             shingles[offset + j - ngram + 1] = np.uint32(mix(rolling) >> U(32))
     if 0 < count < ngram:
@@ -55,7 +55,7 @@ def _slots(shingles, a, b, slots):
     for k in range(a.shape[0]):
         least, p, q = _TOP, a[k], b[k]
         for j in range(shingles.shape[0]):
-            least = min(least, np.uint32(shingles[j] * p + q))
+            least = min(least, np.uint32(shingles[j] * p + q))  # min of s * A_k + B_k mod 2**32
         slots[k] = least
 
 
@@ -94,6 +94,7 @@ def _digests(slots, first, digests):
     for band in range(digests.shape[0]):
         digest = first[band]
         for row in range(rows):
+            # d = mix(d * M + slot + 1)
             digest = mix(digest * _M + U(slots[band * rows + row]) + U(1))
         digests[band] = digest
 
@@ -105,7 +106,7 @@ def _sketch(data, offsets, folds, kinds, ngram, leave, a, b, finalise, first, di
     longest = 0
     for d in range(offsets.shape[0] - 1):
         longest = max(longest, offsets[d + 1] - offsets[d])
-    capacity = 2 * longest + PADDING
+    capacity = 2 * longest + PADDING  # folding doubles a document's bytes at most
     text, marks = np.empty(capacity + BLOCK, np.uint8), np.empty(capacity // BLOCK + 2, np.uint64)
     starts, ends = np.empty(capacity, np.int64), np.empty(capacity, np.int64)
     hashes, slots = np.empty(capacity, np.uint64), np.empty(a.shape[0], np.uint32)
@@ -164,6 +165,7 @@ def _jaccard(shingles, starts, pairs, result):
     longest = 4
     for i in range(starts.shape[0] - 1):
         longest = max(longest, starts[i + 1] - starts[i])
+    # two sets of at most `longest`, load at most 1/2
     keys, owner = np.zeros(8 * longest, np.uint64), np.empty(8 * longest, np.uint8)
     for p in range(pairs.shape[0]):
         i, j, stamp = pairs[p, 0], pairs[p, 1], U(p + 1)
@@ -185,7 +187,7 @@ def _jaccard(shingles, starts, pairs, result):
             elif owner[spot] == 0:
                 owner[spot] = 1
                 both += 1
-        result[p] = both / union if union else 1.0
+        result[p] = both / union if union else 1.0  # |A and B| / |A or B|
 
 
 def jaccard(shingles: np.ndarray, starts: np.ndarray, pairs: np.ndarray) -> np.ndarray:

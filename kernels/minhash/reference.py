@@ -43,11 +43,12 @@ class Tokens(NamedTuple):
 
 def utf8(code: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """(UTF-8 bytes uint8[b] of code points one after another, number of bytes of each int64[c])."""
+    # bytes of each code point
     length = 1 + (code >= 0x80).astype(np.int64) + (code >= 0x800) + (code >= 0x10000)
     ends = np.cumsum(length)
     result = np.empty(int(ends[-1]) if len(ends) else 0, np.uint8)
     lead = np.array([0, 0, 0xC0, 0xE0, 0xF0])
-    result[ends - length] = lead[length] | (code >> (6 * (length - 1)))
+    result[ends - length] = lead[length] | (code >> (6 * (length - 1)))  # lead bytes
     for back in range(1, 4):  # the byte that stands `back` bytes before the end of the code point
         has = length > back
         result[ends[has] - back] = 0x80 | ((code[has] >> (6 * (back - 1))) & 0x3F)
@@ -63,12 +64,13 @@ def token_hashes(data: np.ndarray, starts: np.ndarray, ends: np.ndarray) -> np.n
         chunk = np.zeros(len(todo), np.uint64)
         for k in range(8):
             inside = position[todo] + k < ends[todo]
+            # eight bytes, little-endian, padded with zeros
             chunk |= np.where(inside, padded[position[todo] + k], _U(0)) << _U(8 * k)
-        value = (hashes[todo] ^ chunk) * _U(CHUNK_BASE)
-        hashes[todo] = value ^ (value >> _U(32))
+        value = (hashes[todo] ^ chunk) * _U(CHUNK_BASE)  # h = (h ^ c) * P
+        hashes[todo] = value ^ (value >> _U(32))  # h ^= h >> 32
         position[todo] += 8
         todo = todo[position[todo] < ends[todo]]
-    hashes *= _U(TOKEN_BASE)
+    hashes *= _U(TOKEN_BASE)  # h * Q, then h ^= h >> 29
     return hashes ^ (hashes >> _U(29))
 
 
@@ -106,8 +108,9 @@ def exact_hashes(tokens: Tokens) -> np.ndarray:
     result = np.empty((n, 2), np.uint64)
     for lane, term in enumerate(terms):
         sums = np.concatenate((np.zeros(1, np.uint64), np.cumsum(term, dtype=np.uint64)))
+        # [n]: sum over each document's tokens
         total = sums[tokens.starts[1:]] - sums[tokens.starts[:-1]]
-        result[:, lane] = mix(total + counts.astype(np.uint64))
+        result[:, lane] = mix(total + counts.astype(np.uint64))  # mix(sum + number of tokens)
     return result
 
 
@@ -116,15 +119,17 @@ def shingles(tokens: Tokens, ngram: int) -> tuple[np.ndarray, np.ndarray, np.nda
     running = np.concatenate(([0], np.cumsum(tokens.is_word)))
     bounds = running[tokens.starts]
     words = np.diff(bounds)
-    hashes = tokens.hash[tokens.is_word]
+    hashes = tokens.hash[tokens.is_word]  # [words]: marks are no part of shingles
+    # [n]: shingles of each document
     counts = np.where(words == 0, 0, np.maximum(words - ngram + 1, 1))
     starts = np.concatenate(([0], np.cumsum(counts)))
-    owner = np.repeat(np.arange(len(words)), counts)
+    owner = np.repeat(np.arange(len(words)), counts)  # [shingles]: document of each
     first = bounds[:-1][owner] + np.arange(len(owner)) - starts[:-1][owner]
     total = np.zeros(len(owner), np.uint64)
     for step in range(ngram):
         live = step < words[owner]  # a short text has one shingle of all its words
         index = np.minimum(first + step, max(len(hashes) - 1, 0))
+        # sum of h_(j+i) * M**(n-1-i)
         total = np.where(live, total * _U(SHINGLE_BASE) + hashes[index], total)
     return (mix(total) >> _U(32)).astype(np.uint32), counts, words
 
@@ -135,8 +140,8 @@ def band_digests(signatures: np.ndarray, config: SketchConfig) -> np.ndarray:
     for band in range(config.bands):
         digest = np.full(len(signatures), mix_int(band), np.uint64)
         for row in range(config.rows):
-            slot = signatures[:, band * config.rows + row].astype(np.uint64)
-            digest = mix(digest * _U(SHINGLE_BASE) + slot + _U(1))
+            slot = signatures[:, band * config.rows + row].astype(np.uint64)  # [n]
+            digest = mix(digest * _U(SHINGLE_BASE) + slot + _U(1))  # d = mix(d * M + slot + 1)
         digests[:, band] = digest
     return digests
 
@@ -158,6 +163,7 @@ def signatures(values: np.ndarray, counts: np.ndarray, config: SketchConfig) -> 
     starts = (np.cumsum(counts) - counts)[some]
     for slot in range(len(a)):
         if len(some):
+            # min of s * A_k + B_k mod 2**32
             result[some, slot] = np.minimum.reduceat(values * a[slot] + b[slot], starts)
     return result
 
@@ -199,7 +205,7 @@ def jaccard(shingles: np.ndarray, starts: np.ndarray, pairs: np.ndarray) -> np.n
     for i, (a, b) in enumerate(pairs.tolist()):
         first = np.unique(shingles[starts[a] : starts[a + 1]])
         second = np.unique(shingles[starts[b] : starts[b + 1]])
-        both = len(np.intersect1d(first, second, assume_unique=True))
+        both = len(np.intersect1d(first, second, assume_unique=True))  # |A and B|
         union = len(first) + len(second) - both
         result[i] = both / union if union else 1.0
     return result

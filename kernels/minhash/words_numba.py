@@ -143,12 +143,13 @@ def normalised(data, i, end, folds, kinds, text, marks):
                 x |= U(data[i + k]) << U(8 * k)
         high = x & _HIGH
         low = x & ~_HIGH
+        # A to Z gain the bit 0x20: lower case
         store8(text, n, low | ((_from(low, 0x41) & ~_from(low, 0x5B)) >> U(2)))
         if high == U(0):
             n += left
             i += left
             continue
-        ascii_bytes = lowest(high) >> 3
+        ascii_bytes = lowest(high) >> 3  # ASCII bytes before the first other one
         n += ascii_bytes
         i += ascii_bytes
         code, used = decode(data, i, end)
@@ -176,17 +177,19 @@ def find_tokens(text, n, marks, starts, ends):
             x = load8(text, base + 8 * k)
             high = x & _HIGH
             x &= ~_HIGH
-            letter = _from(x, 0x61) & ~_from(x, 0x7B)
-            letter |= _from(x, 0x30) & ~_from(x, 0x3A)
-            letter |= _from(x, 0x5F) & ~_from(x, 0x60)
-            point = _from(x, 0x21) & ~_from(x, 0x7F) & ~letter & ~high
+            letter = _from(x, 0x61) & ~_from(x, 0x7B)  # a to z
+            letter |= _from(x, 0x30) & ~_from(x, 0x3A)  # 0 to 9
+            letter |= _from(x, 0x5F) & ~_from(x, 0x60)  # _
+            point = _from(x, 0x21) & ~_from(x, 0x7F) & ~letter & ~high  # other printable ASCII
+            # bytes of non-ASCII letters count as letters
             letters |= _bits(letter | high) << U(8 * k)
             points |= _bits(point) << U(8 * k)
-        other = marks[base >> 6]
+        other = marks[base >> 6]  # bytes of non-ASCII marks
         letters &= ~other
         points |= other
         shifted = (letters << U(1)) | letter_before
-        start = (letters & ~shifted) | points
+        start = (letters & ~shifted) | points  # a letter after no letter, or a mark
+        # no letter after a letter, or the byte after a mark
         end = (~letters & shifted) | (points << U(1)) | mark_before
         letter_before, mark_before = letters >> U(63), points >> U(63)
         while start != U(0):
@@ -211,15 +214,15 @@ def hash_tokens(text, count, starts, ends, words, exact):
         length = ends[j] - position
         token = U(length)
         while length > 8:
-            token = (token ^ load8(text, position)) * _P
+            token = (token ^ load8(text, position)) * _P  # h = (h ^ c) * P
             token ^= token >> U(32)
             position += 8
             length -= 8
         token = (token ^ (load8(text, position) & (_ALL >> U(64 - 8 * length)))) * _P
-        token = (token ^ (token >> U(32))) * _Q
+        token = (token ^ (token >> U(32))) * _Q  # h ^= h >> 32, then h * Q
         token ^= token >> U(29)
-        exact0 += mix(token + U(j) * _C0)
-        exact1 += mix(token ^ (U(j) * _C1 + _C2))
+        exact0 += mix(token + U(j) * _C0)  # mix(t_j + j * C0)
+        exact1 += mix(token ^ (U(j) * _C1 + _C2))  # mix(t_j ^ (j * C1 + C2))
         words[word_count] = token
         word_count += 1 - (starts[j] & 1)
     exact[0] = mix(exact0 + U(count))

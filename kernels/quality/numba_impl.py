@@ -62,7 +62,7 @@ def _share(part, whole):
 @_inline
 def _seen(table, last, stamp, key):
     """Slot of a key in the set `stamp` of slots 0 to last, and whether it was there; it is then."""
-    slot = np.int64(key & U(last))
+    slot = np.int64(key & U(last))  # linear probing; slots of other stamps are free
     while table[slot, 1] == stamp:
         if table[slot, 0] == key:
             return slot, True
@@ -84,7 +84,7 @@ def _last(count):
 def _span_hash(codes, start, end):
     total = U(end - start)
     for i in range(start, end):
-        total = total * _P + U(codes[i] + 1)
+        total = total * _P + U(codes[i] + 1)  # sum of (code + 1) * P**(length-1-i)
     return mix(total)
 
 
@@ -95,7 +95,7 @@ def _parts(codes, start, end, least, table, stamp):
     last = _last((end - start) // 2 + 1)
     while i <= end:
         run = 0
-        while i + run < end and codes[i + run] == _FEED:
+        while i + run < end and codes[i + run] == _FEED:  # a run of line feeds
             run += 1
         if i == end or run >= least:
             parts += 1
@@ -111,20 +111,21 @@ def _parts(codes, start, end, least, table, stamp):
 def _repetition(codes, flags, size, hashes, lengths, n, grams, runs, slots, table, stamp, out):
     """Fill out[8:21]; return the last stamp used."""
     low, high = 0, size
-    while low < high and flags[low] & SPACE:
+    while low < high and flags[low] & SPACE:  # strip
         low += 1
     while high > low and flags[high - 1] & SPACE:
         high -= 1
     for level, (a, b, least) in enumerate(((low, high, 2), (0, size, 1))):
         stamp += U(1)
         parts, again, characters = _parts(codes, a, b, least, table, stamp)
+        # share of paragraphs or lines seen before
         out[8 + 2 * level] = _share(again, parts) if size else _NAN
         out[9 + 2 * level] = _share(characters, size)
     for i in range(n):
         grams[i], runs[i] = hashes[i], n
     for k in range(2, 11):
         for i in range(n - k + 1):
-            grams[i] = grams[i] * _M + hashes[i + k - 1]
+            grams[i] = grams[i] * _M + hashes[i + k - 1]  # hash of the k-gram from word i
         stamp += U(1)
         if k <= 4:
             out[10 + k] = _share(_top(grams, runs, slots, lengths, n, k, table, stamp), size)
@@ -163,7 +164,7 @@ def _top(grams, runs, slots, lengths, n, k, table, stamp):
     for i in range(n - 1, -1, -1):
         repeated = i + k <= n and slots[i] >= 0 and table[slots[i], 2] > 1
         runs[i] = (runs[i + 1] + 1 if i + 1 < n else 1) if repeated else 0
-    length = k - 1
+    length = k - 1  # the spaces between the words
     for i in range(earliest, earliest + k):
         length += lengths[i]
     return best * length
@@ -203,7 +204,7 @@ def _words(codes, flags, size, starts, ends, n, hashes, lengths, stops, out):
                 letters += end - start
         for s in range(stops.shape[0]):
             if stops[s] == hashes[w]:
-                stop_bits |= U(1) << U(s)
+                stop_bits |= U(1) << U(s)  # bit s: stop word s occurs
     marks, dots, i = 0, 0, 0
     while i < size:
         marks += codes[i] == _HASH
@@ -215,8 +216,9 @@ def _words(codes, flags, size, starts, ends, n, hashes, lengths, stops, out):
     there = 0
     for s in range(stops.shape[0]):
         there += np.int64((stop_bits >> U(s)) & U(1))
-    out[0], out[1] = plain, _share(letters, spelled)
-    out[2], out[3] = _share(marks, n), _share(dots, n)
+    out[0], out[1] = plain, _share(letters, spelled)  # word_count, mean_word_length
+    out[2], out[3] = _share(marks, n), _share(dots, n)  # gopher_hash_ratio, gopher_ellipsis_ratio
+    # gopher_alpha_words, gopher_stop_words
     out[6], out[7] = _share(alphabetic, n), there if stops.shape[0] else _NAN
 
 
@@ -295,7 +297,7 @@ def _line_rule(codes, flags, lower, low, high, copy_start):
     for i in range(low, high):
         run = 0 if flags[i] & SPACE else run + 1
         words += run == 1
-        if run > _MAX_WORD:
+        if run > _MAX_WORD:  # MAX_LINE_WORD
             return 1, low, high
     top, cited = _uncited(codes, flags, lower, low, high, copy_start)
     if cited:
@@ -345,7 +347,7 @@ def _lines(
     while start < size:
         end, after = _next_line(codes, flags, start, size)
         low, high = start, end
-        while low < high and flags[low] & SPACE:
+        while low < high and flags[low] & SPACE:  # strip
             low += 1
         while high > low and flags[high - 1] & SPACE:
             high -= 1
@@ -369,7 +371,9 @@ def _lines(
             else:
                 sentences += _sentences(codes, flags, starts, ends, first, word)
         start = after
+    # gopher_bullet_lines, gopher_ellipsis_lines
     out[4], out[5] = _share(bullets, lines), _share(dots, lines)
+    # c4_kept_lines, c4_sentences, c4_lorem_ipsum, c4_curly_bracket
     out[21], out[22], out[23], out[24] = _share(kept, lines), sentences, lorem, bracket
 
 
@@ -398,8 +402,11 @@ def _feeds(codes, flags, lower, size, n, table, stamp, out):
         capitals += lower[i] != codes[i]
         if codes[i] == 0x3A and i + 2 < size and codes[i + 1] == 0x2F and codes[i + 2] == 0x2F:
             links += 1
+    # fineweb_punctuated_lines, fineweb_short_lines
     out[25], out[26] = _share(ends, lines), _share(short, lines)
+    # fineweb_dup_chars, fineweb_newline_ratio
     out[27], out[28] = _share(again, size - feeds), _share(feeds, n)
+    # upper_ratio, links, code_marks
     out[29], out[30], out[31] = _share(capitals, alphabetic), _share(links, n), _share(marks, ink)
 
 

@@ -61,12 +61,13 @@ def dequantize(quantized: Quantized, layout: Layout) -> tuple[Array, Array]:
 
 def hadamard(x: Array, signs: Array) -> Array:
     """x[..., C] with each 16 columns transformed (C a multiple of 16), float32; signs[16]."""
-    y = x.astype(jnp.float32).reshape(*x.shape[:-1], -1, 16) * signs
+    y = x.astype(jnp.float32).reshape(*x.shape[:-1], -1, 16) * signs  # [..., C / 16, 16]
     for stride in (1, 2, 4, 8):
         pairs = y.reshape(*y.shape[:-1], -1, 2, stride)
+        # one step of the fast Walsh-Hadamard transform
         low, high = pairs[..., 0, :], pairs[..., 1, :]
         y = jnp.stack((low + high, low - high), -2).reshape(y.shape)
-    return (y * 0.25).reshape(x.shape)
+    return (y * 0.25).reshape(x.shape)  # 1 / sqrt(16): orthonormal
 
 
 def mix(x: Array) -> Array:
@@ -79,7 +80,7 @@ def mix(x: Array) -> Array:
 def uniforms(index: Array, key: Array) -> Array:
     """float32 in (0, 1) by key (uint32[2]) and index (uint32 [...])."""
     bits = mix(mix(index ^ key[0]) + key[1])
-    odd = (bits >> 9) * np.uint32(2) + np.uint32(1)
+    odd = (bits >> 9) * np.uint32(2) + np.uint32(1)  # the upper 23 bits: u = odd * 2^-24
     return odd.astype(jnp.float32) * np.float32(2.0**-24)
 
 
@@ -108,9 +109,10 @@ def round_size(x: Array, element: str, draws: Array | None) -> tuple[Array, Arra
     _, mantissa, bias = BITS[element]
     size = jnp.abs(x)
     size = jnp.where(size > LARGEST[element], np.float32(LARGEST[element]), size)
+    # exponent of |x|, at least that of the subnormal numbers
     power = jnp.clip((_bits(size) >> 23) - 127, 1 - bias, 127)
     steps = _power(power - mantissa)
-    whole = size * _power(mantissa - power)
+    whole = size * _power(mantissa - power)  # |x| in steps of 2^(power - mantissa)
     if draws is None:
         return lax.round(whole, lax.RoundingMethod.TO_NEAREST_EVEN), steps, power
     below = jnp.floor(whole)
@@ -122,7 +124,7 @@ def encode(x: Array, count: Array, power: Array, element: str) -> Array:
     exponent, mantissa, bias = BITS[element]
     nan = jnp.isnan(count)
     whole = jnp.where(nan, 0.0, count).astype(jnp.int32)
-    code = ((power - (1 - bias)) << mantissa) + whole
+    code = ((power - (1 - bias)) << mantissa) + whole  # a carry of the count raises the exponent
     code = code | (lax.shift_right_logical(_bits(x), 31) << (exponent + mantissa))
     return jnp.where(nan, NAN[element], code).astype(jnp.uint8)
 
@@ -142,6 +144,7 @@ def tile_steps(size: Array, scale: Array, layout: Layout) -> Array:
         return _power_of_two(size, limit)
     if layout.scale == "tensor":
         return jnp.ones_like(size)
+    # E4M3(a(tile) / largest / scale)
     count, steps, _ = round_size(size * _reciprocal(limit) * (1.0 / scale), "e4m3", None)
     return count * steps
 
@@ -155,7 +158,7 @@ def inverse_step(tiles: Array, scale: Array) -> Array:
 def _prepare(x: Array, layout: Layout, key: Any) -> tuple[Array, Array, Array, Array | None]:
     """(x over its scales, tiled; tile scales [down, across]; scale; draws, tiled)."""
     tiled = _tiled(flushed(x), layout)
-    size = largest(tiled, (1, 3))
+    size = largest(tiled, (1, 3))  # [down, across]: a(tile)
     scale = global_scale(largest(size, (0, 1)), layout)
     tiles = tile_steps(size, scale, layout)
     draws = None

@@ -74,11 +74,12 @@ def _encode(
 ) -> None:
     height, width = layout.tile or (1, 1)
     rows, across = x.shape
+    # [down, height, right, width]
     shaped = flushed(x[...]).reshape(rows // height, height, across // width, width)
     whole = scale[0]
-    steps = tile_steps(largest(shaped, (1, 3)), whole, layout)
+    steps = tile_steps(largest(shaped, (1, 3)), whole, layout)  # [down, right]
     inverse = inverse_step(steps, whole)[:, None, :, None]
-    value = (shaped * inverse).reshape(rows, across)
+    value = (shaped * inverse).reshape(rows, across)  # [rows, columns] of the block
     draws = None
     if stochastic:
         origin = pl.program_id(0) * rows, pl.program_id(1) * across

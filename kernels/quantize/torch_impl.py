@@ -61,11 +61,12 @@ def pack_fp4(codes: Tensor) -> Tensor:
 
 def hadamard(x: Tensor, signs: Tensor) -> Tensor:
     """x[..., C] with each 16 columns transformed (C a multiple of 16), float32; signs[16]."""
-    y = x.float().unflatten(-1, (-1, 16)) * signs
+    y = x.float().unflatten(-1, (-1, 16)) * signs  # [..., C / 16, 16]
     for stride in (1, 2, 4, 8):
+        # one step of the fast Walsh-Hadamard transform
         low, high = y.unflatten(-1, (-1, 2, stride)).unbind(-2)
         y = torch.stack((low + high, low - high), -2).flatten(-3)
-    return (y * 0.25).flatten(-2)
+    return (y * 0.25).flatten(-2)  # 1 / sqrt(16): orthonormal
 
 
 def mix_tensor(x: Tensor) -> Tensor:
@@ -80,7 +81,7 @@ def uniforms(rows: int, columns: int, key: Any, device: torch.device) -> Tensor:
     key = key_tensor(key, device)
     index = torch.arange(rows * columns, device=device).to(torch.int32)
     bits = mix_tensor(mix_tensor(index ^ key[0]) + key[1])
-    odd = ((bits >> 9) & 0x7FFFFF) * 2 + 1
+    odd = ((bits >> 9) & 0x7FFFFF) * 2 + 1  # the upper 23 bits: u = odd * 2^-24
     return (odd.float() * 2.0**-24).view(rows, columns)
 
 
@@ -114,7 +115,7 @@ def _prepare(x: Tensor, layout: Layout, key: Any) -> tuple[Tensor, Tensor, Tenso
     tiled = _tiled(wide, layout)
     tiles, scale = _scales(tiled, layout)
     step = tiles * scale
-    inverse = torch.where(step == 0, 0.0, 1.0 / step)
+    inverse = torch.where(step == 0, 0.0, 1.0 / step)  # [down, across]
     draws = None if key is None else _tiled(uniforms(x.shape[0], x.shape[1], key, x.device), layout)
     return tiled * inverse[:, None, :, None], tiles, scale, draws
 
@@ -137,13 +138,14 @@ def _cropped(tiled: Tensor, like: Tensor) -> Tensor:
 
 def _scales(tiled: Tensor, layout: Layout) -> tuple[Tensor, Tensor]:
     largest = LARGEST[layout.element]
-    size = tiled.abs().amax((1, 3))
+    size = tiled.abs().amax((1, 3))  # [down, across]: a(tile)
     size = torch.where(size < float("inf"), size, float("nan"))
     scale = global_scale(size, layout)
     if layout.scale == "power2":
         return _power_of_two(size, largest), scale
     if layout.scale == "tensor":
         return torch.ones_like(size), scale
+    # E4M3(a(tile) / largest / scale)
     count, steps, _ = _round(size * _reciprocal(largest) * (1.0 / scale), "e4m3", None)
     return count * steps, scale
 
@@ -170,8 +172,10 @@ def _round(x: Tensor, element: str, draws: Tensor | None) -> tuple[Tensor, Tenso
     """|x| as (count, step, exponent): value = count · step, all [...]; count keeps NaN."""
     _, mantissa, bias = BITS[element]
     size = x.abs().clamp(max=LARGEST[element])
+    # exponent of |x|, at least that of the subnormal numbers
     power = ((size.contiguous().view(torch.int32) >> 23) - 127).clamp(1 - bias, 127)
     steps = ((power - mantissa + 127) << 23).view(torch.float32)
+    # |x| in steps of 2^(power - mantissa)
     whole = size * ((mantissa - power + 127) << 23).view(torch.float32)
     if draws is None:
         return whole.round(), steps, power
@@ -183,7 +187,7 @@ def _codes(x: Tensor, count: Tensor, power: Tensor, element: str) -> Tensor:
     exponent, mantissa, bias = BITS[element]
     nan = count.isnan()
     whole = torch.where(nan, 0.0, count).to(torch.int32)
-    code = ((power - (1 - bias)) << mantissa) + whole
+    code = ((power - (1 - bias)) << mantissa) + whole  # a carry of the count raises the exponent
     code = code | (torch.signbit(x).to(torch.int32) << (exponent + mantissa))
     return torch.where(nan, NAN[element], code).to(torch.uint8)
 

@@ -40,9 +40,10 @@ def _round(x, draws, format: tl.constexpr, stochastic: tl.constexpr):
     """(count, exponent) of |x|: value = count · 2^(exponent - mantissa)."""
     size = tl.abs(x)
     size = tl.where(size > format[3], format[3], size)
-    power = (_bits(size) >> 23) - 127
+    power = (_bits(size) >> 23) - 127  # exponent of |x|; 8 bits above the 23 of the mantissa
+    # subnormal values of the format share one exponent
     power = tl.minimum(tl.maximum(power, 1 - format[2]), 127)
-    whole = size * _power(format[1] - power)
+    whole = size * _power(format[1] - power)  # |x| in steps of 2^(exponent - mantissa)
     if stochastic:
         below = tl.floor(whole)
         count = below + tl.where(draws < whole - below, 1.0, 0.0)
@@ -55,6 +56,7 @@ def _round(x, draws, format: tl.constexpr, stochastic: tl.constexpr):
 def _code(x, count, power, format: tl.constexpr):
     nan = count != count
     whole = tl.where(nan, 0.0, count).to(tl.int32)
+    # a carry of the count raises the exponent
     code = ((power - (1 - format[2])) << format[1]) + whole
     code = code | (((_bits(x) >> 31) & 1) << (format[0] + format[1]))
     return tl.where(nan, format[4], code).to(tl.uint8)
@@ -117,7 +119,8 @@ def encode_block(
     else:
         down: tl.constexpr = block_rows // height
         right: tl.constexpr = block_columns // width
-        shaped = tl.reshape(value, (down, height, right, width))
+        shaped = tl.reshape(value, (down, height, right, width))  # [down, height, right, width]
+        # [down, right]: a(tile); the bits order as the numbers do
         size_bits = tl.max(tl.max(_bits(shaped) & 0x7FFFFFFF, axis=3), axis=1)
         tile_row = tl.program_id(0) * down + tl.arange(0, down)[:, None]
         tile_column = tl.program_id(1) * right + tl.arange(0, right)[None, :]
@@ -129,10 +132,10 @@ def encode_block(
         else:
             size = size_bits.to(tl.float32, bitcast=True)
             size = tl.where(size_bits >= 0x7F800000, float("nan"), size)
-            wanted = size * inverse_largest * tl.div_rn(1.0, whole)
+            wanted = size * inverse_largest * tl.div_rn(1.0, whole)  # a(tile) / largest / scale
             count, power = _round(wanted, 0.0, _E4M3, False)
             tl.store(tiles + tile_index, _code(wanted, count, power, _E4M3), mask=present)
-            step = count * _power(power - 3) * whole
+            step = count * _power(power - 3) * whole  # E4M3 tile scale * scale
         inverse = tl.where(step == 0.0, 0.0, tl.div_rn(1.0, step))
         shaped = shaped * inverse[:, None, :, None]
         value = tl.reshape(shaped, (block_rows, block_columns))

@@ -26,6 +26,7 @@ def _file_windows(units, offsets, span, k, leave, value, start, count):
     size = 1
     while size < width:
         size *= 2
+    # hashes of the window's k-grams, by position mod size
     ring, mask, made = np.empty(size, np.uint64), size - 1, 0
     for d in range(offsets.shape[0] - 1):
         low, high = offsets[d], offsets[d + 1]
@@ -34,16 +35,18 @@ def _file_windows(units, offsets, span, k, leave, value, start, count):
         raw, least, least_at = U(0), U(0), -1
         opened = False
         for j in range(low, high):
-            raw = raw * _B + (U(units[j]) + U(1))
+            raw = raw * _B + (U(units[j]) + U(1))  # polynomial hash of the k-gram that ends at j
             gram = j - k + 1
             if gram < low:
                 continue
             if gram > low:
+                # leave = B**k: the unit that leaves the k-gram
                 raw -= (U(units[gram - 1]) + U(1)) * leave
             h = mix(raw)
             ring[gram & mask] = h
             if least_at < 0 or h <= least:
                 least, least_at = h, gram
+            # the least k-gram has left the window: search the ring
             elif least_at <= gram - width:
                 least, least_at = h, gram
                 for other in range(gram - 1, gram - width, -1):
@@ -52,6 +55,7 @@ def _file_windows(units, offsets, span, k, leave, value, start, count):
             window = gram - width + 1
             if window < low:
                 continue
+            # the same k-gram files this window as well: lengthen the record
             if opened and value[made - 1] == least:
                 count[made - 1] += 1
                 continue
@@ -129,11 +133,13 @@ def _find_repeats(units, start, count, starts, span, leave, passes, share):
             for i in range(start[r], start[r] + count[r]):
                 if i == start[r]:
                     for step in range(span):
+                        # the first window of a record: all its units
                         raw = raw * _B + (U(units[i + step]) + U(1))
                 else:
                     raw = raw * _B + (U(units[i + span - 1]) + U(1))
-                    raw -= (U(units[i - 1]) + U(1)) * leave
+                    raw -= (U(units[i - 1]) + U(1)) * leave  # leave = B**span
                 key = mix(raw)
+                # another pass settles this window
                 if passes > 1 and (key >> U(33)) % U(passes) != U(share):
                     before = np.int64(-2)
                     continue
@@ -142,6 +148,7 @@ def _find_repeats(units, start, count, starts, span, leave, passes, share):
                 while places[slot] >= 0:
                     other = places[slot]
                     if keys[slot] == key:
+                        # both follow equal windows: only the last units can differ
                         if other == before + 1:
                             same = units[other + span - 1] == units[i + span - 1]
                         else:
@@ -152,8 +159,8 @@ def _find_repeats(units, start, count, starts, span, leave, passes, share):
                     slot = (slot + U(1)) & mask
                 if earlier < 0:
                     keys[slot], places[slot] = key, i
-                    held, before = held + 1, np.int64(-2)
-                    if 2 * held > used:
+                    held, before = held + 1, np.int64(-2)  # a first occurrence
+                    if 2 * held > used:  # load at most 1/2
                         if 2 * used > keys.shape[0]:
                             keys, places = _wider(keys, places, used)
                         else:
@@ -162,8 +169,9 @@ def _find_repeats(units, start, count, starts, span, leave, passes, share):
                         used *= 2
                     continue
                 before = earlier
-                if earlier + span > i:
+                if earlier + span > i:  # overlaps its first occurrence: not a repeat
                     continue
+                # continues the last run: lengthen it
                 if made and at[made - 1] + length[made - 1] == i and (
                     first[made - 1] + length[made - 1] == earlier
                 ):  # fmt: skip

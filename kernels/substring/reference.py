@@ -42,7 +42,9 @@ def file_windows(units: np.ndarray, offsets: np.ndarray, span: int) -> np.ndarra
     for low, high in pairwise(offsets):
         if high - low < span:
             continue
+        # [high - low - span + 1]: least k-gram hash of each window
         least = least_of_runs(gram_hashes(units[low:high], k), span - k + 1)
+        # where the least hash changes
         heads = np.flatnonzero(np.concatenate(([True], least[1:] != least[:-1])))
         records = np.empty(len(heads), RECORD)
         records["value"] = least[heads]

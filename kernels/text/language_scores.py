@@ -32,7 +32,7 @@ _FIRST, _LAST = GRAMS
 def _key(word, start, end):
     total = U(0)
     for i in range(start, end):
-        total = total * _P + U(word[i] + 1)
+        total = total * _P + U(word[i] + 1)  # a boundary mark is -1, so it counts as 0
     return mix(total)
 
 
@@ -43,6 +43,7 @@ def _features(word, n, keys):
     count = 1
     for size in range(_FIRST, _LAST + 1):
         for start in range(n - size + 1):
+            # upper half of the hash
             keys[count] = np.uint32(_key(word, start, start + size) >> U(32))
             count += 1
     return count
@@ -79,10 +80,11 @@ def _score(data, offsets, flag_table, lower_table, scripts, slots, rows, table, 
         end = offsets[d + 1]
         if end - offsets[d] > capacity:
             end = offsets[d] + capacity
+            # cut before a code point, not inside one
             while end < offsets[d + 1] and data[end] & 0xC0 == 0x80:
                 end -= 1
         size = decode(data, offsets[d], end, flag_table, lower_table, codes, flags, lower)
-        for i in range(min(size, 4 * MOST)):
+        for i in range(min(size, 4 * MOST)):  # letters by script
             if flags[i] & ALPHA:
                 code = codes[i]
                 letters[d, scripts[code] if code < scripts.shape[0] else letters.shape[1] - 1] += 1
@@ -91,7 +93,7 @@ def _score(data, offsets, flag_table, lower_table, scripts, slots, rows, table, 
             n, i = _next(codes, flags, lower, i, size, word)
             if n == 0:
                 break
-            seen += n - 2
+            seen += n - 2  # letters without the two boundary marks
             words[d] += 1
             count = _features(word, n, keys)
             for k in range(count):
@@ -103,8 +105,8 @@ def _score(data, offsets, flag_table, lower_table, scripts, slots, rows, table, 
                     continue
                 used[d] += 1
                 for c in range(table.shape[1]):
-                    scores[d, c] += table[row, c]
-                if k == 0:
+                    scores[d, c] += table[row, c]  # naive Bayes: sum of log ratios
+                if k == 0:  # the feature of the whole word
                     for c in range(table.shape[1]):
                         hits[d, c] += (known[row] >> U(c)) & U(1)
 

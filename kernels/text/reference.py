@@ -36,6 +36,7 @@ def decode(data: np.ndarray, offsets: np.ndarray) -> tuple[np.ndarray, np.ndarra
     tail = [(padded[i : i + len(data)] & 0xC0) == 0x80 for i in range(4)]
     low = [padded[i : i + len(data)] & 0x3F for i in range(4)]
     first = padded[: len(data)]
+    # lead bytes of well-formed sequences of two bytes
     two = (first >= 0xC2) & (first < 0xE0) & tail[1] & (left >= 2)
     three = (first >= 0xE0) & (first < 0xF0) & tail[1] & tail[2] & (left >= 3)
     four = (first >= 0xF0) & (first < 0xF5) & tail[1] & tail[2] & tail[3] & (left >= 4)

@@ -60,6 +60,7 @@ def tables() -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
         slots[at], points[at] = key, point
     pairs = np.zeros((128, 128), np.uint16)
     for word in specials():
+        # bit `length`: a listed chunk of this length may match
         pairs[ord(word[0]) & 127, ord(word[-1]) & 127] |= 1 << len(word)
     return slots, points, pairs, unit_hashes()
 
@@ -68,7 +69,7 @@ def tables() -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
 def _wide(data, i):
     """(code point, bytes used) of well-formed UTF-8 with a lead byte of 0x80 or more at i."""
     first = np.int64(data[i])
-    code, used = first & 0x1F, 2
+    code, used = first & 0x1F, 2  # payload of a two-byte lead
     if first >= 0xF0:
         code, used = first & 0x07, 4
     elif first >= 0xE0:
@@ -103,7 +104,7 @@ def word_hash(codes, start, end):
     """The hash of a word; as text.words.word_hash."""
     total = U(0)
     for i in range(start, end):
-        total = total * _P + U(codes[i] + 1)
+        total = total * _P + U(codes[i] + 1)  # sum of (code + 1) * P**(length-1-i)
     return mix(total)
 
 
@@ -121,6 +122,7 @@ def split(codes, flags, start, end, slots, points, pairs, units, starts, ends, c
         else:
             while i < end and not flags[i] & (SPACE | SOLO):
                 i += 1
+        # the common case: letters with punctuation around them
         low, high = _core(codes, flags, first, i, slots, points, pairs)
         if low < 0:
             count = _chunk(codes, flags, first, i, slots, points, pairs, units, starts, ends, count)

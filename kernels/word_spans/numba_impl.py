@@ -48,7 +48,7 @@ def _spans(data, offsets, folds, kinds, hashes, begin, end, starts):
             if kind == _LETTER:
                 if not inside:
                     inside, first = True, at
-                word = word * _P + U(code + 1)
+                word = word * _P + U(code + 1)  # sum of (code + 1) * P**(length-1-i)
                 last = i
                 continue
             if inside:
@@ -69,7 +69,7 @@ def _ngrams(hashes, starts, ngram, result):
             total = U(0)
             if j + ngram <= starts[d + 1]:
                 for step in range(ngram):
-                    total = total * _M + hashes[j + step]
+                    total = total * _M + hashes[j + step]  # sum of w_(j+i) * M**(n-1-i)
                 total = mix(total)
             result[j] = total
 
@@ -83,7 +83,7 @@ def _fill(wanted, slots, bits):
         while slots[at] >= 0:
             at = (at + U(1)) & low
         slots[at] = k
-        mark = (wanted[k] >> U(32)) & few
+        mark = (wanted[k] >> U(32)) & few  # a bit filter in front of the table
         bits[mark >> U(3)] |= np.uint8(1 << (mark & U(7)))
 
 
@@ -108,9 +108,9 @@ def _find(hashes, wanted, slots, bits, result):
 def _best(part, weight, window, best):
     for i in range(part.shape[0] - 1, -1, -1):
         for j in range(window.shape[0] - 1, -1, -1):
-            value = max(best[i + 1, j], best[i, j + 1])
+            value = max(best[i + 1, j], best[i, j + 1])  # skip a word of either text
             if part[i] == window[j]:
-                value = max(value, weight[i] + best[i + 1, j + 1])
+                value = max(value, weight[i] + best[i + 1, j + 1])  # a match
             best[i, j] = value
 
 

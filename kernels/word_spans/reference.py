@@ -9,18 +9,19 @@ from sabia.kernels.word_spans.definitions import ALONE, NGRAM_BASE, WORD_BASE, W
 
 def word_spans(data: np.ndarray, offsets: np.ndarray) -> Words:
     """See sabia.kernels.word_spans.word_spans."""
-    code, document, first = decode(data, offsets)
+    code, document, first = decode(data, offsets)  # [c] each
     past = np.append(first[1:], offsets[-1] - offsets[0])
     code, kind = folded(code)
     keep = kind != SKIP
     code, kind, document, first, past = (x[keep] for x in (code, kind, document, first, past))
     fresh = np.ones(len(code), bool)
+    # [c]: a word begins or a token alone
     fresh[1:] = (kind[1:] != LETTER) | (kind[:-1] != LETTER) | (document[1:] != document[:-1])
     start = np.flatnonzero(fresh)
     end = np.append(start[1:], len(code))
     word = (kind[start] != SPACE) & (kind[start] != MARK)
     start, end = start[word], end[word]
-    counts = np.bincount(document[start], minlength=len(offsets) - 1)
+    counts = np.bincount(document[start], minlength=len(offsets) - 1)  # [documents]: words of each
     return Words(
         mix(_polynomials(code, start, end)),
         first[start] + offsets[0],
@@ -35,7 +36,8 @@ def ngram_hashes(words: Words, ngram: int) -> np.ndarray:
     for step in range(ngram):
         shifted = np.zeros(len(total), np.uint64)
         shifted[: max(len(total) - step, 0)] = words.hash[step:]
-        total = total * np.uint64(NGRAM_BASE) + shifted
+        total = total * np.uint64(NGRAM_BASE) + shifted  # sum of w_(j+i) * M**(n-1-i)
+    # [w]: words to the end of the document
     left = np.repeat(words.starts[1:], np.diff(words.starts)) - np.arange(len(total))
     return np.where(left >= ngram, mix(total), np.uint64(0))
 
@@ -71,5 +73,5 @@ def _polynomials(code: np.ndarray, start: np.ndarray, end: np.ndarray) -> np.nda
     powers[0] = 1
     powers = np.cumprod(powers, dtype=np.uint64)
     terms = code[np.repeat(start, length) + inside].astype(np.uint64) + np.uint64(1)
-    terms *= powers[np.repeat(length, length) - 1 - inside]
+    terms *= powers[np.repeat(length, length) - 1 - inside]  # (code + 1) * P**(length-1-i)
     return np.add.reduceat(terms, first) if len(first) else np.empty(0, np.uint64)

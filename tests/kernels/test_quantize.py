@@ -135,7 +135,8 @@ def test_rounded_values_are_the_decoded_codes(library: str, name: str) -> None:
 
         given = package.numpy.asarray(x)
     compiled = package.jit if library == "jax" else lambda function: function
-    values, scale = (np.asarray(p) for p in compiled(lambda x: implementation.rounded(x, layout))(given))
+    rounded = compiled(lambda x: implementation.rounded(x, layout))(given)
+    values, scale = (np.asarray(part) for part in rounded)
     quantized = compiled(lambda x: implementation.quantize(x, layout))(given)
     again = compiled(lambda x: implementation.dequantize(x, layout))(quantized)
     np.testing.assert_array_equal(values, np.asarray(again[0]))
