@@ -78,14 +78,9 @@ class Mask:
 
 
 def attention_mask(
-    like: Array,
-    queries: int,
-    keys: int,
-    segments: Array | None,
-    start: Any,
-    window: int | None,
+    like: Array, queries: int, keys: int, segments: Array | None, start: Any, window: int | None,
     causal: bool,
-) -> Mask:
+) -> Mask:  # fmt: skip
     """See attention.attention_mask."""
     window = window if window is not None and window < keys else None
     at = jnp.arange(keys, dtype=jnp.int32)[None]  # [1, S]
@@ -134,14 +129,9 @@ def _library_option(
 
 
 def choose_attention(
-    q: Array,
-    k: Array,
-    v: Array,
-    mask: Mask,
-    softcap: float | None,
-    sinks: Array | None,
+    q: Array, k: Array, v: Array, mask: Mask, softcap: float | None, sinks: Array | None,
     implementation: str | None,
-) -> Choice:
+) -> Choice:  # fmt: skip
     """See attention.choose_attention."""
     library = _library_option(q, k, v, mask, softcap, sinks)
     on_tpu = jax_platform() == "tpu"
@@ -151,14 +141,9 @@ def choose_attention(
 
 
 def _reference(
-    q: Array,
-    k: Array,
-    v: Array,
-    mask: Mask,
-    scale: float,
-    softcap: float | None,
+    q: Array, k: Array, v: Array, mask: Mask, scale: float, softcap: float | None,
     sinks: Array | None,
-) -> Array:
+) -> Array:  # fmt: skip
     batch, length, heads, size = q.shape
     groups = k.shape[2]
     grouped = q.reshape(batch, length, groups, heads // groups, size)  # [B, T, K, H / K, N]
@@ -179,14 +164,9 @@ def _reference(
 
 
 def splash(
-    q: Array,
-    k: Array,
-    v: Array,
-    mask: Mask,
-    scale: float,
-    softcap: float | None,
+    q: Array, k: Array, v: Array, mask: Mask, scale: float, softcap: float | None,
     sinks: Array | None,
-) -> Array:
+) -> Array:  # fmt: skip
     """Splash attention: its layout, one row at a time under vmap; the scale goes into q."""
     from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_kernel as kernel
     from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_mask as masks
@@ -232,14 +212,9 @@ def _splash_blocks(length: int, keys: int) -> Any:
 
 
 def _library(
-    q: Array,
-    k: Array,
-    v: Array,
-    mask: Mask,
-    scale: float,
-    softcap: float | None,
+    q: Array, k: Array, v: Array, mask: Mask, scale: float, softcap: float | None,
     sinks: Array | None,
-) -> Array:
+) -> Array:  # fmt: skip
     platform = jax_platform()
     if platform == "tpu":
         return splash(q, k, v, mask, scale, softcap, sinks)
@@ -256,14 +231,9 @@ def _library(
 
 
 def _pallas(
-    q: Array,
-    k: Array,
-    v: Array,
-    mask: Mask,
-    scale: float,
-    softcap: float | None,
+    q: Array, k: Array, v: Array, mask: Mask, scale: float, softcap: float | None,
     sinks: Array | None,
-) -> Array:
+) -> Array:  # fmt: skip
     from sabia.kernels.attention.pallas_impl import attention
 
     return attention(q, k, v, mask.first, mask.until, mask.start, scale, softcap, sinks)

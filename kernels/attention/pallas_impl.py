@@ -20,23 +20,16 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
 from sabia.kernels.runtime.dispatch import pallas_interpret
+from sabia.kernels.runtime.pallas_product import NN, NT, TN, product
 
 Array = jax.Array
 HIDDEN = -1e30  # finite: a row whose first blocks are masked has no -inf - -inf
 BLOCK = 512
 INTERPRETED_BLOCK = 16
-_NT = (((1,), (1,)), ((), ()))  # contract the columns of both
-_TN = (((0,), (0,)), ((), ()))  # contract the rows of both
-_NN = (((1,), (0,)), ((), ()))
-
-
-def _dot(a: Array, b: Array, dims: Any) -> Array:
-    precision = jax.lax.Precision.HIGHEST if a.dtype == jnp.float32 else None
-    return jax.lax.dot_general(a, b, dims, preferred_element_type=jnp.float32, precision=precision)
 
 
 def _scores(k: Array, q: Array, scale: float, cap: float | None) -> Array:
-    s = _dot(k, q, _NT) * scale  # [keys, queries]: transposed
+    s = product(k, q, NT) * scale  # [keys, queries]: transposed
     return s if cap is None else jnp.tanh(s / cap) * cap
 
 
@@ -73,7 +66,7 @@ def _forward_kernel(
         shrink = jnp.exp(largest[...] - new)  # exp(m - m')
         # l' = l exp(m - m') + sum p
         total[...] = total[...] * shrink + jnp.sum(p, 0, keepdims=True)
-        acc[...] = acc[...] * shrink + _dot(v[...], p.astype(v.dtype), _TN)  # [M, rows]: O^T
+        acc[...] = acc[...] * shrink + product(v[...], p.astype(v.dtype), TN)  # [M, rows]: O^T
         largest[...] = new
 
     @pl.when(j == pl.num_programs(3) - 1)
@@ -100,9 +93,9 @@ def _queries_kernel(
         visible = _visible((keys, rows), block * keys, start[0] + i * rows, first[...])
         p = jnp.where(visible, jnp.exp(s - lse[...]), 0.0)
         # dS = P * (dO V^T - D), arXiv 2307.08691, algorithm 2, transposed
-        ds = p * (_dot(v[...], grad[...], _NT) - delta[...])
+        ds = p * (product(v[...], grad[...], NT) - delta[...])
         ds = ds if cap is None else ds * (1.0 - (s / cap) ** 2)
-        acc[...] += _dot(k[...], ds.astype(k.dtype), _TN)  # [N, rows]: dQ^T += K^T dS^T
+        acc[...] += product(k[...], ds.astype(k.dtype), TN)  # [N, rows]: dQ^T += K^T dS^T
 
     @pl.when(j == pl.num_programs(3) - 1)
     def _end() -> None:
@@ -126,11 +119,11 @@ def _keys_kernel(
         s = _scores(k[...], q[...], scale, cap)
         visible = _visible((keys, rows), j * keys, start[0] + block * rows, first[...])
         p = jnp.where(visible, jnp.exp(s - lse[...]), 0.0)
-        acc_v[...] += _dot(p.astype(grad.dtype), grad[...], _NN)  # [keys, M]: dV += P^T dO
+        acc_v[...] += product(p.astype(grad.dtype), grad[...], NN)  # [keys, M]: dV += P^T dO
         # dS = P * (dO V^T - D), arXiv 2307.08691, algorithm 2, transposed
-        ds = p * (_dot(v[...], grad[...], _NT) - delta[...])
+        ds = p * (product(v[...], grad[...], NT) - delta[...])
         ds = ds if cap is None else ds * (1.0 - (s / cap) ** 2)
-        acc_k[...] += _dot(ds.astype(q.dtype), q[...], _NN)  # [keys, N]: dK += dS^T Q
+        acc_k[...] += product(ds.astype(q.dtype), q[...], NN)  # [keys, N]: dK += dS^T Q
 
     @pl.when((g == pl.num_programs(3) - 1) & (i == pl.num_programs(4) - 1))
     def _end() -> None:
@@ -332,16 +325,9 @@ _attend.defvjp(_attend_forward, _attend_backward)
 
 
 def attention(
-    q: Array,
-    k: Array,
-    v: Array,
-    first: Array,
-    until: Array,
-    start: Array,
-    scale: float,
-    softcap: float | None,
-    sinks: Array | None,
-) -> Array:
+    q: Array, k: Array, v: Array, first: Array, until: Array, start: Array, scale: float,
+    softcap: float | None, sinks: Array | None,
+) -> Array:  # fmt: skip
     """See sabia.kernels.attention.attention."""
     batch, length = q.shape[:2]
     keys = k.shape[1]

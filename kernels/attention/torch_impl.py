@@ -83,14 +83,9 @@ class Mask:
 
 
 def attention_mask(
-    like: Tensor,
-    queries: int,
-    keys: int,
-    segments: Tensor | None,
-    start: int,
-    window: int | None,
+    like: Tensor, queries: int, keys: int, segments: Tensor | None, start: int, window: int | None,
     causal: bool,
-) -> Mask:
+) -> Mask:  # fmt: skip
     """See attention.attention_mask."""
     at = torch.arange(keys, device=like.device, dtype=torch.int32)[None]  # [1, S]
     if segments is None:
@@ -178,14 +173,9 @@ def _cuda_library(q: Tensor, v: Tensor, flexible: bool) -> Option:
 
 
 def choose_attention(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    mask: Mask,
-    softcap: float | None,
-    sinks: Tensor | None,
+    q: Tensor, k: Tensor, v: Tensor, mask: Mask, softcap: float | None, sinks: Tensor | None,
     implementation: str | None,
-) -> Choice:
+) -> Choice:  # fmt: skip
     """See attention.choose_attention."""
     plain = softcap is None and sinks is None
     device = q.device.type
@@ -202,14 +192,9 @@ def choose_attention(
 
 
 def _reference(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    mask: Mask,
-    scale: float,
-    softcap: float | None,
+    q: Tensor, k: Tensor, v: Tensor, mask: Mask, scale: float, softcap: float | None,
     sinks: Tensor | None,
-) -> Tensor:
+) -> Tensor:  # fmt: skip
     group = q.shape[2] // k.shape[2]
     k, v = (x.repeat_interleave(group, 2) for x in (k, v))  # [B, S, H, N], [B, S, H, M]
     scores = torch.einsum("bthn,bshn->bhts", q, k).float() * scale  # [B, H, T, S]
@@ -250,14 +235,9 @@ def _compiled_flex() -> Callable[..., Any]:
 
 
 def flex(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    mask: Mask,
-    scale: float,
-    softcap: float | None,
+    q: Tensor, k: Tensor, v: Tensor, mask: Mask, scale: float, softcap: float | None,
     sinks: Tensor | None,
-) -> Tensor:
+) -> Tensor:  # fmt: skip
     """FlexAttention; compiled unless a compiler is at work already (or the tensors are on CPU)."""
     from torch.nn.attention.flex_attention import AuxRequest, flex_attention
 
@@ -284,14 +264,9 @@ def flex(
 
 
 def _library(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    mask: Mask,
-    scale: float,
-    softcap: float | None,
+    q: Tensor, k: Tensor, v: Tensor, mask: Mask, scale: float, softcap: float | None,
     sinks: Tensor | None,
-) -> Tensor:
+) -> Tensor:  # fmt: skip
     plain = softcap is None and sinks is None
     if q.device.type == "cpu" or (plain and _bare(mask)):
         return _sdpa(q, k, v, mask, scale)
@@ -299,14 +274,9 @@ def _library(
 
 
 def _triton(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    mask: Mask,
-    scale: float,
-    softcap: float | None,
+    q: Tensor, k: Tensor, v: Tensor, mask: Mask, scale: float, softcap: float | None,
     sinks: Tensor | None,
-) -> Tensor:
+) -> Tensor:  # fmt: skip
     from sabia.kernels.attention.triton_impl import attention
 
     return attention(q, k, v, mask.first, mask.until, mask.start, scale, softcap, sinks)

@@ -238,16 +238,9 @@ def _rows(x: Tensor) -> int:
 
 @torch.library.custom_op("sabia::attention_forward", mutates_args=())
 def _forward(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    first: Tensor,
-    until: Tensor,
-    sinks: Tensor | None,
-    start: int,
-    scale: float,
-    cap: float,
-) -> tuple[Tensor, Tensor]:
+    q: Tensor, k: Tensor, v: Tensor, first: Tensor, until: Tensor, sinks: Tensor | None, start: int,
+    scale: float, cap: float,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
     batch, length, heads, size = q.shape
     out = q.new_empty(batch, length, heads, v.shape[-1])  # [B, T, H, M]
     lse = q.new_empty(batch, length, heads, dtype=torch.float32)  # [B, T, H]
@@ -268,18 +261,9 @@ def _(q, k, v, first, until, sinks, start, scale, cap):
 
 @torch.library.custom_op("sabia::attention_backward", mutates_args=())
 def _backward(
-    grad: Tensor,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    first: Tensor,
-    until: Tensor,
-    out: Tensor,
-    lse: Tensor,
-    start: int,
-    scale: float,
-    cap: float,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, first: Tensor, until: Tensor, out: Tensor,
+    lse: Tensor, start: int, scale: float, cap: float,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     batch, length, heads, size = q.shape
     keys, groups = k.shape[1], k.shape[2]
     delta = torch.empty_like(lse)  # [B, T, H]
@@ -327,16 +311,9 @@ def _unit(x: Tensor) -> Tensor:
 
 
 def attention(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    first: Tensor,
-    until: Tensor,
-    start: int,
-    scale: float,
-    softcap: float | None,
-    sinks: Tensor | None,
-) -> Tensor:
+    q: Tensor, k: Tensor, v: Tensor, first: Tensor, until: Tensor, start: int, scale: float,
+    softcap: float | None, sinks: Tensor | None,
+) -> Tensor:  # fmt: skip
     """See sabia.kernels.attention.attention; heads of at most 256."""
     if max(q.shape[-1], v.shape[-1]) > 256:
         raise ValueError(f"attention: head size {max(q.shape[-1], v.shape[-1])} (at most 256)")

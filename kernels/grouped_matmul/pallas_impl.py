@@ -17,19 +17,12 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
 from sabia.kernels.runtime.dispatch import pallas_interpret
+from sabia.kernels.runtime.pallas_product import NN, NT, TN, product
 
 Array = jax.Array
 ROWS, INTERPRETED_ROWS = 128, 16
 BUDGET = 24 << 20  # bytes of operands on the core, double-buffered
 LIMIT = 64 << 20
-_NT = (((1,), (1,)), ((), ()))
-_NN = (((1,), (0,)), ((), ()))
-_TN = (((0,), (0,)), ((), ()))
-
-
-def _dot(a: Array, b: Array, dims: Any) -> Array:
-    precision = jax.lax.Precision.HIGHEST if a.dtype == jnp.float32 else None
-    return jax.lax.dot_general(a, b, dims, preferred_element_type=jnp.float32, precision=precision)
 
 
 def _mine(group: Any, block: Any, bounds: Any, rows: int) -> Array:
@@ -48,8 +41,8 @@ def _rows_kernel(groups, blocks, bounds, x, weight, out, *, dims, last):
 
     @pl.when(group < last)
     def _fill() -> None:
-        product = _dot(x[...], weight[...], dims).astype(out.dtype)  # [rows, columns]
-        out[...] = jnp.where(_mine(group, block, bounds, x.shape[0]), product, out[...])
+        out_block = product(x[...], weight[...], dims).astype(out.dtype)  # [rows, columns]
+        out[...] = jnp.where(_mine(group, block, bounds, x.shape[0]), out_block, out[...])
 
 
 def _matrices_kernel(groups, blocks, bounds, grad, x, dw, acc, *, last):
@@ -68,7 +61,7 @@ def _matrices_kernel(groups, blocks, bounds, grad, x, dw, acc, *, last):
     def _add() -> None:
         # [rows, f]: other groups' rows are 0
         own = jnp.where(_mine(group, block, bounds, x.shape[0]), grad[...], 0).astype(grad.dtype)
-        acc[...] += _dot(own, x[...], _TN)  # [f, d]: dW += grad^T x
+        acc[...] += product(own, x[...], TN)  # [f, d]: dW += grad^T x
 
     @pl.when((t == end) | differs(jnp.minimum(t + 1, end)))
     def _end() -> None:
@@ -121,7 +114,7 @@ def _rows(x: Array, weight: Array, pairs: Any, rows: int, across: bool) -> Array
         return (group, 0, f) if across else (group, f, 0)
 
     return _call(
-        functools.partial(_rows_kernel, dims=_NN if across else _NT, last=last),
+        functools.partial(_rows_kernel, dims=NN if across else NT, last=last),
         (pl.cdiv(width, columns), pairs[0].shape[0]),
         in_specs=[
             pl.BlockSpec((rows, x.shape[1]), lambda f, t, g, blocks, _: (blocks[t], 0)),

@@ -10,13 +10,11 @@ sabia.kernels.minhash.
 """
 
 import numpy as np
-from llvmlite import ir
-from numba.core import types
-from numba.extending import intrinsic
 
 from sabia.kernels.minhash.definitions import CHUNK_BASE, EXACT_STEP, TOKEN_BASE
 from sabia.kernels.runtime.numba_jit import njit
 from sabia.kernels.text.folding import LETTER, MARK, SKIP, SOLO, SOLO_END, SPACE, TABLE_SIZE
+from sabia.kernels.text.memory_numba import store_word, trailing_zeros, word_at
 from sabia.kernels.text.utf8_numba import decode, mix
 
 U = np.uint64
@@ -28,41 +26,6 @@ _P, _Q = U(CHUNK_BASE), U(TOKEN_BASE)
 _C0, _C1, _C2 = (U(step) for step in EXACT_STEP)
 _SPACE, _MARK, _LETTER, _SOLO, _SKIP = SPACE, MARK, LETTER, SOLO, SKIP
 jit = njit(nogil=True, cache=True, boundscheck=False)
-
-
-@intrinsic
-def load8(_context, array, index):
-    """The eight bytes array[place:place + 8] as one little-endian number."""
-
-    def code(context, builder, signature, args):
-        data = context.make_array(signature.args[0])(context, builder, args[0]).data
-        there = builder.bitcast(builder.gep(data, [args[1]]), ir.IntType(64).as_pointer())
-        return builder.load(there, align=1)
-
-    return types.uint64(array, types.int64), code
-
-
-@intrinsic
-def store8(_context, array, index, value):
-    """Write `value` into array[place:place + 8]."""
-
-    def code(context, builder, signature, args):
-        data = context.make_array(signature.args[0])(context, builder, args[0]).data
-        there = builder.bitcast(builder.gep(data, [args[1]]), ir.IntType(64).as_pointer())
-        builder.store(args[2], there, align=1)
-        return context.get_dummy_value()
-
-    return types.void(array, types.int64, types.uint64), code
-
-
-@intrinsic
-def lowest(_context, value):
-    """Number of the lowest bit that is set, of a number that is not zero."""
-
-    def code(_context, builder, _signature, args):
-        return builder.cttz(args[0], ir.IntType(1)(1))
-
-    return types.int64(types.uint64), code
 
 
 @jit
@@ -134,7 +97,7 @@ def normalised(data, i, end, folds, kinds, text, marks):
     while i < end:
         left = min(end - i, 8)
         if i + 8 <= data.shape[0]:
-            x = load8(data, i)
+            x = word_at(data, i)
             if left < 8:
                 x &= _ALL >> U(64 - 8 * left)
         else:
@@ -144,12 +107,12 @@ def normalised(data, i, end, folds, kinds, text, marks):
         high = x & _HIGH
         low = x & ~_HIGH
         # A to Z gain the bit 0x20: lower case
-        store8(text, n, low | ((_from(low, 0x41) & ~_from(low, 0x5B)) >> U(2)))
+        store_word(text, n, low | ((_from(low, 0x41) & ~_from(low, 0x5B)) >> U(2)))
         if high == U(0):
             n += left
             i += left
             continue
-        ascii_bytes = lowest(high) >> 3  # ASCII bytes before the first other one
+        ascii_bytes = trailing_zeros(high) >> 3  # ASCII bytes before the first other one
         n += ascii_bytes
         i += ascii_bytes
         code, used = decode(data, i, end)
@@ -174,7 +137,7 @@ def find_tokens(text, n, marks, starts, ends):
     for base in range(0, n + 1, BLOCK):
         letters, points = U(0), U(0)
         for k in range(8):
-            x = load8(text, base + 8 * k)
+            x = word_at(text, base + 8 * k)
             high = x & _HIGH
             x &= ~_HIGH
             letter = _from(x, 0x61) & ~_from(x, 0x7B)  # a to z
@@ -193,12 +156,12 @@ def find_tokens(text, n, marks, starts, ends):
         end = (~letters & shifted) | (points << U(1)) | mark_before
         letter_before, mark_before = letters >> U(63), points >> U(63)
         while start != U(0):
-            bit = lowest(start)
+            bit = trailing_zeros(start)
             starts[first] = ((base + bit) << 1) | np.int64((points >> U(bit)) & U(1))
             start &= start - U(1)
             first += 1
         while end != U(0):
-            ends[last] = base + lowest(end)
+            ends[last] = base + trailing_zeros(end)
             end &= end - U(1)
             last += 1
     return first
@@ -214,11 +177,11 @@ def hash_tokens(text, count, starts, ends, words, exact):
         length = ends[j] - position
         token = U(length)
         while length > 8:
-            token = (token ^ load8(text, position)) * _P  # h = (h ^ c) * P
+            token = (token ^ word_at(text, position)) * _P  # h = (h ^ c) * P
             token ^= token >> U(32)
             position += 8
             length -= 8
-        token = (token ^ (load8(text, position) & (_ALL >> U(64 - 8 * length)))) * _P
+        token = (token ^ (word_at(text, position) & (_ALL >> U(64 - 8 * length)))) * _P
         token = (token ^ (token >> U(32))) * _Q  # h ^= h >> 32, then h * Q
         token ^= token >> U(29)
         exact0 += mix(token + U(j) * _C0)  # mix(t_j + j * C0)

@@ -437,32 +437,17 @@ def _measure(
             codes, flags, size, hashes, lengths, n, grams, runs, places, table, stamp, out[d]
         )
         _lines(
-            codes,
-            flags,
-            lower,
-            size,
-            starts,
-            ends,
-            n,
-            slots,
-            points,
-            pairs,
-            units,
-            firsts,
-            lasts,
+            codes, flags, lower, size, starts, ends, n, slots, points, pairs, units, firsts, lasts,
             out[d],
-        )
+        )  # fmt: skip
         stamp += U(1)
         _feeds(codes, flags, lower, size, n, table, stamp, out[d])
 
 
 def measure(
-    data: np.ndarray,
-    offsets: np.ndarray,
-    stop_hashes: np.ndarray,
-    stop_bounds: np.ndarray,
+    data: np.ndarray, offsets: np.ndarray, stop_hashes: np.ndarray, stop_bounds: np.ndarray,
     which: np.ndarray,
-) -> np.ndarray:
+) -> np.ndarray:  # fmt: skip
     """float64[n, figures]; see sabia.kernels.quality.measure."""
     out = np.empty((len(offsets) - 1, len(FIGURES)))
     tabled = flag_table(), lower_table()

@@ -25,12 +25,9 @@ _CITATION = re.compile(r"\[[0-9]*\]|\[edit\]|\[citation needed\]")
 
 
 def measure(
-    data: np.ndarray,
-    offsets: np.ndarray,
-    stop_hashes: np.ndarray,
-    stop_bounds: np.ndarray,
+    data: np.ndarray, offsets: np.ndarray, stop_hashes: np.ndarray, stop_bounds: np.ndarray,
     which: np.ndarray,
-) -> np.ndarray:
+) -> np.ndarray:  # fmt: skip
     """float64[n, figures]; see sabia.kernels.quality.measure."""
     table = np.empty((len(offsets) - 1, len(FIGURES)))
     for row in range(len(table)):

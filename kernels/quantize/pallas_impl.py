@@ -62,16 +62,9 @@ def quantize(x: Array, layout: Layout, key: Any = None, *, interpret: bool = Fal
 
 
 def _encode(
-    x: Any,
-    scale: Any,
-    key: Any,
-    codes: Any,
-    tiles: Any,
-    *,
-    layout: Layout,
-    columns: int,
+    x: Any, scale: Any, key: Any, codes: Any, tiles: Any, *, layout: Layout, columns: int,
     stochastic: bool,
-) -> None:
+) -> None:  # fmt: skip
     height, width = layout.tile or (1, 1)
     rows, across = x.shape
     # [down, height, right, width]

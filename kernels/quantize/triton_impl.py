@@ -88,24 +88,10 @@ def _power_of_two(size_bits, largest_bits: tl.constexpr):
 
 @triton.jit
 def encode_block(
-    x,
-    codes,
-    tiles,
-    scale,
-    key,
-    rows,
-    columns,
-    across,
-    inverse_largest,
-    format: tl.constexpr,
-    largest_bits: tl.constexpr,
-    kind: tl.constexpr,
-    stochastic: tl.constexpr,
-    height: tl.constexpr,
-    width: tl.constexpr,
-    block_rows: tl.constexpr,
-    block_columns: tl.constexpr,
-):
+    x, codes, tiles, scale, key, rows, columns, across, inverse_largest, format: tl.constexpr,
+    largest_bits: tl.constexpr, kind: tl.constexpr, stochastic: tl.constexpr, height: tl.constexpr,
+    width: tl.constexpr, block_rows: tl.constexpr, block_columns: tl.constexpr,
+):  # fmt: skip
     """The codes and tile scales of one block of x[rows, columns]."""
     row = tl.program_id(0) * block_rows + tl.arange(0, block_rows)[:, None]
     column = tl.program_id(1) * block_columns + tl.arange(0, block_columns)[None, :]
@@ -172,15 +158,8 @@ def quantize(x: torch.Tensor, layout: Layout, key: Any = None) -> Quantized:
     fixed = constants(layout, key is not None)
     grid = triton.cdiv(rows, fixed["block_rows"]), triton.cdiv(columns, fixed["block_columns"])
     encode_block[grid](
-        x,
-        codes,
-        codes if tiles is None else tiles,
-        scale,
-        scale if key is None else key_tensor(key, x.device),
-        rows,
-        columns,
-        across,
-        float(1 / torch.tensor(LARGEST[layout.element])),
-        **fixed,
-    )
+        x, codes, codes if tiles is None else tiles, scale,
+        scale if key is None else key_tensor(key, x.device), rows, columns, across,
+        float(1 / torch.tensor(LARGEST[layout.element])), **fixed,
+    )  # fmt: skip
     return Quantized(codes, tiles, scale)

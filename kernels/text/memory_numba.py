@@ -1,4 +1,4 @@
-"""Loads from byte buffers for compiled kernels: no bounds, no wrap-around of negative indices.
+"""Loads and stores in byte buffers for compiled kernels: no bounds check, no negative indices.
 
 NumPy indexing in numba asks of every signed index whether it is negative; in a loop over single
 bytes that is a good part of the work. Callers must stay inside the buffer.
@@ -33,6 +33,20 @@ def word_at(typing_context, array, index):
         return word
 
     return types.uint64(array, types.int64), generate
+
+
+@intrinsic
+def store_word(typing_context, array, index, value):
+    """Write a uint64 into array[index:index + 8] of a contiguous uint8 array, little-endian."""
+
+    def generate(context, builder, signature, arguments):
+        data = context.make_array(signature.args[0])(context, builder, arguments[0]).data
+        address = builder.gep(data, [arguments[1]])
+        address = builder.bitcast(address, ir.IntType(64).as_pointer())
+        builder.store(arguments[2], address, align=1)
+        return context.get_dummy_value()
+
+    return types.void(array, types.int64, types.uint64), generate
 
 
 @intrinsic

@@ -17,23 +17,16 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
 from sabia.kernels.runtime.dispatch import pallas_interpret
+from sabia.kernels.runtime.pallas_product import NN, NT, TN, product
 
 Array = jax.Array
 HIDDEN = -1e30
 INTERPRETED_BLOCKS = (16, 128)
 LIMIT = 100 << 20
-_NT = (((1,), (1,)), ((), ()))
-_NN = (((1,), (0,)), ((), ()))
-_TN = (((0,), (0,)), ((), ()))
-
-
-def _dot(a: Array, b: Array, dims: Any) -> Array:
-    precision = jax.lax.Precision.HIGHEST if a.dtype == jnp.float32 else None
-    return jax.lax.dot_general(a, b, dims, preferred_element_type=jnp.float32, precision=precision)
 
 
 def _scores(weight: Array, hidden: Array, cap: float | None) -> Array:
-    z = _dot(weight, hidden, _NT)  # [words, tokens]: transposed
+    z = product(weight, hidden, NT)  # [words, tokens]: transposed
     return z if cap is None else jnp.tanh(z / cap) * cap
 
 
@@ -90,7 +83,7 @@ def _hidden_kernel(hidden, weight, targets, lse, mine, both, out, acc, *, cap, v
     d = _gradient(
         hidden[...], matrix, targets[...], lse[...], mine[...], both[...], j, cap, vocabulary
     )
-    acc[...] += _dot(d, matrix, _TN)  # [tokens, D]: d_hidden += du^T W
+    acc[...] += product(d, matrix, TN)  # [tokens, D]: d_hidden += du^T W
 
     @pl.when(j == pl.num_programs(1) - 1)
     def _end() -> None:
@@ -106,7 +99,7 @@ def _weight_kernel(hidden, weight, targets, lse, mine, both, out, acc, *, cap, v
 
     h = hidden[...]
     d = _gradient(h, weight[...], targets[...], lse[...], mine[...], both[...], j, cap, vocabulary)
-    acc[...] += _dot(d, h, _NN)  # [words, D]: d_weight += du h
+    acc[...] += product(d, h, NN)  # [words, D]: d_weight += du h
 
     @pl.when(i == pl.num_programs(1) - 1)
     def _end() -> None:

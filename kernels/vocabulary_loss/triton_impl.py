@@ -104,15 +104,9 @@ def _(hidden, weight, targets, cap, rows):
 
 @torch.library.custom_op("sabia::vocabulary_loss_backward", mutates_args=())
 def _backward(
-    grad_nll: Tensor,
-    grad_lse: Tensor,
-    hidden: Tensor,
-    weight: Tensor,
-    targets: Tensor,
-    lse: Tensor,
-    cap: float,
-    rows: int,
-) -> tuple[Tensor, Tensor]:
+    grad_nll: Tensor, grad_lse: Tensor, hidden: Tensor, weight: Tensor, targets: Tensor,
+    lse: Tensor, cap: float, rows: int,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
     tokens, vocabulary = hidden.shape[0], weight.shape[0]
     d_hidden, d_weight = torch.empty_like(hidden), torch.zeros_like(weight, dtype=torch.float32)
     buffer = hidden.new_empty(min(rows, tokens), vocabulary)
