@@ -1,26 +1,26 @@
-"""Attention over packed documents: what is computed, and by which implementation.
+"""Attention over packed documents: definition and implementations.
 
-Query t of a row stands at position p = start + t and sees the keys j of its own document with
-first[t] <= j <= p, where first[t] = max(start of the document, p - window + 1). Where attention is
-not causal it sees those with |j - p| < window. A document is a run of equal segment numbers; 0 is
-padding, whose queries give 0 and whose keys nobody sees. So a mask is one interval a query, blocks
-of keys outside the intervals of a block of queries are never visited, and no [T, S] matrix exists
-but in the reference. With s = scale * q.k, or s = softcap * tanh(scale * q.k / softcap), and one
-learned logit z a head where there are sinks:
+Query t of a row has position p = start + t and attends to keys j of its own document with
+first[t] <= j <= p, where first[t] = max(start of the document, p - window + 1). If attention
+is not causal, it attends to those with |j - p| < window. A document is a run of equal segment
+numbers; 0 is padding: its queries give 0, and no query attends to its keys. So a mask is one
+interval per query, blocks of keys outside the intervals of a block of queries are skipped, and only
+the reference builds a [T, S] matrix. With s = scale * q.k, or s = softcap * tanh(scale * q.k /
+softcap), and one learned logit z per head if there are sinks:
     out = sum_j exp(s_j) v_j / (sum_j exp(s_j) + exp(z))      (arXiv 2309.17453, GPT-OSS)
 Head h reads key-value head h * K // H; keys and values may differ in size (multi-head latent
 attention: 192 and 128). Under context parallelism q is the slice [start : start + T] of the
 sequence, and keys, values and segments are whole.
 
 Order of choice
-    torch on CUDA   library: `scaled_dot_product_attention` for the bare triangle (cuDNN or
+    torch on CUDA   library: `scaled_dot_product_attention` for a plain causal mask (cuDNN or
                     FlashAttention), else FlexAttention (takes all of the above: a score function
-                    for the cap, a block mask, sinks from its log-sum-exp). triton by name and for
-                    heads below 16: one fused kernel of our own, independent of torch.compile.
-                    Our own kernels are causal: what is not is refused by name and never theirs.
+                    for the cap, a block mask, sinks from its log-sum-exp). triton if named, and
+                    for heads below 16: one fused kernel that does not need torch.compile. The
+                    Triton and Pallas kernels are causal and refuse other masks.
     torch on CPU    library where there is neither cap nor sinks, else reference.
     JAX on TPU      library: splash attention, where lengths are multiples of 128 and start is a
-                    Python number; else our Pallas kernel.
+                    Python number; else the Pallas kernel.
     JAX on CUDA     library: cuDNN through `jax.nn.dot_product_attention` for half-precision causal
                     windows without documents; else reference.
     JAX on CPU      library (XLA) where there is neither cap nor sinks, else reference.
@@ -55,7 +55,7 @@ def attention_mask(
     window: int | None = None,
     causal: bool = True,
 ) -> Any:
-    """The intervals of keys, made once and used by every layer; opaque.
+    """The key intervals of a batch, computed once and used by every layer; an opaque object.
 
     segments[B, keys] are integers, 0 for padding; None: every row is one document. `start` is the
     position of the first of `queries` (a JAX scalar too, in JAX). `like` gives the device.
@@ -82,7 +82,7 @@ def choose_attention(
     sinks: Array | None = None,
     implementation: str | None = None,
 ) -> Choice:
-    """Which implementation `attention` takes for these arguments, and why."""
+    """The implementation that `attention` uses for these arguments, and the reason."""
     return _library_module(q).choose_attention(q, k, v, mask, softcap, sinks, implementation)
 
 
@@ -100,8 +100,8 @@ def attention(
     """q[B, T, H, N], k[B, S, K, N], v[B, S, K, M], sinks[H] → [B, T, H, M] in q's dtype.
 
     `mask` comes from `attention_mask`; scale defaults to N ** -0.5. Differentiable in q, k, v and
-    sinks. Raises ValueError for shapes that do not fit, dispatch.Unavailable where the named
-    implementation cannot serve.
+    sinks. Raises ValueError for shapes that do not fit, dispatch.Unavailable if the named
+    implementation is unavailable.
     """
     if q.shape[2] % k.shape[2] or k.shape[:3] != v.shape[:3] or q.shape[-1] != k.shape[-1]:
         shapes = f"q{tuple(q.shape)}, k{tuple(k.shape)}, v{tuple(v.shape)}"

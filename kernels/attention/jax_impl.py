@@ -1,4 +1,4 @@
-"""Attention over packed documents in JAX: the mask, the reference, and the kernels JAX carries.
+"""Attention over packed documents in JAX: the mask, the reference, and the kernels of JAX.
 
 TPU: splash attention (jax.experimental.pallas.ops.tpu.splash_attention) takes documents, window,
 cap, sinks, grouped heads and unequal head sizes; its mask is built while tracing, so lengths must
@@ -60,7 +60,7 @@ class Mask:
 
     @property
     def seen(self) -> Array:
-        """bool[B or 1, T, 1, 1]: queries that are no padding."""
+        """bool[B or 1, T, 1, 1]: queries that are not padding."""
         return (self.first < self.keys)[..., None, None]
 
     @property
@@ -152,7 +152,7 @@ def _reference(
     if softcap is not None:
         scores = jnp.tanh(scores / softcap) * softcap  # s = softcap * tanh(s / softcap)
     scores = jnp.where(mask.dense()[:, None], scores, -jnp.inf)
-    scores = jnp.where(mask.seen[:, None, None, ..., 0], scores, 0)  # keeps NaN out of gradients
+    scores = jnp.where(mask.seen[:, None, None, ..., 0], scores, 0)  # avoids NaN in gradients
     if sinks is not None:
         column = sinks.astype(jnp.float32).reshape(1, groups, heads // groups, 1, 1)
         column = jnp.broadcast_to(column, (*scores.shape[:-1], 1))  # [B, K, H / K, T, 1]

@@ -1,13 +1,13 @@
 """Attention over packed documents as Pallas kernels for TPU: sinks, cap, window, both gradients.
 
-Scores are held transposed, keys down and queries across, so that everything one query owns (its
-interval, maximum, sum, lse, delta) is a row of lanes and no vector is ever turned. The grid walks
-blocks of keys innermost; the range of blocks that the intervals of a block of queries allow comes
+Scores are stored transposed, [keys, queries], so that the values of a query (interval, maximum,
+sum, lse, delta) lie along the lanes and no vector needs a transpose. The innermost grid axis runs
+over blocks of keys; the range of blocks that the intervals of a block of queries allow comes
 as prefetched scalars, blocks outside are neither fetched nor computed (their index repeats the
-last one). The start of the queries is data: unlike splash attention this serves context
-parallelism where the rank is traced, and lengths that are no multiple of a block (padded here).
+last one). The start of the queries is data: unlike splash attention this supports context
+parallelism with a traced rank, and lengths that are no multiple of a block (padded here).
 
-Maths and names as in attention_triton; block sizes are untuned. Compiled for v5e with libtpu,
+Equations and names as in triton_impl; block sizes are untuned. Compiled for v5e with libtpu,
 never run on a TPU.
 """
 
@@ -167,7 +167,7 @@ def _query_ranges(
 
 
 def _within(low: Any, high: Any, b: Any, i: Any, step: Any) -> Any:
-    """The block of a step; past the range the last one again, which costs no fetch."""
+    """The block of a step; after the range the last one again, which needs no fetch."""
     return jnp.maximum(jnp.minimum(low[b, i] + step, high[b, i] - 1), 0)
 
 

@@ -1,9 +1,10 @@
 """Attention over packed documents in torch: the mask, the reference, and torch's own kernels.
 
-`scaled_dot_product_attention` is the fastest where the mask is the bare triangle (it picks cuDNN or
-FlashAttention) and reads grouped heads and unequal head sizes; on CPU it also takes the dense mask.
-FlexAttention generates a fused Triton kernel from a score function and a block mask, whose blocks
-are computed here from the intervals, without the [B, T, S] matrix that `create_block_mask` makes.
+`scaled_dot_product_attention` is the fastest for a plain causal mask (it selects cuDNN or
+FlashAttention) and supports grouped heads and unequal head sizes; on CPU it also takes a dense
+mask. FlexAttention generates a fused Triton kernel from a score function and a block mask, whose
+blocks are computed here from the intervals, without the [B, T, S] matrix that `create_block_mask`
+makes.
 """
 
 import functools
@@ -22,8 +23,8 @@ FLEX_LEAST_HEAD = 16
 
 
 def _once(compute: Callable[[Any], Any]) -> Any:
-    """A property computed once; while compiling each time, since compilers see equal expressions
-    but cannot follow the lock of functools.cached_property."""
+    """A property computed once. While compiling it is computed each time: the compiler merges equal
+    expressions, but cannot trace the lock of functools.cached_property."""
     name = compute.__name__
 
     def read(self: Any) -> Any:
@@ -41,7 +42,7 @@ class Mask:
     """first[B or 1, T]: the least visible key of each query, `keys` for padding (int32).
 
     until[B or 1, S]: one past the last position that sees each key, 0 for padding (int32).
-    `causal` where it is the bare triangle of a square, `whole` where all see all.
+    `causal`: the plain triangle of a square; `whole`: every query sees every key.
     last[B or 1, T]: the last visible key of each query, -1 for padding; None: its own position.
     """
 
@@ -73,7 +74,7 @@ class Mask:
 
     @_once
     def seen(self) -> Tensor:
-        """bool[B or 1, T, 1, 1]: queries that are no padding."""
+        """bool[B or 1, T, 1, 1]: queries that are not padding."""
         return (self.first < self.keys)[..., None, None]
 
     @_once
@@ -201,7 +202,7 @@ def _reference(
     if softcap is not None:
         scores = torch.tanh(scores / softcap) * softcap  # s = softcap * tanh(s / softcap)
     scores = scores.masked_fill(~mask.dense, -torch.inf)
-    scores = torch.where(mask.seen.transpose(1, 2), scores, 0)  # keeps NaN out of the gradient
+    scores = torch.where(mask.seen.transpose(1, 2), scores, 0)  # avoids NaN in the gradient
     if sinks is not None:
         column = sinks.float()[None, :, None, None].expand(*scores.shape[:3], 1)  # [B, H, T, 1]
         scores = torch.cat((scores, column), -1)
@@ -214,13 +215,13 @@ def _reference(
 def _sdpa(q: Tensor, k: Tensor, v: Tensor, mask: Mask, scale: float) -> Tensor:
     q, k, v = (x.transpose(1, 2) for x in (q, k, v))  # [B, H, T, N], [B, K, S, N], [B, K, S, M]
     size = v.shape[-1]
-    if size < q.shape[-1] and q.device.type == "cuda":  # FlashAttention wants them of one size
+    if size < q.shape[-1] and q.device.type == "cuda":  # FlashAttention needs equal sizes
         v = F.pad(v, (0, q.shape[-1] - size))
     options: dict[str, Any] = {"scale": scale, "enable_gqa": q.shape[1] != k.shape[1]}
     if mask.causal:
         options["is_causal"] = True
     elif not mask.whole:
-        padding = ~mask.seen.transpose(1, 2)  # these rows see all: no kernel divides by nothing
+        padding = ~mask.seen.transpose(1, 2)  # these rows see all keys: no division by 0
         options["attn_mask"] = mask.dense | padding
     # [B, T, H, M]
     out = F.scaled_dot_product_attention(q, k, v, **options).transpose(1, 2)[..., :size]
@@ -238,7 +239,7 @@ def flex(
     q: Tensor, k: Tensor, v: Tensor, mask: Mask, scale: float, softcap: float | None,
     sinks: Tensor | None,
 ) -> Tensor:  # fmt: skip
-    """FlexAttention; compiled unless a compiler is at work already (or the tensors are on CPU)."""
+    """FlexAttention; compiled, unless torch.compile is tracing or the tensors are on CPU."""
     from torch.nn.attention.flex_attention import AuxRequest, flex_attention
 
     bare = torch.compiler.is_compiling() or q.device.type == "cpu"

@@ -8,7 +8,7 @@ for short pre-tokens and by a heap for long ones, so that n bytes cost O(n log n
 has a fixed size (CACHE_BYTES): a new entry replaces an old one.
 
 Sennrich et al. 2016 (arXiv 1508.07909). The reference is the library `tokenizers`, whose ids the
-encoder must give on every text; there is no second engine here.
+encoder must reproduce for every text; there is only one engine here.
 """
 
 from __future__ import annotations

@@ -64,7 +64,7 @@ def _hash_of(data, i, size):
 
 @_jit
 def fill_pairs(table, merges, new_ids):
-    """Enter merges in order; of equal pairs the later one stays."""
+    """Enter merges in order; of equal pairs the later one is kept."""
     mask = U(len(table) // 2 - 1)
     for rank in range(len(merges)):
         key = (merges[rank, 0] << U(32)) | merges[rank, 1]
@@ -176,7 +176,7 @@ def _push(heap, count, item):
 
 @_jit
 def _merge_long(data, i, size, byte_ids, pairs, out, o):
-    """A heap of rank << 32 | place; an entry whose pair has changed since is passed over."""
+    """A heap of rank << 32 | position; an entry whose pair has changed since is skipped."""
     symbols = np.empty(size, np.int32)
     merges = np.full(size, _NONE)
     # a doubly linked list of the remaining symbols
@@ -225,7 +225,7 @@ def _merge_long(data, i, size, byte_ids, pairs, out, o):
 
 @_inline
 def _find_small(rows, base, first, second, size):
-    """The place of the row of a bucket whose key is (first, second), or _MISSING."""
+    """The offset of the row of a bucket whose key is (first, second), or _MISSING."""
     for row in range(base, base + U(4 * SMALL_WORDS), U(SMALL_WORDS)):
         head = rows[row + U(2)]  # length | count << 8 | first id << 32
         if rows[row] == first and rows[row + U(1)] == second and head & U(0xFF) == size:
@@ -235,7 +235,7 @@ def _find_small(rows, base, first, second, size):
 
 @_jit
 def _find_large(rows, base, data, i, size):
-    """The place of the row of a bucket whose key is data[i:i+size], or _MISSING."""
+    """The offset of the row of a bucket whose key is data[i:i+size], or _MISSING."""
     for row in range(base, base + U(4 * LARGE_WORDS), U(LARGE_WORDS)):
         if rows[row + U(LARGE_KEY)] & U(0xFF) != U(size):
             continue
@@ -275,7 +275,7 @@ def _keep(rows, words, key, base, h, data, i, size, out, start, stop):
 
 @_inline
 def _copy(rows, head, out, o):
-    """Write the ids of the row whose head is at a place; returns where they end."""
+    """Write the ids of the row whose head is rows[head]; returns where they end."""
     word = rows[head]
     out[U(o)] = word >> U(32)  # the first id is in the head
     count = (word >> U(8)) & U(0xFF)
@@ -305,7 +305,7 @@ def _next_added(data, i, end, children, ids):
 
 @_jit
 def _added_token(data, i, end, children, ids):
-    """(start, stop, id) of the next added token that is taken; others are passed over whole."""
+    """(start, stop, id) of the next added token that is taken; others are skipped as a whole."""
     at = i
     while len(children) > 1:
         start, stop, node = _next_added(data, at, end, children, ids)
@@ -319,7 +319,7 @@ def _added_token(data, i, end, children, ids):
 
 @_jit
 def flags_of(data, offsets, classes, result):
-    """Or the table entries of all code points beyond ASCII into found[document]."""
+    """Combine the flags of all code points beyond ASCII by `or` into result[document]."""
     for d in range(len(result)):
         i, end, flags = offsets[d], offsets[d + 1], np.int64(0)
         while i < end:

@@ -1,4 +1,4 @@
-"""Scores of fastText classifiers straight from Arrow buffers: what is computed, by which engine.
+"""Scores of fastText classifiers from Arrow buffers: definition and engines.
 
 The model is fastText's own (Joulin et al. 2016, "Bag of Tricks for Efficient Text Classification";
 Joulin et al. 2016, "FastText.zip" for the quantized form). A document is one line: its bytes up to
@@ -6,7 +6,7 @@ a closing newline, which reads as the token `</s>`. Tokens are separated by spac
 \\f, \\r and NUL, and by no other Unicode space. fastText itself ends a line at \\n; a document has
 many lines, so here \\n inside a text separates like a space, and only the token `</s>`, where a
 text spells it out, ends the reading early, as it does there. Tokens that begin with `__label__`
-are skipped. With FNV-1a hashes h of the tokens left (bytes taken as signed):
+are skipped. With FNV-1a hashes h of the remaining tokens (bytes are signed):
 
     rows of a token in the vocabulary: its own, then those of its character n-grams;
     of another token: those of its character n-grams (minn to maxn code points of `<token>`),

@@ -88,7 +88,7 @@ def read_classifier(path: str) -> tuple[Classifier, list[str], Arguments]:
 
 
 class _Reader:
-    """Typed reads that refuse to promise more bytes than the file has."""
+    """Typed reads that check the size against the remaining bytes of the file."""
 
     def __init__(self, file: BufferedReader, size: int) -> None:
         self.file, self.size = file, size
@@ -98,7 +98,7 @@ class _Reader:
         return struct.unpack("<" + form, self.file.read(length))
 
     def array(self, kind: str, *shape: int) -> np.ndarray:
-        """An array aligned to cache lines, so that a row touches as few of them as it can."""
+        """An array aligned to cache lines, so that a row spans as few of them as possible."""
         count, dtype = int(np.prod(shape, dtype=object)), np.dtype(kind)
         if min(shape) < 0 or count * dtype.itemsize > self.size - self.file.tell():
             raise EOFError
@@ -113,7 +113,7 @@ class _Reader:
 def _read(reader: _Reader) -> tuple[Classifier, list[str], Arguments]:
     magic, version = reader.values("ii")
     if magic != MAGIC:
-        raise NotFastText("it does not begin as fastText's files do")
+        raise NotFastText("it does not begin like a fastText model file")
     if version not in (11, VERSION):
         raise NotFastText(f"format version {version} (expected 11 or {VERSION})")
     arguments = Arguments(*reader.values("12id"))
@@ -139,7 +139,7 @@ def _read(reader: _Reader) -> tuple[Classifier, list[str], Arguments]:
 def _dictionary(reader: _Reader) -> _Dictionary:
     size, words, labels, _, pruned_size = reader.values("iiiqq")
     if min(size, words, labels) < 0 or size != words + labels or not labels:
-        raise NotFastText("the file is damaged: its dictionary makes no sense")
+        raise NotFastText("the file is damaged: its dictionary is inconsistent")
     start = reader.file.tell()
     block = reader.file.read()
     names, counts, at = [], [], 0
@@ -166,7 +166,7 @@ def _packed(reader: _Reader) -> _Packed:
     codes = reader.array("u1", size)
     whole, parts, width, last, centroids = _quantizer(reader)
     if whole != dim or parts * count != size or (parts - 1) * width + last != dim:
-        raise NotFastText("the file is damaged: its codebook makes no sense")
+        raise NotFastText("the file is damaged: its codebook is inconsistent")
     # [parts, 256, width]; the last part may be narrower
     table = np.zeros((parts, _CODES, width), np.float32)
     full = (parts - 1) * _CODES * width
@@ -293,7 +293,7 @@ def huffman(counts: list[int]) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _check(model: Classifier, arguments: Arguments) -> None:
-    """Every row that can be asked for must be there."""
+    """Check that every row that can be looked up exists."""
     rows = max(len(model.rows.dense), len(model.rows.codes))
     grams, words = model.grams, model.vocabulary.words
     asks = grams.words > 1 or grams.maxn > 0
@@ -303,4 +303,4 @@ def _check(model: Classifier, arguments: Arguments) -> None:
     if rows < needed or model.rows.dense.shape[1] != arguments.dim:
         raise NotFastText("the file is damaged: fewer rows than its dictionary needs")
     if model.head.weights.shape[0] != arguments.dim or not 1 <= arguments.loss <= 4:
-        raise NotFastText("the file is damaged: its output layer makes no sense")
+        raise NotFastText("the file is damaged: its output layer is inconsistent")

@@ -1,4 +1,4 @@
-"""The compiled engine of sabia.kernels.fasttext: bytes in, scores out, no object for a document.
+"""The compiled engine of sabia.kernels.fasttext: no Python object is created for a document.
 
 One pass reads tokens with two hashes and finds words in a table by one cache line; row numbers go
 through a buffer of fixed size, so that the gather, which costs most, runs as a loop of its own over

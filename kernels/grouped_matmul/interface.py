@@ -1,16 +1,16 @@
-"""Products of rows with their group's matrix (the experts of a mixture): what, and by whom.
+"""Products of rows with their group's matrix (experts of an MoE): definition, implementations.
 
 x[M, D] holds the rows of group 0, then of group 1, …, counts[E] of each; weight[E, F, D] is one
 matrix a group: out[row] = weight[group of row] @ x[row]. Rows beyond sum(counts) give 0 and get no
-gradient (buffers of a fixed size, as expert parallelism needs). Counts stay on the device: no
-implementation but torch's reference waits for them.
+gradient (buffers of a fixed size, as expert parallelism needs). Counts stay on the device: only
+the torch reference synchronizes to read them.
 
 Order of choice
     torch           library: `torch.nn.functional.grouped_mm` (CUTLASS on CUDA, bfloat16, compute
                     capability 8.0 and above; a loop in C++ on CPU), where rows are multiples of
-                    16 bytes; else on CUDA our Triton kernel, which takes any shape, float32 too;
+                    16 bytes; else on CUDA the Triton kernel, which takes any shape, float32 too;
                     else reference.
-    JAX on TPU      library: megablox, for bfloat16 and float32 with M a multiple of 128; else our
+    JAX on TPU      library: megablox, for bfloat16 and float32 with M a multiple of 128; else the
                     Pallas kernel.
     JAX elsewhere   library: `jax.lax.ragged_dot`.
 A TPU kernel cannot be partitioned by the compiler: on a mesh call it inside `shard_map`.
@@ -34,7 +34,7 @@ def _library_module(x: Array) -> Any:
 
 
 def choose_grouped_matmul(x: Array, weight: Array, *, implementation: str | None = None) -> Choice:
-    """Which implementation `grouped_matmul` takes for these arguments, and why."""
+    """The implementation that `grouped_matmul` uses for these arguments, and the reason."""
     return _library_module(x).choose_grouped_matmul(x, weight, implementation)
 
 
@@ -44,7 +44,7 @@ def grouped_matmul(
     """x[M, D], weight[E, F, D], counts[E] (integers, sum at most M) → [M, F] in x's dtype.
 
     Products are summed in fp32. Differentiable in x and weight. Raises ValueError for shapes that
-    do not fit, dispatch.Unavailable where the named implementation cannot serve.
+    do not fit, dispatch.Unavailable if the named implementation is unavailable.
     """
     if x.ndim != 2 or weight.ndim != 3 or weight.shape[2] != x.shape[1]:
         shapes = f"x{tuple(x.shape)}, weight{tuple(weight.shape)}"

@@ -1,11 +1,11 @@
 """Grouped matrix products as Pallas kernels for TPU: rows by matrices, and the matrices' gradients.
 
 A step visits a pair (block of rows, group); pairs are listed in order by arithmetic on the counts,
-so a block shared by several groups stays on the core while each of them fills its own rows, and a
-matrix's gradient stays while its rows are summed. Rows beyond the counts are one more group, whose
-rows are filled with 0, and an empty group has one pair without rows: no result is left unwritten.
-The contracted axis is held whole. Unlike megablox any number of rows will do (padded here).
-Block sizes are untuned. Compiled for v5e with libtpu, never run on a TPU.
+so a block shared by several groups stays in on-chip memory while each of them fills its own rows,
+and so does a matrix's gradient while its rows are summed. Rows beyond the counts are one more
+group, whose rows are filled with 0, and an empty group has one pair without rows: no result is left
+unwritten. The contracted axis is held whole. Unlike megablox it takes any number of rows (padded
+here). Block sizes are untuned. Compiled for v5e with libtpu, never run on a TPU.
 """
 
 import functools

@@ -42,7 +42,9 @@ def _reference(x: Tensor, weight: Tensor, counts: Tensor) -> Tensor:
 def _library(x: Tensor, weight: Tensor, counts: Tensor) -> Tensor:
     ends = counts.cumsum(0).int()
     outside = torch.arange(x.shape[0], device=x.device)[:, None] >= ends[-1]  # [M, 1]
-    x = x.masked_fill(outside, 0)  # also keeps what the kernel leaves there out of the gradient
+    x = x.masked_fill(
+        outside, 0
+    )  # the kernel does not write these rows: keeps them out of the gradient
     out = F.grouped_mm(x, weight.to(x.dtype).transpose(1, 2), offs=ends)  # [M, F]
     return out.masked_fill(outside, 0)
 

@@ -1,9 +1,9 @@
 """Grouped matrix products as Triton kernels: rows by matrices, and the matrices' gradients.
 
 A table maps tile t to the group it belongs to and its first row; it is made on the device from the
-counts (at most M / BLOCK_M + E tiles, empty groups have none), so nothing waits for them. dx is the
-same kernel with the matrices read across; dw has a program for each tile of each matrix that walks
-the group's rows (an empty group gets zeros). Sums in fp32. The block sizes are untuned.
+counts (at most M / BLOCK_M + E tiles, empty groups have none), so the host does not wait for them.
+dx is the same kernel with transposed matrices; dw has a program for each tile of each matrix that
+walks the group's rows (an empty group gets zeros). Sums in fp32. The block sizes are untuned.
 """
 
 from typing import Any

@@ -1,8 +1,8 @@
-"""Where the compiled scanner of sabia.kernels.html keeps what: indices of columns and of its state.
+"""Indices of the columns and of the state of the compiled scanner of sabia.kernels.html.
 
 Only numbers, so that the files of the scanner can share them: columns of the block, element (E_)
-and mark (M_) tables; the state that outlives a token; a row of the stack of open elements (S_);
-what was found in a tag's attributes (A_); numbers of single tags (T_); characters of markup.
+and mark (M_) tables; the state that is kept between tokens; a row of the stack of open elements
+(S_); the values of a tag's attributes (A_); numbers of single tags (T_); characters of markup.
 """
 
 from sabia.kernels.html.definitions import (

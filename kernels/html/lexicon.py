@@ -1,6 +1,6 @@
 """The words that the HTML scanner knows: tags, hints in class names, and words of running text.
 
-Everything here is data for `sabia.kernels.html`. Class hints are matched anywhere in `class`, `id`,
+Only data for `sabia.kernels.html`. Class hints are matched anywhere in `class`, `id`,
 `role` and `itemprop` of an element, in lower case; `_` stands for a boundary (a mark, a digit, the
 end of the value, or a small letter before a capital), so `_ad_` does not match `header`.
 """
@@ -22,7 +22,7 @@ BLOCK = (
     " details summary address center p div h1 h2 h3 h4 h5 h6 option hgroup"
 )
 
-# what an ancestor's tag says of the text within it
+# what an ancestor's tag tells about the text inside it: flag of the tag
 FLAGS = {
     "article": "article", "main": "main", "nav": "nav", "header": "header", "footer": "footer",
     "aside": "aside", "form": "form", "table": "table", "li": "item", "blockquote": "quote",

@@ -1,6 +1,6 @@
 """The scanner's reading of markup: names, attributes, class hints, comments, raw text.
 
-Every function takes a place in the bytes and gives the place after what it read.
+Every function takes a byte position and returns the position after what it read.
 """
 
 import numpy as np
@@ -28,7 +28,7 @@ def is_markup(data, i, n):
 
 @_jit
 def find(data, i, n, wanted):
-    """The first place from i at which the byte stands, or n."""
+    """The first position from i on of the byte `wanted`, or n."""
     while i < n and data[i] != wanted:
         i += 1
     return i
@@ -36,7 +36,7 @@ def find(data, i, n, wanted):
 
 @_jit
 def after_comment(data, i, n):
-    """The place after a comment or declaration whose `<!` or `<?` ends at i."""
+    """The position after a comment or declaration whose `<!` or `<?` ends at i."""
     if not (i + 1 < n and data[i] == 45 and data[i + 1] == 45):
         return find(data, i, n, at.GT) + 1
     # `<!-->` and `<!--->` are empty comments
@@ -81,7 +81,8 @@ def raw_end(data, i, n, name):
 
 @_jit
 def read_name(data, i, n, tag_keys, tag_values):
-    """(place after the name, tag number, packed name); names of more than ten letters have none."""
+    """(position after the name, tag number, packed name); names of more than ten letters have
+    none."""
     key, start = U(0), i
     while i < n:
         c = data[i]
@@ -104,7 +105,7 @@ def read_name(data, i, n, tag_keys, tag_values):
 
 @_jit
 def read_attributes(data, i, n, attributes, automaton, hints):
-    """Read attributes up to `>`; returns the place after it."""
+    """Read attributes up to `>`; returns the position after it."""
     while i < n:
         c = data[i]
         if c == at.GT:

@@ -1,6 +1,6 @@
 """The compiled scanner of sabia.kernels.html: one loop over the bytes, a stack of open elements.
 
-`state` holds what outlives a token, `stack` one row an open element (sabia.kernels.html.layout).
+`state` holds what is kept between tokens, `stack` one row per open element (html.layout).
 Text counts go straight into the row of the current block; a block-level tag closes it if it holds
 any text. Compiled code is cached on disk and runs without the GIL.
 """
@@ -180,7 +180,7 @@ def _open(tag, kind, tag_flags, closes, stops, blocks, elements, marks, state, s
     state[at.DEEP] = deep + 1
     unseen = attributes[at.A_UNSEEN] or kind & UNSEEN_KIND
     if tag in (at.T_BODY, at.T_HTML):
-        return  # their classes say what the site is, and hiding them is undone by scripts
+        return  # their classes describe the site, and scripts undo their hiding
     if unseen:
         stack[deep, at.S_FLAGS] |= at.UNSEEN_FLAG
     stack[deep, at.S_FLAGS] |= tag_flags[tag]

@@ -1,7 +1,7 @@
 """The scanner's reading of text: bytes into the current block, with its counts.
 
-Blanks are folded as in a browser (`pre` apart); a word goes on across inline tags; words are looked
-up by their hash as they end.
+Blanks are folded as in a browser (`pre` apart); a word continues across inline tags; a word is
+looked up by its hash when it ends.
 """
 
 import numpy as np
@@ -32,7 +32,7 @@ _jit = njit(nogil=True, cache=True, boundscheck=False)
 
 @_jit
 def read_text(data, i, n, text, blocks, state, stack, kinds, word_keys, word_values):
-    """Read text up to markup into the current block; returns the place of the markup."""
+    """Read text up to markup into the current block; returns the position of the markup."""
     top = stack[state[at.DEEP] - 1]
     if top[at.S_FLAGS] & at.UNSEEN_FLAG:
         return find(data, i + 1, n, at.LT)

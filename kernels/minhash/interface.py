@@ -1,18 +1,17 @@
-"""MinHash sketches of documents straight from Arrow buffers: what is computed, and by which engine.
+"""MinHash sketches of documents from Arrow buffers: definition and engines.
 
-All arithmetic is modulo 2**64 unless said; `mix` is the splitmix64 finaliser. Tokens are the words
-and marks of text.folding, as the UTF-8 bytes of their folded code points; each byte of a mark is a
-token. A token of L bytes, cut into eight-byte little-endian numbers c (the last padded with zeros):
-h = L; for each c: h = (h ^ c) * P, h ^= h >> 32; then h = h * Q, h ^= h >> 29.
+All arithmetic is modulo 2**64 if not stated otherwise; `mix` is the splitmix64 finaliser. Tokens
+are the words and marks of text.folding, as the UTF-8 bytes of their folded code points; each byte
+of a mark is a token. A token of L bytes, cut into eight-byte little-endian numbers c (the last
+padded with zeros): h = L; for each c: h = (h ^ c) * P, h ^= h >> 32; then h = h * Q, h ^= h >> 29.
 The shingle that starts at word j is s_j = mix(sum of h_(j+i) * M**(n-1-i)) >> 32 over n words (a
 text of fewer words has one shingle, all of them). Signature slot k is the least s * A_k + B_k
 modulo 2**32 (a bijection for odd A_k, so slots agree with probability equal to the Jaccard
-similarity of the shingle sets); datasketch's scheme does the same after MurmurHash3's finaliser
-of s. A band's digest folds its rows: d = mix(d * M + slot + 1), from
-mix(band). The exact hash has two lanes, the sums over tokens t_j of mix(t_j + j * C0) and
-mix(t_j ^ (j * C1 + C2)), each finished by mix(sum + number of tokens).
-Both engines give the same bits; `numpy` is the reference, `numba` the fast one. Broder 1997;
-Indyk and Motwani 1998.
+similarity of the shingle sets); datasketch's scheme does the same after MurmurHash3's finaliser of
+s. A band's digest folds its rows: d = mix(d * M + slot + 1), from mix(band). The exact hash has two
+lanes, the sums over tokens t_j of mix(t_j + j * C0) and mix(t_j ^ (j * C1 + C2)), each finished by
+mix(sum + number of tokens). Both engines give the same bits; `numpy` is the reference, `numba` the
+fast one. Broder 1997; Indyk and Motwani 1998.
 """
 
 import numpy as np

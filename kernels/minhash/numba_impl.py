@@ -1,9 +1,9 @@
 """The compiled engine of sabia.kernels.minhash: a few tight loops over the bytes of each document.
 
 Folding, words and their hashes (words_numba), the rolling shingle hash, the slots of the
-signature, band digests and the exact hash work in buffers that are reused, so a document costs no
-Python object and no memory beyond its shingles. Compiled code is cached on disk, and runs without
-the GIL: threads scale. Bit for bit equal to sabia.kernels.minhash.reference.
+signature, band digests and the exact hash work in buffers that are reused, so a document needs no
+Python object and no memory beyond its shingles. Compiled code is cached on disk and runs without
+the GIL, so threads scale. Bit for bit equal to sabia.kernels.minhash.reference.
 """
 
 import errno
@@ -36,7 +36,7 @@ _pread = numba.types.ExternalFunction(  # of the C library
 
 @jit
 def _shingles(words, count, ngram, leave, shingles, offset):
-    """Write the shingles from `place` on; returns their number."""
+    """Write the shingles from `offset` on; returns their number."""
     rolling = U(0)
     for j in range(count):
         rolling = rolling * _M + words[j]  # sum of h_(j+i) * M**(n-1-i)
@@ -151,7 +151,7 @@ def sketch(data: np.ndarray, offsets: np.ndarray, config: SketchConfig) -> Sketc
 
 @jit
 def _find_slot(shingle, stamp, keys, shift):
-    """(key, where it is or would be) in a table whose keys of other stamps count as free."""
+    """(key, its slot or the free slot for it) in a table whose keys of other stamps are free."""
     key = (stamp << U(32)) | U(shingle)
     spot = np.int64(((U(shingle) * U(0x9E3779B1)) & U(0xFFFFFFFF)) >> shift)
     while keys[spot] >> U(32) == stamp and keys[spot] != key:

@@ -1,4 +1,4 @@
-"""The plain NumPy engine of sabia.kernels.minhash: the definition that the fast one is held to.
+"""The plain NumPy engine of sabia.kernels.minhash: the definition of the results.
 
 Works on whole batches without a Python loop over documents: on code points, then on the bytes of
 their folded forms, eight bytes of every token at a step. Batches are cut so that working memory
@@ -49,7 +49,7 @@ def utf8(code: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     result = np.empty(int(ends[-1]) if len(ends) else 0, np.uint8)
     lead = np.array([0, 0, 0xC0, 0xE0, 0xF0])
     result[ends - length] = lead[length] | (code >> (6 * (length - 1)))  # lead bytes
-    for back in range(1, 4):  # the byte that stands `back` bytes before the end of the code point
+    for back in range(1, 4):  # the byte `back` bytes before the end of the code point
         has = length > back
         result[ends[has] - back] = 0x80 | ((code[has] >> (6 * (back - 1))) & 0x3F)
     return result, length

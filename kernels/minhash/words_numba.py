@@ -64,7 +64,7 @@ def _encode(text, n, code):
 
 @jit
 def _append(text, n, code, folds, kinds, marks):
-    """Append a folded code point >= 0x80; solos stand between spaces, marks set bits."""
+    """Append a folded code point >= 0x80; solos are put between spaces, marks set bits."""
     if code < TABLE_SIZE:
         kind, code = np.int64(kinds[code]), np.int64(folds[code])
     else:
@@ -128,7 +128,7 @@ def normalised(data, i, end, folds, kinds, text, marks):
 
 @jit
 def find_tokens(text, n, marks, starts, ends):
-    """Fill starts (twice the place, plus 1 for a mark) and ends of tokens; returns their number.
+    """Fill starts (twice the position, plus 1 for a mark) and ends of tokens; returns their number.
 
     Letters in a row are one token, each byte of a mark is one.
     """

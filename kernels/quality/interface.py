@@ -1,7 +1,7 @@
-"""Figures behind the Gopher, C4 and FineWeb filters, of whole batches: what is counted.
+"""Statistics of the Gopher, C4 and FineWeb filters for batches of documents: definitions.
 
-Words are those of text.words; characters are code points; a share is a part of 1. A figure without
-meaning (no words, no lines) is NaN. n is the number of words, "" the text.
+Words are those of text.words; characters are code points; a share is a part of 1. A statistic that
+is undefined (no words, no lines) is NaN. n is the number of words, "" the text.
     word_count              words that are not SYMBOLs throughout
     mean_word_length        their mean length, scripts without spaces left out
     gopher_hash_ratio       "#" / all words
@@ -17,13 +17,13 @@ meaning (no words, no lines) is NaN. n is the number of words, "" the text.
     gopher_top_Kgram_share  K = 2, 3, 4: times × length (joined by single spaces) of the most
                             frequent K-gram, the earliest of them, over the characters of the text
     gopher_dup_Kgram_share  K = 5 … 10: characters (without spaces) of K-grams seen before, over the
-                            characters of the text; after one the count goes on behind it
+                            characters of the text; after one, counting continues behind it
     c4_kept_lines           share of lines that the line rules of C4 keep (see c4.py)
     c4_sentences            sentences in them
     c4_lorem_ipsum, c4_curly_bracket  1 if such a line passed the rules before, else 0
-    fineweb_punctuated_lines  share of lines with ink that end with a TERMINAL
-    fineweb_short_lines     share of lines with ink of at most 30 characters
-    fineweb_dup_chars       characters of lines with ink seen before / characters but line feeds
+    fineweb_punctuated_lines  share of nonblank lines that end with a TERMINAL
+    fineweb_short_lines     share of nonblank lines of at most 30 characters
+    fineweb_dup_chars       characters of nonblank lines seen before / characters but line feeds
     fineweb_newline_ratio   line feeds / all words
     upper_ratio             letters that have another lower case / letters
     links                   "://" / all words

@@ -1,7 +1,7 @@
 """The compiled engine of sabia.kernels.quality: one pass of decoding, then counting, a document.
 
-Sets and counts are open-addressed tables that live as long as the batch: entries carry the stamp of
-the set that they belong to, so that a new set costs nothing. A repeated (k+1)-gram holds a repeated
+Sets and counts are open-addressed tables that are kept for the batch: entries carry the stamp of
+their set, so that a new set needs no clearing. A repeated (k+1)-gram holds a repeated
 k-gram, so the counts stop at the first k without one.
 """
 
@@ -61,7 +61,8 @@ def _share(part, whole):
 
 @_inline
 def _seen(table, last, stamp, key):
-    """Slot of a key in the set `stamp` of slots 0 to last, and whether it was there; it is then."""
+    """Slot of a key in the set `stamp` of slots 0 to last, and whether it was in the set; the key
+    is added."""
     slot = np.int64(key & U(last))  # linear probing; slots of other stamps are free
     while table[slot, 1] == stamp:
         if table[slot, 0] == key:
@@ -73,7 +74,7 @@ def _seen(table, last, stamp, key):
 
 @_inline
 def _last(count):
-    """The last slot of a table for so many keys: 2**b - 1, at least twice as many."""
+    """The last slot of a table for `count` keys: 2**b - 1, at least twice as many."""
     last = 63
     while last < 2 * count:
         last = 2 * last + 1
@@ -172,7 +173,7 @@ def _top(grams, runs, slots, lengths, n, k, table, stamp):
 
 @_jit
 def _repeated(grams, runs, lengths, n, k, table, stamp):
-    """Characters in k-grams that came before; one that did is passed over whole. runs[i] is the
+    """Characters in k-grams that came before; such a k-gram is skipped as a whole. runs[i] is the
     number of repeated 4-grams from i: a repeated k-gram has k - 3."""
     characters, i, last = 0, 0, _last(n)
     while i + k <= n:
@@ -187,7 +188,7 @@ def _repeated(grams, runs, lengths, n, k, table, stamp):
 
 @_jit
 def _words(codes, flags, size, starts, ends, n, hashes, lengths, stops, out):
-    """Hash and measure the words; fill out[0:8] but the lines' figures."""
+    """Hash and measure the words; fill out[0:8] but the statistics of lines."""
     plain, spelled, letters, alphabetic, stop_bits = 0, 0, 0, 0, U(0)
     for w in range(n):
         start, end = starts[w], ends[w]
@@ -236,7 +237,8 @@ def _next_line(codes, flags, start, size):
 
 @_jit
 def _phrase(codes, position, end, phrases):
-    """(which of the phrases, each closed by a line feed, stands here, its length), or (-1, 0)."""
+    """(number of the phrase at `position`, its length), or (-1, 0); a line feed ends each
+    phrase."""
     start, number = 0, 0
     while start < phrases.shape[0]:
         j = 0
@@ -270,7 +272,8 @@ def _citation(codes, i, end):
 
 @_jit
 def _uncited(codes, flags, lower, low, high, copy_start):
-    """Copy a line without citations behind the document; return the copy's end (room if none)."""
+    """Copy a line without citations behind the document; return the copy's end (`copy_start` if
+    none)."""
     cited, i, top = False, low, copy_start
     while i < high and not cited:
         cited = codes[i] == 0x5B and _citation(codes, i, high) > 0

@@ -1,4 +1,4 @@
-"""The figures of sabia.kernels.quality in plain Python: their definition, slow and short."""
+"""The statistics of sabia.kernels.quality in plain Python: their definition, slow and short."""
 
 import re
 from collections import Counter
@@ -87,7 +87,7 @@ def _line_figures(text: str) -> dict[str, float]:
 
 
 def _doubled(parts: list[str]) -> tuple[int, int]:
-    """(number, characters) of the parts that came before."""
+    """(number, characters) of the parts that are repetitions."""
     seen: set[str] = set()
     again = []
     for part in parts:
@@ -139,7 +139,7 @@ def _sentences(line: str) -> int:
 
 
 def c4_verdict(line: str) -> tuple[str, str]:
-    """(what the C4 rules say of a line, the line without citations): `keep`, or why not:
+    """(verdict of the C4 rules, the line without citations); the verdict is `keep` or the reason:
     long word, no terminal, few words, lorem ipsum, javascript, curly bracket, policy."""
     line = line.strip()
     parts = line.split()

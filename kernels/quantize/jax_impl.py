@@ -1,7 +1,7 @@
 """NVFP4 and FP8 in plain JAX, on any device: see `quantize` for the arithmetic.
 
-`rounded` gives the values themselves, for products that are emulated; `quantize` the codes and
-scales that a chip's own units read. Written so that XLA has nothing to rewrite: no division by a
+`rounded` gives the values themselves, for emulated products; `quantize` the codes and
+scales for the hardware units of a chip. Written so that XLA rewrites nothing: no division by a
 constant (it would multiply by the inverse), no rounded product inside a sum (it would fuse), no
 minimum or maximum of what may be NaN (on CPU it may drop it).
 """

@@ -1,6 +1,6 @@
 """NVFP4 and FP8 as one Pallas kernel: scales and codes of a block of whole tiles in one pass.
 
-The body is the arithmetic of `quantize_jax` on one block; the largest value of the matrix is found
+The body is the arithmetic of jax_impl on one block; the largest value of the matrix is found
 first, where the layout needs it. `interpret` runs it without a TPU.
 """
 

@@ -1,7 +1,7 @@
 """NVFP4 and FP8 in plain torch, on any device: see `quantize` for the arithmetic.
 
-`rounded` gives the values themselves, for products that are emulated; `quantize` the codes and
-scales that a chip's own units read. Everything compiles without graph breaks. Hash words are
+`rounded` gives the values themselves, for emulated products; `quantize` the codes and
+scales for the hardware units of a chip. Everything compiles without graph breaks. Hash words are
 int32, whose products wrap as unsigned ones do.
 """
 

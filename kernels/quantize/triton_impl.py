@@ -1,6 +1,6 @@
 """NVFP4 and FP8 as one Triton kernel: scales and codes of a block of whole tiles in one pass.
 
-The same arithmetic as `quantize_torch`, bit for bit; the largest value of the matrix is found
+The same arithmetic as torch_impl, bit for bit; the largest value of the matrix is found
 first, where the layout needs it. Runs on CUDA, and anywhere under TRITON_INTERPRET=1.
 """
 

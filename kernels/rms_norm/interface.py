@@ -1,4 +1,4 @@
-"""RMSNorm with the addition before it in one pass: what is computed, and by which implementation.
+"""RMSNorm with the residual addition before it in one pass: definition and implementations.
 
 With h = x + residual (rounded to x's dtype; x itself without one) and r = 1 / sqrt(mean(h²) + eps)
 over the last axis, y = h · r · w, or h · r · (1 + w) in the families that store w - 1 (Gemma,
@@ -9,7 +9,7 @@ Qwen3-Next); fp32 throughout, rounded once. Gradients, with u = h · r and W the
 Order of choice
     torch, compiling    reference: the compiler fuses it with its neighbours.
     torch on CUDA       library (`torch.nn.functional.rms_norm`, fused both ways) where there is no
-                        residual and one dtype; else our Triton kernel.
+                        residual and one dtype; else the Triton kernel.
     torch on CPU        reference.
     JAX                 reference: XLA fuses it with its neighbours. pallas by name, on TPU.
 """
@@ -34,7 +34,7 @@ def _library_module(x: Array) -> Any:
 def choose_rms_norm(
     x: Array, weight: Array, *, residual: Array | None = None, implementation: str | None = None
 ) -> Choice:
-    """Which implementation `rms_norm` takes for these arguments, and why."""
+    """The implementation that `rms_norm` uses for these arguments, and the reason."""
     return _library_module(x).choose_rms_norm(x, weight, residual, implementation)
 
 
@@ -50,8 +50,8 @@ def rms_norm(
     """x[..., D], weight[D] → y[..., D]; with a residual[..., D] → (y, x + residual).
 
     `plus_one`: the factor is 1 + weight. Differentiable in x, residual and weight. Raises
-    ValueError for shapes that do not fit, dispatch.Unavailable where the named implementation
-    cannot serve.
+    ValueError for shapes that do not fit, dispatch.Unavailable if the named implementation
+    is unavailable.
     """
     if weight.shape != x.shape[-1:] or (residual is not None and residual.shape != x.shape):
         shapes = [tuple(a.shape) for a in (x, weight, residual) if a is not None]

@@ -1,7 +1,7 @@
 """RMSNorm as Triton kernels, the residual added on the way.
 
-Forward: one program a row. Backward: a fixed number of programs walk the rows in turn and keep
-their share of dw in registers; the shares are summed at the end, so no atomics and the result does
+Forward: one program per row. Backward: a fixed number of programs walk the rows in turn and keep
+their part of dw in registers; the parts are summed at the end without atomics, so the result does
 not depend on the order in which programs run. Registered as operators of torch.
 """
 

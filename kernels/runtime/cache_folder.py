@@ -1,7 +1,7 @@
-"""The folder of caches: $XDG_CACHE_HOME/sabia, else ~/.cache/sabia; never beside the source files.
+"""Cache folders: $XDG_CACHE_HOME/sabia, or ~/.cache/sabia; never next to the source files.
 
-numba/, triton/, inductor/ and cuda/ hold compiled code; calls/ holds finished calls of language
-models. `sabia(1)` names them under FILES.
+numba/, triton/, inductor/ and cuda/ hold compiled code; calls/ holds completed requests to
+language models. `sabia(1)` lists them under FILES.
 """
 
 import os
@@ -9,7 +9,7 @@ import tempfile
 from collections.abc import MutableMapping
 from pathlib import Path
 
-# folder → the variable by which its compiler is told
+# folder → the environment variable that sets it for its compiler
 COMPILERS = {
     "inductor": "TORCHINDUCTOR_CACHE_DIR",
     "triton": "TRITON_CACHE_DIR",
@@ -24,8 +24,8 @@ def cache_folder(name: str) -> Path:
 
 
 def compiled_code_folder(name: str) -> Path:
-    """A writable folder for compiled code, which is made: `cache_folder(name)`, or one among the
-    temporary files where that cannot be written (a home that is read-only)."""
+    """Create and return a writable folder for compiled code: `cache_folder(name)`, or a temporary
+    folder if that one is not writable (a read-only home)."""
     folder = cache_folder(name)
     if not _writable(folder):
         folder = _own_temporary_folder() / name
@@ -34,7 +34,7 @@ def compiled_code_folder(name: str) -> Path:
 
 
 def name_compilers_folders(environment: MutableMapping[str, str] = os.environ) -> None:
-    """Tell COMPILERS where to keep what they compile; a variable that is set is left alone."""
+    """Set the cache folders of COMPILERS in `environment`; variables that are set are kept."""
     for name, variable in COMPILERS.items():
         if variable not in environment:
             environment[variable] = str(compiled_code_folder(name))
@@ -49,7 +49,8 @@ def _writable(folder: Path) -> bool:
 
 
 def _own_temporary_folder() -> Path:
-    """A folder that only this user can write: code is loaded from it, and others may write /tmp."""
+    """A folder that only this user can write: code is loaded from it, and other users can write to
+    /tmp."""
     folder = Path(tempfile.gettempdir()) / f"sabia-{os.getuid()}"
     folder.mkdir(mode=0o700, exist_ok=True)
     status = folder.lstat()

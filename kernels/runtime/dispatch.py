@@ -1,9 +1,9 @@
-"""Which implementation of an operation serves, and why.
+"""Choice of the implementation of an operation, with the reason.
 
-Every operation here has a `reference` (plain array code, the definition) and may have `library`
-(a kernel that torch or JAX already carries), `triton` and `pallas` (our own). Left to itself an
-operation takes the first that can serve; a name given by the caller is obeyed or refused, never
-replaced. Kernels run on CPU only where an interpreter was asked for by the environment:
+Every operation has a `reference` (plain array code that defines it) and may have `library` (a
+kernel of torch or JAX), `triton` and `pallas` (kernels of this package). By default an operation
+uses the first implementation that is available; an implementation named by the caller is used or
+refused, never replaced. Kernels run on CPU only if the environment enables an interpreter:
 TRITON_INTERPRET=1 (Triton's own switch, read when triton is imported) and PALLAS_INTERPRET=1
 (`simulate` runs the slower simulator of a TPU core, which fills fresh memory with NaN).
 """
@@ -21,18 +21,18 @@ _HAS_TRITON = importlib.util.find_spec("triton") is not None
 
 
 class Unavailable(RuntimeError):
-    """The implementation that the caller named cannot serve here; the message says why."""
+    """The implementation that the caller named is not available; the message gives the reason."""
 
 
 class Choice(NamedTuple):
-    """What serves: one of IMPLEMENTATIONS, and the reason in words."""
+    """The chosen implementation, one of IMPLEMENTATIONS, and the reason."""
 
     implementation: str
     reason: str
 
 
 class Option(NamedTuple):
-    """A candidate: no `obstacle` where it can serve; `automatic` if it may be chosen unnamed."""
+    """A candidate: `obstacle` is None if it is available; `automatic` if it may be the default."""
 
     implementation: str
     reason: str
@@ -53,7 +53,7 @@ def engine_module(kernel: str, engine: str) -> ModuleType:
 
 
 def framework(x: Any) -> Framework:
-    """Whose array x is; a TypeError for anything but torch and JAX arrays (tracers too)."""
+    """The library of an array (or JAX tracer). Raises TypeError for other types."""
     root = type(x).__module__.split(".", 1)[0]
     if root in ("jax", "jaxlib"):
         return "jax"
@@ -79,12 +79,12 @@ def choose(operation: str, options: Sequence[Option], requested: str | None) -> 
 
 
 def reference_option() -> Option:
-    """The last resort of every operation."""
+    """The option that every operation has if no kernel is available."""
     return Option("reference", "plain array code: no kernel serves here")
 
 
 def triton_obstacle(x: Any) -> str | None:
-    """Why Triton cannot take a torch tensor, or None."""
+    """The reason why Triton cannot process a torch tensor, or None."""
     if not _HAS_TRITON:
         return "the package triton is missing (pip install 'sabia[gpu]')"
     interpreted = os.environ.get("TRITON_INTERPRET") == "1"
@@ -94,21 +94,21 @@ def triton_obstacle(x: Any) -> str | None:
 
 
 def jax_platform() -> str:
-    """Where JAX runs by default: cpu, gpu or tpu. Tracers know no device, so this must do."""
+    """The default platform of JAX: cpu, gpu or tpu (tracers have no device of their own)."""
     import jax
 
     return jax.default_backend()
 
 
 def pallas_obstacle() -> str | None:
-    """Why a TPU kernel in Pallas cannot run, or None."""
+    """The reason why a Pallas kernel for TPU cannot run, or None."""
     if jax_platform() == "tpu" or os.environ.get("PALLAS_INTERPRET"):
         return None
     return f"JAX runs on {jax_platform()} (expected tpu, or cpu with PALLAS_INTERPRET=1)"
 
 
 def pallas_interpret() -> Any:
-    """What `pallas_call` takes as `interpret` under this environment."""
+    """The argument `interpret` of `pallas_call` in this environment."""
     wanted = os.environ.get("PALLAS_INTERPRET")
     if wanted == "simulate":
         from jax.experimental.pallas import tpu as pltpu

@@ -1,8 +1,8 @@
-"""The compiled engine of sabia.kernels.substring: rolling hashes, no window is ever copied.
+"""The compiled engine of sabia.kernels.substring: rolling hashes; no window is copied.
 
-Filing keeps the hashes of one window's k-grams in a ring and looks for the least again only when
-it leaves. Settling keeps one open-addressed table of first occurrences for a file at a time; a
-window that follows one just settled is compared by its last unit alone. Without the GIL.
+Filing keeps the hashes of one window's k-grams in a ring and searches for the least again only when
+it leaves the window. `find_repeats` keeps an open-addressed table of first occurrences for one file
+at a time; a window after a repeated one is compared by its last unit alone. Without the GIL.
 """
 
 import numpy as np
@@ -77,7 +77,7 @@ def file_windows(units: np.ndarray, offsets: np.ndarray, span: int) -> np.ndarra
 
 
 def _read_only(array: np.ndarray) -> np.ndarray:
-    """One compiled form for arrays and maps, which cannot be written to."""
+    """A read-only view: one compiled form serves arrays and read-only memory maps."""
     view = np.asarray(array).view()
     view.flags.writeable = False
     return view
@@ -93,7 +93,7 @@ def _equal(units, a, b, span):
 
 @_jit
 def _wider(keys, places, used):
-    """A table of twice the room with the same entries."""
+    """A table of twice the size with the same entries."""
     mask = U(2 * used - 1)
     new_keys, new_places = np.empty(2 * used, np.uint64), np.full(2 * used, _NONE)
     for old in range(used):

@@ -1,9 +1,9 @@
-"""What the quality measures must know of a code point: one word of flags each.
+"""Flags of code points for the quality statistics: one 16-bit word for each code point.
 
 SPACE and BREAK are Python's `str.isspace` and the boundaries of `str.splitlines`. SYMBOL marks code
 points that make no word by themselves (punctuation, symbols, controls: Unicode categories P, S, C
 but for private use). TERMINAL is the Unicode property Sentence_Terminal, with the Khmer signs
-U+17D6, U+17D9 and U+17DA and U+FF0E. AFFIX, QUOTE, CURRENCY and ICON steer the word splitter of
+U+17D6, U+17D9 and U+17DA and U+FF0E. AFFIX, QUOTE, CURRENCY and ICON are used by the word splitter
 text.words; SOLO are the letters of scripts written without spaces (see text.folding). Code points
 beyond the table are Han up to SOLO_END, and symbols above.
 """

@@ -51,7 +51,7 @@ def _features(word, n, keys):
 
 @_jit
 def _next(codes, flags, lower, i, size, word):
-    """(length of the next word with marks, or 0 at the end; where the text goes on)."""
+    """(length of the next word with marks, or 0 at the end; position after the word)."""
     while i < size and not (flags[i] & ALPHA and not flags[i] & SOLO):
         i += 1
     n = 1
@@ -128,8 +128,8 @@ def score(data: np.ndarray, offsets: np.ndarray, model: "Table") -> tuple[np.nda
 
 
 class Table:
-    """A table made ready: keys uint32[f], values int8[f, languages], which languages list the word
-    as frequent (bits) uint64[f], script of each code point uint8[codes]."""
+    """A table prepared for look-ups: keys uint32[f], values int8[f, languages], which languages
+    list the word as frequent (bits) uint64[f], script of each code point uint8[codes]."""
 
     def __init__(
         self, keys: np.ndarray, table: np.ndarray, known: np.ndarray, scripts: np.ndarray

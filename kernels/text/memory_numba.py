@@ -1,7 +1,7 @@
 """Loads and stores in byte buffers for compiled kernels: no bounds check, no negative indices.
 
-NumPy indexing in numba asks of every signed index whether it is negative; in a loop over single
-bytes that is a good part of the work. Callers must stay inside the buffer.
+NumPy indexing in numba tests every signed index for negative values; in a loop over single bytes
+that takes a large part of the time. Callers must stay inside the buffer.
 """
 
 from llvmlite import ir
@@ -23,7 +23,7 @@ def byte_at(typing_context, array, index):
 
 @intrinsic
 def word_at(typing_context, array, index):
-    """Eight bytes of a contiguous uint8 array from any place, as a little-endian uint64."""
+    """Eight bytes of a contiguous uint8 array at any index, as a little-endian uint64."""
 
     def generate(context, builder, signature, arguments):
         data = context.make_array(signature.args[0])(context, builder, arguments[0]).data

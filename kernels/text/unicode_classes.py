@@ -1,4 +1,4 @@
-"""One byte for each code point: what the splitting patterns of tokenizers ask about it.
+"""One byte for each code point: its properties in the splitting patterns of tokenizers.
 
 The low four bits are the class (general category, or white space as the regular expressions'
 `\\s` has it), the others are flags: CJK is DeepSeek's `[一-龥぀-ゟ゠-ヿ]`, NFC_MAYBE marks code
@@ -6,7 +6,7 @@ points that NFC may change or reorder (composition, combining classes), UNKNOWN 
 unicodedata does not assign. Regular-expression engines follow a later Unicode version: on every
 code point that Python 3.11 (Unicode 14) assigns they agree with this table, and on those it does
 not assign they may know a letter where we know nothing, so a document with an UNKNOWN code point
-has to go to the engine itself. A test compares every code point.
+must be split by the regular-expression engine. A test compares every code point.
 """
 
 import functools
@@ -77,7 +77,7 @@ def _entry(char: str) -> int:
 
 
 def _may_compose(char: str) -> bool:
-    """True unless NFC keeps the character wherever it stands."""
+    """False if NFC keeps the character in every context."""
     if unicodedata.combining(char) or not unicodedata.is_normalized("NFC", char):
         return True
     return char in _seconds()
@@ -85,7 +85,7 @@ def _may_compose(char: str) -> bool:
 
 @functools.cache
 def _seconds() -> frozenset[str]:
-    """Starters that compose with the character before them, beside combining marks."""
+    """Starters that compose with the character before them, besides combining marks."""
     seconds = {chr(code) for code in (*range(0x1161, 0x1176), *range(0x11A8, 0x11C3))}
     for code in range(0x80, 0x12000):
         parts = unicodedata.decomposition(chr(code)).split()

@@ -1,13 +1,13 @@
 """Text as the words of the Gopher, C4 and FineWeb filters: the rules, and their plain form.
 
 The rules follow those of spaCy's blank English tokenizer, which datatrove uses, closely enough that
-figures agree (tests and bench_heuristics compare them). White space parts a text into chunks; a
-code point of a script without spaces is a chunk by itself. A chunk loses, one after the other:
+figures agree (tests and bench_heuristics compare them). White space splits a text into chunks; a
+code point of a script without spaces is a chunk by itself. These are split off a chunk, in turn:
     prefixes   two dots or more, AFFIX, CURRENCY, ICON, one of § % = — –, and + before no digit;
     suffixes   two dots or more, AFFIX, ICON, — –, 's ’s, + CURRENCY or a unit after a digit, a dot
                after a lower-case letter, digit, quote, other punctuation or two capitals.
-What is left is one word if it is listed (SPECIAL: abbreviations; contractions part in two) or
-looks like an address; else it is parted at infixes, which are words themselves: dots (two or more),
+The rest is one word if it is listed (SPECIAL: abbreviations; contractions are split in two) or
+looks like an address; else it is split at infixes, which are words themselves: dots (two or more),
 …, ICON, + - * ^ between digits, a dot from lower to upper case, a comma or hyphens between letters,
 and : < > = / before a letter. Lines never share a word.
 """
@@ -58,7 +58,7 @@ T G M K % м км кг г"""
 
 @functools.lru_cache(maxsize=1)
 def specials() -> dict[str, int]:
-    """Listed chunk → where it parts in two (0: it is one word)."""
+    """Listed chunk → where it is split in two (0: it is one word)."""
     entries = dict.fromkeys([*_WHOLE.split(), *_FACES.split()], 0)
     entries |= {f"{letter}.": 0 for letter in "abcdefghijklmnopqrstuvwxyz"}
     for base in _NOT.split():
@@ -88,7 +88,7 @@ def word_hash(text: str) -> int:
 
 @functools.lru_cache(maxsize=1)
 def units() -> frozenset[str]:
-    """Endings that part from the digit before them."""
+    """Endings that are split from the digit before them."""
     return frozenset(_UNITS.split())
 
 
@@ -194,8 +194,8 @@ _ADDRESS = re.compile(
 
 
 def is_address(text: str) -> bool:
-    """Whether a text looks like a URL or an e-mail address: `scheme://`, user and path may lack,
-    the host ends in two or more lower-case letters after a dot."""
+    """Whether a text looks like a URL or an e-mail address: `scheme://`, user and path are
+    optional, the host ends in two or more lower-case letters after a dot."""
     if "." not in text:
         return False
     match = _ADDRESS.fullmatch(text)
@@ -212,7 +212,7 @@ def is_address(text: str) -> bool:
 
 
 def _no_host(char: str) -> bool:
-    """ASCII code points that hosts lack."""
+    """True for ASCII code points that host names do not contain."""
     return char < "\x80" and not (char.isalnum() or char in "-_")
 
 
@@ -235,7 +235,7 @@ def _middle(chunk: str) -> list[str]:
 
 
 def _infix(chunk: str, position: int) -> int:
-    """Length of the infix at a place of a chunk, or 0."""
+    """Length of the infix at a position of a chunk, or 0."""
     char, rest = chunk[position], chunk[position:]
     dots = len(rest) - len(rest.lstrip("."))
     if dots > 1:

@@ -1,9 +1,9 @@
 """The compiled form of sabia.kernels.text.words: bytes to code points, code points to words.
 
-Words are (start, end) places among the code points of one document. The listed chunks are found by
+Words are (start, end) indices of code points of one document. The listed chunks are found by
 a filter on their length, first and last code point, then by hash. Equal to text.words on all texts.
-Functions take arrays one by one and are compiled without reference counts (numba's `_nrt`): those
-cost more than all the rest.
+Functions take arrays one by one and are compiled without reference counts (numba's `_nrt`): they
+would take more time than all the rest.
 """
 
 import functools
@@ -110,7 +110,8 @@ def word_hash(codes, start, end):
 
 @_jit
 def split(codes, flags, start, end, slots, points, pairs, units, starts, ends, count):
-    """Append the words of codes[start:end]; return the new count. Needs room for end - start."""
+    """Append the words of codes[start:end]; return the new count. Needs space for end - start
+    words."""
     i = start
     while i < end:
         if flags[i] & SPACE:

@@ -1,10 +1,10 @@
-"""Cross-entropy of a projection onto the vocabulary: what is computed, and by which implementation.
+"""Cross-entropy of a projection onto the vocabulary: definition and implementations.
 
 With u = hidden · weightᵀ and z = u, or softcap · tanh(u / softcap):
     lse = log Σ exp(z),  nll = lse - z[target], or 0 where the target is below 0
     dz = (g_nll + g_lse) · exp(z - lse) - g_nll · onehot(target),  du = dz · (1 - (z / softcap)²)
 Both results are differentiable, so a z-loss (a · lse²) or weights for tokens need nothing more.
-Scores are never kept: they are computed again for the gradient. (Computing gradients in the
+Logits are never stored: the backward pass computes them again. (Computing gradients in the
 forward pass, as Liger does, arXiv 2410.10989, saves that product but fixes the loss to a mean.)
 
 Order of choice
@@ -12,9 +12,9 @@ Order of choice
                     loss of a chunk's rows and one that turns its scores into their gradient in
                     place. (torch's own linear_cross_entropy gives no lse and knows no cap.)
     torch on CPU    reference.
-    JAX on TPU      pallas: products and softmax in one kernel, scores never leave the core.
+    JAX on TPU      pallas: products and softmax in one kernel, logits stay in on-chip memory.
     JAX elsewhere   reference.
-The reference keeps all scores: [N, V] in fp32. A TPU kernel cannot be partitioned by the compiler:
+The reference stores all logits: [N, V] in fp32. A TPU kernel cannot be partitioned by the compiler:
 on a mesh call it inside `shard_map`.
 """
 
@@ -37,7 +37,7 @@ def _library_module(x: Array) -> Any:
 
 
 def choose_linear_cross_entropy(hidden: Array, *, implementation: str | None = None) -> Choice:
-    """Which implementation `linear_cross_entropy` takes for these arguments, and why."""
+    """The implementation that `linear_cross_entropy` uses for these arguments, and the reason."""
     return _library_module(hidden).choose_linear_cross_entropy(hidden, implementation)
 
 
@@ -53,8 +53,8 @@ def linear_cross_entropy(
     """hidden[N, D], weight[V, D], targets[N] → (nll[N], logsumexp[N]), fp32.
 
     `chunk_bytes` bounds the scores that exist at a time, where chunks are taken. Differentiable in
-    hidden and weight. Raises ValueError for shapes that do not fit, dispatch.Unavailable where the
-    named implementation cannot serve.
+    hidden and weight. Raises ValueError for shapes that do not fit, dispatch.Unavailable if the
+    named implementation is unavailable.
     """
     if hidden.ndim != 2 or hidden.shape[1:] != weight.shape[1:] or targets.ndim != 1:
         shapes = [tuple(a.shape) for a in (hidden, weight, targets)]

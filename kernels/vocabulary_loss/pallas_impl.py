@@ -1,7 +1,7 @@
-"""The vocabulary loss as Pallas kernels for TPU: scores live on the core only.
+"""The vocabulary loss as Pallas kernels for TPU: logits exist in on-chip memory only.
 
-Scores are held transposed, vocabulary down and tokens across, so that a token's maximum, sum and
-target are lanes of a row. Forward, blocks of the vocabulary pass by a block of tokens (running
+Logits are stored transposed, [vocabulary, tokens], so that a token's maximum, sum and target lie
+along the lanes. The forward pass runs over blocks of the vocabulary for a block of tokens (running
 maximum and sum). The gradient has two kernels that compute the scores again: one in the same order
 for hidden, one in the other order for the weight; five products in all against four with scores in
 memory, for no [N, V] at all. Block sizes are untuned. Compiled for v5e with libtpu, never run on
@@ -79,7 +79,7 @@ def _hidden_kernel(hidden, weight, targets, lse, mine, both, out, acc, *, cap, v
         acc[...] = jnp.zeros_like(acc)
 
     rows = _words((weight.shape[0], 1), j)
-    matrix = jnp.where(rows < vocabulary, weight[...], 0)  # beyond the edge lies anything
+    matrix = jnp.where(rows < vocabulary, weight[...], 0)  # rows beyond the edge are undefined
     d = _gradient(
         hidden[...], matrix, targets[...], lse[...], mine[...], both[...], j, cap, vocabulary
     )

@@ -1,8 +1,8 @@
 """The vocabulary loss over chunks of tokens: products by the library, the rest as Triton kernels.
 
-One program a row of scores: forward it reads them once (running maximum and sum), backward it
-writes their gradient over them. Scores have the dtype of hidden and are widened in registers; the
-weight's gradient is summed over chunks in fp32. Registered as operators of torch.
+One program per row of logits: forward it reads them once (running maximum and sum), backward it
+overwrites them with their gradient. Logits have the dtype of hidden and are widened in registers;
+the weight's gradient is summed over chunks in fp32. Registered as operators of torch.
 """
 
 from collections.abc import Iterator

@@ -1,13 +1,13 @@
-"""Words of documents with the bytes that they stand in, n-grams looked up, and texts aligned.
+"""Words of documents with their byte ranges, n-gram look-ups, and alignment of texts.
 
 Words are those of text.folding. A word's hash is w = mix(sum of (code + 1) * P**(length-1-i)) over
 its folded code points, an n-gram's mix(sum of w_(j+i) * M**(n-1-i)) over its n words, modulo 2**64;
-these are frozen, because indices of benchmarks keep them. `numpy` is the reference, `numba` the
-fast engine; both give the same integers.
+these hashes never change, because benchmark indexes store them. `numpy` is the reference, `numba`
+the fast engine; both give the same integers.
 
 `align` finds the common subsequence of greatest weight of two word sequences, the weighted form of
-Wagner and Fischer 1974: what of a known text stands in another, in order, whatever was put between,
-left out or replaced.
+Wagner and Fischer 1974: the part of a known text that occurs in another, in order, whatever was
+inserted, left out or replaced.
 """
 
 import numpy as np
@@ -28,7 +28,7 @@ def ngram_hashes(words: Words, ngram: int, engine: str = "numpy") -> np.ndarray:
 
 
 class Lookup:
-    """Hashes wanted, uint64[k], ascending and distinct, made ready for `find`."""
+    """Hashes wanted, uint64[k], ascending and distinct, prepared for `find`."""
 
     def __init__(self, wanted: np.ndarray, engine: str = "numpy") -> None:
         self.wanted, self.engine = np.ascontiguousarray(wanted, np.uint64), engine
