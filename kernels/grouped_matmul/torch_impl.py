@@ -42,9 +42,8 @@ def _reference(x: Tensor, weight: Tensor, counts: Tensor) -> Tensor:
 def _library(x: Tensor, weight: Tensor, counts: Tensor) -> Tensor:
     ends = counts.cumsum(0).int()
     outside = torch.arange(x.shape[0], device=x.device)[:, None] >= ends[-1]  # [M, 1]
-    x = x.masked_fill(
-        outside, 0
-    )  # the kernel does not write these rows: keeps them out of the gradient
+    # the kernel does not write these rows: keep them out of the gradient as well
+    x = x.masked_fill(outside, 0)
     out = F.grouped_mm(x, weight.to(x.dtype).transpose(1, 2), offs=ends)  # [M, F]
     return out.masked_fill(outside, 0)
 
