@@ -167,7 +167,7 @@ def splash(
     q: Array, k: Array, v: Array, mask: Mask, scale: float, softcap: float | None,
     sinks: Array | None,
 ) -> Array:  # fmt: skip
-    """Splash attention: its layout, one row at a time under vmap; the scale goes into q."""
+    """Splash attention in its own layout: one row at a time under vmap, q times the scale."""
     from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_kernel as kernel
     from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_mask as masks
 
@@ -192,8 +192,8 @@ def splash(
     sinks = None if sinks is None else sinks.astype(jnp.float32)
     if mask.runs is None:
         return jax.vmap(lambda *qkv: made(*qkv, sinks=sinks))(q, k, v).swapaxes(1, 2)
-    mine = jax.lax.dynamic_slice_in_dim(mask.runs, mask.start, length, 1)
-    documents = kernel.SegmentIds(mine, mask.runs)
+    own_runs = jax.lax.dynamic_slice_in_dim(mask.runs, mask.start, length, 1)
+    documents = kernel.SegmentIds(own_runs, mask.runs)
     out = jax.vmap(lambda *args: made(*args, sinks=sinks))(q, k, v, documents)
     return jnp.where(mask.seen, out.swapaxes(1, 2), 0)
 

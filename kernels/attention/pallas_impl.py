@@ -174,22 +174,22 @@ def _within(low: Any, high: Any, b: Any, i: Any, step: Any) -> Any:
 def _query_specs(rows: int, columns: int, group: int, size: int, size_v: int) -> dict[str, Any]:
     """Blocks of the kernels whose programs own queries: grid (batch, head, queries, keys)."""
 
-    def mine(b, h, i, j, *_):
+    def query_block(b, h, i, j, *_):
         return b, h, i, 0
 
-    def theirs(b, h, i, j, low, high, start):
+    def key_block(b, h, i, j, low, high, start):
         return b, jax.lax.div(h, group), _within(low, high, b, i, j), 0
 
     def across(b, h, i, j, *_):
         return b, h, 0, i
 
     return {
-        "q": pl.BlockSpec((None, None, rows, size), mine),
-        "k": pl.BlockSpec((None, None, columns, size), theirs),
-        "v": pl.BlockSpec((None, None, columns, size_v), theirs),
+        "q": pl.BlockSpec((None, None, rows, size), query_block),
+        "k": pl.BlockSpec((None, None, columns, size), key_block),
+        "v": pl.BlockSpec((None, None, columns, size_v), key_block),
         "first": pl.BlockSpec((None, 1, rows), lambda b, h, i, j, *_: (b, 0, i)),
         "sink": pl.BlockSpec((None, 1, 1), lambda b, h, i, j, *_: (h, 0, 0)),
-        "grad": pl.BlockSpec((None, None, rows, size_v), mine),
+        "grad": pl.BlockSpec((None, None, rows, size_v), query_block),
         "row": pl.BlockSpec((None, None, 1, rows), across),
         "out": pl.BlockSpec((None, None, size_v, rows), across),
         "dq": pl.BlockSpec((None, None, size, rows), across),
@@ -199,23 +199,23 @@ def _query_specs(rows: int, columns: int, group: int, size: int, size_v: int) ->
 def _key_specs(rows: int, columns: int, group: int, size: int, size_v: int) -> dict[str, Any]:
     """Blocks of the kernel whose programs own keys: grid (batch, group, keys, head, queries)."""
 
-    def mine(b, h, j, g, i, *_):
+    def key_block(b, h, j, g, i, *_):
         return b, h, j, 0
 
-    def theirs(b, h, j, g, i, low, high, start):
+    def query_block(b, h, j, g, i, low, high, start):
         return b, h * group + g, _within(low, high, b, j, i), 0
 
     def across(b, h, j, g, i, low, high, start):
         return b, h * group + g, 0, _within(low, high, b, j, i)
 
     return {
-        "q": pl.BlockSpec((None, None, rows, size), theirs),
-        "k": pl.BlockSpec((None, None, columns, size), mine),
-        "v": pl.BlockSpec((None, None, columns, size_v), mine),
+        "q": pl.BlockSpec((None, None, rows, size), query_block),
+        "k": pl.BlockSpec((None, None, columns, size), key_block),
+        "v": pl.BlockSpec((None, None, columns, size_v), key_block),
         "first": pl.BlockSpec(
             (None, 1, rows), lambda b, h, j, g, i, low, high, _: (b, 0, _within(low, high, b, j, i))
         ),
-        "grad": pl.BlockSpec((None, None, rows, size_v), theirs),
+        "grad": pl.BlockSpec((None, None, rows, size_v), query_block),
         "row": pl.BlockSpec((None, None, 1, rows), across),
     }
 

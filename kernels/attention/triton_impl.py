@@ -232,7 +232,7 @@ def _strides(*tensors: Tensor) -> list[int]:
 
 
 def _rows(x: Tensor) -> int:
-    """The stride between batches of a mask array; 0 where one row serves all."""
+    """The stride between batches of a mask array; 0 if all batches share one row."""
     return 0 if x.shape[0] == 1 else x.stride(0)
 
 

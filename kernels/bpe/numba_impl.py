@@ -323,7 +323,7 @@ def flags_of(data, offsets, classes, result):
     for d in range(len(result)):
         i, end, flags = offsets[d], offsets[d + 1], np.int64(0)
         while i < end:
-            # eight ASCII bytes at a time: their flags are not wanted
+            # eight ASCII bytes at a time: they have no flags to collect
             if end - i >= 8 and word_at(data, i) & U(0x8080808080808080) == U(0):
                 i += 8
                 continue

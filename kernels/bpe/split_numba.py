@@ -295,7 +295,7 @@ def split_end(data, i, end, classes, family, cap, letters):
 @_jit
 def part_end(data, i, end, classes, digits, cjk):
     """The end of the part that earlier steps cut out at i: at most `digits` numbers, a run of
-    kana and Han if `cjk`, or what lies between those."""
+    kana and Han if `cjk`, or the text between those."""
     q = i
     while q < end:
         entry, size = entry_at(data, q, classes)

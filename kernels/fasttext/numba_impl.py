@@ -40,7 +40,7 @@ _LABEL = np.frombuffer(LABEL, np.uint8)
 _BUFFER = 4096
 _TINY, _LIMIT, _STEPS = F(TINY), F(SIGMOID_LIMIT), SIGMOID_STEPS
 _LOWEST = F(np.log(F(TINY)))
-_LEAST_GAIN = 2  # rows a folded word must stand for
+_LEAST_GAIN = 2  # rows that a folded word must represent
 _jit = njit(nogil=True, cache=True, boundscheck=False, error_model="numpy")
 
 

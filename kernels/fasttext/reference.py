@@ -95,7 +95,7 @@ def _row(value: int, words: int, grams: Grams) -> Iterator[int]:
 
 
 def _vectors(ids: np.ndarray, rows: Rows) -> tuple[np.ndarray, int]:
-    """(vectors float32[n, dim], number of rows that they stand for)."""
+    """(vectors float32[n, dim], number of rows that they represent)."""
     folded = ids[ids < len(rows.weight)]
     weight = len(ids) - len(folded) + int(rows.weight[folded].sum())
     if len(rows.dense):

@@ -38,8 +38,8 @@ def _reference(x: Array, weight: Array, counts: Array) -> Array:
     row = jnp.arange(x.shape[0])[:, None]
     out = jnp.zeros((x.shape[0], weight.shape[1]), x.dtype)
     for group in range(weight.shape[0]):
-        mine = (row >= ends[group] - counts[group]) & (row < ends[group])  # [M, 1]
-        out = jnp.where(mine, x @ weight[group].T.astype(x.dtype), out)  # [M, F]
+        in_group = (row >= ends[group] - counts[group]) & (row < ends[group])  # [M, 1]
+        out = jnp.where(in_group, x @ weight[group].T.astype(x.dtype), out)  # [M, F]
     return out
 
 

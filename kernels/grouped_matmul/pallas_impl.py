@@ -25,7 +25,7 @@ BUDGET = 24 << 20  # bytes of operands on the core, double-buffered
 LIMIT = 64 << 20
 
 
-def _mine(group: Any, block: Any, bounds: Any, rows: int) -> Array:
+def _rows_of_group(group: Any, block: Any, bounds: Any, rows: int) -> Array:
     """bool[rows, 1]: which rows of the block belong to the group."""
     row = block * rows + jax.lax.broadcasted_iota(jnp.int32, (rows, 1), 0)
     return (row >= bounds[group]) & (row < bounds[group + 1])  # [rows, 1]
@@ -42,7 +42,7 @@ def _rows_kernel(groups, blocks, bounds, x, weight, out, *, dims, last):
     @pl.when(group < last)
     def _fill() -> None:
         out_block = product(x[...], weight[...], dims).astype(out.dtype)  # [rows, columns]
-        out[...] = jnp.where(_mine(group, block, bounds, x.shape[0]), out_block, out[...])
+        out[...] = jnp.where(_rows_of_group(group, block, bounds, x.shape[0]), out_block, out[...])
 
 
 def _matrices_kernel(groups, blocks, bounds, grad, x, dw, acc, *, last):
@@ -60,7 +60,9 @@ def _matrices_kernel(groups, blocks, bounds, grad, x, dw, acc, *, last):
     @pl.when(group < last)
     def _add() -> None:
         # [rows, f]: other groups' rows are 0
-        own = jnp.where(_mine(group, block, bounds, x.shape[0]), grad[...], 0).astype(grad.dtype)
+        own = jnp.where(_rows_of_group(group, block, bounds, x.shape[0]), grad[...], 0).astype(
+            grad.dtype
+        )
         acc[...] += product(own, x[...], TN)  # [f, d]: dW += grad^T x
 
     @pl.when((t == end) | differs(jnp.minimum(t + 1, end)))

@@ -344,7 +344,7 @@ def _sentences(codes, flags, starts, ends, first, last):
 def _lines(
     codes, flags, lower, size, starts, ends, n, slots, points, pairs, units, firsts, lasts, out
 ):
-    """Gopher's and C4's figures of lines: out[4:6] and out[21:25]."""
+    """The line statistics of Gopher and C4: out[4:6] and out[21:25]."""
     lines, bullets, dots, kept, sentences, lorem, bracket = 0, 0, 0, 0, 0, 0, 0
     start, word = 0, 0
     while start < size:
@@ -382,7 +382,7 @@ def _lines(
 
 @_jit
 def _feeds(codes, flags, lower, size, n, table, stamp, out):
-    """FineWeb's figures and those of characters: out[25:32]."""
+    """The statistics of FineWeb and of characters: out[25:32]."""
     lines, ends, short, again, feeds, start = 0, 0, 0, 0, 0, 0
     ink, capitals, alphabetic, links, marks = 0, 0, 0, 0, 0
     blank, last = True, _last(size // 2 + 1)
@@ -428,7 +428,9 @@ def _measure(
     places = np.empty(most + 1, np.int32)
     hashes, lengths = np.empty(most + 1, np.uint64), np.empty(most + 1, np.int32)
     stamp = U(0)
-    table = np.zeros((_last(most + 1) + 1, 4), np.uint64)  # key, stamp of its set, times, place
+    table = np.zeros(
+        (_last(most + 1) + 1, 4), np.uint64
+    )  # key, stamp of its set, count, first index
     for d in range(offsets.shape[0] - 1):
         size = decode(
             data, offsets[d], offsets[d + 1], flag_table, lower_table, codes, flags, lower

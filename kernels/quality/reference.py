@@ -42,7 +42,7 @@ def measure(
 
 
 def figures(text: str, stops: set[int] | None) -> dict[str, float]:
-    """All figures of one text."""
+    """All statistics of one text."""
     split = words(text)
     return (
         _word_figures(text, split, stops)

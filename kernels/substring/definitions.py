@@ -12,7 +12,7 @@ class Repeats(NamedTuple):
     """Runs of repeats: windows start[i] … start[i] + count[i] - 1 first occurred from first[i]."""
 
     start: np.ndarray
-    count: np.ndarray  # type: ignore[assignment]  # the field stands in for tuple.count
+    count: np.ndarray  # type: ignore[assignment]  # the field hides tuple.count
     first: np.ndarray
 
 

@@ -51,7 +51,7 @@ def _within(code: int, ranges: tuple[tuple[int, int], ...]) -> bool:
 
 
 def fold(code: int) -> int:
-    """The code point that stands for `code` in words."""
+    """The code point that replaces `code` in words."""
     char = chr(code)
     if unicodedata.decomposition(char):
         parts = unicodedata.normalize("NFKD", char)

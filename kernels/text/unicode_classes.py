@@ -39,7 +39,7 @@ _UNIFORM = (
     (0x100000, 0x10FFFD, OTHER),
 )
 _EMPTY = ((0x323B0, 0xE0000), (0xE01F0, 0xF0000))  # nothing assigned here up to Unicode 17
-_HANGUL = (0xAC00, 0xD7A3)  # letters that are NFC as they stand
+_HANGUL = (0xAC00, 0xD7A3)  # letters that NFC does not change
 
 
 @functools.lru_cache(maxsize=1)

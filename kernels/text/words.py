@@ -1,4 +1,4 @@
-"""Text as the words of the Gopher, C4 and FineWeb filters: the rules, and their plain form.
+"""Text as the words of the Gopher, C4 and FineWeb filters: the rules and the reference.
 
 The rules follow those of spaCy's blank English tokenizer, which datatrove uses, closely enough that
 figures agree (tests and bench_heuristics compare them). White space splits a text into chunks; a

@@ -35,7 +35,7 @@ class Lookup:
         self.table = engine_module("word_spans", engine).table(self.wanted)
 
     def find(self, hashes: np.ndarray) -> np.ndarray:
-        """int64[w]: the place of each hash among those wanted, or ALONE; 0 is never found."""
+        """int64[w]: the index of each hash in `wanted`, or ALONE; hash 0 has no match."""
         return engine_module("word_spans", self.engine).find(hashes, self.wanted, self.table)
 
 

@@ -211,10 +211,10 @@ def test_long_pieces(size):
 
 
 def test_a_small_cache_changes_nothing(monkeypatch):
-    from sabia.kernels.bpe import interface
+    from sabia.kernels.bpe import definitions
 
-    monkeypatch.setattr(interface, "SMALL_ROWS", 8)
-    monkeypatch.setattr(interface, "LARGE_ROWS", 8)
+    monkeypatch.setattr(definitions, "SMALL_ROWS", 8)
+    monkeypatch.setattr(definitions, "LARGE_ROWS", 8)
     texts = fuzz(300, 9)
     assert differing(trained(), texts + texts) == []
 
