@@ -218,7 +218,7 @@ def _vocabulary(words: _Dictionary) -> Vocabulary:
 
 
 def _hashes(text: np.ndarray, starts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """(FNV uint32[n], wide FNV uint64[n]) of all entries: one step for each letter position, over all
+    """(FNV uint32[n], wide FNV uint64[n]) of all entries: one step per letter position, over all
     entries at once."""
     hashes = np.full(len(starts) - 1, FNV_BASIS, np.uint32)
     wide = np.full(len(starts) - 1, WIDE_BASIS, np.uint64)
