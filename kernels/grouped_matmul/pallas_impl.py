@@ -60,9 +60,8 @@ def _matrices_kernel(groups, blocks, bounds, grad, x, dw, acc, *, last):
     @pl.when(group < last)
     def _add() -> None:
         # [rows, f]: other groups' rows are 0
-        own = jnp.where(_rows_of_group(group, block, bounds, x.shape[0]), grad[...], 0).astype(
-            grad.dtype
-        )
+        in_group = _rows_of_group(group, block, bounds, x.shape[0])
+        own = jnp.where(in_group, grad[...], 0).astype(grad.dtype)
         acc[...] += product(own, x[...], TN)  # [f, d]: dW += grad^T x
 
     @pl.when((t == end) | differs(jnp.minimum(t + 1, end)))

@@ -77,13 +77,13 @@ def _repeats_of_file(
     shares = -(-len(at) * span * units.itemsize // _CHUNK_BYTES)
     rolled = _rolled(units, at, span) % np.uint64(shares) if shares > 1 else np.zeros(len(at))
     for share in range(shares):
-        mine = at[rolled == share]
-        rows = np.ascontiguousarray(units[mine[:, None] + np.arange(span)])
+        windows = at[rolled == share]
+        rows = np.ascontiguousarray(units[windows[:, None] + np.arange(span)])
         whole = rows.view(np.dtype((np.void, rows.itemsize * span)))[:, 0]
         _, head, number = np.unique(whole, return_index=True, return_inverse=True)
-        first = mine[head][number]
-        repeat = first + span <= mine
-        yield mine[repeat], first[repeat]
+        first = windows[head][number]
+        repeat = first + span <= windows
+        yield windows[repeat], first[repeat]
 
 
 def _rolled(units: np.ndarray, at: np.ndarray, span: int) -> np.ndarray:

@@ -61,19 +61,17 @@ def _loss_kernel(hidden, weight, targets, nll, lse, largest, total, picked, *, c
         nll[...] = jnp.where(targets[...] >= 0, whole - picked[...], 0.0)  # nll = lse - z[target]
 
 
-def _gradient(hidden, weight, targets, lse, nll_grad, total_grad, block, cap, vocabulary):
-    """dz, transposed, 0 beyond the vocabulary; nll_grad: g_nll, total_grad: g_nll + g_lse."""
+def _gradient(hidden, weight, targets, lse, g_nll, g_sum, block, cap, vocabulary):
+    """dz, transposed, 0 beyond the vocabulary; g_sum: g_nll + g_lse."""
     z = _scores(weight, hidden, cap)
     words = _words(z.shape, block)
     # dz = (g_nll + g_lse) exp(z - lse) - g_nll onehot(target): [words, tokens]
-    d = total_grad * jnp.exp(z - lse) - jnp.where(words == targets, nll_grad, 0.0)
+    d = g_sum * jnp.exp(z - lse) - jnp.where(words == targets, g_nll, 0.0)
     d = d if cap is None else d * (1.0 - (z / cap) ** 2)  # du = dz (1 - (z / cap)^2)
     return jnp.where(words < vocabulary, d, 0.0).astype(hidden.dtype)
 
 
-def _hidden_kernel(
-    hidden, weight, targets, lse, nll_grad, total_grad, out, acc, *, cap, vocabulary
-):
+def _hidden_kernel(hidden, weight, targets, lse, g_nll, g_sum, out, acc, *, cap, vocabulary):
     j = pl.program_id(1)
 
     @pl.when(j == 0)
@@ -83,15 +81,7 @@ def _hidden_kernel(
     rows = _words((weight.shape[0], 1), j)
     matrix = jnp.where(rows < vocabulary, weight[...], 0)  # rows beyond the edge are undefined
     d = _gradient(
-        hidden[...],
-        matrix,
-        targets[...],
-        lse[...],
-        nll_grad[...],
-        total_grad[...],
-        j,
-        cap,
-        vocabulary,
+        hidden[...], matrix, targets[...], lse[...], g_nll[...], g_sum[...], j, cap, vocabulary
     )
     acc[...] += product(d, matrix, TN)  # [tokens, D]: d_hidden += du^T W
 
@@ -100,9 +90,7 @@ def _hidden_kernel(
         out[...] = acc[...].astype(out.dtype)
 
 
-def _weight_kernel(
-    hidden, weight, targets, lse, nll_grad, total_grad, out, acc, *, cap, vocabulary
-):
+def _weight_kernel(hidden, weight, targets, lse, g_nll, g_sum, out, acc, *, cap, vocabulary):
     j, i = pl.program_id(0), pl.program_id(1)
 
     @pl.when(i == 0)
@@ -111,7 +99,7 @@ def _weight_kernel(
 
     h = hidden[...]
     d = _gradient(
-        h, weight[...], targets[...], lse[...], nll_grad[...], total_grad[...], j, cap, vocabulary
+        h, weight[...], targets[...], lse[...], g_nll[...], g_sum[...], j, cap, vocabulary
     )
     acc[...] += product(d, h, NN)  # [words, D]: d_weight += du h
 
@@ -168,8 +156,8 @@ def _loss_forward(hidden, weight, targets, cap, blocks):
 
 def _loss_backward(cap, blocks, saved, grads):
     hidden, weight, targets, lse = saved
-    nll_grad = jnp.where(targets >= 0, grads[0], 0.0)
-    inputs = (hidden, weight, targets, lse, nll_grad, nll_grad + grads[1])
+    g_nll = jnp.where(targets >= 0, grads[0], 0.0)
+    inputs = (hidden, weight, targets, lse, g_nll, g_nll + grads[1])
     results = []
     for name, kernel, x, rows in (
         ("hidden", _hidden_kernel, hidden, blocks[0]),

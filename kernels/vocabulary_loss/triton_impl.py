@@ -57,15 +57,15 @@ def _gradient_kernel(
     row = tl.program_id(0).to(tl.int64)
     target = tl.load(targets + row)
     whole = tl.load(lse + row)
-    nll_grad = tl.where(target >= 0, tl.load(grad_nll + row), 0.0)
-    factor = nll_grad + tl.load(grad_lse + row)  # g_nll + g_lse
+    g_nll = tl.where(target >= 0, tl.load(grad_nll + row), 0.0)
+    factor = g_nll + tl.load(grad_lse + row)  # g_nll + g_lse
     for at in range(0, V, BLOCK):
         columns = at + tl.arange(0, BLOCK)
         pointers = scores + row * V + columns
         z = tl.load(pointers, mask=columns < V, other=0.0).to(tl.float32)
         z = _capped(z, cap, CAPPED)
         # dz = (g_nll + g_lse) exp(z - lse) - g_nll onehot(target)
-        d = factor * tl.exp(z - whole) - tl.where(columns == target, nll_grad, 0.0)
+        d = factor * tl.exp(z - whole) - tl.where(columns == target, g_nll, 0.0)
         if CAPPED:
             d *= 1.0 - (z / cap) * (z / cap)  # du = dz (1 - (z / cap)^2)
         tl.store(pointers, d.to(scores.dtype.element_ty), mask=columns < V)
