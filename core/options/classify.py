@@ -63,14 +63,15 @@ class ClassifyOptions(
 ):  # fmt: skip
     """Options of `sabia classify`."""
 
-    where: str = text("Keep only rows for which this expression is true", "EXPRESSION", common=True)
+    where: str = text("Keep only rows for which this is true, such as 'quality >= 0.5'",
+                      "EXPRESSION", common=True)  # fmt: skip
     """Comparisons (`==`, `!=`, `<`, `<=`, `>`, `>=`, also chained) of columns, scores, numbers and
     strings, combined with `and`, `or` and `not`; also `language in ('pt', 'en')`, `'word' in text`,
     `url is None`, `len(text)`, `+`, `-`, `*` and `/`. A name refers to a column or, if there is no
     such column, to a score. Write `scores['a name']` for a score that some rows do not have. A
     comparison with a missing value is neither true nor false, and a row is kept only if the whole
     expression is true."""
-    removed: str = text("Where to write the other rows, with the reason", "PATH",
+    removed: str = text("Where to write the rows that --where removes, with the reason", "PATH",
                         only=needs("where"))  # fmt: skip
     """A directory if `--out` is a directory, otherwise a Parquet file. The column `reason` is
     added."""

@@ -47,7 +47,10 @@ class FrontierOptions(Options, group="Crawl"):
         "whole", "Maximum number of pages per URL that differ only in query values", "2k"
     )
     """URLs that differ only in numbers, hashes or months of the path are counted together too."""
-    sitemaps: str = text("Also fetch the URLs in sitemaps: robots, or sitemap URLs", "WHICH,…")
+    sitemaps: str = text(
+        "Also fetch the URLs in sitemaps: those that robots.txt names (robots), or these URLs",
+        "WHICH,…",
+    )  # fmt: skip
     """`robots` means the sitemaps that the robots.txt of each host names; any other value is the
     URL of a sitemap. A sitemap may list URLs of its own host, and of the host whose robots.txt
     names it; other URLs are ignored."""
@@ -66,8 +69,8 @@ class FrontierOptions(Options, group="Crawl"):
     order: str = choice("Fetch order: the most promising URL first, or breadth-first", "best",
                         "breadth", default="", group="Relevance",
                         unset="best with --focus or --classifier, else breadth")  # fmt: skip
-    report: str = text("Write an HTML report of the harvest rate", "FILE.html", group="Relevance",
-                       only=SCORED, recorded=False)  # fmt: skip
+    report: str = text("Write an HTML report of the harvest rate (fraction of relevant pages)",
+                       "FILE.html", group="Relevance", only=SCORED, recorded=False)  # fmt: skip
     """It shows the fraction of relevant pages among the first N pages, compared with a
     breadth-first crawl of the same archive. For a crawl of the network that archive is `--warc`,
     so breadth-first can fetch only the pages that this crawl fetched."""
@@ -94,9 +97,10 @@ class Requests(Options, group="Requests"):
                               "Delay before the second attempt; doubled for each further attempt",
                               "1s", recorded=False)  # fmt: skip
     revisit: float | None = quantity(
-        "duration", "Refetch pages older than this, with conditional requests", recorded=False
-    )
-    """For example `7d`. Needs the state of a completed crawl. A page is requested with its ETag and
+        "duration", "Refetch pages older than this, such as 7d, with conditional requests",
+        recorded=False,
+    )  # fmt: skip
+    """Needs the state of a completed crawl. A page is requested with its ETag and
     Last-Modified, so an unchanged page is not sent again. URLs that failed with a temporary error
     are also tried again."""
 

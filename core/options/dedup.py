@@ -29,7 +29,10 @@ class NearDuplicates(Options, group="Near duplicates"):
                                 most=4096)  # fmt: skip
     """The numbers of bands and of rows per band are chosen for `--threshold`; their product is at
     most this number."""
-    signatures: str = choice("Hash functions of the signatures", "sabia", "datasketch")
+    signatures: str = choice(
+        "Hash functions of the signatures: sabia's, or those of the package datasketch", "sabia",
+        "datasketch",
+    )  # fmt: skip
     """`datasketch` gives the same hash values as `MinHash(num_perm, seed, hashfunc=int)` of
     datasketch 2.0 (scheme affine32) on sabia's hashed n-grams, at about the same speed."""
     verify: bool = switch("Verify candidate pairs by their exact n-gram sets", default=True,
@@ -57,7 +60,10 @@ class DuplicatedParts(Options, group="Duplicated parts"):
     min_words: int = integer("Minimum number of words of a line that is removed", 1, least=0,
                              only=LINE)  # fmt: skip
     """Short lines of code and of poems often repeat; 3 or more keeps most of them."""
-    action: str = choice("What to do with duplicated parts", "cut", "drop", "mark")
+    action: str = choice(
+        "What to do with duplicated parts: cut them, drop the document, or only mark them", "cut",
+        "drop", "mark",
+    )  # fmt: skip
     """`cut` removes the duplicated parts from the text. `drop` removes whole documents according to
     `--share` and does not change the others. `mark` removes nothing and adds the column
     `duplicate_spans` and the score `duplicate_share`."""
@@ -88,7 +94,10 @@ class Embeddings(Options, group="Embeddings"):
 class BenchmarkItems(Options, group="Benchmark items"):
     """Which benchmark items count as matches, and what happens to the documents."""
 
-    verdict: str = choice("What to do with documents that match", "auto", "drop", "mask", "keep")
+    verdict: str = choice(
+        "What to do with matching documents: drop, mask the match, keep, or by match (auto)",
+        "auto", "drop", "mask", "keep",
+    )  # fmt: skip
     """`auto` drops documents with a matched item, and masks a match of only a long word run
     (`--run`). `drop`, `mask` and `keep` treat both kinds of matches alike."""
     overlap: float = quantity("share", "Minimum weighted fraction of a question that matches", 0.6)
@@ -153,8 +162,11 @@ class DedupOptions(
 ):  # fmt: skip
     """Options of `sabia dedup`."""
 
-    method: str = choice("Kind of duplicates to remove", "minhash", "exact", "substring", "line",
-                         "url", "semantic", common=True, only=unless("decontaminate"))  # fmt: skip
+    method: str = choice(
+        "Duplicates to find: near (minhash), exact, parts (substring, line), url, semantic",
+        "minhash", "exact", "substring", "line", "url", "semantic", common=True,
+        only=unless("decontaminate"),
+    )  # fmt: skip
     """`minhash` removes exact and near-duplicate documents, `exact` only exact duplicates.
     `substring` and `line` remove duplicated parts of documents, `url` pages that were fetched more
     than once, and `semantic` documents with the same meaning in other words."""
@@ -188,15 +200,17 @@ class DedupOptions(
     """There is a row for every document: `id`, `cluster`, `cluster_size`, `kept`, `reason` and
     `similarity`. The text is then read only once."""
     engine: str = choice(
-        "Implementation of the kernels", "auto", "numba", "numpy", recorded=False,
+        "Kernel implementation: numba is fast, numpy the reference; same output", "auto", "numba",
+        "numpy", recorded=False,
         only=needs("decontaminate", method=("minhash", "exact", "substring", "line")),
     )  # fmt: skip
     """`numba` is compiled when first used, and cached in `$XDG_CACHE_HOME/sabia`. `numpy` is the
     reference, which is about ten times slower. `auto` uses `numba` if it is installed. The output
     is the same, bit for bit."""
-    mem: int = quantity("size", "Maximum memory for sorting and comparing", "1GiB", least=1 << 20,
-                        recorded=False,
-                        only=needs(method=("minhash", "substring", "line")))  # fmt: skip
+    mem: int = quantity(
+        "size", "Maximum memory for sorting and comparing; larger data is kept on disk", "1GiB",
+        least=1 << 20, recorded=False, only=needs(method=("minhash", "substring", "line")),
+    )  # fmt: skip
     """Larger data is kept in temporary files in `TMPDIR`. With `substring` these are the text (or
     12 bytes per token) and about 100 bytes per `--span` units of text."""
     shard: str | None = changed(RowOptions.shard,

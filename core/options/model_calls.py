@@ -20,7 +20,8 @@ class ApiCalls(Options, group="Endpoint"):
                                      only=needs("prices"), recorded=False)  # fmt: skip
     max_requests: int | None = quantity("whole", "Stop before sending more requests than this",
                                         recorded=False)  # fmt: skip
-    """Retries are counted."""
+    """Retries are counted. If a limit is reached, the command exits with code 3. Completed requests
+    are kept in the cache."""
     prices: str = text("Price list: US dollars per million tokens, by model", "FILE.toml",
                        recorded=False)  # fmt: skip
     """The file has a table for each model, with the keys `prompt` and `completion`."""

@@ -12,10 +12,14 @@ MODEL = needs(engine=("endpoint", "local"))
 class RewriteOptions(RowOptions, EndpointOptions, group="Method", only={EndpointOptions: ENDPOINT}):
     """Options of `sabia rewrite`."""
 
-    recipe: str = choice("How documents are rewritten", "reason-first")
+    recipe: str = choice(
+        "How documents are rewritten; reason-first puts reasoning before conclusions",
+        "reason-first",
+    )  # fmt: skip
     """`reason-first` moves an answer or conclusion that precedes its reasoning to the end of the
     reasoning."""
-    engine: str = choice("What rewrites the documents", "rules", "endpoint", "local")
+    engine: str = choice("What rewrites: rules without a model, a model at --url, or a local model",
+                         "rules", "endpoint", "local")  # fmt: skip
     """`rules` reorders sentences without a model. `endpoint` uses a model on a server (`--url`),
     `local` a model directory."""
     model: str = text("Model name at --url, or a model directory", "NAME", only=MODEL)
@@ -28,8 +32,10 @@ class RewriteOptions(RowOptions, EndpointOptions, group="Method", only={Endpoint
                               group="Endpoint", recorded=False)  # fmt: skip
     """A request that takes longer is sent again."""
     temperature: float = number("Sampling temperature of the model", 0.0, least=0, only=MODEL)
-    on_unfaithful: str = choice("What to do with a document whose rewritten text fails a check",
-                                "keep", "reject", only=MODEL)  # fmt: skip
+    on_unfaithful: str = choice(
+        "If rewritten text fails a check: keep the original text, or reject the row", "keep",
+        "reject", only=MODEL,
+    )  # fmt: skip
     """`keep` keeps the original text and writes the reason to the column `rewrite_verdict`.
     `reject` writes the document to `--rejects` instead. The checks are listed in the
     description."""

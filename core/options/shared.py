@@ -37,8 +37,9 @@ class Output(Options, group="Input and output"):
                            recorded=False)  # fmt: skip
     """A path that ends in `.parquet` is written as one file. Any other path is a directory, which
     gets one output shard for each input shard."""
-    to: str = choice("Format of the rows on stdout", "parquet", "arrow", "jsonl",
-                     variable="SABIA_PIPE", recorded=False)  # fmt: skip
+    to: str = choice("Format of the rows on stdout; arrow can be read while it is written",
+                     "parquet", "arrow", "jsonl", variable="SABIA_PIPE",
+                     recorded=False)  # fmt: skip
     """`arrow` is a stream format: the next command of a pipeline can read the first rows before
     the last ones are written. `parquet` can be read only when it is complete."""
 

@@ -20,7 +20,9 @@ MODEL = {"out": "o", "model": "m"}
 def test_every_option_has_a_group_and_a_line_of_help(cls: Any) -> None:
     assert by_group(cls)
     for option in cls.table.values():
-        assert option.help and len(option.help) <= 70 and not option.help.endswith("."), option.name
+        assert option.help and len(option.help) <= 120 and not option.help.endswith("."), (
+            option.name
+        )
         for condition in option.only:
             assert condition.text(cls.table)
     assert long_help(cls)
