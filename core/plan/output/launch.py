@@ -168,12 +168,16 @@ def launch_script(kind: str, plan: LaunchPlan) -> str:
 
 def slurm(plan: LaunchPlan) -> str:
     """The text of the batch script. Raises UsageError on chips without a Slurm name."""
+    gres: dict[str, str] = {}  # the generic resource of each node; a CPU needs none
+    if plan.chip.family != "CPU":
+        gres["gres"] = f"{name_for(plan.chip, 'slurm', 'gres')}:{plan.node_chips}"
+    minutes = max(1, math.ceil(plan.limit_s / 60))
     options = {
         "job-name": plan.name,
         "nodes": plan.nodes,
         "ntasks-per-node": plan.node_chips,
-        **_gres(plan),
-        "time": _clock(plan.limit_s),
+        **gres,
+        "time": f"{minutes // 1440}-{minutes // 60 % 24:02}:{minutes % 60:02}:00",
         "signal": f"B:USR1@{plan.lead_s}",
         "open-mode": "append",
         "output": f"{plan.name}-%j.log",
@@ -189,19 +193,6 @@ def slurm(plan: LaunchPlan) -> str:
         f"set -- {shlex.join(plan.words_to(plan.outputs))}",
     ]
     return "\n".join(lines) + "\n" + body.read_text(encoding="utf-8")
-
-
-def _gres(plan: LaunchPlan) -> dict[str, str]:
-    """The generic resource of each node; a CPU needs none."""
-    if plan.chip.family == "CPU":
-        return {}
-    return {"gres": f"{name_for(plan.chip, 'slurm', 'gres')}:{plan.node_chips}"}
-
-
-def _clock(seconds: float) -> str:
-    """D-HH:MM:SS, in whole minutes."""
-    minutes = max(1, math.ceil(seconds / 60))
-    return f"{minutes // 1440}-{minutes // 60 % 24:02}:{minutes % 60:02}:00"
 
 
 _PORT = 29500

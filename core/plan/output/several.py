@@ -49,12 +49,8 @@ def _of_rows(rows: Iterable[Changes]) -> Iterator[Changes]:
             name, values = str(row.get("name", where)), PlanOptions.read_row(row, without=OF_ONE)
         except UsageError as error:
             raise BadData(f"run {where}: {error}") from error
-        yield _printable(name), values | {"inputs": ()}
-
-
-def _printable(name: str) -> str:
-    """The name with spaces instead of control characters."""
-    return "".join(letter if letter.isprintable() else " " for letter in name)
+        printable = "".join(letter if letter.isprintable() else " " for letter in name)
+        yield printable, values | {"inputs": ()}
 
 
 def _summaries(settings: PlanOptions, runs: Iterable[Changes], today: date) -> Priced:

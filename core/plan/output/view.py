@@ -4,7 +4,6 @@ Each view is a function `(request, plan) -> View` with the name of the view; its
 only if one of its options is given. A new view needs a function, a line in VIEWS, and its options.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from importlib import import_module
 from typing import Any
@@ -35,14 +34,9 @@ class View:
 
 def views(request: PlanRequest, plan: Plan, without: tuple[str, ...] = ()) -> dict[str, View]:
     """The requested views by key, in the order of VIEWS."""
-    return {
-        name: _function(name)(request, plan)
-        for name, options in VIEWS.items()
-        if name not in without and request.settings.set_values(*options)
-    }
-
-
-def _function(name: str) -> Callable[[PlanRequest, Plan], View]:
-    """The function of a view."""
-    module = import_module(f"sabia.core.plan.output.{MODULES.get(name, 'costs')}")
-    return getattr(module, name)
+    requested: dict[str, View] = {}
+    for name, options in VIEWS.items():
+        if name not in without and request.settings.set_values(*options):
+            module = import_module(f"sabia.core.plan.output.{MODULES.get(name, 'costs')}")
+            requested[name] = getattr(module, name)(request, plan)
+    return requested

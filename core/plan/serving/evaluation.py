@@ -113,7 +113,7 @@ def table_cost(table: Mapping[str, Any], chip: Chip, label: str) -> Evaluation:
     """One run of the suite that a TOML table describes, on `chip` or by API prices.
 
     items, prompt_tokens, output_tokens; repeats; the model's params and active (BF16 weights
-    unless `weights` says otherwise) or usd_per_million = [input, output]; judge_calls with
+    unless `weights` is given) or usd_per_million = [input, output]; judge_calls with
     judge_prompt_tokens, judge_output_tokens and judge_params, judge_active or
     judge_usd_per_million. Raises BadData, UsageError, Infeasible.
     """

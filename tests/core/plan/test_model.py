@@ -35,17 +35,17 @@ def test_operations_leave_out_the_input_lookup(config):
     counts = count_model(config, 8192)
     norms = (2 * 32 + 1) * 4096
     assert counts.matmul_params == 8_030_261_248 - 128_256 * 4096 - norms
-    found = answer.answer(PlanOptions(model=config, tokens=1e12, price="2"))
-    assert found.report["train_flops"] == 6 * counts.matmul_params * 1e12
-    assert "N = 7.5B without the input lookup" in found.text
+    output = answer.answer(PlanOptions(model=config, tokens=1e12, price="2"))
+    assert output.report["train_flops"] == 6 * counts.matmul_params * 1e12
+    assert "N = 7.5B without the input lookup" in output.text
 
 
 @pytest.mark.parametrize("sequence", [2048, 8192])
 def test_attention_is_noted_with_its_share(config, sequence):
-    found = answer.answer(PlanOptions(model=config, seq=sequence, price="2"))
-    by_hand = 6 * 32 * sequence * 4096 / (6 * found.report["matmul_params"])
-    assert found.report["attention_flops_share_not_counted"] == pytest.approx(by_hand)
-    assert any(f"it would add {by_hand:.0%}" in note for note in found.notes)
+    output = answer.answer(PlanOptions(model=config, seq=sequence, price="2"))
+    by_hand = 6 * 32 * sequence * 4096 / (6 * output.report["matmul_params"])
+    assert output.report["attention_flops_share_not_counted"] == pytest.approx(by_hand)
+    assert any(f"it would add {by_hand:.0%}" in note for note in output.notes)
 
 
 def test_counts_beside_a_config_are_refused(config):

@@ -25,6 +25,6 @@ def test_forecasts_are_of_the_order_of_what_was_paid(tmp_path) -> None:
     """
     ratios = [forecast(run, config, tmp_path).wall / run["chip_hours"] for run, config in RUNS]
     most = [1.65 if run["model"] == "deepseek-v3" else 1.5 for run, _ in RUNS]
-    found = zip(ratios, most, strict=True)
-    assert all(1 / 4 < ratio < limit for ratio, limit in found), ratios
+    row = zip(ratios, most, strict=True)
+    assert all(1 / 4 < ratio < limit for ratio, limit in row), ratios
     assert 0.6 < median(ratios) < 1

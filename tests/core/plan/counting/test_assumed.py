@@ -12,25 +12,25 @@ from sabia.core.plan.counting.nearest import load_shapes, nearest_shape
 
 def test_shapes_on_file_have_the_counts_they_say() -> None:
     for shape in load_shapes():
-        found = architecture_from(shape.config)
-        assert found.params == pytest.approx(shape.params, rel=1e-3), shape.name
-        assert found.active_params == pytest.approx(shape.active, rel=1e-3), shape.name
-        assert (found.depth, found.hidden) == (shape.layers, shape.hidden)
+        model = architecture_from(shape.config)
+        assert model.params == pytest.approx(shape.params, rel=1e-3), shape.name
+        assert model.active_params == pytest.approx(shape.active, rel=1e-3), shape.name
+        assert (model.depth, model.hidden) == (shape.layers, shape.hidden)
 
 
 def test_the_articles_model() -> None:
-    found = assumed_architecture(1.6e12, 49e9)
-    assert found.params == pytest.approx(1.6e12, rel=1e-9)
-    assert found.active_params == pytest.approx(49e9, rel=1e-8)
-    assert (found.depth, found.hidden, found.assumed) == (61, 7168, True)
-    assert not found.extra and found.name == "assumed as DeepSeek-V4-Pro"
+    model = assumed_architecture(1.6e12, 49e9)
+    assert model.params == pytest.approx(1.6e12, rel=1e-9)
+    assert model.active_params == pytest.approx(49e9, rel=1e-8)
+    assert (model.depth, model.hidden, model.assumed) == (61, 7168, True)
+    assert not model.extra and model.name == "assumed as DeepSeek-V4-Pro"
 
 
 @pytest.mark.parametrize("shape", load_shapes(), ids=lambda shape: shape.name)
 def test_a_published_size_gets_about_its_own_shape(shape) -> None:
     own = architecture_from(shape.config)
-    found = assumed_architecture(shape.params, shape.active)
-    for ours, theirs in zip(found.layers, own.layers, strict=True):
+    model = assumed_architecture(shape.params, shape.active)
+    for ours, theirs in zip(model.layers, own.layers, strict=True):
         assert (ours.count, ours.heads, ours.kv_heads) == (
             theirs.count,
             theirs.heads,
@@ -44,19 +44,19 @@ def test_a_published_size_gets_about_its_own_shape(shape) -> None:
 
 
 def test_counts_are_met_between_published_sizes() -> None:
-    chance, met = random.Random(5), 0
+    rng, met = random.Random(5), 0
     for _ in range(100):
-        active = 10 ** chance.uniform(8.7, 12)
-        params = active * chance.choice((1.0, 3.0, 10.0, 30.0))
+        active = 10 ** rng.uniform(8.7, 12)
+        params = active * rng.choice((1.0, 3.0, 10.0, 30.0))
         try:
-            found = assumed_architecture(params, active)
+            model = assumed_architecture(params, active)
         except UsageError as refused:
             assert "--layers" in str(refused)
             continue
         met += 1
-        assert found.params == pytest.approx(params, rel=1e-6)
-        assert found.active_params == pytest.approx(active, rel=1e-6)
-        for kind in found.layers:
+        assert model.params == pytest.approx(params, rel=1e-6)
+        assert model.active_params == pytest.approx(active, rel=1e-6)
+        for kind in model.layers:
             assert min(kind.mixer_params, kind.mlp_params, kind.heads) > 0
             assert kind.top_k < kind.experts or not kind.experts
     assert met >= 85
@@ -64,17 +64,17 @@ def test_counts_are_met_between_published_sizes() -> None:
 
 @pytest.mark.parametrize("layers, hidden", [(96, 12288), (24, None), (None, 4096)])
 def test_given_depth_and_width_are_kept(layers: int | None, hidden: int | None) -> None:
-    found = assumed_architecture(175e9, 175e9, layers, hidden)
-    assert found.params == pytest.approx(175e9, rel=1e-6)
-    assert found.depth == (layers or 126 if hidden is None else layers or found.depth)
-    assert found.hidden == (hidden or 16384)
-    assert found.layers[0].heads * 128 == found.hidden
+    model = assumed_architecture(175e9, 175e9, layers, hidden)
+    assert model.params == pytest.approx(175e9, rel=1e-6)
+    assert model.depth == (layers or 126 if hidden is None else layers or model.depth)
+    assert model.hidden == (hidden or 16384)
+    assert model.layers[0].heads * 128 == model.hidden
 
 
 def test_depth_of_a_mixture_of_unlike_layers() -> None:
-    found = assumed_architecture(1.6e12, 49e9, 80, 8192)
-    assert (found.depth, found.hidden) == (80, 8192)
-    assert found.params == pytest.approx(1.6e12, rel=1e-8)
+    model = assumed_architecture(1.6e12, 49e9, 80, 8192)
+    assert (model.depth, model.hidden) == (80, 8192)
+    assert model.params == pytest.approx(1.6e12, rel=1e-8)
 
 
 def test_a_small_model_gets_a_small_vocabulary() -> None:

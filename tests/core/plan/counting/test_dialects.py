@@ -160,9 +160,9 @@ PUBLISHED = [
     ("config", "total", "active"), [row[1:] for row in PUBLISHED], ids=[row[0] for row in PUBLISHED]
 )
 def test_published_sizes(config: dict[str, Any], total: int, active: float) -> None:
-    found = architecture_from(config)
-    assert found.params == total
-    assert found.active_params == pytest.approx(active, rel=2e-3)
+    model = architecture_from(config)
+    assert model.params == total
+    assert model.active_params == pytest.approx(active, rel=2e-3)
 
 
 def test_a_model_with_sight_is_its_language_model(tmp_path: Path) -> None:
@@ -199,10 +199,10 @@ def test_published_configs(name: str, total: int, active: float, predicting: int
     data = os.environ.get("SABIA_TEST_DATA")
     if not data:
         pytest.skip("SABIA_TEST_DATA is not set: no published configs")
-    found = architecture_of(Path(data, "configs", f"{name}.json"))
-    extra = sum(kind.count * kind.params for kind in found.extra) + found.extra_params
-    assert (found.params, extra) == (total, predicting)
-    assert found.active_params == pytest.approx(active, rel=2e-3)
+    model = architecture_of(Path(data, "configs", f"{name}.json"))
+    extra = sum(kind.count * kind.params for kind in model.extra) + model.extra_params
+    assert (model.params, extra) == (total, predicting)
+    assert model.active_params == pytest.approx(active, rel=2e-3)
 
 
 def test_what_does_not_train_here_says_so() -> None:
@@ -216,16 +216,16 @@ def test_what_does_not_train_here_says_so() -> None:
 
 
 def test_llama_4_attends_to_chunks_in_three_of_four_layers() -> None:
-    found = architecture_from(llama4(num_local_experts=16))
-    assert {kind.window: kind.count for kind in found.layers} == {8192: 36, None: 12}
-    short = operations(found, 8192, "palm").scores
-    assert operations(found, 16384, "palm").scores == short * (36 + 12 * 2) / 48
+    model = architecture_from(llama4(num_local_experts=16))
+    assert {kind.window: kind.count for kind in model.layers} == {8192: 36, None: 12}
+    short = operations(model, 8192, "palm").scores
+    assert operations(model, 16384, "palm").scores == short * (36 + 12 * 2) / 48
 
 
 def test_keys_that_are_merged_or_chosen() -> None:
     small = next(row for row in FAMILIES if row["config"]["model_type"] == "deepseek_v4")
-    found = architecture_from(small["config"])
-    seen = {kind.sparse and kind.sparse.pooled: kind for kind in found.layers}
+    model = architecture_from(small["config"])
+    seen = {kind.sparse and kind.sparse.pooled: kind for kind in model.layers}
     assert seen[None].keys(4096) == 8
     assert seen[128].keys(4096) == 8 + 32
     assert seen[4].keys(4096) == 8 + 4
@@ -235,18 +235,18 @@ def test_keys_that_are_merged_or_chosen() -> None:
 
 def test_a_state_space_layer_has_a_state_and_no_scores() -> None:
     small = next(row for row in FAMILIES if row["config"]["model_type"] == "nemotron_h")
-    found = architecture_from(small["config"])
-    state = next(kind for kind in found.layers if kind.state_products)
+    model = architecture_from(small["config"])
+    state = next(kind for kind in model.layers if kind.state_products)
     assert (state.score_width, state.mlp_params, state.stream_norms) == (0, 0, 1)
     assert state.state_products == 2 * 64 * 16
-    assert found.depth == 6
-    routed = next(kind for kind in found.layers if kind.experts)
+    assert model.depth == 6
+    routed = next(kind for kind in model.layers if kind.experts)
     assert routed.expert_params == 8 * 2 * 24 * 32 and routed.heads == 0
 
 
 @pytest.mark.parametrize("row", FAMILIES, ids=NAMED)
 def test_the_products_of_a_layer_are_all_its_matrices(row: dict[str, Any]) -> None:
     for kind in architecture_from(row["config"]).layers:
-        found = list(products(kind))
-        assert all(one.inner > 0 and one.params > 0 for one in found)
-        assert sum(one.params for one in found) == pytest.approx(kind.matmul_params)
+        layer_products = list(products(kind))
+        assert all(one.inner > 0 and one.params > 0 for one in layer_products)
+        assert sum(one.params for one in layer_products) == pytest.approx(kind.matmul_params)

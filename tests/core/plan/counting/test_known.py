@@ -59,15 +59,15 @@ def config_of(family: str) -> dict[str, object]:
 @pytest.mark.parametrize("family", [*TEXTS, *OTHERS])
 def test_counts_and_operations_are_those_of_the_model_core(family: str) -> None:
     model = spec.from_config(config_of(family))
-    found = from_spec(model)
-    assert found.params == spec.parameter_count(model)
-    assert found.active_params == spec.active_parameter_count(model)
-    assert found.matmul_params == spec.matmul_parameter_count(model)
-    assert found.depth == len(model.layers)
+    architecture = from_spec(model)
+    assert architecture.params == spec.parameter_count(model)
+    assert architecture.active_params == spec.active_parameter_count(model)
+    assert architecture.matmul_params == spec.matmul_parameter_count(model)
+    assert architecture.depth == len(model.layers)
     for convention in ("6nd", "palm", "causal"):
         for sequence in (8, 100, 4096):
             judge = spec.training_flops_per_token(model, sequence, convention)
-            ours = training_flops_per_token(found, sequence, convention)
+            ours = training_flops_per_token(architecture, sequence, convention)
             assert ours == pytest.approx(judge, rel=1e-14), (convention, sequence)
 
 
@@ -79,8 +79,8 @@ def test_adapters_are_those_that_training_adds(family: str) -> None:
 
 
 def test_unlike_layers_are_kinds_of_their_own() -> None:
-    found = architecture_from(config_of("gpt_oss"))
-    assert [(kind.count, kind.window) for kind in found.layers] == [(2, 16), (2, None)]
+    model = architecture_from(config_of("gpt_oss"))
+    assert [(kind.count, kind.window) for kind in model.layers] == [(2, 16), (2, None)]
     hybrid = architecture_from(config_of("qwen3_5_text"))
     assert [(kind.count, kind.score_width > 0) for kind in hybrid.layers] == [(6, False), (2, True)]
     state = hybrid.layers[0]
@@ -143,8 +143,8 @@ def test_published_configs(name: str, total: int, active: int) -> None:
     if not data:
         pytest.skip("SABIA_TEST_DATA is not set: no published configs")
     (file,) = Path(data, "configs").glob(f"*{name}.json")
-    found = architecture_of(file)
-    assert (found.params, found.active_params) == (total, active)
+    model = architecture_of(file)
+    assert (model.params, model.active_params) == (total, active)
 
 
 def test_every_family_is_tried() -> None:

@@ -107,5 +107,5 @@ def test_arrays_of_lengths_as_numbers(dense: Architecture) -> None:
     (layer,) = dense.layers
     local = replace(dense, layers=(layer, replace(layer, count=1, window=10)))
     lengths = np.array([4, 64, 1024])
-    found = ops.training_flops_per_token(local, lengths, "palm")
-    assert found.tolist() == [ops.training_flops_per_token(local, n, "palm") for n in (4, 64, 1024)]
+    flops = ops.training_flops_per_token(local, lengths, "palm")
+    assert flops.tolist() == [ops.training_flops_per_token(local, n, "palm") for n in (4, 64, 1024)]

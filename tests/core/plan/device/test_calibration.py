@@ -47,11 +47,11 @@ def test_no_page_both_fits_mixtures_and_judges():
 
 
 def test_errors_on_file_are_sane():
-    found = read_data("calibration.toml")
-    errors = found["errors"]
+    entries = read_data("calibration.toml")
+    errors = entries["errors"]
     rms = [errors[left_out]["rms_log"] for left_out in ERRORS]
     assert rms[0] > 0.02 and rms == sorted(rms) and rms[-1] < 0.15
-    assert set(found["rows"]["chips"]) == {case.chip.name for case in calibration_cases()}
+    assert set(entries["rows"]["chips"]) == {case.chip.name for case in calibration_cases()}
     assert errors["mixtures_in_sample"]["rms_log"] < errors["mixtures_source_left_out"]["rms_log"]
 
 
@@ -74,10 +74,10 @@ def test_rows_in_both_files_agree():
     for row in marked:
         speed = tokens_per_s_chip(row)
         near = [
-            case for case, found in zip(cases, speeds, strict=True)
+            case for case, speed_found in zip(cases, speeds, strict=True)
             if case.workload.architecture.name == row["model"]
             and case.layout.chips == row["chips"] and case.workload.sequence == row["seq"]
-            and (speed is None or found == pytest.approx(speed, rel=1e-3))
+            and (speed is None or speed_found == pytest.approx(speed, rel=1e-3))
         ]  # fmt: skip
         assert near, row
 
@@ -94,9 +94,9 @@ def test_errors_on_judged_rows_do_not_grow():
     }
     assert len(rows) == 312 and len(refused) == 19
     for name, (mean, share) in RECORDED.items():
-        found = report_plan.figures(groups[name])
-        assert found.mean <= mean + MARGIN, (name, found)
-        assert found.share >= share - MARGIN, (name, found)
+        errors_now = report_plan.figures(groups[name])
+        assert errors_now.mean <= mean + MARGIN, (name, errors_now)
+        assert errors_now.share >= share - MARGIN, (name, errors_now)
 
 
 def test_the_band_is_that_of_the_judged_rows():
@@ -105,7 +105,7 @@ def test_the_band_is_that_of_the_judged_rows():
     assert report_plan.bands(rows) == load_bands()
     for mixed in (False, True):
         tables = report_plan.by_table([row for row in rows if row.mixture == mixed])
-        inside = sum(found.band for found in tables.values()) / len(tables)
+        inside = sum(table_rows.band for table_rows in tables.values()) / len(tables)
         assert 0.75 <= inside <= 0.88, inside
 
 
@@ -128,7 +128,7 @@ def test_a_fit_finds_constants_that_made_the_data():
         replace(case, measured_s=case.measured_s * np.exp(error))
         for case, error in zip(cases, errors, strict=True)
     ]
-    found = calibrate_plan.fit(made)  # no mixtures: their constants are not asked
+    fitted = calibrate_plan.fit(made)  # no mixtures: their constants are not asked
     for name in ("gpu", "tpu", "attention"):
-        assert found[name] == pytest.approx(true[name], rel=0.08), name
-    assert np.abs(calibrate_plan.log_errors(made, found)).max() < 0.03
+        assert fitted[name] == pytest.approx(true[name], rel=0.08), name
+    assert np.abs(calibrate_plan.log_errors(made, fitted)).max() < 0.03

@@ -95,7 +95,7 @@ def test_pods_are_joined_by_the_host_network():
 @pytest.mark.parametrize(("ranks", "stride"), [(4, 1), (8, 1), (16, 1), (8, 4), (64, 1)])
 def test_an_exchange_sends_each_peer_its_part(ranks, stride):
     places = [rank * stride // 8 for rank in range(ranks)]
-    near = sum(place == places[0] for place in places) - 1
+    near = sum(index == places[0] for index in places) - 1
     inside, outside = near / ranks / 450e9, (ranks - 1 - near) / ranks / 50e9
     assert exchange_s(1e9, RankGroup(ranks, stride), 512, H100) == pytest.approx(
         1e9 * max(inside, outside)

@@ -57,9 +57,9 @@ def saved(family, layers, rows, precision):
 
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
         loss = stepper._loss(0)(stepper.params, micro, 0, 0)
-    found = sum(storage.nbytes() for storage in kept.values())
+    saved_bytes = sum(storage.nbytes() for storage in kept.values())
     del loss
-    return found
+    return saved_bytes
 
 
 CASES = [(family, "fp32") for family in FAMILIES]
@@ -122,5 +122,5 @@ def test_arrays_of_layouts_are_as_single_ones():
 def test_a_cpu_has_the_trainers_own_preset_and_terms_are_explained():
     assert stack_on("sabia", find_chip("cpu")) is CPU
     assert stack_on("sabia", find_chip("h100")).name == "sabia"
-    told = explain(device_memory(work(), plain(), CPU))
-    assert "4 layers x 128 tokens x " in told and "none recomputed" in told
+    explanation = explain(device_memory(work(), plain(), CPU))
+    assert "4 layers x 128 tokens x " in explanation and "none recomputed" in explanation

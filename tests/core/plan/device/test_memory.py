@@ -175,9 +175,9 @@ def test_where_the_depth_does_not_divide_a_middle_stage_is_the_fullest():
     kind = replace(attention_layer(16384, 128, 8, 128, 53248), count=126)
     model = decoder("llama-3-405b", 16384, 128256, (kind,))
     workload = Workload(model, 8192, 2048, RECIPES["adamw16"])
-    found = device_memory(workload, Layout(pipe=16, tensor=8, fsdp=16, zero=1), PLAIN)
-    assert found.fullest.stage == "second"
-    assert found["weights"] == 2 * 8 * kind.params / 8
+    memory = device_memory(workload, Layout(pipe=16, tensor=8, fsdp=16, zero=1), PLAIN)
+    assert memory.fullest.stage == "second"
+    assert memory["weights"] == 2 * 8 * kind.params / 8
 
 
 def test_a_chunked_loss_holds_the_logits_of_a_chunk():
@@ -211,20 +211,20 @@ def test_activations_buffers_and_runtime_are_never_absent(zero):
 
     https://github.com/deepspeedai/DeepSpeed/issues/4527 and 4093.
     """
-    found = device_memory(llama_8b(), Layout(fsdp=64, zero=zero), find_stack("fsdp"))
-    state = found["weights"] + found["gradients"] + found["optimizer"]
+    terms = device_memory(llama_8b(), Layout(fsdp=64, zero=zero), find_stack("fsdp"))
+    state = terms["weights"] + terms["gradients"] + terms["optimizer"]
     for name in ("activations", "logits", "unreduced gradient", "runtime"):
-        assert found[name] > 1e9 or (zero == 1 and name == "unreduced gradient")
-    assert found.total > state + 12e9
-    assert (found["gathered weights"] > 1e9) == (zero == 3)
+        assert terms[name] > 1e9 or (zero == 1 and name == "unreduced gradient")
+    assert terms.total > state + 12e9
+    assert (terms["gathered weights"] > 1e9) == (zero == 3)
 
 
 def test_lora_holds_frozen_weights_and_the_state_of_adapters():
     job = llama_8b(adapter_params=40_000_000)
-    found = device_memory(job, Layout(recompute="full"), PLAIN)
-    assert found["weights"] == 2 * job.architecture.params
-    assert (found["gradients"], found["optimizer"]) == (0, 0)
-    assert found["adapters"] == 16 * 40_000_000
+    memory = device_memory(job, Layout(recompute="full"), PLAIN)
+    assert memory["weights"] == 2 * job.architecture.params
+    assert (memory["gradients"], memory["optimizer"]) == (0, 0)
+    assert memory["adapters"] == 16 * 40_000_000
 
 
 def test_fp8_inputs_are_kept_narrow_where_the_software_does():
@@ -237,12 +237,12 @@ def test_fp8_inputs_are_kept_narrow_where_the_software_does():
 
 
 def test_explain_gives_every_term_and_its_formula():
-    found = device_memory(llama_8b(), Layout(fsdp=8, tensor=2), find_stack("fsdp"))
-    *lines, total = explain(found).splitlines()
-    assert len(lines) == sum(term.bytes > 0 for term in found.terms)
+    memory = device_memory(llama_8b(), Layout(fsdp=8, tensor=2), find_stack("fsdp"))
+    *lines, total = explain(memory).splitlines()
+    assert len(lines) == sum(term.bytes > 0 for term in memory.terms)
     sizes = [float(line.split(" GiB")[0].split()[-1]) for line in lines]
     assert sizes == sorted(sizes, reverse=True)
-    assert sum(sizes) == pytest.approx(found.total / GIB, abs=0.01)
+    assert sum(sizes) == pytest.approx(memory.total / GIB, abs=0.01)
     assert any("8.03B x 2 B / (tensor 2 x zero 8)" in line for line in lines)
     assert total.startswith("total") and "100.0%" in total
 
@@ -268,10 +268,10 @@ def test_a_middle_stage_of_a_mixture_has_no_leading_dense_layers():
     sparse = replace(sparse, count=30)
     model = decoder("mixture", 2048, 32000, (dense, sparse))
     workload = Workload(model, 2048, 64, RECIPES["adamw16"])
-    found = device_memory(workload, Layout(pipe=8, zero=0, recompute="full"), PLAIN)
-    assert found.fullest.stage == "last"
+    memory = device_memory(workload, Layout(pipe=8, zero=0, recompute="full"), PLAIN)
+    assert memory.fullest.stage == "last"
     head = model.head_params + model.other_params
-    assert found["weights"] == pytest.approx(2 * (4 * sparse.params + head))
+    assert memory["weights"] == pytest.approx(2 * (4 * sparse.params + head))
     whole = device_memory(workload, Layout(zero=0), PLAIN)
     assert whole["weights"] == pytest.approx(2 * model.params)
 
@@ -290,5 +290,5 @@ def test_the_table_of_korthikanti(tensor):
     }
     for (recompute, sequence_parallel), size in table.items():
         at = {"tensor": tensor, "micro_batch": b, "recompute": recompute}
-        found = activations(workload, **at, sequence_parallel=sequence_parallel)
-        assert found * GIB == pytest.approx(size)
+        size_bytes = activations(workload, **at, sequence_parallel=sequence_parallel)
+        assert size_bytes * GIB == pytest.approx(size)

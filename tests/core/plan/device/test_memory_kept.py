@@ -25,8 +25,8 @@ ROUNDING = 0.001  # seeds of the attention kernel
 
 def listed(kind, stack, sequence=S, hidden=H):
     """Bytes a token by the list."""
-    found = layer_tensors(kind, hidden, sequence, 2, stack)
-    return sum(one.token_bytes for one in found if one.name != OUTPUT)
+    tensors = layer_tensors(kind, hidden, sequence, 2, stack)
+    return sum(one.token_bytes for one in tensors if one.name != OUTPUT)
 
 
 def saved(run, x, weights):
@@ -167,8 +167,8 @@ def test_the_list_of_gpt_is_the_formula_of_the_paper():
     kind = attention_layer(6144, 64, 64, 96, 4 * 6144, gated=False)
     by_paper = 34 * 6144 + 5 * 64 * 2048
     assert listed(kind, GPT_2022, 2048, 6144) == by_paper
-    found = layer_tensors(kind, 6144, 2048, 2, GPT_2022)
-    assert sum(one.token_bytes for one in found if one.name in SCORES) == 5 * 64 * 2048
+    tensors = layer_tensors(kind, 6144, 2048, 2, GPT_2022)
+    assert sum(one.token_bytes for one in tensors if one.name in SCORES) == 5 * 64 * 2048
 
 
 def test_the_list_of_llama_by_hand():
@@ -198,8 +198,8 @@ def test_a_layer_of_one_half_keeps_one_norm():
     """As Nemotron-H has them."""
     whole = attention_layer(4096, 32, 8, 128, 14336)
     attention = replace(whole, mlp_width=0, stream_norms=1)
-    found = [one.name for one in layer_tensors(attention, 4096, 8192, 2, LLAMA)]
-    assert found == ["input", "normed", "query", "key", "value", "logsumexp", "attended"]
+    names = [one.name for one in layer_tensors(attention, 4096, 8192, 2, LLAMA)]
+    assert names == ["input", "normed", "query", "key", "value", "logsumexp", "attended"]
     feed = replace(attention, mlp_width=14336, query_width=0, key_width=0, value_width=0)
     feed = replace(feed, score_width=0, heads=0)
     assert listed(feed, LLAMA, 8192, 4096) == 4 * 4096 + 8 * 14336

@@ -44,19 +44,21 @@ def agrees_with_loops(stack, seed, rows, counts):
     model = by_hand.model(draw, mixture=seed % 2 == 1)
     job, preset = work(model, draw.choice([384, 1024]), rows), find_stack(stack)
     meshes, candidates, everything = by_hand.survey(job, H100, preset, counts)
-    room = sorted(total for _, _, total, _ in everything)[int(candidates * 0.4)] * (1 + 1e-9)
-    fitting = [one for one in everything if one[2] <= room]
+    memory_limit = sorted(total for _, _, total, _ in everything)[int(candidates * 0.4)] * (
+        1 + 1e-9
+    )
+    fitting = [one for one in everything if one[2] <= memory_limit]
 
-    chip = replace(H100, usable_hbm_bytes=room)
-    found = search(job, chip, preset, counts, utilisation=1.0)
-    seen = found.survey
+    chip = replace(H100, usable_hbm_bytes=memory_limit)
+    best_layouts = search(job, chip, preset, counts, utilisation=1.0)
+    seen = best_layouts.survey
     sizes = seen.meshes.total, seen.candidates, seen.fitting
     assert sizes == (meshes, candidates, len(fitting))
     best = min(seconds for seconds, _, _, _ in fitting)
-    assert found.best.step_s == pytest.approx(best, rel=1e-9)
-    assert found.best.layout in [one[3] for one in fitting if one[0] <= best * (1 + 1e-9)]
+    assert best_layouts.best.step_s == pytest.approx(best, rel=1e-9)
+    assert best_layouts.best.layout in [one[3] for one in fitting if one[0] <= best * (1 + 1e-9)]
     expected = by_hand.front([(round(s, 12), n) for s, n, _, _ in fitting])
-    assert {(round(row.step_s, 12), row.chips) for row in found.front} == expected
+    assert {(round(row.step_s, 12), row.chips) for row in best_layouts.front} == expected
 
     cheapest = search(job, chip, preset, counts, "cost", utilisation=1.0).best
     least = min(seconds * chips for seconds, chips, _, _ in fitting)
@@ -89,13 +91,13 @@ def agrees_alone_and_in_arrays(stack, seed, number):
     model = by_hand.model(draw, mixture="2021" not in stack and seed % 2 == 1)
     problem = SearchProblem(work(model, 1024, 48), H100, find_stack(stack), {})
     parts = Survey(problem, [16, 24]).parts
-    every = [(part, place) for part in parts for place in range(part[0].size)]
-    for (fitting, total, seconds), place in draw.sample(every, min(number, len(every))):
-        layout = fitting.one(place)
+    every = [(part, index) for part in parts for index in range(part[0].size)]
+    for (fitting, total, seconds), index in draw.sample(every, min(number, len(every))):
+        layout = fitting.one(index)
         alone = device_memory(problem.workload, layout, problem.stack).total
-        assert alone == pytest.approx(total[place], rel=1e-12)
+        assert alone == pytest.approx(total[index], rel=1e-12)
         alone = step_time(problem.workload, layout, H100, problem.stack).total_s
-        assert alone == pytest.approx(seconds[place], rel=1e-12)
+        assert alone == pytest.approx(seconds[index], rel=1e-12)
 
 
 @pytest.mark.parametrize("stack", ["sabia", "megatron", "fsdp", "zero-2021", "megatron-2021"])
@@ -138,20 +140,22 @@ def test_more_candidates_are_never_worse():
 
 
 def test_rows_are_ranked_and_priced():
-    found = search(work(LLAMA_8B), H100, find_stack("fsdp"), [8, 16, 32, 64])
-    assert [row.step_s for row in found.front] == sorted(row.step_s for row in found.front)
-    assert found.fastest.step_s == found.best.step_s
-    meshes = [tuple(getattr(row.layout, axis) for axis in AXES) for row in found.ranked]
+    best_layouts = search(work(LLAMA_8B), H100, find_stack("fsdp"), [8, 16, 32, 64])
+    assert [row.step_s for row in best_layouts.front] == sorted(
+        row.step_s for row in best_layouts.front
+    )
+    assert best_layouts.fastest.step_s == best_layouts.best.step_s
+    meshes = [tuple(getattr(row.layout, axis) for axis in AXES) for row in best_layouts.ranked]
     assert len(set(meshes)) == len(meshes) == 10
-    for row in found.front:
+    for row in best_layouts.front:
         assert row.token_chip_s == row.step_s * row.chips / (512 * 8192)
         assert row.memory.total <= 0.9 * H100.usable_hbm_bytes
-    slower = found.cheapest_within(found.best.step_s * 3)
-    in_time = [row for row in found.front if row.step_s <= found.best.step_s * 3]
+    slower = best_layouts.cheapest_within(best_layouts.best.step_s * 3)
+    in_time = [row for row in best_layouts.front if row.step_s <= best_layouts.best.step_s * 3]
     least = min(row.token_chip_s for row in in_time)
     alike = [row.chips for row in in_time if row.token_chip_s <= least * HARDLY_MORE]
     assert slower.chips == min(alike) and slower in in_time
-    assert found.cheapest_within(found.best.step_s * 0.99) is None
+    assert best_layouts.cheapest_within(best_layouts.best.step_s * 0.99) is None
 
 
 def test_a_small_model_is_not_cut_over_layers_or_heads():
@@ -163,8 +167,8 @@ def test_fsdp_and_tensor_share_a_pod_as_the_scaling_book_says():
     """X = sqrt(2 B N / F) ranks of fsdp (jax-ml.github.io/scaling-book, training): here 1547."""
     job = work(LLAMA_70B, 2048, 2048, "jax10")
     ideal = (2 * job.batch_tokens * 8192 / 28672) ** 0.5
-    found = search(job, find_chip("v5p"), find_stack("maxtext"), 8192)
-    for row in found.ranked[:2]:
+    best_layouts = search(job, find_chip("v5p"), find_stack("maxtext"), 8192)
+    for row in best_layouts.ranked[:2]:
         assert ideal / 2 < row.layout.fsdp < ideal * 2 and row.layout.pipe == 1
         assert row.layout.fsdp * row.layout.tensor == 8192
 

@@ -42,10 +42,10 @@ def test_the_first_advice_costs_nothing_where_a_pinned_field_is_to_blame():
     policy = re.search(r"--recompute (\w+)", text)[1]
     search(JOB, H100, FSDP, 64, pinned=rows | {"recompute": policy})
     text = refusal(JOB, H100, FSDP, 64, pinned=rows | {"fsdp": 1})
-    mends = dict(re.findall(r"(\w+)=(\d+) in --fixed-layout", text.split("; use")[1]))
-    for field, value in mends.items():
+    fixes = dict(re.findall(r"(\w+)=(\d+) in --fixed-layout", text.split("; use")[1]))
+    for field, value in fixes.items():
         search(JOB, H100, FSDP, 64, pinned=rows | {"fsdp": 1} | {field: int(value)})
-    assert "fsdp" in mends
+    assert "fsdp" in fixes
 
 
 def test_all_advice_is_true_and_the_number_of_chips_is_the_smallest():
@@ -110,14 +110,14 @@ def test_numbers_of_chips_are_those_on_offer():
 
 
 def test_over_numbers_of_chips_the_front_trades_time_for_cost():
-    found = search(JOB, H100, FSDP, [32, 64, 96, 512])
-    assert len(found.front) == 4
-    chips = [row.chips for row in found.front]
-    assert chips == sorted(chips, reverse=True) and chips[0] == found.fastest.chips
+    best_layouts = search(JOB, H100, FSDP, [32, 64, 96, 512])
+    assert len(best_layouts.front) == 4
+    chips = [row.chips for row in best_layouts.front]
+    assert chips == sorted(chips, reverse=True) and chips[0] == best_layouts.fastest.chips
     each = {n: search(JOB, H100, FSDP, n) for n in (64, 512)}
-    for row in found.front:
+    for row in best_layouts.front:
         if row.chips in each:
             assert row.step_s == each[row.chips].best.step_s
     limit = each[64].best.step_s
-    cheap = found.cheapest_within(limit)
+    cheap = best_layouts.cheapest_within(limit)
     assert cheap.step_s <= limit and cheap.token_chip_s <= each[64].best.token_chip_s * HARDLY_MORE

@@ -42,15 +42,15 @@ JOB = work(LLAMA_70B, 8192, 512)
 
 def parsed(flags):
     """What the command line makes of the flags."""
-    found = []
+    parsed_layouts = []
 
     def keep(name, function, given):
-        found.append(resolve(function.options, name, given, {}))
+        parsed_layouts.append(resolve(function.options, name, given, {}))
         return 0
 
     words = ["pretrain", "tokens/", "--config-json", "config.json", *shlex.split(flags)]
     assert run(words, keep, print) == 0
-    return found[0]
+    return parsed_layouts[0]
 
 
 @pytest.mark.parametrize("name", ["dense", "moe", "hybrid", "latent", "sinks"])

@@ -82,12 +82,12 @@ def test_meshes_fall_by_a_reason_or_survive(stack):
     model = decoder("m", 1536, 4096, (replace(layer, count=2), replace(sparse, count=10)))
     job, can = work(model, 4096, 96), ABILITIES[stack]
     counts = [1, 7, 48, 96]
-    found = all_meshes(counts, rules_of(job, H100, can), can.axes, {})
-    assert found.total == sum(factorisations(n, len(can.axes)) for n in counts)
-    assert found.size + sum(found.rejected.values()) == found.total
-    chips = np.prod([found.fields[axis] for axis in AXES], axis=0)
+    meshes = all_meshes(counts, rules_of(job, H100, can), can.axes, {})
+    assert meshes.total == sum(factorisations(n, len(can.axes)) for n in counts)
+    assert meshes.size + sum(meshes.rejected.values()) == meshes.total
+    chips = np.prod([meshes.fields[axis] for axis in AXES], axis=0)
     assert {*chips.tolist()} <= {*counts}
-    rows = list(zip(*(found.fields[axis].tolist() for axis in AXES), strict=True))
+    rows = list(zip(*(meshes.fields[axis].tolist() for axis in AXES), strict=True))
     assert len({*rows}) == len(rows)
 
 

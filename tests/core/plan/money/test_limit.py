@@ -14,10 +14,10 @@ PRICES = (Price(12.0, "big cloud"), Price(4.4, "neocloud"))
 
 
 def test_a_run_within_the_limit():
-    found = within_limit(250e3, WORK_S, 500e9, PRICES)
-    assert found.price == PRICES[1]
-    assert found.cost_usd == pytest.approx(199_630, rel=1e-5)
-    assert found.tokens == pytest.approx(626.2e9, rel=1e-3)
+    affordable = within_limit(250e3, WORK_S, 500e9, PRICES)
+    assert affordable.price == PRICES[1]
+    assert affordable.cost_usd == pytest.approx(199_630, rel=1e-5)
+    assert affordable.tokens == pytest.approx(626.2e9, rel=1e-3)
 
 
 def test_overheads_count():

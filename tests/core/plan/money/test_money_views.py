@@ -16,9 +16,9 @@ def plan(**settings):
 
 
 def test_a_limit_says_what_is_left():
-    found = plan(max_cost=250e3)
-    assert found.report["limit"]["cost_usd"] == pytest.approx(199_630, rel=1e-5)
-    assert found.report["limit"]["tokens_for_all"] == pytest.approx(626.2e9, rel=1e-3)
+    output = plan(max_cost=250e3)
+    assert output.report["limit"]["cost_usd"] == pytest.approx(199_630, rel=1e-5)
+    assert output.report["limit"]["tokens_for_all"] == pytest.approx(626.2e9, rel=1e-3)
     with pytest.raises(Infeasible, match="use --tokens 250B"):
         plan(max_cost=100e3)
 
@@ -36,14 +36,14 @@ def test_a_limit_counts_the_bill_with_stops():
 
 
 def test_offers_are_billed_one_by_one():
-    found = plan(offers=True).report["offers"]["rows"]
-    bills = [row["cost_usd"] for row in found]
-    assert bills == sorted(bills) and len(found) >= 10
-    for row in found:
+    output = plan(offers=True).report["offers"]["rows"]
+    bills = [row["cost_usd"] for row in output]
+    assert bills == sorted(bills) and len(output) >= 10
+    for row in output:
         assert row["cost_usd"] == pytest.approx(45_370.37 * row["price_usd_per_chip_hour"])
     here = plan(offers=True, provider="aws", region="us-east-1").report["offers"]["rows"]
-    told = [(row["provider"], row["region"], row["spot"]) for row in here]
-    assert told == [("AWS", "us-east-1", True), ("AWS", "us", False)]
+    labels = [(row["provider"], row["region"], row["spot"]) for row in here]
+    assert labels == [("AWS", "us-east-1", True), ("AWS", "us", False)]
 
 
 def test_only_preemptible_offers_are_billed_with_preemptions():
@@ -58,8 +58,8 @@ def test_only_preemptible_offers_are_billed_with_preemptions():
 
 def test_old_offers_are_not_billed():
     run = PlanOptions(params=8e9, chip="h100", tokens=1e11, offers=True)
-    found = answer(run, datetime.date(2030, 1, 1))
-    assert "none of h100 on file may be used" in found.text
+    output = answer(run, datetime.date(2030, 1, 1))
+    assert "none of h100 on file may be used" in output.text
 
 
 def test_emissions_count_stops_too():
@@ -72,9 +72,9 @@ def test_emissions_count_stops_too():
 
 
 def test_size_for_what_is_served_and_for_a_limit():
-    found = plan(serve_tokens=2e12)
-    assert found.report["scaling"]["same_loss"]["params"] < 49e9
-    assert "would save" in found.text
+    output = plan(serve_tokens=2e12)
+    assert output.report["scaling"]["same_loss"]["params"] < 49e9
+    assert "would save" in output.text
     assert (
         "the size is right"
         in answer(

@@ -47,9 +47,9 @@ def test_a_faulty_offer_is_refused(faulty):
 
 def test_one_offer_may_have_many_prices():
     offer = row() | {"by_hour": {"us": 2.7, "eu": 3.0}, "spot": 0.5, "committed": {"1 year": 2.0}}
-    found = prices.load_prices({"offer": [offer]})["b200"]
-    told = [(p.usd_per_chip_hour, p.offer) for p in found]
-    assert told == [(2.7, "A us"), (3.0, "A eu"), (0.5, "A, spot"), (2.0, "A, 1 year")]
+    offers = prices.load_prices({"offer": [offer]})["b200"]
+    labels = [(p.usd_per_chip_hour, p.offer) for p in offers]
+    assert labels == [(2.7, "A us"), (3.0, "A eu"), (0.5, "A, spot"), (2.0, "A, 1 year")]
 
 
 def test_a_price_of_nothing_is_refused():
@@ -84,13 +84,13 @@ def days_later(days):
     return DAY + datetime.timedelta(days)
 
 
-@pytest.mark.parametrize(("days", "gone"), [(90, False), (365, False), (366, True)])
-def test_prices_of_more_than_a_year_are_refused(days, gone):
+@pytest.mark.parametrize(("days", "too_old"), [(90, False), (365, False), (366, True)])
+def test_prices_of_more_than_a_year_are_refused(days, too_old):
     offers = prices.load_prices({"offer": [row(), row(provider="B")]})["b200"]
     today = days_later(days)
-    assert bool(prices.refused(offers, today)) == gone
-    assert (prices.current(offers, today) == ()) == gone
-    assert bool(prices.refused_words(offers, today)) == gone
+    assert bool(prices.refused(offers, today)) == too_old
+    assert (prices.current(offers, today) == ()) == too_old
+    assert bool(prices.refused_words(offers, today)) == too_old
 
 
 def test_a_refused_price_is_named_with_its_age_and_the_mend():
@@ -117,10 +117,10 @@ def test_what_may_be_used_today_is_on_file():
 
 
 def test_offers_are_found_by_provider_region_and_terms():
-    found = prices.prices_for("tpu-v6e", provider="google", region="us-", spot=True)
-    assert [p.usd_per_chip_hour for p in found] == sorted(p.usd_per_chip_hour for p in found)
-    assert all(p.spot and p.provider == "Google Cloud" and p.chosen for p in found)
-    assert all(p.label == p.offer for p in found)
+    offers = prices.prices_for("tpu-v6e", provider="google", region="us-", spot=True)
+    assert [p.usd_per_chip_hour for p in offers] == sorted(p.usd_per_chip_hour for p in offers)
+    assert all(p.spot and p.provider == "Google Cloud" and p.chosen for p in offers)
+    assert all(p.label == p.offer for p in offers)
 
 
 def test_a_row_for_a_region_goes_before_the_row_for_all():
@@ -129,10 +129,10 @@ def test_a_row_for_a_region_goes_before_the_row_for_all():
         row(provider="B", usd_per_chip_hour=5.0),
     ]}  # fmt: skip
     table = prices.load_prices(rows)
-    found = prices.prices_for("b200", rows=table["b200"], region="EU")
-    assert [(p.provider, p.usd_per_chip_hour) for p in found] == [("B", 5.0), ("A", 6.0)]
-    found = prices.prices_for("b200", rows=table["b200"], region="us")
-    assert [(p.provider, p.usd_per_chip_hour) for p in found] == [("A", 4.4), ("B", 5.0)]
+    offers = prices.prices_for("b200", rows=table["b200"], region="EU")
+    assert [(p.provider, p.usd_per_chip_hour) for p in offers] == [("B", 5.0), ("A", 6.0)]
+    offers = prices.prices_for("b200", rows=table["b200"], region="us")
+    assert [(p.provider, p.usd_per_chip_hour) for p in offers] == [("A", 4.4), ("B", 5.0)]
 
 
 @pytest.mark.parametrize(
@@ -145,8 +145,8 @@ def test_regions_by_their_beginnings(region, rates):
             for r, u in [("us", 4.4), ("us-west-1", 5.0), ("eu-north-1", 6.0)]]  # fmt: skip
     offers = prices.load_prices({"offer": rows})["b200"]
     if rates:
-        found = prices.prices_for("b200", rows=offers, region=region)
-        assert [p.usd_per_chip_hour for p in found] == rates
+        matches = prices.prices_for("b200", rows=offers, region=region)
+        assert [p.usd_per_chip_hour for p in matches] == rates
     else:
         with pytest.raises(UsageError, match="on file for asia, by the hour"):
             prices.prices_for("b200", rows=offers, region=region)
@@ -156,8 +156,8 @@ def test_a_commitment_is_only_sold_where_it_is_asked_for():
     rows = [row(), row(usd_per_chip_hour=3.0, commitment="1 year")]
     offers = prices.load_prices({"offer": rows})["b200"]
     assert [p.usd_per_chip_hour for p in prices.prices_for("b200", rows=offers)] == [4.4]
-    found = prices.prices_for("b200", rows=offers, commitment="1 year")
-    assert [(p.usd_per_chip_hour, p.label) for p in found] == [(3.0, "A, 1 year")]
+    matches = prices.prices_for("b200", rows=offers, commitment="1 year")
+    assert [(p.usd_per_chip_hour, p.label) for p in matches] == [(3.0, "A, 1 year")]
 
 
 def test_an_offer_that_nobody_makes_names_those_on_file():
@@ -167,6 +167,6 @@ def test_an_offer_that_nobody_makes_names_those_on_file():
 
 def test_the_cheapest_spot_offer():
     rows = [p for p in prices.load_prices()["h100"] if p.spot]
-    found = prices.cheapest("h100", datetime.date(2026, 11, 21), spot=True)
-    assert found.usd_per_chip_hour == min(p.usd_per_chip_hour for p in rows)
+    lowest = prices.cheapest("h100", datetime.date(2026, 11, 21), spot=True)
+    assert lowest.usd_per_chip_hour == min(p.usd_per_chip_hour for p in rows)
     assert prices.cheapest("h100", datetime.date(2036, 1, 1), spot=True) is None

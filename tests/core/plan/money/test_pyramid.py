@@ -19,18 +19,18 @@ def sums(tmp_path, text, **settings):
 
 def test_an_item_may_give_a_model_instead_of_hours(tmp_path):
     text = '[[item]]\nname = "a"\nruns = 2\nparams = "1.6T"\nactive = "49B"\ntokens = "500B"\n'
-    found = sums(tmp_path, text)
-    assert found.report["rows"][0]["chip_hours_each"] == pytest.approx(45_370.4, rel=1e-6)
-    assert found.report["chip_hours"] == pytest.approx(2 * 45_370.4, rel=1e-6)
+    output = sums(tmp_path, text)
+    assert output.report["rows"][0]["chip_hours_each"] == pytest.approx(45_370.4, rel=1e-6)
+    assert output.report["chip_hours"] == pytest.approx(2 * 45_370.4, rel=1e-6)
     halved = sums(tmp_path, text, mfu=PlanOptions.assumed("mfu") / 2)
     assert halved.report["chip_hours"] == pytest.approx(4 * 45_370.4, rel=1e-6)
 
 
 def test_a_range_of_runs_counts_by_its_middle(tmp_path):
-    found = sums(tmp_path, '[[item]]\nname = "a"\nruns = [1, 2]\nchip_hours = "45K"\n')
-    assert found.report["rows"][0]["runs"] == 1.5
-    assert found.report["chip_hours"] == 67_500
-    assert "1-2" in found.text
+    output = sums(tmp_path, '[[item]]\nname = "a"\nruns = [1, 2]\nchip_hours = "45K"\n')
+    assert output.report["rows"][0]["runs"] == 1.5
+    assert output.report["chip_hours"] == 67_500
+    assert "1-2" in output.text
 
 
 def test_price_flag_over_file_over_data(tmp_path):
@@ -44,9 +44,9 @@ def test_price_flag_over_file_over_data(tmp_path):
 def test_shares_and_groups_add_up(tmp_path):
     item = '[[item]]\nname = "{}"\ngroup = "{}"\nchip_hours = {}\n'
     text = "".join(item.format(*x) for x in [("a", "g", 1), ("b", "g", 2), ("c", "", 5)])
-    found = sums(tmp_path, text).report
-    assert sum(row["share"] for row in found["rows"]) == pytest.approx(1)
-    assert [(g["group"], g["chip_hours"]) for g in found["groups"]] == [("g", 3)]
+    output = sums(tmp_path, text).report
+    assert sum(row["share"] for row in output["rows"]) == pytest.approx(1)
+    assert [(g["group"], g["chip_hours"]) for g in output["groups"]] == [("g", 3)]
 
 
 def test_api_calls_are_paid_by_the_token(tmp_path):
@@ -84,11 +84,11 @@ def test_an_evaluation_is_worked_out(tmp_path):
              "judge_calls": 5, "judge_prompt_tokens": 1500, "judge_output_tokens": 60,
              "judge_usd_per_million": [0.5, 2.0]}  # fmt: skip
     keys = "\n".join(f"{k} = {v!r}" for k, v in suite.items())
-    found = sums(tmp_path, f'[[item]]\nname = "e"\nruns = 3\n[item.evaluation]\n{keys}\n')
+    output = sums(tmp_path, f'[[item]]\nname = "e"\nruns = 3\n[item.evaluation]\n{keys}\n')
     once = table_cost(suite, find_chip("b200"), "e")
-    assert found.report["chip_hours"] == pytest.approx(3 * once.chip_hours)
-    assert found.report["cost_usd"] == pytest.approx(3 * once.cost_usd(4.4))
-    assert found.report["kinds"][0]["kind"] == "evaluation"
+    assert output.report["chip_hours"] == pytest.approx(3 * once.chip_hours)
+    assert output.report["cost_usd"] == pytest.approx(3 * once.cost_usd(4.4))
+    assert output.report["kinds"][0]["kind"] == "evaluation"
 
 
 def test_storage_by_size_and_time(tmp_path):
@@ -148,21 +148,21 @@ name = "own"
 price = 2
 chip_hours = 100
 """
-    found = sums(tmp_path, text, price="9").report
-    paid = {row["provider"]: row["cost_usd"] for row in found["providers"]}
+    output = sums(tmp_path, text, price="9").report
+    paid = {row["provider"]: row["cost_usd"] for row in output["providers"]}
     assert set(paid) == {"verda", "google", "own price"}
     assert paid["own price"] == 200
     assert paid["verda"] == pytest.approx(229)
-    assert found["price_usd_per_chip_hour"] is None
+    assert output["price_usd_per_chip_hour"] is None
     assert "paid to" in sums(tmp_path, text).text
 
 
 def test_a_contingency_is_put_on_top(tmp_path):
     text = 'price = 2\ncontingency = "10%"\n[[item]]\nname = "a"\nchip_hours = 1000\n'
-    found = sums(tmp_path, text)
-    assert (found.report["cost_usd"], found.report["contingency_usd"]) == (2000, 200)
-    assert found.report["rows"][0]["share"] == 1
-    assert "= with contingency" in found.text and "$2.2K" in found.text
+    output = sums(tmp_path, text)
+    assert (output.report["cost_usd"], output.report["contingency_usd"]) == (2000, 200)
+    assert output.report["rows"][0]["share"] == 1
+    assert "= with contingency" in output.text and "$2.2K" in output.text
 
 
 def test_a_price_that_is_too_old_is_not_used(tmp_path):

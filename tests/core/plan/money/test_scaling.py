@@ -19,8 +19,8 @@ def test_exponents_and_size_of_the_published_fits():
     """Hoffmann table A3 (approach 3): 40B on 1.6T at Gopher's budget; a = 0.46 and 0.51."""
     assert HOFFMANN.beta / (HOFFMANN.alpha + HOFFMANN.beta) == pytest.approx(0.4565, abs=0.0005)
     assert BESIROGLU.beta / (BESIROGLU.alpha + BESIROGLU.beta) == pytest.approx(0.5126, abs=1e-4)
-    found = HOFFMANN.optimal(5.76e23)
-    assert found.params / 1e9 == pytest.approx(40, rel=0.05)
+    pair = HOFFMANN.optimal(5.76e23)
+    assert pair.params / 1e9 == pytest.approx(40, rel=0.05)
     again = BESIROGLU.optimal(5.76e23)
     assert again.tokens_per_param == pytest.approx(20, rel=0.2)
 
@@ -28,13 +28,13 @@ def test_exponents_and_size_of_the_published_fits():
 @pytest.mark.parametrize("law", (HOFFMANN, BESIROGLU), ids=lambda law: law.name)
 @pytest.mark.parametrize("flops", [1e20, 1.47e23, 4e25])
 def test_optimal_is_the_best_of_all_tried(law, flops):
-    found = law.optimal(flops)
-    assert found.train_flops == pytest.approx(flops)
+    optimum = law.optimal(flops)
+    assert optimum.train_flops == pytest.approx(flops)
     tried = min(
-        (Pair(n, flops / 6 / n) for n in (found.params * 1.02**k for k in range(-200, 201))),
+        (Pair(n, flops / 6 / n) for n in (optimum.params * 1.02**k for k in range(-200, 201))),
         key=lambda pair: law.loss(pair.params, pair.tokens),
     )
-    assert tried.params == pytest.approx(found.params, rel=0.021)
+    assert tried.params == pytest.approx(optimum.params, rel=0.021)
 
 
 def test_published_saving_of_serving_two_trillion_tokens():
@@ -53,16 +53,16 @@ def test_published_saving_of_serving_two_trillion_tokens():
 
 
 @pytest.mark.parametrize("law", (HOFFMANN, BESIROGLU), ids=lambda law: law.name)
-@pytest.mark.parametrize("served", [0.0, 1e12, 1e14])
-def test_the_cheapest_pair_is_the_cheapest_of_all_tried(law, served):
+@pytest.mark.parametrize("inference_tokens", [0.0, 1e12, 1e14])
+def test_the_cheapest_pair_is_the_cheapest_of_all_tried(law, inference_tokens):
     loss = law.loss(70e9, 1.4e12)
-    found = scaling.cheapest_pair(law, loss, served)
-    assert law.loss(found.params, found.tokens) == pytest.approx(loss)
+    pair = scaling.cheapest_pair(law, loss, inference_tokens)
+    assert law.loss(pair.params, pair.tokens) == pytest.approx(loss)
     tried = min(
-        Pair(n, law.tokens_for(n, loss)).life_flops(served)
-        for n in (found.params * 1.02**k for k in range(-150, 151))
+        Pair(n, law.tokens_for(n, loss)).life_flops(inference_tokens)
+        for n in (pair.params * 1.02**k for k in range(-150, 151))
     )
-    assert found.life_flops(served) <= tried * (1 + 1e-9)
+    assert pair.life_flops(inference_tokens) <= tried * (1 + 1e-9)
 
 
 def test_without_serving_the_cheapest_pair_is_the_compute_optimal_one():
@@ -74,7 +74,7 @@ def test_without_serving_the_cheapest_pair_is_the_compute_optimal_one():
 
 
 def test_the_more_is_served_the_smaller_the_model():
-    seen = [advise(70e9, 1.4e12, served) for served in (0, 1e12, 1e13, 1e14)]
+    seen = [advise(70e9, 1.4e12, inference_tokens) for inference_tokens in (0, 1e12, 1e13, 1e14)]
     sizes = [advice.same_loss.params for advice in seen]
     assert sizes == sorted(sizes, reverse=True)
     assert seen[-1].saving > seen[1].saving > 0

@@ -19,9 +19,9 @@ COMMAND = ("pretrain", "tokens/", "--model", "base model/", "--mesh", "fsdp=64")
 
 
 def planned(chip: str | Chip, chips: int, **fields: object) -> LaunchPlan:
-    found = find_chip(chip) if isinstance(chip, str) else chip
+    known_chip = find_chip(chip) if isinstance(chip, str) else chip
     given = {"wall_s": 6 * 3600, "save_every_s": 1790.4} | fields
-    return LaunchPlan("run-7b", found, chips, COMMAND, **given)
+    return LaunchPlan("run-7b", known_chip, chips, COMMAND, **given)
 
 
 def cpu(node_chips: int = 2) -> Chip:
@@ -29,8 +29,8 @@ def cpu(node_chips: int = 2) -> Chip:
 
 
 def options_of(script: str) -> dict[str, str]:
-    found = re.findall(r"^#SBATCH --([a-z-]+)=?(.*)$", script, re.MULTILINE)
-    return dict(found)
+    options = re.findall(r"^#SBATCH --([a-z-]+)=?(.*)$", script, re.MULTILINE)
+    return dict(options)
 
 
 def test_every_name_is_of_a_chip_on_file() -> None:
@@ -80,11 +80,11 @@ def test_the_words_reach_the_command_as_they_were(tmp_path: Path) -> None:
     script = launch_script("slurm", planned("h100", 1, outputs="my run"))
     (tmp_path / "sabia").write_text('#!/bin/bash\nprintf "%s\\n" "$@"\n')
     (tmp_path / "sabia").chmod(0o755)
-    found = subprocess.run(
+    printed = subprocess.run(
         ["bash", "-c", script], env={"PATH": f"{tmp_path}:{os.environ['PATH']}"},
         capture_output=True, text=True, check=True,
     )  # fmt: skip
-    assert found.stdout.splitlines() == [*COMMAND, "--save-every", "1790s", "-o", "my run"]
+    assert printed.stdout.splitlines() == [*COMMAND, "--save-every", "1790s", "-o", "my run"]
 
 
 def test_an_interval_in_the_command_stays() -> None:
@@ -101,12 +101,12 @@ def test_the_body_is_that_of_the_example() -> None:
 
 def xpk_words(script: str, **variables: str) -> list[str]:
     """What xpk is called with."""
-    found = subprocess.run(
+    printed = subprocess.run(
         ["bash", "-c", "xpk() { printf '%s\\n' \"$@\"; }\n" + script],
         env={"PATH": os.environ["PATH"], **variables}, capture_output=True, text=True,
     )  # fmt: skip
-    assert found.returncode == 0, found.stderr
-    return found.stdout.splitlines()
+    assert printed.returncode == 0, printed.stderr
+    return printed.stdout.splitlines()
 
 
 def test_xpk_creates_one_workload_on_one_slice() -> None:
@@ -124,10 +124,10 @@ def test_xpk_creates_one_workload_on_one_slice() -> None:
 
 def test_xpk_asks_for_what_it_was_not_told() -> None:
     script = launch_script("xpk", planned("tpu-v6e", 64))
-    found = subprocess.run(
+    printed = subprocess.run(
         ["bash", "-c", script], env={"PATH": os.environ["PATH"]}, capture_output=True, text=True
     )
-    assert found.returncode != 0 and "name of the cluster" in found.stderr
+    assert printed.returncode != 0 and "name of the cluster" in printed.stderr
 
 
 @pytest.mark.parametrize(
@@ -185,8 +185,8 @@ def test_skypilot_asks_for_a_slice_of_tpus() -> None:
     task = task_of(planned("tpu-v5p", 128))
     assert (task["resources"]["accelerators"], task["num_nodes"]) == ("tpu-v5p-256", 1)
     shell = task["run"].replace("sabia pretrain", "env | grep ^TPU_WORKER | sort; true")
-    found = run_task(shell, SKYPILOT_NODE_IPS="10.0.0.1\n10.0.0.2", SKYPILOT_NODE_RANK="1")
-    assert found.stdout.splitlines() == [
+    printed = run_task(shell, SKYPILOT_NODE_IPS="10.0.0.1\n10.0.0.2", SKYPILOT_NODE_RANK="1")
+    assert printed.stdout.splitlines() == [
         "TPU_WORKER_HOSTNAMES=10.0.0.1,10.0.0.2", "TPU_WORKER_ID=1",
     ]  # fmt: skip
 
@@ -208,11 +208,11 @@ def test_skypilot_starts_a_process_for_each_gpu_and_ends_as_they_do(
     )
     (tmp_path / "sabia").chmod(0o755)
     node = {"IPS": "10.0.0.1\n10.0.0.2", "RANK": "1"}
-    told = {f"SKYPILOT_NODE_{name}": value for name, value in node.items()}
+    node_variables = {f"SKYPILOT_NODE_{name}": value for name, value in node.items()}
     path = f"{tmp_path}:{os.environ['PATH']}"
-    found = run_task(task["run"], PATH=path, SKYPILOT_NUM_NODES="2", **told)
-    assert found.returncode == ends, found.stderr
-    seen = sorted(line.split() for line in found.stdout.splitlines())
+    printed = run_task(task["run"], PATH=path, SKYPILOT_NUM_NODES="2", **node_variables)
+    assert printed.returncode == ends, printed.stderr
+    seen = sorted(line.split() for line in printed.stdout.splitlines())
     ranks = sorted([str(8 + n), str(n), "16", "10.0.0.1", "/outputs/run"] for n in range(8))
     assert seen == ranks
 

@@ -68,9 +68,9 @@ def test_the_objective_decides_the_best():
 
 @pytest.mark.parametrize("stack", ["megatron", "fsdp", "maxtext"])
 def test_another_software_has_no_line_for_our_trainer(stack):
-    found = answer(PlanOptions(**SMALL, chips=64, stack=stack, deadline="90d"))
-    assert "sabia pretrain" not in found.text and "pretrain_flags" not in found.report["layout"]
-    assert f"software  {stack}," in found.text
+    output = answer(PlanOptions(**SMALL, chips=64, stack=stack, deadline="90d"))
+    assert "sabia pretrain" not in output.text and "pretrain_flags" not in output.report["layout"]
+    assert f"software  {stack}," in output.text
 
 
 def test_fp8_is_faster_where_the_chip_has_it():

@@ -20,8 +20,8 @@ def titles(charts):
 
 @pytest.mark.parametrize("form", [".svg", ".html"])
 def test_documents_are_whole_and_need_nothing_else(form):
-    found = answer(ARTICLE)
-    text = plots.document(f"plan{form}", "a plan", found.text, found.charts())
+    output = answer(ARTICLE)
+    text = plots.document(f"plan{form}", "a plan", output.text, output.charts())
     xml.dom.minidom.parseString(text)
     assert "<script" not in text
     assert ("var(--" in text) == (form == ".html")  # not every renderer of SVG knows variables

@@ -34,17 +34,17 @@ def test_a_view_is_only_there_when_asked_for():
 def test_each_group_of_options_adds_its_view(settings, key):
     if key == "layout":
         pytest.importorskip("numpy", reason="a search needs numpy")
-    found, plain = ask(**settings), ask(chips=settings.get("chips"))
-    assert set(found.report) - set(plain.report) == {key}
-    json.dumps(found.report)  # plain values only
-    assert found.text.count("\n") > plain.text.count("\n")
+    output, plain = ask(**settings), ask(chips=settings.get("chips"))
+    assert set(output.report) - set(plain.report) == {key}
+    json.dumps(output.report)  # plain values only
+    assert output.text.count("\n") > plain.text.count("\n")
 
 
 def test_carbon_is_that_of_the_plan_s_chip_hours():
-    found = ask(carbon=True, pue=1.2, carbon_intensity=0.1).report
-    energy = found["chip_hours"] * 0.7 * 1.2
-    assert found["carbon"]["energy_kwh"] == pytest.approx(energy)
-    assert found["carbon"]["tons_co2e"] == pytest.approx(energy * 0.1 / 1000)
+    output = ask(carbon=True, pue=1.2, carbon_intensity=0.1).report
+    energy = output["chip_hours"] * 0.7 * 1.2
+    assert output["carbon"]["energy_kwh"] == pytest.approx(energy)
+    assert output["carbon"]["tons_co2e"] == pytest.approx(energy * 0.1 / 1000)
 
 
 def test_a_limit_just_above_the_bill_passes_and_just_below_does_not():
@@ -63,17 +63,17 @@ def test_the_tokens_that_a_limit_names_cost_no_more():
 
 
 def test_stops_by_every_option():
-    found = ask(
+    output = ask(
         BIG, preempt=6 * 3600.0, capacity_wait=3600.0, repair=4 * 3600.0, spare_nodes=1,
         job_limit=86400.0, queue=600.0, simulate=200, seed=3, checkpoint_copies=2,
     )  # fmt: skip
-    stops = found.report["stops"]
+    stops = output.report["stops"]
     assert (stops["spare_nodes"], stops["billed_chips"]) == (1, 158)
     assert stops["waited_capacity_s"] > 0 and stops["waited_queue_s"] > 0
     drawn = stops["simulated"]
     assert (drawn["runs"], drawn["seed"]) == (200, 3)
     assert drawn["wall_s"]["mean"] == pytest.approx(stops["wall_s"], rel=0.03)
-    assert "simulated 200 runs" in found.text and "waiting for capacity" in found.text
+    assert "simulated 200 runs" in output.text and "waiting for capacity" in output.text
 
 
 def test_standing_still_for_saves_takes_longer():
@@ -83,25 +83,25 @@ def test_standing_still_for_saves_takes_longer():
 
 
 def test_spot_prices_against_on_demand_ones():
-    found = ask({"params": 8e9, "chip": "h100"}, spot=True, preempt=6 * 3600.0)
-    spot = found.report["stops"]["spot"]
-    assert all(price["spot"] for price in found.report["prices"])
+    output = ask({"params": 8e9, "chip": "h100"}, spot=True, preempt=6 * 3600.0)
+    spot = output.report["stops"]["spot"]
+    assert all(price["spot"] for price in output.report["prices"])
     assert spot["spot_usd"] < spot["on_demand_usd"]
-    assert "less; cheaper" in found.text
+    assert "less; cheaper" in output.text
 
 
 def test_a_provider_s_prices_and_no_others():
-    found = ask({"params": 8e9, "chip": "h100"}, provider="nebius").report
-    assert {price["provider"] for price in found["prices"]} == {"Nebius"}
+    output = ask({"params": 8e9, "chip": "h100"}, provider="nebius").report
+    assert {price["provider"] for price in output["prices"]} == {"Nebius"}
     with pytest.raises(UsageError, match="--provider: not together with --price"):
         ask(provider="nebius")
 
 
 @pytest.mark.parametrize("stage", ["serve", "grpo", "eval"])
 def test_stages_answer_in_every_form(stage):
-    found = ask({"params": 8e9, "chip": "h100", "price": "2"}, stage=stage)
-    assert found.report["stage"] == stage and found.report["schema_version"] == 1
-    (row,) = found.rows
+    output = ask({"params": 8e9, "chip": "h100", "price": "2"}, stage=stage)
+    assert output.report["stage"] == stage and output.report["schema_version"] == 1
+    (row,) = output.rows
     assert row["chip"] == "h100" and not [v for v in row.values() if isinstance(v, dict | list)]
-    assert "verdict" in found.text
-    json.dumps(found.report)
+    assert "verdict" in output.text
+    json.dumps(output.report)

@@ -67,8 +67,8 @@ def test_row_06_activations(batch_tokens, terabytes):
 
 
 def test_row_07_chips_by_memory():
-    found = figures()
-    assert (found["state_min_chips"], found["memory_min_chips"]) == (134, 152)
+    report = figures()
+    assert (report["state_min_chips"], report["memory_min_chips"]) == (134, 152)
     assert [memory.chips_to_hold(size, 192e9) for size in (30e12, 35e12)] == [157, 183]
 
 
@@ -131,28 +131,28 @@ def test_row_14_big_cloud_is_almost_three_times_neocloud():
 def test_row_15_usual_utilization():
     assert (compute.MFU_RANGES["dense"].low, compute.MFU_RANGES["dense"].high) == (0.5, 0.6)
     assert (compute.MFU_RANGES["sparse"].low, compute.MFU_RANGES["sparse"].high) == (0.2, 0.4)
-    found = figures()
-    assert (found["mfu"], found["mfu_usual_low"], found["mfu_usual_high"]) == (0.4, 0.2, 0.4)
+    report = figures()
+    assert (report["mfu"], report["mfu_usual_low"], report["mfu_usual_high"]) == (0.4, 0.2, 0.4)
     assert any("outside the 20% to 40%" in note for note in run(mfu=0.55).notes)
 
 
 def test_row_16_lora():
-    full, found = figures(), figures(lora=True, chips=20, deadline="10w")
-    assert found["train_flops"] / full["train_flops"] == pytest.approx(2 / 3)
-    assert found["state_bytes"] == pytest.approx(3.2e12)
-    assert found["state_min_chips"] == 17
-    assert found["rows"][0]["chips_in_nodes"] == 24
-    weeks = found["rows"][0]["finishes_s"] / DAY_S / 7
+    full, report = figures(), figures(lora=True, chips=20, deadline="10w")
+    assert report["train_flops"] / full["train_flops"] == pytest.approx(2 / 3)
+    assert report["state_bytes"] == pytest.approx(3.2e12)
+    assert report["state_min_chips"] == 17
+    assert report["rows"][0]["chips_in_nodes"] == 24
+    weeks = report["rows"][0]["finishes_s"] / DAY_S / 7
     assert weeks == pytest.approx(9.0, abs=0.005)
     assert "9.0 weeks" in run(lora=True, chips=20, deadline="10w").text
 
 
 @pytest.mark.parametrize(("bucket_gb_s", "minutes"), [(5, 64), (8, 40), (10, 32)])
 def test_row_17_a_checkpoint_every_30_to_60_minutes(bucket_gb_s, minutes):
-    found = figures(chips=300, bucket_gbps=bucket_gb_s, preempt=6 * 3600.0)["stops"]
-    assert found["checkpoint_bytes"] == pytest.approx(19.2e12)
-    assert found["interval_s"] / 60 == pytest.approx(minutes)
-    assert found["spot_share"] == 0.5
+    report = figures(chips=300, bucket_gbps=bucket_gb_s, preempt=6 * 3600.0)["stops"]
+    assert report["checkpoint_bytes"] == pytest.approx(19.2e12)
+    assert report["interval_s"] / 60 == pytest.approx(minutes)
+    assert report["spot_share"] == 0.5
 
 
 def test_row_17_rates_of_a_v5p_and_why_the_bucket_sets_the_interval():
@@ -173,15 +173,15 @@ def test_row_18_failures_at_a_thousandth_per_chip_and_day(chips, days, percent):
 
 
 def test_row_18_through_a_plan():
-    found = figures(chips=150, failure_rate=0.001)["stops"]
-    assert found["mean_time_between_failures_s"] / DAY_S == pytest.approx(6.67, abs=0.01)
-    assert found["failure_probability"] == pytest.approx(0.362, abs=0.001)
+    report = figures(chips=150, failure_rate=0.001)["stops"]
+    assert report["mean_time_between_failures_s"] / DAY_S == pytest.approx(6.67, abs=0.01)
+    assert report["failure_probability"] == pytest.approx(0.362, abs=0.001)
 
 
 def test_row_19_half_the_utilization_doubles_time_and_cost():
     good, bad = figures(chips=150), figures(chips=150, mfu=0.2)
     assert bad["chip_hours"] / good["chip_hours"] == pytest.approx(2)
     assert bad["rows"][0]["finishes_s"] / good["rows"][0]["finishes_s"] == pytest.approx(2)
-    costs = [found["rows"][0]["costs"][0]["cost_usd"] for found in (bad, good)]
+    costs = [report["rows"][0]["costs"][0]["cost_usd"] for report in (bad, good)]
     assert costs[0] / costs[1] == pytest.approx(2)
     assert bills.cost_usd(2 * 3600, 4.4) == pytest.approx(8.8)

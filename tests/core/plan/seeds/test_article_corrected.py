@@ -73,19 +73,19 @@ def test_the_unrounded_hours_make_table_1():
 
 
 def test_150_by_memory_is_152_and_on_usable_memory_162():
-    found = figures()
-    assert found["total_bytes"] / 1e12 == pytest.approx(29.1, abs=0.01)  # below its 30 to 35 TB
-    assert found["memory_min_chips"] == 152
+    report = figures()
+    assert report["total_bytes"] / 1e12 == pytest.approx(29.1, abs=0.01)  # below its 30 to 35 TB
+    assert report["memory_min_chips"] == 152
     assert memory.chips_to_hold(30e12, 192e9) == 157 and memory.chips_to_hold(35e12, 192e9) == 183
-    usable = found["usable_hbm_state_min_chips"], found["usable_hbm_memory_min_chips"]
+    usable = report["usable_hbm_state_min_chips"], report["usable_hbm_memory_min_chips"]
     assert usable == (143, 162)
     planned = figures(hbm=180e9)
     assert (planned["state_min_chips"], planned["memory_min_chips"]) == (143, 162)
 
 
 def test_150_hold_the_run_by_accumulating():
-    found = figures(chips=150)
-    assert found["accumulated_min_chips"] <= 150 < found["memory_min_chips"]
+    report = figures(chips=150)
+    assert report["accumulated_min_chips"] <= 150 < report["memory_min_chips"]
 
 
 def test_sixteen_bytes_a_parameter_is_one_of_several_conventions():
@@ -112,14 +112,14 @@ def test_attention_that_6nd_leaves_out():
 
 
 def test_lora_weeks_from_exact_figures():
-    found = figures(lora=True, chips=20, deadline="10w")["rows"][0]["finishes_s"] / 604800
-    assert found == pytest.approx(9.0, abs=0.005)
+    report = figures(lora=True, chips=20, deadline="10w")["rows"][0]["finishes_s"] / 604800
+    assert report == pytest.approx(9.0, abs=0.005)
     from_rounded = 13 * (150 / 20) * 0.7 / 7
     assert from_rounded == pytest.approx(9.75)  # "~10"
 
 
 def test_the_upload_that_a_save_still_lacks_is_lost_at_a_stop():
     """The interval is the upload; a stop loses half an interval of work and a whole upload."""
-    found = figures(chips=300, preempt=6 * 3600.0, bucket_gbps=8)["stops"]
-    assert found["interval_s"] == found["upload_s"] == pytest.approx(2400)
-    assert found["lost_per_stop_s"] == pytest.approx(2400 / 2 + 2400)
+    report = figures(chips=300, preempt=6 * 3600.0, bucket_gbps=8)["stops"]
+    assert report["interval_s"] == report["upload_s"] == pytest.approx(2400)
+    assert report["lost_per_stop_s"] == pytest.approx(2400 / 2 + 2400)

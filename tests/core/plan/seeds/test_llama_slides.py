@@ -30,14 +30,14 @@ def test_row_21_operations():
 
 
 def test_row_22_hours_days_dollars():
-    found = run(chips=16_000, deadline="100d")
-    assert found["chip_hours"] == pytest.approx(26.33e6, rel=1e-3)
-    assert found["rows"][0]["finishes_s"] / DAY_S == pytest.approx(68.6, abs=0.05)
-    assert found["rows"][0]["costs"][0]["cost_usd"] == pytest.approx(52.7e6, rel=1e-3)
+    report = run(chips=16_000, deadline="100d")
+    assert report["chip_hours"] == pytest.approx(26.33e6, rel=1e-3)
+    assert report["rows"][0]["finishes_s"] / DAY_S == pytest.approx(68.6, abs=0.05)
+    assert report["rows"][0]["costs"][0]["cost_usd"] == pytest.approx(52.7e6, rel=1e-3)
     at_16384 = run(chips=16_384, deadline="100d")["rows"][0]["finishes_s"] / DAY_S
     assert at_16384 == pytest.approx(67.0, abs=0.06)
-    row = found["rows"][0]
-    mine = [found["chip_hours"], row["finishes_s"] / DAY_S, row["costs"][0]["cost_usd"]]
+    row = report["rows"][0]
+    mine = [report["chip_hours"], row["finishes_s"] / DAY_S, row["costs"][0]["cost_usd"]]
     assert mine == pytest.approx([26e6, 70, 52e6], rel=0.05)  # as the slides round
 
 
@@ -57,8 +57,8 @@ def test_row_22_the_model_card_implies_another_grid():
     ("hours", "mwh", "tons"), [(1_022_362, 449, 173), (809_472, 356, 137), (82_432, 36, 14)]
 )
 def test_llama_1_footprints(hours, mwh, tons):
-    found = carbon.footprint(hours, 400, "a100", 1.1, 0.385)
-    assert (int(found.energy_kwh / 1e3), round(found.tons)) == (mwh, tons)
+    emissions = carbon.footprint(hours, 400, "a100", 1.1, 0.385)
+    assert (int(emissions.energy_kwh / 1e3), round(emissions.tons)) == (mwh, tons)
 
 
 def test_row_23_the_whole_run_had_a_goodput_of_its_own():
@@ -78,8 +78,8 @@ def test_row_24_tokens_a_parameter():
     assert scaling.RULE_TOKENS_PER_PARAM == 20
     assert scaling.Pair(8.03e9, 15e12).tokens_per_param == pytest.approx(1868, abs=0.5)  # "~1900"
     assert scaling.Pair(405e9, 15.6e12).tokens_per_param == pytest.approx(38.5, abs=0.05)  # "~40"
-    served = scaling.advise(8e9, 160e9, inference_tokens=1e14)
-    assert served.same_loss.tokens_per_param > 150  # "in practice use larger"
+    with_inference = scaling.advise(8e9, 160e9, inference_tokens=1e14)
+    assert with_inference.same_loss.tokens_per_param > 150  # "in practice use larger"
 
 
 def test_row_29_a_failure_every_three_hours():

@@ -35,8 +35,8 @@ def run(**settings):
 
 def state(layout, model=SEVEN, recipe="adamw16"):
     """Bytes of weights, gradients and optimizer on a device."""
-    found = device_memory(Workload(model, 2048, 64, memory.RECIPES[recipe]), layout, PLAIN)
-    return {name: found[name] for name in STATE}
+    held = device_memory(Workload(model, 2048, 64, memory.RECIPES[recipe]), layout, PLAIN)
+    return {name: held[name] for name in STATE}
 
 
 def hours(params, tokens):
@@ -186,8 +186,8 @@ def test_utilization_that_published_costs_imply(params, tokens, chips, days, imp
 
 
 def test_seven_billion_on_a_trillion_tokens_takes_five_days():
-    found = run(params=7e9, tokens=1e12, chips=256)
-    assert found["rows"][0]["finishes_s"] / 86400 == pytest.approx(4.8, abs=0.05)
+    report = run(params=7e9, tokens=1e12, chips=256)
+    assert report["rows"][0]["finishes_s"] / 86400 == pytest.approx(4.8, abs=0.05)
     assert hours(1e9, 20e9) == pytest.approx(84, abs=0.5)
 
 

@@ -23,11 +23,11 @@ LLAMA = architecture(SHAPES["llama-3-8b"])
 
 
 def test_room_is_memory_less_weights_and_workspace():
-    found = chip_memory(Replica(LLAMA, H100))
-    assert found.chip_bytes == pytest.approx(0.9 * 80e9)
-    assert found.weights == pytest.approx(2 * 8_030_261_248)
-    assert found.workspace == PASS_TOKENS * 4 * (4096 + 14336) * 2
-    left = 72e9 - found.weights - found.workspace
+    memory = chip_memory(Replica(LLAMA, H100))
+    assert memory.chip_bytes == pytest.approx(0.9 * 80e9)
+    assert memory.weights == pytest.approx(2 * 8_030_261_248)
+    assert memory.workspace == PASS_TOKENS * 4 * (4096 + 14336) * 2
+    left = 72e9 - memory.weights - memory.workspace
     assert largest_batch(Replica(LLAMA, H100), 8192) == int(left / (131_072 * 8192))
     assert largest_batch(Replica(LLAMA, H100), 8192, 0.5) < largest_batch(
         Replica(LLAMA, H100), 8192
@@ -47,35 +47,35 @@ def test_the_size_that_is_named_fits():
     model = architecture(SHAPES["llama-2-70b"])
     with pytest.raises(
         Infeasible, match="use 2 chips or --weights int4 or --weights nvfp4"
-    ) as told:
+    ) as message:
         largest_batch(Replica(model, H100), 4096)
-    assert "--weights fp8" not in str(told.value)  # 69 GB and the workspace are more than 72
+    assert "--weights fp8" not in str(message.value)  # 69 GB and the workspace are more than 72
     assert largest_batch(Replica(model, H100, 2), 4096) >= 1
     assert largest_batch(Replica(model, H100, 1, "int4"), 4096) >= 1
 
 
 def test_a_trillion_parameters_on_eight_chips():
-    found = assumed_architecture(1e12, 32e9)
+    model = assumed_architecture(1e12, 32e9)
     b200, b300 = find_chip("b200"), find_chip("b300")
-    assert weights_fit(found, b200, 8, "fp8")
-    assert not weights_fit(found, b200, 8, "bf16")
-    assert weights_fit(found, b300, 8, "bf16")
+    assert weights_fit(model, b200, 8, "fp8")
+    assert not weights_fit(model, b200, 8, "bf16")
+    assert weights_fit(model, b300, 8, "bf16")
 
 
 def test_full_load_serves_a_batch_in_the_time_of_an_answer():
-    found = full_load(Replica(LLAMA, H100), 1000, 500)
-    window = found.batch * found.first.seconds + 500 * found.step.seconds
-    assert found.seconds_per_answer == pytest.approx(window)
-    assert found.output_tokens_per_s_chip == pytest.approx(found.batch * 500 / window)
-    usd = 1000 * found.usd_per_million_input(2.0) + 500 * found.usd_per_million_output(2.0)
-    assert usd / 1e6 == pytest.approx(window / found.batch * 2.0 / 3600)
+    load = full_load(Replica(LLAMA, H100), 1000, 500)
+    window = load.batch * load.first.seconds + 500 * load.step.seconds
+    assert load.seconds_per_answer == pytest.approx(window)
+    assert load.output_tokens_per_s_chip == pytest.approx(load.batch * 500 / window)
+    usd = 1000 * load.usd_per_million_input(2.0) + 500 * load.usd_per_million_output(2.0)
+    assert usd / 1e6 == pytest.approx(window / load.batch * 2.0 / 3600)
 
 
 def test_replicas_are_powers_of_two_that_hold_the_model():
-    found = loads(architecture(SHAPES["llama-2-70b"]), H100, 1000, 1000)
-    assert [load.replica.chips for load in found] == [2, 4, 8]
-    best = cheapest(found)
-    assert best.request_chip_s == min(load.request_chip_s for load in found)
+    replicas = loads(architecture(SHAPES["llama-2-70b"]), H100, 1000, 1000)
+    assert [load.replica.chips for load in replicas] == [2, 4, 8]
+    best = cheapest(replicas)
+    assert best.request_chip_s == min(load.request_chip_s for load in replicas)
     only = loads(LLAMA, H100, 1000, 1000, most_chips=2, batch=7)
     assert [(load.replica.chips, load.batch) for load in only] == [(1, 7), (2, 7)]
     with pytest.raises(Infeasible, match="1 x h100"):
@@ -83,13 +83,13 @@ def test_replicas_are_powers_of_two_that_hold_the_model():
 
 
 def test_a_model_beyond_a_node_gets_the_smallest_replica_across_nodes():
-    found = loads(architecture(SHAPES["deepseek-v3"]), H100, 1000, 1000)
-    assert [load.replica.chips for load in found] == [32]
+    replicas = loads(architecture(SHAPES["deepseek-v3"]), H100, 1000, 1000)
+    assert [load.replica.chips for load in replicas] == [32]
 
 
 def test_mixtures_are_split_both_ways():
-    found = loads(architecture(SHAPES["qwen3-30b-a3b"]), H100, 1000, 1000)
-    splits = [(load.replica.chips, load.replica.attention) for load in found]
+    replicas = loads(architecture(SHAPES["qwen3-30b-a3b"]), H100, 1000, 1000)
+    splits = [(load.replica.chips, load.replica.attention) for load in replicas]
     assert splits == [(1, "tensor"), (2, "data"), (2, "tensor"), (4, "data"), (4, "tensor"),
                       (8, "data"), (8, "tensor")]  # fmt: skip
     latent = loads(

@@ -29,8 +29,8 @@ def model(name):
     return architecture(SHAPES[name])
 
 
-def part(found, name):
-    return next(part for part in found.parts if part.name == name)
+def part(decoded, name):
+    return next(part for part in decoded.parts if part.name == name)
 
 
 @pytest.mark.parametrize(
@@ -84,9 +84,9 @@ def test_heads_that_do_not_divide_are_held_more_than_once():
 
 def test_visited_experts_are_the_expectation_of_distinct_draws():
     kind = next(k for k in model("qwen3-30b-a3b").layers if k.experts)
-    chance, runs, tokens = random.Random(3), 400, 12
+    rng, runs, tokens = random.Random(3), 400, 12
     seen = sum(
-        len({e for _ in range(tokens) for e in chance.sample(range(128), 8)}) for _ in range(runs)
+        len({e for _ in range(tokens) for e in rng.sample(range(128), 8)}) for _ in range(runs)
     )
     assert active_share(kind, tokens) == pytest.approx(seen / runs / 128, rel=0.01)
     assert active_share(kind, 1) == pytest.approx(8 / 128)
@@ -95,23 +95,23 @@ def test_visited_experts_are_the_expectation_of_distinct_draws():
 
 
 def test_a_small_batch_reads_all_weights_and_its_cache():
-    found = decode_step(Replica(model("llama-3-8b"), H100), 1, 2000)
+    step = decode_step(Replica(model("llama-3-8b"), H100), 1, 2000)
     read = 3.35e12 * factor("hbm_share")
     lookup = 128256 * 4096 * 2
     weights = 2 * 8_030_261_248 - lookup - 2 * 4096  # all but the input lookup and the last norm
-    assert part(found, "weights").seconds == pytest.approx(weights / read)
-    assert part(found, "attention").seconds == pytest.approx(131_072 * 2000 / read)
-    assert part(found, "launches").seconds == pytest.approx(32 * 10 * 3e-6)
-    assert found.binding == "memory"
-    assert found.seconds == pytest.approx(sum(part.seconds for part in found.parts))
+    assert part(step, "weights").seconds == pytest.approx(weights / read)
+    assert part(step, "attention").seconds == pytest.approx(131_072 * 2000 / read)
+    assert part(step, "launches").seconds == pytest.approx(32 * 10 * 3e-6)
+    assert step.binding == "memory"
+    assert step.seconds == pytest.approx(sum(part.seconds for part in step.parts))
 
 
 def test_a_large_batch_is_bound_by_operations():
     replica = Replica(model("llama-3-8b"), H100)
-    found = part(decode_step(replica, 4096, 10), "weights")
+    weights_part = part(decode_step(replica, 4096, 10), "weights")
     products = 8_030_261_248 - 128256 * 4096 - 65 * 4096
-    assert found.seconds == pytest.approx(2 * 4096 * products / (989e12 * 0.803))
-    assert found.bound == "compute"
+    assert weights_part.seconds == pytest.approx(2 * 4096 * products / (989e12 * 0.803))
+    assert weights_part.bound == "compute"
 
 
 def test_a_sparse_batch_of_one_reads_only_its_experts():
@@ -127,13 +127,13 @@ def test_a_sparse_batch_of_one_reads_only_its_experts():
 
 def test_a_prefill_counts_causal_attention_and_one_head_a_prompt():
     replica, tokens = Replica(model("llama-3-8b"), H100), 8192
-    found = prefill(replica, tokens)
+    first_pass = prefill(replica, tokens)
     layers = 8_030_261_248 - 2 * 128256 * 4096 - 65 * 4096
     rate = 989e12 * 0.803
-    assert part(found, "weights").seconds == pytest.approx(
+    assert part(first_pass, "weights").seconds == pytest.approx(
         2 * (tokens * layers + 128256 * 4096) / rate
     )
-    assert part(found, "attention").seconds == pytest.approx(
+    assert part(first_pass, "attention").seconds == pytest.approx(
         2 * tokens * 32 * (2 * 4096) * tokens / 2 / rate
     )
 
@@ -164,11 +164,11 @@ def test_attention_by_data_spreads_sequences_and_experts():
     shared = 2 * (sparse.params - sparse.expert_params)
     assert data.chip_weight_bytes == pytest.approx(shared + 2 * sparse.expert_params / t)
     assert cache_bytes(data, 9, on_chip=True) == pytest.approx(cache_bytes(data, 9) / t)
-    found = decode_step(data, batch, context)
+    step = decode_step(data, batch, context)
     read = 48 * 2 * 4 * 128 * 2 * batch * context / t
-    assert part(found, "attention").seconds == pytest.approx(read / data.read_bytes_per_s)
+    assert part(step, "attention").seconds == pytest.approx(read / data.read_bytes_per_s)
     sent = batch / t * 2048 * 2 * 8 * 7 / 8  # as many copies as there are chips, but its own
-    assert part(found, "messages").seconds == pytest.approx(48 * 2 * (10e-6 + sent / 450e9))
+    assert part(step, "messages").seconds == pytest.approx(48 * 2 * (10e-6 + sent / 450e9))
     alone = part(decode_step(data, 1, context), "attention").seconds
     assert alone == pytest.approx(part(decode_step(data, t, context), "attention").seconds)
 

@@ -20,20 +20,20 @@ SUITE = Suite(1000, 500, 800, 3, judge_calls=12, judge_prompt_tokens=2500, judge
 
 
 def test_an_api_is_paid_by_the_token():
-    found = evaluate(SUITE, (0.5, 1.5), (2.0, 8.0))
+    evaluation = evaluate(SUITE, (0.5, 1.5), (2.0, 8.0))
     answers = 3000 * (500 * 0.5 + 800 * 1.5) / 1e6
     verdicts = 36_000 * (2500 * 2 + 50 * 8) / 1e6
-    assert [bill.api_usd for bill in found.bills] == pytest.approx([answers, verdicts])
-    assert found.chip_hours == 0
-    assert found.cost_usd(99.0) == found.api_usd == pytest.approx(answers + verdicts)
+    assert [bill.api_usd for bill in evaluation.bills] == pytest.approx([answers, verdicts])
+    assert evaluation.chip_hours == 0
+    assert evaluation.cost_usd(99.0) == evaluation.api_usd == pytest.approx(answers + verdicts)
 
 
 def test_own_chips_work_at_full_load():
-    found = evaluate(SUITE, ENGINE, ENGINE)
+    evaluation = evaluate(SUITE, ENGINE, ENGINE)
     answer = full_load(ENGINE, 500, 800).request_chip_s
     verdict = full_load(ENGINE, 2500, 50).request_chip_s
-    assert found.chip_hours == pytest.approx((3000 * answer + 36_000 * verdict) / 3600)
-    assert found.cost_usd(2.5) == pytest.approx(2.5 * found.chip_hours)
+    assert evaluation.chip_hours == pytest.approx((3000 * answer + 36_000 * verdict) / 3600)
+    assert evaluation.cost_usd(2.5) == pytest.approx(2.5 * evaluation.chip_hours)
 
 
 def test_calls_without_a_judge_are_refused():

@@ -17,8 +17,8 @@ def test_without_a_limit_the_longest_is_a_harmonic_number_of_means():
 
 @pytest.mark.parametrize(("mean", "limit"), [(1060, 4000), (3200, 3990)])
 def test_cut_answers_keep_the_mean(mean, limit):
-    lengths, chance = Lengths(mean, limit), random.Random(5)
-    drawn = [min(limit, lengths.scale * -math.log(chance.random())) for _ in range(100_000)]
+    lengths, rng = Lengths(mean, limit), random.Random(5)
+    drawn = [min(limit, lengths.scale * -math.log(rng.random())) for _ in range(100_000)]
     assert sum(drawn) / len(drawn) == pytest.approx(mean, rel=0.02)
     cut = sum(length == limit for length in drawn) / len(drawn)
     assert lengths.quantile(1 - cut) == pytest.approx(limit, rel=0.01)

@@ -17,33 +17,33 @@ sys.path.insert(0, str(Path(__file__).parents[3] / "bench"))
 
 def see(view, **settings):
     stage = {serve: "serve", grpo: "grpo", evaluate: "eval"}[view]
-    found = view(request.build(PlanOptions(stage=stage, **settings)))
-    json.dumps(found.report)
-    return found
+    seen_view = view(request.build(PlanOptions(stage=stage, **settings)))
+    json.dumps(seen_view.report)
+    return seen_view
 
 
 def test_serving_a_trillion_parameters():
-    found = see(serve, params=1e12, active=32e9, weights="fp8", chips=64, price="4.40")
-    best = found.report["best"]
+    view = see(serve, params=1e12, active=32e9, weights="fp8", chips=64, price="4.40")
+    best = view.report["best"]
     assert best["replica_chips"] == 8
     assert best["weight_bytes"] == pytest.approx(1e12, rel=1e-3)
-    whole = found.report["cluster"]
+    whole = view.report["cluster"]
     assert whole["replicas"] == 8
     assert whole["output_tokens_per_s"] == pytest.approx(64 * best["output_tokens_per_s_chip"])
     usd = 3600 / best["output_tokens_per_s_chip"]
     both = best["usd_per_million_input"] + best["usd_per_million_output"]
     assert both == pytest.approx(4.4 / 3600 * 1e6 / 3600 * usd)
-    assert "replicas of 8 B200" in found.text and "memory limits the speed" in found.text
-    assert "cache bf16" in found.text and "weights" not in found.report["assumed"]
+    assert "replicas of 8 B200" in view.text and "memory limits the speed" in view.text
+    assert "cache bf16" in view.text and "weights" not in view.report["assumed"]
 
 
 def test_serving_as_asked():
-    found = see(
+    view = see(
         serve, params=8e9, chip="h100", replica_chips=2, batch=16, prompt_tokens=4000,
         output_tokens=200, cache="fp8",
     )  # fmt: skip
-    assert [(r["replica_chips"], r["batch"]) for r in found.report["replicas"]] == [(2, 16)]
-    assert found.report["assumed"] == ["weights bf16"]
+    assert [(r["replica_chips"], r["batch"]) for r in view.report["replicas"]] == [(2, 16)]
+    assert view.report["assumed"] == ["weights bf16"]
     with pytest.raises(UsageError, match=r"--replica-chips: 3 .* 1, 2"):
         see(serve, params=8e9, chip="h100", replica_chips=3)
     with pytest.raises(Infeasible, match="use 16 chips or --weights fp8 or --weights int8"):
@@ -52,8 +52,8 @@ def test_serving_as_asked():
 
 def test_grpo_on_the_same_chips():
     asked = {"params": 30e9, "active": 3e9, "chip": "h100", "chips": 32, "price": "2"}
-    found = see(grpo, **asked, output_tokens=3000, output_limit=8000, steps=100)
-    report = found.report
+    view = see(grpo, **asked, output_tokens=3000, output_limit=8000, steps=100)
+    report = view.report
     assert sum(report["parts_s"].values()) == pytest.approx(report["step_s"])
     assert report["samples"] == 64 * 16
     assert report["tokens"] == 64 * 16 * 4000
@@ -74,9 +74,9 @@ def test_grpo_on_two_sides_with_a_judge():
     asked = {"params": 30e9, "active": 3e9, "chip": "h100", "chips": 32, "generation_chips": 16}
     seen = see(grpo, **asked, judge_calls=8, judge_price="0.5,2", reward_time=5.0)
     assert "judge     8,192 calls per step of 3,000 + 200 tokens, $15.56" in seen.text
-    found = seen.report
-    assert found["judge_usd_per_step"] == pytest.approx(1024 * 8 * (3000 * 0.5 + 200 * 2) / 1e6)
-    assert found["parts_s"]["reward"] == 5.0
+    report = seen.report
+    assert report["judge_usd_per_step"] == pytest.approx(1024 * 8 * (3000 * 0.5 + 200 * 2) / 1e6)
+    assert report["parts_s"]["reward"] == 5.0
     own = see(grpo, **asked, judge_calls=8, judge_params=32e9).report
     assert own["parts_s"]["reward"] > 5 and own["judge_usd_per_step"] == 0
     with pytest.raises(UsageError, match="no judge is given"):
@@ -86,9 +86,9 @@ def test_grpo_on_two_sides_with_a_judge():
 
 
 def test_grpo_finds_chips_that_hold_the_state():
-    found = see(grpo, params=8e9, chip="h100")
-    assert found.report["chips"] == 8
-    assert "8 chips to train" in found.text
+    view = see(grpo, params=8e9, chip="h100")
+    assert view.report["chips"] == 8
+    assert "8 chips to train" in view.text
 
 
 def test_grpo_with_a_predicted_training_step():
@@ -115,11 +115,11 @@ def test_a_share_of_memory_may_be_given():
 
 def test_an_evaluation_with_a_rubric_judge():
     asked = {"params": 8e9, "price": "4.40", "items": 5000, "judge_calls": 10}
-    found = see(evaluate, **asked, judge_params=235e9, judge_active=22e9)
-    parts = {part["part"]: part for part in found.report["parts"]}
+    view = see(evaluate, **asked, judge_params=235e9, judge_active=22e9)
+    parts = {part["part"]: part for part in view.report["parts"]}
     assert parts["verdicts"]["calls"] == 50_000
-    assert found.report["cost_usd"] == pytest.approx(4.4 * found.report["chip_hours"])
-    assert "verdicts cost the most" in found.text
+    assert view.report["cost_usd"] == pytest.approx(4.4 * view.report["chip_hours"])
+    assert "verdicts cost the most" in view.text
     bought = see(evaluate, **asked, judge_price="1,4", api_price="0.1,0.4").report
     assert bought["chip_hours"] == 0
     verdicts, answers = 50_000 * (3000 * 1 + 200 * 4), 5000 * 1000 * 0.5
@@ -136,7 +136,7 @@ def test_what_is_said_of_published_runs_is_what_the_bench_finds():
     judgements = {"dense": ("load", dense), "sparse": ("load", sparse)}
     for name, (kind, rows) in (judgements | {"grpo": ("grpo", KINDS["grpo"])}).items():
         times = sorted(1 / (1 + ERRORS[kind](row)) for row in rows)
-        told = published_ratio(name)
-        assert told.rows == len(times)
-        found = times[0], statistics.median(times), times[-1]
-        assert (told.low, told.middle, told.high) == pytest.approx(found, abs=0.06)
+        ratio = published_ratio(name)
+        assert ratio.rows == len(times)
+        expected = times[0], statistics.median(times), times[-1]
+        assert (ratio.low, ratio.middle, ratio.high) == pytest.approx(expected, abs=0.06)

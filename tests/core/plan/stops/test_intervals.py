@@ -32,10 +32,10 @@ def test_best_is_the_best_of_all_tried(offload_s, mean_s):
     def wall(interval_s):
         return expected_wall(1e6, interval_s, offload_s, mean_s, 300)
 
-    found = best(offload_s, mean_s)
-    assert wall(found) <= min(wall(found * factor) for factor in (0.9, 0.99, 1.01, 1.1))
+    best_s = best(offload_s, mean_s)
+    assert wall(best_s) <= min(wall(best_s * factor) for factor in (0.9, 0.99, 1.01, 1.1))
     tried = min((mean_s * 1.01**-n for n in range(600)), key=wall)
-    assert found == pytest.approx(tried, rel=0.01)
+    assert best_s == pytest.approx(tried, rel=0.01)
 
 
 @pytest.mark.parametrize("part", [1e-4, 1e-2, 0.1, 0.5])
@@ -59,9 +59,9 @@ def test_daly_of_saves_longer_than_stops_are_apart():
      (9000, 4, 2250, 4)],
 )  # fmt: skip
 def test_uploads_bound_the_interval_and_need_memory(upload_s, copies, interval_s, held):
-    found = failures.asynchronous(50, upload_s, 10_000, copies)
-    assert found == pytest.approx(interval_s)
-    assert failures.copies_held(upload_s, found) == held
+    interval_found_s = failures.asynchronous(50, upload_s, 10_000, copies)
+    assert interval_found_s == pytest.approx(interval_s)
+    assert failures.copies_held(upload_s, interval_found_s) == held
 
 
 def test_the_planning_and_the_running_side_agree():

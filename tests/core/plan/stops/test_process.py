@@ -34,7 +34,7 @@ def test_expected_wall_beyond_a_double_is_infinite():
     assert expected_wall(1e6, 1e5, 1, 100, 60) == math.inf
 
 
-def wall(chance, segments, work_s, offload_s, upload_s, restart_s, mean_s):
+def wall(rng, segments, work_s, offload_s, upload_s, restart_s, mean_s):
     """The oracle: one course, save by save, with a clock and a list of uploads on their way.
 
     Written without the planner's formulas or its simulation. Returns the time at which the last
@@ -43,7 +43,7 @@ def wall(chance, segments, work_s, offload_s, upload_s, restart_s, mean_s):
     now, durable = 0.0, 0
     started = False
     while durable < segments:
-        stop_at = now + (chance.expovariate(1 / mean_s) if mean_s < math.inf else math.inf)
+        stop_at = now + (rng.expovariate(1 / mean_s) if mean_s < math.inf else math.inf)
         clock = now + (restart_s if started else 0.0)
         started = True
         on_their_way = []
@@ -66,8 +66,8 @@ def wall(chance, segments, work_s, offload_s, upload_s, restart_s, mean_s):
 )
 def test_closed_form_agrees_with_the_oracle(segments, upload_s, mean_s):
     """Also with uploads longer than an interval, of which several are on their way."""
-    chance, runs = random.Random(1), 4000
-    drawn = [wall(chance, segments, 1000.0, 20.0, upload_s, 300.0, mean_s) for _ in range(runs)]
+    rng, runs = random.Random(1), 4000
+    drawn = [wall(rng, segments, 1000.0, 20.0, upload_s, 300.0, mean_s) for _ in range(runs)]
     mean = sum(drawn) / runs
     error = math.sqrt(sum((x - mean) ** 2 for x in drawn)) / runs
     closed = expected_wall(segments * 1000.0, 1000.0, 20.0, mean_s, 300.0, upload_s)
@@ -77,10 +77,10 @@ def test_closed_form_agrees_with_the_oracle(segments, upload_s, mean_s):
 
 @pytest.mark.parametrize("seed", range(8))
 def test_peer_copies_agree_with_the_simulation(seed):
-    chance = random.Random(seed)
-    mean_s = HOUR_S * 10 ** chance.uniform(0.3, 2)
-    upload_s, failures = chance.choice([600.0, 2400.0]), chance.choice([0.0, 0.3, 0.7, 1.0])
-    segments, restart_s = chance.randrange(5, 100), chance.choice([60.0, 900.0])
+    rng = random.Random(seed)
+    mean_s = HOUR_S * 10 ** rng.uniform(0.3, 2)
+    upload_s, failures = rng.choice([600.0, 2400.0]), rng.choice([0.0, 0.3, 0.7, 1.0])
+    segments, restart_s = rng.randrange(5, 100), rng.choice([60.0, 900.0])
     process = Process(
         segments, 2520.0, upload_s, restart_s, failures / mean_s,
         (1 - failures) / mean_s, peer_copies=True,
@@ -100,16 +100,16 @@ def test_peer_copies_change_nothing_where_all_stops_are_preemptions():
     )
 
 
-def random_process(chance):
+def random_process(rng):
     """A process of a wide grid: hours to weeks between stops, half a day to two months of work."""
-    mean_s = HOUR_S * 10 ** chance.uniform(0.4, 2.4)
-    work_s = DAY_S * 10 ** chance.uniform(-0.3, 1.8)
-    upload_s = chance.choice([0.0, 60.0, 600.0, 2400.0])
-    offload_s, restart_s = chance.choice([1.0, 10.0, 60.0]), chance.choice([60.0, 900.0])
-    limit_s = chance.choice([None, 6 * HOUR_S, DAY_S, 3 * DAY_S])
+    mean_s = HOUR_S * 10 ** rng.uniform(0.4, 2.4)
+    work_s = DAY_S * 10 ** rng.uniform(-0.3, 1.8)
+    upload_s = rng.choice([0.0, 60.0, 600.0, 2400.0])
+    offload_s, restart_s = rng.choice([1.0, 10.0, 60.0]), rng.choice([60.0, 900.0])
+    limit_s = rng.choice([None, 6 * HOUR_S, DAY_S, 3 * DAY_S])
     interval_s = max(upload_s, math.sqrt(2 * offload_s * mean_s))
     segments, segment_s = divided(work_s, interval_s, offload_s, restart_s + upload_s, limit_s)
-    failures = chance.random()
+    failures = rng.random()
     return Process(
         segments=segments,
         segment_s=segment_s,
@@ -117,11 +117,11 @@ def random_process(chance):
         restart_s=restart_s,
         failure_rate=failures / mean_s,
         preemption_rate=(1 - failures) / mean_s,
-        capacity_wait_s=chance.choice([0.0, HOUR_S, 4 * HOUR_S]),
-        repair_s=chance.choice([0.0, 0.0, HOUR_S, 6 * HOUR_S]),
-        spare_nodes=chance.choice([0, 1, 2]),
+        capacity_wait_s=rng.choice([0.0, HOUR_S, 4 * HOUR_S]),
+        repair_s=rng.choice([0.0, 0.0, HOUR_S, 6 * HOUR_S]),
+        spare_nodes=rng.choice([0, 1, 2]),
         job_limit_s=limit_s,
-        queue_s=chance.choice([0.0, HOUR_S]),
+        queue_s=rng.choice([0.0, HOUR_S]),
     )
 
 

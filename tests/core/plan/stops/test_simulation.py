@@ -24,9 +24,13 @@ def test_no_runs_are_refused():
 
 
 def test_percentiles_are_nearest_ranks():
-    found = spread([float(n) for n in range(100, 0, -1)])
-    assert (found.mean, found.p50, found.p95) == (50.5, 50, 95)
-    assert found.error == pytest.approx(2.901, abs=0.001)
+    statistics_of_runs = spread([float(n) for n in range(100, 0, -1)])
+    assert (statistics_of_runs.mean, statistics_of_runs.p50, statistics_of_runs.p95) == (
+        50.5,
+        50,
+        95,
+    )
+    assert statistics_of_runs.error == pytest.approx(2.901, abs=0.001)
 
 
 def test_without_stops_every_course_is_the_same():

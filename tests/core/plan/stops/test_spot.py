@@ -39,9 +39,9 @@ def test_half_price_pays_and_full_price_does_not():
 
 
 def test_bills_meet_at_the_break_even():
-    found = bills()
-    assert found.break_even_preemption_s < 6 * HOUR_S
-    often = replace(MODEL, preemption_s=found.break_even_preemption_s)
+    comparison = bills()
+    assert comparison.break_even_preemption_s < 6 * HOUR_S
+    often = replace(MODEL, preemption_s=comparison.break_even_preemption_s)
     assert bills(often).saving == pytest.approx(0, abs=1e-6)
     assert not bills(replace(often, preemption_s=0.9 * often.preemption_s)).cheaper
 
