@@ -8,7 +8,7 @@ import typer
 from typer.core import TyperGroup
 
 from sabia.cli.adapter import typer_command
-from sabia.cli.main import COMMANDS, SUBCOMMANDS, called, find
+from sabia.cli.registry import COMMANDS, SUBCOMMANDS, called, find
 from sabia.core import notes
 from sabia.core.errors import ExitCode
 

@@ -12,7 +12,7 @@ import textwrap
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from sabia.cli.main import SUBCOMMANDS, all_calls, find
+from sabia.cli.registry import SUBCOMMANDS, all_calls, find
 from sabia.core.options import about
 from sabia.core.options.option import GROUPS, Option, listed
 from sabia.core.options.shared import MeshOptions, RowOptions

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from sabia.cli.adapter import typer_command
-from sabia.cli.main import COMMANDS, all_calls, called, find
+from sabia.cli.registry import COMMANDS, all_calls, called, find
 from sabia.core.options import about
 from sabia.core.options.resolve import resolve
 

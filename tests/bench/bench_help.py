@@ -8,7 +8,7 @@ import statistics
 import subprocess
 import sys
 
-from sabia.cli.main import all_calls
+from sabia.cli.registry import all_calls
 
 ROUNDS = int(sys.argv[1]) if len(sys.argv) > 1 else 9
 SABIA = [sys.executable, "-m", "sabia.cli.main"]

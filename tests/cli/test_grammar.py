@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from sabia.cli.main import COMMANDS, SUBCOMMANDS, all_calls
+from sabia.cli.registry import COMMANDS, SUBCOMMANDS, all_calls
 
 SABIA = [sys.executable, "-m", "sabia.cli.main"]
 HEAVY = ("numpy", "pyarrow", "torch", "jax", "rich", "pydantic", "numba", "aiohttp", "typer")

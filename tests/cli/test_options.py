@@ -12,7 +12,7 @@ import pytest
 from sabia.cli import help_page
 from sabia.cli.adapter import typer_command
 from sabia.cli.command import error_object
-from sabia.cli.main import SUBCOMMANDS, all_calls, find
+from sabia.cli.registry import SUBCOMMANDS, all_calls, find
 from sabia.core.errors import UsageError
 from sabia.core.options import about
 from sabia.core.options.option import GROUPS, Option

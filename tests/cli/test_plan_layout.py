@@ -22,7 +22,7 @@ def test_a_search_shows_layouts_and_a_line_to_paste() -> None:
 
 
 def test_the_pasted_line_is_accepted_by_the_parser_of_pretrain() -> None:
-    from sabia.cli.main import find
+    from sabia.cli.registry import find
 
     flags = report(f"{RUN} --search --chips 64")["layout"]["pretrain_flags"]
     words = iter(shlex.split(flags)[2:])

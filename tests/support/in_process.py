@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from sabia.cli.command import call, make_job, print_error
 from sabia.cli.group import run
-from sabia.cli.main import find
+from sabia.cli.registry import find
 
 
 class Done(NamedTuple):

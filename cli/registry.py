@@ -1,0 +1,61 @@
+"""The table of commands and subcommands; a command's module is imported only when it is used."""
+
+from collections.abc import Sequence
+from importlib import import_module
+
+from sabia.cli.command import Command
+
+# command → one line of help; its module is sabia.cli.<command with _ for ->
+COMMANDS = {
+    "crawl": "Fetch web pages, or read WARC and other files, as documents.",
+    "classify": "Score and filter documents: quality, language, classifiers.",
+    "dedup": "Remove exact and near-duplicate documents.",
+    "rewrite": "Rewrite documents so that reasoning precedes the answer.",
+    "tokenize": "Train or load a tokenizer; pack documents into token rows.",
+    "pretrain": "Train a model from scratch or from existing weights.",
+    "sft": "Fine-tune a model on conversations.",
+    "grpo": "Train a model by reinforcement learning (GRPO).",
+    "quantize": "Quantize a model to 8 and 4 bits.",
+    "eval": "Evaluate models on benchmark tasks and compare them.",
+    "plan-cluster": "Estimate compute, memory, time and cost of a training run.",
+}
+# command → its subcommands. The first is the default, in the command's module; the module of any
+# other is sabia.cli.<command>_<subcommand>. An input file with such a name is given as ./name.
+SUBCOMMANDS: dict[str, dict[str, str]] = {
+    "classify": {
+        "score": "Score documents and filter them (the default).",
+        "train": "Train a classifier on labelled documents.",
+        "threshold": "Choose thresholds of a score and calibrate it.",
+        "drift": "Compare the score distributions of two runs.",
+    },
+}
+
+
+def find(name: str) -> Command:
+    """The command of a name, 'dedup' or 'classify train'."""
+    command, _, subcommand = name.partition(" ")
+    module = command.replace("-", "_")
+    if subcommand and subcommand != next(iter(SUBCOMMANDS[command])):
+        module += f"_{subcommand}"
+    declared: Command = getattr(import_module(f"sabia.cli.{module}"), module)
+    return declared
+
+
+def called(words: Sequence[str]) -> tuple[str, list[str]]:
+    """('classify train', its arguments); ('', all words) of a line that names no command."""
+    if not words or words[0] not in COMMANDS:
+        return "", list(words)
+    subcommands = list(SUBCOMMANDS.get(words[0], {}))
+    if len(words) > 1 and words[1] in subcommands:
+        first = words[1] == subcommands[0]
+        return (words[0] if first else f"{words[0]} {words[1]}"), list(words[2:])
+    return words[0], list(words[1:])
+
+
+def all_calls() -> list[str]:
+    """Every command as it is called, subcommands included."""
+    return [
+        f"{name} {subcommand}" if n else name
+        for name in COMMANDS
+        for n, subcommand in enumerate(SUBCOMMANDS.get(name, [""]))
+    ]
