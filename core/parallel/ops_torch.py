@@ -172,19 +172,16 @@ class MeshOps(WrappedOps):
         """See Ops.relayout."""
         before, after = activation_split(now, self.mesh), activation_split(then, self.mesh)
         for axis in ("context", "tensor"):
-            x = self._moved(x, axis, _dimension(axis, before), _dimension(axis, after))
+            source, target = _dimension(axis, before), _dimension(axis, after)
+            # along `context` processes hold different tokens: their gradients are parts of a sum
+            group, partial_grads = self.groups[axis], axis == "context"
+            if source is None and target is not None:
+                x = c.split(x, target, group, partial_grads=partial_grads)
+            elif source is not None and target is None:
+                x = c.gather(x, source, group, partial_grads=partial_grads)
+            elif source is not None and target is not None and source != target:
+                x = c.exchange(x, target, source, group)
         return x
-
-    def _moved(self, x: Tensor, axis: str, now: int | None, then: int | None) -> Tensor:
-        # along `context` processes hold different tokens: their gradients are parts of a sum
-        group, partial_grads = self.groups[axis], axis == "context"
-        if now == then:
-            return x
-        if now is None:
-            return c.split(x, then, group, partial_grads=partial_grads)  # type: ignore[arg-type]
-        if then is None:
-            return c.gather(x, now, group, partial_grads=partial_grads)
-        return c.exchange(x, then, now, group)
 
     def whole_segments(self, segments: Tensor) -> Tensor:
         """See Ops.whole_segments."""

@@ -18,20 +18,16 @@ MAX_HOSTS = 100_000
 def expand_hosts(nodes: str) -> list[str]:
     """All names of a Slurm host list, in order; raises UsageError if it is malformed."""
     hosts: list[str] = []
-    for pattern in _patterns(nodes):
+    # cut at the commas outside brackets
+    patterns = re.findall(r"(?:\[[^\[\]]*\]|[^\[\],])+", nodes)
+    if not patterns or ",".join(patterns) != nodes:
+        raise _not_a_list(nodes)
+    for pattern in patterns:
         # one more than allowed, so that a huge range is noticed without being expanded
         hosts += itertools.islice(_names(pattern, nodes), MAX_HOSTS + 1)
         if len(hosts) > MAX_HOSTS:
             raise UsageError(f"host list {nodes[:80]!r}: more than {MAX_HOSTS:,} hosts")
     return hosts
-
-
-def _patterns(nodes: str) -> list[str]:
-    """The list cut at the commas outside brackets."""
-    parts = re.findall(r"(?:\[[^\[\]]*\]|[^\[\],])+", nodes)
-    if not parts or ",".join(parts) != nodes:
-        raise _not_a_list(nodes)
-    return parts
 
 
 def _names(pattern: str, nodes: str) -> Iterator[str]:

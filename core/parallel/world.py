@@ -42,50 +42,37 @@ class World:
 
 def detect(environment: Mapping[str, str] = os.environ) -> World:
     """The world that the launcher's variables describe; raises UsageError if they are malformed."""
+
+    def number(name: str, default: str | None = None) -> int:
+        value = environment.get(name, default)
+        if value is None or not value.isdigit():
+            raise UsageError(f"{name}: {value!r} in the environment (expected a number)")
+        return int(value)
+
+    coordinator = environment.get("SABIA_COORDINATOR")
     if "RANK" in environment and "WORLD_SIZE" in environment:
-        return _from_torchrun(environment)
+        return World(
+            rank=number("RANK"),
+            size=number("WORLD_SIZE"),
+            local_rank=number("LOCAL_RANK", "0"),
+            launcher="torchrun",
+            host=environment.get("MASTER_ADDR", "127.0.0.1"),
+            port=number("MASTER_PORT", "29500"),
+        )
     if int(environment.get("SLURM_NTASKS") or 1) > 1 and "SLURM_STEP_ID" in environment:
-        return _from_slurm(environment)
+        nodes = environment.get("SLURM_STEP_NODELIST") or environment.get("SLURM_NODELIST", "")
+        job, step = number("SLURM_JOB_ID"), number("SLURM_STEP_ID")
+        return World(
+            rank=number("SLURM_PROCID"),
+            size=number("SLURM_NTASKS"),
+            local_rank=number("SLURM_LOCALID", "0"),
+            launcher="srun",
+            host=coordinator or expand_hosts(nodes)[0],
+            # below the kernel's range of ephemeral ports, and different for each job and step
+            port=20000 + (job * 64 + step % 64) % 12000,
+        )
     if "," in environment.get("TPU_WORKER_HOSTNAMES", "") and "TPU_WORKER_ID" in environment:
-        return _from_pod(environment)
+        hosts = environment["TPU_WORKER_HOSTNAMES"].split(",")
+        rank, host = number("TPU_WORKER_ID"), coordinator or hosts[0]
+        return World(rank=rank, size=len(hosts), launcher="pod", host=host, port=POD_PORT)
     return World()
-
-
-def _number(environment: Mapping[str, str], name: str, default: str | None = None) -> int:
-    """An environment variable as a number; raises UsageError where it is missing or none."""
-    value = environment.get(name, default)
-    if value is None or not value.isdigit():
-        raise UsageError(f"{name}: {value!r} in the environment (expected a number)")
-    return int(value)
-
-
-def _from_torchrun(environment: Mapping[str, str]) -> World:
-    return World(
-        rank=_number(environment, "RANK"),
-        size=_number(environment, "WORLD_SIZE"),
-        local_rank=_number(environment, "LOCAL_RANK", "0"),
-        launcher="torchrun",
-        host=environment.get("MASTER_ADDR", "127.0.0.1"),
-        port=_number(environment, "MASTER_PORT", "29500"),
-    )
-
-
-def _from_slurm(environment: Mapping[str, str]) -> World:
-    nodes = environment.get("SLURM_STEP_NODELIST") or environment.get("SLURM_NODELIST", "")
-    job, step = _number(environment, "SLURM_JOB_ID"), _number(environment, "SLURM_STEP_ID")
-    return World(
-        rank=_number(environment, "SLURM_PROCID"),
-        size=_number(environment, "SLURM_NTASKS"),
-        local_rank=_number(environment, "SLURM_LOCALID", "0"),
-        launcher="srun",
-        host=environment.get("SABIA_COORDINATOR") or expand_hosts(nodes)[0],
-        # below the kernel's range of ephemeral ports, and different for each job and step
-        port=20000 + (job * 64 + step % 64) % 12000,
-    )
-
-
-def _from_pod(environment: Mapping[str, str]) -> World:
-    hosts = environment["TPU_WORKER_HOSTNAMES"].split(",")
-    rank = _number(environment, "TPU_WORKER_ID")
-    host = environment.get("SABIA_COORDINATOR") or hosts[0]
-    return World(rank=rank, size=len(hosts), launcher="pod", host=host, port=POD_PORT)

@@ -62,7 +62,13 @@ def run(job: Job, options: EvalOptions) -> None:
     else:
         notes.note(f"{job.out} holds these scores already; --force computes them again")
         fresh = old
-    scores = [*_earlier(job), *fresh]
+    earlier = [  # score rows of earlier runs, given as INPUT
+        score
+        for source in (open_inputs(job, "score") if job.inputs else ())
+        for batch in source.batches()
+        for score in from_batch(batch, Path(source.name).stem)
+    ]
+    scores = [*earlier, *fresh]
     summary = summarise(scores, {task.name: task.metric for task in tasks if task.metric})
     if old is None and (options.model or options.answers):
         _write_rows(job, fresh, provenance_record)
@@ -169,13 +175,6 @@ def _scored_answers(
         yield from judging.score(task, model, pairs)
 
 
-def _earlier(job: Job) -> Iterator[Score]:
-    """Score rows of earlier runs, named as INPUT."""
-    for source in open_inputs(job, "score") if job.inputs else ():
-        for batch in source.batches():
-            yield from from_batch(batch, Path(source.name).stem)
-
-
 def _provenance(
     job: Job, options: EvalOptions, items: dict[str, list[Item]], models: Sequence[EvaluatedModel]
 ) -> dict[str, Any]:
@@ -188,16 +187,14 @@ def _provenance(
             digest.update(repr((item.id, item.question, item.choices, item.answer)).encode())
             digest.update(json.dumps(item.fields, sort_keys=True, default=str).encode())
     fingerprints = [model.fingerprint() for model in models]
-    fingerprints += [_file_hash(answers.rpartition("=")[2]) for answers in options.answers]
+    for answers in options.answers:
+        path = answers.rpartition("=")[2]
+        try:
+            fingerprints.append(hashlib.blake2b(Path(path).read_bytes()).hexdigest())
+        except OSError as error:
+            raise unreadable("--answers", path, error) from error
     salt = f"{digest.hexdigest()} {json.dumps(options.recorded(), sort_keys=True)}"
     return provenance(replace(job, options={}), "score", fingerprints, salt)
-
-
-def _file_hash(answers: str) -> str:
-    try:
-        return hashlib.blake2b(Path(answers).read_bytes()).hexdigest()
-    except OSError as error:
-        raise unreadable("--answers", answers, error) from error
 
 
 def _stored_scores(path: str, provenance_record: dict[str, Any]) -> list[Score] | None:

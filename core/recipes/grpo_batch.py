@@ -57,16 +57,13 @@ def make_batch(groups: Sequence[Group], options: GrpoOptions) -> Batch | None:
         (group.prompt, [
             (sample, float(advantage[g, i]))
             for i, sample in enumerate(group.samples)
-            if not np.isnan(rewards[g, i]) and _trains(sample, options)
+            if not np.isnan(rewards[g, i])
+            and (options.overlong == "keep" or sample.finish_reason != LENGTH)
         ])
         for g, group in enumerate(groups) if live[g]
     ]  # fmt: skip
     training = [(prompt, samples) for prompt, samples in training if samples]
     return _arrays(training, options) if training else None
-
-
-def _trains(sample: Completion, options: GrpoOptions) -> bool:
-    return options.overlong == "keep" or sample.finish_reason != LENGTH
 
 
 def empty_batch(options: GrpoOptions) -> Batch:
@@ -173,12 +170,7 @@ def split(batch: Batch, parts: int, seed: tuple[int, int]) -> list[Batch]:
 
 @torch.no_grad()
 def score(
-    spec: Any,
-    params: Mapping[str, Any],
-    batch: Batch,
-    ops: Any,
-    temperature: float,
-    rows: int,
+    spec: Any, params: Mapping[str, Any], batch: Batch, ops: Any, temperature: float, rows: int
 ) -> np.ndarray:
     """Log-probabilities [R, g, C] of a batch's samples under `params`, `rows` at a time."""
     logprobs = partial(sample_logprobs, spec, params, ops=ops, temperature=temperature)

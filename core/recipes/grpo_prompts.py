@@ -36,11 +36,7 @@ class Prompt:
 
 
 def read_prompts(
-    sources: Sequence[Source],
-    tokenizer: Tokenizer,
-    grader: Grader,
-    longest: int,
-    reject: RejectRow,
+    sources: Sequence[Source], tokenizer: Tokenizer, grader: Grader, longest: int, reject: RejectRow
 ) -> list[Prompt]:
     """All usable prompts in the order of the input; raises BadData when there is none.
 

@@ -18,36 +18,16 @@ from sabia.core.shards.job import Job
 from sabia.core.shards.outputs import open_stdout
 from sabia.core.train.telemetry import metrics_path, read_rows
 
-_FLOAT = pa.float64()
 BY_SOURCE = ("loss_by_source", "validation_by_source")
-SCHEMA = pa.schema(
-    [
-        ("step", pa.int64()),
-        ("loss", _FLOAT),
-        ("objective", _FLOAT),
-        ("lr", _FLOAT),
-        ("grad_norm", _FLOAT),
-        ("tokens", pa.int64()),
-        ("tokens_per_s", _FLOAT),
-        ("mfu", _FLOAT),
-        ("mfu_6nd", _FLOAT),
-        ("goodput", _FLOAT),
-        ("memory_bytes", pa.int64()),
-        ("device_memory_bytes", pa.int64()),
-        ("expert_load", _FLOAT),
-        ("experts_idle", pa.int64()),
-        ("seconds", _FLOAT),
-        ("validation_loss", _FLOAT),
-        ("validation_tokens", pa.int64()),
-    ]
-)
-_GRPO = ("reward", "live_groups", "length", "truncated", "clip_fraction", "logprob_gap",
-         "logprob_gap_max", "kl", "loss", "grad_norm", "lr", "tokens_per_s", "seconds")  # fmt: skip
-_GRPO_COUNTS = ("step", "samples", "no_reward", "unknown_verdicts", "sampled_tokens",
-                "trained_tokens", "updates")  # fmt: skip
-GRPO_SCHEMA = pa.schema(
-    [*((name, pa.int64()) for name in _GRPO_COUNTS), *((name, _FLOAT) for name in _GRPO)]
-)
+COLUMNS = ("step", "loss", "objective", "lr", "grad_norm", "tokens", "tokens_per_s", "mfu",
+           "mfu_6nd", "goodput", "memory_bytes", "device_memory_bytes", "expert_load",
+           "experts_idle", "seconds", "validation_loss", "validation_tokens")  # fmt: skip
+GRPO_COLUMNS = ("step", "samples", "no_reward", "unknown_verdicts", "sampled_tokens",
+                "trained_tokens", "updates", "reward", "live_groups", "length", "truncated",
+                "clip_fraction", "logprob_gap", "logprob_gap_max", "kl", "loss", "grad_norm", "lr",
+                "tokens_per_s", "seconds")  # fmt: skip
+COUNTS = {"tokens", "memory_bytes", "device_memory_bytes", "experts_idle", "validation_tokens",
+          *GRPO_COLUMNS[:7]}  # fmt: skip
 BATCH_ROWS = 10_000
 TABLE_ROWS = 12
 SHOWN = {
@@ -60,7 +40,7 @@ SHOWN = {
 def write_metric_rows(job: Job, run: Path, launcher: str = "bare") -> None:
     """Write the rows of a run's metrics file to stdout."""
     read = list(read_rows(metrics_path(run)))
-    schema = GRPO_SCHEMA if job.command == "grpo" else with_sources(read)
+    schema = columns_schema(GRPO_COLUMNS) if job.command == "grpo" else with_sources(read)
     rows = [{name: row.get(name) for name in schema.names} for row in read]
     out = sys.stdout.buffer
     if out.isatty() or launcher == "srun" or _is_log():
@@ -83,13 +63,20 @@ def _print_table(rows: list[dict[str, Any]], run: Path) -> None:
     Console().print(table)
 
 
+def columns_schema(names: Iterable[str]) -> pa.Schema:
+    """The schema of these columns: counts are int64, all others float64."""
+    return pa.schema([(n, pa.int64() if n in COUNTS else pa.float64()) for n in names])
+
+
 def with_sources(rows: Iterable[dict[str, Any]]) -> pa.Schema:
-    """SCHEMA with the losses by source, structs of the sources' names (null where there are none).
+    """COLUMNS and the losses by source, structs of the sources' names (null where there are none).
 
     Each of `rows` may have an object of numbers by source in the columns BY_SOURCE.
     """
     names = sorted({name for row in rows for by in BY_SOURCE for name in row.get(by) or ()})
-    return pa.schema([*SCHEMA, *((by, named_numbers.type_of(names)) for by in BY_SOURCE)])
+    return pa.schema(
+        [*columns_schema(COLUMNS), *((by, named_numbers.type_of(names)) for by in BY_SOURCE)]
+    )
 
 
 def _spread(rows: list[dict[str, Any]], count: int) -> list[dict[str, Any]]:

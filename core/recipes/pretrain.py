@@ -78,11 +78,7 @@ def _identity(
 
 
 def _task(
-    job: Job,
-    options: PretrainOptions,
-    sources: Sequence[Source],
-    rows: TokenRows,
-    tokenizer: str,
+    job: Job, options: PretrainOptions, sources: Sequence[Source], rows: TokenRows, tokenizer: str
 ) -> Task:
     validation = None
     if options.validation:

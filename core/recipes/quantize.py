@@ -43,24 +43,13 @@ if TYPE_CHECKING:  # torch is loaded only when a model is quantized
     from sabia.core.quant.quantize import QuantizedModel
 
 RECORD = "quantization.json"
-_FLOAT = pa.float64()
 SCHEMA = pa.schema(
-    [
-        ("layer", pa.int64()),
-        ("component", pa.string()),
-        ("module", pa.string()),
-        ("scheme", pa.string()),
-        ("bits", pa.int64()),
-        ("method", pa.string()),
-        ("mse", _FLOAT),
-        ("relative_error", _FLOAT),
-        ("output_error", _FLOAT),
-        ("output_error_rtn", _FLOAT),
-        ("kl_nats", _FLOAT),
-        ("tokens", pa.int64()),
-        ("size_bytes", pa.int64()),
-    ]
-)
+    [("layer", pa.int64()), ("component", pa.string()), ("module", pa.string()),
+     ("scheme", pa.string()), ("bits", pa.int64()), ("method", pa.string()),
+     ("mse", pa.float64()), ("relative_error", pa.float64()), ("output_error", pa.float64()),
+     ("output_error_rtn", pa.float64()), ("kl_nats", pa.float64()), ("tokens", pa.int64()),
+     ("size_bytes", pa.int64())]
+)  # fmt: skip
 
 
 def run(job: Job, options: QuantizeOptions) -> None:
@@ -83,7 +72,7 @@ def run(job: Job, options: QuantizeOptions) -> None:
         _dry_run(job, options, recipe, done=bool(report))
         return
     if report:
-        notes.note(f"{out} is up to date; --force makes it again")
+        notes.note(f"{out} is already made; --force makes it again")
     else:
         report = _quantized(job, options, recipe, out) | {"fingerprint": fingerprint}
         write_atomic(out / RECORD, json.dumps(report, indent=1) + "\n")

@@ -20,15 +20,9 @@ from sabia.core.train.run_directory import RunDirectory
 from sabia.core.train.token_rows import COLUMNS, TokenRows
 
 SCHEMA = pa.schema(
-    [
-        ("step", pa.int64()),
-        ("sample", pa.int64()),
-        ("row", pa.int64()),
-        ("name", pa.string()),
-        ("source", pa.string()),
-        ("left_out", pa.bool_()),
-    ]
-)
+    [("step", pa.int64()), ("sample", pa.int64()), ("row", pa.int64()), ("name", pa.string()),
+     ("source", pa.string()), ("left_out", pa.bool_())]
+)  # fmt: skip
 STEPS_AT_A_TIME = 64
 
 

@@ -30,6 +30,10 @@ from sabia.core.text.tokenize.tokenizer import Tokenizer, load_tokenizer
 from sabia.core.train.token_rows import TokenRows, read_token_rows
 
 Rendered = tuple[list[int], list[int]]
+ROWS = pa.schema(
+    [("input_ids", pa.list_(pa.int32())), ("document_lengths", pa.list_(pa.int32())),
+     ("loss_mask", pa.list_(pa.bool_()))]
+)  # fmt: skip
 
 
 def run(job: Job, options: SftOptions) -> None:
@@ -128,11 +132,5 @@ def _packed(rendered: list[Rendered], length: int, packed: bool) -> Iterator[pa.
                     np.concatenate([window[i][1] for i in one]).astype(bool) for one in bins
                 ],
             },
-            schema=pa.schema(
-                [
-                    ("input_ids", pa.list_(pa.int32())),
-                    ("document_lengths", pa.list_(pa.int32())),
-                    ("loss_mask", pa.list_(pa.bool_())),
-                ]
-            ),
+            schema=ROWS,
         )

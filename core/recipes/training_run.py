@@ -255,7 +255,12 @@ def train(call: RunCall, task: Task, options: Training) -> None:
         if world.leads:
             export(directory, task, options)
             directory.finish(identity, **figures)
-            _summarize(figures, directory)
+            parts = [f"{figures['step']:,} steps", f"{figures['tokens']:,} tokens"]
+            parts += [f"{name.replace('_', ' ')} {figures[name]:.4f}"
+                      for name in ("loss", "validation_loss") if name in figures]  # fmt: skip
+            took = units.format_duration(figures["seconds"])
+            line = f"{', '.join(parts)} ({took}) → {directory.final}"
+            notes.summarize(line, dict(figures) | {"final": str(directory.final)})
         process_group.barrier(world, job.backend, "end")
 
 
@@ -350,10 +355,22 @@ def _training(call: RunCall, task: Task, options: Training, plan: Plan, mesh: Me
         f"rows of {plan.row_length} tokens on {mesh}; MFU is of {units.format_count(peak)}FLOP/s "
         f"per device ({'given' if options.peak_flops else 'measured by a matrix product here'})"
     )
-    notes.note(describe(plan.precision.precision, _device(job.backend)))
+    if job.backend == "jax":
+        import jax
+
+        device: Any = jax.local_devices()[0]
+    else:
+        import torch
+
+        device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    notes.note(describe(plan.precision.precision, device))
     computed, packed = plan.precision.precision.compute, not task.rows.unpacked
     notes.note(kernel_report.describe(task.spec, job.backend, computed, plan.row_length, packed))
     times = peak_multiplier(job.backend, mesh.size, world.size)
+    # the leading process sends metrics to services
+    services = parse_services(options.track) if world.leads else ()
+    sinks = (call.directory.path, _digest(call.identity), call.identity)
+    tracker = Tracker([partial(open_sink, name, *sinks) for name in services])
     more: dict[str, Any] = {} if task.name_rows is None else {"name_rows": task.name_rows}
     return TrainingRun(
         options=options,
@@ -367,28 +384,11 @@ def _training(call: RunCall, task: Task, options: Training, plan: Plan, mesh: Me
         run=call.directory,
         world=world,
         meter=Meter(plan.flops_per_token, peak * times, plan.flops_6nd),
-        tracker=_tracker(call, options),
+        tracker=tracker,
         meta=_meta(job, task, options, plan, mesh) | {"identity": dict(call.identity)},
         validation=task.validation,
         **more,
     )
-
-
-def _tracker(call: RunCall, options: Training) -> Tracker:
-    """The tracker that sends metrics to services, in the leading process."""
-    names = parse_services(options.track) if call.world.leads else ()
-    run = (call.directory.path, _digest(call.identity), call.identity)
-    return Tracker([partial(open_sink, name, *run) for name in names])
-
-
-def _device(backend: str) -> Any:
-    if backend == "jax":
-        import jax
-
-        return jax.local_devices()[0]
-    import torch
-
-    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
 def _meta(job: Job, task: Task, options: Training, plan: Plan, mesh: Mesh) -> dict[str, Any]:
@@ -470,12 +470,3 @@ def _tokenizer_directory(path: str) -> Iterator[Path | None]:
     with tempfile.TemporaryDirectory() as scratch:
         load_tokenizer(path).save(scratch)
         yield Path(scratch)
-
-
-def _summarize(figures: Mapping[str, Any], directory: RunDirectory) -> None:
-    parts = [f"{figures['step']:,} steps", f"{figures['tokens']:,} tokens"]
-    parts += [f"{name.replace('_', ' ')} {figures[name]:.4f}"
-             for name in ("loss", "validation_loss") if name in figures]  # fmt: skip
-    took = units.format_duration(figures["seconds"])
-    line = f"{', '.join(parts)} ({took}) → {directory.final}"
-    notes.summarize(line, dict(figures) | {"final": str(directory.final)})

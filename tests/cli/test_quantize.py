@@ -147,7 +147,7 @@ def test_records_of_no_kind_are_bad_data(model: Path, tmp_path: Path) -> None:
 
 def test_a_quantized_model_is_not_quantized_again(model: Path, tmp_path: Path, chats: Path) -> None:
     make(tmp_path / "q", model, chats, recipe="w8")
-    with pytest.raises(UsageError, match="quantized already"):
+    with pytest.raises(UsageError, match="already quantized"):
         make(tmp_path / "qq", tmp_path / "q", chats)
     with pytest.raises(UsageError, match="is the model itself"):
         make(model, model, chats)

@@ -76,7 +76,13 @@ class Connection:
             raise PeerDisconnected("protocol error: a line is too long")
         if self._at_end and not lines:
             raise PeerDisconnected("the connection was closed")
-        return [_parse(line) for line in lines]
+        try:
+            messages = [json.loads(line) for line in lines]
+        except (ValueError, RecursionError) as error:
+            raise PeerDisconnected("protocol error: a line is not JSON") from error
+        if not all(isinstance(message, dict) for message in messages):
+            raise PeerDisconnected("protocol error: a line is not a JSON object")
+        return messages
 
     def next_message(self, seconds: float) -> Message | None:
         """The next message, or None if none arrives within `seconds`; raises PeerDisconnected."""
@@ -96,16 +102,6 @@ class Connection:
     def close(self) -> None:
         """Close the connection."""
         self.socket.close()
-
-
-def _parse(line: bytes) -> Message:
-    try:
-        message = json.loads(line)
-    except (ValueError, RecursionError) as error:
-        raise PeerDisconnected("protocol error: a line is not JSON") from error
-    if not isinstance(message, dict):
-        raise PeerDisconnected("protocol error: a line is not a JSON object")
-    return message
 
 
 class WakeupSocket:

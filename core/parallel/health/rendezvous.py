@@ -288,23 +288,19 @@ class RegistrationClient:
         connection = Connection(connected)
         try:
             connection.send(self.report.message(self.token))
-            self._await_acceptance(connection, min(left, ACCEPT_TIMEOUT_S))
+            until = time.monotonic() + min(left, ACCEPT_TIMEOUT_S)
+            while time.monotonic() < until:
+                self.check()
+                message = connection.next_message(min(0.5, until - time.monotonic()))
+                if message and "accepted" in message:
+                    return connection
+                if message:  # another program may listen on this port
+                    raise PeerDisconnected(str(message.get("refused", "it is not process 0"))[:200])
+            raise PeerDisconnected("it does not answer")
         except PeerDisconnected as error:
             self.last_problem = f"port {port}: {error}"
             connection.close()
             return None
-        return connection
-
-    def _await_acceptance(self, connection: Connection, timeout_s: float) -> None:
-        until = time.monotonic() + timeout_s
-        while time.monotonic() < until:
-            self.check()
-            message = connection.next_message(min(0.5, until - time.monotonic()))
-            if message and "accepted" in message:
-                return
-            if message:  # another program may listen on this port
-                raise PeerDisconnected(str(message.get("refused", "it is not process 0"))[:200])
-        raise PeerDisconnected("it does not answer")
 
     def _sleep(self, seconds: float) -> None:
         until = min(time.monotonic() + seconds, self.deadline)

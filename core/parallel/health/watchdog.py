@@ -128,20 +128,17 @@ class Watchdog:
         try:
             yield
         except BaseException as error:
-            cause = self._cause(error)
+            cause: BaseException = error
+            if isinstance(error, Exception) and not isinstance(error, SabiaError):
+                # a collective may break before process 0 has noticed the death and told us
+                self._terminated.wait(TERMINATION_WAIT_S)
+                cause = self.termination.error() if self.termination else error
             if self._peer:
                 reason = " ".join(str(cause).split()) or repr(cause)
                 self._peer.shut_down(exit_code(cause), reason)
             if cause is error:
                 raise
             raise cause from error
-
-    def _cause(self, error: BaseException) -> BaseException:
-        if isinstance(error, SabiaError) or not isinstance(error, Exception):
-            return error
-        # a collective may break before process 0 has noticed the death and told us
-        self._terminated.wait(TERMINATION_WAIT_S)
-        return self.termination.error() if self.termination else error
 
     def _on_termination(self, termination: Termination) -> None:
         if self.termination is None:

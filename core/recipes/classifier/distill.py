@@ -36,15 +36,9 @@ from sabia.core.text.score_column import label_column
 
 LABEL, SCORE, HUMAN = "lm_label", "lm_score", "human_label"
 SCHEMA = pa.schema(
-    [
-        ("id", pa.string()),
-        ("text", pa.string()),
-        ("language", pa.string()),
-        (LABEL, pa.string()),
-        (SCORE, pa.float64()),
-        (HUMAN, pa.string()),
-    ]
-)
+    [("id", pa.string()), ("text", pa.string()), ("language", pa.string()), (LABEL, pa.string()),
+     (SCORE, pa.float64()), (HUMAN, pa.string())]
+)  # fmt: skip
 ASK_BATCH = 512
 
 
