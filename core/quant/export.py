@@ -1,12 +1,12 @@
-"""A quantized model as a Hugging Face directory in compressed-tensors form.
+"""A quantized model as a Hugging Face directory in the compressed-tensors format.
 
-Every quantized matrix is stored by its module's parts, all else in BF16; `quantization_config` in
-config.json names the modules of each format. Servers and transformers read it as it is, and
-`hub.load_model` gives back exactly the values that were measured.
+Every quantized matrix is stored as several tensors of its module, all else in BF16;
+`quantization_config` in config.json lists the modules of each format. Inference servers and
+transformers read the directory, and `hub.load_model` returns exactly the values that were measured.
 """
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +35,7 @@ def export(
 
 
 def export_config(spec: ModelSpec, linears: Sequence[Linear]) -> dict[str, Any]:
-    """config.json with its quantization_config; dtype is what kept tensors are stored in."""
+    """config.json with its quantization_config; dtype is that of the other tensors."""
     groups, ignore = _groups(linears)
     if spec.tied and "lm_head" not in ignore:
         ignore = ["lm_head", *ignore]
@@ -47,7 +47,7 @@ def export_config(spec: ModelSpec, linears: Sequence[Linear]) -> dict[str, Any]:
 
 
 def stored_tensors(spec: ModelSpec, quantized: QuantizedModel) -> dict[str, np.ndarray]:
-    """All tensors under their names in the file."""
+    """All tensors by their names in the file."""
     modules = {linear.key: linear.module for linear in quantized.linears}
     tensors: dict[str, np.ndarray] = {}
     for tensor in spec.tensors():
@@ -65,29 +65,25 @@ def stored_tensors(spec: ModelSpec, quantized: QuantizedModel) -> dict[str, np.n
 
 
 def _groups(linears: Sequence[Linear]) -> tuple[dict[Scheme, list[str]], list[str]]:
-    """Targets by scheme, and what stays BF16.
+    """(module names by scheme, names of modules that stay BF16).
 
-    Modules that differ only in numbers (layers, experts) and share a scheme become one pattern.
+    Modules that differ only in numbers (layers, experts) and have one scheme become one pattern.
     """
-    alike: dict[str, list[Linear]] = {}
+    by_pattern: dict[str, list[Linear]] = {}
     for linear in linears:
-        alike.setdefault(_pattern(linear.module), []).append(linear)
+        by_pattern.setdefault(_pattern(linear.module), []).append(linear)
     groups: dict[Scheme, list[str]] = {}
     ignore: list[str] = []
-    for pattern, members in alike.items():
+    for pattern, members in by_pattern.items():
         schemes = {member.scheme for member in members}
         for scheme in schemes:
             names = [m.module for m in members if m.scheme == scheme]
-            found = [pattern] if len(schemes) == 1 and len(names) > 1 else names
-            (groups.setdefault(scheme, []) if scheme.quantizes else ignore).extend(found)
+            targets = [pattern] if len(schemes) == 1 and len(names) > 1 else names
+            (groups.setdefault(scheme, []) if scheme.quantizes else ignore).extend(targets)
     return groups, ignore
 
 
 def _pattern(module: str) -> str:
+    # layers.3.mlp.up_proj → re:layers\.\d+\.mlp\.up_proj$
     parts = (r"\d+" if part.isdecimal() else re.escape(part) for part in module.split("."))
     return "re:" + r"\.".join(parts) + "$"
-
-
-def tensor_bytes(params: Mapping[str, np.ndarray]) -> int:
-    """Bytes of the parameters as loaded."""
-    return sum(array.nbytes for array in params.values())

@@ -1,11 +1,11 @@
-"""GPTQ (Frantar et al. 2023, arXiv 2210.17323): rounding that knows the layer's inputs.
+"""GPTQ (Frantar et al. 2023, arXiv 2210.17323): rounding that compensates errors by the inputs.
 
-With H = 2/n Σ x xᵀ over calibration inputs, columns are rounded one after the other and the error
-of each, divided by its diagonal of the upper Cholesky factor of H⁻¹, is taken out of the columns
-still to come. Columns that no input reaches (H_ii = 0) become 0. H is damped by a share of its mean
-diagonal. Updates run in blocks of columns. Column order `static`: by falling H_ii, with scales and
-groups of the columns as they lie, so that no index has to be stored; `natural`: left to right, a
-group's scales chosen from the weights as updated when its first column comes.
+With H = 2/n Σ x xᵀ over calibration inputs, columns are rounded one after the other; the error of
+each, divided by the diagonal of the upper Cholesky factor of H⁻¹, is subtracted from the columns
+that are not yet rounded. Columns without inputs (H_ii = 0) become 0. H is damped by a fraction of
+its mean diagonal. Updates are made in blocks of columns. Column order `static`: by decreasing H_ii,
+with scales and groups in the stored order, so that no index has to be stored; `natural`: left to
+right, with the scales of a group chosen from the updated weights at its first column.
 """
 
 from dataclasses import dataclass
@@ -23,7 +23,7 @@ _RETRIES = 3
 
 @dataclass(frozen=True)
 class GptqConfig:
-    """bits and group of the codes; scale, order and damping as in a recipe."""
+    """bits and group size of the codes; scale, order and damping as in a recipe."""
 
     bits: int
     group: int | None
@@ -37,26 +37,26 @@ def gptq(
 ) -> tuple[np.ndarray, np.ndarray]:
     """(codes[O, I] int8, scales[O, groups]) of weight[O, I] for hessian[I, I] (float64).
 
-    `name` is for messages. Raises Failed where H cannot be factored even with more damping.
+    `name` is for messages. Raises Failed if H cannot be factored with more damping either.
     """
     w = torch.tensor(weight, dtype=torch.float32, device=hessian.device)
     h = hessian.clone()
     diagonal = h.diagonal()
-    dead = diagonal == 0
+    dead = diagonal == 0  # columns without inputs
     diagonal[dead] = 1
     w[:, dead] = 0
     group = config.group or w.shape[1]
     integers.group_width(w.shape[1], group)
     if config.order == "static":
-        order = torch.argsort(diagonal, descending=True, stable=True)
+        order = torch.argsort(diagonal, descending=True, stable=True)  # [I], largest H_ii first
         scale = _scales(w, config)
     else:
         order, scale = torch.arange(w.shape[1], device=h.device), None
-    factor = _inverse_factor(h[order][:, order], config.damping, name).float()
+    factor = _inverse_factor(h[order][:, order], config.damping, name).float()  # U, [I, I]
     codes, scale = _rounded(w[:, order], factor, order // group, scale, config)
-    back = torch.empty_like(codes)
-    back[:, order] = codes
-    return back.cpu().numpy(), scale.cpu().numpy()
+    restored = torch.empty_like(codes)
+    restored[:, order] = codes  # the stored order of columns
+    return restored.cpu().numpy(), scale.cpu().numpy()
 
 
 def _scales(weight: torch.Tensor, config: GptqConfig, group: int | None = None) -> torch.Tensor:
@@ -67,19 +67,23 @@ def _scales(weight: torch.Tensor, config: GptqConfig, group: int | None = None) 
 
 
 def _inverse_factor(hessian: torch.Tensor, damping: float, name: str) -> torch.Tensor:
-    """Upper Cholesky factor of the inverse of the damped H."""
+    """U[I, I] with H⁻¹ = Uᵀ U, the upper Cholesky factor for the damped H."""
     mean = hessian.diagonal().mean()
     for attempt in range(_RETRIES):
-        share = damping * 10**attempt
-        damped = hessian + torch.diag_embed((share * mean).expand(len(hessian)))
+        fraction = damping * 10**attempt
+        # H + λ·mean(diag H)·I; ten times more damping after a failure
+        damped = hessian + torch.diag_embed((fraction * mean).expand(len(hessian)))
         lower, failed = torch.linalg.cholesky_ex(damped)
         if not failed:
             inverse = torch.cholesky_inverse(lower)
             upper, failed = torch.linalg.cholesky_ex(inverse, upper=True)
             if not failed:
                 return upper
-        notes.warn(f"{name}: H is not positive definite with damping {share:g}; trying more")
-    raise Failed(f"{name}: H cannot be factored (calibration inputs hold inf or NaN?)")
+        notes.warn(f"{name}: H is not positive definite with damping {fraction:g}; trying more")
+    raise Failed(
+        f"{name}: the Hessian cannot be factored (expected finite calibration inputs; check the "
+        "model for inf and NaN)"
+    )
 
 
 def _rounded(
@@ -89,7 +93,7 @@ def _rounded(
     scale: torch.Tensor | None,
     config: GptqConfig,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """(codes[O, I], scales[O, groups]); columns in the order given."""
+    """(codes[O, I], scales[O, groups]) of w[O, I], columns in the order given; w is modified."""
     low, high = integers.code_range(config.bits)
     codes = torch.empty(w.shape, dtype=torch.int8, device=w.device)
     groups = group_of.tolist()
@@ -99,24 +103,25 @@ def _rounded(
     step = _block(config.group)
     for start in range(0, w.shape[1], step):
         block, end = w[:, start : start + step], min(start + step, w.shape[1])
-        errors = torch.empty_like(block)
+        errors = torch.empty_like(block)  # E, [O, step]
         triangle = factor[start:end, start:end]
         for i in range(end - start):
             column, group = start + i, groups[start + i]
             if scale is None and (column == 0 or groups[column - 1] != group):
                 width = config.group or w.shape[1]
                 scales[:, group] = _scales(w[:, column : column + width], config, width)[:, 0]
-            s = scales[:, group]
+            s = scales[:, group]  # [O]
             code = torch.clamp(torch.round(block[:, i] / s), low, high)
             codes[:, column] = code.to(torch.int8)
+            # algorithm 1: e_i = (w_i - q_i) / U_ii, and w_j ← w_j - e_i U_ij for j > i
             errors[:, i] = (block[:, i] - code * s) / triangle[i, i]
             block[:, i + 1 :] -= torch.outer(errors[:, i], triangle[i, i + 1 :])
-        w[:, end:] -= errors @ factor[start:end, end:]
+        w[:, end:] -= errors @ factor[start:end, end:]  # the lazy batch update of algorithm 1
     return codes, scales
 
 
 def _block(group: int | None) -> int:
-    """Columns of a block: whole groups, so that a group's columns are up to date at its start."""
+    """Columns of a block: whole groups, so that a group is up to date when its scale is chosen."""
     return BLOCK if group is None else max(group, BLOCK // group * group)
 
 
@@ -124,5 +129,6 @@ def relative_output_error(weight: np.ndarray, decoded: np.ndarray, hessian: torc
     """|X (W' - W)ᵀ| / |X Wᵀ| in the Frobenius norm, from H instead of the inputs X."""
     w = torch.from_numpy(np.array(weight, np.float64)).to(hessian.device)
     off = torch.from_numpy(np.array(decoded, np.float64)).to(hessian.device) - w
-    wrong, right = (float(((m @ hessian) * m).sum()) for m in (off, w))
-    return (max(wrong, 0.0) / right) ** 0.5 if right > 0 else 0.0
+    # |X mᵀ|² = n/2 · Σ (m H) ∘ m; the factor cancels
+    error, size = (float(((m @ hessian) * m).sum()) for m in (off, w))
+    return (max(error, 0.0) / size) ** 0.5 if size > 0 else 0.0

@@ -1,9 +1,9 @@
-"""Calibration: what every matrix's inputs are, layer by layer, each layer run only once or twice.
+"""Hessians of the matrices for GPTQ, from calibration inputs, one layer at a time.
 
-A pass for layer i starts from the states that the layers before left: an `ops` namespace handed to
-the forward pass counts its blocks, skips those before i, gives block i the kept states and ends the
-pass behind it; so calibrating L layers costs about two full passes. The same namespace shows the
-inputs of every product, whose x xᵀ are added up.
+A pass for layer i starts from the stored outputs of layer i - 1: `BlockOps`, passed to the forward
+pass as its operations, counts the blocks, skips those before i, gives block i the stored states and
+ends the pass after it. So calibrating L layers costs about two full passes. `BlockOps` also shows
+the inputs x of every product, whose x xᵀ are summed.
 """
 
 from collections.abc import Mapping, Sequence
@@ -22,31 +22,31 @@ BATCH_TOKENS = 8_192
 
 @dataclass(frozen=True)
 class Batch:
-    """ids[B, T] and segments[B, T]: 1 where there is a token, 0 where there is padding."""
+    """ids[B, T] and segments[B, T]: 1 for tokens, 0 for padding."""
 
     ids: np.ndarray
     segments: np.ndarray
 
     @property
     def mask(self) -> torch.Tensor:
-        """[B, T], True where there is a token."""
+        """[B, T], True for tokens."""
         return torch.from_numpy(self.segments > 0)
 
 
 def batches(rows: Sequence[Sequence[int]], batch_tokens: int = BATCH_TOKENS) -> list[Batch]:
-    """Rows in padded batches of like length, about `batch_tokens` tokens each."""
-    found, group = list[Batch](), list[Sequence[int]]()
+    """Rows of similar length in padded batches of about `batch_tokens` tokens."""
+    batches, group = list[Batch](), list[Sequence[int]]()
     for row in sorted(rows, key=len):
         if group and (len(group) + 1) * len(row) > batch_tokens:
-            found.append(_batch(group))
+            batches.append(_batch(group))
             group = []
         group.append(row)
-    return [*found, _batch(group)]
+    return [*batches, _batch(group)]
 
 
 def _batch(rows: Sequence[Sequence[int]]) -> Batch:
     width = max(map(len, rows))
-    ids = np.zeros((len(rows), width), np.int64)
+    ids = np.zeros((len(rows), width), np.int64)  # [B, T], right-padded with 0
     for number, row in enumerate(rows):
         ids[number, : len(row)] = row
     lengths = np.array([len(row) for row in rows])
@@ -54,7 +54,7 @@ def _batch(rows: Sequence[Sequence[int]]) -> Batch:
 
 
 class _BlockOutput(Exception):
-    """The block asked for has been run; carries its output."""
+    """Ends a forward pass after a block; carries the block's output states [B, T, D]."""
 
     def __init__(self, states: torch.Tensor) -> None:
         super().__init__()
@@ -62,10 +62,10 @@ class _BlockOutput(Exception):
 
 
 class BlockOps(WrappedOps):
-    """The operations of `base`, for one pass that runs block `index` alone.
+    """The operations of `base`, for a pass that computes only block `index` (None: all blocks).
 
-    states: what the block before left; None takes the embeddings (index 0). record: sees every
-    product's (inputs, name). simulate: replaces a product's inputs, knowing its name.
+    states: output of the block before; None for the embeddings (index 0). record: called with
+    (inputs, name) of every product. simulate: returns changed inputs for (inputs, name).
     """
 
     def __init__(self, base: Any, index: int | None = None, states: Any = None) -> None:
@@ -75,7 +75,7 @@ class BlockOps(WrappedOps):
         self.simulate: Any = None
 
     def remat(self, function: Any, policy: str) -> Any:
-        """Skip the blocks before `index`; end the pass behind it."""
+        """Skip the blocks before `index`; end the pass after it."""
         last = self.index
         if last is None:
             return self.base.remat(function, policy)
@@ -83,14 +83,14 @@ class BlockOps(WrappedOps):
 
         def call(weights: Any, x: Any) -> Any:
             if position < last:
-                # the last block before a head-only pass hands over the kept states
+                # the last skipped block returns the stored states as its output
                 return (x if self.states is None else self.states), {}
             raise _BlockOutput(function(weights, x if self.states is None else self.states)[0])
 
         return call
 
     def linear(self, x: Any, weight: Any, bias: Any = None, *, name: str = "") -> Any:
-        """The product, its inputs recorded or changed on the way."""
+        """The product, with its inputs recorded or changed."""
         if self.record is not None:
             self.record(x, name)
         if self.simulate is not None:
@@ -99,16 +99,16 @@ class BlockOps(WrappedOps):
 
 
 class Hessians:
-    """2/n Σ x xᵀ by parameter name, summed over batches; products that share inputs share it."""
+    """H = 2/n Σ x xᵀ by parameter name, over n tokens; computed once for products of one input."""
 
     def __init__(self) -> None:
-        self.sums: dict[str, torch.Tensor] = {}
+        self.sums: dict[str, torch.Tensor] = {}  # name → Σ x xᵀ [I, I], float64
         self.tokens = 0
         self._mask: torch.Tensor | None = None
         self._seen: list[tuple[Any, torch.Tensor]] = []
 
     def begin(self, mask: torch.Tensor) -> None:
-        """A new batch with token mask[B, T]."""
+        """Start a batch with token mask[B, T]."""
         self._mask, self._seen = mask, []
         self.tokens += int(mask.sum())
 
@@ -116,16 +116,16 @@ class Hessians:
         """Add the inputs x[B, T, I] of a product with the parameter `name`."""
         if self._mask is None:
             return
-        product = next((found for inputs, found in self._seen if inputs is x), None)
+        product = next((product for inputs, product in self._seen if inputs is x), None)
         if product is None:
-            flat = x[self._mask.to(x.device)].double()
-            product = flat.T @ flat
+            flat = x[self._mask.to(x.device)].double()  # [tokens, I], without padding
+            product = flat.T @ flat  # Σ x xᵀ, [I, I]
             self._seen.append((x, product))
         before = self.sums.get(name)
         self.sums[name] = product.clone() if before is None else before.add_(product)
 
     def of(self, name: str) -> torch.Tensor | None:
-        """H[I, I] of a parameter; None where no input reached it."""
+        """H[I, I] of a parameter; None if it had no inputs."""
         return None if name not in self.sums else self.sums[name] * (2 / self.tokens)
 
 
@@ -135,8 +135,8 @@ def run_block(
     ops: BlockOps,
     batch: Batch,
 ) -> torch.Tensor:
-    """The output of block `ops.index` [B, T, D]; behind the last block, the final hidden state."""
+    """The output [B, T, D] of block `ops.index`; for an index after the last, the final state."""
     try:
         return forward.hidden(spec, params, batch.ids, ops, segments=batch.segments)
-    except _BlockOutput as done:
-        return done.states
+    except _BlockOutput as output:
+        return output.states

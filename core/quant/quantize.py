@@ -1,8 +1,8 @@
-"""A whole model: layer after layer calibrated, rounded, and run on with its rounded weights.
+"""Quantization of a model, layer by layer: calibrate, round, compute the next layer's inputs.
 
-Layer i is calibrated on what the layers before it give after they were quantized, so that its
-rounding makes up for theirs. Matrices that stay, vectors and embeddings are rounded to BF16 first.
-The result holds the very values that loading the written directory gives back.
+Layer i is calibrated on the outputs of the quantized layers before it, so that its rounding
+compensates their errors. Matrices that are not quantized, vectors and embeddings are rounded to
+BF16 first. The result has exactly the values that loading the written directory returns.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -23,10 +23,10 @@ from sabia.core.spec import ModelSpec
 
 @dataclass(frozen=True)
 class QuantizedModel:
-    """linears: every matrix with its scheme; stored: those that are quantized, by key.
+    """linears: every matrix with its scheme; stored: the quantized matrices, by key.
 
-    params: all parameters as float32 NumPy arrays with the stored values. rows: one of errors for
-    each quantized matrix.
+    params: all parameters as float32 NumPy arrays with the stored values. rows: the errors of each
+    quantized matrix.
     """
 
     linears: tuple[Linear, ...]
@@ -42,11 +42,11 @@ def quantize(
     ops: Any,
     calibration: Sequence[Batch] = (),
 ) -> QuantizedModel:
-    """Quantize `params` (by spec name) by a recipe; without calibration all is rounded to nearest.
+    """Quantize `params` (by spec name) by a recipe; without calibration all are rounded to nearest.
 
     Raises UsageError for a recipe that does not fit the model.
     """
-    work = _Work(spec, params, recipe, ops, calibration)
+    work = _ModelRounding(spec, params, recipe, ops, calibration)
     with torch.inference_mode(), progress(len(spec.layers) + 1, "quantize", "layers") as bar:
         for layer in range(len(spec.layers)):
             stop.check()
@@ -57,8 +57,8 @@ def quantize(
     return QuantizedModel(work.linears, work.stored, work.values, work.rows)
 
 
-class _Work:
-    """State of one run: values so far, and the states [B, T, D] in front of the next layer."""
+class _ModelRounding:
+    """The state of `quantize`: values so far, and the input states of the next layer."""
 
     def __init__(
         self,
@@ -76,12 +76,13 @@ class _Work:
             for name, array in params.items()
         }
         self.params = ops.to_device(self.values, "float32")
+        # of each batch, the input states [B, T, D] of the next layer; None: the embeddings
         self.states: list[torch.Tensor | None] = [None] * len(calibration)
         self.stored: dict[tuple[str, int | None], Stored] = {}
         self.rows: list[dict[str, Any]] = []
 
     def quantize_layer(self, layer: int) -> None:
-        """Calibrate and round a layer's matrices, then carry the states through the result."""
+        """Calibrate and round a layer's matrices, then compute the states after the layer."""
         hessians = Hessians()
         for batch, states in zip(self.calibration, self.states, strict=True):
             stage = BlockOps(self.ops, layer, states)
@@ -89,12 +90,13 @@ class _Work:
             hessians.begin(batch.mask)
             run_block(self.spec, self.params, stage, batch)
         self._round([x for x in self.linears if x.tensor.layer == layer], hessians)
+        # run the layer again, with its rounded weights
         for number, (batch, states) in enumerate(zip(self.calibration, self.states, strict=True)):
             stage = BlockOps(self.ops, layer, states)
             self.states[number] = run_block(self.spec, self.params, stage, batch)
 
     def quantize_head(self) -> None:
-        """The matrices outside of the layers; their inputs are the final hidden states."""
+        """Round the matrices outside of the layers; their inputs are the final hidden states."""
         outside = [x for x in self.linears if x.tensor.layer is None]
         hessians = Hessians()
         for batch, states in zip(self.calibration, self.states, strict=True) if outside else ():
@@ -116,7 +118,8 @@ class _Work:
     def _rounded(self, linear: Linear, hessians: Hessians) -> dict[str, Any]:
         name, index = linear.key
         whole = self.values[name]
-        weight = whole if index is None else whole[index]
+        weight = whole if index is None else whole[index]  # [O, I]; whole is [E, O, I] for experts
+        # routed experts see a part of the tokens each; their inputs are not recorded
         hessian = hessians.of(name) if index is None else None
         stored = store(weight, linear.scheme, self.recipe, hessian, name)
         errors = errors_of(weight, stored, linear.scheme, self.recipe, hessian)
@@ -130,7 +133,7 @@ class _Work:
 
 
 def _float32(array: np.ndarray) -> np.ndarray:
-    """A float32 copy that may be written to."""
+    """A writable float32 copy."""
     return np.array(array, np.float32)
 
 
@@ -149,9 +152,9 @@ def _row(linear: Linear, stored: Stored, tokens: int) -> dict[str, Any]:
 
 
 def simulated_inputs(linears: Sequence[Linear]) -> Any:
-    """What `BlockOps.simulate` takes: inputs rounded for each token where a scheme says so.
+    """The function for `BlockOps.simulate` that rounds the inputs of each token as schemes require.
 
-    None where no scheme quantizes activations.
+    None if no scheme quantizes activations.
     """
     schemes = {x.tensor.name: x.scheme for x in linears if x.scheme.dynamic_activations}
     if not schemes:
@@ -161,11 +164,11 @@ def simulated_inputs(linears: Sequence[Linear]) -> Any:
         scheme = schemes.get(name)
         if scheme is None:
             return x
-        largest = x.abs().amax(-1, keepdim=True).clamp_min(1e-30)
+        largest = x.abs().amax(-1, keepdim=True).clamp_min(1e-30)  # [..., 1], by token
         if scheme.type == "float":
-            scale = largest / 448
+            scale = largest / 448  # the largest E4M3 value
             return (x / scale).to(torch.float8_e4m3fn).to(x.dtype) * scale
-        scale = largest / 127
+        scale = largest / 127  # int8, symmetric
         return torch.round(x / scale) * scale
 
     return simulate
@@ -173,7 +176,7 @@ def simulated_inputs(linears: Sequence[Linear]) -> Any:
 
 @dataclass(frozen=True)
 class Divergence:
-    """Original against quantized on the same tokens: means over next-token distributions."""
+    """Original and quantized model on the same tokens: means over next-token distributions."""
 
     tokens: int
     kl_nats: float
@@ -202,7 +205,7 @@ def divergence(
             stop.check()
             pair = (run_block(spec, original, BlockOps(ops), batch),
                     run_block(spec, quantized, stage, batch))  # fmt: skip
-            for part in _parts(spec, batch):
+            for part in _row_slices(spec, batch):
                 sums += _compare(spec, (original, quantized), pair, part, batch, stage)
             tokens += int(batch.mask.sum())
             targets += int(batch.mask[:, 1:].sum())
@@ -213,8 +216,8 @@ def divergence(
 _LOGIT_BYTES = 256 << 20
 
 
-def _parts(spec: ModelSpec, batch: Batch) -> Iterator[slice]:
-    """Slices of rows whose logits stay small."""
+def _row_slices(spec: ModelSpec, batch: Batch) -> Iterator[slice]:
+    """Slices of rows whose logits need at most _LOGIT_BYTES."""
     rows = max(1, _LOGIT_BYTES // (4 * spec.vocab_size * batch.ids.shape[1]))
     return (slice(start, start + rows) for start in range(0, len(batch.ids), rows))
 
@@ -230,15 +233,14 @@ def _compare(
     """Sums over tokens: KL, equal top tokens, and both losses of the next token."""
     from sabia.core.model import forward
 
-    logs = []
+    logs = []  # log-probabilities [B, T, V] of both models
     for weights, states, ops in zip(params, hidden, (stage.base, stage), strict=True):
-        scores = forward.logits(spec, weights, states[part], ops)
-        logs.append(scores.log_softmax(-1))
+        logs.append(forward.logits(spec, weights, states[part], ops).log_softmax(-1))
     p, q = logs
     mask = batch.mask[part].to(p.device)
-    kl = (p.exp() * (p - q)).sum(-1)[mask].sum()
+    kl = (p.exp() * (p - q)).sum(-1)[mask].sum()  # Σ P (log P - log Q)
     same = (p.argmax(-1) == q.argmax(-1))[mask].sum()
     ids = torch.from_numpy(batch.ids[part]).to(p.device)[:, 1:, None]
-    following = mask[:, 1:]
+    following = mask[:, 1:]  # the targets that are tokens
     losses = [-x[:, :-1].gather(2, ids)[:, :, 0][following].sum() for x in logs]
     return torch.stack([kl.double(), same.double(), *(x.double() for x in losses)]).cpu()

@@ -1,11 +1,11 @@
-"""Which part of a model is stored in which number format.
+"""Recipes: the number format of each component of a model.
 
 A recipe gives each component (embedding, norm, router, attention, head, mlp, expert) a scheme of
-`sabia.core.numerics.schemes`; rules with a regular expression on our tensor names override it, the
-last match counts. Built in: `mixed` keeps embeddings, norms and routers in BF16, takes attention
-and the head to 8 bits and feed-forward parts and experts to 4.
-Group sizes: one that is asked for must divide a weight's columns; without one the largest of
-GROUPS that divides is taken, and one scale a row where none does.
+`sabia.core.numerics.schemes`; rules with a regular expression on our tensor names override it, and
+the last matching rule applies. The built-in `mixed` keeps embeddings, norms and routers in BF16,
+attention and head in 8 bits, and MLPs and experts in 4 bits.
+A given group size must divide a weight's columns; the default is the largest of GROUPS that divides
+them, or one scale per row if none does.
 """
 
 import re
@@ -25,7 +25,7 @@ GROUPS = (128, 64, 32)
 COMPONENTS = ("embedding", "norm", "router", "attention", "head", "mlp", "expert")
 KEYS: dict[str, Any] = {"name": str, "components": dict, "rules": list, "group": int}
 KEYS |= {"rounding": str, "scale": str, "order": str, "damping": float}
-NEVER = ("embedding", "norm", "router")  # no kernel reads these in integers
+NEVER = ("embedding", "norm", "router")  # inference kernels do not read these in integers
 BUILT_IN: dict[str, dict[str, str]] = {
     "w8": dict.fromkeys(("attention", "head", "mlp", "expert"), "w8a16"),
     "w8a8": dict.fromkeys(("attention", "mlp", "expert"), "w8a8"),
@@ -37,7 +37,7 @@ BUILT_IN: dict[str, dict[str, str]] = {
 
 @dataclass(frozen=True)
 class RecipeRule:
-    """Tensors whose name the pattern finds get the scheme (and the group, if given)."""
+    """The scheme (and group size, if given) of tensors whose names match a pattern."""
 
     match: str
     scheme: str
@@ -46,11 +46,11 @@ class RecipeRule:
 
 @dataclass(frozen=True)
 class Recipe:
-    """Schemes by component, rules over them, and how rounding is done.
+    """Schemes by component, rules that override them, and the settings of rounding.
 
-    rounding: auto is GPTQ for 4 bits where there is calibration, else to nearest.
-    scale: how scales are chosen, `mse` or `absmax`. order: GPTQ's order of columns, `static` (by
-    activation, groups as they lie) or `natural`.
+    rounding: `auto` is GPTQ for 4 bits with calibration inputs, else to nearest. scale: how
+    scales are chosen, `mse` or `absmax`. order: GPTQ's order of columns, `static` (by activation,
+    with groups in the stored order) or `natural`. damping: see core.quant.gptq.
     """
 
     name: str
@@ -63,7 +63,7 @@ class Recipe:
     damping: float = 0.01
 
     def scheme_of(self, tensor: TensorSpec) -> Scheme:
-        """The scheme of a matrix, its group size settled; bf16 for all else."""
+        """The scheme of a matrix with its group size; bf16 for other tensors."""
         name, group = self.components.get(tensor.component, "bf16"), self.group
         for rule in self.rules:
             if re.search(rule.match, tensor.name):
@@ -73,14 +73,15 @@ class Recipe:
             return SCHEMES["bf16"]
         if tensor.component in NEVER:
             raise UsageError(
-                f"recipe {self.name}: {tensor.name} as {name} ({tensor.component} stays bf16)"
+                f"recipe {self.name}: {tensor.name} as {name} (expected bf16 for every "
+                f"{tensor.component})"
             )
         if scheme.group is None:
             return scheme
-        return replace(scheme, group=_settled(group, tensor))
+        return replace(scheme, group=_group_size(group, tensor))
 
 
-def _settled(group: int | None, tensor: TensorSpec) -> int | None:
+def _group_size(group: int | None, tensor: TensorSpec) -> int | None:
     columns = tensor.shape[-1]
     if group is None:
         return next((size for size in GROUPS if columns % size == 0), None)
@@ -110,7 +111,9 @@ def _from_values(path: str, values: dict[str, Any]) -> Recipe:
     components = values.get("components", {})
     for component, scheme in components.items():
         if component not in COMPONENTS:
-            raise UsageError(f"{path}: component {component!r} (one of {', '.join(COMPONENTS)})")
+            raise UsageError(
+                f"{path}: component {component!r} (expected one of {', '.join(COMPONENTS)})"
+            )
         scheme_named(scheme)
     rules = tuple(_rule(path, rule) for rule in values.get("rules", ()))
     settings = {k: v for k, v in values.items() if k not in ("components", "rules")}
@@ -122,13 +125,15 @@ def _rule(path: str, values: Any) -> RecipeRule:
         rule = RecipeRule(**values)
         re.compile(rule.match)
     except (TypeError, re.error) as error:
-        raise UsageError(f"{path}: rule {values!r} ({error})") from error
+        raise UsageError(
+            f"{path}: rule {values!r}: {error} (expected keys match, scheme and perhaps group)"
+        ) from error
     scheme_named(rule.scheme)
     return rule
 
 
 def checked(recipe: Recipe) -> Recipe:
-    """The recipe, unless one of its settings is not one of those there are."""
+    """The recipe; raises UsageError for a setting with an unknown value."""
     choices = (
         ("rounding", recipe.rounding, ("auto", "gptq", "rtn")),
         ("scale", recipe.scale, ("mse", "absmax")),
@@ -136,9 +141,9 @@ def checked(recipe: Recipe) -> Recipe:
     )
     for key, given, allowed in choices:
         if given not in allowed:
-            raise UsageError(f"{key} {given!r} (expected {' or '.join(allowed)})")
+            raise UsageError(f"recipe: {key} is {given!r} (expected {' or '.join(allowed)})")
     if not 0 < recipe.damping < 1:
-        raise UsageError(f"damping {recipe.damping} (expected between 0 and 1)")
+        raise UsageError(f"recipe: damping is {recipe.damping} (expected between 0 and 1)")
     return recipe
 
 
@@ -152,7 +157,7 @@ class Linear:
 
     @property
     def module(self) -> str:
-        """Its module's name in the checkpoint."""
+        """The name of its module in the checkpoint."""
         names: Any = self.tensor.hf
         name = names if self.index is None else names[self.index]
         return str(name).removesuffix(".weight")
@@ -165,39 +170,39 @@ class Linear:
 
     @property
     def stored_bytes(self) -> int:
-        """Bytes of its codes, of its scales in 16 bits and of its shape, where it is quantized."""
+        """Bytes of a quantized matrix: codes, scales in 16 bits, and its shape if it is stored."""
         rows, columns = self.matrix
-        codes = rows * -(-columns * self.scheme.bits // 32) * 4
+        codes = rows * -(-columns * self.scheme.bits // 32) * 4  # rows of whole int32 words
         shape = 16 if self.scheme.format == "pack-quantized" else 0
         return codes + 2 * rows * (columns // (self.scheme.group or columns)) + shape
 
     @property
     def key(self) -> tuple[str, int | None]:
-        """Its name among the parameters, and the expert."""
+        """(parameter name, expert number or None)."""
         return self.tensor.name, self.index
 
 
 def plan(spec: ModelSpec, recipe: Recipe) -> tuple[Linear, ...]:
-    """All matrices that linear layers multiply by, with their schemes, in the model's order.
+    """All matrices of linear layers with their schemes, in the model's order.
 
-    Raises UsageError for a model whose files fuse several of them into one.
+    Raises UsageError for a model whose files store several matrices fused.
     """
-    found = []
+    linears: list[Linear] = []
     for tensor in spec.tensors():
         if len(tensor.shape) < 2 or tensor.component in ("embedding", "conv"):
             continue
         if isinstance(tensor.hf, FusedPart):
             raise UsageError(
-                f"quantize: {tensor.name} is a part of {tensor.hf.file} in the files of a "
-                f"{spec.family} model (expected matrices of their own)"
+                f"quantize: {tensor.name} is stored fused with others in {tensor.hf.file} in "
+                f"{spec.family} models (expected a family with one tensor per matrix)"
             )
         scheme = recipe.scheme_of(tensor)
         stacked = not isinstance(tensor.hf, str)
         indices: Sequence[int | None] = range(tensor.shape[0]) if stacked else (None,)
-        found += [Linear(tensor, scheme, index) for index in indices]
-    return tuple(found)
+        linears += [Linear(tensor, scheme, index) for index in indices]
+    return tuple(linears)
 
 
 def with_overrides(recipe: Recipe, **changes: Any) -> Recipe:
-    """The recipe with the settings that are not None."""
+    """The recipe with those of `changes` that are not None."""
     return checked(replace(recipe, **{k: v for k, v in changes.items() if v is not None}))

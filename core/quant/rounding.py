@@ -1,4 +1,4 @@
-"""One matrix in, its stored form and its errors out: the step that every recipe repeats."""
+"""Rounding of one matrix: its stored form and its errors."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -16,22 +16,11 @@ from sabia.core.quant.recipe import Recipe
 
 @dataclass(frozen=True)
 class Stored:
-    """A quantized matrix: file parts by suffix, decoded values[O, I], how it was rounded."""
+    """A quantized matrix: file tensors by suffix, decoded values[O, I], rounding method."""
 
     parts: dict[str, np.ndarray]
     decoded: np.ndarray
     method: str
-
-
-def method_of(recipe: Recipe, scheme: Scheme, hessian: torch.Tensor | None) -> str:
-    """gptq or rtn; UsageError where the recipe demands GPTQ of what cannot have it."""
-    if recipe.rounding == "rtn" or scheme.type == "float":
-        return "rtn"
-    if recipe.rounding == "gptq":
-        if hessian is None:
-            raise UsageError("rounding gptq needs calibration records (INPUT)")
-        return "gptq"
-    return "gptq" if scheme.bits <= 4 and hessian is not None else "rtn"
 
 
 def store(
@@ -41,23 +30,34 @@ def store(
     hessian: torch.Tensor | None = None,
     name: str = "",
 ) -> Stored:
-    """weight[O, I] (float32) in a scheme that quantizes."""
-    method = method_of(recipe, scheme, hessian)
+    """weight[O, I] (float32) in a scheme that quantizes; `name` is for messages.
+
+    Raises UsageError if the recipe demands GPTQ and there is no Hessian.
+    """
+    method = "rtn"
     if scheme.type == "float":
-        largest = np.abs(weight).max(1, keepdims=True)
+        largest = np.abs(weight).max(1, keepdims=True)  # [O, 1]
         scale = floats.round_bfloat16(largest / floats.E4M3.max)
         scale = np.where(scale > 0, scale, np.float32(1))
-        codes = floats.E4M3.encode(weight / scale)
+        codes = floats.E4M3.encode(weight / scale)  # [O, I], uint8
         decoded = floats.E4M3.decode(codes) * scale
     else:
-        if method == "gptq" and hessian is not None:
+        if recipe.rounding == "gptq" and hessian is None:
+            raise UsageError(
+                f"--rounding: gptq, but {name or 'the matrix'} has no calibration inputs (expected "
+                "calibration records as INPUT and no routed experts, or --rounding auto)"
+            )
+        if hessian is not None and (
+            recipe.rounding == "gptq" or (recipe.rounding == "auto" and scheme.bits <= 4)
+        ):
+            method = "gptq"
             config = GptqConfig(
                 scheme.bits, scheme.group, recipe.scale, recipe.order, recipe.damping
             )
             codes, scale = gptq(weight, hessian, config, name)
         else:
             scale = integers.choose_scales(weight, scheme.bits, scheme.group, recipe.scale)
-            codes = integers.encode(weight, scale, scheme.bits)
+            codes = integers.encode(weight, scale, scheme.bits)  # [O, I], int8
         decoded = integers.decode(codes, scale)
     return Stored(encode_weight(codes, scale, scheme), decoded, method)
 
@@ -67,22 +67,22 @@ def errors_of(
 ) -> dict[str, float | None]:
     """mse, relative_error |W'-W|/|W|, and with calibration output_error |X(W'-W)ᵀ|/|XWᵀ|.
 
-    output_error_rtn is what rounding to nearest would have given, for comparison with GPTQ.
+    output_error_rtn is the output_error of rounding to nearest, for comparison with GPTQ.
     """
-    off = stored.decoded.astype(np.float64) - weight
-    size = float(np.square(weight, dtype=np.float64).sum())
-    found: dict[str, float | None] = {
+    off = stored.decoded.astype(np.float64) - weight  # W' - W, [O, I]
+    size = float(np.square(weight, dtype=np.float64).sum())  # |W|²
+    errors: dict[str, float | None] = {
         "mse": float(np.square(off).mean()),
         "relative_error": (float(np.square(off).sum()) / size) ** 0.5 if size else 0.0,
         "output_error": None,
         "output_error_rtn": None,
     }
     if hessian is None:
-        return found
-    found["output_error"] = relative_output_error(weight, stored.decoded, hessian)
-    found["output_error_rtn"] = found["output_error"]
+        return errors
+    errors["output_error"] = relative_output_error(weight, stored.decoded, hessian)
+    errors["output_error_rtn"] = errors["output_error"]
     if stored.method == "gptq":
         scale = integers.choose_scales(weight, scheme.bits, scheme.group, recipe.scale)
         nearest = integers.decode(integers.encode(weight, scale, scheme.bits), scale)
-        found["output_error_rtn"] = relative_output_error(weight, nearest, hessian)
-    return found
+        errors["output_error_rtn"] = relative_output_error(weight, nearest, hessian)
+    return errors

@@ -157,7 +157,7 @@ def _matching_record(out: Path, fingerprint: str) -> dict[str, Any] | None:
 def _quantized(job: Job, options: QuantizeOptions, recipe: Recipe, out: Path) -> dict[str, Any]:
     from sabia.core.model.backend import load_ops
     from sabia.core.quant import hessians
-    from sabia.core.quant.export import export, tensor_bytes
+    from sabia.core.quant.export import export
     from sabia.core.quant.quantize import divergence, quantize
 
     spec, params = hub.load_model(options.model)
@@ -179,7 +179,7 @@ def _quantized(job: Job, options: QuantizeOptions, recipe: Recipe, out: Path) ->
         "model": options.model,
         "recipe": asdict(recipe),
         "calibration": {"kind": kind, "rows": len(rows), "tokens": sum(map(len, rows))},
-        "size_before_bytes": tensor_bytes(params),
+        "size_before_bytes": sum(array.nbytes for array in params.values()),
         "size_after_bytes": size,
         "bits_per_weight": round(8 * size / sum(a.size for a in params.values()), 4),
         "piped": "-" in job.inputs,

@@ -94,7 +94,7 @@ def test_records_may_come_through_a_pipe(model: Path, chats: Path, tmp_path: Pat
         ({"recipe": "w3"}, "--recipe: 'w3' .expected w8, w8a8"),
         ({"recipe": "none.toml"}, "--recipe: none.toml: No such file"),
         ({"group_size": 48}, "does not divide 64 columns; groups of 32, 64 fit"),
-        ({"rounding": "gptq"}, "needs calibration"),
+        ({"rounding": "gptq"}, "has no calibration inputs"),
         ({"scale": "best"}, "--scale: 'best' .expected mse or absmax"),
         ({"recipe": "w8", "group_size": 32}, "--group-size: recipe w8 has no format that uses it"),
         ({"recipe": "fp8", "scale": "mse"}, "--scale: recipe fp8 has no format"),
