@@ -4,7 +4,6 @@ It calls the choosers of sabia.kernels with arrays of the model's shapes, so tha
 implementation that does not work here is an error before the first step.
 """
 
-from collections.abc import Callable
 from typing import Any
 
 from sabia.core.model.kernel_choice import kernels_of, raises_missing_backend
@@ -18,8 +17,6 @@ from sabia.kernels.rms_norm.interface import choose_rms_norm
 from sabia.kernels.runtime.dispatch import Choice, framework
 from sabia.kernels.vocabulary_loss.interface import choose_linear_cross_entropy
 
-Chooser = Callable[[str | None], list[Choice]]
-
 
 def describe(spec: ModelSpec, backend: str, dtype: str, length: int, packed: bool) -> str:
     """`kernels on cuda: attention by library (...); ...` for rows of `length` tokens.
@@ -29,16 +26,14 @@ def describe(spec: ModelSpec, backend: str, dtype: str, length: int, packed: boo
     """
     like, platform = (_torch if backend == "torch" else _jax)(dtype)
     kernels, parts = kernels_of(backend), []
-    for operation, choose in _choosers(spec, like, length, packed).items():
-        if operation in kernels.requested and kernels.use(operation, platform):
-            choices = dict.fromkeys(raises_missing_backend(choose)(kernels.requested[operation]))
-            parts.append(f"{operation} by {' and '.join(_text(choice) for choice in choices)}")
+    for operation, name in kernels.requested.items():
+        if kernels.use(operation, platform):
+            choose = raises_missing_backend(_choices)
+            choices = dict.fromkeys(choose(operation, spec, like, length, packed, name))
+            text = " and ".join(f"{choice.implementation} ({choice.reason})" for choice in choices)
+            parts += [f"{operation} by {text}"] if choices else []
     own = {"torch": "torch's operations", "jax": "XLA"}[backend]
     return f"kernels on {platform}: {'; '.join([*parts, f'the rest by {own}'] if parts else [own])}"
-
-
-def _text(choice: Choice) -> str:
-    return f"{choice.implementation} ({choice.reason})"
 
 
 def _torch(dtype: str) -> tuple[Any, str]:
@@ -67,35 +62,25 @@ def _shaped(like: Any, *shape: int) -> Any:
     return jax.ShapeDtypeStruct(shape, like.dtype)
 
 
-def _choosers(spec: ModelSpec, like: Any, length: int, packed: bool) -> dict[str, Chooser]:
-    """Operation of this model → function that chooses its implementations by array shapes."""
+def _choices(
+    operation: str, spec: ModelSpec, like: Any, length: int, packed: bool, name: str | None
+) -> list[Choice]:
+    """The implementations for the model's shapes; [] if it does not have the operation."""
     x = _shaped(like, length, spec.hidden_size)
-    mixers = dict.fromkeys(layer.mixer for layer in spec.layers)
-    attentions = [part for part in mixers if isinstance(part, Attention | LatentAttention)]
-    inner = [layer.mlp.width for layer in spec.layers if isinstance(layer.mlp, Experts)]
-    choosers: dict[str, Chooser] = {}
-    if attentions:
-        choosers["attention"] = lambda name: [
-            _attention(part, like, length, packed, spec.causal, name) for part in attentions
-        ]
-    if inner:
-        weight = _shaped(like, 1, inner[0], spec.hidden_size)
-        choosers["grouped_matmul"] = lambda name: [
-            choose_grouped_matmul(x, weight, implementation=name)
-        ]
-    scale = _shaped(like, spec.hidden_size)
-    if spec.norm_kind == "rms":
-        choosers["rms_norm"] = lambda name: [choose_rms_norm(x, _wide(scale), implementation=name)]
-    if spec.classifier is None:
-        choosers["vocabulary_loss"] = lambda name: [
-            choose_linear_cross_entropy(x, implementation=name)
-        ]
-    return choosers
-
-
-def _wide(x: Any) -> Any:
-    """x as fp32: norm weights stay fp32 whatever the dtype of activations."""
-    return x.float() if framework(x) == "torch" else x
+    if operation == "attention":
+        mixers = dict.fromkeys(layer.mixer for layer in spec.layers)
+        parts = [part for part in mixers if isinstance(part, Attention | LatentAttention)]
+        return [_attention(part, like, length, packed, spec.causal, name) for part in parts]
+    if operation == "grouped_matmul":
+        widths = [layer.mlp.width for layer in spec.layers if isinstance(layer.mlp, Experts)]
+        weights = [_shaped(like, 1, width, spec.hidden_size) for width in widths[:1]]
+        return [choose_grouped_matmul(x, weight, implementation=name) for weight in weights]
+    if operation == "rms_norm":
+        scale = _shaped(like, spec.hidden_size)
+        # norm weights stay fp32 whatever the dtype of activations
+        scale = scale.float() if framework(like) == "torch" else scale
+        return [choose_rms_norm(x, scale, implementation=name)] if spec.norm_kind == "rms" else []
+    return [choose_linear_cross_entropy(x, implementation=name)] if spec.classifier is None else []
 
 
 def _one_document(like: Any, length: int) -> Any:
@@ -108,12 +93,7 @@ def _one_document(like: Any, length: int) -> Any:
 
 
 def _attention(
-    part: Any,
-    like: Any,
-    length: int,
-    packed: bool,
-    causal: bool,
-    name: str | None,
+    part: Any, like: Any, length: int, packed: bool, causal: bool, name: str | None
 ) -> Choice:
     latent = isinstance(part, LatentAttention)
     keys = (length, part.heads, part.key_dim) if latent else (length, part.kv_heads, part.head_dim)

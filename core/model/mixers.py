@@ -60,7 +60,4 @@ def attention(part: Attention, block: Block, y: Array) -> Array:
     return block.project("attn.o", out)
 
 
-MIXERS: Mapping[type, Callable[..., Array]] = {
-    Attention: attention,
-    GatedDeltaNet: gated_delta_net,
-}
+MIXERS: Mapping[type, Callable[..., Array]] = {Attention: attention, GatedDeltaNet: gated_delta_net}

@@ -95,7 +95,11 @@ def add_stats(router: Router, block: Block, scores: Array, chosen: Array) -> Non
     wanted, ops = block.context.wanted, block.ops
     if not wanted:
         return
-    not_padding = _not_padding(block, scores)
+    segments = block.context.segments
+    if segments is None:
+        not_padding = ops.full(scores.shape[:2], 1.0, scores)
+    else:
+        not_padding = ops.cast(segments > 0, "float32")  # [B, T]
     if "expert_load" in wanted:
         block.stats["expert_load"] = _expert_load(router, chosen, not_padding, ops)
     if not wanted - {"expert_load"}:
@@ -123,11 +127,3 @@ def _expert_load(router: Router, chosen: Array, not_padding: Array, ops: Ops) ->
     # chosen · 0 only broadcasts to [B, T, k]
     weights = (not_padding[..., None] + ops.cast(chosen * 0, "float32")).reshape(rows, -1)
     return ops.weighted_bincount(chosen.reshape(rows, -1), weights, router.experts)
-
-
-def _not_padding(block: Block, like: Array) -> Array:
-    """1 where a token is not padding, fp32 [B, T]."""
-    ops, segments = block.ops, block.context.segments
-    if segments is None:
-        return ops.full(like.shape[:2], 1.0, like)
-    return ops.cast(segments > 0, "float32")

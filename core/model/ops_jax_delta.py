@@ -45,12 +45,7 @@ def causal_conv(x: Array, weight: Array, segments: Array | None = None) -> Array
 
 
 def delta_rule(
-    q: Array,
-    k: Array,
-    v: Array,
-    log_decay: Array,
-    beta: Array,
-    segments: Array | None = None,
+    q: Array, k: Array, v: Array, log_decay: Array, beta: Array, segments: Array | None = None
 ) -> Array:
     """See Ops.delta_rule."""
     batch, length, heads, size = v.shape

@@ -114,12 +114,7 @@ affine_scan.register_autograd(_backward, setup_context=_save_for_backward)
 
 
 def delta_rule(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    log_decay: Tensor,
-    beta: Tensor,
-    segments: Tensor | None = None,
+    q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, beta: Tensor, segments: Tensor | None = None
 ) -> Tensor:
     """See Ops.delta_rule."""
     batch, length, heads, size = v.shape

@@ -1,8 +1,8 @@
-"""Checkpoints to Hugging Face directories, a tensor at a time.
+"""Convert checkpoints to Hugging Face directories, one tensor at a time.
 
-A checkpoint of a model that no host can hold becomes a directory that transformers opens, with no
-more in memory than the largest tensor of the output and one block: arrays are lazy
-(core.model.storage.lazy_array), read from the disk and cast when a writer comes to them.
+The model may be larger than the host's memory: at most the largest tensor of the output and one
+block are in memory, because arrays are lazy (core.model.storage.lazy_array), read from disk and
+cast when they are written.
 """
 
 from pathlib import Path
@@ -16,7 +16,6 @@ from sabia.core.model.storage import hub
 from sabia.core.model.storage.lazy_array import LazyArray
 from sabia.core.model.storage.safetensors_file import numpy_dtype
 from sabia.core.spec.model import ModelSpec
-from sabia.core.spec.tensors import TensorSpec
 from sabia.core.train.checkpoint import Reader
 from sabia.core.train.checkpoint.pieces import BLOCK_BYTES
 
@@ -34,19 +33,22 @@ def export_checkpoint(
 ) -> None:
     """Write the parameters of a checkpoint as a Hugging Face directory, atomically.
 
-    tokenizer_from: a directory whose tokenizer files are copied along. lora: adapters that are
-    merged into their matrices. kept_from: the model directory that the run began from, whose
-    tensors without part in the maths are handed on. Raises BadData when the checkpoint is of
-    another model.
+    tokenizer_from: a directory whose tokenizer files are copied. lora: adapters to merge into their
+    matrices. kept_from: the model directory that the run started from, whose tensors that the
+    computation does not use are copied. Raises BadData if the checkpoint is of another model.
     """
-    kind = numpy_dtype(dtype)
+    numpy_type = numpy_dtype(dtype)
     adapted = {t.name for t in targeted(spec, lora)} if lora else set()
     params: dict[str, Any] = {}
     for tensor in spec.tensors():
-        found = _parameter(reader, tensor)
+        key = f"param/{tensor.name}"
+        if key not in reader or reader[key].shape != tensor.shape:
+            shape = reader[key].shape if key in reader else "missing"
+            raise BadData(f"checkpoint: {key} is {shape} (expected {tensor.shape})")
+        weight = reader[key]
         if lora and tensor.name in adapted:
-            found = _merged(reader, tensor.name, found, lora)
-        params[tensor.name] = cast(found, kind)
+            weight = _merged(reader, tensor.name, weight, lora)
+        params[tensor.name] = cast(weight, numpy_type)
     more: Any = {"kept_from": kept_from, "max_shard_bytes": max_shard_bytes}
     hub.save_model(out, spec, params, tokenizer_from, **more)
 
@@ -57,33 +59,27 @@ def _merged(reader: Reader, name: str, weight: LazyArray, lora: LoraConfig) -> L
 
     def fetch(start: int, stop: int) -> np.ndarray:
         rows = weight.fetch(start, stop).astype(np.float32)
+        # W + alpha/rank · B A, for a block of rows
         return rows + np.float32(lora.scale) * (b.fetch(start, stop) @ a)
 
     return LazyArray(weight.shape, np.dtype(np.float32), fetch)
 
 
-def _parameter(reader: Reader, tensor: TensorSpec) -> LazyArray:
-    key = f"param/{tensor.name}"
-    if key not in reader or reader[key].shape != tensor.shape:
-        found = reader[key].shape if key in reader else "missing"
-        raise BadData(f"checkpoint: {key} is {found} (expected {tensor.shape})")
-    return reader[key]
-
-
-def cast(array: LazyArray, kind: np.dtype) -> LazyArray:
-    """The same numbers in another dtype, cast a block at a time."""
-    if array.dtype == kind:
+def cast(array: LazyArray, numpy_type: np.dtype) -> LazyArray:
+    """The array in another dtype, cast one block at a time."""
+    if array.dtype == numpy_type:
         return array
     rows = array.shape[0] if array.shape else 1
+    # rows per block
     step = max(1, BLOCK_BYTES * rows // max(1, array.nbytes))
 
     def fetch(start: int, stop: int) -> np.ndarray:
         if not array.shape:
-            return array.fetch(0, 1).astype(kind)
-        result = np.empty((stop - start, *array.shape[1:]), kind)
-        for at in range(start, stop, step):
-            end = min(at + step, stop)
-            result[at - start : end - start] = array.fetch(at, end)
+            return array.fetch(0, 1).astype(numpy_type)
+        result = np.empty((stop - start, *array.shape[1:]), numpy_type)
+        for begin in range(start, stop, step):
+            end = min(begin + step, stop)
+            result[begin - start : end - start] = array.fetch(begin, end)
         return result
 
-    return LazyArray(array.shape, kind, fetch)
+    return LazyArray(array.shape, numpy_type, fetch)

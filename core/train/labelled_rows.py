@@ -1,7 +1,7 @@
-"""Token rows with labels: one document a row, and the batches that classifiers are trained on.
+"""Token rows with labels, one document per row, and the batches that classifiers are trained on.
 
-A batch is as long as its longest row; where a new shape costs a compilation, as the least of
-LENGTHS that holds it. Rows begin with their document, so pooling is arithmetic (core.model.heads).
+A batch is as long as its longest row; if each new shape must be compiled, as the smallest of
+LENGTHS that fits. Rows begin with their document, as pooling expects (core.model.heads).
 """
 
 from collections.abc import Sequence
@@ -20,8 +20,9 @@ LENGTHS = tuple(64 << n for n in range(12))
 
 @dataclass(frozen=True)
 class LabelledRows(TokenRows):
-    """labels float32[n, L] and weights float32[n] by row as read; causal: of the model's attention,
-    which then sees no padding and needs no segments; few_shapes: a new one costs a compilation."""
+    """labels float32[n, L] and weights float32[n] in the order of reading; causal: the model's
+    attention is causal, so that padding at the end needs no segments; few_shapes: each new shape
+    must be compiled."""
 
     labels: np.ndarray
     weights: np.ndarray
@@ -31,26 +32,28 @@ class LabelledRows(TokenRows):
 
     @property
     def unpacked(self) -> bool:
-        """True where attention needs no segments."""
+        """True if attention needs no segments."""
         return self.causal
 
     @property
     def lengths(self) -> np.ndarray:
-        """Tokens of each row, by its number."""
+        """Number of tokens of each row."""
         return np.diff(self.row_start)[self.by_source]
 
     def batch(self, rows: np.ndarray, length: int | None = None) -> Batch:
         """input_ids, segments, positions int32[B, T]; pool[B, T], labels[B, L], loss_mask[B, 1],
-        tokens[B, 1] and source[B, S] float32. length: given where shapes have to be few."""
-        number = self.by_source[rows]
-        size = np.diff(self.row_start)[number]
-        most = length or (self.row_length if self.few_shapes else None)
-        made = super().batch(rows, None if most is None else _shape(int(size.max()), most))
-        made.pop("targets")
-        return made | {
+        tokens[B, 1] and source[B, S] float32. length: bound of T, for few shapes."""
+        number = self.by_source[rows]  # [B]
+        size = np.diff(self.row_start)[number]  # [B] tokens
+        max_length = length or (self.row_length if self.few_shapes else None)
+        batch = super().batch(
+            rows, None if max_length is None else _shape(int(size.max()), max_length)
+        )
+        batch.pop("targets")
+        return batch | {
             "loss_mask": self.weights[number][:, None],
             "labels": self.labels[number],
-            "pool": pool_weights(size, made["input_ids"].shape[1], self.pooling),
+            "pool": pool_weights(size, batch["input_ids"].shape[1], self.pooling),
             "tokens": size[:, None].astype(np.float32),
         }
 
@@ -67,11 +70,13 @@ def labelled_rows(
     causal: bool,
     few_shapes: bool = False,
 ) -> LabelledRows:
-    """Rows of one document each; BadData where there are none."""
-    lists = pa.array([np.asarray(one, np.int32) for one in ids], pa.list_(pa.int32()))
-    sizes = pa.array([[len(one)] for one in ids], pa.list_(pa.int32()))
+    """Rows of one document each; raises BadData if there are none."""
+    lists = pa.array([np.asarray(document, np.int32) for document in ids], pa.list_(pa.int32()))
+    sizes = pa.array([[len(document)] for document in ids], pa.list_(pa.int32()))
     schema = ["input_ids", "document_lengths"]
     rows = read_token_rows([pa.RecordBatch.from_arrays([lists, sizes], schema)])
     given = {f.name: getattr(rows, f.name) for f in fields(TokenRows)}
-    figures: Any = {"labels": labels.astype(np.float32), "weights": weights.astype(np.float32)}
-    return LabelledRows(**given, **figures, pooling=pooling, causal=causal, few_shapes=few_shapes)
+    label_arrays: Any = {"labels": labels.astype(np.float32), "weights": weights.astype(np.float32)}
+    return LabelledRows(
+        **given, **label_arrays, pooling=pooling, causal=causal, few_shapes=few_shapes
+    )

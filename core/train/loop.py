@@ -1,10 +1,11 @@
-"""The training loop: rows by arithmetic, steps, validation, metrics, checkpoints, polite stops.
+"""The training loop: batches, steps, validation, metrics, checkpoints, graceful shutdown.
 
-The rows of step s are samples s·B … s·B + B - 1 of the run's order, so the position is one integer
-and a run may be stopped anywhere and resumed by any number of processes, on either backend. All
-processes decide alike when to save, to stop and to go back, because what one wishes travels with
-the sums of the step. A step that a guard refuses is not taken: the run goes back to its last good
-checkpoint and on without the rows that stand out (see `core.train.guards`).
+The rows of step s are samples s·B … s·B + B - 1 of the run's data order, so the position is one
+integer and a run can be stopped at any step and resumed by any number of processes, on either
+backend. All processes make the same decisions to save, to stop and to rewind, because control flags
+are summed with the losses of the step. A step that exceeds the limits of the spike guard makes no
+update: the run repeats it without the outlier rows, or goes back to its last valid checkpoint (see
+`core.train.guards`).
 """
 
 import time
@@ -29,12 +30,12 @@ from sabia.core.train.row_source import NameRows, RowSource, skipped_rows
 from sabia.core.train.run_directory import RunDirectory, refuse_another
 from sabia.core.train.stepper import Stepper
 from sabia.core.train.telemetry import (
-    Line,
     Meter,
+    ProgressLine,
     RunLog,
-    expert_figures,
-    live_line,
+    expert_metrics,
     memory_bytes,
+    progress_line,
 )
 from sabia.core.train.token_rows import TokenRows
 from sabia.core.train.tracking import Tracker
@@ -42,9 +43,9 @@ from sabia.core.train.tracking import Tracker
 
 @dataclass
 class TrainingRun:
-    """One run of `steps` in progress; `meta` is what its checkpoints say besides step and position.
+    """One run of `steps` steps; `meta`: entries of its checkpoints besides step and position.
 
-    name_rows: what to call rows in messages and records, given their numbers.
+    name_rows: row numbers → names of the rows in messages and records.
     """
 
     options: Training
@@ -65,36 +66,55 @@ class TrainingRun:
     step: int = 0
     tokens: int = 0
     rewinds: int = 0
-    working_s: float = 0.0  # of the steps that count
+    working_s: float = 0.0  # seconds of the steps that were not undone
     seconds_before: float = 0.0
     last: dict[str, Any] = field(default_factory=dict)
 
     def train(self) -> dict[str, Any]:
-        """Run to the last step, from the newest checkpoint where there is one.
+        """Run to the last step, from the newest checkpoint if there is one.
 
-        Returns the last figures: step, loss, tokens, seconds, validation_loss. Raises Interrupted
-        after a stop signal (state saved), Failed when a step is refused and cannot be mended.
+        Returns the last metrics: step, loss, tokens, seconds, validation_loss. Raises Interrupted
+        after a stop signal (state saved), Failed if a step is refused and there is no remedy.
         """
         self.guard = SpikeGuard(self.guard_config)
+        # a rewind does not undo skipping, so the record in the run directory counts
         self.source.skipped |= {int(entry["row"]) for entry in skipped_rows(self.run.path)}
         self.started, self.first_started = time.monotonic(), self.run.started_at()
         traced = parse_steps(self.options.profile)
         self.profile = Profile(traced, self.backend, self.run.path, self.world.rank)
-        self._resume()
-        self.saver = self._saver()
+        watchdog.enter_phase(0, "looking for a checkpoint", 3600.0)
+        newest = self._latest()
+        if newest is not None:
+            self._restore(newest)
+            name = newest.path.name
+            notes.note(f"resuming at step {self.step:,} of {self.steps:,} ({name})")
+        options = self.options
+        self.saver = checkpoint.Saver(
+            self.run.checkpoints,
+            options.checkpoint_url,
+            world=self.world,
+            barrier=lambda: barrier(self.world, self.backend, "checkpoint"),
+            keep=options.keep_checkpoints,
+            keep_every=options.keep_every,
+            grace_s=options.grace or 0.0,
+        )
         self.saved_at = time.monotonic()
         self.log = RunLog(self.run.path, self.world.rank, self.step)
         try:
+            # the first validation is of the initial model
             if self.step == 0:
                 self._validate()
             self.meter.start()
-            with live_line(self.steps, self.step, "training") as line:
+            with progress_line(self.steps, self.step, "training") as line:
                 while self.step < self.steps:
                     self._one_step(line)
             watchdog.enter_phase(self.step, "waiting for the upload", 86400.0)
             self.saver.close()
         except BaseException:
-            self._close_after_failure()
+            try:
+                self.saver.close()
+            except Exception as error:  # only a warning, because another error is being raised
+                notes.warn(f"checkpoint: {error}")
             raise
         finally:
             self.profile.close()
@@ -104,25 +124,6 @@ class TrainingRun:
 
     # -- checkpoints
 
-    def _saver(self) -> checkpoint.Saver:
-        options = self.options
-        return checkpoint.Saver(
-            self.run.checkpoints,
-            options.checkpoint_url,
-            world=self.world,
-            barrier=lambda: barrier(self.world, self.backend, "checkpoint"),
-            keep=options.keep_checkpoints,
-            keep_every=options.keep_every,
-            grace_s=options.grace or 0.0,
-        )
-
-    def _close_after_failure(self) -> None:
-        """Finish what is being written; the error under way is the one to tell."""
-        try:
-            self.saver.close()
-        except Exception as error:
-            notes.warn(f"checkpoint: {error}")
-
     def _latest(self) -> checkpoint.Checkpoint | None:
         return checkpoint.latest(
             self.run.checkpoints,
@@ -131,38 +132,33 @@ class TrainingRun:
             lambda flag: agree(self.world, self.backend, flag),
         )
 
-    def _resume(self) -> None:
-        watchdog.enter_phase(0, "looking for a checkpoint", 3600.0)
-        found = self._latest()
-        if found is None:
-            return
-        self._restore(found)
-        notes.note(f"resuming at step {self.step:,} of {self.steps:,} ({found.path.name})")
-
-    def _restore(self, found: checkpoint.Checkpoint) -> None:
-        said = found.manifest
-        place = self.options.checkpoint_url or str(found.path)
-        refuse_another(place, said["identity"], self.meta["identity"], "--checkpoint-url")
-        if said["model"] != self.meta["model"]:
-            raise BadData(f"checkpoint {found.path.name} is of another model; --force starts over")
-        if said["data"]["rows"] != found.step * self.source.batch_rows:
-            raise BadData(f"checkpoint {found.path.name}: its data position is not of this batch")
-        self.stepper.load(checkpoint.Reader(found).read)
-        self.guard.load(said.get("guard", {}))
-        self._leave_out_again(said["left_out"])
-        self.step, self.tokens = found.step, int(said["data"]["tokens"])
-        self.working_s = float(said.get("working_s", 0.0))
-        self.seconds_before = float(said["seconds"]) - (time.monotonic() - self.started)
-
-    def _leave_out_again(self, entries: Sequence[dict[str, Any]]) -> None:
-        """Rows that were left out where the record of them is lost."""
-        lost = [entry for entry in entries if int(entry["row"]) not in self.source.skipped]
+    def _restore(self, checkpoint_found: checkpoint.Checkpoint) -> None:
+        manifest = checkpoint_found.manifest
+        location = self.options.checkpoint_url or str(checkpoint_found.path)
+        refuse_another(location, manifest["identity"], self.meta["identity"], "--checkpoint-url")
+        if manifest["model"] != self.meta["model"]:
+            raise BadData(
+                f"checkpoint {checkpoint_found.path.name} is of another model; --force starts over"
+            )
+        # another batch size would read other rows
+        if manifest["data"]["rows"] != checkpoint_found.step * self.source.batch_rows:
+            raise BadData(
+                f"checkpoint {checkpoint_found.path.name}: its data position is not of this batch"
+            )
+        self.stepper.load(checkpoint.Reader(checkpoint_found).read)
+        self.guard.load(manifest.get("guard", {}))
+        # skipped rows that skipped.jsonl lacks, as in a new directory
+        lost = [row for row in manifest["left_out"] if int(row["row"]) not in self.source.skipped]
         if lost:
-            self.source.leave_out(lost, self.run.path if self.world.leads else None)
+            self.source.skip(lost, self.run.path if self.world.leads else None)
+        self.step, self.tokens = checkpoint_found.step, int(manifest["data"]["tokens"])
+        self.working_s = float(manifest.get("working_s", 0.0))
+        self.seconds_before = float(manifest["seconds"]) - (time.monotonic() - self.started)
 
     def _save(self) -> None:
         watchdog.enter_phase(self.step, "saving", 3600.0)
         self.log.sync()
+        # the position in the data order: rows read so far
         position = {"rows": self.step * self.source.batch_rows, "tokens": self.tokens}
         meta = self.meta | {"seconds": self._seconds(), "working_s": self.working_s}
         meta["guard"] = self.guard.state()
@@ -172,7 +168,7 @@ class TrainingRun:
         self.saved_at = time.monotonic()
 
     def _save_is_due(self) -> bool:
-        """Whether this process, if it leads, wants a checkpoint after this step."""
+        """Whether to save after this step; only the leader decides."""
         if not self.world.leads:
             return False
         saver, waited = self.saver, time.monotonic() - self.saved_at
@@ -180,24 +176,29 @@ class TrainingRun:
 
     # -- steps
 
-    def _one_step(self, line: Line) -> None:
+    def _one_step(self, line: ProgressLine) -> None:
         self.saver.poll()
-        if self.step in self._stage_steps():
-            self.guard.forget()  # another mix has other losses
+        rows = self.source.batch_rows
+        if self.step in {-(-stage.start // rows) for stage in self.source.order.stages}:
+            self.guard.reset()  # the first step of another data mix, whose losses differ
         since = time.monotonic()
         self.profile.before(self.step + 1)
         watchdog.enter_phase(self.step + 1, "reading")
         batch = self.source.batch(self.step)
         lr = learning_rate(self.step, self.schedule)
-        wishes = np.array([stop.requested(), self._save_is_due()], np.float64)
+        # summed over all processes with the losses, so that all decide alike
+        control_flags = np.array([stop.requested(), self._save_is_due()], np.float64)
         watchdog.enter_phase(self.step + 1, "stepping")
-        found = self.stepper.step(batch, lr, wishes, limits=self.guard.limits(), number=self.step)
-        stopping, saving = found.pop("extra_sums")
-        if not found["updated"] and found["weight"] > 0:
-            self._refused(found)
+        result = self.stepper.step(
+            batch, lr, control_flags, limits=self.guard.limits(), number=self.step
+        )
+        stopping, saving = result.pop("extra_sums")
+        # a batch without weight makes no update, but is no spike
+        if not result["updated"] and result["weight"] > 0:
+            self._handle_refused_step(result)
             return
         self.working_s += time.monotonic() - since
-        self._taken(found, lr, line)
+        self._accept_step(result, lr, line)
         done, every = self.step == self.steps, self.options.eval_every
         if done or (every and self.step % every == 0):
             self._validate()
@@ -205,127 +206,132 @@ class TrainingRun:
             self._save()
         if stopping and not done:
             raise Interrupted(
-                f"stopped at step {self.step:,} of {self.steps:,}; state is saved: run "
-                "again to resume"
+                f"stopped at step {self.step:,} of {self.steps:,}; the state is saved: run the "
+                "same command again to resume"
             )
 
-    def _stage_steps(self) -> set[int]:
-        """The steps with which a new stage of the mix begins."""
-        rows = self.source.batch_rows
-        return {-(-stage.start // rows) for stage in self.source.order.stages}
-
-    def _taken(self, found: dict[str, Any], lr: float, line: Line) -> None:
-        if found["weight"] > 0:
-            self.guard.accept(found)
+    def _accept_step(self, result: dict[str, Any], lr: float, line: ProgressLine) -> None:
+        if result["weight"] > 0:
+            self.guard.accept(result)
         self.step += 1
-        tokens = int(found.get("tokens", found["weight"]))
+        tokens = int(result.get("tokens", result["weight"]))
         self.tokens += tokens
         self.meter.tokens += tokens
         self.profile.after(self.step)
-        self._report(found, lr, line)
+        self._report(result, lr, line)
 
     # -- refused steps
 
-    def _refused(self, found: dict[str, Any]) -> None:
-        """Leave rows out and take the step again, or go back to where the run was well."""
-        config, at = self.guard_config, self.step
-        most_loss, most_norm = self.guard.limits()
-        least = f"at most {most_loss:.4g} and {most_norm:.4g}"
-        told = (
-            f"step {at + 1}: loss {found['loss']:.4g}, gradient norm {found['grad_norm']:.4g} "
-            f"(expected {least if np.isfinite(most_loss) else 'finite numbers'})"
+    def _handle_refused_step(self, result: dict[str, Any]) -> None:
+        """Skip the outlier rows and repeat the step, or go back to the last valid checkpoint."""
+        config, step = self.guard_config, self.step
+        max_loss, max_norm = self.guard.limits()
+        limits_text = f"at most {max_loss:.4g} and {max_norm:.4g}"
+        message = (
+            f"step {step + 1}: loss {result['loss']:.4g}, gradient norm {result['grad_norm']:.4g} "
+            f"(expected {limits_text if np.isfinite(max_loss) else 'finite numbers'})"
         )
         if config.action != "rewind":
-            raise self._given_up(told)
-        bad = self._stand_out(range(at, at + 1))
-        if not 0 < len(bad) <= self.source.batch_rows / 2:  # not some rows: the model itself
+            raise self._failure(message)
+        outlier_rows = self._outlier_rows(range(step, step + 1))
+        # no outliers, or more than half of the rows: the model itself has diverged
+        if not 0 < len(outlier_rows) <= self.source.batch_rows / 2:
             self.rewinds += 1
             if self.rewinds > config.rewinds:
-                raise self._given_up(f"{told} after {config.rewinds} rewinds")
-            if not self._go_back():
-                raise self._given_up(f"{told}, and no checkpoint to go back to")
-            bad = self._stand_out(range(self.step, at + 1)) or self._all_of(at)
-        self.source.leave_out(bad, self.run.path if self.world.leads else None)
+                raise self._failure(f"{message} after {config.rewinds} rewinds")
+            if not self._rewind():
+                raise self._failure(f"{message}, and no checkpoint to go back to")
+            # the rows from the checkpoint to the refused step, judged by the restored model
+            outlier_rows = self._outlier_rows(range(self.step, step + 1)) or self._all_rows(step)
+        self.source.skip(outlier_rows, self.run.path if self.world.leads else None)
         notes.warn(
-            f"{told}: on from step {self.step + 1:,} without {len(bad)} rows: "
-            + self._named([entry["row"] for entry in bad])
+            f"{message}: on from step {self.step + 1:,} without {len(outlier_rows)} rows: "
+            + self._named([entry["row"] for entry in outlier_rows])
         )
-        if len(self.source.skipped) > config.most_left_out * len(self.source.rows):
-            raise self._given_up(f"{told}; {len(self.source.skipped):,} rows are left out by now")
+        if len(self.source.skipped) > config.max_skipped_share * len(self.source.rows):
+            raise self._failure(f"{message}; {len(self.source.skipped):,} rows are left out by now")
 
-    def _given_up(self, told: str) -> Failed:
+    def _failure(self, message: str) -> Failed:
         rows = self._named(self.source.numbers(self.step))
         return Failed(
-            f"{told}; its rows: {rows}. Nothing was updated; look at these rows, or try a lower "
-            "--lr or --on-spike rewind"
+            f"{message}; its rows: {rows}. The step made no update; look at these rows, or try a "
+            "lower --lr or --on-spike rewind"
         )
 
-    def _go_back(self) -> bool:
-        """To the last good checkpoint; False where there is none."""
-        self.saver.settle()
-        back = self._latest()
-        if back is None:
+    def _rewind(self) -> bool:
+        """Go back to the last valid checkpoint; False if there is none."""
+        self.saver.wait_for_commit()
+        newest = self._latest()
+        if newest is None:
             return False
-        self._restore(back)
+        self._restore(newest)
         self.log.close()
         self.log = RunLog(self.run.path, self.world.rank, self.step)
         self.meter.start()
         return True
 
-    def _stand_out(self, steps: range) -> list[dict[str, Any]]:
-        """The rows of these steps whose losses are outliers now."""
+    def _outlier_rows(self, steps: range) -> list[dict[str, Any]]:
+        """The rows of these steps whose current losses are outliers."""
         numbers = np.concatenate([self.source.numbers(step) for step in steps])
         losses = []
         for step in steps:
-            watchdog.enter_phase(step + 1, "judging rows")
+            watchdog.enter_phase(step + 1, "computing row losses")
             losses.append(self.source.row_losses(step))
-        loss = np.concatenate(losses)
+        loss = np.concatenate(losses)  # [rows of all steps]
         groups = self.source.rows.source_of(numbers)
-        at = np.repeat(np.array(steps), self.source.batch_rows)
-        found = outliers(loss, groups, self.guard_config.row_sigmas)
-        return self._entries(numbers[found], at[found], loss[found])
+        step_of_row = np.repeat(np.array(steps), self.source.batch_rows)  # [rows of all steps]
+        is_outlier = outliers(loss, groups, self.guard_config.row_sigmas)
+        return self._entries(numbers[is_outlier], step_of_row[is_outlier], loss[is_outlier])
 
-    def _all_of(self, step: int) -> list[dict[str, Any]]:
+    def _all_rows(self, step: int) -> list[dict[str, Any]]:
         numbers = self.source.numbers(step)
         return self._entries(numbers, np.full(len(numbers), step), np.full(len(numbers), np.nan))
 
     def _entries(
         self, numbers: np.ndarray, steps: np.ndarray, losses: np.ndarray
     ) -> list[dict[str, Any]]:
-        """What is recorded of rows that are left out; a row that occurs twice once."""
-        first = {int(number): place for place, number in reversed([*enumerate(numbers)])}
-        names = self.name_rows(list(first))
+        """The records of skipped rows; a row that occurs twice has one record."""
+        # reversed, so that the first occurrence of a row counts
+        index_of_row = {int(number): index for index, number in reversed([*enumerate(numbers)])}
+        names = self.name_rows(list(index_of_row))
         return [
-            {"row": row, "name": name, "step": int(steps[i]) + 1, "loss": _finite(losses[i])}
-            for (row, i), name in zip(first.items(), names, strict=True)
+            {
+                "row": row,
+                "name": name,
+                "step": int(steps[i]) + 1,
+                "loss": float(losses[i]) if np.isfinite(losses[i]) else None,  # JSON has no NaN
+            }
+            for (row, i), name in zip(index_of_row.items(), names, strict=True)
         ]
 
     def _named(self, numbers: Sequence[int] | np.ndarray) -> str:
+        # at most 8 names
         first = [int(number) for number in numbers[:8]]
         more = f" and {len(numbers) - 8} more" if len(numbers) > 8 else ""
         return ", ".join(self.name_rows(first)) + more
 
-    # -- what is told
+    # -- metrics
 
-    def _report(self, found: dict[str, Any], lr: float, line: Line) -> None:
+    def _report(self, result: dict[str, Any], lr: float, line: ProgressLine) -> None:
         row: dict[str, Any] = {
             "step": self.step,
-            "loss": _cross_entropy(found),
+            "loss": _cross_entropy(result),
             "lr": lr,
-            "grad_norm": found["grad_norm"],
+            "grad_norm": result["grad_norm"],
             "tokens": self.tokens,
         }
         every = self.options.log_every
         if self.step % every == 0 or self.step in (1, self.steps):
             row |= self.meter.read() | {"seconds": round(self._seconds(), 3)}
             row |= memory_bytes(self.backend) | watchdog.figures()
+            # seconds of the steps that count, as a share of all time since the first start
             row["goodput"] = self.working_s / max(time.time() - self.first_started, 1e-9)
-            if "expert_load" in found:
-                row |= expert_figures(found["expert_load"])
-            if "nll" in found:
-                row["objective"] = found["loss"]
-            row |= _by_source("loss_by_source", found, self.source.rows)
-            self._tell(row)
+            if "expert_load" in result:
+                row |= expert_metrics(result["expert_load"])
+            if "nll" in result:
+                row["objective"] = result["loss"]
+            row |= _by_source("loss_by_source", result, self.source.rows)
+            self._write_metrics(row)
         self.last |= {"loss": row["loss"]}
         line.show(row)
 
@@ -340,12 +346,13 @@ class TrainingRun:
         loss = total.loss / max(total.weight, 1.0)
         row = {"step": self.step, "validation_loss": loss}
         row |= {"validation_tokens": int(total.weight)}
-        self._tell(row | _by_source("validation_by_source", total.extras, self.validation))
+        self._write_metrics(row | _by_source("validation_by_source", total.extras, self.validation))
         self.last |= {"validation_loss": loss}
         notes.note(f"step {self.step:,}: validation loss {loss:.4f}")
+        # validation is not training time
         self.meter.since += time.monotonic() - since  # not training time
 
-    def _tell(self, row: dict[str, Any]) -> None:
+    def _write_metrics(self, row: dict[str, Any]) -> None:
         self.log.write(row)
         self.tracker.write(row)
 
@@ -353,14 +360,9 @@ class TrainingRun:
         return self.seconds_before + time.monotonic() - self.started
 
 
-def _cross_entropy(found: dict[str, Any]) -> float:
-    """The mean loss without the terms that are added to it."""
-    return float(found["nll"] / found["weight"]) if "nll" in found else float(found["loss"])
-
-
-def _finite(loss: float) -> float | None:
-    """A number that JSON knows."""
-    return float(loss) if np.isfinite(loss) else None
+def _cross_entropy(result: dict[str, Any]) -> float:
+    """The mean cross-entropy, without auxiliary losses."""
+    return float(result["nll"] / result["weight"]) if "nll" in result else float(result["loss"])
 
 
 class _Sums:
@@ -368,17 +370,17 @@ class _Sums:
         self.loss = self.weight = 0.0
         self.extras: dict[str, Any] = {}
 
-    def add(self, found: dict[str, Any]) -> None:
-        """Take in one evaluated batch."""
-        self.loss += _cross_entropy(found) * found["weight"] if found["weight"] else 0.0
-        self.weight += found["weight"]
+    def add(self, result: dict[str, Any]) -> None:
+        """Add the sums of one evaluated batch."""
+        self.loss += _cross_entropy(result) * result["weight"] if result["weight"] else 0.0
+        self.weight += result["weight"]
         for name in ("source_loss", "source_weight"):
-            self.extras[name] = self.extras.get(name, 0.0) + found[name].astype(np.float64)
+            self.extras[name] = self.extras.get(name, 0.0) + result[name].astype(np.float64)
 
 
-def _by_source(label: str, found: dict[str, Any], rows: TokenRows) -> dict[str, Any]:
-    """{label: {source: mean loss}} where there are several sources."""
+def _by_source(label: str, sums: dict[str, Any], rows: TokenRows) -> dict[str, Any]:
+    """{label: {source: mean loss}} if there are several sources."""
     if len(rows.reported_sources) < 2:
         return {}
-    named = zip(rows.reported_sources, found["source_loss"], found["source_weight"], strict=True)
+    named = zip(rows.reported_sources, sums["source_loss"], sums["source_weight"], strict=True)
     return {label: {name: float(loss / weight) for name, loss, weight in named if weight > 0}}

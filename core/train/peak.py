@@ -34,12 +34,14 @@ def peak_multiplier(backend: str, devices: int, processes: int) -> int:
 
 
 def _best(product: Callable[[], None], size: int) -> float:
+    # warm up: caches, compilation, clock
     product()
     best = float("inf")
     for _ in range(ROUNDS):
         start = time.perf_counter()
         product()
         best = min(best, time.perf_counter() - start)
+    # a multiplication and an addition per element of the sum
     return 2.0 * size**3 / best
 
 

@@ -1,4 +1,4 @@
-"""Traces of some steps: `--profile 100:105` writes those of steps 100 to 105 into DIR/profile/.
+"""Profiler traces: `--profile 100:105` writes a trace of steps 100 to 105 into DIR/profile/.
 
 torch: a Chrome trace (chrome://tracing, Perfetto) of each process, `trace-RANK.json.gz`, and its
 costliest operations as text. JAX: the format of XProf and TensorBoard.
@@ -25,7 +25,7 @@ def parse_steps(text: str) -> tuple[int, int]:
 
 
 class Profile:
-    """Traces the steps `first` to `last` of this process; nothing when they are 0."""
+    """Traces the steps `first` to `last` of this process; 0, 0: none."""
 
     def __init__(self, steps: tuple[int, int], backend: str, run: Path, rank: int) -> None:
         self.first, self.last = steps
@@ -34,19 +34,27 @@ class Profile:
         self._running = False
 
     def before(self, step: int) -> None:
-        """Step `step` (from 1) is about to begin."""
+        """Call before step `step`, counted from 1."""
         if self.first <= step <= self.last and not self._running:
             self._running = True
             self.directory.mkdir(parents=True, exist_ok=True)
-            self._start()
+            if self.backend == "jax":
+                import jax
+
+                jax.profiler.start_trace(str(self.directory))
+            else:
+                from torch import profiler
+
+                self._torch = profiler.profile(record_shapes=True, profile_memory=True)
+                self._torch.start()
 
     def after(self, step: int) -> None:
-        """Step `step` is done."""
+        """Call after step `step`."""
         if self._running and step >= self.last:
             self.close()
 
     def close(self) -> None:
-        """Write the trace if one is being taken."""
+        """Write the trace, if one is being recorded."""
         if not self._running:
             return
         self._running, self.first, self.last = False, 0, 0
@@ -54,32 +62,18 @@ class Profile:
             self._stop()
             notes.note(f"trace of this process in {self.directory}")
 
-    def _start(self) -> None:
-        if self.backend == "jax":
-            import jax
-
-            jax.profiler.start_trace(str(self.directory))
-            return
-        from torch import profiler
-
-        self._torch = profiler.profile(record_shapes=True, profile_memory=True)
-        self._torch.start()
-
     def _stop(self) -> None:
         if self.backend == "jax":
             import jax
 
             jax.profiler.stop_trace()
             return
+        import torch
+
         self._torch.stop()
         self._torch.export_chrome_trace(str(self.directory / f"trace-{self.rank:04d}.json.gz"))
         averages = self._torch.key_averages()
-        key = "self_device_time_total" if _on_device() else "self_cpu_time_total"
+        on_gpu = torch.cuda.is_available()
+        key = "self_device_time_total" if on_gpu else "self_cpu_time_total"
         table = averages.table(sort_by=key, row_limit=TABLE_ROWS)
         (self.directory / f"operations-{self.rank:04d}.txt").write_text(table)
-
-
-def _on_device() -> bool:
-    import torch
-
-    return torch.cuda.is_available()

@@ -1,9 +1,9 @@
-"""A trainer's output: `checkpoints/`, `metrics.jsonl`, `final/` and `run.json`, which says of what.
+"""The output directory of a training run: `checkpoints/`, `metrics.jsonl`, `final/`, `run.json`.
 
-run.json holds the run's identity (everything that decides the weights: inputs, model, options) and
-whether it has finished. The same call again resumes an unfinished run and leaves a finished one as
-it is; a call of another identity is refused, because there is work in the directory. One process
-at a time: the directory is locked while a run lives, and a kill releases the lock.
+run.json holds the run's identity (everything that determines the weights: inputs, model, options)
+and whether it has finished. The same command resumes an unfinished run and does not change a
+finished one; a command with another identity is an error, so that no work is overwritten. The
+directory is locked by the process of a run; a kill releases the lock.
 """
 
 import contextlib
@@ -27,18 +27,18 @@ Identity = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class RunDirectory:
-    """The places in a run directory, and its state."""
+    """The paths in a run directory, and its state."""
 
     path: Path
 
     @property
     def checkpoints(self) -> Path:
-        """Where checkpoints lie."""
+        """Directory of the checkpoints."""
         return self.path / "checkpoints"
 
     @property
     def final(self) -> Path:
-        """The finished model, in Hugging Face form."""
+        """Hugging Face directory of the finished model."""
         return self.path / "final"
 
     @property
@@ -47,23 +47,24 @@ class RunDirectory:
         return self.path / "run.json"
 
     def finished(self, identity: Identity) -> bool:
-        """True when this very run has finished; raises UsageError if it holds another."""
+        """True if this run has finished; raises UsageError if the directory holds another run."""
         if not self.record.exists():
             return False
         try:
-            said = json.loads(self.record.read_text("utf-8"))
-            found, done = said["identity"], bool(said["finished"])
+            record = json.loads(self.record.read_text("utf-8"))
+            stored_identity, done = record["identity"], bool(record["finished"])
         except (ValueError, KeyError, TypeError) as error:
-            raise BadData(f"{self.record}: not a run's record ({error})") from error
-        refuse_another(str(self.path), found, identity, "-o")
+            raise BadData(f"{self.record}: not the record of a run ({error})") from error
+        refuse_another(str(self.path), stored_identity, identity, "-o")
         return done and (self.final / "config.json").exists()
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
-        """Hold the directory for this process; Failed when another run has it."""
+        """Lock the directory for this process; Failed if another run holds the lock."""
         self.path.mkdir(parents=True, exist_ok=True)
         with open(self.path / ".lock", "w") as lock:
             try:
+                # the kernel releases the lock when the process ends
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError as error:
                 raise Failed(f"{self.path}: another process is training in it") from error
@@ -72,7 +73,7 @@ class RunDirectory:
     def begin(self, identity: Identity, force: bool, checkpoint_url: str = "") -> None:
         """Write the record of a run that starts or resumes.
 
-        `force` discards what is there, at the URL, too.
+        `force` deletes an earlier run first, also at the URL.
         """
         if force:
             checkpoint.discard_all(checkpoint_url)
@@ -82,22 +83,22 @@ class RunDirectory:
             self.record.unlink(missing_ok=True)
             shutil.rmtree(self.final, ignore_errors=True)
         self.checkpoints.mkdir(parents=True, exist_ok=True)
-        checkpoint.sweep(self.checkpoints)
+        checkpoint.remove_leftovers(self.checkpoints)
         self._write(identity, finished=False)
 
     def finish(self, identity: Identity, **figures: Any) -> None:
-        """Record that the run is done, with its last figures."""
+        """Record that the run has finished, with its last metrics."""
         self._write(identity, finished=True, **figures)
 
     def started_at(self) -> float:
-        """Seconds since the epoch when the run was first begun; now, when it has not been."""
+        """Seconds since the epoch at the run's first start; now, if it has not started."""
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
             return float(json.loads(self.record.read_text("utf-8"))["started_at"])
         return time.time()
 
     def _write(self, identity: Identity, finished: bool, **more: Any) -> None:
         text = json.dumps(identity, sort_keys=True)
-        said = {
+        record = {
             "version": version("sabia"),
             "started_at": self.started_at(),
             "fingerprint": hashlib.blake2b(text.encode(), digest_size=16).hexdigest(),
@@ -105,23 +106,19 @@ class RunDirectory:
             "identity": dict(identity),
             **more,
         }
-        write_atomic(self.record, json.dumps(said, indent=1) + "\n")
+        write_atomic(self.record, json.dumps(record, indent=1) + "\n")
 
 
-def refuse_another(place: str, found: Identity, identity: Identity, option: str) -> None:
-    """Raise UsageError unless what lies in a place, given by an option, is of this identity."""
-    changed = _differences(found, json.loads(json.dumps(identity)))
+def refuse_another(location: str, stored: Identity, identity: Identity, option: str) -> None:
+    """Raise UsageError if a run stored at the location of `option` has another identity."""
+    new = json.loads(json.dumps(identity))
+    names = [name for name in {**stored, **new} if stored.get(name) != new.get(name)]
+    changed = [f"{name} {_short(stored.get(name))}, now {_short(new.get(name))}" for name in names]
     if changed:
         raise UsageError(
-            f"{place}: holds another run ({'; '.join(changed[:3])}); give another {option}, or "
+            f"{location}: holds another run ({'; '.join(changed[:3])}); give another {option}, or "
             "--force to discard it and start over"
         )
-
-
-def _differences(old: Identity, new: Identity) -> list[str]:
-    """'lr 0.001, now 0.002' for each entry that differs."""
-    names = [name for name in {**old, **new} if old.get(name) != new.get(name)]
-    return [f"{name} {_short(old.get(name))}, now {_short(new.get(name))}" for name in names]
 
 
 def _short(value: Any) -> str:

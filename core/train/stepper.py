@@ -19,7 +19,7 @@ from sabia.core.parallel.world import World
 from sabia.core.spec.model import ModelSpec
 from sabia.core.spec.tensors import TensorSpec
 from sabia.core.train.checkpoint import Piece
-from sabia.core.train.guards import INFINITE
+from sabia.core.train.guards import NO_LIMITS
 from sabia.core.train.losses.next_token import Loss
 from sabia.core.train.optimizer.config import OptimizerConfig, Rule, rules
 
@@ -61,7 +61,7 @@ class Stepper(Protocol):
         lr: float,
         extra_sums: np.ndarray | None = None,
         *,
-        limits: tuple[float, float] = INFINITE,
+        limits: tuple[float, float] = NO_LIMITS,
         number: int = 0,
     ) -> dict[str, Any]:
         """Update once from this process's rows; `number`: index of the step, from 0.
@@ -132,6 +132,7 @@ def piece_reader(state: Mapping[str, np.ndarray]) -> ReadPiece:
     def read(name: str, offset: tuple[int, ...], shape: tuple[int, ...]) -> np.ndarray:
         if name not in state:
             raise BadData(f"optimizer state: {name!r} is missing (another model's state?)")
+        # may be lazy: read only when asked for
         whole = np.asarray(state[name])
         box = tuple(slice(o, o + n) for o, n in zip(offset, shape, strict=False))
         if whole.ndim != len(shape) or whole[box].shape != tuple(shape):

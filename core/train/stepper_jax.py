@@ -31,7 +31,7 @@ from sabia.core.parallel.world import World
 from sabia.core.train.balancing import balanced_bias, bias_names
 from sabia.core.train.checkpoint import Piece
 from sabia.core.train.checkpoint.pieces_jax import jax_pieces
-from sabia.core.train.guards import INFINITE
+from sabia.core.train.guards import NO_LIMITS
 from sabia.core.train.optimizer.config import COUNT, state_parts, state_shapes
 from sabia.core.train.optimizer.updates_jax import apply_jax, init_jax
 from sabia.core.train.stepper import Batch, LazyState, ReadPiece, Setup, piece_reader
@@ -134,7 +134,7 @@ class JaxStepper:
         lr: float,
         extra_sums: np.ndarray | None = None,
         *,
-        limits: tuple[float, float] = INFINITE,
+        limits: tuple[float, float] = NO_LIMITS,
         number: int = 0,
     ) -> dict[str, Any]:
         """See Stepper.step."""

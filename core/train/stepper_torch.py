@@ -31,7 +31,7 @@ from sabia.core.parallel.sharding_rules import check_fits
 from sabia.core.train.balancing import balanced_bias, bias_names
 from sabia.core.train.checkpoint import Piece
 from sabia.core.train.checkpoint.pieces_torch import lazy
-from sabia.core.train.guards import INFINITE
+from sabia.core.train.guards import NO_LIMITS
 from sabia.core.train.optimizer.config import COUNT, state_parts, state_shapes
 from sabia.core.train.optimizer.updates_torch import apply_torch, init_torch
 from sabia.core.train.stepper import Batch, LazyState, ReadPiece, Setup, piece_reader
@@ -75,6 +75,7 @@ class TorchStepper:
             whole = params[name]
             array = self.shards.cut(name, whole)
             tensor = load_ops("torch").to_device({name: array}, "float32")[name]
+            # memory-mapped arrays may be unaligned
             if tensor.data_ptr() % ALIGNED:  # products of unaligned matrices round differently
                 tensor = tensor.clone()
             release_pages(whole)
@@ -100,7 +101,7 @@ class TorchStepper:
         lr: float,
         extra_sums: np.ndarray | None = None,
         *,
-        limits: tuple[float, float] = INFINITE,
+        limits: tuple[float, float] = NO_LIMITS,
         number: int = 0,
     ) -> dict[str, Any]:
         """See Stepper.step."""
@@ -127,6 +128,7 @@ class TorchStepper:
         sums = self._passes(batch, self._loss(number), number, train=True)
         trained = (item for item in self.params.items() if self.rules[item[0]].trained)
         gradients = {name: _gradient(parameter) for name, parameter in trained}
+        # all-reduce over the processes that hold the same shard
         self.shards.sum_gradients(gradients, self.groups)
         if self._pipeline is not None and self.spec.tied and "embed" in gradients:
             self._pipeline.sum_tied(gradients["embed"])

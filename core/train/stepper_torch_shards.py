@@ -90,6 +90,7 @@ class Shards:
         """Sum gradients, in place, over the processes that hold the same shards."""
         by_axes: dict[Axes, list[Tensor]] = {}
         for name, gradient in gradients.items():
+            # gradients with the same group share flat buckets
             by_axes.setdefault(self._summed(name), []).append(gradient)
         for axes in (axes for axes in self.gradient_groups() if axes and axes in by_axes):
             for bucket in batches_by_size(

@@ -1,10 +1,10 @@
-"""Token rows at random access, and the batches made of them.
+"""Token rows with random access, and batches of them.
 
-All rows are kept flat (ids, document lengths, mask) in memory while they are small, else in
-unnamed temporary files that are mapped, so that a permuted order costs no decoding of Parquet.
-A batch is made in whole-array steps: segments number the documents of a row from 1 (0 is padding),
-positions restart in each, and a token's target is its successor in the same document only; a
-token's `loss_mask` says whether that token is to be predicted.
+All rows are stored flat (ids, document lengths, mask), in memory if they are small, otherwise in
+memory-mapped temporary files, so that reading in a permuted order decodes no Parquet. Batches are
+built with array operations: segments number the documents of a row from 1 (0 is padding), positions
+restart in each, and a token's target is the next token of the same document; a token's `loss_mask`
+says whether that token is a target.
 """
 
 import tempfile
@@ -17,14 +17,14 @@ import pyarrow as pa
 
 from sabia.core.errors import BadData
 
-MEMORY_BYTES = 512 << 20  # of each column; beyond it lies on disk
-SOURCES = 32  # losses are told apart for that many sources, the rest are one
+MEMORY_BYTES = 512 << 20  # of each column; larger ones are on disk
+SOURCES = 32  # losses are reported for this many sources, the last of which holds all others
 COLUMNS = ("input_ids", "document_lengths", "loss_mask", "source")
 Batch = dict[str, np.ndarray]
 
 
 class _Column:
-    """Numbers of one type, appended and then looked at as one array."""
+    """Numbers of one type that are appended, then read as one array."""
 
     def __init__(self, dtype: type) -> None:
         self.dtype = np.dtype(dtype)
@@ -37,7 +37,7 @@ class _Column:
         size = self.spool.tell() // self.dtype.itemsize
         if not size:
             return np.zeros(0, self.dtype)
-        if self.spool._rolled:  # type: ignore[attr-defined]  # on disk: nothing public says so
+        if self.spool._rolled:  # type: ignore[attr-defined]  # on disk; there is no public test
             self.spool.flush()
             return np.memmap(self.spool._file, self.dtype, "r", shape=(size,))
         self.spool.seek(0)
@@ -46,9 +46,10 @@ class _Column:
 
 @dataclass(frozen=True)
 class TokenRows:
-    """n rows: row r is ids[row_start[r]:row_start[r + 1]], its documents likewise.
+    """n rows: row r is ids[row_start[r]:row_start[r + 1]], and its documents likewise.
 
-    `mask` is empty when no row has one. Rows are ordered by source; `source_sizes` counts them.
+    `mask` is empty if no row has one. Rows are numbered source by source; `source_sizes`: rows of
+    each source.
     """
 
     ids: np.ndarray
@@ -75,12 +76,12 @@ class TokenRows:
 
     @cached_property
     def unpacked(self) -> bool:
-        """True when no row holds more than one document."""
+        """True if no row holds more than one document."""
         return bool((np.diff(self.document_start) <= 1).all())
 
     @cached_property
     def largest_id(self) -> int:
-        """The largest token id; a model needs a larger vocabulary."""
+        """The largest token id."""
         return int(self.ids.max(initial=0))
 
     @property
@@ -96,50 +97,56 @@ class TokenRows:
         input_ids, targets, segments, positions int32; loss_mask float32 (1 where the target
         counts); source float32 [B, S], one-hot.
         """
-        number = self.by_source[rows]
+        number = self.by_source[rows]  # [B], in the order of reading
         start, size = self.row_start[number], np.diff(self.row_start)[number]
         width = length or int(size.max(initial=1))
-        column = np.arange(width)
-        valid = column < size[:, None]
-        place = np.minimum(start[:, None] + column, max(len(self.ids) - 1, 0))
-        ids = np.where(valid, self.ids[place], 0).astype(np.int32)
+        column = np.arange(width)  # [T]
+        valid = column < size[:, None]  # [B, T]
+        flat_index = np.minimum(start[:, None] + column, max(len(self.ids) - 1, 0))  # [B, T]
+        ids = np.where(valid, self.ids[flat_index], 0).astype(np.int32)
         segments, positions = self._documents(number, width)
-        targets, follows = np.zeros_like(ids), np.zeros(ids.shape, bool)
+        targets, has_target = np.zeros_like(ids), np.zeros(ids.shape, bool)
         targets[:, :-1] = ids[:, 1:]
-        follows[:, :-1] = (segments[:, 1:] == segments[:, :-1]) & (segments[:, 1:] > 0)
+        # the next token is in the same document, which is not padding
+        has_target[:, :-1] = (segments[:, 1:] == segments[:, :-1]) & (segments[:, 1:] > 0)
         if len(self.mask):
-            follows[:, :-1] &= self.mask[place[:, 1:]]
+            has_target[:, :-1] &= self.mask[flat_index[:, 1:]]
         return {
             "input_ids": ids,
             "targets": targets,
-            "loss_mask": follows.astype(np.float32),
+            "loss_mask": has_target.astype(np.float32),
             "segments": segments,
             "positions": positions,
             "source": self._one_hot(rows),
         }
 
     def _documents(self, number: np.ndarray, width: int) -> tuple[np.ndarray, np.ndarray]:
-        """(segments, positions) [B, width] of the rows; 0 behind the last document."""
+        """(segments, positions) [B, width] of the rows; 0 after the last document."""
         first, last = self.document_start[number], self.document_start[number + 1]
-        counts = last - first
-        row = np.repeat(np.arange(len(number)), counts)
-        within = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
-        lengths = self.document_lengths[first[row] + within].astype(np.int64)
+        counts = last - first  # [B] documents of each row
+        row = np.repeat(np.arange(len(number)), counts)  # [documents of the batch]
+        # 0, 1, … in each row
+        document_in_row = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
+        # [documents of the batch]
+        lengths = self.document_lengths[first[row] + document_in_row].astype(np.int64)
         total = np.cumsum(lengths)
-        before = np.concatenate([[0], total])[np.cumsum(counts) - counts]
-        begins = total - lengths - before[row]
-        ends = np.zeros(len(number), np.int64)
+        # [B] tokens of the rows before
+        tokens_before = np.concatenate([[0], total])[np.cumsum(counts) - counts]
+        begins = total - lengths - tokens_before[row]  # column at which each document starts
+        ends = np.zeros(len(number), np.int64)  # [B] end of each row's last document
         np.maximum.at(ends, row, begins + lengths)
-        opened = np.zeros((len(number), width + 1), np.int32)
-        np.add.at(opened, (row, np.minimum(begins, width)), (lengths > 0).astype(np.int32))
+        starts_at = np.zeros((len(number), width + 1), np.int32)
+        # [B, T + 1]: how many documents start at a column; empty ones do not count
+        np.add.at(starts_at, (row, np.minimum(begins, width)), (lengths > 0).astype(np.int32))
         column = np.arange(width)
-        inside = column < ends[:, None]
-        segments = np.where(inside, np.cumsum(opened[:, :width], 1), 0).astype(np.int32)
-        origin = np.maximum.accumulate(np.where(opened[:, :width] > 0, column, 0), 1)
-        return segments, np.where(inside, column - origin, 0).astype(np.int32)
+        in_document = column < ends[:, None]
+        segments = np.where(in_document, np.cumsum(starts_at[:, :width], 1), 0).astype(np.int32)
+        # [B, T]: start of the document that a column is in
+        origin = np.maximum.accumulate(np.where(starts_at[:, :width] > 0, column, 0), 1)
+        return segments, np.where(in_document, column - origin, 0).astype(np.int32)
 
     def source_of(self, rows: np.ndarray) -> np.ndarray:
-        """The number of each row's source."""
+        """Index of each row's source."""
         return np.searchsorted(np.cumsum(self.source_sizes), rows, side="right")
 
     def _one_hot(self, rows: np.ndarray) -> np.ndarray:
@@ -148,7 +155,7 @@ class TokenRows:
 
 
 def read_token_rows(batches: Iterable[pa.RecordBatch]) -> TokenRows:
-    """Take in token records; raises BadData where lengths do not fit."""
+    """Read token records; raises BadData if lengths do not match."""
     ids, lengths, mask = _Column(np.int32), _Column(np.int32), _Column(np.bool_)
     row_sizes: list[np.ndarray] = []
     document_counts: list[np.ndarray] = []
@@ -158,7 +165,7 @@ def read_token_rows(batches: Iterable[pa.RecordBatch]) -> TokenRows:
     for batch in batches:
         columns = {name: batch.column(name) for name in COLUMNS if name in batch.schema.names}
         tokens = columns["input_ids"]
-        _check(columns)
+        _check_lengths(columns)
         row_sizes.append(np.diff(tokens.offsets.to_numpy()))
         ids.append(tokens.flatten().to_numpy())
         documents = columns["document_lengths"]
@@ -167,7 +174,7 @@ def read_token_rows(batches: Iterable[pa.RecordBatch]) -> TokenRows:
         values, given = _mask(columns.get("loss_mask"), row_sizes[-1])
         mask.append(values)
         masked |= given
-        codes.append(_codes(columns.get("source"), batch.num_rows, names))
+        codes.append(_source_codes(columns.get("source"), batch.num_rows, names))
     if not row_sizes or not sum(len(part) for part in row_sizes):
         raise BadData("no token rows (expected at least one row of tokens)")
     code = np.concatenate(codes)
@@ -187,7 +194,7 @@ def _starts(sizes: list[np.ndarray]) -> np.ndarray:
     return np.concatenate([[0], np.cumsum(np.concatenate(sizes), dtype=np.int64)])
 
 
-def _check(columns: dict[str, pa.Array]) -> None:
+def _check_lengths(columns: dict[str, pa.Array]) -> None:
     import pyarrow.compute as pc
 
     tokens, documents = columns["input_ids"], columns["document_lengths"]
@@ -203,7 +210,7 @@ def _check(columns: dict[str, pa.Array]) -> None:
 
 
 def _mask(column: pa.Array | None, sizes: np.ndarray) -> tuple[np.ndarray, bool]:
-    """(the flat mask, whether there is one); rows without a mask count everywhere."""
+    """(the flat mask, whether any row has one); in rows without a mask all tokens count."""
     if column is None or column.null_count == len(column):
         return np.ones(int(sizes.sum()), bool), False
     given = np.diff(column.offsets.to_numpy())
@@ -215,8 +222,8 @@ def _mask(column: pa.Array | None, sizes: np.ndarray) -> tuple[np.ndarray, bool]
     return flat, True
 
 
-def _codes(column: pa.Array | None, rows: int, names: dict[str, int]) -> np.ndarray:
-    """The number of each row's source; `names` grows by those not seen before."""
+def _source_codes(column: pa.Array | None, rows: int, names: dict[str, int]) -> np.ndarray:
+    """Index of each row's source; new sources are added to `names`."""
     if column is None:
         return np.full(rows, names.setdefault("", len(names)), np.int64)
     encoded = column.fill_null("").dictionary_encode()

@@ -1,9 +1,9 @@
-"""Metrics to wandb or TensorBoard, from one process and off the step path.
+"""Metrics to wandb or TensorBoard, from one process, in a background thread.
 
-Rows are handed to a thread through a bounded queue. A service that is slow or refuses costs the
-run nothing: rows that do not fit are counted and left out there (they are all in metrics.jsonl), a
-failure is told once and ends the sending. wandb takes a row every MIN_INTERVAL_S at most, which
-keeps hundreds of runs below its limits; it resumes the same run by an id made from the run's
+Rows are passed to a thread through a bounded queue. A slow or failing service does not delay the
+run: rows that do not fit in the queue are dropped and counted (all are in metrics.jsonl), and an
+error is reported once and ends the sending. wandb gets at most one row per MIN_INTERVAL_S, so that
+hundreds of runs stay below its limits; it resumes the same run by an id derived from the run's
 directory and identity. Both are optional packages: `pip install 'sabia[track]'`.
 """
 
@@ -26,13 +26,13 @@ Row = Mapping[str, Any]
 
 
 class Sink(Protocol):
-    """Where rows go."""
+    """A service that receives metrics."""
 
     def write(self, step: int, figures: Mapping[str, float]) -> None:
-        """Take the figures of a step."""
+        """Send the metrics of a step."""
 
     def close(self) -> None:
-        """Send what is left."""
+        """Send the remaining metrics."""
 
 
 def parse_services(text: str) -> tuple[str, ...]:
@@ -49,7 +49,7 @@ def parse_services(text: str) -> tuple[str, ...]:
 
 
 def open_sink(name: str, directory: Path, identity: str, config: Row) -> Sink:
-    """A sink of a service for the run in `directory`; `identity` is a hash of what it is."""
+    """The sink of a service for the run in `directory`; `identity`: hash of the run's identity."""
     if name == "tensorboard":
         return _TensorBoard(directory)
     return _Wandb(directory, identity, config)
@@ -79,6 +79,7 @@ class _Wandb:
         self.sent = 0.0
 
     def write(self, step: int, figures: Mapping[str, float]) -> None:
+        # in this thread, so that the training does not wait
         wait = self.sent + MIN_INTERVAL_S - time.monotonic()
         if wait > 0:
             time.sleep(wait)
@@ -89,22 +90,22 @@ class _Wandb:
         self.run.finish()
 
 
-def flat(row: Row) -> dict[str, float]:
-    """The numbers of a row; those of a nested one as NAME/KEY."""
-    found: dict[str, float] = {}
+def flattened(row: Row) -> dict[str, float]:
+    """The numbers of a row; those of a nested mapping as NAME/KEY."""
+    numbers: dict[str, float] = {}
     for name, value in row.items():
         if isinstance(value, Mapping):
-            found |= {f"{name}/{key}": number for key, number in flat(value).items()}
+            numbers |= {f"{name}/{key}": number for key, number in flattened(value).items()}
         elif isinstance(value, int | float) and not isinstance(value, bool) and name != "step":
-            found[name] = float(value)
-    return found
+            numbers[name] = float(value)
+    return numbers
 
 
 class Tracker:
     """Sends rows to sinks in a thread; without sinks it does nothing."""
 
     def __init__(self, openers: Sequence[Callable[[], Sink]]) -> None:
-        self.left_out = 0
+        self.not_sent = 0
         self._rows: queue.Queue[Row | None] = queue.Queue(WAITING_ROWS)
         self._threads = threading.Thread(target=self._send, args=(openers,), daemon=True)
         if openers:
@@ -112,26 +113,27 @@ class Tracker:
         self._open = bool(openers)
 
     def write(self, row: Row) -> None:
-        """Hand over a row of metrics (with `step`); never waits."""
+        """Send a row of metrics (with `step`) in the background; never waits."""
         if not self._open:
             return
         try:
             self._rows.put_nowait(dict(row))
         except queue.Full:
-            self.left_out += 1
+            self.not_sent += 1
 
     def close(self) -> None:
-        """Wait a little for what is on its way."""
+        """Wait up to CLOSE_S for rows that are being sent."""
         if not self._open:
             return
         self._open = False
         try:
+            # the end of the queue
             self._rows.put(None, timeout=CLOSE_S)
             self._threads.join(CLOSE_S)
         except queue.Full:
-            self.left_out += self._rows.qsize()
-        if self.left_out:
-            notes.warn(f"--track: {self.left_out:,} rows were not sent (metrics.jsonl has all)")
+            self.not_sent += self._rows.qsize()
+        if self.not_sent:
+            notes.warn(f"--track: {self.not_sent:,} rows were not sent (metrics.jsonl has all)")
 
     def _send(self, openers: Sequence[Callable[[], Sink]]) -> None:
         sinks: list[Sink] = []
@@ -139,17 +141,13 @@ class Tracker:
             sinks.extend(opener() for opener in openers)
             while (row := self._rows.get()) is not None:
                 for sink in sinks:
-                    sink.write(int(row["step"]), flat(row))
+                    sink.write(int(row["step"]), flattened(row))
         except Exception as error:  # a service must not end a run
             self._open = False
-            notes.warn(f"--track: {error} (no more is sent; metrics.jsonl has all)")
+            notes.warn(f"--track: {error} (no more rows are sent; metrics.jsonl has all)")
         finally:
             for sink in sinks:
-                _close(sink)
-
-
-def _close(sink: Sink) -> None:
-    try:
-        sink.close()
-    except Exception as error:
-        notes.warn(f"--track: {error}")
+                try:
+                    sink.close()
+                except Exception as error:
+                    notes.warn(f"--track: {error}")

@@ -1,10 +1,9 @@
-"""Model directories of the Hugging Face hub: config.json and safetensors, in and out.
+"""Read and write model directories of the Hugging Face hub: config.json and safetensors.
 
-Loading maps files and renames tensors by the spec's table; nothing is cast, so bf16 stays bf16
-and what is not changed is written back byte for byte (experts stacked in, unstacked out).
-A directory with a `quantization_config` is decoded by `sabia.core.numerics.compressed`. Saving
-makes a directory that transformers opens with no missing or unexpected tensor, and it appears
-whole or not at all.
+Loading maps files and renames tensors by the spec's table; nothing is cast, so bf16 stays bf16 and
+unchanged tensors are written back byte for byte (experts are stacked when read, unstacked when
+written). A directory with a `quantization_config` is decoded by `sabia.core.numerics.compressed`.
+Saving is atomic; transformers opens the directory with no missing or unexpected tensor.
 """
 
 import json
@@ -49,16 +48,16 @@ TOKENIZER_FILES = (
 def load_model(directory: str | Path) -> tuple[ModelSpec, dict[str, np.ndarray]]:
     """(spec, name → array in the file's dtype) of a model directory.
 
-    Arrays are read-only and mapped; a compressed checkpoint is decoded to full matrices. Raises
-    UsageError for a configuration that is not computed here, BadData for missing, unknown or
-    misshapen tensors.
+    Arrays are read-only and memory-mapped; a quantized checkpoint is decoded to full matrices.
+    Raises UsageError for an unsupported configuration, BadData for missing or unknown tensors and
+    for wrong shapes.
     """
     spec = load_spec(directory)
     return spec, from_hf(spec, _decoded(spec, read_checkpoint(directory)))
 
 
 def _decoded(spec: ModelSpec, tensors: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Tensors under file names, quantized ones as full matrices."""
+    """Tensors by file name, quantized ones decoded to full matrices."""
     quantization = spec.config.get("quantization_config")
     if quantization is None:
         return tensors
@@ -70,7 +69,7 @@ def _decoded(spec: ModelSpec, tensors: dict[str, np.ndarray]) -> dict[str, np.nd
 
 
 def read_checkpoint(directory: str | Path) -> dict[str, np.ndarray]:
-    """All tensors of a directory's safetensors files under the files' own names."""
+    """All tensors of a directory's safetensors files by the files' own names."""
     root = Path(directory)
     tensors: dict[str, np.ndarray] = {}
     for file in _files(root):
@@ -80,16 +79,16 @@ def read_checkpoint(directory: str | Path) -> dict[str, np.ndarray]:
     return tensors
 
 
-def kept_tensors(spec: ModelSpec, directory: str | Path) -> dict[str, np.ndarray]:
-    """Tensors of a directory that take no part in the maths and are handed on (`spec.kept`).
+def unused_tensors(spec: ModelSpec, directory: str | Path) -> dict[str, np.ndarray]:
+    """Tensors of a directory that the computation does not use, to be copied (`spec.kept`).
 
-    Mapped from its files, byte for byte; those of a quantized directory are decoded.
+    Memory-mapped, byte for byte; those of a quantized directory are decoded.
     """
     if not spec.kept:
         return {}
     tensors = read_checkpoint(directory)
-    found = {k: v for k, v in tensors.items() if any(re.fullmatch(p, k) for p in spec.kept)}
-    return _decoded(load_spec(directory), found)
+    selected = {k: v for k, v in tensors.items() if any(re.fullmatch(p, k) for p in spec.kept)}
+    return _decoded(load_spec(directory), selected)
 
 
 def _files(root: Path) -> list[Path]:
@@ -109,33 +108,33 @@ def _files(root: Path) -> list[Path]:
 
 
 def from_hf(spec: ModelSpec, tensors: Arrays) -> dict[str, np.ndarray]:
-    """Tensors under file names → parameters under our names; all of them, and no others."""
-    left = dict(tensors)
-    params = {tensor.name: _take(tensor, left) for tensor in spec.tensors()}
+    """Tensors by file name → parameters by our names; raises BadData unless all names match."""
+    remaining = dict(tensors)
+    params = {tensor.name: _take(tensor, remaining) for tensor in spec.tensors()}
     for fused in {t.hf.file for t in spec.tensors() if isinstance(t.hf, FusedPart)}:
-        del left[fused]
-    if spec.tied:  # some files store the head although it is the embedding
-        left.pop(str(spec.names["head"]), None)
+        del remaining[fused]
+    if spec.tied:  # some files store the head too, although it is the embedding
+        remaining.pop(str(spec.names["head"]), None)
     expected = spec.ignored + spec.kept
-    unknown = [n for n in left if not any(re.fullmatch(p, n) for p in expected)]
+    unknown = [n for n in remaining if not any(re.fullmatch(p, n) for p in expected)]
     if unknown:
         raise BadData(
             f"model: tensor {unknown[0]} is unknown to the {spec.family} family "
-            f"({len(unknown)} such; expected the tensors of config.json)"
+            f"({len(unknown)} unknown tensors; expected those of config.json)"
         )
     return params
 
 
-def _take(tensor: TensorSpec, left: dict[str, np.ndarray]) -> np.ndarray:
+def _take(tensor: TensorSpec, remaining: dict[str, np.ndarray]) -> np.ndarray:
     if isinstance(tensor.hf, FusedPart):
-        if tensor.hf.file not in left:
+        if tensor.hf.file not in remaining:
             raise BadData(f"model: tensor {tensor.hf.file} is missing")
-        return read_part(tensor.hf, left[tensor.hf.file], tensor.shape)
+        return read_part(tensor.hf, remaining[tensor.hf.file], tensor.shape)
     names = (tensor.hf,) if isinstance(tensor.hf, str) else tensor.hf
-    missing = next((name for name in names if name not in left), None)
+    missing = next((name for name in names if name not in remaining), None)
     if missing is not None:
         raise BadData(f"model: tensor {missing} is missing (expected shape {tensor.shape})")
-    parts = [left.pop(name) for name in names]
+    parts = [remaining.pop(name) for name in names]
     array = parts[0] if isinstance(tensor.hf, str) else np.stack(parts)
     if array.shape != tensor.shape:
         raise BadData(f"model: {names[0]} has shape {array.shape} (expected {tensor.shape})")
@@ -143,17 +142,19 @@ def _take(tensor: TensorSpec, left: dict[str, np.ndarray]) -> np.ndarray:
 
 
 def to_hf(spec: ModelSpec, params: Arrays) -> dict[str, Any]:
-    """Parameters under our names → tensors under file names; the inverse of `from_hf`.
+    """Parameters by our names → tensors by file name; the inverse of `from_hf`.
 
-    Lazy arrays stay lazy; tensors that files fuse are put together when they are used.
+    Lazy arrays stay lazy; fused tensors of files are assembled when they are read.
     """
     table = {tensor.name: tensor for tensor in spec.tensors()}
-    odd = set(params) ^ set(table)
-    if odd:
+    unmatched = set(params) ^ set(table)
+    if unmatched:
         raise UsageError(
-            f"model: parameters do not fit the spec at {min(odd)} (expected its table)"
+            f"model: parameters do not match the spec at {min(unmatched)} (expected its table)"
         )
-    named = dict(pair for name, tensor in table.items() for pair in _named(tensor, params[name]))
+    named = dict(
+        pair for name, tensor in table.items() for pair in _file_tensors(tensor, params[name])
+    )
     fused: dict[str, list[tuple[FusedPart, Any]]] = {}
     for name, tensor in table.items():
         if isinstance(tensor.hf, FusedPart):
@@ -168,7 +169,7 @@ def _fused(parts: Sequence[tuple[FusedPart, Any]], start: int, stop: int) -> np.
     return write_parts((part, np.asarray(array)) for part, array in parts)[start:stop]
 
 
-def _named(tensor: TensorSpec, array: Any) -> Iterator[tuple[str, Any]]:
+def _file_tensors(tensor: TensorSpec, array: Any) -> Iterator[tuple[str, Any]]:
     if array.shape != tensor.shape:
         raise UsageError(f"model: {tensor.name} is {array.shape} (expected {tensor.shape})")
     if isinstance(tensor.hf, str):
@@ -188,14 +189,14 @@ def save_model(
 ) -> None:
     """Write config.json and safetensors, each tensor in its array's dtype.
 
-    tokenizer_from: a directory whose tokenizer files are copied along. kept_from: the directory
-    that the model came from, whose tensors without part in the maths are handed on.
+    tokenizer_from: a directory whose tokenizer files are copied. kept_from: the directory that the
+    model was loaded from, whose tensors that the computation does not use are copied.
     """
     config = {key: value for key, value in spec.config.items() if key != "quantization_config"}
     write_checkpoint(
         directory,
         config,
-        to_hf(spec, params) | (kept_tensors(spec, kept_from) if kept_from else {}),
+        to_hf(spec, params) | (unused_tensors(spec, kept_from) if kept_from else {}),
         tokenizer_from=tokenizer_from,
         max_shard_bytes=max_shard_bytes,
     )
@@ -209,7 +210,7 @@ def write_checkpoint(
     tokenizer_from: str | Path | None = None,
     max_shard_bytes: int = MAX_SHARD_BYTES,
 ) -> None:
-    """Write a model directory from a configuration and tensors under file names, atomically."""
+    """Write a model directory from a configuration and tensors by file name, atomically."""
     with atomic_directory(directory) as temporary:
         text = json.dumps(_with_dtype(config, tensors), indent=2) + "\n"
         (temporary / "config.json").write_text(text, encoding="utf-8")
@@ -219,7 +220,7 @@ def write_checkpoint(
 
 
 def _with_dtype(config: Mapping[str, Any], tensors: Arrays) -> dict[str, Any]:
-    """The configuration, its dtype being that of the largest tensor where that is a float."""
+    """The configuration with the dtype of the largest tensor, if that is a float."""
     result = dict(config)
     largest = max(tensors.values(), key=lambda array: array.size).dtype.name
     if largest in ("float32", "bfloat16", "float16"):
@@ -231,7 +232,7 @@ def _with_dtype(config: Mapping[str, Any], tensors: Arrays) -> dict[str, Any]:
 def _write_shards(root: Path, tensors: Arrays, max_shard_bytes: int) -> None:
     groups = batches_by_size(tensors, lambda name: tensors[name].nbytes, max_shard_bytes)
     shards = [{name: tensors[name] for name in names} for names in groups]
-    metadata = {"format": "pt"}  # transformers refuses files that do not say so
+    metadata = {"format": "pt"}  # required by transformers
     if len(shards) == 1:
         write_tensors(root / "model.safetensors", shards[0], metadata)
         return
@@ -246,8 +247,8 @@ def _write_shards(root: Path, tensors: Arrays, max_shard_bytes: int) -> None:
 
 
 def _copy_tokenizer(source: Path, target: Path) -> None:
-    found = [name for name in TOKENIZER_FILES if (source / name).is_file()]
-    if not found:
+    files = [name for name in TOKENIZER_FILES if (source / name).is_file()]
+    if not files:
         raise UsageError(f"tokenizer: {source} has no tokenizer files (expected tokenizer.json)")
-    for name in found:
+    for name in files:
         shutil.copyfile(source / name, target / name)

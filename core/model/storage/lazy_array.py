@@ -1,4 +1,4 @@
-"""Arrays of known shape and dtype whose rows are fetched from a device or a file when used."""
+"""Arrays with known shape and dtype, whose rows are fetched from a device or a file when used."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ import numpy as np
 
 @dataclass(frozen=True)
 class LazyArray:
-    """An array that is fetched when it is used: `fetch(start, stop)` gives rows of its first axis.
+    """An array that is fetched when used: `fetch(start, stop)` returns rows of its first axis.
 
-    One without axes is a single row: `fetch(0, 1)` gives it. It looks enough like a NumPy array
-    (shape, dtype, iteration, np.asarray) to be written to a file or copied to a device.
+    An array without axes is a single row, `fetch(0, 1)`. It has the attributes of a NumPy array
+    (shape, dtype, iteration, np.asarray) that are needed to write it to a file or a device.
     """
 
     shape: tuple[int, ...]
@@ -39,7 +39,7 @@ class LazyArray:
         return (self.row(number) for number in range(len(self)))
 
     def row(self, number: int) -> LazyArray:
-        """One slice of the first axis, not fetched yet (all of it when it is)."""
+        """One slice of the first axis, as a lazy array; a fetch reads all of the slice."""
 
         def fetch(start: int, stop: int) -> np.ndarray:
             whole = np.asarray(self.fetch(number, number + 1)[0])
@@ -47,8 +47,8 @@ class LazyArray:
 
         return LazyArray(self.shape[1:], self.dtype, fetch)
 
-    def __getitem__(self, place: Any) -> np.ndarray:
-        return np.asarray(self)[place]
+    def __getitem__(self, index: Any) -> np.ndarray:
+        return np.asarray(self)[index]
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
         whole = self.fetch(0, self.shape[0] if self.shape else 1)

@@ -1,8 +1,7 @@
-"""LoRA adapters in the files of the peft package: adapter_config.json, adapter_model.safetensors.
+"""LoRA adapters in the format of the peft package: adapter_config.json, adapter_model.safetensors.
 
-peft names the modules that an adapter changes either by their last name, in every layer, or by
-their whole path; we write last names where they mean the same, so that other programs (vLLM, …)
-read them as well.
+peft names the modules with an adapter by their last name, for all layers, or by their whole path;
+we write last names if they are equivalent, because other programs (vLLM, …) read those as well.
 """
 
 import json
@@ -28,13 +27,13 @@ def save_adapter(
     config: LoraConfig,
     base_model: str = "",
 ) -> None:
-    """Write the adapters in `params` for peft; `base_model`: where the model itself lies."""
+    """Write the adapters in `params` for peft; base_model: name or path of the model itself."""
     tensors = lora_tensors(spec, config)
-    fused = next((t for t in targeted(spec, config) if not isinstance(t.hf, str)), None)
-    if fused is not None:
+    fused_matrix = next((t for t in targeted(spec, config) if not isinstance(t.hf, str)), None)
+    if fused_matrix is not None:
         raise UsageError(
-            f"adapter: {fused.name} is part of a fused matrix in the {spec.family} family's files "
-            "(expected a matrix of its own: merge the adapters instead)"
+            f"adapter: {fused_matrix.name} is part of a fused matrix in the files of the "
+            f"{spec.family} family (expected a matrix of its own: merge the adapters instead)"
         )
     alpha = int(config.alpha) if float(config.alpha).is_integer() else config.alpha
     settings = {
@@ -57,7 +56,7 @@ def save_adapter(
         write_tensors(temporary / WEIGHTS, arrays, {"format": "pt"})
 
 
-def _modules(tensors: Iterable[TensorSpec]) -> set[str]:
+def _file_modules(tensors: Iterable[TensorSpec]) -> set[str]:
     """The modules of the model's files that hold the tensors."""
     files = (_files(t.hf) for t in tensors)
     return {name.removesuffix(".weight") for names in files for name in names}
@@ -70,8 +69,8 @@ def _files(hf: FileName) -> tuple[str, ...]:
 
 
 def _target_modules(spec: ModelSpec, config: LoraConfig) -> list[str]:
-    """Last names where all modules of that name are meant, else whole paths."""
-    wanted = _modules(targeted(spec, config))
-    others = {name.rpartition(".")[2] for name in _modules(spec.tensors()) - wanted}
+    """Last names, if they select exactly the targeted modules, otherwise whole paths."""
+    wanted = _file_modules(targeted(spec, config))
+    others = {name.rpartition(".")[2] for name in _file_modules(spec.tensors()) - wanted}
     last = {name.rpartition(".")[2] for name in wanted}
     return sorted(wanted if last & others else last)

@@ -1,9 +1,9 @@
-"""The safetensors format over NumPy: mapped reading, plain writing, any dtype's bytes unchanged.
+"""The safetensors format with NumPy: memory-mapped reading, and writing, without conversion.
 
 A file is a little-endian u64 header length, a JSON header (name → dtype, shape, byte range), and
-the tensors' bytes (https://github.com/huggingface/safetensors, "Format"). Reading maps the file,
-so a tensor costs memory only when touched. bfloat16 and fp8 are NumPy dtypes from ml_dtypes;
-neither torch nor jax is needed to move them.
+the tensors' bytes (https://github.com/huggingface/safetensors, "Format"). Reading maps the file, so
+a tensor needs memory only when it is read. bfloat16 and fp8 are NumPy dtypes of ml_dtypes; neither
+torch nor jax is needed.
 """
 
 import json
@@ -19,7 +19,7 @@ import numpy as np
 
 from sabia.core.errors import BadData
 
-# names in the file → names of NumPy dtypes (those after the gap are ml_dtypes')
+# names in the file → names of NumPy dtypes (the last four are of ml_dtypes)
 _DTYPES = {
     "BOOL": "bool",
     "U8": "uint8",
@@ -55,7 +55,7 @@ def numpy_dtype(name: str) -> np.dtype:
 def read_header(path: Path) -> tuple[dict[str, Any], int]:
     """(name → {dtype, shape, data_offsets} and `__metadata__`, position of the first byte).
 
-    Raises BadData where the file is not safetensors or cut short.
+    Raises BadData if the file is not a safetensors file or is truncated.
     """
     size = path.stat().st_size
     with open(path, "rb") as file:
@@ -81,7 +81,7 @@ def _view(path: Path, data: np.ndarray, name: str, entry: Mapping[str, Any]) -> 
 
 
 def read_tensors(path: str | Path) -> dict[str, np.ndarray]:
-    """All tensors of a file as read-only arrays mapped from it."""
+    """All tensors of a file as read-only memory-mapped arrays."""
     file = Path(path)
     header, start = read_header(file)
     header.pop("__metadata__", None)
@@ -93,9 +93,9 @@ def read_tensors(path: str | Path) -> dict[str, np.ndarray]:
 
 
 def release_pages(array: np.ndarray) -> None:
-    """Give back the memory of an array that is mapped from a file; touched again, it is read again.
+    """Free the memory of a memory-mapped array, which is read from the file again at its next use.
 
-    Only whole pages of a contiguous read-only array are given back; of others nothing is.
+    Only whole pages of contiguous read-only arrays are freed; for other arrays nothing happens.
     """
     owner: Any = array
     while isinstance(owner, np.ndarray):
@@ -109,9 +109,9 @@ def release_pages(array: np.ndarray) -> None:
 
 
 def encode_header(arrays: Mapping[str, Any], metadata: Mapping[str, str] | None = None) -> bytes:
-    """The head of a file whose tensors follow in this order, of anything with dtype and shape.
+    """The header of a file with these arrays (anything with dtype and shape) in this order.
 
-    Padded so that data begin at a multiple of 8; give the widest dtypes first to align them all.
+    Padded so that data begin at a multiple of 8; with the widest dtypes first all are aligned.
     """
     header: dict[str, Any] = {"__metadata__": dict(metadata)} if metadata else {}
     position = 0
@@ -128,7 +128,7 @@ def encode_header(arrays: Mapping[str, Any], metadata: Mapping[str, str] | None 
 def write_tensors(
     path: str | Path, tensors: Mapping[str, np.ndarray], metadata: Mapping[str, str] | None = None
 ) -> None:
-    """Write a file (synced to disk), widest dtypes first so that every tensor is aligned."""
+    """Write a file and sync it to disk, widest dtypes first, so that every tensor is aligned."""
     order = sorted(tensors, key=lambda name: (-tensors[name].dtype.itemsize, name))
     with open(path, "wb") as file:
         file.write(encode_header({name: tensors[name] for name in order}, metadata))

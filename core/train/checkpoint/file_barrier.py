@@ -1,8 +1,8 @@
-"""Processes meet over small files in the directory they share, so no collective is needed.
+"""A barrier over small files in a shared directory, without collectives.
 
-Saving goes on in a thread while the main thread trains; a collective there would get between the
-collectives of the steps. A process leaves a note of its own under a name and its rank; the leader
-waits for all of them. A process that fails leaves the reason, so that nobody waits in vain.
+A checkpoint is saved in a thread while the main thread trains; a collective in that thread could be
+interleaved with those of the steps. Each process writes a note with a name and its rank; the leader
+waits for all notes. A process that fails writes the reason, so that the leader does not wait.
 """
 
 import json
@@ -17,34 +17,36 @@ from sabia.core.parallel.world import World
 _POLL_S, _SLOWEST_POLL_S = 0.01, 0.5
 
 
-def leave(place: Path, kind: str, rank: int, said: Any = None, error: str = "") -> None:
-    """Leave a note `kind` of process `rank`: what it has to say, or why it failed."""
-    waiting = place / f".{kind}-{rank:05d}.tmp"
-    waiting.write_text(json.dumps({"said": said, "error": error}))
-    os.replace(waiting, place / _name(kind, rank))
+def write_note(directory: Path, kind: str, rank: int, content: Any = None, error: str = "") -> None:
+    """Write the note `kind` of process `rank`: its content, or why the process failed."""
+    waiting = directory / f".{kind}-{rank:05d}.tmp"
+    waiting.write_text(json.dumps({"said": content, "error": error}))
+    # atomic, so that a note is never read half-written
+    os.replace(waiting, directory / _name(kind, rank))
 
 
-def gather(place: Path, kind: str, world: World, timeout_s: float) -> list[Any]:
-    """What all processes but the first said, by rank, once all have; removes their notes.
+def read_notes(directory: Path, kind: str, world: World, timeout_s: float) -> list[Any]:
+    """Wait for the notes of all processes but the first; removes them, returns them by rank.
 
-    Raises Failed when one of them failed or does not answer in time.
+    Raises Failed if one of them failed or has written no note in time.
     """
-    until = time.monotonic() + timeout_s
-    return [_wait(place / _name(kind, r), r, until, timeout_s) for r in range(1, world.size)]
+    deadline = time.monotonic() + timeout_s
+    return [_wait(directory / _name(kind, r), r, deadline, timeout_s) for r in range(1, world.size)]
 
 
-def _wait(path: Path, rank: int, until: float, timeout_s: float) -> Any:
+def _wait(path: Path, rank: int, deadline: float, timeout_s: float) -> Any:
     pause = _POLL_S
     while not path.exists():
-        if time.monotonic() > until:
+        if time.monotonic() > deadline:
             raise Failed(f"checkpoint: process {rank} has not answered within {timeout_s:.0f} s")
         time.sleep(pause)
+        # poll with exponential backoff
         pause = min(pause * 1.5, _SLOWEST_POLL_S)
-    found = json.loads(path.read_text())
+    note = json.loads(path.read_text())
     path.unlink()
-    if found["error"]:
-        raise Failed(f"checkpoint: process {rank}: {found['error']}")
-    return found["said"]
+    if note["error"]:
+        raise Failed(f"checkpoint: process {rank} failed: {note['error']}")
+    return note["said"]
 
 
 def _name(kind: str, rank: int) -> str:

@@ -1,8 +1,8 @@
-"""Find the newest good checkpoint, here or at a URL; what is damaged is passed over with a warning.
+"""Find the newest valid checkpoint, local or at a URL; damaged ones are skipped with a warning.
 
-Every process of a run calls this with its place and a way to agree (the logical and of all
-processes' answers): each checks, or downloads, its share of the files. On a machine with an empty
-directory the checkpoint comes down from the URL and then lies in the directory as if written there.
+Every process of a run calls this with its rank and a function `agree` (the logical AND over all
+processes): each checks, or downloads, its share of the files. If the directory is empty, the
+checkpoint is downloaded from the URL into the directory, as if it had been written there.
 """
 
 import shutil
@@ -24,23 +24,24 @@ Agree = Callable[[bool], bool]
 def latest(
     directory: Path, remote_url: str = "", world: World | None = None, agree: Agree = bool
 ) -> Checkpoint | None:
-    """The newest checkpoint that passes all checks, in `directory`; None when there is none.
+    """The newest checkpoint that passes all checks, in `directory`; None if there is none.
 
-    Raises BadData where there are some and none is good, Failed where the URL does not answer.
+    Raises BadData if there are checkpoints but none is valid, Failed if the URL does not respond.
     """
     search = _Search(directory, world or World(), agree)
     remote = Remote(remote_url) if remote_url else None
-    here, there = local.steps(directory), remote.steps() if remote else []
-    for step in sorted({*here, *there}, reverse=True):
-        found = search.local(step) if step in here else None
-        if found is None and remote and step in there:
-            found = search.fetched(remote, step)
-        if found is not None:
-            return found
-    if here or there:
+    local_steps, remote_steps = local.steps(directory), remote.steps() if remote else []
+    for step in sorted({*local_steps, *remote_steps}, reverse=True):
+        # a local checkpoint is preferred; a damaged one may be intact at the URL
+        checkpoint = search.local(step) if step in local_steps else None
+        if checkpoint is None and remote and step in remote_steps:
+            checkpoint = search.downloaded(remote, step)
+        if checkpoint is not None:
+            return checkpoint
+    if local_steps or remote_steps:
         raise BadData(
-            f"{directory}: none of {len({*here, *there})} checkpoints is good; put back one that "
-            "is, or --force to start over"
+            f"{directory}: none of {len({*local_steps, *remote_steps})} checkpoints is valid; "
+            "restore a valid one, or use --force to start over"
         )
     return None
 
@@ -50,34 +51,36 @@ class _Search:
         self.directory, self.world, self.agree = directory, world, agree
 
     def local(self, step: int) -> Checkpoint | None:
-        """The checkpoint of a step if all processes find their share good."""
-        found, good = None, True
+        """The checkpoint of a step if every process finds its share of the files valid."""
+        checkpoint, good = None, True
         try:
             path = local.path_of(self.directory, step)
-            found = local.verify(path, self.world.rank, self.world.size)
+            checkpoint = local.verify(path, self.world.rank, self.world.size)
         except BadData as error:
             notes.warn(f"{error}; looking for the checkpoint before it")
             good = False
-        return found if self.agree(good) else None
+        return checkpoint if self.agree(good) else None
 
-    def fetched(self, remote: Remote, step: int) -> Checkpoint | None:
-        """The checkpoint of a step brought from the URL."""
+    def downloaded(self, remote: Remote, step: int) -> Checkpoint | None:
+        """The checkpoint of a step, downloaded from the URL."""
         into = local.saving_path(self.directory, step)
         if self.world.leads:
             shutil.rmtree(into, ignore_errors=True)
             into.mkdir(parents=True)
+        # a barrier: the directory exists for all processes
         self.agree(True)
         if not self.agree(self._download(remote, step, into)):
             return None
         if self.world.leads:
             fsync_directory(into)
-            local.set_in_place(into, local.path_of(self.directory, step))
+            local.rename_into_place(into, local.path_of(self.directory, step))
         self.agree(True)
         return self.local(step)
 
     def _download(self, remote: Remote, step: int, into: Path) -> bool:
         try:
             manifest, text, mark = remote.manifest(step)
+            # every process downloads its share of the files
             names = sorted(manifest["files"])[self.world.rank :: self.world.size]
             remote.download(step, names, into)
         except (BadData, Failed) as error:
@@ -89,5 +92,5 @@ class _Search:
             (into / MANIFEST).write_bytes(text)
             (into / COMMITTED).write_bytes(mark)
         sync(into / name for name in names)
-        notes.note(f"{remote.url}: fetched the checkpoint of step {step:,}")
+        notes.note(f"{remote.url}: downloaded the checkpoint of step {step:,}")
         return True

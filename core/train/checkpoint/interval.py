@@ -1,11 +1,11 @@
-"""When to save: every so many steps, every so many seconds, or as often as pays.
+"""When to save: every N steps, every N seconds, or at the optimal interval.
 
-`auto` takes T = max(1.1 x upload time, sqrt(2 x blocking time x MTBF)): Young's first-order optimum
-between time lost to saving and work lost to failures (Young, CACM 17(9), 1974; Daly, FGCS 22(3),
-2006), but never before the last upload is through. Blocking and upload times are measured in the
-run. Where the mean time between failures is not given, it is that of the published Llama 3 405B
-run (arXiv 2407.21783, section 3.3.4: 419 unexpected interruptions in 54 days on 16,384 GPUs, so
-50,700 device-hours each) divided by the devices, and a week at most.
+`auto` uses T = max(1.1 x upload time, sqrt(2 x blocking time x MTBF)): Young's first-order optimum
+between time spent saving and work lost in failures (Young, CACM 17(9), 1974; Daly, FGCS 22(3),
+2006), but never before the last upload has ended. Blocking and upload times are measured in the
+run. The default mean time between failures is that of the published Llama 3 405B run (arXiv
+2407.21783, section 3.3.4: 419 unexpected interruptions in 54 days on 16,384 GPUs, so 50,700
+device-hours each) divided by the number of devices, and at most a week.
 """
 
 import math
@@ -20,18 +20,19 @@ UPLOAD_SLACK = 1.1
 
 
 def default_mtbf_s(devices: int) -> float:
-    """Seconds between failures that a run on so many devices may expect."""
+    """Expected seconds between failures of a run on this number of devices."""
     return min(DEVICE_MTBF_S / max(1, devices), LONGEST_MTBF_S)
 
 
 def best_interval_s(blocking_s: float, upload_s: float, mtbf_s: float) -> float:
     """Seconds from one save to the next: max(1.1 upload, sqrt(2 blocking MTBF))."""
+    # Young: minimise blocking / T + T / (2 MTBF)
     return max(UPLOAD_SLACK * upload_s, math.sqrt(2 * blocking_s * mtbf_s))
 
 
 @dataclass(frozen=True)
 class Interval:
-    """One of `steps`, `seconds` or `auto` (none of them: never); `mtbf_s` 0 is not known."""
+    """One of `steps`, `seconds` or `auto` (none of them: never); mtbf_s: 0 for the default."""
 
     steps: int = 0
     seconds: float = 0.0
@@ -44,8 +45,8 @@ class Interval:
     ) -> bool:
         """Whether to save after step `step` (counted from 1), `waited_s` after the last save.
 
-        blocking_s: of the last save; None before the first. upload_s: of the last upload, or the
-        age of the one under way where that is more; 0 without a URL.
+        blocking_s: of the last save; None before the first. upload_s: see Saver.upload_s; 0
+        without a URL.
         """
         if self.steps:
             return step % self.steps == 0
@@ -53,7 +54,7 @@ class Interval:
         return bool(wanted) and waited_s >= wanted
 
     def wanted_s(self, blocking_s: float | None, upload_s: float = 0.0) -> float:
-        """Seconds from the last save to the next; 0 where time does not decide."""
+        """Seconds from the last save to the next; 0 if there is no limit of time."""
         if not self.auto:
             return self.seconds
         if blocking_s is None:

@@ -1,15 +1,15 @@
-"""Checkpoints on a disk: names, commit, checks, retention.
+"""Checkpoints in a local directory: names, commit, checks, retention.
 
 `step-NNNNNNNN/` holds `state-RANK-NUMBER.safetensors`, `manifest.json` and `COMMITTED`, written
-last, with the hash of the manifest. It is written as `.step-NNNNNNNN.saving` and renamed, so what
-has the final name is whole. The manifest:
+last, with the hash of the manifest. It is written as `.step-NNNNNNNN.saving` and renamed, so a
+directory with the final name is complete. The manifest:
 
-    format, step, and what the caller says (model, optimizer, rng, data, mesh, …)
+    format, step, and the caller's entries (model, optimizer, rng, data, mesh, …)
     files    name → size, xxh3
     tensors  name → dtype, shape, pieces: [{file, key, offset, shape}]
 
 Every process of a run must see the directory under the same path (a shared filesystem, or one
-host): processes meet in it through small files while they save.
+host): processes synchronise through small files in it while they save.
 """
 
 import contextlib
@@ -35,8 +35,7 @@ _PREFIX = "step-"
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A committed checkpoint: where it lies, what its manifest says, whether its files were read
-    and found to be what was written."""
+    """A committed checkpoint; checked: the sizes and hashes of its files have been verified."""
 
     path: Path
     manifest: Mapping[str, Any]
@@ -60,59 +59,64 @@ def step_of(name: str) -> int | None:
 
 
 def path_of(directory: Path, step: int) -> Path:
-    """Where the checkpoint of a step lies."""
+    """Directory of the checkpoint of a step."""
     return directory / name_of(step)
 
 
 def saving_path(directory: Path, step: int) -> Path:
-    """Where it is written before it is whole."""
+    """Directory in which it is written until it is complete."""
     return directory / f".{name_of(step)}.saving"
 
 
 def steps(directory: Path) -> list[int]:
-    """Steps of the checkpoints there, newest first, whether or not they pass their checks."""
+    """Steps of the checkpoints in a directory, newest first, valid or not."""
     if not directory.is_dir():
         return []
-    found = (step_of(path.name) for path in directory.iterdir())
-    return sorted((step for step in found if step is not None), reverse=True)
+    steps_there = (step_of(path.name) for path in directory.iterdir())
+    return sorted((step for step in steps_there if step is not None), reverse=True)
 
 
 def merge(entries: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
-    """All processes' files and tensors; raises Failed unless the pieces make up whole tensors."""
+    """Files and tensors of all processes; raises Failed unless the pieces form whole tensors."""
     files: dict[str, Any] = {}
     tensors: dict[str, Any] = {}
     for entry in entries:
         files |= entry["files"]
-        for name, said in entry["tensors"].items():
-            known = tensors.setdefault(name, {**said, "pieces": []})
-            if (known["dtype"], known["shape"]) != (said["dtype"], said["shape"]):
+        for name, tensor in entry["tensors"].items():
+            known = tensors.setdefault(name, {**tensor, "pieces": []})
+            if (known["dtype"], known["shape"]) != (tensor["dtype"], tensor["shape"]):
                 raise Failed(f"checkpoint: processes differ on the dtype or shape of {name}")
-            known["pieces"] += said["pieces"]
-    for name, said in tensors.items():
-        held, wanted = sum(math.prod(p["shape"]) for p in said["pieces"]), math.prod(said["shape"])
-        if held != wanted:
-            raise Failed(f"checkpoint: pieces of {name} hold {held} of {wanted} elements")
+            known["pieces"] += tensor["pieces"]
+    for name, tensor in tensors.items():
+        # the pieces do not overlap, so equal counts mean a complete tensor
+        stored = sum(math.prod(piece["shape"]) for piece in tensor["pieces"])
+        expected = math.prod(tensor["shape"])
+        if stored != expected:
+            raise Failed(f"checkpoint: pieces of {name} hold {stored} of {expected} elements")
     return {"files": files, "tensors": tensors}
 
 
 def commit(
     directory: Path, step: int, entries: Iterable[Mapping[str, Any]], meta: Mapping[str, Any]
 ) -> None:
-    """Write manifest and mark beside synced files, and give the directory its name."""
+    """Write manifest and commit mark next to the synced files, and rename the directory."""
     saving, final = saving_path(directory, step), path_of(directory, step)
     manifest = {"format": FORMAT, "step": step, **meta, **merge(entries)}
     text = json.dumps(manifest, indent=1).encode()
     _write_synced(saving / MANIFEST, text)
     _write_synced(saving / COMMITTED, text_hash(text).encode() + b"\n")
+    # the files must be durable before the rename makes them visible
     fsync_directory(saving)
-    set_in_place(saving, final)
+    rename_into_place(saving, final)
 
 
-def set_in_place(saving: Path, final: Path) -> None:
-    """Rename, moving one that has the name already out of the way."""
+def rename_into_place(saving: Path, final: Path) -> None:
+    """Rename `saving` to `final`, replacing an older directory of that name."""
     old = final.with_name(f".{final.name}.old")
+    # left by a process that was killed here
     shutil.rmtree(old, ignore_errors=True)
     if final.exists():
+        # an older checkpoint of the same step
         os.rename(final, old)
     os.rename(saving, final)
     fsync_directory(final.parent)
@@ -127,7 +131,7 @@ def _write_synced(path: Path, data: bytes) -> None:
 
 
 def read_manifest(name: str, text: bytes, mark: bytes) -> dict[str, Any]:
-    """A manifest that its commit mark vouches for; BadData otherwise."""
+    """The manifest, if its hash equals the commit mark; BadData otherwise."""
     if text_hash(text) != mark.decode("ascii", "replace").strip():
         raise BadData(f"checkpoint {name}: manifest does not match its commit mark")
     manifest = json.loads(text)
@@ -137,7 +141,7 @@ def read_manifest(name: str, text: bytes, mark: bytes) -> dict[str, Any]:
 
 
 def open_checkpoint(path: Path) -> Checkpoint:
-    """A checkpoint by its manifest, its files not yet checked; BadData when that is not whole."""
+    """A checkpoint with a valid manifest, its files not yet checked; BadData otherwise."""
     try:
         manifest = read_manifest(
             path.name, (path / MANIFEST).read_bytes(), (path / COMMITTED).read_bytes()
@@ -149,47 +153,52 @@ def open_checkpoint(path: Path) -> Checkpoint:
 
 def verify(path: Path, rank: int = 0, size: int = 1) -> Checkpoint:
     """A checkpoint after checking sizes and hashes of this process's share of the files."""
-    found = open_checkpoint(path)
-    files = found.manifest["files"]
+    checkpoint = open_checkpoint(path)
+    files = checkpoint.manifest["files"]
     with ThreadPoolExecutor(READERS) as pool:
-        list(pool.map(lambda name: check_file(found, name), sorted(files)[rank::size]))
-    return Checkpoint(path, found.manifest, checked=True)
+        list(pool.map(lambda name: check_file(checkpoint, name), sorted(files)[rank::size]))
+    return Checkpoint(path, checkpoint.manifest, checked=True)
 
 
-def check_file(found: Checkpoint, name: str) -> None:
-    """Raise BadData unless a file has the size and the hash that the manifest says."""
-    path, wanted = found.path / name, found.manifest["files"][name]
+def check_file(checkpoint: Checkpoint, name: str) -> None:
+    """Raise BadData unless a file has the size and the hash of the manifest."""
+    path, expected = checkpoint.path / name, checkpoint.manifest["files"][name]
     try:
         size = path.stat().st_size
-        same = size == wanted["size"] and file_hash(path) == wanted["xxh3"]
+        same = size == expected["size"] and file_hash(path) == expected["xxh3"]
     except OSError as error:
-        raise BadData(f"checkpoint {found.path.name}: not readable ({error})") from error
+        raise BadData(f"checkpoint {checkpoint.path.name}: not readable ({error})") from error
     if not same:
-        raise BadData(f"checkpoint {found.path.name}: {name} is corrupt (size or hash differs)")
+        raise BadData(
+            f"checkpoint {checkpoint.path.name}: {name} is corrupt (size or hash differs)"
+        )
 
 
 def discard(path: Path) -> None:
-    """Remove a checkpoint; whatever the moment of a kill, no half of it keeps its name."""
+    """Remove a checkpoint; it is renamed first, so that a kill leaves no partial checkpoint."""
     with contextlib.suppress(FileNotFoundError):
-        doomed = path.with_name(f".{path.name}.old")
-        shutil.rmtree(doomed, ignore_errors=True)
-        os.rename(path, doomed)
-        shutil.rmtree(doomed)
+        steps_to_delete = path.with_name(f".{path.name}.old")
+        shutil.rmtree(steps_to_delete, ignore_errors=True)
+        os.rename(path, steps_to_delete)
+        shutil.rmtree(steps_to_delete)
 
 
-def sweep(directory: Path) -> None:
-    """Remove what killed processes left under dot-names (call it when no other run is writing)."""
+def remove_leftovers(directory: Path) -> None:
+    """Remove incomplete directories of killed processes (call it when no other run is writing)."""
     for old in directory.glob(f".{_PREFIX}*"):
         shutil.rmtree(old, ignore_errors=True)
 
 
-def doomed(found: Sequence[int], current: int, keep: int, keep_every: int = 0) -> list[int]:
-    """Which of the steps `found` to delete once `current` is safe.
+def steps_to_delete(
+    steps_there: Sequence[int], current: int, keep: int, keep_every: int = 0
+) -> list[int]:
+    """The steps to delete once `current` is committed.
 
-    Kept are `current`, the newest `keep` up to it (at least 1) and, where `keep_every` is given,
-    the steps it divides. Later ones belong to a course of the run that was given up.
+    Keeps `current`, the newest `keep` up to it (at least 1) and, if `keep_every` is given, the
+    steps that it divides. Later steps were undone by a rewind.
     """
-    before = sorted((step for step in found if step <= current), reverse=True)
-    kept = {current, *before[: max(1, keep)]}
-    kept |= {step for step in before if keep_every and step % keep_every == 0}
-    return [step for step in found if step not in kept]
+    # newest first
+    before = sorted((step for step in steps_there if step <= current), reverse=True)
+    to_keep = {current, *before[: max(1, keep)]}
+    to_keep |= {step for step in before if keep_every and step % keep_every == 0}
+    return [step for step in steps_there if step not in to_keep]

@@ -1,9 +1,9 @@
-"""What a process puts into a checkpoint: pieces of tensors, fetched when their turn comes.
+"""The pieces of tensors that a process writes to a checkpoint, each fetched when it is written.
 
 A piece is a box of a global tensor: name, offset, shape. Its array is a NumPy array or a
-`LazyArray`, of which only shape and dtype are known until rows (slices of the first axis) are
-asked for; a writer asks for blocks of about BLOCK_BYTES, so that a copy from a device costs no more
-host memory than a block, however large the tensor.
+`LazyArray`, whose rows (slices of the first axis) are fetched when they are read; a writer reads
+blocks of about BLOCK_BYTES, so that a copy from a device needs no more host memory than a block,
+however large the tensor is.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Array = np.ndarray | LazyArray
 
 @dataclass(frozen=True)
 class Piece:
-    """A box of the tensor `name`: all of it unless `offset` and `global_shape` say where."""
+    """A box of the tensor `name` at `offset` in a tensor of `global_shape` (default: all of it)."""
 
     name: str
     array: Array
@@ -38,6 +38,7 @@ class Piece:
         object.__setattr__(self, "global_shape", whole)
         object.__setattr__(self, "offset", offset)
         ends = [o + n for o, n in zip(offset, self.array.shape, strict=False)]
+        # the box must be inside the whole tensor
         fits = len(self.array.shape) == len(whole) == len(offset)
         if not fits or min(offset, default=0) < 0 or any(map(int.__gt__, ends, whole)):
             raise UsageError(
@@ -47,22 +48,23 @@ class Piece:
 
     @property
     def key(self) -> str:
-        """The name in its file; what is not the whole tensor bears its offset: `m/w@0,512`."""
+        """The name in its file, with the offset if it is not the whole tensor: `m/w@0,512`."""
         if self.array.shape == self.global_shape:
             return self.name
         return f"{self.name}@{','.join(map(str, self.offset))}"
 
 
 def whole_pieces(state: Mapping[str, Array]) -> Iterator[Piece]:
-    """Pieces of arrays that are held whole."""
+    """Pieces of unsharded arrays."""
     return (Piece(name, array) for name, array in state.items())
 
 
 def blocks(array: Array, limit: int = BLOCK_BYTES) -> Iterator[memoryview]:
-    """The bytes of an array in order, about `limit` at a time (a row at least)."""
+    """The bytes of an array in order, about `limit` at a time (at least one row)."""
     rows = array.shape[0] if array.shape else 1
     if not array.nbytes:
         return
+    # rows per block
     step = max(1, limit * rows // array.nbytes)
     for start in range(0, rows, step):
         stop = min(start + step, rows)

@@ -1,6 +1,4 @@
-"""Torch tensors as arrays of pieces. Rows come to the host a block at a time, so a tensor on a GPU
-needs no copy of itself there.
-"""
+"""Torch tensors as lazy arrays: rows are copied to the host block by block."""
 
 import numpy as np
 import torch
@@ -12,7 +10,7 @@ from sabia.core.model.storage.safetensors_file import numpy_dtype
 
 
 def lazy(tensor: torch.Tensor) -> LazyArray:
-    """A tensor as an array whose rows come to the host when asked for."""
+    """A tensor as an array whose rows are copied to the host when they are read."""
     tensor = tensor.detach()
 
     def fetch(start: int, stop: int) -> np.ndarray:

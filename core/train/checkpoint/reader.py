@@ -1,8 +1,8 @@
 """Read any box of any tensor of a checkpoint, whatever mesh wrote it.
 
-A box may lie in several pieces; of each only the bytes of the overlap are read: straight into the
-result where they are one run in the file, through a short-lived map of the piece otherwise. A
-file's hash is checked when it is first touched, unless the checkpoint was checked as a whole.
+A box may overlap several pieces; only the bytes of the overlap are read: directly into the result
+if they are contiguous in the file, otherwise through a temporary memory map of the piece. A file's
+hash is checked when it is first read, unless the whole checkpoint has been checked.
 """
 
 import mmap
@@ -24,7 +24,7 @@ Box = tuple[slice, ...]
 
 
 class Reader(Mapping[str, LazyArray]):
-    """The tensors of a checkpoint by name, read when used; `read` gives a box of one."""
+    """The tensors of a checkpoint by name, read when used; `read` returns a box of one."""
 
     def __init__(self, checkpoint: Checkpoint) -> None:
         self.checkpoint = checkpoint
@@ -55,7 +55,7 @@ class Reader(Mapping[str, LazyArray]):
     ) -> np.ndarray:
         """The box of a tensor at `offset` of `shape` (all of it by default), a new array.
 
-        Raises BadData for a name that is not there, a box outside the tensor, a corrupt file.
+        Raises BadData for an unknown name, a box outside the tensor, a corrupt file.
         """
         if name not in self._tensors:
             raise BadData(f"checkpoint {self.checkpoint.path.name}: no tensor {name}")
@@ -71,7 +71,7 @@ class Reader(Mapping[str, LazyArray]):
         return result
 
     def _copy(self, piece: Mapping[str, Any], offset: Sequence[int], result: np.ndarray) -> None:
-        """Copy what a piece and the result have in common."""
+        """Copy the overlap of a piece and the result, whose box begins at `offset`."""
         begin = [max(a, b) for a, b in zip(offset, piece["offset"], strict=True)]
         end = [
             min(a + n, b + m)
@@ -79,19 +79,22 @@ class Reader(Mapping[str, LazyArray]):
                 offset, result.shape, piece["offset"], piece["shape"], strict=True
             )
         ]
+        # the overlap of both boxes in the coordinates of the whole tensor
         if any(b >= e for b, e in zip(begin, end, strict=True)):
             return
+        # the same overlap relative to the piece and to the result
         source, target = _box(begin, end, piece["offset"]), _box(begin, end, offset)
         header, data_start = self._header(piece["file"])
-        at = data_start + header[piece["key"]]["data_offsets"][0]
+        position = data_start + header[piece["key"]]["data_offsets"][0]
         path = self.checkpoint.path / piece["file"]
-        _copy_box(path, at, tuple(piece["shape"]), source, result, target)
-        part = [e - b for b, e in zip(begin, end, strict=True)]
-        self.bytes_read += int(np.prod(part, dtype=np.int64)) * result.dtype.itemsize
+        _copy_box(path, position, tuple(piece["shape"]), source, result, target)
+        overlap = [e - b for b, e in zip(begin, end, strict=True)]
+        self.bytes_read += int(np.prod(overlap, dtype=np.int64)) * result.dtype.itemsize
 
     def _header(self, file: str) -> tuple[dict[str, Any], int]:
         with self._lock:
             if file not in self._headers:
+                # a file is hashed once, at its first use
                 if not self.checkpoint.checked:
                     check_file(self.checkpoint, file)
                 self._headers[file] = read_header(self.checkpoint.path / file)
@@ -102,34 +105,36 @@ def _box(begin: Sequence[int], end: Sequence[int], origin: Sequence[int]) -> Box
     return tuple(slice(b - o, e - o) for b, e, o in zip(begin, end, origin, strict=True))
 
 
-def _is_run(box: Box, shape: Sequence[int]) -> bool:
-    """Whether a box is one run of elements in an array of this shape (row-major)."""
+def _is_contiguous(box: Box, shape: Sequence[int]) -> bool:
+    """Whether the elements of a box are contiguous in a row-major array of this shape."""
+    # contiguous: one element in every axis before the last incomplete one
     lengths = [cut.stop - cut.start for cut in box]
     partial_axes = [axis for axis, n in enumerate(lengths) if n != shape[axis]]
     return not partial_axes or all(n == 1 for n in lengths[: partial_axes[-1]])
 
 
 def _copy_box(
-    path: Path, at: int, shape: tuple[int, ...], source: Box, result: np.ndarray, target: Box
+    path: Path, position: int, shape: tuple[int, ...], source: Box, result: np.ndarray, target: Box
 ) -> None:
     """Copy the box `source` of an array that begins at byte `at` into result[target]."""
     item = result.dtype.itemsize
     with open(path, "rb", buffering=0) as file:
-        if _is_run(source, shape) and _is_run(target, result.shape):
-            strides = np.cumprod((item, *shape[:0:-1]))[::-1] if shape else ()
+        if _is_contiguous(source, shape) and _is_contiguous(target, result.shape):
+            strides = np.cumprod((item, *shape[:0:-1]))[::-1] if shape else ()  # in bytes
             first = sum(int(s) * cut.start for s, cut in zip(strides, source, strict=True))
             whole: Any = (*target, ...)
             into: Any = result[whole].reshape(-1).view(np.uint8)
-            _read_into(file.fileno(), memoryview(into), at + first)
+            _read_into(file.fileno(), memoryview(into), position + first)
             return
-        start = at - at % mmap.ALLOCATIONGRANULARITY
+        # a map must start at a multiple of the page size
+        start = position - position % mmap.ALLOCATIONGRANULARITY
         size = int(np.prod(shape, dtype=np.int64)) * item
         with mmap.mmap(
-            file.fileno(), at - start + size, access=mmap.ACCESS_READ, offset=start
+            file.fileno(), position - start + size, access=mmap.ACCESS_READ, offset=start
         ) as m:
-            flat = np.frombuffer(m, np.uint8, size, at - start).view(result.dtype)
+            flat = np.frombuffer(m, np.uint8, size, position - start).view(result.dtype)
             result[target] = flat.reshape(shape)[source]
-            del flat  # the map cannot be closed while a view of it lives
+            del flat  # the map cannot be closed while a view of it exists
 
 
 def _read_into(descriptor: int, view: memoryview, at: int) -> None:

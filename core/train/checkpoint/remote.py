@@ -1,9 +1,9 @@
-"""Checkpoints at a URL that fsspec knows: s3://, gs://, memory://, file://.
+"""Checkpoints at a URL that fsspec supports: s3://, gs://, memory://, file://.
 
-An object store has no rename, so a checkpoint there is what has a COMMITTED mark, uploaded last;
-removing one removes the mark first. Files go up and down several MiB at a time, which leaves the
-interpreter to the training step, a few files at the same time, and each file is tried again, with
-waits that double, before the upload counts as failed.
+An object store has no rename, so a checkpoint is valid if it has a COMMITTED mark, which is
+uploaded last and removed first. Files are copied in chunks of several MiB, so that the training
+step rarely waits for the interpreter lock, a few files at the same time. Each file is retried with
+exponential backoff before the upload fails.
 """
 
 from collections.abc import Callable, Iterable
@@ -17,7 +17,7 @@ from sabia.core.train.checkpoint.local import COMMITTED, MANIFEST, name_of, read
 ATTEMPTS = 6
 FIRST_WAIT_S, LONGEST_WAIT_S = 1.0, 60.0
 STREAMS = 4
-CHUNK_BYTES = 8 << 20  # few hand-overs of the interpreter lock, which cost on a busy machine
+CHUNK_BYTES = 8 << 20  # so that the interpreter lock changes hands rarely
 T = TypeVar("T")
 
 
@@ -31,7 +31,7 @@ def discard_all(url: str) -> None:
 
 
 class Remote:
-    """The checkpoints under a URL; every operation raises Failed when its retries are used up."""
+    """The checkpoints under a URL; every operation raises Failed after its last retry."""
 
     def __init__(self, url: str) -> None:
         import fsspec
@@ -47,33 +47,37 @@ class Remote:
 
     def steps(self) -> list[int]:
         """Steps with a commit mark, newest first."""
-        found = {step_of(path.rpartition("/")[2]) for path in self._retry(self._list, self.root)}
-        whole = [s for s in found if s is not None and self._retry(self._is_committed, s)]
-        return sorted(whole, reverse=True)
+        steps_there = {
+            step_of(path.rpartition("/")[2]) for path in self._retry(self._list, self.root)
+        }
+        committed = [s for s in steps_there if s is not None and self._committed(s)]
+        return sorted(committed, reverse=True)
 
     def manifest(self, step: int) -> tuple[dict[str, Any], bytes, bytes]:
-        """(manifest, its text, the mark); BadData when the mark does not vouch for it."""
-        text, mark = (self._retry(self._cat, self._key(step, n)) for n in (MANIFEST, COMMITTED))
+        """(manifest, its text, the commit mark); BadData if its hash is not that of the mark."""
+        read = self.files.cat_file
+        text, mark = (bytes(self._retry(read, self._key(step, n))) for n in (MANIFEST, COMMITTED))
         try:
             return read_manifest(f"{self.url}/{name_of(step)}", text, mark), text, mark
         except ValueError as error:
             raise BadData(f"checkpoint {self.url}/{name_of(step)}: {error}") from error
 
     def withdraw(self, step: int) -> None:
-        """Take the mark from a checkpoint of this step, before another is put in its place."""
+        """Remove the commit mark of a step, before its files are replaced or removed."""
         self._retry(self._remove, self._key(step, COMMITTED), False)
 
     def upload(self, step: int, paths: Iterable[Path]) -> None:
         """Copy files into the step's folder."""
         self._retry(self.files.makedirs, f"{self.root}/{name_of(step)}", exist_ok=True)
+        # (local file, remote key)
         jobs = [(path, self._key(step, path.name)) for path in paths]
-        self._each(lambda job: self._retry(self._put, *job), jobs)
+        self._in_parallel(lambda job: self._retry(self._put, *job), jobs)
 
     def commit(self, step: int, path: Path) -> None:
-        """Upload the manifest, then the mark, which is there whole or not at all."""
+        """Upload the manifest, then the commit mark, atomically."""
         self._retry(self._put, path / MANIFEST, self._key(step, MANIFEST))
         mark = self._key(step, COMMITTED)
-        if "file" in self.files.protocol:  # object stores are atomic as they are
+        if "file" in self.files.protocol:  # uploads to object stores are atomic
             self._retry(self._put, path / COMMITTED, f"{mark}.part")
             self._retry(self.files.mv, f"{mark}.part", mark)
         else:
@@ -82,26 +86,28 @@ class Remote:
     def download(self, step: int, names: Iterable[str], into: Path) -> None:
         """Copy files of a step into a local directory."""
         jobs = [(self._key(step, name), into / name) for name in names]
-        self._each(lambda job: self._retry(self._get, *job), jobs)
+        self._in_parallel(lambda job: self._retry(self._get, *job), jobs)
 
     def discard(self, step: int) -> None:
-        """Remove a checkpoint, its mark first."""
+        """Remove a checkpoint, its commit mark first."""
         self.withdraw(step)
         self._retry(self._remove, f"{self.root}/{name_of(step)}", True)
 
-    def _each(self, work: Callable[[Any], None], jobs: list[Any]) -> None:
+    def _in_parallel(self, work: Callable[[Any], None], jobs: list[Any]) -> None:
         with ThreadPoolExecutor(STREAMS) as pool:
             list(pool.map(work, jobs))
 
     def _retry(self, work: Callable[..., T], *args: Any, **named: Any) -> T:
         import tenacity
 
-        hopeless = (PermissionError, NotImplementedError, FileNotFoundError)
+        # errors that a retry cannot change
+        permanent = (PermissionError, NotImplementedError, FileNotFoundError)
         attempts = tenacity.Retrying(
             stop=tenacity.stop_after_attempt(ATTEMPTS),
+            # exponential backoff with jitter
             wait=tenacity.wait_random_exponential(FIRST_WAIT_S, LONGEST_WAIT_S),
             retry=tenacity.retry_if_exception(
-                lambda e: isinstance(e, Exception) and not isinstance(e, hopeless)
+                lambda e: isinstance(e, Exception) and not isinstance(e, permanent)
             ),
             reraise=True,
         )
@@ -109,10 +115,13 @@ class Remote:
             return attempts(work, *args, **named)
         except Exception as error:
             reason = f"{type(error).__name__}: {error}"
-            raise Failed(f"checkpoint: {self.url} failed for good ({reason})") from error
+            raise Failed(f"checkpoint: {self.url} failed after all retries ({reason})") from error
 
     def _key(self, step: int, name: str) -> str:
         return f"{self.root}/{name_of(step)}/{name}"
+
+    def _committed(self, step: int) -> bool:
+        return bool(self._retry(self.files.exists, self._key(step, COMMITTED)))
 
     def _list(self, path: str) -> list[str]:
         self.files.invalidate_cache()
@@ -120,12 +129,6 @@ class Remote:
             return [name.rstrip("/") for name in self.files.ls(path, detail=False)]
         except FileNotFoundError:
             return []
-
-    def _is_committed(self, step: int) -> bool:
-        return bool(self.files.exists(self._key(step, COMMITTED)))
-
-    def _cat(self, path: str) -> bytes:
-        return bytes(self.files.cat_file(path))
 
     def _remove(self, path: str, recursive: bool) -> None:
         if self.files.exists(path):

@@ -1,14 +1,13 @@
-"""Stream pieces into safetensors files: the header first, then block by block, hashed on the way.
+"""Stream pieces into safetensors files: the header, then block by block, hashed while written.
 
-Shapes and dtypes are known before any data, so nothing is gathered in memory. What returns has
-been handed to the operating system, which keeps its own copy: the caller may change its arrays at
-once, and `sync` (another thread's work) makes the files durable. Hashes are of what was in memory,
-not of what a disk gave back: 128-bit XXH3 (xxhash.com; not cryptographic, 10 GB/s where BLAKE2b
-makes 0.8), in the 32 digits of its canonical form.
+Shapes and dtypes are known before any data, so nothing is collected in memory. When `write_pieces`
+returns, the data are in the page cache: the caller may change its arrays, and `sync` (in another
+thread) makes the files durable. Hashes are of the data in memory, not of what the disk returns:
+128-bit XXH3 (xxhash.com; not cryptographic; 10 GB/s, BLAKE2b 0.8), 32 hexadecimal digits.
 """
 
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -19,7 +18,7 @@ from sabia.core.model.storage.safetensors_file import encode_header
 from sabia.core.model.storage.size_batches import batches_by_size
 from sabia.core.train.checkpoint.pieces import Piece, blocks
 
-FILE_BYTES = 512 << 20  # a retried upload repeats a file
+FILE_BYTES = 512 << 20  # an upload is retried file by file
 CHUNK_BYTES = 4 << 20
 
 
@@ -31,38 +30,29 @@ def write_pieces(directory: Path, rank: int, pieces: Iterable[Piece]) -> dict[st
         name = f"state-{rank:05d}-{number:05d}.safetensors"
         entry["files"][name] = _write_file(directory / name, group)
         for piece in group:
-            _add(entry["tensors"], piece, name)
+            shape = list(piece.global_shape or ())
+            tensor = {"dtype": piece.array.dtype.name, "shape": shape, "pieces": []}
+            box = {"offset": list(piece.offset), "shape": list(piece.array.shape)}
+            pieces_written = entry["tensors"].setdefault(piece.name, tensor)["pieces"]
+            pieces_written.append({"file": name, "key": piece.key} | box)
     return entry
 
 
-def _add(tensors: dict[str, Any], piece: Piece, file: str) -> None:
-    said = {"dtype": piece.array.dtype.name, "shape": list(piece.global_shape or ()), "pieces": []}
-    place = {"offset": list(piece.offset), "shape": list(piece.array.shape)}
-    tensors.setdefault(piece.name, said)["pieces"].append({"file": file, "key": piece.key} | place)
-
-
 def _write_file(path: Path, pieces: Sequence[Piece]) -> dict[str, Any]:
+    # widest dtypes first, so that all tensors are aligned
     ordered = sorted(pieces, key=lambda piece: -piece.array.dtype.itemsize)
     header = encode_header({piece.key: piece.array for piece in ordered})
     data = chain.from_iterable(blocks(piece.array) for piece in ordered)
     digest, size = xxh3_128(), 0
     with open(path, "wb", buffering=0) as file:
-        for chunk in _chunks(chain((memoryview(header),), data)):
-            digest.update(chunk)
-            _write_all(file, chunk)
-            size += len(chunk)
+        for block in chain((memoryview(header),), data):
+            for start in range(0, len(block), CHUNK_BYTES):
+                chunk = block[start : start + CHUNK_BYTES]
+                digest.update(chunk)
+                size += len(chunk)
+                while chunk:  # an unbuffered write may write less
+                    chunk = chunk[file.write(chunk) :]
     return {"size": size, "xxh3": digest.hexdigest()}
-
-
-def _chunks(data: Iterable[memoryview]) -> Iterator[memoryview]:
-    for block in data:
-        for start in range(0, len(block), CHUNK_BYTES):
-            yield block[start : start + CHUNK_BYTES]
-
-
-def _write_all(file: Any, chunk: memoryview) -> None:
-    while chunk:
-        chunk = chunk[file.write(chunk) :]
 
 
 def sync(paths: Iterable[Path]) -> None:

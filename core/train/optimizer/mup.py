@@ -50,6 +50,7 @@ def mup(spec: ModelSpec, base_width: int, config: OptimizerConfig) -> Mup:
         if tensor.init.kind == "normal":
             stds[tensor.name] = std
         rule = base_rules[tensor.name]
+        # rate · r^exponent
         scales[tensor.name] = rule.lr_scale * width_ratio ** (
             _RATE_EXPONENTS[rule.kind] * rate_falls
         )
@@ -58,12 +59,14 @@ def mup(spec: ModelSpec, base_width: int, config: OptimizerConfig) -> Mup:
 
 def _tensor(spec: ModelSpec, tensor: TensorSpec, base_width: int) -> tuple[float, bool]:
     """(standard deviation, whether the learning rate falls with the width)."""
+    # as at the base width: variance 1/base_width
     if tensor.component == "embedding":
         return 1 / math.sqrt(base_width), False
     if len(tensor.shape) == 1:
         return 0.0, False
     standard_std = 1 / math.sqrt(spec.hidden_size)
     if tensor.component in ("head", "router"):
+        # matrices with variance r/width
         return standard_std * math.sqrt(base_width / spec.hidden_size), True
     residual = tensor.init.std / spec.init_std if spec.init_std else 1.0  # 1/sqrt(2L) of outputs
     return standard_std * residual, tensor.init.kind == "normal"

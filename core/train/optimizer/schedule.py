@@ -48,7 +48,12 @@ class ScheduleConfig:
 def learning_rate(step: int, config: ScheduleConfig) -> float:
     """The rate of the update made after `step` updates (see the convention above)."""
     warm = min(1.0, (step + 1) / config.warmup) if config.warmup else 1.0
-    return config.peak * warm * (config.final + (1 - config.final) * _shape(step, config))
+    start, value = decay_start(config), 1.0
+    if start < config.steps:
+        # elapsed share of the decay, 0 … 1
+        done = min(max(step - start, 0) / (config.steps - start), 1.0)
+        value = TAILS["cosine" if config.kind == "cosine" else config.tail](done)
+    return config.peak * warm * (config.final + (1 - config.final) * value)
 
 
 def decay_start(config: ScheduleConfig) -> int:
@@ -59,12 +64,3 @@ def decay_start(config: ScheduleConfig) -> int:
     if config.kind == "cosine":
         return config.warmup
     return config.steps - (config.decay if config.kind == "wsd" else 0)
-
-
-def _shape(step: int, config: ScheduleConfig) -> float:
-    """The value of the decay, from 1 to 0, without the warm-up."""
-    start = decay_start(config)
-    if start >= config.steps:
-        return 1.0
-    done = min(max(step - start, 0) / (config.steps - start), 1.0)
-    return TAILS["cosine" if config.kind == "cosine" else config.tail](done)

@@ -184,7 +184,7 @@ def test_none_good_is_not_the_same_as_none(tmp_path: Path) -> None:
     assert latest(tmp_path / "nowhere") is None
     assert latest(tmp_path) is None
     damage(save(tmp_path, 1), "cut short")
-    with pytest.raises(BadData, match=r"none of 1 checkpoints is good.*--force"):
+    with pytest.raises(BadData, match=r"none of 1 checkpoints is valid.*--force"):
         latest(tmp_path)
 
 
@@ -214,7 +214,7 @@ def test_format_of_a_later_version_is_not_guessed(tmp_path: Path, monkeypatch) -
     ],
 )
 def test_retention(steps, current, keep, every, left) -> None:
-    gone = local.doomed(steps, current, keep, every)
+    gone = local.steps_to_delete(steps, current, keep, every)
     assert sorted(set(steps) - set(gone)) == left
 
 
@@ -223,7 +223,7 @@ def test_retention_and_sweep_on_disk(tmp_path: Path) -> None:
         save(tmp_path, step, keep=2, keep_every=20)
     assert local.steps(tmp_path) == [100, 30, 20]
     (tmp_path / ".step-00000200.saving").mkdir()
-    local.sweep(tmp_path)
+    local.remove_leftovers(tmp_path)
     assert len(list(tmp_path.iterdir())) == 3
 
 

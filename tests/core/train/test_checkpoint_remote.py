@@ -101,7 +101,9 @@ def test_upload_that_fails_for_good_is_said_at_the_next_step(tmp_path: Path, sto
     store.failures = 10**9
     saver = Saver(tmp_path, URL)
     save(saver, 1)
-    with pytest.raises(Failed, match=r"flaky://bucket/run failed for good .*connection reset"):
+    with pytest.raises(
+        Failed, match=r"flaky://bucket/run failed after all retries .*connection reset"
+    ):
         until(saver.poll)
     assert holds(latest(tmp_path), 1)  # the spool has it
     assert latest(tmp_path / "new", URL) is None
@@ -225,7 +227,7 @@ def test_none_good_anywhere(tmp_path: Path) -> None:
         save(saver, 1)
     (tmp_path / "step-00000001" / "COMMITTED").unlink()
     remote.Remote(URL).files.pipe_file("/bucket/run/step-00000001/manifest.json", b"")
-    with pytest.raises(BadData, match="none of 1 checkpoints is good"):
+    with pytest.raises(BadData, match="none of 1 checkpoints is valid"):
         latest(tmp_path, URL)
 
 

@@ -84,7 +84,7 @@ def test_full_disk_names_the_mend_and_keeps_the_checkpoint_before(tmp_path: Path
             with Saver(tmp_path) as saver:
                 saver.save(2, whole(state(2)), {})
         except Failed as error:
-            os._exit(0 if "cannot be written: File too large (make room" in str(error) else 3)
+            os._exit(0 if "File too large (free disk space" in str(error) else 3)
         finally:
             os._exit(4)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
@@ -133,7 +133,7 @@ def test_memory_is_a_block_not_the_state(tmp_path: Path) -> None:
 def test_save_longer_than_the_grace_time_is_warned_of(tmp_path: Path, capfd) -> None:
     with Saver(tmp_path, grace_s=1e-9) as saver:
         saver.save(1, whole(state(1)), {})
-    assert "more than the 0s left after a stop signal" in capfd.readouterr().err
+    assert "more than the grace time of 0s after a stop signal" in capfd.readouterr().err
 
 
 class Processes:
@@ -207,14 +207,14 @@ def test_failure_of_one_process_reaches_the_leader(tmp_path: Path) -> None:
         saver.close()
 
     first, second = run.each(work)
-    assert "process 1: OSError: [Errno 28] No space left" in str(first)
-    assert "No space left on device (make room" in str(second)
+    assert "process 1 failed: OSError: [Errno 28] No space left" in str(first)
+    assert "No space left on device (free disk space" in str(second)
     assert local.steps(tmp_path) == []
 
 
 def test_process_that_never_answers_ends_the_waiting(tmp_path: Path) -> None:
     with pytest.raises(Failed, match="process 1 has not answered within 0 s"):
-        file_barrier.gather(tmp_path, "entry", World(0, 2), 0.05)
+        file_barrier.read_notes(tmp_path, "entry", World(0, 2), 0.05)
 
 
 def test_latest_shares_the_checking(tmp_path: Path, monkeypatch) -> None:

@@ -11,7 +11,7 @@ import pytest
 from training_cases import LENGTH, Commands, make_tokens
 
 from sabia.core.shards.order import DataOrder
-from sabia.core.train.guards import INFINITE, GuardConfig, SpikeGuard, outliers
+from sabia.core.train.guards import NO_LIMITS, GuardConfig, SpikeGuard, outliers
 
 WORDS = ("--shape", "d=32,layers=1,heads=2", "--steps", 120, "--batch", 8, "--lr", 1e-2, "-q")
 
@@ -25,10 +25,10 @@ def guard(steps: int, action: str = "rewind") -> SpikeGuard:
 
 
 def test_limits_come_from_the_last_steps() -> None:
-    assert guard(31).limits() == INFINITE
+    assert guard(31).limits() == NO_LIMITS
     loss, norm = guard(200).limits()
     assert 3.3 < loss < 3.7 and 75 < norm < 85
-    assert guard(200, action="off").limits() == INFINITE
+    assert guard(200, action="off").limits() == NO_LIMITS
     bad = guard(128)
     for _ in range(20):  # bad steps that were taken do not widen the limits much
         bad.accept({"loss": 50.0, "grad_norm": 9.0})
@@ -39,8 +39,8 @@ def test_a_resumed_guard_decides_alike() -> None:
     one, other = guard(150), guard(0)
     other.load(json.loads(json.dumps(one.state())))
     assert one.limits() == other.limits()
-    other.forget()
-    assert other.limits() == INFINITE
+    other.reset()
+    assert other.limits() == NO_LIMITS
 
 
 def test_outliers_by_source() -> None:

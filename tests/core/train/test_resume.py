@@ -333,7 +333,7 @@ def test_no_room_for_a_checkpoint(whole: Path, tmp_path: Path, sabia: Commands) 
     full = sabia(*words(whole, tmp_path / "run"), limit=limit)
     assert full.returncode == 1, full.stderr
     said = full.stderr.decode()
-    assert "checkpoints cannot be written: File too large (make room, then run again)" in said
+    assert "checkpoints: File too large (free disk space, then run again)" in said
     assert said.count("\n") == 1, said
     kept = sorted(path.name for path in newest.parent.iterdir())
     assert kept == ["step-00000003", newest.name]

@@ -10,7 +10,7 @@ from waiting import HANG_S
 from sabia.core.errors import MissingBackend, UsageError
 from sabia.core.train import tracking
 from sabia.core.train.profiling import Profile, parse_steps
-from sabia.core.train.tracking import Tracker, flat, parse_services
+from sabia.core.train.tracking import Tracker, flattened, parse_services
 
 
 class Sink:
@@ -39,7 +39,7 @@ def test_rows_arrive_flat_and_in_order() -> None:
     tracker.close()
     assert [step for step, _ in sink.rows] == [1, 2, 3] and sink.closed
     assert sink.rows[0][1] == {"loss": 2.0, "loss_by_source/web": 1.5}
-    assert flat({"a": {"b": {"c": 1}}, "flag": True}) == {"a/b/c": 1.0}
+    assert flattened({"a": {"b": {"c": 1}}, "flag": True}) == {"a/b/c": 1.0}
 
 
 def test_a_slow_service_is_not_waited_for(
@@ -54,8 +54,8 @@ def test_a_slow_service_is_not_waited_for(
     assert not sink.rows  # all are written while the service still takes the first
     gate.set()
     tracker.close()
-    assert len(sink.rows) + tracker.left_out == 50 and tracker.left_out >= 40
-    assert f"{tracker.left_out} rows were not sent" in capsys.readouterr().err
+    assert len(sink.rows) + tracker.not_sent == 50 and tracker.not_sent >= 40
+    assert f"{tracker.not_sent} rows were not sent" in capsys.readouterr().err
 
 
 def test_a_failing_service_is_told_of_once(capsys: pytest.CaptureFixture) -> None:
