@@ -53,8 +53,8 @@ def dequantize(
     """
     config = quantization_config
     if config.get("quant_method") != "compressed-tensors" or config.get("format") not in FORMATS:
-        found = f"{config.get('quant_method')} {config.get('format')}"
-        raise BadData(f"quantized checkpoint: {found} (expected one of {', '.join(FORMATS)})")
+        named = f"{config.get('quant_method')} {config.get('format')}"
+        raise BadData(f"quantized checkpoint: {named} (expected one of {', '.join(FORMATS)})")
     modules = _modules(tensors)
     plain = {
         name: tensor
@@ -95,8 +95,8 @@ def _named(module: str, parts: dict[str, np.ndarray], block: tuple[int, int]) ->
     try:
         return decode_weight(parts, block)
     except (KeyError, ValueError, BadData) as error:
-        found = ", ".join(f"{name}{list(part.shape)}" for name, part in parts.items())
-        raise BadData(f"{module}: cannot decode {found} ({error})") from error
+        shapes = ", ".join(f"{name}{list(part.shape)}" for name, part in parts.items())
+        raise BadData(f"{module}: cannot decode {shapes} ({error})") from error
 
 
 def decode_weight(
@@ -138,6 +138,7 @@ def _packed(
         raise BadData(f"{list(packed.shape)} words for a weight [{rows}, {columns}]")
     zero = parts.get("weight_zero_point")
     if zero is not None:
+        # zero points are packed along O
         zero = integers.unpack(np.ascontiguousarray(zero.T), bits, rows).T
     return integers.unpack(packed, bits, columns).astype(np.float32), zero
 
@@ -151,8 +152,9 @@ def _spread(
     """A scale for each element of [O, I]."""
     rows, columns = shape
     if scale.size == 1:
-        return scale.reshape(1, 1)
+        return scale.reshape(1, 1)  # one scale for the tensor
     if scale.shape[0] != rows:
+        # one scale per block: [O / b0, I / b1] → [O, I]
         tall = np.repeat(np.repeat(scale, block[0], 0), block[1], 1)[:rows, :columns]
         if tall.shape != (rows, columns):
             raise BadData(f"{list(scale.shape)} blocks of {list(block)} for [{rows}, {columns}]")
@@ -160,6 +162,6 @@ def _spread(
     if scale.ndim == 1 or scale.shape[1] == 1:
         return scale.reshape(rows, 1)
     if order is not None:
-        return scale[:, order]
+        return scale[:, order]  # weight_g_idx: the group of each column
     width = integers.group_width(columns, columns // scale.shape[1])
-    return np.repeat(scale, width, axis=1)
+    return np.repeat(scale, width, axis=1)  # [O, groups] → [O, I]

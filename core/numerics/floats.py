@@ -48,6 +48,7 @@ class SmallFloat:
         code = np.arange(self.largest + 1)
         power, rest = code >> self.mantissa, code % 2**self.mantissa
         fraction = (rest + 2**self.mantissa * (power > 0)) / 2**self.mantissa
+        # exponent field 0: subnormal, with the exponent of field 1 and no leading 1
         return np.ldexp(fraction, np.maximum(power, 1) - self.bias).astype(np.float32)
 
     @property
@@ -95,6 +96,7 @@ class SmallFloat:
         last = len(self.values) - 2
         below = np.minimum(np.searchsorted(self.values, size, side="right") - 1, last)
         low, high = self.values[below], self.values[below + 1]
+        # P(up) = (|x| - low) / (high - low), so the expected value is |x|
         return below + (uniforms < (size - low) / (high - low))
 
 

@@ -22,8 +22,9 @@ def signs(seed: int) -> np.ndarray:
 def transform(x: np.ndarray, signs: np.ndarray) -> np.ndarray:
     """x[..., C] with each 16 columns transformed (C a multiple of 16), float32."""
     y = np.asarray(x, np.float32).reshape(*x.shape[:-1], -1, SIZE) * signs
-    for stride in (1, 2, 4, 8):
+    for stride in (1, 2, 4, 8):  # H16 = H2 ⊗ H2 ⊗ H2 ⊗ H2, one factor per stage
         pairs = y.reshape(*y.shape[:-1], SIZE // (2 * stride), 2, stride)
         low, high = pairs[..., 0, :], pairs[..., 1, :]
+        # (a, b) → (a + b, a - b)
         y = np.stack([low + high, low - high], -2).reshape(y.shape)
     return (y * np.float32(0.25)).reshape(x.shape)

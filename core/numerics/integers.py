@@ -63,7 +63,7 @@ def choose_scales(
 
 
 def _scales(weight: np.ndarray, bits: int, method: Method) -> np.ndarray:
-    largest = np.abs(weight).max(-1)
+    largest = np.abs(weight).max(-1)  # [O, groups]
     best = stored_scale(largest, bits)
     if method == "absmax":
         return best
@@ -77,7 +77,7 @@ def _scales(weight: np.ndarray, bits: int, method: Method) -> np.ndarray:
 
 
 def _squared_error(weight: np.ndarray, scale: np.ndarray, bits: int) -> np.ndarray:
-    wide = scale[..., None]
+    wide = scale[..., None]  # [O, groups, 1]
     difference = np.clip(np.rint(weight / wide), *code_range(bits)) * wide - weight
     return np.einsum("ogi,ogi->og", difference, difference)
 

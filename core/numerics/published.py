@@ -37,16 +37,16 @@ def dequantize(tensors: Arrays, quantization_config: Mapping[str, Any]) -> dict[
 def _pairs(tensors: Arrays, codes: str, scale: str, decode: Any) -> dict[str, np.ndarray]:
     """Each NAME{codes}, NAME{scale} as a decoded NAME, and what is neither."""
     names = [n.removesuffix(scale) for n in tensors if n.endswith(scale)]
-    found = {}
+    decoded = {}
     for name in names:
         if name + codes not in tensors:
             raise BadData(f"model: tensor {name}{codes} is missing (expected by {name}{scale})")
         try:
-            found[name] = decode(tensors[name + codes], tensors[name + scale])
+            decoded[name] = decode(tensors[name + codes], tensors[name + scale])
         except (ValueError, BadData) as error:
             raise BadData(f"model: {name}: cannot be decoded ({error})") from None
     used = {name + suffix for name in names for suffix in (codes, scale)}
-    return {name: x for name, x in tensors.items() if name not in used} | found
+    return {name: x for name, x in tensors.items() if name not in used} | decoded
 
 
 def decode_mxfp4(blocks: np.ndarray, scales: np.ndarray) -> np.ndarray:
@@ -55,10 +55,11 @@ def decode_mxfp4(blocks: np.ndarray, scales: np.ndarray) -> np.ndarray:
 
     if blocks.ndim != 4 or blocks.shape != (*scales.shape, 16):
         raise BadData(f"blocks {list(blocks.shape)} with scales {list(scales.shape)}")
-    table = E2M1.decode(np.arange(16, dtype=np.uint8))
+    table = E2M1.decode(np.arange(16, dtype=np.uint8))  # value of each 4-bit code
     experts, rows, groups = scales.shape
     out = np.empty((experts, 32 * groups, rows), ml_dtypes.bfloat16)
     for expert, (block, scale) in enumerate(zip(blocks, scales, strict=True)):
+        # the low half of a byte is the even number; 2^(scale - 127) multiplies a block of 32
         numbers = np.stack((table[block & 15], table[block >> 4]), -1).reshape(rows, groups, 32)
         numbers = np.ldexp(numbers, scale.astype(np.int32)[..., None] - 127)
         out[expert] = numbers.reshape(rows, -1).T
