@@ -18,7 +18,7 @@ from sabia.core.files import unreadable
 from sabia.core.options.dedup import DedupOptions
 from sabia.core.shards.job import Job
 from sabia.core.text.contamination import stage
-from sabia.core.text.contamination.benchmark_index import Exam, Index
+from sabia.core.text.contamination.benchmark_index import BenchmarkItem, Index
 from sabia.core.text.dedup.first_pass import choose_engine
 
 
@@ -59,7 +59,7 @@ def build(tasks: Sequence[Task]) -> Index:
     """The index of all rows of some tasks, including those that are few-shot examples."""
     every_row = [replace(task, shots=0, shots_data="", limit=0) for task in tasks]
     exams = (
-        Exam(task.name, item.id, _question(item), item.choices, _answer(item))
+        BenchmarkItem(task.name, item.id, _question(item), item.choices, _answer(item))
         for task in every_row
         for item in load_items(task)
     )

@@ -1,4 +1,4 @@
-"""Small reports for people and for JSON: aligned columns, sparklines, no NaN."""
+"""Small reports: aligned tables, sparklines, and values for JSON without NaN."""
 
 import math
 from collections.abc import Sequence
@@ -8,12 +8,14 @@ BARS = "▁▂▃▄▅▆▇█"
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
-    """Lines of aligned columns, the first to the left, numbers to the right."""
+    """A table in aligned columns: the first one left-aligned, the others right-aligned."""
     cells = [list(head), *([_cell(value) for value in row] for row in rows)]
-    widths = [max(len(row[i]) for row in cells) for i in range(len(head))]
-    lines = ["  ".join([row[0].ljust(widths[0]), *(c.rjust(w) for c, w in
-             zip(row[1:], widths[1:], strict=True))]).rstrip() for row in cells]  # fmt: skip
-    return "\n".join(lines) + "\n"
+    first, *widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    text = ""
+    for name, *values in cells:
+        aligned = (value.rjust(width) for value, width in zip(values, widths, strict=True))
+        text += "  ".join([name.ljust(first), *aligned]).rstrip() + "\n"
+    return text
 
 
 def _cell(value: Any) -> str:
@@ -25,13 +27,13 @@ def _cell(value: Any) -> str:
 
 
 def sparkline(counts: Sequence[float]) -> str:
-    """One bar a count, the highest for the largest; a blank for none."""
+    """One bar per count, scaled to the largest; a space for 0."""
     top = max(counts, default=0) or 1
     return "".join(BARS[min(int(8 * c / top), 7)] if c else " " for c in counts)
 
 
 def plain(value: Any) -> Any:
-    """The value with null for numbers that JSON does not know."""
+    """The value with null for NaN and infinite numbers, which JSON does not have."""
     if isinstance(value, dict):
         return {key: plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple):

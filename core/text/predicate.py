@@ -1,11 +1,11 @@
-"""The small language of `--where`: comparisons over columns and scores, never code.
+"""The expression language of `--where`: comparisons of columns and scores; it cannot run code.
 
 Grammar (a subset of Python expressions): and, or, not; == != < <= > >=, chained; `x in ('a','b')`,
-`'word' in text`; `x is None`; + - * /; len(column); numbers, strings, True, False, None; a name is
-a column, else a score, true where it is not 0; `scores["a name"]` is a score, null in rows that
-lack it. A row is kept when the expression is true; null (a missing value in a comparison) does not
-keep it. Everything else in a syntax tree is refused, so an expression can neither call nor reach
-anything.
+`'word' in text`; `x is None`; + - * /; len(column); numbers, strings, True, False, None. A name is
+a column, else a score, which is true where it is not 0; `scores["a name"]` is a score, null in rows
+that lack it. A row is kept when the expression is true; null (a missing value in a comparison) does
+not keep it. Everything else in a syntax tree is rejected, so an expression can neither call
+functions nor access attributes.
 """
 
 import ast
@@ -30,7 +30,7 @@ _ARITHMETIC: dict[type, Callable[[Any, Any], Any]] = {
 
 
 class Predicate:
-    """A parsed expression. Raises UsageError when it is not one of the language."""
+    """A parsed expression. Raises UsageError when it is not in the language."""
 
     def __init__(self, text: str, option: str = "--where") -> None:
         self.text, self.option = text, option
@@ -47,8 +47,8 @@ class Predicate:
         """Names of columns or scores that must exist."""
         inside = {id(n.value) for n in ast.walk(self.tree) if isinstance(n, ast.Subscript)}
         inside |= {id(n.func) for n in ast.walk(self.tree) if isinstance(n, ast.Call)}
-        found = (n for n in ast.walk(self.tree) if isinstance(n, ast.Name) and id(n) not in inside)
-        return {node.id for node in found}
+        nodes = (n for n in ast.walk(self.tree) if isinstance(n, ast.Name) and id(n) not in inside)
+        return {node.id for node in nodes}
 
     def check_names(self, batch: pa.RecordBatch, where: str) -> None:
         """Raise UsageError for a name that is neither a column nor a score of this batch."""
@@ -63,7 +63,7 @@ class Predicate:
             )
 
     def evaluate(self, batch: pa.RecordBatch) -> np.ndarray:
-        """True for the rows to keep, bool[n]."""
+        """bool[n]: the rows to keep."""
         try:
             value = _Evaluation(batch).value(self.tree)
             if isinstance(value, pa.Scalar):
@@ -108,7 +108,7 @@ def _well_formed(node: ast.AST) -> bool:
 
 
 class _Evaluation:
-    """Values of subtrees over one batch: Arrow arrays or scalars."""
+    """Evaluates subtrees on one batch, to Arrow arrays or scalars."""
 
     def __init__(self, batch: pa.RecordBatch) -> None:
         self.batch = batch
@@ -134,9 +134,8 @@ class _Evaluation:
 
     def _call(self, node: ast.Call) -> Any:
         value = self.value(node.args[0])
-        return (
-            pc.utf8_length(value) if pa.types.is_string(value.type) else pc.list_value_length(value)
-        )
+        length = pc.utf8_length if pa.types.is_string(value.type) else pc.list_value_length
+        return length(value)
 
     def _boolop(self, node: ast.BoolOp) -> Any:
         join = pc.and_kleene if isinstance(node.op, ast.And) else pc.or_kleene
@@ -147,9 +146,9 @@ class _Evaluation:
 
     def _unaryop(self, node: ast.UnaryOp) -> Any:
         value = self.value(node.operand)
-        return (
-            pc.invert(value.cast(pa.bool_())) if isinstance(node.op, ast.Not) else pc.negate(value)
-        )
+        if isinstance(node.op, ast.Not):
+            return pc.invert(value.cast(pa.bool_()))
+        return pc.negate(value)
 
     def _binop(self, node: ast.BinOp) -> Any:
         left, right = self.value(node.left), self.value(node.right)
@@ -168,7 +167,7 @@ class _Evaluation:
     def _one(self, operator: ast.cmpop, left: ast.AST, right: ast.AST) -> Any:
         if isinstance(operator, ast.Is | ast.IsNot):
             if not (isinstance(right, ast.Constant) and right.value is None):
-                raise TypeError("`is` compares with None only")
+                raise TypeError("`is` can compare only with None")
             null = pc.is_null(self.value(left))
             return null if isinstance(operator, ast.Is) else pc.invert(null)
         if isinstance(operator, ast.In | ast.NotIn):
@@ -180,8 +179,8 @@ class _Evaluation:
         if isinstance(right, ast.Tuple | ast.List):
             value = self.value(left)
             chosen = [item.value for item in right.elts if isinstance(item, ast.Constant)]
-            found = pc.is_in(value, pa.array(chosen).cast(value.type))
-            return pc.if_else(pc.is_valid(value), found, pa.scalar(None, pa.bool_()))
+            inside = pc.is_in(value, pa.array(chosen).cast(value.type))
+            return pc.if_else(pc.is_valid(value), inside, pa.scalar(None, pa.bool_()))
         if isinstance(left, ast.Constant) and isinstance(left.value, str):
             return pc.match_substring(self.value(right), left.value)
-        raise TypeError("`in` needs a list of values, or a quoted text on its left")
+        raise TypeError("`in` needs a list of values on its right, or a quoted text on its left")

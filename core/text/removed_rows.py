@@ -1,7 +1,7 @@
-"""Rows that a stage took out on purpose, with the reason, as one Parquet file.
+"""The rows that a stage removes by its options, with the reason, as Parquet.
 
-They are not errors (those go to the rejects): they keep all their columns, so that a threshold can
-be judged, and taken back, by looking at what went.
+They are not errors (those are written to the rejects). They keep all columns, so that users can
+inspect them to check a threshold, and restore them.
 """
 
 import os
@@ -29,46 +29,48 @@ Work = Callable[[Job, str, Sequence[Source] | None], None]
 
 
 def check_path(job: Job, path: str, flag: str = "--removed") -> None:
-    """Raise UsageError unless `path` names a Parquet file outside the output (or nothing)."""
+    """Raise UsageError unless `path` is empty or a Parquet file outside the output."""
     if path and not path.endswith(".parquet"):
         raise UsageError(f"{flag}: {path} (expected a file ending in .parquet)")
     check_outside(job, path, flag)
 
 
 def put_column(batch: pa.RecordBatch, name: str, column: pa.Array) -> pa.RecordBatch:
-    """Replace a column, or add it behind the others."""
-    place = batch.schema.get_field_index(name)
-    field = pa.field(name, column.type)
-    return (
-        batch.append_column(field, column) if place < 0 else batch.set_column(place, field, column)
-    )
+    """Replace a column, or append it."""
+    index, field = batch.schema.get_field_index(name), pa.field(name, column.type)
+    if index < 0:
+        return batch.append_column(field, column)
+    return batch.set_column(index, field, column)
 
 
 class RemovedPart(RowsIfAny):
-    """A shard's removed rows as `part-NNNNN.parquet`, which appears only if there are any.
+    """A shard's removed rows as `part-NNNNN.parquet`, written only if there are any.
 
-    Without a directory nothing is kept."""
+    With an empty directory nothing is written.
+    """
 
     def __init__(self, directory: str, index: int) -> None:
         super().__init__(f"{directory.rstrip('/')}/part-{index:05d}.parquet" if directory else "")
 
     def write(self, batch: pa.RecordBatch, reason: pa.Array) -> None:
-        """Add rows with the reasons why they went."""
+        """Add rows with the reasons of their removal."""
         if self.path:
             self.write_batch(put_column(batch, "reason", reason))
 
 
 def map_and_gather(job: Job, removed: str, work: Work, salt: str) -> None:
-    """Run a map stage that leaves RemovedParts in a directory, and put them where they belong.
+    """Run a map stage that writes RemovedParts to a directory, and gather them in `removed`.
 
-    `work(job, directory, sources)` runs the stage. Where the job writes a directory, `removed` is
-    one too; else it is one file, gathered from the parts. Raises UsageError where it is the other.
+    `work(job, directory, sources)` runs the stage. If the job writes a directory, `removed` is a
+    directory of parts; else it is one file. Raises UsageError where it is not.
     """
     if not removed or job.dry_run:
         work(job, "", None)
     elif job.to_directory:
         if removed.endswith(".parquet"):
-            raise UsageError("--removed: give a directory, as -o is one (one part a shard)")
+            raise UsageError(
+                "--removed: -o is a directory, so give a directory here too (one part per shard)"
+            )
         check_outside(job, removed, "--removed")
         work(job, removed, None)
     else:
@@ -76,9 +78,9 @@ def map_and_gather(job: Job, removed: str, work: Work, salt: str) -> None:
 
 
 def provenance_of(job: Job, sources: Sequence[Source], salt: str) -> dict[str, Any]:
-    """What made the file of removed rows; the sources are `unified`."""
-    prints = [source.fingerprint() for source in sources]
-    return provenance(job, "removed", prints, salt, schema_of_all(sources))
+    """The provenance of the file of removed rows; the sources are `unified`."""
+    fingerprints = [source.fingerprint() for source in sources]
+    return provenance(job, "removed", fingerprints, salt, schema_of_all(sources))
 
 
 def _gathered(job: Job, final: str, work: Work, salt: str) -> None:
@@ -105,7 +107,7 @@ def _part(path: Path) -> Iterator[pa.RecordBatch]:
 
 @dataclass(frozen=True)
 class Repeatable:
-    """Batches that can be read more than once: `read` makes them anew."""
+    """Batches that can be read more than once: `read` reads them again."""
 
     read: Callable[[], Iterator[pa.RecordBatch]]
 
@@ -125,7 +127,7 @@ def write_removed(
     try:
         schema = pa.unify_schemas(heads, promote_options="permissive") if heads else empty
     except (pa.ArrowInvalid, pa.ArrowTypeError) as error:
-        raise BadData(f"--removed: shards with columns that differ in type ({error})") from error
+        raise BadData(f"--removed: the column types of the shards differ ({error})") from error
     schema = schema.remove_metadata()
     with open_file(path, schema, metadata) as writer:
         for part in parts:

@@ -1,7 +1,7 @@
-"""The `scores` column: numbers of rows by name, read and extended without Python rows.
+"""The `scores` column: named numbers of each row, read and extended without Python rows.
 
-A struct of doubles, or of the type null while there are no scores (`shards.named_numbers`). Null
-stands for a score that a row does not have.
+It is a struct of doubles, or of the type null while there are no scores (`shards.named_numbers`).
+Null means that a row does not have the score.
 """
 
 import difflib
@@ -17,7 +17,7 @@ LISTED = 8  # names in an error; a scored document has about fifty
 
 
 def alike(name: str, known: Iterable[str]) -> str:
-    """The end of an error about an unknown name: the names most like it, else some that exist."""
+    """The end of an error on an unknown name: the most similar known names, else some of them."""
     names = sorted(known)
     if near := difflib.get_close_matches(name, names, n=3, cutoff=0.7):
         return f"; did you mean {' or '.join(near)}?"
@@ -26,29 +26,26 @@ def alike(name: str, known: Iterable[str]) -> str:
 
 
 def label_column(batch: pa.RecordBatch, name: str, where: str) -> pa.Array:
-    """The column that `--label` names. UsageError where `where` has no such column."""
+    """The column of `--label`. UsageError where the batch, named `where`, has no such column."""
     if name not in batch.schema.names:
         raise UsageError(f"--label: no column {name!r} in {where}{alike(name, batch.schema.names)}")
     return batch.column(name)
 
 
 def score_names(scores: pa.Array) -> set[str]:
-    """Names that any row has a score of."""
+    """Names of the scores that at least one row has."""
     return {name for name in _names(scores) if column_of(scores, name).null_count < len(scores)}
 
 
 def score_values(scores: pa.Array, name: str) -> np.ndarray:
-    """float64[n] of one name; NaN where a row does not have it."""
+    """float64[n] of one score; NaN where a row does not have it."""
     if name not in _names(scores):
         return np.full(len(scores), np.nan)
     return column_of(scores, name).to_numpy(zero_copy_only=False)
 
 
 def with_scores(scores: pa.Array, new: Mapping[str, np.ndarray]) -> pa.Array:
-    """The column with new names beside its own; of a name that it has the numbers are replaced.
-
-    new[name] float64[n]; NaN writes null.
-    """
+    """The column with new scores added or replaced; new[name] float64[n], NaN writes null."""
     columns = {name: column_of(scores, name) for name in _names(scores)}
     for name, values in new.items():
         numbers = np.asarray(values, float)

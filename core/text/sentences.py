@@ -1,8 +1,8 @@
-"""Text as lines and sentences, taken apart and put together again without losing a byte.
+"""Split text into lines and sentences, and join them again without losing a byte.
 
-A line is what stands between line breaks; a sentence ends with . ! ? or … (and closing quotes or
-brackets) before white space and a capital, digit or opening mark. Abbreviations, decimal numbers
-and the number of a list item end none. `"".join` of all parts is always the text.
+A sentence ends with . ! ? or … (and closing quotes or brackets) before white space and a capital,
+digit or opening mark. Abbreviations, decimal numbers and the number of a list item do not end one.
+All parts joined are always the text.
 """
 
 import re
@@ -22,7 +22,7 @@ LIST_NUMBER = re.compile(r"\(?(?:\d{1,3}|[a-zA-Z]|[ivxIVX]{1,5})[.)]$")
 
 
 @dataclass(frozen=True)
-class Line:
+class SplitLine:
     """`lead + s[0] + gaps[0] + s[1] + … + tail`; no sentences in an empty line."""
 
     lead: str
@@ -37,13 +37,13 @@ class Line:
         return "".join([*parts, self.tail])
 
 
-def split_lines(text: str) -> tuple[list[Line], list[str]]:
+def split_lines(text: str) -> tuple[list[SplitLine], list[str]]:
     """(lines, the breaks between them: one fewer)."""
     parts = LINE_BREAK.split(text)
     return [split_line(part) for part in parts[::2]], parts[1::2]
 
 
-def join_lines(lines: list[Line], breaks: list[str]) -> str:
+def join_lines(lines: list[SplitLine], breaks: list[str]) -> str:
     """The inverse of `split_lines`."""
     parts = [str(lines[0])]
     for line, line_break in zip(lines[1:], breaks, strict=True):
@@ -51,23 +51,23 @@ def join_lines(lines: list[Line], breaks: list[str]) -> str:
     return "".join(parts)
 
 
-def split_line(text: str) -> Line:
-    """One line without line breaks as sentences."""
+def split_line(text: str) -> SplitLine:
+    """The sentences of a text without line breaks."""
     body = text.strip()
     if not body:
-        return Line(text, (), (), "")
+        return SplitLine(text, (), (), "")
     lead = text[: len(text) - len(text.lstrip())]
     sentences: list[str] = []
     gaps, start = [], 0
-    for found in SENTENCE_END.finditer(body):
-        before = body[start : found.start(1)]
-        if _goes_on(before, first=not sentences):
+    for end in SENTENCE_END.finditer(body):
+        sentence = body[start : end.start(1)]
+        if _is_unfinished(sentence, first=not sentences):
             continue
-        sentences.append(before)
-        gaps.append(found[1])
-        start = found.end(1)
+        sentences.append(sentence)
+        gaps.append(end[1])
+        start = end.end(1)
     sentences.append(body[start:])
-    return Line(lead, tuple(sentences), tuple(gaps), text[len(lead) + len(body) :])
+    return SplitLine(lead, tuple(sentences), tuple(gaps), text[len(lead) + len(body) :])
 
 
 def sentences(text: str) -> list[str]:
@@ -75,13 +75,11 @@ def sentences(text: str) -> list[str]:
     return [sentence for line in split_lines(text)[0] for sentence in line.sentences]
 
 
-def _goes_on(before: str, first: bool) -> bool:
-    """Whether the stop at the end of `before` ends no sentence."""
-    if first and LIST_NUMBER.fullmatch(before):
+def _is_unfinished(sentence: str, first: bool) -> bool:
+    """Whether the stop at the end belongs to a list number, an abbreviation or an initial."""
+    if first and LIST_NUMBER.fullmatch(sentence):
         return True
-    word = LAST_WORD.search(before)
-    return word is not None and (word[1].lower() in ABBREVIATIONS or _initial(word[1]))
-
-
-def _initial(word: str) -> bool:
-    return len(word) == 1 and word.isupper() and word not in "AIEO"
+    match = LAST_WORD.search(sentence)
+    word = match[1] if match else ""
+    initial = len(word) == 1 and word.isupper() and word not in "AIEO"
+    return match is not None and (word.lower() in ABBREVIATIONS or initial)

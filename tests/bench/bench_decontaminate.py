@@ -20,7 +20,7 @@ from pathlib import Path
 
 import numpy as np
 
-from sabia.core.text.contamination.benchmark_index import Exam, Index, words_of
+from sabia.core.text.contamination.benchmark_index import BenchmarkItem, Index, words_of
 from sabia.core.text.contamination.matching import ITEM, Finder, Finding
 from sabia.kernels.minhash.definitions import ENGINES
 
@@ -28,16 +28,16 @@ PIECE = 3000
 Change = Callable[[random.Random, str, Sequence[str]], str]
 
 
-def exams(data: Path) -> list[Exam]:
+def exams(data: Path) -> list[BenchmarkItem]:
     """The text-only items of ENEM 2022 and the test items of GSM8K."""
     made = []
     for row in json.loads((data / "eval/enem/2022.json").read_text()):
         if not row.get("IU"):
             options = tuple(re.sub(r"^[A-E] +", "", option) for option in row["alternatives"])
-            made.append(Exam("enem", row["id"], row["question"], options))
+            made.append(BenchmarkItem("enem", row["id"], row["question"], options))
     lines = (data / "eval/gsm8k/test.jsonl").read_text().splitlines()
     for number, row in enumerate(map(json.loads, lines)):
-        made.append(Exam("gsm8k", str(number), row["question"], (), row["answer"]))
+        made.append(BenchmarkItem("gsm8k", str(number), row["question"], (), row["answer"]))
     return made
 
 

@@ -70,7 +70,9 @@ def main() -> None:
     data, offsets = text_buffers(pa.array(texts, pa.string()))
     n, size = len(texts), offsets[-1] / 1e6
     english = np.full(n, language.LANGUAGES.index("en"))
-    verdict = language.Verdict(np.full(n, "en", object), np.ones(n), np.ones(n), english)
+    verdict = language.IdentifiedLanguages(
+        np.full(n, "en", object), np.ones(n), np.ones(n), english
+    )
     scores = heuristics.measure(data, offsets, verdict)
     for name, call in (
         ("heuristics", lambda: heuristics.measure(data, offsets, verdict)),

@@ -83,12 +83,12 @@ def test_workers_slices_and_pipes_give_the_same_rows(world: Path, tmp_path: Path
     for task in range(2):
         array = {"TASK_ID": task, "TASK_COUNT": 2, "TASK_MIN": 0, "TASK_MAX": 1, "TASK_STEP": 1}
         slurm = {f"SLURM_ARRAY_{name}": str(value) for name, value in array.items()}
-        told = classify(world / "shards", "-o", tmp_path / "array", env=os.environ | slurm)
-        assert told.returncode == 0 and b"2 of 4 shards" in told.stderr
+        completed = classify(world / "shards", "-o", tmp_path / "array", env=os.environ | slurm)
+        assert completed.returncode == 0 and b"2 of 4 shards" in completed.stderr
     for name in ("j2", "array"):
         assert [row["id"] for row in rows(tmp_path / name)] == [row["id"] for row in expected]
-        found = [as_dict(row["scores"]) for row in rows(tmp_path / name)]
-        assert found == [row["scores"] for row in expected]
+        scores = [as_dict(row["scores"]) for row in rows(tmp_path / name)]
+        assert scores == [row["scores"] for row in expected]
 
 
 def rows_of(done: subprocess.CompletedProcess) -> list[dict]:
@@ -144,13 +144,13 @@ def test_threshold_then_calibration(scored: Path, tmp_path: Path) -> None:
     assert report["languages"]["en"]["precision"] >= 0.95
     assert report["expected_calibration_error"] < 0.05
     line = [scored, "--no-quality", "--calibration", decision, "--where", "edu_ok and edu > 0"]
-    told = classify(*line, "--price-per-hour", "$0.05", "--to", "jsonl", "--stats",
+    completed = classify(*line, "--price-per-hour", "$0.05", "--to", "jsonl", "--stats",
                     tmp_path / "s.json", check=True)  # fmt: skip
-    kept = rows_of(told)
+    kept = rows_of(completed)
     right = [row["kind"] == "edu" for row in kept]
     assert sum(right) >= 0.95 * len(right) and sum(right) > 300
     assert all(0 <= row["scores"]["edu_probability"] <= 1 for row in kept)
-    assert b"edu_probability 0 " in told.stderr
+    assert b"edu_probability 0 " in completed.stderr
     figures = json.loads((tmp_path / "s.json").read_text())["counters"]
     assert figures["usd per 1e9"] == pytest.approx(0.05 * figures["cpu hours per 1e9"])
     assert figures["share kept"] == len(kept) / 1200
@@ -178,7 +178,11 @@ def test_drift(scored: Path, tmp_path: Path) -> None:
         (["--score", "nope", "--label", "kind"], 2, b"no row has a score 'nope'"),
         (["--score", "edu", "--label", "edu"], 2, b"--positive"),
         (["--score", "edu", "--positive", "edu > 9"], 65, b"0 of them positive"),
-        (["--score", "edu", "--label", "kind", "--precision", "1", "--sure"], 3, b"surely"),
+        (
+            ["--score", "edu", "--label", "kind", "--precision", "1", "--sure"],
+            3,
+            b"with 95 % confidence",
+        ),
         (
             ["--score", "edu", "--label", "kind", "--precision", ".9", "--recall", ".9"],
             2,

@@ -75,11 +75,11 @@ def test_asking_counts_what_is_unknown(world: Path) -> None:
         paid = sum(stub.delivered.values())
         classify(*words, "-o", world / "again.parquet")
         assert sum(stub.delivered.values()) == paid
-    found, texts = scores(out, "worth"), pq.read_table(docs).column("text").to_pylist()
+    values, texts = scores(out, "worth"), pq.read_table(docs).column("text").to_pylist()
     unknown = np.array(["coupon" in text for text in texts])
-    np.testing.assert_array_equal(np.isnan(found), unknown)
+    np.testing.assert_array_equal(np.isnan(values), unknown)
     assert f"300 asked, {unknown.sum()} unknown" in done.stderr
-    assert set(found[~unknown]) == {0.0, 5.0}
+    assert set(values[~unknown]) == {0.0, 5.0}
 
 
 def test_distillation(world: Path) -> None:
@@ -90,9 +90,9 @@ def test_distillation(world: Path) -> None:
             *("--url", stub.url, "--cache", world / "calls2", "--sample", 250, "--label", "grade"),
             *("-o", student),
         )
-    said = json.loads((world / "student.bin.distilled.json").read_text())
-    assert said["labelled"] == 250 and said["unknown"] == 0
-    assert all(said[pair]["pearson"] > 0.8 for pair in ("student_and_lm", "student_and_people"))
+    report = json.loads((world / "student.bin.distilled.json").read_text())
+    assert report["labelled"] == 250 and report["unknown"] == 0
+    assert all(report[pair]["pearson"] > 0.8 for pair in ("student_and_lm", "student_and_people"))
     assert pq.read_table(world / "student.bin.labels.parquet").num_rows == 250
 
 
@@ -101,7 +101,7 @@ def test_what_does_not_go_together_is_refused(world: Path) -> None:
     assert "--ask" in classify(docs, "--lm", "x", code=2).stderr
     assert "is not a classifier" in classify(docs, "--model", world / "base", code=2).stderr
     words = ("train", docs, "--label", "kind", "-o", world / "m.bin")
-    said = classify(*words, "--lora-rank", 4, code=2).stderr
-    assert "--lora-rank: only with --model" in said
+    report = classify(*words, "--lora-rank", 4, code=2).stderr
+    assert "--lora-rank: only with --model" in report
     plan = classify(*words, "--model", world / "base", "--length", 32, "--dry-run").stdout
     assert "labels: bad, good" in plan and not (world / "m.bin").exists()

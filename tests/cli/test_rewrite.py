@@ -118,12 +118,12 @@ def test_endpoint_rewrites_through_faults_and_never_pays_twice(pages, tmp_path):
         paid = sum(stub.delivered.values())
         sabia("rewrite", pages, "-o", out, "--force", *endpoint(stub, tmp_path))
         assert sum(stub.delivered.values()) == paid == 40 and stub.early == 0
-    found = pq.read_table(out).to_pylist()
-    assert sum(row["rewritten"] for row in found) == 20
-    assert [row["text"] for row in found] == [reordered(row["text"]) for row in rows()]
-    assert {row["rewrite_model"] for row in found} == {"stub-1"}
-    assert {row["rewrite_finish_reason"] for row in found} == {"stop"}
-    assert len({row["rewrite_prompt_hash"] for row in found}) == 1
+    rewritten = pq.read_table(out).to_pylist()
+    assert sum(row["rewritten"] for row in rewritten) == 20
+    assert [row["text"] for row in rewritten] == [reordered(row["text"]) for row in rows()]
+    assert {row["rewrite_model"] for row in rewritten} == {"stub-1"}
+    assert {row["rewrite_finish_reason"] for row in rewritten} == {"stop"}
+    assert len({row["rewrite_prompt_hash"] for row in rewritten}) == 1
     words = done.stderr.decode()
     assert "answer position 0.00 → 1.00" in words and "40 calls, 0 from the cache" in words
 
@@ -193,7 +193,7 @@ def test_dry_run_says_what_it_would_cost(pages, tmp_path):
         plan = sabia("rewrite", pages, "-o", tmp_path / "o.parquet", "--dry-run", *more)
         assert stub.requests == 0
     first = plan.stdout.decode().splitlines()[0]
-    assert "40 requests (0 more are paid)" in first and "at most $0.0" in first
+    assert "40 requests (0 more are in the cache)" in first and "at most $0.0" in first
 
 
 def test_usage_errors(pages, tmp_path):

@@ -72,19 +72,19 @@ def tokenizer_of(root):
 def test_rows_hold_every_document_and_say_how_well_they_fit(world):
     root, rows, made = world
     tokenizer = load_tokenizer(root / "rows" / "_tokenizer")
-    found = table(root / "rows")
-    stream = [i for piece in ids_without_padding(found) for i in piece]
+    packed = table(root / "rows")
+    stream = [i for piece in ids_without_padding(packed) for i in piece]
     texts = tokenizer.decode(stream).split("<|endoftext|>")
     assert texts[-1] == "" and texts[:-1] == [row["text"] for row in rows]
-    used = [sum(row["document_lengths"]) for row in found.to_pylist()]
+    used = [sum(row["document_lengths"]) for row in packed.to_pylist()]
     assert sum(size < 64 for size in used) <= 2  # at most one padded row a shard
-    said = json.loads((root / "stats.json").read_text())["bytes_per_token"]
+    report = json.loads((root / "stats.json").read_text())["bytes_per_token"]
     for language in ("en", "pt"):
         texts = [row["text"] for row in rows if row["language"] == language]
         tokens = sum(len(tokenizer.encode_ordinary(text)) for text in texts)
         ratio = sum(len(text.encode()) for text in texts) / tokens
-        assert said["language"][language] == pytest.approx(ratio, abs=1e-3)
-    assert set(said["source"]) == {"web", "edu"}
+        assert report["language"][language] == pytest.approx(ratio, abs=1e-3)
+    assert set(report["source"]) == {"web", "edu"}
     words = made.stderr.decode()
     assert "encoder tiktoken: same ids on 400 probed documents" in words
     assert "bytes per token: language en" in words
@@ -92,11 +92,11 @@ def test_rows_hold_every_document_and_say_how_well_they_fit(world):
 
 def test_metadata_names_the_tokenizer(world):
     root, _, _ = world
-    said = json.loads(pq.read_schema(root / "rows" / "part-00000.parquet").metadata[b"sabia"])
+    report = json.loads(pq.read_schema(root / "rows" / "part-00000.parquet").metadata[b"sabia"])
     tokenizer = load_tokenizer(root / "rows" / "_tokenizer")
-    assert said["options"]["fingerprint"] == tokenizer.fingerprint
-    assert said["options"]["vocab_size"] == tokenizer.vocab_size <= 400
-    assert load_tokenizer(said["options"]["tokenizer"]).fingerprint == tokenizer.fingerprint
+    assert report["options"]["fingerprint"] == tokenizer.fingerprint
+    assert report["options"]["vocab_size"] == tokenizer.vocab_size <= 400
+    assert load_tokenizer(report["options"]["tokenizer"]).fingerprint == tokenizer.fingerprint
 
 
 def test_a_re_run_trains_and_packs_nothing_again(world):
@@ -145,21 +145,21 @@ def test_mix_has_the_weights_and_is_reproducible(world, tmp_path):
     sabia(*mix, "--seed", 5, "-o", tmp_path / "a")
     sabia(*mix, "--seed", 5, "-o", tmp_path / "b.parquet")
     sabia(*mix, "--seed", 6, "-o", tmp_path / "c.parquet")
-    found = table(tmp_path / "a")
-    assert found.equals(table(tmp_path / "b.parquet"))
-    assert not found.equals(table(tmp_path / "c.parquet"))
-    sources = found.column("source").to_pylist()
+    packed = table(tmp_path / "a")
+    assert packed.equals(table(tmp_path / "b.parquet"))
+    assert not packed.equals(table(tmp_path / "c.parquet"))
+    sources = packed.column("source").to_pylist()
     assert (sources.count("web"), sources.count("edu")) == (192, 64)  # of 256 rows
     assert 70 <= sources[:100].count("web") <= 80
-    said = json.loads((tmp_path / "s.json").read_text())["counters"]
-    assert said["achieved_share[web]"] == pytest.approx(0.75)
+    report = json.loads((tmp_path / "s.json").read_text())["counters"]
+    assert report["achieved_share[web]"] == pytest.approx(0.75)
     again = sabia(*mix, "--seed", 5, "-o", tmp_path / "a").stderr.decode()
     assert "already done" in again
     capped = sabia(*mix, "--max-repeat", 1, "-o", tmp_path / "d.parquet").stderr.decode()
     assert "1.00 passes" in capped
     texts = {row["text"] for row in rows if row["source"] == "web"}
     tokenizer = load_tokenizer(root / "rows" / "_tokenizer")
-    pieces = [p for r in found.to_pylist() if r["source"] == "web"
+    pieces = [p for r in packed.to_pylist() if r["source"] == "web"
               for p in ids_without_padding(pa.Table.from_pylist([r]))]  # fmt: skip
     whole = {t for t in (tokenizer.decode(p) for p in pieces) if t.endswith("<|endoftext|>")}
     assert any(t.removesuffix("<|endoftext|>") in texts for t in whole)
@@ -194,8 +194,8 @@ def test_megatron_files_hold_the_documents(world, tmp_path):
                "-o", tmp_path / "m", "-j", 2)  # fmt: skip
     sabia(*command)
     tokenizer = load_tokenizer(tmp_path / "m" / "_tokenizer")
-    found = [doc for part in range(2) for doc in read_megatron(tmp_path / f"m/part-0000{part}")[1]]
-    assert found == [[*tokenizer.encode_ordinary(row["text"]), 0] for row in rows]
+    packed = [doc for part in range(2) for doc in read_megatron(tmp_path / f"m/part-0000{part}")[1]]
+    assert packed == [[*tokenizer.encode_ordinary(row["text"]), 0] for row in rows]
     assert "2 shards already done" in sabia(*command).stderr.decode()
     (tmp_path / "m" / "part-00001.json").unlink()
     again = sabia(*command).stderr.decode()
@@ -216,8 +216,8 @@ def test_an_extended_tokenizer_and_a_report(world, tmp_path):
     base = tmp_path / "b" / "_tokenizer"
     sabia("tokenize", root / "shards", "--extend", base, "--vocab-size", 320, "--compare", base,
           "--report", tmp_path / "r.json", "-o", tmp_path / "x")  # fmt: skip
-    said = json.loads((tmp_path / "r.json").read_text())
-    new, old = said[str(tmp_path / "x" / "_tokenizer")], said[str(base)]
+    report = json.loads((tmp_path / "r.json").read_text())
+    new, old = report[str(tmp_path / "x" / "_tokenizer")], report[str(base)]
     assert (new["vocab_size"], old["vocab_size"]) == (320, 300)
     assert new["all"]["bytes_per_token"] > old["all"]["bytes_per_token"]
     assert set(new["languages"]) == {"en", "pt"}
@@ -228,9 +228,9 @@ def test_an_extended_tokenizer_and_a_report(world, tmp_path):
 def test_the_engine_does_not_change_the_rows_nor_their_fingerprint(world, tmp_path):
     root, _, _ = world
     for engine in ("kernel", "tokenizers", "tiktoken"):
-        said = sabia("tokenize", root / "shards", *tokenizer_of(root), "--encoder", engine,
+        report = sabia("tokenize", root / "shards", *tokenizer_of(root), "--encoder", engine,
                      "-o", tmp_path / "e").stderr.decode()  # fmt: skip
-        assert ("2 shards already done" in said) == (engine != "kernel")
+        assert ("2 shards already done" in report) == (engine != "kernel")
     assert table(tmp_path / "e").equals(table(root / "rows"))
 
 
@@ -239,10 +239,10 @@ def test_text_that_is_not_utf8_is_rejected(world, tmp_path):
     texts = pa.array([b"good text", b"bad \xc3( text", b"good again"])
     broken = pa.StringArray.from_buffers(3, texts.buffers()[1], texts.buffers()[2])
     pq.write_table(pa.table({"text": broken}), tmp_path / "d.parquet")
-    said = sabia(
+    report = sabia(
         "tokenize", tmp_path / "d.parquet", *tokenizer_of(root), "-o", tmp_path / "o.parquet"
     )
-    assert "1 rejected" in said.stderr.decode()
+    assert "1 rejected" in report.stderr.decode()
     (row,) = pq.read_table(tmp_path / "o.rejects.parquet").to_pylist()
     assert row["reason"] == "text is not UTF-8" and "bad \ufffd( text" in row["record"]
 
@@ -293,10 +293,10 @@ def test_slices_make_the_parts_of_the_whole(world, tmp_path):
     for task in range(2):
         array = {"TASK_ID": task, "TASK_MIN": 0, "TASK_STEP": 1, "TASK_COUNT": 2}
         env = os.environ | {f"SLURM_ARRAY_{name}": str(v) for name, v in array.items()}
-        said = sabia(
+        report = sabia(
             "tokenize", root / "shards", *tokenizer_of(root), "-o", tmp_path / "o", env=env
         )
-        assert f"slice {task} of 2: 1 of 2 shards" in said.stderr.decode()
+        assert f"slice {task} of 2: 1 of 2 shards" in report.stderr.decode()
     assert table(tmp_path / "o").equals(table(root / "rows"))
 
 

@@ -156,8 +156,8 @@ def _numbers(scores: dict[str, np.ndarray]) -> np.ndarray:
 
 def _agreement(names: Sequence[str], true: Sequence[Any], predicted: np.ndarray) -> dict[str, Any]:
     if predicted.ndim == 1:
-        figures = held_out_metrics.numbers(np.array(true, float), predicted)
+        figures = held_out_metrics.regression_metrics(np.array(true, float), predicted)
     else:
-        figures = held_out_metrics.one_of(tuple(names), list(true), predicted)[0]
+        figures = held_out_metrics.single_label_metrics(tuple(names), list(true), predicted)[0]
     # without the figures that are NaN, which is not equal to itself
     return {k: v for k, v in asdict(figures).items() if v == v}

@@ -60,15 +60,17 @@ class Labels:
 
     def figures(
         self, values: Sequence[Any], scores: np.ndarray
-    ) -> tuple[held_out_metrics.Agreement, list[held_out_metrics.LabelFigures]]:
+    ) -> tuple[held_out_metrics.OverallMetrics, list[held_out_metrics.LabelMetrics]]:
         """The agreement of scores[n, L] of documents with their values, in all and by label."""
         if self.problem == NUMBER:
-            return held_out_metrics.numbers(
+            return held_out_metrics.regression_metrics(
                 self.encoded(values)[:, 0].astype(np.float64), scores[:, 0]
             ), []
         if self.problem == MULTI:
-            return held_out_metrics.any_of(self.names, self.encoded(values) > 0, scores)
-        return held_out_metrics.one_of(self.names, list(values), scores)
+            return held_out_metrics.multi_label_metrics(
+                self.names, self.encoded(values) > 0, scores
+            )
+        return held_out_metrics.single_label_metrics(self.names, list(values), scores)
 
 
 def usable(value: Any, regression: bool) -> Any:

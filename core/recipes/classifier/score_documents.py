@@ -9,7 +9,7 @@ from sabia.core.options.classify import ClassifyOptions
 from sabia.core.recipes.classifier.lm_scorer import lm_scorer
 from sabia.core.shards.job import Job
 from sabia.core.text.classify import stage
-from sabia.core.text.classify.scorers import Scorer, named, open_scorer, split_name
+from sabia.core.text.classify.scorers import Scorer, open_scorer, split_name, with_prefix
 
 
 def run(job: Job, options: ClassifyOptions) -> None:
@@ -34,7 +34,7 @@ def _opened(options: ClassifyOptions) -> list[Scorer]:
     for name in ("length", "long", "precision", *([] if local else ["backend"])):
         if name in options.given and not directories:
             raise UsageError(f"{options.table[name].flag}: only with a directory as --model")
-    return [named(_open(path, options), prefix) for prefix, path in given]
+    return [with_prefix(_open(path, options), prefix) for prefix, path in given]
 
 
 def _open(path: str, options: ClassifyOptions) -> Scorer:

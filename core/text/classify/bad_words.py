@@ -1,12 +1,12 @@
-"""Lists of bad words: how many words of a text are on them.
+"""Lists of bad words: count the words of a text that are on a list.
 
-A list is a file with a word or phrase a line, plain text in UTF-8 (lines that begin with # are
-comments), or a directory of such files. A file named after a language (`pt.txt`, `en`) holds for
-texts in that language only, any other for all. Case and accents are folded (NFKD without combining
-marks, case folded); words are runs of letters, digits and `_`, and a phrase matches the same words
-in a row, whatever stands between them. Entries in scripts written without spaces match anywhere.
-    bad_words       matches, a longer phrase counting once for each place
-    bad_word_share  matches / words (characters, in scripts without spaces), at most 1
+A list is a text file in UTF-8 with one word or phrase per line (lines that begin with # are
+comments), or a directory of such files. A file named after a language (`pt.txt`, `en`) applies to
+texts in that language, any other file to all texts. Case and accents are ignored (NFKD without
+combining marks, case folded). Words are runs of letters, digits and `_`; a phrase matches the same
+words in a row, with any characters between them. Entries in scripts without spaces match anywhere.
+    bad_words       number of matches; each occurrence of a phrase counts once
+    bad_word_share  matches / words (characters in scripts without spaces), at most 1
 """
 
 import functools
@@ -33,7 +33,7 @@ _UNSPACED = frozenset({"zh", "ja", "th", "lo", "km", "my"} & set(SCRIPTS))
 
 @dataclass(frozen=True)
 class _Entries:
-    """Phrases by their number of words, and a pattern of those found anywhere."""
+    """Phrases by number of words, and a pattern of the entries that match anywhere."""
 
     phrases: dict[int, frozenset[str]]
     anywhere: re.Pattern[str] | None
@@ -41,7 +41,7 @@ class _Entries:
 
 @dataclass(frozen=True)
 class BadWords:
-    """Entries by language; those under an empty name hold for every text."""
+    """Entries by language; those under an empty name apply to every text."""
 
     entries: dict[str, _Entries]
 
@@ -57,23 +57,23 @@ class BadWords:
 
 
 def fold(text: str) -> str:
-    """Case and accents folded away."""
+    """The text without case and accents."""
     if text.isascii():
         return text.lower()
     return _MARKS.sub("", unicodedata.normalize("NFKD", text)).casefold()
 
 
 def _matches(entries: _Entries, folded: str, words: Sequence[str]) -> int:
-    found = 0
+    count = 0
     for size, phrases in entries.phrases.items():
         if size == 1:
-            found += sum(map(phrases.__contains__, words))
+            count += sum(map(phrases.__contains__, words))
             continue
         runs = zip(*(words[i:] for i in range(size)), strict=False)
-        found += sum(" ".join(run) in phrases for run in runs)
+        count += sum(" ".join(run) in phrases for run in runs)
     if entries.anywhere is not None:
-        found += sum(1 for _ in entries.anywhere.finditer(folded))
-    return found
+        count += sum(1 for _ in entries.anywhere.finditer(folded))
+    return count
 
 
 def _compiled(lines: Sequence[str]) -> _Entries:
@@ -87,7 +87,7 @@ def _compiled(lines: Sequence[str]) -> _Entries:
             phrases.setdefault(len(words), set()).add(" ".join(words))
     ordered = sorted(anywhere, key=lambda word: (-len(word), word))
     pattern = re.compile("|".join(map(re.escape, ordered))) if ordered else None
-    return _Entries({size: frozenset(own) for size, own in sorted(phrases.items())}, pattern)
+    return _Entries({size: frozenset(group) for size, group in sorted(phrases.items())}, pattern)
 
 
 def _files(path: str) -> list[Path]:
@@ -96,7 +96,7 @@ def _files(path: str) -> list[Path]:
         raise UsageError(f"--bad-words: {path}: No such file or directory")
     files = sorted(file for file in root.iterdir() if file.is_file()) if root.is_dir() else [root]
     if not files:
-        raise UsageError(f"--bad-words: {path}: no file in it")
+        raise UsageError(f"--bad-words: {path}: the directory has no file")
     return files
 
 
@@ -110,7 +110,7 @@ def digest(paths: Sequence[str]) -> str:
 
 @functools.lru_cache(maxsize=2)
 def load(paths: tuple[str, ...]) -> BadWords:
-    """The lists at paths. UsageError where one is not there, BadData where one is no UTF-8."""
+    """The lists at paths. UsageError where one does not exist, BadData where one is not UTF-8."""
     lines: dict[str, list[str]] = {}
     for file in (file for path in paths for file in _files(path)):
         stem = file.name.partition(".")[0]
@@ -119,9 +119,9 @@ def load(paths: tuple[str, ...]) -> BadWords:
             text = file.read_text("utf-8-sig")
         except UnicodeDecodeError as error:
             raise BadData(f"--bad-words: {file}: not UTF-8 ({error})") from error
-        own = (line.strip() for line in text.splitlines())
-        lines.setdefault(name, []).extend(line for line in own if line and line[0] != "#")
-    return BadWords({name: _compiled(own) for name, own in lines.items()})
+        stripped = (line.strip() for line in text.splitlines())
+        lines.setdefault(name, []).extend(line for line in stripped if line and line[0] != "#")
+    return BadWords({name: _compiled(entries) for name, entries in lines.items()})
 
 
 def scan(

@@ -1,13 +1,13 @@
-"""Lists of blocked domains and URLs: many million entries at nine bytes each, one look-up a batch.
+"""Lists of blocked domains and URLs: nine bytes per entry, one vectorized look-up per batch.
 
-A list is a file, plain or .gz, or a directory of categories as the UT1 lists of Toulouse have it
-(`adult/domains`, `adult/urls`, …); a file's category is its name up to the first dot, one named
-`domains` or `urls` takes its directory's. Lines: a domain (`example.com`, `*.example.com`), which
-blocks its subdomains too; an address (`example.com/path`, with or without scheme), which blocks
-what is below it (prefixes end at `/`, `?` or the end); a line of a hosts file (`0.0.0.0 host`); a
-blocking rule of an ad blocker for a domain (`||example.com^`, options aside). Comments (# ! [) and
-other rules are left out. Hosts are compared in lower case without `www.`; entries are kept as
-64-bit hashes, so a wrong hit has odds of about entries / 2**64.
+A list is a file, plain or .gz, or a directory of categories like the UT1 lists of Toulouse
+(`adult/domains`, `adult/urls`, …). The category is the file's name up to the first dot; for files
+named `domains` or `urls` it is the name of the directory. A line is a domain (`example.com`,
+`*.example.com`), which blocks its subdomains too; an address (`example.com/path`, with or without
+scheme), which blocks what is below it (prefixes end at `/`, `?` or the end); a line of a hosts file
+(`0.0.0.0 host`); or the rule of an ad blocker for a domain (`||example.com^`, its options are
+ignored). Comments (# ! [) and other rules are skipped. Hosts are compared in lower case without
+`www.`. Entries are 64-bit hashes: the probability of a false match is about entries / 2**64.
 """
 
 import functools
@@ -28,7 +28,7 @@ _HOSTS_LINE = re.compile(r"(?:0\.0\.0\.0|127\.0\.0\.1|::1?)\s+(\S+)")
 _AD_RULE = re.compile(r"\|\|([^\s/^$*]+)\^(?:\$.*)?$")
 _SCHEME = re.compile(r"^[A-Za-z][A-Za-z0-9+.-]*://")
 _HOST = re.compile(r"[^\s/?#:@\\]+\.[^\s/?#:@\\.]+\.?|(?:\d{1,3}\.){3}\d{1,3}")
-_MOST_PARTS = 8  # labels of a host and steps of a path that are looked up
+_MAX_PARTS = 8  # labels of a host, and components of a path, that are looked up
 
 
 @dataclass(frozen=True)
@@ -40,23 +40,22 @@ class BlockList:
     categories: tuple[str, ...]
 
     def look_up(self, urls: Sequence[str | None]) -> np.ndarray:
-        """The first category that blocks each URL as a place in `categories`, -1 where none does;
-        int64[n]."""
+        """int64[n]: index in `categories` of the first one that blocks each URL; -1 for none."""
         keys = [_keys(url or "") for url in urls]
-        counts = np.array([len(own) for own in keys], np.int64)
-        wanted = np.array([_hash(key) for own in keys for key in own], np.uint64)
-        found = np.full(len(urls), -1)
-        if not len(self.hashes) or not len(wanted):
-            return found
-        place = np.minimum(np.searchsorted(self.hashes, wanted), len(self.hashes) - 1)
-        hit = np.flatnonzero(self.hashes[place] == wanted)[::-1]  # the widest entry is set last
-        found[np.repeat(np.arange(len(urls)), counts)[hit]] = self.category[place[hit]]
-        return found
+        counts = np.array([len(keys_of_url) for keys_of_url in keys], np.int64)
+        hashes = np.array([_hash(key) for keys_of_url in keys for key in keys_of_url], np.uint64)
+        categories = np.full(len(urls), -1)
+        if not len(self.hashes) or not len(hashes):
+            return categories
+        index = np.minimum(np.searchsorted(self.hashes, hashes), len(self.hashes) - 1)
+        match = np.flatnonzero(self.hashes[index] == hashes)[::-1]  # the widest entry is set last
+        categories[np.repeat(np.arange(len(urls)), counts)[match]] = self.category[index[match]]
+        return categories
 
     def reasons(self, urls: Sequence[str | None]) -> list[str]:
         """`blocked url: category`, or an empty string."""
-        places = self.look_up(urls).tolist()
-        return [f"blocked url: {self.categories[at]}" if at >= 0 else "" for at in places]
+        indices = self.look_up(urls).tolist()
+        return [f"blocked url: {self.categories[i]}" if i >= 0 else "" for i in indices]
 
 
 def _hash(key: str) -> int:
@@ -75,28 +74,28 @@ def _parts(url: str) -> tuple[str, str]:
 
 
 def _keys(url: str) -> list[str]:
-    """What may be listed of a URL, the widest first: its domains, then its paths."""
+    """The keys that may block a URL, the widest first: its domains, then its paths."""
     host, rest = _parts(url)
     if not host:
         return []
     labels = host.split(".")
-    first = max(len(labels) - _MOST_PARTS, 0)
+    first = max(len(labels) - _MAX_PARTS, 0)
     keys = [".".join(labels[i:]) for i in range(len(labels) - 1, first - 1, -1)]
     keys += [host] if first else []
     path = unquote(rest)
-    cuts = [place for place, char in enumerate(path) if char in "/?" and place][:_MOST_PARTS]
+    cuts = [i for i, char in enumerate(path) if char in "/?" and i][:_MAX_PARTS]
     stems = dict.fromkeys(path[:cut].rstrip("/") for cut in [*cuts, len(path)])
     return keys + [f"{host}{stem}" for stem in stems if stem]
 
 
 def entry(line: str) -> str:
-    """The key of a line of a list, or an empty string where it has none."""
+    """The key of one line of a list; empty for comments and other rules."""
     line = line.strip()
     if not line or line[0] in "#![":
         return ""
-    found = _HOSTS_LINE.match(line) or _AD_RULE.match(line)
-    text = found[1] if found else line.partition(" #")[0].strip()
-    if not found and (text.startswith(("@@", "|", "/")) or re.search(r"[\s*^$]", text[2:])):
+    match = _HOSTS_LINE.match(line) or _AD_RULE.match(line)
+    text = match[1] if match else line.partition(" #")[0].strip()
+    if not match and (text.startswith(("@@", "|", "/")) or re.search(r"[\s*^$]", text[2:])):
         return ""
     host, rest = _parts(text.removeprefix("*.").removeprefix("."))
     if not _HOST.fullmatch(host):
@@ -105,7 +104,7 @@ def entry(line: str) -> str:
 
 
 def _files(path: str) -> Iterator[tuple[str, Path]]:
-    """(category, file) of the files of a list."""
+    """(category, path) of each file of a list."""
     root = Path(path)
     if not root.exists():
         raise UsageError(f"--block-urls: {path}: No such file or directory")
@@ -140,7 +139,7 @@ def digest(paths: Sequence[str]) -> str:
 
 @functools.lru_cache(maxsize=2)
 def load(paths: tuple[str, ...]) -> BlockList:
-    """The entries of all lists. Raises UsageError for a path that is not there or has none."""
+    """The entries of all lists. Raises UsageError for a path that does not exist or has none."""
     categories: dict[str, int] = {}
     blocks: list[np.ndarray] = []
     owners: list[np.ndarray] = []
@@ -149,13 +148,14 @@ def load(paths: tuple[str, ...]) -> BlockList:
         for category, file in _files(path):
             number = categories.setdefault(category, len(categories))
             keys = (entry(line) for line in _lines(file))
-            own = np.fromiter((_hash(key) for key in keys if key), np.uint64)
-            blocks += [own] if len(own) else []
-            owners += [np.full(len(own), number, np.uint8)] if len(own) else []
+            hashes = np.fromiter((_hash(key) for key in keys if key), np.uint64)
+            if len(hashes):
+                blocks.append(hashes)
+                owners.append(np.full(len(hashes), number, np.uint8))
         if len(blocks) == before:
-            raise UsageError(f"--block-urls: {path}: no domain or address in it")
+            raise UsageError(f"--block-urls: {path}: the list has no domain or address")
     if len(categories) > 255:
         raise UsageError(f"--block-urls: {len(categories)} categories (expected up to 255)")
-    hashes = np.concatenate(blocks)
-    order = np.argsort(hashes, kind="stable")
-    return BlockList(hashes[order], np.concatenate(owners)[order], tuple(categories))
+    all_hashes = np.concatenate(blocks)
+    order = np.argsort(all_hashes, kind="stable")
+    return BlockList(all_hashes[order], np.concatenate(owners)[order], tuple(categories))

@@ -1,10 +1,10 @@
-"""What `classify threshold` writes and `classify --calibration` applies: one small JSON file.
+"""The JSON file that `classify threshold` writes and `classify --calibration` applies.
 
 {"score": NAME, "thresholds": {"other": 0.43, "pt": 0.51, "de": null}, "calibration": {…}, …}: a
-document passes when its score reaches the threshold of its language, else that of `other`; null
-passes nothing. Thresholds are of the score as it is, before calibration. Applying the file to a
-score NAME adds NAME_ok (1 or 0) and NAME_probability, and leaves NAME alone: doing it twice
-changes nothing.
+document passes when its score reaches the threshold of its language (`other` for languages without
+one); null means that no document passes. Thresholds apply to the score before calibration. The file
+adds the scores NAME_ok (1 or 0) and NAME_probability and does not change NAME, so applying it twice
+gives the same result.
 """
 
 import hashlib
@@ -24,8 +24,8 @@ OTHER = "other"
 
 
 @dataclass(frozen=True)
-class Decision:
-    """A calibration of a score and its thresholds by language; `digest` is of the file."""
+class CalibrationFile:
+    """The calibration of a score and its thresholds by language; `digest` is a hash of the file."""
 
     path: str
     score: str
@@ -37,9 +37,9 @@ class Decision:
         """The new scores, float64[n] each, NaN where values[n] is."""
         names = [name for name in self.thresholds if name != OTHER]
         limits = [self.thresholds[name] for name in (*names, OTHER)]
-        known = np.array([np.inf if limit is None else limit for limit in limits])
-        place = pc.fill_null(pc.index_in(language, pa.array(names, pa.string())), len(names))
-        passes = values >= known[np.asarray(place)]
+        thresholds = np.array([np.inf if limit is None else limit for limit in limits])
+        index = pc.fill_null(pc.index_in(language, pa.array(names, pa.string())), len(names))
+        passes = values >= thresholds[np.asarray(index)]
         missing = np.isnan(values)
         return {
             f"{self.score}_ok": np.where(missing, np.nan, passes),
@@ -47,20 +47,21 @@ class Decision:
         }
 
 
-def read_decision(path: str) -> Decision:
-    """The decision in a file. Raises UsageError (no such file), BadData."""
+def read_calibration_file(path: str) -> CalibrationFile:
+    """Read a calibration file. Raises UsageError (it cannot be opened), BadData."""
     try:
         with open(path, "rb") as file:
             content = file.read()
     except OSError as error:
         raise UsageError(f"--calibration: {path}: {error.strerror}") from error
     try:
-        given = json.loads(content)
-        limits = {str(k): None if v is None else float(v) for k, v in given["thresholds"].items()}
+        fields = json.loads(content)
+        limits = {str(k): None if v is None else float(v) for k, v in fields["thresholds"].items()}
         if OTHER not in limits:
             raise ValueError(f"no threshold for {OTHER!r}")
         digest = hashlib.blake2b(content, digest_size=16).hexdigest()
-        return Decision(path, str(given["score"]), limits, from_json(given["calibration"]), digest)
+        calibration = from_json(fields["calibration"])
+        return CalibrationFile(path, str(fields["score"]), limits, calibration, digest)
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         reason = f"({type(error).__name__}: {error})"
         raise BadData(
@@ -68,23 +69,21 @@ def read_decision(path: str) -> Decision:
         ) from error
 
 
-def values_of(batch: pa.RecordBatch, name: str, option: str, must: bool) -> np.ndarray:
-    """float64[n] of a score, or of a column of numbers; NaN where missing.
+def values_of(batch: pa.RecordBatch, name: str, option: str, required: bool) -> np.ndarray:
+    """float64[n] of a score or of a column of numbers; NaN where missing.
 
-    Raises UsageError for a column of another kind and, where it `must` be there, for a score that
-    no row has.
+    Raises UsageError for a column of another type and for a `required` score that no row has.
     """
     if name in batch.schema.names:
         what = f"{option}: column {name!r}"
         column = cast(batch.column(name), pa.float64(), what, "numbers", UsageError)
         return column.to_numpy(zero_copy_only=False)
     values = score_values(batch.column("scores"), name)
-    if must and batch.num_rows and np.isnan(values).all():
-        numbers = {one.name for one in batch.schema if _is_number(one.type)}
+    if required and batch.num_rows and np.isnan(values).all():
+        numbers = {
+            field.name for field in batch.schema
+            if pa.types.is_integer(field.type) or pa.types.is_floating(field.type)
+        }  # fmt: skip
         known = score_names(batch.column("scores")) | numbers
         raise UsageError(f"{option}: no row has a score {name!r}{alike(name, known)}")
     return values
-
-
-def _is_number(kind: pa.DataType) -> bool:
-    return pa.types.is_integer(kind) or pa.types.is_floating(kind)

@@ -1,7 +1,7 @@
-"""What `classify` looks for besides quality, when asked: personal data, bad words, blocked URLs.
+"""Optional checks of `classify`: personal data, bad words, blocked URLs.
 
-Each adds scores (pii, bad_words and blocklist say which); two edit the text: `c4_lines` before all
-figures are taken, `pii` = mask after them.
+Each adds scores (see pii, bad_words and blocklist). Two options edit the text: `c4_lines` before
+all scores are computed, `pii` = mask after them.
 """
 
 from collections.abc import Iterable
@@ -15,7 +15,7 @@ from sabia.core.text.removed_rows import put_column
 
 
 def digest(options: ContentChecks) -> str:
-    """Open all lists; a hash of them, for fingerprints. UsageError for what will not do."""
+    """Load all lists; returns a hash of them, for fingerprints. UsageError where that fails."""
     if options.bad_words:
         bad_words.load(options.bad_words)
     if options.block_urls:
@@ -24,22 +24,22 @@ def digest(options: ContentChecks) -> str:
     return words + (blocklist.digest(options.block_urls) if options.block_urls else "")
 
 
-def before(batch: pa.RecordBatch, options: ContentChecks) -> pa.RecordBatch:
-    """The batch of which figures are taken."""
+def edit_texts(batch: pa.RecordBatch, options: ContentChecks) -> pa.RecordBatch:
+    """The batch with the texts that are scored."""
     if not options.c4_lines:
         return batch
     return _with_texts(batch, [c4.kept_lines(text) for text in batch.column("text").to_pylist()])
 
 
-def after(
+def check_texts(
     batch: pa.RecordBatch, options: ContentChecks
 ) -> tuple[pa.RecordBatch, dict[str, np.ndarray]]:
-    """(the batch, masked if asked; the scores of the screens that are on)."""
+    """(the batch, masked if requested; the scores of the checks that are on)."""
     new: dict[str, np.ndarray] = {}
     if options.block_urls:
         urls = batch.column("url").to_pylist()
-        found = blocklist.load(options.block_urls).look_up(urls)
-        new[blocklist.SCORE] = (found >= 0).astype(float)
+        categories = blocklist.load(options.block_urls).look_up(urls)
+        new[blocklist.SCORE] = (categories >= 0).astype(float)
     if not options.pii and not options.bad_words:
         return batch, new
     texts = batch.column("text").to_pylist()
@@ -53,7 +53,7 @@ def after(
 
 
 def reasons(batch: pa.RecordBatch, options: ContentChecks, names: Iterable[str]) -> list[str]:
-    """For each row that goes, which list blocks its URL, where an expression asks for that."""
+    """For each excluded row, the list that blocks its URL, if the expression uses that score."""
     if not options.block_urls or blocklist.SCORE not in names:
         return [""] * batch.num_rows
     return blocklist.load(options.block_urls).reasons(batch.column("url").to_pylist())

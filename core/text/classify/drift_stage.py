@@ -1,11 +1,11 @@
-"""`classify drift`: have the scores of two runs the same distribution?
+"""`classify drift`: compare the distributions of the scores of two runs.
 
 Every score is counted in 65,536 cells by its first 16 bits as a float32 (sign, exponent and seven
-bits of fraction: cells 0.8 % wide), in the order of values, so that two runs of any size are
-compared in a fixed room. PSI, the population stability index, is the sum of (q - p) ln(q / p)
-over ten bins that hold equal shares of the first run, with half a document added to each bin; 0.1
-and 0.25 are its customary marks of some and of much drift. KS is the largest distance between the
-two cumulative distributions (Kolmogorov-Smirnov), exact but for ties inside a cell.
+bits of fraction: cells 0.8 % wide), in the order of values, so runs of any size need the same
+memory. PSI, the population stability index, is the sum of (q - p) ln(q / p) over ten bins that hold
+equal shares of the first run, with half a document added to each bin; customary limits are 0.1 for
+some drift and 0.25 for much. KS is the largest distance between the two cumulative distributions
+(Kolmogorov-Smirnov), exact up to ties inside a cell.
 """
 
 import json
@@ -29,7 +29,7 @@ SOME, MUCH = 0.1, 0.25
 
 @dataclass(frozen=True)
 class Drift:
-    """Of one score: documents that have it before and after, their means, PSI and KS."""
+    """The drift of one score; before and after: the number of documents with the score."""
 
     score: str
     before: int
@@ -42,14 +42,14 @@ class Drift:
 
 
 @dataclass
-class Counts:
-    """Cells and sum of a score in one run."""
+class ScoreDistribution:
+    """The distribution of one score in one run: counts by cell, and the sum."""
 
     cells: np.ndarray = field(default_factory=lambda: np.zeros(CELLS, np.int64))
     total: float = 0.0
 
     def add(self, values: np.ndarray) -> None:
-        """Count values[n]; NaN is left out."""
+        """Count values[n], without NaN."""
         values = values[~np.isnan(values)].astype(np.float32)
         bits = (values + np.float32(0)).view(np.uint32)  # -0 becomes 0
         order = np.where(bits >> 31, ~bits, bits | np.uint32(1 << 31)) >> 16
@@ -59,10 +59,10 @@ class Counts:
 
 def run(job: Job, names: Sequence[str]) -> None:
     """Compare the job's two inputs; the report goes to stdout. Raises UsageError, BadData."""
-    before, after = (_read(given, names) for given in job.inputs)
+    before, after = (_read(path, names) for path in job.inputs)
     shared = [name for name in before if name in after]
     if not shared:
-        raise BadData("the two runs have no score in common")
+        raise BadData("the two inputs have no score in common")
     rows = [compare(name, before[name], after[name]) for name in shared]
     if job.json:
         print(json.dumps(plain([asdict(row) for row in rows])))
@@ -71,18 +71,18 @@ def run(job: Job, names: Sequence[str]) -> None:
     print(table(head, [tuple(asdict(row).values()) for row in rows]), end="")
 
 
-def _read(given: str, names: Sequence[str]) -> dict[str, Counts]:
-    found: dict[str, Counts] = {}
-    for source in from_path(given, "document"):
+def _read(path: str, names: Sequence[str]) -> dict[str, ScoreDistribution]:
+    scores: dict[str, ScoreDistribution] = {}
+    for source in from_path(path, "document"):
         for number, batch in enumerate(source.batches()):
             stop.check()
             for name in names or sorted(score_names(batch.column("scores"))):
-                must = bool(names) and number == 0
-                found.setdefault(name, Counts()).add(values_of(batch, name, "--score", must))
-    return found
+                values = values_of(batch, name, "--score", bool(names) and number == 0)
+                scores.setdefault(name, ScoreDistribution()).add(values)
+    return scores
 
 
-def compare(name: str, before: Counts, after: Counts) -> Drift:
+def compare(name: str, before: ScoreDistribution, after: ScoreDistribution) -> Drift:
     """PSI and KS of two runs that both have the score."""
     n, m = int(before.cells.sum()), int(after.cells.sum())
     if not n or not m:

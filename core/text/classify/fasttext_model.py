@@ -1,7 +1,7 @@
-"""fastText classifiers: opened by our own reader, scored by our own kernel.
+"""fastText classifiers, with sabia's own file reader and scoring kernel.
 
-Files are those that the library writes, dense `.bin` or quantized `.ftz`; what a score is, and
-how a document of many lines is read, is told in sabia.kernels.fasttext.
+Files are those of the fastText library, dense `.bin` or quantized `.ftz`. sabia.kernels.fasttext
+documents the scores and how a document of many lines is read.
 """
 
 import functools
@@ -19,11 +19,11 @@ from sabia.kernels.fasttext.definitions import HIERARCHICAL, SOFTMAX, Classifier
 from sabia.kernels.fasttext.interface import score
 from sabia.kernels.runtime.dispatch import numba_available
 
-HELD_OUT = 10  # one document in so many
+HELD_OUT = 10  # one document in HELD_OUT is held out
 
 
 class Model(NamedTuple):
-    """A classifier ready to score: its arrays, its labels, the engine that serves."""
+    """A classifier ready to score: its arrays, its labels, and the engine (numba or numpy)."""
 
     classifier: Classifier
     labels: tuple[str, ...]
@@ -31,13 +31,13 @@ class Model(NamedTuple):
 
 
 def load(path: str) -> Model:
-    """The model of a file; loaded once per process and version of the file.
+    """The model of a file, loaded once per process and version of the file.
 
     Raises UsageError where it cannot be opened, BadData where it is no classifier.
     """
     try:
-        found = os.stat(path)
-        return _load(path, (found.st_mtime_ns, found.st_size))
+        status = os.stat(path)
+        return _load(path, (status.st_mtime_ns, status.st_size))
     except OSError as error:
         raise UsageError(f"--model: {path}: {error.strerror}") from error
 
@@ -53,18 +53,15 @@ def _load(path: str, _stamp: tuple[int, int]) -> Model:
     engine = "numba" if numba_available() else "numpy"
     if engine == "numpy":
         notes.warn("package 'numba' is missing: fastText scores are computed about 100x slower")
-    elif _can_fold(classifier):
+    elif (  # folding changes the order of summation; a tabulated sigmoid would amplify that
+        classifier.head.loss in (SOFTMAX, HIERARCHICAL)
+        and classifier.grams.maxn > 0
+        and len(classifier.rows.dense) > 0
+    ):
         from sabia.kernels.fasttext.numba_impl import fold_subwords
 
         fold_subwords(classifier)
     return Model(classifier, tuple(labels), engine)
-
-
-def _can_fold(classifier: Classifier) -> bool:
-    """Where another order of summation changes nothing but the last bits: not where a score is
-    taken from steps of the sigmoid."""
-    smooth = classifier.head.loss in (SOFTMAX, HIERARCHICAL)
-    return smooth and classifier.grams.maxn > 0 and len(classifier.rows.dense) > 0
 
 
 def digest(path: str) -> str:
@@ -77,13 +74,13 @@ def digest(path: str) -> str:
 
 
 def score_array(model: Model, texts: pa.StringArray) -> np.ndarray:
-    """float32[n, labels] of a string array without nulls, read in place; NaN where none of a text
-    is known."""
+    """float32[n, labels] of a string array without nulls, read in place; NaN for a text without
+    known words."""
     data, offsets = text_buffers(texts)
     return score(data, offsets, model.classifier, model.engine)
 
 
 def is_held_out(seed: int, name: str) -> bool:
-    """Whether the document of that id is one of those that training does not see."""
-    mark = hashlib.blake2b(f"{seed} {name}".encode(), digest_size=8).digest()
-    return int.from_bytes(mark, "big") % HELD_OUT == 0
+    """Whether the document with the id `name` is held out of training."""
+    digest = hashlib.blake2b(f"{seed} {name}".encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "big") % HELD_OUT == 0

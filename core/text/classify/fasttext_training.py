@@ -1,12 +1,12 @@
-"""Train fastText classifiers through its library, so that no input ends in NaN or a traceback.
+"""Train fastText classifiers with the fastText library, without NaN and tracebacks.
 
-The library leaves nine tenths of its input matrix as malloc gave it when it trains with one thread
-(each thread draws one tenth of the random start; read from densematrix.cc, and seen: 12 runs with
-one seed gave 11 different models). Garbage there is what ends as NaN on small vocabularies, and
-what makes runs differ. With glibc memory is therefore handed out as zeros while it trains
-(mallopt M_PERTURB), which makes one thread exact: same data, same seed, same model. A rate too
-high for the data can still end in NaN; then it trains again with the next of SAFER.
-Sizes follow the data: a bucket for about each pair of words, so that a toy is a small file.
+With one thread the library initializes only one tenth of its input matrix (each thread draws one
+tenth, see densematrix.cc); the rest is uninitialized memory. This is the cause of NaN on small
+vocabularies and of runs that differ (12 runs with one seed gave 11 different models). During
+training glibc therefore returns zeroed memory (mallopt M_PERTURB), so that training with one thread
+is deterministic. A learning rate that is too high for the data can still end in NaN; then training
+is repeated with the next of SAFER_SETTINGS. The number of buckets follows the size of the data
+(about one per pair of words), so that a small data set gives a small file.
 """
 
 import ctypes
@@ -25,13 +25,13 @@ from sabia.core.options.classify_train import FastText
 from sabia.core.shards.atomic import atomic_path
 
 PREFIX = "__label__"
-EXAMPLES_SEEN = 200_000  # epochs are chosen to show about so many, within EPOCHS
+EXAMPLES_SEEN = 200_000  # documents times epochs; sets the epochs, within EPOCHS
 EPOCHS = (5, 50)
 BUCKETS = (1 << 12, 1 << 20)
-MANY_LABELS = 1_000  # from here on a tree of labels, whose cost is their logarithm
-RARE = ((10_000_000, 5), (1_000_000, 2), (0, 1))  # from so many words on, drop rarer ones
-QUANTIZED_ROWS = 256  # the library's least
-SAFER: tuple[dict[str, Any], ...] = (
+MANY_LABELS = 1_000  # from here on hierarchical softmax, whose cost is logarithmic
+MIN_COUNTS = ((10_000_000, 5), (1_000_000, 2), (0, 1))  # (words of the data, least count)
+QUANTIZED_ROWS = 256  # the minimum of the library
+SAFER_SETTINGS: tuple[dict[str, Any], ...] = (
     {},
     {"lr": 0.1},
     {"lr": 0.02, "minn": 2, "maxn": 4},
@@ -42,7 +42,7 @@ _M_PERTURB = -6
 
 @dataclass(frozen=True)
 class Settings:
-    """The library's own settings, by its names."""
+    """The settings of the library, with its names."""
 
     epoch: int
     bucket: int
@@ -60,22 +60,22 @@ class Settings:
 def settings_for(
     documents: int, words: int, labels: int, options: FastText, seed: int, threads: int
 ) -> Settings:
-    """Settings that fit the size of the data: so many documents, words in all, and labels."""
+    """Settings for the size of the data: documents, words in all, and labels."""
     epochs = options.epochs or int(np.clip(EXAMPLES_SEEN // max(documents, 1), *EPOCHS))
     letters = options.letters()
     parts = max(options.ngrams - 1, 0) + 4 * (letters[1] > 0)
     bucket = 1 << int(np.clip(words * max(parts, 1), *BUCKETS) - 1).bit_length()
-    rare = next(least for size, least in RARE if words >= size)
+    min_count = next(least for size, least in MIN_COUNTS if words >= size)
     loss = "hs" if labels >= MANY_LABELS else "softmax"
     dim = options.dim or (32 if labels <= 64 else 64)
     return Settings(
-        int(epochs), bucket, rare, 0.5, dim, options.ngrams, *letters, loss, seed, threads
+        int(epochs), bucket, min_count, 0.5, dim, options.ngrams, *letters, loss, seed, threads
     )  # fmt: skip
 
 
 @contextmanager
 def zeroed_memory() -> Iterator[None]:
-    """Let malloc hand out zeros, where the C library can be told to (glibc)."""
+    """Let malloc return zeroed memory, with glibc."""
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     before = int(os.environ.get("MALLOC_PERTURB_") or 0)
     if mallopt:
@@ -88,7 +88,7 @@ def zeroed_memory() -> Iterator[None]:
 
 
 def library() -> Any:
-    """The package fasttext, without its warning on every load."""
+    """The package fasttext, without the warning that it prints on every load."""
     try:
         import fasttext
     except ModuleNotFoundError as error:
@@ -100,35 +100,29 @@ def library() -> Any:
 def fit(lines: str, settings: Settings, out: str, quantize: bool = False) -> Settings:
     """Train on a file of lines `__label__x text` and write the model to `out`.
 
-    Goes on to safer settings while the result is not finite, and returns those that served.
-    Raises Failed, UsageError (nothing to quantize).
+    While the model is not finite, train again with safer settings. Returns the settings used.
+    Raises Failed, UsageError (too few rows to quantize).
     """
     tried: list[Settings] = []
-    for safer in SAFER:
-        given = replace(settings, **_only_lower(settings, safer))
-        if given in tried:
+    for safer in SAFER_SETTINGS:
+        changes = {  # never a higher rate, more dimensions or more threads than requested
+            name: (min if name in ("lr", "dim", "thread") else max)(value, getattr(settings, name))
+            for name, value in safer.items()
+        }
+        attempt = replace(settings, **changes)
+        if attempt in tried:
             continue
         if tried:
-            changed = asdict(given).items() - asdict(tried[-1]).items()
+            changed = asdict(attempt).items() - asdict(tried[-1]).items()
             words = ", ".join(f"{name} {value}" for name, value in sorted(changed))
-            notes.warn(f"training ended in NaN; again with {words}")
-        tried.append(given)
-        model = fit_once(lines, given)
+            notes.warn(f"training ended in NaN; trying again with {words}")
+        tried.append(attempt)
+        model = fit_once(lines, attempt)
         if model is not None:
             stop.check()
             _save(model, lines, out, quantize)
-            return given
+            return attempt
     raise Failed("fastText training ended in NaN with every setting tried; give it more text")
-
-
-def _only_lower(settings: Settings, safer: dict[str, Any]) -> dict[str, Any]:
-    """The changes that make it safer; never a higher rate or more dimensions than asked for."""
-    lower = {"lr", "dim", "thread"}
-    return {
-        name: min(value, getattr(settings, name)) if name in lower
-        else max(value, getattr(settings, name))
-        for name, value in safer.items()
-    }  # fmt: skip
 
 
 def fit_once(lines: str, settings: Settings) -> Any:
@@ -140,11 +134,11 @@ def fit_once(lines: str, settings: Settings) -> Any:
         if "NaN" not in str(error):
             raise Failed(f"fastText: {error}") from error
         return None
-    except ValueError as error:  # its own complaints of a file without words
+    except ValueError as error:  # it raises this for a file without words
         raise Failed(f"fastText: {error}") from error
-    # sums are finite where the input matrix is, and take no room
-    figures = model.get_output_matrix(), model.get_input_matrix().sum(axis=0, dtype=np.float64)
-    return model if all(np.isfinite(one).all() for one in figures) else None
+    # the sums are finite exactly where the input matrix is, and need no memory
+    matrices = model.get_output_matrix(), model.get_input_matrix().sum(axis=0, dtype=np.float64)
+    return model if all(np.isfinite(one).all() for one in matrices) else None
 
 
 def _save(model: Any, lines: str, out: str, quantize: bool) -> None:

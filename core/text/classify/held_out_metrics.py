@@ -1,9 +1,9 @@
-"""What is said of a classifier on documents that it was not trained on.
+"""Metrics of a classifier on held-out documents.
 
-Precision, recall and F1 = 2PR/(P+R) of each label; AUC by ranks (Hanley and McNeil 1982: the chance
-that a document with the label scores above one without, ties half); macro-F1 is the mean over
-labels that occur. Of numbers: mean squared error, Pearson and Spearman correlation. A figure
-without documents to count is NaN.
+Precision, recall and F1 = 2PR/(P+R) of each label; AUC by ranks (Hanley and McNeil 1982: the
+probability that a document with the label scores above one without, ties count half); macro-F1, the
+mean over the labels that occur. For regression: mean squared error, Pearson and Spearman
+correlation. A metric without documents is NaN.
 """
 
 from collections.abc import Sequence
@@ -15,8 +15,8 @@ NAN = float("nan")
 
 
 @dataclass(frozen=True)
-class LabelFigures:
-    """Of one label among the held-out documents: how many, and how well it is told."""
+class LabelMetrics:
+    """Metrics of one label; documents: the held-out documents that have it."""
 
     label: str
     documents: int
@@ -27,8 +27,8 @@ class LabelFigures:
 
 
 @dataclass(frozen=True)
-class Agreement:
-    """Of all labels, or of numbers; what does not apply is NaN."""
+class OverallMetrics:
+    """Metrics over all labels, or of a regression; NaN where a metric does not apply."""
 
     documents: int
     accuracy: float = NAN
@@ -38,65 +38,66 @@ class Agreement:
     spearman: float = NAN
 
 
-def label_figures(
-    label: str, true: np.ndarray, said: np.ndarray, scores: np.ndarray | None = None
-) -> LabelFigures:
-    """Figures of a label that documents bool[n] have and a classifier says bool[n] of them.
-
-    scores: float[n], for the AUC.
-    """
-    right = int((true & said).sum())
-    precision, recall = _ratio(right, int(said.sum())), _ratio(right, int(true.sum()))
-    f1 = _ratio(2 * right, int(said.sum()) + int(true.sum()))
-    found = NAN if scores is None else auc(true, scores)
-    return LabelFigures(label, int(true.sum()), precision, recall, f1, found)
+def label_metrics(
+    label: str, true: np.ndarray, predicted: np.ndarray, scores: np.ndarray | None = None
+) -> LabelMetrics:
+    """Metrics of a label from true bool[n], predicted bool[n] and, for the AUC, scores float[n]."""
+    right, positives, passing = (int(x.sum()) for x in (true & predicted, true, predicted))
+    precision, recall = _ratio(right, passing), _ratio(right, positives)
+    area = NAN if scores is None else auc(true, scores)
+    return LabelMetrics(
+        label, positives, precision, recall, _ratio(2 * right, passing + positives), area
+    )
 
 
-def one_of(
+def single_label_metrics(
     names: Sequence[str], true: Sequence[str], scores: np.ndarray
-) -> tuple[Agreement, list[LabelFigures]]:
-    """Where each document has one label: the classifier says that of its highest score[n, L]."""
-    given, best = np.array(true, object), scores.argmax(-1) if len(scores) else np.zeros(0, int)
-    figures = []
+) -> tuple[OverallMetrics, list[LabelMetrics]]:
+    """Metrics where each document has one label; predicted is the highest of scores[n, L]."""
+    labels, best = np.array(true, object), scores.argmax(-1) if len(scores) else np.zeros(0, int)
+    by_label = []
     for label in sorted({*true, *names}):
-        at = names.index(label) if label in names else -1
-        column = None if at < 0 else scores[:, at]
-        figures.append(label_figures(label, given == label, best == at, column))
-    said = np.array(names, object)[best]
-    agreement = Agreement(len(true), _ratio(int((said == given).sum()), len(true)), macro(figures))
-    return agreement, figures
+        index = names.index(label) if label in names else -1
+        column = None if index < 0 else scores[:, index]
+        by_label.append(label_metrics(label, labels == label, best == index, column))
+    right = int((np.array(names, object)[best] == labels).sum())
+    return OverallMetrics(len(true), _ratio(right, len(true)), mean_f1(by_label)), by_label
 
 
-def any_of(
+def multi_label_metrics(
     names: Sequence[str], true: np.ndarray, scores: np.ndarray, threshold: float = 0.5
-) -> tuple[Agreement, list[LabelFigures]]:
-    """Where a document has any labels, bool[n, L]: those said whose score reaches the threshold."""
-    said = scores >= threshold
-    figures = [
-        label_figures(name, true[:, i], said[:, i], scores[:, i]) for i, name in enumerate(names)
+) -> tuple[OverallMetrics, list[LabelMetrics]]:
+    """Metrics where documents have any number of labels, bool[n, L].
+
+    Predicted are the labels whose score reaches the threshold.
+    """
+    predicted = scores >= threshold
+    by_label = [
+        label_metrics(name, true[:, i], predicted[:, i], scores[:, i])
+        for i, name in enumerate(names)
     ]
-    whole = int((said == true).all(-1).sum())
-    return Agreement(len(true), _ratio(whole, len(true)), macro(figures)), figures
+    right = int((predicted == true).all(-1).sum())
+    return OverallMetrics(len(true), _ratio(right, len(true)), mean_f1(by_label)), by_label
 
 
-def numbers(true: np.ndarray, said: np.ndarray) -> Agreement:
-    """Agreement of numbers float[n]; accuracy is that of rounded ones."""
+def regression_metrics(true: np.ndarray, predicted: np.ndarray) -> OverallMetrics:
+    """Metrics of a regression, float[n]; accuracy is that of the rounded regression_metrics."""
     if not len(true):
-        return Agreement(0)
-    near = float((np.rint(said) == np.rint(true)).mean())
-    error = float(np.square(said - true).mean())
-    ranked = correlation(ranks(true), ranks(said))
-    return Agreement(len(true), near, NAN, error, correlation(true, said), ranked)
+        return OverallMetrics(0)
+    accuracy = float((np.rint(predicted) == np.rint(true)).mean())
+    error = float(np.square(predicted - true).mean())
+    spearman = correlation(ranks(true), ranks(predicted))
+    return OverallMetrics(len(true), accuracy, NAN, error, correlation(true, predicted), spearman)
 
 
-def macro(figures: Sequence[LabelFigures]) -> float:
+def mean_f1(by_label: Sequence[LabelMetrics]) -> float:
     """Mean F1 of the labels that occur."""
-    found = [one.f1 for one in figures if one.documents]
-    return float(np.mean(found)) if found else NAN
+    scores = [one.f1 for one in by_label if one.documents]
+    return float(np.mean(scores)) if scores else NAN
 
 
 def auc(true: np.ndarray, scores: np.ndarray) -> float:
-    """The chance that a document with the label scores above one without."""
+    """The probability that a document with the label scores above one without it."""
     with_label, without = int(true.sum()), int((~true).sum())
     if not with_label or not without:
         return NAN
@@ -106,13 +107,12 @@ def auc(true: np.ndarray, scores: np.ndarray) -> float:
 
 def ranks(values: np.ndarray) -> np.ndarray:
     """Ranks float64[n] from 1; equal values share the mean of theirs."""
-    _, place, counts = np.unique(values, return_inverse=True, return_counts=True)
-    last = np.cumsum(counts)
-    return (last - (counts - 1) / 2)[place]
+    _, index, counts = np.unique(values, return_inverse=True, return_counts=True)
+    return (np.cumsum(counts) - (counts - 1) / 2)[index]
 
 
 def correlation(a: np.ndarray, b: np.ndarray) -> float:
-    """Pearson's; NaN where one does not vary."""
+    """Pearson's correlation; NaN where one of the two is constant."""
     a, b = a - a.mean(), b - b.mean()
     size = float(np.sqrt((a * a).sum() * (b * b).sum()))
     return float((a * b).sum() / size) if size else NAN

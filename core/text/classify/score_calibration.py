@@ -1,12 +1,12 @@
-"""From scores to probabilities: isotonic regression or Platt's sigmoid, whichever holds up better.
+"""Turn scores into probabilities by isotonic regression or Platt scaling, whichever fits better.
 
 Isotonic: the nondecreasing step function with the least squared error, by pooling adjacent
-violators (Ayer et al. 1955); between two steps it is read as a straight line. Platt 1999: p = 1 /
+violators (Ayer et al. 1955), with linear interpolation between steps. Platt 1999: p = 1 /
 (1 + exp(-(a x + b))) with targets (P + 1)/(P + 2) and 1/(N + 2), by Newton's method; x is the logit
-of a score in [0, 1] and the score itself otherwise. Both are fitted on four fifths and scored on
-the rest, in turn, and the one with the lower Brier score (mean squared error of the probability)
-stays. Expected calibration error: the mean over ten bins of |mean probability - share of positives|
-weighted by their documents (Naeini et al. 2015), here of predictions for documents not fitted on.
+of a score in [0, 1] and the score itself otherwise. Five-fold cross-validation chooses the method
+with the lower Brier score (mean squared error of the probability). Expected calibration error: the
+mean over ten bins of |mean probability - share of positives|, weighted by their documents (Naeini
+et al. 2015), here of the cross-validated predictions.
 """
 
 from collections.abc import Sequence
@@ -22,7 +22,7 @@ _EDGE = 1e-6
 
 @dataclass(frozen=True)
 class Calibration:
-    """A map of scores to probabilities: knots x, y of straight lines, or (a, b) of a sigmoid."""
+    """A map of scores to probabilities: knots (x, y) to interpolate, or (a, b) of a sigmoid."""
 
     method: str
     x: tuple[float, ...]
@@ -39,7 +39,7 @@ class Calibration:
 
 @dataclass(frozen=True)
 class Bin:
-    """Of the documents whose probability is from low to high: their number, mean, and truth."""
+    """Documents with a probability in [low, high): their number, mean, and share of positives."""
 
     low: float
     high: float
@@ -49,28 +49,29 @@ class Bin:
 
 
 def fit(scores: np.ndarray, truth: np.ndarray, seed: int) -> tuple[Calibration, np.ndarray]:
-    """(the better calibration, its cross-fitted probabilities float64[n]) of scores[n], truth[n].
+    """(the better calibration, its cross-validated probabilities float64[n]).
 
-    truth must hold both values.
+    scores[n] are floats, truth[n] booleans that hold both values.
     """
     folds = np.random.default_rng(seed).permutation(len(scores)) % FOLDS
-    crossed = {method: _crossed(method, scores, truth, folds) for method in METHODS}
-    best = min(METHODS, key=lambda method: brier(crossed[method], truth))
-    return fit_one(best, scores, truth), crossed[best]
+    validated = {method: _cross_validated(method, scores, truth, folds) for method in METHODS}
+    best = min(METHODS, key=lambda method: brier(validated[method], truth))
+    return fit_one(best, scores, truth), validated[best]
 
 
-def _crossed(method: str, scores: np.ndarray, truth: np.ndarray, folds: np.ndarray) -> np.ndarray:
-    result = np.empty(len(scores))
+def _cross_validated(
+    method: str, scores: np.ndarray, truth: np.ndarray, folds: np.ndarray
+) -> np.ndarray:
+    probabilities = np.empty(len(scores))
     for fold in range(FOLDS):
-        here = folds == fold
-        rest = truth[~here]
-        if not here.any():
-            continue
+        held_out = folds == fold
+        rest = truth[~held_out]
         if rest.all() or not rest.any():
-            result[here] = rest.mean() if len(rest) else 0.5
+            probabilities[held_out] = rest.mean() if len(rest) else 0.5
             continue
-        result[here] = fit_one(method, scores[~here], rest).probabilities(scores[here])
-    return result
+        calibration = fit_one(method, scores[~held_out], rest)
+        probabilities[held_out] = calibration.probabilities(scores[held_out])
+    return probabilities
 
 
 def fit_one(method: str, scores: np.ndarray, truth: np.ndarray) -> Calibration:
@@ -79,8 +80,8 @@ def fit_one(method: str, scores: np.ndarray, truth: np.ndarray) -> Calibration:
 
 
 def _isotonic(scores: np.ndarray, truth: np.ndarray) -> Calibration:
-    values, place, counts = np.unique(scores, return_inverse=True, return_counts=True)
-    means = np.bincount(place, truth) / counts
+    values, index, counts = np.unique(scores, return_inverse=True, return_counts=True)
+    means = np.bincount(index, truth) / counts
     blocks: list[list[float]] = []  # mean, weight, first value, last value
     for mean, count, value in zip(means.tolist(), counts.tolist(), values.tolist(), strict=True):
         blocks.append([mean, count, value, value])
@@ -90,7 +91,7 @@ def _isotonic(scores: np.ndarray, truth: np.ndarray) -> Calibration:
             total = before[1] + weight
             before[0] = (before[0] * before[1] + mean * weight) / total
             before[1], before[3] = total, last
-    knots = [(at, mean) for mean, _, low, high in blocks for at in dict.fromkeys((low, high))]
+    knots = [(x, mean) for mean, _, low, high in blocks for x in dict.fromkeys((low, high))]
     return Calibration("isotonic", tuple(x for x, _ in knots), tuple(y for _, y in knots))
 
 
@@ -118,13 +119,13 @@ def brier(probabilities: np.ndarray, truth: np.ndarray) -> float:
 
 
 def reliability(probabilities: np.ndarray, truth: np.ndarray) -> list[Bin]:
-    """Ten bins of equal width over [0, 1]; those without documents are left out."""
-    place = np.clip((probabilities * BINS).astype(int), 0, BINS - 1)
+    """Ten bins of equal width over [0, 1], without the empty ones."""
+    index = np.clip((probabilities * BINS).astype(int), 0, BINS - 1)
     rows = []
-    for number in np.unique(place).tolist():
-        here = place == number
-        rows.append(Bin(number / BINS, (number + 1) / BINS, int(here.sum()),
-                        float(probabilities[here].mean()), float(truth[here].mean())))  # fmt: skip
+    for number in np.unique(index).tolist():
+        mask = index == number
+        rows.append(Bin(number / BINS, (number + 1) / BINS, int(mask.sum()),
+                        float(probabilities[mask].mean()), float(truth[mask].mean())))  # fmt: skip
     return rows
 
 
@@ -134,13 +135,14 @@ def expected_error(bins: Sequence[Bin]) -> float:
     return sum(row.documents * abs(row.mean - row.positives) for row in bins) / total
 
 
-def from_json(given: dict[str, Any]) -> Calibration:
+def from_json(fields: dict[str, Any]) -> Calibration:
     """The calibration of `asdict`; KeyError, TypeError or ValueError for anything else."""
-    x, y = (tuple(float(v) for v in given[name]) for name in "xy")
-    right = given["method"] in METHODS and len(x) == len(y) > 0 and list(x) == sorted(x)
-    if not right or (given["method"] == "platt" and len(x) != 1):
-        raise ValueError("knots that make no sense")
-    return Calibration(given["method"], x, y, bool(given.get("logit", False)))
+    x, y = (tuple(float(v) for v in fields[name]) for name in "xy")
+    method = fields["method"]
+    valid = method in METHODS and len(x) == len(y) > 0 and list(x) == sorted(x)
+    if not valid or (method == "platt" and len(x) != 1):
+        raise ValueError(f"invalid knots of method {method!r}")
+    return Calibration(method, x, y, bool(fields.get("logit", False)))
 
 
 def _sigmoid(x: np.ndarray) -> np.ndarray:

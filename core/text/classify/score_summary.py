@@ -1,8 +1,8 @@
-"""What a run of `classify` says of itself: how scores are spread, what is kept, what it costs.
+"""Report of a `classify` run: histograms of the scores, share of rows kept, cost.
 
-Each score is counted in bins as counters `NAME[LOW]`, which add up over workers: twenty bins of
-0.05 over [0, 1], then one for each power of two, and one for what is below 0. The cost is CPU time
-of this process, reading and writing included, over the documents read, told for 10^9 of them.
+Each score is counted in bins, as counters `NAME[LOW]`, which add up over workers: twenty bins of
+0.05 over [0, 1], one for each power of two above, and one for values below 0. The cost is the CPU
+time, reading and writing included, per document read, scaled to 10^9 documents.
 """
 
 from collections.abc import Mapping, Sequence
@@ -21,34 +21,34 @@ _BILLION = 1e9
 
 
 def count_scores(context: ShardContext, scores: Mapping[str, np.ndarray]) -> None:
-    """Add a batch's scores, float[n] by name, to the counters of its shard; NaN is left out."""
+    """Add a batch's scores, float[n] by name, to the counters of its shard, without NaN."""
     for name, values in scores.items():
-        there = values[~np.isnan(values)]
-        exact = np.where(there == 1, 1 - 1e-9, there)  # 1 closes the last bin of the unit interval
-        bins = np.bincount(np.searchsorted(EDGES, exact, "right") - 1, minlength=len(EDGES))
-        for place in np.flatnonzero(bins).tolist():
-            context.count(f"{name}[{EDGES[place]:g}]", int(bins[place]))
+        present = values[~np.isnan(values)]
+        present = np.where(present == 1, 1 - 1e-9, present)  # 1 belongs to the last bin of [0, 1]
+        bins = np.bincount(np.searchsorted(EDGES, present, "right") - 1, minlength=len(EDGES))
+        for index in np.flatnonzero(bins).tolist():
+            context.count(f"{name}[{EDGES[index]:g}]", int(bins[index]))
 
 
 def histogram(summary: Summary, name: str) -> np.ndarray:
     """int[len(EDGES)] of one score."""
-    found = (summary.counters.get(f"{name}[{low:g}]", 0) for low in EDGES)
-    return np.fromiter(found, float, len(EDGES))
+    counts = (summary.counters.get(f"{name}[{low:g}]", 0) for low in EDGES)
+    return np.fromiter(counts, float, len(EDGES))
 
 
-def conclude(summary: Summary, shown: Sequence[str], price: float = 0.0) -> None:
-    """Say how the shown scores are spread and what was kept, and add the cost to the summary.
+def report_scores(summary: Summary, shown: Sequence[str], price: float = 0.0) -> None:
+    """Note the histograms of the shown scores; add the share kept and the cost to the summary.
 
-    price: US dollars for an hour of one core; 0 tells no money.
+    price: US dollars per core-hour; 0: no cost in dollars.
     """
     for name in shown:
         bins = histogram(summary, name)
         if bins.sum():
             notes.note(f"{name} {_spread(bins)}")
-    spent = summary.counters.get(CPU, 0)
-    if not summary.rows_in or not spent:
+    seconds = summary.counters.get(CPU, 0)
+    if not summary.rows_in or not seconds:
         return
-    hours = spent / summary.rows_in * _BILLION / 3600
+    hours = seconds / summary.rows_in * _BILLION / 3600
     summary.counters["cpu hours per 1e9"] = hours
     summary.counters["docs per second"] = summary.rows_in / max(summary.seconds, 1e-9)
     summary.counters["share kept"] = summary.rows_out / summary.rows_in
@@ -57,7 +57,7 @@ def conclude(summary: Summary, shown: Sequence[str], price: float = 0.0) -> None
 
 
 def _spread(bins: np.ndarray) -> str:
-    """A sparkline over [0, 1] where all values are there, else over the bins in use."""
+    """A sparkline over [0, 1] if it holds all values, else over the bins in use."""
     inside = bins[1 : UNIT + 1]
     if inside.sum() == bins.sum():
         return f"0 {sparkline(inside.tolist())} 1"

@@ -1,10 +1,10 @@
-"""Scorers: trained models that give a text its scores, behind one small protocol.
+"""Scorers: trained models that score texts, with one small protocol.
 
-A scorer is opened once by path, pickled into worker processes (it travels as its path and loads
-there at the first call) and asked for whole batches. `names` are the scores it adds and `digest`
-stands for its weights in fingerprints, so that a retrained model makes outputs anew. This room
-knows fastText; scorers that need the model core or a language model live in core/recipes, follow
-the same protocol and are handed in (core/recipes/score_documents).
+A scorer is opened once by path, pickled into worker processes (only its path; the first call there
+loads the model) and called with whole batches. `names` are the scores it adds. `digest` identifies
+its weights in fingerprints, so that outputs are computed again after the model was retrained. This
+package has the fastText scorer; scorers that need a transformer or a language model are in
+core/recipes (score_documents) and follow the same protocol.
 """
 
 from collections.abc import Sequence
@@ -18,10 +18,10 @@ from sabia.core.text.classify import fasttext_model
 
 
 class Scorer(Protocol):
-    """What a model has to offer; instances must be picklable."""
+    """What a scorer must implement; instances must be picklable."""
 
     names: tuple[str, ...]  # of the scores, in a fixed order
-    digest: str  # of the weights and of all that changes scores
+    digest: str  # of the weights and of everything else that changes scores
 
     def score(self, texts: Sequence[str]) -> dict[str, np.ndarray]:
         """float32[n] for every name; NaN where a text cannot be scored."""
@@ -29,7 +29,7 @@ class Scorer(Protocol):
 
 @runtime_checkable
 class ColumnScorer(Protocol):
-    """A scorer that reads Arrow buffers itself, without a Python string for each text."""
+    """A scorer that reads Arrow buffers directly, without a Python string for each text."""
 
     def score_column(self, texts: pa.StringArray) -> dict[str, np.ndarray]:
         """The same as `score` over a string array without nulls."""
@@ -53,7 +53,7 @@ class FastTextScorer:
         return dict(zip(self.names, scores.T, strict=True))
 
 
-class Renamed:
+class PrefixedScorer:
     """A scorer whose scores are named PREFIX_name."""
 
     def __init__(self, scorer: Scorer, prefix: str) -> None:
@@ -62,31 +62,31 @@ class Renamed:
         self.digest = f"{prefix}={scorer.digest}"
 
     def score(self, texts: Sequence[str]) -> dict[str, np.ndarray]:
-        """The same figures under the new names."""
+        """The same scores under the new names."""
         return self._named(self.scorer.score(texts))
 
     def score_column(self, texts: pa.StringArray) -> dict[str, np.ndarray]:
-        """The same figures under the new names."""
+        """The same scores under the new names."""
         return self._named(score_column(self.scorer, texts))
 
     def _named(self, scores: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
         return {f"{self.prefix}_{name}": values for name, values in scores.items()}
 
 
-def split_name(given: str) -> tuple[str, str]:
+def split_name(argument: str) -> tuple[str, str]:
     """(prefix, path) of `PATH` (prefix empty) or `NAME=PATH`."""
-    prefix, mark, path = given.partition("=")
-    return (prefix, path) if mark and prefix.isidentifier() else ("", given)
+    prefix, mark, path = argument.partition("=")
+    return (prefix, path) if mark and prefix.isidentifier() else ("", argument)
 
 
 def open_scorer(path: str) -> Scorer:
-    """The scorer of a model file. Raises UsageError or BadData for what is none."""
+    """The scorer of a model file. Raises UsageError or BadData where it is no model."""
     return FastTextScorer(path)
 
 
-def named(scorer: Scorer, prefix: str) -> Scorer:
+def with_prefix(scorer: Scorer, prefix: str) -> Scorer:
     """The scorer with PREFIX_ before its names; itself for an empty prefix."""
-    return Renamed(scorer, prefix) if prefix else scorer
+    return PrefixedScorer(scorer, prefix) if prefix else scorer
 
 
 def check_names(scorers: Sequence[Scorer]) -> None:
@@ -104,8 +104,3 @@ def score_column(scorer: Scorer, texts: pa.StringArray) -> dict[str, np.ndarray]
     if isinstance(scorer, ColumnScorer):
         return scorer.score_column(texts)
     return scorer.score(texts.to_pylist())
-
-
-def digest(scorers: Sequence[Scorer]) -> str:
-    """What stands for all of them in a fingerprint; empty for none."""
-    return " ".join(one.digest for one in scorers)

@@ -1,7 +1,7 @@
-"""Score documents and filter them: quality figures, language, a trained classifier.
+"""Score documents and filter them: quality heuristics, language, trained classifiers.
 
-A map stage: each batch is scored by itself, so it runs alike in one process, in workers and in
-slices of a Slurm array. Rows that `--where` refuses are counted, and written down when asked.
+A map stage: each batch is scored on its own, so it runs the same way in one process, in workers and
+in slices of a Slurm array. Rows that `--where` excludes are counted, and written to `--removed`.
 """
 
 import time
@@ -19,39 +19,44 @@ from sabia.core.shards.job import Job
 from sabia.core.shards.mapping import ShardContext, run_map
 from sabia.core.shards.sources import Source
 from sabia.core.text.classify import content_checks, heuristics, language
-from sabia.core.text.classify.calibration_file import Decision, read_decision, values_of
-from sabia.core.text.classify.score_summary import CPU, conclude, count_scores
-from sabia.core.text.classify.scorers import Scorer, check_names, digest, score_column
+from sabia.core.text.classify.calibration_file import (
+    CalibrationFile,
+    read_calibration_file,
+    values_of,
+)
+from sabia.core.text.classify.score_summary import CPU, count_scores, report_scores
+from sabia.core.text.classify.scorers import Scorer, check_names, score_column
 from sabia.core.text.predicate import Predicate
 from sabia.core.text.removed_rows import RemovedPart, map_and_gather, put_column
 from sabia.core.text.score_column import with_scores
 
-SHOWN = 8  # scores of models whose spread is told at the end; the statistics have all
+SHOWN = 8  # scores of models whose histogram is shown at the end; --stats has all
 
 
 def run(job: Job, options: ClassifyOptions, scorers: Sequence[Scorer] = ()) -> None:
-    """Score the job's inputs with the heuristics and the scorers, in this order; the calibrations
-    come last.
+    """Score the job's inputs with the heuristics, then the scorers, then the calibrations.
 
-    Raises UsageError for an expression that will not do or scores of one name."""
+    Raises UsageError for an invalid expression or two scores of the same name.
+    """
     if options.where:
         Predicate(options.where)
-    decisions = tuple(read_decision(path) for path in options.calibration)
+    calibrations = tuple(read_calibration_file(path) for path in options.calibration)
     check_names(scorers)
-    marks = [digest(scorers), *(one.digest for one in decisions), content_checks.digest(options)]
-    salt = " ".join(marks).strip()
+    digests = [one.digest for one in scorers] + [one.digest for one in calibrations]
+    salt = " ".join([" ".join(digests), content_checks.digest(options)]).strip()
     shown = [name for scorer in scorers for name in scorer.names]
     shown = ["quality"] * options.quality + shown[:SHOWN]
-    shown += [f"{one.score}_probability" for one in decisions]
+    shown += [f"{one.score}_probability" for one in calibrations]
 
     def work(job: Job, removed: str, sources: Sequence[Source] | None) -> None:
-        given = options.replace(removed=removed)
-        transform = partial(score_shard, options=given, scorers=tuple(scorers), decisions=decisions)
-        said = partial(conclude, shown=shown, price=options.price_per_hour)
-        sampled = unmeasured if options.ask else None  # a sample would cost calls
+        transform = partial(
+            score_shard, options=options.replace(removed=removed), scorers=tuple(scorers),
+            calibrations=calibrations,
+        )  # fmt: skip
         run_map(
-            job, transform, sources=sources, salt=salt, next_step="sabia dedup", conclude=said,
-            sampled=sampled,
+            job, transform, sources=sources, salt=salt, next_step="sabia dedup",
+            conclude=partial(report_scores, shown=shown, price=options.price_per_hour),
+            sampled=unmeasured if options.ask else None,  # a sample would cost calls
         )  # fmt: skip
 
     map_and_gather(job, options.removed, work, salt)
@@ -62,63 +67,69 @@ def score_shard(
     context: ShardContext,
     options: ClassifyOptions,
     scorers: Sequence[Scorer],
-    decisions: Sequence[Decision],
+    calibrations: Sequence[CalibrationFile],
 ) -> Iterator[pa.RecordBatch]:
-    """The transform: rows with their scores, without those that `where` refuses."""
+    """Score and filter the rows of a shard: a transform for `run_map`."""
     predicate = Predicate(options.where) if options.where else None
-    began = time.process_time()
+    start = time.process_time()
     with RemovedPart(options.removed, context.index) as removed:
         for number, batch in enumerate(batches):
-            scored, new = score_batch(batch, options, scorers, decisions, number == 0)
+            scored, new = score_batch(batch, options, scorers, calibrations, number == 0)
             count_scores(context, new)
             if predicate is None:
                 yield scored
                 continue
             if number == 0:
                 predicate.check_names(scored, context.name)
-            stays = predicate.evaluate(scored)
-            if not stays.all():
-                context.count("not kept", int((~stays).sum()))
-                gone = scored.filter(pa.array(~stays))
-                removed.write(gone, _reasons(gone, predicate, options))
-            yield scored.filter(pa.array(stays))
-    context.count(CPU, time.process_time() - began)
+            keep = predicate.evaluate(scored)
+            if not keep.all():
+                context.count("not kept", int((~keep).sum()))
+                excluded = scored.filter(pa.array(~keep))
+                removed.write(excluded, _reasons(excluded, predicate, options))
+            yield scored.filter(pa.array(keep))
+    context.count(CPU, time.process_time() - start)
 
 
 def _reasons(batch: pa.RecordBatch, predicate: Predicate, options: ClassifyOptions) -> pa.Array:
-    """Why rows go: the expression, the first failing rule of each filter that it names, and the
-    list that blocks a URL."""
+    """Why rows are excluded: the expression, the first failing rule of each filter in it, and the
+    list that blocks the URL."""
     filters = [name for name in heuristics.FILTERS if name in predicate.names]
-    found = heuristics.failures(batch.column("scores"), filters)
+    failures = heuristics.failures(batch.column("scores"), filters)
     blocked = content_checks.reasons(batch, options, predicate.names)
-    whys = ([f"not {predicate.text}", *row, url] for row, url in zip(found, blocked, strict=True))
-    return pa.array(["; ".join(filter(None, why)) for why in whys], pa.string())
+    parts = (
+        [f"not {predicate.text}", *failed, url]
+        for failed, url in zip(failures, blocked, strict=True)
+    )
+    return pa.array(["; ".join(filter(None, row)) for row in parts], pa.string())
 
 
 def score_batch(
     batch: pa.RecordBatch,
     options: ClassifyOptions,
     scorers: Sequence[Scorer],
-    decisions: Sequence[Decision],
+    calibrations: Sequence[CalibrationFile],
     first: bool,
 ) -> tuple[pa.RecordBatch, dict[str, np.ndarray]]:
     """(the batch with new entries in `scores` and its `language` set, those entries by name).
 
-    In the `first` batch of a shard a score that a decision needs must be there: UsageError.
+    Raises UsageError where the `first` batch of a shard lacks a score that a calibration needs.
     """
     new: dict[str, np.ndarray] = {}
-    batch = content_checks.before(batch, options)
+    batch = content_checks.edit_texts(batch, options)
     if options.quality:
-        found, new = _measure(batch.column("text"))
-        given = batch.column("language")
-        told = pa.array(found, pa.string(), mask=found == language.UNDETERMINED)
-        names = pc.fill_null(pc.coalesce(told, given), language.UNDETERMINED)
-        batch = put_column(batch, "language", names)
-    batch, seen = content_checks.after(batch, options)
-    new |= seen
+        data, offsets = text_buffers(batch.column("text"))
+        identified = language.identify(data, offsets)
+        new = heuristics.measure(data, offsets, identified)
+        new["language_confidence"] = identified.confidence
+        unknown = identified.language == language.UNDETERMINED
+        names = pa.array(identified.language, pa.string(), mask=unknown)
+        names = pc.coalesce(names, batch.column("language"))
+        batch = put_column(batch, "language", pc.fill_null(names, language.UNDETERMINED))
+    batch, checks = content_checks.check_texts(batch, options)
+    new |= checks
     for scorer in scorers:
         new |= score_column(scorer, batch.column("text"))
-    for one in decisions:
+    for one in calibrations:
         values = new.get(one.score)
         if values is None:
             values = values_of(batch, one.score, "--calibration", first)
@@ -126,11 +137,3 @@ def score_batch(
     if not new:
         return batch, new
     return put_column(batch, "scores", with_scores(batch.column("scores"), new)), new
-
-
-def _measure(column: pa.Array) -> tuple[np.ndarray, dict[str, np.ndarray]]:
-    """(languages object[n], scores float64[n] by name) of a text column."""
-    data, offsets = text_buffers(column)
-    verdict = language.identify(data, offsets)
-    scores = {"language_confidence": verdict.confidence}
-    return verdict.language, heuristics.measure(data, offsets, verdict) | scores

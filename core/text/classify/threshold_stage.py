@@ -1,8 +1,8 @@
-"""`classify threshold`: from rows with a score and a label to thresholds and a calibration.
+"""`classify threshold`: choose thresholds and fit a calibration on labelled rows with a score.
 
 Rows need a score (an entry of `scores`, or a column of numbers) and the truth: an expression, a
-column of true and false, or a column of labels of which one is the score's name. Rows without one
-of them are left out and counted. A language with enough rows gets a threshold of its own.
+column of booleans, or a column of labels one of which is the score's name. Rows that lack one of
+the two are skipped and counted. A language with enough rows has its own threshold.
 """
 
 import json
@@ -24,27 +24,27 @@ from sabia.core.shards.job import Job
 from sabia.core.shards.sources import Source
 from sabia.core.text.classify import score_calibration
 from sabia.core.text.classify.calibration_file import OTHER, values_of
-from sabia.core.text.classify.operating_point import Cut, choose
+from sabia.core.text.classify.operating_point import OperatingPoint, choose
 from sabia.core.text.plain_table import plain, table
 from sabia.core.text.predicate import Predicate
 from sabia.core.text.score_column import label_column
 
-LEAST = 10  # rows in all, without which nothing can be said
-LEAST_OF_A_KIND = 10  # positives, and negatives, that a threshold of a language's own needs
+MIN_ROWS = 10
+MIN_ROWS_PER_CLASS = 10  # positives and negatives of a language with its own threshold
 
 
 @dataclass(frozen=True)
 class _Rows:
-    """scores float64[n], truth bool[n], languages object[n], and how many were left out."""
+    """scores float64[n], truth bool[n], languages object[n], and the number of skipped rows."""
 
     scores: np.ndarray
     truth: np.ndarray
     languages: np.ndarray
-    left_out: int
+    skipped: int
 
 
 def run(job: Job, options: ThresholdOptions) -> None:
-    """Print a report, and write the decision to -o. Raises UsageError, BadData, Infeasible."""
+    """Print a report and write the file of -o. Raises UsageError, BadData, Infeasible."""
     if job.to_file:
         raise UsageError(f"--out: {job.out} (expected a name such as edu.json)")
     sources = open_inputs(job, "document")
@@ -63,66 +63,67 @@ def run(job: Job, options: ThresholdOptions) -> None:
 
 
 def decide(rows: _Rows, options: ThresholdOptions, seed: int) -> dict[str, Any]:
-    """The report, which is the content of the file. Raises BadData, Infeasible."""
+    """The report, which is the content of the calibration file. Raises BadData, Infeasible."""
     count, positives = len(rows.scores), int(rows.truth.sum())
-    if count < LEAST or positives in (0, count):
+    if count < MIN_ROWS or positives in (0, count):
         raise BadData(
             f"{count} rows with score and label, {positives} of them positive"
-            f" (expected {LEAST} or more, of both kinds)"
+            f" (expected {MIN_ROWS} or more rows, both positive and negative)"
         )
     overall = choose(rows.scores, rows.truth, options)
     if overall.threshold is None:
-        raise Infeasible(f"no threshold of {options.score} reaches {_said(options)}")
-    cuts = _by_language(rows, options)
-    fitted, crossed = score_calibration.fit(rows.scores, rows.truth, seed)
-    bins = score_calibration.reliability(crossed, rows.truth)
-    thresholds = {OTHER: overall.threshold} | {name: cut.threshold for name, cut in cuts.items()}
+        raise Infeasible(f"no threshold of {options.score} reaches {_describe(options)}")
+    by_language = _by_language(rows, options)
+    calibration, probabilities = score_calibration.fit(rows.scores, rows.truth, seed)
+    bins = score_calibration.reliability(probabilities, rows.truth)
+    thresholds = {OTHER: overall.threshold} | {
+        k: point.threshold for k, point in by_language.items()
+    }
     target = {name: getattr(options, name) for name in Target.table}
     return {
         "score": options.score, "target": target, "thresholds": thresholds,
-        "calibration": asdict(fitted), "rows": count, "left_out": rows.left_out,
-        "overall": asdict(overall), "languages": {k: asdict(cut) for k, cut in cuts.items()},
+        "calibration": asdict(calibration), "rows": count, "left_out": rows.skipped,
+        "overall": asdict(overall), "languages": {k: asdict(p) for k, p in by_language.items()},
         "expected_calibration_error": score_calibration.expected_error(bins),
         "expected_calibration_error_before": _raw_error(rows),
-        "brier": score_calibration.brier(crossed, rows.truth),
+        "brier": score_calibration.brier(probabilities, rows.truth),
         "reliability": [asdict(row) for row in bins],
     }  # fmt: skip
 
 
 def _raw_error(rows: _Rows) -> float | None:
-    """Of the score itself, where it can be taken for a probability."""
+    """The calibration error of the score itself, if it is a probability, else None."""
     if rows.scores.min() < 0 or rows.scores.max() > 1:
         return None
     return score_calibration.expected_error(score_calibration.reliability(rows.scores, rows.truth))
 
 
-def _by_language(rows: _Rows, options: ThresholdOptions) -> dict[str, Cut]:
-    cuts = {}
+def _by_language(rows: _Rows, options: ThresholdOptions) -> dict[str, OperatingPoint]:
+    points = {}
     names, counts = np.unique(rows.languages.astype(str), return_counts=True)
     for name, count in zip(names.tolist(), counts.tolist(), strict=True):
-        here = rows.languages == name
-        truth = rows.truth[here]
-        kinds = min(int(truth.sum()), int((~truth).sum()))
-        if not options.least or count < options.least or kinds < LEAST_OF_A_KIND:
+        mask = rows.languages == name
+        truth = rows.truth[mask]
+        smaller = min(int(truth.sum()), int((~truth).sum()))
+        if not options.least or count < options.least or smaller < MIN_ROWS_PER_CLASS:
             continue
-        cuts[name] = choose(rows.scores[here], truth, options)
-        if cuts[name].threshold is None:
-            notes.warn(f"{name}: no threshold reaches {_said(options)}; nothing will pass")
-    return cuts
+        points[name] = choose(rows.scores[mask], truth, options)
+        if points[name].threshold is None:
+            notes.warn(f"{name}: no threshold reaches {_describe(options)}; no document will pass")
+    return points
 
 
-def _said(target: Target) -> str:
+def _describe(target: Target) -> str:
     kind, value = ("precision", target.precision) if target.precision else ("recall", target.recall)
-    return f"{kind} {value:g}{' surely' if target.sure else ''}"
+    return f"{kind} {value:g}{' with 95 % confidence' if target.sure else ''}"
 
 
 def _read(sources: Sequence[Source], options: ThresholdOptions) -> _Rows:
-    parts, total = list(_parts(sources, options)), 0
-    scores = np.concatenate([part[0] for part in parts] or [np.empty(0)])
-    truth = np.concatenate([part[1] for part in parts] or [np.empty(0, bool)])
-    languages = np.concatenate([part[2] for part in parts] or [np.empty(0, object)])
-    total = sum(part[3] for part in parts)
-    return _Rows(scores, truth.astype(bool), languages, total - len(scores))
+    parts = list(_parts(sources, options))
+    scores = np.concatenate([np.empty(0), *(part[0] for part in parts)])
+    truth = np.concatenate([np.empty(0, bool), *(part[1] for part in parts)])
+    languages = np.concatenate([np.empty(0, object), *(part[2] for part in parts)])
+    return _Rows(scores, truth, languages, sum(part[3] for part in parts) - len(scores))
 
 
 def _parts(
@@ -134,39 +135,39 @@ def _parts(
             stop.check()
             values = values_of(batch, options.score, "--score", number == 0)
             truth = np.array(truth_of(batch, options, source.name).to_pylist(), object)
-            there = ~np.isnan(values) & (truth != None)  # noqa: E711 - elementwise
+            present = ~np.isnan(values) & (truth != None)  # noqa: E711 - elementwise
             language = pc.fill_null(batch.column("language"), "und")
             names = np.array(language.to_pylist(), object)
-            yield values[there], truth[there].astype(bool), names[there], batch.num_rows
+            yield values[present], truth[present].astype(bool), names[present], batch.num_rows
 
 
 def truth_of(batch: pa.RecordBatch, options: ThresholdOptions, where: str) -> pa.Array:
-    """bool[n], null where unknown."""
-    given = label_column(batch, options.label, where) if options.label else None
+    """bool[n]: whether a row is positive; null where unknown."""
+    labels = label_column(batch, options.label, where) if options.label else None
     if options.positive:
         rule = Predicate(options.positive, "--positive")
         rule.check_names(batch, where)
         holds = pa.array(rule.evaluate(batch))
-        return holds if given is None else pc.if_else(pc.is_valid(given), holds, None)
-    assert given is not None
-    if pa.types.is_boolean(given.type):
-        return given
-    if pa.types.is_string(given.type):
-        return pc.equal(pc.replace_substring_regex(given, r"\s+", "_"), options.score)
+        return holds if labels is None else pc.if_else(pc.is_valid(labels), holds, None)
+    assert labels is not None
+    if pa.types.is_boolean(labels.type):
+        return labels
+    if pa.types.is_string(labels.type):
+        return pc.equal(pc.replace_substring_regex(labels, r"\s+", "_"), options.score)
     raise UsageError(
-        f"--label: column {options.label!r} is {given.type} (expected labels, or true and false);"
+        f"--label: column {options.label!r} is {labels.type} (expected labels or booleans);"
         " give --positive EXPRESSION"
     )
 
 
 def _readable(report: dict[str, Any]) -> str:
-    cuts = {"all": report["overall"]} | report["languages"]
-    found = table(
+    points = {"all": report["overall"]} | report["languages"]
+    thresholds = table(
         ("language", "rows", "positive", "threshold", "passing", "precision [95 %]",
          "recall [95 %]", "F1"),
-        [(name, cut["documents"], cut["positives"], cut["threshold"], cut["passing"],
-          _share(cut, "precision"), _share(cut, "recall"), cut["f1"])
-         for name, cut in cuts.items()],
+        [(name, point["documents"], point["positives"], point["threshold"], point["passing"],
+          _share(point, "precision"), _share(point, "recall"), point["f1"])
+         for name, point in points.items()],
     )  # fmt: skip
     bins = table(
         ("probability", "rows", "mean", "positive"),
@@ -176,9 +177,9 @@ def _readable(report: dict[str, Any]) -> str:
     before = report["expected_calibration_error_before"]
     error = f"expected calibration error {report['expected_calibration_error']:.4f}"
     error += "" if before is None else f" (of the score itself {before:.4f})"
-    return f"{found}\ncalibration: {report['calibration']['method']}, {error}\n{bins}"
+    return f"{thresholds}\ncalibration: {report['calibration']['method']}, {error}\n{bins}"
 
 
-def _share(cut: dict[str, Any], name: str) -> str:
-    low, high = cut[f"{name}_interval"]
-    return f"{cut[name]:.3f} [{low:.3f}, {high:.3f}]"
+def _share(point: dict[str, Any], name: str) -> str:
+    low, high = point[f"{name}_interval"]
+    return f"{point[name]:.3f} [{low:.3f}, {high:.3f}]"

@@ -1,8 +1,8 @@
-"""`classify train`: from labelled documents to a fastText model and what it is worth.
+"""`classify train`: train a fastText model on labelled documents and evaluate it.
 
-Documents whose id hashes so are held out; training sees the others only. Beside the model goes
-`MODEL.json`: what made it, with which settings, and its figures on the documents held out, over
-all and by language. A model that was made from the same by the same is left as it is.
+A hash of the id chooses the documents that are held out; training uses the others. `MODEL.json`,
+beside the model, holds the provenance, the settings and the metrics on the held-out documents, in
+all and by language. A model with the same provenance is not trained again.
 """
 
 import json
@@ -29,36 +29,36 @@ from sabia.core.shards.job import Job
 from sabia.core.shards.manifest import provenance
 from sabia.core.shards.sources import Source
 from sabia.core.text.classify import fasttext_model, fasttext_training, held_out_metrics
-from sabia.core.text.classify.fasttext_training import PREFIX, Settings
+from sabia.core.text.classify.fasttext_training import PREFIX
 from sabia.core.text.predicate import Predicate
 from sabia.core.text.score_column import label_column
 
-SHOWN = 12  # lines of a table on stderr; the JSON has all
-AUC_LABELS = 1_000  # with more labels, figures come from the best one only
+SHOWN = 12  # lines of each table on stderr; the JSON has all
+AUC_LABELS = 1_000  # with more labels, only the best label of each document is kept
 _HELD = pa.schema([("label", pa.string()), ("language", pa.string()), ("text", pa.string())])
 _BLANKS = r"[\n\r\x00]"
 _MARKED = r"(^|[ \t\v\f])__label__[^ \t\v\f]*"
 
 
 def run(job: Job, options: ClassifyTrainOptions) -> None:
-    """Train on the job's inputs; -o names the model. Raises UsageError, BadData, Failed."""
+    """Train on the job's inputs and write the model to -o. Raises UsageError, BadData, Failed."""
     if job.to_stdout or job.to_file:
         raise UsageError(f"--out: {job.out} (expected the name of a model, such as spam.bin)")
     sources, out = open_inputs(job, "document"), str(job.out)
-    told = {name: getattr(options, name) for name in (*LabelOptions.table, *FastText.table)}
-    prints = [source.fingerprint() for source in sources]
-    made = provenance(replace(job, options=told), "fasttext", prints)
+    recorded = {name: getattr(options, name) for name in (*LabelOptions.table, *FastText.table)}
+    fingerprints = [source.fingerprint() for source in sources]
+    made = provenance(replace(job, options=recorded), "fasttext", fingerprints)
     report = None if job.force else _finished(out, made)
     if job.dry_run:
         _dry_run(job, options, sources, out, keep=report is not None)
         return
     if report is not None:
-        notes.note(f"{out} is already made from the same")
+        notes.note(f"{out}: already trained on this input with these options")
     else:
         report = _train(sources, options, out, job) | {"made": made}
         report["model_digest"] = fasttext_model.digest(out)
-        write_atomic(_card(out), json.dumps(report, indent=1, default=str) + "\n")
-    _tell(report)
+        write_atomic(f"{out}.json", json.dumps(report, indent=1, default=str) + "\n")
+    _show(report)
     if job.json:
         print(json.dumps(report, default=str))
 
@@ -66,17 +66,17 @@ def run(job: Job, options: ClassifyTrainOptions) -> None:
 def _dry_run(
     job: Job, options: ClassifyTrainOptions, sources: Sequence[Source], out: str, keep: bool
 ) -> None:
-    """Show what would be done, by reading a sample and training one epoch and eleven on it."""
-    plan, found = planned(job, sources, keep=keep), [(Counter[str](), 0)]
+    """Show the plan, with estimates from reading a sample and training 1 and 11 epochs on it."""
+    plan, sampled = planned(job, sources, keep=keep), [(Counter[str](), 0)]
     with tempfile.TemporaryDirectory(prefix="sabia-train-") as scratch:
         lines = f"{scratch}/train.txt"
 
         def read(sample: Sample) -> Iterator[tuple[Counter[str], int]]:
-            found[:] = [_write_rows([sample], options, out, job.seed, lines, f"{scratch}/held")]
-            return iter(found)
+            sampled[:] = [_write_rows([sample], options, out, job.seed, lines, f"{scratch}/held")]
+            return iter(sampled)
 
         scale = estimate(plan, [] if keep else sources, read, 1, lambda _: 0)
-        counts, size = found[0]
+        counts, size = sampled[0]
         if len(counts) < 2 and not keep:
             plan.cpu_seconds = plan.bytes_written = None
             plan.basis = f"{plan.basis}, which have {len(counts)} labels (expected 2 or more)"
@@ -96,14 +96,10 @@ def _dry_run(
     plan.show(job)
 
 
-def _card(out: str) -> str:
-    return f"{out}.json"
-
-
 def _finished(out: str, made: dict[str, Any]) -> dict[str, Any] | None:
-    """The report of an earlier run that made this model from the same."""
+    """The report of an earlier run of the same provenance, if its model is unchanged."""
     try:
-        with open(_card(out), encoding="utf-8") as file:
+        with open(f"{out}.json", encoding="utf-8") as file:
             report = json.load(file)
         same = report["made"]["fingerprint"] == made["fingerprint"]
         return report if same and report["model_digest"] == fasttext_model.digest(out) else None
@@ -126,16 +122,11 @@ def _train(
             documents, size // 4, len(counts), options, job.seed, job.jobs
         )
         settings = fasttext_training.fit(lines, settings, out, options.quantize_model)
-        report = _report(out, documents, settings, counts)
-        return report | _measure(out, held)
-
-
-def _report(out: str, documents: int, settings: Settings, counts: Counter[str]) -> dict[str, Any]:
-    return {
-        "command": "classify train", "model": out, "documents": documents,
-        "label_counts": dict(counts.most_common()), "settings": asdict(settings),
-        "size_bytes": os.path.getsize(out),
-    }  # fmt: skip
+        return {
+            "command": "classify train", "model": out, "documents": documents,
+            "label_counts": dict(counts.most_common()), "settings": asdict(settings),
+            "size_bytes": os.path.getsize(out),
+        } | _evaluate(out, held)  # fmt: skip
 
 
 def _write_rows(
@@ -150,60 +141,47 @@ def _write_rows(
     counts: Counter[str] = Counter()
     size = 0
     with open(lines, "wb") as file, pa.ipc.new_stream(held, _HELD) as writer:
-        for batch in _labelled(sources, options, out):
-            ids = batch.column("id").to_pylist()
-            mask = pa.array([fasttext_model.is_held_out(seed, name) for name in ids], pa.bool_())
-            rest = batch.filter(mask).select(_HELD.names)
-            writer.write_batch(rest.cast(_HELD))
-            used = batch.filter(pc.invert(mask))
-            counts.update(used.column("label").to_pylist())
-            size += _write_lines(file, used.column("label"), used.column("text"))
+        for source in sources:
+            for batch in source.batches():
+                stop.check()
+                labels = _labels(batch, options, out, source.name)
+                ids = batch.column("id").to_pylist()
+                held_out = pa.array(
+                    [fasttext_model.is_held_out(seed, key) for key in ids], pa.bool_()
+                )
+                languages = pc.fill_null(batch.column("language"), "und")
+                columns = [labels, languages, batch.column("text")]
+                rows = pa.RecordBatch.from_arrays(columns, _HELD.names)
+                labelled = pc.is_valid(labels)
+                writer.write_batch(rows.filter(pc.and_(labelled, held_out)).cast(_HELD))
+                rows = rows.filter(pc.and_not(labelled, held_out))
+                counts.update(rows.column("label").to_pylist())
+                size += _write_lines(file, rows.column("label"), rows.column("text"))
     return counts, size
 
 
-def _labelled(
-    sources: Sequence[Source | Sample], options: LabelOptions, out: str
-) -> Iterator[pa.RecordBatch]:
-    """Rows (id, label, language, text) of the documents that have a label."""
-    for source in sources:
-        for batch in source.batches():
-            stop.check()
-            labels = _labels(batch, options, out, source.name)
-            columns = {"id": batch.column("id"), "label": labels,
-                       "language": pc.fill_null(batch.column("language"), "und"),
-                       "text": batch.column("text")}  # fmt: skip
-            yield pa.RecordBatch.from_pydict(columns).filter(pc.is_valid(labels))
-
-
 def _labels(batch: pa.RecordBatch, options: LabelOptions, out: str, where: str) -> pa.Array:
-    """string[n], null without a label."""
-    given = _column(batch, options.label, where) if options.label else None
+    """string[n]: labels as single words, null without one."""
+    column = None
+    if options.label:
+        column = label_column(batch, options.label, where)
+        what = f"--label: column {options.label!r}"
+        column = cast(column, pa.string(), what, "text or numbers", UsageError)
     if not options.positive:
-        return _clean(given)
-    rule = Predicate(options.positive, "--positive")
-    rule.check_names(batch, where)
+        assert column is not None
+        coded = column.dictionary_encode()
+        names = [_one_word(name) or None for name in coded.dictionary.to_pylist()]
+        return pa.array(names, pa.string()).take(coded.indices)
+    predicate = Predicate(options.positive, "--positive")
+    predicate.check_names(batch, where)
     name = positive_name(out)
-    labels = pc.if_else(pa.array(rule.evaluate(batch)), name, f"not_{name}")
-    return labels if given is None else pc.if_else(pc.is_valid(given), labels, None)
+    labels = pc.if_else(pa.array(predicate.evaluate(batch)), name, f"not_{name}")
+    return labels if column is None else pc.if_else(pc.is_valid(column), labels, None)
 
 
 def positive_name(out: str) -> str:
-    """The label of what --positive holds for: the model's name without its ending."""
+    """The label of rows where --positive is true: the model's file name without its suffix."""
     return _one_word(os.path.basename(out).split(".")[0]) or "positive"
-
-
-def _column(batch: pa.RecordBatch, name: str, where: str) -> pa.Array:
-    column = label_column(batch, name, where)
-    return cast(column, pa.string(), f"--label: column {name!r}", "text or numbers", UsageError)
-
-
-def _clean(labels: pa.Array) -> pa.Array:
-    """Labels as single words: blanks become `_`; empty ones become null."""
-    coded = labels.dictionary_encode()
-    names = pa.array(
-        [_one_word(name) or None for name in coded.dictionary.to_pylist()], pa.string()
-    )
-    return names.take(coded.indices)
 
 
 def _one_word(label: str) -> str:
@@ -211,8 +189,10 @@ def _one_word(label: str) -> str:
 
 
 def _write_lines(file: BinaryIO, labels: pa.Array, texts: pa.Array) -> int:
-    """Append `__label__x text` lines; returns the bytes of text. What would read as a label inside
-    a text is left out, as it is when scoring."""
+    """Append `__label__x text` lines; returns the bytes of text.
+
+    Words of a text that look like a label are removed, as in scoring.
+    """
     texts = pc.replace_substring_regex(texts, _BLANKS, " ")
     if pc.any(pc.match_substring(texts, PREFIX)).as_py():
         texts = pc.replace_substring_regex(texts, _MARKED, r"\1")
@@ -222,8 +202,8 @@ def _write_lines(file: BinaryIO, labels: pa.Array, texts: pa.Array) -> int:
     return pc.sum(pc.binary_length(texts)).as_py() or 0
 
 
-def _measure(out: str, held: str) -> dict[str, Any]:
-    """Figures on the rows held out, scored by the model as it was written."""
+def _evaluate(out: str, held: str) -> dict[str, Any]:
+    """Metrics of the written model on the held-out rows."""
     model = fasttext_model.load(out)
     true, languages, scores = [], [], []
     with pa.ipc.open_stream(held) as reader:
@@ -231,44 +211,33 @@ def _measure(out: str, held: str) -> dict[str, Any]:
             stop.check()
             true += batch.column("label").to_pylist()
             languages += batch.column("language").to_pylist()
-            found = fasttext_model.score_array(model, batch.column("text"))
-            scores.append(_compact(np.nan_to_num(found), len(model.labels)))
+            batch_scores = np.nan_to_num(fasttext_model.score_array(model, batch.column("text")))
+            if len(model.labels) > AUC_LABELS:  # one bit each: only the best label of a row
+                best = batch_scores.argmax(1)[:, None]
+                batch_scores = best == np.arange(len(model.labels))
+            scores.append(batch_scores)
     if not true:
         return {"held_out": 0, "labels": [], "languages": []}
-    table = np.concatenate(scores)
-    by_language = _by_language(model.labels, np.array(true, object), np.array(languages), table)
-    whole = {"held_out": len(true)} | _figures(model.labels, true, table)
-    return whole | {"languages": by_language}
+    table, labels, codes = np.concatenate(scores), np.array(true, object), np.array(languages)
+    by_language = []
+    for language, count in Counter(languages).most_common():
+        mask = codes == language
+        metrics = _metrics(model.labels, list(labels[mask]), table[mask])
+        metrics["labels"] = [one for one in metrics["labels"] if one["documents"]]
+        by_language.append({"language": language, "documents": count} | metrics)
+    overall = {"held_out": len(true)} | _metrics(model.labels, true, table)
+    return overall | {"languages": by_language}
 
 
-def _figures(names: Sequence[str], true: Sequence[str], scores: np.ndarray) -> dict[str, Any]:
-    """Agreement in all, and figures by label."""
-    agreement, figures = held_out_metrics.one_of(names, true, scores)
-    said = {"accuracy": agreement.accuracy, "macro_f1": agreement.macro_f1}
-    return said | {"labels": [asdict(one) for one in figures]}
+def _metrics(names: Sequence[str], true: Sequence[str], scores: np.ndarray) -> dict[str, Any]:
+    """Metrics over all labels, and of each label."""
+    overall, figures = held_out_metrics.single_label_metrics(names, true, scores)
+    by_label = [asdict(one) for one in figures]
+    return {"accuracy": overall.accuracy, "macro_f1": overall.macro_f1, "labels": by_label}
 
 
-def _compact(scores: np.ndarray, labels: int) -> np.ndarray:
-    """With very many labels only the best one of each row is kept, as one bit."""
-    if labels <= AUC_LABELS:
-        return scores
-    return scores.argmax(1)[:, None] == np.arange(labels)
-
-
-def _by_language(
-    names: Sequence[str], true: np.ndarray, languages: np.ndarray, scores: np.ndarray
-) -> list[dict[str, Any]]:
-    rows = []
-    for language, count in Counter(languages.tolist()).most_common():
-        here = languages == language
-        found = _figures(names, list(true[here]), scores[here])
-        found["labels"] = [one for one in found["labels"] if one["documents"]]
-        rows.append({"language": language, "documents": count} | found)
-    return rows
-
-
-def _tell(report: dict[str, Any]) -> None:
-    """The report as lines on stderr."""
+def _show(report: dict[str, Any]) -> None:
+    """Note the report on stderr."""
     settings = report["settings"]
     notes.note(
         f"{report['documents']:,} documents, {len(report['label_counts']):,} labels,"
@@ -276,7 +245,7 @@ def _tell(report: dict[str, Any]) -> None:
         f" ({report['size_bytes'] / 1e6:,.1f} MB)"
     )
     if not report["held_out"]:
-        notes.warn("too few documents to hold any out; nothing measured")
+        notes.warn("too few documents to hold any out, so there are no metrics")
         return
     for one in report["labels"][:SHOWN]:
         notes.note(
@@ -286,7 +255,7 @@ def _tell(report: dict[str, Any]) -> None:
         )
     if len(report["labels"]) > SHOWN:
         notes.note(
-            f"… {len(report['labels']) - SHOWN} labels more; macro-F1 {report['macro_f1']:.3f}"
+            f"… {len(report['labels']) - SHOWN} more labels; macro-F1 {report['macro_f1']:.3f}"
         )
     if len(report["languages"]) > 1:
         for row in report["languages"][:SHOWN]:

@@ -1,9 +1,9 @@
-"""Whether a model's rewriting still says what its source says: nothing lost, nothing made up.
+"""Checks that a model's rewriting keeps the content of its source and adds none.
 
-Checks, in this order; the first that fails is the reason: the answer is whole (finish reason), not
-empty, no refusal or talk about the task, of a sensible length, every number of the source is in it
-and hardly any new ones, most words of the source are in it, the language is the same, and it does
-not repeat itself. They need no model; they are strict where that is cheap (numbers).
+The first check that fails gives the reason. In this order: the answer is complete (finish reason)
+and not empty; it is no refusal and does not talk about the task; its length is similar; it has all
+numbers of the source and few new ones; it has most words of the source; its language is the same;
+it does not repeat itself. No check needs a model.
 """
 
 import re
@@ -11,10 +11,10 @@ from collections import Counter
 
 MIN_LENGTH_RATIO, MAX_LENGTH_RATIO = 0.6, 1.8
 MIN_WORDS_KEPT = 0.6
-MAX_NEW_NUMBERS = 0.2  # of the numbers of the source, and never fewer than SPARE
-SPARE = 2
+MAX_NEW_NUMBERS = 0.2  # of the numbers of the source, and at least SPARE_NEW_NUMBERS
+SPARE_NEW_NUMBERS = 2
 MAX_REPEATED = 0.2  # share of word 5-grams seen before, beyond that of the source
-SHORT_WORDS = 20  # texts too short to tell their language or repetition
+SHORT_WORDS = 20  # shorter texts have no reliable language or repetition rate
 
 NUMBER = re.compile(r"\d+(?:[.,]\d+)*")
 WORD = re.compile(r"[^\W\d_]{4,}")
@@ -31,15 +31,15 @@ THINKING = re.compile(r"^\s*<think>.*?</think>\s*", re.DOTALL)
 FENCE = re.compile(r"^\s*```\w*\n(.*?)\n?```\s*$", re.DOTALL)
 
 
-def cleaned(answer: str) -> str:
-    """The answer without a model's reasoning block and a code fence around all of it."""
+def strip_answer(answer: str) -> str:
+    """The answer without the model's reasoning block and without a code fence around it."""
     text = THINKING.sub("", answer)
     fenced = FENCE.match(text)
     return (fenced[1] if fenced else text).strip()
 
 
 def unfaithful(source: str, text: str, finish_reason: str | None) -> str:
-    """Why `text` cannot stand for `source`; empty where it can."""
+    """Why `text` is not a faithful rewriting of `source`; empty where it is one."""
     if finish_reason not in ("stop", None):
         return f"cut short (finish reason {finish_reason})"
     if not text.strip():
@@ -58,12 +58,12 @@ def _length(source: str, text: str) -> str:
 
 
 def _numbers(source: str, text: str) -> str:
-    wanted, found = set(NUMBER.findall(source)), set(NUMBER.findall(text))
-    if missing := sorted(wanted - found):
-        return f"number missing: {missing[0]} ({len(missing)} of {len(wanted)})"
-    new = sorted(found - wanted)
-    if len(new) > max(SPARE, MAX_NEW_NUMBERS * len(wanted)):
-        return f"new numbers: {new[0]} and {len(new) - 1} more"
+    old, new = set(NUMBER.findall(source)), set(NUMBER.findall(text))
+    if missing := sorted(old - new):
+        return f"number missing: {missing[0]} ({len(missing)} of {len(old)})"
+    added = sorted(new - old)
+    if len(added) > max(SPARE_NEW_NUMBERS, MAX_NEW_NUMBERS * len(old)):
+        return f"new numbers: {added[0]} and {len(added) - 1} more"
     return ""
 
 
@@ -92,7 +92,7 @@ def _repetition(source: str, text: str) -> str:
 
 
 def _repeated(text: str, n: int = 5) -> float:
-    """Share of word n-grams that occurred before."""
+    """Share of word n-grams that repeat an earlier one."""
     words = TOKEN.findall(text.lower())
     if len(words) < SHORT_WORDS:
         return 0.0

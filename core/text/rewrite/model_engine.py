@@ -1,9 +1,9 @@
-"""Rewriting by a model: the prompt, documents in pieces, and the two doors to a model.
+"""Rewriting by a model: the prompt, the pieces of a document, and the two model back ends.
 
-A long document is rewritten piece by piece, cut at blank lines. A writer takes prompts and gives
-answers in order; finished answers are in a content-addressed cache before they are used, under a
-key of model, prompt and sampling, so a run that was killed pays for none of them again. The
-endpoint writer keeps many calls in flight; the local one generates in groups.
+A long document is cut at blank lines and rewritten piece by piece. A writer takes prompts and
+returns answers in order. It stores each answer in a content-addressed cache (the key is a hash of
+model, prompt and sampling) before it returns it, so a run that is started again does not pay for it
+twice. The endpoint writer keeps many calls in flight; the local writer generates in groups.
 """
 
 from __future__ import annotations
@@ -32,18 +32,18 @@ that leads to it, write the reasoning first and the answer last: first the probl
 in order of increasing detail, then the result. Do so for every exercise on its own.
 Keep the language of the text, every number, name and formula, and all that is said; add no fact \
 and no remark of your own. A passage that is already in order stays as it is, word for word.
-Answer with the text alone.""",
+ModelAnswer with the text alone.""",
 }
 PIECE_CHARS = 6_000
 CHARS_PER_TOKEN = 2.0  # of the longest answer to expect; digits and rare words are short tokens
-ROOM_TOKENS = 64
+SPARE_TOKENS = 64
 BLANK_LINES = re.compile(r"(\n[ \t]*\n\s*)")
 GROUP = 64
 
 
 @dataclass(frozen=True)
-class Answer:
-    """A model's text, or an error in one line and no text."""
+class ModelAnswer:
+    """The text that a model returned, or None and an error of one line."""
 
     text: str | None
     finish_reason: str | None
@@ -57,7 +57,7 @@ def prompt_hash(recipe: str) -> str:
 
 
 def messages(recipe: str, text: str) -> list[dict[str, str]]:
-    """The conversation that asks for one piece."""
+    """The chat messages that ask for one piece."""
     return [
         {"role": "system", "content": PROMPTS[recipe]},
         {"role": "user", "content": text},
@@ -65,25 +65,28 @@ def messages(recipe: str, text: str) -> list[dict[str, str]]:
 
 
 def pieces_of(text: str, most_chars: int = PIECE_CHARS) -> list[str]:
-    """Parts at odd places are blank lines between pieces, at even places pieces of about
-    `most_chars` (more only where a paragraph alone is longer); joined they are the text."""
+    """Alternately pieces of the text and the blank lines between them, pieces first.
+
+    A piece has at most `most_chars` characters, or is one longer paragraph. Joined, all are the
+    text.
+    """
     parts = BLANK_LINES.split(text)
-    found = [parts[0]]
+    pieces = [parts[0]]
     for gap, paragraph in zip(parts[1::2], parts[2::2], strict=True):
-        if len(found[-1]) + len(gap) + len(paragraph) <= most_chars:
-            found[-1] += gap + paragraph
+        if len(pieces[-1]) + len(gap) + len(paragraph) <= most_chars:
+            pieces[-1] += gap + paragraph
         else:
-            found += [gap, paragraph]
-    return found
+            pieces += [gap, paragraph]
+    return pieces
 
 
 def answer_tokens(text: str) -> int:
-    """Room for the rewritten piece."""
-    return int(len(text) / CHARS_PER_TOKEN) + ROOM_TOKENS
+    """Tokens that the rewritten piece may have."""
+    return int(len(text) / CHARS_PER_TOKEN) + SPARE_TOKENS
 
 
 class EndpointWriter:
-    """Asks an OpenAI-compatible server."""
+    """Rewrites through an OpenAI-compatible server."""
 
     def __init__(self, client: Client, recipe: str, temperature: float, seed: int) -> None:
         self.client, self.recipe = client, recipe
@@ -98,13 +101,13 @@ class EndpointWriter:
             seed=self.seed if self.temperature > 0 else None,
         )
 
-    def submit(self, texts: Sequence[str]) -> Callable[[], list[Answer]]:
-        """Starts rewriting; the call of the result waits for the answers, in order."""
+    def submit(self, texts: Sequence[str]) -> Callable[[], list[ModelAnswer]]:
+        """Start rewriting; the function returned waits for the answers, in order."""
         futures = [self.client.submit(self.request(text)) for text in texts]
 
-        def collect() -> list[Answer]:
+        def collect() -> list[ModelAnswer]:
             return [
-                Answer(r.text, r.finish_reason, r.model or self.client.model, r.error or "")
+                ModelAnswer(r.text, r.finish_reason, r.model or self.client.model, r.error or "")
                 for r in self.client.wait(futures)
             ]
 
@@ -115,7 +118,7 @@ class EndpointWriter:
 
 
 class LocalWriter:
-    """Generates with a local engine; `fingerprint` names the model in the cache."""
+    """Rewrites with a local engine; `fingerprint` identifies the model in the cache."""
 
     def __init__(
         self,
@@ -133,53 +136,55 @@ class LocalWriter:
         self.sampling = {"temperature": temperature, "seed": seed if temperature > 0 else 0}
         self.fingerprint = fingerprint
 
-    def submit(self, texts: Sequence[str]) -> Callable[[], list[Answer]]:
+    def submit(self, texts: Sequence[str]) -> Callable[[], list[ModelAnswer]]:
         return lambda: self._collect(texts)
 
     def close(self) -> None:
         self.cache.close()
 
-    def _collect(self, texts: Sequence[str]) -> list[Answer]:
-        asked = [self._body(text) for text in texts]
-        keys = [content_key("local", body) for body in asked]
-        known = {key: kept for key in keys if (kept := self.cache.get(key)) is not None}
-        todo = [(k, b) for k, b in dict(zip(keys, asked, strict=True)).items() if k not in known]
-        for start in range(0, len(todo), GROUP):
+    def _collect(self, texts: Sequence[str]) -> list[ModelAnswer]:
+        bodies = [
+            {
+                "model": self.fingerprint,
+                "messages": messages(self.recipe, text),
+                "max_tokens": answer_tokens(text),
+                **self.sampling,
+            }
+            for text in texts
+        ]
+        keys = [content_key("local", body) for body in bodies]
+        replies = {key: kept for key in keys if (kept := self.cache.get(key)) is not None}
+        unique = dict(zip(keys, bodies, strict=True)).items()
+        missing = [(key, body) for key, body in unique if key not in replies]
+        for start in range(0, len(missing), GROUP):
             stop.check()
-            made = self._generate(todo[start : start + GROUP])
-            self.cache.append((key, reply) for key, reply in made.items() if "text" in reply)
-            known |= made
-        return [self._answer(known[key]) for key in keys]
-
-    def _body(self, text: str) -> dict[str, Any]:
-        return {
-            "model": self.fingerprint,
-            "messages": messages(self.recipe, text),
-            "max_tokens": answer_tokens(text),
-            **self.sampling,
-        }
+            new = self._generate(missing[start : start + GROUP])
+            self.cache.append((key, reply) for key, reply in new.items() if "text" in reply)
+            replies |= new
+        return [
+            ModelAnswer(one.get("text"), one.get("finish_reason"), self.name, one.get("error", ""))
+            for one in (replies[key] for key in keys)
+        ]
 
     def _generate(self, todo: Sequence[tuple[str, dict[str, Any]]]) -> dict[str, dict[str, Any]]:
-        """Replies by key; one that does not fit the model's context is an error."""
+        """Replies by key; a prompt that does not fit the model's context gets an error."""
         requests, replies = [], {}
         context, tokenizer = self.engine.spec.max_positions, self.engine.tokenizer
         for key, body in todo:
             prompt = tokenizer.encode(render(body["messages"], tokenizer, True))
-            room = min(body["max_tokens"], context - len(prompt))
-            if room < ROOM_TOKENS:
+            max_tokens = min(body["max_tokens"], context - len(prompt))
+            if max_tokens < SPARE_TOKENS:
                 error = f"does not fit the model's context ({len(prompt)} of {context} tokens)"
                 replies[key] = {"error": error}
             else:
                 settings = {"temperature": body["temperature"], "seed": body["seed"]}
-                requests.append(Request(prompt, room, id=key, **settings))
-        for done in self.engine.generate(requests) if requests else []:
-            replies[done.request_id] = {"text": done.text, "finish_reason": done.finish_reason}
+                requests.append(Request(prompt, max_tokens, id=key, **settings))
+        for completion in self.engine.generate(requests) if requests else []:
+            replies[completion.request_id] = {
+                "text": completion.text,
+                "finish_reason": completion.finish_reason,
+            }
         return replies
 
-    def _answer(self, reply: dict[str, Any]) -> Answer:
-        if "error" in reply:
-            return Answer(None, None, self.name, reply["error"])
-        return Answer(reply["text"], reply["finish_reason"], self.name)
 
-
-Writer = EndpointWriter | LocalWriter  # a door to a model
+Writer = EndpointWriter | LocalWriter

@@ -1,22 +1,22 @@
-"""Recipe reason-first by rules: conclusions that stand before their reasoning are moved behind it.
+"""Recipe reason-first by rules: conclusions that precede their reasoning are moved after it.
 
-A conclusion is a sentence that announces a result ("The answer is", "A resposta é", "Resultado:")
-or draws one right behind a question ("Therefore", "Portanto"); its reasoning is the run of steps
-that follows it ("First", "Primeiro", "Because", an equation), in its line and in the lines after
-it, up to the next question or conclusion. Only such pairs are touched: sentences are permuted, none
-is dropped or changed, what is already in order stays, and a text without the pattern comes back as
-it was, byte for byte. Rewriting twice is rewriting once. Words: English and Portuguese.
+A conclusion is a sentence that announces a result ("The answer is", "A resposta é", "Resultado:"),
+or one that draws a result directly after a question ("Therefore", "Portanto"). Its reasoning is the
+sequence of steps that follows it ("First", "Primeiro", "Because", an equation), in its line and in
+the next lines, up to the next question or conclusion. Only such pairs change, and only the order of
+sentences: none is dropped or edited, and a text without the pattern stays the same byte for byte.
+Rewriting is idempotent. The patterns are English and Portuguese.
 """
 
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from sabia.core.text.sentences import Line, join_lines, split_line, split_lines
+from sabia.core.text.sentences import SplitLine, join_lines, split_line, split_lines
 
 VERSION = 1
 _MARKS = r"^[\s*_#>\-–—•(\[\"“'«]*"
-_FOUND = (
+_PAST_PARTICIPLE = (
     r"(?!\s*(?:\w+\s+){0,2}(?:found|obtained|computed|calculated|given|reached|obtid|encontrad"
     r"|calculad|dad[oa] p|achad))"
 )
@@ -28,7 +28,7 @@ _ANNOUNCES = re.compile(
     + r"(?:answer|result|resposta|resultado|gabarito|solution\s+is|solução\s+é|conclusão\s+é)"
     + r"(?:\s+(?:final|correta|correto|certa|certo))?"
     + r"(?:[*_]*\s*[:=]|\s+(?:is|was|equals|é|era|foi|será)\b|(?<=is)\b|(?<=é)\b)"
-    + _FOUND,
+    + _PAST_PARTICIPLE,
     re.IGNORECASE,
 )
 _DRAWS = re.compile(
@@ -54,7 +54,7 @@ _OPENS = re.compile(
     r"|multiplicamos|dividimos|\(?\d{1,2}[.)]\s)",
     re.IGNORECASE,
 )
-_GOES_ON = re.compile(
+_CONTINUES = re.compile(
     _MARKS + r"(?:second(?:ly)?|third(?:ly)?|then|next|now|after|finally|lastly|so\b|also|note"
     r"|recall|given|as\b|we\b|that|this|it\b|write|carry|add|subtract|multiply|divide"
     r"|segundo|terceiro|depois|em seguida|a seguir|agora|por fim|finalmente|por último|então|assim"
@@ -69,33 +69,35 @@ _ANYWHERE = re.compile(
     re.IGNORECASE,
 )
 MAX_PASSES = 16
-ASIDE = 2  # sentences without a sign of reasoning that a run may hold in a row
+MAX_OTHER = 2  # consecutive sentences without a sign of reasoning that a run may hold
 
 QUESTION, CONCLUSION, DRAWN, OPENING, STEP, OTHER = range(6)
 
 
 @dataclass(frozen=True)
 class Conclusion:
-    """A conclusion at (line, place) and its reasoning: characters before it, and the run behind it,
-    which ends with sentence `end_place` of line `end_line` (nothing behind: after_chars 0)."""
+    """Sentence `sentence` of line `line`, with the characters of its reasoning before and after it.
+
+    The reasoning after it ends with sentence `end_sentence` of line `end_line`.
+    """
 
     line: int
-    place: int
+    sentence: int
     before_chars: int
     after_chars: int
     end_line: int
-    end_place: int
+    end_sentence: int
 
     @property
     def position(self) -> float | None:
-        """Share of its reasoning that stands before it, 0 to 1; None where it has none."""
+        """Share of its reasoning that precedes it, 0 to 1; None where it has none."""
         total = self.before_chars + self.after_chars
         return self.before_chars / total if total else None
 
 
 @dataclass(frozen=True)
 class Rewritten:
-    """The text and where its conclusions stood before and stand after (0 to 1 each)."""
+    """The new text, and the positions of the conclusions before and after (0 to 1 each)."""
 
     text: str
     moved: int
@@ -104,32 +106,32 @@ class Rewritten:
 
 
 def rewrite(text: str) -> Rewritten:
-    """Moves every conclusion that stands before its reasoning; see the module's promise."""
+    """Move every conclusion that precedes its reasoning; see the module's docstring."""
     if not _ANYWHERE.search(text):
         return Rewritten(text, 0, (), ())
     lines, breaks = split_lines(text)
-    found = list(conclusions(lines))
-    before, moved, new = _positions(found), 0, text
-    for _ in range(MAX_PASSES):  # a move can bring another conclusion in front of the reasoning
-        wrong = [one for one in reversed(found) if one.after_chars and not one.before_chars]
-        count = sum(_move(lines, breaks, one) for one in wrong)
+    located = list(conclusions(lines))
+    before, moved, new = _positions(located), 0, text
+    for _ in range(MAX_PASSES):  # a move can bring another conclusion before the reasoning
+        misplaced = [one for one in reversed(located) if one.after_chars and not one.before_chars]
+        count = sum(_move(lines, breaks, one) for one in misplaced)
         if not count:
-            return Rewritten(new, moved, before, _positions(found))
+            return Rewritten(new, moved, before, _positions(located))
         new, moved = join_lines(lines, breaks), moved + count
         lines, breaks = split_lines(new)
-        found = list(conclusions(lines))
-    return Rewritten(text, 0, before, before)  # conclusions without end: not a text to put right
+        located = list(conclusions(lines))
+    return Rewritten(text, 0, before, before)  # no fixed point: leave the text as it is
 
 
 def positions(text: str) -> tuple[float, ...]:
-    """For each conclusion with reasoning: the share of the reasoning that stands before it."""
+    """For each conclusion with reasoning: the share of the reasoning that precedes it."""
     if not _ANYWHERE.search(text):
         return ()
     return _positions(list(conclusions(split_lines(text)[0])))
 
 
-def _positions(found: list[Conclusion]) -> tuple[float, ...]:
-    shares = (one.position for one in found)
+def _positions(located: list[Conclusion]) -> tuple[float, ...]:
+    shares = (one.position for one in located)
     return tuple(share for share in shares if share is not None)
 
 
@@ -143,10 +145,10 @@ def kind_of(sentence: str) -> int:
         return DRAWN
     if _OPENS.match(sentence) or _EQUATION.search(sentence):
         return OPENING
-    return STEP if _GOES_ON.match(sentence) else OTHER
+    return STEP if _CONTINUES.match(sentence) else OTHER
 
 
-def conclusions(lines: list[Line]) -> Iterator[Conclusion]:
+def conclusions(lines: list[SplitLine]) -> Iterator[Conclusion]:
     """All conclusions in order, each with the reasoning that belongs to it."""
     kinds = [[kind_of(sentence) for sentence in line.sentences] for line in lines]
     flat = [(i, j) for i, line in enumerate(lines) for j in range(len(line.sentences))]
@@ -168,43 +170,41 @@ def conclusions(lines: list[Line]) -> Iterator[Conclusion]:
         after_question = kind == QUESTION
 
 
-def _run(lines: list[Line], kinds: list[list[int]], i: int, j: int) -> list[tuple[int, int]]:
-    """Sentences behind conclusion (i, j) that are its reasoning, in order; [] if none are."""
+def _run(lines: list[SplitLine], kinds: list[list[int]], i: int, j: int) -> list[tuple[int, int]]:
+    """(line, sentence) of the reasoning after conclusion (i, j), in order; [] without any."""
     here = _run_in_line(lines[i], kinds[i], j + 1)
     if here < j + 1 and j + 1 < len(kinds[i]):
         return []
-    run = [(i, place) for place in range(j + 1, here + 1)]
-    if here == len(kinds[i]) - 1:  # reached the end of the line: it may go on in the next ones
+    run = [(i, index) for index in range(j + 1, here + 1)]
+    if here == len(kinds[i]) - 1:  # it may continue in the next lines
         for number in range(i + 1, len(lines)):
-            if not _goes_on_with(lines[number], kinds[number], _text(lines, run)):
+            reasoning = " ".join(lines[a].sentences[b] for a, b in run)
+            if not _continues(lines[number], kinds[number], reasoning):
                 break
-            run += [(number, place) for place in range(len(kinds[number]))]
+            run += [(number, index) for index in range(len(kinds[number]))]
     return run
 
 
-def _run_in_line(line: Line, kinds: list[int], start: int) -> int:
-    """Place of the last sentence of the run that begins at `start`; start - 1 if none does."""
+def _run_in_line(line: SplitLine, kinds: list[int], start: int) -> int:
+    """Index of the last sentence of the run that begins at `start`; start - 1 if none does."""
     if start >= len(kinds) or kinds[start] != OPENING:
         return start - 1
-    last, aside = start, 0
-    for place in range(start + 1, len(kinds)):
-        if kinds[place] in (QUESTION, CONCLUSION, DRAWN):
+    last, others = start, 0
+    for index in range(start + 1, len(kinds)):
+        if kinds[index] in (QUESTION, CONCLUSION, DRAWN):
             break
-        sign = kinds[place] in (OPENING, STEP) or _DIGIT.search(line.sentences[place])
-        last, aside = (place, 0) if sign else (last, aside + 1)
-        if aside > ASIDE:
+        sign = kinds[index] in (OPENING, STEP) or _DIGIT.search(line.sentences[index])
+        last, others = (index, 0) if sign else (last, others + 1)
+        if others > MAX_OTHER:
             break
     return last
 
 
-def _text(lines: list[Line], run: list[tuple[int, int]]) -> str:
-    return " ".join(lines[i].sentences[j] for i, j in run)
+def _continues(line: SplitLine, kinds: list[int], run: str) -> bool:
+    """Whether a whole line continues the reasoning `run`, or opens it where `run` is empty.
 
-
-def _goes_on_with(line: Line, kinds: list[int], run: str) -> bool:
-    """Whether a whole line goes on with the reasoning `run`, or opens it where that is empty.
-
-    Among reckoning, a mere "Next" or "Then" without a number is more likely another subject.
+    After a calculation, a line that only begins with "Next" or "Then" and has no number probably
+    changes the subject.
     """
     if not kinds or any(kind in (QUESTION, CONCLUSION, DRAWN) for kind in kinds):
         return False
@@ -212,45 +212,44 @@ def _goes_on_with(line: Line, kinds: list[int], run: str) -> bool:
     return kinds[0] == OPENING or (bool(run) and step)
 
 
-def _move(lines: list[Line], breaks: list[str], found: Conclusion) -> bool:
-    """Moves one conclusion behind its run, in place; False where no form keeps all sentences."""
-    line = lines[found.line]
-    if found.end_line == found.line:
+def _move(lines: list[SplitLine], breaks: list[str], conclusion: Conclusion) -> bool:
+    """Move one conclusion after its reasoning, in place; False where a sentence would be lost."""
+    line = lines[conclusion.line]
+    if conclusion.end_line == conclusion.line:
         order = list(line.sentences)
-        order.insert(found.end_place, order.pop(found.place))
+        order.insert(conclusion.end_sentence, order.pop(conclusion.sentence))
         whole = replace(line, sentences=tuple(order))
         if _same_sentences([line], [whole]):
-            lines[found.line] = whole
+            lines[conclusion.line] = whole
             return True
-    return _move_to_own_line(lines, breaks, found)
+    return _move_to_own_line(lines, breaks, conclusion)
 
 
-def _move_to_own_line(lines: list[Line], breaks: list[str], found: Conclusion) -> bool:
-    """The conclusion becomes a line of its own behind the last line of the run."""
-    line, end = lines[found.line], found.end_line
-    alone = Line("", (line.sentences[found.place],), (), "")
-    if len(line.sentences) == 1:  # it already is: the line moves with the break behind it
-        lines.insert(end, lines.pop(found.line))
-        breaks.insert(end - 1, breaks.pop(found.line))
+def _move_to_own_line(lines: list[SplitLine], breaks: list[str], conclusion: Conclusion) -> bool:
+    """Make the conclusion a line of its own after the last line of its reasoning."""
+    line, end = lines[conclusion.line], conclusion.end_line
+    alone = SplitLine("", (line.sentences[conclusion.sentence],), (), "")
+    if len(line.sentences) == 1:  # it already is one: move the line with the break after it
+        lines.insert(end, lines.pop(conclusion.line))
+        breaks.insert(end - 1, breaks.pop(conclusion.line))
         return True
-    if end == found.line and found.end_place != len(line.sentences) - 1:
+    if end == conclusion.line and conclusion.end_sentence != len(line.sentences) - 1:
         return False
-    rest = _without(line, found.place)
+    index, gap = conclusion.sentence, min(conclusion.sentence, len(line.gaps) - 1)
+    rest = replace(
+        line,
+        sentences=line.sentences[:index] + line.sentences[index + 1 :],
+        gaps=line.gaps[:gap] + line.gaps[gap + 1 :],
+    )
     if not _same_sentences([line], [rest, alone]):
         return False
-    lines[found.line] = rest
+    lines[conclusion.line] = rest
     lines.insert(end + 1, alone)
-    breaks.insert(end, breaks[found.line] if end > found.line else "\n")
+    breaks.insert(end, breaks[conclusion.line] if end > conclusion.line else "\n")
     return True
 
 
-def _without(line: Line, place: int) -> Line:
-    sentences = line.sentences[:place] + line.sentences[place + 1 :]
-    gap = min(place, len(line.gaps) - 1)
-    return replace(line, sentences=sentences, gaps=line.gaps[:gap] + line.gaps[gap + 1 :])
-
-
-def _same_sentences(old: list[Line], new: list[Line]) -> bool:
-    """Whether the new lines, read again, hold the same sentences (a lost full stop joins two)."""
-    wanted = sorted(sentence for line in old for sentence in line.sentences)
-    return wanted == sorted(s for line in new for s in split_line(str(line)).sentences)
+def _same_sentences(old: list[SplitLine], new: list[SplitLine]) -> bool:
+    """Whether the new lines, split again, hold the same sentences (two can merge into one)."""
+    expected = sorted(sentence for line in old for sentence in line.sentences)
+    return expected == sorted(s for line in new for s in split_line(str(line)).sentences)

@@ -1,11 +1,11 @@
-"""The rewrite stage: documents in, documents in another order out, with where each came from.
+"""The rewrite stage: put the reasoning of each document before its conclusions.
 
-The rules engine permutes sentences (`reason_first`) and runs in any number of workers; a model
-engine asks an endpoint or a local model and passes every answer through `faithfulness`: what fails
-keeps its original text or is rejected, with the reason. Columns added: `rewritten`,
-`rewrite_verdict` (rewritten, unchanged, or why not), `rewrite_recipe`, `rewrite_engine`,
-`rewrite_model`, `rewrite_prompt_hash`, `rewrite_source_hash` (of the text before) and
-`rewrite_finish_reason`.
+The rules engine permutes sentences (`reason_first`) and runs in any number of workers. A model
+engine asks an endpoint or a local model, and `faithfulness` checks every answer: a document that
+fails keeps its original text or is rejected, with the reason. New columns: `rewritten`,
+`rewrite_verdict` (rewritten, unchanged, or the reason of a failure), `rewrite_recipe`,
+`rewrite_engine`, `rewrite_model`, `rewrite_prompt_hash`, `rewrite_source_hash` (of the original
+text) and `rewrite_finish_reason`.
 """
 
 import hashlib
@@ -13,6 +13,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import compress
 from typing import Any
 
 import pyarrow as pa
@@ -29,11 +30,11 @@ from sabia.core.shards.mapping import ShardContext, run_map
 from sabia.core.shards.summary import Summary
 from sabia.core.text.removed_rows import put_column
 from sabia.core.text.rewrite import reason_first
-from sabia.core.text.rewrite.faithfulness import cleaned, unfaithful
+from sabia.core.text.rewrite.faithfulness import strip_answer, unfaithful
 from sabia.core.text.rewrite.model_engine import (
-    Answer,
     EndpointWriter,
     LocalWriter,
+    ModelAnswer,
     Writer,
     pieces_of,
     prompt_hash,
@@ -45,7 +46,7 @@ REWRITTEN, UNCHANGED = "rewritten", "unchanged"
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of one text."""
+    """One text after rewriting; before and after: positions of its conclusions."""
 
     text: str
     verdict: str
@@ -56,147 +57,151 @@ class Outcome:
 
 
 def run(job: Job, options: RewriteOptions) -> None:
-    """Rewrites the job's documents; raises what the shards, the client and the engine raise."""
+    """Rewrite the job's documents; raise what the shards, the client and the engine raise."""
     sources = open_inputs(job, "document")
     if options.engine == "rules":
-        transform = partial(by_rules, recipe=options.recipe)
+        transform = partial(rewrite_by_rules, recipe=options.recipe)
         salt = f"rules {reason_first.VERSION}"
         summary = run_map(job, transform, sources=sources, salt=salt)
         _report(job, summary)
         return
     if job.jobs > 1:
-        notes.note(f"-j {job.jobs}: a model engine works in one process; see --concurrency")
+        notes.note(f"-j {job.jobs} is ignored: a model engine uses one process (see --concurrency)")
         job = replace(job, jobs=1)
     writer = make_writer(options, job.seed)
     try:
         if job.dry_run and isinstance(writer, EndpointWriter):
             _print_estimate(writer, sources)
-        transform = partial(by_model, writer=writer, options=options)
+        transform = partial(rewrite_by_model, writer=writer, options=options)
         salt = f"{prompt_hash(options.recipe)} {getattr(writer, 'fingerprint', '')}"
         summary = run_map(job, transform, sources=sources, salt=salt, sampled=unmeasured)
     finally:
         writer.close()
     _report(job, summary)
     if isinstance(writer, EndpointWriter) and not job.dry_run:
-        _report_calls(writer)
+        stats = writer.client.stats
+        cost = "" if stats.usd is None else f", {units.format_money(stats.usd)}"
+        notes.note(
+            f"{stats.calls:,} calls, {stats.cached:,} from the cache, {stats.failed:,} failed; "
+            f"{stats.usage.prompt_tokens:,} prompt and "
+            f"{stats.usage.completion_tokens:,} completion tokens{cost}"
+        )
 
 
-def by_rules(
+def rewrite_by_rules(
     batches: Iterator[pa.RecordBatch], context: ShardContext, recipe: str
 ) -> Iterator[pa.RecordBatch]:
-    """The transform of the rules engine."""
-    marks = {"rewrite_recipe": recipe, "rewrite_engine": "rules"}
+    """Rewrite a shard by rules: a transform for `run_map`."""
+    constants = {"rewrite_recipe": recipe, "rewrite_engine": "rules"}
     for batch in batches:
-        found = map(reason_first.rewrite, batch.column("text").to_pylist())
+        rewritten = map(reason_first.rewrite, batch.column("text").to_pylist())
         outcomes = [
-            Outcome(one.text, REWRITTEN if one.moved else UNCHANGED, one.before, one.after)
-            for one in found
+            Outcome(new.text, REWRITTEN if new.moved else UNCHANGED, new.before, new.after)
+            for new in rewritten
         ]
         _count(outcomes, context)
-        yield with_outcomes(batch, outcomes, marks)
+        yield with_outcomes(batch, outcomes, constants)
 
 
-def by_model(
+def rewrite_by_model(
     batches: Iterator[pa.RecordBatch],
     context: ShardContext,
     writer: Writer,
     options: RewriteOptions,
 ) -> Iterator[pa.RecordBatch]:
-    """The transform of the model engines; some batches are asked for ahead of the one written."""
-    marks = {
+    """Rewrite a shard with a model, with up to BATCHES_AHEAD batches requested in advance."""
+    constants = {
         "rewrite_recipe": options.recipe,
         "rewrite_engine": options.engine,
         "rewrite_prompt_hash": prompt_hash(options.recipe),
         "rewrite_model": options.model,
     }
-    waiting: deque[tuple[pa.RecordBatch, Callable[[], list[Outcome]]]] = deque()
+    pending: deque[tuple[pa.RecordBatch, Callable[[], list[Outcome]]]] = deque()
     for batch in batches:
-        waiting.append((batch, _ask(batch.column("text").to_pylist(), writer)))
-        if len(waiting) > BATCHES_AHEAD:
-            yield from _finish(*waiting.popleft(), context, options, marks)
-    while waiting:
-        yield from _finish(*waiting.popleft(), context, options, marks)
+        pending.append((batch, _submit(batch.column("text").to_pylist(), writer)))
+        if len(pending) > BATCHES_AHEAD:
+            yield _finish(*pending.popleft(), context, options, constants)
+    while pending:
+        yield _finish(*pending.popleft(), context, options, constants)
 
 
-def _ask(texts: Sequence[str], writer: Writer) -> Callable[[], list[Outcome]]:
-    """Starts all pieces of all texts; the result waits and gives an outcome a text."""
+def _submit(texts: Sequence[str], writer: Writer) -> Callable[[], list[Outcome]]:
+    """Submit all pieces of all texts; the function returned waits for the outcome of each text."""
     parts = [pieces_of(text) for text in texts]
-    asked = [(i, j) for i, part in enumerate(parts) for j in range(0, len(part), 2)
-             if part[j].strip()]  # fmt: skip
-    collect = writer.submit([parts[i][j] for i, j in asked])
+    submitted = [(i, j) for i, part in enumerate(parts) for j in range(0, len(part), 2)
+                 if part[j].strip()]  # fmt: skip
+    collect = writer.submit([parts[i][j] for i, j in submitted])
 
     def outcomes() -> list[Outcome]:
-        answers: dict[int, dict[int, Answer]] = {}
-        for (i, j), answer in zip(asked, collect(), strict=True):
+        answers: dict[int, dict[int, ModelAnswer]] = {}
+        for (i, j), answer in zip(submitted, collect(), strict=True):
             answers.setdefault(i, {})[j] = answer
-        return [judged(part, answers.get(i, {})) for i, part in enumerate(parts)]
+        return [join_pieces(part, answers.get(i, {})) for i, part in enumerate(parts)]
 
     return outcomes
 
 
-def judged(parts: Sequence[str], answers: dict[int, Answer]) -> Outcome:
-    """Puts the pieces of one text together; a piece that fails keeps its original and decides
-    the verdict."""
-    source, made, failed = "".join(parts), list(parts), ""
+def join_pieces(parts: Sequence[str], answers: dict[int, ModelAnswer]) -> Outcome:
+    """Join the pieces of one text. A piece that fails keeps its original text, and the verdict is
+    the reason of the first failure."""
+    source, pieces, failure = "".join(parts), list(parts), ""
     finish, model = None, None
-    for place, answer in sorted(answers.items()):
-        text = cleaned(answer.text or "")
-        reason = answer.error or unfaithful(parts[place], text, answer.finish_reason)
-        failed = failed or reason
+    for index, answer in sorted(answers.items()):
+        original, text = parts[index], strip_answer(answer.text or "")
+        reason = answer.error or unfaithful(original, text, answer.finish_reason)
+        failure = failure or reason
         finish, model = answer.finish_reason, answer.model
-        if not reason:
-            made[place] = _in_the_margins_of(parts[place], text)
-    text = "".join(made)
-    verdict = failed or (REWRITTEN if text != source else UNCHANGED)
+        if not reason:  # keep the white space at both ends
+            body = original.strip()
+            start = original.index(body)
+            pieces[index] = original[:start] + text + original[start + len(body) :]
+    text = "".join(pieces)
+    verdict = failure or (REWRITTEN if text != source else UNCHANGED)
     before, after = reason_first.positions(source), reason_first.positions(text)
     return Outcome(text, verdict, before, after, finish, model)
 
 
-def _in_the_margins_of(source: str, text: str) -> str:
-    """White space at both ends as in the source."""
-    body = source.strip()
-    start = source.index(body)
-    return source[:start] + text + source[start + len(body) :]
-
-
 def _finish(
     batch: pa.RecordBatch,
-    outcomes: Callable[[], list[Outcome]],
+    collect: Callable[[], list[Outcome]],
     context: ShardContext,
     options: RewriteOptions,
-    marks: dict[str, str],
-) -> Iterator[pa.RecordBatch]:
-    """Applies the policy for unfaithful answers and yields the batch with its new columns."""
-    found = outcomes()
-    failed = [o.verdict not in (REWRITTEN, UNCHANGED) for o in found]
-    for outcome, bad in zip(found, failed, strict=True):
-        if bad:
-            context.count(f"unfaithful[{outcome.verdict.partition(' (')[0].partition(':')[0]}]")
-    context.count("unfaithful", sum(failed))
-    if options.on_unfaithful == "reject" and any(failed):
-        for row, (outcome, bad) in enumerate(zip(found, failed, strict=True)):
-            if bad:
-                context.reject(batch.slice(row, 1), f"rewrite: {outcome.verdict}")
-        batch = batch.filter(pa.array([not bad for bad in failed], pa.bool_()))
-        found = [outcome for outcome, bad in zip(found, failed, strict=True) if not bad]
-    _count(found, context)
-    yield with_outcomes(batch, found, marks)
+    constants: dict[str, str],
+) -> pa.RecordBatch:
+    """Wait for the outcomes of a batch and apply the policy for unfaithful answers."""
+    outcomes = collect()
+    faithful = [outcome.verdict in (REWRITTEN, UNCHANGED) for outcome in outcomes]
+    failed = [row for row, good in enumerate(faithful) if not good]
+    for row in failed:
+        reason = outcomes[row].verdict.partition(" (")[0].partition(":")[0]
+        context.count(f"unfaithful[{reason}]")
+    context.count("unfaithful", len(failed))
+    if options.on_unfaithful == "reject" and failed:
+        for row in failed:
+            context.reject(batch.slice(row, 1), f"rewrite: {outcomes[row].verdict}")
+        batch = batch.filter(pa.array(faithful, pa.bool_()))
+        outcomes = list(compress(outcomes, faithful))
+    _count(outcomes, context)
+    return with_outcomes(batch, outcomes, constants)
 
 
 def with_outcomes(
-    batch: pa.RecordBatch, outcomes: Sequence[Outcome], marks: dict[str, str]
+    batch: pa.RecordBatch, outcomes: Sequence[Outcome], constants: dict[str, str]
 ) -> pa.RecordBatch:
-    """The batch with the new texts and the columns that say where they came from."""
+    """The batch with the new texts and the columns that record how they were made.
+
+    constants: the values of the columns that are the same in all rows.
+    """
     old = batch.column("text").to_pylist()
     new = [outcome.text for outcome in outcomes]
     hashes = [hashlib.blake2b(text.encode(), digest_size=16).hexdigest() for text in old]
     columns = {
         "rewritten": [a != b for a, b in zip(old, new, strict=True)],
         "rewrite_verdict": [outcome.verdict for outcome in outcomes],
-        "rewrite_recipe": [marks["rewrite_recipe"]] * len(new),
-        "rewrite_engine": [marks["rewrite_engine"]] * len(new),
-        "rewrite_model": [outcome.model or marks.get("rewrite_model") for outcome in outcomes],
-        "rewrite_prompt_hash": [marks.get("rewrite_prompt_hash")] * len(new),
+        "rewrite_recipe": [constants["rewrite_recipe"]] * len(new),
+        "rewrite_engine": [constants["rewrite_engine"]] * len(new),
+        "rewrite_model": [outcome.model or constants.get("rewrite_model") for outcome in outcomes],
+        "rewrite_prompt_hash": [constants.get("rewrite_prompt_hash")] * len(new),
         "rewrite_source_hash": hashes,
         "rewrite_finish_reason": [outcome.finish_reason for outcome in outcomes],
     }
@@ -209,12 +214,14 @@ def with_outcomes(
 
 
 def make_writer(options: RewriteOptions, seed: int) -> Writer:
-    """The door to the model that the configuration names."""
+    """The writer for the engine and model that the options name."""
     if options.engine == "local":
         cache = CallCache(options.cache or default_cache())
         fingerprint = model_fingerprint(options.model)
-        door = (load_engine(options.model), options.model, fingerprint, cache)
-        return LocalWriter(*door, options.recipe, options.temperature, seed)
+        return LocalWriter(
+            load_engine(options.model), options.model, fingerprint, cache, options.recipe,
+            options.temperature, seed,
+        )  # fmt: skip
     client = open_client(
         options.url, options.model, options, options.cache, options.max_tokens, options.timeout
     )
@@ -231,7 +238,7 @@ def _count(outcomes: Sequence[Outcome], context: ShardContext) -> None:
 
 
 def _report(job: Job, summary: Summary) -> None:
-    """The answer position: share of its reasoning that stands before a conclusion, on average."""
+    """Report the mean position of conclusions: the share of their reasoning before them."""
     counted = summary.counters
     if not counted.get("conclusions[before]"):
         return
@@ -240,23 +247,13 @@ def _report(job: Job, summary: Summary) -> None:
         for when in ("before", "after")
     )
     notes.note(
-        f"answer position {before:.2f} → {after:.2f} (share of the reasoning that stands before "
-        f"its conclusion) over {int(counted['conclusions[before]']):,} conclusions"
-    )
-
-
-def _report_calls(writer: EndpointWriter) -> None:
-    stats = writer.client.stats
-    cost = "" if stats.usd is None else f", {units.format_money(stats.usd)}"
-    notes.note(
-        f"{stats.calls:,} calls, {stats.cached:,} from the cache, {stats.failed:,} failed; "
-        f"{stats.usage.prompt_tokens:,} prompt and {stats.usage.completion_tokens:,} completion "
-        f"tokens{cost}"
+        f"answer position {before:.2f} → {after:.2f} (mean share of the reasoning before its "
+        f"conclusion) over {int(counted['conclusions[before]']):,} conclusions"
     )
 
 
 def _print_estimate(writer: EndpointWriter, sources: Sequence[Any]) -> None:
-    """`--dry-run`: what the calls would cost at most."""
+    """Print the most that the calls would cost (`--dry-run`)."""
     requests = (
         writer.request(part)
         for source in sources
@@ -265,10 +262,10 @@ def _print_estimate(writer: EndpointWriter, sources: Sequence[Any]) -> None:
         for part in pieces_of(text)[::2]
         if part.strip()
     )
-    found = writer.client.estimate(requests)
-    cost = "" if found.usd is None else f", at most {units.format_money(found.usd)}"
+    calls = writer.client.estimate(requests)
+    cost = "" if calls.usd is None else f", at most {units.format_money(calls.usd)}"
     print(
-        f"call {writer.client.url}: {found.requests:,} requests ({found.cached:,} more are paid), "
-        f"about {found.usage.prompt_tokens:,} prompt and at most "
-        f"{found.usage.completion_tokens:,} completion tokens{cost}"
+        f"call {writer.client.url}: {calls.requests:,} requests ({calls.cached:,} more are in the "
+        f"cache), about {calls.usage.prompt_tokens:,} prompt and at most "
+        f"{calls.usage.completion_tokens:,} completion tokens{cost}"
     )

@@ -1,15 +1,14 @@
-"""A `tokenizer.json` as the arrays of sabia.kernels.bpe, or the reason why it has no such form.
+"""Convert a `tokenizer.json` to the arrays of sabia.kernels.bpe, or say why that is impossible.
 
-Taken are byte-level BPE models whose way of splitting is recognised by the exact text of its
-patterns, never guessed: GPT-2 and GPT-NeoX, cl100k, Llama-3, Qwen2/3, o200k, Mistral's Tekken,
-DeepSeek-V3, and steps before them that cut out digits. What the kernel does not know is refused by
-name: other normalizers than NFC, prefix spaces, `▁` pieces with byte fallback (Llama-2, Gemma),
-dropout, affixes of words, added tokens that strip or want whole words.
+Supported are byte-level BPE models whose splitting patterns are known, compared by their exact
+text: GPT-2 and GPT-NeoX, cl100k, Llama-3, Qwen2/3, o200k, Mistral's Tekken, DeepSeek-V3, and steps
+before them that isolate digits. Everything else raises Unsupported with its name: normalizers
+other than NFC, prefix spaces, `▁` pieces with byte fallback (Llama-2, Gemma), dropout, affixes of
+words, added tokens that strip spaces or match whole words only.
 """
 
 import itertools
 import json
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -34,20 +33,22 @@ NUMBER_PATTERNS = {r"\p{N}": 1, r"\p{N}{1,3}": 3, r"\p{N}+": 1 << 30}
 
 
 class Unsupported(Exception):
-    """The kernel cannot encode as this tokenizer does; the message says why, in a few words."""
+    """The kernel cannot encode like this tokenizer; the message is a short reason."""
 
 
 @dataclass(frozen=True)
 class Compiled:
-    """Arrays of the kernel, and whether texts have to be brought to NFC first."""
+    """The arrays of the kernel, and whether texts must be normalized to NFC first."""
 
     tables: Tables
     nfc: bool
 
 
 def cl100k_pattern(numbers: str, marks: bool = False) -> str:
-    """The pattern of cl100k with its numbers: `\\p{N}` (Qwen) or `\\p{N}{1,3}` (Llama-3); Qwen3.5
-    counts combining `marks` among the letters."""
+    """The pattern of cl100k for the numbers `\\p{N}` (Qwen) or `\\p{N}{1,3}` (Llama-3).
+
+    marks: combining marks are letters (Qwen3.5).
+    """
     word, inside = (r"[\p{L}\p{M}]+", r"\p{L}\p{M}") if marks else (r"\p{L}+", r"\p{L}")
     others = rf" ?[^\s{inside}\p{{N}}]+[\r\n]*"
     return f"{CONTRACTIONS}|{_LEAD}{word}|{numbers}|{others}|{WHITE}"
@@ -61,7 +62,7 @@ def o200k_pattern(numbers: str, contractions: bool) -> str:
 
 
 def known_patterns() -> dict[str, tuple[int, int, int]]:
-    """Text of each pattern → (family, cap of numbers, letters) of sabia.kernels.bpe.split_numba."""
+    """Text of each pattern → (family, most digits, letters) of sabia.kernels.bpe.split_numba."""
     from sabia.kernels.bpe.split_numba import (
         CL100K,
         DEEPSEEK,
@@ -71,13 +72,13 @@ def known_patterns() -> dict[str, tuple[int, int, int]]:
         O200K,
     )
 
-    found = {GPT2_PATTERN: (GPT2, 0, 0), DEEPSEEK_PATTERN: (DEEPSEEK, 0, 0)}
+    patterns = {GPT2_PATTERN: (GPT2, 0, 0), DEEPSEEK_PATTERN: (DEEPSEEK, 0, 0)}
     for numbers, cap in NUMBER_PATTERNS.items():
-        found[cl100k_pattern(numbers)] = (CL100K, cap, LETTERS)
-        found[cl100k_pattern(numbers, marks=True)] = (CL100K, cap, MARKED_LETTERS)
+        patterns[cl100k_pattern(numbers)] = (CL100K, cap, LETTERS)
+        patterns[cl100k_pattern(numbers, marks=True)] = (CL100K, cap, MARKED_LETTERS)
         for contractions in (True, False):
-            found[o200k_pattern(numbers, contractions)] = (O200K, cap, int(contractions))
-    return found
+            patterns[o200k_pattern(numbers, contractions)] = (O200K, cap, int(contractions))
+    return patterns
 
 
 def compile_tables(tokenizer: Tokenizer) -> Compiled:
@@ -86,22 +87,32 @@ def compile_tables(tokenizer: Tokenizer) -> Compiled:
     nfc = _normalizer(definition)
     splitting = _splitting(definition)
     model = definition["model"]
-    _check_model(model)
+    if model.get("type") != "BPE":
+        raise Unsupported(f"model {model.get('type')}")
+    for name in ("dropout", "continuing_subword_prefix", "end_of_word_suffix"):
+        if model.get(name):
+            raise Unsupported(f"{name} of the model")
     vocab: dict[str, int] = model["vocab"]
     characters = byte_of_character()
     if missing := [c for c in characters if c not in vocab]:
         raise Unsupported(f"no token for {len(missing)} of the 256 bytes")
-    spelled = sorted(characters, key=characters.__getitem__)
-    byte_ids = np.array([vocab[c] for c in spelled], np.int32)
-    pairs = _pairs(model["merges"], vocab)
-    words = _whole_words(vocab, characters) if model.get("ignore_merges") else {}
-    tries = _tries(definition, tokenizer)
-    table = word_table(words)
+    ordered = sorted(characters, key=characters.__getitem__)
+    byte_ids = np.array([vocab[c] for c in ordered], np.int32)
+    merges = [m.split(" ") if isinstance(m, str) else m for m in model["merges"]]
+    ids = itertools.chain.from_iterable((vocab[a], vocab[b], vocab[a + b]) for a, b in merges)
+    merged = np.fromiter(ids, np.int64, 3 * len(merges)).reshape(-1, 3)
+    pairs = pair_table(merged[:, :2], merged[:, 2])
+    words = {}
+    if model.get("ignore_merges"):
+        for token, number in vocab.items():
+            if token and characters.keys() >= set(token):
+                words[bytes(characters[c] for c in token)] = number
+    tries, table = _tries(definition, tokenizer), word_table(words)
     return Compiled(Tables(byte_ids, pairs, splitting, class_table(), *table, tries), nfc)
 
 
 def byte_of_character() -> dict[str, int]:
-    """GPT-2's spelling of bytes: a printable one as itself, else the next character from 256 on."""
+    """GPT-2's characters for bytes: printable bytes as themselves, others from 256 on."""
     printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
     others = [byte for byte in range(256) if byte not in printable]
     named = {chr(byte): byte for byte in printable}
@@ -135,14 +146,6 @@ def _normalizer(definition: dict[str, Any]) -> bool:
     return True
 
 
-def _check_model(model: dict[str, Any]) -> None:
-    if model.get("type") != "BPE":
-        raise Unsupported(f"model {model.get('type')}")
-    for name in ("dropout", "continuing_subword_prefix", "end_of_word_suffix"):
-        if model.get(name):
-            raise Unsupported(f"{name} of the model")
-
-
 def byte_level_pattern(definition: dict[str, Any]) -> tuple[str, list[dict[str, Any]]]:
     """(the pattern that splits before the bytes, the steps before it); raises Unsupported."""
     *steps, last = pre_tokenizer_chain(definition) or [{}]
@@ -152,23 +155,17 @@ def byte_level_pattern(definition: dict[str, Any]) -> tuple[str, list[dict[str, 
         raise Unsupported("add_prefix_space")
     if last.get("use_regex", True):
         return GPT2_PATTERN, steps
-    if not steps or (found := split_pattern(steps.pop())) is None:
+    if not steps or (pattern := split_pattern(steps.pop())) is None:
         raise Unsupported("no splitting pattern before the bytes")
-    return found, steps
+    return pattern, steps
 
 
 def _splitting(definition: dict[str, Any]) -> Splitting:
-    found, steps = byte_level_pattern(definition)
-    pattern = found.replace("\r", r"\r").replace("\n", r"\n")
-    known = known_patterns().get(pattern)
+    main, steps = byte_level_pattern(definition)
+    main = main.replace("\r", r"\r").replace("\n", r"\n")
+    known = known_patterns().get(main)
     if known is None:
-        raise Unsupported(f"pattern {pattern[:60]}")
-    digits, cjk = _parts(steps)
-    return Splitting(*known, digits=digits, cjk=cjk)
-
-
-def _parts(steps: Sequence[dict[str, Any]]) -> tuple[int, bool]:
-    """(digits, cjk) of the steps before the pattern."""
+        raise Unsupported(f"pattern {main[:60]}")
     digits, cjk = 0, False
     for step in steps:
         pattern = split_pattern(step)
@@ -180,31 +177,14 @@ def _parts(steps: Sequence[dict[str, Any]]) -> tuple[int, bool]:
             cjk = True
         else:
             raise Unsupported(f"pre-tokenizer {step.get('type')} {pattern or ''}".rstrip())
-    return digits, cjk
-
-
-def _pairs(merges: Sequence[Any], vocab: dict[str, int]) -> Any:
-    pairs = [m.split(" ") if isinstance(m, str) else m for m in merges]
-    ids = itertools.chain.from_iterable((vocab[a], vocab[b], vocab[a + b]) for a, b in pairs)
-    table = np.fromiter(ids, np.int64, 3 * len(pairs)).reshape(-1, 3)
-    return pair_table(table[:, :2], table[:, 2])
-
-
-def _whole_words(vocab: dict[str, int], characters: dict[str, int]) -> dict[bytes, int]:
-    table = {ord(c): byte for c, byte in characters.items()}
-    known = set(characters)
-    words = {}
-    for token, number in vocab.items():
-        if token and known.issuperset(token):
-            words[bytes(table[ord(c)] for c in token)] = number
-    return words
+    return Splitting(*known, digits=digits, cjk=cjk)
 
 
 def _tries(definition: dict[str, Any], tokenizer: Tokenizer) -> tuple[Trie, Trie]:
     """Tries of added tokens matched before normalisation, and after it.
 
-    A special token spelled out in a document stays ordinary text, but is matched as a whole: no
-    other token is found inside it. Where all are special there is nothing to look for.
+    A special token written in a document stays ordinary text, but it is matched as a whole: no
+    other token matches inside it. Where all are special the trie is empty.
     """
     groups: tuple[list[tuple[bytes, int]], ...] = ([], [])
     normalizer = tokenizer.backend.normalizer

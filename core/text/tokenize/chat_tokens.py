@@ -1,8 +1,8 @@
-"""The words of the chat template's headers as single tokens of a freshly trained BPE.
+"""Make the role names of the chat template single tokens of a newly trained BPE tokenizer.
 
-A corpus seldom holds `assistant`, so a small vocabulary would spell it in pieces at the start of
-every turn. After training, merges that join those pieces are added behind all others, and as many
-of the rarest trained ones make room; every other text keeps its tokens but for those.
+`assistant` is rare in a corpus, so a small vocabulary would split it at the start of every turn.
+After training, merges that join its pieces are appended, and as many of the last trained merges
+are removed; the encoding of other text changes only where it used a removed merge.
 """
 
 import json
@@ -13,32 +13,23 @@ ROLE_WORDS = ("user", "assistant", "system", "tool")
 
 
 def with_role_words(definition: str, vocab_size: int) -> str:
-    """The definition (tokenizer.json) of at most `vocab_size` tokens with ROLE_WORDS among them.
+    """The definition (tokenizer.json) with ROLE_WORDS as tokens, at most `vocab_size` in all.
 
-    Left as it is where the vocabulary has no trained merges to spare.
+    It is unchanged where the vocabulary has too few trained merges to remove.
     """
     trained = json.loads(definition)
-    size = len(trained["model"]["vocab"])
-    for dropped in range(len(trained["model"]["merges"]) + 1):
-        kept = _without_last(trained, dropped)
-        joined = _join_words(kept)
-        if size - dropped + joined <= vocab_size:
-            return json.dumps(kept, ensure_ascii=False, indent=2)
+    vocab, merges = trained["model"]["vocab"], trained["model"]["merges"]
+    for dropped in range(len(merges) + 1):
+        size = len(vocab) - dropped
+        trained["model"]["vocab"] = {token: i for token, i in vocab.items() if i < size}
+        trained["model"]["merges"] = merges[: len(merges) - dropped]
+        if size + _join_words(trained) <= vocab_size:
+            return json.dumps(trained, ensure_ascii=False, indent=2)
     return definition
 
 
-def _without_last(trained: dict[str, Any], count: int) -> dict[str, Any]:
-    """A copy without the last `count` merges and the tokens they made."""
-    copy = json.loads(json.dumps(trained))
-    model = copy["model"]
-    size = len(model["vocab"]) - count
-    model["vocab"] = {token: i for token, i in model["vocab"].items() if i < size}
-    model["merges"] = model["merges"][: len(model["merges"]) - count]
-    return copy
-
-
 def _join_words(definition: dict[str, Any]) -> int:
-    """Add the merges that make each word one token; returns how many tokens that took."""
+    """Add the merges that make each word one token; returns the number of new tokens."""
     model, before = definition["model"], len(definition["model"]["vocab"])
     for word in ROLE_WORDS:
         pieces = _pieces(word, model["merges"])
@@ -50,7 +41,7 @@ def _join_words(definition: dict[str, Any]) -> int:
 
 
 def _pieces(word: str, merges: list[list[str]]) -> list[str]:
-    """The word under the merges in their order (the definition of BPE, on one short word)."""
+    """The pieces of a word after all merges, in their order (the definition of BPE)."""
     rank = {tuple(pair): number for number, pair in enumerate(merges)}
     pieces = list(word)
     while len(pieces) > 1:

@@ -30,9 +30,9 @@ def pack_shard(
     for batch in batches:
         documents = prepare_documents(batch, context, buckets)
         tokens, lengths = encode_documents(encoder, documents, tally)
-        found, codes = coded(documents.column("source"))
-        names += [name for name in found if name not in names]
-        sources = np.array([names.index(name) for name in found], np.int64)[codes]
+        distinct, codes = coded(documents.column("source"))
+        names += [name for name in distinct if name not in names]
+        sources = np.array([names.index(name) for name in distinct], np.int64)[codes]
         for rows in packer.add(tokens, lengths, sources):
             yield to_batch(rows, names)
     for rows in packer.flush():

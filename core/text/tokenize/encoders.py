@@ -1,12 +1,12 @@
-"""Documents to ids by the fastest engine that agrees with the tokenizer on the user's own text.
+"""Encode documents with the fastest engine that gives the same ids as the library `tokenizers`.
 
 Three engines: `kernel`, our compiled encoder with a cache of pre-tokens (bpe_encoder), the fastest
-by far, which knows the common byte-level patterns; `tiktoken`, two to five times as fast as
-`tokenizers` for plain byte-level BPE whose ids are in the order of its merges; and `tokenizers`,
-whose ids are the reference. `auto` takes the first that can express the tokenizer and gives the
-same ids on a probe of the first documents; the kernel only where the probe is full, as compiling or
-loading it takes longer than a small input. The choice depends on tokenizer and documents alone, and
-all engines give the same rows. Special tokens spelled out in a document stay ordinary text.
+by far, which supports the common byte-level patterns; `tiktoken`, two to five times as fast as
+`tokenizers` for byte-level BPE whose ids are in the order of its merges; and `tokenizers`, the
+reference. `auto` takes the first engine that supports the tokenizer and gives the same ids on a
+probe, the first documents; the kernel only where the probe is full, as compiling or loading it
+takes longer than encoding a small input. The choice depends only on the tokenizer and the
+documents. Special tokens written in a document stay ordinary text.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 PROBE_DOCUMENTS = 1_000
 PROBE_CHARS = 1_000_000
-# tiktoken's regular expressions run out of stack on very long runs of white space
+# tiktoken's regular expressions overflow the stack on very long runs of white space
 LONG_SPACE = re.compile(r"\s{2000}")
 
 
@@ -47,28 +47,31 @@ class Encoder:
     def encode(self, texts: pa.Array, end_id: int = -1) -> tuple[np.ndarray, np.ndarray]:
         """(ids int32[Σ n], lengths int64[documents]) of a string array without nulls.
 
-        `end_id` >= 0 ends every document and is counted in its length.
+        `end_id` >= 0 is appended to every document and counted in its length.
         """
         if self.engine == "kernel":
             return self._kernel.encode(texts, end_id)
-        return _joined(self._rows(texts.to_pylist()), end_id)
+        encode = self.tokenizer.encode_ordinary_batch
+        rows = (encode if self.engine == "tokenizers" else self._tiktoken_batch)(texts.to_pylist())
+        end = np.array([end_id] if end_id >= 0 else [], np.int32)
+        lengths = np.array([len(row) + len(end) for row in rows], np.int64)
+        pieces = [part for row in rows for part in (np.asarray(row, np.int32), end)]
+        return (np.concatenate(pieces) if pieces else end[:0]), lengths
 
     def prepare(self) -> None:
-        """Build the engine, which the first call would do; raises Unsupported."""
+        """Build the engine before the first call; raises Unsupported."""
         if self.engine == "kernel":
             self._kernel.encode(pa.array(["a"]))
         elif self.engine == "tiktoken" and self._tiktoken is None:
             raise Unsupported("cannot express this tokenizer")
 
-    def _rows(self, texts: Sequence[str]) -> list[Any]:
-        if self.engine == "tokenizers":
-            return self.tokenizer.encode_ordinary_batch(texts)
-        return [self._one(text) for text in texts]
-
-    def _one(self, text: str) -> Any:
-        if LONG_SPACE.search(text):
-            return self.tokenizer.encode_ordinary(text)
-        return self._tiktoken.encode_to_numpy(text, disallowed_special=())
+    def _tiktoken_batch(self, texts: Sequence[str]) -> list[Any]:
+        return [
+            self.tokenizer.encode_ordinary(text)
+            if LONG_SPACE.search(text)
+            else self._tiktoken.encode_to_numpy(text, disallowed_special=())
+            for text in texts
+        ]
 
     @cached_property
     def _tiktoken(self) -> Any:
@@ -85,21 +88,23 @@ class Encoder:
 
 
 @dataclass(frozen=True)
-class Choice:
-    """The engine chosen, and a line that says why."""
+class EncoderChoice:
+    """The encoder chosen, and the reason in one line."""
 
     encoder: Encoder
     reason: str
 
 
-def choose_encoder(tokenizer: Tokenizer, texts: Sequence[str], engine: str = "auto") -> Choice:
-    """The fastest engine that gives the ids of tokenizers on all `texts`, or the one asked for.
+def choose_encoder(
+    tokenizer: Tokenizer, texts: Sequence[str], engine: str = "auto"
+) -> EncoderChoice:
+    """The fastest engine that gives the ids of `tokenizers` on all `texts`, or the one requested.
 
-    Raises UsageError where the one asked for cannot be used.
+    Raises UsageError where the requested engine cannot be used.
     """
     plain = Encoder(tokenizer, "tokenizers")
     if engine == "tokenizers":
-        return Choice(plain, "tokenizers, as asked")
+        return EncoderChoice(plain, "tokenizers, as requested")
     wanted = [] if engine == "auto" else [engine]
     if engine == "auto":
         wanted = ["kernel", "tiktoken"] if _is_full(texts) and numba_available() else ["tiktoken"]
@@ -107,31 +112,31 @@ def choose_encoder(tokenizer: Tokenizer, texts: Sequence[str], engine: str = "au
     refusals = []
     for name in wanted:
         encoder = Encoder(tokenizer, name)
-        refusal, speeds = probe.try_on(encoder)
+        refusal, speeds = probe.test(encoder)
         if not refusal:
             reason = f"{name}: same ids on {len(texts)} probed documents ({speeds})"
-            return Choice(encoder, reason)
+            return EncoderChoice(encoder, reason)
         refusals.append(f"{name} {refusal}")
     if engine != "auto":
         raise UsageError(f"--encoder {engine}: {refusals[0]}; use auto or tokenizers")
-    return Choice(plain, f"tokenizers: {'; '.join(refusals)}")
+    return EncoderChoice(plain, f"tokenizers: {'; '.join(refusals)}")
 
 
 @dataclass(frozen=True)
 class _Probe:
-    """The first documents, and what tokenizers makes of them."""
+    """The first documents, and the ids that `tokenizers` gives for them."""
 
     plain: Encoder
     texts: Sequence[str]
 
-    def try_on(self, encoder: Encoder) -> tuple[str, str]:
-        """(why the encoder cannot be taken or "", speeds)."""
+    def test(self, encoder: Encoder) -> tuple[str, str]:
+        """(why the encoder cannot be used or "", speeds)."""
         try:
             encoder.prepare()
         except Unsupported as error:
             return f"cannot: {error}" if encoder.engine == "kernel" else str(error), ""
-        (wanted, plain_mb_s), (found, mb_s) = self._reference, _timed(encoder, self.texts)
-        differing = _differing(wanted, found)
+        (expected, plain_mb_s), (actual, mb_s) = self._reference, _timed(encoder, self.texts)
+        differing = _differing(expected, actual)
         if differing:
             return f"differs on {differing} of {len(self.texts)} probed documents", ""
         return "", f"{mb_s:.1f} MB/s, tokenizers {plain_mb_s:.1f}"
@@ -155,11 +160,14 @@ def probe_texts(batches: Iterable[Any]) -> list[str]:
 
 
 def tiktoken_encoding(tokenizer: Tokenizer) -> Any:
-    """The vocabulary as a tiktoken.Encoding with the same ids; None where it has no such form."""
+    """The vocabulary as a tiktoken.Encoding with the same ids; None where that is impossible."""
     definition = json.loads(tokenizer.definition)
-    pattern = _split_pattern(definition)
+    try:
+        pattern, steps = byte_level_pattern(definition)
+    except Unsupported:
+        return None
     ranks = _ranks(definition)
-    if pattern is None or ranks is None:
+    if steps or definition.get("normalizer") or ranks is None:
         return None
     import tiktoken
 
@@ -173,35 +181,21 @@ def _is_full(texts: Sequence[str]) -> bool:
     return len(texts) >= PROBE_DOCUMENTS or sum(map(len, texts)) >= PROBE_CHARS
 
 
-def _joined(rows: Sequence[Any], end_id: int) -> tuple[np.ndarray, np.ndarray]:
-    end = np.array([end_id] if end_id >= 0 else [], np.int32)
-    lengths = np.array([len(row) + len(end) for row in rows], np.int64)
-    pieces = [part for row in rows for part in (np.asarray(row, np.int32), end)]
-    return (np.concatenate(pieces) if pieces else end[:0]), lengths
-
-
 def _timed(encoder: Encoder, texts: Sequence[str]) -> tuple[tuple[np.ndarray, np.ndarray], float]:
-    """(what `encode` gives, megabytes a CPU second)."""
+    """(the result of `encode`, megabytes per CPU second)."""
     column = pa.array(texts, pa.string())
     start = time.process_time()
-    found = encoder.encode(column)
+    encoded = encoder.encode(column)
     seconds = max(time.process_time() - start, 1e-9)
-    return found, sum(len(text.encode()) for text in texts) / 1e6 / seconds
+    return encoded, sum(len(text.encode()) for text in texts) / 1e6 / seconds
 
 
-def _differing(wanted: tuple[np.ndarray, np.ndarray], found: tuple[np.ndarray, np.ndarray]) -> int:
-    """How many documents have other ids."""
-    rows = [np.split(ids, np.cumsum(lengths)[:-1]) for ids, lengths in (wanted, found)]
+def _differing(
+    expected: tuple[np.ndarray, np.ndarray], actual: tuple[np.ndarray, np.ndarray]
+) -> int:
+    """How many documents have different ids."""
+    rows = [np.split(ids, np.cumsum(lengths)[:-1]) for ids, lengths in (expected, actual)]
     return sum(not np.array_equal(a, b) for a, b in zip(*rows, strict=True))
-
-
-def _split_pattern(definition: dict[str, Any]) -> str | None:
-    """The regular expression of a byte-level pre-tokenizer; None for any other kind."""
-    try:
-        pattern, before = byte_level_pattern(definition)
-    except Unsupported:
-        return None
-    return None if before or definition.get("normalizer") else pattern
 
 
 def _ranks(definition: dict[str, Any]) -> dict[bytes, int] | None:
@@ -212,16 +206,16 @@ def _ranks(definition: dict[str, Any]) -> dict[bytes, int] | None:
         return None
     vocab: dict[str, int] = model["vocab"]
     pairs = [m.split(" ") if isinstance(m, str) else m for m in model["merges"]]
-    made = [vocab.get(left + right, -1) for left, right in pairs]
+    merged = [vocab.get(left + right, -1) for left, right in pairs]
     added = {token["content"] for token in definition["added_tokens"]}
     table = byte_of_character()
     tokens = [token for token in vocab if token not in added]
     if any(character not in table for token in tokens for character in token):
         return None
     single = [vocab.get(character, -1) for character in table]
-    first = made[0] if made else len(vocab)
-    if any(b <= a for a, b in itertools.pairwise(made)) or min(single) < 0:
+    first = merged[0] if merged else len(vocab)
+    if any(b <= a for a, b in itertools.pairwise(merged)) or min(single) < 0:
         return None
-    if max(single) > first or len(tokens) != len(single) + len(made):
+    if max(single) > first or len(tokens) != len(single) + len(merged):
         return None
     return {bytes(table[c] for c in token): vocab[token] for token in tokens}

@@ -1,4 +1,4 @@
-"""Megatron's token files: a `.bin` of ids end to end and an `.idx` that says where documents begin.
+"""Megatron's token files: a `.bin` of concatenated ids and an `.idx` with the document bounds.
 
 The index, all little-endian: `MMIDIDX\\0\\0`, uint64 version 1, uint8 code of the id's type, uint64
 sequences n, uint64 documents + 1, int32 lengths[n] in tokens, int64 pointers[n] in bytes of the
@@ -20,7 +20,7 @@ SMALL_VOCABULARY = 65_500
 
 
 class MegatronWriter:
-    """Appends documents to an open `.bin`; `write_index` writes the other file."""
+    """Appends documents to an open `.bin`; `write_index` writes the `.idx`."""
 
     def __init__(self, target: BinaryIO, vocab_size: int) -> None:
         """`vocab_size` is one more than the largest id."""
@@ -34,12 +34,12 @@ class MegatronWriter:
         return sum(map(len, self._lengths))
 
     def add(self, tokens: np.ndarray, lengths: np.ndarray) -> None:
-        """Documents one after another: tokens[Σ lengths] and the length of each."""
+        """Append documents: tokens[Σ lengths] and the length of each."""
         self.target.write(tokens.astype("<u2" if self.code == UINT16 else "<i4").data)
         self._lengths.append(lengths.astype("<i4"))
 
     def write_index(self, path: str | Path) -> None:
-        """The index of everything added."""
+        """Write the index of everything added."""
         lengths = np.concatenate([np.empty(0, "<i4"), *self._lengths])
         item_bytes = 2 if self.code == UINT16 else 4
         ends = np.cumsum(lengths, dtype=np.int64) * item_bytes

@@ -1,9 +1,9 @@
-"""Mixing sources by weight: how many rows of each, and in which order.
+"""The plan of a mix of sources by weight: the number of rows of each source, and their order.
 
-The budget is split by the weights; no source gives more than `max_repeat` times its rows, and what
-it cannot give the others take over in proportion to theirs. The order is a deterministic weighted
-interleave: the k-th of a source's n rows stands at (k + 1/2)/n of the whole, so every stretch of
-the output has the proportions of the whole; within a source the seed shuffles each pass anew.
+The budget is split by the weights. No source gives more than `max_repeat` times its rows; the
+others share what is missing in proportion to their weights. The order is a deterministic weighted
+interleave: the k-th of a source's n rows is at position (k + 1/2)/n of the output, so every section
+of the output has the proportions of the whole. The seed shuffles each pass over a source.
 """
 
 import hashlib
@@ -16,22 +16,22 @@ from sabia.core.errors import UsageError
 from sabia.core.shards.order import Permutation, key64
 from sabia.core.shards.shares import apportion, fill
 
-CHUNK = 4096  # rows whose order is computed together
+CHUNK = 4096  # rows whose order is computed at once
 
 
 @dataclass(frozen=True)
 class Share:
-    """What was wanted of one source and what it gives; counts are rows."""
+    """The planned and the actual number of rows of one source."""
 
     source: str
     weight: float  # of all weights; they sum to 1
-    available: int
-    planned: int  # by weight alone
-    rows: int  # within max_repeat
+    available: int  # rows
+    planned: int  # rows by weight alone
+    rows: int  # rows within max_repeat
 
     @property
     def repeats(self) -> float:
-        """How often each row is read on average."""
+        """How often each row is read, on average."""
         return self.rows / self.available if self.available else 0.0
 
 
@@ -75,18 +75,18 @@ def plan_mix(
 
 
 def interleave(counts: list[int]) -> np.ndarray:
-    """int64[Σ counts]: which source each place of the output takes; source s comes counts[s]
-    times, evenly spread."""
-    at = np.concatenate([(np.arange(n) + 0.5) / n for n in counts if n] or [np.empty(0)])
-    which = np.repeat(np.arange(len(counts)), counts)
-    return which[np.argsort(at, kind="stable")]
+    """int64[Σ counts]: the source of each row of the output; source s has counts[s] evenly spread
+    rows."""
+    positions = np.concatenate([(np.arange(n) + 0.5) / n for n in counts if n] or [np.empty(0)])
+    sources = np.repeat(np.arange(len(counts)), counts)
+    return sources[np.argsort(positions, kind="stable")]
 
 
 def passes(source: str, available: int, rows: int, seed: int) -> Iterator[int]:
-    """Row numbers to read: passes over all rows of the source, each in an order of its own."""
+    """Row numbers to read: passes over all rows of the source, each in another order."""
     name = int.from_bytes(hashlib.blake2b(source.encode(), digest_size=8).digest(), "little")
     for start in range(0, rows, CHUNK):
-        number, place = np.divmod(np.arange(start, min(rows, start + CHUNK)), available)
-        for one in np.unique(number):
-            order = Permutation(available, key64(seed, name, int(one)))
-            yield from order(place[number == one]).tolist()
+        numbers, index = np.divmod(np.arange(start, min(rows, start + CHUNK)), available)
+        for number in np.unique(numbers):
+            order = Permutation(available, key64(seed, name, int(number)))
+            yield from order(index[numbers == number]).tolist()

@@ -29,7 +29,7 @@ from sabia.core.shards.summary import Summary
 from sabia.core.text.tokenize.document_encoding import encode_shard, tokens_of
 from sabia.core.text.tokenize.encoders import Encoder
 from sabia.core.text.tokenize.mix_plan import Share, interleave, parse_mix, passes, plan_mix
-from sabia.core.text.tokenize.packing import Rows, make_packer, to_batch
+from sabia.core.text.tokenize.packing import PackedRows, make_packer, to_batch
 from sabia.core.text.tokenize.source_buckets import Buckets
 from sabia.core.text.tokenize.token_counts import coded
 
@@ -47,7 +47,7 @@ class RowSpool:
     def __len__(self) -> int:
         return len(self._ends) - 1
 
-    def append(self, rows: Rows) -> None:
+    def append(self, rows: PackedRows) -> None:
         """Add packed rows."""
         self._ids.append(rows.ids.astype("<i4"))
         self._pieces.append(rows.piece_lengths.astype("<i4"))
@@ -185,7 +185,7 @@ def _draw(
         codes = order[start : start + BATCH_ROWS].tolist()
         drawn = [spools[names[code]].read(next(readers[code])) for code in codes]
         counts = [len(lengths) for _, lengths in drawn]
-        rows = Rows(
+        rows = PackedRows(
             np.stack([ids for ids, _ in drawn]).astype(np.int32),
             np.repeat(np.arange(len(drawn)), counts),
             np.concatenate([lengths for _, lengths in drawn]).astype(np.int64),

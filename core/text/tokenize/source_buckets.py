@@ -1,9 +1,8 @@
-"""Sources split by a score, so that a mix can tell good documents of a source from poor ones.
+"""Sources split by a score, so that a mix can weight good and poor documents differently.
 
-With edges 1 and 3 of the score edu, a document of the source web is of web/edu0 (below 1), web/edu1
-(from 1 to below 3), web/edu2 (3 and more), or web/edu-none where it has no such score. Weights of a
-mix, repeat limits and the stages of a run then apply to these names as to any others: good buckets
-can be read more often than poor ones, or alone while the rate decays.
+With the edges 1 and 3 of the score edu, a document of the source web gets the source web/edu0
+(below 1), web/edu1 (from 1 to below 3), web/edu2 (3 and more), or web/edu-none (no such score).
+Mix weights, repeat limits and the stages of a run apply to these names as to any others.
 """
 
 from dataclasses import dataclass
@@ -40,12 +39,14 @@ class Buckets:
         return cls(name, edges)
 
     def split(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """The batch with `source` naming the bucket too."""
+        """The batch with the bucket appended to `source`."""
         values = score_values(batch.column("scores"), self.score)
         bucket = np.searchsorted(np.array(self.edges), values, side="right")
         names = np.array([*(f"/{self.score}{i}" for i in range(len(self.edges) + 1)),
                           f"/{self.score}-none"], object)  # fmt: skip
-        ends = names[np.where(np.isnan(values), len(names) - 1, bucket)]
+        suffixes = names[np.where(np.isnan(values), len(names) - 1, bucket)]
         sources = batch.column("source").to_pylist()
-        split = [f"{source or ''}{end}" for source, end in zip(sources, ends, strict=True)]
+        split = [
+            f"{source or ''}{suffix}" for source, suffix in zip(sources, suffixes, strict=True)
+        ]
         return put_column(batch, "source", pa.array(split, pa.string()))

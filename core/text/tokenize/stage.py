@@ -107,27 +107,27 @@ def _encoder(tokenizer: Tokenizer, options: TokenizeOptions, sources: Sequence[S
 
 
 def _report(
-    options: TokenizeOptions, encoder: Encoder, sources: Sequence[Source], place: str
+    options: TokenizeOptions, encoder: Encoder, sources: Sequence[Source], path: str
 ) -> None:
-    """The figures of the tokenizer, and of the one to compare it with, on the same documents."""
+    """Write the metrics of the tokenizer, and of that of --compare, on the same documents."""
     from sabia.core.text.tokenize.vocabulary_report import measure, write_report
 
-    encoders = {place: encoder}
+    encoders = {path: encoder}
     if options.compare:
         other = with_end(load_tokenizer(options.compare, "--compare"))
         encoders[options.compare] = _encoder(other, options, sources)
-    figures = measure(list(encoders.values()), sources)
-    write_report(options.report, dict(zip(encoders, figures, strict=True)))
+    metrics = measure(list(encoders.values()), sources)
+    write_report(options.report, dict(zip(encoders, metrics, strict=True)))
 
 
 def _recorded(
-    options: TokenizeOptions, tokenizer: Tokenizer | None, place: str
+    options: TokenizeOptions, tokenizer: Tokenizer | None, path: str
 ) -> dict[str, object]:
-    """What the output's metadata says of how it was made: what decides the rows, no more."""
-    said: dict[str, object] = {k: v for k, v in options.recorded().items() if v != ""}
-    # Megatron files have no rows, but earlier versions recorded these two for them as well
-    said |= {"tokenizer": place, "length": options.length, "packing": options.packing}
+    """The options and tokenizer properties that decide the rows, for the output's metadata."""
+    recorded: dict[str, object] = {k: v for k, v in options.recorded().items() if v != ""}
+    # Megatron files have no rows, but earlier versions recorded length and packing for them too
+    recorded |= {"tokenizer": path, "length": options.length, "packing": options.packing}
     if tokenizer is not None:
-        said |= {"vocab_size": tokenizer.vocab_size, "fingerprint": tokenizer.fingerprint}
-        said |= {"eos_id": tokenizer.eos_id, "pad_id": tokenizer.pad_id}
-    return said
+        recorded |= {"vocab_size": tokenizer.vocab_size, "fingerprint": tokenizer.fingerprint}
+        recorded |= {"eos_id": tokenizer.eos_id, "pad_id": tokenizer.pad_id}
+    return recorded

@@ -1,7 +1,7 @@
-"""Bytes and tokens by language and by source: how well a tokenizer fits each of them.
+"""Bytes and tokens by language and by source, and bytes per token.
 
 Bytes are those of the UTF-8 text; end-of-document tokens are not counted. Counters are named
-`bytes[language=pt]`, `tokens[source=web]`; beyond MOST names of a field the rest is `other`.
+`bytes[language=pt]`, `tokens[source=web]`; after MAX_NAMES names of a field the rest is `other`.
 """
 
 import json
@@ -19,18 +19,18 @@ from sabia.core.shards.job import Job
 from sabia.core.shards.summary import Summary
 
 FIELDS = ("language", "source")
-MOST = 40
+MAX_NAMES = 40
 COUNTER = re.compile(r"(bytes|tokens)\[(language|source)=(.*)\]", re.DOTALL)
 
 
 class Tally:
-    """Counts of one shard."""
+    """Bytes and tokens of one shard."""
 
     def __init__(self) -> None:
         self._counts: dict[tuple[str, str], list[int]] = {}
 
     def add(self, batch: pa.RecordBatch, tokens: np.ndarray) -> None:
-        """Documents (`text`, `language`, `source`) and the tokens of each."""
+        """Count documents (`text`, `language`, `source`) with tokens[n]."""
         sizes = pc.binary_length(batch.column("text")).to_numpy()
         for field in FIELDS:
             for name, counts in sums_by_name(batch.column(field), sizes, tokens):
@@ -38,35 +38,35 @@ class Tally:
 
     def _entry(self, field: str, name: str) -> list[int]:
         key = (field, name)
-        if key not in self._counts and sum(f == field for f, _ in self._counts) >= MOST:
+        if key not in self._counts and sum(f == field for f, _ in self._counts) >= MAX_NAMES:
             key = (field, "other")
         return self._counts.setdefault(key, [0, 0])
 
     def counters(self) -> dict[str, int]:
         """Counters for the summary."""
-        found = {}
+        counters = {}
         for (field, name), (size, tokens) in self._counts.items():
-            found[f"bytes[{field}={name}]"] = size
-            found[f"tokens[{field}={name}]"] = tokens
-        return found
+            counters[f"bytes[{field}={name}]"] = size
+            counters[f"tokens[{field}={name}]"] = tokens
+        return counters
 
 
 def coded(column: pa.Array) -> tuple[list[str | None], np.ndarray]:
     """(distinct values in order of appearance, null among them; the code of each row)."""
-    found = column.dictionary_encode("encode")
-    return found.dictionary.to_pylist(), found.indices.to_numpy().astype(np.int64)
+    dictionary = column.dictionary_encode("encode")
+    return dictionary.dictionary.to_pylist(), dictionary.indices.to_numpy().astype(np.int64)
 
 
 def sums_by_name(column: pa.Array, *weights: np.ndarray) -> Iterator[tuple[str | None, list[int]]]:
     """(value, sums of the weights of its rows), in order of appearance; weights[n] are integers."""
     names, codes = coded(column)
     sums = [np.bincount(codes, each, len(names)) for each in weights]
-    for name, *found in zip(names, *sums, strict=True):
-        yield name, [int(n) for n in found]
+    for name, *totals in zip(names, *sums, strict=True):
+        yield name, [int(n) for n in totals]
 
 
 def add_to(totals: list[int], more: Sequence[int]) -> None:
-    """Add number by number."""
+    """Add `more` to `totals`, element by element."""
     totals[:] = map(sum, zip(totals, more, strict=True))
 
 
@@ -74,8 +74,8 @@ def bytes_per_token(counters: dict[str, float]) -> dict[str, dict[str, float]]:
     """{"language": {"pt": 4.1, …}, "source": {…}} from the counters of a summary."""
     totals: dict[tuple[str, str], dict[str, float]] = {}
     for name, value in counters.items():
-        if found := COUNTER.fullmatch(name):
-            totals.setdefault((found[2], found[3]), {})[found[1]] = value
+        if match := COUNTER.fullmatch(name):
+            totals.setdefault((match[2], match[3]), {})[match[1]] = value
     ratios: dict[str, dict[str, float]] = {field: {} for field in FIELDS}
     for (field, name), counted in sorted(totals.items()):
         if counted.get("tokens"):
@@ -84,13 +84,13 @@ def bytes_per_token(counters: dict[str, float]) -> dict[str, dict[str, float]]:
 
 
 def report_bytes_per_token(job: Job, summary: Summary) -> None:
-    """Says the ratios on stderr and adds them to `--stats`."""
+    """Note the ratios on stderr and add them to `--stats`."""
     ratios = bytes_per_token(summary.counters)
     if any(ratios.values()):
         parts = [
-            f"{field} " + ", ".join(f"{name} {value:.2f}" for name, value in found.items())
-            for field, found in ratios.items()
-            if found
+            f"{field} " + ", ".join(f"{name} {value:.2f}" for name, value in by_name.items())
+            for field, by_name in ratios.items()
+            if by_name
         ]
         notes.note("bytes per token: " + "; ".join(parts))
     if job.stats == "-":

@@ -11,14 +11,14 @@ from sabia.core.errors import BadData, UsageError
 from sabia.core.shards.atomic import write_atomic
 from sabia.core.text.tokenize.chatml import TURN_END
 
-# Names under which model families keep their end-of-turn token.
+# The end-of-turn tokens of model families.
 TURN_ENDS = (TURN_END, "<|eot_id|>", "<end_of_turn>", "<|end|>", "<|return|>", "<|call|>")
 SPECIAL_ROLES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token")
 FILES = ("tokenizer.json", "tokenizer_config.json")
 
 
 class Tokenizer:
-    """A tokenizer with its chat template; immutable, picklable, safe to share among threads."""
+    """A tokenizer with its chat template; immutable, picklable, thread-safe."""
 
     def __init__(
         self,
@@ -34,12 +34,13 @@ class Tokenizer:
         self._extra_stop_ids = tuple(extra_stop_ids)
 
     def __reduce__(self) -> tuple[type["Tokenizer"], tuple[Any, ...]]:
-        given = self.definition, self.config, self.chat_template, self._extra_stop_ids
-        return Tokenizer, given
+        return Tokenizer, (
+            self.definition, self.config, self.chat_template, self._extra_stop_ids
+        )  # fmt: skip
 
     @cached_property
     def backend(self) -> Any:
-        """The `tokenizers.Tokenizer`, which reads special tokens in a text as special tokens."""
+        """The `tokenizers.Tokenizer`; it encodes special tokens in a text as special tokens."""
         return _backend(self.definition)
 
     @cached_property
@@ -49,19 +50,14 @@ class Tokenizer:
         return backend
 
     def encode(self, text: str, *, bos: bool = False) -> list[int]:
-        """Ids of a text in which special tokens are meant as such (a rendered chat, a prompt).
+        """Ids of a text with special tokens in it (a rendered chat, a prompt).
 
-        `bos` lets the tokenizer's own post-processor add what it adds (Llama: the BOS token).
+        `bos` applies the tokenizer's post-processor (Llama: it adds the BOS token).
         """
         return self.backend.encode(text, add_special_tokens=bos).ids
 
-    def encode_batch(self, texts: Sequence[str], *, bos: bool = False) -> list[list[int]]:
-        """`encode` of each text."""
-        encoded = self.backend.encode_batch_fast(list(texts), add_special_tokens=bos)
-        return [item.ids for item in encoded]
-
     def encode_ordinary(self, text: str) -> list[int]:
-        """Ids of a foreign text: a special token spelled out in it stays ordinary text."""
+        """Ids of an untrusted text: special tokens written in it are encoded as ordinary text."""
         return self._ordinary.encode(text, add_special_tokens=False).ids
 
     def encode_ordinary_batch(self, texts: Sequence[str]) -> list[list[int]]:
@@ -91,28 +87,29 @@ class Tokenizer:
 
     @cached_property
     def vocab_size(self) -> int:
-        """One more than the largest id, added tokens counted: the least height of an embedding."""
+        """The largest id, added tokens included, plus one: the least number of embedding rows."""
         return max(self.backend.get_vocab(with_added_tokens=True).values()) + 1
 
     @cached_property
     def special_tokens(self) -> dict[str, str]:
-        """Spelling of each special token that has a role: {"eos_token": "<|endoftext|>", …}."""
-        found = {role: _spelling(self.config.get(role)) for role in SPECIAL_ROLES}
-        return {role: token for role, token in found.items() if token is not None}
+        """The special token of each role: {"eos_token": "<|endoftext|>", …}."""
+        tokens = {role: self.config.get(role) for role in SPECIAL_ROLES}
+        texts = {k: v.get("content") if isinstance(v, dict) else v for k, v in tokens.items()}
+        return {role: token for role, token in texts.items() if token is not None}
 
     @cached_property
     def eos_id(self) -> int | None:
-        """End of document; None where the tokenizer names none."""
+        """End of document; None where the tokenizer has no such token."""
         return self._role_id("eos_token")
 
     @cached_property
     def bos_id(self) -> int | None:
-        """Begin of document; None where the tokenizer names none."""
+        """Begin of document; None where the tokenizer has no such token."""
         return self._role_id("bos_token")
 
     @cached_property
     def pad_id(self) -> int:
-        """Padding; a tokenizer without one pads with its end-of-document token, else with 0."""
+        """Padding; without such a token the end-of-document token, else 0."""
         for role in ("pad_token", "eos_token"):
             if (number := self._role_id(role)) is not None:
                 return number
@@ -121,9 +118,9 @@ class Tokenizer:
     @cached_property
     def stop_ids(self) -> tuple[int, ...]:
         """Ids that end a generated turn: end of document, end of turn, the model's own list."""
-        named = [self.token_id(token) for token in TURN_ENDS]
-        found = [self.eos_id, *named, *self._extra_stop_ids]
-        return tuple(sorted({number for number in found if number is not None}))
+        turn_ends = [self.token_id(token) for token in TURN_ENDS]
+        ids = [self.eos_id, *turn_ends, *self._extra_stop_ids]
+        return tuple(sorted({number for number in ids if number is not None}))
 
     @cached_property
     def special_ids(self) -> frozenset[int]:
@@ -138,7 +135,7 @@ class Tokenizer:
         return hashlib.sha256(text.encode()).hexdigest()[:32]
 
     def save(self, directory: str | Path) -> None:
-        """Writes tokenizer.json and tokenizer_config.json, which transformers reads unchanged."""
+        """Write tokenizer.json and tokenizer_config.json in the format of transformers."""
         folder = Path(directory)
         folder.mkdir(parents=True, exist_ok=True)
         config = dict(self.config)
@@ -154,23 +151,25 @@ class Tokenizer:
 
 
 def load_tokenizer(path: str | Path, option: str = "") -> Tokenizer:
-    """Loads `tokenizer.json`, or a directory that holds one (a Hugging Face model directory).
+    """Load `tokenizer.json`, or a directory that holds one (a Hugging Face model directory).
 
     Raises UsageError, which names the `option` that gave the path, where there is none; BadData
-    where a file is not what it should be.
+    where a file is malformed.
     """
-    place = Path(path)
-    folder = place if place.is_dir() else place.parent
-    definition = place / FILES[0] if place.is_dir() else place
+    location = Path(path)
+    folder = location if location.is_dir() else location.parent
+    definition = location / FILES[0] if location.is_dir() else location
     if not definition.is_file():
         what = f"{option}: {path} has no tokenizer" if option else f"no tokenizer: {path}"
-        raise UsageError(f"{what} (expected tokenizer.json or a directory with one{_near(place)})")
+        raise UsageError(
+            f"{what} (expected tokenizer.json or a directory with one{_hint(location)})"
+        )
     config = _read_json(folder / FILES[1])
     special = _read_json(folder / "special_tokens_map.json")
+    stops = _read_json(folder / "generation_config.json").get("eos_token_id", [])
+    stops = tuple(stops) if isinstance(stops, list) else (stops,)
     text = definition.read_text("utf-8")
-    tokenizer = Tokenizer(
-        text, {**special, **config}, _template(folder, config), _generation_stops(folder)
-    )
+    tokenizer = Tokenizer(text, {**special, **config}, _template(folder, config), stops)
     try:
         _ = tokenizer.backend
     except Exception as error:  # the library raises plain Exception for every malformed file
@@ -178,11 +177,11 @@ def load_tokenizer(path: str | Path, option: str = "") -> Tokenizer:
     return tokenizer
 
 
-def _near(place: Path) -> str:
-    """A hint where a tokenizer beside rows has the other name, which earlier versions gave it."""
+def _hint(location: Path) -> str:
+    """A hint where the directory exists under the other name; earlier versions used another one."""
     for name, other in (("tokenizer", "_tokenizer"), ("_tokenizer", "tokenizer")):
-        if place.name == name and (place.with_name(other) / FILES[0]).is_file():
-            return f"; there is {place.with_name(other)}"
+        if location.name == name and (location.with_name(other) / FILES[0]).is_file():
+            return f"; there is {location.with_name(other)}"
     return ""
 
 
@@ -190,7 +189,7 @@ def _backend(definition: str) -> Any:
     import tokenizers
 
     backend = tokenizers.Tokenizer.from_str(definition)
-    backend.no_truncation()  # some published files truncate or pad in silence
+    backend.no_truncation()  # some published files truncate or pad by default
     backend.no_padding()
     return backend
 
@@ -218,15 +217,6 @@ def _template(folder: Path, config: dict[str, Any]) -> str | None:
         by_name = {item["name"]: item["template"] for item in template}
         return by_name.get("default", next(iter(by_name.values()), None))
     return template
-
-
-def _generation_stops(folder: Path) -> tuple[int, ...]:
-    stops = _read_json(folder / "generation_config.json").get("eos_token_id", [])
-    return tuple(stops) if isinstance(stops, list) else (stops,)
-
-
-def _spelling(token: Any) -> str | None:
-    return token.get("content") if isinstance(token, dict) else token
 
 
 def _one_line(error: Exception) -> str:

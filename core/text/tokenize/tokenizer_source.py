@@ -1,12 +1,12 @@
-"""Where the tokenizer of a run comes from: loaded, trained on its input, or extended by it.
+"""Load the tokenizer of a run, train it on the input, or extend another one by the input.
 
-What was made is kept beside the rows with a record of what it was made from, so that a run again
-finds it there. A slice of the input never makes one, as each would make another.
+A new tokenizer is saved beside the rows with a record of its inputs and options, so that the next
+run loads it. A slice of the input never trains one, as each slice would train another.
 """
 
 import json
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
@@ -36,10 +36,10 @@ RECORD = "training.json"
 def obtain_tokenizer(
     job: Job, options: TokenizeOptions, sources: Sequence[Source]
 ) -> tuple[Tokenizer | None, str]:
-    """(tokenizer, its directory): loaded, found from an earlier run, or made and saved.
+    """(tokenizer, its directory): loaded, kept from an earlier run, or trained and saved.
 
-    None on a dry run that would make one. Raises UsageError where there is nowhere to save it, or
-    where a slice of the input would make it.
+    None on a dry run that would train one. Raises UsageError where there is no directory to save it
+    in, or where a slice of the input would train it.
     """
     beside = _beside(job)
     check_outside(job, options.save_tokenizer, "--save-tokenizer")
@@ -47,87 +47,84 @@ def obtain_tokenizer(
         tokenizer = load_tokenizer(options.tokenizer, "--tokenizer")
         extension = load_extension(options.tokenizer)
         adopt_tokenizer(job)
-        place = options.save_tokenizer or (beside if job.to_directory else "")
-        if place and not job.dry_run:
-            _keep(tokenizer, place, extension)
-        return with_end(tokenizer), place or options.tokenizer
+        directory = options.save_tokenizer or (beside if job.to_directory else "")
+        if directory and not job.dry_run:
+            _save(tokenizer, directory, extension)
+        return with_end(tokenizer), directory or options.tokenizer
     adopt_tokenizer(job)
-    place, wanted = options.save_tokenizer or beside, target(options)
-    if not place:
-        raise UsageError("nowhere to keep the trained tokenizer; give --save-tokenizer DIR")
+    directory, vocab_size = options.save_tokenizer or beside, target(options)
+    if not directory:
+        raise UsageError("the trained tokenizer needs a directory; give --save-tokenizer DIR")
     record = _record(options, sources)
-    if not job.force and (found := _made_before(place, record)) is not None:
-        notes.note(f"tokenizer {place}: already trained on this input")
-        return found, place
+    if not job.force and _is_record(Path(directory) / RECORD, record):
+        notes.note(f"tokenizer {directory}: already trained on this input")
+        return load_tokenizer(directory), directory
     if job.dry_run:
-        notes.note(f"a tokenizer of {wanted} tokens would be trained into {place}")
-        return None, place
-    return _make(job, options, sources, place, record), place
+        notes.note(f"a tokenizer of {vocab_size} tokens would be trained into {directory}")
+        return None, directory
+    return _train(job, options, sources, directory, record), directory
 
 
 def with_end(tokenizer: Tokenizer) -> Tokenizer:
-    """The tokenizer; raises UsageError where it names no end-of-document token."""
+    """The tokenizer; raises UsageError where it has no end-of-document token."""
     if tokenizer.eos_id is None:
-        raise UsageError("the tokenizer names no eos_token (expected in tokenizer_config.json)")
+        raise UsageError("the tokenizer has no eos_token (expected in tokenizer_config.json)")
     return tokenizer
 
 
-def _make(
+def _train(
     job: Job,
     options: TokenizeOptions,
     sources: Sequence[Source],
-    place: str,
+    directory: str,
     record: dict[str, Any],
 ) -> Tokenizer:
     if job.shard or slurm_slice():
         raise UsageError(
-            "a slice cannot train the tokenizer of all; train it first in one job and pass "
+            "a slice cannot train the tokenizer of all slices; train it first in one job and give "
             "--tokenizer DIR"
         )
     start = time.monotonic()
     texts = sampled_texts(sources, options.train_bytes)
+    vocab_size = target(options)
     if options.extend:
-        tokenizer = _extended(options, texts, place)
+        base = with_end(load_tokenizer(options.extend))
+        tokenizer, extension = extend(base, texts, vocab_size, options.min_frequency)
+        _save(tokenizer, directory, replace(extension, multiple=options.vocab_multiple))
+        tokenizer = load_tokenizer(directory)
     else:
         tokenizer = train(texts, options)
-        _keep(tokenizer, place, None)
-    write_atomic(Path(place) / RECORD, json.dumps(record, indent=1) + "\n")
-    took, wanted = time.monotonic() - start, target(options)
-    notes.note(f"trained {tokenizer.vocab_size:,} tokens in {took:.1f} s → {place}")
-    if tokenizer.vocab_size < wanted:
+        _save(tokenizer, directory, None)
+    write_atomic(Path(directory) / RECORD, json.dumps(record, indent=1) + "\n")
+    seconds = time.monotonic() - start
+    notes.note(f"trained {tokenizer.vocab_size:,} tokens in {seconds:.1f} s → {directory}")
+    if tokenizer.vocab_size < vocab_size:
         notes.warn(
-            f"the input has pairs for {tokenizer.vocab_size:,} tokens only, "
-            f"{wanted:,} were asked for"
+            f"the input has pairs for {tokenizer.vocab_size:,} tokens only "
+            f"({vocab_size:,} requested)"
         )
     return tokenizer
 
 
-def _extended(options: TokenizeOptions, texts: Iterable[str], place: str) -> Tokenizer:
-    base = with_end(load_tokenizer(options.extend))
-    tokenizer, extension = extend(base, texts, target(options), options.min_frequency)
-    _keep(tokenizer, place, replace(extension, multiple=options.vocab_multiple))
-    return load_tokenizer(place)
-
-
-def _keep(tokenizer: Tokenizer, place: str, extension: Extension | None) -> None:
-    """Save a tokenizer with the record of its extension, and none that another left there."""
-    tokenizer.save(place)
+def _save(tokenizer: Tokenizer, directory: str, extension: Extension | None) -> None:
+    """Save a tokenizer with the record of its extension; remove such a record of another one."""
+    tokenizer.save(directory)
     if extension is None:
-        (Path(place) / EXTENSION_FILE).unlink(missing_ok=True)
+        (Path(directory) / EXTENSION_FILE).unlink(missing_ok=True)
     else:
-        extension.save(place)
+        extension.save(directory)
 
 
-def _made_before(place: str, record: dict[str, Any]) -> Tokenizer | None:
+def _is_record(path: Path, record: dict[str, Any]) -> bool:
+    """Whether the file holds this record."""
     try:
-        kept = json.loads((Path(place) / RECORD).read_text("utf-8"))
+        return json.loads(path.read_text("utf-8")) == record
     except (OSError, ValueError):
-        return None
-    return load_tokenizer(place) if kept == record else None
+        return False
 
 
 def _record(options: TokenizeOptions, sources: Sequence[Source]) -> dict[str, Any]:
-    """What a trained tokenizer depends on."""
+    """Everything that a trained tokenizer depends on."""
     base = load_tokenizer(options.extend, "--extend").fingerprint if options.extend else None
     training: dict[str, Any] = {name: getattr(options, name) for name in TokenizerTraining.table}
     training["multiple"] = training.pop("vocab_multiple")
@@ -142,13 +139,13 @@ def _record(options: TokenizeOptions, sources: Sequence[Source]) -> dict[str, An
 
 
 def _beside(job: Job) -> str:
-    """Where the tokenizer of an output is kept: OUT/_tokenizer, or FILE.tokenizer for FILE.parquet;
-    empty for stdout and for URLs."""
+    """The directory for the tokenizer of an output: OUT/_tokenizer, or FILE.tokenizer for
+    FILE.parquet; empty for stdout and for URLs."""
     if job.to_stdout or "://" in str(job.out):
         return ""
     out = str(job.out).rstrip("/")
     if job.to_file:
         return f"{out.removesuffix('.parquet')}.tokenizer"
-    places = [f"{out}/{name}" for name in (TOKENIZER, FORMER_TOKENIZER)]
-    not_moved = job.dry_run and not Path(places[0]).exists() and Path(places[1]).exists()
-    return places[not_moved]
+    current, former = f"{out}/{TOKENIZER}", f"{out}/{FORMER_TOKENIZER}"
+    not_moved = job.dry_run and not Path(current).exists() and Path(former).exists()
+    return former if not_moved else current

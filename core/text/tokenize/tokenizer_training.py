@@ -1,12 +1,13 @@
-"""Training tokenizers: byte-level BPE, BPE with byte fallback, Unigram; any text decodes back.
+"""Train tokenizers: byte-level BPE, BPE with byte fallback, Unigram; all texts decode losslessly.
 
 `bpe` works on bytes, after a splitting pattern chosen by name. `bpe-fallback` and `unigram` work on
-characters with `▁` for a blank, as SentencePiece does; characters too rare for the vocabulary are
-spelled in the 256 byte tokens (a literal ▁ decodes as a blank: that is lossy in every such
-tokenizer). All have every number in single digits or in groups of three, special tokens at ids
-from 0 on, and reserved ones for later use. The same texts in the same order give the same BPE file;
-Unigram's scores differ in the third decimal from one training to the next, as the library sums them
-in the order of a randomly seeded hash table. Sennrich et al. 2016 (arXiv 1508.07909); Kudo 2018
+characters with `▁` for a space, as SentencePiece does; characters too rare for the vocabulary are
+encoded by the 256 byte tokens (a literal ▁ decodes as a space, as in every such tokenizer). Numbers
+are split into single digits or groups of three. Special tokens have the ids from 0 on; reserved
+ones are for later use. By default the ids 0..15 are <|endoftext|> <|pad|> <|im_start|> <|im_end|>
+and the reserved tokens. The same texts in the same order give the same BPE file; Unigram's scores
+differ in the third decimal between trainings, as the library sums them in the order of a randomly
+seeded hash table. Sennrich et al. 2016 (arXiv 1508.07909); Kudo 2018
 (arXiv 1804.10959, Unigram); Kudo and Richardson 2018 (arXiv 1808.06226, byte fallback).
 """
 
@@ -36,26 +37,26 @@ FIRST_TOKENS = (END_OF_TEXT, PAD, TURN_START, TURN_END)
 UNKNOWN = "<unk>"
 BLANK = "▁"
 _PRINTABLE = [chr(code) for code in range(0x20, 0x7F)]
-_BYTE_SCORE_GAP = 20.0  # below every piece, so that no byte token is taken for its spelling
+_BYTE_SCORE_GAP = 20.0  # byte tokens score lower than every piece, so pieces are preferred
 
 
 def specials(options: TokenizerTraining) -> tuple[str, ...]:
     """Special tokens in the order of their ids, from 0 on. Raises UsageError."""
     reserved = (f"<|reserved_{i}|>" for i in range(options.reserved))
     unknown = () if options.model == "bpe" else (UNKNOWN,)
-    found = (*FIRST_TOKENS, *added_tokens(options), *reserved, *unknown)
-    if len(set(found)) < len(found):
+    tokens = (*FIRST_TOKENS, *added_tokens(options), *reserved, *unknown)
+    if len(set(tokens)) < len(tokens):
         raise UsageError(f"--special-tokens: {options.special_tokens!r} (expected each once)")
-    return found
+    return tokens
 
 
 def added_tokens(options: TokenizerTraining) -> tuple[str, ...]:
-    """The special tokens that the user named."""
+    """The special tokens that the user gave."""
     return tuple(filter(None, options.special_tokens.split(",")))
 
 
 def target(options: TokenizerTraining) -> int:
-    """The vocabulary's size, rounded up. Raises UsageError where it cannot hold what it must."""
+    """The vocabulary size, rounded up to the multiple. Raises UsageError where it is too small."""
     count = len(specials(options))
     if options.vocab_size < count + BYTES:
         raise UsageError(
@@ -87,7 +88,7 @@ def train(texts: Iterable[str], options: TokenizerTraining) -> Tokenizer:
         "add_prefix_space": False,
         "model_max_length": 1 << 20,
     }
-    return Tokenizer(_filled(definition, options.vocab_multiple), config, CHATML_TEMPLATE)
+    return Tokenizer(_fill_up(definition, options.vocab_multiple), config, CHATML_TEMPLATE)
 
 
 def train_bpe(texts: Iterable[str], vocab_size: int, *, min_frequency: int = 2) -> Tokenizer:
@@ -100,7 +101,16 @@ def train_bpe(texts: Iterable[str], vocab_size: int, *, min_frequency: int = 2) 
 
 def _byte_level(texts: Iterable[str], options: TokenizerTraining) -> str:
     backend = Backend(models.BPE())
-    backend.pre_tokenizer = pre_tokenizers.Sequence(_byte_level_steps(options))
+    numbers = DIGITS[options.digits]
+    patterns = {
+        "cl100k": [cl100k_pattern(numbers)],
+        "o200k": [o200k_pattern(numbers, contractions=True)],
+        "gpt2": [numbers, GPT2_PATTERN],
+        "deepseek": [numbers, CJK_PATTERN, DEEPSEEK_PATTERN],
+    }
+    steps = [_isolate(pattern) for pattern in patterns[options.pattern]]
+    steps.append(pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False))
+    backend.pre_tokenizer = pre_tokenizers.Sequence(steps)
     backend.decoder = decoders.ByteLevel()
     _set_normalizer(backend, options, [])
     trainer = trainers.BpeTrainer(
@@ -112,18 +122,6 @@ def _byte_level(texts: Iterable[str], options: TokenizerTraining) -> str:
     )
     backend.train_from_iterator(texts, trainer=trainer)
     return backend.to_str()
-
-
-def _byte_level_steps(options: TokenizerTraining) -> list[Any]:
-    numbers = DIGITS[options.digits]
-    patterns = {
-        "cl100k": [cl100k_pattern(numbers)],
-        "o200k": [o200k_pattern(numbers, contractions=True)],
-        "gpt2": [numbers, GPT2_PATTERN],
-        "deepseek": [numbers, CJK_PATTERN, DEEPSEEK_PATTERN],
-    }
-    steps = [_isolate(pattern) for pattern in patterns[options.pattern]]
-    return [*steps, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]
 
 
 def _isolate(pattern: str) -> Any:
@@ -138,7 +136,7 @@ def _set_normalizer(backend: Any, options: TokenizerTraining, more: Sequence[Any
 
 
 def _with_blanks(texts: Iterable[str], options: TokenizerTraining) -> str:
-    """A SentencePiece-like tokenizer: pieces of characters, bytes for the rest."""
+    """A tokenizer like SentencePiece's: pieces of characters, bytes for the rest."""
     unigram = options.model == "unigram"
     backend = Backend(models.Unigram() if unigram else models.BPE())
     _set_normalizer(backend, options, [normalizers.Replace(" ", BLANK)])
@@ -148,45 +146,37 @@ def _with_blanks(texts: Iterable[str], options: TokenizerTraining) -> str:
     backend.decoder = decoders.Sequence(
         [decoders.Replace(BLANK, " "), decoders.ByteFallback(), decoders.Fuse()]
     )
-    backend.train_from_iterator(texts, trainer=_piece_trainer(options))
-    definition = json.loads(backend.to_str())
-    (_unigram_bytes if unigram else _bpe_bytes)(definition["model"], options)
-    return json.dumps(definition, ensure_ascii=False, indent=2)
-
-
-def _piece_trainer(options: TokenizerTraining) -> Any:
-    shared: dict[str, Any] = {
+    settings: dict[str, Any] = {
         "vocab_size": target(options) - BYTES,
         "special_tokens": list(specials(options)),
         "initial_alphabet": _PRINTABLE,
         "show_progress": False,
     }
-    if options.model == "unigram":
-        return trainers.UnigramTrainer(unk_token=UNKNOWN, **shared)
-    room = target(options) - BYTES - len(specials(options))
-    most = max(len(_PRINTABLE), room // 2)  # characters; the rest of the room is for merges
-    return trainers.BpeTrainer(min_frequency=options.min_frequency, limit_alphabet=most, **shared)
+    if unigram:
+        trainer: Any = trainers.UnigramTrainer(unk_token=UNKNOWN, **settings)
+    else:
+        pieces = target(options) - BYTES - len(specials(options))
+        characters = max(len(_PRINTABLE), pieces // 2)  # the other pieces are merges
+        trainer = trainers.BpeTrainer(
+            min_frequency=options.min_frequency, limit_alphabet=characters, **settings
+        )
+    backend.train_from_iterator(texts, trainer=trainer)
+    definition = json.loads(backend.to_str())
+    model = definition["model"]
+    byte_tokens = [f"<0x{byte:02X}>" for byte in range(BYTES)]
+    if unigram:
+        lowest = min(score for _, score in model["vocab"]) - _BYTE_SCORE_GAP
+        model["vocab"] += [[token, lowest] for token in byte_tokens]
+        model |= {"byte_fallback": True, "unk_id": specials(options).index(UNKNOWN)}
+    else:
+        first = len(model["vocab"])
+        model["vocab"] |= {token: first + i for i, token in enumerate(byte_tokens)}
+        model |= {"byte_fallback": True, "unk_token": UNKNOWN, "fuse_unk": True}
+    return json.dumps(definition, ensure_ascii=False, indent=2)
 
 
-def _byte_tokens() -> list[str]:
-    return [f"<0x{byte:02X}>" for byte in range(BYTES)]
-
-
-def _bpe_bytes(model: dict[str, Any], _options: TokenizerTraining) -> None:
-    """Put the byte tokens behind the others, and let unknown characters fall back to them."""
-    first = len(model["vocab"])
-    model["vocab"] |= {token: first + i for i, token in enumerate(_byte_tokens())}
-    model |= {"byte_fallback": True, "unk_token": UNKNOWN, "fuse_unk": True}
-
-
-def _unigram_bytes(model: dict[str, Any], options: TokenizerTraining) -> None:
-    least = min(score for _, score in model["vocab"]) - _BYTE_SCORE_GAP
-    model["vocab"] += [[token, least] for token in _byte_tokens()]
-    model |= {"byte_fallback": True, "unk_id": specials(options).index(UNKNOWN)}
-
-
-def _filled(definition: str, multiple: int) -> str:
-    """The definition with unused special tokens up to the next multiple."""
+def _fill_up(definition: str, multiple: int) -> str:
+    """The definition with unused special tokens added up to the next multiple."""
     content = json.loads(definition)
     size = len(content["model"]["vocab"])
     if not (missing := -size % multiple):

@@ -1,8 +1,7 @@
-"""A training sample of bounded size that is fair to the sources and the same every time.
+"""A deterministic sample of bounded size for training a tokenizer, balanced over the sources.
 
-The bytes are shared out evenly over the sources (column `source`): each gives an equal part, and
-what a small source cannot give the others take over. Within a source the documents taken are evenly
-spread over it, in the order of the input.
+Each source (column `source`) gives an equal number of bytes; where a small source has fewer, the
+others give more. The sampled documents of a source are evenly spread over it, in input order.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -17,23 +16,23 @@ from sabia.core.text.tokenize.token_counts import sums_by_name
 Name = str | None
 
 
-def sampled_texts(sources: Sequence[Source], most_bytes: int) -> Iterator[str]:
-    """Texts of at most about `most_bytes` in all; every text where there are no more."""
-    for batch in sampled_batches(sources, most_bytes, ["text", "source"]):
+def sampled_texts(sources: Sequence[Source], max_bytes: int) -> Iterator[str]:
+    """Sampled texts, about `max_bytes` at most; all texts where there are no more."""
+    for batch in sampled_batches(sources, max_bytes, ["text", "source"]):
         yield from batch.column("text").to_pylist()
 
 
 def sampled_batches(
-    sources: Sequence[Source], most_bytes: int, columns: Sequence[str]
+    sources: Sequence[Source], max_bytes: int, columns: Sequence[str]
 ) -> Iterator[pa.RecordBatch]:
     """Batches of the sampled documents; `columns` must hold text and source."""
     totals = bytes_by_source(sources)
     shares = {
-        name: taken / max(totals[name], 1) for name, taken in even_split(totals, most_bytes).items()
+        name: taken / max(totals[name], 1) for name, taken in even_split(totals, max_bytes).items()
     }
-    if sum(totals.values()) > most_bytes:
+    if sum(totals.values()) > max_bytes:
         parts = ", ".join(f"{name or 'unnamed'} {share:.1%}" for name, share in shares.items())
-        notes.note(f"sampling {most_bytes / 1e6:,.0f} MB of documents: {parts}")
+        notes.note(f"sampling {max_bytes / 1e6:,.0f} MB of documents: {parts}")
     seen, taken = dict.fromkeys(totals, 0), dict.fromkeys(totals, 0)
     for _, batch in batches_of(sources, columns):
         keep = _chosen(batch, shares, seen, taken)
@@ -41,13 +40,12 @@ def sampled_batches(
 
 
 def even_split(available: Mapping[Name, int], budget: int) -> dict[Name, int]:
-    """An equal part of the budget for each, no more than it has; the rest goes to the others."""
-    given: dict[Name, int] = {}
-    left = budget
-    for place, (name, size) in enumerate(sorted(available.items(), key=lambda item: item[1])):
-        given[name] = min(size, left // (len(available) - place))
-        left -= given[name]
-    return {name: given[name] for name in available}
+    """An equal part of the budget for each, at most what it has; others get the remainder."""
+    parts = dict.fromkeys(available, 0)
+    for number, (name, size) in enumerate(sorted(available.items(), key=lambda item: item[1])):
+        parts[name] = min(size, budget // (len(available) - number))
+        budget -= parts[name]
+    return parts
 
 
 def bytes_by_source(sources: Sequence[Source]) -> dict[Name, int]:
@@ -66,7 +64,7 @@ def _chosen(
     seen: dict[Name, int],
     taken: dict[Name, int],
 ) -> list[bool]:
-    """A document is taken where its source is behind its share by half of it or more."""
+    """Take a document if half of it still fits into the share of its source so far."""
     keep = []
     names = batch.column("source").to_pylist()
     sizes = pc.binary_length(batch.column("text")).to_pylist()

@@ -1,10 +1,10 @@
-"""How well tokenizers fit documents: by language, and how much of a vocabulary is used.
+"""Metrics of tokenizers on documents, by language, and the share of the vocabulary that is used.
 
-bytes per token: UTF-8 bytes of text over tokens. fertility: tokens over words, where a word is a
-run of characters that are not white space (so scripts written without spaces have few words and a
-high figure). broken: the share of tokens that hold no whole character: single bytes of a longer
-character, byte-fallback and unknown tokens. unused: the share of the vocabulary, special tokens
-apart, that no document uses. Several tokenizers are measured on the same documents.
+bytes per token: UTF-8 bytes of text / tokens. fertility: tokens / words, where a word is a run of
+characters without white space (so scripts without spaces have few words and a high fertility).
+broken: the share of tokens without a whole character: single bytes of a longer character,
+byte-fallback and unknown tokens. unused: the share of the vocabulary, without special tokens, that
+no document uses. All tokenizers are measured on the same documents.
 """
 
 from __future__ import annotations
@@ -34,8 +34,9 @@ MOST_LANGUAGES = 12  # shown in the table; all are in the file
 COLUMNS = ("bytes_per_token", "fertility", "broken_share")
 
 
-class Usage:
-    """Counts of one tokenizer: of each id; by language documents, bytes, words, tokens, broken."""
+class VocabularyUsage:
+    """Counts of one tokenizer: uses of each id; documents, bytes, words, tokens, broken tokens by
+    language."""
 
     def __init__(self, encoder: Encoder) -> None:
         self.encoder, self.broken = encoder, broken_tokens(encoder.tokenizer)
@@ -44,8 +45,8 @@ class Usage:
 
     def figures(self) -> dict[str, Any]:
         """The report of this tokenizer."""
-        ordinary = len(self.used) - len(self.encoder.tokenizer.special_ids)
         special = list(self.encoder.tokenizer.special_ids)
+        ordinary = len(self.used) - len(special)
         used = int((self.used > 0).sum() - (self.used[special] > 0).sum())
         total = [sum(column) for column in zip(*self.by_language.values(), strict=True)]
         return {
@@ -58,8 +59,8 @@ class Usage:
 
 
 def measure(encoders: Sequence[Encoder], sources: Sequence[Source]) -> list[dict[str, Any]]:
-    """The figures of each tokenizer on the same sample of at most REPORT_BYTES."""
-    usages = [Usage(encoder) for encoder in encoders]
+    """The report of each tokenizer on the same sample of at most REPORT_BYTES."""
+    usages = [VocabularyUsage(encoder) for encoder in encoders]
     columns = ["text", "language", "source"]
     for batch in sampled_batches(sources, REPORT_BYTES, columns):
         texts = batch.column("text")
@@ -72,13 +73,13 @@ def measure(encoders: Sequence[Encoder], sources: Sequence[Source]) -> list[dict
             bounds = np.concatenate([[0], np.cumsum(lengths)])
             broken = np.diff(ends[bounds])
             figures = (np.ones_like(sizes), sizes, words, lengths, broken)
-            for name, found in sums_by_name(batch.column("language"), *figures):
-                add_to(usage.by_language.setdefault(name or "unknown", [0] * 5), found)
+            for name, sums in sums_by_name(batch.column("language"), *figures):
+                add_to(usage.by_language.setdefault(name or "unknown", [0] * 5), sums)
     return [usage.figures() for usage in usages]
 
 
 def write_report(target: str, figures: Mapping[str, Mapping[str, Any]]) -> None:
-    """The figures by tokenizer as JSON into a file, or `-` for standard error; a table as notes."""
+    """Write the reports as JSON to a file, or to stderr for `-`; note a table."""
     for line in table(figures):
         notes.note(line)
     text = json.dumps(figures, indent=1, ensure_ascii=False) + "\n"
@@ -86,8 +87,10 @@ def write_report(target: str, figures: Mapping[str, Mapping[str, Any]]) -> None:
 
 
 def table(figures: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    """Lines: a tokenizer and its figures on all documents, then by language."""
-    lines = ["tokenizer, language: bytes a token, tokens a word, tokens without a whole character"]
+    """The lines of the table: each tokenizer on all documents, then by language."""
+    lines = [
+        "tokenizer, language: bytes per token, tokens per word, tokens without a whole character"
+    ]
     for name, one in figures.items():
         lines.append(
             f"{name}: {one['vocab_size']:,} tokens, {one['unused_share']:.1%} unused; "

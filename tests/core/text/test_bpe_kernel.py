@@ -147,8 +147,8 @@ def test_classes_are_those_of_the_regular_expressions():
     for pattern, classes in kinds.items():
         step = pre_tokenizers.Split(Regex(f"(?:{pattern})+"), "removed")
         outside = {c for word, _ in step.pre_tokenize_str(text) for c in word}
-        found = {c for c in sample if chr(c) not in outside}
-        assert found == {c for c in sample if (table[c] & CLASS_BITS) in classes}
+        members = {c for c in sample if chr(c) not in outside}
+        assert members == {c for c in sample if (table[c] & CLASS_BITS) in classes}
     assert all(table[ord(c)] & CJK for c in "一龥぀ゟ゠ヿ") and not table[ord("가")] & CJK
 
 

@@ -56,10 +56,10 @@ def test_training_learns_and_repeats_itself(
     train(given, tmp_path / "b.bin", label="label")
     assert (tmp_path / "a.bin").read_bytes() == (tmp_path / "b.bin").read_bytes()
     before = (tmp_path / "a.bin").stat().st_mtime_ns
-    assert "already made" not in capsys.readouterr().err
+    assert "already trained" not in capsys.readouterr().err
     again = train(given, tmp_path / "a.bin", label="label")
     assert again == report and (tmp_path / "a.bin").stat().st_mtime_ns == before
-    assert "already made" in capsys.readouterr().err
+    assert "already trained" in capsys.readouterr().err
     (tmp_path / "a.bin").write_bytes(b"damaged")
     train(given, tmp_path / "a.bin", label="label")
     assert (tmp_path / "a.bin").read_bytes() == (tmp_path / "b.bin").read_bytes()
@@ -135,9 +135,9 @@ def test_nan_is_met_with_safer_settings(
 
     monkeypatch.setattr(library, "train_supervised", fails_at_first)
     failures, settings = 3, Settings(5, 4096, thread=2)
-    served = fasttext_training.fit(str(lines), settings, str(tmp_path / "m.bin"))
-    assert served.lr < 0.01 and served.maxn == 4 and served.thread == 1 and served.dim == 16
-    assert capsys.readouterr().err.count("training ended in NaN; again with") == 3
+    final = fasttext_training.fit(str(lines), settings, str(tmp_path / "m.bin"))
+    assert final.lr < 0.01 and final.maxn == 4 and final.thread == 1 and final.dim == 16
+    assert capsys.readouterr().err.count("training ended in NaN; trying again with") == 3
     used.clear()
     failures = 99
     with pytest.raises(Failed, match="NaN with every setting"):

@@ -17,9 +17,9 @@ from sabia.core.text.contamination.benchmark_index import (
     PIECE,
     QUESTION,
     SEED,
-    Exam,
+    BenchmarkItem,
     Index,
-    Weights,
+    WordWeights,
     words_of,
 )
 from sabia.core.text.contamination.matching import ITEM, RUN, Finder, Finding
@@ -39,13 +39,15 @@ def prose(rng: random.Random, count: int) -> str:
     return " ".join(words)
 
 
-def exams(count: int, options: bool = True) -> list[Exam]:
+def exams(count: int, options: bool = True) -> list[BenchmarkItem]:
     rng = random.Random(3)
     made = []
     for number in range(count):
         given = tuple(prose(rng, 8) for _ in range(4)) if options else ()
         question = f"Read the text and mark the one that is true: {prose(rng, 45)}"
-        made.append(Exam("quiz", str(number), question, given, given[1] if given else "42"))
+        made.append(
+            BenchmarkItem("quiz", str(number), question, given, given[1] if given else "42")
+        )
     return made
 
 
@@ -98,13 +100,13 @@ def test_planted_items_are_found(level: str, finder: Finder) -> None:
     for exam in EXAMS:
         planted = change(rng, " ".join((exam.question, *exam.options)))
         texts.append(f"{prose(rng, 150)}\n{planted}\n{prose(rng, 150)}")
-    found = search(finder, texts)
+    findings = search(finder, texts)
     right = [
-        any(f.item == exam.item and f.level == ITEM for f in found.get(row, ()))
+        any(f.item == exam.item and f.level == ITEM for f in findings.get(row, ()))
         for row, exam in enumerate(EXAMS)
     ]
     assert np.mean(right) >= least
-    wrong = [f for row, fs in found.items() for f in fs if f.item != EXAMS[row].item]
+    wrong = [f for row, fs in findings.items() for f in fs if f.item != EXAMS[row].item]
     assert not wrong
 
 
@@ -143,25 +145,27 @@ def test_engines_agree() -> None:
 
 
 def test_options_and_answer_count_for_short_questions() -> None:
-    given = [Exam("t", str(i), prose(random.Random(i), 6), (prose(random.Random(i + 500), 9),) * 2)
-             for i in range(40)]  # fmt: skip
+    given = []
+    for i in range(40):
+        option = prose(random.Random(i + 500), 9)
+        given.append(BenchmarkItem("t", str(i), prose(random.Random(i), 6), (option, option)))
     finder = Finder(Index.build(given))
     whole = f"{given[7].question} {given[7].options[0]} {given[7].options[1]}"
     assert [f.item for f in search(finder, [whole])[0]] == ["7"]
 
 
 def test_parts_are_apart_and_long_ones_in_pieces() -> None:
-    exam = Exam("t", "a", prose(random.Random(0), 1000), ("yes it is so", "no"), "no")
+    exam = BenchmarkItem("t", "a", prose(random.Random(0), 1000), ("yes it is so", "no"), "no")
     index = Index.build([exam])
     kinds = [part.kind for part in index.parts]
     assert kinds == [QUESTION] * 3 + [OPTION] * 2 + [ANSWER]
     assert max(len(part.words) for part in index.parts) <= PIECE
     assert sum(len(p.words) for p in index.parts if p.kind == QUESTION) == 1000
-    assert Index.build([Exam("t", "b", "2 + 2?", (), "4")]).too_short == [("t", "b")]
+    assert Index.build([BenchmarkItem("t", "b", "2 + 2?", (), "4")]).too_short == [("t", "b")]
 
 
 def test_templates_weigh_nothing(finder: Finder) -> None:
-    weights = Weights(finder.index)
+    weights = WordWeights(finder.index)
     template, own = words_of(["Read the text and mark the one that is true", EXAMS[0].question])
     only = len(template) - SEED + 1  # the words behind also stand in 5-grams of the item's own
     assert (weights.weight[0][:only] == 0).all()
@@ -188,12 +192,12 @@ def test_damaged_and_differing_indices_are_refused(tmp_path: Path, finder: Finde
     finder.index.save(path)
     table = pq.read_table(path)
     pq.write_table(table.slice(3), path)
-    with pytest.raises(BadData, match="do not have their digest"):
+    with pytest.raises(BadData, match="do not match their digest"):
         Index.load(path)
     other = Index.build(EXAMS[:5])
     with pytest.raises(BadData, match="quiz"):
         finder.index.merged(other)
-    both = finder.index.merged(Index.build([Exam("more", "1", prose(RNG, 30))]))
+    both = finder.index.merged(Index.build([BenchmarkItem("more", "1", prose(RNG, 30))]))
     assert set(both.tasks) == {"quiz", "more"} and both.digest != finder.index.digest
     with pytest.raises(BadData, match="no benchmark item"):
         Index.build([])

@@ -14,7 +14,7 @@ pytest.importorskip("fasttext", reason="the judge is fasttext-numpy2")
 from sabia.core.errors import BadData, UsageError
 from sabia.core.text.classify import fasttext_model
 from sabia.core.text.classify.fasttext_training import library, zeroed_memory
-from sabia.core.text.classify.scorers import FastTextScorer, check_names, named, score_column
+from sabia.core.text.classify.scorers import FastTextScorer, check_names, score_column, with_prefix
 from sabia.kernels.fasttext.definitions import ENGINES
 from sabia.kernels.fasttext.interface import score
 from sabia.kernels.fasttext.model_file import read_classifier
@@ -48,11 +48,11 @@ def judge(model: Any, texts: list[bytes]) -> np.ndarray:
     """The library's scores float64[n, labels], at most 1; NaN rows where it says nothing."""
     result = np.full((len(texts), len(model.labels)), np.nan)
     for row, text in zip(result, texts, strict=True):
-        found = model.f.predict(text + b"\n", -1, 0.0, "strict")
-        if found:
+        predicted = model.f.predict(text + b"\n", -1, 0.0, "strict")
+        if predicted:
             row[:] = 0
-        for chance, label in found:
-            row[model.labels.index(label)] = min(chance, 1)
+        for probability, label in predicted:
+            row[model.labels.index(label)] = min(probability, 1)
     return result
 
 
@@ -94,9 +94,9 @@ def test_scores_are_the_librarys(
         classifier, labels, _ = read_classifier(path)
         assert [f"__label__{label}" for label in labels] == model.labels
         for engine in ENGINES:
-            found = score(data, offsets, classifier, engine)
-            assert np.array_equal(np.isnan(found), np.isnan(expected))
-            assert np.nanmax(np.abs(found - expected)) < 1e-5, engine
+            predicted = score(data, offsets, classifier, engine)
+            assert np.array_equal(np.isnan(predicted), np.isnan(expected))
+            assert np.nanmax(np.abs(predicted - expected)) < 1e-5, engine
     opened = fasttext_model.load(path)  # with subwords folded into words, where that is done
     folded = score(data, offsets, opened.classifier, "numba")
     assert np.nanmax(np.abs(folded - expected)) < 1e-5
@@ -119,7 +119,7 @@ def test_a_document_is_one_line_whose_breaks_are_blanks(small: str) -> None:
 
 
 def test_scorer_reads_slices_of_arrays_and_says_names(small: str) -> None:
-    scorer = named(FastTextScorer(small), "mine")
+    scorer = with_prefix(FastTextScorer(small), "mine")
     texts = pa.array(["other", "k0 k1", "k2", ""])
     assert scorer.names == ("mine_c0", "mine_c1")
     sliced = score_column(scorer, texts.slice(1, 2))

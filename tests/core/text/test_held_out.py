@@ -20,7 +20,9 @@ def test_auc_is_the_share_of_pairs_told_apart() -> None:
 
 def test_one_of_counts_unknown_labels_as_missed() -> None:
     scores = np.array([[0.9, 0.1], [0.8, 0.2], [0.3, 0.7], [0.6, 0.4]])
-    agreement, figures = held_out_metrics.one_of(("a", "b"), ["a", "b", "b", "c"], scores)
+    agreement, figures = held_out_metrics.single_label_metrics(
+        ("a", "b"), ["a", "b", "b", "c"], scores
+    )
     by_name = {one.label: one for one in figures}
     assert agreement.accuracy == 0.5
     a, b, c = (by_name[name] for name in "abc")
@@ -33,11 +35,11 @@ def test_one_of_counts_unknown_labels_as_missed() -> None:
 def test_any_of_and_numbers() -> None:
     true = np.array([[1, 0], [1, 1], [0, 0]], bool)
     scores = np.array([[0.9, 0.6], [0.5, 0.7], [0.1, 0.2]])
-    agreement, figures = held_out_metrics.any_of(("x", "y"), true, scores)
+    agreement, figures = held_out_metrics.multi_label_metrics(("x", "y"), true, scores)
     assert agreement.accuracy == pytest.approx(2 / 3)
     assert figures[0].f1 == 1.0 and figures[1].precision == 0.5
     values = RANDOM.standard_normal(30)
-    found = held_out_metrics.numbers(values, np.exp(values))
-    assert found.spearman == pytest.approx(1.0)
-    assert found.pearson == pytest.approx(np.corrcoef(values, np.exp(values))[0, 1])
-    assert held_out_metrics.numbers(np.zeros(0), np.zeros(0)).documents == 0
+    metrics = held_out_metrics.regression_metrics(values, np.exp(values))
+    assert metrics.spearman == pytest.approx(1.0)
+    assert metrics.pearson == pytest.approx(np.corrcoef(values, np.exp(values))[0, 1])
+    assert held_out_metrics.regression_metrics(np.zeros(0), np.zeros(0)).documents == 0

@@ -57,11 +57,11 @@ def test_prose_passes_every_filter_and_nothing_fails_all() -> None:
 
 
 def test_each_grade_is_linear_between_its_bounds() -> None:
-    for grade in heuristics.GRADES:
-        middle = (grade.good + grade.bad) / 2
-        values = np.array([grade.good, middle, grade.bad, np.nan])
-        expected = [1, 1 - grade.weight / 2, 1 - grade.weight, 1]
-        assert grade.factor(values) == pytest.approx(expected), grade.score
+    for factor in heuristics.QUALITY_FACTORS:
+        middle = (factor.good + factor.bad) / 2
+        values = np.array([factor.good, middle, factor.bad, np.nan])
+        expected = [1, 1 - factor.weight / 2, 1 - factor.weight, 1]
+        assert factor.of(values) == pytest.approx(expected), factor.score
 
 
 def test_a_rule_fails_beyond_its_threshold_only() -> None:
@@ -123,8 +123,8 @@ def test_reasons_name_the_first_rule_and_its_figure() -> None:
     assert reason("gopher", "Page not found.") == "gopher: too few words (word_count 3 < 50)"
     assert reason("c4", PROSE + " {").startswith("c4: ") is True
     scores = pa.array([{"word_count": 3.0}, None], type_of(["symbol_share", "word_count"]))
-    found = heuristics.failures(scores, ["gopher"])
-    assert found == [["gopher: too few words (word_count 3 < 50)"], []]
+    reasons = heuristics.failures(scores, ["gopher"])
+    assert reasons == [["gopher: too few words (word_count 3 < 50)"], []]
 
 
 def test_huge_and_odd_texts() -> None:

@@ -21,14 +21,14 @@ def documents(seed: int, count: int = 200) -> list[np.ndarray]:
 
 
 def pack(docs, packing, batch=7, length=T):
-    packer, found = make_packer(packing, length, PAD), []
+    packer, packed = make_packer(packing, length, PAD), []
     for start in range(0, len(docs), batch):
         part = docs[start : start + batch]
         sizes = np.array([len(d) for d in part])
         sources = np.array([int(d[0]) // 1000 % 3 for d in part])
-        found += packer.add(np.concatenate(part), sizes, sources)
-    found += packer.flush()
-    return [row for rows in found for row in to_batch(rows, ["a", "b", None]).to_pylist()]
+        packed += packer.add(np.concatenate(part), sizes, sources)
+    packed += packer.flush()
+    return [row for rows in packed for row in to_batch(rows, ["a", "b", None]).to_pylist()]
 
 
 def pieces(rows):
@@ -47,13 +47,13 @@ def pieces(rows):
 @pytest.mark.parametrize("seed", range(5))
 def test_no_token_is_lost_and_boundaries_are_true(packing, seed):
     docs = documents(seed)
-    found = {}
+    packed = {}
     for source, tokens in pieces(pack(docs, packing)):
         number = tokens[0] // 1000
         assert all(t // 1000 == number for t in tokens)  # a piece is of one document
         assert source in (MIXED, ["a", "b", None][number % 3])
-        found.setdefault(number, []).extend(tokens)
-    assert {n: sorted(tokens) for n, tokens in found.items()} == {
+        packed.setdefault(number, []).extend(tokens)
+    assert {n: sorted(tokens) for n, tokens in packed.items()} == {
         i: doc.tolist() for i, doc in enumerate(docs)
     }
 
@@ -91,18 +91,18 @@ def test_any_lengths_any_rows_any_batches(packing, seed):
     sizes = draw.integers(1, draw.choice([3, 20, 200]), count)
     ends = np.cumsum(sizes)
     tokens = np.arange(ends[-1], dtype=np.int32) + 2  # every token is its own place
-    packer, found = make_packer(packing, length, PAD), []
+    packer, packed = make_packer(packing, length, PAD), []
     at = 0
     while at < count:
         step = at + int(draw.integers(1, 50))
         low = ends[at] - sizes[at]
         part = sizes[at:step]
-        found += packer.add(tokens[low : low + part.sum()], part, np.zeros(len(part), np.int64))
+        packed += packer.add(tokens[low : low + part.sum()], part, np.zeros(len(part), np.int64))
         at = step
-    found += packer.flush()
+    packed += packer.flush()
     assert not list(packer.flush())  # nothing is left
     seen = []
-    for rows in found:
+    for rows in packed:
         used = np.bincount(rows.piece_rows, rows.piece_lengths, len(rows)).astype(int)
         for ids, size in zip(rows.ids, used, strict=True):
             assert 0 < size <= length and (ids[size:] == PAD).all()

@@ -7,7 +7,7 @@ import pytest
 
 from sabia.core.text.classify import pii
 
-FOUND = [
+PLANTED = [
     ("write to ana.souza+x@mail.example.com.br, please", "email"),
     ("IBAN DE89 3704 0044 0532 0130 00 today", "iban"),
     ("GB82WEST12345698765432", "iban"),
@@ -34,7 +34,7 @@ NOT = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("text", "kind"), FOUND)
+@pytest.mark.parametrize(("text", "kind"), PLANTED)
 def test_each_kind_is_found_once_and_masked(text: str, kind: str) -> None:
     spans = pii.find(text)
     assert [span[2] for span in spans] == [kind]
@@ -71,7 +71,7 @@ def test_planted_data_among_prose_and_numbers() -> None:
     parts = []
     for _ in range(2000):
         parts += source.choices(words, k=6)
-        text, kind = source.choice(FOUND)
+        text, kind = source.choice(PLANTED)
         if source.random() < 0.3:
             parts += [text, ";"]
             planted[kind] += 1

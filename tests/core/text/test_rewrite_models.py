@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
-from sabia.core.text.rewrite.faithfulness import cleaned, unfaithful
-from sabia.core.text.rewrite.model_engine import Answer, answer_tokens, pieces_of
-from sabia.core.text.rewrite.stage import judged
+from sabia.core.text.rewrite.faithfulness import strip_answer, unfaithful
+from sabia.core.text.rewrite.model_engine import ModelAnswer, answer_tokens, pieces_of
+from sabia.core.text.rewrite.stage import join_pieces
 
 SOURCE = (
     "How much is 37 + 58? The answer is 95. First add the units: 7 + 8 = 15, write 5 and carry 1. "
@@ -53,9 +53,9 @@ def test_other_languages_and_repetition_are_seen():
 
 
 def test_reasoning_blocks_and_fences_are_taken_off():
-    assert cleaned("<think>hm\n</think>\n\nText.") == "Text."
-    assert cleaned("```text\na\n\nb\n```") == "a\n\nb"
-    assert cleaned(" a ```b``` c ") == "a ```b``` c"
+    assert strip_answer("<think>hm\n</think>\n\nText.") == "Text."
+    assert strip_answer("```text\na\n\nb\n```") == "a\n\nb"
+    assert strip_answer(" a ```b``` c ") == "a ```b``` c"
 
 
 def test_pieces_join_to_the_text_and_are_bounded():
@@ -71,14 +71,14 @@ def test_pieces_join_to_the_text_and_are_bounded():
 
 def test_a_failing_piece_keeps_its_original_and_decides_the_verdict():
     parts = [SOURCE + "\n", "\n\n", "  " + SOURCE]
-    whole = {0: Answer(GOOD, "stop", "m"), 2: Answer(GOOD, "stop", "m")}
-    done = judged(parts, whole)
+    whole = {0: ModelAnswer(GOOD, "stop", "m"), 2: ModelAnswer(GOOD, "stop", "m")}
+    done = join_pieces(parts, whole)
     assert done.text == GOOD + "\n\n\n  " + GOOD and done.verdict == "rewritten"
     assert (done.before, done.after) == ((0.0, 0.0), (1.0, 1.0))
-    half = judged(parts, whole | {2: Answer(None, None, "m", "given up after 6 tries")})
+    half = join_pieces(parts, whole | {2: ModelAnswer(None, None, "m", "given up after 6 tries")})
     assert half.text == GOOD + "\n\n\n  " + SOURCE
     assert half.verdict == "given up after 6 tries"
-    same = judged([SOURCE], {0: Answer(SOURCE, "stop", "m")})
+    same = join_pieces([SOURCE], {0: ModelAnswer(SOURCE, "stop", "m")})
     assert (same.text, same.verdict) == (SOURCE, "unchanged")
 
 
@@ -105,12 +105,12 @@ def test_local_writer_generates_once_and_keeps_answers(tmp_path):
     from sabia.core.text.tokenize.tokenizer_training import train_bpe
 
     engine = Scripted(train_bpe([SOURCE, GOOD] * 3, 400))
-    door = ("name", "f" * 32, CallCache(tmp_path), "reason-first", 0.0, 0)
-    answers = LocalWriter(engine, *door).submit([SOURCE, GOOD, SOURCE, "x" * 9_000])()
+    settings = ("name", "f" * 32, CallCache(tmp_path), "reason-first", 0.0, 0)
+    answers = LocalWriter(engine, *settings).submit([SOURCE, GOOD, SOURCE, "x" * 9_000])()
     assert [a.text is None for a in answers] == [False, False, False, True]
     assert answers[0] == answers[2] and "does not fit" in answers[3].error
     assert engine.asked == 2
-    again = LocalWriter(engine, *door[:2], CallCache(tmp_path), *door[3:])
+    again = LocalWriter(engine, *settings[:2], CallCache(tmp_path), *settings[3:])
     assert again.submit([GOOD, SOURCE])() == [answers[1], answers[0]]
     assert engine.asked == 2
 
@@ -146,4 +146,7 @@ def test_a_real_local_model_answers(tmp_path):
     )  # fmt: skip
     (answer,) = writer.submit(["Is 1 + 1 = 2?"])()
     assert answer.text is not None and answer.finish_reason in ("stop", "length")
-    assert judged([SOURCE], {0: Answer(answer.text, answer.finish_reason, "tiny")}).text == SOURCE
+    assert (
+        join_pieces([SOURCE], {0: ModelAnswer(answer.text, answer.finish_reason, "tiny")}).text
+        == SOURCE
+    )

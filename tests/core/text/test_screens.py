@@ -19,7 +19,7 @@ def batch() -> pa.RecordBatch:
 
 def test_nothing_asked_nothing_done() -> None:
     nothing = ContentChecks()
-    rows, new = content_checks.after(content_checks.before(batch(), nothing), nothing)
+    rows, new = content_checks.check_texts(content_checks.edit_texts(batch(), nothing), nothing)
     assert rows.equals(batch()) and new == {} and content_checks.digest(nothing) == ""
     assert content_checks.reasons(rows, nothing, ["blocked_url"]) == ["", ""]
 
@@ -33,17 +33,19 @@ def test_counts_mask_and_lists(tmp_path: Path) -> None:
     assert content_checks.digest(options) and content_checks.digest(
         options
     ) != content_checks.digest(words)
-    rows, new = content_checks.after(content_checks.before(batch(), options), options)
+    rows, new = content_checks.check_texts(content_checks.edit_texts(batch(), options), options)
     assert rows.column("text")[0].as_py() == TEXT.replace("ana@example.org", "[email]")
     assert new["pii_email"].tolist() == [1, 0] and new["bad_words"].tolist() == [1, 0]
     assert new["blocked_url"].tolist() == [1, 0]
     assert content_checks.reasons(rows, options, ["blocked_url"]) == ["blocked url: ads", ""]
-    counted = content_checks.after(batch(), ContentChecks(pii="count"))
+    counted = content_checks.check_texts(batch(), ContentChecks(pii="count"))
     assert counted[0].equals(batch()) and counted[1]["pii_email"].tolist() == [1, 0]
 
 
 def test_c4_lines_go_before_figures_are_taken() -> None:
-    kept = content_checks.before(batch(), ContentChecks(c4_lines=True)).column("text").to_pylist()
+    kept = (
+        content_checks.edit_texts(batch(), ContentChecks(c4_lines=True)).column("text").to_pylist()
+    )
     assert kept == ["Write to ana@example.org, darn.\nIt rained all day.", ""]
 
 

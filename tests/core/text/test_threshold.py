@@ -11,8 +11,13 @@ from sabia.core.bench.statistics import wilson as one_wilson
 from sabia.core.errors import BadData, UsageError
 from sabia.core.options.classify_threshold import Target
 from sabia.core.text.classify import drift_stage, score_calibration
-from sabia.core.text.classify.calibration_file import read_decision
-from sabia.core.text.classify.operating_point import Cut, _cut, choose, wilson
+from sabia.core.text.classify.calibration_file import read_calibration_file
+from sabia.core.text.classify.operating_point import (
+    OperatingPoint,
+    _operating_point,
+    choose,
+    wilson,
+)
 from sabia.core.text.plain_table import plain, sparkline, table
 
 
@@ -26,16 +31,16 @@ def data(seed: int, n: int = 300, ties: bool = False) -> tuple[np.ndarray, np.nd
 def test_wilson_is_that_of_the_statistics() -> None:
     low, high = wilson(np.array([0, 3, 50, 7]), np.array([5, 3, 80, 900]))
     for i, (k, n) in enumerate([(0, 5), (3, 3), (50, 80), (7, 900)]):
-        found = one_wilson(k, n)
-        assert (low[i], high[i]) == pytest.approx((found.low, found.high), abs=1e-9)
+        actual = one_wilson(k, n)
+        assert (low[i], high[i]) == pytest.approx((actual.low, actual.high), abs=1e-9)
     assert [float(x[0]) for x in wilson(np.array([0]), np.array([0]))] == [0, 1]
 
 
-def measure(scores: np.ndarray, truth: np.ndarray, threshold: float | None) -> Cut:
+def measure(scores: np.ndarray, truth: np.ndarray, threshold: float | None) -> OperatingPoint:
     """What a given threshold does to documents."""
     passes = np.zeros(len(scores), bool) if threshold is None else scores >= threshold
     right = int((passes & truth).sum())
-    return _cut(threshold, len(scores), int(truth.sum()), right, int(passes.sum()))
+    return _operating_point(threshold, len(scores), int(truth.sum()), right, int(passes.sum()))
 
 
 @pytest.mark.parametrize("ties", [False, True])
@@ -44,22 +49,22 @@ def measure(scores: np.ndarray, truth: np.ndarray, threshold: float | None) -> C
 def test_choice_is_the_best_of_all_thresholds(target: Target, ties: bool) -> None:
     for seed in range(5):
         scores, truth = data(seed, ties=ties)
-        found = choose(scores, truth, target)
+        actual = choose(scores, truth, target)
         every = [measure(scores, truth, float(t)) for t in np.unique(scores)]
         if target.precision:
             reach = [cut for cut in every if target.precision <=
                      (cut.precision_interval[0] if target.sure else cut.precision)]  # fmt: skip
-            assert (found.threshold is None) == (not reach)
+            assert (actual.threshold is None) == (not reach)
             if not reach:
                 continue
-            assert found.recall == max(cut.recall for cut in reach)
+            assert actual.recall == max(cut.recall for cut in reach)
         elif target.recall:
-            assert found.recall >= 0.9
-            assert found.passing == min(cut.passing for cut in every if cut.recall >= 0.9)
+            assert actual.recall >= 0.9
+            assert actual.passing == min(cut.passing for cut in every if cut.recall >= 0.9)
         else:
-            assert found.f1 == max(cut.f1 for cut in every)
-        again = measure(scores, truth, found.threshold)
-        assert again == found  # halfway between two scores, the same rows pass
+            assert actual.f1 == max(cut.f1 for cut in every)
+        again = measure(scores, truth, actual.threshold)
+        assert again == actual  # halfway between two scores, the same rows pass
 
 
 def test_no_threshold_will_do() -> None:
@@ -78,38 +83,40 @@ def test_isotonic_is_the_min_max_formula() -> None:
         expected = [
             max(min(mean[a, b] for b in values if b >= v) for a in values if a <= v) for v in values
         ]
-        found = score_calibration.fit_one("isotonic", scores, truth).probabilities(values)
-        assert found == pytest.approx(expected)
+        actual = score_calibration.fit_one("isotonic", scores, truth).probabilities(values)
+        assert actual == pytest.approx(expected)
 
 
 def test_platt_stands_at_the_top_of_its_likelihood() -> None:
     scores, truth = data(2)
-    found = score_calibration.fit_one("platt", scores, truth)
+    actual = score_calibration.fit_one("platt", scores, truth)
     target = np.where(truth, (truth.sum() + 1) / (truth.sum() + 2), 1 / ((~truth).sum() + 2))
 
     def loss(a: float, b: float) -> float:
         p = score_calibration.Calibration("platt", (a,), (b,), True).probabilities(scores)
         return float(-(target * np.log(p) + (1 - target) * np.log(1 - p)).sum())
 
-    (a,), (b,) = found.x, found.y
-    assert found.logit
+    (a,), (b,) = actual.x, actual.y
+    assert actual.logit
     assert all(loss(a + da, b + db) > loss(a, b) for da, db in
                [(1e-3, 0), (-1e-3, 0), (0, 1e-3), (0, -1e-3)])  # fmt: skip
 
 
 def test_calibration_mends_scores_that_lie() -> None:
     draw = np.random.default_rng(0)
-    chance = draw.random(4000)
-    truth = draw.random(4000) < chance
-    lying = chance**3
+    probability = draw.random(4000)
+    truth = draw.random(4000) < probability
+    lying = probability**3
     fitted, crossed = score_calibration.fit(lying, truth, 0)
     before = score_calibration.expected_error(score_calibration.reliability(lying, truth))
     after = score_calibration.expected_error(score_calibration.reliability(crossed, truth))
     assert before > 0.1 > 0.04 > after
-    assert np.abs(fitted.probabilities(lying) - chance).mean() < 0.04
+    assert np.abs(fitted.probabilities(lying) - probability).mean() < 0.04
     again = score_calibration.from_json(json.loads(json.dumps(vars(fitted))))
     assert np.array_equal(again.probabilities(lying), fitted.probabilities(lying))
-    far, _ = score_calibration.fit(chance * 300 - 150, truth, 0)  # no probability, large numbers
+    far, _ = score_calibration.fit(
+        probability * 300 - 150, truth, 0
+    )  # no probability, large numbers
     assert np.isfinite(far.probabilities(np.array([-1e9, 0, 1e9]))).all()
 
 
@@ -119,19 +126,19 @@ def test_decision_goes_by_language(tmp_path: Path) -> None:
     limits = {"other": 0.5, "pt": 0.3, "de": None}
     path.write_text(json.dumps({"score": "s", "thresholds": limits, "calibration": knots}))
     values = np.array([0.4, 0.4, 0.9, 0.5, np.nan])
-    given = read_decision(str(path)).apply(values, pa.array(["pt", "en", "de", None, "pt"]))
+    given = read_calibration_file(str(path)).apply(values, pa.array(["pt", "en", "de", None, "pt"]))
     assert np.array_equal(given["s_ok"], [1, 0, 0, 1, np.nan], equal_nan=True)
     assert given["s_probability"][:4] == pytest.approx([0.44, 0.44, 0.74, 0.5])
     for content in ("", "{}", "[]", '{"score": "s", "thresholds": {}}'):
         path.write_text(content)
         with pytest.raises(BadData, match="not a file of"):
-            read_decision(str(path))
+            read_calibration_file(str(path))
     with pytest.raises(UsageError, match="No such file"):
-        read_decision(str(tmp_path / "none"))
+        read_calibration_file(str(tmp_path / "none"))
 
 
-def counts(values: np.ndarray) -> drift_stage.Counts:
-    made = drift_stage.Counts()
+def counts(values: np.ndarray) -> drift_stage.ScoreDistribution:
+    made = drift_stage.ScoreDistribution()
     made.add(values)
     return made
 

@@ -19,8 +19,8 @@ def test_documents_come_back(tmp_path, vocab, kind):
             low, high = (ends[part[0]] - lengths[part[0]], ends[part[-1]]) if len(part) else (0, 0)
             writer.add(tokens[low:high], lengths[part])
         writer.write_index(tmp_path / "a.idx")
-    found, rows = read_megatron(tmp_path / "a")
-    assert found == np.dtype(kind) and writer.documents == 57
+    dtype, rows = read_megatron(tmp_path / "a")
+    assert dtype == np.dtype(kind) and writer.documents == 57
     assert rows == [row.tolist() for row in np.split(tokens, np.cumsum(lengths)[:-1])]
 
 

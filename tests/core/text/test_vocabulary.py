@@ -141,19 +141,19 @@ def test_report_counts_what_a_slow_count_gives(tmp_path):
     ]
     rows.append({"text": "漢字", "language": None})
     plain = Encoder(tokenizer, "tokenizers")
-    (found,) = measure([plain], sources(tmp_path, rows))
+    (report,) = measure([plain], sources(tmp_path, rows))
     used = set()
     for code, texts in (("en", EN), ("pt", PT), ("unknown", ["漢字"])):
         ids = [i for t in texts for i in tokenizer.encode_ordinary(t)]
         used |= set(ids)
-        row, size = found["languages"][code], sum(len(t.encode()) for t in texts)
+        row, size = report["languages"][code], sum(len(t.encode()) for t in texts)
         words = sum(len(t.split()) for t in texts)
         assert (row["tokens"], row["bytes"], row["words"]) == (len(ids), size, words)
         assert row["bytes_per_token"] == pytest.approx(size / len(ids), abs=1e-4)
         assert row["fertility"] == pytest.approx(len(ids) / words, abs=1e-4)
-    assert found["languages"]["unknown"]["broken_share"] == 1.0
+    assert report["languages"]["unknown"]["broken_share"] == 1.0
     ordinary = tokenizer.vocab_size - len(tokenizer.special_ids)
-    assert found["unused_share"] == pytest.approx(1 - len(used) / ordinary, abs=1e-5)
+    assert report["unused_share"] == pytest.approx(1 - len(used) / ordinary, abs=1e-5)
     assert broken_tokens(tokenizer)[tokenizer.encode_ordinary("漢")].all()
     assert not broken_tokens(tokenizer)[tokenizer.encode_ordinary("the")].any()
 
