@@ -40,9 +40,9 @@ def unified(sources: Sequence[Any], whole: bool = True) -> list[Any]:
     extras: dict[str, tuple[pa.DataType, str]] = {}
     for source in sources:
         stop.check()
-        found = _header(source)
-        names |= score_names(source, whole, found)
-        for field in _others(source, found):
+        header = _header(source)
+        names |= score_names(source, whole, header)
+        for field in _others(source, header):
             _join(extras, field, source.name)
     known = schemas.document(tuple(sorted(names)))
     schema = pa.schema([*known, *(pa.field(name, kind) for name, (kind, _) in extras.items())])
@@ -51,8 +51,8 @@ def unified(sources: Sequence[Any], whole: bool = True) -> list[Any]:
 
 def digest(schema: pa.Schema | None) -> str:
     """A hash of the columns, for fingerprints of documents."""
-    said = [schemas.VERSION, *((field.name, str(field.type)) for field in schema or ())]
-    return hashlib.blake2b(json.dumps(said).encode(), digest_size=8).hexdigest()
+    fields = [schemas.VERSION, *((field.name, str(field.type)) for field in schema or ())]
+    return hashlib.blake2b(json.dumps(fields).encode(), digest_size=8).hexdigest()
 
 
 def score_names(source: Source, whole: bool = True, header: pa.Schema | None = None) -> set[str]:
@@ -65,11 +65,11 @@ def score_names(source: Source, whole: bool = True, header: pa.Schema | None = N
         if source.form == "jsonl":
             with source.open() as file:
                 return json_score_names(decompressed(file))
-        found: set[str] = set()
+        keys: set[str] = set()
         for batch in islice(source.raw(["scores"]), None if whole else 1):
             stop.check()
-            found |= keys_of(batch.column("scores"))
-        return found
+            keys |= keys_of(batch.column("scores"))
+        return keys
 
 
 def _header(source: Source) -> pa.Schema:
@@ -80,12 +80,12 @@ def _header(source: Source) -> pa.Schema:
             return schemas.document() if first is None else first.schema
         with source.open() as file:
             if source.form == "parquet":
-                found = pq.ParquetFile(file).schema_arrow
+                schema = pq.ParquetFile(file).schema_arrow
             else:
                 check_end_of_stream(file, source.name)
-                found = pa.ipc.open_stream(file).schema
-        source.must_have(found.names)
-        return found
+                schema = pa.ipc.open_stream(file).schema
+        source.must_have(schema.names)
+        return schema
 
 
 def _others(source: Source, header: pa.Schema) -> list[pa.Field]:

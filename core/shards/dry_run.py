@@ -89,10 +89,10 @@ def planned(
     """
     read = read or job.inputs or ("stdin",)
     names = {s if isinstance(s, str) else s.name: file_bytes(s) for s in read}
-    place, action = "stdout" if job.to_stdout else str(job.out), "keep" if keep else "write"
+    path, action = "stdout" if job.to_stdout else str(job.out), "keep" if keep else "write"
     shown: dict[str, Any] = {
         "reads": [{"name": name, "bytes": size} for name, size in names.items()],
-        "writes": [{"path": place, "action": action, "from": f"{len(names)} inputs"}],
+        "writes": [{"path": path, "action": action, "from": f"{len(names)} inputs"}],
     }
     return DryRun(job.command, **(shown | more))
 

@@ -104,5 +104,5 @@ def _is_worth_a_note(path: str) -> bool:
 def keys_of(path: str) -> tuple[tuple[str, str | None], ...]:
     """Columns and values that the folders NAME=VALUE of a path say."""
     folders = (part.partition("=") for part in path.split("/")[:-1])
-    found = {unquote(name): unquote(value) for name, sign, value in folders if name and sign}
-    return tuple((name, None if value == NO_VALUE else value) for name, value in found.items())
+    columns = {unquote(name): unquote(value) for name, sign, value in folders if name and sign}
+    return tuple((name, None if value == NO_VALUE else value) for name, value in columns.items())

@@ -74,16 +74,16 @@ def expand(given: str, endings: Sequence[str] = READABLE) -> list[str]:
         return _expand_url(given, endings)
     if os.path.isdir(given):
         names = shards_among(files_below(given), endings, given)
-        found = [os.path.join(given, name) for name in names]
+        paths = [os.path.join(given, name) for name in names]
         hint = f"expected files ending in {' '.join(endings)}"
     elif os.path.exists(given):
         return [given]
     else:
-        found, hint = _matching(given, endings), "check the path"
-    if not found:
+        paths, hint = _matching(given, endings), "check the path"
+    if not paths:
         what = "no input files in it" if os.path.isdir(given) else "No such file or directory"
         raise UsageError(f"{given}: {what}; {hint}")
-    return found
+    return paths
 
 
 def _matching(pattern: str, endings: Sequence[str]) -> list[str]:

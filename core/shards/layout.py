@@ -87,10 +87,10 @@ def name_shards(job: Job) -> None:
 def _move_manifest(out: Path) -> None:
     before, after = out / FORMER_MANIFEST, out / MANIFEST
     try:
-        said = json.loads(before.read_text("utf-8"))
+        content = json.loads(before.read_text("utf-8"))
     except ValueError:
         return
-    if isinstance(said, dict) and {"command", "shards"} <= said.keys():
+    if isinstance(content, dict) and {"command", "shards"} <= content.keys():
         if after.exists():
             before.unlink()
         else:

@@ -37,7 +37,7 @@ def provenance(
 
     schema: of documents, the columns of all inputs, which all shards of the output have.
     """
-    said = {
+    record = {
         "command": job.command,
         "version": version("sabia"),
         "kind": kind,
@@ -47,17 +47,17 @@ def provenance(
         "salt": salt,
     }
     if kind in _DOCUMENTS:
-        said["columns"] = columns.digest(schema)
-    text = json.dumps(said | {"options": _decisive(job.options)}, sort_keys=True, default=str)
-    return said | {"fingerprint": hashlib.blake2b(text.encode(), digest_size=16).hexdigest()}
+        record["columns"] = columns.digest(schema)
+    text = json.dumps(record | {"options": _decisive(job.options)}, sort_keys=True, default=str)
+    return record | {"fingerprint": hashlib.blake2b(text.encode(), digest_size=16).hexdigest()}
 
 
 def _decisive(options: dict[str, Any]) -> dict[str, Any]:
     """The options, the tokenizer named as it was in earlier versions, whose rows still count."""
-    place = options.get("tokenizer")
-    if not isinstance(place, str) or os.path.basename(place) != layout.TOKENIZER:
+    path = options.get("tokenizer")
+    if not isinstance(path, str) or os.path.basename(path) != layout.TOKENIZER:
         return options
-    return options | {"tokenizer": os.path.join(os.path.dirname(place), layout.FORMER_TOKENIZER)}
+    return options | {"tokenizer": os.path.join(os.path.dirname(path), layout.FORMER_TOKENIZER)}
 
 
 def rows_made(path: str, wanted: dict[str, Any]) -> int | None:
@@ -123,8 +123,8 @@ def finish_directory(job: Job, parts: int) -> None:
             if made and made.get("command") == job.command:
                 path.unlink()
                 notes.note(f"removed {path.name}, left by an earlier run with more inputs")
-    said = json.dumps(_manifest(job, directory), indent=1)
-    write_atomic(directory / layout.MANIFEST, said)
+    content = json.dumps(_manifest(job, directory), indent=1)
+    write_atomic(directory / layout.MANIFEST, content)
 
 
 def _manifest(job: Job, directory: Path) -> dict[str, Any]:
@@ -143,5 +143,5 @@ def _manifest(job: Job, directory: Path) -> dict[str, Any]:
                 "fingerprint": made.get("fingerprint"),
             }
         )
-    said = {"command": job.command, "version": version("sabia"), "options": job.options}
-    return said | {"seed": job.seed, "shards": shards}
+    record = {"command": job.command, "version": version("sabia"), "options": job.options}
+    return record | {"seed": job.seed, "shards": shards}

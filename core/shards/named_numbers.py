@@ -98,8 +98,8 @@ def _as_map(column: pa.Array) -> pa.MapArray:
     return cast(column, MAP, "column 'scores'", "a struct of numbers")
 
 
-def _refuse_others(found: set[str], names: Sequence[str] | None) -> None:
-    odd = sorted(found.difference(names)) if names is not None else []
+def _refuse_others(present: set[str], names: Sequence[str] | None) -> None:
+    odd = sorted(present.difference(names)) if names is not None else []
     if odd:
         raise BadData(
             f"score {odd[0]!r} does not occur in the first rows of the shards, all that a slice"
@@ -124,15 +124,15 @@ def _entries(column: pa.MapArray) -> tuple[np.ndarray, pa.Array, pa.Array]:
 def _from_map(column: pa.MapArray, names: Sequence[str] | None) -> pa.Array:
     """Of entries of one name in one row the last counts."""
     rows, keys, values = _entries(column)
-    found = set(pc.unique(keys).to_pylist())
-    _refuse_others(found, names)
-    wanted = type_of(found if names is None else names)
+    present = set(pc.unique(keys).to_pylist())
+    _refuse_others(present, names)
+    wanted = type_of(present if names is None else names)
     ordered = names_of(wanted) or []
-    place = np.asarray(pc.index_in(keys, pa.array(ordered, pa.string())).fill_null(0))
+    indices = np.asarray(pc.index_in(keys, pa.array(ordered, pa.string())).fill_null(0))
     table = np.zeros((len(ordered), len(column)))
     there = np.zeros(table.shape, bool)
     if len(rows):
-        table[place, rows] = values.fill_null(0).to_numpy(zero_copy_only=False)
-        there[place, rows] = np.asarray(values.is_valid())
+        table[indices, rows] = values.fill_null(0).to_numpy(zero_copy_only=False)
+        there[indices, rows] = np.asarray(values.is_valid())
     made = {n: pa.array(table[i], mask=~there[i]) for i, n in enumerate(ordered)}
     return from_columns(made, len(column), wanted, np.asarray(column.is_null()))

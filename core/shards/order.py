@@ -102,8 +102,8 @@ class Interleave:
         """(source, rank within the source) of each slot of a period."""
         source = np.repeat(np.arange(len(self.counts)), self.counts)
         rank = np.concatenate([np.arange(count) for count in self.counts])
-        place = (rank + 0.5) / self.counts[source]
-        order = np.lexsort((source, place))
+        position = (rank + 0.5) / self.counts[source]
+        order = np.lexsort((source, position))
         return source[order], rank[order]
 
     def taken(self, count: int) -> np.ndarray:
@@ -190,16 +190,16 @@ class DataOrder:
         mixes = [self.weights, *(stage.weights for stage in self.stages)]
         edges = [0, *(min(stage.start, count) for stage in self.stages), count]
         rows = [end - begin for begin, end in pairwise(edges)]
-        room = [int(repeats * size) for size in self.sizes]
-        taken = _within(mixes, rows, room)
+        capacity = [int(repeats * size) for size in self.sizes]
+        taken = _within(mixes, rows, capacity)
         if sum(map(sum, taken)) < count:
             raise UsageError(_too_few(repeats, sum(map(sum, taken)), count))
-        found = [
+        starts = [
             tuple(map(float, split)) if sum(split) else mix
             for split, mix in zip(taken, mixes, strict=True)
         ]
-        stages = tuple(map(Stage, (stage.start for stage in self.stages), found[1:]))
-        return DataOrder(self.sizes, self.seed, found[0], stages)
+        stages = tuple(map(Stage, (stage.start for stage in self.stages), starts[1:]))
+        return DataOrder(self.sizes, self.seed, starts[0], stages)
 
     def epochs(self, count: int) -> list[float]:
         """How often each source has been read after `count` samples."""
@@ -243,15 +243,18 @@ class DataOrder:
 
 
 def _within(
-    mixes: Sequence[Sequence[float]], rows: Sequence[int], room: Sequence[int]
+    mixes: Sequence[Sequence[float]], rows: Sequence[int], capacity: Sequence[int]
 ) -> list[list[int]]:
     """Rows of each source in each stage of some rows, within the room of each source."""
     named = [{n: w for n, w in enumerate(mix) if w > 0} for mix in mixes]
     plan = [apportion(mix, count) for mix, count in zip(named, rows, strict=True)]
-    wanted = [sum(split.get(n, 0) for split in plan) for n in range(len(room))]
-    taken, left = np.zeros((len(rows), len(room)), np.int64), np.array(room)
+    wanted = [sum(split.get(n, 0) for split in plan) for n in range(len(capacity))]
+    taken, left = np.zeros((len(rows), len(capacity)), np.int64), np.array(capacity)
     for stage, split in enumerate(plan):  # what is scarce is shared out over the stages
-        fair = {n: room[n] * k // wanted[n] if wanted[n] > room[n] else k for n, k in split.items()}
+        fair = {
+            n: capacity[n] * k // wanted[n] if wanted[n] > capacity[n] else k
+            for n, k in split.items()
+        }
         taken[stage, list(fair)] = list(fair.values())
     left -= taken.sum(0)
     for stage, mix in enumerate(named):  # and what a stage lacks comes from where there is more

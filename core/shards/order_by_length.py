@@ -27,17 +27,17 @@ class OrderByLength(DataOrder):
     def rows(self, start: int, count: int) -> np.ndarray:
         """See DataOrder.rows."""
         first, last = start // self.batch, -(-(start + count) // self.batch)
-        found = np.concatenate([self._batch(number) for number in range(first, last)])
-        return found[start - first * self.batch :][:count]
+        indices = np.concatenate([self._batch(number) for number in range(first, last)])
+        return indices[start - first * self.batch :][:count]
 
     def _batch(self, number: int) -> np.ndarray:
-        window, place = divmod(number, WINDOW)
+        window, index = divmod(number, WINDOW)
         first = window * WINDOW * self.batch
-        size = min(WINDOW * self.batch, max(self.total - first, (place + 1) * self.batch))
+        size = min(WINDOW * self.batch, max(self.total - first, (index + 1) * self.batch))
         rows = super().rows(first, size)
         rows = rows[np.argsort(self.lengths[rows], kind="stable")]
         mixed = Permutation(size // self.batch, key64(self.seed, _STREAM, window))
-        chosen = int(mixed(np.array([place]))[0])
+        chosen = int(mixed(np.array([index]))[0])
         return rows[chosen * self.batch : (chosen + 1) * self.batch]
 
 

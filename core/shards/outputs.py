@@ -100,8 +100,8 @@ def _repeating(table: pa.Table) -> list[str]:
     }
     sink = pa.BufferOutputStream()
     pq.write_table(table.schema.empty_table(), sink)
-    found = pq.read_metadata(pa.BufferReader(sink.getvalue())).schema
-    paths = [found.column(i).path for i in range(len(found))]
+    parquet_schema = pq.read_metadata(pa.BufferReader(sink.getvalue())).schema
+    paths = [parquet_schema.column(i).path for i in range(len(parquet_schema))]
     return [path for path in paths if path.partition(".")[0] not in distinct]
 
 
@@ -161,8 +161,8 @@ def with_metadata(schema: pa.Schema, metadata: dict[str, Any] | None) -> pa.Sche
 def read_metadata(path: str) -> dict[str, Any] | None:
     """What `with_metadata` wrote into a Parquet file; None if unreadable or not ours."""
     try:
-        found = pq.read_schema(path).metadata or {}
-        return json.loads(found[METADATA_KEY])
+        metadata = pq.read_schema(path).metadata or {}
+        return json.loads(metadata[METADATA_KEY])
     except (OSError, KeyError, ValueError, pa.ArrowException):
         return None
 

@@ -151,14 +151,14 @@ class Source:
 
     def _with_keys(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         for name, value in self.keys:
-            place = batch.schema.get_field_index(name)
-            said = pa.repeat(pa.scalar(value, pa.string()), batch.num_rows)
-            if place < 0:
-                batch = batch.append_column(name, said)
-            elif batch.column(place).null_count:
-                kind = batch.schema.field(place).type
-                filled = pc.coalesce(batch.column(place), said.cast(kind))
-                batch = batch.set_column(place, batch.schema.field(place), filled)
+            index = batch.schema.get_field_index(name)
+            column = pa.repeat(pa.scalar(value, pa.string()), batch.num_rows)
+            if index < 0:
+                batch = batch.append_column(name, column)
+            elif batch.column(index).null_count:
+                kind = batch.schema.field(index).type
+                filled = pc.coalesce(batch.column(index), column.cast(kind))
+                batch = batch.set_column(index, batch.schema.field(index), filled)
         return batch
 
     def _parquet(
@@ -360,8 +360,8 @@ def _drop_nulls(batch: pa.RecordBatch, names: Sequence[str], reject: Reject) -> 
 def _drop_broken(batch: pa.RecordBatch, names: Sequence[str], reject: Reject) -> pa.RecordBatch:
     """Without rows whose text is not UTF-8, which Parquet and Arrow files may hold unchecked."""
     for name in names:
-        place = batch.schema.get_field_index(name)
-        column = batch.column(place)
+        index = batch.schema.get_field_index(name)
+        column = batch.column(index)
         try:
             column.validate(full=True)
         except pa.ArrowInvalid:
@@ -369,7 +369,7 @@ def _drop_broken(batch: pa.RecordBatch, names: Sequence[str], reject: Reject) ->
             mended = [text.decode("utf-8", "replace") for text in texts]
             whole = pa.array([new.encode() == old for new, old in zip(mended, texts, strict=True)])
             fixed = batch.set_column(
-                place, batch.schema.field(place), pa.array(mended, column.type)
+                index, batch.schema.field(index), pa.array(mended, column.type)
             )
             for row in fixed.filter(pc.invert(whole)).to_pylist():
                 reject(row, f"{name} is not UTF-8")

@@ -23,7 +23,7 @@ _METADATA = (ipaddress.ip_address("fd00:ec2::254"),)
 _NAT64 = ipaddress.ip_network("64:ff9b::/96")
 
 
-class Refused(Failed):
+class AddressRefused(Failed):
     """The guard refuses the URL or its address."""
 
 
@@ -53,16 +53,16 @@ def _unwrapped(address: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address:
 
 
 def check_url(url: str, allow_private: bool = False) -> None:
-    """Raise Refused for a literal address that may not be asked, or an unusual port."""
-    if said := _refusal(host_of(url), allow_private):
-        raise Refused(said)
+    """Raise AddressRefused for a literal address that may not be asked, or an unusual port."""
+    if reason := _refusal(host_of(url), allow_private):
+        raise AddressRefused(reason)
 
 
 @lru_cache(4096)
-def _refusal(place: str, allow_private: bool) -> str:
+def _refusal(authority: str, allow_private: bool) -> str:
     """Why a `host:port` may not be asked, as far as that can be said without resolving it."""
-    numbered = place.rpartition(":")[2].isdecimal() and not place.endswith("]")
-    host, _, port = place.rpartition(":") if numbered else (place, "", "")
+    numbered = authority.rpartition(":")[2].isdecimal() and not authority.endswith("]")
+    host, _, port = authority.rpartition(":") if numbered else (authority, "", "")
     if port not in PORTS and not allow_private:
         return f"port {port} is not 80 or 443"
     try:
@@ -81,13 +81,13 @@ class GuardedResolver(AbstractResolver):
     async def resolve(
         self, host: str, port: int = 0, family: socket.AddressFamily = socket.AF_INET
     ) -> list[Any]:
-        """aiohttp's records of the good addresses; Refused when there is none."""
+        """aiohttp's records of the good addresses; AddressRefused when there is none."""
         loop = asyncio.get_running_loop()
-        found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM, family=family)
-        good = [entry for entry in found if may_connect(str(entry[4][0]), self.allow_private)]
+        answers = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM, family=family)
+        good = [entry for entry in answers if may_connect(str(entry[4][0]), self.allow_private)]
         if not good:
-            seen = ", ".join(sorted({str(entry[4][0]) for entry in found}))
-            raise Refused(f"{host} resolves to {seen or 'nothing'}, which is not public")
+            seen = ", ".join(sorted({str(entry[4][0]) for entry in answers}))
+            raise AddressRefused(f"{host} resolves to {seen or 'nothing'}, which is not public")
         return [
             {"hostname": host, "host": address[0], "port": port, "family": kind,
              "proto": protocol, "flags": socket.AI_NUMERICHOST | socket.AI_NUMERICSERV}

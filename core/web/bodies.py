@@ -39,65 +39,65 @@ def _unpacked(name: str, body: bytes, limit: int) -> bytes:
         raise Undecodable(f"content encoding {name:.40}")
     allowed = min(limit, max(GROWTH_BYTES, MAX_RATIO * len(body)))
     try:
-        found = unpack(body, allowed + 1) if body else b""
+        unpacked = unpack(body, allowed + 1) if body else b""
     except (zlib.error, brotli.error, zstandard.ZstdError, EOFError) as error:
         raise Undecodable(f"damaged {name} ({error})") from error
-    if len(found) > allowed and allowed < limit:
+    if len(unpacked) > allowed and allowed < limit:
         raise Undecodable(f"a decompression bomb ({name}, over {MAX_RATIO} times its size)")
-    return found
+    return unpacked
 
 
 def gunzip(body: bytes, limit: int) -> bytes:
     """All members of a gzip file, at most `limit` bytes; EOFError where it is cut."""
-    found, rest = b"", body
-    while rest and len(found) < limit:
+    unpacked, rest = b"", body
+    while rest and len(unpacked) < limit:
         member = zlib.decompressobj(31)
         try:
-            found += member.decompress(rest, limit - len(found))
+            unpacked += member.decompress(rest, limit - len(unpacked))
         except zlib.error:
-            if found:
+            if unpacked:
                 break  # what follows the last member is padding
             raise
-        if not member.eof and not member.unconsumed_tail and len(found) < limit:
+        if not member.eof and not member.unconsumed_tail and len(unpacked) < limit:
             raise EOFError("it ends too early")
         rest = member.unused_data if member.eof else b""
-    return found
+    return unpacked
 
 
 def _inflate(body: bytes, limit: int) -> bytes:
     for window in (15, -15):
         try:
             stream = zlib.decompressobj(window)
-            found = stream.decompress(body, limit)
+            unpacked = stream.decompress(body, limit)
         except zlib.error:
             continue
-        if not stream.eof and len(found) < limit:
+        if not stream.eof and len(unpacked) < limit:
             raise EOFError("it ends too early")
-        return found
+        return unpacked
     raise zlib.error("no deflate stream")
 
 
 def _brotli(body: bytes, limit: int) -> bytes:
     stream = brotli.Decompressor()
-    found = bytearray(stream.process(body, output_buffer_limit=limit))
-    while not stream.is_finished() and not stream.can_accept_more_data() and len(found) < limit:
-        found += stream.process(b"", output_buffer_limit=limit - len(found))
-    if not stream.is_finished() and len(found) < limit:
+    unpacked = bytearray(stream.process(body, output_buffer_limit=limit))
+    while not stream.is_finished() and not stream.can_accept_more_data() and len(unpacked) < limit:
+        unpacked += stream.process(b"", output_buffer_limit=limit - len(unpacked))
+    if not stream.is_finished() and len(unpacked) < limit:
         raise EOFError("it ends too early")
-    return bytes(found[:limit])
+    return bytes(unpacked[:limit])
 
 
 def _zstd(body: bytes, limit: int) -> bytes:
     """In small bites, as one of 4 bytes may unpack to 128 KiB."""
     unpacker = zstandard.ZstdDecompressor(max_window_size=_WINDOW_BYTES)
-    found, frame = bytearray(), unpacker.decompressobj()
+    unpacked, frame = bytearray(), unpacker.decompressobj()
     rest = memoryview(body)
-    while rest and len(found) < limit:
-        found += frame.decompress(rest[:_BITE])
+    while rest and len(unpacked) < limit:
+        unpacked += frame.decompress(rest[:_BITE])
         rest = rest[_BITE:]
         if frame.eof and (rest or frame.unused_data):
             rest = memoryview(frame.unused_data + bytes(rest))
             frame = unpacker.decompressobj()
-    if not frame.eof and len(found) < limit:
+    if not frame.eof and len(unpacked) < limit:
         raise EOFError("it ends too early")
-    return bytes(found[:limit])
+    return bytes(unpacked[:limit])

@@ -90,8 +90,8 @@ class PageFiles:
     ) -> Iterator[pa.RecordBatch]:  # fmt: skip
         """Batches of PAGE; what cannot be read goes to `reject`."""
         pages = self._pages(reject)
-        while found := list(islice(pages, min(rows, BATCH_PAGES))):
-            batch = pa.RecordBatch.from_pylist(found, schema=PAGE)
+        while rows_of_batch := list(islice(pages, min(rows, BATCH_PAGES))):
+            batch = pa.RecordBatch.from_pylist(rows_of_batch, schema=PAGE)
             yield batch if columns is None else batch.select(columns)
 
     def _pages(self, reject: Reject) -> Iterator[dict[str, Any]]:
@@ -99,8 +99,8 @@ class PageFiles:
             try:
                 yield from self._pages_of(path, reject)
             except (BadData, OSError, EOFError) as error:
-                said = str(error).removeprefix(f"{path}: ")
-                reject({"url": path}, said)
+                reason = str(error).removeprefix(f"{path}: ")
+                reject({"url": path}, reason)
 
     def _pages_of(self, path: str, reject: Reject) -> Iterator[dict[str, Any]]:
         with open_binary(path) as file:
@@ -118,12 +118,12 @@ class PageFiles:
         yield _page(path, self.name, "text/html" if html else "text/plain", body)
 
     def _archived(self, path: str, file: BinaryIO, reject: Reject) -> Iterator[dict[str, Any]]:
-        for found in read_pages(file, self.max_bytes):
-            if found.refused:
-                reject({"url": found.url}, found.refused)
+        for page in read_pages(file, self.max_bytes):
+            if page.refused:
+                reject({"url": page.url}, page.refused)
                 continue
-            row = _page(found.url, os.path.basename(path), found.content_type, found.body)
-            yield row | {"crawl_time": found.time, "cut": found.cut}
+            row = _page(page.url, os.path.basename(path), page.content_type, page.body)
+            yield row | {"crawl_time": page.time, "cut": page.cut}
 
 
 @dataclass(frozen=True)
@@ -226,7 +226,7 @@ def _from_path(given: str, max_bytes: int, exclude: Sequence[str]) -> Iterator[A
     folder = os.path.isdir(given)
     paths = _walk(given, exclude) if folder else (sorted(glob.glob(given)) or [given])
     loose: dict[str, list[str]] = {}
-    found = False
+    readable = False
     for path in paths:
         kind = _kind(path, folder)
         if kind == "loose":
@@ -239,12 +239,12 @@ def _from_path(given: str, max_bytes: int, exclude: Sequence[str]) -> Iterator[A
             yield from from_path(path, "document")
         elif not folder:
             raise UsageError(_unknown(path))
-        found = found or kind != "other"
-    for place, members in loose.items():
+        readable = readable or kind != "other"
+    for directory, members in loose.items():
         for start in range(0, len(members), GROUP_FILES):
-            name = os.path.basename(place) or "files"
+            name = os.path.basename(directory) or "files"
             yield PageFiles(name, tuple(members[start : start + GROUP_FILES]), max_bytes)
-    if not found:
+    if not readable:
         raise UsageError(_unknown(given))
 
 

@@ -1,10 +1,9 @@
-"""The crawl: take the best URL that may be fetched, fetch, read, judge, remember, repeat.
+"""The crawl loop: take the best URL that may be fetched, fetch it, extract, score, store, repeat.
 
-One event loop; the frontier is written only from it. What the pages that ended leave behind is
-committed before new visits begin, so that a kill costs no more than what was in flight.
-Extraction runs in sandboxed processes. Redirects and sitemaps become frontier entries of their
-own. A page that was fetched before is asked for on conditions, and left as it is where nothing
-changed.
+One event loop, and only it writes to the frontier. The results of finished pages are committed
+before new requests start, so that a killed crawl loses only the requests in flight. Extraction
+runs in sandboxed processes. Redirects and sitemaps become frontier entries of their own. A page
+that was fetched before is requested conditionally; if it has not changed, its document stays.
 """
 
 import asyncio
@@ -22,16 +21,25 @@ from sabia.core.errors import Interrupted
 from sabia.core.options.crawl import CrawlOptions, comma_separated
 from sabia.core.progress import ProgressBar
 from sabia.core.web import addresses, sitemaps
-from sabia.core.web.archives.archive_fetcher import ReplayedWeb
+from sabia.core.web.archives.archive_fetcher import ArchiveFetcher
 from sabia.core.web.archives.warc_writer import Archive, Position, payload_digest
-from sabia.core.web.documents import document, judged_text
+from sabia.core.web.documents import document, text_to_judge
 from sabia.core.web.expand import Expansion
 from sabia.core.web.extraction.extract import CAREFUL
 from sabia.core.web.extraction.link_scan import links_only
 from sabia.core.web.extraction.sandbox import Sandbox, Unextractable
 from sabia.core.web.fetch import Fetcher, Response
-from sabia.core.web.focus import Judge, worth_of
-from sabia.core.web.frontier import DONE, GONE, PENDING, SITEMAP, Entry, Frontier, Link, Visit
+from sabia.core.web.focus import PageJudge, link_relevance
+from sabia.core.web.frontier import (
+    DONE,
+    GIVEN_UP,
+    PENDING,
+    SITEMAP,
+    DiscoveredUrl,
+    Entry,
+    Frontier,
+    Visit,
+)
 from sabia.core.web.hosts import Hosts, RobotsCache
 from sabia.core.web.link_judge import LinkJudge, link_features
 from sabia.core.web.robots import Rules
@@ -39,21 +47,21 @@ from sabia.core.web.url_rules import host_of, origin_of
 
 MAX_REDIRECTS = 5
 LOOK_S = 0.2
-PASSING = ("HTTP 5*", "HTTP 4[02]*", "no connection*", "transfer failed*", "robots.txt: unreach*")
-_GONE_FOR_GOOD = ("HTTP 404", "HTTP 410")
+TRANSIENT = ("HTTP 5*", "HTTP 4[02]*", "no connection*", "transfer failed*", "robots.txt: unreach*")
+_PERMANENT = ("HTTP 404", "HTTP 410")
 
 
 class Crawl:
-    """One run over a frontier; `counters` are kept in it and so outlive the process."""
+    """One run over a frontier, which also stores the `counters` for later runs."""
 
     def __init__(
-        self, options: CrawlOptions, frontier: Frontier, judge: Judge | None,
+        self, options: CrawlOptions, frontier: Frontier, judge: PageJudge | None,
         hosts_allowed: frozenset[str] | None, archive: Archive | None, bar: ProgressBar,
-        web: ReplayedWeb | None = None,
+        web: ArchiveFetcher | None = None,
     ) -> None:  # fmt: skip
         self.options, self.frontier, self.judge = options, frontier, judge
         self.sitemaps = comma_separated(options.sitemaps)
-        self.web = web  # stands for the network
+        self.web = web  # replaces the network
         self.archive, self.bar = archive, bar
         self.counters: dict[str, float] = json.loads(frontier.fact("counters") or "{}")
         self.before = int(frontier.fact("before") or 0)  # pages fetched in earlier rounds
@@ -68,9 +76,9 @@ class Crawl:
         self._sandboxes: queue.SimpleQueue[Sandbox] = queue.SimpleQueue()
         for _ in range(options.jobs):
             self._sandboxes.put(Sandbox())
-        self._written: Position | None = None  # how far the archive is whole
+        self._written: Position | None = None  # up to which the archive is complete
         self._again = self.before > 0  # some pages were fetched in an earlier round
-        self._origins: set[str] = set()  # whose sitemaps are known
+        self._origins: set[str] = set()  # with known sitemaps
 
     @property
     def fetched(self) -> int:
@@ -87,9 +95,9 @@ class Crawl:
         self.counters[name] = self.counters.get(name, 0) + n
 
     def add_seeds(self, urls: Sequence[str]) -> None:
-        """Put canonical seed URLs at the head of the frontier, and the sitemaps that are named."""
+        """Put canonical seed URLs and the sitemaps of `--sitemaps` at the head of the frontier."""
         self.frontier.begin()
-        self.frontier.add([Link(url, 1.0, 0, 1.0, via="seed") for url in urls])
+        self.frontier.add([DiscoveredUrl(url, 1.0, 0, 1.0, via="seed") for url in urls])
         self.expansion.sitemaps([s for s in self.sitemaps if s != "robots"], "")
         self.frontier.commit()
         self.hosts.load()
@@ -116,7 +124,7 @@ class Crawl:
     async def _loop(self) -> None:
         while True:
             if stop.requested():
-                raise Interrupted("stopped; the frontier is kept: run again to go on")
+                raise Interrupted("stopped; the frontier is kept: run again to resume")
             self._commit()
             busy = self._launch()
             wait_s = self.hosts.wait_s()
@@ -128,14 +136,14 @@ class Crawl:
                 task.result()
 
     async def _pause(self, seconds: float) -> None:
-        """Wait for a task to end, or so long."""
+        """Wait until a task ends, at most so many seconds."""
         timer = asyncio.get_running_loop().call_later(seconds, self._wake.set)
         await self._wake.wait()
         timer.cancel()
         self._wake.clear()
 
     def _launch(self) -> bool:
-        """Begin all visits that may begin; True where only tasks that end make room for more."""
+        """Start all visits that may start; True if more can start only after a task ends."""
         while len(self.tasks) < min(self.options.concurrency, max(self.left, 0)):
             entry = self.hosts.take()
             if entry is None:
@@ -153,7 +161,7 @@ class Crawl:
             self.hosts.done(entry, 0.0 if self.web else rest_s)
 
     async def _visited(self, entry: Entry) -> float:
-        """All that is done with a URL; the seconds that its host is to rest."""
+        """Process a URL; returns the seconds to wait before the next request to its host."""
         if refused := self._guarded(entry):
             self._give_up(entry, refused)
             return 0.0
@@ -166,20 +174,20 @@ class Crawl:
             self._give_up(entry, refused)
             return rest_s if sent else 0.0
         if sent and rest_s:
-            return rest_s  # the URL stays pending while the host rests
+            return rest_s  # the URL stays pending during the delay
         return max(rest_s, await self._fetched(entry))
 
     def _guarded(self, entry: Entry) -> str:
-        """Why the guard refuses the URL, or nothing."""
+        """Why the address check refuses the URL; empty if it does not."""
         try:
             addresses.check_url(entry.url, self.options.allow_private)
-        except addresses.Refused as error:
+        except addresses.AddressRefused as error:
             self.count("guarded")
             return str(error)
         return ""
 
     def _disallowed(self, entry: Entry, rules: Rules) -> str:
-        """Why robots.txt forbids the URL, or nothing; its sitemaps are remembered."""
+        """Why robots.txt disallows the URL; empty if it does not. Adds its sitemaps."""
         if rules.state not in ("rules", "none"):
             self.count("robots_unreachable")
             return f"robots.txt: {rules.state}"
@@ -193,7 +201,7 @@ class Crawl:
         return ""
 
     async def _fetched(self, entry: Entry) -> float:
-        """Fetch the URL and settle what came; seconds to rest beyond the usual."""
+        """Fetch the URL and store the result; returns the seconds to wait beyond the usual delay."""
         before = self.frontier.visit(entry) if self._again else None
         if entry.kind == SITEMAP:
             response = await self.fetcher.file(entry.url, sitemaps.MAX_BYTES)
@@ -222,21 +230,23 @@ class Crawl:
     def _give_up(self, entry: Entry, reason: str) -> None:
         self.frontier.begin()
         self.expansion.tally_family(entry, 0.0)
-        if reason in _GONE_FOR_GOOD:
+        if reason in _PERMANENT:
             self.frontier.drop_page(entry)
-        self.frontier.end(entry, GONE, reason)
+        self.frontier.end(entry, GIVEN_UP, reason)
 
     def _redirect(self, entry: Entry, target: str) -> None:
         self.count("redirects")
         self.frontier.begin()
         if entry.hops >= MAX_REDIRECTS:
-            self.frontier.end(entry, GONE, f"more than {MAX_REDIRECTS} redirects")
+            self.frontier.end(entry, GIVEN_UP, f"more than {MAX_REDIRECTS} redirects")
         else:
             if entry.kind == SITEMAP:
                 self.expansion.sitemaps([target], entry.anchor, entry.hops + 1)
             else:
                 link = [(target, entry.anchor)]
-                self.expansion.follow(link, entry.depth, entry.worth, entry.hops + 1, "redirect")
+                self.expansion.follow(
+                    link, entry.depth, entry.relevance, entry.hops + 1, "redirect"
+                )
             self.frontier.visited(entry, Visit(time.time()))
             self.frontier.end(entry, DONE, "redirect")
 
@@ -244,7 +254,7 @@ class Crawl:
         loop = asyncio.get_running_loop()
         hosts = [entry.anchor] if entry.anchor else []
         try:
-            found = await loop.run_in_executor(
+            sitemap = await loop.run_in_executor(
                 self._threads, sitemaps.read_sitemap, response.body, entry.url, hosts
             )
         except sitemaps.BadSitemap as error:
@@ -252,7 +262,7 @@ class Crawl:
             self._give_up(entry, f"sitemap: {error}")
             return
         self.frontier.begin()
-        self.expansion.listed(found, entry)
+        self.expansion.listed(sitemap, entry)
         self.frontier.end(entry, DONE)
 
     async def _page(self, entry: Entry, response: Response, before: Visit | None) -> None:
@@ -261,24 +271,24 @@ class Crawl:
             self._unchanged(entry, response, before)
             return
         try:
-            found = await self._extracted(response)
+            extracted = await self._extracted(response)
         except Unextractable as error:
             self.count("failed")
             self.frontier.begin()
-            self._archive(entry, response, digest)  # another extractor may do better one day
+            self._archive(entry, response, digest)  # a later extractor may succeed
             self._give_up(entry, str(error))
             return
-        score = self.judge(judged_text(found)) if self.judge else None
+        score = self.judge(text_to_judge(extracted)) if self.judge else None
         self.frontier.begin()
         self.count("fetched")
         self.count("bytes", len(response.body))
-        self.count("careful", float(found["extractor"] == CAREFUL))
+        self.count("careful", float(extracted["extractor"] == CAREFUL))
         self._archive(entry, response, digest)
-        self._settle(entry, response, found, score)
+        self._settle(entry, response, extracted, score)
         self.bar.advance(1, harvest=f"{self.harvest():.0%}" if self.judge else "")
 
     async def _extracted(self, response: Response) -> dict[str, Any]:
-        """Text and links, from a sandbox; links only where no text is wanted."""
+        """Text and links, from a sandbox; only links with `--no-extract`."""
         if self.options.no_extract:
             return links_only(response.body, response.content_type, response.url)
         loop = asyncio.get_running_loop()
@@ -292,7 +302,7 @@ class Crawl:
             self._sandboxes.put(sandbox)
 
     def _unchanged(self, entry: Entry, response: Response, before: Visit) -> None:
-        """The page is as it was: its document, links and figures stay."""
+        """The page has not changed: keep its document, links and statistics."""
         self.frontier.begin()
         self.count("fetched")
         self.count("unchanged")
@@ -304,7 +314,7 @@ class Crawl:
     def _archive(
         self, entry: Entry, response: Response, digest: str, before: Visit | None = None
     ) -> None:
-        """Write the fetch to the WARC files, if there are any, and remember what it left."""
+        """Write the fetch to the WARC files, if there are any, and store its validators."""
         etag, modified = response.header("etag"), response.header("last-modified")
         record, date = (before.record, before.date) if before else ("", "")
         if before and response.status == 304:
@@ -318,41 +328,41 @@ class Crawl:
         self.frontier.visited(entry, Visit(time.time(), etag, modified, digest, record, date))
 
     def _settle(
-        self, entry: Entry, response: Response, found: dict[str, Any], score: float | None
+        self, entry: Entry, response: Response, extracted: dict[str, Any], score: float | None
     ) -> None:
-        """Everything that a page leaves behind, inside its transaction."""
+        """Store all results of a page, inside its transaction."""
         if self.options.no_extract:
             self.frontier.end(entry, DONE)
         else:
-            self._keep(entry, found, score)
+            self._keep(entry, extracted, score)
         relevant = score is not None and score >= self.options.threshold
         if score is not None:
             self.count("relevant", float(relevant))
             self.frontier.judged(self.fetched, score)
-        said = response.body if self.options.no_extract else found["text"].encode()
-        self.expansion.tally_family(entry, float(self.frontier.first_time(_folded(said))))
+        content = response.body if self.options.no_extract else extracted["text"].encode()
+        self.expansion.tally_family(entry, float(self.frontier.first_time(_folded(content))))
         if self.options.order == "best":
-            features = link_features(entry.url, entry.anchor, entry.worth)
+            features = link_features(entry.url, entry.anchor, entry.relevance)
             self.links.learn(features, entry.host, score or 0.0)
             self.frontier.tally("word", features, score or 0.0)
         self.frontier.tally("host", [entry.host], score or 0.0)
-        worth = 1.0 if score is None else worth_of(score, entry.worth, self.options)
-        worth = entry.worth if worth is None and entry.depth == 0 else worth
-        if worth is not None:
-            self.expansion.follow(found["links"], entry.depth + 1, worth)
+        relevance = 1.0 if score is None else link_relevance(score, entry.relevance, self.options)
+        relevance = entry.relevance if relevance is None and entry.depth == 0 else relevance
+        if relevance is not None:
+            self.expansion.follow(extracted["links"], entry.depth + 1, relevance)
         self.expansion.rescore(entry.host)
 
-    def _keep(self, entry: Entry, found: dict[str, Any], score: float | None) -> None:
-        reason = None if found["index"] else "the page asks not to be indexed"
-        reason = reason or (None if found["text"] else "no text on the page")
+    def _keep(self, entry: Entry, extracted: dict[str, Any], score: float | None) -> None:
+        reason = None if extracted["index"] else "the page asks not to be indexed"
+        reason = reason or (None if extracted["text"] else "no text on the page")
         if reason is None:
             now = datetime.now(UTC).isoformat()
-            row = document(found, entry.url, host_of(entry.url), now, score, depth=entry.depth,
+            row = document(extracted, entry.url, host_of(entry.url), now, score, depth=entry.depth,
                            order=self.fetched, via=entry.via)  # fmt: skip
             self.frontier.keep_document(self.fetched, entry, row)
         else:
             self.frontier.drop_document(entry)
-        self.frontier.end(entry, GONE if reason else DONE, reason)
+        self.frontier.end(entry, GIVEN_UP if reason else DONE, reason)
 
     def _commit(self) -> None:
         """Make all that has ended durable, with the counters and the archive's position."""

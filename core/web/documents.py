@@ -23,12 +23,12 @@ def document(
     **meta: Any,
 ) -> dict[str, Any]:
     """A row for `records.to_batch(…, "document")`; `time` is when the page was fetched."""
-    said = {"title": extracted["title"], "date": extracted.get("date", ""),
+    metadata = {"title": extracted["title"], "date": extracted.get("date", ""),
             "html_language": extracted["language"], "extractor": extracted["extractor"],
             **meta}  # fmt: skip
     kept = {
         name: value
-        for name, value in said.items()
+        for name, value in metadata.items()
         if value not in ("", None) and value is not False
     }
     return {
@@ -42,6 +42,6 @@ def document(
     }
 
 
-def judged_text(extracted: dict[str, Any]) -> str:
+def text_to_judge(extracted: dict[str, Any]) -> str:
     """What a page is judged by: its title and text."""
     return f"{extracted['title']}\n{extracted['text']}"

@@ -1,8 +1,8 @@
-"""From links to the frontier: what is followed, with which priority, and what is a trap.
+"""From links to the frontier: which links are followed, with which priority, and crawler traps.
 
-A page family (URLs that differ in numbers, dates and values only) that keeps giving the same text
-is given up; so is the rest of a family of queries once so many of it were fetched, since some
-sites answer any parameters with something new.
+A page family (URLs that differ only in numbers, dates and parameter values) whose pages have nearly
+all the same text is dropped. A family of URLs with a query is also dropped after `--query-pages`
+pages, because some sites answer any parameter value with a new page.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -10,16 +10,16 @@ from collections.abc import Callable, Iterable, Sequence
 from sabia.core.options.crawl import CrawlOptions
 from sabia.core.urls import canonical
 from sabia.core.web import sitemaps
-from sabia.core.web.frontier import SITEMAP, Entry, Frontier, Link
+from sabia.core.web.frontier import SITEMAP, DiscoveredUrl, Entry, Frontier
 from sabia.core.web.hosts import Hosts
 from sabia.core.web.link_judge import LinkJudge
 from sabia.core.web.sitemaps import Sitemap
 from sabia.core.web.url_rules import host_of, looks_binary, template_of, trap
 
-TRAP_PAGES = 20  # a family is judged after so many pages
-TRAP_FRESH = 0.1  # and given up when a smaller share of them was new
-SITEMAP_PRIORITY = 2.0  # before all pages
-SITEMAP_WORTH = 0.5  # nothing is known of who names the page
+TRAP_PAGES = 20  # pages of a family before it can be a trap
+TRAP_FRESH = 0.1  # a trap has a smaller share of new texts
+SITEMAP_PRIORITY = 2.0  # higher than that of any page
+SITEMAP_RELEVANCE = 0.5  # a sitemap has no score
 SITEMAPS_A_HOST = 500
 
 
@@ -36,41 +36,41 @@ class Expansion:
         self._sitemaps: dict[str, int] = {}
 
     def follow(
-        self, links: Sequence[Sequence[str]], depth: int, worth: float, hops: int = 0,
+        self, links: Sequence[Sequence[str]], depth: int, relevance: float, hops: int = 0,
         via: str = "link",
     ) -> None:  # fmt: skip
-        """Remember links (URL, anchor text) that are worth it, with their priorities."""
-        self._add(self._link(raw, anchor, depth, worth, hops, via) for raw, anchor in links)
+        """Add links (URL, anchor text) that may be followed, with their priorities."""
+        self._add(self._link(raw, anchor, depth, relevance, hops, via) for raw, anchor in links)
 
-    def listed(self, found: Sitemap, entry: Entry) -> None:
-        """Remember what a sitemap lists: pages, and more sitemaps."""
+    def listed(self, sitemap: Sitemap, entry: Entry) -> None:
+        """Add the pages and sitemaps that a sitemap lists."""
         self.count("sitemaps", 1)
-        self.count("sitemap_urls", len(found.pages))
+        self.count("sitemap_urls", len(sitemap.pages))
         self._add(
-            self._link(page.url, "", 1, SITEMAP_WORTH, 0, "sitemap", page.changed_s)
-            for page in found.pages
+            self._link(page.url, "", 1, SITEMAP_RELEVANCE, 0, "sitemap", page.changed_s)
+            for page in sitemap.pages
         )
         if entry.hops < sitemaps.MAX_NESTED:
-            self.sitemaps([one.url for one in found.nested], entry.anchor, entry.hops + 1)
+            self.sitemaps([one.url for one in sitemap.nested], entry.anchor, entry.hops + 1)
 
     def sitemaps(self, urls: Sequence[str], named_by: str, hops: int = 0) -> None:
-        """Remember sitemaps that the robots.txt of host `named_by` names, or the user."""
+        """Add sitemaps named by the robots.txt of host `named_by`, or by the user if it is empty."""
         kept = []
-        for said in urls:
-            url = canonical(said, f"http://{named_by}/" if named_by else "")
+        for address in urls:
+            url = canonical(address, f"http://{named_by}/" if named_by else "")
             count = self._sitemaps.get(named_by, 0)
             if url is None or count >= SITEMAPS_A_HOST or not self._in_scope(url):
                 self.count("sitemaps_left_out", 1)
                 continue
             self._sitemaps[named_by] = count + 1
-            kept.append(Link(url, SITEMAP_PRIORITY, 0, SITEMAP_WORTH, named_by, hops,
+            kept.append(DiscoveredUrl(url, SITEMAP_PRIORITY, 0, SITEMAP_RELEVANCE, named_by, hops,
                              "sitemap", SITEMAP))  # fmt: skip
         self._add(kept)
 
     def _link(
-        self, raw: str, anchor: str, depth: int, worth: float, hops: int, via: str,
+        self, raw: str, anchor: str, depth: int, relevance: float, hops: int, via: str,
         changed_s: float | None = None,
-    ) -> Link | None:  # fmt: skip
+    ) -> DiscoveredUrl | None:  # fmt: skip
         breadth = self.options.order == "breadth"
         if breadth and not changed_s and self.frontier.skips(raw, float(-depth)):
             return None
@@ -80,10 +80,12 @@ class Expansion:
         if trap(url, depth, self.options.depth) or self.is_trap(template_of(url)):
             self.count("traps", 1)
             return None
-        priority = self.priority(Entry(0, url, host_of(url), depth, hops, 0, worth, anchor))
-        return Link(url, priority, depth, worth, anchor, hops, via, changed_s=changed_s)
+        priority = self.priority(Entry(0, url, host_of(url), depth, hops, 0, relevance, anchor))
+        return DiscoveredUrl(
+            url, priority, depth, relevance, anchor, hops, via, changed_s=changed_s
+        )
 
-    def _add(self, links: Iterable[Link | None]) -> None:
+    def _add(self, links: Iterable[DiscoveredUrl | None]) -> None:
         kept = [link for link in links if link is not None]
         self.frontier.add(kept)
         for link in kept:
@@ -93,17 +95,16 @@ class Expansion:
                 self.hosts.refresh(host)
 
     def priority(self, entry: Entry) -> float:
-        """By what is known now; breadth first counts links from the seeds."""
+        """The present priority of a URL; in breadth-first order the negative depth."""
         if entry.kind == SITEMAP:
             return SITEMAP_PRIORITY
         if self.options.order == "breadth":
             return float(-entry.depth)
-        return self.links.priority(entry.url, entry.host, entry.anchor, entry.worth)
+        return self.links.priority(entry.url, entry.host, entry.anchor, entry.relevance)
 
     def rescore(self, name: str) -> None:
-        """Count a page of the host, and judge its pending URLs anew, at a cost of about 20 of
-        them a page.
-        """
+        """Count a page of the host; now and then recompute the priorities of its pending URLs
+        (about 20 per page fetched)."""
         host = self.hosts.get(name)
         host.pages += 1
         if self.options.order == "best" and host.pages >= host.rescore_at:
@@ -112,7 +113,7 @@ class Expansion:
             self.hosts.refresh(name)
 
     def tally_family(self, entry: Entry, fresh: float) -> None:
-        """Note a page of this family, fresh or not; give the family up if it is a trap."""
+        """Count a page of this family, fresh or not; drop the family if it is a trap."""
         template = template_of(entry.url)
         if template == entry.url:
             return
@@ -121,14 +122,14 @@ class Expansion:
         self.families[template] = (tried + 1, good + fresh)
         self.frontier.tally("family", [template], fresh)
         if self.is_trap(template) and not known:
-            reason = f"trap: {tried + 1:.0f} pages like it said nearly all the same"
+            reason = f"trap: {tried + 1:.0f} pages of this family have nearly all the same text"
             if good + fresh >= TRAP_FRESH * (tried + 1):
-                reason = f"trap: {tried + 1:.0f} pages of the same parameters were fetched"
+                reason = f"trap: {tried + 1:.0f} pages with the same parameter names were fetched"
             self.count("traps", self.frontier.drop_family(template, entry.host, reason))
             self.hosts.refresh(entry.host)
 
     def is_trap(self, template: str) -> bool:
-        """Has the family shown that it is one?"""
+        """Whether the family of this template is a trap."""
         tried, good = self.families.get(template, (0.0, 0.0))
         if tried >= self.options.query_pages and "?" in template:
             return True

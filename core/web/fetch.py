@@ -21,7 +21,7 @@ from yarl import URL
 from sabia.core.options.crawl import CrawlOptions
 from sabia.core.urls import canonical
 from sabia.core.web import addresses, bodies, robots
-from sabia.core.web.addresses import Refused
+from sabia.core.web.addresses import AddressRefused
 
 MIME_TYPES = ("text/html", "application/xhtml+xml", "text/plain")
 MAX_WAIT_S = 60.0  # a longer Retry-After is not waited out; the URL goes back instead
@@ -68,8 +68,8 @@ class Response:
         type that is none of `types`."""
         if self.status in _REDIRECTS:
             target = canonical(self.header("location"), self.url)
-            said = "" if target else f"HTTP {self.status} without a usable Location"
-            return replace(self, redirect=target, refused=said)
+            reason = "" if target else f"HTTP {self.status} without a usable Location"
+            return replace(self, redirect=target, refused=reason)
         if self.status != 200:
             return replace(self, refused=f"HTTP {self.status}")
         kind = self.content_type.partition(";")[0].strip().lower()
@@ -152,18 +152,18 @@ class Fetcher:
         """Fetch a file of any type, such as a sitemap; a longer one is cut at `limit` bytes."""
         return await self._retried(url, _Wanted(limit, cut=True, headers={"Accept": "*/*"}))
 
-    async def robots(self, origin: str) -> tuple[robots.Verdict, int]:
+    async def robots(self, origin: str) -> tuple[robots.RobotsFile, int]:
         """The verdict for an origin such as `https://host`, and the requests it took."""
         url, sent = f"{origin}/robots.txt", 0
         for hops in range(robots.MAX_REDIRECTS + 1):
             answer = await self.file(url, robots.MAX_BYTES)
             sent += answer.requests
             if answer.status is None and not answer.requests:
-                return robots.Verdict(robots.DENY_ALL, answer.refused), sent
+                return robots.RobotsFile(robots.DENY_ALL, answer.refused), sent
             if answer.redirect is None or hops == robots.MAX_REDIRECTS:
                 status = None if answer.refused and answer.status == 200 else answer.status
                 cache = answer.header("cache-control")
-                return robots.verdict(status, answer.body, hops + 1, cache), sent
+                return robots.robots_file_of(status, answer.body, hops + 1, cache), sent
             url = answer.redirect
         raise AssertionError("the loop above returns at its last turn")
 
@@ -178,7 +178,7 @@ class Fetcher:
                     return Response(url, error.status, refused=str(error), requests=sent,
                                     retry_s=asked if too_long else None)  # fmt: skip
                 await asyncio.sleep(self._pause_s(sent) if asked is None else asked)
-            except Refused as error:
+            except AddressRefused as error:
                 return Response(url, refused=str(error), requests=sent - 1)
         raise AssertionError("attempts is 1 or more")
 
@@ -195,34 +195,34 @@ class Fetcher:
             async with self.session.get(
                 target, allow_redirects=False, headers=wanted.headers
             ) as answer:
-                found = Response(
+                response = Response(
                     url, answer.status, _headers(answer.headers), requests=sent,
                     asked=_headers(answer.request_info.headers),
                     reason=answer.reason or "", address=getattr(answer, "address", ""),
                 )  # fmt: skip
-                found = await _read(found, answer, wanted)
-            return replace(found, took_s=time.monotonic() - started)
+                response = await _read(response, answer, wanted)
+            return replace(response, took_s=time.monotonic() - started)
         except aiohttp.ClientSSLError as error:
-            raise Refused(f"TLS: {_said(error)}") from error
+            raise AddressRefused(f"TLS: {_said(error)}") from error
         except aiohttp.ClientConnectorError as error:
-            if isinstance(error.__cause__, Refused):
-                raise Refused(str(error.__cause__)) from error
+            if isinstance(error.__cause__, AddressRefused):
+                raise AddressRefused(str(error.__cause__)) from error
             raise _Again(f"no connection: {error.os_error.strerror or error}") from error
         except (aiohttp.ClientError, TimeoutError, OSError, EOFError, ValueError) as error:
             raise _Again(f"transfer failed: {_said(error)}") from error
 
 
-async def _read(found: Response, answer: aiohttp.ClientResponse, wanted: _Wanted) -> Response:
+async def _read(response: Response, answer: aiohttp.ClientResponse, wanted: _Wanted) -> Response:
     """With what status, headers and body decide."""
-    if found.status in _AGAIN:
-        wait = retry_after_s(found.header("retry-after"), time.time())
-        raise _Again(f"HTTP {found.status}", wait, found.status)
-    if found.status == 304 and wanted.headers.keys() & {"If-None-Match", "If-Modified-Since"}:
-        return found
-    found = found.settled(wanted.types)
-    if found.redirect or found.refused:
-        return found
-    return replace(found, **await _body(answer, wanted))
+    if response.status in _AGAIN:
+        wait = retry_after_s(response.header("retry-after"), time.time())
+        raise _Again(f"HTTP {response.status}", wait, response.status)
+    if response.status == 304 and wanted.headers.keys() & {"If-None-Match", "If-Modified-Since"}:
+        return response
+    response = response.settled(wanted.types)
+    if response.redirect or response.refused:
+        return response
+    return replace(response, **await _body(answer, wanted))
 
 
 async def _body(answer: aiohttp.ClientResponse, wanted: _Wanted) -> dict[str, Any]:

@@ -1,8 +1,8 @@
-"""What a crawl is after: a score in [0, 1] for a page.
+"""Relevance of a page in a focused crawl: a score in [0, 1].
 
-Three judges of pages: a fastText model; words that a page should hold; or example texts, to whose
-nearest a page's TF-IDF vector is compared (scaled so that 1 is as similar as examples are to
-each other).
+Three judges of pages: a fastText model; words that a page should contain; or example texts, where
+the score is the TF-IDF similarity to the nearest example (1 is the mean similarity of an example to
+its nearest other example).
 """
 
 import math
@@ -18,19 +18,19 @@ from sabia.core.errors import BadData, UsageError
 from sabia.core.options.crawl import CrawlOptions, Focus
 
 KNOWN_LETTERS = 4
-DECAY = 0.7  # of a page's worth along links from pages that are not relevant themselves
+DECAY = 0.7  # of the relevance that links inherit from a page that is not relevant itself
 SCORED_CHARACTERS = 20_000
 _WORD = re.compile(r"\w+")
 
 
-class Judge(Protocol):
+class PageJudge(Protocol):
     """Scores a page's text."""
 
     def __call__(self, text: str) -> float:
         """A score in [0, 1]."""
 
     def knows(self, word: str) -> bool:
-        """Does a link's word speak for it before anything was learnt?"""
+        """Whether a word of a link has the higher prior of `link_judge`."""
 
 
 def words_of(text: str) -> list[str]:
@@ -40,8 +40,8 @@ def words_of(text: str) -> list[str]:
     return ["0" if word.isdecimal() else word for word in _WORD.findall(plain)]
 
 
-def make_judge(options: Focus) -> Judge | None:
-    """The judge that the options ask for; None when they ask for none."""
+def make_judge(options: Focus) -> PageJudge | None:
+    """The judge of `--classifier` or `--focus`; None without either."""
     if options.classifier:
         return FastTextJudge(options.classifier, options.label)
     if options.focus and os.path.isfile(options.focus):
@@ -51,16 +51,18 @@ def make_judge(options: Focus) -> Judge | None:
 
 
 class WordJudge:
-    """The share of the given words that a page holds; a word also counts as a word's beginning."""
+    """The share of the given words that a page contains, as a word or the beginning of one."""
 
     def __init__(self, words: str) -> None:
         self.words = sorted(set(words_of(words)))
         if not self.words:
-            raise UsageError(f"--focus: {words!r} holds no word")
+            raise UsageError(
+                f"--focus: {words!r} contains no word (expected words, or a file of texts)"
+            )
 
     def __call__(self, text: str) -> float:
-        found = set(words_of(text[:SCORED_CHARACTERS]))
-        hits = sum(any(f.startswith(word) for f in found) for word in self.words)
+        page_words = set(words_of(text[:SCORED_CHARACTERS]))
+        hits = sum(any(f.startswith(word) for f in page_words) for word in self.words)
         return hits / len(self.words)
 
     def knows(self, word: str) -> bool:
@@ -75,7 +77,7 @@ class ExampleJudge:
         counts = [Counter(words_of(text[:SCORED_CHARACTERS])) for text in examples]
         counts = [count for count in counts if count]
         if len(counts) < 2:
-            raise UsageError("--focus: a file of examples needs two texts or more, one a line")
+            raise UsageError("--focus: a file of examples needs at least two texts, one per line")
         frequency = Counter(word for count in counts for word in count)
         self.weight = {w: math.log(1 + len(counts) / n) for w, n in frequency.items()}
         self.unknown = math.log(1 + len(counts))
@@ -90,7 +92,7 @@ class ExampleJudge:
         return min(1.0, nearest / self.unit) if self.unit else 0.0
 
     def knows(self, word: str) -> bool:
-        """True for the examples' longer words."""
+        """True for words of the examples with at least KNOWN_LETTERS letters."""
         return len(word) >= KNOWN_LETTERS and word in self.weight
 
     def _vector(self, count: Counter[str]) -> dict[str, float]:
@@ -123,20 +125,22 @@ class FastTextJudge:
 
     def __call__(self, text: str) -> float:
         line = " ".join(text[:SCORED_CHARACTERS].split())
-        labels, chances = self.model.predict(line, k=-1)
-        return min(1.0, dict(zip(labels, map(float, chances), strict=True)).get(self.label, 0.0))
+        labels, probabilities = self.model.predict(line, k=-1)
+        return min(
+            1.0, dict(zip(labels, map(float, probabilities), strict=True)).get(self.label, 0.0)
+        )
 
     def knows(self, word: str) -> bool:
-        """A model of pages says nothing about single words."""
+        """False: a model of pages does not score single words."""
         return False
 
 
-def worth_of(score: float, inherited: float, options: CrawlOptions) -> float | None:
-    """What the links of a page inherit; None when they are not to be followed.
+def link_relevance(score: float, inherited: float, options: CrawlOptions) -> float | None:
+    """The relevance that the links of a page inherit; None if they must not be followed.
 
-    Relevant pages pass on their score. Others end the way (hard focus) or pass on the mean of their
-    score and of what they were reached with, decayed: a path may tunnel through menus, which share
-    words with what is wanted, but not far through pages that share none (soft focus).
+    The links of a relevant page inherit its score. Those of other pages are not followed (hard
+    focus), or inherit half the sum of the score and of the decayed relevance of the page itself
+    (soft focus): a path can lead through menus, but not far through irrelevant pages.
     """
     if score >= options.threshold:
         return score

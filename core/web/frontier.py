@@ -18,10 +18,10 @@ from typing import Any
 import zstandard
 
 from sabia.core.errors import UsageError
-from sabia.core.web.robots import Verdict
+from sabia.core.web.robots import RobotsFile
 from sabia.core.web.url_rules import host_of, template_of
 
-PENDING, DONE, GONE = 0, 2, 3
+PENDING, DONE, GIVEN_UP = 0, 2, 3
 PAGE, SITEMAP = 0, 1
 _VERSION = 3
 _KNOWN_URLS = 500_000  # so many are remembered in memory, to ask the file less often
@@ -51,7 +51,7 @@ CREATE TABLE IF NOT EXISTS facts (name TEXT PRIMARY KEY, value TEXT NOT NULL);
 
 
 @dataclass(frozen=True)
-class Link:
+class DiscoveredUrl:
     """A URL to remember. `worth` is what the page that named it was worth.
 
     `via` says how it was found: seed, link, redirect or sitemap; `changed_s` when a sitemap says
@@ -61,7 +61,7 @@ class Link:
     url: str
     priority: float
     depth: int
-    worth: float
+    relevance: float
     anchor: str = ""
     hops: int = 0
     via: str = "link"
@@ -79,7 +79,7 @@ class Entry:
     depth: int
     hops: int
     tries: int
-    worth: float
+    relevance: float
     anchor: str
     via: str = "link"
     kind: int = PAGE
@@ -131,11 +131,11 @@ class Frontier:
 
     def belongs_to(self, identity: dict[str, Any]) -> None:
         """Tie the file to a crawl's seeds and steering; UsageError if it is another's."""
-        said = json.dumps(identity, sort_keys=True)
-        found = self.fact("identity")
-        if found is None:
-            self.set_fact("identity", said)
-        elif found != said:
+        text = json.dumps(identity, sort_keys=True)
+        stored = self.fact("identity")
+        if stored is None:
+            self.set_fact("identity", text)
+        elif stored != text:
             raise UsageError(
                 f"{self.path}: the state of another crawl (other seeds or steering);"
                 " --force starts anew, --state elsewhere keeps both"
@@ -170,7 +170,7 @@ class Frontier:
         """Make what was written durable against kill -9."""
         self.db.execute("COMMIT")
 
-    def add(self, links: Sequence[Link]) -> int:
+    def add(self, links: Sequence[DiscoveredUrl]) -> int:
         """Remember URLs; pending ones rise to the better priority, and those whose page changed
         after it was fetched are pending again. Returns how many are new.
         """
@@ -180,7 +180,7 @@ class Frontier:
         self._known.update((link.url, link.priority) for link in links)
         rows = [
             (fingerprint(k.url), k.url, host_of(k.url), PENDING, k.priority, k.depth, k.hops,
-             k.worth, k.anchor[:200], k.via, k.kind)
+             k.relevance, k.anchor[:200], k.via, k.kind)
             for k in links
         ]  # fmt: skip
         insert = (
@@ -215,8 +215,8 @@ class Frontier:
 
     def best_of(self, host: str) -> float | None:
         """The best pending priority of a host, of what is not in flight."""
-        found = next(self._pending(host, "number, priority"), None)
-        return found[1] if found else None
+        row = next(self._pending(host, "number, priority"), None)
+        return row[1] if row else None
 
     def take(self, host: str) -> tuple[Entry | None, float | None]:
         """The host's best pending URL, now in flight, and the priority of the next one."""
@@ -253,7 +253,7 @@ class Frontier:
         return len(entries)
 
     def end(self, entry: Entry, state: int, reason: str | None = None) -> None:
-        """Set what became of a URL: DONE, GONE with a reason, or PENDING for another try."""
+        """Set what became of a URL: DONE, GIVEN_UP with a reason, or PENDING for another try."""
         tries = entry.tries + 1 if state == PENDING else entry.tries
         self.db.execute(
             "UPDATE pages SET state=?, reason=?, tries=? WHERE number=?",
@@ -273,7 +273,7 @@ class Frontier:
         ).fetchone()
         return Visit(*row) if row else None
 
-    def revisit(self, before_s: float, passing: Sequence[str]) -> int:
+    def revisit(self, before_s: float, transient: Sequence[str]) -> int:
         """Make pending again what was fetched before a time, and what was given up for reasons
         that may pass (globs); how many.
         """
@@ -283,16 +283,16 @@ class Frontier:
             " (SELECT number FROM visits WHERE time<?))",
             (SITEMAP, before_s),
         )
-        globs = " OR ".join("reason GLOB ?" for _ in passing)
-        gone = self.db.execute(
-            f"UPDATE pages SET state=0, tries=0, reason=NULL WHERE state=3 AND ({globs})", passing
+        globs = " OR ".join("reason GLOB ?" for _ in transient)
+        given_up = self.db.execute(
+            f"UPDATE pages SET state=0, tries=0, reason=NULL WHERE state=3 AND ({globs})", transient
         )
-        return done.rowcount + gone.rowcount
+        return done.rowcount + given_up.rowcount
 
     def drop_family(self, template: str, host: str, reason: str) -> int:
         """Give up the pending URLs of a page family (see urls.template_of); how many they were."""
         pending = self.db.execute("SELECT number, url FROM pages WHERE host=? AND state=0", (host,))
-        numbers = [(GONE, reason, n) for n, url in pending if template_of(url) == template]
+        numbers = [(GIVEN_UP, reason, n) for n, url in pending if template_of(url) == template]
         self.db.executemany("UPDATE pages SET state=?, reason=? WHERE number=?", numbers)
         return len(numbers)
 
@@ -311,19 +311,19 @@ class Frontier:
 
     def first_time(self, digest: bytes) -> bool:
         """True when this digest was not seen before; remembers it."""
-        found = self.db.execute("INSERT OR IGNORE INTO seen VALUES (?)", (digest,))
-        return found.rowcount == 1
+        inserted = self.db.execute("INSERT OR IGNORE INTO seen VALUES (?)", (digest,))
+        return inserted.rowcount == 1
 
-    def keep_document(self, place: int, entry: Entry, document: dict[str, Any]) -> None:
+    def keep_document(self, order: int, entry: Entry, document: dict[str, Any]) -> None:
         """Store the document of the page that was fetched as number `place`."""
         packed = zstandard.compress(json.dumps(document, ensure_ascii=False).encode(), 3)
         self.db.execute(
-            "INSERT OR REPLACE INTO documents VALUES (?,?,?)", (place, entry.number, packed)
+            "INSERT OR REPLACE INTO documents VALUES (?,?,?)", (order, entry.number, packed)
         )
 
-    def judged(self, place: int, score: float) -> None:
+    def judged(self, order: int, score: float) -> None:
         """Remember what the page fetched as number `place` scored."""
-        self.db.execute("INSERT OR REPLACE INTO judged VALUES (?, ?)", (place, score))
+        self.db.execute("INSERT OR REPLACE INTO judged VALUES (?, ?)", (order, score))
 
     def scores(self) -> list[float]:
         """Scores of the pages judged, in the order in which they were fetched."""
@@ -351,30 +351,30 @@ class Frontier:
         """How many URLs are pending."""
         return int(self.db.execute("SELECT count(*) FROM pages WHERE state=0").fetchone()[0])
 
-    def given_up(self, passing: Sequence[str]) -> int:
+    def given_up(self, transient: Sequence[str]) -> int:
         """How many URLs were given up for reasons like these (globs)."""
-        globs = " OR ".join("reason GLOB ?" for _ in passing)
+        globs = " OR ".join("reason GLOB ?" for _ in transient)
         query = f"SELECT count(*) FROM pages WHERE state=3 AND ({globs})"
-        return int(self.db.execute(query, passing).fetchone()[0])
+        return int(self.db.execute(query, transient).fetchone()[0])
 
     def refusals(self) -> Iterator[tuple[str, str, str]]:
         """(url, host, reason) of what was given up, in the order found."""
         yield from self.db.execute(
             "SELECT url, host, reason FROM pages WHERE state=? AND reason IS NOT NULL"
             " ORDER BY number",
-            (GONE,),
+            (GIVEN_UP,),
         )
 
-    def keep_robots(self, origin: str, found: Verdict, time_s: float) -> None:
+    def keep_robots(self, origin: str, robots: RobotsFile, time_s: float) -> None:
         """Remember an origin's robots.txt, read at this time."""
-        row = (origin, found.state, found.text, time_s, found.keep_s)
+        row = (origin, robots.state, robots.text, time_s, robots.keep_s)
         self.db.execute("INSERT OR REPLACE INTO robots VALUES (?,?,?,?,?)", row)
 
-    def robots(self, origin: str) -> tuple[Verdict, float] | None:
+    def robots(self, origin: str) -> tuple[RobotsFile, float] | None:
         """(what governs an origin, when it was read) of what is remembered."""
         query = "SELECT text, state, keep, time FROM robots WHERE origin=?"
         row = self.db.execute(query, (origin,)).fetchone()
-        return (Verdict(*row[:3]), row[3]) if row else None
+        return (RobotsFile(*row[:3]), row[3]) if row else None
 
 
 def fingerprint(url: str) -> int:

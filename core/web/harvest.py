@@ -15,47 +15,47 @@ from sabia.core import notes, page, svg
 from sabia.core.options.crawl import CrawlOptions
 from sabia.core.progress import progress
 from sabia.core.shards.atomic import write_atomic
-from sabia.core.web.archives.archive_fetcher import ReplayedWeb
+from sabia.core.web.archives.archive_fetcher import ArchiveFetcher
 from sabia.core.web.crawler import Crawl
-from sabia.core.web.focus import Judge
+from sabia.core.web.focus import PageJudge
 from sabia.core.web.frontier import Frontier
 
 POINTS = 200
-SAID = (100, 1_000, 10_000, 100_000, 1_000_000)
+REPORTED_COUNTS = (100, 1_000, 10_000, 100_000, 1_000_000)
 BINS = 20
 
 
 def curve(scores: Sequence[float], threshold: float) -> list[tuple[float, float]]:
     """(n, share of relevant pages among the first n) at about POINTS places and the last."""
-    found, relevant = [], 0
+    points, relevant = [], 0
     step = max(1, len(scores) // POINTS)
     for number, score in enumerate(scores, 1):
         relevant += score >= threshold
         if number % step == 0 or number == len(scores):
-            found.append((float(number), relevant / number))
-    return found
+            points.append((float(number), relevant / number))
+    return points
 
 
-def say_curve(scores: Sequence[float], threshold: float) -> None:
+def report_curve(scores: Sequence[float], threshold: float) -> None:
     """One line: the harvest rate of the first 100, 1,000, … pages and of all."""
-    places = [n for n in SAID if n < len(scores)] + [len(scores)]
-    rates = [sum(s >= threshold for s in scores[:n]) / max(1, n) for n in places]
-    told = ", ".join(f"{rate:.1%} of {n:,}" for n, rate in zip(places, rates, strict=True))
-    notes.note(f"harvest (relevant among the first pages): {told}")
+    counts = [n for n in REPORTED_COUNTS if n < len(scores)] + [len(scores)]
+    rates = [sum(s >= threshold for s in scores[:n]) / max(1, n) for n in counts]
+    shares = ", ".join(f"{rate:.1%} of {n:,}" for n, rate in zip(counts, rates, strict=True))
+    notes.note(f"harvest (relevant among the first pages): {shares}")
 
 
-def offline(options: CrawlOptions, paths: Sequence[str]) -> tuple[CrawlOptions, ReplayedWeb]:
+def offline(options: CrawlOptions, paths: Sequence[str]) -> tuple[CrawlOptions, ArchiveFetcher]:
     """The same crawl on WARC files: no pauses, any address, as many requests in flight as workers.
 
     Raises what opening the files raises."""
     most = options.jobs
     options = options.replace(allow_private=True, delay=0.0, per_host=most, concurrency=most)
-    return options, ReplayedWeb(paths, options.max_bytes)
+    return options, ArchiveFetcher(paths, options.max_bytes)
 
 
 def write_report(
-    options: CrawlOptions, seeds: Sequence[str], hosts: frozenset[str] | None, judge: Judge,
-    scores: Sequence[float], web: ReplayedWeb | None,
+    options: CrawlOptions, seeds: Sequence[str], hosts: frozenset[str] | None, judge: PageJudge,
+    scores: Sequence[float], web: ArchiveFetcher | None,
 ) -> None:  # fmt: skip
     """A page at `--report`: harvest against breadth-first, scores."""
     against = "breadth-first, same archive"
@@ -68,8 +68,8 @@ def write_report(
 
 
 def _walk(
-    options: CrawlOptions, seeds: Sequence[str], hosts: frozenset[str] | None, judge: Judge,
-    web: ReplayedWeb, count: int,
+    options: CrawlOptions, seeds: Sequence[str], hosts: frozenset[str] | None, judge: PageJudge,
+    web: ArchiveFetcher, count: int,
 ) -> list[float]:  # fmt: skip
     """Scores of the first pages of a breadth-first crawl of an archive; leaves nothing behind."""
     options = options.replace(budget=max(1, count), order="breadth", hard=False)
@@ -114,4 +114,4 @@ def _histogram(scores: Sequence[float]) -> list[tuple[float, float]]:
     counts = [0] * BINS
     for score in scores:
         counts[min(BINS - 1, int(score * BINS))] += 1
-    return [((place + 0.5) / BINS, float(count)) for place, count in enumerate(counts)]
+    return [((bin_number + 0.5) / BINS, float(count)) for bin_number, count in enumerate(counts)]

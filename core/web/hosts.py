@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 
 from sabia.core.options.crawl import CrawlOptions
 from sabia.core.web import robots
-from sabia.core.web.archives.archive_fetcher import ReplayedWeb
+from sabia.core.web.archives.archive_fetcher import ArchiveFetcher
 from sabia.core.web.fetch import MAX_WAIT_S, Fetcher
 from sabia.core.web.frontier import Entry, Frontier
 from sabia.core.web.url_rules import origin_of
@@ -31,7 +31,7 @@ class Host:
     rescore_at: int = 0  # pages at which its pending URLs are judged anew
     strikes: int = 0  # failures since the last answer
     best: float | None = None
-    place: int = 0  # in which heap entry it waits; older ones do not hold
+    ticket: int = 0  # of its valid heap entry; entries with older tickets are skipped
 
 
 @dataclass
@@ -43,7 +43,7 @@ class Hosts:
     table: dict[str, Host] = field(default_factory=dict)
     _ready: list[tuple[float, int, str]] = field(default_factory=list)
     _resting: list[tuple[float, int, str]] = field(default_factory=list)
-    _places: int = 0
+    _tickets: int = 0
 
     def load(self) -> None:
         """Take up what the frontier knows."""
@@ -63,41 +63,41 @@ class Hosts:
         """Look up the host's best pending URL."""
         host = self.get(name)
         host.best = self.frontier.best_of(name)
-        self._place(name, host)
+        self._queue(name, host)
 
     def take(self) -> Entry | None:
         """The best URL that may be fetched now, its host made busy; None when there is none."""
         self._wake()
         while self._ready:
-            _, place, name = heapq.heappop(self._ready)
+            _, ticket, name = heapq.heappop(self._ready)
             host = self.table[name]
-            if host.place != place or not self._waiting(host):
+            if host.ticket != ticket or not self._waiting(host):
                 continue
             entry, host.best = self.frontier.take(name)
             host.busy += entry is not None
-            self._place(name, host)
+            self._queue(name, host)
             if entry is not None:
                 return entry
         return None
 
-    def _place(self, name: str, host: Host) -> None:
+    def _queue(self, name: str, host: Host) -> None:
         """Let the host wait in the heap where it belongs, and in no other."""
-        self._places += 1
-        host.place = self._places
+        self._tickets += 1
+        host.ticket = self._tickets
         if not self._waiting(host):
             return
         if host.ready_s > time.monotonic():
-            heapq.heappush(self._resting, (host.ready_s, host.place, name))
+            heapq.heappush(self._resting, (host.ready_s, host.ticket, name))
         else:
-            heapq.heappush(self._ready, (-(host.best or 0.0), host.place, name))
+            heapq.heappush(self._ready, (-(host.best or 0.0), host.ticket, name))
 
     def _wake(self) -> None:
         """Move the hosts that have rested."""
         now = time.monotonic()
         while self._resting and self._resting[0][0] <= now:
-            _, place, name = heapq.heappop(self._resting)
-            if self.table[name].place == place:
-                self._place(name, self.table[name])
+            _, ticket, name = heapq.heappop(self._resting)
+            if self.table[name].ticket == ticket:
+                self._queue(name, self.table[name])
 
     def _waiting(self, host: Host) -> bool:
         """Has URLs, and may be asked as soon as it has rested."""
@@ -114,7 +114,7 @@ class Hosts:
         if host.best is None:
             self.refresh(entry.host)  # the URL itself may have been put off
         else:
-            self._place(entry.host, host)
+            self._queue(entry.host, host)
 
     def failed(self, name: str) -> float:
         """The host failed to answer; the seconds that it rests for that."""
@@ -129,7 +129,7 @@ class Hosts:
     def wait_s(self) -> float | None:
         """Seconds until some resting host may be asked; None when no host waits."""
         for heap in (self._ready, self._resting):
-            while heap and self.table[heap[0][2]].place != heap[0][1]:
+            while heap and self.table[heap[0][2]].ticket != heap[0][1]:
                 heapq.heappop(heap)
         if self._ready:
             return 0.0
@@ -143,15 +143,15 @@ class RobotsCache:
     be reached is asked for again after a while.
     """
 
-    def __init__(self, frontier: Frontier, fetcher: Fetcher | ReplayedWeb, token: str) -> None:
+    def __init__(self, frontier: Frontier, fetcher: Fetcher | ArchiveFetcher, token: str) -> None:
         self.frontier, self.fetcher, self.token = frontier, fetcher, token
         self._known: dict[str, tuple[float, robots.Rules]] = {}  # (until when, rules)
         self._locks: dict[str, asyncio.Lock] = {}
 
     def known(self, url: str) -> robots.Rules | None:
         """The rules for a URL if they are at hand and stand."""
-        found = self._known.get(origin_of(url))
-        return found[1] if found and found[0] > time.time() else None
+        cached = self._known.get(origin_of(url))
+        return cached[1] if cached and cached[0] > time.time() else None
 
     async def rules(self, url: str) -> tuple[robots.Rules, int]:
         """The rules for a URL, and how many requests it took to learn them just now."""
@@ -162,21 +162,21 @@ class RobotsCache:
             kept = self.frontier.robots(origin)
             if kept and kept[1] + kept[0].keep_s > time.time():
                 return self._keep(origin, kept[0], kept[1] + kept[0].keep_s), 0
-            found, sent = await self.fetcher.robots(origin)
+            robots_file, sent = await self.fetcher.robots(origin)
             now = time.time()
-            if found.state in ("rules", "none"):
-                self.frontier.keep_robots(origin, found, now)
-            elif found.state == "unreachable" and kept:
-                found = self._stale(*kept)
-            return self._keep(origin, found, now + found.keep_s), sent
+            if robots_file.state in ("rules", "none"):
+                self.frontier.keep_robots(origin, robots_file, now)
+            elif robots_file.state == "unreachable" and kept:
+                robots_file = self._stale(*kept)
+            return self._keep(origin, robots_file, now + robots_file.keep_s), sent
 
-    def _stale(self, kept: robots.Verdict, read_s: float) -> robots.Verdict:
+    def _stale(self, kept: robots.RobotsFile, read_s: float) -> robots.RobotsFile:
         """An old copy in place of a file that cannot be reached; nothing is allowed without."""
         fresh = time.time() - read_s < robots.STALE_S
-        found = kept if fresh else robots.Verdict(robots.DENY_ALL, "unreachable")
-        return replace(found, keep_s=robots.UNREACHABLE_S)
+        robots_file = kept if fresh else robots.RobotsFile(robots.DENY_ALL, "unreachable")
+        return replace(robots_file, keep_s=robots.UNREACHABLE_S)
 
-    def _keep(self, origin: str, found: robots.Verdict, until: float) -> robots.Rules:
-        rules = robots.Rules(found, self.token)
+    def _keep(self, origin: str, robots_file: robots.RobotsFile, until: float) -> robots.Rules:
+        rules = robots.Rules(robots_file, self.token)
         self._known[origin] = (until, rules)
         return rules

@@ -1,16 +1,17 @@
-"""Which links look promising: a naive Bayes classifier that learns while the crawl goes on.
+"""Priorities of links: a naive Bayes classifier that is trained during the crawl.
 
-A link is known by its words (anchor text and path), its host, and what its page was worth. For each
-of these the crawl remembers how many pages it fetched through such links and the sum of their
-scores. With G the scores and T the pages in all, a word w seen in t pages of scores g weighs
+The features of a link are its words (anchor text and path), its host, and the relevance of its
+page. For each feature the crawl stores how many pages it fetched through such links and the sum of
+their scores. With G the sum of all scores and T the number of all pages, a word w seen in t pages
+with scores that sum to g has the weight
 
     ln [(g + a p) / (G + a)] - ln [(t - g + a (1 - p)) / (T - G + a)],   p = (G + c) / (T + 2 c),
 
-its log-likelihood ratio with a = BELIEF pages of prior belief at the crawl's own rate p, so that a
-word never seen weighs about nothing. Words that the focus knows, and the worth of the page, are
-believed to be good before anything was learnt. The sum, from the log-odds of p on, is the
-log-odds of a relevant page (McCallum and Nigam 1998, with fractional counts); the priority is its
-probability and a little exploration.
+its log-likelihood ratio with a = PRIOR_PAGES pages of prior at the crawl's own rate p, so that a
+word never seen has a weight of about 0. Words of the focus, and the relevance of the page, have a
+higher prior. The sum of the weights and the log-odds of p is the log-odds of a relevant page
+(McCallum and Nigam 1998, with fractional counts); the priority is its probability plus a small
+random number for exploration.
 """
 
 import hashlib
@@ -18,33 +19,36 @@ import math
 from collections.abc import Iterable
 from urllib.parse import unquote
 
-from sabia.core.web.focus import Judge, words_of
+from sabia.core.web.focus import PageJudge, words_of
 
-BELIEF = 2.0  # pages that what is believed of a word counts as
-HOST_BELIEF = 4.0
-EXPLORATION = 0.05  # of the priority is chance
-KNOWN = 0.8  # believed share of relevant pages behind a word that the focus knows
-WORTHS = 5  # steps in which a page's worth is learnt from
-SURE = 6.0  # log-odds that no sum of words goes beyond
+PRIOR_PAGES = 2.0  # weight of the prior of a word, in pages
+HOST_PRIOR_PAGES = 4.0
+EXPLORATION = 0.05  # largest random addition to the priority
+FOCUS_PRIOR = 0.8  # prior share of relevant pages for a word of the focus
+RELEVANCE_LEVELS = 5  # into which the relevance of a page is divided
+MAX_LOG_ODDS = 6.0  # bound of the sum of the weights
 
-Tallies = dict[str, tuple[float, float]]  # name → (pages fetched, sum of their scores)
+Counts = dict[str, tuple[float, float]]  # name → (pages fetched, sum of their scores)
 
 
 def link_words(url: str, anchor: str) -> list[str]:
-    """The words of a link: anchor text, path and parameters; numbers say nothing."""
+    """The words of a link: anchor text, path and parameters, without numbers."""
     path = unquote(url.split("/", 3)[-1])
     return sorted(set(words_of(f"{anchor} {path.replace('_', ' ')}")) - {"0", "html", "htm", "php"})
 
 
-def link_features(url: str, anchor: str, worth: float) -> list[str]:
+def link_features(url: str, anchor: str, relevance: float) -> list[str]:
     """What is learnt of a link: its words, and the step of its page's worth (as `worth:3`)."""
-    return [*link_words(url, anchor), f"worth:{min(WORTHS - 1, int(worth * WORTHS))}"]
+    return [
+        *link_words(url, anchor),
+        f"worth:{min(RELEVANCE_LEVELS - 1, int(relevance * RELEVANCE_LEVELS))}",
+    ]
 
 
 class LinkJudge:
-    """Priorities of links; `words` and `hosts` are kept current."""
+    """Priorities of links; `words` and `hosts` are updated by `learn`."""
 
-    def __init__(self, seed: int, judge: Judge | None, words: Tallies, hosts: Tallies) -> None:
+    def __init__(self, seed: int, judge: PageJudge | None, words: Counts, hosts: Counts) -> None:
         self.seed, self.judge, self.words, self.hosts = seed, judge, words, hosts
         self.tried = sum(tried for tried, _ in hosts.values())
         self.good = sum(good for _, good in hosts.values())
@@ -57,34 +61,34 @@ class LinkJudge:
                 table[name] = (tried + 1, total + good)
         self.tried, self.good = self.tried + 1, self.good + good
 
-    def priority(self, url: str, host: str, anchor: str, worth: float) -> float:
-        """The priority of a link found on a page of this worth, from 0 to about 1."""
+    def priority(self, url: str, host: str, anchor: str, relevance: float) -> float:
+        """The priority of a link on a page of this relevance, from 0 to about 1."""
         rate = (self.good + 1) / (self.tried + 2)
-        odds = _logit(rate) + self._weight(self.hosts.get(host), rate, HOST_BELIEF)
-        for feature in link_features(url, anchor, worth):
-            odds += self._weight(self.words.get(feature), self._belief(feature, worth, rate))
-        odds = max(-SURE, min(SURE, odds))
-        return 1 / (1 + math.exp(-odds)) + EXPLORATION * self._chance(url)
+        odds = _logit(rate) + self._weight(self.hosts.get(host), rate, HOST_PRIOR_PAGES)
+        for feature in link_features(url, anchor, relevance):
+            odds += self._weight(self.words.get(feature), self._prior(feature, relevance, rate))
+        odds = max(-MAX_LOG_ODDS, min(MAX_LOG_ODDS, odds))
+        return 1 / (1 + math.exp(-odds)) + EXPLORATION * self._exploration(url)
 
-    def _belief(self, feature: str, worth: float, rate: float) -> float:
-        """The share of relevant pages behind a feature before anything was learnt of it."""
+    def _prior(self, feature: str, relevance: float, rate: float) -> float:
+        """The prior share of relevant pages behind a feature."""
         if feature.startswith("worth:"):
-            return min(0.95, max(0.05, worth))
+            return min(0.95, max(0.05, relevance))
         known = self.judge is not None and self.judge.knows(feature)
-        return max(KNOWN, rate) if known else rate
+        return max(FOCUS_PRIOR, rate) if known else rate
 
     def _weight(
-        self, seen: tuple[float, float] | None, belief: float, pages: float = BELIEF
+        self, seen: tuple[float, float] | None, prior: float, pages: float = PRIOR_PAGES
     ) -> float:
         tried, good = seen or (0.0, 0.0)
         bad, rate = tried - good, (self.good + 1) / (self.tried + 2)
-        share = (good + pages * belief) / (self.good + pages * rate)
+        share = (good + pages * prior) / (self.good + pages * rate)
         return math.log(share) - math.log(
-            (bad + pages * (1 - belief)) / (self.tried - self.good + pages * (1 - rate))
+            (bad + pages * (1 - prior)) / (self.tried - self.good + pages * (1 - rate))
         )
 
-    def _chance(self, url: str) -> float:
-        """A number in [0, 1) from seed and path; not host, so that a moved site crawls alike."""
+    def _exploration(self, url: str) -> float:
+        """A number in [0, 1) from seed and path, not host: a moved site is crawled in the same order."""
         text = f"{self.seed}/{url.split('/', 3)[-1]}"
         return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=4).digest()) / 2**32
 

@@ -44,10 +44,10 @@ DENY_ALL = "User-agent: *\nDisallow: /\n"
 
 
 @dataclass(frozen=True)
-class Verdict:
+class RobotsFile:
     """What governs an origin and why: `rules`, `none` (4xx), `unreachable`, or the guard's no.
 
-    `text` holds the file's bytes as Latin-1 characters; `keep_s` is how long the verdict stands.
+    `text` holds the file's bytes as Latin-1 characters; `keep_s` is how long it is valid.
     """
 
     text: str
@@ -55,16 +55,18 @@ class Verdict:
     keep_s: float = KEEP_S
 
 
-def verdict(status: int | None, body: bytes = b"", hops: int = 0, cache: str = "") -> Verdict:
+def robots_file_of(
+    status: int | None, body: bytes = b"", hops: int = 0, cache: str = ""
+) -> RobotsFile:
     """What an answer for /robots.txt means; `status` None is no answer at all."""
     keep_s = _keep_s(cache)
     if status is not None and 300 <= status < 400 and hops > MAX_REDIRECTS:
-        return Verdict(ALLOW_ALL, "none", keep_s)
+        return RobotsFile(ALLOW_ALL, "none", keep_s)
     if status is not None and 200 <= status < 300:
-        return Verdict(body[:MAX_BYTES].decode("latin-1"), "rules", keep_s)
+        return RobotsFile(body[:MAX_BYTES].decode("latin-1"), "rules", keep_s)
     if status is not None and 400 <= status < 500 and status != 429:
-        return Verdict(ALLOW_ALL, "none", keep_s)
-    return Verdict(DENY_ALL, "unreachable", UNREACHABLE_S)
+        return RobotsFile(ALLOW_ALL, "none", keep_s)
+    return RobotsFile(DENY_ALL, "unreachable", UNREACHABLE_S)
 
 
 def _keep_s(cache: str) -> float:
@@ -84,8 +86,8 @@ class _Group:
     def add(self, allow: bool, value: str) -> None:
         """Add a rule; one for /index.html speaks of the folder too."""
         pattern = _escaped(value)
-        found = _INDEX.search(pattern) if allow else None
-        for form in (pattern, pattern[: found.start()] + "/$") if found else (pattern,):
+        match = _INDEX.search(pattern) if allow else None
+        for form in (pattern, pattern[: match.start()] + "/$") if match else (pattern,):
             self.written.append((len(form), allow, form))
             self.plain.append((len(_undone(form)), allow, _undone(form)))
 
@@ -97,10 +99,10 @@ class _Group:
 class Rules:
     """Parsed rules for one product token such as `sabia`; `sitemaps` are URLs as written."""
 
-    def __init__(self, found: Verdict, token: str) -> None:
-        self.state, self.sitemaps = found.state, list[str]()
+    def __init__(self, robots_file: RobotsFile, token: str) -> None:
+        self.state, self.sitemaps = robots_file.state, list[str]()
         own, others = _Group(), _Group()
-        self._named = self._read(found.text, token.lower(), own, others)
+        self._named = self._read(robots_file.text, token.lower(), own, others)
         self._group = own if self._named else others
 
     def _read(self, text: str, token: str, own: _Group, others: _Group) -> bool:
@@ -137,8 +139,8 @@ class Rules:
 
 def path_of(url: str) -> str:
     """Path, parameters and query of a URL, as rules speak of it."""
-    found = _PATH.match(url)
-    path = found[1] if found else ""
+    match = _PATH.match(url)
+    path = match[1] if match else ""
     return path if path.startswith("/") else f"/{path}"
 
 
@@ -161,13 +163,13 @@ def _governed(value: str, token: str, own: _Group, others: _Group) -> _Group | N
     """The group that a user-agent line opens, if it is one that may concern us."""
     if value[:1] == "*" and (len(value) == 1 or value[1].isspace()):
         return others
-    found = _TOKEN.match(value)
-    return own if token and found and found[0].lower() == token else None
+    match = _TOKEN.match(value)
+    return own if token and match and match[0].lower() == token else None
 
 
 def _seconds(value: str) -> float:
-    found = re.match(r"\d{1,9}(\.\d+)?|\.\d+", value)
-    return min(float(found[0]), MAX_DELAY_S) if found else 0.0
+    match = re.match(r"\d{1,9}(\.\d+)?|\.\d+", value)
+    return min(float(match[0]), MAX_DELAY_S) if match else 0.0
 
 
 def _allowed(rules: list[tuple[int, bool, str]], path: str) -> bool:
@@ -185,29 +187,29 @@ def _matches(pattern: str, path: str) -> bool:
     first, *others = (pattern[:-1] if anchored else pattern).split("*")
     if not path.startswith(first):
         return False
-    place = len(first)
+    position = len(first)
     if not others:
-        return not anchored or place == len(path)
+        return not anchored or position == len(path)
     last = others.pop() if anchored else ""
     for part in others:
-        found = path.find(part, place)
-        if found < 0:
+        start = path.find(part, position)
+        if start < 0:
             return False
-        place = found + len(part)
-    return not anchored or (path.endswith(last) and len(path) - len(last) >= place)
+        position = start + len(part)
+    return not anchored or (path.endswith(last) and len(path) - len(last) >= position)
 
 
 def _escaped(value: str) -> str:
     """Octets beyond ASCII as escapes, all escapes in capitals."""
-    escaped = _NOT_ASCII.sub(lambda found: f"%{ord(found[0]):02X}", value)
-    return _ESCAPE.sub(lambda found: found[0].upper(), escaped)
+    escaped = _NOT_ASCII.sub(lambda match: f"%{ord(match[0]):02X}", value)
+    return _ESCAPE.sub(lambda match: match[0].upper(), escaped)
 
 
 def _undone(path: str) -> str:
     """Escapes of unreserved characters undone (RFC 3986, 2.3)."""
 
-    def one(found: re.Match[str]) -> str:
-        character = chr(int(found[0][1:], 16))
-        return character if _UNRESERVED.fullmatch(character) else found[0].upper()
+    def one(match: re.Match[str]) -> str:
+        character = chr(int(match[0][1:], 16))
+        return character if _UNRESERVED.fullmatch(character) else match[0].upper()
 
     return _ESCAPE.sub(one, path) if "%" in path else path

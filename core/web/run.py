@@ -30,15 +30,15 @@ from sabia.core.shards.rejects import Rejects, reject_path
 from sabia.core.shards.schemas import document as document_schema
 from sabia.core.shards.slices import slurm_slice
 from sabia.core.shards.summary import Summary
-from sabia.core.web.archives.stored_pages import run_replay
+from sabia.core.web.archives.stored_pages import read_stored_pages
 from sabia.core.web.archives.warc_writer import Archive, Position
 from sabia.core.web.crawl_inputs import Inputs, open_crawl_inputs
-from sabia.core.web.crawler import PASSING, Crawl
+from sabia.core.web.crawler import TRANSIENT, Crawl
 from sabia.core.web.documents import FOCUS
 from sabia.core.web.fetch import user_agent
 from sabia.core.web.focus import make_judge
 from sabia.core.web.frontier import Frontier
-from sabia.core.web.harvest import offline, say_curve, write_report
+from sabia.core.web.harvest import offline, report_curve, write_report
 from sabia.core.web.link_judge import EXPLORATION
 from sabia.core.web.url_rules import host_of
 
@@ -52,7 +52,7 @@ def run(job: Job, options: CrawlOptions) -> Summary:
     inputs = open_crawl_inputs(job, options.max_bytes, comma_separated(options.exclude))
     _check(job, options, files=bool(inputs.sources))
     if inputs.sources:
-        return run_replay(job, inputs.sources, options)
+        return read_stored_pages(job, inputs.sources, options)
     if job.dry_run:
         figures = {"seeds": len(inputs.seeds), "pages": f"up to {options.budget:,}"}
         unknown = "nothing: what a crawl meets, and so its time and size, is not known before it"
@@ -104,7 +104,7 @@ def _crawl(job: Job, options: CrawlOptions, inputs: Inputs) -> Summary:
         following = _next(frontier, options, crawl.left)
         scores = frontier.scores()
     if judge:
-        say_curve(scores, options.threshold)
+        report_curve(scores, options.threshold)
         if options.report:
             write_report(options, inputs.seeds, hosts, judge, scores, web)
         summary.counters["harvest_rate"] = round(crawl.harvest(), 4)
@@ -117,7 +117,7 @@ def _begin_round(frontier: Frontier, options: CrawlOptions) -> None:
     """With `--revisit`, make what is old pending again; an interrupted round just goes on."""
     counters = json.loads(frontier.fact("counters") or "{}")
     if options.revisit is not None and frontier.fact("round") == "closed":
-        again = frontier.revisit(time.time() - options.revisit, PASSING)
+        again = frontier.revisit(time.time() - options.revisit, TRANSIENT)
         frontier.set_fact("before", str(int(counters.get("fetched", 0))))
         notes.note(f"{again:,} URLs are asked for again")
     frontier.set_fact("round", "open")
@@ -126,12 +126,12 @@ def _begin_round(frontier: Frontier, options: CrawlOptions) -> None:
 def _next(frontier: Frontier, options: CrawlOptions, left: int) -> str:
     """What may be done now, in one line."""
     steps = [f"sabia crawl {options.warc} -o pages/" if options.no_extract else NEXT]
-    waiting, passing = frontier.waiting(), frontier.given_up(PASSING)
+    waiting, transient = frontier.waiting(), frontier.given_up(TRANSIENT)
     if waiting:
         what = "a larger --budget" if left <= 0 else "a larger --host-pages"
         steps.append(f"{what} for the {waiting:,} URLs that wait")
-    if passing:
-        steps.append(f"--revisit AGE to ask again for {passing:,} URLs that failed")
+    if transient:
+        steps.append(f"--revisit AGE to ask again for {transient:,} URLs that failed")
     return "; or ".join(steps)
 
 

@@ -57,12 +57,12 @@ def read_sitemap(body: bytes, url: str, hosts: Collection[str] = ()) -> Sitemap:
         reader.read_xml(body)
     else:
         reader.read_text(body)
-    return reader.found
+    return reader.sitemap
 
 
 class _Reader:
     def __init__(self, url: str, hosts: Collection[str]) -> None:
-        self.url, self.hosts, self.found = url, hosts, Sitemap()
+        self.url, self.hosts, self.sitemap = url, hosts, Sitemap()
         self._entry: dict[str, str] = {}
         self._field, self._space = "", ""
         self._known = False  # the root element is one of a sitemap
@@ -73,7 +73,7 @@ class _Reader:
         if lines and not any(line.startswith(("http://", "https://")) for line in lines):
             raise BadSitemap("neither XML nor a list of URLs")
         for line in lines:
-            self._take(line, "", self.found.pages)
+            self._take(line, "", self.sitemap.pages)
 
     def read_xml(self, body: bytes) -> None:
         """A urlset or a sitemapindex; also one that is cut gives what it holds."""
@@ -88,7 +88,7 @@ class _Reader:
             for start in range(0, len(body), _CHUNK):
                 parser.Parse(body[start : start + _CHUNK], start + _CHUNK >= len(body))
         except xml.parsers.expat.ExpatError as error:
-            if not (self.found.pages or self.found.nested):
+            if not (self.sitemap.pages or self.sitemap.nested):
                 raise BadSitemap(f"broken XML ({error})") from error
         if not self._known:
             raise BadSitemap("XML, but neither urlset nor sitemapindex")
@@ -105,22 +105,22 @@ class _Reader:
         self._field = tag if tag in _FIELDS and space == self._space else ""  # not <image:loc>
 
     def _text(self, text: str) -> None:
-        said = self._entry.get(self._field, "")
-        if self._field and len(said) < _MAX_TEXT:
-            self._entry[self._field] = said + text
+        value = self._entry.get(self._field, "")
+        if self._field and len(value) < _MAX_TEXT:
+            self._entry[self._field] = value + text
 
     def _end(self, name: str) -> None:
         tag = name.rpartition(" ")[2]
         self._field = ""
         if tag in ("url", "sitemap"):
-            into = self.found.pages if tag == "url" else self.found.nested
+            into = self.sitemap.pages if tag == "url" else self.sitemap.nested
             self._take(self._entry.get("loc", ""), self._entry.get("lastmod", ""), into)
             self._entry = {}
 
-    def _take(self, said: str, changed: str, into: list[Listed]) -> None:
-        url = canonical(said, self.url) if 0 < len(said.strip()) < _MAX_TEXT else None
+    def _take(self, address: str, changed: str, into: list[Listed]) -> None:
+        url = canonical(address, self.url) if 0 < len(address.strip()) < _MAX_TEXT else None
         if url is None or host_of(url) not in self.hosts or len(into) >= MAX_URLS:
-            self.found.left_out += 1
+            self.sitemap.left_out += 1
         else:
             into.append(Listed(url, seconds_of(changed)))
 
@@ -129,13 +129,13 @@ def _refuse_entities(name: str, *_rest: object) -> None:
     raise BadSitemap(f"it declares an entity ({name:.40})")
 
 
-def seconds_of(said: str) -> float | None:
+def seconds_of(text: str) -> float | None:
     """Seconds since 1970 of a W3C date such as 2026-11-21 or 2026-11-21T10:00:00Z, else None."""
-    plain = said.strip()
+    plain = text.strip()
     if len(plain) in (4, 7):  # a year, a month
         plain += "-01-01"[: 10 - len(plain)]
     try:
-        found = datetime.fromisoformat(plain)
+        parsed = datetime.fromisoformat(plain)
     except ValueError:
         return None
-    return (found if found.tzinfo else found.replace(tzinfo=UTC)).timestamp()
+    return (parsed if parsed.tzinfo else parsed.replace(tzinfo=UTC)).timestamp()

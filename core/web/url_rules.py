@@ -39,10 +39,10 @@ def template_of(url: str) -> str:
     """The URL with numbers, hashes and months folded and its parameters' values dropped: one
     per page family.
     """
-    place, _, query = url.partition("?")
+    path, _, query = url.partition("?")
     names = ",".join(sorted(part.partition("=")[0] for part in query.split("&"))) if query else ""
-    origin = origin_of(place)
-    return origin + _FOLDED.sub("0", place[len(origin) :]) + (f"?{names}" if names else "")
+    origin = origin_of(path)
+    return origin + _FOLDED.sub("0", path[len(origin) :]) + (f"?{names}" if names else "")
 
 
 def looks_binary(url: str) -> bool:
@@ -62,7 +62,7 @@ def trap(url: str, depth: int, most_depth: int) -> str | None:
         return f"more than {MOST_SEGMENTS} path segments"
     if any(segments.count(part) >= REPEATS for part in segments):
         return "the path repeats itself"
-    if any(_ahead(found) for found in _MONTH.finditer(url)):
+    if any(_ahead(match) for match in _MONTH.finditer(url)):
         return "a calendar far ahead"
     return "too many parameters" if query.count("&") >= MOST_PARAMETERS else None
 

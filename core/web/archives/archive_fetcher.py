@@ -20,24 +20,24 @@ from sabia.core.web.archives.warc_reader import ENDINGS, url_of
 from sabia.core.web.fetch import MIME_TYPES, Response
 
 
-class ReplayedWeb:
+class ArchiveFetcher:
     """What `Fetcher` is to the network. `pages` counts the URLs that it knows."""
 
     def __init__(self, paths: Sequence[str], max_bytes: int) -> None:
         self.max_bytes, self.paths = max_bytes, _files(paths)
-        self.places: dict[str, tuple[int, int]] = {}
+        self.positions: dict[str, tuple[int, int]] = {}
         for number, path in enumerate(self.paths):
             for url, offset in _captures(path):
-                self.places[url] = (number, offset)
-        if not self.places:
+                self.positions[url] = (number, offset)
+        if not self.positions:
             raise BadData(f"--replay {' '.join(paths)}: no page in it")
 
     @property
     def pages(self) -> int:
         """URLs in the archive."""
-        return len(self.places)
+        return len(self.positions)
 
-    async def __aenter__(self) -> "ReplayedWeb":
+    async def __aenter__(self) -> "ArchiveFetcher":
         return self
 
     async def __aexit__(self, *_error: object) -> None:
@@ -45,48 +45,48 @@ class ReplayedWeb:
 
     async def page(self, url: str, conditions: Mapping[str, str] | None = None) -> Response:
         """The page as it was archived; conditions are not looked at."""
-        return self._found(url, self.max_bytes, MIME_TYPES)
+        return self._response(url, self.max_bytes, MIME_TYPES)
 
     async def file(self, url: str, limit: int) -> Response:
         """A file of any type."""
-        return self._found(url, limit)
+        return self._response(url, limit)
 
-    async def robots(self, origin: str) -> tuple[robots.Verdict, int]:
+    async def robots(self, origin: str) -> tuple[robots.RobotsFile, int]:
         """The rules that the archive holds; without any all may be read."""
-        found = self._found(f"{origin}/robots.txt", robots.MAX_BYTES)
-        return robots.verdict(found.status or 404, found.body, 1, ""), 0
+        response = self._response(f"{origin}/robots.txt", robots.MAX_BYTES)
+        return robots.robots_file_of(response.status or 404, response.body, 1, ""), 0
 
-    def _found(self, url: str, limit: int, types: tuple[str, ...] = ()) -> Response:
+    def _response(self, url: str, limit: int, types: tuple[str, ...] = ()) -> Response:
         """As `Fetcher` would tell it."""
-        place = self.places.get(url)
-        if place is None:
+        position = self.positions.get(url)
+        if position is None:
             return Response(url, 404).settled()
-        found = _response(url, self.paths[place[0]], place[1], limit)
-        if found.status is None:
-            return found
-        found = found.settled(types)
-        if len(found.body) > limit and not (found.redirect or found.refused):
-            return replace(found, body=b"", refused=f"larger than {limit} bytes")
-        return found
+        response = _read_response(url, self.paths[position[0]], position[1], limit)
+        if response.status is None:
+            return response
+        response = response.settled(types)
+        if len(response.body) > limit and not (response.redirect or response.refused):
+            return replace(response, body=b"", refused=f"larger than {limit} bytes")
+        return response
 
 
 def _files(paths: Sequence[str]) -> list[str]:
     """The WARC files of paths, folders and patterns."""
-    found: list[str] = []
+    files: list[str] = []
     for path in paths:
         if os.path.isdir(path):
             inside = (str(p) for p in sorted(Path(path).rglob("*")))
-            found += [name for name in inside if name.lower().endswith(ENDINGS)]
+            files += [name for name in inside if name.lower().endswith(ENDINGS)]
         else:
-            found += sorted(glob.glob(path)) or [path]
-    for name in found:
+            files += sorted(glob.glob(path)) or [path]
+    for name in files:
         if not os.path.isfile(name):
             raise UsageError(f"--replay: {name}: No such file or directory")
         if name.lower().endswith(".zst"):
             raise UsageError(f"--replay {name}: zstd cannot be read by record (expected gzip)")
-    if not found:
+    if not files:
         raise UsageError(f"--replay {' '.join(paths)}: no WARC file in it")
-    return found
+    return files
 
 
 def _captures(path: str) -> Iterator[tuple[str, int]]:
@@ -103,7 +103,7 @@ def _captures(path: str) -> Iterator[tuple[str, int]]:
         raise BadData(f"--replay {path}: damaged ({error})") from error
 
 
-def _response(url: str, path: str, offset: int, limit: int) -> Response:
+def _read_response(url: str, path: str, offset: int, limit: int) -> Response:
     """As it is archived; a body that is too large is a byte longer than the limit."""
     from fastwarc.warc import ArchiveIterator
 

@@ -25,21 +25,21 @@ from sabia.core.shards.slices import slurm_slice
 from sabia.core.shards.sources import Source
 from sabia.core.shards.summary import Summary
 from sabia.core.web.crawl_inputs import FolderRecords, is_document
-from sabia.core.web.documents import FOCUS, document, judged_text
+from sabia.core.web.documents import FOCUS, document, text_to_judge
 from sabia.core.web.extraction.extract import CAREFUL
 from sabia.core.web.extraction.sandbox import Sandbox, Unextractable
 from sabia.core.web.fetch import MIME_TYPES
-from sabia.core.web.focus import Judge, make_judge
+from sabia.core.web.focus import PageJudge, make_judge
 
 
-def run_replay(job: Job, sources: tuple[Any, ...], options: Focus) -> Summary:
+def read_stored_pages(job: Job, sources: tuple[Any, ...], options: Focus) -> Summary:
     """Turn the sources into documents at the job's output."""
     judged = bool(options.focus or options.classifier)
     if judged:
         make_judge(options)  # a mistake in them should be said once, before any work
     whole = not (job.shard or slurm_slice())
-    found = set().union(*(_score_names(source, whole) for source in sources))
-    names = tuple(sorted(found | ({FOCUS} if judged else set())))
+    score_columns = set().union(*(_score_names(source, whole) for source in sources))
+    names = tuple(sorted(score_columns | ({FOCUS} if judged else set())))
     transform = partial(read_shard, options=options, names=names)
     return run_map(job, transform, sources=list(sources), next_step="sabia classify",
                    schema=schemas.document(names))  # fmt: skip
@@ -71,17 +71,17 @@ def read_shard(
     with Sandbox() as sandbox:
         for batch in batches:
             if is_document(batch):
-                found = [
+                documents = [
                     _scored(row, judge, options, context) for row in _folded(batch, context.name)
                 ]
             else:
-                found = list(_documents(batch, sandbox, judge, options, context))
-            if found:
-                yield to_batch(found, "document", scores=names)
+                documents = list(_documents(batch, sandbox, judge, options, context))
+            if documents:
+                yield to_batch(documents, "document", scores=names)
 
 
 def _documents(
-    batch: pa.RecordBatch, sandbox: Sandbox, judge: Judge | None, options: Focus,
+    batch: pa.RecordBatch, sandbox: Sandbox, judge: PageJudge | None, options: Focus,
     context: ShardContext,
 ) -> Iterator[dict[str, Any]]:  # fmt: skip
     for page in batch.to_pylist():
@@ -90,17 +90,17 @@ def _documents(
             context.reject({"url": page["url"]}, f"content type {kind}")
             continue
         try:
-            found = sandbox.extract(page["body"], kind, page["url"], False)
+            extracted = sandbox.extract(page["body"], kind, page["url"], False)
         except Unextractable as error:
             context.reject({"url": page["url"]}, str(error))
             continue
-        context.count("careful", float(found["extractor"] == CAREFUL))
-        if not found["text"]:
+        context.count("careful", float(extracted["extractor"] == CAREFUL))
+        if not extracted["text"]:
             context.reject({"url": page["url"]}, "no text on the page")
             continue
-        score = judge(judged_text(found)) if judge else None
+        score = judge(text_to_judge(extracted)) if judge else None
         _count(score, options, context)
-        yield document(found, page["url"], page["source"], page["crawl_time"], score,
+        yield document(extracted, page["url"], page["source"], page["crawl_time"], score,
                        truncated=page["cut"])  # fmt: skip
 
 
@@ -119,7 +119,7 @@ def _folded(batch: pa.RecordBatch, shard: str) -> Iterator[dict[str, Any]]:
 
 
 def _scored(
-    row: dict[str, Any], judge: Judge | None, options: Focus, context: ShardContext
+    row: dict[str, Any], judge: PageJudge | None, options: Focus, context: ShardContext
 ) -> dict[str, Any]:
     if judge is None:
         return row

@@ -36,9 +36,9 @@ class Position:
     offset: int = 0
 
     @staticmethod
-    def parse(said: str | None) -> "Position":
+    def parse(text: str | None) -> "Position":
         """From what `str` gave; nothing is the beginning."""
-        file, _, offset = (said or "0 0").partition(" ")
+        file, _, offset = (text or "0 0").partition(" ")
         return Position(int(file), int(offset))
 
     def __str__(self) -> str:
@@ -46,7 +46,7 @@ class Position:
 
 
 @dataclass(frozen=True)
-class Kept:
+class RecordLocation:
     """Where a fetch was written: id and date of its record, and the position behind it."""
 
     record: str
@@ -83,7 +83,7 @@ class Archive:
 
     def add(
         self, response: Response, digest: str, about: dict[str, str], before: Visit | None = None
-    ) -> Kept:
+    ) -> RecordLocation:
         """Append a fetch whose payload has this digest; with `before`, as a revisit of that one.
 
         `about` goes into the metadata record. All is durable against a crash of ours.
@@ -103,7 +103,7 @@ class Archive:
             + _record("metadata", "application/warc-fields", _fields(about), beside)
         )
         self.file.flush()
-        return Kept(record, date, Position(self.number, self.file.tell()))
+        return RecordLocation(record, date, Position(self.number, self.file.tell()))
 
     def close(self) -> None:
         """Sync and close."""
@@ -179,4 +179,4 @@ def _now() -> str:
 def _sha1(data: bytes) -> str:
     """SHA-1 in base 32, ten bits at a time."""
     number = int.from_bytes(hashlib.sha1(data, usedforsecurity=False).digest(), "big")
-    return "".join([_PAIRS[number >> place & 1023] for place in range(150, -1, -10)])
+    return "".join([_PAIRS[number >> shift & 1023] for shift in range(150, -1, -10)])

@@ -89,11 +89,11 @@ def second_features(page: Page, first: np.ndarray, guess: np.ndarray) -> np.ndar
     total = max(float(whole[0, 0]), 1.0)
     before = np.cumsum(size * guess)
     parts = [guess, *(_shifted(guess, step) for step in SECOND_STEPS),
-             *(_mean(own[place]) for place in (element, up[element]))]  # fmt: skip
-    place = element
+             *(_mean(own[index]) for index in (element, up[element]))]  # fmt: skip
+    index = element
     for _ in range(SECOND_LEVELS):
-        parts += [_mean(whole[place]), whole[place, 0] / total]
-        place = up[place]
+        parts += [_mean(whole[index]), whole[index, 0] / total]
+        index = up[index]
     parts += [(before - size * guess) / total, 1 - before / total,
               _moving_mean(guess, np.minimum(size, _WINDOW_BYTES))]  # fmt: skip
     return np.concatenate([first, np.stack(parts, axis=1).astype(np.float32)], axis=1)
@@ -161,10 +161,10 @@ def _levels(blocks: np.ndarray, elements: np.ndarray) -> np.ndarray:
          table[:, _ELEMENT["link_bytes"]] / size, prose / size,
          np.log1p(table[:, _ELEMENT["blocks"]]) / 6], axis=1
     )  # fmt: skip
-    place, rows = blocks[:, _COLUMN["element"]], []
+    index, rows = blocks[:, _COLUMN["element"]], []
     for _ in range(LEVELS):
-        rows.append(facts[place])
-        place = elements[place, _ELEMENT["up"]]
+        rows.append(facts[index])
+        index = elements[index, _ELEMENT["up"]]
     return np.concatenate(rows, axis=1)
 
 

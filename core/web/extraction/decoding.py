@@ -54,5 +54,5 @@ def _as(body: bytes, encoding: str) -> str:
     from resiliparse.parse.encoding import bytes_to_str, detect_encoding, map_encoding_to_html5
 
     known = map_encoding_to_html5(encoding, fallback_utf8=False) if encoding else None
-    found: Any = known or detect_encoding(body)
-    return str(bytes_to_str(body, found))
+    html5_encoding: Any = known or detect_encoding(body)
+    return str(bytes_to_str(body, html5_encoding))

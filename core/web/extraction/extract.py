@@ -12,7 +12,7 @@ import numpy as np
 
 from sabia.core.web.extraction import block_classifier, block_features
 from sabia.core.web.extraction.decoding import decode
-from sabia.core.web.extraction.page_metadata import Marks
+from sabia.core.web.extraction.page_metadata import MetadataReader
 from sabia.kernels.html.definitions import COLUMNS, FLAG_NAMES, Page
 from sabia.kernels.html.interface import scan
 from sabia.kernels.html.interface import warm_up as warm_up_scanner
@@ -50,7 +50,7 @@ def extract(body: bytes, content_type: str, url: str, want_links: bool = True) -
         return Extracted(tidy(decoded), "", "", "", (), True, PLAIN)
     data = decoded.encode("utf-8", "replace")
     page = scan(np.frombuffer(data, np.uint8))
-    marks = Marks(page, data)
+    marks = MetadataReader(page, data)
     facts = marks.facts()
     text, extractor = main_text(page, decoded)
     links = tuple(marks.links(url, facts.base)) if want_links and facts.follow else ()
@@ -75,8 +75,8 @@ def main_text(page: Page, decoded: str) -> tuple[str, str]:
 
 def _unsure(page: Page, p: np.ndarray, chosen: np.ndarray) -> bool:
     words = page.blocks[:, _WORDS]
-    found = int(words[chosen].sum())
-    if found < min(FEW_WORDS, int(words.sum())):
+    words_found = int(words[chosen].sum())
+    if words_found < min(FEW_WORDS, int(words.sum())):
         return True
     return block_classifier.doubt(page, p) > block_classifier.DOUBT
 
@@ -84,10 +84,10 @@ def _unsure(page: Page, p: np.ndarray, chosen: np.ndarray) -> bool:
 def _trafilatura(decoded: str) -> str:
     import trafilatura
 
-    found = trafilatura.extract(
+    text = trafilatura.extract(
         decoded, fast=True, include_comments=False, include_tables=True, deduplicate=False
     )
-    return tidy(found or "")
+    return tidy(text or "")
 
 
 def tidy(text: str) -> str:

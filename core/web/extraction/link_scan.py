@@ -22,17 +22,17 @@ _CLOSED = re.compile(rb"\b(?:nofollow|none)\b", re.IGNORECASE)
 
 def links_only(body: bytes, content_type: str, url: str) -> dict[str, Any]:
     """As `extract.Extracted` in a dictionary, with links and no text."""
-    found: list[tuple[str, str]] = []
+    links: list[tuple[str, str]] = []
     if "html" in content_type.lower() and not _closed(body):
-        found = [(link, "") for link in _links(body, url)]
-    return {"text": "", "title": "", "language": "", "links": found, "index": True,
+        links = [(link, "") for link in _links(body, url)]
+    return {"text": "", "title": "", "language": "", "links": links, "index": True,
             "extractor": ""}  # fmt: skip
 
 
 @lru_cache(1 << 15)
-def _address(said: str, base: str) -> str | None:
+def _address(address: str, base: str) -> str | None:
     """Menus name the same pages again and again; whole URLs need no base to be found by."""
-    return canonical(said, "" if said.startswith(("http://", "https://")) else base)
+    return canonical(address, "" if address.startswith(("http://", "https://")) else base)
 
 
 def _closed(body: bytes) -> bool:
@@ -41,15 +41,15 @@ def _closed(body: bytes) -> bool:
 
 
 def _links(body: bytes, url: str) -> list[str]:
-    base, found = url, dict[str, None]()
+    base, links = url, dict[str, None]()
     for tag, attributes in _LINK.findall(body):
         target = _HREF.search(attributes)
         if target is None or _NOFOLLOW.search(attributes):
             continue
-        said = next(filter(None, target.groups()), b"").decode("utf-8", "replace")
-        address = _address(html.unescape(said) if "&" in said else said, base)
+        value = next(filter(None, target.groups()), b"").decode("utf-8", "replace")
+        address = _address(html.unescape(value) if "&" in value else value, base)
         if tag.lower() == b"base":
             base = address or base
-        elif address and len(found) < MAX_LINKS:
-            found[address] = None
-    return list(found)
+        elif address and len(links) < MAX_LINKS:
+            links[address] = None
+    return list(links)

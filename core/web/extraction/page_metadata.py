@@ -1,6 +1,6 @@
-"""Title, language, date, robots rules and links, from the marks that the scanner left in a page.
+"""Title, language, date, robots rules and links, from the marks that the HTML scanner recorded.
 
-Only the few tags named there are looked into again, each within a bounded span.
+Only the tags that the marks name are parsed again, each within a bounded span.
 """
 
 import html
@@ -14,8 +14,8 @@ from sabia.kernels.html.definitions import MARK_COLUMNS, TAG_NAMES, Page
 
 MAX_LINKS = 2_000
 MAX_ANCHOR = 200
-_SPAN = 4_000  # bytes of attributes that are read
-_ANCHOR_SPAN = 2_000  # bytes of source that an anchor's text is looked for in
+_SPAN = 4_000  # largest number of bytes of attributes that are read
+_ANCHOR_SPAN = 2_000  # largest number of source bytes of an anchor text
 _ATTRIBUTE = re.compile(r"""([^\s"'<>/=]+)(?:\s*=\s*(?:"([^"]*)"|'([^']*)'|([^\s"'<>]+)))?""")
 _MARKUP = re.compile(r"<(?:script|style)\b.*?</|<[^>]*>?", re.IGNORECASE | re.DOTALL)
 _DATE = re.compile(r"\d{4}-[01]\d-[0-3]\d(?:[T ][\d:.]+(?:Z|[+-]\d\d:?\d\d)?)?")
@@ -28,8 +28,8 @@ _TIME = len(TAG_NAMES) + 1
 _COLUMN = {name: i for i, name in enumerate(MARK_COLUMNS)}
 
 
-class Facts(NamedTuple):
-    """`date` is ISO 8601 as the page says it; `index`, `follow`: what robots may do."""
+class Metadata(NamedTuple):
+    """`date` is ISO 8601 as on the page; `index`, `follow`: what its robots rules permit."""
 
     title: str
     language: str
@@ -39,23 +39,23 @@ class Facts(NamedTuple):
     follow: bool
 
 
-class Marks:
+class MetadataReader:
     """The marks of a page whose source is `data`, UTF-8 bytes."""
 
     def __init__(self, page: Page, data: bytes) -> None:
         self._rows, self._data = page.marks, data
 
-    def facts(self) -> Facts:
-        """What the page says of itself."""
+    def facts(self) -> Metadata:
+        """Title, language, date, base URL and robots rules of the page."""
         metas = [self._attributes(row) for row in self._of("meta")]
-        base = next((found["href"] for found in map(self._attributes, self._of("base"))
-                     if "href" in found), "")  # fmt: skip
+        base = next((attributes["href"] for attributes in map(self._attributes, self._of("base"))
+                     if "href" in attributes), "")  # fmt: skip
         roots = [self._attributes(row) for row in self._of("html")[:1]]
         language = next((root.get("lang") or root.get("xml:lang") or "" for root in roots), "")
-        said = ",".join(meta.get("content", "") for meta in metas
+        directives = ",".join(meta.get("content", "") for meta in metas
                         if meta.get("name", "").lower() in ("robots", "sabia")).lower()  # fmt: skip
-        rules = {part.strip() for part in said.split(",")}
-        return Facts(
+        rules = {part.strip() for part in directives.split(",")}
+        return Metadata(
             self._title(), language.strip().lower(), self._date(metas), base,
             rules.isdisjoint({"none", "noindex"}), rules.isdisjoint({"none", "nofollow"}),
         )  # fmt: skip
@@ -63,8 +63,8 @@ class Marks:
     def links(self, url: str, base: str) -> list[tuple[str, str]]:
         """(canonical target, anchor text) in order, each target once, nofollow left out."""
         base = (canonical(base, url) if base else None) or url
-        found: dict[str, str] = {}
-        seen: set[bytes] = set()  # menus say the same again and again
+        anchors: dict[str, str] = {}
+        seen: set[bytes] = set()  # menus repeat the same links
         for row in self._of("a"):
             start, end = int(row[_COLUMN["href"]]), int(row[_COLUMN["href_end"]])
             raw = self._data[start:end]
@@ -74,11 +74,11 @@ class Marks:
             target = html.unescape(raw.decode("utf-8", "ignore"))
             whole = target.startswith(("http://", "https://"))
             address = canonical(target, "" if whole else base)
-            if address and address not in found:
-                found[address] = self._inner(row)[:MAX_ANCHOR]
-                if len(found) >= MAX_LINKS:
+            if address and address not in anchors:
+                anchors[address] = self._inner(row)[:MAX_ANCHOR]
+                if len(anchors) >= MAX_LINKS:
                     break
-        return list(found.items())
+        return list(anchors.items())
 
     def _of(self, name: str) -> np.ndarray:
         return self._rows[self._rows[:, 0] == _TAG[name]]
@@ -93,22 +93,24 @@ class Marks:
         return " ".join(html.unescape(_MARKUP.sub("", source)).split())
 
     def _attributes(self, row: np.ndarray) -> dict[str, str]:
-        found: dict[str, str] = {}
+        attributes: dict[str, str] = {}
         for match in _ATTRIBUTE.finditer(self._source(row, "start", "end", _SPAN)):
             value = match[2] or match[3] or match[4] or ""
-            found.setdefault(match[1].lower(), html.unescape(value))
-        return found
+            attributes.setdefault(match[1].lower(), html.unescape(value))
+        return attributes
 
     def _title(self) -> str:
         sources = (self._source(row, "text", "text_end", _SPAN) for row in self._of("title"))
         return next(filter(None, (" ".join(html.unescape(one).split()) for one in sources)), "")
 
     def _date(self, metas: list[dict[str, str]]) -> str:
-        said = {(meta.get("property") or meta.get("name") or meta.get("itemprop") or "").lower():
-                meta.get("content", "") for meta in reversed(metas)}  # fmt: skip
+        contents = {
+            (meta.get("property") or meta.get("name") or meta.get("itemprop") or "").lower():
+            meta.get("content", "") for meta in reversed(metas)
+        }  # fmt: skip
         script = _JSON_DATE.search(self._data)
         times = (self._attributes(row).get("datetime", "")
                  for row in self._rows[self._rows[:, 0] == _TIME][:3])  # fmt: skip
-        candidates = [*(said.get(name, "") for name in _DATE_NAMES),
+        candidates = [*(contents.get(name, "") for name in _DATE_NAMES),
                       script[1].decode("ascii", "ignore") if script else "", *times]  # fmt: skip
         return next((match[0] for text in candidates if (match := _DATE.match(text.strip()))), "")

@@ -139,8 +139,8 @@ def _pipe(pipe: Any) -> BinaryIO:
 
 
 def _frame(header: dict[str, Any], body: bytes = b"") -> bytes:
-    said = json.dumps(header).encode()
-    return _LENGTHS.pack(len(said), len(body)) + said + body
+    header_json = json.dumps(header).encode()
+    return _LENGTHS.pack(len(header_json), len(body)) + header_json + body
 
 
 def _exchange(child: "subprocess.Popen[bytes]", frame: bytes, time_s: float) -> bytes:

@@ -8,7 +8,13 @@ import pytest
 from sabia.core.options.crawl import CrawlOptions
 from sabia.core.urls import canonical
 from sabia.core.web import addresses
-from sabia.core.web.addresses import GuardedResolver, Refused, check_url, is_public, may_connect
+from sabia.core.web.addresses import (
+    AddressRefused,
+    GuardedResolver,
+    check_url,
+    is_public,
+    may_connect,
+)
 from sabia.core.web.fetch import Fetcher, Response
 
 PRIVATE = [
@@ -47,7 +53,7 @@ def test_link_local_stays_closed_even_when_private_is_allowed():
      "http://example.com:8080/", "http://example.com:22/"],
 )  # fmt: skip
 def test_check_url_refuses(url):
-    with pytest.raises(Refused):
+    with pytest.raises(AddressRefused):
         check_url(url)
 
 
@@ -61,14 +67,14 @@ def test_spellings_of_private_addresses(spelling):
     """Canonical URLs hold one spelling of an address, so that the guard knows it."""
     for port in ("", ":80"):
         url = canonical(f"http://{spelling}{port}/x")
-        with pytest.raises(Refused):
+        with pytest.raises(AddressRefused):
             check_url(url)
 
 
 @pytest.mark.parametrize("port", ["1", "22", "25", "6379", "8080", "65535"])
 def test_ports(port):
     for host in ("example.com", "8.8.8.8", "[2606:4700::1]"):
-        with pytest.raises(Refused, match=port):
+        with pytest.raises(AddressRefused, match=port):
             check_url(f"http://{host}:{port}/")
 
 
@@ -124,7 +130,7 @@ def resolve(monkeypatch, *ips, allow_private=False):
 def test_resolver_keeps_only_public_answers(monkeypatch):
     found = resolve(monkeypatch, "10.0.0.1", "8.8.8.8", "::1")
     assert [entry["host"] for entry in found] == ["8.8.8.8"]
-    with pytest.raises(Refused, match=r"10\.0\.0\.1"):
+    with pytest.raises(AddressRefused, match=r"10\.0\.0\.1"):
         resolve(monkeypatch, "10.0.0.1", "fe80::1")
     assert resolve(monkeypatch, "10.0.0.1", allow_private=True)
 

@@ -8,9 +8,9 @@ from sabia.core.web.focus import (
     ExampleJudge,
     FastTextJudge,
     WordJudge,
+    link_relevance,
     make_judge,
     words_of,
-    worth_of,
 )
 
 BEES = [
@@ -78,8 +78,8 @@ def test_make_judge(tmp_path):
 
 def test_worth_soft_and_hard():
     soft, hard = CrawlOptions(focus="bee"), CrawlOptions(focus="bee", hard=True)
-    assert worth_of(0.8, 0.1, soft) == worth_of(0.8, 0.1, hard) == 0.8
-    assert worth_of(0.1, 1.0, hard) is None
-    first = worth_of(0.1, 1.0, soft)
-    second = worth_of(0.1, first, soft)
+    assert link_relevance(0.8, 0.1, soft) == link_relevance(0.8, 0.1, hard) == 0.8
+    assert link_relevance(0.1, 1.0, hard) is None
+    first = link_relevance(0.1, 1.0, soft)
+    second = link_relevance(0.1, first, soft)
     assert 0 < second < first < 0.5

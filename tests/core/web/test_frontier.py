@@ -11,7 +11,7 @@ from dataclasses import replace
 import pytest
 
 from sabia.core.errors import UsageError
-from sabia.core.web.frontier import DONE, GONE, PENDING, Frontier, Link, Visit
+from sabia.core.web.frontier import DONE, GIVEN_UP, PENDING, DiscoveredUrl, Frontier, Visit
 
 
 @pytest.fixture
@@ -22,7 +22,7 @@ def frontier(tmp_path):
 
 
 def link(path, priority=0.5, host="h", **more):
-    return Link(f"http://{host}/{path}", priority, more.pop("depth", 1), 0.5, **more)
+    return DiscoveredUrl(f"http://{host}/{path}", priority, more.pop("depth", 1), 0.5, **more)
 
 
 def test_best_first_and_ties_by_age(frontier):
@@ -63,7 +63,7 @@ def test_put_off_and_asked_again(frontier):
     frontier.end(a, PENDING)
     frontier.visited(b, Visit(100.0, '"x"', "Mon", "sha1:A", "<urn:1>", "2026"))
     frontier.end(b, DONE)
-    frontier.end(c, GONE, "HTTP 503")
+    frontier.end(c, GIVEN_UP, "HTTP 503")
     for entry in (a, b, c):
         frontier.release(entry)
     again, _ = frontier.take("h")
@@ -121,7 +121,7 @@ def test_figures_seen_facts_documents(frontier):
     assert [row["text"] for row in frontier.documents()] == ["fir\u00e7t", "second"]
     frontier.keep_document(3, entry, {"text": "changed"})
     assert [row["text"] for row in frontier.documents()] == ["fir\u00e7t", "changed"]
-    frontier.end(entry, GONE, "because")
+    frontier.end(entry, GIVEN_UP, "because")
     assert list(frontier.refusals()) == [("http://h/a", "h", "because")]
 
 
@@ -139,7 +139,7 @@ def test_kill_9_leaves_each_page_before_or_after(tmp_path):
     from pathlib import Path
     from sabia.core.web.frontier import *
     f = Frontier(Path({str(path)!r}))
-    f.add([Link(f"http://h/{{n}}", 0.5, 0, 0.5) for n in range(50)])
+    f.add([DiscoveredUrl(f"http://h/{{n}}", 0.5, 0, 0.5) for n in range(50)])
     for place in range(1, 50):
         entry, _ = f.take("h")
         f.begin()

@@ -7,9 +7,9 @@ import pytest
 
 from sabia.core.options.crawl import CrawlOptions
 from sabia.core.web import hosts as room
-from sabia.core.web.frontier import DONE, PENDING, Frontier, Link
+from sabia.core.web.frontier import DONE, PENDING, DiscoveredUrl, Frontier
 from sabia.core.web.hosts import Hosts, RobotsCache
-from sabia.core.web.robots import KEEP_S, STALE_S, Verdict
+from sabia.core.web.robots import KEEP_S, STALE_S, RobotsFile
 
 
 class Clock:
@@ -42,7 +42,7 @@ def hosts(frontier, **changes):
 def fill(frontier, **priorities):
     """`h=[.5, .4]`: host h has two URLs of these priorities."""
     for host, found in priorities.items():
-        frontier.add([Link(f"http://{host}/{n}", p, 0, 1.0) for n, p in enumerate(found)])
+        frontier.add([DiscoveredUrl(f"http://{host}/{n}", p, 0, 1.0) for n, p in enumerate(found)])
 
 
 def end(found, frontier, entry, rest_s=0.0, state=DONE):
@@ -102,7 +102,7 @@ def test_failing_hosts_rest_ever_longer(frontier, clock):
 
 def test_many_hosts_cost_little(frontier):
     frontier.begin()
-    frontier.add([Link(f"http://h{n % 2_000}/{n}", 0.5, 0, 1.0) for n in range(6_000)])
+    frontier.add([DiscoveredUrl(f"http://h{n % 2_000}/{n}", 0.5, 0, 1.0) for n in range(6_000)])
     frontier.commit()
     found = hosts(frontier)
     started = time.process_time()
@@ -128,8 +128,8 @@ def ask(frontier, *verdicts):
     return sent, rules.state, rules.allowed("http://h/x")
 
 
-DOWN, OPEN = Verdict("User-agent: *\nDisallow: /", "unreachable", 900.0), Verdict("", "none")
-CLOSED = Verdict("User-agent: *\nDisallow: /x")
+DOWN, OPEN = RobotsFile("User-agent: *\nDisallow: /", "unreachable", 900.0), RobotsFile("", "none")
+CLOSED = RobotsFile("User-agent: *\nDisallow: /x")
 
 
 def test_robots_is_kept_for_a_day(frontier, clock):

@@ -7,7 +7,7 @@ import pytest
 from labelled_graph import Graph, Page, breadth_first
 
 from sabia.core.options.crawl import CrawlOptions
-from sabia.core.web.focus import WordJudge, worth_of
+from sabia.core.web.focus import WordJudge, link_relevance
 from sabia.core.web.link_judge import (
     BELIEF,
     HOST_BELIEF,
@@ -87,7 +87,7 @@ def steered(graph: Graph, budget: int, options: CrawlOptions) -> list[bool]:
         page: Page = graph.by_url[best]
         good.append(page.kind == "wanted")
         links.learn(link_features(best, anchor, worth), _host(best), scores[page.kind])
-        passed = worth_of(scores[page.kind], worth, options)
+        passed = link_relevance(scores[page.kind], worth, options)
         passed = worth if passed is None and depth == 0 else passed
         if passed is not None:
             fresh = [(url, text) for url, text in page.links if url not in done]

@@ -9,7 +9,15 @@ import time
 
 import pytest
 
-from sabia.core.web.robots import KEEP_S, MAX_BYTES, MAX_DELAY_S, Rules, Verdict, path_of, verdict
+from sabia.core.web.robots import (
+    KEEP_S,
+    MAX_BYTES,
+    MAX_DELAY_S,
+    RobotsFile,
+    Rules,
+    path_of,
+    robots_file_of,
+)
 
 
 @pytest.mark.parametrize(
@@ -28,7 +36,7 @@ from sabia.core.web.robots import KEEP_S, MAX_BYTES, MAX_DELAY_S, Rules, Verdict
     ],
 )
 def test_answers(status, hops, state, allowed):
-    found = verdict(status, b"User-agent: *\nDisallow: /", hops)
+    found = robots_file_of(status, b"User-agent: *\nDisallow: /", hops)
     assert found.state == state
     assert Rules(found, "sabia").allowed("http://h/page") is allowed
 
@@ -90,7 +98,7 @@ def test_answers(status, hops, state, allowed):
     ],
 )
 def test_rules(text, path, allowed):
-    found = verdict(200, text.encode())
+    found = robots_file_of(200, text.encode())
     assert Rules(found, "sabia").allowed(f"http://h{path}") is allowed
 
 
@@ -114,7 +122,7 @@ def test_matching_agrees_with_expressions():
         path = "/" + "".join(draw.choice("ab") for _ in range(draw.randrange(8)))
         form = re.escape(pattern.removesuffix("$")).replace(r"\*", ".*")
         wanted = re.match(form + ("$" if pattern.endswith("$") else ""), path) is None
-        found = Rules(Verdict(f"user-agent: *\ndisallow: {pattern}"), "sabia")
+        found = Rules(RobotsFile(f"user-agent: *\ndisallow: {pattern}"), "sabia")
         assert found.allowed(f"http://h{path}") is wanted, (pattern, path)
 
 
@@ -123,32 +131,32 @@ def test_sitemaps_and_delays_of_groups():
         "Sitemap: http://h/1.xml\nuser-agent: other\ncrawl-delay: 9\nuser-agent: *\n"
         "crawl-delay: 3\nuser-agent: sabia\nsite-map: /2.xml\ncrawl-delay: .5 # s\ndisallow:\n"
     )
-    found = Rules(Verdict(text), "sabia")
+    found = Rules(RobotsFile(text), "sabia")
     assert (found.sitemaps, found.delay_s()) == (["http://h/1.xml", "/2.xml"], 0.5)
-    assert Rules(Verdict(text), "nobody").delay_s() == 3  # still open below, but the longer wins
-    assert Rules(Verdict("user-agent: *\ncrawl-delay: soon"), "sabia").delay_s() == 0
+    assert Rules(RobotsFile(text), "nobody").delay_s() == 3  # still open below, but the longer wins
+    assert Rules(RobotsFile("user-agent: *\ncrawl-delay: soon"), "sabia").delay_s() == 0
 
 
 def test_how_long_a_verdict_stands():
-    assert verdict(200).keep_s == KEEP_S
-    assert verdict(200, cache="public, max-age=600").keep_s == 600
-    assert verdict(404, cache="max-age=0").keep_s == 60
-    assert verdict(200, cache="max-age=99999999").keep_s == KEEP_S
-    assert verdict(503, cache="max-age=86400").keep_s < 3600
+    assert robots_file_of(200).keep_s == KEEP_S
+    assert robots_file_of(200, cache="public, max-age=600").keep_s == 600
+    assert robots_file_of(404, cache="max-age=0").keep_s == 60
+    assert robots_file_of(200, cache="max-age=99999999").keep_s == KEEP_S
+    assert robots_file_of(503, cache="max-age=86400").keep_s < 3600
 
 
 def test_crawl_delay_is_bounded():
-    assert Rules(Verdict("User-agent: *\nCrawl-delay: 2.5"), "sabia").delay_s() == 2.5
-    assert Rules(Verdict("User-agent: *\nCrawl-delay: 86400"), "sabia").delay_s() == MAX_DELAY_S
-    assert Rules(Verdict(""), "sabia").delay_s() == 0
+    assert Rules(RobotsFile("User-agent: *\nCrawl-delay: 2.5"), "sabia").delay_s() == 2.5
+    assert Rules(RobotsFile("User-agent: *\nCrawl-delay: 86400"), "sabia").delay_s() == MAX_DELAY_S
+    assert Rules(RobotsFile(""), "sabia").delay_s() == 0
 
 
 def test_the_first_500_kib_count():
     body = b"User-agent: *\nDisallow: /a\n" + b"#" * MAX_BYTES + b"\nDisallow: /b\n"
-    rules = Rules(verdict(200, body), "sabia")
+    rules = Rules(robots_file_of(200, body), "sabia")
     assert not rules.allowed("http://h/a")
     assert rules.allowed("http://h/b")
-    assert not Rules(verdict(200, b"\xef\xbb\xbfUser-agent: *\nDisallow: /a"), "s").allowed(
+    assert not Rules(robots_file_of(200, b"\xef\xbb\xbfUser-agent: *\nDisallow: /a"), "s").allowed(
         "http://h/a"
     )
 
@@ -165,5 +173,5 @@ def test_the_first_500_kib_count():
 )
 def test_hostile_files_cost_little(text):
     started = time.process_time()
-    assert Rules(Verdict(text), "sabia").allowed("http://h/" + "a" * 1_990)
+    assert Rules(RobotsFile(text), "sabia").allowed("http://h/" + "a" * 1_990)
     assert time.process_time() - started < 10

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from sabia.core.web.robots import Rules, Verdict
+from sabia.core.web.robots import RobotsFile, Rules
 
 LITERALS = r'(?:"(?:[^"\\]|\\.)*"\s*)+'
 TOKENS = re.compile(
@@ -67,6 +67,6 @@ def test_google_agrees():
     found = list(assertions(Path(path).read_text("utf-8")))
     assert len(found) >= 140
     for text, agent, url, wanted in found:
-        kept = Verdict(text.encode().decode("latin-1"))
+        kept = RobotsFile(text.encode().decode("latin-1"))
         assert Rules(kept, agent).allowed(url) is wanted, (text, agent, url, wanted)
     print(f"{len(found)} of {len(found)} assertions hold")
