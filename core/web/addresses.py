@@ -1,10 +1,10 @@
-"""Which addresses a crawler may connect to: a guard against requests into private networks.
+"""Which addresses a crawler may connect to: protection against requests into private networks.
 
-A page may link to http://169.254.169.254/ or to a name that resolves to 10.0.0.1; a crawler that
-follows hands an attacker the view from inside (SSRF). Here every name is resolved by us, every
-address checked, and the connection made to the address that was checked, so that a second answer
-of the name server cannot slip in. Only ports 80 and 443 are used. `allow_private` opens loopback,
-private networks and other ports, but never link-local addresses, where clouds keep credentials.
+A page may link to http://169.254.169.254/ or to a name that resolves to 10.0.0.1, and so make the
+crawler read from the internal network (SSRF). Every name is resolved here, every address is
+checked, and the connection is made to the address that was checked, so that a second answer of the
+name server has no effect. Only ports 80 and 443 are used. `allow_private` permits loopback,
+private networks and other ports, but never link-local addresses, where clouds serve credentials.
 """
 
 import asyncio
@@ -24,11 +24,11 @@ _NAT64 = ipaddress.ip_network("64:ff9b::/96")
 
 
 class AddressRefused(Failed):
-    """The guard refuses the URL or its address."""
+    """The URL or its address must not be requested."""
 
 
 def is_public(address: str) -> bool:
-    """True for addresses of the public internet, also looking into IPv4 wrapped in IPv6."""
+    """True for addresses of the public internet, including IPv4 addresses embedded in IPv6."""
     ip = _unwrapped(address)
     if isinstance(ip, ipaddress.IPv6Address) and (ip.is_site_local or ip.teredo is not None):
         return False
@@ -37,7 +37,7 @@ def is_public(address: str) -> bool:
 
 @lru_cache(4096)
 def may_connect(address: str, allow_private: bool) -> bool:
-    """May we connect to this address?"""
+    """Whether the crawler may connect to this address."""
     ip = _unwrapped(address)
     return is_public(address) or (
         allow_private and not ip.is_link_local and ip not in _METADATA and not ip.is_multicast
@@ -53,14 +53,14 @@ def _unwrapped(address: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address:
 
 
 def check_url(url: str, allow_private: bool = False) -> None:
-    """Raise AddressRefused for a literal address that may not be asked, or an unusual port."""
+    """Raise AddressRefused for a literal address that is not permitted, or for another port."""
     if reason := _refusal(host_of(url), allow_private):
         raise AddressRefused(reason)
 
 
 @lru_cache(4096)
 def _refusal(authority: str, allow_private: bool) -> str:
-    """Why a `host:port` may not be asked, as far as that can be said without resolving it."""
+    """Why a `host:port` must not be requested, as far as that is known without resolving it."""
     numbered = authority.rpartition(":")[2].isdecimal() and not authority.endswith("]")
     host, _, port = authority.rpartition(":") if numbered else (authority, "", "")
     if port not in PORTS and not allow_private:
@@ -68,12 +68,12 @@ def _refusal(authority: str, allow_private: bool) -> str:
     try:
         literal = str(ipaddress.ip_address(host.strip("[]")))
     except ValueError:
-        return ""  # a name; the resolver checks what it stands for
+        return ""  # a name; the resolver checks its addresses
     return "" if may_connect(literal, allow_private) else f"{literal} is not a public address"
 
 
 class GuardedResolver(AbstractResolver):
-    """Resolves names with the system's resolver; keeps only addresses that may be asked."""
+    """Resolves names with the system's resolver and returns only permitted addresses."""
 
     def __init__(self, allow_private: bool) -> None:
         self.allow_private = allow_private
@@ -81,7 +81,7 @@ class GuardedResolver(AbstractResolver):
     async def resolve(
         self, host: str, port: int = 0, family: socket.AddressFamily = socket.AF_INET
     ) -> list[Any]:
-        """aiohttp's records of the good addresses; AddressRefused when there is none."""
+        """aiohttp's records of the permitted addresses; AddressRefused if there is none."""
         loop = asyncio.get_running_loop()
         answers = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM, family=family)
         good = [entry for entry in answers if may_connect(str(entry[4][0]), self.allow_private)]
@@ -95,4 +95,4 @@ class GuardedResolver(AbstractResolver):
         ]  # fmt: skip
 
     async def close(self) -> None:
-        """Nothing is held."""
+        """There is nothing to close."""

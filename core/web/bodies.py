@@ -1,8 +1,8 @@
-"""A response's body undone from its content encodings, within bounds.
+"""Removing the content encodings of a response body, within limits.
 
-gzip, deflate (with and without zlib's header), br and zstd, alone or one on another. A few
-kilobytes can unpack to gigabytes, so that no more than a limit is unpacked, and what grows more
-than MAX_RATIO times beyond GROWTH_BYTES is refused as a bomb.
+gzip, deflate (with and without zlib's header), br and zstd, alone or combined. A few kilobytes can
+decompress to gigabytes, so at most `limit` bytes are decompressed, and a body that grows more than
+MAX_RATIO times beyond GROWTH_BYTES is refused as a decompression bomb.
 """
 
 import zlib
@@ -10,20 +10,20 @@ import zlib
 import brotli
 import zstandard
 
-MAX_RATIO = 200  # pages shrink to a twentieth, seldom to a fiftieth
-GROWTH_BYTES = 1 << 20  # so much may come of anything
+MAX_RATIO = 200  # typical ratios are 20, rarely 50
+GROWTH_BYTES = 1 << 20  # always allowed
 MAX_ENCODINGS = 2
 ACCEPTED = "gzip, deflate, br, zstd"
 _WINDOW_BYTES = 8 << 20  # what RFC 9659 allows
-_BITE = 256
+_PIECE_BYTES = 256
 
 
 class Undecodable(ValueError):
-    """The body is not what its Content-Encoding says, or a bomb."""
+    """The body does not match its Content-Encoding, or is a decompression bomb."""
 
 
 def decoded(body: bytes, encodings: str, limit: int) -> bytes:
-    """The body as it was before it was packed; at most `limit` + 1 bytes. Raises Undecodable."""
+    """The decompressed body, at most `limit` + 1 bytes. Raises Undecodable."""
     names = [name.strip().lower() for name in encodings.split(",")]
     names = [name for name in names if name not in ("", "identity", "none", "utf-8")]
     if len(names) > MAX_ENCODINGS:
@@ -48,7 +48,7 @@ def _unpacked(name: str, body: bytes, limit: int) -> bytes:
 
 
 def gunzip(body: bytes, limit: int) -> bytes:
-    """All members of a gzip file, at most `limit` bytes; EOFError where it is cut."""
+    """All members of a gzip file, at most `limit` bytes; EOFError if it is cut short."""
     unpacked, rest = b"", body
     while rest and len(unpacked) < limit:
         member = zlib.decompressobj(31)
@@ -88,13 +88,13 @@ def _brotli(body: bytes, limit: int) -> bytes:
 
 
 def _zstd(body: bytes, limit: int) -> bytes:
-    """In small bites, as one of 4 bytes may unpack to 128 KiB."""
+    """In small pieces, because a block of 4 bytes may decompress to 128 KiB."""
     unpacker = zstandard.ZstdDecompressor(max_window_size=_WINDOW_BYTES)
     unpacked, frame = bytearray(), unpacker.decompressobj()
     rest = memoryview(body)
     while rest and len(unpacked) < limit:
-        unpacked += frame.decompress(rest[:_BITE])
-        rest = rest[_BITE:]
+        unpacked += frame.decompress(rest[:_PIECE_BYTES])
+        rest = rest[_PIECE_BYTES:]
         if frame.eof and (rest or frame.unused_data):
             rest = memoryview(frame.unused_data + bytes(rest))
             frame = unpacker.decompressobj()

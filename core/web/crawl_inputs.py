@@ -1,8 +1,8 @@
-"""What `sabia crawl` is given: seed URLs to start from, or files that hold pages already.
+"""The inputs of `sabia crawl`: seed URLs, or files that contain pages.
 
-Paths to WARC files, HTML, text, JSON lines, Parquet, and folders of these are read instead of the
-network; a text file whose lines are all URLs is a list of seeds. Small files are read in groups,
-so that a folder of many pages makes few shards.
+WARC files, HTML, text, JSON lines, Parquet, and folders of these are read instead of the network; a
+text file that contains only URLs is a list of seeds. Small files are read in groups, so that a
+folder with many pages has few shards.
 """
 
 import codecs
@@ -31,7 +31,7 @@ from sabia.core.web.archives.warc_reader import Decompressed, read_pages
 
 HTML_ENDINGS = (".html", ".htm", ".xhtml")
 TEXT_ENDINGS = (".txt", ".md")
-RECORD_ENDINGS = tuple(ending for ending in READABLE if ending != ".json")  # settings, often
+RECORD_ENDINGS = tuple(ending for ending in READABLE if ending != ".json")  # often settings
 GROUP_FILES = 500
 BATCH_PAGES = 50
 SNIFFED_LINES = 50
@@ -47,7 +47,7 @@ PAGE = pa.schema(
 
 @dataclass(frozen=True)
 class Inputs:
-    """Either seeds (canonical URLs, and the lines that are none) or sources of pages."""
+    """Either seeds (canonical URLs, and the lines that are not URLs) or sources of pages."""
 
     seeds: tuple[str, ...] = ()
     bad_seeds: tuple[str, ...] = ()
@@ -73,7 +73,7 @@ class PageFiles:
         return digest.hexdigest()
 
     def size(self) -> int:
-        """Bytes of the files together; OSError where it cannot be told."""
+        """Bytes of the files together; OSError if it is unknown."""
         total = 0
         for path in self.paths:
             with open_binary(path) as file:
@@ -81,14 +81,14 @@ class PageFiles:
         return total
 
     def rows(self) -> int | None:
-        """The number of pages where it is known beforehand."""
+        """The number of pages if it is known in advance."""
         return None if self.paths[0].lower().endswith(WARC_ENDINGS) else len(self.paths)
 
     def batches(
         self, columns: Sequence[str] | None = None, rows: int = BATCH_ROWS,
         reject: Reject = ignore_reject,
     ) -> Iterator[pa.RecordBatch]:  # fmt: skip
-        """Batches of PAGE; what cannot be read goes to `reject`."""
+        """Batches of PAGE; pages that cannot be read are passed to `reject`."""
         pages = self._pages(reject)
         while rows_of_batch := list(islice(pages, min(rows, BATCH_PAGES))):
             batch = pa.RecordBatch.from_pylist(rows_of_batch, schema=PAGE)
@@ -112,7 +112,7 @@ class PageFiles:
             reject({"url": path}, f"larger than {self.max_bytes} bytes")
             return
         if b"\0" in body[:SNIFFED_BYTES] and not body.startswith(_UTF16):
-            reject({"url": path}, "not text (it has zero bytes)")
+            reject({"url": path}, "not text (contains zero bytes)")
             return
         html = path.lower().removesuffix(".gz").endswith(HTML_ENDINGS)
         yield _page(path, self.name, "text/html" if html else "text/plain", body)
@@ -128,8 +128,7 @@ class PageFiles:
 
 @dataclass(frozen=True)
 class FolderRecords(PageFiles):
-    """A file of records, by its path, found in a folder: one that cannot be read is rejected, not
-    fatal."""
+    """A file of records in a folder; it is rejected if it cannot be read."""
 
     def rows(self) -> int | None:
         return None
@@ -154,9 +153,9 @@ def _page(url: str, source: str, content_type: str, body: bytes) -> dict[str, An
 
 
 def open_crawl_inputs(job: Job, max_bytes: int, exclude: Sequence[str] = ()) -> Inputs:
-    """Sort the job's inputs; raises UsageError when seeds and files are mixed.
+    """Sort the job's inputs; raises UsageError for a mix of seeds and files.
 
-    `exclude`: globs of paths, as seen from a folder that is given, which are left unread.
+    `exclude`: globs of paths, relative to a given folder, that are not read.
     """
     if not job.inputs or job.inputs == ("-",):
         return _from_stdin(max_bytes)
@@ -170,7 +169,7 @@ def open_crawl_inputs(job: Job, max_bytes: int, exclude: Sequence[str] = ()) -> 
         else:
             sources += list(_from_path(given, max_bytes, exclude))
     if lines and sources:
-        raise UsageError("seed URLs and files of pages are both given (expected one of the two)")
+        raise UsageError("INPUT has both seed URLs and files of pages (expected one of the two)")
     return _seeds(lines) if lines else Inputs(sources=tuple(sources))
 
 
@@ -181,7 +180,7 @@ def _seeds(lines: Sequence[str]) -> Inputs:
     urls = {line: canonical(line) for line in given}
     good = dict.fromkeys(url for url in urls.values() if url)
     if not good:
-        raise BadData(f"no seed URL in the input ({given[0]!r:.60} is none)")
+        raise BadData(f"no seed URL in the input ({given[0]!r:.60} is not a URL)")
     return Inputs(tuple(good), tuple(line for line, url in urls.items() if not url))
 
 
@@ -260,7 +259,7 @@ def _kind(path: str, in_folder: bool) -> str:
 
 
 def _walk(folder: str, exclude: Sequence[str]) -> list[str]:
-    """The files of a folder and those below it; what their names leave out is told."""
+    """The files of a folder and its subfolders; a note lists those that are ignored by name."""
     below = sorted(os.path.split(path.rstrip("/")) for path in files_below(folder))
     paths = [os.path.join(parent, name) for parent, name in below]
     hidden = {path for path in paths if any(is_hidden(part) for part in path.split("/"))}
@@ -273,7 +272,7 @@ def _walk(folder: str, exclude: Sequence[str]) -> list[str]:
 
 
 def _excluded(path: str, globs: Sequence[str]) -> bool:
-    """True where a glob names the path or a folder that it lies in."""
+    """True if a glob matches the path or a folder that contains it."""
     parts = path.split("/")
     heads = ["/".join(parts[:n]) for n in range(1, len(parts) + 1)]
     return any(fnmatchcase(head, form.rstrip("/")) for head in heads for form in globs)
@@ -281,7 +280,9 @@ def _excluded(path: str, globs: Sequence[str]) -> bool:
 
 def _unknown(given: str) -> str:
     known = " ".join((*WARC_ENDINGS, *HTML_ENDINGS, *TEXT_ENDINGS, ".jsonl", ".parquet"))
-    what = "no pages in it" if os.path.exists(given) else "No such file or directory, and no URL"
+    what = (
+        "contains no pages" if os.path.exists(given) else "No such file or directory, and not a URL"
+    )
     return f"{given}: {what} (expected http(s)://…, a folder, or a file ending in {known})"
 
 

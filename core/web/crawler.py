@@ -201,7 +201,7 @@ class Crawl:
         return ""
 
     async def _fetched(self, entry: Entry) -> float:
-        """Fetch the URL and store the result; returns the seconds to wait beyond the usual delay."""
+        """Fetch the URL and store the result; returns the seconds to wait beyond the delay."""
         before = self.frontier.visit(entry) if self._again else None
         if entry.kind == SITEMAP:
             response = await self.fetcher.file(entry.url, sitemaps.MAX_BYTES)

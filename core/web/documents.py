@@ -1,8 +1,8 @@
-"""A page's document record, the same for the network, WARC files and local files.
+"""The document record of a page, the same for the network, WARC files and local files.
 
-`meta` is JSON: title, date and language as the page says them, extractor; for crawled pages depth
-and `order` (the page was the order-th that was fetched; with scores["focus"] it draws the harvest
-curve).
+`meta` is JSON: title, date and language as given on the page, and the extractor; for crawled pages
+also the depth and `order` (the page's number in the order of fetching; with scores["focus"] it
+gives the harvest curve).
 """
 
 import json
@@ -11,7 +11,7 @@ from typing import Any
 
 from sabia.core.shards.schemas import document_id
 
-FOCUS = "focus"  # the score of a crawl that has a focus
+FOCUS = "focus"  # the name of the score of a focused crawl
 
 
 def document(
@@ -43,5 +43,5 @@ def document(
 
 
 def text_to_judge(extracted: dict[str, Any]) -> str:
-    """What a page is judged by: its title and text."""
+    """The text that a judge scores: title and text."""
     return f"{extracted['title']}\n{extracted['text']}"

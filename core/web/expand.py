@@ -54,7 +54,7 @@ class Expansion:
             self.sitemaps([one.url for one in sitemap.nested], entry.anchor, entry.hops + 1)
 
     def sitemaps(self, urls: Sequence[str], named_by: str, hops: int = 0) -> None:
-        """Add sitemaps named by the robots.txt of host `named_by`, or by the user if it is empty."""
+        """Add sitemaps that the robots.txt of host `named_by` names, or the user if it is empty."""
         kept = []
         for address in urls:
             url = canonical(address, f"http://{named_by}/" if named_by else "")

@@ -1,9 +1,9 @@
-"""One GET: guarded, bounded in bytes and time, retried with the server's own Retry-After.
+"""One GET request: checked addresses, limits on bytes and time, retries with Retry-After.
 
-Redirects are not followed here but handed back, so that each hop passes the frontier, robots.txt
-and the guard like any other URL. Connection errors, 5xx, 429 and bodies cut short are tried again
-after Retry-After (seconds or HTTP date), else after a growing, jittered pause. HTTP/1.1 only:
-with one request in flight a host there is nothing for HTTP/2 to multiplex.
+Redirects are not followed here but returned, so that each hop passes the frontier, robots.txt and
+the address check like any other URL. Connection errors, 5xx, 429 and truncated bodies are retried
+after Retry-After (seconds or HTTP date), else after a growing pause with jitter. HTTP/1.1 only:
+with one request in flight per host, HTTP/2 has nothing to multiplex.
 """
 
 import asyncio
@@ -24,21 +24,21 @@ from sabia.core.web import addresses, bodies, robots
 from sabia.core.web.addresses import AddressRefused
 
 MIME_TYPES = ("text/html", "application/xhtml+xml", "text/plain")
-MAX_WAIT_S = 60.0  # a longer Retry-After is not waited out; the URL goes back instead
-_AGAIN = (429, 500, 502, 503, 504, 408)
+MAX_WAIT_S = 60.0  # after a longer Retry-After the URL is put back
+_RETRY_STATUSES = (429, 500, 502, 503, 504, 408)
 _REDIRECTS = (301, 302, 303, 307, 308)
-_DNS_S = 300  # a name's checked addresses are used so long
+_DNS_S = 300  # how long the checked addresses of a name are cached
 _PAGES = "text/html, application/xhtml+xml, text/plain;q=0.8"
-_NOTHING: Mapping[str, str] = {}
+_NO_CONDITIONS: Mapping[str, str] = {}
 Headers = tuple[tuple[str, str], ...]
 
 
 @dataclass(frozen=True)
 class Response:
-    """What came back: one of a page (200), an unchanged page (304), a redirect, a refusal.
+    """A page (200), an unchanged page (304), a redirect, or the reason of a refusal.
 
-    `retry_s` asks to come back later; `requests` counts what was sent for it; `asked` are the
-    headers that were sent, `address` whom they were sent to, `took_s` the last request's time.
+    `retry_s`: seconds after which the server asks for a retry; `requests`: number of requests sent;
+    `asked`: the headers sent; `address`: the server's address; `took_s`: time of the last request.
     """
 
     url: str
@@ -55,17 +55,17 @@ class Response:
     took_s: float = 0.0
 
     def header(self, name: str) -> str:
-        """A header as sent, or nothing; `name` in lower case."""
+        """A header of the response, or ''; `name` in lower case."""
         return next((v for k, v in self.headers if k.lower() == name), "")
 
     @property
     def content_type(self) -> str:
-        """The Content-Type header as sent."""
+        """The Content-Type header of the response."""
         return self.header("content-type")
 
     def settled(self, types: tuple[str, ...] = ()) -> "Response":
-        """With what status and headers decide: a redirect, or why it is refused, as for a content
-        type that is none of `types`."""
+        """With `redirect` or `refused` set by status and headers; a content type that is not in
+        `types` is refused."""
         if self.status in _REDIRECTS:
             target = canonical(self.header("location"), self.url)
             reason = "" if target else f"HTTP {self.status} without a usable Location"
@@ -79,8 +79,8 @@ class Response:
 
 
 @dataclass(frozen=True)
-class _Wanted:
-    """What one kind of request asks for; bodies beyond `limit` are refused or, `cut`, cut off."""
+class _Limits:
+    """The limits of a request; bodies longer than `limit` are refused, or cut off with `cut`."""
 
     limit: int
     types: tuple[str, ...] = ()
@@ -88,21 +88,21 @@ class _Wanted:
     headers: Mapping[str, str] = field(default_factory=dict)
 
 
-class _Again(Exception):
-    """Worth another try; `wait_s` is what the server asked for."""
+class _Retryable(Exception):
+    """The request may be retried; `wait_s` is the server's Retry-After."""
 
     def __init__(self, reason: str, wait_s: float | None = None, status: int | None = None) -> None:
         super().__init__(reason)
         self.wait_s, self.status = wait_s, status
 
 
-class _Answer(aiohttp.ClientResponse):
-    """Remembers whom it came from, which aiohttp forgets once a short body has ended."""
+class _Response(aiohttp.ClientResponse):
+    """Stores the server's address, which aiohttp drops once a short body has ended."""
 
     address = ""
 
-    async def start(self, connection: Any) -> "_Answer":
-        """As aiohttp does it."""
+    async def start(self, connection: Any) -> "_Response":
+        """See aiohttp."""
         peer = connection.transport.get_extra_info("peername") if connection.transport else None
         self.address = str(peer[0]) if peer else ""
         await super().start(connection)
@@ -110,7 +110,7 @@ class _Answer(aiohttp.ClientResponse):
 
 
 def user_agent(options: CrawlOptions) -> str:
-    """`sabia/VERSION (+CONTACT)`: the product token first, then whom to write to."""
+    """`sabia/VERSION (+CONTACT)`: the product token, then the contact."""
     if not options.contact:
         return "sabia"
     link = options.contact if "://" in options.contact else f"mailto:{options.contact}"
@@ -118,7 +118,7 @@ def user_agent(options: CrawlOptions) -> str:
 
 
 class Fetcher:
-    """An aiohttp session with the guard built in; use as an async context manager."""
+    """An aiohttp session with checked addresses; use as an async context manager."""
 
     def __init__(self, options: CrawlOptions) -> None:
         self.options = options
@@ -132,7 +132,7 @@ class Fetcher:
         )
         headers = {"User-Agent": user_agent(self.options), "Accept-Encoding": bodies.ACCEPTED}
         self.session = aiohttp.ClientSession(
-            connector=connector, timeout=timeout, headers=headers, response_class=_Answer,
+            connector=connector, timeout=timeout, headers=headers, response_class=_Response,
             cookie_jar=aiohttp.DummyCookieJar(), auto_decompress=False,
         )  # fmt: skip
         return self
@@ -140,20 +140,19 @@ class Fetcher:
     async def __aexit__(self, *_error: object) -> None:
         await self.session.close()
 
-    async def page(self, url: str, conditions: Mapping[str, str] = _NOTHING) -> Response:
-        """Fetch a page, if given on conditions (If-None-Match and the like); never raises for
-        what the other side does.
-        """
+    async def page(self, url: str, conditions: Mapping[str, str] = _NO_CONDITIONS) -> Response:
+        """Fetch a page, with conditions (such as If-None-Match) if given; does not raise for
+        errors of the server."""
         headers = {"Accept": _PAGES, **conditions}
-        wanted = _Wanted(self.options.max_bytes, MIME_TYPES, False, headers)
+        wanted = _Limits(self.options.max_bytes, MIME_TYPES, False, headers)
         return await self._retried(url, wanted)
 
     async def file(self, url: str, limit: int) -> Response:
         """Fetch a file of any type, such as a sitemap; a longer one is cut at `limit` bytes."""
-        return await self._retried(url, _Wanted(limit, cut=True, headers={"Accept": "*/*"}))
+        return await self._retried(url, _Limits(limit, cut=True, headers={"Accept": "*/*"}))
 
     async def robots(self, origin: str) -> tuple[robots.RobotsFile, int]:
-        """The verdict for an origin such as `https://host`, and the requests it took."""
+        """The robots.txt of an origin such as `https://host`, and the number of requests sent."""
         url, sent = f"{origin}/robots.txt", 0
         for hops in range(robots.MAX_REDIRECTS + 1):
             answer = await self.file(url, robots.MAX_BYTES)
@@ -167,11 +166,11 @@ class Fetcher:
             url = answer.redirect
         raise AssertionError("the loop above returns at its last turn")
 
-    async def _retried(self, url: str, wanted: _Wanted) -> Response:
+    async def _retried(self, url: str, wanted: _Limits) -> Response:
         for sent in range(1, self.options.attempts + 1):
             try:
                 return await self._once(url, wanted, sent)
-            except _Again as error:
+            except _Retryable as error:
                 asked = error.wait_s
                 too_long = asked is not None and asked > MAX_WAIT_S
                 if too_long or sent == self.options.attempts:
@@ -183,11 +182,11 @@ class Fetcher:
         raise AssertionError("attempts is 1 or more")
 
     def _pause_s(self, sent: int) -> float:
-        """Doubled for each request sent, and up to half as long again, so that crowds part."""
+        """Doubled for each request sent, plus up to 50 % of jitter."""
         pause = self.options.backoff * 2 ** (sent - 1) * random.uniform(1.0, 1.5)
         return float(min(pause, MAX_WAIT_S))
 
-    async def _once(self, url: str, wanted: _Wanted, sent: int) -> Response:
+    async def _once(self, url: str, wanted: _Limits, sent: int) -> Response:
         addresses.check_url(url, self.options.allow_private)
         try:
             target = URL(url, encoded=True)
@@ -203,20 +202,20 @@ class Fetcher:
                 response = await _read(response, answer, wanted)
             return replace(response, took_s=time.monotonic() - started)
         except aiohttp.ClientSSLError as error:
-            raise AddressRefused(f"TLS: {_said(error)}") from error
+            raise AddressRefused(f"TLS: {_first_line(error)}") from error
         except aiohttp.ClientConnectorError as error:
             if isinstance(error.__cause__, AddressRefused):
                 raise AddressRefused(str(error.__cause__)) from error
-            raise _Again(f"no connection: {error.os_error.strerror or error}") from error
+            raise _Retryable(f"no connection: {error.os_error.strerror or error}") from error
         except (aiohttp.ClientError, TimeoutError, OSError, EOFError, ValueError) as error:
-            raise _Again(f"transfer failed: {_said(error)}") from error
+            raise _Retryable(f"transfer failed: {_first_line(error)}") from error
 
 
-async def _read(response: Response, answer: aiohttp.ClientResponse, wanted: _Wanted) -> Response:
-    """With what status, headers and body decide."""
-    if response.status in _AGAIN:
+async def _read(response: Response, answer: aiohttp.ClientResponse, wanted: _Limits) -> Response:
+    """The response with `redirect`, `refused` or `body` set."""
+    if response.status in _RETRY_STATUSES:
         wait = retry_after_s(response.header("retry-after"), time.time())
-        raise _Again(f"HTTP {response.status}", wait, response.status)
+        raise _Retryable(f"HTTP {response.status}", wait, response.status)
     if response.status == 304 and wanted.headers.keys() & {"If-None-Match", "If-Modified-Since"}:
         return response
     response = response.settled(wanted.types)
@@ -225,8 +224,8 @@ async def _read(response: Response, answer: aiohttp.ClientResponse, wanted: _Wan
     return replace(response, **await _body(answer, wanted))
 
 
-async def _body(answer: aiohttp.ClientResponse, wanted: _Wanted) -> dict[str, Any]:
-    """The body, no more of it read and unpacked than allowed."""
+async def _body(answer: aiohttp.ClientResponse, wanted: _Limits) -> dict[str, Any]:
+    """The body, read and decompressed up to the limit."""
     if not wanted.cut and (answer.content_length or 0) > wanted.limit:
         answer.close()
         return {"refused": f"larger than {wanted.limit} bytes"}
@@ -242,7 +241,7 @@ async def _body(answer: aiohttp.ClientResponse, wanted: _Wanted) -> dict[str, An
 
 
 async def _bounded(answer: aiohttp.ClientResponse, limit: int) -> bytes:
-    """The body as sent, read until it exceeds the limit (then it is not whole)."""
+    """The body as sent, read until it exceeds the limit (then it is incomplete)."""
     parts, size = [], 0
     while chunk := await answer.content.readany():
         parts.append(chunk)
@@ -257,7 +256,7 @@ def _headers(headers: Mapping[Any, Any]) -> Headers:
     return tuple((str(name), str(value)) for name, value in headers.items())
 
 
-def _said(error: BaseException) -> str:
+def _first_line(error: BaseException) -> str:
     return str(error).partition("\n")[0][:200] or type(error).__name__
 
 

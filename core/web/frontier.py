@@ -1,10 +1,10 @@
-"""What is known of the web so far: one SQLite file in WAL mode that survives kill -9.
+"""The crawl's state: one SQLite file in WAL mode that survives kill -9.
 
-A page's end (document, links found, figures of host, page family and link words, position in the
-WARC files) lies within one transaction, so after a crash each URL is either as before its fetch or
-wholly done. What is in flight is known to the running process only: after a crash it is pending
-still and fetched again, nothing else is. A URL is known by a 64-bit hash of its canonical form.
-Ties in priority go to the URL found first, which makes runs repeatable.
+All results of a page (document, links, counts of host, page family and link words, position in the
+WARC files) are written in one transaction, so after a crash each URL is either as before its fetch
+or completely done. Which URLs are in flight is known only to the running process: after a crash
+these are still pending and are fetched again. A URL is identified by a 64-bit hash of its canonical
+form. Of URLs with equal priority the one that was added first comes first, so runs are repeatable.
 """
 
 import hashlib
@@ -24,7 +24,7 @@ from sabia.core.web.url_rules import host_of, template_of
 PENDING, DONE, GIVEN_UP = 0, 2, 3
 PAGE, SITEMAP = 0, 1
 _VERSION = 3
-_KNOWN_URLS = 500_000  # so many are remembered in memory, to ask the file less often
+_KNOWN_URLS = 500_000  # kept in memory, to read the file less often
 _ENTRY = "number,url,host,depth,hops,tries,worth,anchor,via,kind"
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS pages (
@@ -52,10 +52,10 @@ CREATE TABLE IF NOT EXISTS facts (name TEXT PRIMARY KEY, value TEXT NOT NULL);
 
 @dataclass(frozen=True)
 class DiscoveredUrl:
-    """A URL to remember. `worth` is what the page that named it was worth.
+    """A URL to add. `relevance` is that of the page that links to it.
 
-    `via` says how it was found: seed, link, redirect or sitemap; `changed_s` when a sitemap says
-    that the page changed last (seconds since 1970).
+    `via` is how it was found: seed, link, redirect or sitemap; `changed_s` is the page's last
+    change according to a sitemap (seconds since 1970).
     """
 
     url: str
@@ -71,7 +71,7 @@ class DiscoveredUrl:
 
 @dataclass(frozen=True)
 class Entry:
-    """A URL taken from the frontier; `tries` counts earlier fetches that were put off."""
+    """A URL taken from the frontier; `tries` counts earlier failed attempts."""
 
     number: int
     url: str
@@ -87,7 +87,7 @@ class Entry:
 
 @dataclass(frozen=True)
 class Visit:
-    """What an earlier fetch left: validators, the payload's digest, id and date of its record."""
+    """An earlier fetch: its validators, payload digest, and the id and date of its WARC record."""
 
     time_s: float
     etag: str = ""
@@ -103,7 +103,7 @@ class Visit:
 
 
 class Frontier:
-    """Pending URLs by host, finished pages, figures. One process uses it at a time."""
+    """Pending URLs by host, finished pages, counts. Only one process may use it at a time."""
 
     def __init__(self, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -111,11 +111,11 @@ class Frontier:
         self.db = sqlite3.connect(path, isolation_level=None)
         self._check_version()
         self.db.executescript("PRAGMA journal_mode=WAL; PRAGMA synchronous=NORMAL;" + _SCHEMA)
-        self._taken: dict[str, set[int]] = {}  # numbers in flight, by host
-        self._known: dict[str, float] = {}  # URLs that are in the file, with a priority they have
+        self._taken: dict[str, set[int]] = {}  # numbers of URLs in flight, by host
+        self._known: dict[str, float] = {}  # URLs in the file, with their priority
 
     def _check_version(self) -> None:
-        """A file of another layout cannot be read; an empty one gets ours."""
+        """Refuse a file of another layout version; give a new file this version."""
         (version,) = self.db.execute("PRAGMA user_version").fetchone()
         (tables,) = self.db.execute("SELECT count(*) FROM sqlite_master").fetchone()
         if tables and version != _VERSION:
@@ -130,7 +130,7 @@ class Frontier:
         self.db.close()
 
     def belongs_to(self, identity: dict[str, Any]) -> None:
-        """Tie the file to a crawl's seeds and steering; UsageError if it is another's."""
+        """Store the identity of the crawl; UsageError if the file has another one."""
         text = json.dumps(identity, sort_keys=True)
         stored = self.fact("identity")
         if stored is None:
@@ -142,16 +142,16 @@ class Frontier:
             )
 
     def fact(self, name: str) -> str | None:
-        """A remembered value."""
+        """A stored value."""
         row = self.db.execute("SELECT value FROM facts WHERE name=?", (name,)).fetchone()
         return row[0] if row else None
 
     def set_fact(self, name: str, value: str) -> None:
-        """Remember a value (inside the transaction that is open, if any)."""
+        """Store a value (inside the open transaction, if any)."""
         self.db.execute("INSERT OR REPLACE INTO facts VALUES (?,?)", (name, value))
 
     def forget(self) -> None:
-        """Drop everything that was remembered."""
+        """Delete all stored data."""
         for table in ("pages", "visits", "documents", "figures", "seen", "robots", "facts"):
             self.db.execute(f"DELETE FROM {table}")
         self._known.clear()
@@ -162,18 +162,17 @@ class Frontier:
         return self.db.in_transaction
 
     def begin(self) -> None:
-        """Open a transaction for what a page leaves, unless one is open."""
+        """Open a transaction for the results of a page, unless one is open."""
         if not self.db.in_transaction:
             self.db.execute("BEGIN IMMEDIATE")
 
     def commit(self) -> None:
-        """Make what was written durable against kill -9."""
+        """Commit, so that the data survives kill -9."""
         self.db.execute("COMMIT")
 
     def add(self, links: Sequence[DiscoveredUrl]) -> int:
-        """Remember URLs; pending ones rise to the better priority, and those whose page changed
-        after it was fetched are pending again. Returns how many are new.
-        """
+        """Add URLs; known pending ones get the higher priority, and those whose page changed after
+        it was fetched become pending again. Returns the number of new URLs."""
         links = [k for k in links if self._known.get(k.url, -1e300) < k.priority or k.changed_s]
         if len(self._known) > _KNOWN_URLS:
             self._known.clear()
@@ -204,7 +203,7 @@ class Frontier:
         return sum(added)
 
     def skips(self, url: str, priority: float) -> bool:
-        """True for a URL that is known already to be there at this priority or a better one."""
+        """True for a URL that is known to be stored with this priority or a higher one."""
         return self._known.get(url, -1e300) >= priority
 
     def hosts(self) -> dict[str, float]:
@@ -214,7 +213,7 @@ class Frontier:
         )
 
     def best_of(self, host: str) -> float | None:
-        """The best pending priority of a host, of what is not in flight."""
+        """The highest priority of a host's pending URLs that are not in flight."""
         row = next(self._pending(host, "number, priority"), None)
         return row[1] if row else None
 
@@ -228,7 +227,7 @@ class Frontier:
         return Entry(*row[:-1]), following[-1] if following else None
 
     def release(self, entry: Entry) -> None:
-        """The URL is no longer in flight; what became of it has been said by `end`, if anything."""
+        """Mark the URL as no longer in flight; `end` has stored its result, if there is one."""
         self._taken.get(entry.host, set()).discard(entry.number)
 
     def _pending(self, host: str, columns: str) -> Iterator[tuple[Any, ...]]:
@@ -241,7 +240,7 @@ class Frontier:
         return (row for row in rows if row[0] not in taken)
 
     def rescore(self, host: str, priority: Callable[[Entry], float]) -> int:
-        """Give all pending URLs of a host their priority by today's knowledge; how many."""
+        """Recompute the priority of all pending URLs of a host; returns their number."""
         rows = self.db.execute(
             f"SELECT {_ENTRY} FROM pages WHERE host=? AND state=0", (host,)
         ).fetchall()
@@ -253,7 +252,7 @@ class Frontier:
         return len(entries)
 
     def end(self, entry: Entry, state: int, reason: str | None = None) -> None:
-        """Set what became of a URL: DONE, GIVEN_UP with a reason, or PENDING for another try."""
+        """Set the state of a URL: DONE, GIVEN_UP with a reason, or PENDING for a retry."""
         tries = entry.tries + 1 if state == PENDING else entry.tries
         self.db.execute(
             "UPDATE pages SET state=?, reason=?, tries=? WHERE number=?",
@@ -261,12 +260,12 @@ class Frontier:
         )
 
     def visited(self, entry: Entry, visit: Visit) -> None:
-        """Remember what a fetch left, for the next one."""
+        """Store a visit, for the next one of this URL."""
         row = (entry.number, *vars(visit).values())
         self.db.execute("INSERT OR REPLACE INTO visits VALUES (?,?,?,?,?,?,?)", row)
 
     def visit(self, entry: Entry) -> Visit | None:
-        """What the last fetch of this URL left."""
+        """The last visit of this URL."""
         row = self.db.execute(
             "SELECT time,etag,modified,digest,record,date FROM visits WHERE number=?",
             (entry.number,),
@@ -274,9 +273,8 @@ class Frontier:
         return Visit(*row) if row else None
 
     def revisit(self, before_s: float, transient: Sequence[str]) -> int:
-        """Make pending again what was fetched before a time, and what was given up for reasons
-        that may pass (globs); how many.
-        """
+        """Make URLs pending again that were fetched before a time or given up for transient
+        reasons (globs); returns their number."""
         self._known.clear()
         done = self.db.execute(
             "UPDATE pages SET state=0, tries=0 WHERE state=2 AND (kind=? OR number IN"
@@ -290,7 +288,7 @@ class Frontier:
         return done.rowcount + given_up.rowcount
 
     def drop_family(self, template: str, host: str, reason: str) -> int:
-        """Give up the pending URLs of a page family (see urls.template_of); how many they were."""
+        """Give up the pending URLs of a page family (a template); returns their number."""
         pending = self.db.execute("SELECT number, url FROM pages WHERE host=? AND state=0", (host,))
         numbers = [(GIVEN_UP, reason, n) for n, url in pending if template_of(url) == template]
         self.db.executemany("UPDATE pages SET state=?, reason=? WHERE number=?", numbers)
@@ -310,19 +308,19 @@ class Frontier:
         return {name: (tried, good) for name, tried, good in rows}
 
     def first_time(self, digest: bytes) -> bool:
-        """True when this digest was not seen before; remembers it."""
+        """Store a digest; True if it is new."""
         inserted = self.db.execute("INSERT OR IGNORE INTO seen VALUES (?)", (digest,))
         return inserted.rowcount == 1
 
     def keep_document(self, order: int, entry: Entry, document: dict[str, Any]) -> None:
-        """Store the document of the page that was fetched as number `place`."""
+        """Store the document of the page that was fetched as number `order`."""
         packed = zstandard.compress(json.dumps(document, ensure_ascii=False).encode(), 3)
         self.db.execute(
             "INSERT OR REPLACE INTO documents VALUES (?,?,?)", (order, entry.number, packed)
         )
 
     def judged(self, order: int, score: float) -> None:
-        """Remember what the page fetched as number `place` scored."""
+        """Store the score of the page that was fetched as number `order`."""
         self.db.execute("INSERT OR REPLACE INTO judged VALUES (?, ?)", (order, score))
 
     def scores(self) -> list[float]:
@@ -330,35 +328,35 @@ class Frontier:
         return [row[0] for row in self.db.execute("SELECT score FROM judged ORDER BY place")]
 
     def drop_document(self, entry: Entry) -> None:
-        """The page has no document any more."""
+        """Delete the document of a page."""
         self.db.execute("DELETE FROM documents WHERE number=?", (entry.number,))
 
     def drop_page(self, entry: Entry) -> None:
-        """The page is no more: forget its document and what its last fetch left."""
+        """Delete the document and the last visit of a page."""
         self.drop_document(entry)
         self.db.execute("DELETE FROM visits WHERE number=?", (entry.number,))
 
     def documents(self) -> Iterator[dict[str, Any]]:
-        """All documents in the order of fetching."""
+        """All documents in the order in which they were fetched."""
         for (packed,) in self.db.execute("SELECT body FROM documents ORDER BY place"):
             yield json.loads(zstandard.decompress(packed))
 
     def document_count(self) -> int:
-        """How many documents are kept."""
+        """Number of stored documents."""
         return int(self.db.execute("SELECT count(*) FROM documents").fetchone()[0])
 
     def waiting(self) -> int:
-        """How many URLs are pending."""
+        """Number of pending URLs."""
         return int(self.db.execute("SELECT count(*) FROM pages WHERE state=0").fetchone()[0])
 
     def given_up(self, transient: Sequence[str]) -> int:
-        """How many URLs were given up for reasons like these (globs)."""
+        """Number of URLs given up for these reasons (globs)."""
         globs = " OR ".join("reason GLOB ?" for _ in transient)
         query = f"SELECT count(*) FROM pages WHERE state=3 AND ({globs})"
         return int(self.db.execute(query, transient).fetchone()[0])
 
     def refusals(self) -> Iterator[tuple[str, str, str]]:
-        """(url, host, reason) of what was given up, in the order found."""
+        """(url, host, reason) of URLs given up, in the order in which they were added."""
         yield from self.db.execute(
             "SELECT url, host, reason FROM pages WHERE state=? AND reason IS NOT NULL"
             " ORDER BY number",
@@ -366,12 +364,12 @@ class Frontier:
         )
 
     def keep_robots(self, origin: str, robots: RobotsFile, time_s: float) -> None:
-        """Remember an origin's robots.txt, read at this time."""
+        """Store the robots.txt of an origin, fetched at this time."""
         row = (origin, robots.state, robots.text, time_s, robots.keep_s)
         self.db.execute("INSERT OR REPLACE INTO robots VALUES (?,?,?,?,?)", row)
 
     def robots(self, origin: str) -> tuple[RobotsFile, float] | None:
-        """(what governs an origin, when it was read) of what is remembered."""
+        """(robots.txt, time of fetching) of an origin if it is stored."""
         query = "SELECT text, state, keep, time FROM robots WHERE origin=?"
         row = self.db.execute(query, (origin,)).fetchone()
         return (RobotsFile(*row[:3]), row[3]) if row else None

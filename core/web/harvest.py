@@ -1,8 +1,8 @@
-"""How well a crawl was steered: the share of relevant pages among the first n, and a report of it.
+"""The harvest rate of a crawl (share of relevant pages among the first n), and its report.
 
-Beside the crawl's own curve stands that of a breadth-first walk with the same judge, the same seeds
-and as many pages. It is walked over the archive: the one that is replayed, or else the crawl's own
-WARC files, in which breadth-first meets only pages that steering found worth fetching.
+The report compares the crawl's curve with that of a breadth-first crawl with the same judge, the
+same seeds and as many pages. That crawl runs over the archive: the one given by `--replay`, or else
+the crawl's own WARC files, which hold only pages that the focused crawl has fetched.
 """
 
 import asyncio
@@ -26,7 +26,7 @@ BINS = 20
 
 
 def curve(scores: Sequence[float], threshold: float) -> list[tuple[float, float]]:
-    """(n, share of relevant pages among the first n) at about POINTS places and the last."""
+    """(n, share of relevant pages among the first n) at about POINTS values of n and the last."""
     points, relevant = [], 0
     step = max(1, len(scores) // POINTS)
     for number, score in enumerate(scores, 1):
@@ -37,7 +37,7 @@ def curve(scores: Sequence[float], threshold: float) -> list[tuple[float, float]
 
 
 def report_curve(scores: Sequence[float], threshold: float) -> None:
-    """One line: the harvest rate of the first 100, 1,000, … pages and of all."""
+    """Print the harvest rate of the first 100, 1,000, … pages and of all."""
     counts = [n for n in REPORTED_COUNTS if n < len(scores)] + [len(scores)]
     rates = [sum(s >= threshold for s in scores[:n]) / max(1, n) for n in counts]
     shares = ", ".join(f"{rate:.1%} of {n:,}" for n, rate in zip(counts, rates, strict=True))
@@ -45,7 +45,7 @@ def report_curve(scores: Sequence[float], threshold: float) -> None:
 
 
 def offline(options: CrawlOptions, paths: Sequence[str]) -> tuple[CrawlOptions, ArchiveFetcher]:
-    """The same crawl on WARC files: no pauses, any address, as many requests in flight as workers.
+    """The same crawl on WARC files: no delays, any address, as many requests in flight as workers.
 
     Raises what opening the files raises."""
     most = options.jobs
@@ -57,7 +57,7 @@ def write_report(
     options: CrawlOptions, seeds: Sequence[str], hosts: frozenset[str] | None, judge: PageJudge,
     scores: Sequence[float], web: ArchiveFetcher | None,
 ) -> None:  # fmt: skip
-    """A page at `--report`: harvest against breadth-first, scores."""
+    """Write `--report`: the harvest compared with breadth-first, and the scores."""
     against = "breadth-first, same archive"
     if web is None and options.warc:
         options, web = offline(options, (options.warc,))
@@ -71,7 +71,7 @@ def _walk(
     options: CrawlOptions, seeds: Sequence[str], hosts: frozenset[str] | None, judge: PageJudge,
     web: ArchiveFetcher, count: int,
 ) -> list[float]:  # fmt: skip
-    """Scores of the first pages of a breadth-first crawl of an archive; leaves nothing behind."""
+    """Scores of the first pages of a breadth-first crawl of an archive; in a temporary state."""
     options = options.replace(budget=max(1, count), order="breadth", hard=False)
     with (
         tempfile.TemporaryDirectory(prefix="sabia-crawl-") as scratch,
@@ -93,8 +93,8 @@ def _page(threshold: float, scores: Sequence[float], breadth: Sequence[float], a
     parts.append(page.figure(svg.line_chart(
         [svg.Series("pages", _histogram(scores))], "Scores", "score", "pages")))  # fmt: skip
     if not breadth:
-        parts.append(page.paragraph("--warc DIR keeps the pages, and breadth-first can be walked "
-                                    "over them for comparison.", quiet=True))  # fmt: skip
+        hint = "With --warc DIR the pages are kept, and the report compares with breadth-first."
+        parts.append(page.paragraph(hint, quiet=True))
     return page.page("Focused crawl", parts)
 
 
@@ -102,12 +102,12 @@ def _verdict(
     scores: Sequence[float], breadth: Sequence[float], threshold: float, against: str
 ) -> str:
     rate = sum(s >= threshold for s in scores) / max(1, len(scores))
-    told = f"{rate:.1%} of {len(scores):,} pages score {threshold:g} or more"
+    share = f"{rate:.1%} of {len(scores):,} pages score {threshold:g} or more"
     if not breadth:
-        return told + "."
+        return share + "."
     other = sum(s >= threshold for s in breadth) / len(breadth)
     times = f", {rate / other:.2f} times as many" if other else ""
-    return f"{told}; {against}: {other:.1%} of {len(breadth):,}{times}."
+    return f"{share}; {against}: {other:.1%} of {len(breadth):,}{times}."
 
 
 def _histogram(scores: Sequence[float]) -> list[tuple[float, float]]:

@@ -1,9 +1,9 @@
-"""Politeness: which host may be asked now, and what its robots.txt says.
+"""Politeness: which host may be requested now, and what its robots.txt permits.
 
-A host has at most `per_host` requests in flight and rests `delay` seconds (its Crawl-delay, if
-that is longer) after each; a host that keeps failing rests twice as long each time. Among the
-hosts that may be asked, the one with the best pending URL comes first. Hosts wait in two heaps,
-by priority and by the end of their rest; entries that no longer hold are skipped when met.
+A host has at most `per_host` requests in flight and a pause of `delay` seconds (its Crawl-delay, if
+that is longer) after each; the pause of a host that keeps failing doubles each time. Of the hosts
+that may be requested, the one with the best pending URL comes first. Hosts wait in two heaps, by
+priority and by the end of their pause; outdated heap entries are skipped when they are reached.
 """
 
 import asyncio
@@ -18,18 +18,18 @@ from sabia.core.web.fetch import MAX_WAIT_S, Fetcher
 from sabia.core.web.frontier import Entry, Frontier
 from sabia.core.web.url_rules import origin_of
 
-MAX_STRIKES = 10  # doublings of a failing host's rest
+MAX_STRIKES = 10  # doublings of the pause of a failing host
 
 
 @dataclass
 class Host:
-    """Requests in flight, when it may be asked again (monotonic seconds), pages so far."""
+    """A host: requests in flight, time of the next request (monotonic seconds), pages so far."""
 
     busy: int = 0
     ready_s: float = 0.0
     pages: int = 0
-    rescore_at: int = 0  # pages at which its pending URLs are judged anew
-    strikes: int = 0  # failures since the last answer
+    rescore_at: int = 0  # pages at which the priorities of its pending URLs are recomputed
+    strikes: int = 0  # failures since the last response
     best: float | None = None
     ticket: int = 0  # of its valid heap entry; entries with older tickets are skipped
 
@@ -46,14 +46,14 @@ class Hosts:
     _tickets: int = 0
 
     def load(self) -> None:
-        """Take up what the frontier knows."""
+        """Load the hosts from the frontier."""
         for name, (tried, _good) in self.frontier.figures("host").items():
             self.get(name).pages = int(tried)
         for name in self.frontier.hosts():
             self.refresh(name)
 
     def get(self, name: str) -> Host:
-        """The host of this name."""
+        """The host of this name, added if it is new."""
         host = self.table.get(name)
         if host is None:
             host = self.table[name] = Host()
@@ -66,7 +66,7 @@ class Hosts:
         self._queue(name, host)
 
     def take(self) -> Entry | None:
-        """The best URL that may be fetched now, its host made busy; None when there is none."""
+        """The best URL that may be fetched now, counted as in flight; None if there is none."""
         self._wake()
         while self._ready:
             _, ticket, name = heapq.heappop(self._ready)
@@ -81,7 +81,7 @@ class Hosts:
         return None
 
     def _queue(self, name: str, host: Host) -> None:
-        """Let the host wait in the heap where it belongs, and in no other."""
+        """Put the host into the heap where it belongs; its older entries become invalid."""
         self._tickets += 1
         host.ticket = self._tickets
         if not self._waiting(host):
@@ -92,7 +92,7 @@ class Hosts:
             heapq.heappush(self._ready, (-(host.best or 0.0), host.ticket, name))
 
     def _wake(self) -> None:
-        """Move the hosts that have rested."""
+        """Move the hosts whose pause has ended."""
         now = time.monotonic()
         while self._resting and self._resting[0][0] <= now:
             _, ticket, name = heapq.heappop(self._resting)
@@ -100,34 +100,34 @@ class Hosts:
                 self._queue(name, self.table[name])
 
     def _waiting(self, host: Host) -> bool:
-        """Has URLs, and may be asked as soon as it has rested."""
+        """Whether the host has URLs that may be fetched, now or after its pause."""
         if host.best is None or host.busy >= self.options.per_host:
             return False
         return host.pages + host.busy < self.options.host_pages
 
     def done(self, entry: Entry, rest_s: float) -> None:
-        """A request to the host has ended; let it rest."""
+        """A request to the host has ended; its pause starts."""
         self.frontier.release(entry)
         host = self.get(entry.host)
         host.busy -= 1
         host.ready_s = max(host.ready_s, time.monotonic() + rest_s)
         if host.best is None:
-            self.refresh(entry.host)  # the URL itself may have been put off
+            self.refresh(entry.host)  # the URL itself may be pending again
         else:
             self._queue(entry.host, host)
 
     def failed(self, name: str) -> float:
-        """The host failed to answer; the seconds that it rests for that."""
+        """The host did not respond; returns the seconds of its pause."""
         host = self.get(name)
         host.strikes = min(host.strikes + 1, MAX_STRIKES)
         return float(min(self.options.backoff * 2.0**host.strikes, MAX_WAIT_S))
 
     def answered(self, name: str) -> None:
-        """The host answered; its failures are forgiven."""
+        """The host responded; reset its failures."""
         self.get(name).strikes = 0
 
     def wait_s(self) -> float | None:
-        """Seconds until some resting host may be asked; None when no host waits."""
+        """Seconds until some host may be requested; None if no host is waiting."""
         for heap in (self._ready, self._resting):
             while heap and self.table[heap[0][2]].ticket != heap[0][1]:
                 heapq.heappop(heap)
@@ -137,10 +137,10 @@ class Hosts:
 
 
 class RobotsCache:
-    """The rules of each origin: asked for once a day at most, kept in the frontier.
+    """The rules of each origin: fetched at most once a day, stored in the frontier.
 
-    Where they cannot be had any more, a copy that is not too old stands in; a file that could not
-    be reached is asked for again after a while.
+    If robots.txt cannot be reached, a copy that is not too old is used, and the file is requested
+    again after UNREACHABLE_S seconds.
     """
 
     def __init__(self, frontier: Frontier, fetcher: Fetcher | ArchiveFetcher, token: str) -> None:
@@ -149,12 +149,12 @@ class RobotsCache:
         self._locks: dict[str, asyncio.Lock] = {}
 
     def known(self, url: str) -> robots.Rules | None:
-        """The rules for a URL if they are at hand and stand."""
+        """The rules for a URL if they are in memory and valid."""
         cached = self._known.get(origin_of(url))
         return cached[1] if cached and cached[0] > time.time() else None
 
     async def rules(self, url: str) -> tuple[robots.Rules, int]:
-        """The rules for a URL, and how many requests it took to learn them just now."""
+        """The rules for a URL, and the number of requests sent for them."""
         origin = origin_of(url)
         async with self._locks.setdefault(origin, asyncio.Lock()):
             if known := self.known(url):
@@ -171,7 +171,7 @@ class RobotsCache:
             return self._keep(origin, robots_file, now + robots_file.keep_s), sent
 
     def _stale(self, kept: robots.RobotsFile, read_s: float) -> robots.RobotsFile:
-        """An old copy in place of a file that cannot be reached; nothing is allowed without."""
+        """An old copy of a file that cannot be reached; without a copy nothing is allowed."""
         fresh = time.time() - read_s < robots.STALE_S
         robots_file = kept if fresh else robots.RobotsFile(robots.DENY_ALL, "unreachable")
         return replace(robots_file, keep_s=robots.UNREACHABLE_S)

@@ -1,16 +1,16 @@
 """robots.txt by RFC 9309: what may be fetched, how fast, and what to do when it cannot be read.
 
-2xx: its rules (at least 500 KiB are read). 4xx: everything is allowed, but 429 counts as
-unreachable. 5xx and no answer: nothing is allowed, unless an earlier copy is at hand. Up to five
-redirects, also to other hosts; a sixth means "unavailable", hence allowed. Verdicts are kept for
-24 hours, or less where Cache-Control says so.
+2xx: its rules (the first 500 KiB). 4xx: everything is allowed, except 429, which counts as
+unreachable. 5xx and no response: nothing is allowed, unless there is an earlier copy. Up to five
+redirects, also to other hosts; a sixth means "unavailable", so everything is allowed. Files are
+cached for 24 hours, or less with Cache-Control.
 
-Lines end in CR, LF or both; a mark of byte order, also a cut one, is skipped. Common misspellings
-and missing colons are understood. The group of our product token governs, else that of `*`; all
-groups of one agent are one. Of the rules that match, the longest wins, and of two as long the
-Allow. `*` stands for anything and a final `$` for the end. RFC 9309 (2.2.2) compares with escapes
-of unreserved characters undone, Google's published parser as written: a URL is allowed only if
-both readings allow it.
+Lines end in CR, LF or both; a byte order mark, even an incomplete one, is skipped. Common
+misspellings and missing colons are accepted. The group of our product token applies, else that of
+`*`; all groups of one agent are merged. Of the matching rules the longest wins, and Allow wins over
+a Disallow of the same length. `*` matches any characters and a final `$` the end. RFC 9309 (2.2.2)
+compares after decoding escapes of unreserved characters, Google's published parser as written: a
+URL is allowed only if both allow it.
 """
 
 import re
@@ -20,10 +20,10 @@ from dataclasses import dataclass, field
 MAX_BYTES = 500 << 10
 MAX_REDIRECTS = 5
 KEEP_S = 24 * 3600
-STALE_S = 30 * 24 * 3600  # so long an earlier copy stands in for a file that cannot be reached
-UNREACHABLE_S = 900.0  # then a file that could not be reached is asked for again
-MAX_DELAY_S = 60.0  # a longer Crawl-delay is read as this
-_LINE_CHARACTERS = 16_663  # as many as Google reads; nobody writes longer rules
+STALE_S = 30 * 24 * 3600  # age up to which a copy replaces a file that cannot be reached
+UNREACHABLE_S = 900.0  # until a file that could not be reached is requested again
+MAX_DELAY_S = 60.0  # maximum Crawl-delay
+_LINE_CHARACTERS = 16_663  # as in Google's parser
 _MARKS = ("\xef\xbb\xbf", "\xef\xbb", "\xef")
 _LINE_END = re.compile(r"\r\n|\r|\n")
 _NAMES = (
@@ -45,7 +45,7 @@ DENY_ALL = "User-agent: *\nDisallow: /\n"
 
 @dataclass(frozen=True)
 class RobotsFile:
-    """What governs an origin and why: `rules`, `none` (4xx), `unreachable`, or the guard's no.
+    """The rules of an origin; `state`: `rules`, `none` (4xx), `unreachable`, or a refused address.
 
     `text` holds the file's bytes as Latin-1 characters; `keep_s` is how long it is valid.
     """
@@ -58,7 +58,7 @@ class RobotsFile:
 def robots_file_of(
     status: int | None, body: bytes = b"", hops: int = 0, cache: str = ""
 ) -> RobotsFile:
-    """What an answer for /robots.txt means; `status` None is no answer at all."""
+    """The rules that follow from a response to /robots.txt; `status` None: no response."""
     keep_s = _keep_s(cache)
     if status is not None and 300 <= status < 400 and hops > MAX_REDIRECTS:
         return RobotsFile(ALLOW_ALL, "none", keep_s)
@@ -77,14 +77,14 @@ def _keep_s(cache: str) -> float:
 
 @dataclass
 class _Group:
-    """All rules of one agent: (length, allow, pattern) as written and with escapes undone."""
+    """All rules of one agent: (length, allow, pattern) as written and with escapes decoded."""
 
     written: list[tuple[int, bool, str]] = field(default_factory=list)
     plain: list[tuple[int, bool, str]] = field(default_factory=list)
     delay_s: float = 0.0
 
     def add(self, allow: bool, value: str) -> None:
-        """Add a rule; one for /index.html speaks of the folder too."""
+        """Add a rule; one for /index.html also applies to the folder."""
         pattern = _escaped(value)
         match = _INDEX.search(pattern) if allow else None
         for form in (pattern, pattern[: match.start()] + "/$") if match else (pattern,):
@@ -92,7 +92,7 @@ class _Group:
             self.plain.append((len(_undone(form)), allow, _undone(form)))
 
     def allows(self, path: str) -> bool:
-        """By both readings."""
+        """Whether both lists of rules allow the path."""
         return _allowed(self.written, path) and _allowed(self.plain, _undone(path))
 
 
@@ -106,7 +106,7 @@ class Rules:
         self._group = own if self._named else others
 
     def _read(self, text: str, token: str, own: _Group, others: _Group) -> bool:
-        """Fill both groups; True when our token is named in the file."""
+        """Fill both groups; True if the file names our token."""
         named, ended = False, False
         open_groups: list[_Group] = []
         for name, value in _lines(text):

@@ -1,8 +1,8 @@
-"""`sabia crawl` from a Job and options to documents: the network, or files instead of it.
+"""`sabia crawl` from a Job and options to documents: from the network, or from files.
 
-The crawl's state lives in a folder beside the output (`OUT.crawl`, or `--state`): the frontier
-with the documents found so far. When the budget is spent or nothing is left, the documents are
-written to the output at once; running again with a larger budget goes on from the same state.
+The crawl's state is a folder beside the output (`OUT.crawl`, or `--state`): the frontier with the
+documents so far. When the budget is spent or no URL is left, all documents are written to the
+output; a repeated run with a larger budget resumes from the same state.
 """
 
 import asyncio
@@ -43,7 +43,7 @@ from sabia.core.web.link_judge import EXPLORATION
 from sabia.core.web.url_rules import host_of
 
 PART_DOCUMENTS = 50_000
-_BATCH = 500  # documents, of which whole ones make a part
+_BATCH = 500  # documents; a multiple of it makes a part
 NEXT = "sabia classify"
 
 
@@ -55,14 +55,14 @@ def run(job: Job, options: CrawlOptions) -> Summary:
         return read_stored_pages(job, inputs.sources, options)
     if job.dry_run:
         figures = {"seeds": len(inputs.seeds), "pages": f"up to {options.budget:,}"}
-        unknown = "nothing: what a crawl meets, and so its time and size, is not known before it"
+        unknown = "nothing: the time and size of a crawl are not known in advance"
         planned(job, figures=figures, basis=unknown).show(job)
         return Summary()
     return _crawl(job, options, inputs)
 
 
 def _check(job: Job, options: CrawlOptions, files: bool) -> None:
-    """Refuse what has no meaning for this kind of INPUT: files of pages, or seed URLs."""
+    """Refuse options that do not apply to this kind of INPUT: files of pages, or seed URLs."""
     names = Network.table if files else ("exclude",)
     if odd := next((name for name in names if name in options.given), None):
         kind = "seed URLs" if files else "files of pages"
@@ -70,10 +70,12 @@ def _check(job: Job, options: CrawlOptions, files: bool) -> None:
     if files:
         return
     if job.shard or slurm_slice():
-        raise UsageError("a crawl of the network has one frontier and takes no slice; run it once")
+        raise UsageError(
+            "a crawl of the network has one frontier and cannot run in slices; run it as one job"
+        )
     if not options.contact and not options.replay:
         raise UsageError(
-            "--contact: is missing (expected an e-mail address or URL, which site owners can see)"
+            "--contact is missing (expected an e-mail address or URL, which site owners can see)"
         )
 
 
@@ -114,34 +116,34 @@ def _crawl(job: Job, options: CrawlOptions, inputs: Inputs) -> Summary:
 
 
 def _begin_round(frontier: Frontier, options: CrawlOptions) -> None:
-    """With `--revisit`, make what is old pending again; an interrupted round just goes on."""
+    """With `--revisit`, make old pages pending again; an interrupted round is resumed instead."""
     counters = json.loads(frontier.fact("counters") or "{}")
     if options.revisit is not None and frontier.fact("round") == "closed":
         again = frontier.revisit(time.time() - options.revisit, TRANSIENT)
         frontier.set_fact("before", str(int(counters.get("fetched", 0))))
-        notes.note(f"{again:,} URLs are asked for again")
+        notes.note(f"{again:,} URLs will be requested again")
     frontier.set_fact("round", "open")
 
 
 def _next(frontier: Frontier, options: CrawlOptions, left: int) -> str:
-    """What may be done now, in one line."""
+    """The next steps, in one line."""
     steps = [f"sabia crawl {options.warc} -o pages/" if options.no_extract else NEXT]
     waiting, transient = frontier.waiting(), frontier.given_up(TRANSIENT)
     if waiting:
         what = "a larger --budget" if left <= 0 else "a larger --host-pages"
-        steps.append(f"{what} for the {waiting:,} URLs that wait")
+        steps.append(f"{what} for the {waiting:,} pending URLs")
     if transient:
-        steps.append(f"--revisit AGE to ask again for {transient:,} URLs that failed")
+        steps.append(f"--revisit AGE to retry {transient:,} URLs that failed")
     return "; or ".join(steps)
 
 
 @contextlib.contextmanager
 def _state(job: Job, options: CrawlOptions) -> Iterator[Path]:
-    """The frontier's path: `--state`, beside the output, or for stdout a folder that goes away."""
+    """The frontier's path: `--state`, beside the output, or for stdout a temporary folder."""
     beside = options.warc if options.no_extract else None if job.to_stdout else str(job.out)
     given = options.state or (beside and f"{beside.rstrip('/')}.crawl")
     if given is None:
-        notes.note("stdout has no state to resume from; --state DIR keeps one")
+        notes.note("with stdout the crawl cannot be resumed; --state DIR keeps its state")
         with tempfile.TemporaryDirectory(prefix="sabia-crawl-") as scratch:
             yield Path(scratch) / "frontier.sqlite"
         return
@@ -163,8 +165,8 @@ def _archive(
 
 
 def _identity(options: CrawlOptions, inputs: Inputs) -> dict[str, Any]:
-    """What makes two calls the same crawl; budget and pace may change between them. Its keys stay
-    as they are: a state that exists must be found again."""
+    """The settings that identify a crawl; budget and delays may change when it is resumed. The keys
+    must not change, because they are stored in existing states."""
     steering = {"words": options.focus, "classifier": options.classifier, "label": options.label,
                 "threshold": options.threshold, "hard": options.hard, "order": options.order,
                 "exploration": EXPLORATION}  # fmt: skip
@@ -175,7 +177,7 @@ def _identity(options: CrawlOptions, inputs: Inputs) -> dict[str, Any]:
 
 
 def _nothing(frontier: Frontier, rejects: Rejects) -> str:
-    """Why no page came; the state forgets its URLs, so that another run tries them again."""
+    """Why no page was fetched; clears the state, so that the next run tries the URLs again."""
     url, _host, reason = next(frontier.refusals(), ("", "", "no URL was left to try"))
     frontier.forget()
     return f"no page was fetched; {url}: {reason} ({rejects.count} rejected → {rejects.path})"
@@ -215,6 +217,6 @@ def _write(job: Job, frontier: Frontier, names: tuple[str, ...]) -> None:
 
 
 def _row(kept: dict[str, Any]) -> dict[str, Any]:
-    """A document as JSON kept it, with Arrow's types again."""
+    """A stored document with the types of Arrow."""
     scores = [tuple(pair) for pair in kept["scores"]]
     return kept | {"scores": scores, "crawl_time": datetime.fromisoformat(kept["crawl_time"])}

@@ -1,9 +1,8 @@
-"""Sitemaps: lists of URLs that a site offers, as XML, as an index of such, or as plain text.
+"""Sitemaps: lists of the URLs of a site, as XML, as an index of sitemaps, or as plain text.
 
-The protocol (sitemaps.org, 0.9) allows 50,000 URLs and 50 MB a file. Files are read as a stream
-by expat; one that declares entities is refused whole, since they can unfold to gigabytes.
-A site may speak for itself only: URLs of other hosts are left out, unless the other host's
-robots.txt names the sitemap, which the caller says by `hosts`.
+The protocol (sitemaps.org, 0.9) allows 50,000 URLs and 50 MB per file. Files are read as a stream
+by expat; one that declares entities is refused, because entities can expand to gigabytes. URLs of
+other hosts are left out, except of the hosts in `hosts`, whose robots.txt names the sitemap.
 """
 
 import xml.parsers.expat
@@ -18,19 +17,19 @@ from sabia.core.web.url_rules import host_of
 
 MAX_BYTES = 50 << 20
 MAX_URLS = 50_000
-MAX_NESTED = 2  # an index names sitemaps, or once more an index; no deeper
+MAX_NESTED = 2  # levels of sitemap indexes
 _CHUNK = 64 << 10
 _MAX_TEXT = 4_096
 _FIELDS = ("loc", "lastmod")
 
 
 class BadSitemap(ValueError):
-    """Not a sitemap, or a hostile one."""
+    """Not a sitemap, or a dangerous one."""
 
 
 @dataclass(frozen=True)
 class Listed:
-    """A URL and the seconds since 1970 at which its page last changed, if that is said."""
+    """A URL and the seconds since 1970 at which its page last changed, if given."""
 
     url: str
     changed_s: float | None = None
@@ -38,7 +37,7 @@ class Listed:
 
 @dataclass
 class Sitemap:
-    """`pages`, and `nested` sitemaps of an index; `left_out` counts URLs that were not taken."""
+    """`pages`, and `nested` sitemaps of an index; `left_out` counts URLs that were refused."""
 
     pages: list[Listed] = field(default_factory=list)
     nested: list[Listed] = field(default_factory=list)
@@ -68,7 +67,7 @@ class _Reader:
         self._known = False  # the root element is one of a sitemap
 
     def read_text(self, body: bytes) -> None:
-        """One URL a line."""
+        """One URL per line."""
         lines = body.decode("utf-8-sig", "replace").split()
         if lines and not any(line.startswith(("http://", "https://")) for line in lines):
             raise BadSitemap("neither XML nor a list of URLs")
@@ -76,7 +75,7 @@ class _Reader:
             self._take(line, "", self.sitemap.pages)
 
     def read_xml(self, body: bytes) -> None:
-        """A urlset or a sitemapindex; also one that is cut gives what it holds."""
+        """A urlset or a sitemapindex; a truncated one gives the URLs before its end."""
         parser = xml.parsers.expat.ParserCreate(namespace_separator=" ")
         parser.buffer_text = True
         parser.StartElementHandler = self._start

@@ -1,13 +1,10 @@
-"""What canonical URLs (sabia.core.urls) tell a crawler: hosts, families of pages, traps.
-
-`trap` refuses what only endless sites produce.
-"""
+"""Hosts, page families and crawler traps, from canonical URLs (see `sabia.core.urls`)."""
 
 import re
 from datetime import date
 
 MOST_CHARACTERS, MOST_SEGMENTS, MOST_PARAMETERS = 2_000, 20, 12  # of a URL that is followed
-REPEATS = 3  # of one segment in a path, which end it
+REPEATS = 3  # of one segment in a path that make it a trap
 _FOLDED = re.compile(
     r"\b[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}\b"  # UUIDs
     r"|\b(?=[a-f]*\d)[0-9a-f]{8,}\b|\d+"  # other hashes, numbers
@@ -36,9 +33,8 @@ def origin_of(url: str) -> str:
 
 
 def template_of(url: str) -> str:
-    """The URL with numbers, hashes and months folded and its parameters' values dropped: one
-    per page family.
-    """
+    """The template of a page family: the URL with numbers, hashes and months replaced by 0 and
+    without the values of its parameters."""
     path, _, query = url.partition("?")
     names = ",".join(sorted(part.partition("=")[0] for part in query.split("&"))) if query else ""
     origin = origin_of(path)
@@ -46,12 +42,12 @@ def template_of(url: str) -> str:
 
 
 def looks_binary(url: str) -> bool:
-    """True when the path ends like an image, archive, film or the like."""
+    """True if the path has the ending of an image, archive, video or other binary file."""
     return bool(_BINARY.search(url.partition("?")[0]))
 
 
 def trap(url: str, depth: int, most_depth: int) -> str | None:
-    """Why a URL so many links from a seed is not worth following, or None."""
+    """Why a URL at this depth must not be followed (it looks like a trap), or None."""
     if depth > most_depth:
         return f"deeper than {most_depth} links"
     if len(url) > MOST_CHARACTERS:
@@ -68,5 +64,5 @@ def trap(url: str, depth: int, most_depth: int) -> str | None:
 
 
 def _ahead(month: re.Match[str]) -> bool:
-    """Does a month named by a URL lie so far ahead that only endless calendars have it?"""
+    """Whether a month in a URL is so far in the future that only an endless calendar has it."""
     return date.today().year + _AHEAD_YEARS < int(month[1] or month[2]) < 3000

@@ -198,7 +198,7 @@ def test_pipe_in_and_out(server, tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "given", "code", "said"),
     [
-        (["http://example.org/"], None, 2, b"--contact: is missing"),
+        (["http://example.org/"], None, 2, b"--contact is missing"),
         ([*ONE, "--order", "best"], None, 2, b"--order: best only with --focus or"),
         ([*ONE, "--order", "worst"], None, 2, b"expected best or breadth"),
         ([*ONE, "--focus", "a", "--classifier", "b"], None, 2, b"--focus: not together with"),

@@ -1,9 +1,9 @@
-"""A web that lies in WARC files: the same crawl as on the network, without it.
+"""A fetcher that answers from WARC files: the same crawl as on the network, without the network.
 
-A crawl asks for URLs as it always does, and gets what the archive holds of them: pages, redirects,
-refusals, robots.txt. What it does not hold is HTTP 404. So a policy (focus, order, budget, limits)
-can be tried again and compared offline, on one's own archive or on Common Crawl's. Of several
-captures of a URL the last counts. Files must be plain or gzip by record, as WARC files are.
+A crawl requests URLs as usual and gets what the archive holds of them: pages, redirects, errors and
+robots.txt. Any other URL is HTTP 404. So policies (focus, order, budget, limits) can be compared
+offline, on one's own archive or on Common Crawl's. Of several captures of a URL the last counts.
+Files must be uncompressed or compressed by record with gzip, as WARC files are.
 """
 
 import glob
@@ -21,7 +21,7 @@ from sabia.core.web.fetch import MIME_TYPES, Response
 
 
 class ArchiveFetcher:
-    """What `Fetcher` is to the network. `pages` counts the URLs that it knows."""
+    """Takes the place of `Fetcher`; `pages` is the number of URLs in the archive."""
 
     def __init__(self, paths: Sequence[str], max_bytes: int) -> None:
         self.max_bytes, self.paths = max_bytes, _files(paths)
@@ -44,7 +44,7 @@ class ArchiveFetcher:
         return None
 
     async def page(self, url: str, conditions: Mapping[str, str] | None = None) -> Response:
-        """The page as it was archived; conditions are not looked at."""
+        """The page as archived; conditions are ignored."""
         return self._response(url, self.max_bytes, MIME_TYPES)
 
     async def file(self, url: str, limit: int) -> Response:
@@ -52,12 +52,12 @@ class ArchiveFetcher:
         return self._response(url, limit)
 
     async def robots(self, origin: str) -> tuple[robots.RobotsFile, int]:
-        """The rules that the archive holds; without any all may be read."""
+        """The robots.txt in the archive; without one everything is allowed."""
         response = self._response(f"{origin}/robots.txt", robots.MAX_BYTES)
         return robots.robots_file_of(response.status or 404, response.body, 1, ""), 0
 
     def _response(self, url: str, limit: int, types: tuple[str, ...] = ()) -> Response:
-        """As `Fetcher` would tell it."""
+        """The response that `Fetcher` would give."""
         position = self.positions.get(url)
         if position is None:
             return Response(url, 404).settled()
@@ -90,7 +90,7 @@ def _files(paths: Sequence[str]) -> list[str]:
 
 
 def _captures(path: str) -> Iterator[tuple[str, int]]:
-    """(canonical URL, offset) of the records that answer a URL."""
+    """(canonical URL, offset) of the records that hold a response."""
     from fastwarc.warc import ArchiveIterator, WarcRecordType
 
     wanted = WarcRecordType.response | WarcRecordType.resource | WarcRecordType.conversion
@@ -104,7 +104,7 @@ def _captures(path: str) -> Iterator[tuple[str, int]]:
 
 
 def _read_response(url: str, path: str, offset: int, limit: int) -> Response:
-    """As it is archived; a body that is too large is a byte longer than the limit."""
+    """The archived response; a body that is too large is cut one byte above the limit."""
     from fastwarc.warc import ArchiveIterator
 
     with open(path, "rb") as file:

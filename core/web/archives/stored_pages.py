@@ -1,8 +1,8 @@
-"""Pages from WARC files and folders to documents: the same extraction and judging, no network.
+"""Pages from WARC files and folders to documents: extraction and scoring without the network.
 
-A map stage: one transform a shard, run in worker processes or Slurm array slices. Documents that
-come in as records (JSON lines, Parquet) pass with their text as it is; columns that the document
-schema does not know go into `meta`.
+A map stage: one transform per shard, run in worker processes or Slurm array slices. Documents that
+are read from records (JSON lines, Parquet) keep their text; columns that are not in the document
+schema are moved into `meta`.
 """
 
 import json
@@ -36,7 +36,7 @@ def read_stored_pages(job: Job, sources: tuple[Any, ...], options: Focus) -> Sum
     """Turn the sources into documents at the job's output."""
     judged = bool(options.focus or options.classifier)
     if judged:
-        make_judge(options)  # a mistake in them should be said once, before any work
+        make_judge(options)  # reports a mistake in the options once, before any work
     whole = not (job.shard or slurm_slice())
     score_columns = set().union(*(_score_names(source, whole) for source in sources))
     names = tuple(sorted(score_columns | ({FOCUS} if judged else set())))
@@ -54,7 +54,7 @@ def _score_names(source: Any, whole: bool) -> set[str]:
     try:
         return set().union(*(score_names(one, whole) for one in source.records()))
     except BadData:
-        return set()  # it cannot be read, which is said when it is rejected
+        return set()  # a file that cannot be read is rejected when it is opened
 
 
 def read_shard(
@@ -65,7 +65,7 @@ def read_shard(
 ) -> Iterator[pa.RecordBatch]:
     """The transform: batches of pages or documents in, batches of documents out.
 
-    names: of the scores that any document of the output has.
+    names: the scores that any document of the output has.
     """
     judge = make_judge(options)
     with Sandbox() as sandbox:
@@ -105,7 +105,7 @@ def _documents(
 
 
 def _folded(batch: pa.RecordBatch, shard: str) -> Iterator[dict[str, Any]]:
-    """Document rows with unknown columns moved into meta, so that all shards look the same."""
+    """Document rows with unknown columns moved into `meta`, so that all shards have one schema."""
     known = schemas.document().names
     for row in batch.to_pylist():
         kept = {name: row[name] for name in known}

@@ -1,7 +1,7 @@
-"""WARC 1.0 and 1.1 (ISO 28500): pages out of archives; `archive` writes them.
+"""Reading pages from WARC 1.0 and 1.1 (ISO 28500); `warc_writer` writes them.
 
-Reading goes through fastwarc; a file that is cut short or damaged yields what can be read, also of
-the record in which it ends, and then says so.
+Reading uses fastwarc. Of a file that is cut short or damaged, everything readable is returned,
+including the incomplete record at its end; then BadData is raised.
 """
 
 import zlib
@@ -21,9 +21,10 @@ ENDINGS = (".warc", ".warc.gz", ".warc.zst", ".wet", ".wet.gz")
 
 @dataclass(frozen=True)
 class Archived:
-    """A page as an archive holds it; `body` is free of transfer and content encodings.
+    """An archived page; transfer and content encodings of `body` are removed.
 
-    `refused` says why it is no page (another status, too large); `cut` that its end is missing.
+    `refused` is the reason why a record is not a page (another status, too large); `cut` is true
+    where the end is missing.
     """
 
     url: str
@@ -37,7 +38,7 @@ class Archived:
 def read_pages(file: BinaryIO, max_bytes: int) -> Iterator[Archived]:
     """Pages of response, resource and conversion records, in order.
 
-    Raises BadData where the file is cut short or damaged, after all that could be read.
+    Raises BadData where the file is cut short or damaged, after everything that could be read.
     """
     from fastwarc.warc import ArchiveIterator, WarcRecordType
 
@@ -66,10 +67,10 @@ def read_pages(file: BinaryIO, max_bytes: int) -> Iterator[Archived]:
 
 
 class Decompressed:
-    """The decompressed stream, up to where it is damaged; remembers its last bytes.
+    """The decompressed stream, up to the first damage; `tail` holds its last bytes.
 
-    What came before the damage must not be lost with it (Python's gzip loses some), and the end
-    has to be looked at because fastwarc takes a header that is cut for the end of the file.
+    Python's gzip loses data before the damage, so it is not used. `tail` is needed because fastwarc
+    treats a truncated header as the end of the file.
     """
 
     def __init__(self, file: BinaryIO) -> None:
@@ -94,11 +95,11 @@ class Decompressed:
 
 
 class _Gunzip:
-    """gzip of many members; raises EOFError or zlib.error only after all that can be had."""
+    """gzip with many members; raises EOFError or zlib.error after all data that can be decoded."""
 
     def __init__(self, file: BinaryIO) -> None:
         self.file, self.member, self.packed = file, zlib.decompressobj(31), b""
-        self.inside = False  # a member has begun and not ended
+        self.inside = False  # of a member that is not complete
 
     def read(self, size: int = -1) -> bytes:
         """At least one byte, unless the file has ended."""

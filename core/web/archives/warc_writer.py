@@ -1,10 +1,10 @@
-"""Writing WARC 1.1 (ISO 28500): what was asked and answered, one gzip member a record.
+"""Writing WARC 1.1 (ISO 28500): requests and responses, one gzip member per record.
 
-A fetch leaves a response (or, where nothing changed since an earlier fetch, a revisit), its
-request, and metadata, joined by WARC-Concurrent-To. Payloads are stored free of transfer and
-content encodings; the headers that spoke of those are kept as X-Crawl-…, as Common Crawl does.
-Files are begun anew at a size. The caller keeps the position up to which all is whole, and a
-resumed crawl cuts off what a crash left behind it.
+A fetch is written as a response (or as a revisit if the page has not changed since an earlier
+fetch), its request, and metadata, linked by WARC-Concurrent-To. Payloads are stored without
+transfer and content encodings; the headers that describe those are renamed to X-Crawl-…, as Common
+Crawl does. A new file is started at a given size. The caller stores the position up to which the
+files are complete, and a resumed crawl truncates what was written after it.
 """
 
 import hashlib
@@ -30,14 +30,14 @@ _PAIRS = [first + second for first in _LETTERS for second in _LETTERS]
 
 @dataclass(frozen=True)
 class Position:
-    """The number of a file in the folder, and the bytes of it that are whole."""
+    """The number of a file in the folder, and the number of its bytes that are complete."""
 
     file: int = 0
     offset: int = 0
 
     @staticmethod
     def parse(text: str | None) -> "Position":
-        """From what `str` gave; nothing is the beginning."""
+        """The inverse of `str`; None is the beginning."""
         file, _, offset = (text or "0 0").partition(" ")
         return Position(int(file), int(offset))
 
@@ -47,7 +47,7 @@ class Position:
 
 @dataclass(frozen=True)
 class RecordLocation:
-    """Where a fetch was written: id and date of its record, and the position behind it."""
+    """Id and date of the record of a fetch, and the position after it."""
 
     record: str
     date: str
@@ -55,19 +55,19 @@ class RecordLocation:
 
 
 class Archive:
-    """Appends to `DIR/pages-NNNNN.warc.gz`, from a known good position on."""
+    """Appends to `DIR/pages-NNNNN.warc.gz`, from a given position on."""
 
     def __init__(self, directory: str, position: Position, software: str, max_bytes: int) -> None:
         self.directory, self.software, self.max_bytes = Path(directory), software, max_bytes
         self.directory.mkdir(parents=True, exist_ok=True)
         for later in self.directory.glob("pages-*.warc.gz"):
             if int(later.name[6:-8]) > position.file:
-                later.unlink()  # a crash came before anything in it counted
+                later.unlink()  # a crash came before its position was stored
         self._open(position)
 
     def _open(self, position: Position) -> None:
         self.number = position.file
-        self.file = open(self.path(self.number), "ab")  # noqa: SIM115 - lives as long as we do
+        self.file = open(self.path(self.number), "ab")  # noqa: SIM115 - closed by `close`
         if self.file.tell() > position.offset:
             os.truncate(self.file.fileno(), position.offset)
         if position.offset == 0:
@@ -84,9 +84,9 @@ class Archive:
     def add(
         self, response: Response, digest: str, about: dict[str, str], before: Visit | None = None
     ) -> RecordLocation:
-        """Append a fetch whose payload has this digest; with `before`, as a revisit of that one.
+        """Append a fetch whose payload has this digest; with `before`, as a revisit of that visit.
 
-        `about` goes into the metadata record. All is durable against a crash of ours.
+        `about` is written into the metadata record. The records survive a crash of this process.
         """
         if self.file.tell() >= self.max_bytes:
             self.close()
@@ -113,7 +113,7 @@ class Archive:
 
 
 def payload_digest(body: bytes) -> str:
-    """The digest of a payload as WARC headers spell it."""
+    """The digest of a payload in the notation of WARC headers."""
     return f"sha1:{_sha1(body)}"
 
 

@@ -1,11 +1,12 @@
-"""Which blocks of a page are its text: two small networks over the rows of `blocks`.
+"""Which blocks of a page are its main text: two small networks over the rows of `block_features`.
 
-The first guesses block by block; the second sees the first's guesses of the neighbourhood and of
-the elements around. Each is h = max(0, x W1 + b1), p = sigmoid(h W2 + b2). The weights are in
-block_weights.tsv, one line a feature, made by tests/bench/fit_extract.py from 1,438 pages of seven
-kinds (WCXB 1.0, dev split, CC-BY-4.0, commit c039d5e) and those 92 of the 181 news pages of
-article-extraction-benchmark (MIT, commit 4a3bc97) whose id begins with an even digit. Threshold
-and limit of doubt were chosen on the same pages, each judged by weights fitted without it.
+The first network scores each block alone; the second also uses the first one's scores of the
+neighbouring blocks and of the elements around. Each is h = max(0, x W1 + b1),
+p = sigmoid(h W2 + b2). The weights are in block_weights.tsv, one line per feature, fitted by
+tests/bench/fit_extract.py on 1,438 pages of seven kinds (WCXB 1.0, dev split, CC-BY-4.0, commit
+c039d5e) and on the 92 of the 181 news pages of article-extraction-benchmark (MIT, commit 4a3bc97)
+whose id begins with an even digit. The two thresholds were chosen on the same pages, each page
+scored by weights that were fitted without it.
 """
 
 from functools import cache
@@ -18,7 +19,7 @@ from sabia.core.web.extraction.block_features import NAMES, SECOND_NAMES, featur
 from sabia.kernels.html.definitions import Page
 
 THRESHOLD = 0.7
-DOUBT = 0.25  # of the kept bytes may hang in the balance
+DOUBT = 0.25  # largest uncertain share of the bytes of text
 WEIGHTS = "block_weights.tsv"
 
 
@@ -39,7 +40,7 @@ class Net(NamedTuple):
 
 @cache
 def nets() -> tuple[Net, Net]:
-    """Both networks, read once a process."""
+    """Both networks, read once per process."""
     text = files("sabia.core.web.extraction").joinpath(WEIGHTS).read_text(encoding="utf-8")
     rows = [line.split("\t") for line in text.splitlines() if not line.startswith("#")]
     return _net(rows, "1", NAMES), _net(rows, "2", SECOND_NAMES)
@@ -55,13 +56,13 @@ def _net(rows: list[list[str]], stage: str, names: tuple[str, ...]) -> Net:
 
 
 def probabilities(page: Page) -> np.ndarray:
-    """How likely each block belongs to the main text, float32[blocks]."""
+    """The probability that each block belongs to the main text, float32[blocks]."""
     first, second = nets()
     rows = features(page)
     return second(second_features(page, rows, first(rows)))
 
 
 def doubt(page: Page, p: np.ndarray) -> float:
-    """Bytes that may be on the wrong side, as a share of those expected to be text."""
+    """Expected bytes of misclassified blocks over expected bytes of text."""
     size = page.blocks[:, 2]
     return float((size * np.minimum(p, 1 - p)).sum() / max(float((size * p).sum()), 1.0))

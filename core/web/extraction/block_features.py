@@ -1,11 +1,11 @@
-"""What each text block of a page looks like, as one row of numbers; and the text of chosen blocks.
+"""The features of each text block of a page, as one row of numbers; and the text of chosen blocks.
 
-Input is the flat table of `sabia.kernels.html`. The features follow Kohlschütter et al. 2010
-(density of text and links, the same of the neighbours) and Vogels et al. 2018 (the place in the
-tree), read off counts: sizes, shares of links, marks, small words and words of furniture; tags and
-class hints of the element, its parent and all ancestors; the share of the page's prose that the
-element and those around it hold. A second row adds what a first guess says of the neighbours, of
-the elements around, and of the page before and after.
+The input is the flat table of `sabia.kernels.html`. The features follow Kohlschütter et al. 2010
+(density of text and links, also of the neighbours) and Vogels et al. 2018 (position in the tree).
+They are counts: sizes; shares of links, marks, short words and words typical of navigation; tags
+and class hints of the element, its parent and all ancestors; the share of the page's prose in the
+element and in the elements around it. A second row of features adds the probabilities that the
+first network gives to the neighbours, the elements around, and the page before and after.
 """
 
 import html

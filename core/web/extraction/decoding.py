@@ -1,9 +1,9 @@
-"""Bytes of a page to text: byte order mark, header, the page's own word, UTF-8, a guess.
+"""Bytes of a page to text: byte order mark, HTTP header, declaration in the page, UTF-8, detection.
 
-The order is that of the HTML standard (13.2.3.1, encoding sniffing), with two deviations that pages
-of the wild ask for: a declared UTF-8 that is not UTF-8 is guessed, and a page that declares nothing
-is taken for UTF-8 if it decodes. Labels mean what the WHATWG encoding standard says (latin-1 is
-windows-1252).
+The order is that of the HTML standard (13.2.3.1, encoding sniffing), with two deviations for real
+pages: if a declared UTF-8 is not valid UTF-8, the encoding is detected, and a page without a
+declaration is read as UTF-8 if it decodes. Labels have the meaning of the WHATWG encoding standard
+(latin-1 is windows-1252).
 """
 
 import codecs
@@ -17,7 +17,7 @@ _MARKS = ((codecs.BOM_UTF8, "utf-8"), (codecs.BOM_UTF16_LE, "utf-16-le"),
 
 
 def decode(body: bytes, content_type: str) -> str:
-    """The page's text; bytes that its encoding does not know become U+FFFD."""
+    """The page's text; bytes that are invalid in its encoding become U+FFFD."""
     for mark, encoding in _MARKS:
         if body.startswith(mark):
             return body[len(mark) :].decode(encoding, "replace")
@@ -39,7 +39,7 @@ def _label(match: re.Match[bytes]) -> str:
 
 
 def _utf8(body: bytes, declared: bool) -> str:
-    """UTF-8, unless much of it is not; a character cut at the end does not count."""
+    """UTF-8, unless many bytes are invalid; a character cut off at the end is ignored."""
     try:
         return body.decode("utf-8")
     except UnicodeDecodeError as error:

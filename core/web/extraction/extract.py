@@ -1,9 +1,9 @@
-"""HTML to text, title, date, links: a fast classifier of blocks, a careful extractor in doubt.
+"""HTML to text, title, date and links: a fast block classifier, and trafilatura for unclear pages.
 
-The fast tier scans the page once (`sabia.kernels.html`), and two small networks say which blocks
-are its text. Where too much hangs in the balance, or hardly anything is left, trafilatura is asked,
-which takes some ten times as long. `extractor` of the result says which tier spoke.
-Pure functions of bytes; run them inside `sandbox` when the bytes come from strangers.
+The fast extractor scans the page once (`sabia.kernels.html`), and two small networks choose the
+blocks of text. If the choice is too uncertain, or hardly any text is left, trafilatura is used,
+which takes about ten times as long. `extractor` of the result names the one that was used. These
+are pure functions of bytes; run them inside `sandbox` for bytes from the web.
 """
 
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ from sabia.kernels.html.interface import scan
 from sabia.kernels.html.interface import warm_up as warm_up_scanner
 
 FAST, CAREFUL, PLAIN = "blocks", "trafilatura", "plain"
-FEW_WORDS = 25  # fewer are in doubt, if the page has more
+FEW_WORDS = 25  # fewer words are uncertain, if the page has more
 _FURNITURE = sum(1 << FLAG_NAMES.index(name)
                  for name in ("nav", "header", "footer", "aside", "button", "form"))  # fmt: skip
 _FLAGS, _WORDS = COLUMNS.index("flags"), COLUMNS.index("words")
@@ -26,25 +26,25 @@ _FLAGS, _WORDS = COLUMNS.index("flags"), COLUMNS.index("words")
 
 @dataclass(frozen=True)
 class Extracted:
-    """`links` are (canonical URL, anchor text); `extractor` names the tier that spoke."""
+    """`links` are (canonical URL, anchor text); `extractor` is FAST, CAREFUL or PLAIN."""
 
     text: str
     title: str
     language: str
     date: str
     links: tuple[tuple[str, str], ...]
-    index: bool  # False: the page asks not to be kept (robots meta noindex)
+    index: bool  # False: the page must not be stored (robots meta noindex)
     extractor: str
 
 
 def warm_up() -> None:
-    """Load what the first page would otherwise wait for."""
+    """Load everything that the first page needs."""
     warm_up_scanner()
     block_classifier.nets()
 
 
 def extract(body: bytes, content_type: str, url: str, want_links: bool = True) -> Extracted:
-    """Text and links of a page; plain text is taken as it is."""
+    """Text and links of a page; plain text is unchanged."""
     decoded = decode(body, content_type)
     if content_type.lower().startswith("text/plain"):
         return Extracted(tidy(decoded), "", "", "", (), True, PLAIN)
@@ -58,7 +58,7 @@ def extract(body: bytes, content_type: str, url: str, want_links: bool = True) -
 
 
 def main_text(page: Page, decoded: str) -> tuple[str, str]:
-    """The page's text and the tier it came from."""
+    """The page's text and the extractor that was used."""
     if not len(page.blocks):
         return "", FAST
     p = block_classifier.probabilities(page)
@@ -91,7 +91,7 @@ def _trafilatura(decoded: str) -> str:
 
 
 def tidy(text: str) -> str:
-    """Blanks folded, no empty lines, no characters that Unicode does not allow."""
+    """Without repeated blanks, empty lines and invalid characters."""
     clean = text.encode("utf-8", "replace").decode().replace("\0", "")
     lines = (" ".join(line.split()) for line in clean.split("\n"))
     return "\n".join(line for line in lines if line)

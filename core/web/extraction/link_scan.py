@@ -1,7 +1,7 @@
-"""Links of a page without reading its text: for crawls that only fetch and archive.
+"""Links of a page without extracting its text: for crawls that only fetch and archive.
 
-One pass of a regular expression over the bytes, linear whatever the bytes are, so that it needs no
-sandbox. Anchor texts are not looked at; `extract` does that for crawls that keep text.
+One pass of a regular expression over the bytes, in linear time for any bytes, so that no sandbox is
+needed. Anchor texts are not read; `extract` does that for crawls that keep text.
 """
 
 import html
@@ -21,7 +21,7 @@ _CLOSED = re.compile(rb"\b(?:nofollow|none)\b", re.IGNORECASE)
 
 
 def links_only(body: bytes, content_type: str, url: str) -> dict[str, Any]:
-    """As `extract.Extracted` in a dictionary, with links and no text."""
+    """Like `extract.Extracted` as a dictionary, with links and without text."""
     links: list[tuple[str, str]] = []
     if "html" in content_type.lower() and not _closed(body):
         links = [(link, "") for link in _links(body, url)]
@@ -31,12 +31,12 @@ def links_only(body: bytes, content_type: str, url: str) -> dict[str, Any]:
 
 @lru_cache(1 << 15)
 def _address(address: str, base: str) -> str | None:
-    """Menus name the same pages again and again; whole URLs need no base to be found by."""
+    """The canonical URL, cached because menus repeat; an absolute URL does not need the base."""
     return canonical(address, "" if address.startswith(("http://", "https://")) else base)
 
 
 def _closed(body: bytes) -> bool:
-    """Does the page ask that its links be not followed?"""
+    """Whether the page forbids following its links."""
     return any(_CLOSED.search(tag[0]) for tag in _ROBOTS.finditer(body))
 
 

@@ -9,8 +9,8 @@ from labelled_graph import Graph, Page, breadth_first
 from sabia.core.options.crawl import CrawlOptions
 from sabia.core.web.focus import WordJudge, link_relevance
 from sabia.core.web.link_judge import (
-    BELIEF,
-    HOST_BELIEF,
+    HOST_PRIOR_PAGES,
+    PRIOR_PAGES,
     LinkJudge,
     link_features,
     link_words,
@@ -54,8 +54,8 @@ def test_the_priority_is_the_formula(monkeypatch: pytest.MonkeyPatch) -> None:
             (tried - seen + pages * (1 - belief)) / (total - good + pages * (1 - rate))
         )
 
-    odds = math.log(rate / (1 - rate)) + weight(10, 7, rate, HOST_BELIEF)
-    odds += weight(8, 6, rate, BELIEF) + weight(20, 9, 0.5, BELIEF)
+    odds = math.log(rate / (1 - rate)) + weight(10, 7, rate, HOST_PRIOR_PAGES)
+    odds += weight(8, 6, rate, PRIOR_PAGES) + weight(20, 9, 0.5, PRIOR_PAGES)
     assert links.priority("http://h/a", "h", "", 0.5) == pytest.approx(1 / (1 + math.exp(-odds)))
 
 
