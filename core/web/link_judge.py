@@ -88,7 +88,7 @@ class LinkJudge:
         )
 
     def _exploration(self, url: str) -> float:
-        """A number in [0, 1) from seed and path; without the host, so a moved site gives the same."""
+        """A number in [0, 1) from seed and path, not host: a moved site gives the same numbers."""
         text = f"{self.seed}/{url.split('/', 3)[-1]}"
         return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=4).digest()) / 2**32
 

@@ -219,7 +219,7 @@ def test_pages_of_one_path_are_bounded(web, tmp_path):
     crawl(web, tmp_path, "/", query_pages=15)
     asked = [path for path in web.paths() if path.startswith("/q")]
     assert 15 <= len(asked) <= 16
-    assert "of the same parameters" in " ".join(rejects(tmp_path).values())
+    assert "the same parameter names" in " ".join(rejects(tmp_path).values())
 
 
 def test_a_state_is_found_again_by_what_was_always_kept_of_it(web, tmp_path):
