@@ -1,7 +1,7 @@
-"""Files that appear whole or not at all: dot-tmp in the same directory, fsync, rename.
+"""Files that appear completely or not at all: a temporary file beside them, fsync, rename.
 
-A process that dies leaves at most a dot-file `.NAME.PID.tmp`; the next run for the same name
-sweeps those whose process is gone. No reader of this package looks at dot-files.
+A process that is killed leaves at most a file `.NAME.PID.tmp`; the next run that writes NAME
+removes those of processes that no longer exist. No reader of this package opens such files.
 """
 
 import contextlib
@@ -24,8 +24,8 @@ def fsync_directory(directory: Path) -> None:
 
 
 def _temporary(path: Path) -> Path:
-    """A name beside `path` for what is to take its place, whose folder is made; what processes that
-    no longer live on this host left under such names is removed."""
+    """A temporary name beside `path`, whose folder is created; temporary files of processes that
+    have ended on this host are removed."""
     path.parent.mkdir(parents=True, exist_ok=True)
     for old in path.parent.glob(f".{path.name}.*.tmp"):
         pid = old.name.removesuffix(".tmp").rpartition(".")[2]
@@ -37,7 +37,7 @@ def _temporary(path: Path) -> Path:
 
 @contextlib.contextmanager
 def naming(path: Path) -> Iterator[None]:
-    """Let a failure to write that names no file, as a full disk's does, name this one."""
+    """Add this file name to write errors without one, such as those of a full disk."""
     try:
         yield
     except OSError as error:
@@ -70,10 +70,10 @@ def write_atomic(path: str | Path, data: bytes | str) -> None:
 
 @contextlib.contextmanager
 def atomic_directory(path: str | Path) -> Iterator[Path]:
-    """Yield an empty directory beside `path`; on success it takes that name, else it goes.
+    """Yield an empty directory beside `path`; on success it is renamed, else removed.
 
-    A directory of that name is replaced as a whole (for an instant neither is there). Files
-    written inside should be synced by their writers; their names are synced here.
+    An existing directory of that name is replaced (for an instant neither exists). Writers must
+    sync the files inside; the directory entries are synced here.
     """
     final = Path(path)
     temporary = _temporary(final)

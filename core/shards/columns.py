@@ -1,10 +1,10 @@
-"""The columns of several shards brought together, so that all shards of one output have the same.
+"""The union of the columns of several shards, so that all shards of an output have the same.
 
-Readers of a directory (pyarrow, datasets, DuckDB) take the columns of its first file for those of
-all. A stage adds the same columns to every batch; what differs is what its input shards hold: the
-columns that a kind does not know, and the names of the scores. They are looked up before the work
-begins, in footers and heads, and the shards are then read with all of them, null where a shard has
-none. Where names stand in the rows (maps of earlier versions, JSON lines) the rows are read.
+Readers of a directory (pyarrow, datasets, DuckDB) assume that all files have the columns of the
+first. A stage adds the same columns to every batch, but input shards can differ in extra columns
+and in the names of the scores. These are collected before the stage runs, from footers and headers,
+and every shard is then read with all of them, null where a shard has no such column. If the names
+are only in the rows (maps of earlier versions, JSON lines), the rows are read.
 """
 
 import hashlib
@@ -25,12 +25,12 @@ from sabia.core.shards.sources import Source, check_end_of_stream, decompressed,
 
 
 def unified(sources: Sequence[Any], whole: bool = True) -> list[Any]:
-    """The sources, set to give batches with the columns of all of them.
+    """The sources, which then give batches with the columns of all of them.
 
-    whole: where names of scores stand in the rows, read all rows; else the first ones of each shard
-    (a slice does not read the shards of the others) and a name that is missing there is BadData.
-    Sources that are no documents, such as pages, are left as they are. Raises BadData where a
-    column has types that do not go together.
+    whole: if names of scores are only in the rows, read all rows; else read the first rows of each
+    shard (a slice does not read the shards of others), and a name that is not in them is BadData.
+    Sources of other records, such as pages, are unchanged. Raises BadData if the types of a column
+    cannot be combined.
     """
     if not all(isinstance(one, Source) and one.kind == "document" for one in sources):
         return list(sources)
@@ -73,7 +73,7 @@ def score_names(source: Source, whole: bool = True, header: pa.Schema | None = N
 
 
 def _header(source: Source) -> pa.Schema:
-    """The columns that a shard says it has; of JSON lines those of the rows that decide."""
+    """The columns of a shard; for JSON lines those of the first rows."""
     with source.reading():
         if source.form == "jsonl":
             first = next(source.raw(), None)
@@ -89,14 +89,14 @@ def _header(source: Source) -> pa.Schema:
 
 
 def _others(source: Source, header: pa.Schema) -> list[pa.Field]:
-    """The columns that documents do not have by themselves."""
+    """The columns that are not in the document schema."""
     known = schemas.document().names
     keys = [pa.field(n, pa.string()) for n, _ in source.keys if n not in header.names]
     return [field for field in [*header, *keys] if field.name not in known]
 
 
 def _join(extras: dict[str, tuple[pa.DataType, str]], field: pa.Field, where: str) -> None:
-    """Take in one more column, of the wider type where a column of that name is there."""
+    """Add a column; if there is one of this name, use the wider type."""
     kind = field.type
     kind = kind.value_type if pa.types.is_dictionary(kind) else kind
     before, first = extras.setdefault(field.name, (kind, where))

@@ -29,7 +29,7 @@ SAMPLE_BYTES = 4 << 20
 
 @dataclass
 class DryRun:
-    """A call that was not made. Estimates are None where nothing could be measured."""
+    """The plan of a call. Estimates are None if nothing could be measured."""
 
     command: str
     reads: list[dict[str, Any]] = field(default_factory=list)  # name, bytes
@@ -37,8 +37,8 @@ class DryRun:
     cpu_seconds: float | None = None
     memory_bytes: int | None = None
     bytes_written: int | None = None
-    figures: dict[str, Any] = field(default_factory=dict)  # what else the stage knows
-    basis: str = ""  # what the estimates rest on
+    figures: dict[str, Any] = field(default_factory=dict)  # other figures of the stage
+    basis: str = ""  # of the estimates
 
     def show(self, job: Job) -> None:
         """Print it to stdout as text, or with `--json` as one object."""
@@ -76,16 +76,16 @@ class _NoRejects(Rejects):
 
 
 def no_rejects() -> Rejects:
-    """Where the rejected rows of a sample go."""
+    """A collector of rejects that writes nothing."""
     return _NoRejects("")
 
 
 def planned(
     job: Job, read: Sequence[Source | str] = (), *, keep: bool = False, **more: Any
 ) -> DryRun:
-    """The plan of a call that reads what is named and writes `-o` as a whole.
+    """The plan of a call that reads the named inputs and writes `-o` as a whole.
 
-    read: by default the inputs. keep: the output is made already. more: fields of DryRun.
+    read: by default the inputs. keep: the output is already complete. more: fields of DryRun.
     """
     read = read or job.inputs or ("stdin",)
     names = {s if isinstance(s, str) else s.name: file_bytes(s) for s in read}
@@ -98,13 +98,13 @@ def planned(
 
 
 def unmeasured(_sample: "Sample") -> Iterator[pa.RecordBatch]:
-    """Stands for a transform that a dry run must not run: it would cost calls or needs a model."""
+    """Replaces a transform that a dry run must not run, because it costs calls or needs a model."""
     return iter(())
 
 
 @dataclass(frozen=True)
 class Sample:
-    """The first rows of a source, as a source of their own."""
+    """The first rows of a source, as a source."""
 
     source: Source
     count: int
@@ -148,7 +148,7 @@ def first_rows(source: Source) -> tuple[int, int]:
 
 
 def file_bytes(source: Source | str) -> int | None:
-    """Bytes of the shard or file, None where it cannot be told."""
+    """Bytes of the shard or file, None if it is unknown."""
     try:
         if isinstance(source, str):
             return os.path.getsize(source) if os.path.isfile(source) else None
@@ -158,7 +158,7 @@ def file_bytes(source: Source | str) -> int | None:
 
 
 def measured(work: Callable[[], Made]) -> tuple[Made, float]:
-    """What it gives and its CPU seconds, the second time: compiling does not count."""
+    """The result and the CPU seconds of the second call: compilation is not counted."""
     for _ in range(2):
         started = _cpu_seconds()
         result = work()

@@ -1,7 +1,7 @@
 """Run one function over many shards, in this process or in workers; and over items, on threads.
 
 Results come back in the order of the tasks, whatever the order of the work. A stop signal or
-Ctrl-C reaches the workers, which leave no half-written file; a worker that dies is one clear
+Ctrl-C reaches the workers, which leave no half-written file; a worker that dies gives one clear
 error. Larger executors (a Slurm array slices its shards before this, Ray) serve the same call.
 """
 
@@ -26,7 +26,7 @@ from sabia.core.errors import ExitCode, Failed
 
 A = TypeVar("A")
 R = TypeVar("R")
-LOOK_S = 0.2  # how often a waiting parent looks for a stop signal
+LOOK_S = 0.2  # interval at which a waiting parent checks for a stop signal
 
 
 def run_tasks(
@@ -54,7 +54,7 @@ def _in_processes(
             _wait(future)
             yield future.result()
     except BrokenProcessPool as error:
-        raise Failed("a worker process died (out of memory?); run again to go on") from error
+        raise Failed("a worker process died (out of memory?); run again to resume") from error
     except BaseException:
         _end_workers(pool)
         raise
@@ -69,14 +69,14 @@ def _wait(future: "Future[Any]") -> None:
 
 
 def _prepare_worker() -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent hears Ctrl-C and ends us
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent receives Ctrl-C and ends its workers
     stop.install()
     threading.Thread(target=_end_with_parent, daemon=True).start()
     notes.configure("worker", quiet=False)
 
 
 def _end_with_parent() -> None:
-    """Leave when the parent was killed: an idle worker would wait for its next task for ever."""
+    """Exit if the parent was killed: an idle worker would wait for its next task forever."""
     parent = parent_process()
     if parent is not None:
         parent.join()

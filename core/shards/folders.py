@@ -1,9 +1,8 @@
-"""What counts as input in a folder: the files in it and below it, but for what stands beside rows.
+"""Which files of a folder are input: those in it and in its subfolders, except files beside rows.
 
-Left out are names that begin with `_` or `.` and `*.rejects`, as pyarrow and datasets leave out the
-first two. So are the places of earlier versions: manifest.json, a folder `tokenizer` with a
-tokenizer.json, a folder `rejects` beside shards, and files of rejects. A folder NAME=VALUE gives
-every row below it a column.
+Names that begin with `_` or `.` (as in pyarrow and datasets) and `*.rejects` are left out. So are
+the paths of earlier versions: manifest.json, a folder `tokenizer` with a tokenizer.json, a folder
+`rejects` beside shards, and files of rejects. A folder NAME=VALUE adds a column to every row in it.
 """
 
 import os
@@ -21,10 +20,10 @@ _FORMER_REJECTS = re.compile(r"(.*\.rejects|sabia-.*\.rejects-\d+)\.parquet")
 
 
 def files_below(folder: str) -> Iterator[str]:
-    """Paths of the files in a local folder and below it, as seen from it, with `/`.
+    """Relative paths of the files in a local folder and its subfolders, with `/`.
 
-    Links to folders are followed, once each; folders whose names leave them out are named with a
-    `/` behind and not entered.
+    Links to folders are followed, once each; folders that are left out by name are listed with a
+    final `/` and not entered.
     """
     seen: set[str] = set()
     for parent, folders, names in os.walk(folder, followlinks=True):
@@ -40,12 +39,12 @@ def files_below(folder: str) -> Iterator[str]:
 
 
 def is_hidden(name: str) -> bool:
-    """Whether the name of a file or folder leaves it out of every input."""
+    """Whether a file or folder is left out because of its name."""
     return name.startswith(("_", ".")) or name.endswith(".rejects")
 
 
 def shards_among(paths: Iterable[str], endings: Sequence[str], given: str) -> list[str]:
-    """The paths that are shards, sorted; a note names what else is there."""
+    """The paths that are shards, sorted; a note lists the others."""
     every = sorted(set(paths), key=lambda path: path.split("/"))
     former = _former_places(every)
     taken = [path for path in every if path.endswith(tuple(endings)) and not former(path)
@@ -56,14 +55,14 @@ def shards_among(paths: Iterable[str], endings: Sequence[str], given: str) -> li
 
 
 def _left_out(path: str) -> str:
-    """A path up to the folder whose name leaves it out."""
+    """A path up to the first folder that is left out by name."""
     parts = path.split("/")
     ends = [n for n, part in enumerate(parts[:-1], 1) if is_hidden(part)]
     return "/".join(parts[: ends[0]]) + "/" if ends else path
 
 
 def say_left_out(given: str, paths: Sequence[str]) -> None:
-    """A note that names what is left out of a folder, but for what always stands beside rows."""
+    """Print a note that lists what is left out of a folder, except known files beside rows."""
     odd = [path for path in paths if _is_worth_a_note(path)]
     if odd:
         more = f" and {len(odd) - SHOWN} more" if len(odd) > SHOWN else ""
@@ -71,7 +70,7 @@ def say_left_out(given: str, paths: Sequence[str]) -> None:
 
 
 def _former_places(paths: Sequence[str]) -> Callable[[str], bool]:
-    """A function that knows what earlier versions put beside shards."""
+    """A function that recognises what earlier versions wrote beside shards."""
     there = set(paths)
     shards = {posixpath.dirname(path) for path in paths if _is_part(posixpath.basename(path))}
 
@@ -96,13 +95,13 @@ def _is_part(name: str) -> bool:
 
 
 def _is_worth_a_note(path: str) -> bool:
-    """False for what is known to stand beside rows, and for files that no listing shows."""
+    """False for known files beside rows and for hidden files."""
     name = posixpath.basename(path.rstrip("/"))
     return not name.startswith(".") and name not in BESIDE_ROWS
 
 
 def keys_of(path: str) -> tuple[tuple[str, str | None], ...]:
-    """Columns and values that the folders NAME=VALUE of a path say."""
+    """Columns and values from the folders NAME=VALUE of a path."""
     folders = (part.partition("=") for part in path.split("/")[:-1])
     columns = {unquote(name): unquote(value) for name, sign, value in folders if name and sign}
     return tuple((name, None if value == NO_VALUE else value) for name, value in columns.items())

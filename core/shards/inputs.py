@@ -1,11 +1,11 @@
-"""From what the user typed to sources: paths, directories, globs, URLs, or stdin.
+"""From command-line arguments to sources: paths, directories, globs, URLs, or stdin.
 
-A directory is read with the folders in it (`folders` says what is left out).
+A directory is read with its subfolders (`folders` defines what is left out).
 
-stdin (no INPUT, or `-`) is sniffed by its first bytes: Parquet, Arrow stream, gzip or zstd (then
-looked into), JSON lines; any other text is a list of paths, one a line. Streams are spooled
-unless stdin is a file, so that every source can be read more than once. An empty stdin is
-BadData: its producer died.
+stdin (no INPUT, or `-`) is recognised by its first bytes: Parquet, Arrow stream, gzip or zstd (then
+decompressed), JSON lines; any other text is a list of paths, one per line. Streams are copied to a
+temporary file unless stdin is a file, so that every source can be read more than once. An empty
+stdin is BadData, because its producer has failed.
 """
 
 import glob
@@ -30,7 +30,7 @@ _LIST_LIMIT_BYTES = 64 << 20
 
 
 def open_inputs(job: Job, kind: str) -> list[Source]:
-    """The job's input shards in order; raises UsageError or BadData for what cannot be read."""
+    """The job's input shards in order; raises UsageError or BadData if one cannot be read."""
     if not job.inputs:
         return from_stdin(kind)
     sources: list[Source] = []
@@ -40,7 +40,7 @@ def open_inputs(job: Job, kind: str) -> list[Source]:
 
 
 def from_path(given: str, kind: str, flag: str = "") -> list[Source]:
-    """Sources of a file, a directory, a glob or an fsspec URL, which the option `flag` gave."""
+    """Sources of a file, a directory, a glob or an fsspec URL, given by the option `flag`."""
     try:
         names = expand(given)
     except UsageError as error:
@@ -61,7 +61,7 @@ def is_url(name: str) -> bool:
 
 
 def open_binary(name: str) -> BinaryIO:
-    """Open a local path or an fsspec URL for reading; BadData when it cannot be opened."""
+    """Open a local path or an fsspec URL for reading; BadData if it cannot be opened."""
     try:
         return fsspec.open(name, "rb").open() if is_url(name) else open(name, "rb")
     except OSError as error:
@@ -69,7 +69,7 @@ def open_binary(name: str) -> BinaryIO:
 
 
 def expand(given: str, endings: Sequence[str] = READABLE) -> list[str]:
-    """The files that a path, directory, glob or URL stands for, sorted; never empty."""
+    """The files of a path, directory, glob or URL, sorted; never empty."""
     if is_url(given):
         return _expand_url(given, endings)
     if os.path.isdir(given):
@@ -87,7 +87,7 @@ def expand(given: str, endings: Sequence[str] = READABLE) -> list[str]:
 
 
 def _matching(pattern: str, endings: Sequence[str]) -> list[str]:
-    """The files of a glob and of the directories that it matches; hidden ones where it says so."""
+    """The files of a glob and of its directories; hidden ones if the pattern names them."""
     hidden = is_hidden(os.path.basename(pattern))
     paths = [p for p in sorted(glob.glob(pattern)) if hidden or not is_hidden(Path(p).name)]
     return [file for p in paths for file in (expand(p, endings) if os.path.isdir(p) else [p])]
@@ -109,7 +109,7 @@ def _expand_url(given: str, endings: Sequence[str]) -> list[str]:
 
 
 def sniff(opener: Opener, name: str) -> str:
-    """parquet, arrow or jsonl, from the first bytes (looking through gzip and zstd)."""
+    """parquet, arrow or jsonl, from the first bytes (after decompressing gzip and zstd)."""
     with opener() as file:
         head = file.read(8)
         if not head:
@@ -145,10 +145,10 @@ def from_stdin(kind: str) -> list[Source]:
 
 
 def spool_stdin() -> str:
-    """A path from which stdin can be read again and again; BadData when it is empty.
+    """A path from which stdin can be read repeatedly; BadData if it is empty.
 
     A regular file is read in place; anything else is copied to an unnamed temporary file, whose
-    path under /proc lives as long as this process (worker processes can open it too).
+    path under /proc is valid as long as this process runs (worker processes can open it too).
     """
     stdin = sys.stdin.buffer
     if _is_regular(stdin):

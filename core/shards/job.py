@@ -1,8 +1,8 @@
-"""A job: what one call of a command is to read, write and keep in mind.
+"""A job: inputs, outputs and options of one call of a command.
 
-The command line builds it, the rooms read it. It holds the shared options of the grammar and
-the command's own resolved options, which are part of every fingerprint. Standard library only,
-so that `--help` stays fast.
+The command line builds it and the stages read it. It holds the shared options and the command's own
+resolved options, which are part of every fingerprint. Standard library only, so that `--help` stays
+fast.
 """
 
 from dataclasses import dataclass, field

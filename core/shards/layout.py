@@ -1,11 +1,11 @@
 """An output directory: shards part-NNNNN.parquet and nothing else that a reader would open.
 
-pyarrow opens every file in it and below it but those whose names begin with `_` or `.`, so the
-manifest and a tokenizer have such names, and rejects lie in OUT.rejects beside it. datasets leaves
-out names with `.` only, and then reads the files of the most frequent ending; where the files of a
-tokenizer could be more than the shards, `.huggingface.yaml` tells it the shards. Earlier versions
-wrote OUT/manifest.json, OUT/tokenizer/ and OUT/rejects/; a stage that writes to such a directory
-moves them.
+pyarrow opens every file in it and in its subfolders except names that begin with `_` or `.`, so the
+manifest and a tokenizer have such names, and rejects are written to OUT.rejects beside it. datasets
+leaves out only names with `.`, and then reads the files of the most frequent ending; because a
+tokenizer can have more files than there are shards, `.huggingface.yaml` names the shards. Earlier
+versions wrote OUT/manifest.json, OUT/tokenizer/ and OUT/rejects/; a stage that writes to such a
+directory moves them.
 """
 
 import contextlib
@@ -25,7 +25,7 @@ from sabia.core.shards.job import Job
 
 MANIFEST, TOKENIZER = "_manifest.json", "_tokenizer"
 FORMER_MANIFEST, FORMER_TOKENIZER, FORMER_REJECTS = "manifest.json", "tokenizer", "rejects"
-REJECTS = ".rejects"  # behind the name of the output
+REJECTS = ".rejects"  # appended to the name of the output
 SHARDS_FILE = ".huggingface.yaml"  # https://huggingface.co/docs/hub/datasets-manual-configuration
 _SHARDS = "configs:\n- config_name: default\n  data_files: part-*.parquet\n"
 
@@ -39,14 +39,14 @@ def rejects_beside(out: str) -> str:
 
 
 def check_outside(job: Job, path: str | None, flag: str) -> None:
-    """Raise UsageError where a path lies inside the output directory, among its shards."""
+    """Raise UsageError if a path is inside the output directory, among its shards."""
     if not path or not job.to_directory or "://" in path or "://" in str(job.out):
         return
     inside = os.path.relpath(os.path.realpath(path), os.path.realpath(str(job.out)))
     if Path(inside).parts[:1] == ("..",):
         return
     raise UsageError(
-        f"{flag}: {path} lies in the directory of -o {job.out}, which holds its shards only"
+        f"{flag}: {path} is in the directory of -o {job.out}, which may contain only shards"
         " (expected a path outside it)"
     )
 
@@ -54,14 +54,14 @@ def check_outside(job: Job, path: str | None, flag: str) -> None:
 def adopt(job: Job) -> None:
     """Move the manifest and the rejects that an earlier version put into the output directory.
 
-    Several tasks of an array may do it at the same time: what another has moved is left alone.
+    Several tasks of an array may do this at the same time; files already moved are skipped.
     """
     adopt_rejects(job)
     _move(job, _move_manifest)
 
 
 def adopt_rejects(job: Job) -> None:
-    """Move only the rejects, for directories that hold more than rows."""
+    """Move only the rejects, for directories that contain other files too."""
     _move(job, _move_rejects)
 
 
@@ -78,7 +78,7 @@ def _move(job: Job, what: Callable[[Path], None]) -> None:
 
 
 def name_shards(job: Job) -> None:
-    """Tell datasets which files are rows, where a tokenizer lies beside them."""
+    """Name the shards for datasets if there is a tokenizer beside them."""
     out = Path(str(job.out))
     if job.to_directory and not job.dry_run and (out / TOKENIZER).is_dir():
         write_atomic(out / SHARDS_FILE, _SHARDS)
@@ -108,7 +108,7 @@ def _move_tokenizer(out: Path) -> None:
     elif definition.read_bytes() == (after / "tokenizer.json").read_bytes():
         shutil.rmtree(before)
     else:
-        notes.warn(f"{before} lies among the shards, so readers of the directory fail; move it")
+        notes.warn(f"{before} is among the shards, so readers of the directory fail; move it")
 
 
 def _move_rejects(out: Path) -> None:

@@ -1,7 +1,7 @@
-"""What was made from what: fingerprints of outputs, and the manifest of an output directory.
+"""Provenance: fingerprints of outputs, and the manifest of an output directory.
 
-A shard is the unit of idempotence. Its metadata holds the fingerprint of its input, the resolved
-options and the version; a run skips every shard whose metadata already says what it would write.
+A shard is the unit of resuming. Its metadata holds the fingerprint of its input, the resolved
+options and the version; a run skips every shard whose metadata equals what it would write.
 """
 
 import hashlib
@@ -33,9 +33,9 @@ def provenance(
     salt: str = "",
     schema: pa.Schema | None = None,
 ) -> dict[str, Any]:
-    """What made an output: command, version, options, seed, input fingerprints, record kind.
+    """The provenance of an output: command, version, options, seed, input fingerprints, kind.
 
-    schema: of documents, the columns of all inputs, which all shards of the output have.
+    schema: for documents, the columns of all inputs, which all shards of the output have.
     """
     record = {
         "command": job.command,
@@ -53,7 +53,7 @@ def provenance(
 
 
 def _decisive(options: dict[str, Any]) -> dict[str, Any]:
-    """The options, the tokenizer named as it was in earlier versions, whose rows still count."""
+    """The options, with the tokenizer's path as in earlier versions, whose rows stay valid."""
     path = options.get("tokenizer")
     if not isinstance(path, str) or os.path.basename(path) != layout.TOKENIZER:
         return options
@@ -74,7 +74,7 @@ def holds(path: str, wanted: dict[str, Any]) -> bool:
 
 
 def is_current(job: Job, sources: Sequence[Source], salt: str = "", kind: str = "document") -> bool:
-    """For stages with a barrier: all outputs exist and match the inputs and options."""
+    """Whether all outputs exist and match inputs and options (stages that read all shards)."""
     if job.force or job.to_stdout:
         return False
     prints = [source.fingerprint() for source in sources]
@@ -86,7 +86,7 @@ def is_current(job: Job, sources: Sequence[Source], salt: str = "", kind: str = 
 
 
 def schema_of_all(sources: Sequence[Any]) -> pa.Schema | None:
-    """The columns of all sources where they are `unified`, else None."""
+    """The columns of all sources if they are `unified`, else None."""
     return getattr(sources[0], "schema", None) if sources else None
 
 
@@ -94,8 +94,8 @@ def write_parts(
     job: Job, schema: pa.Schema, made: dict[str, Any], batches: Iterator[pa.RecordBatch],
     parts: int, part_rows: int,
 ) -> None:  # fmt: skip
-    """Write batches, which fill parts of `part_rows` rows each, to the job's output; one part where
-    that is no directory."""
+    """Write batches to the job's output in parts of `part_rows` rows; in one part if the output is
+    not a directory."""
     for part in range(max(parts, 1)):
         with open_output(job, schema, made, part) as writer:
             written = 0
@@ -109,9 +109,9 @@ def write_parts(
 
 
 def finish_directory(job: Job, parts: int) -> None:
-    """Drop parts that an earlier run of this command left behind the last one; write the manifest.
+    """Remove parts of an earlier run of this command beyond the last one; write the manifest.
 
-    Local directories only; in a Slurm array every task does it, and the last one's word is whole.
+    Local directories only; in a Slurm array every task does this, and the last one's is complete.
     """
     if not job.to_directory or "://" in str(job.out):
         return

@@ -1,8 +1,8 @@
 """Named numbers of rows, such as the column `scores`: a struct of doubles, its names in order.
 
-A row that lacks a number has null there; to every reader that is as if the name were not there. A
-column without any name is of the type null (a Parquet file cannot hold a struct without fields).
-Files of earlier versions hold a map from names to numbers, which is read as the same.
+A row without a number has null there; to every reader this means that the name is absent. A column
+without any name has the type null (a Parquet file cannot hold a struct without fields). Files of
+earlier versions hold a map from names to numbers, which is read in the same way.
 """
 
 from collections.abc import Iterable, Sequence
@@ -31,7 +31,7 @@ def type_of(names: Iterable[str]) -> pa.DataType:
 
 
 def names_of(kind: pa.DataType) -> list[str] | None:
-    """The names that a type holds; None for a map, whose rows hold them."""
+    """The names of a type; None for a map, whose names are in the rows."""
     if pa.types.is_struct(kind):
         return [kind.field(i).name for i in range(kind.num_fields)]
     return None if pa.types.is_map(kind) else []
@@ -45,7 +45,7 @@ def keys_of(column: pa.Array) -> set[str]:
 def fit(column: pa.Array, names: Sequence[str] | None = None) -> pa.Array:
     """A column of structs, maps or nulls as one of `type_of(names)`; None: of its own names.
 
-    Raises BadData where it holds anything else, or numbers by another name.
+    Raises BadData for any other type, or for numbers with another name.
     """
     if pa.types.is_null(column.type):
         return pa.nulls(len(column), type_of(names or ()))
@@ -89,7 +89,7 @@ def from_columns(
 
 
 def as_dict(value: Any) -> dict[str, float]:
-    """What a row says, of a struct or a map as Python sees them: names whose number is there."""
+    """A row's names and numbers, from a Python dict or list of pairs; without nulls."""
     pairs = value.items() if isinstance(value, dict) else value or ()
     return {name: number for name, number in pairs if number is not None}
 
@@ -122,7 +122,7 @@ def _entries(column: pa.MapArray) -> tuple[np.ndarray, pa.Array, pa.Array]:
 
 
 def _from_map(column: pa.MapArray, names: Sequence[str] | None) -> pa.Array:
-    """Of entries of one name in one row the last counts."""
+    """If a row has several entries of one name, the last counts."""
     rows, keys, values = _entries(column)
     present = set(pc.unique(keys).to_pylist())
     _refuse_others(present, names)

@@ -50,7 +50,7 @@ def _mix64_array(value: np.ndarray) -> np.ndarray:
 
 @dataclass(frozen=True)
 class Permutation:
-    """A permutation of range(size), different for each key, evaluated where it is asked for."""
+    """A permutation of range(size), different for each key, computed at the indices needed."""
 
     size: int
     key: int
@@ -80,7 +80,7 @@ class Permutation:
 
 @dataclass(frozen=True)
 class Interleave:
-    """Which source the n-th sample of a run comes from, and its how-manieth of that source."""
+    """Which source the n-th sample of a run comes from, and its index within that source."""
 
     weights: tuple[float, ...]
 
@@ -132,8 +132,8 @@ class DataOrder:
 
     `sizes` are the numbers of rows; a row's number counts through the sources in turn. Without
     weights every row is read once per epoch; with weights each source has epochs of its own.
-    `stages` change the weights on the way (a curriculum, or the mix of the decay); a source goes on
-    where it was, so that no row is read again before all of its source have been.
+    `stages` change the weights during the run (a curriculum, or the mix of the LR decay); a source
+    continues where it was, so that no row is repeated before all rows of its source were read.
     """
 
     sizes: tuple[int, ...]
@@ -179,9 +179,9 @@ class DataOrder:
     def within(self, repeats: float, count: int) -> DataOrder:
         """The order whose first `count` samples read no source more than `repeats` times.
 
-        A source that is wanted more often gives each stage its share of what it has; the rest of a
-        stage goes to its other sources, by their weights. Raises UsageError where they have too
-        little.
+        A source without enough rows gives each stage a proportional share of its rows; the rest of
+        a stage comes from its other sources, by their weights. Raises UsageError if they have too
+        few rows.
         """
         if self.weights is None:
             if count > repeats * sum(self.sizes):
@@ -224,7 +224,7 @@ class DataOrder:
         return tuple(parts)
 
     def _drawn(self, index: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """(source[n], how-manieth of that source[n]) of samples index[n]."""
+        """(source[n], index within that source[n]) of samples index[n]."""
         source, position = np.empty_like(index), np.empty_like(index)
         for begin, end, mix, before in self._parts:
             here = (index >= begin) & (index < end)
@@ -245,19 +245,19 @@ class DataOrder:
 def _within(
     mixes: Sequence[Sequence[float]], rows: Sequence[int], capacity: Sequence[int]
 ) -> list[list[int]]:
-    """Rows of each source in each stage of some rows, within the room of each source."""
+    """Rows of each source in each stage of some rows, within the capacity of each source."""
     named = [{n: w for n, w in enumerate(mix) if w > 0} for mix in mixes]
     plan = [apportion(mix, count) for mix, count in zip(named, rows, strict=True)]
     wanted = [sum(split.get(n, 0) for split in plan) for n in range(len(capacity))]
     taken, left = np.zeros((len(rows), len(capacity)), np.int64), np.array(capacity)
-    for stage, split in enumerate(plan):  # what is scarce is shared out over the stages
+    for stage, split in enumerate(plan):  # scarce sources are shared between the stages
         fair = {
             n: capacity[n] * k // wanted[n] if wanted[n] > capacity[n] else k
             for n, k in split.items()
         }
         taken[stage, list(fair)] = list(fair.values())
     left -= taken.sum(0)
-    for stage, mix in enumerate(named):  # and what a stage lacks comes from where there is more
+    for stage, mix in enumerate(named):  # the other sources fill what a stage lacks
         more = fill(mix, dict(enumerate(left.tolist())), rows[stage] - int(taken[stage].sum()))
         taken[stage, list(more)] += list(more.values())
         left[list(more)] -= list(more.values())

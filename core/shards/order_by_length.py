@@ -1,8 +1,8 @@
-"""Batches of rows of similar length, in an order that is still arithmetic.
+"""Batches of rows of similar length, in an order that is still a pure function of the position.
 
-The samples of WINDOW batches are sorted by length, cut into batches again, and the batches put into
-a permuted order: padding falls to what differs within a batch, and each epoch mixes anew. A batch
-stays a pure function of (seed, position), and every row of a window is in exactly one of its
+The samples of WINDOW batches are sorted by length and cut into batches, and the batches are
+permuted: only differences within a batch need padding, and each epoch has other batches. A batch
+remains a pure function of (seed, position), and every row of a window is in exactly one of its
 batches, so a run resumes as with any other order.
 """
 

@@ -1,8 +1,8 @@
-"""Where rows go: a Parquet file, a directory of shards, an fsspec URL, stdout or a terminal.
+"""Outputs of rows: a Parquet file, a directory of shards, an fsspec URL, stdout or a terminal.
 
 Files are zstd Parquet in row groups of bounded size and appear atomically. stdout is one stream
-(Parquet, or Arrow IPC or JSON lines by `--to`); a terminal gets a short table, never binary.
-Each file carries what made it in its schema metadata under the key `sabia`.
+(Parquet, or Arrow IPC or JSON lines with `--to`); a terminal gets a short table, never binary data.
+The schema metadata of each file holds its provenance under the key `sabia`.
 """
 
 import contextlib
@@ -26,7 +26,7 @@ from sabia.core.shards.job import Job
 
 GROUP_ROWS = 10_000
 GROUP_BYTES = 64 << 20
-SAMPLE_ROWS = 1_000  # that decide whether a text column repeats
+SAMPLE_ROWS = 1_000  # from which it is decided whether a text column gets a dictionary
 TABLE_ROWS = 10
 METADATA_KEY = b"sabia"
 
@@ -41,7 +41,7 @@ class Writer(Protocol):
 class ParquetRows:
     """Parquet with row groups of at most GROUP_ROWS rows and about GROUP_BYTES bytes.
 
-    zstd at its fastest level, and no dictionary for text that hardly repeats: on web text this
+    zstd at its fastest level, and no dictionary for text with few repetitions: on web text this
     takes 0.7 times the CPU time of level 3 with dictionaries, for 15 % more bytes.
     """
 
@@ -84,13 +84,13 @@ class ParquetRows:
         self._opened(self.schema.empty_table()).close()
 
     def abandon(self) -> None:
-        """Let go of the target, which is left as it is."""
+        """Close the target without completing it."""
         if self.file is not None:
             self.file.close()
 
 
 def _repeating(table: pa.Table) -> list[str]:
-    """Paths of the Parquet columns that a dictionary helps: all but texts that hardly repeat."""
+    """Paths of the Parquet columns that get a dictionary: all except texts with few repetitions."""
     sample = table.slice(0, SAMPLE_ROWS)
     distinct = {
         field.name
@@ -153,7 +153,7 @@ STREAMS: dict[str, Callable[[BinaryIO, pa.Schema], Any]] = {
 
 
 def with_metadata(schema: pa.Schema, metadata: dict[str, Any] | None) -> pa.Schema:
-    """The schema, its metadata replaced by ours."""
+    """The schema with our metadata instead of its own."""
     text = json.dumps(metadata or {}, sort_keys=True, ensure_ascii=False, default=str)
     return schema.with_metadata({METADATA_KEY: text.encode()})
 
@@ -185,7 +185,7 @@ def open_file(
 
 
 class RowsIfAny:
-    """A Parquet file that appears only if rows are written; else one of an earlier run goes."""
+    """A Parquet file that appears only if it gets rows; else that of an earlier run is removed."""
 
     def __init__(self, path: str) -> None:
         self.path, self._stack = path, contextlib.ExitStack()
@@ -206,13 +206,13 @@ class RowsIfAny:
             self.remove()
 
     def remove(self) -> None:
-        """Drop the file of an earlier run, over other data or with other settings."""
+        """Remove the file of an earlier run with other data or settings."""
         os.unlink(self.path)
 
 
 @contextlib.contextmanager
 def _url_path(url: str) -> Iterator[Path]:
-    """Write locally, then put under a temporary key and move."""
+    """Write a local file, then upload it under a temporary key and move it."""
     import fsspec
 
     files, key = fsspec.core.url_to_fs(url)
@@ -228,7 +228,7 @@ def _url_path(url: str) -> Iterator[Path]:
 
 @contextlib.contextmanager
 def open_stdout(job: Job, schema: pa.Schema, metadata: dict[str, Any] | None) -> Iterator[Writer]:
-    """The stream on stdout in the job's format; a table where a terminal would get binary."""
+    """The stream on stdout in the job's format; a table if a terminal would get binary data."""
     out = sys.stdout.buffer
     kind = TableRows if out.isatty() and job.to != "jsonl" else STREAMS[job.to]
     writer = kind(out, with_metadata(schema, metadata))

@@ -1,8 +1,8 @@
 """Between Python dictionaries and Arrow batches: JSON records in, JSON records out.
 
 A JSON object becomes a row: the kind's own fields by name, scalar extras as columns (their
-types are those of the first lines), and what does not fit either is kept inside `meta`. A row
-that cannot be made to fit is refused with a reason, never bent silently.
+types are those of the first lines), and everything else is kept inside `meta`. A row
+that cannot be converted is refused with a reason, never changed silently.
 """
 
 import json
@@ -38,7 +38,7 @@ def _common(seen: set[type]) -> pa.DataType | None:
 
 
 def fit_row(row: dict[str, Any], kind: str, extras: Sequence[pa.Field]) -> dict[str, Any]:
-    """A row ready for `to_batch`; raises ValueError with the reason when it cannot fit."""
+    """A row for `to_batch`; raises ValueError with the reason if it cannot be converted."""
     schema = schemas.KINDS[kind]
     extra_types = {field.name: field.type for field in extras}
     fitted: dict[str, Any] = {}
@@ -83,7 +83,7 @@ def _value(name: str, value: Any, wanted: pa.DataType) -> Any:
 
 
 def _numbers(name: str, value: Any) -> list[tuple[str, float]] | None:
-    """The entries of an object whose number is there."""
+    """The entries of an object that have a number."""
     if value is None:
         return None
     if not isinstance(value, dict):

@@ -1,4 +1,4 @@
-"""Rows that could not be used: kept with a reason and a count, never silently away."""
+"""Rows that could not be used: written with a reason and counted, never dropped silently."""
 
 import contextlib
 import os
@@ -22,7 +22,7 @@ def reject_path(job: Job, part: int = 0) -> str:
     """Where a part's rejects go: `--rejects`, else beside the output, for stdout in this folder.
 
     Directories get OUT.rejects/part-NNNNN.parquet, OUT.parquet gets OUT.rejects.parquet, and stdout
-    sabia-STAGE.rejects/ with a file for each process. Raises UsageError for a place among the
+    sabia-STAGE.rejects/ with a file for each process. Raises UsageError for a path among the
     shards of the output.
     """
     if job.to_directory:
@@ -63,11 +63,11 @@ class Rejects(RowsIfAny):
         super().__exit__(kind, error, trace)
 
     def remove(self) -> None:
-        """Drop the file, and its folder if that was the last one in it."""
+        """Remove the file, and its folder if it is empty then."""
         super().remove()
         folder = os.path.dirname(self.path)
         if folder.endswith(REJECTS):
-            with contextlib.suppress(OSError):  # there are others in it
+            with contextlib.suppress(OSError):  # it has other files
                 os.rmdir(folder)
 
 

@@ -1,8 +1,8 @@
-"""The records of sabia, in one place: Arrow schemas with versions, and how rows come to fit them.
+"""The records of sabia: Arrow schemas with versions, and how batches are cast to them.
 
-A kind's columns come first and in this order; unknown columns are carried through behind them.
-`id` is given, else a 128-bit hash of source and text. Fields that hold free JSON (meta, tools,
-tool_calls, rubric, detail) are strings of JSON, so that bytes survive every round trip.
+A kind's columns come first and in this order; unknown columns are kept after them. `id` is that of
+the input, else a 128-bit hash of source and text. Fields that hold free JSON (meta, tools,
+tool_calls, rubric, detail) are strings of JSON, so that their bytes never change.
 """
 
 import hashlib

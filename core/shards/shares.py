@@ -1,4 +1,4 @@
-"""Whole numbers by weight: how a budget is split over sources, and what limits do to the split."""
+"""Splitting a budget over sources by weight into whole numbers, with and without limits."""
 
 from collections.abc import Mapping
 from typing import TypeVar
@@ -18,9 +18,9 @@ def apportion(weights: Mapping[Name, float], budget: int) -> dict[Name, int]:
 
 
 def fill(weights: Mapping[Name, float], limits: Mapping[Name, int], budget: int) -> dict[Name, int]:
-    """Split a budget by weight; what is over a limit goes to the others, by their weights.
+    """Split a budget by weight; the excess over a limit is split over the others, by their weights.
 
-    The sum is the budget, or less where all limits are reached.
+    The sum is the budget, or less if all limits are reached.
     """
     taken: dict[Name, int] = {}
     free = dict(weights)

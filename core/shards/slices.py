@@ -1,4 +1,4 @@
-"""Which part of the shards this process owns: `--shard I/N`, or its place in a Slurm array."""
+"""The shards of this process: `--shard I/N`, or its index in a Slurm array."""
 
 import os
 from collections.abc import Mapping

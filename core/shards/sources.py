@@ -1,8 +1,8 @@
 """Sources: one input shard each, read batch by batch in bounded memory, as often as needed.
 
 Formats: Parquet, Arrow IPC stream or file, JSON lines (plain, gzip, zstd). A source knows its
-name and fingerprint and yields batches that conform to a kind; rows that cannot are handed to
-`reject(row, reason)`. A stream cut short is BadData, never a shorter result: pyarrow accepts an
+name and fingerprint and yields batches that conform to a kind; other rows are passed to
+`reject(row, reason)`. A truncated stream is BadData, never a shorter result: pyarrow accepts an
 Arrow stream without its end mark, so the last eight bytes are checked here.
 """
 
@@ -36,15 +36,15 @@ Opener = Callable[[], BinaryIO]  # each call gives a fresh, seekable file at its
 
 
 def ignore_reject(_row: dict[str, Any], _reason: str) -> None:
-    """For passes over data whose rejects another pass writes."""
+    """Ignore rejects, for a pass over data whose rejects another pass writes."""
 
 
 @dataclass(frozen=True)
 class Source:
     """One input shard. `open` gives a fresh binary file; `form` is parquet, arrow or jsonl.
 
-    keys: columns and values that the folders it lies in say (language=pt/), which count where a
-    row has none of its own. schema: the columns of all batches where it is set (by `unified`);
+    keys: columns and values from the names of its folders (language=pt/), used where a row has no
+    value of its own. schema: the columns of all batches where it is set (by `unified`);
     else each batch has those that the shard has. columns: those that are read where a call of
     `batches` names none; None: all.
     """
@@ -75,12 +75,12 @@ class Source:
         return digest.hexdigest()
 
     def size(self) -> int:
-        """Bytes of the shard; OSError where it cannot be told."""
+        """Bytes of the shard; OSError if it is unknown."""
         with self.open() as file:
             return file.seek(0, io.SEEK_END)
 
     def rows(self) -> int | None:
-        """The number of rows where the format says so (Parquet), else None."""
+        """The number of rows if the format states it (Parquet), else None."""
         if self.form != "parquet":
             return None
         with self.reading(), self.open() as file:
@@ -94,7 +94,7 @@ class Source:
     ) -> Iterator[pa.RecordBatch]:
         """Conforming batches of at most `rows` rows; `columns` limits what is read and yielded.
 
-        Raises BadData when the shard is corrupt or cut short.
+        Raises BadData if the shard is corrupt or truncated.
         """
         columns = columns or self.columns
         with self.reading():
@@ -115,7 +115,7 @@ class Source:
 
     @contextlib.contextmanager
     def reading(self) -> Iterator[None]:
-        """A context in which what libraries raise on a bad shard becomes BadData that names it."""
+        """A context that converts errors of libraries on a bad shard to BadData with its name."""
         try:
             yield
         except BadData as error:
@@ -208,7 +208,7 @@ class Source:
 
 
 def rows_of(sources: Sequence[Source]) -> int | None:
-    """Rows of all sources where every format says so, else None."""
+    """Rows of all sources if every format states them, else None."""
     counts = [source.rows() for source in sources]
     return None if None in counts else sum(filter(None, counts))
 
@@ -234,7 +234,7 @@ def check_end_of_stream(file: BinaryIO, name: str) -> None:
 
 
 def check_single_parquet(file: BinaryIO, metadata: pq.FileMetaData) -> None:
-    """Raise BadData when several Parquet files were joined by `cat`; only one would be read."""
+    """Raise BadData if several Parquet files were concatenated; only one would be read."""
     end = 4
     for group in range(metadata.num_row_groups):
         for column in range(metadata.num_columns):
@@ -258,7 +258,7 @@ def _may_lack_ids(metadata: pq.FileMetaData) -> bool:
 
 
 def decompressed(raw: BinaryIO) -> BinaryIO:
-    """Look through gzip or zstd by the first bytes; other files are returned as they are."""
+    """Decompress gzip or zstd, recognised by the first bytes; other files are returned unchanged."""
     magic = raw.read(4)
     raw.seek(0)
     if magic[:2] == b"\x1f\x8b":
@@ -339,7 +339,7 @@ def _rows_to_batches(
 
 
 def _with_nulls(batch: pa.RecordBatch, kind: str) -> pa.RecordBatch:
-    """Stand-ins for required columns that were not asked for, so that `conform` accepts it."""
+    """Placeholders for required columns that were not requested, so that `conform` accepts it."""
     for name in schemas.REQUIRED[kind]:
         if name not in batch.schema.names:
             wanted = schemas.KINDS[kind].field(name)

@@ -21,15 +21,15 @@ class Spool:
 
     @property
     def path(self) -> str:
-        """A path that other processes can open while this one lives."""
+        """A path that other processes can open while this process runs."""
         return f"/proc/{os.getpid()}/fd/{self.file.fileno()}"
 
     def append(self, values: np.ndarray) -> None:
-        """Write an array's bytes at the end."""
+        """Append the bytes of an array."""
         self.file.write(np.ascontiguousarray(values).data)
 
     def array(self, dtype: Any, shape: tuple[int, ...]) -> np.ndarray:
-        """What was written, as a read-only array."""
+        """The written data as a read-only array."""
         self.file.flush()
         if 0 in shape:
             return np.empty(shape, dtype)
@@ -55,7 +55,7 @@ class IdSpool:
         self.rows[source + 1] += len(ids)
 
     def close(self) -> None:
-        """End the writing."""
+        """Finish writing."""
         self.writer.close()
         self.spool.file.flush()
 

@@ -1,4 +1,4 @@
-"""What a data stage did, in numbers: for the last line on stderr, and as JSON for `--stats`."""
+"""The statistics of a data stage: the last line on stderr, and JSON for `--stats`."""
 
 import json
 import os
@@ -14,10 +14,10 @@ from sabia.core.shards.job import Job
 
 @dataclass
 class Summary:
-    """Rows in, out and rejected, named counters, and shards done and skipped. `seconds` are those
-    of work, `waited_seconds` those in which the process waited for its input.
+    """Rows in, out and rejected, named counters, and shards done and skipped. `seconds` is
+    working time, `waited_seconds` the time in which the process waited for its input.
 
-    Counters of a group, `name[group]`, are for `--stats` only: the last line would be too long.
+    Counters of a group, `name[group]`, are only in `--stats`.
     """
 
     rows_in: int = 0
@@ -31,7 +31,7 @@ class Summary:
     reject_path: str | None = None
 
     def add(self, other: "Summary") -> None:
-        """Take in the figures of one more shard."""
+        """Add the statistics of another shard."""
         for name in ("rows_in", "rows_out", "rejected", "shards_done", "shards_skipped"):
             setattr(self, name, getattr(self, name) + getattr(other, name))
         for name, value in other.counters.items():
@@ -39,7 +39,7 @@ class Summary:
         self.reject_path = self.reject_path or other.reject_path
 
     def report(self, job: Job, next_step: str = "") -> None:
-        """Print the figures to stderr, write them to `--stats`; Infeasible past --max-rejects."""
+        """Print the statistics, write them to `--stats`; Infeasible past --max-rejects."""
         parts = [f"{self.rows_in:,} rows in", f"{self.rows_out:,} out"]
         shown = sorted(item for item in self.counters.items() if "[" not in item[0])
         parts += [f"{name} {value:,.6g}" for name, value in shown]
@@ -66,5 +66,5 @@ class Summary:
             )
 
     def _stale(self, path: str) -> bool:
-        """True where nothing was done again: figures of the run that did it are worth more."""
+        """True if nothing was done: the statistics of the run that did the work are kept."""
         return self.shards_skipped > 0 and not self.shards_done and os.path.exists(path)
