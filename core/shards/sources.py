@@ -258,7 +258,7 @@ def _may_lack_ids(metadata: pq.FileMetaData) -> bool:
 
 
 def decompressed(raw: BinaryIO) -> BinaryIO:
-    """Decompress gzip or zstd, recognised by the first bytes; other files are returned unchanged."""
+    """Decompress gzip or zstd, recognised by the first bytes; return other files unchanged."""
     magic = raw.read(4)
     raw.seek(0)
     if magic[:2] == b"\x1f\x8b":

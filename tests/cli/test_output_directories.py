@@ -155,7 +155,7 @@ def test_removed_rows_and_tokenizers_do_not_lie_among_the_shards(
         command, *options = words
         done = sabia(command, documents, *options, "-o", out, check=False)
         said = done.stderr.decode()
-        assert done.returncode == 2 and f"lies in the directory of -o {out}" in said, said
+        assert done.returncode == 2 and f"is in the directory of -o {out}" in said, said
 
 
 def test_a_directory_of_an_earlier_version_goes_on(documents: Path, tmp_path: Path) -> None:

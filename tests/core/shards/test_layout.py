@@ -111,7 +111,7 @@ def test_a_tokenizer_moves_unless_another_is_there(job: Job, tmp_path: Path, cap
 
 @pytest.mark.parametrize("place", ["out/rejects", "out/sub/_r", "out"])
 def test_rejects_do_not_lie_among_the_shards(job: Job, tmp_path: Path, place: str) -> None:
-    with pytest.raises(UsageError, match="lies in the directory of -o"):
+    with pytest.raises(UsageError, match="is in the directory of -o"):
         run_map(replace(job, rejects=str(tmp_path / place)), refuse_empty)
     run_map(replace(job, rejects=str(tmp_path / "out-rejects")), refuse_empty)
     assert pq.read_table(tmp_path / "out").num_rows == 2
