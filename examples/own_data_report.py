@@ -72,12 +72,12 @@ def files_table(data: Path) -> Table:
             if not name.startswith("."):
                 known = name.lower().removesuffix(".gz").removesuffix(".zst").endswith(READ)
                 (read if known else left)[ending(name)] += 1
-    rows = [["read", *_told(read)], ["left alone", *_told(left)]]
+    rows = [["read", *_count_and_names(read)], ["left alone", *_count_and_names(left)]]
     return Table("Files", ["", "files", "kinds"], rows)
 
 
-def _told(found: Counter[str]) -> list[Any]:
-    return [sum(found.values()), ", ".join(f"{n} {name}" for name, n in found.most_common())]
+def _count_and_names(counts: Counter[str]) -> list[Any]:
+    return [sum(counts.values()), ", ".join(f"{n} {name}" for name, n in counts.most_common())]
 
 
 def stages_table(run: RunFolder) -> Table:
@@ -114,9 +114,9 @@ def language_sum(stats: dict[str, Any], unit: str) -> float:
 
 def rejects_table(run: RunFolder) -> Table:
     """What could not be read, and why; figures in the reasons are left out so that they group."""
-    found = (run.folder / "pages.rejects.parquet").exists()  # there is none without rejects
-    said = run.rows("pages.rejects.parquet", ["reason"]) if found else []
-    reasons = Counter(re.sub(r"\d+", "N", row["reason"]) for row in said)
+    exists = (run.folder / "pages.rejects.parquet").exists()  # there is none without rejects
+    rejected = run.rows("pages.rejects.parquet", ["reason"]) if exists else []
+    reasons = Counter(re.sub(r"\d+", "N", row["reason"]) for row in rejected)
     rows = [[reason, n] for reason, n in reasons.most_common()] or [["nothing was rejected", 0]]
     return Table("Rejected", ["reason", "count"], rows)
 
@@ -150,28 +150,28 @@ def training_table(run: RunFolder) -> Table:
     return Table("Training", ["what", "value"], rows)
 
 
-def chance(scores: Sequence[Score]) -> dict[str, float]:
+def guess_accuracy(scores: Sequence[Score]) -> dict[str, float]:
     """For each multiple-choice task, what guessing would score: the mean of 1 / options."""
     shares: dict[str, list[float]] = {}
     for score in scores:
         if score.detail and "loglikelihoods" in score.detail:
             shares.setdefault(score.task, []).append(1 / len(score.detail["loglikelihoods"]))
-    return {task: sum(found) / len(found) for task, found in shares.items()}
+    return {task: sum(values) / len(values) for task, values in shares.items()}
 
 
 def evaluation_table(run: RunFolder, name: str = "scores.parquet") -> Table:
     """Results with their intervals; beside multiple choice, what guessing would score."""
-    guess, summary = chance(run.scores(name)), run.summary(name)
+    guess, summary = guess_accuracy(run.scores(name)), run.summary(name)
     rows = []
     for r in summary.results:
         if r.metric in RATIOS and r.metric != summary.headlines[r.task]:
             continue  # the same likelihood in another unit; eval.html has them
-        said, line = "", guess.get(r.task)
+        remark, line = "", guess.get(r.task)
         if line is not None:
             where = "at chance" if r.interval.low <= line <= r.interval.high else "not at chance"
-            said = f"{line:.3f}: {where}"
+            remark = f"{line:.3f}: {where}"
         unread = f"; {r.no_verdict} without verdict" if r.no_verdict else ""
-        rows.append([r.task, r.model, r.metric, value_text(r), f"{r.items}{unread}", said])
+        rows.append([r.task, r.model, r.metric, value_text(r), f"{r.items}{unread}", remark])
     columns = ["task", "model", "metric", "value [95 %]", "items", "guessing"]
     return Table("Evaluation", columns, rows)
 
@@ -214,10 +214,10 @@ def main() -> None:
 
 def report(run: RunFolder, given: argparse.Namespace) -> None:
     """report.html, and all tables on stdout."""
-    told = given.work / "seconds.json"
+    seconds_file = given.work / "seconds.json"
     if given.seconds is not None:
-        told.write_text(json.dumps(given.seconds))
-    seconds = json.loads(told.read_text())
+        seconds_file.write_text(json.dumps(given.seconds))
+    seconds = json.loads(seconds_file.read_text())
     made = tables(run, given.data, seconds)
     parts = [table.html() for table in made] + [page.section("Loss", [loss_chart(run)])]
     (given.work / "report.html").write_text(page.page("sabia: your own data", parts))

@@ -50,9 +50,9 @@ def cut_place(text: str, share: float) -> int:
     """Where the last `share` of a text begins: after a line, a blank, or anywhere."""
     at = min(len(text) - 1, int(len(text) * (1 - share)))
     for mark in ("\n", " "):
-        found = text.rfind(mark, len(text) // 2, at)
-        if found >= 0:
-            return found + 1
+        position = text.rfind(mark, len(text) // 2, at)
+        if position >= 0:
+            return position + 1
     return max(at, 1)
 
 
@@ -63,7 +63,7 @@ def make_rule(sizes: Iterable[tuple[str, int]], share: float) -> Rule:
     for name, size in sizes:
         cut = size > LONG
         held, kept = held or cut or rule.whole(name), kept or cut or not rule.whole(name)
-        longest = max(longest, (name, size), key=lambda found: found[1])
+        longest = max(longest, (name, size), key=lambda item: item[1])
     return rule if held and kept else Rule(share, frozenset({longest[0]}))
 
 

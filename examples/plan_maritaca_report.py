@@ -33,9 +33,9 @@ class Compared:
         return bool(self.difference) and not self.why
 
 
-def found(reports: dict[str, Any], place: str) -> float:
+def value_at(reports: dict[str, Any], location: str) -> float:
     """The number at RUN:path, path being keys and list positions with dots between."""
-    run, path = place.split(":")
+    run, path = location.split(":")
     value = reports[run]
     for step in path.split("."):
         value = value[int(step)] if isinstance(value, list) else value[step]
@@ -44,9 +44,9 @@ def found(reports: dict[str, Any], place: str) -> float:
 
 def compare(figure: dict[str, Any], reports: dict[str, Any]) -> Compared:
     """Sabia's figure, and by how much it is outside what the article prints."""
-    sabia = found(reports, figure["at"]) / figure.get("scale", 1)
+    sabia = value_at(reports, figure["at"]) / figure.get("scale", 1)
     if "over" in figure:
-        sabia /= found(reports, figure["over"])
+        sabia /= value_at(reports, figure["over"])
     article, within = figure["article"], figure.get("within", 0)
     low, high = article if isinstance(article, list) else (article, article)
     slack = within * (1 + 1e-9) + 1e-9
@@ -70,20 +70,22 @@ def row(*cells: str) -> str:
 
 def lines(figures: list[Compared]) -> list[str]:
     """The comparison, part by part, and a summary."""
-    told, part = [row("", "ARTICLE", "SABIA", "DIFFERENCE")], ""
+    table, part = [row("", "ARTICLE", "SABIA", "DIFFERENCE")], ""
     for figure in figures:
         if figure.part != part:
             part = figure.part
-            told += ["", part]
-        told.append(row("  " + figure.what, figure.article, short(figure.sabia), figure.difference))
-        told += textwrap.wrap(figure.why, 92, initial_indent="      ", subsequent_indent="      ")
+            table += ["", part]
+        table.append(
+            row("  " + figure.what, figure.article, short(figure.sabia), figure.difference)
+        )
+        table += textwrap.wrap(figure.why, 92, initial_indent="      ", subsequent_indent="      ")
     differ = [figure for figure in figures if figure.difference]
     alike = len(figures) - len(differ)
     summary = (
         f"{len(figures)} figures: {alike} are the article's own digits or in its range, "
         f"{len(differ)} differ, each for the reason below it."
     )
-    return [*told, "", summary]
+    return [*table, "", summary]
 
 
 def load(folder: Path) -> list[Compared]:

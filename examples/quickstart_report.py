@@ -42,10 +42,10 @@ def relevant(rows: Iterable[dict[str, Any]], truth: dict[str, dict[str, Any]]) -
 
 def harvest(name: str, rows: Sequence[dict[str, Any]], truth: dict[str, Any]) -> Series:
     """Share of relevant pages among the first n, in the order they were fetched."""
-    found, points = 0, []
+    relevant, points = 0, []
     for n, good in enumerate(relevant(rows, truth), 1):
-        found += good
-        points.append((float(n), found / n))
+        relevant += good
+        points.append((float(n), relevant / n))
     return Series(name, points)
 
 
@@ -94,10 +94,10 @@ def _original(row: dict[str, Any], truth: dict[str, Any]) -> str:
 
 def _positions(run: Run) -> str:
     counters = run.stats("rewrite.json")["counters"]
-    found = {when: counters.get(f"conclusions[{when}]", 0) for when in ("before", "after")}
-    share = {w: counters.get(f"position[{w}]", 0) / n if n else 0 for w, n in found.items()}
+    conclusions = {when: counters.get(f"conclusions[{when}]", 0) for when in ("before", "after")}
+    share = {w: counters.get(f"position[{w}]", 0) / n if n else 0 for w, n in conclusions.items()}
     return (f"{percent(share['before'])} of the reasoning stood before its conclusion, "
-            f"now {percent(share['after'])} ({found['after']:,.0f} conclusions)")  # fmt: skip
+            f"now {percent(share['after'])} ({conclusions['after']:,.0f} conclusions)")  # fmt: skip
 
 
 def _bytes_per_token(documents: Sequence[dict[str, Any]], tokens: int) -> str:
@@ -126,10 +126,10 @@ def accuracy_part(run: Run, scores: Summary) -> tuple[list[list[Any]], list[str]
     for model, label in STAGES:
         cells, bars = [], []
         for task in scores.tasks:
-            found = scores.result(model, task)
-            if found is None:
+            result = scores.result(model, task)
+            if result is None:
                 continue
-            i = found.interval
+            i = result.interval
             cells.append(f"{percent(i.value)} ({percent(i.low)} – {percent(i.high)})")
             bars.append(Bar(task, i.value, i.low, i.high))
         groups.append(Group(label, bars))
@@ -150,7 +150,7 @@ def compared(scores: Summary, a: str, b: str, task: str = "sums") -> Comparison:
 
 def claims_part(scores: Summary, corrupt: float) -> list[str]:
     """What can be said of the stages, in sentences with their figures."""
-    said = [f"{percent(corrupt)} of the sft demonstrations had one digit of the answer replaced "
+    claims = [f"{percent(corrupt)} of the sft demonstrations had one digit of the answer replaced "
             "at random, so that imitation alone stops short."]  # fmt: skip
     rewrite = ("sft-plain", "sft", "pretraining on rewritten text against the same tokens not"
                " rewritten, both followed by the same sft")  # fmt: skip
@@ -158,10 +158,12 @@ def claims_part(scores: Summary, corrupt: float) -> list[str]:
              ("sums", "grpo", "w8", "8 bits against 32"),
              ("sums", "grpo", "mixed", "8 and 4 bits against 32"),
              ("sums", *rewrite), ("greedy", *rewrite))  # fmt: skip
-    said += [_difference(scores, *pair) for pair in pairs]
-    said.append("The last two lines are the claim of the article that sabia follows, measured here"
-                " at toy size and on one seed: they are reported as they came out.")  # fmt: skip
-    return said
+    claims += [_difference(scores, *pair) for pair in pairs]
+    claims.append(
+        "The last two lines are the claim of the article that sabia follows, measured here"
+        " at toy size and on one seed: they are reported as they came out."
+    )
+    return claims
 
 
 def _difference(scores: Summary, task: str, a: str, b: str, words: str) -> str:

@@ -92,13 +92,13 @@ def write_rows(path: Path, rows: Iterable[dict[str, Any]], kind: str | None) -> 
 
     from sabia.core.shards.records import extra_fields, fit_row, to_batch
 
-    found = list(rows)
+    records = list(rows)
     if kind is None:
-        table = pa.Table.from_pylist(found)
+        table = pa.Table.from_pylist(records)
     else:
-        extras = extra_fields(found, kind)
+        extras = extra_fields(records, kind)
         table = pa.Table.from_batches(
-            [to_batch([fit_row(r, kind, extras) for r in found], kind, extras)]
+            [to_batch([fit_row(r, kind, extras) for r in records], kind, extras)]
         )
     with atomic_path(path) as temporary:
         pq.write_table(table, temporary, compression="zstd")

@@ -88,5 +88,5 @@ def _user(a: int, b: int) -> dict[str, str]:
 
 
 def _one_digit_replaced(text: str, choice: random.Random) -> str:
-    place = choice.randrange(len(text))
-    return text[:place] + str(choice.randrange(10)) + text[place + 1 :]
+    position = choice.randrange(len(text))
+    return text[:position] + str(choice.randrange(10)) + text[position + 1 :]

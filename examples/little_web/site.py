@@ -199,9 +199,9 @@ class _Maker:
     def _sections(self, hubs: Sequence[str]) -> Iterator[Page]:
         offers = [(f"/offers/{n}.html", f"Offer {n}") for n in range(self.counts["spam"])]
         portals = offers[: len(offers) // 2]
-        goes = [(path, "Shortcut " + path.rpartition("/")[2]) for path in REDIRECTS][:7]
+        shortcuts = [(path, "Shortcut " + path.rpartition("/")[2]) for path in REDIRECTS][:7]
         yield _menu("/offers/", "Offers of the day", portals)
-        yield _menu("/news/", "Links of the day", [*offers[len(offers) // 2 :], *goes])
+        yield _menu("/news/", "Links of the day", [*offers[len(offers) // 2 :], *shortcuts])
         yield _menu("/about.html", "About this site", [("/private/sums/1.html", "Staff only")])
         for section, name in (("/learn/", "Learn"), ("/library/", "Library")):
             inside = [(hub, _hub_title(hub)) for hub in hubs if hub.startswith(section)]

@@ -102,7 +102,7 @@ def test_guessing_is_the_mean_of_the_options():
     scores = [Score("m", "t", str(n), 0, "acc", 1.0, {"loglikelihoods": nats})
               for n, nats in enumerate(said)]  # fmt: skip
     scores.append(Score("m", "t", "0", 0, "acc_norm", 1.0))
-    assert own_data_report.chance(scores) == {"t": pytest.approx((1 / 5 + 1 / 4) / 2)}
+    assert own_data_report.guess_accuracy(scores) == {"t": pytest.approx((1 / 5 + 1 / 4) / 2)}
 
 
 def test_tables_as_text_and_markdown():

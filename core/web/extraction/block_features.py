@@ -42,7 +42,7 @@ NAMES = (
     *SIZES,
     *(f"tag_{name}" for name in TAGS),
     *(f"in_{name}" for name in FLAG_NAMES),
-    *(f"{place}_{name}" for place in ("own", "parent", "above") for name in HINT_NAMES),
+    *(f"{element}_{name}" for element in ("own", "parent", "above") for name in HINT_NAMES),
     *(f"level{level}_{name}" for level in range(LEVELS) for name in _LEVEL_NAMES),
     *(f"near{step:+d}_{name}" for step in AROUND for name in _NEAR_NAMES),
 )
