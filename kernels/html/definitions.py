@@ -4,7 +4,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from sabia.kernels.html import lexicon as lexicon
+from sabia.kernels.html import lexicon
 
 DEPTH = 400
 MAX_BLOCKS = 1 << 16

@@ -19,7 +19,6 @@ whatever the page holds.
 
 import numpy as np
 
-from sabia.kernels.html import lexicon as lexicon
 from sabia.kernels.html.definitions import Page
 from sabia.kernels.html.tables import tables
 

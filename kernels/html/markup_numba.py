@@ -5,7 +5,7 @@ Every function takes a byte position and returns the position after what it read
 
 import numpy as np
 
-from sabia.kernels.html import layout as at
+from sabia.kernels.html import layout
 from sabia.kernels.html.definitions import WORD_SEED
 from sabia.kernels.runtime.numba_jit import njit
 
@@ -23,7 +23,7 @@ def is_markup(data, i, n):
     if i + 1 >= n:
         return False
     c = data[i + 1]
-    return 97 <= (c | 32) <= 122 or (c == at.SLASH and i + 2 < n) or c == 33 or c == 63
+    return 97 <= (c | 32) <= 122 or (c == layout.SLASH and i + 2 < n) or c == 33 or c == 63
 
 
 @_jit
@@ -38,12 +38,12 @@ def find(data, i, n, wanted):
 def after_comment(data, i, n):
     """The position after a comment or declaration whose `<!` or `<?` ends at i."""
     if not (i + 1 < n and data[i] == 45 and data[i + 1] == 45):
-        return find(data, i, n, at.GT) + 1
+        return find(data, i, n, layout.GT) + 1
     # `<!-->` and `<!--->` are empty comments
     i += 2
-    if i < n and data[i] == at.GT:
+    if i < n and data[i] == layout.GT:
         return i + 1
-    if i + 1 < n and data[i] == 45 and data[i + 1] == at.GT:
+    if i + 1 < n and data[i] == 45 and data[i + 1] == layout.GT:
         return i + 2
     while i < n:
         i = find(data, i, n, 45)
@@ -53,7 +53,7 @@ def after_comment(data, i, n):
         # `--!>` ends a comment too
         if j - i >= 2 and j < n and data[j] == 33:
             j += 1
-        if j < n and data[j] == at.GT and j - i >= 2:
+        if j < n and data[j] == layout.GT and j - i >= 2:
             return j + 1
         i = max(j, i + 1)
     return n
@@ -66,14 +66,14 @@ def raw_end(data, i, n, name):
     while name + length < n and 97 <= (data[name + length] | 32) <= 122:
         length += 1
     while i < n:
-        i = find(data, i, n, at.LT)
-        if i + 2 + length <= n and data[i + 1] == at.SLASH:
+        i = find(data, i, n, layout.LT)
+        if i + 2 + length <= n and data[i + 1] == layout.SLASH:
             k = 0
             while k < length and (data[i + 2 + k] | 32) == (data[name + k] | 32):
                 k += 1
             # the byte after the name must end it
-            after = data[i + 2 + length] if i + 2 + length < n else at.GT
-            if k == length and (after <= 32 or after in (at.GT, at.SLASH)):
+            after = data[i + 2 + length] if i + 2 + length < n else layout.GT
+            if k == length and (after <= 32 or after in (layout.GT, layout.SLASH)):
                 return i
         i += 1
     return n
@@ -86,7 +86,7 @@ def read_name(data, i, n, tag_keys, tag_values):
     key, start = U(0), i
     while i < n:
         c = data[i]
-        if c in (at.GT, at.SLASH) or c <= 32:
+        if c in (layout.GT, layout.SLASH) or c <= 32:
             break
         code = 63  # no name that is known has it
         if 97 <= (c | 32) <= 122:
@@ -108,9 +108,9 @@ def read_attributes(data, i, n, attributes, automaton, hints):
     """Read attributes up to `>`; returns the position after it."""
     while i < n:
         c = data[i]
-        if c == at.GT:
+        if c == layout.GT:
             return i + 1
-        if c <= 32 or c == at.SLASH:
+        if c <= 32 or c == layout.SLASH:
             i += 1
             continue
         name = i
@@ -118,26 +118,26 @@ def read_attributes(data, i, n, attributes, automaton, hints):
         while (
             i < n
             and data[i] > 32
-            and data[i] != at.SLASH
-            and data[i] != at.GT
-            and data[i] != at.EQUALS
+            and data[i] != layout.SLASH
+            and data[i] != layout.GT
+            and data[i] != layout.EQUALS
         ):
             i += 1
         name_end = i
         while i < n and data[i] <= 32:
             i += 1
         start = end = i
-        if i < n and data[i] == at.EQUALS:
+        if i < n and data[i] == layout.EQUALS:
             i += 1
             while i < n and data[i] <= 32:
                 i += 1
-            if i < n and (data[i] == at.QUOTE or data[i] == at.APOSTROPHE):
+            if i < n and (data[i] == layout.QUOTE or data[i] == layout.APOSTROPHE):
                 start = i + 1
                 end = find(data, start, n, data[i])
                 i = end + 1
             else:
                 start = i
-                while i < n and data[i] > 32 and data[i] != at.GT:
+                while i < n and data[i] > 32 and data[i] != layout.GT:
                     i += 1
                 end = i
         _attribute(data, name, name_end, start, end, attributes, automaton, hints)
@@ -148,25 +148,25 @@ def read_attributes(data, i, n, attributes, automaton, hints):
 def _attribute(data, name, name_end, start, end, attributes, automaton, hints):
     length = name_end - name
     if length == 4:
-        if attributes[at.A_HREF_END] == 0 and _is(data, name, name_end, _HREF_NAME):
-            attributes[at.A_HREF], attributes[at.A_HREF_END] = start, end
+        if attributes[layout.A_HREF_END] == 0 and _is(data, name, name_end, _HREF_NAME):
+            attributes[layout.A_HREF], attributes[layout.A_HREF_END] = start, end
         elif _is(data, name, name_end, _ROLE):
-            attributes[at.A_HINTS] |= _hints(data, start, end, automaton, hints)
+            attributes[layout.A_HINTS] |= _hints(data, start, end, automaton, hints)
     elif length == 5:
         if _is(data, name, name_end, _CLASS):
-            attributes[at.A_HINTS] |= _hints(data, start, end, automaton, hints)
+            attributes[layout.A_HINTS] |= _hints(data, start, end, automaton, hints)
         elif _is(data, name, name_end, _STYLE) and _contains(data, start, end, _NONE):
-            attributes[at.A_UNSEEN] = 1
+            attributes[layout.A_UNSEEN] = 1
     elif (length == 2 and _is(data, name, name_end, _ID)) or (
         length == 8 and _is(data, name, name_end, _ITEMPROP)
     ):
-        attributes[at.A_HINTS] |= _hints(data, start, end, automaton, hints)
+        attributes[layout.A_HINTS] |= _hints(data, start, end, automaton, hints)
     elif length == 3 and _is(data, name, name_end, _REL):
-        attributes[at.A_NOFOLLOW] = _contains(data, start, end, _NOFOLLOW)
+        attributes[layout.A_NOFOLLOW] = _contains(data, start, end, _NOFOLLOW)
     elif (length == 6 and _is(data, name, name_end, _HIDDEN)) or (
         length == 11 and _is(data, name, name_end, _ARIA) and _is(data, start, end, _TRUE)
     ):
-        attributes[at.A_UNSEEN] = 1
+        attributes[layout.A_UNSEEN] = 1
 
 
 @_jit
@@ -185,7 +185,7 @@ def _is(data, start, end, word):
 def _contains(data, start, end, word):
     """Whether the value has the word, blanks left out, in any case; 400 bytes are looked at."""
     matched = 0
-    for k in range(start, min(end, start + at.VALUE_BYTES)):
+    for k in range(start, min(end, start + layout.VALUE_BYTES)):
         c = data[k]
         if c <= 32:
             continue
@@ -203,7 +203,7 @@ def _contains(data, start, end, word):
 def _hints(data, start, end, automaton, hints):
     """The bits of all hints in a value."""
     state, bits, small = automaton[0, 0], np.int64(0), False
-    for k in range(start, min(end, start + at.VALUE_BYTES)):
+    for k in range(start, min(end, start + layout.VALUE_BYTES)):
         c = data[k]
         code = 0
         if 97 <= c <= 122:

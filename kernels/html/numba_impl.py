@@ -7,7 +7,7 @@ any text. Compiled code is cached on disk and runs without the GIL.
 
 import numpy as np
 
-from sabia.kernels.html import layout as at
+from sabia.kernels.html import layout
 from sabia.kernels.html.definitions import (
     BLOCK_KIND,
     COLUMNS,
@@ -38,14 +38,19 @@ _jit = njit(nogil=True, cache=True, boundscheck=False)
 
 def scan(data: np.ndarray, tables: Tables) -> tuple[np.ndarray, ...]:
     """(text, blocks, elements, marks) of sabia.kernels.html.Page."""
-    tags = int(np.count_nonzero(data == at.LT)) + 2  # a bound of blocks, elements and marks
+    tags = int(np.count_nonzero(data == layout.LT)) + 2  # a bound of blocks, elements and marks
     text = np.empty(len(data) + 8, np.uint8)
     blocks = np.zeros((min(tags, MAX_BLOCKS), len(COLUMNS)), np.int32)
     elements = np.zeros((min(tags, MAX_ELEMENTS), len(ELEMENT_COLUMNS)), np.int32)
     marks = np.zeros((min(tags, MAX_MARKS), len(MARK_COLUMNS)), np.int32)
     state = _scan(data, text, blocks, elements, marks, *tables)
-    return (text[: state[at.OUT]], blocks[: state[at.BLOCKS]], elements[: state[at.ELEMENTS]],
-            marks[: state[at.MARKS]])  # fmt: skip
+    elements = elements[: state[layout.ELEMENTS]]
+    return (
+        text[: state[layout.OUT]],
+        blocks[: state[layout.BLOCKS]],
+        elements,
+        marks[: state[layout.MARKS]],
+    )
 
 
 @_jit
@@ -61,24 +66,24 @@ def gathered(values, up):
 @_jit
 def _scan(data, text, blocks, elements, marks, kinds, tag_keys, tag_values, tag_kinds, tag_flags,
           closes, stops, walls, automaton, hints, word_keys, word_values):  # fmt: skip
-    state = np.zeros(at.STATE, np.int64)
-    stack = np.zeros((DEPTH, at.STACK), np.int64)  # [DEPTH, STACK]: row 0 is the root
+    state = np.zeros(layout.STATE, np.int64)
+    stack = np.zeros((DEPTH, layout.STACK), np.int64)  # [DEPTH, STACK]: row 0 is the root
     opened = np.zeros(len(tag_kinds) + 1, np.int64)  # [tags + 1]: open elements of each tag
-    attributes = np.zeros(at.ATTRIBUTES, np.int64)
-    state[at.LINK], state[at.DEEP], state[at.ELEMENTS] = -1, 1, 1
+    attributes = np.zeros(layout.ATTRIBUTES, np.int64)
+    state[layout.LINK], state[layout.DEEP], state[layout.ELEMENTS] = -1, 1, 1
     n, i = len(data), 0
     while i < n:
-        if data[i] != at.LT or not is_markup(data, i, n):
+        if data[i] != layout.LT or not is_markup(data, i, n):
             i = read_text(data, i, n, text, blocks, state, stack, kinds, word_keys, word_values)
             continue
         letter = data[i + 1]
         if letter == 33 or letter == 63:  # ! ?
             i = after_comment(data, i + 2, n)
             continue
-        closing = letter == at.SLASH  # an end tag
+        closing = letter == layout.SLASH  # an end tag
         # `</` without a letter is skipped up to `>`
         if closing and not (i + 2 < n and 97 <= (data[i + 2] | 32) <= 122):
-            i = find(data, i + 2, n, at.GT) + 1
+            i = find(data, i + 2, n, layout.GT) + 1
             continue
         begun = i
         # tag: its number, 0 if unknown, -1 for formatting
@@ -90,16 +95,19 @@ def _scan(data, text, blocks, elements, marks, kinds, tag_keys, tag_values, tag_
             _end(tag, begun, blocks, elements, marks, state, stack, opened, tag_kinds, walls)
             continue
         kind = tag_kinds[tag] if tag > 0 else 0
-        if tag in (at.T_META, at.T_BASE, at.T_HTML) or key == at.TIME_KEY:
-            _mark(marks, state, at.T_TIME if key == at.TIME_KEY else tag, starts, i, i)
-        if tag == at.T_A:
+        if tag in (layout.T_META, layout.T_BASE, layout.T_HTML) or key == layout.TIME_KEY:
+            _mark(marks, state, layout.T_TIME if key == layout.TIME_KEY else tag, starts, i, i)
+        if tag == layout.T_A:
             _open_link(marks, blocks, state, attributes, starts, begun, i)
         elif kind & RAW_KIND:
             end = raw_end(data, i, n, begun + 1)
-            if tag == at.T_TITLE and not stack[state[at.DEEP] - 1, at.S_FLAGS] & at.UNSEEN_FLAG:
+            if (
+                tag == layout.T_TITLE
+                and not stack[state[layout.DEEP] - 1, layout.S_FLAGS] & layout.UNSEEN_FLAG
+            ):
                 _mark(marks, state, tag, starts, i, i)
-                if state[at.MARKS] > 0 and marks[state[at.MARKS] - 1, at.M_TAG] == tag:
-                    marks[state[at.MARKS] - 1, at.M_TEXT_END] = end
+                if state[layout.MARKS] > 0 and marks[state[layout.MARKS] - 1, layout.M_TAG] == tag:
+                    marks[state[layout.MARKS] - 1, layout.M_TEXT_END] = end
             i = end
         elif kind & VOID_KIND:
             _void(tag, kind, blocks, elements, state, stack, text)
@@ -108,55 +116,55 @@ def _scan(data, text, blocks, elements, marks, kinds, tag_keys, tag_values, tag_
                   opened, attributes, begun, tag_kinds)  # fmt: skip
     _flush(blocks, elements, state, stack)
     _close_link(marks, state, n)
-    for e in range(state[at.ELEMENTS] - 1, 0, -1):
-        up = elements[e, at.E_UP]
-        for column in range(at.E_BYTES, at.E_BLOCKS + 1):
+    for e in range(state[layout.ELEMENTS] - 1, 0, -1):
+        up = elements[e, layout.E_UP]
+        for column in range(layout.E_BYTES, layout.E_BLOCKS + 1):
             elements[up, column] += elements[e, column]
     return state
 
 
 @_jit
 def _mark(marks, state, tag, start, end, text):
-    m = state[at.MARKS]
+    m = state[layout.MARKS]
     if m < len(marks):
-        marks[m, at.M_TAG], marks[m, at.M_START], marks[m, at.M_END] = tag, start, end
-        marks[m, at.M_TEXT] = marks[m, at.M_TEXT_END] = text
-        state[at.MARKS] = m + 1
+        marks[m, layout.M_TAG], marks[m, layout.M_START], marks[m, layout.M_END] = tag, start, end
+        marks[m, layout.M_TEXT] = marks[m, layout.M_TEXT_END] = text
+        state[layout.MARKS] = m + 1
 
 
 @_jit
 def _open_link(marks, blocks, state, attributes, start, begun, end):
     _close_link(marks, state, begun)
-    m = state[at.MARKS]
-    _mark(marks, state, at.T_A, start, end, end)
+    m = state[layout.MARKS]
+    _mark(marks, state, layout.T_A, start, end, end)
     if m < len(marks):
-        marks[m, at.M_HREF], marks[m, at.M_HREF_END] = (
-            attributes[at.A_HREF],
-            attributes[at.A_HREF_END],
+        marks[m, layout.M_HREF], marks[m, layout.M_HREF_END] = (
+            attributes[layout.A_HREF],
+            attributes[layout.A_HREF_END],
         )
-        marks[m, at.M_NOFOLLOW] = attributes[at.A_NOFOLLOW]
-    if attributes[at.A_HREF_END] > 0:
-        blocks[state[at.BLOCKS], at.LINKS] += 1
-    state[at.LINK], state[at.LINK_DEEP] = min(m, len(marks)), state[at.DEEP]
+        marks[m, layout.M_NOFOLLOW] = attributes[layout.A_NOFOLLOW]
+    if attributes[layout.A_HREF_END] > 0:
+        blocks[state[layout.BLOCKS], layout.LINKS] += 1
+    state[layout.LINK], state[layout.LINK_DEEP] = min(m, len(marks)), state[layout.DEEP]
 
 
 @_jit
 def _close_link(marks, state, position):
-    if 0 <= state[at.LINK] < len(marks):
-        marks[state[at.LINK], at.M_TEXT_END] = position
-    state[at.LINK] = -1
+    if 0 <= state[layout.LINK] < len(marks):
+        marks[state[layout.LINK], layout.M_TEXT_END] = position
+    state[layout.LINK] = -1
 
 
 @_jit
 def _void(tag, kind, blocks, elements, state, stack, text):
-    row = state[at.BLOCKS]
-    if tag == at.T_BR:
-        state[at.INSIDE] = 0
-        if blocks[row, at.BYTES] > 0 and text[state[at.OUT] - 1] != 10:
-            text[state[at.OUT]] = 10
-            state[at.OUT] += 1
-            blocks[row, at.BREAKS] += 1
-        state[at.GAP] = 0
+    row = state[layout.BLOCKS]
+    if tag == layout.T_BR:
+        state[layout.INSIDE] = 0
+        if blocks[row, layout.BYTES] > 0 and text[state[layout.OUT] - 1] != 10:
+            text[state[layout.OUT]] = 10
+            state[layout.OUT] += 1
+            blocks[row, layout.BREAKS] += 1
+        state[layout.GAP] = 0
     elif kind & BLOCK_KIND:
         _flush(blocks, elements, state, stack)
 
@@ -169,42 +177,45 @@ def _open(tag, kind, tag_flags, closes, stops, blocks, elements, marks, state, s
         _flush(blocks, elements, state, stack)
         if closes[tag]:
             _close_implied(closes[tag], stops[tag], marks, state, stack, opened, begun)
-    deep = state[at.DEEP]
+    deep = state[layout.DEEP]
     if deep >= DEPTH:
-        state[at.OVERFLOW] += 1
+        state[layout.OVERFLOW] += 1
         return
     above = deep - 1
     stack[deep] = stack[above]  # a child inherits flags, hints and element
-    stack[deep, at.S_TAG] = tag
+    stack[deep, layout.S_TAG] = tag
     opened[tag] += 1
-    state[at.DEEP] = deep + 1
-    unseen = attributes[at.A_UNSEEN] or kind & UNSEEN_KIND
-    if tag in (at.T_BODY, at.T_HTML):
+    state[layout.DEEP] = deep + 1
+    unseen = attributes[layout.A_UNSEEN] or kind & UNSEEN_KIND
+    if tag in (layout.T_BODY, layout.T_HTML):
         return  # their classes describe the site, and scripts undo their hiding
     if unseen:
-        stack[deep, at.S_FLAGS] |= at.UNSEEN_FLAG
-    stack[deep, at.S_FLAGS] |= tag_flags[tag]
-    stack[deep, at.S_ANCESTORS] |= attributes[at.A_HINTS]
+        stack[deep, layout.S_FLAGS] |= layout.UNSEEN_FLAG
+    stack[deep, layout.S_FLAGS] |= tag_flags[tag]
+    stack[deep, layout.S_ANCESTORS] |= attributes[layout.A_HINTS]
     if not kind & BLOCK_KIND:
-        stack[deep, at.S_OWN] |= attributes[at.A_HINTS]
+        stack[deep, layout.S_OWN] |= attributes[layout.A_HINTS]
         return
-    stack[deep, at.S_PARENT], stack[deep, at.S_OWN] = stack[above, at.S_OWN], attributes[at.A_HINTS]
-    e = state[at.ELEMENTS]
+    stack[deep, layout.S_PARENT], stack[deep, layout.S_OWN] = (
+        stack[above, layout.S_OWN],
+        attributes[layout.A_HINTS],
+    )
+    e = state[layout.ELEMENTS]
     if e < len(elements):
-        elements[e, at.E_UP], elements[e, at.E_TAG] = stack[above, at.S_ELEMENT], tag
-        elements[e, at.E_OWN] = attributes[at.A_HINTS]
-        stack[deep, at.S_ELEMENT] = e
-        state[at.ELEMENTS] = e + 1
-        if tag == at.T_TR:
-            stack[deep, at.S_ROW] = e
+        elements[e, layout.E_UP], elements[e, layout.E_TAG] = stack[above, layout.S_ELEMENT], tag
+        elements[e, layout.E_OWN] = attributes[layout.A_HINTS]
+        stack[deep, layout.S_ELEMENT] = e
+        state[layout.ELEMENTS] = e + 1
+        if tag == layout.T_TR:
+            stack[deep, layout.S_ROW] = e
 
 
 @_jit
 def _close_implied(ends, stops, marks, state, stack, opened, begun):
     """Pop down to the outermost of the open elements in `ends` that nothing in `stops` shields."""
-    k, outermost = state[at.DEEP] - 1, -1
+    k, outermost = state[layout.DEEP] - 1, -1
     while k >= 1:
-        tag = stack[k, at.S_TAG]
+        tag = stack[k, layout.S_TAG]
         if tag < 63 and (ends >> tag) & 1:
             outermost = k
         elif tag < 63 and (stops >> tag) & 1:
@@ -216,28 +227,28 @@ def _close_implied(ends, stops, marks, state, stack, opened, begun):
 
 @_jit
 def _pop_to(depth, marks, state, stack, opened, position):
-    for k in range(depth, state[at.DEEP]):
-        opened[stack[k, at.S_TAG]] -= 1
-    state[at.DEEP] = depth
+    for k in range(depth, state[layout.DEEP]):
+        opened[stack[k, layout.S_TAG]] -= 1
+    state[layout.DEEP] = depth
     # the link was opened inside of what is popped
-    if state[at.LINK] >= 0 and state[at.LINK_DEEP] > depth:
+    if state[layout.LINK] >= 0 and state[layout.LINK_DEEP] > depth:
         _close_link(marks, state, position)
 
 
 @_jit
 def _end(tag, position, blocks, elements, marks, state, stack, opened, tag_kinds, walls):
     """An end tag: pop to the element it ends, if one is open that no wall shields."""
-    if tag == at.T_A:
+    if tag == layout.T_A:
         _close_link(marks, state, position)
-    if tag <= 0 or opened[tag] == 0 or tag in (at.T_BODY, at.T_HTML):
+    if tag <= 0 or opened[tag] == 0 or tag in (layout.T_BODY, layout.T_HTML):
         return
-    if state[at.OVERFLOW] > 0:
+    if state[layout.OVERFLOW] > 0:
         # ends one of the elements beyond DEPTH, which are only counted
-        state[at.OVERFLOW] -= 1
+        state[layout.OVERFLOW] -= 1
         return
-    k = state[at.DEEP] - 1
-    while stack[k, at.S_TAG] != tag:
-        above = stack[k, at.S_TAG]
+    k = state[layout.DEEP] - 1
+    while stack[k, layout.S_TAG] != tag:
+        above = stack[k, layout.S_TAG]
         if above < 63 and (walls[tag] >> above) & 1:  # a wall shields the element
             return
         k -= 1
@@ -249,31 +260,31 @@ def _end(tag, position, blocks, elements, marks, state, stack, opened, tag_kinds
 @_jit
 def _flush(blocks, elements, state, stack):
     """End the current block, if it holds text."""
-    row = state[at.BLOCKS]
-    state[at.INSIDE] = state[at.GAP] = 0
-    if blocks[row, at.BYTES] == 0:
+    row = state[layout.BLOCKS]
+    state[layout.INSIDE] = state[layout.GAP] = 0
+    if blocks[row, layout.BYTES] == 0:
         blocks[row] = 0
         return
-    top = stack[state[at.DEEP] - 1]  # the innermost open element
+    top = stack[state[layout.DEEP] - 1]  # the innermost open element
     block = blocks[row]
-    block[at.END] = state[at.OUT]
-    block[at.ELEMENT], block[at.ROW], block[at.FLAGS] = (
-        top[at.S_ELEMENT],
-        top[at.S_ROW],
-        top[at.S_FLAGS],
+    block[layout.END] = state[layout.OUT]
+    block[layout.ELEMENT], block[layout.ROW], block[layout.FLAGS] = (
+        top[layout.S_ELEMENT],
+        top[layout.S_ROW],
+        top[layout.S_FLAGS],
     )
-    block[at.ANCESTORS], block[at.OWN] = top[at.S_ANCESTORS], top[at.S_OWN]
-    block[at.PARENT], block[at.DEPTH] = top[at.S_PARENT], state[at.DEEP]
-    element = elements[top[at.S_ELEMENT]]
-    element[at.E_BYTES] += block[at.BYTES]
-    element[at.E_LINK_BYTES] += block[at.LINK_BYTES]
-    element[at.E_BLOCKS] += 1
-    marks_of_prose = block[at.COMMAS] + block[at.SENTENCES]
+    block[layout.ANCESTORS], block[layout.OWN] = top[layout.S_ANCESTORS], top[layout.S_OWN]
+    block[layout.PARENT], block[layout.DEPTH] = top[layout.S_PARENT], state[layout.DEEP]
+    element = elements[top[layout.S_ELEMENT]]
+    element[layout.E_BYTES] += block[layout.BYTES]
+    element[layout.E_LINK_BYTES] += block[layout.LINK_BYTES]
+    element[layout.E_BLOCKS] += 1
+    marks_of_prose = block[layout.COMMAS] + block[layout.SENTENCES]
     if (
-        block[at.BYTES] >= at.PROSE_BYTES
-        and block[at.LINK_BYTES] * 3 < block[at.BYTES]
+        block[layout.BYTES] >= layout.PROSE_BYTES
+        and block[layout.LINK_BYTES] * 3 < block[layout.BYTES]
         and marks_of_prose
     ):
-        element[at.E_PROSE] += block[at.BYTES]
+        element[layout.E_PROSE] += block[layout.BYTES]
     if row + 1 < len(blocks):
-        state[at.BLOCKS] = row + 1
+        state[layout.BLOCKS] = row + 1

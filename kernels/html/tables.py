@@ -4,7 +4,7 @@ from functools import cache
 
 import numpy as np
 
-from sabia.kernels.html import lexicon as lexicon
+from sabia.kernels.html import lexicon
 from sabia.kernels.html.definitions import (
     BLOCK_KIND,
     COMMA,

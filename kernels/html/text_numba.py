@@ -6,7 +6,7 @@ looked up by its hash when it ends.
 
 import numpy as np
 
-from sabia.kernels.html import layout as at
+from sabia.kernels.html import layout
 from sabia.kernels.html.definitions import (
     COMMA,
     DIGIT,
@@ -33,18 +33,18 @@ _jit = njit(nogil=True, cache=True, boundscheck=False)
 @_jit
 def read_text(data, i, n, text, blocks, state, stack, kinds, word_keys, word_values):
     """Read text up to markup into the current block; returns the position of the markup."""
-    top = stack[state[at.DEEP] - 1]
-    if top[at.S_FLAGS] & at.UNSEEN_FLAG:
-        return find(data, i + 1, n, at.LT)
-    block, out = blocks[state[at.BLOCKS]], state[at.OUT]
-    if block[at.BYTES] == 0:
-        block[at.START] = out
-    inside, gap, start = state[at.INSIDE], state[at.GAP], out
-    value = U(state[at.HASH])
-    pre = top[at.S_FLAGS] & at.PRE_FLAG
+    top = stack[state[layout.DEEP] - 1]
+    if top[layout.S_FLAGS] & layout.UNSEEN_FLAG:
+        return find(data, i + 1, n, layout.LT)
+    block, out = blocks[state[layout.BLOCKS]], state[layout.OUT]
+    if block[layout.BYTES] == 0:
+        block[layout.START] = out
+    inside, gap, start = state[layout.INSIDE], state[layout.GAP], out
+    value = U(state[layout.HASH])
+    pre = top[layout.S_FLAGS] & layout.PRE_FLAG
     while i < n:
         c = data[i]
-        if c == at.LT and is_markup(data, i, n):
+        if c == layout.LT and is_markup(data, i, n):
             break
         kind = kinds[c]
         used = 1
@@ -56,23 +56,23 @@ def read_text(data, i, n, text, blocks, state, stack, kinds, word_keys, word_val
             if inside:
                 _end_word(value, block, word_keys, word_values)
                 inside = 0
-            if pre and block[at.BYTES] + out - start > 0:
+            if pre and block[layout.BYTES] + out - start > 0:
                 text[out] = 10 if c == 10 else 32  # `pre` keeps each blank
                 out += 1
             gap = 1
             i += used
             continue
         # a run of blanks becomes one space, none at the start of a block or line
-        if gap and not pre and block[at.BYTES] + out - start > 0 and text[out - 1] != 10:
+        if gap and not pre and block[layout.BYTES] + out - start > 0 and text[out - 1] != 10:
             text[out] = 32
             out += 1
         gap = 0
         if kind in (LOWER, UPPER, DIGIT, HIGH, REFERENCE):
             if not inside:
                 inside, value = 1, _SEED
-                block[at.WORDS] += 1
-                block[at.CAPITALS] += kind == UPPER
-            block[at.DIGITS] += kind == DIGIT
+                block[layout.WORDS] += 1
+                block[layout.CAPITALS] += kind == UPPER
+            block[layout.DIGITS] += kind == DIGIT
             # FNV-1a of the lower-case word
             value = (value ^ U(c | 32 if kind == UPPER else c)) * _PRIME
             if c == 0xE3 or c == 0xEF:
@@ -81,19 +81,21 @@ def read_text(data, i, n, text, blocks, state, stack, kinds, word_keys, word_val
             if inside:
                 _end_word(value, block, word_keys, word_values)
                 inside = 0
-            block[at.COMMAS] += kind == COMMA
-            if kind == STOP and (i + 1 >= n or kinds[data[i + 1]] == SPACE or data[i + 1] == at.LT
-                                 or data[i + 1] == at.QUOTE):  # fmt: skip
-                block[at.SENTENCES] += 1
+            block[layout.COMMAS] += kind == COMMA
+            after = data[i + 1] if i + 1 < n else layout.LT
+            if kind == STOP and (
+                kinds[after] == SPACE or after == layout.LT or after == layout.QUOTE
+            ):
+                block[layout.SENTENCES] += 1
         for k in range(used):  # copy the bytes as they are
             text[out] = data[i + k]
             out += 1
         i += used
-    block[at.BYTES] += out - start
-    if state[at.LINK] >= 0:
-        block[at.LINK_BYTES] += out - start
-    state[at.HASH] = np.int64(value)
-    state[at.INSIDE], state[at.GAP], state[at.OUT] = inside, gap, out
+    block[layout.BYTES] += out - start
+    if state[layout.LINK] >= 0:
+        block[layout.LINK_BYTES] += out - start
+    state[layout.HASH] = np.int64(value)
+    state[layout.INSIDE], state[layout.GAP], state[layout.OUT] = inside, gap, out
     return i
 
 
@@ -122,11 +124,11 @@ def _wide_mark(data, i, n, block):
         return
     b, c = data[i + 1], data[i + 2]
     if data[i] == 0xE3 and b == 0x80:
-        block[at.SENTENCES] += c == 0x82  # U+3002
-        block[at.COMMAS] += c == 0x81  # U+3001
+        block[layout.SENTENCES] += c == 0x82  # U+3002
+        block[layout.COMMAS] += c == 0x81  # U+3001
     elif data[i] == 0xEF and b == 0xBC:
-        block[at.SENTENCES] += c == 0x81 or c == 0x9F  # U+FF01, U+FF1F
-        block[at.COMMAS] += c == 0x8C or c == 0x9A or c == 0x9B  # U+FF0C, U+FF1A, U+FF1B
+        block[layout.SENTENCES] += c == 0x81 or c == 0x9F  # U+FF01, U+FF1F
+        block[layout.COMMAS] += c == 0x8C or c == 0x9A or c == 0x9B  # U+FF0C, U+FF1A, U+FF1B
 
 
 @_jit
@@ -136,5 +138,5 @@ def _end_word(value, block, word_keys, word_values):
     while word_keys[slot] != 0 and word_keys[slot] != value:
         slot = (slot + U(1)) % size
     if word_keys[slot] == value:
-        block[at.STOP_WORDS] += word_values[slot] == STOP_WORD
-        block[at.FURNITURE] += word_values[slot] == FURNITURE_WORD
+        block[layout.STOP_WORDS] += word_values[slot] == STOP_WORD
+        block[layout.FURNITURE] += word_values[slot] == FURNITURE_WORD

@@ -24,7 +24,6 @@ Engines: torch and jax are the plain references; triton and pallas write codes i
 from __future__ import annotations
 
 import importlib.util
-from types import ModuleType
 from typing import Any
 
 from sabia.kernels.quantize.definitions import (
@@ -51,15 +50,15 @@ def quantize(x: Any, layout: Layout, key: Any = None, engine: str | None = None)
     engine: one of ENGINES, of the library that x belongs to; None takes the fastest.
     """
     engine = engine or engine_for(x)
-    module: ModuleType  # imported by name: torch.compile does not trace importlib.import_module
+    # imported by statements: torch.compile does not trace importlib.import_module
     if engine == "torch":
-        from sabia.kernels.quantize import torch_impl as module
+        from sabia.kernels.quantize.torch_impl import quantize as run
     elif engine == "triton":
-        from sabia.kernels.quantize import triton_impl as module
+        from sabia.kernels.quantize.triton_impl import quantize as run
     elif engine == "jax":
-        from sabia.kernels.quantize import jax_impl as module
+        from sabia.kernels.quantize.jax_impl import quantize as run
     elif engine == "pallas":
-        from sabia.kernels.quantize import pallas_impl as module
+        from sabia.kernels.quantize.pallas_impl import quantize as run
     else:
         raise ValueError(f"engine {engine!r} (expected one of {', '.join(ENGINES)})")
-    return module.quantize(x, layout, key)
+    return run(x, layout, key)
