@@ -17,9 +17,9 @@ from typing import Any
 import pyarrow as pa
 
 from sabia.core import notes
-from sabia.core.bench import report as reports
 from sabia.core.bench.answers import QUESTION_CHARACTERS, Answer, matched, read_answers, sampling_of
 from sabia.core.bench.items import Item, load_items, read_rows
+from sabia.core.bench.report import render, terminal_table
 from sabia.core.bench.result_summary import Summary, summarise, to_json
 from sabia.core.bench.score_rows import Score, from_batch, schema, to_batches
 from sabia.core.bench.task import Task, load_task
@@ -224,7 +224,7 @@ def _publish(
     wall_s: float,
     index_line: str,
 ) -> None:
-    table = reports.terminal_table(summary)
+    table = terminal_table(summary)
     for line in filter(None, table.splitlines()):
         notes.note(line)
     if options.report:
@@ -237,7 +237,7 @@ def _publish(
             *([("decontaminated", index_line)] if index_line else []),
         ]
         title = "Evaluation: " + ", ".join(summary.tasks)
-        write_atomic(options.report, reports.render(summary, scores, title, facts))
+        write_atomic(options.report, render(summary, scores, title, facts))
         notes.note(f"report: {options.report}")
     if job.json:
         print(

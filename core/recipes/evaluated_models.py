@@ -14,11 +14,27 @@ from pathlib import Path
 from typing import Any
 
 from sabia.core import notes
-from sabia.core.bench import answers as given
-from sabia.core.bench import judging as marks
-from sabia.core.bench.answers import Answer, matched, score_exact
+from sabia.core.bench.answers import (
+    QUESTION_CHARACTERS,
+    Answer,
+    ask,
+    detail_of,
+    generate,
+    matched,
+    prompt_ids,
+    score_exact,
+)
 from sabia.core.bench.endpoint import PromptScorer
 from sabia.core.bench.items import Item, value
+from sabia.core.bench.judging import (
+    JudgedAnswer,
+    PointsQuestion,
+    items_grader,
+    judge_items,
+    judge_points,
+    key_text,
+    rubric_of,
+)
 from sabia.core.bench.loglikelihood import Scorer, document_rows, encode_options, prefix_token
 from sabia.core.bench.metrics import choice_scores, document_sums
 from sabia.core.bench.score_rows import Score, scores_of
@@ -55,7 +71,7 @@ class Judging:
         """Judge calls for one answer to every item."""
         if task.scoring == "points":
             return len(items)
-        rubrics = (marks.rubric_of(value(task.rubric, item.fields)) for item in items)
+        rubrics = (rubric_of(value(task.rubric, item.fields)) for item in items)
         counts = (sum(i.kind == "llm" for i in rubric.items) for rubric in rubrics)
         return sum(-(-n // options.judge_items_per_call) * options.judge_votes for n in counts)
 
@@ -66,12 +82,12 @@ class Judging:
         judge = self._points if task.scoring == "points" else self._items
         rows: list[Score] = []
         for (item, answer), judged in zip(pairs, judge(task, pairs), strict=True):
-            detail = given.detail_of(item, answer, judged.detail)
+            detail = detail_of(item, answer, judged.detail)
             rows += scores_of(model, task.name, item.id, answer.sample, judged.values, detail)
         return rows
 
-    def _items(self, task: Task, pairs: Sequence[tuple[Item, Answer]]) -> list[marks.JudgedAnswer]:
-        rubrics = [marks.rubric_of(value(task.rubric, item.fields)) for item, _ in pairs]
+    def _items(self, task: Task, pairs: Sequence[tuple[Item, Answer]]) -> list[JudgedAnswer]:
+        rubrics = [rubric_of(value(task.rubric, item.fields)) for item, _ in pairs]
         cases = [
             Case(list(answer.messages) or item.as_messages, answer.text, rubric=rubric)
             for (item, answer), rubric in zip(pairs, rubrics, strict=True)
@@ -79,19 +95,19 @@ class Judging:
         judge = None
         if any(rubric.needs_judge for rubric in rubrics):
             judge = Judge(self._open(task), self.options)
-        return marks.judge_items(cases, marks.items_grader(judge, self.options.max_unknown))
+        return judge_items(cases, items_grader(judge, self.options.max_unknown))
 
-    def _points(self, task: Task, pairs: Sequence[tuple[Item, Answer]]) -> list[marks.JudgedAnswer]:
+    def _points(self, task: Task, pairs: Sequence[tuple[Item, Answer]]) -> list[JudgedAnswer]:
         exams = [
-            marks.PointsQuestion(
+            PointsQuestion(
                 list(answer.messages) or item.as_messages,
                 answer.text,
-                marks.key_text(value(task.rubric, item.fields)),
+                key_text(value(task.rubric, item.fields)),
                 float(value(task.maximum, item.fields)),
             )
             for item, answer in pairs
         ]
-        return marks.judge_points(exams, self._open(task), self.options.judge_tokens)
+        return judge_points(exams, self._open(task), self.options.judge_tokens)
 
     def _open(self, task: Task) -> Any:
         o = self.options
@@ -154,7 +170,7 @@ class EvaluatedModel(ABC):
             "loglikelihoods": nats,
             "chosen": item.choices[best],
             "answer": item.choices[correct],
-            "question": item.question[-given.QUESTION_CHARACTERS :],
+            "question": item.question[-QUESTION_CHARACTERS:],
         }
         values = choice_scores(nats, item.choices, correct)
         return scores_of(self.name, task.name, item.id, 0, values, detail)
@@ -177,7 +193,7 @@ class LocalModel(EvaluatedModel):
 
     def cost(self, task: Task, items: Sequence[Item], samples: int) -> tuple[float, int]:
         if task.generates:
-            prompts = (len(given.prompt_ids(item, self.tokenizer)) for item in items)
+            prompts = (len(prompt_ids(item, self.tokenizer)) for item in items)
             lengths = [n + task.max_new_tokens for n in prompts for _ in range(samples)]
         elif task.kind == "perplexity":
             lengths = list(map(len, self.tokenizer.encode_ordinary_batch([i.text for i in items])))
@@ -237,7 +253,7 @@ class LocalModel(EvaluatedModel):
         return sums
 
     def answers(self, task: Task, items: Sequence[Item], options: EvalOptions) -> list[Answer]:
-        return given.generate(self.engine, self.tokenizer, task, items, options)
+        return generate(self.engine, self.tokenizer, task, items, options)
 
 
 class Endpoint(EvaluatedModel):
@@ -275,7 +291,7 @@ class Endpoint(EvaluatedModel):
     def answers(self, task: Task, items: Sequence[Item], options: EvalOptions) -> list[Answer]:
         if self._client is None:
             self._client = open_client(self.url, self.model, options, options.judge_cache)
-        return given.ask(self._client, task, items, options)
+        return ask(self._client, task, items, options)
 
 
 def open_models(options: EvalOptions) -> list[EvaluatedModel]:
