@@ -4,6 +4,7 @@ With `--explain` also every term of memory and every part of a step, for the lay
 best row. GB are decimal, as marketed.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 from sabia.core.plan.device.flags import pretrain_flags
@@ -35,31 +36,74 @@ def layout(request: PlanRequest, plan: Plan) -> View:
     """The layouts of a plan, with every term if `--explain` is given."""
     assert plan.layouts is not None and plan.best.layout is not None
     best, layouts = plan.best.layout, plan.layouts
-    lines = [*_table(plan, layouts), *_about(layouts, best)]
-    figures = _report(plan, layouts, best)
-    if request.settings.explain:
-        from sabia.core.plan.device.memory import explain
-
-        parts = sorted(best.time.parts.items(), key=lambda part: -part[1])
-        rows = [[name, f"{s:.4f} s", f"{s / best.step_s:.1%}"] for name, s in parts if s]
-        band = f"{best.time.low_s:.3f} to {best.time.high_s:.3f} s"
-        rows.append(["total", f"{best.step_s:.4f} s", band])
-        title = f"MEMORY of the fullest chip, {described(best.layout)}"
-        lines += ["", title, explain(best.memory), "", *columns(["STEP", "", ""], rows)]
-    return View("\n".join(lines), figures)
-
-
-def _table(plan: Plan, layouts: PlannedLayouts) -> list[str]:
+    problem, flags = layouts.problem, flags_of(layouts, best)
+    workload, limit, binding = problem.workload, problem.memory_limit_bytes, best.time.binding
     chosen = tuple(row.layout for row in plan.rows if row.layout is not None)
     shown = layouts.shown(chosen)
+    lines = [
+        *_table(plan, layouts, shown, {described(row.layout) for row in chosen}),
+        f"software  {problem.stack.name}, {workload.precision}, batches of {layouts.batch_rows} "
+        f"rows ({layouts.batch_rows * workload.sequence:,} tokens)",
+    ]
+    figures: dict[str, Any] = {
+        "stack": problem.stack.name,
+        "precision": workload.precision,
+        "batch_rows": layouts.batch_rows,
+        "batch_tokens": workload.batch_tokens,
+        "steps": layouts.steps,
+        "room_bytes_per_chip": limit,
+        "binding": binding,
+        "best": laid_report(plan, layouts, best),
+        "layouts": [laid_report(plan, layouts, row) for row in shown],
+        **({"pretrain_flags": flags} if flags else {}),
+    }
+    if layouts.search_result is not None:
+        survey = layouts.search_result.survey
+        lines.append(
+            f"searched  {survey.candidates:,} layouts on {survey.meshes.total:,} meshes; "
+            f"{survey.fitting:,} fit"
+        )
+        figures |= {
+            "pareto": [laid_report(plan, layouts, row) for row in layouts.search_result.front],
+            "meshes": survey.meshes.total,
+            "meshes_fallen": survey.rejected,
+            "candidates": survey.candidates,
+            "candidates_fitting": survey.fitting,
+        }
+    model = workload.architecture
+    if flags or model.counted_only:
+        lines.append(f"command   {flags or f'none: sabia pretrain cannot train {model.name}'}")
+    lines.append(
+        f"bound by  {binding}, {best.time.parts[binding] / best.step_s:.0%} of the step "
+        f"({RESOURCES[binding]}); memory {best.memory.total / limit:.0%} full"
+    )
+    return View("\n".join(lines + (_explained(best) if request.settings.explain else [])), figures)
+
+
+def _explained(best: TimedLayout) -> list[str]:
+    """Every term of memory and every part of a step."""
+    from sabia.core.plan.device.memory import explain
+
+    parts = sorted(best.time.parts.items(), key=lambda part: -part[1])
+    rows = [[name, f"{s:.4f} s", f"{s / best.step_s:.1%}"] for name, s in parts if s]
+    band = f"{best.time.low_s:.3f} to {best.time.high_s:.3f} s"
+    rows.append(["total", f"{best.step_s:.4f} s", band])
+    title = f"MEMORY of the fullest chip, {described(best.layout)}"
+    return ["", title, explain(best.memory), "", *columns(["STEP", "", ""], rows)]
+
+
+def _table(
+    plan: Plan, layouts: PlannedLayouts, shown: Sequence[TimedLayout], picked: set[str]
+) -> list[str]:
     price = min(plan.cluster.prices, key=lambda p: p.usd_per_chip_hour, default=None)
     several = len({row.chips for row in shown}) > 1
     head = ["LAYOUT", *(["CHIPS"] if several else []), *COLUMNS, "RECOMPUTE", "STEP", "MFU",
             "GB/CHIP", *(["COST"] if price else [])]  # fmt: skip
-    picked = {described(row.layout) for row in chosen}
     rows = []
     for number, row in enumerate(shown, 1):
         cost = row.token_chip_s * plan.run.tokens / 3600
+        step_times = row.time.high_s, row.time.total_s, row.time.low_s
+        low, middle, high = (100 * mfu_of(plan, layouts, row, s) for s in step_times)
         rows.append(
             [
                 f"{number}{' *' if described(row.layout) in picked else ''}",
@@ -67,7 +111,7 @@ def _table(plan: Plan, layouts: PlannedLayouts) -> list[str]:
                 *(f"{getattr(row.layout, field):g}" for field in COLUMNS.values()),
                 row.layout.recompute,
                 seconds(row.step_s),
-                _mfu_band(plan, layouts, row),
+                f"{middle:.0f}% ({low:.0f}-{high:.0f})",
                 f"{row.memory.total / 1e9:.1f}",
                 *([short_money(cost * price.usd_per_chip_hour)] if price else []),
             ]
@@ -86,40 +130,6 @@ def mfu_of(plan: Plan, layouts: PlannedLayouts, row: TimedLayout, step_s: float)
     return flops / (step_s * row.chips * plan.cluster.chip.bf16_flops_per_s)
 
 
-def _mfu_band(plan: Plan, layouts: PlannedLayouts, row: TimedLayout) -> str:
-    low, middle, high = (
-        100 * mfu_of(plan, layouts, row, s)
-        for s in (row.time.high_s, row.time.total_s, row.time.low_s)
-    )
-    return f"{middle:.0f}% ({low:.0f}-{high:.0f})"
-
-
-def _about(layouts: PlannedLayouts, best: TimedLayout) -> list[str]:
-    problem = layouts.problem
-    lines = [
-        f"software  {problem.stack.name}, {problem.workload.precision}, batches of "
-        f"{layouts.batch_rows} rows ({layouts.batch_rows * problem.workload.sequence:,} tokens)",
-    ]
-    if layouts.search_result is not None:
-        survey = layouts.search_result.survey
-        lines.append(
-            f"searched  {survey.candidates:,} layouts on {survey.meshes.total:,} meshes; "
-            f"{survey.fitting:,} fit"
-        )
-    if flags := flags_of(layouts, best):
-        lines.append(f"command   {flags}")
-    elif problem.workload.architecture.counted_only:
-        lines.append(
-            f"command   none: sabia pretrain cannot train {problem.workload.architecture.name}"
-        )
-    part, limit = best.time.binding, problem.memory_limit_bytes
-    lines.append(
-        f"bound by  {part}, {best.time.parts[part] / best.step_s:.0%} of the step "
-        f"({RESOURCES[part]}); memory {best.memory.total / limit:.0%} full"
-    )
-    return lines
-
-
 def flags_of(layouts: PlannedLayouts, row: TimedLayout) -> str:
     """The `sabia pretrain` command of a layout; empty for other software or models."""
     problem = layouts.problem
@@ -132,34 +142,6 @@ def flags_of(layouts: PlannedLayouts, row: TimedLayout) -> str:
         problem.workload, row.layout, backend=backend, lora_rank=layouts.lora_rank or 0
     )
     return f"sabia pretrain {flags}"
-
-
-def _report(plan: Plan, layouts: PlannedLayouts, best: TimedLayout) -> dict[str, Any]:
-    chosen = tuple(row.layout for row in plan.rows if row.layout is not None)
-    problem = layouts.problem
-    figures: dict[str, Any] = {
-        "stack": problem.stack.name,
-        "precision": problem.workload.precision,
-        "batch_rows": layouts.batch_rows,
-        "batch_tokens": problem.workload.batch_tokens,
-        "steps": layouts.steps,
-        "room_bytes_per_chip": problem.memory_limit_bytes,
-        "binding": best.time.binding,
-        "best": laid_report(plan, layouts, best),
-        "layouts": [laid_report(plan, layouts, row) for row in layouts.shown(chosen)],
-    }
-    if flags := flags_of(layouts, best):
-        figures["pretrain_flags"] = flags
-    if layouts.search_result is not None:
-        survey = layouts.search_result.survey
-        figures |= {
-            "pareto": [laid_report(plan, layouts, row) for row in layouts.search_result.front],
-            "meshes": survey.meshes.total,
-            "meshes_fallen": survey.rejected,
-            "candidates": survey.candidates,
-            "candidates_fitting": survey.fitting,
-        }
-    return figures
 
 
 def laid_report(plan: Plan, layouts: PlannedLayouts, row: TimedLayout) -> dict[str, Any]:

@@ -16,19 +16,36 @@ MANY_TOKENS_PER_PARAM = 1e5
 
 
 def notes(request: PlanRequest, plan: Plan) -> list[str]:
-    """Further facts about the plan."""
-    lines = (_usable(plan), _prices(plan), _mfu(plan), _attention(request, plan))
-    return [line for line in lines if line]
-
-
-def _attention(request: PlanRequest, plan: Plan) -> str:
+    """Further facts about the plan: usable memory, prices, usual MFU, attention."""
+    chip, mfu, lines = plan.cluster.chip, plan.cluster.mfu, list[str]()
+    if not plan.layouts and chip.usable_hbm_bytes < plan.cluster.hbm_bytes:
+        state, total = usable_needs(plan.run, chip)
+        lines.append(
+            f"memory counts all {format_bytes(plan.cluster.hbm_bytes)} of a {chip.name}; of its "
+            f"{format_bytes(chip.usable_hbm_bytes)} usable the state would need {state} chips, "
+            f"with activations {total} (use --hbm {chip.usable_hbm_bytes / 1e9:g}GB for this)"
+        )
+    rates = [price.usd_per_chip_hour for price in plan.cluster.prices]
+    sources = {f"{p.source}, {p.date}" for p in plan.cluster.prices if p.source}
+    words = [f"prices: {'; '.join(sorted(sources))}"] if sources else []
+    if len(rates) > 1 and max(rates) > min(rates):
+        words.append(f"the highest is {max(rates) / min(rates):.2f} times the lowest")
+    lines += ["; ".join(words)] if words else []
+    kind = model_kind(plan.run.params, plan.run.active_params)
+    usual = MFU_RANGES[kind]
+    if not (plan.layouts or usual.low <= mfu <= usual.high):
+        counted = " (active parameters only)" if kind == "sparse" else ""
+        lines.append(
+            f"{mfu:.0%} MFU is outside the {usual.low:.0%} to {usual.high:.0%} that {kind} models "
+            f"usually reach{counted}"
+        )
     share = request.model.attention_share
-    if share is None or plan.layouts or plan.run.convention != "6nd":
-        return ""
-    return (
-        f"6ND does not count attention: at {request.run.sequence} tokens it would add {share:.0%} "
-        "(causal), so --mfu must not count it either"
-    )
+    if share is not None and not plan.layouts and plan.run.convention == "6nd":
+        lines.append(
+            f"6ND does not count attention: at {request.run.sequence} tokens it would add "
+            f"{share:.0%} (causal), so --mfu must not count it either"
+        )
+    return lines
 
 
 def warnings(request: PlanRequest, plan: Plan, today: date) -> list[str]:
@@ -63,36 +80,3 @@ def stale_lines(prices: tuple[Price, ...], today: date) -> list[str]:
         f"({source}); give today's with --price"
         for (source, days), words in by_source.items()
     ]
-
-
-def _usable(plan: Plan) -> str:
-    chip = plan.cluster.chip
-    if plan.layouts or chip.usable_hbm_bytes >= plan.cluster.hbm_bytes:
-        return ""
-    state, total = usable_needs(plan.run, chip)
-    return (
-        f"memory counts all {format_bytes(plan.cluster.hbm_bytes)} of a {chip.name}; of its "
-        f"{format_bytes(chip.usable_hbm_bytes)} usable the state would need {state} chips, "
-        f"with activations {total} (use --hbm {chip.usable_hbm_bytes / 1e9:g}GB for this)"
-    )
-
-
-def _prices(plan: Plan) -> str:
-    rates = [price.usd_per_chip_hour for price in plan.cluster.prices]
-    sources = {f"{p.source}, {p.date}" for p in plan.cluster.prices if p.source}
-    words = [f"prices: {'; '.join(sorted(sources))}"] if sources else []
-    if len(rates) > 1 and max(rates) > min(rates):
-        words.append(f"the highest is {max(rates) / min(rates):.2f} times the lowest")
-    return "; ".join(words)
-
-
-def _mfu(plan: Plan) -> str:
-    kind = model_kind(plan.run.params, plan.run.active_params)
-    usual = MFU_RANGES[kind]
-    counted = " (active parameters only)" if kind == "sparse" else ""
-    if plan.layouts or usual.low <= plan.cluster.mfu <= usual.high:
-        return ""
-    return (
-        f"{plan.cluster.mfu:.0%} MFU is outside the {usual.low:.0%} to {usual.high:.0%} that "
-        f"{kind} models usually reach{counted}"
-    )

@@ -15,7 +15,7 @@ from sabia.core.plan.planner import Plan
 from sabia.core.plan.request import PlanRequest
 from sabia.core.plan.stops import failures
 from sabia.core.plan.stops.failures import StopForecast, StopModel, StoppedRun, forecast
-from sabia.core.plan.stops.simulation import Simulated, simulate
+from sabia.core.plan.stops.simulation import simulate
 from sabia.core.units import format_bytes, format_duration
 
 
@@ -58,18 +58,30 @@ def stops(request: PlanRequest, plan: Plan) -> View:
     """The view for the plan's smallest cluster that meets its deadline."""
     run = stopped_run(request, plan)
     model, expected = run.model, forecast(run)
-    in_time = expected.wall_s <= plan.best.deadline_s * (1 + 1e-9)
+    deadline_s = plan.best.deadline_s
+    in_time = expected.wall_s <= deadline_s * (1 + 1e-9)
     lines = _lines(model, expected, plan)
-    if not in_time:
-        lines.append(_late(expected, plan))
+    if not in_time:  # the delay, and the deadline to request instead
+        tenth_s = (DAY_S if deadline_s > 2 * DAY_S else 3600) / 10
+        sooner_s = math.floor(deadline_s**2 / expected.wall_s / tenth_s) * tenth_s
+        fix = f"; use --deadline {format_duration(sooner_s)} to meet it"
+        lines.append(
+            f"late      {span(expected.wall_s - deadline_s)} after the deadline of "
+            f"{format_duration(deadline_s)} with interruptions{'' if plan.cluster.chips else fix}"
+        )
     figures = asdict(model) | asdict(expected)
-    figures |= {"wall_over_work": expected.wall_s / expected.work_s}
+    figures["wall_over_work"] = expected.wall_s / expected.work_s
     figures = {key: None if value == math.inf else value for key, value in figures.items()}
     figures["wall_meets_deadline"] = in_time
     if request.settings.simulate:
         process = failures.process_of(run, failures.saving(run))
         simulated = simulate(process, request.settings.simulate, request.settings.seed)
-        lines.append(_simulated(simulated))
+        wall, interruptions = simulated.wall_s, simulated.stops
+        lines.append(
+            f"simulated {simulated.runs:,} runs: mean {wall.mean / DAY_S:.2f}d, half by "
+            f"{wall.p50 / DAY_S:.2f}d, 95% by {wall.p95 / DAY_S:.2f}d; {interruptions.mean:.1f} "
+            f"interruptions each (95% at most {interruptions.p95:.0f})"
+        )
         figures["simulated"] = asdict(simulated)
     if request.settings.spot and model.preemption_s and plan.cluster.prices:
         line, comparison = _against_on_demand(request, run, plan)
@@ -106,6 +118,13 @@ def _lines(model: StopModel, expected: StopForecast, plan: Plan) -> list[str]:
             f"one every {span(expected.mean_time_between_failures_s)}, "
             f"{expected.failure_probability:.0%} within {failures.WINDOW_S / DAY_S:.0f} days"
         )
+    copies = expected.host_copies
+    save = (
+        f"{short_time(expected.offload_s)} to host memory, {short_time(expected.upload_s)} to "
+        f"storage{f' ({copies} copies in host memory)' if copies > 1 else ''}"
+    )
+    if model.synchronous:
+        save = f"{short_time(expected.offload_s)} to storage, blocking"
     preempted = f", a preemption every {span(model.preemption_s)}" if model.preemption_s else ""
     interval, losses = "one at the end", []
     if not math.isinf(expected.mean_time_between_stops_s):
@@ -133,34 +152,11 @@ def _lines(model: StopModel, expected: StopForecast, plan: Plan) -> list[str]:
     return [
         f"failures  {expected.chips} chips failing {percent(model.failures_per_chip_day)} a day: "
         f"{rate}{preempted}",
-        f"save      {format_bytes(expected.checkpoint_bytes)}: {_save(model, expected)}; "
-        f"{interval}",
+        f"save      {format_bytes(expected.checkpoint_bytes)}: {save}; {interval}",
         *losses,
         f"expected  {span(expected.work_s)} of work takes {expected.wall_s / DAY_S:.2f}d "
         f"({expected.wall_s / expected.work_s - 1:+.1%}){waiting}{bills}",
     ]
-
-
-def _late(expected: StopForecast, plan: Plan) -> str:
-    """The delay by interruptions after the deadline, and the deadline to request instead."""
-    deadline_s = plan.best.deadline_s
-    tenth_s = (DAY_S if deadline_s > 2 * DAY_S else 3600) / 10
-    sooner_s = math.floor(deadline_s**2 / expected.wall_s / tenth_s) * tenth_s
-    fix = f"; use --deadline {format_duration(sooner_s)} to meet it"
-    return (
-        f"late      {span(expected.wall_s - deadline_s)} after the deadline of "
-        f"{format_duration(deadline_s)} with interruptions{'' if plan.cluster.chips else fix}"
-    )
-
-
-def _save(model: StopModel, expected: StopForecast) -> str:
-    if model.synchronous:
-        return f"{short_time(expected.offload_s)} to storage, blocking"
-    copies = expected.host_copies
-    return (
-        f"{short_time(expected.offload_s)} to host memory, {short_time(expected.upload_s)} to "
-        f"storage{f' ({copies} copies in host memory)' if copies > 1 else ''}"
-    )
 
 
 def short_time(seconds: float) -> str:
@@ -168,15 +164,6 @@ def short_time(seconds: float) -> str:
     if seconds >= 120:
         return f"{seconds / 60:.0f} min"
     return f"{seconds:.0f} s" if seconds >= 2 else f"{seconds:.1f} s"
-
-
-def _simulated(simulated: Simulated) -> str:
-    wall, interruptions = simulated.wall_s, simulated.stops
-    return (
-        f"simulated {simulated.runs:,} runs: mean {wall.mean / DAY_S:.2f}d, half by "
-        f"{wall.p50 / DAY_S:.2f}d, 95% by {wall.p95 / DAY_S:.2f}d; {interruptions.mean:.1f} "
-        f"interruptions each (95% at most {interruptions.p95:.0f})"
-    )
 
 
 def _against_on_demand(
