@@ -8,7 +8,6 @@ in some TPU rows): a price of 0 or above ten times the median of the file is an 
 
 import datetime
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -79,18 +78,16 @@ def load_prices(data: dict[str, Any] | None = None) -> dict[str, tuple[Price, ..
     for offer in (read_data("prices.toml") if data is None else data).get("offer", []):
         chip = offer.get("chip", "an offer")
         check_entry("prices.toml", chip, offer, REQUIRED, OPTIONAL)
-        table[chip] = (*table.get(chip, ()), *_rows(offer))
+        common = {key: offer[key] for key in ("tier", "provider", "source", "date")}
+        rows = [
+            Price(usd, spot=key == "spot", region=region, **common)
+            for key in ("by_hour", "spot")
+            for region, usd in _by_name(offer, key)
+        ]
+        rows += [Price(usd, commitment=t, **common) for t, usd in _by_name(offer, "committed")]
+        table[chip] = (*table.get(chip, ()), *rows)
     refuse_placeholders(table)
     return table
-
-
-def _rows(offer: dict[str, Any]) -> Iterator[Price]:
-    common = {key: offer[key] for key in ("tier", "provider", "source", "date")}
-    for key in ("by_hour", "spot"):
-        for region, usd in _by_name(offer, key):
-            yield Price(usd, spot=key == "spot", region=region, **common)
-    for term, usd in _by_name(offer, "committed"):
-        yield Price(usd, commitment=term, **common)
 
 
 def _by_name(offer: dict[str, Any], key: str) -> list[tuple[str | None, float]]:
@@ -160,26 +157,20 @@ def prices_for(
         wanted = ", ".join(filter(None, (provider, region, terms)))
         offers = list(dict.fromkeys(p.offer for p in rows)) or ["none"]
         known = "; ".join(offers[:MOST_NAMED]) + "; and more" * (len(offers) > MOST_NAMED)
+        of_provider = [p for p in rows if _begins(p.provider, provider)]
+        fits = {
+            "--provider": not provider or of_provider,
+            "--commitment": not commitment or any(p.commitment == commitment for p in of_provider),
+            "--spot": not spot or any(p.spot for p in of_provider),
+            "--region": not region,
+        }
+        unmet = next((flag for flag, met in fits.items() if not met), "--price")
         raise UsageError(
-            f"{_unmet(rows, provider, region, spot, commitment)}: no price of {chip} is on file "
-            f"for {wanted} (on file: {known}); give one, as --price 4.40"
+            f"{unmet}: no price of {chip} is on file for {wanted} (on file: {known}); give one, as "
+            "--price 4.40"
         )
     by_price = sorted(matches, key=lambda p: p.usd_per_chip_hour)
     return tuple(replace(p, chosen=True) for p in by_price)
-
-
-def _unmet(
-    rows: tuple[Price, ...], provider: str | None, region: str | None, spot: bool, term: str | None
-) -> str:
-    """The given option that no price on file matches."""
-    sold = [p for p in rows if _begins(p.provider, provider)]
-    fits = {
-        "--provider": not provider or sold,
-        "--commitment": not term or any(p.commitment == term for p in sold),
-        "--spot": not spot or any(p.spot for p in sold),
-        "--region": not region,
-    }
-    return next((flag for flag, met in fits.items() if not met), "--price")
 
 
 def _begins(value: str | None, wanted: str | None) -> bool:

@@ -111,22 +111,15 @@ class Budget:
     def groups(self) -> dict[str, Total]:
         """Totals of each group with more than one item."""
         names = [item.group for item in self.items]
-        sums = self._sums(lambda item: item.group)
+        sums = self.totals("group")
         return {name: total for name, total in sums.items() if name and names.count(name) > 1}
 
-    def kinds(self) -> dict[str, Total]:
-        """Totals by kind of work: training, evaluation, judge …"""
-        return self._sums(lambda item: item.kind)
-
-    def providers(self) -> dict[str, Total]:
-        """Totals by provider."""
-        return self._sums(lambda item: item.provider)
-
-    def _sums(self, key: Callable[[BudgetItem], str]) -> dict[str, Total]:
+    def totals(self, field: str) -> dict[str, Total]:
+        """Totals by a field of the items, such as kind or provider."""
         totals: dict[str, Total] = {}
         for item in self.items:
-            before = totals.get(key(item), Total(0.0, 0.0))
-            totals[key(item)] = Total(
+            before = totals.get(getattr(item, field), Total(0.0, 0.0))
+            totals[getattr(item, field)] = Total(
                 before.chip_hours + item.chip_hours, before.cost_usd + item.cost_usd
             )
         return totals
@@ -153,15 +146,6 @@ class ItemForm:
     keys: frozenset[str]
     kind: str
     resources: Callable[[str, Mapping[str, Any], Defaults], Resources]
-
-
-def form_of(label: str, table: Mapping[str, Any]) -> tuple[str, ItemForm]:
-    """The one form whose leading key the item has. Raises BadData on none or several."""
-    names = [name for name in FORMS if name in table]
-    if len(names) != 1:
-        what = f"has {' and '.join(names)}" if names else "has no resources of a run"
-        raise BadData(f"{label} {what} (expected one of {', '.join(FORMS)})")
-    return names[0], FORMS[names[0]]
 
 
 def count(label: str, table: Mapping[str, Any], key: str) -> float:
@@ -285,8 +269,12 @@ def _item(source: BudgetFile, table: Any) -> BudgetItem:
     label = f"{source.path}: item {name!r}"
     if not name:
         raise BadData(f"{label} (expected a table with a name, runs and the resources of a run)")
-    lead, form = form_of(label, table)
-    _refuse_unknown(source.path, f"item {name!r}", table, ITEM_KEYS | form.keys | {lead})
+    names = [name for name in FORMS if name in table]
+    if len(names) != 1:
+        what = f"has {' and '.join(names)}" if names else "has no resources of a run"
+        raise BadData(f"{label} {what} (expected one of {', '.join(FORMS)})")
+    form = FORMS[names[0]]
+    _refuse_unknown(source.path, f"item {name!r}", table, ITEM_KEYS | form.keys | set(names))
     kind = str(table.get("kind", form.kind))
     if kind not in KINDS:
         raise BadData(f"{label} kind {kind!r} (expected one of {', '.join(KINDS)})")
@@ -294,6 +282,7 @@ def _item(source: BudgetFile, table: Any) -> BudgetItem:
     hours, usd = form.resources(label, table, default)
     runs, runs_text = _runs(label, table.get("runs", 1))
     price = _price(source, label, table, default.chip) if hours else None
+    provider = table.get("provider") or (price.provider if price else None)
     return BudgetItem(
         name=name,
         group=str(table.get("group", "")),
@@ -304,7 +293,7 @@ def _item(source: BudgetFile, table: Any) -> BudgetItem:
         usd_each=usd,
         chip=default.chip.name if hours else "",
         price=price,
-        provider=_provider(price, table),
+        provider=str(provider or ("own price" if price else "by use")),
     )
 
 
@@ -333,11 +322,6 @@ def _price(source: BudgetFile, label: str, own: Mapping[str, Any], chip: Chip) -
         words = refused_words(default_prices(chip.name), source.today)
         raise UsageError(f"--budget: {words}")
     return prices[0]
-
-
-def _provider(price: Price | None, table: Mapping[str, Any]) -> str:
-    named = table.get("provider") or (price.provider if price else None)
-    return str(named or ("own price" if price else "by use"))
 
 
 def _runs(label: str, value: Any) -> tuple[float, str]:

@@ -12,7 +12,6 @@ For an MoE model N is its active parameters, for which the law was not fitted: a
 """
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 
 from sabia.core.errors import Infeasible, UsageError
@@ -126,13 +125,7 @@ def cheapest_pair(law: ScalingLaw, loss: float, inference_tokens: float = 0.0) -
         return Pair(params, law.tokens_for(params, loss)).life_flops(inference_tokens)
 
     low = math.log(smallest) + 1e-9
-    params = math.exp(_least(cost, low, low + math.log(1e4)))
-    return Pair(params, law.tokens_for(params, loss))
-
-
-def _least(cost: Callable[[float], float], low: float, high: float) -> float:
-    """The minimum of a function with one minimum, by golden-section search."""
-    share = (math.sqrt(5) - 1) / 2
+    high, share = low + math.log(1e4), (math.sqrt(5) - 1) / 2
     inner = [high - share * (high - low), low + share * (high - low)]
     costs = [cost(x) for x in inner]
     for _ in range(80):
@@ -144,7 +137,8 @@ def _least(cost: Callable[[float], float], low: float, high: float) -> float:
             low = inner[0]
             inner = [inner[1], low + share * (high - low)]
             costs = [costs[1], cost(inner[1])]
-    return (low + high) / 2
+    params = math.exp((low + high) / 2)
+    return Pair(params, law.tokens_for(params, loss))
 
 
 def advise(

@@ -7,7 +7,7 @@ from sabia.core.errors import UsageError
 from sabia.core.options.plan_cluster import PlanOptions
 from sabia.core.plan.money.bills import short_money
 from sabia.core.plan.money.prices import format_rate
-from sabia.core.plan.money.pyramid import Budget, BudgetItem, Total, read_pyramid
+from sabia.core.plan.money.pyramid import Budget, Total, read_pyramid
 from sabia.core.plan.output.report import fields
 from sabia.core.plan.output.table import columns
 from sabia.core.plan.request import own_prices
@@ -28,16 +28,24 @@ def text(budget: Budget) -> str:
     rates = {price.usd_per_chip_hour for price in budget.prices}
     cost = f"COST {format_rate(rates.pop())}" if len(rates) == 1 else "COST"
     head = ["ITEM", "RUNS", "HOURS EACH", "CHIP-HOURS", cost, "SHARE"]
-    rows = [_item_cells(budget, item) for item in budget.items]
-    rows += [_sum_cells(budget, name, total) for name, total in budget.groups().items()]
-    rows.append(_sum_cells(budget, "all", Total(budget.chip_hours, budget.cost_usd)))
+    rows = []
+    for item in budget.items:
+        hours = ["-", "-"]
+        if item.chip_hours_each:
+            hours = [f"{item.chip_hours_each:,.0f}", f"{item.chip_hours:,.0f}"]
+        cells = [item.name, item.runs_text, *hours, short_money(item.cost_usd)]
+        rows.append([*cells, f"{budget.share(item.cost_usd):.1%}"])
+    whole = Total(budget.chip_hours, budget.cost_usd)
+    for name, total in [*budget.groups().items(), ("all", whole)]:
+        cells = [f"= {name}", "", "", f"{total.chip_hours:,.0f}", short_money(total.cost_usd)]
+        rows.append([*cells, f"{budget.share(total.cost_usd):.1%}"])
     if budget.contingency:
         contingency = ["+ contingency", "", "", "", short_money(budget.contingency_usd)]
         rows.append([*contingency, f"{budget.contingency:.1%}"])
         total_usd = budget.cost_usd + budget.contingency_usd
         rows.append(["= with contingency", "", "", "", short_money(total_usd), ""])
     lines = columns(head, rows)
-    for name, sums in (("kinds", budget.kinds()), ("paid to", budget.providers())):
+    for name, sums in (("kinds", budget.totals("kind")), ("paid to", budget.totals("provider"))):
         if len(sums) > 1:
             parts = (
                 f"{part} {short_money(total.cost_usd)} ({budget.share(total.cost_usd):.0%})"
@@ -45,20 +53,6 @@ def text(budget: Budget) -> str:
             )
             lines.append(f"{name:<10}{', '.join(parts)}")
     return "\n".join(lines)
-
-
-def _item_cells(budget: Budget, item: BudgetItem) -> list[str]:
-    usd = item.cost_usd
-    hours = ["-", "-"]
-    if item.chip_hours_each:
-        hours = [f"{item.chip_hours_each:,.0f}", f"{item.chip_hours:,.0f}"]
-    return [item.name, item.runs_text, *hours, short_money(usd), f"{budget.share(usd):.1%}"]
-
-
-def _sum_cells(budget: Budget, name: str, total: Total) -> list[str]:
-    share = f"{budget.share(total.cost_usd):.1%}"
-    money = short_money(total.cost_usd)
-    return [f"= {name}", "", "", f"{total.chip_hours:,.0f}", money, share]
 
 
 def report(budget: Budget) -> dict[str, Any]:
@@ -72,8 +66,8 @@ def report(budget: Budget) -> dict[str, Any]:
         "contingency_usd": budget.contingency_usd,
         "rows": flat_rows(budget),
         "groups": _sums(budget, "group", budget.groups()),
-        "kinds": _sums(budget, "kind", budget.kinds()),
-        "providers": _sums(budget, "provider", budget.providers()),
+        "kinds": _sums(budget, "kind", budget.totals("kind")),
+        "providers": _sums(budget, "provider", budget.totals("provider")),
     }
 
 

@@ -15,12 +15,10 @@ from sabia.core.units import format_count, parse_count
 
 
 def script(request: PlanRequest, plan: Plan) -> str:
-    """The launch script of the plan's best row. Raises UsageError."""
-    return launch_script(request.settings.emit or "", launch_plan(request, plan))
+    """The launch script of the plan's best row, with the interruptions of the options.
 
-
-def launch_plan(request: PlanRequest, plan: Plan) -> LaunchPlan:
-    """The input of the launch script, with the interruptions of the options."""
+    Raises UsageError.
+    """
     best, layouts = plan.best, plan.layouts
     assert layouts is not None and best.layout is not None  # --emit is only with a layout
     flags = flags_of(layouts, best.layout)
@@ -42,7 +40,7 @@ def launch_plan(request: PlanRequest, plan: Plan) -> LaunchPlan:
     path = request.settings.model
     words = os.path.basename(os.path.abspath(path)) if path else format_count(request.run.params)
     slug = re.sub(r"[^a-z0-9]+", "-", f"sabia-{words.removesuffix('.json')}".lower())
-    return LaunchPlan(
+    launch = LaunchPlan(
         name=slug[:40].strip("-"),
         chip=plan.cluster.chip,
         chips=best.chips,
@@ -52,6 +50,7 @@ def launch_plan(request: PlanRequest, plan: Plan) -> LaunchPlan:
         save_every_s=every_s,
         spot=request.settings.spot or request.settings.preempt is not None,
     )
+    return launch_script(request.settings.emit or "", launch)
 
 
 def _command(request: PlanRequest) -> tuple[str, ...]:

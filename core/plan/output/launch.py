@@ -229,11 +229,17 @@ def xpk(plan: LaunchPlan) -> str:
 def skypilot(plan: LaunchPlan) -> str:
     """A task file for `sky jobs launch`. Raises UsageError on chips without a SkyPilot name."""
     tpu = plan.chip.family == "TPU"
+    command = plan.line_to(str(PurePosixPath(_MOUNT) / plan.outputs))
     if tpu:
-        run, chips = _on_tpus(plan), slice_of(plan, "skypilot", "skypilot")
+        chips = slice_of(plan, "skypilot", "skypilot")
+        run = [
+            'export TPU_WORKER_HOSTNAMES=$(echo "$SKYPILOT_NODE_IPS" | paste -sd,)',
+            "export TPU_WORKER_ID=$SKYPILOT_NODE_RANK",
+            command,
+        ]
     else:
-        name = name_for(plan.chip, "skypilot", "skypilot")
-        run, chips = _on_gpus(plan), f"{name}:{plan.node_chips}"
+        chips = f"{name_for(plan.chip, 'skypilot', 'skypilot')}:{plan.node_chips}"
+        run = [command] if plan.chips == 1 else _on_gpus(plan, command)
     lines = [
         f"# {plan.about}; start with: sky jobs launch {plan.name}.yaml",
         f"name: {plan.name}",
@@ -257,21 +263,14 @@ def skypilot(plan: LaunchPlan) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _line(plan: LaunchPlan) -> str:
-    """The command with outputs on persistent storage."""
-    return plan.line_to(str(PurePosixPath(_MOUNT) / plan.outputs))
-
-
-def _on_gpus(plan: LaunchPlan) -> list[str]:
-    line = _line(plan)
-    if plan.chips == 1:
-        return [line]
+def _on_gpus(plan: LaunchPlan, command: str) -> list[str]:
+    """Shell lines that start one process per GPU of a node and return its exit code."""
     return [
         'export MASTER_ADDR=$(echo "$SKYPILOT_NODE_IPS" | head -n1) MASTER_PORT=' + str(_PORT),
         f"here={plan.node_chips}",
         "export WORLD_SIZE=$((SKYPILOT_NUM_NODES * here))",
         "for ((n = 0; n < here; n++)); do",
-        f"  RANK=$((SKYPILOT_NODE_RANK * here + n)) LOCAL_RANK=$n {line} &",
+        f"  RANK=$((SKYPILOT_NODE_RANK * here + n)) LOCAL_RANK=$n {command} &",
         "  processes+=($!)",
         "done",
         "code=0",
@@ -279,12 +278,4 @@ def _on_gpus(plan: LaunchPlan) -> list[str]:
         "  wait $process || code=$?",
         "done",
         "exit $code",
-    ]
-
-
-def _on_tpus(plan: LaunchPlan) -> list[str]:
-    return [
-        'export TPU_WORKER_HOSTNAMES=$(echo "$SKYPILOT_NODE_IPS" | paste -sd,)',
-        "export TPU_WORKER_ID=$SKYPILOT_NODE_RANK",
-        _line(plan),
     ]

@@ -40,35 +40,26 @@ def check_form(path: str) -> None:
 
 def of_plan(request: PlanRequest, plan: Plan) -> list[str]:
     """Charts of one plan, as SVG elements."""
-    return [
-        *_by_deadline(request, plan),
-        _memory_by_term(plan),
-        *([_pareto(plan)] if plan.layouts and plan.layouts.search_result else []),
-    ]
+    charts = []
+    if not (plan.cluster.chips or (plan.layouts and plan.layouts.search_result is None)):
+        charts += _by_deadline(request, plan)
+    charts.append(_memory_by_term(plan))
+    return charts + ([_pareto(plan)] if plan.layouts and plan.layouts.search_result else [])
 
 
 def _by_deadline(request: PlanRequest, plan: Plan) -> list[str]:
-    """Chips and, with prices, cost; no charts for a fixed number of chips."""
-    if plan.cluster.chips or (plan.layouts and plan.layouts.search_result is None):
-        return []
-    days = _spread([s / DAY_S for s in request.deadlines_s])
-    chips = _layout_lines(plan, days) if plan.layouts else _chip_lines(plan, days)
+    """Chips and, with prices, cost at POINTS deadlines, evenly spaced by ratio."""
+    requested = [s / DAY_S for s in request.deadlines_s]
+    low, high = math.log(min(requested) / 2), math.log(max(requested) * 2)
+    days = [math.exp(low + (high - low) * n / (POINTS - 1)) for n in range(POINTS)]
+    chips = _chip_lines(plan, days)
     charts = [svg.line_chart(chips, "Chips by deadline", "deadline, days", "chips")]
     if plan.cluster.prices:
         lines = [Series(_named(p), _costs(plan, days, p)) for p in plan.cluster.prices]
         top = max(y for line in lines for _, y in line.points if math.isfinite(y))
-        charts.append(
-            svg.line_chart(
-                lines, "Cost by deadline", "deadline, days", "US dollars", y_range=(0, top)
-            )
-        )
+        axes = "Cost by deadline", "deadline, days", "US dollars"
+        charts.append(svg.line_chart(lines, *axes, y_range=(0, top)))
     return charts
-
-
-def _spread(days: list[float]) -> list[float]:
-    """POINTS deadlines, evenly spaced by ratio, around the requested ones."""
-    low, high = math.log(min(days) / 2), math.log(max(days) * 2)
-    return [math.exp(low + (high - low) * n / (POINTS - 1)) for n in range(POINTS)]
 
 
 def _replanned(plan: Plan, days: list[float]) -> Plan:
@@ -76,17 +67,15 @@ def _replanned(plan: Plan, days: list[float]) -> Plan:
 
 
 def _chip_lines(plan: Plan, days: list[float]) -> list[Series]:
+    if plan.layouts:
+        used = [(day, float(row.chips) if row else math.nan) for day, row in _in_time(plan, days)]
+        return [Series("cheapest layout in time", used)]
     rows = list(zip(days, _replanned(plan, days).rows, strict=True))
     return [
         Series("by compute", [(day, row.compute_min_chips) for day, row in rows]),
         Series("by memory", [(day, row.memory_min_chips) for day, row in rows]),
         Series("used", [(day, row.chips) for day, row in rows]),
     ]
-
-
-def _layout_lines(plan: Plan, days: list[float]) -> list[Series]:
-    used = [(day, float(row.chips) if row else math.nan) for day, row in _in_time(plan, days)]
-    return [Series("cheapest layout in time", used)]
 
 
 def _in_time(plan: Plan, days: list[float]) -> list[tuple[float, "TimedLayout | None"]]:

@@ -84,43 +84,35 @@ def table(
     model = ["PARAMS", "TOKENS", "CHIP"] if show_model else []
     prices = list(map(str.upper, bills)) if len(bills) <= MOST_BILLS else ["LEAST", "BY"]
     head = [first, *model, "CHIPS", "MFU", "STEP", "DAYS", *prices, "SPOT", "BOUND BY"]
-    body = [[name, *_cells(row, bills, show_model, len(head) - 1)] for name, row in named]
+    body = []
+    for name, row in named:
+        cells = _cells(row, bills, show_model) if not row["error"] else ["-"] * (len(head) - 1)
+        body.append([name, *cells])
     if any("carbon" in row for _, row in named):
+        from sabia.core.plan.output.costs import tons
+
         head.append("CO2E")
-        body = [[*cells, _emitted(row)] for cells, (_, row) in zip(body, named, strict=True)]
+        for cells, (_, row) in zip(body, named, strict=True):
+            cells.append(tons(row["carbon"]["tons_co2e"]) if "carbon" in row else "-")
     return columns(head, body)
 
 
-def _emitted(row: SummaryRow) -> str:
-    if "carbon" not in row:
-        return "-"
-    from sabia.core.plan.output.costs import tons
-
-    return tons(row["carbon"]["tons_co2e"])
-
-
-def _cells(row: SummaryRow, bills: Sequence[str], show_model: bool, width: int) -> list[str]:
-    if row["error"]:
-        return ["-"] * width
+def _cells(row: SummaryRow, bills: Sequence[str], show_model: bool) -> list[str]:
     model = [format_count(row["params"], 2), format_count(row["tokens"]), row["chip"]]
+    costs = [_money(row["costs_usd"].get(bill)) for bill in bills]
+    if len(bills) > MOST_BILLS:  # only the lowest cost and its price
+        least = flat(row)
+        costs = [_money(least["cost_usd"]), least["cost_at"] or "-"]
     return [
         *(model if show_model else []),
         f"{row['chips']:,}",
         f"{row['mfu']:.0%}",
         f"{row['step_s']:.3g}s",
         span(row["wall_s"]),
-        *_bills(row, bills),
+        *costs,
         _money(row["spot_cost_usd"]),
         row["bound"],
     ]
-
-
-def _bills(row: SummaryRow, bills: Sequence[str]) -> list[str]:
-    """One cell per price; if there are many, the lowest cost and its price."""
-    if len(bills) <= MOST_BILLS:
-        return [_money(row["costs_usd"].get(bill)) for bill in bills]
-    least = flat(row)
-    return [_money(least["cost_usd"]), least["cost_at"] or "-"]
 
 
 def _money(usd: float | None) -> str:
